@@ -1,0 +1,38 @@
+//! The vocabulary of Hapax as types, its policies as pure functions, and the seams that every store implements.
+//!
+//! Nothing here does I/O, reads a clock or draws a random number: time and randomness are arguments. That is what
+//! lets one conformance suite and one simulation judge every store.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`name`] | identifiers: queue, message, group, keys, receipt, fence |
+//! | [`message`] | what is sent and what is delivered |
+//! | [`queue`] | a queue's configuration and its validation |
+//! | [`policy`] | backoff, dead-letter decision, deduplication window, lease bounds |
+//! | [`store`] | the seams: [`QueueStore`], [`QueueAdmin`] and what they answer |
+//! | [`source`] | the worker's only input, and the adapter from a queue |
+//! | [`error`] | one narrow error per operation |
+//! | [`clock`] | time as a parameter |
+
+pub mod clock;
+pub mod error;
+pub mod message;
+pub mod name;
+pub mod policy;
+pub mod queue;
+pub mod source;
+pub mod store;
+
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use error::{AdminError, SendError, SettleError, StoreError};
+pub use message::{Attribute, AttributeValue, Attributes, Delivery, KeySource, NewMessage, Priority};
+pub use name::{DedupId, Fence, GroupId, IdempotencyKey, MessageId, QueueName, Receipt};
+pub use queue::{
+    DeadLetterPolicy, DedupPolicy, DedupScope, OnDead, QueueConfig, QueueKind, Quota, RedriveAllow, Tier,
+};
+pub use source::{QueueSource, Source};
+pub use store::{
+    Batch, Browse, Capabilities, Cause, DeadLetter, Extend, How, MessageState, MessageView, Order, Page,
+    QueueAdmin, QueueInfo, QueueStats, QueueStore, Receive, RedriveFilter, RedriveRequest, RedriveState,
+    RedriveTask, Remaining, Sent, Settle, Settled, StoreStatus,
+};

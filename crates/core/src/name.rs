@@ -1,0 +1,282 @@
+//! Identifiers. Each is a newtype, so a group cannot be passed for a key and a receipt cannot be passed for an id.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Why a string is not a valid identifier: which kind, which value, what is allowed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{kind} {value:?} is not valid: {rule}")]
+pub struct NameError {
+    /// What kind of identifier was parsed, for example `queue name`.
+    pub kind: &'static str,
+    /// The offending value, cut to 100 characters.
+    pub value: String,
+    /// The rule that it breaks.
+    pub rule: &'static str,
+}
+
+impl NameError {
+    fn new(kind: &'static str, value: &str, rule: &'static str) -> Self {
+        Self { kind, value: value.chars().take(100).collect(), rule }
+    }
+}
+
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident, $kind:literal, $rule:literal, $valid:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Checks the value and wraps it.
+            pub fn new(value: impl AsRef<str>) -> Result<Self, NameError> {
+                let value = value.as_ref();
+                let valid: fn(&str) -> bool = $valid;
+                if valid(value) { Ok(Self(value.into())) } else { Err(NameError::new($kind, value, $rule)) }
+            }
+
+            /// The identifier as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:?}", &*self.0)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = NameError;
+            fn from_str(value: &str) -> Result<Self, NameError> {
+                Self::new(value)
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = NameError;
+            fn try_from(value: String) -> Result<Self, NameError> {
+                Self::new(value)
+            }
+        }
+
+        impl TryFrom<&str> for $name {
+            type Error = NameError;
+            fn try_from(value: &str) -> Result<Self, NameError> {
+                Self::new(value)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(value: $name) -> String {
+                value.as_str().to_owned()
+            }
+        }
+    };
+}
+
+/// Letters, digits and ASCII punctuation: what SQS allows in group and deduplication ids.
+fn printable(value: &str, max: usize) -> bool {
+    !value.is_empty() && value.len() <= max && value.bytes().all(|b| b.is_ascii_graphic())
+}
+
+text_id!(
+    /// A queue's name: 1 to 80 of `A-Z a-z 0-9 _ -`; a FIFO queue's name ends in `.fifo` (counted in the 80).
+    ///
+    /// ```
+    /// # use hapax_core::QueueName;
+    /// assert!(QueueName::new("payments").is_ok());
+    /// assert!(QueueName::new("payments.fifo").unwrap().is_fifo());
+    /// assert!(QueueName::new("pay ments").is_err());
+    /// ```
+    QueueName,
+    "queue name",
+    "use 1 to 80 of A-Z a-z 0-9 _ - (a FIFO queue's name ends in .fifo)",
+    |value| {
+        let stem = value.strip_suffix(".fifo").unwrap_or(value);
+        !stem.is_empty()
+            && value.len() <= 80
+            && stem.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+    }
+);
+
+impl QueueName {
+    /// Whether the name claims a FIFO queue.
+    pub fn is_fifo(&self) -> bool {
+        self.0.ends_with(".fifo")
+    }
+}
+
+text_id!(
+    /// The group a message belongs to: ordered within it on a FIFO queue, shared fairly between groups on a
+    /// standard one.
+    GroupId,
+    "group id",
+    "use 1 to 128 letters, digits or punctuation marks of ASCII",
+    |value| printable(value, 128)
+);
+
+text_id!(
+    /// A sender's identity for one send: a second send with the same id inside the queue's window is suppressed.
+    DedupId,
+    "deduplication id",
+    "use 1 to 128 letters, digits or punctuation marks of ASCII",
+    |value| printable(value, 128)
+);
+
+text_id!(
+    /// The caller's identity for one intended effect.
+    IdempotencyKey,
+    "idempotency key",
+    "use 1 to 255 bytes without control characters",
+    |value| !value.is_empty() && value.len() <= 255 && !value.chars().any(char::is_control)
+);
+
+text_id!(
+    /// Opaque token that names one delivery; needed to settle or extend it, stale once superseded.
+    Receipt,
+    "receipt",
+    "use the receipt as it was received",
+    |value| !value.is_empty() && value.len() <= 1024
+);
+
+/// A message's identity, kept across attempts and into the dead letters; written as a UUID.
+///
+/// ```
+/// # use hapax_core::MessageId;
+/// let id: MessageId = "0190a3c2-7b1e-8def-8000-0000000000ff".parse().unwrap();
+/// assert_eq!(id.to_string(), "0190a3c2-7b1e-8def-8000-0000000000ff");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MessageId(pub u128);
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let v = self.0;
+        write!(
+            f,
+            "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+            (v >> 96) as u32,
+            (v >> 80) as u16,
+            (v >> 64) as u16,
+            (v >> 48) as u16,
+            v as u64 & 0xffff_ffff_ffff
+        )
+    }
+}
+
+impl fmt::Debug for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl FromStr for MessageId {
+    type Err = NameError;
+    fn from_str(value: &str) -> Result<Self, NameError> {
+        let bad = || NameError::new("message id", value, "use a UUID as it was returned by send");
+        let dashes = [8, 13, 18, 23];
+        if value.len() != 36 || !dashes.iter().all(|&at| value.as_bytes()[at] == b'-') {
+            return Err(bad());
+        }
+        let mut id = 0u128;
+        for (at, byte) in value.bytes().enumerate() {
+            if !dashes.contains(&at) {
+                id = id << 4 | u128::from((byte as char).to_digit(16).ok_or_else(bad)?);
+            }
+        }
+        Ok(Self(id))
+    }
+}
+
+impl TryFrom<String> for MessageId {
+    type Error = NameError;
+    fn try_from(value: String) -> Result<Self, NameError> {
+        value.parse()
+    }
+}
+
+impl From<MessageId> for String {
+    fn from(value: MessageId) -> String {
+        value.to_string()
+    }
+}
+
+/// A number that grows with every delivery; a sink that remembers the largest it has seen can turn zombies away.
+///
+/// It stays below 2^53, so it survives a trip through JSON and JavaScript.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Fence(pub u64);
+
+impl Fence {
+    /// The largest fence that fits a JSON number without loss.
+    pub const MAX: Self = Self((1 << 53) - 1);
+
+    /// The fence after this one: `max(previous + 1, store time in microseconds)`.
+    ///
+    /// ```
+    /// # use hapax_core::Fence;
+    /// assert_eq!(Fence(7).next(3), Fence(8));
+    /// assert_eq!(Fence(7).next(9), Fence(9));
+    /// ```
+    #[must_use]
+    pub fn next(self, store_time_us: u64) -> Self {
+        Self((self.0 + 1).max(store_time_us).min(Self::MAX.0))
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_names_follow_sqs() {
+        for good in ["a", "A-b_9", "x.fifo", &"q".repeat(80)] {
+            assert!(QueueName::new(good).is_ok(), "{good}");
+        }
+        for bad in ["", ".fifo", "a.b", "a b", "ä", &"q".repeat(81), "x.fifo.fifo"] {
+            assert!(QueueName::new(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_value_and_the_rule() {
+        let error = GroupId::new("with space").unwrap_err().to_string();
+        assert!(error.contains("group id \"with space\"") && error.contains("128"), "{error}");
+    }
+
+    #[test]
+    fn message_ids_round_trip_and_refuse_garbage() {
+        let id = MessageId(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
+        assert_eq!(id.to_string().parse::<MessageId>().unwrap(), id);
+        for bad in ["", "x", "0123456789abcdef0123456789abcdef", "zz234567-89ab-cdef-0123-456789abcdef"] {
+            assert!(bad.parse::<MessageId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ids_refuse_bad_json() {
+        assert!(serde_json::from_str::<QueueName>("\"a b\"").is_err());
+        assert_eq!(serde_json::to_string(&QueueName::new("q").unwrap()).unwrap(), "\"q\"");
+    }
+}

@@ -1,0 +1,43 @@
+//! Decisions as pure functions: what they need is passed in, so each can be tested to the last corner.
+
+mod backoff;
+mod dead_letter;
+mod dedup;
+mod lease;
+
+pub use backoff::{Jitter, RetryPolicy};
+pub use dead_letter::{AfterFailure, after_failure};
+pub use dedup::{content_id, dedup_key, is_duplicate};
+pub use lease::{extend_deadline, lease_deadline};
+
+/// A lease when neither queue nor receive says otherwise.
+pub const LEASE_MS_DEFAULT: u64 = 30_000;
+/// The longest lease, counted since the receive: 12 h.
+pub const LEASE_MS_MAX: u64 = 12 * 3600 * 1000;
+/// How long a message is kept by default: 4 days.
+pub const RETENTION_MS_DEFAULT: u64 = 4 * 24 * 3600 * 1000;
+/// The shortest retention: 60 s.
+pub const RETENTION_MS_MIN: u64 = 60_000;
+/// The longest retention: 14 days.
+pub const RETENTION_MS_MAX: u64 = 14 * 24 * 3600 * 1000;
+/// The longest delay of a new message: 15 min.
+pub const DELAY_MS_MAX: u64 = 15 * 60 * 1000;
+/// The longest wait of a receive: 20 s.
+pub const WAIT_MS_MAX: u64 = 20_000;
+/// The largest message, and the largest batch in total: 1 MiB.
+pub const MESSAGE_BYTES_MAX: u64 = 1024 * 1024;
+/// The most messages in one send, receive or settle over a wire.
+pub const BATCH_MAX: usize = 10;
+/// The most messages of one queue in flight.
+pub const IN_FLIGHT_MAX: u64 = 120_000;
+/// How long a deduplication id is remembered by default: 5 min.
+pub const DEDUP_WINDOW_MS_DEFAULT: u64 = 5 * 60 * 1000;
+/// The longest error or reason that is kept; longer ones are cut.
+pub const ERROR_BYTES_MAX: usize = 4096;
+/// How many failed attempts of a message are kept as its history.
+pub const HISTORY_MAX: u32 = 20;
+
+/// Cuts a text to at most `bytes_max` bytes at a character boundary.
+pub fn cut(text: &str, bytes_max: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes_max)]
+}

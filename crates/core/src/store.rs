@@ -1,0 +1,537 @@
+//! The seams. A new store implements [`QueueStore`] and [`QueueAdmin`], says in [`Capabilities`] what it cannot do,
+//! and runs the conformance suite.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{AdminError, SendError, SettleError, StoreError};
+use crate::message::{Attributes, Delivery, NewMessage, Priority};
+use crate::name::{DedupId, GroupId, MessageId, QueueName, Receipt};
+use crate::queue::QueueConfig;
+
+/// One answer per element, in the order of the request; or the whole failed.
+pub type Batch<T, E> = Result<Vec<Result<T, E>>, StoreError>;
+
+/// What order a store keeps inside a FIFO group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// In the order in which sends were answered.
+    PerGroup,
+    /// None.
+    None,
+}
+
+/// What a store can do. A tier that needs more is refused at start-up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities {
+    /// Which store, for messages.
+    pub name: String,
+    /// A settle's parts (ack, dead letter, history) happen in one transaction.
+    pub atomic_settle: bool,
+    /// A delivery survives the death of the store's process.
+    pub durable_lease: bool,
+    /// Fences only grow, through restart and restore.
+    pub fence: bool,
+    /// What order is kept.
+    pub order: Order,
+    /// The longest deduplication window.
+    pub dedup_ms_max: u64,
+    /// The store runs on a clock that tests can move.
+    pub manual_clock: bool,
+}
+
+/// An accepted message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sent {
+    /// Its id; for a suppressed duplicate, the first one's.
+    pub id: MessageId,
+    /// Its place in the queue; for a suppressed duplicate, the first one's.
+    pub sequence: u64,
+    /// The send repeated an earlier one inside the window and added nothing.
+    pub duplicate: bool,
+}
+
+/// What to receive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Receive {
+    /// At most so many. 1 to 1,000; a wire may allow fewer.
+    pub max: usize,
+    /// How long each is leased; the queue's default when `None`.
+    pub lease_ms: Option<u64>,
+    /// How long to wait for the first; the queue's default when `None`.
+    pub wait_ms: Option<u64>,
+    /// Who receives, for the history of failed attempts.
+    pub consumer: Option<String>,
+    /// Acked as it is handed out (`at-most-once`): never returns, may be lost.
+    pub ack_on_receive: bool,
+    /// Names this receive on a FIFO queue: repeated within five minutes, it gives the same deliveries again.
+    pub attempt_id: Option<String>,
+}
+
+impl Default for Receive {
+    fn default() -> Self {
+        Self {
+            max: 1,
+            lease_ms: None,
+            wait_ms: None,
+            consumer: None,
+            ack_on_receive: false,
+            attempt_id: None,
+        }
+    }
+}
+
+impl Receive {
+    /// The most that one receive hands out.
+    pub const MAX: usize = 1000;
+
+    /// At most `max` deliveries, with the queue's own lease and wait.
+    pub fn up_to(max: usize) -> Self {
+        Self { max, ..Self::default() }
+    }
+}
+
+/// How a delivery ends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "how")]
+pub enum How {
+    /// Done: the message goes away.
+    Ack,
+    /// Failed: the message returns by the queue's policy, or after the delay asked for; out of attempts, it goes to
+    /// the dead letters.
+    Retry {
+        /// A delay that replaces the policy's.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after_ms: Option<u64>,
+        /// What went wrong, kept in the history.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
+    /// Put back without counting the attempt.
+    Defer {
+        /// Invisible for so long.
+        #[serde(default)]
+        after_ms: u64,
+    },
+    /// Never going to work: to the dead letters at once; parked where the queue has none.
+    Reject {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Ends one delivery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settle {
+    /// Which delivery.
+    pub receipt: Receipt,
+    /// How it ends.
+    pub how: How,
+}
+
+impl Settle {
+    /// An ack.
+    pub fn ack(receipt: Receipt) -> Self {
+        Self { receipt, how: How::Ack }
+    }
+
+    /// A retry by the queue's policy.
+    pub fn retry(receipt: Receipt, error: impl Into<String>) -> Self {
+        Self { receipt, how: How::Retry { after_ms: None, error: Some(error.into()) } }
+    }
+}
+
+/// What a settle did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Settled {
+    /// The message is gone.
+    Acked,
+    /// The message returns after so long.
+    Returned {
+        /// The delay that was decided.
+        after_ms: u64,
+    },
+    /// The message went to the dead letters.
+    Dead,
+    /// The message was set aside in its own queue, which has no dead-letter queue.
+    Parked,
+}
+
+/// Changes one delivery's lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extend {
+    /// Which delivery.
+    pub receipt: Receipt,
+    /// How long from now. 0 gives the message back at once, the attempt counted, whatever the retry policy says.
+    pub lease_ms: u64,
+}
+
+/// What is left of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remaining {
+    /// Milliseconds from the store's answer on.
+    pub lease_ms: u64,
+}
+
+/// The queue seam: what producers and consumers need.
+#[async_trait]
+pub trait QueueStore: Send + Sync {
+    /// What this store can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Accepts messages. Each is durable when its answer is `Ok`.
+    async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError>;
+
+    /// Leases messages, waiting for the first if asked to. Dropped before it is ready: nothing leased, no attempt
+    /// counted.
+    async fn receive(&self, queue: &QueueName, receive: Receive) -> Result<Vec<Delivery>, StoreError>;
+
+    /// Ends deliveries. Safe to repeat after an unknown outcome: a settled delivery answers [`SettleError::Gone`] or
+    /// [`SettleError::Stale`].
+    async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError>;
+
+    /// Changes leases: the heartbeat, and SQS's visibility change.
+    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError>;
+}
+
+/// Why a message is out of the ordinary flow, or why a delivery failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// The consumer asked for a retry.
+    Retry,
+    /// The lease ran out: the consumer crashed, hung or was too slow.
+    Expired,
+    /// The consumer rejected it.
+    Rejected,
+    /// Its stored bytes do not match their checksum.
+    Damaged,
+}
+
+impl Cause {
+    /// The word used everywhere for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Expired => "expired",
+            Self::Rejected => "rejected",
+            Self::Damaged => "damaged",
+        }
+    }
+}
+
+/// One failed attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedAttempt {
+    /// Its ordinal.
+    pub attempt: u32,
+    /// When it ended.
+    pub at_ms: u64,
+    /// How it ended.
+    pub cause: Cause,
+    /// What the consumer said.
+    pub error: Option<String>,
+    /// Who had it.
+    pub consumer: Option<String>,
+}
+
+/// Where a dead letter came from and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeadLetter {
+    /// The queue it died in.
+    pub source: QueueName,
+    /// Why.
+    pub cause: Cause,
+    /// The last error or the reason of the rejection.
+    pub error: Option<String>,
+    /// How often it was delivered there.
+    pub attempts: u32,
+    /// When it was first delivered there.
+    pub first_received_ms: u64,
+    /// When it died.
+    pub died_ms: u64,
+}
+
+/// Where a message stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MessageState {
+    /// Can be received.
+    Ready,
+    /// Invisible until its delay is over.
+    Delayed,
+    /// Leased.
+    InFlight,
+    /// Set aside until someone decides.
+    Parked,
+}
+
+/// A message as an operator sees it; looking does not deliver it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MessageView {
+    /// Its id.
+    pub id: MessageId,
+    /// Where it stands.
+    pub state: MessageState,
+    /// The payload; `None` when it is damaged.
+    pub body: Option<bytes::Bytes>,
+    /// Named values beside the body.
+    pub attributes: Attributes,
+    /// Deliveries so far.
+    pub attempts: u32,
+    /// When it was sent.
+    pub sent_ms: u64,
+    /// When it becomes visible, or its lease runs out.
+    pub due_ms: u64,
+    /// Its place in the queue.
+    pub sequence: u64,
+    /// The group.
+    pub group: Option<GroupId>,
+    /// The deduplication id.
+    pub dedup: Option<DedupId>,
+    /// Urgency.
+    pub priority: Priority,
+    /// Where it came from and why, if it is a dead letter.
+    pub dead: Option<DeadLetter>,
+    /// Why it is parked, if it is.
+    pub parked: Option<(Cause, Option<String>)>,
+    /// Its failed attempts, oldest first; the last few.
+    pub history: Vec<FailedAttempt>,
+}
+
+/// Which messages to look at.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Browse {
+    /// Only messages in this state.
+    pub state: Option<MessageState>,
+    /// Only this message.
+    pub id: Option<MessageId>,
+    /// Continue behind this sequence, from an earlier page.
+    pub after: Option<u64>,
+    /// At most so many. 1 to 1,000.
+    pub limit: usize,
+}
+
+/// One page of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page<T> {
+    /// The rows.
+    pub items: Vec<T>,
+    /// Pass it as `after` for the next page; `None` at the end.
+    pub next: Option<u64>,
+}
+
+/// A queue's counters, kept as it changes, never scanned for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueStats {
+    /// Messages that can be received.
+    pub ready: u64,
+    /// Messages invisible until their delay is over.
+    pub delayed: u64,
+    /// Messages leased.
+    pub in_flight: u64,
+    /// Messages set aside.
+    pub parked: u64,
+    /// Bytes of bodies and attributes.
+    pub bytes: u64,
+    /// When the oldest message was sent.
+    pub oldest_sent_ms: Option<u64>,
+    /// Counters since the store was opened.
+    pub totals: QueueTotals,
+}
+
+/// What happened in a queue since its store was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueTotals {
+    /// Messages accepted.
+    pub sent: u64,
+    /// Sends suppressed as duplicates.
+    pub duplicates: u64,
+    /// Deliveries made.
+    pub delivered: u64,
+    /// Deliveries acked.
+    pub acked: u64,
+    /// Deliveries that the consumer gave back for a retry.
+    pub retried: u64,
+    /// Deliveries put back uncounted.
+    pub deferred: u64,
+    /// Leases that ran out.
+    pub expired: u64,
+    /// Messages sent to the dead letters.
+    pub dead: u64,
+    /// Settles and extensions refused because their receipt was stale.
+    pub stale: u64,
+    /// Messages dropped because their retention ran out.
+    pub retention_dropped: u64,
+    /// Messages found damaged.
+    pub damaged: u64,
+}
+
+/// A queue and its configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueInfo {
+    /// Its name.
+    pub name: QueueName,
+    /// Its configuration.
+    pub config: QueueConfig,
+    /// When it was created.
+    pub created_ms: u64,
+    /// When its configuration last changed.
+    pub modified_ms: u64,
+}
+
+/// Which dead letters to redrive; an empty filter means all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RedriveFilter {
+    /// Only these messages.
+    pub ids: Vec<MessageId>,
+    /// Only those that died of this.
+    pub cause: Option<Cause>,
+    /// Only those that came from this queue.
+    pub source: Option<QueueName>,
+    /// Only those whose last error contains this text.
+    pub error_contains: Option<String>,
+    /// Only those that died at or after this time.
+    pub died_from_ms: Option<u64>,
+    /// Only those that died before this time.
+    pub died_until_ms: Option<u64>,
+}
+
+/// A redrive to start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RedriveRequest {
+    /// The dead-letter queue.
+    pub from: QueueName,
+    /// Where to; each message's own source queue when `None`.
+    pub to: Option<QueueName>,
+    /// Which messages.
+    pub filter: RedriveFilter,
+    /// At most so many a second. 1 to 10,000; default 500.
+    pub per_second: Option<u32>,
+    /// Who asks, for the audit.
+    pub by: String,
+}
+
+/// How far a redrive is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RedriveState {
+    /// Moving.
+    Running,
+    /// All that matched when it started was looked at.
+    Completed,
+    /// Stopped by request.
+    Cancelled,
+    /// Stopped because its queue or its target went away.
+    Failed,
+}
+
+/// A redrive, running or ended. Ended ones are the audit: who, when, what, how many.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RedriveTask {
+    /// Its number.
+    pub id: u64,
+    /// The dead-letter queue.
+    pub from: QueueName,
+    /// Where to; each message's own source queue when `None`.
+    pub to: Option<QueueName>,
+    /// Which messages.
+    pub filter: RedriveFilter,
+    /// At most so many a second.
+    pub per_second: u32,
+    /// Who asked.
+    pub by: String,
+    /// How far it is.
+    pub state: RedriveState,
+    /// When it started.
+    pub started_ms: u64,
+    /// When it ended.
+    pub ended_ms: Option<u64>,
+    /// How many messages it set out to look at.
+    pub total: u64,
+    /// How many it moved.
+    pub moved: u64,
+    /// How many it left: filtered out, or their target is gone.
+    pub left: u64,
+    /// Why it failed.
+    pub failure: Option<String>,
+}
+
+/// How the store as a whole is doing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreStatus {
+    /// Why deliveries are paused, if they are.
+    pub paused: Option<String>,
+    /// Why the store has stopped, if it has.
+    pub stopped: Option<String>,
+    /// What an operator should know, for example damaged rows found at start.
+    pub warnings: Vec<String>,
+    /// Messages in all queues.
+    pub messages: u64,
+    /// Bytes of bodies and attributes in all queues.
+    pub bytes: u64,
+}
+
+/// The administration seam.
+#[async_trait]
+pub trait QueueAdmin: QueueStore {
+    /// Creates a queue; `true` if it is new. The same name with an equal configuration is no error.
+    async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError>;
+
+    /// A queue's configuration.
+    async fn queue(&self, name: &QueueName) -> Result<QueueInfo, StoreError>;
+
+    /// Replaces a queue's configuration.
+    async fn set_queue(&self, name: &QueueName, config: QueueConfig) -> Result<(), AdminError>;
+
+    /// Deletes a queue and everything in it.
+    async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError>;
+
+    /// Queues in order of name.
+    async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError>;
+
+    /// A queue's counters.
+    async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError>;
+
+    /// Deletes every message that is in the queue now; returns how many.
+    async fn purge(&self, name: &QueueName) -> Result<u64, StoreError>;
+
+    /// Looks at messages without delivering them, in order of sequence.
+    async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError>;
+
+    /// Deletes messages by id, in whatever state they are; returns how many were there.
+    async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError>;
+
+    /// Puts parked messages back, their attempts at zero; a damaged one is accepted as it is. Returns how many were
+    /// parked.
+    async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError>;
+
+    /// Lets a halted FIFO group go on.
+    async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError>;
+
+    /// FIFO groups that stand still because one of their messages died.
+    async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError>;
+
+    /// Starts moving dead letters back; it goes on through restarts.
+    async fn start_redrive(&self, request: RedriveRequest) -> Result<RedriveTask, AdminError>;
+
+    /// Redrives out of a queue, newest first; ended ones are the audit.
+    async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError>;
+
+    /// Stops a redrive; what was moved stays moved.
+    async fn cancel_redrive(&self, id: u64) -> Result<RedriveTask, AdminError>;
+
+    /// How the store is doing.
+    async fn status(&self) -> StoreStatus;
+
+    /// Lets a paused store hand out messages again.
+    async fn resume(&self, by: &str) -> Result<(), StoreError>;
+}
+
+/// A store with both seams, shared.
+pub type SharedStore = Arc<dyn QueueAdmin>;
