@@ -91,6 +91,7 @@ impl Report {
         for row in &self.rows {
             totals += row.totals();
         }
+        totals.failed += u64::from(self.matched_nothing());
         totals
     }
 
@@ -108,14 +109,14 @@ impl Report {
         problems
     }
 
-    /// Whether test binaries ran, and not one test in them.
+    /// Whether there was a filter, and test binaries ran, and not one test in them.
     fn matched_nothing(&self) -> bool {
         let ran = self.rows.iter().filter_map(|row| match &row.outcome {
             Outcome::Ran(ended) if ended.results.binaries > 0 => Some(ended.results.totals),
             _ => None,
         });
         let all: Vec<Totals> = ran.collect();
-        !all.is_empty() && all.iter().all(|totals| *totals == Totals::default())
+        self.filter.is_some() && !all.is_empty() && all.iter().all(|totals| *totals == Totals::default())
     }
 }
 
@@ -232,6 +233,7 @@ mod tests {
         let nothing =
             filtered("test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out\n");
         assert_eq!(nothing.problems(), ["no test has `lease` in its name"]);
+        assert_eq!(last_line(&nothing), "1 passed, 1 failed, 0 skipped");
         assert_eq!(filtered("test result: ok. 1 passed; 0 failed\n").problems(), [""; 0]);
     }
 }

@@ -6,8 +6,11 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Folders that hold nothing of ours.
-const FOREIGN: [&str; 6] = [".git", ".venv", "hapax-data", "node_modules", "proptest-regressions", "target"];
+/// Folders that hold nothing of ours, besides hidden ones.
+const FOREIGN: [&str; 4] = ["hapax-data", "node_modules", "proptest-regressions", "target"];
+
+/// Hidden folders that are ours.
+const HIDDEN: [&str; 3] = [".cargo", ".ci", ".github"];
 
 /// Where these rules are written, with samples of what they forbid.
 const TIDY: &str = "xtask/tests/tidy/";
@@ -83,10 +86,14 @@ fn walk(root: &Path, folder: &str, files: &mut Vec<String>) {
         let kind = entry.file_type().expect("a file type");
         if kind.is_file() {
             files.push(path);
-        } else if kind.is_dir() && !FOREIGN.contains(&name.as_str()) {
+        } else if kind.is_dir() && is_ours(&name) {
             walk(root, &path, files);
         }
     }
+}
+
+fn is_ours(folder: &str) -> bool {
+    if folder.starts_with('.') { HIDDEN.contains(&folder) } else { !FOREIGN.contains(&folder) }
 }
 
 /// The packages, and the names of the default members, as cargo reads them.
