@@ -145,11 +145,20 @@ fn vacuum_and_spilled_temporary_tables_leave_no_stray_files() {
     db.execute_batch("PRAGMA temp_store = FILE; VACUUM INTO 'copy.db'; VACUUM").unwrap();
     let copy = Connection::open_with_flags_and_vfs("copy.db", OpenFlags::default(), disk.vfs_name()).unwrap();
     assert_eq!(surviving_prefix(&copy), 20);
-    // A sort too big for memory spills to files without a name.
+    let before = disk.counters();
     copy.execute_batch(
-        "PRAGMA cache_size = 5; PRAGMA temp_store = FILE; CREATE TEMP TABLE t AS SELECT * FROM entry",
+        "PRAGMA temp_store = FILE; PRAGMA temp.cache_size = 5; CREATE TEMP TABLE t AS SELECT * FROM entry",
     )
     .unwrap();
+    assert!(
+        disk.counters().writes > before.writes,
+        "too big for its cache, it went to a file without a name"
+    );
+    let sum = |table: &str| {
+        let sql = format!("SELECT sum(length(body)) FROM {table}");
+        copy.query_row(&sql, [], |row| row.get::<_, i64>(0)).unwrap()
+    };
+    assert_eq!(sum("temp.t"), sum("entry"));
     drop(copy);
     drop(db);
     assert_eq!(disk.files(), ["copy.db", DB]);
