@@ -6,7 +6,7 @@ use hapax_core::{
 };
 
 use crate::trial::{LEASE, Trial};
-use crate::values::*;
+use crate::values::{attribute, bodies, config, dedup, group, reject, seen, text};
 
 pub(crate) async fn a_message_arrives_as_it_was_sent(mut t: Trial) {
     let jobs = t.standard("jobs").await;
@@ -179,8 +179,8 @@ pub(crate) async fn counters_are_exact(mut t: Trial) {
     let again = t.stats(&jobs).await;
     assert_eq!((again.ready, again.delayed, again.in_flight, again.parked), (1, 2, 1, 0));
     assert_eq!((again.bytes, again.oldest_sent_ms), (stats.bytes, stats.oldest_sent_ms));
-    let status = t.store().status().await;
-    assert_eq!((status.messages, status.bytes), (4, stats.bytes));
+    let whole = t.store().status().await;
+    assert_eq!((whole.messages, whole.bytes), (4, stats.bytes));
 }
 
 pub(crate) async fn expiry_is_counted(t: Trial) {

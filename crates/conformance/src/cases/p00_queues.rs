@@ -7,7 +7,7 @@ use hapax_core::{
 };
 
 use crate::trial::Trial;
-use crate::values::*;
+use crate::values::{config, dedup, now, patient, queue, redrive_from, text};
 
 fn dies_into(dead: &QueueName) -> QueueConfig {
     QueueConfig { dead_letter: Some(DeadLetterPolicy { queue: dead.clone(), max_attempts: 3 }), ..config() }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hapax_core::{How, MessageState, QueueConfig, Receive, Settled};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::*;
+use crate::values::{config, now, reject, text};
 
 pub(crate) async fn an_unsettled_message_returns_when_its_lease_ends(t: Trial) {
     let jobs = t.standard("jobs").await;

@@ -4,7 +4,7 @@ use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::{How, QueueConfig, Receipt, Settle, SettleError, Settled};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::*;
+use crate::values::{bodies, config, exactly, reject, retry, seen};
 
 pub(crate) async fn an_ack_takes_its_message_and_no_other(t: Trial) {
     let jobs = t.standard("jobs").await;

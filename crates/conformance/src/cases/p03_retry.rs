@@ -6,7 +6,7 @@ use hapax_core::policy::RetryPolicy;
 use hapax_core::{Cause, How, MessageState, QueueConfig, Receive, Settled};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::*;
+use crate::values::{config, exactly, now, reject};
 
 pub(crate) async fn by_default_a_retry_is_visible_at_once(t: Trial) {
     let jobs = t.standard("jobs").await;

@@ -6,7 +6,7 @@ use hapax_core::{
 };
 
 use crate::trial::{LEASE, Trial};
-use crate::values::*;
+use crate::values::{attribute, bodies, config, group, now, reject, seen, text};
 
 pub(crate) async fn the_last_failure_moves_a_message_to_the_dead_letters(t: Trial) {
     let (jobs, dead) = t.with_dead(2, config()).await;

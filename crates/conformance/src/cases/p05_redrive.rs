@@ -8,7 +8,7 @@ use hapax_core::{
 };
 
 use crate::trial::Trial;
-use crate::values::*;
+use crate::values::{bodies, config, dedup, group, queue, redrive_from, reject, seen, text};
 
 /// Sends messages and fails each once, which kills it; the error is the body.
 async fn kill(t: &Trial, jobs: &QueueName, all: &[&str]) -> Vec<MessageId> {
@@ -220,9 +220,9 @@ pub(crate) async fn a_redrive_goes_on_after_a_crash_without_losing_or_doubling(m
     for round in 0..4 {
         t.advance(300).await;
         if round % 2 == 0 {
-            t.crash().await
+            t.crash().await;
         } else {
-            t.restart().await
+            t.restart().await;
         }
         let everywhere = [seen(&t.browse(&jobs).await), seen(&t.browse(&dead).await)].concat();
         // Two looks are not one: a message may move in between, and is then seen twice or not at all.

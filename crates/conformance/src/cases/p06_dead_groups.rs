@@ -3,7 +3,7 @@
 use hapax_core::{OnDead, QueueConfig, QueueName, Settled};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::*;
+use crate::values::{bodies, fifo_config, group, redrive_from, reject, seen};
 
 /// A queue whose groups stand still after a death, with the head `a` of group `g` dead and `b`, `c` behind it.
 async fn halted(t: &Trial) -> (QueueName, QueueName) {

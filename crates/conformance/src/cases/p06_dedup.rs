@@ -3,7 +3,7 @@
 use hapax_core::{DedupPolicy, DedupScope, QueueConfig, QueueName};
 
 use crate::trial::Trial;
-use crate::values::*;
+use crate::values::{attribute, bodies, dedup, fifo_config, group, in_group, text};
 
 const WINDOW: u64 = 2_000;
 const HOUR: u64 = 3_600_000;

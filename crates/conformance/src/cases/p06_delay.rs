@@ -3,7 +3,7 @@
 use hapax_core::{MessageState, NewMessage, Priority, QueueConfig};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::*;
+use crate::values::{bodies, config, group, text};
 
 fn tenant(name: &str, body: impl Into<String>) -> NewMessage {
     text(body).group(group(name))

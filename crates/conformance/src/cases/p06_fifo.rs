@@ -3,7 +3,7 @@
 use hapax_core::{How, QueueConfig, Receive, SendError, SettleError, Settled};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::*;
+use crate::values::{bodies, dedup, exactly, fifo_config, group, in_group, now, text};
 
 pub(crate) async fn a_group_is_received_in_the_order_of_its_sends(mut t: Trial) {
     let jobs = t.fifo("jobs").await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hapax_core::{How, QueueConfig, Receive};
 
 use crate::trial::{LEASE, Trial, poll_once};
-use crate::values::*;
+use crate::values::{bodies, config, fifo_config, now, patient, redrive_from, reject, text};
 
 pub(crate) async fn a_waiting_receive_wakes_on_a_send(t: Trial) {
     let jobs = t.standard("jobs").await;

@@ -4,7 +4,7 @@ use hapax_core::policy::{DELAY_MS_MAX, IN_FLIGHT_MAX, LEASE_MS_MAX, MESSAGE_BYTE
 use hapax_core::{NewMessage, QueueConfig, Receive, SendError, StoreError};
 
 use crate::trial::Trial;
-use crate::values::*;
+use crate::values::{attribute, bodies, config, fifo_config, in_group, now, patient, seen, text};
 
 pub(crate) async fn the_largest_message_is_one_mebibyte(mut t: Trial) {
     let jobs = t.standard("jobs").await;

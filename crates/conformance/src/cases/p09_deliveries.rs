@@ -3,7 +3,7 @@
 use hapax_core::{How, Receive, SettleError};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::*;
+use crate::values::{bodies, config, now, seen};
 
 pub(crate) async fn a_lease_survives_a_restart_and_ends_when_it_would_have(mut t: Trial) {
     let jobs = t.standard("jobs").await;

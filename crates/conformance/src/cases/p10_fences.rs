@@ -3,7 +3,7 @@
 use hapax_core::{Delivery, Fence, How, QueueName};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::*;
+use crate::values::text;
 
 /// Sends and receives one message; its fence is beyond all before.
 async fn beyond(t: &Trial, jobs: &QueueName, last: &mut Fence) -> Delivery {

@@ -3,7 +3,7 @@
 use hapax_core::{DeadLetterPolicy, QueueConfig, Quota, SendError};
 
 use crate::trial::Trial;
-use crate::values::*;
+use crate::values::{config, dedup, reject, seen, text};
 
 fn limited(messages_max: Option<u64>, bytes_max: Option<u64>) -> QueueConfig {
     QueueConfig { quota: Quota { messages_max, bytes_max }, lease_ms: 600_000, ..config() }
