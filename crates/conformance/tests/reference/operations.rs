@@ -209,7 +209,7 @@ impl Queue {
         Ok(sequence)
     }
 
-    pub fn view(&self, sequence: u64, m: &Message) -> MessageView {
+    pub fn view(sequence: u64, m: &Message) -> MessageView {
         let (state, due_ms) = match m.place {
             Place::Ready => (MessageState::Ready, m.sent_ms),
             Place::Hidden { until } => (MessageState::Delayed, until),

@@ -1,3 +1,5 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
 use async_trait::async_trait;
 use hapax_core::policy::{self, LEASE_MS_MAX, WAIT_MS_MAX};
 use hapax_core::store::QueueTotals;
@@ -86,8 +88,8 @@ impl QueueAdmin for Reference {
         let info = QueueInfo { name: name.clone(), config, created_ms: now_ms, modified_ms: now_ms };
         // Sequences are never used twice, or an old queue's receipt might fit the new one.
         let sequence = state.next_id as u64;
-        let (messages, dedup) = Default::default();
-        let (halted, tries, totals) = (Default::default(), Default::default(), QueueTotals::default());
+        let (messages, dedup) = (BTreeMap::new(), HashMap::new());
+        let (halted, tries, totals) = (BTreeSet::new(), HashMap::new(), QueueTotals::default());
         state.queues.insert(name.clone(), Queue { info, messages, sequence, dedup, halted, tries, totals });
         Ok(true)
     }
@@ -127,7 +129,7 @@ impl QueueAdmin for Reference {
         let mut state = self.now();
         let queue = state.of(name)?;
         let all = queue.messages.range(browse.after.map_or(0, |after| after + 1)..);
-        let mut items: Vec<_> = all.map(|(s, m)| queue.view(*s, m)).collect();
+        let mut items: Vec<_> = all.map(|(s, m)| Queue::view(*s, m)).collect();
         items.retain(|v| browse.state.is_none_or(|s| v.state == s) && browse.id.is_none_or(|id| v.id == id));
         let more = items.len() > browse.limit;
         items.truncate(browse.limit);

@@ -121,7 +121,11 @@ impl Queue {
                 if blocked.contains(group) {
                     continue;
                 }
-                if m.place == Place::Ready { found.push(*sequence) } else { drop(blocked.insert(group)) }
+                if m.place == Place::Ready {
+                    found.push(*sequence);
+                } else {
+                    blocked.insert(group);
+                }
             }
             return found;
         }
