@@ -80,7 +80,10 @@ pub(crate) async fn a_failure_inside_a_batch_returns_the_rest_uncounted(t: Trial
     t.ack(&jobs, &got[0]).await;
     assert_eq!(t.fail(&jobs, &got[1], "boom").await, Settled::Returned { after_ms: 0 });
     let late = t.settle(&jobs, &got[2], How::Ack).await;
-    assert!(matches!(late, Err(SettleError::Stale | SettleError::NotInFlight)), "{late:?}");
+    assert!(
+        matches!(late, Err(SettleError::Stale | SettleError::NotInFlight | SettleError::Expired)),
+        "{late:?}"
+    );
     let again = t.receive(&jobs, 10).await;
     assert_eq!(bodies(&again), ["b", "c", "d"]);
     assert_eq!(again.iter().map(|d| d.attempt).collect::<Vec<_>>(), [2, 1, 1]);

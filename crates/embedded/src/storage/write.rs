@@ -180,7 +180,9 @@ fn delete(db: &Connection, seq: u64, flags: u8) -> rusqlite::Result<()> {
 
 fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {
     let sql = "INSERT OR REPLACE INTO dead (seq, source, source_ord, cause, error, attempts, first_ms, died_ms) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+               VALUES (?1, ?2, ?3, ?4, coalesce(?5, (SELECT error FROM history WHERE seq = ?1 AND error IS NOT NULL \
+               ORDER BY rowid DESC LIMIT 1)), ?6, ?7, ?8)";
+    // A lease that ran out brings no error of its own: the last one that was given is what helps.
     db.prepare_cached(sql)?.execute(params![
         row.seq as i64,
         row.source.as_str(),
