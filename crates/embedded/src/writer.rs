@@ -272,12 +272,14 @@ impl<S: Storage> Writer<S> {
         match op {
             Op::Send { queue, batch, reply } => self.send(now, &queue, batch, reply),
             Op::Receive { id, queue, request, wait_ms, reply } => {
-                self.receive(now, id, &queue, request, wait_ms, reply)
+                self.receive(now, id, &queue, request, wait_ms, reply);
             }
             Op::Cancel { id } => drop(self.waiters.remove(id)),
             Op::GiveBack(named) => {
                 if self.stopped.is_none() {
-                    named.into_iter().for_each(|named| self.engine.give_back(now, named));
+                    for named in named {
+                        self.engine.give_back(now, named);
+                    }
                 }
             }
             Op::Settle { queue, batch, reply } => match self.ready(&queue) {
@@ -416,7 +418,7 @@ impl<S: Storage> Writer<S> {
         // Whoever waits already comes first.
         if !self.waiters.any(queue) {
             match self.hand_out(now, &waiter) {
-                Err(error) => return self.stop_unread(&error),
+                Err(error) => self.stop_unread(&error),
                 Ok(raw) if raw.is_empty() && wait_ms > 0 => self.waiters.add(waiter),
                 Ok(raw) => self.answers.push(Answer::Received(waiter.reply, raw)),
             }
