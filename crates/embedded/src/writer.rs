@@ -156,12 +156,13 @@ impl<S: Storage> Writer<S> {
 
     /// How long to sleep when nobody asks for anything: `None` for ever.
     pub fn sleep(&self) -> Option<std::time::Duration> {
-        if !self.unseen.is_empty() {
+        let timer = self.engine.next_timer().map(|at_ms| at_ms.max(self.hold_until_ms));
+        let next_ms = timer.into_iter().chain(self.waiters.next_deadline_ms()).min();
+        // What is due already does not wait for a clock that is moved by hand.
+        if !self.unseen.is_empty() || next_ms.is_some_and(|next_ms| next_ms <= self.time.now().ms()) {
             return Some(std::time::Duration::ZERO);
         }
-        let timer = self.engine.next_timer().map(|at_ms| at_ms.max(self.hold_until_ms));
-        let next_ms = timer.into_iter().chain(self.waiters.next_deadline_ms()).min()?;
-        self.time.sleep_until(next_ms)
+        self.time.sleep_until(next_ms?)
     }
 
     /// Applies everything in waves.
