@@ -3,7 +3,7 @@
 //!
 //! A new store writes a [`Harness`] and a [`Factory`], and then, in a test file of its own:
 //!
-//! ```ignore
+//! ```text
 //! hapax_conformance::queue_suite!(MyFactory);
 //! ```
 //!
