@@ -238,6 +238,7 @@ impl Embedded {
                 .warnings
                 .push(format!("{rows} messages were found damaged and are parked; see `parked list`"));
         }
+        report.warnings.append(&mut loader.warnings);
         let engine = loader.finish();
         let queues = engine.queues();
         let by_content =

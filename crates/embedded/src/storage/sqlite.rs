@@ -12,7 +12,7 @@ use crate::OpenError;
 use crate::checkpoint::{Checkpoint, Checkpointer, Pass};
 use crate::engine::{Loaded, Loader};
 use crate::ids::Ids;
-use crate::record::{DeadRow, DedupRow, Header, Record};
+use crate::record::{DeadRow, DedupRow, Header, Record, halted_crc, redrive_crc};
 
 /// A file and how to open it.
 #[derive(Debug, Clone)]
@@ -89,7 +89,8 @@ impl Sqlite {
             // Restored: ids that were given out after the backup was taken must not be given out again.
             Ids::begin_epoch(&db, header.next_seq)?;
         }
-        let ids = Ids::load(&db)?;
+        let ids = Ids::load(&db)?
+            .ok_or_else(|| OpenError::Damaged("an epoch's row is damaged; restore a backup".into()))?;
         let checkpointer = Checkpointer::start(&place, checkpoint)?;
         let durability = Durability::PowerLoss;
         let db = ManuallyDrop::new(db);
@@ -279,11 +280,11 @@ impl Storage for Sqlite {
 
     fn dedup(&mut self, queue: u32, key: u128) -> Result<Option<DedupRow>, ReadError> {
         use rusqlite::OptionalExtension;
-        let sql = "SELECT key, seq, ord, sent_ms FROM dedup WHERE queue = ?1 AND key = ?2";
-        let found = self.db.prepare_cached(sql).and_then(|mut statement| {
+        let sql = format!("SELECT {} FROM dedup WHERE queue = ?1 AND key = ?2", rows::DEDUP_COLUMNS);
+        let found = self.db.prepare_cached(&sql).and_then(|mut statement| {
             statement.query_row(rusqlite::params![queue, &key.to_le_bytes()[..]], rows::dedup).optional()
         });
-        found.map_err(read)
+        Ok(found.map_err(read)?.flatten().map(|(_, row)| row))
     }
 
     fn free_bytes(&self) -> Option<u64> {
@@ -318,11 +319,14 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
         loader.add(Loaded::Message { row, damaged: !sound });
     }
 
-    let mut statement = db.prepare("SELECT queue, grp FROM halted")?;
+    let mut statement = db.prepare("SELECT queue, CAST(grp AS BLOB), crc FROM halted")?;
     let mut found = statement.query([])?;
     while let Some(row) = found.next()? {
-        if let Ok(group) = hapax_core::GroupId::new(row.get::<_, String>(1)?) {
-            loader.add(Loaded::Halted { queue: row.get(0)?, group });
+        let (queue, group, crc): (u32, Vec<u8>, u32) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        let group = String::from_utf8(group).ok().filter(|group| crc == halted_crc(queue, group));
+        match group.and_then(|group| hapax_core::GroupId::new(group).ok()) {
+            Some(group) => loader.add(Loaded::Halted { queue, group }),
+            None => loader.warn("a row about a halted group is damaged; that group may have gone on"),
         }
     }
 
@@ -335,19 +339,28 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
         let (minute, rows): (i64, i64) = (row.get(1)?, row.get(2)?);
         loader.add(Loaded::DedupMinute { queue: row.get(0)?, minute: minute as u64, rows: rows as u64 });
     }
-    let mut statement =
-        db.prepare("SELECT key, seq, ord, sent_ms, queue FROM dedup WHERE sent_ms >= ?1 ORDER BY sent_ms")?;
+    let sql = format!("SELECT {} FROM dedup WHERE sent_ms >= ?1 ORDER BY sent_ms", rows::DEDUP_COLUMNS);
+    let mut statement = db.prepare(&sql)?;
     let mut found = statement.query([from_ms])?;
     while let Some(row) = found.next()? {
-        loader.add(Loaded::Dedup { queue: row.get(4)?, row: rows::dedup(row)? });
+        match rows::dedup(row)? {
+            Some((queue, row)) => loader.add(Loaded::Dedup { queue, row }),
+            None => loader.warn("a remembered deduplication id is damaged; a repeated send may be accepted"),
+        }
     }
 
-    let mut statement = db.prepare("SELECT task, upto, cursor FROM redrive ORDER BY id")?;
+    let mut statement =
+        db.prepare("SELECT CAST(task AS BLOB), upto, cursor, crc, id FROM redrive ORDER BY id")?;
     let mut found = statement.query([])?;
     while let Some(row) = found.next()? {
-        if let Ok(task) = serde_json::from_str(&row.get::<_, String>(0)?) {
-            let (upto, cursor): (i64, i64) = (row.get(1)?, row.get(2)?);
-            loader.add(Loaded::Redrive { task, upto: upto as u64, cursor: cursor as u64 });
+        let (task, upto, cursor): (Vec<u8>, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        let (crc, id): (u32, i64) = (row.get(3)?, row.get(4)?);
+        let (upto, cursor) = (upto as u64, cursor as u64);
+        let task =
+            String::from_utf8(task).ok().filter(|task| crc == redrive_crc(id as u64, task, upto, cursor));
+        match task.and_then(|task| serde_json::from_str(&task).ok()) {
+            Some(task) => loader.add(Loaded::Redrive { task, upto, cursor }),
+            None => loader.warn("a redrive's row is damaged; it does not go on"),
         }
     }
     Ok(Ok(()))

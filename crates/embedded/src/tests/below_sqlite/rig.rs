@@ -87,7 +87,7 @@ impl Rig {
         let mut storage = Sqlite::open(place, STEPS, Checkpoint::Inline)?;
         storage.wal_pages_max = self.wal_pages_max;
         let header = storage.header().map_err(crate::damaged)?;
-        let time = StoreTime::start(self.clock.clone(), header.clock_ms);
+        let time = std::sync::Arc::new(StoreTime::start(self.clock.clone(), header.clock_ms));
         let mut loader = Loader::new(header, crate::StoreQuota::default(), time.now());
         storage.load(&mut loader).map_err(crate::damaged)?;
         assert_eq!(loader.damaged, 0, "a crash damages no row");
@@ -203,7 +203,9 @@ impl Rig {
             attempt_id: None,
         };
         let (reply, answer) = oneshot::channel();
-        let op = Op::Receive { id: 0, queue: queue_name(queue), request, wait_ms: Some(0), reply };
+        // No wait: when it was asked does not matter.
+        let asked = crate::time::Now { us: 0 };
+        let op = Op::Receive { id: 0, queue: queue_name(queue), request, wait_ms: Some(0), asked, reply };
         (Asked::Receive(queue, answer), op)
     }
 
