@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use hapax_core::{
-    AdminError, Batch, Browse, Capabilities, Delivery, Extend, Fence, GroupId, MessageId, MessageView,
+    AdminError, Batch, Browse, Capabilities, Cause, Delivery, Extend, Fence, GroupId, MessageId, MessageView,
     NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, QueueStore, Receive,
     RedriveRequest, RedriveTask, Remaining, SendError, Sent, Settle, SettleError, Settled, StoreError,
     StoreStatus, policy,
 };
 use tokio::sync::oneshot;
 
-use crate::browse::{self, parse_attributes};
+use crate::browse::{self, Shelf, parse_attributes};
 use crate::engine::{Engine, Outgoing, Request, content_id};
 use crate::record::Content;
 use crate::time::Now;
@@ -247,13 +247,17 @@ impl QueueAdmin for Embedded {
         }
         let name = name.clone();
         let found = self.shared.job(move |engine, now| {
-            engine.find(&name).map(|id| (id, engine.queue(id).purged_before, now.ms()))
+            let id = engine.find(&name)?;
+            let queue = engine.queue(id);
+            let damaged = queue.table.parked_for(Cause::Damaged);
+            let shelf = Shelf { queue: id, purged_before: queue.purged_before, damaged };
+            Ok::<_, StoreError>((shelf, now.ms()))
         });
-        let (queue, purged_before, now_ms) = found.await??;
+        let (shelf, now_ms) = found.await??;
         let (reply, answer) = oneshot::channel();
         let ids = self.shared.ids.clone();
         let look = Box::new(move |db: &rusqlite::Connection| {
-            let page = browse::page(db, &ids, queue, purged_before, &browse, now_ms);
+            let page = browse::page(db, &ids, &shelf, &browse, now_ms);
             let _ =
                 reply.send(page.map_err(|error| StoreError::Unavailable(format!("a read failed ({error})"))));
         });

@@ -5,8 +5,11 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use hapax_core::{GroupId, RedriveTask};
 
 use super::{Counters, Engine, Queue, StoreQuota, Wave, dedup};
-use crate::record::{DedupRow, Header, MessageRow, QueueRow, State, park_flags};
+use crate::record::{DedupRow, Entry, Header, MessageRow, QueueRow, park_flags};
 use crate::time::Now;
+
+/// A number that no store reaches; one beyond it comes from a flipped bit.
+const SEQ_END: u64 = 1 << 60;
 
 /// One row as it comes out of the storage.
 pub(crate) enum Loaded {
@@ -125,11 +128,19 @@ impl Loader {
         };
         let counters = &mut engine.wave.counters;
         if damaged {
-            // Nothing in the row can be trusted but its key: keep it out of every order and count.
-            entry.state = State::Parked;
-            entry.flags = park_flags(0, hapax_core::Cause::Damaged);
-            entry.order = entry.seq;
-            entry.fence = entry.fence.min(counters.fence);
+            if entry.seq >= SEQ_END || queue.table.parked(entry.seq).is_some() {
+                // Not even its key: no message has this number.
+                return;
+            }
+            // Nothing else in the row can be trusted: keep it out of every order, age and count.
+            entry = Entry {
+                flags: park_flags(0, hapax_core::Cause::Damaged),
+                sent_ms: entry.sent_ms.min(self.now.ms()),
+                base_ms: self.now.ms(),
+                due_ms: self.now.ms(),
+                bytes: entry.bytes.min(hapax_core::policy::MESSAGE_BYTES_MAX as u32),
+                ..Entry::unreadable(entry.seq)
+            };
             entry.group = queue.table.groups.intern(None);
         } else if entry.order < queue.purged_before {
             engine.sweep.push_back((entry.seq, entry.flags));
