@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use hapax_core::{
-    Attribute, Browse, Cause, GroupId, MessageState, NewMessage, QueueAdmin, QueueConfig, QueueName,
-    QueueStore, Receive, Settle, StoreError,
+    Attribute, Browse, Cause, GroupId, ManualClock, MessageState, NewMessage, QueueAdmin, QueueConfig,
+    QueueName, QueueStore, Receive, Settle, StoreError,
 };
 use hapax_embedded::{Embedded, OpenError, Options};
 use rusqlite::Connection;
@@ -14,8 +15,13 @@ fn queue() -> QueueName {
     QueueName::new("jobs").unwrap()
 }
 
+/// Time stands still, so that a seed finds the same bytes in the same places.
+fn options() -> Options {
+    Options { clock: Arc::new(ManualClock::at_ms(1_800_000_000_000)), ..Options::default() }
+}
+
 fn open(folder: &Path) -> Embedded {
-    Embedded::open(folder, Options::default()).unwrap()
+    Embedded::open(folder, options()).unwrap()
 }
 
 fn browse_all() -> Browse {
@@ -158,7 +164,7 @@ async fn in_a_metadata_row_whose_text_is_no_text_any_more() {
 }
 
 async fn refused(folder: &Path, expected: &str) {
-    match Embedded::open(folder, Options::default()) {
+    match Embedded::open(folder, options()) {
         Err(OpenError::Damaged(problem)) => {
             assert!(problem.contains(expected) && problem.contains("restore a backup"), "{problem}");
         }
@@ -230,9 +236,11 @@ async fn anywhere_in_the_pages_of_messages_no_wrong_body_is_delivered() {
         let context = format!("round {round}: page {page}, byte {within}, bit {bit:#x}");
         std::fs::write(folder.path().join("hapax.db"), damaged).unwrap();
         let malformed = |error: &str| {
-            assert!(error.contains("malformed"), "{context}: one message damages the store: {error}");
+            // A key that is out of order makes SQLite say either.
+            let tree = error.contains("malformed") || error.contains("UNIQUE constraint failed");
+            assert!(tree, "{context}: one message damages the store: {error}");
         };
-        let store = match Embedded::open(folder.path(), Options::default()) {
+        let store = match Embedded::open(folder.path(), options()) {
             Ok(store) => store,
             // Not a row but the tree that holds them: SQLite cannot walk it.
             Err(error) => {
@@ -261,7 +269,8 @@ async fn anywhere_in_the_pages_of_messages_no_wrong_body_is_delivered() {
         let Ok(page) = store.browse(&queue(), browse_all()).await else { continue };
         let ids: Vec<_> = page.items.iter().map(|item| item.id).collect();
         match store.release(&queue(), ids).await {
-            Ok(released) => assert_eq!(released, page.items.len() as u64, "{context}"),
+            // A row whose key is another message's by now is listed and left alone.
+            Ok(released) => assert!(released <= page.items.len() as u64, "{context}"),
             Err(error) => malformed(&error.to_string()),
         }
     }

@@ -1,10 +1,10 @@
 //! Rebuilding the engine from its rows, by one scan.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use hapax_core::{GroupId, RedriveTask};
 
-use super::{Counters, Engine, Queue, StoreQuota, Wave, dedup};
+use super::{Counters, Engine, Queue, StoreQuota, Table, Wave, dedup};
 use crate::record::{DedupRow, Entry, Header, MessageRow, QueueRow, park_flags};
 use crate::time::Now;
 
@@ -46,7 +46,15 @@ pub(crate) struct Loader {
     engine: Engine,
     now: Now,
     redrives: Vec<(RedriveTask, u64, u64)>,
+    damaged_rows: Vec<MessageRow>,
     pub damaged: u64,
+}
+
+fn put(queue: &mut Queue, counters: &mut Counters, entry: Entry) {
+    counters.next_seq = counters.next_seq.max(entry.seq + 1).max(entry.order + 1);
+    counters.messages += 1;
+    counters.bytes += u64::from(entry.bytes);
+    queue.table.insert(entry);
 }
 
 impl Loader {
@@ -71,7 +79,7 @@ impl Loader {
             quota,
             wave,
         };
-        Self { engine, now, redrives: Vec::new(), damaged: 0 }
+        Self { engine, now, redrives: Vec::new(), damaged_rows: Vec::new(), damaged: 0 }
     }
 
     pub fn add(&mut self, loaded: Loaded) {
@@ -114,48 +122,54 @@ impl Loader {
     }
 
     fn add_message(&mut self, row: MessageRow, damaged: bool) {
-        let engine = &mut self.engine;
-        let mut entry = row.entry;
         if damaged {
             self.damaged += 1;
-        }
-        let Some(queue) = engine.queues.get_mut(row.queue as usize).and_then(Option::as_mut) else {
-            // Of a deleted queue. A damaged row may name any queue: it stays in the file for whoever looks.
-            if !damaged {
-                engine.sweep.push_back((entry.seq, entry.flags));
-            }
+            self.damaged_rows.push(row);
             return;
-        };
-        let counters = &mut engine.wave.counters;
-        if damaged {
-            if entry.seq >= SEQ_END || queue.table.parked(entry.seq).is_some() {
-                // Not even its key: no message has this number.
-                return;
-            }
-            // Nothing else in the row can be trusted: keep it out of every order, age and count.
-            entry = Entry {
-                flags: park_flags(0, hapax_core::Cause::Damaged),
-                sent_ms: entry.sent_ms.min(self.now.ms()),
-                base_ms: self.now.ms(),
-                due_ms: self.now.ms(),
-                bytes: entry.bytes.min(hapax_core::policy::MESSAGE_BYTES_MAX as u32),
-                ..Entry::unreadable(entry.seq)
-            };
-            entry.group = queue.table.groups.intern(None);
-        } else if entry.order < queue.purged_before {
+        }
+        let engine = &mut self.engine;
+        let mut entry = row.entry;
+        let queue = engine.queues.get_mut(row.queue as usize).and_then(Option::as_mut);
+        let Some(queue) = queue.filter(|queue| entry.order >= queue.purged_before) else {
+            // Of a deleted queue, or purged.
             engine.sweep.push_back((entry.seq, entry.flags));
             return;
-        } else {
-            entry.group = queue.table.groups.intern(row.group.as_ref());
+        };
+        entry.group = queue.table.groups.intern(row.group.as_ref());
+        put(queue, &mut engine.wave.counters, entry);
+    }
+
+    /// Parks what is damaged, after all else: of such a row only the key is used, and only if no sound message has it.
+    /// A row that names no queue or a number in use stays in the file for whoever looks.
+    fn park_damaged(&mut self) {
+        let rows = std::mem::take(&mut self.damaged_rows);
+        let keys: HashSet<u64> = rows.iter().map(|row| row.entry.seq).collect();
+        let tables = self.engine.queues.iter().flatten().map(|queue| &queue.table);
+        let numbers = tables.flat_map(Table::iter).flat_map(|(_, entry)| [entry.seq, entry.order]);
+        let mut taken: HashSet<u64> = numbers.filter(|number| keys.contains(number)).collect();
+        for row in rows {
+            let queue = self.engine.queues.get_mut(row.queue as usize).and_then(Option::as_mut);
+            let (Some(queue), seq @ 1..SEQ_END) = (queue, row.entry.seq) else { continue };
+            if !taken.insert(seq) {
+                continue;
+            }
+            let now_ms = self.now.ms();
+            let entry = Entry {
+                flags: park_flags(0, hapax_core::Cause::Damaged),
+                sent_ms: row.entry.sent_ms.min(now_ms),
+                base_ms: now_ms,
+                due_ms: now_ms,
+                bytes: row.entry.bytes.min(hapax_core::policy::MESSAGE_BYTES_MAX as u32),
+                group: queue.table.groups.intern(None),
+                ..Entry::unreadable(seq)
+            };
+            put(queue, &mut self.engine.wave.counters, entry);
         }
-        counters.next_seq = counters.next_seq.max(entry.seq + 1).max(entry.order + 1);
-        counters.messages += 1;
-        counters.bytes += u64::from(entry.bytes);
-        queue.table.insert(entry);
     }
 
     /// The engine, with every queue's timer set.
     pub fn finish(mut self) -> Engine {
+        self.park_damaged();
         for (task, upto, cursor) in std::mem::take(&mut self.redrives) {
             self.engine.load_task(task, upto, cursor, self.now);
         }

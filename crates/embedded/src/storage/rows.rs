@@ -67,6 +67,13 @@ pub(crate) fn broken_message(connection: &Connection, seq: u64) -> MessageRow {
     MessageRow { queue, entry: Entry::unreadable(seq), group: None }
 }
 
+/// Rows are not in the order of their keys, or not found by them.
+pub(crate) fn broken_tree() -> rusqlite::Error {
+    let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
+    let problem = "the messages are not in order of their keys: the database is malformed";
+    rusqlite::Error::SqliteFailure(corrupt, Some(problem.into()))
+}
+
 /// A page or a row that SQLite itself finds broken damages the messages on it, not the store.
 pub(crate) fn is_corrupt(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))

@@ -136,7 +136,7 @@ fn update(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
                sent_ms = ?8, base_ms = ?9, first_ms = ?10, received_ms = ?11, bytes = ?12, priority = ?13, \
                flags = ?14, grp = ?15, crc = ?16 WHERE seq = ?1";
     let e = &row.entry;
-    let rows = db.prepare_cached(sql)?.execute(params![
+    let count = db.prepare_cached(sql)?.execute(params![
         e.seq as i64,
         row.queue,
         e.order as i64,
@@ -154,18 +154,13 @@ fn update(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
         row.group.as_ref().map(hapax_core::GroupId::as_str),
         row.crc()
     ])?;
-    found(rows)
+    found(count)
 }
 
 /// A row that was scanned or written must be found by its key. Where it is not, the tree is broken, and going on would
 /// bring settled messages back at the next scan.
-fn found(rows: usize) -> rusqlite::Result<()> {
-    if rows == 1 {
-        return Ok(());
-    }
-    let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
-    let problem = "a message is not found by its key: the database is malformed; restore a backup";
-    Err(rusqlite::Error::SqliteFailure(corrupt, Some(problem.into())))
+fn found(count: usize) -> rusqlite::Result<()> {
+    if count == 1 { Ok(()) } else { Err(rows::broken_tree()) }
 }
 
 fn insert_body(db: &Connection, row: &BodyRow) -> rusqlite::Result<()> {
