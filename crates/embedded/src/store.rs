@@ -26,19 +26,18 @@ const ATTRIBUTES_MAX: usize = 100;
 
 type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
 
-impl Shared {
-    async fn answer<T>(&self, answer: Answer<T>) -> Result<T, StoreError> {
-        answer.await.unwrap_or_else(|_| Err(self.gone()))
-    }
+/// The writer went away without an answer: what was asked may have been done.
+fn gone() -> StoreError {
+    StoreError::OutcomeUnknown("the store ended before it answered".into())
+}
 
-    /// The writer went away without an answer: what was asked may have been done.
-    fn gone(&self) -> StoreError {
-        let stopped = self.report().stopped;
-        stopped.unwrap_or_else(|| StoreError::OutcomeUnknown("the store closed before it answered".into()))
+impl Shared {
+    async fn answer<T>(answer: Answer<T>) -> Result<T, StoreError> {
+        answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
     /// Runs something on the engine, inside a wave, and waits until that is committed.
-    async fn job<T: Send + 'static>(
+    pub(crate) async fn job<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Engine, Now) -> T + Send + 'static,
     ) -> Result<T, StoreError> {
@@ -48,7 +47,7 @@ impl Shared {
             Box::new(move |failed| drop(reply.send(failed.map_or(Ok(value), Err))))
         };
         self.inbox.push(Op::Job(Box::new(job)))?;
-        self.answer(answer).await
+        Self::answer(answer).await
     }
 
     fn delivery(&self, raw: Raw) -> Delivery {
@@ -158,7 +157,7 @@ impl QueueStore for Embedded {
             self.shared.by_content.read().unwrap_or_else(PoisonError::into_inner).contains(queue);
         let batch = batch.into_iter().map(|message| outgoing(message, by_content)).collect();
         self.shared.inbox.push(Op::Send { queue: queue.clone(), batch, reply })?;
-        self.shared.answer(answer).await
+        Shared::answer(answer).await
     }
 
     async fn receive(&self, queue: &QueueName, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
@@ -177,7 +176,7 @@ impl QueueStore for Embedded {
         let mut receiving = Receiving { shared: &self.shared, id, answer: Some(answer) };
         let answer = receiving.answer.as_mut().expect("just put there").await;
         receiving.answer = None;
-        let raw = answer.unwrap_or_else(|_| Err(self.shared.gone()))?;
+        let raw = answer.unwrap_or_else(|_| Err(gone()))?;
         Ok(raw.into_iter().map(|raw| self.shared.delivery(raw)).collect())
     }
 
@@ -187,7 +186,7 @@ impl QueueStore for Embedded {
         let batch =
             batch.into_iter().map(|settle| (self.shared.sealer.open(&settle.receipt), settle)).collect();
         self.shared.inbox.push(Op::Settle { queue: queue.clone(), batch, reply })?;
-        self.shared.answer(answer).await
+        Shared::answer(answer).await
     }
 
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
@@ -196,7 +195,7 @@ impl QueueStore for Embedded {
         let batch =
             batch.into_iter().map(|extend| (self.shared.sealer.open(&extend.receipt), extend)).collect();
         self.shared.inbox.push(Op::Extend { queue: queue.clone(), batch, reply })?;
-        self.shared.answer(answer).await
+        Shared::answer(answer).await
     }
 }
 
@@ -262,7 +261,7 @@ impl QueueAdmin for Embedded {
                 reply.send(page.map_err(|error| StoreError::Unavailable(format!("a read failed ({error})"))));
         });
         self.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
-        self.shared.answer(answer).await
+        Shared::answer(answer).await
     }
 
     async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {

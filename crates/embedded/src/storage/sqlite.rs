@@ -66,6 +66,7 @@ impl Sqlite {
     /// Opens or creates the file, at the version that `steps` make.
     pub fn open(place: Place, steps: &[&str], checkpoint: Checkpoint) -> Result<Self, OpenError> {
         let mut db = place.connect()?;
+        schema::check(&db, &place.file, steps)?;
         let mode: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
         if mode != "wal" {
             return Err(OpenError::NoWal { file: place.file, mode });
@@ -302,18 +303,20 @@ pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
 fn load_messages(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
     let sql = format!("SELECT {} FROM message WHERE seq > ?1 ORDER BY seq", rows::MESSAGE_COLUMNS);
     let mut statement = db.prepare(&sql)?;
+    // The key of the last sound row: where to go on. A damaged row's key may be damaged too.
     let mut last = i64::MIN;
     loop {
         let mut found = statement.query([last])?;
+        let mut strayed = false;
         let ended = loop {
             let row = match found.next() {
                 Ok(Some(row)) => row,
-                Ok(None) => break Ok(()),
-                Err(error) => break Err(error),
+                ended => break ended.map(drop),
             };
             match rows::message(row) {
+                Ok((row, true)) if row.entry.seq as i64 <= last => return Err(rows::broken_tree()),
                 Ok((row, sound)) => {
-                    last = row.entry.seq as i64;
+                    (last, strayed) = if sound { (row.entry.seq as i64, false) } else { (last, true) };
                     loader.add(Loaded::Message { row, damaged: !sound });
                 }
                 Err(error) => break Err(error),
@@ -321,12 +324,11 @@ fn load_messages(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
         };
         drop(found);
         match ended {
-            Err(error) if rows::is_corrupt(&error) => {
+            Err(error) if rows::is_corrupt(&error) && !strayed => {
                 // Its key is not part of what is broken, or else the tree is: then this fails too.
                 let next = "SELECT min(seq) FROM message WHERE seq > ?1";
-                let Some(seq) = db.query_row(next, [last], |row| row.get::<_, Option<i64>>(0))? else {
-                    return Err(error);
-                };
+                let seq: Option<i64> = db.query_row(next, [last], |row| row.get(0))?;
+                let seq = seq.filter(|seq| *seq > last).ok_or(error)?;
                 let row = rows::broken_message(db, seq as u64);
                 loader.add(Loaded::Message { row, damaged: true });
                 last = seq;
