@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn ids_name_their_message_and_differ_between_epochs() {
-        let before = Ids { epochs: [(1, 77)].into() };
+        let before = Ids::fixed(77);
         let after = Ids { epochs: [(1, 77), (100, 78)].into() };
         assert_eq!(before.id(99), after.id(99));
         assert_ne!(before.id(100), after.id(100), "an id given out after the backup is not given out again");

@@ -86,6 +86,28 @@ pub(crate) struct Entry {
     pub flags: u8,
 }
 
+impl Entry {
+    /// What stands for a message of whose row nothing but the key can be read.
+    pub fn unreadable(seq: u64) -> Self {
+        Self {
+            seq,
+            order: seq,
+            sent_ms: 0,
+            base_ms: 0,
+            due_ms: 0,
+            fence: 0,
+            first_ms: 0,
+            received_ms: 0,
+            attempts: 0,
+            bytes: 0,
+            group: 0,
+            state: State::Parked,
+            priority: 0,
+            flags: 0,
+        }
+    }
+}
+
 /// A row of `message`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MessageRow {

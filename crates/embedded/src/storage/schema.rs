@@ -126,6 +126,11 @@ fn version(connection: &Connection, file: &Path, known: i64) -> Result<i64, Open
     Ok(version)
 }
 
+/// Refuses, before anything is changed, what `steps` cannot bring to their version.
+pub(crate) fn check(connection: &Connection, file: &Path, steps: &[&str]) -> Result<(), OpenError> {
+    version(connection, file, steps.len() as i64).map(drop)
+}
+
 /// Refuses a file that this version cannot open.
 pub(crate) fn recognise(connection: &Connection, file: &Path) -> Result<(), OpenError> {
     match version(connection, file, STEPS.len() as i64)? {
@@ -144,10 +149,13 @@ pub(crate) fn prepare(connection: &mut Connection, file: &Path, steps: &[&str]) 
     }
     if version > 0 {
         let backup = file.with_file_name(format!("before-migration-from-v{version}.db"));
-        // An earlier try may have written it and been killed before it changed anything.
-        if !backup.exists() {
-            crate::backup::copy(connection, &backup)?;
+        // One that is there is of an earlier try, killed before it changed anything, or of an earlier migration that was
+        // taken back: then it is older than what this migration changes.
+        if backup.exists() {
+            let io = |error| OpenError::Io { path: backup.clone(), error };
+            std::fs::remove_file(&backup).map_err(io)?;
         }
+        crate::backup::copy(connection, &backup)?;
     }
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Exclusive)?;
     for step in &steps[version as usize..] {

@@ -66,6 +66,7 @@ impl Sqlite {
     /// Opens or creates the file, at the version that `steps` make.
     pub fn open(place: Place, steps: &[&str], checkpoint: Checkpoint) -> Result<Self, OpenError> {
         let mut db = place.connect()?;
+        schema::check(&db, &place.file, steps)?;
         let mode: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
         if mode != "wal" {
             return Err(OpenError::NoWal { file: place.file, mode });
@@ -222,6 +223,13 @@ fn first_rows(db: &mut Connection) -> Result<(), OpenError> {
     if rows > 0 {
         return Ok(());
     }
+    // Both were written together: one without the other is damage, not a new store.
+    let epochs: i64 = db.query_row("SELECT count(*) FROM epoch", [], |row| row.get(0))?;
+    if epochs > 0 {
+        return Err(OpenError::Damaged(
+            "the store's own row is damaged (it is gone); restore a backup".into(),
+        ));
+    }
     let mut secret = [0u8; 32];
     getrandom::fill(&mut secret).map_err(|error| OpenError::Random(error.to_string()))?;
     let header = Header { next_seq: 1, fence_floor: 1, ..Header::default() };
@@ -237,12 +245,8 @@ fn first_rows(db: &mut Connection) -> Result<(), OpenError> {
 
 #[expect(clippy::needless_pass_by_value, reason = "the form that map_err takes")]
 fn read(error: rusqlite::Error) -> ReadError {
-    ReadError(error.to_string())
-}
-
-/// A page that SQLite itself finds broken damages the messages on it, not the store.
-fn is_corrupt(error: &rusqlite::Error) -> bool {
-    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+    let remedy = if rows::is_corrupt(&error) { "; restore a backup" } else { "" };
+    ReadError(format!("{error}{remedy}"))
 }
 
 impl Storage for Sqlite {
@@ -268,10 +272,7 @@ impl Storage for Sqlite {
     }
 
     fn body(&mut self, seq: u64) -> Result<FoundBody, ReadError> {
-        match rows::body(&self.db, seq) {
-            Err(error) if is_corrupt(&error) => Ok(FoundBody::Damaged(error.to_string())),
-            found => found.map_err(read),
-        }
+        rows::body(&self.db, seq).map_err(read)
     }
 
     fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError> {
@@ -300,6 +301,45 @@ pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
     Some(stat.f_bavail * stat.f_frsize)
 }
 
+/// One scan, in order of the key. Where SQLite cannot take a row apart, the scan goes on behind it.
+fn load_messages(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
+    let sql = format!("SELECT {} FROM message WHERE seq > ?1 ORDER BY seq", rows::MESSAGE_COLUMNS);
+    let mut statement = db.prepare(&sql)?;
+    // The key of the last sound row: where to go on. A damaged row's key may be damaged too.
+    let mut last = i64::MIN;
+    loop {
+        let mut found = statement.query([last])?;
+        let mut strayed = false;
+        let ended = loop {
+            let row = match found.next() {
+                Ok(Some(row)) => row,
+                ended => break ended.map(drop),
+            };
+            match rows::message(row) {
+                Ok((row, true)) if row.entry.seq as i64 <= last => return Err(rows::broken_tree()),
+                Ok((row, sound)) => {
+                    (last, strayed) = if sound { (row.entry.seq as i64, false) } else { (last, true) };
+                    loader.add(Loaded::Message { row, damaged: !sound });
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        drop(found);
+        match ended {
+            Err(error) if rows::is_corrupt(&error) && !strayed => {
+                // Its key is not part of what is broken, or else the tree is: then this fails too.
+                let next = "SELECT min(seq) FROM message WHERE seq > ?1";
+                let seq: Option<i64> = db.query_row(next, [last], |row| row.get(0))?;
+                let seq = seq.filter(|seq| *seq > last).ok_or(error)?;
+                let row = rows::broken_message(db, seq as u64);
+                loader.add(Loaded::Message { row, damaged: true });
+                last = seq;
+            }
+            ended => return ended,
+        }
+    }
+}
+
 fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), ReadError>> {
     let sql = "SELECT id, name, config, created_ms, modified_ms, purged_before, deleted, crc FROM queue";
     let mut statement = db.prepare(sql)?;
@@ -311,13 +351,7 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
         }
     }
 
-    let sql = format!("SELECT {} FROM message", rows::MESSAGE_COLUMNS);
-    let mut statement = db.prepare(&sql)?;
-    let mut found = statement.query([])?;
-    while let Some(row) = found.next()? {
-        let (row, sound) = rows::message(row)?;
-        loader.add(Loaded::Message { row, damaged: !sound });
-    }
+    load_messages(db, loader)?;
 
     let mut statement = db.prepare("SELECT queue, CAST(grp AS BLOB), crc FROM halted")?;
     let mut found = statement.query([])?;

@@ -146,12 +146,13 @@ fn insert(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// What never changes (sent_ms, bytes, priority, grp) is left alone.
+/// Writes every column: the old ones need not be read, and may be what was damaged.
 fn update(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
     let sql = "UPDATE message SET queue = ?2, ord = ?3, state = ?4, due_ms = ?5, attempts = ?6, fence = ?7, \
-               base_ms = ?8, first_ms = ?9, received_ms = ?10, flags = ?11, crc = ?12 WHERE seq = ?1";
+               sent_ms = ?8, base_ms = ?9, first_ms = ?10, received_ms = ?11, bytes = ?12, priority = ?13, \
+               flags = ?14, grp = ?15, crc = ?16 WHERE seq = ?1";
     let e = &row.entry;
-    db.prepare_cached(sql)?.execute(params![
+    let count = db.prepare_cached(sql)?.execute(params![
         e.seq as i64,
         row.queue,
         e.order as i64,
@@ -159,13 +160,23 @@ fn update(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
         e.due_ms as i64,
         e.attempts,
         e.fence as i64,
+        e.sent_ms as i64,
         e.base_ms as i64,
         e.first_ms as i64,
         e.received_ms as i64,
+        e.bytes,
+        e.priority,
         e.flags,
+        row.group.as_ref().map(hapax_core::GroupId::as_str),
         row.crc()
     ])?;
-    Ok(())
+    found(count)
+}
+
+/// A row that was scanned or written must be found by its key. Where it is not, the tree is broken, and going on would
+/// bring settled messages back at the next scan.
+fn found(count: usize) -> rusqlite::Result<()> {
+    if count == 1 { Ok(()) } else { Err(rows::broken_tree()) }
 }
 
 fn insert_body(db: &Connection, row: &BodyRow) -> rusqlite::Result<()> {
@@ -183,7 +194,7 @@ fn insert_body(db: &Connection, row: &BodyRow) -> rusqlite::Result<()> {
 }
 
 fn delete(db: &Connection, seq: u64, flags: u8) -> rusqlite::Result<()> {
-    execute(db, "DELETE FROM message WHERE seq = ?1", seq)?;
+    found(db.prepare_cached("DELETE FROM message WHERE seq = ?1")?.execute([seq as i64])?)?;
     execute(db, "DELETE FROM body WHERE seq = ?1", seq)?;
     if flags & FLAG_HISTORY != 0 {
         execute(db, "DELETE FROM history WHERE seq = ?1", seq)?;
@@ -233,18 +244,22 @@ fn put_queue(db: &Connection, row: &QueueRow) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Recomputes a body's checksum from what is there now. A body that is missing becomes an empty one.
+/// Recomputes a body's checksum from what is there now. A body that is missing becomes an empty one. The update
+/// that follows does the same for the metadata.
 fn accept_body(db: &Connection, seq: u64) -> rusqlite::Result<()> {
     let found = db.query_row(
         "SELECT origin, CAST(dedup AS BLOB), CAST(attributes AS BLOB), CAST(body AS BLOB) FROM body WHERE seq = ?1",
         [seq as i64],
         |row| {
             let text = |at| row.get::<_, Option<Vec<u8>>>(at).map(|v| v.and_then(|v| String::from_utf8(v).ok()));
-            Ok((row.get::<_, u32>(0)?, text(1)?, text(2)?, row.get::<_, Vec<u8>>(3)?))
+            let origin = row.get::<_, u32>(0).unwrap_or_default();
+            Ok((origin, text(1)?, text(2)?, row.get::<_, Option<Vec<u8>>>(3)?.unwrap_or_default()))
         },
     );
     let (origin, dedup, attributes, body) = match found {
         Ok(found) => found,
+        // SQLite cannot take the row apart: nothing of it is left to accept.
+        Err(error) if rows::is_corrupt(&error) => (0, None, None, Vec::new()),
         Err(rusqlite::Error::QueryReturnedNoRows) => (0, None, None, Vec::new()),
         Err(error) => return Err(error),
     };
