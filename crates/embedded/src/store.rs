@@ -13,7 +13,7 @@ use hapax_core::{
 use tokio::sync::oneshot;
 
 use crate::browse::{self, Shelf, parse_attributes};
-use crate::engine::{Engine, Outgoing, Request, content_id};
+use crate::engine::{Engine, Outgoing, Queue, Request, content_id};
 use crate::record::Content;
 use crate::time::Now;
 use crate::writer::{Done, Op, Raw};
@@ -101,10 +101,8 @@ fn outgoing(message: NewMessage, by_content: bool) -> Result<Outgoing, SendError
         )));
     }
     let bytes = message.bytes();
-    let attributes = match message.attributes.is_empty() {
-        true => None,
-        false => Some(serde_json::to_string(&message.attributes).expect("attributes are plain data")),
-    };
+    let attributes = (!message.attributes.is_empty())
+        .then(|| serde_json::to_string(&message.attributes).expect("attributes are plain data"));
     let content_id = (by_content && message.dedup.is_none()).then(|| content_id(&message.body));
     let dedup = message.dedup.map(String::from);
     Ok(Outgoing {
@@ -224,7 +222,7 @@ impl QueueAdmin for Embedded {
     }
 
     async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
-        self.shared.job(|engine, _| engine.queues().into_iter().map(|queue| queue.info()).collect()).await
+        self.shared.job(|engine, _| engine.queues().into_iter().map(Queue::info).collect()).await
     }
 
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
@@ -249,14 +247,14 @@ impl QueueAdmin for Embedded {
             let id = engine.find(&name)?;
             let queue = engine.queue(id);
             let damaged = queue.table.parked_for(Cause::Damaged);
-            let shelf = Shelf { queue: id, purged_before: queue.purged_before, damaged };
-            Ok::<_, StoreError>((shelf, now.ms()))
+            let place = Shelf { queue: id, purged_before: queue.purged_before, damaged };
+            Ok::<_, StoreError>((place, now.ms()))
         });
-        let (shelf, now_ms) = found.await??;
+        let (place, now_ms) = found.await??;
         let (reply, answer) = oneshot::channel();
         let ids = self.shared.ids.clone();
         let look = Box::new(move |db: &rusqlite::Connection| {
-            let page = browse::page(db, &ids, &shelf, &browse, now_ms);
+            let page = browse::page(db, &ids, &place, &browse, now_ms);
             let _ =
                 reply.send(page.map_err(|error| StoreError::Unavailable(format!("a read failed ({error})"))));
         });

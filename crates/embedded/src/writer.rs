@@ -279,12 +279,14 @@ impl<S: Storage> Writer<S> {
         match op {
             Op::Send { queue, batch, reply } => self.send(now, &queue, batch, reply),
             Op::Receive { id, queue, request, wait_ms, reply } => {
-                self.receive(now, id, &queue, request, wait_ms, reply)
+                self.receive(now, id, &queue, request, wait_ms, reply);
             }
             Op::Cancel { id } => drop(self.waiters.remove(id)),
             Op::GiveBack(named) => {
                 if self.stopped.is_none() {
-                    named.into_iter().for_each(|named| self.engine.give_back(now, named));
+                    for named in named {
+                        self.engine.give_back(now, named);
+                    }
                 }
             }
             Op::Settle { queue, batch, reply } => match self.ready(&queue) {

@@ -242,6 +242,7 @@ fn first_rows(db: &mut Connection) -> Result<(), OpenError> {
     Ok(())
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` wants it")]
 fn read(error: rusqlite::Error) -> ReadError {
     let remedy = if rows::is_corrupt(&error) { "; restore a backup" } else { "" };
     ReadError(format!("{error}{remedy}"))
