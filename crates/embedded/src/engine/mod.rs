@@ -15,6 +15,8 @@ mod receive;
 mod redrive;
 mod send;
 mod settle;
+#[cfg(test)]
+mod snapshot;
 mod table;
 mod timers;
 
