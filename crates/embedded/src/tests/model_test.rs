@@ -513,7 +513,7 @@ fn cases(few: u32, many: u32) -> ProptestConfig {
     let long = std::env::var("HAPAX_LONG").is_ok_and(|long| long == "1");
     ProptestConfig {
         cases: if long { many } else { few },
-        max_shrink_iters: 50_000,
+        max_shrink_iters: 10_000,
         failure_persistence: None,
         ..ProptestConfig::default()
     }
