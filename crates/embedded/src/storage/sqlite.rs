@@ -68,6 +68,13 @@ impl Sqlite {
         db.pragma_update(None, "foreign_keys", false)?;
         schema::prepare(&mut db, &place.file, steps)?;
         first_rows(&mut db)?;
+        // A commit whose fsync failed or never came may have been recovered just now. Answering from it, for example
+        // that a send is a duplicate, would promise what a power cut can still take back.
+        if let Err(error) = crate::checkpoint::run(&db) {
+            // Closing would checkpoint again, and a failed fsync must not be retried.
+            std::mem::forget(db);
+            return Err(error.into());
+        }
 
         let wal_pages = Arc::new(AtomicU64::new(0));
         let pages = wal_pages.clone();

@@ -194,6 +194,8 @@ impl Storage for SimStorage {
     }
 
     fn load(&mut self, loader: &mut Loader) -> Result<(), ReadError> {
+        // The seam's promise: what is loaded survives a power cut.
+        self.sync();
         let tables = &self.committed;
         tables.queues.values().for_each(|row| loader.add(Loaded::Queue(row.clone())));
         for row in tables.messages.values() {

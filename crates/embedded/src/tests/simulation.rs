@@ -1,5 +1,6 @@
 //! Clients, faults and time from one seed. Fails with the seed and how to replay it.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -37,6 +38,7 @@ enum Asked {
 struct Receive {
     queue: usize,
     attempt_id: Option<String>,
+    waits: bool,
     answer: Answer<Vec<Raw>>,
 }
 
@@ -52,10 +54,12 @@ struct Sim {
     waiting: Vec<Receive>,
     /// Deliveries that clients hold or once held, the latest last.
     receipts: Vec<(usize, Named)>,
-    /// The last repeatable receive.
-    attempt: Option<(String, Vec<Named>)>,
+    /// Receives that may be repeated, and what they gave.
+    attempts: BTreeMap<String, Vec<Named>>,
     next_id: u64,
     hash: DefaultHasher,
+    /// A single seed is replayed: tell what happens.
+    tell: bool,
 }
 
 fn config(queue: usize, halt: bool) -> QueueConfig {
@@ -91,9 +95,10 @@ impl Sim {
             history: History::default(),
             waiting: Vec::new(),
             receipts: Vec::new(),
-            attempt: None,
+            attempts: BTreeMap::new(),
             next_id: 0,
             hash: DefaultHasher::new(),
+            tell: std::env::var("HAPAX_SEED").is_ok(),
         }
     }
 
@@ -102,7 +107,11 @@ impl Sim {
     }
 
     fn note(&mut self, what: impl std::fmt::Debug) {
-        format!("{what:?}").hash(&mut self.hash);
+        let what = format!("{what:?}");
+        if self.tell {
+            eprintln!("{} {what}", self.now_ms());
+        }
+        what.hash(&mut self.hash);
     }
 
     fn writer(&mut self) -> &mut Writer<SimStorage> {
@@ -209,7 +218,7 @@ impl Sim {
     /// The process dies or the power goes; the store is opened again.
     fn restart(&mut self) {
         self.waiting.clear();
-        self.attempt = None;
+        self.attempts.clear();
         let writer = self.writer.take().expect("open");
         let before = writer.stopped.is_none().then_some(writer.engine);
         let before_now = self.time.now();
@@ -315,15 +324,16 @@ impl Sim {
         let mut request = rig::request(self.rng.usize(1..5), lease_ms);
         request.ack_on_receive = queue == ONCE;
         if queue == 2 && self.chance(30) {
-            let again = self.attempt.as_ref().filter(|_| self.rng.bool());
-            let fresh = || format!("attempt {}", self.next_id);
-            request.attempt_id = Some(again.map_or_else(fresh, |(id, _)| id.clone()));
+            let again = self.attempts.keys().next_back().filter(|_| self.rng.bool());
+            let fresh = || format!("attempt {:05}", self.next_id);
+            request.attempt_id = Some(again.cloned().unwrap_or_else(fresh));
         }
         let attempt_id = request.attempt_id.clone();
-        let wait_ms = if self.chance(30) { 20_000 } else { 0 };
+        let waits = attempt_id.is_none() && self.chance(30);
+        let wait_ms = if waits { 20_000 } else { 0 };
         self.next_id += 1;
         let (op, answer) = rig::receive(self.next_id, &self.names[queue], request, wait_ms);
-        (op, Asked::Receive(Receive { queue, attempt_id, answer }))
+        (op, Asked::Receive(Receive { queue, attempt_id, waits, answer }))
     }
 
     /// A delivery: mostly one of the latest, sometimes a very old one.
@@ -364,17 +374,21 @@ impl Sim {
             match asked {
                 Asked::Send(numbers, mut answer) => match heard(crashed, &mut answer) {
                     Heard::Nothing => {}
-                    Heard::Unknown => numbers.iter().for_each(|number| self.history.sent(*number, None)),
+                    Heard::Unknown => {
+                        self.note(("unknown", &numbers));
+                        numbers.iter().for_each(|number| self.history.sent(*number, None));
+                    }
                     Heard::Done(sent) => {
-                        self.note(&sent);
+                        self.note((&numbers, &sent));
                         for (number, sent) in numbers.iter().zip(sent) {
                             self.history.sent(*number, Some(&sent.expect("a valid message")));
                         }
                     }
                 },
-                Asked::Receive(receive) => receives.push(receive),
+                // Whoever waits is served last, or with what nobody in this wave has a receipt for.
+                Asked::Receive(receive) if receive.waits => receives.push(receive),
+                Asked::Receive(receive) => self.hear_receive(receive, crashed, now_ms, &mut fences),
                 Asked::Settle(queue, batch, mut answer) => {
-                    // What this wave handed out comes after what it settled only for those who settle old receipts.
                     let answer = heard(crashed, &mut answer);
                     let fifo = QUEUES[queue].ends_with(".fifo");
                     for (at, (named, how)) in batch.iter().enumerate() {
@@ -401,6 +415,7 @@ impl Sim {
                 }
                 Asked::Purge(queue, mut answer) => {
                     if !matches!(heard(crashed, &mut answer), Heard::Nothing) {
+                        self.note(("purged", queue));
                         self.may_be_gone(queue);
                     }
                 }
@@ -425,10 +440,7 @@ impl Sim {
         let named: Vec<_> = raw.iter().map(|raw| raw.leased.named).collect();
         self.note(&named);
         let fifo = QUEUES[receive.queue].ends_with(".fifo");
-        let again = match (&self.attempt, &receive.attempt_id) {
-            (Some((before, made)), Some(id)) => before == id && *made == named,
-            _ => false,
-        };
+        let again = receive.attempt_id.as_ref().is_some_and(|id| self.attempts.get(id) == Some(&named));
         if again {
             self.history.repeated.extend(&named);
         } else {
@@ -439,7 +451,7 @@ impl Sim {
             self.receipts.extend(named.iter().map(|named| (receive.queue, *named)));
         }
         if let (Some(id), false) = (receive.attempt_id, raw.is_empty()) {
-            self.attempt = Some((id, named));
+            self.attempts.insert(id, named);
         }
     }
 
