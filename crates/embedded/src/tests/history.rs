@@ -228,6 +228,13 @@ impl History {
         }
     }
 
+    /// The holder of this delivery cannot count on it any more.
+    pub fn uncertain(&mut self, named: Named) {
+        if let Some((message, at)) = self.made(named) {
+            message.made[at].live = false;
+        }
+    }
+
     /// Leases of FIFO groups that ran out may have sent the rest of their batch back.
     pub fn expire(&mut self, now_ms: u64) {
         let made = self.messages.iter().flat_map(|message| &message.made);
