@@ -240,7 +240,9 @@ impl History {
         let made = self.messages.iter().flat_map(|message| &message.made);
         let over: Vec<_> =
             made.filter(|made| made.live && made.until_ms <= now_ms).map(|made| made.named).collect();
-        over.into_iter().for_each(|named| self.end_group(named));
+        for named in over {
+            self.end_group(named);
+        }
     }
 
     /// Any of these may be gone from now on.

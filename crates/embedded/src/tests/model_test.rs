@@ -259,7 +259,9 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                     ops.iter().filter_map(|op| self.make(op)).unzip();
                 self.writer().run(&mut wave);
                 self.model.wave += 1;
-                awaited.iter_mut().for_each(|awaited| self.compare(awaited));
+                for awaited in &mut awaited {
+                    self.compare(awaited);
+                }
             }
         }
         self.writer().engine.check();
@@ -274,7 +276,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
         Some((self.names.iter().position(|other| other == name)?, named))
     }
 
-    fn bent(&self, queue: usize, named: Named, bend: Bend) -> (usize, Option<Named>) {
+    fn bent(queue: usize, named: Named, bend: Bend) -> (usize, Option<Named>) {
         match bend {
             Bend::None => (queue, Some(named)),
             Bend::Garbage => (queue, None),
@@ -307,7 +309,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 let settle = |(pick, bend, how): &(usize, Bend, How)| {
                     let (own, named) = self.picked(*pick).expect("something was picked before");
                     // Those of other queues are malformed here, which is worth trying too.
-                    (self.bent(own, named, *bend).1, how.clone())
+                    (Self::bent(own, named, *bend).1, how.clone())
                 };
                 let settles: Vec<_> = settles.iter().map(settle).collect();
                 let (op, answer) = rig::settle(&name(queue), settles.clone());
@@ -315,7 +317,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
             }
             Do::Extend { pick, bend, lease_ms } => {
                 let (queue, named) = self.picked(pick)?;
-                let (queue, named) = self.bent(queue, named, bend);
+                let (queue, named) = Self::bent(queue, named, bend);
                 let (op, answer) = rig::extend(&name(queue), vec![(named, lease_ms)]);
                 (op, Awaited::Extended(queue, named, lease_ms, answer))
             }
@@ -388,7 +390,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                             self.seq = seq;
                         }
                         (Ok(Some(first)), Ok(sent)) => {
-                            assert!(sent.duplicate && first == seq, "{sent:?}, not {first}")
+                            assert!(sent.duplicate && first == seq, "{sent:?}, not {first}");
                         }
                         (expected, sent) => panic!("{sent:?}, not {expected:?}"),
                     }
@@ -505,7 +507,9 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
 
 fn run<S: Storage>(setup: &Setup, steps: &[Step], storage: S, ids: Ids, reopen: impl Fn(S) -> (S, Ids)) {
     let mut run = Run::start(setup, storage, ids, reopen);
-    steps.iter().for_each(|step| run.step(step));
+    for step in steps {
+        run.step(step);
+    }
     run.step(&Step::Restart);
 }
 

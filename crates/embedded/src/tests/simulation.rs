@@ -21,7 +21,7 @@ use crate::writer::{Op, Raw, Writer};
 const QUEUES: [&str; 5] = ["jobs", "jobs-dead", "ord.fifo", "ord-dead.fifo", "once"];
 /// Acked as it is handed out.
 const ONCE: usize = 4;
-const STEPS: usize = 250;
+const STEPS: usize = 150;
 /// A send is repeated for so long: inside the deduplication window of 5 min.
 const REPEAT_MS: u64 = 240_000;
 
@@ -62,8 +62,12 @@ struct Sim {
     tell: bool,
 }
 
+fn is_fifo(queue: usize) -> bool {
+    rig::name(QUEUES[queue]).is_fifo()
+}
+
 fn config(queue: usize, halt: bool) -> QueueConfig {
-    let base = if QUEUES[queue].ends_with(".fifo") { QueueConfig::fifo() } else { QueueConfig::default() };
+    let base = if is_fifo(queue) { QueueConfig::fifo() } else { QueueConfig::default() };
     let dead = || Some(DeadLetterPolicy { queue: rig::name(QUEUES[queue + 1]), max_attempts: 3 });
     match queue {
         0 => QueueConfig { retry: RetryPolicy::exponential(200, 3_000), dead_letter: dead(), ..base },
@@ -246,10 +250,10 @@ impl Sim {
 
     fn ask(&mut self) -> Option<(Op, Asked)> {
         Some(match self.rng.u32(..100) {
-            0..28 => self.ask_send(),
-            28..35 => self.ask_again()?,
-            35..65 => self.ask_receive(),
-            65..88 => self.ask_settle()?,
+            0..22 => self.ask_send(),
+            22..29 => self.ask_again()?,
+            29..62 => self.ask_receive(),
+            62..88 => self.ask_settle()?,
             88..95 => {
                 let (queue, named) = self.pick()?;
                 let lease_ms = if self.chance(15) { 0 } else { self.rng.u64(1..20_000) };
@@ -376,7 +380,9 @@ impl Sim {
                     Heard::Nothing => {}
                     Heard::Unknown => {
                         self.note(("unknown", &numbers));
-                        numbers.iter().for_each(|number| self.history.sent(*number, None));
+                        for number in numbers {
+                            self.history.sent(number, None);
+                        }
                     }
                     Heard::Done(sent) => {
                         self.note((&numbers, &sent));
@@ -390,7 +396,7 @@ impl Sim {
                 Asked::Receive(receive) => self.hear_receive(receive, crashed, now_ms, &mut fences),
                 Asked::Settle(queue, batch, mut answer) => {
                     let answer = heard(crashed, &mut answer);
-                    let fifo = QUEUES[queue].ends_with(".fifo");
+                    let fifo = is_fifo(queue);
                     for (at, (named, how)) in batch.iter().enumerate() {
                         let Some(named) = named else { continue };
                         match &answer {
@@ -404,7 +410,7 @@ impl Sim {
                     }
                 }
                 Asked::Extend(queue, named, lease_ms, mut answer) => {
-                    let fifo = QUEUES[queue].ends_with(".fifo");
+                    let fifo = is_fifo(queue);
                     let answer = match heard(crashed, &mut answer) {
                         Heard::Nothing => continue,
                         Heard::Unknown => None,
@@ -443,7 +449,7 @@ impl Sim {
         };
         let named: Vec<_> = raw.iter().map(|raw| raw.leased.named).collect();
         self.note(&named);
-        let fifo = QUEUES[receive.queue].ends_with(".fifo");
+        let fifo = is_fifo(receive.queue);
         let again = receive.attempt_id.as_ref().is_some_and(|id| self.attempts.get(id) == Some(&named));
         if again {
             self.history.repeated.extend(&named);
@@ -482,9 +488,8 @@ fn heard<T>(crashed: bool, answer: &mut Answer<T>) -> Heard<T> {
     match answer.try_recv() {
         Ok(Ok(done)) => Heard::Done(done),
         Ok(Err(StoreError::OutcomeUnknown(_))) => Heard::Unknown,
-        Ok(Err(_)) | Err(tokio::sync::oneshot::error::TryRecvError::Empty) => Heard::Nothing,
-        // The writer drops a reply unanswered only when it stopped reading; nothing of that wave was written.
-        Err(tokio::sync::oneshot::error::TryRecvError::Closed) => Heard::Nothing,
+        // The writer drops a reply unanswered only when a read failed: then nothing of its wave was written.
+        Ok(Err(_)) | Err(_) => Heard::Nothing,
     }
 }
 
@@ -517,7 +522,7 @@ fn simulation_of_faults_loses_nothing_and_repeats_nothing_acked() {
             seed..seed + 1
         }
         (_, Ok(long)) if long == "1" => 0..50_000,
-        _ => 0..600,
+        _ => 0..400,
     };
     for seed in seeds {
         simulate(seed);
@@ -526,7 +531,7 @@ fn simulation_of_faults_loses_nothing_and_repeats_nothing_acked() {
 
 #[test]
 fn simulation_of_the_same_seed_is_the_same_run() {
-    for seed in 0..10 {
+    for seed in 0..5 {
         assert_eq!(simulate(seed), simulate(seed));
     }
     assert_ne!(simulate(1), simulate(2));
