@@ -44,6 +44,7 @@ pub(crate) struct Loader {
     now: Now,
     redrives: Vec<(RedriveTask, u64, u64)>,
     pub damaged: u64,
+    pub warnings: Vec<String>,
 }
 
 impl Loader {
@@ -68,7 +69,14 @@ impl Loader {
             quota,
             wave,
         };
-        Self { engine, now, redrives: Vec::new(), damaged: 0 }
+        Self { engine, now, redrives: Vec::new(), damaged: 0, warnings: Vec::new() }
+    }
+
+    /// Notes what an operator should know.
+    pub fn warn(&mut self, warning: &str) {
+        if self.warnings.len() < 100 {
+            self.warnings.push(warning.to_owned());
+        }
     }
 
     pub fn add(&mut self, loaded: Loaded) {
@@ -89,7 +97,7 @@ impl Loader {
                 queue.purged_before = row.purged_before;
                 engine.queues[at] = Some(Box::new(queue));
             }
-            Loaded::Message { row, damaged } => self.add_message(row, damaged),
+            Loaded::Message { row, damaged } => self.add_message(&row, damaged),
             Loaded::Halted { queue, group } => {
                 if let Some(queue) = engine.queues.get_mut(queue as usize).and_then(Option::as_mut) {
                     let at = queue.table.groups.intern(Some(&group));
@@ -110,7 +118,7 @@ impl Loader {
         }
     }
 
-    fn add_message(&mut self, row: MessageRow, damaged: bool) {
+    fn add_message(&mut self, row: &MessageRow, damaged: bool) {
         let engine = &mut self.engine;
         let mut entry = row.entry;
         if damaged {

@@ -17,6 +17,7 @@ use crate::ids::Ids;
 use crate::receipt::Named;
 use crate::storage::sqlite::{Place, Sqlite};
 use crate::storage::{Storage, schema};
+use crate::time::Now;
 use crate::writer::{Op, Raw, Writer};
 
 const QUEUES: [&str; 4] = ["std", "std-dead", "ord.fifo", "ord-dead.fifo"];
@@ -301,7 +302,8 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
             Do::Receive { queue, max, lease_ms, ack } => {
                 let mut request = rig::request(max, lease_ms);
                 request.ack_on_receive = ack;
-                let (op, answer) = rig::receive(0, &name(queue), request, 0);
+                let (op, answer) =
+                    rig::receive(0, &name(queue), request, Now { us: self.model.now_ms * 1000 }, 0);
                 (op, Awaited::Received(queue, max, lease_ms, ack, answer))
             }
             Do::Settle { settles } => {
@@ -564,7 +566,7 @@ proptest! {
         rig::create(&mut writer, &queue, QueueConfig { retry, ..QueueConfig::default() });
         writer.run(&mut vec![rig::send(&queue, vec![rig::outgoing("x", None, None)]).0]);
         for attempt in 1..6 {
-            let (op, mut answer) = rig::receive(0, &queue, rig::request(1, None), 0);
+            let (op, mut answer) = rig::receive(0, &queue, rig::request(1, None), Now { us: 0 }, 0);
             writer.run(&mut vec![op]);
             let named = got(&mut answer)[0].leased.named;
             let (op, mut answer) = rig::settle(&queue, vec![(Some(named), How::Retry { after_ms: None, error: None })]);

@@ -36,7 +36,7 @@ pub(super) fn open<S: Storage>(mut storage: S, clock: &Arc<ManualClock>, ids: Id
     assert_eq!(loader.damaged, 0);
     let engine = loader.finish();
     engine.check();
-    Writer::new(engine, storage, time, ids, seed, RESERVE_BYTES)
+    Writer::new(engine, storage, Arc::new(time), ids, seed, RESERVE_BYTES)
 }
 
 pub(super) fn name(name: &str) -> QueueName {
@@ -67,9 +67,15 @@ pub(super) fn request(max: usize, lease_ms: Option<u64>) -> Request {
     Request { max, lease_ms, consumer: Some("c".into()), ack_on_receive: false, attempt_id: None }
 }
 
-pub(super) fn receive(id: u64, queue: &QueueName, request: Request, wait_ms: u64) -> (Op, Answer<Vec<Raw>>) {
+pub(super) fn receive(
+    id: u64,
+    queue: &QueueName,
+    request: Request,
+    asked: Now,
+    wait_ms: u64,
+) -> (Op, Answer<Vec<Raw>>) {
     let (reply, answer) = oneshot::channel();
-    (Op::Receive { id, queue: queue.clone(), request, wait_ms: Some(wait_ms), reply }, answer)
+    (Op::Receive { id, queue: queue.clone(), request, wait_ms: Some(wait_ms), asked, reply }, answer)
 }
 
 /// The writer is given opened receipts; the sealed one is not looked at again.

@@ -336,7 +336,7 @@ impl Sim {
         let waits = attempt_id.is_none() && self.chance(30);
         let wait_ms = if waits { 20_000 } else { 0 };
         self.next_id += 1;
-        let (op, answer) = rig::receive(self.next_id, &self.names[queue], request, wait_ms);
+        let (op, answer) = rig::receive(self.next_id, &self.names[queue], request, self.time.now(), wait_ms);
         (op, Asked::Receive(Receive { queue, attempt_id, waits, answer }))
     }
 
