@@ -50,7 +50,7 @@ impl Task {
         (self.info.state == RedriveState::Running).then_some(self.stepped_ms + STEP_MS)
     }
 
-    fn record(&self) -> Record {
+    pub(super) fn record(&self) -> Record {
         Record::Redrive { task: self.info.clone(), upto: self.upto, cursor: self.cursor }
     }
 
