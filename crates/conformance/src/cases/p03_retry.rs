@@ -1,0 +1,153 @@
+//! Point 3: when a failed delivery comes back.
+
+use std::collections::BTreeSet;
+
+use hapax_core::policy::RetryPolicy;
+use hapax_core::{Cause, How, MessageState, QueueConfig, Receive, Settled};
+
+use crate::trial::{LEASE, Trial};
+use crate::values::{config, exactly, now, reject};
+
+pub(crate) async fn by_default_a_retry_is_visible_at_once(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a"]).await;
+    let got = t.one(&jobs).await;
+    assert_eq!(t.fail(&jobs, &got, "boom").await, Settled::Returned { after_ms: 0 });
+    assert_eq!(t.one(&jobs).await.attempt, 2);
+}
+
+pub(crate) async fn backoff_doubles_up_to_its_cap(t: Trial) {
+    let jobs = t.create("jobs", QueueConfig { retry: exactly(500, 1_500), ..config() }).await;
+    t.send_all(&jobs, &["a"]).await;
+    for (attempt, after_ms) in [(1, 500), (2, 1_000), (3, 1_500), (4, 1_500)] {
+        let got = t.one(&jobs).await;
+        assert_eq!(got.attempt, attempt);
+        assert_eq!(t.fail(&jobs, &got, "boom").await, Settled::Returned { after_ms });
+        assert_eq!(t.browse(&jobs).await[0].state, MessageState::Delayed);
+        t.hidden_for(&jobs, after_ms).await;
+    }
+    assert_eq!(t.one(&jobs).await.attempt, 5);
+}
+
+pub(crate) async fn full_jitter_spreads_within_its_ceiling(t: Trial) {
+    let jobs =
+        t.create("jobs", QueueConfig { retry: RetryPolicy::exponential(100_000, 0), ..config() }).await;
+    let batch: Vec<_> = (0..50).map(|n| n.to_string()).collect();
+    t.send_all(&jobs, &batch.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let mut delays = BTreeSet::new();
+    for got in t.receive(&jobs, 50).await {
+        let Settled::Returned { after_ms } = t.fail(&jobs, &got, "boom").await else { panic!("it returns") };
+        assert!(after_ms <= 100_000, "{after_ms}");
+        delays.insert(after_ms);
+    }
+    // 50 draws of 100,001 values: fewer than 10 different ones do not happen by chance.
+    assert!(delays.len() > 10, "{delays:?}");
+    assert!(delays.first() < Some(&50_000) && delays.last() > Some(&50_000), "{delays:?}");
+}
+
+pub(crate) async fn a_lease_that_runs_out_backs_off_by_policy(t: Trial) {
+    let jobs = t.create("jobs", QueueConfig { retry: exactly(1_000, 0), ..config() }).await;
+    t.send_all(&jobs, &["a"]).await;
+    t.one(&jobs).await;
+    t.hidden_for(&jobs, LEASE).await;
+    t.hidden_for(&jobs, 1_000).await;
+    let again = t.one(&jobs).await;
+    assert_eq!(again.attempt, 2);
+    let view = t.browse(&jobs).await.remove(0);
+    assert_eq!(
+        view.history.iter().map(|failed| (failed.attempt, failed.cause)).collect::<Vec<_>>(),
+        [(1, Cause::Expired)]
+    );
+}
+
+pub(crate) async fn a_delay_that_was_asked_for_is_literal(t: Trial) {
+    let jobs = t.create("jobs", QueueConfig { retry: exactly(600_000, 0), ..config() }).await;
+    t.send_all(&jobs, &["a"]).await;
+    let got = t.one(&jobs).await;
+    let how = How::Retry { after_ms: Some(700), error: None };
+    assert_eq!(t.settle(&jobs, &got, how).await, Ok(Settled::Returned { after_ms: 700 }));
+    t.hidden_for(&jobs, 700).await;
+    let got = t.one(&jobs).await;
+    let how = How::Retry { after_ms: Some(0), error: None };
+    assert_eq!(t.settle(&jobs, &got, how).await, Ok(Settled::Returned { after_ms: 0 }));
+    assert_eq!(t.one(&jobs).await.attempt, 3);
+}
+
+pub(crate) async fn a_deferred_delivery_counts_no_attempt(t: Trial) {
+    let jobs = t.create("jobs", QueueConfig { retry: exactly(600_000, 0), ..config() }).await;
+    t.send_all(&jobs, &["a"]).await;
+    let mut last = t.one(&jobs).await;
+    for _ in 0..3 {
+        let settled = t.settle(&jobs, &last, How::Defer { after_ms: 700 }).await;
+        assert_eq!(settled, Ok(Settled::Returned { after_ms: 700 }));
+        t.hidden_for(&jobs, 700).await;
+        let next = t.one(&jobs).await;
+        assert_eq!(next.attempt, 1);
+        assert!(next.fence > last.fence && next.receipt != last.receipt);
+        last = next;
+    }
+    let view = t.browse(&jobs).await.remove(0);
+    assert!(view.history.is_empty(), "nothing failed: {:?}", view.history);
+    t.fail(&jobs, &last, "boom").await;
+    assert_eq!(t.browse(&jobs).await[0].attempts, 1);
+}
+
+pub(crate) async fn a_deferred_message_never_dies_of_it(t: Trial) {
+    let (jobs, dead) = t.with_dead(1, config()).await;
+    t.send_all(&jobs, &["a"]).await;
+    for _ in 0..3 {
+        let got = t.one(&jobs).await;
+        t.settle(&jobs, &got, How::Defer { after_ms: 0 }).await.unwrap();
+    }
+    assert!(t.browse(&dead).await.is_empty());
+    assert_eq!(t.one(&jobs).await.attempt, 1);
+}
+
+pub(crate) async fn a_rejected_message_is_parked_where_there_is_no_dead_letter_queue(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a", "b"]).await;
+    let got = t.receive(&jobs, 2).await;
+    assert_eq!(t.settle(&jobs, &got[0], reject("malformed order")).await, Ok(Settled::Parked));
+    t.ack(&jobs, &got[1]).await;
+    t.pass(LEASE).await;
+    t.none(&jobs).await;
+    let view = t.browse(&jobs).await.remove(0);
+    assert_eq!(view.state, MessageState::Parked);
+    assert_eq!(view.parked, Some((Cause::Rejected, Some("malformed order".to_owned()))));
+    assert_eq!(t.stats(&jobs).await.parked, 1);
+}
+
+pub(crate) async fn a_released_message_starts_anew(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    let sent = t.send_all(&jobs, &["parked", "ready"]).await;
+    let got = t.receive(&jobs, 1).await.remove(0);
+    t.fail(&jobs, &got, "boom").await;
+    let got = t.receive(&jobs, 2).await.into_iter().find(|d| d.id == sent[0].id).expect("it came back");
+    assert_eq!(got.attempt, 2);
+    t.settle(&jobs, &got, reject("bad")).await.unwrap();
+    assert_eq!(t.store().release(&jobs, vec![sent[0].id, sent[1].id]).await, Ok(1), "only one is parked");
+    let again = t.one(&jobs).await;
+    assert_eq!((again.id, again.attempt), (sent[0].id, 1));
+    assert!(again.fence > got.fence);
+    assert_eq!(t.stats(&jobs).await.parked, 0);
+}
+
+pub(crate) async fn failed_attempts_are_remembered_with_who_and_why(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a"]).await;
+    let by = |name: &str| Receive { consumer: Some(name.to_owned()), ..now(1) };
+    let got = t.receive_with(&jobs, by("ann")).await.remove(0);
+    t.fail(&jobs, &got, "boom").await;
+    t.receive_with(&jobs, by("bob")).await;
+    t.pass(LEASE).await;
+    t.one(&jobs).await;
+    let view = t.browse(&jobs).await.remove(0);
+    let told: Vec<_> = view
+        .history
+        .iter()
+        .map(|f| (f.attempt, f.cause, f.error.as_deref(), f.consumer.as_deref()))
+        .collect();
+    let expected = [(1, Cause::Retry, Some("boom"), Some("ann")), (2, Cause::Expired, None, Some("bob"))];
+    assert_eq!(told, expected);
+    assert!(view.history[0].at_ms >= view.sent_ms && view.history[1].at_ms >= view.history[0].at_ms);
+}

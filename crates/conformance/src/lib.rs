@@ -1,0 +1,173 @@
+//! One suite for [`QueueStore`](hapax_core::QueueStore) and [`QueueAdmin`]: every store passes it, or says in its
+//! [`Capabilities`](hapax_core::Capabilities) what it cannot do.
+//!
+//! A new store writes a [`Harness`] and a [`Factory`], and then, in a test file of its own:
+//!
+//! ```ignore
+//! hapax_conformance::queue_suite!(MyFactory);
+//! ```
+//!
+//! which makes one `#[test]` per case, grouped by the point of the design that it asserts, each on a fresh store:
+//! `p02_receipts::a_stale_receipt_settles_nothing`. A plain loop can run [`cases`] as well. What each store must
+//! answer is written in the cases; the list of them is in `suite.rs`, its only place.
+//!
+//! What the suite expects of a harness beyond its signatures: an operation that starts after
+//! [`Harness::advance_ms`] has returned sees the new time. What a store does by itself as time passes (expiry into
+//! the dead letters, retention, redrive) may lag behind; the suite waits for it.
+
+mod cases;
+mod suite;
+mod trial;
+mod values;
+
+use std::fmt;
+use std::future::Future;
+use std::io::Write as _;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use hapax_core::{Order, QueueAdmin};
+
+pub use suite::cases;
+use trial::Trial;
+
+/// A future that a case runs as.
+pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// One store under test, and what a test may do to it.
+#[async_trait]
+pub trait Harness: Send + Sync {
+    /// The store; after a restart or a crash, the new one. The suite keeps no copy across either.
+    fn store(&self) -> Arc<dyn QueueAdmin>;
+
+    /// Lets the store's time pass: moves a test clock, or sleeps.
+    async fn advance_ms(&self, ms: u64);
+
+    /// Closes the store and opens it again on the same data.
+    async fn restart(&mut self);
+
+    /// Opens the store again on the same data without having closed it, as after `kill -9`. A harness that cannot do
+    /// that restarts.
+    async fn crash(&mut self);
+
+    /// Whether [`advance_ms`](Self::advance_ms) costs no real time; if not, cases that need minutes are skipped.
+    fn fast_time(&self) -> bool;
+
+    /// Whether [`set_wall_back`](Self::set_wall_back) works.
+    fn can_set_wall_back(&self) -> bool {
+        false
+    }
+
+    /// Sets the store's wall clock back, as an operator or NTP would; no time passes.
+    fn set_wall_back(&self, _ms: u64) {}
+}
+
+/// Makes stores to test.
+#[async_trait]
+pub trait Factory: Send + Sync {
+    /// A store with nothing in it, that shares nothing with any other.
+    async fn fresh(&self) -> Box<dyn Harness>;
+}
+
+/// What a case needs; it is skipped where the store does not have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Minutes or hours pass.
+    FastTime,
+    /// Order inside a FIFO group.
+    Order,
+    /// Fences that only grow.
+    Fence,
+    /// Leases that survive the death of the store's process.
+    DurableLease,
+    /// Deduplication windows of two hours.
+    LongDedup,
+    /// A wall clock that can be set back.
+    WallBack,
+    /// Many seconds of work: runs when `HAPAX_CONFORMANCE_HEAVY` is set.
+    Heavy,
+}
+
+impl Need {
+    /// Why the case cannot run on this store, if it cannot.
+    fn missing(self, harness: &dyn Harness) -> Option<&'static str> {
+        let can = harness.store().capabilities();
+        let (holds, why) = match self {
+            Self::FastTime => (harness.fast_time(), "needs minutes of the store's time, which are real here"),
+            Self::Order => (can.order == Order::PerGroup, "the store keeps no order"),
+            Self::Fence => (can.fence, "the store's fences may not grow"),
+            Self::DurableLease => (can.durable_lease, "the store's leases do not survive it"),
+            Self::LongDedup => {
+                (can.dedup_ms_max >= 2 * 3600 * 1000, "the store deduplicates for less than 2 h")
+            }
+            Self::WallBack => (harness.can_set_wall_back(), "the harness cannot set the wall clock back"),
+            Self::Heavy => (
+                std::env::var_os("HAPAX_CONFORMANCE_HEAVY").is_some(),
+                "set HAPAX_CONFORMANCE_HEAVY to run it",
+            ),
+        };
+        (!holds).then_some(why)
+    }
+}
+
+/// One promise that the suite checks.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// The point of the design's queue semantics; 0 for administration.
+    pub point: u8,
+    /// The group of cases, for example `p02_receipts`.
+    pub module: &'static str,
+    /// What is promised.
+    pub name: &'static str,
+    /// What the store must have for it.
+    pub needs: &'static [Need],
+    body: fn(Trial) -> BoxFuture<()>,
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}::{}", self.module, self.name)
+    }
+}
+
+/// What became of a case that did not panic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It ran, and the promise held.
+    Passed,
+    /// The store does not have what it needs.
+    Skipped(&'static str),
+}
+
+impl Case {
+    /// Runs the case on a fresh store, on a tokio runtime with time enabled. Panics if the promise does not hold.
+    pub fn run(&'static self, harness: Box<dyn Harness>) -> BoxFuture<Outcome> {
+        if let Some(why) = self.needs.iter().find_map(|need| need.missing(&*harness)) {
+            // Not `println!`: a test runner hides that for tests that pass.
+            let _ = writeln!(std::io::stderr(), "skipped {self}: {why}");
+            return Box::pin(std::future::ready(Outcome::Skipped(why)));
+        }
+        Box::pin(async move {
+            (self.body)(Trial::new(self, harness)).await;
+            Outcome::Passed
+        })
+    }
+}
+
+/// Runs one case on a runtime of its own; what [`queue_suite!`](macro@queue_suite) calls.
+pub fn run_case(factory: &dyn Factory, module: &str, name: &str) {
+    let case = cases().iter().find(|case| case.module == module && case.name == name);
+    let case = case.unwrap_or_else(|| panic!("no case {module}::{name}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let harness = factory.fresh().await;
+        case.run(harness).await;
+    });
+}

@@ -1,0 +1,386 @@
+//! One case's run: the harness with the verbs that cases are written in.
+//!
+//! Every wait for the store has a limit in real time. Helpers that assert say where the case called them.
+
+use std::future::Future;
+use std::panic::Location;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use hapax_core::store::SharedStore;
+use hapax_core::{
+    AdminError, Browse, DeadLetterPolicy, Delivery, Extend, How, MessageView, NewMessage, QueueConfig,
+    QueueName, QueueStats, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining, SendError, Sent,
+    Settle, SettleError, Settled, StoreError,
+};
+use tokio::task::JoinHandle;
+
+use crate::values::{bodies, config, fifo_config, in_group, now, queue, retry};
+use crate::{Case, Harness};
+
+/// The lease of queues in cases: short, for stores that run on real time.
+pub(crate) const LEASE: u64 = 2_000;
+
+/// How long anything may take in real time.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a real clock and a busy machine may add to a time.
+const SLACK_MS: u64 = 300;
+
+pub(crate) type Received = Result<Vec<Delivery>, StoreError>;
+
+pub(crate) struct Trial {
+    case: &'static Case,
+    harness: Box<dyn Harness>,
+}
+
+impl Trial {
+    pub(crate) fn new(case: &'static Case, harness: Box<dyn Harness>) -> Self {
+        Self { case, harness }
+    }
+
+    pub(crate) fn store(&self) -> SharedStore {
+        self.harness.store()
+    }
+
+    /// Whether the store's time stands still unless it is moved, so that milliseconds can be counted.
+    pub(crate) fn exact(&self) -> bool {
+        self.store().capabilities().manual_clock
+    }
+
+    pub(crate) async fn advance(&self, ms: u64) {
+        self.harness.advance_ms(ms).await;
+    }
+
+    /// Lets at least so much time pass, with what a real clock needs on top.
+    pub(crate) async fn pass(&self, ms: u64) {
+        self.advance(if self.exact() { ms } else { ms + SLACK_MS }).await;
+    }
+
+    pub(crate) async fn restart(&mut self) {
+        let (case, harness) = (self.case, &mut self.harness);
+        let over = tokio::time::timeout(PATIENCE, harness.restart()).await;
+        over.unwrap_or_else(|_| panic!("{case}: restart took over {PATIENCE:?}"));
+    }
+
+    pub(crate) async fn crash(&mut self) {
+        let (case, harness) = (self.case, &mut self.harness);
+        let over = tokio::time::timeout(PATIENCE, harness.crash()).await;
+        over.unwrap_or_else(|_| panic!("{case}: crash and reopen took over {PATIENCE:?}"));
+    }
+
+    pub(crate) fn set_wall_back(&self, ms: u64) {
+        self.harness.set_wall_back(ms);
+    }
+
+    /// Waits for the store, but not for ever.
+    #[track_caller]
+    pub(crate) fn within<F: Future + Send>(
+        &self,
+        what: &str,
+        future: F,
+    ) -> impl Future<Output = F::Output> + Send {
+        let (case, at) = (self.case, Location::caller());
+        async move {
+            let over = tokio::time::timeout(PATIENCE, future).await;
+            over.unwrap_or_else(|_| panic!("{case}: {what} took over {PATIENCE:?} (at {at})"))
+        }
+    }
+
+    // Queues.
+
+    pub(crate) async fn create(&self, name: &str, config: QueueConfig) -> QueueName {
+        let name = queue(name);
+        let created = self.within("create", self.store().create_queue(&name, config)).await;
+        assert_eq!(created, Ok(true), "creating {name}");
+        name
+    }
+
+    /// A standard queue with the suite's lease.
+    pub(crate) async fn standard(&self, name: &str) -> QueueName {
+        self.create(name, config()).await
+    }
+
+    /// A FIFO queue with the suite's lease.
+    pub(crate) async fn fifo(&self, name: &str) -> QueueName {
+        self.create(&format!("{name}.fifo"), fifo_config()).await
+    }
+
+    /// A queue and its dead-letter queue of the same kind: (`jobs`, `jobs-dead`).
+    pub(crate) async fn with_dead(&self, max_attempts: u32, config: QueueConfig) -> (QueueName, QueueName) {
+        let end = if config.is_fifo() { ".fifo" } else { "" };
+        let own = if config.is_fifo() { fifo_config() } else { crate::values::config() };
+        let dead = self.create(&format!("jobs-dead{end}"), own).await;
+        let dead_letter = Some(DeadLetterPolicy { queue: dead.clone(), max_attempts });
+        let jobs = self.create(&format!("jobs{end}"), QueueConfig { dead_letter, ..config }).await;
+        (jobs, dead)
+    }
+
+    pub(crate) async fn set(&self, name: &QueueName, config: QueueConfig) {
+        let set = self.within("set", self.store().set_queue(name, config)).await;
+        assert_eq!(set, Ok(()), "setting {name}");
+    }
+
+    pub(crate) async fn config_of(&self, name: &QueueName) -> QueueConfig {
+        self.within("queue", self.store().queue(name)).await.expect("the queue exists").config
+    }
+
+    pub(crate) async fn stats(&self, name: &QueueName) -> QueueStats {
+        self.within("stats", self.store().stats(name)).await.expect("stats")
+    }
+
+    // Sending.
+
+    pub(crate) async fn send_batch(
+        &self,
+        to: &QueueName,
+        batch: Vec<NewMessage>,
+    ) -> Vec<Result<Sent, SendError>> {
+        let count = batch.len();
+        let answers = self.within("send", self.store().send(to, batch)).await.expect("send");
+        assert_eq!(answers.len(), count, "one answer per message");
+        answers
+    }
+
+    pub(crate) async fn try_send(&self, to: &QueueName, message: NewMessage) -> Result<Sent, SendError> {
+        self.send_batch(to, vec![message]).await.remove(0)
+    }
+
+    pub(crate) async fn send(&self, to: &QueueName, message: NewMessage) -> Sent {
+        self.try_send(to, message).await.expect("the message is accepted")
+    }
+
+    /// Sends a message for each body; all are accepted and new.
+    pub(crate) async fn send_all(&self, to: &QueueName, bodies: &[&str]) -> Vec<Sent> {
+        let batch = bodies.iter().map(|body| NewMessage::new((*body).to_owned())).collect();
+        let sent: Result<Vec<Sent>, SendError> = self.send_batch(to, batch).await.into_iter().collect();
+        sent.expect("all are accepted")
+    }
+
+    /// Sends to one group of a FIFO queue, each body its own deduplication id.
+    pub(crate) async fn send_group(&self, to: &QueueName, group: &str, bodies: &[&str]) -> Vec<Sent> {
+        let batch = bodies.iter().map(|body| in_group(group, body)).collect();
+        let sent: Result<Vec<Sent>, SendError> = self.send_batch(to, batch).await.into_iter().collect();
+        sent.expect("all are accepted")
+    }
+
+    // Receiving.
+
+    pub(crate) async fn receive_with(&self, from: &QueueName, receive: Receive) -> Vec<Delivery> {
+        let max = receive.max;
+        let got = self.within("receive", self.store().receive(from, receive)).await.expect("receive");
+        assert!(got.len() <= max, "{} deliveries, {max} asked for", got.len());
+        got
+    }
+
+    pub(crate) async fn receive(&self, from: &QueueName, max: usize) -> Vec<Delivery> {
+        self.receive_with(from, now(max)).await
+    }
+
+    /// Receives the one message that can be received.
+    #[track_caller]
+    pub(crate) fn one(&self, from: &QueueName) -> impl Future<Output = Delivery> + Send {
+        let at = Location::caller();
+        async move {
+            let mut got = self.receive(from, 10).await;
+            assert_eq!(
+                got.len(),
+                1,
+                "{}: one message can be received from {from}, got {:?} (at {at})",
+                self.case,
+                bodies(&got)
+            );
+            got.remove(0)
+        }
+    }
+
+    /// Nothing can be received.
+    #[track_caller]
+    pub(crate) fn none(&self, from: &QueueName) -> impl Future<Output = ()> + Send {
+        let at = Location::caller();
+        async move {
+            let got = self.receive(from, 10).await;
+            assert!(
+                got.is_empty(),
+                "{}: nothing can be received from {from}, got {:?} (at {at})",
+                self.case,
+                bodies(&got)
+            );
+        }
+    }
+
+    /// Nothing can be received before so much time has passed; then it has.
+    #[track_caller]
+    pub(crate) fn hidden_for(&self, from: &QueueName, ms: u64) -> impl Future<Output = ()> + Send {
+        let at = Location::caller();
+        async move {
+            let early = self.receive(from, 10).await;
+            assert!(early.is_empty(), "{}: hidden for {ms} ms, received at once (at {at})", self.case);
+            if !self.exact() {
+                return self.pass(ms).await;
+            }
+            self.advance(ms - 1).await;
+            let early = self.receive(from, 10).await;
+            assert!(early.is_empty(), "{}: hidden for {ms} ms, received 1 ms before (at {at})", self.case);
+            self.advance(1).await;
+        }
+    }
+
+    // Settling.
+
+    pub(crate) async fn settle(
+        &self,
+        queue: &QueueName,
+        d: &Delivery,
+        how: How,
+    ) -> Result<Settled, SettleError> {
+        let settle = Settle { receipt: d.receipt.clone(), how };
+        let mut answers =
+            self.within("settle", self.store().settle(queue, vec![settle])).await.expect("settle");
+        assert_eq!(answers.len(), 1, "one answer per settle");
+        answers.remove(0)
+    }
+
+    #[track_caller]
+    pub(crate) fn ack(&self, queue: &QueueName, d: &Delivery) -> impl Future<Output = ()> + Send {
+        let at = Location::caller();
+        async move {
+            let settled = self.settle(queue, d, How::Ack).await;
+            assert_eq!(settled, Ok(Settled::Acked), "{}: ack of {:?} (at {at})", self.case, d.body);
+        }
+    }
+
+    /// Fails a delivery; the queue's policy decides.
+    pub(crate) async fn fail(&self, queue: &QueueName, d: &Delivery, error: &str) -> Settled {
+        self.settle(queue, d, retry(error)).await.expect("the delivery can be retried")
+    }
+
+    pub(crate) async fn extend(
+        &self,
+        queue: &QueueName,
+        d: &Delivery,
+        ms: u64,
+    ) -> Result<Remaining, SettleError> {
+        let extend = Extend { receipt: d.receipt.clone(), lease_ms: ms };
+        let mut answers =
+            self.within("extend", self.store().extend(queue, vec![extend])).await.expect("extend");
+        assert_eq!(answers.len(), 1, "one answer per extend");
+        answers.remove(0)
+    }
+
+    // Looking.
+
+    /// All messages of a queue.
+    pub(crate) async fn browse(&self, name: &QueueName) -> Vec<MessageView> {
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            let browse = Browse { after, limit: 1000, ..Browse::default() };
+            let page = self.within("browse", self.store().browse(name, browse)).await.expect("browse");
+            all.extend(page.items);
+            after = page.next;
+            if after.is_none() {
+                return all;
+            }
+        }
+    }
+
+    /// Waits until a queue holds exactly so many messages, as it must after some time has passed.
+    #[track_caller]
+    pub(crate) fn holds(
+        &self,
+        name: &QueueName,
+        count: usize,
+    ) -> impl Future<Output = Vec<MessageView>> + Send {
+        let at = Location::caller();
+        async move {
+            let start = std::time::Instant::now();
+            loop {
+                let all = self.browse(name).await;
+                if all.len() == count {
+                    return all;
+                }
+                let case = self.case;
+                assert!(
+                    start.elapsed() < PATIENCE,
+                    "{case}: {name} holds {}, not {count} (at {at})",
+                    all.len()
+                );
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+
+    /// Lets time pass in small steps until a redrive has ended.
+    pub(crate) async fn redriven(&self, task: &RedriveTask) -> RedriveTask {
+        let start = std::time::Instant::now();
+        loop {
+            let now = self.redrive_now(task).await;
+            if now.state != RedriveState::Running {
+                return now;
+            }
+            assert!(start.elapsed() < PATIENCE, "{}: the redrive does not end: {now:?}", self.case);
+            self.advance(50).await;
+            tokio::task::yield_now().await;
+        }
+    }
+
+    pub(crate) async fn redrive_now(&self, task: &RedriveTask) -> RedriveTask {
+        let all = self.within("redrives", self.store().redrives(&task.from)).await.expect("redrives");
+        all.into_iter().find(|other| other.id == task.id).expect("the redrive is listed")
+    }
+
+    pub(crate) async fn try_redrive(&self, request: RedriveRequest) -> Result<RedriveTask, AdminError> {
+        self.within("start_redrive", self.store().start_redrive(request)).await
+    }
+
+    /// Redrives and waits for the end.
+    pub(crate) async fn redrive(&self, request: RedriveRequest) -> RedriveTask {
+        let task = self.try_redrive(request).await.expect("the redrive starts");
+        let ended = self.redriven(&task).await;
+        assert_eq!(ended.state, RedriveState::Completed, "{ended:?}");
+        ended
+    }
+
+    // Waiting.
+
+    /// Starts a receive that waits, and lets it reach the store.
+    pub(crate) async fn wait(&self, from: &QueueName, receive: Receive) -> Waiting {
+        let (store, from) = (self.store(), from.clone());
+        let task = tokio::spawn(async move { store.receive(&from, receive).await });
+        // The runtime has one thread: after a yield the new task has been polled.
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+        Waiting { task }
+    }
+
+    /// What a waiting receive got.
+    #[track_caller]
+    pub(crate) fn woken(&self, waiting: Waiting) -> impl Future<Output = Vec<Delivery>> + Send {
+        let woken = self.within("a waiting receive", waiting.task);
+        async move { woken.await.expect("the receive was not aborted").expect("receive") }
+    }
+}
+
+/// A receive that waits in its own task.
+pub(crate) struct Waiting {
+    task: JoinHandle<Received>,
+}
+
+impl Waiting {
+    pub(crate) fn is_over(&self) -> bool {
+        self.task.is_finished()
+    }
+
+    /// Drops the receive and waits until it is dropped.
+    pub(crate) async fn cancel(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+}
+
+/// Polls a future once by hand, so that it reaches the store, and leaves it.
+pub(crate) fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}

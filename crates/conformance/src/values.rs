@@ -1,0 +1,87 @@
+//! Values that cases are full of.
+
+use hapax_core::policy::{Jitter, RetryPolicy};
+use hapax_core::{
+    Attribute, DedupId, Delivery, GroupId, How, MessageView, NewMessage, QueueConfig, QueueName, Receive,
+    RedriveFilter, RedriveRequest,
+};
+
+use crate::trial::LEASE;
+
+pub(crate) fn config() -> QueueConfig {
+    QueueConfig { lease_ms: LEASE, ..QueueConfig::default() }
+}
+
+pub(crate) fn fifo_config() -> QueueConfig {
+    QueueConfig { lease_ms: LEASE, ..QueueConfig::fifo() }
+}
+
+/// Backoff without chance.
+pub(crate) fn exactly(base_ms: u64, cap_ms: u64) -> RetryPolicy {
+    RetryPolicy { base_ms, cap_ms, jitter: Jitter::None }
+}
+
+pub(crate) fn queue(name: &str) -> QueueName {
+    QueueName::new(name).expect("a queue name")
+}
+
+pub(crate) fn group(name: &str) -> GroupId {
+    GroupId::new(name).expect("a group id")
+}
+
+pub(crate) fn dedup(id: &str) -> DedupId {
+    DedupId::new(id).expect("a deduplication id")
+}
+
+/// A message of a FIFO group, its body as its deduplication id.
+pub(crate) fn in_group(name: &str, body: &str) -> NewMessage {
+    NewMessage::new(body.to_owned()).group(group(name)).dedup(dedup(body))
+}
+
+pub(crate) fn text(body: impl Into<String>) -> NewMessage {
+    NewMessage::new(body.into())
+}
+
+pub(crate) fn attribute(value: &str) -> Attribute {
+    Attribute::text(value)
+}
+
+/// A receive that does not wait.
+pub(crate) fn now(max: usize) -> Receive {
+    Receive { max, wait_ms: Some(0), ..Receive::default() }
+}
+
+/// A receive that waits as long as it may.
+pub(crate) fn patient(max: usize) -> Receive {
+    Receive { max, wait_ms: Some(20_000), ..Receive::default() }
+}
+
+pub(crate) fn retry(error: &str) -> How {
+    How::Retry { after_ms: None, error: Some(error.to_owned()) }
+}
+
+pub(crate) fn reject(reason: &str) -> How {
+    How::Reject { reason: reason.to_owned() }
+}
+
+pub(crate) fn bodies(deliveries: &[Delivery]) -> Vec<String> {
+    deliveries.iter().map(|d| String::from_utf8_lossy(&d.body).into_owned()).collect()
+}
+
+/// The bodies of a queue's messages, in order of sequence.
+pub(crate) fn seen(views: &[MessageView]) -> Vec<String> {
+    let text =
+        |view: &MessageView| String::from_utf8_lossy(view.body.as_deref().unwrap_or(b"?")).into_owned();
+    views.iter().map(text).collect()
+}
+
+/// A redrive of everything to where it came from.
+pub(crate) fn redrive_from(from: &QueueName) -> RedriveRequest {
+    RedriveRequest {
+        from: from.clone(),
+        to: None,
+        filter: RedriveFilter::default(),
+        per_second: None,
+        by: "conformance".to_owned(),
+    }
+}

@@ -1,0 +1,249 @@
+use hapax_core::policy;
+use hapax_core::{
+    AdminError, Cause, DedupId, Delivery, Extend, How, MessageState, MessageView, NewMessage, QueueConfig,
+    QueueName, QueueStats, Receipt, Receive, RedriveAllow, Remaining, SendError, Sent, Settle, SettleError,
+    Settled, StoreError,
+};
+use sha2::{Digest as _, Sha256};
+
+use super::state::{Message, Place, Queue, State};
+
+impl State {
+    pub fn of(&mut self, name: &QueueName) -> Result<&mut Queue, StoreError> {
+        self.queues.get_mut(name).ok_or_else(|| StoreError::NoSuchQueue(name.clone()))
+    }
+
+    pub fn send(&mut self, name: &QueueName, new: NewMessage) -> Result<Sent, SendError> {
+        let (id, now_ms) = (self.new_id(), self.now_ms);
+        let queue = self.queues.get_mut(name).unwrap();
+        let config = &queue.info.config;
+        let (bytes, bytes_max) = (new.bytes(), config.message_bytes_max);
+        if bytes > bytes_max {
+            return Err(SendError::TooLarge { bytes, bytes_max });
+        }
+        let content =
+            config.dedup.content_based.then(|| policy::content_id(&Sha256::digest(&new.body).into()));
+        let dedup = new.dedup.or_else(|| content.map(|id| DedupId::new(id).unwrap()));
+        let delay_ms = new.delay_ms.unwrap_or(config.delay_ms);
+        let fits = !config.is_fifo() || (new.group.is_some() && dedup.is_some() && new.delay_ms.is_none());
+        if !fits || delay_ms > policy::DELAY_MS_MAX {
+            return Err(SendError::Invalid("the message does not fit the queue".into()));
+        }
+        let key =
+            dedup.as_ref().map(|id| policy::dedup_key(config.dedup.scope, new.group.as_ref(), id.as_str()));
+        let known = key.as_ref().and_then(|key| queue.dedup.get(key));
+        if let Some(&(_, id, sequence)) =
+            known.filter(|(first_ms, ..)| policy::is_duplicate(*first_ms, config.dedup.window_ms, now_ms))
+        {
+            queue.totals.duplicates += 1;
+            return Ok(Sent { id, sequence, duplicate: true });
+        }
+        let full = |quota: &str, used, max| SendError::QuotaExceeded { quota: quota.into(), used, max };
+        if let Some(max) = config.quota.messages_max.filter(|max| queue.messages.len() as u64 >= *max) {
+            return Err(full("quota.messages_max", queue.messages.len() as u64, max));
+        }
+        if let Some(max) = config.quota.bytes_max.filter(|max| queue.bytes() + bytes > *max) {
+            return Err(full("quota.bytes_max", queue.bytes(), max));
+        }
+        queue.sequence += 1;
+        queue.totals.sent += 1;
+        if let Some(key) = key {
+            queue.dedup.insert(key, (now_ms, id, queue.sequence));
+        }
+        let place = if delay_ms == 0 { Place::Ready } else { Place::Hidden { until: now_ms + delay_ms } };
+        let message = Message {
+            id,
+            place,
+            body: new.body,
+            attributes: new.attributes,
+            sent_ms: now_ms,
+            first_received_ms: 0,
+            attempts: 0,
+            group: new.group,
+            dedup,
+            priority: new.priority,
+            dead: None,
+            died_at: 0,
+            parked: None,
+            history: Vec::new(),
+            consumer: None,
+            fence: 0,
+            bytes,
+        };
+        queue.messages.insert(queue.sequence, message);
+        Ok(Sent { id, sequence: queue.sequence, duplicate: false })
+    }
+
+    pub fn receive(&mut self, name: &QueueName, ask: &Receive) -> Result<Vec<Delivery>, StoreError> {
+        let (now_ms, batch) = (self.now_ms, self.batch + 1);
+        let queue = self.of(name)?;
+        let lease_ms = ask.lease_ms.unwrap_or(queue.info.config.lease_ms);
+        if let Some((since_ms, receipts)) =
+            ask.attempt_id.as_ref().and_then(|id| queue.tries.get(id)).cloned()
+        {
+            let own = |r: &Receipt| queue.find(r).ok().filter(|s| queue.messages[s].in_flight());
+            let found: Vec<u64> = receipts.iter().filter_map(own).collect();
+            if now_ms < since_ms + 300_000 && !found.is_empty() {
+                for sequence in &found {
+                    let m = queue.messages.get_mut(sequence).unwrap();
+                    m.place = Place::Flight { until: now_ms + lease_ms, received: now_ms, batch };
+                }
+                return Ok(found.iter().map(|s| queue.delivery(*s, now_ms)).collect());
+            }
+        }
+        if let Some(max) = queue.max_attempts() {
+            let out = |m: &Message| m.place == Place::Ready && m.attempts >= max;
+            let over: Vec<u64> = queue.messages.iter().filter(|(_, m)| out(m)).map(|(s, _)| *s).collect();
+            for sequence in over {
+                let last = self.queues[name].messages[&sequence].history.last().cloned();
+                let (cause, error) = last.map_or((Cause::Expired, None), |f| (f.cause, f.error));
+                self.die(name, sequence, cause, error.as_deref());
+            }
+        }
+        let (mut fence, queue) = (self.fence, self.queues.get_mut(name).unwrap());
+        let room = policy::IN_FLIGHT_MAX.saturating_sub(queue.in_flight());
+        if room == 0 && !queue.info.config.is_fifo() {
+            return Err(StoreError::TooManyInFlight { queue: name.clone(), in_flight: queue.in_flight() });
+        }
+        let mut got = Vec::new();
+        for sequence in queue.candidates().into_iter().take(ask.max.min(room as usize)) {
+            fence = (fence + 1).max(now_ms * 1000);
+            let m = queue.messages.get_mut(&sequence).unwrap();
+            m.place = Place::Flight { until: now_ms + lease_ms, received: now_ms, batch };
+            m.attempts += 1;
+            m.fence = fence;
+            m.consumer.clone_from(&ask.consumer);
+            m.first_received_ms = if m.first_received_ms == 0 { now_ms } else { m.first_received_ms };
+            got.push(queue.delivery(sequence, now_ms));
+            queue.totals.delivered += 1;
+            if ask.ack_on_receive {
+                queue.messages.remove(&sequence);
+            }
+        }
+        if let Some(id) = ask.attempt_id.clone().filter(|_| !got.is_empty()) {
+            queue.tries.insert(id, (now_ms, got.iter().map(|d| d.receipt.clone()).collect()));
+        }
+        (self.fence, self.batch) = (fence, batch);
+        self.tick(now_ms);
+        Ok(got)
+    }
+
+    pub fn settle(&mut self, name: &QueueName, settle: Settle) -> Result<Settled, SettleError> {
+        let now_ms = self.now_ms;
+        let queue = self.queues.get_mut(name).unwrap();
+        let sequence = queue.find(&settle.receipt)?;
+        if !queue.messages[&sequence].in_flight() {
+            match settle.how {
+                How::Ack if !queue.info.config.is_fifo() => {}
+                _ if queue.messages[&sequence].history.is_empty() => return Err(SettleError::NotInFlight),
+                _ => return Err(SettleError::Expired),
+            }
+        }
+        Ok(match settle.how {
+            How::Ack => {
+                queue.messages.remove(&sequence);
+                queue.totals.acked += 1;
+                Settled::Acked
+            }
+            How::Retry { after_ms, error } => {
+                queue.totals.retried += 1;
+                self.fail(name, sequence, Cause::Retry, error.as_deref(), after_ms)
+            }
+            How::Defer { after_ms } => {
+                queue.totals.deferred += 1;
+                State::put_back(queue, sequence, after_ms, now_ms);
+                queue.messages.get_mut(&sequence).unwrap().attempts -= 1;
+                Settled::Returned { after_ms }
+            }
+            How::Reject { reason } => {
+                self.remember(name, sequence, Cause::Rejected, Some(&reason));
+                self.die(name, sequence, Cause::Rejected, Some(&reason))
+            }
+        })
+    }
+
+    pub fn extend(&mut self, name: &QueueName, extend: &Extend) -> Result<Remaining, SettleError> {
+        let now_ms = self.now_ms;
+        let queue = self.queues.get_mut(name).unwrap();
+        let sequence = queue.find(&extend.receipt)?;
+        let m = queue.messages.get_mut(&sequence).unwrap();
+        let Place::Flight { received, batch, .. } = m.place else { return Err(SettleError::NotInFlight) };
+        let until = policy::extend_deadline(received, now_ms, extend.lease_ms)?;
+        if extend.lease_ms == 0 {
+            self.fail(name, sequence, Cause::Retry, None, Some(0));
+        } else {
+            m.place = Place::Flight { until, received, batch };
+        }
+        Ok(Remaining { lease_ms: extend.lease_ms })
+    }
+
+    pub fn check(&self, name: &QueueName, config: &QueueConfig) -> Result<(), AdminError> {
+        config.validate(name)?;
+        let Some(dead) = &config.dead_letter else { return Ok(()) };
+        let allows =
+            self.queues.get(&dead.queue).is_some_and(|queue| match &queue.info.config.redrive_allow {
+                RedriveAllow::All => true,
+                RedriveAllow::None => false,
+                RedriveAllow::Queues(names) => names.contains(name),
+            });
+        let problem = "does not exist or does not allow it".into();
+        if allows { Ok(()) } else { Err(AdminError::Config { field: "dead_letter.queue", problem }) }
+    }
+}
+
+impl Queue {
+    pub fn find(&mut self, receipt: &Receipt) -> Result<u64, SettleError> {
+        let parts: Vec<&str> = receipt.as_str().split('|').collect();
+        let [queue, id, sequence, fence] = parts[..] else { return Err(SettleError::Malformed) };
+        if queue != self.info.name.as_str() {
+            return Err(SettleError::Malformed);
+        }
+        let sequence = sequence.parse().map_err(|_| SettleError::Malformed)?;
+        let found =
+            self.messages.get(&sequence).filter(|m| m.id.to_string() == id && m.place != Place::Parked);
+        let m = found.ok_or(SettleError::Gone)?;
+        if m.fence.to_string() != fence {
+            self.totals.stale += 1;
+            return Err(SettleError::Stale);
+        }
+        Ok(sequence)
+    }
+
+    pub fn view(sequence: u64, m: &Message) -> MessageView {
+        let (state, due_ms) = match m.place {
+            Place::Ready => (MessageState::Ready, m.sent_ms),
+            Place::Hidden { until } => (MessageState::Delayed, until),
+            Place::Flight { until, .. } => (MessageState::InFlight, until),
+            Place::Parked => (MessageState::Parked, m.sent_ms),
+        };
+        MessageView {
+            id: m.id,
+            state,
+            body: Some(m.body.clone()),
+            attributes: m.attributes.clone(),
+            attempts: m.attempts,
+            sent_ms: m.sent_ms,
+            due_ms,
+            sequence,
+            group: m.group.clone(),
+            dedup: m.dedup.clone(),
+            priority: m.priority,
+            dead: m.dead.clone(),
+            parked: m.parked.clone(),
+            history: m.history.clone(),
+        }
+    }
+
+    pub fn stats(&self) -> QueueStats {
+        let count = |f: fn(&Place) -> bool| self.messages.values().filter(|m| f(&m.place)).count() as u64;
+        QueueStats {
+            ready: count(|p| *p == Place::Ready),
+            delayed: count(|p| matches!(p, Place::Hidden { .. })),
+            in_flight: self.in_flight(),
+            parked: count(|p| *p == Place::Parked),
+            bytes: self.bytes(),
+            oldest_sent_ms: self.messages.values().map(|m| m.sent_ms).min(),
+            totals: self.totals,
+        }
+    }
+}

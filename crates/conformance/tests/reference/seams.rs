@@ -1,0 +1,239 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use async_trait::async_trait;
+use hapax_core::policy::{self, LEASE_MS_MAX, WAIT_MS_MAX};
+use hapax_core::store::QueueTotals;
+use hapax_core::{
+    AdminError, Batch, Browse, Capabilities, Delivery, Extend, GroupId, MessageId, MessageView, NewMessage,
+    Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, QueueStore, Receive,
+    RedriveRequest, RedriveState, RedriveTask, Remaining, SendError, Sent, Settle, SettleError, Settled,
+    StoreError, StoreStatus,
+};
+
+use super::Reference;
+use super::state::{Message, Place, Queue, Redrive};
+
+#[async_trait]
+impl QueueStore for Reference {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: "reference".into(),
+            atomic_settle: true,
+            durable_lease: true,
+            fence: true,
+            order: Order::PerGroup,
+            dedup_ms_max: policy::RETENTION_MS_MAX,
+            manual_clock: true,
+        }
+    }
+
+    async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
+        let mut state = self.now();
+        state.of(queue)?;
+        let answers = batch.into_iter().map(|message| state.send(queue, message)).collect();
+        self.changed.notify_waiters();
+        Ok(answers)
+    }
+
+    async fn receive(&self, queue: &QueueName, ask: Receive) -> Result<Vec<Delivery>, StoreError> {
+        let (wait_ms, from_ms) = {
+            let mut state = self.now();
+            (ask.wait_ms.unwrap_or(state.of(queue)?.info.config.wait_ms), state.now_ms)
+        };
+        let lease_ms = ask.lease_ms.unwrap_or(0);
+        if !(1..=Receive::MAX).contains(&ask.max) || wait_ms > WAIT_MS_MAX || lease_ms > LEASE_MS_MAX {
+            return Err(StoreError::Invalid("out of range".into()));
+        }
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            {
+                let mut state = self.now();
+                let got = state.receive(queue, &ask)?;
+                if !got.is_empty() || state.now_ms >= from_ms + wait_ms {
+                    return Ok(got);
+                }
+            }
+            changed.await;
+        }
+    }
+
+    async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+        let mut state = self.now();
+        state.of(queue)?;
+        let answers = batch.into_iter().map(|settle| state.settle(queue, settle)).collect();
+        self.changed.notify_waiters();
+        Ok(answers)
+    }
+
+    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+        let mut state = self.now();
+        state.of(queue)?;
+        let answers = batch.iter().map(|extend| state.extend(queue, extend)).collect();
+        self.changed.notify_waiters();
+        Ok(answers)
+    }
+}
+
+#[async_trait]
+impl QueueAdmin for Reference {
+    async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError> {
+        let mut state = self.now();
+        state.check(name, &config)?;
+        if let Some(queue) = state.queues.get(name) {
+            let differs = queue.info.config.first_difference(&config);
+            return differs.map_or(Ok(false), |field| Err(AdminError::Exists(name.clone(), field)));
+        }
+        let now_ms = state.now_ms;
+        let info = QueueInfo { name: name.clone(), config, created_ms: now_ms, modified_ms: now_ms };
+        // Sequences are never used twice, or an old queue's receipt might fit the new one.
+        let sequence = state.next_id as u64;
+        let (messages, dedup) = (BTreeMap::new(), HashMap::new());
+        let (halted, tries, totals) = (BTreeSet::new(), HashMap::new(), QueueTotals::default());
+        state.queues.insert(name.clone(), Queue { info, messages, sequence, dedup, halted, tries, totals });
+        Ok(true)
+    }
+
+    async fn queue(&self, name: &QueueName) -> Result<QueueInfo, StoreError> {
+        Ok(self.now().of(name)?.info.clone())
+    }
+
+    async fn set_queue(&self, name: &QueueName, config: QueueConfig) -> Result<(), AdminError> {
+        let mut state = self.now();
+        state.of(name)?;
+        state.check(name, &config)?;
+        state.of(name)?.info.config = config;
+        Ok(())
+    }
+
+    async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError> {
+        let mut state = self.now();
+        state.of(name)?;
+        state.queues.remove(name);
+        Ok(())
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
+        Ok(self.now().queues.values().map(|queue| queue.info.clone()).collect())
+    }
+
+    async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
+        Ok(self.now().of(name)?.stats())
+    }
+
+    async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {
+        Ok(std::mem::take(&mut self.now().of(name)?.messages).len() as u64)
+    }
+
+    async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
+        let mut state = self.now();
+        let queue = state.of(name)?;
+        let all = queue.messages.range(browse.after.map_or(0, |after| after + 1)..);
+        let mut items: Vec<_> = all.map(|(s, m)| Queue::view(*s, m)).collect();
+        items.retain(|v| browse.state.is_none_or(|s| v.state == s) && browse.id.is_none_or(|id| v.id == id));
+        let more = items.len() > browse.limit;
+        items.truncate(browse.limit);
+        Ok(Page { next: items.last().filter(|_| more).map(|v| v.sequence), items })
+    }
+
+    async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
+        let mut state = self.now();
+        let queue = state.of(name)?;
+        let before = queue.messages.len();
+        queue.messages.retain(|_, m| !ids.contains(&m.id));
+        Ok((before - queue.messages.len()) as u64)
+    }
+
+    async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
+        let mut state = self.now();
+        let mut count = 0;
+        for m in state.of(name)?.messages.values_mut() {
+            if m.place == Place::Parked && ids.contains(&m.id) {
+                (m.place, m.attempts, m.parked) = (Place::Ready, 0, None);
+                count += 1;
+            }
+        }
+        self.changed.notify_waiters();
+        Ok(count)
+    }
+
+    async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
+        let removed = self.now().of(name)?.halted.remove(group);
+        self.changed.notify_waiters();
+        if removed { Ok(()) } else { Err(AdminError::NotFound(format!("halted group {group}"))) }
+    }
+
+    async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {
+        Ok(self.now().of(name)?.halted.iter().cloned().collect())
+    }
+
+    async fn start_redrive(&self, ask: RedriveRequest) -> Result<RedriveTask, AdminError> {
+        let mut state = self.now();
+        for name in std::iter::once(&ask.from).chain(&ask.to) {
+            state.of(name)?;
+        }
+        if state.redrives.iter().any(|r| r.task.from == ask.from && r.task.state == RedriveState::Running) {
+            return Err(AdminError::RedriveRunning(ask.from));
+        }
+        let (filter, now_ms, id) = (ask.filter, state.now_ms, state.redrives.len() as u64 + 1);
+        let letters: Vec<_> =
+            state.of(&ask.from)?.messages.iter().filter(|(_, m)| m.dead.is_some()).collect();
+        let matches = |m: &Message| {
+            let dead = m.dead.as_ref().expect("a dead letter");
+            (filter.ids.is_empty() || filter.ids.contains(&m.id))
+                && filter.cause.is_none_or(|cause| cause == dead.cause)
+                && filter.source.as_ref().is_none_or(|source| *source == dead.source)
+                && filter
+                    .error_contains
+                    .as_ref()
+                    .is_none_or(|t| dead.error.as_ref().is_some_and(|e| e.contains(t)))
+                && filter.died_from_ms.is_none_or(|from| dead.died_ms >= from)
+                && filter.died_until_ms.is_none_or(|until| dead.died_ms < until)
+        };
+        let pending: Vec<u64> = letters.iter().filter(|(_, m)| matches(m)).map(|(s, _)| **s).collect();
+        let total = letters.len() as u64;
+        let task = RedriveTask {
+            id,
+            from: ask.from,
+            to: ask.to,
+            left: total - pending.len() as u64,
+            filter,
+            per_second: ask.per_second.unwrap_or(500),
+            by: ask.by,
+            state: RedriveState::Running,
+            started_ms: now_ms,
+            ended_ms: None,
+            total,
+            moved: 0,
+            failure: None,
+        };
+        state.redrives.push(Redrive { task: task.clone(), pending });
+        Ok(task)
+    }
+
+    async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError> {
+        let state = self.now();
+        self.changed.notify_waiters();
+        Ok(state.redrives.iter().rev().map(|r| r.task.clone()).filter(|task| task.from == *from).collect())
+    }
+
+    async fn cancel_redrive(&self, id: u64) -> Result<RedriveTask, AdminError> {
+        let mut state = self.now();
+        let now_ms = state.now_ms;
+        let found = state.redrives.iter_mut().find(|r| r.task.id == id);
+        let task = &mut found.ok_or_else(|| AdminError::NotFound(format!("redrive {id}")))?.task;
+        (task.state, task.ended_ms) = (RedriveState::Cancelled, Some(now_ms));
+        Ok(task.clone())
+    }
+
+    async fn status(&self) -> StoreStatus {
+        let state = self.now();
+        let messages = state.queues.values().map(|queue| queue.messages.len() as u64).sum();
+        let bytes = state.queues.values().map(Queue::bytes).sum();
+        StoreStatus { messages, bytes, ..StoreStatus::default() }
+    }
+
+    async fn resume(&self, _by: &str) -> Result<(), StoreError> {
+        Ok(())
+    }
+}

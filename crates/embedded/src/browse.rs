@@ -1,0 +1,130 @@
+//! Looking at messages without delivering them: a reading connection on a thread of its own.
+
+use std::sync::mpsc;
+
+use hapax_core::{Attributes, Browse, MessageState, MessageView, Page, Priority, StoreError};
+use rusqlite::{Connection, params};
+
+use crate::OpenError;
+use crate::ids::Ids;
+use crate::record::{FLAG_DEAD, FLAG_HISTORY, State, parked_cause};
+use crate::storage::sqlite::Place;
+use crate::storage::{self, FoundBody};
+
+type Look = Box<dyn FnOnce(&Connection) + Send>;
+
+/// The reading thread.
+pub(crate) struct Reader {
+    looks: Option<mpsc::Sender<Look>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Reader {
+    pub fn start(place: &Place) -> Result<Self, OpenError> {
+        let db = place.connect()?;
+        db.pragma_update(None, "query_only", true)?;
+        let (looks, asked) = mpsc::channel::<Look>();
+        let spawn = std::thread::Builder::new().name("hapax-reader".into());
+        let serve = move || asked.into_iter().for_each(|look| look(&db));
+        Ok(Self { looks: Some(looks), thread: Some(spawn.spawn(serve).map_err(OpenError::Thread)?) })
+    }
+
+    pub fn look(&self, look: Look) -> Result<(), StoreError> {
+        let gone = || StoreError::Unavailable("the store is closed".into());
+        self.looks.as_ref().ok_or_else(gone)?.send(look).map_err(|_| gone())
+    }
+
+    pub fn stop(&mut self) {
+        self.looks = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// One page of a queue's messages in order of their place.
+pub(crate) fn page(
+    db: &Connection,
+    ids: &Ids,
+    queue: u32,
+    purged_before: u64,
+    browse: &Browse,
+    now_ms: u64,
+) -> rusqlite::Result<Page<MessageView>> {
+    // A delayed message whose time has come is ready, though its row is not rewritten for that.
+    let state = match browse.state {
+        None => "1",
+        Some(MessageState::Ready) => "(state = 0 OR (state = 1 AND due_ms <= ?5))",
+        Some(MessageState::Delayed) => "(state = 1 AND due_ms > ?5)",
+        Some(MessageState::InFlight) => "state = 2",
+        Some(MessageState::Parked) => "state = 3",
+    };
+    let only = if browse.id.is_some() { "seq = ?4" } else { "?4 IS NULL" };
+    let seq = browse.id.map(|id| ids.seq(id).unwrap_or(0) as i64);
+    let after = browse.after.map_or(purged_before as i64 - 1, |after| after as i64);
+    let sql = format!(
+        "SELECT {} FROM message WHERE queue = ?1 AND ord > ?2 AND {state} AND {only} AND ?5 >= 0 ORDER BY ord LIMIT ?3",
+        storage::MESSAGE_COLUMNS
+    );
+    let limit = browse.limit as i64;
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut rows = statement.query(params![queue, after, limit + 1, seq, now_ms as i64])?;
+    let mut items = Vec::new();
+    while let Some(row) = rows.next()? {
+        items.push(view(db, ids, row, now_ms)?);
+    }
+    let more = items.len() > browse.limit;
+    items.truncate(browse.limit);
+    let next = items.last().filter(|_| more).map(|last: &MessageView| last.sequence);
+    Ok(Page { items, next })
+}
+
+fn view(db: &Connection, ids: &Ids, row: &rusqlite::Row<'_>, now_ms: u64) -> rusqlite::Result<MessageView> {
+    let (row, sound) = storage::message(row)?;
+    let entry = row.entry;
+    let (content, damage) = match storage::body(db, entry.seq)? {
+        FoundBody::Sound(body) => (Some(body.content), None),
+        FoundBody::Damaged(problem) => (None, Some(problem)),
+    };
+    let damage = if sound { damage } else { Some("its row does not match its checksum".into()) };
+    let state = match entry.state {
+        _ if !sound => MessageState::Parked,
+        State::Ready => MessageState::Ready,
+        State::Delayed if entry.due_ms <= now_ms => MessageState::Ready,
+        State::Delayed => MessageState::Delayed,
+        State::InFlight => MessageState::InFlight,
+        State::Parked => MessageState::Parked,
+    };
+    let history = if entry.flags & FLAG_HISTORY == 0 { Vec::new() } else { storage::history(db, entry.seq)? };
+    let parked = match parked_cause(entry.flags) {
+        Some(hapax_core::Cause::Damaged) => Some((hapax_core::Cause::Damaged, damage)),
+        Some(cause) => Some((cause, history.last().and_then(|failed| failed.error.clone()))),
+        None if !sound => Some((hapax_core::Cause::Damaged, damage)),
+        None => None,
+    };
+    let dead =
+        if entry.flags & FLAG_DEAD == 0 { None } else { storage::dead(db, entry.seq)?.map(Into::into) };
+    let attributes = content.as_ref().and_then(|content| content.attributes.as_deref());
+    Ok(MessageView {
+        id: ids.id(entry.seq),
+        state,
+        attributes: attributes.map_or_else(Attributes::new, parse_attributes),
+        dedup: content.as_ref().and_then(|content| content.dedup.as_deref()).and_then(|id| id.parse().ok()),
+        body: content.map(|content| content.body),
+        attempts: entry.attempts,
+        sent_ms: entry.sent_ms,
+        due_ms: entry.due_ms,
+        sequence: entry.order,
+        group: row.group,
+        priority: Priority(entry.priority),
+        dead,
+        parked,
+        history,
+    })
+}
+
+/// Attributes as they are stored. They were written by this crate and are covered by a checksum, so a failure to read
+/// them is a defect; an operator still gets the message.
+pub(crate) fn parse_attributes(json: &str) -> Attributes {
+    serde_json::from_str(json).unwrap_or_default()
+}

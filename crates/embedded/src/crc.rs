@@ -1,0 +1,25 @@
+//! Checksums over rows. SQLite returns a flipped byte without a word, so every row carries its own.
+
+/// A running CRC-32.
+pub(crate) struct Crc(crc32fast::Hasher);
+
+impl Crc {
+    pub fn new() -> Self {
+        Self(crc32fast::Hasher::new())
+    }
+
+    pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.0.update(bytes);
+        self
+    }
+
+    /// An optional part with its length, so that moving a byte between two parts is seen.
+    pub fn part(&mut self, bytes: Option<&[u8]>) -> &mut Self {
+        let len = bytes.map_or(u64::MAX, |bytes| bytes.len() as u64);
+        self.bytes(&len.to_le_bytes()).bytes(bytes.unwrap_or_default())
+    }
+
+    pub fn end(self) -> u32 {
+        self.0.finalize()
+    }
+}

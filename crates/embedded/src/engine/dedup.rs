@@ -1,0 +1,142 @@
+//! Deduplication ids that are remembered. Recent ones are in memory; older ones of long windows only in the index.
+
+use std::collections::{HashMap, VecDeque};
+
+use hapax_core::QueueConfig;
+use hapax_core::policy;
+
+use super::{Outgoing, Queue, Undo, Wave};
+use crate::record::{DedupRow, Record};
+
+/// How long an id stays in memory: 5 min.
+pub(crate) const MEMORY_MS: u64 = policy::DEDUP_WINDOW_MS_DEFAULT;
+/// Rows deleted from the index in one wave.
+const PRUNE_MAX: u64 = 2_000;
+const MINUTE_MS: u64 = 60_000;
+
+/// The first send with some id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub seq: u64,
+    pub order: u64,
+    pub sent_ms: u64,
+}
+
+impl From<DedupRow> for Seen {
+    fn from(row: DedupRow) -> Self {
+        Self { seq: row.seq, order: row.order, sent_ms: row.sent_ms }
+    }
+}
+
+/// A deduplication id made from a body.
+pub(crate) fn content_id(body: &[u8]) -> String {
+    use sha2::Digest as _;
+    policy::content_id(&sha2::Sha256::digest(body).into())
+}
+
+/// What an id is remembered as: 128 bits of a cryptographic hash, so that ids of any length take the same room.
+pub(super) fn key(config: &QueueConfig, message: &Outgoing) -> Option<u128> {
+    if config.dedup.window_ms == 0 {
+        return None;
+    }
+    let hashed = (config.dedup.content_based && message.content_id.is_none())
+        .then(|| content_id(&message.content.body));
+    let content =
+        if config.dedup.content_based { message.content_id.as_deref().or(hashed.as_deref()) } else { None };
+    let id = message.content.dedup.as_deref().or(content)?;
+    let text = policy::dedup_key(config.dedup.scope, message.group.as_ref(), id);
+    let hash = blake3::hash(text.as_bytes());
+    Some(u128::from_le_bytes(hash.as_bytes()[..16].try_into().expect("a hash has 32 bytes")))
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Dedup {
+    recent: HashMap<u128, Seen>,
+    /// Keys of `recent` by age; the front is the oldest.
+    by_age: VecDeque<(u64, u128)>,
+    /// How many rows the index has for each minute, to prune without looking.
+    minutes: VecDeque<(u64, u64)>,
+}
+
+impl Dedup {
+    pub fn seen(&self, key: u128, now_ms: u64) -> Option<Seen> {
+        self.recent.get(&key).copied().filter(|seen| policy::is_duplicate(seen.sent_ms, MEMORY_MS, now_ms))
+    }
+
+    /// Takes a row into memory; rows come in order of `sent_ms`.
+    pub fn add(&mut self, row: DedupRow) -> Option<Seen> {
+        self.count(row.sent_ms / MINUTE_MS, 1);
+        self.by_age.push_back((row.sent_ms, row.key));
+        self.recent.insert(row.key, row.into())
+    }
+
+    /// Counts rows that stay in the index only.
+    pub fn count(&mut self, minute: u64, rows: u64) {
+        match self.minutes.back_mut() {
+            Some((last, count)) if *last == minute => *count += rows,
+            _ => self.minutes.push_back((minute, rows)),
+        }
+    }
+
+    pub(super) fn undo_add(&mut self, key: u128, before: Option<Seen>, sent_ms: u64) {
+        self.by_age.pop_back();
+        match before {
+            Some(seen) => drop(self.recent.insert(key, seen)),
+            None => drop(self.recent.remove(&key)),
+        }
+        let (minute, count) = self.minutes.back_mut().expect("an added row was counted");
+        assert_eq!(*minute, sent_ms / MINUTE_MS);
+        *count -= 1;
+    }
+
+    pub(super) fn undo_prune(&mut self, minute: u64, count: u64) {
+        match self.minutes.front_mut() {
+            Some((first, left)) if *first == minute => *left += count,
+            _ => self.minutes.push_front((minute, count)),
+        }
+    }
+
+    /// When ids next leave memory or the index.
+    pub fn next_ms(&self, window_ms: u64) -> Option<u64> {
+        let forget = self.by_age.front().map(|(sent_ms, _)| sent_ms + MEMORY_MS + MINUTE_MS);
+        let prune = self.minutes.front().map(|(minute, _)| (minute + 1) * MINUTE_MS + window_ms);
+        forget.into_iter().chain(prune).min()
+    }
+}
+
+impl Queue {
+    /// Remembers a send's deduplication id.
+    pub(super) fn remember(&mut self, wave: &mut Wave, row: DedupRow) {
+        let before = self.dedup.add(row);
+        wave.journal.push(Undo::DedupAdded { queue: self.id, key: row.key, before, sent_ms: row.sent_ms });
+        wave.records.push(Record::Dedup { queue: self.id, row });
+    }
+
+    /// Drops ids that are older than the window, a bounded number at a time.
+    pub(super) fn forget_ids(&mut self, wave: &mut Wave, now_ms: u64) {
+        // Not journaled: an id that left memory is of no use any more, whether or not the wave is committed.
+        while let Some(&(sent_ms, key)) = self.dedup.by_age.front() {
+            if policy::is_duplicate(sent_ms, MEMORY_MS, now_ms) {
+                break;
+            }
+            self.dedup.by_age.pop_front();
+            if self.dedup.recent.get(&key).is_some_and(|seen| seen.sent_ms == sent_ms) {
+                self.dedup.recent.remove(&key);
+            }
+        }
+        let window_ms = self.config.dedup.window_ms;
+        if let Some((minute, count)) = self.dedup.minutes.front_mut() {
+            let before_ms = (*minute + 1) * MINUTE_MS;
+            if before_ms + window_ms <= now_ms {
+                let pruned = (*count).min(PRUNE_MAX);
+                *count -= pruned;
+                let (minute, left) = (*minute, *count);
+                if left == 0 {
+                    self.dedup.minutes.pop_front();
+                }
+                wave.journal.push(Undo::DedupPruned { queue: self.id, minute, count: pruned });
+                wave.records.push(Record::PruneDedup { queue: self.id, before_ms, limit: PRUNE_MAX as u32 });
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Which message comes next: groups, their order, and fairness between them.
+//!
+//! Every message belongs to a group; those without one share group 0. A group's waiting messages are ordered by
+//! priority, then by place. `heads` holds the first message of every group that may be received from now, so the
+//! next message is found without looking at groups that are blocked.
+
+use std::collections::{BTreeMap, HashMap};
+
+use hapax_core::GroupId;
+
+/// Position in a table.
+pub(crate) type Slot = u32;
+
+/// The group of messages without one.
+pub(crate) const UNGROUPED: u32 = 0;
+
+/// Orders messages: smaller comes first. The priority sits in the top byte, the place below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key(u64);
+
+impl Key {
+    pub fn new(priority: u8, order: u64) -> Self {
+        assert!(order < 1 << 56, "2^56 messages were sent");
+        Self(u64::from(u8::MAX - priority) << 56 | order)
+    }
+}
+
+/// A tenant is noisy with at least so many messages in flight ...
+const NOISY_IN_FLIGHT_MIN: u32 = 30;
+/// ... and more than one in so many of the queue's.
+const NOISY_SHARE: u64 = 10;
+
+#[derive(Debug, Default)]
+struct Group {
+    name: Option<GroupId>,
+    /// Waiting messages and whether each is visible. Invisible ones are kept only where order matters (FIFO).
+    waiting: BTreeMap<Key, (Slot, bool)>,
+    /// In flight, by place; only where order matters (FIFO).
+    flying: BTreeMap<u64, Slot>,
+    in_flight: u32,
+    /// Messages in any state.
+    members: u32,
+    halted: bool,
+    head: Option<Key>,
+}
+
+/// All groups of one queue.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    fifo: bool,
+    list: Vec<Option<Group>>,
+    free: Vec<u32>,
+    names: HashMap<GroupId, u32>,
+    heads: BTreeMap<Key, u32>,
+    in_flight: u64,
+    /// Groups that may have become empty; dropped when the wave is committed, so that a rollback finds them.
+    idle: Vec<u32>,
+}
+
+impl Groups {
+    pub fn new(fifo: bool) -> Self {
+        Self {
+            fifo,
+            list: vec![Some(Group::default())],
+            free: Vec::new(),
+            names: HashMap::new(),
+            heads: BTreeMap::new(),
+            in_flight: 0,
+            idle: Vec::new(),
+        }
+    }
+
+    fn group(&self, at: u32) -> &Group {
+        self.list[at as usize].as_ref().expect("a group in use is there")
+    }
+
+    fn group_mut(&mut self, at: u32) -> &mut Group {
+        self.list[at as usize].as_mut().expect("a group in use is there")
+    }
+
+    pub fn name(&self, at: u32) -> Option<&GroupId> {
+        self.group(at).name.as_ref()
+    }
+
+    pub fn find(&self, name: &GroupId) -> Option<u32> {
+        self.names.get(name).copied()
+    }
+
+    /// The group's index; the group is made if it is new.
+    pub fn intern(&mut self, name: Option<&GroupId>) -> u32 {
+        let Some(name) = name else { return UNGROUPED };
+        if let Some(&at) = self.names.get(name) {
+            return at;
+        }
+        let group = Group { name: Some(name.clone()), ..Group::default() };
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.list.push(None);
+            self.list.len() as u32 - 1
+        });
+        self.list[at as usize] = Some(group);
+        self.names.insert(name.clone(), at);
+        self.idle.push(at);
+        at
+    }
+
+    pub fn join(&mut self, at: u32) {
+        self.group_mut(at).members += 1;
+    }
+
+    pub fn leave(&mut self, at: u32) {
+        let group = self.group_mut(at);
+        group.members -= 1;
+        if group.members == 0 && at != UNGROUPED {
+            self.idle.push(at);
+        }
+    }
+
+    /// Forgets groups that nothing refers to any more.
+    pub fn sweep(&mut self) {
+        for at in std::mem::take(&mut self.idle) {
+            let gone =
+                self.list[at as usize].as_ref().is_some_and(|group| group.members == 0 && !group.halted);
+            if gone {
+                let group = self.list[at as usize].take().expect("just seen");
+                self.names.remove(group.name.as_ref().expect("only named groups go idle"));
+                self.free.push(at);
+            }
+        }
+    }
+
+    /// A message waits to be received, `visible` or not yet.
+    pub fn wait(&mut self, at: u32, key: Key, slot: Slot, visible: bool) {
+        if visible || self.fifo {
+            let before = self.group_mut(at).waiting.insert(key, (slot, visible));
+            assert!(before.is_none(), "two messages have the same place");
+            self.refresh(at);
+        }
+    }
+
+    pub fn unwait(&mut self, at: u32, key: Key, visible: bool) {
+        if visible || self.fifo {
+            let before = self.group_mut(at).waiting.remove(&key);
+            assert!(before.is_some(), "a waiting message is in its group");
+            self.refresh(at);
+        }
+    }
+
+    pub fn fly(&mut self, at: u32, order: u64, slot: Slot) {
+        self.in_flight += 1;
+        self.group_mut(at).in_flight += 1;
+        if self.fifo {
+            self.group_mut(at).flying.insert(order, slot);
+            self.refresh(at);
+        }
+    }
+
+    pub fn land(&mut self, at: u32, order: u64) {
+        self.in_flight -= 1;
+        self.group_mut(at).in_flight -= 1;
+        if self.fifo {
+            self.group_mut(at).flying.remove(&order);
+            self.refresh(at);
+        }
+    }
+
+    /// Messages of a FIFO group that are in flight behind the given place.
+    pub fn flying_behind(&self, at: u32, order: u64) -> Vec<Slot> {
+        self.group(at).flying.range(order + 1..).map(|(_, &slot)| slot).collect()
+    }
+
+    pub fn is_halted(&self, at: u32) -> bool {
+        self.group(at).halted
+    }
+
+    pub fn set_halted(&mut self, at: u32, halted: bool) {
+        self.group_mut(at).halted = halted;
+        if !halted {
+            self.idle.push(at);
+        }
+        self.refresh(at);
+    }
+
+    pub fn halted(&self) -> Vec<GroupId> {
+        let mut halted: Vec<_> = self
+            .list
+            .iter()
+            .flatten()
+            .filter(|group| group.halted)
+            .filter_map(|group| group.name.clone())
+            .collect();
+        halted.sort();
+        halted
+    }
+
+    fn refresh(&mut self, at: u32) {
+        let fifo = self.fifo;
+        let group = self.group_mut(at);
+        let blocked = fifo && (group.in_flight > 0 || group.halted);
+        let first = group.waiting.first_key_value().filter(|(_, (_, visible))| *visible && !blocked);
+        let head = first.map(|(key, _)| *key);
+        let before = std::mem::replace(&mut group.head, head);
+        if before != head {
+            if let Some(before) = before {
+                self.heads.remove(&before);
+            }
+            if let Some(head) = head {
+                self.heads.insert(head, at);
+            }
+        }
+    }
+
+    pub fn any_available(&self) -> bool {
+        !self.heads.is_empty()
+    }
+
+    /// The next messages of one group: one on a standard queue; on FIFO as many in a row as are visible, at most
+    /// `max`.
+    pub fn next(&self, max: usize) -> Vec<Slot> {
+        let Some(at) = self.pick() else { return Vec::new() };
+        let take = if self.fifo { max } else { 1 };
+        let visible = self.group(at).waiting.values().take_while(|(_, visible)| *visible);
+        visible.take(take).map(|(slot, _)| *slot).collect()
+    }
+
+    /// Quiet tenants first; among noisy ones, the one with the fewest in flight.
+    fn pick(&self) -> Option<u32> {
+        let first = *self.heads.first_key_value()?.1;
+        if self.fifo || !self.is_noisy(first) {
+            return Some(first);
+        }
+        // More than a tenth each: at most nine groups are noisy, so few heads are passed over.
+        let quiet = self.heads.values().copied().find(|&at| !self.is_noisy(at));
+        quiet.or_else(|| self.heads.values().copied().min_by_key(|&at| self.group(at).in_flight))
+    }
+
+    fn is_noisy(&self, at: u32) -> bool {
+        let in_flight = self.group(at).in_flight;
+        at != UNGROUPED
+            && in_flight >= NOISY_IN_FLIGHT_MIN
+            && u64::from(in_flight) * NOISY_SHARE > self.in_flight
+    }
+
+    /// Checks what must hold; `waiting` is how many messages wait visibly.
+    #[cfg(test)]
+    pub fn check(&self, waiting: usize, in_flight: usize) {
+        let groups = || self.list.iter().flatten();
+        let visible: usize =
+            groups().flat_map(|g| g.waiting.values()).filter(|(_, visible)| *visible).count();
+        assert_eq!(visible, waiting, "every ready message waits in its group");
+        assert_eq!(groups().map(|g| g.in_flight as usize).sum::<usize>(), in_flight);
+        assert_eq!(self.in_flight as usize, in_flight);
+        assert_eq!(groups().filter(|g| g.head.is_some()).count(), self.heads.len());
+        for (key, at) in &self.heads {
+            assert_eq!(self.group(*at).head, Some(*key));
+        }
+        if self.fifo {
+            for group in groups() {
+                assert_eq!(group.flying.len(), group.in_flight as usize);
+                assert!(
+                    group.head.is_none() || group.in_flight == 0,
+                    "one receive batch in flight per group"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The state machine: pure and deterministic. Time and randomness are passed in; what must be written comes out as
+//! records; nothing here does I/O.
+//!
+//! Work happens in waves. A wave applies operations to memory, journals what it overwrote and collects records. The
+//! writer commits the records; then the wave is either kept ([`Engine::commit`]) or undone ([`Engine::rollback`]),
+//! so memory never runs ahead of the disk.
+
+mod admin;
+mod dead;
+mod dedup;
+mod groups;
+mod load;
+mod queue;
+mod receive;
+mod redrive;
+mod send;
+mod settle;
+mod table;
+mod timers;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use hapax_core::{QueueName, StoreError};
+
+pub(crate) use dedup::content_id;
+pub(crate) use load::{Loaded, Loader};
+pub(crate) use queue::Queue;
+pub(crate) use receive::{Leased, Request};
+pub(crate) use redrive::Candidate;
+use redrive::Task;
+pub(crate) use send::Outgoing;
+use table::Table;
+
+use crate::record::{Entry, Header, Record};
+use crate::time::Now;
+
+/// How much the store may hold in all queues together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StoreQuota {
+    /// The most messages. Default no limit.
+    pub messages_max: Option<u64>,
+    /// The most bytes of bodies and attributes. Default no limit.
+    pub bytes_max: Option<u64>,
+    /// The most memory that messages may take, at [`MEMORY_BYTES_A_MESSAGE`] each. Default no limit.
+    pub memory_bytes_max: Option<u64>,
+}
+
+/// What a message is reckoned to take in memory.
+pub const MEMORY_BYTES_A_MESSAGE: u64 = 200;
+
+/// How far ahead of its use the fence floor is made durable: 10 s.
+const FENCE_AHEAD_US: u64 = 10_000_000;
+
+/// Counters of the whole store that a rollback takes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Counters {
+    pub next_seq: u64,
+    pub fence: u64,
+    pub messages: u64,
+    pub bytes: u64,
+}
+
+/// How to take one change back.
+enum Undo {
+    Entry { queue: u32, slot: u32, before: Option<Entry> },
+    Totals { queue: u32, totals: hapax_core::store::QueueTotals },
+    Config { queue: u32, config: std::sync::Arc<hapax_core::QueueConfig>, modified_ms: u64 },
+    Table { queue: u32, table: Box<Table>, purged_before: u64 },
+    Created { queue: u32 },
+    Deleted(Box<Queue>),
+    Halted { queue: u32, group: u32, before: bool },
+    DedupAdded { queue: u32, key: u128, before: Option<dedup::Seen>, sent_ms: u64 },
+    DedupPruned { queue: u32, minute: u64, count: u64 },
+    Task { id: u64, before: Option<Box<Task>> },
+    Swept(Vec<(u64, u8)>),
+    Forgotten(Vec<u32>),
+    Paused(Option<String>),
+}
+
+/// What the wave under way has done so far.
+#[derive(Default)]
+pub(crate) struct Wave {
+    number: u64,
+    pub counters: Counters,
+    saved: Counters,
+    saved_floor: u64,
+    pub records: Vec<Record>,
+    /// Sequence numbers inserted in this wave and where their records are, ascending.
+    inserted: Vec<(u64, usize)>,
+    journal: Vec<Undo>,
+    touched: BTreeSet<u32>,
+    /// Rows to delete bit by bit once this wave is committed.
+    purged: Vec<(u64, u8)>,
+    /// The wave holds something whose loss at a power cut would break a promise.
+    pub durable: bool,
+}
+
+impl Wave {
+    fn next_seq(&mut self) -> u64 {
+        self.counters.next_seq += 1;
+        self.counters.next_seq - 1
+    }
+
+    fn next_fence(&mut self, now: Now) -> u64 {
+        self.counters.fence = hapax_core::Fence(self.counters.fence).next(now.us).0;
+        self.counters.fence
+    }
+}
+
+/// The queues of one store.
+pub(crate) struct Engine {
+    queues: Vec<Option<Box<Queue>>>,
+    names: HashMap<QueueName, u32>,
+    timers: BTreeSet<(u64, u32)>,
+    tasks: BTreeMap<u64, Task>,
+    /// Rows of purged and deleted queues that are still to be deleted.
+    sweep: VecDeque<(u64, u8)>,
+    /// Deleted queues whose rows are still there.
+    tombstones: Vec<u32>,
+    /// Queues deleted since someone last asked, for whoever waits on them.
+    deleted: Vec<u32>,
+    header: Header,
+    quota: StoreQuota,
+    pub wave: Wave,
+}
+
+impl Engine {
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    pub fn find(&self, name: &QueueName) -> Result<u32, StoreError> {
+        self.names.get(name).copied().ok_or_else(|| StoreError::NoSuchQueue(name.clone()))
+    }
+
+    pub fn queue(&self, id: u32) -> &Queue {
+        self.queues[id as usize].as_ref().expect("a named queue is there")
+    }
+
+    /// The queue and the wave, both to be changed.
+    fn at(&mut self, id: u32) -> (&mut Queue, &mut Wave) {
+        let queue = self.queues[id as usize].as_mut().expect("a named queue is there");
+        queue.touch(&mut self.wave);
+        (queue, &mut self.wave)
+    }
+
+    pub fn take_deleted(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.deleted)
+    }
+
+    pub fn usage(&self) -> Counters {
+        self.wave.counters
+    }
+
+    pub fn has_available(&self, queue: u32) -> bool {
+        self.queues[queue as usize].as_ref().is_some_and(|queue| queue.table.groups.any_available())
+    }
+
+    /// Queues that this wave changed and that still exist.
+    pub fn touched(&self) -> Vec<u32> {
+        self.wave.touched.iter().copied().filter(|&id| self.queues[id as usize].is_some()).collect()
+    }
+
+    /// Completes the wave's records: the header goes with every commit, so that time, sequence numbers and fences
+    /// never step back. Returns `false` when there is nothing to commit.
+    pub fn seal(&mut self, now: Now) -> bool {
+        if self.wave.records.is_empty() {
+            return false;
+        }
+        if self.wave.counters.fence >= self.header.fence_floor {
+            // The floor reaches the disk before any fence of this wave reaches a consumer.
+            self.header.fence_floor = self.wave.counters.fence + FENCE_AHEAD_US;
+            self.wave.durable = true;
+        }
+        self.header.clock_ms = now.ms();
+        self.header.next_seq = self.wave.counters.next_seq;
+        self.wave.records.push(Record::Header(self.header.clone()));
+        true
+    }
+
+    /// Keeps the wave.
+    pub fn commit(&mut self) {
+        for queue in std::mem::take(&mut self.wave.touched) {
+            self.reschedule(queue);
+            if let Some(queue) = &mut self.queues[queue as usize] {
+                queue.table.groups.sweep();
+            }
+        }
+        self.sweep.extend(self.wave.purged.drain(..));
+        self.wave.records.clear();
+        self.wave.inserted.clear();
+        self.wave.journal.clear();
+        self.wave.saved = self.wave.counters;
+        self.wave.saved_floor = self.header.fence_floor;
+        self.wave.durable = false;
+        self.wave.number += 1;
+    }
+
+    /// Takes the wave back: memory is as before it.
+    pub fn rollback(&mut self) {
+        for undo in std::mem::take(&mut self.wave.journal).into_iter().rev() {
+            self.undo(undo);
+        }
+        self.wave.counters = self.wave.saved;
+        // A floor that did not reach the disk protects nobody.
+        self.header.fence_floor = self.wave.saved_floor;
+        self.wave.purged.clear();
+        self.commit();
+    }
+
+    fn undo(&mut self, undo: Undo) {
+        match undo {
+            Undo::Entry { queue, slot, before } => {
+                let table = &mut self.queue_mut(queue).table;
+                match before {
+                    None => drop(table.remove(slot)),
+                    Some(entry) if table.holds(slot, entry.seq).is_some() => drop(table.replace(slot, entry)),
+                    Some(entry) => table.restore(slot, entry),
+                }
+            }
+            Undo::Totals { queue, totals } => self.queue_mut(queue).totals = totals,
+            Undo::Config { queue, config, modified_ms } => {
+                let queue = self.queue_mut(queue);
+                (queue.config, queue.modified_ms) = (config, modified_ms);
+            }
+            Undo::Table { queue, table, purged_before } => {
+                let queue = self.queue_mut(queue);
+                (queue.table, queue.purged_before) = (*table, purged_before);
+            }
+            Undo::Created { queue } => {
+                let gone = self.queues[queue as usize].take().expect("a created queue is there");
+                self.names.remove(&gone.name);
+                self.timers.retain(|(_, id)| *id != queue);
+            }
+            Undo::Deleted(queue) => {
+                self.tombstones.retain(|id| *id != queue.id);
+                self.names.insert(queue.name.clone(), queue.id);
+                let at = queue.id as usize;
+                self.queues[at] = Some(queue);
+            }
+            Undo::Halted { queue, group, before } => {
+                self.queue_mut(queue).table.groups.set_halted(group, before);
+            }
+            Undo::DedupAdded { queue, key, before, sent_ms } => {
+                self.queue_mut(queue).dedup.undo_add(key, before, sent_ms);
+            }
+            Undo::DedupPruned { queue, minute, count } => {
+                self.queue_mut(queue).dedup.undo_prune(minute, count);
+            }
+            Undo::Task { id, before: Some(task) } => drop(self.tasks.insert(id, *task)),
+            Undo::Task { id, before: None } => drop(self.tasks.remove(&id)),
+            Undo::Swept(rows) => rows.into_iter().rev().for_each(|row| self.sweep.push_front(row)),
+            Undo::Forgotten(ids) => self.tombstones.extend(ids),
+            Undo::Paused(paused) => self.header.paused = paused,
+        }
+    }
+
+    fn queue_mut(&mut self, id: u32) -> &mut Queue {
+        self.queues[id as usize].as_mut().expect("a queue in the journal is there")
+    }
+
+    /// Checks every invariant; slow, for tests.
+    #[cfg(test)]
+    pub fn check(&self) {
+        let queues = || self.queues.iter().flatten();
+        assert_eq!(queues().map(|queue| queue.table.len() as u64).sum::<u64>(), self.wave.counters.messages);
+        assert_eq!(queues().map(|queue| queue.table.counts().bytes).sum::<u64>(), self.wave.counters.bytes);
+        assert_eq!(queues().count(), self.names.len());
+        for queue in queues() {
+            queue.table.check();
+            for (_, entry) in queue.table.iter() {
+                assert!(entry.seq < self.wave.counters.next_seq && entry.order < self.wave.counters.next_seq);
+                assert!(entry.fence <= self.wave.counters.fence);
+                assert!(entry.order >= queue.purged_before, "a purged message came back");
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! One queue: its configuration, its messages, and the primitives that change them under a wave's journal.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hapax_core::store::{FailedAttempt, QueueTotals};
+use hapax_core::{Cause, GroupId, QueueConfig, QueueInfo, QueueName, QueueStats, policy};
+
+use super::dedup::Dedup;
+use super::groups::Slot;
+use super::receive::Replay;
+use super::table::Table;
+use super::{Undo, Wave};
+use crate::record::{Entry, FLAG_HISTORY, MessageRow, QueueRow, Record, State};
+
+pub(crate) struct Queue {
+    pub id: u32,
+    pub name: QueueName,
+    pub config: Arc<QueueConfig>,
+    pub created_ms: u64,
+    pub modified_ms: u64,
+    pub purged_before: u64,
+    pub table: Table,
+    pub dedup: Dedup,
+    pub totals: QueueTotals,
+    /// When this queue next needs attention, as filed in the engine's timers.
+    pub timer: Option<u64>,
+    /// Receives that may be asked for again (FIFO); only a help for clients, so not journaled: an answer is checked
+    /// against the messages before it is given again.
+    pub replays: HashMap<String, Replay>,
+    /// Who holds what, for the history of failed attempts; not journaled either.
+    pub holders: HashMap<u64, Arc<str>>,
+    wave: u64,
+}
+
+impl Queue {
+    pub fn new(id: u32, name: QueueName, config: Arc<QueueConfig>, now_ms: u64) -> Self {
+        let table = Table::new(config.is_fifo());
+        Self {
+            id,
+            name,
+            config,
+            created_ms: now_ms,
+            modified_ms: now_ms,
+            purged_before: 0,
+            table,
+            dedup: Dedup::default(),
+            totals: QueueTotals::default(),
+            timer: None,
+            replays: HashMap::new(),
+            holders: HashMap::new(),
+            wave: u64::MAX,
+        }
+    }
+
+    /// The first change of a wave saves the counters.
+    pub(super) fn touch(&mut self, wave: &mut Wave) {
+        if self.wave != wave.number {
+            self.wave = wave.number;
+            wave.touched.insert(self.id);
+            wave.journal.push(Undo::Totals { queue: self.id, totals: self.totals });
+        }
+    }
+
+    pub(super) fn insert(&mut self, wave: &mut Wave, mut entry: Entry, group: Option<&GroupId>) -> Slot {
+        entry.group = self.table.groups.intern(group);
+        let slot = self.table.insert(entry);
+        wave.counters.messages += 1;
+        wave.counters.bytes += u64::from(entry.bytes);
+        wave.journal.push(Undo::Entry { queue: self.id, slot, before: None });
+        slot
+    }
+
+    pub(super) fn replace(&mut self, wave: &mut Wave, slot: Slot, entry: Entry) {
+        let before = self.table.replace(slot, entry);
+        if before.state == State::InFlight && entry.state != State::InFlight {
+            self.holders.remove(&entry.seq);
+        }
+        wave.journal.push(Undo::Entry { queue: self.id, slot, before: Some(before) });
+    }
+
+    pub(super) fn remove(&mut self, wave: &mut Wave, slot: Slot) -> Entry {
+        let entry = self.table.remove(slot);
+        self.holders.remove(&entry.seq);
+        wave.counters.messages -= 1;
+        wave.counters.bytes -= u64::from(entry.bytes);
+        wave.journal.push(Undo::Entry { queue: self.id, slot, before: Some(entry) });
+        entry
+    }
+
+    /// Changes a message and records it.
+    pub(super) fn update(&mut self, wave: &mut Wave, slot: Slot, entry: Entry) {
+        self.replace(wave, slot, entry);
+        let row = MessageRow { queue: self.id, entry, group: self.table.group_name(&entry) };
+        wave.records.push(Record::Update(row));
+    }
+
+    /// Removes a message and records it.
+    pub(super) fn delete(&mut self, wave: &mut Wave, slot: Slot) -> Entry {
+        let entry = self.remove(wave, slot);
+        wave.records.push(Record::Delete { seq: entry.seq, flags: entry.flags });
+        entry
+    }
+
+    /// Adds to a message's history; the caller updates the entry, whose flag this sets.
+    pub(super) fn record_failure(
+        &mut self,
+        wave: &mut Wave,
+        entry: &mut Entry,
+        at_ms: u64,
+        cause: Cause,
+        error: Option<&str>,
+    ) {
+        let consumer = self.holders.get(&entry.seq).map(ToString::to_string);
+        let error = error.map(|error| policy::cut(error, policy::ERROR_BYTES_MAX).to_owned());
+        entry.flags |= FLAG_HISTORY;
+        let failed = FailedAttempt { attempt: entry.attempts, at_ms, cause, error, consumer };
+        wave.records.push(Record::History { seq: entry.seq, failed });
+    }
+
+    pub fn row(&self) -> QueueRow {
+        QueueRow {
+            id: self.id,
+            name: self.name.clone(),
+            config: self.config.clone(),
+            created_ms: self.created_ms,
+            modified_ms: self.modified_ms,
+            purged_before: self.purged_before,
+            deleted: false,
+        }
+    }
+
+    pub fn info(&self) -> QueueInfo {
+        QueueInfo {
+            name: self.name.clone(),
+            config: (*self.config).clone(),
+            created_ms: self.created_ms,
+            modified_ms: self.modified_ms,
+        }
+    }
+
+    pub fn stats(&self) -> QueueStats {
+        let counts = self.table.counts();
+        QueueStats {
+            ready: counts.ready,
+            delayed: counts.delayed,
+            in_flight: counts.in_flight,
+            parked: counts.parked,
+            bytes: counts.bytes,
+            oldest_sent_ms: self.table.oldest_sent_ms(),
+            totals: self.totals,
+        }
+    }
+
+    pub fn max_attempts(&self) -> Option<u32> {
+        self.config.dead_letter.as_ref().map(|dead| dead.max_attempts)
+    }
+}

@@ -1,0 +1,148 @@
+use hapax_core::{Cause, policy};
+
+use super::Engine;
+use super::groups::Slot;
+use crate::receipt::Named;
+use crate::record::{Entry, State};
+use crate::time::Now;
+
+/// A receive as the engine sees it: everything filled in, the waiting done elsewhere.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub max: usize,
+    pub lease_ms: Option<u64>,
+    pub consumer: Option<std::sync::Arc<str>>,
+    pub ack_on_receive: bool,
+    pub attempt_id: Option<String>,
+}
+
+/// A delivery that was just made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Leased {
+    pub named: Named,
+    pub entry: Entry,
+}
+
+/// An answered receive that may be asked for again.
+#[derive(Debug, Clone)]
+pub(crate) struct Replay {
+    at_ms: u64,
+    deliveries: Vec<Named>,
+}
+
+/// How long a receive can be asked for again.
+const REPLAY_MS: u64 = 5 * 60 * 1000;
+/// The most receives that are remembered for that, per queue.
+const REPLAYS_MAX: usize = 20_000;
+
+impl Engine {
+    /// Leases up to `max` messages. Messages that turn out to be out of attempts die instead.
+    pub fn receive(&mut self, now: Now, queue: u32, request: &Request) -> Vec<Leased> {
+        if let Some(again) = self.receive_again(now, queue, request) {
+            return again;
+        }
+        let mut leased = Vec::new();
+        while leased.len() < request.max {
+            let room = self.in_flight_room(queue).min((request.max - leased.len()) as u64) as usize;
+            let next = self.queue(queue).table.groups.next(room);
+            if next.is_empty() || room == 0 {
+                break;
+            }
+            for slot in next {
+                let entry = *self.queue(queue).table.get(slot);
+                if self.queue(queue).max_attempts().is_some_and(|max| entry.attempts >= max) {
+                    // The limit was lowered while the message waited.
+                    self.die(now, queue, slot, Cause::Retry, None);
+                    break;
+                }
+                leased.push(self.lease(now, queue, slot, request));
+            }
+        }
+        if let (Some(id), false) = (&request.attempt_id, leased.is_empty()) {
+            let deliveries = leased.iter().map(|leased| leased.named).collect();
+            self.remember_receive(now, queue, id.clone(), deliveries);
+        }
+        leased
+    }
+
+    fn lease(&mut self, now: Now, queue: u32, slot: Slot, request: &Request) -> Leased {
+        let (queue, wave) = self.at(queue);
+        let mut entry = *queue.table.get(slot);
+        assert_eq!(entry.state, State::Ready, "only a ready message is leased");
+        let fence = wave.next_fence(now);
+        assert!(fence > entry.fence, "fences only grow");
+        entry.fence = fence;
+        entry.attempts += 1;
+        entry.state = State::InFlight;
+        entry.received_ms = now.ms();
+        entry.due_ms = policy::lease_deadline(now.ms(), request.lease_ms.unwrap_or(queue.config.lease_ms));
+        if entry.first_ms == 0 {
+            entry.first_ms = now.ms();
+        }
+        queue.totals.delivered += 1;
+        if request.ack_on_receive {
+            // Gone before it is handed out, and durably so: it may be lost but never repeated.
+            queue.delete(wave, slot);
+            queue.totals.acked += 1;
+            wave.durable = true;
+        } else {
+            queue.update(wave, slot, entry);
+            if let Some(consumer) = &request.consumer {
+                queue.holders.insert(entry.seq, consumer.clone());
+            }
+        }
+        Leased { named: Named { queue: queue.id, seq: entry.seq, fence }, entry }
+    }
+
+    /// How many more messages of the queue may be in flight.
+    pub fn in_flight_room(&self, queue: u32) -> u64 {
+        policy::IN_FLIGHT_MAX.saturating_sub(self.queue(queue).table.counts().in_flight)
+    }
+
+    /// The same deliveries as last time, their leases started anew, if all of them still stand.
+    fn receive_again(&mut self, now: Now, queue: u32, request: &Request) -> Option<Vec<Leased>> {
+        let id = request.attempt_id.as_ref()?;
+        let (queue, wave) = self.at(queue);
+        let replay = queue.replays.get(id).filter(|replay| now.ms() < replay.at_ms + REPLAY_MS)?;
+        let standing = |named: &Named| {
+            let slot = queue.table.delivered(named.seq)?;
+            let entry = queue.table.get(slot);
+            (entry.fence == named.fence && entry.state == State::InFlight).then_some((*named, slot))
+        };
+        let standing: Vec<_> = replay.deliveries.iter().map(standing).collect::<Option<_>>()?;
+        let lease_ms = request.lease_ms.unwrap_or(queue.config.lease_ms);
+        let renew = |(named, slot): (Named, Slot)| {
+            let mut entry = *queue.table.get(slot);
+            entry.due_ms =
+                policy::extend_deadline(entry.received_ms, now.ms(), lease_ms).unwrap_or(entry.due_ms);
+            queue.update(wave, slot, entry);
+            Leased { named, entry }
+        };
+        Some(standing.into_iter().map(renew).collect())
+    }
+
+    fn remember_receive(&mut self, now: Now, queue: u32, id: String, deliveries: Vec<Named>) {
+        let replays = &mut self.queue_mut(queue).replays;
+        if replays.len() >= REPLAYS_MAX {
+            replays.retain(|_, replay| now.ms() < replay.at_ms + REPLAY_MS);
+        }
+        if replays.len() < REPLAYS_MAX {
+            replays.insert(id, Replay { at_ms: now.ms(), deliveries });
+        }
+    }
+
+    /// Takes back a delivery whose receiver went away before it saw it: no attempt counted.
+    pub fn give_back(&mut self, now: Now, named: Named) {
+        let there = self.queues.get(named.queue as usize).is_some_and(Option::is_some);
+        if !there {
+            return;
+        }
+        if let Ok((slot, entry)) = self.held(named.queue, named)
+            && entry.state == State::InFlight
+        {
+            let (queue, _) = self.at(named.queue);
+            queue.totals.delivered -= 1;
+            self.put_back(now, named.queue, slot, 0);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Redrives: dead letters on their way back, a bounded number per second, through restarts.
+
+use std::collections::VecDeque;
+
+use hapax_core::{
+    AdminError, GroupId, MessageId, Priority, QueueName, RedriveFilter, RedriveRequest, RedriveState,
+    RedriveTask, StoreError, policy,
+};
+
+use super::groups::Slot;
+use super::{Engine, Undo};
+use crate::record::{Content, DeadRow, Entry, Record, State};
+use crate::time::Now;
+
+/// The default and the highest rate.
+const PER_SECOND_DEFAULT: u32 = 500;
+const PER_SECOND_MAX: u32 = 10_000;
+/// A running redrive moves this often.
+const STEP_MS: u64 = 100;
+/// Ended redrives that are kept as the audit, per store.
+const ENDED_MAX: usize = 1_000;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Task {
+    pub info: RedriveTask,
+    /// Messages that were in the queue when the redrive started have a smaller order.
+    upto: u64,
+    /// Messages up to this order have been looked at.
+    cursor: u64,
+    pending: VecDeque<(u64, Slot, u64)>,
+    stepped_ms: u64,
+}
+
+/// A dead letter that a redrive looks at next.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Candidate {
+    pub seq: u64,
+    order: u64,
+    slot: Slot,
+}
+
+/// What a redrive does next.
+pub(crate) struct RedriveStep {
+    pub task: u64,
+    pub candidates: Vec<Candidate>,
+}
+
+impl Task {
+    pub fn next_ms(&self) -> Option<u64> {
+        (self.info.state == RedriveState::Running).then_some(self.stepped_ms + STEP_MS)
+    }
+
+    fn record(&self) -> Record {
+        Record::Redrive { task: self.info.clone(), upto: self.upto, cursor: self.cursor }
+    }
+
+    fn end(&mut self, now: Now, state: RedriveState) {
+        self.info.state = state;
+        self.info.ended_ms = Some(now.ms());
+        self.pending.clear();
+    }
+}
+
+impl Engine {
+    pub fn start_redrive(&mut self, now: Now, request: RedriveRequest) -> Result<RedriveTask, AdminError> {
+        let from = self.find(&request.from)?;
+        if let Some(to) = &request.to {
+            let to_id = self.find(to)?;
+            if to_id == from {
+                return Err(AdminError::Refused(format!("queue {to} is where the messages are already")));
+            }
+            if self.queue(to_id).config.kind != self.queue(from).config.kind {
+                let problem = format!(
+                    "queue {to} is not of the same kind as {}: one is FIFO, one is not",
+                    request.from
+                );
+                return Err(AdminError::Refused(problem));
+            }
+        }
+        let running =
+            |task: &Task| task.info.from == request.from && task.info.state == RedriveState::Running;
+        if self.tasks.values().any(running) {
+            return Err(AdminError::RedriveRunning(request.from));
+        }
+        let per_second = request.per_second.unwrap_or(PER_SECOND_DEFAULT);
+        if !(1..=PER_SECOND_MAX).contains(&per_second) {
+            let problem = format!("{per_second} is out of range; use 1 to {PER_SECOND_MAX}");
+            return Err(AdminError::Config { field: "per_second", problem });
+        }
+        let id = self.tasks.last_key_value().map_or(1, |(id, _)| id + 1);
+        let info = RedriveTask {
+            id,
+            from: request.from,
+            to: request.to,
+            filter: request.filter,
+            per_second,
+            by: policy::cut(&request.by, 256).to_owned(),
+            state: RedriveState::Running,
+            started_ms: now.ms(),
+            ended_ms: None,
+            total: 0,
+            moved: 0,
+            left: 0,
+            failure: None,
+        };
+        let upto = self.wave.counters.next_seq;
+        let mut task = Task { info, upto, cursor: 0, pending: VecDeque::new(), stepped_ms: now.ms() };
+        self.fill(&mut task);
+        task.info.total = task.pending.len() as u64;
+        let info = task.info.clone();
+        self.wave.durable = true;
+        self.save_task(task);
+        Ok(info)
+    }
+
+    /// Lists what a task has still to look at.
+    pub(super) fn fill(&self, task: &mut Task) {
+        let Ok(from) = self.find(&task.info.from) else { return };
+        let table = &self.queue(from).table;
+        let waiting = table.iter().filter(|(_, entry)| task.cursor < entry.order && entry.order < task.upto);
+        let mut pending: Vec<_> = waiting.map(|(slot, entry)| (entry.order, slot, entry.seq)).collect();
+        pending.sort_unstable();
+        task.pending = pending.into();
+    }
+
+    pub(super) fn load_task(&mut self, info: RedriveTask, upto: u64, cursor: u64, now: Now) {
+        let mut task = Task { info, upto, cursor, pending: VecDeque::new(), stepped_ms: now.ms() };
+        if task.info.state == RedriveState::Running {
+            self.fill(&mut task);
+        }
+        self.tasks.insert(task.info.id, task);
+    }
+
+    fn save_task(&mut self, task: Task) {
+        let id = task.info.id;
+        self.wave.records.push(task.record());
+        let before = self.tasks.insert(id, task).map(Box::new);
+        self.wave.journal.push(Undo::Task { id, before });
+        let ended: Vec<u64> =
+            self.tasks.iter().filter(|(_, task)| task.info.ended_ms.is_some()).map(|(id, _)| *id).collect();
+        for id in ended.iter().take(ended.len().saturating_sub(ENDED_MAX)) {
+            let before = self.tasks.remove(id).map(Box::new);
+            self.wave.records.push(Record::ForgetRedrive { id: *id });
+            self.wave.journal.push(Undo::Task { id: *id, before });
+        }
+    }
+
+    pub fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError> {
+        self.find(from)?;
+        let tasks = self.tasks.values().rev().filter(|task| task.info.from == *from);
+        Ok(tasks.map(|task| task.info.clone()).collect())
+    }
+
+    pub fn cancel_redrive(&mut self, now: Now, id: u64) -> Result<RedriveTask, AdminError> {
+        let task = self.tasks.get(&id).ok_or_else(|| AdminError::NotFound(format!("redrive {id}")))?;
+        if task.info.state != RedriveState::Running {
+            return Err(AdminError::Refused(format!("redrive {id} is not running any more")));
+        }
+        let mut task = task.clone();
+        task.end(now, RedriveState::Cancelled);
+        let info = task.info.clone();
+        self.wave.durable = true;
+        self.save_task(task);
+        Ok(info)
+    }
+
+    /// What each running redrive may look at by now.
+    pub fn redrive_steps(&self, now: Now) -> Vec<RedriveStep> {
+        let due = self.tasks.values().filter(|task| task.next_ms().is_some_and(|at_ms| at_ms <= now.ms()));
+        let step = |task: &Task| {
+            let elapsed_ms = (now.ms() - task.stepped_ms).min(1_000);
+            let may = (u64::from(task.info.per_second) * elapsed_ms / 1_000).max(1) as usize;
+            let next = task.pending.iter().take(may);
+            let candidates = next.map(|&(order, slot, seq)| Candidate { seq, order, slot }).collect();
+            RedriveStep { task: task.info.id, candidates }
+        };
+        due.map(step).collect()
+    }
+
+    /// Whether the candidate is still where it was and waits; what is in flight is left alone.
+    pub fn redrivable(&self, task: u64, candidate: &Candidate) -> bool {
+        let Ok(from) = self.find(&self.tasks[&task].info.from) else { return false };
+        let entry = self.queue(from).table.holds(candidate.slot, candidate.seq);
+        entry.is_some_and(|entry| matches!(entry.state, State::Ready | State::Delayed))
+    }
+
+    /// Whether a redrive is meant for this dead letter.
+    pub fn redrive_matches(&self, task: u64, id: MessageId, dead: Option<&DeadRow>) -> bool {
+        let filter = &self.tasks[&task].info.filter;
+        if !filter.ids.is_empty() && !filter.ids.contains(&id) {
+            return false;
+        }
+        let Some(dead) = dead else {
+            // Sent here by hand: it never died, so only a filter that asks nothing of its death fits.
+            let any = RedriveFilter { ids: filter.ids.clone(), ..RedriveFilter::default() };
+            return *filter == any;
+        };
+        let error_fits =
+            |text: &String| dead.error.as_ref().is_some_and(|error| error.contains(text.as_str()));
+        filter.cause.is_none_or(|cause| cause == dead.cause)
+            && filter.source.as_ref().is_none_or(|source| *source == dead.source)
+            && filter.error_contains.as_ref().is_none_or(error_fits)
+            && filter.died_from_ms.is_none_or(|from_ms| dead.died_ms >= from_ms)
+            && filter.died_until_ms.is_none_or(|until_ms| dead.died_ms < until_ms)
+    }
+
+    /// Moves one dead letter: it leaves and arrives in the same wave, under a new id, its content untouched.
+    /// `false` if it has nowhere to go.
+    pub fn redrive(
+        &mut self,
+        now: Now,
+        task: u64,
+        candidate: &Candidate,
+        content: Content,
+        dead: Option<&DeadRow>,
+    ) -> bool {
+        let info = &self.tasks[&task].info;
+        let source = dead.map(|dead| &dead.source);
+        let Some(Ok(to)) = info.to.as_ref().or(source).map(|name| self.find(name)) else { return false };
+        let Ok(from) = self.find(&info.from) else { return false };
+        let (queue, wave) = self.at(from);
+        let group: Option<GroupId> = queue.table.group_name(queue.table.get(candidate.slot));
+        let before = queue.delete(wave, candidate.slot);
+
+        let (queue, wave) = self.at(to);
+        let seq = wave.next_seq();
+        let mut order = seq;
+        let halted = group.as_ref().and_then(|group| queue.table.groups.find(group));
+        if let (Some(at), Some(dead)) = (halted.filter(|at| queue.table.groups.is_halted(*at)), dead)
+            && dead.source == queue.name
+            && dead.source_order >= queue.purged_before
+        {
+            // Its group waited for it: it takes its old place again, and the group goes on.
+            order = dead.source_order;
+            queue.set_halted(wave, at, false);
+        }
+        let entry = Entry {
+            seq,
+            order,
+            sent_ms: now.ms(),
+            base_ms: now.ms(),
+            due_ms: now.ms(),
+            fence: 0,
+            first_ms: 0,
+            received_ms: 0,
+            attempts: 0,
+            group: 0,
+            state: State::Ready,
+            flags: 0,
+            priority: if queue.config.is_fifo() { Priority::default().0 } else { before.priority },
+            bytes: before.bytes,
+        };
+        queue.add(wave, entry, group, content);
+        true
+    }
+
+    /// Notes how far a step came; a task with nothing left is completed.
+    pub fn redrive_progress(&mut self, now: Now, step: &RedriveStep, moved: u64, left: u64) {
+        let mut task = self.tasks[&step.task].clone();
+        task.stepped_ms = now.ms();
+        task.info.moved += moved;
+        task.info.left += left;
+        task.cursor = step.candidates.last().map_or(task.cursor, |last| last.order);
+        task.pending.drain(..step.candidates.len());
+        if self.find(&task.info.from).is_err() {
+            task.info.failure = Some(format!("queue {} was deleted", task.info.from));
+            task.end(now, RedriveState::Failed);
+        } else if let Some(Err(error)) = task.info.to.as_ref().map(|to| self.find(to)) {
+            task.info.failure = Some(error.to_string());
+            task.end(now, RedriveState::Failed);
+        } else if task.pending.is_empty() {
+            task.end(now, RedriveState::Completed);
+        }
+        self.save_task(task);
+    }
+}

@@ -1,0 +1,175 @@
+use hapax_core::policy;
+use hapax_core::{GroupId, Priority, SendError, Sent};
+
+use super::{Engine, MEMORY_BYTES_A_MESSAGE, Queue, Wave, dedup};
+use crate::record::{BodyRow, Content, DeadRow, DedupRow, Entry, MessageRow, Record, State};
+use crate::time::Now;
+
+/// A message ready for the engine: encoded and checksummed by its sender's thread.
+#[derive(Debug, Clone)]
+pub(crate) struct Outgoing {
+    pub content: Content,
+    pub bytes: u64,
+    pub delay_ms: Option<u64>,
+    pub group: Option<GroupId>,
+    pub priority: Priority,
+    /// SHA-256 of the body in hexadecimal, where the queue wants content-based deduplication.
+    pub content_id: Option<String>,
+}
+
+impl Engine {
+    /// The deduplication key of a message whose window reaches beyond what memory holds; the writer looks it up in
+    /// the index and passes the answer to [`Engine::send`].
+    pub fn dedup_lookup(&self, queue: u32, message: &Outgoing, now: Now) -> Option<u128> {
+        let queue = self.queue(queue);
+        let key = dedup::key(&queue.config, message)?;
+        (queue.config.dedup.window_ms > dedup::MEMORY_MS && queue.dedup.seen(key, now.ms()).is_none())
+            .then_some(key)
+    }
+
+    /// Accepts one message, or answers with the first of its kind inside the window.
+    pub fn send(
+        &mut self,
+        now: Now,
+        queue: u32,
+        mut message: Outgoing,
+        stored: Option<DedupRow>,
+        ids: impl Fn(u64) -> hapax_core::MessageId,
+    ) -> Result<Sent, SendError> {
+        let (queue, wave) = {
+            let quota = self.quota;
+            let (queue, wave) = self.at(queue);
+            validate(queue, &message)?;
+            within_quotas(queue, wave, &quota, message.bytes)?;
+            (queue, wave)
+        };
+        if message.content.dedup.is_none() && queue.config.dedup.content_based {
+            let content_id =
+                message.content_id.take().unwrap_or_else(|| dedup::content_id(&message.content.body));
+            message.content =
+                Content::new(Some(content_id), message.content.attributes, message.content.body);
+        }
+
+        let window_ms = queue.config.dedup.window_ms;
+        let key = dedup::key(&queue.config, &message);
+        if let Some(key) = key {
+            let seen = queue.dedup.seen(key, now.ms()).or_else(|| stored.map(dedup::Seen::from));
+            if let Some(seen) = seen.filter(|seen| policy::is_duplicate(seen.sent_ms, window_ms, now.ms())) {
+                queue.totals.duplicates += 1;
+                return Ok(Sent { id: ids(seen.seq), sequence: seen.order, duplicate: true });
+            }
+        }
+
+        let seq = wave.next_seq();
+        let delay_ms = message.delay_ms.unwrap_or(queue.config.delay_ms);
+        let entry = Entry {
+            seq,
+            order: seq,
+            sent_ms: now.ms(),
+            base_ms: now.ms(),
+            due_ms: now.ms() + delay_ms,
+            fence: 0,
+            first_ms: 0,
+            received_ms: 0,
+            attempts: 0,
+            bytes: message.bytes as u32,
+            group: 0,
+            state: if delay_ms == 0 { State::Ready } else { State::Delayed },
+            priority: message.priority.0,
+            flags: 0,
+        };
+        if let Some(key) = key {
+            let row = DedupRow { key, seq, order: seq, sent_ms: now.ms() };
+            queue.remember(wave, row);
+        }
+        queue.totals.sent += 1;
+        queue.add(wave, entry, message.group, message.content);
+        Ok(Sent { id: ids(seq), sequence: seq, duplicate: false })
+    }
+}
+
+impl Queue {
+    /// Inserts a message with its body and records both.
+    pub(super) fn add(&mut self, wave: &mut Wave, entry: Entry, group: Option<GroupId>, content: Content) {
+        self.insert(wave, entry, group.as_ref());
+        wave.inserted.push((entry.seq, wave.records.len()));
+        let body = BodyRow { seq: entry.seq, origin: self.id, content };
+        wave.records.push(Record::Insert(MessageRow { queue: self.id, entry, group }, body));
+        wave.durable = true;
+    }
+}
+
+impl Wave {
+    /// The body of a message that this wave inserted: it is not in the storage yet.
+    pub fn fresh_body(&self, seq: u64) -> Option<&BodyRow> {
+        let at = self.inserted.binary_search_by_key(&seq, |(seq, _)| *seq).ok()?;
+        match &self.records[self.inserted[at].1] {
+            Record::Insert(_, body) => Some(body),
+            _ => None,
+        }
+    }
+
+    /// Where a message that died in this wave came from: that is not in the storage yet either.
+    pub fn fresh_dead(&self, seq: u64) -> Option<&DeadRow> {
+        self.records.iter().rev().find_map(|record| match record {
+            Record::Dead(dead) if dead.seq == seq => Some(dead),
+            _ => None,
+        })
+    }
+}
+
+fn validate(queue: &Queue, message: &Outgoing) -> Result<(), SendError> {
+    let config = &queue.config;
+    if message.bytes > config.message_bytes_max {
+        return Err(SendError::TooLarge { bytes: message.bytes, bytes_max: config.message_bytes_max });
+    }
+    let invalid = |problem: String| Err(SendError::Invalid(problem));
+    match message.delay_ms {
+        Some(delay_ms) if delay_ms > policy::DELAY_MS_MAX => {
+            return invalid(format!(
+                "delay_ms: {delay_ms} is out of range; use 0 to {}",
+                policy::DELAY_MS_MAX
+            ));
+        }
+        Some(_) if config.is_fifo() => {
+            return invalid("delay_ms: a FIFO queue has one delay for all; set it on the queue".into());
+        }
+        _ => {}
+    }
+    if message.priority > Priority::MAX {
+        return invalid(format!(
+            "priority: {} is out of range; use 0 to {}",
+            message.priority.0,
+            Priority::MAX.0
+        ));
+    }
+    if config.is_fifo() {
+        if message.group.is_none() {
+            return invalid("group: a FIFO queue needs a group on each message".into());
+        }
+        if message.priority != Priority(0) {
+            return invalid("priority: a FIFO queue keeps order, so it has no priorities".into());
+        }
+        if message.content.dedup.is_none() && !config.dedup.content_based {
+            return invalid(
+                "dedup: a FIFO queue needs a deduplication id on each message, or dedup.content_based".into(),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn within_quotas(queue: &Queue, wave: &Wave, store: &super::StoreQuota, bytes: u64) -> Result<(), SendError> {
+    let check = |quota: &str, used: u64, more: u64, max: Option<u64>| match max {
+        Some(max) if used + more > max => Err(SendError::QuotaExceeded { quota: quota.into(), used, max }),
+        _ => Ok(()),
+    };
+    let counts = queue.table.counts();
+    let of_queue = |field: &str| format!("{field} of queue {}", queue.name);
+    check(&of_queue("quota.messages_max"), queue.table.len() as u64, 1, queue.config.quota.messages_max)?;
+    check(&of_queue("quota.bytes_max"), counts.bytes, bytes, queue.config.quota.bytes_max)?;
+    let memory = wave.counters.messages * MEMORY_BYTES_A_MESSAGE;
+    check("the store's messages_max", wave.counters.messages, 1, store.messages_max)?;
+    check("the store's bytes_max", wave.counters.bytes, bytes, store.bytes_max)?;
+    check("the store's memory_bytes_max", memory, MEMORY_BYTES_A_MESSAGE, store.memory_bytes_max)
+}

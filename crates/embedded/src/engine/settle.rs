@@ -1,0 +1,152 @@
+use hapax_core::policy::{self, AfterFailure};
+use hapax_core::{Cause, How, Remaining, SettleError, Settled};
+
+use super::Engine;
+use super::groups::Slot;
+use crate::receipt::Named;
+use crate::record::{Entry, State};
+use crate::time::Now;
+
+impl Engine {
+    /// The message that a receipt names, if no newer delivery holds it.
+    pub(super) fn held(&self, queue: u32, named: Named) -> Result<(Slot, Entry), SettleError> {
+        if named.queue != queue {
+            return Err(SettleError::Malformed);
+        }
+        let table = &self.queue(queue).table;
+        let slot = table.delivered(named.seq).ok_or(SettleError::Gone)?;
+        let entry = *table.get(slot);
+        if entry.fence == named.fence { Ok((slot, entry)) } else { Err(SettleError::Stale) }
+    }
+
+    fn held_or_counted(&mut self, queue: u32, named: Named) -> Result<(Slot, Entry), SettleError> {
+        let held = self.held(queue, named);
+        if held == Err(SettleError::Stale) {
+            self.at(queue).0.totals.stale += 1;
+        }
+        held
+    }
+
+    /// Ends a delivery. `random` is uniform over all of `u64`.
+    pub fn settle(
+        &mut self,
+        now: Now,
+        queue: u32,
+        named: Named,
+        how: &How,
+        random: u64,
+    ) -> Result<Settled, SettleError> {
+        let (slot, entry) = self.held_or_counted(queue, named)?;
+        let fifo = self.queue(queue).config.is_fifo();
+        match (how, entry.state) {
+            // Nobody else holds it, so a late ack still counts; in a FIFO group others may have gone on.
+            (How::Ack, State::Ready | State::Delayed) if fifo => return Err(SettleError::Expired),
+            (How::Ack, State::Ready | State::Delayed) | (_, State::InFlight) => {}
+            _ => return Err(SettleError::NotInFlight),
+        }
+        self.wave.durable = true;
+        match how {
+            How::Ack => {
+                let (queue, wave) = self.at(queue);
+                queue.delete(wave, slot);
+                queue.totals.acked += 1;
+                Ok(Settled::Acked)
+            }
+            How::Retry { after_ms, error } => {
+                self.at(queue).0.totals.retried += 1;
+                self.return_rest(now, queue, &entry);
+                Ok(self.fail(now, queue, slot, Cause::Retry, error.as_deref(), *after_ms, random))
+            }
+            How::Defer { after_ms } => {
+                self.at(queue).0.totals.deferred += 1;
+                self.return_rest(now, queue, &entry);
+                let after_ms = (*after_ms).min(policy::LEASE_MS_MAX);
+                self.put_back(now, queue, slot, after_ms);
+                Ok(Settled::Returned { after_ms })
+            }
+            How::Reject { reason } => {
+                let (queue_ref, wave) = self.at(queue);
+                let mut entry = entry;
+                queue_ref.record_failure(wave, &mut entry, now.ms(), Cause::Rejected, Some(reason));
+                queue_ref.replace(wave, slot, entry);
+                Ok(self.die(now, queue, slot, Cause::Rejected, Some(reason)))
+            }
+        }
+    }
+
+    /// Changes a lease. Zero gives the message back at once: literal, whatever the retry policy says.
+    pub fn extend(
+        &mut self,
+        now: Now,
+        queue: u32,
+        named: Named,
+        lease_ms: u64,
+    ) -> Result<Remaining, SettleError> {
+        let (slot, mut entry) = self.held_or_counted(queue, named)?;
+        if entry.state != State::InFlight {
+            return Err(SettleError::NotInFlight);
+        }
+        if lease_ms == 0 {
+            self.at(queue).0.totals.retried += 1;
+            self.fail(now, queue, slot, Cause::Retry, None, Some(0), 0);
+            return Ok(Remaining { lease_ms: 0 });
+        }
+        entry.due_ms = policy::extend_deadline(entry.received_ms, now.ms(), lease_ms)?;
+        let (queue, wave) = self.at(queue);
+        queue.update(wave, slot, entry);
+        Ok(Remaining { lease_ms: entry.due_ms - now.ms() })
+    }
+
+    /// A counted delivery failed: the message returns, or dies.
+    #[expect(clippy::too_many_arguments, reason = "a decision's inputs, each of another type")]
+    pub(super) fn fail(
+        &mut self,
+        now: Now,
+        queue: u32,
+        slot: Slot,
+        cause: Cause,
+        error: Option<&str>,
+        asked_ms: Option<u64>,
+        random: u64,
+    ) -> Settled {
+        let (queue_ref, wave) = self.at(queue);
+        let mut entry = *queue_ref.table.get(slot);
+        queue_ref.record_failure(wave, &mut entry, now.ms(), cause, error);
+        let config = &queue_ref.config;
+        let after =
+            policy::after_failure(queue_ref.max_attempts(), &config.retry, entry.attempts, asked_ms, random);
+        match after {
+            AfterFailure::Retry { after_ms } => {
+                entry.state = if after_ms == 0 { State::Ready } else { State::Delayed };
+                entry.due_ms = now.ms() + after_ms;
+                queue_ref.update(wave, slot, entry);
+                Settled::Returned { after_ms }
+            }
+            AfterFailure::Dead => {
+                queue_ref.replace(wave, slot, entry);
+                self.die(now, queue, slot, cause, error)
+            }
+        }
+    }
+
+    /// Puts a message back as if this delivery had not been made. The fence stays: it only grows.
+    pub(super) fn put_back(&mut self, now: Now, queue: u32, slot: Slot, after_ms: u64) {
+        let (queue, wave) = self.at(queue);
+        let mut entry = *queue.table.get(slot);
+        assert_eq!(entry.state, State::InFlight, "only a delivery can be put back");
+        entry.attempts -= 1;
+        entry.state = if after_ms == 0 { State::Ready } else { State::Delayed };
+        entry.due_ms = now.ms() + after_ms;
+        queue.update(wave, slot, entry);
+    }
+
+    /// A message of a FIFO batch did not succeed: those behind it in its group must not overtake it.
+    fn return_rest(&mut self, now: Now, queue: u32, failed: &Entry) {
+        if !self.queue(queue).config.is_fifo() {
+            return;
+        }
+        for slot in self.queue(queue).table.groups.flying_behind(failed.group, failed.order) {
+            self.put_back(now, queue, slot, 0);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! The live messages of one queue, with every index derived from their state.
+//!
+//! `insert`, `replace` and `remove` are the only ways to change a message; each moves it between the indexes. That
+//! is why a wave can be undone by putting old entries back.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use hapax_core::GroupId;
+
+use super::groups::{Groups, Key, Slot};
+use crate::record::{Entry, State};
+
+#[derive(Debug)]
+pub(crate) struct Table {
+    entries: Vec<Option<Entry>>,
+    free: Vec<Slot>,
+    pub groups: Groups,
+    /// Delayed and in-flight messages by when that ends.
+    due: BTreeSet<(u64, Slot)>,
+    /// Waiting messages by what their retention counts from.
+    aging: BTreeSet<(u64, Slot)>,
+    /// In-flight messages likewise: they are not dropped while someone works on them, but count for the oldest.
+    aging_in_flight: BTreeSet<(u64, Slot)>,
+    /// Messages that were delivered at least once: only those can be named by a receipt.
+    delivered: HashMap<u64, Slot>,
+    parked: BTreeMap<u64, Slot>,
+    ready: usize,
+    delayed: usize,
+    in_flight: usize,
+    bytes: u64,
+}
+
+impl Table {
+    pub fn new(fifo: bool) -> Self {
+        Self {
+            entries: Vec::new(),
+            free: Vec::new(),
+            groups: Groups::new(fifo),
+            due: BTreeSet::new(),
+            aging: BTreeSet::new(),
+            aging_in_flight: BTreeSet::new(),
+            delivered: HashMap::new(),
+            parked: BTreeMap::new(),
+            ready: 0,
+            delayed: 0,
+            in_flight: 0,
+            bytes: 0,
+        }
+    }
+
+    pub fn get(&self, slot: Slot) -> &Entry {
+        self.entries[slot as usize].as_ref().expect("a slot in use holds an entry")
+    }
+
+    /// The entry at `slot`, if it is still the message `seq`.
+    pub fn holds(&self, slot: Slot, seq: u64) -> Option<&Entry> {
+        self.entries.get(slot as usize)?.as_ref().filter(|entry| entry.seq == seq)
+    }
+
+    pub fn insert(&mut self, entry: Entry) -> Slot {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() as Slot - 1
+        });
+        self.put(slot, entry);
+        slot
+    }
+
+    /// Puts an entry into a free slot; for undoing.
+    pub fn restore(&mut self, slot: Slot, entry: Entry) {
+        let at = self.free.iter().rposition(|&free| free == slot).expect("a removed slot is free");
+        self.free.swap_remove(at);
+        self.put(slot, entry);
+    }
+
+    fn put(&mut self, slot: Slot, entry: Entry) {
+        self.entries[slot as usize] = Some(entry);
+        self.groups.join(entry.group);
+        self.bytes += u64::from(entry.bytes);
+        self.index(slot, &entry);
+    }
+
+    pub fn remove(&mut self, slot: Slot) -> Entry {
+        let entry = self.entries[slot as usize].take().expect("a slot in use holds an entry");
+        self.unindex(slot, &entry);
+        self.groups.leave(entry.group);
+        self.bytes -= u64::from(entry.bytes);
+        self.free.push(slot);
+        entry
+    }
+
+    /// Changes an entry in place; its message, group and size stay.
+    pub fn replace(&mut self, slot: Slot, entry: Entry) -> Entry {
+        let before = self.entries[slot as usize].replace(entry).expect("a slot in use holds an entry");
+        assert!(before.seq == entry.seq && before.group == entry.group && before.bytes == entry.bytes);
+        self.unindex(slot, &before);
+        self.index(slot, &entry);
+        before
+    }
+
+    fn index(&mut self, slot: Slot, entry: &Entry) {
+        let key = Key::new(entry.priority, entry.order);
+        match entry.state {
+            State::Ready => {
+                self.ready += 1;
+                self.aging.insert((entry.base_ms, slot));
+                self.groups.wait(entry.group, key, slot, true);
+            }
+            State::Delayed => {
+                self.delayed += 1;
+                self.aging.insert((entry.base_ms, slot));
+                self.due.insert((entry.due_ms, slot));
+                self.groups.wait(entry.group, key, slot, false);
+            }
+            State::InFlight => {
+                self.in_flight += 1;
+                self.aging_in_flight.insert((entry.base_ms, slot));
+                self.due.insert((entry.due_ms, slot));
+                self.groups.fly(entry.group, entry.order, slot);
+            }
+            State::Parked => {
+                self.parked.insert(entry.seq, slot);
+            }
+        }
+        if entry.fence != 0 {
+            self.delivered.insert(entry.seq, slot);
+        }
+    }
+
+    fn unindex(&mut self, slot: Slot, entry: &Entry) {
+        let key = Key::new(entry.priority, entry.order);
+        match entry.state {
+            State::Ready => {
+                self.ready -= 1;
+                self.aging.remove(&(entry.base_ms, slot));
+                self.groups.unwait(entry.group, key, true);
+            }
+            State::Delayed => {
+                self.delayed -= 1;
+                self.aging.remove(&(entry.base_ms, slot));
+                self.due.remove(&(entry.due_ms, slot));
+                self.groups.unwait(entry.group, key, false);
+            }
+            State::InFlight => {
+                self.in_flight -= 1;
+                self.aging_in_flight.remove(&(entry.base_ms, slot));
+                self.due.remove(&(entry.due_ms, slot));
+                self.groups.land(entry.group, entry.order);
+            }
+            State::Parked => {
+                self.parked.remove(&entry.seq);
+            }
+        }
+        if entry.fence != 0 {
+            self.delivered.remove(&entry.seq);
+        }
+    }
+
+    /// A message that a receipt may name.
+    pub fn delivered(&self, seq: u64) -> Option<Slot> {
+        self.delivered.get(&seq).copied()
+    }
+
+    pub fn parked(&self, seq: u64) -> Option<Slot> {
+        self.parked.get(&seq).copied()
+    }
+
+    /// The delayed or in-flight message that is due first, if that is by `now_ms`.
+    pub fn first_due(&self, now_ms: u64) -> Option<Slot> {
+        self.due.first().filter(|(due_ms, _)| *due_ms <= now_ms).map(|(_, slot)| *slot)
+    }
+
+    /// The waiting message whose retention counts from the earliest time, if that is before `before_ms`.
+    pub fn first_aged(&self, before_ms: u64) -> Option<Slot> {
+        self.aging.first().filter(|(base_ms, _)| *base_ms < before_ms).map(|(_, slot)| *slot)
+    }
+
+    pub fn next_due_ms(&self) -> Option<u64> {
+        self.due.first().map(|(due_ms, _)| *due_ms)
+    }
+
+    pub fn next_aging_ms(&self) -> Option<u64> {
+        self.aging.first().map(|(base_ms, _)| *base_ms)
+    }
+
+    /// When the oldest message that is not parked was sent.
+    pub fn oldest_sent_ms(&self) -> Option<u64> {
+        let firsts = self.aging.first().into_iter().chain(self.aging_in_flight.first());
+        firsts.min().map(|(_, slot)| self.get(*slot).sent_ms)
+    }
+
+    /// All messages; slow, for rare operations.
+    pub fn iter(&self) -> impl Iterator<Item = (Slot, &Entry)> {
+        self.entries.iter().enumerate().filter_map(|(slot, entry)| Some((slot as Slot, entry.as_ref()?)))
+    }
+
+    pub fn group_name(&self, entry: &Entry) -> Option<GroupId> {
+        self.groups.name(entry.group).cloned()
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    pub fn counts(&self) -> Counts {
+        let parked = self.parked.len() as u64;
+        let (ready, delayed, in_flight) = (self.ready as u64, self.delayed as u64, self.in_flight as u64);
+        Counts { ready, delayed, in_flight, parked, bytes: self.bytes }
+    }
+
+    /// Checks that every index agrees with the entries.
+    #[cfg(test)]
+    pub fn check(&self) {
+        let count = |state| self.iter().filter(|(_, entry)| entry.state == state).count();
+        let counts = self.counts();
+        assert_eq!(count(State::Ready) as u64, counts.ready);
+        assert_eq!(count(State::Delayed) as u64, counts.delayed);
+        assert_eq!(count(State::InFlight) as u64, counts.in_flight);
+        assert_eq!(count(State::Parked) as u64, counts.parked);
+        assert_eq!(self.due.len() as u64, counts.delayed + counts.in_flight);
+        assert_eq!(self.aging.len() as u64, counts.ready + counts.delayed);
+        assert_eq!(self.iter().filter(|(_, entry)| entry.fence != 0).count(), self.delivered.len());
+        assert_eq!(self.iter().map(|(_, entry)| u64::from(entry.bytes)).sum::<u64>(), self.bytes);
+        for (_, entry) in self.iter() {
+            assert!(entry.state != State::InFlight || (entry.fence != 0 && entry.attempts > 0));
+        }
+        self.groups.check(self.ready, self.in_flight);
+    }
+}
+
+/// How many messages of a table are in each state.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counts {
+    pub ready: u64,
+    pub delayed: u64,
+    pub in_flight: u64,
+    pub parked: u64,
+    pub bytes: u64,
+}

@@ -1,0 +1,104 @@
+//! What time alone brings about: delays end, leases run out, retention ends, rows are swept.
+
+use hapax_core::Cause;
+
+use super::{Engine, Undo};
+use crate::record::{Record, State};
+use crate::time::Now;
+
+/// How many messages one wave lets time act upon, so that a wave stays short.
+const STEPS_MAX: usize = 2_000;
+/// How many rows of purged and deleted queues one wave deletes.
+const SWEEP_MAX: usize = 500;
+
+impl Engine {
+    /// When something will happen by itself next, in the store's time.
+    pub fn next_timer(&self) -> Option<u64> {
+        let now = if self.sweep.is_empty() && self.tombstones.is_empty() { None } else { Some(0) };
+        let queues = self.timers.first().map(|(at_ms, _)| *at_ms);
+        let tasks = self.tasks.values().filter_map(super::Task::next_ms).min();
+        now.into_iter().chain(queues).chain(tasks).min()
+    }
+
+    /// Lets time act, up to a bound; what is left stays due. Redrives are stepped by the writer, since they read.
+    pub fn run_timers(&mut self, now: Now, mut random: impl FnMut() -> u64) {
+        let mut steps = 0;
+        while let Some(&(at_ms, queue)) = self.timers.first() {
+            if at_ms > now.ms() || steps >= STEPS_MAX {
+                break;
+            }
+            steps += self.run_queue(now, queue, STEPS_MAX - steps, &mut random);
+            self.reschedule(queue);
+            steps += 1;
+        }
+        self.sweep_rows();
+    }
+
+    fn run_queue(
+        &mut self,
+        now: Now,
+        queue: u32,
+        steps_max: usize,
+        random: &mut impl FnMut() -> u64,
+    ) -> usize {
+        let mut steps = 0;
+        while steps < steps_max {
+            let Some(slot) = self.queue(queue).table.first_due(now.ms()) else { break };
+            let mut entry = *self.queue(queue).table.get(slot);
+            match entry.state {
+                State::Delayed => {
+                    // Memory only: the row says since when it is ready.
+                    entry.state = State::Ready;
+                    let (queue, wave) = self.at(queue);
+                    queue.replace(wave, slot, entry);
+                }
+                State::InFlight => {
+                    self.at(queue).0.totals.expired += 1;
+                    self.fail(now, queue, slot, Cause::Expired, None, None, random());
+                }
+                State::Ready | State::Parked => unreachable!("only delayed and in-flight messages are due"),
+            }
+            steps += 1;
+        }
+        let (queue, wave) = self.at(queue);
+        queue.forget_ids(wave, now.ms());
+        let retained_from = now.ms().saturating_sub(queue.config.retention_ms);
+        while steps < steps_max {
+            let Some(slot) = queue.table.first_aged(retained_from) else { break };
+            queue.delete(wave, slot);
+            queue.totals.retention_dropped += 1;
+            steps += 1;
+        }
+        steps
+    }
+
+    /// Files when the queue needs attention next.
+    pub(super) fn reschedule(&mut self, id: u32) {
+        let Some(queue) = self.queues.get_mut(id as usize).and_then(Option::as_mut) else { return };
+        let due = queue.table.next_due_ms();
+        let aging = queue.table.next_aging_ms().map(|base_ms| base_ms + queue.config.retention_ms + 1);
+        let dedup = queue.dedup.next_ms(queue.config.dedup.window_ms);
+        let next = [due, aging, dedup].into_iter().flatten().min();
+        if queue.timer != next {
+            if let Some(before) = queue.timer {
+                self.timers.remove(&(before, id));
+            }
+            if let Some(next) = next {
+                self.timers.insert((next, id));
+            }
+            queue.timer = next;
+        }
+    }
+
+    fn sweep_rows(&mut self) {
+        if !self.sweep.is_empty() {
+            let rows: Vec<_> = self.sweep.drain(..self.sweep.len().min(SWEEP_MAX)).collect();
+            self.wave.records.extend(rows.iter().map(|&(seq, flags)| Record::Delete { seq, flags }));
+            self.wave.journal.push(Undo::Swept(rows));
+        } else if !self.tombstones.is_empty() {
+            let ids = std::mem::take(&mut self.tombstones);
+            self.wave.records.extend(ids.iter().map(|&id| Record::ForgetQueue { id }));
+            self.wave.journal.push(Undo::Forgotten(ids));
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! The default store of Hapax: queues in one folder, durable when a call returns, with nothing to run beside it.
+//!
+//! A pure state machine holds the metadata of live messages in memory. One writer thread applies whatever waits as
+//! one wave, writes it in one SQLite transaction and then answers: group commit. `docs/ARCHITECTURE.md` draws it.
+//!
+//! ```
+//! use hapax_core::{NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore, Receive, Settle};
+//! use hapax_embedded::{Embedded, Options};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! let store = Embedded::open(folder.path(), Options::default())?;
+//! let queue = QueueName::new("jobs")?;
+//! store.create_queue(&queue, QueueConfig::default()).await?;
+//! store.send(&queue, vec![NewMessage::new("hello")]).await?;
+//!
+//! let deliveries = store.receive(&queue, Receive::up_to(10)).await?;
+//! assert_eq!(&deliveries[0].body[..], b"hello");
+//! store.settle(&queue, vec![Settle::ack(deliveries[0].receipt.clone())]).await?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod backup;
+mod browse;
+mod checkpoint;
+mod crc;
+mod engine;
+mod ids;
+mod inbox;
+mod lock;
+mod receipt;
+mod record;
+mod storage;
+mod store;
+mod time;
+mod waiters;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::JoinHandle;
+
+use hapax_core::{Clock, QueueName, StoreError, SystemClock};
+use thiserror::Error;
+
+pub use engine::{MEMORY_BYTES_A_MESSAGE, StoreQuota};
+pub use writer::CommitStats;
+
+use browse::Reader;
+use checkpoint::Checkpoint;
+use engine::Loader;
+use ids::Ids;
+use inbox::Inbox;
+use lock::FolderLock;
+use receipt::Sealer;
+use storage::sqlite::{Place, Sqlite};
+use storage::{ReadError, Storage};
+use time::StoreTime;
+use writer::Writer;
+
+/// The database inside a store's folder.
+const DATABASE: &str = "hapax.db";
+
+/// How a store is opened.
+#[derive(Clone)]
+pub struct Options {
+    /// How much the store may hold. Default no limit.
+    pub quota: StoreQuota,
+    /// Sends are refused when the disk has less room than this, so that messages can still be settled. Default
+    /// 64 MiB.
+    pub reserve_bytes: u64,
+    /// What time it is. Default the machine's clock; tests pass one that they move.
+    pub clock: Arc<dyn Clock>,
+    #[doc(hidden)]
+    pub vfs: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            quota: StoreQuota::default(),
+            reserve_bytes: 64 * 1024 * 1024,
+            clock: Arc::new(SystemClock::default()),
+            vfs: None,
+        }
+    }
+}
+
+/// Why a store could not be opened, backed up or restored. Nothing was changed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process has the folder open.
+    #[error("the store in {folder} is in use by {holder}; stop it, or use its HTTP address", folder = .folder.display())]
+    InUse {
+        /// The folder.
+        folder: PathBuf,
+        /// Who holds it.
+        holder: String,
+    },
+    /// The folder is on a network file system, whose locks and syncs cannot be relied on.
+    #[error(
+        "{folder} is on a network file system ({kind}), which does not keep what a store needs (locks, fsync); \
+         use a folder on a local disk",
+        folder = .folder.display()
+    )]
+    NetworkFileSystem {
+        /// The folder.
+        folder: PathBuf,
+        /// The file system.
+        kind: String,
+    },
+    /// The file was written by a newer version.
+    #[error(
+        "{file} has version {version}, this program knows up to {known}; use the newer program, or the backup that \
+         it wrote beside the file before it migrated",
+        file = .file.display()
+    )]
+    Newer {
+        /// The file.
+        file: PathBuf,
+        /// Its version.
+        version: i64,
+        /// The newest version that is known here.
+        known: i64,
+    },
+    /// The file is a database of something else.
+    #[error("{file} is not a Hapax store; use another folder", file = .file.display())]
+    NotOurs {
+        /// The file.
+        file: PathBuf,
+    },
+    /// SQLite cannot use its write-ahead log here.
+    #[error("{file} cannot be used with a write-ahead log (journal mode {mode}); use a folder on a local disk", file = .file.display())]
+    NoWal {
+        /// The file.
+        file: PathBuf,
+        /// The mode that SQLite fell back to.
+        mode: String,
+    },
+    /// What must not be overwritten exists.
+    #[error("{path} exists; name a file that does not", path = .path.display())]
+    Exists {
+        /// The path.
+        path: PathBuf,
+    },
+    /// SQLite takes only paths in UTF-8.
+    #[error("{path} is not valid UTF-8; use another path", path = .path.display())]
+    Path {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Rows without which the store means nothing are damaged.
+    #[error("the store is damaged: {0}")]
+    Damaged(String),
+    /// The operating system refused.
+    #[error("{path}: {error}", path = .path.display())]
+    Io {
+        /// The path.
+        path: PathBuf,
+        /// What it said.
+        error: std::io::Error,
+    },
+    /// SQLite refused.
+    #[error("the database cannot be used: {0}")]
+    Sqlite(#[from] rusqlite::Error),
+    /// The operating system gave no thread.
+    #[error("no thread could be started: {0}")]
+    Thread(std::io::Error),
+    /// The operating system gave no random numbers.
+    #[error("no random numbers could be had: {0}")]
+    Random(String),
+}
+
+fn damaged(error: ReadError) -> OpenError {
+    OpenError::Damaged(error.0)
+}
+
+/// What callers and the writer share.
+struct Shared {
+    inbox: Inbox,
+    clock: Arc<dyn Clock>,
+    sealer: Sealer,
+    ids: Ids,
+    place: Place,
+    receives: AtomicU64,
+    /// Queues that deduplicate by content, so that callers hash bodies and not the writer.
+    by_content: RwLock<HashSet<QueueName>>,
+    report: Mutex<Report>,
+}
+
+/// What the writer tells about itself, without being asked.
+#[derive(Default, Clone)]
+struct Report {
+    stopped: Option<StoreError>,
+    warnings: Vec<String>,
+    stats: CommitStats,
+}
+
+impl Shared {
+    fn report(&self) -> Report {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A store in one folder. Cheap to share behind an [`Arc`]; dropping it closes the store in good order.
+pub struct Embedded {
+    shared: Arc<Shared>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+    reader: Mutex<Reader>,
+}
+
+impl Embedded {
+    /// Opens the store in `folder`, or makes a new one there.
+    pub fn open(folder: impl AsRef<Path>, options: Options) -> Result<Self, OpenError> {
+        let folder = folder.as_ref();
+        let lock = if options.vfs.is_none() { Some(FolderLock::take(folder)?) } else { None };
+        let place = Place { file: folder.join(DATABASE), vfs: options.vfs };
+        let mut storage = Sqlite::open(place.clone(), storage::schema::STEPS, Checkpoint::Background)?;
+        let (sealer, ids) = (Sealer::new(storage.secret()), storage.ids());
+        let header = storage.header().map_err(damaged)?;
+        let time = StoreTime::start(options.clock.clone(), header.clock_ms);
+        let mut report = Report::default();
+        report.warnings.extend(header.paused.as_ref().map(|paused| format!("the store is paused: {paused}")));
+        let mut loader = Loader::new(header, options.quota, time.now());
+        storage.load(&mut loader).map_err(damaged)?;
+        if loader.damaged > 0 {
+            let rows = loader.damaged;
+            report
+                .warnings
+                .push(format!("{rows} messages were found damaged and are parked; see `parked list`"));
+        }
+        let engine = loader.finish();
+        let queues = engine.queues();
+        let by_content =
+            queues.iter().filter(|q| q.config.dedup.content_based).map(|q| q.name.clone()).collect();
+        let reader = Reader::start(&place)?;
+
+        let mut seed = [0u8; 8];
+        getrandom::fill(&mut seed).map_err(|error| OpenError::Random(error.to_string()))?;
+        let seed = u64::from_le_bytes(seed);
+        let writer = Writer::new(engine, storage, time, ids.clone(), seed, options.reserve_bytes);
+        let shared = Arc::new(Shared {
+            inbox: Inbox::default(),
+            clock: options.clock,
+            sealer,
+            ids,
+            place,
+            receives: AtomicU64::new(0),
+            by_content: RwLock::new(by_content),
+            report: Mutex::new(report),
+        });
+        let nudged = Arc::downgrade(&shared);
+        shared.clock.on_moved(Arc::new(move || {
+            if let Some(shared) = nudged.upgrade() {
+                shared.inbox.nudge();
+            }
+        }));
+        let theirs = shared.clone();
+        let spawn = std::thread::Builder::new().name("hapax-writer".into());
+        let thread = spawn.spawn(move || serve(writer, &theirs, lock)).map_err(OpenError::Thread)?;
+        Ok(Self { shared, writer: Mutex::new(Some(thread)), reader: Mutex::new(reader) })
+    }
+
+    /// Closes the store: answers those who wait, writes what was accepted, copies the log back. Further calls answer
+    /// `Unavailable`.
+    pub fn close(&self) {
+        self.shared.inbox.close(StoreError::Unavailable("the store is closed".into()));
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner).stop();
+        let thread = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+
+    /// Writes a backup of the running store to `to`, a file that must not exist. Blocks until it is written; sends
+    /// and settles go on meanwhile.
+    pub fn backup(&self, to: impl AsRef<Path>) -> Result<(), OpenError> {
+        backup::take(&self.shared.place, to.as_ref(), self.shared.clock.wall_ms())
+    }
+
+    /// Puts a backup into `folder`, which must not hold a store. Opened, it is paused until someone resumes it,
+    /// since what was settled after the backup was taken would be handed out again.
+    pub fn restore(backup: impl AsRef<Path>, folder: impl AsRef<Path>) -> Result<(), OpenError> {
+        let _lock = FolderLock::take(folder.as_ref())?;
+        backup::restore(backup.as_ref(), folder.as_ref())
+    }
+
+    /// How many transactions were committed and how much was in them.
+    pub fn commit_stats(&self) -> CommitStats {
+        self.shared.report().stats
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The writer thread.
+fn serve(mut writer: Writer<Sqlite>, shared: &Shared, lock: Option<FolderLock>) {
+    let mut ops = Vec::new();
+    while shared.inbox.take(&mut ops, writer.sleep()) {
+        writer.run(&mut ops);
+        let mut report = shared.report.lock().unwrap_or_else(PoisonError::into_inner);
+        report.stats = writer.stats;
+        report.warnings.append(&mut writer.damaged);
+        let excess = report.warnings.len().saturating_sub(1_000);
+        report.warnings.drain(..excess);
+        report.stopped.clone_from(&writer.stopped);
+        if let Some(stopped) = &writer.stopped {
+            shared.inbox.close(stopped.clone());
+        }
+    }
+    writer.close();
+    if writer.stopped.is_some() {
+        // The file is left as it is, and locked until this process ends: only a fresh start recovers it.
+        std::mem::forget((writer.storage, lock));
+    } else {
+        writer.storage.close();
+    }
+}

@@ -1,0 +1,284 @@
+//! What the engine asks the storage to write: one list of records per wave, committed together.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hapax_core::store::FailedAttempt;
+use hapax_core::{Cause, GroupId, QueueConfig, QueueName, RedriveTask};
+
+use crate::crc::Crc;
+
+/// A message's state in the engine and in its row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    /// Can be received.
+    Ready = 0,
+    /// Invisible until `due_ms`. The row keeps this state after that; time alone makes it ready.
+    Delayed = 1,
+    /// Leased until `due_ms`.
+    InFlight = 2,
+    /// Set aside until someone decides.
+    Parked = 3,
+}
+
+impl State {
+    pub fn from_u8(value: u8) -> Option<Self> {
+        [Self::Ready, Self::Delayed, Self::InFlight, Self::Parked].get(value as usize).copied()
+    }
+}
+
+/// Set when the message has rows in `history`.
+pub(crate) const FLAG_HISTORY: u8 = 1;
+/// Set when the message has a row in `dead`.
+pub(crate) const FLAG_DEAD: u8 = 2;
+/// Bits that hold why the message is parked.
+const PARK_SHIFT: u8 = 4;
+
+pub(crate) fn park_flags(flags: u8, cause: Cause) -> u8 {
+    let bits = match cause {
+        Cause::Retry => 1,
+        Cause::Expired => 2,
+        Cause::Rejected => 3,
+        Cause::Damaged => 4,
+    };
+    (flags & 0x0f) | (bits << PARK_SHIFT)
+}
+
+pub(crate) fn parked_cause(flags: u8) -> Option<Cause> {
+    [None, Some(Cause::Retry), Some(Cause::Expired), Some(Cause::Rejected), Some(Cause::Damaged)]
+        .get((flags >> PARK_SHIFT) as usize)
+        .copied()
+        .flatten()
+}
+
+pub(crate) fn unpark_flags(flags: u8) -> u8 {
+    flags & 0x0f
+}
+
+/// The metadata of one live message: what the engine keeps in memory for each, so every byte counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// The store's number for the message; its id is made from it.
+    pub seq: u64,
+    /// Its place in its queue; drawn from the same counter as `seq` whenever it enters a queue.
+    pub order: u64,
+    /// When it was sent.
+    pub sent_ms: u64,
+    /// What its retention counts from.
+    pub base_ms: u64,
+    /// When it becomes visible, or when its lease runs out.
+    pub due_ms: u64,
+    /// The fence of its last delivery; 0 before the first.
+    pub fence: u64,
+    /// When it was first delivered in this queue; 0 before.
+    pub first_ms: u64,
+    /// When its last delivery was made; bounds how far a lease may be extended.
+    pub received_ms: u64,
+    /// Deliveries in this queue.
+    pub attempts: u32,
+    /// Size of body and attributes.
+    pub bytes: u32,
+    /// Index of its group in its queue's table.
+    pub group: u32,
+    pub state: State,
+    pub priority: u8,
+    pub flags: u8,
+}
+
+/// A row of `message`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MessageRow {
+    pub queue: u32,
+    pub entry: Entry,
+    pub group: Option<GroupId>,
+}
+
+impl MessageRow {
+    /// Covers every column, so that a flipped bit anywhere is seen.
+    pub fn crc(&self) -> u32 {
+        let e = &self.entry;
+        let mut fixed = [0u8; 80];
+        let words = [e.seq, e.order, e.sent_ms, e.base_ms, e.due_ms, e.fence, e.first_ms, e.received_ms];
+        for (at, word) in words.iter().enumerate() {
+            fixed[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        fixed[64..68].copy_from_slice(&e.attempts.to_le_bytes());
+        fixed[68..72].copy_from_slice(&e.bytes.to_le_bytes());
+        fixed[72..76].copy_from_slice(&self.queue.to_le_bytes());
+        fixed[76..80].copy_from_slice(&[e.state as u8, e.priority, e.flags, u8::from(self.group.is_some())]);
+        let mut crc = Crc::new();
+        crc.bytes(&fixed);
+        if let Some(group) = &self.group {
+            crc.bytes(group.as_str().as_bytes());
+        }
+        crc.end()
+    }
+}
+
+/// A row of `body`. `origin` is the queue it was sent to, which stays when it is moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BodyRow {
+    pub seq: u64,
+    pub origin: u32,
+    pub content: Content,
+}
+
+/// What a sender gave, with the checksum computed where it was given (off the writer thread).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Content {
+    pub dedup: Option<String>,
+    /// JSON; `None` when there are none.
+    pub attributes: Option<String>,
+    pub body: Bytes,
+    pub crc: u32,
+}
+
+impl Content {
+    pub fn new(dedup: Option<String>, attributes: Option<String>, body: Bytes) -> Self {
+        let crc = Self::crc_of(dedup.as_deref(), attributes.as_deref(), &body);
+        Self { dedup, attributes, body, crc }
+    }
+
+    pub fn crc_of(dedup: Option<&str>, attributes: Option<&str>, body: &[u8]) -> u32 {
+        let mut crc = Crc::new();
+        crc.part(dedup.map(str::as_bytes)).part(attributes.map(str::as_bytes)).bytes(body);
+        crc.end()
+    }
+}
+
+impl BodyRow {
+    /// The row's checksum: id, queue, and the checksum of the content.
+    pub fn crc(seq: u64, origin: u32, content_crc: u32) -> u32 {
+        let mut crc = Crc::new();
+        crc.bytes(&seq.to_le_bytes()).bytes(&origin.to_le_bytes()).bytes(&content_crc.to_le_bytes());
+        crc.end()
+    }
+}
+
+/// A row of `dead`: where a dead letter came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DeadRow {
+    pub seq: u64,
+    pub source: QueueName,
+    /// Its place in the source queue, to return to when its group stands still for it.
+    pub source_order: u64,
+    pub cause: Cause,
+    pub error: Option<String>,
+    pub attempts: u32,
+    pub first_ms: u64,
+    pub died_ms: u64,
+}
+
+/// A row of `queue`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct QueueRow {
+    pub id: u32,
+    pub name: QueueName,
+    pub config: Arc<QueueConfig>,
+    pub created_ms: u64,
+    pub modified_ms: u64,
+    /// Messages of a smaller order were purged; their rows go away bit by bit.
+    pub purged_before: u64,
+    /// The queue is deleted; its rows go away bit by bit.
+    pub deleted: bool,
+}
+
+/// A row of `dedup`: a deduplication id that is remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DedupRow {
+    pub key: u128,
+    pub seq: u64,
+    pub order: u64,
+    pub sent_ms: u64,
+}
+
+/// The store's single row: counters that must never step back.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Header {
+    pub clock_ms: u64,
+    /// No fence at or above this has been handed out.
+    pub fence_floor: u64,
+    pub next_seq: u64,
+    /// Why deliveries are paused, if they are.
+    pub paused: Option<String>,
+}
+
+/// One change to write.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Record {
+    Insert(MessageRow, BodyRow),
+    Update(MessageRow),
+    Delete {
+        seq: u64,
+        flags: u8,
+    },
+    Dead(DeadRow),
+    History {
+        seq: u64,
+        failed: FailedAttempt,
+    },
+    ForgetHistory {
+        seq: u64,
+    },
+    /// Makes a damaged body's checksum fit again, because an operator decided to take it as it is.
+    AcceptBody {
+        seq: u64,
+    },
+    Dedup {
+        queue: u32,
+        row: DedupRow,
+    },
+    PruneDedup {
+        queue: u32,
+        before_ms: u64,
+        limit: u32,
+    },
+    Queue(QueueRow),
+    ForgetQueue {
+        id: u32,
+    },
+    Halt {
+        queue: u32,
+        group: GroupId,
+    },
+    Unhalt {
+        queue: u32,
+        group: GroupId,
+    },
+    Redrive {
+        task: RedriveTask,
+        upto: u64,
+        cursor: u64,
+    },
+    ForgetRedrive {
+        id: u64,
+    },
+    Header(Header),
+    Audit {
+        at_ms: u64,
+        by: String,
+        what: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_stays_small() {
+        assert!(size_of::<Entry>() <= 80, "{}", size_of::<Entry>());
+        assert_eq!(size_of::<Option<Entry>>(), size_of::<Entry>());
+    }
+
+    #[test]
+    fn the_reason_for_parking_survives_in_the_flags() {
+        for cause in [Cause::Retry, Cause::Expired, Cause::Rejected, Cause::Damaged] {
+            let flags = park_flags(FLAG_DEAD | FLAG_HISTORY, cause);
+            assert_eq!(parked_cause(flags), Some(cause));
+            assert_eq!(unpark_flags(flags), FLAG_DEAD | FLAG_HISTORY);
+        }
+        assert_eq!(parked_cause(FLAG_DEAD), None);
+    }
+}

@@ -1,0 +1,69 @@
+//! The narrow seam between the engine and what holds its rows. Faults are injected here in tests, and another
+//! storage could stand here.
+
+mod rows;
+pub(crate) mod schema;
+pub(crate) mod sqlite;
+mod write;
+
+pub(crate) use rows::{MESSAGE_COLUMNS, body, dead, header, history, message};
+pub(crate) use write::put_header;
+
+use thiserror::Error;
+
+use crate::engine::Loader;
+use crate::record::{BodyRow, DeadRow, DedupRow, Header, Record};
+
+/// How a commit ended, if not well.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub(crate) enum CommitError {
+    /// No room; rolled back.
+    #[error("{0}")]
+    Full(String),
+    /// The rows may or may not be on the disk. Nothing may be tried again before the store is opened anew.
+    #[error("{0}")]
+    Unknown(String),
+}
+
+/// A read failed for good: the medium, not the content.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub(crate) struct ReadError(pub String);
+
+/// A body as it was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum FoundBody {
+    Sound(BodyRow),
+    /// Missing, or its bytes do not match their checksum.
+    Damaged(String),
+}
+
+/// Whether a commit waits for the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// Survives a power cut once committed.
+    PowerLoss,
+    /// Survives the death of the process; a power cut may take it back.
+    ProcessDeath,
+}
+
+/// What holds the rows.
+pub(crate) trait Storage: Send {
+    /// The store's counters.
+    fn header(&mut self) -> Result<Header, ReadError>;
+
+    /// Gives every row but bodies to the loader.
+    fn load(&mut self, loader: &mut Loader) -> Result<(), ReadError>;
+
+    /// Writes all records or none.
+    fn commit(&mut self, records: &[Record], durability: Durability) -> Result<(), CommitError>;
+
+    fn body(&mut self, seq: u64) -> Result<FoundBody, ReadError>;
+
+    fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError>;
+
+    fn dedup(&mut self, queue: u32, key: u128) -> Result<Option<DedupRow>, ReadError>;
+
+    /// Room left on the medium, where that can be told.
+    fn free_bytes(&self) -> Option<u64>;
+}

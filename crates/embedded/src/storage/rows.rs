@@ -1,0 +1,198 @@
+//! Rows into values and back.
+
+use bytes::Bytes;
+use hapax_core::store::FailedAttempt;
+use hapax_core::{Cause, DeadLetter, GroupId, QueueName};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::{FoundBody, ReadError};
+use crate::crc::Crc;
+use crate::record::{BodyRow, Content, DeadRow, DedupRow, Entry, Header, MessageRow, QueueRow, State};
+
+/// The columns of `message` in the order that [`message`] reads.
+pub(crate) const MESSAGE_COLUMNS: &str = "seq, queue, ord, state, due_ms, attempts, fence, sent_ms, base_ms, \
+     first_ms, received_ms, bytes, priority, flags, grp, crc";
+
+/// SQLite's integers are signed; a flipped bit may make one negative, which no checksum will fit.
+fn unsigned(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
+    row.get::<_, i64>(at).map(|value| value as u64)
+}
+
+/// A metadata row and whether it is sound.
+pub(crate) fn message(row: &Row<'_>) -> rusqlite::Result<(MessageRow, bool)> {
+    let state = State::from_u8(unsigned(row, 3)? as u8);
+    let group = match row.get_ref(14)? {
+        rusqlite::types::ValueRef::Null => Ok(None),
+        value => value.as_str().map_err(drop).and_then(|text| GroupId::new(text).map_err(drop)).map(Some),
+    };
+    let sound = state.is_some() && group.is_ok();
+    let entry = Entry {
+        seq: unsigned(row, 0)?,
+        order: unsigned(row, 2)?,
+        due_ms: unsigned(row, 4)?,
+        attempts: unsigned(row, 5)? as u32,
+        fence: unsigned(row, 6)?,
+        sent_ms: unsigned(row, 7)?,
+        base_ms: unsigned(row, 8)?,
+        first_ms: unsigned(row, 9)?,
+        received_ms: unsigned(row, 10)?,
+        bytes: unsigned(row, 11)? as u32,
+        priority: unsigned(row, 12)? as u8,
+        flags: unsigned(row, 13)? as u8,
+        state: state.unwrap_or(State::Parked),
+        group: 0,
+    };
+    let message = MessageRow { queue: unsigned(row, 1)? as u32, entry, group: group.unwrap_or_default() };
+    let sound = sound && unsigned(row, 15)? as u32 == message.crc();
+    Ok((message, sound))
+}
+
+pub(crate) fn queue_crc(row: &QueueRow, config: &str) -> u32 {
+    let mut crc = Crc::new();
+    for word in
+        [u64::from(row.id), row.created_ms, row.modified_ms, row.purged_before, u64::from(row.deleted)]
+    {
+        crc.bytes(&word.to_le_bytes());
+    }
+    crc.part(Some(row.name.as_str().as_bytes())).part(Some(config.as_bytes()));
+    crc.end()
+}
+
+pub(crate) fn queue(row: &Row<'_>) -> rusqlite::Result<Result<QueueRow, ReadError>> {
+    let (name, config): (String, String) = (row.get(1)?, row.get(2)?);
+    let damaged =
+        |what: &str| ReadError(format!("the row of queue {name:?} is damaged ({what}); restore a backup"));
+    let parsed = match (QueueName::new(&name), serde_json::from_str(&config)) {
+        (Ok(name), Ok(config)) => (name, config),
+        _ => return Ok(Err(damaged("it cannot be read"))),
+    };
+    let queue = QueueRow {
+        id: unsigned(row, 0)? as u32,
+        name: parsed.0,
+        config: std::sync::Arc::new(parsed.1),
+        created_ms: unsigned(row, 3)?,
+        modified_ms: unsigned(row, 4)?,
+        purged_before: unsigned(row, 5)?,
+        deleted: unsigned(row, 6)? != 0,
+    };
+    let sound = unsigned(row, 7)? as u32 == queue_crc(&queue, &config);
+    Ok(if sound { Ok(queue) } else { Err(damaged("its checksum does not fit")) })
+}
+
+pub(crate) fn header_crc(header: &Header, secret: &[u8]) -> u32 {
+    let mut crc = Crc::new();
+    for word in [header.clock_ms, header.fence_floor, header.next_seq] {
+        crc.bytes(&word.to_le_bytes());
+    }
+    crc.part(header.paused.as_deref().map(str::as_bytes)).part(Some(secret));
+    crc.end()
+}
+
+/// The store's row and its secret.
+pub(crate) fn header(connection: &Connection) -> Result<(Header, [u8; 32]), ReadError> {
+    let sql = "SELECT clock_ms, fence_floor, next_seq, paused, secret, crc FROM store";
+    let read = connection.query_row(sql, [], |row| {
+        let header = Header {
+            clock_ms: unsigned(row, 0)?,
+            fence_floor: unsigned(row, 1)?,
+            next_seq: unsigned(row, 2)?,
+            paused: row.get(3)?,
+        };
+        Ok((header, row.get::<_, Vec<u8>>(4)?, unsigned(row, 5)? as u32))
+    });
+    let (header, secret, crc) = read.map_err(|error| ReadError(error.to_string()))?;
+    let damaged =
+        || ReadError("the store's own row is damaged (its checksum does not fit); restore a backup".into());
+    if crc != header_crc(&header, &secret) {
+        return Err(damaged());
+    }
+    let secret = secret.try_into().map_err(|_| damaged())?;
+    Ok((header, secret))
+}
+
+pub(crate) fn body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundBody> {
+    let sql = "SELECT origin, dedup, attributes, body, crc FROM body WHERE seq = ?1";
+    let mut statement = connection.prepare_cached(sql)?;
+    let mut rows = statement.query(params![seq as i64])?;
+    let Some(row) = rows.next()? else {
+        return Ok(FoundBody::Damaged("its body is missing".into()));
+    };
+    let text = |at: usize| -> rusqlite::Result<Result<Option<String>, ()>> {
+        Ok(match row.get_ref(at)? {
+            rusqlite::types::ValueRef::Null => Ok(None),
+            value => value.as_str().map(|text| Some(text.to_owned())).map_err(drop),
+        })
+    };
+    let (Ok(dedup), Ok(attributes)) = (text(1)?, text(2)?) else {
+        return Ok(FoundBody::Damaged("its text is not UTF-8".into()));
+    };
+    let bytes = match row.get_ref(3)? {
+        rusqlite::types::ValueRef::Blob(bytes) => Bytes::copy_from_slice(bytes),
+        _ => return Ok(FoundBody::Damaged("its body is not a blob".into())),
+    };
+    let origin = unsigned(row, 0)? as u32;
+    let content = Content::new(dedup, attributes, bytes);
+    if unsigned(row, 4)? as u32 != BodyRow::crc(seq, origin, content.crc) {
+        return Ok(FoundBody::Damaged("its bytes do not match their checksum".into()));
+    }
+    Ok(FoundBody::Sound(BodyRow { seq, origin, content }))
+}
+
+fn cause(text: &str) -> Cause {
+    [Cause::Retry, Cause::Expired, Cause::Rejected]
+        .into_iter()
+        .find(|c| c.as_str() == text)
+        .unwrap_or(Cause::Damaged)
+}
+
+pub(crate) fn dead(connection: &Connection, seq: u64) -> rusqlite::Result<Option<DeadRow>> {
+    let sql = "SELECT source, source_ord, cause, error, attempts, first_ms, died_ms FROM dead WHERE seq = ?1";
+    let row = connection.prepare_cached(sql)?.query_row([seq as i64], |row| {
+        let Ok(source) = QueueName::new(row.get::<_, String>(0)?) else { return Ok(None) };
+        Ok(Some(DeadRow {
+            seq,
+            source,
+            source_order: unsigned(row, 1)?,
+            cause: cause(&row.get::<_, String>(2)?),
+            error: row.get(3)?,
+            attempts: unsigned(row, 4)? as u32,
+            first_ms: unsigned(row, 5)?,
+            died_ms: unsigned(row, 6)?,
+        }))
+    });
+    Ok(row.optional()?.flatten())
+}
+
+impl From<DeadRow> for DeadLetter {
+    fn from(row: DeadRow) -> Self {
+        Self {
+            source: row.source,
+            cause: row.cause,
+            error: row.error,
+            attempts: row.attempts,
+            first_received_ms: row.first_ms,
+            died_ms: row.died_ms,
+        }
+    }
+}
+
+pub(crate) fn history(connection: &Connection, seq: u64) -> rusqlite::Result<Vec<FailedAttempt>> {
+    let sql = "SELECT attempt, at_ms, cause, error, consumer FROM history WHERE seq = ?1 ORDER BY rowid";
+    let mut statement = connection.prepare_cached(sql)?;
+    let rows = statement.query_map([seq as i64], |row| {
+        Ok(FailedAttempt {
+            attempt: unsigned(row, 0)? as u32,
+            at_ms: unsigned(row, 1)?,
+            cause: cause(&row.get::<_, String>(2)?),
+            error: row.get(3)?,
+            consumer: row.get(4)?,
+        })
+    })?;
+    rows.collect()
+}
+
+pub(crate) fn dedup(row: &Row<'_>) -> rusqlite::Result<DedupRow> {
+    let key: Vec<u8> = row.get(0)?;
+    let key = key.try_into().map_or(0, u128::from_le_bytes);
+    Ok(DedupRow { key, seq: unsigned(row, 1)?, order: unsigned(row, 2)?, sent_ms: unsigned(row, 3)? })
+}

@@ -1,0 +1,151 @@
+//! The tables, their versions, and how an older version becomes a newer one.
+//!
+//! What is assumed of the medium: a page that was written and synced reads back the same or fails; a page that was
+//! not synced may be old, new or torn after a power cut. SQLite's WAL copes with the second, the rows' checksums
+//! notice a medium that breaks the first.
+
+use std::path::Path;
+
+use rusqlite::Connection;
+
+use crate::OpenError;
+
+/// `HAPX`, in the header of the file, so that another program's database is not taken for ours.
+const APPLICATION_ID: i64 = 0x4841_5058;
+
+/// Steps from an empty file to the present version; version N is what the first N steps make.
+pub(crate) const STEPS: &[&str] = &[
+    "
+CREATE TABLE store (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    secret BLOB NOT NULL,              -- seals receipts
+    clock_ms INTEGER NOT NULL,
+    fence_floor INTEGER NOT NULL,
+    next_seq INTEGER NOT NULL,
+    paused TEXT,                       -- why deliveries are paused
+    crc INTEGER NOT NULL
+);
+-- A message's id is made of its seq and the salt of the last epoch that began at or before it. A restored backup
+-- begins a new epoch, so that ids given out after the backup was taken are not given out again.
+CREATE TABLE epoch (first_seq INTEGER PRIMARY KEY, salt INTEGER NOT NULL);
+CREATE TABLE queue (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    config TEXT NOT NULL,              -- JSON
+    created_ms INTEGER NOT NULL,
+    modified_ms INTEGER NOT NULL,
+    purged_before INTEGER NOT NULL,
+    deleted INTEGER NOT NULL,
+    crc INTEGER NOT NULL
+);
+CREATE TABLE message (
+    seq INTEGER PRIMARY KEY,
+    queue INTEGER NOT NULL,
+    ord INTEGER NOT NULL,              -- place in the queue
+    state INTEGER NOT NULL,            -- 0 ready, 1 delayed until due_ms, 2 in flight until due_ms, 3 parked
+    due_ms INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    fence INTEGER NOT NULL,
+    sent_ms INTEGER NOT NULL,
+    base_ms INTEGER NOT NULL,          -- retention counts from here
+    first_ms INTEGER NOT NULL,
+    received_ms INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    priority INTEGER NOT NULL,
+    flags INTEGER NOT NULL,
+    grp TEXT,
+    crc INTEGER NOT NULL
+);
+CREATE TABLE body (
+    seq INTEGER PRIMARY KEY,
+    origin INTEGER NOT NULL,           -- the queue it was sent to
+    dedup TEXT,
+    attributes TEXT,                   -- JSON
+    body BLOB NOT NULL,
+    crc INTEGER NOT NULL
+);
+CREATE TABLE dead (
+    seq INTEGER PRIMARY KEY,
+    source TEXT NOT NULL,
+    source_ord INTEGER NOT NULL,
+    cause TEXT NOT NULL,
+    error TEXT,
+    attempts INTEGER NOT NULL,
+    first_ms INTEGER NOT NULL,
+    died_ms INTEGER NOT NULL
+);
+CREATE TABLE history (
+    seq INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL,
+    cause TEXT NOT NULL,
+    error TEXT,
+    consumer TEXT
+);
+CREATE INDEX history_seq ON history (seq);
+CREATE TABLE dedup (
+    queue INTEGER NOT NULL,
+    key BLOB NOT NULL,
+    seq INTEGER NOT NULL,
+    ord INTEGER NOT NULL,
+    sent_ms INTEGER NOT NULL,
+    PRIMARY KEY (queue, key)
+) WITHOUT ROWID;
+CREATE INDEX dedup_age ON dedup (queue, sent_ms);
+CREATE TABLE halted (queue INTEGER NOT NULL, grp TEXT NOT NULL, PRIMARY KEY (queue, grp)) WITHOUT ROWID;
+CREATE TABLE redrive (
+    id INTEGER PRIMARY KEY,
+    task TEXT NOT NULL,                -- JSON
+    upto INTEGER NOT NULL,
+    cursor INTEGER NOT NULL
+);
+CREATE TABLE audit (at_ms INTEGER NOT NULL, by TEXT NOT NULL, what TEXT NOT NULL);
+",
+];
+
+/// The file's version; 0 for an empty one. Refuses what is not a store of ours, or of a version that is not known.
+fn version(connection: &Connection, file: &Path, known: i64) -> Result<i64, OpenError> {
+    let application: i64 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
+    let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    let objects: i64 = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    if (objects > 0 || version > 0) && application != APPLICATION_ID {
+        return Err(OpenError::NotOurs { file: file.to_owned() });
+    }
+    if version > known {
+        return Err(OpenError::Newer { file: file.to_owned(), version, known });
+    }
+    Ok(version)
+}
+
+/// Refuses a file that this version cannot open.
+pub(crate) fn recognise(connection: &Connection, file: &Path) -> Result<(), OpenError> {
+    match version(connection, file, STEPS.len() as i64)? {
+        0 => Err(OpenError::NotOurs { file: file.to_owned() }),
+        _ => Ok(()),
+    }
+}
+
+/// Brings the file to the version that `steps` make. Before an older version is changed, a backup is written beside
+/// it that the older version opens.
+pub(crate) fn prepare(connection: &mut Connection, file: &Path, steps: &[&str]) -> Result<(), OpenError> {
+    let wanted = steps.len() as i64;
+    let version = version(connection, file, wanted)?;
+    if version == wanted {
+        return Ok(());
+    }
+    if version > 0 {
+        let backup = file.with_file_name(format!("before-migration-from-v{version}.db"));
+        // An earlier try may have written it and been killed before it changed anything.
+        if !backup.exists() {
+            crate::backup::copy(connection, &backup)?;
+        }
+    }
+    let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Exclusive)?;
+    for step in &steps[version as usize..] {
+        transaction.execute_batch(step)?;
+    }
+    transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+    transaction.pragma_update(None, "user_version", wanted)?;
+    transaction.commit()?;
+    Ok(())
+}

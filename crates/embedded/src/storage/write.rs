@@ -1,0 +1,235 @@
+//! Records into SQL.
+
+use rusqlite::{Connection, params};
+
+use super::rows;
+use crate::record::{BodyRow, DeadRow, Entry, FLAG_DEAD, FLAG_HISTORY, Header, MessageRow, QueueRow, Record};
+
+/// Writes one record inside the open transaction.
+pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::Result<()> {
+    match record {
+        Record::Insert(message, body) => {
+            insert(db, message)?;
+            insert_body(db, body)
+        }
+        Record::Update(message) => update(db, message),
+        Record::Delete { seq, flags } => delete(db, *seq, *flags),
+        Record::Dead(row) => insert_dead(db, row),
+        Record::History { seq, failed } => {
+            let sql = "INSERT INTO history (seq, attempt, at_ms, cause, error, consumer) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+            let cause = failed.cause.as_str();
+            db.prepare_cached(sql)?.execute(params![
+                *seq as i64,
+                failed.attempt,
+                failed.at_ms as i64,
+                cause,
+                failed.error,
+                failed.consumer
+            ])?;
+            if failed.attempt > hapax_core::policy::HISTORY_MAX {
+                let trim = "DELETE FROM history WHERE seq = ?1 AND rowid NOT IN \
+                            (SELECT rowid FROM history WHERE seq = ?1 ORDER BY rowid DESC LIMIT ?2)";
+                db.prepare_cached(trim)?.execute(params![*seq as i64, hapax_core::policy::HISTORY_MAX])?;
+            }
+            Ok(())
+        }
+        Record::ForgetHistory { seq } => execute(db, "DELETE FROM history WHERE seq = ?1", *seq),
+        Record::AcceptBody { seq } => accept_body(db, *seq),
+        Record::Dedup { queue, row } => {
+            let sql =
+                "INSERT OR REPLACE INTO dedup (queue, key, seq, ord, sent_ms) VALUES (?1, ?2, ?3, ?4, ?5)";
+            let key = row.key.to_le_bytes();
+            db.prepare_cached(sql)?.execute(params![
+                queue,
+                &key[..],
+                row.seq as i64,
+                row.order as i64,
+                row.sent_ms as i64
+            ])?;
+            Ok(())
+        }
+        Record::PruneDedup { queue, before_ms, limit } => {
+            let sql = "DELETE FROM dedup WHERE queue = ?1 AND key IN \
+                       (SELECT key FROM dedup WHERE queue = ?1 AND sent_ms < ?2 LIMIT ?3)";
+            db.prepare_cached(sql)?.execute(params![queue, *before_ms as i64, limit])?;
+            Ok(())
+        }
+        Record::Queue(row) => put_queue(db, row),
+        Record::ForgetQueue { id } => {
+            for table in ["dedup", "halted"] {
+                db.execute(&format!("DELETE FROM {table} WHERE queue = ?1"), params![id])?;
+            }
+            execute(db, "DELETE FROM queue WHERE id = ?1", u64::from(*id))
+        }
+        Record::Halt { queue, group } => {
+            let sql = "INSERT OR REPLACE INTO halted (queue, grp) VALUES (?1, ?2)";
+            db.prepare_cached(sql)?.execute(params![queue, group.as_str()])?;
+            Ok(())
+        }
+        Record::Unhalt { queue, group } => {
+            let sql = "DELETE FROM halted WHERE queue = ?1 AND grp = ?2";
+            db.prepare_cached(sql)?.execute(params![queue, group.as_str()])?;
+            Ok(())
+        }
+        Record::Redrive { task, upto, cursor } => {
+            let json = serde_json::to_string(task).expect("a redrive is plain data");
+            let sql = "INSERT OR REPLACE INTO redrive (id, task, upto, cursor) VALUES (?1, ?2, ?3, ?4)";
+            db.prepare_cached(sql)?.execute(params![task.id as i64, json, *upto as i64, *cursor as i64])?;
+            Ok(())
+        }
+        Record::ForgetRedrive { id } => execute(db, "DELETE FROM redrive WHERE id = ?1", *id),
+        Record::Header(header) => put_header(db, header, secret),
+        Record::Audit { at_ms, by, what } => {
+            let sql = "INSERT INTO audit (at_ms, by, what) VALUES (?1, ?2, ?3)";
+            db.prepare_cached(sql)?.execute(params![*at_ms as i64, by, what])?;
+            Ok(())
+        }
+    }
+}
+
+pub(crate) fn put_header(db: &Connection, header: &Header, secret: &[u8; 32]) -> rusqlite::Result<()> {
+    let sql = "UPDATE store SET clock_ms = ?1, fence_floor = ?2, next_seq = ?3, paused = ?4, crc = ?5";
+    db.prepare_cached(sql)?.execute(params![
+        header.clock_ms as i64,
+        header.fence_floor as i64,
+        header.next_seq as i64,
+        header.paused,
+        rows::header_crc(header, secret)
+    ])?;
+    Ok(())
+}
+
+fn execute(db: &Connection, sql: &str, number: u64) -> rusqlite::Result<()> {
+    db.prepare_cached(sql)?.execute([number as i64])?;
+    Ok(())
+}
+
+fn insert(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO message (seq, queue, ord, state, due_ms, attempts, fence, sent_ms, base_ms, first_ms, \
+               received_ms, bytes, priority, flags, grp, crc) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+    let e: &Entry = &row.entry;
+    db.prepare_cached(sql)?.execute(params![
+        e.seq as i64,
+        row.queue,
+        e.order as i64,
+        e.state as u8,
+        e.due_ms as i64,
+        e.attempts,
+        e.fence as i64,
+        e.sent_ms as i64,
+        e.base_ms as i64,
+        e.first_ms as i64,
+        e.received_ms as i64,
+        e.bytes,
+        e.priority,
+        e.flags,
+        row.group.as_ref().map(hapax_core::GroupId::as_str),
+        row.crc()
+    ])?;
+    Ok(())
+}
+
+/// What never changes (sent_ms, bytes, priority, grp) is left alone.
+fn update(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
+    let sql = "UPDATE message SET queue = ?2, ord = ?3, state = ?4, due_ms = ?5, attempts = ?6, fence = ?7, \
+               base_ms = ?8, first_ms = ?9, received_ms = ?10, flags = ?11, crc = ?12 WHERE seq = ?1";
+    let e = &row.entry;
+    db.prepare_cached(sql)?.execute(params![
+        e.seq as i64,
+        row.queue,
+        e.order as i64,
+        e.state as u8,
+        e.due_ms as i64,
+        e.attempts,
+        e.fence as i64,
+        e.base_ms as i64,
+        e.first_ms as i64,
+        e.received_ms as i64,
+        e.flags,
+        row.crc()
+    ])?;
+    Ok(())
+}
+
+fn insert_body(db: &Connection, row: &BodyRow) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO body (seq, origin, dedup, attributes, body, crc) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let content = &row.content;
+    db.prepare_cached(sql)?.execute(params![
+        row.seq as i64,
+        row.origin,
+        content.dedup,
+        content.attributes,
+        &content.body[..],
+        BodyRow::crc(row.seq, row.origin, content.crc)
+    ])?;
+    Ok(())
+}
+
+fn delete(db: &Connection, seq: u64, flags: u8) -> rusqlite::Result<()> {
+    execute(db, "DELETE FROM message WHERE seq = ?1", seq)?;
+    execute(db, "DELETE FROM body WHERE seq = ?1", seq)?;
+    if flags & FLAG_HISTORY != 0 {
+        execute(db, "DELETE FROM history WHERE seq = ?1", seq)?;
+    }
+    if flags & FLAG_DEAD != 0 {
+        execute(db, "DELETE FROM dead WHERE seq = ?1", seq)?;
+    }
+    Ok(())
+}
+
+fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {
+    let sql = "INSERT OR REPLACE INTO dead (seq, source, source_ord, cause, error, attempts, first_ms, died_ms) \
+               VALUES (?1, ?2, ?3, ?4, coalesce(?5, (SELECT error FROM history WHERE seq = ?1 AND error IS NOT NULL \
+               ORDER BY rowid DESC LIMIT 1)), ?6, ?7, ?8)";
+    // A lease that ran out brings no error of its own: the last one that was given is what helps.
+    db.prepare_cached(sql)?.execute(params![
+        row.seq as i64,
+        row.source.as_str(),
+        row.source_order as i64,
+        row.cause.as_str(),
+        row.error,
+        row.attempts,
+        row.first_ms as i64,
+        row.died_ms as i64
+    ])?;
+    Ok(())
+}
+
+fn put_queue(db: &Connection, row: &QueueRow) -> rusqlite::Result<()> {
+    let config = serde_json::to_string(&*row.config).expect("a configuration is plain data");
+    let sql = "INSERT OR REPLACE INTO queue (id, name, config, created_ms, modified_ms, purged_before, deleted, crc) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+    db.prepare_cached(sql)?.execute(params![
+        row.id,
+        row.name.as_str(),
+        config,
+        row.created_ms as i64,
+        row.modified_ms as i64,
+        row.purged_before as i64,
+        row.deleted,
+        rows::queue_crc(row, &config)
+    ])?;
+    Ok(())
+}
+
+/// Recomputes a body's checksum from what is there now. A body that is missing becomes an empty one.
+fn accept_body(db: &Connection, seq: u64) -> rusqlite::Result<()> {
+    let found = db.query_row(
+        "SELECT origin, CAST(dedup AS BLOB), CAST(attributes AS BLOB), CAST(body AS BLOB) FROM body WHERE seq = ?1",
+        [seq as i64],
+        |row| {
+            let text = |at| row.get::<_, Option<Vec<u8>>>(at).map(|v| v.and_then(|v| String::from_utf8(v).ok()));
+            Ok((row.get::<_, u32>(0)?, text(1)?, text(2)?, row.get::<_, Vec<u8>>(3)?))
+        },
+    );
+    let (origin, dedup, attributes, body) = match found {
+        Ok(found) => found,
+        Err(rusqlite::Error::QueryReturnedNoRows) => (0, None, None, Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let attributes = attributes.filter(|json| serde_json::from_str::<hapax_core::Attributes>(json).is_ok());
+    let content = crate::record::Content::new(dedup, attributes, body.into());
+    execute(db, "DELETE FROM body WHERE seq = ?1", seq)?;
+    insert_body(db, &BodyRow { seq, origin, content })
+}

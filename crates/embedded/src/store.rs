@@ -1,0 +1,329 @@
+//! The seams, answered by the writer thread.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use async_trait::async_trait;
+use hapax_core::{
+    AdminError, Batch, Browse, Capabilities, Delivery, Extend, Fence, GroupId, MessageId, MessageView,
+    NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, QueueStore, Receive,
+    RedriveRequest, RedriveTask, Remaining, SendError, Sent, Settle, SettleError, Settled, StoreError,
+    StoreStatus, policy,
+};
+use tokio::sync::oneshot;
+
+use crate::browse::{self, parse_attributes};
+use crate::engine::{Engine, Outgoing, Queue, Request, content_id};
+use crate::record::Content;
+use crate::time::Now;
+use crate::writer::{Done, Op, Raw};
+use crate::{Embedded, Shared};
+
+/// The most elements of one batch.
+const BATCH_MAX: usize = 1_000;
+/// The most attributes of one message.
+const ATTRIBUTES_MAX: usize = 100;
+
+type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
+
+impl Shared {
+    async fn answer<T>(&self, answer: Answer<T>) -> Result<T, StoreError> {
+        answer.await.unwrap_or_else(|_| Err(self.gone()))
+    }
+
+    /// The writer went away without an answer: what was asked may have been done.
+    fn gone(&self) -> StoreError {
+        let stopped = self.report().stopped;
+        stopped.unwrap_or_else(|| StoreError::OutcomeUnknown("the store closed before it answered".into()))
+    }
+
+    /// Runs something on the engine, inside a wave, and waits until that is committed.
+    async fn job<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Engine, Now) -> T + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let job = move |engine: &mut Engine, now: Now| -> Done {
+            let value = job(engine, now);
+            Box::new(move |failed| drop(reply.send(failed.map_or(Ok(value), Err))))
+        };
+        self.inbox.push(Op::Job(Box::new(job)))?;
+        self.answer(answer).await
+    }
+
+    fn delivery(&self, raw: Raw) -> Delivery {
+        let entry = raw.leased.entry;
+        Delivery {
+            id: self.ids.id(entry.seq),
+            attributes: raw.content.attributes.as_deref().map(parse_attributes).unwrap_or_default(),
+            body: raw.content.body,
+            receipt: self.sealer.seal(raw.leased.named),
+            fence: Fence(raw.leased.named.fence),
+            attempt: entry.attempts,
+            lease_ms: raw.lease_ms,
+            sent_ms: entry.sent_ms,
+            first_received_ms: entry.first_ms,
+            sequence: entry.order,
+            group: raw.group,
+            dedup: raw.content.dedup.and_then(|dedup| dedup.parse().ok()),
+            priority: hapax_core::Priority(entry.priority),
+            dead: raw.dead,
+        }
+    }
+}
+
+/// A receive under way. Dropped early, it takes itself back, and so it does with deliveries that it never handed on.
+struct Receiving<'a> {
+    shared: &'a Shared,
+    id: u64,
+    answer: Option<Answer<Vec<Raw>>>,
+}
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        let Some(mut answer) = self.answer.take() else { return };
+        answer.close();
+        let op = match answer.try_recv() {
+            Ok(Ok(raw)) if raw.is_empty() => return,
+            Ok(Ok(raw)) => Op::GiveBack(raw.iter().map(|raw| raw.leased.named).collect()),
+            Ok(Err(_)) => return,
+            Err(_) => Op::Cancel { id: self.id },
+        };
+        // If the store is closed there is nobody left to tell.
+        let _ = self.shared.inbox.push(op);
+    }
+}
+
+fn outgoing(message: NewMessage, by_content: bool) -> Result<Outgoing, SendError> {
+    if message.attributes.len() > ATTRIBUTES_MAX {
+        let count = message.attributes.len();
+        return Err(SendError::Invalid(format!(
+            "{count} attributes are too many; use at most {ATTRIBUTES_MAX}"
+        )));
+    }
+    let bytes = message.bytes();
+    let encode = || serde_json::to_string(&message.attributes).expect("attributes are plain data");
+    let attributes = (!message.attributes.is_empty()).then(encode);
+    let content_id = (by_content && message.dedup.is_none()).then(|| content_id(&message.body));
+    let dedup = message.dedup.map(String::from);
+    Ok(Outgoing {
+        content: Content::new(dedup, attributes, message.body),
+        bytes,
+        delay_ms: message.delay_ms,
+        group: message.group,
+        priority: message.priority,
+        content_id,
+    })
+}
+
+fn check_batch(len: usize) -> Result<(), StoreError> {
+    if len > BATCH_MAX {
+        return Err(StoreError::Invalid(format!("a batch of {len} is too large; use at most {BATCH_MAX}")));
+    }
+    Ok(())
+}
+
+fn check_receive(receive: &Receive) -> Result<(), StoreError> {
+    let check = |field: &str, value: u64, min: u64, max: u64| {
+        let problem = || StoreError::Invalid(format!("{field}: {value} is out of range; use {min} to {max}"));
+        if (min..=max).contains(&value) { Ok(()) } else { Err(problem()) }
+    };
+    check("max", receive.max as u64, 1, Receive::MAX as u64)?;
+    check("lease_ms", receive.lease_ms.unwrap_or(0), 0, policy::LEASE_MS_MAX)?;
+    check("wait_ms", receive.wait_ms.unwrap_or(0), 0, policy::WAIT_MS_MAX)?;
+    check("attempt_id's length", receive.attempt_id.as_ref().map_or(0, String::len) as u64, 0, 128)?;
+    check("consumer's length", receive.consumer.as_ref().map_or(0, String::len) as u64, 0, 256)
+}
+
+#[async_trait]
+impl QueueStore for Embedded {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: "embedded".into(),
+            atomic_settle: true,
+            durable_lease: true,
+            fence: true,
+            order: Order::PerGroup,
+            dedup_ms_max: policy::RETENTION_MS_MAX,
+            manual_clock: self.shared.clock.sleep_for(0).is_none(),
+        }
+    }
+
+    async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
+        check_batch(batch.len())?;
+        let (reply, answer) = oneshot::channel();
+        let by_content =
+            self.shared.by_content.read().unwrap_or_else(PoisonError::into_inner).contains(queue);
+        let batch = batch.into_iter().map(|message| outgoing(message, by_content)).collect();
+        self.shared.inbox.push(Op::Send { queue: queue.clone(), batch, reply })?;
+        self.shared.answer(answer).await
+    }
+
+    async fn receive(&self, queue: &QueueName, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
+        check_receive(&receive)?;
+        let (reply, answer) = oneshot::channel();
+        let id = self.shared.receives.fetch_add(1, Ordering::Relaxed);
+        let request = Request {
+            max: receive.max,
+            lease_ms: receive.lease_ms,
+            consumer: receive.consumer.map(Into::into),
+            ack_on_receive: receive.ack_on_receive,
+            attempt_id: receive.attempt_id,
+        };
+        let op = Op::Receive { id, queue: queue.clone(), request, wait_ms: receive.wait_ms, reply };
+        self.shared.inbox.push(op)?;
+        let mut receiving = Receiving { shared: &self.shared, id, answer: Some(answer) };
+        let answer = receiving.answer.as_mut().expect("just put there").await;
+        receiving.answer = None;
+        let raw = answer.unwrap_or_else(|_| Err(self.shared.gone()))?;
+        Ok(raw.into_iter().map(|raw| self.shared.delivery(raw)).collect())
+    }
+
+    async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+        check_batch(batch.len())?;
+        let (reply, answer) = oneshot::channel();
+        let batch =
+            batch.into_iter().map(|settle| (self.shared.sealer.open(&settle.receipt), settle)).collect();
+        self.shared.inbox.push(Op::Settle { queue: queue.clone(), batch, reply })?;
+        self.shared.answer(answer).await
+    }
+
+    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+        check_batch(batch.len())?;
+        let (reply, answer) = oneshot::channel();
+        let batch =
+            batch.into_iter().map(|extend| (self.shared.sealer.open(&extend.receipt), extend)).collect();
+        self.shared.inbox.push(Op::Extend { queue: queue.clone(), batch, reply })?;
+        self.shared.answer(answer).await
+    }
+}
+
+#[async_trait]
+impl QueueAdmin for Embedded {
+    async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError> {
+        self.note_content(name, &config);
+        let name = name.clone();
+        self.shared.job(move |engine, now| engine.create_queue(now, &name, config)).await?
+    }
+
+    async fn queue(&self, name: &QueueName) -> Result<QueueInfo, StoreError> {
+        let name = name.clone();
+        self.shared.job(move |engine, _| engine.find(&name).map(|id| engine.queue(id).info())).await?
+    }
+
+    async fn set_queue(&self, name: &QueueName, config: QueueConfig) -> Result<(), AdminError> {
+        self.note_content(name, &config);
+        let name = name.clone();
+        self.shared.job(move |engine, now| engine.set_queue(now, &name, config)).await?
+    }
+
+    async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError> {
+        let name = name.clone();
+        self.shared.job(move |engine, _| engine.delete_queue(&name)).await?
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
+        self.shared.job(|engine, _| engine.queues().into_iter().map(Queue::info).collect()).await
+    }
+
+    async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
+        let name = name.clone();
+        self.shared.job(move |engine, _| engine.find(&name).map(|id| engine.queue(id).stats())).await?
+    }
+
+    async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {
+        let name = name.clone();
+        self.shared.job(move |engine, _| engine.purge(&name)).await?
+    }
+
+    async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
+        if !(1..=1_000).contains(&browse.limit) {
+            return Err(StoreError::Invalid(format!(
+                "limit: {} is out of range; use 1 to 1000",
+                browse.limit
+            )));
+        }
+        let name = name.clone();
+        let found = self.shared.job(move |engine, now| {
+            engine.find(&name).map(|id| (id, engine.queue(id).purged_before, now.ms()))
+        });
+        let (queue, purged_before, now_ms) = found.await??;
+        let (reply, answer) = oneshot::channel();
+        let ids = self.shared.ids.clone();
+        let look = Box::new(move |db: &rusqlite::Connection| {
+            let page = browse::page(db, &ids, queue, purged_before, &browse, now_ms);
+            let _ =
+                reply.send(page.map_err(|error| StoreError::Unavailable(format!("a read failed ({error})"))));
+        });
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
+        self.shared.answer(answer).await
+    }
+
+    async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
+        let (name, seqs) = (name.clone(), self.seqs(&ids));
+        self.shared.job(move |engine, _| engine.find(&name).map(|id| engine.discard(id, &seqs))).await?
+    }
+
+    async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
+        let (name, seqs) = (name.clone(), self.seqs(&ids));
+        self.shared
+            .job(move |engine, now| engine.find(&name).map(|id| engine.release(now, id, &seqs)))
+            .await?
+    }
+
+    async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
+        let (name, group) = (name.clone(), group.clone());
+        self.shared.job(move |engine, _| engine.release_group(engine.find(&name)?, &group)).await?
+    }
+
+    async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {
+        let name = name.clone();
+        self.shared
+            .job(move |engine, _| engine.find(&name).map(|id| engine.queue(id).table.groups.halted()))
+            .await?
+    }
+
+    async fn start_redrive(&self, request: RedriveRequest) -> Result<RedriveTask, AdminError> {
+        self.shared.job(move |engine, now| engine.start_redrive(now, request)).await?
+    }
+
+    async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError> {
+        let from = from.clone();
+        self.shared.job(move |engine, _| engine.redrives(&from)).await?
+    }
+
+    async fn cancel_redrive(&self, id: u64) -> Result<RedriveTask, AdminError> {
+        self.shared.job(move |engine, now| engine.cancel_redrive(now, id)).await?
+    }
+
+    async fn status(&self) -> StoreStatus {
+        let found = self.shared.job(|engine, _| (engine.usage(), engine.header().paused.clone())).await;
+        let report = self.shared.report();
+        let (usage, paused) = found.unwrap_or_default();
+        StoreStatus {
+            paused,
+            stopped: report.stopped.map(|stopped| stopped.to_string()),
+            warnings: report.warnings,
+            messages: usage.messages,
+            bytes: usage.bytes,
+        }
+    }
+
+    async fn resume(&self, by: &str) -> Result<(), StoreError> {
+        let by = by.to_owned();
+        self.shared.job(move |engine, now| engine.resume(now, &by)).await
+    }
+}
+
+impl Embedded {
+    /// Only a hint: where it is wrong, the writer hashes, or a hash is not used.
+    fn note_content(&self, name: &QueueName, config: &QueueConfig) {
+        if config.dedup.content_based {
+            self.shared.by_content.write().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
+        }
+    }
+
+    fn seqs(&self, ids: &[MessageId]) -> Vec<u64> {
+        ids.iter().filter_map(|id| self.shared.ids.seq(*id)).collect()
+    }
+}

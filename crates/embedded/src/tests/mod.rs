@@ -1,0 +1,1 @@
+//! Tests below the public surface.

@@ -1,0 +1,534 @@
+//! Group commit: everything that waits is applied as one wave, written in one transaction, then answered.
+//!
+//! No answer leaves before its wave is committed. That one rule is what makes "accepted" mean "durable".
+
+use hapax_core::{
+    DeadLetter, Extend, GroupId, QueueName, Remaining, SendError, Sent, Settle, SettleError, Settled,
+    StoreError,
+};
+use tokio::sync::oneshot;
+
+use crate::engine::{Engine, Leased, Outgoing, Request};
+use crate::ids::Ids;
+use crate::receipt::Named;
+use crate::record::{BodyRow, Content, FLAG_DEAD};
+use crate::storage::{CommitError, Durability, FoundBody, ReadError, Storage};
+use crate::time::{Now, StoreTime};
+use crate::waiters::{Waiter, Waiters};
+
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+/// A delivery as the writer makes it; the caller's thread makes it presentable.
+#[derive(Debug)]
+pub(crate) struct Raw {
+    pub leased: Leased,
+    pub content: Content,
+    pub group: Option<GroupId>,
+    pub dead: Option<DeadLetter>,
+    pub lease_ms: u64,
+}
+
+/// Runs after the wave: `None` when it was committed.
+pub(crate) type Done = Box<dyn FnOnce(Option<StoreError>) + Send>;
+/// Runs inside the wave and says what to do after it.
+pub(crate) type Job = Box<dyn FnOnce(&mut Engine, Now) -> Done + Send>;
+
+/// What callers ask of the writer.
+pub(crate) enum Op {
+    Send {
+        queue: QueueName,
+        batch: Vec<Result<Outgoing, SendError>>,
+        reply: Reply<Vec<Result<Sent, SendError>>>,
+    },
+    Receive {
+        id: u64,
+        queue: QueueName,
+        request: Request,
+        wait_ms: Option<u64>,
+        reply: Reply<Vec<Raw>>,
+    },
+    /// The caller of this receive went away.
+    Cancel {
+        id: u64,
+    },
+    /// These deliveries were made but never seen.
+    GiveBack(Vec<Named>),
+    Settle {
+        queue: QueueName,
+        batch: Vec<(Option<Named>, Settle)>,
+        reply: Reply<Vec<Result<Settled, SettleError>>>,
+    },
+    Extend {
+        queue: QueueName,
+        batch: Vec<(Option<Named>, Extend)>,
+        reply: Reply<Vec<Result<Remaining, SettleError>>>,
+    },
+    Job(Job),
+}
+
+impl Op {
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Send { batch, .. } => batch.iter().flatten().map(|message| message.bytes as usize).sum(),
+            _ => 0,
+        }
+    }
+
+    pub fn is_send(&self) -> bool {
+        matches!(self, Self::Send { .. })
+    }
+}
+
+/// Answers that wait for the commit.
+enum Answer {
+    Sent(Reply<Vec<Result<Sent, SendError>>>, Vec<Result<Sent, SendError>>),
+    Received(Reply<Vec<Raw>>, Vec<Raw>),
+    Settled(Reply<Vec<Result<Settled, SettleError>>>, Vec<Result<Settled, SettleError>>),
+    Extended(Reply<Vec<Result<Remaining, SettleError>>>, Vec<Result<Remaining, SettleError>>),
+    Job(Done),
+}
+
+/// What the writer has done, for benchmarks and metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CommitStats {
+    /// Transactions committed.
+    pub commits: u64,
+    /// Those among them that waited for the disk.
+    pub synced: u64,
+    /// Operations in them: sends, receives, settles and extensions, each message counted.
+    pub operations: u64,
+}
+
+/// A wave takes at most so many operations, so that its transaction stays short.
+const WAVE_OPS_MAX: usize = 4_096;
+/// ... and at most so many bytes of bodies.
+const WAVE_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// After a full disk, time acts on nothing for so long: the same rows would fail again.
+const HOLD_MS: u64 = 500;
+
+pub(crate) struct Writer<S> {
+    pub engine: Engine,
+    pub storage: S,
+    time: StoreTime,
+    ids: Ids,
+    rng: fastrand::Rng,
+    waiters: Waiters,
+    answers: Vec<Answer>,
+    unseen: Vec<Named>,
+    /// Sends are refused when less room is left.
+    reserve_bytes: u64,
+    hold_until_ms: u64,
+    pub stopped: Option<StoreError>,
+    pub stats: CommitStats,
+    /// Messages found damaged since the store was opened.
+    pub damaged: Vec<String>,
+}
+
+impl<S: Storage> Writer<S> {
+    pub fn new(engine: Engine, storage: S, time: StoreTime, ids: Ids, seed: u64, reserve_bytes: u64) -> Self {
+        Self {
+            engine,
+            storage,
+            time,
+            ids,
+            rng: fastrand::Rng::with_seed(seed),
+            waiters: Waiters::default(),
+            answers: Vec::new(),
+            unseen: Vec::new(),
+            reserve_bytes,
+            hold_until_ms: 0,
+            stopped: None,
+            stats: CommitStats::default(),
+            damaged: Vec::new(),
+        }
+    }
+
+    /// How long to sleep when nobody asks for anything: `None` for ever.
+    pub fn sleep(&self) -> Option<std::time::Duration> {
+        if !self.unseen.is_empty() {
+            return Some(std::time::Duration::ZERO);
+        }
+        let timer = self.engine.next_timer().map(|at_ms| at_ms.max(self.hold_until_ms));
+        let next_ms = timer.into_iter().chain(self.waiters.next_deadline_ms()).min()?;
+        self.time.sleep_until(next_ms)
+    }
+
+    /// Applies everything in waves.
+    pub fn run(&mut self, ops: &mut Vec<Op>) {
+        let mut ops = ops.drain(..).peekable();
+        loop {
+            let (mut count, mut bytes) = (0, 0);
+            let now = self.begin();
+            while count < WAVE_OPS_MAX && bytes < WAVE_BYTES_MAX {
+                let Some(op) = ops.next() else { break };
+                bytes += op.bytes();
+                count += 1;
+                self.apply(now, op);
+            }
+            self.end(now);
+            if ops.peek().is_none() {
+                return;
+            }
+        }
+    }
+
+    fn begin(&mut self) -> Now {
+        let now = self.time.now();
+        if self.stopped.is_some() {
+            return now;
+        }
+        for named in std::mem::take(&mut self.unseen) {
+            self.engine.give_back(now, named);
+        }
+        if now.ms() >= self.hold_until_ms {
+            self.step_redrives(now);
+            let rng = &mut self.rng;
+            self.engine.run_timers(now, || rng.u64(..));
+        }
+        now
+    }
+
+    fn end(&mut self, now: Now) {
+        if self.stopped.is_none() {
+            for queue in self.engine.touched() {
+                self.serve(now, queue);
+            }
+            while let Some(waiter) = self.waiters.overdue(now.ms()) {
+                let _ = waiter.reply.send(Ok(Vec::new()));
+            }
+        }
+        let failed = self.commit(now);
+        for answer in std::mem::take(&mut self.answers) {
+            self.answer(answer, failed.as_ref());
+        }
+    }
+
+    fn commit(&mut self, now: Now) -> Option<StoreError> {
+        if let Some(stopped) = &self.stopped {
+            return Some(stopped.clone());
+        }
+        if !self.engine.seal(now) {
+            self.engine.commit();
+            return None;
+        }
+        let durability =
+            if self.engine.wave.durable { Durability::PowerLoss } else { Durability::ProcessDeath };
+        match self.storage.commit(&self.engine.wave.records, durability) {
+            Ok(()) => {
+                self.stats.commits += 1;
+                self.stats.synced += u64::from(durability == Durability::PowerLoss);
+                self.engine.commit();
+                None
+            }
+            Err(CommitError::Full(problem)) => {
+                self.engine.rollback();
+                self.hold_until_ms = now.ms() + HOLD_MS;
+                Some(StoreError::Full(problem))
+            }
+            Err(CommitError::Unknown(problem)) => {
+                let remedy =
+                    "the store has stopped; look at the disk, then start it again: it recovers by itself";
+                self.stop(StoreError::Unavailable(format!("a write failed ({problem}); {remedy}")));
+                Some(StoreError::OutcomeUnknown(format!("a write failed ({problem})")))
+            }
+        }
+    }
+
+    /// Turns every further operation away. What is in memory may be ahead of the disk, so it is not used again.
+    fn stop(&mut self, error: StoreError) {
+        for waiter in self.waiters.drain() {
+            let _ = waiter.reply.send(Err(error.clone()));
+        }
+        self.stopped = Some(error);
+    }
+
+    /// A read failed: nothing of this wave was written, and nothing more will be.
+    fn stop_unread(&mut self, error: &ReadError) {
+        self.engine.rollback();
+        let remedy = "the store has stopped; look at the disk, then start it again";
+        self.stop(StoreError::Unavailable(format!("a read failed ({error}); {remedy}")));
+    }
+
+    fn answer(&mut self, answer: Answer, failed: Option<&StoreError>) {
+        fn give<T>(reply: Reply<T>, value: T, failed: Option<&StoreError>) {
+            // A caller that went away needs no answer: what it asked for is done or not, durably.
+            let _ = reply.send(failed.map_or(Ok(value), |error| Err(error.clone())));
+        }
+        match answer {
+            Answer::Sent(reply, sent) => give(reply, sent, failed),
+            Answer::Settled(reply, settled) => give(reply, settled, failed),
+            Answer::Extended(reply, remaining) => give(reply, remaining, failed),
+            Answer::Job(done) => done(failed.cloned()),
+            Answer::Received(reply, raw) => {
+                let answer = failed.map_or(Ok(raw), |error| Err(error.clone()));
+                if let Err(Ok(raw)) = reply.send(answer) {
+                    self.unseen.extend(raw.iter().map(|raw| raw.leased.named));
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, now: Now, op: Op) {
+        match op {
+            Op::Send { queue, batch, reply } => self.send(now, &queue, batch, reply),
+            Op::Receive { id, queue, request, wait_ms, reply } => {
+                self.receive(now, id, &queue, request, wait_ms, reply);
+            }
+            Op::Cancel { id } => drop(self.waiters.remove(id)),
+            Op::GiveBack(named) => {
+                if self.stopped.is_none() {
+                    for named in named {
+                        self.engine.give_back(now, named);
+                    }
+                }
+            }
+            Op::Settle { queue, batch, reply } => match self.ready(&queue) {
+                Err(error) => drop(reply.send(Err(error))),
+                Ok(id) => {
+                    self.stats.operations += batch.len() as u64;
+                    let settled = batch.into_iter().map(|(named, settle)| {
+                        let named = named.ok_or(SettleError::Malformed)?;
+                        self.engine.settle(now, id, named, &settle.how, self.rng.u64(..))
+                    });
+                    let settled = settled.collect();
+                    self.answers.push(Answer::Settled(reply, settled));
+                }
+            },
+            Op::Extend { queue, batch, reply } => match self.ready(&queue) {
+                Err(error) => drop(reply.send(Err(error))),
+                Ok(id) => {
+                    self.stats.operations += batch.len() as u64;
+                    let extended = batch.into_iter().map(|(named, extend)| {
+                        let named = named.ok_or(SettleError::Malformed)?;
+                        self.engine.extend(now, id, named, extend.lease_ms)
+                    });
+                    let extended = extended.collect();
+                    self.answers.push(Answer::Extended(reply, extended));
+                }
+            },
+            Op::Job(job) => {
+                // A stopped store still answers: the error replaces whatever the job finds.
+                let done = job(&mut self.engine, now);
+                self.answers.push(Answer::Job(done));
+                self.drop_orphans();
+            }
+        }
+    }
+
+    fn ready(&self, queue: &QueueName) -> Result<u32, StoreError> {
+        match &self.stopped {
+            Some(stopped) => Err(stopped.clone()),
+            None => self.engine.find(queue),
+        }
+    }
+
+    /// Receives that wait on a queue which was just deleted will never be served.
+    fn drop_orphans(&mut self) {
+        for queue in self.engine.take_deleted() {
+            while let Some(waiter) = self.waiters.next(queue) {
+                let gone = "the queue was deleted while a receive waited on it";
+                let _ = waiter.reply.send(Err(StoreError::Unavailable(gone.into())));
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        now: Now,
+        queue: &QueueName,
+        batch: Vec<Result<Outgoing, SendError>>,
+        reply: Reply<Vec<Result<Sent, SendError>>>,
+    ) {
+        let ready = self.ready(queue).and_then(|id| self.check_room().map(|()| id));
+        let id = match ready {
+            Ok(id) => id,
+            Err(error) => return drop(reply.send(Err(error))),
+        };
+        self.stats.operations += batch.len() as u64;
+        let mut sent = Vec::with_capacity(batch.len());
+        for message in batch {
+            let one = message.map(|message| (self.known(now, id, &message), message));
+            sent.push(match one {
+                Ok((Ok(stored), message)) => {
+                    self.engine.send(now, id, message, stored, |seq| self.ids.id(seq))
+                }
+                Ok((Err(error), _)) => {
+                    self.stop_unread(&error);
+                    let stopped = self.stopped.clone().expect("just stopped");
+                    return drop(reply.send(Err(stopped)));
+                }
+                Err(error) => Err(error),
+            });
+        }
+        self.answers.push(Answer::Sent(reply, sent));
+    }
+
+    /// Looks a deduplication id up where memory does not reach.
+    fn known(
+        &mut self,
+        now: Now,
+        queue: u32,
+        message: &Outgoing,
+    ) -> Result<Option<crate::record::DedupRow>, ReadError> {
+        match self.engine.dedup_lookup(queue, message, now) {
+            Some(key) => self.storage.dedup(queue, key),
+            None => Ok(None),
+        }
+    }
+
+    fn check_room(&self) -> Result<(), StoreError> {
+        match self.storage.free_bytes() {
+            Some(free) if free < self.reserve_bytes => Err(StoreError::Full(format!(
+                "{free} bytes are left on the disk and the last {} are kept for settling messages",
+                self.reserve_bytes
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn receive(
+        &mut self,
+        now: Now,
+        id: u64,
+        queue: &QueueName,
+        request: Request,
+        wait_ms: Option<u64>,
+        reply: Reply<Vec<Raw>>,
+    ) {
+        let found = self.ready(queue).and_then(|queue| match &self.engine.header().paused {
+            Some(paused) => Err(StoreError::Paused(paused.clone())),
+            None => Ok(queue),
+        });
+        let queue = match found {
+            Ok(queue) => queue,
+            Err(error) => return drop(reply.send(Err(error))),
+        };
+        if reply.is_closed() {
+            return;
+        }
+        self.stats.operations += 1;
+        let config = &self.engine.queue(queue).config;
+        if self.engine.in_flight_room(queue) == 0 && !config.is_fifo() {
+            let name = self.engine.queue(queue).name.clone();
+            let in_flight = hapax_core::policy::IN_FLIGHT_MAX;
+            return drop(reply.send(Err(StoreError::TooManyInFlight { queue: name, in_flight })));
+        }
+        let wait_ms = wait_ms.unwrap_or(config.wait_ms);
+        let waiter = Waiter { id, queue, request, deadline_ms: now.ms() + wait_ms, reply };
+        // Whoever waits already comes first.
+        if !self.waiters.any(queue) {
+            match self.hand_out(now, &waiter) {
+                Err(error) => self.stop_unread(&error),
+                Ok(raw) if raw.is_empty() && wait_ms > 0 => self.waiters.add(waiter),
+                Ok(raw) => self.answers.push(Answer::Received(waiter.reply, raw)),
+            }
+        } else if wait_ms > 0 {
+            self.waiters.add(waiter);
+            self.serve(now, queue);
+        } else {
+            self.serve(now, queue);
+            match self.hand_out(now, &waiter) {
+                Err(error) => self.stop_unread(&error),
+                Ok(raw) => self.answers.push(Answer::Received(waiter.reply, raw)),
+            }
+        }
+    }
+
+    /// Serves those who wait on a queue, longest first, while there is something to hand out.
+    fn serve(&mut self, now: Now, queue: u32) {
+        while self.waiters.any(queue) && self.engine.has_available(queue) {
+            let Some(waiter) = self.waiters.next(queue) else { return };
+            match self.hand_out(now, &waiter) {
+                Err(error) => return self.stop_unread(&error),
+                Ok(raw) if raw.is_empty() => return self.waiters.add(waiter),
+                Ok(raw) => self.answers.push(Answer::Received(waiter.reply, raw)),
+            }
+        }
+    }
+
+    /// Leases messages and reads their bodies. A damaged one is parked and another taken in its place.
+    fn hand_out(&mut self, now: Now, waiter: &Waiter) -> Result<Vec<Raw>, ReadError> {
+        let mut handed = Vec::new();
+        let mut request = waiter.request.clone();
+        while request.max > 0 {
+            let leased = self.engine.receive(now, waiter.queue, &request);
+            if leased.is_empty() {
+                break;
+            }
+            for leased in leased {
+                let seq = leased.named.seq;
+                let found = match self.engine.wave.fresh_body(seq) {
+                    Some(body) => FoundBody::Sound(body.clone()),
+                    None => self.storage.body(seq)?,
+                };
+                match found {
+                    FoundBody::Sound(body) => handed.push(self.raw(now, leased, body)?),
+                    FoundBody::Damaged(problem) => {
+                        self.engine.park_damaged(leased.named);
+                        self.damaged.push(format!("message {} is parked: {problem}", self.ids.id(seq)));
+                    }
+                }
+            }
+            request.max = waiter.request.max - handed.len();
+            request.attempt_id = None;
+        }
+        Ok(handed)
+    }
+
+    fn raw(&mut self, now: Now, leased: Leased, body: BodyRow) -> Result<Raw, ReadError> {
+        let seq = leased.named.seq;
+        let dead = if leased.entry.flags & FLAG_DEAD == 0 {
+            None
+        } else if let Some(dead) = self.engine.wave.fresh_dead(seq) {
+            Some(dead.clone())
+        } else {
+            self.storage.dead(seq)?
+        };
+        let group = self.engine.queue(leased.named.queue).table.group_name(&leased.entry);
+        let lease_ms = leased.entry.due_ms - now.ms();
+        Ok(Raw { leased, content: body.content, group, dead: dead.map(Into::into), lease_ms })
+    }
+
+    /// Moves what running redrives may move by now.
+    fn step_redrives(&mut self, now: Now) {
+        for step in self.engine.redrive_steps(now) {
+            let (mut moved, mut left) = (0, 0);
+            for candidate in &step.candidates {
+                match self.redrive(now, step.task, candidate) {
+                    Ok(true) => moved += 1,
+                    Ok(false) => left += 1,
+                    Err(error) => return self.stop_unread(&error),
+                }
+            }
+            self.engine.redrive_progress(now, &step, moved, left);
+        }
+    }
+
+    fn redrive(
+        &mut self,
+        now: Now,
+        task: u64,
+        candidate: &crate::engine::Candidate,
+    ) -> Result<bool, ReadError> {
+        if !self.engine.redrivable(task, candidate) {
+            return Ok(false);
+        }
+        let FoundBody::Sound(body) = self.storage.body(candidate.seq)? else { return Ok(false) };
+        let dead = self.storage.dead(candidate.seq)?;
+        let id = self.ids.id(candidate.seq);
+        if !self.engine.redrive_matches(task, id, dead.as_ref()) {
+            return Ok(false);
+        }
+        Ok(self.engine.redrive(now, task, candidate, body.content, dead.as_ref()))
+    }
+
+    /// Answers everyone who waits; the store is closing.
+    pub fn close(&mut self) {
+        for waiter in self.waiters.drain() {
+            let _ = waiter.reply.send(Ok(Vec::new()));
+        }
+        if !self.unseen.is_empty() {
+            self.run(&mut Vec::new());
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The embedded store keeps every promise of the queue seam.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use hapax_conformance::{Factory, Harness};
+use hapax_core::{Clock, ManualClock, QueueAdmin};
+use hapax_embedded::{Embedded, Options};
+use tempfile::TempDir;
+
+struct Fresh;
+
+struct InFolder {
+    clock: Arc<ManualClock>,
+    root: TempDir,
+    folder: PathBuf,
+    crashes: u32,
+    store: Option<Arc<Embedded>>,
+}
+
+fn open(folder: &Path, clock: &Arc<ManualClock>) -> Option<Arc<Embedded>> {
+    let options = Options { clock: clock.clone(), ..Options::default() };
+    Some(Arc::new(Embedded::open(folder, options).unwrap()))
+}
+
+#[async_trait]
+impl Factory for Fresh {
+    async fn fresh(&self) -> Box<dyn Harness> {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("0");
+        let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
+        let store = open(&folder, &clock);
+        Box::new(InFolder { clock, root, folder, crashes: 0, store })
+    }
+}
+
+#[async_trait]
+impl Harness for InFolder {
+    fn store(&self) -> Arc<dyn QueueAdmin> {
+        self.store.clone().unwrap()
+    }
+
+    async fn advance_ms(&self, ms: u64) {
+        self.clock.advance_ms(ms);
+    }
+
+    async fn restart(&mut self) {
+        self.store.take().unwrap().close();
+        self.store = open(&self.folder, &self.clock);
+    }
+
+    /// What a killed process leaves is what its files hold at that moment.
+    async fn crash(&mut self) {
+        self.crashes += 1;
+        let after = self.root.path().join(self.crashes.to_string());
+        std::fs::create_dir(&after).unwrap();
+        for file in ["hapax.db", "hapax.db-wal"] {
+            std::fs::copy(self.folder.join(file), after.join(file)).unwrap();
+        }
+        self.folder = after;
+        self.store = open(&self.folder, &self.clock);
+    }
+
+    fn fast_time(&self) -> bool {
+        true
+    }
+
+    fn can_set_wall_back(&self) -> bool {
+        true
+    }
+
+    fn set_wall_back(&self, ms: u64) {
+        self.clock.set_wall_ms(self.clock.wall_ms() - ms);
+    }
+}
+
+hapax_conformance::queue_suite!(Fresh);

@@ -1,0 +1,97 @@
+//! Which operation fails next.
+
+/// A fault that fires once, at the nth operation from when it was set.
+#[derive(Debug, Default)]
+pub(crate) struct Trip(u64);
+
+impl Trip {
+    /// `nth` is 1 for the very next operation; 0 disarms.
+    pub(crate) fn set(&mut self, nth: u64) {
+        self.0 = nth;
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0 > 0
+    }
+
+    /// Counts one operation and says whether it is the one.
+    fn hit(&mut self) -> bool {
+        if self.0 == 0 {
+            return false;
+        }
+        self.0 -= 1;
+        self.0 == 0
+    }
+}
+
+/// Everything that a test can arm.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    pub(crate) read: Trip,
+    pub(crate) write: Trip,
+    pub(crate) short_write: Trip,
+    pub(crate) sync: Trip,
+    pub(crate) power_loss: Trip,
+    pub(crate) process_crash: Trip,
+    /// Only files whose name ends so are counted and struck.
+    pub(crate) suffix: String,
+}
+
+/// A crash that is due at this very operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Crash {
+    Power,
+    Process,
+}
+
+/// What becomes of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WriteFate {
+    Done,
+    Failed,
+    Short,
+}
+
+impl Faults {
+    pub(crate) fn any_set(&self) -> bool {
+        [&self.read, &self.write, &self.short_write, &self.sync, &self.power_loss, &self.process_crash]
+            .iter()
+            .any(|trip| trip.is_set())
+    }
+
+    pub(crate) fn on_read(&mut self, name: &str) -> bool {
+        self.covers(name) && self.read.hit()
+    }
+
+    pub(crate) fn on_write(&mut self, name: &str) -> WriteFate {
+        if !self.covers(name) {
+            return WriteFate::Done;
+        }
+        // Both are counted, whichever strikes: each is set in writes from its own start.
+        match (self.write.hit(), self.short_write.hit()) {
+            (true, _) => WriteFate::Failed,
+            (false, true) => WriteFate::Short,
+            (false, false) => WriteFate::Done,
+        }
+    }
+
+    pub(crate) fn on_sync(&mut self, name: &str) -> bool {
+        self.covers(name) && self.sync.hit()
+    }
+
+    /// Counts an operation that changes the disk: write, truncate, sync or delete.
+    pub(crate) fn on_change(&mut self, name: &str) -> Option<Crash> {
+        if !self.covers(name) {
+            return None;
+        }
+        match (self.power_loss.hit(), self.process_crash.hit()) {
+            (true, _) => Some(Crash::Power),
+            (false, true) => Some(Crash::Process),
+            (false, false) => None,
+        }
+    }
+
+    fn covers(&self, name: &str) -> bool {
+        name.ends_with(&self.suffix)
+    }
+}

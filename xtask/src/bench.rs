@@ -1,0 +1,39 @@
+//! The benchmarks, by name.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+/// A benchmark: a `[[bench]]` target of a crate.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Bench {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// The package that holds it.
+    pub package: &'static str,
+    /// The bench target in that package.
+    pub target: &'static str,
+}
+
+/// Every benchmark; add a new one here and to the help text.
+pub const BENCHES: &[Bench] = &[
+    Bench { name: "embedded", package: "hapax-embedded", target: "lifecycle" },
+    Bench { name: "server", package: "hapax-server", target: "server" },
+];
+
+/// Runs a benchmark without a time bound, since how long it takes is its own business, and in the foreground, so that
+/// an interrupt reaches it.
+pub fn run(root: &Path, bench: &Bench, passed_on: &[String]) -> ExitCode {
+    let mut command = crate::cargo(root);
+    command.args(["bench", "--package", bench.package, "--bench", bench.target, "--"]);
+    match command.args(passed_on).status() {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(status) => {
+            eprintln!("error: the {} benchmark failed ({status})", bench.name);
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("error: cargo could not be started: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

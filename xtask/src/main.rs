@@ -1,0 +1,43 @@
+//! The chores of the Hapax workspace. `cargo xtask help` lists them.
+
+mod args;
+mod bench;
+mod child;
+mod report;
+mod suite;
+mod totals;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use args::Command;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args::parse(&args) {
+        Ok(Command::Help) => {
+            print!("{}", args::HELP);
+            ExitCode::SUCCESS
+        }
+        Ok(Command::Test { long, filter }) => suite::run(&suite::Context::new(root(), long, filter)),
+        Ok(Command::Bench { bench, passed_on }) => bench::run(&root(), bench, &passed_on),
+        Err(problem) => {
+            eprintln!("error: {problem}\n\nRun `cargo xtask help` for the commands.");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The workspace's root, wherever `cargo xtask` was called.
+fn root() -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("xtask lies one folder below the root").to_owned()
+}
+
+/// The cargo that runs us, in the workspace's root.
+fn cargo(root: &Path) -> std::process::Command {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = std::process::Command::new(program);
+    command.current_dir(root);
+    command
+}

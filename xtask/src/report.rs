@@ -1,0 +1,239 @@
+//! What a run of the steps comes to.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::suite::{Outcome, Skip};
+use crate::totals::Totals;
+
+/// One step's end.
+pub struct Row {
+    /// The step.
+    pub name: &'static str,
+    /// How long it took.
+    pub took: Duration,
+    /// How it went.
+    pub outcome: Outcome,
+}
+
+/// Something that did not run.
+struct Skipped {
+    name: String,
+    reason: String,
+    excused: bool,
+}
+
+impl Row {
+    /// What the step adds to the totals. One that ran no tests of its own counts as one; one that failed counts at
+    /// least one failure, also if all the tests that got to speak passed.
+    pub fn totals(&self) -> Totals {
+        match &self.outcome {
+            Outcome::Skipped(_) => Totals { skipped: 1, ..Totals::default() },
+            Outcome::Ran(ended) => {
+                let mut totals = ended.results.totals;
+                if ended.problem.is_some() {
+                    totals.failed = totals.failed.max(1);
+                } else if ended.results.binaries == 0 {
+                    totals.passed = 1;
+                }
+                totals
+            }
+        }
+    }
+
+    fn verdict(&self) -> String {
+        match &self.outcome {
+            Outcome::Skipped(_) => "skipped".to_owned(),
+            Outcome::Ran(ended) => match &ended.problem {
+                Some(problem) => format!("FAILED ({problem})"),
+                None if self.totals().failed > 0 => "FAILED".to_owned(),
+                None => "ok".to_owned(),
+            },
+        }
+    }
+
+    fn skipped(&self) -> Vec<Skipped> {
+        match &self.outcome {
+            Outcome::Skipped(skip) => {
+                let (reason, excused) = match skip {
+                    Skip::Because(reason) => (reason.clone(), false),
+                    Skip::RegistryOutOfReach(what) => (format!("registry out of reach: {what}"), true),
+                };
+                vec![Skipped { name: self.name.to_owned(), reason, excused }]
+            }
+            Outcome::Ran(ended) => {
+                let ignored = ended.results.ignored.iter();
+                ignored
+                    .map(|test| Skipped {
+                        name: format!("{}: {}", self.name, test.name),
+                        reason: test.reason.clone(),
+                        excused: false,
+                    })
+                    .collect()
+            }
+        }
+    }
+}
+
+/// All steps' ends.
+pub struct Report {
+    /// One for each step, in order.
+    pub rows: Vec<Row>,
+    /// Whether a skip is a failure.
+    pub ci: bool,
+    /// The filter that the tests were run with.
+    pub filter: Option<String>,
+}
+
+impl Report {
+    fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for row in &self.rows {
+            totals += row.totals();
+        }
+        totals.failed += u64::from(self.matched_nothing());
+        totals
+    }
+
+    /// Why the run as a whole failed; empty when it did not.
+    pub fn problems(&self) -> Vec<String> {
+        let failed = self.rows.iter().filter(|row| row.totals().failed > 0);
+        let mut problems: Vec<String> = failed.map(|row| format!("{} failed", row.name)).collect();
+        if let Some(filter) = self.filter.as_deref().filter(|_| self.matched_nothing()) {
+            problems.push(format!("no test has `{filter}` in its name"));
+        }
+        let unexcused = self.rows.iter().flat_map(Row::skipped).filter(|skipped| !skipped.excused).count();
+        if self.ci && unexcused > 0 {
+            problems.push(format!("{unexcused} skipped, which CI=true does not allow"));
+        }
+        problems
+    }
+
+    /// Whether there was a filter, and test binaries ran, and not one test in them.
+    fn matched_nothing(&self) -> bool {
+        let ran = self.rows.iter().filter_map(|row| match &row.outcome {
+            Outcome::Ran(ended) if ended.results.binaries > 0 => Some(ended.results.totals),
+            _ => None,
+        });
+        let all: Vec<Totals> = ran.collect();
+        self.filter.is_some() && !all.is_empty() && all.iter().all(|totals| *totals == Totals::default())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max("step".len());
+        writeln!(
+            f,
+            "\n{:width$}  {:>8}  {:>7}  {:>7}  {:>7}  result",
+            "step", "seconds", "passed", "failed", "skipped"
+        )?;
+        for row in &self.rows {
+            let (totals, seconds) = (row.totals(), row.took.as_secs_f64());
+            let Totals { passed, failed, skipped } = totals;
+            let verdict = row.verdict();
+            writeln!(
+                f,
+                "{:width$}  {seconds:>8.1}  {passed:>7}  {failed:>7}  {skipped:>7}  {verdict}",
+                row.name
+            )?;
+        }
+        let skipped: Vec<Skipped> = self.rows.iter().flat_map(Row::skipped).collect();
+        if !skipped.is_empty() {
+            writeln!(f, "\nSKIPPED:")?;
+            for Skipped { name, reason, .. } in &skipped {
+                writeln!(f, "  {name}: {reason}")?;
+            }
+        }
+        let problems = self.problems();
+        if !problems.is_empty() {
+            writeln!(f, "\nFAILED:")?;
+            for problem in &problems {
+                writeln!(f, "  {problem}")?;
+            }
+        }
+        // CI reads this line: the last, alone, in this form.
+        let Totals { passed, failed, skipped } = self.totals();
+        write!(f, "\n{passed} passed, {failed} failed, {skipped} skipped")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::child::Ended;
+    use crate::totals::Reader;
+
+    fn ran(name: &'static str, output: &str, problem: Option<&str>) -> Row {
+        let mut results = Reader::default();
+        results.read(output.as_bytes());
+        let outcome = Outcome::Ran(Ended { problem: problem.map(str::to_owned), results });
+        Row { name, took: Duration::from_millis(1250), outcome }
+    }
+
+    fn skipped(name: &'static str, skip: Skip) -> Row {
+        Row { name, took: Duration::ZERO, outcome: Outcome::Skipped(skip) }
+    }
+
+    fn report(rows: Vec<Row>, ci: bool) -> Report {
+        Report { rows, ci, filter: None }
+    }
+
+    fn last_line(report: &Report) -> String {
+        report.to_string().lines().last().unwrap().to_owned()
+    }
+
+    #[test]
+    fn the_last_line_is_the_sum() {
+        let report = report(
+            vec![
+                ran("format", "", None),
+                ran(
+                    "tests",
+                    "test a ... ignored, slow\ntest result: ok. 5 passed; 0 failed; 1 ignored\n",
+                    None,
+                ),
+                skipped("python", Skip::Because("no Python".into())),
+            ],
+            false,
+        );
+        assert_eq!(last_line(&report), "6 passed, 0 failed, 2 skipped");
+        assert_eq!(report.problems(), [""; 0]);
+        let text = report.to_string();
+        assert!(text.contains("  tests: a: slow\n  python: no Python\n"), "{text}");
+        assert!(text.contains("tests        1.2        5        0        1  ok\n"), "{text}");
+    }
+
+    #[test]
+    fn a_step_that_dies_without_a_word_is_a_failure() {
+        let report =
+            report(vec![ran("tests", "test result: ok. 5 passed; 0 failed\n", Some("signal: 6"))], false);
+        assert_eq!(last_line(&report), "5 passed, 1 failed, 0 skipped");
+        assert_eq!(report.problems(), ["tests failed"]);
+        assert!(report.to_string().contains("FAILED (signal: 6)"));
+    }
+
+    #[test]
+    fn ci_allows_no_skip_but_an_unreachable_registry() {
+        let registry = || skipped("npm", Skip::RegistryOutOfReach("npm install failed".into()));
+        assert_eq!(report(vec![registry()], true).problems(), [""; 0]);
+        let rows = vec![registry(), skipped("python", Skip::Because("no Python".into()))];
+        assert_eq!(report(rows, true).problems(), ["1 skipped, which CI=true does not allow"]);
+        let ignored = "test a ... ignored, slow\ntest result: ok. 1 passed; 0 failed; 1 ignored\n";
+        assert_eq!(report(vec![ran("tests", ignored, None)], true).problems().len(), 1);
+    }
+
+    #[test]
+    fn a_filter_that_matches_nothing_is_a_failure() {
+        let filtered = |result: &str| Report {
+            rows: vec![ran("format", "", None), ran("tests", result, None)],
+            ci: false,
+            filter: Some("lease".into()),
+        };
+        let nothing =
+            filtered("test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out\n");
+        assert_eq!(nothing.problems(), ["no test has `lease` in its name"]);
+        assert_eq!(last_line(&nothing), "1 passed, 1 failed, 0 skipped");
+        assert_eq!(filtered("test result: ok. 1 passed; 0 failed\n").problems(), [""; 0]);
+    }
+}

@@ -1,0 +1,208 @@
+//! `cargo xtask test`: the steps, and how they are run one after the other.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use crate::child::{self, Ended};
+use crate::report::{Report, Row};
+
+/// What every step may look at.
+pub struct Context {
+    root: PathBuf,
+    long: bool,
+    filter: Option<String>,
+}
+
+/// One thing that must hold.
+pub struct Step {
+    /// Its name in the summary.
+    pub name: &'static str,
+    /// It is killed after so long.
+    pub limit: Duration,
+    /// It cannot run when the workspace does not compile.
+    pub needs_build: bool,
+    /// Does it. Runs commands through [`Step::run`], for the time bound; or skips.
+    pub action: fn(&Context, &Step) -> Outcome,
+}
+
+/// How a step went.
+pub enum Outcome {
+    /// It ran. Result lines in the form of Rust's test binaries on its standard output are counted; a step that
+    /// prints none counts as one.
+    Ran(Ended),
+    /// It did not.
+    Skipped(Skip),
+}
+
+/// Why something did not run. Every skip is listed at the end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Skip {
+    /// Something is missing here that could be there: a failure under `CI=true`.
+    Because(String),
+    /// A package registry cannot be reached, so a client could not be installed: no failure, even under `CI=true`.
+    #[allow(dead_code, reason = "for the steps that install real clients")]
+    RegistryOutOfReach(String),
+}
+
+const BUILD: &str = "build";
+
+/// What every run does, in this order.
+const STEPS: &[Step] = &[
+    Step { name: "format", limit: Duration::from_mins(5), needs_build: false, action: format },
+    Step { name: "clippy", limit: Duration::from_mins(45), needs_build: false, action: clippy },
+    Step { name: BUILD, limit: Duration::from_mins(45), needs_build: false, action: build },
+    Step { name: "tests", limit: Duration::from_mins(45), needs_build: true, action: tests },
+    Step { name: "doc tests", limit: Duration::from_mins(30), needs_build: true, action: doc_tests },
+];
+
+/// What needs more than cargo: real clients, real services. To add one, write a function like those below and a line
+/// here. With a FILTER only the steps run whose name contains it.
+const MORE_STEPS: &[Step] = &[];
+
+fn format(cx: &Context, step: &Step) -> Outcome {
+    step.run(cx, cx.cargo(&["fmt", "--all", "--check"]))
+}
+
+fn clippy(cx: &Context, step: &Step) -> Outcome {
+    let args = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
+    step.run(cx, cx.cargo(&args))
+}
+
+/// Everything but benchmarks, whose own harness would run them, and doc tests, which cargo runs by themselves.
+const TARGETS: [&str; 7] =
+    ["test", "--workspace", "--all-features", "--lib", "--bins", "--tests", "--examples"];
+
+fn build(cx: &Context, step: &Step) -> Outcome {
+    let mut command = cx.cargo(&TARGETS);
+    command.arg("--no-run");
+    step.run(cx, command)
+}
+
+fn tests(cx: &Context, step: &Step) -> Outcome {
+    let mut command = cx.cargo(&TARGETS);
+    command.arg("--no-fail-fast").args(cx.filter.as_slice());
+    step.run(cx, command)
+}
+
+fn doc_tests(cx: &Context, step: &Step) -> Outcome {
+    let mut command = cx.cargo(&["test", "--workspace", "--all-features", "--doc", "--no-fail-fast"]);
+    command.args(cx.filter.as_slice());
+    step.run(cx, command)
+}
+
+impl Context {
+    /// What was asked for on the command line.
+    pub fn new(root: PathBuf, long: bool, filter: Option<String>) -> Self {
+        Self { root, long, filter }
+    }
+
+    /// A cargo command in the workspace's root.
+    pub fn cargo(&self, args: &[&str]) -> Command {
+        let mut command = crate::cargo(&self.root);
+        command.args(args);
+        self.with_environment(command)
+    }
+
+    fn with_environment(&self, mut command: Command) -> Command {
+        if self.long {
+            command.env("HAPAX_LONG", "1");
+        }
+        command
+    }
+}
+
+impl Step {
+    /// Runs a command within the step's time bound, which `--long` makes eight times as long.
+    pub fn run(&self, cx: &Context, mut command: Command) -> Outcome {
+        let args: Vec<_> = command.get_args().map(|arg| arg.to_string_lossy()).collect();
+        println!("\n==> {}: {} {}", self.name, program(&command), args.join(" "));
+        Outcome::Ran(child::run(&mut command, self.limit * if cx.long { 8 } else { 1 }))
+    }
+}
+
+/// The program without the folders that lead to it.
+fn program(command: &Command) -> String {
+    let path = PathBuf::from(command.get_program());
+    path.file_name().unwrap_or(command.get_program()).to_string_lossy().into_owned()
+}
+
+/// Runs every step, whatever the ones before it did, and reports.
+pub fn run(cx: &Context) -> ExitCode {
+    // Asked first, so that an interrupt is seen from here on.
+    let _ = child::interrupted();
+    let wanted = |step: &&Step| cx.filter.as_deref().is_none_or(|filter| step.name.contains(filter));
+    let steps: Vec<&Step> = STEPS.iter().chain(MORE_STEPS.iter().filter(wanted)).collect();
+    let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+    let report = Report { rows: run_steps(cx, &steps), ci, filter: cx.filter.clone() };
+    println!("{report}");
+    if child::interrupted() {
+        ExitCode::from(130)
+    } else if report.problems().is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn run_steps(cx: &Context, steps: &[&Step]) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    for step in steps {
+        let build_failed = rows.iter().any(|row| row.name == BUILD && row.totals().failed > 0);
+        let start = Instant::now();
+        let outcome = if child::interrupted() {
+            Outcome::Skipped(Skip::Because("interrupted before its turn".into()))
+        } else if build_failed && step.needs_build {
+            Outcome::Skipped(Skip::Because("the workspace does not compile".into()))
+        } else {
+            (step.action)(cx, step)
+        };
+        rows.push(Row { name: step.name, took: start.elapsed(), outcome });
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context() -> Context {
+        Context::new(std::env::temp_dir(), false, None)
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn step(name: &'static str, needs_build: bool, action: fn(&Context, &Step) -> Outcome) -> Step {
+        Step { name, limit: Duration::from_mins(1), needs_build, action }
+    }
+
+    #[test]
+    fn a_failed_step_does_not_stop_the_next() {
+        let failing = step("a", false, |cx, step| step.run(cx, shell("exit 1")));
+        let holding = step("b", true, |cx, step| step.run(cx, shell("exit 0")));
+        let rows = run_steps(&context(), &[&failing, &holding]);
+        assert_eq!((rows[0].totals().failed, rows[1].totals().passed), (1, 1));
+    }
+
+    #[test]
+    fn what_needs_a_build_is_skipped_when_there_is_none() {
+        let failing = step(BUILD, false, |cx, step| step.run(cx, shell("exit 101")));
+        let needing = step("tests", true, |_, _| panic!("must not run"));
+        let rows = run_steps(&context(), &[&failing, &needing]);
+        let Outcome::Skipped(Skip::Because(reason)) = &rows[1].outcome else { panic!("it ran") };
+        assert_eq!(reason, "the workspace does not compile");
+    }
+
+    #[test]
+    fn a_long_run_tells_its_tests() {
+        let telling = step("a", false, |cx, step| {
+            step.run(cx, cx.with_environment(shell("test \"${HAPAX_LONG:-0}\" = 1")))
+        });
+        let long = Context { long: true, ..context() };
+        assert_eq!(run_steps(&long, &[&telling])[0].totals().failed, 0);
+    }
+}

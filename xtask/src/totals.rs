@@ -1,0 +1,151 @@
+//! Adds up what test binaries say about themselves.
+
+use std::ops::AddAssign;
+
+/// How many tests ended how.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Ran and held.
+    pub passed: u64,
+    /// Ran and did not.
+    pub failed: u64,
+    /// Did not run.
+    pub skipped: u64,
+}
+
+impl AddAssign for Totals {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+/// A test that a binary reported as ignored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ignored {
+    /// Its name.
+    pub name: String,
+    /// Why, as its `#[ignore = "..."]` says.
+    pub reason: String,
+}
+
+/// Reads the output of test binaries, in pieces of any size.
+#[derive(Debug, Default)]
+pub struct Reader {
+    line: Vec<u8>,
+    /// How many test binaries told their result so far.
+    pub binaries: u64,
+    /// The sum of their results.
+    pub totals: Totals,
+    /// The ignored tests so far.
+    pub ignored: Vec<Ignored>,
+}
+
+impl Reader {
+    /// Takes the next piece of output.
+    pub fn read(&mut self, piece: &[u8]) {
+        for byte in piece {
+            if *byte == b'\n' {
+                let line = std::mem::take(&mut self.line);
+                self.read_line(String::from_utf8_lossy(&line).trim_end());
+            } else {
+                self.line.push(*byte);
+            }
+        }
+    }
+
+    fn read_line(&mut self, line: &str) {
+        if let Some(totals) = result_line(line) {
+            self.binaries += 1;
+            self.totals += totals;
+        } else if let Some(ignored) = ignored_line(line) {
+            self.ignored.push(ignored);
+        }
+    }
+}
+
+/// Parses `test result: ok. 3 passed; 0 failed; 1 ignored; ...`. Such a line starts its line always: a test's own
+/// output that quotes one is captured, or indented by whoever prints it.
+fn result_line(line: &str) -> Option<Totals> {
+    let (_verdict, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let mut totals = Totals::default();
+    for count in counts.split("; ") {
+        let (number, what) = count.split_once(' ')?;
+        match what {
+            "passed" => totals.passed = number.parse().ok()?,
+            "failed" => totals.failed = number.parse().ok()?,
+            "ignored" => totals.skipped = number.parse().ok()?,
+            _ => {}
+        }
+    }
+    Some(totals)
+}
+
+/// Parses `test a::b ... ignored, the reason`.
+fn ignored_line(line: &str) -> Option<Ignored> {
+    let (name, how) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let reason = how.strip_prefix("ignored")?;
+    let reason = if reason.is_empty() { "no reason given" } else { reason.strip_prefix(", ")? };
+    Some(Ignored { name: name.to_owned(), reason: reason.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "\
+running 4 tests
+test lease::expires ... ok
+test lease::waits ... ignored, needs a second machine
+test src/lib.rs - bare (line 3) ... ignored
+test fence::grows ... FAILED
+
+failures:
+    fence::grows
+
+test result: FAILED. 1 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.02s
+
+   Doc-tests hapax_core
+
+test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; finished in 1.02s
+";
+
+    fn read(pieces: impl Iterator<Item = impl AsRef<[u8]>>) -> Reader {
+        let mut reader = Reader::default();
+        for piece in pieces {
+            reader.read(piece.as_ref());
+        }
+        reader
+    }
+
+    #[test]
+    fn result_lines_add_up() {
+        assert_eq!(read([OUTPUT].iter()).totals, Totals { passed: 13, failed: 1, skipped: 2 });
+    }
+
+    #[test]
+    fn pieces_may_break_anywhere() {
+        let by_byte = read(OUTPUT.as_bytes().chunks(1));
+        assert_eq!(by_byte.totals, Totals { passed: 13, failed: 1, skipped: 2 });
+        assert_eq!((by_byte.binaries, by_byte.ignored.len()), (2, 2));
+    }
+
+    #[test]
+    fn ignored_tests_are_named_with_their_reason() {
+        let ignored = |name: &str, reason: &str| Ignored { name: name.into(), reason: reason.into() };
+        let expected = [
+            ignored("lease::waits", "needs a second machine"),
+            ignored("src/lib.rs - bare (line 3)", "no reason given"),
+        ];
+        assert_eq!(read([OUTPUT].iter()).ignored, expected);
+    }
+
+    #[test]
+    fn other_lines_count_for_nothing() {
+        let other =
+            "  test result: ok. 5 passed; 0 failed\ntest result: odd\n\u{fffd}\ntest x ... ignoredly\n";
+        let reader = read([other].iter());
+        assert_eq!((reader.totals, reader.ignored), (Totals::default(), vec![]));
+    }
+}

@@ -1,0 +1,153 @@
+//! Rules on the pages that users read.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::workspace::{Workspace, has_extension};
+
+const START: &str = "README.md";
+
+/// What a reader tries first, in this order.
+const COMMANDS: [&str; 2] = ["cargo run --release -- serve", "cargo xtask test"];
+
+/// Pages under `docs/` that no chain of links from the README leads to.
+pub fn unreachable(workspace: &Workspace) -> Vec<String> {
+    unreachable_of(&pages(workspace))
+}
+
+/// Links to files that are not there.
+pub fn broken_links(workspace: &Workspace) -> Vec<String> {
+    let exists = |file: &str| {
+        let folder = format!("{}/", file.trim_end_matches('/'));
+        workspace.files.iter().any(|known| known == file || known.starts_with(&folder))
+    };
+    broken_links_of(&pages(workspace), exists)
+}
+
+fn pages(workspace: &Workspace) -> BTreeMap<String, String> {
+    let pages = workspace.files.iter().filter(|file| has_extension(file, &["md"]));
+    pages.map(|file| (file.clone(), workspace.text(file))).collect()
+}
+
+fn unreachable_of(pages: &BTreeMap<String, String>) -> Vec<String> {
+    let mut reached = BTreeSet::new();
+    let mut next = vec![START.to_owned()];
+    while let Some(page) = next.pop() {
+        if let Some(text) = pages.get(&page).filter(|_| reached.insert(page.clone())) {
+            next.extend(links(&page, text));
+        }
+    }
+    let lost = pages.keys().filter(|page| page.starts_with("docs/") && !reached.contains(*page));
+    lost.map(|page| format!("{page}: no links lead to it from {START}")).collect()
+}
+
+fn broken_links_of(pages: &BTreeMap<String, String>, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let all =
+        pages.iter().flat_map(|(page, text)| links(page, text).into_iter().map(move |link| (page, link)));
+    let broken = all.filter(|(_, link)| !exists(link));
+    broken.map(|(page, link)| format!("{page}: links to {link}, which is not there")).collect()
+}
+
+/// The files that a page links to, by their path from the root. Links to the web and within the page are left out.
+fn links(page: &str, text: &str) -> Vec<String> {
+    let folder: Vec<&str> =
+        page.rsplit_once('/').map_or(Vec::new(), |(folder, _)| folder.split('/').collect());
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
+    let files = targets.map(|target| target.split('#').next().unwrap_or_default());
+    let here = files.filter(|file| !file.is_empty() && !file.contains(':'));
+    here.map(|file| {
+        let mut path = folder.clone();
+        for part in file.split('/') {
+            match part {
+                "." => {}
+                ".." => drop(path.pop()),
+                part => path.push(part),
+            }
+        }
+        path.join("/")
+    })
+    .collect()
+}
+
+/// What keeps the README from starting with the two commands.
+pub fn first_commands(readme: &str) -> Vec<String> {
+    let found: Vec<&str> = shell_lines(readme).into_iter().take(COMMANDS.len()).collect();
+    if found == COMMANDS {
+        return Vec::new();
+    }
+    vec![format!("{START}: its first shell commands are {COMMANDS:?}, in this order, not {found:?}")]
+}
+
+/// The commands in the fenced shell blocks, without comments.
+fn shell_lines(text: &str) -> Vec<&str> {
+    let (mut in_fence, mut in_shell) = (false, false);
+    let mut lines = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(language) = line.strip_prefix("```") {
+            in_shell = !in_fence && matches!(language, "sh" | "bash" | "shell" | "console");
+            in_fence = !in_fence;
+        } else if in_shell {
+            let command = line.trim_start_matches("$ ").split(" #").next().unwrap_or_default().trim();
+            if !command.is_empty() && !command.starts_with('#') {
+                lines.push(command);
+            }
+        }
+    }
+    lines
+}
+
+/// A CI file that does not run the one command.
+pub fn runs_the_tests(file: &str, text: &str) -> Vec<String> {
+    let runs = |line: &str| {
+        let command = line.trim().trim_start_matches("- ").trim_start_matches("run: ");
+        command.trim_start_matches("exec ") == COMMANDS[1]
+    };
+    let breach = || format!("{file}: does not run `{}`", COMMANDS[1]);
+    (!text.lines().any(runs)).then(breach).into_iter().collect()
+}
+
+#[cfg(test)]
+mod samples {
+    use super::*;
+
+    fn pages(texts: &[(&str, &str)]) -> BTreeMap<String, String> {
+        texts.iter().map(|(page, text)| ((*page).to_owned(), (*text).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_page_that_nothing_links_to() {
+        let sample = pages(&[
+            ("README.md", "[how](docs/ARCHITECTURE.md#flow) [web](https://example.com/docs/lost.md)"),
+            ("docs/ARCHITECTURE.md", "[errors](errors/index.md) [home](../README.md)"),
+            ("docs/errors/index.md", "[one](./one.md)"),
+            ("docs/errors/one.md", ""),
+            ("docs/lost.md", "[how](ARCHITECTURE.md)"),
+        ]);
+        assert_eq!(unreachable_of(&sample), ["docs/lost.md: no links lead to it from README.md"]);
+    }
+
+    #[test]
+    fn a_link_that_leads_nowhere() {
+        let sample = pages(&[("docs/a.md", "[b](b.md) [c](../c.md) [top](#top)")]);
+        let found = broken_links_of(&sample, |file| file == "c.md");
+        assert_eq!(found, ["docs/a.md: links to docs/b.md, which is not there"]);
+    }
+
+    #[test]
+    fn a_readme_with_other_commands() {
+        let good =
+            "# Hapax\n```sh\n# starts it\ncargo run --release -- serve  # on 9324\ncargo xtask test\n```\n";
+        assert_eq!(first_commands(good), [""; 0]);
+        let two = "```rust\nlet a = 1;\n```\n```console\n$ cargo run --release -- serve\n```\n```sh\ncargo xtask test\n```";
+        assert_eq!(first_commands(two), [""; 0]);
+        assert_eq!(first_commands("```sh\ncargo install hapax\ncargo xtask test\n```\n").len(), 1);
+        assert_eq!(first_commands("cargo run --release -- serve\ncargo xtask test\n").len(), 1);
+    }
+
+    #[test]
+    fn a_ci_with_a_command_of_its_own() {
+        assert_eq!(runs_the_tests("ci", "steps:\n  - run: cargo test\n").len(), 1);
+        assert_eq!(runs_the_tests("ci", "# cargo xtask test\n").len(), 1);
+        assert_eq!(runs_the_tests("ci", "  - run: cargo xtask test\n"), [""; 0]);
+        assert_eq!(runs_the_tests("ci", "set -e\nexec cargo xtask test\n"), [""; 0]);
+    }
+}
