@@ -114,13 +114,8 @@ fn encoded_len(item: &SendItem) -> Result<usize, StoreError> {
 }
 
 pub(crate) fn settle_item(settle: Settle) -> SettleItem {
-    let item = |how| SettleItem {
-        receipt: settle.receipt.into(),
-        how,
-        after_ms: None,
-        error: None,
-        reason: None,
-    };
+    let item =
+        |how| SettleItem { receipt: settle.receipt.into(), how, after_ms: None, error: None, reason: None };
     match settle.how {
         How::Ack => item(HowWord::Ack),
         How::Retry { after_ms, error } => SettleItem { after_ms, error, ..item(HowWord::Retry) },

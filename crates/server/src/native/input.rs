@@ -138,7 +138,8 @@ mod unit {
 
     #[test]
     fn the_closest_name_is_suggested() {
-        let message = "unknown field `boddy`, expected one of `body`, `body_base64`, `group` at line 1 column 9";
+        let message =
+            "unknown field `boddy`, expected one of `body`, `body_base64`, `group` at line 1 column 9";
         assert!(did_you_mean(message).ends_with("did you mean `body`?"));
         let far = "unknown field `zzzzz`, expected one of `body`, `group`";
         assert_eq!(did_you_mean(far), far);

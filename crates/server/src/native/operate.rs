@@ -6,7 +6,9 @@ use axum::extract::{Path, State};
 use hapax_client::wire::{
     BackupBody, Count, Halted, Ids, Messages, RedriveBody, Redrives, ResumeBody, Status,
 };
-use hapax_core::{AdminError, Browse, GroupId, MessageId, MessageState, QueueName, RedriveRequest, RedriveTask};
+use hapax_core::{
+    AdminError, Browse, GroupId, MessageId, MessageState, QueueName, RedriveRequest, RedriveTask,
+};
 use http::StatusCode;
 use serde::Deserialize;
 

@@ -48,7 +48,8 @@ impl Api {
         {
             return pointer.clone();
         }
-        let pointer: Option<Arc<str>> = self.store.queue(queue).await.ok()?.config.key_pointer.map(Into::into);
+        let pointer: Option<Arc<str>> =
+            self.store.queue(queue).await.ok()?.config.key_pointer.map(Into::into);
         let mut known = self.key_pointers.lock();
         if known.len() >= POINTERS_MAX {
             known.clear();
