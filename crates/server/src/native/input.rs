@@ -124,7 +124,9 @@ fn did_you_mean(message: &str) -> String {
     if !message.contains("unknown field") && !message.contains("unknown variant") {
         return message.to_owned();
     }
-    let close = |known: &&str| strsim::damerau_levenshtein(wrong, known) <= 1 + wrong.len() / 4;
+    let abbreviated = |known: &str| wrong.len() > 2 && known.starts_with(wrong);
+    let close =
+        |known: &&str| abbreviated(known) || strsim::damerau_levenshtein(wrong, known) <= 1 + wrong.len() / 4;
     let nearest = quoted.filter(close).min_by_key(|known| strsim::damerau_levenshtein(wrong, known));
     match nearest {
         Some(known) => format!("{message}; did you mean `{known}`?"),
