@@ -1,0 +1,145 @@
+//! Where a request goes: health, SQS, or the router.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::store::SharedStore;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use tower_service::Service as _;
+
+use crate::auth::{Authenticator, Guard};
+use crate::config::ServerConfig;
+use crate::error::ServerError;
+use crate::runtime::{BodyLimits, Peer, RequestGuard, ResponseBody, Shutdown, read_body};
+use crate::sqs::{self, Sqs};
+
+/// Everything that answers requests.
+pub(crate) struct App {
+    pub(crate) auth: Arc<Authenticator>,
+    pub(crate) router: Option<axum::Router>,
+    pub(crate) public: Vec<String>,
+    guard: Guard,
+    sqs: Sqs,
+    store: SharedStore,
+    shutdown: Shutdown,
+    read_timeout: Duration,
+    request_timeout: Duration,
+    bodies: BodyLimits,
+}
+
+impl App {
+    pub(crate) fn new(
+        config: &ServerConfig,
+        store: SharedStore,
+        auth: Authenticator,
+        shutdown: Shutdown,
+    ) -> Result<Self, ServerError> {
+        let auth = Arc::new(auth);
+        Ok(Self {
+            guard: Guard::new(&config.auth, auth.has_keys()),
+            sqs: Sqs::new(&config.sqs, store.clone(), auth.clone(), shutdown.clone())?,
+            auth,
+            router: None,
+            public: Vec::new(),
+            store,
+            shutdown,
+            read_timeout: Duration::from_millis(config.limits.read_timeout_ms),
+            request_timeout: Duration::from_millis(config.limits.request_timeout_ms),
+            bodies: BodyLimits::new(config.limits.body_bytes_max, config.limits.bodies_bytes_max),
+        })
+    }
+
+    /// Answers one request. Never fails: whatever goes wrong is a response.
+    pub(crate) async fn handle(
+        &self,
+        request: Request<Incoming>,
+        peer: Peer,
+        mut guard: RequestGuard,
+    ) -> Response<ResponseBody> {
+        let path = request.uri().path();
+        if let Err(reason) = self.guard.check(&request, peer.local) {
+            tracing::warn!(address = %peer.address, path, reason, "request refused");
+            return if sqs::is_sqs(&request) {
+                Sqs::refused(request.headers(), reason)
+            } else {
+                plain(StatusCode::FORBIDDEN, reason)
+            };
+        }
+        match path {
+            "/healthz" => plain(StatusCode::OK, "ok"),
+            "/readyz" => self.ready().await,
+            _ if sqs::is_sqs(&request) || self.router.is_none() => self.sqs(request, peer, guard).await,
+            _ => {
+                guard.body_read();
+                self.route(request).await
+            }
+        }
+    }
+
+    /// Ready means: will hand out and accept messages.
+    async fn ready(&self) -> Response<ResponseBody> {
+        if self.shutdown.is_requested() {
+            return plain(StatusCode::SERVICE_UNAVAILABLE, "shutting down");
+        }
+        let status = self.store.status().await;
+        match status.stopped.or(status.paused) {
+            Some(why) => plain(StatusCode::SERVICE_UNAVAILABLE, why),
+            None => plain(StatusCode::OK, "ready"),
+        }
+    }
+
+    async fn sqs(
+        &self,
+        request: Request<Incoming>,
+        peer: Peer,
+        mut guard: RequestGuard,
+    ) -> Response<ResponseBody> {
+        let (parts, body) = request.into_parts();
+        // Whoever has no key does not get to send a body.
+        if let Err(error) = self.auth.claims_known_key(&parts) {
+            return Sqs::unauthenticated(&parts.headers, error);
+        }
+        let body = match read_body(body, &self.bodies, self.read_timeout).await {
+            Ok(body) => body,
+            Err(error) => return Sqs::unreadable(&parts.headers, error),
+        };
+        guard.body_read();
+        let answer = self.sqs.handle(&parts, &body, peer);
+        match tokio::time::timeout(self.request_timeout, answer).await {
+            Ok(response) => response,
+            Err(_) => Sqs::timed_out(&parts.headers),
+        }
+    }
+
+    async fn route(&self, mut request: Request<Incoming>) -> Response<ResponseBody> {
+        let Some(router) = &self.router else { return plain(StatusCode::NOT_FOUND, "not found") };
+        let path = request.uri().path();
+        if !self.public.iter().any(|prefix| path.starts_with(prefix.as_str())) {
+            match self.auth.bearer(request.headers()) {
+                Ok(identity) => request.extensions_mut().insert(identity),
+                Err(error) => {
+                    let mut refusal = plain(StatusCode::UNAUTHORIZED, error.to_string());
+                    let challenge = HeaderValue::from_static("Bearer");
+                    refusal.headers_mut().insert(http::header::WWW_AUTHENTICATE, challenge);
+                    return refusal;
+                }
+            };
+        }
+        match router.clone().call(request).await {
+            Ok(response) => response.map(ResponseBody::Stream),
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// A short answer in plain text, for paths that are not SQS's.
+pub(crate) fn plain(status: StatusCode, text: impl Into<String>) -> Response<ResponseBody> {
+    let mut text = text.into();
+    text.push('\n');
+    let mut response = Response::new(ResponseBody::whole(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}

@@ -1,0 +1,182 @@
+//! Who is calling, and what may they do: keys and their rights, SigV4 for SQS, bearer tokens for the rest, and the
+//! guard that keeps web pages out.
+
+mod guard;
+mod keys;
+mod sigv4;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use thiserror::Error;
+
+pub(crate) use self::guard::{Guard, host_of};
+use self::keys::Key;
+pub(crate) use self::sigv4::SignedRequest;
+use crate::config::AuthConfig;
+use crate::error::ServerError;
+
+/// Why a caller was turned away.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum AuthError {
+    /// No credentials at all.
+    #[error("Request is missing Authentication Token")]
+    Missing,
+    /// Credentials that cannot be read.
+    #[error("{0}")]
+    Incomplete(String),
+    /// No such key.
+    #[error("The security token included in the request is invalid.")]
+    UnknownKey,
+    /// The signature or secret is wrong.
+    #[error(
+        "The request signature we calculated does not match the signature you provided. Check your AWS Secret \
+         Access Key and signing method. Consult the service documentation for details."
+    )]
+    Mismatch,
+    /// Signed too long ago, or in the future.
+    #[error("{0}")]
+    Expired(String),
+}
+
+/// Who is calling; what it may do.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// `None`: the server has no keys, and anyone who reaches it may do anything.
+    key: Option<Arc<Key>>,
+}
+
+impl Identity {
+    /// A name for logs and audits: the key's id.
+    pub fn name(&self) -> &str {
+        self.key.as_ref().map_or("anonymous", |key| &key.id)
+    }
+
+    /// Whether it may call `action` (named as SQS does) on `queue`; `None` for actions that name no queue.
+    pub fn may(&self, action: &str, queue: Option<&str>) -> bool {
+        self.key.as_ref().is_none_or(|key| {
+            key.actions.matches(action) && queue.is_none_or(|queue| key.queues.matches(queue))
+        })
+    }
+
+    /// Whether it may see `queue` in a listing.
+    pub fn may_see(&self, queue: &str) -> bool {
+        self.key.as_ref().is_none_or(|key| key.queues.matches(queue))
+    }
+}
+
+/// Checks credentials.
+#[derive(Debug)]
+pub struct Authenticator {
+    keys: HashMap<String, Arc<Key>>,
+}
+
+impl Authenticator {
+    /// Loads the keys; secrets come from the configuration, files or the environment.
+    pub fn new(config: &AuthConfig) -> Result<Self, ServerError> {
+        let mut keys = HashMap::new();
+        for key in &config.keys {
+            let key = Key::load(key)?;
+            if let Some(twice) = keys.insert(key.id.clone(), Arc::new(key)) {
+                let problem = format!("the key {} is there twice", twice.id);
+                return Err(ServerError::Config { field: "auth.keys".into(), problem });
+            }
+        }
+        Ok(Self { keys })
+    }
+
+    /// Whether credentials are needed at all.
+    pub fn has_keys(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
+    /// Checks `Authorization: Bearer ID:SECRET`.
+    pub fn bearer(&self, headers: &HeaderMap) -> Result<Identity, AuthError> {
+        if !self.has_keys() {
+            return Ok(Identity { key: None });
+        }
+        let value = headers.get(AUTHORIZATION).ok_or(AuthError::Missing)?;
+        let form = || AuthError::Incomplete("use the header Authorization: Bearer ID:SECRET".to_owned());
+        let token = value.to_str().ok().and_then(bearer_token).ok_or_else(form)?;
+        let (id, secret) = token.split_once(':').ok_or_else(form)?;
+        let key = self.keys.get(id).ok_or(AuthError::UnknownKey)?;
+        if key.secret_is(secret) { Ok(Identity { key: Some(key.clone()) }) } else { Err(AuthError::Mismatch) }
+    }
+
+    /// Whether a request claims a signature by a known key: all that can be told before its body is there.
+    pub(crate) fn claims_known_key(&self, parts: &http::request::Parts) -> Result<(), AuthError> {
+        if !self.has_keys() {
+            return Ok(());
+        }
+        let (method, uri, headers) = (&parts.method, &parts.uri, &parts.headers);
+        let claim = sigv4::Claim::read(&SignedRequest { method, uri, headers, body: &[] })?;
+        self.keys.get(claim.key_id.as_ref()).map(drop).ok_or(AuthError::UnknownKey)
+    }
+
+    /// Checks a SigV4 signature, in the headers or in the query of a presigned URL, made at most 15 minutes from
+    /// `now_s` (seconds since 1970).
+    pub(crate) fn sigv4(&self, request: &SignedRequest<'_>, now_s: u64) -> Result<Identity, AuthError> {
+        if !self.has_keys() {
+            return Ok(Identity { key: None });
+        }
+        let claim = sigv4::Claim::read(request)?;
+        let key = self.keys.get(claim.key_id.as_ref()).ok_or(AuthError::UnknownKey)?;
+        claim.verify(request, key, "sqs", now_s)?;
+        Ok(Identity { key: Some(key.clone()) })
+    }
+}
+
+fn bearer_token(value: &str) -> Option<&str> {
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{KeyConfig, Secret};
+
+    fn authenticator() -> Authenticator {
+        let key = KeyConfig {
+            id: "AK".into(),
+            secret: Some(Secret::new("se:cret")),
+            secret_file: None,
+            secret_env: None,
+            queues: vec!["orders-*".into()],
+            actions: vec!["Send*".into(), "ReceiveMessage".into()],
+        };
+        Authenticator::new(&AuthConfig { keys: vec![key], ..AuthConfig::default() }).unwrap()
+    }
+
+    fn bearer(value: &str) -> Result<Identity, AuthError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, value.parse().unwrap());
+        authenticator().bearer(&headers)
+    }
+
+    #[test]
+    fn a_bearer_token_needs_the_right_secret() {
+        assert_eq!(bearer("Bearer AK:se:cret").unwrap().name(), "AK");
+        assert_eq!(bearer("bearer AK:wrong").unwrap_err(), AuthError::Mismatch);
+        assert_eq!(bearer("Bearer XX:se:cret").unwrap_err(), AuthError::UnknownKey);
+        assert!(matches!(bearer("Basic QUs6").unwrap_err(), AuthError::Incomplete(_)));
+        assert_eq!(authenticator().bearer(&HeaderMap::new()).unwrap_err(), AuthError::Missing);
+    }
+
+    #[test]
+    fn a_key_may_do_what_it_was_given() {
+        let identity = bearer("Bearer AK:se:cret").unwrap();
+        assert!(identity.may("SendMessageBatch", Some("orders-eu")));
+        assert!(!identity.may("SendMessage", Some("payments")));
+        assert!(!identity.may("PurgeQueue", Some("orders-eu")));
+        assert!(!identity.may_see("payments"));
+    }
+
+    #[test]
+    fn secrets_stay_out_of_debug_output() {
+        assert!(!format!("{:?}", authenticator()).contains("se:cret"));
+    }
+}

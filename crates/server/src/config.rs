@@ -1,0 +1,205 @@
+//! The server's configuration: every field with its meaning, unit and default. Unknown keys are refused.
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+/// Everything that the server's behaviour depends on, apart from its store.
+///
+/// ```
+/// let config = hapax_server::ServerConfig::default();
+/// assert_eq!(config.listen[0].to_string(), "127.0.0.1:9324");
+/// assert!(config.auth.keys.is_empty());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerConfig {
+    /// Addresses to listen on. Any other than loopback needs `auth.keys` (or `auth.insecure`).
+    /// Default `127.0.0.1:9324`.
+    pub listen: Vec<SocketAddr>,
+    /// Serve HTTPS with this certificate. Default none: plain HTTP.
+    pub tls: Option<TlsConfig>,
+    /// Who may do what.
+    pub auth: AuthConfig,
+    /// Bounds on connections and requests.
+    pub limits: LimitsConfig,
+    /// How the server presents itself to AWS SDKs.
+    pub sqs: SqsConfig,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 9324))],
+            tls: None,
+            auth: AuthConfig::default(),
+            limits: LimitsConfig::default(),
+            sqs: SqsConfig::default(),
+        }
+    }
+}
+
+/// Where the certificate is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// PEM file with the certificate chain, the server's own first.
+    pub cert_file: PathBuf,
+    /// PEM file with the private key.
+    pub key_file: PathBuf,
+}
+
+/// Who may do what.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuthConfig {
+    /// Keys that requests must be signed with. Default none: on loopback any credentials are accepted.
+    pub keys: Vec<KeyConfig>,
+    /// Listen beyond loopback although there are no keys: anyone who reaches the port may do anything. Default off.
+    pub insecure: bool,
+    /// Host names (without port) by which clients may call a server that has no keys, besides loopback's own names.
+    /// They keep a web page from reaching the server through a name of its own that resolves to this machine; for
+    /// example `host.docker.internal`. Default none.
+    pub allowed_hosts: Vec<String>,
+}
+
+/// One key and its rights. Give the secret by exactly one of `secret`, `secret_file` and `secret_env`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyConfig {
+    /// The access key id: what AWS SDKs call `aws_access_key_id`.
+    pub id: String,
+    /// The secret itself; better in a file or the environment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<Secret>,
+    /// A file that holds the secret; white space around it is dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_file: Option<PathBuf>,
+    /// An environment variable that holds the secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_env: Option<String>,
+    /// Queues it may use, with `*` and `?` as wild cards. Default all.
+    #[serde(default = "everything")]
+    pub queues: Vec<String>,
+    /// Actions it may call, named as SQS does (`SendMessage`, `Receive*`), with wild cards. Default all.
+    #[serde(default = "everything")]
+    pub actions: Vec<String>,
+}
+
+fn everything() -> Vec<String> {
+    vec!["*".to_owned()]
+}
+
+/// A secret: never shown by `Debug`, never written out.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a secret.
+    pub fn new(secret: impl Into<String>) -> Self {
+        Self(secret.into())
+    }
+
+    /// The secret itself, for signing.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(redacted)")
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str("(redacted)")
+    }
+}
+
+/// Bounds on connections and requests.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsConfig {
+    /// The most connections at once; past it the one that has been idle longest is closed for a new one.
+    /// Default 4096.
+    pub connections_max: usize,
+    /// How long a request's head, a TLS handshake or a body may take to arrive, in milliseconds. Default 30,000.
+    pub read_timeout_ms: u64,
+    /// How long a connection may stay open without a request, in milliseconds. Default 120,000.
+    pub idle_timeout_ms: u64,
+    /// How long a request may take once it has arrived, in milliseconds; more than the longest poll of 20 s.
+    /// Default 60,000.
+    pub request_timeout_ms: u64,
+    /// The largest request body, in bytes. A message of 1 MiB grows when it is escaped. Default 6 MiB.
+    pub body_bytes_max: usize,
+    /// How many bytes of bodies that are still arriving the server holds at once; past it, requests are told to
+    /// retry. Default 256 MiB.
+    pub bodies_bytes_max: usize,
+    /// How long a shutdown waits for requests under way, in milliseconds. Default 10,000.
+    pub shutdown_timeout_ms: u64,
+}
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        Self {
+            connections_max: 4096,
+            read_timeout_ms: 30_000,
+            idle_timeout_ms: 120_000,
+            request_timeout_ms: 60_000,
+            body_bytes_max: 6 * 1024 * 1024,
+            bodies_bytes_max: 256 * 1024 * 1024,
+            shutdown_timeout_ms: 10_000,
+        }
+    }
+}
+
+/// How the server presents itself to AWS SDKs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SqsConfig {
+    /// The account id in queue URLs and ARNs: 12 digits. Default `000000000000`.
+    pub account: String,
+    /// The region in ARNs. Requests signed for any region are accepted; there is one name space. Default
+    /// `us-east-1`.
+    pub region: String,
+    /// Refuse a second purge of a queue within so many milliseconds; SQS has 60,000. Default 0: never.
+    pub purge_interval_ms: u64,
+    /// Refuse to create a queue whose name was deleted within so many milliseconds; SQS has 60,000. Default 0: never.
+    pub recreate_interval_ms: u64,
+}
+
+impl Default for SqsConfig {
+    fn default() -> Self {
+        Self {
+            account: "000000000000".to_owned(),
+            region: "us-east-1".to_owned(),
+            purge_interval_ms: 0,
+            recreate_interval_ms: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_never_shown() {
+        let json = r#"{"auth":{"keys":[{"id":"AK","secret":"hunter2"}]}}"#;
+        let config: ServerConfig = serde_json::from_str(json).unwrap();
+        assert_eq!(config.auth.keys[0].secret.as_ref().unwrap().expose(), "hunter2");
+        assert!(!format!("{config:?}").contains("hunter2"));
+        assert!(!serde_json::to_string(&config).unwrap().contains("hunter2"));
+    }
+
+    #[test]
+    fn unknown_keys_are_refused() {
+        assert!(serde_json::from_str::<ServerConfig>(r#"{"lissen":[]}"#).is_err());
+        assert!(serde_json::from_str::<ServerConfig>(r#"{"limits":{"conections_max":1}}"#).is_err());
+    }
+}

@@ -1,0 +1,32 @@
+//! The server: AWS SQS on the wire, any Hapax store behind it.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`config`] | every option with its meaning, unit and default |
+//! | [`runtime`] | listeners, connections, limits, TLS, shutdown |
+//! | [`auth`] | keys and their rights, SigV4, bearer tokens, the guard against browsers |
+//! | [`native`] | the native JSON API under `/v1`, with its OpenAPI description |
+//! | [`sqs`] | the SQS protocol: one model, two codecs (AWS JSON and Query) |
+//!
+//! ```no_run
+//! # async fn example(store: hapax_core::store::SharedStore) -> Result<(), hapax_server::ServerError> {
+//! use hapax_server::{Server, ServerConfig};
+//!
+//! let server = Server::new(ServerConfig::default(), store)?;
+//! let listeners = server.bind().await?;
+//! server.run(listeners, std::future::pending()).await;
+//! # Ok(())
+//! # }
+//! ```
+
+mod app;
+pub mod auth;
+pub mod config;
+pub mod error;
+pub mod native;
+pub mod runtime;
+pub mod sqs;
+
+pub use config::ServerConfig;
+pub use error::ServerError;
+pub use runtime::{Server, Shutdown};

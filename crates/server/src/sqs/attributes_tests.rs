@@ -1,0 +1,125 @@
+use hapax_core::policy;
+
+use super::*;
+use crate::sqs::model::Loose;
+
+fn names() -> Names {
+    Names::new("000000000000", "us-east-1").unwrap()
+}
+
+fn settings(pairs: &[(&str, &str)]) -> Settings {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), Loose((*value).to_owned()))).collect()
+}
+
+fn shown(config: QueueConfig, name: &str) -> Option<String> {
+    let queue = if config.is_fifo() { "q.fifo" } else { "q" };
+    let info =
+        QueueInfo { name: QueueName::new(queue).unwrap(), config, created_ms: 5000, modified_ms: 6000 };
+    value(name, &info, &QueueStats::default(), &names())
+}
+
+#[test]
+fn what_is_set_is_shown() {
+    let arn = names().arn(&QueueName::new("dead.fifo").unwrap());
+    let redrive = format!("{{\"deadLetterTargetArn\":\"{arn}\",\"maxReceiveCount\":3}}");
+    let allow = format!("{{\"redrivePermission\":\"byQueue\",\"sourceQueueArns\":[\"{arn}\"]}}");
+    let pairs = [
+        ("VisibilityTimeout", "31"),
+        ("DelaySeconds", "32"),
+        ("MessageRetentionPeriod", "61"),
+        ("ReceiveMessageWaitTimeSeconds", "7"),
+        ("MaximumMessageSize", "2048"),
+        ("RedrivePolicy", redrive.as_str()),
+        ("RedriveAllowPolicy", allow.as_str()),
+        ("FifoQueue", "true"),
+        ("ContentBasedDeduplication", "true"),
+        ("DeduplicationScope", "messageGroup"),
+        ("FifoThroughputLimit", "perMessageGroupId"),
+        ("Policy", "{\"Version\":\"2012-10-17\"}"),
+        ("SqsManagedSseEnabled", "true"),
+    ];
+    let mut config = QueueConfig::fifo();
+    apply(&mut config, &settings(&pairs)).unwrap();
+    for (name, value) in pairs {
+        assert_eq!(shown(config.clone(), name).as_deref(), Some(value), "{name}");
+    }
+    assert_eq!(shown(config, "CreatedTimestamp").as_deref(), Some("5"));
+}
+
+#[test]
+fn defaults_are_those_of_sqs() {
+    for (name, value) in [
+        ("VisibilityTimeout", Some("30")),
+        ("MessageRetentionPeriod", Some("345600")),
+        ("MaximumMessageSize", Some("1048576")),
+        ("RedrivePolicy", None),
+        ("FifoQueue", None),
+        ("KmsMasterKeyId", None),
+        ("SqsManagedSseEnabled", Some("false")),
+    ] {
+        assert_eq!(shown(QueueConfig::default(), name).as_deref(), value, "{name}");
+    }
+}
+
+#[test]
+fn a_receive_count_may_be_a_text() {
+    let policy = r#"{"deadLetterTargetArn":"arn:aws:sqs:x:1:dead","maxReceiveCount":"5"}"#;
+    assert_eq!(redrive_policy(policy).unwrap().unwrap().max_attempts, 5);
+    assert_eq!(redrive_policy("").unwrap(), None);
+}
+
+#[test]
+fn wrong_values_have_aws_s_errors() {
+    let refused = |fifo: bool, name: &str, text: &str| {
+        let mut config = if fifo { QueueConfig::fifo() } else { QueueConfig::default() };
+        apply(&mut config, &settings(&[(name, text)])).unwrap_err()
+    };
+    for (fifo, name, text, kind) in [
+        (false, "VisibilityTimeout", "43201", Kind::InvalidAttributeValue),
+        (false, "VisibilityTimeout", "-1", Kind::InvalidAttributeValue),
+        (false, "VisibilityTimeout", "x", Kind::InvalidAttributeValue),
+        (false, "MaximumMessageSize", "1023", Kind::InvalidAttributeValue),
+        (false, "MessageRetentionPeriod", "59", Kind::InvalidAttributeValue),
+        (false, "FifoQueue", "true", Kind::InvalidAttributeName),
+        (true, "FifoQueue", "false", Kind::InvalidAttributeValue),
+        (false, "ContentBasedDeduplication", "true", Kind::InvalidAttributeName),
+        (false, "DeduplicationScope", "queue", Kind::InvalidAttributeName),
+        (true, "FifoThroughputLimit", "perMessageGroupId", Kind::InvalidAttributeValue),
+        (false, "QueueArn", "x", Kind::InvalidAttributeName),
+        (false, "Nonsense", "x", Kind::InvalidAttributeName),
+        (false, "Policy", "no json", Kind::InvalidAttributeValue),
+        (false, "RedrivePolicy", "no json", Kind::InvalidParameterValue),
+        (false, "RedrivePolicy", "{\"maxReceiveCount\":1}", Kind::InvalidParameterValue),
+        (false, "RedriveAllowPolicy", "{\"redrivePermission\":\"some\"}", Kind::InvalidParameterValue),
+    ] {
+        assert_eq!(refused(fifo, name, text).kind, kind, "{name} {text}");
+    }
+    let bad_arn =
+        refused(false, "RedrivePolicy", "{\"deadLetterTargetArn\": \"dummy\", \"maxReceiveCount\": 42}");
+    assert_eq!(
+        bad_arn.message,
+        "Value {\"deadLetterTargetArn\": \"dummy\", \"maxReceiveCount\": 42} for parameter RedrivePolicy is invalid. \
+         Reason: Invalid value for deadLetterTargetArn."
+    );
+}
+
+#[test]
+fn limits_agree_with_the_core() {
+    for (name, text) in
+        [("VisibilityTimeout", "43200"), ("DelaySeconds", "900"), ("MessageRetentionPeriod", "1209600")]
+    {
+        let mut config = QueueConfig::default();
+        apply(&mut config, &settings(&[(name, text)])).unwrap();
+        config.validate(&QueueName::new("q").unwrap()).unwrap();
+    }
+    assert_eq!(policy::MESSAGE_BYTES_MAX, 1_048_576);
+}
+
+#[test]
+fn names_that_can_be_asked_for() {
+    let text = |names: &[&str]| names.iter().map(|name| Text((*name).to_owned().into())).collect::<Vec<_>>();
+    assert_eq!(wanted(Some(&text(&["All"]))).unwrap().len(), READABLE.len());
+    assert_eq!(wanted(Some(&text(&["DelaySeconds"]))).unwrap(), ["DelaySeconds"]);
+    assert!(wanted(None).unwrap().is_empty());
+    assert_eq!(wanted(Some(&text(&["Nonsense"]))).unwrap_err().kind, Kind::InvalidAttributeName);
+}

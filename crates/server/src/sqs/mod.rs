@@ -1,0 +1,246 @@
+//! The SQS protocol: one model, two codecs (AWS JSON 1.0 and Query), 23 actions. Wire only: what a queue does is the
+//! store's business.
+
+mod attributes;
+mod digest;
+mod error;
+mod form;
+mod json;
+mod message_attributes;
+mod model;
+mod names;
+mod ops;
+mod output;
+mod query;
+mod xml;
+
+#[cfg(test)]
+mod fuzz_tests;
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use hapax_core::store::SharedStore;
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Response};
+
+use self::error::{Kind, Result, SqsError};
+pub(crate) use self::form::{form_pairs, percent_decode};
+use self::model::{Action, Call};
+use self::names::Names;
+use self::ops::{Caller, Operations};
+use self::output::Output;
+use self::query::Form;
+use crate::auth::{AuthError, Authenticator, SignedRequest, host_of};
+use crate::config::SqsConfig;
+use crate::error::ServerError;
+use crate::runtime::{BodyError, Peer, ResponseBody, Shutdown};
+
+const TARGET: HeaderName = HeaderName::from_static("x-amz-target");
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-amzn-requestid");
+const QUERY_ERROR: HeaderName = HeaderName::from_static("x-amzn-query-error");
+const JSON_TYPE: HeaderValue = HeaderValue::from_static("application/x-amz-json-1.0");
+const XML_TYPE: HeaderValue = HeaderValue::from_static("text/xml");
+
+/// Whether a request is meant for SQS: by its target, by its form, or by a queue's path `/{account}/{name}`.
+pub(crate) fn is_sqs<B>(request: &Request<B>) -> bool {
+    let uri = request.uri();
+    if request.headers().contains_key(TARGET) {
+        return true;
+    }
+    let has_action = || uri.query().is_some_and(|query| form_pairs(query).any(|(name, _)| name == "Action"));
+    match queue_path(uri.path()) {
+        Some(_) => true,
+        None => uri.path() == "/" && (request.method() == Method::POST || has_action()),
+    }
+}
+
+/// The queue's name in `/{account}/{name}`.
+fn queue_path(path: &str) -> Option<&str> {
+    let (account, name) = path.strip_prefix('/')?.split_once('/')?;
+    let account_like = account.len() == 12 && account.bytes().all(|b| b.is_ascii_digit());
+    (account_like && !name.is_empty() && !name.contains('/')).then_some(name)
+}
+
+/// Which of the two codecs a client speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    Json,
+    Query,
+}
+
+impl Protocol {
+    fn of(headers: &HeaderMap) -> Self {
+        let json_type = || {
+            let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+            value.starts_with("application/x-amz-json") || value.starts_with("application/json")
+        };
+        if headers.contains_key(TARGET) || json_type() { Self::Json } else { Self::Query }
+    }
+}
+
+/// Answers SQS requests.
+pub(crate) struct Sqs {
+    auth: Arc<Authenticator>,
+    operations: Operations,
+}
+
+impl Sqs {
+    pub(crate) fn new(
+        config: &SqsConfig,
+        store: SharedStore,
+        auth: Arc<Authenticator>,
+        shutdown: Shutdown,
+    ) -> std::result::Result<Self, ServerError> {
+        let names = Names::new(&config.account, &config.region)?;
+        Ok(Self { auth, operations: Operations::new(config, names, store, shutdown) })
+    }
+
+    /// Answers one request whose body has arrived.
+    pub(crate) async fn handle(&self, parts: &Parts, body: &Bytes, peer: Peer) -> Response<ResponseBody> {
+        let protocol = Protocol::of(&parts.headers);
+        let mut action = None;
+        let result = self.answer(protocol, parts, body, peer, &mut action).await;
+        tracing::debug!(
+            address = %peer.address,
+            action = action.map_or("?", Action::name),
+            error = result.as_ref().err().map(|error| error.kind.spec().code),
+            "request"
+        );
+        respond(protocol, action, &result)
+    }
+
+    async fn answer(
+        &self,
+        protocol: Protocol,
+        parts: &Parts,
+        body: &Bytes,
+        peer: Peer,
+        action: &mut Option<Action>,
+    ) -> Result<Output> {
+        if !matches!(parts.method, Method::POST | Method::GET) {
+            let text = format!("The HTTP method {} is not supported; use POST or GET.", parts.method);
+            return Err(SqsError::new(Kind::UnsupportedOperation, text));
+        }
+        let signed = SignedRequest { method: &parts.method, uri: &parts.uri, headers: &parts.headers, body };
+        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let identity = self.auth.sigv4(&signed, now_s)?;
+        let form;
+        let call = match protocol {
+            Protocol::Json => {
+                let found = json_action(&parts.headers)?;
+                *action = Some(found);
+                Call::from_json(found, body)?
+            }
+            Protocol::Query => {
+                form = query_form(parts, body)?;
+                let found = query_action(&form)?;
+                *action = Some(found);
+                Call::from_form(found, &form)?
+            }
+        };
+        let caller = Caller {
+            identity,
+            peer,
+            host: host_of(&parts.headers, &parts.uri).unwrap_or("localhost"),
+            path_queue: queue_path(parts.uri.path()),
+        };
+        self.operations.call(&caller, call).await
+    }
+
+    /// The answer to a request whose body did not arrive.
+    pub(crate) fn unreadable(headers: &HeaderMap, error: BodyError) -> Response<ResponseBody> {
+        let error = match error {
+            BodyError::TooLarge => SqsError::new(Kind::RequestTooLarge, "The request body is too large."),
+            BodyError::Timeout => {
+                SqsError::new(Kind::RequestTimeout, "The request body did not arrive in time.")
+            }
+            BodyError::Overloaded => SqsError::new(
+                Kind::RequestThrottled,
+                "The server is reading too many large requests; retry with backoff.",
+            ),
+            BodyError::Broken => SqsError::new(Kind::Serialization, "The request body could not be read."),
+        };
+        respond(Protocol::of(headers), None, &Err(error))
+    }
+
+    /// The answer to a request that no page of another web site may make.
+    pub(crate) fn refused(headers: &HeaderMap, reason: &'static str) -> Response<ResponseBody> {
+        respond(Protocol::of(headers), None, &Err(SqsError::new(Kind::AccessDenied, reason)))
+    }
+
+    /// The answer to a request without a known key.
+    pub(crate) fn unauthenticated(headers: &HeaderMap, error: AuthError) -> Response<ResponseBody> {
+        respond(Protocol::of(headers), None, &Err(error.into()))
+    }
+
+    /// The answer when the store took too long.
+    pub(crate) fn timed_out(headers: &HeaderMap) -> Response<ResponseBody> {
+        tracing::warn!("a request took too long and was given up");
+        let error =
+            SqsError::new(Kind::ServiceUnavailable, "The request took too long; its outcome is unknown.");
+        respond(Protocol::of(headers), None, &Err(error))
+    }
+}
+
+fn unknown_action(name: &str) -> SqsError {
+    let name = hapax_core::policy::cut(name, 100);
+    SqsError::new(Kind::InvalidAction, format!("The action {name} is not valid for this endpoint."))
+}
+
+fn json_action(headers: &HeaderMap) -> Result<Action> {
+    let Some(target) = headers.get(TARGET) else {
+        return Err(SqsError::new(Kind::MissingAction, "The request must contain the header X-Amz-Target."));
+    };
+    let target = target.to_str().unwrap_or("?");
+    target.strip_prefix("AmazonSQS.").and_then(Action::from_name).ok_or_else(|| unknown_action(target))
+}
+
+fn query_form<'a>(parts: &'a Parts, body: &'a [u8]) -> Result<Form<'a>> {
+    let body = std::str::from_utf8(body)
+        .map_err(|_| SqsError::new(Kind::Serialization, "The request body is not form-encoded text."))?;
+    Form::read(parts.uri.query().unwrap_or_default(), body)
+}
+
+fn query_action(form: &Form<'_>) -> Result<Action> {
+    let name = form.get("Action").filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| {
+        SqsError::new(Kind::MissingAction, "The request must contain the parameter Action.")
+    })?;
+    Action::from_name(name).ok_or_else(|| unknown_action(name))
+}
+
+fn respond(protocol: Protocol, action: Option<Action>, result: &Result<Output>) -> Response<ResponseBody> {
+    let id = request_id();
+    let body = match (protocol, result, action) {
+        (Protocol::Json, Ok(output), _) => json::encode(output),
+        (Protocol::Query, Ok(output), Some(action)) => xml::encode(action, output, &id),
+        (Protocol::Query, Ok(_), None) => Vec::new(),
+        (Protocol::Json, Err(error), _) => json::encode_error(error),
+        (Protocol::Query, Err(error), _) => xml::encode_error(error, &id),
+    };
+    let mut response = Response::new(ResponseBody::whole(body));
+    let headers = response.headers_mut();
+    headers.reserve(4);
+    headers.insert(CONTENT_TYPE, if protocol == Protocol::Json { JSON_TYPE } else { XML_TYPE });
+    if let Ok(id) = HeaderValue::try_from(id) {
+        headers.insert(REQUEST_ID, id);
+    }
+    if let Err(error) = result {
+        let spec = error.kind.spec();
+        if protocol == Protocol::Json
+            && let Ok(value) = HeaderValue::try_from(format!("{};{}", spec.code, spec.fault()))
+        {
+            headers.insert(QUERY_ERROR, value);
+        }
+        *response.status_mut() = spec.status;
+    }
+    response
+}
+
+/// A random identifier in the form of a UUID.
+fn request_id() -> String {
+    hapax_core::MessageId(fastrand::u128(..)).to_string()
+}

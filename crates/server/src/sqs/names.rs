@@ -1,0 +1,113 @@
+//! Queue names as SQS writes them: URLs and ARNs.
+
+use hapax_core::QueueName;
+
+use super::error::{Kind, Result, SqsError};
+use super::model::{Text, required};
+use crate::error::ServerError;
+
+/// The account and region that names are made with.
+#[derive(Debug, Clone)]
+pub(crate) struct Names {
+    pub(crate) account: String,
+    region: String,
+}
+
+impl Names {
+    pub(crate) fn new(account: &str, region: &str) -> std::result::Result<Self, ServerError> {
+        let bad = |field: &str, problem: &str| {
+            Err(ServerError::Config { field: field.to_owned(), problem: problem.to_owned() })
+        };
+        if account.len() != 12 || !account.bytes().all(|b| b.is_ascii_digit()) {
+            return bad("sqs.account", "use 12 digits");
+        }
+        if region.is_empty() || !region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+            return bad("sqs.region", "use letters, digits and hyphens, for example us-east-1");
+        }
+        Ok(Self { account: account.to_owned(), region: region.to_owned() })
+    }
+
+    /// A queue's URL, under the host that the client used: SDKs send what follows to it.
+    pub(crate) fn url(&self, tls: bool, host: &str, queue: &QueueName) -> String {
+        let scheme = if tls { "https" } else { "http" };
+        format!("{scheme}://{host}/{}/{queue}", self.account)
+    }
+
+    pub(crate) fn arn(&self, queue: &QueueName) -> String {
+        format!("arn:aws:sqs:{}:{}:{queue}", self.region, self.account)
+    }
+}
+
+/// The queue that a `QueueUrl` means: only the last segment of its path counts, so URLs made for another host or
+/// account keep working, and so does a bare name. Without one, the queue in the request's own path.
+pub(crate) fn queue_of(url: Option<&Text<'_>>, path_queue: Option<&str>) -> Result<QueueName> {
+    let name = match (url.map(Text::as_str).filter(|url| !url.is_empty()), path_queue) {
+        (Some(url), _) => {
+            let path = url.split_once("://").map_or(url, |(_, rest)| rest);
+            let path = path.split(['?', '#']).next().unwrap_or(path).trim_end_matches('/');
+            match path.rsplit_once('/') {
+                Some((_, name)) => name,
+                // A host alone names no queue.
+                None if url.contains("://") => {
+                    let text = format!("The address {} is not valid for this endpoint.", cut(url));
+                    return Err(SqsError::new(Kind::InvalidAddress, text));
+                }
+                None => path,
+            }
+        }
+        (None, Some(name)) => name,
+        (None, None) => required(None, "QueueUrl")?,
+    };
+    // A name that no queue can have is the name of no queue.
+    QueueName::new(name).map_err(|_| SqsError::no_queue())
+}
+
+/// The queue in `arn:aws:sqs:region:account:name`; `None` if it is not such an ARN.
+pub(crate) fn queue_of_arn(arn: &str) -> Option<QueueName> {
+    let parts: Vec<&str> = arn.split(':').collect();
+    match parts.as_slice() {
+        ["arn", _, "sqs", _, _, name] => QueueName::new(name).ok(),
+        _ => None,
+    }
+}
+
+fn cut(text: &str) -> &str {
+    hapax_core::policy::cut(text, 200)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(url: &str) -> Result<String> {
+        queue_of(Some(&Text(url.into())), Some("path")).map(|name| name.to_string())
+    }
+
+    #[test]
+    fn only_the_last_segment_of_a_url_counts() {
+        for url in [
+            "http://127.0.0.1:9324/000000000000/q",
+            "https://sqs.eu-west-1.amazonaws.com/123456789012/q",
+            "q",
+            "/1/q",
+            "http://h/1/q/",
+        ] {
+            assert_eq!(of(url).unwrap(), "q", "{url}");
+        }
+        assert_eq!(of("").unwrap(), "path");
+        assert_eq!(of("http://host").unwrap_err().kind, Kind::InvalidAddress);
+        assert_eq!(of("http://host/1/no spaces").unwrap_err().kind, Kind::QueueDoesNotExist);
+        assert_eq!(queue_of(None, None).unwrap_err().kind, Kind::MissingParameter);
+    }
+
+    #[test]
+    fn arns_and_urls() {
+        let names = Names::new("000000000000", "us-east-1").unwrap();
+        let queue = QueueName::new("q.fifo").unwrap();
+        assert_eq!(names.arn(&queue), "arn:aws:sqs:us-east-1:000000000000:q.fifo");
+        assert_eq!(names.url(true, "h:1", &queue), "https://h:1/000000000000/q.fifo");
+        assert_eq!(queue_of_arn(&names.arn(&queue)), Some(queue));
+        assert_eq!(queue_of_arn("arn:aws:sns:us-east-1:000000000000:q"), None);
+        assert!(Names::new("1", "us-east-1").is_err() && Names::new("000000000000", "").is_err());
+    }
+}

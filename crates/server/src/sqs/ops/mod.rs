@@ -1,0 +1,124 @@
+//! The actions, in terms of the store.
+
+mod batch;
+mod moves;
+mod permissions;
+mod queues;
+mod receive;
+mod send;
+mod settle;
+mod tags;
+
+use hapax_core::QueueName;
+use hapax_core::store::SharedStore;
+
+use super::error::{Kind, Result, SqsError};
+use super::model::{Call, Text};
+use super::names::{Names, queue_of};
+use super::output::Output;
+use crate::auth::Identity;
+use crate::config::SqsConfig;
+use crate::runtime::{Peer, Shutdown};
+use queues::Recent;
+
+/// Who calls, and by which name it reached the server.
+pub(crate) struct Caller<'a> {
+    pub(crate) identity: Identity,
+    pub(crate) peer: Peer,
+    pub(crate) host: &'a str,
+    /// The queue in the request's path.
+    pub(crate) path_queue: Option<&'a str>,
+}
+
+/// Carries out actions.
+pub(crate) struct Operations {
+    names: Names,
+    store: SharedStore,
+    shutdown: Shutdown,
+    /// Changes of a configuration read it first: one at a time.
+    changing: tokio::sync::Mutex<()>,
+    purged: Recent,
+    deleted: Recent,
+}
+
+impl Operations {
+    pub(crate) fn new(config: &SqsConfig, names: Names, store: SharedStore, shutdown: Shutdown) -> Self {
+        Self {
+            names,
+            store,
+            shutdown,
+            changing: tokio::sync::Mutex::default(),
+            purged: Recent::new(config.purge_interval_ms),
+            deleted: Recent::new(config.recreate_interval_ms),
+        }
+    }
+
+    pub(crate) async fn call(&self, caller: &Caller<'_>, call: Call<'_>) -> Result<Output> {
+        match call {
+            Call::SendMessage(request) => self.send_message(caller, &request).await,
+            Call::ReceiveMessage(request) => self.receive_message(caller, &request).await,
+            Call::DeleteMessage(request) => self.delete_message(caller, &request).await,
+            Call::SendMessageBatch(request) => self.send_message_batch(caller, &request).await,
+            Call::DeleteMessageBatch(request) => self.delete_message_batch(caller, &request).await,
+            Call::ChangeMessageVisibility(request) => self.change_visibility(caller, &request).await,
+            Call::ChangeMessageVisibilityBatch(request) => {
+                self.change_visibility_batch(caller, &request).await
+            }
+            Call::CreateQueue(request) => self.create_queue(caller, &request).await,
+            Call::DeleteQueue(request) => self.delete_queue(caller, &request).await,
+            Call::GetQueueAttributes(request) => self.get_queue_attributes(caller, &request).await,
+            Call::GetQueueUrl(request) => self.get_queue_url(caller, &request).await,
+            Call::ListDeadLetterSourceQueues(request) => self.list_sources(caller, &request).await,
+            Call::ListQueues(request) => self.list_queues(caller, &request).await,
+            Call::PurgeQueue(request) => self.purge_queue(caller, &request).await,
+            Call::SetQueueAttributes(request) => self.set_queue_attributes(caller, &request).await,
+            Call::ListQueueTags(request) => self.list_queue_tags(caller, &request).await,
+            Call::TagQueue(request) => self.tag_queue(caller, &request).await,
+            Call::UntagQueue(request) => self.untag_queue(caller, &request).await,
+            Call::AddPermission(request) => self.add_permission(caller, &request).await,
+            Call::RemovePermission(request) => self.remove_permission(caller, &request).await,
+            Call::StartMessageMoveTask(request) => self.start_move(caller, &request).await,
+            Call::ListMessageMoveTasks(request) => self.list_moves(caller, &request).await,
+            Call::CancelMessageMoveTask(request) => self.cancel_move(caller, &request).await,
+        }
+    }
+
+    /// The queue that a request names, if the caller may do `action` on it. For a batch that is the single action, as
+    /// in IAM.
+    fn queue(&self, caller: &Caller<'_>, action: &str, url: Option<&Text<'_>>) -> Result<QueueName> {
+        let queue = queue_of(url, caller.path_queue)?;
+        self.authorize(caller, action, Some(&queue))?;
+        Ok(queue)
+    }
+
+    fn authorize(&self, caller: &Caller<'_>, action: &str, queue: Option<&QueueName>) -> Result<()> {
+        if caller.identity.may(action, queue.map(QueueName::as_str)) {
+            return Ok(());
+        }
+        let (user, verb) = (caller.identity.name(), action.to_ascii_lowercase());
+        let account = &self.names.account;
+        let resource = queue.map_or_else(|| "*".to_owned(), |queue| self.names.arn(queue));
+        Err(SqsError::new(
+            Kind::AccessDenied,
+            format!(
+                "User: arn:aws:iam::{account}:user/{user} is not authorized to perform: sqs:{verb} on resource: \
+                 {resource} because no identity-based policy allows the sqs:{verb} action"
+            ),
+        ))
+    }
+}
+
+/// A number within its limits.
+fn in_range(parameter: &str, value: i64, min: i64, max: i64, reason: &str) -> Result<u64> {
+    if (min..=max).contains(&value) {
+        Ok(value as u64)
+    } else {
+        Err(SqsError::value(parameter, value, reason))
+    }
+}
+
+/// A visibility timeout in milliseconds.
+fn visibility_ms(seconds: i64) -> Result<u64> {
+    let reason = "Must be between 0 and 43200, if provided.";
+    in_range("VisibilityTimeout", seconds, 0, 43_200, reason).map(|seconds| seconds * 1000)
+}

@@ -1,0 +1,147 @@
+//! Message move tasks: SQS's name for redrives.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hapax_core::{QueueName, RedriveFilter, RedriveRequest, RedriveState, RedriveTask, StoreError};
+use serde::{Deserialize, Serialize};
+
+use super::super::error::{Kind, Result, SqsError};
+use super::super::model::{
+    CancelMessageMoveTask, ListMessageMoveTasks, StartMessageMoveTask, Text, required,
+};
+use super::super::names::queue_of_arn;
+use super::super::output::{MoveOut, Output};
+use super::{Caller, Operations, in_range};
+
+/// SQS's own rate when none is asked for is not told; a task with the store's default shows none either.
+const PER_SECOND_DEFAULT: u32 = 500;
+
+/// What a task handle holds; opaque to clients.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Handle {
+    task_id: u64,
+    source_arn: String,
+}
+
+fn not_found(parameter: &str) -> SqsError {
+    let text = format!("The resource that you specified for the {parameter} parameter doesn't exist.");
+    SqsError::new(Kind::ResourceNotFound, text)
+}
+
+fn arn(text: &str, parameter: &str) -> Result<QueueName> {
+    queue_of_arn(text).ok_or_else(|| {
+        SqsError::invalid(format!(
+            "You must use this format to specify the {parameter}: \
+             arn:<partition>:<service>:<region>:<account-id>:<resource-id>"
+        ))
+    })
+}
+
+fn status(state: RedriveState) -> &'static str {
+    match state {
+        RedriveState::Running => "RUNNING",
+        RedriveState::Completed => "COMPLETED",
+        RedriveState::Cancelled => "CANCELLED",
+        RedriveState::Failed => "FAILED",
+    }
+}
+
+impl Operations {
+    /// The source queue of a task, which has to exist.
+    async fn source(&self, caller: &Caller<'_>, action: &str, text: &str) -> Result<QueueName> {
+        let queue = arn(text, "SourceArn")?;
+        self.authorize(caller, action, Some(&queue))?;
+        match self.store.queue(&queue).await {
+            Ok(_) => Ok(queue),
+            Err(StoreError::NoSuchQueue(_)) => Err(not_found("SourceArn")),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(super) async fn start_move(
+        &self,
+        caller: &Caller<'_>,
+        request: &StartMessageMoveTask<'_>,
+    ) -> Result<Output> {
+        let source = required(request.source_arn.as_ref(), "SourceArn")?;
+        let from = self.source(caller, "StartMessageMoveTask", source).await?;
+        if self.sources_of(&from).await?.is_empty() {
+            return Err(SqsError::invalid("Source queue must be configured as a Dead Letter Queue."));
+        }
+        let to = match request.destination_arn.as_ref().map(Text::as_str).filter(|arn| !arn.is_empty()) {
+            None => None,
+            Some(text) => {
+                let queue = arn(text, "DestinationArn")?;
+                self.authorize(caller, "SendMessage", Some(&queue))?;
+                match self.store.queue(&queue).await {
+                    Ok(_) => Some(queue),
+                    Err(StoreError::NoSuchQueue(_)) => return Err(not_found("DestinationArn")),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        };
+        let rate = |rate| {
+            let reason = "MaxNumberOfMessagesPerSecond must be between 1 and 500.";
+            in_range("MaxNumberOfMessagesPerSecond", rate, 1, 500, reason).map(|rate| rate as u32)
+        };
+        let per_second = request.max_number_of_messages_per_second.map(rate).transpose()?;
+        let by = caller.identity.name().to_owned();
+        let redrive = RedriveRequest { from, to, filter: RedriveFilter::default(), per_second, by };
+        let task = self.store.start_redrive(redrive).await?;
+        Ok(Output::MoveStarted(self.handle(&task)))
+    }
+
+    fn handle(&self, task: &RedriveTask) -> String {
+        let handle = Handle { task_id: task.id, source_arn: self.names.arn(&task.from) };
+        STANDARD.encode(serde_json::to_string(&handle).unwrap_or_default())
+    }
+
+    pub(super) async fn list_moves(
+        &self,
+        caller: &Caller<'_>,
+        request: &ListMessageMoveTasks<'_>,
+    ) -> Result<Output> {
+        let source = required(request.source_arn.as_ref(), "SourceArn")?;
+        let reason = "MaxResults must be between 1 and 10.";
+        let max = in_range("MaxResults", request.max_results.unwrap_or(1), 1, 10, reason)?;
+        let from = self.source(caller, "ListMessageMoveTasks", source).await?;
+        let tasks = self.store.redrives(&from).await?;
+        Ok(Output::Moves(tasks.iter().take(max as usize).map(|task| self.move_out(task)).collect()))
+    }
+
+    fn move_out(&self, task: &RedriveTask) -> MoveOut {
+        MoveOut {
+            task_handle: (task.state == RedriveState::Running).then(|| self.handle(task)),
+            status: status(task.state),
+            source_arn: self.names.arn(&task.from),
+            destination_arn: task.to.as_ref().map(|queue| self.names.arn(queue)),
+            max_number_of_messages_per_second: (task.per_second != PER_SECOND_DEFAULT)
+                .then_some(task.per_second),
+            approximate_number_of_messages_moved: task.moved,
+            approximate_number_of_messages_to_move: task.total,
+            failure_reason: task.failure.clone(),
+            started_timestamp: task.started_ms,
+        }
+    }
+
+    pub(super) async fn cancel_move(
+        &self,
+        caller: &Caller<'_>,
+        request: &CancelMessageMoveTask<'_>,
+    ) -> Result<Output> {
+        let text = required(request.task_handle.as_ref(), "TaskHandle")?;
+        let handle: Option<Handle> =
+            STANDARD.decode(text).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let handle = handle.ok_or_else(|| SqsError::invalid("Value for parameter TaskHandle is invalid."))?;
+        let from = self.source(caller, "CancelMessageMoveTask", &handle.source_arn).await?;
+        let tasks = self.store.redrives(&from).await?;
+        let task = tasks.iter().find(|task| task.id == handle.task_id);
+        let task = task.ok_or_else(|| SqsError::new(Kind::ResourceNotFound, "Task does not exist."))?;
+        if task.state != RedriveState::Running {
+            return Err(SqsError::invalid("Only active tasks can be cancelled."));
+        }
+        let task = self.store.cancel_redrive(task.id).await?;
+        Ok(Output::MoveCancelled(task.moved))
+    }
+}

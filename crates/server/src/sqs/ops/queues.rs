@@ -1,0 +1,315 @@
+//! Queues themselves: create, delete, list, purge, attributes.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hapax_core::{AdminError, QueueConfig, QueueKind, QueueName, QueueStats, RedriveAllow, StoreError};
+
+use super::super::attributes;
+use super::super::error::{Kind, Result, SqsError};
+use super::super::model::{
+    CreateQueue, GetQueueAttributes, GetQueueUrl, ListDeadLetterSourceQueues, ListQueues, OnQueue,
+    SetQueueAttributes, Settings, Text, required,
+};
+use super::super::output::{Output, QueuePage};
+use super::{Caller, Operations, in_range};
+
+const PAGE_MAX: usize = 1000;
+
+/// What happened to which queue lately: SQS's rules of 60 seconds.
+pub(super) struct Recent {
+    interval: Duration,
+    at: Mutex<HashMap<QueueName, Instant>>,
+}
+
+impl Recent {
+    pub(super) fn new(interval_ms: u64) -> Self {
+        Self { interval: Duration::from_millis(interval_ms), at: Mutex::default() }
+    }
+
+    fn is_recent(&self, queue: &QueueName) -> bool {
+        let at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        at.get(queue).is_some_and(|at| at.elapsed() < self.interval)
+    }
+
+    fn note(&self, queue: &QueueName) {
+        if !self.interval.is_zero() {
+            let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+            at.retain(|_, at| at.elapsed() < self.interval);
+            at.insert(queue.clone(), Instant::now());
+        }
+    }
+}
+
+fn new_name(name: &str, fifo: bool) -> Result<QueueName> {
+    match QueueName::new(name) {
+        Ok(name) if name.is_fifo() == fifo => Ok(name),
+        _ if fifo => Err(SqsError::invalid(
+            "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end \
+             with .fifo suffix and be 1 to 80 in length.",
+        )),
+        _ => Err(SqsError::invalid(
+            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
+        )),
+    }
+}
+
+/// One page of names in order, and where the next begins.
+fn page(
+    mut names: Vec<QueueName>,
+    max_results: Option<i64>,
+    token: Option<&Text<'_>>,
+) -> Result<(Vec<QueueName>, Option<String>)> {
+    let reason = "MaxResults must be between 1 and 1000.";
+    let max = max_results.map(|max| in_range("MaxResults", max, 1, PAGE_MAX as i64, reason)).transpose()?;
+    if let Some(token) = token.map(Text::as_str).filter(|token| !token.is_empty()) {
+        let after = URL_SAFE_NO_PAD.decode(token).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        let after = after.ok_or_else(|| SqsError::invalid("Invalid or expired next token."))?;
+        names.retain(|name| name.as_str() > after.as_str());
+    }
+    let limit = max.map_or(PAGE_MAX, |max| max as usize);
+    let more = names.len() > limit;
+    names.truncate(limit);
+    // Without MaxResults SQS gives no token.
+    let next = names.last().filter(|_| more && max.is_some());
+    let next = next.map(|name| URL_SAFE_NO_PAD.encode(name.as_str()));
+    Ok((names, next))
+}
+
+impl Operations {
+    fn url(&self, caller: &Caller<'_>, queue: &QueueName) -> String {
+        self.names.url(caller.peer.tls, caller.host, queue)
+    }
+
+    fn queue_page(&self, caller: &Caller<'_>, (names, next): (Vec<QueueName>, Option<String>)) -> QueuePage {
+        QueuePage { urls: names.iter().map(|name| self.url(caller, name)).collect(), next }
+    }
+
+    pub(super) async fn create_queue(
+        &self,
+        caller: &Caller<'_>,
+        request: &CreateQueue<'_>,
+    ) -> Result<Output> {
+        let name = required(request.queue_name.as_ref(), "QueueName")?;
+        let none = Settings::new();
+        let settings = request.attributes.as_ref().unwrap_or(&none);
+        let fifo = settings.get("FifoQueue").is_some_and(|value| value.0 == "true");
+        let name = new_name(name, fifo)?;
+        self.authorize(caller, "CreateQueue", Some(&name))?;
+        let kind = if fifo { QueueKind::Fifo } else { QueueKind::Standard };
+        let mut config = QueueConfig { kind, ..QueueConfig::default() };
+        attributes::apply(&mut config, settings)?;
+        for (key, value) in request.tags.iter().flatten() {
+            config.tags.insert(key.clone(), value.0.clone());
+        }
+        let _changing = self.changing.lock().await;
+        match self.store.queue(&name).await {
+            Ok(info) => same_attributes(&info.config, settings)?,
+            Err(StoreError::NoSuchQueue(_)) => {
+                if self.deleted.is_recent(&name) {
+                    return Err(SqsError::new(
+                        Kind::QueueDeletedRecently,
+                        "You must wait 60 seconds after deleting a queue before you can create another with the \
+                         same name.",
+                    ));
+                }
+                self.check_dead_letters(&name, &config).await?;
+                match self.store.create_queue(&name, config).await {
+                    Ok(_) => {}
+                    // Another server on the same store was faster.
+                    Err(AdminError::Exists(..)) => {
+                        same_attributes(&self.store.queue(&name).await?.config, settings)?;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Output::QueueUrl(self.url(caller, &name)))
+    }
+
+    /// A dead-letter queue has to exist, be of the same kind, and allow it.
+    async fn check_dead_letters(&self, name: &QueueName, config: &QueueConfig) -> Result<()> {
+        let Some(dead) = &config.dead_letter else { return Ok(()) };
+        let arn = self.names.arn(&dead.queue);
+        let shown =
+            format!("{{\"deadLetterTargetArn\":\"{arn}\",\"maxReceiveCount\":{}}}", dead.max_attempts);
+        let bad = |reason: &str| SqsError::value("RedrivePolicy", &shown, reason);
+        if dead.queue.is_fifo() != config.is_fifo() {
+            return Err(bad("Dead-letter queue must be same type of queue as the source."));
+        }
+        let target = match self.store.queue(&dead.queue).await {
+            Ok(target) => target,
+            Err(StoreError::NoSuchQueue(_)) => return Err(bad("Dead letter target does not exist.")),
+            Err(error) => return Err(error.into()),
+        };
+        let allowed = match &target.config.redrive_allow {
+            RedriveAllow::All => true,
+            RedriveAllow::None => false,
+            RedriveAllow::Queues(queues) => queues.contains(name),
+        };
+        if allowed {
+            Ok(())
+        } else {
+            Err(bad("Dead letter target's RedriveAllowPolicy does not allow this source queue."))
+        }
+    }
+
+    pub(super) async fn delete_queue(&self, caller: &Caller<'_>, request: &OnQueue<'_>) -> Result<Output> {
+        let queue = self.queue(caller, "DeleteQueue", request.queue_url.as_ref())?;
+        self.store.delete_queue(&queue).await?;
+        self.deleted.note(&queue);
+        Ok(Output::Empty)
+    }
+
+    pub(super) async fn get_queue_url(
+        &self,
+        caller: &Caller<'_>,
+        request: &GetQueueUrl<'_>,
+    ) -> Result<Output> {
+        let name = required(request.queue_name.as_ref(), "QueueName")?;
+        let name = QueueName::new(name).map_err(|_| SqsError::no_queue())?;
+        self.authorize(caller, "GetQueueUrl", Some(&name))?;
+        self.store.queue(&name).await?;
+        Ok(Output::QueueUrl(self.url(caller, &name)))
+    }
+
+    pub(super) async fn list_queues(&self, caller: &Caller<'_>, request: &ListQueues<'_>) -> Result<Output> {
+        self.authorize(caller, "ListQueues", None)?;
+        let prefix = request.queue_name_prefix.as_ref().map_or("", Text::as_str);
+        let names = self.store.queues().await?.into_iter().map(|info| info.name);
+        let names =
+            names.filter(|name| name.as_str().starts_with(prefix) && caller.identity.may_see(name.as_str()));
+        let page = page(names.collect(), request.max_results, request.next_token.as_ref())?;
+        Ok(Output::Queues(self.queue_page(caller, page)))
+    }
+
+    pub(super) async fn list_sources(
+        &self,
+        caller: &Caller<'_>,
+        request: &ListDeadLetterSourceQueues<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(caller, "ListDeadLetterSourceQueues", request.queue_url.as_ref())?;
+        self.store.queue(&queue).await?;
+        let names = self.sources_of(&queue).await?;
+        let page = page(names, request.max_results, request.next_token.as_ref())?;
+        Ok(Output::Sources(self.queue_page(caller, page)))
+    }
+
+    /// The queues that name `dead` as their dead-letter queue.
+    pub(super) async fn sources_of(&self, dead: &QueueName) -> Result<Vec<QueueName>> {
+        let queues = self.store.queues().await?.into_iter();
+        let names_it = |config: &QueueConfig| config.dead_letter.as_ref().is_some_and(|d| d.queue == *dead);
+        Ok(queues.filter(|info| names_it(&info.config)).map(|info| info.name).collect())
+    }
+
+    pub(super) async fn purge_queue(&self, caller: &Caller<'_>, request: &OnQueue<'_>) -> Result<Output> {
+        let queue = self.queue(caller, "PurgeQueue", request.queue_url.as_ref())?;
+        if self.purged.is_recent(&queue) {
+            let text = format!("Only one PurgeQueue operation on {queue} is allowed every 60 seconds.");
+            return Err(SqsError::new(Kind::PurgeQueueInProgress, text));
+        }
+        self.store.purge(&queue).await?;
+        self.purged.note(&queue);
+        Ok(Output::Empty)
+    }
+
+    pub(super) async fn get_queue_attributes(
+        &self,
+        caller: &Caller<'_>,
+        request: &GetQueueAttributes<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(caller, "GetQueueAttributes", request.queue_url.as_ref())?;
+        let wanted = attributes::wanted(request.attribute_names.as_deref())?;
+        let info = self.store.queue(&queue).await?;
+        let stats = if attributes::needs_stats(&wanted) {
+            self.store.stats(&queue).await?
+        } else {
+            QueueStats::default()
+        };
+        Ok(Output::Attributes(attributes::values(&wanted, &info, &stats, &self.names)))
+    }
+
+    pub(super) async fn set_queue_attributes(
+        &self,
+        caller: &Caller<'_>,
+        request: &SetQueueAttributes<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(caller, "SetQueueAttributes", request.queue_url.as_ref())?;
+        let settings = request.attributes.as_ref().ok_or_else(|| SqsError::missing("Attribute.Name"))?;
+        let _changing = self.changing.lock().await;
+        let before = self.store.queue(&queue).await?.config;
+        let mut config = before.clone();
+        attributes::apply(&mut config, settings)?;
+        if config.dead_letter != before.dead_letter {
+            self.check_dead_letters(&queue, &config).await?;
+        }
+        if config != before {
+            self.store.set_queue(&queue, config).await?;
+        }
+        Ok(Output::Empty)
+    }
+
+    /// Changes a queue's configuration, one change at a time.
+    pub(super) async fn change(
+        &self,
+        queue: &QueueName,
+        change: impl FnOnce(&mut QueueConfig) -> Result<()>,
+    ) -> Result<()> {
+        let _changing = self.changing.lock().await;
+        let mut config = self.store.queue(queue).await?.config;
+        change(&mut config)?;
+        Ok(self.store.set_queue(queue, config).await?)
+    }
+}
+
+/// A queue that exists may be created again if every attribute in the request is as it is.
+fn same_attributes(config: &QueueConfig, settings: &Settings) -> Result<()> {
+    for (name, value) in settings {
+        let mut changed = config.clone();
+        attributes::set(&mut changed, name, &value.0)?;
+        if changed != *config {
+            let text = format!(
+                "A queue already exists with the same name and a different value for attribute {name}"
+            );
+            return Err(SqsError::new(Kind::QueueNameExists, text));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(count: usize) -> Vec<QueueName> {
+        (0..count).map(|n| QueueName::new(format!("q{n:04}")).unwrap()).collect()
+    }
+
+    #[test]
+    fn pages_cover_everything_once() {
+        let (mut token, mut seen) = (None, Vec::new());
+        loop {
+            let (page, next) = page(names(25), Some(10), token.as_ref()).unwrap();
+            seen.extend(page);
+            match next {
+                Some(next) => token = Some(Text(next.into())),
+                None => break,
+            }
+        }
+        assert_eq!(seen, names(25));
+        let (all, next) = page(names(1500), None, None).unwrap();
+        assert_eq!((all.len(), next), (1000, None));
+        assert!(page(names(1), Some(0), None).is_err());
+        assert!(page(names(1), None, Some(&Text("!".into()))).is_err());
+    }
+
+    #[test]
+    fn a_fifo_name_and_the_attribute_go_together() {
+        assert!(new_name("a", false).is_ok() && new_name("a.fifo", true).is_ok());
+        assert!(new_name("a.fifo", false).is_err() && new_name("a", true).is_err());
+    }
+}

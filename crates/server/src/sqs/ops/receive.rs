@@ -1,0 +1,159 @@
+//! ReceiveMessage.
+
+use hapax_core::{Delivery, Receive};
+
+use super::super::digest;
+use super::super::error::{Kind, Result, SqsError};
+use super::super::message_attributes::{TRACE_HEADER, TRACE_HEADER_STORED, select};
+use super::super::model::{ReceiveMessage, Text};
+use super::super::output::{MessageOut, Output};
+use super::{Caller, Operations, in_range, visibility_ms};
+
+/// The system attributes that a receive may ask for, in the order in which they are shown.
+const SYSTEM: [&str; 9] = [
+    "SenderId",
+    "ApproximateFirstReceiveTimestamp",
+    "ApproximateReceiveCount",
+    "SentTimestamp",
+    "SequenceNumber",
+    "MessageDeduplicationId",
+    "MessageGroupId",
+    TRACE_HEADER,
+    "DeadLetterQueueSourceArn",
+];
+
+/// Which attributes to answer with.
+struct Wanted<'a> {
+    fifo: bool,
+    system: Vec<&'static str>,
+    user: &'a [Text<'a>],
+}
+
+impl<'a> Wanted<'a> {
+    fn new(request: &'a ReceiveMessage<'_>, fifo: bool) -> Self {
+        let lists = [&request.attribute_names, &request.message_system_attribute_names];
+        let names = || lists.into_iter().flatten().flatten().map(Text::as_str);
+        let system = if names().next().is_none() {
+            Vec::new()
+        } else {
+            let all = names().any(|name| name == "All");
+            SYSTEM.into_iter().filter(|known| all || names().any(|name| name == *known)).collect()
+        };
+        Self { fifo, system, user: request.message_attribute_names.as_deref().unwrap_or_default() }
+    }
+}
+
+fn read(request: &ReceiveMessage<'_>) -> Result<Receive> {
+    let max = request.max_number_of_messages.unwrap_or(1);
+    let max = in_range("MaxNumberOfMessages", max, 1, 10, "Must be between 1 and 10, if provided.")?;
+    let wait = |seconds| {
+        in_range("WaitTimeSeconds", seconds, 0, 20, "Must be >= 0 and <= 20, if provided.")
+            .map(|seconds| seconds * 1000)
+    };
+    Ok(Receive {
+        max: max as usize,
+        lease_ms: request.visibility_timeout.map(visibility_ms).transpose()?,
+        wait_ms: request.wait_time_seconds.map(wait).transpose()?,
+        consumer: None,
+        ack_on_receive: false,
+        attempt_id: None,
+    })
+}
+
+fn attempt_id(request: &ReceiveMessage<'_>, fifo: bool) -> Result<Option<String>> {
+    let Some(id) = request.receive_request_attempt_id.as_ref().map(Text::as_str) else { return Ok(None) };
+    if !fifo {
+        let reason = "The request include parameter that is not valid for this queue type.";
+        return Err(SqsError::value("ReceiveRequestAttemptId", id, reason));
+    }
+    if id.is_empty() || id.len() > 128 || !id.bytes().all(|b| b.is_ascii_graphic()) {
+        let reason = "ReceiveRequestAttemptId can only include alphanumeric and punctuation characters. 1 to 128 \
+                      in length.";
+        return Err(SqsError::value("ReceiveRequestAttemptId", id, reason));
+    }
+    Ok(Some(id.to_owned()))
+}
+
+impl Operations {
+    pub(super) async fn receive_message(
+        &self,
+        caller: &Caller<'_>,
+        request: &ReceiveMessage<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(caller, "ReceiveMessage", request.queue_url.as_ref())?;
+        let mut receive = read(request)?;
+        receive.attempt_id = attempt_id(request, queue.is_fifo())?;
+        receive.consumer = Some(caller.peer.address.to_string());
+        let short = receive.wait_ms == Some(0);
+        let receiving = self.store.receive(&queue, receive);
+        let deliveries = if short {
+            receiving.await
+        } else {
+            tokio::select! {
+                biased;
+                deliveries = receiving => deliveries,
+                // Dropping a receive leases nothing: the long poll ends as if nothing had come.
+                () = self.shutdown.requested() => Ok(Vec::new()),
+            }
+        };
+        let deliveries = deliveries.map_err(|error| match error {
+            hapax_core::StoreError::TooManyInFlight { .. } => SqsError::new(
+                Kind::OverLimit,
+                "Too many messages are in flight. Delete some, or let their visibility timeout run out.",
+            ),
+            other => other.into(),
+        })?;
+        let wanted = Wanted::new(request, queue.is_fifo());
+        let messages = deliveries.into_iter().map(|delivery| self.message(delivery, &wanted)).collect();
+        Ok(Output::Messages(messages))
+    }
+
+    fn message(&self, delivery: Delivery, wanted: &Wanted<'_>) -> MessageOut {
+        let system = wanted
+            .system
+            .iter()
+            .filter_map(|name| Some((*name, self.system_attribute(name, &delivery, wanted.fifo)?)))
+            .collect();
+        let attributes = if wanted.user.is_empty() {
+            hapax_core::Attributes::new()
+        } else {
+            select(delivery.attributes, wanted.user)
+        };
+        let text = String::from_utf8_lossy(&delivery.body);
+        MessageOut {
+            id: delivery.id.to_string(),
+            receipt: delivery.receipt.as_str().to_owned(),
+            md5_body: digest::of_body(text.as_bytes()),
+            md5_attributes: digest::of_attributes(attributes.iter().map(|(name, a)| (name.as_str(), a))),
+            system,
+            attributes,
+            body: delivery.body,
+        }
+    }
+
+    fn system_attribute(&self, name: &str, delivery: &Delivery, fifo: bool) -> Option<String> {
+        match name {
+            "SenderId" => Some(self.names.account.clone()),
+            "ApproximateFirstReceiveTimestamp" => {
+                let first =
+                    delivery.dead.as_ref().map_or(delivery.first_received_ms, |d| d.first_received_ms);
+                Some(first.to_string())
+            }
+            // As SQS, the count goes on in the dead-letter queue.
+            "ApproximateReceiveCount" => {
+                let before = delivery.dead.as_ref().map_or(0, |dead| dead.attempts);
+                Some(before.saturating_add(delivery.attempt).to_string())
+            }
+            "SentTimestamp" => Some(delivery.sent_ms.to_string()),
+            "SequenceNumber" => fifo.then(|| format!("{:020}", delivery.sequence)),
+            "MessageDeduplicationId" => delivery.dedup.as_ref().map(ToString::to_string),
+            "MessageGroupId" => delivery.group.as_ref().map(ToString::to_string),
+            TRACE_HEADER => {
+                let stored = delivery.attributes.get(TRACE_HEADER_STORED)?;
+                stored.as_text().map(str::to_owned)
+            }
+            "DeadLetterQueueSourceArn" => delivery.dead.as_ref().map(|dead| self.names.arn(&dead.source)),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! SendMessage and SendMessageBatch.
+
+use bytes::Bytes;
+use hapax_core::policy::MESSAGE_BYTES_MAX;
+use hapax_core::{Attribute, DedupId, GroupId, NewMessage, QueueName, SendError, Sent};
+
+use super::super::digest;
+use super::super::error::{Kind, Result, SqsError, too_large};
+use super::super::message_attributes::{self, TRACE_HEADER, TRACE_HEADER_STORED, check_text};
+use super::super::model::{AttributesIn, SendMessage, SendMessageBatch, Text, required};
+use super::super::output::{BatchOut, Output, SentOut};
+use super::{Caller, Operations, batch, in_range};
+
+/// A message to send, as both actions give it.
+struct Parts<'a> {
+    body: Option<&'a Text<'a>>,
+    delay_seconds: Option<i64>,
+    attributes: Option<&'a AttributesIn<'a>>,
+    system_attributes: Option<&'a AttributesIn<'a>>,
+    dedup: Option<&'a Text<'a>>,
+    group: Option<&'a Text<'a>>,
+}
+
+/// A message ready for the store, and the digests that its sender will compare.
+struct Prepared {
+    message: NewMessage,
+    md5_body: String,
+    md5_attributes: Option<String>,
+    md5_system_attributes: Option<String>,
+}
+
+impl Prepared {
+    fn new(queue: &QueueName, parts: &Parts<'_>) -> Result<Self> {
+        let body = required(parts.body, "MessageBody")?;
+        check_text(body)?;
+        let fifo = queue.is_fifo();
+        let delay_ms = delay_ms(parts.delay_seconds, fifo)?;
+        let group = parts.group.map(|text| group_id(text.as_str())).transpose()?;
+        let dedup = parts.dedup.map(|text| dedup_id(text.as_str(), fifo)).transpose()?;
+        if fifo && group.is_none() {
+            return Err(SqsError::missing("MessageGroupId"));
+        }
+        let mut attributes = message_attributes::user(parts.attributes)?;
+        let md5_attributes = digest::of_attributes(attributes.iter().map(|(name, a)| (name.as_str(), a)));
+        let trace: Option<Attribute> = message_attributes::system(parts.system_attributes)?;
+        let md5_system_attributes = digest::of_attributes(trace.iter().map(|a| (TRACE_HEADER, a)));
+        if let Some(trace) = trace {
+            attributes.insert(TRACE_HEADER_STORED.to_owned(), trace);
+        }
+        let md5_body = digest::of_body(body.as_bytes());
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        let message = NewMessage { body, attributes, delay_ms, group, dedup, ..NewMessage::default() };
+        Ok(Self { message, md5_body, md5_attributes, md5_system_attributes })
+    }
+
+    /// What counts towards the limits: the system attributes do not.
+    fn bytes(&self) -> u64 {
+        let trace = self.message.attributes.get(TRACE_HEADER_STORED);
+        let trace = trace.map_or(0, |a| TRACE_HEADER_STORED.len() + a.data_type.len() + a.value.len());
+        self.message.bytes() - trace as u64
+    }
+}
+
+/// The digests alone, once the message is on its way.
+struct Digests {
+    body: String,
+    attributes: Option<String>,
+    system_attributes: Option<String>,
+}
+
+fn split(prepared: Prepared) -> (NewMessage, Digests) {
+    let digests = Digests {
+        body: prepared.md5_body,
+        attributes: prepared.md5_attributes,
+        system_attributes: prepared.md5_system_attributes,
+    };
+    (prepared.message, digests)
+}
+
+fn sent_out(queue: &QueueName, sent: Sent, digests: Digests) -> SentOut {
+    SentOut {
+        id: sent.id.to_string(),
+        md5_body: digests.body,
+        md5_attributes: digests.attributes,
+        md5_system_attributes: digests.system_attributes,
+        sequence: queue.is_fifo().then(|| format!("{:020}", sent.sequence)),
+    }
+}
+
+fn delay_ms(seconds: Option<i64>, fifo: bool) -> Result<Option<u64>> {
+    match seconds {
+        None => Ok(None),
+        // On a FIFO queue only the queue itself has a delay; zero is taken as not given.
+        Some(0) if fifo => Ok(None),
+        Some(seconds) if fifo => Err(SqsError::value(
+            "DelaySeconds",
+            seconds,
+            "The request include parameter that is not valid for this queue type.",
+        )),
+        Some(seconds) => in_range("DelaySeconds", seconds, 0, 900, "DelaySeconds must be >= 0 and <= 900.")
+            .map(|seconds| Some(seconds * 1000)),
+    }
+}
+
+fn group_id(text: &str) -> Result<GroupId> {
+    let reason =
+        "MessageGroupId can only include alphanumeric and punctuation characters. 1 to 128 in length.";
+    GroupId::new(text).map_err(|_| SqsError::value("MessageGroupId", text, reason))
+}
+
+fn dedup_id(text: &str, fifo: bool) -> Result<DedupId> {
+    if !fifo {
+        let reason = "The request include parameter that is not valid for this queue type.";
+        return Err(SqsError::value("MessageDeduplicationId", text, reason));
+    }
+    let reason = "MessageDeduplicationId can only include alphanumeric and punctuation characters. 1 to 128 in length.";
+    DedupId::new(text).map_err(|_| SqsError::value("MessageDeduplicationId", text, reason))
+}
+
+impl Operations {
+    pub(super) async fn send_message(
+        &self,
+        caller: &Caller<'_>,
+        request: &SendMessage<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(caller, "SendMessage", request.queue_url.as_ref())?;
+        let prepared = Prepared::new(
+            &queue,
+            &Parts {
+                body: request.message_body.as_ref(),
+                delay_seconds: request.delay_seconds,
+                attributes: request.message_attributes.as_ref(),
+                system_attributes: request.message_system_attributes.as_ref(),
+                dedup: request.message_deduplication_id.as_ref(),
+                group: request.message_group_id.as_ref(),
+            },
+        )?;
+        if prepared.bytes() > MESSAGE_BYTES_MAX {
+            return Err(too_large(MESSAGE_BYTES_MAX));
+        }
+        if prepared.message.dedup.is_none() {
+            self.check_dedup(&queue).await?;
+        }
+        let (message, digests) = split(prepared);
+        let mut answers = self.store.send(&queue, vec![message]).await?;
+        match answers.pop() {
+            Some(Ok(sent)) => Ok(Output::Sent(sent_out(&queue, sent, digests))),
+            Some(Err(error)) => Err(error.into()),
+            None => Err(SqsError::new(Kind::InternalFailure, "The store gave no answer.")),
+        }
+    }
+
+    pub(super) async fn send_message_batch(
+        &self,
+        caller: &Caller<'_>,
+        request: &SendMessageBatch<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(caller, "SendMessage", request.queue_url.as_ref())?;
+        let entries = request.entries.as_deref().unwrap_or_default();
+        let ids = batch::entry_ids(entries.iter().map(|e| e.id.as_ref()), "SendMessageBatchRequestEntry")?;
+        if queue.is_fifo() {
+            if entries.iter().any(|entry| entry.message_group_id.is_none()) {
+                return Err(SqsError::invalid("The request must contain the parameter MessageGroupId."));
+            }
+            if entries.iter().any(|entry| entry.message_deduplication_id.is_none()) {
+                self.check_dedup(&queue).await?;
+            }
+        }
+        let (mut failed, mut messages, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+        let mut bytes = 0;
+        for (entry, id) in entries.iter().zip(ids) {
+            let parts = Parts {
+                body: entry.message_body.as_ref(),
+                delay_seconds: entry.delay_seconds,
+                attributes: entry.message_attributes.as_ref(),
+                system_attributes: entry.message_system_attributes.as_ref(),
+                dedup: entry.message_deduplication_id.as_ref(),
+                group: entry.message_group_id.as_ref(),
+            };
+            match Prepared::new(&queue, &parts) {
+                Ok(prepared) => {
+                    bytes += prepared.bytes();
+                    let (message, digests) = split(prepared);
+                    messages.push(message);
+                    waiting.push((id.to_owned(), digests));
+                }
+                Err(error) => {
+                    bytes += entry.message_body.as_ref().map_or(0, |body| body.as_str().len()) as u64;
+                    failed.push((id.to_owned(), error));
+                }
+            }
+        }
+        if bytes > MESSAGE_BYTES_MAX {
+            let text = format!(
+                "Batch requests cannot be longer than {MESSAGE_BYTES_MAX} bytes. You have sent {bytes} bytes."
+            );
+            return Err(SqsError::new(Kind::BatchRequestTooLong, text));
+        }
+        let mut successful = Vec::with_capacity(waiting.len());
+        if !messages.is_empty() {
+            let answers = self.store.send(&queue, messages).await?;
+            for ((id, digests), answer) in waiting.into_iter().zip(answers) {
+                match answer {
+                    Ok(sent) => successful.push((id, sent_out(&queue, sent, digests))),
+                    Err(error) => failed.push((id, entry_error(error))),
+                }
+            }
+        }
+        Ok(Output::SentBatch(BatchOut { successful, failed }))
+    }
+
+    /// A message without a deduplication id needs a FIFO queue that makes one from the content.
+    async fn check_dedup(&self, queue: &QueueName) -> Result<()> {
+        if !queue.is_fifo() || self.store.queue(queue).await?.config.dedup.content_based {
+            return Ok(());
+        }
+        Err(SqsError::invalid(
+            "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided \
+             explicitly",
+        ))
+    }
+}
+
+/// Within a batch, SQS words it differently.
+fn entry_error(error: SendError) -> SqsError {
+    match error {
+        SendError::TooLarge { bytes_max, .. } => SqsError::invalid(format!(
+            "One or more parameters cannot be validated. Reason: Message must be shorter than {bytes_max} bytes."
+        )),
+        other => other.into(),
+    }
+}

@@ -1,0 +1,146 @@
+//! DeleteMessage and ChangeMessageVisibility, single and in batches.
+
+use hapax_core::{Extend, QueueName, Receipt, Settle, SettleError};
+
+use super::super::error::{Kind, Result, SqsError, settle_error};
+use super::super::model::{ChangeMessageVisibility, DeleteMessage, SettleBatch, SettleEntry, Text, required};
+use super::super::output::{BatchOut, Output};
+use super::{Caller, Operations, batch, visibility_ms};
+
+/// A receipt that cannot be one gives SQS's error for garbage.
+fn receipt_of(handle: Option<&Text<'_>>) -> Result<Receipt> {
+    let text = required(handle, "ReceiptHandle")?;
+    Receipt::new(text).map_err(|_| settle_error(&SettleError::Malformed, text))
+}
+
+/// SQS's answer to a delete. A standard queue forgives a receipt that has been superseded: nothing is deleted that a
+/// newer delivery holds, but the client is not told. A FIFO queue tells.
+fn deleted(queue: &QueueName, receipt: &Receipt, error: &SettleError) -> Result<()> {
+    match error {
+        SettleError::Gone => Ok(()),
+        SettleError::Stale | SettleError::Expired | SettleError::NotInFlight if !queue.is_fifo() => Ok(()),
+        SettleError::NotInFlight => Err(settle_error(&SettleError::Expired, receipt.as_str())),
+        other => Err(settle_error(other, receipt.as_str())),
+    }
+}
+
+/// SQS's answer to a change of visibility.
+fn changed(queue: &QueueName, extend: &Extend, error: &SettleError) -> SqsError {
+    let receipt = extend.receipt.as_str();
+    match error {
+        // Another delivery holds the message: this one is in flight no more.
+        SettleError::Stale if !queue.is_fifo() => settle_error(&SettleError::NotInFlight, receipt),
+        SettleError::LeaseTooLong { .. } => SqsError::value(
+            "VisibilityTimeout",
+            extend.lease_ms / 1000,
+            "Total VisibilityTimeout for the message is beyond the limit [43200 seconds]",
+        ),
+        other => settle_error(other, receipt),
+    }
+}
+
+fn extend_of(handle: Option<&Text<'_>>, seconds: Option<i64>) -> Result<Extend> {
+    let receipt = receipt_of(handle)?;
+    let seconds = seconds.ok_or_else(|| SqsError::missing("VisibilityTimeout"))?;
+    Ok(Extend { receipt, lease_ms: visibility_ms(seconds)? })
+}
+
+/// Keeps the good entries of a batch with their ids; the others fail on their own.
+type Sorted<T> = (Vec<(String, T)>, Vec<(String, SqsError)>);
+
+fn sort<'e, T>(
+    request: &'e SettleBatch<'e>,
+    name: &str,
+    read: impl Fn(&'e SettleEntry<'e>) -> Result<T>,
+) -> Result<Sorted<T>> {
+    let entries = request.entries.as_deref().unwrap_or_default();
+    let ids = batch::entry_ids(entries.iter().map(|entry| entry.id.as_ref()), name)?;
+    let (mut good, mut failed) = (Vec::with_capacity(entries.len()), Vec::new());
+    for (entry, id) in entries.iter().zip(ids) {
+        match read(entry) {
+            Ok(read) => good.push((id.to_owned(), read)),
+            Err(error) => failed.push((id.to_owned(), error)),
+        }
+    }
+    Ok((good, failed))
+}
+
+fn no_answer() -> SqsError {
+    SqsError::new(Kind::InternalFailure, "The store gave no answer.")
+}
+
+impl Operations {
+    pub(super) async fn delete_message(
+        &self,
+        caller: &Caller<'_>,
+        request: &DeleteMessage<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(caller, "DeleteMessage", request.queue_url.as_ref())?;
+        let receipt = receipt_of(request.receipt_handle.as_ref())?;
+        let mut answers = self.store.settle(&queue, vec![Settle::ack(receipt.clone())]).await?;
+        match answers.pop().ok_or_else(no_answer)? {
+            Ok(_) => Ok(Output::Empty),
+            Err(error) => deleted(&queue, &receipt, &error).map(|()| Output::Empty),
+        }
+    }
+
+    pub(super) async fn delete_message_batch(
+        &self,
+        caller: &Caller<'_>,
+        request: &SettleBatch<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(caller, "DeleteMessage", request.queue_url.as_ref())?;
+        let (good, mut failed) = sort(request, "DeleteMessageBatchRequestEntry", |entry| {
+            receipt_of(entry.receipt_handle.as_ref())
+        })?;
+        let mut successful = Vec::with_capacity(good.len());
+        if !good.is_empty() {
+            let settles = good.iter().map(|(_, receipt)| Settle::ack(receipt.clone())).collect();
+            let answers = self.store.settle(&queue, settles).await?;
+            for ((id, receipt), answer) in good.into_iter().zip(answers) {
+                match answer.map(drop).or_else(|error| deleted(&queue, &receipt, &error)) {
+                    Ok(()) => successful.push((id, ())),
+                    Err(error) => failed.push((id, error)),
+                }
+            }
+        }
+        Ok(Output::DeletedBatch(BatchOut { successful, failed }))
+    }
+
+    pub(super) async fn change_visibility(
+        &self,
+        caller: &Caller<'_>,
+        request: &ChangeMessageVisibility<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(caller, "ChangeMessageVisibility", request.queue_url.as_ref())?;
+        let extend = extend_of(request.receipt_handle.as_ref(), request.visibility_timeout)?;
+        let mut answers = self.store.extend(&queue, vec![extend.clone()]).await?;
+        match answers.pop().ok_or_else(no_answer)? {
+            Ok(_) => Ok(Output::Empty),
+            Err(error) => Err(changed(&queue, &extend, &error)),
+        }
+    }
+
+    pub(super) async fn change_visibility_batch(
+        &self,
+        caller: &Caller<'_>,
+        request: &SettleBatch<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(caller, "ChangeMessageVisibility", request.queue_url.as_ref())?;
+        let (good, mut failed) = sort(request, "ChangeMessageVisibilityBatchRequestEntry", |entry| {
+            extend_of(entry.receipt_handle.as_ref(), entry.visibility_timeout)
+        })?;
+        let mut successful = Vec::with_capacity(good.len());
+        if !good.is_empty() {
+            let extends = good.iter().map(|(_, extend)| extend.clone()).collect();
+            let answers = self.store.extend(&queue, extends).await?;
+            for ((id, extend), answer) in good.into_iter().zip(answers) {
+                match answer {
+                    Ok(_) => successful.push((id, ())),
+                    Err(error) => failed.push((id, changed(&queue, &extend, &error))),
+                }
+            }
+        }
+        Ok(Output::ChangedBatch(BatchOut { successful, failed }))
+    }
+}

@@ -1,0 +1,272 @@
+//! What SQS answers, whichever protocol the client speaks.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use hapax_core::{AttributeValue, Attributes};
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+use super::error::SqsError;
+
+/// An action's answer.
+#[derive(Debug)]
+pub(crate) enum Output {
+    /// Nothing but success.
+    Empty,
+    /// Of `CreateQueue` and `GetQueueUrl`.
+    QueueUrl(String),
+    /// Of `ListQueues`.
+    Queues(QueuePage),
+    /// Of `ListDeadLetterSourceQueues`, whose JSON spells its list differently.
+    Sources(QueuePage),
+    /// Of `GetQueueAttributes`.
+    Attributes(Vec<(&'static str, String)>),
+    /// Of `ListQueueTags`.
+    Tags(BTreeMap<String, String>),
+    /// Of `SendMessage`.
+    Sent(SentOut),
+    /// Of `SendMessageBatch`.
+    SentBatch(BatchOut<SentOut>),
+    /// Of `DeleteMessageBatch`.
+    DeletedBatch(BatchOut<()>),
+    /// Of `ChangeMessageVisibilityBatch`.
+    ChangedBatch(BatchOut<()>),
+    /// Of `ReceiveMessage`.
+    Messages(Vec<MessageOut>),
+    /// Of `StartMessageMoveTask`.
+    MoveStarted(String),
+    /// Of `CancelMessageMoveTask`.
+    MoveCancelled(u64),
+    /// Of `ListMessageMoveTasks`.
+    Moves(Vec<MoveOut>),
+}
+
+/// One page of queue URLs.
+#[derive(Debug)]
+pub(crate) struct QueuePage {
+    pub(crate) urls: Vec<String>,
+    pub(crate) next: Option<String>,
+}
+
+/// An accepted message.
+#[derive(Debug)]
+pub(crate) struct SentOut {
+    pub(crate) id: String,
+    pub(crate) md5_body: String,
+    pub(crate) md5_attributes: Option<String>,
+    pub(crate) md5_system_attributes: Option<String>,
+    /// On FIFO queues.
+    pub(crate) sequence: Option<String>,
+}
+
+/// A batch's answer: what worked and what did not, by entry id.
+#[derive(Debug)]
+pub(crate) struct BatchOut<T> {
+    pub(crate) successful: Vec<(String, T)>,
+    pub(crate) failed: Vec<(String, SqsError)>,
+}
+
+/// A delivery.
+#[derive(Debug)]
+pub(crate) struct MessageOut {
+    pub(crate) id: String,
+    pub(crate) receipt: String,
+    pub(crate) md5_body: String,
+    pub(crate) body: bytes::Bytes,
+    pub(crate) system: Vec<(&'static str, String)>,
+    pub(crate) md5_attributes: Option<String>,
+    pub(crate) attributes: Attributes,
+}
+
+impl MessageOut {
+    /// The body as text. SQS only takes text, but a message may have come in by another door.
+    pub(crate) fn text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.body)
+    }
+}
+
+/// A move task.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct MoveOut {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) task_handle: Option<String>,
+    pub(crate) status: &'static str,
+    pub(crate) source_arn: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) destination_arn: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_number_of_messages_per_second: Option<u32>,
+    pub(crate) approximate_number_of_messages_moved: u64,
+    pub(crate) approximate_number_of_messages_to_move: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) failure_reason: Option<String>,
+    pub(crate) started_timestamp: u64,
+}
+
+impl Serialize for Output {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(None)?;
+        match self {
+            Self::Empty => {}
+            Self::QueueUrl(url) => map.serialize_entry("QueueUrl", url)?,
+            Self::Queues(page) => {
+                if !page.urls.is_empty() {
+                    map.serialize_entry("QueueUrls", &page.urls)?;
+                }
+                if let Some(next) = &page.next {
+                    map.serialize_entry("NextToken", next)?;
+                }
+            }
+            Self::Sources(page) => {
+                map.serialize_entry("queueUrls", &page.urls)?;
+                if let Some(next) = &page.next {
+                    map.serialize_entry("NextToken", next)?;
+                }
+            }
+            Self::Attributes(attributes) if attributes.is_empty() => {}
+            Self::Attributes(attributes) => map.serialize_entry("Attributes", &Pairs(attributes))?,
+            Self::Tags(tags) if tags.is_empty() => {}
+            Self::Tags(tags) => map.serialize_entry("Tags", tags)?,
+            Self::Sent(sent) => sent.entries(&mut map)?,
+            Self::SentBatch(batch) => batch.entries(&mut map)?,
+            Self::DeletedBatch(batch) | Self::ChangedBatch(batch) => batch.entries(&mut map)?,
+            Self::Messages(messages) if messages.is_empty() => {}
+            Self::Messages(messages) => map.serialize_entry("Messages", messages)?,
+            Self::MoveStarted(handle) => map.serialize_entry("TaskHandle", handle)?,
+            Self::MoveCancelled(moved) => map.serialize_entry("ApproximateNumberOfMessagesMoved", moved)?,
+            Self::Moves(moves) => map.serialize_entry("Results", moves)?,
+        }
+        map.end()
+    }
+}
+
+/// Writes its own entries into a map that holds others too.
+trait Entries {
+    fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
+}
+
+impl Entries for () {
+    fn entries<M: SerializeMap>(&self, _: &mut M) -> Result<(), M::Error> {
+        Ok(())
+    }
+}
+
+impl Entries for SentOut {
+    fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        map.serialize_entry("MessageId", &self.id)?;
+        map.serialize_entry("MD5OfMessageBody", &self.md5_body)?;
+        for (name, value) in [
+            ("MD5OfMessageAttributes", &self.md5_attributes),
+            ("MD5OfMessageSystemAttributes", &self.md5_system_attributes),
+            ("SequenceNumber", &self.sequence),
+        ] {
+            if let Some(value) = value {
+                map.serialize_entry(name, value)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Entries> Entries for BatchOut<T> {
+    /// A list without entries is left out, as AWS does.
+    fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        if !self.successful.is_empty() {
+            let entries: Vec<_> = self.successful.iter().map(|(id, entry)| Success { id, entry }).collect();
+            map.serialize_entry("Successful", &entries)?;
+        }
+        if !self.failed.is_empty() {
+            let entries: Vec<_> = self.failed.iter().map(|(id, error)| Failure { id, error }).collect();
+            map.serialize_entry("Failed", &entries)?;
+        }
+        Ok(())
+    }
+}
+
+struct Success<'a, T> {
+    id: &'a str,
+    entry: &'a T,
+}
+
+impl<T: Entries> Serialize for Success<'_, T> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(None)?;
+        map.serialize_entry("Id", self.id)?;
+        self.entry.entries(&mut map)?;
+        map.end()
+    }
+}
+
+struct Failure<'a> {
+    id: &'a str,
+    error: &'a SqsError,
+}
+
+impl Serialize for Failure<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let spec = self.error.kind.spec();
+        let mut map = to.serialize_map(Some(4))?;
+        map.serialize_entry("Id", self.id)?;
+        map.serialize_entry("SenderFault", &!spec.status.is_server_error())?;
+        map.serialize_entry("Code", spec.code)?;
+        map.serialize_entry("Message", &self.error.message)?;
+        map.end()
+    }
+}
+
+struct Pairs<'a>(&'a [(&'static str, String)]);
+
+impl Serialize for Pairs<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+impl Serialize for MessageOut {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(None)?;
+        map.serialize_entry("MessageId", &self.id)?;
+        map.serialize_entry("ReceiptHandle", &self.receipt)?;
+        map.serialize_entry("MD5OfBody", &self.md5_body)?;
+        map.serialize_entry("Body", &self.text())?;
+        if !self.system.is_empty() {
+            map.serialize_entry("Attributes", &Pairs(&self.system))?;
+        }
+        if let Some(md5) = &self.md5_attributes {
+            map.serialize_entry("MD5OfMessageAttributes", md5)?;
+            map.serialize_entry("MessageAttributes", &MessageAttributes(&self.attributes))?;
+        }
+        map.end()
+    }
+}
+
+struct MessageAttributes<'a>(&'a Attributes);
+
+impl Serialize for MessageAttributes<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "PascalCase")]
+        struct Value<'a> {
+            #[serde(skip_serializing_if = "Option::is_none")]
+            string_value: Option<&'a str>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            binary_value: Option<String>,
+            data_type: &'a str,
+        }
+        to.collect_map(self.0.iter().map(|(name, attribute)| {
+            let (string_value, binary_value) = match &attribute.value {
+                AttributeValue::Text(text) => (Some(text.as_str()), None),
+                AttributeValue::Binary(bytes) => (None, Some(base64(bytes))),
+            };
+            (name, Value { string_value, binary_value, data_type: &attribute.data_type })
+        }))
+    }
+}
+
+/// Standard base64, as both protocols write bytes.
+pub(crate) fn base64(bytes: &[u8]) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
