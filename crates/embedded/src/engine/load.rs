@@ -44,6 +44,7 @@ pub(crate) struct Loader {
     now: Now,
     redrives: Vec<(RedriveTask, u64, u64)>,
     pub damaged: u64,
+    pub warnings: Vec<String>,
 }
 
 impl Loader {
@@ -68,7 +69,14 @@ impl Loader {
             quota,
             wave,
         };
-        Self { engine, now, redrives: Vec::new(), damaged: 0 }
+        Self { engine, now, redrives: Vec::new(), damaged: 0, warnings: Vec::new() }
+    }
+
+    /// Notes what an operator should know.
+    pub fn warn(&mut self, warning: &str) {
+        if self.warnings.len() < 100 {
+            self.warnings.push(warning.to_owned());
+        }
     }
 
     pub fn add(&mut self, loaded: Loaded) {

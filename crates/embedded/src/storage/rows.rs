@@ -7,7 +7,9 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::{FoundBody, ReadError};
 use crate::crc::Crc;
-use crate::record::{BodyRow, Content, DeadRow, DedupRow, Entry, Header, MessageRow, QueueRow, State};
+use crate::record::{
+    BodyRow, Content, DeadRow, DedupRow, Entry, Header, MessageRow, QueueRow, State, history_crc,
+};
 
 /// The columns of `message` in the order that [`message`] reads.
 pub(crate) const MESSAGE_COLUMNS: &str = "seq, queue, ord, state, due_ms, attempts, fence, sent_ms, base_ms, \
@@ -146,10 +148,11 @@ fn cause(text: &str) -> Cause {
 }
 
 pub(crate) fn dead(connection: &Connection, seq: u64) -> rusqlite::Result<Option<DeadRow>> {
-    let sql = "SELECT source, source_ord, cause, error, attempts, first_ms, died_ms FROM dead WHERE seq = ?1";
+    let sql =
+        "SELECT source, source_ord, cause, error, attempts, first_ms, died_ms, crc FROM dead WHERE seq = ?1";
     let row = connection.prepare_cached(sql)?.query_row([seq as i64], |row| {
         let Ok(source) = QueueName::new(row.get::<_, String>(0)?) else { return Ok(None) };
-        Ok(Some(DeadRow {
+        let dead = DeadRow {
             seq,
             source,
             source_order: unsigned(row, 1)?,
@@ -158,9 +161,17 @@ pub(crate) fn dead(connection: &Connection, seq: u64) -> rusqlite::Result<Option
             attempts: unsigned(row, 4)? as u32,
             first_ms: unsigned(row, 5)?,
             died_ms: unsigned(row, 6)?,
-        }))
+        };
+        // A damaged story is none: a redrive must not follow it to a queue that it never named.
+        let sound = unsigned(row, 7)? as u32 == dead.crc();
+        Ok(sound.then_some(dead))
     });
-    Ok(row.optional()?.flatten())
+    match row {
+        Err(rusqlite::Error::FromSqlConversionFailure(..) | rusqlite::Error::InvalidColumnType(..)) => {
+            Ok(None)
+        }
+        row => Ok(row.optional()?.flatten()),
+    }
 }
 
 impl From<DeadRow> for DeadLetter {
@@ -177,22 +188,47 @@ impl From<DeadRow> for DeadLetter {
 }
 
 pub(crate) fn history(connection: &Connection, seq: u64) -> rusqlite::Result<Vec<FailedAttempt>> {
-    let sql = "SELECT attempt, at_ms, cause, error, consumer FROM history WHERE seq = ?1 ORDER BY rowid";
+    let sql = "SELECT attempt, at_ms, cause, error, consumer, crc FROM history WHERE seq = ?1 ORDER BY rowid";
     let mut statement = connection.prepare_cached(sql)?;
-    let rows = statement.query_map([seq as i64], |row| {
-        Ok(FailedAttempt {
+    let mut rows = statement.query([seq as i64])?;
+    let mut history = Vec::new();
+    while let Some(row) = rows.next()? {
+        // Text that cannot be read is as damaged as text that does not fit.
+        let Ok((cause_text, error, consumer)) = texts(row) else { continue };
+        let failed = FailedAttempt {
             attempt: unsigned(row, 0)? as u32,
             at_ms: unsigned(row, 1)?,
-            cause: cause(&row.get::<_, String>(2)?),
-            error: row.get(3)?,
-            consumer: row.get(4)?,
-        })
-    })?;
-    rows.collect()
+            cause: cause(&cause_text),
+            error,
+            consumer,
+        };
+        if unsigned(row, 5)? as u32 == history_crc(seq, &failed) {
+            history.push(failed);
+        }
+    }
+    Ok(history)
 }
 
-pub(crate) fn dedup(row: &Row<'_>) -> rusqlite::Result<DedupRow> {
-    let key: Vec<u8> = row.get(0)?;
-    let key = key.try_into().map_or(0, u128::from_le_bytes);
-    Ok(DedupRow { key, seq: unsigned(row, 1)?, order: unsigned(row, 2)?, sent_ms: unsigned(row, 3)? })
+fn texts(row: &Row<'_>) -> rusqlite::Result<(String, Option<String>, Option<String>)> {
+    Ok((row.get(2)?, row.get(3)?, row.get(4)?))
 }
+
+/// A remembered id; `None` when its row is damaged: a send that comes twice is better than one that is swallowed.
+pub(crate) fn dedup(row: &Row<'_>) -> rusqlite::Result<Option<(u32, DedupRow)>> {
+    let (Ok(key), queue) =
+        (<[u8; 16]>::try_from(row.get_ref(0)?.as_blob().unwrap_or_default()), unsigned(row, 4)?)
+    else {
+        return Ok(None);
+    };
+    let dedup = DedupRow {
+        key: u128::from_le_bytes(key),
+        seq: unsigned(row, 1)?,
+        order: unsigned(row, 2)?,
+        sent_ms: unsigned(row, 3)?,
+    };
+    let sound = unsigned(row, 5)? as u32 == dedup.crc(queue as u32);
+    Ok(sound.then_some((queue as u32, dedup)))
+}
+
+/// The columns of `dedup` in the order that [`dedup`] reads.
+pub(crate) const DEDUP_COLUMNS: &str = "key, seq, ord, sent_ms, queue, crc";

@@ -3,7 +3,10 @@
 use rusqlite::{Connection, params};
 
 use super::rows;
-use crate::record::{BodyRow, DeadRow, Entry, FLAG_DEAD, FLAG_HISTORY, Header, MessageRow, QueueRow, Record};
+use crate::record::{
+    BodyRow, DeadRow, Entry, FLAG_DEAD, FLAG_HISTORY, Header, MessageRow, QueueRow, Record, halted_crc,
+    history_crc, redrive_crc,
+};
 
 /// Writes one record inside the open transaction.
 pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::Result<()> {
@@ -16,7 +19,7 @@ pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusq
         Record::Delete { seq, flags } => delete(db, *seq, *flags),
         Record::Dead(row) => insert_dead(db, row),
         Record::History { seq, failed } => {
-            let sql = "INSERT INTO history (seq, attempt, at_ms, cause, error, consumer) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+            let sql = "INSERT INTO history (seq, attempt, at_ms, cause, error, consumer, crc) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
             let cause = failed.cause.as_str();
             db.prepare_cached(sql)?.execute(params![
                 *seq as i64,
@@ -24,7 +27,8 @@ pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusq
                 failed.at_ms as i64,
                 cause,
                 failed.error,
-                failed.consumer
+                failed.consumer,
+                history_crc(*seq, failed)
             ])?;
             if failed.attempt > hapax_core::policy::HISTORY_MAX {
                 let trim = "DELETE FROM history WHERE seq = ?1 AND rowid NOT IN \
@@ -36,15 +40,15 @@ pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusq
         Record::ForgetHistory { seq } => execute(db, "DELETE FROM history WHERE seq = ?1", *seq),
         Record::AcceptBody { seq } => accept_body(db, *seq),
         Record::Dedup { queue, row } => {
-            let sql =
-                "INSERT OR REPLACE INTO dedup (queue, key, seq, ord, sent_ms) VALUES (?1, ?2, ?3, ?4, ?5)";
+            let sql = "INSERT OR REPLACE INTO dedup (queue, key, seq, ord, sent_ms, crc) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
             let key = row.key.to_le_bytes();
             db.prepare_cached(sql)?.execute(params![
                 queue,
                 &key[..],
                 row.seq as i64,
                 row.order as i64,
-                row.sent_ms as i64
+                row.sent_ms as i64,
+                row.crc(*queue)
             ])?;
             Ok(())
         }
@@ -62,8 +66,12 @@ pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusq
             execute(db, "DELETE FROM queue WHERE id = ?1", u64::from(*id))
         }
         Record::Halt { queue, group } => {
-            let sql = "INSERT OR REPLACE INTO halted (queue, grp) VALUES (?1, ?2)";
-            db.prepare_cached(sql)?.execute(params![queue, group.as_str()])?;
+            let sql = "INSERT OR REPLACE INTO halted (queue, grp, crc) VALUES (?1, ?2, ?3)";
+            db.prepare_cached(sql)?.execute(params![
+                queue,
+                group.as_str(),
+                halted_crc(*queue, group.as_str())
+            ])?;
             Ok(())
         }
         Record::Unhalt { queue, group } => {
@@ -73,8 +81,16 @@ pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusq
         }
         Record::Redrive { task, upto, cursor } => {
             let json = serde_json::to_string(task).expect("a redrive is plain data");
-            let sql = "INSERT OR REPLACE INTO redrive (id, task, upto, cursor) VALUES (?1, ?2, ?3, ?4)";
-            db.prepare_cached(sql)?.execute(params![task.id as i64, json, *upto as i64, *cursor as i64])?;
+            let sql =
+                "INSERT OR REPLACE INTO redrive (id, task, upto, cursor, crc) VALUES (?1, ?2, ?3, ?4, ?5)";
+            let crc = redrive_crc(task.id, &json, *upto, *cursor);
+            db.prepare_cached(sql)?.execute(params![
+                task.id as i64,
+                json,
+                *upto as i64,
+                *cursor as i64,
+                crc
+            ])?;
             Ok(())
         }
         Record::ForgetRedrive { id } => execute(db, "DELETE FROM redrive WHERE id = ?1", *id),
@@ -179,10 +195,13 @@ fn delete(db: &Connection, seq: u64, flags: u8) -> rusqlite::Result<()> {
 }
 
 fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {
-    let sql = "INSERT OR REPLACE INTO dead (seq, source, source_ord, cause, error, attempts, first_ms, died_ms) \
-               VALUES (?1, ?2, ?3, ?4, coalesce(?5, (SELECT error FROM history WHERE seq = ?1 AND error IS NOT NULL \
-               ORDER BY rowid DESC LIMIT 1)), ?6, ?7, ?8)";
-    // A lease that ran out brings no error of its own: the last one that was given is what helps.
+    let mut row = row.clone();
+    if row.error.is_none() {
+        // A lease that ran out brings no error of its own: the last one that was given is what helps.
+        row.error = rows::history(db, row.seq)?.into_iter().rev().find_map(|failed| failed.error);
+    }
+    let sql = "INSERT OR REPLACE INTO dead (seq, source, source_ord, cause, error, attempts, first_ms, died_ms, crc) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
     db.prepare_cached(sql)?.execute(params![
         row.seq as i64,
         row.source.as_str(),
@@ -191,7 +210,8 @@ fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {
         row.error,
         row.attempts,
         row.first_ms as i64,
-        row.died_ms as i64
+        row.died_ms as i64,
+        row.crc()
     ])?;
     Ok(())
 }

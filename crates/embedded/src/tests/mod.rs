@@ -1,1 +1,3 @@
 //! Tests below the public surface.
+
+mod below_sqlite;
