@@ -81,6 +81,10 @@ pub fn progress(total: Option<u64>, doing: &'static str) -> ProgressBar {
     };
     let style =
         ProgressStyle::with_template(template).expect("the template is constant").progress_chars("=> ");
+    let style = style.with_key("rate", |state: &ProgressState, text: &mut dyn fmt::Write| {
+        // A string takes everything.
+        let _ = write!(text, "{:.0}/s", state.per_sec());
+    });
     let bar = total.map_or_else(ProgressBar::no_length, ProgressBar::new);
     bar.with_style(style).with_message(doing)
 }
