@@ -90,9 +90,11 @@ impl Problem {
     pub fn to_send(&self) -> SendError {
         let known = || match self.code.as_str() {
             "too-large" => Some(SendError::TooLarge { bytes: self.bytes?, bytes_max: self.bytes_max? }),
-            "quota-exceeded" => {
-                Some(SendError::QuotaExceeded { quota: self.quota.clone()?, used: self.used?, max: self.max? })
-            }
+            "quota-exceeded" => Some(SendError::QuotaExceeded {
+                quota: self.quota.clone()?,
+                used: self.used?,
+                max: self.max?,
+            }),
             _ => None,
         };
         known().unwrap_or_else(|| SendError::Invalid(self.detail.clone()))
