@@ -104,11 +104,11 @@ pub(super) async fn cancel_receive(
 
 fn settle_of(item: SettleItem) -> Result<Result<Settle, SettleError>, ApiError> {
     let stray = |field: &str| {
-        Err(ApiError::invalid(format!("{field} does not go with \"how\": {:?}", item.how).to_lowercase()))
+        let how = format!("{:?}", item.how).to_lowercase();
+        Err(ApiError::invalid(format!("{field} does not go with how = {how}")))
     };
     let how = match item.how {
-        HowWord::Ack if item.after_ms.is_some() => return stray("after_ms"),
-        HowWord::Reject if item.after_ms.is_some() => return stray("after_ms"),
+        HowWord::Ack | HowWord::Reject if item.after_ms.is_some() => return stray("after_ms"),
         HowWord::Ack | HowWord::Defer | HowWord::Reject if item.error.is_some() => return stray("error"),
         HowWord::Ack | HowWord::Defer | HowWord::Retry if item.reason.is_some() => return stray("reason"),
         HowWord::Ack => How::Ack,

@@ -1,7 +1,7 @@
 //! The native JSON API under `/v1`: everything that the queue seams can do, for any language.
 //!
 //! The JSON is defined in [`hapax_client::wire`], which both ends share; `openapi.json` beside this file describes it
-//! and is served. A new route goes into [`ROUTES`] and into `openapi.json`; a test compares the two.
+//! and is served. A new route goes into `ROUTES` and into `openapi.json`; a test compares the two.
 //!
 //! | file | holds |
 //! |---|---|
