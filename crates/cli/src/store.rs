@@ -1,0 +1,60 @@
+//! Which store a command talks to: a server by its address, or a store of this machine by its URL.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use hapax::core::QueueAdmin;
+use hapax::embedded::{Embedded, Options};
+use hapax_server::native::Backup;
+
+/// A store opened by URL, with what only the embedded one can do kept at hand.
+pub struct Store {
+    admin: Arc<dyn QueueAdmin>,
+    embedded: Option<Arc<Embedded>>,
+    place: String,
+}
+
+/// The folder that an `embedded:` URL names.
+pub fn folder(url: &str) -> Option<&Path> {
+    url.strip_prefix("embedded:").filter(|path| !path.is_empty()).map(Path::new)
+}
+
+impl Store {
+    /// Opens the store that a URL names.
+    pub async fn open(url: &str, options: Options) -> anyhow::Result<Self> {
+        let Some(path) = folder(url) else {
+            // The library knows the other stores, and what to say of a URL that names none.
+            let admin = hapax::Hapax::open(url).await?.store().clone();
+            return Ok(Self { admin, embedded: None, place: url.to_owned() });
+        };
+        let folder = std::path::absolute(path).with_context(|| path.display().to_string())?;
+        let place = folder.display().to_string();
+        let opened = tokio::task::spawn_blocking(move || Embedded::open(folder, options)).await??;
+        let embedded = Arc::new(opened);
+        Ok(Self { admin: embedded.clone(), embedded: Some(embedded), place })
+    }
+
+    /// The store's seams.
+    pub fn admin(&self) -> &Arc<dyn QueueAdmin> {
+        &self.admin
+    }
+
+    /// Where its data lives, for people.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// What writes a backup to a file of this machine, where the store can be copied. It blocks.
+    pub fn backup_function(&self) -> Option<Backup> {
+        let embedded = self.embedded.clone()?;
+        Some(Arc::new(move |to: &Path| embedded.backup(to).map_err(|error| error.to_string())))
+    }
+
+    /// Closes the store. Blocks.
+    pub fn close(&self) {
+        if let Some(embedded) = &self.embedded {
+            embedded.close();
+        }
+    }
+}
