@@ -170,7 +170,8 @@ impl QueueStore for Embedded {
             ack_on_receive: receive.ack_on_receive,
             attempt_id: receive.attempt_id,
         };
-        let op = Op::Receive { id, queue: queue.clone(), request, wait_ms: receive.wait_ms, reply };
+        let asked = self.shared.time.now();
+        let op = Op::Receive { id, queue: queue.clone(), request, wait_ms: receive.wait_ms, asked, reply };
         self.shared.inbox.push(op)?;
         let mut receiving = Receiving { shared: &self.shared, id, answer: Some(answer) };
         let answer = receiving.answer.as_mut().expect("just put there").await;

@@ -91,3 +91,8 @@ impl Hapax {
         &self.store
     }
 }
+
+/// The README's example compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
