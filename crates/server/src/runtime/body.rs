@@ -19,22 +19,46 @@ pub(crate) enum BodyError {
     Broken,
 }
 
+/// How much of a body that is too large is read and thrown away. Most clients look for an answer only once they have
+/// sent all: closing on them before that, they see a broken connection and try again, instead of an error.
+const DISCARDED_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
 /// Reads a whole body of at most `bytes_max` bytes, in at most `timeout`.
-pub(crate) async fn read_body<B>(body: B, bytes_max: usize, timeout: Duration) -> Result<Bytes, BodyError>
+pub(crate) async fn read_body<B>(mut body: B, bytes_max: usize, timeout: Duration) -> Result<Bytes, BodyError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    if body.size_hint().lower() > bytes_max as u64 {
-        return Err(BodyError::TooLarge);
-    }
+    let read = async {
+        let fits = body.size_hint().lower() <= bytes_max as u64;
+        let result = if fits { collect(&mut body, bytes_max).await } else { Err(BodyError::TooLarge) };
+        if result == Err(BodyError::TooLarge) {
+            discard(&mut body).await;
+        }
+        result
+    };
     // The timer is armed only when the body is not there yet.
-    tokio::time::timeout(timeout, collect(body, bytes_max)).await.unwrap_or(Err(BodyError::Timeout))
+    tokio::time::timeout(timeout, read).await.unwrap_or(Err(BodyError::Timeout))
 }
 
-async fn collect<B>(mut body: B, bytes_max: usize) -> Result<Bytes, BodyError>
+async fn discard<B>(body: &mut B)
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let mut left = DISCARDED_BYTES_MAX;
+    while body.size_hint().lower() <= left
+        && let Some(Ok(frame)) = body.frame().await
+    {
+        left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
+        if left == 0 {
+            return;
+        }
+    }
+}
+
+async fn collect<B>(body: &mut B, bytes_max: usize) -> Result<Bytes, BodyError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
