@@ -1,0 +1,10 @@
+//! The commands that talk to a server, one file each.
+
+pub mod backup;
+pub mod bench;
+pub mod dead;
+pub mod parked;
+pub mod policy;
+pub mod queue;
+pub mod receive;
+pub mod send;

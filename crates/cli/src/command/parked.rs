@@ -1,0 +1,154 @@
+//! `hapax parked …`: messages and groups set aside until someone decides.
+
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use hapax::core::{Browse, MessageState, MessageView, QueueAdmin};
+use hapax::{GroupId, MessageId, QueueName};
+use serde_json::json;
+
+use crate::confirm::Confirm;
+use crate::json;
+use crate::output::{Output, note};
+use crate::remote::Remote;
+use crate::text::{escape, show_body, show_time};
+
+/// The most messages that one call releases or discards.
+const BATCH: usize = 100;
+
+/// Looks after parked messages and halted groups, set aside until someone decides.
+#[derive(Debug, Args)]
+pub struct ParkedArgs {
+    #[command(subcommand)]
+    command: ParkedCommand,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+#[derive(Debug, Subcommand)]
+enum ParkedCommand {
+    /// Lists the parked messages of a queue, and its halted groups.
+    #[command(after_help = "Examples:\n  hapax parked list emails\n  hapax parked list emails --json")]
+    List {
+        /// The queue.
+        queue: QueueName,
+    },
+    /// Puts parked messages back, their attempts at zero, or lets a halted group go on.
+    #[command(after_help = "\
+Examples:
+  hapax parked release emails 0190a3c2-7b1e-8def-8000-0000000000ff
+  hapax parked release emails --all
+  hapax parked release orders.fifo --group customer-7")]
+    Release {
+        /// The queue.
+        queue: QueueName,
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Deletes parked messages for good.
+    #[command(after_help = "\
+Examples:
+  hapax parked discard emails 0190a3c2-7b1e-8def-8000-0000000000ff
+  hapax parked discard emails --all --yes")]
+    Discard {
+        /// The queue.
+        queue: QueueName,
+        /// The messages.
+        #[arg(required_unless_present = "all")]
+        id: Vec<MessageId>,
+        /// All that are parked.
+        #[arg(long, conflicts_with = "id")]
+        all: bool,
+        #[command(flatten)]
+        confirm: Confirm,
+    },
+}
+
+#[derive(Debug, Args)]
+#[group(required = true)]
+struct Which {
+    /// The messages.
+    id: Vec<MessageId>,
+    /// All that are parked.
+    #[arg(long, conflicts_with = "id")]
+    all: bool,
+    /// A FIFO group that stands still because one of its messages died.
+    #[arg(long, conflicts_with_all = ["id", "all"])]
+    group: Option<GroupId>,
+}
+
+/// Runs it.
+pub async fn run(args: ParkedArgs) -> anyhow::Result<()> {
+    let (out, store) = (args.remote.output(), args.remote.connect().await?);
+    match args.command {
+        ParkedCommand::List { queue } => list(&store, &queue, out).await,
+        ParkedCommand::Release { queue, which: Which { group: Some(group), .. } } => {
+            store.release_group(&queue, &group).await?;
+            let json = json!({ "name": queue, "group": group, "released": true });
+            out.done(&format!("group {group} goes on"), &json)
+        }
+        ParkedCommand::Release { queue, which } => {
+            let ids = if which.all { ids(&parked(&store, &queue).await?) } else { which.id };
+            let mut released = 0;
+            for batch in ids.chunks(BATCH) {
+                released += store.release(&queue, batch.to_vec()).await?;
+            }
+            let json = json!({ "name": queue, "released": released });
+            out.done(&format!("{released} messages released"), &json)
+        }
+        ParkedCommand::Discard { queue, id, all, confirm } => {
+            let ids = if all { ids(&parked(&store, &queue).await?) } else { id };
+            confirm.ask(&format!("Delete {} messages of queue {queue} for good?", ids.len()))?;
+            let mut discarded = 0;
+            for batch in ids.chunks(BATCH) {
+                discarded += store.discard(&queue, batch.to_vec()).await?;
+            }
+            let json = json!({ "name": queue, "discarded": discarded });
+            out.done(&format!("{discarded} messages deleted"), &json)
+        }
+    }
+}
+
+fn ids(messages: &[MessageView]) -> Vec<MessageId> {
+    messages.iter().map(|message| message.id).collect()
+}
+
+async fn parked(store: &Arc<dyn QueueAdmin>, queue: &QueueName) -> anyhow::Result<Vec<MessageView>> {
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let browse = Browse { state: Some(MessageState::Parked), after, limit: BATCH, ..Browse::default() };
+        let page = store.browse(queue, browse).await?;
+        found.extend(page.items);
+        after = page.next;
+        if after.is_none() {
+            return Ok(found);
+        }
+    }
+}
+
+async fn list(store: &Arc<dyn QueueAdmin>, queue: &QueueName, out: Output) -> anyhow::Result<()> {
+    let messages = parked(store, queue).await?;
+    let groups = store.halted_groups(queue).await?;
+    if out.is_json() {
+        let messages: Vec<_> = messages.iter().map(json::message).collect();
+        return out.value(&json!({ "messages": messages, "halted_groups": groups }));
+    }
+    for group in &groups {
+        note(&format!("group {group} is halted; hapax parked release {queue} --group {group} lets it go on"));
+    }
+    if messages.is_empty() {
+        note(&format!("No parked messages in {queue}."));
+        return Ok(());
+    }
+    let chars_max = if out.is_terminal() { 100 } else { usize::MAX };
+    let row = |message: &MessageView| {
+        let (cause, error) = match &message.parked {
+            Some((cause, error)) => (cause.as_str(), error.as_deref().unwrap_or("-")),
+            None => ("-", "-"),
+        };
+        let body = message.body.as_ref().map_or("(damaged)".to_owned(), |body| show_body(body, chars_max));
+        let (sent, attempts) = (show_time(message.sent_ms), message.attempts.to_string());
+        vec![message.id.to_string(), cause.to_owned(), attempts, sent, escape(error), body]
+    };
+    out.rows(&["message", "cause", "attempts", "sent", "error", "body"], messages.iter().map(row).collect())
+}

@@ -1,0 +1,227 @@
+//! `hapax queues` and `hapax queue …`.
+
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use hapax::core::{QueueAdmin, QueueInfo, QueueStats, RedriveAllow};
+use hapax::{QueueConfig, QueueKind, QueueName};
+use serde_json::json;
+
+use super::policy::PolicyArgs;
+use crate::confirm::Confirm;
+use crate::json;
+use crate::output::{Output, note};
+use crate::remote::Remote;
+use crate::text::{escape, show_bytes, show_ms, show_time, word};
+
+/// Lists queues and what is in them.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  hapax queues
+  hapax queues --json | jq -r '.[] | select(.stats.ready > 1000) | .name'
+
+In a pipe a line has: name, ready, in flight, delayed, parked, bytes, dead-letter queue.")]
+pub struct QueuesArgs {
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// Creates, changes, empties, deletes and shows queues.
+#[derive(Debug, Args)]
+pub struct QueueArgs {
+    #[command(subcommand)]
+    command: QueueCommand,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+#[derive(Debug, Subcommand)]
+enum QueueCommand {
+    /// Creates a queue. A name that ends in .fifo makes a FIFO queue.
+    #[command(after_help = "\
+Examples:
+  hapax queue create emails
+  hapax queue create emails-dead
+  hapax queue create emails --lease 2m --retry-base 1s --retry-cap 5m --dead-letter emails-dead --max-attempts 5
+  hapax queue create orders.fifo --dedup-content")]
+    Create {
+        /// Its name.
+        queue: QueueName,
+        #[command(flatten)]
+        policy: PolicyArgs,
+    },
+    /// Changes a queue's policy; what is not given stays.
+    #[command(after_help = "\
+Examples:
+  hapax queue set emails --lease 5m
+  hapax queue set emails --no-dead-letter")]
+    Set {
+        /// The queue.
+        queue: QueueName,
+        #[command(flatten)]
+        policy: PolicyArgs,
+    },
+    /// Deletes a queue and everything in it.
+    #[command(after_help = "Examples:\n  hapax queue delete emails\n  hapax queue delete emails --yes")]
+    Delete {
+        /// The queue.
+        queue: QueueName,
+        #[command(flatten)]
+        confirm: Confirm,
+    },
+    /// Deletes every message in a queue.
+    #[command(after_help = "Examples:\n  hapax queue purge emails\n  hapax queue purge emails --yes")]
+    Purge {
+        /// The queue.
+        queue: QueueName,
+        #[command(flatten)]
+        confirm: Confirm,
+    },
+    /// Shows a queue's policy and counters.
+    #[command(after_help = "Examples:\n  hapax queue show emails\n  hapax queue show emails --json")]
+    Show {
+        /// The queue.
+        queue: QueueName,
+    },
+}
+
+/// Runs `hapax queues`.
+pub async fn list(args: QueuesArgs) -> anyhow::Result<()> {
+    let (out, store) = (args.remote.output(), args.remote.connect().await?);
+    let mut queues = Vec::new();
+    for info in store.queues().await? {
+        // A queue that was deleted meanwhile is no failure.
+        if let Ok(stats) = store.stats(&info.name).await {
+            queues.push((info, stats));
+        }
+    }
+    let status = store.status().await;
+    for trouble in status.stopped.iter().chain(&status.warnings) {
+        note(&format!("warning: {}", escape(trouble)));
+    }
+    if out.is_json() {
+        return out.value(&queues.iter().map(|(info, stats)| json::queue(info, stats)).collect::<Vec<_>>());
+    }
+    if queues.is_empty() {
+        note("No queues yet. Make one: hapax queue create NAME");
+        return Ok(());
+    }
+    let row = |(info, stats): &(QueueInfo, QueueStats)| {
+        let count = |n: u64| n.to_string();
+        let dead = info.config.dead_letter.as_ref().map_or("-", |dead| dead.queue.as_str());
+        let bytes = if out.is_terminal() { show_bytes(stats.bytes) } else { count(stats.bytes) };
+        let counts = [stats.ready, stats.in_flight, stats.delayed, stats.parked].map(count);
+        [vec![info.name.to_string()], counts.to_vec(), vec![bytes, dead.to_owned()]].concat()
+    };
+    let heading = ["queue", "ready", "in flight", "delayed", "parked", "size", "dead letters to"];
+    out.rows(&heading, queues.iter().map(row).collect())
+}
+
+/// Runs `hapax queue …`.
+pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
+    let (out, store) = (args.remote.output(), args.remote.connect().await?);
+    match args.command {
+        QueueCommand::Create { queue, policy } => {
+            let kind = if queue.is_fifo() { QueueKind::Fifo } else { QueueKind::Standard };
+            let mut config = QueueConfig { kind, ..QueueConfig::default() };
+            policy.lay_over(&mut config)?;
+            let created = store.create_queue(&queue, config).await?;
+            let sentence = if created { "created" } else { "was there already, with the same policy" };
+            out.done(&format!("{queue} {sentence}"), &json!({ "name": queue, "created": created }))
+        }
+        QueueCommand::Set { queue, policy } => {
+            let mut config = store.queue(&queue).await?.config;
+            policy.lay_over(&mut config)?;
+            store.set_queue(&queue, config.clone()).await?;
+            out.done(&format!("{queue} changed"), &json!({ "name": queue, "config": config }))
+        }
+        QueueCommand::Delete { queue, confirm } => {
+            let held = held(&store, &queue).await?;
+            confirm.ask(&format!("Delete queue {queue} and its {held} messages?"))?;
+            store.delete_queue(&queue).await?;
+            out.done(&format!("{queue} deleted"), &json!({ "name": queue, "deleted": true }))
+        }
+        QueueCommand::Purge { queue, confirm } => {
+            let held = held(&store, &queue).await?;
+            confirm.ask(&format!("Delete all {held} messages of queue {queue}?"))?;
+            let purged = store.purge(&queue).await?;
+            out.done(&format!("{purged} messages deleted"), &json!({ "name": queue, "purged": purged }))
+        }
+        QueueCommand::Show { queue } => {
+            let (info, stats) = (store.queue(&queue).await?, store.stats(&queue).await?);
+            show(&info, &stats, out)
+        }
+    }
+}
+
+async fn held(store: &Arc<dyn QueueAdmin>, queue: &QueueName) -> anyhow::Result<u64> {
+    let stats = store.stats(queue).await?;
+    Ok(stats.ready + stats.delayed + stats.in_flight + stats.parked)
+}
+
+fn show(info: &QueueInfo, stats: &QueueStats, out: Output) -> anyhow::Result<()> {
+    if out.is_json() {
+        return out.value(&json::queue(info, stats));
+    }
+    let (config, totals) = (&info.config, &stats.totals);
+    let retry = match config.retry.base_ms {
+        0 => "at once".to_owned(),
+        base_ms => {
+            let longest = show_ms(config.retry.ceiling_ms(u32::MAX));
+            format!("from {} up to {longest}, jitter {}", show_ms(base_ms), word(&config.retry.jitter))
+        }
+    };
+    let dead = config.dead_letter.as_ref();
+    let dead = dead.map_or("none".to_owned(), |d| format!("{} after {} attempts", d.queue, d.max_attempts));
+    let allow = match &config.redrive_allow {
+        RedriveAllow::Queues(queues) => queues.iter().map(QueueName::as_str).collect::<Vec<_>>().join(", "),
+        other => word(other),
+    };
+    let dedup = match config.dedup.window_ms {
+        0 => "off".to_owned(),
+        window_ms => {
+            let by = if config.dedup.content_based { "id or content" } else { "id" };
+            format!("by {by} for {}, within the {}", show_ms(window_ms), word(&config.dedup.scope))
+        }
+    };
+    let limit = |limit: Option<u64>| limit.map_or("none".to_owned(), |limit| limit.to_string());
+    let tags: Vec<_> = config.tags.iter().map(|(name, value)| escape(&format!("{name}={value}"))).collect();
+    let rows = [
+        ("name", info.name.to_string()),
+        ("kind", word(&config.kind)),
+        ("tier", word(&config.tier)),
+        ("created", show_time(info.created_ms)),
+        ("changed", show_time(info.modified_ms)),
+        ("lease", show_ms(config.lease_ms)),
+        ("retention", show_ms(config.retention_ms)),
+        ("delay", show_ms(config.delay_ms)),
+        ("wait", show_ms(config.wait_ms)),
+        ("largest message", show_bytes(config.message_bytes_max)),
+        ("retry", retry),
+        ("dead letters to", dead),
+        ("dead letters from", allow),
+        ("on dead", word(&config.on_dead)),
+        ("deduplication", dedup),
+        ("most messages", limit(config.quota.messages_max)),
+        ("most bytes", limit(config.quota.bytes_max)),
+        ("key pointer", config.key_pointer.as_deref().map_or("none".to_owned(), escape)),
+        ("tags", tags.join(", ")),
+        ("ready", stats.ready.to_string()),
+        ("in flight", stats.in_flight.to_string()),
+        ("delayed", stats.delayed.to_string()),
+        ("parked", stats.parked.to_string()),
+        ("bytes", stats.bytes.to_string()),
+        ("oldest sent", stats.oldest_sent_ms.map_or("-".to_owned(), show_time)),
+        ("sent since start", totals.sent.to_string()),
+        ("duplicates suppressed", totals.duplicates.to_string()),
+        ("delivered", totals.delivered.to_string()),
+        ("acked", totals.acked.to_string()),
+        ("retried", totals.retried.to_string()),
+        ("leases run out", totals.expired.to_string()),
+        ("dead", totals.dead.to_string()),
+        ("stale receipts refused", totals.stale.to_string()),
+    ];
+    let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
+    out.rows(&["", ""], rows)
+}

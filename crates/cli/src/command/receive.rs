@@ -1,0 +1,93 @@
+//! `hapax receive`.
+
+use anyhow::bail;
+use clap::Args;
+use hapax::core::policy;
+use hapax::{Delivery, QueueName, Receive, Settle};
+
+use crate::json;
+use crate::output::note;
+use crate::remote::Remote;
+use crate::text::{parse_ms, show_body, show_ms};
+
+/// Receives messages, and acks them if asked to.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  hapax receive emails                      shows one message; it returns when its lease runs out
+  hapax receive emails --ack --max 100      takes up to 100 messages
+  hapax receive emails --ack --wait 20s     waits for one
+  hapax receive emails --json | jq -r '.[].body'
+
+Control characters are escaped; --json has the exact bodies.")]
+pub struct ReceiveArgs {
+    /// The queue.
+    queue: QueueName,
+    /// At most so many.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    max: u64,
+    /// Waits so long for the first [default: the queue's].
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    wait: Option<u64>,
+    /// Hides the messages for so long [default: the queue's].
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    lease: Option<u64>,
+    /// Acks each message once it is printed: it is gone then.
+    #[arg(long)]
+    ack: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// Runs it.
+pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
+    let (out, store) = (args.remote.output(), args.remote.connect().await?);
+    let mut received: Vec<Delivery> = Vec::new();
+    while (received.len() as u64) < args.max {
+        let max = (args.max as usize - received.len()).min(policy::BATCH_MAX);
+        let wait_ms = if received.is_empty() { args.wait } else { Some(0) };
+        let receive = Receive {
+            max,
+            wait_ms,
+            lease_ms: args.lease,
+            consumer: Some(Remote::by()),
+            ..Receive::default()
+        };
+        let more = store.receive(&args.queue, receive).await?;
+        if more.is_empty() {
+            break;
+        }
+        received.extend(more);
+    }
+    if out.is_json() {
+        out.value(&received.iter().map(json::delivery).collect::<Vec<_>>())?;
+    } else if !received.is_empty() {
+        let chars_max = if out.is_terminal() { 1000 } else { usize::MAX };
+        let row = |delivery: &Delivery| {
+            let body = show_body(&delivery.body, chars_max);
+            vec![delivery.id.to_string(), delivery.attempt.to_string(), body]
+        };
+        out.rows(&["message", "attempt", "body"], received.iter().map(row).collect())?;
+    }
+    if !args.ack {
+        if let (Some(first), true) = (received.first(), out.is_terminal()) {
+            let lease = show_ms(first.lease_ms);
+            note(&format!(
+                "Not acked: each returns when its lease of {lease} runs out. Add --ack to take it."
+            ));
+        }
+        return Ok(());
+    }
+    // Printed first: whoever reads this has the messages before they are gone.
+    let receipts: Vec<_> = received.iter().map(|delivery| Settle::ack(delivery.receipt.clone())).collect();
+    for (number, batch) in receipts.chunks(policy::BATCH_MAX).enumerate() {
+        let answers = store.settle(&args.queue, batch.to_vec()).await?;
+        for (index, answer) in answers.into_iter().enumerate() {
+            if let Err(error) = answer {
+                let id = received[number * policy::BATCH_MAX + index].id;
+                bail!("message {id} was printed but not acked: {error}");
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! `hapax`: serve queues, send, receive, look after dead letters. Glue only: each command is a call into a library.
+
+mod command;
+mod confirm;
+mod json;
+mod output;
+mod remote;
+mod serve;
+mod store;
+mod text;
+
+use std::fmt;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use crate::command::{backup, bench, dead, parked, queue, receive, send};
+
+const EXAMPLES: &str = "\
+Examples:
+  hapax serve
+  hapax send --create emails '{\"to\":\"ada@example.com\"}'
+  hapax receive emails --ack
+  hapax queues
+
+Exit codes: 0 done, 1 failed, 2 wrong usage.";
+
+/// Durable queues for jobs whose effect must happen once.
+#[derive(Debug, Parser)]
+#[command(name = "hapax", version, after_help = EXAMPLES, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the server: durable queues behind AWS SQS's API.
+    #[command(after_help = "\
+Examples:
+  hapax serve
+  hapax serve --listen 127.0.0.1:9400 --store embedded:/var/lib/hapax
+  hapax serve --config hapax.toml --print-config
+  HAPAX_KEY_SECRET=… hapax serve --listen 0.0.0.0:9324 --key-id AKTEAM
+
+SIGTERM or SIGINT ends it in good order; a second one at once.")]
+    Serve(Box<serve::ServeArgs>),
+    /// Sends a message, or one for each line of a file.
+    Send(send::SendArgs),
+    /// Receives messages, and acks them if asked to.
+    Receive(receive::ReceiveArgs),
+    /// Lists queues and what is in them.
+    Queues(queue::QueuesArgs),
+    /// Creates, changes, empties, deletes and shows queues.
+    Queue(Box<queue::QueueArgs>),
+    /// Looks after dead letters: messages out of attempts, or rejected.
+    Dead(dead::DeadArgs),
+    /// Looks after parked messages and halted groups, set aside until someone decides.
+    Parked(parked::ParkedArgs),
+    /// Writes a copy of the running store to a file.
+    Backup(backup::BackupArgs),
+    /// Puts a backup into a new folder; the store opens paused there.
+    Restore(backup::RestoreArgs),
+    /// Lets a paused store hand out messages again.
+    Resume(backup::ResumeArgs),
+    /// Measures a server: send, receive and ack from many connections at once.
+    Bench(bench::BenchArgs),
+    /// Prints a completion script for a shell.
+    #[command(after_help = "\
+Examples:
+  hapax completions bash > /etc/bash_completion.d/hapax
+  hapax completions zsh > ~/.zfunc/_hapax
+  hapax completions fish > ~/.config/fish/completions/hapax.fish")]
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// A mistake in how the command was called, found only after its arguments were parsed.
+#[derive(Debug)]
+struct Usage(String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// An error that ends the program with exit code 2.
+fn usage(problem: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Usage(problem.into()))
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => {
+            let result = runtime.block_on(run(cli.command));
+            // A store that hangs while it closes must not hold up the exit.
+            runtime.shutdown_background();
+            result
+        }
+        Err(error) => Err(error.into()),
+    };
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    if is_broken_pipe(&error) {
+        return ExitCode::SUCCESS;
+    }
+    output::note(&format!("error: {}", text::escape(&format!("{error:#}"))));
+    ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+}
+
+/// The reader of our output has seen enough, as `head` does.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+async fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Serve(args) => serve::run(*args).await,
+        Command::Send(args) => send::run(args).await,
+        Command::Receive(args) => receive::run(args).await,
+        Command::Queues(args) => queue::list(args).await,
+        Command::Queue(args) => queue::run(*args).await,
+        Command::Dead(args) => dead::run(args).await,
+        Command::Parked(args) => parked::run(args).await,
+        Command::Backup(args) => backup::backup(args).await,
+        Command::Restore(args) => backup::restore(args).await,
+        Command::Resume(args) => backup::resume(args).await,
+        Command::Bench(args) => bench::run(args).await,
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "hapax", &mut script);
+            output::raw(&String::from_utf8_lossy(&script))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commands_are_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_examples() {
+        fn check(command: &clap::Command) {
+            for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+                check(sub);
+                let leaf = sub.get_subcommands().next().is_none();
+                let help = sub.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(!leaf || help.contains("hapax "), "{} has no example", sub.get_name());
+            }
+        }
+        check(&Cli::command());
+    }
+}

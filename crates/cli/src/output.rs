@@ -1,0 +1,83 @@
+//! What commands print: tables on a terminal, tab-separated lines in a pipe, JSON when asked for.
+
+use std::io::{IsTerminal as _, Write as _};
+
+use comfy_table::{ContentArrangement, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+/// How to print.
+#[derive(Debug, Clone, Copy)]
+pub struct Output {
+    json: bool,
+    terminal: bool,
+}
+
+/// Prints text as it is.
+pub fn raw(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// Tells the person at the terminal something that is not the command's result.
+pub fn note(text: &str) {
+    // Nobody to tell: the result matters more.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+impl Output {
+    /// Looks at where standard output leads.
+    pub fn new(json: bool) -> Self {
+        Self { json, terminal: std::io::stdout().is_terminal() }
+    }
+
+    /// Whether JSON is wanted.
+    pub fn is_json(self) -> bool {
+        self.json
+    }
+
+    /// Whether a person is looking.
+    pub fn is_terminal(self) -> bool {
+        self.terminal
+    }
+
+    /// Prints one JSON document.
+    pub fn value(self, value: &impl Serialize) -> anyhow::Result<()> {
+        let text =
+            if self.terminal { serde_json::to_string_pretty(value)? } else { serde_json::to_string(value)? };
+        raw(&(text + "\n"))
+    }
+
+    /// Prints what was done: a sentence, or JSON.
+    pub fn done(self, sentence: &str, value: &impl Serialize) -> anyhow::Result<()> {
+        if self.json { self.value(value) } else { raw(&format!("{sentence}\n")) }
+    }
+
+    /// Prints rows: a table on a terminal, else a line each without a heading, cells separated by tabs.
+    pub fn rows(self, heading: &[&str], rows: Vec<Vec<String>>) -> anyhow::Result<()> {
+        if !self.terminal {
+            let lines: String = rows.iter().map(|row| row.join("\t") + "\n").collect();
+            return raw(&lines);
+        }
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_header(heading).add_rows(rows);
+        raw(&format!("{table}\n"))
+    }
+}
+
+/// A progress bar on a terminal; nothing in a pipe. `None`: how much there is to do is not known.
+pub fn progress(total: Option<u64>, doing: &'static str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let template = match total {
+        Some(_) => "{msg} [{bar:40}] {human_pos}/{human_len}, {per_sec}, {eta} left",
+        None => "{spinner} {msg} {human_pos}, {per_sec}",
+    };
+    let style =
+        ProgressStyle::with_template(template).expect("the template is constant").progress_chars("=> ");
+    let bar = total.map_or_else(ProgressBar::no_length, ProgressBar::new);
+    bar.with_style(style).with_message(doing)
+}

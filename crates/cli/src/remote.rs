@@ -1,0 +1,82 @@
+//! The server that a command talks to.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use hapax::core::QueueAdmin;
+use hapax::embedded::Options;
+use hapax_client::{Client, Token};
+
+use crate::output::Output;
+use crate::store::{Store, folder};
+
+/// The variable that holds the token.
+const TOKEN: &str = "HAPAX_TOKEN";
+
+/// Where the server is, and how to print what it says.
+#[derive(Debug, Clone, Args)]
+pub struct Remote {
+    /// The server; or, while none runs, its store: embedded:PATH. A server with keys wants a token too, ID:SECRET in
+    /// the variable HAPAX_TOKEN.
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        env = "HAPAX_ENDPOINT",
+        default_value = "http://127.0.0.1:9324"
+    )]
+    pub endpoint: String,
+    /// File with the token, instead of HAPAX_TOKEN.
+    #[arg(long, global = true, value_name = "FILE", env = "HAPAX_TOKEN_FILE")]
+    token_file: Option<PathBuf>,
+    /// Prints JSON.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+impl Remote {
+    /// How to print.
+    pub fn output(&self) -> Output {
+        Output::new(self.json)
+    }
+
+    /// Whether the endpoint is a store of this machine rather than a server.
+    pub fn is_local(&self) -> bool {
+        folder(&self.endpoint).is_some()
+    }
+
+    /// Connects to the server, or opens the store.
+    pub async fn connect(&self) -> anyhow::Result<Arc<dyn QueueAdmin>> {
+        if self.is_local() {
+            return Ok(Store::open(&self.endpoint, Options::default()).await?.admin().clone());
+        }
+        Ok(Arc::new(self.client().await?))
+    }
+
+    /// The server's client.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        Ok(Client::connect(&self.endpoint, self.token()?).await?)
+    }
+
+    fn token(&self) -> anyhow::Result<Option<Token>> {
+        let token = match &self.token_file {
+            Some(file) => Some(
+                std::fs::read_to_string(file).with_context(|| format!("token file {}", file.display()))?,
+            ),
+            None => std::env::var(TOKEN).ok(),
+        };
+        let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
+        match token {
+            Some(token) if !token.contains(':') => bail!("the token has no colon; write ID:SECRET"),
+            token => Ok(token.map(Token::new)),
+        }
+    }
+
+    /// Who asks, for the audit.
+    pub fn by() -> String {
+        let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
+        user.map_or_else(|_| "hapax CLI".to_owned(), |user| format!("{user} (hapax CLI)"))
+    }
+}

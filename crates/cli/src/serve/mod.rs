@@ -1,0 +1,115 @@
+//! `hapax serve`: opens the store, declares queues, runs the server until a signal, closes the store.
+
+mod banner;
+mod config;
+mod logs;
+mod options;
+mod signals;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use hapax::{AdminError, QueueName};
+use hapax_server::Server;
+
+pub use self::options::ServeArgs;
+
+use self::banner::Banner;
+use self::config::{Config, DeclaredQueue};
+use self::signals::Signals;
+use crate::store::Store;
+
+/// How long closing the store may take. Whatever was answered is on disk by then: closing only tidies up.
+const CLOSE: Duration = Duration::from_secs(10);
+
+/// Serves until SIGTERM or SIGINT.
+pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
+    let print_only = args.print_config;
+    let config = args.config()?;
+    if print_only {
+        return crate::output::raw(&config.to_toml()?);
+    }
+    logs::start(&config.log)?;
+    let mut signals = Signals::new()?;
+    let starting = start(&config);
+    let (store, server, listeners) = tokio::select! {
+        started = starting => started?,
+        () = signals.next() => return Ok(()),
+    };
+    server.run(listeners, signals.shutdown()).await;
+    close(store).await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn start(config: &Config) -> anyhow::Result<(Store, Server, Vec<tokio::net::TcpListener>)> {
+    let store = Store::open(&config.store.url, config.store.options()).await?;
+    let first_start = store.admin().queues().await?.is_empty();
+    declare(&store, &config.queue).await?;
+    let server = Server::new(config.server(), store.admin().clone())?;
+    let listeners = server.bind().await?;
+    let status = store.admin().status().await;
+    let addresses =
+        listeners.iter().map(tokio::net::TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
+    Banner { config, addresses: &addresses, place: store.place(), first_start, status: &status }.print()?;
+    for warning in &status.warnings {
+        tracing::warn!("{warning}");
+    }
+    for address in &addresses {
+        tracing::info!(%address, store = store.place(), messages = status.messages, "listening");
+    }
+    Ok((store, server, listeners))
+}
+
+/// Creates the declared queues, or changes them to what is declared; dead-letter queues before those that name them.
+async fn declare(store: &Store, queues: &[DeclaredQueue]) -> anyhow::Result<()> {
+    let mut waiting: Vec<&DeclaredQueue> = queues.iter().collect();
+    while !waiting.is_empty() {
+        let names: Vec<QueueName> = waiting.iter().map(|queue| queue.name.clone()).collect();
+        let is_free = |queue: &&DeclaredQueue| {
+            queue.config.dead_letter.as_ref().is_none_or(|dead| !names.contains(&dead.queue))
+        };
+        let (mut now, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_free);
+        waiting = later;
+        if now.is_empty() {
+            // They name each other in a ring; the store says what is wrong with that.
+            now = std::mem::take(&mut waiting);
+        }
+        for queue in now {
+            let done = declare_one(store, queue).await;
+            done.with_context(|| format!("queue {} of the configuration", queue.name))?;
+        }
+    }
+    Ok(())
+}
+
+async fn declare_one(store: &Store, queue: &DeclaredQueue) -> Result<(), AdminError> {
+    let DeclaredQueue { name, config } = queue;
+    match store.admin().create_queue(name, config.clone()).await {
+        Ok(true) => tracing::info!(queue = %name, "queue created"),
+        Ok(false) => {}
+        Err(AdminError::Exists(..)) => {
+            let before = store.admin().queue(name).await?.config;
+            let mut config = config.clone();
+            if config.extra.is_empty() {
+                // What clients keep there, permissions for one, is not the file's to delete.
+                config.extra.clone_from(&before.extra);
+            }
+            if let Some(field) = before.first_difference(&config) {
+                store.admin().set_queue(name, config).await?;
+                tracing::info!(queue = %name, field, "queue changed to what the configuration says");
+            }
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+async fn close(store: Store) {
+    let store = Arc::new(store);
+    let closing = tokio::task::spawn_blocking(move || store.close());
+    if tokio::time::timeout(CLOSE, closing).await.is_err() {
+        tracing::warn!("the store takes long to close; leaving it, the next start recovers it");
+    }
+}

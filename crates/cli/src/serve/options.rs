@@ -1,0 +1,205 @@
+//! The flags of `hapax serve`, each also an environment variable, and how they are laid over the file.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::BoolishValueParser;
+use hapax_server::config::{KeyConfig, TlsConfig};
+
+use super::config::{Config, LogFormat, parse_address};
+use crate::text::parse_ms;
+
+/// The variable that holds the secret of the key that `--key-id` names.
+const KEY_SECRET: &str = "HAPAX_KEY_SECRET";
+
+/// A number of seconds, minutes or hours, in milliseconds.
+type Ms = u64;
+
+/// Runs the server: queues in a folder of this machine, AWS SQS's API in front.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Configuration file (TOML). A flag beats its environment variable, which beats the file.
+    #[arg(long, value_name = "FILE", env = "HAPAX_CONFIG")]
+    config: Option<PathBuf>,
+    /// Prints the configuration in effect, secrets redacted, and exits.
+    #[arg(long)]
+    pub print_config: bool,
+    /// Where messages are kept: embedded:PATH [default: embedded:./hapax-data].
+    #[arg(long, value_name = "URL", env = "HAPAX_STORE")]
+    store: Option<String>,
+    /// Address to listen on; may be repeated. Port 0 takes a free one [default: 127.0.0.1:9324].
+    #[arg(long, value_name = "ADDR", env = "HAPAX_LISTEN", value_delimiter = ',', value_parser = parse_address)]
+    listen: Vec<SocketAddr>,
+    /// Form of the logs, on standard error [default: text].
+    #[arg(long, value_name = "FORMAT", env = "HAPAX_LOG_FORMAT")]
+    log_format: Option<LogFormat>,
+    /// What is logged: error, warn, info, debug, trace; or by module: info,hapax_server=debug [default: info].
+    #[arg(long, value_name = "LEVEL", env = "HAPAX_LOG_LEVEL")]
+    log_level: Option<String>,
+    #[command(flatten)]
+    access: Access,
+    #[command(flatten)]
+    bounds: Bounds,
+    #[command(flatten)]
+    sqs: Sqs,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Access")]
+struct Access {
+    /// Id of a key with all rights; its secret comes from --key-secret-file or HAPAX_KEY_SECRET. More keys, with
+    /// fewer rights, go into the configuration file.
+    #[arg(long, value_name = "ID", env = "HAPAX_KEY_ID")]
+    key_id: Option<String>,
+    /// File with the secret of that key.
+    #[arg(long, value_name = "FILE", env = "HAPAX_KEY_SECRET_FILE", requires = "key_id")]
+    key_secret_file: Option<PathBuf>,
+    /// Listens beyond loopback without keys: anyone who reaches the port may do anything.
+    #[arg(long, env = "HAPAX_INSECURE", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          value_name = "BOOL", value_parser = BoolishValueParser::new())]
+    insecure: Option<bool>,
+    /// Host name by which clients may call a server without keys; may be repeated.
+    #[arg(long, value_name = "HOST", env = "HAPAX_ALLOWED_HOSTS", value_delimiter = ',')]
+    allowed_host: Vec<String>,
+    /// PEM file with the certificate chain: serves HTTPS.
+    #[arg(long, value_name = "FILE", env = "HAPAX_TLS_CERT", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// PEM file with the certificate's private key.
+    #[arg(long, value_name = "FILE", env = "HAPAX_TLS_KEY", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits")]
+struct Bounds {
+    /// The most messages in all queues together [default: no limit].
+    #[arg(long, value_name = "N", env = "HAPAX_STORE_MESSAGES_MAX")]
+    store_messages_max: Option<u64>,
+    /// The most bytes of bodies and attributes in all queues together [default: no limit].
+    #[arg(long, value_name = "BYTES", env = "HAPAX_STORE_BYTES_MAX")]
+    store_bytes_max: Option<u64>,
+    /// The most memory that messages may take [default: no limit].
+    #[arg(long, value_name = "BYTES", env = "HAPAX_STORE_MEMORY_BYTES_MAX")]
+    store_memory_bytes_max: Option<u64>,
+    /// Sends are refused when the disk has less room than this [default: 67108864].
+    #[arg(long, value_name = "BYTES", env = "HAPAX_STORE_RESERVE_BYTES")]
+    store_reserve_bytes: Option<u64>,
+    /// The most connections at once [default: 4096].
+    #[arg(long, value_name = "N", env = "HAPAX_CONNECTIONS_MAX")]
+    connections_max: Option<usize>,
+    /// How long a request may take to arrive [default: 30s].
+    #[arg(long, value_name = "TIME", env = "HAPAX_READ_TIMEOUT", value_parser = parse_ms)]
+    read_timeout: Option<Ms>,
+    /// How long a connection may stay open without a request [default: 2m].
+    #[arg(long, value_name = "TIME", env = "HAPAX_IDLE_TIMEOUT", value_parser = parse_ms)]
+    idle_timeout: Option<Ms>,
+    /// How long a request may take once it has arrived [default: 1m].
+    #[arg(long, value_name = "TIME", env = "HAPAX_REQUEST_TIMEOUT", value_parser = parse_ms)]
+    request_timeout: Option<Ms>,
+    /// The largest request body [default: 6291456].
+    #[arg(long, value_name = "BYTES", env = "HAPAX_BODY_BYTES_MAX")]
+    body_bytes_max: Option<usize>,
+    /// How long a shutdown waits for requests under way [default: 10s].
+    #[arg(long, value_name = "TIME", env = "HAPAX_SHUTDOWN_TIMEOUT", value_parser = parse_ms)]
+    shutdown_timeout: Option<Ms>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "SQS")]
+struct Sqs {
+    /// Account id in queue URLs and ARNs: 12 digits [default: 000000000000].
+    #[arg(long, value_name = "ID", env = "HAPAX_ACCOUNT")]
+    account: Option<String>,
+    /// Region in ARNs; requests signed for any region are accepted [default: us-east-1].
+    #[arg(long, value_name = "REGION", env = "HAPAX_REGION")]
+    region: Option<String>,
+    /// Refuses a second purge of a queue within this time; SQS has 60s [default: 0].
+    #[arg(long, value_name = "TIME", env = "HAPAX_PURGE_INTERVAL", value_parser = parse_ms)]
+    purge_interval: Option<Ms>,
+    /// Refuses to create a queue deleted within this time; SQS has 60s [default: 0].
+    #[arg(long, value_name = "TIME", env = "HAPAX_RECREATE_INTERVAL", value_parser = parse_ms)]
+    recreate_interval: Option<Ms>,
+}
+
+fn set<T>(field: &mut T, given: Option<T>) {
+    if let Some(value) = given {
+        *field = value;
+    }
+}
+
+fn set_some<T>(field: &mut Option<T>, given: Option<T>) {
+    if given.is_some() {
+        *field = given;
+    }
+}
+
+fn set_list<T>(field: &mut Vec<T>, given: Vec<T>) {
+    if !given.is_empty() {
+        *field = given;
+    }
+}
+
+impl ServeArgs {
+    /// The configuration in effect: defaults, then the file, then environment and flags.
+    pub fn config(self) -> anyhow::Result<Config> {
+        let mut config = self.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+        set(&mut config.store.url, self.store);
+        set_list(&mut config.listen, self.listen);
+        set(&mut config.log.format, self.log_format);
+        set(&mut config.log.level, self.log_level);
+        self.access.lay_over(&mut config);
+        self.bounds.lay_over(&mut config);
+        self.sqs.lay_over(&mut config);
+        Ok(config)
+    }
+}
+
+impl Access {
+    fn lay_over(self, config: &mut Config) {
+        if let Some(id) = self.key_id {
+            let secret_env = self.key_secret_file.is_none().then(|| KEY_SECRET.to_owned());
+            let everything = || vec!["*".to_owned()];
+            config.auth.keys.retain(|key| key.id != id);
+            config.auth.keys.push(KeyConfig {
+                id,
+                secret: None,
+                secret_file: self.key_secret_file,
+                secret_env,
+                queues: everything(),
+                actions: everything(),
+            });
+        }
+        set(&mut config.auth.insecure, self.insecure);
+        set_list(&mut config.auth.allowed_hosts, self.allowed_host);
+        if let (Some(cert_file), Some(key_file)) = (self.tls_cert, self.tls_key) {
+            config.tls = Some(TlsConfig { cert_file, key_file });
+        }
+    }
+}
+
+impl Bounds {
+    fn lay_over(self, config: &mut Config) {
+        let (store, limits) = (&mut config.store, &mut config.limits);
+        set_some(&mut store.messages_max, self.store_messages_max);
+        set_some(&mut store.bytes_max, self.store_bytes_max);
+        set_some(&mut store.memory_bytes_max, self.store_memory_bytes_max);
+        set(&mut store.reserve_bytes, self.store_reserve_bytes);
+        set(&mut limits.connections_max, self.connections_max);
+        set(&mut limits.read_timeout_ms, self.read_timeout);
+        set(&mut limits.idle_timeout_ms, self.idle_timeout);
+        set(&mut limits.request_timeout_ms, self.request_timeout);
+        set(&mut limits.body_bytes_max, self.body_bytes_max);
+        set(&mut limits.shutdown_timeout_ms, self.shutdown_timeout);
+    }
+}
+
+impl Sqs {
+    fn lay_over(self, config: &mut Config) {
+        let sqs = &mut config.sqs;
+        set(&mut sqs.account, self.account);
+        set(&mut sqs.region, self.region);
+        set(&mut sqs.purge_interval_ms, self.purge_interval);
+        set(&mut sqs.recreate_interval_ms, self.recreate_interval);
+    }
+}

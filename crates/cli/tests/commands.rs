@@ -1,0 +1,155 @@
+//! The client commands against a running server.
+
+mod common;
+
+use std::io::Write as _;
+use std::process::Stdio;
+
+use common::{Done, Server, hapax, run};
+
+#[test]
+fn what_was_sent_is_received_and_gone_once_acked() {
+    let server = Server::start();
+    assert_eq!(server.run(&["queue", "create", "jobs"]).ok(), "jobs created\n");
+    let id = server.run(&["send", "jobs", "hello", "--attribute", "kind=greeting", "--priority", "3"]).ok();
+    let received = server.run(&["receive", "jobs", "--ack"]).ok();
+    assert_eq!(received, format!("{}\t1\thello\n", id.trim()));
+    assert_eq!(server.run(&["receive", "jobs"]).ok(), "");
+    assert_eq!(server.run(&["queues"]).ok(), "jobs\t0\t0\t0\t0\t0\t-\n");
+}
+
+#[test]
+fn everything_that_prints_data_prints_json() {
+    let server = Server::start();
+    let json = |args: &[&str]| server.run(&[args, &["--json"]].concat()).json();
+    assert_eq!(json(&["queue", "create", "jobs", "--lease", "2m"])["created"], true);
+    assert_eq!(json(&["queue", "show", "jobs"])["config"]["lease_ms"], 120_000);
+    assert_eq!(json(&["queue", "set", "jobs", "--lease", "3m"])["config"]["lease_ms"], 180_000);
+    let sent = json(&["send", "jobs", "hello", "--key", "order-7", "--dedup", "d"]);
+    assert_eq!(json(&["send", "jobs", "hello", "--dedup", "d"])["duplicate"], true);
+    assert_eq!(json(&["queues"])[0]["stats"]["ready"], 1);
+    let received = json(&["receive", "jobs"]);
+    assert_eq!((&received[0]["id"], &received[0]["body"]), (&sent["id"], &"hello".into()));
+    assert_eq!(json(&["dead", "list", "jobs"]), serde_json::json!([]));
+    assert_eq!(json(&["dead", "redrives", "jobs"]), serde_json::json!([]));
+    assert_eq!(json(&["parked", "list", "jobs"])["messages"], serde_json::json!([]));
+    assert_eq!(json(&["queue", "purge", "jobs", "--yes"])["purged"], 1);
+    assert_eq!(json(&["queue", "delete", "jobs", "--yes"])["deleted"], true);
+    let bench = json(&["bench", "--connections", "2", "--time", "200ms"]);
+    assert!(
+        bench["messages"].as_u64() > Some(0) && bench["steps"]["ack"]["p99_ms"].as_f64() > Some(0.0),
+        "{bench}"
+    );
+    assert_eq!(json(&["queues"]), serde_json::json!([]), "the bench cleans up");
+}
+
+#[test]
+fn each_line_of_a_file_is_a_message_and_a_body_may_come_from_a_pipe() {
+    let server = Server::start();
+    let lines: String = (0..25).map(|n| format!("line {n}\n")).collect();
+    std::fs::write(server.folder.path().join("lines"), lines).unwrap();
+    let sent = server.run(&["send", "jobs.fifo", "--create", "--group", "g", "--file", "lines"]);
+    assert_eq!(sent.code, Some(1), "a FIFO queue without deduplication by content wants ids: {sent:?}");
+    server.run(&["queue", "set", "jobs.fifo", "--dedup-content"]).ok();
+    let sent = server.run(&["send", "jobs.fifo", "--group", "g", "--file", "lines", "--json"]).json();
+    assert_eq!(sent["sent"], 25);
+    let again = server.run(&["send", "jobs.fifo", "--group", "g", "--file", "lines", "--json"]).json();
+    assert_eq!(again["duplicates"], 25);
+
+    let mut command =
+        hapax(&server.folder, &["send", "pipe", "--create", "-", "--endpoint", &server.endpoint]);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"one\ntwo\x1b[31m").unwrap();
+    Done::new(child.wait_with_output().unwrap()).ok();
+    let received = server.run(&["receive", "pipe", "--ack"]).ok();
+    assert!(received.ends_with("\tone\\ntwo\\u{1b}[31m\n"), "escaped, on one line: {received}");
+}
+
+#[test]
+fn dead_letters_are_listed_shown_redriven_and_purged() {
+    let server = Server::start();
+    server.run(&["queue", "create", "dead"]).ok();
+    server.run(&["queue", "create", "jobs", "--dead-letter", "dead", "--max-attempts", "1"]).ok();
+    server.run(&["send", "jobs", "poison"]).ok();
+    server.run(&["receive", "jobs", "--lease", "0"]).ok();
+    assert_eq!(server.run(&["receive", "jobs"]).ok(), "", "out of attempts");
+    let dead = server.run(&["dead", "list", "dead", "--json"]).json();
+    assert_eq!((&dead[0]["dead"]["source"], &dead[0]["body"]), (&"jobs".into(), &"poison".into()));
+    let id = dead[0]["id"].as_str().unwrap();
+    let shown = server.run(&["dead", "show", "dead", id]).ok();
+    assert!(shown.contains("came from\tjobs") && shown.contains("body\tpoison"), "{shown}");
+    assert_eq!(server.run(&["dead", "redrive", "dead"]).ok(), "1 moved, 0 left\n");
+    assert!(server.run(&["receive", "jobs", "--lease", "0"]).ok().contains("poison"));
+    assert_eq!(server.run(&["receive", "jobs"]).ok(), "");
+    let asked = server.run(&["dead", "purge", "dead"]).failed(2);
+    assert!(asked.contains("--yes"), "{asked}");
+    assert_eq!(server.run(&["dead", "purge", "dead", "--yes"]).ok(), "1 messages deleted\n");
+}
+
+#[test]
+fn a_backup_is_restored_paused_and_resumed() {
+    let server = Server::start();
+    server.run(&["send", "jobs", "--create", "kept"]).ok();
+    server.run(&["backup", "copy.db"]).ok();
+    let error = server.run(&["backup", "copy.db"]).failed(1);
+    assert!(error.contains("exists"), "{error}");
+    let folder = server.stop();
+    run(&folder, &["restore", "copy.db", "--store", "embedded:./restored"]).ok();
+    let mut server = Server::start_in(folder, &["--store", "embedded:./restored"]);
+    server.line("The store is paused");
+    let error = server.run(&["receive", "jobs"]).failed(1);
+    assert!(error.contains("paused"), "{error}");
+    server.run(&["resume"]).ok();
+    assert!(server.run(&["receive", "jobs"]).ok().contains("kept"));
+}
+
+#[test]
+fn destructive_commands_want_a_yes_where_nobody_can_be_asked() {
+    let server = Server::start();
+    server.run(&["send", "jobs", "--create", "kept"]).ok();
+    for args in [["queue", "delete", "jobs"], ["queue", "purge", "jobs"]] {
+        let error = server.run(&args).failed(2);
+        assert!(error.contains("1 messages") && error.contains("add --yes"), "{error}");
+    }
+    assert!(server.run(&["receive", "jobs"]).ok().contains("kept"));
+}
+
+#[test]
+fn failures_say_what_happened_and_what_to_do_in_one_line() {
+    let server = Server::start();
+    let error = server.run(&["send", "nowhere", "x"]).failed(1);
+    assert!(error.contains("queue nowhere does not exist; create it first"), "{error}");
+    let error = server.run(&["queue", "create", "jobs", "--lease", "13h"]).failed(1);
+    assert!(error.contains("lease_ms: 46800000 is out of range"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let error = run(&folder, &["queues", "--endpoint", "http://127.0.0.1:1"]).failed(1);
+    assert!(error.contains("127.0.0.1:1"), "{error}");
+}
+
+#[test]
+fn wrong_usage_ends_with_code_2() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases: [&[&str]; 7] = [
+        &["no-such-command"],
+        &["queue", "create", "bad name"],
+        &["receive", "jobs", "--wait", "30"],
+        &["send", "jobs", "x", "--priority", "10"],
+        &["parked", "release", "jobs"],
+        &["serve", "--listen", "localhost"],
+        &["serve", "--key-secret-file", "x"],
+    ];
+    for args in cases {
+        let done = run(&folder, args);
+        assert_eq!(done.code, Some(2), "{args:?}: {done:?}");
+    }
+}
+
+#[test]
+fn completions_are_generated_for_each_shell() {
+    let folder = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(&folder, &["completions", shell]).ok();
+        assert!(script.contains("hapax") && script.contains("redrive"), "{shell}");
+    }
+}

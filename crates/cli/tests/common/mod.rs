@@ -1,0 +1,162 @@
+//! Runs the real binary: servers on free ports, commands against them.
+
+// Each test file uses its part.
+#![allow(dead_code)]
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Longer than anything takes on a slow machine; only failures wait for it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program, away from the environment and the folder of whoever runs the tests.
+pub fn hapax(folder: &TempDir, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("HAPAX_") {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(folder.path()).args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end.
+pub fn run(folder: &TempDir, args: &[&str]) -> Done {
+    Done::new(hapax(folder, args).output().unwrap())
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Done {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Done {
+    pub fn new(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    /// What it printed, if it succeeded.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self.stdout
+    }
+
+    /// What it printed as JSON, if it succeeded.
+    #[track_caller]
+    pub fn json(self) -> serde_json::Value {
+        let text = self.ok();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    /// Its one line of complaint, if it failed with this code.
+    #[track_caller]
+    pub fn failed(self, code: i32) -> String {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert!(self.stderr.starts_with("error: ") && self.stderr.lines().count() == 1, "{self:?}");
+        self.stderr
+    }
+}
+
+/// A running server in a folder of its own.
+pub struct Server {
+    child: Child,
+    lines: Receiver<String>,
+    pub folder: TempDir,
+    pub endpoint: String,
+}
+
+impl Server {
+    /// Starts one on a free port and waits until it says that it is ready.
+    pub fn start() -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), &[])
+    }
+
+    /// Starts one in a folder, with more arguments.
+    pub fn start_in(folder: TempDir, args: &[&str]) -> Self {
+        let mut command = hapax(&folder, &["serve", "--listen", "127.0.0.1:0"]);
+        command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (tell, lines) = channel();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        let mut server = Self { child, lines, folder, endpoint: String::new() };
+        let api = server.line("  API   ");
+        server.endpoint = api.trim_start_matches("  API   ").to_owned();
+        server
+    }
+
+    /// The next line that contains this.
+    #[track_caller]
+    pub fn line(&mut self, containing: &str) -> String {
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(containing) => return line,
+                Ok(_) => {}
+                Err(error) => {
+                    let _ = self.child.kill();
+                    panic!("no line with {containing:?}: {error}; it logged: {}", self.log());
+                }
+            }
+        }
+    }
+
+    /// A client command against it.
+    pub fn run(&self, args: &[&str]) -> Done {
+        let output = hapax(&self.folder, args).env("HAPAX_ENDPOINT", &self.endpoint).output();
+        Done::new(output.unwrap())
+    }
+
+    /// The address without its scheme.
+    pub fn address(&self) -> &str {
+        self.endpoint.trim_start_matches("http://")
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        // Its output ends when it does.
+        while self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_ok() {}
+        assert!(Instant::now() < deadline, "the server did not end");
+        self.child.wait().unwrap()
+    }
+
+    /// What it logged; to be called after its end.
+    pub fn log(&mut self) -> String {
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        log
+    }
+
+    /// Ends it in good order; gives back its folder.
+    pub fn stop(mut self) -> TempDir {
+        self.signal(Signal::TERM);
+        assert_eq!(self.wait().code(), Some(0));
+        std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,166 @@
+//! The administration seam over HTTP.
+
+use std::fmt::Write as _;
+
+use async_trait::async_trait;
+use hapax_core::{
+    AdminError, Browse, GroupId, MessageId, MessageState, MessageView, Page, QueueAdmin, QueueConfig,
+    QueueInfo, QueueName, QueueStats, RedriveRequest, RedriveTask, StoreError, StoreStatus,
+};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use crate::Client;
+use crate::transport::{Effect, Failure};
+use crate::wire::{Count, Halted, Ids, Messages, QueueItem, Queues, RedriveBody, Redrives, ResumeBody, Status};
+
+/// The seam's page size for ids; the server refuses more in one request.
+const IDS_MAX: usize = 1_000;
+
+fn read(failure: Failure) -> StoreError {
+    failure.into_store(Effect::None)
+}
+
+fn change(failure: Failure) -> StoreError {
+    failure.into_store(Effect::Change)
+}
+
+fn admin(failure: Failure) -> AdminError {
+    failure.into_admin(Effect::Change)
+}
+
+/// What a create answers beside its status.
+#[derive(Deserialize)]
+struct Created {
+    created: bool,
+}
+
+fn state_word(state: MessageState) -> &'static str {
+    match state {
+        MessageState::Ready => "ready",
+        MessageState::Delayed => "delayed",
+        MessageState::InFlight => "in-flight",
+        MessageState::Parked => "parked",
+    }
+}
+
+#[async_trait]
+impl QueueAdmin for Client {
+    async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError> {
+        let created: Result<Created, _> = self.transport.put(&format!("/v1/queues/{name}"), &config).await;
+        created.map(|answer| answer.created).map_err(admin)
+    }
+
+    async fn queue(&self, name: &QueueName) -> Result<QueueInfo, StoreError> {
+        let item: QueueItem = self.transport.get(&format!("/v1/queues/{name}")).await.map_err(read)?;
+        Ok(item.into())
+    }
+
+    async fn set_queue(&self, name: &QueueName, config: QueueConfig) -> Result<(), AdminError> {
+        let path = format!("/v1/queues/{name}/config");
+        self.transport.put::<_, IgnoredAny>(&path, &config).await.map(drop).map_err(admin)
+    }
+
+    async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError> {
+        self.transport.delete(&format!("/v1/queues/{name}")).await.map_err(change)
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
+        let answer: Queues = self.transport.get("/v1/queues").await.map_err(read)?;
+        Ok(answer.queues.into_iter().map(Into::into).collect())
+    }
+
+    async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
+        self.transport.get(&format!("/v1/queues/{name}/stats")).await.map_err(read)
+    }
+
+    async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {
+        let path = format!("/v1/queues/{name}/purge");
+        let answer: Count = self.transport.post(&path, &()).await.map_err(change)?;
+        Ok(answer.count)
+    }
+
+    async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
+        let mut path = format!("/v1/queues/{name}/messages?limit={}", browse.limit);
+        if let Some(state) = browse.state {
+            let _ = write!(path, "&state={}", state_word(state));
+        }
+        if let Some(id) = browse.id {
+            let _ = write!(path, "&id={id}");
+        }
+        if let Some(after) = browse.after {
+            let _ = write!(path, "&after={after}");
+        }
+        let answer: Messages = self.transport.get(&path).await.map_err(read)?;
+        let unreadable = |why| StoreError::Unavailable(format!("the server's answer cannot be read: {why}"));
+        let views = answer.messages.into_iter().map(MessageView::try_from).collect::<Result<Vec<_>, _>>();
+        Ok(Page { items: views.map_err(unreadable)?, next: answer.next })
+    }
+
+    async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
+        self.by_ids(name, "discard", ids).await
+    }
+
+    async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
+        self.by_ids(name, "release", ids).await
+    }
+
+    async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
+        let group = utf8_percent_encode(group.as_str(), NON_ALPHANUMERIC);
+        let path = format!("/v1/queues/{name}/halted/{group}/release");
+        self.transport.post(&path, &()).await.map_err(admin)
+    }
+
+    async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {
+        let answer: Halted = self.transport.get(&format!("/v1/queues/{name}/halted")).await.map_err(read)?;
+        Ok(answer.groups)
+    }
+
+    async fn start_redrive(&self, request: RedriveRequest) -> Result<RedriveTask, AdminError> {
+        self.transport.post("/v1/redrives", &RedriveBody::from(request)).await.map_err(admin)
+    }
+
+    async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError> {
+        let answer: Redrives = self.transport.get(&format!("/v1/redrives?from={from}")).await.map_err(read)?;
+        Ok(answer.redrives)
+    }
+
+    async fn cancel_redrive(&self, id: u64) -> Result<RedriveTask, AdminError> {
+        self.transport.delete(&format!("/v1/redrives/{id}")).await.map_err(admin)
+    }
+
+    /// A server that cannot be asked counts as stopped.
+    async fn status(&self) -> StoreStatus {
+        match self.transport.get::<Status>("/v1/status").await {
+            Ok(answer) => answer.status,
+            Err(failure) => {
+                StoreStatus { stopped: Some(read(failure).to_string()), ..StoreStatus::default() }
+            }
+        }
+    }
+
+    async fn resume(&self, by: &str) -> Result<(), StoreError> {
+        let body = ResumeBody { by: Some(by.to_owned()) };
+        self.transport.post("/v1/resume", &body).await.map_err(change)
+    }
+}
+
+impl Client {
+    async fn by_ids(&self, name: &QueueName, what: &str, ids: Vec<MessageId>) -> Result<u64, StoreError> {
+        let path = format!("/v1/queues/{name}/{what}");
+        let mut count = 0;
+        // An empty list is asked about too: the queue may not exist.
+        let mut rest = ids.as_slice();
+        loop {
+            let (part, more) = rest.split_at(rest.len().min(IDS_MAX));
+            let answer: Count =
+                self.transport.post(&path, &Ids { ids: part.to_vec() }).await.map_err(change)?;
+            count += answer.count;
+            rest = more;
+            if rest.is_empty() {
+                return Ok(count);
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hapax_core::{Capabilities, StoreError};
+use thiserror::Error;
+
+use crate::transport::{Effect, Transport};
+use crate::wire::{BackupBody, Status};
+
+/// A bearer token, `ID:SECRET` of one of the server's keys. Never shown by `Debug`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(pub(crate) String);
+
+impl Token {
+    /// Wraps `ID:SECRET`.
+    pub fn new(token: impl Into<String>) -> Self {
+        Self(token.into())
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(redacted)")
+    }
+}
+
+/// How a client behaves.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The key to call with. Default none, which a server without keys accepts on loopback.
+    pub token: Option<Token>,
+    /// How long a connection may take to be made. Default 5 s.
+    pub connect_timeout: Duration,
+    /// How long an answer may take, on top of what a receive waits for messages. Default 30 s.
+    pub timeout: Duration,
+    /// How long an unused connection is kept; less than the server does (120 s). Default 60 s.
+    pub idle_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            token: None,
+            connect_timeout: Duration::from_secs(5),
+            timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Why there is no client.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The endpoint is not one.
+    #[error("{endpoint:?} is not an endpoint: {problem}; use http://HOST:PORT or https://HOST:PORT")]
+    Endpoint {
+        /// What was given, without its secret.
+        endpoint: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The token holds characters that no header may have.
+    #[error("the token cannot be sent: it holds characters that are not allowed in a header")]
+    Token,
+    /// The server did not answer as a Hapax server does.
+    #[error("{endpoint} does not answer as a Hapax server: {error}")]
+    Server {
+        /// The endpoint, without its secret.
+        endpoint: String,
+        /// What happened.
+        error: StoreError,
+    },
+}
+
+/// A Hapax server as a store. Cheap to clone; clones share their connections.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) transport: Arc<Transport>,
+    capabilities: Arc<Capabilities>,
+    receives: Arc<AtomicUsize>,
+}
+
+impl Client {
+    /// Connects to a server and asks what its store can do. The token may also stand in the endpoint:
+    /// `https://ID:SECRET@queues.example`.
+    pub async fn connect(endpoint: &str, token: Option<Token>) -> Result<Self, ConnectError> {
+        Self::connect_with(endpoint, Options { token, ..Options::default() }).await
+    }
+
+    /// Connects with options of one's own.
+    pub async fn connect_with(endpoint: &str, options: Options) -> Result<Self, ConnectError> {
+        let transport = Transport::new(endpoint, options)?;
+        let status = transport.get::<Status>("/v1/status").await.map_err(|failure| {
+            let endpoint = transport.endpoint().to_owned();
+            ConnectError::Server { endpoint, error: failure.into_store(Effect::None) }
+        })?;
+        Ok(Self {
+            transport: Arc::new(transport),
+            capabilities: Arc::new(status.capabilities),
+            receives: Arc::default(),
+        })
+    }
+
+    /// The server's address, without the secret.
+    pub fn endpoint(&self) -> &str {
+        self.transport.endpoint()
+    }
+
+    /// Writes a backup of the server's store to `to`: the absolute path of a new file on the server's machine.
+    pub async fn backup(&self, to: &str) -> Result<(), StoreError> {
+        let body = BackupBody { to: to.to_owned() };
+        // Copying a large store takes as long as it takes.
+        let timeout = Duration::from_secs(24 * 3600);
+        let answer = self.transport.post_within::<_, ()>("/v1/backup", &body, timeout).await;
+        answer.map_err(|failure| failure.into_store(Effect::Change))
+    }
+
+    /// How many receives are under way, with those that are being cancelled.
+    pub fn receives(&self) -> usize {
+        self.receives.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn begin_receive(&self) -> UnderWay {
+        self.receives.fetch_add(1, Ordering::SeqCst);
+        UnderWay(self.receives.clone())
+    }
+
+    pub(crate) fn known_capabilities(&self) -> Capabilities {
+        (*self.capabilities).clone()
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("endpoint", &self.endpoint()).finish_non_exhaustive()
+    }
+}
+
+/// Counts one receive while it lives.
+pub(crate) struct UnderWay(Arc<AtomicUsize>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}

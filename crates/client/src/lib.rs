@@ -1,0 +1,31 @@
+//! A Hapax server as a store: [`Client`] implements the queue seams over the server's native API (`/v1`), so that what
+//! runs against an embedded store runs against a server unchanged.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use hapax_client::Client;
+//! use hapax_core::{NewMessage, QueueName, QueueStore as _};
+//!
+//! let client = Client::connect("http://127.0.0.1:9324", None).await?;
+//! client.send(&QueueName::new("emails")?, vec![NewMessage::new("hello")]).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What a network adds to a store: a call may fail after it took effect. Changes then answer
+//! [`OutcomeUnknown`](hapax_core::StoreError::OutcomeUnknown); only where no connection was made, `Unavailable`.
+
+#[cfg(feature = "http")]
+mod admin;
+#[cfg(feature = "http")]
+mod connect;
+#[cfg(feature = "http")]
+mod receive;
+#[cfg(feature = "http")]
+mod store;
+#[cfg(feature = "http")]
+mod transport;
+pub mod wire;
+
+#[cfg(feature = "http")]
+pub use connect::{Client, ConnectError, Options, Token};

@@ -1,0 +1,182 @@
+//! The queue seam over HTTP.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use hapax_core::{
+    Batch, Capabilities, Delivery, Extend, How, NewMessage, QueueName, QueueStore, Receive, Remaining,
+    SendError, Sent, Settle, SettleError, Settled, StoreError,
+};
+use http::Method;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::Client;
+use crate::transport::{Effect, Failure, encode};
+use crate::wire::{
+    Element, ExtendItem, ExtendRequest, HowWord, Problem, Results, SendItem, SendRequest, SettleItem,
+    SettleRequest, SettledItem, SettledWord,
+};
+
+/// Requests stay below this, well within what the server reads (8 MiB); larger batches are sent in parts.
+const REQUEST_BYTES_MAX: usize = 6 * 1024 * 1024;
+
+/// The most elements of one batch. More are refused by the server, as by every store, and not cut into parts.
+const BATCH_MAX: usize = 1_000;
+
+#[async_trait]
+impl QueueStore for Client {
+    fn capabilities(&self) -> Capabilities {
+        self.known_capabilities()
+    }
+
+    async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
+        let parts = parts(batch)?;
+        let count = parts.len();
+        let mut answers = Vec::new();
+        for (at, messages) in parts.into_iter().enumerate() {
+            let expected = messages.len();
+            let sent = self.batch(queue, "messages", &SendRequest { messages }, expected).await;
+            match sent.and_then(|results| each(results, Ok, |problem| Ok(problem.to_send()))) {
+                Ok(part) => answers.extend(part),
+                Err(error) if at == 0 && count == 1 => return Err(error),
+                // Part of the batch is there: the whole is neither done nor undone.
+                Err(error) if at > 0 => {
+                    let why = format!("part {} of {count} of a large batch failed: {error}", at + 1);
+                    return Err(StoreError::OutcomeUnknown(why));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn receive(&self, queue: &QueueName, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
+        crate::receive::receive(self, queue, receive).await
+    }
+
+    async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+        let expected = batch.len();
+        let settle = batch.into_iter().map(settle_item).collect();
+        let results = self.batch(queue, "settle", &SettleRequest { settle }, expected).await?;
+        each(results, settled, settle_error)
+    }
+
+    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+        let expected = batch.len();
+        let item = |extend: Extend| ExtendItem { receipt: extend.receipt.into(), lease_ms: extend.lease_ms };
+        let extend = batch.into_iter().map(item).collect();
+        let results = self.batch(queue, "extend", &ExtendRequest { extend }, expected).await?;
+        each(results, Ok, settle_error)
+    }
+}
+
+impl Client {
+    async fn batch<B: Serialize, T: DeserializeOwned>(
+        &self,
+        queue: &QueueName,
+        what: &str,
+        body: &B,
+        expected: usize,
+    ) -> Result<Results<T>, StoreError> {
+        let path = format!("/v1/queues/{queue}/{what}");
+        let answer: Result<Results<T>, Failure> = self.transport.post(&path, body).await;
+        let answer = answer.map_err(|failure| failure.into_store(Effect::Change))?;
+        if answer.results.len() == expected {
+            return Ok(answer);
+        }
+        let why = format!("the server gave {} answers to {expected} elements", answer.results.len());
+        Err(StoreError::OutcomeUnknown(why))
+    }
+}
+
+/// Cuts a batch so that each request stays within what the server reads.
+fn parts(batch: Vec<NewMessage>) -> Result<Vec<Vec<SendItem>>, StoreError> {
+    let cut = batch.len() <= BATCH_MAX;
+    let (mut parts, mut bytes) = (vec![Vec::new()], 0);
+    for message in batch {
+        // Attributes are small beside a body; their escapes fit into the margin.
+        let size = message.bytes() as usize;
+        let item = SendItem::from(message);
+        let body = item.body.as_deref().or(item.body_base64.as_deref()).map_or(0, str::len);
+        let size = 256 + if size > 64 * 1024 { encoded_len(&item)? } else { size.max(body) * 2 };
+        if cut && bytes + size > REQUEST_BYTES_MAX && bytes > 0 {
+            parts.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += size;
+        parts.last_mut().expect("there is a part").push(item);
+    }
+    Ok(parts)
+}
+
+fn encoded_len(item: &SendItem) -> Result<usize, StoreError> {
+    encode(item).map(|json: Bytes| json.len()).map_err(|failure| failure.into_store(Effect::None))
+}
+
+pub(crate) fn settle_item(settle: Settle) -> SettleItem {
+    let item = |how| SettleItem {
+        receipt: settle.receipt.into(),
+        how,
+        after_ms: None,
+        error: None,
+        reason: None,
+    };
+    match settle.how {
+        How::Ack => item(HowWord::Ack),
+        How::Retry { after_ms, error } => SettleItem { after_ms, error, ..item(HowWord::Retry) },
+        How::Defer { after_ms } => SettleItem { after_ms: Some(after_ms), ..item(HowWord::Defer) },
+        How::Reject { reason } => SettleItem { reason: Some(reason), ..item(HowWord::Reject) },
+    }
+}
+
+fn settled(item: SettledItem) -> Result<Settled, StoreError> {
+    Ok(match item.settled {
+        SettledWord::Acked => Settled::Acked,
+        SettledWord::Returned => Settled::Returned { after_ms: item.after_ms.unwrap_or_default() },
+        SettledWord::Dead => Settled::Dead,
+        SettledWord::Parked => Settled::Parked,
+    })
+}
+
+/// A newer server may have reasons that are unknown here; that the element was refused must not get lost.
+fn settle_error(problem: &Problem) -> Result<SettleError, StoreError> {
+    let unknown = || StoreError::Invalid(format!("the server answered {}: {}", problem.code, problem.detail));
+    problem.to_settle().ok_or_else(unknown)
+}
+
+fn each<T, A, E>(
+    results: Results<T>,
+    done: impl Fn(T) -> Result<A, StoreError>,
+    failed: impl Fn(&Problem) -> Result<E, StoreError>,
+) -> Batch<A, E> {
+    let answer = |element| match element {
+        Element::Done(item) => done(item).map(Ok),
+        Element::Failed { error } => failed(&error).map(Err),
+    };
+    results.results.into_iter().map(answer).collect()
+}
+
+/// A request whose answer is not needed in detail.
+pub(crate) async fn settle_quietly(client: &Client, queue: &QueueName, settle: Vec<Settle>) {
+    let body = SettleRequest { settle: settle.into_iter().map(settle_item).collect() };
+    let Ok(body) = encode(&body) else { return };
+    let path = format!("/v1/queues/{queue}/settle");
+    let transport = &client.transport;
+    let _: Result<Results<SettledItem>, Failure> =
+        transport.call(Method::POST, &path, body, transport.timeout).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_batch_is_cut_and_a_small_one_is_not() {
+        let batch = |count: usize, bytes: usize| vec![NewMessage::new(vec![b'x'; bytes]); count];
+        let lens = |batch| parts(batch).unwrap().iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(lens(batch(1000, 100)), [1000]);
+        assert_eq!(lens(batch(12, 1 << 20)), [5, 5, 2]);
+        assert_eq!(lens(batch(0, 0)), [0]);
+        assert_eq!(lens(batch(1001, 10_000)), [1001], "the server says what is wrong with it");
+    }
+}

@@ -1,0 +1,295 @@
+//! Requests and answers over pooled connections, and what it means when one fails.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::{AdminError, StoreError};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client as HttpClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio_rustls::rustls;
+
+use crate::connect::{ConnectError, Options};
+use crate::wire::Problem;
+
+/// Whether a call whose answer got lost may have changed something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    None,
+    Change,
+}
+
+/// Why a call has no answer to use.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It never reached the server.
+    NotSent(String),
+    /// It may have reached the server.
+    Lost(String),
+    /// The server refused it.
+    Refused(StatusCode, Box<Problem>),
+}
+
+impl Failure {
+    pub(crate) fn into_store(self, effect: Effect) -> StoreError {
+        match self {
+            Self::NotSent(why) => StoreError::Unavailable(why),
+            Self::Lost(why) => lost(why, effect),
+            Self::Refused(status, problem) => match problem.to_store() {
+                Some(error) => error,
+                None if status == StatusCode::TOO_MANY_REQUESTS => StoreError::Overloaded(problem.detail),
+                None if status == StatusCode::SERVICE_UNAVAILABLE => StoreError::Unavailable(problem.detail),
+                None if status.is_server_error() => lost(problem.detail, effect),
+                None => StoreError::Invalid(problem.detail),
+            },
+        }
+    }
+
+    pub(crate) fn into_admin(self, effect: Effect) -> AdminError {
+        if let Self::Refused(_, problem) = &self
+            && let Some(error) = problem.to_admin()
+        {
+            return error;
+        }
+        self.into_store(effect).into()
+    }
+}
+
+fn lost(why: String, effect: Effect) -> StoreError {
+    match effect {
+        Effect::None => StoreError::Unavailable(why),
+        Effect::Change => StoreError::OutcomeUnknown(why),
+    }
+}
+
+pub(crate) struct Transport {
+    http: HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// Scheme, host, port and path prefix, without a slash at its end.
+    base: String,
+    authorization: Option<HeaderValue>,
+    pub(crate) timeout: Duration,
+}
+
+impl Transport {
+    pub(crate) fn new(endpoint: &str, options: Options) -> Result<Self, ConnectError> {
+        let (endpoint, in_url) = split_token(endpoint);
+        let bad = |problem: String| ConnectError::Endpoint { endpoint: endpoint.clone(), problem };
+        let uri: Uri = endpoint.parse().map_err(|error: http::uri::InvalidUri| bad(error.to_string()))?;
+        if !matches!(uri.scheme_str(), Some("http" | "https")) {
+            return Err(bad("its scheme is neither http nor https".to_owned()));
+        }
+        if uri.query().is_some() {
+            return Err(bad("it has a query".to_owned()));
+        }
+        let token = options.token.map(|token| token.0).or(in_url);
+        let authorization = match token {
+            None => None,
+            Some(token) => {
+                let mut value =
+                    HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| ConnectError::Token)?;
+                value.set_sensitive(true);
+                Some(value)
+            }
+        };
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(options.connect_timeout));
+        // Only HTTPS needs the machine's certificates; reading them takes a while.
+        let connector = if uri.scheme_str() == Some("https") {
+            hyper_rustls::HttpsConnectorBuilder::new()
+                .with_provider_and_native_roots(rustls::crypto::ring::default_provider())
+                .map_err(|error| bad(format!("this machine's certificates cannot be read: {error}")))?
+                .https_only()
+                .enable_http1()
+                .wrap_connector(tcp)
+        } else {
+            plain(tcp)
+        };
+        let http = HttpClient::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(options.idle_timeout)
+            .build(connector);
+        let base = endpoint.trim_end_matches('/').to_owned();
+        Ok(Self { http, base, authorization, timeout: options.timeout })
+    }
+
+    pub(crate) fn endpoint(&self) -> &str {
+        &self.base
+    }
+
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        self.call(Method::GET, path, Bytes::new(), self.timeout).await
+    }
+
+    pub(crate) async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        self.call(Method::DELETE, path, Bytes::new(), self.timeout).await
+    }
+
+    pub(crate) async fn post<B: Serialize, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> Result<T, Failure> {
+        self.post_within(path, body, self.timeout).await
+    }
+
+    pub(crate) async fn post_within<B: Serialize, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+        timeout: Duration,
+    ) -> Result<T, Failure> {
+        self.call(Method::POST, path, encode(body)?, timeout).await
+    }
+
+    pub(crate) async fn put<B: Serialize, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> Result<T, Failure> {
+        self.call(Method::PUT, path, encode(body)?, self.timeout).await
+    }
+
+    /// One request and its answer.
+    pub(crate) async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Result<T, Failure> {
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        if !body.is_empty() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        let request = request.body(Full::new(body)).map_err(|error| Failure::NotSent(error.to_string()))?;
+        let answer = tokio::time::timeout(timeout, self.exchange(request)).await;
+        let (status, body) =
+            answer.unwrap_or_else(|_| Err(Failure::Lost(format!("no answer within {timeout:?}"))))?;
+        if !status.is_success() {
+            return Err(Failure::Refused(status, Box::new(problem(status, &body))));
+        }
+        let json = if body.is_empty() { b"null" } else { &body[..] };
+        serde_json::from_slice(json)
+            .map_err(|error| Failure::Lost(format!("the server's answer cannot be read: {error}")))
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), Failure> {
+        let response = self.http.request(request).await.map_err(|error| {
+            let why = format!("{}: {}", self.base, chain(&error));
+            // hyper cancels what it has not begun to write, for example on a connection that was closing.
+            let unsent = error.is_connect()
+                || error.source().and_then(|e| e.downcast_ref::<hyper::Error>()).is_some_and(hyper::Error::is_canceled);
+            if unsent { Failure::NotSent(why) } else { Failure::Lost(why) }
+        })?;
+        let status = response.status();
+        let body = response.into_body().collect().await;
+        let body = body.map_err(|error| Failure::Lost(format!("{}: {}", self.base, chain(&error))))?;
+        Ok((status, body.to_bytes()))
+    }
+}
+
+/// Plain HTTP, in the same type.
+fn plain(tcp: HttpConnector) -> HttpsConnector<HttpConnector> {
+    let config = rustls::ClientConfig::builder_with_provider(
+        rustls::crypto::ring::default_provider().into(),
+    )
+    .with_safe_default_protocol_versions()
+    .expect("ring knows the default versions")
+    .with_root_certificates(rustls::RootCertStore::empty())
+    .with_no_client_auth();
+    hyper_rustls::HttpsConnectorBuilder::new()
+        .with_tls_config(config)
+        .https_or_http()
+        .enable_http1()
+        .wrap_connector(tcp)
+}
+
+pub(crate) fn encode<B: Serialize>(body: &B) -> Result<Bytes, Failure> {
+    let json = serde_json::to_vec(body);
+    json.map(Bytes::from).map_err(|error| Failure::NotSent(format!("the request cannot be written: {error}")))
+}
+
+/// What the server said; a proxy between may not speak our language.
+fn problem(status: StatusCode, body: &[u8]) -> Problem {
+    match serde_json::from_slice::<Problem>(body) {
+        Ok(problem) if !problem.code.is_empty() => problem,
+        _ => {
+            let text: String = String::from_utf8_lossy(body).trim().chars().take(300).collect();
+            Problem::new("", format!("the server answered {status}: {text}"), false)
+        }
+    }
+}
+
+/// An error with its causes: hyper's own text alone says little.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Takes `ID:SECRET@` out of an endpoint.
+fn split_token(endpoint: &str) -> (String, Option<String>) {
+    let Some((scheme, rest)) = endpoint.split_once("://") else { return (endpoint.to_owned(), None) };
+    let authority = rest.split('/').next().unwrap_or_default();
+    match authority.rsplit_once('@') {
+        None => (endpoint.to_owned(), None),
+        Some((token, _)) => {
+            let decoded = percent_encoding::percent_decode_str(token).decode_utf8_lossy().into_owned();
+            (format!("{scheme}://{}", &rest[token.len() + 1..]), Some(decoded))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_in_the_endpoint_is_taken_out_of_it() {
+        let (endpoint, token) = split_token("https://AK:s%2Fcret@queues.example:1/base");
+        assert_eq!((endpoint.as_str(), token.as_deref()), ("https://queues.example:1/base", Some("AK:s/cret")));
+        assert_eq!(split_token("http://h:1"), ("http://h:1".to_owned(), None));
+    }
+
+    #[test]
+    fn a_bad_endpoint_says_what_to_use() {
+        for bad in ["", "localhost", "ftp://x", "http://x?y"] {
+            let error = Transport::new(bad, Options::default()).err().unwrap().to_string();
+            assert!(error.contains("http://HOST:PORT"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_not_sent_is_unavailable_and_what_got_lost_is_unknown() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let transport = Transport::new(&endpoint, Options::default()).unwrap();
+        let accept = tokio::spawn(async move {
+            use tokio::io::AsyncReadExt as _;
+            let (mut stream, _) = listener.accept().await.unwrap();
+            // The request has arrived; then the connection breaks.
+            stream.read_exact(&mut [0; 4]).await.unwrap();
+        });
+        let lost = transport.post::<_, ()>("/", &7).await.unwrap_err();
+        assert!(matches!(lost.into_store(Effect::Change), StoreError::OutcomeUnknown(_)));
+        accept.await.unwrap();
+        let refused = transport.post::<_, ()>("/", &7).await.unwrap_err();
+        assert!(matches!(refused.into_store(Effect::Change), StoreError::Unavailable(_)));
+    }
+}

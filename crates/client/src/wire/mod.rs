@@ -1,0 +1,331 @@
+//! The native API's JSON, shared by both ends.
+//!
+//! Requests refuse fields that they do not know, so that a typing error is not ignored. Answers ignore them, so that an
+//! older client works with a newer server. `docs/native-api.md` and the server's `/v1/openapi.json` describe the same.
+
+mod attribute;
+mod message;
+mod problem;
+
+use std::collections::BTreeMap;
+
+use hapax_core::{
+    Capabilities, GroupId, MessageId, QueueConfig, QueueInfo, QueueName, Receive, RedriveFilter,
+    RedriveRequest, RedriveTask, StoreStatus,
+};
+use serde::{Deserialize, Serialize};
+
+pub use attribute::AttributeItem;
+pub use message::{DeliveryItem, MessageItem, ParkedItem, SendItem};
+pub use problem::Problem;
+
+/// Attributes by name.
+pub type AttributeItems = BTreeMap<String, AttributeItem>;
+
+/// One element's answer: what was asked for, or why not.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Element<T> {
+    /// It was not done.
+    Failed {
+        /// Why.
+        error: Box<Problem>,
+    },
+    /// It was done.
+    Done(T),
+}
+
+/// One answer per element, in the order of the request.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Results<T> {
+    /// How many were not done.
+    pub failed: usize,
+    /// The answers.
+    pub results: Vec<Element<T>>,
+}
+
+impl<T> Results<T> {
+    /// Puts answers into words.
+    pub fn new<A, E>(answers: Vec<Result<A, E>>, done: impl Fn(A) -> T) -> Self
+    where
+        Problem: From<E>,
+    {
+        let failed = answers.iter().filter(|answer| answer.is_err()).count();
+        let element = |answer| match answer {
+            Ok(answer) => Element::Done(done(answer)),
+            Err(error) => Element::Failed { error: Box::new(Problem::from(error)) },
+        };
+        Self { failed, results: answers.into_iter().map(element).collect() }
+    }
+}
+
+/// `POST /v1/queues/{queue}/messages`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SendRequest {
+    /// The messages, at most 1,000.
+    pub messages: Vec<SendItem>,
+}
+
+/// `POST /v1/queues/{queue}/receive`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReceiveRequest {
+    /// At most so many. 1 to 1,000; default 1.
+    pub max: usize,
+    /// How long each is leased; the queue's default when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
+    /// How long to wait for the first; the queue's default when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<u64>,
+    /// Who receives.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<String>,
+    /// Acked as it is handed out.
+    pub ack_on_receive: bool,
+    /// Names this receive on a FIFO queue, so that it can be repeated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt_id: Option<String>,
+    /// Names this request while it waits, so that it can be cancelled. Anything that nobody else chooses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cancel_id: Option<String>,
+}
+
+impl Default for ReceiveRequest {
+    fn default() -> Self {
+        Receive::default().into()
+    }
+}
+
+impl From<Receive> for ReceiveRequest {
+    fn from(receive: Receive) -> Self {
+        let Receive { max, lease_ms, wait_ms, consumer, ack_on_receive, attempt_id } = receive;
+        Self { max, lease_ms, wait_ms, consumer, ack_on_receive, attempt_id, cancel_id: None }
+    }
+}
+
+impl From<ReceiveRequest> for Receive {
+    fn from(request: ReceiveRequest) -> Self {
+        let ReceiveRequest { max, lease_ms, wait_ms, consumer, ack_on_receive, attempt_id, .. } = request;
+        Self { max, lease_ms, wait_ms, consumer, ack_on_receive, attempt_id }
+    }
+}
+
+/// What a receive answers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Deliveries {
+    /// The deliveries; none when nothing came in time.
+    pub deliveries: Vec<DeliveryItem>,
+}
+
+/// The ways to settle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HowWord {
+    /// Done.
+    Ack,
+    /// Failed, to be tried again.
+    Retry,
+    /// Put back uncounted.
+    Defer,
+    /// To the dead letters.
+    Reject,
+}
+
+/// One element of `POST /v1/queues/{queue}/settle`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SettleItem {
+    /// Which delivery.
+    pub receipt: String,
+    /// How it ends.
+    pub how: HowWord,
+    /// With `retry` and `defer`: when the message returns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_ms: Option<u64>,
+    /// With `retry`: what went wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// With `reject`: why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// `POST /v1/queues/{queue}/settle`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SettleRequest {
+    /// The deliveries to end, at most 1,000.
+    pub settle: Vec<SettleItem>,
+}
+
+/// What became of a settled message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SettledWord {
+    /// Gone.
+    Acked,
+    /// It returns.
+    Returned,
+    /// In the dead letters.
+    Dead,
+    /// Set aside.
+    Parked,
+}
+
+/// What a settle did.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct SettledItem {
+    /// What became of the message.
+    pub settled: SettledWord,
+    /// When it returns, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_ms: Option<u64>,
+}
+
+/// One element of `POST /v1/queues/{queue}/extend`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExtendItem {
+    /// Which delivery.
+    pub receipt: String,
+    /// How long from now.
+    pub lease_ms: u64,
+}
+
+/// `POST /v1/queues/{queue}/extend`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExtendRequest {
+    /// The leases to change, at most 1,000.
+    pub extend: Vec<ExtendItem>,
+}
+
+/// A queue and its configuration.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct QueueItem {
+    /// Its name.
+    pub name: QueueName,
+    /// Its configuration.
+    pub config: QueueConfig,
+    /// When it was created.
+    pub created_ms: u64,
+    /// When its configuration last changed.
+    pub modified_ms: u64,
+}
+
+impl From<QueueInfo> for QueueItem {
+    fn from(info: QueueInfo) -> Self {
+        let QueueInfo { name, config, created_ms, modified_ms } = info;
+        Self { name, config, created_ms, modified_ms }
+    }
+}
+
+impl From<QueueItem> for QueueInfo {
+    fn from(item: QueueItem) -> Self {
+        let QueueItem { name, config, created_ms, modified_ms } = item;
+        Self { name, config, created_ms, modified_ms }
+    }
+}
+
+/// `GET /v1/queues`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Queues {
+    /// In order of name.
+    pub queues: Vec<QueueItem>,
+}
+
+/// `GET /v1/queues/{queue}/messages`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Messages {
+    /// The messages, in order of sequence.
+    pub messages: Vec<MessageItem>,
+    /// Pass it as `after` for the next page; absent at the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<u64>,
+}
+
+/// Messages by id, to discard or to release.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ids {
+    /// The ids, at most 1,000.
+    pub ids: Vec<MessageId>,
+}
+
+/// How many messages an operation touched.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Count {
+    /// How many.
+    pub count: u64,
+}
+
+/// `GET /v1/queues/{queue}/halted`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Halted {
+    /// Groups that stand still.
+    pub groups: Vec<GroupId>,
+}
+
+/// `POST /v1/redrives`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RedriveBody {
+    /// The dead-letter queue.
+    pub from: QueueName,
+    /// Where to; each message's own source queue when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<QueueName>,
+    /// Which messages; all when absent.
+    #[serde(default)]
+    pub filter: RedriveFilter,
+    /// At most so many a second. 1 to 10,000; default 500.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_second: Option<u32>,
+    /// Who asks, for the audit; the server puts the key's id before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+}
+
+impl From<RedriveRequest> for RedriveBody {
+    fn from(request: RedriveRequest) -> Self {
+        let RedriveRequest { from, to, filter, per_second, by } = request;
+        Self { from, to, filter, per_second, by: Some(by) }
+    }
+}
+
+/// `GET /v1/redrives?from=`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Redrives {
+    /// Newest first.
+    pub redrives: Vec<RedriveTask>,
+}
+
+/// `POST /v1/resume`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ResumeBody {
+    /// Who asks, for the audit; the server puts the key's id before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+}
+
+/// `POST /v1/backup`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BackupBody {
+    /// Where to: the absolute path of a new file on the server's machine.
+    pub to: String,
+}
+
+/// `GET /v1/status`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Status {
+    /// The server's version.
+    pub version: String,
+    /// What the server's store can do.
+    pub capabilities: Capabilities,
+    /// How it is doing.
+    pub status: StoreStatus,
+}

@@ -1,0 +1,295 @@
+//! Errors on the wire: RFC 9457 problem details with a stable code, and enough beside it to make the same error again
+//! at the other end.
+
+use hapax_core::{AdminError, QueueName, SendError, SettleError, StoreError};
+use serde::{Deserialize, Serialize};
+
+/// An error as `application/problem+json`. Clients decide by `code`; `detail` is for people.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Problem {
+    /// The HTTP status; absent inside a batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// The stable code, for example `no-such-queue`.
+    pub code: String,
+    /// What happened and what to do.
+    pub detail: String,
+    /// Whether the same request may succeed later.
+    pub retryable: bool,
+    /// The reason inside `detail`, alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The queue that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// The field that is wrong or differs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+    /// Messages in flight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub in_flight: Option<u64>,
+    /// Bytes of the message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// The most bytes allowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_max: Option<u64>,
+    /// The quota that is used up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quota: Option<String>,
+    /// How much of it is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used: Option<u64>,
+    /// How much of it there is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max: Option<u64>,
+    /// The lease that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
+    /// The longest lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_ms_max: Option<u64>,
+}
+
+impl Problem {
+    /// A problem with nothing beside its code.
+    pub fn new(code: &str, detail: impl Into<String>, retryable: bool) -> Self {
+        Self { code: code.to_owned(), detail: detail.into(), retryable, ..Self::default() }
+    }
+
+    fn because(self, reason: &str) -> Self {
+        Self { reason: Some(reason.to_owned()), ..self }
+    }
+
+    fn about(self, queue: &QueueName) -> Self {
+        Self { queue: Some(queue.to_string()), ..self }
+    }
+
+    /// The store error that this was; `None` when it is none that is known here.
+    pub fn to_store(&self) -> Option<StoreError> {
+        let reason = || self.reason.clone().unwrap_or_else(|| self.detail.clone());
+        let queue = || self.queue.as_ref().and_then(|queue| QueueName::new(queue).ok());
+        Some(match self.code.as_str() {
+            "no-such-queue" => StoreError::NoSuchQueue(queue()?),
+            "unavailable" => StoreError::Unavailable(reason()),
+            "outcome-unknown" => StoreError::OutcomeUnknown(reason()),
+            "full" => StoreError::Full(reason()),
+            "overloaded" => StoreError::Overloaded(reason()),
+            "too-many-in-flight" => {
+                StoreError::TooManyInFlight { queue: queue()?, in_flight: self.in_flight? }
+            }
+            "paused" => StoreError::Paused(reason()),
+            "damaged" => StoreError::Damaged(reason()),
+            "invalid" => StoreError::Invalid(reason()),
+            _ => return None,
+        })
+    }
+
+    /// The send error that this was.
+    pub fn to_send(&self) -> SendError {
+        let known = || match self.code.as_str() {
+            "too-large" => Some(SendError::TooLarge { bytes: self.bytes?, bytes_max: self.bytes_max? }),
+            "quota-exceeded" => {
+                Some(SendError::QuotaExceeded { quota: self.quota.clone()?, used: self.used?, max: self.max? })
+            }
+            _ => None,
+        };
+        known().unwrap_or_else(|| SendError::Invalid(self.detail.clone()))
+    }
+
+    /// The settle error that this was; `None` when it is none that is known here.
+    pub fn to_settle(&self) -> Option<SettleError> {
+        Some(match self.code.as_str() {
+            "malformed-receipt" => SettleError::Malformed,
+            "stale-receipt" => SettleError::Stale,
+            "expired-receipt" => SettleError::Expired,
+            "not-in-flight" => SettleError::NotInFlight,
+            "gone" => SettleError::Gone,
+            "lease-too-long" => {
+                SettleError::LeaseTooLong { lease_ms: self.lease_ms?, lease_ms_max: self.lease_ms_max? }
+            }
+            _ => return None,
+        })
+    }
+
+    /// The administrative error that this was; `None` when it is none that is known here.
+    pub fn to_admin(&self) -> Option<AdminError> {
+        let reason = || self.reason.clone().unwrap_or_else(|| self.detail.clone());
+        let queue = || self.queue.as_ref().and_then(|queue| QueueName::new(queue).ok());
+        Some(match self.code.as_str() {
+            "queue-exists" => AdminError::Exists(queue()?, self.field.clone().unwrap_or_default()),
+            "config" => config(self.field.as_deref().unwrap_or_default(), reason()),
+            "redrive-running" => AdminError::RedriveRunning(queue()?),
+            "not-found" => AdminError::NotFound(reason()),
+            "refused" => AdminError::Refused(reason()),
+            _ => AdminError::Store(self.to_store()?),
+        })
+    }
+}
+
+/// Fields that a refusal may name. The error keeps a `&'static str`, so one that a newer server names goes into the text.
+const FIELDS: [&str; 21] = [
+    "kind",
+    "tier",
+    "lease_ms",
+    "retention_ms",
+    "delay_ms",
+    "wait_ms",
+    "message_bytes_max",
+    "retry.base_ms",
+    "retry.cap_ms",
+    "dead_letter",
+    "dead_letter.queue",
+    "dead_letter.max_attempts",
+    "redrive_allow",
+    "redrive_allow.queues",
+    "on_dead",
+    "dedup.window_ms",
+    "quota",
+    "key_pointer",
+    "tags",
+    "extra",
+    "per_second",
+];
+
+fn config(field: &str, problem: String) -> AdminError {
+    match FIELDS.iter().find(|known| **known == field) {
+        Some(field) => AdminError::Config { field, problem },
+        None => AdminError::Config { field: "config", problem: format!("{field}: {problem}") },
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        let problem = Self::new(error.code(), error.to_string(), error.is_retryable());
+        match &error {
+            StoreError::NoSuchQueue(queue) => problem.about(queue),
+            StoreError::TooManyInFlight { queue, in_flight } => {
+                Self { in_flight: Some(*in_flight), ..problem.about(queue) }
+            }
+            StoreError::Unavailable(reason)
+            | StoreError::OutcomeUnknown(reason)
+            | StoreError::Full(reason)
+            | StoreError::Overloaded(reason)
+            | StoreError::Paused(reason)
+            | StoreError::Damaged(reason)
+            | StoreError::Invalid(reason) => problem.because(reason),
+            _ => problem,
+        }
+    }
+}
+
+impl From<SendError> for Problem {
+    fn from(error: SendError) -> Self {
+        let retryable = matches!(error, SendError::QuotaExceeded { .. });
+        let problem = Self::new(error.code(), error.to_string(), retryable);
+        match error {
+            SendError::TooLarge { bytes, bytes_max } => {
+                Self { bytes: Some(bytes), bytes_max: Some(bytes_max), ..problem }
+            }
+            SendError::QuotaExceeded { quota, used, max } => {
+                Self { quota: Some(quota), used: Some(used), max: Some(max), ..problem }
+            }
+            _ => problem,
+        }
+    }
+}
+
+impl From<SettleError> for Problem {
+    fn from(error: SettleError) -> Self {
+        let problem = Self::new(error.code(), error.to_string(), false);
+        match error {
+            SettleError::LeaseTooLong { lease_ms, lease_ms_max } => {
+                Self { lease_ms: Some(lease_ms), lease_ms_max: Some(lease_ms_max), ..problem }
+            }
+            _ => problem,
+        }
+    }
+}
+
+impl From<AdminError> for Problem {
+    fn from(error: AdminError) -> Self {
+        let error = match error {
+            AdminError::Store(error) => return error.into(),
+            other => other,
+        };
+        let retryable = matches!(error, AdminError::RedriveRunning(_));
+        let problem = Self::new(error.code(), error.to_string(), retryable);
+        match &error {
+            AdminError::Exists(queue, field) => Self { field: Some(field.clone()), ..problem.about(queue) },
+            AdminError::Config { field, problem: reason } => {
+                Self { field: Some((*field).to_owned()), ..problem.because(reason) }
+            }
+            AdminError::RedriveRunning(queue) => problem.about(queue),
+            AdminError::NotFound(reason) | AdminError::Refused(reason) => problem.because(reason),
+            _ => problem,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn over_the_wire(problem: Problem) -> Problem {
+        serde_json::from_str(&serde_json::to_string(&problem).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn every_error_is_the_same_at_the_other_end() {
+        let queue = QueueName::new("jobs").unwrap();
+        let why = || "why".to_owned();
+        let store = [
+            StoreError::NoSuchQueue(queue.clone()),
+            StoreError::Unavailable(why()),
+            StoreError::OutcomeUnknown(why()),
+            StoreError::Full(why()),
+            StoreError::Overloaded(why()),
+            StoreError::TooManyInFlight { queue: queue.clone(), in_flight: 3 },
+            StoreError::Paused(why()),
+            StoreError::Damaged(why()),
+            StoreError::Invalid(why()),
+        ];
+        for error in store {
+            assert_eq!(over_the_wire(error.clone().into()).to_store(), Some(error.clone()));
+            let admin = AdminError::Store(error);
+            assert_eq!(over_the_wire(admin.clone().into()).to_admin(), Some(admin));
+        }
+        let admin = [
+            AdminError::Exists(queue.clone(), "delay_ms".into()),
+            AdminError::Config { field: "lease_ms", problem: why() },
+            AdminError::RedriveRunning(queue),
+            AdminError::NotFound(why()),
+            AdminError::Refused(why()),
+        ];
+        for error in admin {
+            assert_eq!(over_the_wire(error.clone().into()).to_admin(), Some(error));
+        }
+        let send = [
+            SendError::TooLarge { bytes: 2, bytes_max: 1 },
+            SendError::QuotaExceeded { quota: why(), used: 1, max: 1 },
+            SendError::Invalid(why()),
+        ];
+        for error in send {
+            assert_eq!(over_the_wire(error.clone().into()).to_send(), error);
+        }
+        let settle = [
+            SettleError::Malformed,
+            SettleError::Stale,
+            SettleError::Expired,
+            SettleError::NotInFlight,
+            SettleError::Gone,
+            SettleError::LeaseTooLong { lease_ms: 2, lease_ms_max: 1 },
+        ];
+        for error in settle {
+            assert_eq!(over_the_wire(error.clone().into()).to_settle(), Some(error));
+        }
+    }
+
+    #[test]
+    fn an_unknown_code_is_no_error_of_ours() {
+        let problem = Problem::new("from-the-future", "?", false);
+        assert_eq!((problem.to_store(), problem.to_settle(), problem.to_admin()), (None, None, None));
+    }
+}
