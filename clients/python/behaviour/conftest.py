@@ -12,15 +12,15 @@ PROTOCOL = "query" if tuple(map(int, botocore.__version__.split(".")[:2])) < (1,
 collect_ignore = ["test_json_wire.py"] if PROTOCOL == "query" else ["test_query_wire.py"]
 
 
-def client_for(endpoint, key="test", secret="test", **config):
+def client_for(endpoint, key="test", secret="test", region="us-east-1"):
     # Refused values must reach the server, so botocore does not look at them; and no retry hides an error.
     config = Config(
-        parameter_validation=False, retries={"max_attempts": 0}, max_pool_connections=50, read_timeout=40, **config
+        parameter_validation=False, retries={"max_attempts": 0}, max_pool_connections=50, read_timeout=40
     )
     return boto3.session.Session().client(
         "sqs",
         endpoint_url=endpoint,
-        region_name="us-east-1",
+        region_name=region,
         aws_access_key_id=key,
         aws_secret_access_key=secret,
         config=config,
