@@ -23,7 +23,9 @@ fn copy_and(
     if to.exists() {
         return Err(OpenError::Exists { path: to.to_owned() });
     }
-    let part = to.with_extension("part");
+    let mut part = to.to_owned().into_os_string();
+    part.push(".part");
+    let part = std::path::PathBuf::from(part);
     if part.exists() {
         std::fs::remove_file(&part).map_err(io)?;
     }
@@ -65,6 +67,13 @@ pub(crate) fn restore(backup: &Path, folder: &Path) -> Result<(), OpenError> {
     };
     std::fs::create_dir_all(folder).map_err(io(folder))?;
     let to = folder.join(DATABASE);
+    for journal in ["-wal", "-journal"] {
+        // SQLite would take another store's log for this one's.
+        let path = folder.join(format!("{DATABASE}{journal}"));
+        if path.exists() {
+            return Err(OpenError::Exists { path });
+        }
+    }
     let source = Connection::open_with_flags(backup, rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY)
         .map_err(|_| OpenError::Io { path: backup.to_owned(), error: std::io::ErrorKind::NotFound.into() })?;
     schema::recognise(&source, backup)?;

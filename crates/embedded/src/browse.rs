@@ -42,33 +42,42 @@ impl Reader {
     }
 }
 
+/// Where to look.
+pub(crate) struct Shelf {
+    pub queue: u32,
+    pub purged_before: u64,
+    /// Messages that the engine has parked because their rows are damaged, which the rows themselves do not tell.
+    pub damaged: Vec<u64>,
+}
+
 /// One page of a queue's messages in order of their place.
 pub(crate) fn page(
     db: &Connection,
     ids: &Ids,
-    queue: u32,
-    purged_before: u64,
+    shelf: &Shelf,
     browse: &Browse,
     now_ms: u64,
 ) -> rusqlite::Result<Page<MessageView>> {
     // A delayed message whose time has come is ready, though its row is not rewritten for that.
+    let damaged: Vec<_> = shelf.damaged.iter().map(u64::to_string).collect();
+    let parked = format!("(state = 3 OR seq IN ({}))", damaged.join(", "));
     let state = match browse.state {
         None => "1",
         Some(MessageState::Ready) => "(state = 0 OR (state = 1 AND due_ms <= ?5))",
         Some(MessageState::Delayed) => "(state = 1 AND due_ms > ?5)",
         Some(MessageState::InFlight) => "state = 2",
-        Some(MessageState::Parked) => "state = 3",
+        Some(MessageState::Parked) => &parked,
     };
     let only = if browse.id.is_some() { "seq = ?4" } else { "?4 IS NULL" };
     let seq = browse.id.map(|id| ids.seq(id).unwrap_or(0) as i64);
-    let after = browse.after.map_or(purged_before as i64 - 1, |after| after as i64);
+    let after = browse.after.map_or(shelf.purged_before as i64 - 1, |after| after as i64);
     let sql = format!(
         "SELECT {} FROM message WHERE queue = ?1 AND ord > ?2 AND {state} AND {only} AND ?5 >= 0 ORDER BY ord LIMIT ?3",
         storage::MESSAGE_COLUMNS
     );
     let limit = browse.limit as i64;
     let mut statement = db.prepare_cached(&sql)?;
-    let mut rows = statement.query(params![queue, after, limit + 1, seq, now_ms as i64])?;
+    let mut rows = statement.query(params![shelf.queue, after, limit + 1, seq, now_ms as i64])?;
     let mut items = Vec::new();
     while let Some(row) = rows.next()? {
         items.push(view(db, ids, row, now_ms)?);
@@ -76,6 +85,10 @@ pub(crate) fn page(
     let more = items.len() > browse.limit;
     items.truncate(browse.limit);
     let next = items.last().filter(|_| more).map(|last: &MessageView| last.sequence);
+    if let Some(state) = browse.state {
+        // A damaged row is parked, whatever it says of itself.
+        items.retain(|item| item.state == state);
+    }
     Ok(Page { items, next })
 }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ErrorCode};
 
 use crate::OpenError;
 use crate::storage::sqlite::Place;
@@ -17,14 +17,15 @@ pub(crate) enum Checkpoint {
     Inline,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum State {
-    Idle,
-    Asked,
+/// What is wanted of the checkpointing thread and how it fares.
+#[derive(Debug, Default)]
+struct State {
+    asked: bool,
     /// A pass is over and the writer has not yet asked how it went.
-    Done,
-    Failed(String),
-    Stop,
+    done: bool,
+    stop: bool,
+    /// Stays, so that whoever looks last still learns of it.
+    failed: Option<String>,
 }
 
 type Shared = (Mutex<State>, Condvar);
@@ -42,7 +43,7 @@ fn lock(shared: &Shared) -> MutexGuard<'_, State> {
 
 impl Checkpointer {
     pub fn start(place: &Place, checkpoint: Checkpoint) -> Result<Self, OpenError> {
-        let shared: Arc<Shared> = Arc::new((Mutex::new(State::Idle), Condvar::new()));
+        let shared: Arc<Shared> = Arc::default();
         let inline = checkpoint == Checkpoint::Inline;
         if inline {
             return Ok(Self { shared, thread: None, inline });
@@ -58,10 +59,7 @@ impl Checkpointer {
 
     /// Why checkpoints stopped, if they did.
     pub fn failure(&self) -> Option<String> {
-        match &*lock(&self.shared) {
-            State::Failed(problem) => Some(problem.clone()),
-            _ => None,
-        }
+        lock(&self.shared).failed.clone()
     }
 
     /// Asks for a pass; `true` when one has just ended and only a rest remains.
@@ -70,19 +68,20 @@ impl Checkpointer {
             return true;
         }
         let mut state = lock(&self.shared);
-        let done = *state == State::Done;
-        if done {
-            *state = State::Idle;
-        } else if *state == State::Idle {
-            *state = State::Asked;
+        if std::mem::take(&mut state.done) {
+            return true;
+        }
+        if !state.asked {
+            state.asked = true;
             self.shared.1.notify_one();
         }
-        done
+        false
     }
 
+    /// Waits for a pass that is under way. Its failure can still be asked for.
     pub fn stop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            *lock(&self.shared) = State::Stop;
+            lock(&self.shared).stop = true;
             self.shared.1.notify_one();
             let _ = thread.join();
         }
@@ -92,36 +91,44 @@ impl Checkpointer {
 fn serve(db: Connection, shared: &Shared) {
     loop {
         let mut state = lock(shared);
-        while !matches!(*state, State::Asked | State::Stop) {
+        while !state.asked && !state.stop {
             state = shared.1.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if *state == State::Stop {
+        if state.stop {
             return;
         }
         drop(state);
         let ran = run(&db);
         let mut state = lock(shared);
-        if *state == State::Stop {
-            return;
-        }
-        *state = match ran {
-            Ok(()) => State::Done,
+        state.asked = false;
+        match ran {
+            Ok(Pass::Ran) => state.done = true,
+            // The writer asks again after its next commit.
+            Ok(Pass::Full) => {}
             Err(error) => {
                 // Closing would checkpoint again. A failed fsync must not be retried: it may then claim success.
                 std::mem::forget(db);
-                *state = State::Failed(error.to_string());
+                state.failed = Some(error.to_string());
                 return;
             }
-        };
+        }
     }
 }
 
-/// One pass; stops for nobody and copies what it can. A full disk is no failure: the WAL stays as it is, nothing was
-/// synced that is not there, and the next pass may find room.
-pub(crate) fn run(db: &Connection) -> rusqlite::Result<()> {
-    let ran = db.prepare_cached("PRAGMA wal_checkpoint(PASSIVE)")?.query_row([], |_| Ok(()));
-    match ran {
-        Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) => Ok(()),
-        ran => ran,
+/// How a pass ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pass {
+    Ran,
+    /// The database could not grow. Nothing is lost: the WAL still holds it all, and no fsync failed, so another try is
+    /// safe.
+    Full,
+}
+
+/// One pass; stops for nobody and copies what it can.
+pub(crate) fn run(db: &Connection) -> rusqlite::Result<Pass> {
+    match db.prepare_cached("PRAGMA wal_checkpoint(PASSIVE)")?.query_row([], |_| Ok(())) {
+        Ok(()) => Ok(Pass::Ran),
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => Ok(Pass::Full),
+        Err(error) => Err(error),
     }
 }

@@ -19,6 +19,14 @@ impl Crc {
         self.bytes(&len.to_le_bytes()).bytes(bytes.unwrap_or_default())
     }
 
+    pub fn word(&mut self, word: u64) -> &mut Self {
+        self.bytes(&word.to_le_bytes())
+    }
+
+    pub fn text(&mut self, text: Option<&str>) -> &mut Self {
+        self.part(text.map(str::as_bytes))
+    }
+
     pub fn end(self) -> u32 {
         self.0.finalize()
     }

@@ -3,6 +3,8 @@
 use hapax_core::MessageId;
 use rusqlite::Connection;
 
+use crate::crc::Crc;
+
 /// A UUID of version 8: 60 random bits of the epoch, then the number.
 #[derive(Debug, Clone)]
 pub(crate) struct Ids {
@@ -21,18 +23,28 @@ impl Ids {
         Self { epochs: [(1, salt)].into() }
     }
 
-    pub fn load(db: &Connection) -> rusqlite::Result<Self> {
-        let mut statement = db.prepare("SELECT first_seq, salt FROM epoch ORDER BY first_seq")?;
-        let epoch =
-            |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u64));
-        let epochs: Vec<_> = statement.query_map([], epoch)?.collect::<Result<_, _>>()?;
-        Ok(Self { epochs: epochs.into() })
+    /// `None` when a row is damaged: ids made with a wrong salt would name no message.
+    pub fn load(db: &Connection) -> rusqlite::Result<Option<Self>> {
+        let mut statement = db.prepare("SELECT first_seq, salt, crc FROM epoch ORDER BY first_seq")?;
+        let epoch = |row: &rusqlite::Row<'_>| {
+            let epoch = (row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u64);
+            Ok((row.get::<_, u32>(2)? == Self::crc(epoch)).then_some(epoch))
+        };
+        let epochs: Option<Vec<_>> = statement.query_map([], epoch)?.collect::<Result<_, _>>()?;
+        Ok(epochs.filter(|epochs| !epochs.is_empty()).map(|epochs| Self { epochs: epochs.into() }))
+    }
+
+    fn crc((first_seq, salt): (u64, u64)) -> u32 {
+        let mut crc = Crc::new();
+        crc.word(first_seq).word(salt);
+        crc.end()
     }
 
     /// Numbers from `first_seq` on get ids that no earlier epoch gave out.
     pub fn begin_epoch(db: &Connection, first_seq: u64) -> rusqlite::Result<()> {
-        let sql = "INSERT OR REPLACE INTO epoch (first_seq, salt) VALUES (?1, random())";
-        db.execute(sql, [first_seq as i64])?;
+        let salt: i64 = db.query_row("SELECT random()", [], |row| row.get(0))?;
+        let sql = "INSERT OR REPLACE INTO epoch (first_seq, salt, crc) VALUES (?1, ?2, ?3)";
+        db.execute(sql, rusqlite::params![first_seq as i64, salt, Self::crc((first_seq, salt as u64))])?;
         Ok(())
     }
 
@@ -59,7 +71,7 @@ mod tests {
 
     #[test]
     fn ids_name_their_message_and_differ_between_epochs() {
-        let before = Ids { epochs: [(1, 77)].into() };
+        let before = Ids::fixed(77);
         let after = Ids { epochs: [(1, 77), (100, 78)].into() };
         assert_eq!(before.id(99), after.id(99));
         assert_ne!(before.id(100), after.id(100), "an id given out after the backup is not given out again");

@@ -74,6 +74,11 @@ impl Inbox {
         self.wake.notify_one();
     }
 
+    /// Why operations are turned away, if they are.
+    pub fn closed(&self) -> Option<StoreError> {
+        self.lock().closed.clone()
+    }
+
     /// Everything that waits, into `into`; sleeps until there is something, the clock moves, the time is over
     /// (`None`: for ever) or the inbox is closed. `false` when it is closed and empty.
     pub fn take(&self, into: &mut Vec<Op>, sleep: Option<Duration>) -> bool {

@@ -171,6 +171,9 @@ pub enum OpenError {
     /// SQLite refused.
     #[error("the database cannot be used: {0}")]
     Sqlite(#[from] rusqlite::Error),
+    /// The store was closed or has stopped.
+    #[error("{0}")]
+    Closed(StoreError),
     /// The operating system gave no thread.
     #[error("no thread could be started: {0}")]
     Thread(std::io::Error),
@@ -238,6 +241,7 @@ impl Embedded {
                 .warnings
                 .push(format!("{rows} messages were found damaged and are parked; see `parked list`"));
         }
+        report.warnings.append(&mut loader.warnings);
         let engine = loader.finish();
         let queues = engine.queues();
         let by_content =
@@ -276,8 +280,9 @@ impl Embedded {
     pub fn close(&self) {
         self.shared.inbox.close(StoreError::Unavailable("the store is closed".into()));
         self.reader.lock().unwrap_or_else(PoisonError::into_inner).stop();
-        let thread = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
+        // Held while joining: whoever closes second also returns only when the store is closed.
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = writer.take() {
             let _ = thread.join();
         }
     }
@@ -285,6 +290,10 @@ impl Embedded {
     /// Writes a backup of the running store to `to`, a file that must not exist. Blocks until it is written; sends
     /// and settles go on meanwhile.
     pub fn backup(&self, to: impl AsRef<Path>) -> Result<(), OpenError> {
+        if let Some(closed) = self.shared.inbox.closed() {
+            // The folder may be another process's by now.
+            return Err(OpenError::Closed(closed));
+        }
         backup::take(&self.shared.place, to.as_ref(), self.shared.clock.wall_ms())
     }
 
@@ -307,8 +316,28 @@ impl Drop for Embedded {
     }
 }
 
+/// Turns callers away when the writer ends in a panic: they would wait for ever for an answer.
+struct Ending<'a>(&'a Shared);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let defect = "the writer failed, which is a defect; start the store again and report it";
+        let stopped = StoreError::Unavailable(defect.into());
+        if std::thread::panicking() {
+            self.0.report.lock().unwrap_or_else(PoisonError::into_inner).stopped = Some(stopped.clone());
+        }
+        self.0.inbox.close(stopped);
+        // Whatever still waits is dropped, which answers it.
+        let mut waiting = Vec::new();
+        while self.0.inbox.take(&mut waiting, None) {
+            waiting.clear();
+        }
+    }
+}
+
 /// The writer thread.
 fn serve(mut writer: Writer<Sqlite>, shared: &Shared, lock: Option<FolderLock>) {
+    let _ending = Ending(shared);
     let mut ops = Vec::new();
     while shared.inbox.take(&mut ops, writer.sleep()) {
         writer.run(&mut ops);

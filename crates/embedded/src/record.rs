@@ -86,6 +86,28 @@ pub(crate) struct Entry {
     pub flags: u8,
 }
 
+impl Entry {
+    /// What stands for a message of whose row nothing but the key can be read.
+    pub fn unreadable(seq: u64) -> Self {
+        Self {
+            seq,
+            order: seq,
+            sent_ms: 0,
+            base_ms: 0,
+            due_ms: 0,
+            fence: 0,
+            first_ms: 0,
+            received_ms: 0,
+            attempts: 0,
+            bytes: 0,
+            group: 0,
+            state: State::Parked,
+            priority: 0,
+            flags: 0,
+        }
+    }
+}
+
 /// A row of `message`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MessageRow {
@@ -170,6 +192,39 @@ pub(crate) struct DeadRow {
     pub died_ms: u64,
 }
 
+impl DeadRow {
+    pub fn crc(&self) -> u32 {
+        let mut crc = Crc::new();
+        for word in [self.seq, self.source_order, u64::from(self.attempts), self.first_ms, self.died_ms] {
+            crc.word(word);
+        }
+        crc.text(Some(self.source.as_str())).text(Some(self.cause.as_str())).text(self.error.as_deref());
+        crc.end()
+    }
+}
+
+/// The checksum of a row of `history`.
+pub(crate) fn history_crc(seq: u64, failed: &FailedAttempt) -> u32 {
+    let mut crc = Crc::new();
+    crc.word(seq).word(u64::from(failed.attempt)).word(failed.at_ms).text(Some(failed.cause.as_str()));
+    crc.text(failed.error.as_deref()).text(failed.consumer.as_deref());
+    crc.end()
+}
+
+/// The checksum of a row of `halted`.
+pub(crate) fn halted_crc(queue: u32, group: &str) -> u32 {
+    let mut crc = Crc::new();
+    crc.word(u64::from(queue)).text(Some(group));
+    crc.end()
+}
+
+/// The checksum of a row of `redrive`.
+pub(crate) fn redrive_crc(id: u64, task: &str, upto: u64, cursor: u64) -> u32 {
+    let mut crc = Crc::new();
+    crc.word(id).word(upto).word(cursor).text(Some(task));
+    crc.end()
+}
+
 /// A row of `queue`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct QueueRow {
@@ -191,6 +246,15 @@ pub(crate) struct DedupRow {
     pub seq: u64,
     pub order: u64,
     pub sent_ms: u64,
+}
+
+impl DedupRow {
+    pub fn crc(&self, queue: u32) -> u32 {
+        let mut crc = Crc::new();
+        crc.bytes(&self.key.to_le_bytes()).word(u64::from(queue));
+        crc.word(self.seq).word(self.order).word(self.sent_ms);
+        crc.end()
+    }
 }
 
 /// The store's single row: counters that must never step back.

@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use hapax_core::{
-    AdminError, Batch, Browse, Capabilities, Delivery, Extend, Fence, GroupId, MessageId, MessageView,
+    AdminError, Batch, Browse, Capabilities, Cause, Delivery, Extend, Fence, GroupId, MessageId, MessageView,
     NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, QueueStore, Receive,
     RedriveRequest, RedriveTask, Remaining, SendError, Sent, Settle, SettleError, Settled, StoreError,
     StoreStatus, policy,
 };
 use tokio::sync::oneshot;
 
-use crate::browse::{self, parse_attributes};
+use crate::browse::{self, Shelf, parse_attributes};
 use crate::engine::{Engine, Outgoing, Queue, Request, content_id};
 use crate::record::Content;
 use crate::time::Now;
@@ -26,19 +26,18 @@ const ATTRIBUTES_MAX: usize = 100;
 
 type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
 
-impl Shared {
-    async fn answer<T>(&self, answer: Answer<T>) -> Result<T, StoreError> {
-        answer.await.unwrap_or_else(|_| Err(self.gone()))
-    }
+/// The writer went away without an answer: what was asked may have been done.
+fn gone() -> StoreError {
+    StoreError::OutcomeUnknown("the store ended before it answered".into())
+}
 
-    /// The writer went away without an answer: what was asked may have been done.
-    fn gone(&self) -> StoreError {
-        let stopped = self.report().stopped;
-        stopped.unwrap_or_else(|| StoreError::OutcomeUnknown("the store closed before it answered".into()))
+impl Shared {
+    async fn answer<T>(answer: Answer<T>) -> Result<T, StoreError> {
+        answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
     /// Runs something on the engine, inside a wave, and waits until that is committed.
-    async fn job<T: Send + 'static>(
+    pub(crate) async fn job<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Engine, Now) -> T + Send + 'static,
     ) -> Result<T, StoreError> {
@@ -48,7 +47,7 @@ impl Shared {
             Box::new(move |failed| drop(reply.send(failed.map_or(Ok(value), Err))))
         };
         self.inbox.push(Op::Job(Box::new(job)))?;
-        self.answer(answer).await
+        Self::answer(answer).await
     }
 
     fn delivery(&self, raw: Raw) -> Delivery {
@@ -156,7 +155,7 @@ impl QueueStore for Embedded {
             self.shared.by_content.read().unwrap_or_else(PoisonError::into_inner).contains(queue);
         let batch = batch.into_iter().map(|message| outgoing(message, by_content)).collect();
         self.shared.inbox.push(Op::Send { queue: queue.clone(), batch, reply })?;
-        self.shared.answer(answer).await
+        Shared::answer(answer).await
     }
 
     async fn receive(&self, queue: &QueueName, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
@@ -176,7 +175,7 @@ impl QueueStore for Embedded {
         let mut receiving = Receiving { shared: &self.shared, id, answer: Some(answer) };
         let answer = receiving.answer.as_mut().expect("just put there").await;
         receiving.answer = None;
-        let raw = answer.unwrap_or_else(|_| Err(self.shared.gone()))?;
+        let raw = answer.unwrap_or_else(|_| Err(gone()))?;
         Ok(raw.into_iter().map(|raw| self.shared.delivery(raw)).collect())
     }
 
@@ -186,7 +185,7 @@ impl QueueStore for Embedded {
         let batch =
             batch.into_iter().map(|settle| (self.shared.sealer.open(&settle.receipt), settle)).collect();
         self.shared.inbox.push(Op::Settle { queue: queue.clone(), batch, reply })?;
-        self.shared.answer(answer).await
+        Shared::answer(answer).await
     }
 
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
@@ -195,7 +194,7 @@ impl QueueStore for Embedded {
         let batch =
             batch.into_iter().map(|extend| (self.shared.sealer.open(&extend.receipt), extend)).collect();
         self.shared.inbox.push(Op::Extend { queue: queue.clone(), batch, reply })?;
-        self.shared.answer(answer).await
+        Shared::answer(answer).await
     }
 }
 
@@ -246,18 +245,22 @@ impl QueueAdmin for Embedded {
         }
         let name = name.clone();
         let found = self.shared.job(move |engine, now| {
-            engine.find(&name).map(|id| (id, engine.queue(id).purged_before, now.ms()))
+            let id = engine.find(&name)?;
+            let queue = engine.queue(id);
+            let damaged = queue.table.parked_for(Cause::Damaged);
+            let shelf = Shelf { queue: id, purged_before: queue.purged_before, damaged };
+            Ok::<_, StoreError>((shelf, now.ms()))
         });
-        let (queue, purged_before, now_ms) = found.await??;
+        let (shelf, now_ms) = found.await??;
         let (reply, answer) = oneshot::channel();
         let ids = self.shared.ids.clone();
         let look = Box::new(move |db: &rusqlite::Connection| {
-            let page = browse::page(db, &ids, queue, purged_before, &browse, now_ms);
+            let page = browse::page(db, &ids, &shelf, &browse, now_ms);
             let _ =
                 reply.send(page.map_err(|error| StoreError::Unavailable(format!("a read failed ({error})"))));
         });
         self.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
-        self.shared.answer(answer).await
+        Shared::answer(answer).await
     }
 
     async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {

@@ -261,6 +261,13 @@ impl<S: Storage> Writer<S> {
         self.stop(StoreError::Unavailable(format!("a read failed ({error}); {remedy}")));
     }
 
+    /// ... while this receive was served, which is told why.
+    fn stop_receive(&mut self, waiter: Waiter, error: &ReadError) {
+        self.stop_unread(error);
+        let stopped = self.stopped.clone().expect("just stopped");
+        let _ = waiter.reply.send(Err(stopped));
+    }
+
     fn answer(&mut self, answer: Answer, failed: Option<&StoreError>) {
         fn give<T>(reply: Reply<T>, value: T, failed: Option<&StoreError>) {
             // A caller that went away needs no answer: what it asked for is done or not, durably.
@@ -432,7 +439,7 @@ impl<S: Storage> Writer<S> {
         // Whoever waits already comes first.
         if !self.waiters.any(queue) {
             match self.hand_out(now, &waiter) {
-                Err(error) => self.stop_unread(&error),
+                Err(error) => self.stop_receive(waiter, &error),
                 Ok(raw) if raw.is_empty() && wait_ms > 0 => self.waiters.add(waiter),
                 Ok(raw) => self.answers.push(Answer::Received(waiter.reply, raw)),
             }
@@ -442,7 +449,7 @@ impl<S: Storage> Writer<S> {
         } else {
             self.serve(now, queue);
             match self.hand_out(now, &waiter) {
-                Err(error) => self.stop_unread(&error),
+                Err(error) => self.stop_receive(waiter, &error),
                 Ok(raw) => self.answers.push(Answer::Received(waiter.reply, raw)),
             }
         }
@@ -453,7 +460,7 @@ impl<S: Storage> Writer<S> {
         while self.waiters.any(queue) && self.engine.has_available(queue) {
             let Some(waiter) = self.waiters.next(queue) else { return };
             match self.hand_out(now, &waiter) {
-                Err(error) => return self.stop_unread(&error),
+                Err(error) => return self.stop_receive(waiter, &error),
                 Ok(raw) if raw.is_empty() => return self.waiters.add(waiter),
                 Ok(raw) => self.answers.push(Answer::Received(waiter.reply, raw)),
             }

@@ -1,12 +1,15 @@
 //! Rebuilding the engine from its rows, by one scan.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use hapax_core::{GroupId, RedriveTask};
 
-use super::{Counters, Engine, Queue, StoreQuota, Wave, dedup};
-use crate::record::{DedupRow, Header, MessageRow, QueueRow, State, park_flags};
+use super::{Counters, Engine, Queue, StoreQuota, Table, Wave, dedup};
+use crate::record::{DedupRow, Entry, Header, MessageRow, QueueRow, park_flags};
 use crate::time::Now;
+
+/// A number that no store reaches; one beyond it comes from a flipped bit.
+const SEQ_END: u64 = 1 << 60;
 
 /// One row as it comes out of the storage.
 pub(crate) enum Loaded {
@@ -43,7 +46,16 @@ pub(crate) struct Loader {
     engine: Engine,
     now: Now,
     redrives: Vec<(RedriveTask, u64, u64)>,
+    damaged_rows: Vec<MessageRow>,
     pub damaged: u64,
+    pub warnings: Vec<String>,
+}
+
+fn put(queue: &mut Queue, counters: &mut Counters, entry: Entry) {
+    counters.next_seq = counters.next_seq.max(entry.seq + 1).max(entry.order + 1);
+    counters.messages += 1;
+    counters.bytes += u64::from(entry.bytes);
+    queue.table.insert(entry);
 }
 
 impl Loader {
@@ -68,7 +80,14 @@ impl Loader {
             quota,
             wave,
         };
-        Self { engine, now, redrives: Vec::new(), damaged: 0 }
+        Self { engine, now, redrives: Vec::new(), damaged_rows: Vec::new(), damaged: 0, warnings: Vec::new() }
+    }
+
+    /// Notes what an operator should know.
+    pub fn warn(&mut self, warning: &str) {
+        if self.warnings.len() < 100 {
+            self.warnings.push(warning.to_owned());
+        }
     }
 
     pub fn add(&mut self, loaded: Loaded) {
@@ -89,7 +108,7 @@ impl Loader {
                 queue.purged_before = row.purged_before;
                 engine.queues[at] = Some(Box::new(queue));
             }
-            Loaded::Message { row, damaged } => self.add_message(&row, damaged),
+            Loaded::Message { row, damaged } => self.add_message(row, damaged),
             Loaded::Halted { queue, group } => {
                 if let Some(queue) = engine.queues.get_mut(queue as usize).and_then(Option::as_mut) {
                     let at = queue.table.groups.intern(Some(&group));
@@ -110,41 +129,55 @@ impl Loader {
         }
     }
 
-    fn add_message(&mut self, row: &MessageRow, damaged: bool) {
-        let engine = &mut self.engine;
-        let mut entry = row.entry;
+    fn add_message(&mut self, row: MessageRow, damaged: bool) {
         if damaged {
             self.damaged += 1;
-        }
-        let Some(queue) = engine.queues.get_mut(row.queue as usize).and_then(Option::as_mut) else {
-            // Of a deleted queue. A damaged row may name any queue: it stays in the file for whoever looks.
-            if !damaged {
-                engine.sweep.push_back((entry.seq, entry.flags));
-            }
+            self.damaged_rows.push(row);
             return;
-        };
-        let counters = &mut engine.wave.counters;
-        if damaged {
-            // Nothing in the row can be trusted but its key: keep it out of every order and count.
-            entry.state = State::Parked;
-            entry.flags = park_flags(0, hapax_core::Cause::Damaged);
-            entry.order = entry.seq;
-            entry.fence = entry.fence.min(counters.fence);
-            entry.group = queue.table.groups.intern(None);
-        } else if entry.order < queue.purged_before {
+        }
+        let engine = &mut self.engine;
+        let mut entry = row.entry;
+        let queue = engine.queues.get_mut(row.queue as usize).and_then(Option::as_mut);
+        let Some(queue) = queue.filter(|queue| entry.order >= queue.purged_before) else {
+            // Of a deleted queue, or purged.
             engine.sweep.push_back((entry.seq, entry.flags));
             return;
-        } else {
-            entry.group = queue.table.groups.intern(row.group.as_ref());
+        };
+        entry.group = queue.table.groups.intern(row.group.as_ref());
+        put(queue, &mut engine.wave.counters, entry);
+    }
+
+    /// Parks what is damaged, after all else: of such a row only the key is used, and only if no sound message has it.
+    /// A row that names no queue or a number in use stays in the file for whoever looks.
+    fn park_damaged(&mut self) {
+        let rows = std::mem::take(&mut self.damaged_rows);
+        let keys: HashSet<u64> = rows.iter().map(|row| row.entry.seq).collect();
+        let tables = self.engine.queues.iter().flatten().map(|queue| &queue.table);
+        let numbers = tables.flat_map(Table::iter).flat_map(|(_, entry)| [entry.seq, entry.order]);
+        let mut taken: HashSet<u64> = numbers.filter(|number| keys.contains(number)).collect();
+        for row in rows {
+            let queue = self.engine.queues.get_mut(row.queue as usize).and_then(Option::as_mut);
+            let (Some(queue), seq @ 1..SEQ_END) = (queue, row.entry.seq) else { continue };
+            if !taken.insert(seq) {
+                continue;
+            }
+            let now_ms = self.now.ms();
+            let entry = Entry {
+                flags: park_flags(0, hapax_core::Cause::Damaged),
+                sent_ms: row.entry.sent_ms.min(now_ms),
+                base_ms: now_ms,
+                due_ms: now_ms,
+                bytes: row.entry.bytes.min(hapax_core::policy::MESSAGE_BYTES_MAX as u32),
+                group: queue.table.groups.intern(None),
+                ..Entry::unreadable(seq)
+            };
+            put(queue, &mut self.engine.wave.counters, entry);
         }
-        counters.next_seq = counters.next_seq.max(entry.seq + 1).max(entry.order + 1);
-        counters.messages += 1;
-        counters.bytes += u64::from(entry.bytes);
-        queue.table.insert(entry);
     }
 
     /// The engine, with every queue's timer set.
     pub fn finish(mut self) -> Engine {
+        self.park_damaged();
         for (task, upto, cursor) in std::mem::take(&mut self.redrives) {
             self.engine.load_task(task, upto, cursor, self.now);
         }

@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use hapax_core::GroupId;
+use hapax_core::{Cause, GroupId};
 
 use super::groups::{Groups, Key, Slot};
-use crate::record::{Entry, State};
+use crate::record::{Entry, State, parked_cause};
 
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -163,6 +163,11 @@ impl Table {
 
     pub fn parked(&self, seq: u64) -> Option<Slot> {
         self.parked.get(&seq).copied()
+    }
+
+    pub fn parked_for(&self, cause: Cause) -> Vec<u64> {
+        let of = |(_, slot): &(&u64, &Slot)| parked_cause(self.get(**slot).flags) == Some(cause);
+        self.parked.iter().filter(of).map(|(seq, _)| *seq).collect()
     }
 
     /// The delayed or in-flight message that is due first, if that is by `now_ms`.

@@ -3,11 +3,14 @@
 use bytes::Bytes;
 use hapax_core::store::FailedAttempt;
 use hapax_core::{Cause, DeadLetter, GroupId, QueueName};
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, params};
 
 use super::{FoundBody, ReadError};
 use crate::crc::Crc;
-use crate::record::{BodyRow, Content, DeadRow, DedupRow, Entry, Header, MessageRow, QueueRow, State};
+use crate::record::{
+    BodyRow, Content, DeadRow, DedupRow, Entry, Header, MessageRow, QueueRow, State, history_crc,
+};
 
 /// The columns of `message` in the order that [`message`] reads.
 pub(crate) const MESSAGE_COLUMNS: &str = "seq, queue, ord, state, due_ms, attempts, fence, sent_ms, base_ms, \
@@ -18,33 +21,64 @@ fn unsigned(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(at).map(|value| value as u64)
 }
 
+/// A number as it is, and 0 where a flipped bit has made something else of it; `sound` tells.
+fn lenient(row: &Row<'_>, at: usize, sound: &mut bool) -> rusqlite::Result<u64> {
+    if let ValueRef::Integer(value) = row.get_ref(at)? {
+        return Ok(value as u64);
+    }
+    *sound = false;
+    Ok(0)
+}
+
 /// A metadata row and whether it is sound.
 pub(crate) fn message(row: &Row<'_>) -> rusqlite::Result<(MessageRow, bool)> {
-    let state = State::from_u8(unsigned(row, 3)? as u8);
+    let mut sound = true;
+    let mut number = |at: usize| lenient(row, at, &mut sound);
+    let state = State::from_u8(number(3)? as u8);
     let group = match row.get_ref(14)? {
-        rusqlite::types::ValueRef::Null => Ok(None),
+        ValueRef::Null => Ok(None),
         value => value.as_str().map_err(drop).and_then(|text| GroupId::new(text).map_err(drop)).map(Some),
     };
-    let sound = state.is_some() && group.is_ok();
     let entry = Entry {
-        seq: unsigned(row, 0)?,
-        order: unsigned(row, 2)?,
-        due_ms: unsigned(row, 4)?,
-        attempts: unsigned(row, 5)? as u32,
-        fence: unsigned(row, 6)?,
-        sent_ms: unsigned(row, 7)?,
-        base_ms: unsigned(row, 8)?,
-        first_ms: unsigned(row, 9)?,
-        received_ms: unsigned(row, 10)?,
-        bytes: unsigned(row, 11)? as u32,
-        priority: unsigned(row, 12)? as u8,
-        flags: unsigned(row, 13)? as u8,
+        seq: number(0)?,
+        order: number(2)?,
+        due_ms: number(4)?,
+        attempts: number(5)? as u32,
+        fence: number(6)?,
+        sent_ms: number(7)?,
+        base_ms: number(8)?,
+        first_ms: number(9)?,
+        received_ms: number(10)?,
+        bytes: number(11)? as u32,
+        priority: number(12)? as u8,
+        flags: number(13)? as u8,
         state: state.unwrap_or(State::Parked),
         group: 0,
     };
-    let message = MessageRow { queue: unsigned(row, 1)? as u32, entry, group: group.unwrap_or_default() };
-    let sound = sound && unsigned(row, 15)? as u32 == message.crc();
+    let (queue, crc) = (number(1)? as u32, number(15)?);
+    let readable = sound && state.is_some() && group.is_ok();
+    let message = MessageRow { queue, entry, group: group.unwrap_or_default() };
+    let sound = readable && crc == u64::from(message.crc());
     Ok((message, sound))
+}
+
+/// What is left of a row that SQLite cannot take apart: its key, and perhaps its queue.
+pub(crate) fn broken_message(connection: &Connection, seq: u64) -> MessageRow {
+    let sql = "SELECT queue FROM message WHERE seq = ?1";
+    let queue = connection.query_row(sql, [seq as i64], |row| row.get(0)).unwrap_or(u32::MAX);
+    MessageRow { queue, entry: Entry::unreadable(seq), group: None }
+}
+
+/// Rows are not in the order of their keys, or not found by them.
+pub(crate) fn broken_tree() -> rusqlite::Error {
+    let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
+    let problem = "the messages are not in order of their keys: the database is malformed";
+    rusqlite::Error::SqliteFailure(corrupt, Some(problem.into()))
+}
+
+/// A page or a row that SQLite itself finds broken damages the messages on it, not the store.
+pub(crate) fn is_corrupt(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
 }
 
 pub(crate) fn queue_crc(row: &QueueRow, config: &str) -> u32 {
@@ -58,24 +92,35 @@ pub(crate) fn queue_crc(row: &QueueRow, config: &str) -> u32 {
     crc.end()
 }
 
+fn bytes_of(value: ValueRef<'_>) -> &[u8] {
+    match value {
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes,
+        _ => &[],
+    }
+}
+
 pub(crate) fn queue(row: &Row<'_>) -> rusqlite::Result<Result<QueueRow, ReadError>> {
-    let (name, config): (String, String) = (row.get(1)?, row.get(2)?);
+    let text = |at| row.get_ref(at).map(|value| String::from_utf8_lossy(bytes_of(value)).into_owned());
+    let (name, config) = (text(1)?, text(2)?);
     let damaged =
         |what: &str| ReadError(format!("the row of queue {name:?} is damaged ({what}); restore a backup"));
     let parsed = match (QueueName::new(&name), serde_json::from_str(&config)) {
         (Ok(name), Ok(config)) => (name, config),
         _ => return Ok(Err(damaged("it cannot be read"))),
     };
+    let mut sound = true;
+    let mut number = |at: usize| lenient(row, at, &mut sound);
     let queue = QueueRow {
-        id: unsigned(row, 0)? as u32,
+        id: number(0)? as u32,
         name: parsed.0,
         config: std::sync::Arc::new(parsed.1),
-        created_ms: unsigned(row, 3)?,
-        modified_ms: unsigned(row, 4)?,
-        purged_before: unsigned(row, 5)?,
-        deleted: unsigned(row, 6)? != 0,
+        created_ms: number(3)?,
+        modified_ms: number(4)?,
+        purged_before: number(5)?,
+        deleted: number(6)? != 0,
     };
-    let sound = unsigned(row, 7)? as u32 == queue_crc(&queue, &config);
+    let crc = number(7)?;
+    let sound = sound && crc == u64::from(queue_crc(&queue, &config));
     Ok(if sound { Ok(queue) } else { Err(damaged("its checksum does not fit")) })
 }
 
@@ -100,17 +145,23 @@ pub(crate) fn header(connection: &Connection) -> Result<(Header, [u8; 32]), Read
         };
         Ok((header, row.get::<_, Vec<u8>>(4)?, unsigned(row, 5)? as u32))
     });
-    let (header, secret, crc) = read.map_err(|error| ReadError(error.to_string()))?;
-    let damaged =
-        || ReadError("the store's own row is damaged (its checksum does not fit); restore a backup".into());
+    let damaged = |why: &str| ReadError(format!("the store's own row is damaged ({why}); restore a backup"));
+    let (header, secret, crc) = read.map_err(|error| damaged(&error.to_string()))?;
     if crc != header_crc(&header, &secret) {
-        return Err(damaged());
+        return Err(damaged("its checksum does not fit"));
     }
-    let secret = secret.try_into().map_err(|_| damaged())?;
+    let secret = secret.try_into().map_err(|_| damaged("its secret has another length"))?;
     Ok((header, secret))
 }
 
 pub(crate) fn body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundBody> {
+    match read_body(connection, seq) {
+        Err(error) if is_corrupt(&error) => Ok(FoundBody::Damaged(error.to_string())),
+        found => found,
+    }
+}
+
+fn read_body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundBody> {
     let sql = "SELECT origin, dedup, attributes, body, crc FROM body WHERE seq = ?1";
     let mut statement = connection.prepare_cached(sql)?;
     let mut rows = statement.query(params![seq as i64])?;
@@ -119,7 +170,7 @@ pub(crate) fn body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundB
     };
     let text = |at: usize| -> rusqlite::Result<Result<Option<String>, ()>> {
         Ok(match row.get_ref(at)? {
-            rusqlite::types::ValueRef::Null => Ok(None),
+            ValueRef::Null => Ok(None),
             value => value.as_str().map(|text| Some(text.to_owned())).map_err(drop),
         })
     };
@@ -127,12 +178,14 @@ pub(crate) fn body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundB
         return Ok(FoundBody::Damaged("its text is not UTF-8".into()));
     };
     let bytes = match row.get_ref(3)? {
-        rusqlite::types::ValueRef::Blob(bytes) => Bytes::copy_from_slice(bytes),
+        ValueRef::Blob(bytes) => Bytes::copy_from_slice(bytes),
         _ => return Ok(FoundBody::Damaged("its body is not a blob".into())),
     };
-    let origin = unsigned(row, 0)? as u32;
+    let mut sound = true;
+    let origin = lenient(row, 0, &mut sound)? as u32;
+    let crc = lenient(row, 4, &mut sound)?;
     let content = Content::new(dedup, attributes, bytes);
-    if unsigned(row, 4)? as u32 != BodyRow::crc(seq, origin, content.crc) {
+    if !sound || crc != u64::from(BodyRow::crc(seq, origin, content.crc)) {
         return Ok(FoundBody::Damaged("its bytes do not match their checksum".into()));
     }
     Ok(FoundBody::Sound(BodyRow { seq, origin, content }))
@@ -146,10 +199,11 @@ fn cause(text: &str) -> Cause {
 }
 
 pub(crate) fn dead(connection: &Connection, seq: u64) -> rusqlite::Result<Option<DeadRow>> {
-    let sql = "SELECT source, source_ord, cause, error, attempts, first_ms, died_ms FROM dead WHERE seq = ?1";
+    let sql =
+        "SELECT source, source_ord, cause, error, attempts, first_ms, died_ms, crc FROM dead WHERE seq = ?1";
     let row = connection.prepare_cached(sql)?.query_row([seq as i64], |row| {
         let Ok(source) = QueueName::new(row.get::<_, String>(0)?) else { return Ok(None) };
-        Ok(Some(DeadRow {
+        let dead = DeadRow {
             seq,
             source,
             source_order: unsigned(row, 1)?,
@@ -158,9 +212,17 @@ pub(crate) fn dead(connection: &Connection, seq: u64) -> rusqlite::Result<Option
             attempts: unsigned(row, 4)? as u32,
             first_ms: unsigned(row, 5)?,
             died_ms: unsigned(row, 6)?,
-        }))
+        };
+        // A damaged story is none: a redrive must not follow it to a queue that it never named.
+        let sound = unsigned(row, 7)? as u32 == dead.crc();
+        Ok(sound.then_some(dead))
     });
-    Ok(row.optional()?.flatten())
+    match row {
+        Err(rusqlite::Error::FromSqlConversionFailure(..) | rusqlite::Error::InvalidColumnType(..)) => {
+            Ok(None)
+        }
+        row => Ok(row.optional()?.flatten()),
+    }
 }
 
 impl From<DeadRow> for DeadLetter {
@@ -177,22 +239,47 @@ impl From<DeadRow> for DeadLetter {
 }
 
 pub(crate) fn history(connection: &Connection, seq: u64) -> rusqlite::Result<Vec<FailedAttempt>> {
-    let sql = "SELECT attempt, at_ms, cause, error, consumer FROM history WHERE seq = ?1 ORDER BY rowid";
+    let sql = "SELECT attempt, at_ms, cause, error, consumer, crc FROM history WHERE seq = ?1 ORDER BY rowid";
     let mut statement = connection.prepare_cached(sql)?;
-    let rows = statement.query_map([seq as i64], |row| {
-        Ok(FailedAttempt {
+    let mut rows = statement.query([seq as i64])?;
+    let mut history = Vec::new();
+    while let Some(row) = rows.next()? {
+        // Text that cannot be read is as damaged as text that does not fit.
+        let Ok((cause_text, error, consumer)) = texts(row) else { continue };
+        let failed = FailedAttempt {
             attempt: unsigned(row, 0)? as u32,
             at_ms: unsigned(row, 1)?,
-            cause: cause(&row.get::<_, String>(2)?),
-            error: row.get(3)?,
-            consumer: row.get(4)?,
-        })
-    })?;
-    rows.collect()
+            cause: cause(&cause_text),
+            error,
+            consumer,
+        };
+        if unsigned(row, 5)? as u32 == history_crc(seq, &failed) {
+            history.push(failed);
+        }
+    }
+    Ok(history)
 }
 
-pub(crate) fn dedup(row: &Row<'_>) -> rusqlite::Result<DedupRow> {
-    let key: Vec<u8> = row.get(0)?;
-    let key = key.try_into().map_or(0, u128::from_le_bytes);
-    Ok(DedupRow { key, seq: unsigned(row, 1)?, order: unsigned(row, 2)?, sent_ms: unsigned(row, 3)? })
+fn texts(row: &Row<'_>) -> rusqlite::Result<(String, Option<String>, Option<String>)> {
+    Ok((row.get(2)?, row.get(3)?, row.get(4)?))
 }
+
+/// A remembered id; `None` when its row is damaged: a send that comes twice is better than one that is swallowed.
+pub(crate) fn dedup(row: &Row<'_>) -> rusqlite::Result<Option<(u32, DedupRow)>> {
+    let (Ok(key), queue) =
+        (<[u8; 16]>::try_from(row.get_ref(0)?.as_blob().unwrap_or_default()), unsigned(row, 4)?)
+    else {
+        return Ok(None);
+    };
+    let dedup = DedupRow {
+        key: u128::from_le_bytes(key),
+        seq: unsigned(row, 1)?,
+        order: unsigned(row, 2)?,
+        sent_ms: unsigned(row, 3)?,
+    };
+    let sound = unsigned(row, 5)? as u32 == dedup.crc(queue as u32);
+    Ok(sound.then_some((queue as u32, dedup)))
+}
+
+/// The columns of `dedup` in the order that [`dedup`] reads.
+pub(crate) const DEDUP_COLUMNS: &str = "key, seq, ord, sent_ms, queue, crc";

@@ -27,7 +27,7 @@ CREATE TABLE store (
 );
 -- A message's id is made of its seq and the salt of the last epoch that began at or before it. A restored backup
 -- begins a new epoch, so that ids given out after the backup was taken are not given out again.
-CREATE TABLE epoch (first_seq INTEGER PRIMARY KEY, salt INTEGER NOT NULL);
+CREATE TABLE epoch (first_seq INTEGER PRIMARY KEY, salt INTEGER NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE queue (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL,
@@ -72,7 +72,8 @@ CREATE TABLE dead (
     error TEXT,
     attempts INTEGER NOT NULL,
     first_ms INTEGER NOT NULL,
-    died_ms INTEGER NOT NULL
+    died_ms INTEGER NOT NULL,
+    crc INTEGER NOT NULL
 );
 CREATE TABLE history (
     seq INTEGER NOT NULL,
@@ -80,7 +81,8 @@ CREATE TABLE history (
     at_ms INTEGER NOT NULL,
     cause TEXT NOT NULL,
     error TEXT,
-    consumer TEXT
+    consumer TEXT,
+    crc INTEGER NOT NULL
 );
 CREATE INDEX history_seq ON history (seq);
 CREATE TABLE dedup (
@@ -89,15 +91,22 @@ CREATE TABLE dedup (
     seq INTEGER NOT NULL,
     ord INTEGER NOT NULL,
     sent_ms INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
     PRIMARY KEY (queue, key)
 ) WITHOUT ROWID;
 CREATE INDEX dedup_age ON dedup (queue, sent_ms);
-CREATE TABLE halted (queue INTEGER NOT NULL, grp TEXT NOT NULL, PRIMARY KEY (queue, grp)) WITHOUT ROWID;
+CREATE TABLE halted (
+    queue INTEGER NOT NULL,
+    grp TEXT NOT NULL,
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (queue, grp)
+) WITHOUT ROWID;
 CREATE TABLE redrive (
     id INTEGER PRIMARY KEY,
     task TEXT NOT NULL,                -- JSON
     upto INTEGER NOT NULL,
-    cursor INTEGER NOT NULL
+    cursor INTEGER NOT NULL,
+    crc INTEGER NOT NULL
 );
 CREATE TABLE audit (at_ms INTEGER NOT NULL, by TEXT NOT NULL, what TEXT NOT NULL);
 ",
@@ -115,6 +124,11 @@ fn version(connection: &Connection, file: &Path, known: i64) -> Result<i64, Open
         return Err(OpenError::Newer { file: file.to_owned(), version, known });
     }
     Ok(version)
+}
+
+/// Refuses, before anything is changed, what `steps` cannot bring to their version.
+pub(crate) fn check(connection: &Connection, file: &Path, steps: &[&str]) -> Result<(), OpenError> {
+    version(connection, file, steps.len() as i64).map(drop)
 }
 
 /// Refuses a file that this version cannot open.
@@ -135,10 +149,13 @@ pub(crate) fn prepare(connection: &mut Connection, file: &Path, steps: &[&str]) 
     }
     if version > 0 {
         let backup = file.with_file_name(format!("before-migration-from-v{version}.db"));
-        // An earlier try may have written it and been killed before it changed anything.
-        if !backup.exists() {
-            crate::backup::copy(connection, &backup)?;
+        // One that is there is of an earlier try, killed before it changed anything, or of an earlier migration that was
+        // taken back: then it is older than what this migration changes.
+        if backup.exists() {
+            let io = |error| OpenError::Io { path: backup.clone(), error };
+            std::fs::remove_file(&backup).map_err(io)?;
         }
+        crate::backup::copy(connection, &backup)?;
     }
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Exclusive)?;
     for step in &steps[version as usize..] {

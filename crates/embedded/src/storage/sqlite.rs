@@ -9,10 +9,10 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::{CommitError, Durability, FoundBody, ReadError, Storage, rows, schema, write};
 use crate::OpenError;
-use crate::checkpoint::{Checkpoint, Checkpointer};
+use crate::checkpoint::{Checkpoint, Checkpointer, Pass};
 use crate::engine::{Loaded, Loader};
 use crate::ids::Ids;
-use crate::record::{DeadRow, DedupRow, Header, Record};
+use crate::record::{DeadRow, DedupRow, Header, Record, halted_crc, redrive_crc};
 
 /// A file and how to open it.
 #[derive(Debug, Clone)]
@@ -23,6 +23,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    fn wal(&self) -> PathBuf {
+        let mut path = self.file.clone().into_os_string();
+        path.push("-wal");
+        path.into()
+    }
+
     pub fn connect(&self) -> rusqlite::Result<Connection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
@@ -37,7 +43,7 @@ impl Place {
     }
 }
 
-/// How full the WAL may get before it is copied back into the database, in pages of 4 KiB.
+/// How full the WAL may get before it is copied back into the database, in pages of 4 KiB, unless a test says less.
 const WAL_PAGES_MAX: u64 = 4_000;
 /// Page cache of the writing connection, in KiB.
 const CACHE_KIB: i64 = 32 * 1024;
@@ -50,6 +56,8 @@ pub(crate) struct Sqlite {
     ids: Ids,
     durability: Durability,
     wal_pages: Arc<AtomicU64>,
+    /// How full the WAL may get before it is copied back, in pages.
+    pub wal_pages_max: u64,
     checkpointer: Checkpointer,
     broken: bool,
 }
@@ -58,6 +66,7 @@ impl Sqlite {
     /// Opens or creates the file, at the version that `steps` make.
     pub fn open(place: Place, steps: &[&str], checkpoint: Checkpoint) -> Result<Self, OpenError> {
         let mut db = place.connect()?;
+        schema::check(&db, &place.file, steps)?;
         let mode: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
         if mode != "wal" {
             return Err(OpenError::NoWal { file: place.file, mode });
@@ -66,6 +75,7 @@ impl Sqlite {
         db.pragma_update(None, "wal_autocheckpoint", 0)?;
         db.pragma_update(None, "cache_size", -CACHE_KIB)?;
         db.pragma_update(None, "foreign_keys", false)?;
+        make_wal_durable(&db, &place)?;
         schema::prepare(&mut db, &place.file, steps)?;
         first_rows(&mut db)?;
 
@@ -80,11 +90,13 @@ impl Sqlite {
             // Restored: ids that were given out after the backup was taken must not be given out again.
             Ids::begin_epoch(&db, header.next_seq)?;
         }
-        let ids = Ids::load(&db)?;
+        let ids = Ids::load(&db)?
+            .ok_or_else(|| OpenError::Damaged("an epoch's row is damaged; restore a backup".into()))?;
         let checkpointer = Checkpointer::start(&place, checkpoint)?;
         let durability = Durability::PowerLoss;
         let db = ManuallyDrop::new(db);
-        Ok(Self { db, place, secret, ids, durability, wal_pages, checkpointer, broken: false })
+        let wal_pages_max = WAL_PAGES_MAX;
+        Ok(Self { db, place, secret, ids, durability, wal_pages, wal_pages_max, checkpointer, broken: false })
     }
 
     pub fn secret(&self) -> [u8; 32] {
@@ -127,20 +139,29 @@ impl Sqlite {
         if let Some(problem) = self.checkpointer.failure() {
             return Err(unknown(problem));
         }
-        if self.wal_pages.load(Ordering::Relaxed) < WAL_PAGES_MAX {
+        if self.wal_pages.load(Ordering::Relaxed) < self.wal_pages_max {
             return Ok(());
         }
         if self.checkpointer.ask() {
             // The other thread has copied nearly all of it. What came meanwhile is copied here, between two waves,
             // so that the WAL starts anew: a writer that never pauses would let it grow for ever.
-            crate::checkpoint::run(&self.db).map_err(|error| unknown(error.to_string()))?;
+            match crate::checkpoint::run(&self.db) {
+                Ok(Pass::Ran | Pass::Full) => {}
+                Err(error) => return Err(unknown(error.to_string())),
+            }
         }
         Ok(())
     }
 
+    /// A checkpoint that failed since the last commit is not tried again either.
+    fn stop_checkpoints(&mut self) {
+        self.checkpointer.stop();
+        self.broken |= self.checkpointer.failure().is_some();
+    }
+
     /// Closes in good order.
     pub fn close(mut self) {
-        self.checkpointer.stop();
+        self.stop_checkpoints();
         if !self.broken {
             // A failure here leaves the WAL, which the next open recovers from.
             let _ = self.db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
@@ -150,7 +171,7 @@ impl Sqlite {
 
 impl Drop for Sqlite {
     fn drop(&mut self) {
-        self.checkpointer.stop();
+        self.stop_checkpoints();
         if !self.broken {
             // `ManuallyDrop::drop` would need unsafe code; putting another connection there drops this one.
             drop(std::mem::replace(
@@ -161,11 +182,53 @@ impl Drop for Sqlite {
     }
 }
 
+/// Writes what the WAL holds to the disk once more, and waits for that.
+///
+/// What is found there may have been written and never synced: the process died before its fsync, or the fsync failed
+/// and the operating system took the pages for clean. It is served from now on (a repeated send answers "duplicate", a
+/// repeated ack "gone") and commits go behind it, so a power cut must not take it back. Syncing alone is not enough
+/// after a failed fsync; the same bytes in the same place are safe at any moment.
+fn make_wal_durable(db: &Connection, place: &Place) -> Result<(), OpenError> {
+    let path = place.wal();
+    let io = |error| OpenError::Io { path: path.clone(), error };
+    // A simulated disk is not in the file system; its tests do this by themselves.
+    if place.vfs.is_some() || std::fs::metadata(&path).map_or(0, |file| file.len()) == 0 {
+        return Ok(());
+    }
+    // Nobody else writes meanwhile, not even someone with another program.
+    db.execute_batch("BEGIN IMMEDIATE")?;
+    let rewritten = rewrite(&path).map_err(io);
+    db.execute_batch("ROLLBACK")?;
+    rewritten
+}
+
+fn rewrite(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
+    let mut chunk = vec![0; 1024 * 1024];
+    let mut at = 0;
+    loop {
+        let count = file.read_at(&mut chunk, at)?;
+        if count == 0 {
+            return file.sync_all();
+        }
+        file.write_all_at(&chunk[..count], at)?;
+        at += count as u64;
+    }
+}
+
 /// Gives a new store its secret, its first epoch and its counters.
 fn first_rows(db: &mut Connection) -> Result<(), OpenError> {
     let rows: i64 = db.query_row("SELECT count(*) FROM store", [], |row| row.get(0))?;
     if rows > 0 {
         return Ok(());
+    }
+    // Both were written together: one without the other is damage, not a new store.
+    let epochs: i64 = db.query_row("SELECT count(*) FROM epoch", [], |row| row.get(0))?;
+    if epochs > 0 {
+        return Err(OpenError::Damaged(
+            "the store's own row is damaged (it is gone); restore a backup".into(),
+        ));
     }
     let mut secret = [0u8; 32];
     getrandom::fill(&mut secret).map_err(|error| OpenError::Random(error.to_string()))?;
@@ -182,12 +245,8 @@ fn first_rows(db: &mut Connection) -> Result<(), OpenError> {
 
 #[expect(clippy::needless_pass_by_value, reason = "the form that map_err takes")]
 fn read(error: rusqlite::Error) -> ReadError {
-    ReadError(error.to_string())
-}
-
-/// A page that SQLite itself finds broken damages the messages on it, not the store.
-fn is_corrupt(error: &rusqlite::Error) -> bool {
-    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+    let remedy = if rows::is_corrupt(&error) { "; restore a backup" } else { "" };
+    ReadError(format!("{error}{remedy}"))
 }
 
 impl Storage for Sqlite {
@@ -213,10 +272,7 @@ impl Storage for Sqlite {
     }
 
     fn body(&mut self, seq: u64) -> Result<FoundBody, ReadError> {
-        match rows::body(&self.db, seq) {
-            Err(error) if is_corrupt(&error) => Ok(FoundBody::Damaged(error.to_string())),
-            found => found.map_err(read),
-        }
+        rows::body(&self.db, seq).map_err(read)
     }
 
     fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError> {
@@ -225,11 +281,11 @@ impl Storage for Sqlite {
 
     fn dedup(&mut self, queue: u32, key: u128) -> Result<Option<DedupRow>, ReadError> {
         use rusqlite::OptionalExtension;
-        let sql = "SELECT key, seq, ord, sent_ms FROM dedup WHERE queue = ?1 AND key = ?2";
-        let found = self.db.prepare_cached(sql).and_then(|mut statement| {
+        let sql = format!("SELECT {} FROM dedup WHERE queue = ?1 AND key = ?2", rows::DEDUP_COLUMNS);
+        let found = self.db.prepare_cached(&sql).and_then(|mut statement| {
             statement.query_row(rusqlite::params![queue, &key.to_le_bytes()[..]], rows::dedup).optional()
         });
-        found.map_err(read)
+        Ok(found.map_err(read)?.flatten().map(|(_, row)| row))
     }
 
     fn free_bytes(&self) -> Option<u64> {
@@ -245,6 +301,45 @@ pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
     Some(stat.f_bavail * stat.f_frsize)
 }
 
+/// One scan, in order of the key. Where SQLite cannot take a row apart, the scan goes on behind it.
+fn load_messages(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
+    let sql = format!("SELECT {} FROM message WHERE seq > ?1 ORDER BY seq", rows::MESSAGE_COLUMNS);
+    let mut statement = db.prepare(&sql)?;
+    // The key of the last sound row: where to go on. A damaged row's key may be damaged too.
+    let mut last = i64::MIN;
+    loop {
+        let mut found = statement.query([last])?;
+        let mut strayed = false;
+        let ended = loop {
+            let row = match found.next() {
+                Ok(Some(row)) => row,
+                ended => break ended.map(drop),
+            };
+            match rows::message(row) {
+                Ok((row, true)) if row.entry.seq as i64 <= last => return Err(rows::broken_tree()),
+                Ok((row, sound)) => {
+                    (last, strayed) = if sound { (row.entry.seq as i64, false) } else { (last, true) };
+                    loader.add(Loaded::Message { row, damaged: !sound });
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        drop(found);
+        match ended {
+            Err(error) if rows::is_corrupt(&error) && !strayed => {
+                // Its key is not part of what is broken, or else the tree is: then this fails too.
+                let next = "SELECT min(seq) FROM message WHERE seq > ?1";
+                let seq: Option<i64> = db.query_row(next, [last], |row| row.get(0))?;
+                let seq = seq.filter(|seq| *seq > last).ok_or(error)?;
+                let row = rows::broken_message(db, seq as u64);
+                loader.add(Loaded::Message { row, damaged: true });
+                last = seq;
+            }
+            ended => return ended,
+        }
+    }
+}
+
 fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), ReadError>> {
     let sql = "SELECT id, name, config, created_ms, modified_ms, purged_before, deleted, crc FROM queue";
     let mut statement = db.prepare(sql)?;
@@ -256,19 +351,16 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
         }
     }
 
-    let sql = format!("SELECT {} FROM message", rows::MESSAGE_COLUMNS);
-    let mut statement = db.prepare(&sql)?;
-    let mut found = statement.query([])?;
-    while let Some(row) = found.next()? {
-        let (row, sound) = rows::message(row)?;
-        loader.add(Loaded::Message { row, damaged: !sound });
-    }
+    load_messages(db, loader)?;
 
-    let mut statement = db.prepare("SELECT queue, grp FROM halted")?;
+    let mut statement = db.prepare("SELECT queue, CAST(grp AS BLOB), crc FROM halted")?;
     let mut found = statement.query([])?;
     while let Some(row) = found.next()? {
-        if let Ok(group) = hapax_core::GroupId::new(row.get::<_, String>(1)?) {
-            loader.add(Loaded::Halted { queue: row.get(0)?, group });
+        let (queue, group, crc): (u32, Vec<u8>, u32) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        let group = String::from_utf8(group).ok().filter(|group| crc == halted_crc(queue, group));
+        match group.and_then(|group| hapax_core::GroupId::new(group).ok()) {
+            Some(group) => loader.add(Loaded::Halted { queue, group }),
+            None => loader.warn("a row about a halted group is damaged; that group may have gone on"),
         }
     }
 
@@ -281,19 +373,28 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
         let (minute, rows): (i64, i64) = (row.get(1)?, row.get(2)?);
         loader.add(Loaded::DedupMinute { queue: row.get(0)?, minute: minute as u64, rows: rows as u64 });
     }
-    let mut statement =
-        db.prepare("SELECT key, seq, ord, sent_ms, queue FROM dedup WHERE sent_ms >= ?1 ORDER BY sent_ms")?;
+    let sql = format!("SELECT {} FROM dedup WHERE sent_ms >= ?1 ORDER BY sent_ms", rows::DEDUP_COLUMNS);
+    let mut statement = db.prepare(&sql)?;
     let mut found = statement.query([from_ms])?;
     while let Some(row) = found.next()? {
-        loader.add(Loaded::Dedup { queue: row.get(4)?, row: rows::dedup(row)? });
+        match rows::dedup(row)? {
+            Some((queue, row)) => loader.add(Loaded::Dedup { queue, row }),
+            None => loader.warn("a remembered deduplication id is damaged; a repeated send may be accepted"),
+        }
     }
 
-    let mut statement = db.prepare("SELECT task, upto, cursor FROM redrive ORDER BY id")?;
+    let mut statement =
+        db.prepare("SELECT CAST(task AS BLOB), upto, cursor, crc, id FROM redrive ORDER BY id")?;
     let mut found = statement.query([])?;
     while let Some(row) = found.next()? {
-        if let Ok(task) = serde_json::from_str(&row.get::<_, String>(0)?) {
-            let (upto, cursor): (i64, i64) = (row.get(1)?, row.get(2)?);
-            loader.add(Loaded::Redrive { task, upto: upto as u64, cursor: cursor as u64 });
+        let (task, upto, cursor): (Vec<u8>, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        let (crc, id): (u32, i64) = (row.get(3)?, row.get(4)?);
+        let (upto, cursor) = (upto as u64, cursor as u64);
+        let task =
+            String::from_utf8(task).ok().filter(|task| crc == redrive_crc(id as u64, task, upto, cursor));
+        match task.and_then(|task| serde_json::from_str(&task).ok()) {
+            Some(task) => loader.add(Loaded::Redrive { task, upto, cursor }),
+            None => loader.warn("a redrive's row is damaged; it does not go on"),
         }
     }
     Ok(Ok(()))

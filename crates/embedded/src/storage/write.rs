@@ -3,7 +3,10 @@
 use rusqlite::{Connection, params};
 
 use super::rows;
-use crate::record::{BodyRow, DeadRow, Entry, FLAG_DEAD, FLAG_HISTORY, Header, MessageRow, QueueRow, Record};
+use crate::record::{
+    BodyRow, DeadRow, Entry, FLAG_DEAD, FLAG_HISTORY, Header, MessageRow, QueueRow, Record, halted_crc,
+    history_crc, redrive_crc,
+};
 
 /// Writes one record inside the open transaction.
 pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::Result<()> {
@@ -16,7 +19,7 @@ pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusq
         Record::Delete { seq, flags } => delete(db, *seq, *flags),
         Record::Dead(row) => insert_dead(db, row),
         Record::History { seq, failed } => {
-            let sql = "INSERT INTO history (seq, attempt, at_ms, cause, error, consumer) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+            let sql = "INSERT INTO history (seq, attempt, at_ms, cause, error, consumer, crc) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
             let cause = failed.cause.as_str();
             db.prepare_cached(sql)?.execute(params![
                 *seq as i64,
@@ -24,7 +27,8 @@ pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusq
                 failed.at_ms as i64,
                 cause,
                 failed.error,
-                failed.consumer
+                failed.consumer,
+                history_crc(*seq, failed)
             ])?;
             if failed.attempt > hapax_core::policy::HISTORY_MAX {
                 let trim = "DELETE FROM history WHERE seq = ?1 AND rowid NOT IN \
@@ -36,15 +40,15 @@ pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusq
         Record::ForgetHistory { seq } => execute(db, "DELETE FROM history WHERE seq = ?1", *seq),
         Record::AcceptBody { seq } => accept_body(db, *seq),
         Record::Dedup { queue, row } => {
-            let sql =
-                "INSERT OR REPLACE INTO dedup (queue, key, seq, ord, sent_ms) VALUES (?1, ?2, ?3, ?4, ?5)";
+            let sql = "INSERT OR REPLACE INTO dedup (queue, key, seq, ord, sent_ms, crc) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
             let key = row.key.to_le_bytes();
             db.prepare_cached(sql)?.execute(params![
                 queue,
                 &key[..],
                 row.seq as i64,
                 row.order as i64,
-                row.sent_ms as i64
+                row.sent_ms as i64,
+                row.crc(*queue)
             ])?;
             Ok(())
         }
@@ -62,8 +66,12 @@ pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusq
             execute(db, "DELETE FROM queue WHERE id = ?1", u64::from(*id))
         }
         Record::Halt { queue, group } => {
-            let sql = "INSERT OR REPLACE INTO halted (queue, grp) VALUES (?1, ?2)";
-            db.prepare_cached(sql)?.execute(params![queue, group.as_str()])?;
+            let sql = "INSERT OR REPLACE INTO halted (queue, grp, crc) VALUES (?1, ?2, ?3)";
+            db.prepare_cached(sql)?.execute(params![
+                queue,
+                group.as_str(),
+                halted_crc(*queue, group.as_str())
+            ])?;
             Ok(())
         }
         Record::Unhalt { queue, group } => {
@@ -73,8 +81,16 @@ pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusq
         }
         Record::Redrive { task, upto, cursor } => {
             let json = serde_json::to_string(task).expect("a redrive is plain data");
-            let sql = "INSERT OR REPLACE INTO redrive (id, task, upto, cursor) VALUES (?1, ?2, ?3, ?4)";
-            db.prepare_cached(sql)?.execute(params![task.id as i64, json, *upto as i64, *cursor as i64])?;
+            let sql =
+                "INSERT OR REPLACE INTO redrive (id, task, upto, cursor, crc) VALUES (?1, ?2, ?3, ?4, ?5)";
+            let crc = redrive_crc(task.id, &json, *upto, *cursor);
+            db.prepare_cached(sql)?.execute(params![
+                task.id as i64,
+                json,
+                *upto as i64,
+                *cursor as i64,
+                crc
+            ])?;
             Ok(())
         }
         Record::ForgetRedrive { id } => execute(db, "DELETE FROM redrive WHERE id = ?1", *id),
@@ -130,12 +146,13 @@ fn insert(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// What never changes (sent_ms, bytes, priority, grp) is left alone.
+/// Writes every column: the old ones need not be read, and may be what was damaged.
 fn update(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
     let sql = "UPDATE message SET queue = ?2, ord = ?3, state = ?4, due_ms = ?5, attempts = ?6, fence = ?7, \
-               base_ms = ?8, first_ms = ?9, received_ms = ?10, flags = ?11, crc = ?12 WHERE seq = ?1";
+               sent_ms = ?8, base_ms = ?9, first_ms = ?10, received_ms = ?11, bytes = ?12, priority = ?13, \
+               flags = ?14, grp = ?15, crc = ?16 WHERE seq = ?1";
     let e = &row.entry;
-    db.prepare_cached(sql)?.execute(params![
+    let count = db.prepare_cached(sql)?.execute(params![
         e.seq as i64,
         row.queue,
         e.order as i64,
@@ -143,13 +160,23 @@ fn update(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
         e.due_ms as i64,
         e.attempts,
         e.fence as i64,
+        e.sent_ms as i64,
         e.base_ms as i64,
         e.first_ms as i64,
         e.received_ms as i64,
+        e.bytes,
+        e.priority,
         e.flags,
+        row.group.as_ref().map(hapax_core::GroupId::as_str),
         row.crc()
     ])?;
-    Ok(())
+    found(count)
+}
+
+/// A row that was scanned or written must be found by its key. Where it is not, the tree is broken, and going on would
+/// bring settled messages back at the next scan.
+fn found(count: usize) -> rusqlite::Result<()> {
+    if count == 1 { Ok(()) } else { Err(rows::broken_tree()) }
 }
 
 fn insert_body(db: &Connection, row: &BodyRow) -> rusqlite::Result<()> {
@@ -167,7 +194,7 @@ fn insert_body(db: &Connection, row: &BodyRow) -> rusqlite::Result<()> {
 }
 
 fn delete(db: &Connection, seq: u64, flags: u8) -> rusqlite::Result<()> {
-    execute(db, "DELETE FROM message WHERE seq = ?1", seq)?;
+    found(db.prepare_cached("DELETE FROM message WHERE seq = ?1")?.execute([seq as i64])?)?;
     execute(db, "DELETE FROM body WHERE seq = ?1", seq)?;
     if flags & FLAG_HISTORY != 0 {
         execute(db, "DELETE FROM history WHERE seq = ?1", seq)?;
@@ -179,10 +206,13 @@ fn delete(db: &Connection, seq: u64, flags: u8) -> rusqlite::Result<()> {
 }
 
 fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {
-    let sql = "INSERT OR REPLACE INTO dead (seq, source, source_ord, cause, error, attempts, first_ms, died_ms) \
-               VALUES (?1, ?2, ?3, ?4, coalesce(?5, (SELECT error FROM history WHERE seq = ?1 AND error IS NOT NULL \
-               ORDER BY rowid DESC LIMIT 1)), ?6, ?7, ?8)";
-    // A lease that ran out brings no error of its own: the last one that was given is what helps.
+    let mut row = row.clone();
+    if row.error.is_none() {
+        // A lease that ran out brings no error of its own: the last one that was given is what helps.
+        row.error = rows::history(db, row.seq)?.into_iter().rev().find_map(|failed| failed.error);
+    }
+    let sql = "INSERT OR REPLACE INTO dead (seq, source, source_ord, cause, error, attempts, first_ms, died_ms, crc) \
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
     db.prepare_cached(sql)?.execute(params![
         row.seq as i64,
         row.source.as_str(),
@@ -191,7 +221,8 @@ fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {
         row.error,
         row.attempts,
         row.first_ms as i64,
-        row.died_ms as i64
+        row.died_ms as i64,
+        row.crc()
     ])?;
     Ok(())
 }
@@ -213,18 +244,22 @@ fn put_queue(db: &Connection, row: &QueueRow) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Recomputes a body's checksum from what is there now. A body that is missing becomes an empty one.
+/// Recomputes a body's checksum from what is there now. A body that is missing becomes an empty one. The update
+/// that follows does the same for the metadata.
 fn accept_body(db: &Connection, seq: u64) -> rusqlite::Result<()> {
     let found = db.query_row(
         "SELECT origin, CAST(dedup AS BLOB), CAST(attributes AS BLOB), CAST(body AS BLOB) FROM body WHERE seq = ?1",
         [seq as i64],
         |row| {
             let text = |at| row.get::<_, Option<Vec<u8>>>(at).map(|v| v.and_then(|v| String::from_utf8(v).ok()));
-            Ok((row.get::<_, u32>(0)?, text(1)?, text(2)?, row.get::<_, Vec<u8>>(3)?))
+            let origin = row.get::<_, u32>(0).unwrap_or_default();
+            Ok((origin, text(1)?, text(2)?, row.get::<_, Option<Vec<u8>>>(3)?.unwrap_or_default()))
         },
     );
     let (origin, dedup, attributes, body) = match found {
         Ok(found) => found,
+        // SQLite cannot take the row apart: nothing of it is left to accept.
+        Err(error) if rows::is_corrupt(&error) => (0, None, None, Vec::new()),
         Err(rusqlite::Error::QueryReturnedNoRows) => (0, None, None, Vec::new()),
         Err(error) => return Err(error),
     };

@@ -1,1 +1,5 @@
 //! Tests below the public surface.
+
+mod below_sqlite;
+mod schema_versions;
+mod writer_ends;

@@ -1,0 +1,92 @@
+//! What a client was told, and whether the store agrees.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rusqlite::{Connection, OpenFlags};
+
+use super::rig::{DATABASE, Rig};
+
+/// Messages by the number in their body.
+#[derive(Default)]
+pub struct Ledger {
+    pub next: u64,
+    /// Sends that were answered and not yet acked.
+    pub there: BTreeSet<u64>,
+    /// Acked, or refused, or found missing after an unknown outcome: never to be seen again.
+    pub gone: BTreeSet<u64>,
+    pub maybe_sent: BTreeSet<u64>,
+    pub maybe_acked: BTreeSet<u64>,
+    pub fence_max: u64,
+    /// The fence of the last delivery of each message; forgotten at a power loss, which may take a delivery back.
+    pub latest: BTreeMap<u64, u64>,
+}
+
+impl Ledger {
+    pub fn body(number: u64, filler: usize) -> Vec<u8> {
+        let mut body = format!("{number} ").into_bytes();
+        body.resize(body.len() + filler, b'.');
+        body
+    }
+
+    pub fn number(body: &[u8]) -> Option<u64> {
+        std::str::from_utf8(body).ok()?.split(' ').next()?.parse().ok()
+    }
+
+    pub fn delivered(&mut self, number: u64, fence: u64) {
+        assert!(fence > self.fence_max, "fence {fence} after {}", self.fence_max);
+        assert!(!self.gone.contains(&number), "message {number} was delivered after it was settled");
+        assert!(self.there.contains(&number) || self.maybe_sent.contains(&number), "{number} was never sent");
+        self.fence_max = fence;
+        self.latest.insert(number, fence);
+    }
+
+    pub fn acked(&mut self, number: u64, fence: u64) {
+        let latest = self.latest.get(&number);
+        assert!(latest.is_none_or(|latest| *latest == fence), "a stale receipt settled message {number}");
+        self.there.remove(&number);
+        self.maybe_acked.remove(&number);
+        self.gone.insert(number);
+    }
+
+    /// Compares the rows on the disk with what was answered. What was unknown is known afterwards.
+    pub fn verify(&mut self, rig: &Rig) -> Result<(), String> {
+        let rows = rows(rig).map_err(|error| format!("the rows cannot be read: {error}"))?;
+        let mut found = BTreeSet::new();
+        for body in rows {
+            let number = Self::number(&body).ok_or("a body that nobody sent")?;
+            if !found.insert(number) {
+                return Err(format!("message {number} is there twice"));
+            }
+        }
+        if let Some(back) = found.intersection(&self.gone).next() {
+            return Err(format!("message {back} came back"));
+        }
+        let unsure: BTreeSet<_> = self.maybe_acked.union(&self.maybe_sent).copied().collect();
+        if let Some(lost) = self.there.iter().find(|n| !found.contains(n) && !unsure.contains(n)) {
+            return Err(format!("message {lost} is lost"));
+        }
+        if let Some(unknown) = found.iter().find(|n| !self.there.contains(n) && !self.maybe_sent.contains(n))
+        {
+            return Err(format!("message {unknown} was never sent"));
+        }
+        let all: BTreeSet<_> = self.there.union(&unsure).copied().collect();
+        self.gone.extend(all.difference(&found));
+        self.there = found;
+        self.maybe_sent.clear();
+        self.maybe_acked.clear();
+        Ok(())
+    }
+}
+
+fn rows(rig: &Rig) -> rusqlite::Result<Vec<Vec<u8>>> {
+    let db = Connection::open_with_flags_and_vfs(DATABASE, OpenFlags::default(), rig.disk.vfs_name())?;
+    let sound: String = db.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;
+    assert_eq!(sound, "ok");
+    let (messages, bodies): (i64, i64) =
+        db.query_row("SELECT (SELECT count(*) FROM message), (SELECT count(*) FROM body)", [], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })?;
+    assert_eq!(messages, bodies, "a message without a body, or a body without a message");
+    let mut statement = db.prepare("SELECT body FROM message JOIN body USING (seq)")?;
+    statement.query_map([], |row| row.get(0))?.collect()
+}

@@ -1,0 +1,306 @@
+//! A writer on a simulated disk, and random work for it.
+
+use std::sync::Arc;
+
+use hapax_core::policy::RETENTION_MS_MAX;
+use hapax_core::{
+    DeadLetterPolicy, How, ManualClock, Priority, QueueConfig, QueueName, QueueStats, Receipt, SendError,
+    Sent, Settle, SettleError, Settled, StoreError,
+};
+use hapax_simdisk::SimDisk;
+use tokio::sync::oneshot;
+
+use super::Ledger;
+use crate::OpenError;
+use crate::checkpoint::Checkpoint;
+use crate::engine::{Loader, Outgoing, Request};
+use crate::receipt::Named;
+use crate::record::Content;
+use crate::storage::Storage;
+use crate::storage::schema::STEPS;
+use crate::storage::sqlite::{Place, Sqlite};
+use crate::time::StoreTime;
+use crate::writer::{Op, Raw, Writer};
+
+pub const DATABASE: &str = "hapax.db";
+const QUEUES: [&str; 2] = ["jobs", "dead"];
+type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
+
+/// A delivery in a client's hands.
+#[derive(Clone, Copy)]
+pub struct Held {
+    number: u64,
+    named: Named,
+    queue: usize,
+}
+
+enum Asked {
+    Send(Vec<u64>, Answer<Vec<Result<Sent, SendError>>>),
+    Receive(usize, Answer<Vec<Raw>>),
+    Settle(Vec<(Held, How)>, Answer<Vec<Result<Settled, SettleError>>>),
+}
+
+/// What became of a wave.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// The error that every operation of the wave got; `None` when all were answered.
+    pub error: Option<StoreError>,
+}
+
+pub struct Rig {
+    pub disk: SimDisk,
+    pub clock: Arc<ManualClock>,
+    pub rng: fastrand::Rng,
+    pub ledger: Ledger,
+    /// Small, so that checkpoints happen often.
+    pub wal_pages_max: u64,
+    pub body_bytes_max: usize,
+    held: Vec<Held>,
+    writer: Option<Writer<Sqlite>>,
+}
+
+impl Rig {
+    pub fn new(seed: u64) -> Self {
+        Self {
+            disk: SimDisk::new(seed),
+            clock: Arc::new(ManualClock::at_ms(1_800_000_000_000)),
+            rng: fastrand::Rng::with_seed(seed),
+            ledger: Ledger::default(),
+            wal_pages_max: 40,
+            body_bytes_max: 6_000,
+            held: Vec::new(),
+            writer: None,
+        }
+    }
+
+    /// A rig whose store is open and has its queues.
+    pub fn started(seed: u64) -> Self {
+        let mut rig = Self::new(seed);
+        rig.open().unwrap();
+        rig.create_queues().unwrap();
+        rig
+    }
+
+    pub fn open(&mut self) -> Result<(), OpenError> {
+        self.writer = None;
+        let place = Place { file: DATABASE.into(), vfs: Some(self.disk.vfs_name().into()) };
+        let mut storage = Sqlite::open(place, STEPS, Checkpoint::Inline)?;
+        storage.wal_pages_max = self.wal_pages_max;
+        let header = storage.header().map_err(crate::damaged)?;
+        let time = std::sync::Arc::new(StoreTime::start(self.clock.clone(), header.clock_ms));
+        let mut loader = Loader::new(header, crate::StoreQuota::default(), time.now());
+        storage.load(&mut loader).map_err(crate::damaged)?;
+        assert_eq!(loader.damaged, 0, "a crash damages no row");
+        let ids = storage.ids();
+        let engine = loader.finish();
+        engine.check();
+        self.writer = Some(Writer::new(engine, storage, time, ids, self.rng.u64(..), 0));
+        Ok(())
+    }
+
+    /// What `Embedded::open` does to real files before SQLite sees them.
+    pub fn rewrite_wal(&self) {
+        let wal = format!("{DATABASE}-wal");
+        if let Some(bytes) = self.disk.contents(&wal) {
+            self.disk.install(&wal, &bytes);
+        }
+    }
+
+    pub fn writer(&mut self) -> &mut Writer<Sqlite> {
+        self.writer.as_mut().expect("the store is open")
+    }
+
+    /// Lets go of the writer as a program does that ends in good order.
+    pub fn drop_writer(&mut self) {
+        self.writer = None;
+    }
+
+    pub fn create_queues(&mut self) -> Result<(), StoreError> {
+        for name in [QUEUES[1], QUEUES[0]] {
+            let dead_letter =
+                (name == QUEUES[0]).then(|| DeadLetterPolicy { queue: queue_name(1), max_attempts: 3 });
+            let config = QueueConfig {
+                dead_letter,
+                retention_ms: RETENTION_MS_MAX,
+                lease_ms: 5_000,
+                ..QueueConfig::default()
+            };
+            let name = QueueName::new(name).unwrap();
+            let (reply, mut answer) = oneshot::channel();
+            let job = Op::Job(Box::new(move |engine, now| {
+                let created = engine.create_queue(now, &name, config);
+                Box::new(move |failed| drop(reply.send(failed.map_or(Ok(created), Err))))
+            }));
+            self.writer().run(&mut vec![job]);
+            answer.try_recv().expect("a job is answered")?.unwrap();
+        }
+        Ok(())
+    }
+
+    pub fn stats(&mut self) -> Vec<QueueStats> {
+        let engine = &self.writer().engine;
+        engine.check();
+        engine.queues().iter().map(|queue| queue.stats()).collect()
+    }
+
+    /// One wave of one to four random operations, after a random while.
+    pub fn step(&mut self) -> Outcome {
+        let passed_ms = [0, 0, 1, 40, 1_000, 6_000, 120_000][self.rng.usize(..7)];
+        self.clock.advance_ms(passed_ms);
+        let mut asked = Vec::new();
+        let mut ops = Vec::new();
+        for _ in 0..self.rng.usize(1..5) {
+            let (ask, op) = match self.rng.u8(..10) {
+                0..4 => self.send(),
+                4..7 => self.receive(),
+                _ if self.held.is_empty() => self.receive(),
+                _ => self.settle(),
+            };
+            asked.push(ask);
+            ops.push(op);
+        }
+        self.writer().run(&mut ops);
+        let mut outcome = Outcome::default();
+        for ask in asked {
+            let error = self.take(ask);
+            assert!(
+                outcome.error.is_none() || error.is_some(),
+                "one commit failed for some and not for others"
+            );
+            outcome.error = outcome.error.or(error);
+        }
+        outcome
+    }
+
+    /// Steps until something fails or it was enough.
+    pub fn steps(&mut self, count: usize) -> Option<StoreError> {
+        (0..count).find_map(|_| self.step().error)
+    }
+
+    fn send(&mut self) -> (Asked, Op) {
+        let numbers: Vec<_> = (0..self.rng.u64(1..4)).map(|n| self.ledger.next + n).collect();
+        self.ledger.next += numbers.len() as u64;
+        let batch = numbers.iter().map(|&number| {
+            let filler = self.rng.usize(..self.body_bytes_max);
+            let body = Ledger::body(number, filler);
+            let delay_ms = self.rng.bool().then(|| self.rng.u64(..3_000));
+            let bytes = body.len() as u64;
+            let content = Content::new(None, None, body.into());
+            Ok(Outgoing { content, bytes, delay_ms, group: None, priority: Priority(0), content_id: None })
+        });
+        let batch = batch.collect();
+        let (reply, answer) = oneshot::channel();
+        (Asked::Send(numbers, answer), Op::Send { queue: queue_name(0), batch, reply })
+    }
+
+    fn receive(&mut self) -> (Asked, Op) {
+        let queue = usize::from(self.rng.u8(..4) == 0);
+        let request = Request {
+            max: self.rng.usize(1..4),
+            lease_ms: self.rng.bool().then(|| self.rng.u64(..10_000)),
+            consumer: None,
+            ack_on_receive: false,
+            attempt_id: None,
+        };
+        let (reply, answer) = oneshot::channel();
+        // No wait: when it was asked does not matter.
+        let asked = crate::time::Now { us: 0 };
+        let op = Op::Receive { id: 0, queue: queue_name(queue), request, wait_ms: Some(0), asked, reply };
+        (Asked::Receive(queue, answer), op)
+    }
+
+    fn settle(&mut self) -> (Asked, Op) {
+        let first = self.held.swap_remove(self.rng.usize(..self.held.len()));
+        let (mut batch, mut rest) = (vec![first], Vec::new());
+        for held in std::mem::take(&mut self.held) {
+            if held.queue == first.queue && batch.len() < 3 { batch.push(held) } else { rest.push(held) }
+        }
+        self.held = rest;
+        let how = |rng: &mut fastrand::Rng| match rng.u8(..10) {
+            0..6 => How::Ack,
+            6 => How::Reject { reason: "no".into() },
+            7 => How::Defer { after_ms: 100 },
+            _ => How::Retry { after_ms: None, error: Some("again".into()) },
+        };
+        let batch: Vec<_> = batch.into_iter().map(|held| (held, how(&mut self.rng))).collect();
+        let receipt = || Receipt::new("by name").unwrap();
+        let settles = batch
+            .iter()
+            .map(|(held, how)| (Some(held.named), Settle { receipt: receipt(), how: how.clone() }));
+        let (reply, answer) = oneshot::channel();
+        let op = Op::Settle { queue: queue_name(first.queue), batch: settles.collect(), reply };
+        (Asked::Settle(batch, answer), op)
+    }
+
+    /// Notes what was answered.
+    fn take(&mut self, asked: Asked) -> Option<StoreError> {
+        let ledger = &mut self.ledger;
+        match asked {
+            Asked::Send(numbers, mut answer) => match answer.try_recv().expect("a send is answered") {
+                Ok(sent) => {
+                    assert!(sent.iter().all(Result::is_ok));
+                    ledger.there.extend(numbers);
+                    None
+                }
+                Err(error) => {
+                    let unknown = matches!(error, StoreError::OutcomeUnknown(_));
+                    if unknown {
+                        ledger.maybe_sent.extend(numbers)
+                    } else {
+                        ledger.gone.extend(numbers)
+                    }
+                    Some(error)
+                }
+            },
+            Asked::Receive(queue, mut answer) => match answer.try_recv().expect("a receive is answered") {
+                Ok(deliveries) => {
+                    for raw in deliveries {
+                        let number = Ledger::number(&raw.content.body).expect("a body of ours");
+                        ledger.delivered(number, raw.leased.named.fence);
+                        self.held.push(Held { number, named: raw.leased.named, queue });
+                    }
+                    None
+                }
+                Err(error) => Some(error),
+            },
+            Asked::Settle(batch, mut answer) => match answer.try_recv().expect("a settle is answered") {
+                Ok(settled) => {
+                    for ((held, how), settled) in batch.iter().zip(settled) {
+                        if *how == How::Ack && settled.is_ok() {
+                            ledger.acked(held.number, held.named.fence);
+                        }
+                    }
+                    None
+                }
+                Err(error) => {
+                    if matches!(error, StoreError::OutcomeUnknown(_)) {
+                        let acks = batch.iter().filter(|(_, how)| *how == How::Ack);
+                        ledger.maybe_acked.extend(acks.map(|(held, _)| held.number));
+                    }
+                    Some(error)
+                }
+            },
+        }
+    }
+
+    /// Compares the open store with what was answered.
+    pub fn verify(&mut self) -> Result<(), String> {
+        let mut ledger = std::mem::take(&mut self.ledger);
+        let verified = ledger.verify(self);
+        self.ledger = ledger;
+        verified?;
+        let messages = self.writer().engine.usage().messages;
+        assert_eq!(messages, self.ledger.there.len() as u64, "memory and disk differ");
+        self.writer().engine.check();
+        Ok(())
+    }
+
+    pub fn power_loss(&mut self) {
+        self.disk.power_loss();
+        self.ledger.latest.clear();
+    }
+}
+
+fn queue_name(queue: usize) -> QueueName {
+    QueueName::new(QUEUES[queue]).unwrap()
+}

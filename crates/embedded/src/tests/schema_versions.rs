@@ -1,0 +1,132 @@
+//! Files of other versions and other programs, and the way from one version to the next.
+
+use std::path::Path;
+
+use hapax_core::{NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore};
+use rusqlite::Connection;
+
+use crate::checkpoint::Checkpoint;
+use crate::storage::schema::STEPS;
+use crate::storage::sqlite::{Place, Sqlite};
+use crate::{DATABASE, Embedded, OpenError, Options};
+
+const BACKUP: &str = "before-migration-from-v1.db";
+
+fn queue() -> QueueName {
+    QueueName::new("jobs").unwrap()
+}
+
+/// Opens the store, sends one message and closes it.
+async fn send_one(folder: &Path) {
+    let store = Embedded::open(folder, Options::default()).unwrap();
+    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    store.send(&queue(), vec![NewMessage::new("x")]).await.unwrap()[0].as_ref().unwrap();
+}
+
+async fn messages(folder: &Path) -> u64 {
+    Embedded::open(folder, Options::default()).unwrap().stats(&queue()).await.unwrap().ready
+}
+
+fn migrate(folder: &Path, step: &str) -> Result<(), OpenError> {
+    let steps: Vec<_> = STEPS.iter().copied().chain([step]).collect();
+    let place = Place { file: folder.join(DATABASE), vfs: None };
+    Sqlite::open(place, &steps, Checkpoint::Inline).map(Sqlite::close)
+}
+
+fn refusal(folder: &Path) -> OpenError {
+    let before = std::fs::read(folder.join(DATABASE)).unwrap();
+    let error = Embedded::open(folder, Options::default()).err().expect("it is refused");
+    assert_eq!(before, std::fs::read(folder.join(DATABASE)).unwrap(), "a refused file was changed");
+    assert!(!folder.join(format!("{DATABASE}-wal")).exists(), "a refused file got a log");
+    error
+}
+
+#[tokio::test]
+async fn a_newer_version_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    send_one(folder.path()).await;
+    let db = Connection::open(folder.path().join(DATABASE)).unwrap();
+    db.pragma_update(None, "user_version", 99).unwrap();
+    db.close().unwrap();
+    let error = refusal(folder.path());
+    assert!(matches!(error, OpenError::Newer { version: 99, .. }));
+    let text = error.to_string();
+    assert!(text.contains("version 99") && text.contains("use the newer program, or the backup"), "{text}");
+}
+
+#[tokio::test]
+async fn another_programs_database_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Connection::open(folder.path().join(DATABASE)).unwrap();
+    db.execute_batch("CREATE TABLE message (mine)").unwrap();
+    db.close().unwrap();
+    assert!(matches!(refusal(folder.path()), OpenError::NotOurs { .. }));
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(DATABASE), "Dear diary, today ".repeat(500)).unwrap();
+    let text = refusal(folder.path()).to_string();
+    assert!(text.contains("not a database"), "{text}");
+}
+
+#[tokio::test]
+async fn a_migration_first_writes_a_backup_that_the_old_version_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    send_one(folder.path()).await;
+    migrate(folder.path(), "CREATE TABLE extra (x)").unwrap();
+    assert!(matches!(refusal(folder.path()), OpenError::Newer { version: 2, .. }));
+    migrate(folder.path(), "CREATE TABLE extra (x)").expect("the new version opens it again");
+
+    let old = tempfile::tempdir().unwrap();
+    std::fs::copy(folder.path().join(BACKUP), old.path().join(DATABASE)).unwrap();
+    assert_eq!(messages(old.path()).await, 1);
+}
+
+#[tokio::test]
+async fn a_migration_that_was_taken_back_gets_a_fresh_backup_the_next_time() {
+    let folder = tempfile::tempdir().unwrap();
+    send_one(folder.path()).await;
+    migrate(folder.path(), "CREATE TABLE extra (x)").unwrap();
+    std::fs::copy(folder.path().join(BACKUP), folder.path().join(DATABASE)).unwrap();
+    send_one(folder.path()).await;
+    migrate(folder.path(), "CREATE TABLE extra (x)").unwrap();
+
+    let old = tempfile::tempdir().unwrap();
+    std::fs::copy(folder.path().join(BACKUP), old.path().join(DATABASE)).unwrap();
+    assert_eq!(messages(old.path()).await, 2, "the backup is of the first migration");
+}
+
+#[tokio::test]
+async fn a_migration_that_fails_leaves_the_old_version() {
+    let folder = tempfile::tempdir().unwrap();
+    send_one(folder.path()).await;
+    let broken = "ALTER TABLE body ADD COLUMN more; CREATE TABLE extra (x); CREATE TABLE message (x)";
+    migrate(folder.path(), broken).unwrap_err();
+    assert_eq!(messages(folder.path()).await, 1);
+    migrate(folder.path(), "CREATE TABLE extra (x)").expect("and can be tried again");
+}
+
+#[tokio::test]
+async fn a_migration_that_is_killed_leaves_the_old_version() {
+    let folder = tempfile::tempdir().unwrap();
+    send_one(folder.path()).await;
+    let mut db = Connection::open(folder.path().join(DATABASE)).unwrap();
+    db.pragma_update(None, "cache_size", 5).unwrap();
+    let transaction = db.transaction_with_behavior(rusqlite::TransactionBehavior::Exclusive).unwrap();
+    // More than the cache holds, so that half of it is in the log already.
+    let half =
+        "CREATE TABLE extra AS WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
+                SELECT randomblob(1000) AS x FROM n; UPDATE message SET flags = 99; PRAGMA user_version = 2";
+    transaction.execute_batch(half).unwrap();
+
+    // What a killed process leaves is what its files hold at that moment.
+    let killed = tempfile::tempdir().unwrap();
+    for file in [DATABASE.to_owned(), format!("{DATABASE}-wal")] {
+        std::fs::copy(folder.path().join(&file), killed.path().join(&file)).unwrap();
+    }
+    assert!(std::fs::metadata(killed.path().join("hapax.db-wal")).unwrap().len() > 100_000);
+    assert_eq!(messages(killed.path()).await, 1);
+    migrate(killed.path(), "CREATE TABLE extra (x)").unwrap();
+}

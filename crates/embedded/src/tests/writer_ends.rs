@@ -1,0 +1,73 @@
+//! However the writer ends, nobody waits for ever.
+
+use std::sync::Arc;
+
+use hapax_core::{NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore, Receive, StoreError};
+
+use crate::{Embedded, Options};
+
+fn queue() -> QueueName {
+    QueueName::new("jobs").unwrap()
+}
+
+async fn started(folder: &std::path::Path) -> Arc<Embedded> {
+    let store = Embedded::open(folder, Options::default()).unwrap();
+    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    Arc::new(store)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_in_the_writer_answers_those_who_wait_and_turns_others_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = started(folder.path()).await;
+    let waiting = tokio::spawn({
+        let store = store.clone();
+        let wait = Receive { wait_ms: Some(20_000), ..Receive::default() };
+        async move { store.receive(&queue(), wait).await }
+    });
+    let failed = store.shared.job(|_, _| panic!("a defect, on purpose")).await;
+    let failed: Result<(), _> = failed;
+    assert!(matches!(failed, Err(StoreError::OutcomeUnknown(_))), "{failed:?}");
+    // The receive waited, or came after the panic.
+    let waited = waiting.await.unwrap().unwrap_err();
+    assert!(matches!(waited, StoreError::OutcomeUnknown(_) | StoreError::Unavailable(_)), "{waited}");
+    // Joins the thread: what comes after it must be turned away.
+    store.close();
+    let sent = store.send(&queue(), vec![NewMessage::new("x")]).await;
+    assert!(matches!(sent, Err(StoreError::Unavailable(_))), "{sent:?}");
+    assert!(store.status().await.stopped.unwrap().contains("defect"));
+    let again = started(folder.path()).await;
+    again.send(&queue(), vec![NewMessage::new("x")]).await.unwrap()[0].as_ref().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_answers_those_who_wait_and_whoever_closes_second_waits_too() {
+    for _ in 0..20 {
+        let folder = tempfile::tempdir().unwrap();
+        let store = started(folder.path()).await;
+        let mut tasks = tokio::task::JoinSet::new();
+        for task in 0..6 {
+            let store = store.clone();
+            tasks.spawn(async move {
+                let wait = Receive { wait_ms: Some(20_000), ..Receive::default() };
+                match task {
+                    0 | 1 => {
+                        let answer = store.receive(&queue(), wait).await;
+                        assert!(matches!(answer, Ok(_) | Err(StoreError::Unavailable(_))), "{answer:?}");
+                    }
+                    2 | 3 => {
+                        let answer = store.send(&queue(), vec![NewMessage::new("x")]).await;
+                        assert!(matches!(answer, Ok(_) | Err(StoreError::Unavailable(_))), "{answer:?}");
+                    }
+                    _ => {
+                        tokio::task::spawn_blocking(move || store.close()).await.unwrap();
+                    }
+                }
+            });
+        }
+        store.close();
+        // The folder is free as soon as any close returns.
+        Embedded::open(folder.path(), Options::default()).unwrap();
+        tasks.join_all().await;
+    }
+}

@@ -1,0 +1,279 @@
+//! A byte that rots on the disk is reported and its message set aside; it is never handed out, and nothing else stops.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use hapax_core::{
+    Attribute, Browse, Cause, GroupId, ManualClock, MessageState, NewMessage, QueueAdmin, QueueConfig,
+    QueueName, QueueStore, Receive, Settle, StoreError,
+};
+use hapax_embedded::{Embedded, OpenError, Options};
+use rusqlite::Connection;
+
+fn queue() -> QueueName {
+    QueueName::new("jobs").unwrap()
+}
+
+/// Time stands still, so that a seed finds the same bytes in the same places.
+fn options() -> Options {
+    Options { clock: Arc::new(ManualClock::at_ms(1_800_000_000_000)), ..Options::default() }
+}
+
+fn open(folder: &Path) -> Embedded {
+    Embedded::open(folder, options()).unwrap()
+}
+
+fn browse_all() -> Browse {
+    Browse { limit: 1_000, ..Browse::default() }
+}
+
+/// The bytes of a body that occur nowhere else in the file.
+fn body(number: usize) -> Vec<u8> {
+    format!("<{number:03}> {}", "lorem ipsum ".repeat(5 + number % 7)).into_bytes()
+}
+
+/// A closed store with `count` messages.
+async fn closed_store(count: usize) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    let message = |number| {
+        let group = GroupId::new(format!("group-{number}")).unwrap();
+        let attribute = Attribute::text(format!("value of {number:03}"));
+        NewMessage::new(body(number)).attribute("name", attribute).group(group)
+    };
+    let sent = store.send(&queue(), (0..count).map(message).collect()).await.unwrap();
+    assert!(sent.iter().all(Result::is_ok));
+    store.close();
+    folder
+}
+
+/// Inverts a byte of the database, `at` bytes into the only place where `needle` occurs.
+fn flip(folder: &Path, needle: &[u8], at: usize) {
+    let file = folder.join("hapax.db");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let places: Vec<_> =
+        (0..bytes.len() - needle.len()).filter(|&i| bytes[i..].starts_with(needle)).collect();
+    assert_eq!(places.len(), 1, "the bytes to flip are in one place");
+    bytes[places[0] + at] ^= 0x10;
+    std::fs::write(file, bytes).unwrap();
+}
+
+/// Receives and acks everything; the bodies that were handed out, by number.
+async fn drain(store: &Embedded) -> BTreeMap<usize, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    drain_into(store, &mut found).await.unwrap();
+    found
+}
+
+async fn drain_into(store: &Embedded, found: &mut BTreeMap<usize, Vec<u8>>) -> Result<(), StoreError> {
+    loop {
+        let deliveries = store.receive(&queue(), Receive::up_to(100)).await?;
+        if deliveries.is_empty() {
+            return Ok(());
+        }
+        for delivery in &deliveries {
+            let number = std::str::from_utf8(&delivery.body[1..4]).unwrap().parse().unwrap();
+            found.insert(number, delivery.body.to_vec());
+        }
+        let acks = deliveries.into_iter().map(|d| Settle::ack(d.receipt)).collect();
+        assert!(store.settle(&queue(), acks).await?.iter().all(Result::is_ok));
+    }
+}
+
+/// Message 3 is damaged: it is parked and reported, and the others are delivered.
+async fn message_3_is_parked(folder: &Path) -> Embedded {
+    let store = open(folder);
+    let found = drain(&store).await;
+    assert_eq!(found.len(), 9);
+    for (number, bytes) in &found {
+        assert_eq!(*bytes, body(*number));
+    }
+    assert!(!found.contains_key(&3));
+    let stats = store.stats(&queue()).await.unwrap();
+    assert_eq!((stats.parked, stats.ready, stats.in_flight), (1, 0, 0));
+    let warnings = store.status().await.warnings;
+    assert!(warnings.iter().any(|warning| warning.contains("parked")), "{warnings:?}");
+
+    let only_parked = Browse { state: Some(MessageState::Parked), ..browse_all() };
+    let page = store.browse(&queue(), only_parked).await.unwrap();
+    assert_eq!(page.items.len(), 1);
+    assert_eq!(page, store.browse(&queue(), browse_all()).await.unwrap());
+    let parked = &page.items[0];
+    assert_eq!(parked.state, MessageState::Parked);
+    assert_eq!(parked.parked.as_ref().unwrap().0, Cause::Damaged);
+    store
+}
+
+/// An operator takes the damaged message as it is; it is delivered, also after a restart.
+async fn release_accepts_it(store: Embedded, folder: &Path) -> Vec<u8> {
+    let id = store.browse(&queue(), browse_all()).await.unwrap().items[0].id;
+    assert_eq!(store.release(&queue(), vec![id]).await.unwrap(), 1);
+    store.close();
+    let store = open(folder);
+    assert_eq!(store.status().await.warnings, Vec::<String>::new(), "accepted means accepted for good");
+    let deliveries = store.receive(&queue(), Receive::up_to(10)).await.unwrap();
+    assert_eq!(deliveries.len(), 1);
+    assert_eq!(deliveries[0].id, id);
+    store.settle(&queue(), vec![Settle::ack(deliveries[0].receipt.clone())]).await.unwrap()[0]
+        .as_ref()
+        .unwrap();
+    deliveries[0].body.to_vec()
+}
+
+#[tokio::test]
+async fn in_a_body() {
+    let folder = closed_store(10).await;
+    flip(folder.path(), b"<003> lorem", 6);
+    let store = message_3_is_parked(folder.path()).await;
+    assert_eq!(store.stats(&queue()).await.unwrap().totals.damaged, 1);
+    assert_eq!(store.browse(&queue(), browse_all()).await.unwrap().items[0].body, None);
+    let accepted = release_accepts_it(store, folder.path()).await;
+    let mut expected = body(3);
+    expected[6] ^= 0x10;
+    assert_eq!(accepted, expected, "as it is");
+}
+
+#[tokio::test]
+async fn in_attributes() {
+    let folder = closed_store(10).await;
+    flip(folder.path(), b"value of 003", 2);
+    let store = message_3_is_parked(folder.path()).await;
+    assert_eq!(release_accepts_it(store, folder.path()).await, body(3));
+}
+
+#[tokio::test]
+async fn in_a_metadata_row() {
+    let folder = closed_store(10).await;
+    flip(folder.path(), b"group-3", 6);
+    let store = message_3_is_parked(folder.path()).await;
+    assert_eq!(release_accepts_it(store, folder.path()).await, body(3));
+}
+
+#[tokio::test]
+async fn in_a_metadata_row_whose_text_is_no_text_any_more() {
+    let folder = closed_store(10).await;
+    let file = folder.path().join("hapax.db");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let at = bytes.windows(7).position(|window| window == b"group-3").unwrap();
+    bytes[at] = 0xff;
+    std::fs::write(file, bytes).unwrap();
+    let store = message_3_is_parked(folder.path()).await;
+    assert_eq!(release_accepts_it(store, folder.path()).await, body(3));
+}
+
+async fn refused(folder: &Path, expected: &str) {
+    match Embedded::open(folder, options()) {
+        Err(OpenError::Damaged(problem)) => {
+            assert!(problem.contains(expected) && problem.contains("restore a backup"), "{problem}");
+        }
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("a damaged {expected} was opened"),
+    }
+}
+
+#[tokio::test]
+async fn in_a_queue_row() {
+    let folder = closed_store(1).await;
+    flip(folder.path(), b"retention_ms", 0);
+    refused(folder.path(), "queue \"jobs\"").await;
+}
+
+#[tokio::test]
+async fn in_the_stores_own_row() {
+    let folder = closed_store(1).await;
+    let db = Connection::open(folder.path().join("hapax.db")).unwrap();
+    let secret: Vec<u8> = db.query_row("SELECT secret FROM store", [], |row| row.get(0)).unwrap();
+    drop(db);
+    flip(folder.path(), &secret, 7);
+    refused(folder.path(), "the store's own row").await;
+}
+
+#[tokio::test]
+async fn a_store_whose_own_row_is_gone_is_not_taken_for_a_new_one() {
+    let folder = closed_store(1).await;
+    let db = Connection::open(folder.path().join("hapax.db")).unwrap();
+    db.execute("DELETE FROM store", []).unwrap();
+    drop(db);
+    refused(folder.path(), "the store's own row").await;
+}
+
+/// The pages of the tables that hold messages.
+fn message_pages(folder: &Path) -> Vec<u64> {
+    let db = Connection::open(folder.join("hapax.db")).unwrap();
+    let root = |table| {
+        let sql = "SELECT rootpage FROM sqlite_schema WHERE name = ?1";
+        db.query_row(sql, [table], |row| row.get::<_, i64>(0)).unwrap() as u64
+    };
+    let roots = [root("message"), root("body")];
+    let pages: i64 = db.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+    // Children of a table's root were allocated after all tables.
+    let schema_end: i64 =
+        db.query_row("SELECT max(rootpage) FROM sqlite_schema", [], |row| row.get(0)).unwrap();
+    roots.into_iter().chain(schema_end as u64 + 1..=pages as u64).collect()
+}
+
+#[tokio::test]
+async fn anywhere_in_the_pages_of_messages_no_wrong_body_is_delivered() {
+    let seed = std::env::var("HAPAX_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    let rounds = if std::env::var_os("HAPAX_LONG").is_some() { 5_000 } else { 120 };
+    println!("HAPAX_SEED={seed} replays this");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let original = closed_store(60).await;
+    let pages = message_pages(original.path());
+    let bytes = std::fs::read(original.path().join("hapax.db")).unwrap();
+    let (mut parked, mut broken) = (0, 0);
+    for round in 0..rounds {
+        let folder = tempfile::tempdir().unwrap();
+        let mut damaged = bytes.clone();
+        let page = pages[rng.usize(..pages.len())];
+        // Cells grow from the end of a page, their index from its start: half of the flips go to each.
+        let within = if rng.u8(..4) == 0 { rng.u64(..160) } else { rng.u64(..4096) };
+        let at = (page - 1) * 4096 + within;
+        let bit = 1 << rng.u8(..8);
+        damaged[at as usize] ^= bit;
+        let context = format!("round {round}: page {page}, byte {within}, bit {bit:#x}");
+        std::fs::write(folder.path().join("hapax.db"), damaged).unwrap();
+        let malformed = |error: &str| {
+            // A key that is out of order makes SQLite say either.
+            let tree = error.contains("malformed") || error.contains("UNIQUE constraint failed");
+            assert!(tree, "{context}: one message damages the store: {error}");
+        };
+        let store = match Embedded::open(folder.path(), options()) {
+            Ok(store) => store,
+            // Not a row but the tree that holds them: SQLite cannot walk it.
+            Err(error) => {
+                malformed(&error.to_string());
+                broken += 1;
+                continue;
+            }
+        };
+        let mut found = BTreeMap::new();
+        let drained = drain_into(&store, &mut found).await;
+        for (number, bytes) in &found {
+            assert_eq!(*bytes, body(*number), "{context}: a wrong body was delivered");
+        }
+        if let Err(error) = drained {
+            malformed(&error.to_string());
+            broken += 1;
+            continue;
+        }
+        let status = store.status().await;
+        if found.len() < 60 {
+            parked += 1;
+            let missing = 60 - found.len();
+            assert!(!status.warnings.is_empty(), "{context}: {missing} messages went silently");
+        }
+        // An operator takes what is parked as it is: that works for good, or is refused.
+        let Ok(page) = store.browse(&queue(), browse_all()).await else { continue };
+        let ids: Vec<_> = page.items.iter().map(|item| item.id).collect();
+        match store.release(&queue(), ids).await {
+            // A row whose key is another message's by now is listed and left alone.
+            Ok(released) => assert!(released <= page.items.len() as u64, "{context}"),
+            Err(error) => malformed(&error.to_string()),
+        }
+    }
+    println!("{parked} of {rounds} flips parked something, {broken} broke a tree");
+    assert!(parked > rounds / 4, "the flips hit nothing: {parked}");
+}

@@ -1,0 +1,40 @@
+//! A folder belongs to one process at a time, and the second is told who has it.
+
+mod common;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+
+use common::{child_folder, start_child};
+use hapax_embedded::{Embedded, OpenError, Options};
+
+/// The other process: holds the folder until its input ends.
+#[test]
+fn child() {
+    let Some(folder) = child_folder() else { return };
+    let _store = Embedded::open(folder, Options::default()).unwrap();
+    println!("\nopen");
+    std::io::stdout().flush().unwrap();
+    let _ = std::io::stdin().lines().count();
+}
+
+#[test]
+fn a_second_process_is_refused_and_told_who_holds_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = start_child("child", folder.path());
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "open"));
+
+    for _ in 0..2 {
+        let error = Embedded::open(folder.path(), Options::default()).err().unwrap();
+        assert!(matches!(error, OpenError::InUse { .. }));
+        let text = error.to_string();
+        assert!(text.contains(&format!("process {}", child.id())), "{text}");
+        let backup = tempfile::tempdir().unwrap().path().join("none.db");
+        assert!(matches!(Embedded::restore(backup, folder.path()), Err(OpenError::InUse { .. })));
+    }
+
+    child.kill().unwrap();
+    child.wait().unwrap();
+    Embedded::open(folder.path(), Options::default())
+        .expect("the operating system let go of a dead holder's lock");
+}

@@ -1,0 +1,124 @@
+//! When the disk runs out, sends are refused first, so that messages can still be settled.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use common::queue;
+use hapax_core::{NewMessage, QueueAdmin, QueueConfig, QueueStore, Receive, Settle, StoreError};
+use hapax_embedded::{Embedded, Options};
+
+async fn settles_still_commit(store: &Embedded, expected: usize) {
+    let deliveries = store.receive(&queue(), Receive::up_to(1_000)).await.unwrap();
+    assert_eq!(deliveries.len(), expected);
+    for delivery in deliveries {
+        let settled = store.settle(&queue(), vec![Settle::ack(delivery.receipt)]).await.unwrap();
+        settled[0].as_ref().unwrap();
+    }
+    assert_eq!(store.status().await.stopped, None);
+}
+
+fn full(answer: Result<impl std::fmt::Debug, StoreError>) -> String {
+    match answer {
+        Err(StoreError::Full(why)) => why,
+        other => panic!("expected Full: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn sends_are_refused_below_the_reserve_and_settles_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Embedded::open(folder.path(), Options::default()).unwrap();
+    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    store.send(&queue(), vec![NewMessage::new("1"), NewMessage::new("2")]).await.unwrap();
+    drop(store);
+
+    // No disk has that much room.
+    let store =
+        Embedded::open(folder.path(), Options { reserve_bytes: u64::MAX, ..Options::default() }).unwrap();
+    let why = full(store.send(&queue(), vec![NewMessage::new("3")]).await);
+    assert!(why.contains("kept for settling"), "{why}");
+    settles_still_commit(&store, 2).await;
+    drop(store);
+    let store = Embedded::open(folder.path(), Options::default()).unwrap();
+    store.send(&queue(), vec![NewMessage::new("4")]).await.unwrap()[0].as_ref().unwrap();
+    assert_eq!(store.stats(&queue()).await.unwrap().ready, 1);
+}
+
+/// A small file system in memory, or `None` where that is not permitted.
+struct Mounted<'a>(&'a Path);
+
+impl<'a> Mounted<'a> {
+    fn new(at: &'a Path, megabytes: u32) -> Option<Self> {
+        let size = format!("size={megabytes}m");
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "hapax-test"]).arg(at).output();
+        mount.is_ok_and(|mount| mount.status.success()).then_some(Self(at))
+    }
+
+    fn resize(&self, megabytes: u32) {
+        let size = format!("remount,size={megabytes}m");
+        assert!(Command::new("mount").args(["-o", &size]).arg(self.0).status().unwrap().success());
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
+
+/// Sends until the store is full; how many were accepted.
+async fn fill(store: &Embedded) -> usize {
+    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    let body = || vec![NewMessage::new(vec![7; 50_000])];
+    let mut accepted = 0;
+    loop {
+        match store.send(&queue(), body()).await {
+            Ok(sent) => accepted += usize::from(sent[0].is_ok()),
+            Err(StoreError::Full(_)) => break,
+            Err(other) => panic!("after {accepted} sends: {other}"),
+        }
+    }
+    for _ in 0..5 {
+        full(store.send(&queue(), body()).await);
+    }
+    let stats = store.stats(&queue()).await.unwrap();
+    let counts = (stats.ready, stats.totals.sent);
+    assert_eq!(counts, (accepted as u64, accepted as u64), "what was refused left no trace");
+    assert_eq!(store.status().await.stopped, None);
+    assert!(accepted > 20, "{accepted}");
+    accepted
+}
+
+#[tokio::test]
+async fn with_the_reserve_everything_can_be_settled_on_a_disk_that_takes_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(_mounted) = Mounted::new(folder.path(), 96) else { return skip() };
+    let store = Embedded::open(folder.path(), Options::default()).unwrap();
+    let accepted = fill(&store).await;
+    settles_still_commit(&store, accepted).await;
+    drop(store);
+    let store = Embedded::open(folder.path(), Options::default()).unwrap();
+    assert_eq!(store.stats(&queue()).await.unwrap().ready, 0);
+}
+
+#[tokio::test]
+async fn without_any_room_nothing_is_lost_and_room_is_all_it_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mounted) = Mounted::new(folder.path(), 8) else { return skip() };
+    let options = || Options { reserve_bytes: 0, ..Options::default() };
+    let store = Embedded::open(folder.path(), options()).unwrap();
+    let accepted = fill(&store).await;
+    mounted.resize(32);
+    store.send(&queue(), vec![NewMessage::new("room again")]).await.unwrap()[0].as_ref().unwrap();
+    mounted.resize(8);
+    drop(store);
+    mounted.resize(32);
+    let store = Embedded::open(folder.path(), options()).unwrap();
+    settles_still_commit(&store, accepted + 1).await;
+}
+
+fn skip() {
+    println!("SKIPPED: no permission to mount a small file system");
+}
