@@ -12,7 +12,7 @@ use tower_service::Service as _;
 use crate::auth::{Authenticator, Guard};
 use crate::config::ServerConfig;
 use crate::error::ServerError;
-use crate::runtime::{Peer, RequestGuard, ResponseBody, Shutdown, read_body};
+use crate::runtime::{BodyLimits, Peer, RequestGuard, ResponseBody, Shutdown, read_body};
 use crate::sqs::{self, Sqs};
 
 /// Everything that answers requests.
@@ -26,7 +26,7 @@ pub(crate) struct App {
     shutdown: Shutdown,
     read_timeout: Duration,
     request_timeout: Duration,
-    body_bytes_max: usize,
+    bodies: BodyLimits,
 }
 
 impl App {
@@ -47,7 +47,7 @@ impl App {
             shutdown,
             read_timeout: Duration::from_millis(config.limits.read_timeout_ms),
             request_timeout: Duration::from_millis(config.limits.request_timeout_ms),
-            body_bytes_max: config.limits.body_bytes_max,
+            bodies: BodyLimits::new(config.limits.body_bytes_max, config.limits.bodies_bytes_max),
         })
     }
 
@@ -61,7 +61,11 @@ impl App {
         let path = request.uri().path();
         if let Err(reason) = self.guard.check(&request, peer.local) {
             tracing::warn!(address = %peer.address, path, reason, "request refused");
-            return plain(StatusCode::FORBIDDEN, reason);
+            return if sqs::is_sqs(&request) {
+                Sqs::refused(request.headers(), reason)
+            } else {
+                plain(StatusCode::FORBIDDEN, reason)
+            };
         }
         match path {
             "/healthz" => plain(StatusCode::OK, "ok"),
@@ -93,15 +97,19 @@ impl App {
         mut guard: RequestGuard,
     ) -> Response<ResponseBody> {
         let (parts, body) = request.into_parts();
-        let body = match read_body(body, self.body_bytes_max, self.read_timeout).await {
+        // Whoever has no key does not get to send a body.
+        if let Err(error) = self.auth.claims_known_key(&parts) {
+            return Sqs::unauthenticated(&parts.headers, error);
+        }
+        let body = match read_body(body, &self.bodies, self.read_timeout).await {
             Ok(body) => body,
-            Err(error) => return Sqs::unreadable(&parts, error),
+            Err(error) => return Sqs::unreadable(&parts.headers, error),
         };
         guard.body_read();
         let answer = self.sqs.handle(&parts, &body, peer);
         match tokio::time::timeout(self.request_timeout, answer).await {
             Ok(response) => response,
-            Err(_) => Sqs::timed_out(&parts),
+            Err(_) => Sqs::timed_out(&parts.headers),
         }
     }
 

@@ -137,6 +137,9 @@ pub struct LimitsConfig {
     pub request_timeout_ms: u64,
     /// The largest request body, in bytes. A message of 1 MiB grows when it is escaped. Default 6 MiB.
     pub body_bytes_max: usize,
+    /// How many bytes of bodies that are still arriving the server holds at once; past it, requests are told to
+    /// retry. Default 256 MiB.
+    pub bodies_bytes_max: usize,
     /// How long a shutdown waits for requests under way, in milliseconds. Default 10,000.
     pub shutdown_timeout_ms: u64,
 }
@@ -149,6 +152,7 @@ impl Default for LimitsConfig {
             idle_timeout_ms: 120_000,
             request_timeout_ms: 60_000,
             body_bytes_max: 6 * 1024 * 1024,
+            bodies_bytes_max: 256 * 1024 * 1024,
             shutdown_timeout_ms: 10_000,
         }
     }

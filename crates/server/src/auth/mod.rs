@@ -106,6 +106,16 @@ impl Authenticator {
         if key.secret_is(secret) { Ok(Identity { key: Some(key.clone()) }) } else { Err(AuthError::Mismatch) }
     }
 
+    /// Whether a request claims a signature by a known key: all that can be told before its body is there.
+    pub(crate) fn claims_known_key(&self, parts: &http::request::Parts) -> Result<(), AuthError> {
+        if !self.has_keys() {
+            return Ok(());
+        }
+        let (method, uri, headers) = (&parts.method, &parts.uri, &parts.headers);
+        let claim = sigv4::Claim::read(&SignedRequest { method, uri, headers, body: &[] })?;
+        self.keys.get(claim.key_id.as_ref()).map(drop).ok_or(AuthError::UnknownKey)
+    }
+
     /// Checks a SigV4 signature, in the headers or in the query of a presigned URL, made at most 15 minutes from
     /// `now_s` (seconds since 1970).
     pub(crate) fn sigv4(&self, request: &SignedRequest<'_>, now_s: u64) -> Result<Identity, AuthError> {

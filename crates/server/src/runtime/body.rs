@@ -1,10 +1,11 @@
 //! Request bodies, bounded in size and time; response bodies, whole or streamed.
 
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 
@@ -15,16 +16,61 @@ pub(crate) enum BodyError {
     TooLarge,
     /// It did not arrive in time.
     Timeout,
+    /// Too much is arriving at once.
+    Overloaded,
     /// The connection broke or the framing is wrong.
     Broken,
 }
 
-/// How much of a body that is too large is read and thrown away. Most clients look for an answer only once they have
+/// How much may be read: by one request, and by all at once.
+pub(crate) struct BodyLimits {
+    one_bytes_max: usize,
+    all_bytes_max: usize,
+    arriving_bytes: AtomicUsize,
+}
+
+impl BodyLimits {
+    pub(crate) fn new(one_bytes_max: usize, all_bytes_max: usize) -> Self {
+        Self { one_bytes_max, all_bytes_max, arriving_bytes: AtomicUsize::new(0) }
+    }
+}
+
+/// A body on its way in. What has arrived counts; a client that only promises bytes takes no one's room.
+struct Arriving<'a> {
+    limits: &'a BodyLimits,
+    bytes: usize,
+}
+
+impl Arriving<'_> {
+    fn add(&mut self, bytes: usize) -> Result<(), BodyError> {
+        self.bytes += bytes;
+        let all = self.limits.arriving_bytes.fetch_add(bytes, Relaxed) + bytes;
+        if self.bytes > self.limits.one_bytes_max {
+            Err(BodyError::TooLarge)
+        } else if all > self.limits.all_bytes_max {
+            Err(BodyError::Overloaded)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Drop for Arriving<'_> {
+    fn drop(&mut self) {
+        self.limits.arriving_bytes.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// How much of a body that is not wanted is read and thrown away. Most clients look for an answer only once they have
 /// sent all: closing on them before that, they see a broken connection and try again, instead of an error.
 const DISCARDED_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// Reads a whole body of at most `bytes_max` bytes, in at most `timeout`.
-pub(crate) async fn read_body<B>(mut body: B, bytes_max: usize, timeout: Duration) -> Result<Bytes, BodyError>
+/// Reads a whole body within the limits, in at most `timeout`.
+pub(crate) async fn read_body<B>(
+    mut body: B,
+    limits: &BodyLimits,
+    timeout: Duration,
+) -> Result<Bytes, BodyError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -32,9 +78,9 @@ where
         return Ok(Bytes::new());
     }
     let read = async {
-        let fits = body.size_hint().lower() <= bytes_max as u64;
-        let result = if fits { collect(&mut body, bytes_max).await } else { Err(BodyError::TooLarge) };
-        if result == Err(BodyError::TooLarge) {
+        let fits = body.size_hint().lower() <= limits.one_bytes_max as u64;
+        let result = if fits { collect(&mut body, limits).await } else { Err(BodyError::TooLarge) };
+        if matches!(result, Err(BodyError::TooLarge | BodyError::Overloaded)) {
             discard(&mut body).await;
         }
         result
@@ -48,41 +94,35 @@ where
     B: Body<Data = Bytes> + Unpin,
 {
     let mut left = DISCARDED_BYTES_MAX;
-    while body.size_hint().lower() <= left
+    while left > 0
+        && body.size_hint().lower() <= left
         && let Some(Ok(frame)) = body.frame().await
     {
         left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
-        if left == 0 {
-            return;
-        }
     }
 }
 
-async fn collect<B>(body: &mut B, bytes_max: usize) -> Result<Bytes, BodyError>
+async fn collect<B>(body: &mut B, limits: &BodyLimits) -> Result<Bytes, BodyError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
+    let mut arriving = Arriving { limits, bytes: 0 };
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|_| BodyError::Broken)?.into_data() else { continue };
-        if first.len() + rest.len() + data.len() > bytes_max {
-            return Err(BodyError::TooLarge);
-        }
+        arriving.add(data.len())?;
         if first.is_empty() {
+            // Most bodies come in one frame and are not copied.
             first = data;
         } else {
-            // Most bodies come in one frame and are not copied.
-            rest.extend_from_slice(data.chunk());
+            if rest.is_empty() {
+                rest.extend_from_slice(&first);
+            }
+            rest.extend_from_slice(&data);
         }
     }
-    if rest.is_empty() {
-        return Ok(first);
-    }
-    let mut whole = BytesMut::with_capacity(first.len() + rest.len());
-    whole.extend_from_slice(&first);
-    whole.extend_from_slice(&rest);
-    Ok(whole.freeze())
+    Ok(if rest.is_empty() { first } else { rest.freeze() })
 }
 
 /// A response body: bytes at hand, or a stream from the router.
@@ -140,13 +180,22 @@ mod tests {
     async fn a_body_is_bounded() {
         let second = Duration::from_secs(1);
         let body = || Full::new(Bytes::from_static(b"four"));
-        assert_eq!(read_body(body(), 4, second).await.unwrap(), "four");
-        assert_eq!(read_body(body(), 3, second).await, Err(BodyError::TooLarge));
+        let limits = BodyLimits::new(4, 8);
+        assert_eq!(read_body(body(), &limits, second).await.unwrap(), "four");
+        assert_eq!(read_body(body(), &BodyLimits::new(3, 8), second).await, Err(BodyError::TooLarge));
+        let mut others = Arriving { limits: &limits, bytes: 0 };
+        let _ = others.add(5);
+        assert_eq!(read_body(body(), &limits, second).await, Err(BodyError::Overloaded));
+        drop(others);
+        assert_eq!(read_body(body(), &limits, second).await.unwrap(), "four");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_never_comes_times_out() {
-        assert_eq!(read_body(Never, 4, Duration::from_secs(5)).await, Err(BodyError::Timeout));
+        assert_eq!(
+            read_body(Never, &BodyLimits::new(4, 4), Duration::from_secs(5)).await,
+            Err(BodyError::Timeout)
+        );
     }
 
     struct Never;

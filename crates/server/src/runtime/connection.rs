@@ -69,20 +69,21 @@ async fn handshake_and_serve(
         }
     } else {
         let peer = Peer { address, local, tls: false };
-        let http2 = speaks_http2(&stream).await;
+        let http2 = speaks_http2(&stream, connection).await;
         serve_http(TokioIo::new(stream), http2, peer, connection, accepting).await;
     }
 }
 
 /// Looks at the first bytes without taking them. hyper-util's own detection copies through a buffer for the whole life
 /// of the connection; this one costs nothing afterwards.
-async fn speaks_http2(stream: &TcpStream) -> bool {
+async fn speaks_http2(stream: &TcpStream, connection: &Connection) -> bool {
     let mut first = [0; PREFACE.len()];
     loop {
         match stream.peek(&mut first).await {
             Ok(length) if length == PREFACE.len() => return first == *PREFACE,
             Ok(length) if length > 0 && first[..length] == PREFACE[..length] => {
                 // Only part of it: the sweeper ends this if the rest never comes.
+                connection.on_bytes();
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             _ => return false,

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 pub use self::body::ResponseBody;
-pub(crate) use self::body::{BodyError, read_body};
+pub(crate) use self::body::{BodyError, BodyLimits, read_body};
 pub(crate) use self::connection::Peer;
 pub(crate) use self::tracker::RequestGuard;
 use self::tracker::Tracker;
@@ -115,7 +115,7 @@ impl Server {
         self.begin_shutdown.send_replace(true);
         tasks.shutdown().await;
         let bound = Duration::from_millis(limits.shutdown_timeout_ms);
-        if tokio::time::timeout(bound, tracker.empty()).await.is_err() {
+        if tokio::time::timeout(bound, drain(&tracker)).await.is_err() {
             tracing::warn!(
                 connections = tracker.len(),
                 "requests still under way at the end of the shutdown's time"
@@ -136,9 +136,10 @@ pub(crate) struct Accepting {
 
 async fn accept(listener: TcpListener, accepting: Arc<Accepting>) {
     loop {
-        accepting.tracker.make_room(accepting.limits.connections_max).await;
         match listener.accept().await {
             Ok((stream, address)) => {
+                // Only once someone is there: an idle connection harms no one before.
+                accepting.tracker.make_room(accepting.limits.connections_max).await;
                 let registration = accepting.tracker.register();
                 tokio::spawn(connection::serve(stream, address, registration, accepting.clone()));
             }
@@ -148,6 +149,14 @@ async fn accept(listener: TcpListener, accepting: Arc<Accepting>) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
+    }
+}
+
+/// Waits until the last connection is gone; half-open ones are not waited for.
+async fn drain(tracker: &Tracker) {
+    let quiet = Duration::from_millis(500);
+    while tokio::time::timeout(quiet / 5, tracker.empty()).await.is_err() {
+        tracker.close_quiet(quiet);
     }
 }
 

@@ -19,8 +19,8 @@ const BUSY: u8 = 2;
 pub(crate) struct Connection {
     start: Instant,
     phase: AtomicU8,
-    /// When the phase began, in milliseconds since the tracker's start.
-    since_ms: AtomicU64,
+    /// When the phase began, in microseconds since the tracker's start.
+    since_us: AtomicU64,
     /// Requests between their head and their answer.
     requests: AtomicU32,
     /// Requests whose body has arrived: the server's turn.
@@ -30,7 +30,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     fn enter(&self, phase: u8) {
-        self.since_ms.store(self.start.elapsed().as_millis() as u64, Relaxed);
+        self.since_us.store(self.start.elapsed().as_micros() as u64, Relaxed);
         self.phase.store(phase, Relaxed);
     }
 
@@ -119,7 +119,7 @@ impl Tracker {
         let connection = Arc::new(Connection {
             start: self.start,
             phase: AtomicU8::new(IDLE),
-            since_ms: AtomicU64::new(self.start.elapsed().as_millis() as u64),
+            since_us: AtomicU64::new(self.start.elapsed().as_micros() as u64),
             requests: AtomicU32::new(0),
             working: AtomicU32::new(0),
             close: Notify::new(),
@@ -153,7 +153,7 @@ impl Tracker {
     fn evict_one(&self) {
         let open = self.lock();
         let waiting = open.1.values().filter(|c| c.working.load(Relaxed) == 0);
-        if let Some(oldest) = waiting.min_by_key(|c| c.since_ms.load(Relaxed)) {
+        if let Some(oldest) = waiting.min_by_key(|c| c.since_us.load(Relaxed)) {
             tracing::warn!(
                 connections = open.1.len(),
                 "connection limit reached; closing the idlest connection"
@@ -164,21 +164,34 @@ impl Tracker {
 
     /// Closes connections that have kept the server waiting too long. Returns when the next sweep is due.
     pub(crate) fn sweep(&self) -> Duration {
-        let now_ms = self.start.elapsed().as_millis() as u64;
+        let now_us = self.start.elapsed().as_micros() as u64;
         for connection in self.lock().1.values() {
             let limit_ms = match connection.phase.load(Relaxed) {
                 IDLE => self.idle_ms_max,
                 HEAD => self.head_ms_max,
                 _ => continue,
             };
-            if now_ms.saturating_sub(connection.since_ms.load(Relaxed)) >= limit_ms {
+            if now_us.saturating_sub(connection.since_us.load(Relaxed)) >= limit_ms * 1000 {
                 connection.close.notify_one();
             }
         }
         Duration::from_millis((self.head_ms_max.min(self.idle_ms_max) / 4).clamp(20, 1000))
     }
 
-    /// Closes every connection that is not answering a request.
+    /// Closes connections that have been without a whole request for `quiet`: long enough for the last answer to have
+    /// been written.
+    pub(crate) fn close_quiet(&self, quiet: Duration) {
+        let now_us = self.start.elapsed().as_micros() as u64;
+        let quiet_us = quiet.as_micros() as u64;
+        for connection in self.lock().1.values() {
+            let since_us = connection.since_us.load(Relaxed);
+            if connection.requests.load(Relaxed) == 0 && now_us.saturating_sub(since_us) >= quiet_us {
+                connection.close.notify_one();
+            }
+        }
+    }
+
+    /// Closes every connection, whatever it is doing.
     pub(crate) fn close_all(&self) {
         for connection in self.lock().1.values() {
             connection.close.notify_one();

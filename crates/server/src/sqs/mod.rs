@@ -33,7 +33,7 @@ use self::names::Names;
 use self::ops::{Caller, Operations};
 use self::output::Output;
 use self::query::Form;
-use crate::auth::{Authenticator, SignedRequest, host_of};
+use crate::auth::{AuthError, Authenticator, SignedRequest, host_of};
 use crate::config::SqsConfig;
 use crate::error::ServerError;
 use crate::runtime::{BodyError, Peer, ResponseBody, Shutdown};
@@ -151,23 +151,37 @@ impl Sqs {
     }
 
     /// The answer to a request whose body did not arrive.
-    pub(crate) fn unreadable(parts: &Parts, error: BodyError) -> Response<ResponseBody> {
+    pub(crate) fn unreadable(headers: &HeaderMap, error: BodyError) -> Response<ResponseBody> {
         let error = match error {
             BodyError::TooLarge => SqsError::new(Kind::RequestTooLarge, "The request body is too large."),
             BodyError::Timeout => {
                 SqsError::new(Kind::RequestTimeout, "The request body did not arrive in time.")
             }
+            BodyError::Overloaded => SqsError::new(
+                Kind::RequestThrottled,
+                "The server is reading too many large requests; retry with backoff.",
+            ),
             BodyError::Broken => SqsError::new(Kind::Serialization, "The request body could not be read."),
         };
-        respond(Protocol::of(&parts.headers), None, &Err(error))
+        respond(Protocol::of(headers), None, &Err(error))
+    }
+
+    /// The answer to a request that no page of another web site may make.
+    pub(crate) fn refused(headers: &HeaderMap, reason: &'static str) -> Response<ResponseBody> {
+        respond(Protocol::of(headers), None, &Err(SqsError::new(Kind::AccessDenied, reason)))
+    }
+
+    /// The answer to a request without a known key.
+    pub(crate) fn unauthenticated(headers: &HeaderMap, error: AuthError) -> Response<ResponseBody> {
+        respond(Protocol::of(headers), None, &Err(error.into()))
     }
 
     /// The answer when the store took too long.
-    pub(crate) fn timed_out(parts: &Parts) -> Response<ResponseBody> {
-        tracing::warn!(path = parts.uri.path(), "a request took too long and was given up");
+    pub(crate) fn timed_out(headers: &HeaderMap) -> Response<ResponseBody> {
+        tracing::warn!("a request took too long and was given up");
         let error =
             SqsError::new(Kind::ServiceUnavailable, "The request took too long; its outcome is unknown.");
-        respond(Protocol::of(&parts.headers), None, &Err(error))
+        respond(Protocol::of(headers), None, &Err(error))
     }
 }
 

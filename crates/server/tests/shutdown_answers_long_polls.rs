@@ -1,0 +1,55 @@
+//! A shutdown answers parked long polls, finishes what is under way, accepts nothing new, and ends within its bound.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use hapax_server::ServerConfig;
+use hapax_server::config::LimitsConfig;
+use support::{Running, exchange, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
+#[tokio::test]
+async fn parked_polls_are_answered_empty_and_the_server_ends() {
+    let mut server = Running::start(ServerConfig::default()).await;
+    server.json("CreateQueue", r#"{"QueueName":"q"}"#).await;
+    let polls: Vec<_> = (0..20)
+        .map(|_| {
+            let address = server.address;
+            let poll = json("ReceiveMessage", r#"{"QueueUrl":"q","WaitTimeSeconds":20}"#);
+            tokio::spawn(async move { exchange(TcpStream::connect(address).await.unwrap(), &poll).await })
+        })
+        .collect();
+    // Idle and half-open connections must not hold the server up either.
+    let _idle = server.connect().await;
+    let mut half = server.connect().await;
+    half.write_all(b"POST / HTTP/1.1\r\nhost:").await.unwrap();
+    // Every poll is parked once a later request has been answered on each worker; a message wakes none of them.
+    for _ in 0..20 {
+        server.json("ListQueues", "{}").await;
+    }
+    let begun = Instant::now();
+    server.stop();
+    for poll in polls {
+        let answer = poll.await.unwrap();
+        assert_eq!((answer.status, answer.body.as_str()), (200, "{}"));
+    }
+    let address = server.address;
+    server.stopped().await;
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test]
+async fn a_request_that_never_arrives_does_not_hold_the_shutdown_beyond_its_bound() {
+    let limits = LimitsConfig { shutdown_timeout_ms: 300, ..LimitsConfig::default() };
+    let mut server = Running::start(ServerConfig { limits, ..ServerConfig::default() }).await;
+    let mut stuck = server.connect().await;
+    stuck.write_all(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\nhalf").await.unwrap();
+    server.json("ListQueues", "{}").await;
+    let begun = Instant::now();
+    server.stop();
+    server.stopped().await;
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
