@@ -13,7 +13,9 @@ use serde::de::IgnoredAny;
 
 use crate::Client;
 use crate::transport::{Effect, Failure};
-use crate::wire::{Count, Halted, Ids, Messages, QueueItem, Queues, RedriveBody, Redrives, ResumeBody, Status};
+use crate::wire::{
+    Count, Halted, Ids, Messages, QueueItem, Queues, RedriveBody, Redrives, ResumeBody, Status,
+};
 
 /// The seam's page size for ids; the server refuses more in one request.
 const IDS_MAX: usize = 1_000;
@@ -122,7 +124,8 @@ impl QueueAdmin for Client {
     }
 
     async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError> {
-        let answer: Redrives = self.transport.get(&format!("/v1/redrives?from={from}")).await.map_err(read)?;
+        let answer: Redrives =
+            self.transport.get(&format!("/v1/redrives?from={from}")).await.map_err(read)?;
         Ok(answer.redrives)
     }
 

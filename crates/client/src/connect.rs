@@ -45,7 +45,7 @@ impl Default for Options {
             token: None,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::from_secs(30),
-            idle_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_mins(1),
         }
     }
 }
@@ -113,7 +113,7 @@ impl Client {
     pub async fn backup(&self, to: &str) -> Result<(), StoreError> {
         let body = BackupBody { to: to.to_owned() };
         // Copying a large store takes as long as it takes.
-        let timeout = Duration::from_secs(24 * 3600);
+        let timeout = Duration::from_hours(24);
         let answer = self.transport.post_within::<_, ()>("/v1/backup", &body, timeout).await;
         answer.map_err(|failure| failure.into_store(Effect::Change))
     }

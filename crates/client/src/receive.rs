@@ -116,7 +116,8 @@ impl Call {
             let patience =
                 if found { self.client.transport.timeout } else { Duration::from_millis(10 << round) };
             if let Ok(answer) = tokio::time::timeout(patience, &mut request).await {
-                if let Ok(deliveries) = answer.map_err(|f| f.into_store(Effect::Change)).and_then(deliveries) {
+                if let Ok(deliveries) = answer.map_err(|f| f.into_store(Effect::Change)).and_then(deliveries)
+                {
                     self.give_back(deliveries).await;
                 }
                 return;
@@ -129,12 +130,14 @@ impl Call {
         if self.keeps || deliveries.is_empty() {
             return;
         }
-        let defer = |delivery: Delivery| Settle { receipt: delivery.receipt, how: How::Defer { after_ms: 0 } };
+        let defer =
+            |delivery: Delivery| Settle { receipt: delivery.receipt, how: How::Defer { after_ms: 0 } };
         settle_quietly(&self.client, &self.queue, deliveries.into_iter().map(defer).collect()).await;
     }
 }
 
 fn deliveries(answer: Deliveries) -> Result<Vec<Delivery>, StoreError> {
-    let unreadable = |error| StoreError::OutcomeUnknown(format!("the server's answer cannot be read: {error}"));
+    let unreadable =
+        |error| StoreError::OutcomeUnknown(format!("the server's answer cannot be read: {error}"));
     answer.deliveries.into_iter().map(|item| Delivery::try_from(item).map_err(unreadable)).collect()
 }

@@ -36,9 +36,8 @@ impl QueueStore for Client {
         for (at, messages) in parts.into_iter().enumerate() {
             let expected = messages.len();
             let sent = self.batch(queue, "messages", &SendRequest { messages }, expected).await;
-            match sent.and_then(|results| each(results, Ok, |problem| Ok(problem.to_send()))) {
+            match sent.and_then(|results| each(results, |sent| sent, |problem| Ok(problem.to_send()))) {
                 Ok(part) => answers.extend(part),
-                Err(error) if at == 0 && count == 1 => return Err(error),
                 // Part of the batch is there: the whole is neither done nor undone.
                 Err(error) if at > 0 => {
                     let why = format!("part {} of {count} of a large batch failed: {error}", at + 1);
@@ -66,7 +65,7 @@ impl QueueStore for Client {
         let item = |extend: Extend| ExtendItem { receipt: extend.receipt.into(), lease_ms: extend.lease_ms };
         let extend = batch.into_iter().map(item).collect();
         let results = self.batch(queue, "extend", &ExtendRequest { extend }, expected).await?;
-        each(results, Ok, settle_error)
+        each(results, |remaining| remaining, settle_error)
     }
 }
 
@@ -114,13 +113,8 @@ fn encoded_len(item: &SendItem) -> Result<usize, StoreError> {
 }
 
 pub(crate) fn settle_item(settle: Settle) -> SettleItem {
-    let item = |how| SettleItem {
-        receipt: settle.receipt.into(),
-        how,
-        after_ms: None,
-        error: None,
-        reason: None,
-    };
+    let item =
+        |how| SettleItem { receipt: settle.receipt.into(), how, after_ms: None, error: None, reason: None };
     match settle.how {
         How::Ack => item(HowWord::Ack),
         How::Retry { after_ms, error } => SettleItem { after_ms, error, ..item(HowWord::Retry) },
@@ -129,13 +123,13 @@ pub(crate) fn settle_item(settle: Settle) -> SettleItem {
     }
 }
 
-fn settled(item: SettledItem) -> Result<Settled, StoreError> {
-    Ok(match item.settled {
+fn settled(item: SettledItem) -> Settled {
+    match item.settled {
         SettledWord::Acked => Settled::Acked,
         SettledWord::Returned => Settled::Returned { after_ms: item.after_ms.unwrap_or_default() },
         SettledWord::Dead => Settled::Dead,
         SettledWord::Parked => Settled::Parked,
-    })
+    }
 }
 
 /// A newer server may have reasons that are unknown here; that the element was refused must not get lost.
@@ -146,11 +140,11 @@ fn settle_error(problem: &Problem) -> Result<SettleError, StoreError> {
 
 fn each<T, A, E>(
     results: Results<T>,
-    done: impl Fn(T) -> Result<A, StoreError>,
+    done: impl Fn(T) -> A,
     failed: impl Fn(&Problem) -> Result<E, StoreError>,
 ) -> Batch<A, E> {
     let answer = |element| match element {
-        Element::Done(item) => done(item).map(Ok),
+        Element::Done(item) => Ok(Ok(done(item))),
         Element::Failed { error } => failed(&error).map(Err),
     };
     results.results.into_iter().map(answer).collect()

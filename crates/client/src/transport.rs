@@ -190,7 +190,10 @@ impl Transport {
             let why = format!("{}: {}", self.base, chain(&error));
             // hyper cancels what it has not begun to write, for example on a connection that was closing.
             let unsent = error.is_connect()
-                || error.source().and_then(|e| e.downcast_ref::<hyper::Error>()).is_some_and(hyper::Error::is_canceled);
+                || error
+                    .source()
+                    .and_then(|e| e.downcast_ref::<hyper::Error>())
+                    .is_some_and(hyper::Error::is_canceled);
             if unsent { Failure::NotSent(why) } else { Failure::Lost(why) }
         })?;
         let status = response.status();
@@ -202,13 +205,11 @@ impl Transport {
 
 /// Plain HTTP, in the same type.
 fn plain(tcp: HttpConnector) -> HttpsConnector<HttpConnector> {
-    let config = rustls::ClientConfig::builder_with_provider(
-        rustls::crypto::ring::default_provider().into(),
-    )
-    .with_safe_default_protocol_versions()
-    .expect("ring knows the default versions")
-    .with_root_certificates(rustls::RootCertStore::empty())
-    .with_no_client_auth();
+    let config = rustls::ClientConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
+        .with_safe_default_protocol_versions()
+        .expect("ring knows the default versions")
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
     hyper_rustls::HttpsConnectorBuilder::new()
         .with_tls_config(config)
         .https_or_http()
@@ -263,7 +264,10 @@ mod tests {
     #[test]
     fn a_token_in_the_endpoint_is_taken_out_of_it() {
         let (endpoint, token) = split_token("https://AK:s%2Fcret@queues.example:1/base");
-        assert_eq!((endpoint.as_str(), token.as_deref()), ("https://queues.example:1/base", Some("AK:s/cret")));
+        assert_eq!(
+            (endpoint.as_str(), token.as_deref()),
+            ("https://queues.example:1/base", Some("AK:s/cret"))
+        );
         assert_eq!(split_token("http://h:1"), ("http://h:1".to_owned(), None));
     }
 

@@ -40,6 +40,8 @@ use std::sync::Arc;
 
 use hapax_core::QueueAdmin;
 
+#[cfg(feature = "client")]
+pub use hapax_client as client;
 pub use hapax_core as core;
 pub use hapax_core::{
     AdminError, Attribute, Attributes, Batch, Browse, DeadLetterPolicy, DedupId, DedupPolicy, Delivery,
@@ -64,6 +66,7 @@ impl Hapax {
     /// | URL | store |
     /// |---|---|
     /// | `embedded:PATH` | a folder of this machine, in this process; made if it is not there |
+    /// | `http://HOST:PORT`, `https://ID:SECRET@HOST` | a Hapax server, with one of its keys if it has any (feature `client`) |
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

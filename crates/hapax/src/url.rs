@@ -19,6 +19,10 @@ pub enum OpenError {
     #[cfg(feature = "embedded")]
     #[error(transparent)]
     Embedded(#[from] hapax_embedded::OpenError),
+    /// The server could not be reached, or is none of ours.
+    #[cfg(feature = "client")]
+    #[error(transparent)]
+    Client(#[from] hapax_client::ConnectError),
     /// No thread could be started to open the store on.
     #[error("no thread could be started: {0}")]
     Thread(std::io::Error),
@@ -29,8 +33,33 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn QueueAdmin>, OpenError> {
     if let Some(path) = url.strip_prefix("embedded:").filter(|path| !path.is_empty()) {
         return open_embedded(path.to_owned()).await;
     }
-    let known = if cfg!(feature = "embedded") { "embedded:PATH" } else { "(none: enable a feature)" };
-    Err(OpenError::Unknown { url: url.to_owned(), known: known.to_owned() })
+    #[cfg(feature = "client")]
+    if url.starts_with("http://") || url.starts_with("https://") {
+        return Ok(Arc::new(hapax_client::Client::connect(url, None).await?));
+    }
+    let known = match KNOWN {
+        [] => "(none: enable a feature)".to_owned(),
+        known => known.join(", "),
+    };
+    Err(OpenError::Unknown { url: without_secret(url), known })
+}
+
+/// What this build can open.
+const KNOWN: &[&str] = &[
+    #[cfg(feature = "embedded")]
+    "embedded:PATH",
+    #[cfg(feature = "client")]
+    "http://HOST:PORT",
+    #[cfg(feature = "client")]
+    "https://HOST:PORT",
+];
+
+/// A URL as it may be shown: what stands before an `@` may be a key.
+fn without_secret(url: &str) -> String {
+    match url.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1))) {
+        Some((scheme, rest)) => format!("{scheme}://…@{rest}"),
+        None => url.to_owned(),
+    }
 }
 
 /// Recovery reads every message's metadata, so it has a thread of its own and does not hold up the runtime.
@@ -46,5 +75,16 @@ async fn open_embedded(path: String) -> Result<Arc<dyn QueueAdmin>, OpenError> {
     match told.await {
         Ok(opened) => Ok(Arc::new(opened?)),
         Err(_) => Err(OpenError::Thread(std::io::Error::other("the opening thread died"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_in_a_url_is_not_shown() {
+        assert_eq!(without_secret("redis://id:secret@host:1/x"), "redis://…@host:1/x");
+        assert_eq!(without_secret("embedded:a@b"), "embedded:a@b");
     }
 }

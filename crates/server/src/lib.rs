@@ -5,6 +5,7 @@
 //! | [`config`] | every option with its meaning, unit and default |
 //! | [`runtime`] | listeners, connections, limits, TLS, shutdown |
 //! | [`auth`] | keys and their rights, SigV4, bearer tokens, the guard against browsers |
+//! | [`native`] | the native JSON API under `/v1`, with its OpenAPI description |
 //! | [`sqs`] | the SQS protocol: one model, two codecs (AWS JSON and Query) |
 //!
 //! ```no_run
@@ -22,6 +23,7 @@ mod app;
 pub mod auth;
 pub mod config;
 pub mod error;
+pub mod native;
 pub mod runtime;
 pub mod sqs;
 

@@ -79,7 +79,9 @@ mod tests {
 
     #[test]
     fn each_form_survives_json() {
-        for json in [r#""plain""#, r#"{"type":"Number","text":"7"}"#, r#"{"type":"Binary.x","base64":"AAE="}"#] {
+        for json in
+            [r#""plain""#, r#"{"type":"Number","text":"7"}"#, r#"{"type":"Binary.x","base64":"AAE="}"#]
+        {
             let item: AttributeItem = serde_json::from_str(json).unwrap();
             assert_eq!(serde_json::to_string(&item).unwrap(), json);
         }

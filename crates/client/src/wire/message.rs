@@ -4,9 +4,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use hapax_core::{
-    Attributes, Cause, DeadLetter, DedupId, Delivery, Fence, GroupId, IdempotencyKey,
-    KeySource, MessageId, MessageState, MessageView, NewMessage, Priority, Receipt, SendError,
-    store::FailedAttempt,
+    Attributes, Cause, DeadLetter, DedupId, Delivery, Fence, GroupId, IdempotencyKey, KeySource, MessageId,
+    MessageState, MessageView, NewMessage, Priority, Receipt, SendError, store::FailedAttempt,
 };
 use serde::{Deserialize, Serialize};
 
@@ -109,7 +108,8 @@ impl TryFrom<SendItem> for NewMessage {
     fn try_from(item: SendItem) -> Result<Self, SendError> {
         let invalid = |error: hapax_core::name::NameError| SendError::Invalid(error.to_string());
         let body = body_of(item.body, item.body_base64).map_err(SendError::Invalid)?;
-        let body = body.ok_or_else(|| SendError::Invalid("the message has no body; give body or body_base64".into()))?;
+        let body = body
+            .ok_or_else(|| SendError::Invalid("the message has no body; give body or body_base64".into()))?;
         let message = Self {
             body,
             attributes: from_items(item.attributes),

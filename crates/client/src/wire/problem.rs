@@ -90,9 +90,11 @@ impl Problem {
     pub fn to_send(&self) -> SendError {
         let known = || match self.code.as_str() {
             "too-large" => Some(SendError::TooLarge { bytes: self.bytes?, bytes_max: self.bytes_max? }),
-            "quota-exceeded" => {
-                Some(SendError::QuotaExceeded { quota: self.quota.clone()?, used: self.used?, max: self.max? })
-            }
+            "quota-exceeded" => Some(SendError::QuotaExceeded {
+                quota: self.quota.clone()?,
+                used: self.used?,
+                max: self.max?,
+            }),
             _ => None,
         };
         known().unwrap_or_else(|| SendError::Invalid(self.detail.clone()))
@@ -232,8 +234,8 @@ impl From<AdminError> for Problem {
 mod tests {
     use super::*;
 
-    fn over_the_wire(problem: Problem) -> Problem {
-        serde_json::from_str(&serde_json::to_string(&problem).unwrap()).unwrap()
+    fn over_the_wire(problem: impl Into<Problem>) -> Problem {
+        serde_json::from_str(&serde_json::to_string(&problem.into()).unwrap()).unwrap()
     }
 
     #[test]
@@ -252,9 +254,9 @@ mod tests {
             StoreError::Invalid(why()),
         ];
         for error in store {
-            assert_eq!(over_the_wire(error.clone().into()).to_store(), Some(error.clone()));
+            assert_eq!(over_the_wire(error.clone()).to_store(), Some(error.clone()));
             let admin = AdminError::Store(error);
-            assert_eq!(over_the_wire(admin.clone().into()).to_admin(), Some(admin));
+            assert_eq!(over_the_wire(admin.clone()).to_admin(), Some(admin));
         }
         let admin = [
             AdminError::Exists(queue.clone(), "delay_ms".into()),
@@ -264,7 +266,7 @@ mod tests {
             AdminError::Refused(why()),
         ];
         for error in admin {
-            assert_eq!(over_the_wire(error.clone().into()).to_admin(), Some(error));
+            assert_eq!(over_the_wire(error.clone()).to_admin(), Some(error));
         }
         let send = [
             SendError::TooLarge { bytes: 2, bytes_max: 1 },
@@ -272,7 +274,7 @@ mod tests {
             SendError::Invalid(why()),
         ];
         for error in send {
-            assert_eq!(over_the_wire(error.clone().into()).to_send(), error);
+            assert_eq!(over_the_wire(error.clone()).to_send(), error);
         }
         let settle = [
             SettleError::Malformed,
@@ -283,7 +285,7 @@ mod tests {
             SettleError::LeaseTooLong { lease_ms: 2, lease_ms_max: 1 },
         ];
         for error in settle {
-            assert_eq!(over_the_wire(error.clone().into()).to_settle(), Some(error));
+            assert_eq!(over_the_wire(error.clone()).to_settle(), Some(error));
         }
     }
 

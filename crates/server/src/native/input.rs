@@ -1,0 +1,150 @@
+//! Requests, read strictly: bounded in size and time, unknown fields refused with the one that was probably meant.
+
+use std::time::Duration;
+
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use bytes::Bytes;
+use hapax_client::wire::Problem;
+use hapax_core::QueueName;
+use http::StatusCode;
+use http::request::Parts;
+use serde::de::DeserializeOwned;
+
+use super::problem::ApiError;
+use super::{BATCH_MAX, BODY_BYTES_MAX};
+use crate::auth::Identity;
+
+/// How long a body may take to arrive.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A JSON body. An empty one counts as `{}`.
+pub(super) struct Json<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let read = tokio::time::timeout(READ_TIMEOUT, Bytes::from_request(request, state)).await;
+        let read = read.map_err(|_| {
+            let problem = Problem::new("request-timeout", "the body did not arrive in time", true);
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, problem)
+        })?;
+        let body = read.map_err(|rejection| {
+            if rejection.status() != StatusCode::PAYLOAD_TOO_LARGE {
+                return ApiError::invalid("the body could not be read");
+            }
+            let detail = format!("the body is larger than {BODY_BYTES_MAX} bytes; send smaller batches");
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, Problem::new("request-too-large", detail, false))
+        })?;
+        parse(&body).map(Self)
+    }
+}
+
+/// Reads JSON; the error says where it is wrong.
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let body = if body.is_empty() { b"{}" } else { body };
+    serde_json::from_slice(body).map_err(|error| ApiError::invalid(did_you_mean(&error.to_string())))
+}
+
+/// The query of the URL.
+pub(super) struct Params<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        match Query::try_from_uri(&parts.uri) {
+            Ok(Query(params)) => Ok(Self(params)),
+            Err(rejection) => Err(ApiError::invalid(did_you_mean(&rejection.body_text()))),
+        }
+    }
+}
+
+/// Who is calling. A request without an identity did not come through the server's checks and is refused.
+pub(super) struct Caller(Identity);
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        parts.extensions.get::<Identity>().cloned().map(Self).ok_or_else(ApiError::unauthenticated)
+    }
+}
+
+impl Caller {
+    /// The queue of the path, if the caller may do `action` on it.
+    pub(super) fn queue(&self, action: &str, queue: &str) -> Result<QueueName, ApiError> {
+        let name = QueueName::new(queue).map_err(|error| ApiError::invalid(error.to_string()))?;
+        self.on(action, &name)?;
+        Ok(name)
+    }
+
+    pub(super) fn on(&self, action: &str, queue: &QueueName) -> Result<(), ApiError> {
+        let queue = queue.as_str();
+        if self.0.may(action, Some(queue)) { Ok(()) } else { Err(ApiError::forbidden(action, Some(queue))) }
+    }
+
+    /// Whether the caller may do `action`, which is about the whole store.
+    pub(super) fn store(&self, action: &str) -> Result<(), ApiError> {
+        if self.0.may(action, None) { Ok(()) } else { Err(ApiError::forbidden(action, None)) }
+    }
+
+    pub(super) fn sees(&self, queue: &QueueName) -> bool {
+        self.0.may_see(queue.as_str())
+    }
+
+    /// Who it is, for the books: the key's id, and whom the caller says it acts for.
+    pub(super) fn name(&self, by: Option<String>) -> String {
+        let by: Option<String> = by.map(|by| by.chars().take(200).collect());
+        match (self.0.name(), by) {
+            (key, None) => key.to_owned(),
+            ("anonymous", Some(by)) => by,
+            (key, Some(by)) => format!("{key}: {by}"),
+        }
+    }
+
+    /// Distinguishes callers, so that none can cancel another's receive.
+    pub(super) fn key(&self) -> &str {
+        self.0.name()
+    }
+}
+
+/// Refuses more elements than a batch may have before anything is done for them.
+pub(super) fn bounded(what: &str, count: usize) -> Result<(), ApiError> {
+    if count <= BATCH_MAX {
+        return Ok(());
+    }
+    Err(ApiError::invalid(format!("{what}: {count} elements are too many; use at most {BATCH_MAX}")))
+}
+
+/// Adds the known name that is closest to an unknown one.
+fn did_you_mean(message: &str) -> String {
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let Some(wrong) = quoted.next() else { return message.to_owned() };
+    if !message.contains("unknown field") && !message.contains("unknown variant") {
+        return message.to_owned();
+    }
+    let abbreviated = |known: &str| wrong.len() > 2 && known.starts_with(wrong);
+    let close =
+        |known: &&str| abbreviated(known) || strsim::damerau_levenshtein(wrong, known) <= 1 + wrong.len() / 4;
+    let nearest = quoted.filter(close).min_by_key(|known| strsim::damerau_levenshtein(wrong, known));
+    match nearest {
+        Some(known) => format!("{message}; did you mean `{known}`?"),
+        None => message.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn the_closest_name_is_suggested() {
+        let message =
+            "unknown field `boddy`, expected one of `body`, `body_base64`, `group` at line 1 column 9";
+        assert!(did_you_mean(message).ends_with("did you mean `body`?"));
+        let far = "unknown field `zzzzz`, expected one of `body`, `group`";
+        assert_eq!(did_you_mean(far), far);
+        assert_eq!(did_you_mean("missing field `body`"), "missing field `body`");
+    }
+}

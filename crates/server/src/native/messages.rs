@@ -1,0 +1,160 @@
+//! Send, receive, settle, extend.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::response::IntoResponse;
+use hapax_client::wire::{
+    Deliveries, DeliveryItem, ExtendItem, ExtendRequest, HowWord, Problem, ReceiveRequest, Results,
+    SendRequest, SettleItem, SettleRequest, SettledItem, SettledWord,
+};
+use hapax_core::{Extend, How, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled};
+use http::StatusCode;
+
+use super::Api;
+use super::input::{Caller, Json, bounded};
+use super::problem::ApiError;
+
+type Answer<T> = Result<axum::Json<T>, ApiError>;
+
+/// Does what can be done of a batch: `items` that are no request fail alone, and answers keep their places.
+async fn merged<A, T, E, F>(
+    items: Vec<Result<A, E>>,
+    call: impl FnOnce(Vec<A>) -> F,
+) -> Result<Vec<Result<T, E>>, hapax_core::StoreError>
+where
+    F: Future<Output = hapax_core::Batch<T, E>>,
+{
+    let mut places = Vec::with_capacity(items.len());
+    let mut good = Vec::with_capacity(items.len());
+    for item in items {
+        match item {
+            Ok(item) => {
+                good.push(item);
+                places.push(None);
+            }
+            Err(error) => places.push(Some(error)),
+        }
+    }
+    // The store is asked even when nothing is left, since the queue may not exist.
+    let expected = good.len();
+    let answers = call(good).await?;
+    assert_eq!(answers.len(), expected, "a store answers each element");
+    let mut answers = answers.into_iter();
+    let place = |bad: Option<E>| bad.map_or_else(|| answers.next().expect("as many as were asked"), Err);
+    Ok(places.into_iter().map(place).collect())
+}
+
+pub(super) async fn send(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Path(queue): Path<String>,
+    Json(request): Json<SendRequest>,
+) -> Answer<Results<hapax_core::Sent>> {
+    let queue = caller.queue("SendMessage", &queue)?;
+    bounded("messages", request.messages.len())?;
+    let items: Vec<Result<NewMessage, SendError>> =
+        request.messages.into_iter().map(TryInto::try_into).collect();
+    let answers = merged(items, |batch| native.store.send(&queue, batch)).await?;
+    Ok(axum::Json(Results::new(answers, |sent| sent)))
+}
+
+pub(super) async fn receive(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Path(queue): Path<String>,
+    Json(mut request): Json<ReceiveRequest>,
+) -> Answer<Deliveries> {
+    let queue = caller.queue("ReceiveMessage", &queue)?;
+    let cancel_id = request.cancel_id.take();
+    if cancel_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > 128) {
+        return Err(ApiError::invalid("cancel_id: use 1 to 128 bytes"));
+    }
+    let name = cancel_id.map(|id| (caller.key().to_owned(), queue.clone(), id));
+    let poll = native.polls.begin(name);
+    let poll = poll.ok_or_else(|| ApiError::invalid("cancel_id: a receive of that name is waiting"))?;
+    // What ends the wait drops the store's receive, and so takes nothing. If both are ready, messages were taken.
+    let deliveries = tokio::select! {
+        biased;
+        got = native.store.receive(&queue, Receive::from(request)) => got?,
+        () = poll.cancelled() => Vec::new(),
+        () = native.shutdown.requested() => Vec::new(),
+    };
+    drop(poll);
+    if deliveries.is_empty() {
+        return Ok(axum::Json(Deliveries { deliveries: Vec::new() }));
+    }
+    let pointer = native.key_pointer(&queue).await;
+    let item = |delivery| DeliveryItem::new(delivery, pointer.as_deref());
+    Ok(axum::Json(Deliveries { deliveries: deliveries.into_iter().map(item).collect() }))
+}
+
+pub(super) async fn cancel_receive(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Path((queue, id)): Path<(String, String)>,
+) -> Result<impl IntoResponse, ApiError> {
+    let queue = caller.queue("ReceiveMessage", &queue)?;
+    if native.polls.cancel(&(caller.key().to_owned(), queue, id)) {
+        return Ok(StatusCode::NO_CONTENT);
+    }
+    let problem = Problem::new("no-such-receive", "no receive of that name is waiting", false);
+    Err(ApiError::new(StatusCode::NOT_FOUND, problem))
+}
+
+fn settle_of(item: SettleItem) -> Result<Result<Settle, SettleError>, ApiError> {
+    let stray = |field: &str| {
+        let how = format!("{:?}", item.how).to_lowercase();
+        Err(ApiError::invalid(format!("{field} does not go with how = {how}")))
+    };
+    let how = match item.how {
+        HowWord::Ack | HowWord::Reject if item.after_ms.is_some() => return stray("after_ms"),
+        HowWord::Ack | HowWord::Defer | HowWord::Reject if item.error.is_some() => return stray("error"),
+        HowWord::Ack | HowWord::Defer | HowWord::Retry if item.reason.is_some() => return stray("reason"),
+        HowWord::Ack => How::Ack,
+        HowWord::Retry => How::Retry { after_ms: item.after_ms, error: item.error },
+        HowWord::Defer => How::Defer { after_ms: item.after_ms.unwrap_or_default() },
+        HowWord::Reject => How::Reject { reason: item.reason.unwrap_or_default() },
+    };
+    Ok(Receipt::new(item.receipt).map(|receipt| Settle { receipt, how }).map_err(|_| SettleError::Malformed))
+}
+
+pub(super) async fn settle(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Path(queue): Path<String>,
+    Json(request): Json<SettleRequest>,
+) -> Answer<Results<SettledItem>> {
+    let queue = caller.queue("DeleteMessage", &queue)?;
+    bounded("settle", request.settle.len())?;
+    let items = request.settle.into_iter().map(settle_of).collect::<Result<Vec<_>, _>>()?;
+    let answers = merged(items, |batch| native.store.settle(&queue, batch)).await?;
+    Ok(axum::Json(Results::new(answers, settled_item)))
+}
+
+fn settled_item(settled: Settled) -> SettledItem {
+    let item = |settled, after_ms| SettledItem { settled, after_ms };
+    match settled {
+        Settled::Acked => item(SettledWord::Acked, None),
+        Settled::Returned { after_ms } => item(SettledWord::Returned, Some(after_ms)),
+        Settled::Dead => item(SettledWord::Dead, None),
+        Settled::Parked => item(SettledWord::Parked, None),
+    }
+}
+
+pub(super) async fn extend(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Path(queue): Path<String>,
+    Json(request): Json<ExtendRequest>,
+) -> Answer<Results<hapax_core::Remaining>> {
+    let queue = caller.queue("ChangeMessageVisibility", &queue)?;
+    bounded("extend", request.extend.len())?;
+    let item = |item: ExtendItem| match Receipt::new(item.receipt) {
+        Ok(receipt) => Ok(Extend { receipt, lease_ms: item.lease_ms }),
+        Err(_) => Err(SettleError::Malformed),
+    };
+    let items = request.extend.into_iter().map(item).collect();
+    let answers = merged(items, |batch| native.store.extend(&queue, batch)).await?;
+    Ok(axum::Json(Results::new(answers, |remaining| remaining)))
+}

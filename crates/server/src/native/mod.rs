@@ -1,0 +1,140 @@
+//! The native JSON API under `/v1`: everything that the queue seams can do, for any language.
+//!
+//! The JSON is defined in [`hapax_client::wire`], which both ends share; `openapi.json` beside this file describes it
+//! and is served. A new route goes into `ROUTES` and into `openapi.json`; a test compares the two.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `messages.rs` | send, receive, settle, extend |
+//! | `queues.rs` | queues and their configuration |
+//! | `operate.rs` | looking at messages, parked ones, halted groups, redrives, the store itself |
+//! | `polls.rs` | receives that wait, so that they can be cancelled |
+//! | `input.rs`, `problem.rs` | requests read strictly, errors as problem details |
+
+mod input;
+mod messages;
+mod operate;
+mod polls;
+mod problem;
+mod queues;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{MethodRouter, delete, get, patch, post, put};
+use hapax_core::store::SharedStore;
+use http::header::{CONTENT_TYPE, HeaderValue};
+
+use self::polls::Polls;
+use self::problem::ApiError;
+use self::queues::KeyPointers;
+use crate::runtime::Shutdown;
+
+/// The largest request body: a few of the largest messages, escaped.
+pub const BODY_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// The most elements of one batch, and the most ids of one request.
+const BATCH_MAX: usize = 1_000;
+
+/// Writes a backup of the store to a new file; says in words why it could not. It may block.
+pub type Backup = Arc<dyn Fn(&Path) -> Result<(), String> + Send + Sync>;
+
+/// The native API over one store. Cheap to clone.
+#[derive(Clone)]
+pub struct Native {
+    api: Arc<Api>,
+}
+
+/// What the handlers share.
+struct Api {
+    store: SharedStore,
+    shutdown: Shutdown,
+    backup: Option<Backup>,
+    polls: Polls,
+    key_pointers: KeyPointers,
+    /// Reading, merging and writing a configuration is one step among the requests to this server.
+    patching: tokio::sync::Mutex<()>,
+}
+
+/// The native API as a router. Requests must carry an [`Identity`](crate::auth::Identity) in their extensions, which
+/// [`Server::with_router`](crate::Server::with_router) sees to.
+pub fn router(store: SharedStore, shutdown: Shutdown, backup: Option<Backup>) -> Router {
+    Native::new(store, shutdown, backup).router()
+}
+
+impl Native {
+    /// The API over `store`. Long polls are answered empty when `shutdown` begins; `backup` is there where the store
+    /// can be copied.
+    pub fn new(store: SharedStore, shutdown: Shutdown, backup: Option<Backup>) -> Self {
+        let api = Api {
+            store,
+            shutdown,
+            backup,
+            polls: Polls::default(),
+            key_pointers: KeyPointers::default(),
+            patching: tokio::sync::Mutex::default(),
+        };
+        Self { api: Arc::new(api) }
+    }
+
+    /// How many receives are at the store now.
+    pub fn receives(&self) -> usize {
+        self.api.polls.len()
+    }
+
+    /// The routes. Paths under `/v1` that do not exist are answered in the API's own form.
+    pub fn router(&self) -> Router {
+        let mut inner = Router::new();
+        for (_, path, handler) in ROUTES {
+            inner = inner.route(path, handler());
+        }
+        let inner = inner
+            .fallback(|| async { ApiError::no_such_path() })
+            .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
+            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+            .with_state(self.api.clone());
+        Router::new().nest("/v1", inner)
+    }
+}
+
+type Route = (&'static str, &'static str, fn() -> MethodRouter<Arc<Api>>);
+
+/// Every route: method, path below `/v1`, handler.
+const ROUTES: &[Route] = &[
+    ("post", "/queues/{queue}/messages", || post(messages::send)),
+    ("post", "/queues/{queue}/receive", || post(messages::receive)),
+    ("delete", "/queues/{queue}/receives/{cancel_id}", || delete(messages::cancel_receive)),
+    ("post", "/queues/{queue}/settle", || post(messages::settle)),
+    ("post", "/queues/{queue}/extend", || post(messages::extend)),
+    ("get", "/queues", || get(queues::list)),
+    ("put", "/queues/{queue}", || put(queues::create)),
+    ("get", "/queues/{queue}", || get(queues::show)),
+    ("patch", "/queues/{queue}", || patch(queues::change)),
+    ("delete", "/queues/{queue}", || delete(queues::remove)),
+    ("put", "/queues/{queue}/config", || put(queues::replace)),
+    ("get", "/queues/{queue}/stats", || get(queues::stats)),
+    ("post", "/queues/{queue}/purge", || post(queues::purge)),
+    ("get", "/queues/{queue}/messages", || get(operate::browse)),
+    ("post", "/queues/{queue}/discard", || post(operate::discard)),
+    ("post", "/queues/{queue}/release", || post(operate::release)),
+    ("get", "/queues/{queue}/halted", || get(operate::halted)),
+    ("post", "/queues/{queue}/halted/{group}/release", || post(operate::release_group)),
+    ("post", "/redrives", || post(operate::start_redrive)),
+    ("get", "/redrives", || get(operate::redrives)),
+    ("delete", "/redrives/{id}", || delete(operate::cancel_redrive)),
+    ("get", "/status", || get(operate::status)),
+    ("post", "/resume", || post(operate::resume)),
+    ("post", "/backup", || post(operate::backup)),
+    ("get", "/openapi.json", || get(openapi)),
+];
+
+/// The API's description, OpenAPI 3.1.
+pub const OPENAPI: &str = include_str!("openapi.json");
+
+async fn openapi() -> impl axum::response::IntoResponse {
+    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], OPENAPI)
+}

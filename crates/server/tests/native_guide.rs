@@ -1,0 +1,54 @@
+//! The commands of docs/native-api.md work as printed.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use hapax_embedded::{Embedded, Options};
+use hapax_server::{Server, ServerConfig, native};
+
+const GUIDE: &str = include_str!("../../../docs/native-api.md");
+
+/// Every block of commands, one after the other.
+fn commands() -> String {
+    GUIDE.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).collect()
+}
+
+fn has(tool: &str) -> bool {
+    std::process::Command::new(tool).arg("--version").output().is_ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_guide_works_as_printed() {
+    if !has("curl") || !has("jq") {
+        eprintln!("skipped: needs curl and jq");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(Embedded::open(folder.path(), Options::default()).unwrap());
+    let listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
+    let server = Server::new(ServerConfig { listen, ..ServerConfig::default() }, store.clone()).unwrap();
+    let router = native::router(store, server.shutdown(), None);
+    let server = server.with_router(router, &[]);
+    let listeners = server.bind().await.unwrap();
+    let endpoint = format!("http://{}", listeners[0].local_addr().unwrap());
+    tokio::spawn(server.run(listeners, std::future::pending()));
+
+    let run = move || {
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .args(["-euc", &commands()])
+            .env("HAPAX", endpoint)
+            .env("NO_PROXY", "127.0.0.1")
+            .output()
+            .unwrap()
+    };
+    let output = tokio::task::spawn_blocking(run).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let problems = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{problems}");
+    for expected in
+        ["\"key\": \"7\"", "\"key_source\": \"body\"", "\"settled\":\"dead\"", "no such account", "90000"]
+    {
+        assert!(said.contains(expected), "{expected} is not in\n{said}");
+    }
+}
