@@ -1,78 +1,25 @@
-//! Core types as JSON, where they have no form of their own.
+//! What commands print with `--json`: the same form as the native API's.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use hapax::Delivery;
 use hapax::core::{MessageView, QueueInfo, QueueStats};
-use serde_json::{Map, Value, json};
-
-/// A body is `body` if it is text, else `body_base64`.
-fn put_body(object: &mut Map<String, Value>, body: &[u8]) {
-    match std::str::from_utf8(body) {
-        Ok(text) => object.insert("body".into(), text.into()),
-        Err(_) => object.insert("body_base64".into(), STANDARD.encode(body).into()),
-    };
-}
-
-fn object(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(object) => object,
-        other => unreachable!("only called with objects, not {other}"),
-    }
-}
-
-/// A delivery.
-pub fn delivery(delivery: &Delivery) -> Value {
-    let mut object = object(json!({
-        "id": delivery.id,
-        "attempt": delivery.attempt,
-        "receipt": delivery.receipt,
-        "fence": delivery.fence,
-        "lease_ms": delivery.lease_ms,
-        "sent_ms": delivery.sent_ms,
-        "first_received_ms": delivery.first_received_ms,
-        "sequence": delivery.sequence,
-        "group": delivery.group,
-        "dedup": delivery.dedup,
-        "priority": delivery.priority,
-        "attributes": delivery.attributes,
-        "dead": delivery.dead,
-    }));
-    put_body(&mut object, &delivery.body);
-    object.into()
-}
+use hapax_client::wire::{MessageItem, QueueItem};
+use serde::Serialize;
 
 /// A message that was looked at.
-pub fn message(message: &MessageView) -> Value {
-    let parked = message.parked.as_ref().map(|(cause, error)| json!({ "cause": cause, "error": error }));
-    let mut object = object(json!({
-        "id": message.id,
-        "state": message.state,
-        "attempts": message.attempts,
-        "sent_ms": message.sent_ms,
-        "due_ms": message.due_ms,
-        "sequence": message.sequence,
-        "group": message.group,
-        "dedup": message.dedup,
-        "priority": message.priority,
-        "attributes": message.attributes,
-        "dead": message.dead,
-        "parked": parked,
-        "history": message.history,
-    }));
-    if let Some(body) = &message.body {
-        put_body(&mut object, body);
-    }
-    object.into()
+pub fn messages(messages: Vec<MessageView>) -> Vec<MessageItem> {
+    messages.into_iter().map(MessageItem::from).collect()
 }
 
 /// A queue, its policy and its counters.
-pub fn queue(info: &QueueInfo, stats: &QueueStats) -> Value {
-    json!({
-        "name": info.name,
-        "created_ms": info.created_ms,
-        "modified_ms": info.modified_ms,
-        "config": info.config,
-        "stats": stats,
-    })
+#[derive(Debug, Serialize)]
+pub struct QueueReport {
+    #[serde(flatten)]
+    queue: QueueItem,
+    stats: QueueStats,
+}
+
+impl QueueReport {
+    /// Puts both together.
+    pub fn new(info: QueueInfo, stats: QueueStats) -> Self {
+        Self { queue: info.into(), stats }
+    }
 }

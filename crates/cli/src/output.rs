@@ -1,9 +1,10 @@
 //! What commands print: tables on a terminal, tab-separated lines in a pipe, JSON when asked for.
 
+use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
 
-use comfy_table::{ContentArrangement, Table, presets};
-use indicatif::{ProgressBar, ProgressStyle};
+use comfy_table::{Attribute, Cell, ContentArrangement, Table, presets};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 /// How to print.
@@ -61,9 +62,11 @@ impl Output {
             return raw(&lines);
         }
         let mut table = Table::new();
-        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-        table.set_content_arrangement(ContentArrangement::Dynamic).set_header(heading).add_rows(rows);
-        raw(&format!("{table}\n"))
+        table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+        if !heading.is_empty() {
+            table.set_header(heading.iter().map(|name| Cell::new(name).add_attribute(Attribute::Bold)));
+        }
+        raw(&format!("{}\n", table.add_rows(rows).trim_fmt()))
     }
 }
 
@@ -73,11 +76,15 @@ pub fn progress(total: Option<u64>, doing: &'static str) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let template = match total {
-        Some(_) => "{msg} [{bar:40}] {human_pos}/{human_len}, {per_sec}, {eta} left",
-        None => "{spinner} {msg} {human_pos}, {per_sec}",
+        Some(_) => "{msg} [{bar:40}] {human_pos}/{human_len}, {rate}, {eta} left",
+        None => "{spinner} {msg} {human_pos}, {rate}",
     };
     let style =
         ProgressStyle::with_template(template).expect("the template is constant").progress_chars("=> ");
+    let style = style.with_key("rate", |state: &ProgressState, text: &mut dyn fmt::Write| {
+        // A string takes everything.
+        let _ = write!(text, "{:.0}/s", state.per_sec());
+    });
     let bar = total.map_or_else(ProgressBar::no_length, ProgressBar::new);
     bar.with_style(style).with_message(doing)
 }

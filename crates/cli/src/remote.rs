@@ -25,6 +25,7 @@ pub struct Remote {
         global = true,
         value_name = "URL",
         env = "HAPAX_ENDPOINT",
+        hide_env_values = true, // it may hold a key
         default_value = "http://127.0.0.1:9324"
     )]
     pub endpoint: String,

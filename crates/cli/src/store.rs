@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use hapax::core::QueueAdmin;
 use hapax::embedded::{Embedded, Options};
+use hapax_server::native::Backup;
 
 /// A store opened by URL, with what only the embedded one can do kept at hand.
 pub struct Store {
@@ -44,12 +45,10 @@ impl Store {
         &self.place
     }
 
-    /// Writes a backup to a file of this machine. Blocks.
-    pub fn backup(&self, to: &Path) -> anyhow::Result<()> {
-        match &self.embedded {
-            Some(embedded) => Ok(embedded.backup(to)?),
-            None => bail!("{} has no backup of its own; use the database's", self.place),
-        }
+    /// What writes a backup to a file of this machine, where the store can be copied. It blocks.
+    pub fn backup_function(&self) -> Option<Backup> {
+        let embedded = self.embedded.clone()?;
+        Some(Arc::new(move |to: &Path| embedded.backup(to).map_err(|error| error.to_string())))
     }
 
     /// Closes the store. Blocks.

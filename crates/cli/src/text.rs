@@ -57,6 +57,11 @@ pub fn show_bytes(bytes: u64) -> String {
     format!("{value:.1} TiB")
 }
 
+/// So many messages, in words.
+pub fn messages(count: u64) -> String {
+    if count == 1 { "1 message".to_owned() } else { format!("{count} messages") }
+}
+
 /// Writes a time (milliseconds since 1970) in UTC, as RFC 3339 does.
 pub fn show_time(ms: u64) -> String {
     let (days, second) = ((ms / 86_400_000) as i64, ms / 1000 % 86_400);

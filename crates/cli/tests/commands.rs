@@ -46,8 +46,8 @@ fn everything_that_prints_data_prints_json() {
 #[test]
 fn each_line_of_a_file_is_a_message_and_a_body_may_come_from_a_pipe() {
     let server = Server::start();
-    let lines: String = (0..25).map(|n| format!("line {n}\n")).collect();
-    std::fs::write(server.folder.path().join("lines"), lines).unwrap();
+    let lines: Vec<String> = (0..25).map(|n| format!("line {n}")).collect();
+    std::fs::write(server.folder.path().join("lines"), lines.join("\n")).unwrap();
     let sent = server.run(&["send", "jobs.fifo", "--create", "--group", "g", "--file", "lines"]);
     assert_eq!(sent.code, Some(1), "a FIFO queue without deduplication by content wants ids: {sent:?}");
     server.run(&["queue", "set", "jobs.fifo", "--dedup-content"]).ok();
@@ -84,7 +84,7 @@ fn dead_letters_are_listed_shown_redriven_and_purged() {
     assert_eq!(server.run(&["receive", "jobs"]).ok(), "");
     let asked = server.run(&["dead", "purge", "dead"]).failed(2);
     assert!(asked.contains("--yes"), "{asked}");
-    assert_eq!(server.run(&["dead", "purge", "dead", "--yes"]).ok(), "1 messages deleted\n");
+    assert_eq!(server.run(&["dead", "purge", "dead", "--yes"]).ok(), "1 message deleted\n");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn destructive_commands_want_a_yes_where_nobody_can_be_asked() {
     server.run(&["send", "jobs", "--create", "kept"]).ok();
     for args in [["queue", "delete", "jobs"], ["queue", "purge", "jobs"]] {
         let error = server.run(&args).failed(2);
-        assert!(error.contains("1 messages") && error.contains("add --yes"), "{error}");
+        assert!(error.contains("1 message") && error.contains("add --yes"), "{error}");
     }
     assert!(server.run(&["receive", "jobs"]).ok().contains("kept"));
 }

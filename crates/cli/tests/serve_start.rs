@@ -23,7 +23,8 @@ fn the_first_start_prints_where_things_are_and_a_line_to_paste_that_works() {
     let mut again = Server::start_in(server.stop(), &[]);
     again.line("  Data  ");
     again.signal(rustix::process::Signal::TERM);
-    assert!(again.wait().success(), "a later start is silent about that");
+    assert_eq!(again.rest(), [""; 0], "a later start does not explain itself again");
+    assert!(again.wait().success());
 }
 
 #[test]

@@ -7,13 +7,14 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use hapax::core::{Browse, Cause, MessageView, QueueAdmin, RedriveState, RedriveTask};
 use hapax::{MessageId, QueueName, RedriveFilter, RedriveRequest};
+use hapax_client::wire::MessageItem;
 use serde_json::json;
 
 use crate::confirm::Confirm;
 use crate::json;
 use crate::output::{Output, note, progress};
 use crate::remote::Remote;
-use crate::text::{escape, parse_word, show_body, show_time, word};
+use crate::text::{escape, messages, parse_word, show_body, show_time, word};
 use crate::usage;
 
 /// How often a running redrive is asked how far it is.
@@ -166,7 +167,7 @@ async fn list(
     }
     dead.truncate(limit);
     if out.is_json() {
-        return out.value(&dead.iter().map(json::message).collect::<Vec<_>>());
+        return out.value(&json::messages(dead));
     }
     if dead.is_empty() {
         let policy = store.queue(queue).await?.config.dead_letter;
@@ -200,9 +201,10 @@ async fn show(
     out: Output,
 ) -> anyhow::Result<()> {
     let page = store.browse(queue, Browse { id: Some(id), limit: 1, ..Browse::default() }).await?;
-    let message = page.items.first().with_context(|| format!("queue {queue} has no message {id}"))?;
+    let message = page.items.into_iter().next();
+    let message = message.with_context(|| format!("queue {queue} has no message {id}"))?;
     if out.is_json() {
-        return out.value(&json::message(message));
+        return out.value(&MessageItem::from(message));
     }
     let mut rows = vec![
         ("message", id.to_string()),
@@ -229,7 +231,7 @@ async fn show(
         rows.push(("history", escape(&text)));
     }
     rows.push(("body", message.body.as_ref().map_or("(damaged)".into(), |body| show_body(body, usize::MAX))));
-    out.rows(&["", ""], rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect())
+    out.rows(&[], rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect())
 }
 
 async fn redrive(store: &Arc<dyn QueueAdmin>, redrive: Redrive, out: Output) -> anyhow::Result<()> {
@@ -244,7 +246,7 @@ async fn redrive(store: &Arc<dyn QueueAdmin>, redrive: Redrive, out: Output) -> 
     let request = RedriveRequest { from: from.clone(), to, filter, per_second, by: Remote::by() };
     let mut task = store.start_redrive(request).await?;
     if redrive.detach {
-        return out.done(&format!("redrive {} of {} messages started", task.id, task.total), &task);
+        return out.done(&format!("redrive {} of {} started", task.id, messages(task.total)), &task);
     }
     let bar = progress(Some(task.total), "redriving");
     while task.state == RedriveState::Running {
@@ -275,8 +277,8 @@ async fn purge(
     confirm: Confirm,
     out: Output,
 ) -> anyhow::Result<()> {
-    let what = if ids.is_empty() { "all messages".to_owned() } else { format!("{} messages", ids.len()) };
+    let what = if ids.is_empty() { "everything".to_owned() } else { messages(ids.len() as u64) };
     confirm.ask(&format!("Delete {what} of queue {queue} for good?"))?;
     let purged = if ids.is_empty() { store.purge(queue).await? } else { store.discard(queue, ids).await? };
-    out.done(&format!("{purged} messages deleted"), &json!({ "name": queue, "purged": purged }))
+    out.done(&format!("{} deleted", messages(purged)), &json!({ "name": queue, "purged": purged }))
 }

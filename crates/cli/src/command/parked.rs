@@ -11,7 +11,7 @@ use crate::confirm::Confirm;
 use crate::json;
 use crate::output::{Output, note};
 use crate::remote::Remote;
-use crate::text::{escape, show_body, show_time};
+use crate::text::{self, escape, show_body, show_time};
 
 /// The most messages that one call releases or discards.
 const BATCH: usize = 100;
@@ -94,17 +94,18 @@ pub async fn run(args: ParkedArgs) -> anyhow::Result<()> {
                 released += store.release(&queue, batch.to_vec()).await?;
             }
             let json = json!({ "name": queue, "released": released });
-            out.done(&format!("{released} messages released"), &json)
+            out.done(&format!("{} released", text::messages(released)), &json)
         }
         ParkedCommand::Discard { queue, id, all, confirm } => {
             let ids = if all { ids(&parked(&store, &queue).await?) } else { id };
-            confirm.ask(&format!("Delete {} messages of queue {queue} for good?", ids.len()))?;
+            confirm
+                .ask(&format!("Delete {} of queue {queue} for good?", text::messages(ids.len() as u64)))?;
             let mut discarded = 0;
             for batch in ids.chunks(BATCH) {
                 discarded += store.discard(&queue, batch.to_vec()).await?;
             }
             let json = json!({ "name": queue, "discarded": discarded });
-            out.done(&format!("{discarded} messages deleted"), &json)
+            out.done(&format!("{} deleted", text::messages(discarded)), &json)
         }
     }
 }
@@ -130,8 +131,7 @@ async fn list(store: &Arc<dyn QueueAdmin>, queue: &QueueName, out: Output) -> an
     let messages = parked(store, queue).await?;
     let groups = store.halted_groups(queue).await?;
     if out.is_json() {
-        let messages: Vec<_> = messages.iter().map(json::message).collect();
-        return out.value(&json!({ "messages": messages, "halted_groups": groups }));
+        return out.value(&json!({ "messages": json::messages(messages), "halted_groups": groups }));
     }
     for group in &groups {
         note(&format!("group {group} is halted; hapax parked release {queue} --group {group} lets it go on"));

@@ -9,10 +9,10 @@ use serde_json::json;
 
 use super::policy::PolicyArgs;
 use crate::confirm::Confirm;
-use crate::json;
+use crate::json::QueueReport;
 use crate::output::{Output, note};
 use crate::remote::Remote;
-use crate::text::{escape, show_bytes, show_ms, show_time, word};
+use crate::text::{escape, messages, show_bytes, show_ms, show_time, word};
 
 /// Lists queues and what is in them.
 #[derive(Debug, Args)]
@@ -101,7 +101,8 @@ pub async fn list(args: QueuesArgs) -> anyhow::Result<()> {
         note(&format!("warning: {}", escape(trouble)));
     }
     if out.is_json() {
-        return out.value(&queues.iter().map(|(info, stats)| json::queue(info, stats)).collect::<Vec<_>>());
+        let reports = queues.into_iter().map(|(info, stats)| QueueReport::new(info, stats));
+        return out.value(&reports.collect::<Vec<_>>());
     }
     if queues.is_empty() {
         note("No queues yet. Make one: hapax queue create NAME");
@@ -138,19 +139,19 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
         }
         QueueCommand::Delete { queue, confirm } => {
             let held = held(&store, &queue).await?;
-            confirm.ask(&format!("Delete queue {queue} and its {held} messages?"))?;
+            confirm.ask(&format!("Delete queue {queue} and {} in it?", messages(held)))?;
             store.delete_queue(&queue).await?;
             out.done(&format!("{queue} deleted"), &json!({ "name": queue, "deleted": true }))
         }
         QueueCommand::Purge { queue, confirm } => {
             let held = held(&store, &queue).await?;
-            confirm.ask(&format!("Delete all {held} messages of queue {queue}?"))?;
+            confirm.ask(&format!("Delete {} of queue {queue}?", messages(held)))?;
             let purged = store.purge(&queue).await?;
-            out.done(&format!("{purged} messages deleted"), &json!({ "name": queue, "purged": purged }))
+            out.done(&format!("{} deleted", messages(purged)), &json!({ "name": queue, "purged": purged }))
         }
         QueueCommand::Show { queue } => {
             let (info, stats) = (store.queue(&queue).await?, store.stats(&queue).await?);
-            show(&info, &stats, out)
+            if out.is_json() { out.value(&QueueReport::new(info, stats)) } else { show(&info, &stats, out) }
         }
     }
 }
@@ -161,9 +162,6 @@ async fn held(store: &Arc<dyn QueueAdmin>, queue: &QueueName) -> anyhow::Result<
 }
 
 fn show(info: &QueueInfo, stats: &QueueStats, out: Output) -> anyhow::Result<()> {
-    if out.is_json() {
-        return out.value(&json::queue(info, stats));
-    }
     let (config, totals) = (&info.config, &stats.totals);
     let retry = match config.retry.base_ms {
         0 => "at once".to_owned(),
@@ -223,5 +221,5 @@ fn show(info: &QueueInfo, stats: &QueueStats, out: Output) -> anyhow::Result<()>
         ("stale receipts refused", totals.stale.to_string()),
     ];
     let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
-    out.rows(&["", ""], rows)
+    out.rows(&[], rows)
 }

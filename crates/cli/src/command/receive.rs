@@ -1,14 +1,20 @@
 //! `hapax receive`.
 
+use std::sync::Arc;
+
 use anyhow::bail;
 use clap::Args;
-use hapax::core::policy;
+use hapax::core::QueueAdmin;
 use hapax::{Delivery, QueueName, Receive, Settle};
+use hapax_client::wire::DeliveryItem;
+use serde_json::Value;
 
-use crate::json;
 use crate::output::note;
 use crate::remote::Remote;
 use crate::text::{parse_ms, show_body, show_ms};
+
+/// The most that one request asks for or acks.
+const BATCH: usize = 100;
 
 /// Receives messages, and acks them if asked to.
 #[derive(Debug, Args)]
@@ -44,7 +50,7 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
     let (out, store) = (args.remote.output(), args.remote.connect().await?);
     let mut received: Vec<Delivery> = Vec::new();
     while (received.len() as u64) < args.max {
-        let max = (args.max as usize - received.len()).min(policy::BATCH_MAX);
+        let max = (args.max as usize - received.len()).min(BATCH);
         let wait_ms = if received.is_empty() { args.wait } else { Some(0) };
         let receive = Receive {
             max,
@@ -60,7 +66,7 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
         received.extend(more);
     }
     if out.is_json() {
-        out.value(&received.iter().map(json::delivery).collect::<Vec<_>>())?;
+        out.value(&items(&store, &args.queue, &received).await?)?;
     } else if !received.is_empty() {
         let chars_max = if out.is_terminal() { 1000 } else { usize::MAX };
         let row = |delivery: &Delivery| {
@@ -80,14 +86,34 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
     }
     // Printed first: whoever reads this has the messages before they are gone.
     let receipts: Vec<_> = received.iter().map(|delivery| Settle::ack(delivery.receipt.clone())).collect();
-    for (number, batch) in receipts.chunks(policy::BATCH_MAX).enumerate() {
+    for (number, batch) in receipts.chunks(BATCH).enumerate() {
         let answers = store.settle(&args.queue, batch.to_vec()).await?;
         for (index, answer) in answers.into_iter().enumerate() {
             if let Err(error) = answer {
-                let id = received[number * policy::BATCH_MAX + index].id;
+                let id = received[number * BATCH + index].id;
                 bail!("message {id} was printed but not acked: {error}");
             }
         }
     }
     Ok(())
+}
+
+/// Deliveries as the native API has them. Their idempotency keys may stand in the body, at a place that the queue's
+/// policy names; without the right to look at that, they are left out.
+async fn items(
+    store: &Arc<dyn QueueAdmin>,
+    queue: &QueueName,
+    received: &[Delivery],
+) -> anyhow::Result<Vec<Value>> {
+    let policy = store.queue(queue).await.ok().map(|info| info.config);
+    let pointer = policy.as_ref().and_then(|policy| policy.key_pointer.as_deref());
+    let mut items = Vec::with_capacity(received.len());
+    for delivery in received {
+        let mut item = serde_json::to_value(DeliveryItem::new(delivery.clone(), pointer))?;
+        if let (None, Some(item)) = (&policy, item.as_object_mut()) {
+            item.retain(|name, _| name != "key" && name != "key_source");
+        }
+        items.push(item);
+    }
+    Ok(items)
 }

@@ -18,6 +18,9 @@ use crate::remote::Remote;
 use crate::text::{parse_ms, parse_pair};
 use crate::usage;
 
+/// The most messages that one request carries.
+const BATCH: usize = 100;
+
 /// Sends a message, or one for each line of a file.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -169,7 +172,7 @@ struct Bulk<'a> {
 impl Bulk<'_> {
     async fn push(&mut self, message: NewMessage) -> anyhow::Result<()> {
         let bytes = message.bytes();
-        if self.batch.len() == policy::BATCH_MAX || self.bytes + bytes > policy::MESSAGE_BYTES_MAX {
+        if self.batch.len() == BATCH || self.bytes + bytes > policy::MESSAGE_BYTES_MAX {
             self.flush().await?;
         }
         self.bytes += bytes;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use hapax::{AdminError, QueueName};
-use hapax_server::Server;
+use hapax_server::{Server, native};
 
 pub use self::options::ServeArgs;
 
@@ -48,6 +48,8 @@ async fn start(config: &Config) -> anyhow::Result<(Store, Server, Vec<tokio::net
     let first_start = store.admin().queues().await?.is_empty();
     declare(&store, &config.queue).await?;
     let server = Server::new(config.server(), store.admin().clone())?;
+    let native = native::router(store.admin().clone(), server.shutdown(), store.backup_function());
+    let server = server.with_router(native, &[]);
     let listeners = server.bind().await?;
     let status = store.admin().status().await;
     let addresses =

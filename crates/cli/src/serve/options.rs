@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
-use hapax_server::config::{KeyConfig, TlsConfig};
+use hapax_server::config::{AuthConfig, KeyConfig, LimitsConfig, SqsConfig, TlsConfig};
 
-use super::config::{Config, LogFormat, parse_address};
+use super::config::{Config, LogFormat, StoreConfig, parse_address};
 use crate::text::parse_ms;
 
 /// The variable that holds the secret of the key that `--key-id` names.
@@ -100,6 +100,9 @@ struct Bounds {
     /// The largest request body [default: 6291456].
     #[arg(long, value_name = "BYTES", env = "HAPAX_BODY_BYTES_MAX")]
     body_bytes_max: Option<usize>,
+    /// The most bytes of request bodies that are still arriving, all together [default: 268435456].
+    #[arg(long, value_name = "BYTES", env = "HAPAX_BODIES_BYTES_MAX")]
+    bodies_bytes_max: Option<usize>,
     /// How long a shutdown waits for requests under way [default: 10s].
     #[arg(long, value_name = "TIME", env = "HAPAX_SHUTDOWN_TIMEOUT", value_parser = parse_ms)]
     shutdown_timeout: Option<Ms>,
@@ -170,36 +173,50 @@ impl Access {
                 actions: everything(),
             });
         }
-        set(&mut config.auth.insecure, self.insecure);
-        set_list(&mut config.auth.allowed_hosts, self.allowed_host);
+        let AuthConfig { keys: _, insecure, allowed_hosts } = &mut config.auth;
+        set(insecure, self.insecure);
+        set_list(allowed_hosts, self.allowed_host);
         if let (Some(cert_file), Some(key_file)) = (self.tls_cert, self.tls_key) {
             config.tls = Some(TlsConfig { cert_file, key_file });
         }
     }
 }
 
+// Taken apart, so that a new option of the server does not compile without its flag.
+
 impl Bounds {
     fn lay_over(self, config: &mut Config) {
-        let (store, limits) = (&mut config.store, &mut config.limits);
-        set_some(&mut store.messages_max, self.store_messages_max);
-        set_some(&mut store.bytes_max, self.store_bytes_max);
-        set_some(&mut store.memory_bytes_max, self.store_memory_bytes_max);
-        set(&mut store.reserve_bytes, self.store_reserve_bytes);
-        set(&mut limits.connections_max, self.connections_max);
-        set(&mut limits.read_timeout_ms, self.read_timeout);
-        set(&mut limits.idle_timeout_ms, self.idle_timeout);
-        set(&mut limits.request_timeout_ms, self.request_timeout);
-        set(&mut limits.body_bytes_max, self.body_bytes_max);
-        set(&mut limits.shutdown_timeout_ms, self.shutdown_timeout);
+        let StoreConfig { url: _, reserve_bytes, messages_max, bytes_max, memory_bytes_max } =
+            &mut config.store;
+        set_some(messages_max, self.store_messages_max);
+        set_some(bytes_max, self.store_bytes_max);
+        set_some(memory_bytes_max, self.store_memory_bytes_max);
+        set(reserve_bytes, self.store_reserve_bytes);
+        let LimitsConfig {
+            connections_max,
+            read_timeout_ms,
+            idle_timeout_ms,
+            request_timeout_ms,
+            body_bytes_max,
+            bodies_bytes_max,
+            shutdown_timeout_ms,
+        } = &mut config.limits;
+        set(connections_max, self.connections_max);
+        set(read_timeout_ms, self.read_timeout);
+        set(idle_timeout_ms, self.idle_timeout);
+        set(request_timeout_ms, self.request_timeout);
+        set(body_bytes_max, self.body_bytes_max);
+        set(bodies_bytes_max, self.bodies_bytes_max);
+        set(shutdown_timeout_ms, self.shutdown_timeout);
     }
 }
 
 impl Sqs {
     fn lay_over(self, config: &mut Config) {
-        let sqs = &mut config.sqs;
-        set(&mut sqs.account, self.account);
-        set(&mut sqs.region, self.region);
-        set(&mut sqs.purge_interval_ms, self.purge_interval);
-        set(&mut sqs.recreate_interval_ms, self.recreate_interval);
+        let SqsConfig { account, region, purge_interval_ms, recreate_interval_ms } = &mut config.sqs;
+        set(account, self.account);
+        set(region, self.region);
+        set(purge_interval_ms, self.purge_interval);
+        set(recreate_interval_ms, self.recreate_interval);
     }
 }

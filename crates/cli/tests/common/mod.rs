@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Longer than anything takes on a slow machine; only failures wait for it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The program, away from the environment and the folder of whoever runs the tests.
 pub fn hapax(folder: &TempDir, args: &[&str]) -> Command {
@@ -95,7 +95,7 @@ impl Server {
         std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
         let mut server = Self { child, lines, folder, endpoint: String::new() };
         let api = server.line("  API   ");
-        server.endpoint = api.trim_start_matches("  API   ").to_owned();
+        api.trim_start_matches("  API   ").clone_into(&mut server.endpoint);
         server
     }
 
@@ -129,13 +129,20 @@ impl Server {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// What else it prints until its end.
+    #[track_caller]
+    pub fn rest(&mut self) -> Vec<String> {
+        let deadline = Instant::now() + PATIENCE;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let rest = std::iter::from_fn(|| self.lines.recv_timeout(left()).ok()).collect();
+        assert!(Instant::now() < deadline, "the server did not end");
+        rest
+    }
+
     /// Waits for its end.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
-        // Its output ends when it does.
-        while self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_ok() {}
-        assert!(Instant::now() < deadline, "the server did not end");
+        self.rest();
         self.child.wait().unwrap()
     }
 

@@ -77,16 +77,17 @@ where
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    let read = async {
-        let fits = body.size_hint().lower() <= limits.one_bytes_max as u64;
-        let result = if fits { collect(&mut body, limits).await } else { Err(BodyError::TooLarge) };
-        if matches!(result, Err(BodyError::TooLarge | BodyError::Overloaded)) {
-            discard(&mut body).await;
-        }
-        result
+    let fits = body.size_hint().lower() <= limits.one_bytes_max as u64;
+    let result = if fits {
+        // The timer is armed only when the body is not there yet.
+        tokio::time::timeout(timeout, collect(&mut body, limits)).await.unwrap_or(Err(BodyError::Timeout))
+    } else {
+        Err(BodyError::TooLarge)
     };
-    // The timer is armed only when the body is not there yet.
-    tokio::time::timeout(timeout, read).await.unwrap_or(Err(BodyError::Timeout))
+    if matches!(result, Err(BodyError::TooLarge | BodyError::Overloaded)) {
+        let _ = tokio::time::timeout(timeout, discard(&mut body)).await;
+    }
+    result
 }
 
 async fn discard<B>(body: &mut B)
