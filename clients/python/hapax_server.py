@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import tempfile
@@ -18,8 +19,9 @@ STOP_SECONDS_MAX = 30
 class Server:
     """One server. It may be stopped, killed and started again over the same folder and on the same port."""
 
-    def __init__(self, folder, config="", env=None):
+    def __init__(self, folder, config="", env=None, files_max=None):
         self.folder = Path(folder)
+        self.files_max = files_max
         self.config = config
         self.env = env or {}
         self.port = 0
@@ -48,6 +50,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **self.env},
+            preexec_fn=self._limit_files if self.files_max else None,
             text=True,
             errors="replace",
         )
@@ -58,6 +61,9 @@ class Server:
             raise AssertionError(f"hapax serve printed no address within {START_SECONDS_MAX} s: {self.output}")
         self._wait_ready()
         return self
+
+    def _limit_files(self):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self.files_max, self.files_max))
 
     def _read(self, stream, address):
         for line in stream:
@@ -107,9 +113,9 @@ class Server:
 class Folder:
     """A server over a temporary folder, removed with it."""
 
-    def __init__(self, config="", env=None):
+    def __init__(self, config="", env=None, files_max=None):
         self.temporary = tempfile.TemporaryDirectory(prefix="hapax-clients-")
-        self.server = Server(Path(self.temporary.name) / "data", config, env)
+        self.server = Server(Path(self.temporary.name) / "data", config, env, files_max)
 
     def __enter__(self):
         return self.server.start()

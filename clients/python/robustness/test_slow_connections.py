@@ -49,6 +49,13 @@ def hasty():
         yield server
 
 
+@pytest.fixture
+def few_files():
+    """A server that may open 200 files and not one more."""
+    with Folder(files_max=200) as server:
+        yield server
+
+
 def test_hundreds_of_half_sent_requests_do_not_slow_others(own_server):
     url = create(own_server, "q")
     alone = statistics.median(round_trips(own_server, url, 40))
@@ -98,6 +105,17 @@ def test_connections_that_take_every_place_do_not_lock_others_out(hasty):
                 assert time.monotonic() - start < 10
                 time.sleep(0.1)
         assert time.monotonic() - start < 10
+    finally:
+        for other in others:
+            other.close()
+
+
+def test_connections_never_take_the_last_file(few_files):
+    url = create(few_files, "q")
+    # More than there can be: each new one takes the place of one that says nothing.
+    others = [connect(few_files, "POST /") for _ in range(400)]
+    try:
+        assert statistics.median(round_trips(few_files, url, 10)) < 1
     finally:
         for other in others:
             other.close()
