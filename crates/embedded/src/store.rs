@@ -248,14 +248,14 @@ impl QueueAdmin for Embedded {
             let id = engine.find(&name)?;
             let queue = engine.queue(id);
             let damaged = queue.table.parked_for(Cause::Damaged);
-            let shelf = Shelf { queue: id, purged_before: queue.purged_before, damaged };
-            Ok::<_, StoreError>((shelf, now.ms()))
+            let place = Shelf { queue: id, purged_before: queue.purged_before, damaged };
+            Ok::<_, StoreError>((place, now.ms()))
         });
-        let (shelf, now_ms) = found.await??;
+        let (place, now_ms) = found.await??;
         let (reply, answer) = oneshot::channel();
         let ids = self.shared.ids.clone();
         let look = Box::new(move |db: &rusqlite::Connection| {
-            let page = browse::page(db, &ids, &shelf, &browse, now_ms);
+            let page = browse::page(db, &ids, &place, &browse, now_ms);
             let _ =
                 reply.send(page.map_err(|error| StoreError::Unavailable(format!("a read failed ({error})"))));
         });

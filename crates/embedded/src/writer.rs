@@ -471,12 +471,9 @@ impl<S: Storage> Writer<S> {
     fn hand_out(&mut self, now: Now, waiter: &Waiter) -> Result<Vec<Raw>, ReadError> {
         let mut handed = Vec::new();
         let mut request = waiter.request.clone();
-        while request.max > 0 {
-            let leased = self.engine.receive(now, waiter.queue, &request);
-            if leased.is_empty() {
-                break;
-            }
-            for leased in leased {
+        loop {
+            let mut damaged = 0;
+            for leased in self.engine.receive(now, waiter.queue, &request) {
                 let seq = leased.named.seq;
                 let found = match self.engine.wave.fresh_body(seq) {
                     Some(body) => FoundBody::Sound(body.clone()),
@@ -485,15 +482,20 @@ impl<S: Storage> Writer<S> {
                 match found {
                     FoundBody::Sound(body) => handed.push(self.raw(now, leased, body)?),
                     FoundBody::Damaged(problem) => {
+                        damaged += 1;
                         self.engine.park_damaged(leased.named);
                         self.damaged.push(format!("message {} is parked: {problem}", self.ids.id(seq)));
                     }
                 }
             }
-            request.max = waiter.request.max - handed.len();
+            if damaged == 0 {
+                return Ok(handed);
+            }
+            // Only what was damaged is replaced: a repeated receive gives what it gave before, be that less or more
+            // than is asked for now.
+            request.max = damaged;
             request.attempt_id = None;
         }
-        Ok(handed)
     }
 
     fn raw(&mut self, now: Now, leased: Leased, body: BodyRow) -> Result<Raw, ReadError> {

@@ -19,9 +19,9 @@ struct InFolder {
     store: Option<Arc<Embedded>>,
 }
 
-fn open(folder: &Path, clock: &Arc<ManualClock>) -> Option<Arc<Embedded>> {
+fn open(folder: &Path, clock: &Arc<ManualClock>) -> Arc<Embedded> {
     let options = Options { clock: clock.clone(), ..Options::default() };
-    Some(Arc::new(Embedded::open(folder, options).unwrap()))
+    Arc::new(Embedded::open(folder, options).unwrap())
 }
 
 #[async_trait]
@@ -30,7 +30,7 @@ impl Factory for Fresh {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("0");
         let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
-        let store = open(&folder, &clock);
+        let store = Some(open(&folder, &clock));
         Box::new(InFolder { clock, root, folder, crashes: 0, store })
     }
 }
@@ -47,7 +47,7 @@ impl Harness for InFolder {
 
     async fn restart(&mut self) {
         self.store.take().unwrap().close();
-        self.store = open(&self.folder, &self.clock);
+        self.store = Some(open(&self.folder, &self.clock));
     }
 
     /// What a killed process leaves is what its files hold at that moment.
@@ -59,7 +59,7 @@ impl Harness for InFolder {
             std::fs::copy(self.folder.join(file), after.join(file)).unwrap();
         }
         self.folder = after;
-        self.store = open(&self.folder, &self.clock);
+        self.store = Some(open(&self.folder, &self.clock));
     }
 
     fn fast_time(&self) -> bool {

@@ -163,7 +163,7 @@ async fn in_a_metadata_row_whose_text_is_no_text_any_more() {
     assert_eq!(release_accepts_it(store, folder.path()).await, body(3));
 }
 
-async fn refused(folder: &Path, expected: &str) {
+fn refused(folder: &Path, expected: &str) {
     match Embedded::open(folder, options()) {
         Err(OpenError::Damaged(problem)) => {
             assert!(problem.contains(expected) && problem.contains("restore a backup"), "{problem}");
@@ -177,7 +177,7 @@ async fn refused(folder: &Path, expected: &str) {
 async fn in_a_queue_row() {
     let folder = closed_store(1).await;
     flip(folder.path(), b"retention_ms", 0);
-    refused(folder.path(), "queue \"jobs\"").await;
+    refused(folder.path(), "queue \"jobs\"");
 }
 
 #[tokio::test]
@@ -187,7 +187,7 @@ async fn in_the_stores_own_row() {
     let secret: Vec<u8> = db.query_row("SELECT secret FROM store", [], |row| row.get(0)).unwrap();
     drop(db);
     flip(folder.path(), &secret, 7);
-    refused(folder.path(), "the store's own row").await;
+    refused(folder.path(), "the store's own row");
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn a_store_whose_own_row_is_gone_is_not_taken_for_a_new_one() {
     let db = Connection::open(folder.path().join("hapax.db")).unwrap();
     db.execute("DELETE FROM store", []).unwrap();
     drop(db);
-    refused(folder.path(), "the store's own row").await;
+    refused(folder.path(), "the store's own row");
 }
 
 /// The pages of the tables that hold messages.

@@ -55,7 +55,11 @@ async fn start(config: &Config) -> anyhow::Result<(Store, Server, Vec<tokio::net
     let status = store.admin().status().await;
     let addresses =
         listeners.iter().map(tokio::net::TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
-    Banner { config, addresses: &addresses, place: store.place(), first_start, status: &status }.print()?;
+    let banner = Banner { config, addresses: &addresses, place: store.place(), first_start, status: &status };
+    if let Err(error) = banner.print() {
+        // Nobody reads it: no reason not to serve.
+        tracing::debug!("standard output: {error:#}");
+    }
     for warning in &status.warnings {
         tracing::warn!("{warning}");
     }

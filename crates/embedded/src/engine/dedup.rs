@@ -96,6 +96,15 @@ impl Dedup {
         }
     }
 
+    /// Ids that still count, in order of key.
+    #[cfg(test)]
+    pub fn remembered(&self, now_ms: u64) -> Vec<(u128, Seen)> {
+        let mut seen: Vec<_> =
+            self.recent.keys().filter_map(|&key| Some((key, self.seen(key, now_ms)?))).collect();
+        seen.sort_unstable_by_key(|(key, _)| *key);
+        seen
+    }
+
     /// When ids next leave memory or the index.
     pub fn next_ms(&self, window_ms: u64) -> Option<u64> {
         let forget = self.by_age.front().map(|(sent_ms, _)| sent_ms + MEMORY_MS + MINUTE_MS);

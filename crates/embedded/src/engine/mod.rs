@@ -15,6 +15,8 @@ mod receive;
 mod redrive;
 mod send;
 mod settle;
+#[cfg(test)]
+mod snapshot;
 mod table;
 mod timers;
 
@@ -201,7 +203,8 @@ impl Engine {
         for undo in std::mem::take(&mut self.wave.journal).into_iter().rev() {
             self.undo(undo);
         }
-        self.wave.counters = self.wave.saved;
+        // A fence is never used again: a remembered receive of this wave may still name it.
+        self.wave.counters = Counters { fence: self.wave.counters.fence, ..self.wave.saved };
         // A floor that did not reach the disk protects nobody.
         self.header.fence_floor = self.wave.saved_floor;
         self.wave.purged.clear();

@@ -48,14 +48,19 @@ impl Engine {
             if next.is_empty() || room == 0 {
                 break;
             }
-            for slot in next {
-                let entry = *self.queue(queue).table.get(slot);
-                if self.queue(queue).max_attempts().is_some_and(|max| entry.attempts >= max) {
-                    // The limit was lowered while the message waited.
-                    self.die(now, queue, slot, Cause::Retry, None);
-                    break;
-                }
-                leased.push(self.lease(now, queue, slot, request));
+            let spent = |slot: Slot| {
+                let queue = self.queue(queue);
+                queue.max_attempts().is_some_and(|max| queue.table.get(slot).attempts >= max)
+            };
+            // The limit was lowered while a message waited: it dies when its turn comes, not while those ahead of
+            // it are handed out, or a group that halts would take them back at once.
+            if spent(next[0]) {
+                self.die(now, queue, next[0], Cause::Retry, None);
+                continue;
+            }
+            let fit = next.iter().take_while(|slot| !spent(**slot)).count();
+            for slot in &next[..fit] {
+                leased.push(self.lease(now, queue, *slot, request));
             }
         }
         if let (Some(id), false) = (&request.attempt_id, leased.is_empty()) {

@@ -51,7 +51,7 @@ impl Task {
         (self.info.state == RedriveState::Running).then_some(self.stepped_ms + step_ms)
     }
 
-    fn record(&self) -> Record {
+    pub(super) fn record(&self) -> Record {
         Record::Redrive { task: self.info.clone(), upto: self.upto, cursor: self.cursor }
     }
 

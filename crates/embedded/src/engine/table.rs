@@ -15,8 +15,9 @@ pub(crate) struct Table {
     entries: Vec<Option<Entry>>,
     free: Vec<Slot>,
     pub groups: Groups,
-    /// Delayed and in-flight messages by when that ends.
-    due: BTreeSet<(u64, Slot)>,
+    /// Delayed and in-flight messages by when that ends, then by place: leases that run out together do so in order,
+    /// whatever slots a restart has given the messages.
+    due: BTreeSet<(u64, u64, Slot)>,
     /// Waiting messages by what their retention counts from.
     aging: BTreeSet<(u64, Slot)>,
     /// In-flight messages likewise: they are not dropped while someone works on them, but count for the oldest.
@@ -109,13 +110,13 @@ impl Table {
             State::Delayed => {
                 self.delayed += 1;
                 self.aging.insert((entry.base_ms, slot));
-                self.due.insert((entry.due_ms, slot));
+                self.due.insert((entry.due_ms, entry.order, slot));
                 self.groups.wait(entry.group, key, slot, false);
             }
             State::InFlight => {
                 self.in_flight += 1;
                 self.aging_in_flight.insert((entry.base_ms, slot));
-                self.due.insert((entry.due_ms, slot));
+                self.due.insert((entry.due_ms, entry.order, slot));
                 self.groups.fly(entry.group, entry.order, slot);
             }
             State::Parked => {
@@ -138,13 +139,13 @@ impl Table {
             State::Delayed => {
                 self.delayed -= 1;
                 self.aging.remove(&(entry.base_ms, slot));
-                self.due.remove(&(entry.due_ms, slot));
+                self.due.remove(&(entry.due_ms, entry.order, slot));
                 self.groups.unwait(entry.group, key, false);
             }
             State::InFlight => {
                 self.in_flight -= 1;
                 self.aging_in_flight.remove(&(entry.base_ms, slot));
-                self.due.remove(&(entry.due_ms, slot));
+                self.due.remove(&(entry.due_ms, entry.order, slot));
                 self.groups.land(entry.group, entry.order);
             }
             State::Parked => {
@@ -172,7 +173,7 @@ impl Table {
 
     /// The delayed or in-flight message that is due first, if that is by `now_ms`.
     pub fn first_due(&self, now_ms: u64) -> Option<Slot> {
-        self.due.first().filter(|(due_ms, _)| *due_ms <= now_ms).map(|(_, slot)| *slot)
+        self.due.first().filter(|(due_ms, ..)| *due_ms <= now_ms).map(|(.., slot)| *slot)
     }
 
     /// The waiting message whose retention counts from the earliest time, if that is before `before_ms`.
@@ -181,7 +182,7 @@ impl Table {
     }
 
     pub fn next_due_ms(&self) -> Option<u64> {
-        self.due.first().map(|(due_ms, _)| *due_ms)
+        self.due.first().map(|(due_ms, ..)| *due_ms)
     }
 
     pub fn next_aging_ms(&self) -> Option<u64> {

@@ -52,7 +52,7 @@ pub(crate) trait Storage: Send {
     /// The store's counters.
     fn header(&mut self) -> Result<Header, ReadError>;
 
-    /// Gives every row but bodies to the loader.
+    /// Gives every row but bodies to the loader. What it gives survives a power cut: the engine answers from it.
     fn load(&mut self, loader: &mut Loader) -> Result<(), ReadError>;
 
     /// Writes all records or none.

@@ -245,9 +245,9 @@ impl Rig {
                 Err(error) => {
                     let unknown = matches!(error, StoreError::OutcomeUnknown(_));
                     if unknown {
-                        ledger.maybe_sent.extend(numbers)
+                        ledger.maybe_sent.extend(numbers);
                     } else {
-                        ledger.gone.extend(numbers)
+                        ledger.gone.extend(numbers);
                     }
                     Some(error)
                 }

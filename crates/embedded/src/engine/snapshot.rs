@@ -1,0 +1,49 @@
+//! What the engine holds, written down so that two states can be compared in tests.
+
+use hapax_core::GroupId;
+
+use super::Engine;
+use crate::record::{Entry, State};
+use crate::time::Now;
+
+impl Engine {
+    /// Every message with its queue and group, in order of number.
+    pub fn messages(&self) -> Vec<(u32, Entry, Option<GroupId>)> {
+        let of_queue = |queue: &super::Queue| {
+            let with_group = |(_, entry): (_, &Entry)| (queue.id, *entry, queue.table.group_name(entry));
+            queue.table.iter().map(with_group).collect::<Vec<_>>()
+        };
+        let mut messages: Vec<_> = self.queues.iter().flatten().flat_map(|queue| of_queue(queue)).collect();
+        messages.sort_by_key(|(_, entry, _)| entry.seq);
+        messages
+    }
+
+    /// Everything that the rows determine, one line each. Left out: fences (they may jump ahead), counters since the
+    /// opening, and what is only a help for clients.
+    pub fn snapshot(&self, now: Now) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (queue, mut entry, group) in self.messages() {
+            if entry.state == State::Delayed && entry.due_ms <= now.ms() {
+                entry.state = State::Ready;
+            }
+            // An index into memory, not a fact.
+            entry.group = 0;
+            lines.push(format!("message {queue} {group:?} {entry:?}"));
+        }
+        for queue in self.queues.iter().flatten() {
+            lines.push(format!("queue {:?}", queue.row()));
+            lines.push(format!("halted {} {:?}", queue.id, queue.table.groups.halted()));
+            lines.push(format!("dedup {} {:?}", queue.id, queue.dedup.remembered(now.ms())));
+        }
+        lines.extend(self.tasks.values().map(|task| format!("redrive {:?}", task.record())));
+        let mut sweep: Vec<_> = self.sweep.iter().collect();
+        sweep.sort_unstable();
+        let mut tombstones = self.tombstones.clone();
+        tombstones.sort_unstable();
+        lines.push(format!("sweep {sweep:?} {tombstones:?}"));
+        let counters = &self.wave.counters;
+        lines.push(format!("counters {} {} {}", counters.next_seq, counters.messages, counters.bytes));
+        lines.push(format!("paused {:?}", self.header.paused));
+        lines
+    }
+}

@@ -1,0 +1,607 @@
+//! The queue semantics of the design, as plainly as they can be written: one list per queue, searched from end to
+//! end, no index, no rows, no waves.
+
+use hapax_core::policy::LEASE_MS_MAX;
+use hapax_core::store::QueueTotals;
+use hapax_core::{Cause, How, OnDead, QueueConfig, QueueName, RedriveState, SettleError, Settled};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum At {
+    Ready,
+    Delayed,
+    InFlight,
+    Parked,
+}
+
+/// Where a dead letter came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Death {
+    pub source: QueueName,
+    place: u64,
+    pub cause: Cause,
+    pub error: Option<String>,
+    pub attempts: u32,
+    pub first_ms: u64,
+    pub died_ms: u64,
+    /// In which wave, since a death that is not committed yet does not know its history.
+    pub wave: u64,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Message {
+    pub body: String,
+    /// The store's number, once an answer told it.
+    pub seq: Option<u64>,
+    pub fence: u64,
+    place: u64,
+    pub priority: u8,
+    pub group: Option<u8>,
+    pub sent_ms: u64,
+    base_ms: u64,
+    pub due_ms: u64,
+    received_ms: u64,
+    pub first_ms: u64,
+    pub attempts: u32,
+    pub at: At,
+    pub death: Option<Death>,
+    last_error: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Queue {
+    pub name: QueueName,
+    pub config: QueueConfig,
+    pub messages: Vec<Message>,
+    pub halted: Vec<u8>,
+    /// Key, when, and the number of the first send.
+    seen: Vec<((Option<u8>, String), u64, u64)>,
+    purged_before: u64,
+    pub totals: QueueTotals,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Redrive {
+    pub id: u64,
+    pub from: usize,
+    to: Option<usize>,
+    cause: Option<Cause>,
+    per_second: u64,
+    pub state: RedriveState,
+    pub total: u64,
+    pub moved: u64,
+    pub left: u64,
+    upto: u64,
+    cursor: u64,
+    /// Places still to look at.
+    pending: Vec<u64>,
+    stepped_ms: u64,
+}
+
+/// What is sent.
+#[derive(Debug, Clone)]
+pub(super) struct New {
+    pub body: String,
+    pub group: Option<u8>,
+    pub dedup: Option<String>,
+    pub priority: u8,
+    pub delay_ms: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    pub now_ms: u64,
+    pub wave: u64,
+    pub queues: Vec<Queue>,
+    pub redrives: Vec<Redrive>,
+    place: u64,
+}
+
+impl Model {
+    pub fn create(&mut self, name: QueueName, config: QueueConfig) {
+        self.queues.push(Queue {
+            name,
+            config,
+            messages: Vec::new(),
+            halted: Vec::new(),
+            seen: Vec::new(),
+            purged_before: 0,
+            totals: QueueTotals::default(),
+        });
+    }
+
+    fn next_place(&mut self) -> u64 {
+        self.place += 1;
+        self.place
+    }
+
+    fn find(&self, name: &QueueName) -> Option<usize> {
+        self.queues.iter().position(|queue| queue.name == *name)
+    }
+
+    /// `Some(number)` of the first send if this one repeats it; `Err` if it is not acceptable. A new message gets
+    /// the number `seq`.
+    pub fn send(&mut self, queue: usize, new: &New, seq: u64) -> Result<Option<u64>, ()> {
+        let place = self.next_place();
+        let now_ms = self.now_ms;
+        let queue = &mut self.queues[queue];
+        let fifo = queue.config.is_fifo();
+        let by_content = queue.config.dedup.content_based;
+        let acceptable = new.group.is_some()
+            && new.priority == 0
+            && new.delay_ms.is_none()
+            && (new.dedup.is_some() || by_content);
+        if fifo && !acceptable {
+            return Err(());
+        }
+        let content = by_content.then(|| format!("content {}", new.body));
+        if let Some(id) = new.dedup.clone().or(content) {
+            let scoped = queue.config.dedup.scope == hapax_core::DedupScope::Group;
+            let key = (new.group.filter(|_| scoped), id);
+            let window_ms = queue.config.dedup.window_ms;
+            let first = queue.seen.iter().rev().find(|(seen, ..)| *seen == key);
+            if let Some((_, _, first)) = first.filter(|(_, at_ms, _)| now_ms < at_ms + window_ms) {
+                queue.totals.duplicates += 1;
+                return Ok(Some(*first));
+            }
+            queue.seen.push((key, now_ms, seq));
+        }
+        let delay_ms = new.delay_ms.unwrap_or(queue.config.delay_ms);
+        queue.totals.sent += 1;
+        queue.messages.push(Message {
+            body: new.body.clone(),
+            seq: Some(seq),
+            fence: 0,
+            place,
+            priority: new.priority,
+            group: new.group,
+            sent_ms: now_ms,
+            base_ms: now_ms,
+            due_ms: now_ms + delay_ms,
+            received_ms: 0,
+            first_ms: 0,
+            attempts: 0,
+            at: if delay_ms == 0 { At::Ready } else { At::Delayed },
+            death: None,
+            last_error: None,
+        });
+        Ok(None)
+    }
+
+    /// Leases messages; the caller tells each its fence and number.
+    pub fn receive(&mut self, queue: usize, max: usize, lease_ms: Option<u64>, ack: bool) -> Vec<Message> {
+        let mut leased = Vec::new();
+        while leased.len() < max {
+            let places = self.queues[queue].next(max - leased.len());
+            let Some(first) = places.first() else { break };
+            let limit = self.max_attempts(queue);
+            if self.queues[queue].by_place(*first).attempts >= limit {
+                let at = self.queues[queue].index(*first);
+                self.die(queue, at, Cause::Retry, None);
+                continue;
+            }
+            for place in places {
+                if self.queues[queue].by_place(place).attempts >= limit {
+                    break;
+                }
+                let now_ms = self.now_ms;
+                let queue = &mut self.queues[queue];
+                let lease_ms = lease_ms.unwrap_or(queue.config.lease_ms);
+                let at = queue.index(place);
+                let message = &mut queue.messages[at];
+                message.attempts += 1;
+                message.at = At::InFlight;
+                message.received_ms = now_ms;
+                message.due_ms = now_ms + lease_ms.min(LEASE_MS_MAX);
+                if message.first_ms == 0 {
+                    message.first_ms = now_ms;
+                }
+                leased.push(message.clone());
+                queue.totals.delivered += 1;
+                if ack {
+                    queue.messages.remove(at);
+                    queue.totals.acked += 1;
+                }
+            }
+        }
+        leased
+    }
+
+    /// Notes what the store said about a delivery.
+    pub fn delivered(&mut self, queue: usize, message: &Message, seq: u64, fence: u64) {
+        let found = self.queues[queue].messages.iter_mut().find(|other| other.place == message.place);
+        if let Some(found) = found {
+            assert!(found.seq.is_none_or(|known| known == seq), "another message than expected");
+            (found.seq, found.fence) = (Some(seq), fence);
+        }
+    }
+
+    fn max_attempts(&self, queue: usize) -> u32 {
+        self.queues[queue].config.dead_letter.as_ref().map_or(u32::MAX, |dead| dead.max_attempts)
+    }
+
+    /// The message that a receipt names.
+    fn held(&mut self, queue: usize, seq: u64, fence: u64) -> Result<usize, SettleError> {
+        let queue = &mut self.queues[queue];
+        let named = |message: &Message| message.seq == Some(seq) && message.fence != 0;
+        let at = queue.messages.iter().position(named).ok_or(SettleError::Gone)?;
+        if queue.messages[at].fence != fence {
+            queue.totals.stale += 1;
+            return Err(SettleError::Stale);
+        }
+        Ok(at)
+    }
+
+    pub fn settle(&mut self, queue: usize, seq: u64, fence: u64, how: &How) -> Result<Settled, SettleError> {
+        let at = self.held(queue, seq, fence)?;
+        let fifo = self.queues[queue].config.is_fifo();
+        let message = self.queues[queue].messages[at].clone();
+        let late = matches!(message.at, At::Ready | At::Delayed);
+        if *how == How::Ack && late && fifo {
+            return Err(SettleError::Expired);
+        }
+        if message.at != At::InFlight && !(*how == How::Ack && late) {
+            return Err(SettleError::NotInFlight);
+        }
+        match how {
+            How::Ack => {
+                self.queues[queue].messages.remove(at);
+                self.queues[queue].totals.acked += 1;
+                Ok(Settled::Acked)
+            }
+            How::Retry { after_ms, error } => {
+                self.queues[queue].totals.retried += 1;
+                self.return_rest(queue, &message, message.place);
+                Ok(self.fail(queue, at, Cause::Retry, error.clone(), *after_ms))
+            }
+            How::Defer { after_ms } => {
+                self.queues[queue].totals.deferred += 1;
+                self.return_rest(queue, &message, message.place);
+                let after_ms = (*after_ms).min(LEASE_MS_MAX);
+                self.put_back(queue, at, after_ms);
+                Ok(Settled::Returned { after_ms })
+            }
+            How::Reject { reason } => {
+                self.queues[queue].messages[at].last_error = Some(reason.clone());
+                Ok(self.die(queue, at, Cause::Rejected, Some(reason.clone())))
+            }
+        }
+    }
+
+    pub fn extend(&mut self, queue: usize, seq: u64, fence: u64, lease_ms: u64) -> Result<u64, SettleError> {
+        let at = self.held(queue, seq, fence)?;
+        let now_ms = self.now_ms;
+        let message = &mut self.queues[queue].messages[at];
+        if message.at != At::InFlight {
+            return Err(SettleError::NotInFlight);
+        }
+        if lease_ms == 0 {
+            self.queues[queue].totals.retried += 1;
+            self.fail(queue, at, Cause::Retry, None, Some(0));
+            return Ok(0);
+        }
+        let total_ms = now_ms + lease_ms - message.received_ms;
+        if total_ms > LEASE_MS_MAX {
+            return Err(SettleError::LeaseTooLong { lease_ms: total_ms, lease_ms_max: LEASE_MS_MAX });
+        }
+        message.due_ms = now_ms + lease_ms;
+        Ok(lease_ms)
+    }
+
+    fn fail(
+        &mut self,
+        queue: usize,
+        at: usize,
+        cause: Cause,
+        error: Option<String>,
+        asked_ms: Option<u64>,
+    ) -> Settled {
+        let limit = self.max_attempts(queue);
+        let retry = self.queues[queue].config.retry;
+        let now_ms = self.now_ms;
+        let message = &mut self.queues[queue].messages[at];
+        if error.is_some() {
+            message.last_error.clone_from(&error);
+        }
+        if message.attempts >= limit {
+            return self.die(queue, at, cause, error);
+        }
+        let cap_ms = if retry.cap_ms == 0 { LEASE_MS_MAX } else { retry.cap_ms };
+        let backoff_ms = (retry.base_ms * 2u64.pow(message.attempts.min(30) - 1)).min(cap_ms);
+        let after_ms = asked_ms.unwrap_or(backoff_ms).min(LEASE_MS_MAX);
+        message.at = if after_ms == 0 { At::Ready } else { At::Delayed };
+        message.due_ms = now_ms + after_ms;
+        Settled::Returned { after_ms }
+    }
+
+    fn put_back(&mut self, queue: usize, at: usize, after_ms: u64) {
+        let message = &mut self.queues[queue].messages[at];
+        message.attempts -= 1;
+        message.at = if after_ms == 0 { At::Ready } else { At::Delayed };
+        message.due_ms = self.now_ms + after_ms;
+    }
+
+    /// Those of the same FIFO group that are in flight behind `place` return uncounted.
+    fn return_rest(&mut self, queue: usize, failed: &Message, place: u64) {
+        if !self.queues[queue].config.is_fifo() {
+            return;
+        }
+        for at in 0..self.queues[queue].messages.len() {
+            let other = &self.queues[queue].messages[at];
+            if other.group == failed.group && other.at == At::InFlight && other.place > place {
+                self.put_back(queue, at, 0);
+            }
+        }
+    }
+
+    fn die(&mut self, queue: usize, at: usize, cause: Cause, error: Option<String>) -> Settled {
+        self.queues[queue].totals.dead += 1;
+        let target = self.queues[queue].config.dead_letter.clone().and_then(|dead| self.find(&dead.queue));
+        let Some(target) = target else {
+            self.queues[queue].messages[at].at = At::Parked;
+            return Settled::Parked;
+        };
+        let mut message = self.queues[queue].messages.remove(at);
+        if self.queues[queue].config.on_dead == OnDead::HaltGroup {
+            self.return_rest(queue, &message, 0);
+            let group = message.group.expect("a FIFO message has a group");
+            if !self.queues[queue].halted.contains(&group) {
+                self.queues[queue].halted.push(group);
+            }
+        }
+        message.death = Some(Death {
+            source: self.queues[queue].name.clone(),
+            place: message.place,
+            cause,
+            error: error.or_else(|| message.last_error.clone()),
+            attempts: message.attempts,
+            first_ms: message.first_ms,
+            died_ms: self.now_ms,
+            wave: self.wave,
+        });
+        message.place = self.next_place();
+        if self.queues[target].config.is_fifo() {
+            message.base_ms = self.now_ms;
+        }
+        message.due_ms = self.now_ms;
+        message.at = At::Ready;
+        (message.attempts, message.first_ms, message.received_ms) = (0, 0, 0);
+        self.queues[target].messages.push(message);
+        Settled::Dead
+    }
+
+    pub fn purge(&mut self, queue: usize) -> u64 {
+        let place = self.next_place();
+        let queue = &mut self.queues[queue];
+        queue.purged_before = place;
+        queue.halted.clear();
+        let count = queue.messages.len() as u64;
+        queue.messages.clear();
+        count
+    }
+
+    pub fn discard(&mut self, queue: usize, seq: u64) -> u64 {
+        let messages = &mut self.queues[queue].messages;
+        let before = messages.len();
+        messages.retain(|message| message.seq != Some(seq));
+        (before - messages.len()) as u64
+    }
+
+    pub fn release(&mut self, queue: usize, seq: u64) -> u64 {
+        let now_ms = self.now_ms;
+        let named = |message: &&mut Message| message.seq == Some(seq) && message.at == At::Parked;
+        let Some(message) = self.queues[queue].messages.iter_mut().find(named) else { return 0 };
+        message.at = At::Ready;
+        message.due_ms = now_ms;
+        message.attempts = 0;
+        message.last_error = None;
+        1
+    }
+
+    pub fn release_group(&mut self, queue: usize, group: u8) -> bool {
+        let halted = &mut self.queues[queue].halted;
+        let before = halted.len();
+        halted.retain(|other| *other != group);
+        halted.len() < before
+    }
+
+    pub fn start_redrive(
+        &mut self,
+        id: u64,
+        from: usize,
+        to: Option<usize>,
+        cause: Option<Cause>,
+        per_second: u64,
+    ) -> bool {
+        let running = |task: &Redrive| task.from == from && task.state == RedriveState::Running;
+        if self.redrives.iter().any(running) || to == Some(from) {
+            return false;
+        }
+        let upto = self.next_place();
+        let mut task = Redrive {
+            id,
+            from,
+            to,
+            cause,
+            per_second,
+            state: RedriveState::Running,
+            total: 0,
+            moved: 0,
+            left: 0,
+            upto,
+            cursor: 0,
+            pending: Vec::new(),
+            stepped_ms: self.now_ms,
+        };
+        self.fill(&mut task);
+        task.total = task.pending.len() as u64;
+        self.redrives.push(task);
+        true
+    }
+
+    fn fill(&self, task: &mut Redrive) {
+        let places = self.queues[task.from].messages.iter().map(|message| message.place);
+        task.pending = places.filter(|place| task.cursor < *place && *place < task.upto).collect();
+        task.pending.sort_unstable();
+    }
+
+    pub fn cancel_redrive(&mut self, id: u64) -> bool {
+        let running = |task: &&mut Redrive| task.id == id && task.state == RedriveState::Running;
+        let Some(task) = self.redrives.iter_mut().find(running) else { return false };
+        task.state = RedriveState::Cancelled;
+        true
+    }
+
+    fn step_redrives(&mut self) {
+        for at in 0..self.redrives.len() {
+            let mut task = self.redrives[at].clone();
+            if task.state != RedriveState::Running || task.stepped_ms + 100 > self.now_ms {
+                continue;
+            }
+            let elapsed_ms = (self.now_ms - task.stepped_ms).min(1_000);
+            let may = ((task.per_second * elapsed_ms / 1_000).max(1) as usize).min(task.pending.len());
+            for place in task.pending.drain(..may).collect::<Vec<_>>() {
+                task.cursor = place;
+                if self.redrive(&task, place) {
+                    task.moved += 1;
+                } else {
+                    task.left += 1;
+                }
+            }
+            task.stepped_ms = self.now_ms;
+            if task.pending.is_empty() {
+                task.state = RedriveState::Completed;
+            }
+            self.redrives[at] = task;
+        }
+    }
+
+    fn redrive(&mut self, task: &Redrive, place: u64) -> bool {
+        let waits =
+            |message: &Message| message.place == place && matches!(message.at, At::Ready | At::Delayed);
+        let Some(at) = self.queues[task.from].messages.iter().position(waits) else { return false };
+        let mut message = self.queues[task.from].messages[at].clone();
+        let death = message.death.take();
+        if task.cause.is_some() && task.cause != death.as_ref().map(|death| death.cause) {
+            return false;
+        }
+        let source = death.as_ref().and_then(|death| self.find(&death.source));
+        let Some(to) = task.to.or(source) else { return false };
+        self.queues[task.from].messages.remove(at);
+        message.place = self.next_place();
+        let queue = &mut self.queues[to];
+        if let (Some(group), Some(death)) = (message.group, death)
+            && queue.halted.contains(&group)
+            && death.source == queue.name
+            && death.place >= queue.purged_before
+        {
+            message.place = death.place;
+            queue.halted.retain(|other| *other != group);
+        }
+        let now_ms = self.now_ms;
+        (message.sent_ms, message.base_ms, message.due_ms) = (now_ms, now_ms, now_ms);
+        (message.fence, message.first_ms, message.received_ms, message.attempts) = (0, 0, 0, 0);
+        (message.seq, message.last_error, message.at) = (None, None, At::Ready);
+        queue.messages.push(message);
+        true
+    }
+
+    /// The store was closed and opened again.
+    pub fn restart(&mut self) {
+        for queue in &mut self.queues {
+            queue.totals = QueueTotals::default();
+        }
+        for at in 0..self.redrives.len() {
+            let mut task = self.redrives[at].clone();
+            if task.state == RedriveState::Running {
+                self.fill(&mut task);
+                task.stepped_ms = self.now_ms;
+            }
+            self.redrives[at] = task;
+        }
+    }
+
+    /// Everything that time alone brings about.
+    pub fn tick(&mut self) {
+        self.step_redrives();
+        for _round in 0..2 {
+            for queue in 0..self.queues.len() {
+                while let Some(at) = self.queues[queue].first_due(self.now_ms) {
+                    if self.queues[queue].messages[at].at == At::Delayed {
+                        self.queues[queue].messages[at].at = At::Ready;
+                    } else {
+                        self.queues[queue].totals.expired += 1;
+                        self.fail(queue, at, Cause::Expired, None, None);
+                    }
+                }
+                let queue = &mut self.queues[queue];
+                let from_ms = self.now_ms - queue.config.retention_ms;
+                let before = queue.messages.len();
+                queue.messages.retain(|message| {
+                    message.base_ms >= from_ms || matches!(message.at, At::InFlight | At::Parked)
+                });
+                queue.totals.retention_dropped += (before - queue.messages.len()) as u64;
+            }
+        }
+    }
+}
+
+impl Queue {
+    fn index(&self, place: u64) -> usize {
+        self.messages.iter().position(|message| message.place == place).expect("it is there")
+    }
+
+    fn by_place(&self, place: u64) -> &Message {
+        &self.messages[self.index(place)]
+    }
+
+    pub fn count(&self, at: At) -> u64 {
+        self.messages.iter().filter(|message| message.at == at).count() as u64
+    }
+
+    /// When the oldest message was sent; several answers where several are equally old.
+    pub fn oldest_sent_ms(&self) -> Vec<u64> {
+        let waiting = || self.messages.iter().filter(|message| message.at != At::Parked);
+        let Some(oldest_ms) = waiting().map(|message| message.base_ms).min() else { return Vec::new() };
+        waiting().filter(|message| message.base_ms == oldest_ms).map(|message| message.sent_ms).collect()
+    }
+
+    fn first_due(&self, now_ms: u64) -> Option<usize> {
+        let timed = |message: &&Message| matches!(message.at, At::Delayed | At::InFlight);
+        let due = self.messages.iter().filter(timed).filter(|message| message.due_ms <= now_ms);
+        due.min_by_key(|message| (message.due_ms, message.place)).map(|message| self.index(message.place))
+    }
+
+    fn in_flight(&self, group: Option<u8>) -> usize {
+        self.messages.iter().filter(|message| message.group == group && message.at == At::InFlight).count()
+    }
+
+    /// The places of the messages that come next, all of one group.
+    fn next(&self, max: usize) -> Vec<u64> {
+        let mut waiting: Vec<_> =
+            self.messages.iter().filter(|message| matches!(message.at, At::Ready | At::Delayed)).collect();
+        waiting.sort_by_key(|message| (u8::MAX - message.priority, message.place));
+        if !self.config.is_fifo() {
+            waiting.retain(|message| message.at == At::Ready);
+            let total = self.count(At::InFlight) as usize;
+            let noisy = |message: &&&Message| {
+                let in_flight = self.in_flight(message.group);
+                message.group.is_some() && in_flight >= 30 && in_flight * 10 > total
+            };
+            let quiet = waiting.iter().find(|message| !noisy(message));
+            let next = quiet.or_else(|| waiting.iter().min_by_key(|message| self.in_flight(message.group)));
+            return next.map(|message| message.place).into_iter().collect();
+        }
+        let open = |group: Option<u8>| {
+            self.in_flight(group) == 0 && !group.is_some_and(|group| self.halted.contains(&group))
+        };
+        let heads = waiting.iter().filter(|message| {
+            let ahead =
+                waiting.iter().any(|other| other.group == message.group && other.place < message.place);
+            !ahead && message.at == At::Ready && open(message.group)
+        });
+        let Some(head) = heads.min_by_key(|message| message.place) else { return Vec::new() };
+        let of_group = waiting.iter().filter(|message| message.group == head.group);
+        let in_a_row = of_group.take_while(|message| message.at == At::Ready).take(max);
+        in_a_row.map(|message| message.place).collect()
+    }
+}

@@ -1,0 +1,262 @@
+//! The storage seam in memory, with the faults of a real disk: what a power cut leaves differs from what a killed
+//! process leaves, and a commit may fail in every way that the seam allows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hapax_core::store::FailedAttempt;
+use hapax_core::{GroupId, RedriveTask};
+
+use crate::engine::{Loaded, Loader};
+use crate::record::{
+    BodyRow, DeadRow, DedupRow, FLAG_DEAD, FLAG_HISTORY, Header, MessageRow, QueueRow, Record,
+};
+use crate::storage::{CommitError, Durability, FoundBody, ReadError, Storage};
+
+/// How the next commit goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// No room; rolled back.
+    Full,
+    /// The write failed, yet the rows are there.
+    UnknownApplied,
+    /// The write failed, and the rows are not there.
+    UnknownLost,
+    /// The process dies before the commit.
+    CrashBefore,
+    /// The process dies after the commit, before anyone was answered.
+    CrashAfter,
+}
+
+impl Fault {
+    pub const ALL: [Self; 5] =
+        [Self::Full, Self::UnknownApplied, Self::UnknownLost, Self::CrashBefore, Self::CrashAfter];
+}
+
+/// The rows. Stricter than SQL: an update of a row that is not there, or of a column that never changes, panics.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Tables {
+    pub header: Header,
+    pub queues: BTreeMap<u32, QueueRow>,
+    pub messages: BTreeMap<u64, MessageRow>,
+    pub bodies: BTreeMap<u64, BodyRow>,
+    pub dead: BTreeMap<u64, DeadRow>,
+    history: BTreeMap<u64, Vec<FailedAttempt>>,
+    dedup: BTreeMap<(u32, u128), DedupRow>,
+    halted: BTreeSet<(u32, GroupId)>,
+    redrives: BTreeMap<u64, (RedriveTask, u64, u64)>,
+}
+
+impl Tables {
+    fn apply(&mut self, record: &Record) {
+        match record {
+            Record::Insert(row, body) => {
+                let seq = row.entry.seq;
+                assert_eq!(seq, body.seq);
+                assert!(self.messages.insert(seq, row.clone()).is_none(), "number {seq} was given out twice");
+                assert!(self.bodies.insert(seq, body.clone()).is_none());
+            }
+            Record::Update(row) => {
+                let at = self.messages.get_mut(&row.entry.seq).expect("an updated row is there");
+                let fixed = |row: &MessageRow| {
+                    (row.entry.sent_ms, row.entry.bytes, row.entry.priority, row.group.clone())
+                };
+                assert_eq!(fixed(at), fixed(row), "a column changed that never does");
+                *at = row.clone();
+            }
+            Record::Delete { seq, flags } => {
+                self.messages.remove(seq);
+                self.bodies.remove(seq);
+                let history = self.history.remove(seq);
+                let dead = self.dead.remove(seq);
+                assert!(history.is_none() || flags & FLAG_HISTORY != 0, "history would be left behind");
+                assert!(dead.is_none() || flags & FLAG_DEAD != 0, "a dead letter's row would be left behind");
+            }
+            Record::Dead(row) => {
+                let mut row = row.clone();
+                let history = self.history.get(&row.seq).into_iter().flatten();
+                row.error = row.error.or_else(|| history.rev().find_map(|failed| failed.error.clone()));
+                self.dead.insert(row.seq, row);
+            }
+            Record::History { seq, failed } => self.history.entry(*seq).or_default().push(failed.clone()),
+            Record::ForgetHistory { seq } => drop(self.history.remove(seq)),
+            Record::AcceptBody { .. } | Record::Audit { .. } => {}
+            Record::Dedup { queue, row } => drop(self.dedup.insert((*queue, row.key), *row)),
+            Record::PruneDedup { queue, before_ms, limit } => {
+                let old = self.dedup.iter().filter(|((at, _), row)| at == queue && row.sent_ms < *before_ms);
+                let old: Vec<_> = old.map(|(key, _)| *key).take(*limit as usize).collect();
+                self.dedup.retain(|key, _| !old.contains(key));
+            }
+            Record::Queue(row) => drop(self.queues.insert(row.id, row.clone())),
+            Record::ForgetQueue { id } => {
+                self.dedup.retain(|(queue, _), _| queue != id);
+                self.halted.retain(|(queue, _)| queue != id);
+                self.queues.remove(id);
+            }
+            Record::Halt { queue, group } => drop(self.halted.insert((*queue, group.clone()))),
+            Record::Unhalt { queue, group } => drop(self.halted.remove(&(*queue, group.clone()))),
+            Record::Redrive { task, upto, cursor } => {
+                self.redrives.insert(task.id, (task.clone(), *upto, *cursor));
+            }
+            Record::ForgetRedrive { id } => drop(self.redrives.remove(id)),
+            Record::Header(header) => self.header = header.clone(),
+        }
+    }
+
+    /// What must hold between the tables after every commit.
+    pub fn check(&self) {
+        assert!(
+            self.messages.keys().eq(self.bodies.keys()),
+            "a message without a body, or a body without one"
+        );
+        for (seq, row) in &self.messages {
+            let dead = row.entry.flags & FLAG_DEAD != 0;
+            assert_eq!(
+                dead,
+                self.dead.contains_key(seq),
+                "message {seq} moved without its death, or died in place"
+            );
+        }
+        assert!(self.dead.keys().all(|seq| self.messages.contains_key(seq)));
+    }
+}
+
+pub(super) struct SimStorage {
+    /// What a reader sees, and what a killed process leaves.
+    pub committed: Tables,
+    /// What a power cut is sure to leave.
+    durable: Tables,
+    unsynced: Vec<Vec<Record>>,
+    /// Commits so far.
+    pub commits: u64,
+    pub fault: Option<Fault>,
+    pub fail_reads: bool,
+    pub free_bytes: Option<u64>,
+    /// The process is dead: nobody may look at its answers.
+    pub crashed: bool,
+    broken: bool,
+}
+
+impl SimStorage {
+    pub fn new() -> Self {
+        let header = Header { next_seq: 1, fence_floor: 1, ..Header::default() };
+        let committed = Tables { header, ..Tables::default() };
+        Self {
+            durable: committed.clone(),
+            committed,
+            unsynced: Vec::new(),
+            commits: 0,
+            fault: None,
+            fail_reads: false,
+            free_bytes: None,
+            crashed: false,
+            broken: false,
+        }
+    }
+
+    fn keep(&mut self, records: &[Record]) {
+        for record in records {
+            self.committed.apply(record);
+        }
+        self.unsynced.push(records.to_vec());
+        self.commits += 1;
+    }
+
+    fn sync(&mut self) {
+        for record in self.unsynced.drain(..).flatten() {
+            self.durable.apply(&record);
+        }
+    }
+
+    /// How many commits a power cut may take back.
+    pub fn unsynced(&self) -> u64 {
+        self.unsynced.len() as u64
+    }
+
+    /// The process was killed: every commit stays.
+    pub fn after_process_death(mut self) -> Self {
+        (self.fault, self.fail_reads, self.crashed, self.broken) = (None, false, false, false);
+        self
+    }
+
+    /// The power went: of the commits that nobody waited for, the last `lost` are gone.
+    pub fn after_power_loss(mut self, lost: u64) -> Self {
+        self.unsynced.truncate(self.unsynced.len() - lost as usize);
+        self.commits -= lost;
+        self.sync();
+        self.committed = self.durable.clone();
+        self.after_process_death()
+    }
+}
+
+impl Storage for SimStorage {
+    fn header(&mut self) -> Result<Header, ReadError> {
+        Ok(self.committed.header.clone())
+    }
+
+    fn load(&mut self, loader: &mut Loader) -> Result<(), ReadError> {
+        // The seam's promise: what is loaded survives a power cut.
+        self.sync();
+        let tables = &self.committed;
+        tables.queues.values().for_each(|row| loader.add(Loaded::Queue(row.clone())));
+        for row in tables.messages.values() {
+            loader.add(Loaded::Message { row: row.clone(), damaged: false });
+        }
+        for (queue, group) in &tables.halted {
+            loader.add(Loaded::Halted { queue: *queue, group: group.clone() });
+        }
+        let from_ms = loader.dedup_memory_from_ms();
+        let mut dedup: Vec<_> = tables.dedup.iter().map(|((queue, _), row)| (*queue, *row)).collect();
+        dedup.sort_unstable_by_key(|(_, row)| row.sent_ms);
+        for (queue, row) in dedup {
+            loader.add(if row.sent_ms < from_ms {
+                Loaded::DedupMinute { queue, minute: row.sent_ms / 60_000, rows: 1 }
+            } else {
+                Loaded::Dedup { queue, row }
+            });
+        }
+        for (task, upto, cursor) in tables.redrives.values() {
+            loader.add(Loaded::Redrive { task: task.clone(), upto: *upto, cursor: *cursor });
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, records: &[Record], durability: Durability) -> Result<(), CommitError> {
+        assert!(!self.broken, "a commit after one that failed");
+        let fault = self.fault.take();
+        let unknown = || Err(CommitError::Unknown("simulated".into()));
+        match fault {
+            Some(Fault::Full) => return Err(CommitError::Full("simulated".into())),
+            None | Some(Fault::UnknownApplied | Fault::CrashAfter) => self.keep(records),
+            Some(Fault::UnknownLost | Fault::CrashBefore) => {}
+        }
+        self.crashed = matches!(fault, Some(Fault::CrashBefore | Fault::CrashAfter));
+        self.broken = fault.is_some();
+        if durability == Durability::PowerLoss && matches!(fault, None | Some(Fault::CrashAfter)) {
+            self.sync();
+        }
+        if fault.is_some() { unknown() } else { Ok(()) }
+    }
+
+    fn body(&mut self, seq: u64) -> Result<FoundBody, ReadError> {
+        if self.fail_reads {
+            return Err(ReadError("simulated".into()));
+        }
+        let found = self.committed.bodies.get(&seq);
+        Ok(found.map_or(FoundBody::Damaged("missing".into()), |body| FoundBody::Sound(body.clone())))
+    }
+
+    fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError> {
+        Ok(self.committed.dead.get(&seq).cloned())
+    }
+
+    fn dedup(&mut self, queue: u32, key: u128) -> Result<Option<DedupRow>, ReadError> {
+        if self.fail_reads {
+            return Err(ReadError("simulated".into()));
+        }
+        Ok(self.committed.dedup.get(&(queue, key)).copied())
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.free_bytes
+    }
+}
