@@ -108,6 +108,14 @@ def test_lists_may_be_numbered_from_anywhere(call, queue):
     assert ids == ["a", "b"] and queue.bodies() == ["first", "second"]
 
 
+def test_a_list_of_one_needs_no_number(call, queue):
+    queue.send(MessageAttributes={"a": {"DataType": "String", "StringValue": "1"}})
+    answer = call("ReceiveMessage", QueueUrl=queue.url, AttributeName="SentTimestamp", MessageAttributeName="All")
+    message = ("ReceiveMessageResult", "Message")
+    assert answer.text(*message, "Attribute", "Name") == "SentTimestamp"
+    assert answer.text(*message, "MessageAttribute", "Name") == "a"
+
+
 def test_a_batch_tells_what_failed(call, queue):
     answer = call(
         "DeleteMessageBatch",
