@@ -44,7 +44,7 @@ fn robustness(cx: &Context, step: &Step) -> Outcome {
 }
 
 fn aws_cli(cx: &Context, step: &Step) -> Outcome {
-    pytest(cx, step, "json", &["aws_cli"])
+    pytest(cx, step, "json", &["aws_cli", "-n", "3"])
 }
 
 fn celery(cx: &Context, step: &Step) -> Outcome {
