@@ -346,12 +346,15 @@ impl Trial {
 
     /// Starts a receive that waits, and lets it reach the store.
     pub(crate) async fn wait(&self, from: &QueueName, receive: Receive) -> Waiting {
-        let (store, from) = (self.store(), from.clone());
-        let task = tokio::spawn(async move { store.receive(&from, receive).await });
+        let (store, queue) = (self.store(), from.clone());
+        let task = tokio::spawn(async move { store.receive(&queue, receive).await });
         // The runtime has one thread: after a yield the new task has been polled.
         for _ in 0..3 {
             tokio::task::yield_now().await;
         }
+        // A store may look at it on a thread of its own, and its wait begins when it does: whatever is asked for later
+        // is answered later.
+        self.stats(from).await;
         Waiting { task }
     }
 

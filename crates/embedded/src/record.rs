@@ -264,6 +264,8 @@ pub(crate) struct Header {
     /// No fence at or above this has been handed out.
     pub fence_floor: u64,
     pub next_seq: u64,
+    /// How many rows `message` has: a page that hides some of them is noticed by this alone.
+    pub rows: u64,
     /// Why deliveries are paused, if they are.
     pub paused: Option<String>,
 }

@@ -480,7 +480,12 @@ impl<S: Storage> Writer<S> {
                     None => self.storage.body(seq)?,
                 };
                 match found {
-                    FoundBody::Sound(body) => handed.push(self.raw(now, leased, body)?),
+                    FoundBody::Sound(body) => {
+                        handed.push(self.raw(now, leased, body)?);
+                        if request.ack_on_receive {
+                            self.engine.ack_leased(leased.named);
+                        }
+                    }
                     FoundBody::Damaged(problem) => {
                         damaged += 1;
                         self.engine.park_damaged(leased.named);

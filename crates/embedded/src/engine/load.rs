@@ -47,6 +47,7 @@ pub(crate) struct Loader {
     now: Now,
     redrives: Vec<(RedriveTask, u64, u64)>,
     damaged_rows: Vec<MessageRow>,
+    seen_rows: u64,
     pub damaged: u64,
     pub warnings: Vec<String>,
 }
@@ -77,10 +78,19 @@ impl Loader {
             tombstones: Vec::new(),
             deleted: Vec::new(),
             header,
+            unclaimed_rows: 0,
             quota,
             wave,
         };
-        Self { engine, now, redrives: Vec::new(), damaged_rows: Vec::new(), damaged: 0, warnings: Vec::new() }
+        Self {
+            engine,
+            now,
+            redrives: Vec::new(),
+            damaged_rows: Vec::new(),
+            seen_rows: 0,
+            damaged: 0,
+            warnings: Vec::new(),
+        }
     }
 
     /// Notes what an operator should know.
@@ -130,6 +140,7 @@ impl Loader {
     }
 
     fn add_message(&mut self, row: MessageRow, damaged: bool) {
+        self.seen_rows += 1;
         if damaged {
             self.damaged += 1;
             self.damaged_rows.push(row);
@@ -145,6 +156,18 @@ impl Loader {
         };
         entry.group = queue.table.groups.intern(row.group.as_ref());
         put(queue, &mut engine.wave.counters, entry);
+    }
+
+    /// Compares how many rows came with how many were written. Call it when all have been added.
+    pub fn check_rows(&mut self) {
+        let (written, seen) = (self.engine.header.rows, self.seen_rows);
+        if seen < written {
+            let missing = written - seen;
+            self.warn(&format!(
+                "{missing} of {written} messages cannot be found in the file, which is damaged; restore a backup beside \
+                 this store to get them back"
+            ));
+        }
     }
 
     /// Parks what is damaged, after all else: of such a row only the key is used, and only if no sound message has it.
@@ -178,6 +201,10 @@ impl Loader {
     /// The engine, with every queue's timer set.
     pub fn finish(mut self) -> Engine {
         self.park_damaged();
+        // What is missing stays expected, so that every opening says so.
+        let rows = self.engine.header.rows.max(self.seen_rows);
+        let claimed = self.engine.wave.counters.messages + self.engine.sweep.len() as u64;
+        self.engine.unclaimed_rows = rows.saturating_sub(claimed);
         for (task, upto, cursor) in std::mem::take(&mut self.redrives) {
             self.engine.load_task(task, upto, cursor, self.now);
         }

@@ -122,6 +122,8 @@ pub(crate) struct Engine {
     /// Queues deleted since someone last asked, for whoever waits on them.
     deleted: Vec<u32>,
     header: Header,
+    /// Damaged rows that belong to no message: they stay in the file, so they count as rows.
+    unclaimed_rows: u64,
     quota: StoreQuota,
     pub wave: Wave,
 }
@@ -176,6 +178,8 @@ impl Engine {
         }
         self.header.clock_ms = now.ms();
         self.header.next_seq = self.wave.counters.next_seq;
+        let to_sweep = self.sweep.len() + self.wave.purged.len();
+        self.header.rows = self.wave.counters.messages + to_sweep as u64 + self.unclaimed_rows;
         self.wave.records.push(Record::Header(self.header.clone()));
         true
     }

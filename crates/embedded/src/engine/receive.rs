@@ -86,10 +86,8 @@ impl Engine {
         }
         queue.totals.delivered += 1;
         if request.ack_on_receive {
-            // Gone before it is handed out, and durably so: it may be lost but never repeated.
-            queue.delete(wave, slot);
-            queue.totals.acked += 1;
-            wave.durable = true;
+            // Memory only: `ack_leased` follows in the same wave, once the body was found to be sound.
+            queue.replace(wave, slot, entry);
         } else {
             queue.update(wave, slot, entry);
             if let Some(consumer) = &request.consumer {
@@ -97,6 +95,16 @@ impl Engine {
             }
         }
         Leased { named: Named { queue: queue.id, seq: entry.seq, fence }, entry }
+    }
+
+    /// Acks what was just leased for an `ack_on_receive`: gone before it is handed out, and durably so. It may be lost
+    /// but never repeated.
+    pub fn ack_leased(&mut self, named: Named) {
+        let (slot, _) = self.held(named.queue, named).expect("it was leased in this wave");
+        let (queue, wave) = self.at(named.queue);
+        queue.delete(wave, slot);
+        queue.totals.acked += 1;
+        wave.durable = true;
     }
 
     /// How many more messages of the queue may be in flight.

@@ -36,13 +36,9 @@ impl Engine {
         stored: Option<DedupRow>,
         ids: impl Fn(u64) -> hapax_core::MessageId,
     ) -> Result<Sent, SendError> {
-        let (queue, wave) = {
-            let quota = self.quota;
-            let (queue, wave) = self.at(queue);
-            validate(queue, &message)?;
-            within_quotas(queue, wave, &quota, message.bytes)?;
-            (queue, wave)
-        };
+        let quota = self.quota;
+        let (queue, wave) = self.at(queue);
+        validate(queue, &message)?;
         if message.content.dedup.is_none() && queue.config.dedup.content_based {
             let content_id =
                 message.content_id.take().unwrap_or_else(|| dedup::content_id(&message.content.body));
@@ -59,6 +55,8 @@ impl Engine {
                 return Ok(Sent { id: ids(seen.seq), sequence: seen.order, duplicate: true });
             }
         }
+        // Only now: a repeated send takes no room, and its sender must learn that the first one was accepted.
+        within_quotas(queue, wave, &quota, message.bytes)?;
 
         let seq = wave.next_seq();
         let delay_ms = message.delay_ms.unwrap_or(queue.config.delay_ms);

@@ -126,7 +126,7 @@ pub(crate) fn queue(row: &Row<'_>) -> rusqlite::Result<Result<QueueRow, ReadErro
 
 pub(crate) fn header_crc(header: &Header, secret: &[u8]) -> u32 {
     let mut crc = Crc::new();
-    for word in [header.clock_ms, header.fence_floor, header.next_seq] {
+    for word in [header.clock_ms, header.fence_floor, header.next_seq, header.rows] {
         crc.bytes(&word.to_le_bytes());
     }
     crc.part(header.paused.as_deref().map(str::as_bytes)).part(Some(secret));
@@ -135,12 +135,13 @@ pub(crate) fn header_crc(header: &Header, secret: &[u8]) -> u32 {
 
 /// The store's row and its secret.
 pub(crate) fn header(connection: &Connection) -> Result<(Header, [u8; 32]), ReadError> {
-    let sql = "SELECT clock_ms, fence_floor, next_seq, paused, secret, crc FROM store";
+    let sql = "SELECT clock_ms, fence_floor, next_seq, paused, secret, crc, message_rows FROM store";
     let read = connection.query_row(sql, [], |row| {
         let header = Header {
             clock_ms: unsigned(row, 0)?,
             fence_floor: unsigned(row, 1)?,
             next_seq: unsigned(row, 2)?,
+            rows: unsigned(row, 6)?,
             paused: row.get(3)?,
         };
         Ok((header, row.get::<_, Vec<u8>>(4)?, unsigned(row, 5)? as u32))

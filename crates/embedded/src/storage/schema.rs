@@ -22,6 +22,7 @@ CREATE TABLE store (
     clock_ms INTEGER NOT NULL,
     fence_floor INTEGER NOT NULL,
     next_seq INTEGER NOT NULL,
+    message_rows INTEGER NOT NULL,     -- how many rows `message` has
     paused TEXT,                       -- why deliveries are paused
     crc INTEGER NOT NULL
 );

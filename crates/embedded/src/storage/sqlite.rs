@@ -235,7 +235,8 @@ fn first_rows(db: &mut Connection) -> Result<(), OpenError> {
     let header = Header { next_seq: 1, fence_floor: 1, ..Header::default() };
     let transaction = db.transaction()?;
     transaction.execute(
-        "INSERT INTO store (one, secret, clock_ms, fence_floor, next_seq, paused, crc) VALUES (1, ?1, 0, 1, 1, NULL, ?2)",
+        "INSERT INTO store (one, secret, clock_ms, fence_floor, next_seq, message_rows, paused, crc) \
+         VALUES (1, ?1, 0, 1, 1, 0, NULL, ?2)",
         rusqlite::params![&secret[..], rows::header_crc(&header, &secret)],
     )?;
     Ids::begin_epoch(&transaction, 1)?;
@@ -255,7 +256,9 @@ impl Storage for Sqlite {
     }
 
     fn load(&mut self, loader: &mut Loader) -> Result<(), ReadError> {
-        load(&self.db, loader).map_err(read)?
+        load(&self.db, loader).map_err(read)??;
+        loader.check_rows();
+        Ok(())
     }
 
     fn commit(&mut self, records: &[Record], durability: Durability) -> Result<(), CommitError> {

@@ -104,11 +104,12 @@ pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusq
 }
 
 pub(crate) fn put_header(db: &Connection, header: &Header, secret: &[u8; 32]) -> rusqlite::Result<()> {
-    let sql = "UPDATE store SET clock_ms = ?1, fence_floor = ?2, next_seq = ?3, paused = ?4, crc = ?5";
+    let sql = "UPDATE store SET clock_ms = ?1, fence_floor = ?2, next_seq = ?3, message_rows = ?4, paused = ?5, crc = ?6";
     db.prepare_cached(sql)?.execute(params![
         header.clock_ms as i64,
         header.fence_floor as i64,
         header.next_seq as i64,
+        header.rows as i64,
         header.paused,
         rows::header_crc(header, secret)
     ])?;

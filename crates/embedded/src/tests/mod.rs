@@ -1,10 +1,10 @@
 //! Tests below the public surface.
 
 mod below_sqlite;
+mod corners;
 mod history;
 mod model;
 mod model_test;
-mod refused_receive;
 mod rig;
 mod schema_versions;
 mod sim_storage;

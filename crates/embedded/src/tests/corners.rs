@@ -1,0 +1,76 @@
+//! Corners that were wrong once, each as small as it can be shown.
+
+use std::sync::Arc;
+
+use hapax_core::{ManualClock, QueueConfig, Quota};
+
+use super::rig;
+use super::sim_storage::{Fault, SimStorage};
+use crate::ids::Ids;
+use crate::time::Now;
+use crate::writer::{Raw, Writer};
+
+fn receive(writer: &mut Writer<SimStorage>, attempt_id: Option<&str>) -> Option<Vec<Raw>> {
+    let mut request = rig::request(1, None);
+    request.attempt_id = attempt_id.map(str::to_owned);
+    let (op, mut answer) = rig::receive(1, &rig::name("q.fifo"), request, Now { us: 0 }, 0);
+    writer.run(&mut vec![op]);
+    answer.try_recv().expect("an answer").ok()
+}
+
+#[test]
+fn a_refused_receive_repeated_does_not_give_another_ones_delivery() {
+    let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
+    let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);
+    let queue = rig::name("q.fifo");
+    rig::create(&mut writer, &queue, QueueConfig::fifo());
+    let send = |number: u8| rig::outgoing("x", Some(&format!("d{number}")), Some(rig::group(number)));
+    writer.run(&mut vec![rig::send(&queue, vec![send(1), send(2)]).0]);
+    // After a restart the fences are ahead of the clock for a while, so that time alone does not tell them apart.
+    assert!(receive(&mut writer, None).is_some());
+    let mut writer = rig::open(writer.storage.after_process_death(), &clock, Ids::fixed(1), 1);
+
+    writer.storage.fault = Some(Fault::Full);
+    assert!(receive(&mut writer, Some("mine")).is_none());
+    let theirs = receive(&mut writer, None).expect("no fault");
+    assert_eq!(theirs.len(), 1);
+    assert!(receive(&mut writer, Some("mine")).expect("no fault").is_empty());
+}
+
+#[test]
+fn a_damaged_message_acked_on_receive_is_parked() {
+    let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
+    let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);
+    let queue = rig::name("q");
+    rig::create(&mut writer, &queue, QueueConfig::default());
+    let outgoing = |body: &str| rig::outgoing(body, None, None);
+    writer.run(&mut vec![rig::send(&queue, vec![outgoing("damaged"), outgoing("sound")]).0]);
+    writer.storage.committed.bodies.retain(|_, row| row.content.body == "sound");
+
+    let mut request = rig::request(2, None);
+    request.ack_on_receive = true;
+    let (op, mut answer) = rig::receive(1, &queue, request, Now { us: 0 }, 0);
+    writer.run(&mut vec![op]);
+    let raw = answer.try_recv().expect("an answer").expect("no fault");
+    assert_eq!(raw.len(), 1);
+    let stats =
+        rig::now(&mut writer, move |engine, _| engine.find(&queue).map(|id| engine.queue(id).stats()));
+    let stats = stats.expect("the queue is there");
+    assert_eq!((stats.parked, stats.in_flight, stats.ready), (1, 0, 0));
+    assert_eq!((stats.totals.acked, stats.totals.delivered, stats.totals.damaged), (1, 1, 1));
+}
+
+#[test]
+fn a_repeated_send_to_a_full_queue_is_still_a_duplicate() {
+    let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
+    let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);
+    let queue = rig::name("q");
+    let quota = Quota { messages_max: Some(1), bytes_max: None };
+    rig::create(&mut writer, &queue, QueueConfig { quota, ..QueueConfig::default() });
+    for duplicate in [false, true] {
+        let (op, mut answer) = rig::send(&queue, vec![rig::outgoing("x", Some("id"), None)]);
+        writer.run(&mut vec![op]);
+        let sent = answer.try_recv().expect("an answer").expect("no fault").remove(0);
+        assert_eq!(sent.map(|sent| sent.duplicate), Ok(duplicate));
+    }
+}
