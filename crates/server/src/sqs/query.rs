@@ -69,9 +69,10 @@ impl<'a> Form<'a> {
         indices.iter().map(|index| read(&format!("{prefix}.{index}"))).collect::<Result<Vec<T>>>().map(Some)
     }
 
+    /// A list of texts; one alone may come without its number, as `AttributeName=All`.
     fn texts(&self, prefix: &str) -> Option<Vec<Text<'a>>> {
-        let texts: Vec<_> =
-            self.indices(prefix).iter().filter_map(|index| self.text(&format!("{prefix}.{index}"))).collect();
+        let numbered = self.indices(prefix).into_iter().map(|index| format!("{prefix}.{index}"));
+        let texts: Vec<_> = numbered.chain([prefix.to_owned()]).filter_map(|name| self.text(&name)).collect();
         (!texts.is_empty()).then_some(texts)
     }
 
