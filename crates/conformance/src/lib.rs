@@ -3,7 +3,7 @@
 //!
 //! A new store writes a [`Harness`] and a [`Factory`], and then, in a test file of its own:
 //!
-//! ```ignore
+//! ```text
 //! hapax_conformance::queue_suite!(MyFactory);
 //! ```
 //!
@@ -85,7 +85,7 @@ pub enum Need {
     LongDedup,
     /// A wall clock that can be set back.
     WallBack,
-    /// Many seconds of work: runs when `HAPAX_CONFORMANCE_HEAVY` is set.
+    /// Many seconds of work: runs when `HAPAX_LONG` is set.
     Heavy,
 }
 
@@ -102,10 +102,7 @@ impl Need {
                 (can.dedup_ms_max >= 2 * 3600 * 1000, "the store deduplicates for less than 2 h")
             }
             Self::WallBack => (harness.can_set_wall_back(), "the harness cannot set the wall clock back"),
-            Self::Heavy => (
-                std::env::var_os("HAPAX_CONFORMANCE_HEAVY").is_some(),
-                "set HAPAX_CONFORMANCE_HEAVY to run it",
-            ),
+            Self::Heavy => (std::env::var_os("HAPAX_LONG").is_some(), "set HAPAX_LONG to run it"),
         };
         (!holds).then_some(why)
     }

@@ -116,7 +116,12 @@ fn serve(db: Connection, shared: &Shared) {
     }
 }
 
-/// One pass; stops for nobody and copies what it can.
+/// One pass; stops for nobody and copies what it can. A full disk is no failure: the WAL stays as it is, nothing was
+/// synced that is not there, and the next pass may find room.
 pub(crate) fn run(db: &Connection) -> rusqlite::Result<()> {
-    db.prepare_cached("PRAGMA wal_checkpoint(PASSIVE)")?.query_row([], |_| Ok(()))
+    let ran = db.prepare_cached("PRAGMA wal_checkpoint(PASSIVE)")?.query_row([], |_| Ok(()));
+    match ran {
+        Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) => Ok(()),
+        ran => ran,
+    }
 }

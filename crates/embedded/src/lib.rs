@@ -187,6 +187,7 @@ fn damaged(error: ReadError) -> OpenError {
 struct Shared {
     inbox: Inbox,
     clock: Arc<dyn Clock>,
+    time: Arc<StoreTime>,
     sealer: Sealer,
     ids: Ids,
     place: Place,
@@ -226,7 +227,7 @@ impl Embedded {
         let mut storage = Sqlite::open(place.clone(), storage::schema::STEPS, Checkpoint::Background)?;
         let (sealer, ids) = (Sealer::new(storage.secret()), storage.ids());
         let header = storage.header().map_err(damaged)?;
-        let time = StoreTime::start(options.clock.clone(), header.clock_ms);
+        let time = Arc::new(StoreTime::start(options.clock.clone(), header.clock_ms));
         let mut report = Report::default();
         report.warnings.extend(header.paused.as_ref().map(|paused| format!("the store is paused: {paused}")));
         let mut loader = Loader::new(header, options.quota, time.now());
@@ -246,10 +247,11 @@ impl Embedded {
         let mut seed = [0u8; 8];
         getrandom::fill(&mut seed).map_err(|error| OpenError::Random(error.to_string()))?;
         let seed = u64::from_le_bytes(seed);
-        let writer = Writer::new(engine, storage, time, ids.clone(), seed, options.reserve_bytes);
+        let writer = Writer::new(engine, storage, time.clone(), ids.clone(), seed, options.reserve_bytes);
         let shared = Arc::new(Shared {
             inbox: Inbox::default(),
             clock: options.clock,
+            time,
             sealer,
             ids,
             place,

@@ -13,7 +13,7 @@ use hapax_core::{
 use tokio::sync::oneshot;
 
 use crate::browse::{self, parse_attributes};
-use crate::engine::{Engine, Outgoing, Request, content_id};
+use crate::engine::{Engine, Outgoing, Queue, Request, content_id};
 use crate::record::Content;
 use crate::time::Now;
 use crate::writer::{Done, Op, Raw};
@@ -102,10 +102,8 @@ fn outgoing(message: NewMessage, by_content: bool) -> Result<Outgoing, SendError
         )));
     }
     let bytes = message.bytes();
-    let attributes = match message.attributes.is_empty() {
-        true => None,
-        false => Some(serde_json::to_string(&message.attributes).expect("attributes are plain data")),
-    };
+    let encode = || serde_json::to_string(&message.attributes).expect("attributes are plain data");
+    let attributes = (!message.attributes.is_empty()).then(encode);
     let content_id = (by_content && message.dedup.is_none()).then(|| content_id(&message.body));
     let dedup = message.dedup.map(String::from);
     Ok(Outgoing {
@@ -172,7 +170,8 @@ impl QueueStore for Embedded {
             ack_on_receive: receive.ack_on_receive,
             attempt_id: receive.attempt_id,
         };
-        let op = Op::Receive { id, queue: queue.clone(), request, wait_ms: receive.wait_ms, reply };
+        let asked = self.shared.time.now();
+        let op = Op::Receive { id, queue: queue.clone(), request, wait_ms: receive.wait_ms, asked, reply };
         self.shared.inbox.push(op)?;
         let mut receiving = Receiving { shared: &self.shared, id, answer: Some(answer) };
         let answer = receiving.answer.as_mut().expect("just put there").await;
@@ -225,7 +224,7 @@ impl QueueAdmin for Embedded {
     }
 
     async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
-        self.shared.job(|engine, _| engine.queues().into_iter().map(|queue| queue.info()).collect()).await
+        self.shared.job(|engine, _| engine.queues().into_iter().map(Queue::info).collect()).await
     }
 
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {

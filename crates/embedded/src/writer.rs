@@ -2,6 +2,8 @@
 //!
 //! No answer leaves before its wave is committed. That one rule is what makes "accepted" mean "durable".
 
+use std::sync::Arc;
+
 use hapax_core::{
     DeadLetter, Extend, GroupId, QueueName, Remaining, SendError, Sent, Settle, SettleError, Settled,
     StoreError,
@@ -45,6 +47,8 @@ pub(crate) enum Op {
         queue: QueueName,
         request: Request,
         wait_ms: Option<u64>,
+        /// When the caller asked: its wait counts from then, not from when the writer gets to it.
+        asked: Now,
         reply: Reply<Vec<Raw>>,
     },
     /// The caller of this receive went away.
@@ -109,7 +113,7 @@ const HOLD_MS: u64 = 500;
 pub(crate) struct Writer<S> {
     pub engine: Engine,
     pub storage: S,
-    time: StoreTime,
+    time: Arc<StoreTime>,
     ids: Ids,
     rng: fastrand::Rng,
     waiters: Waiters,
@@ -125,7 +129,14 @@ pub(crate) struct Writer<S> {
 }
 
 impl<S: Storage> Writer<S> {
-    pub fn new(engine: Engine, storage: S, time: StoreTime, ids: Ids, seed: u64, reserve_bytes: u64) -> Self {
+    pub fn new(
+        engine: Engine,
+        storage: S,
+        time: Arc<StoreTime>,
+        ids: Ids,
+        seed: u64,
+        reserve_bytes: u64,
+    ) -> Self {
         Self {
             engine,
             storage,
@@ -145,12 +156,13 @@ impl<S: Storage> Writer<S> {
 
     /// How long to sleep when nobody asks for anything: `None` for ever.
     pub fn sleep(&self) -> Option<std::time::Duration> {
-        if !self.unseen.is_empty() {
+        let timer = self.engine.next_timer().map(|at_ms| at_ms.max(self.hold_until_ms));
+        let next_ms = timer.into_iter().chain(self.waiters.next_deadline_ms()).min();
+        // What is due already does not wait for a clock that is moved by hand.
+        if !self.unseen.is_empty() || next_ms.is_some_and(|next_ms| next_ms <= self.time.now().ms()) {
             return Some(std::time::Duration::ZERO);
         }
-        let timer = self.engine.next_timer().map(|at_ms| at_ms.max(self.hold_until_ms));
-        let next_ms = timer.into_iter().chain(self.waiters.next_deadline_ms()).min()?;
-        self.time.sleep_until(next_ms)
+        self.time.sleep_until(next_ms?)
     }
 
     /// Applies everything in waves.
@@ -271,13 +283,15 @@ impl<S: Storage> Writer<S> {
     fn apply(&mut self, now: Now, op: Op) {
         match op {
             Op::Send { queue, batch, reply } => self.send(now, &queue, batch, reply),
-            Op::Receive { id, queue, request, wait_ms, reply } => {
-                self.receive(now, id, &queue, request, wait_ms, reply)
+            Op::Receive { id, queue, request, wait_ms, asked, reply } => {
+                self.receive(now, id, &queue, request, wait_ms, asked, reply);
             }
             Op::Cancel { id } => drop(self.waiters.remove(id)),
             Op::GiveBack(named) => {
                 if self.stopped.is_none() {
-                    named.into_iter().for_each(|named| self.engine.give_back(now, named));
+                    for named in named {
+                        self.engine.give_back(now, named);
+                    }
                 }
             }
             Op::Settle { queue, batch, reply } => match self.ready(&queue) {
@@ -384,6 +398,7 @@ impl<S: Storage> Writer<S> {
         }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the fields of the operation")]
     fn receive(
         &mut self,
         now: Now,
@@ -391,6 +406,7 @@ impl<S: Storage> Writer<S> {
         queue: &QueueName,
         request: Request,
         wait_ms: Option<u64>,
+        asked: Now,
         reply: Reply<Vec<Raw>>,
     ) {
         let found = self.ready(queue).and_then(|queue| match &self.engine.header().paused {
@@ -412,11 +428,11 @@ impl<S: Storage> Writer<S> {
             return drop(reply.send(Err(StoreError::TooManyInFlight { queue: name, in_flight })));
         }
         let wait_ms = wait_ms.unwrap_or(config.wait_ms);
-        let waiter = Waiter { id, queue, request, deadline_ms: now.ms() + wait_ms, reply };
+        let waiter = Waiter { id, queue, request, deadline_ms: asked.ms() + wait_ms, reply };
         // Whoever waits already comes first.
         if !self.waiters.any(queue) {
             match self.hand_out(now, &waiter) {
-                Err(error) => return self.stop_unread(&error),
+                Err(error) => self.stop_unread(&error),
                 Ok(raw) if raw.is_empty() && wait_ms > 0 => self.waiters.add(waiter),
                 Ok(raw) => self.answers.push(Answer::Received(waiter.reply, raw)),
             }

@@ -89,7 +89,7 @@ impl Loader {
                 queue.purged_before = row.purged_before;
                 engine.queues[at] = Some(Box::new(queue));
             }
-            Loaded::Message { row, damaged } => self.add_message(row, damaged),
+            Loaded::Message { row, damaged } => self.add_message(&row, damaged),
             Loaded::Halted { queue, group } => {
                 if let Some(queue) = engine.queues.get_mut(queue as usize).and_then(Option::as_mut) {
                     let at = queue.table.groups.intern(Some(&group));
@@ -110,7 +110,7 @@ impl Loader {
         }
     }
 
-    fn add_message(&mut self, row: MessageRow, damaged: bool) {
+    fn add_message(&mut self, row: &MessageRow, damaged: bool) {
         let engine = &mut self.engine;
         let mut entry = row.entry;
         if damaged {

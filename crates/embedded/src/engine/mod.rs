@@ -239,13 +239,13 @@ impl Engine {
                 self.queues[at] = Some(queue);
             }
             Undo::Halted { queue, group, before } => {
-                self.queue_mut(queue).table.groups.set_halted(group, before)
+                self.queue_mut(queue).table.groups.set_halted(group, before);
             }
             Undo::DedupAdded { queue, key, before, sent_ms } => {
-                self.queue_mut(queue).dedup.undo_add(key, before, sent_ms)
+                self.queue_mut(queue).dedup.undo_add(key, before, sent_ms);
             }
             Undo::DedupPruned { queue, minute, count } => {
-                self.queue_mut(queue).dedup.undo_prune(minute, count)
+                self.queue_mut(queue).dedup.undo_prune(minute, count);
             }
             Undo::Task { id, before: Some(task) } => drop(self.tasks.insert(id, *task)),
             Undo::Task { id, before: None } => drop(self.tasks.remove(&id)),

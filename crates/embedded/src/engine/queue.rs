@@ -111,7 +111,7 @@ impl Queue {
         cause: Cause,
         error: Option<&str>,
     ) {
-        let consumer = self.holders.get(&entry.seq).map(|holder| holder.to_string());
+        let consumer = self.holders.get(&entry.seq).map(ToString::to_string);
         let error = error.map(|error| policy::cut(error, policy::ERROR_BYTES_MAX).to_owned());
         entry.flags |= FLAG_HISTORY;
         let failed = FailedAttempt { attempt: entry.attempts, at_ms, cause, error, consumer };

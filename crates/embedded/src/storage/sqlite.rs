@@ -180,6 +180,7 @@ fn first_rows(db: &mut Connection) -> Result<(), OpenError> {
     Ok(())
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the form that map_err takes")]
 fn read(error: rusqlite::Error) -> ReadError {
     ReadError(error.to_string())
 }

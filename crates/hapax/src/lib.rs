@@ -1,0 +1,98 @@
+//! Async jobs that take effect once.
+//!
+//! Open a store by its URL, name a queue and its message type, send and receive:
+//!
+//! ```
+//! use hapax::{Hapax, Receive};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct Charge {
+//!     order: u64,
+//!     cents: u64,
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let url = format!("embedded:{}", folder.path().display());
+//! let hapax = Hapax::open(&url).await?;
+//! let charges = hapax.queue::<Charge>("charges")?;
+//! charges.ensure(hapax::QueueConfig::default()).await?;
+//!
+//! charges.send(&Charge { order: 7, cents: 1999 }).await?;
+//! for received in charges.receive(Receive::up_to(10)).await? {
+//!     let charge = received.value()?;
+//!     assert_eq!((charge.order, charge.cents), (7, 1999));
+//!     received.ack().await?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A delivery that is not settled returns when its lease runs out, so a crash loses nothing; a handler may therefore
+//! run twice. The delivery's fence and idempotency key are what makes the *effect* happen once.
+
+mod queue;
+mod url;
+
+use std::sync::Arc;
+
+use hapax_core::QueueAdmin;
+
+pub use hapax_core as core;
+pub use hapax_core::{
+    AdminError, Attribute, Attributes, Batch, Browse, DeadLetterPolicy, DedupId, DedupPolicy, Delivery,
+    Extend, Fence, GroupId, How, IdempotencyKey, KeySource, MessageId, NewMessage, OnDead, Priority,
+    QueueConfig, QueueKind, QueueName, Quota, Receipt, Receive, RedriveFilter, RedriveRequest, SendError,
+    Sent, Settle, SettleError, Settled, StoreError, Tier, policy::RetryPolicy,
+};
+#[cfg(feature = "embedded")]
+pub use hapax_embedded as embedded;
+pub use queue::{Error, Queue, Received};
+pub use url::OpenError;
+
+/// A store, opened by its URL. Cheap to clone.
+#[derive(Clone)]
+pub struct Hapax {
+    store: Arc<dyn QueueAdmin>,
+}
+
+impl Hapax {
+    /// Opens the store that a URL names.
+    ///
+    /// | URL | store |
+    /// |---|---|
+    /// | `embedded:PATH` | a folder of this machine, in this process; made if it is not there |
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let error = hapax::Hapax::open("mongodb://x").await.err().unwrap();
+    /// assert!(error.to_string().contains("embedded:PATH"), "the error says what there is");
+    /// # }
+    /// ```
+    pub async fn open(url: &str) -> Result<Self, OpenError> {
+        Ok(Self { store: url::open(url).await? })
+    }
+
+    /// Uses a store that was opened by hand.
+    pub fn with_store(store: Arc<dyn QueueAdmin>) -> Self {
+        Self { store }
+    }
+
+    /// A queue whose messages are values of `T` in JSON. Nothing is created; see [`Queue::ensure`].
+    pub fn queue<T>(&self, name: &str) -> Result<Queue<T>, hapax_core::name::NameError> {
+        Ok(Queue::new(self.store.clone(), QueueName::new(name)?))
+    }
+
+    /// The store itself, for everything else: administration, dead letters, redrive, batches.
+    pub fn store(&self) -> &Arc<dyn QueueAdmin> {
+        &self.store
+    }
+}
+
+/// The README's example compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
