@@ -46,6 +46,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use hapax_core::{Clock, QueueName, StoreError, SystemClock};
 use thiserror::Error;
@@ -63,7 +64,7 @@ use receipt::Sealer;
 use storage::sqlite::{Place, Sqlite};
 use storage::{ReadError, Storage};
 use time::StoreTime;
-use writer::Writer;
+use writer::{Op, Writer};
 
 /// The database inside a store's folder.
 const DATABASE: &str = "hapax.db";
@@ -307,10 +308,38 @@ impl Drop for Embedded {
     }
 }
 
+/// The longest that a wave waits for company, as a part of what its sync will take.
+const COMPANY_PART: u32 = 4;
+/// When nobody has come for so long, nobody is on the way.
+const COMPANY_GAP: Duration = Duration::from_micros(30);
+
+/// Serves receives at once, and holds what must be synced until as many have come as came `last` time: those who were
+/// answered then are on their way, and whoever misses this sync waits for the next. Returns how many came.
+fn gather(writer: &mut Writer<Sqlite>, inbox: &Inbox, ops: &mut Vec<Op>, last: usize) -> usize {
+    let start = Instant::now();
+    let mut came = start;
+    loop {
+        writer.run_light(ops);
+        if ops.is_empty() {
+            return last;
+        }
+        let now = Instant::now();
+        if ops.len() >= last || now > came + COMPANY_GAP || now > start + writer.sync_time / COMPANY_PART {
+            return ops.len();
+        }
+        std::thread::yield_now();
+        if inbox.take_more(ops) > 0 {
+            came = Instant::now();
+        }
+    }
+}
+
 /// The writer thread.
 fn serve(mut writer: Writer<Sqlite>, shared: &Shared, lock: Option<FolderLock>) {
     let mut ops = Vec::new();
+    let mut company = 0;
     while shared.inbox.take(&mut ops, writer.sleep()) {
+        company = gather(&mut writer, &shared.inbox, &mut ops, company);
         writer.run(&mut ops);
         let mut report = shared.report.lock().unwrap_or_else(PoisonError::into_inner);
         report.stats = writer.stats;
