@@ -308,28 +308,29 @@ impl Drop for Embedded {
     }
 }
 
-/// The longest that a wave waits for company, as a part of what its sync will take.
-const COMPANY_PART: u32 = 4;
 /// When nobody has come for so long, nobody is on the way.
-const COMPANY_GAP: Duration = Duration::from_micros(30);
+const COMPANY_GAP: Duration = Duration::from_micros(100);
 
-/// Serves receives at once, and holds what must be synced until as many have come as came `last` time: those who were
-/// answered then are on their way, and whoever misses this sync waits for the next. Returns how many came.
-fn gather(writer: &mut Writer<Sqlite>, inbox: &Inbox, ops: &mut Vec<Op>, last: usize) -> usize {
+/// Serves receives at once, and holds what must be synced until as many have come as came before (`expected`): those
+/// who were answered then are on their way, and whoever misses this sync waits for the next. Never holds for longer
+/// than two syncs take. Returns how many to expect the next time.
+fn gather(writer: &mut Writer<Sqlite>, inbox: &Inbox, ops: &mut Vec<Op>, expected: usize) -> usize {
     let start = Instant::now();
-    let mut came = start;
+    let gap = COMPANY_GAP.min(writer.sync_time);
     loop {
         writer.run_light(ops);
         if ops.is_empty() {
-            return last;
+            return expected;
         }
-        let now = Instant::now();
-        if ops.len() >= last || now > came + COMPANY_GAP || now > start + writer.sync_time / COMPANY_PART {
-            return ops.len();
-        }
-        std::thread::yield_now();
-        if inbox.take_more(ops) > 0 {
-            came = Instant::now();
+        let came = Instant::now();
+        loop {
+            if ops.len() >= expected || came.elapsed() > gap || start.elapsed() > writer.sync_time * 2 {
+                return ops.len().max(expected - expected.div_ceil(8));
+            }
+            std::thread::yield_now();
+            if inbox.take_more(ops) > 0 {
+                break;
+            }
         }
     }
 }
@@ -337,9 +338,9 @@ fn gather(writer: &mut Writer<Sqlite>, inbox: &Inbox, ops: &mut Vec<Op>, last: u
 /// The writer thread.
 fn serve(mut writer: Writer<Sqlite>, shared: &Shared, lock: Option<FolderLock>) {
     let mut ops = Vec::new();
-    let mut company = 0;
+    let mut expected = 0;
     while shared.inbox.take(&mut ops, writer.sleep()) {
-        company = gather(&mut writer, &shared.inbox, &mut ops, company);
+        expected = gather(&mut writer, &shared.inbox, &mut ops, expected);
         writer.run(&mut ops);
         let mut report = shared.report.lock().unwrap_or_else(PoisonError::into_inner);
         report.stats = writer.stats;
