@@ -131,8 +131,8 @@ pub(crate) struct Writer<S> {
     unseen: Vec<Named>,
     /// Sends are refused when less room is left.
     reserve_bytes: u64,
-    /// Room left on the disk, asked for once per wave.
-    free_bytes: Option<Option<u64>>,
+    /// Room left on the disk, asked for once per wave; all there is where that cannot be told.
+    free_bytes: Option<u64>,
     hold_until_ms: u64,
     pub stopped: Option<StoreError>,
     pub stats: CommitStats,
@@ -419,16 +419,17 @@ impl<S: Storage> Writer<S> {
     }
 
     fn check_room(&mut self) -> Result<(), StoreError> {
-        match *self.free_bytes.get_or_insert_with(|| self.storage.free_bytes()) {
-            Some(free) if free < self.reserve_bytes => Err(StoreError::Full(format!(
+        let ask = || self.storage.free_bytes().unwrap_or(u64::MAX);
+        let free = *self.free_bytes.get_or_insert_with(ask);
+        if free < self.reserve_bytes {
+            return Err(StoreError::Full(format!(
                 "{free} bytes are left on the disk and the last {} are kept for settling messages",
                 self.reserve_bytes
-            ))),
-            _ => Ok(()),
+            )));
         }
+        Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the fields of the operation")]
     fn receive(
         &mut self,
         now: Now,

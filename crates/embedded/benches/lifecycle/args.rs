@@ -17,6 +17,8 @@ pub struct Args {
     pub markdown: bool,
     /// Where the stores are put: a real disk, else the syncs cost nothing.
     pub folder: PathBuf,
+    /// Only open this store, tell about it and end; the benchmark starts itself with it.
+    pub open: Option<PathBuf>,
 }
 
 const USAGE: &str = "use --quick, --markdown, --bytes 256,4096, --in-flight 1,10,100,1000, --depth 1000000, \
@@ -33,6 +35,7 @@ impl Args {
             time: Duration::from_millis(500),
             markdown: false,
             folder: std::env::var_os("TMPDIR").map_or(default, PathBuf::from),
+            open: None,
         };
         let mut args = args;
         while let Some(arg) = args.next() {
@@ -51,6 +54,7 @@ impl Args {
                     parsed.rounds = 2;
                     parsed.time = Duration::from_millis(100);
                 }
+                "--open" => parsed.open = Some(args.next().ok_or("--open needs a folder")?.into()),
                 "--markdown" => parsed.markdown = true,
                 "--bytes" => parsed.bytes = numbers()?,
                 "--in-flight" => parsed.in_flight = numbers()?,

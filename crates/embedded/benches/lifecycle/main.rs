@@ -48,14 +48,16 @@ fn main() {
             std::process::exit(2);
         }
     };
-    let parent = args.folder.clone();
-    std::fs::create_dir_all(&parent).expect("the folder for benchmarks can be made");
-    let folder = tempfile::Builder::new().prefix("lifecycle-").tempdir_in(&parent).expect("a folder");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_time()
         .build()
         .expect("a runtime starts");
+    if let Some(folder) = &args.open {
+        return memory::open_here(&runtime, folder, &args);
+    }
+    std::fs::create_dir_all(&args.folder).expect("the folder for benchmarks can be made");
+    let folder = tempfile::Builder::new().prefix("lifecycle-").tempdir_in(&args.folder).expect("a folder");
 
     let mut series = Vec::new();
     let mut stores = Vec::new();

@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 
 use tokio::runtime::Runtime;
 
@@ -27,21 +28,29 @@ fn forget_cached(folder: &Path) {
     }
 }
 
-fn reopen<'a>(
-    runtime: &'a Runtime,
-    folder: &Path,
-    bytes: usize,
-    args: &Args,
-    cold: bool,
-) -> (Ours<'a>, Duration) {
-    if cold {
-        forget_cached(folder);
-    }
+/// Opens the store in a process of its own, where nothing else has used memory; tells how long that took and how
+/// much memory it left in use.
+fn open_elsewhere(folder: &Path, bytes: usize, args: &Args) -> (f64, u64) {
+    let program = std::env::current_exe().expect("a program knows where it is");
+    let output = Command::new(program)
+        .args(["--open", folder.to_str().expect("a path in UTF-8"), "--depth", &args.depth.to_string()])
+        .args(["--bytes", &bytes.to_string()])
+        .output()
+        .expect("the program can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let (secs, memory) = text.trim().split_once(' ').expect("two numbers");
+    (secs.parse().expect("a number"), memory.parse().expect("a number"))
+}
+
+/// The other side of [`open_elsewhere`].
+pub fn open_here(runtime: &Runtime, folder: &Path, args: &Args) {
+    let before = own_bytes();
     let start = Instant::now();
-    let ours = Ours::open(runtime, folder, bytes);
-    let took = start.elapsed();
+    let ours = Ours::open(runtime, folder, args.bytes[0]);
+    let secs = start.elapsed().as_secs_f64();
     assert_eq!(ours.ready(), args.depth, "every message is there");
-    (ours, took)
+    println!("{secs} {}", own_bytes().saturating_sub(before));
 }
 
 /// Fills a store through its API, then opens it again and again. Gives it back open.
@@ -53,28 +62,28 @@ pub fn fill_and_reopen<'a>(
 ) -> (Ours<'a>, Store) {
     let before = own_bytes();
     let start = Instant::now();
-    let mut ours = Ours::open(runtime, folder, bytes);
+    let ours = Ours::open(runtime, folder, bytes);
     ours.fill(args.depth);
     let fill = start.elapsed();
     let memory = own_bytes().saturating_sub(before);
+    drop(ours);
 
-    let (mut warm, mut cold) = (Vec::new(), Vec::new());
+    let (mut warm, mut cold, mut reopened) = (Vec::new(), Vec::new(), 0);
     for _ in 0..3 {
-        for (times, is_cold) in [(&mut cold, true), (&mut warm, false)] {
-            drop(ours);
-            let (opened, took) = reopen(runtime, folder, bytes, args, is_cold);
-            ours = opened;
-            times.push(took.as_secs_f64());
-        }
+        forget_cached(folder);
+        cold.push(open_elsewhere(folder, bytes, args).0);
+        let (secs, memory) = open_elsewhere(folder, bytes, args);
+        warm.push(secs);
+        reopened = memory;
     }
     let store = Store {
         bytes,
         messages: args.depth,
         fill_secs: fill.as_secs_f64(),
         memory_bytes: memory,
-        reopened_bytes: own_bytes().saturating_sub(before),
+        reopened_bytes: reopened,
         warm_secs: median(warm),
         cold_secs: median(cold),
     };
-    (ours, store)
+    (Ours::open(runtime, folder, bytes), store)
 }
