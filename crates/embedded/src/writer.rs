@@ -430,6 +430,7 @@ impl<S: Storage> Writer<S> {
         Ok(())
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the fields of the operation")]
     fn receive(
         &mut self,
         now: Now,
