@@ -97,7 +97,9 @@ fn table(args: &Args, title: &str, columns: &[&str], rows: &[Vec<String>]) {
     if args.markdown {
         println!("| {} |", columns.join(" | "));
         println!("|{}", "--:|".repeat(columns.len()));
-        rows.iter().for_each(|row| println!("| {} |", row.join(" | ")));
+        for row in rows {
+            println!("| {} |", row.join(" | "));
+        }
         return;
     }
     let wide = |at: usize| rows.iter().map(|row| row[at].len()).chain([columns[at].len()]).max().unwrap_or(0);
@@ -106,7 +108,9 @@ fn table(args: &Args, title: &str, columns: &[&str], rows: &[Vec<String>]) {
         println!("  {}", padded.join("  "));
     };
     line(&mut columns.iter().copied());
-    rows.iter().for_each(|row| line(&mut row.iter().map(String::as_str)));
+    for row in rows {
+        line(&mut row.iter().map(String::as_str));
+    }
 }
 
 pub fn print(args: &Args, series: &[Series], stores: &[Store]) {
