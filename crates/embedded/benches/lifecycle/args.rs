@@ -22,7 +22,7 @@ pub struct Args {
 }
 
 const USAGE: &str = "use --quick, --markdown, --bytes 256,4096, --in-flight 1,10,100,1000, --depth 1000000, \
-                     --rounds 9, --ms 500";
+                     --rounds 15, --ms 200";
 
 impl Args {
     pub fn parse(args: impl Iterator<Item = String>) -> Result<Self, String> {
@@ -31,8 +31,8 @@ impl Args {
             bytes: vec![256, 4096],
             in_flight: vec![1, 10, 100, 1000],
             depth: 1_000_000,
-            rounds: 9,
-            time: Duration::from_millis(500),
+            rounds: 15,
+            time: Duration::from_millis(200),
             markdown: false,
             folder: std::env::var_os("TMPDIR").map_or(default, PathBuf::from),
             open: None,

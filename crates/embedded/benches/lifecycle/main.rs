@@ -27,6 +27,8 @@ struct Turn {
     commits: u64,
     synced: u64,
     operations: u64,
+    /// Time on a processor, of all threads.
+    cpu_secs: f64,
 }
 
 impl Turn {
@@ -111,7 +113,9 @@ fn compare(
             contestants.rotate_left(round % count);
             let mut turns = [Turn::default(); report::CONTESTANTS];
             for (which, contestant) in contestants {
-                turns[which] = contestant.turn(cell.in_flight, args.time);
+                let before = memory::cpu_secs();
+                let turn = contestant.turn(cell.in_flight, args.time);
+                turns[which] = Turn { cpu_secs: memory::cpu_secs() - before, ..turn };
             }
             cell.rounds.push(turns);
         }

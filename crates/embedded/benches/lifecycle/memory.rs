@@ -1,4 +1,4 @@
-//! A deep queue: what it takes in memory and how long it takes to open again.
+//! What the process takes: processor time, memory for a deep queue, and time to open that again.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,6 +17,16 @@ fn own_bytes() -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line for it");
     let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().expect("a number");
     kib * 1024
+}
+
+/// How long the process's threads have been on a processor: says more than the clock on a machine that others use.
+pub fn cpu_secs() -> f64 {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux tells a process about itself");
+    let times = tasks.flatten().map(|task| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+        text.split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok()).unwrap_or(0.0)
+    });
+    times.sum::<f64>() / 1e9
 }
 
 /// Has the operating system forget what it cached of the store's files. Needs no privileges, unlike dropping all.

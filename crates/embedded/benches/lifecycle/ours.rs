@@ -81,6 +81,7 @@ impl Contestant for Ours<'_> {
             commits: after.commits - before.commits,
             synced: after.synced - before.synced,
             operations: after.operations - before.operations,
+            cpu_secs: 0.0,
         }
     }
 }

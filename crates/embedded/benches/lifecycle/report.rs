@@ -62,6 +62,11 @@ impl Cell {
         self.median_of(|round| round[which].rate() / round[than].rate())
     }
 
+    /// Processor time of one lifecycle.
+    fn cpu_us(&self, which: usize) -> f64 {
+        self.median_of(|round| round[which].cpu_secs * 1e6 / round[which].lifecycles.max(1) as f64)
+    }
+
     fn row(&self, ours: usize, sqlite: usize) -> Vec<String> {
         vec![
             self.in_flight.to_string(),
@@ -72,10 +77,8 @@ impl Cell {
             format!("{:.2}", self.ratio(ours, LOG)),
             format!("{:.1}", self.median_of(|r| r[ours].operations as f64 / r[ours].commits.max(1) as f64)),
             format!("{:.4}", self.median_of(|r| r[ours].synced as f64 / r[ours].lifecycles.max(1) as f64)),
-            format!(
-                "{:.4}",
-                self.median_of(|r| r[sqlite].synced as f64 / r[sqlite].lifecycles.max(1) as f64)
-            ),
+            format!("{:.1}", self.cpu_us(ours)),
+            format!("{:.1}", self.cpu_us(sqlite)),
         ]
     }
 }
@@ -123,6 +126,7 @@ pub fn print(args: &Args, series: &[Series], stores: &[Store]) {
         "of log",
         "ops a commit",
         "syncs a lifecycle",
+        "CPU us a lifecycle",
         "SQLite's",
     ];
     for one in series {
