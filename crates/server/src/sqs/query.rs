@@ -71,9 +71,9 @@ impl<'a> Form<'a> {
 
     /// A list of texts; one alone may come without its number, as `AttributeName=All`.
     fn texts(&self, prefix: &str) -> Option<Vec<Text<'a>>> {
-        let numbered = self.indices(prefix).into_iter().map(|index| format!("{prefix}.{index}"));
-        let texts: Vec<_> = numbered.chain([prefix.to_owned()]).filter_map(|name| self.text(&name)).collect();
-        (!texts.is_empty()).then_some(texts)
+        let numbered: Vec<_> =
+            self.indices(prefix).iter().filter_map(|index| self.text(&format!("{prefix}.{index}"))).collect();
+        if numbered.is_empty() { self.text(prefix).map(|text| vec![text]) } else { Some(numbered) }
     }
 
     /// A flattened map, for example `Attribute.1.Name` and `Attribute.1.Value`.
