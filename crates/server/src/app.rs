@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_client::wire::Problem;
 use hapax_core::store::SharedStore;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Request, Response, StatusCode};
@@ -64,7 +65,7 @@ impl App {
             return if sqs::is_sqs(&request) {
                 Sqs::refused(request.headers(), reason)
             } else {
-                plain(StatusCode::FORBIDDEN, reason)
+                problem(StatusCode::FORBIDDEN, "forbidden", reason)
             };
         }
         match path {
@@ -120,7 +121,7 @@ impl App {
             match self.auth.bearer(request.headers()) {
                 Ok(identity) => request.extensions_mut().insert(identity),
                 Err(error) => {
-                    let mut refusal = plain(StatusCode::UNAUTHORIZED, error.to_string());
+                    let mut refusal = problem(StatusCode::UNAUTHORIZED, "unauthenticated", error.to_string());
                     let challenge = HeaderValue::from_static("Bearer");
                     refusal.headers_mut().insert(http::header::WWW_AUTHENTICATE, challenge);
                     return refusal;
@@ -132,6 +133,15 @@ impl App {
             Err(never) => match never {},
         }
     }
+}
+
+/// A refusal of the router's paths, in the form of its other errors.
+fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Response<ResponseBody> {
+    let mut problem = Problem::new(code, detail, false);
+    problem.status = Some(status.as_u16());
+    let mut response = plain(status, serde_json::to_string(&problem).expect("a problem is plain data"));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    response
 }
 
 /// A short answer in plain text, for paths that are not SQS's.

@@ -103,7 +103,10 @@ async fn the_router_is_reached_with_a_bearer_token_only() {
     let get = |path: &str, extra: &str| {
         format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{extra}\r\n")
     };
-    assert_eq!(server.send(&get("/v1/who", "")).await.status, 401);
+    let refused = server.send(&get("/v1/who", "")).await;
+    assert_eq!(refused.status, 401);
+    assert!(refused.head.contains("application/problem+json"), "{}", refused.head);
+    assert!(refused.body.contains("\"code\":\"unauthenticated\""), "{}", refused.body);
     assert_eq!(server.send(&get("/v1/who", "authorization: Bearer AK:no\r\n")).await.status, 401);
     assert_eq!(server.send(&get("/v1/who", "authorization: Bearer AK:s\r\n")).await.body, "AK");
     assert_eq!(server.send(&get("/assets/x", "")).await.body, "public");
