@@ -10,7 +10,8 @@ Usage: cargo xtask <COMMAND>
 
 Commands:
   test [--long] [FILTER]   Check format and lints, then build and run every test.
-                           FILTER runs only the tests whose name contains it.
+                           FILTER runs only the tests whose name contains it,
+                           and the steps with clients and services likewise.
                            --long sets HAPAX_LONG=1: simulations run for longer.
   bench NAME [ARGS...]     Run a benchmark; ARGS are passed on to it.
                            NAME is one of: embedded, server.
@@ -20,6 +21,7 @@ Examples:
   cargo xtask test                   everything that must hold before a change is merged
   cargo xtask test lease_expiry      the tests with `lease_expiry` in their name
   cargo xtask test --long            the same tests, with long simulations
+  cargo xtask test clients           real AWS clients against the real binary
   cargo xtask bench embedded         the embedded store beside a bare SQLite loop
 
 Environment:

@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod child;
+mod clients;
 mod report;
 mod suite;
 mod totals;

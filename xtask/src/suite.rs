@@ -1,6 +1,6 @@
 //! `cargo xtask test`: the steps, and how they are run one after the other.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ pub struct Step {
 
 /// How a step went.
 pub enum Outcome {
-    /// It ran. Result lines in the form of Rust's test binaries on its standard output are counted; a step that
+    /// It ran. Result lines of Rust's test binaries, pytest and node on its standard output are counted; a step that
     /// prints none counts as one.
     Ran(Ended),
     /// It did not.
@@ -41,7 +41,6 @@ pub enum Skip {
     /// Something is missing here that could be there: a failure under `CI=true`.
     Because(String),
     /// A package registry cannot be reached, so a client could not be installed: no failure, even under `CI=true`.
-    #[allow(dead_code, reason = "for the steps that install real clients")]
     RegistryOutOfReach(String),
 }
 
@@ -58,7 +57,7 @@ const STEPS: &[Step] = &[
 
 /// What needs more than cargo: real clients, real services. To add one, write a function like those below and a line
 /// here. With a FILTER only the steps run whose name contains it.
-const MORE_STEPS: &[Step] = &[];
+const MORE_STEPS: &[Step] = crate::clients::STEPS;
 
 fn format(cx: &Context, step: &Step) -> Outcome {
     step.run(cx, cx.cargo(&["fmt", "--all", "--check"]))
@@ -95,6 +94,17 @@ impl Context {
     /// What was asked for on the command line.
     pub fn new(root: PathBuf, long: bool, filter: Option<String>) -> Self {
         Self { root, long, filter }
+    }
+
+    /// The workspace's root.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where cargo builds to.
+    pub fn target(&self) -> PathBuf {
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+        self.root.join(target)
     }
 
     /// A cargo command in the workspace's root.

@@ -56,13 +56,59 @@ impl Reader {
     }
 
     fn read_line(&mut self, line: &str) {
-        if let Some(totals) = result_line(line) {
+        if let Some(totals) = result_line(line).or_else(|| pytest_line(line)) {
             self.binaries += 1;
             self.totals += totals;
-        } else if let Some(ignored) = ignored_line(line) {
+        } else if let Some(totals) = node_line(line) {
+            // Node tells its result over several lines; this is the first.
+            self.binaries += u64::from(line.starts_with("# tests "));
+            self.totals += totals;
+        } else if let Some(ignored) = ignored_line(line).or_else(|| pytest_skipped_line(line)) {
             self.ignored.push(ignored);
         }
     }
+}
+
+/// Parses `1 failed, 410 passed, 2 errors in 32.74s`, with or without a frame of `=`.
+fn pytest_line(line: &str) -> Option<Totals> {
+    let (counts, time) = line.trim_matches(['=', ' ']).rsplit_once(" in ")?;
+    let seconds = time.split(' ').next()?.strip_suffix('s')?;
+    seconds.parse::<f64>().ok()?;
+    let mut totals = Totals::default();
+    for count in counts.split(", ") {
+        let (number, what) = count.split_once(' ')?;
+        let number: u64 = number.parse().ok()?;
+        match what {
+            "passed" | "xfailed" => totals.passed += number,
+            "failed" | "error" | "errors" | "xpassed" => totals.failed += number,
+            "skipped" => totals.skipped += number,
+            "deselected" | "warning" | "warnings" => {}
+            _ => return None,
+        }
+    }
+    Some(totals)
+}
+
+/// Parses `SKIPPED [1] test_file.py:12: the reason`.
+fn pytest_skipped_line(line: &str) -> Option<Ignored> {
+    let (_, place) = line.strip_prefix("SKIPPED [")?.split_once("] ")?;
+    let (name, reason) = place.split_once(": ")?;
+    Some(Ignored { name: name.to_owned(), reason: reason.to_owned() })
+}
+
+/// Parses one line of node's summary in TAP: `# pass 9`.
+fn node_line(line: &str) -> Option<Totals> {
+    let (what, number) = line.strip_prefix("# ")?.split_once(' ')?;
+    let number: u64 = number.parse().ok()?;
+    let mut totals = Totals::default();
+    match what {
+        "pass" => totals.passed = number,
+        "fail" | "cancelled" => totals.failed = number,
+        "skipped" | "todo" => totals.skipped = number,
+        "tests" => {}
+        _ => return None,
+    }
+    Some(totals)
 }
 
 /// Parses `test result: ok. 3 passed; 0 failed; 1 ignored; ...`. Such a line starts its line always: a test's own
@@ -139,6 +185,31 @@ test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; fin
             ignored("src/lib.rs - bare (line 3)", "no reason given"),
         ];
         assert_eq!(read([OUTPUT].iter()).ignored, expected);
+    }
+
+    #[test]
+    fn the_results_of_pytest_are_counted() {
+        let totals = |passed, failed, skipped| Totals { passed, failed, skipped };
+        let output = "\
+.....F [100%]
+SKIPPED [1] behaviour/test_a.py:12: no such thing here
+3 failed, 371 passed, 1 skipped, 10 errors in 18.06s
+==================== 5 passed, 2 warnings in 76.41s (0:01:16) ====================
+";
+        let reader = read([output].iter());
+        assert_eq!((reader.totals, reader.binaries), (totals(376, 13, 1), 2));
+        let skipped = Ignored { name: "behaviour/test_a.py:12".into(), reason: "no such thing here".into() };
+        assert_eq!(reader.ignored, [skipped]);
+        assert_eq!(pytest_line("no tests ran in 0.01s"), None);
+        assert_eq!(pytest_line("4 apples in 2 baskets"), None);
+    }
+
+    #[test]
+    fn the_results_of_node_are_counted() {
+        let output =
+            "ok 1 - a\n1..9\n# tests 12\n# suites 0\n# pass 9\n# fail 1\n# cancelled 1\n# skipped 1\n";
+        let reader = read([output].iter());
+        assert_eq!((reader.totals, reader.binaries), (Totals { passed: 9, failed: 2, skipped: 1 }, 1));
     }
 
     #[test]

@@ -79,6 +79,15 @@ impl Inbox {
         self.lock().closed.clone()
     }
 
+    /// Adds what has come meanwhile to `into`, without sleeping; tells how much that was.
+    pub fn take_more(&self, into: &mut Vec<Op>) -> usize {
+        let mut waiting = self.lock();
+        waiting.bytes = 0;
+        let count = waiting.ops.len();
+        into.append(&mut waiting.ops);
+        count
+    }
+
     /// Everything that waits, into `into`; sleeps until there is something, the clock moves, the time is over
     /// (`None`: for ever) or the inbox is closed. `false` when it is closed and empty.
     pub fn take(&self, into: &mut Vec<Op>, sleep: Option<Duration>) -> bool {

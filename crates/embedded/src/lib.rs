@@ -46,6 +46,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use hapax_core::{Clock, QueueName, StoreError, SystemClock};
 use thiserror::Error;
@@ -63,7 +64,7 @@ use receipt::Sealer;
 use storage::sqlite::{Place, Sqlite};
 use storage::{ReadError, Storage};
 use time::StoreTime;
-use writer::Writer;
+use writer::{Op, Writer};
 
 /// The database inside a store's folder.
 const DATABASE: &str = "hapax.db";
@@ -335,11 +336,40 @@ impl Drop for Ending<'_> {
     }
 }
 
+/// When nobody has come for so long, nobody is on the way.
+const COMPANY_GAP: Duration = Duration::from_micros(100);
+
+/// Serves receives at once, and holds what must be synced until as many have come as came before (`expected`): those
+/// who were answered then are on their way, and whoever misses this sync waits for the next. Never holds for longer
+/// than two syncs take. Returns how many to expect the next time.
+fn gather(writer: &mut Writer<Sqlite>, inbox: &Inbox, ops: &mut Vec<Op>, expected: usize) -> usize {
+    let start = Instant::now();
+    let gap = COMPANY_GAP.min(writer.sync_time);
+    loop {
+        writer.run_light(ops);
+        if ops.is_empty() {
+            return expected;
+        }
+        let came = Instant::now();
+        loop {
+            if ops.len() >= expected || came.elapsed() > gap || start.elapsed() > writer.sync_time * 2 {
+                return ops.len().max(expected - expected.div_ceil(8));
+            }
+            std::thread::yield_now();
+            if inbox.take_more(ops) > 0 {
+                break;
+            }
+        }
+    }
+}
+
 /// The writer thread.
 fn serve(mut writer: Writer<Sqlite>, shared: &Shared, lock: Option<FolderLock>) {
     let _ending = Ending(shared);
     let mut ops = Vec::new();
+    let mut expected = 0;
     while shared.inbox.take(&mut ops, writer.sleep()) {
+        expected = gather(&mut writer, &shared.inbox, &mut ops, expected);
         writer.run(&mut ops);
         let mut report = shared.report.lock().unwrap_or_else(PoisonError::into_inner);
         report.stats = writer.stats;

@@ -3,6 +3,7 @@
 //! No answer leaves before its wave is committed. That one rule is what makes "accepted" mean "durable".
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hapax_core::{
     DeadLetter, Extend, GroupId, QueueName, Remaining, SendError, Sent, Settle, SettleError, Settled,
@@ -81,6 +82,15 @@ impl Op {
     pub fn is_send(&self) -> bool {
         matches!(self, Self::Send { .. })
     }
+
+    /// Need not wait for the disk: a delivery survives a power cut or comes again.
+    fn is_light(&self) -> bool {
+        match self {
+            Self::Receive { request, .. } => !request.ack_on_receive,
+            Self::Cancel { .. } | Self::GiveBack(_) => true,
+            _ => false,
+        }
+    }
 }
 
 /// Answers that wait for the commit.
@@ -118,12 +128,19 @@ pub(crate) struct Writer<S> {
     rng: fastrand::Rng,
     waiters: Waiters,
     answers: Vec<Answer>,
+    /// Deliveries whose receiver went away before it saw them.
     unseen: Vec<Named>,
+    /// Those among them that this wave gives back.
+    given_back: Vec<Named>,
     /// Sends are refused when less room is left.
     reserve_bytes: u64,
+    /// Room left on the disk, asked for once per wave; all there is where that cannot be told.
+    free_bytes: Option<u64>,
     hold_until_ms: u64,
     pub stopped: Option<StoreError>,
     pub stats: CommitStats,
+    /// How long the last commit took that waited for the disk.
+    pub sync_time: Duration,
     /// Messages found damaged since the store was opened.
     pub damaged: Vec<String>,
 }
@@ -146,23 +163,36 @@ impl<S: Storage> Writer<S> {
             waiters: Waiters::default(),
             answers: Vec::new(),
             unseen: Vec::new(),
+            given_back: Vec::new(),
             reserve_bytes,
+            free_bytes: None,
             hold_until_ms: 0,
             stopped: None,
             stats: CommitStats::default(),
+            sync_time: Duration::ZERO,
             damaged: Vec::new(),
         }
     }
 
     /// How long to sleep when nobody asks for anything: `None` for ever.
-    pub fn sleep(&self) -> Option<std::time::Duration> {
+    pub fn sleep(&self) -> Option<Duration> {
         let timer = self.engine.next_timer().map(|at_ms| at_ms.max(self.hold_until_ms));
-        let next_ms = timer.into_iter().chain(self.waiters.next_deadline_ms()).min();
+        let unseen = (!self.unseen.is_empty()).then_some(self.hold_until_ms);
+        let next_ms = timer.into_iter().chain(unseen).chain(self.waiters.next_deadline_ms()).min();
         // What is due already does not wait for a clock that is moved by hand.
-        if !self.unseen.is_empty() || next_ms.is_some_and(|next_ms| next_ms <= self.time.now().ms()) {
-            return Some(std::time::Duration::ZERO);
+        if next_ms.is_some_and(|next_ms| next_ms <= self.time.now().ms()) {
+            return Some(Duration::ZERO);
         }
         self.time.sleep_until(next_ms?)
+    }
+
+    /// Applies what need not wait for the disk, in a wave of its own, and leaves the rest. A receive that shared a
+    /// wave with sends would wait for their sync, and its ack would come one sync later.
+    pub fn run_light(&mut self, ops: &mut Vec<Op>) {
+        if ops.iter().any(Op::is_light) {
+            let mut light: Vec<_> = ops.extract_if(.., |op| op.is_light()).collect();
+            self.run(&mut light);
+        }
     }
 
     /// Applies everything in waves.
@@ -186,13 +216,13 @@ impl<S: Storage> Writer<S> {
 
     fn begin(&mut self) -> Now {
         let now = self.time.now();
+        self.free_bytes = None;
         if self.stopped.is_some() {
             return now;
         }
-        for named in std::mem::take(&mut self.unseen) {
-            self.engine.give_back(now, named);
-        }
         if now.ms() >= self.hold_until_ms {
+            let unseen = std::mem::take(&mut self.unseen);
+            self.give_back(now, unseen);
             self.step_redrives(now);
             let rng = &mut self.rng;
             self.engine.run_timers(now, || rng.u64(..));
@@ -216,6 +246,12 @@ impl<S: Storage> Writer<S> {
     }
 
     fn commit(&mut self, now: Now) -> Option<StoreError> {
+        let failed = self.try_commit(now);
+        self.given_back.clear();
+        failed
+    }
+
+    fn try_commit(&mut self, now: Now) -> Option<StoreError> {
         if let Some(stopped) = &self.stopped {
             return Some(stopped.clone());
         }
@@ -225,15 +261,21 @@ impl<S: Storage> Writer<S> {
         }
         let durability =
             if self.engine.wave.durable { Durability::PowerLoss } else { Durability::ProcessDeath };
+        let start = Instant::now();
         match self.storage.commit(&self.engine.wave.records, durability) {
             Ok(()) => {
                 self.stats.commits += 1;
-                self.stats.synced += u64::from(durability == Durability::PowerLoss);
+                if durability == Durability::PowerLoss {
+                    self.stats.synced += 1;
+                    self.sync_time = start.elapsed();
+                }
                 self.engine.commit();
                 None
             }
             Err(CommitError::Full(problem)) => {
                 self.engine.rollback();
+                // Taken back too: nobody else will give these deliveries back.
+                self.unseen.append(&mut self.given_back);
                 self.hold_until_ms = now.ms() + HOLD_MS;
                 Some(StoreError::Full(problem))
             }
@@ -296,9 +338,7 @@ impl<S: Storage> Writer<S> {
             Op::Cancel { id } => drop(self.waiters.remove(id)),
             Op::GiveBack(named) => {
                 if self.stopped.is_none() {
-                    for named in named {
-                        self.engine.give_back(now, named);
-                    }
+                    self.give_back(now, named);
                 }
             }
             Op::Settle { queue, batch, reply } => match self.ready(&queue) {
@@ -332,6 +372,13 @@ impl<S: Storage> Writer<S> {
                 self.drop_orphans();
             }
         }
+    }
+
+    fn give_back(&mut self, now: Now, unseen: Vec<Named>) {
+        for named in &unseen {
+            self.engine.give_back(now, *named);
+        }
+        self.given_back.extend(unseen);
     }
 
     fn ready(&self, queue: &QueueName) -> Result<u32, StoreError> {
@@ -395,14 +442,16 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    fn check_room(&self) -> Result<(), StoreError> {
-        match self.storage.free_bytes() {
-            Some(free) if free < self.reserve_bytes => Err(StoreError::Full(format!(
+    fn check_room(&mut self) -> Result<(), StoreError> {
+        let ask = || self.storage.free_bytes().unwrap_or(u64::MAX);
+        let free = *self.free_bytes.get_or_insert_with(ask);
+        if free < self.reserve_bytes {
+            return Err(StoreError::Full(format!(
                 "{free} bytes are left on the disk and the last {} are kept for settling messages",
                 self.reserve_bytes
-            ))),
-            _ => Ok(()),
+            )));
         }
+        Ok(())
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of the operation")]

@@ -15,7 +15,7 @@ use crate::time::Now;
 /// The default and the highest rate.
 const PER_SECOND_DEFAULT: u32 = 500;
 const PER_SECOND_MAX: u32 = 10_000;
-/// A running redrive moves this often.
+/// A running redrive moves this often, or as often as it may move one message.
 const STEP_MS: u64 = 100;
 /// Ended redrives that are kept as the audit, per store.
 const ENDED_MAX: usize = 1_000;
@@ -47,7 +47,8 @@ pub(crate) struct RedriveStep {
 
 impl Task {
     pub fn next_ms(&self) -> Option<u64> {
-        (self.info.state == RedriveState::Running).then_some(self.stepped_ms + STEP_MS)
+        let step_ms = 1_000_u64.div_ceil(self.info.per_second.into()).max(STEP_MS);
+        (self.info.state == RedriveState::Running).then_some(self.stepped_ms + step_ms)
     }
 
     pub(super) fn record(&self) -> Record {

@@ -162,10 +162,14 @@ fn within_quotas(queue: &Queue, wave: &Wave, store: &super::StoreQuota, bytes: u
         Some(max) if used + more > max => Err(SendError::QuotaExceeded { quota: quota.into(), used, max }),
         _ => Ok(()),
     };
-    let counts = queue.table.counts();
-    let of_queue = |field: &str| format!("{field} of queue {}", queue.name);
-    check(&of_queue("quota.messages_max"), queue.table.len() as u64, 1, queue.config.quota.messages_max)?;
-    check(&of_queue("quota.bytes_max"), counts.bytes, bytes, queue.config.quota.bytes_max)?;
+    let of_queue = |field: &str, used: u64, more: u64, max: Option<u64>| match max {
+        // The name is put together only where there is a quota.
+        Some(_) => check(&format!("{field} of queue {}", queue.name), used, more, max),
+        None => Ok(()),
+    };
+    let quota = &queue.config.quota;
+    of_queue("quota.messages_max", queue.table.len() as u64, 1, quota.messages_max)?;
+    of_queue("quota.bytes_max", queue.table.counts().bytes, bytes, quota.bytes_max)?;
     let memory = wave.counters.messages * MEMORY_BYTES_A_MESSAGE;
     check("the store's messages_max", wave.counters.messages, 1, store.messages_max)?;
     check("the store's bytes_max", wave.counters.bytes, bytes, store.bytes_max)?;

@@ -117,12 +117,30 @@ impl Sqlite {
     }
 
     fn transact(&mut self, records: &[Record], durability: Durability) -> rusqlite::Result<()> {
+        self.end_reads()?;
         self.set_durability(durability)?;
         self.db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        let mut to = write::Writing::new(&self.db, &self.secret);
         for record in records {
-            write::write(&self.db, record, &self.secret)?;
+            to.write(record)?;
         }
+        drop(to);
         self.db.prepare_cached("COMMIT")?.execute([])?;
+        Ok(())
+    }
+
+    /// Begins a transaction for the bodies that a wave reads; else each read would take the file's locks anew.
+    fn begin_reads(&self) -> rusqlite::Result<()> {
+        if self.db.is_autocommit() {
+            self.db.prepare_cached("BEGIN")?.execute([])?;
+        }
+        Ok(())
+    }
+
+    fn end_reads(&self) -> rusqlite::Result<()> {
+        if !self.db.is_autocommit() {
+            self.db.prepare_cached("COMMIT")?.execute([])?;
+        }
         Ok(())
     }
 
@@ -164,6 +182,7 @@ impl Sqlite {
         self.stop_checkpoints();
         if !self.broken {
             // A failure here leaves the WAL, which the next open recovers from.
+            let _ = self.end_reads();
             let _ = self.db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         }
     }
@@ -275,7 +294,7 @@ impl Storage for Sqlite {
     }
 
     fn body(&mut self, seq: u64) -> Result<FoundBody, ReadError> {
-        rows::body(&self.db, seq).map_err(read)
+        self.begin_reads().and_then(|()| rows::body(&self.db, seq)).map_err(read)
     }
 
     fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError> {

@@ -1,6 +1,6 @@
 //! Records into SQL.
 
-use rusqlite::{Connection, params};
+use rusqlite::{CachedStatement, Connection, params};
 
 use super::rows;
 use crate::record::{
@@ -8,15 +8,58 @@ use crate::record::{
     history_crc, redrive_crc,
 };
 
-/// Writes one record inside the open transaction.
-pub(super) fn write(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::Result<()> {
-    match record {
-        Record::Insert(message, body) => {
-            insert(db, message)?;
-            insert_body(db, body)
+/// One wave's writing. Holds the statements of every lifecycle, which are then looked up once per wave.
+pub(super) struct Writing<'a> {
+    db: &'a Connection,
+    secret: &'a [u8; 32],
+    insert: Held<'a>,
+    insert_body: Held<'a>,
+    update: Held<'a>,
+    delete: Held<'a>,
+    delete_body: Held<'a>,
+}
+
+type Held<'a> = Option<CachedStatement<'a>>;
+
+fn held<'h, 'a>(
+    held: &'h mut Held<'a>,
+    db: &'a Connection,
+    sql: &str,
+) -> rusqlite::Result<&'h mut CachedStatement<'a>> {
+    if held.is_none() {
+        *held = Some(db.prepare_cached(sql)?);
+    }
+    Ok(held.as_mut().expect("just put there"))
+}
+
+impl<'a> Writing<'a> {
+    pub fn new(db: &'a Connection, secret: &'a [u8; 32]) -> Self {
+        Self { db, secret, insert: None, insert_body: None, update: None, delete: None, delete_body: None }
+    }
+
+    /// Writes one record inside the open transaction.
+    pub fn write(&mut self, record: &Record) -> rusqlite::Result<()> {
+        let db = self.db;
+        match record {
+            Record::Insert(message, body) => {
+                insert(held(&mut self.insert, db, INSERT)?, message)?;
+                insert_body(held(&mut self.insert_body, db, INSERT_BODY)?, body)
+            }
+            Record::Update(message) => update(held(&mut self.update, db, UPDATE)?, message),
+            Record::Delete { seq, flags } => {
+                found(held(&mut self.delete, db, DELETE)?.execute([*seq as i64])?)?;
+                held(&mut self.delete_body, db, DELETE_BODY)?.execute([*seq as i64])?;
+                delete_rest(db, *seq, *flags)
+            }
+            record => write_rare(db, record, self.secret),
         }
-        Record::Update(message) => update(db, message),
-        Record::Delete { seq, flags } => delete(db, *seq, *flags),
+    }
+}
+
+/// Writes what is not part of every lifecycle.
+fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::Result<()> {
+    match record {
+        Record::Insert(..) | Record::Update(_) | Record::Delete { .. } => unreachable!("written above"),
         Record::Dead(row) => insert_dead(db, row),
         Record::History { seq, failed } => {
             let sql = "INSERT INTO history (seq, attempt, at_ms, cause, error, consumer, crc) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
@@ -121,12 +164,13 @@ fn execute(db: &Connection, sql: &str, number: u64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn insert(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO message (seq, queue, ord, state, due_ms, attempts, fence, sent_ms, base_ms, first_ms, \
-               received_ms, bytes, priority, flags, grp, crc) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+const INSERT: &str = "INSERT INTO message (seq, queue, ord, state, due_ms, attempts, fence, sent_ms, base_ms, \
+                      first_ms, received_ms, bytes, priority, flags, grp, crc) \
+                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+
+fn insert(to: &mut CachedStatement<'_>, row: &MessageRow) -> rusqlite::Result<()> {
     let e: &Entry = &row.entry;
-    db.prepare_cached(sql)?.execute(params![
+    to.execute(params![
         e.seq as i64,
         row.queue,
         e.order as i64,
@@ -148,12 +192,13 @@ fn insert(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
 }
 
 /// Writes every column: the old ones need not be read, and may be what was damaged.
-fn update(db: &Connection, row: &MessageRow) -> rusqlite::Result<()> {
-    let sql = "UPDATE message SET queue = ?2, ord = ?3, state = ?4, due_ms = ?5, attempts = ?6, fence = ?7, \
-               sent_ms = ?8, base_ms = ?9, first_ms = ?10, received_ms = ?11, bytes = ?12, priority = ?13, \
-               flags = ?14, grp = ?15, crc = ?16 WHERE seq = ?1";
+const UPDATE: &str = "UPDATE message SET queue = ?2, ord = ?3, state = ?4, due_ms = ?5, attempts = ?6, fence = ?7, \
+                      sent_ms = ?8, base_ms = ?9, first_ms = ?10, received_ms = ?11, bytes = ?12, priority = ?13, \
+                      flags = ?14, grp = ?15, crc = ?16 WHERE seq = ?1";
+
+fn update(to: &mut CachedStatement<'_>, row: &MessageRow) -> rusqlite::Result<()> {
     let e = &row.entry;
-    let count = db.prepare_cached(sql)?.execute(params![
+    let count = to.execute(params![
         e.seq as i64,
         row.queue,
         e.order as i64,
@@ -180,10 +225,12 @@ fn found(count: usize) -> rusqlite::Result<()> {
     if count == 1 { Ok(()) } else { Err(rows::broken_tree()) }
 }
 
-fn insert_body(db: &Connection, row: &BodyRow) -> rusqlite::Result<()> {
-    let sql = "INSERT INTO body (seq, origin, dedup, attributes, body, crc) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+const INSERT_BODY: &str =
+    "INSERT INTO body (seq, origin, dedup, attributes, body, crc) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+
+fn insert_body(to: &mut CachedStatement<'_>, row: &BodyRow) -> rusqlite::Result<()> {
     let content = &row.content;
-    db.prepare_cached(sql)?.execute(params![
+    to.execute(params![
         row.seq as i64,
         row.origin,
         content.dedup,
@@ -194,9 +241,10 @@ fn insert_body(db: &Connection, row: &BodyRow) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn delete(db: &Connection, seq: u64, flags: u8) -> rusqlite::Result<()> {
-    found(db.prepare_cached("DELETE FROM message WHERE seq = ?1")?.execute([seq as i64])?)?;
-    execute(db, "DELETE FROM body WHERE seq = ?1", seq)?;
+const DELETE: &str = "DELETE FROM message WHERE seq = ?1";
+const DELETE_BODY: &str = "DELETE FROM body WHERE seq = ?1";
+
+fn delete_rest(db: &Connection, seq: u64, flags: u8) -> rusqlite::Result<()> {
     if flags & FLAG_HISTORY != 0 {
         execute(db, "DELETE FROM history WHERE seq = ?1", seq)?;
     }
@@ -266,6 +314,6 @@ fn accept_body(db: &Connection, seq: u64) -> rusqlite::Result<()> {
     };
     let attributes = attributes.filter(|json| serde_json::from_str::<hapax_core::Attributes>(json).is_ok());
     let content = crate::record::Content::new(dedup, attributes, body.into());
-    execute(db, "DELETE FROM body WHERE seq = ?1", seq)?;
-    insert_body(db, &BodyRow { seq, origin, content })
+    execute(db, DELETE_BODY, seq)?;
+    insert_body(&mut db.prepare_cached(INSERT_BODY)?, &BodyRow { seq, origin, content })
 }

@@ -223,16 +223,16 @@ impl History {
             }
             None => made.live = false,
         }
-        if asked_ms == 0 && fifo && !matches!(answer, Some(Err(_))) {
+        // Of a lease that may be shorter now nobody can tell when it sends the rest of its group back.
+        let may_return = asked_ms == 0 || answer.is_none();
+        if may_return && fifo && !matches!(answer, Some(Err(_))) {
             self.end_group(named);
         }
     }
 
-    /// The holder of this delivery cannot count on it any more.
+    /// The holder of this delivery of a FIFO group cannot count on it any more, nor can the others of the group.
     pub fn uncertain(&mut self, named: Named) {
-        if let Some((message, at)) = self.made(named) {
-            message.made[at].live = false;
-        }
+        self.end_group(named);
     }
 
     /// Leases of FIFO groups that ran out may have sent the rest of their batch back.

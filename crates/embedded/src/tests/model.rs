@@ -454,7 +454,9 @@ impl Model {
     fn step_redrives(&mut self) {
         for at in 0..self.redrives.len() {
             let mut task = self.redrives[at].clone();
-            if task.state != RedriveState::Running || task.stepped_ms + 100 > self.now_ms {
+            // Ten times a second, or as often as the rate allows one message.
+            let step_ms = 1_000_u64.div_ceil(task.per_second).max(100);
+            if task.state != RedriveState::Running || task.stepped_ms + step_ms > self.now_ms {
                 continue;
             }
             let elapsed_ms = (self.now_ms - task.stepped_ms).min(1_000);

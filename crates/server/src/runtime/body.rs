@@ -61,22 +61,49 @@ impl Drop for Arriving<'_> {
     }
 }
 
+/// How much of a body that is not wanted is read and thrown away. Most clients look for an answer only once they have
+/// sent all: closing on them before that, they see a broken connection and try again, instead of an error.
+const DISCARDED_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
 /// Reads a whole body within the limits, in at most `timeout`.
-pub(crate) async fn read_body<B>(body: B, limits: &BodyLimits, timeout: Duration) -> Result<Bytes, BodyError>
+pub(crate) async fn read_body<B>(
+    mut body: B,
+    limits: &BodyLimits,
+    timeout: Duration,
+) -> Result<Bytes, BodyError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    if body.size_hint().lower() > limits.one_bytes_max as u64 {
-        return Err(BodyError::TooLarge);
+    let fits = body.size_hint().lower() <= limits.one_bytes_max as u64;
+    let result = if fits {
+        // The timer is armed only when the body is not there yet.
+        tokio::time::timeout(timeout, collect(&mut body, limits)).await.unwrap_or(Err(BodyError::Timeout))
+    } else {
+        Err(BodyError::TooLarge)
+    };
+    if matches!(result, Err(BodyError::TooLarge | BodyError::Overloaded)) {
+        let _ = tokio::time::timeout(timeout, discard(&mut body)).await;
     }
-    // The timer is armed only when the body is not there yet.
-    tokio::time::timeout(timeout, collect(body, limits)).await.unwrap_or(Err(BodyError::Timeout))
+    result
 }
 
-async fn collect<B>(mut body: B, limits: &BodyLimits) -> Result<Bytes, BodyError>
+async fn discard<B>(body: &mut B)
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let mut left = DISCARDED_BYTES_MAX;
+    while left > 0
+        && body.size_hint().lower() <= left
+        && let Some(Ok(frame)) = body.frame().await
+    {
+        left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
+    }
+}
+
+async fn collect<B>(body: &mut B, limits: &BodyLimits) -> Result<Bytes, BodyError>
 where
     B: Body<Data = Bytes> + Unpin,
 {

@@ -2,6 +2,7 @@
 
 mod body;
 mod connection;
+mod files;
 mod tls;
 mod tracker;
 
@@ -16,6 +17,7 @@ use tokio_rustls::TlsAcceptor;
 pub use self::body::ResponseBody;
 pub(crate) use self::body::{BodyError, BodyLimits, read_body};
 pub(crate) use self::connection::Peer;
+pub use self::files::raise_file_limit;
 pub(crate) use self::tracker::RequestGuard;
 use self::tracker::Tracker;
 use crate::app::App;
@@ -96,7 +98,8 @@ impl Server {
     /// Serves until `shutdown` resolves; then stops accepting, lets long polls answer empty and requests under way
     /// finish, and returns within the configured bound.
     pub async fn run(self, listeners: Vec<TcpListener>, shutdown: impl Future<Output = ()>) {
-        let limits = self.config.limits.clone();
+        let mut limits = self.config.limits.clone();
+        limits.connections_max = files::connections_max(limits.connections_max);
         let tracker = Tracker::new(limits.read_timeout_ms, limits.idle_timeout_ms);
         let accepting = Arc::new(Accepting {
             app: Arc::new(self.app),

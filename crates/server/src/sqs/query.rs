@@ -69,10 +69,11 @@ impl<'a> Form<'a> {
         indices.iter().map(|index| read(&format!("{prefix}.{index}"))).collect::<Result<Vec<T>>>().map(Some)
     }
 
+    /// A list of texts; one alone may come without its number, as `AttributeName=All`.
     fn texts(&self, prefix: &str) -> Option<Vec<Text<'a>>> {
-        let texts: Vec<_> =
+        let numbered: Vec<_> =
             self.indices(prefix).iter().filter_map(|index| self.text(&format!("{prefix}.{index}"))).collect();
-        (!texts.is_empty()).then_some(texts)
+        if numbered.is_empty() { self.text(prefix).map(|text| vec![text]) } else { Some(numbered) }
     }
 
     /// A flattened map, for example `Attribute.1.Name` and `Attribute.1.Value`.

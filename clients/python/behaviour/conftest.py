@@ -1,0 +1,54 @@
+import boto3
+import botocore
+import pytest
+from botocore.config import Config
+
+from sqs import Queue
+
+# AWS JSON since 1.31.81; before, SQS's model spoke the Query protocol.
+PROTOCOL = "query" if tuple(map(int, botocore.__version__.split(".")[:2])) < (1, 31) else "json"
+
+# What is sent by hand needs only one run.
+collect_ignore = ["test_json_wire.py"] if PROTOCOL == "query" else ["test_query_wire.py"]
+
+
+def client_for(endpoint, key="test", secret="test", region="us-east-1"):
+    # Refused values must reach the server, so botocore does not look at them; and no retry hides an error.
+    config = Config(
+        parameter_validation=False, retries={"max_attempts": 0}, max_pool_connections=50, read_timeout=40
+    )
+    return boto3.session.Session().client(
+        "sqs",
+        endpoint_url=endpoint,
+        region_name=region,
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
+        config=config,
+    )
+
+
+@pytest.fixture(scope="session")
+def sqs(server):
+    client = client_for(server.endpoint)
+    assert client.meta.service_model.metadata["protocol"] == PROTOCOL
+    return client
+
+
+@pytest.fixture
+def make(sqs, name):
+    """Creates queues: `make()`, `make("-dead")`, `make(fifo=True)`, `make(VisibilityTimeout=1)`."""
+
+    def make(suffix="", fifo=False, **attributes):
+        return Queue.create(sqs, f"{name}{suffix}", fifo, **attributes)
+
+    return make
+
+
+@pytest.fixture
+def queue(make):
+    return make()
+
+
+@pytest.fixture
+def fifo(make):
+    return make(fifo=True)

@@ -1,0 +1,69 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What to run.
+pub struct Args {
+    /// Sizes of bodies.
+    pub bytes: Vec<usize>,
+    /// Lifecycles in flight.
+    pub in_flight: Vec<usize>,
+    /// Messages in the deep queue; 0 leaves it out.
+    pub depth: u64,
+    pub rounds: usize,
+    /// How long one contestant runs at a time.
+    pub time: Duration,
+    pub markdown: bool,
+    /// Where the stores are put: a real disk, else the syncs cost nothing.
+    pub folder: PathBuf,
+    /// Only open this store, tell about it and end; the benchmark starts itself with it.
+    pub open: Option<PathBuf>,
+}
+
+const USAGE: &str = "use --quick, --markdown, --bytes 256,4096, --in-flight 1,10,100,1000, --depth 1000000, \
+                     --rounds 15, --ms 200";
+
+impl Args {
+    pub fn parse(args: impl Iterator<Item = String>) -> Result<Self, String> {
+        let default = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let mut parsed = Self {
+            bytes: vec![256, 4096],
+            in_flight: vec![1, 10, 100, 1000],
+            depth: 1_000_000,
+            rounds: 15,
+            time: Duration::from_millis(200),
+            markdown: false,
+            folder: std::env::var_os("TMPDIR").map_or(default, PathBuf::from),
+            open: None,
+        };
+        let mut args = args;
+        while let Some(arg) = args.next() {
+            let mut numbers = || -> Result<Vec<usize>, String> {
+                let value = args.next().ok_or_else(|| format!("{arg} needs a value; {USAGE}"))?;
+                let numbers = value.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>();
+                numbers.map_err(|error| format!("{arg} {value}: {error}; {USAGE}"))
+            };
+            match arg.as_str() {
+                // Cargo adds it.
+                "--bench" => {}
+                "--quick" => {
+                    parsed.bytes = vec![256];
+                    parsed.in_flight = vec![1, 100];
+                    parsed.depth = 20_000;
+                    parsed.rounds = 2;
+                    parsed.time = Duration::from_millis(100);
+                }
+                "--open" => parsed.open = Some(args.next().ok_or("--open needs a folder")?.into()),
+                "--markdown" => parsed.markdown = true,
+                "--bytes" => parsed.bytes = numbers()?,
+                "--in-flight" => parsed.in_flight = numbers()?,
+                "--depth" => parsed.depth = numbers()?[0] as u64,
+                "--rounds" => parsed.rounds = numbers()?[0].max(1),
+                "--ms" => parsed.time = Duration::from_millis(numbers()?[0] as u64),
+                _ => return Err(format!("unknown argument {arg}; {USAGE}")),
+            }
+        }
+        Ok(parsed)
+    }
+}

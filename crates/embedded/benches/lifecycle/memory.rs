@@ -1,0 +1,101 @@
+//! What the process takes: processor time, memory for a deep queue, and time to open that again.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use tokio::runtime::Runtime;
+
+use crate::args::Args;
+use crate::ours::Ours;
+use crate::report::{Store, median};
+
+/// Memory that is the process's own: without pages of files, which the operating system can take back.
+fn own_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux tells a process about itself");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line for it");
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().expect("a number");
+    kib * 1024
+}
+
+/// How long the process's threads have been on a processor: says more than the clock on a machine that others use.
+pub fn cpu_secs() -> f64 {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux tells a process about itself");
+    let times = tasks.flatten().map(|task| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+        text.split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok()).unwrap_or(0.0)
+    });
+    times.sum::<f64>() / 1e9
+}
+
+/// Has the operating system forget what it cached of the store's files. Needs no privileges, unlike dropping all.
+fn forget_cached(folder: &Path) {
+    for entry in std::fs::read_dir(folder).expect("the folder is there").flatten() {
+        let file = File::open(entry.path()).expect("the file is there");
+        file.sync_all().expect("the file can be synced");
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("advice is taken");
+    }
+}
+
+/// Opens the store in a process of its own, where nothing else has used memory; tells how long that took and how
+/// much memory it left in use.
+fn open_elsewhere(folder: &Path, bytes: usize, args: &Args) -> (f64, u64) {
+    let program = std::env::current_exe().expect("a program knows where it is");
+    let output = Command::new(program)
+        .args(["--open", folder.to_str().expect("a path in UTF-8"), "--depth", &args.depth.to_string()])
+        .args(["--bytes", &bytes.to_string()])
+        .output()
+        .expect("the program can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let (secs, memory) = text.trim().split_once(' ').expect("two numbers");
+    (secs.parse().expect("a number"), memory.parse().expect("a number"))
+}
+
+/// The other side of [`open_elsewhere`].
+pub fn open_here(runtime: &Runtime, folder: &Path, args: &Args) {
+    let before = own_bytes();
+    let start = Instant::now();
+    let ours = Ours::open(runtime, folder, args.bytes[0]);
+    let secs = start.elapsed().as_secs_f64();
+    assert_eq!(ours.ready(), args.depth, "every message is there");
+    println!("{secs} {}", own_bytes().saturating_sub(before));
+}
+
+/// Fills a store through its API, then opens it again and again. Gives it back open.
+pub fn fill_and_reopen<'a>(
+    runtime: &'a Runtime,
+    folder: &Path,
+    bytes: usize,
+    args: &Args,
+) -> (Ours<'a>, Store) {
+    let before = own_bytes();
+    let start = Instant::now();
+    let ours = Ours::open(runtime, folder, bytes);
+    ours.fill(args.depth);
+    let fill = start.elapsed();
+    // Later sizes find memory that the first has left behind, so they would tell too little.
+    let first = args.bytes.first() == Some(&bytes);
+    let memory = first.then(|| own_bytes().saturating_sub(before));
+    drop(ours);
+
+    let (mut warm, mut cold, mut reopened) = (Vec::new(), Vec::new(), 0);
+    for _ in 0..3 {
+        forget_cached(folder);
+        cold.push(open_elsewhere(folder, bytes, args).0);
+        let (secs, memory) = open_elsewhere(folder, bytes, args);
+        warm.push(secs);
+        reopened = memory;
+    }
+    let store = Store {
+        bytes,
+        messages: args.depth,
+        fill_secs: fill.as_secs_f64(),
+        memory_bytes: memory,
+        reopened_bytes: reopened,
+        warm_secs: median(warm),
+        cold_secs: median(cold),
+    };
+    (Ours::open(runtime, folder, bytes), store)
+}

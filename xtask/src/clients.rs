@@ -1,0 +1,213 @@
+//! The steps that run real clients against the real binary: each installs what it needs under `target/clients/`, once,
+//! and lets the suites in `clients/` start private servers.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::child;
+use crate::suite::{Context, Outcome, Skip, Step};
+
+/// The steps, in order.
+pub const STEPS: &[Step] = &[
+    Step { name: "clients: boto3", limit: Duration::from_mins(15), needs_build: true, action: boto3 },
+    Step {
+        name: "clients: boto3 (query)",
+        limit: Duration::from_mins(15),
+        needs_build: true,
+        action: boto3_query,
+    },
+    Step {
+        name: "clients: robustness",
+        limit: Duration::from_mins(15),
+        needs_build: true,
+        action: robustness,
+    },
+    Step { name: "clients: aws-cli", limit: Duration::from_mins(10), needs_build: true, action: aws_cli },
+    Step { name: "clients: celery", limit: Duration::from_mins(10), needs_build: true, action: celery },
+    Step { name: "clients: js", limit: Duration::from_mins(10), needs_build: true, action: js },
+    Step { name: "clients: rust", limit: Duration::from_mins(30), needs_build: true, action: rust },
+];
+
+fn boto3(cx: &Context, step: &Step) -> Outcome {
+    pytest(cx, step, "json", &["behaviour", "-n", "4"])
+}
+
+fn boto3_query(cx: &Context, step: &Step) -> Outcome {
+    pytest(cx, step, "query", &["behaviour", "-n", "4"])
+}
+
+/// One after the other: they measure.
+fn robustness(cx: &Context, step: &Step) -> Outcome {
+    pytest(cx, step, "json", &["robustness"])
+}
+
+fn aws_cli(cx: &Context, step: &Step) -> Outcome {
+    pytest(cx, step, "json", &["aws_cli", "-n", "3"])
+}
+
+fn celery(cx: &Context, step: &Step) -> Outcome {
+    pytest(cx, step, "celery", &["celery_app"])
+}
+
+fn pytest(cx: &Context, step: &Step, requirements: &str, args: &[&str]) -> Outcome {
+    let python = match venv(cx, step, requirements) {
+        Ok(python) => python,
+        Err(outcome) => return outcome,
+    };
+    let mut command = with_binary(cx, &python);
+    command.current_dir(cx.root().join("clients/python")).args(["-m", "pytest"]).args(args);
+    step.run(cx, command)
+}
+
+fn js(cx: &Context, step: &Step) -> Outcome {
+    for tool in ["python3", "node", "npm"] {
+        if let Err(skip) = version(tool) {
+            return Outcome::Skipped(skip);
+        }
+    }
+    let from = cx.root().join("clients/js");
+    let installed = match Installed::new(cx, "js", &[&from.join("package-lock.json")]) {
+        Ok(installed) => installed,
+        Err(outcome) => return outcome,
+    };
+    let files = ["package.json", "package-lock.json", "sqs.test.js"];
+    for name in files {
+        if let Err(error) = std::fs::copy(from.join(name), installed.folder.join(name)) {
+            return failed(format!("{name}: {error}"));
+        }
+    }
+    let npm = |args: &[&str]| {
+        let mut command = Command::new("npm");
+        command.current_dir(&installed.folder).args(args);
+        command
+    };
+    let install = npm(&["ci", "--no-audit", "--no-fund", "--ignore-scripts"]);
+    if let Err(outcome) = installed.install(step, vec![install], npm(&["view", "is-number", "version"])) {
+        return outcome;
+    }
+    // Node runs packages from where they are installed, so the tests were copied there.
+    let mut command = with_binary(cx, Path::new("python3"));
+    command.current_dir(&installed.folder).arg(cx.root().join("clients/python/with_server.py"));
+    step.run(cx, with_args(command, &["node", "--test", "--test-reporter=tap", "sqs.test.js"]))
+}
+
+fn rust(cx: &Context, step: &Step) -> Outcome {
+    if let Err(skip) = version("python3") {
+        return Outcome::Skipped(skip);
+    }
+    let folder = cx.root().join("clients/rust");
+    let cargo = |args: &[&str]| {
+        let mut command = cx.cargo(args);
+        command.current_dir(&folder).env("CARGO_TARGET_DIR", cx.target().join("clients/rust"));
+        command
+    };
+    let fetched = child::run(&mut cargo(&["fetch", "--locked"]), step.limit);
+    if let Some(problem) = fetched.problem {
+        return out_of_reach_or_failed(&problem, cargo(&["info", "itoa"]));
+    }
+    let built =
+        child::run(&mut cargo(&["test", "--locked", "--test", "aws_sdk_sqs", "--no-run"]), step.limit);
+    if built.problem.is_some() {
+        return Outcome::Ran(built);
+    }
+    let mut command = with_binary(cx, Path::new("python3"));
+    command.current_dir(&folder).env("CARGO_TARGET_DIR", cx.target().join("clients/rust"));
+    command.arg(cx.root().join("clients/python/with_server.py")).arg(cargo(&[]).get_program());
+    step.run(cx, with_args(command, &["test", "--locked", "--test", "aws_sdk_sqs"]))
+}
+
+fn with_args(mut command: Command, args: &[&str]) -> Command {
+    command.args(args);
+    command
+}
+
+/// A command that finds the binary, which the build step made, and nothing of the user's AWS settings.
+fn with_binary(cx: &Context, program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command
+        .env("HAPAX_BIN", cx.target().join("debug/hapax"))
+        .env("PYTHONPYCACHEPREFIX", cx.target().join("clients/pycache"))
+        .env("NO_PROXY", "127.0.0.1,localhost")
+        .env("no_proxy", "127.0.0.1,localhost");
+    for name in ["AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS", "AWS_SESSION_TOKEN"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// A Python with the requirements of one suite.
+fn venv(cx: &Context, step: &Step, requirements: &str) -> Result<PathBuf, Outcome> {
+    version("python3").map_err(Outcome::Skipped)?;
+    let file = cx.root().join(format!("clients/python/requirements-{requirements}.txt"));
+    let installed = Installed::new(cx, requirements, &[&file])?;
+    let python = installed.folder.join("bin/python");
+    let mut create = Command::new("python3");
+    create.args(["-m", "venv", "--clear"]).arg(&installed.folder);
+    let pip = |args: &[&str]| {
+        let mut command = Command::new(&python);
+        command.args(["-m", "pip", "--disable-pip-version-check", "--quiet"]).args(args);
+        command
+    };
+    let mut install = pip(&["install", "--requirement"]);
+    install.arg(&file);
+    let mut probe = pip(&["download", "--no-deps", "--no-cache-dir", "six", "--dest"]);
+    probe.arg(installed.folder.join("probe"));
+    installed.install(step, vec![create, install], probe)?;
+    Ok(python)
+}
+
+/// What is installed, in a folder named after what it was made from.
+struct Installed {
+    folder: PathBuf,
+    complete: PathBuf,
+}
+
+impl Installed {
+    fn new(cx: &Context, name: &str, made_from: &[&Path]) -> Result<Self, Outcome> {
+        let mut hasher = DefaultHasher::new();
+        for file in made_from {
+            let text = std::fs::read(file).map_err(|error| failed(format!("{}: {error}", file.display())))?;
+            text.hash(&mut hasher);
+        }
+        let folder = cx.target().join(format!("clients/{name}-{:016x}", hasher.finish()));
+        std::fs::create_dir_all(&folder).map_err(|error| failed(format!("{}: {error}", folder.display())))?;
+        let complete = folder.join("installed");
+        Ok(Self { folder, complete })
+    }
+
+    /// Runs the commands unless that was done before. If one fails although the registry answers `probe`, that is a
+    /// failure; otherwise there was nothing to install from.
+    fn install(&self, step: &Step, commands: Vec<Command>, probe: Command) -> Result<(), Outcome> {
+        if self.complete.exists() {
+            return Ok(());
+        }
+        for mut command in commands {
+            println!("\n==> {}: installing into {}", step.name, self.folder.display());
+            if let Some(problem) = child::run(&mut command, step.limit).problem {
+                return Err(out_of_reach_or_failed(&problem, probe));
+            }
+        }
+        std::fs::write(&self.complete, "").map_err(|error| failed(error.to_string()))
+    }
+}
+
+fn out_of_reach_or_failed(problem: &str, mut probe: Command) -> Outcome {
+    if child::interrupted() || child::run(&mut probe, Duration::from_mins(3)).problem.is_none() {
+        return failed(format!("what it needs could not be installed: {problem}"));
+    }
+    Outcome::Skipped(Skip::RegistryOutOfReach("its packages could not be installed".to_owned()))
+}
+
+fn failed(problem: String) -> Outcome {
+    Outcome::Ran(child::Ended { problem: Some(problem), results: crate::totals::Reader::default() })
+}
+
+/// Whether a program is there.
+fn version(program: &str) -> Result<(), Skip> {
+    match child::run(Command::new(program).arg("--version"), Duration::from_mins(1)).problem {
+        None => Ok(()),
+        Some(problem) => Err(Skip::Because(format!("{program} is not to be had: {problem}"))),
+    }
+}
