@@ -1,6 +1,6 @@
 //! A client that does as little as it can: prepared requests, answers searched rather than parsed.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -141,10 +141,10 @@ impl Worker {
                 }
                 many => {
                     let mut body = String::with_capacity(url_bytes + many.len() * 200);
-                    body.push_str(&format!(r#"{{"QueueUrl":"{url}","Entries":["#));
+                    let _ = write!(body, r#"{{"QueueUrl":"{url}","Entries":["#);
                     for (n, receipt) in many.iter().enumerate() {
                         let comma = if n == 0 { "" } else { "," };
-                        body.push_str(&format!(r#"{comma}{{"Id":"{n}","ReceiptHandle":"{receipt}"}}"#));
+                        let _ = write!(body, r#"{comma}{{"Id":"{n}","ReceiptHandle":"{receipt}"}}"#);
                     }
                     body.push_str("]}");
                     Some(("DeleteMessageBatch", body))

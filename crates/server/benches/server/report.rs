@@ -1,6 +1,6 @@
 //! The tables.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use crate::client::{Load, Measured};
 
@@ -86,7 +86,7 @@ pub fn print(rows: &[Row], markdown: bool) {
         println!("\n### {title}\n");
         let mut head = "| body | batch | connections |".to_owned();
         for (name, _) in &first.servers {
-            head += &format!(" {name} msg/s | p50 ms | p99 ms | CPU us/msg |");
+            let _ = write!(head, " {name} msg/s | p50 ms | p99 ms | CPU us/msg |");
         }
         println!("{head} messages a sync | ratio |");
         println!("|{}", "---:|".repeat(5 + 4 * first.servers.len()));
@@ -96,7 +96,7 @@ pub fn print(rows: &[Row], markdown: bool) {
             let summaries: Vec<Summary> = row.servers.iter().map(|(_, rounds)| Summary::of(rounds)).collect();
             for s in &summaries {
                 let (rate, p50, p99) = (thousands(s.rate), ms(s.p50_us), ms(s.p99_us));
-                line += &format!(" {rate} | {p50} | {p99} | {:.1} |", s.cpu_us_a_message);
+                let _ = write!(line, " {rate} | {p50} | {p99} | {:.1} |", s.cpu_us_a_message);
             }
             let synced = summaries.first().and_then(|ours| ours.messages_a_sync);
             let synced = synced.map_or("-".to_owned(), |messages| format!("{messages:.1}"));

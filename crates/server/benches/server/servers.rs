@@ -36,7 +36,7 @@ impl Server {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = child.map_err(|error| format!("{name} could not be started: {error}"))?;
         let mut server = Self { name, address, child, _folder: folder };
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = Instant::now() + Duration::from_mins(1);
         while TcpStream::connect(address).is_err() {
             if let Ok(Some(status)) = server.child.try_wait() {
                 return Err(format!("{name} ended before it listened ({status})"));
@@ -85,22 +85,21 @@ fn bench_folder() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
+/// The release binary of this workspace.
+fn built() -> Result<PathBuf, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--release", "--quiet", "--package", "hapax-cli"]);
+    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().map_err(text)?;
+    if !status.success() {
+        return Err(format!("the hapax binary could not be built ({status})"));
+    }
+    Ok(target()?.join("release/hapax"))
+}
+
 /// Ours: the real binary, its data on the disk that the target folder is on.
 pub fn hapax() -> Result<Server, String> {
-    let binary = match std::env::var_os("HAPAX_BIN") {
-        Some(binary) => PathBuf::from(binary),
-        None => {
-            let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-            let built = Command::new(cargo)
-                .args(["build", "--release", "--quiet", "--package", "hapax-cli"])
-                .current_dir(env!("CARGO_MANIFEST_DIR"))
-                .status();
-            if !built.map_err(text)?.success() {
-                return Err("the hapax binary could not be built".to_owned());
-            }
-            target()?.join("release/hapax")
-        }
-    };
+    let binary = std::env::var_os("HAPAX_BIN").map_or_else(built, |binary| Ok(PathBuf::from(binary)))?;
     let folder = tempfile::tempdir_in(bench_folder()?).map_err(text)?;
     let address = free_address()?;
     let store = format!("embedded:{}", folder.path().join("data").display());
