@@ -475,6 +475,12 @@ pub struct StoreStatus {
     pub messages: u64,
     /// Bytes of bodies and attributes in all queues.
     pub bytes: u64,
+    /// Transactions committed since the store was opened, where the store counts them.
+    #[serde(default)]
+    pub commits: u64,
+    /// Those among them that waited for the disk.
+    #[serde(default)]
+    pub synced: u64,
 }
 
 /// The administration seam.

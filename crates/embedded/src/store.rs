@@ -310,6 +310,8 @@ impl QueueAdmin for Embedded {
             warnings: report.warnings,
             messages: usage.messages,
             bytes: usage.bytes,
+            commits: report.stats.commits,
+            synced: report.stats.synced,
         }
     }
 

@@ -82,7 +82,7 @@ pub(crate) struct MessageOut {
 impl MessageOut {
     /// The body as text. SQS only takes text, but a message may have come in by another door.
     pub(crate) fn text(&self) -> Cow<'_, str> {
-        String::from_utf8_lossy(&self.body)
+        text_of(&self.body)
     }
 }
 
@@ -263,6 +263,11 @@ impl Serialize for MessageAttributes<'_> {
             (name, Value { string_value, binary_value, data_type: &attribute.data_type })
         }))
     }
+}
+
+/// A body as text. The strict check runs over many bytes at once, the lossy one byte by byte.
+pub(crate) fn text_of(body: &[u8]) -> Cow<'_, str> {
+    std::str::from_utf8(body).map_or_else(|_| String::from_utf8_lossy(body), Cow::Borrowed)
 }
 
 /// Standard base64, as both protocols write bytes.

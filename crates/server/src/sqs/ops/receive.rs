@@ -6,7 +6,7 @@ use super::super::digest;
 use super::super::error::{Kind, Result, SqsError};
 use super::super::message_attributes::{TRACE_HEADER, TRACE_HEADER_STORED, select};
 use super::super::model::{ReceiveMessage, Text};
-use super::super::output::{MessageOut, Output};
+use super::super::output::{MessageOut, Output, text_of};
 use super::{Caller, Operations, in_range, visibility_ms};
 
 /// The system attributes that a receive may ask for, in the order in which they are shown.
@@ -119,7 +119,7 @@ impl Operations {
         } else {
             select(delivery.attributes, wanted.user)
         };
-        let text = String::from_utf8_lossy(&delivery.body);
+        let text = text_of(&delivery.body);
         MessageOut {
             id: delivery.id.to_string(),
             receipt: delivery.receipt.as_str().to_owned(),
