@@ -146,6 +146,7 @@ suite! {
         a_halted_group_stands_still_and_others_do_not: Order DurableLease,
         a_lease_that_runs_out_halts_a_group_too: Order,
         a_rejection_halts_a_group_too: Order,
+        who_works_ahead_of_a_death_may_finish: Order,
         a_released_group_goes_on_without_its_dead: Order,
         a_redriven_message_takes_its_old_place_in_a_halted_group: Order,
         a_redrive_elsewhere_leaves_the_group_halted: Order,

@@ -1,6 +1,7 @@
 //! Copies of a store while it runs, and their way back.
 
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use rusqlite::Connection;
@@ -26,20 +27,36 @@ fn copy_and(
     let mut part = to.to_owned().into_os_string();
     part.push(".part");
     let part = std::path::PathBuf::from(part);
-    if part.exists() {
-        std::fs::remove_file(&part).map_err(io)?;
+    // Made here and by nobody else, readable by nobody else; SQLite fills a file that is empty.
+    let made = File::options().write(true).create_new(true).mode(0o600).open(&part);
+    made.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => OpenError::Exists { path: part.clone() },
+        _ => io(error),
+    })?;
+    let filled = fill(db, &part, change).and_then(|()| std::fs::rename(&part, to).map_err(io));
+    if let Err(error) = filled {
+        // Ours, and of no use.
+        let _ = std::fs::remove_file(&part);
+        return Err(error);
     }
-    let name = part.to_str().ok_or_else(|| OpenError::Path { path: part.clone() })?;
+    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(io)
+}
+
+fn fill(
+    db: &Connection,
+    part: &Path,
+    change: impl FnOnce(&mut Connection) -> Result<(), OpenError>,
+) -> Result<(), OpenError> {
+    let io = |error| OpenError::Io { path: part.to_owned(), error };
+    let name = part.to_str().ok_or_else(|| OpenError::Path { path: part.to_owned() })?;
     db.execute("VACUUM INTO ?1", [name])?;
-    let mut copy = Connection::open(&part)?;
+    let mut copy = Connection::open(part)?;
     // One file that can be carried away: no WAL beside it.
     let _: String = copy.query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0))?;
     change(&mut copy)?;
     copy.close().map_err(|(_, error)| error)?;
-    File::open(&part).and_then(|file| file.sync_all()).map_err(io)?;
-    std::fs::rename(&part, to).map_err(io)?;
-    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(io)
+    File::open(part).and_then(|file| file.sync_all()).map_err(io)
 }
 
 /// Writes a backup. Opened in place of a store it is paused: what was settled after the backup was taken would be

@@ -11,6 +11,9 @@ use crate::record::{FLAG_DEAD, FLAG_HISTORY, State, parked_cause};
 use crate::storage::sqlite::Place;
 use crate::storage::{self, FoundBody};
 
+/// The most bytes of bodies in one page, but for a page of one.
+const PAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
+
 type Look = Box<dyn FnOnce(&Connection) + Send>;
 
 /// The reading thread.
@@ -70,20 +73,27 @@ pub(crate) fn page(
     };
     let only = if browse.id.is_some() { "seq = ?4" } else { "?4 IS NULL" };
     let seq = browse.id.map(|id| ids.seq(id).unwrap_or(0) as i64);
-    let after = browse.after.map_or(shelf.purged_before as i64 - 1, |after| after as i64);
+    let after =
+        i64::try_from(browse.after.unwrap_or(0)).unwrap_or(i64::MAX).max(shelf.purged_before as i64 - 1);
     let sql = format!(
         "SELECT {} FROM message WHERE queue = ?1 AND ord > ?2 AND {state} AND {only} AND ?5 >= 0 ORDER BY ord LIMIT ?3",
         storage::MESSAGE_COLUMNS
     );
     let limit = browse.limit as i64;
+    let mut bytes = 0;
     let mut statement = db.prepare_cached(&sql)?;
     let mut rows = statement.query(params![shelf.queue, after, limit + 1, seq, now_ms as i64])?;
-    let mut items = Vec::new();
+    let (mut items, mut more) = (Vec::new(), false);
     while let Some(row) = rows.next()? {
-        items.push(view(db, ids, row, now_ms)?);
+        let view = view(db, ids, row, now_ms)?;
+        bytes += view.body.as_ref().map_or(0, bytes::Bytes::len);
+        // A page of large bodies is a short one.
+        if items.len() == browse.limit || (bytes > PAGE_BYTES_MAX && !items.is_empty()) {
+            more = true;
+            break;
+        }
+        items.push(view);
     }
-    let more = items.len() > browse.limit;
-    items.truncate(browse.limit);
     let next = items.last().filter(|_| more).map(|last: &MessageView| last.sequence);
     if let Some(state) = browse.state {
         // A damaged row is parked, whatever it says of itself.

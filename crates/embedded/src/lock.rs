@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::OpenError;
@@ -45,7 +46,8 @@ pub(crate) struct FolderLock {
 impl FolderLock {
     pub fn take(folder: &Path) -> Result<Self, OpenError> {
         let io = |error| OpenError::Io { path: folder.to_owned(), error };
-        std::fs::create_dir_all(folder).map_err(io)?;
+        // Messages are nobody else's business; a folder that is there already keeps the rights it has.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
         if let Some(kind) = network_file_system(folder) {
             return Err(OpenError::NetworkFileSystem { folder: folder.to_owned(), kind });
         }

@@ -1,6 +1,6 @@
 //! Point 6: what a death does to its FIFO group.
 
-use hapax_core::{OnDead, QueueConfig, QueueName, Settled};
+use hapax_core::{How, OnDead, QueueConfig, QueueName, Settled};
 
 use crate::trial::{LEASE, Trial};
 use crate::values::{bodies, fifo_config, group, redrive_from, reject, seen};
@@ -50,6 +50,16 @@ pub(crate) async fn a_lease_that_runs_out_halts_a_group_too(t: Trial) {
     t.holds(&dead, 1).await;
     t.none(&jobs).await;
     assert_eq!(halted_groups(&t, &jobs).await, ["g"]);
+}
+
+pub(crate) async fn who_works_ahead_of_a_death_may_finish(t: Trial) {
+    let (jobs, _) = t.with_dead(10, QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() }).await;
+    t.send_group(&jobs, "g", &["a", "b", "c"]).await;
+    let got = t.receive(&jobs, 3).await;
+    assert_eq!(t.settle(&jobs, &got[1], reject("bad")).await, Ok(Settled::Dead));
+    assert!(t.settle(&jobs, &got[2], How::Ack).await.is_err(), "what was behind it came back");
+    assert_eq!(t.settle(&jobs, &got[0], How::Ack).await, Ok(Settled::Acked));
+    assert_eq!(seen(&t.browse(&jobs).await), ["c"]);
 }
 
 pub(crate) async fn a_rejection_halts_a_group_too(t: Trial) {

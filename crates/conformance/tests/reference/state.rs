@@ -220,6 +220,12 @@ impl State {
         queue.totals.dead += 1;
         if queue.info.config.on_dead == OnDead::HaltGroup {
             queue.halted.extend(m.group.clone());
+            for (_, behind) in queue.messages.range_mut(sequence + 1..) {
+                if behind.group == m.group && matches!(behind.place, Place::Flight { .. }) {
+                    behind.place = Place::Ready;
+                    behind.attempts -= 1;
+                }
+            }
         }
         m.dead = Some(DeadLetter {
             source: name.clone(),

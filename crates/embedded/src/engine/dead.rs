@@ -2,7 +2,7 @@ use hapax_core::{Cause, OnDead, Settled, policy};
 
 use super::groups::{Slot, UNGROUPED};
 use super::{Engine, Queue, Undo, Wave};
-use crate::record::{DeadRow, FLAG_DEAD, MessageRow, Record, State, park_flags};
+use crate::record::{DeadRow, Entry, FLAG_DEAD, MessageRow, Record, State, park_flags};
 use crate::time::Now;
 
 impl Engine {
@@ -39,7 +39,7 @@ impl Engine {
             died_ms: now.ms(),
         };
         if source.config.on_dead == OnDead::HaltGroup {
-            self.halt(now, queue, died.group);
+            self.halt(now, queue, &died);
         }
 
         let (target, wave) = self.at(target);
@@ -60,12 +60,14 @@ impl Engine {
         Settled::Dead
     }
 
-    /// A group stands still; what is in flight of it comes back uncounted.
-    fn halt(&mut self, now: Now, queue: u32, group: u32) {
+    /// A group stands still. What is in flight behind the dead one comes back uncounted; who works on one ahead of it
+    /// may finish.
+    fn halt(&mut self, now: Now, queue: u32, died: &Entry) {
+        let group = died.group;
         if group == UNGROUPED {
             return;
         }
-        for slot in self.queue(queue).table.groups.flying_behind(group, 0) {
+        for slot in self.queue(queue).table.groups.flying_behind(group, died.order) {
             self.put_back(now, queue, slot, 0);
         }
         let (queue, wave) = self.at(queue);

@@ -30,6 +30,8 @@ pub(crate) struct Replay {
     deliveries: Vec<Named>,
 }
 
+/// The most bytes that one receive hands out, but for a single message: bodies are held in memory on their way.
+const RECEIVE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// How long a receive can be asked for again.
 const REPLAY_MS: u64 = 5 * 60 * 1000;
 /// The most receives that are remembered for that, per queue.
@@ -42,7 +44,8 @@ impl Engine {
             return again;
         }
         let mut leased = Vec::new();
-        while leased.len() < request.max {
+        let mut bytes = 0;
+        while leased.len() < request.max && bytes < RECEIVE_BYTES_MAX {
             let room = self.in_flight_room(queue).min((request.max - leased.len()) as u64) as usize;
             let next = self.queue(queue).table.groups.next(room);
             if next.is_empty() || room == 0 {
@@ -60,6 +63,10 @@ impl Engine {
             }
             let fit = next.iter().take_while(|slot| !spent(**slot)).count();
             for slot in &next[..fit] {
+                bytes += u64::from(self.queue(queue).table.get(*slot).bytes);
+                if bytes > RECEIVE_BYTES_MAX && !leased.is_empty() {
+                    break;
+                }
                 leased.push(self.lease(now, queue, *slot, request));
             }
         }

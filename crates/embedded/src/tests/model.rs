@@ -342,7 +342,7 @@ impl Model {
         };
         let mut message = self.queues[queue].messages.remove(at);
         if self.queues[queue].config.on_dead == OnDead::HaltGroup {
-            self.return_rest(queue, &message, 0);
+            self.return_rest(queue, &message, message.place);
             let group = message.group.expect("a FIFO message has a group");
             if !self.queues[queue].halted.contains(&group) {
                 self.queues[queue].halted.push(group);

@@ -3,8 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use http::header::{HOST, HeaderName, ORIGIN};
-use http::{HeaderMap, Request, Uri};
+use http::header::{HOST, HeaderName, ORIGIN, USER_AGENT};
+use http::{HeaderMap, Method, Request, Uri};
 
 use crate::config::AuthConfig;
 
@@ -33,6 +33,14 @@ impl Guard {
         let headers = request.headers();
         if headers.get(&FETCH_SITE).is_some_and(|site| site != "same-origin" && site != "none") {
             return Err("requests from other web sites are refused");
+        }
+        // An image in a page of another site is fetched by GET without an Origin, and older browsers do not say where
+        // a request comes from. What they do say is that they are browsers; programs may act by GET, pages may not.
+        let browser = headers.get(USER_AGENT).is_some_and(|agent| agent.as_bytes().starts_with(b"Mozilla/"));
+        let acts =
+            request.method() == Method::GET && request.uri().query().is_some_and(|q| q.contains("Action="));
+        if browser && acts && !headers.contains_key(&FETCH_SITE) {
+            return Err("a browser cannot act by GET; use POST");
         }
         if let Some(origin) = headers.get(ORIGIN) {
             let authority = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, a)| a);
@@ -125,6 +133,23 @@ mod tests {
             assert!(!check(&open(), "127.0.0.1:9324", &[("host", host)]), "{host}");
         }
         assert!(check(&Guard::new(&AuthConfig::default(), true), "10.0.0.1:9324", &[("host", "queue.corp")]));
+    }
+
+    #[test]
+    fn a_page_cannot_act_by_fetching_an_image() {
+        let acts = |agent: &str, site: Option<&str>| {
+            let request = Request::get("/000000000000/q?Action=PurgeQueue").header("host", "localhost:9324");
+            let request = request.header("user-agent", agent);
+            let request = match site {
+                Some(site) => request.header("sec-fetch-site", site),
+                None => request,
+            };
+            open().check(&request.body(()).unwrap(), "127.0.0.1:9324".parse().unwrap()).is_ok()
+        };
+        assert!(!acts("Mozilla/5.0 (Macintosh) Version/15.0 Safari/605.1.15", None));
+        assert!(!acts("Mozilla/5.0", Some("cross-site")));
+        assert!(acts("Mozilla/5.0", Some("none")), "typed into the address bar");
+        assert!(acts("curl/8.0", None));
     }
 
     #[test]

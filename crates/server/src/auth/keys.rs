@@ -82,6 +82,11 @@ impl Globs {
     pub(crate) fn matches(&self, text: &str) -> bool {
         self.0.iter().any(|pattern| glob(pattern.as_bytes(), text.as_bytes()))
     }
+
+    /// Whether everything matches, whatever it is called.
+    pub(crate) fn match_all(&self) -> bool {
+        self.0.iter().any(|pattern| pattern == "*")
+    }
 }
 
 /// Linear in practice: only the last `*` is ever revisited.

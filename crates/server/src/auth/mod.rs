@@ -62,6 +62,11 @@ impl Identity {
         })
     }
 
+    /// Whether it may do what concerns every queue, for example copy the store: only a key for all queues may.
+    pub fn may_operate(&self, action: &str) -> bool {
+        self.key.as_ref().is_none_or(|key| key.actions.matches(action) && key.queues.match_all())
+    }
+
     /// Whether it may see `queue` in a listing.
     pub fn may_see(&self, queue: &str) -> bool {
         self.key.as_ref().is_none_or(|key| key.queues.matches(queue))

@@ -120,6 +120,11 @@ impl<'a> Claim<'a> {
         if !self.signed_headers.split(';').any(|name| name == "host") {
             return Err(incomplete("'Host' must be a 'SignedHeader' in the AWS Authorization."));
         }
+        // It names the action: left out of the signature, a request for one could be sent again as another.
+        let signs_target = self.signed_headers.split(';').any(|name| name == "x-amz-target");
+        if request.headers.contains_key("x-amz-target") && !signs_target {
+            return Err(incomplete("'X-Amz-Target' must be a 'SignedHeader' in the AWS Authorization."));
+        }
         let mut to_sign = String::with_capacity(160);
         let hash = digest::digest(&digest::SHA256, self.canonical(request)?.as_bytes());
         let _ = write!(to_sign, "{ALGORITHM}\n{}\n{}\n", self.date, self.scope);

@@ -115,6 +115,13 @@ fn a_changed_request_does_not_verify() {
 }
 
 #[test]
+fn an_unsigned_target_cannot_make_another_action_of_a_signed_request() {
+    let mut other = botocore_presigned();
+    other.request.headers_mut().insert("x-amz-target", "AmazonSQS.PurgeQueue".parse().unwrap());
+    assert!(matches!(other.verify(SECRET, NOW_S), Err(AuthError::Incomplete(_))));
+}
+
+#[test]
 fn the_clock_may_be_off_by_a_quarter_of_an_hour() {
     get_vanilla().verify(SECRET, NOW_S + 900).unwrap();
     get_vanilla().verify(SECRET, NOW_S - 900).unwrap();

@@ -89,6 +89,19 @@ impl Caller {
         if self.0.may(action, None) { Ok(()) } else { Err(ApiError::forbidden(action, None)) }
     }
 
+    /// Whether the caller may have a queue's dead letters go where its configuration sends them.
+    pub(super) fn may_fill(&self, config: &hapax_core::QueueConfig) -> Result<(), ApiError> {
+        match &config.dead_letter {
+            Some(dead) => self.queue("SendMessage", dead.queue.as_str()).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the caller may do `action`, which reaches into every queue.
+    pub(super) fn operate(&self, action: &str) -> Result<(), ApiError> {
+        if self.0.may_operate(action) { Ok(()) } else { Err(ApiError::forbidden(action, None)) }
+    }
+
     pub(super) fn sees(&self, queue: &QueueName) -> bool {
         self.0.may_see(queue.as_str())
     }

@@ -8,7 +8,9 @@ use hapax_client::wire::{
     Deliveries, DeliveryItem, ExtendItem, ExtendRequest, HowWord, Problem, ReceiveRequest, Results,
     SendRequest, SettleItem, SettleRequest, SettledItem, SettledWord,
 };
-use hapax_core::{Extend, How, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled};
+use hapax_core::{
+    Delivery, Extend, How, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled,
+};
 use http::StatusCode;
 
 use super::Api;
@@ -84,7 +86,18 @@ pub(super) async fn receive(
     if deliveries.is_empty() {
         return Ok(axum::Json(Deliveries { deliveries: Vec::new() }));
     }
-    let pointer = native.key_pointer(&queue).await;
+    let pointer = match native.key_pointer(&queue).await {
+        Ok(pointer) => pointer,
+        Err(error) => {
+            // Nobody has seen these deliveries. If they cannot be given back either, their leases run out.
+            let defer = |delivery: &Delivery| Settle {
+                receipt: delivery.receipt.clone(),
+                how: How::Defer { after_ms: 0 },
+            };
+            let _ = native.store.settle(&queue, deliveries.iter().map(defer).collect()).await;
+            return Err(error.into());
+        }
+    };
     let item = |delivery| DeliveryItem::new(delivery, pointer.as_deref());
     Ok(axum::Json(Deliveries { deliveries: deliveries.into_iter().map(item).collect() }))
 }

@@ -56,8 +56,6 @@ struct Api {
     backup: Option<Backup>,
     polls: Polls,
     key_pointers: KeyPointers,
-    /// Reading, merging and writing a configuration is one step among the requests to this server.
-    patching: tokio::sync::Mutex<()>,
 }
 
 /// The native API as a router. Requests must carry an [`Identity`](crate::auth::Identity) in their extensions, which
@@ -70,14 +68,8 @@ impl Native {
     /// The API over `store`. Long polls are answered empty when `shutdown` begins; `backup` is there where the store
     /// can be copied.
     pub fn new(store: SharedStore, shutdown: Shutdown, backup: Option<Backup>) -> Self {
-        let api = Api {
-            store,
-            shutdown,
-            backup,
-            polls: Polls::default(),
-            key_pointers: KeyPointers::default(),
-            patching: tokio::sync::Mutex::default(),
-        };
+        let api =
+            Api { store, shutdown, backup, polls: Polls::default(), key_pointers: KeyPointers::default() };
         Self { api: Arc::new(api) }
     }
 

@@ -154,7 +154,7 @@ pub(super) async fn resume(
     caller: Caller,
     Json(body): Json<ResumeBody>,
 ) -> Result<StatusCode, ApiError> {
-    caller.store("ResumeStore")?;
+    caller.operate("ResumeStore")?;
     native.store.resume(&caller.name(body.by)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -164,7 +164,7 @@ pub(super) async fn backup(
     caller: Caller,
     Json(BackupBody { to }): Json<BackupBody>,
 ) -> Result<StatusCode, ApiError> {
-    caller.store("BackupStore")?;
+    caller.operate("BackupStore")?;
     let unsupported = "this server's store has its own tools for backups; use those";
     let write = native.backup.clone().ok_or_else(|| ApiError::not_implemented(unsupported))?;
     let path = std::path::PathBuf::from(to);

@@ -1,13 +1,14 @@
 //! Queues and their configuration.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use hapax_client::wire::{Count, QueueItem, Queues};
-use hapax_core::{QueueConfig, QueueName, QueueStats};
+use hapax_core::{QueueConfig, QueueName, QueueStats, StoreError};
 use http::StatusCode;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -28,34 +29,52 @@ type Known = (Instant, Option<Arc<str>>);
 
 /// The queues' key pointers, so that not every receive has to ask the store for its queue's configuration.
 #[derive(Default)]
-pub(super) struct KeyPointers(Mutex<HashMap<QueueName, Known>>);
+pub(super) struct KeyPointers {
+    known: Mutex<HashMap<QueueName, Known>>,
+    /// Counts changes, so that what was read before one is not remembered after it.
+    generation: AtomicU64,
+}
 
 impl KeyPointers {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<QueueName, Known>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn forget(&self, queue: &QueueName) {
+        self.generation.fetch_add(1, Ordering::SeqCst);
         self.lock().remove(queue);
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation.load(Ordering::SeqCst)
     }
 }
 
 impl Api {
     /// Where in a body the queue's idempotency key is. A queue that went away meanwhile has none.
-    pub(super) async fn key_pointer(&self, queue: &QueueName) -> Option<Arc<str>> {
+    pub(super) async fn key_pointer(&self, queue: &QueueName) -> Result<Option<Arc<str>>, StoreError> {
         if let Some((since, pointer)) = self.key_pointers.lock().get(queue)
             && since.elapsed() < POINTER_TTL
         {
-            return pointer.clone();
+            return Ok(pointer.clone());
         }
-        let pointer: Option<Arc<str>> =
-            self.store.queue(queue).await.ok()?.config.key_pointer.map(Into::into);
+        let generation = self.key_pointers.generation();
+        let pointer: Option<Arc<str>> = match self.store.queue(queue).await {
+            Ok(info) => info.config.key_pointer.map(Into::into),
+            Err(StoreError::NoSuchQueue(_)) => return Ok(None),
+            // A key from another source would be another key: an effect could happen twice.
+            Err(error) => return Err(error),
+        };
+        if generation != self.key_pointers.generation() {
+            // A change came between: what was read may be of before it.
+            return Ok(pointer);
+        }
         let mut known = self.key_pointers.lock();
         if known.len() >= POINTERS_MAX {
             known.clear();
         }
         known.insert(queue.clone(), (Instant::now(), pointer.clone()));
-        pointer
+        Ok(pointer)
     }
 }
 
@@ -89,7 +108,9 @@ pub(super) async fn create(
     Json(fields): Json<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
     let name = caller.queue("CreateQueue", &queue)?;
-    let created = native.store.create_queue(&name, config_of(&name, fields)?).await?;
+    let config = config_of(&name, fields)?;
+    caller.may_fill(&config)?;
+    let created = native.store.create_queue(&name, config).await?;
     native.key_pointers.forget(&name);
     let queue = native.store.queue(&name).await?.into();
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };
@@ -131,11 +152,15 @@ pub(super) async fn change(
     Json(patch): Json<Map<String, Value>>,
 ) -> Answer<QueueItem> {
     let name = caller.queue("SetQueueAttributes", &queue)?;
-    let _alone = native.patching.lock().await;
+    let _alone = crate::CHANGING.lock().await;
     let config = native.store.queue(&name).await?.config;
     let mut fields = serde_json::to_value(&config).map_err(|error| ApiError::invalid(error.to_string()))?;
     merge(&mut fields, Value::Object(patch));
-    set(&native, &name, parse(fields.to_string().as_bytes())?).await
+    let changed: QueueConfig = parse(fields.to_string().as_bytes())?;
+    if changed.dead_letter != config.dead_letter {
+        caller.may_fill(&changed)?;
+    }
+    set(&native, &name, changed).await
 }
 
 pub(super) async fn replace(
@@ -145,8 +170,10 @@ pub(super) async fn replace(
     Json(fields): Json<Map<String, Value>>,
 ) -> Answer<QueueItem> {
     let name = caller.queue("SetQueueAttributes", &queue)?;
-    let _alone = native.patching.lock().await;
-    set(&native, &name, config_of(&name, fields)?).await
+    let _alone = crate::CHANGING.lock().await;
+    let config = config_of(&name, fields)?;
+    caller.may_fill(&config)?;
+    set(&native, &name, config).await
 }
 
 async fn set(native: &Api, name: &QueueName, config: QueueConfig) -> Answer<QueueItem> {

@@ -289,6 +289,21 @@ async fn a_changed_key_pointer_holds_at_once() {
 }
 
 #[tokio::test]
+async fn a_key_for_some_queues_reaches_no_other() {
+    let mut f = fixture();
+    f.call("PUT", "/v1/queues/secrets", Value::Null).await;
+    f.identity = Some(identity(&["orders*"], &["*"]));
+    f.refused("POST", "/v1/backup", json!({"to": "/tmp/x"}), 403, "forbidden").await;
+    f.refused("POST", "/v1/resume", json!({}), 403, "forbidden").await;
+    // What dies in a queue arrives in its dead-letter queue.
+    let dead = json!({"dead_letter": {"queue": "secrets", "max_attempts": 1}});
+    f.refused("PUT", "/v1/queues/orders", dead.clone(), 403, "forbidden").await;
+    assert_eq!(f.call("PUT", "/v1/queues/orders", Value::Null).await.0, 201);
+    f.refused("PATCH", "/v1/queues/orders", dead.clone(), 403, "forbidden").await;
+    f.refused("PUT", "/v1/queues/orders/config", dead, 403, "forbidden").await;
+}
+
+#[tokio::test]
 async fn a_key_does_what_it_may_and_no_more() {
     let mut f = fixture();
     for queue in ["orders", "secrets"] {

@@ -35,8 +35,6 @@ pub(crate) struct Operations {
     names: Names,
     store: SharedStore,
     shutdown: Shutdown,
-    /// Changes of a configuration read it first: one at a time.
-    changing: tokio::sync::Mutex<()>,
     purged: Recent,
     deleted: Recent,
 }
@@ -47,7 +45,6 @@ impl Operations {
             names,
             store,
             shutdown,
-            changing: tokio::sync::Mutex::default(),
             purged: Recent::new(config.purge_interval_ms),
             deleted: Recent::new(config.recreate_interval_ms),
         }

@@ -105,7 +105,7 @@ impl Operations {
         for (key, value) in request.tags.iter().flatten() {
             config.tags.insert(key.clone(), value.0.clone());
         }
-        let _changing = self.changing.lock().await;
+        let _changing = crate::CHANGING.lock().await;
         match self.store.queue(&name).await {
             Ok(info) => same_attributes(&info.config, settings)?,
             Err(StoreError::NoSuchQueue(_)) => {
@@ -116,7 +116,7 @@ impl Operations {
                          same name.",
                     ));
                 }
-                self.check_dead_letters(&name, &config).await?;
+                self.check_dead_letters(caller, &name, &config).await?;
                 match self.store.create_queue(&name, config).await {
                     Ok(_) => {}
                     // Another server on the same store was faster.
@@ -132,8 +132,15 @@ impl Operations {
     }
 
     /// A dead-letter queue has to exist, be of the same kind, and allow it.
-    async fn check_dead_letters(&self, name: &QueueName, config: &QueueConfig) -> Result<()> {
+    async fn check_dead_letters(
+        &self,
+        caller: &Caller<'_>,
+        name: &QueueName,
+        config: &QueueConfig,
+    ) -> Result<()> {
         let Some(dead) = &config.dead_letter else { return Ok(()) };
+        // What dies here arrives there.
+        self.authorize(caller, "SendMessage", Some(&dead.queue))?;
         let arn = self.names.arn(&dead.queue);
         let shown =
             format!("{{\"deadLetterTargetArn\":\"{arn}\",\"maxReceiveCount\":{}}}", dead.max_attempts);
@@ -240,12 +247,12 @@ impl Operations {
     ) -> Result<Output> {
         let queue = self.queue(caller, "SetQueueAttributes", request.queue_url.as_ref())?;
         let settings = request.attributes.as_ref().ok_or_else(|| SqsError::missing("Attribute.Name"))?;
-        let _changing = self.changing.lock().await;
+        let _changing = crate::CHANGING.lock().await;
         let before = self.store.queue(&queue).await?.config;
         let mut config = before.clone();
         attributes::apply(&mut config, settings)?;
         if config.dead_letter != before.dead_letter {
-            self.check_dead_letters(&queue, &config).await?;
+            self.check_dead_letters(caller, &queue, &config).await?;
         }
         if config != before {
             self.store.set_queue(&queue, config).await?;
@@ -259,7 +266,7 @@ impl Operations {
         queue: &QueueName,
         change: impl FnOnce(&mut QueueConfig) -> Result<()>,
     ) -> Result<()> {
-        let _changing = self.changing.lock().await;
+        let _changing = crate::CHANGING.lock().await;
         let mut config = self.store.queue(queue).await?.config;
         change(&mut config)?;
         Ok(self.store.set_queue(queue, config).await?)
