@@ -67,6 +67,19 @@ fn each_line_of_a_file_is_a_message_and_a_body_may_come_from_a_pipe() {
 }
 
 #[test]
+fn lines_that_are_refused_are_named_and_the_others_are_sent() {
+    let server = Server::start();
+    let large = "x".repeat(2000);
+    let lines = ["a", &large, "b", "c", "d", "e", &large, "f"].join("\n");
+    std::fs::write(server.folder.path().join("lines"), lines).unwrap();
+    server.run(&["queue", "create", "jobs", "--message-bytes-max", "1024"]).ok();
+    let error = server.run(&["send", "jobs", "--file", "lines"]).failed(1);
+    assert!(error.contains("lines 2, 7 were refused (the message has 2000 bytes"), "{error}");
+    assert!(error.contains("all other lines up to 8 are sent"), "{error}");
+    assert_eq!(server.run(&["receive", "jobs", "--max", "10"]).ok().lines().count(), 6);
+}
+
+#[test]
 fn dead_letters_are_listed_shown_redriven_and_purged() {
     let server = Server::start();
     server.run(&["queue", "create", "dead"]).ok();
