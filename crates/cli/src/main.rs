@@ -13,6 +13,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
+use hapax::{AdminError, StoreError};
 
 use crate::command::{backup, bench, dead, parked, queue, receive, send};
 
@@ -109,8 +110,26 @@ fn main() -> ExitCode {
     if is_broken_pipe(&error) {
         return ExitCode::SUCCESS;
     }
-    output::note(&format!("error: {}", text::escape(&format!("{error:#}"))));
+    output::note(&format!("error: {}", text::escape(&sentence(&error))));
     ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+}
+
+/// An error and its causes, as the one who typed the command can act on it.
+fn sentence(error: &anyhow::Error) -> String {
+    let cause = |cause: &(dyn std::error::Error + 'static)| {
+        let store = match cause.downcast_ref::<AdminError>() {
+            Some(AdminError::Store(error)) => Some(error),
+            _ => cause.downcast_ref::<StoreError>(),
+        };
+        match store {
+            // The library's "create it first" is no advice to someone who wants to delete or read a queue.
+            Some(StoreError::NoSuchQueue(queue)) => {
+                format!("queue {queue} does not exist; `hapax queues` lists those that do")
+            }
+            _ => cause.to_string(),
+        }
+    };
+    error.chain().map(cause).collect::<Vec<_>>().join(": ")
 }
 
 /// The reader of our output has seen enough, as `head` does.

@@ -51,7 +51,7 @@ impl Remote {
     /// Connects to the server, or opens the store.
     pub async fn connect(&self) -> anyhow::Result<Arc<dyn QueueAdmin>> {
         if self.is_local() {
-            return Ok(Store::open(&self.endpoint, Options::default()).await?.admin().clone());
+            return Ok(Store::open_existing(&self.endpoint, Options::default()).await?.admin().clone());
         }
         Ok(Arc::new(self.client().await?))
     }

@@ -3,10 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use hapax::core::QueueAdmin;
 use hapax::embedded::{Embedded, Options};
 use hapax_server::native::Backup;
+
+/// The file that makes a folder an embedded store.
+const DATABASE: &str = "hapax.db";
 
 /// A store opened by URL, with what only the embedded one can do kept at hand.
 pub struct Store {
@@ -33,6 +36,17 @@ impl Store {
         let opened = tokio::task::spawn_blocking(move || Embedded::open(folder, options)).await??;
         let embedded = Arc::new(opened);
         Ok(Self { admin: embedded.clone(), embedded: Some(embedded), place })
+    }
+
+    /// Opens the store that a URL names, and makes none where there is none.
+    pub async fn open_existing(url: &str, options: Options) -> anyhow::Result<Self> {
+        if let Some(path) = folder(url) {
+            let place = path.display();
+            if !path.join(DATABASE).try_exists().with_context(|| place.to_string())? {
+                bail!("no store in {place}; `hapax serve --store embedded:{place}` makes one");
+            }
+        }
+        Self::open(url, options).await
     }
 
     /// The store's seams.

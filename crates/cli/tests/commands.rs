@@ -67,6 +67,19 @@ fn each_line_of_a_file_is_a_message_and_a_body_may_come_from_a_pipe() {
 }
 
 #[test]
+fn lines_that_are_refused_are_named_and_the_others_are_sent() {
+    let server = Server::start();
+    let large = "x".repeat(2000);
+    let lines = ["a", &large, "b", "c", "d", "e", &large, "f"].join("\n");
+    std::fs::write(server.folder.path().join("lines"), lines).unwrap();
+    server.run(&["queue", "create", "jobs", "--message-bytes-max", "1024"]).ok();
+    let error = server.run(&["send", "jobs", "--file", "lines"]).failed(1);
+    assert!(error.contains("lines 2, 7 were refused (the message has 2000 bytes"), "{error}");
+    assert!(error.contains("all other lines up to 8 are sent"), "{error}");
+    assert_eq!(server.run(&["receive", "jobs", "--max", "10"]).ok().lines().count(), 6);
+}
+
+#[test]
 fn dead_letters_are_listed_shown_redriven_and_purged() {
     let server = Server::start();
     server.run(&["queue", "create", "dead"]).ok();
@@ -119,12 +132,65 @@ fn destructive_commands_want_a_yes_where_nobody_can_be_asked() {
 fn failures_say_what_happened_and_what_to_do_in_one_line() {
     let server = Server::start();
     let error = server.run(&["send", "nowhere", "x"]).failed(1);
-    assert!(error.contains("queue nowhere does not exist; create it first"), "{error}");
+    assert!(error.contains("queue nowhere does not exist; `hapax queues` lists"), "{error}");
+    let cases: [&[&str]; 4] = [
+        &["queue", "delete", "nope", "--yes"],
+        &["queue", "show", "nope"],
+        &["receive", "nope"],
+        &["dead", "list", "nope"],
+    ];
+    for args in cases {
+        let error = server.run(args).failed(1);
+        assert_eq!(
+            error, "error: queue nope does not exist; `hapax queues` lists those that do\n",
+            "{args:?}"
+        );
+    }
     let error = server.run(&["queue", "create", "jobs", "--lease", "13h"]).failed(1);
     assert!(error.contains("lease_ms: 46800000 is out of range"), "{error}");
     let folder = tempfile::tempdir().unwrap();
     let error = run(&folder, &["queues", "--endpoint", "http://127.0.0.1:1"]).failed(1);
-    assert!(error.contains("127.0.0.1:1"), "{error}");
+    assert!(error.contains("nothing answers at http://127.0.0.1:1 "), "{error}");
+}
+
+#[test]
+fn a_client_command_makes_no_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases: [&[&str]; 3] = [&["queues"], &["send", "jobs", "--create", "x"], &["backup", "copy.db"]];
+    for args in cases {
+        let error = run(&folder, &[args, &["--endpoint", "embedded:./typo"]].concat()).failed(1);
+        let expected = "no store in ./typo; `hapax serve --store embedded:./typo` makes one";
+        assert!(error.contains(expected), "{args:?}: {error}");
+        assert!(!folder.path().join("typo").exists());
+    }
+    let folder = Server::start().stop();
+    run(&folder, &["send", "jobs", "--create", "x", "--endpoint", "embedded:./hapax-data"]).ok();
+}
+
+#[test]
+fn a_server_with_keys_asks_for_a_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = "[[auth.keys]]\nid = \"AK\"\nsecret = \"hunter2\"\n";
+    std::fs::write(folder.path().join("hapax.toml"), config).unwrap();
+    let server = Server::start_in(folder, &["--config", "hapax.toml"]);
+    let error = server.run(&["queues"]).failed(1);
+    assert!(error.contains("wants a token") && error.contains("HAPAX_TOKEN"), "{error}");
+}
+
+#[test]
+fn a_body_that_is_too_large_is_not_called_a_batch() {
+    let server = Server::start();
+    server.run(&["queue", "create", "jobs"]).ok();
+    for bytes in [2 << 20, 9 << 20] {
+        std::fs::write(server.folder.path().join("body"), vec![b'x'; bytes]).unwrap();
+        let mut command = hapax(&server.folder, &["send", "jobs", "-", "--endpoint", &server.endpoint]);
+        command.stdin(std::fs::File::open(server.folder.path().join("body")).unwrap());
+        let error = Done::new(command.output().unwrap()).failed(1);
+        assert!(
+            error.contains(&format!("the message has {bytes} bytes, the queue allows 1048576")),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hapax_core::{Capabilities, StoreError};
+use http::StatusCode;
 use thiserror::Error;
 
-use crate::transport::{Effect, Transport};
+use crate::transport::{Effect, Failure, Transport};
 use crate::wire::{BackupBody, Status};
 
 /// A bearer token, `ID:SECRET` of one of the server's keys. Never shown by `Debug`.
@@ -65,14 +66,43 @@ pub enum ConnectError {
     /// The token holds characters that no header may have.
     #[error("the token cannot be sent: it holds characters that are not allowed in a header")]
     Token,
-    /// The server did not answer as a Hapax server does.
-    #[error("{endpoint} does not answer as a Hapax server: {error}")]
+    /// No connection could be made.
+    #[error(
+        "nothing answers at {endpoint} ({why}); start a server there with `hapax serve`, or name another"
+    )]
+    Unreachable {
+        /// The endpoint, without its secret.
+        endpoint: String,
+        /// What happened.
+        why: String,
+    },
+    /// The server refused, or did not answer as a Hapax server does.
+    #[error("{endpoint}: {error}")]
     Server {
         /// The endpoint, without its secret.
         endpoint: String,
         /// What happened.
         error: StoreError,
     },
+}
+
+fn no_client(transport: &Transport, failure: Failure) -> ConnectError {
+    let endpoint = transport.endpoint().to_owned();
+    let error = match failure {
+        Failure::Unreachable(why) => return ConnectError::Unreachable { endpoint, why },
+        Failure::Refused(StatusCode::UNAUTHORIZED, _) => StoreError::Invalid(if transport.has_token() {
+            "the server wants a token and does not take this one; check HAPAX_TOKEN, ID:SECRET of one of its keys".to_owned()
+        } else {
+            "the server wants a token; put ID:SECRET of one of its keys into HAPAX_TOKEN".to_owned()
+        }),
+        failure => match failure.into_store(Effect::None) {
+            StoreError::Invalid(why) => {
+                StoreError::Invalid(format!("this does not answer as a Hapax server: {why}"))
+            }
+            error => error,
+        },
+    };
+    ConnectError::Server { endpoint, error }
 }
 
 /// A Hapax server as a store. Cheap to clone; clones share their connections.
@@ -93,10 +123,8 @@ impl Client {
     /// Connects with options of one's own.
     pub async fn connect_with(endpoint: &str, options: Options) -> Result<Self, ConnectError> {
         let transport = Transport::new(endpoint, options)?;
-        let status = transport.get::<Status>("/v1/status").await.map_err(|failure| {
-            let endpoint = transport.endpoint().to_owned();
-            ConnectError::Server { endpoint, error: failure.into_store(Effect::None) }
-        })?;
+        let status = transport.get::<Status>("/v1/status").await;
+        let status = status.map_err(|failure| no_client(&transport, failure))?;
         Ok(Self {
             transport: Arc::new(transport),
             capabilities: Arc::new(status.capabilities),
@@ -145,5 +173,38 @@ pub(crate) struct UnderWay(Arc<AtomicUsize>);
 impl Drop for UnderWay {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_missing_a_wrong_token_and_a_server_that_is_down_are_told_apart() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let server = tokio::spawn(async move {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+                let answer = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                stream.write_all(answer).await.unwrap();
+            }
+        });
+        let missing = Client::connect(&endpoint, None).await.unwrap_err().to_string();
+        assert!(missing.contains("wants a token") && missing.contains("into HAPAX_TOKEN"), "{missing}");
+        let wrong = Client::connect(&endpoint, Some(Token::new("a:b"))).await.unwrap_err().to_string();
+        assert!(wrong.contains("does not take this one; check HAPAX_TOKEN"), "{wrong}");
+        server.await.unwrap();
+        let down = Client::connect(&endpoint, None).await.unwrap_err();
+        assert!(matches!(down, ConnectError::Unreachable { .. }), "{down:?}");
+        let down = down.to_string();
+        assert!(
+            down.contains(&format!("nothing answers at {endpoint}")) && down.contains("hapax serve"),
+            "{down}"
+        );
     }
 }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hapax_core::{
     Batch, Capabilities, Delivery, Extend, How, NewMessage, QueueName, QueueStore, Receive, Remaining,
-    SendError, Sent, Settle, SettleError, Settled, StoreError,
+    SendError, Sent, Settle, SettleError, Settled, StoreError, policy,
 };
 use http::Method;
 use serde::Serialize;
@@ -20,6 +20,9 @@ use crate::wire::{
 /// Requests stay below this, well within what the server reads (8 MiB); larger batches are sent in parts.
 const REQUEST_BYTES_MAX: usize = 6 * 1024 * 1024;
 
+/// What the server reads of one request. Any message beyond it is larger than every queue allows.
+const SERVER_BYTES_MAX: usize = 8 * 1024 * 1024;
+
 /// The most elements of one batch. More are refused by the server, as by every store, and not cut into parts.
 const BATCH_MAX: usize = 1_000;
 
@@ -33,7 +36,12 @@ impl QueueStore for Client {
         let parts = parts(batch)?;
         let count = parts.len();
         let mut answers = Vec::new();
-        for (at, messages) in parts.into_iter().enumerate() {
+        for (at, Part { messages, bytes, size }) in parts.into_iter().enumerate() {
+            if messages.len() == 1 && size > SERVER_BYTES_MAX {
+                // The server would refuse the request unread, as if a smaller batch could help.
+                answers.push(Err(SendError::TooLarge { bytes, bytes_max: policy::MESSAGE_BYTES_MAX }));
+                continue;
+            }
             let expected = messages.len();
             let sent = self.batch(queue, "messages", &SendRequest { messages }, expected).await;
             match sent.and_then(|results| each(results, |sent| sent, |problem| Ok(problem.to_send()))) {
@@ -88,23 +96,35 @@ impl Client {
     }
 }
 
+/// What goes into one request.
+#[derive(Default)]
+struct Part {
+    messages: Vec<SendItem>,
+    /// Bytes of bodies and attributes.
+    bytes: u64,
+    /// About how long the request is.
+    size: usize,
+}
+
 /// Cuts a batch so that each request stays within what the server reads.
-fn parts(batch: Vec<NewMessage>) -> Result<Vec<Vec<SendItem>>, StoreError> {
+fn parts(batch: Vec<NewMessage>) -> Result<Vec<Part>, StoreError> {
     let cut = batch.len() <= BATCH_MAX;
-    let (mut parts, mut bytes) = (vec![Vec::new()], 0);
+    let (mut parts, mut part) = (Vec::new(), Part::default());
     for message in batch {
         // Attributes are small beside a body; their escapes fit into the margin.
-        let size = message.bytes() as usize;
+        let bytes = message.bytes();
+        let size = bytes as usize;
         let item = SendItem::from(message);
         let body = item.body.as_deref().or(item.body_base64.as_deref()).map_or(0, str::len);
         let size = 256 + if size > 64 * 1024 { encoded_len(&item)? } else { size.max(body) * 2 };
-        if cut && bytes + size > REQUEST_BYTES_MAX && bytes > 0 {
-            parts.push(Vec::new());
-            bytes = 0;
+        if cut && part.size + size > REQUEST_BYTES_MAX && part.size > 0 {
+            parts.push(std::mem::take(&mut part));
         }
-        bytes += size;
-        parts.last_mut().expect("there is a part").push(item);
+        part.size += size;
+        part.bytes += bytes;
+        part.messages.push(item);
     }
+    parts.push(part);
     Ok(parts)
 }
 
@@ -167,7 +187,7 @@ mod tests {
     #[test]
     fn a_large_batch_is_cut_and_a_small_one_is_not() {
         let batch = |count: usize, bytes: usize| vec![NewMessage::new(vec![b'x'; bytes]); count];
-        let lens = |batch| parts(batch).unwrap().iter().map(Vec::len).collect::<Vec<_>>();
+        let lens = |batch| parts(batch).unwrap().iter().map(|part| part.messages.len()).collect::<Vec<_>>();
         assert_eq!(lens(batch(1000, 100)), [1000]);
         assert_eq!(lens(batch(12, 1 << 20)), [5, 5, 2]);
         assert_eq!(lens(batch(0, 0)), [0]);

@@ -29,6 +29,8 @@ pub(crate) enum Effect {
 /// Why a call has no answer to use.
 #[derive(Debug)]
 pub(crate) enum Failure {
+    /// Nobody listens there.
+    Unreachable(String),
     /// It never reached the server.
     NotSent(String),
     /// It may have reached the server.
@@ -40,7 +42,7 @@ pub(crate) enum Failure {
 impl Failure {
     pub(crate) fn into_store(self, effect: Effect) -> StoreError {
         match self {
-            Self::NotSent(why) => StoreError::Unavailable(why),
+            Self::Unreachable(why) | Self::NotSent(why) => StoreError::Unavailable(why),
             Self::Lost(why) => lost(why, effect),
             Self::Refused(status, problem) => match problem.to_store() {
                 Some(error) => error,
@@ -125,6 +127,10 @@ impl Transport {
         &self.base
     }
 
+    pub(crate) fn has_token(&self) -> bool {
+        self.authorization.is_some()
+    }
+
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
         self.call(Method::GET, path, Bytes::new(), self.timeout).await
     }
@@ -188,6 +194,9 @@ impl Transport {
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), Failure> {
         let response = self.http.request(request).await.map_err(|error| {
             let why = format!("{}: {}", self.base, chain(&error));
+            if error.is_connect() && is_unreachable(&error) {
+                return Failure::Unreachable(why);
+            }
             // hyper cancels what it has not begun to write, for example on a connection that was closing.
             let unsent = error.is_connect()
                 || error
@@ -201,6 +210,14 @@ impl Transport {
         let body = body.map_err(|error| Failure::Lost(format!("{}: {}", self.base, chain(&error))))?;
         Ok((status, body.to_bytes()))
     }
+}
+
+/// Whether no connection came about at all, as opposed to one on which TLS failed.
+fn is_unreachable(error: &(dyn std::error::Error + 'static)) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, TimedOut};
+    std::iter::successors(Some(error), |error| (*error).source())
+        .filter_map(|error| error.downcast_ref::<std::io::Error>())
+        .any(|e| matches!(e.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | TimedOut))
 }
 
 /// Plain HTTP, in the same type.

@@ -58,7 +58,7 @@ pub struct ResumeArgs {
 pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
     let to = std::path::absolute(&args.to).with_context(|| args.to.display().to_string())?;
     if args.remote.is_local() {
-        let store = Store::open(&args.remote.endpoint, Options::default()).await?;
+        let store = Store::open_existing(&args.remote.endpoint, Options::default()).await?;
         let write = store.backup_function().context("this store has its own tools for backups; use those")?;
         let file = to.clone();
         tokio::task::spawn_blocking(move || write(&file)).await?.map_err(anyhow::Error::msg)?;

@@ -187,6 +187,7 @@ impl Bulk<'_> {
         self.bytes = 0;
         let after = format!("after line {}; what came before is sent", self.line);
         let answers = self.store.send(self.queue, std::mem::take(&mut self.batch)).await.context(after)?;
+        let mut refused = Refused::default();
         for answer in answers {
             self.line += 1;
             match answer {
@@ -194,9 +195,65 @@ impl Bulk<'_> {
                     self.sent += 1;
                     self.duplicates += u64::from(sent.duplicate);
                 }
-                Err(error) => bail!("line {}: {error}", self.line),
+                Err(error) => refused.add(self.line, error.to_string()),
             }
         }
-        Ok(())
+        if refused.0.is_empty() { Ok(()) } else { bail!("{}", refused.sentence(self.line, self.sent)) }
+    }
+}
+
+/// The lines that were not accepted, by reason, in the order in which the reasons came up.
+#[derive(Debug, Default)]
+struct Refused(Vec<(String, Vec<u64>)>);
+
+impl Refused {
+    fn add(&mut self, line: u64, reason: String) {
+        match self.0.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, lines)) => lines.push(line),
+            None => self.0.push((reason, vec![line])),
+        }
+    }
+
+    /// What became of all lines up to `last`, of which `sent` were accepted. Nothing after it was tried.
+    fn sentence(&self, last: u64, sent: u64) -> String {
+        let refused = self.0.iter().map(|(reason, lines)| {
+            let were = if lines.len() == 1 { "was" } else { "were" };
+            format!("{} {were} refused ({reason})", ranges(lines))
+        });
+        let rest = match sent {
+            0 => "no line is sent".to_owned(),
+            _ => format!("all other lines up to {last} are sent, none after it"),
+        };
+        refused.chain([rest]).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// `line 2`, `lines 2, 5-7`.
+fn ranges(lines: &[u64]) -> String {
+    let runs = lines.chunk_by(|a, b| a + 1 == *b);
+    let runs = runs.map(|run| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        one => one.iter().map(u64::to_string).collect(),
+    });
+    let word = if lines.len() == 1 { "line" } else { "lines" };
+    format!("{word} {}", runs.collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_refused_line_is_named_with_its_reason() {
+        let mut refused = Refused::default();
+        for (line, reason) in [(2, "large"), (5, "odd"), (7, "large"), (8, "large"), (9, "large")] {
+            refused.add(line, reason.to_owned());
+        }
+        let expected = "lines 2, 7-9 were refused (large); line 5 was refused (odd); \
+                        all other lines up to 100 are sent, none after it";
+        assert_eq!(refused.sentence(100, 95), expected);
+        let mut refused = Refused::default();
+        refused.add(1, "odd".to_owned());
+        assert_eq!(refused.sentence(1, 0), "line 1 was refused (odd); no line is sent");
     }
 }
