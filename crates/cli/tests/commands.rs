@@ -132,7 +132,10 @@ fn destructive_commands_want_a_yes_where_nobody_can_be_asked() {
 fn failures_say_what_happened_and_what_to_do_in_one_line() {
     let server = Server::start();
     let error = server.run(&["send", "nowhere", "x"]).failed(1);
-    assert!(error.contains("queue nowhere does not exist; `hapax queues` lists"), "{error}");
+    assert!(
+        error.contains("queue nowhere does not exist; --create makes it, `hapax queues` lists"),
+        "{error}"
+    );
     let cases: [&[&str]; 4] = [
         &["queue", "delete", "nope", "--yes"],
         &["queue", "show", "nope"],

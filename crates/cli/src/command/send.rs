@@ -9,7 +9,7 @@ use clap::Args;
 use hapax::core::{QueueAdmin, policy};
 use hapax::{
     AdminError, Attribute, DedupId, GroupId, IdempotencyKey, NewMessage, Priority, QueueConfig, QueueKind,
-    QueueName,
+    QueueName, StoreError,
 };
 use serde_json::json;
 
@@ -122,7 +122,12 @@ async fn send_one(
     message: NewMessage,
     out: Output,
 ) -> anyhow::Result<()> {
-    let answer = store.send(queue, vec![message]).await?.pop();
+    let answer = match store.send(queue, vec![message]).await {
+        Err(StoreError::NoSuchQueue(_)) => {
+            bail!("queue {queue} does not exist; --create makes it, `hapax queues` lists those that do")
+        }
+        answer => answer?.pop(),
+    };
     let sent = answer.ok_or_else(|| anyhow!("the server answered nothing"))??;
     let again = if sent.duplicate { " (sent before; nothing added)" } else { "" };
     out.done(&format!("{}{again}", sent.id), &sent)
