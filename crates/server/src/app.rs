@@ -13,7 +13,7 @@ use tower_service::Service as _;
 use crate::auth::{Authenticator, Guard};
 use crate::config::ServerConfig;
 use crate::error::ServerError;
-use crate::runtime::{BodyLimits, Peer, RequestGuard, ResponseBody, Shutdown, read_body};
+use crate::runtime::{BodyError, BodyLimits, Peer, RequestGuard, ResponseBody, Shutdown, read_body};
 use crate::sqs::{self, Sqs};
 
 /// Everything that answers requests.
@@ -28,6 +28,8 @@ pub(crate) struct App {
     read_timeout: Duration,
     request_timeout: Duration,
     bodies: BodyLimits,
+    /// What the router takes, out of the same room.
+    routed_bodies: BodyLimits,
 }
 
 impl App {
@@ -38,6 +40,7 @@ impl App {
         shutdown: Shutdown,
     ) -> Result<Self, ServerError> {
         let auth = Arc::new(auth);
+        let bodies = BodyLimits::new(config.limits.body_bytes_max, config.limits.bodies_bytes_max);
         Ok(Self {
             guard: Guard::new(&config.auth, auth.has_keys()),
             sqs: Sqs::new(&config.sqs, store.clone(), auth.clone(), shutdown.clone())?,
@@ -48,7 +51,8 @@ impl App {
             shutdown,
             read_timeout: Duration::from_millis(config.limits.read_timeout_ms),
             request_timeout: Duration::from_millis(config.limits.request_timeout_ms),
-            bodies: BodyLimits::new(config.limits.body_bytes_max, config.limits.bodies_bytes_max),
+            routed_bodies: bodies.with_one(config.limits.body_bytes_max.max(crate::native::BODY_BYTES_MAX)),
+            bodies,
         })
     }
 
@@ -57,7 +61,7 @@ impl App {
         &self,
         request: Request<Incoming>,
         peer: Peer,
-        mut guard: RequestGuard,
+        guard: RequestGuard,
     ) -> Response<ResponseBody> {
         let path = request.uri().path();
         if let Err(reason) = self.guard.check(&request, peer.local) {
@@ -72,10 +76,7 @@ impl App {
             "/healthz" => plain(StatusCode::OK, "ok"),
             "/readyz" => self.ready().await,
             _ if sqs::is_sqs(&request) || self.router.is_none() => self.sqs(request, peer, guard).await,
-            _ => {
-                guard.body_read();
-                self.route(request).await
-            }
+            _ => self.route(request, guard).await,
         }
     }
 
@@ -114,7 +115,7 @@ impl App {
         }
     }
 
-    async fn route(&self, mut request: Request<Incoming>) -> Response<ResponseBody> {
+    async fn route(&self, mut request: Request<Incoming>, mut guard: RequestGuard) -> Response<ResponseBody> {
         let Some(router) = &self.router else { return plain(StatusCode::NOT_FOUND, "not found") };
         let path = request.uri().path();
         if !self.public.iter().any(|prefix| path.starts_with(prefix.as_str())) {
@@ -128,11 +129,38 @@ impl App {
                 }
             };
         }
+        let (parts, body) = request.into_parts();
+        let body = match read_body(body, &self.routed_bodies, self.read_timeout).await {
+            Ok(body) => body,
+            Err(error) => return unread(error),
+        };
+        guard.body_read();
+        let request = Request::from_parts(parts, axum::body::Body::from(body));
         match router.clone().call(request).await {
             Ok(response) => response.map(ResponseBody::Stream),
             Err(never) => match never {},
         }
     }
+}
+
+fn unread(error: BodyError) -> Response<ResponseBody> {
+    let (status, code, detail) = match error {
+        BodyError::TooLarge => (
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "request-too-large",
+            "the body is too large; send smaller batches",
+        ),
+        BodyError::Timeout => {
+            (StatusCode::REQUEST_TIMEOUT, "request-timeout", "the body did not arrive in time; send it again")
+        }
+        BodyError::Overloaded => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "overloaded",
+            "too much is arriving at once; retry with backoff",
+        ),
+        BodyError::Broken => (StatusCode::BAD_REQUEST, "invalid", "the body could not be read"),
+    };
+    problem(status, code, detail)
 }
 
 /// A refusal of the router's paths, in the form of its other errors.

@@ -69,3 +69,20 @@ async fn an_idle_connection_is_closed_after_its_time_and_not_before() {
     let mut rest = Vec::new();
     tokio::time::timeout(Duration::from_secs(5), idle.read_to_end(&mut rest)).await.unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn a_body_for_the_router_is_bounded_like_any_other() {
+    let limits = LimitsConfig { read_timeout_ms: 100, bodies_bytes_max: 100, ..LimitsConfig::default() };
+    let config = ServerConfig { limits, ..ServerConfig::default() };
+    let router = axum::Router::new().route("/v1/echo", axum::routing::post(|body: String| async { body }));
+    let server = Running::start_with(config, |server| server.with_router(router, &[])).await;
+    let head = "POST /v1/echo HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
+    let whole = server.send(&format!("{head}content-length: 4\r\n\r\nfour")).await;
+    assert_eq!((whole.status, whole.body.as_str()), (200, "four"));
+    let late = server.send(&format!("{head}content-length: 10\r\n\r\nhalf")).await;
+    assert!(late.status == 408 && late.body.contains("request-timeout"), "{late:?}");
+    let much = server.send(&format!("{head}content-length: 200\r\n\r\n{}", "x".repeat(200))).await;
+    assert!(much.status == 503 && much.body.contains("overloaded"), "{much:?}");
+    let large = server.send(&format!("{head}content-length: 9999999\r\n\r\n")).await;
+    assert!(large.status == 413 && large.body.contains("request-too-large"), "{large:?}");
+}

@@ -1,6 +1,7 @@
 //! Request bodies, bounded in size and time; response bodies, whole or streamed.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -26,12 +27,18 @@ pub(crate) enum BodyError {
 pub(crate) struct BodyLimits {
     one_bytes_max: usize,
     all_bytes_max: usize,
-    arriving_bytes: AtomicUsize,
+    arriving_bytes: Arc<AtomicUsize>,
 }
 
 impl BodyLimits {
     pub(crate) fn new(one_bytes_max: usize, all_bytes_max: usize) -> Self {
-        Self { one_bytes_max, all_bytes_max, arriving_bytes: AtomicUsize::new(0) }
+        Self { one_bytes_max, all_bytes_max, arriving_bytes: Arc::default() }
+    }
+
+    /// Another bound for one request, the same for all at once.
+    pub(crate) fn with_one(&self, one_bytes_max: usize) -> Self {
+        let (all_bytes_max, arriving_bytes) = (self.all_bytes_max, self.arriving_bytes.clone());
+        Self { one_bytes_max, all_bytes_max, arriving_bytes }
     }
 }
 
