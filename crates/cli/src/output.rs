@@ -7,6 +7,10 @@ use comfy_table::{Attribute, Cell, ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
+/// Narrower than this is taken for not knowing.
+const COLUMNS_MIN: u16 = 20;
+const COLUMNS_DEFAULT: u16 = 100;
+
 /// How to print.
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
@@ -62,6 +66,10 @@ impl Output {
             return raw(&lines);
         }
         let mut table = Table::new();
+        // Some terminals (a fresh pty, a serial line) say that they have no width at all.
+        if table.width().is_none_or(|columns| columns < COLUMNS_MIN) {
+            table.set_width(COLUMNS_DEFAULT);
+        }
         table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
         if !heading.is_empty() {
             table.set_header(heading.iter().map(|name| Cell::new(name).add_attribute(Attribute::Bold)));
