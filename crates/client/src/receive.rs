@@ -130,8 +130,7 @@ impl Call {
         if self.keeps || deliveries.is_empty() {
             return;
         }
-        let defer =
-            |delivery: Delivery| Settle { receipt: delivery.receipt, how: How::Defer { after_ms: 0 } };
+        let defer = |delivery: Delivery| Settle::new(delivery.receipt, How::Defer { after_ms: 0 });
         settle_quietly(&self.client, &self.queue, deliveries.into_iter().map(defer).collect()).await;
     }
 }

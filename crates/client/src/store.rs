@@ -139,6 +139,7 @@ pub(crate) fn settle_item(settle: Settle) -> SettleItem {
         How::Ack => item(HowWord::Ack),
         How::Retry { after_ms, error } => SettleItem { after_ms, error, ..item(HowWord::Retry) },
         How::Defer { after_ms } => SettleItem { after_ms: Some(after_ms), ..item(HowWord::Defer) },
+        How::Park { reason } => SettleItem { reason: Some(reason), ..item(HowWord::Park) },
         How::Reject { reason } => SettleItem { reason: Some(reason), ..item(HowWord::Reject) },
     }
 }

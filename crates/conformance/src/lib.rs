@@ -16,6 +16,7 @@
 //! the dead letters, retention, redrive) may lag behind; the suite waits for it.
 
 mod cases;
+mod memory_ledger;
 mod suite;
 mod trial;
 mod values;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use hapax_core::{Order, QueueAdmin};
 
+pub use memory_ledger::MemoryLedger;
 pub use suite::cases;
 use trial::Trial;
 

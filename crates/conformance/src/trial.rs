@@ -235,7 +235,7 @@ impl Trial {
         d: &Delivery,
         how: How,
     ) -> Result<Settled, SettleError> {
-        let settle = Settle { receipt: d.receipt.clone(), how };
+        let settle = Settle::new(d.receipt.clone(), how);
         let mut answers =
             self.within("settle", self.store().settle(queue, vec![settle])).await.expect("settle");
         assert_eq!(answers.len(), 1, "one answer per settle");

@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::ledger::TokenError;
 use crate::name::QueueName;
 
 /// The store as a whole could not do it. Nothing was changed, except where the variant says otherwise.
@@ -132,6 +133,9 @@ pub enum SettleError {
         /// The most allowed.
         lease_ms_max: u64,
     },
+    /// The claim that the settle was to end is not the caller's any more, so the delivery was not settled either.
+    #[error("the claim was not ended, so the delivery was not settled: {0}")]
+    Claim(TokenError),
 }
 
 impl SettleError {
@@ -144,6 +148,7 @@ impl SettleError {
             Self::NotInFlight => "not-in-flight",
             Self::Gone => "gone",
             Self::LeaseTooLong { .. } => "lease-too-long",
+            Self::Claim(error) => error.code(),
         }
     }
 }

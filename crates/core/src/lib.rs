@@ -10,12 +10,14 @@
 //! | [`queue`] | a queue's configuration and its validation |
 //! | [`policy`] | backoff, dead-letter decision, deduplication window, lease bounds |
 //! | [`store`] | the seams: [`QueueStore`], [`QueueAdmin`] and what they answer |
+//! | [`ledger`] | the ledger seam, and its protocol as pure functions |
 //! | [`source`] | the worker's only input, and the adapter from a queue |
 //! | [`error`] | one narrow error per operation |
 //! | [`clock`] | time as a parameter |
 
 pub mod clock;
 pub mod error;
+pub mod ledger;
 pub mod message;
 pub mod name;
 pub mod policy;
@@ -25,8 +27,15 @@ pub mod store;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{AdminError, SendError, SettleError, StoreError};
+pub use ledger::{
+    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView, Grant,
+    Json, Ledger, LedgerCapabilities, LedgerStats, OnDoubt, Outcome, Renew, Resolution, ResolveError, Store,
+    TokenError,
+};
 pub use message::{Attribute, AttributeValue, Attributes, Delivery, KeySource, NewMessage, Priority};
-pub use name::{DedupId, Fence, GroupId, IdempotencyKey, MessageId, QueueName, Receipt};
+pub use name::{
+    DedupId, Fence, Fingerprint, GroupId, IdempotencyKey, MessageId, Owner, QueueName, Receipt, Scope, Token,
+};
 pub use queue::{
     DeadLetterPolicy, DedupPolicy, DedupScope, OnDead, QueueConfig, QueueKind, Quota, RedriveAllow, Tier,
 };

@@ -152,6 +152,46 @@ text_id!(
     |value| !value.is_empty() && value.len() <= 1024
 );
 
+text_id!(
+    /// What a key belongs to: tenant and route, or queue. The same key in another scope is another effect.
+    Scope,
+    "scope",
+    "use 1 to 255 bytes without control characters",
+    |value| !value.is_empty() && value.len() <= 255 && !value.chars().any(char::is_control)
+);
+
+impl Scope {
+    /// The scope of a queue's messages.
+    pub fn of_queue(queue: &QueueName) -> Self {
+        Self(format!("queue/{queue}").into())
+    }
+}
+
+text_id!(
+    /// A claimant's nonce: a new one for every run of a handler, the same when an answer was lost and is asked for
+    /// again.
+    Owner,
+    "owner",
+    "use 1 to 128 letters, digits or punctuation marks of ASCII",
+    |value| printable(value, 128)
+);
+
+text_id!(
+    /// A cryptographic hash of what a request says, as text.
+    Fingerprint,
+    "fingerprint",
+    "use 1 to 128 letters, digits or punctuation marks of ASCII",
+    |value| printable(value, 128)
+);
+
+text_id!(
+    /// Opaque token that names one claim; needed to renew or end it, stale once superseded.
+    Token,
+    "token",
+    "use the token as it was received",
+    |value| printable(value, 256)
+);
+
 /// A message's identity, kept across attempts and into the dead letters; written as a UUID.
 ///
 /// ```

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{AdminError, SendError, SettleError, StoreError};
+use crate::ledger::ClaimEnd;
 use crate::message::{Attributes, Delivery, NewMessage, Priority};
 use crate::name::{DedupId, GroupId, MessageId, QueueName, Receipt};
 use crate::queue::QueueConfig;
@@ -31,6 +32,9 @@ pub struct Capabilities {
     pub name: String,
     /// A settle's parts (ack, dead letter, history) happen in one transaction.
     pub atomic_settle: bool,
+    /// A settle may end a claim of the ledger in the same store, in the same transaction.
+    #[serde(default)]
+    pub settle_ends_claims: bool,
     /// A delivery survives the death of the store's process.
     pub durable_lease: bool,
     /// Fences only grow, through restart and restore.
@@ -121,6 +125,12 @@ pub enum How {
         /// Why.
         reason: String,
     },
+    /// Set aside in its own queue until someone decides: what became of the effect is in doubt. The attempt is not
+    /// counted.
+    Park {
+        /// What is in doubt.
+        reason: String,
+    },
 }
 
 /// Ends one delivery.
@@ -130,17 +140,25 @@ pub struct Settle {
     pub receipt: Receipt,
     /// How it ends.
     pub how: How,
+    /// Ends the claim that was made for it, in the same transaction. A stale token blocks the settle; a stale receipt
+    /// does not block the end of the claim.
+    pub claim: Option<ClaimEnd>,
 }
 
 impl Settle {
+    /// Ends a delivery that no claim was made for.
+    pub fn new(receipt: Receipt, how: How) -> Self {
+        Self { receipt, how, claim: None }
+    }
+
     /// An ack.
     pub fn ack(receipt: Receipt) -> Self {
-        Self { receipt, how: How::Ack }
+        Self::new(receipt, How::Ack)
     }
 
     /// A retry by the queue's policy.
     pub fn retry(receipt: Receipt, error: impl Into<String>) -> Self {
-        Self { receipt, how: How::Retry { after_ms: None, error: Some(error.into()) } }
+        Self::new(receipt, How::Retry { after_ms: None, error: Some(error.into()) })
     }
 }
 
@@ -157,7 +175,7 @@ pub enum Settled {
     },
     /// The message went to the dead letters.
     Dead,
-    /// The message was set aside in its own queue, which has no dead-letter queue.
+    /// The message was set aside in its own queue: it is in doubt, or was rejected and there is no dead-letter queue.
     Parked,
 }
 
@@ -210,6 +228,8 @@ pub enum Cause {
     Rejected,
     /// Its stored bytes do not match their checksum.
     Damaged,
+    /// What became of its effect is in doubt.
+    InDoubt,
 }
 
 impl Cause {
@@ -220,6 +240,7 @@ impl Cause {
             Self::Expired => "expired",
             Self::Rejected => "rejected",
             Self::Damaged => "damaged",
+            Self::InDoubt => "in-doubt",
         }
     }
 }
@@ -539,5 +560,5 @@ pub trait QueueAdmin: QueueStore {
     async fn resume(&self, by: &str) -> Result<(), StoreError>;
 }
 
-/// A store with both seams, shared.
+/// A store with all seams, shared.
 pub type SharedStore = Arc<dyn QueueAdmin>;

@@ -41,15 +41,20 @@ pub(crate) fn park_flags(flags: u8, cause: Cause) -> u8 {
         Cause::Expired => 2,
         Cause::Rejected => 3,
         Cause::Damaged => 4,
+        Cause::InDoubt => 5,
     };
     (flags & 0x0f) | (bits << PARK_SHIFT)
 }
 
 pub(crate) fn parked_cause(flags: u8) -> Option<Cause> {
-    [None, Some(Cause::Retry), Some(Cause::Expired), Some(Cause::Rejected), Some(Cause::Damaged)]
-        .get((flags >> PARK_SHIFT) as usize)
-        .copied()
-        .flatten()
+    match flags >> PARK_SHIFT {
+        1 => Some(Cause::Retry),
+        2 => Some(Cause::Expired),
+        3 => Some(Cause::Rejected),
+        4 => Some(Cause::Damaged),
+        5 => Some(Cause::InDoubt),
+        _ => None,
+    }
 }
 
 pub(crate) fn unpark_flags(flags: u8) -> u8 {
@@ -340,7 +345,7 @@ mod tests {
 
     #[test]
     fn the_reason_for_parking_survives_in_the_flags() {
-        for cause in [Cause::Retry, Cause::Expired, Cause::Rejected, Cause::Damaged] {
+        for cause in [Cause::Retry, Cause::Expired, Cause::Rejected, Cause::Damaged, Cause::InDoubt] {
             let flags = park_flags(FLAG_DEAD | FLAG_HISTORY, cause);
             assert_eq!(parked_cause(flags), Some(cause));
             assert_eq!(unpark_flags(flags), FLAG_DEAD | FLAG_HISTORY);

@@ -140,6 +140,7 @@ impl QueueStore for Embedded {
         Capabilities {
             name: "embedded".into(),
             atomic_settle: true,
+            settle_ends_claims: false,
             durable_lease: true,
             fence: true,
             order: Order::PerGroup,

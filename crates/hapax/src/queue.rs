@@ -151,7 +151,7 @@ impl<T> Received<T> {
     }
 
     async fn settle(self, how: How) -> Result<Settled, Error> {
-        let settle = Settle { receipt: self.delivery.receipt, how };
+        let settle = Settle::new(self.delivery.receipt, how);
         only(self.queue.store.settle(&self.queue.name, vec![settle]).await?)
     }
 }

@@ -131,6 +131,8 @@ pub enum HowWord {
     Defer,
     /// To the dead letters.
     Reject,
+    /// Set aside in its own queue: what became of the effect is in doubt.
+    Park,
 }
 
 /// One element of `POST /v1/queues/{queue}/settle`.

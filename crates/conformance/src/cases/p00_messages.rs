@@ -224,7 +224,7 @@ pub(crate) async fn batches_answer_in_order_and_one_failure_fails_no_other(t: Tr
     assert_eq!(extended[0], Err(SettleError::Malformed));
     assert!(extended[1].is_ok(), "{:?}", extended[1]);
 
-    let settle = |how, at: usize| Settle { receipt: got[at].receipt.clone(), how };
+    let settle = |how, at: usize| Settle::new(got[at].receipt.clone(), how);
     let batch = vec![
         settle(How::Defer { after_ms: 0 }, 0),
         Settle::ack(garbage),

@@ -155,6 +155,14 @@ impl State {
                 queue.messages.get_mut(&sequence).unwrap().attempts -= 1;
                 Settled::Returned { after_ms }
             }
+            How::Park { reason } => {
+                self.remember(name, sequence, Cause::InDoubt, Some(&reason));
+                let queue = self.queues.get_mut(name).unwrap();
+                let m = queue.messages.get_mut(&sequence).unwrap();
+                m.attempts -= 1;
+                (m.place, m.parked) = (Place::Parked, Some((Cause::InDoubt, Some(reason))));
+                Settled::Parked
+            }
             How::Reject { reason } => {
                 self.remember(name, sequence, Cause::Rejected, Some(&reason));
                 self.die(name, sequence, Cause::Rejected, Some(&reason))

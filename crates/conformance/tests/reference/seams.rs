@@ -19,6 +19,7 @@ impl QueueStore for Reference {
         Capabilities {
             name: "reference".into(),
             atomic_settle: true,
+            settle_ends_claims: false,
             durable_lease: true,
             fence: true,
             order: Order::PerGroup,

@@ -71,6 +71,15 @@ impl Engine {
                 queue_ref.replace(wave, slot, entry);
                 Ok(self.die(now, queue, slot, Cause::Rejected, Some(reason)))
             }
+            How::Park { reason } => {
+                let (queue, wave) = self.at(queue);
+                let mut entry = entry;
+                queue.record_failure(wave, &mut entry, now.ms(), Cause::InDoubt, Some(reason));
+                entry.attempts -= 1;
+                queue.replace(wave, slot, entry);
+                queue.park(wave, slot, Cause::InDoubt);
+                Ok(Settled::Parked)
+            }
         }
     }
 

@@ -193,7 +193,7 @@ fn read_body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundBody> {
 }
 
 fn cause(text: &str) -> Cause {
-    [Cause::Retry, Cause::Expired, Cause::Rejected]
+    [Cause::Retry, Cause::Expired, Cause::Rejected, Cause::InDoubt]
         .into_iter()
         .find(|c| c.as_str() == text)
         .unwrap_or(Cause::Damaged)

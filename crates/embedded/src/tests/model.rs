@@ -260,6 +260,13 @@ impl Model {
                 self.put_back(queue, at, after_ms);
                 Ok(Settled::Returned { after_ms })
             }
+            How::Park { reason } => {
+                let message = &mut self.queues[queue].messages[at];
+                message.last_error = Some(reason.clone());
+                message.attempts -= 1;
+                message.at = At::Parked;
+                Ok(Settled::Parked)
+            }
             How::Reject { reason } => {
                 self.queues[queue].messages[at].last_error = Some(reason.clone());
                 Ok(self.die(queue, at, Cause::Rejected, Some(reason.clone())))

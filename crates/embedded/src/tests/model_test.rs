@@ -79,6 +79,7 @@ fn how() -> impl Strategy<Value = How> {
             .prop_map(|(after_ms, error)| How::Retry { after_ms, error }),
         2 => prop_oneof![Just(0), 1u64..3_000].prop_map(|after_ms| How::Defer { after_ms }),
         1 => Just(How::Reject { reason: "bad".into() }),
+        1 => Just(How::Park { reason: "in doubt".into() }),
     ]
 }
 

@@ -85,7 +85,7 @@ fn unread() -> Receipt {
 
 pub(super) fn settle(queue: &QueueName, batch: Vec<(Option<Named>, How)>) -> (Op, Answer<Settles>) {
     let (reply, answer) = oneshot::channel();
-    let batch = batch.into_iter().map(|(named, how)| (named, Settle { receipt: unread(), how })).collect();
+    let batch = batch.into_iter().map(|(named, how)| (named, Settle::new(unread(), how))).collect();
     (Op::Settle { queue: queue.clone(), batch, reply }, answer)
 }
 

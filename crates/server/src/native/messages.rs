@@ -90,10 +90,8 @@ pub(super) async fn receive(
         Ok(pointer) => pointer,
         Err(error) => {
             // Nobody has seen these deliveries. If they cannot be given back either, their leases run out.
-            let defer = |delivery: &Delivery| Settle {
-                receipt: delivery.receipt.clone(),
-                how: How::Defer { after_ms: 0 },
-            };
+            let defer =
+                |delivery: &Delivery| Settle::new(delivery.receipt.clone(), How::Defer { after_ms: 0 });
             let _ = native.store.settle(&queue, deliveries.iter().map(defer).collect()).await;
             return Err(error.into());
         }
@@ -121,15 +119,22 @@ fn settle_of(item: SettleItem) -> Result<Result<Settle, SettleError>, ApiError> 
         Err(ApiError::invalid(format!("{field} does not go with how = {how}")))
     };
     let how = match item.how {
-        HowWord::Ack | HowWord::Reject if item.after_ms.is_some() => return stray("after_ms"),
-        HowWord::Ack | HowWord::Defer | HowWord::Reject if item.error.is_some() => return stray("error"),
+        HowWord::Ack | HowWord::Reject | HowWord::Park if item.after_ms.is_some() => {
+            return stray("after_ms");
+        }
+        HowWord::Ack | HowWord::Defer | HowWord::Reject | HowWord::Park if item.error.is_some() => {
+            return stray("error");
+        }
         HowWord::Ack | HowWord::Defer | HowWord::Retry if item.reason.is_some() => return stray("reason"),
         HowWord::Ack => How::Ack,
         HowWord::Retry => How::Retry { after_ms: item.after_ms, error: item.error },
         HowWord::Defer => How::Defer { after_ms: item.after_ms.unwrap_or_default() },
+        HowWord::Park => How::Park { reason: item.reason.unwrap_or_default() },
         HowWord::Reject => How::Reject { reason: item.reason.unwrap_or_default() },
     };
-    Ok(Receipt::new(item.receipt).map(|receipt| Settle { receipt, how }).map_err(|_| SettleError::Malformed))
+    Ok(Receipt::new(item.receipt)
+        .map(|receipt| Settle::new(receipt, how))
+        .map_err(|_| SettleError::Malformed))
 }
 
 pub(super) async fn settle(

@@ -224,9 +224,7 @@ impl Rig {
         };
         let batch: Vec<_> = batch.into_iter().map(|held| (held, how(&mut self.rng))).collect();
         let receipt = || Receipt::new("by name").unwrap();
-        let settles = batch
-            .iter()
-            .map(|(held, how)| (Some(held.named), Settle { receipt: receipt(), how: how.clone() }));
+        let settles = batch.iter().map(|(held, how)| (Some(held.named), Settle::new(receipt(), how.clone())));
         let (reply, answer) = oneshot::channel();
         let op = Op::Settle { queue: queue_name(first.queue), batch: settles.collect(), reply };
         (Asked::Settle(batch, answer), op)

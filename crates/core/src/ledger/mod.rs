@@ -1,0 +1,567 @@
+//! The ledger: which keys have been claimed, by whom, and what came of it.
+//!
+//! ```text
+//!              claim                     end(complete)
+//!   absent ------------> processing ------------------> completed | failed
+//!     ^                   |      |                           |
+//!     |   end(release)    |      | lease lapsed, or          | its time is over
+//!     +-------------------+      | end(doubt)                v
+//!     |                          v                         absent
+//!     +---- resolve(absent) -- in doubt -- resolve(completed), late end(complete) --> completed
+//!                                |
+//!                                +-- claim with `retry`: processing again, under a new fence (takeover)
+//! ```
+//!
+//! [`protocol`] holds these transitions as pure functions; every ledger of ours decides by them, and a model checker
+//! runs through them.
+
+pub mod protocol;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use thiserror::Error;
+
+use crate::error::StoreError;
+use crate::name::{Fence, Fingerprint, IdempotencyKey, Owner, QueueName, Receipt, Scope, Token};
+use crate::store::{Batch, Page, QueueAdmin, Remaining};
+
+/// How long an outcome is kept by default: 4 days, as long as a message.
+pub const TTL_MS_DEFAULT: u64 = 4 * 24 * 3600 * 1000;
+/// The longest that an outcome is kept: 366 days.
+pub const TTL_MS_MAX: u64 = 366 * 24 * 3600 * 1000;
+/// The shortest that an outcome is kept: 1 s.
+pub const TTL_MS_MIN: u64 = 1000;
+/// The largest outcome that is kept; of a larger one only the fact that it ended is.
+pub const OUTCOME_BYTES_MAX: usize = 1024 * 1024;
+/// How long a lapsed claim is remembered that its next claimant may take over anyway: 14 days.
+pub const DOUBT_MS: u64 = 14 * 24 * 3600 * 1000;
+
+/// What an entry is found by: a key means nothing outside its scope.
+///
+/// ```
+/// use hapax_core::{EntryId, QueueName};
+/// let queue = QueueName::new("payments").unwrap();
+/// let id = EntryId::of_queue(&queue, "order-7".parse().unwrap());
+/// assert_eq!(id.to_string(), "queue/payments order-7");
+/// // The same for every attempt, another for every effect: what a third party should see as its idempotency key.
+/// assert_eq!(id.derived_key("charge"), id.derived_key("charge"));
+/// assert_ne!(id.derived_key("charge"), id.derived_key("receipt"));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct EntryId {
+    /// Tenant and route, or queue.
+    pub scope: Scope,
+    /// The caller's identity for one intended effect.
+    pub key: IdempotencyKey,
+}
+
+impl EntryId {
+    /// An entry of a scope.
+    pub fn new(scope: Scope, key: IdempotencyKey) -> Self {
+        Self { scope, key }
+    }
+
+    /// The entry of a message's key in its queue.
+    pub fn of_queue(queue: &QueueName, key: IdempotencyKey) -> Self {
+        Self { scope: Scope::of_queue(queue), key }
+    }
+
+    /// 128 bits that stand for scope and key.
+    pub fn hash(&self) -> u128 {
+        let mut hasher = self.hasher("hapax entry");
+        u128::from_le_bytes(take16(&mut hasher))
+    }
+
+    /// The key for a call to another system on behalf of this entry. `label` tells several such calls apart.
+    pub fn derived_key(&self, label: &str) -> IdempotencyKey {
+        let mut hasher = self.hasher("hapax derived key");
+        hasher.update(label.as_bytes());
+        let hex = u128::from_be_bytes(take16(&mut hasher));
+        IdempotencyKey::new(format!("hapax-{hex:032x}")).expect("hex digits are a valid key")
+    }
+
+    fn hasher(&self, purpose: &str) -> blake3::Hasher {
+        let mut hasher = blake3::Hasher::new_derive_key(purpose);
+        // The length keeps ("ab", "c") apart from ("a", "bc"); a key has no such room to shift.
+        hasher.update(&(self.scope.as_str().len() as u64).to_le_bytes());
+        hasher.update(self.scope.as_str().as_bytes());
+        hasher.update(&(self.key.as_str().len() as u64).to_le_bytes());
+        hasher.update(self.key.as_str().as_bytes());
+        hasher
+    }
+}
+
+fn take16(hasher: &mut blake3::Hasher) -> [u8; 16] {
+    hasher.finalize().as_bytes()[..16].try_into().expect("16 of 32 bytes")
+}
+
+impl fmt::Display for EntryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.scope, self.key)
+    }
+}
+
+/// A JSON text, kept as it was written.
+///
+/// ```
+/// use hapax_core::Json;
+/// let json = Json::of(&("paid", 7)).unwrap();
+/// assert_eq!(json.as_str(), r#"["paid",7]"#);
+/// assert_eq!(json.get::<(String, u32)>().unwrap(), ("paid".to_owned(), 7));
+/// assert!(Json::parse("{").is_err());
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Json(Arc<str>);
+
+impl Json {
+    /// The JSON of a value.
+    pub fn of(value: &(impl Serialize + ?Sized)) -> serde_json::Result<Self> {
+        serde_json::to_string(value).map(|text| Self(text.into()))
+    }
+
+    /// Checks that a text is JSON and keeps it.
+    pub fn parse(text: &str) -> serde_json::Result<Self> {
+        serde_json::from_str::<serde::de::IgnoredAny>(text).map(|_| Self(text.into()))
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The value, read back.
+    pub fn get<T: DeserializeOwned>(&self) -> serde_json::Result<T> {
+        serde_json::from_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Json {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Serialize for Json {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let raw: &serde_json::value::RawValue =
+            serde_json::from_str(&self.0).map_err(serde::ser::Error::custom)?;
+        raw.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Json {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let raw = Box::<serde_json::value::RawValue>::deserialize(from)?;
+        Ok(Self(raw.get().into()))
+    }
+}
+
+/// What came of an effect: recorded once, given to every duplicate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// It ended for good without success; a duplicate fails alike.
+    #[serde(default)]
+    pub failed: bool,
+    /// What the handler returned; `None` where it was too large to keep.
+    pub value: Option<Json>,
+    /// The size of a value that was too large to keep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub omitted_bytes: Option<u64>,
+}
+
+impl Outcome {
+    /// A success.
+    pub fn done(value: Json) -> Self {
+        Self { failed: false, value: Some(value), omitted_bytes: None }
+    }
+
+    /// A failure that no retry will change.
+    pub fn failed(value: Json) -> Self {
+        Self { failed: true, value: Some(value), omitted_bytes: None }
+    }
+
+    /// What a ledger keeps of it: an oversize value becomes a marker, so that the effect is never run again.
+    #[must_use]
+    pub fn kept(self) -> Self {
+        match self.value {
+            Some(json) if json.as_str().len() > OUTCOME_BYTES_MAX => {
+                Self { value: None, omitted_bytes: Some(json.as_str().len() as u64), ..self }
+            }
+            value => Self { value, ..self },
+        }
+    }
+}
+
+/// What a claimant wants done about a claim whose holder may or may not have acted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDoubt {
+    /// Take over and run again: right where the effect honours the derived key or checks the fence.
+    #[default]
+    Retry,
+    /// Leave it until someone decides: never twice, perhaps not at all.
+    Park,
+}
+
+/// Asks for the right to cause one effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimRequest {
+    /// Which effect.
+    pub id: EntryId,
+    /// A nonce of the caller's; asking again with it gives the same claim, so a lost answer locks nobody out.
+    pub owner: Owner,
+    /// What the request says, hashed. Another one under the same key is refused, in every state.
+    pub fingerprint: Option<Fingerprint>,
+    /// How long the claim holds without being renewed. 1 ms to 12 h.
+    pub lease_ms: u64,
+    /// How long to wait while someone else holds it. At most 20 s.
+    pub wait_ms: u64,
+    /// What to do about a lapsed claim.
+    pub on_doubt: OnDoubt,
+    /// The delivery that this is for: as long as its message lives in the same store, the entry is kept.
+    pub delivery: Option<(QueueName, Receipt)>,
+}
+
+impl ClaimRequest {
+    /// A claim that neither waits nor is bound to a message.
+    pub fn new(id: EntryId, owner: Owner, lease_ms: u64) -> Self {
+        Self { id, owner, fingerprint: None, lease_ms, wait_ms: 0, on_doubt: OnDoubt::Retry, delivery: None }
+    }
+
+    /// Checks the limits.
+    pub fn validate(&self) -> Result<(), ClaimError> {
+        let bounds = [
+            ("lease_ms", self.lease_ms, 1, crate::policy::LEASE_MS_MAX),
+            ("wait_ms", self.wait_ms, 0, crate::policy::WAIT_MS_MAX),
+        ];
+        for (field, value, min, max) in bounds {
+            if !(min..=max).contains(&value) {
+                let problem = format!("{field}: {value} is out of range; use {min} to {max}");
+                return Err(ClaimError::Invalid(problem));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A claim that was given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// Needed to renew or end it; stale once someone else holds the key.
+    pub token: Token,
+    /// Grows with every grant of the key.
+    pub fence: Fence,
+    /// What is left of the lease.
+    pub lease_ms: u64,
+    /// A holder before this one lapsed: its effect may have happened.
+    pub takeover: bool,
+}
+
+/// The answer to a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claim {
+    /// The caller holds the key: it may act.
+    Granted(Grant),
+    /// The effect has ended before; this is what came of it.
+    Completed {
+        /// What came of it.
+        outcome: Outcome,
+        /// When it ended.
+        at_ms: u64,
+    },
+    /// Someone else holds the key.
+    InProgress {
+        /// What is left of their lease.
+        retry_after_ms: u64,
+    },
+    /// A claim lapsed while its holder may have acted, and the caller asked not to take over.
+    InDoubt {
+        /// Since when.
+        since_ms: u64,
+    },
+}
+
+/// Why a claim was refused. Nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ClaimError {
+    /// The key was used for another request.
+    #[error("the key was used before for a different request; use a new key for a new request")]
+    Mismatch,
+    /// A value is out of range.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl ClaimError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Mismatch => "fingerprint-mismatch",
+            Self::Invalid(_) => "invalid",
+        }
+    }
+}
+
+/// Why a claim was not renewed or ended. Nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// Someone else holds the key, or its holder gave it up.
+    #[error("the token is stale: the claim lapsed and passed to another holder")]
+    Stale,
+    /// There is no such entry.
+    #[error("the claim is gone: it was released, resolved, forgotten, or its time was over")]
+    Gone,
+    /// This very claim has ended, in another way than is asked for now.
+    #[error("the claim has already ended with an outcome; it cannot change")]
+    Ended,
+}
+
+impl TokenError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Stale => "stale-token",
+            Self::Gone => "claim-gone",
+            Self::Ended => "claim-ended",
+        }
+    }
+}
+
+/// Keeps a claim: the heartbeat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renew {
+    /// Which entry.
+    pub id: EntryId,
+    /// By which right.
+    pub token: Token,
+    /// How long from now. 1 ms to 12 h.
+    pub lease_ms: u64,
+}
+
+/// How a claim ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// The effect has ended, well or not; duplicates get this.
+    Complete {
+        /// What came of it.
+        outcome: Outcome,
+        /// How long it is kept. 1 s to 366 days.
+        ttl_ms: u64,
+    },
+    /// Nothing happened: the key is free again.
+    Release,
+    /// Something may have happened: in doubt at once, without waiting for the lease to lapse.
+    Doubt,
+}
+
+/// Ends one claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimEnd {
+    /// Which entry.
+    pub id: EntryId,
+    /// By which right.
+    pub token: Token,
+    /// How it ends.
+    pub ending: Ending,
+}
+
+/// What an operator decides about an entry in doubt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resolution {
+    /// The effect happened: duplicates get this.
+    Completed {
+        /// What they get.
+        outcome: Outcome,
+        /// How long it is kept. 1 s to 366 days.
+        ttl_ms: u64,
+    },
+    /// The effect did not happen: the key is free again.
+    Absent,
+}
+
+/// Why an entry was not resolved or forgotten.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ResolveError {
+    /// The store could not do it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// There is no such entry.
+    #[error("there is no entry {0}")]
+    NotFound(EntryId),
+    /// Someone works on it.
+    #[error("the entry is being worked on; its lease ends in {retry_after_ms} ms unless it is renewed")]
+    InProgress {
+        /// What is left of the lease.
+        retry_after_ms: u64,
+    },
+    /// It ended, so there is nothing to decide.
+    #[error("the entry is not in doubt: it has ended; `forget` it to let the effect happen again")]
+    NotInDoubt,
+    /// A value is out of range.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl ResolveError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Store(error) => error.code(),
+            Self::NotFound(_) => "no-such-entry",
+            Self::InProgress { .. } => "in-progress",
+            Self::NotInDoubt => "not-in-doubt",
+            Self::Invalid(_) => "invalid",
+        }
+    }
+}
+
+/// Where an entry stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EntryState {
+    /// Someone holds it.
+    Processing,
+    /// Its holder lapsed or gave it up, and may have acted.
+    InDoubt,
+    /// It ended well.
+    Completed,
+    /// It ended for good, without success.
+    Failed,
+}
+
+impl EntryState {
+    /// The word used everywhere for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Processing => "processing",
+            Self::InDoubt => "in_doubt",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// An entry as an operator sees it; never its token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryView {
+    /// What it is found by.
+    #[serde(flatten)]
+    pub id: EntryId,
+    /// Where it stands.
+    pub state: EntryState,
+    /// The fence of its last grant.
+    pub fence: Fence,
+    /// Who holds or held it.
+    pub owner: Owner,
+    /// What the request said, hashed.
+    pub fingerprint: Option<Fingerprint>,
+    /// When its last claim was made.
+    pub claimed_ms: u64,
+    /// How often a lapsed claim was taken over.
+    pub takeovers: u32,
+    /// What is left of the lease; 0 unless someone holds it.
+    pub lease_ms: u64,
+    /// When it ended, or since when it is in doubt.
+    pub ended_ms: Option<u64>,
+    /// When it may be pruned; `None`: not before someone decides.
+    pub prune_ms: Option<u64>,
+    /// What came of it.
+    pub outcome: Option<Outcome>,
+}
+
+/// Which entries to look at, in order of their last claim.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EntryFilter {
+    /// Only of this scope.
+    pub scope: Option<Scope>,
+    /// Only in this state. A ledger may list [`EntryState::Processing`] and [`EntryState::InDoubt`] faster than others.
+    pub state: Option<EntryState>,
+    /// Continue behind an earlier page.
+    pub after: Option<u64>,
+    /// At most so many. 1 to 1,000.
+    pub limit: usize,
+}
+
+/// What a ledger can do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerCapabilities {
+    /// Which ledger, for messages.
+    pub name: String,
+    /// What it has answered survives its process and a power cut.
+    pub durable: bool,
+    /// Fences only grow, through restart and restore.
+    pub fence: bool,
+    /// Entries may vanish before their time, for example by eviction.
+    pub may_evict: bool,
+}
+
+/// What a ledger has done since it was opened; kept as it changes, never scanned for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerStats {
+    /// Entries in all.
+    pub entries: u64,
+    /// Entries that someone holds or that are in doubt.
+    pub open: u64,
+    /// Claims given: the effect runs.
+    pub granted: u64,
+    /// Claims answered with a recorded outcome: duplicates suppressed.
+    pub replayed: u64,
+    /// Claims that met someone else at work.
+    pub conflicts: u64,
+    /// Claims that were left because the entry is in doubt.
+    pub in_doubt: u64,
+    /// Claims given over a lapsed holder.
+    pub takeovers: u64,
+    /// Claims refused because the key was used for another request.
+    pub mismatches: u64,
+    /// Claims that ended with an outcome.
+    pub completed: u64,
+    /// Renewals and endings refused because their token was stale.
+    pub stale: u64,
+    /// Entries whose time was over.
+    pub pruned: u64,
+}
+
+/// The ledger seam.
+#[async_trait]
+pub trait Ledger: Send + Sync {
+    /// What this ledger can do.
+    fn ledger_capabilities(&self) -> LedgerCapabilities;
+
+    /// Claims keys, each atomically and durably. Two elements of one batch may name the same key: the second finds the
+    /// first's claim.
+    async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError>;
+
+    /// Keeps claims from lapsing.
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError>;
+
+    /// Ends claims. Safe to repeat after an unknown outcome: the same completion again is no error.
+    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError>;
+
+    /// Looks at an entry.
+    async fn entry(&self, id: &EntryId) -> Result<Option<EntryView>, StoreError>;
+
+    /// Looks at entries, page by page.
+    async fn entries(&self, filter: EntryFilter) -> Result<Page<EntryView>, StoreError>;
+
+    /// Decides about an entry in doubt; `by` goes into the audit. Messages parked because of it go on.
+    async fn resolve(&self, id: &EntryId, resolution: Resolution, by: &str) -> Result<(), ResolveError>;
+
+    /// Removes an entry that nobody works on, so that the effect may happen again; `by` goes into the audit.
+    async fn forget(&self, id: &EntryId, by: &str) -> Result<(), ResolveError>;
+
+    /// What the ledger has done.
+    async fn ledger_stats(&self) -> Result<LedgerStats, StoreError>;
+}
+
+/// A store that holds queues and a ledger.
+pub trait Store: QueueAdmin + Ledger {}
+
+impl<T: QueueAdmin + Ledger + ?Sized> Store for T {}

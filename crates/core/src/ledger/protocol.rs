@@ -1,0 +1,300 @@
+//! The claim protocol as pure functions: an entry, a request and the time go in; the entry to write and the answer
+//! come out. A store makes each call and the write of its result one atomic step.
+
+use super::{
+    ClaimError, ClaimRequest, DOUBT_MS, Ending, EntryId, EntryState, EntryView, OnDoubt, Outcome, Resolution,
+    ResolveError, TTL_MS_MAX, TTL_MS_MIN, TokenError,
+};
+use crate::name::{Fence, Fingerprint, Owner};
+use crate::policy::LEASE_MS_MAX;
+
+/// What a ledger holds about one key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// What the first request said, hashed.
+    pub fingerprint: Option<Fingerprint>,
+    /// Who holds or held it.
+    pub owner: Owner,
+    /// The fence of its last grant; a token stands for it.
+    pub fence: Fence,
+    /// When its last claim was made.
+    pub claimed_ms: u64,
+    /// How often a lapsed claim was taken over.
+    pub takeovers: u32,
+    /// Where it stands.
+    pub stage: Stage,
+}
+
+/// Where an entry stands, apart from what time alone decides.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Held; in doubt from `until_ms` on.
+    Processing {
+        /// The lease that was last asked for.
+        lease_ms: u64,
+        /// When the lease ends.
+        until_ms: u64,
+        /// What its holder wanted done about doubt; decides whether it may be pruned.
+        on_doubt: OnDoubt,
+        /// Its holder gave it up at `until_ms`, not knowing what happened.
+        doubted: bool,
+    },
+    /// Ended.
+    Completed {
+        /// When.
+        at_ms: u64,
+        /// How long it is kept.
+        ttl_ms: u64,
+        /// What came of it.
+        outcome: Outcome,
+    },
+}
+
+impl std::hash::Hash for Outcome {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        (self.failed, &self.value, self.omitted_bytes).hash(state);
+    }
+}
+
+/// What a claim comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Claimed {
+    /// Write this entry; the caller holds it.
+    Granted {
+        /// The entry to write.
+        entry: Entry,
+        /// A holder before this one lapsed.
+        takeover: bool,
+    },
+    /// Nothing to write: it ended before.
+    Completed {
+        /// What came of it.
+        outcome: Outcome,
+        /// When.
+        at_ms: u64,
+    },
+    /// Nothing to write: someone else holds it.
+    InProgress {
+        /// What is left of their lease.
+        retry_after_ms: u64,
+    },
+    /// Nothing to write: it is in doubt and stays so.
+    InDoubt {
+        /// Since when.
+        since_ms: u64,
+    },
+}
+
+/// What the end of a claim comes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// Write this entry.
+    Write(Entry),
+    /// Delete the entry.
+    Delete,
+    /// It was ended so before.
+    Unchanged,
+}
+
+impl Entry {
+    /// Where it stands now.
+    pub fn state(&self, now_ms: u64) -> EntryState {
+        match &self.stage {
+            Stage::Processing { doubted: false, until_ms, .. } if now_ms < *until_ms => {
+                EntryState::Processing
+            }
+            Stage::Processing { .. } => EntryState::InDoubt,
+            Stage::Completed { outcome, .. } if outcome.failed => EntryState::Failed,
+            Stage::Completed { .. } => EntryState::Completed,
+        }
+    }
+
+    /// When it may be pruned; `None`: not before someone decides.
+    pub fn prune_ms(&self) -> Option<u64> {
+        match &self.stage {
+            Stage::Processing { on_doubt: OnDoubt::Park, .. } => None,
+            Stage::Processing { until_ms, .. } => Some(until_ms + DOUBT_MS),
+            Stage::Completed { at_ms, ttl_ms, .. } => Some(at_ms + ttl_ms),
+        }
+    }
+
+    /// The entry after its store was opened: an open claim gets at least one full lease, since its holder could not
+    /// renew it while the store was down.
+    #[must_use]
+    pub fn reopened(mut self, now_ms: u64) -> Self {
+        if let Stage::Processing { lease_ms, until_ms, doubted: false, .. } = &mut self.stage {
+            *until_ms = (*until_ms).max(now_ms + *lease_ms);
+        }
+        self
+    }
+
+    /// As an operator sees it.
+    pub fn view(&self, id: EntryId, now_ms: u64) -> EntryView {
+        let state = self.state(now_ms);
+        let (lease_ms, ended_ms, outcome) = match &self.stage {
+            Stage::Processing { until_ms, .. } if state == EntryState::Processing => {
+                (until_ms - now_ms, None, None)
+            }
+            Stage::Processing { until_ms, .. } => (0, Some(*until_ms), None),
+            Stage::Completed { at_ms, outcome, .. } => (0, Some(*at_ms), Some(outcome.clone())),
+        };
+        EntryView {
+            id,
+            state,
+            fence: self.fence,
+            owner: self.owner.clone(),
+            fingerprint: self.fingerprint.clone(),
+            claimed_ms: self.claimed_ms,
+            takeovers: self.takeovers,
+            lease_ms,
+            ended_ms,
+            prune_ms: self.prune_ms(),
+            outcome,
+        }
+    }
+}
+
+/// Decides a claim. `fence` is called when the claim is given under a new fence.
+pub fn claim(
+    entry: Option<&Entry>,
+    request: &ClaimRequest,
+    now_ms: u64,
+    fence: impl FnOnce() -> Fence,
+) -> Result<Claimed, ClaimError> {
+    let stage = |until_ms| Stage::Processing {
+        lease_ms: request.lease_ms,
+        until_ms,
+        on_doubt: request.on_doubt,
+        doubted: false,
+    };
+    let until_ms = now_ms + request.lease_ms;
+    let grant = |fence, takeovers| Entry {
+        fingerprint: request.fingerprint.clone(),
+        owner: request.owner.clone(),
+        fence,
+        claimed_ms: now_ms,
+        takeovers,
+        stage: stage(until_ms),
+    };
+    let Some(entry) = entry else {
+        return Ok(Claimed::Granted { entry: grant(fence(), 0), takeover: false });
+    };
+    if entry.fingerprint != request.fingerprint {
+        return Err(ClaimError::Mismatch);
+    }
+    match &entry.stage {
+        Stage::Completed { at_ms, outcome, .. } => {
+            Ok(Claimed::Completed { outcome: outcome.clone(), at_ms: *at_ms })
+        }
+        // The same claim again: its answer was lost. It is still held, be it past its lease.
+        Stage::Processing { until_ms: before_ms, doubted: false, .. } if entry.owner == request.owner => {
+            let again = Entry { stage: stage(until_ms.max(*before_ms)), ..entry.clone() };
+            Ok(Claimed::Granted { entry: again, takeover: entry.takeovers > 0 })
+        }
+        Stage::Processing { until_ms, doubted: false, .. } if now_ms < *until_ms => {
+            Ok(Claimed::InProgress { retry_after_ms: until_ms - now_ms })
+        }
+        Stage::Processing { until_ms, .. } => match request.on_doubt {
+            OnDoubt::Park => Ok(Claimed::InDoubt { since_ms: *until_ms }),
+            OnDoubt::Retry => {
+                Ok(Claimed::Granted { entry: grant(fence(), entry.takeovers + 1), takeover: true })
+            }
+        },
+    }
+}
+
+/// Decides a renewal by whoever holds `fence`. A lapsed claim that nobody took over is held again.
+pub fn renew(entry: Option<&Entry>, fence: Fence, lease_ms: u64, now_ms: u64) -> Result<Entry, TokenError> {
+    let entry = entry.ok_or(TokenError::Gone)?;
+    match &entry.stage {
+        _ if entry.fence != fence => Err(TokenError::Stale),
+        Stage::Completed { .. } => Err(TokenError::Ended),
+        Stage::Processing { doubted: true, .. } => Err(TokenError::Stale),
+        Stage::Processing { on_doubt, .. } => {
+            let lease_ms = lease_ms.clamp(1, LEASE_MS_MAX);
+            let stage = Stage::Processing {
+                lease_ms,
+                until_ms: now_ms + lease_ms,
+                on_doubt: *on_doubt,
+                doubted: false,
+            };
+            Ok(Entry { stage, ..entry.clone() })
+        }
+    }
+}
+
+/// Decides the end of a claim by whoever holds `fence`. Past its lease it still counts, as long as nobody took over.
+pub fn end(entry: Option<&Entry>, fence: Fence, ending: &Ending, now_ms: u64) -> Result<Ended, TokenError> {
+    let entry = entry.ok_or(TokenError::Gone)?;
+    if entry.fence != fence {
+        return Err(TokenError::Stale);
+    }
+    match (&entry.stage, ending) {
+        (Stage::Completed { outcome: before, .. }, Ending::Complete { outcome, .. })
+            if *before == outcome.clone().kept() =>
+        {
+            Ok(Ended::Unchanged)
+        }
+        (Stage::Completed { .. }, _) => Err(TokenError::Ended),
+        (Stage::Processing { .. }, Ending::Complete { outcome, ttl_ms }) => {
+            Ok(Ended::Write(completed(entry.clone(), outcome, *ttl_ms, now_ms)))
+        }
+        // Its holder said that something may have happened; it cannot take that back.
+        (Stage::Processing { doubted: true, .. }, Ending::Release) => Err(TokenError::Stale),
+        (Stage::Processing { .. }, Ending::Release) => Ok(Ended::Delete),
+        (Stage::Processing { doubted: true, .. }, Ending::Doubt) => Ok(Ended::Unchanged),
+        (Stage::Processing { lease_ms, until_ms, on_doubt, .. }, Ending::Doubt) => {
+            let stage = Stage::Processing {
+                lease_ms: *lease_ms,
+                until_ms: now_ms.min(*until_ms),
+                on_doubt: *on_doubt,
+                doubted: true,
+            };
+            Ok(Ended::Write(Entry { stage, ..entry.clone() }))
+        }
+    }
+}
+
+fn completed(entry: Entry, outcome: &Outcome, ttl_ms: u64, now_ms: u64) -> Entry {
+    let outcome = outcome.clone().kept();
+    let ttl_ms = ttl_ms.clamp(TTL_MS_MIN, TTL_MS_MAX);
+    Entry { stage: Stage::Completed { at_ms: now_ms, ttl_ms, outcome }, ..entry }
+}
+
+/// Decides what an operator says about an entry in doubt. A new fence shuts out a holder that comes back late.
+pub fn resolve(
+    id: &EntryId,
+    entry: Option<&Entry>,
+    resolution: &Resolution,
+    now_ms: u64,
+    fence: impl FnOnce() -> Fence,
+) -> Result<Ended, ResolveError> {
+    let entry = entry.ok_or_else(|| ResolveError::NotFound(id.clone()))?;
+    match entry.state(now_ms) {
+        EntryState::Processing => Err(in_progress(entry, now_ms)),
+        EntryState::Completed | EntryState::Failed => Err(ResolveError::NotInDoubt),
+        EntryState::InDoubt => Ok(match resolution {
+            Resolution::Absent => Ended::Delete,
+            Resolution::Completed { outcome, ttl_ms } => {
+                let entry = Entry { fence: fence(), ..entry.clone() };
+                Ended::Write(completed(entry, outcome, *ttl_ms, now_ms))
+            }
+        }),
+    }
+}
+
+/// Decides whether an entry may be forgotten.
+pub fn forget(id: &EntryId, entry: Option<&Entry>, now_ms: u64) -> Result<(), ResolveError> {
+    let entry = entry.ok_or_else(|| ResolveError::NotFound(id.clone()))?;
+    match entry.state(now_ms) {
+        EntryState::Processing => Err(in_progress(entry, now_ms)),
+        _ => Ok(()),
+    }
+}
+
+fn in_progress(entry: &Entry, now_ms: u64) -> ResolveError {
+    let Stage::Processing { until_ms, .. } = entry.stage else {
+        unreachable!("only a held entry is in progress")
+    };
+    ResolveError::InProgress { retry_after_ms: until_ms.saturating_sub(now_ms) }
+}
