@@ -62,6 +62,7 @@ pub(super) const RULES: &[Rule] = &[
 const EXPIRED_MIN: u64 = 10;
 const EXPIRED_PER_MILLE: u64 = 10;
 
+#[expect(clippy::unnecessary_wraps, reason = "a rule ends with it")]
 fn found(message: impl Into<String>, remedy: impl Into<String>) -> Found {
     Some((message.into(), remedy.into()))
 }
