@@ -215,7 +215,7 @@ pub(crate) async fn guard<T>(
     let forget = |handler: Option<_>| drop(catch_unwind(AssertUnwindSafe(|| drop(handler))));
     poll_fn(move |cx| {
         leases.clone().for_each(|lease| lease.watch(cx.waker()));
-        let stop = leases.clone().map(Lease::stop).reduce(|all, one| all.and(one)).flatten();
+        let stop = leases.clone().map(Lease::stop).reduce(Option::and).flatten();
         if let Some(stop) = stop {
             forget(handler.take());
             return Poll::Ready(Err(if started { Ended::Stopped(stop) } else { Ended::NotStarted(stop) }));

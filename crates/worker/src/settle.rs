@@ -112,12 +112,16 @@ impl Shared {
         if give_up {
             tracing::error!(%error, deliveries = open.len(), "deliveries could not be settled; they return by their lease");
             self.stats.settle_failures.add_many(open.len());
-            open.into_iter().for_each(|one| over(one.finish, None));
+            for one in open {
+                over(one.finish, None);
+            }
             return Vec::new();
         }
         self.stats.settle_repeats.add_many(open.len());
         let unknown = matches!(error, StoreError::OutcomeUnknown(_));
-        open.iter_mut().for_each(|one| one.unknown |= unknown);
+        for one in &mut open {
+            one.unknown |= unknown;
+        }
         self.pause(tries).await;
         open
     }

@@ -80,20 +80,18 @@ impl Shared {
         };
         let jobs: Vec<_> = deliveries.into_iter().map(take).collect();
         self.beats.keep(jobs.iter().map(|job| job.clone() as Arc<dyn Held>));
-        match &self.handler {
-            Handler::Many { .. } => {
-                for chunk in self.chunks(jobs) {
-                    tokio::spawn(self.clone().live_together(chunk, self.slots.take()));
-                }
-                false
+        if matches!(self.handler, Handler::Many { .. }) {
+            for chunk in self.chunks(jobs) {
+                tokio::spawn(self.clone().live_together(chunk, self.slots.take()));
             }
-            _ if self.fifo => {
-                for lane in by_group(jobs) {
-                    tokio::spawn(self.clone().live_in_order(lane, self.slots.take()));
-                }
-                false
+            false
+        } else if self.fifo {
+            for lane in by_group(jobs) {
+                tokio::spawn(self.clone().live_in_order(lane, self.slots.take()));
             }
-            _ => self.admit(jobs),
+            false
+        } else {
+            self.admit(jobs)
         }
     }
 
@@ -166,12 +164,11 @@ impl Shared {
             } else {
                 None
             };
-            match verdict {
-                Some(how) => self.finish(job, how, None, Some(tell)),
-                None => {
-                    let ended = self.run(&job).await;
-                    self.end(job, ended, Some(tell));
-                }
+            if let Some(how) = verdict {
+                self.finish(job, how, None, Some(tell));
+            } else {
+                let ended = self.run(&job).await;
+                self.end(job, ended, Some(tell));
             }
             if self.policy.tier == Tier::AtMostOnce {
                 continue;

@@ -195,9 +195,10 @@ impl Shared {
         }
         loop {
             self.slots.wait(1).await;
-            let max = match &self.handler {
-                Handler::Many { max, .. } => *max,
-                _ => self.slots.free().clamp(1, RECEIVE_MAX),
+            let max = if let Handler::Many { max, .. } = &self.handler {
+                *max
+            } else {
+                self.slots.free().clamp(1, RECEIVE_MAX)
             };
             match self.rate.as_ref().map(|rate| rate.take(max, now_us())) {
                 None => return max,
