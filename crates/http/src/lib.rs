@@ -26,9 +26,9 @@ mod headers;
 mod key;
 mod layer;
 mod policy;
+mod problem;
 #[cfg(feature = "proxy")]
 pub mod proxy;
-mod problem;
 mod renew;
 mod run;
 mod scope;

@@ -79,7 +79,9 @@ impl std::str::FromStr for Tenant {
             _ => None,
         };
         known.ok_or_else(|| {
-            ConfigError(format!("{text:?} is no tenant; write credentials, header:NAME, cookie:NAME or shared"))
+            ConfigError(format!(
+                "{text:?} is no tenant; write credentials, header:NAME, cookie:NAME or shared"
+            ))
         })
     }
 }

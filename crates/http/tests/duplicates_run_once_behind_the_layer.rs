@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::routing::post;
 use axum::{Extension, Router};
 use common::naive::{self, Naive};
-use common::{Answer, Client, Gate, memory_ledger, serve, soon};
+use common::{Answer, Client, Gate, Store, serve, soon};
 use hapax_http::{Claimed, IdempotencyLayer, Policy, Tenant};
 use http::StatusCode;
 
@@ -38,7 +38,8 @@ async fn at_once(to: std::net::SocketAddr, gate: &Gate, arrivals: usize) -> Vec<
 #[tokio::test]
 async fn fifty_at_once_run_once_and_get_the_same_answer() {
     let gate = Gate::closed();
-    let layer = IdempotencyLayer::builder("shop", memory_ledger()).build().unwrap();
+    let store = Store::new();
+    let layer = IdempotencyLayer::builder("shop", store.ledger()).build().unwrap();
     let to = serve(payments(&gate).layer(layer.clone())).await;
     let answers = at_once(to, &gate, 1).await;
     assert_eq!(gate.arrived(), 1, "duplicates of ours");
@@ -72,7 +73,8 @@ async fn the_handler_is_told_its_key_and_fence_and_a_forged_one_is_dropped() {
             claimed.id.to_string()
         }),
     );
-    let layer = IdempotencyLayer::builder("shop", memory_ledger())
+    let store = Store::new();
+    let layer = IdempotencyLayer::builder("shop", store.ledger())
         .tenant(Tenant::function(|parts| {
             parts.headers.get("x-user").and_then(|user| user.to_str().ok()).map(str::to_owned)
         }))
@@ -95,7 +97,8 @@ async fn the_handler_is_told_its_key_and_fence_and_a_forged_one_is_dropped() {
 #[tokio::test]
 async fn a_handler_that_panics_is_in_doubt() {
     let app = Router::new().route("/payments", post(|| async { panic!("as the test wants it") as () }));
-    let layer = IdempotencyLayer::builder("shop", memory_ledger()).build().unwrap();
+    let store = Store::new();
+    let layer = IdempotencyLayer::builder("shop", store.ledger()).build().unwrap();
     let to = serve(app.layer(layer.clone())).await;
     let client = Client::new();
     let first = client.post(to, "/payments", "k1", "{}").await;

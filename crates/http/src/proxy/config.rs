@@ -185,7 +185,12 @@ impl<'de> Deserialize<'de> for ProxyConfig {
             trust_forwarded: written.trust_forwarded,
             tenant: tenant.map_err(de::Error::custom)?.unwrap_or_default(),
             limits: written.limits,
-            routes: written.route.into_iter().map(route).collect::<Result<_, _>>().map_err(de::Error::custom)?,
+            routes: written
+                .route
+                .into_iter()
+                .map(route)
+                .collect::<Result<_, _>>()
+                .map_err(de::Error::custom)?,
             policy: written.policy,
         })
     }

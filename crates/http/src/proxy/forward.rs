@@ -133,15 +133,19 @@ impl Inner {
         self.prepare(&mut parts);
         parts.uri = uri;
         parts.version = Version::HTTP_11;
-        let body = if body.is_end_stream() { body } else { Body::stream(IdleBody::new(body, self.idle_timeout)) };
+        let body =
+            if body.is_end_stream() { body } else { Body::stream(IdleBody::new(body, self.idle_timeout)) };
         let answer = self.client.request(Request::from_parts(parts, body));
         match tokio::time::timeout(self.answer_timeout, answer).await {
             Ok(Ok(response)) => {
                 let (mut parts, body) = response.into_parts();
                 remove_hop_by_hop(&mut parts.headers);
                 parts.version = Version::default();
-                let body =
-                    if body.is_end_stream() { Body::empty() } else { Body::stream(IdleBody::new(body, self.idle_timeout)) };
+                let body = if body.is_end_stream() {
+                    Body::empty()
+                } else {
+                    Body::stream(IdleBody::new(body, self.idle_timeout))
+                };
                 Response::from_parts(parts, body)
             }
             Ok(Err(error)) if error.is_connect() => {
@@ -153,17 +157,25 @@ impl Inner {
             }
             Ok(Err(error)) => {
                 tracing::warn!(upstream = %self.target.authority, error = %chain(&error), "upstream broke off");
-                let detail = "the connection to the upstream broke; it is open whether the request took effect";
+                let detail =
+                    "the connection to the upstream broke; it is open whether the request took effect";
                 let title = "The upstream broke off";
-                with(Problem::new(StatusCode::BAD_GATEWAY, "upstream-broken", title, detail), Verdict::InDoubt)
+                with(
+                    Problem::new(StatusCode::BAD_GATEWAY, "upstream-broken", title, detail),
+                    Verdict::InDoubt,
+                )
             }
             Err(_) => {
                 let ms = self.answer_timeout.as_millis();
                 tracing::warn!(upstream = %self.target.authority, ms, "upstream does not answer");
-                let detail =
-                    format!("the upstream did not answer in {ms} ms; it is open whether the request took effect");
+                let detail = format!(
+                    "the upstream did not answer in {ms} ms; it is open whether the request took effect"
+                );
                 let title = "The upstream does not answer";
-                with(Problem::new(StatusCode::GATEWAY_TIMEOUT, "upstream-timeout", title, detail), Verdict::InDoubt)
+                with(
+                    Problem::new(StatusCode::GATEWAY_TIMEOUT, "upstream-timeout", title, detail),
+                    Verdict::InDoubt,
+                )
             }
         }
     }
@@ -174,7 +186,8 @@ impl Inner {
         let host = parts.headers.get(HOST).cloned().or_else(|| {
             parts.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
         });
-        let wants_trailers = parts.headers.get(TE).is_some_and(|te| te.as_bytes().eq_ignore_ascii_case(b"trailers"));
+        let wants_trailers =
+            parts.headers.get(TE).is_some_and(|te| te.as_bytes().eq_ignore_ascii_case(b"trailers"));
         let headers = &mut parts.headers;
         remove_hop_by_hop(headers);
         if wants_trailers {
@@ -218,7 +231,12 @@ fn with(problem: Problem, verdict: Verdict) -> Response<Body> {
 }
 
 /// An answer to a request that was not sent on.
-pub(crate) fn refused(status: StatusCode, code: &'static str, title: &'static str, detail: &str) -> Response<Body> {
+pub(crate) fn refused(
+    status: StatusCode,
+    code: &'static str,
+    title: &'static str,
+    detail: &str,
+) -> Response<Body> {
     with(Problem::new(status, code, title, detail), Verdict::NothingHappened)
 }
 
@@ -270,7 +288,8 @@ fn forwarded(headers: &mut HeaderMap, peer: Peer, host: Option<&HeaderValue>, tr
     let mut element = format!("for={node};proto={proto}");
     if let Some(host) = host {
         headers.entry(X_FORWARDED_HOST).or_insert_with(|| host.clone());
-        let plain = |text: &&str| text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\".contains(&byte));
+        let plain =
+            |text: &&str| text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\".contains(&byte));
         if let Some(host) = host.to_str().ok().filter(plain) {
             element = format!("{element};host=\"{host}\"");
         }
@@ -318,7 +337,6 @@ impl Service<Uri> for Timed {
         })
     }
 }
-
 
 #[cfg(test)]
 mod tests {
@@ -370,9 +388,13 @@ mod tests {
     #[test]
     fn what_belongs_to_a_connection_stays_there() {
         let mut headers = HeaderMap::new();
-        for (name, value) in
-            [("connection", "close, x-hop"), ("x-hop", "1"), ("keep-alive", "1"), ("te", "gzip"), ("x-end", "1")]
-        {
+        for (name, value) in [
+            ("connection", "close, x-hop"),
+            ("x-hop", "1"),
+            ("keep-alive", "1"),
+            ("te", "gzip"),
+            ("x-end", "1"),
+        ] {
             headers.insert(name, HeaderValue::from_static(value));
         }
         remove_hop_by_hop(&mut headers);

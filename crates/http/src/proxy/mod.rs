@@ -87,7 +87,8 @@ impl Proxy {
     pub fn new(config: ProxyConfig, ledger: Arc<dyn Ledger>) -> Result<Self, ProxyError> {
         let refused = |source| ProxyError::Config { name: config.name.clone(), source };
         config.validate().map_err(refused)?;
-        let tls = config.tls.as_ref().map(|files| tls::acceptor(&files.cert_file, &files.key_file)).transpose()?;
+        let tls =
+            config.tls.as_ref().map(|files| tls::acceptor(&files.cert_file, &files.key_file)).transpose()?;
         let mut layer = IdempotencyLayer::builder(&config.name, ledger)
             .tenant(config.tenant.clone())
             .policy(config.policy.clone());
@@ -219,9 +220,13 @@ impl Shared {
         let connection = builder.serve_connection(io, service);
         tokio::pin!(connection);
         let mut stop = self.stop.clone();
+        let stopping = async move {
+            // An error means that the proxy itself is gone: that is a shutdown too.
+            let _ = stop.wait_for(|stop| *stop).await;
+        };
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
-            _ = stop.wait_for(|stop| *stop) => {
+            () = stopping => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
@@ -237,7 +242,8 @@ impl Shared {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         request.extensions_mut().insert(peer);
         let response = if method == Method::CONNECT || asks_for_upgrade(request.headers()) {
-            let detail = "this proxy passes on requests and answers; upgrades and CONNECT need a way around it";
+            let detail =
+                "this proxy passes on requests and answers; upgrades and CONNECT need a way around it";
             let title = "Other protocols are not passed on";
             refused(StatusCode::NOT_IMPLEMENTED, "upgrade-not-supported", title, detail)
         } else {

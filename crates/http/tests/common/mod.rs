@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use bytes::Bytes;
-use hapax_conformance::MemoryLedger;
-use hapax_core::{Ledger, SystemClock};
+use hapax_core::Ledger;
+use hapax_embedded::{Embedded, Options};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::client::legacy::Client as Pool;
@@ -21,6 +21,8 @@ use tokio::sync::Semaphore;
 
 pub mod naive;
 pub mod outage;
+#[cfg(feature = "proxy")]
+pub mod proxied;
 
 /// The bound of every wait: only a broken test reaches it.
 pub const SOON: Duration = Duration::from_secs(30);
@@ -39,9 +41,22 @@ pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A ledger in memory.
-pub fn memory_ledger() -> Arc<dyn Ledger> {
-    Arc::new(MemoryLedger::new(Arc::new(SystemClock::default())))
+/// A real ledger in a folder that goes away with the test.
+pub struct Store {
+    pub folder: tempfile::TempDir,
+    embedded: Arc<Embedded>,
+}
+
+impl Store {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let embedded = Arc::new(Embedded::open(folder.path(), Options::default()).unwrap());
+        Self { folder, embedded }
+    }
+
+    pub fn ledger(&self) -> Arc<dyn Ledger> {
+        self.embedded.clone()
+    }
 }
 
 /// Serves a router on a free port until the test's runtime ends.
