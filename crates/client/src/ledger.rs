@@ -15,7 +15,8 @@ use async_trait::async_trait;
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::{
     Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryFilter, EntryId, EntryView, Ledger,
-    LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError, TokenError,
+    LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError,
+    TokenError,
 };
 use http::{Method, StatusCode};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};

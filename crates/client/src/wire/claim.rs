@@ -47,7 +47,11 @@ impl From<ClaimRequest> for ClaimBody {
 
 impl ClaimBody {
     /// The request for an entry; `owner` names a caller that did not name itself.
-    pub fn into_request(self, id: EntryId, owner: impl FnOnce() -> Owner) -> Result<ClaimRequest, ClaimError> {
+    pub fn into_request(
+        self,
+        id: EntryId,
+        owner: impl FnOnce() -> Owner,
+    ) -> Result<ClaimRequest, ClaimError> {
         let delivery = match (self.queue, self.receipt) {
             (Some(queue), Some(receipt)) => Some((queue, receipt)),
             (None, None) => None,

@@ -12,8 +12,8 @@ pub mod time;
 use std::collections::BTreeMap;
 
 use hapax_core::{
-    Capabilities, GroupId, LedgerCapabilities, MessageId, QueueConfig, QueueInfo, QueueName, Receive, RedriveFilter,
-    RedriveRequest, RedriveTask, StoreStatus,
+    Capabilities, GroupId, LedgerCapabilities, MessageId, QueueConfig, QueueInfo, QueueName, Receive,
+    RedriveFilter, RedriveRequest, RedriveTask, StoreStatus,
 };
 use serde::{Deserialize, Serialize};
 
