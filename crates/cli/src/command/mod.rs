@@ -6,6 +6,7 @@ pub mod dead;
 pub mod ledger;
 pub mod parked;
 pub mod policy;
+pub mod proxy;
 pub mod queue;
 pub mod receive;
 pub mod send;
