@@ -40,9 +40,17 @@ class Orders(BaseHTTPRequestHandler):
                 return self.answer(200, {"id": int(name), "item": order["item"], "cents": order["cents"]})
         self.answer(404, {"error": "there is no such order"})
 
-    def answer(self, status, value):
+    def refuse(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.answer(405, {"error": "there are GET and POST"}, Allow="GET, POST")
+
+    do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_QUERY = refuse
+
+    def answer(self, status, value, **headers):
         body = json.dumps(value).encode()
         self.send_response(status)
+        for name, text in headers.items():
+            self.send_header(name, text)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
