@@ -142,8 +142,8 @@ mod tests {
 42 22 0:42 / /mnt/with\\040space rw - fuse.sshfs me@host:/ rw
 43 22 0:43 / /tmp rw - tmpfs tmpfs rw";
 
-    fn nfs() -> Option<Medium> {
-        Some(of_kind("nfs4".into()))
+    fn nfs() -> Medium {
+        of_kind("nfs4".into())
     }
 
     #[test]
@@ -178,7 +178,8 @@ mod tests {
     fn a_network_file_system_is_refused_before_anything_is_made_there() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("store");
-        let refused = Embedded::open(&folder, Options { medium: nfs(), ..Options::default() }).err().unwrap();
+        let refused =
+            Embedded::open(&folder, Options { medium: Some(nfs()), ..Options::default() }).err().unwrap();
         assert!(matches!(&refused, OpenError::NetworkFileSystem { kind, .. } if kind == "nfs4"), "{refused}");
         assert!(refused.to_string().contains("docs/errors/network-file-system.md"), "{refused}");
         assert!(!folder.exists());
@@ -187,7 +188,7 @@ mod tests {
     #[tokio::test]
     async fn a_network_file_system_that_is_allowed_is_warned_of() {
         let folder = tempfile::tempdir().unwrap();
-        let options = Options { medium: nfs(), allow_network_file_system: true, ..Options::default() };
+        let options = Options { medium: Some(nfs()), allow_network_file_system: true, ..Options::default() };
         let store = Embedded::open(folder.path(), options).unwrap();
         let warnings = store.status().await.warnings;
         assert!(

@@ -27,7 +27,10 @@ pub fn unexplained(workspace: &Workspace) -> Vec<String> {
 }
 
 fn is_source(file: &str) -> bool {
-    file.starts_with("crates/") && file.contains("/src/") && !file.contains("/tests") && file.ends_with(".rs")
+    file.starts_with("crates/")
+        && file.contains("/src/")
+        && !file.contains("/tests")
+        && has_extension(file, &["rs"])
 }
 
 /// What a code stands for.
