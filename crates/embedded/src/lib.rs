@@ -25,10 +25,12 @@
 mod backup;
 mod browse;
 mod checkpoint;
+mod claims;
 mod crc;
 mod engine;
 mod ids;
 mod inbox;
+mod ledger;
 mod lock;
 mod medium;
 mod receipt;
