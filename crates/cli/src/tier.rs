@@ -1,15 +1,16 @@
 //! The tier check, with what can be known from here about a queue.
 
 use hapax::QueueName;
-use hapax::core::policy::tier::{Facts, Finding, check};
+use hapax::core::ledger::TTL_MS_DEFAULT;
+use hapax::core::policy::tier::{Facts, Finding, LedgerFacts, check};
 use hapax::core::store::QueueTotals;
-use hapax::core::{QueueAdmin, QueueConfig};
+use hapax::core::{LedgerCapabilities, QueueAdmin, QueueConfig};
 
 /// What only a worker knows about its handler; it checks these when it starts.
 pub const NOT_KNOWN: [&str; 4] = [
     "how long the handler takes",
     "what is done about a claim in doubt, and whether the effect honours the derived key",
-    "the handler's own database or ledger",
+    "a database of the handler's own, or another ledger",
     "where the keys of messages really come from",
 ];
 
@@ -22,7 +23,15 @@ pub fn findings(
     producer_retry_ms: Option<u64>,
 ) -> Vec<Finding> {
     let facts = Facts::new(config.clone(), store.capabilities());
-    check(&Facts { dead_retention_ms, totals, producer_retry_ms, ..facts })
+    check(&Facts { dead_retention_ms, totals, producer_retry_ms, ledger: own_ledger(store), ..facts })
+}
+
+/// The ledger in the queue's own store, if it has one. A settle that ends a claim is one transaction, so what holds for
+/// the store's settles and fences holds for its claims.
+fn own_ledger(store: &dyn QueueAdmin) -> Option<LedgerFacts> {
+    let store = store.capabilities();
+    let can = LedgerCapabilities { name: store.name, durable: true, fence: store.fence, may_evict: false };
+    store.settle_ends_claims.then_some(LedgerFacts { can, same_store: true, ttl_ms: TTL_MS_DEFAULT })
 }
 
 /// The lines to tell whoever made or changed a queue, if there is something to tell.

@@ -53,12 +53,18 @@ fn doubts_are_warned_of_and_what_is_not_known_is_said() {
     server.run(&["queue", "create", "dead"]).ok();
     server.run(&["queue", "create", "pay", "--tier", "transactional", "--dead-letter", "dead"]).ok();
     server.run(&["queue", "create", "orders.fifo", "--key-pointer", "/id"]).ok();
+    server.run(&["queue", "create", "ship", "--tier", "effectively-once", "--key-pointer", "/id"]).ok();
     let done = server.run(&["doctor", "--json", "--producer-retry", "1h"]);
     let json = report(&done);
     let named = |name: &str| {
         let mut queues = json["queues"].as_array().unwrap().iter();
         codes(queues.find(|queue| queue["name"] == name).unwrap())
     };
+    assert_eq!(
+        named("ship"),
+        ["no-dead-letters"],
+        "the store has a ledger, which knows a repeated key for days"
+    );
     let expected = ["key-is-message-id", "retries-at-once", "dead-letters-short-lived", "dedup-window-short"];
     assert_eq!(named("pay"), expected);
     assert_eq!(named("orders.fifo"), ["dedup-window-short"]);

@@ -70,13 +70,16 @@ pub fn medium(folder: impl AsRef<Path>) -> Option<Medium> {
     // Links are followed, as opening a file there will do.
     let there = folder.ancestors().find_map(|above| above.canonicalize().ok())?;
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok();
-    let by_mount = mounts.and_then(|mounts| kind_by_mount(&mounts, &there));
-    let kind = by_mount.or_else(|| {
-        let magic = rustix::fs::statfs(&there).ok()?.f_type;
+    kind(mounts.as_deref(), &there).map(of_kind)
+}
+
+/// By the mounts; where those cannot be read, by what the file system says of itself.
+fn kind(mounts: Option<&str>, folder: &Path) -> Option<String> {
+    mounts.and_then(|mounts| kind_by_mount(mounts, folder)).or_else(|| {
+        let magic = rustix::fs::statfs(folder).ok()?.f_type;
         // Its width and sign depend on the machine; the numbers have 32 bits.
         kind_by_magic(magic as u32).map(ToOwned::to_owned)
-    })?;
-    Some(of_kind(kind))
+    })
 }
 
 /// Refuses a folder that no store can be relied on in, unless that is allowed; then says what is risked.
@@ -172,6 +175,13 @@ mod tests {
             let (network, volatile) = flags(kind);
             assert!(network != volatile, "{kind} is known for one or the other");
         }
+    }
+
+    #[test]
+    fn without_mounts_the_file_system_itself_is_asked() {
+        // Devices are kept in memory on every Linux.
+        assert_eq!(kind(None, Path::new("/dev")).as_deref(), Some("tmpfs"));
+        assert_eq!(kind(Some(MOUNTS), Path::new("/dev")).as_deref(), Some("ext4"), "mounts know more");
     }
 
     #[test]
