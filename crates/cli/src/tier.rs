@@ -4,7 +4,7 @@ use hapax::QueueName;
 use hapax::core::ledger::TTL_MS_DEFAULT;
 use hapax::core::policy::tier::{Facts, Finding, LedgerFacts, check};
 use hapax::core::store::QueueTotals;
-use hapax::core::{LedgerCapabilities, QueueAdmin, QueueConfig};
+use hapax::core::{QueueConfig, Store};
 
 /// What only a worker knows about its handler; it checks these when it starts.
 pub const NOT_KNOWN: [&str; 4] = [
@@ -16,7 +16,7 @@ pub const NOT_KNOWN: [&str; 4] = [
 
 /// What a queue's policy and its store say about its tier. `dead_retention_ms` and `totals` where they are known.
 pub fn findings(
-    store: &dyn QueueAdmin,
+    store: &dyn Store,
     config: &QueueConfig,
     dead_retention_ms: Option<u64>,
     totals: Option<QueueTotals>,
@@ -26,16 +26,15 @@ pub fn findings(
     check(&Facts { dead_retention_ms, totals, producer_retry_ms, ledger: own_ledger(store), ..facts })
 }
 
-/// The ledger in the queue's own store, if it has one. A settle that ends a claim is one transaction, so what holds for
-/// the store's settles and fences holds for its claims.
-fn own_ledger(store: &dyn QueueAdmin) -> Option<LedgerFacts> {
-    let store = store.capabilities();
-    let can = LedgerCapabilities { name: store.name, durable: true, fence: store.fence, may_evict: false };
-    store.settle_ends_claims.then_some(LedgerFacts { can, same_store: true, ttl_ms: TTL_MS_DEFAULT })
+/// The ledger in the queue's own store, if it has one.
+fn own_ledger(store: &dyn Store) -> Option<LedgerFacts> {
+    let held = store.capabilities().settle_ends_claims;
+    let facts = || LedgerFacts { can: store.ledger_capabilities(), same_store: true, ttl_ms: TTL_MS_DEFAULT };
+    held.then(facts)
 }
 
 /// The lines to tell whoever made or changed a queue, if there is something to tell.
-pub async fn warnings(store: &dyn QueueAdmin, queue: &QueueName, config: &QueueConfig) -> Vec<String> {
+pub async fn warnings(store: &dyn Store, queue: &QueueName, config: &QueueConfig) -> Vec<String> {
     let dead = match &config.dead_letter {
         // Not to know is no reason to fail: the queue is made.
         Some(dead) => store.queue(&dead.queue).await.ok(),

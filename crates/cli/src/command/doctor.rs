@@ -8,7 +8,8 @@ use anyhow::bail;
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use hapax::core::policy::tier::{Disk, Finding, StoreFacts, check_store};
-use hapax::core::{QueueAdmin, Tier};
+use hapax::core::store::SharedStore;
+use hapax::core::{Store as AllSeams, Tier};
 use hapax::embedded::{self, Options};
 use serde::Serialize;
 
@@ -121,7 +122,7 @@ async fn of_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyhow::R
     let client = remote.client().await?;
     let theirs = client.server_version().await?;
     let place = client.endpoint().to_owned();
-    let store: Arc<dyn QueueAdmin> = Arc::new(client);
+    let store: SharedStore = Arc::new(client);
     let ours = env!("CARGO_PKG_VERSION");
     let status = store.status().await;
     let kind = store.capabilities().name;
@@ -200,7 +201,7 @@ fn machine(path: &Path, reserve_bytes: u64) -> StoreFacts {
     StoreFacts { medium: embedded::medium(path), disk, ahead_ms, ..StoreFacts::default() }
 }
 
-async fn queues(store: &dyn QueueAdmin, producer_retry_ms: Option<u64>) -> anyhow::Result<Vec<QueueSection>> {
+async fn queues(store: &dyn AllSeams, producer_retry_ms: Option<u64>) -> anyhow::Result<Vec<QueueSection>> {
     let infos = store.queues().await?;
     let mut sections = Vec::new();
     for info in &infos {
