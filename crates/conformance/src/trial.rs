@@ -5,14 +5,14 @@
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use hapax_core::store::SharedStore;
 use hapax_core::{
-    AdminError, Browse, DeadLetterPolicy, Delivery, Extend, How, MessageView, NewMessage, QueueConfig,
-    QueueName, QueueStats, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining, SendError, Sent,
-    Settle, SettleError, Settled, StoreError,
+    AdminError, Browse, DeadLetterPolicy, Delivery, Extend, How, MessageView, NewMessage, QueueAdmin,
+    QueueConfig, QueueName, QueueStats, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining,
+    SendError, Sent, Settle, SettleError, Settled, StoreError,
 };
 use tokio::task::JoinHandle;
 
@@ -40,7 +40,7 @@ impl Trial {
         Self { case, harness }
     }
 
-    pub(crate) fn store(&self) -> SharedStore {
+    pub(crate) fn store(&self) -> Arc<dyn QueueAdmin> {
         self.harness.store()
     }
 
