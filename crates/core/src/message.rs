@@ -217,21 +217,41 @@ impl Delivery {
     ///
     /// A value that is not a valid key (empty, too long, control characters) is passed over.
     pub fn idempotency_key(&self, body_pointer: Option<&str>) -> (IdempotencyKey, KeySource) {
-        let valid = |text: &str| IdempotencyKey::new(text).ok();
-        let attribute =
-            self.attributes.get(IDEMPOTENCY_KEY_ATTRIBUTE).and_then(Attribute::as_text).and_then(valid);
-        if let Some(key) = attribute {
-            return (key, KeySource::Attribute);
-        }
-        if let Some(key) = body_pointer.and_then(|pointer| key_in_body(&self.body, pointer)) {
-            return (key, KeySource::Body);
-        }
-        if let Some(key) = self.dedup.as_ref().and_then(|dedup| valid(dedup.as_str())) {
-            return (key, KeySource::DedupId);
-        }
-        let id = self.id.to_string();
-        (valid(&id).expect("a UUID is a valid key"), KeySource::MessageId)
+        let dedup = self.dedup.as_ref().map(DedupId::as_str);
+        idempotency_key(&self.attributes, &self.body, body_pointer, dedup, self.id)
     }
+}
+
+/// A message's idempotency key, as [`Delivery::idempotency_key`] finds it, from the message's parts: for a store that
+/// must know it before there is a delivery.
+pub fn idempotency_key(
+    attributes: &Attributes,
+    body: &[u8],
+    body_pointer: Option<&str>,
+    dedup: Option<&str>,
+    id: MessageId,
+) -> (IdempotencyKey, KeySource) {
+    if let Some(stated) = stated_key(attributes, body, body_pointer) {
+        return stated;
+    }
+    if let Some(key) = dedup.and_then(|dedup| IdempotencyKey::new(dedup).ok()) {
+        return (key, KeySource::DedupId);
+    }
+    (IdempotencyKey::new(id.to_string()).expect("a UUID is a valid key"), KeySource::MessageId)
+}
+
+/// The part of [`idempotency_key`] that looks at what the sender wrote: the attribute, then the body.
+pub fn stated_key(
+    attributes: &Attributes,
+    body: &[u8],
+    body_pointer: Option<&str>,
+) -> Option<(IdempotencyKey, KeySource)> {
+    let attribute = attributes.get(IDEMPOTENCY_KEY_ATTRIBUTE).and_then(Attribute::as_text);
+    if let Some(key) = attribute.and_then(|text| IdempotencyKey::new(text).ok()) {
+        return Some((key, KeySource::Attribute));
+    }
+    let key = body_pointer.and_then(|pointer| key_in_body(body, pointer))?;
+    Some((key, KeySource::Body))
 }
 
 fn key_in_body(body: &[u8], pointer: &str) -> Option<IdempotencyKey> {

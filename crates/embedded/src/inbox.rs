@@ -35,20 +35,31 @@ impl Inbox {
     }
 
     pub fn push(&self, op: Op) -> Result<(), StoreError> {
-        let bytes = op.bytes();
+        let (takes_room, bytes) = (op.takes_room(), op.bytes());
+        self.add(takes_room, bytes, std::iter::once(op))
+    }
+
+    /// Adds all or none, side by side: they are applied in one wave, but where that is full.
+    pub fn push_all(&self, ops: Vec<Op>) -> Result<(), StoreError> {
+        let takes_room = ops.iter().any(Op::takes_room);
+        let bytes = ops.iter().map(Op::bytes).sum();
+        self.add(takes_room, bytes, ops.into_iter())
+    }
+
+    fn add(&self, takes_room: bool, bytes: usize, ops: impl Iterator<Item = Op>) -> Result<(), StoreError> {
         let mut waiting = self.lock();
         if let Some(error) = &waiting.closed {
             return Err(error.clone());
         }
         // What frees room is never turned away for lack of it.
-        if op.is_send() && (waiting.ops.len() >= OPS_MAX || waiting.bytes + bytes > BYTES_MAX) {
+        if takes_room && (waiting.ops.len() >= OPS_MAX || waiting.bytes + bytes > BYTES_MAX) {
             return Err(StoreError::Overloaded(format!(
                 "{} operations wait to be written",
                 waiting.ops.len()
             )));
         }
         waiting.bytes += bytes;
-        waiting.ops.push(op);
+        waiting.ops.extend(ops);
         if waiting.asleep {
             waiting.asleep = false;
             self.wake.notify_one();

@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use hapax_core::Receipt;
+use hapax_core::{Receipt, Token};
 
 /// What a receipt names: a queue, a message, and the delivery by its fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,6 +14,9 @@ pub(crate) struct Named {
 
 const LEN: usize = 28;
 const SEALED: usize = 20;
+
+/// A token: the fence, and a tag over it and the entry that it is for.
+const TOKEN_LEN: usize = 24;
 
 /// Makes and opens receipts with the store's secret.
 #[derive(Clone)]
@@ -57,6 +60,36 @@ impl Sealer {
             fence: u64::from_le_bytes(bytes[12..SEALED].try_into().expect("8 bytes")),
         })
     }
+
+    fn token_tag(&self, entry: u128, fence: u64) -> [u8; 16] {
+        let mut named = [0u8; TOKEN_LEN];
+        // Longer than what a receipt's tag is over, so that neither is taken for the other.
+        named[..16].copy_from_slice(&entry.to_le_bytes());
+        named[16..].copy_from_slice(&fence.to_le_bytes());
+        let hash = blake3::keyed_hash(&self.key, &named);
+        hash.as_bytes()[..16].try_into().expect("a hash has 32 bytes")
+    }
+
+    /// The right to end the claim of an entry that was given under `fence`.
+    pub fn token(&self, entry: u128, fence: u64) -> Token {
+        let mut bytes = [0u8; TOKEN_LEN];
+        bytes[..8].copy_from_slice(&fence.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.token_tag(entry, fence));
+        Token::new(URL_SAFE_NO_PAD.encode(bytes)).expect("a sealed token is short")
+    }
+
+    /// The fence that a token of this entry stands for; `None` if this store did not make it.
+    pub fn open_token(&self, entry: u128, token: &Token) -> Option<u64> {
+        let mut bytes = [0u8; TOKEN_LEN];
+        let len = URL_SAFE_NO_PAD.decode_slice(token.as_str(), &mut bytes).ok()?;
+        if len != TOKEN_LEN {
+            return None;
+        }
+        let fence = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
+        let tag = self.token_tag(entry, fence);
+        let differs = tag.iter().zip(&bytes[8..]).fold(0, |acc, (a, b)| acc | (a ^ b));
+        (differs == 0).then_some(fence)
+    }
 }
 
 #[cfg(test)]
@@ -79,6 +112,24 @@ mod tests {
         }
         for garbage in ["x", "AAAA", &"A".repeat(39), "ünsinn", &receipt.as_str().repeat(2)] {
             assert_eq!(sealer.open(&Receipt::new(garbage).unwrap()), None, "{garbage}");
+        }
+    }
+
+    #[test]
+    fn a_token_opens_only_for_its_entry_and_only_unchanged() {
+        let sealer = Sealer::new([7; 32]);
+        let token = sealer.token(99, 1 << 50);
+        assert_eq!(sealer.open_token(99, &token), Some(1 << 50));
+        assert_eq!(sealer.open_token(98, &token), None);
+        assert_eq!(Sealer::new([8; 32]).open_token(99, &token), None);
+        for at in 0..token.as_str().len() {
+            let mut text = token.as_str().as_bytes().to_vec();
+            text[at] = if text[at] == b'A' { b'B' } else { b'A' };
+            let forged = Token::new(String::from_utf8(text).unwrap()).unwrap();
+            assert!(forged == token || sealer.open_token(99, &forged).is_none(), "byte {at}");
+        }
+        for garbage in ["x", "AAAA", &"A".repeat(32), &token.as_str().repeat(2)] {
+            assert_eq!(sealer.open_token(99, &Token::new(garbage).unwrap()), None, "{garbage}");
         }
     }
 }

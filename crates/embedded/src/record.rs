@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hapax_core::ledger::protocol;
 use hapax_core::store::FailedAttempt;
-use hapax_core::{Cause, GroupId, QueueConfig, QueueName, RedriveTask};
+use hapax_core::{Cause, EntryId, GroupId, QueueConfig, QueueName, RedriveTask};
 
 use crate::crc::Crc;
 
@@ -32,6 +33,8 @@ impl State {
 pub(crate) const FLAG_HISTORY: u8 = 1;
 /// Set when the message has a row in `dead`.
 pub(crate) const FLAG_DEAD: u8 = 2;
+/// Set when the message has rows in `keyed`.
+pub(crate) const FLAG_KEYED: u8 = 4;
 /// Bits that hold why the message is parked.
 const PARK_SHIFT: u8 = 4;
 
@@ -262,6 +265,20 @@ impl DedupRow {
     }
 }
 
+/// A row of `ledger`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LedgerRow {
+    pub id: EntryId,
+    pub entry: protocol::Entry,
+}
+
+impl LedgerRow {
+    /// When the entry's time is over; `None` while it waits for someone to decide.
+    pub fn is_over(&self, now_ms: u64) -> bool {
+        self.entry.prune_ms().is_some_and(|prune_ms| prune_ms <= now_ms)
+    }
+}
+
 /// The store's single row: counters that must never step back.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Header {
@@ -324,6 +341,30 @@ pub(crate) enum Record {
     },
     ForgetRedrive {
         id: u64,
+    },
+    /// An entry of the ledger. `before` is the fence of the row that it replaces, if there is one.
+    Ledger {
+        row: Box<LedgerRow>,
+        before: Option<u64>,
+    },
+    DropEntry {
+        fence: u64,
+    },
+    /// Removes an entry whose row is damaged: only its place in the index is sure.
+    DropDamaged {
+        hash: u128,
+    },
+    /// Looks again whether the entry can go at `prune_ms`.
+    PostponeEntry {
+        fence: u64,
+        prune_ms: u64,
+    },
+    /// How many rows `ledger` has.
+    LedgerRows(u64),
+    /// A message needs an entry.
+    Link {
+        seq: u64,
+        hash: u128,
     },
     Header(Header),
     Audit {

@@ -13,10 +13,11 @@ use hapax_core::{
 use tokio::sync::oneshot;
 
 use crate::browse::{self, Shelf, parse_attributes};
+use crate::claims::End;
 use crate::engine::{Engine, Outgoing, Queue, Request, content_id};
 use crate::record::Content;
 use crate::time::Now;
-use crate::writer::{Done, Op, Raw};
+use crate::writer::{Done, Op, Raw, Settling};
 use crate::{Embedded, Shared};
 
 /// The most elements of one batch.
@@ -32,7 +33,7 @@ fn gone() -> StoreError {
 }
 
 impl Shared {
-    async fn answer<T>(answer: Answer<T>) -> Result<T, StoreError> {
+    pub(crate) async fn answer<T>(answer: Answer<T>) -> Result<T, StoreError> {
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
@@ -115,7 +116,7 @@ fn outgoing(message: NewMessage, by_content: bool) -> Result<Outgoing, SendError
     })
 }
 
-fn check_batch(len: usize) -> Result<(), StoreError> {
+pub(crate) fn check_batch(len: usize) -> Result<(), StoreError> {
     if len > BATCH_MAX {
         return Err(StoreError::Invalid(format!("a batch of {len} is too large; use at most {BATCH_MAX}")));
     }
@@ -140,7 +141,7 @@ impl QueueStore for Embedded {
         Capabilities {
             name: "embedded".into(),
             atomic_settle: true,
-            settle_ends_claims: false,
+            settle_ends_claims: true,
             durable_lease: true,
             fence: true,
             order: Order::PerGroup,
@@ -183,8 +184,13 @@ impl QueueStore for Embedded {
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
         check_batch(batch.len())?;
         let (reply, answer) = oneshot::channel();
-        let batch =
-            batch.into_iter().map(|settle| (self.shared.sealer.open(&settle.receipt), settle)).collect();
+        let sealer = &self.shared.sealer;
+        let settling = |settle: Settle| Settling {
+            named: sealer.open(&settle.receipt),
+            how: settle.how,
+            claim: settle.claim.map(|end| End::new(sealer, end)),
+        };
+        let batch = batch.into_iter().map(settling).collect();
         self.shared.inbox.push(Op::Settle { queue: queue.clone(), batch, reply })?;
         Shared::answer(answer).await
     }

@@ -2,15 +2,17 @@
 //!
 //! No answer leaves before its wave is committed. That one rule is what makes "accepted" mean "durable".
 
+mod ledger;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::{
-    DeadLetter, Extend, GroupId, QueueName, Remaining, SendError, Sent, Settle, SettleError, Settled,
-    StoreError,
+    DeadLetter, Extend, GroupId, How, QueueName, Remaining, SendError, Sent, SettleError, Settled, StoreError,
 };
 use tokio::sync::oneshot;
 
+use crate::claims::{ClaimWaiters, End, LedgerOp};
 use crate::engine::{Engine, Leased, Outgoing, Request};
 use crate::ids::Ids;
 use crate::receipt::Named;
@@ -60,7 +62,7 @@ pub(crate) enum Op {
     GiveBack(Vec<Named>),
     Settle {
         queue: QueueName,
-        batch: Vec<(Option<Named>, Settle)>,
+        batch: Vec<Settling>,
         reply: Reply<Vec<Result<Settled, SettleError>>>,
     },
     Extend {
@@ -68,19 +70,32 @@ pub(crate) enum Op {
         batch: Vec<(Option<Named>, Extend)>,
         reply: Reply<Vec<Result<Remaining, SettleError>>>,
     },
+    Ledger(LedgerOp),
     Job(Job),
+}
+
+/// Ends a delivery, and perhaps the claim that was made for it.
+pub(crate) struct Settling {
+    pub named: Option<Named>,
+    pub how: How,
+    pub claim: Option<End>,
 }
 
 impl Op {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Send { batch, .. } => batch.iter().flatten().map(|message| message.bytes as usize).sum(),
+            Self::Settle { batch, .. } => {
+                batch.iter().filter_map(|settling| settling.claim.as_ref()).map(End::bytes).sum()
+            }
+            Self::Ledger(op) => op.bytes(),
             _ => 0,
         }
     }
 
-    pub fn is_send(&self) -> bool {
-        matches!(self, Self::Send { .. })
+    /// Adds something to the store, rather than taking something out.
+    pub fn takes_room(&self) -> bool {
+        matches!(self, Self::Send { .. } | Self::Ledger(LedgerOp::Claim { .. }))
     }
 
     /// Need not wait for the disk: a delivery survives a power cut or comes again.
@@ -88,6 +103,7 @@ impl Op {
         match self {
             Self::Receive { request, .. } => !request.ack_on_receive,
             Self::Cancel { .. } | Self::GiveBack(_) => true,
+            Self::Ledger(op) => op.is_light(),
             _ => false,
         }
     }
@@ -99,6 +115,8 @@ enum Answer {
     Received(Reply<Vec<Raw>>, Vec<Raw>),
     Settled(Reply<Vec<Result<Settled, SettleError>>>, Vec<Result<Settled, SettleError>>),
     Extended(Reply<Vec<Result<Remaining, SettleError>>>, Vec<Result<Remaining, SettleError>>),
+    /// Of the ledger: run with the error, if there was one.
+    Ledger(Done),
     Job(Done),
 }
 
@@ -127,6 +145,7 @@ pub(crate) struct Writer<S> {
     ids: Ids,
     rng: fastrand::Rng,
     waiters: Waiters,
+    claims: ClaimWaiters,
     answers: Vec<Answer>,
     /// Deliveries whose receiver went away before it saw them.
     unseen: Vec<Named>,
@@ -161,6 +180,7 @@ impl<S: Storage> Writer<S> {
             ids,
             rng: fastrand::Rng::with_seed(seed),
             waiters: Waiters::default(),
+            claims: ClaimWaiters::default(),
             answers: Vec::new(),
             unseen: Vec::new(),
             given_back: Vec::new(),
@@ -178,7 +198,8 @@ impl<S: Storage> Writer<S> {
     pub fn sleep(&self) -> Option<Duration> {
         let timer = self.engine.next_timer().map(|at_ms| at_ms.max(self.hold_until_ms));
         let unseen = (!self.unseen.is_empty()).then_some(self.hold_until_ms);
-        let next_ms = timer.into_iter().chain(unseen).chain(self.waiters.next_deadline_ms()).min();
+        let waits = self.waiters.next_deadline_ms().into_iter().chain(self.claims.next_ms());
+        let next_ms = timer.into_iter().chain(unseen).chain(waits).min();
         // What is due already does not wait for a clock that is moved by hand.
         if next_ms.is_some_and(|next_ms| next_ms <= self.time.now().ms()) {
             return Some(Duration::ZERO);
@@ -221,6 +242,8 @@ impl<S: Storage> Writer<S> {
             return now;
         }
         if now.ms() >= self.hold_until_ms {
+            // First: what the storage says of links is what is so.
+            self.prune(now);
             let unseen = std::mem::take(&mut self.unseen);
             self.give_back(now, unseen);
             self.step_redrives(now);
@@ -238,6 +261,7 @@ impl<S: Storage> Writer<S> {
             while let Some(waiter) = self.waiters.overdue(now.ms()) {
                 let _ = waiter.reply.send(Ok(Vec::new()));
             }
+            self.serve_claims(now);
         }
         let failed = self.commit(now);
         for answer in std::mem::take(&mut self.answers) {
@@ -293,6 +317,9 @@ impl<S: Storage> Writer<S> {
         for waiter in self.waiters.drain() {
             let _ = waiter.reply.send(Err(error.clone()));
         }
+        for waiter in self.claims.drain() {
+            let _ = waiter.reply.send(Err(error.clone()));
+        }
         self.stopped = Some(error);
     }
 
@@ -319,7 +346,7 @@ impl<S: Storage> Writer<S> {
             Answer::Sent(reply, sent) => give(reply, sent, failed),
             Answer::Settled(reply, settled) => give(reply, settled, failed),
             Answer::Extended(reply, remaining) => give(reply, remaining, failed),
-            Answer::Job(done) => done(failed.cloned()),
+            Answer::Ledger(done) | Answer::Job(done) => done(failed.cloned()),
             Answer::Received(reply, raw) => {
                 let answer = failed.map_or(Ok(raw), |error| Err(error.clone()));
                 if let Err(Ok(raw)) = reply.send(answer) {
@@ -343,15 +370,7 @@ impl<S: Storage> Writer<S> {
             }
             Op::Settle { queue, batch, reply } => match self.ready(&queue) {
                 Err(error) => drop(reply.send(Err(error))),
-                Ok(id) => {
-                    self.stats.operations += batch.len() as u64;
-                    let settled = batch.into_iter().map(|(named, settle)| {
-                        let named = named.ok_or(SettleError::Malformed)?;
-                        self.engine.settle(now, id, named, &settle.how, self.rng.u64(..))
-                    });
-                    let settled = settled.collect();
-                    self.answers.push(Answer::Settled(reply, settled));
-                }
+                Ok(id) => self.settle(now, id, batch, reply),
             },
             Op::Extend { queue, batch, reply } => match self.ready(&queue) {
                 Err(error) => drop(reply.send(Err(error))),
@@ -365,6 +384,7 @@ impl<S: Storage> Writer<S> {
                     self.answers.push(Answer::Extended(reply, extended));
                 }
             },
+            Op::Ledger(op) => self.apply_ledger(now, op),
             Op::Job(job) => {
                 // A stopped store still answers: the error replaces whatever the job finds.
                 let done = job(&mut self.engine, now);
@@ -603,6 +623,9 @@ impl<S: Storage> Writer<S> {
     pub fn close(&mut self) {
         for waiter in self.waiters.drain() {
             let _ = waiter.reply.send(Ok(Vec::new()));
+        }
+        for waiter in self.claims.drain() {
+            let _ = waiter.reply.send(Err(StoreError::Unavailable("the store is closed".into())));
         }
         if !self.unseen.is_empty() {
             self.run(&mut Vec::new());

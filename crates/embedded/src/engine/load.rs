@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use hapax_core::{GroupId, RedriveTask};
 
 use super::{Counters, Engine, Queue, StoreQuota, Table, Wave, dedup};
-use crate::record::{DedupRow, Entry, Header, MessageRow, QueueRow, park_flags};
+use crate::record::{DedupRow, Entry, Header, LedgerRow, MessageRow, QueueRow, park_flags};
 use crate::time::Now;
 
 /// A number that no store reaches; one beyond it comes from a flipped bit.
@@ -38,6 +38,13 @@ pub(crate) enum Loaded {
         task: RedriveTask,
         upto: u64,
         cursor: u64,
+    },
+    /// An open entry of the ledger.
+    Entry(LedgerRow),
+    /// How many entries the ledger has, and when to look for some to prune.
+    Entries {
+        rows: u64,
+        prune_ms: Option<u64>,
     },
 }
 
@@ -79,6 +86,7 @@ impl Loader {
             deleted: Vec::new(),
             header,
             unclaimed_rows: 0,
+            ledger: super::ledger::Entries::default(),
             quota,
             wave,
         };
@@ -136,6 +144,8 @@ impl Loader {
                 }
             }
             Loaded::Redrive { task, upto, cursor } => self.redrives.push((task, upto, cursor)),
+            Loaded::Entry(row) => engine.ledger.load(row, self.now),
+            Loaded::Entries { rows, prune_ms } => engine.ledger.load_counts(rows, prune_ms),
         }
     }
 

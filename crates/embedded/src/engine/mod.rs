@@ -9,6 +9,7 @@ mod admin;
 mod dead;
 mod dedup;
 mod groups;
+mod ledger;
 mod load;
 mod queue;
 mod receive;
@@ -25,6 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use hapax_core::{QueueName, StoreError};
 
 pub(crate) use dedup::content_id;
+pub(crate) use ledger::{Known, PRUNE_MAX};
 pub(crate) use load::{Loaded, Loader};
 pub(crate) use queue::Queue;
 pub(crate) use receive::{Leased, Request};
@@ -77,6 +79,7 @@ enum Undo {
     Swept(Vec<(u64, u8)>),
     Forgotten(Vec<u32>),
     Paused(Option<String>),
+    Held { hash: u128, before: Option<Box<crate::record::LedgerRow>> },
 }
 
 /// What the wave under way has done so far.
@@ -93,6 +96,8 @@ pub(crate) struct Wave {
     touched: BTreeSet<u32>,
     /// Rows to delete bit by bit once this wave is committed.
     purged: Vec<(u64, u8)>,
+    /// What the wave did to the ledger beside what its open entries show.
+    pub ledger: ledger::Changes,
     /// The wave holds something whose loss at a power cut would break a promise.
     pub durable: bool,
 }
@@ -124,6 +129,7 @@ pub(crate) struct Engine {
     header: Header,
     /// Damaged rows that belong to no message: they stay in the file, so they count as rows.
     unclaimed_rows: u64,
+    ledger: ledger::Entries,
     quota: StoreQuota,
     pub wave: Wave,
 }
@@ -180,6 +186,9 @@ impl Engine {
         self.header.next_seq = self.wave.counters.next_seq;
         let to_sweep = self.sweep.len() + self.wave.purged.len();
         self.header.rows = self.wave.counters.messages + to_sweep as u64 + self.unclaimed_rows;
+        if self.ledger.rows != self.wave.ledger.rows_before() {
+            self.wave.records.push(Record::LedgerRows(self.ledger.rows));
+        }
         self.wave.records.push(Record::Header(self.header.clone()));
         true
     }
@@ -199,6 +208,7 @@ impl Engine {
         self.wave.saved = self.wave.counters;
         self.wave.saved_floor = self.header.fence_floor;
         self.wave.durable = false;
+        self.wave.ledger = self.ledger.no_changes();
         self.wave.number += 1;
     }
 
@@ -212,6 +222,7 @@ impl Engine {
         // A floor that did not reach the disk protects nobody.
         self.header.fence_floor = self.wave.saved_floor;
         self.wave.purged.clear();
+        self.ledger.take_back(&self.wave.ledger);
         self.commit();
     }
 
@@ -259,6 +270,7 @@ impl Engine {
             Undo::Swept(rows) => rows.into_iter().rev().for_each(|row| self.sweep.push_front(row)),
             Undo::Forgotten(ids) => self.tombstones.extend(ids),
             Undo::Paused(paused) => self.header.paused = paused,
+            Undo::Held { hash, before } => drop(self.ledger.set(hash, before.map(|row| *row))),
         }
     }
 
@@ -281,5 +293,6 @@ impl Engine {
                 assert!(entry.order >= queue.purged_before, "a purged message came back");
             }
         }
+        self.ledger.check();
     }
 }

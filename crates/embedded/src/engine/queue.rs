@@ -11,7 +11,7 @@ use super::groups::Slot;
 use super::receive::Replay;
 use super::table::Table;
 use super::{Undo, Wave};
-use crate::record::{Entry, FLAG_HISTORY, MessageRow, QueueRow, Record, State};
+use crate::record::{Entry, FLAG_HISTORY, FLAG_KEYED, MessageRow, QueueRow, Record, State};
 
 pub(crate) struct Queue {
     pub id: u32,
@@ -98,6 +98,9 @@ impl Queue {
     /// Removes a message and records it.
     pub(super) fn delete(&mut self, wave: &mut Wave, slot: Slot) -> Entry {
         let entry = self.remove(wave, slot);
+        if entry.flags & FLAG_KEYED != 0 {
+            wave.ledger.unlink(entry.seq);
+        }
         wave.records.push(Record::Delete { seq: entry.seq, flags: entry.flags });
         entry
     }

@@ -17,7 +17,7 @@ impl Engine {
         let now = if self.sweep.is_empty() && self.tombstones.is_empty() { None } else { Some(0) };
         let queues = self.timers.first().map(|(at_ms, _)| *at_ms);
         let tasks = self.tasks.values().filter_map(super::Task::next_ms).min();
-        now.into_iter().chain(queues).chain(tasks).min()
+        now.into_iter().chain(queues).chain(tasks).chain(self.ledger.next_ms()).min()
     }
 
     /// Lets time act, up to a bound; what is left stays due. Redrives are stepped by the writer, since they read.

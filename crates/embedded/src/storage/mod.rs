@@ -1,6 +1,7 @@
 //! The narrow seam between the engine and what holds its rows. Faults are injected here in tests, and another
 //! storage could stand here.
 
+pub(crate) mod ledger;
 mod rows;
 pub(crate) mod schema;
 pub(crate) mod sqlite;
@@ -12,7 +13,7 @@ pub(crate) use write::put_header;
 use thiserror::Error;
 
 use crate::engine::Loader;
-use crate::record::{BodyRow, DeadRow, DedupRow, Header, Record};
+use crate::record::{BodyRow, DeadRow, DedupRow, Header, LedgerRow, Record};
 
 /// How a commit ended, if not well.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -36,6 +37,25 @@ pub(crate) enum FoundBody {
     Sound(BodyRow),
     /// Missing, or its bytes do not match their checksum.
     Damaged(String),
+}
+
+/// An entry of the ledger as it was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum FoundEntry {
+    Absent,
+    Sound(LedgerRow),
+    /// There is one, but its bytes do not match their checksum.
+    Damaged(String),
+}
+
+/// An ended entry that is to be looked at, because its time is over or was over before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DueEntry {
+    pub hash: u128,
+    pub fence: u64,
+    /// A message needs it.
+    pub linked: bool,
+    pub damaged: bool,
 }
 
 /// Whether a commit waits for the disk.
@@ -63,6 +83,15 @@ pub(crate) trait Storage: Send {
     fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError>;
 
     fn dedup(&mut self, queue: u32, key: u128) -> Result<Option<DedupRow>, ReadError>;
+
+    /// The entry with this hash.
+    fn entry(&mut self, hash: u128) -> Result<FoundEntry, ReadError>;
+
+    /// Messages that need an entry, each with its queue; at most `limit`.
+    fn links(&mut self, hash: u128, limit: usize) -> Result<Vec<(u64, u32)>, ReadError>;
+
+    /// Ended entries whose time is over, at most `limit`; and when the next one's is.
+    fn due_entries(&mut self, now_ms: u64, limit: usize) -> Result<(Vec<DueEntry>, Option<u64>), ReadError>;
 
     /// Room left on the medium, where that can be told.
     fn free_bytes(&self) -> Option<u64>;

@@ -111,6 +111,40 @@ CREATE TABLE redrive (
 );
 CREATE TABLE audit (at_ms INTEGER NOT NULL, by TEXT NOT NULL, what TEXT NOT NULL);
 ",
+    "
+-- The key is the fence of the last grant: rows are in the order of their claims, and new ones go to the end.
+CREATE TABLE ledger (
+    fence INTEGER PRIMARY KEY,
+    id BLOB NOT NULL,                  -- hash of scope and key
+    scope TEXT NOT NULL,
+    key TEXT NOT NULL,
+    state INTEGER NOT NULL,            -- 0 held until at_ms, 1 in doubt since at_ms, 2 completed at at_ms, 3 failed then
+    owner TEXT NOT NULL,
+    fingerprint TEXT,
+    lease_ms INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL,
+    ttl_ms INTEGER NOT NULL,
+    on_doubt INTEGER NOT NULL,         -- 0 retry, 1 park
+    claimed_ms INTEGER NOT NULL,
+    takeovers INTEGER NOT NULL,
+    omitted INTEGER,                   -- size of an outcome that was too large to keep
+    outcome_crc INTEGER NOT NULL,
+    prune_ms INTEGER,                  -- when to look whether it can go; NULL while it is open
+    crc INTEGER NOT NULL,              -- over all other columns but the outcome, which has its own
+    outcome TEXT
+);
+CREATE UNIQUE INDEX ledger_id ON ledger (id);
+CREATE INDEX ledger_prune ON ledger (prune_ms);
+CREATE TABLE ledger_rows (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    rows INTEGER NOT NULL,             -- how many rows `ledger` has
+    crc INTEGER NOT NULL
+);
+-- Which entries a message needs: they are not pruned while it lives. No checksum: a row that is there protects, however
+-- it reads.
+CREATE TABLE keyed (seq INTEGER NOT NULL, entry BLOB NOT NULL, PRIMARY KEY (seq, entry)) WITHOUT ROWID;
+CREATE INDEX keyed_entry ON keyed (entry);
+",
 ];
 
 /// The file's version; 0 for an empty one. Refuses what is not a store of ours, or of a version that is not known.

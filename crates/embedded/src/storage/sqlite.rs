@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::{CommitError, Durability, FoundBody, ReadError, Storage, rows, schema, write};
+use super::{
+    CommitError, DueEntry, Durability, FoundBody, FoundEntry, ReadError, Storage, ledger, rows, schema, write,
+};
 use crate::OpenError;
 use crate::checkpoint::{Checkpoint, Checkpointer, Pass};
 use crate::engine::{Loaded, Loader};
@@ -49,6 +51,9 @@ const WAL_PAGES_MAX: u64 = 4_000;
 /// where a commit has split a page into freed ones, SQLite walks the whole cache (`pcache1TruncateUnsafe`; measured at
 /// 32 MiB: 5% of the server's processor time).
 const CACHE_KIB: i64 = 8 * 1024;
+
+/// A ledger whose pages are damaged is looked at again for pruning after so long.
+const DAMAGED_AGAIN_MS: u64 = 24 * 3600 * 1000;
 
 pub(crate) struct Sqlite {
     /// Not closed after a failed write: closing would checkpoint, and so retry what failed.
@@ -312,6 +317,22 @@ impl Storage for Sqlite {
         Ok(found.map_err(read)?.flatten().map(|(_, row)| row))
     }
 
+    fn entry(&mut self, hash: u128) -> Result<FoundEntry, ReadError> {
+        self.begin_reads().and_then(|()| ledger::find(&self.db, hash)).map_err(read)
+    }
+
+    fn links(&mut self, hash: u128, limit: usize) -> Result<Vec<(u64, u32)>, ReadError> {
+        ledger::links(&self.db, hash, limit).map_err(read)
+    }
+
+    fn due_entries(&mut self, now_ms: u64, limit: usize) -> Result<(Vec<DueEntry>, Option<u64>), ReadError> {
+        match ledger::due(&self.db, now_ms, limit) {
+            // What is damaged is not pruned; claims on it say so.
+            Err(error) if rows::is_corrupt(&error) => Ok((Vec::new(), Some(now_ms + DAMAGED_AGAIN_MS))),
+            due => due.map_err(read),
+        }
+    }
+
     fn free_bytes(&self) -> Option<u64> {
         if self.place.vfs.is_some() {
             return None;
@@ -421,5 +442,6 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
             None => loader.warn("a redrive's row is damaged; it does not go on"),
         }
     }
+    ledger::load(db, loader)?;
     Ok(Ok(()))
 }

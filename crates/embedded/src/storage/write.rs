@@ -2,10 +2,10 @@
 
 use rusqlite::{CachedStatement, Connection, params};
 
-use super::rows;
+use super::{ledger, rows};
 use crate::record::{
-    BodyRow, DeadRow, Entry, FLAG_DEAD, FLAG_HISTORY, Header, MessageRow, QueueRow, Record, halted_crc,
-    history_crc, redrive_crc,
+    BodyRow, DeadRow, Entry, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, Header, LedgerRow, MessageRow, QueueRow,
+    Record, halted_crc, history_crc, redrive_crc,
 };
 
 /// One wave's writing. Holds the statements of every lifecycle, which are then looked up once per wave.
@@ -137,6 +137,16 @@ fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::
             Ok(())
         }
         Record::ForgetRedrive { id } => execute(db, "DELETE FROM redrive WHERE id = ?1", *id),
+        Record::Ledger { row, before } => put_entry(db, row, *before),
+        Record::DropEntry { fence } => found(db.prepare_cached(ledger::DELETE)?.execute([*fence as i64])?),
+        Record::DropDamaged { hash } => ledger::drop_damaged(db, *hash),
+        Record::PostponeEntry { fence, prune_ms } => ledger::postpone(db, *fence, *prune_ms),
+        Record::LedgerRows(rows) => ledger::put_count(db, *rows),
+        Record::Link { seq, hash } => {
+            let sql = "INSERT OR IGNORE INTO keyed (seq, entry) VALUES (?1, ?2)";
+            db.prepare_cached(sql)?.execute(params![*seq as i64, &hash.to_le_bytes()[..]])?;
+            Ok(())
+        }
         Record::Header(header) => put_header(db, header, secret),
         Record::Audit { at_ms, by, what } => {
             let sql = "INSERT INTO audit (at_ms, by, what) VALUES (?1, ?2, ?3)";
@@ -251,7 +261,20 @@ fn delete_rest(db: &Connection, seq: u64, flags: u8) -> rusqlite::Result<()> {
     if flags & FLAG_DEAD != 0 {
         execute(db, "DELETE FROM dead WHERE seq = ?1", seq)?;
     }
+    if flags & FLAG_KEYED != 0 {
+        execute(db, "DELETE FROM keyed WHERE seq = ?1", seq)?;
+    }
     Ok(())
+}
+
+fn put_entry(db: &Connection, row: &LedgerRow, before: Option<u64>) -> rusqlite::Result<()> {
+    if before == Some(row.entry.fence.0) {
+        return found(ledger::put(&mut db.prepare_cached(ledger::UPDATE)?, row)?);
+    }
+    if let Some(before) = before {
+        found(db.prepare_cached(ledger::DELETE)?.execute([before as i64])?)?;
+    }
+    found(ledger::put(&mut db.prepare_cached(ledger::INSERT)?, row)?)
 }
 
 fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hapax_core::{
     Extend, GroupId, How, ManualClock, Priority, QueueConfig, QueueName, Receipt, Remaining, SendError, Sent,
-    Settle, SettleError, Settled, StoreError,
+    SettleError, Settled, StoreError,
 };
 use tokio::sync::oneshot;
 
@@ -14,7 +14,7 @@ use crate::receipt::Named;
 use crate::record::Content;
 use crate::storage::Storage;
 use crate::time::{Now, StoreTime};
-use crate::writer::{Op, Raw, Writer};
+use crate::writer::{Op, Raw, Settling, Writer};
 
 /// Where every run starts.
 pub(super) const START_MS: u64 = 1_800_000_000_000;
@@ -85,7 +85,7 @@ fn unread() -> Receipt {
 
 pub(super) fn settle(queue: &QueueName, batch: Vec<(Option<Named>, How)>) -> (Op, Answer<Settles>) {
     let (reply, answer) = oneshot::channel();
-    let batch = batch.into_iter().map(|(named, how)| (named, Settle::new(unread(), how))).collect();
+    let batch = batch.into_iter().map(|(named, how)| Settling { named, how, claim: None }).collect();
     (Op::Settle { queue: queue.clone(), batch, reply }, answer)
 }
 

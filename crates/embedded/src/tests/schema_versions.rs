@@ -10,7 +10,7 @@ use crate::storage::schema::STEPS;
 use crate::storage::sqlite::{Place, Sqlite};
 use crate::{DATABASE, Embedded, OpenError, Options};
 
-const BACKUP: &str = "before-migration-from-v1.db";
+const BACKUP: &str = "before-migration-from-v2.db";
 
 fn queue() -> QueueName {
     QueueName::new("jobs").unwrap()
@@ -76,7 +76,7 @@ async fn a_migration_first_writes_a_backup_that_the_old_version_opens() {
     let folder = tempfile::tempdir().unwrap();
     send_one(folder.path()).await;
     migrate(folder.path(), "CREATE TABLE extra (x)").unwrap();
-    assert!(matches!(refusal(folder.path()), OpenError::Newer { version: 2, .. }));
+    assert!(matches!(refusal(folder.path()), OpenError::Newer { version: 3, .. }));
     migrate(folder.path(), "CREATE TABLE extra (x)").expect("the new version opens it again");
 
     let old = tempfile::tempdir().unwrap();
@@ -118,7 +118,7 @@ async fn a_migration_that_is_killed_leaves_the_old_version() {
     // More than the cache holds, so that half of it is in the log already.
     let half =
         "CREATE TABLE extra AS WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
-                SELECT randomblob(1000) AS x FROM n; UPDATE message SET flags = 99; PRAGMA user_version = 2";
+                SELECT randomblob(1000) AS x FROM n; UPDATE message SET flags = 99; PRAGMA user_version = 3";
     transaction.execute_batch(half).unwrap();
 
     // What a killed process leaves is what its files hold at that moment.

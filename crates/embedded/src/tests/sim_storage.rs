@@ -3,14 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use hapax_core::ledger::protocol::Stage;
 use hapax_core::store::FailedAttempt;
 use hapax_core::{GroupId, RedriveTask};
 
 use crate::engine::{Loaded, Loader};
 use crate::record::{
-    BodyRow, DeadRow, DedupRow, FLAG_DEAD, FLAG_HISTORY, Header, MessageRow, QueueRow, Record,
+    BodyRow, DeadRow, DedupRow, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, Header, LedgerRow, MessageRow, QueueRow,
+    Record,
 };
-use crate::storage::{CommitError, Durability, FoundBody, ReadError, Storage};
+use crate::storage::{CommitError, DueEntry, Durability, FoundBody, FoundEntry, ReadError, Storage};
 
 /// How the next commit goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +46,10 @@ pub(super) struct Tables {
     dedup: BTreeMap<(u32, u128), DedupRow>,
     halted: BTreeSet<(u32, GroupId)>,
     redrives: BTreeMap<u64, (RedriveTask, u64, u64)>,
+    /// By fence; with when to look whether it can go.
+    pub ledger: BTreeMap<u64, (LedgerRow, Option<u64>)>,
+    ledger_rows: u64,
+    pub keyed: BTreeSet<(u64, u128)>,
 }
 
 impl Tables {
@@ -70,6 +76,9 @@ impl Tables {
                 let dead = self.dead.remove(seq);
                 assert!(history.is_none() || flags & FLAG_HISTORY != 0, "history would be left behind");
                 assert!(dead.is_none() || flags & FLAG_DEAD != 0, "a dead letter's row would be left behind");
+                let links = self.keyed.len();
+                self.keyed.retain(|(at, _)| at != seq);
+                assert!(links == self.keyed.len() || flags & FLAG_KEYED != 0, "a link would be left behind");
             }
             Record::Dead(row) => {
                 let mut row = row.clone();
@@ -98,8 +107,34 @@ impl Tables {
                 self.redrives.insert(task.id, (task.clone(), *upto, *cursor));
             }
             Record::ForgetRedrive { id } => drop(self.redrives.remove(id)),
+            Record::Ledger { row, before } => {
+                let replaced =
+                    before.map(|fence| self.ledger.remove(&fence).expect("a replaced entry is there"));
+                assert!(replaced.is_none_or(|(before, _)| before.id == row.id), "an entry became another's");
+                assert!(self.ledger.values().all(|(other, _)| other.id != row.id), "two entries of one key");
+                let ended = matches!(row.entry.stage, Stage::Completed { .. });
+                let prune_ms = ended.then(|| row.entry.prune_ms()).flatten();
+                let there = self.ledger.insert(row.entry.fence.0, ((**row).clone(), prune_ms));
+                assert!(there.is_none(), "a fence was given out twice");
+            }
+            Record::DropEntry { fence } => {
+                self.ledger.remove(fence).expect("a dropped entry is there");
+            }
+            Record::DropDamaged { .. } => unreachable!("nothing is damaged here"),
+            Record::PostponeEntry { fence, prune_ms } => {
+                self.ledger.get_mut(fence).expect("a postponed entry is there").1 = Some(*prune_ms);
+            }
+            Record::LedgerRows(rows) => self.ledger_rows = *rows,
+            Record::Link { seq, hash } => {
+                self.keyed.insert((*seq, *hash));
+            }
             Record::Header(header) => self.header = header.clone(),
         }
+    }
+
+    fn links(&self, hash: u128) -> impl Iterator<Item = (u64, u32)> {
+        let links = self.keyed.iter().filter(move |(_, entry)| *entry == hash);
+        links.filter_map(|(seq, _)| Some((*seq, self.messages.get(seq)?.queue)))
     }
 
     /// What must hold between the tables after every commit.
@@ -117,6 +152,11 @@ impl Tables {
             );
         }
         assert!(self.dead.keys().all(|seq| self.messages.contains_key(seq)));
+        assert_eq!(self.ledger_rows, self.ledger.len() as u64, "the ledger is not counted right");
+        for (seq, _) in &self.keyed {
+            let message = self.messages.get(seq).expect("a link's message is there");
+            assert!(message.entry.flags & FLAG_KEYED != 0, "message {seq} does not know of its link");
+        }
     }
 }
 
@@ -217,6 +257,12 @@ impl Storage for SimStorage {
         for (task, upto, cursor) in tables.redrives.values() {
             loader.add(Loaded::Redrive { task: task.clone(), upto: *upto, cursor: *cursor });
         }
+        for (row, prune_ms) in tables.ledger.values() {
+            if prune_ms.is_none() {
+                loader.add(Loaded::Entry(row.clone()));
+            }
+        }
+        loader.add(Loaded::Entries { rows: tables.ledger_rows, prune_ms: Some(0) });
         Ok(())
     }
 
@@ -254,6 +300,34 @@ impl Storage for SimStorage {
             return Err(ReadError("simulated".into()));
         }
         Ok(self.committed.dedup.get(&(queue, key)).copied())
+    }
+
+    fn entry(&mut self, hash: u128) -> Result<FoundEntry, ReadError> {
+        if self.fail_reads {
+            return Err(ReadError("simulated".into()));
+        }
+        let found = self.committed.ledger.values().find(|(row, _)| row.id.hash() == hash);
+        Ok(found.map_or(FoundEntry::Absent, |(row, _)| FoundEntry::Sound(row.clone())))
+    }
+
+    fn links(&mut self, hash: u128, limit: usize) -> Result<Vec<(u64, u32)>, ReadError> {
+        Ok(self.committed.links(hash).take(limit).collect())
+    }
+
+    fn due_entries(&mut self, now_ms: u64, limit: usize) -> Result<(Vec<DueEntry>, Option<u64>), ReadError> {
+        if self.fail_reads {
+            return Err(ReadError("simulated".into()));
+        }
+        let ended = self.committed.ledger.values().filter_map(|(row, prune_ms)| Some(((*prune_ms)?, row)));
+        let mut ended: Vec<_> = ended.collect();
+        ended.sort_by_key(|(prune_ms, row)| (*prune_ms, row.entry.fence));
+        let next_ms = ended.iter().map(|(prune_ms, _)| *prune_ms).find(|prune_ms| *prune_ms > now_ms);
+        let due = ended.iter().take_while(|(prune_ms, _)| *prune_ms <= now_ms).take(limit).map(|(_, row)| {
+            let hash = row.id.hash();
+            let linked = self.committed.links(hash).next().is_some();
+            DueEntry { hash, fence: row.entry.fence.0, linked, damaged: false }
+        });
+        Ok((due.collect(), next_ms))
     }
 
     fn free_bytes(&self) -> Option<u64> {

@@ -5,9 +5,11 @@
 //! `docs/errors/`. A worker checks when it starts, `hapax doctor` prints the same report.
 
 mod rules;
+mod store;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -16,6 +18,8 @@ use crate::ledger::{LedgerCapabilities, OnDoubt};
 use crate::message::KeySource;
 use crate::queue::{QueueConfig, Tier};
 use crate::store::{Capabilities, QueueTotals};
+
+pub use store::{Disk, StoreFacts, check_store};
 
 /// What is known about a queue, its store and its handler. What is not known is left out, and so is what would follow
 /// from it.
@@ -206,9 +210,9 @@ pub fn check(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Every code that [`check`] can find, with how grave it is.
-pub fn codes() -> impl Iterator<Item = (&'static str, Severity)> {
-    rules::RULES.iter().map(|rule| (rule.code, rule.severity))
+/// Every code that [`check`] and [`check_store`] can find, with how grave it is.
+pub fn codes() -> BTreeMap<&'static str, Severity> {
+    rules::RULES.iter().map(|rule| (rule.code, rule.severity)).chain(store::codes()).collect()
 }
 
 /// How long after an outcome was recorded the same message may still be delivered again, without anyone asking for it.

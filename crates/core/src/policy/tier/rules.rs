@@ -1,6 +1,6 @@
 //! One function for each finding: what is found and what to do, or `None`.
 
-use super::{Database, Facts, Lease, LedgerFacts, Severity, redrive_horizon_ms, retry_horizon_ms};
+use super::{Database, Facts, Lease, LedgerFacts, Medium, Severity, redrive_horizon_ms, retry_horizon_ms};
 use crate::ledger::OnDoubt;
 use crate::message::KeySource;
 use crate::policy::RetryPolicy;
@@ -204,11 +204,14 @@ fn ledger_in_other_database(facts: &Facts) -> Found {
 }
 
 fn network_file_system(facts: &Facts) -> Found {
-    let medium = facts.medium.as_ref().filter(|medium| medium.network)?;
+    medium_network(&facts.store.name, facts.medium.as_ref())
+}
+
+pub(super) fn medium_network(store: &str, medium: Option<&Medium>) -> Found {
+    let kind = &medium.filter(|medium| medium.network)?.kind;
     found(
         format!(
-            "the {} store is on a network file system ({}), whose locks and syncs cannot be relied on",
-            facts.store.name, medium.kind
+            "the {store} store is on a network file system ({kind}), whose locks and syncs cannot be relied on"
         ),
         "move its folder to a disk of this machine",
     )
@@ -251,9 +254,13 @@ fn dedup_window_too_long(facts: &Facts) -> Found {
 }
 
 fn volatile_file_system(facts: &Facts) -> Found {
-    let medium = facts.medium.as_ref().filter(|medium| medium.volatile && facts.redelivers())?;
+    medium_volatile(facts.medium.as_ref().filter(|_| facts.redelivers()))
+}
+
+pub(super) fn medium_volatile(medium: Option<&Medium>) -> Found {
+    let kind = &medium.filter(|medium| medium.volatile)?.kind;
     found(
-        format!("the store is on a file system in memory ({}): nothing survives a reboot", medium.kind),
+        format!("the store is on a file system in memory ({kind}): nothing survives a reboot"),
         "move its folder to a disk, unless the messages may be lost",
     )
 }

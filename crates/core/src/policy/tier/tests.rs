@@ -326,10 +326,11 @@ fn each_code_is_triggered_and_missed_and_no_two_are_alike() {
     let hit: BTreeSet<_> = CASES.iter().map(|case| case.code).collect();
     let missed: BTreeSet<_> =
         CASES.iter().filter(|case| !case.misses.is_empty()).map(|case| case.code).collect();
-    let all: BTreeSet<_> = codes().map(|(code, _)| code).collect();
+    let all: BTreeSet<_> = rules::RULES.iter().map(|rule| rule.code).collect();
     assert_eq!(hit, all);
     assert_eq!(missed, all);
-    assert_eq!(codes().count(), all.len());
+    assert_eq!(rules::RULES.len(), all.len());
+    assert!(all.iter().all(|code| codes().contains_key(code)) && codes().contains_key("store-stopped"));
 }
 
 #[test]
@@ -369,6 +370,17 @@ fn shares_are_rounded_down_and_named() {
         findings[0].message.starts_with("3.1% of deliveries expired (31 of 1000) and 2 settles"),
         "{findings:?}"
     );
+}
+
+#[test]
+fn what_was_seen_is_told_from_what_the_policy_allows_for() {
+    let seen = found(EffectivelyOnce, |facts| facts.key_source = Some(KeySource::MessageId));
+    assert!(seen[0].message.starts_with("some messages are known only by their message id"), "{seen:?}");
+    let allowed = found(EffectivelyOnce, |facts| {
+        facts.key_source = None;
+        facts.queue.key_pointer = None;
+    });
+    assert!(allowed[0].message.starts_with("a message without an idempotency key"), "{allowed:?}");
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use hapax_core::policy::RETENTION_MS_MAX;
 use hapax_core::{
-    DeadLetterPolicy, How, ManualClock, Priority, QueueConfig, QueueName, QueueStats, Receipt, SendError,
-    Sent, Settle, SettleError, Settled, StoreError,
+    DeadLetterPolicy, How, ManualClock, Priority, QueueConfig, QueueName, QueueStats, SendError, Sent,
+    SettleError, Settled, StoreError,
 };
 use hapax_simdisk::SimDisk;
 use tokio::sync::oneshot;
@@ -20,7 +20,7 @@ use crate::storage::Storage;
 use crate::storage::schema::STEPS;
 use crate::storage::sqlite::{Place, Sqlite};
 use crate::time::StoreTime;
-use crate::writer::{Op, Raw, Writer};
+use crate::writer::{Op, Raw, Settling, Writer};
 
 pub const DATABASE: &str = "hapax.db";
 const QUEUES: [&str; 2] = ["jobs", "dead"];
@@ -223,8 +223,9 @@ impl Rig {
             _ => How::Retry { after_ms: None, error: Some("again".into()) },
         };
         let batch: Vec<_> = batch.into_iter().map(|held| (held, how(&mut self.rng))).collect();
-        let receipt = || Receipt::new("by name").unwrap();
-        let settles = batch.iter().map(|(held, how)| (Some(held.named), Settle::new(receipt(), how.clone())));
+        let settling =
+            |(held, how): &(Held, How)| Settling { named: Some(held.named), how: how.clone(), claim: None };
+        let settles = batch.iter().map(settling);
         let (reply, answer) = oneshot::channel();
         let op = Op::Settle { queue: queue_name(first.queue), batch: settles.collect(), reply };
         (Asked::Settle(batch, answer), op)

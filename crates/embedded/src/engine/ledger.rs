@@ -1,0 +1,441 @@
+//! The ledger: open entries in memory, ended ones in the storage, every decision by the protocol of the core.
+//!
+//! An entry's time is over at its [`protocol::Entry::prune_ms`], unless a message that lives in this store needs it.
+//! From then on nobody sees it, whether or not its row was pruned already: a decision starts from [`Known`], which the
+//! writer makes, and an entry that is over is replaced before a message is linked to its key again.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use hapax_core::ledger::protocol::{self, Claimed, Ended, Stage};
+use hapax_core::{
+    Cause, ClaimError, ClaimRequest, Ending, EntryId, EntryState, Fence, LedgerStats, Remaining, Resolution,
+    ResolveError, StoreError, TokenError, policy,
+};
+
+use super::{Engine, Undo};
+use crate::receipt::Named;
+use crate::record::{FLAG_KEYED, LedgerRow, Record, parked_cause};
+use crate::storage::DueEntry;
+use crate::time::Now;
+
+/// The most open entries, which are kept in memory.
+const OPEN_MAX: usize = 1_000_000;
+/// Entries looked at for pruning in one wave.
+pub(crate) const PRUNE_MAX: usize = 500;
+/// Entries whose time is over are looked for at most this often, unless a wave left some.
+const PRUNE_EVERY_MS: u64 = 1_000;
+/// An entry that a message needs is looked at again after so long.
+const NEEDED_AGAIN_MS: u64 = 3_600_000;
+/// A damaged entry, which stays, after so long.
+const DAMAGED_AGAIN_MS: u64 = 24 * 3_600_000;
+/// Who decided something, as the audit keeps it.
+const BY_BYTES_MAX: usize = 256;
+
+/// The open entries and what is known of all.
+#[derive(Default)]
+pub(super) struct Entries {
+    open: HashMap<u128, Open>,
+    /// Open entries by when to look whether they can go.
+    fading: BTreeSet<(u64, u128)>,
+    /// Rows in the storage.
+    pub rows: u64,
+    stats: LedgerStats,
+    /// When ended entries are looked at next.
+    prune_ms: Option<u64>,
+    pruned_ms: u64,
+}
+
+struct Open {
+    row: LedgerRow,
+    /// Its place in `fading`.
+    fades_ms: Option<u64>,
+}
+
+impl Entries {
+    pub fn load(&mut self, mut row: LedgerRow, now: Now) {
+        row.entry = row.entry.reopened(now.ms());
+        self.set(row.id.hash(), Some(row));
+    }
+
+    pub fn load_counts(&mut self, rows: u64, prune_ms: Option<u64>) {
+        (self.rows, self.prune_ms) = (rows, prune_ms);
+    }
+
+    /// Puts an open entry into memory or takes it out; gives what was there.
+    pub fn set(&mut self, hash: u128, row: Option<LedgerRow>) -> Option<LedgerRow> {
+        let before = match row {
+            Some(row) => {
+                let fades_ms = row.entry.prune_ms();
+                self.fading.extend(fades_ms.map(|at_ms| (at_ms, hash)));
+                let before = self.open.insert(hash, Open { row, fades_ms });
+                let faded_ms = before.as_ref().and_then(|before| before.fades_ms);
+                self.fade_not(hash, faded_ms.filter(|_| faded_ms != fades_ms));
+                before
+            }
+            None => {
+                let before = self.open.remove(&hash);
+                self.fade_not(hash, before.as_ref().and_then(|before| before.fades_ms));
+                before
+            }
+        };
+        before.map(|before| before.row)
+    }
+
+    fn fade_not(&mut self, hash: u128, at_ms: Option<u64>) {
+        if let Some(at_ms) = at_ms {
+            self.fading.remove(&(at_ms, hash));
+        }
+    }
+
+    /// Looks at an entry whose time is over again later.
+    fn fade_later(&mut self, hash: u128, at_ms: u64) {
+        let Some(open) = self.open.get_mut(&hash) else { return };
+        if let Some(before) = open.fades_ms.replace(at_ms) {
+            self.fading.remove(&(before, hash));
+        }
+        self.fading.insert((at_ms, hash));
+    }
+
+    /// When to look for entries whose time is over.
+    pub fn next_ms(&self) -> Option<u64> {
+        let next = self.prune_ms.into_iter().chain(self.fading.first().map(|(at_ms, _)| *at_ms)).min()?;
+        Some(next.max(self.pruned_ms))
+    }
+
+    pub fn no_changes(&self) -> Changes {
+        Changes { rows: self.rows, stats: self.stats, ..Changes::default() }
+    }
+
+    pub fn take_back(&mut self, changes: &Changes) {
+        (self.rows, self.stats) = (changes.rows, changes.stats);
+        // Entries that were to be pruned by this wave are still there.
+        (self.prune_ms, self.pruned_ms) = (Some(0), 0);
+    }
+
+    #[cfg(test)]
+    pub fn check(&self) {
+        assert!(self.open.len() as u64 <= self.rows);
+        for (hash, open) in &self.open {
+            assert!(*hash == open.row.id.hash() && matches!(open.row.entry.stage, Stage::Processing { .. }));
+            assert!(open.fades_ms.is_none_or(|at_ms| self.fading.contains(&(at_ms, *hash))));
+        }
+        assert_eq!(self.open.values().filter(|open| open.fades_ms.is_some()).count(), self.fading.len());
+    }
+}
+
+/// What a wave did to the ledger.
+#[derive(Default)]
+pub(crate) struct Changes {
+    /// Entries that ended in this wave, and, `None`, those that are gone: the storage does not know yet.
+    ended: HashMap<u128, Option<LedgerRow>>,
+    /// Entries that nobody holds any more, for whoever waits for them.
+    freed: Vec<u128>,
+    /// Messages that need an entry since this wave.
+    linked: HashMap<u128, Vec<u64>>,
+    /// Messages that are gone since this wave.
+    unlinked: HashSet<u64>,
+    rows: u64,
+    stats: LedgerStats,
+}
+
+impl Changes {
+    pub fn rows_before(&self) -> u64 {
+        self.rows
+    }
+
+    pub fn unlink(&mut self, seq: u64) {
+        self.unlinked.insert(seq);
+    }
+
+    pub fn unlinked(&self) -> &HashSet<u64> {
+        &self.unlinked
+    }
+
+    pub fn is_linked(&self, hash: u128) -> bool {
+        self.linked.get(&hash).is_some_and(|seqs| seqs.iter().any(|seq| !self.unlinked.contains(seq)))
+    }
+
+    pub fn take_freed(&mut self) -> Vec<u128> {
+        std::mem::take(&mut self.freed)
+    }
+}
+
+/// What a decision about a key starts from.
+#[derive(Debug, Clone)]
+pub(crate) struct Known {
+    pub id: EntryId,
+    pub hash: u128,
+    /// The row that is there.
+    pub row: Option<LedgerRow>,
+    /// Its time is over, and no message needs it: it counts as absent.
+    pub over: bool,
+}
+
+impl Known {
+    pub fn entry(&self) -> Option<&protocol::Entry> {
+        if self.over { None } else { self.row.as_ref().map(|row| &row.entry) }
+    }
+}
+
+impl Engine {
+    /// What memory says about a key: `None` when the storage must be asked.
+    pub fn entry_in_memory(&self, hash: u128) -> Option<Option<LedgerRow>> {
+        let open = self.ledger.open.get(&hash).map(|open| Some(open.row.clone()));
+        open.or_else(|| self.wave.ledger.ended.get(&hash).cloned())
+    }
+
+    /// Writes an entry in place of what is known.
+    fn put_entry(&mut self, known: &Known, entry: protocol::Entry) {
+        let row = LedgerRow { id: known.id.clone(), entry };
+        let before = known.row.as_ref().map(|row| row.entry.fence.0);
+        self.ledger.rows += u64::from(before.is_none());
+        let open = matches!(row.entry.stage, Stage::Processing { .. });
+        if let (Some(prune_ms), false) = (row.entry.prune_ms(), open) {
+            let next = self.ledger.prune_ms.unwrap_or(u64::MAX);
+            self.ledger.prune_ms = Some(next.min(prune_ms));
+            self.wave.ledger.ended.insert(known.hash, Some(row.clone()));
+        }
+        self.set_open(known.hash, open.then(|| row.clone()));
+        self.wave.records.push(Record::Ledger { row: Box::new(row), before });
+    }
+
+    fn set_open(&mut self, hash: u128, row: Option<LedgerRow>) {
+        let before = self.ledger.set(hash, row).map(Box::new);
+        self.wave.journal.push(Undo::Held { hash, before });
+    }
+
+    /// Removes the row that is known, if there is one.
+    pub fn drop_entry(&mut self, known: &Known) {
+        let Some(row) = &known.row else { return };
+        self.set_open(known.hash, None);
+        self.wave.ledger.ended.insert(known.hash, None);
+        self.ledger.rows -= 1;
+        self.wave.records.push(Record::DropEntry { fence: row.entry.fence.0 });
+    }
+
+    fn write(&mut self, known: &Known, ended: Ended) {
+        match ended {
+            Ended::Unchanged => return,
+            Ended::Write(entry) => self.put_entry(known, entry),
+            Ended::Delete => self.drop_entry(known),
+        }
+        self.wave.durable = true;
+        self.wave.ledger.freed.push(known.hash);
+    }
+
+    /// Decides a claim. `again` when the claim was counted before, and has waited since.
+    pub fn claim(
+        &mut self,
+        now: Now,
+        known: &Known,
+        request: &ClaimRequest,
+        again: bool,
+    ) -> Result<Result<Claimed, ClaimError>, StoreError> {
+        let wave = &mut self.wave;
+        let before = known.entry().map(|entry| entry.fence);
+        let claimed = protocol::claim(known.entry(), request, now.ms(), || Fence(wave.next_fence(now)));
+        let full = self.ledger.open.len() >= OPEN_MAX && !self.ledger.open.contains_key(&known.hash);
+        if full && matches!(claimed, Ok(Claimed::Granted { .. })) {
+            let problem = format!("{OPEN_MAX} claims are open, the most that may be; end some");
+            return Err(StoreError::Full(problem));
+        }
+        let stats = &mut self.ledger.stats;
+        match &claimed {
+            Ok(Claimed::Granted { entry, takeover }) => {
+                if before != Some(entry.fence) {
+                    stats.granted += 1;
+                    stats.takeovers += u64::from(*takeover);
+                }
+                self.put_entry(known, entry.clone());
+                self.wave.durable = true;
+            }
+            Ok(Claimed::Completed { .. }) => stats.replayed += 1,
+            Ok(Claimed::InProgress { .. }) => stats.conflicts += u64::from(!again),
+            Ok(Claimed::InDoubt { .. }) => stats.in_doubt += 1,
+            Err(ClaimError::Mismatch) => stats.mismatches += 1,
+            Err(_) => {}
+        }
+        Ok(claimed)
+    }
+
+    /// Has the entry kept as long as the message lives that a delivery names.
+    pub fn link_delivery(&mut self, named: Named, hash: u128, granted: bool) {
+        let Some(queue) = self.queues.get(named.queue as usize).and_then(Option::as_ref) else { return };
+        let Some(slot) = queue.table.delivered(named.seq) else { return };
+        let entry = *queue.table.get(slot);
+        let linked = entry.flags & FLAG_KEYED != 0;
+        if linked && !granted {
+            // Linked to its key when it was sent. Only a claim that writes anyway makes sure that it was to this one.
+            return;
+        }
+        if !linked {
+            let (queue, wave) = self.at(named.queue);
+            let mut entry = entry;
+            entry.flags |= FLAG_KEYED;
+            queue.update(wave, slot, entry);
+        }
+        self.link(named.seq, hash);
+    }
+
+    pub(super) fn link(&mut self, seq: u64, hash: u128) {
+        self.wave.ledger.linked.entry(hash).or_default().push(seq);
+        self.wave.records.push(Record::Link { seq, hash });
+    }
+
+    pub fn renew_claim(
+        &mut self,
+        now: Now,
+        known: &Known,
+        fence: Option<u64>,
+        lease_ms: u64,
+    ) -> Result<Remaining, TokenError> {
+        let renewed = fence.ok_or(TokenError::Stale).and_then(|fence| {
+            let entry = protocol::renew(known.entry(), Fence(fence), lease_ms, now.ms())?;
+            let Stage::Processing { lease_ms, .. } = entry.stage else {
+                unreachable!("only an open claim is renewed")
+            };
+            self.put_entry(known, entry);
+            Ok(Remaining { lease_ms })
+        });
+        self.ledger.stats.stale += u64::from(renewed == Err(TokenError::Stale));
+        renewed
+    }
+
+    pub fn end_claim(
+        &mut self,
+        now: Now,
+        known: &Known,
+        fence: Option<u64>,
+        ending: &Ending,
+    ) -> Result<(), TokenError> {
+        let ended = fence
+            .ok_or(TokenError::Stale)
+            .and_then(|fence| protocol::end(known.entry(), Fence(fence), ending, now.ms()));
+        self.ledger.stats.stale += u64::from(ended == Err(TokenError::Stale));
+        let ended = ended?;
+        let completed =
+            matches!(&ended, Ended::Write(entry) if !matches!(entry.stage, Stage::Processing { .. }));
+        self.ledger.stats.completed += u64::from(completed);
+        self.write(known, ended);
+        Ok(())
+    }
+
+    /// Decides about an entry in doubt, and lets the messages go on that are parked for it: `links` names those that
+    /// need the entry.
+    pub fn resolve_entry(
+        &mut self,
+        now: Now,
+        known: &Known,
+        resolution: &Resolution,
+        by: &str,
+        links: &[(u64, u32)],
+    ) -> Result<(), ResolveError> {
+        let wave = &mut self.wave;
+        let fence = || Fence(wave.next_fence(now));
+        let ended = protocol::resolve(&known.id, known.entry(), resolution, now.ms(), fence)?;
+        self.write(known, ended);
+        let decision = match resolution {
+            Resolution::Absent => "absent",
+            Resolution::Completed { outcome, .. } if outcome.failed => "failed",
+            Resolution::Completed { .. } => "completed",
+        };
+        self.audit(now, by, format!("resolved the ledger's entry {} as {decision}", known.id));
+        for &(seq, queue) in links {
+            let Some(table) =
+                self.queues.get(queue as usize).and_then(Option::as_ref).map(|queue| &queue.table)
+            else {
+                continue;
+            };
+            let in_doubt = |slot| parked_cause(table.get(slot).flags) == Some(Cause::InDoubt);
+            if table.parked(seq).is_some_and(in_doubt) {
+                self.release(now, queue, &[seq]);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn forget_entry(&mut self, now: Now, known: &Known, by: &str) -> Result<(), ResolveError> {
+        protocol::forget(&known.id, known.entry(), now.ms())?;
+        self.write(known, Ended::Delete);
+        self.audit(now, by, format!("forgot the ledger's entry {}", known.id));
+        Ok(())
+    }
+
+    pub fn forget_damaged(&mut self, now: Now, id: &EntryId, hash: u128, by: &str) {
+        self.wave.ledger.ended.insert(hash, None);
+        self.ledger.rows = self.ledger.rows.saturating_sub(1);
+        self.wave.records.push(Record::DropDamaged { hash });
+        self.wave.durable = true;
+        self.audit(now, by, format!("forgot the ledger's entry {id}, which was damaged"));
+    }
+
+    fn audit(&mut self, now: Now, by: &str, what: String) {
+        let by = policy::cut(by, BY_BYTES_MAX).to_owned();
+        self.wave.records.push(Record::Audit { at_ms: now.ms(), by, what });
+        self.wave.durable = true;
+    }
+
+    /// Before a message of this key is sent: what is over is gone for good, so that the message does not bring it back.
+    /// A redriven one clears its failure too, or it would fail unrun.
+    pub fn clear_entry(&mut self, now: Now, known: &Known, redriven: bool) {
+        let failed = known.entry().is_some_and(|entry| entry.state(now.ms()) == EntryState::Failed);
+        if known.over || (redriven && failed) {
+            self.drop_entry(known);
+        }
+    }
+
+    pub fn prune_due(&self, now: Now) -> bool {
+        self.ledger.next_ms().is_some_and(|next_ms| next_ms <= now.ms())
+    }
+
+    /// Open entries whose time is over.
+    pub fn faded(&self, now: Now) -> Vec<u128> {
+        let due = self.ledger.fading.iter().take_while(|(at_ms, _)| *at_ms <= now.ms());
+        due.map(|(_, hash)| *hash).take(PRUNE_MAX).collect()
+    }
+
+    /// Prunes an open entry whose time is over, or looks at it again later.
+    pub fn prune_open(&mut self, now: Now, hash: u128, needed: bool) {
+        if needed {
+            // Not journaled: it is a reminder, not a fact.
+            return self.ledger.fade_later(hash, now.ms() + NEEDED_AGAIN_MS);
+        }
+        let Some(row) = self.ledger.open.get(&hash).map(|open| open.row.clone()) else { return };
+        self.drop_entry(&Known { id: row.id.clone(), hash, row: Some(row), over: true });
+        self.ledger.stats.pruned += 1;
+    }
+
+    /// Prunes ended entries whose time is over and that no message needs.
+    pub fn prune(&mut self, now: Now, due: &[DueEntry], next_ms: Option<u64>) {
+        for entry in due {
+            if entry.linked || entry.damaged {
+                let again_ms = if entry.damaged { DAMAGED_AGAIN_MS } else { NEEDED_AGAIN_MS };
+                let prune_ms = now.ms() + again_ms;
+                self.wave.records.push(Record::PostponeEntry { fence: entry.fence, prune_ms });
+                continue;
+            }
+            self.wave.ledger.ended.insert(entry.hash, None);
+            self.wave.records.push(Record::DropEntry { fence: entry.fence });
+            self.ledger.rows -= 1;
+            self.ledger.stats.pruned += 1;
+        }
+        let postponed = due.iter().any(|entry| entry.linked || entry.damaged);
+        let again_ms = postponed.then_some(now.ms() + NEEDED_AGAIN_MS);
+        let left = due.len() >= PRUNE_MAX || self.faded(now).len() >= PRUNE_MAX;
+        self.ledger.prune_ms = next_ms.into_iter().chain(again_ms).min();
+        if left {
+            (self.ledger.prune_ms, self.ledger.pruned_ms) = (Some(0), 0);
+        } else {
+            self.ledger.pruned_ms = now.ms() + PRUNE_EVERY_MS;
+        }
+    }
+
+    pub fn ledger_stats(&self) -> LedgerStats {
+        LedgerStats { entries: self.ledger.rows, open: self.ledger.open.len() as u64, ..self.ledger.stats }
+    }
+
+    /// The open entries among these, as they are now.
+    pub fn open_entries(&self, hashes: &[u128]) -> Vec<Option<protocol::Entry>> {
+        hashes.iter().map(|hash| self.ledger.open.get(hash).map(|open| open.row.entry.clone())).collect()
+    }
+}

@@ -1,0 +1,135 @@
+//! The ledger's seam, answered by the writer thread; listings by the reading thread.
+
+use std::sync::PoisonError;
+
+use async_trait::async_trait;
+use hapax_core::ledger::protocol::{Claimed, Stage};
+use hapax_core::{
+    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Grant, Ledger,
+    LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError,
+    TokenError,
+};
+use tokio::sync::oneshot;
+
+use crate::claims::{Claiming, Claimings, End, Keep, LedgerOp};
+use crate::store::check_batch;
+use crate::writer::Op;
+use crate::{Embedded, Shared, storage};
+
+impl Shared {
+    fn claimed(&self, hash: u128, claimed: Claimings) -> Result<Claim, ClaimError> {
+        let (claimed, now_ms) = claimed?;
+        Ok(match claimed {
+            Claimed::Granted { entry, takeover } => {
+                let Stage::Processing { until_ms, .. } = entry.stage else {
+                    unreachable!("a granted entry is held")
+                };
+                Claim::Granted(Grant {
+                    token: self.sealer.token(hash, entry.fence.0),
+                    fence: entry.fence,
+                    lease_ms: until_ms - now_ms,
+                    takeover,
+                })
+            }
+            Claimed::Completed { outcome, at_ms } => Claim::Completed { outcome, at_ms },
+            Claimed::InProgress { retry_after_ms } => Claim::InProgress { retry_after_ms },
+            Claimed::InDoubt { since_ms } => Claim::InDoubt { since_ms },
+        })
+    }
+
+    async fn ask<T>(&self, op: impl FnOnce(crate::writer::Reply<T>) -> LedgerOp) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.inbox.push(Op::Ledger(op(reply)))?;
+        Self::answer(answer).await
+    }
+}
+
+#[async_trait]
+impl Ledger for Embedded {
+    fn ledger_capabilities(&self) -> LedgerCapabilities {
+        LedgerCapabilities { name: "embedded".into(), durable: true, fence: true, may_evict: false }
+    }
+
+    async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
+        check_batch(batch.len())?;
+        let asked = self.shared.time.now();
+        let (mut ops, mut answers) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
+        for request in batch {
+            if let Err(error) = request.validate() {
+                answers.push(Err(error));
+                continue;
+            }
+            let hash = request.id.hash();
+            let named = request.delivery.as_ref().and_then(|(_, receipt)| self.shared.sealer.open(receipt));
+            let (reply, answer) = oneshot::channel();
+            let claiming = Box::new(Claiming { hash, request, named });
+            ops.push(Op::Ledger(LedgerOp::Claim { claiming, asked, reply }));
+            answers.push(Ok((hash, answer)));
+        }
+        self.shared.inbox.push_all(ops)?;
+        let mut claims = Vec::with_capacity(answers.len());
+        for answer in answers {
+            claims.push(match answer {
+                Ok((hash, answer)) => self.shared.claimed(hash, Shared::answer(answer).await?),
+                Err(error) => Err(error),
+            });
+        }
+        Ok(claims)
+    }
+
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+        check_batch(batch.len())?;
+        let batch = batch.into_iter().map(|renew| Keep::new(&self.shared.sealer, renew)).collect();
+        self.shared.ask(|reply| LedgerOp::Renew { batch, reply }).await
+    }
+
+    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+        check_batch(batch.len())?;
+        let batch = batch.into_iter().map(|end| End::new(&self.shared.sealer, end)).collect();
+        self.shared.ask(|reply| LedgerOp::End { batch, reply }).await
+    }
+
+    async fn entry(&self, id: &EntryId) -> Result<Option<EntryView>, StoreError> {
+        let id = id.clone();
+        self.shared.ask(|reply| LedgerOp::Look { id, reply }).await
+    }
+
+    async fn entries(&self, filter: EntryFilter) -> Result<Page<EntryView>, StoreError> {
+        if !(1..=1_000).contains(&filter.limit) {
+            let problem = format!("limit: {} is out of range; use 1 to 1000", filter.limit);
+            return Err(StoreError::Invalid(problem));
+        }
+        let (reply, answer) = oneshot::channel();
+        let now_ms = self.shared.time.now().ms();
+        let (wanted, state) = (filter.clone(), filter.state);
+        let look = Box::new(move |db: &rusqlite::Connection| {
+            let page = storage::ledger::page(db, &wanted, now_ms);
+            let failed = |error| StoreError::Unavailable(format!("a read failed ({error})"));
+            let _ = reply.send(page.map_err(failed));
+        });
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
+        let page = Shared::answer(answer).await?;
+        // Memory knows until when open ones are held; rows do not tell of leases that were given anew at the opening.
+        let hashes: Vec<_> = page.items.iter().map(|row| row.id.hash()).collect();
+        let found = self.shared.job(move |engine, now| (engine.open_entries(&hashes), now.ms())).await?;
+        let (open, now_ms) = found;
+        let rows = page.items.into_iter().zip(open);
+        let views = rows.map(|(row, open)| open.unwrap_or(row.entry).view(row.id, now_ms));
+        let items = views.filter(|view| state.is_none_or(|state| view.state == state)).collect();
+        Ok(Page { items, next: page.next })
+    }
+
+    async fn resolve(&self, id: &EntryId, resolution: Resolution, by: &str) -> Result<(), ResolveError> {
+        let (id, by) = (id.clone(), by.to_owned());
+        self.shared.ask(|reply| LedgerOp::Resolve { id, resolution, by, reply }).await?
+    }
+
+    async fn forget(&self, id: &EntryId, by: &str) -> Result<(), ResolveError> {
+        let (id, by) = (id.clone(), by.to_owned());
+        self.shared.ask(|reply| LedgerOp::Forget { id, by, reply }).await?
+    }
+
+    async fn ledger_stats(&self) -> Result<LedgerStats, StoreError> {
+        self.shared.job(|engine, _| engine.ledger_stats()).await
+    }
+}

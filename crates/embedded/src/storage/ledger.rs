@@ -1,0 +1,404 @@
+//! The ledger's rows: into values, out of them, and by what they are found.
+
+use hapax_core::ledger::protocol::{Entry, Stage};
+use hapax_core::{EntryFilter, EntryId, EntryState, Fence, Json, OnDoubt, Outcome, Page};
+use rusqlite::types::ValueRef;
+use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params};
+
+use super::{DueEntry, FoundEntry, rows};
+use crate::crc::Crc;
+use crate::engine::{Loaded, Loader};
+use crate::record::LedgerRow;
+
+/// The columns in the order that [`entry`] reads; the outcome is last, where it need not be read.
+const COLUMNS: &str = "fence, id, scope, key, state, owner, fingerprint, lease_ms, at_ms, ttl_ms, on_doubt, claimed_ms, \
+                       takeovers, omitted, outcome_crc, prune_ms, crc, outcome";
+
+/// What the columns but the outcome say. Its checksum covers them all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Columns {
+    fence: u64,
+    hash: Vec<u8>,
+    scope: String,
+    key: String,
+    state: u64,
+    owner: String,
+    fingerprint: Option<String>,
+    lease_ms: u64,
+    at_ms: u64,
+    ttl_ms: u64,
+    on_doubt: u64,
+    claimed_ms: u64,
+    takeovers: u64,
+    omitted: Option<u64>,
+    outcome_crc: u32,
+    prune_ms: Option<u64>,
+}
+
+fn outcome_crc(outcome: Option<&str>) -> u32 {
+    let mut crc = Crc::new();
+    crc.text(outcome);
+    crc.end()
+}
+
+impl Columns {
+    fn of(row: &LedgerRow) -> (Self, Option<&str>) {
+        let entry = &row.entry;
+        let (state, lease_ms, at_ms, ttl_ms, on_doubt, outcome) = match &entry.stage {
+            Stage::Processing { lease_ms, until_ms, on_doubt, doubted } => {
+                (u64::from(*doubted), *lease_ms, *until_ms, 0, *on_doubt, None)
+            }
+            Stage::Completed { at_ms, ttl_ms, outcome } => {
+                (2 + u64::from(outcome.failed), 0, *at_ms, *ttl_ms, OnDoubt::Retry, Some(outcome))
+            }
+        };
+        let value = outcome.and_then(|outcome| outcome.value.as_ref()).map(Json::as_str);
+        let columns = Self {
+            fence: entry.fence.0,
+            hash: row.id.hash().to_le_bytes().to_vec(),
+            scope: row.id.scope.as_str().to_owned(),
+            key: row.id.key.as_str().to_owned(),
+            state,
+            owner: entry.owner.as_str().to_owned(),
+            fingerprint: entry.fingerprint.as_ref().map(|text| text.as_str().to_owned()),
+            lease_ms,
+            at_ms,
+            ttl_ms,
+            on_doubt: u64::from(on_doubt == OnDoubt::Park),
+            claimed_ms: entry.claimed_ms,
+            takeovers: entry.takeovers.into(),
+            omitted: outcome.and_then(|outcome| outcome.omitted_bytes),
+            outcome_crc: outcome_crc(value),
+            // Open entries are in memory, which knows when they may go; a heartbeat would move them in the index.
+            prune_ms: outcome.and_then(|_| entry.prune_ms()),
+        };
+        (columns, value)
+    }
+
+    fn crc(&self) -> u32 {
+        let mut crc = Crc::new();
+        for word in [self.fence, self.state, self.lease_ms, self.at_ms, self.ttl_ms, self.on_doubt] {
+            crc.word(word);
+        }
+        crc.word(self.claimed_ms).word(self.takeovers).word(self.outcome_crc.into());
+        for word in [self.omitted, self.prune_ms] {
+            crc.part(word.map(u64::to_le_bytes).as_ref().map(|bytes| &bytes[..]));
+        }
+        crc.part(Some(&self.hash)).text(Some(&self.scope)).text(Some(&self.key)).text(Some(&self.owner));
+        crc.text(self.fingerprint.as_deref());
+        crc.end()
+    }
+
+    /// `None` when a column is of another type than was written, or the checksum does not fit.
+    fn read(row: &Row<'_>) -> rusqlite::Result<Option<Self>> {
+        let mut sound = true;
+        let mut number = |at: usize| match row.get_ref(at) {
+            Ok(ValueRef::Integer(value)) => value as u64,
+            _ => {
+                sound = false;
+                0
+            }
+        };
+        let text = |at: usize| row.get_ref(at).ok().and_then(|value| value.as_str().ok()).map(str::to_owned);
+        let optional = |at: usize| -> rusqlite::Result<bool> { Ok(row.get_ref(at)? != ValueRef::Null) };
+        let (fingerprint, omitted, prune) = (optional(6)?, optional(13)?, optional(15)?);
+        let columns = Self {
+            fence: number(0),
+            hash: row.get_ref(1)?.as_blob().unwrap_or_default().to_vec(),
+            scope: text(2).unwrap_or_default(),
+            key: text(3).unwrap_or_default(),
+            state: number(4),
+            owner: text(5).unwrap_or_default(),
+            fingerprint: if fingerprint { Some(text(6).unwrap_or_default()) } else { None },
+            lease_ms: number(7),
+            at_ms: number(8),
+            ttl_ms: number(9),
+            on_doubt: number(10),
+            claimed_ms: number(11),
+            takeovers: number(12),
+            omitted: if omitted { Some(number(13)) } else { None },
+            outcome_crc: number(14) as u32,
+            prune_ms: if prune { Some(number(15)) } else { None },
+        };
+        let crc = number(16);
+        Ok((sound && crc == u64::from(columns.crc())).then_some(columns))
+    }
+
+    /// `None` when the outcome does not fit, or what is written makes no sense.
+    fn row(self, outcome: Option<&str>) -> Option<LedgerRow> {
+        if outcome_crc(outcome) != self.outcome_crc {
+            return None;
+        }
+        let id = EntryId { scope: self.scope.parse().ok()?, key: self.key.parse().ok()? };
+        if self.hash != id.hash().to_le_bytes() {
+            return None;
+        }
+        let stage = match self.state {
+            0 | 1 => Stage::Processing {
+                lease_ms: self.lease_ms,
+                until_ms: self.at_ms,
+                on_doubt: if self.on_doubt == 1 { OnDoubt::Park } else { OnDoubt::Retry },
+                doubted: self.state == 1,
+            },
+            2 | 3 => {
+                let value = outcome.map(Json::parse).transpose().ok()?;
+                let outcome = Outcome { failed: self.state == 3, value, omitted_bytes: self.omitted };
+                Stage::Completed { at_ms: self.at_ms, ttl_ms: self.ttl_ms, outcome }
+            }
+            _ => return None,
+        };
+        let entry = Entry {
+            fingerprint: self.fingerprint.map(|text| text.parse()).transpose().ok()?,
+            owner: self.owner.parse().ok()?,
+            fence: Fence(self.fence),
+            claimed_ms: self.claimed_ms,
+            takeovers: u32::try_from(self.takeovers).ok()?,
+            stage,
+        };
+        Some(LedgerRow { id, entry })
+    }
+}
+
+/// An entry; `None` when its row is damaged.
+fn entry(row: &Row<'_>) -> rusqlite::Result<Option<LedgerRow>> {
+    let Some(columns) = Columns::read(row)? else { return Ok(None) };
+    let outcome = match row.get_ref(17)? {
+        ValueRef::Null => None,
+        value => match value.as_str() {
+            Ok(text) => Some(text),
+            Err(_) => return Ok(None),
+        },
+    };
+    Ok(columns.row(outcome))
+}
+
+/// Looks an entry up by its hash.
+pub(super) fn find(db: &Connection, hash: u128) -> rusqlite::Result<FoundEntry> {
+    let sql = format!("SELECT {COLUMNS} FROM ledger WHERE id = ?1");
+    let found = db
+        .prepare_cached(&sql)
+        .and_then(|mut statement| statement.query_row([&hash.to_le_bytes()[..]], entry).optional());
+    match found {
+        Ok(None) => Ok(FoundEntry::Absent),
+        Ok(Some(Some(row))) if row.id.hash() == hash => Ok(FoundEntry::Sound(row)),
+        Ok(Some(_)) => Ok(FoundEntry::Damaged("its bytes do not match their checksum".into())),
+        Err(error) if rows::is_corrupt(&error) => Ok(FoundEntry::Damaged(error.to_string())),
+        Err(error) => Err(error),
+    }
+}
+
+/// A link whose message is gone protects nothing.
+pub(super) fn links(db: &Connection, hash: u128, limit: usize) -> rusqlite::Result<Vec<(u64, u32)>> {
+    let sql = "SELECT keyed.seq, message.queue FROM keyed JOIN message ON message.seq = keyed.seq \
+               WHERE keyed.entry = ?1 LIMIT ?2";
+    let mut statement = db.prepare_cached(sql)?;
+    let link = |row: &Row<'_>| Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u32));
+    statement.query_map(params![&hash.to_le_bytes()[..], limit as i64], link)?.collect()
+}
+
+/// Ended entries whose time is over, and when the next one's is.
+pub(super) fn due(
+    db: &Connection,
+    now_ms: u64,
+    limit: usize,
+) -> rusqlite::Result<(Vec<DueEntry>, Option<u64>)> {
+    let columns = COLUMNS.strip_suffix(", outcome").expect("the outcome is last");
+    let sql = format!(
+        "SELECT {columns}, EXISTS (SELECT 1 FROM keyed JOIN message ON message.seq = keyed.seq \
+         WHERE keyed.entry = ledger.id) FROM ledger WHERE prune_ms <= ?1 ORDER BY prune_ms LIMIT ?2"
+    );
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut found = statement.query(params![now_ms as i64, limit as i64])?;
+    let mut due = Vec::new();
+    while let Some(row) = found.next()? {
+        let columns = Columns::read(row)?;
+        // A moved bit in the index's copy, or a future time: not now.
+        let damaged = columns.as_ref().is_none_or(|columns| columns.hash.len() != 16);
+        let hash = columns.and_then(|columns| columns.hash.try_into().ok()).map(u128::from_le_bytes);
+        due.push(DueEntry {
+            hash: hash.unwrap_or_default(),
+            fence: row.get::<_, i64>(0)? as u64,
+            linked: row.get(17)?,
+            damaged,
+        });
+    }
+    let next = "SELECT prune_ms FROM ledger WHERE prune_ms > ?1 ORDER BY prune_ms LIMIT 1";
+    let next = db.prepare_cached(next)?.query_row([now_ms as i64], |row| row.get::<_, i64>(0)).optional()?;
+    Ok((due, next.map(|next| next as u64)))
+}
+
+pub(super) const INSERT: &str = "INSERT INTO ledger (fence, id, scope, key, state, owner, fingerprint, lease_ms, at_ms, \
+                                ttl_ms, on_doubt, claimed_ms, takeovers, omitted, outcome_crc, prune_ms, crc, outcome) \
+                                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)";
+/// Scope and key stay as long as the fence does.
+pub(super) const UPDATE: &str = "UPDATE ledger SET state = ?5, owner = ?6, fingerprint = ?7, lease_ms = ?8, at_ms = ?9, \
+                                ttl_ms = ?10, on_doubt = ?11, claimed_ms = ?12, takeovers = ?13, omitted = ?14, \
+                                outcome_crc = ?15, prune_ms = ?16, crc = ?17, outcome = ?18 \
+                                WHERE fence = ?1 AND id = ?2 AND scope = ?3 AND key = ?4";
+pub(super) const DELETE: &str = "DELETE FROM ledger WHERE fence = ?1";
+
+/// Binds a row to [`INSERT`] or [`UPDATE`]; tells how many rows it wrote.
+pub(super) fn put(to: &mut CachedStatement<'_>, row: &LedgerRow) -> rusqlite::Result<usize> {
+    let (columns, outcome) = Columns::of(row);
+    to.execute(params![
+        columns.fence as i64,
+        columns.hash,
+        columns.scope,
+        columns.key,
+        columns.state as i64,
+        columns.owner,
+        columns.fingerprint,
+        columns.lease_ms as i64,
+        columns.at_ms as i64,
+        columns.ttl_ms as i64,
+        columns.on_doubt as i64,
+        columns.claimed_ms as i64,
+        columns.takeovers as i64,
+        columns.omitted.map(|bytes| bytes as i64),
+        columns.outcome_crc,
+        columns.prune_ms.map(|ms| ms as i64),
+        columns.crc(),
+        outcome
+    ])
+}
+
+/// Moves when an ended entry is looked at again. A damaged one stays damaged.
+pub(super) fn postpone(db: &Connection, fence: u64, prune_ms: u64) -> rusqlite::Result<()> {
+    let sql = format!("SELECT {COLUMNS} FROM ledger WHERE fence = ?1");
+    let read = |row: &Row<'_>| Columns::read(row);
+    let found = db.prepare_cached(&sql)?.query_row([fence as i64], read).optional()?.flatten();
+    let crc = found.map(|columns| Columns { prune_ms: Some(prune_ms), ..columns }.crc());
+    let sql = "UPDATE ledger SET prune_ms = ?2, crc = coalesce(?3, crc) WHERE fence = ?1";
+    db.prepare_cached(sql)?.execute(params![fence as i64, prune_ms as i64, crc])?;
+    Ok(())
+}
+
+/// Removes a damaged entry. Where its row and the index disagree, the index is made anew first.
+pub(super) fn drop_damaged(db: &Connection, hash: u128) -> rusqlite::Result<()> {
+    let hash = hash.to_le_bytes();
+    let fence = "SELECT fence FROM ledger WHERE id = ?1";
+    let fence: Option<i64> = db.query_row(fence, [&hash[..]], |row| row.get(0)).optional()?;
+    let Some(fence) = fence else { return Ok(()) };
+    db.execute_batch("SAVEPOINT damaged")?;
+    let dropped = db.execute(DELETE, [fence]);
+    match dropped {
+        Err(error) if rows::is_corrupt(&error) => {
+            db.execute_batch("ROLLBACK TO damaged; REINDEX ledger")?;
+            db.execute(DELETE, [fence])?;
+        }
+        dropped => drop(dropped?),
+    }
+    db.execute_batch("RELEASE damaged")
+}
+
+/// The most rows that one page looks at, and the most bytes of outcomes in it, but for a page of one.
+const PAGE_ROWS_MAX: usize = 20_000;
+const PAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// One page of entries in the order of their claims. What is damaged is left out, and what is over. A page may be short,
+/// or empty, while there are more.
+pub(crate) fn page(db: &Connection, filter: &EntryFilter, now_ms: u64) -> rusqlite::Result<Page<LedgerRow>> {
+    let state = match filter.state {
+        None => "1",
+        Some(EntryState::Processing | EntryState::InDoubt) => "prune_ms IS NULL",
+        Some(EntryState::Completed) => "state = 2",
+        Some(EntryState::Failed) => "state = 3",
+    };
+    let sql = format!("SELECT {COLUMNS} FROM ledger WHERE fence > ?1 AND {state} ORDER BY fence");
+    let after = i64::try_from(filter.after.unwrap_or(0)).unwrap_or(i64::MAX);
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut found = statement.query([after])?;
+    let (mut items, mut bytes, mut last, mut looked) = (Vec::new(), 0, after, 0);
+    while let Some(row) = found.next()? {
+        if items.len() == filter.limit || bytes > PAGE_BYTES_MAX || looked == PAGE_ROWS_MAX {
+            return Ok(Page { items, next: Some(last as u64) });
+        }
+        looked += 1;
+        last = row.get::<_, i64>(0)?;
+        let in_scope = filter
+            .scope
+            .as_ref()
+            .is_none_or(|scope| row.get_ref(2).is_ok_and(|at| at.as_str() == Ok(scope.as_str())));
+        if !in_scope {
+            continue;
+        }
+        let Some(row) = entry(row)? else { continue };
+        let over = row.is_over(now_ms) && links(db, row.id.hash(), 1)?.is_empty();
+        if !over {
+            if let Stage::Completed { outcome, .. } = &row.entry.stage {
+                bytes += outcome.value.as_ref().map_or(0, |json| json.as_str().len());
+            }
+            items.push(row);
+        }
+    }
+    Ok(Page { items, next: None })
+}
+
+fn count_crc(rows: u64) -> u32 {
+    let mut crc = Crc::new();
+    crc.word(rows);
+    crc.end()
+}
+
+pub(super) fn put_count(db: &Connection, rows: u64) -> rusqlite::Result<()> {
+    let sql = "INSERT OR REPLACE INTO ledger_rows (one, rows, crc) VALUES (1, ?1, ?2)";
+    db.prepare_cached(sql)?.execute(params![rows as i64, count_crc(rows)])?;
+    Ok(())
+}
+
+/// Gives the open entries to the loader, and how many there are in all.
+pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
+    match load_open(db, loader) {
+        Err(error) if rows::is_corrupt(&error) => loader.warn(&format!(
+            "the ledger is damaged ({error}); claims on what is damaged are refused; restore a backup beside this \
+             store to compare"
+        )),
+        loaded => loaded?,
+    }
+    let count = "SELECT count(*) FROM ledger INDEXED BY ledger_id";
+    let seen = db.query_row(count, [], |row| row.get::<_, i64>(0));
+    let seen = match seen {
+        Err(error) if rows::is_corrupt(&error) => None,
+        seen => Some(seen? as u64),
+    };
+    let sql = "SELECT rows, crc FROM ledger_rows";
+    let written =
+        db.query_row(sql, [], |row| Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u32)));
+    let written = match written.optional() {
+        Ok(Some((rows, crc))) if crc == count_crc(rows) => Some(rows),
+        // Never written: there never was an entry.
+        Ok(None) => Some(0),
+        _ => None,
+    };
+    if written.is_none() || seen.is_none_or(|seen| Some(seen) < written) {
+        let (seen, written) = (seen.unwrap_or_default(), written.unwrap_or_default());
+        loader.warn(&format!(
+            "{} of {written} ledger entries cannot be found in the file, which is damaged; a claim on one of them would \
+             let its effect happen again; restore a backup beside this store to compare",
+            written.saturating_sub(seen)
+        ));
+    }
+    let rows = written.unwrap_or_default().max(seen.unwrap_or_default());
+    // What is due shows itself; until then nothing needs to be known.
+    loader.add(Loaded::Entries { rows, prune_ms: Some(0) });
+    Ok(())
+}
+
+fn load_open(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
+    let sql = format!("SELECT {COLUMNS} FROM ledger WHERE prune_ms IS NULL ORDER BY fence");
+    let mut statement = db.prepare(&sql)?;
+    let mut found = statement.query([])?;
+    let mut damaged = 0;
+    while let Some(row) = found.next()? {
+        match entry(row)? {
+            Some(row) => loader.add(Loaded::Entry(row)),
+            None => damaged += 1,
+        }
+    }
+    if damaged > 0 {
+        loader.warn(&format!(
+            "{damaged} ledger entries were found damaged; claims on them are refused until someone forgets them"
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,311 @@
+//! The ledger's side of the writer: reads what memory does not hold, lets the engine decide, and has claims wait.
+
+use hapax_core::ledger::protocol::Claimed;
+use hapax_core::{EntryId, SettleError, Settled, StoreError};
+
+use super::{Answer, Reply, Settling, Writer};
+use crate::claims::{ClaimWaiter, Claimings, End, Keep, LedgerOp};
+use crate::engine::{Known, PRUNE_MAX};
+use crate::storage::{FoundEntry, ReadError, Storage};
+use crate::time::Now;
+
+/// The most messages that one decision lets go on.
+const RELEASE_MAX: usize = 10_000;
+
+/// Why nothing is known about a key.
+enum Unknown {
+    /// The medium failed: the store stops.
+    Unread(ReadError),
+    /// The entry is there, but nobody can tell what it says.
+    Damaged(StoreError),
+}
+
+impl From<ReadError> for Unknown {
+    fn from(error: ReadError) -> Self {
+        Self::Unread(error)
+    }
+}
+
+impl<S: Storage> Writer<S> {
+    /// What there is about a key, at this point of the wave.
+    fn known_entry(&mut self, now: Now, id: &EntryId, hash: u128) -> Result<Known, Unknown> {
+        let damaged = |problem: &str| {
+            Unknown::Damaged(StoreError::Damaged(format!(
+                "the ledger's entry {id}: {problem}; what became of its effect cannot be told, `forget` it to let it \
+                 happen again"
+            )))
+        };
+        let row = match self.engine.entry_in_memory(hash) {
+            Some(row) => row,
+            None => match self.storage.entry(hash)? {
+                FoundEntry::Absent => None,
+                FoundEntry::Sound(row) => Some(row),
+                FoundEntry::Damaged(problem) => return Err(damaged(&problem)),
+            },
+        };
+        if row.as_ref().is_some_and(|row| row.id != *id) {
+            return Err(damaged("another entry is in its place"));
+        }
+        let is_over = row.as_ref().is_some_and(|row| row.is_over(now.ms()));
+        let over = is_over && !self.is_linked(hash)?;
+        Ok(Known { id: id.clone(), hash, row, over })
+    }
+
+    /// Whether a message that lives in this store needs the entry.
+    fn is_linked(&mut self, hash: u128) -> Result<bool, ReadError> {
+        let wave = &self.engine.wave.ledger;
+        if wave.is_linked(hash) {
+            return Ok(true);
+        }
+        let gone = wave.unlinked();
+        let links = self.storage.links(hash, gone.len() + 1)?;
+        Ok(links.iter().any(|(seq, _)| !gone.contains(seq)))
+    }
+
+    /// Ends the wave for a reason that nobody in it can do anything about; gives what to answer.
+    fn refused(&mut self, unknown: Unknown) -> StoreError {
+        match unknown {
+            Unknown::Damaged(error) => error,
+            Unknown::Unread(error) => {
+                self.stop_unread(&error);
+                self.stopped.clone().expect("just stopped")
+            }
+        }
+    }
+
+    /// Answers after the commit.
+    fn answer_later<T: Send + 'static>(&mut self, reply: Reply<T>, value: T) {
+        let done = move |failed: Option<StoreError>| drop(reply.send(failed.map_or(Ok(value), Err)));
+        self.answers.push(Answer::Ledger(Box::new(done)));
+    }
+
+    /// Answers after the commit, or with the error at once.
+    fn answer_result<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, Unknown>) {
+        match result {
+            Ok(value) => self.answer_later(reply, value),
+            Err(unknown) => {
+                let error = self.refused(unknown);
+                let _ = reply.send(Err(error));
+            }
+        }
+    }
+
+    pub(super) fn apply_ledger(&mut self, now: Now, op: LedgerOp) {
+        let stopped = self.stopped.clone();
+        match op {
+            LedgerOp::Claim { claiming, asked, reply } => {
+                let paused = self.engine.header().paused.clone().map(StoreError::Paused);
+                if let Some(error) = stopped.or(paused).or_else(|| self.check_room().err()) {
+                    return drop(reply.send(Err(error)));
+                }
+                self.stats.operations += 1;
+                let deadline_ms = asked.ms() + claiming.request.wait_ms;
+                self.try_claim(now, None, ClaimWaiter { claiming, deadline_ms, reply });
+            }
+            LedgerOp::Renew { batch, reply } => {
+                if let Some(error) = stopped {
+                    return drop(reply.send(Err(error)));
+                }
+                self.stats.operations += batch.len() as u64;
+                let renewed = self.renew(now, batch);
+                self.answer_result(reply, renewed);
+            }
+            LedgerOp::End { batch, reply } => {
+                if let Some(error) = stopped {
+                    return drop(reply.send(Err(error)));
+                }
+                self.stats.operations += batch.len() as u64;
+                let ended = self.end_claims(now, &batch);
+                self.answer_result(reply, ended);
+            }
+            LedgerOp::Look { id, reply } => {
+                if let Some(error) = stopped {
+                    return drop(reply.send(Err(error)));
+                }
+                let known = self.known_entry(now, &id, id.hash());
+                let view = known.map(|known| known.entry().map(|entry| entry.view(id, now.ms())));
+                self.answer_result(reply, view);
+            }
+            LedgerOp::Resolve { id, resolution, by, reply } => {
+                if let Some(error) = stopped {
+                    return drop(reply.send(Err(error)));
+                }
+                let hash = id.hash();
+                let resolved = self.known_entry(now, &id, hash).and_then(|known| {
+                    let links = self.storage.links(hash, RELEASE_MAX)?;
+                    Ok(self.engine.resolve_entry(now, &known, &resolution, &by, &links))
+                });
+                self.answer_result(reply, resolved);
+            }
+            LedgerOp::Forget { id, by, reply } => {
+                if let Some(error) = stopped {
+                    return drop(reply.send(Err(error)));
+                }
+                let hash = id.hash();
+                let forgotten = match self.known_entry(now, &id, hash) {
+                    Ok(known) => Ok(self.engine.forget_entry(now, &known, &by)),
+                    Err(Unknown::Damaged(_)) => {
+                        self.engine.forget_damaged(now, &id, hash, &by);
+                        Ok(Ok(()))
+                    }
+                    Err(unread) => Err(unread),
+                };
+                self.answer_result(reply, forgotten);
+            }
+        }
+    }
+
+    fn renew(
+        &mut self,
+        now: Now,
+        batch: Vec<Keep>,
+    ) -> Result<Vec<Result<hapax_core::Remaining, hapax_core::TokenError>>, Unknown> {
+        let renew = |keep: Keep| {
+            let known = self.known_entry(now, &keep.id, keep.hash)?;
+            Ok(self.engine.renew_claim(now, &known, keep.fence, keep.lease_ms))
+        };
+        batch.into_iter().map(renew).collect()
+    }
+
+    /// Looks for damage before anything is changed: an error stands for the whole batch.
+    fn check_ends<'e>(&mut self, now: Now, ends: impl Iterator<Item = &'e End>) -> Result<(), Unknown> {
+        for end in ends {
+            self.known_entry(now, &end.id, end.hash)?;
+        }
+        Ok(())
+    }
+
+    fn end_claims(
+        &mut self,
+        now: Now,
+        batch: &[End],
+    ) -> Result<Vec<Result<(), hapax_core::TokenError>>, Unknown> {
+        self.check_ends(now, batch.iter())?;
+        let end = |end: &End| {
+            let known = self.known_entry(now, &end.id, end.hash)?;
+            Ok(self.engine.end_claim(now, &known, end.fence, &end.ending))
+        };
+        batch.iter().map(end).collect()
+    }
+
+    /// Ends deliveries and the claims that were made for them, both in this wave.
+    pub(super) fn settle(
+        &mut self,
+        now: Now,
+        queue: u32,
+        batch: Vec<Settling>,
+        reply: Reply<Vec<Result<Settled, SettleError>>>,
+    ) {
+        self.stats.operations += batch.len() as u64;
+        let claims = batch.iter().filter_map(|settling| settling.claim.as_ref());
+        let settled = self
+            .check_ends(now, claims)
+            .and_then(|()| batch.iter().map(|settling| self.settle_one(now, queue, settling)).collect());
+        match settled {
+            Ok(settled) => self.answers.push(Answer::Settled(reply, settled)),
+            Err(unknown) => {
+                let error = self.refused(unknown);
+                let _ = reply.send(Err(error));
+            }
+        }
+    }
+
+    fn settle_one(
+        &mut self,
+        now: Now,
+        queue: u32,
+        settling: &Settling,
+    ) -> Result<Result<Settled, SettleError>, Unknown> {
+        if let Some(end) = &settling.claim {
+            let known = self.known_entry(now, &end.id, end.hash)?;
+            // Whoever lost the claim must not take the message away from whoever has it now. The other way round the
+            // effect has happened, whoever holds the message.
+            if let Err(error) = self.engine.end_claim(now, &known, end.fence, &end.ending) {
+                return Ok(Err(SettleError::Claim(error)));
+            }
+        }
+        let Some(named) = settling.named else { return Ok(Err(SettleError::Malformed)) };
+        Ok(self.engine.settle(now, queue, named, &settling.how, self.rng.u64(..)))
+    }
+
+    /// Decides a claim, or has it wait. `number` is its place among those who wait, if it has waited.
+    fn try_claim(&mut self, now: Now, number: Option<u64>, waiter: ClaimWaiter) {
+        if waiter.reply.is_closed() {
+            return;
+        }
+        let claimed = match self.decide(now, number.is_some(), &waiter) {
+            Ok(claimed) => claimed,
+            Err(unknown) => {
+                let error = self.refused(unknown);
+                return drop(waiter.reply.send(Err(error)));
+            }
+        };
+        let left = match &claimed {
+            Ok((Claimed::InProgress { retry_after_ms }, _)) if now.ms() < waiter.deadline_ms => {
+                *retry_after_ms
+            }
+            _ => return self.answer_later(waiter.reply, claimed),
+        };
+        let wake_ms = waiter.deadline_ms.min(now.ms() + left);
+        match number {
+            Some(number) => self.claims.put(number, waiter, wake_ms),
+            None => {
+                if let Err(waiter) = self.claims.add(waiter, wake_ms) {
+                    self.answer_later(waiter.reply, claimed);
+                }
+            }
+        }
+    }
+
+    fn decide(&mut self, now: Now, again: bool, waiter: &ClaimWaiter) -> Result<Claimings, Unknown> {
+        let claiming = &waiter.claiming;
+        let known = self.known_entry(now, &claiming.request.id, claiming.hash)?;
+        let claimed = self.engine.claim(now, &known, &claiming.request, again).map_err(Unknown::Damaged)?;
+        let delivery = claiming.request.delivery.as_ref();
+        let queue = delivery.and_then(|(queue, _)| self.engine.find(queue).ok());
+        let named = claiming.named.filter(|named| Some(named.queue) == queue);
+        if let (Some(named), Ok(claimed)) = (named, &claimed) {
+            let granted = matches!(claimed, Claimed::Granted { .. });
+            self.engine.link_delivery(named, claiming.hash, granted);
+        }
+        Ok(claimed.map(|claimed| (claimed, now.ms())))
+    }
+
+    /// Tries claims again whose entry was freed or whose time has come.
+    pub(super) fn serve_claims(&mut self, now: Now) {
+        for hash in self.engine.wave.ledger.take_freed() {
+            for (number, waiter) in self.claims.of_entry(hash) {
+                self.try_claim(now, Some(number), waiter);
+            }
+        }
+        for (number, waiter) in self.claims.due(now.ms()) {
+            self.try_claim(now, Some(number), waiter);
+        }
+    }
+
+    /// Prunes entries whose time is over, a bounded number at a time.
+    pub(super) fn prune(&mut self, now: Now) {
+        if !self.engine.prune_due(now) {
+            return;
+        }
+        if let Err(error) = self.try_prune(now) {
+            self.stop_unread(&error);
+        }
+    }
+
+    fn try_prune(&mut self, now: Now) -> Result<(), ReadError> {
+        for hash in self.engine.faded(now) {
+            let needed = self.is_linked(hash)?;
+            self.engine.prune_open(now, hash, needed);
+        }
+        let (due, next_ms) = self.storage.due_entries(now.ms(), PRUNE_MAX)?;
+        let damaged = due.iter().filter(|entry| entry.damaged).count();
+        if damaged > 0 {
+            self.damaged.push(format!(
+                "{damaged} ledger entries are damaged; claims on them are refused until someone forgets them"
+            ));
+        }
+        self.engine.prune(now, &due, next_ms);
+        Ok(())
+    }
+}
