@@ -408,7 +408,8 @@ impl Shared {
         if self.policy.tier == Tier::AtMostOnce || job.lease.stop() == Some(Stop::Abandoned) {
             job.lease.enter(Phase::Over);
             if let Some(observer) = observer {
-                let _ = observer.send(crate::testing::Ran { how, ending: ran, settled: None });
+                observer.ended(crate::testing::Ran { how, ending: ran, settled: None });
+                observer.passed();
             }
             return;
         }
