@@ -11,6 +11,7 @@ use hapax_core::{
     QueueConfig, QueueName, QueueStore as _, Tier,
 };
 use hapax_embedded::{Embedded, Options};
+use hapax_server::native::Native;
 use hapax_server::{Server, ServerConfig};
 use hapax_worker::testing::Trial;
 use hapax_worker::{Counts, Cx, Outcome, Point, Report, Worker, WorkerBuilder};
@@ -19,8 +20,17 @@ use hapax_worker::{Counts, Cx, Outcome, Point, Report, Worker, WorkerBuilder};
 struct Remote {
     client: Arc<Client>,
     queue: QueueName,
-    _runtime: tokio::runtime::Runtime,
+    runtime: Option<tokio::runtime::Runtime>,
     _folder: tempfile::TempDir,
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // Waiting for it is not allowed in here.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl Remote {
@@ -32,7 +42,9 @@ impl Remote {
         let config = ServerConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..ServerConfig::default() };
         let (told, address) = tokio::sync::oneshot::channel::<SocketAddr>();
         runtime.spawn(async move {
-            let server = Server::new(config, store).unwrap();
+            let server = Server::new(config, store.clone()).unwrap();
+            let native = Native::new(store, server.shutdown(), None);
+            let server = server.with_router(native.router(), &[]);
             let listeners = server.bind().await.unwrap();
             told.send(listeners[0].local_addr().unwrap()).unwrap();
             server.run(listeners, std::future::pending()).await;
@@ -46,7 +58,7 @@ impl Remote {
             .create_queue(&queue, QueueConfig { tier, dead_letter, ..QueueConfig::default() })
             .await
             .unwrap();
-        Self { client, queue, _runtime: runtime, _folder: folder }
+        Self { client, queue, runtime: Some(runtime), _folder: folder }
     }
 
     fn builder(&self) -> WorkerBuilder {
