@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use hapax::{AdminError, StoreError};
 
-use crate::command::{backup, bench, dead, parked, queue, receive, send};
+use crate::command::{backup, bench, dead, ledger, parked, queue, receive, send};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -58,6 +58,8 @@ SIGTERM or SIGINT ends it in good order; a second one at once.")]
     Dead(dead::DeadArgs),
     /// Looks after parked messages and halted groups, set aside until someone decides.
     Parked(parked::ParkedArgs),
+    /// Looks after the ledger: keys that were claimed, what came of them, and those in doubt.
+    Ledger(ledger::LedgerArgs),
     /// Writes a copy of the running store to a file.
     Backup(backup::BackupArgs),
     /// Puts a backup into a new folder; the store opens paused there.
@@ -146,6 +148,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Queue(args) => queue::run(*args).await,
         Command::Dead(args) => dead::run(args).await,
         Command::Parked(args) => parked::run(args).await,
+        Command::Ledger(args) => ledger::run(args).await,
         Command::Backup(args) => backup::backup(args).await,
         Command::Restore(args) => backup::restore(args).await,
         Command::Resume(args) => backup::resume(args).await,

@@ -36,9 +36,7 @@
 mod queue;
 mod url;
 
-use std::sync::Arc;
-
-use hapax_core::QueueAdmin;
+use hapax_core::store::SharedStore;
 
 #[cfg(feature = "client")]
 pub use hapax_client as client;
@@ -57,7 +55,7 @@ pub use url::OpenError;
 /// A store, opened by its URL. Cheap to clone.
 #[derive(Clone)]
 pub struct Hapax {
-    store: Arc<dyn QueueAdmin>,
+    store: SharedStore,
 }
 
 impl Hapax {
@@ -80,7 +78,7 @@ impl Hapax {
     }
 
     /// Uses a store that was opened by hand.
-    pub fn with_store(store: Arc<dyn QueueAdmin>) -> Self {
+    pub fn with_store(store: SharedStore) -> Self {
         Self { store }
     }
 
@@ -90,7 +88,7 @@ impl Hapax {
     }
 
     /// The store itself, for everything else: administration, dead letters, redrive, batches.
-    pub fn store(&self) -> &Arc<dyn QueueAdmin> {
+    pub fn store(&self) -> &SharedStore {
         &self.store
     }
 }

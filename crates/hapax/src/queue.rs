@@ -1,9 +1,9 @@
 use std::marker::PhantomData;
-use std::sync::Arc;
 
+use hapax_core::store::SharedStore;
 use hapax_core::{
-    AdminError, Delivery, Extend, Fence, How, NewMessage, QueueAdmin, QueueConfig, QueueName, Receive,
-    Remaining, SendError, Sent, Settle, SettleError, Settled, StoreError,
+    AdminError, Delivery, Extend, Fence, How, NewMessage, QueueConfig, QueueName, Receive, Remaining,
+    SendError, Sent, Settle, SettleError, Settled, StoreError,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -32,7 +32,7 @@ pub enum Error {
 
 /// A queue whose messages are values of `T` in JSON. Cheap to clone.
 pub struct Queue<T> {
-    store: Arc<dyn QueueAdmin>,
+    store: SharedStore,
     name: QueueName,
     of: PhantomData<fn() -> T>,
 }
@@ -52,7 +52,7 @@ where
 }
 
 impl<T> Queue<T> {
-    pub(crate) fn new(store: Arc<dyn QueueAdmin>, name: QueueName) -> Self {
+    pub(crate) fn new(store: SharedStore, name: QueueName) -> Self {
         Self { store, name, of: PhantomData }
     }
 

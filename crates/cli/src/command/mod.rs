@@ -3,6 +3,7 @@
 pub mod backup;
 pub mod bench;
 pub mod dead;
+pub mod ledger;
 pub mod parked;
 pub mod policy;
 pub mod queue;

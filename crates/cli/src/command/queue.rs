@@ -1,9 +1,8 @@
 //! `hapax queues` and `hapax queue …`.
 
-use std::sync::Arc;
-
 use clap::{Args, Subcommand};
-use hapax::core::{QueueAdmin, QueueInfo, QueueStats, RedriveAllow};
+use hapax::core::store::SharedStore;
+use hapax::core::{QueueInfo, QueueStats, RedriveAllow};
 use hapax::{QueueConfig, QueueKind, QueueName};
 use serde_json::json;
 
@@ -156,7 +155,7 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
     }
 }
 
-async fn held(store: &Arc<dyn QueueAdmin>, queue: &QueueName) -> anyhow::Result<u64> {
+async fn held(store: &SharedStore, queue: &QueueName) -> anyhow::Result<u64> {
     let stats = store.stats(queue).await?;
     Ok(stats.ready + stats.delayed + stats.in_flight + stats.parked)
 }
