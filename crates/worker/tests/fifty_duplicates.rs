@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::{Rig, run_until, until};
-use hapax_core::{EntryId, EntryState, Json, Ledger as _, NewMessage, Outcome, QueueStore as _, Tier};
+use hapax_core::{Cause, EntryId, EntryState, Json, Ledger as _, NewMessage, Outcome, QueueStore as _, Tier};
 use hapax_worker::{Cx, Worker};
 use tokio::sync::Notify;
 
@@ -45,7 +45,8 @@ async fn fifty(outcome: Result<&'static str, &'static str>) -> (Rig, Outcome) {
     let watch = worker.watch();
     let met = async {
         // 49 duplicates were turned back while the one was at work.
-        until("every duplicate has met the one at work", async || watch.counts().deferred >= COPIES - 1).await;
+        until("every duplicate has met the one at work", async || watch.counts().deferred >= COPIES - 1)
+            .await;
         all_met.notify_one();
     };
     let ended = run_until(worker, |counts| counts.done + counts.rejected + counts.replayed == COPIES);
@@ -75,7 +76,7 @@ async fn one_effect_and_fifty_acks() {
     assert_eq!((stats.totals.acked, stats.totals.expired, stats.totals.dead), (COPIES, 0, 0), "{stats:?}");
 }
 
-/// What the duplicates are told is what was recorded, word for word: here it can be read from the dead letters.
+/// What the duplicates are told is what was recorded, word for word: here it can be read from the messages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_refusal_and_fifty_equal_reasons() {
     let (rig, recorded) = fifty(Err("the account is closed")).await;
@@ -83,7 +84,9 @@ async fn one_refusal_and_fifty_equal_reasons() {
     let parked = rig.messages("jobs").await;
     assert_eq!(parked.len() as u64, COPIES);
     for message in parked {
-        assert_eq!(message.last_error.as_deref(), Some("the account is closed"), "{message:?}");
+        let (cause, reason) =
+            message.parked.expect("without a dead-letter queue a rejected message is parked");
+        assert_eq!((cause, reason.as_deref()), (Cause::Rejected, Some("the account is closed")));
     }
     assert_eq!(rig.stats().await.parked, COPIES);
 }
