@@ -27,6 +27,8 @@ pub(crate) struct Finish {
     pub how: How,
     /// How its claim ends, if it has one that is still to end.
     pub ending: Option<Ending>,
+    /// How the claim of a run was meant to end, for tests that look on.
+    pub ran: Option<Ending>,
     /// Who wants to know what came of it; `None` if it failed.
     pub tell: Option<oneshot::Sender<Option<Settled>>>,
 }
@@ -228,6 +230,10 @@ fn claim_end(finish: &Finish) -> Option<ClaimEnd> {
 }
 
 fn over(finish: Finish, settled: Option<Settled>) {
+    if let Some(observer) = &finish.job.env.hooks.observer {
+        let (how, ending) = (finish.how.clone(), finish.ran.clone());
+        let _ = observer.send(crate::testing::Ran { how, ending, settled });
+    }
     finish.job.lease.enter(Phase::Over);
     if let Some(tell) = finish.tell {
         // A lane that went away does not want to know.
