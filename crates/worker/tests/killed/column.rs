@@ -11,8 +11,10 @@ use rusqlite::{Transaction, params};
 
 use super::{Case, Line, PATIENCE, database, effects, ledger_folder, note, open, queue, store_folder};
 
-/// Short, since a crash holds its message up for so long.
-const LEASE: Duration = Duration::from_millis(300);
+/// The lease of who is killed. Short, since a crash holds its message up for so long.
+const LEASE_KILLED: Duration = Duration::from_millis(500);
+/// The lease of who comes after it: a busy machine must not make it lose its own.
+const LEASE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Column {
@@ -117,7 +119,8 @@ fn builder(store: &Arc<Embedded>, ledger: Option<&Arc<Embedded>>, case: &Case, d
         (_, Some(ledger)) => Worker::over(store.clone(), queue()).ledger(ledger.clone()),
     };
     let hook = die.clone();
-    let builder = builder.lease(LEASE).hook(move |point| hook(point));
+    let lease = if case.point.is_some() { LEASE_KILLED } else { LEASE };
+    let builder = builder.lease(lease).hook(move |point| hook(point));
     if case.column == Column::Transactional {
         return transactional(builder, case.folder.clone(), die.clone());
     }

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
 use column::Column;
@@ -20,6 +20,9 @@ use rusqlite::{Connection, OptionalExtension as _};
 
 /// Nothing here takes so long; what does has hung.
 const PATIENCE: Duration = Duration::from_secs(40);
+/// Read while this process has a store open, written while it forks: a fork holds the store's lock until it has become
+/// the child, and the lock would outlive the store.
+static FORK: RwLock<()> = RwLock::new(());
 const FOLDER: &str = "HAPAX_TEST_CHILD_FOLDER";
 const COLUMN: &str = "HAPAX_TEST_CHILD_COLUMN";
 const POINT: &str = "HAPAX_TEST_CHILD_POINT";
@@ -51,7 +54,10 @@ pub fn run_child(folder: &Path, column: Column, point: Option<Point>, what: &str
         command.env(POINT, point.name());
     }
     command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(out);
-    let mut child = command.spawn().unwrap();
+    let mut child = {
+        let _alone = FORK.write().unwrap();
+        command.spawn().unwrap()
+    };
     let deadline = Instant::now() + PATIENCE;
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -144,15 +150,18 @@ pub fn prepare(folder: &Path, column: Column) {
         let table = "CREATE TABLE effects (key TEXT, fence INTEGER, derived TEXT)";
         database(folder).execute_batch(table).unwrap();
     }
-    let store = open(store_folder(folder));
-    let config = QueueConfig { tier: column.tier(), ..QueueConfig::default() };
-    block_on(store.create_queue(&queue(), config)).unwrap();
-    store.close();
-    drop(store);
+    {
+        let _no_fork = FORK.read().unwrap();
+        let store = open(store_folder(folder));
+        let config = QueueConfig { tier: column.tier(), ..QueueConfig::default() };
+        block_on(store.create_queue(&queue(), config)).unwrap();
+        store.close();
+    }
     send(folder);
 }
 
 pub fn send(folder: &Path) {
+    let _no_fork = FORK.read().unwrap();
     let store = open(store_folder(folder));
     let message = NewMessage::new("1999").idempotency_key(&"order-7".parse().unwrap());
     block_on(store.send(&queue(), vec![message])).unwrap()[0].as_ref().unwrap();
@@ -188,6 +197,7 @@ pub fn effects(folder: &Path) -> Effects {
 
 /// Looks at the sink, the queue and the ledger.
 pub fn inspect(folder: &Path, column: Column) -> Found {
+    let _no_fork = FORK.read().unwrap();
     let store = open(store_folder(folder));
     let stats = block_on(store.stats(&queue())).unwrap();
     assert_eq!((stats.ready, stats.delayed, stats.in_flight), (0, 0, 0), "the queue is not at rest");
