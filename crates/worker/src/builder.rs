@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
+use hapax_core::policy::tier::{self, Database, Facts, Finding, HandlerFacts, LedgerFacts};
 use hapax_core::{
-    Delivery, Ledger, OnDoubt, QueueAdmin, QueueName, QueueSource, Receive, Scope, Source, Store, StoreError,
-    Tier, policy,
+    Delivery, Ledger, LedgerCapabilities, OnDoubt, QueueAdmin, QueueConfig, QueueName, QueueSource, Receive,
+    Scope, Source, Store, StoreError, Tier, policy,
 };
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -53,14 +54,9 @@ pub enum BuildError {
         /// What is wrong and what is allowed.
         problem: String,
     },
-    /// The tier needs something that is not there.
-    #[error("the tier cannot hold ({code}): {problem}")]
-    Tier {
-        /// The refusal's stable code.
-        code: &'static str,
-        /// What is missing and what to do.
-        problem: String,
-    },
+    /// The tier cannot hold here.
+    #[error("the tier cannot hold: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Tier(Vec<Finding>),
     /// The operating system gave no thread or no random numbers.
     #[error("the heartbeat cannot be started: {0}")]
     Heartbeat(String),
@@ -73,7 +69,7 @@ impl BuildError {
             Self::Store(error) => error.code(),
             Self::NoHandler => "no-handler",
             Self::Setting { .. } => "invalid",
-            Self::Tier { code, .. } => code,
+            Self::Tier(refusals) => refusals.first().map_or("tier", |refusal| refusal.code),
             Self::Heartbeat(_) => "no-heartbeat",
         }
     }
@@ -112,7 +108,24 @@ pub struct WorkerBuilder {
     ttl: Option<Duration>,
     drain: Duration,
     consumer: Option<String>,
+    honours_derived_key: bool,
+    source: Option<Arc<dyn Source>>,
     pub(crate) hooks: Hooks,
+}
+
+/// What the store says about the queue.
+struct Queue {
+    tier: Tier,
+    config: QueueConfig,
+    dead_retention_ms: Option<u64>,
+}
+
+impl Queue {
+    /// Long enough for whatever may still deliver the message again.
+    fn ttl_ms_default(&self) -> u64 {
+        let horizon_ms = tier::redrive_horizon_ms(&self.config, self.dead_retention_ms.unwrap_or(0));
+        horizon_ms.clamp(TTL_MS_DEFAULT, TTL_MS_MAX)
+    }
 }
 
 impl Worker {
@@ -182,6 +195,8 @@ impl Worker {
             ttl: None,
             drain: Duration::from_millis(DRAIN_MS_DEFAULT),
             consumer: None,
+            honours_derived_key: false,
+            source: None,
             hooks: Hooks::default(),
         }
     }
@@ -305,7 +320,8 @@ impl WorkerBuilder {
         self
     }
 
-    /// How long outcomes are kept for duplicates. 1 s to 366 days; default 4 days.
+    /// How long outcomes are kept for duplicates. 1 s to 366 days; default 4 days, or as long as
+    /// the message may be delivered again, by a redrive too.
     pub fn outcome_ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
@@ -331,16 +347,29 @@ impl WorkerBuilder {
         self
     }
 
-    /// Reads the queue's configuration and checks everything.
+    /// Receives and settles through this instead of through the store itself, for example to inject faults.
+    pub fn source(mut self, source: Arc<dyn Source>) -> Self {
+        self.source = Some(source);
+        self
+    }
+
+    /// Declares that the effect happens once for each [`Cx::derived_key`], whoever asks for it and how often. It
+    /// changes nothing but the check of the tier, which warns without it where doubt means another try.
+    pub fn honours_derived_key(mut self) -> Self {
+        self.honours_derived_key = true;
+        self
+    }
+
+    /// Reads the queue's configuration and checks everything: the settings, and whether the tier can hold.
     pub async fn build(self) -> Result<Worker, BuildError> {
-        let info = self.store.queue(&self.queue).await?;
-        let tier = self.tier.unwrap_or(info.config.tier);
         let handler = self.handler.clone().ok_or(BuildError::NoHandler)?;
-        self.check_tier(tier, &handler)?;
-        let lease = self.check_lease(info.config.lease_ms)?;
+        let queue = self.look_at_queue().await?;
+        let tier = queue.tier;
+        let lease = self.check_lease(queue.config.lease_ms)?;
         within("concurrency", self.concurrency as u64, 1, CONCURRENCY_MAX as u64)?;
-        let ttl_ms = self.ttl.map_or(TTL_MS_DEFAULT, |ttl| ttl.as_millis() as u64);
+        let ttl_ms = self.ttl.map_or_else(|| queue.ttl_ms_default(), |ttl| ttl.as_millis() as u64);
         within("outcome_ttl", ttl_ms, TTL_MS_MIN, TTL_MS_MAX)?;
+        let warnings = self.check_tier(&queue, lease, ttl_ms)?;
         if let Handler::Many { max, .. } = handler {
             within("batch_handler", max as u64, 1, Receive::MAX as u64)?;
         }
@@ -354,7 +383,7 @@ impl WorkerBuilder {
         }
         if let Some((max, _)) = &self.per_key {
             within("per_key", *max as u64, 1, self.concurrency as u64)?;
-            if info.config.is_fifo() || matches!(handler, Handler::Many { .. }) {
+            if queue.config.is_fifo() || matches!(handler, Handler::Many { .. }) {
                 let problem = "FIFO queues and batch handlers have no limit per key; \
                                a FIFO queue runs one message of a group at a time anyway";
                 return Err(setting("per_key", problem));
@@ -362,7 +391,8 @@ impl WorkerBuilder {
         }
         let consumer = self.check_consumer()?;
 
-        let source: Arc<dyn Source> = Arc::new(QueueSource::new(self.store.clone(), self.queue.clone()));
+        let own = || Arc::new(QueueSource::new(self.store.clone(), self.queue.clone())) as Arc<dyn Source>;
+        let source = self.source.clone().unwrap_or_else(own);
         let ledger = self.ledger.filter(|_| tier == Tier::EffectivelyOnce);
         let lease = Arc::new(LeaseTime::new(lease));
         let stats = Arc::new(Stats::default());
@@ -378,7 +408,9 @@ impl WorkerBuilder {
         let env = Env {
             scope: Scope::of_queue(&self.queue),
             queue: self.queue,
-            key_pointer: info.config.key_pointer.clone(),
+            key_pointer: queue.config.key_pointer.clone(),
+            #[cfg(feature = "sqlite")]
+            ttl_ms,
             hooks: self.hooks,
         };
         let (sender, finishes) = mpsc::unbounded_channel();
@@ -388,7 +420,7 @@ impl WorkerBuilder {
             source,
             same_store: self.own_ledger && ledger.is_some(),
             ledger,
-            fifo: info.config.is_fifo(),
+            fifo: queue.config.is_fifo(),
             policy,
             handler,
             run_us_max,
@@ -408,34 +440,62 @@ impl WorkerBuilder {
             claims: AtomicU64::new(0),
             ledger_failures: AtomicU32::new(0),
         };
-        Ok(Worker { shared: Arc::new(shared), finishes })
+        Ok(Worker { shared: Arc::new(shared), finishes, warnings })
     }
 
-    fn check_tier(&self, tier: Tier, handler: &Handler) -> Result<(), BuildError> {
-        let refuse = |code, problem: &str| Err(BuildError::Tier { code, problem: problem.into() });
-        #[cfg(feature = "sqlite")]
-        let transactional = matches!(handler, Handler::Transactional(_));
-        #[cfg(not(feature = "sqlite"))]
-        let transactional = {
-            let _ = handler;
-            false
+    async fn look_at_queue(&self) -> Result<Queue, BuildError> {
+        let config = self.store.queue(&self.queue).await?.config;
+        let dead_retention_ms = match &config.dead_letter {
+            Some(dead) => Some(self.store.queue(&dead.queue).await?.config.retention_ms),
+            None => None,
         };
-        match tier {
-            Tier::Transactional if !transactional => refuse(
-                "transactional-needs-database",
-                "`transactional` needs a handler that writes into the database that holds the ledger entry; \
-                 use `transactional_handler` (feature `sqlite`), or the tier effectively-once",
-            ),
-            Tier::AtMostOnce | Tier::AtLeastOnce | Tier::EffectivelyOnce if transactional => refuse(
-                "handler-is-transactional",
-                "the handler commits its own ledger entry; set the tier of the queue or the worker to transactional",
-            ),
-            Tier::EffectivelyOnce if self.ledger.is_none() => refuse(
-                "no-ledger",
-                "`effectively-once` needs a ledger and the store has none; name one with `ledger`",
-            ),
-            _ => Ok(()),
+        Ok(Queue { tier: self.tier.unwrap_or(config.tier), config, dead_retention_ms })
+    }
+
+    /// Compares the tier with what store, ledger and handler can do; the warnings.
+    fn check_tier(&self, queue: &Queue, lease: LeaseLength, ttl_ms: u64) -> Result<Vec<Finding>, BuildError> {
+        let transactional = self.handler.as_ref().is_some_and(Handler::is_transactional);
+        if transactional && queue.tier != Tier::Transactional {
+            return Err(setting(
+                "tier",
+                "a transactional handler has the tier transactional; leave it unset",
+            ));
         }
+        let ledger = if transactional {
+            let can =
+                LedgerCapabilities { name: "sqlite".into(), durable: true, fence: true, may_evict: false };
+            Some(LedgerFacts { can, same_store: false, ttl_ms })
+        } else {
+            let facts = |ledger: &Arc<dyn Ledger>| LedgerFacts {
+                can: ledger.ledger_capabilities(),
+                same_store: self.own_ledger,
+                ttl_ms,
+            };
+            self.ledger.as_ref().map(facts)
+        };
+        let lease = match lease {
+            LeaseLength::Fixed { ms } => tier::Lease::Fixed { lease_ms: ms },
+            LeaseLength::Auto(_) => tier::Lease::Auto,
+        };
+        let heartbeat = self.run_max.map_or(policy::LEASE_MS_MAX, |max| max.as_millis() as u64);
+        let handler = HandlerFacts {
+            lease,
+            heartbeat_ms_max: Some(heartbeat),
+            p99_ms: None,
+            on_doubt: self.on_doubt,
+            honours_derived_key: self.honours_derived_key,
+            database: if transactional { Database::WithLedger } else { Database::None },
+        };
+        let facts = Facts {
+            tier: queue.tier,
+            dead_retention_ms: queue.dead_retention_ms,
+            ledger,
+            handler: Some(handler),
+            ..Facts::new(queue.config.clone(), self.store.capabilities())
+        };
+        let (refusals, warnings): (Vec<_>, Vec<_>) =
+            tier::check(&facts).into_iter().partition(Finding::is_refusal);
+        if refusals.is_empty() { Ok(warnings) } else { Err(BuildError::Tier(refusals)) }
     }
 
     fn check_lease(&self, queue_ms: u64) -> Result<LeaseLength, BuildError> {

@@ -18,6 +18,8 @@ pub(crate) struct Env {
     pub queue: QueueName,
     pub scope: Scope,
     pub key_pointer: Option<String>,
+    #[cfg(feature = "sqlite")]
+    pub ttl_ms: u64,
     pub hooks: Hooks,
 }
 

@@ -30,6 +30,16 @@ pub(crate) enum Handler {
     Transactional(RunOne),
 }
 
+impl Handler {
+    pub fn is_transactional(&self) -> bool {
+        match self {
+            Self::One(_) | Self::Many { .. } => false,
+            #[cfg(feature = "sqlite")]
+            Self::Transactional(_) => true,
+        }
+    }
+}
+
 pub(crate) fn parse<T: DeserializeOwned>(job: &Job) -> Result<T, Ended> {
     serde_json::from_slice(&job.delivery.body).map_err(|error| {
         Ended::Unparsable(format!(

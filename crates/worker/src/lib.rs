@@ -36,6 +36,8 @@ mod outcome;
 mod point;
 mod settle;
 mod shared;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod stats;
 mod worker;
 
@@ -44,5 +46,7 @@ pub use builder::{BuildError, WorkerBuilder};
 pub use cx::Cx;
 pub use outcome::{IntoOutcome, OnError, Outcome};
 pub use point::{Hook, Point};
+#[cfg(feature = "sqlite")]
+pub use sqlite::{Entered, InboxError, SqliteInbox};
 pub use stats::Counts;
 pub use worker::{Report, Stopped, Watch, Worker};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use hapax_core::policy::tier::Finding;
 use hapax_core::{QueueName, Receive, StoreError, Tier, policy};
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -30,6 +31,7 @@ const LAST_SETTLES_MS: u64 = 10_000;
 pub struct Worker {
     pub(crate) shared: Arc<Shared>,
     pub(crate) finishes: mpsc::UnboundedReceiver<Finish>,
+    pub(crate) warnings: Vec<Finding>,
 }
 
 /// How a worker ended.
@@ -83,6 +85,11 @@ impl Worker {
         Watch(self.shared.clone())
     }
 
+    /// What casts doubt on the tier, though it holds: each with a code, a remedy and a page.
+    pub fn warnings(&self) -> &[Finding] {
+        &self.warnings
+    }
+
     /// Its name among consumers: new with every start.
     pub fn consumer(&self) -> &str {
         &self.shared.consumer
@@ -94,7 +101,7 @@ impl Worker {
     /// Dropped instead, it stops its handlers at their next await and settles nothing more: what it held returns when
     /// its lease runs out.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Report, Stopped> {
-        let Self { shared, finishes } = self;
+        let Self { shared, finishes, .. } = self;
         let mut ending = Abandon { shared: shared.clone(), collector: None };
         ending.collector = Some(tokio::spawn(settle::collect(shared.clone(), finishes)));
         let error = shared.receive_until(std::pin::pin!(shutdown)).await;

@@ -13,7 +13,7 @@ use hapax_embedded::{Embedded, Options};
 use hapax_worker::{Counts, Report, Watch, Worker, WorkerBuilder};
 
 /// Nothing here takes so long; a test that does has hung.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 pub struct Rig {
     pub store: Arc<Embedded>,
