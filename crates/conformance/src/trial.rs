@@ -23,16 +23,16 @@ use crate::{Case, Harness};
 pub(crate) const LEASE: u64 = 2_000;
 
 /// How long anything may take in real time.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a real clock and a busy machine may add to a time.
-const SLACK_MS: u64 = 300;
+pub(crate) const SLACK_MS: u64 = 300;
 
 pub(crate) type Received = Result<Vec<Delivery>, StoreError>;
 
 pub(crate) struct Trial {
-    case: &'static Case,
-    harness: Box<dyn Harness>,
+    pub(crate) case: &'static Case,
+    pub(crate) harness: Box<dyn Harness>,
 }
 
 impl Trial {

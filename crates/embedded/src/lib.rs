@@ -44,7 +44,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -52,7 +52,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hapax_core::policy::tier::Medium;
-use hapax_core::{Clock, QueueName, StoreError, SystemClock};
+use hapax_core::{Clock, QueueConfig, QueueName, StoreError, SystemClock, Tier};
 use thiserror::Error;
 
 pub use engine::{MEMORY_BYTES_A_MESSAGE, StoreQuota};
@@ -209,9 +209,27 @@ struct Shared {
     ids: Ids,
     place: Place,
     receives: AtomicU64,
-    /// Queues that deduplicate by content, so that callers hash bodies and not the writer.
-    by_content: RwLock<HashSet<QueueName>>,
+    /// What callers can find out about messages of some queues, so that the writer need not.
+    hints: RwLock<HashMap<QueueName, Arc<Hint>>>,
     report: Mutex<Report>,
+}
+
+/// What a queue wants to know of its messages beside what they say.
+struct Hint {
+    /// A hash of the body, for deduplication by content.
+    by_content: bool,
+    /// The idempotency key, for the tier that looks at the ledger.
+    once: bool,
+    /// Where in the body that key is.
+    pointer: Option<String>,
+}
+
+impl Hint {
+    /// `None` for a queue that wants nothing.
+    fn of(config: &QueueConfig) -> Option<Arc<Self>> {
+        let (by_content, once) = (config.dedup.content_based, config.tier == Tier::EffectivelyOnce);
+        (by_content || once).then(|| Arc::new(Self { by_content, once, pointer: config.key_pointer.clone() }))
+    }
 }
 
 /// What the writer tells about itself, without being asked.
@@ -261,8 +279,8 @@ impl Embedded {
         report.warnings.append(&mut loader.warnings);
         let engine = loader.finish();
         let queues = engine.queues();
-        let by_content =
-            queues.iter().filter(|q| q.config.dedup.content_based).map(|q| q.name.clone()).collect();
+        let hint = |queue: &&engine::Queue| Some((queue.name.clone(), Hint::of(&queue.config)?));
+        let hints = queues.iter().filter_map(hint).collect();
         let reader = Reader::start(&place)?;
 
         let mut seed = [0u8; 8];
@@ -277,7 +295,7 @@ impl Embedded {
             ids,
             place,
             receives: AtomicU64::new(0),
-            by_content: RwLock::new(by_content),
+            hints: RwLock::new(hints),
             report: Mutex::new(report),
         });
         let nudged = Arc::downgrade(&shared);

@@ -4,6 +4,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
+use hapax_core::message::stated_key;
 use hapax_core::{
     AdminError, Batch, Browse, Capabilities, Cause, Delivery, Extend, Fence, GroupId, MessageId, MessageView,
     NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, QueueStore, Receive,
@@ -14,11 +15,11 @@ use tokio::sync::oneshot;
 
 use crate::browse::{self, Shelf, parse_attributes};
 use crate::claims::End;
-use crate::engine::{Engine, Outgoing, Queue, Request, content_id};
+use crate::engine::{Engine, Outgoing, Queue, Request, Stated, content_id};
 use crate::record::Content;
 use crate::time::Now;
 use crate::writer::{Done, Op, Raw, Settling};
-use crate::{Embedded, Shared};
+use crate::{Embedded, Hint, Shared};
 
 /// The most elements of one batch.
 const BATCH_MAX: usize = 1_000;
@@ -94,7 +95,7 @@ impl Drop for Receiving<'_> {
     }
 }
 
-fn outgoing(message: NewMessage, by_content: bool) -> Result<Outgoing, SendError> {
+fn outgoing(message: NewMessage, hint: Option<&Hint>) -> Result<Outgoing, SendError> {
     if message.attributes.len() > ATTRIBUTES_MAX {
         let count = message.attributes.len();
         return Err(SendError::Invalid(format!(
@@ -104,7 +105,12 @@ fn outgoing(message: NewMessage, by_content: bool) -> Result<Outgoing, SendError
     let bytes = message.bytes();
     let encode = || serde_json::to_string(&message.attributes).expect("attributes are plain data");
     let attributes = (!message.attributes.is_empty()).then(encode);
-    let content_id = (by_content && message.dedup.is_none()).then(|| content_id(&message.body));
+    let by_content = hint.is_some_and(|hint| hint.by_content) && message.dedup.is_none();
+    let content_id = by_content.then(|| content_id(&message.body));
+    let key = hint.filter(|hint| hint.once).map(|hint| {
+        let found = stated_key(&message.attributes, &message.body, hint.pointer.as_deref());
+        Box::new(Stated { pointer: hint.pointer.clone(), key: found.map(|(key, _)| key) })
+    });
     let dedup = message.dedup.map(String::from);
     Ok(Outgoing {
         content: Content::new(dedup, attributes, message.body),
@@ -113,6 +119,7 @@ fn outgoing(message: NewMessage, by_content: bool) -> Result<Outgoing, SendError
         group: message.group,
         priority: message.priority,
         content_id,
+        key,
     })
 }
 
@@ -153,9 +160,8 @@ impl QueueStore for Embedded {
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
         check_batch(batch.len())?;
         let (reply, answer) = oneshot::channel();
-        let by_content =
-            self.shared.by_content.read().unwrap_or_else(PoisonError::into_inner).contains(queue);
-        let batch = batch.into_iter().map(|message| outgoing(message, by_content)).collect();
+        let hint = self.shared.hints.read().unwrap_or_else(PoisonError::into_inner).get(queue).cloned();
+        let batch = batch.into_iter().map(|message| outgoing(message, hint.as_deref())).collect();
         self.shared.inbox.push(Op::Send { queue: queue.clone(), batch, reply })?;
         Shared::answer(answer).await
     }
@@ -208,7 +214,7 @@ impl QueueStore for Embedded {
 #[async_trait]
 impl QueueAdmin for Embedded {
     async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError> {
-        self.note_content(name, &config);
+        self.note(name, &config);
         let name = name.clone();
         self.shared.job(move |engine, now| engine.create_queue(now, &name, config)).await?
     }
@@ -219,7 +225,7 @@ impl QueueAdmin for Embedded {
     }
 
     async fn set_queue(&self, name: &QueueName, config: QueueConfig) -> Result<(), AdminError> {
-        self.note_content(name, &config);
+        self.note(name, &config);
         let name = name.clone();
         self.shared.job(move |engine, now| engine.set_queue(now, &name, config)).await?
     }
@@ -329,10 +335,11 @@ impl QueueAdmin for Embedded {
 }
 
 impl Embedded {
-    /// Only a hint: where it is wrong, the writer hashes, or a hash is not used.
-    fn note_content(&self, name: &QueueName, config: &QueueConfig) {
-        if config.dedup.content_based {
-            self.shared.by_content.write().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
+    /// Only a hint: where it is wrong, the writer works, or what the sender found is not used.
+    fn note(&self, name: &QueueName, config: &QueueConfig) {
+        if let Some(hint) = Hint::of(config) {
+            let mut hints = self.shared.hints.write().unwrap_or_else(PoisonError::into_inner);
+            hints.insert(name.clone(), hint);
         }
     }
 

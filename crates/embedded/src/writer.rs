@@ -433,10 +433,10 @@ impl<S: Storage> Writer<S> {
         self.stats.operations += batch.len() as u64;
         let mut sent = Vec::with_capacity(batch.len());
         for message in batch {
-            let one = message.map(|message| (self.known(now, id, &message), message));
+            let one = message.map(|message| (self.before_send(now, id, &message), message));
             sent.push(match one {
-                Ok((Ok(stored), message)) => {
-                    self.engine.send(now, id, message, stored, |seq| self.ids.id(seq))
+                Ok((Ok((stored, entry)), message)) => {
+                    self.engine.send(now, id, message, stored, entry, |seq| self.ids.id(seq))
                 }
                 Ok((Err(error), _)) => {
                     self.stop_unread(&error);
@@ -447,6 +447,22 @@ impl<S: Storage> Writer<S> {
             });
         }
         self.answers.push(Answer::Sent(reply, sent));
+    }
+
+    /// What a send must know that memory does not hold: the first one with its deduplication id, and its entry in the
+    /// ledger, if its queue wants that.
+    fn before_send(
+        &mut self,
+        now: Now,
+        queue: u32,
+        message: &Outgoing,
+    ) -> Result<(Option<crate::record::DedupRow>, Option<hapax_core::EntryId>), ReadError> {
+        let stored = self.known(now, queue, message)?;
+        let entry = self.engine.entry_of(queue, message);
+        if let Some(entry) = &entry {
+            self.clear_entry(now, entry, false)?;
+        }
+        Ok((stored, entry))
     }
 
     /// Looks a deduplication id up where memory does not reach.
@@ -616,7 +632,15 @@ impl<S: Storage> Writer<S> {
         if !self.engine.redrive_matches(task, id, dead.as_ref()) {
             return Ok(false);
         }
-        Ok(self.engine.redrive(now, task, candidate, body.content, dead.as_ref()))
+        let Some(to) = self.engine.redrive_target(task, dead.as_ref()) else { return Ok(false) };
+        let (mut content, mut link) = ((body.content, 0), None);
+        if self.engine.redrive_keyed(task, candidate, to, dead.as_ref()) {
+            let entry;
+            (content, entry) = self.with_key(to, id, content.0);
+            self.clear_entry(now, &entry, true)?;
+            link = Some(entry.hash());
+        }
+        Ok(self.engine.redrive(now, task, candidate, to, content, dead.as_ref(), link))
     }
 
     /// Answers everyone who waits; the store is closing.

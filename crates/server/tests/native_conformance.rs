@@ -50,7 +50,7 @@ impl Running {
     /// Waits until every receive that was called is at the store: the suite's time must not pass while one is still
     /// on the wire.
     async fn quiet(&self) {
-        while self.client.waiting() != self.native.receives() {
+        while self.client.waiting() != self.native.waiting() {
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
     }

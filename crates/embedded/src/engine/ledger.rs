@@ -438,4 +438,15 @@ impl Engine {
     pub fn open_entries(&self, hashes: &[u128]) -> Vec<Option<protocol::Entry>> {
         hashes.iter().map(|hash| self.ledger.open.get(hash).map(|open| open.row.entry.clone())).collect()
     }
+
+    /// The open entries as they would be after the store was opened now, and how many there are in all.
+    #[cfg(test)]
+    pub fn ledger_snapshot(&self, now: Now) -> Vec<String> {
+        let reopened =
+            |row: &LedgerRow| format!("entry {} {:?}", row.id, row.entry.clone().reopened(now.ms()));
+        let mut lines: Vec<_> = self.ledger.open.values().map(|open| reopened(&open.row)).collect();
+        lines.sort();
+        lines.push(format!("entries {}", self.ledger.rows));
+        lines
+    }
 }

@@ -32,7 +32,7 @@ pub(crate) use queue::Queue;
 pub(crate) use receive::{Leased, Request};
 pub(crate) use redrive::Candidate;
 use redrive::Task;
-pub(crate) use send::Outgoing;
+pub(crate) use send::{Outgoing, Stated};
 use table::Table;
 
 use crate::record::{Entry, Header, Record};

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use hapax_core::{
     AdminError, GroupId, MessageId, Priority, QueueName, RedriveFilter, RedriveRequest, RedriveState,
-    RedriveTask, StoreError, policy,
+    RedriveTask, StoreError, Tier, policy,
 };
 
 use super::groups::Slot;
 use super::{Engine, Undo};
-use crate::record::{Content, DeadRow, Entry, Record, State};
+use crate::record::{Content, DeadRow, Entry, FLAG_KEYED, Record, State};
 use crate::time::Now;
 
 /// The default and the highest rate.
@@ -205,20 +205,38 @@ impl Engine {
             && filter.died_until_ms.is_none_or(|until_ms| dead.died_ms < until_ms)
     }
 
-    /// Moves one dead letter: it leaves and arrives in the same wave, under a new id, its content untouched.
-    /// `false` if it has nowhere to go.
+    /// Where a dead letter goes, if that is still there.
+    pub fn redrive_target(&self, task: u64, dead: Option<&DeadRow>) -> Option<u32> {
+        let info = &self.tasks[&task].info;
+        let source = dead.map(|dead| &dead.source);
+        self.find(info.to.as_ref().or(source)?).ok()
+    }
+
+    /// Whether the dead letter's effect is to happen once, by the ledger: then its key goes with it.
+    pub fn redrive_keyed(&self, task: u64, candidate: &Candidate, to: u32, dead: Option<&DeadRow>) -> bool {
+        let once = |id: u32| self.queue(id).config.tier == Tier::EffectivelyOnce;
+        let linked = |id: u32| {
+            let entry = self.queue(id).table.holds(candidate.slot, candidate.seq);
+            entry.is_some_and(|entry| entry.flags & FLAG_KEYED != 0)
+        };
+        let source = dead.and_then(|dead| self.find(&dead.source).ok());
+        once(to) || source.is_some_and(once) || self.find(&self.tasks[&task].info.from).is_ok_and(linked)
+    }
+
+    /// Moves one dead letter: it leaves and arrives in the same wave, under a new id. `link` is the entry of the ledger
+    /// that it needs. `false` if the queue that it was in is gone.
+    #[expect(clippy::too_many_arguments, reason = "a decision's inputs, each of another type")]
     pub fn redrive(
         &mut self,
         now: Now,
         task: u64,
         candidate: &Candidate,
-        content: Content,
+        to: u32,
+        (content, more_bytes): (Content, u32),
         dead: Option<&DeadRow>,
+        link: Option<u128>,
     ) -> bool {
-        let info = &self.tasks[&task].info;
-        let source = dead.map(|dead| &dead.source);
-        let Some(Ok(to)) = info.to.as_ref().or(source).map(|name| self.find(name)) else { return false };
-        let Ok(from) = self.find(&info.from) else { return false };
+        let Ok(from) = self.find(&self.tasks[&task].info.from) else { return false };
         let (queue, wave) = self.at(from);
         let group: Option<GroupId> = queue.table.group_name(queue.table.get(candidate.slot));
         let before = queue.delete(wave, candidate.slot);
@@ -247,11 +265,14 @@ impl Engine {
             attempts: 0,
             group: 0,
             state: State::Ready,
-            flags: 0,
+            flags: if link.is_some() { FLAG_KEYED } else { 0 },
             priority: if queue.config.is_fifo() { Priority::default().0 } else { before.priority },
-            bytes: before.bytes,
+            bytes: before.bytes + more_bytes,
         };
         queue.add(wave, entry, group, content);
+        if let Some(hash) = link {
+            self.link(seq, hash);
+        }
         true
     }
 

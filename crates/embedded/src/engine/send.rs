@@ -1,8 +1,10 @@
+use hapax_core::message::stated_key;
 use hapax_core::policy;
-use hapax_core::{GroupId, Priority, SendError, Sent};
+use hapax_core::{EntryId, GroupId, IdempotencyKey, Priority, SendError, Sent, Tier};
 
 use super::{Engine, MEMORY_BYTES_A_MESSAGE, Queue, Wave, dedup};
-use crate::record::{BodyRow, Content, DeadRow, DedupRow, Entry, MessageRow, Record, State};
+use crate::browse::parse_attributes;
+use crate::record::{BodyRow, Content, DeadRow, DedupRow, Entry, FLAG_KEYED, MessageRow, Record, State};
 use crate::time::Now;
 
 /// A message ready for the engine: encoded and checksummed by its sender's thread.
@@ -15,6 +17,16 @@ pub(crate) struct Outgoing {
     pub priority: Priority,
     /// SHA-256 of the body in hexadecimal, where the queue wants content-based deduplication.
     pub content_id: Option<String>,
+    /// The idempotency key, as far as it was looked for.
+    pub key: Option<Box<Stated>>,
+}
+
+/// The idempotency key that a message itself states.
+#[derive(Debug, Clone)]
+pub(crate) struct Stated {
+    /// Where in the body it was looked for.
+    pub pointer: Option<String>,
+    pub key: Option<IdempotencyKey>,
 }
 
 impl Engine {
@@ -27,6 +39,30 @@ impl Engine {
             .then_some(key)
     }
 
+    /// The ledger's entry of a message, where its queue wants its effect once and its key is not its id.
+    pub fn entry_of(&self, queue: u32, message: &Outgoing) -> Option<EntryId> {
+        let queue = self.queue(queue);
+        if queue.config.tier != Tier::EffectivelyOnce {
+            return None;
+        }
+        let content = &message.content;
+        let pointer = queue.config.key_pointer.as_deref();
+        let stated = match &message.key {
+            Some(stated) if stated.pointer.as_deref() == pointer => stated.key.clone(),
+            _ => {
+                let attributes = content.attributes.as_deref().map(parse_attributes).unwrap_or_default();
+                stated_key(&attributes, &content.body, pointer).map(|(key, _)| key)
+            }
+        };
+        let by_dedup = || match (&content.dedup, &message.content_id) {
+            (Some(dedup), _) => IdempotencyKey::new(dedup).ok(),
+            (None, _) if !queue.config.dedup.content_based => None,
+            (None, Some(content_id)) => IdempotencyKey::new(content_id).ok(),
+            (None, None) => IdempotencyKey::new(dedup::content_id(&content.body)).ok(),
+        };
+        Some(EntryId::of_queue(&queue.name, stated.or_else(by_dedup)?))
+    }
+
     /// Accepts one message, or answers with the first of its kind inside the window.
     pub fn send(
         &mut self,
@@ -34,9 +70,11 @@ impl Engine {
         queue: u32,
         mut message: Outgoing,
         stored: Option<DedupRow>,
+        entry_id: Option<EntryId>,
         ids: impl Fn(u64) -> hapax_core::MessageId,
     ) -> Result<Sent, SendError> {
         let quota = self.quota;
+        let queue_id = queue;
         let (queue, wave) = self.at(queue);
         validate(queue, &message)?;
         if message.content.dedup.is_none() && queue.config.dedup.content_based {
@@ -74,7 +112,7 @@ impl Engine {
             group: 0,
             state: if delay_ms == 0 { State::Ready } else { State::Delayed },
             priority: message.priority.0,
-            flags: 0,
+            flags: if queue.config.tier == Tier::EffectivelyOnce { FLAG_KEYED } else { 0 },
         };
         if let Some(key) = key {
             let row = DedupRow { key, seq, order: seq, sent_ms: now.ms() };
@@ -82,6 +120,14 @@ impl Engine {
         }
         queue.totals.sent += 1;
         queue.add(wave, entry, message.group, message.content);
+        if entry.flags & FLAG_KEYED != 0 {
+            let by_id = || {
+                let key = IdempotencyKey::new(ids(seq).to_string()).expect("a UUID is a valid key");
+                EntryId::of_queue(&self.queue(queue_id).name, key)
+            };
+            let hash = entry_id.unwrap_or_else(by_id).hash();
+            self.link(seq, hash);
+        }
         Ok(Sent { id: ids(seq), sequence: seq, duplicate: false })
     }
 }

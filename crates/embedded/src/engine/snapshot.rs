@@ -44,6 +44,7 @@ impl Engine {
         let counters = &self.wave.counters;
         lines.push(format!("counters {} {} {}", counters.next_seq, counters.messages, counters.bytes));
         lines.push(format!("paused {:?}", self.header.paused));
+        lines.extend(self.ledger_snapshot(now));
         lines
     }
 }

@@ -55,6 +55,7 @@ pub(super) fn outgoing(body: &str, dedup: Option<&str>, group: Option<GroupId>) 
         group,
         priority: Priority::default(),
         content_id: None,
+        key: None,
     }
 }
 

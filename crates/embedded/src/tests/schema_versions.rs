@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hapax_core::{NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore};
+use hapax_core::{Ledger, NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore};
 use rusqlite::Connection;
 
 use crate::checkpoint::Checkpoint;
@@ -129,4 +129,45 @@ async fn a_migration_that_is_killed_leaves_the_old_version() {
     assert!(std::fs::metadata(killed.path().join("hapax.db-wal")).unwrap().len() > 100_000);
     assert_eq!(messages(killed.path()).await, 1);
     migrate(killed.path(), "CREATE TABLE extra (x)").unwrap();
+}
+
+/// What version 1 wrote: messages ready, dead, parked in doubt and in a FIFO group, of a queue of the tier that now looks
+/// at the ledger.
+fn version_1(folder: &Path) {
+    let db = Connection::open(folder.join(DATABASE)).unwrap();
+    db.execute_batch(include_str!("v1.sql")).unwrap();
+    db.pragma_update(None, "application_id", 0x4841_5058).unwrap();
+    db.pragma_update(None, "user_version", 1).unwrap();
+    db.close().unwrap();
+}
+
+#[tokio::test]
+async fn version_1_becomes_a_store_with_a_ledger_and_loses_no_message() {
+    let folder = tempfile::tempdir().unwrap();
+    version_1(folder.path());
+    let store = Embedded::open(folder.path(), Options::default()).unwrap();
+    assert_eq!(store.status().await.warnings, Vec::<String>::new());
+    let stats = store.stats(&queue()).await.unwrap();
+    assert_eq!((stats.ready, stats.parked), (1, 1));
+    for name in ["jobs-dead", "ord.fifo"] {
+        assert_eq!(store.stats(&QueueName::new(name).unwrap()).await.unwrap().ready, 1, "{name}");
+    }
+
+    // A message that was sent before there was a ledger is bound to its entry when it is claimed.
+    let delivery = store.receive(&queue(), hapax_core::Receive::up_to(1)).await.unwrap().remove(0);
+    let (key, _) = delivery.idempotency_key(None);
+    let id = hapax_core::EntryId::of_queue(&queue(), key);
+    let mut request = hapax_core::ClaimRequest::new(id, "a".parse().unwrap(), 1_000);
+    request.delivery = Some((queue(), delivery.receipt));
+    let claim = store.claim(vec![request]).await.unwrap().remove(0).unwrap();
+    assert!(matches!(claim, hapax_core::Claim::Granted(_)));
+    store.close();
+
+    let db = Connection::open(folder.path().join(DATABASE)).unwrap();
+    let count = |sql: &str| db.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+    assert_eq!(count("SELECT count(*) FROM keyed JOIN ledger ON ledger.id = keyed.entry"), 1);
+    assert_eq!(count("SELECT rows FROM ledger_rows"), 1);
+    let backup = Connection::open(folder.path().join("before-migration-from-v1.db")).unwrap();
+    let version: i64 = backup.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+    assert_eq!(version, 1);
 }

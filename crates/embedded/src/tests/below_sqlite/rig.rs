@@ -186,7 +186,15 @@ impl Rig {
             let delay_ms = self.rng.bool().then(|| self.rng.u64(..3_000));
             let bytes = body.len() as u64;
             let content = Content::new(None, None, body.into());
-            Ok(Outgoing { content, bytes, delay_ms, group: None, priority: Priority(0), content_id: None })
+            Ok(Outgoing {
+                content,
+                bytes,
+                delay_ms,
+                group: None,
+                priority: Priority(0),
+                content_id: None,
+                key: None,
+            })
         });
         let batch = batch.collect();
         let (reply, answer) = oneshot::channel();

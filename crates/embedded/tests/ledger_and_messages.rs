@@ -1,0 +1,293 @@
+//! Entries and messages of the same store: a message's entry outlives its time, its key travels, a decision lets it go on.
+
+#[path = "common/ledger.rs"]
+mod ledger;
+
+use hapax_core::{
+    Cause, Claim, ClaimRequest, DeadLetterPolicy, Delivery, Ending, EntryId, How, Json, Ledger, NewMessage,
+    Outcome, QueueAdmin, QueueConfig, QueueName, QueueStore, RedriveFilter, RedriveRequest, Resolution,
+    Settle, Settled,
+};
+use ledger::*;
+
+const HOUR_MS: u64 = 3_600_000;
+
+fn entry_of(queue: &QueueName, delivery: &Delivery) -> EntryId {
+    EntryId::of_queue(queue, delivery.idempotency_key(None).0)
+}
+
+/// A claim for a delivery, as a worker makes it.
+fn for_delivery(queue: &QueueName, delivery: &Delivery, owner: &str) -> ClaimRequest {
+    let request = ClaimRequest::new(entry_of(queue, delivery), owner.parse().unwrap(), LEASE_MS);
+    ClaimRequest { delivery: Some((queue.clone(), delivery.receipt.clone())), ..request }
+}
+
+async fn completed(rig: &Rig, id: &EntryId) -> bool {
+    let request = ClaimRequest::new(id.clone(), "someone".parse().unwrap(), LEASE_MS);
+    match rig.claim(request).await {
+        Claim::Completed { .. } => true,
+        Claim::Granted(grant) => {
+            rig.end(ending(id, &grant, Ending::Release)).await.unwrap();
+            false
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Lets time act.
+async fn pass(rig: &Rig, ms: u64) {
+    rig.clock.advance_ms(ms);
+    // Two waves: the first may find that there is more to do.
+    rig.store.status().await;
+    rig.store.status().await;
+}
+
+#[tokio::test]
+async fn an_entry_whose_time_is_over_is_gone_for_everyone_and_pruned_soon() {
+    let rig = Rig::new();
+    for number in 0..1_200 {
+        let name = format!("k{number}");
+        let grant = rig.granted(by("a", &name)).await;
+        rig.end(ending(&id(&name), &grant, complete("done"))).await.unwrap();
+    }
+    rig.clock.advance_ms(TTL_MS - 1);
+    assert!(completed(&rig, &id("k0")).await);
+    rig.clock.advance_ms(1);
+    // Whether it was pruned already is nobody's business.
+    for number in [0, 500, 1_199] {
+        assert_eq!(rig.store.entry(&id(&format!("k{number}"))).await.unwrap(), None);
+    }
+    let filter = hapax_core::EntryFilter { limit: 1_000, ..Default::default() };
+    assert_eq!(rig.store.entries(filter).await.unwrap().items, []);
+    for _ in 0..100 {
+        pass(&rig, 1_000).await;
+        if rig.store.ledger_stats().await.unwrap().entries == 0 {
+            break;
+        }
+    }
+    let stats = rig.store.ledger_stats().await.unwrap();
+    assert_eq!((stats.entries, stats.pruned), (0, 1_200));
+    assert_eq!(rig.rows("SELECT count(*) FROM ledger"), 0);
+}
+
+#[tokio::test]
+async fn a_lapsed_claim_that_may_be_taken_over_is_pruned_and_a_parked_one_is_not() {
+    let mut rig = Rig::new();
+    rig.granted(by("a", "retry")).await;
+    rig.granted(parking(by("a", "park"))).await;
+    pass(&rig, LEASE_MS + hapax_core::ledger::DOUBT_MS - 1).await;
+    assert!(rig.store.entry(&id("retry")).await.unwrap().is_some());
+    pass(&rig, 2_000).await;
+    assert_eq!(rig.store.entry(&id("retry")).await.unwrap(), None);
+    assert_eq!(rig.rows("SELECT count(*) FROM ledger"), 1);
+    rig.reopen();
+    pass(&rig, 366 * 24 * HOUR_MS).await;
+    assert!(rig.store.entry(&id("park")).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn an_entry_of_a_live_message_is_never_pruned_and_is_gone_with_it() {
+    let mut rig = Rig::new();
+    let queue = rig.once_queue("pay", QueueConfig::default()).await;
+    rig.send(&queue, NewMessage::new("x").idempotency_key(&key("order-7"))).await;
+    let delivery = rig.receive(&queue).await.unwrap();
+    let entry = entry_of(&queue, &delivery);
+    let grant = rig.granted(for_delivery(&queue, &delivery, "a")).await;
+    rig.end(ending(&entry, &grant, complete("paid"))).await.unwrap();
+
+    // Its worker dies before the ack. Time passes: the entry's is over many times.
+    pass(&rig, TTL_MS + 5 * HOUR_MS).await;
+    assert!(completed(&rig, &entry).await);
+    rig.reopen();
+    pass(&rig, 5 * HOUR_MS).await;
+    assert!(completed(&rig, &entry).await);
+    let again = rig.receive(&queue).await.unwrap();
+    rig.store.settle(&queue, vec![Settle::ack(again.receipt)]).await.unwrap();
+    // From here on its time counts, and it is over, though the row stays for a while.
+    assert_eq!(rig.rows("SELECT count(*) FROM ledger"), 1);
+    assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 0);
+    assert_eq!(rig.store.entry(&entry).await.unwrap(), None);
+    // A new message of the same key does not bring it back.
+    rig.send(&queue, NewMessage::new("y").idempotency_key(&key("order-7"))).await;
+    assert!(!completed(&rig, &entry).await);
+}
+
+#[tokio::test]
+async fn a_new_message_does_not_bring_back_what_was_over_before_it_was_sent() {
+    let rig = Rig::new();
+    let queue = rig.once_queue("pay", QueueConfig::default()).await;
+    let message = || NewMessage::new("x").idempotency_key(&key("order-7"));
+    rig.send(&queue, message()).await;
+    let delivery = rig.receive(&queue).await.unwrap();
+    let entry = entry_of(&queue, &delivery);
+    let grant = rig.granted(for_delivery(&queue, &delivery, "a")).await;
+    rig.end(ending(&entry, &grant, complete("paid"))).await.unwrap();
+    pass(&rig, 2 * TTL_MS).await;
+    let again = rig.receive(&queue).await.unwrap();
+    rig.store.settle(&queue, vec![Settle::ack(again.receipt)]).await.unwrap();
+    rig.send(&queue, message()).await;
+    let next = rig.receive(&queue).await.unwrap();
+    assert!(
+        matches!(rig.claim(for_delivery(&queue, &next, "b")).await, Claim::Granted(grant) if !grant.takeover)
+    );
+}
+
+#[tokio::test]
+async fn only_messages_that_need_an_entry_are_linked_and_no_link_outlives_its_message() {
+    let rig = Rig::new();
+    let plain = QueueName::new("plain").unwrap();
+    rig.store.create_queue(&plain, QueueConfig::default()).await.unwrap();
+    for _ in 0..3 {
+        rig.send(&plain, NewMessage::new("x")).await;
+    }
+    assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 0);
+    let delivery = rig.receive(&plain).await.unwrap();
+    let grant = rig.granted(for_delivery(&plain, &delivery, "a")).await;
+    assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 1);
+    let claim = Some(ending(&entry_of(&plain, &delivery), &grant, complete("done")));
+    let settle = Settle { receipt: delivery.receipt, how: How::Ack, claim };
+    assert_eq!(rig.store.settle(&plain, vec![settle]).await.unwrap(), [Ok(Settled::Acked)]);
+    assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 0);
+
+    let once = rig.once_queue("once", QueueConfig::default()).await;
+    for _ in 0..3 {
+        rig.send(&once, NewMessage::new("x")).await;
+    }
+    assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 3);
+    rig.store.purge(&once).await.unwrap();
+    for _ in 0..100 {
+        rig.store.status().await;
+        if rig.rows("SELECT count(*) FROM message") == 2 {
+            break;
+        }
+    }
+    assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 0);
+}
+
+#[tokio::test]
+async fn a_message_is_linked_to_the_key_that_its_worker_will_find() {
+    let rig = Rig::new();
+    let pointer = QueueConfig { key_pointer: Some("/order".into()), ..QueueConfig::default() };
+    let queue = rig.once_queue("pay", pointer).await;
+    let by_body = NewMessage::new(r#"{"order": 42}"#);
+    let by_dedup = NewMessage::new("x").dedup("d-1".parse().unwrap());
+    let by_id = NewMessage::new("y");
+    for message in [by_body.clone().idempotency_key(&key("attribute")), by_body, by_dedup, by_id] {
+        rig.send(&queue, message).await;
+        let delivery = rig.receive(&queue).await.unwrap();
+        let entry = EntryId::of_queue(&queue, delivery.idempotency_key(Some("/order")).0);
+        let hash = entry.hash().to_le_bytes();
+        let linked: i64 = rig
+            .db()
+            .query_row("SELECT count(*) FROM keyed WHERE entry = ?1", [&hash[..]], |row| row.get(0))
+            .unwrap();
+        assert_eq!(linked, 1, "{entry}");
+    }
+}
+
+async fn redrive(rig: &Rig, from: &QueueName) {
+    let request = RedriveRequest {
+        from: from.clone(),
+        to: None,
+        filter: RedriveFilter::default(),
+        per_second: None,
+        by: "eva".into(),
+    };
+    rig.store.start_redrive(request).await.unwrap();
+    pass(rig, 1_000).await;
+    assert_eq!(rig.store.stats(from).await.unwrap().ready, 0, "the redrive has moved everything");
+}
+
+#[tokio::test]
+async fn a_redrive_takes_the_key_along_and_clears_only_what_failed() {
+    let rig = Rig::new();
+    let dead = QueueName::new("pay-dead").unwrap();
+    rig.store.create_queue(&dead, QueueConfig::default()).await.unwrap();
+    let policy = DeadLetterPolicy { queue: dead.clone(), max_attempts: 3 };
+    let queue =
+        rig.once_queue("pay", QueueConfig { dead_letter: Some(policy), ..QueueConfig::default() }).await;
+    let failed = Outcome::failed(Json::of("no such account").unwrap());
+    let endings = [Ending::Complete { outcome: failed, ttl_ms: TTL_MS }, complete("paid"), Ending::Doubt];
+    let mut entries = Vec::new();
+    for (number, end) in endings.into_iter().enumerate() {
+        rig.send(&queue, NewMessage::new(number.to_string())).await;
+        let delivery = rig.receive(&queue).await.unwrap();
+        let entry = entry_of(&queue, &delivery);
+        assert_eq!(entry.key.as_str(), delivery.id.to_string(), "its key is its id");
+        let grant = rig.granted(parking(for_delivery(&queue, &delivery, "a"))).await;
+        let claim = Some(ending(&entry, &grant, end));
+        let settle = Settle { receipt: delivery.receipt, how: How::Reject { reason: "no".into() }, claim };
+        assert_eq!(rig.store.settle(&queue, vec![settle]).await.unwrap(), [Ok(Settled::Dead)]);
+        entries.push(entry);
+    }
+    // Dead letters keep their entries.
+    pass(&rig, TTL_MS + 2 * HOUR_MS).await;
+    for entry in &entries {
+        assert!(rig.store.entry(entry).await.unwrap().is_some());
+    }
+    redrive(&rig, &dead).await;
+    let mut seen = Vec::new();
+    while let Some(delivery) = rig.receive(&queue).await {
+        let number: usize = std::str::from_utf8(&delivery.body).unwrap().parse().unwrap();
+        assert_eq!(entry_of(&queue, &delivery), entries[number], "the key travelled");
+        assert_ne!(delivery.id.to_string(), entries[number].key.as_str(), "the id is new");
+        let claim = rig.claim(parking(for_delivery(&queue, &delivery, "b"))).await;
+        seen.push((number, std::mem::discriminant(&claim)));
+        match (number, claim) {
+            (0, Claim::Granted(grant)) => assert!(!grant.takeover),
+            (1, Claim::Completed { outcome: replayed, .. }) => assert_eq!(replayed, outcome("paid")),
+            (2, Claim::InDoubt { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(seen.len(), 3);
+    let view =
+        rig.store.browse(&queue, hapax_core::Browse { limit: 10, ..Default::default() }).await.unwrap();
+    let bytes = rig.store.stats(&queue).await.unwrap().bytes;
+    let counted: u64 = view
+        .items
+        .iter()
+        .map(|item| {
+            let message = NewMessage {
+                attributes: item.attributes.clone(),
+                ..NewMessage::new(item.body.clone().unwrap())
+            };
+            message.bytes()
+        })
+        .sum();
+    assert_eq!(bytes, counted, "the attribute is counted");
+}
+
+#[tokio::test]
+async fn a_decision_lets_messages_go_on_that_are_parked_for_it() {
+    let rig = Rig::new();
+    let queue = rig.once_queue("pay", QueueConfig::default()).await;
+    rig.send(&queue, NewMessage::new("x")).await;
+    rig.send(&queue, NewMessage::new("other")).await;
+    let (delivery, other) = (rig.receive(&queue).await.unwrap(), rig.receive(&queue).await.unwrap());
+    let entry = entry_of(&queue, &delivery);
+    let grant = rig.granted(parking(for_delivery(&queue, &delivery, "a"))).await;
+    let how = || How::Park { reason: "the call timed out".into() };
+    let claim = Some(ending(&entry, &grant, Ending::Doubt));
+    let settles =
+        vec![Settle { receipt: delivery.receipt, how: how(), claim }, Settle::new(other.receipt, how())];
+    let parked = rig.store.settle(&queue, settles).await.unwrap();
+    assert_eq!(parked, [Ok(Settled::Parked), Ok(Settled::Parked)]);
+    assert_eq!(rig.receive(&queue).await, None);
+    let decided = Resolution::Completed { outcome: outcome("it did happen"), ttl_ms: TTL_MS };
+    rig.store.resolve(&entry, decided, "eva").await.unwrap();
+    let again = rig.receive(&queue).await.expect("the message goes on");
+    assert_eq!(again.id, delivery.id);
+    let claim = rig.claim(for_delivery(&queue, &again, "b")).await;
+    assert!(
+        matches!(claim, Claim::Completed { outcome: decided, .. } if decided == outcome("it did happen"))
+    );
+    let view =
+        rig.store.browse(&queue, hapax_core::Browse { limit: 10, ..Default::default() }).await.unwrap();
+    let parked =
+        view.items.iter().filter(|item| item.parked.as_ref().is_some_and(|why| why.0 == Cause::InDoubt));
+    assert_eq!(parked.count(), 1, "a message that waits for another decision stays");
+    // Its late holder can change nothing any more.
+    let late = rig.end(ending(&entry, &grant, complete("late"))).await;
+    assert_eq!(late, Err(hapax_core::TokenError::Stale));
+}
