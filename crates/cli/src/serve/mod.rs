@@ -14,10 +14,10 @@ use hapax::{AdminError, QueueName};
 use hapax_server::{Server, native};
 
 pub use self::options::ServeArgs;
+pub use self::signals::Signals;
 
 use self::banner::Banner;
 use self::config::{Config, DeclaredQueue};
-use self::signals::Signals;
 use crate::store::Store;
 
 /// How long closing the store may take. Whatever was answered is on disk by then: closing only tidies up.
