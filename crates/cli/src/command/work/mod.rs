@@ -99,7 +99,7 @@ pub struct WorkArgs {
     /// At most so many starts a second.
     #[arg(long, value_name = "PER-SECOND")]
     rate: Option<f64>,
-    /// Ends after one delivery.
+    /// Ends after one delivery that was not merely put back.
     #[arg(long)]
     once: bool,
     /// Ends when nothing is ready and nothing runs; delayed messages are not waited for.
