@@ -3,6 +3,7 @@
 pub mod backup;
 pub mod bench;
 pub mod dead;
+pub mod doctor;
 pub mod ledger;
 pub mod parked;
 pub mod policy;
@@ -10,3 +11,4 @@ pub mod proxy;
 pub mod queue;
 pub mod receive;
 pub mod send;
+pub mod work;
