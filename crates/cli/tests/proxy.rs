@@ -40,7 +40,7 @@ fn service() -> (SocketAddr, Arc<AtomicUsize>) {
 /// POSTs with a key; the whole answer as text.
 fn post(to: &str, key: &str) -> String {
     let mut stream = TcpStream::connect(to).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
     let request = format!(
         "POST /orders HTTP/1.1\r\nhost: x\r\nidempotency-key: {key}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     );

@@ -293,7 +293,7 @@ pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     for (proxy, listener) in &proxies {
         text += &proxy_line(proxy, listener)?;
     }
-    text += &format!("  Data  {place}\n");
+    text.extend(["  Data  ", &place, "\n"]);
     if let Err(error) = output::raw(&text) {
         // Nobody reads it: no reason not to serve.
         tracing::debug!("standard output: {error:#}");

@@ -188,11 +188,10 @@ impl Shared {
         let _ = stream.set_nodelay(true);
         let bound = Duration::from_millis(self.config.limits.read_timeout_ms);
         let Some(tls) = &self.tls else {
-            match tokio::time::timeout(bound, speaks_http2(&stream)).await {
-                Ok(http2) => {
-                    self.serve_http(TokioIo::new(stream), http2, Peer { address, tls: false }).await;
-                }
-                Err(_) => tracing::debug!(%address, "no request in time"),
+            if let Ok(http2) = tokio::time::timeout(bound, speaks_http2(&stream)).await {
+                self.serve_http(TokioIo::new(stream), http2, Peer { address, tls: false }).await;
+            } else {
+                tracing::debug!(%address, "no request in time");
             }
             return;
         };
