@@ -55,7 +55,7 @@ struct Args {
 }
 
 fn args() -> Result<Args, String> {
-    let mut args = Args { markdown: false, rounds: 9, round: Duration::from_millis(1000) };
+    let mut args = Args { markdown: false, rounds: 9, round: Duration::from_secs(1) };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
