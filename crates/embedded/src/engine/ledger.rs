@@ -14,7 +14,7 @@ use hapax_core::{
 
 use super::{Engine, Undo};
 use crate::receipt::Named;
-use crate::record::{FLAG_KEYED, LedgerRow, Record, parked_cause};
+use crate::record::{FLAG_KEYED, LedgerRow, Record, Tally, parked_cause};
 use crate::storage::DueEntry;
 use crate::time::Now;
 
@@ -38,7 +38,7 @@ pub(super) struct Entries {
     /// Open entries by when to look whether they can go.
     fading: BTreeSet<(u64, u128)>,
     /// Rows in the storage.
-    pub rows: u64,
+    pub tally: Tally,
     stats: LedgerStats,
     /// When ended entries are looked at next.
     prune_ms: Option<u64>,
@@ -57,8 +57,8 @@ impl Entries {
         self.set(row.id.hash(), Some(row));
     }
 
-    pub fn load_counts(&mut self, rows: u64, prune_ms: Option<u64>) {
-        (self.rows, self.prune_ms) = (rows, prune_ms);
+    pub fn load_counts(&mut self, tally: Tally, prune_ms: Option<u64>) {
+        (self.tally, self.prune_ms) = (tally, prune_ms);
     }
 
     /// Puts an open entry into memory or takes it out; gives what was there.
@@ -103,18 +103,18 @@ impl Entries {
     }
 
     pub fn no_changes(&self) -> Changes {
-        Changes { rows: self.rows, stats: self.stats, ..Changes::default() }
+        Changes { tally: self.tally, stats: self.stats, ..Changes::default() }
     }
 
     pub fn take_back(&mut self, changes: &Changes) {
-        (self.rows, self.stats) = (changes.rows, changes.stats);
+        (self.tally, self.stats) = (changes.tally, changes.stats);
         // Entries that were to be pruned by this wave are still there.
         (self.prune_ms, self.pruned_ms) = (Some(0), 0);
     }
 
     #[cfg(test)]
     pub fn check(&self) {
-        assert!(self.open.len() as u64 <= self.rows);
+        assert!(self.open.len() as u64 <= self.tally.rows);
         for (hash, open) in &self.open {
             assert!(*hash == open.row.id.hash() && matches!(open.row.entry.stage, Stage::Processing { .. }));
             assert!(open.fades_ms.is_none_or(|at_ms| self.fading.contains(&(at_ms, *hash))));
@@ -134,13 +134,13 @@ pub(crate) struct Changes {
     linked: HashMap<u128, Vec<u64>>,
     /// Messages that are gone since this wave.
     unlinked: HashSet<u64>,
-    rows: u64,
+    tally: Tally,
     stats: LedgerStats,
 }
 
 impl Changes {
-    pub fn rows_before(&self) -> u64 {
-        self.rows
+    pub fn tally_before(&self) -> Tally {
+        self.tally
     }
 
     pub fn unlink(&mut self, seq: u64) {
@@ -188,7 +188,9 @@ impl Engine {
     fn put_entry(&mut self, known: &Known, entry: protocol::Entry) {
         let row = LedgerRow { id: known.id.clone(), entry };
         let before = known.row.as_ref().map(|row| row.entry.fence.0);
-        self.ledger.rows += u64::from(before.is_none());
+        if before.is_none() {
+            self.ledger.tally.add(known.hash);
+        }
         let open = matches!(row.entry.stage, Stage::Processing { .. });
         if let (Some(prune_ms), false) = (row.entry.prune_ms(), open) {
             let next = self.ledger.prune_ms.unwrap_or(u64::MAX);
@@ -209,7 +211,7 @@ impl Engine {
         let Some(row) = &known.row else { return };
         self.set_open(known.hash, None);
         self.wave.ledger.ended.insert(known.hash, None);
-        self.ledger.rows -= 1;
+        self.ledger.tally.remove(known.hash);
         self.wave.records.push(Record::DropEntry { fence: row.entry.fence.0 });
     }
 
@@ -368,7 +370,7 @@ impl Engine {
 
     pub fn forget_damaged(&mut self, now: Now, id: &EntryId, hash: u128, by: &str) {
         self.wave.ledger.ended.insert(hash, None);
-        self.ledger.rows = self.ledger.rows.saturating_sub(1);
+        self.ledger.tally.remove(hash);
         self.wave.records.push(Record::DropDamaged { hash });
         self.wave.durable = true;
         self.audit(now, by, format!("forgot the ledger's entry {id}, which was damaged"));
@@ -421,7 +423,7 @@ impl Engine {
             }
             self.wave.ledger.ended.insert(entry.hash, None);
             self.wave.records.push(Record::DropEntry { fence: entry.fence });
-            self.ledger.rows -= 1;
+            self.ledger.tally.remove(entry.hash);
             self.ledger.stats.pruned += 1;
         }
         let postponed = due.iter().any(|entry| entry.linked || entry.damaged);
@@ -436,7 +438,11 @@ impl Engine {
     }
 
     pub fn ledger_stats(&self) -> LedgerStats {
-        LedgerStats { entries: self.ledger.rows, open: self.ledger.open.len() as u64, ..self.ledger.stats }
+        LedgerStats {
+            entries: self.ledger.tally.rows,
+            open: self.ledger.open.len() as u64,
+            ..self.ledger.stats
+        }
     }
 
     /// The open entries among these, as they are now.
@@ -451,7 +457,7 @@ impl Engine {
             |row: &LedgerRow| format!("entry {} {:?}", row.id, row.entry.clone().reopened(now.ms()));
         let mut lines: Vec<_> = self.ledger.open.values().map(|open| reopened(&open.row)).collect();
         lines.sort();
-        lines.push(format!("entries {}", self.ledger.rows));
+        lines.push(format!("entries {:?}", self.ledger.tally));
         lines
     }
 }

@@ -186,8 +186,8 @@ impl Engine {
         self.header.next_seq = self.wave.counters.next_seq;
         let to_sweep = self.sweep.len() + self.wave.purged.len();
         self.header.rows = self.wave.counters.messages + to_sweep as u64 + self.unclaimed_rows;
-        if self.ledger.rows != self.wave.ledger.rows_before() {
-            self.wave.records.push(Record::LedgerRows(self.ledger.rows));
+        if self.ledger.tally != self.wave.ledger.tally_before() {
+            self.wave.records.push(Record::LedgerRows(self.ledger.tally));
         }
         self.wave.records.push(Record::Header(self.header.clone()));
         true

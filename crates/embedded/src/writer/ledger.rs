@@ -2,7 +2,7 @@
 
 use hapax_core::ledger::protocol::Claimed;
 use hapax_core::message::{IDEMPOTENCY_KEY_ATTRIBUTE, idempotency_key};
-use hapax_core::{Attribute, EntryId, KeySource, MessageId, SettleError, Settled, StoreError};
+use hapax_core::{Attribute, EntryId, KeySource, MessageId, ResolveError, SettleError, Settled, StoreError};
 
 use super::{Answer, Reply, Settling, Writer};
 use crate::browse::parse_attributes;
@@ -178,15 +178,27 @@ impl<S: Storage> Writer<S> {
                 let hash = id.hash();
                 let forgotten = match self.known_entry(now, &id, hash) {
                     Ok(known) => Ok(self.engine.forget_entry(now, &known, &by)),
-                    Err(Unknown::Damaged(_)) => {
-                        self.engine.forget_damaged(now, &id, hash, &by);
-                        Ok(Ok(()))
-                    }
+                    Err(Unknown::Damaged(_)) => self.forget_damaged(now, &id, &by),
                     Err(unread) => Err(unread),
                 };
                 self.answer_result(reply, forgotten);
             }
         }
+    }
+
+    fn forget_damaged(
+        &mut self,
+        now: Now,
+        id: &EntryId,
+        by: &str,
+    ) -> Result<Result<(), ResolveError>, Unknown> {
+        if !self.storage.can_drop(id.hash())? {
+            return Err(Unknown::Damaged(StoreError::Damaged(format!(
+                "the ledger's entry {id} is so damaged that it cannot be removed; restore a backup"
+            ))));
+        }
+        self.engine.forget_damaged(now, id, id.hash(), by);
+        Ok(Ok(()))
     }
 
     fn renew(
