@@ -63,28 +63,16 @@ impl Entries {
 
     /// Puts an open entry into memory or takes it out; gives what was there.
     pub fn set(&mut self, hash: u128, row: Option<LedgerRow>) -> Option<LedgerRow> {
+        let fades_ms = row.as_ref().and_then(|row| row.entry.prune_ms());
         let before = match row {
-            Some(row) => {
-                let fades_ms = row.entry.prune_ms();
-                self.fading.extend(fades_ms.map(|at_ms| (at_ms, hash)));
-                let before = self.open.insert(hash, Open { row, fades_ms });
-                let faded_ms = before.as_ref().and_then(|before| before.fades_ms);
-                self.fade_not(hash, faded_ms.filter(|_| faded_ms != fades_ms));
-                before
-            }
-            None => {
-                let before = self.open.remove(&hash);
-                self.fade_not(hash, before.as_ref().and_then(|before| before.fades_ms));
-                before
-            }
+            Some(row) => self.open.insert(hash, Open { row, fades_ms }),
+            None => self.open.remove(&hash),
         };
-        before.map(|before| before.row)
-    }
-
-    fn fade_not(&mut self, hash: u128, at_ms: Option<u64>) {
-        if let Some(at_ms) = at_ms {
+        if let Some(at_ms) = before.as_ref().and_then(|before| before.fades_ms) {
             self.fading.remove(&(at_ms, hash));
         }
+        self.fading.extend(fades_ms.map(|at_ms| (at_ms, hash)));
+        before.map(|before| before.row)
     }
 
     /// Looks at an entry whose time is over again later.
@@ -171,6 +159,13 @@ pub(crate) struct Known {
     pub over: bool,
 }
 
+/// What memory says about a key.
+pub(crate) enum InMemory {
+    There(LedgerRow),
+    Gone,
+    AskStorage,
+}
+
 impl Known {
     pub fn entry(&self) -> Option<&protocol::Entry> {
         if self.over { None } else { self.row.as_ref().map(|row| &row.entry) }
@@ -178,10 +173,16 @@ impl Known {
 }
 
 impl Engine {
-    /// What memory says about a key: `None` when the storage must be asked.
-    pub fn entry_in_memory(&self, hash: u128) -> Option<Option<LedgerRow>> {
-        let open = self.ledger.open.get(&hash).map(|open| Some(open.row.clone()));
-        open.or_else(|| self.wave.ledger.ended.get(&hash).cloned())
+    /// What memory says about a key.
+    pub fn entry_in_memory(&self, hash: u128) -> InMemory {
+        if let Some(open) = self.ledger.open.get(&hash) {
+            return InMemory::There(open.row.clone());
+        }
+        match self.wave.ledger.ended.get(&hash) {
+            Some(Some(row)) => InMemory::There(row.clone()),
+            Some(None) => InMemory::Gone,
+            None => InMemory::AskStorage,
+        }
     }
 
     /// Writes an entry in place of what is known.

@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use hapax_core::{QueueName, StoreError};
 
 pub(crate) use dedup::content_id;
-pub(crate) use ledger::{Known, PRUNE_MAX};
+pub(crate) use ledger::{InMemory, Known, PRUNE_MAX};
 pub(crate) use load::{Loaded, Loader};
 pub(crate) use queue::Queue;
 pub(crate) use receive::{Leased, Request};

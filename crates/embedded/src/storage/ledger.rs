@@ -92,12 +92,12 @@ impl Columns {
     /// `None` when a column is of another type than was written, or the checksum does not fit.
     fn read(row: &Row<'_>) -> rusqlite::Result<Option<Self>> {
         let mut sound = true;
-        let mut number = |at: usize| match row.get_ref(at) {
-            Ok(ValueRef::Integer(value)) => value as u64,
-            _ => {
-                sound = false;
-                0
+        let mut number = |at: usize| {
+            if let Ok(ValueRef::Integer(value)) = row.get_ref(at) {
+                return value as u64;
             }
+            sound = false;
+            0
         };
         let text = |at: usize| row.get_ref(at).ok().and_then(|value| value.as_str().ok()).map(str::to_owned);
         let optional = |at: usize| -> rusqlite::Result<bool> { Ok(row.get_ref(at)? != ValueRef::Null) };
@@ -429,7 +429,7 @@ pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()>
             "the ledger is damaged ({error}); claims on what is damaged are refused; restore a backup beside this \
              store to compare"
         )),
-        loaded => loaded?,
+        done => done?,
     }
     if found != written || found.is_none() {
         let (found, written) = (found.unwrap_or_default(), written.unwrap_or_default());

@@ -7,7 +7,7 @@ use hapax_core::{Attribute, EntryId, KeySource, MessageId, ResolveError, SettleE
 use super::{Answer, Reply, Settling, Writer};
 use crate::browse::parse_attributes;
 use crate::claims::{ClaimWaiter, Claimings, End, Keep, LedgerOp};
-use crate::engine::{Known, PRUNE_MAX};
+use crate::engine::{InMemory, Known, PRUNE_MAX};
 use crate::record::Content;
 use crate::storage::{FoundEntry, ReadError, Storage};
 use crate::time::Now;
@@ -39,8 +39,9 @@ impl<S: Storage> Writer<S> {
             )))
         };
         let row = match self.engine.entry_in_memory(hash) {
-            Some(row) => row,
-            None => match self.storage.entry(hash)? {
+            InMemory::There(row) => Some(row),
+            InMemory::Gone => None,
+            InMemory::AskStorage => match self.storage.entry(hash)? {
                 FoundEntry::Absent => None,
                 FoundEntry::Sound(row) => Some(row),
                 FoundEntry::Damaged(problem) => return Err(damaged(&problem)),
@@ -239,7 +240,7 @@ impl<S: Storage> Writer<S> {
         &mut self,
         now: Now,
         queue: u32,
-        batch: Vec<Settling>,
+        batch: &[Settling],
         reply: Reply<Vec<Result<Settled, SettleError>>>,
     ) {
         self.stats.operations += batch.len() as u64;
