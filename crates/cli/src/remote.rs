@@ -1,11 +1,11 @@
 //! The server that a command talks to.
 
+use hapax::core::store::SharedStore;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use hapax::core::QueueAdmin;
 use hapax::embedded::Options;
 use hapax_client::{Client, Token};
 
@@ -49,7 +49,7 @@ impl Remote {
     }
 
     /// Connects to the server, or opens the store.
-    pub async fn connect(&self) -> anyhow::Result<Arc<dyn QueueAdmin>> {
+    pub async fn connect(&self) -> anyhow::Result<SharedStore> {
         if self.is_local() {
             return Ok(Store::open_existing(&self.endpoint, Options::default()).await?.admin().clone());
         }

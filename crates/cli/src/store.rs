@@ -1,10 +1,10 @@
 //! Which store a command talks to: a server by its address, or a store of this machine by its URL.
 
+use hapax::core::store::SharedStore;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use hapax::core::QueueAdmin;
 use hapax::embedded::{Embedded, Options};
 use hapax_server::native::Backup;
 
@@ -13,7 +13,7 @@ const DATABASE: &str = "hapax.db";
 
 /// A store opened by URL, with what only the embedded one can do kept at hand.
 pub struct Store {
-    admin: Arc<dyn QueueAdmin>,
+    admin: SharedStore,
     embedded: Option<Arc<Embedded>>,
     place: String,
 }
@@ -50,7 +50,7 @@ impl Store {
     }
 
     /// The store's seams.
-    pub fn admin(&self) -> &Arc<dyn QueueAdmin> {
+    pub fn admin(&self) -> &SharedStore {
         &self.admin
     }
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hapax_core::{Capabilities, StoreError};
+use hapax_core::{Capabilities, LedgerCapabilities, StoreError};
 use http::StatusCode;
 use thiserror::Error;
 
@@ -110,7 +110,8 @@ fn no_client(transport: &Transport, failure: Failure) -> ConnectError {
 pub struct Client {
     pub(crate) transport: Arc<Transport>,
     capabilities: Arc<Capabilities>,
-    receives: Arc<AtomicUsize>,
+    ledger: Arc<LedgerCapabilities>,
+    waiting: Arc<AtomicUsize>,
 }
 
 impl Client {
@@ -125,10 +126,14 @@ impl Client {
         let transport = Transport::new(endpoint, options)?;
         let status = transport.get::<Status>("/v1/status").await;
         let status = status.map_err(|failure| no_client(&transport, failure))?;
+        // An older server: its claims answer that there is no such path.
+        let name = format!("{} (no ledger)", status.capabilities.name);
+        let no_ledger = LedgerCapabilities { name, durable: false, fence: false, may_evict: true };
         Ok(Self {
             transport: Arc::new(transport),
             capabilities: Arc::new(status.capabilities),
-            receives: Arc::default(),
+            ledger: Arc::new(status.ledger.unwrap_or(no_ledger)),
+            waiting: Arc::default(),
         })
     }
 
@@ -146,14 +151,18 @@ impl Client {
         answer.map_err(|failure| failure.into_store(Effect::Change))
     }
 
-    /// How many receives are under way, with those that are being cancelled.
-    pub fn receives(&self) -> usize {
-        self.receives.load(Ordering::SeqCst)
+    /// How many calls are under way that may wait: receives, with those that are being cancelled, and claims.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn begin_receive(&self) -> UnderWay {
-        self.receives.fetch_add(1, Ordering::SeqCst);
-        UnderWay(self.receives.clone())
+    pub(crate) fn begin_wait(&self) -> UnderWay {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        UnderWay(self.waiting.clone())
+    }
+
+    pub(crate) fn known_ledger(&self) -> LedgerCapabilities {
+        (*self.ledger).clone()
     }
 
     pub(crate) fn known_capabilities(&self) -> Capabilities {
@@ -167,7 +176,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Counts one receive while it lives.
+/// Counts one call while it lives.
 pub(crate) struct UnderWay(Arc<AtomicUsize>);
 
 impl Drop for UnderWay {

@@ -1,5 +1,5 @@
-//! A Hapax server as a store: [`Client`] implements the queue seams over the server's native API (`/v1`), so that what
-//! runs against an embedded store runs against a server unchanged.
+//! A Hapax server as a store: [`Client`] implements the queue seams and the ledger over the server's native API (`/v1`), so
+//! that what runs against an embedded store runs against a server unchanged.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -19,6 +19,8 @@
 mod admin;
 #[cfg(feature = "http")]
 mod connect;
+#[cfg(feature = "http")]
+mod ledger;
 #[cfg(feature = "http")]
 mod receive;
 #[cfg(feature = "http")]

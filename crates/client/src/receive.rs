@@ -27,7 +27,7 @@ pub(crate) async fn receive(
     receive: Receive,
 ) -> Result<Vec<Delivery>, StoreError> {
     let (tell, told) = oneshot::channel();
-    let under_way = client.begin_receive();
+    let under_way = client.begin_wait();
     let call = Call {
         client: client.clone(),
         queue: queue.clone(),

@@ -46,12 +46,7 @@ impl QueueStore for Client {
             let sent = self.batch(queue, "messages", &SendRequest { messages }, expected).await;
             match sent.and_then(|results| each(results, |sent| sent, |problem| Ok(problem.to_send()))) {
                 Ok(part) => answers.extend(part),
-                // Part of the batch is there: the whole is neither done nor undone.
-                Err(error) if at > 0 => {
-                    let why = format!("part {} of {count} of a large batch failed: {error}", at + 1);
-                    return Err(StoreError::OutcomeUnknown(why));
-                }
-                Err(error) => return Err(error),
+                Err(error) => return Err(half_done(error, at, count)),
             }
         }
         Ok(answers)
@@ -62,10 +57,17 @@ impl QueueStore for Client {
     }
 
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
-        let expected = batch.len();
-        let settle = batch.into_iter().map(settle_item).collect();
-        let results = self.batch(queue, "settle", &SettleRequest { settle }, expected).await?;
-        each(results, settled, settle_error)
+        let parts = settle_parts(batch.into_iter().map(settle_item).collect());
+        let (count, mut answers) = (parts.len(), Vec::new());
+        for (at, settle) in parts.into_iter().enumerate() {
+            let expected = settle.len();
+            let part = self.batch(queue, "settle", &SettleRequest { settle }, expected).await;
+            match part.and_then(|results| each(results, settled, settle_error)) {
+                Ok(part) => answers.extend(part),
+                Err(error) => return Err(half_done(error, at, count)),
+            }
+        }
+        Ok(answers)
     }
 
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
@@ -128,13 +130,49 @@ fn parts(batch: Vec<NewMessage>) -> Result<Vec<Part>, StoreError> {
     Ok(parts)
 }
 
+/// If part of a batch was done, the whole is neither done nor undone.
+fn half_done(error: StoreError, at: usize, count: usize) -> StoreError {
+    if at == 0 {
+        return error;
+    }
+    StoreError::OutcomeUnknown(format!("part {} of {count} of a large batch failed: {error}", at + 1))
+}
+
+/// Cuts a batch whose outcomes are large; each alone is at most 1 MiB.
+fn settle_parts(batch: Vec<SettleItem>) -> Vec<Vec<SettleItem>> {
+    let cut = batch.len() <= BATCH_MAX;
+    let (mut parts, mut part, mut size) = (Vec::new(), Vec::new(), 0);
+    for item in batch {
+        let words = [&item.error, &item.reason].into_iter().flatten().map(String::len).sum::<usize>();
+        let completion = item.claim.as_ref().and_then(|claim| claim.complete.as_ref());
+        let outcome = completion.and_then(|completion| completion.outcome.as_ref());
+        // Names and tokens fit into the 4 KiB, however they are escaped.
+        let bytes = 4096 + words * 6 + outcome.map_or(0, |json| json.as_str().len());
+        if cut && size + bytes > REQUEST_BYTES_MAX && size > 0 {
+            parts.push(std::mem::take(&mut part));
+            size = 0;
+        }
+        size += bytes;
+        part.push(item);
+    }
+    parts.push(part);
+    parts
+}
+
 fn encoded_len(item: &SendItem) -> Result<usize, StoreError> {
     encode(item).map(|json: Bytes| json.len()).map_err(|failure| failure.into_store(Effect::None))
 }
 
 pub(crate) fn settle_item(settle: Settle) -> SettleItem {
-    let item =
-        |how| SettleItem { receipt: settle.receipt.into(), how, after_ms: None, error: None, reason: None };
+    let claim = settle.claim.map(Into::into);
+    let item = |how| SettleItem {
+        receipt: settle.receipt.into(),
+        how,
+        after_ms: None,
+        error: None,
+        reason: None,
+        claim,
+    };
     match settle.how {
         How::Ack => item(HowWord::Ack),
         How::Retry { after_ms, error } => SettleItem { after_ms, error, ..item(HowWord::Retry) },
@@ -193,5 +231,25 @@ mod tests {
         assert_eq!(lens(batch(12, 1 << 20)), [5, 5, 2]);
         assert_eq!(lens(batch(0, 0)), [0]);
         assert_eq!(lens(batch(1001, 10_000)), [1001], "the server says what is wrong with it");
+    }
+
+    #[test]
+    fn settles_with_large_outcomes_are_cut() {
+        let settle = |bytes: usize| {
+            let outcome = hapax_core::Outcome::done(hapax_core::Json::of(&"x".repeat(bytes)).unwrap());
+            let ending = hapax_core::Ending::Complete { outcome, ttl_ms: 1000 };
+            let id = hapax_core::EntryId::new("s".parse().unwrap(), "k".parse().unwrap());
+            let claim = hapax_core::ClaimEnd { id, token: "t".parse().unwrap(), ending };
+            settle_item(Settle { claim: Some(claim), ..Settle::ack("r".parse().unwrap()) })
+        };
+        let lens = |count: usize, bytes: usize| -> Vec<usize> {
+            settle_parts((0..count).map(|_| settle(bytes)).collect()).iter().map(Vec::len).collect()
+        };
+        assert_eq!(lens(0, 0), [0]);
+        assert_eq!(lens(1000, 10), [1000]);
+        assert_eq!(lens(12, 1_000_000), [6, 6]);
+        for part in settle_parts((0..12).map(|_| settle(1_000_000)).collect()) {
+            assert!(encode(&SettleRequest { settle: part }).unwrap().len() < SERVER_BYTES_MAX);
+        }
     }
 }

@@ -1,21 +1,27 @@
-//! One suite for [`QueueStore`](hapax_core::QueueStore) and [`QueueAdmin`]: every store passes it, or says in its
-//! [`Capabilities`](hapax_core::Capabilities) what it cannot do.
+//! One suite for [`QueueStore`](hapax_core::QueueStore) and [`QueueAdmin`], one for [`Ledger`]: every store passes
+//! them, or says in its [`Capabilities`](hapax_core::Capabilities) what it cannot do.
 //!
 //! A new store writes a [`Harness`] and a [`Factory`], and then, in a test file of its own:
 //!
 //! ```text
 //! hapax_conformance::queue_suite!(MyFactory);
+//! hapax_conformance::ledger_suite!(MyFactory); // where Harness::ledger gives one
 //! ```
 //!
 //! which makes one `#[test]` per case, grouped by the point of the design that it asserts, each on a fresh store:
-//! `p02_receipts::a_stale_receipt_settles_nothing`. A plain loop can run [`cases`] as well. What each store must
-//! answer is written in the cases; the list of them is in `suite.rs`, its only place.
+//! `p02_receipts::a_stale_receipt_settles_nothing`, `l04_tokens::a_stale_token_changes_nothing`. A plain loop can run
+//! [`cases`] and [`ledger_cases`] as well. What each store must answer is written in the cases; the lists of them are
+//! in `suite.rs` and `ledger_suite.rs`, their only places.
 //!
-//! What the suite expects of a harness beyond its signatures: an operation that starts after
-//! [`Harness::advance_ms`] has returned sees the new time. What a store does by itself as time passes (expiry into
-//! the dead letters, retention, redrive) may lag behind; the suite waits for it.
+//! What the suites expect of a harness beyond its signatures: an operation that starts after
+//! [`Harness::advance_ms`] has returned sees the new time, and so does one that waits inside the store. What a store
+//! does by itself as time passes (expiry into the dead letters, retention, redrive, pruning) may lag behind; the suites
+//! wait for it.
 
 mod cases;
+mod ledger_cases;
+mod ledger_suite;
+mod ledger_trial;
 mod memory_ledger;
 mod suite;
 mod trial;
@@ -28,8 +34,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use hapax_core::{Order, QueueAdmin};
+use hapax_core::{Ledger, Order, QueueAdmin};
 
+pub use ledger_suite::ledger_cases;
 pub use memory_ledger::MemoryLedger;
 pub use suite::cases;
 use trial::Trial;
@@ -42,6 +49,11 @@ pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 pub trait Harness: Send + Sync {
     /// The store; after a restart or a crash, the new one. The suite keeps no copy across either.
     fn store(&self) -> Arc<dyn QueueAdmin>;
+
+    /// The ledger, on the same clock: the store's own, or one beside it. `None`: only the queue suite runs.
+    fn ledger(&self) -> Option<Arc<dyn Ledger>> {
+        None
+    }
 
     /// Lets the store's time pass: moves a test clock, or sleeps.
     async fn advance_ms(&self, ms: u64);
@@ -87,6 +99,12 @@ pub enum Need {
     LongDedup,
     /// A wall clock that can be set back.
     WallBack,
+    /// A ledger that survives the death of its process.
+    DurableLedger,
+    /// A ledger whose fences only grow, through restart too.
+    LedgerFence,
+    /// Queues and ledger in one store: a settle may end a claim, an entry lives as long as its message.
+    OneStore,
     /// Many seconds of work: runs when `HAPAX_LONG` is set.
     Heavy,
 }
@@ -95,6 +113,7 @@ impl Need {
     /// Why the case cannot run on this store, if it cannot.
     fn missing(self, harness: &dyn Harness) -> Option<&'static str> {
         let can = harness.store().capabilities();
+        let ledger = || harness.ledger().map(|ledger| ledger.ledger_capabilities());
         let (holds, why) = match self {
             Self::FastTime => (harness.fast_time(), "needs minutes of the store's time, which are real here"),
             Self::Order => (can.order == Order::PerGroup, "the store keeps no order"),
@@ -104,6 +123,11 @@ impl Need {
                 (can.dedup_ms_max >= 2 * 3600 * 1000, "the store deduplicates for less than 2 h")
             }
             Self::WallBack => (harness.can_set_wall_back(), "the harness cannot set the wall clock back"),
+            Self::DurableLedger => {
+                (ledger().is_some_and(|can| can.durable), "the ledger does not survive its process")
+            }
+            Self::LedgerFence => (ledger().is_some_and(|can| can.fence), "the ledger's fences may not grow"),
+            Self::OneStore => (can.settle_ends_claims, "queues and ledger are in different stores"),
             Self::Heavy => (std::env::var_os("HAPAX_LONG").is_some(), "set HAPAX_LONG to run it"),
         };
         (!holds).then_some(why)
@@ -113,7 +137,7 @@ impl Need {
 /// One promise that the suite checks.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// The point of the design's queue semantics; 0 for administration.
+    /// The point of the design's queue semantics, or of its ledger protocol; 0 for administration.
     pub point: u8,
     /// The group of cases, for example `p02_receipts`.
     pub module: &'static str,
@@ -160,9 +184,10 @@ impl Case {
     }
 }
 
-/// Runs one case on a runtime of its own; what [`queue_suite!`](macro@queue_suite) calls.
+/// Runs one case on a runtime of its own; what [`queue_suite!`](macro@queue_suite) and
+/// [`ledger_suite!`](macro@ledger_suite) call.
 pub fn run_case(factory: &dyn Factory, module: &str, name: &str) {
-    let case = cases().iter().find(|case| case.module == module && case.name == name);
+    let case = cases().iter().chain(ledger_cases()).find(|case| case.module == module && case.name == name);
     let case = case.unwrap_or_else(|| panic!("no case {module}::{name}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {

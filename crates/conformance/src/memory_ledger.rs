@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hapax_core::ledger::protocol::{self, Claimed, Ended, Entry};
+use hapax_core::ledger::protocol::{self, Claimed, Ended, Entry, Stage};
 use hapax_core::{
     Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, Clock, EntryFilter, EntryId, EntryView, Fence, Grant,
     Ledger, LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError,
@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 pub struct MemoryLedger {
     clock: Arc<dyn Clock>,
     entries: Mutex<BTreeMap<EntryId, Entry>>,
+    stats: Mutex<LedgerStats>,
     fence: AtomicU64,
     changed: Notify,
 }
@@ -26,7 +27,13 @@ pub struct MemoryLedger {
 impl MemoryLedger {
     /// An empty ledger on a clock.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, entries: Mutex::default(), fence: AtomicU64::new(1), changed: Notify::new() }
+        Self {
+            clock,
+            entries: Mutex::default(),
+            stats: Mutex::default(),
+            fence: AtomicU64::new(1),
+            changed: Notify::new(),
+        }
     }
 
     fn now_ms(&self) -> u64 {
@@ -37,13 +44,46 @@ impl MemoryLedger {
         Fence(self.fence.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Runs one step with every entry that is over removed first.
+    fn count(&self, count: impl FnOnce(&mut LedgerStats)) {
+        count(&mut self.stats.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Counts a claim by its answer, however long it waited for it.
+    fn count_claim(&self, claim: &Result<Claim, ClaimError>) {
+        self.count(|stats| match claim {
+            Ok(Claim::Granted(grant)) => {
+                stats.granted += 1;
+                stats.takeovers += u64::from(grant.takeover);
+            }
+            Ok(Claim::Completed { .. }) => stats.replayed += 1,
+            Ok(Claim::InProgress { .. }) => stats.conflicts += 1,
+            Ok(Claim::InDoubt { .. }) => stats.in_doubt += 1,
+            Err(ClaimError::Mismatch) => stats.mismatches += 1,
+            Err(_) => {}
+        });
+    }
+
+    fn count_stale<T>(&self, answer: Result<T, TokenError>) -> Result<T, TokenError> {
+        if matches!(answer, Err(TokenError::Stale)) {
+            self.count(|stats| stats.stale += 1);
+        }
+        answer
+    }
+
+    /// Looks, with every entry that is over removed first.
     fn with<T>(&self, step: impl FnOnce(&mut BTreeMap<EntryId, Entry>, u64) -> T) -> T {
         let now_ms = self.now_ms();
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = entries.len();
         entries.retain(|_, entry| entry.prune_ms().is_none_or(|prune_ms| now_ms < prune_ms));
-        let result = step(&mut entries, now_ms);
-        drop(entries);
+        let pruned = before - entries.len();
+        self.count(|stats| stats.pruned += pruned as u64);
+        step(&mut entries, now_ms)
+    }
+
+    /// Changes something; whoever waits looks again. A claim that waits does not call it, or it would wake itself.
+    fn change<T>(&self, step: impl FnOnce(&mut BTreeMap<EntryId, Entry>, u64) -> T) -> T {
+        let result = self.with(step);
         self.changed.notify_waiters();
         result
     }
@@ -72,7 +112,7 @@ impl MemoryLedger {
     }
 
     async fn claim_one(&self, request: &ClaimRequest) -> Result<Claim, ClaimError> {
-        let deadline_ms = self.now_ms() + request.wait_ms;
+        let deadline_ms = self.now_ms().saturating_add(request.wait_ms);
         loop {
             let changed = self.changed.notified();
             match self.try_claim(request)? {
@@ -111,14 +151,16 @@ impl Ledger for MemoryLedger {
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
         let mut claims = Vec::with_capacity(batch.len());
         for request in &batch {
-            claims.push(self.claim_one(request).await);
+            let claim = self.claim_one(request).await;
+            self.count_claim(&claim);
+            claims.push(claim);
         }
         Ok(claims)
     }
 
     async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
         let renew = |renew: Renew| {
-            self.with(|entries, now_ms| {
+            self.change(|entries, now_ms| {
                 let fence = fence_of(&renew.token)?;
                 let entry = protocol::renew(entries.get(&renew.id), fence, renew.lease_ms, now_ms)?;
                 let lease_ms = entry.view(renew.id.clone(), now_ms).lease_ms;
@@ -126,18 +168,20 @@ impl Ledger for MemoryLedger {
                 Ok(Remaining { lease_ms })
             })
         };
-        Ok(batch.into_iter().map(renew).collect())
+        Ok(batch.into_iter().map(renew).map(|answer| self.count_stale(answer)).collect())
     }
 
     async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
         let end = |end: ClaimEnd| {
-            self.with(|entries, now_ms| {
+            self.change(|entries, now_ms| {
                 let ended = protocol::end(entries.get(&end.id), fence_of(&end.token)?, &end.ending, now_ms)?;
+                let completed = matches!(&ended, Ended::Write(Entry { stage: Stage::Completed { .. }, .. }));
+                self.count(|stats| stats.completed += u64::from(completed));
                 write(entries, &end.id, ended);
                 Ok(())
             })
         };
-        Ok(batch.into_iter().map(end).collect())
+        Ok(batch.into_iter().map(end).map(|answer| self.count_stale(answer)).collect())
     }
 
     async fn entry(&self, id: &EntryId) -> Result<Option<EntryView>, StoreError> {
@@ -145,6 +189,10 @@ impl Ledger for MemoryLedger {
     }
 
     async fn entries(&self, filter: EntryFilter) -> Result<Page<EntryView>, StoreError> {
+        if !(1..=1_000).contains(&filter.limit) {
+            let problem = format!("limit: {} is out of range; use 1 to 1000", filter.limit);
+            return Err(StoreError::Invalid(problem));
+        }
         let views = self.with(|entries, now_ms| {
             let views = entries.iter().map(|(id, entry)| entry.view(id.clone(), now_ms));
             views.collect::<Vec<_>>()
@@ -163,7 +211,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn resolve(&self, id: &EntryId, resolution: Resolution, _by: &str) -> Result<(), ResolveError> {
-        self.with(|entries, now_ms| {
+        self.change(|entries, now_ms| {
             let ended = protocol::resolve(id, entries.get(id), &resolution, now_ms, || self.next_fence())?;
             write(entries, id, ended);
             Ok(())
@@ -171,7 +219,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn forget(&self, id: &EntryId, _by: &str) -> Result<(), ResolveError> {
-        self.with(|entries, now_ms| {
+        self.change(|entries, now_ms| {
             protocol::forget(id, entries.get(id), now_ms)?;
             entries.remove(id);
             Ok(())
@@ -179,7 +227,11 @@ impl Ledger for MemoryLedger {
     }
 
     async fn ledger_stats(&self) -> Result<LedgerStats, StoreError> {
-        let entries = self.with(|entries, _| entries.len() as u64);
-        Ok(LedgerStats { entries, ..LedgerStats::default() })
+        let (entries, open) = self.with(|entries, _| {
+            let open = entries.values().filter(|entry| matches!(entry.stage, Stage::Processing { .. }));
+            (entries.len() as u64, open.count() as u64)
+        });
+        let stats = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(LedgerStats { entries, open, ..stats })
     }
 }

@@ -1,45 +1,51 @@
 //! The list of cases, its only place: a case that is not listed is dead code, which the compiler warns of.
 
-use crate::{Case, Need};
+use crate::Case;
 
+/// Makes the list `$list` of the cases in `$folder` and the exported macro `$suite` that turns each into a `#[test]`.
 macro_rules! suite {
-    (($d:tt) $($point:literal $module:ident { $($case:ident $(: $($need:ident)+)?),+ $(,)? })+) => {
-        static CASES: &[Case] = &[$($(Case {
+    (
+        ($d:tt) $list:ident from $folder:ident, $(#[$doc:meta])* $suite:ident by $factory:ident;
+        $($point:literal $module:ident { $($case:ident $(: $($need:ident)+)?),+ $(,)? })+
+    ) => {
+        static $list: &[$crate::Case] = &[$($($crate::Case {
             point: $point,
             module: stringify!($module),
             name: stringify!($case),
-            needs: &[$($(Need::$need),+)?],
-            body: |trial| Box::pin(crate::cases::$module::$case(trial)),
+            needs: &[$($($crate::Need::$need),+)?],
+            body: |trial| Box::pin($crate::$folder::$module::$case(trial)),
         }),+),+];
 
-        /// Makes one `#[test]` per case of the suite, each on a fresh store of the given [`Factory`](crate::Factory).
-        ///
-        /// The tests are in one module per point of the design; call the macro once per module.
+        $(#[$doc])*
         #[macro_export]
-        macro_rules! queue_suite {
+        macro_rules! $suite {
             ($d factory:expr) => {
-                fn conformance_factory() -> impl $d crate::Factory {
+                fn $factory() -> impl $d crate::Factory {
                     $d factory
                 }
                 $(mod $module {
                     $(#[test]
                     fn $case() {
-                        let factory = super::conformance_factory();
-                        $d crate::run_case(&factory, stringify!($module), stringify!($case));
+                        $d crate::run_case(&super::$factory(), stringify!($module), stringify!($case));
                     })+
                 })+
             };
         }
     };
 }
+pub(crate) use suite;
 
-/// Every case of the suite.
+/// Every case of the queue suite.
 pub fn cases() -> &'static [Case] {
     CASES
 }
 
 suite! {
-    ($)
+    ($) CASES from cases,
+    /// Makes one `#[test]` per case of the queue suite, each on a fresh store of the given [`Factory`](crate::Factory).
+    ///
+    /// The tests are in one module per point of the design; call the macro once per module.
+    queue_suite by queue_factory;
     0 p00_messages {
         a_message_arrives_as_it_was_sent,
         an_empty_body_is_a_message,
@@ -107,6 +113,7 @@ suite! {
         a_deferred_delivery_counts_no_attempt,
         a_deferred_message_never_dies_of_it,
         a_rejected_message_is_parked_where_there_is_no_dead_letter_queue,
+        a_delivery_in_doubt_is_parked_and_counts_no_attempt,
         a_released_message_starts_anew,
         failed_attempts_are_remembered_with_who_and_why,
     }

@@ -5,14 +5,14 @@
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use hapax_core::store::SharedStore;
 use hapax_core::{
-    AdminError, Browse, DeadLetterPolicy, Delivery, Extend, How, MessageView, NewMessage, QueueConfig,
-    QueueName, QueueStats, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining, SendError, Sent,
-    Settle, SettleError, Settled, StoreError,
+    AdminError, Browse, DeadLetterPolicy, Delivery, Extend, How, MessageView, NewMessage, QueueAdmin,
+    QueueConfig, QueueName, QueueStats, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining,
+    SendError, Sent, Settle, SettleError, Settled, StoreError,
 };
 use tokio::task::JoinHandle;
 
@@ -23,16 +23,16 @@ use crate::{Case, Harness};
 pub(crate) const LEASE: u64 = 2_000;
 
 /// How long anything may take in real time.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a real clock and a busy machine may add to a time.
-const SLACK_MS: u64 = 300;
+pub(crate) const SLACK_MS: u64 = 300;
 
 pub(crate) type Received = Result<Vec<Delivery>, StoreError>;
 
 pub(crate) struct Trial {
-    case: &'static Case,
-    harness: Box<dyn Harness>,
+    pub(crate) case: &'static Case,
+    pub(crate) harness: Box<dyn Harness>,
 }
 
 impl Trial {
@@ -40,7 +40,7 @@ impl Trial {
         Self { case, harness }
     }
 
-    pub(crate) fn store(&self) -> SharedStore {
+    pub(crate) fn store(&self) -> Arc<dyn QueueAdmin> {
         self.harness.store()
     }
 

@@ -8,7 +8,7 @@
 //! | [`name`] | identifiers: queue, message, group, keys, receipt, fence |
 //! | [`message`] | what is sent and what is delivered |
 //! | [`queue`] | a queue's configuration and its validation |
-//! | [`policy`] | backoff, dead-letter decision, deduplication window, lease bounds |
+//! | [`policy`] | backoff, dead-letter decision, deduplication window, lease bounds, tier check |
 //! | [`store`] | the seams: [`QueueStore`], [`QueueAdmin`] and what they answer |
 //! | [`ledger`] | the ledger seam, and its protocol as pure functions |
 //! | [`source`] | the worker's only input, and the adapter from a queue |

@@ -6,53 +6,39 @@ use async_trait::async_trait;
 
 use crate::error::{SettleError, StoreError};
 use crate::message::Delivery;
-use crate::name::{QueueName, Receipt};
+use crate::name::QueueName;
 use crate::store::{Batch, Extend, QueueStore, Receive, Remaining, Settle, Settled};
 
 /// Where deliveries come from.
 #[async_trait]
 pub trait Source: Send + Sync {
-    /// The next deliveries, at most `max`, waiting at most `wait_ms` for the first. Dropped before it is ready:
-    /// nothing leased, no attempt counted.
-    async fn next(&self, max: usize, wait_ms: u64) -> Result<Vec<Delivery>, StoreError>;
+    /// The next deliveries, waiting for the first as long as is asked for. Dropped before it is ready: nothing leased,
+    /// no attempt counted.
+    async fn next(&self, receive: Receive) -> Result<Vec<Delivery>, StoreError>;
 
-    /// Ends deliveries.
+    /// Ends deliveries. Safe to repeat after an unknown outcome.
     async fn finish(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError>;
 
     /// Keeps deliveries leased: the heartbeat.
-    async fn keep(&self, batch: Vec<Receipt>) -> Batch<Remaining, SettleError>;
+    async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError>;
 }
 
 /// A queue of a store as a [`Source`].
 pub struct QueueSource {
     store: Arc<dyn QueueStore>,
     queue: QueueName,
-    consumer: String,
-    lease_ms: u64,
 }
 
 impl QueueSource {
-    /// Receives from `queue` as `consumer`, each delivery leased for `lease_ms`.
-    pub fn new(
-        store: Arc<dyn QueueStore>,
-        queue: QueueName,
-        consumer: impl Into<String>,
-        lease_ms: u64,
-    ) -> Self {
-        Self { store, queue, consumer: consumer.into(), lease_ms }
+    /// Receives from `queue`.
+    pub fn new(store: Arc<dyn QueueStore>, queue: QueueName) -> Self {
+        Self { store, queue }
     }
 }
 
 #[async_trait]
 impl Source for QueueSource {
-    async fn next(&self, max: usize, wait_ms: u64) -> Result<Vec<Delivery>, StoreError> {
-        let receive = Receive {
-            max,
-            lease_ms: Some(self.lease_ms),
-            wait_ms: Some(wait_ms),
-            consumer: Some(self.consumer.clone()),
-            ..Receive::default()
-        };
+    async fn next(&self, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
         self.store.receive(&self.queue, receive).await
     }
 
@@ -60,8 +46,7 @@ impl Source for QueueSource {
         self.store.settle(&self.queue, batch).await
     }
 
-    async fn keep(&self, batch: Vec<Receipt>) -> Batch<Remaining, SettleError> {
-        let extend = |receipt| Extend { receipt, lease_ms: self.lease_ms };
-        self.store.extend(&self.queue, batch.into_iter().map(extend).collect()).await
+    async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+        self.store.extend(&self.queue, batch).await
     }
 }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{AdminError, SendError, SettleError, StoreError};
-use crate::ledger::ClaimEnd;
+use crate::ledger::{ClaimEnd, Store};
 use crate::message::{Attributes, Delivery, NewMessage, Priority};
 use crate::name::{DedupId, GroupId, MessageId, QueueName, Receipt};
 use crate::queue::QueueConfig;
@@ -561,4 +561,4 @@ pub trait QueueAdmin: QueueStore {
 }
 
 /// A store with all seams, shared.
-pub type SharedStore = Arc<dyn QueueAdmin>;
+pub type SharedStore = Arc<dyn Store>;

@@ -32,6 +32,7 @@ mod ids;
 mod inbox;
 mod ledger;
 mod lock;
+mod medium;
 mod receipt;
 mod record;
 mod storage;
@@ -50,10 +51,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use hapax_core::policy::tier::Medium;
 use hapax_core::{Clock, QueueConfig, QueueName, StoreError, SystemClock, Tier};
 use thiserror::Error;
 
 pub use engine::{MEMORY_BYTES_A_MESSAGE, StoreQuota};
+pub use medium::medium;
 pub use writer::CommitStats;
 
 use browse::Reader;
@@ -81,6 +84,12 @@ pub struct Options {
     pub reserve_bytes: u64,
     /// What time it is. Default the machine's clock; tests pass one that they move.
     pub clock: Arc<dyn Clock>,
+    /// Opens a store on a network file system all the same. Its locks and syncs cannot be relied on: two processes may
+    /// write at once, and what was answered may be lost. Default no: such a folder is refused.
+    pub allow_network_file_system: bool,
+    /// What the folder lies on, for tests; looked up when `None`.
+    #[doc(hidden)]
+    pub medium: Option<Medium>,
     #[doc(hidden)]
     pub vfs: Option<String>,
 }
@@ -91,6 +100,8 @@ impl Default for Options {
             quota: StoreQuota::default(),
             reserve_bytes: 64 * 1024 * 1024,
             clock: Arc::new(SystemClock::default()),
+            allow_network_file_system: false,
+            medium: None,
             vfs: None,
         }
     }
@@ -111,7 +122,7 @@ pub enum OpenError {
     /// The folder is on a network file system, whose locks and syncs cannot be relied on.
     #[error(
         "{folder} is on a network file system ({kind}), which does not keep what a store needs (locks, fsync); \
-         use a folder on a local disk",
+         use a folder on a local disk (see docs/errors/network-file-system.md)",
         folder = .folder.display()
     )]
     NetworkFileSystem {
@@ -246,6 +257,8 @@ impl Embedded {
     /// Opens the store in `folder`, or makes a new one there.
     pub fn open(folder: impl AsRef<Path>, options: Options) -> Result<Self, OpenError> {
         let folder = folder.as_ref();
+        let found = options.medium.or_else(|| medium(folder));
+        let risk = medium::admit(folder, found, options.allow_network_file_system)?;
         let lock = if options.vfs.is_none() { Some(FolderLock::take(folder)?) } else { None };
         let place = Place { file: folder.join(DATABASE), vfs: options.vfs };
         let mut storage = Sqlite::open(place.clone(), storage::schema::STEPS, Checkpoint::Background)?;
@@ -253,6 +266,7 @@ impl Embedded {
         let header = storage.header().map_err(damaged)?;
         let time = Arc::new(StoreTime::start(options.clock.clone(), header.clock_ms));
         let mut report = Report::default();
+        report.warnings.extend(risk);
         report.warnings.extend(header.paused.as_ref().map(|paused| format!("the store is paused: {paused}")));
         let mut loader = Loader::new(header, options.quota, time.now());
         storage.load(&mut loader).map_err(damaged)?;
@@ -321,6 +335,7 @@ impl Embedded {
     /// Puts a backup into `folder`, which must not hold a store. Opened, it is paused until someone resumes it,
     /// since what was settled after the backup was taken would be handed out again.
     pub fn restore(backup: impl AsRef<Path>, folder: impl AsRef<Path>) -> Result<(), OpenError> {
+        medium::admit(folder.as_ref(), medium(folder.as_ref()), false)?;
         let _lock = FolderLock::take(folder.as_ref())?;
         backup::restore(backup.as_ref(), folder.as_ref())
     }

@@ -1,6 +1,6 @@
+use hapax_core::store::SharedStore;
 use std::sync::Arc;
 
-use hapax_core::QueueAdmin;
 use thiserror::Error;
 
 /// Why a store could not be opened.
@@ -28,7 +28,7 @@ pub enum OpenError {
     Thread(std::io::Error),
 }
 
-pub(crate) async fn open(url: &str) -> Result<Arc<dyn QueueAdmin>, OpenError> {
+pub(crate) async fn open(url: &str) -> Result<SharedStore, OpenError> {
     #[cfg(feature = "embedded")]
     if let Some(path) = url.strip_prefix("embedded:").filter(|path| !path.is_empty()) {
         return open_embedded(path.to_owned()).await;
@@ -64,7 +64,7 @@ fn without_secret(url: &str) -> String {
 
 /// Recovery reads every message's metadata, so it has a thread of its own and does not hold up the runtime.
 #[cfg(feature = "embedded")]
-async fn open_embedded(path: String) -> Result<Arc<dyn QueueAdmin>, OpenError> {
+async fn open_embedded(path: String) -> Result<SharedStore, OpenError> {
     let (tell, told) = tokio::sync::oneshot::channel();
     let open = move || {
         let opened = hapax_embedded::Embedded::open(path, hapax_embedded::Options::default());

@@ -47,7 +47,7 @@ impl Running {
 
     async fn receives(&self, count: usize) {
         let reached = async {
-            while self.native.receives() != count {
+            while self.native.waiting() != count {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };

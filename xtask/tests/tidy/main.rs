@@ -3,6 +3,7 @@
 
 mod dependencies;
 mod docs;
+mod errors;
 mod source;
 mod workspace;
 
@@ -68,6 +69,11 @@ fn every_page_can_be_reached_from_the_readme() {
 #[test]
 fn links_between_pages_lead_somewhere() {
     assert_none(&docs::broken_links(&Workspace::load()));
+}
+
+#[test]
+fn every_code_has_a_page_and_every_page_a_code() {
+    assert_none(&errors::unexplained(&Workspace::load()));
 }
 
 #[test]

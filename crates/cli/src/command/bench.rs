@@ -1,11 +1,10 @@
 //! `hapax bench`: a simple load. For comparisons with other servers there is `cargo xtask bench server`.
 
-use std::sync::Arc;
+use hapax::core::store::SharedStore;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Args;
-use hapax::core::QueueAdmin;
 use hapax::{NewMessage, QueueConfig, QueueName, Receive, Settle};
 use serde_json::json;
 
@@ -91,11 +90,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
     ))
 }
 
-async fn load(
-    args: &BenchArgs,
-    store: &Arc<dyn QueueAdmin>,
-    queue: &QueueName,
-) -> anyhow::Result<(Samples, f64)> {
+async fn load(args: &BenchArgs, store: &SharedStore, queue: &QueueName) -> anyhow::Result<(Samples, f64)> {
     let mut stores = vec![store.clone()];
     while stores.len() < usize::from(args.connections) {
         // A server gets a connection for each; a local store can be opened once only.
@@ -131,7 +126,7 @@ async fn load(
 
 /// Sends a batch, receives as many (whoever's they are), acks them.
 async fn cycle(
-    store: &Arc<dyn QueueAdmin>,
+    store: &SharedStore,
     queue: &QueueName,
     body: &[u8],
     batch: usize,

@@ -1,11 +1,11 @@
 //! `hapax dead …`: dead letters and their redrive.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
-use hapax::core::{Browse, Cause, MessageView, QueueAdmin, RedriveState, RedriveTask};
+use hapax::core::store::SharedStore;
+use hapax::core::{Browse, Cause, MessageView, RedriveState, RedriveTask};
 use hapax::{MessageId, QueueName, RedriveFilter, RedriveRequest};
 use hapax_client::wire::MessageItem;
 use serde_json::json;
@@ -149,12 +149,7 @@ pub async fn run(args: DeadArgs) -> anyhow::Result<()> {
     }
 }
 
-async fn list(
-    store: &Arc<dyn QueueAdmin>,
-    queue: &QueueName,
-    limit: usize,
-    out: Output,
-) -> anyhow::Result<()> {
+async fn list(store: &SharedStore, queue: &QueueName, limit: usize, out: Output) -> anyhow::Result<()> {
     let mut dead: Vec<MessageView> = Vec::new();
     let mut after = None;
     while dead.len() < limit {
@@ -194,12 +189,7 @@ async fn list(
     out.rows(&heading, dead.iter().filter_map(row).collect())
 }
 
-async fn show(
-    store: &Arc<dyn QueueAdmin>,
-    queue: &QueueName,
-    id: MessageId,
-    out: Output,
-) -> anyhow::Result<()> {
+async fn show(store: &SharedStore, queue: &QueueName, id: MessageId, out: Output) -> anyhow::Result<()> {
     let page = store.browse(queue, Browse { id: Some(id), limit: 1, ..Browse::default() }).await?;
     let message = page.items.into_iter().next();
     let message = message.with_context(|| format!("queue {queue} has no message {id}"))?;
@@ -234,7 +224,7 @@ async fn show(
     out.rows(&[], rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect())
 }
 
-async fn redrive(store: &Arc<dyn QueueAdmin>, redrive: Redrive, out: Output) -> anyhow::Result<()> {
+async fn redrive(store: &SharedStore, redrive: Redrive, out: Output) -> anyhow::Result<()> {
     let filter = RedriveFilter {
         ids: redrive.id,
         cause: redrive.cause,
@@ -271,7 +261,7 @@ async fn redrive(store: &Arc<dyn QueueAdmin>, redrive: Redrive, out: Output) -> 
 }
 
 async fn purge(
-    store: &Arc<dyn QueueAdmin>,
+    store: &SharedStore,
     queue: &QueueName,
     ids: Vec<MessageId>,
     confirm: Confirm,

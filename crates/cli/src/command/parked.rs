@@ -1,9 +1,8 @@
 //! `hapax parked …`: messages and groups set aside until someone decides.
 
-use std::sync::Arc;
-
 use clap::{Args, Subcommand};
-use hapax::core::{Browse, MessageState, MessageView, QueueAdmin};
+use hapax::core::store::SharedStore;
+use hapax::core::{Browse, MessageState, MessageView};
 use hapax::{GroupId, MessageId, QueueName};
 use serde_json::json;
 
@@ -114,7 +113,7 @@ fn ids(messages: &[MessageView]) -> Vec<MessageId> {
     messages.iter().map(|message| message.id).collect()
 }
 
-async fn parked(store: &Arc<dyn QueueAdmin>, queue: &QueueName) -> anyhow::Result<Vec<MessageView>> {
+async fn parked(store: &SharedStore, queue: &QueueName) -> anyhow::Result<Vec<MessageView>> {
     let (mut found, mut after) = (Vec::new(), None);
     loop {
         let browse = Browse { state: Some(MessageState::Parked), after, limit: BATCH, ..Browse::default() };
@@ -127,7 +126,7 @@ async fn parked(store: &Arc<dyn QueueAdmin>, queue: &QueueName) -> anyhow::Resul
     }
 }
 
-async fn list(store: &Arc<dyn QueueAdmin>, queue: &QueueName, out: Output) -> anyhow::Result<()> {
+async fn list(store: &SharedStore, queue: &QueueName, out: Output) -> anyhow::Result<()> {
     let messages = parked(store, queue).await?;
     let groups = store.halted_groups(queue).await?;
     if out.is_json() {

@@ -1,9 +1,8 @@
 //! `hapax queues` and `hapax queue …`.
 
-use std::sync::Arc;
-
 use clap::{Args, Subcommand};
-use hapax::core::{QueueAdmin, QueueInfo, QueueStats, RedriveAllow};
+use hapax::core::store::SharedStore;
+use hapax::core::{QueueInfo, QueueStats, RedriveAllow};
 use hapax::{QueueConfig, QueueKind, QueueName};
 use serde_json::json;
 
@@ -13,6 +12,7 @@ use crate::json::QueueReport;
 use crate::output::{Output, note};
 use crate::remote::Remote;
 use crate::text::{escape, messages, show_bytes, show_ms, show_time, word};
+use crate::tier;
 
 /// Lists queues and what is in them.
 #[derive(Debug, Args)]
@@ -127,7 +127,8 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
             let kind = if queue.is_fifo() { QueueKind::Fifo } else { QueueKind::Standard };
             let mut config = QueueConfig { kind, ..QueueConfig::default() };
             policy.lay_over(&mut config)?;
-            let created = store.create_queue(&queue, config).await?;
+            let created = store.create_queue(&queue, config.clone()).await?;
+            tell(&tier::warnings(store.as_ref(), &queue, &config).await);
             let sentence = if created { "created" } else { "was there already, with the same policy" };
             out.done(&format!("{queue} {sentence}"), &json!({ "name": queue, "created": created }))
         }
@@ -135,6 +136,7 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
             let mut config = store.queue(&queue).await?.config;
             policy.lay_over(&mut config)?;
             store.set_queue(&queue, config.clone()).await?;
+            tell(&tier::warnings(store.as_ref(), &queue, &config).await);
             out.done(&format!("{queue} changed"), &json!({ "name": queue, "config": config }))
         }
         QueueCommand::Delete { queue, confirm } => {
@@ -156,7 +158,14 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
     }
 }
 
-async fn held(store: &Arc<dyn QueueAdmin>, queue: &QueueName) -> anyhow::Result<u64> {
+/// The queue is as it was asked for; what keeps it from doing what it says is no failure of the command.
+fn tell(warnings: &[String]) {
+    for warning in warnings {
+        note(&format!("warning: {}", escape(warning)));
+    }
+}
+
+async fn held(store: &SharedStore, queue: &QueueName) -> anyhow::Result<u64> {
     let stats = store.stats(queue).await?;
     Ok(stats.ready + stats.delayed + stats.in_flight + stats.parked)
 }

@@ -1,10 +1,8 @@
 //! `hapax receive`.
 
-use std::sync::Arc;
-
 use anyhow::bail;
 use clap::Args;
-use hapax::core::QueueAdmin;
+use hapax::core::store::SharedStore;
 use hapax::{Delivery, QueueName, Receive, Settle};
 use hapax_client::wire::DeliveryItem;
 use serde_json::Value;
@@ -100,11 +98,7 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
 
 /// Deliveries as the native API has them. Their idempotency keys may stand in the body, at a place that the queue's
 /// policy names; without the right to look at that, they are left out.
-async fn items(
-    store: &Arc<dyn QueueAdmin>,
-    queue: &QueueName,
-    received: &[Delivery],
-) -> anyhow::Result<Vec<Value>> {
+async fn items(store: &SharedStore, queue: &QueueName, received: &[Delivery]) -> anyhow::Result<Vec<Value>> {
     let policy = store.queue(queue).await.ok().map(|info| info.config);
     let pointer = policy.as_ref().and_then(|policy| policy.key_pointer.as_deref());
     let mut items = Vec::with_capacity(received.len());

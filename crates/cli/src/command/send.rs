@@ -2,11 +2,11 @@
 
 use std::io::{BufRead, BufReader, IsTerminal as _, Read as _};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
-use hapax::core::{QueueAdmin, policy};
+use hapax::core::policy;
+use hapax::core::store::SharedStore;
 use hapax::{
     AdminError, Attribute, DedupId, GroupId, IdempotencyKey, NewMessage, Priority, QueueConfig, QueueKind,
     QueueName, StoreError,
@@ -108,7 +108,7 @@ fn read_body(given: Option<&str>) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Creates a queue with the defaults of its kind, unless it is there, with whatever policy.
-async fn create(store: &Arc<dyn QueueAdmin>, queue: &QueueName) -> anyhow::Result<()> {
+async fn create(store: &SharedStore, queue: &QueueName) -> anyhow::Result<()> {
     let kind = if queue.is_fifo() { QueueKind::Fifo } else { QueueKind::Standard };
     match store.create_queue(queue, QueueConfig { kind, ..QueueConfig::default() }).await {
         Ok(_) | Err(AdminError::Exists(..)) => Ok(()),
@@ -117,7 +117,7 @@ async fn create(store: &Arc<dyn QueueAdmin>, queue: &QueueName) -> anyhow::Resul
 }
 
 async fn send_one(
-    store: &Arc<dyn QueueAdmin>,
+    store: &SharedStore,
     queue: &QueueName,
     message: NewMessage,
     out: Output,
@@ -133,7 +133,7 @@ async fn send_one(
     out.done(&format!("{}{again}", sent.id), &sent)
 }
 
-async fn send_lines(store: &Arc<dyn QueueAdmin>, args: &SendArgs, out: Output) -> anyhow::Result<()> {
+async fn send_lines(store: &SharedStore, args: &SendArgs, out: Output) -> anyhow::Result<()> {
     let path = args.file.as_deref().context("no file")?;
     let (lines, bytes): (Box<dyn BufRead>, _) = if path.as_os_str() == "-" {
         (Box::new(std::io::stdin().lock()), None)
@@ -164,7 +164,7 @@ async fn send_lines(store: &Arc<dyn QueueAdmin>, args: &SendArgs, out: Output) -
 
 /// Sends messages in batches, in order.
 struct Bulk<'a> {
-    store: &'a Arc<dyn QueueAdmin>,
+    store: &'a SharedStore,
     queue: &'a QueueName,
     batch: Vec<NewMessage>,
     bytes: u64,

@@ -62,23 +62,32 @@ pub struct StoreConfig {
     pub bytes_max: Option<u64>,
     /// The most memory that messages may take, in bytes.
     pub memory_bytes_max: Option<u64>,
+    /// Opens a store on a network file system, whose locks and syncs cannot be relied on.
+    pub allow_network_file_system: bool,
 }
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        let Options { quota, reserve_bytes, .. } = Options::default();
+        let Options { quota, reserve_bytes, allow_network_file_system, .. } = Options::default();
         let StoreQuota { messages_max, bytes_max, memory_bytes_max } = quota;
         let url = "embedded:./hapax-data".to_owned();
-        Self { url, reserve_bytes, messages_max, bytes_max, memory_bytes_max }
+        Self { url, reserve_bytes, messages_max, bytes_max, memory_bytes_max, allow_network_file_system }
     }
 }
 
 impl StoreConfig {
     /// How the embedded store is to be opened.
     pub fn options(&self) -> Options {
-        let Self { reserve_bytes, messages_max, bytes_max, memory_bytes_max, .. } = *self;
+        let Self {
+            url: _,
+            reserve_bytes,
+            messages_max,
+            bytes_max,
+            memory_bytes_max,
+            allow_network_file_system,
+        } = *self;
         let quota = StoreQuota { messages_max, bytes_max, memory_bytes_max };
-        Options { quota, reserve_bytes, ..Options::default() }
+        Options { quota, reserve_bytes, allow_network_file_system, ..Options::default() }
     }
 }
 

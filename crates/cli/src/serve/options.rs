@@ -85,6 +85,16 @@ struct Bounds {
     /// Sends are refused when the disk has less room than this [default: 67108864].
     #[arg(long, value_name = "BYTES", env = "HAPAX_STORE_RESERVE_BYTES")]
     store_reserve_bytes: Option<u64>,
+    /// Opens a store on a network file system, whose locks and syncs cannot be relied on [default: false].
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "HAPAX_STORE_ALLOW_NETWORK_FILE_SYSTEM",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    store_allow_network_file_system: Option<bool>,
     /// The most connections at once [default: 4096].
     #[arg(long, value_name = "N", env = "HAPAX_CONNECTIONS_MAX")]
     connections_max: Option<usize>,
@@ -186,12 +196,19 @@ impl Access {
 
 impl Bounds {
     fn lay_over(self, config: &mut Config) {
-        let StoreConfig { url: _, reserve_bytes, messages_max, bytes_max, memory_bytes_max } =
-            &mut config.store;
+        let StoreConfig {
+            url: _,
+            reserve_bytes,
+            messages_max,
+            bytes_max,
+            memory_bytes_max,
+            allow_network_file_system,
+        } = &mut config.store;
         set_some(messages_max, self.store_messages_max);
         set_some(bytes_max, self.store_bytes_max);
         set_some(memory_bytes_max, self.store_memory_bytes_max);
         set(reserve_bytes, self.store_reserve_bytes);
+        set(allow_network_file_system, self.store_allow_network_file_system);
         let LimitsConfig {
             connections_max,
             read_timeout_ms,

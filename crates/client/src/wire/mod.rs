@@ -4,18 +4,24 @@
 //! older client works with a newer server. `docs/native-api.md` and the server's `/v1/openapi.json` describe the same.
 
 mod attribute;
+mod claim;
 mod message;
 mod problem;
+pub mod time;
 
 use std::collections::BTreeMap;
 
 use hapax_core::{
-    Capabilities, GroupId, MessageId, QueueConfig, QueueInfo, QueueName, Receive, RedriveFilter,
-    RedriveRequest, RedriveTask, StoreStatus,
+    Capabilities, GroupId, LedgerCapabilities, MessageId, QueueConfig, QueueInfo, QueueName, Receive,
+    RedriveFilter, RedriveRequest, RedriveTask, StoreStatus,
 };
 use serde::{Deserialize, Serialize};
 
 pub use attribute::AttributeItem;
+pub use claim::{
+    ClaimAnswer, ClaimBody, ClaimEndItem, CompleteBody, Completion, Entries, LedgerReport, ReleaseBody,
+    RenewBody, ResolveAs, ResolveBody, StateAnswer,
+};
 pub use message::{DeliveryItem, MessageItem, ParkedItem, SendItem};
 pub use problem::Problem;
 
@@ -149,9 +155,12 @@ pub struct SettleItem {
     /// With `retry`: what went wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// With `reject`: why.
+    /// With `reject` and `park`: why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Ends the claim that was made for it as well. A token that is stale keeps the delivery from being settled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<ClaimEndItem>,
 }
 
 /// `POST /v1/queues/{queue}/settle`.
@@ -328,6 +337,9 @@ pub struct Status {
     pub version: String,
     /// What the server's store can do.
     pub capabilities: Capabilities,
+    /// What its ledger can do; absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ledger: Option<LedgerCapabilities>,
     /// How it is doing.
     pub status: StoreStatus,
 }

@@ -50,6 +50,15 @@ pub struct Problem {
     /// The longest lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_ms_max: Option<u64>,
+    /// Where the key stands that could not be claimed or resolved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// What is left of the lease of whoever holds the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+    /// Since when the key is in doubt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<u64>,
 }
 
 impl Problem {
@@ -58,7 +67,7 @@ impl Problem {
         Self { code: code.to_owned(), detail: detail.into(), retryable, ..Self::default() }
     }
 
-    fn because(self, reason: &str) -> Self {
+    pub(super) fn because(self, reason: &str) -> Self {
         Self { reason: Some(reason.to_owned()), ..self }
     }
 
@@ -111,7 +120,7 @@ impl Problem {
             "lease-too-long" => {
                 SettleError::LeaseTooLong { lease_ms: self.lease_ms?, lease_ms_max: self.lease_ms_max? }
             }
-            _ => return None,
+            _ => SettleError::Claim(self.to_token()?),
         })
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use hapax_core::policy::RetryPolicy;
-use hapax_core::{Cause, How, MessageState, QueueConfig, Receive, Settled};
+use hapax_core::{Cause, How, MessageState, QueueConfig, Receive, SettleError, Settled};
 
 use crate::trial::{LEASE, Trial};
 use crate::values::{config, exactly, now, reject};
@@ -115,6 +115,34 @@ pub(crate) async fn a_rejected_message_is_parked_where_there_is_no_dead_letter_q
     assert_eq!(view.state, MessageState::Parked);
     assert_eq!(view.parked, Some((Cause::Rejected, Some("malformed order".to_owned()))));
     assert_eq!(t.stats(&jobs).await.parked, 1);
+}
+
+pub(crate) async fn a_delivery_in_doubt_is_parked_and_counts_no_attempt(mut t: Trial) {
+    let (jobs, dead) = t.with_dead(2, config()).await;
+    t.send_all(&jobs, &["a"]).await;
+    let got = t.one(&jobs).await;
+    t.fail(&jobs, &got, "boom").await;
+    let got = t.one(&jobs).await;
+    assert_eq!(got.attempt, 2, "its last one");
+    let park = How::Park { reason: "the bank did not answer".to_owned() };
+    assert_eq!(t.settle(&jobs, &got, park).await, Ok(Settled::Parked));
+    t.pass(LEASE).await;
+    t.crash().await;
+    t.none(&jobs).await;
+    assert!(t.browse(&dead).await.is_empty(), "doubt is no failure");
+    let view = t.browse(&jobs).await.remove(0);
+    assert_eq!((view.id, view.state), (got.id, MessageState::Parked));
+    assert_eq!(view.attempts, 1, "the attempt is not counted");
+    assert_eq!(view.parked, Some((Cause::InDoubt, Some("the bank did not answer".to_owned()))));
+    assert_eq!(t.stats(&jobs).await.parked, 1);
+    assert!(t.settle(&jobs, &got, How::Ack).await.is_err(), "the delivery has ended");
+
+    assert_eq!(t.store().release(&jobs, vec![got.id]).await, Ok(1));
+    let again = t.one(&jobs).await;
+    assert_eq!((again.id, again.body.clone(), again.attempt), (got.id, got.body.clone(), 1));
+    assert!(again.fence > got.fence);
+    assert_eq!(t.settle(&jobs, &got, How::Ack).await, Err(SettleError::Stale));
+    t.ack(&jobs, &again).await;
 }
 
 pub(crate) async fn a_released_message_starts_anew(t: Trial) {

@@ -23,6 +23,7 @@ impl Reference {
     }
 
     /// Another store on the same data.
+    #[allow(dead_code, reason = "not every test restarts it")]
     pub fn reopened(&self) -> Arc<Self> {
         let mut state = self.state.lock().unwrap();
         for queue in state.queues.values_mut() {

@@ -166,11 +166,17 @@ pub struct Outcome {
     /// It ended for good without success; a duplicate fails alike.
     #[serde(default)]
     pub failed: bool,
-    /// What the handler returned; `None` where it was too large to keep.
+    /// What the handler returned; `None` where it was too large to keep. In JSON that is an absent field: `null` is a
+    /// value like any other.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub value: Option<Json>,
     /// The size of a value that was too large to keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub omitted_bytes: Option<u64>,
+}
+
+fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Json>, D::Error> {
+    Json::deserialize(from).map(Some)
 }
 
 impl Outcome {
@@ -354,7 +360,8 @@ pub enum Ending {
         /// How long it is kept. 1 s to 366 days.
         ttl_ms: u64,
     },
-    /// Nothing happened: the key is free again.
+    /// Nothing happened: the key is free again. After a takeover it goes back into doubt instead, since nobody knows
+    /// what the holder before did.
     Release,
     /// Something may have happened: in doubt at once, without waiting for the lease to lapse.
     Doubt,
@@ -565,3 +572,22 @@ pub trait Ledger: Send + Sync {
 pub trait Store: QueueAdmin + Ledger {}
 
 impl<T: QueueAdmin + Ledger + ?Sized> Store for T {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A completion that is repeated after a restart must still be found equal to what was kept.
+    #[test]
+    fn an_outcome_survives_json_even_if_it_is_null() {
+        let kept = [
+            Outcome::done(Json::parse("null").unwrap()),
+            Outcome::failed(Json::parse(r#"{"a" : 1.0}"#).unwrap()),
+            Outcome { failed: false, value: None, omitted_bytes: Some(7) },
+        ];
+        for outcome in kept {
+            let json = serde_json::to_string(&outcome).unwrap();
+            assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap(), outcome, "{json}");
+        }
+    }
+}

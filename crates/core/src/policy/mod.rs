@@ -4,6 +4,7 @@ mod backoff;
 mod dead_letter;
 mod dedup;
 mod lease;
+pub mod tier;
 
 pub use backoff::{Jitter, RetryPolicy};
 pub use dead_letter::{AfterFailure, after_failure};

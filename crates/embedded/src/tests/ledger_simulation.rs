@@ -428,13 +428,13 @@ impl Sim {
                 (Some(Err(StoreError::OutcomeUnknown(_))), Some(_)) => self.keys[key].unknown(),
                 _ => {}
             },
-            Asked::Decide(key, mut answer) => match heard(crashed, &mut answer) {
-                Some(Ok(Ok(())) | Err(StoreError::OutcomeUnknown(_))) => {
+            Asked::Decide(key, mut answer) => {
+                let heard = heard(crashed, &mut answer);
+                if matches!(heard, Some(Ok(Ok(())) | Err(StoreError::OutcomeUnknown(_)))) {
                     self.keys[key].unknown();
                     self.keys[key].completed = None;
                 }
-                _ => {}
-            },
+            }
         }
         None
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use bytes::Bytes;
 use hapax_client::wire::Problem;
-use hapax_core::QueueName;
+use hapax_core::{QueueName, Scope};
 use http::StatusCode;
 use http::request::Parts;
 use serde::de::DeserializeOwned;
@@ -80,8 +80,22 @@ impl Caller {
     }
 
     pub(super) fn on(&self, action: &str, queue: &QueueName) -> Result<(), ApiError> {
-        let queue = queue.as_str();
-        if self.0.may(action, Some(queue)) { Ok(()) } else { Err(ApiError::forbidden(action, Some(queue))) }
+        if self.0.may(action, Some(queue.as_str())) {
+            return Ok(());
+        }
+        Err(ApiError::forbidden(action, Some(format!("queue {queue}"))))
+    }
+
+    /// Whether the caller may do `action` in a scope.
+    pub(super) fn scope(&self, action: &str, scope: &Scope) -> Result<(), ApiError> {
+        if self.0.may(action, Some(governed_by(scope))) {
+            return Ok(());
+        }
+        Err(ApiError::forbidden(action, Some(format!("scope {scope}"))))
+    }
+
+    pub(super) fn sees_scope(&self, scope: &Scope) -> bool {
+        self.0.may_see(governed_by(scope))
     }
 
     /// Whether the caller may do `action`, which is about the whole store.
@@ -120,6 +134,11 @@ impl Caller {
     pub(super) fn key(&self) -> &str {
         self.0.name()
     }
+}
+
+/// What a key's list of queues is compared with: the queue whose messages the scope is about, else the scope itself.
+fn governed_by(scope: &Scope) -> &str {
+    scope.as_str().strip_prefix("queue/").unwrap_or(scope.as_str())
 }
 
 /// Refuses more elements than a batch may have before anything is done for them.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::extract::{Path, State};
 use axum::response::IntoResponse;
 use hapax_client::wire::{
-    Deliveries, DeliveryItem, ExtendItem, ExtendRequest, HowWord, Problem, ReceiveRequest, Results,
-    SendRequest, SettleItem, SettleRequest, SettledItem, SettledWord,
+    ClaimEndItem, Deliveries, DeliveryItem, ExtendItem, ExtendRequest, HowWord, Problem, ReceiveRequest,
+    Results, SendRequest, SettleItem, SettleRequest, SettledItem, SettledWord,
 };
 use hapax_core::{
     Delivery, Extend, How, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled,
@@ -132,9 +132,15 @@ fn settle_of(item: SettleItem) -> Result<Result<Settle, SettleError>, ApiError> 
         HowWord::Park => How::Park { reason: item.reason.unwrap_or_default() },
         HowWord::Reject => How::Reject { reason: item.reason.unwrap_or_default() },
     };
-    Ok(Receipt::new(item.receipt)
-        .map(|receipt| Settle::new(receipt, how))
-        .map_err(|_| SettleError::Malformed))
+    let claim =
+        match item.claim.map(ClaimEndItem::into_end).transpose().map_err(ApiError::invalid)?.transpose() {
+            Ok(claim) => claim,
+            Err(error) => return Ok(Err(SettleError::Claim(error))),
+        };
+    Ok(match Receipt::new(item.receipt) {
+        Ok(receipt) => Ok(Settle { receipt, how, claim }),
+        Err(_) => Err(SettleError::Malformed),
+    })
 }
 
 pub(super) async fn settle(
@@ -145,6 +151,9 @@ pub(super) async fn settle(
 ) -> Answer<Results<SettledItem>> {
     let queue = caller.queue("DeleteMessage", &queue)?;
     bounded("settle", request.settle.len())?;
+    for claim in request.settle.iter().filter_map(|item| item.claim.as_ref()) {
+        caller.scope("ClaimKey", &claim.scope)?;
+    }
     let items = request.settle.into_iter().map(settle_of).collect::<Result<Vec<_>, _>>()?;
     let answers = merged(items, |batch| native.store.settle(&queue, batch)).await?;
     Ok(axum::Json(Results::new(answers, settled_item)))

@@ -1,4 +1,4 @@
-//! The native JSON API under `/v1`: everything that the queue seams can do, for any language.
+//! The native JSON API under `/v1`: everything that the seams can do, for any language.
 //!
 //! The JSON is defined in [`hapax_client::wire`], which both ends share; `openapi.json` beside this file describes it
 //! and is served. A new route goes into `ROUTES` and into `openapi.json`; a test compares the two.
@@ -6,11 +6,13 @@
 //! | file | holds |
 //! |---|---|
 //! | `messages.rs` | send, receive, settle, extend |
+//! | `claims.rs` | the ledger: claims, and what operators do about them |
 //! | `queues.rs` | queues and their configuration |
 //! | `operate.rs` | looking at messages, parked ones, halted groups, redrives, the store itself |
-//! | `polls.rs` | receives that wait, so that they can be cancelled |
+//! | `polls.rs` | receives and claims that wait: counted, and receives cancelled |
 //! | `input.rs`, `problem.rs` | requests read strictly, errors as problem details |
 
+mod claims;
 mod input;
 mod messages;
 mod operate;
@@ -73,8 +75,8 @@ impl Native {
         Self { api: Arc::new(api) }
     }
 
-    /// How many receives are at the store now.
-    pub fn receives(&self) -> usize {
+    /// How many receives, and claims that may wait, are at the store now.
+    pub fn waiting(&self) -> usize {
         self.api.polls.len()
     }
 
@@ -118,6 +120,15 @@ const ROUTES: &[Route] = &[
     ("post", "/redrives", || post(operate::start_redrive)),
     ("get", "/redrives", || get(operate::redrives)),
     ("delete", "/redrives/{id}", || delete(operate::cancel_redrive)),
+    ("put", "/claims/{scope}/{key}", || put(claims::claim)),
+    ("get", "/claims/{scope}/{key}", || get(claims::show)),
+    ("delete", "/claims/{scope}/{key}", || delete(claims::forget)),
+    ("post", "/claims/{scope}/{key}/complete", || post(claims::complete)),
+    ("post", "/claims/{scope}/{key}/renew", || post(claims::renew)),
+    ("post", "/claims/{scope}/{key}/release", || post(claims::release)),
+    ("post", "/claims/{scope}/{key}/resolve", || post(claims::resolve)),
+    ("get", "/claims", || get(claims::list)),
+    ("get", "/ledger", || get(claims::ledger)),
     ("get", "/status", || get(operate::status)),
     ("post", "/resume", || post(operate::resume)),
     ("post", "/backup", || post(operate::backup)),

@@ -145,6 +145,7 @@ pub(super) async fn status(State(native): State<Arc<Api>>, _: Caller) -> axum::J
     axum::Json(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         capabilities: native.store.capabilities(),
+        ledger: Some(native.store.ledger_capabilities()),
         status: native.store.status().await,
     })
 }

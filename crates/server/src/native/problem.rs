@@ -2,7 +2,7 @@
 
 use axum::response::{IntoResponse, Response};
 use hapax_client::wire::Problem;
-use hapax_core::{AdminError, StoreError};
+use hapax_core::{AdminError, ClaimError, ResolveError, StoreError, TokenError};
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 
@@ -20,8 +20,9 @@ impl ApiError {
         StoreError::Invalid(detail.into()).into()
     }
 
-    pub(super) fn forbidden(action: &str, queue: Option<&str>) -> Self {
-        let on = queue.map(|queue| format!(" on queue {queue}")).unwrap_or_default();
+    /// `on` is what it was about, for example `queue payments`.
+    pub(super) fn forbidden(action: &str, on: Option<String>) -> Self {
+        let on = on.map(|on| format!(" on {on}")).unwrap_or_default();
         let detail = format!("the key has no right to {action}{on}; add it to the key's actions and queues");
         Self::new(StatusCode::FORBIDDEN, Problem::new("forbidden", detail, false))
     }
@@ -49,10 +50,12 @@ impl ApiError {
 /// The status for a code, wherever the error comes from.
 fn status(code: &str) -> StatusCode {
     match code {
-        "no-such-queue" | "not-found" => StatusCode::NOT_FOUND,
+        "no-such-queue" | "not-found" | "no-such-entry" => StatusCode::NOT_FOUND,
         "queue-exists" | "redrive-running" | "refused" => StatusCode::CONFLICT,
+        "stale-token" | "claim-gone" | "claim-ended" => StatusCode::CONFLICT,
+        "in-progress" | "in-doubt" | "not-in-doubt" => StatusCode::CONFLICT,
         "invalid" => StatusCode::BAD_REQUEST,
-        "config" => StatusCode::UNPROCESSABLE_ENTITY,
+        "config" | "fingerprint-mismatch" => StatusCode::UNPROCESSABLE_ENTITY,
         "overloaded" | "too-many-in-flight" => StatusCode::TOO_MANY_REQUESTS,
         "unavailable" | "full" | "paused" => StatusCode::SERVICE_UNAVAILABLE,
         // Outcome unknown, damaged, and whatever is added to the core without a line here.
@@ -60,16 +63,29 @@ fn status(code: &str) -> StatusCode {
     }
 }
 
-impl From<StoreError> for ApiError {
-    fn from(error: StoreError) -> Self {
-        Self::new(status(error.code()), error.into())
+macro_rules! from_errors {
+    ($($error:ty),+) => {$(
+        impl From<$error> for ApiError {
+            fn from(error: $error) -> Self {
+                Problem::from(error).into()
+            }
+        }
+    )+};
+}
+
+from_errors!(StoreError, AdminError, ClaimError, TokenError, ResolveError);
+
+impl From<Problem> for ApiError {
+    fn from(problem: Problem) -> Self {
+        Self::new(status(&problem.code), problem)
     }
 }
 
-impl From<AdminError> for ApiError {
-    fn from(error: AdminError) -> Self {
-        Self::new(status(error.code()), error.into())
-    }
+/// When to come back, in whole seconds: never before the time is over, and spread, so that those who were turned away
+/// together do not come back together.
+fn retry_after_s(ms: u64, random: u64) -> u64 {
+    let seconds = ms.div_ceil(1000).max(1);
+    seconds + random % (1 + (seconds / 4).clamp(1, 30))
 }
 
 impl IntoResponse for ApiError {
@@ -80,12 +96,27 @@ impl IntoResponse for ApiError {
         let mut response = (status, json).into_response();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        let turned_away = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        if let Some(ms) = problem.retry_after_ms.or(turned_away.then_some(1000)) {
+            headers.insert(RETRY_AFTER, retry_after_s(ms, fastrand::u64(..)).into());
         }
         if status == StatusCode::UNAUTHORIZED {
             headers.insert(http::header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn nobody_is_asked_back_too_early_and_not_all_at_once() {
+        for (ms, first, last) in [(0, 1, 2), (1, 1, 2), (1000, 1, 2), (1001, 2, 3), (40_000, 40, 50)] {
+            let all: std::collections::BTreeSet<u64> = (0..1000).map(|n| retry_after_s(ms, n)).collect();
+            assert_eq!((all.first(), all.last()), (Some(&first), Some(&last)), "{ms}");
+        }
+        assert!(retry_after_s(12 * 3600 * 1000, u64::MAX) <= 12 * 3600 + 30);
     }
 }

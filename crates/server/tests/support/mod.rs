@@ -2,11 +2,14 @@
 #![allow(dead_code, missing_docs, reason = "each test uses its part")]
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hapax_core::ManualClock;
 use hapax_embedded::{Embedded, Options};
+use hapax_server::native::Native;
 use hapax_server::{Server, ServerConfig};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -99,4 +102,117 @@ pub async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: 
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
     Answer { status, head: head.to_owned(), body: body.to_owned() }
+}
+
+/// A server with the native API, on a clock that tests move.
+pub struct Api {
+    pub address: SocketAddr,
+    pub clock: Arc<ManualClock>,
+    pub native: Native,
+    stop: Mutex<Option<oneshot::Sender<()>>>,
+    _folder: TempDir,
+}
+
+/// When the clock of an [`Api`] begins: 2027-01-15T08:00:00Z.
+pub const START_MS: u64 = 1_800_000_000_000;
+
+impl Api {
+    pub async fn start() -> Self {
+        Self::start_with(ServerConfig::default()).await
+    }
+
+    pub async fn start_with(mut config: ServerConfig) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Arc::new(ManualClock::at_ms(START_MS));
+        let options = Options { clock: clock.clone(), ..Options::default() };
+        let store = Arc::new(Embedded::open(folder.path(), options).unwrap());
+        config.listen = vec!["127.0.0.1:0".parse().unwrap()];
+        let server = Server::new(config, store.clone()).unwrap();
+        let native = Native::new(store, server.shutdown(), None);
+        let server = server.with_router(native.router(), &[]);
+        let listeners = server.bind().await.unwrap();
+        let address = listeners[0].local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        tokio::spawn(server.run(listeners, async { drop(stopped.await) }));
+        Self { address, clock, native, stop: Mutex::new(Some(stop)), _folder: folder }
+    }
+
+    /// Begins the shutdown.
+    pub fn stop(&self) {
+        drop(self.stop.lock().unwrap().take());
+    }
+
+    /// Waits until so many calls wait at the store.
+    pub async fn waiting(&self, count: usize) {
+        let reached = async {
+            while self.native.waiting() != count {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), reached).await.expect("they are there");
+    }
+
+    pub async fn call(&self, method: &str, path: &str, body: Value) -> Reply {
+        self.call_as(method, path, body, None).await
+    }
+
+    /// One request on a connection of its own; `token` is `ID:SECRET`.
+    pub async fn call_as(&self, method: &str, path: &str, body: Value, token: Option<&str>) -> Reply {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{token}content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        let answer = exchange(stream, &request).await;
+        let json =
+            if answer.body.is_empty() { Value::Null } else { serde_json::from_str(&answer.body).unwrap() };
+        Reply { status: answer.status, head: answer.head.to_lowercase(), text: answer.body, json }
+    }
+}
+
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    /// The head in small letters.
+    pub head: String,
+    pub text: String,
+    pub json: Value,
+}
+
+impl Reply {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let start = format!("{name}: ");
+        self.head.lines().find_map(|line| line.strip_prefix(&start))
+    }
+
+    /// The fields of the answer.
+    pub fn keys(&self) -> Vec<&str> {
+        let mut keys: Vec<_> = self.json.as_object().unwrap().keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// The JSON, if the status is this and the media type goes with it.
+    #[track_caller]
+    pub fn expect(self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{self:?}");
+        let problem = self.status >= 400;
+        let kind = if problem { "application/problem+json" } else { "application/json" };
+        assert!(self.text.is_empty() || self.header("content-type") == Some(kind), "{self:?}");
+        self.json
+    }
+
+    /// What it says to people, if it is this problem.
+    #[track_caller]
+    pub fn problem(self, status: u16, code: &str) -> String {
+        let json = self.expect(status);
+        assert_eq!(
+            (json["status"].as_u64(), json["code"].as_str()),
+            (Some(status.into()), Some(code)),
+            "{json}"
+        );
+        json["detail"].as_str().unwrap().to_owned()
+    }
 }

@@ -1,0 +1,134 @@
+//! Point 3: a lease is short, renewed, and not what an outcome is kept by.
+
+use hapax_core::ledger::DOUBT_MS;
+use hapax_core::{Claim, ClaimRequest, Ending, EntryState, OnDoubt, TokenError};
+
+use crate::ledger_trial::{KEPT, LONG, ask, brief, complete, done, id, parking, replayed};
+use crate::trial::{LEASE, Trial};
+
+pub(crate) async fn a_claim_lapses_exactly_at_the_end_of_its_lease(t: Trial) {
+    let order = id("order-7");
+    let grant = t.grant(brief(&order, "ann")).await;
+    t.lasts(grant.lease_ms, LEASE);
+    t.busy(&t.claim(parking(&order, "bob")).await, LEASE);
+    if t.exact() {
+        t.advance(LEASE - 1).await;
+        t.busy(&t.claim(parking(&order, "bob")).await, 1);
+        assert_eq!(t.state(&order).await, Some(EntryState::Processing));
+        t.advance(1).await;
+    } else {
+        t.pass(LEASE).await;
+    }
+    assert_eq!(t.state(&order).await, Some(EntryState::InDoubt));
+    let view = t.entry(&order).await.expect("an entry");
+    assert_eq!(view.lease_ms, 0);
+    match t.claim(parking(&order, "bob")).await {
+        Claim::InDoubt { since_ms } => assert_eq!(since_ms, view.claimed_ms + LEASE),
+        other => panic!("in doubt, got {other:?}"),
+    }
+}
+
+pub(crate) async fn what_remains_of_a_lease_is_answered(t: Trial) {
+    let order = id("order-7");
+    t.grant(ask(&order, "ann")).await;
+    t.advance(1_000).await;
+    t.busy(&t.claim(ask(&order, "bob")).await, LONG - 1_000);
+    let view = t.entry(&order).await.expect("an entry");
+    t.lasts(view.lease_ms, LONG - 1_000);
+}
+
+pub(crate) async fn a_renewed_claim_holds(t: Trial) {
+    let order = id("order-7");
+    let grant = t.grant(brief(&order, "ann")).await;
+    for _ in 0..4 {
+        t.advance(LEASE / 2).await;
+        let lease_ms = t.renew(&order, &grant.token, LEASE).await.expect("it is held");
+        t.lasts(lease_ms, LEASE);
+    }
+    t.busy(&t.claim(ask(&order, "bob")).await, LEASE);
+    t.pass(LEASE).await;
+    assert_eq!(t.state(&order).await, Some(EntryState::InDoubt), "a renewal lasts as long as it says");
+}
+
+pub(crate) async fn a_renewal_chooses_its_own_lease(t: Trial) {
+    let order = id("order-7");
+    let grant = t.grant(ask(&order, "ann")).await;
+    t.lasts(t.renew(&order, &grant.token, LEASE).await.unwrap(), LEASE);
+    t.pass(LEASE).await;
+    assert_eq!(t.state(&order).await, Some(EntryState::InDoubt), "a shorter one counts too");
+}
+
+pub(crate) async fn a_lapsed_claim_that_nobody_took_is_held_again_by_a_renewal(t: Trial) {
+    let order = id("order-7");
+    let grant = t.lapsed(&order, "ann").await;
+    t.lasts(t.renew(&order, &grant.token, LEASE).await.unwrap(), LEASE);
+    t.busy(&t.claim(ask(&order, "bob")).await, LEASE);
+    t.pass(LEASE).await;
+    t.grant(ask(&order, "bob")).await;
+    assert_eq!(t.renew(&order, &grant.token, LEASE).await, Err(TokenError::Stale));
+}
+
+pub(crate) async fn an_outcome_outlives_the_lease(t: Trial) {
+    let order = id("order-7");
+    let grant = t.grant(brief(&order, "ann")).await;
+    t.end(&order, &grant.token, complete(&done("paid"))).await.unwrap();
+    t.pass(2 * LEASE).await;
+    assert_eq!(replayed(&t.claim(ask(&order, "bob")).await), Some(&done("paid")));
+}
+
+pub(crate) async fn a_lapsed_claim_is_remembered_for_days(t: Trial) {
+    let (retried, parked) = (id("retried"), id("parked"));
+    t.grant(brief(&retried, "ann")).await;
+    t.grant(ClaimRequest { on_doubt: OnDoubt::Park, ..brief(&parked, "ann") }).await;
+    t.pass(LEASE + DOUBT_MS - 1).await;
+    assert_eq!(t.state(&retried).await, Some(EntryState::InDoubt));
+    t.pass(1).await;
+    t.vanishes(&retried).await;
+    t.pass(30 * DOUBT_MS).await;
+    assert_eq!(t.state(&parked).await, Some(EntryState::InDoubt), "someone must decide");
+    assert_eq!(t.entry(&parked).await.expect("an entry").prune_ms, None);
+    assert!(matches!(t.claim(parking(&parked, "bob")).await, Claim::InDoubt { .. }));
+    assert!(!t.grant(parking(&retried, "bob")).await.takeover);
+}
+
+pub(crate) async fn an_open_claim_gets_a_full_lease_after_a_restart(mut t: Trial) {
+    let (held, lapsed, renewed, long) = (id("held"), id("lapsed"), id("renewed"), id("long"));
+    t.grant(ClaimRequest { lease_ms: LEASE / 2, ..ask(&lapsed, "ann") }).await;
+    t.grant(brief(&held, "ann")).await;
+    let token = t.grant(ask(&renewed, "ann")).await.token;
+    t.renew(&renewed, &token, LEASE).await.unwrap();
+    t.grant(ask(&long, "ann")).await;
+    t.pass(LEASE / 2).await;
+    t.restart().await;
+    t.busy(&t.claim(ask(&held, "bob")).await, LEASE);
+    t.busy(&t.claim(ask(&lapsed, "bob")).await, LEASE / 2);
+    t.busy(&t.claim(ask(&renewed, "bob")).await, LEASE);
+    t.busy(&t.claim(ask(&long, "bob")).await, LONG);
+    t.pass(LEASE).await;
+    assert!(t.grant(ask(&held, "bob")).await.takeover, "one lease, not for ever");
+    assert!(t.grant(ask(&lapsed, "bob")).await.takeover);
+}
+
+pub(crate) async fn what_was_in_doubt_stays_so_after_a_crash(mut t: Trial) {
+    let (doubted, parked) = (id("doubted"), id("parked"));
+    for order in [&doubted, &parked] {
+        let grant = t.grant(parking(order, "ann")).await;
+        t.end(order, &grant.token, Ending::Doubt).await.unwrap();
+    }
+    let since = t.entry(&doubted).await.expect("an entry").ended_ms;
+    t.crash().await;
+    let view = t.entry(&doubted).await.expect("an entry");
+    assert_eq!((view.state, view.ended_ms), (EntryState::InDoubt, since));
+    assert!(matches!(t.claim(parking(&parked, "bob")).await, Claim::InDoubt { .. }));
+    assert!(t.grant(ask(&doubted, "bob")).await.takeover);
+}
+
+pub(crate) async fn a_claim_that_stands_long_in_a_stopped_store_is_held_when_it_opens(mut t: Trial) {
+    let order = id("order-7");
+    let grant = t.lapsed(&order, "ann").await;
+    t.crash().await;
+    t.busy(&t.claim(ask(&order, "bob")).await, LEASE);
+    t.lasts(t.renew(&order, &grant.token, LONG).await.expect("its holder comes back in time"), LONG);
+    t.end(&order, &grant.token, Ending::Complete { outcome: done("paid"), ttl_ms: KEPT }).await.unwrap();
+    assert_eq!(replayed(&t.claim(ask(&order, "bob")).await), Some(&done("paid")));
+}

@@ -1,0 +1,508 @@
+//! One function for each finding: what is found and what to do, or `None`.
+
+use super::{Database, Facts, Lease, LedgerFacts, Medium, Severity, redrive_horizon_ms, retry_horizon_ms};
+use crate::ledger::OnDoubt;
+use crate::message::KeySource;
+use crate::policy::RetryPolicy;
+use crate::queue::{OnDead, Tier};
+use crate::store::Order;
+
+/// What is found, and what to do about it.
+type Found = Option<(String, String)>;
+
+/// A finding that may be made.
+pub(super) struct Rule {
+    pub code: &'static str,
+    pub severity: Severity,
+    pub find: fn(&Facts) -> Found,
+}
+
+const fn refusal(code: &'static str, find: fn(&Facts) -> Found) -> Rule {
+    Rule { code, severity: Severity::Refusal, find }
+}
+
+const fn warning(code: &'static str, find: fn(&Facts) -> Found) -> Rule {
+    Rule { code, severity: Severity::Warning, find }
+}
+
+/// Every finding, in the order in which it is reported. A test wants a page for each code under `docs/errors/`.
+pub(super) const RULES: &[Rule] = &[
+    refusal("ledger-missing", ledger_missing),
+    refusal("ledger-not-durable", ledger_not_durable),
+    refusal("ledger-may-evict", ledger_may_evict),
+    refusal("ledger-fence-may-repeat", ledger_fence_may_repeat),
+    refusal("ledger-ttl-too-short", ledger_ttl_too_short),
+    refusal("database-missing", database_missing),
+    refusal("database-not-supported", database_not_supported),
+    refusal("ledger-in-other-database", ledger_in_other_database),
+    refusal("network-file-system", network_file_system),
+    refusal("lease-zero", lease_zero),
+    refusal("order-not-kept", order_not_kept),
+    refusal("dedup-window-too-long", dedup_window_too_long),
+    warning("volatile-file-system", volatile_file_system),
+    warning("lease-below-p99", lease_below_p99),
+    warning("leases-expire", leases_expire),
+    warning("key-is-message-id", key_is_message_id),
+    warning("key-is-content", key_is_content),
+    warning("effect-may-repeat", effect_may_repeat),
+    warning("no-dead-letters", no_dead_letters),
+    warning("retries-at-once", retries_at_once),
+    warning("retention-ends-retries", retention_ends_retries),
+    warning("retention-drops-messages", retention_drops_messages),
+    warning("dead-letters-short-lived", dead_letters_short_lived),
+    warning("ledger-ttl-below-redrive", ledger_ttl_below_redrive),
+    warning("dedup-window-short", dedup_window_short),
+    warning("order-has-holes", order_has_holes),
+    warning("delivery-fence-may-repeat", delivery_fence_may_repeat),
+    warning("delivery-not-durable", delivery_not_durable),
+    warning("settle-not-atomic", settle_not_atomic),
+];
+
+/// Leases that ran out are worth a warning from this many on, and from this share of all deliveries.
+const EXPIRED_MIN: u64 = 10;
+const EXPIRED_PER_MILLE: u64 = 10;
+
+#[expect(clippy::unnecessary_wraps, reason = "a rule ends with it")]
+fn found(message: impl Into<String>, remedy: impl Into<String>) -> Found {
+    Some((message.into(), remedy.into()))
+}
+
+/// Milliseconds in their largest two units, as a person would say them.
+fn span(ms: u64) -> String {
+    const UNITS: [(&str, u64); 5] =
+        [("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)];
+    let (mut parts, mut rest_ms) = (Vec::new(), ms);
+    for (unit, unit_ms) in UNITS {
+        if rest_ms >= unit_ms && parts.len() < 2 {
+            parts.push(format!("{} {unit}", rest_ms / unit_ms));
+            rest_ms %= unit_ms;
+        }
+    }
+    if parts.is_empty() { "0 ms".to_owned() } else { parts.join(" ") }
+}
+
+impl Facts {
+    /// The tier records outcomes.
+    fn records(&self) -> bool {
+        matches!(self.tier, Tier::EffectivelyOnce | Tier::Transactional)
+    }
+
+    /// The tier gives a message back that was not acked.
+    fn redelivers(&self) -> bool {
+        self.tier != Tier::AtMostOnce
+    }
+
+    /// The ledger, where the tier needs one.
+    fn needed_ledger(&self) -> Option<&LedgerFacts> {
+        self.ledger.as_ref().filter(|_| self.records())
+    }
+
+    fn lease(&self) -> Lease {
+        self.handler.as_ref().map_or(Lease::Fixed { lease_ms: self.queue.lease_ms }, |handler| handler.lease)
+    }
+
+    /// The database of a handler that wants the `transactional` tier.
+    fn database(&self) -> Option<&Database> {
+        let handler = self.handler.as_ref().filter(|_| self.tier == Tier::Transactional);
+        handler.map(|handler| &handler.database)
+    }
+
+    /// Where keys come from: as seen, else the weakest source that the policy allows for.
+    fn weakest_key(&self) -> KeySource {
+        let by_policy = || match &self.queue {
+            queue if queue.key_pointer.is_some() => KeySource::Body,
+            // Each message has one: a FIFO queue accepts none without, and a digest stands in for it.
+            queue if queue.is_fifo() || queue.dedup.content_based => KeySource::DedupId,
+            _ => KeySource::MessageId,
+        };
+        self.key_source.unwrap_or_else(by_policy)
+    }
+}
+
+fn ledger_missing(facts: &Facts) -> Found {
+    // A transactional handler's ledger is in its database, about which there are findings of their own.
+    if facts.tier != Tier::EffectivelyOnce || facts.ledger.is_some() {
+        return None;
+    }
+    let store = &facts.store.name;
+    found(
+        format!("effectively-once needs a ledger, and there is none beside the {store} store"),
+        "use a store that has one or pass a ledger, or want at-least-once",
+    )
+}
+
+fn ledger_not_durable(facts: &Facts) -> Found {
+    let ledger = facts.needed_ledger().filter(|ledger| !ledger.can.durable)?;
+    found(
+        format!("the {} ledger may forget what it has answered when it stops", ledger.can.name),
+        "turn on its persistence or use a durable ledger; a forgotten outcome is a second effect",
+    )
+}
+
+fn ledger_may_evict(facts: &Facts) -> Found {
+    let ledger = facts.needed_ledger().filter(|ledger| ledger.can.may_evict)?;
+    found(
+        format!("the {} ledger may drop entries before their time when it runs out of room", ledger.can.name),
+        "set it to refuse writes instead (Redis: maxmemory-policy noeviction), or use another ledger",
+    )
+}
+
+fn ledger_fence_may_repeat(facts: &Facts) -> Found {
+    // In a transaction the row's lock stands for the fence.
+    let ledger = facts.needed_ledger().filter(|ledger| !ledger.can.fence)?;
+    if facts.tier != Tier::EffectivelyOnce {
+        return None;
+    }
+    found(
+        format!(
+            "the {} ledger's fences may repeat, so a lapsed holder may end its successor's claim",
+            ledger.can.name
+        ),
+        "use a ledger whose fences only grow, also through a failover",
+    )
+}
+
+fn ledger_ttl_too_short(facts: &Facts) -> Found {
+    let ledger = facts.needed_ledger().filter(|ledger| !ledger.same_store)?;
+    let horizon_ms = retry_horizon_ms(&facts.queue);
+    if ledger.ttl_ms >= horizon_ms {
+        return None;
+    }
+    found(
+        format!(
+            "outcomes are kept for {}, and a message may be delivered again for {} (the queue's retention)",
+            span(ledger.ttl_ms),
+            span(horizon_ms)
+        ),
+        "keep outcomes at least that long, or the messages not as long; or put queue and ledger into one store, \
+         which keeps the entries of its own messages",
+    )
+}
+
+fn database_missing(facts: &Facts) -> Found {
+    facts.database().filter(|database| **database == Database::None)?;
+    found(
+        "transactional needs the database that the handler writes to, and the handler has none",
+        "give the worker the handler's database, or want effectively-once",
+    )
+}
+
+fn database_not_supported(facts: &Facts) -> Found {
+    let Some(Database::Unsupported { kind }) = facts.database() else { return None };
+    found(
+        format!("transactional cannot take part in the transactions of {kind}"),
+        "use a database that Hapax keeps a ledger in, or want effectively-once",
+    )
+}
+
+fn ledger_in_other_database(facts: &Facts) -> Found {
+    facts.database().filter(|database| **database == Database::Other)?;
+    found(
+        "transactional needs ledger and business write in one database, and the ledger is in another one",
+        "put the ledger into the handler's database, or want effectively-once",
+    )
+}
+
+fn network_file_system(facts: &Facts) -> Found {
+    medium_network(&facts.store.name, facts.medium.as_ref())
+}
+
+pub(super) fn medium_network(store: &str, medium: Option<&Medium>) -> Found {
+    let kind = &medium.filter(|medium| medium.network)?.kind;
+    found(
+        format!(
+            "the {store} store is on a network file system ({kind}), whose locks and syncs cannot be relied on"
+        ),
+        "move its folder to a disk of this machine",
+    )
+}
+
+fn lease_zero(facts: &Facts) -> Found {
+    if !facts.redelivers() || facts.lease() != (Lease::Fixed { lease_ms: 0 }) {
+        return None;
+    }
+    found(
+        "the lease is 0, so a message is back in the queue while its handler runs",
+        "set a lease above the handler's time, or `auto`",
+    )
+}
+
+fn order_not_kept(facts: &Facts) -> Found {
+    if !facts.queue.is_fifo() || facts.store.order != Order::None {
+        return None;
+    }
+    found(
+        format!("the queue is FIFO, and the {} store keeps no order", facts.store.name),
+        "use another store, or a standard queue",
+    )
+}
+
+fn dedup_window_too_long(facts: &Facts) -> Found {
+    let (window_ms, most_ms) = (facts.queue.dedup.window_ms, facts.store.dedup_ms_max);
+    if window_ms <= most_ms {
+        return None;
+    }
+    found(
+        format!(
+            "deduplication ids are to be remembered for {}, and the {} store remembers them for {} at most",
+            span(window_ms),
+            facts.store.name,
+            span(most_ms)
+        ),
+        "shorten dedup.window_ms, or use another store",
+    )
+}
+
+fn volatile_file_system(facts: &Facts) -> Found {
+    medium_volatile(facts.medium.as_ref().filter(|_| facts.redelivers()))
+}
+
+pub(super) fn medium_volatile(medium: Option<&Medium>) -> Found {
+    let kind = &medium.filter(|medium| medium.volatile)?.kind;
+    found(
+        format!("the store is on a file system in memory ({kind}): nothing survives a reboot"),
+        "move its folder to a disk, unless the messages may be lost",
+    )
+}
+
+fn lease_below_p99(facts: &Facts) -> Found {
+    let handler = facts.handler.as_ref().filter(|_| facts.redelivers())?;
+    let (Lease::Fixed { lease_ms }, Some(p99_ms)) = (handler.lease, handler.p99_ms) else { return None };
+    let held_ms = lease_ms.max(handler.heartbeat_ms_max.unwrap_or(0));
+    if held_ms >= p99_ms {
+        return None;
+    }
+    let message =
+        format!("a delivery is held for {}, and the handler's P99 is {}", span(held_ms), span(p99_ms));
+    found(
+        message + ": the slowest runs are delivered again while they run",
+        format!("set a lease above {}, `auto`, or a heartbeat that lasts as long", span(p99_ms)),
+    )
+}
+
+fn leases_expire(facts: &Facts) -> Found {
+    let totals = facts.totals.as_ref().filter(|_| facts.redelivers())?;
+    let per_mille = totals.expired.saturating_mul(1000).checked_div(totals.delivered)?;
+    if totals.expired < EXPIRED_MIN || per_mille < EXPIRED_PER_MILLE {
+        return None;
+    }
+    let (percent, tenth) = (per_mille / 10, per_mille % 10);
+    found(
+        format!(
+            "{percent}.{tenth}% of deliveries expired ({} of {}) and {} settles came too late; the lease is {}",
+            totals.expired,
+            totals.delivered,
+            totals.stale,
+            span(facts.queue.lease_ms)
+        ),
+        "set a lease above the handler's time, `auto`, or a heartbeat; or find out why consumers die",
+    )
+}
+
+fn key_is_message_id(facts: &Facts) -> Found {
+    if !facts.records() || facts.weakest_key() != KeySource::MessageId {
+        return None;
+    }
+    let message = if facts.key_source.is_some() {
+        "some messages are known only by their message id"
+    } else {
+        "a message without an idempotency key or deduplication id is known only by its message id"
+    };
+    found(
+        format!("{message}: that covers a redelivery, not a producer that sends twice"),
+        "send the attribute hapax-idempotency-key, or set key_pointer to where the body has the key",
+    )
+}
+
+fn key_is_content(facts: &Facts) -> Found {
+    if !facts.records() || !facts.queue.dedup.content_based || facts.weakest_key() != KeySource::DedupId {
+        return None;
+    }
+    found(
+        "a message without an idempotency key or deduplication id is known by its body: a second one with the same \
+         body gets the first one's outcome, be it meant or not",
+        "send the attribute hapax-idempotency-key, or set key_pointer to where the body has the key",
+    )
+}
+
+fn effect_may_repeat(facts: &Facts) -> Found {
+    let handler = facts.handler.as_ref().filter(|_| facts.tier == Tier::EffectivelyOnce)?;
+    if handler.on_doubt != OnDoubt::Retry || handler.honours_derived_key {
+        return None;
+    }
+    found(
+        "on_doubt is retry, and nobody declared that the effect honours the derived key: after a crash between effect \
+         and completion it happens twice",
+        "pass the derived key to whatever the handler calls and declare it, or set on_doubt to park",
+    )
+}
+
+fn no_dead_letters(facts: &Facts) -> Found {
+    if !facts.records() || facts.queue.dead_letter.is_some() {
+        return None;
+    }
+    found(
+        format!(
+            "the queue has no dead-letter queue: a message that always fails is tried for {} and then dropped",
+            span(facts.queue.retention_ms)
+        ),
+        "set dead_letter with a queue and max_attempts",
+    )
+}
+
+fn retries_at_once(facts: &Facts) -> Found {
+    let dead = facts.queue.dead_letter.as_ref().filter(|_| facts.records())?;
+    if facts.queue.retry.base_ms > 0 || dead.max_attempts == 1 {
+        return None;
+    }
+    found(
+        format!(
+            "a failed message returns at once: a handler that fails fast uses up {} attempts in a moment",
+            dead.max_attempts
+        ),
+        "set retry.base_ms and retry.cap_ms, so that an outage shorter than the backoff kills no message",
+    )
+}
+
+/// The longest that all retries of a message may wait.
+fn backoff_ms(retry: &RetryPolicy, max_attempts: u32) -> u64 {
+    (1..max_attempts).fold(0, |sum: u64, attempt| sum.saturating_add(retry.ceiling_ms(attempt)))
+}
+
+fn retention_ends_retries(facts: &Facts) -> Found {
+    let dead = facts.queue.dead_letter.as_ref().filter(|_| facts.redelivers())?;
+    let backoff_ms = backoff_ms(&facts.queue.retry, dead.max_attempts);
+    if backoff_ms < facts.queue.retention_ms {
+        return None;
+    }
+    found(
+        format!(
+            "{} attempts may take {} of backoff, and the queue keeps a message for {}: it is dropped before it is dead",
+            dead.max_attempts,
+            span(backoff_ms),
+            span(facts.queue.retention_ms)
+        ),
+        "raise retention_ms, or lower retry.cap_ms or dead_letter.max_attempts",
+    )
+}
+
+fn retention_drops_messages(facts: &Facts) -> Found {
+    let dropped = facts.totals.as_ref()?.retention_dropped;
+    if dropped == 0 || !facts.redelivers() {
+        return None;
+    }
+    found(
+        format!(
+            "{dropped} messages were dropped because they were older than {}",
+            span(facts.queue.retention_ms)
+        ),
+        "add consumers, raise retention_ms, or look at what keeps failing",
+    )
+}
+
+fn dead_letters_short_lived(facts: &Facts) -> Found {
+    let kept_ms =
+        facts.dead_retention_ms.filter(|_| facts.redelivers() && facts.queue.dead_letter.is_some())?;
+    if facts.queue.is_fifo() || kept_ms > facts.queue.retention_ms {
+        return None;
+    }
+    found(
+        format!(
+            "a dead letter keeps its message's age, and its queue keeps it for {} since it was sent ({} here): one \
+             that dies late is dropped before anyone sees it",
+            span(kept_ms),
+            span(facts.queue.retention_ms)
+        ),
+        "give the dead-letter queue a longer retention than this one",
+    )
+}
+
+fn ledger_ttl_below_redrive(facts: &Facts) -> Found {
+    let ledger =
+        facts.needed_ledger().filter(|ledger| !ledger.same_store && facts.queue.dead_letter.is_some())?;
+    let horizon_ms = redrive_horizon_ms(&facts.queue, facts.dead_retention_ms?);
+    if ledger.ttl_ms >= horizon_ms {
+        return None;
+    }
+    found(
+        format!(
+            "outcomes are kept for {}, and a dead letter may be redriven and delivered for {}",
+            span(ledger.ttl_ms),
+            span(horizon_ms)
+        ),
+        "keep outcomes that long, or redrive no dead letter that is older than they are",
+    )
+}
+
+fn dedup_window_short(facts: &Facts) -> Found {
+    let retry_ms = facts.producer_retry_ms?;
+    let window_ms = facts.queue.dedup.window_ms;
+    // A message that comes after the window meets the outcome of the first, as long as that is kept.
+    let known_ms = match facts.needed_ledger() {
+        Some(ledger) if facts.weakest_key() != KeySource::MessageId => window_ms.max(ledger.ttl_ms),
+        _ => window_ms,
+    };
+    if known_ms >= retry_ms {
+        return None;
+    }
+    found(
+        format!(
+            "producers repeat a send for up to {}, and a repetition is recognised for {}",
+            span(retry_ms),
+            span(known_ms)
+        ),
+        "raise dedup.window_ms (up to the retention), or let producers give up earlier",
+    )
+}
+
+fn order_has_holes(facts: &Facts) -> Found {
+    let queue = &facts.queue;
+    if !facts.redelivers()
+        || !queue.is_fifo()
+        || queue.dead_letter.is_none()
+        || queue.on_dead != OnDead::Continue
+    {
+        return None;
+    }
+    found(
+        "on_dead is continue: after a dead letter its group goes on, and its order has a hole",
+        "set on_dead to halt-group where later messages need the earlier ones",
+    )
+}
+
+fn delivery_fence_may_repeat(facts: &Facts) -> Found {
+    if !facts.redelivers() || facts.store.fence {
+        return None;
+    }
+    found(
+        format!("the fences of the {} store's deliveries may repeat after a failover", facts.store.name),
+        "do not let a sink turn zombies away by a delivery's fence alone",
+    )
+}
+
+fn delivery_not_durable(facts: &Facts) -> Found {
+    if !facts.redelivers() || facts.store.durable_lease {
+        return None;
+    }
+    found(
+        format!(
+            "the {} store forgets deliveries when its process dies: messages come back early, attempts uncounted",
+            facts.store.name
+        ),
+        "expect duplicates after a restart, and do not count on max_attempts alone against a poison message",
+    )
+}
+
+fn settle_not_atomic(facts: &Facts) -> Found {
+    if !facts.redelivers() || facts.store.atomic_settle {
+        return None;
+    }
+    found(
+        format!(
+            "a settle takes the {} store several steps: a crash between them may leave a message both in its queue \
+             and among the dead letters",
+            facts.store.name
+        ),
+        "use another store, or look for the message id before a redrive",
+    )
+}

@@ -1,0 +1,226 @@
+//! The ledger: claim, renew, complete, release; and for operators show, list, resolve, forget.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, Path, State};
+use axum::response::{IntoResponse, Response};
+use hapax_client::wire::{
+    ClaimAnswer, ClaimBody, CompleteBody, Entries, LedgerReport, ReleaseBody, RenewBody, ResolveBody,
+    StateAnswer,
+};
+use hapax_core::policy::LEASE_MS_MAX;
+use hapax_core::{
+    Batch, Claim, ClaimEnd, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView,
+    IdempotencyKey, Owner, Remaining, Renew, Resolution, ResolveError, Scope, StoreError, Token, TokenError,
+};
+use http::StatusCode;
+use http::request::Parts;
+use ring::rand::SecureRandom as _;
+use serde::Deserialize;
+
+use super::Api;
+use super::input::{Caller, Json, Params};
+use super::problem::ApiError;
+
+type Answer<T> = Result<axum::Json<T>, ApiError>;
+
+/// Entries of a page when nothing else is asked for, and the most that may be.
+const LIMIT_DEFAULT: usize = 100;
+const LIMIT_MAX: usize = 1_000;
+
+/// The entry that the path names, its parts percent-decoded.
+pub(super) struct Entry(EntryId);
+
+impl<S: Send + Sync> FromRequestParts<S> for Entry {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let path = Path::<(String, String)>::from_request_parts(parts, state).await;
+        let Path((scope, key)) = path.map_err(|rejection| ApiError::invalid(rejection.body_text()))?;
+        let invalid = |error: hapax_core::name::NameError| ApiError::invalid(error.to_string());
+        let (scope, key) = (Scope::new(scope).map_err(invalid)?, IdempotencyKey::new(key).map_err(invalid)?);
+        Ok(Self(EntryId::new(scope, key)))
+    }
+}
+
+/// The only answer of a batch of one.
+fn one<T, E>(batch: Batch<T, E>) -> Result<T, ApiError>
+where
+    ApiError: From<E>,
+{
+    let answer =
+        batch?.pop().ok_or_else(|| StoreError::OutcomeUnknown("the ledger gave no answer".into()))?;
+    Ok(answer?)
+}
+
+/// A token as text. One that no ledger could have made is stale like any other.
+fn token(text: String) -> Result<Token, ApiError> {
+    Token::new(text).map_err(|_| TokenError::Stale.into())
+}
+
+/// A name for a caller that gave none. Whoever knows it can ask for the claim again, so it must not be guessed.
+fn nobody() -> Owner {
+    let mut random = [0; 16];
+    ring::rand::SystemRandom::new().fill(&mut random).expect("the operating system has random numbers");
+    Owner::new(format!("{:032x}", u128::from_be_bytes(random))).expect("hex digits are a valid owner")
+}
+
+pub(super) async fn claim(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Entry(id): Entry,
+    Json(body): Json<ClaimBody>,
+) -> Result<Response, ApiError> {
+    caller.scope("ClaimKey", &id.scope)?;
+    if let Some(queue) = &body.queue {
+        caller.on("ClaimKey", queue)?;
+    }
+    let claim = native.claim(body.into_request(id, nobody)?).await?;
+    let status = if matches!(claim, Claim::Granted(_)) { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, axum::Json(ClaimAnswer::new(claim)?)).into_response())
+}
+
+impl Api {
+    async fn claim(&self, request: ClaimRequest) -> Result<Claim, ApiError> {
+        if request.wait_ms == 0 {
+            return one(self.store.claim(vec![request]).await);
+        }
+        let waiting = self.polls.begin(None);
+        let at_once = ClaimRequest { wait_ms: 0, ..request.clone() };
+        let claim = tokio::select! {
+            biased;
+            claim = self.store.claim(vec![request]) => claim,
+            // Asked again by the same owner, so that a claim that was given meanwhile does not get lost.
+            () = self.shutdown.requested() => self.store.claim(vec![at_once]).await,
+        };
+        drop(waiting);
+        one(claim)
+    }
+
+    async fn end(&self, id: EntryId, by: String, ending: Ending) -> Answer<StateAnswer> {
+        let answer = StateAnswer::after(&ending);
+        one(self.store.end(vec![ClaimEnd { id, token: token(by)?, ending }]).await)?;
+        Ok(axum::Json(answer))
+    }
+}
+
+pub(super) async fn renew(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Entry(id): Entry,
+    Json(RenewBody { token: by, lease_ms }): Json<RenewBody>,
+) -> Answer<Remaining> {
+    caller.scope("ClaimKey", &id.scope)?;
+    if !(1..=LEASE_MS_MAX).contains(&lease_ms) {
+        let problem = format!("lease_ms: {lease_ms} is out of range; use 1 to {LEASE_MS_MAX}");
+        return Err(ApiError::invalid(problem));
+    }
+    let renew = Renew { id, token: token(by)?, lease_ms };
+    one(native.store.renew(vec![renew]).await).map(axum::Json)
+}
+
+pub(super) async fn complete(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Entry(id): Entry,
+    Json(body): Json<CompleteBody>,
+) -> Answer<StateAnswer> {
+    caller.scope("ClaimKey", &id.scope)?;
+    let (token, completion) = body.split();
+    let (outcome, ttl_ms) = completion.into_outcome().map_err(ApiError::invalid)?;
+    native.end(id, token, Ending::Complete { outcome, ttl_ms }).await
+}
+
+pub(super) async fn release(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Entry(id): Entry,
+    Json(ReleaseBody { token, in_doubt }): Json<ReleaseBody>,
+) -> Answer<StateAnswer> {
+    caller.scope("ClaimKey", &id.scope)?;
+    native.end(id, token, if in_doubt { Ending::Doubt } else { Ending::Release }).await
+}
+
+pub(super) async fn resolve(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Entry(id): Entry,
+    Json(body): Json<ResolveBody>,
+) -> Answer<StateAnswer> {
+    caller.scope("ResolveClaims", &id.scope)?;
+    let (resolution, by) = body.split().map_err(ApiError::invalid)?;
+    let answer = StateAnswer::after(&match &resolution {
+        Resolution::Absent => Ending::Release,
+        Resolution::Completed { outcome, ttl_ms } => {
+            Ending::Complete { outcome: outcome.clone(), ttl_ms: *ttl_ms }
+        }
+    });
+    native.store.resolve(&id, resolution, &caller.name(by)).await?;
+    Ok(axum::Json(answer))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ForgetParams {
+    by: Option<String>,
+}
+
+pub(super) async fn forget(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Entry(id): Entry,
+    Params(ForgetParams { by }): Params<ForgetParams>,
+) -> Result<StatusCode, ApiError> {
+    caller.scope("ForgetClaims", &id.scope)?;
+    native.store.forget(&id, &caller.name(by)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn show(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Entry(id): Entry,
+) -> Answer<EntryView> {
+    caller.scope("BrowseClaims", &id.scope)?;
+    let entry = native.store.entry(&id).await?;
+    Ok(axum::Json(entry.ok_or(ResolveError::NotFound(id))?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct ListParams {
+    scope: Option<Scope>,
+    state: Option<EntryState>,
+    after: Option<u64>,
+    limit: usize,
+}
+
+impl Default for ListParams {
+    fn default() -> Self {
+        Self { scope: None, state: None, after: None, limit: LIMIT_DEFAULT }
+    }
+}
+
+/// Without a scope: entries of every scope that the caller may see, so that a page may be short.
+pub(super) async fn list(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Params(ListParams { scope, state, after, limit }): Params<ListParams>,
+) -> Answer<Entries> {
+    match &scope {
+        Some(scope) => caller.scope("BrowseClaims", scope)?,
+        None => caller.store("BrowseClaims")?,
+    }
+    if !(1..=LIMIT_MAX).contains(&limit) {
+        return Err(ApiError::invalid(format!("limit: {limit} is out of range; use 1 to {LIMIT_MAX}")));
+    }
+    let page = native.store.entries(EntryFilter { scope, state, after, limit }).await?;
+    let entries = page.items.into_iter().filter(|entry| caller.sees_scope(&entry.id.scope)).collect();
+    Ok(axum::Json(Entries { entries, next: page.next }))
+}
+
+pub(super) async fn ledger(State(native): State<Arc<Api>>, caller: Caller) -> Answer<LedgerReport> {
+    caller.store("BrowseClaims")?;
+    let stats = native.store.ledger_stats().await?;
+    Ok(axum::Json(LedgerReport { capabilities: native.store.ledger_capabilities(), stats }))
+}

@@ -1,0 +1,536 @@
+//! How a worker is put together.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
+use hapax_core::policy::tier::{self, Database, Facts, Finding, HandlerFacts, LedgerFacts};
+use hapax_core::{
+    Delivery, Ledger, LedgerCapabilities, OnDoubt, QueueAdmin, QueueConfig, QueueName, QueueSource, Receive,
+    Scope, Source, Store, StoreError, Tier, policy,
+};
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+use tokio::sync::{Notify, mpsc};
+
+use crate::auto::{AutoLease, LeaseLength, LeaseTime};
+use crate::cx::{Cx, Env};
+use crate::decide::Policy;
+use crate::handler::{self, Handler};
+use crate::heart::Beats;
+use crate::lease::now_us;
+use crate::limits::{KeyOf, PerKey, Rate, Slots};
+use crate::outcome::{IntoOutcome, OnError};
+use crate::point::{Hook, Hooks, Point};
+use crate::shared::Shared;
+use crate::stats::Stats;
+use crate::worker::Worker;
+
+/// How many handlers run at once by default.
+const CONCURRENCY_DEFAULT: usize = 16;
+/// The most handlers at once.
+const CONCURRENCY_MAX: usize = 100_000;
+/// How long a worker finishes what it has begun by default.
+const DRAIN_MS_DEFAULT: u64 = 30_000;
+
+/// Why a worker was not built.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The store could not be asked about the queue.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// There is no handler.
+    #[error("the worker has no handler; give it one with `handler`, `raw_handler` or `batch_handler`")]
+    NoHandler,
+    /// A setting is out of range.
+    #[error("{setting}: {problem}")]
+    Setting {
+        /// The builder's method.
+        setting: &'static str,
+        /// What is wrong and what is allowed.
+        problem: String,
+    },
+    /// The tier cannot hold here.
+    #[error("the tier cannot hold: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Tier(Vec<Finding>),
+    /// The operating system gave no thread or no random numbers.
+    #[error("the heartbeat cannot be started: {0}")]
+    Heartbeat(String),
+}
+
+impl BuildError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Store(error) => error.code(),
+            Self::NoHandler => "no-handler",
+            Self::Setting { .. } => "invalid",
+            Self::Tier(refusals) => refusals.first().map_or("tier", |refusal| refusal.code),
+            Self::Heartbeat(_) => "no-heartbeat",
+        }
+    }
+}
+
+fn setting(setting: &'static str, problem: impl Into<String>) -> BuildError {
+    BuildError::Setting { setting, problem: problem.into() }
+}
+
+fn within(name: &'static str, value: u64, min: u64, max: u64) -> Result<(), BuildError> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(setting(name, format!("{value} is out of range; use {min} to {max}")))
+}
+
+/// Puts a worker together; see [`Worker::builder`].
+#[derive(Clone)]
+#[must_use = "call `build` to get a worker"]
+pub struct WorkerBuilder {
+    pub(crate) store: Arc<dyn QueueAdmin>,
+    pub(crate) queue: QueueName,
+    ledger: Option<Arc<dyn Ledger>>,
+    /// The ledger is the store's own.
+    own_ledger: bool,
+    pub(crate) handler: Option<Handler>,
+    tier: Option<Tier>,
+    concurrency: usize,
+    per_key: Option<(usize, KeyOf)>,
+    per_second: Option<f64>,
+    lease: Option<LeaseLength>,
+    auto_from_queue: bool,
+    run_max: Option<Duration>,
+    on_doubt: OnDoubt,
+    on_error: Option<OnError>,
+    ttl: Option<Duration>,
+    drain: Duration,
+    consumer: Option<String>,
+    honours_derived_key: bool,
+    source: Option<Arc<dyn Source>>,
+    pub(crate) hooks: Hooks,
+}
+
+/// What the store says about the queue.
+struct Queue {
+    tier: Tier,
+    config: QueueConfig,
+    dead_retention_ms: Option<u64>,
+}
+
+impl Queue {
+    /// Long enough for whatever may still deliver the message again.
+    fn ttl_ms_default(&self) -> u64 {
+        let horizon_ms = tier::redrive_horizon_ms(&self.config, self.dead_retention_ms.unwrap_or(0));
+        horizon_ms.clamp(TTL_MS_DEFAULT, TTL_MS_MAX)
+    }
+}
+
+impl Worker {
+    /// A worker for a queue of a store that holds queues and a ledger.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::sync::Arc;
+    /// # use hapax_core::{NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore, Tier};
+    /// # use hapax_embedded::{Embedded, Options};
+    /// # let folder = tempfile::tempdir()?;
+    /// # let store = Arc::new(Embedded::open(folder.path(), Options::default())?);
+    /// # let queue = QueueName::new("charges")?;
+    /// # let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() };
+    /// # store.create_queue(&queue, config).await?;
+    /// # store.send(&queue, vec![NewMessage::new(r#"{"order":7,"cents":1999}"#)]).await?;
+    /// use hapax_worker::{Cx, Worker};
+    ///
+    /// #[derive(serde::Deserialize)]
+    /// struct Charge {
+    ///     order: u64,
+    ///     cents: u64,
+    /// }
+    ///
+    /// async fn charge(charge: Charge, cx: Cx) -> Result<String, std::io::Error> {
+    ///     // A bank that honours this key charges once, however often this runs.
+    ///     let key = cx.derived_key("charge");
+    ///     Ok(format!("charged {} for order {} as {key}", charge.cents, charge.order))
+    /// }
+    ///
+    /// let worker = Worker::builder(store, queue).handler(charge).concurrency(8).build().await?;
+    /// let watch = worker.watch();
+    /// let report = worker
+    ///     .run(async move {
+    ///         while watch.counts().done < 1 {
+    ///             tokio::task::yield_now().await;
+    ///         }
+    ///     })
+    ///     .await?;
+    /// assert!(report.drained);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(store: Arc<dyn Store>, queue: QueueName) -> WorkerBuilder {
+        let ledger: Arc<dyn Ledger> = store.clone();
+        WorkerBuilder { ledger: Some(ledger), own_ledger: true, ..Self::over(store, queue) }
+    }
+
+    /// A worker for a queue of a store without a ledger; [`WorkerBuilder::ledger`] names one elsewhere.
+    pub fn over(store: Arc<dyn QueueAdmin>, queue: QueueName) -> WorkerBuilder {
+        WorkerBuilder {
+            store,
+            queue,
+            ledger: None,
+            own_ledger: false,
+            handler: None,
+            tier: None,
+            concurrency: CONCURRENCY_DEFAULT,
+            per_key: None,
+            per_second: None,
+            lease: None,
+            auto_from_queue: false,
+            run_max: None,
+            on_doubt: OnDoubt::Retry,
+            on_error: None,
+            ttl: None,
+            drain: Duration::from_millis(DRAIN_MS_DEFAULT),
+            consumer: None,
+            honours_derived_key: false,
+            source: None,
+            hooks: Hooks::default(),
+        }
+    }
+}
+
+impl WorkerBuilder {
+    /// What to run for each message: an async function of the message, read from JSON, and its context.
+    pub fn handler<T, F, Fut>(mut self, handler: F) -> Self
+    where
+        T: DeserializeOwned + Send + 'static,
+        F: Fn(T, Cx) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoOutcome,
+    {
+        self.handler = Some(Handler::One(handler::one(handler)));
+        self
+    }
+
+    /// What to run for each message, given its bytes as they are.
+    pub fn raw_handler<F, Fut>(mut self, handler: F) -> Self
+    where
+        F: Fn(Bytes, Cx) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoOutcome,
+    {
+        self.handler = Some(Handler::One(handler::raw(handler)));
+        self
+    }
+
+    /// What to run for up to `max` messages at once; it returns one outcome each, in their order. On a FIFO queue a
+    /// batch holds messages of one group, in order. The batch counts as one for [`WorkerBuilder::concurrency`], and is
+    /// stopped when all of its leases are lost.
+    pub fn batch_handler<T, F, Fut, O>(mut self, max: usize, handler: F) -> Self
+    where
+        T: DeserializeOwned + Send + 'static,
+        F: Fn(Vec<(T, Cx)>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Vec<O>> + Send + 'static,
+        O: IntoOutcome,
+    {
+        self.handler = Some(Handler::Many { run: handler::many(handler), max });
+        self
+    }
+
+    /// The guarantee; the queue's own when it is not set.
+    pub fn tier(mut self, tier: Tier) -> Self {
+        self.tier = Some(tier);
+        self
+    }
+
+    /// A ledger in another store. Claims end there before their deliveries are settled here.
+    pub fn ledger(mut self, ledger: Arc<dyn Ledger>) -> Self {
+        self.ledger = Some(ledger);
+        self.own_ledger = false;
+        self
+    }
+
+    /// How many handlers run at once. Default 16.
+    pub fn concurrency(mut self, concurrency: usize) -> Self {
+        self.concurrency = concurrency;
+        self
+    }
+
+    /// At most `max` at once of each group; messages without one are not limited. A FIFO queue keeps its own order.
+    pub fn per_group(self, max: usize) -> Self {
+        self.per_key(max, |delivery| delivery.group.as_ref().map(|group| group.as_str().to_owned()))
+    }
+
+    /// At most `max` at once of each key, as `of` says; where it says `None` there is no limit. Not for FIFO queues.
+    pub fn per_key(
+        mut self,
+        max: usize,
+        of: impl Fn(&Delivery) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.per_key = Some((max, Arc::new(of)));
+        self
+    }
+
+    /// At most so many starts a second, evenly spread.
+    pub fn per_second(mut self, per_second: f64) -> Self {
+        self.per_second = Some(per_second);
+        self
+    }
+
+    /// How long deliveries and claims are leased; the queue's lease when it is not set. The heartbeat renews it at a
+    /// third, so it bounds how long a crash holds a message up, not how long a handler may run.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(LeaseLength::Fixed { ms: lease.as_millis() as u64 });
+        self
+    }
+
+    /// A lease that follows the handler's times, starting from the queue's.
+    pub fn lease_auto(mut self) -> Self {
+        self.lease = Some(LeaseLength::Auto(AutoLease::default()));
+        self.auto_from_queue = true;
+        self
+    }
+
+    /// A lease that follows the handler's times within given bounds.
+    pub fn lease_auto_with(mut self, auto: AutoLease) -> Self {
+        self.lease = Some(LeaseLength::Auto(auto));
+        self.auto_from_queue = false;
+        self
+    }
+
+    /// How long one run may take: then its heartbeats end, and it is stopped at its next await. Default no limit.
+    pub fn run_max(mut self, run_max: Duration) -> Self {
+        self.run_max = Some(run_max);
+        self
+    }
+
+    /// What to do about a key whose last run may or may not have acted. Default retry: right where the effect honours
+    /// [`Cx::derived_key`] or checks [`Cx::fence`].
+    pub fn on_doubt(mut self, on_doubt: OnDoubt) -> Self {
+        self.on_doubt = on_doubt;
+        self
+    }
+
+    /// What a handler's `Err` means. Default [`OnError::Retry`]; with [`OnDoubt::Park`], [`OnError::InDoubt`].
+    pub fn on_error(mut self, on_error: OnError) -> Self {
+        self.on_error = Some(on_error);
+        self
+    }
+
+    /// How long outcomes are kept for duplicates. 1 s to 366 days; default 4 days, or as long as
+    /// the message may be delivered again, by a redrive too.
+    pub fn outcome_ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// How long the worker finishes what it has begun when it is told to stop. Default 30 s.
+    pub fn drain(mut self, drain: Duration) -> Self {
+        self.drain = drain;
+        self
+    }
+
+    /// A name for this worker in histories; a number that is new with every start is added to it. Default the
+    /// process id.
+    pub fn consumer(mut self, name: impl Into<String>) -> Self {
+        self.consumer = Some(name.into());
+        self
+    }
+
+    /// Calls this at every [`Point`] that a delivery passes: a testing aid, for example to kill the process there.
+    /// Costs nothing when it is not set.
+    pub fn hook(mut self, hook: impl Fn(Point) + Send + Sync + 'static) -> Self {
+        self.hooks.hook = Some(Arc::new(hook) as Hook);
+        self
+    }
+
+    /// Receives and settles through this instead of through the store itself, for example to inject faults.
+    pub fn source(mut self, source: Arc<dyn Source>) -> Self {
+        self.source = Some(source);
+        self
+    }
+
+    /// Declares that the effect happens once for each [`Cx::derived_key`], whoever asks for it and how often. It
+    /// changes nothing but the check of the tier, which warns without it where doubt means another try.
+    pub fn honours_derived_key(mut self) -> Self {
+        self.honours_derived_key = true;
+        self
+    }
+
+    /// Reads the queue's configuration and checks everything: the settings, and whether the tier can hold.
+    pub async fn build(self) -> Result<Worker, BuildError> {
+        let handler = self.handler.clone().ok_or(BuildError::NoHandler)?;
+        let queue = self.look_at_queue().await?;
+        let tier = queue.tier;
+        let lease = self.check_lease(queue.config.lease_ms)?;
+        within("concurrency", self.concurrency as u64, 1, CONCURRENCY_MAX as u64)?;
+        let ttl_ms = self.ttl.map_or_else(|| queue.ttl_ms_default(), |ttl| ttl.as_millis() as u64);
+        within("outcome_ttl", ttl_ms, TTL_MS_MIN, TTL_MS_MAX)?;
+        let warnings = self.check_tier(&queue, lease, ttl_ms)?;
+        if let Handler::Many { max, .. } = handler {
+            within("batch_handler", max as u64, 1, Receive::MAX as u64)?;
+        }
+        let run_us_max = self.run_max.map(|max| max.as_micros() as u64);
+        within("run_max", run_us_max.unwrap_or(1), 1, u64::MAX / 4)?;
+        if let Some(rate) = self.per_second.filter(|rate| !(*rate > 0.0 && *rate <= 1e6)) {
+            return Err(setting(
+                "per_second",
+                format!("{rate} is out of range; use more than 0, at most a million"),
+            ));
+        }
+        if let Some((max, _)) = &self.per_key {
+            within("per_key", *max as u64, 1, self.concurrency as u64)?;
+            if queue.config.is_fifo() || matches!(handler, Handler::Many { .. }) {
+                let problem = "FIFO queues and batch handlers have no limit per key; \
+                               a FIFO queue runs one message of a group at a time anyway";
+                return Err(setting("per_key", problem));
+            }
+        }
+        let consumer = self.check_consumer()?;
+
+        let own = || Arc::new(QueueSource::new(self.store.clone(), self.queue.clone())) as Arc<dyn Source>;
+        let source = self.source.clone().unwrap_or_else(own);
+        let ledger = self.ledger.filter(|_| tier == Tier::EffectivelyOnce);
+        let lease = Arc::new(LeaseTime::new(lease));
+        let stats = Arc::new(Stats::default());
+        let beats = Beats::new(Some(source.clone()), ledger.clone(), lease.clone(), stats.clone())
+            .map_err(|error| BuildError::Heartbeat(error.to_string()))?;
+        let default_error = if self.on_doubt == OnDoubt::Park { OnError::InDoubt } else { OnError::Retry };
+        let policy = Policy {
+            tier,
+            on_doubt: self.on_doubt,
+            on_error: self.on_error.unwrap_or(default_error),
+            ttl_ms,
+        };
+        let env = Env {
+            scope: Scope::of_queue(&self.queue),
+            queue: self.queue,
+            key_pointer: queue.config.key_pointer.clone(),
+            #[cfg(feature = "sqlite")]
+            ttl_ms,
+            hooks: self.hooks,
+        };
+        let (sender, finishes) = mpsc::unbounded_channel();
+        let per_key = self.per_key.map(|(max, of)| PerKey::new(of, max, self.concurrency));
+        let shared = Shared {
+            env: Arc::new(env),
+            source,
+            own_ledger: self.own_ledger && ledger.is_some(),
+            same_store: self.own_ledger && ledger.is_some() && self.store.capabilities().settle_ends_claims,
+            ledger,
+            fifo: queue.config.is_fifo(),
+            policy,
+            handler,
+            run_us_max,
+            consumer,
+            lease,
+            stats,
+            beats,
+            slots: Slots::new(self.concurrency),
+            rate: self.per_second.map(|rate| Rate::new(rate, now_us())),
+            per_key,
+            drain_ms: self.drain.as_millis() as u64,
+            finishes: sender,
+            unsettled: AtomicUsize::new(0),
+            settled: Notify::new(),
+            put_back: AtomicUsize::new(0),
+            abandoned: AtomicBool::new(false),
+            claims: AtomicU64::new(0),
+            ledger_failures: AtomicU32::new(0),
+        };
+        Ok(Worker { shared: Arc::new(shared), finishes, warnings })
+    }
+
+    async fn look_at_queue(&self) -> Result<Queue, BuildError> {
+        let config = self.store.queue(&self.queue).await?.config;
+        let dead_retention_ms = match &config.dead_letter {
+            Some(dead) => Some(self.store.queue(&dead.queue).await?.config.retention_ms),
+            None => None,
+        };
+        Ok(Queue { tier: self.tier.unwrap_or(config.tier), config, dead_retention_ms })
+    }
+
+    /// Compares the tier with what store, ledger and handler can do; the warnings.
+    fn check_tier(&self, queue: &Queue, lease: LeaseLength, ttl_ms: u64) -> Result<Vec<Finding>, BuildError> {
+        let transactional = self.handler.as_ref().is_some_and(Handler::is_transactional);
+        if transactional && queue.tier != Tier::Transactional {
+            return Err(setting(
+                "tier",
+                "a transactional handler has the tier transactional; leave it unset",
+            ));
+        }
+        let ledger = if transactional {
+            let can =
+                LedgerCapabilities { name: "sqlite".into(), durable: true, fence: true, may_evict: false };
+            Some(LedgerFacts { can, same_store: false, ttl_ms })
+        } else {
+            let facts = |ledger: &Arc<dyn Ledger>| LedgerFacts {
+                can: ledger.ledger_capabilities(),
+                same_store: self.own_ledger,
+                ttl_ms,
+            };
+            self.ledger.as_ref().map(facts)
+        };
+        let lease = match lease {
+            LeaseLength::Fixed { ms } => tier::Lease::Fixed { lease_ms: ms },
+            LeaseLength::Auto(_) => tier::Lease::Auto,
+        };
+        let heartbeat = self.run_max.map_or(policy::LEASE_MS_MAX, |max| max.as_millis() as u64);
+        let handler = HandlerFacts {
+            lease,
+            heartbeat_ms_max: Some(heartbeat),
+            p99_ms: None,
+            on_doubt: self.on_doubt,
+            honours_derived_key: self.honours_derived_key,
+            database: if transactional { Database::WithLedger } else { Database::None },
+        };
+        let facts = Facts {
+            tier: queue.tier,
+            dead_retention_ms: queue.dead_retention_ms,
+            ledger,
+            handler: Some(handler),
+            ..Facts::new(queue.config.clone(), self.store.capabilities())
+        };
+        let (refusals, warnings): (Vec<_>, Vec<_>) =
+            tier::check(&facts).into_iter().partition(Finding::is_refusal);
+        if refusals.is_empty() { Ok(warnings) } else { Err(BuildError::Tier(refusals)) }
+    }
+
+    fn check_lease(&self, queue_ms: u64) -> Result<LeaseLength, BuildError> {
+        let queue_ms = if queue_ms == 0 { policy::LEASE_MS_DEFAULT } else { queue_ms };
+        let lease = match self.lease {
+            None => LeaseLength::Fixed { ms: queue_ms },
+            Some(LeaseLength::Auto(auto)) if self.auto_from_queue => {
+                LeaseLength::Auto(AutoLease { start_ms: queue_ms, ..auto })
+            }
+            Some(lease) => lease,
+        };
+        match lease {
+            LeaseLength::Fixed { ms } => within("lease", ms, 1, policy::LEASE_MS_MAX)?,
+            LeaseLength::Auto(auto) => {
+                within("lease_auto_with.max_ms", auto.max_ms, 1, policy::LEASE_MS_MAX)?;
+                within("lease_auto_with.min_ms", auto.min_ms, 1, auto.max_ms)?;
+                if !(1.0..=100.0).contains(&auto.margin) {
+                    let problem = format!("{} is out of range; use 1 to 100", auto.margin);
+                    return Err(setting("lease_auto_with.margin", problem));
+                }
+            }
+        }
+        Ok(lease)
+    }
+
+    /// A name that no other start of any process has.
+    fn check_consumer(&self) -> Result<String, BuildError> {
+        let name = self.consumer.clone().unwrap_or_else(|| format!("worker-{}", std::process::id()));
+        let fits = (1..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
+        if !fits {
+            return Err(setting("consumer", format!("{name:?}: use 1 to 64 visible ASCII characters")));
+        }
+        let mut nonce = [0u8; 8];
+        getrandom::fill(&mut nonce).map_err(|error| BuildError::Heartbeat(error.to_string()))?;
+        Ok(format!("{name}-{:016x}", u64::from_le_bytes(nonce)))
+    }
+}

@@ -1,0 +1,188 @@
+//! What a handler knows about its run.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use hapax_core::{
+    Attributes, Delivery, EntryId, Fence, Grant, GroupId, IdempotencyKey, KeySource, MessageId, QueueName,
+    Receipt, Scope, Token,
+};
+use tokio::time::Instant;
+
+use crate::heart::Held;
+use crate::lease::{Lease, instant};
+use crate::point::{Hooks, Point};
+
+/// What all deliveries of a worker share.
+pub(crate) struct Env {
+    pub queue: QueueName,
+    pub scope: Scope,
+    pub key_pointer: Option<String>,
+    #[cfg(feature = "sqlite")]
+    pub ttl_ms: u64,
+    pub hooks: Hooks,
+}
+
+/// One delivery in its worker's hands.
+pub(crate) struct Job {
+    pub env: Arc<Env>,
+    pub delivery: Delivery,
+    pub lease: Lease,
+    pub received_us: u64,
+    key: OnceLock<(EntryId, KeySource)>,
+    grant: OnceLock<Grant>,
+}
+
+impl Job {
+    pub fn new(env: Arc<Env>, delivery: Delivery, lease: Lease, received_us: u64) -> Self {
+        Self { env, delivery, lease, received_us, key: OnceLock::new(), grant: OnceLock::new() }
+    }
+
+    /// Found when it is first needed: it may be inside the body.
+    pub fn key(&self) -> &(EntryId, KeySource) {
+        self.key.get_or_init(|| {
+            let (key, source) = self.delivery.idempotency_key(self.env.key_pointer.as_deref());
+            (EntryId::new(self.env.scope.clone(), key), source)
+        })
+    }
+
+    pub fn grant(&self) -> Option<&Grant> {
+        self.grant.get()
+    }
+
+    pub fn granted(&self, asked_us: u64, grant: Grant) {
+        self.lease.claimed(asked_us, grant.lease_ms);
+        let fresh = self.grant.set(grant).is_ok();
+        assert!(fresh, "a delivery is claimed once");
+    }
+}
+
+impl Held for Job {
+    fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    fn receipt(&self) -> Option<&Receipt> {
+        Some(&self.delivery.receipt)
+    }
+
+    fn claim(&self) -> Option<(&EntryId, &Token)> {
+        self.grant.get().map(|grant| (&self.key().0, &grant.token))
+    }
+}
+
+/// The context of one run of a handler. Cheap to clone.
+///
+/// When the lease is lost, the handler is dropped at its next `await`, and what it tries to record or settle is
+/// refused. What cannot be barred: code that blocks its thread until it awaits again, tasks that it spawned, and third
+/// parties that it has called. Pass [`Cx::fence`] or [`Cx::derived_key`] to those.
+#[derive(Clone)]
+pub struct Cx {
+    pub(crate) job: Arc<Job>,
+}
+
+impl Cx {
+    /// Grows with every run for the same key: a sink that remembers the largest it has seen turns zombies away. It
+    /// does not undo what they did before.
+    pub fn fence(&self) -> Fence {
+        self.job.grant().map_or(self.job.delivery.fence, |grant| grant.fence)
+    }
+
+    /// This delivery's ordinal, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.job.delivery.attempt
+    }
+
+    /// The caller's identity for the intended effect.
+    pub fn idempotency_key(&self) -> &IdempotencyKey {
+        &self.job.key().0.key
+    }
+
+    /// Where the idempotency key comes from. A [`KeySource::MessageId`] covers redelivery, but not a producer that sent
+    /// twice.
+    pub fn key_source(&self) -> KeySource {
+        self.job.key().1
+    }
+
+    /// The idempotency key with its scope: what the ledger knows this effect by.
+    pub fn entry_id(&self) -> &EntryId {
+        &self.job.key().0
+    }
+
+    /// The key for a call to another system on behalf of this message: the same in every attempt and for every
+    /// duplicate. `label` tells several such calls apart.
+    pub fn derived_key(&self, label: &str) -> IdempotencyKey {
+        self.entry_id().derived_key(label)
+    }
+
+    /// The message; the same in every attempt.
+    pub fn message_id(&self) -> MessageId {
+        self.job.delivery.id
+    }
+
+    /// The queue that the message came from.
+    pub fn queue(&self) -> &QueueName {
+        &self.job.env.queue
+    }
+
+    /// The message's group.
+    pub fn group(&self) -> Option<&GroupId> {
+        self.job.delivery.group.as_ref()
+    }
+
+    /// Named values beside the body.
+    pub fn attributes(&self) -> &Attributes {
+        &self.job.delivery.attributes
+    }
+
+    /// Everything about the delivery.
+    pub fn delivery(&self) -> &Delivery {
+        &self.job.delivery
+    }
+
+    /// Whether a run before this one ended without saying what it did: its effect may have happened.
+    pub fn is_takeover(&self) -> bool {
+        self.job.grant().is_some_and(|grant| grant.takeover)
+    }
+
+    /// When the lease ends unless a heartbeat renews it, or the time limit of the run, whichever comes first.
+    pub fn deadline(&self) -> Instant {
+        // Thirty years stand for never.
+        let far_us = 30 * 365 * 24 * 3600 * 1_000_000;
+        instant(self.job.lease.until_us().min(self.job.lease.run_until_us()).min(far_us)).into()
+    }
+
+    /// What is left until [`Cx::deadline`].
+    pub fn remaining(&self) -> Duration {
+        self.deadline().saturating_duration_since(Instant::now())
+    }
+
+    /// Completes when this run is to stop: its lease is lost, its time is over, or the worker ends. The handler is
+    /// dropped at its next `await` anyway; this is for work that it has handed to other tasks.
+    pub async fn cancelled(&self) {
+        self.job.lease.cancelled().await;
+    }
+
+    /// Whether this run is to stop. For loops that block their thread.
+    pub fn is_cancelled(&self) -> bool {
+        self.job.lease.stop().is_some()
+    }
+
+    /// Marks the place of the effect for crash tests: [`Point::InEffect`]. Does nothing otherwise.
+    pub async fn effect_point(&self) {
+        if !self.job.env.hooks.none() {
+            self.job.env.hooks.pass(Point::InEffect).await;
+        }
+    }
+}
+
+impl std::fmt::Debug for Cx {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cx")
+            .field("queue", self.queue())
+            .field("message_id", &self.message_id())
+            .field("attempt", &self.attempt())
+            .field("key", self.idempotency_key())
+            .finish_non_exhaustive()
+    }
+}

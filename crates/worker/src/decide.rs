@@ -1,0 +1,172 @@
+//! How a run's end becomes a settle and the end of its claim. A pure function, and the table of the crate's
+//! documentation.
+
+use hapax_core::{Ending, How, Json, OnDoubt, Outcome, Tier, policy};
+
+use crate::outcome::{Ended, OnError, Stop};
+
+/// What the worker's configuration says about it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Policy {
+    pub tier: Tier,
+    pub on_doubt: OnDoubt,
+    pub on_error: OnError,
+    pub ttl_ms: u64,
+}
+
+/// How a delivery ends, and its claim if it has one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub how: How,
+    pub ending: Ending,
+}
+
+fn retry(error: &str, after_ms: Option<u64>) -> How {
+    let error = policy::cut(error, policy::ERROR_BYTES_MAX).to_owned();
+    How::Retry { after_ms, error: Some(error) }
+}
+
+fn reject(reason: &str) -> How {
+    How::Reject { reason: policy::cut(reason, policy::ERROR_BYTES_MAX).to_owned() }
+}
+
+/// How a duplicate of something that has ended is settled.
+pub(crate) fn replay(outcome: &Outcome) -> How {
+    if !outcome.failed {
+        return How::Ack;
+    }
+    let text =
+        outcome.value.as_ref().map(|json| json.get::<String>().unwrap_or_else(|_| json.as_str().into()));
+    reject(&text.unwrap_or_else(|| "it was rejected before".into()))
+}
+
+pub(crate) fn mismatch(key: &str) -> How {
+    reject(&format!(
+        "the idempotency key {key:?} was used before for a message with another body; give each effect its own key"
+    ))
+}
+
+impl Policy {
+    fn doubt(&self, error: &str) -> Decision {
+        let how = match (self.tier, self.on_doubt) {
+            (Tier::EffectivelyOnce, OnDoubt::Park) => {
+                How::Park { reason: policy::cut(error, policy::ERROR_BYTES_MAX).to_owned() }
+            }
+            _ => retry(error, None),
+        };
+        Decision { how, ending: Ending::Doubt }
+    }
+
+    fn rejected(&self, reason: &str) -> Decision {
+        let how = reject(reason);
+        let How::Reject { reason } = &how else { unreachable!("just made") };
+        let outcome = Outcome::failed(Json::of(reason).expect("a text is JSON"));
+        let ending = Ending::Complete { outcome, ttl_ms: self.ttl_ms };
+        Decision { how, ending }
+    }
+
+    /// Decides how a run's end is recorded.
+    pub fn decide(&self, ended: Ended) -> Decision {
+        match ended {
+            Ended::Done(value) => {
+                // A value that is not JSON leaves a marker: the effect happened, so it must not run again.
+                let outcome = Outcome { failed: false, value, omitted_bytes: None };
+                Decision { how: How::Ack, ending: Ending::Complete { outcome, ttl_ms: self.ttl_ms } }
+            }
+            Ended::Retry { after_ms, error } => {
+                Decision { how: retry(&error, after_ms), ending: Ending::Release }
+            }
+            Ended::Reject { reason } => self.rejected(&reason),
+            Ended::InDoubt { error } | Ended::Panicked(error) => self.doubt(&error),
+            Ended::Failed { error } => match self.on_error {
+                OnError::Retry => Decision { how: retry(&error, None), ending: Ending::Release },
+                OnError::InDoubt => self.doubt(&error),
+                OnError::Reject => self.rejected(&error),
+            },
+            // No claim is completed: the next version of the handler may understand it.
+            Ended::Unparsable(reason) => Decision { how: reject(&reason), ending: Ending::Release },
+            Ended::Stopped(Stop::Drained) => match self.doubt("the worker ended while the handler ran") {
+                Decision { how: How::Retry { .. }, ending } => {
+                    // Not the message's fault: the attempt is not counted.
+                    Decision { how: How::Defer { after_ms: 0 }, ending }
+                }
+                parked => parked,
+            },
+            Ended::Stopped(Stop::TimedOut) => self.doubt("the handler ran for longer than run_ms_max"),
+            Ended::Stopped(Stop::Lost | Stop::Abandoned) => {
+                self.doubt("the lease was lost while the handler ran")
+            }
+            Ended::NotStarted(_) => Decision { how: How::Defer { after_ms: 0 }, ending: Ending::Release },
+            #[cfg(feature = "sqlite")]
+            Ended::Replayed(outcome) => Decision { how: replay(&outcome), ending: Ending::Release },
+            #[cfg(feature = "sqlite")]
+            Ended::Mismatch(key) => Decision { how: mismatch(&key), ending: Ending::Release },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(on_doubt: OnDoubt, on_error: OnError) -> Policy {
+        Policy { tier: Tier::EffectivelyOnce, on_doubt, on_error, ttl_ms: 5_000 }
+    }
+
+    fn text(how: &How) -> &str {
+        match how {
+            How::Retry { error, .. } => error.as_deref().unwrap(),
+            How::Reject { reason } | How::Park { reason } => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn only_the_handlers_own_retry_and_reject_say_that_nothing_happened() {
+        let policy = policy(OnDoubt::Retry, OnError::Retry);
+        let own = policy.decide(Ended::Retry { after_ms: Some(7), error: "busy".into() });
+        assert_eq!(own.ending, Ending::Release);
+        assert_eq!(own.how, How::Retry { after_ms: Some(7), error: Some("busy".into()) });
+        for ended in [
+            Ended::Panicked("boom".into()),
+            Ended::InDoubt { error: "boom".into() },
+            Ended::Stopped(Stop::TimedOut),
+            Ended::Stopped(Stop::Lost),
+        ] {
+            let decision = policy.decide(ended);
+            assert_eq!(decision.ending, Ending::Doubt);
+            assert!(matches!(decision.how, How::Retry { after_ms: None, .. }), "{decision:?}");
+        }
+    }
+
+    #[test]
+    fn doubt_is_parked_where_the_worker_says_so() {
+        let policy = policy(OnDoubt::Park, OnError::InDoubt);
+        for ended in [Ended::Panicked("boom".into()), Ended::Failed { error: "boom".into() }] {
+            let decision = policy.decide(ended);
+            assert!(matches!(decision.how, How::Park { .. }) && text(&decision.how).contains("boom"));
+            assert_eq!(decision.ending, Ending::Doubt);
+        }
+        let drained = policy.decide(Ended::Stopped(Stop::Drained));
+        assert!(matches!(drained.how, How::Park { .. }), "a half-done effect is not run again");
+    }
+
+    #[test]
+    fn a_rejection_is_recorded_and_replayed_as_one() {
+        let decision =
+            policy(OnDoubt::Retry, OnError::Reject).decide(Ended::Failed { error: "no account".into() });
+        let Ending::Complete { outcome, ttl_ms: 5_000 } = decision.ending else { panic!() };
+        assert!(outcome.failed);
+        assert_eq!(replay(&outcome), decision.how);
+        assert_eq!(replay(&Outcome::done(Json::of("x").unwrap())), How::Ack);
+    }
+
+    #[test]
+    fn a_drain_counts_no_attempt() {
+        let policy = policy(OnDoubt::Retry, OnError::Retry);
+        let running = policy.decide(Ended::Stopped(Stop::Drained));
+        assert_eq!(running, Decision { how: How::Defer { after_ms: 0 }, ending: Ending::Doubt });
+        let waiting = policy.decide(Ended::NotStarted(Stop::Drained));
+        assert_eq!(waiting, Decision { how: How::Defer { after_ms: 0 }, ending: Ending::Release });
+    }
+}

@@ -1,0 +1,132 @@
+//! Handlers without their types.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+
+use crate::cx::{Cx, Job};
+use crate::outcome::{Ended, IntoOutcome};
+
+pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Runs one delivery; the flag says whether its value is recorded.
+pub(crate) type RunOne = Arc<dyn Fn(&Arc<Job>, bool) -> Boxed<Ended> + Send + Sync>;
+/// Runs several deliveries; one answer each, in order.
+pub(crate) type RunMany = Arc<dyn Fn(&[Arc<Job>], bool) -> Boxed<Vec<Ended>> + Send + Sync>;
+
+/// What a worker runs.
+#[derive(Clone)]
+pub(crate) enum Handler {
+    One(RunOne),
+    Many {
+        run: RunMany,
+        max: usize,
+    },
+    /// Commits its own effect together with the ledger entry.
+    #[cfg(feature = "sqlite")]
+    Transactional(RunOne),
+}
+
+impl Handler {
+    pub fn is_transactional(&self) -> bool {
+        match self {
+            Self::One(_) | Self::Many { .. } => false,
+            #[cfg(feature = "sqlite")]
+            Self::Transactional(_) => true,
+        }
+    }
+}
+
+pub(crate) fn parse<T: DeserializeOwned>(job: &Job) -> Result<T, Ended> {
+    serde_json::from_slice(&job.delivery.body).map_err(|error| {
+        Ended::Unparsable(format!(
+            "the body is not what the handler takes: {error}; fix its sender, or the type"
+        ))
+    })
+}
+
+pub(crate) fn one<T, F, Fut>(handler: F) -> RunOne
+where
+    T: DeserializeOwned + Send,
+    F: Fn(T, Cx) -> Fut + Send + Sync + 'static,
+    Fut: Future + Send + 'static,
+    Fut::Output: IntoOutcome,
+{
+    let handler = Arc::new(handler);
+    Arc::new(move |job, record| {
+        let (handler, job) = (handler.clone(), job.clone());
+        Box::pin(async move {
+            // The value must not live across the await: it is the handler's.
+            let running = match parse::<T>(&job) {
+                Ok(value) => handler(value, Cx { job }),
+                Err(ended) => return ended,
+            };
+            Ended::of(running.await, record)
+        })
+    })
+}
+
+pub(crate) fn raw<F, Fut>(handler: F) -> RunOne
+where
+    F: Fn(Bytes, Cx) -> Fut + Send + Sync + 'static,
+    Fut: Future + Send + 'static,
+    Fut::Output: IntoOutcome,
+{
+    let handler = Arc::new(handler);
+    Arc::new(move |job, record| {
+        let (handler, job) = (handler.clone(), job.clone());
+        Box::pin(async move {
+            let running = handler(job.delivery.body.clone(), Cx { job });
+            Ended::of(running.await, record)
+        })
+    })
+}
+
+pub(crate) fn many<T, F, Fut, O>(handler: F) -> RunMany
+where
+    T: DeserializeOwned + Send,
+    F: Fn(Vec<(T, Cx)>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Vec<O>> + Send + 'static,
+    O: IntoOutcome,
+{
+    let handler = Arc::new(handler);
+    Arc::new(move |jobs, record| {
+        let (handler, jobs) = (handler.clone(), jobs.to_vec());
+        Box::pin(async move {
+            let mut ended: Vec<Option<Ended>> = Vec::with_capacity(jobs.len());
+            let mut values = Vec::with_capacity(jobs.len());
+            for job in jobs {
+                match parse::<T>(&job) {
+                    Ok(value) => {
+                        values.push((value, Cx { job }));
+                        ended.push(None);
+                    }
+                    Err(unparsable) => ended.push(Some(unparsable)),
+                }
+            }
+            if values.is_empty() {
+                return ended.into_iter().flatten().collect();
+            }
+            let wanted = values.len();
+            let running = handler(values);
+            let outcomes = running.await;
+            let given = outcomes.len();
+            let mut outcomes = outcomes.into_iter().map(|outcome| Ended::of(outcome, record));
+            // Which outcome belongs to which message is anyone's guess then.
+            let unknown = || Ended::InDoubt {
+                error: format!(
+                    "the batch handler returned {given} outcomes for {wanted} messages; return one each"
+                ),
+            };
+            let fill = |ended: Option<Ended>| match ended {
+                Some(ended) => ended,
+                None if given == wanted => outcomes.next().unwrap_or_else(unknown),
+                None => unknown(),
+            };
+            ended.into_iter().map(fill).collect()
+        })
+    })
+}

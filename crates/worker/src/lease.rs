@@ -1,0 +1,247 @@
+//! What a holder knows about its lease, counted on its own monotonic clock from before the request left.
+
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use crate::outcome::{Ended, Stop, panic_text};
+use crate::stats::Stats;
+
+static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Never.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// Microseconds of the process's monotonic clock.
+pub(crate) fn now_us() -> u64 {
+    EPOCH.elapsed().as_micros() as u64
+}
+
+/// The instant of a reading of [`now_us`].
+pub(crate) fn instant(us: u64) -> Instant {
+    *EPOCH + Duration::from_micros(us)
+}
+
+/// How far a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Phase {
+    /// Received; being claimed, or waiting for its turn.
+    Waiting = 0,
+    /// The handler runs.
+    Running = 1,
+    /// The handler has ended, the store does not know yet.
+    Settling = 2,
+    /// Nothing is held any more.
+    Over = 3,
+}
+
+/// The right to work on a delivery, on a claim, or on both.
+pub(crate) struct Lease {
+    delivery_until_us: AtomicU64,
+    /// `NEVER` without a claim; with one, it is the claim that gives the right to act.
+    claim_until_us: AtomicU64,
+    renew_at_us: AtomicU64,
+    run_until_us: AtomicU64,
+    phase: AtomicU8,
+    stop: AtomicU8,
+    waker: Mutex<Option<Waker>>,
+    stopped: Notify,
+}
+
+impl Lease {
+    /// A lease that was asked for at `asked_us` and answered with `lease_ms` left.
+    pub fn new(asked_us: u64, lease_ms: u64) -> Self {
+        Self {
+            delivery_until_us: AtomicU64::new(asked_us + lease_ms * 1000),
+            claim_until_us: AtomicU64::new(NEVER),
+            renew_at_us: AtomicU64::new(asked_us + lease_ms * 1000 / 3),
+            run_until_us: AtomicU64::new(NEVER),
+            phase: AtomicU8::new(Phase::Waiting as u8),
+            stop: AtomicU8::new(0),
+            waker: Mutex::new(None),
+            stopped: Notify::new(),
+        }
+    }
+
+    /// A lease that nobody counts: the delivery was acked when it was received.
+    pub fn endless() -> Self {
+        let lease = Self::new(0, 0);
+        lease.delivery_until_us.store(NEVER, Ordering::Relaxed);
+        lease.renew_at_us.store(NEVER, Ordering::Relaxed);
+        lease
+    }
+
+    /// A delivery that waited long for its message: nobody knows how old its lease is, so it is renewed at once.
+    pub fn of_unknown_age(answered_us: u64, lease_ms: u64) -> Self {
+        let lease = Self::new(answered_us, lease_ms);
+        lease.renew_at_us.store(answered_us, Ordering::Relaxed);
+        lease
+    }
+
+    /// A claim was given.
+    pub fn claimed(&self, asked_us: u64, lease_ms: u64) {
+        self.claim_until_us.store(asked_us + lease_ms * 1000, Ordering::SeqCst);
+    }
+
+    /// A claim was renewed.
+    pub fn claim_renewed(&self, asked_us: u64, lease_ms: u64) {
+        self.claimed(asked_us, lease_ms);
+        self.renew_at_us.store(asked_us + lease_ms * 1000 / 3, Ordering::SeqCst);
+    }
+
+    /// The delivery was renewed.
+    pub fn delivery_renewed(&self, asked_us: u64, lease_ms: u64) {
+        self.delivery_until_us.store(asked_us + lease_ms * 1000, Ordering::SeqCst);
+        self.renew_at_us.store(asked_us + lease_ms * 1000 / 3, Ordering::SeqCst);
+    }
+
+    /// When the next heartbeat is due.
+    pub fn renew_at_us(&self) -> u64 {
+        self.renew_at_us.load(Ordering::SeqCst)
+    }
+
+    pub fn renew_at(&self, us: u64) {
+        self.renew_at_us.store(us, Ordering::SeqCst);
+    }
+
+    /// When the right to act ends.
+    pub fn until_us(&self) -> u64 {
+        match self.claim_until_us.load(Ordering::SeqCst) {
+            NEVER => self.delivery_until_us.load(Ordering::SeqCst),
+            claim => claim,
+        }
+    }
+
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::SeqCst) {
+            0 => Phase::Waiting,
+            1 => Phase::Running,
+            2 => Phase::Settling,
+            _ => Phase::Over,
+        }
+    }
+
+    pub fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::SeqCst);
+    }
+
+    pub fn run_until(&self, us: u64) {
+        self.run_until_us.store(us, Ordering::SeqCst);
+    }
+
+    pub fn run_until_us(&self) -> u64 {
+        self.run_until_us.load(Ordering::SeqCst)
+    }
+
+    /// Why the handler is to stop, if it is.
+    pub fn stop(&self) -> Option<Stop> {
+        match self.stop.load(Ordering::SeqCst) {
+            0 => None,
+            1 => Some(Stop::Lost),
+            2 => Some(Stop::TimedOut),
+            3 => Some(Stop::Drained),
+            _ => Some(Stop::Abandoned),
+        }
+    }
+
+    /// Stops the handler at its next await. The first reason counts. `true` if this was it.
+    pub fn stop_for(&self, stop: Stop) -> bool {
+        let code = match stop {
+            Stop::Lost => 1,
+            Stop::TimedOut => 2,
+            Stop::Drained => 3,
+            Stop::Abandoned => 4,
+        };
+        let first = self.stop.compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if first {
+            self.stopped.notify_waiters();
+            let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+        first
+    }
+
+    /// Looks at the clock: stops a run whose time is over. Told whether it stopped one just now.
+    pub fn look(&self, now_us: u64) -> Option<Stop> {
+        let stop = match self.phase() {
+            Phase::Running if self.run_until_us() <= now_us => Stop::TimedOut,
+            Phase::Waiting | Phase::Running if self.until_us() <= now_us => Stop::Lost,
+            _ => return None,
+        };
+        self.stop_for(stop).then_some(stop)
+    }
+
+    /// Whether the right to act is gone, as far as can be known here.
+    #[cfg(feature = "sqlite")]
+    pub fn is_lost(&self) -> bool {
+        self.stop().is_some() || self.until_us() <= now_us()
+    }
+
+    /// Completes when the handler is to stop.
+    pub async fn cancelled(&self) {
+        let stopped = self.stopped.notified();
+        tokio::pin!(stopped);
+        stopped.as_mut().enable();
+        if self.stop().is_none() {
+            stopped.await;
+        }
+    }
+
+    /// Wakes this when the handler is to stop.
+    pub fn watch(&self, waker: &Waker) {
+        let mut known = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            *known = Some(waker.clone());
+        }
+    }
+}
+
+/// Runs a handler until it ends, panics, or is stopped at an await by all of its leases.
+///
+/// It looks at the clock itself before each step: a process that slept past its lease wakes all of its threads at once,
+/// and the handler must not act before the heart has looked.
+pub(crate) async fn guard<T>(
+    leases: impl Iterator<Item = &Lease> + Clone,
+    stats: &Stats,
+    handler: Pin<Box<dyn Future<Output = T> + Send + '_>>,
+) -> Result<T, Ended> {
+    let mut handler = Some(handler);
+    let mut started = false;
+    // User code may panic when it is dropped, too.
+    let forget = |handler: Option<_>| drop(catch_unwind(AssertUnwindSafe(|| drop(handler))));
+    poll_fn(move |cx| {
+        let now_us = now_us();
+        for lease in leases.clone() {
+            lease.watch(cx.waker());
+            lease.look(now_us).into_iter().for_each(|stop| stats.stopped(stop));
+        }
+        let stop = leases.clone().map(Lease::stop).reduce(Option::and).flatten();
+        if let Some(stop) = stop {
+            forget(handler.take());
+            return Poll::Ready(Err(if started { Ended::Stopped(stop) } else { Ended::NotStarted(stop) }));
+        }
+        started = true;
+        let Some(running) = handler.as_mut() else { return Poll::Pending };
+        match catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(cx))) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(ended)) => {
+                forget(handler.take());
+                Poll::Ready(Ok(ended))
+            }
+            Err(panic) => {
+                forget(handler.take());
+                Poll::Ready(Err(Ended::Panicked(panic_text(&*panic))))
+            }
+        }
+    })
+    .await
+}

@@ -1,0 +1,204 @@
+//! How much runs at once, and how often something starts.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicIsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hapax_core::Delivery;
+use tokio::sync::Notify;
+
+use crate::cx::Job;
+
+/// How many runs may start. One waits for it: the worker's receiving loop, and later its drain.
+pub(crate) struct Slots {
+    all: isize,
+    free: AtomicIsize,
+    freed: Notify,
+}
+
+impl Slots {
+    pub fn new(all: usize) -> Arc<Self> {
+        let all = all as isize;
+        Arc::new(Self { all, free: AtomicIsize::new(all), freed: Notify::new() })
+    }
+
+    pub fn free(&self) -> usize {
+        self.free.load(Ordering::SeqCst).max(0) as usize
+    }
+
+    /// Takes one, be there one or not: who hands its turn on does so before it gives its own back.
+    pub fn take(self: &Arc<Self>) -> Slot {
+        self.free.fetch_sub(1, Ordering::SeqCst);
+        Slot(self.clone())
+    }
+
+    pub async fn wait(&self, enough: usize) {
+        while self.free() < enough {
+            self.freed.notified().await;
+        }
+    }
+
+    pub async fn wait_for_all(&self) {
+        self.wait(self.all as usize).await;
+    }
+}
+
+/// The right of one run, or of one batch, to go on; given back when dropped.
+pub(crate) struct Slot(Arc<Slots>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.free.fetch_add(1, Ordering::SeqCst);
+        self.0.freed.notify_one();
+    }
+}
+
+/// At most so many starts a second, evenly spread: a burst is a tenth of a second's worth.
+pub(crate) struct Rate {
+    per_us: f64,
+    burst: f64,
+    state: Mutex<(f64, u64)>,
+}
+
+impl Rate {
+    pub fn new(per_second: f64, now_us: u64) -> Self {
+        let burst = (per_second / 10.0).max(1.0);
+        Self { per_us: per_second / 1e6, burst, state: Mutex::new((burst, now_us)) }
+    }
+
+    /// Takes up to `max`; where none can be had, tells when to ask again.
+    pub fn take(&self, max: usize, now_us: u64) -> Result<usize, u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (tokens, then_us) = &mut *state;
+        *tokens = (*tokens + now_us.saturating_sub(*then_us) as f64 * self.per_us).min(self.burst);
+        *then_us = now_us;
+        let taken = tokens.floor().min(max as f64);
+        if taken < 1.0 {
+            return Err(now_us + ((1.0 - *tokens) / self.per_us).ceil() as u64);
+        }
+        *tokens -= taken;
+        Ok(taken as usize)
+    }
+
+    pub fn give_back(&self, unused: usize) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).0 += unused as f64;
+    }
+}
+
+/// What a delivery counts under; `None`: it is not limited.
+pub(crate) type KeyOf = Arc<dyn Fn(&Delivery) -> Option<String> + Send + Sync>;
+
+/// At most so many at once for each key.
+pub(crate) struct PerKey {
+    of: KeyOf,
+    max: usize,
+    waiting_max: usize,
+    state: Mutex<Keys>,
+}
+
+#[derive(Default)]
+struct Keys {
+    running: HashMap<String, usize>,
+    waiting: HashMap<String, VecDeque<Arc<Job>>>,
+    waiting_count: usize,
+}
+
+/// Whether a delivery may start.
+pub(crate) enum Admission {
+    Free,
+    Turn(String),
+    /// It is kept and starts when its turn comes.
+    Waits,
+    /// Too many wait already.
+    Refused,
+}
+
+impl PerKey {
+    pub fn new(of: KeyOf, max: usize, waiting_max: usize) -> Self {
+        Self { of, max, waiting_max, state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Keys> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn admit(&self, job: &Arc<Job>) -> Admission {
+        let Some(key) = (self.of)(&job.delivery) else { return Admission::Free };
+        let mut keys = self.lock();
+        let running = keys.running.entry(key.clone()).or_default();
+        if *running < self.max {
+            *running += 1;
+            return Admission::Turn(key);
+        }
+        if keys.waiting_count >= self.waiting_max {
+            return Admission::Refused;
+        }
+        keys.waiting.entry(key).or_default().push_back(job.clone());
+        keys.waiting_count += 1;
+        Admission::Waits
+    }
+
+    /// A run of this key ended. Who waits for it longest takes its turn; otherwise the turn goes.
+    pub fn next(&self, key: &str) -> Option<Arc<Job>> {
+        let mut keys = self.lock();
+        if let Some(queue) = keys.waiting.get_mut(key) {
+            let next = queue.pop_front();
+            if queue.is_empty() {
+                keys.waiting.remove(key);
+            }
+            if next.is_some() {
+                keys.waiting_count -= 1;
+                return next;
+            }
+        }
+        if let Some(running) = keys.running.get_mut(key) {
+            *running -= 1;
+            if *running == 0 {
+                keys.running.remove(key);
+            }
+        }
+        None
+    }
+
+    /// Everyone who waits; they wait no more.
+    pub fn give_up(&self) -> Vec<Arc<Job>> {
+        let mut keys = self.lock();
+        keys.waiting_count = 0;
+        keys.waiting.drain().flat_map(|(_, queue)| queue).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_kept_in_every_window() {
+        let rate = Rate::new(50.0, 0);
+        let mut starts = Vec::new();
+        let mut now_us = 0;
+        while now_us < 4_000_000 {
+            match rate.take(3, now_us) {
+                Ok(taken) => starts.extend(vec![now_us; taken]),
+                Err(at_us) => {
+                    assert!(at_us > now_us, "it asks again later");
+                    now_us = at_us;
+                }
+            }
+        }
+        for from in &starts {
+            let in_window = starts.iter().filter(|at| (*from..from + 1_000_000).contains(at)).count();
+            assert!(in_window <= 56, "{in_window} starts within a second");
+        }
+        assert!((200..=206).contains(&starts.len()), "{}", starts.len());
+    }
+
+    #[test]
+    fn what_was_not_used_is_given_back() {
+        let rate = Rate::new(10.0, 0);
+        assert_eq!(rate.take(5, 0), Ok(1));
+        rate.give_back(1);
+        assert_eq!(rate.take(5, 0), Ok(1));
+        assert_eq!(rate.take(5, 0), Err(100_000));
+    }
+}

@@ -1,0 +1,198 @@
+//! What a handler says about its run: a value, not an exception.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use hapax_core::Json;
+use serde::Serialize;
+
+/// What came of a handler's run.
+///
+/// A handler may return it, or a `Result` of its value, or a `Result` of an `Outcome` where it needs both `?` and
+/// more than success:
+///
+/// ```
+/// use hapax_worker::{Cx, Outcome};
+///
+/// async fn parse(text: String, _cx: Cx) -> Result<Outcome<u32>, std::num::ParseIntError> {
+///     if text.is_empty() {
+///         return Ok(Outcome::reject("nothing to parse"));
+///     }
+///     Ok(Outcome::Done(text.parse()?))
+/// }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome<R> {
+    /// The effect happened. The value is recorded and given to duplicates (`effectively-once`, `transactional`).
+    Done(R),
+    /// **Nothing happened**; try again. The key is free again at once.
+    Retry {
+        /// After so long; by the queue's policy when `None`.
+        after: Option<Duration>,
+        /// Why, for the history of the message.
+        error: String,
+    },
+    /// **Nothing happened**, and no retry will change that: to the dead letters. Duplicates are rejected alike.
+    Reject {
+        /// Why.
+        reason: String,
+    },
+    /// Something may have happened, for example when a call to a third party timed out. The next run is told that it
+    /// takes over, or the message is parked; see [`OnDoubt`](hapax_core::OnDoubt).
+    InDoubt {
+        /// What is known.
+        error: String,
+    },
+    /// An error that says neither; [`OnError`] decides. What an `Err` becomes.
+    Failed {
+        /// The error.
+        error: String,
+    },
+}
+
+impl<R> Outcome<R> {
+    /// Nothing happened; try again by the queue's policy.
+    pub fn retry(error: impl Display) -> Self {
+        Self::Retry { after: None, error: error.to_string() }
+    }
+
+    /// Nothing happened; try again after so long.
+    pub fn retry_after(after: Duration, error: impl Display) -> Self {
+        Self::Retry { after: Some(after), error: error.to_string() }
+    }
+
+    /// Nothing happened, and nothing will.
+    pub fn reject(reason: impl Display) -> Self {
+        Self::Reject { reason: reason.to_string() }
+    }
+
+    /// Something may have happened.
+    pub fn in_doubt(error: impl Display) -> Self {
+        Self::InDoubt { error: error.to_string() }
+    }
+}
+
+/// What a handler's error, an `Err` that says nothing about its effect, means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OnError {
+    /// Nothing happened: retried by the queue's policy. The default where doubt means another try.
+    Retry,
+    /// Something may have happened: retried, and told so; or parked. The default where doubt means parking, since
+    /// there a wrong guess is a second effect.
+    InDoubt,
+    /// No retry will change it.
+    Reject,
+}
+
+/// What a handler may return: an [`Outcome`], a `Result` of a value or of an outcome, or nothing.
+pub trait IntoOutcome: Send {
+    /// What is recorded for duplicates.
+    type Value: Serialize;
+
+    /// Says it as an outcome.
+    fn into_outcome(self) -> Outcome<Self::Value>;
+}
+
+impl IntoOutcome for () {
+    type Value = ();
+
+    fn into_outcome(self) -> Outcome<()> {
+        Outcome::Done(())
+    }
+}
+
+impl<R: Serialize + Send> IntoOutcome for Outcome<R> {
+    type Value = R;
+
+    fn into_outcome(self) -> Outcome<R> {
+        self
+    }
+}
+
+impl<R: Serialize + Send, E: Display + Send> IntoOutcome for Result<R, E> {
+    type Value = R;
+
+    fn into_outcome(self) -> Outcome<R> {
+        match self {
+            Ok(value) => Outcome::Done(value),
+            // The alternate form of widely used error types has the causes too.
+            Err(error) => Outcome::Failed { error: format!("{error:#}") },
+        }
+    }
+}
+
+impl<R: Serialize + Send, E: Display + Send> IntoOutcome for Result<Outcome<R>, E> {
+    type Value = R;
+
+    fn into_outcome(self) -> Outcome<R> {
+        self.unwrap_or_else(|error| Outcome::Failed { error: format!("{error:#}") })
+    }
+}
+
+/// An outcome without its type: what the worker acts on.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The value's JSON, where the tier records it.
+    Done(Option<Json>),
+    Retry {
+        after_ms: Option<u64>,
+        error: String,
+    },
+    Reject {
+        reason: String,
+    },
+    InDoubt {
+        error: String,
+    },
+    Failed {
+        error: String,
+    },
+    /// The body does not fit the handler's type; the handler did not run.
+    Unparsable(String),
+    Panicked(String),
+    /// Stopped at an await.
+    Stopped(Stop),
+    /// Stopped before its first step: nothing happened.
+    NotStarted(Stop),
+    /// It was done before; the handler did not run.
+    #[cfg(feature = "sqlite")]
+    Replayed(hapax_core::Outcome),
+    /// The key was used before for another body; the handler did not run.
+    #[cfg(feature = "sqlite")]
+    Mismatch(String),
+}
+
+/// Why a handler was stopped at an await.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// Its lease is over or passed to someone else.
+    Lost,
+    /// It ran for longer than it may.
+    TimedOut,
+    /// The worker ends and waited long enough.
+    Drained,
+    /// The worker itself was dropped: nothing more is settled.
+    Abandoned,
+}
+
+impl Ended {
+    /// Takes the type off; the value is written as JSON only where `record` asks for it.
+    pub fn of<O: IntoOutcome>(outcome: O, record: bool) -> Self {
+        match outcome.into_outcome() {
+            Outcome::Done(value) => Self::Done(record.then(|| Json::of(&value).ok()).flatten()),
+            Outcome::Retry { after, error } => {
+                Self::Retry { after_ms: after.map(|after| after.as_millis() as u64), error }
+            }
+            Outcome::Reject { reason } => Self::Reject { reason },
+            Outcome::InDoubt { error } => Self::InDoubt { error },
+            Outcome::Failed { error } => Self::Failed { error },
+        }
+    }
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("the handler panicked: {}", text.unwrap_or("(no message)"))
+}

@@ -1,0 +1,245 @@
+//! Tells the store how deliveries ended: a collector that groups what is ready, so that an idle worker waits for
+//! nobody and a busy one shares its calls.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hapax_core::{ClaimEnd, Ending, How, Settle, SettleError, Settled, StoreError, TokenError};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::cx::Job;
+use crate::heart::Held as _;
+use crate::lease::{Phase, now_us};
+use crate::point::Point;
+use crate::shared::Shared;
+
+/// The most settles in one call.
+const BATCH_MAX: usize = 256;
+/// How long a settle is repeated before it is given up and the message returns by its lease.
+const SETTLE_MS_MAX: u64 = 60_000;
+/// The longest that one call may take.
+const CALL_MS_MAX: u64 = 30_000;
+
+/// A delivery that ended.
+pub(crate) struct Finish {
+    pub job: Arc<Job>,
+    pub how: How,
+    /// How its claim ends, if it has one that is still to end.
+    pub ending: Option<Ending>,
+    /// How the claim of a run was meant to end, for tests that look on.
+    pub ran: Option<Ending>,
+    /// Who wants to know what came of it; `None` if it failed.
+    pub tell: Option<oneshot::Sender<Option<Settled>>>,
+}
+
+/// Settles until nobody can send any more.
+pub(crate) async fn collect(shared: Arc<Shared>, mut finishes: mpsc::UnboundedReceiver<Finish>) {
+    let mut batch = Vec::new();
+    while finishes.recv_many(&mut batch, BATCH_MAX).await > 0 {
+        if batch.len() < BATCH_MAX / 4 {
+            // What is about to end ends now; with nothing else to run this costs nothing.
+            tokio::task::yield_now().await;
+            while batch.len() < BATCH_MAX
+                && let Ok(more) = finishes.try_recv()
+            {
+                batch.push(more);
+            }
+        }
+        shared.settle(std::mem::take(&mut batch)).await;
+    }
+}
+
+/// What is left to do with a finish, and what is known about it.
+struct Open {
+    finish: Finish,
+    /// A settle for it was sent and not answered: it may have happened.
+    unknown: bool,
+}
+
+impl Shared {
+    async fn settle(&self, batch: Vec<Finish>) {
+        let count = batch.len();
+        if !self.env.hooks.none() {
+            for _ in &batch {
+                self.env.hooks.pass(Point::BeforeSettle).await;
+            }
+        }
+        let mut open: Vec<Open> = batch.into_iter().map(|finish| Open { finish, unknown: false }).collect();
+        if !self.same_store {
+            self.end_claims(&mut open).await;
+            if !self.env.hooks.none() {
+                for _ in open.iter().filter(|one| one.finish.job.claim().is_some()) {
+                    self.env.hooks.pass(Point::AfterComplete).await;
+                }
+            }
+        }
+        let deadline_us = now_us() + SETTLE_MS_MAX * 1000;
+        let mut tries = 0;
+        while !open.is_empty() {
+            open = self.settle_once(open, tries, deadline_us).await;
+            tries += 1;
+        }
+        self.unsettled.fetch_sub(count, Ordering::SeqCst);
+        self.settled.notify_one();
+        if !self.env.hooks.none() {
+            for _ in 0..count {
+                self.env.hooks.pass(Point::AfterSettle).await;
+            }
+        }
+        if let Some(observer) = &self.env.hooks.observer {
+            observer.passed();
+        }
+    }
+
+    /// One call; what must be sent again.
+    async fn settle_once(&self, mut open: Vec<Open>, tries: u32, deadline_us: u64) -> Vec<Open> {
+        let settles = open.iter().map(|one| self.as_settle(&one.finish)).collect();
+        let call =
+            tokio::time::timeout(Duration::from_millis(CALL_MS_MAX), self.source.finish(settles)).await;
+        let unanswered = StoreError::OutcomeUnknown("the store did not answer in time".into());
+        let error = match call.unwrap_or(Err(unanswered)) {
+            Ok(answers) => {
+                let answered = open.drain(..).zip(answers);
+                return answered.filter_map(|(one, answer)| self.answered(one, answer)).collect();
+            }
+            Err(error) => error,
+        };
+        if !error.is_retryable() && open.len() > 1 {
+            // One of them is unacceptable; the others need not suffer.
+            let mut again = Vec::new();
+            for one in open {
+                again.append(&mut Box::pin(self.settle_once(vec![one], tries, deadline_us)).await);
+            }
+            return again;
+        }
+        let give_up = !error.is_retryable() || now_us() > deadline_us || self.is_abandoned();
+        if give_up {
+            tracing::error!(%error, deliveries = open.len(), "deliveries could not be settled; they return by their lease");
+            self.stats.settle_failures.add_many(open.len());
+            for one in open {
+                over(one.finish, None);
+            }
+            return Vec::new();
+        }
+        self.stats.settle_repeats.add_many(open.len());
+        let unknown = matches!(error, StoreError::OutcomeUnknown(_));
+        for one in &mut open {
+            one.unknown |= unknown;
+        }
+        self.pause(tries).await;
+        open
+    }
+
+    fn as_settle(&self, finish: &Finish) -> Settle {
+        let claim = self.same_store.then(|| claim_end(finish)).flatten();
+        Settle { receipt: finish.job.delivery.receipt.clone(), how: finish.how.clone(), claim }
+    }
+
+    /// Acts on one answer; what is to be sent instead, if anything.
+    fn answered(&self, one: Open, answer: Result<Settled, SettleError>) -> Option<Open> {
+        let Open { finish, unknown } = one;
+        match answer {
+            Ok(settled) => {
+                self.near_expiry(&finish.job);
+                over(finish, Some(settled));
+                None
+            }
+            Err(SettleError::Claim(error)) if finish.ending.is_some() => {
+                self.stats.stale_settles.add();
+                tracing::warn!(%error, id = %finish.job.delivery.id, "an outcome was refused: the claim passed to another holder");
+                // Its next delivery finds out what the other holder made of it.
+                let how = How::Defer { after_ms: 0 };
+                Some(Open { finish: Finish { how, ending: None, ..finish }, unknown })
+            }
+            Err(SettleError::Gone | SettleError::Stale | SettleError::NotInFlight) if unknown => {
+                over(finish, Some(Settled::Acked));
+                None
+            }
+            Err(error) => {
+                self.stats.stale_settles.add();
+                tracing::warn!(%error, id = %finish.job.delivery.id, "a settle was refused");
+                over(finish, None);
+                None
+            }
+        }
+    }
+
+    fn near_expiry(&self, job: &Job) {
+        let fifth_us = self.lease.ms() * 1000 / 5;
+        if job.lease.until_us() < now_us() + fifth_us {
+            self.stats.near_expiry.add();
+        }
+    }
+
+    /// The ledger is elsewhere: claims end before their deliveries do. A stale token blocks the ack.
+    async fn end_claims(&self, open: &mut [Open]) {
+        let Some(ledger) = &self.ledger else { return };
+        let mut ends: Vec<usize> =
+            (0..open.len()).filter(|at| claim_end(&open[*at].finish).is_some()).collect();
+        let deadline_us = now_us() + SETTLE_MS_MAX * 1000;
+        let mut tries = 0;
+        while !ends.is_empty() {
+            let batch = ends.iter().filter_map(|at| claim_end(&open[*at].finish)).collect();
+            let call = tokio::time::timeout(Duration::from_millis(CALL_MS_MAX), ledger.end(batch)).await;
+            let unanswered = StoreError::OutcomeUnknown("the ledger did not answer in time".into());
+            match call.unwrap_or(Err(unanswered)) {
+                Ok(answers) => {
+                    for (at, answer) in ends.drain(..).zip(answers) {
+                        self.claim_ended(&mut open[at].finish, answer);
+                    }
+                }
+                Err(error) if error.is_retryable() && now_us() < deadline_us && !self.is_abandoned() => {
+                    self.stats.settle_repeats.add_many(ends.len());
+                    self.pause(tries).await;
+                    tries += 1;
+                }
+                Err(error) => {
+                    // Without a recorded outcome an ack would lose it; the message comes back and finds the key in
+                    // progress, then in doubt.
+                    tracing::error!(%error, claims = ends.len(), "outcomes could not be recorded");
+                    self.stats.fail_closed.add_many(ends.len());
+                    for at in ends.drain(..) {
+                        open[at].finish.how = How::Defer { after_ms: self.lease.ms() };
+                    }
+                }
+            }
+        }
+    }
+
+    fn claim_ended(&self, finish: &mut Finish, answer: Result<(), TokenError>) {
+        if let Err(error) = answer {
+            self.stats.stale_settles.add();
+            tracing::warn!(%error, id = %finish.job.delivery.id, "an outcome was refused: the claim passed to another holder");
+            finish.how = How::Defer { after_ms: 0 };
+        }
+    }
+
+    /// Waits before a repetition: 20 ms, doubled up to 2 s, with jitter.
+    async fn pause(&self, tries: u32) {
+        let ceiling_ms = (20u64 << tries.min(7)).min(2_000);
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(ceiling_ms / 2..=ceiling_ms))).await;
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::SeqCst)
+    }
+}
+
+/// How the claim of a delivery ends, if it has one.
+fn claim_end(finish: &Finish) -> Option<ClaimEnd> {
+    let ((id, token), ending) = (finish.job.claim()?, finish.ending.clone()?);
+    Some(ClaimEnd { id: id.clone(), token: token.clone(), ending })
+}
+
+fn over(finish: Finish, settled: Option<Settled>) {
+    if let Some(observer) = &finish.job.env.hooks.observer {
+        let (how, ending) = (finish.how.clone(), finish.ran.clone());
+        observer.ended(crate::testing::Ran { how, ending, settled });
+    }
+    finish.job.lease.enter(Phase::Over);
+    if let Some(tell) = finish.tell {
+        // A lane that went away does not want to know.
+        let _ = tell.send(settled);
+    }
+}
