@@ -248,7 +248,7 @@ impl Idempotent {
 
         held.lease.enter(Phase::Running);
         let running = Box::pin(run(Run { held: held.clone() }));
-        let ended = guard(std::iter::once(&held.lease), running).await;
+        let ended = guard(std::iter::once(&held.lease), &beats.stats, running).await;
         held.lease.enter(Phase::Settling);
         match ended {
             Ok(Ok(value)) => {

@@ -239,7 +239,8 @@ impl Shared {
         };
         self.begin(std::slice::from_ref(job)).await;
         let leases = std::iter::once(&job.lease);
-        let ended = guard(leases, run(job, self.records())).await.unwrap_or_else(|stopped| stopped);
+        let ended =
+            guard(leases, &self.stats, run(job, self.records())).await.unwrap_or_else(|stopped| stopped);
         self.ran(std::slice::from_ref(job)).await;
         ended
     }
@@ -247,7 +248,7 @@ impl Shared {
     async fn run_many(&self, run: &RunMany, jobs: &[Arc<Job>]) -> Vec<Ended> {
         self.begin(jobs).await;
         let leases = jobs.iter().map(|job| &job.lease);
-        let ended = guard(leases, run(jobs, self.records())).await;
+        let ended = guard(leases, &self.stats, run(jobs, self.records())).await;
         self.ran(jobs).await;
         let each = |stopped: &Ended| match stopped {
             Ended::Panicked(error) => Ended::Panicked(error.clone()),
