@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::{Rig, TestSource, run_until, until, wait_for};
-use hapax_core::{NewMessage, Source as _, Tier};
+use hapax_core::{NewMessage, Tier};
 use hapax_worker::Cx;
 
 fn counting()
