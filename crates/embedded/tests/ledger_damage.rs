@@ -91,6 +91,42 @@ async fn rows_that_cannot_be_found_are_told_at_the_opening() {
     }
 }
 
+#[tokio::test]
+async fn an_index_that_has_lost_an_entry_is_made_anew() {
+    let rig = Rig::new();
+    for name in ["done", "other"] {
+        let grant = rig.granted(by("a", name)).await;
+        rig.end(ending(&id(name), &grant, complete(name))).await.unwrap();
+    }
+    rig.store.close();
+    let file = rig.root.path().join("hapax.db");
+    let sound = std::fs::read(&file).unwrap();
+    let hash = id("done").hash().to_le_bytes();
+    let places: Vec<_> = (0..sound.len()).filter(|at| sound[*at..].starts_with(&hash)).collect();
+    assert_eq!(places.len(), 2, "once in the row, once in the index");
+    let mut healed = 0;
+    for place in places {
+        let mut bytes = sound.clone();
+        bytes[place + 7] ^= 0x10;
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("hapax.db"), &bytes).unwrap();
+        let options =
+            hapax_embedded::Options { clock: rig.clock.clone(), ..hapax_embedded::Options::default() };
+        let store = hapax_embedded::Embedded::open(folder.path(), options).unwrap();
+        let warnings = store.status().await.warnings;
+        match store.claim(vec![by("b", "done")]).await {
+            Err(StoreError::Damaged(_)) => store.forget(&id("done"), "eva").await.unwrap(),
+            Ok(claims) => {
+                assert!(matches!(claims[0], Ok(Claim::Completed { .. })), "{claims:?} {warnings:?}");
+                assert!(warnings.iter().any(|warning| warning.contains("made anew")), "{warnings:?}");
+                healed += 1;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!(healed, 1);
+}
+
 /// Flips every byte of the table's pages that a row of the ledger is on, one at a time.
 #[tokio::test]
 async fn no_flipped_byte_makes_a_completed_key_run_again() {
@@ -105,7 +141,7 @@ async fn no_flipped_byte_makes_a_completed_key_run_again() {
     // The row: its header, its columns and its outcome.
     let hash = id("done").hash().to_le_bytes();
     let from = (0..at).rev().find(|from| sound[*from..].starts_with(&hash)).unwrap() - 40;
-    let mut refused = 0;
+    let (mut refused, mut forgotten, mut opened) = (0, 0, 0);
     for place in (from..at + outcome_text.len()).step_by(1) {
         let mut bytes = sound.clone();
         bytes[place] ^= 0x10;
@@ -114,6 +150,7 @@ async fn no_flipped_byte_makes_a_completed_key_run_again() {
         let clock = rig.clock.clone();
         let options = hapax_embedded::Options { clock, ..hapax_embedded::Options::default() };
         let Ok(store) = hapax_embedded::Embedded::open(folder.path(), options) else { continue };
+        opened += 1;
         match store.claim(vec![by("b", "done")]).await {
             Ok(claims) => match &claims[0] {
                 Ok(Claim::Completed { outcome: found, .. }) => assert_eq!(*found, outcome(outcome_text)),
@@ -121,11 +158,16 @@ async fn no_flipped_byte_makes_a_completed_key_run_again() {
             },
             Err(_) => refused += 1,
         }
-        // An operator can always let it go, or is told that the file is beyond that.
+        // An operator can let it go, or is told that the file is beyond that; the store goes on.
         if store.forget(&id("done"), "eva").await.is_ok() {
+            forgotten += 1;
             let claims = store.claim(vec![by("b", "done")]).await.unwrap();
             assert!(matches!(claims[0], Ok(Claim::Granted(_))), "byte {place}: forgotten and not free");
         }
+        let claims = store.claim(vec![by("b", "another")]).await.unwrap();
+        assert!(matches!(claims[0], Ok(Claim::Granted(_))), "byte {place}: the store has stopped");
     }
+    println!("{opened} opened, {refused} refused, {forgotten} forgotten");
     assert!(refused > 50, "hardly any byte mattered: {refused}");
+    assert!(forgotten * 10 > opened * 8, "{forgotten} of {opened} could be forgotten");
 }

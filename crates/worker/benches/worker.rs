@@ -87,7 +87,7 @@ async fn turn(what: &str, messages: u64) -> f64 {
     }
     let (took, after) = (start.elapsed(), rig.store.commit_stats());
     let rate = messages as f64 / took.as_secs_f64();
-    let cpu_us = (cpu() - cpu_before).as_micros() as f64 / messages as f64;
+    let cpu_us = cpu().saturating_sub(cpu_before).as_micros() as f64 / messages as f64;
     let syncs = (after.synced - before.synced) as f64 / messages as f64;
     println!("{what:>7}: {rate:>9.0} messages/s, {cpu_us:>6.1} us of CPU and {syncs:.4} syncs a message");
     rate

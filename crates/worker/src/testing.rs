@@ -73,7 +73,7 @@ pub enum TrialError {
     Send(#[from] SendError),
     /// The worker could not go on.
     #[error(transparent)]
-    Stopped(#[from] Stopped),
+    Stopped(Box<Stopped>),
     /// Nothing was delivered, or it did not end.
     #[error(
         "nothing was delivered and settled within {PATIENCE_MS} ms; is a message there, and the handler not stuck?"
@@ -192,17 +192,17 @@ impl Trial {
     }
 
     async fn run_once(&self) -> Result<Ran, TrialError> {
-        let (observer, mut observed) = Observer::new();
+        let (observer, mut told) = Observer::new();
         let mut builder = self.one_delivery();
         builder.hooks.observer = Some(observer);
         let worker = builder.build().await?;
         let ran = Arc::new(Mutex::new(None));
         let found = ran.clone();
         let done = async move {
-            let ran = tokio::time::timeout(Duration::from_millis(PATIENCE_MS), observed.recv()).await;
+            let ran = tokio::time::timeout(Duration::from_millis(PATIENCE_MS), told.recv()).await;
             *found.lock().unwrap_or_else(PoisonError::into_inner) = ran.ok().flatten();
         };
-        worker.run(done).await?;
+        worker.run(done).await.map_err(|stopped| TrialError::Stopped(Box::new(stopped)))?;
         let ran = ran.lock().unwrap_or_else(PoisonError::into_inner).take();
         ran.ok_or(TrialError::Nothing)
     }
@@ -221,7 +221,7 @@ impl Trial {
     /// `None`: it crashed there. `Some`: the delivery ended before.
     async fn crash_once(&self, at: Point) -> Result<Option<Ran>, TrialError> {
         let halt = Arc::new(Halt { at, reached: Notify::new() });
-        let (observer, mut observed) = Observer::new();
+        let (observer, mut told) = Observer::new();
         let mut builder = self.one_delivery();
         builder.hooks.halt = Some(halt.clone());
         builder.hooks.observer = Some(observer);
@@ -229,8 +229,8 @@ impl Trial {
         tokio::select! {
             biased;
             () = halt.reached.notified() => Ok(None),
-            ran = observed.recv() => ran.map(Some).ok_or(TrialError::Nothing),
-            stopped = worker.run(pending()) => Err(stopped.map_or_else(TrialError::from, |_| TrialError::Nothing)),
+            ran = told.recv() => ran.map(Some).ok_or(TrialError::Nothing),
+            stopped = worker.run(pending()) => Err(stopped.map_or_else(|stopped| TrialError::Stopped(Box::new(stopped)), |_| TrialError::Nothing)),
             () = tokio::time::sleep(Duration::from_millis(PATIENCE_MS)) => Err(TrialError::Nothing),
         }
     }

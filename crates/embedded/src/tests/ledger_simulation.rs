@@ -428,17 +428,13 @@ impl Sim {
                 (Some(Err(StoreError::OutcomeUnknown(_))), Some(_)) => self.keys[key].unknown(),
                 _ => {}
             },
-            Asked::Decide(key, mut answer) => match heard(crashed, &mut answer) {
-                Some(Ok(Ok(()))) => {
+            Asked::Decide(key, mut answer) => {
+                let heard = heard(crashed, &mut answer);
+                if matches!(heard, Some(Ok(Ok(())) | Err(StoreError::OutcomeUnknown(_)))) {
                     self.keys[key].unknown();
                     self.keys[key].completed = None;
                 }
-                Some(Err(StoreError::OutcomeUnknown(_))) => {
-                    self.keys[key].unknown();
-                    self.keys[key].completed = None;
-                }
-                _ => {}
-            },
+            }
         }
         None
     }
@@ -575,4 +571,28 @@ fn ledger_simulation_grants_once_and_ends_once_through_faults() {
         let _replay = Replay(seed);
         Sim::new(seed).run();
     }
+}
+
+#[test]
+fn a_longer_lease_that_was_answered_survives_a_power_cut() {
+    let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
+    let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);
+    let claim = |writer: &mut Writer<SimStorage>, owner: &str| {
+        let request = ClaimRequest::new(id(0), owner.parse().unwrap(), 1_000);
+        let claiming = Box::new(Claiming { hash: id(0).hash(), request, named: None });
+        let (reply, mut answer) = oneshot::channel();
+        let asked = crate::time::Now { us: 0 };
+        writer.run(&mut vec![Op::Ledger(LedgerOp::Claim { claiming, asked, reply })]);
+        answer.try_recv().unwrap().unwrap().unwrap().0
+    };
+    let Claimed::Granted { entry, .. } = claim(&mut writer, "a") else { panic!("the key is free") };
+    let (reply, mut answer) = oneshot::channel();
+    let keep = Keep { id: id(0), hash: id(0).hash(), fence: Some(entry.fence.0), lease_ms: 60_000 };
+    writer.run(&mut vec![Op::Ledger(LedgerOp::Renew { batch: vec![keep], reply })]);
+    assert_eq!(answer.try_recv().unwrap().unwrap()[0].map(|left| left.lease_ms), Ok(60_000));
+    let lost = writer.storage.unsynced();
+    let mut writer = rig::open(writer.storage.after_power_loss(lost), &clock, Ids::fixed(1), 1);
+    clock.advance_ms(59_999);
+    let claimed = claim(&mut writer, "b");
+    assert!(matches!(claimed, Claimed::InProgress { .. }), "two live tokens: {claimed:?}");
 }
