@@ -5,6 +5,7 @@ use hapax_core::{
     AdminError, Delivery, Extend, Fence, How, NewMessage, QueueConfig, QueueName, Receive, Remaining,
     SendError, Sent, Settle, SettleError, Settled, StoreError,
 };
+use hapax_worker::{Cx, IntoOutcome, Worker, WorkerBuilder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -84,6 +85,18 @@ impl<T: Serialize> Queue<T> {
     ) -> Result<Sent, Error> {
         let body = serde_json::to_vec(value).map_err(Error::Encode)?;
         only(self.store.send(&self.name, vec![with(NewMessage::new(body))]).await?)
+    }
+}
+
+impl<T: DeserializeOwned + Send + 'static> Queue<T> {
+    /// A worker that runs `handler` for each message.
+    pub fn worker<F, Fut>(&self, handler: F) -> WorkerBuilder
+    where
+        F: Fn(T, Cx) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoOutcome,
+    {
+        Worker::builder(self.store.clone(), self.name.clone()).handler(handler)
     }
 }
 
