@@ -8,7 +8,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hapax_core::{NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive, Settle, Tier};
+use hapax_core::{
+    NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive, Settle, Tier,
+};
 use hapax_embedded::{Embedded, Options};
 use hapax_worker::{Cx, Worker};
 
