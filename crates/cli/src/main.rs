@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use hapax::{AdminError, StoreError};
 
-use crate::command::{backup, bench, dead, doctor, ledger, parked, queue, receive, send};
+use crate::command::{backup, bench, dead, doctor, ledger, parked, queue, receive, send, work};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,6 +51,8 @@ SIGTERM or SIGINT ends it in good order; a second one at once.")]
     Send(send::SendArgs),
     /// Receives messages, and acks them if asked to.
     Receive(receive::ReceiveArgs),
+    /// Runs a command for each message of a queue.
+    Work(Box<work::WorkArgs>),
     /// Lists queues and what is in them.
     Queues(queue::QueuesArgs),
     /// Creates, changes, empties, deletes and shows queues.
@@ -147,6 +149,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Serve(args) => serve::run(*args).await,
         Command::Send(args) => send::run(args).await,
         Command::Receive(args) => receive::run(args).await,
+        Command::Work(args) => work::run(*args).await,
         Command::Queues(args) => queue::list(args).await,
         Command::Queue(args) => queue::run(*args).await,
         Command::Dead(args) => dead::run(args).await,

@@ -59,9 +59,12 @@
 //!
 //! A delivery that is not settled returns when its lease runs out, so a crash loses nothing; a handler may therefore
 //! run twice. The delivery's fence and idempotency key are what makes the *effect* happen once.
+//!
 
 mod queue;
 mod url;
+
+use std::sync::Arc;
 
 use hapax_core::store::SharedStore;
 
@@ -72,16 +75,17 @@ pub use hapax_core::{
     AdminError, Attribute, Attributes, Batch, Browse, DeadLetterPolicy, DedupId, DedupPolicy, Delivery,
     EntryId, Extend, Fence, GroupId, How, IdempotencyKey, KeySource, Ledger, MessageId, NewMessage, OnDead,
     OnDoubt, Priority, QueueConfig, QueueKind, QueueName, Quota, Receipt, Receive, RedriveFilter,
-    RedriveRequest, Scope, SendError, Sent, Settle, SettleError, Settled, StoreError, Tier,
+    RedriveRequest, Resolution, Scope, SendError, Sent, Settle, SettleError, Settled, StoreError, Tier,
     policy::RetryPolicy,
 };
 #[cfg(feature = "embedded")]
 pub use hapax_embedded as embedded;
 #[cfg(feature = "sqlite")]
 pub use hapax_worker::SqliteInbox;
+#[cfg(feature = "worker")]
 pub use hapax_worker::{
-    Cx, Idempotent, IdempotentError, IntoOutcome, OnError, Outcome, Report, Worker, WorkerBuilder,
-    idempotent, testing,
+    self as worker, Cx, Idempotent, IdempotentError, IntoOutcome, OnError, Outcome, Report, Worker,
+    WorkerBuilder, idempotent, testing,
 };
 pub use queue::{Error, Queue, Received};
 pub use url::OpenError;
@@ -121,9 +125,23 @@ impl Hapax {
         Ok(Queue::new(self.store.clone(), QueueName::new(name)?))
     }
 
-    /// A worker for a queue, without a handler yet. [`Queue::worker`] is the typed way.
-    pub fn worker(&self, queue: &str) -> Result<WorkerBuilder, hapax_core::name::NameError> {
-        Ok(Worker::builder(self.store.clone(), QueueName::new(queue)?))
+    /// The store's ledger: which keys were claimed, what came of them, which are in doubt. A worker uses it by itself;
+    /// this is for looking, for deciding about doubts, and for claims of one's own.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let hapax = hapax::Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
+    /// use hapax::core::{EntryFilter, EntryState};
+    ///
+    /// let doubts = EntryFilter { state: Some(EntryState::InDoubt), limit: 100, ..EntryFilter::default() };
+    /// assert!(hapax.ledger().entries(doubts).await?.items.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn ledger(&self) -> Arc<dyn Ledger> {
+        self.store.clone()
     }
 
     /// The store itself, for everything else: administration, dead letters, redrive, batches.

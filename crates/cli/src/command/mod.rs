@@ -10,3 +10,4 @@ pub mod policy;
 pub mod queue;
 pub mod receive;
 pub mod send;
+pub mod work;

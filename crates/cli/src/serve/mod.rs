@@ -14,10 +14,10 @@ use hapax::{AdminError, QueueName};
 use hapax_server::{Server, native};
 
 pub use self::options::ServeArgs;
+pub use self::signals::Signals;
 
 use self::banner::Banner;
 use self::config::{Config, DeclaredQueue};
-use self::signals::Signals;
 use crate::store::Store;
 use crate::tier;
 
