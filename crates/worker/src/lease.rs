@@ -78,11 +78,21 @@ impl Lease {
         lease
     }
 
-    /// A delivery that waited long for its message: nobody knows how old its lease is, so it is renewed at once.
+    /// A delivery that waited long for its message: nobody knows how old its lease is, so it is renewed soon, unless the
+    /// handler is quick.
     pub fn of_unknown_age(answered_us: u64, lease_ms: u64) -> Self {
         let lease = Self::new(answered_us, lease_ms);
-        lease.renew_at_us.store(answered_us, Ordering::Relaxed);
+        lease.renew_at_us.store(answered_us + lease_ms * 1000 / 20, Ordering::Relaxed);
         lease
+    }
+
+    /// The delivery passed to someone else, but the claim is held: there is no more to keep of it.
+    pub fn delivery_gone(&self) {
+        self.delivery_until_us.store(0, Ordering::SeqCst);
+    }
+
+    pub fn is_delivery_gone(&self) -> bool {
+        self.delivery_until_us.load(Ordering::SeqCst) == 0
     }
 
     /// A claim was given.

@@ -87,6 +87,9 @@ impl Shared {
                 self.env.hooks.pass(Point::AfterSettle).await;
             }
         }
+        if let Some(observer) = &self.env.hooks.observer {
+            observer.passed();
+        }
     }
 
     /// One call; what must be sent again.
@@ -232,7 +235,7 @@ fn claim_end(finish: &Finish) -> Option<ClaimEnd> {
 fn over(finish: Finish, settled: Option<Settled>) {
     if let Some(observer) = &finish.job.env.hooks.observer {
         let (how, ending) = (finish.how.clone(), finish.ran.clone());
-        let _ = observer.send(crate::testing::Ran { how, ending, settled });
+        observer.ended(crate::testing::Ran { how, ending, settled });
     }
     finish.job.lease.enter(Phase::Over);
     if let Some(tell) = finish.tell {

@@ -205,7 +205,7 @@ impl Shared {
         for (job, verdict) in jobs.into_iter().zip(verdicts) {
             match verdict {
                 // In a FIFO group nobody overtakes one that goes back.
-                None if blocked => self.end(job, Ended::NotStarted(Stop::Drained), None),
+                None if blocked => self.end(job, Ended::NotStarted(Stop::Lost), None),
                 None => running.push(job),
                 Some(how) => {
                     blocked |= self.fifo && how != How::Ack;
@@ -383,8 +383,9 @@ impl Shared {
     /// Ends a delivery whose handler ended.
     fn end(&self, job: Arc<Job>, ended: Ended, tell: Option<oneshot::Sender<Option<Settled>>>) {
         self.count(&job, &ended);
+        let ran = ended.ran();
         let decision = self.policy.decide(ended);
-        self.finish(job, decision.how, Some(decision.ending), tell);
+        self.finish(job, decision.how, ran.then_some(decision.ending), tell);
     }
 
     /// Ends a delivery whose handler did not run.
@@ -409,7 +410,8 @@ impl Shared {
         if self.policy.tier == Tier::AtMostOnce || job.lease.stop() == Some(Stop::Abandoned) {
             job.lease.enter(Phase::Over);
             if let Some(observer) = observer {
-                let _ = observer.send(crate::testing::Ran { how, ending: ran, settled: None });
+                observer.ended(crate::testing::Ran { how, ending: ran, settled: None });
+                observer.passed();
             }
             return;
         }

@@ -73,7 +73,7 @@ pub enum TrialError {
     Send(#[from] SendError),
     /// The worker could not go on.
     #[error(transparent)]
-    Stopped(#[from] Stopped),
+    Stopped(Box<Stopped>),
     /// Nothing was delivered, or it did not end.
     #[error(
         "nothing was delivered and settled within {PATIENCE_MS} ms; is a message there, and the handler not stuck?"
@@ -123,8 +123,30 @@ impl Ran {
     }
 }
 
-/// Tells a trial what came of its delivery.
-pub(crate) type Observer = mpsc::UnboundedSender<Ran>;
+/// Tells a trial what came of its delivery, once it has passed its last point.
+#[derive(Clone)]
+pub(crate) struct Observer {
+    ended: Arc<Mutex<Vec<Ran>>>,
+    tell: mpsc::UnboundedSender<Ran>,
+}
+
+impl Observer {
+    fn new() -> (Self, mpsc::UnboundedReceiver<Ran>) {
+        let (tell, told) = mpsc::unbounded_channel();
+        (Self { ended: Arc::default(), tell }, told)
+    }
+
+    pub fn ended(&self, ran: Ran) {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).push(ran);
+    }
+
+    pub fn passed(&self) {
+        for ran in self.ended.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // A trial that is over does not want to know.
+            let _ = self.tell.send(ran);
+        }
+    }
+}
 
 /// Runs a worker for one delivery at a time.
 pub struct Trial {
@@ -170,17 +192,17 @@ impl Trial {
     }
 
     async fn run_once(&self) -> Result<Ran, TrialError> {
-        let (observer, mut observed) = mpsc::unbounded_channel();
+        let (observer, mut told) = Observer::new();
         let mut builder = self.one_delivery();
         builder.hooks.observer = Some(observer);
         let worker = builder.build().await?;
         let ran = Arc::new(Mutex::new(None));
         let found = ran.clone();
         let done = async move {
-            let ran = tokio::time::timeout(Duration::from_millis(PATIENCE_MS), observed.recv()).await;
+            let ran = tokio::time::timeout(Duration::from_millis(PATIENCE_MS), told.recv()).await;
             *found.lock().unwrap_or_else(PoisonError::into_inner) = ran.ok().flatten();
         };
-        worker.run(done).await?;
+        worker.run(done).await.map_err(|stopped| TrialError::Stopped(Box::new(stopped)))?;
         let ran = ran.lock().unwrap_or_else(PoisonError::into_inner).take();
         ran.ok_or(TrialError::Nothing)
     }
@@ -199,22 +221,16 @@ impl Trial {
     /// `None`: it crashed there. `Some`: the delivery ended before.
     async fn crash_once(&self, at: Point) -> Result<Option<Ran>, TrialError> {
         let halt = Arc::new(Halt { at, reached: Notify::new() });
-        let (observer, mut observed) = mpsc::unbounded_channel();
+        let (observer, mut told) = Observer::new();
         let mut builder = self.one_delivery();
         builder.hooks.halt = Some(halt.clone());
         builder.hooks.observer = Some(observer);
         let worker = builder.build().await?;
-        let ended = async {
-            let ran = observed.recv().await;
-            // The point behind the settle comes a moment later.
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            ran
-        };
         tokio::select! {
             biased;
             () = halt.reached.notified() => Ok(None),
-            ran = ended => ran.map(Some).ok_or(TrialError::Nothing),
-            stopped = worker.run(pending()) => Err(stopped.map_or_else(TrialError::from, |_| TrialError::Nothing)),
+            ran = told.recv() => ran.map(Some).ok_or(TrialError::Nothing),
+            stopped = worker.run(pending()) => Err(stopped.map_or_else(|stopped| TrialError::Stopped(Box::new(stopped)), |_| TrialError::Nothing)),
             () = tokio::time::sleep(Duration::from_millis(PATIENCE_MS)) => Err(TrialError::Nothing),
         }
     }

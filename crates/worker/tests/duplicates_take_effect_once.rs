@@ -136,8 +136,8 @@ async fn a_long_run_keeps_its_claim_and_a_dropped_one_lets_it_lapse() {
     assert_eq!(long.await.unwrap().unwrap(), 1);
 
     let hang = Idempotent::new(rig.store.clone(), id("b")).lease(Duration::from_millis(300));
-    let hung = hang.run(async |_| std::future::pending::<Result<bool, String>>().await);
-    tokio::time::timeout(Duration::from_millis(50), hung).await.unwrap_err();
+    let never = hang.run(async |_| std::future::pending::<Result<bool, String>>().await);
+    tokio::time::timeout(Duration::from_millis(50), never).await.unwrap_err();
     let next = Idempotent::new(rig.store.clone(), id("b"));
     assert!(next.run(async |run| Ok::<_, String>(run.is_takeover())).await.unwrap());
 }

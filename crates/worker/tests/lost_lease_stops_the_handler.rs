@@ -53,7 +53,7 @@ async fn at_its_next_await_and_its_settle_is_refused() {
     let steal = async {
         until("the handler is dropped", async || dropped.load(Ordering::SeqCst)).await;
         until("its task is told", async || told.load(Ordering::SeqCst)).await;
-        assert_eq!(watch.counts().lost_leases, 1);
+        wait_for(&watch, |counts| counts.lost_leases == 1).await;
         // Someone else gets the message; then the store answers the zombie again.
         let receive = Receive { wait_ms: Some(20_000), lease_ms: Some(60_000), ..Receive::default() };
         let successor = rig.store.receive(&rig.queue, receive).await.unwrap().pop().unwrap();

@@ -107,3 +107,52 @@ async fn a_claim_and_a_completion_without_an_answer_are_repeated() {
     run_until(worker, |counts| counts.replayed == 1).await;
     assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
+
+#[tokio::test]
+async fn a_worker_whose_queue_is_deleted_says_so() {
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    let (_, handler) = counting();
+    let worker = rig.builder().handler(handler).build().await.unwrap();
+    let running = tokio::spawn(worker.run(std::future::pending()));
+    hapax_core::QueueAdmin::delete_queue(&*rig.store, &rig.queue).await.unwrap();
+    let stopped = tokio::time::timeout(common::PATIENCE, running).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(stopped.error.code(), "no-such-queue");
+    assert!(stopped.report.drained && stopped.to_string().contains("queue jobs"), "{stopped}");
+}
+
+/// A heartbeat that panics inside a source of the user's is not the last one.
+#[tokio::test]
+async fn a_heartbeat_that_panics_is_followed_by_others() {
+    struct Panics(Arc<TestSource>, AtomicU32);
+
+    #[async_trait::async_trait]
+    impl hapax_core::Source for Panics {
+        async fn next(
+            &self,
+            receive: hapax_core::Receive,
+        ) -> Result<Vec<hapax_core::Delivery>, hapax_core::StoreError> {
+            self.0.next(receive).await
+        }
+        async fn finish(
+            &self,
+            batch: Vec<hapax_core::Settle>,
+        ) -> hapax_core::Batch<hapax_core::Settled, hapax_core::SettleError> {
+            self.0.finish(batch).await
+        }
+        async fn keep(
+            &self,
+            batch: Vec<hapax_core::Extend>,
+        ) -> hapax_core::Batch<hapax_core::Remaining, hapax_core::SettleError> {
+            assert!(self.1.fetch_add(1, Ordering::SeqCst) > 0, "the first heartbeat panics");
+            self.0.keep(batch).await
+        }
+    }
+
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    rig.send(NewMessage::new("1")).await;
+    let source = Arc::new(Panics(TestSource::new(&rig), 0.into()));
+    let slow = async |_: u32, _: Cx| tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let builder = rig.builder().source(source).handler(slow).lease(Duration::from_millis(600));
+    let report = run_until(builder.build().await.unwrap(), |counts| counts.done == 1).await;
+    assert_eq!((report.counts.lost_leases, rig.stats().await.totals.expired), (0, 0), "{report:?}");
+}

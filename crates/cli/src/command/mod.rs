@@ -3,9 +3,11 @@
 pub mod backup;
 pub mod bench;
 pub mod dead;
+pub mod doctor;
 pub mod ledger;
 pub mod parked;
 pub mod policy;
 pub mod queue;
 pub mod receive;
 pub mod send;
+pub mod work;
