@@ -75,7 +75,8 @@ fn a_duplicate_is_replayed_without_running_the_command() {
 fn seventy_five_says_that_nothing_happened_and_is_retried() {
     let server = jobs("effectively-once");
     server.run(&["send", "jobs", "x", "--key", "k"]).ok();
-    let script = "test $HAPAX_TAKEOVER = 0 || exit 1; test $HAPAX_ATTEMPT = 2 && exit 0; echo busy >&2; exit 75";
+    let script =
+        "test $HAPAX_TAKEOVER = 0 || exit 1; test $HAPAX_ATTEMPT = 2 && exit 0; echo busy >&2; exit 75";
     let lines = work(&server, &sh(&[], script));
     let ended: Vec<_> = lines.iter().map(|line| (&line["ended"], &line["attempt"])).collect();
     assert_eq!(ended, [(&"retried".into(), &1.into()), (&"done".into(), &2.into())], "{lines:?}");
@@ -170,8 +171,19 @@ fn a_delivery_is_described_in_the_environment() {
     let sent = server.run(&[&["send", "jobs", "x"], &attributes[..]].concat()).ok();
     let mut command = hapax(
         &server.folder,
-        &["work", "jobs", "--until-empty", "--lease", "1m", "--endpoint", &server.endpoint, "--", "sh", "-c",
-            "env | grep ^HAPAX_ | sort > env"],
+        &[
+            "work",
+            "jobs",
+            "--until-empty",
+            "--lease",
+            "1m",
+            "--endpoint",
+            &server.endpoint,
+            "--",
+            "sh",
+            "-c",
+            "env | grep ^HAPAX_ | sort > env",
+        ],
     );
     command.env("HAPAX_GROUP", "inherited").env("HAPAX_ATTR_OLD", "inherited").stdout(Stdio::null());
     let before_ms = now_ms();
@@ -187,7 +199,10 @@ fn a_delivery_is_described_in_the_environment() {
     assert_eq!((value("HAPAX_ATTEMPT"), value("HAPAX_TAKEOVER")), ("1", "0"));
     assert_eq!((value("HAPAX_ATTR_TRACE_ID"), value("HAPAX_ATTR_KIND")), ("7", "a b"));
     assert!(value("HAPAX_DERIVED_KEY").starts_with("hapax-"));
-    assert_eq!(value("HAPAX_FENCE").parse::<u64>().unwrap(), entry(&server, "order-7")["fence"].as_u64().unwrap());
+    assert_eq!(
+        value("HAPAX_FENCE").parse::<u64>().unwrap(),
+        entry(&server, "order-7")["fence"].as_u64().unwrap()
+    );
     let deadline_ms: u64 = value("HAPAX_LEASE_DEADLINE").parse().unwrap();
     assert!((before_ms + 30_000..=now_ms() + 60_000).contains(&deadline_ms), "{deadline_ms}");
     assert!(!env.contains("inherited"), "{env}");

@@ -61,7 +61,11 @@ async fn story(url: &str) {
         };
         effect.lock().unwrap().push(told);
         async move {
-            if cx.is_takeover() { Outcome::Done(charge.cents) } else { Outcome::in_doubt("the call timed out") }
+            if cx.is_takeover() {
+                Outcome::Done(charge.cents)
+            } else {
+                Outcome::in_doubt("the call timed out")
+            }
         }
     };
     send().await;

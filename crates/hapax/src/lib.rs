@@ -57,10 +57,10 @@ pub use hapax_core::{
 pub use hapax_embedded as embedded;
 #[cfg(feature = "worker")]
 pub use hapax_worker as worker;
-#[cfg(feature = "worker")]
-pub use hapax_worker::{Cx, OnError, Outcome, Worker, WorkerBuilder};
 #[cfg(feature = "sqlite")]
 pub use hapax_worker::SqliteInbox;
+#[cfg(feature = "worker")]
+pub use hapax_worker::{Cx, OnError, Outcome, Worker, WorkerBuilder};
 pub use queue::{Error, Queue, Received};
 pub use url::OpenError;
 

@@ -19,7 +19,6 @@ mod roles;
 mod storm;
 mod summary;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -71,12 +70,12 @@ async fn main() -> ExitCode {
 async fn show(seed: u64) -> anyhow::Result<bool> {
     println!("seed {seed} (repeats the schedule of crashes: --seed {seed})\n");
     let folder = tempfile::tempdir()?;
-    let store = format!("embedded:{}", PathBuf::from(folder.path()).display());
+    let url = format!("embedded:{}", folder.path().display());
     let banks = Banks::default();
     let address = banks.open().await?;
-    let storm = storm::rage(&store, address, seed).await?;
+    let storm = storm::rage(&url, address, seed).await?;
 
-    let hapax = Hapax::open(&store).await?;
+    let hapax = Hapax::open(&url).await?;
     summary::lapsed(&hapax).await?;
     let mut holds = summary::print(&hapax, &banks, &storm).await?;
     holds &= summary::resolve(&hapax, &banks).await?;

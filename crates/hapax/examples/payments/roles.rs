@@ -115,11 +115,7 @@ pub async fn work(
     let [keyed, fenced, trusting] = Bank::ALL.map(|bank| worker(hapax, bank, address, kill));
     let (keyed, fenced, trusting) = tokio::try_join!(keyed, fenced, trusting)?;
     ready();
-    tokio::try_join!(
-        keyed.run(settled(hapax)),
-        fenced.run(settled(hapax)),
-        trusting.run(settled(hapax)),
-    )?;
+    tokio::try_join!(keyed.run(settled(hapax)), fenced.run(settled(hapax)), trusting.run(settled(hapax)),)?;
     Ok(())
 }
 

@@ -64,7 +64,7 @@ fn schedule(random: &mut fastrand::Rng) -> Vec<Death> {
 /// Sends and works until all is settled; nobody lives when it returns.
 pub async fn rage(store: &str, banks: SocketAddr, seed: u64) -> anyhow::Result<Storm> {
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut storm = Storm::default();
+    let mut done = Storm::default();
     // A producer that died does not know what it has sent: it starts again from the beginning.
     for die_after in [random.usize(60..180), usize::MAX] {
         let (seed, payments, die_after) = (seed.to_string(), PAYMENTS.to_string(), die_after.to_string());
@@ -75,12 +75,12 @@ pub async fn rage(store: &str, banks: SocketAddr, seed: u64) -> anyhow::Result<S
                 *sends.entry(bank).or_default() += 1;
             }
         });
-        storm.ended(status.await?, None)?;
+        done.ended(status.await?, None)?;
         for (bank, count) in sends {
-            *storm.sends.entry(bank).or_default() += count;
+            *done.sends.entry(bank).or_default() += count;
         }
     }
-    println!("the producer sent {} messages, died once and began again", storm.sends.values().sum::<u64>());
+    println!("the producer sent {} messages, died once and began again", done.sends.values().sum::<u64>());
     let deaths = schedule(&mut random).into_iter().chain(std::iter::repeat_with(|| Death::Never));
     for death in deaths {
         let (kill, after) = match death {
@@ -90,15 +90,17 @@ pub async fn rage(store: &str, banks: SocketAddr, seed: u64) -> anyhow::Result<S
         };
         let child = spawn(&["work", store, &banks.to_string(), &kill.map_or("-".to_owned(), Kill::to_arg)])?;
         let status = live(child, after, |_| {}).await?;
-        if storm.ended(status, kill)? {
+        if done.ended(status, kill)? {
             break;
         }
         match (kill, after) {
-            (Some(kill), _) => println!("a worker died {} of {} no. {}", kill.point, kill.bank.name(), kill.nth),
+            (Some(Kill { bank, point, nth }), _) => {
+                println!("a worker died {point} of {} no. {nth}", bank.name());
+            }
             (_, after) => println!("a worker died {:?} after its start", after.unwrap_or_default()),
         }
     }
-    Ok(storm)
+    Ok(done)
 }
 
 impl Storm {

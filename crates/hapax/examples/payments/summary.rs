@@ -47,8 +47,17 @@ pub async fn print(hapax: &Hapax, banks: &Banks, storm: &Storm) -> anyhow::Resul
     println!("\n{} processes were killed; all is settled.\n", storm.crashes);
     println!(
         "{:<9} {:>8} {:>8} {:>6} {:>13} {:>6} {:>10} {:>6} {:>8} {:>9} {:>8}",
-        "bank", "on doubt", "payments", "sends", "crashes after", "calls", "takeovers", "moved", "doubles",
-        "in doubt", "missing"
+        "bank",
+        "on doubt",
+        "payments",
+        "sends",
+        "crashes after",
+        "calls",
+        "takeovers",
+        "moved",
+        "doubles",
+        "in doubt",
+        "missing"
     );
     println!("{:<9} {:>8} {:>8} {:>6} {:>13}", "", "", "", "", "a payment");
     for bank in Bank::ALL {

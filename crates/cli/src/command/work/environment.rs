@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hapax::Cx;
-use hapax::core::{Attributes, AttributeValue};
+use hapax::core::{AttributeValue, Attributes};
 
 /// Attributes whose values together are longer than this do not all become variables.
 const ATTRIBUTES_BYTES_MAX: usize = 64 * 1024;

@@ -222,13 +222,13 @@ impl Handler {
     async fn run(&self, body: Bytes, cx: &Cx) -> Outcome<Recorded> {
         let receipt = &cx.delivery().receipt;
         self.desk.begin(receipt);
-        let ran =
-            self.task.run(environment::variables(cx), &self.stale, body, self.halt.clone()).await;
+        let ran = self.task.run(environment::variables(cx), &self.stale, body, self.halt.clone()).await;
         match ran {
             Ok(ran) => {
                 let (outcome, words) = outcome_of(&ran);
                 // A command that had to be stopped for our own sake is not the message's fault.
-                let uncounted = ran.stopped == Some(Why::Drained) && matches!(outcome, Outcome::InDoubt { .. });
+                let uncounted =
+                    ran.stopped == Some(Why::Drained) && matches!(outcome, Outcome::InDoubt { .. });
                 self.desk.end(receipt, words, uncounted);
                 outcome
             }

@@ -76,9 +76,10 @@ fn detail(line: &Line<'_>) -> String {
     match (line.answer, line.how) {
         (Err(error), _) => error.to_string(),
         (Ok(Settled::Acked), _) => line.words.clone(),
-        (_, How::Retry { error: Some(why), .. } | How::Reject { reason: why } | How::Park { reason: why }) => {
-            why.clone()
-        }
+        (
+            _,
+            How::Retry { error: Some(why), .. } | How::Reject { reason: why } | How::Park { reason: why },
+        ) => why.clone(),
         _ => line.words.clone(),
     }
 }
