@@ -24,6 +24,7 @@ pub const STEPS: &[Step] = &[
         needs_build: true,
         action: robustness,
     },
+    Step { name: "clients: claims", limit: Duration::from_mins(10), needs_build: true, action: claims },
     Step { name: "clients: aws-cli", limit: Duration::from_mins(10), needs_build: true, action: aws_cli },
     Step { name: "clients: celery", limit: Duration::from_mins(10), needs_build: true, action: celery },
     Step { name: "clients: js", limit: Duration::from_mins(10), needs_build: true, action: js },
@@ -41,6 +42,10 @@ fn boto3_query(cx: &Context, step: &Step) -> Outcome {
 /// One after the other: they measure.
 fn robustness(cx: &Context, step: &Step) -> Outcome {
     pytest(cx, step, "json", &["robustness"])
+}
+
+fn claims(cx: &Context, step: &Step) -> Outcome {
+    pytest(cx, step, "json", &["claims", "-n", "2"])
 }
 
 fn aws_cli(cx: &Context, step: &Step) -> Outcome {

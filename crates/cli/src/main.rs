@@ -8,6 +8,7 @@ mod remote;
 mod serve;
 mod store;
 mod text;
+mod tier;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use hapax::{AdminError, StoreError};
 
-use crate::command::{backup, bench, dead, ledger, parked, queue, receive, send, work};
+use crate::command::{backup, bench, dead, doctor, ledger, parked, queue, receive, send, work};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -68,6 +69,8 @@ SIGTERM or SIGINT ends it in good order; a second one at once.")]
     Restore(backup::RestoreArgs),
     /// Lets a paused store hand out messages again.
     Resume(backup::ResumeArgs),
+    /// Checks what queues promise against what their store can do.
+    Doctor(doctor::DoctorArgs),
     /// Measures a server: send, receive and ack from many connections at once.
     Bench(bench::BenchArgs),
     /// Prints a completion script for a shell.
@@ -155,6 +158,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Backup(args) => backup::backup(args).await,
         Command::Restore(args) => backup::restore(args).await,
         Command::Resume(args) => backup::resume(args).await,
+        Command::Doctor(args) => doctor::run(args).await,
         Command::Bench(args) => bench::run(args).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();

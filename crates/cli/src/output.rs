@@ -65,17 +65,27 @@ impl Output {
             let lines: String = rows.iter().map(|row| row.join("\t") + "\n").collect();
             return raw(&lines);
         }
-        let mut table = Table::new();
-        // Some terminals (a fresh pty, a serial line) say that they have no width at all.
-        if table.width().is_none_or(|columns| columns < COLUMNS_MIN) {
-            table.set_width(COLUMNS_DEFAULT);
-        }
-        table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+        let mut table = table();
         if !heading.is_empty() {
             table.set_header(heading.iter().map(|name| Cell::new(name).add_attribute(Attribute::Bold)));
         }
         raw(&format!("{}\n", table.add_rows(rows).trim_fmt()))
     }
+}
+
+/// Prints rows whose cells have colours, for a terminal.
+pub fn cells(rows: Vec<Vec<Cell>>) -> anyhow::Result<()> {
+    raw(&format!("{}\n", table().add_rows(rows).trim_fmt()))
+}
+
+fn table() -> Table {
+    let mut table = Table::new();
+    // Some terminals (a fresh pty, a serial line) say that they have no width at all.
+    if table.width().is_none_or(|columns| columns < COLUMNS_MIN) {
+        table.set_width(COLUMNS_DEFAULT);
+    }
+    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    table
 }
 
 /// A progress bar on a terminal; nothing in a pipe. `None`: how much there is to do is not known.

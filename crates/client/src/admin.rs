@@ -150,6 +150,11 @@ impl QueueAdmin for Client {
 }
 
 impl Client {
+    /// The version of the server.
+    pub async fn server_version(&self) -> Result<String, StoreError> {
+        self.transport.get::<Status>("/v1/status").await.map(|answer| answer.version).map_err(read)
+    }
+
     async fn by_ids(&self, name: &QueueName, what: &str, ids: Vec<MessageId>) -> Result<u64, StoreError> {
         let path = format!("/v1/queues/{name}/{what}");
         let mut count = 0;

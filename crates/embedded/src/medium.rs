@@ -70,13 +70,16 @@ pub fn medium(folder: impl AsRef<Path>) -> Option<Medium> {
     // Links are followed, as opening a file there will do.
     let there = folder.ancestors().find_map(|above| above.canonicalize().ok())?;
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok();
-    let by_mount = mounts.and_then(|mounts| kind_by_mount(&mounts, &there));
-    let kind = by_mount.or_else(|| {
-        let magic = rustix::fs::statfs(&there).ok()?.f_type;
+    kind(mounts.as_deref(), &there).map(of_kind)
+}
+
+/// By the mounts; where those cannot be read, by what the file system says of itself.
+fn kind(mounts: Option<&str>, folder: &Path) -> Option<String> {
+    mounts.and_then(|mounts| kind_by_mount(mounts, folder)).or_else(|| {
+        let magic = rustix::fs::statfs(folder).ok()?.f_type;
         // Its width and sign depend on the machine; the numbers have 32 bits.
         kind_by_magic(magic as u32).map(ToOwned::to_owned)
-    })?;
-    Some(of_kind(kind))
+    })
 }
 
 /// Refuses a folder that no store can be relied on in, unless that is allowed; then says what is risked.
@@ -142,8 +145,8 @@ mod tests {
 42 22 0:42 / /mnt/with\\040space rw - fuse.sshfs me@host:/ rw
 43 22 0:43 / /tmp rw - tmpfs tmpfs rw";
 
-    fn nfs() -> Option<Medium> {
-        Some(of_kind("nfs4".into()))
+    fn nfs() -> Medium {
+        of_kind("nfs4".into())
     }
 
     #[test]
@@ -175,10 +178,18 @@ mod tests {
     }
 
     #[test]
+    fn without_mounts_the_file_system_itself_is_asked() {
+        // Devices are kept in memory on every Linux.
+        assert_eq!(kind(None, Path::new("/dev")).as_deref(), Some("tmpfs"));
+        assert_eq!(kind(Some(MOUNTS), Path::new("/dev")).as_deref(), Some("ext4"), "mounts know more");
+    }
+
+    #[test]
     fn a_network_file_system_is_refused_before_anything_is_made_there() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("store");
-        let refused = Embedded::open(&folder, Options { medium: nfs(), ..Options::default() }).err().unwrap();
+        let refused =
+            Embedded::open(&folder, Options { medium: Some(nfs()), ..Options::default() }).err().unwrap();
         assert!(matches!(&refused, OpenError::NetworkFileSystem { kind, .. } if kind == "nfs4"), "{refused}");
         assert!(refused.to_string().contains("docs/errors/network-file-system.md"), "{refused}");
         assert!(!folder.exists());
@@ -187,7 +198,7 @@ mod tests {
     #[tokio::test]
     async fn a_network_file_system_that_is_allowed_is_warned_of() {
         let folder = tempfile::tempdir().unwrap();
-        let options = Options { medium: nfs(), allow_network_file_system: true, ..Options::default() };
+        let options = Options { medium: Some(nfs()), allow_network_file_system: true, ..Options::default() };
         let store = Embedded::open(folder.path(), options).unwrap();
         let warnings = store.status().await.warnings;
         assert!(

@@ -30,11 +30,36 @@
 //! # }
 //! ```
 //!
+//! Or let a worker do it: leases kept by heartbeats, retries, the tier that the queue declares, and at
+//! `effectively-once` one effect for each idempotency key, inside the boundary that [`Tier`] names:
+//!
+//! ```
+//! # use hapax::{Cx, Hapax, QueueConfig, Tier};
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let url = format!("embedded:{}", folder.path().display());
+//! async fn charge(cents: u64, cx: Cx) -> Result<String, std::io::Error> {
+//!     Ok(format!("charged {cents} as {}", cx.derived_key("charge")))
+//! }
+//!
+//! let hapax = Hapax::open(&url).await?;
+//! let charges = hapax.queue::<u64>("charges")?;
+//! charges.ensure(QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() }).await?;
+//! charges.send(&1999).await?;
+//!
+//! let worker = charges.worker(charge).concurrency(8).build().await?;
+//! let watch = worker.watch();
+//! # let shutdown = async move { while watch.counts().done < 1 { tokio::task::yield_now().await } };
+//! let report = worker.run(shutdown).await?;
+//! assert_eq!(report.counts.done, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! A delivery that is not settled returns when its lease runs out, so a crash loses nothing; a handler may therefore
 //! run twice. The delivery's fence and idempotency key are what makes the *effect* happen once.
 //!
-//! A worker does the receiving, the heartbeats, the settling and, at the tier `effectively-once`, the claiming: see
-//! [`Queue::worker`].
 
 mod queue;
 mod url;
@@ -50,17 +75,18 @@ pub use hapax_core::{
     AdminError, Attribute, Attributes, Batch, Browse, DeadLetterPolicy, DedupId, DedupPolicy, Delivery,
     EntryId, Extend, Fence, GroupId, How, IdempotencyKey, KeySource, Ledger, MessageId, NewMessage, OnDead,
     OnDoubt, Priority, QueueConfig, QueueKind, QueueName, Quota, Receipt, Receive, RedriveFilter,
-    RedriveRequest, Resolution, SendError, Sent, Settle, SettleError, Settled, StoreError, Tier,
+    RedriveRequest, Resolution, Scope, SendError, Sent, Settle, SettleError, Settled, StoreError, Tier,
     policy::RetryPolicy,
 };
 #[cfg(feature = "embedded")]
 pub use hapax_embedded as embedded;
-#[cfg(feature = "worker")]
-pub use hapax_worker as worker;
 #[cfg(feature = "sqlite")]
 pub use hapax_worker::SqliteInbox;
 #[cfg(feature = "worker")]
-pub use hapax_worker::{Cx, OnError, Outcome, Worker, WorkerBuilder};
+pub use hapax_worker::{
+    self as worker, Cx, Idempotent, IdempotentError, IntoOutcome, OnError, Outcome, Report, Worker,
+    WorkerBuilder, idempotent, testing,
+};
 pub use queue::{Error, Queue, Received};
 pub use url::OpenError;
 

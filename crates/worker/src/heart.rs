@@ -154,11 +154,7 @@ impl Beats {
         let (mut due, mut soon) = (Vec::new(), Vec::new());
         for one in held.iter() {
             let lease = one.lease();
-            match lease.look(now_us) {
-                Some(Stop::Lost) => self.stats.lost_leases.add(),
-                Some(Stop::TimedOut) => self.stats.timeouts.add(),
-                _ => {}
-            }
+            lease.look(now_us).into_iter().for_each(|stop| self.stats.stopped(stop));
             let settling = lease.phase() == Phase::Settling;
             match lease.stop() {
                 Some(Stop::Lost | Stop::Abandoned) => continue,

@@ -27,7 +27,10 @@ pub fn unexplained(workspace: &Workspace) -> Vec<String> {
 }
 
 fn is_source(file: &str) -> bool {
-    file.starts_with("crates/") && file.contains("/src/") && !file.contains("/tests") && file.ends_with(".rs")
+    file.starts_with("crates/")
+        && file.contains("/src/")
+        && !file.contains("/tests")
+        && has_extension(file, &["rs"])
 }
 
 /// What a code stands for.
@@ -58,8 +61,8 @@ fn codes(file: &str, text: &str) -> BTreeSet<(String, Kind)> {
         found.extend(literals(body).map(|code| (code, Kind::Error)));
     }
     let first = |call: &str, kind| {
-        let calls = text.split(call).skip(1).filter_map(|rest| literals(rest.split(',').next()?).next());
-        calls.filter(|code| !code.is_empty()).map(|code| (code, kind)).collect::<Vec<_>>()
+        let calls = text.split(call).skip(1).filter_map(|rest| code_among(rest));
+        calls.map(|code| (code, kind)).collect::<Vec<_>>()
     };
     found.extend(first("Problem::new(", Kind::Error));
     if file.starts_with(FINDINGS) {
@@ -67,6 +70,15 @@ fn codes(file: &str, text: &str) -> BTreeSet<(String, Kind)> {
         found.extend(first("warning(", Kind::Warning));
     }
     found
+}
+
+/// The code among a call's arguments: the first, or the one behind the status.
+fn code_among(arguments: &str) -> Option<String> {
+    let mut arguments = arguments.split(',').map(str::trim);
+    let first = arguments.next()?;
+    let code = if first.starts_with("StatusCode::") { arguments.next()? } else { first };
+    let code = code.strip_prefix('"')?.split('"').next()?;
+    (!code.is_empty()).then(|| code.to_owned())
 }
 
 fn literals(text: &str) -> impl Iterator<Item = String> {
@@ -110,10 +122,11 @@ mod samples {
                       Self::A => \"no-a\",\n            Self::B(e) => e.code(),\n        }\n    }\n}\n\
                       let p = Problem::new(\"no-b\", \"x\", true);\nProblem::new(code, \"y\", false);\n\
                       Problem::new(\n    \"no-c\",\n    \"z\");\nProblem::new(\"\", why, false);\n\
+                      Problem::new(StatusCode::CONFLICT, \"no-d\", t, d);\n\
                       warning(\"not-here\", f);\n\n#[cfg(test)]\nmod tests {\n    Problem::new(\"test\", 1)\n}\n";
         let found: Vec<_> = codes("crates/server/src/a.rs", source).into_iter().collect();
         let error = |code: &str| (code.to_owned(), Kind::Error);
-        assert_eq!(found, [error("no-a"), error("no-b"), error("no-c")]);
+        assert_eq!(found, [error("no-a"), error("no-b"), error("no-c"), error("no-d")]);
         let found = codes("crates/core/src/policy/tier/rules.rs", "refusal(\"a\", f),\nwarning(\"b\", g),\n");
         let expected = [("a".to_owned(), Kind::Refusal), ("b".to_owned(), Kind::Warning)];
         assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);

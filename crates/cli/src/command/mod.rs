@@ -3,6 +3,7 @@
 pub mod backup;
 pub mod bench;
 pub mod dead;
+pub mod doctor;
 pub mod ledger;
 pub mod parked;
 pub mod policy;

@@ -12,6 +12,7 @@ use crate::json::QueueReport;
 use crate::output::{Output, note};
 use crate::remote::Remote;
 use crate::text::{escape, messages, show_bytes, show_ms, show_time, word};
+use crate::tier;
 
 /// Lists queues and what is in them.
 #[derive(Debug, Args)]
@@ -126,7 +127,8 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
             let kind = if queue.is_fifo() { QueueKind::Fifo } else { QueueKind::Standard };
             let mut config = QueueConfig { kind, ..QueueConfig::default() };
             policy.lay_over(&mut config)?;
-            let created = store.create_queue(&queue, config).await?;
+            let created = store.create_queue(&queue, config.clone()).await?;
+            tell(&tier::warnings(store.as_ref(), &queue, &config).await);
             let sentence = if created { "created" } else { "was there already, with the same policy" };
             out.done(&format!("{queue} {sentence}"), &json!({ "name": queue, "created": created }))
         }
@@ -134,6 +136,7 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
             let mut config = store.queue(&queue).await?.config;
             policy.lay_over(&mut config)?;
             store.set_queue(&queue, config.clone()).await?;
+            tell(&tier::warnings(store.as_ref(), &queue, &config).await);
             out.done(&format!("{queue} changed"), &json!({ "name": queue, "config": config }))
         }
         QueueCommand::Delete { queue, confirm } => {
@@ -152,6 +155,13 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
             let (info, stats) = (store.queue(&queue).await?, store.stats(&queue).await?);
             if out.is_json() { out.value(&QueueReport::new(info, stats)) } else { show(&info, &stats, out) }
         }
+    }
+}
+
+/// The queue is as it was asked for; what keeps it from doing what it says is no failure of the command.
+fn tell(warnings: &[String]) {
+    for warning in warnings {
+        note(&format!("warning: {}", escape(warning)));
     }
 }
 

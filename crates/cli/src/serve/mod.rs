@@ -19,6 +19,7 @@ pub use self::signals::Signals;
 use self::banner::Banner;
 use self::config::{Config, DeclaredQueue};
 use crate::store::Store;
+use crate::tier;
 
 /// How long closing the store may take. Whatever was answered is on disk by then: closing only tidies up.
 const CLOSE: Duration = Duration::from_secs(10);
@@ -86,6 +87,9 @@ async fn declare(store: &Store, queues: &[DeclaredQueue]) -> anyhow::Result<()> 
         for queue in now {
             let done = declare_one(store, queue).await;
             done.with_context(|| format!("queue {} of the configuration", queue.name))?;
+            for warning in tier::warnings(store.admin().as_ref(), &queue.name, &queue.config).await {
+                tracing::warn!("{warning}");
+            }
         }
     }
     Ok(())

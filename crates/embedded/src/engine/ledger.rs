@@ -291,9 +291,14 @@ impl Engine {
     ) -> Result<Remaining, TokenError> {
         let renewed = fence.ok_or(TokenError::Stale).and_then(|fence| {
             let entry = protocol::renew(known.entry(), Fence(fence), lease_ms, now.ms())?;
-            let Stage::Processing { lease_ms, .. } = entry.stage else {
-                unreachable!("only an open claim is renewed")
+            let held_ms = |entry: &protocol::Entry| match entry.stage {
+                Stage::Processing { lease_ms, .. } => lease_ms,
+                Stage::Completed { .. } => unreachable!("only an open claim is renewed"),
             };
+            let lease_ms = held_ms(&entry);
+            // A heartbeat that a power cut takes back is made up for by the full lease that every claim gets when the
+            // store is opened; but that must not be a shorter one than was promised.
+            self.wave.durable |= known.entry().is_some_and(|before| held_ms(before) < lease_ms);
             self.put_entry(known, entry);
             Ok(Remaining { lease_ms })
         });

@@ -1,0 +1,301 @@
+//! `hapax doctor`: what store and queues promise, and what keeps them from it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use anyhow::bail;
+use clap::Args;
+use comfy_table::{Attribute, Cell, Color};
+use hapax::core::policy::tier::{Disk, Finding, StoreFacts, check_store};
+use hapax::core::store::SharedStore;
+use hapax::core::{Store as AllSeams, Tier};
+use hapax::embedded::{self, Options};
+use serde::Serialize;
+
+use crate::output::{Output, cells, note};
+use crate::remote::Remote;
+use crate::store::{Store, folder};
+use crate::text::{escape, parse_ms, show_bytes, show_time, word};
+use crate::tier::{self, NOT_KNOWN};
+use crate::usage;
+
+/// Checks what queues promise against what their store can do, and says what to do about it.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  hapax doctor
+  hapax doctor --store embedded:./hapax-data      while no server runs: disk, file system and clock too
+  hapax doctor --producer-retry 1h
+  hapax doctor --json | jq -r '.queues[] | select(.findings != []) | .name'
+
+Each finding has a code and a page, docs/errors/CODE.md. Exit code 0 without refusals, 1 with.
+In a pipe a line has: store or queue NAME, tier, then `sound`; or refusal or warning, code, what, what to do, page; or
+for the store `fact`, name, value.")]
+pub struct DoctorArgs {
+    /// A store of this machine, embedded:PATH, instead of a server. It is opened for a moment, as a server would.
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// How long producers go on repeating a send whose answer they did not get.
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    producer_retry: Option<u64>,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// A finding and its page.
+#[derive(Debug, Serialize)]
+struct Item {
+    #[serde(flatten)]
+    finding: Finding,
+    page: String,
+}
+
+impl From<Finding> for Item {
+    fn from(finding: Finding) -> Self {
+        Self { page: finding.page(), finding }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct QueueSection {
+    name: String,
+    tier: Tier,
+    findings: Vec<Item>,
+}
+
+/// What is known about the store; `None`: not from here.
+#[derive(Debug, Default, Serialize)]
+struct StoreSection {
+    place: String,
+    kind: Option<String>,
+    version: &'static str,
+    server_version: Option<String>,
+    file_system: Option<String>,
+    free_bytes: Option<u64>,
+    database_bytes: Option<u64>,
+    log_bytes: Option<u64>,
+    clock_ms: Option<u64>,
+    messages: Option<u64>,
+    findings: Vec<Item>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    store: StoreSection,
+    queues: Vec<QueueSection>,
+    /// Why the queues could not be looked at.
+    queues_unchecked: Option<String>,
+    not_known: Vec<&'static str>,
+    refusals: usize,
+    warnings: usize,
+}
+
+/// Runs `hapax doctor`.
+pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
+    let local = args.store.as_deref().or(args.remote.is_local().then_some(args.remote.endpoint.as_str()));
+    let mut report = match local {
+        Some(url) => of_folder(url, args.producer_retry).await?,
+        None => of_server(&args.remote, args.producer_retry).await?,
+    };
+    let all = || report.queues.iter().flat_map(|queue| &queue.findings).chain(&report.store.findings);
+    let refusals = all().filter(|item| item.finding.is_refusal()).count();
+    (report.refusals, report.warnings) = (refusals, all().count() - refusals);
+    if report.queues.iter().any(|queue| matches!(queue.tier, Tier::EffectivelyOnce | Tier::Transactional)) {
+        report.not_known = NOT_KNOWN.to_vec();
+    }
+    let out = args.remote.output();
+    if out.is_json() {
+        out.value(&report)?;
+    } else {
+        print(&report, out)?;
+    }
+    match (&report.queues_unchecked, report.refusals) {
+        (Some(why), _) => bail!("the queues were not checked: {why}"),
+        (None, 0) => Ok(()),
+        (None, 1) => bail!("1 refusal: what is wanted there cannot hold"),
+        (None, many) => bail!("{many} refusals: what is wanted there cannot hold"),
+    }
+}
+
+async fn of_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyhow::Result<Report> {
+    let client = remote.client().await?;
+    let theirs = client.server_version().await?;
+    let place = client.endpoint().to_owned();
+    let store: SharedStore = Arc::new(client);
+    let ours = env!("CARGO_PKG_VERSION");
+    let status = store.status().await;
+    let kind = store.capabilities().name;
+    let mut section = StoreSection {
+        place,
+        kind: Some(kind.clone()),
+        version: ours,
+        server_version: Some(theirs.clone()),
+        messages: Some(status.messages),
+        ..StoreSection::default()
+    };
+    let versions = Some((ours.to_owned(), theirs));
+    let facts = StoreFacts { name: kind, status, versions, ..StoreFacts::default() };
+    section.findings = check_store(&facts).into_iter().map(Item::from).collect();
+    let queues = queues(store.as_ref(), producer_retry_ms).await?;
+    Ok(Report { store: section, queues, ..Report::default() })
+}
+
+async fn of_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<Report> {
+    let Some(path) = folder(url) else {
+        return Err(usage(format!(
+            "--store {url}: only an embedded:PATH can be looked at without its server"
+        )));
+    };
+    let options = Options::default();
+    let mut facts = StoreFacts { name: "embedded".to_owned(), ..machine(path, options.reserve_bytes) };
+    let bytes = |name: &str| std::fs::metadata(path.join(name)).ok().map(|file| file.len());
+    let mut report = Report {
+        store: StoreSection {
+            place: path.display().to_string(),
+            kind: Some(facts.name.clone()),
+            version: env!("CARGO_PKG_VERSION"),
+            file_system: facts.medium.as_ref().map(|medium| medium.kind.clone()),
+            free_bytes: facts.disk.map(|disk| disk.free_bytes),
+            database_bytes: bytes("hapax.db"),
+            log_bytes: bytes("hapax.db-wal"),
+            clock_ms: SystemTime::now()
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .ok()
+                .map(|now| now.as_millis() as u64),
+            ..StoreSection::default()
+        },
+        ..Report::default()
+    };
+    match Store::open_existing(url, options).await {
+        Ok(store) => {
+            facts.status = store.admin().status().await;
+            report.store.messages = Some(facts.status.messages);
+            report.queues = queues(store.admin().as_ref(), producer_retry_ms).await?;
+            tokio::task::spawn_blocking(move || store.close()).await?;
+        }
+        Err(error) => match error.downcast_ref::<embedded::OpenError>() {
+            Some(embedded::OpenError::InUse { holder, .. }) => {
+                let how = "ask its server: hapax doctor --endpoint URL, or stop it";
+                report.queues_unchecked = Some(format!("the store is in use by {holder}; {how}"));
+            }
+            Some(embedded::OpenError::NetworkFileSystem { .. }) => {
+                report.queues_unchecked = Some("the store is not opened on a network file system".to_owned());
+            }
+            _ => return Err(error),
+        },
+    }
+    report.store.findings = check_store(&facts).into_iter().map(Item::from).collect();
+    Ok(report)
+}
+
+/// What the machine says about a store's folder; nobody has to stop for it.
+fn machine(path: &Path, reserve_bytes: u64) -> StoreFacts {
+    let room = rustix::fs::statvfs(path).ok();
+    let disk = room.map(|room| Disk { free_bytes: room.f_bavail * room.f_frsize, reserve_bytes });
+    let written = ["hapax.db", "hapax.db-wal"]
+        .iter()
+        .filter_map(|name| path.join(name).metadata().ok()?.modified().ok());
+    let ahead = written.max().and_then(|last| last.duration_since(SystemTime::now()).ok());
+    let ahead_ms = ahead.map(|ahead| ahead.as_millis() as u64);
+    StoreFacts { medium: embedded::medium(path), disk, ahead_ms, ..StoreFacts::default() }
+}
+
+async fn queues(store: &dyn AllSeams, producer_retry_ms: Option<u64>) -> anyhow::Result<Vec<QueueSection>> {
+    let infos = store.queues().await?;
+    let mut sections = Vec::new();
+    for info in &infos {
+        // A queue that was deleted meanwhile, or whose counters this key may not see, is checked without them.
+        let totals = store.stats(&info.name).await.ok().map(|stats| stats.totals);
+        let dead = info.config.dead_letter.as_ref();
+        let dead = dead.and_then(|dead| infos.iter().find(|other| other.name == dead.queue));
+        let dead_retention_ms = dead.map(|dead| dead.config.retention_ms);
+        let found = tier::findings(store, &info.config, dead_retention_ms, totals, producer_retry_ms);
+        let findings = found.into_iter().map(Item::from).collect();
+        sections.push(QueueSection { name: info.name.to_string(), tier: info.config.tier, findings });
+    }
+    Ok(sections)
+}
+
+impl StoreSection {
+    /// What is known, for people.
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let place = [
+            ("place", Some(escape(&self.place))),
+            ("kind", self.kind.as_deref().map(escape)),
+            ("version", Some(self.version.to_owned())),
+            ("server's version", self.server_version.as_deref().map(escape)),
+            ("file system", self.file_system.clone()),
+            ("free on its disk", self.free_bytes.map(show_bytes)),
+            ("database", self.database_bytes.map(show_bytes)),
+            ("write-ahead log", self.log_bytes.map(show_bytes)),
+            ("clock", self.clock_ms.map(show_time)),
+            ("messages", self.messages.map(|count| count.to_string())),
+        ];
+        place.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+}
+
+fn print(report: &Report, out: Output) -> anyhow::Result<()> {
+    if out.is_terminal() {
+        print_tables(report)?;
+    } else {
+        out.rows(&[], lines(report))?;
+    }
+    if report.store.file_system.is_none() {
+        note(
+            "Disk, file system and clock are not known from here: hapax doctor --store embedded:PATH, on that machine.",
+        );
+    }
+    if !report.not_known.is_empty() {
+        note(&format!("Only its worker knows, and checks when it starts: {}.", report.not_known.join("; ")));
+    }
+    Ok(())
+}
+
+/// A line for everything, for other programs.
+fn lines(report: &Report) -> Vec<Vec<String>> {
+    let store = || vec!["store".to_owned(), "-".to_owned()];
+    let of_item = |item: &Item| {
+        let Finding { code, severity, message, remedy } = &item.finding;
+        vec![word(severity), (*code).to_owned(), escape(message), remedy.clone(), item.page.clone()]
+    };
+    let mut lines = Vec::new();
+    for (name, value) in report.store.facts() {
+        lines.push([store(), vec!["fact".to_owned(), name.to_owned(), value]].concat());
+    }
+    lines.extend(report.store.findings.iter().map(|item| [store(), of_item(item)].concat()));
+    for queue in &report.queues {
+        let start = || vec![format!("queue {}", queue.name), word(&queue.tier)];
+        if queue.findings.is_empty() {
+            lines.push([start(), vec!["sound".to_owned()]].concat());
+        }
+        lines.extend(queue.findings.iter().map(|item| [start(), of_item(item)].concat()));
+    }
+    lines
+}
+
+fn print_tables(report: &Report) -> anyhow::Result<()> {
+    let bold = |text: &str| Cell::new(text).add_attribute(Attribute::Bold);
+    let sound = || vec![Cell::new("sound").fg(Color::Green), Cell::new("")];
+    let of_item = |item: &Item| {
+        let Finding { code, message, remedy, .. } = &item.finding;
+        let (word, color) =
+            if item.finding.is_refusal() { ("refusal", Color::Red) } else { ("warning", Color::Yellow) };
+        let text = format!("{code}: {}\n{remedy}\n{}", escape(message), item.page);
+        vec![Cell::new(word).fg(color), Cell::new(text)]
+    };
+    let mut rows = vec![vec![bold("store"), Cell::new("")]];
+    let facts = report.store.facts();
+    rows.extend(facts.iter().map(|(name, value)| vec![Cell::new(name), Cell::new(value)]));
+    rows.extend(report.store.findings.iter().map(of_item));
+    for queue in &report.queues {
+        rows.push(vec![Cell::new(""), Cell::new("")]);
+        rows.push(vec![bold(&queue.name), Cell::new(word(&queue.tier))]);
+        if queue.findings.is_empty() {
+            rows.push(sound());
+        }
+        rows.extend(queue.findings.iter().map(of_item));
+    }
+    cells(rows)
+}

@@ -1,0 +1,184 @@
+//! `hapax doctor`, and what `queue create`, `queue set` and `serve` say about a tier.
+
+mod common;
+
+use std::time::{Duration, SystemTime};
+
+use common::{Done, Server, run};
+use serde_json::Value;
+
+/// The codes found for a queue, or for the store.
+fn codes(section: &Value) -> Vec<&str> {
+    section["findings"].as_array().unwrap().iter().map(|item| item["code"].as_str().unwrap()).collect()
+}
+
+fn report(done: &Done) -> Value {
+    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
+}
+
+#[test]
+fn a_queue_in_good_order_is_called_sound() {
+    let server = Server::start();
+    server.run(&["queue", "create", "jobs"]).ok();
+    let lines = server.run(&["doctor"]).ok();
+    assert!(lines.lines().any(|line| line == "queue jobs\tat-least-once\tsound"), "{lines}");
+    assert!(lines.contains(&format!("store\t-\tfact\tplace\t{}\n", server.endpoint)), "{lines}");
+    let report = server.run(&["doctor", "--json"]).json();
+    assert_eq!((&report["refusals"], &report["warnings"]), (&0.into(), &0.into()));
+    assert_eq!(report["store"]["server_version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(report["store"]["file_system"], Value::Null, "not known from here");
+}
+
+#[test]
+fn a_refusal_has_a_code_a_remedy_and_a_page_and_ends_with_code_1() {
+    let server = Server::start();
+    server.run(&["queue", "create", "jobs", "--lease", "0"]).ok();
+    let done = server.run(&["doctor"]);
+    assert_eq!(done.code, Some(1), "{done:?}");
+    let line = done.stdout.lines().find(|line| line.contains("lease-zero")).unwrap();
+    let cells: Vec<_> = line.split('\t').collect();
+    assert_eq!(cells[..4], ["queue jobs", "at-least-once", "refusal", "lease-zero"]);
+    assert!(cells[5].contains("auto") && cells[6] == "docs/errors/lease-zero.md", "{line}");
+    assert!(done.stderr.contains("error: 1 refusal"), "{done:?}");
+    let json = report(&server.run(&["doctor", "--json"]));
+    assert_eq!((&json["refusals"], codes(&json["queues"][0])), (&1.into(), vec!["lease-zero"]));
+    assert_eq!(json["queues"][0]["findings"][0]["page"], "docs/errors/lease-zero.md");
+    server.run(&["queue", "set", "jobs", "--lease", "30s"]).ok();
+    server.run(&["doctor"]).ok();
+}
+
+#[test]
+fn doubts_are_warned_of_and_what_is_not_known_is_said() {
+    let server = Server::start();
+    server.run(&["queue", "create", "dead"]).ok();
+    server.run(&["queue", "create", "pay", "--tier", "transactional", "--dead-letter", "dead"]).ok();
+    server.run(&["queue", "create", "orders.fifo", "--key-pointer", "/id"]).ok();
+    server.run(&["queue", "create", "ship", "--tier", "effectively-once", "--key-pointer", "/id"]).ok();
+    let done = server.run(&["doctor", "--json", "--producer-retry", "1h"]);
+    let json = report(&done);
+    let named = |name: &str| {
+        let mut queues = json["queues"].as_array().unwrap().iter();
+        codes(queues.find(|queue| queue["name"] == name).unwrap())
+    };
+    assert_eq!(
+        named("ship"),
+        ["no-dead-letters"],
+        "the store has a ledger, which knows a repeated key for days"
+    );
+    let expected = ["key-is-message-id", "retries-at-once", "dead-letters-short-lived", "dedup-window-short"];
+    assert_eq!(named("pay"), expected);
+    assert_eq!(named("orders.fifo"), ["dedup-window-short"]);
+    assert_eq!(json["refusals"], 0);
+    assert!(!json["not_known"].as_array().unwrap().is_empty());
+    let done = server.run(&["doctor"]);
+    assert!(done.stderr.contains("how long the handler takes"), "{done:?}");
+}
+
+#[test]
+fn leases_that_ran_out_are_counted() {
+    let server = Server::start();
+    server.run(&["send", "jobs", "--create", "slow"]).ok();
+    for _ in 0..10 {
+        assert!(server.run(&["receive", "jobs", "--lease", "0", "--wait", "5s"]).ok().contains("slow"));
+    }
+    // The last lease runs out on its own time.
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    let json = loop {
+        let json = server.run(&["doctor", "--json"]).json();
+        if codes(&json["queues"][0]) == ["leases-expire"] {
+            break json;
+        }
+        assert!(std::time::Instant::now() < deadline, "{json}");
+    };
+    let message = json["queues"][0]["findings"][0]["message"].as_str().unwrap();
+    assert!(message.starts_with("100.0% of deliveries expired (10 of 10)"), "{message}");
+}
+
+#[test]
+fn a_store_without_a_server_is_looked_at_with_its_machine() {
+    let server = Server::start();
+    server.run(&["send", "jobs", "--create", "kept"]).ok();
+    let folder = server.stop();
+    let json = run(&folder, &["doctor", "--store", "embedded:./hapax-data", "--json"]).json();
+    let store = &json["store"];
+    assert!(store["file_system"].is_string() && store["free_bytes"].as_u64() > Some(0), "{store}");
+    assert!(store["database_bytes"].as_u64() > Some(0), "{store}");
+    assert_eq!((&store["messages"], &json["queues"][0]["name"]), (&1.into(), &"jobs".into()));
+    // The same, by the flag that other commands have.
+    run(&folder, &["doctor", "--endpoint", "embedded:./hapax-data"]).ok();
+    // It was left as it was.
+    let server = Server::start_in(folder, &[]);
+    assert!(server.run(&["receive", "jobs"]).ok().contains("kept"));
+}
+
+#[test]
+fn a_clock_that_was_set_back_is_found() {
+    let server = Server::start();
+    let folder = server.stop();
+    let database =
+        std::fs::File::options().append(true).open(folder.path().join("hapax-data/hapax.db")).unwrap();
+    database.set_modified(SystemTime::now() + Duration::from_hours(1)).unwrap();
+    let json = run(&folder, &["doctor", "--store", "embedded:./hapax-data", "--json"]).json();
+    assert!(codes(&json["store"]).contains(&"clock-behind"), "{json}");
+}
+
+#[test]
+fn a_store_in_use_is_not_opened_and_its_server_is_named() {
+    let server = Server::start();
+    let done = run(&server.folder, &["doctor", "--store", "embedded:./hapax-data", "--json"]);
+    assert_eq!(done.code, Some(1), "{done:?}");
+    assert!(report(&done)["store"]["file_system"].is_string(), "{done:?}");
+    let expected = ["the queues were not checked", "in use by process", "hapax doctor --endpoint"];
+    assert!(expected.iter().all(|part| done.stderr.contains(part)), "{done:?}");
+    server.run(&["queues"]).ok();
+}
+
+#[test]
+fn a_paused_store_is_named_once() {
+    let server = Server::start();
+    server.run(&["backup", "copy.db"]).ok();
+    let folder = server.stop();
+    run(&folder, &["restore", "copy.db", "--store", "embedded:./restored"]).ok();
+    let json = run(&folder, &["doctor", "--store", "embedded:./restored", "--json"]).json();
+    let paused: Vec<_> =
+        codes(&json["store"]).into_iter().filter(|code| code.starts_with("store-")).collect();
+    assert_eq!(paused, ["store-paused"]);
+}
+
+#[test]
+fn wrong_stores_are_refused_and_none_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    run(&folder, &["doctor", "--store", "postgres://x"]).failed(2);
+    let error = run(&folder, &["doctor", "--store", "embedded:./typo"]).failed(1);
+    assert!(error.contains("no store in ./typo"), "{error}");
+    assert!(!folder.path().join("typo").exists());
+}
+
+#[test]
+fn whoever_makes_or_changes_a_queue_is_told_what_its_tier_lacks() {
+    let server = Server::start();
+    let done = server.run(&["queue", "create", "pay", "--tier", "transactional"]);
+    let expected = "warning: queue pay: no-dead-letters: the queue has no dead-letter queue";
+    assert!(
+        done.stderr.contains(expected) && done.stderr.contains("docs/errors/no-dead-letters.md"),
+        "{done:?}"
+    );
+    assert_eq!(done.ok(), "pay created\n");
+    let done = server.run(&["queue", "set", "pay", "--lease", "0"]);
+    assert!(done.stderr.contains("its tier cannot hold here: lease-zero"), "{done:?}");
+    assert_eq!(server.run(&["queue", "create", "plain"]).stderr, "", "nothing to tell of a plain queue");
+}
+
+#[test]
+fn a_server_logs_what_its_declared_queues_lack() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("hapax.toml"), "[[queue]]\nname = \"pay\"\nlease_ms = 0\n").unwrap();
+    let mut server = Server::start_in(folder, &["--config", "hapax.toml"]);
+    server.signal(rustix::process::Signal::TERM);
+    server.wait();
+    let log = server.log();
+    assert!(
+        log.contains("WARN") && log.contains("queue pay: its tier cannot hold here: lease-zero"),
+        "{log}"
+    );
+}
