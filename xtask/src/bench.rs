@@ -18,13 +18,14 @@ pub struct Bench {
 pub const BENCHES: &[Bench] = &[
     Bench { name: "embedded", package: "hapax-embedded", target: "lifecycle" },
     Bench { name: "server", package: "hapax-server", target: "server" },
+    Bench { name: "proxy", package: "hapax-http", target: "proxy" },
 ];
 
 /// Runs a benchmark without a time bound, since how long it takes is its own business, and in the foreground, so that
 /// an interrupt reaches it.
 pub fn run(root: &Path, bench: &Bench, passed_on: &[String]) -> ExitCode {
     let mut command = crate::cargo(root);
-    command.args(["bench", "--package", bench.package, "--bench", bench.target, "--"]);
+    command.args(["bench", "--package", bench.package, "--all-features", "--bench", bench.target, "--"]);
     match command.args(passed_on).status() {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(status) => {

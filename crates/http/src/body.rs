@@ -40,6 +40,12 @@ impl Body {
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        let mut body = Some(body);
+        // One of ours already: not wrapped again.
+        if let Some(ours) = (&mut body as &mut dyn std::any::Any).downcast_mut::<Option<Self>>() {
+            return ours.take().unwrap_or_default();
+        }
+        let body = body.expect("nobody took it");
         Self(Kind::Stream(body.map_err(Into::into).boxed_unsync()))
     }
 

@@ -221,7 +221,7 @@ where
             match shared.prepare(request).await {
                 Prepared::Pass(request) => {
                     shared.counters.passed.add();
-                    inner.call(request).await.map(|response| response.map(Body::stream))
+                    inner.call(*request).await.map(|response| response.map(Body::stream))
                 }
                 Prepared::Refused(problem) => {
                     shared.counters.refused.add();
@@ -235,7 +235,7 @@ where
 
 enum Prepared {
     /// Not ours.
-    Pass(Request<Body>),
+    Pass(Box<Request<Body>>),
     Refused(Problem),
     Keyed(Box<Run>),
 }
@@ -250,7 +250,7 @@ impl Shared {
         let (mut parts, body) = request.into_parts();
         headers::strip_ours(&mut parts.headers);
         let (pattern, policy) = self.routes.find(parts.uri.path());
-        let pass = |parts, body| Prepared::Pass(Request::from_parts(parts, Body::stream(body)));
+        let pass = |parts, body| Prepared::Pass(Box::new(Request::from_parts(parts, Body::stream(body))));
         if !policy.methods.contains(&parts.method) || parts.method.as_str().len() > METHOD_MAX {
             return pass(parts, body);
         }
@@ -274,7 +274,7 @@ impl Shared {
         let key = match key {
             Ok(Some(key)) => key,
             Ok(None) if policy.required => return Prepared::Refused(missing_key(policy)),
-            Ok(None) => return Prepared::Pass(Request::from_parts(parts, Body::read(read))),
+            Ok(None) => return Prepared::Pass(Box::new(Request::from_parts(parts, Body::read(read)))),
             Err(key::BadKey(why)) => return Prepared::Refused(bad_key(why)),
         };
         let fingerprint = fingerprint(&parts, policy, &read.bytes, json);
@@ -288,7 +288,7 @@ impl Shared {
         self: &Arc<Self>,
         id: EntryId,
         fingerprint: Fingerprint,
-        policy: Policy,
+        policy: Arc<Policy>,
         parts: Parts,
         body: Read,
     ) -> Box<Run> {
@@ -303,7 +303,7 @@ impl Shared {
         let route = named.as_deref().unwrap_or(parts.uri.path());
         let scope = scope(&self.service, &self.tenant, route, parts).map_err(|missing| {
             let detail = format!("a request with an Idempotency-Key needs {missing}");
-            Problem::new(StatusCode::BAD_REQUEST, "tenant-missing", "It is not clear who is calling", detail)
+            Problem::new("tenant-missing", StatusCode::BAD_REQUEST, "It is not clear who is calling", detail)
         })?;
         Ok(EntryId::new(scope, key))
     }
@@ -325,17 +325,17 @@ impl Shared {
                 let detail =
                     format!("a request with an Idempotency-Key may have a body of at most {max} bytes");
                 let title = "The body is too large";
-                Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", title, detail))
+                Err(Problem::new("body-too-large", StatusCode::PAYLOAD_TOO_LARGE, title, detail))
             }
             Bounded::Slow(_) => {
                 let detail =
                     format!("the body did not arrive within {} ms; nothing was run", policy.read_ms_max);
                 let title = "The body took too long";
-                Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "body-too-slow", title, detail))
+                Err(Problem::new("body-too-slow", StatusCode::REQUEST_TIMEOUT, title, detail))
             }
             Bounded::Broken(error) => {
                 let detail = format!("the body could not be read: {error}; nothing was run");
-                Err(Problem::new(StatusCode::BAD_REQUEST, "body-broken", "The body broke off", detail))
+                Err(Problem::new("body-broken", StatusCode::BAD_REQUEST, "The body broke off", detail))
             }
         }
     }
@@ -351,7 +351,7 @@ async fn discard(mut body: Body) {
 }
 
 fn bad_key(why: String) -> Problem {
-    Problem::new(StatusCode::BAD_REQUEST, "key-invalid", "The Idempotency-Key is not valid", why)
+    Problem::new("key-invalid", StatusCode::BAD_REQUEST, "The Idempotency-Key is not valid", why)
 }
 
 fn missing_key(policy: &Policy) -> Problem {
@@ -362,5 +362,5 @@ fn missing_key(policy: &Policy) -> Problem {
     if let Some(pointer) = &policy.key_pointer {
         detail = format!("{detail}; as a header, or in the body at {pointer}");
     }
-    Problem::new(StatusCode::BAD_REQUEST, "key-missing", "Idempotency-Key is missing", detail)
+    Problem::new("key-missing", StatusCode::BAD_REQUEST, "Idempotency-Key is missing", detail)
 }

@@ -33,6 +33,8 @@ mod renew;
 mod run;
 mod scope;
 mod stored;
+#[cfg(feature = "tls")]
+pub mod tls;
 
 pub use body::{Body, BoxError};
 pub use counters::Counters;

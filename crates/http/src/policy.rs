@@ -1,6 +1,7 @@
 //! What is done with a request, by its route.
 
 use std::fmt;
+use std::sync::Arc;
 
 use hapax_core::OnDoubt;
 use hapax_core::ledger::{TTL_MS_MAX, TTL_MS_MIN};
@@ -267,9 +268,9 @@ mod methods {
 /// Policies by route. A pattern is a path with `{name}` for one segment and `{*rest}` for the rest.
 #[derive(Debug, Clone)]
 pub(crate) struct Routes {
-    fallback: Policy,
+    fallback: Arc<Policy>,
     routes: matchit::Router<usize>,
-    policies: Vec<(String, Policy)>,
+    policies: Vec<(String, Arc<Policy>)>,
 }
 
 impl Routes {
@@ -284,11 +285,12 @@ impl Routes {
             policy.validate().map_err(|error| refused(&error))?;
             routes.insert(pattern, at).map_err(|error| refused(&error))?;
         }
-        Ok(Self { fallback, routes, policies })
+        let policies = policies.into_iter().map(|(pattern, policy)| (pattern, Arc::new(policy))).collect();
+        Ok(Self { fallback: Arc::new(fallback), routes, policies })
     }
 
     /// The policy for a path, and the pattern that it was found by.
-    pub(crate) fn find(&self, path: &str) -> (Option<&str>, &Policy) {
+    pub(crate) fn find(&self, path: &str) -> (Option<&str>, &Arc<Policy>) {
         match self.routes.at(path) {
             Ok(found) => {
                 let (pattern, policy) = &self.policies[*found.value];

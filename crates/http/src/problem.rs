@@ -31,8 +31,8 @@ struct Wire<'a> {
 
 impl Problem {
     pub(crate) fn new(
-        status: StatusCode,
         code: &'static str,
+        status: StatusCode,
         title: &'static str,
         detail: impl Into<String>,
     ) -> Self {

@@ -42,7 +42,7 @@ pub(crate) struct Run {
     pub(crate) shared: Arc<Shared>,
     pub(crate) id: EntryId,
     pub(crate) fingerprint: Fingerprint,
-    pub(crate) policy: Policy,
+    pub(crate) policy: Arc<Policy>,
     pub(crate) parts: Parts,
     pub(crate) body: Read,
 }
@@ -307,7 +307,7 @@ struct Holder {
     shared: Arc<Shared>,
     id: EntryId,
     grant: Grant,
-    policy: Policy,
+    policy: Arc<Policy>,
     beat: Beat,
 }
 
@@ -467,7 +467,7 @@ where
 }
 
 /// Lets the service answer, and reads the answer as far as it is to be recorded.
-async fn produce<S, R>(inner: S, request: Request<Body>, policy: Policy) -> Produced<S::Error>
+async fn produce<S, R>(inner: S, request: Request<Body>, policy: Arc<Policy>) -> Produced<S::Error>
 where
     S: Service<Request<Body>, Response = Response<R>>,
     R: HttpBody<Data = Bytes> + Send + 'static,
@@ -505,20 +505,20 @@ fn in_progress(retry_after_ms: u64) -> Problem {
         "a request with this Idempotency-Key is being worked on; send it again later to get its answer";
     let title = "The same request is under way";
     let base_s = retry_after_ms.div_ceil(1000).clamp(1, 5);
-    Problem::new(StatusCode::CONFLICT, "in-progress", title, detail).retry_after(base_s, 2)
+    Problem::new("in-progress", StatusCode::CONFLICT, title, detail).retry_after(base_s, 2)
 }
 
 fn in_doubt() -> Problem {
     let detail = "a request with this Idempotency-Key broke off, and it is open whether it took effect; it is not run \
                   again until someone has decided (`hapax ledger resolve`)";
-    Problem::new(StatusCode::CONFLICT, "in-doubt", "The request is in doubt", detail)
+    Problem::new("in-doubt", StatusCode::CONFLICT, "The request is in doubt", detail)
 }
 
 fn mismatch() -> Problem {
     let detail =
         "this Idempotency-Key was used before for a different request; use a new key for a new request";
     let title = "The Idempotency-Key belongs to another request";
-    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "fingerprint-mismatch", title, detail)
+    Problem::new("fingerprint-mismatch", StatusCode::UNPROCESSABLE_ENTITY, title, detail)
 }
 
 fn not_kept(status: Option<u16>, why: &str) -> Problem {
@@ -527,8 +527,8 @@ fn not_kept(status: Option<u16>, why: &str) -> Problem {
         "the request with this Idempotency-Key has run{answered}; the answer cannot be given again: {why}"
     );
     let problem = Problem::new(
-        StatusCode::CONFLICT,
         "answer-not-kept",
+        StatusCode::CONFLICT,
         "The request has run; its answer was not kept",
         detail,
     );
@@ -541,22 +541,22 @@ fn not_kept(status: Option<u16>, why: &str) -> Problem {
 fn outage(detail: &str) -> Problem {
     let title = "The idempotency ledger is unavailable";
     let detail = format!("{detail}; nothing was run, send it again later");
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "ledger-unavailable", title, detail).retry_after(1, 9)
+    Problem::new("ledger-unavailable", StatusCode::SERVICE_UNAVAILABLE, title, detail).retry_after(1, 9)
 }
 
 fn unrecorded() -> Problem {
     let detail =
         "the request has run, but its outcome could not be recorded; send it again later with the same key";
     let title = "The outcome could not be recorded";
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "outcome-unrecorded", title, detail).retry_after(1, 9)
+    Problem::new("outcome-unrecorded", StatusCode::SERVICE_UNAVAILABLE, title, detail).retry_after(1, 9)
 }
 
 fn broken_off(how: &str) -> Problem {
     let detail = format!("{how}; it is open whether the request took effect");
-    Problem::new(StatusCode::BAD_GATEWAY, "run-broken-off", "The request broke off", detail)
+    Problem::new("run-broken-off", StatusCode::BAD_GATEWAY, "The request broke off", detail)
 }
 
 fn too_long(ms: u64) -> Problem {
     let detail = format!("the request was cut off after {ms} ms; it is open whether it took effect");
-    Problem::new(StatusCode::GATEWAY_TIMEOUT, "run-too-long", "The request ran too long", detail)
+    Problem::new("run-too-long", StatusCode::GATEWAY_TIMEOUT, "The request ran too long", detail)
 }

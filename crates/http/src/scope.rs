@@ -67,6 +67,8 @@ impl PartialEq for Tenant {
     }
 }
 
+impl Eq for Tenant {}
+
 impl std::str::FromStr for Tenant {
     type Err = ConfigError;
 

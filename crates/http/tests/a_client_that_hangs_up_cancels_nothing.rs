@@ -155,3 +155,16 @@ async fn a_caller_that_asks_first_is_told_to_go_on_or_not() {
     }
     assert_eq!(gate.arrived(), 1);
 }
+
+#[tokio::test]
+async fn a_caller_that_says_nothing_is_cut_off() {
+    let (store, gate) = (Store::new(), Gate::opened());
+    let limits = ProxyLimits { read_timeout_ms: 100, ..ProxyLimits::default() };
+    let config = ProxyConfig { limits, ..ProxyConfig::default() };
+    let proxy = Proxied::router(gated(&gate), store.ledger(), config).await;
+    for begins_with in ["", "PRI * HTTP/2"] {
+        let mut silent = connect(proxy.address).await;
+        silent.write_all(begins_with.as_bytes()).await.unwrap();
+        assert_eq!(read_all(&mut silent).await, "", "{begins_with}");
+    }
+}

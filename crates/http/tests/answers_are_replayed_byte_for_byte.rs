@@ -136,13 +136,13 @@ async fn an_answer_too_large_to_keep_passes_and_its_duplicate_is_told_so() {
 
 /// A service whose answer is fed by the test.
 fn streaming(content_type: &'static str) -> (Router, Calls, mpsc::Sender<Bytes>) {
-    let (feed, fed) = mpsc::channel::<Bytes>(1);
-    let fed = Arc::new(tokio::sync::Mutex::new(fed));
+    let (feed, eaten) = mpsc::channel::<Bytes>(1);
+    let eaten = Arc::new(tokio::sync::Mutex::new(eaten));
     let calls = Calls::default();
     let counted = calls.clone();
     let stream = move || async move {
         counted.fetch_add(1, Ordering::SeqCst);
-        let body = Fed(fed.clone().lock_owned().await);
+        let body = Fed(eaten.clone().lock_owned().await);
         Response::builder().header("content-type", content_type).body(Body::new(body)).unwrap()
     };
     (Router::new().fallback(any(stream)), calls, feed)
@@ -193,15 +193,15 @@ async fn a_slow_answer_passes_through() {
 #[tokio::test]
 async fn without_a_key_both_ways_are_streamed() {
     let store = Store::new();
-    let (feed, fed) = mpsc::channel::<Bytes>(1);
-    let fed = Arc::new(tokio::sync::Mutex::new(fed));
+    let (feed, eaten) = mpsc::channel::<Bytes>(1);
+    let eaten = Arc::new(tokio::sync::Mutex::new(eaten));
     // Answers with what it is sent, as it is sent.
     let echo = |request: axum::extract::Request| async { Response::new(request.into_body()) };
     let proxy =
         Proxied::router(Router::new().fallback(any(echo)), store.ledger(), with_policy(Policy::default()))
             .await;
     let pool = Pool::builder(TokioExecutor::new()).build_http::<Fed>();
-    let body = Fed(fed.clone().lock_owned().await);
+    let body = Fed(eaten.clone().lock_owned().await);
     let request = Request::post(format!("http://{}/", proxy.address)).body(body).unwrap();
     feed.send(Bytes::from_static(b"one")).await.unwrap();
     let mut response = soon(pool.request(request)).await.unwrap();

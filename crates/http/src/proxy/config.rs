@@ -16,7 +16,7 @@ use crate::scope::{Tenant, service_name};
 /// assert!(config.validate().is_ok());
 /// assert_eq!(config.listen.to_string(), "127.0.0.1:9325");
 /// ```
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ProxyConfig {
     /// The service's name in the ledger. Proxies that share a ledger need different names, unless they stand before
     /// the same service; and a proxy that changes its name forgets its keys. Default `proxy`.
@@ -25,8 +25,6 @@ pub struct ProxyConfig {
     pub listen: SocketAddr,
     /// Where requests go: `http://HOST:PORT` or `https://HOST`, perhaps with a path that is put before every other.
     pub upstream: String,
-    /// Serve HTTPS with this certificate. Default none: plain HTTP.
-    pub tls: Option<TlsFiles>,
     /// Listen beyond loopback without TLS: callers' credentials and answers can be read on their way. Right inside a
     /// private network, or behind something that has ended TLS. Default off.
     pub insecure: bool,
@@ -38,6 +36,8 @@ pub struct ProxyConfig {
     /// Who is calling: `credentials`, `header:NAME`, `cookie:NAME` or `shared`. Default `credentials`.
     #[serde(serialize_with = "write_tenant")]
     pub tenant: Tenant,
+    /// Serve HTTPS with this certificate. Default none: plain HTTP.
+    pub tls: Option<TlsFiles>,
     /// Bounds on connections and waits.
     pub limits: ProxyLimits,
     /// What to do with requests that carry a key.

@@ -128,7 +128,8 @@ impl Inner {
         let (mut parts, body) = request.into_parts();
         let Some(uri) = self.target.uri(&parts.uri) else {
             let detail = format!("the target {:?} cannot be sent on", parts.uri.path());
-            return refused(StatusCode::BAD_REQUEST, "target-invalid", "The target is not valid", &detail);
+            let title = "The target is not valid";
+            return refused(Problem::new("target-invalid", StatusCode::BAD_REQUEST, title, detail));
         };
         self.prepare(&mut parts);
         parts.uri = uri;
@@ -152,7 +153,7 @@ impl Inner {
                 tracing::warn!(upstream = %self.target.authority, error = %chain(&error), "upstream unreachable");
                 let detail = "the upstream cannot be reached; nothing was sent to it";
                 let title = "The upstream is unreachable";
-                let problem = Problem::new(StatusCode::BAD_GATEWAY, "upstream-unreachable", title, detail);
+                let problem = Problem::new("upstream-unreachable", StatusCode::BAD_GATEWAY, title, detail);
                 with(problem.retry_after(1, 4), Verdict::NothingHappened)
             }
             Ok(Err(error)) => {
@@ -161,7 +162,7 @@ impl Inner {
                     "the connection to the upstream broke; it is open whether the request took effect";
                 let title = "The upstream broke off";
                 with(
-                    Problem::new(StatusCode::BAD_GATEWAY, "upstream-broken", title, detail),
+                    Problem::new("upstream-broken", StatusCode::BAD_GATEWAY, title, detail),
                     Verdict::InDoubt,
                 )
             }
@@ -173,7 +174,7 @@ impl Inner {
                 );
                 let title = "The upstream does not answer";
                 with(
-                    Problem::new(StatusCode::GATEWAY_TIMEOUT, "upstream-timeout", title, detail),
+                    Problem::new("upstream-timeout", StatusCode::GATEWAY_TIMEOUT, title, detail),
                     Verdict::InDoubt,
                 )
             }
@@ -231,13 +232,8 @@ fn with(problem: Problem, verdict: Verdict) -> Response<Body> {
 }
 
 /// An answer to a request that was not sent on.
-pub(crate) fn refused(
-    status: StatusCode,
-    code: &'static str,
-    title: &'static str,
-    detail: &str,
-) -> Response<Body> {
-    with(Problem::new(status, code, title, detail), Verdict::NothingHappened)
+pub(crate) fn refused(problem: Problem) -> Response<Body> {
+    with(problem, Verdict::NothingHappened)
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

@@ -18,20 +18,20 @@
 mod config;
 mod forward;
 mod idle;
-mod tls;
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::Ledger;
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -40,14 +40,14 @@ use tower_layer::Layer as _;
 use tower_service::Service as _;
 
 pub use self::config::{HostPolicy, ProxyConfig, ProxyLimits, RoutePolicy, TlsFiles};
-pub use self::tls::{TlsError, acceptor as tls_acceptor};
-
 use self::forward::{Forward, Peer, asks_for_upgrade, refused};
 use self::idle::IdleIo;
 use crate::body::Body;
 use crate::layer::{Idempotency, IdempotencyLayer};
 use crate::policy::ConfigError;
+use crate::problem::Problem;
 use crate::stored::IDEMPOTENT_REPLAYED;
+use crate::tls::{self, TlsError};
 
 /// Why the proxy does not start.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +98,11 @@ impl Proxy {
         let layer = layer.build().map_err(refused)?;
         let service = layer.layer(Forward::new(&config).map_err(refused)?);
         Ok(Self { config, layer, service, tls })
+    }
+
+    /// How it is configured.
+    pub fn config(&self) -> &ProxyConfig {
+        &self.config
     }
 
     /// The layer, for its counters.
@@ -181,44 +186,65 @@ struct Shared {
 impl Shared {
     async fn serve(self: &Arc<Self>, stream: TcpStream, address: SocketAddr) {
         let _ = stream.set_nodelay(true);
-        let Some(tls) = &self.tls else {
-            return self.serve_http(TokioIo::new(stream), Peer { address, tls: false }).await;
-        };
         let bound = Duration::from_millis(self.config.limits.read_timeout_ms);
+        let Some(tls) = &self.tls else {
+            if let Ok(http2) = tokio::time::timeout(bound, speaks_http2(&stream)).await {
+                self.serve_http(TokioIo::new(stream), http2, Peer { address, tls: false }).await;
+            } else {
+                tracing::debug!(%address, "no request in time");
+            }
+            return;
+        };
         match tokio::time::timeout(bound, tls.accept(stream)).await {
-            Ok(Ok(stream)) => self.serve_http(TokioIo::new(stream), Peer { address, tls: true }).await,
+            Ok(Ok(stream)) => {
+                let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                self.serve_http(TokioIo::new(stream), http2, Peer { address, tls: true }).await;
+            }
             Ok(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
             Err(_) => tracing::debug!(%address, "TLS handshake timed out"),
         }
     }
 
-    async fn serve_http<S>(self: &Arc<Self>, io: S, peer: Peer)
+    async fn serve_http<S>(self: &Arc<Self>, io: S, http2: bool, peer: Peer)
     where
         S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
         let limits = &self.config.limits;
         let io = IdleIo::new(io, Duration::from_millis(limits.idle_timeout_ms));
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(Duration::from_millis(limits.read_timeout_ms))
-            .max_buf_size(limits.header_bytes_max)
-            .pipeline_flush(true);
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .max_concurrent_streams(256)
-            .max_header_list_size(limits.header_bytes_max.try_into().unwrap_or(u32::MAX))
-            .keep_alive_interval(Duration::from_secs(30))
-            .keep_alive_timeout(Duration::from_secs(20));
         let shared = self.clone();
         let service = service_fn(move |request| {
             let shared = shared.clone();
             async move { Ok::<_, Infallible>(shared.answer(request, peer).await) }
         });
-        let connection = builder.serve_connection(io, service);
-        tokio::pin!(connection);
+        if http2 {
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(256)
+                .max_header_list_size(limits.header_bytes_max.try_into().unwrap_or(u32::MAX))
+                .keep_alive_interval(Duration::from_secs(30))
+                .keep_alive_timeout(Duration::from_secs(20));
+            let connection = builder.serve_connection(io, service);
+            tokio::pin!(connection);
+            self.drive(connection.as_mut(), http2::Connection::graceful_shutdown, peer).await;
+        } else {
+            let mut builder = http1::Builder::new();
+            builder
+                .timer(TokioTimer::new())
+                .header_read_timeout(Duration::from_millis(limits.read_timeout_ms))
+                .max_buf_size(limits.header_bytes_max)
+                .pipeline_flush(true);
+            let connection = builder.serve_connection(io, service);
+            tokio::pin!(connection);
+            self.drive(connection.as_mut(), http1::Connection::graceful_shutdown, peer).await;
+        }
+    }
+
+    /// Runs a connection; when the proxy goes down, lets the requests under way finish and no more begin.
+    async fn drive<C>(&self, mut connection: Pin<&mut C>, end: impl Fn(Pin<&mut C>), peer: Peer)
+    where
+        C: Future<Output = hyper::Result<()>>,
+    {
         let mut stop = self.stop.clone();
         let stopping = async move {
             // An error means that the proxy itself is gone: that is a shutdown too.
@@ -227,7 +253,7 @@ impl Shared {
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
             () = stopping => {
-                connection.as_mut().graceful_shutdown();
+                end(connection.as_mut());
                 connection.await
             }
         };
@@ -245,7 +271,7 @@ impl Shared {
             let detail =
                 "this proxy passes on requests and answers; upgrades and CONNECT need a way around it";
             let title = "Other protocols are not passed on";
-            refused(StatusCode::NOT_IMPLEMENTED, "upgrade-not-supported", title, detail)
+            refused(Problem::new("upgrade-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail))
         } else {
             let Ok(response) = self.service.clone().call(request).await;
             response
@@ -255,5 +281,24 @@ impl Shared {
         let status = response.status().as_u16();
         tracing::info!(proxy = %self.config.name, peer = %peer.address, %method, path, status, ms, replayed, "request");
         response
+    }
+}
+
+/// What an HTTP/2 client opens a connection with.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Looks at the first bytes without taking them. hyper-util's own detection waits for them without a bound, and copies
+/// through a buffer for the whole life of the connection.
+async fn speaks_http2(stream: &TcpStream) -> bool {
+    let mut first = [0; PREFACE.len()];
+    loop {
+        match stream.peek(&mut first).await {
+            Ok(length) if length == PREFACE.len() => return first == *PREFACE,
+            Ok(length) if length > 0 && first[..length] == PREFACE[..length] => {
+                // Only part of it, and nothing tells when the rest is there.
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            _ => return false,
+        }
     }
 }

@@ -13,10 +13,12 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
 
+type Answer = (StatusCode, HeaderMap, Bytes);
+
 /// Answers by key.
 #[derive(Clone, Default)]
 pub struct Naive {
-    answers: Arc<Mutex<HashMap<String, (StatusCode, HeaderMap, Bytes)>>>,
+    answers: Arc<Mutex<HashMap<String, Answer>>>,
     down: Arc<AtomicBool>,
 }
 
@@ -26,7 +28,7 @@ impl Naive {
         self.down.store(true, Ordering::SeqCst);
     }
 
-    fn look_up(&self, key: &str) -> Option<(StatusCode, HeaderMap, Bytes)> {
+    fn look_up(&self, key: &str) -> Option<Answer> {
         if self.down.load(Ordering::SeqCst) {
             return None;
         }
