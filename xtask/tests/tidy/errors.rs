@@ -61,7 +61,7 @@ fn codes(file: &str, text: &str) -> BTreeSet<(String, Kind)> {
         found.extend(literals(body).map(|code| (code, Kind::Error)));
     }
     let first = |call: &str, kind| {
-        let calls = text.split(call).skip(1).filter_map(|rest| code_among(rest));
+        let calls = text.split(call).skip(1).filter_map(code_among);
         calls.map(|code| (code, kind)).collect::<Vec<_>>()
     };
     found.extend(first("Problem::new(", Kind::Error));
