@@ -68,7 +68,7 @@ fn check(what: &str, column: Column, found: &Found) {
         Column::AtMostOnce => assert!(lines.len() <= 1, "{what}: at most once, {found:?}"),
         Column::Keyed | Column::Transactional => assert_eq!(*fate, Fate::Once, "{what}: {found:?}"),
         Column::AtLeastOnce | Column::Blind | Column::Elsewhere => {
-            assert!(!lines.is_empty(), "{what}: lost, {found:?}")
+            assert!(!lines.is_empty(), "{what}: lost, {found:?}");
         }
         Column::Park => {
             let allowed = matches!(fate, Fate::Once | Fate::InDoubt { .. });
