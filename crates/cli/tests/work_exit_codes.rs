@@ -159,7 +159,7 @@ fn a_large_body_deadlocks_nobody() {
         let mut command = hapax(&server.folder, &["send", "jobs", "-", "--endpoint", &server.endpoint]);
         command.stdin(std::fs::File::open(server.folder.path().join("body")).unwrap());
         Done::new(command.output().unwrap()).ok();
-        let lines = work(&server, &sh(&["--on-error", "reject"], script));
+        let lines = work(&server, &sh(&["--on-error", "reject", "--run-max", "20s"], script));
         assert_eq!(lines[0]["ended"], "done", "{script}: {lines:?}");
     }
 }
