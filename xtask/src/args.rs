@@ -14,7 +14,7 @@ Commands:
                            and the steps with clients and services likewise.
                            --long sets HAPAX_LONG=1: simulations run for longer.
   bench NAME [ARGS...]     Run a benchmark; ARGS are passed on to it.
-                           NAME is one of: embedded, ledger, server, worker.
+                           NAME is one of: embedded, ledger, server, proxy, worker.
   help                     Print this.
 
 Examples:
@@ -23,6 +23,7 @@ Examples:
   cargo xtask test --long            the same tests, with long simulations
   cargo xtask test clients           real AWS clients against the real binary
   cargo xtask bench embedded         the embedded store beside a bare SQLite loop
+  cargo xtask bench proxy            the idempotency proxy beside a plain hop
 
 Environment:
   CI=true      anything skipped is a failure, except what needs a registry that is out of reach
@@ -155,10 +156,10 @@ mod tests {
 
     #[test]
     fn an_unknown_benchmark_is_answered_with_the_names() {
-        assert_eq!(parsed("bench").unwrap_err(), "`bench` needs a name: embedded, ledger, server, worker");
+        assert_eq!(parsed("bench").unwrap_err(), "`bench` needs a name: embedded, ledger, server, proxy, worker");
         assert_eq!(
             parsed("bench zzz").unwrap_err(),
-            "unknown benchmark `zzz`; there are: embedded, ledger, server, worker"
+            "unknown benchmark `zzz`; there are: embedded, ledger, server, proxy, worker"
         );
         assert_eq!(parsed("bench sever").unwrap_err(), "unknown benchmark `sever`; did you mean `server`?");
     }

@@ -19,6 +19,7 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "embedded", package: "hapax-embedded", target: "lifecycle" },
     Bench { name: "ledger", package: "hapax-embedded", target: "ledger" },
     Bench { name: "server", package: "hapax-server", target: "server" },
+    Bench { name: "proxy", package: "hapax-http", target: "proxy" },
     Bench { name: "worker", package: "hapax-worker", target: "worker" },
 ];
 
@@ -26,7 +27,7 @@ pub const BENCHES: &[Bench] = &[
 /// an interrupt reaches it.
 pub fn run(root: &Path, bench: &Bench, passed_on: &[String]) -> ExitCode {
     let mut command = crate::cargo(root);
-    command.args(["bench", "--package", bench.package, "--bench", bench.target, "--"]);
+    command.args(["bench", "--package", bench.package, "--all-features", "--bench", bench.target, "--"]);
     match command.args(passed_on).status() {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(status) => {

@@ -24,8 +24,10 @@ pub const STEPS: &[Step] = &[
         needs_build: true,
         action: robustness,
     },
+    Step { name: "clients: claims", limit: Duration::from_mins(10), needs_build: true, action: claims },
     Step { name: "clients: aws-cli", limit: Duration::from_mins(10), needs_build: true, action: aws_cli },
     Step { name: "clients: celery", limit: Duration::from_mins(10), needs_build: true, action: celery },
+    Step { name: "clients: proxy", limit: Duration::from_mins(15), needs_build: true, action: proxy },
     Step { name: "clients: js", limit: Duration::from_mins(10), needs_build: true, action: js },
     Step { name: "clients: rust", limit: Duration::from_mins(30), needs_build: true, action: rust },
 ];
@@ -43,12 +45,21 @@ fn robustness(cx: &Context, step: &Step) -> Outcome {
     pytest(cx, step, "json", &["robustness"])
 }
 
+fn claims(cx: &Context, step: &Step) -> Outcome {
+    pytest(cx, step, "json", &["claims", "-n", "2"])
+}
+
 fn aws_cli(cx: &Context, step: &Step) -> Outcome {
     pytest(cx, step, "json", &["aws_cli", "-n", "3"])
 }
 
 fn celery(cx: &Context, step: &Step) -> Outcome {
     pytest(cx, step, "celery", &["celery_app"])
+}
+
+/// The idempotency proxy, by schemathesis.
+fn proxy(cx: &Context, step: &Step) -> Outcome {
+    pytest(cx, step, "proxy", &["proxy"])
 }
 
 fn pytest(cx: &Context, step: &Step, requirements: &str, args: &[&str]) -> Outcome {

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use hapax::{AdminError, StoreError};
 
-use crate::command::{backup, bench, dead, doctor, ledger, parked, queue, receive, send};
+use crate::command::{backup, bench, dead, doctor, ledger, parked, proxy, queue, receive, send, work};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -47,10 +47,22 @@ Examples:
 
 SIGTERM or SIGINT ends it in good order; a second one at once.")]
     Serve(Box<serve::ServeArgs>),
+    /// Runs a reverse proxy that makes requests with an Idempotency-Key take effect once.
+    #[command(after_help = "\
+Examples:
+  hapax proxy --upstream http://127.0.0.1:8080
+  hapax proxy --upstream http://127.0.0.1:8080 --required --on-doubt retry --ledger http://127.0.0.1:9324
+  hapax proxy --config proxy.toml --print-config
+
+A request that is sent again with its key gets the first answer, marked Idempotent-Replayed: true.
+SIGTERM or SIGINT ends it in good order; a second one at once.")]
+    Proxy(Box<proxy::ProxyArgs>),
     /// Sends a message, or one for each line of a file.
     Send(send::SendArgs),
     /// Receives messages, and acks them if asked to.
     Receive(receive::ReceiveArgs),
+    /// Runs a command for each message of a queue.
+    Work(Box<work::WorkArgs>),
     /// Lists queues and what is in them.
     Queues(queue::QueuesArgs),
     /// Creates, changes, empties, deletes and shows queues.
@@ -145,8 +157,10 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 async fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Serve(args) => serve::run(*args).await,
+        Command::Proxy(args) => proxy::run(*args).await,
         Command::Send(args) => send::run(args).await,
         Command::Receive(args) => receive::run(args).await,
+        Command::Work(args) => work::run(*args).await,
         Command::Queues(args) => queue::list(args).await,
         Command::Queue(args) => queue::run(*args).await,
         Command::Dead(args) => dead::run(args).await,

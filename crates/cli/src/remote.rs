@@ -38,6 +38,11 @@ pub struct Remote {
 }
 
 impl Remote {
+    /// A server or store by its URL, with the token of the environment.
+    pub fn to(endpoint: &str) -> Self {
+        Self { endpoint: endpoint.to_owned(), token_file: None, json: false }
+    }
+
     /// How to print.
     pub fn output(&self) -> Output {
         Output::new(self.json)

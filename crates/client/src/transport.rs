@@ -1,6 +1,8 @@
 //! Requests and answers over pooled connections, and what it means when one fails.
 
+use std::collections::VecDeque;
 use std::error::Error as _;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -71,8 +73,17 @@ fn lost(why: String, effect: Effect) -> StoreError {
     }
 }
 
+type Http = HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// The most runtimes whose connections are kept.
+const POOLS_MAX: usize = 16;
+
 pub(crate) struct Transport {
-    http: HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    /// One pool for each runtime that calls. A connection lives on the runtime that made it: shared, a heartbeat would
+    /// wait for a runtime whose threads its handlers block.
+    pools: Mutex<VecDeque<(tokio::runtime::Id, Http)>>,
+    connector: HttpsConnector<HttpConnector>,
+    idle_timeout: Duration,
     /// Scheme, host, port and path prefix, without a slash at its end.
     base: String,
     authorization: Option<HeaderValue>,
@@ -115,12 +126,27 @@ impl Transport {
         } else {
             plain(tcp)
         };
+        let base = endpoint.trim_end_matches('/').to_owned();
+        let (pools, idle_timeout) = (Mutex::default(), options.idle_timeout);
+        Ok(Self { pools, connector, idle_timeout, base, authorization, timeout: options.timeout })
+    }
+
+    /// The pool of the calling runtime.
+    fn http(&self) -> Http {
+        let id = tokio::runtime::Handle::current().id();
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, http)) = pools.iter().find(|(known, _)| *known == id) {
+            return http.clone();
+        }
         let http = HttpClient::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(options.idle_timeout)
-            .build(connector);
-        let base = endpoint.trim_end_matches('/').to_owned();
-        Ok(Self { http, base, authorization, timeout: options.timeout })
+            .pool_idle_timeout(self.idle_timeout)
+            .build(self.connector.clone());
+        if pools.len() == POOLS_MAX {
+            pools.pop_front();
+        }
+        pools.push_back((id, http.clone()));
+        http
     }
 
     pub(crate) fn endpoint(&self) -> &str {
@@ -192,7 +218,7 @@ impl Transport {
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), Failure> {
-        let response = self.http.request(request).await.map_err(|error| {
+        let response = self.http().request(request).await.map_err(|error| {
             let why = format!("{}: {}", self.base, chain(&error));
             if error.is_connect() && is_unreachable(&error) {
                 return Failure::Unreachable(why);

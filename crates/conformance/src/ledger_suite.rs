@@ -86,6 +86,7 @@ suite! {
     }
     5 l05_doubt {
         who_takes_over_is_told_so,
+        a_release_after_a_takeover_leaves_the_older_doubt,
         a_parked_doubt_is_granted_to_nobody,
         a_holder_can_doubt_at_once,
         who_doubted_may_still_learn_that_it_happened,

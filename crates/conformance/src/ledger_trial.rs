@@ -28,6 +28,8 @@ pub(crate) fn owner(name: &str) -> Owner {
     Owner::new(name).expect("an owner")
 }
 
+/// What a request says, hashed; as a request carries it.
+#[allow(clippy::unnecessary_wraps, reason = "a request may carry none")]
 pub(crate) fn fingerprint(text: &str) -> Option<Fingerprint> {
     Some(Fingerprint::new(text).expect("a fingerprint"))
 }

@@ -265,6 +265,26 @@ impl DedupRow {
     }
 }
 
+/// Tells the rows of `ledger` from fewer or others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Tally {
+    pub rows: u64,
+    /// Exclusive or of their hashes.
+    pub sum: u128,
+}
+
+impl Tally {
+    pub fn add(&mut self, hash: u128) {
+        self.rows += 1;
+        self.sum ^= hash;
+    }
+
+    pub fn remove(&mut self, hash: u128) {
+        self.rows = self.rows.saturating_sub(1);
+        self.sum ^= hash;
+    }
+}
+
 /// A row of `ledger`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LedgerRow {
@@ -359,8 +379,8 @@ pub(crate) enum Record {
         fence: u64,
         prune_ms: u64,
     },
-    /// How many rows `ledger` has.
-    LedgerRows(u64),
+    /// How many rows `ledger` has, and what their hashes come to.
+    LedgerRows(Tally),
     /// A message needs an entry.
     Link {
         seq: u64,

@@ -370,7 +370,7 @@ impl<S: Storage> Writer<S> {
             }
             Op::Settle { queue, batch, reply } => match self.ready(&queue) {
                 Err(error) => drop(reply.send(Err(error))),
-                Ok(id) => self.settle(now, id, batch, reply),
+                Ok(id) => self.settle(now, id, &batch, reply),
             },
             Op::Extend { queue, batch, reply } => match self.ready(&queue) {
                 Err(error) => drop(reply.send(Err(error))),

@@ -1,11 +1,11 @@
-//! The embedded store keeps every promise of the queue seam.
+//! The embedded store keeps every promise of the queue seam and of the ledger seam.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use hapax_conformance::{Factory, Harness};
-use hapax_core::{Clock, ManualClock, QueueAdmin};
+use hapax_core::{Clock, Ledger, ManualClock, QueueAdmin};
 use hapax_embedded::{Embedded, Options};
 use tempfile::TempDir;
 
@@ -39,6 +39,10 @@ impl Factory for Fresh {
 impl Harness for InFolder {
     fn store(&self) -> Arc<dyn QueueAdmin> {
         self.store.clone().unwrap()
+    }
+
+    fn ledger(&self) -> Option<Arc<dyn Ledger>> {
+        Some(self.store.clone().unwrap())
     }
 
     async fn advance_ms(&self, ms: u64) {
@@ -76,3 +80,4 @@ impl Harness for InFolder {
 }
 
 hapax_conformance::queue_suite!(Fresh);
+hapax_conformance::ledger_suite!(Fresh);

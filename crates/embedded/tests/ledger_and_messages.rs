@@ -45,10 +45,15 @@ async fn pass(rig: &Rig, ms: u64) {
 #[tokio::test]
 async fn an_entry_whose_time_is_over_is_gone_for_everyone_and_pruned_soon() {
     let rig = Rig::new();
-    for number in 0..1_200 {
-        let name = format!("k{number}");
-        let grant = rig.granted(by("a", &name)).await;
-        rig.end(ending(&id(&name), &grant, complete("done"))).await.unwrap();
+    let names: Vec<_> = (0..1_200).map(|number| format!("k{number}")).collect();
+    for names in names.chunks(600) {
+        let claims = rig.store.claim(names.iter().map(|name| by("a", name)).collect()).await.unwrap();
+        let end = |(name, claim): (&String, Result<Claim, _>)| match claim {
+            Ok(Claim::Granted(grant)) => ending(&id(name), &grant, complete("done")),
+            other => panic!("{other:?}"),
+        };
+        let ended = rig.store.end(names.iter().zip(claims).map(end).collect()).await.unwrap();
+        assert!(ended.iter().all(Result::is_ok));
     }
     rig.clock.advance_ms(TTL_MS - 1);
     assert!(completed(&rig, &id("k0")).await);

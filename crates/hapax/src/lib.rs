@@ -30,11 +30,41 @@
 //! # }
 //! ```
 //!
+//! Or let a worker do it: leases kept by heartbeats, retries, the tier that the queue declares, and at
+//! `effectively-once` one effect for each idempotency key, inside the boundary that [`Tier`] names:
+//!
+//! ```
+//! # use hapax::{Cx, Hapax, QueueConfig, Tier};
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let url = format!("embedded:{}", folder.path().display());
+//! async fn charge(cents: u64, cx: Cx) -> Result<String, std::io::Error> {
+//!     Ok(format!("charged {cents} as {}", cx.derived_key("charge")))
+//! }
+//!
+//! let hapax = Hapax::open(&url).await?;
+//! let charges = hapax.queue::<u64>("charges")?;
+//! charges.ensure(QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() }).await?;
+//! charges.send(&1999).await?;
+//!
+//! let worker = charges.worker(charge).concurrency(8).build().await?;
+//! let watch = worker.watch();
+//! # let shutdown = async move { while watch.counts().done < 1 { tokio::task::yield_now().await } };
+//! let report = worker.run(shutdown).await?;
+//! assert_eq!(report.counts.done, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! A delivery that is not settled returns when its lease runs out, so a crash loses nothing; a handler may therefore
 //! run twice. The delivery's fence and idempotency key are what makes the *effect* happen once.
+//!
 
 mod queue;
 mod url;
+
+use std::sync::Arc;
 
 use hapax_core::store::SharedStore;
 
@@ -43,12 +73,20 @@ pub use hapax_client as client;
 pub use hapax_core as core;
 pub use hapax_core::{
     AdminError, Attribute, Attributes, Batch, Browse, DeadLetterPolicy, DedupId, DedupPolicy, Delivery,
-    Extend, Fence, GroupId, How, IdempotencyKey, KeySource, MessageId, NewMessage, OnDead, Priority,
-    QueueConfig, QueueKind, QueueName, Quota, Receipt, Receive, RedriveFilter, RedriveRequest, SendError,
-    Sent, Settle, SettleError, Settled, StoreError, Tier, policy::RetryPolicy,
+    EntryId, Extend, Fence, GroupId, How, IdempotencyKey, KeySource, Ledger, MessageId, NewMessage, OnDead,
+    OnDoubt, Priority, QueueConfig, QueueKind, QueueName, Quota, Receipt, Receive, RedriveFilter,
+    RedriveRequest, Resolution, Scope, SendError, Sent, Settle, SettleError, Settled, StoreError, Tier,
+    policy::RetryPolicy,
 };
 #[cfg(feature = "embedded")]
 pub use hapax_embedded as embedded;
+#[cfg(feature = "sqlite")]
+pub use hapax_worker::SqliteInbox;
+#[cfg(feature = "worker")]
+pub use hapax_worker::{
+    self as worker, Cx, Idempotent, IdempotentError, IntoOutcome, OnError, Outcome, Report, Worker,
+    WorkerBuilder, idempotent, testing,
+};
 pub use queue::{Error, Queue, Received};
 pub use url::OpenError;
 
@@ -85,6 +123,25 @@ impl Hapax {
     /// A queue whose messages are values of `T` in JSON. Nothing is created; see [`Queue::ensure`].
     pub fn queue<T>(&self, name: &str) -> Result<Queue<T>, hapax_core::name::NameError> {
         Ok(Queue::new(self.store.clone(), QueueName::new(name)?))
+    }
+
+    /// The store's ledger: which keys were claimed, what came of them, which are in doubt. A worker uses it by itself;
+    /// this is for looking, for deciding about doubts, and for claims of one's own.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let hapax = hapax::Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
+    /// use hapax::core::{EntryFilter, EntryState};
+    ///
+    /// let doubts = EntryFilter { state: Some(EntryState::InDoubt), limit: 100, ..EntryFilter::default() };
+    /// assert!(hapax.ledger().entries(doubts).await?.items.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn ledger(&self) -> Arc<dyn Ledger> {
+        self.store.clone()
     }
 
     /// The store itself, for everything else: administration, dead letters, redrive, batches.

@@ -95,6 +95,55 @@ impl<T: DeserializeOwned> Queue<T> {
     }
 }
 
+#[cfg(feature = "worker")]
+impl<T: DeserializeOwned + Send + 'static> Queue<T> {
+    /// A worker that runs an async function for each message, at the queue's tier: it receives, claims, keeps the lease,
+    /// records what came of it, and settles. For bytes or batches use [`Worker::builder`](crate::Worker::builder).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let hapax = hapax::Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
+    /// use hapax::{Cx, QueueConfig, Tier};
+    ///
+    /// #[derive(serde::Serialize, serde::Deserialize)]
+    /// struct Charge {
+    ///     cents: u64,
+    /// }
+    ///
+    /// async fn charge(charge: Charge, cx: Cx) -> Result<String, std::io::Error> {
+    ///     let key = cx.derived_key("charge");
+    ///     Ok(format!("charged {} as {key}", charge.cents))
+    /// }
+    ///
+    /// let charges = hapax.queue::<Charge>("charges")?;
+    /// charges.ensure(QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() }).await?;
+    /// charges.send(&Charge { cents: 1999 }).await?;
+    ///
+    /// let worker = charges.worker(charge).concurrency(8).build().await?;
+    /// let watch = worker.watch();
+    /// let report = worker
+    ///     .run(async move {
+    ///         while watch.counts().done < 1 {
+    ///             tokio::task::yield_now().await;
+    ///         }
+    ///     })
+    ///     .await?;
+    /// assert!(report.drained);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn worker<F, Fut>(&self, handler: F) -> hapax_worker::WorkerBuilder
+    where
+        F: Fn(T, hapax_worker::Cx) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: hapax_worker::IntoOutcome,
+    {
+        hapax_worker::Worker::builder(self.store.clone(), self.name.clone()).handler(handler)
+    }
+}
+
 /// One delivery of a typed queue.
 pub struct Received<T> {
     queue: Queue<T>,

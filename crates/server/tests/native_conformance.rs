@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use hapax_client::Client;
 use hapax_conformance::{Factory, Harness};
 use hapax_core::store::SharedStore;
-use hapax_core::{Clock, ManualClock, QueueAdmin};
+use hapax_core::{Clock, Ledger, ManualClock, QueueAdmin};
 use hapax_embedded::{Embedded, Options};
 use hapax_server::native::Native;
 use hapax_server::{Server, ServerConfig};
@@ -47,7 +47,7 @@ impl Running {
         self.serving.await.unwrap();
     }
 
-    /// Waits until every receive that was called is at the store: the suite's time must not pass while one is still
+    /// Waits until every receive and every claim that waits is at the store: the suite's time must not pass while one is still
     /// on the wire.
     async fn quiet(&self) {
         while self.client.waiting() != self.native.waiting() {
@@ -96,6 +96,10 @@ impl Harness for Remote {
         Arc::new(self.running.as_ref().unwrap().client.clone())
     }
 
+    fn ledger(&self) -> Option<Arc<dyn Ledger>> {
+        Some(Arc::new(self.running.as_ref().unwrap().client.clone()))
+    }
+
     async fn advance_ms(&self, ms: u64) {
         self.running.as_ref().unwrap().quiet().await;
         self.clock.advance_ms(ms);
@@ -134,3 +138,4 @@ impl Harness for Remote {
 }
 
 hapax_conformance::queue_suite!(Fresh);
+hapax_conformance::ledger_suite!(Fresh);

@@ -8,9 +8,9 @@ use hapax_server::{Server, ServerConfig, native};
 
 const GUIDE: &str = include_str!("../../../docs/native-api.md");
 
-/// Every block of commands, one after the other.
-fn commands() -> String {
-    GUIDE.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).collect()
+/// Every block of one language.
+fn blocks(language: &str) -> Vec<&'static str> {
+    GUIDE.split(&format!("```{language}\n")).skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
 fn has(tool: &str) -> bool {
@@ -33,22 +33,54 @@ async fn the_guide_works_as_printed() {
     let endpoint = format!("http://{}", listeners[0].local_addr().unwrap());
     tokio::spawn(server.run(listeners, std::future::pending()));
 
+    let guided = endpoint.clone();
     let run = move || {
         let mut shell = std::process::Command::new("sh");
         shell
-            .args(["-euc", &commands()])
-            .env("HAPAX", endpoint)
+            .args(["-euc", &blocks("sh").concat()])
+            .env("HAPAX", guided)
             .env("NO_PROXY", "127.0.0.1")
             .output()
             .unwrap()
+    };
+    let python = {
+        let endpoint = endpoint.clone();
+        move || {
+            // The block after it is a part of examples/claims/worker.py, which has a test of its own.
+            let script = blocks("python")[0];
+            let mut python = std::process::Command::new("python3");
+            python.args(["-c", script]).env("HAPAX", endpoint).env("NO_PROXY", "127.0.0.1").output().unwrap()
+        }
     };
     let output = tokio::task::spawn_blocking(run).await.unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let problems = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{problems}");
-    for expected in
-        ["\"key\": \"7\"", "\"key_source\": \"body\"", "\"settled\":\"dead\"", "no such account", "90000"]
-    {
+    for expected in [
+        "\"key\": \"7\"",
+        "\"key_source\": \"body\"",
+        "\"settled\":\"dead\"",
+        "no such account",
+        "90000",
+        "\"takeover\": false",
+        "\"charge\": \"ch_1\"",
+        "\"state\": \"in_doubt\"",
+        "\"key\": \"order-8\"",
+        "\"charge\": \"ch_2\"",
+        "{\"settled\":\"acked\"}",
+        "\"takeovers\": 0",
+    ] {
         assert!(said.contains(expected), "{expected} is not in\n{said}");
     }
+
+    if !has("python3") {
+        eprintln!("skipped its Python: needs python3");
+        return;
+    }
+    let output = tokio::task::spawn_blocking(python).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let problems = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{problems}");
+    assert_eq!(said.matches("sending").count(), 1, "{said}");
+    assert_eq!(said.matches("{'mail': 'm-1'}").count(), 2, "{said}");
 }

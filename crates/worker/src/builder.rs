@@ -140,7 +140,8 @@ impl Worker {
     /// # let folder = tempfile::tempdir()?;
     /// # let store = Arc::new(Embedded::open(folder.path(), Options::default())?);
     /// # let queue = QueueName::new("charges")?;
-    /// # store.create_queue(&queue, QueueConfig::default()).await?;
+    /// # let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() };
+    /// # store.create_queue(&queue, config).await?;
     /// # store.send(&queue, vec![NewMessage::new(r#"{"order":7,"cents":1999}"#)]).await?;
     /// use hapax_worker::{Cx, Worker};
     ///
@@ -156,7 +157,7 @@ impl Worker {
     ///     Ok(format!("charged {} for order {} as {key}", charge.cents, charge.order))
     /// }
     ///
-    /// let worker = Worker::over(store, queue).handler(charge).concurrency(8).build().await?;
+    /// let worker = Worker::builder(store, queue).handler(charge).concurrency(8).build().await?;
     /// let watch = worker.watch();
     /// let report = worker
     ///     .run(async move {
@@ -170,9 +171,8 @@ impl Worker {
     /// # }
     /// ```
     pub fn builder(store: Arc<dyn Store>, queue: QueueName) -> WorkerBuilder {
-        let own_ledger = store.capabilities().settle_ends_claims;
         let ledger: Arc<dyn Ledger> = store.clone();
-        WorkerBuilder { ledger: Some(ledger), own_ledger, ..Self::over(store, queue) }
+        WorkerBuilder { ledger: Some(ledger), own_ledger: true, ..Self::over(store, queue) }
     }
 
     /// A worker for a queue of a store without a ledger; [`WorkerBuilder::ledger`] names one elsewhere.
@@ -418,7 +418,8 @@ impl WorkerBuilder {
         let shared = Shared {
             env: Arc::new(env),
             source,
-            same_store: self.own_ledger && ledger.is_some(),
+            own_ledger: self.own_ledger && ledger.is_some(),
+            same_store: self.own_ledger && ledger.is_some() && self.store.capabilities().settle_ends_claims,
             ledger,
             fifo: queue.config.is_fifo(),
             policy,

@@ -83,6 +83,16 @@ impl Heart {
     }
 }
 
+/// A heartbeat under way. However it ends, by a panic of the store too, the next one can start.
+struct Beating<'a>(&'a Beats);
+
+impl Drop for Beating<'_> {
+    fn drop(&mut self) {
+        self.0.beating.store(false, Ordering::SeqCst);
+        self.0.heart.wake.notify_one();
+    }
+}
+
 impl Beats {
     pub fn new(
         source: Option<Arc<dyn Source>>,
@@ -154,11 +164,7 @@ impl Beats {
         let (mut due, mut soon) = (Vec::new(), Vec::new());
         for one in held.iter() {
             let lease = one.lease();
-            match lease.look(now_us) {
-                Some(Stop::Lost) => self.stats.lost_leases.add(),
-                Some(Stop::TimedOut) => self.stats.timeouts.add(),
-                _ => {}
-            }
+            lease.look(now_us).into_iter().for_each(|stop| self.stats.stopped(stop));
             let settling = lease.phase() == Phase::Settling;
             match lease.stop() {
                 Some(Stop::Lost | Stop::Abandoned) => continue,
@@ -197,10 +203,9 @@ impl Beats {
             one.lease().renew_at(now_us() + again_us.max(2_000));
         }
         self.stats.heartbeats.add();
+        let _beating = Beating(&self);
         let _ = tokio::time::timeout(bound, self.renew_claims(&due, lease_ms)).await;
         let _ = tokio::time::timeout(bound, self.renew_deliveries(&due, lease_ms)).await;
-        self.beating.store(false, Ordering::SeqCst);
-        self.heart.wake.notify_one();
     }
 
     async fn renew_claims(&self, due: &[Arc<dyn Held>], lease_ms: u64) {
@@ -236,7 +241,8 @@ impl Beats {
     async fn renew_deliveries(&self, due: &[Arc<dyn Held>], lease_ms: u64) {
         let Some(source) = &self.source else { return };
         let wanted = |one: &&Arc<dyn Held>| {
-            one.lease().stop() != Some(Stop::Lost) && one.lease().phase() != Phase::Over
+            let lease = one.lease();
+            lease.stop() != Some(Stop::Lost) && lease.phase() != Phase::Over && !lease.is_delivery_gone()
         };
         let kept: Vec<_> = due.iter().filter(wanted).filter_map(|one| Some((one, one.receipt()?))).collect();
         if kept.is_empty() {
@@ -251,7 +257,7 @@ impl Beats {
                         Ok(left) => one.lease().delivery_renewed(asked_us, left.lease_ms),
                         Err(SettleError::LeaseTooLong { .. }) => one.lease().renew_at(NEVER),
                         // The claim is the right to act; whoever has the delivery now finds it in progress.
-                        Err(_) if one.claim().is_some() => {}
+                        Err(_) if one.claim().is_some() => one.lease().delivery_gone(),
                         Err(error) => self.lost(&***one, &error),
                     }
                 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::outcome::{Ended, Stop, panic_text};
+use crate::stats::Stats;
 
 static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
@@ -77,11 +78,21 @@ impl Lease {
         lease
     }
 
-    /// A delivery that waited long for its message: nobody knows how old its lease is, so it is renewed at once.
+    /// A delivery that waited long for its message: nobody knows how old its lease is, so it is renewed soon, unless the
+    /// handler is quick.
     pub fn of_unknown_age(answered_us: u64, lease_ms: u64) -> Self {
         let lease = Self::new(answered_us, lease_ms);
-        lease.renew_at_us.store(answered_us, Ordering::Relaxed);
+        lease.renew_at_us.store(answered_us + lease_ms * 1000 / 20, Ordering::Relaxed);
         lease
+    }
+
+    /// The delivery passed to someone else, but the claim is held: there is no more to keep of it.
+    pub fn delivery_gone(&self) {
+        self.delivery_until_us.store(0, Ordering::SeqCst);
+    }
+
+    pub fn is_delivery_gone(&self) -> bool {
+        self.delivery_until_us.load(Ordering::SeqCst) == 0
     }
 
     /// A claim was given.
@@ -205,8 +216,12 @@ impl Lease {
 }
 
 /// Runs a handler until it ends, panics, or is stopped at an await by all of its leases.
+///
+/// It looks at the clock itself before each step: a process that slept past its lease wakes all of its threads at once,
+/// and the handler must not act before the heart has looked.
 pub(crate) async fn guard<T>(
     leases: impl Iterator<Item = &Lease> + Clone,
+    stats: &Stats,
     handler: Pin<Box<dyn Future<Output = T> + Send + '_>>,
 ) -> Result<T, Ended> {
     let mut handler = Some(handler);
@@ -214,7 +229,11 @@ pub(crate) async fn guard<T>(
     // User code may panic when it is dropped, too.
     let forget = |handler: Option<_>| drop(catch_unwind(AssertUnwindSafe(|| drop(handler))));
     poll_fn(move |cx| {
-        leases.clone().for_each(|lease| lease.watch(cx.waker()));
+        let now_us = now_us();
+        for lease in leases.clone() {
+            lease.watch(cx.waker());
+            lease.look(now_us).into_iter().for_each(|stop| stats.stopped(stop));
+        }
         let stop = leases.clone().map(Lease::stop).reduce(Option::and).flatten();
         if let Some(stop) = stop {
             forget(handler.take());

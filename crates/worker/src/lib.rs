@@ -30,6 +30,7 @@ mod cx;
 mod decide;
 mod handler;
 mod heart;
+mod idempotent;
 mod lease;
 mod limits;
 mod outcome;
@@ -39,11 +40,13 @@ mod shared;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod stats;
+pub mod testing;
 mod worker;
 
 pub use auto::{AutoLease, TimeSketch};
 pub use builder::{BuildError, WorkerBuilder};
 pub use cx::Cx;
+pub use idempotent::{Idempotent, IdempotentError, Run, idempotent};
 pub use outcome::{IntoOutcome, OnError, Outcome};
 pub use point::{Hook, Point};
 #[cfg(feature = "sqlite")]

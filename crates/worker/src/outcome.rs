@@ -176,6 +176,14 @@ pub(crate) enum Stop {
 }
 
 impl Ended {
+    /// Whether there was a run, or a claim for one.
+    pub fn ran(&self) -> bool {
+        #[cfg(feature = "sqlite")]
+        return !matches!(self, Self::Replayed(_) | Self::Mismatch(_));
+        #[cfg(not(feature = "sqlite"))]
+        true
+    }
+
     /// Takes the type off; the value is written as JSON only where `record` asks for it.
     pub fn of<O: IntoOutcome>(outcome: O, record: bool) -> Self {
         match outcome.into_outcome() {

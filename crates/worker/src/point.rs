@@ -101,6 +101,8 @@ pub(crate) struct Halt {
 pub(crate) struct Hooks {
     pub hook: Option<Hook>,
     pub halt: Option<Arc<Halt>>,
+    /// Wants to know what came of each delivery.
+    pub observer: Option<crate::testing::Observer>,
 }
 
 impl Hooks {

@@ -27,6 +27,8 @@ pub(crate) struct Finish {
     pub how: How,
     /// How its claim ends, if it has one that is still to end.
     pub ending: Option<Ending>,
+    /// How the claim of a run was meant to end, for tests that look on.
+    pub ran: Option<Ending>,
     /// Who wants to know what came of it; `None` if it failed.
     pub tell: Option<oneshot::Sender<Option<Settled>>>,
 }
@@ -84,6 +86,9 @@ impl Shared {
             for _ in 0..count {
                 self.env.hooks.pass(Point::AfterSettle).await;
             }
+        }
+        if let Some(observer) = &self.env.hooks.observer {
+            observer.passed();
         }
     }
 
@@ -228,6 +233,10 @@ fn claim_end(finish: &Finish) -> Option<ClaimEnd> {
 }
 
 fn over(finish: Finish, settled: Option<Settled>) {
+    if let Some(observer) = &finish.job.env.hooks.observer {
+        let (how, ending) = (finish.how.clone(), finish.ran.clone());
+        observer.ended(crate::testing::Ran { how, ending, settled });
+    }
     finish.job.lease.enter(Phase::Over);
     if let Some(tell) = finish.tell {
         // A lane that went away does not want to know.

@@ -33,6 +33,8 @@ pub(crate) struct Shared {
     pub env: Arc<Env>,
     pub source: Arc<dyn Source>,
     pub ledger: Option<Arc<dyn Ledger>>,
+    /// The ledger is the queue's own store.
+    pub own_ledger: bool,
     /// A settle ends the claim in the same transaction.
     pub same_store: bool,
     pub fifo: bool,
@@ -62,7 +64,8 @@ impl Shared {
     }
 
     fn records(&self) -> bool {
-        matches!(self.policy.tier, Tier::EffectivelyOnce | Tier::Transactional)
+        let recorded = matches!(self.policy.tier, Tier::EffectivelyOnce | Tier::Transactional);
+        recorded || self.env.hooks.observer.is_some()
     }
 
     /// Takes deliveries in. `true` if some had to be put back because too many of their key wait.
@@ -202,7 +205,7 @@ impl Shared {
         for (job, verdict) in jobs.into_iter().zip(verdicts) {
             match verdict {
                 // In a FIFO group nobody overtakes one that goes back.
-                None if blocked => self.end(job, Ended::NotStarted(Stop::Drained), None),
+                None if blocked => self.end(job, Ended::NotStarted(Stop::Lost), None),
                 None => running.push(job),
                 Some(how) => {
                     blocked |= self.fifo && how != How::Ack;
@@ -236,7 +239,8 @@ impl Shared {
         };
         self.begin(std::slice::from_ref(job)).await;
         let leases = std::iter::once(&job.lease);
-        let ended = guard(leases, run(job, self.records())).await.unwrap_or_else(|stopped| stopped);
+        let ended =
+            guard(leases, &self.stats, run(job, self.records())).await.unwrap_or_else(|stopped| stopped);
         self.ran(std::slice::from_ref(job)).await;
         ended
     }
@@ -244,7 +248,7 @@ impl Shared {
     async fn run_many(&self, run: &RunMany, jobs: &[Arc<Job>]) -> Vec<Ended> {
         self.begin(jobs).await;
         let leases = jobs.iter().map(|job| &job.lease);
-        let ended = guard(leases, run(jobs, self.records())).await;
+        let ended = guard(leases, &self.stats, run(jobs, self.records())).await;
         self.ran(jobs).await;
         let each = |stopped: &Ended| match stopped {
             Ended::Panicked(error) => Ended::Panicked(error.clone()),
@@ -323,7 +327,7 @@ impl Shared {
         let owner = Owner::new(format!("{}/{run}", self.consumer)).expect("a consumer's name fits");
         let hash = blake3::hash(&job.delivery.body).to_hex();
         // A ledger elsewhere knows nothing of the delivery.
-        let delivery = self.same_store.then(|| (self.env.queue.clone(), job.delivery.receipt.clone()));
+        let delivery = self.own_ledger.then(|| (self.env.queue.clone(), job.delivery.receipt.clone()));
         ClaimRequest {
             fingerprint: Some(Fingerprint::new(hash).expect("hex digits")),
             on_doubt: self.policy.on_doubt,
@@ -379,8 +383,9 @@ impl Shared {
     /// Ends a delivery whose handler ended.
     fn end(&self, job: Arc<Job>, ended: Ended, tell: Option<oneshot::Sender<Option<Settled>>>) {
         self.count(&job, &ended);
+        let ran = ended.ran();
         let decision = self.policy.decide(ended);
-        self.finish(job, decision.how, Some(decision.ending), tell);
+        self.finish(job, decision.how, ran.then_some(decision.ending), tell);
     }
 
     /// Ends a delivery whose handler did not run.
@@ -400,14 +405,20 @@ impl Shared {
         ending: Option<hapax_core::Ending>,
         tell: Option<oneshot::Sender<Option<Settled>>>,
     ) {
+        let observer = self.env.hooks.observer.as_ref();
+        let ran = observer.and(ending.clone());
         if self.policy.tier == Tier::AtMostOnce || job.lease.stop() == Some(Stop::Abandoned) {
             job.lease.enter(Phase::Over);
+            if let Some(observer) = observer {
+                observer.ended(crate::testing::Ran { how, ending: ran, settled: None });
+                observer.passed();
+            }
             return;
         }
         job.lease.enter(Phase::Settling);
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         // The collector lives as long as the worker; behind that nothing is settled any more.
-        let _ = self.finishes.send(Finish { job, how, ending, tell });
+        let _ = self.finishes.send(Finish { job, how, ending, ran, tell });
     }
 
     fn count(&self, job: &Job, ended: &Ended) {

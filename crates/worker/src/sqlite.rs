@@ -268,7 +268,7 @@ fn run_in(
         Err(unparsable) => return Ok(unparsable),
     };
     let Ended::Done(value) = ended else { return Ok(ended) };
-    let outcome = Outcome { failed: false, value, omitted_bytes: None };
+    let outcome = Outcome { failed: false, value: value.clone(), omitted_bytes: None };
     SqliteInbox::record(&tx, id, &fingerprint, outcome, job.env.ttl_ms)?;
     if !hooks.pass_blocking(Point::BeforeCommit) {
         return Ok(Ended::NotStarted(Stop::Abandoned));
@@ -281,5 +281,5 @@ fn run_in(
     if !hooks.pass_blocking(Point::AfterCommit) {
         return Ok(Ended::NotStarted(Stop::Abandoned));
     }
-    Ok(Ended::Done(None))
+    Ok(Ended::Done(value))
 }

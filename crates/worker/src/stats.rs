@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
+use crate::outcome::Stop;
+
 /// A counter.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
@@ -15,6 +17,17 @@ impl Counter {
 
     pub fn add_many(&self, many: usize) {
         self.0.fetch_add(many as u64, Ordering::Relaxed);
+    }
+}
+
+impl Stats {
+    /// A run was stopped, and this is why.
+    pub fn stopped(&self, stop: Stop) {
+        match stop {
+            Stop::Lost => self.lost_leases.add(),
+            Stop::TimedOut => self.timeouts.add(),
+            Stop::Drained | Stop::Abandoned => {}
+        }
     }
 }
 

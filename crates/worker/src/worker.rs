@@ -101,7 +101,10 @@ impl Worker {
     /// Dropped instead, it stops its handlers at their next await and settles nothing more: what it held returns when
     /// its lease runs out.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Report, Stopped> {
-        let Self { shared, finishes, .. } = self;
+        let Self { shared, finishes, warnings } = self;
+        for warning in warnings {
+            tracing::warn!(queue = %shared.env.queue, code = warning.code, "{warning}");
+        }
         let mut ending = Abandon { shared: shared.clone(), collector: None };
         ending.collector = Some(tokio::spawn(settle::collect(shared.clone(), finishes)));
         let error = shared.receive_until(std::pin::pin!(shutdown)).await;

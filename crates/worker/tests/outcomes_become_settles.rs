@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{Rig, dies_after, run_until};
 use hapax_core::{
-    Cause, EntryId, EntryState, IdempotencyKey, KeySource, Ledger as _, NewMessage, OnDoubt, QueueConfig,
-    Tier,
+    Cause, EntryId, EntryState, IdempotencyKey, KeySource, Ledger, NewMessage, OnDoubt, QueueConfig, Tier,
 };
 use hapax_worker::{Cx, OnError, Outcome};
 
@@ -70,14 +69,16 @@ async fn at_most_once_is_acked_before_the_handler_starts() {
     assert_eq!((report.counts.done, report.counts.panics), (1, 0));
 }
 
-#[tokio::test]
-async fn effectively_once() {
+/// The same whether the ledger is the store's own or another's.
+async fn effectively_once(own: bool) {
     let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() };
     let rig = Rig::new(dies_after(5, config)).await;
     for word in ["done", "retry", "reject", "error"] {
         rig.send(keyed(&format!("{word:?}"), word)).await;
     }
-    let worker = rig.builder().handler(obey).build().await.unwrap();
+    let builder = || if own { rig.builder() } else { rig.builder_elsewhere() };
+    let ledger: Arc<dyn Ledger> = if own { rig.store.clone() } else { rig.elsewhere.clone() };
+    let worker = builder().handler(obey).build().await.unwrap();
     let report = run_until(worker, |counts| counts.done == 3 && counts.rejected == 1).await;
     assert_eq!((report.counts.retried, report.counts.in_doubt, report.counts.takeovers), (2, 0, 0));
     for (key, state, value) in [
@@ -87,7 +88,7 @@ async fn effectively_once() {
         ("error", EntryState::Completed, "\"error\""),
     ] {
         let id = EntryId::of_queue(&rig.queue, key.parse().unwrap());
-        let entry = rig.ledger.entry(&id).await.unwrap().unwrap();
+        let entry = ledger.entry(&id).await.unwrap().unwrap();
         assert_eq!(entry.state, state, "{key}");
         assert_eq!(entry.outcome.unwrap().value.unwrap().as_str(), value);
     }
@@ -103,7 +104,7 @@ async fn effectively_once() {
         counted.fetch_add(1, Ordering::SeqCst);
         async {}
     };
-    let worker = rig.builder().handler(never).build().await.unwrap();
+    let worker = builder().handler(never).build().await.unwrap();
     let report = run_until(worker, |counts| counts.replayed == 4 && counts.mismatches == 1).await;
     assert!(report.drained);
     assert_eq!(runs.load(Ordering::SeqCst), 0);
@@ -119,6 +120,16 @@ async fn effectively_once() {
         "{dead:?}"
     );
     assert_eq!(rig.messages("jobs").await, []);
+}
+
+#[tokio::test]
+async fn effectively_once_in_one_store() {
+    effectively_once(true).await;
+}
+
+#[tokio::test]
+async fn effectively_once_with_a_ledger_elsewhere() {
+    effectively_once(false).await;
 }
 
 #[tokio::test]

@@ -7,6 +7,8 @@ pub mod doctor;
 pub mod ledger;
 pub mod parked;
 pub mod policy;
+pub mod proxy;
 pub mod queue;
 pub mod receive;
 pub mod send;
+pub mod work;

@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use hapax::embedded::{Options, StoreQuota};
 use hapax::{QueueConfig, QueueName};
+use hapax_http::proxy::ProxyConfig;
 use hapax_server::ServerConfig;
 use hapax_server::config::{AuthConfig, LimitsConfig, SqsConfig, TlsConfig};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -38,13 +39,16 @@ pub struct Config {
     /// Queues that are created, or changed to this, at start.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub queue: Vec<DeclaredQueue>,
+    /// Idempotency proxies that run beside the server, with its store as their ledger.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub proxy: Vec<ProxyConfig>,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let ServerConfig { listen, tls, auth, limits, sqs } = ServerConfig::default();
         let (store, log) = (StoreConfig::default(), LogConfig::default());
-        Self { listen, store, log, tls, auth, limits, sqs, queue: Vec::new() }
+        Self { listen, store, log, tls, auth, limits, sqs, queue: Vec::new(), proxy: Vec::new() }
     }
 }
 
@@ -178,14 +182,7 @@ impl Config {
 
     /// Parses a file's text; `file` is how errors call it.
     pub fn parse(text: &str, file: &str) -> anyhow::Result<Self> {
-        let config: Self = match toml::from_str(text) {
-            Ok(config) => config,
-            Err(error) => {
-                let line = error.span().map(|span| 1 + text[..span.start].matches('\n').count());
-                let place = line.map_or_else(|| file.to_owned(), |line| format!("{file}:{line}"));
-                bail!("{place}: {}", explain(error.message()));
-            }
-        };
+        let config: Self = parse_toml(text, file)?;
         let redacted = |key: &&hapax_server::config::KeyConfig| {
             key.secret.as_ref().is_some_and(|secret| secret.expose() == REDACTED)
         };
@@ -210,6 +207,15 @@ impl Config {
     pub fn to_toml(&self) -> anyhow::Result<String> {
         toml::to_string(self).context("the configuration cannot be written as TOML")
     }
+}
+
+/// Parses a file's text; errors name the line, the key and the key that was probably meant.
+pub fn parse_toml<T: de::DeserializeOwned>(text: &str, file: &str) -> anyhow::Result<T> {
+    toml::from_str(text).map_err(|error| {
+        let line = error.span().map(|span| 1 + text[..span.start].matches('\n').count());
+        let place = line.map_or_else(|| file.to_owned(), |line| format!("{file}:{line}"));
+        anyhow!("{place}: {}", explain(error.message()))
+    })
 }
 
 /// Turns serde's "unknown field `x`, expected one of `a`, `b`" into words that help.
@@ -271,6 +277,7 @@ mod tests {
         let config = Config::parse(&text.join("\n"), "example").unwrap();
         assert!(config.tls.is_some() && config.store.messages_max.is_some(), "{config:?}");
         assert!(config.auth.keys.len() == 2 && config.queue.len() == 2, "{config:?}");
+        assert_eq!(config.proxy[0].routes.len(), 1, "{config:?}");
     }
 
     #[test]

@@ -1,23 +1,27 @@
 //! `hapax serve`: opens the store, declares queues, runs the server until a signal, closes the store.
 
 mod banner;
-mod config;
-mod logs;
+pub mod config;
+pub mod logs;
 mod options;
-mod signals;
+pub mod signals;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use hapax::core::store::SharedStore;
 use hapax::{AdminError, QueueName};
+use hapax_http::proxy::{Proxy, ProxyConfig};
 use hapax_server::{Server, native};
 
+use tokio::net::TcpListener;
+
 pub use self::options::ServeArgs;
+pub use self::signals::Signals;
 
 use self::banner::Banner;
 use self::config::{Config, DeclaredQueue};
-use self::signals::Signals;
 use crate::store::Store;
 use crate::tier;
 
@@ -35,17 +39,33 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     hapax_server::runtime::raise_file_limit();
     let mut signals = Signals::new()?;
     let starting = start(&config);
-    let (store, server, listeners) = tokio::select! {
+    let Started { store, server, listeners, proxies } = tokio::select! {
         started = starting => started?,
         () = signals.next() => return Ok(()),
     };
-    server.run(listeners, signals.shutdown()).await;
+    let (begin, stop) = tokio::sync::watch::channel(false);
+    let proxies = run_proxies(proxies, &stop);
+    server
+        .run(listeners, async {
+            signals.shutdown().await;
+            begin.send_replace(true);
+        })
+        .await;
+    // Each bounds its own shutdown; its last outcomes go into the store before that is closed.
+    proxies.join_all().await;
     close(store).await;
     tracing::info!("stopped");
     Ok(())
 }
 
-async fn start(config: &Config) -> anyhow::Result<(Store, Server, Vec<tokio::net::TcpListener>)> {
+struct Started {
+    store: Store,
+    server: Server,
+    listeners: Vec<TcpListener>,
+    proxies: Vec<(Proxy, TcpListener)>,
+}
+
+async fn start(config: &Config) -> anyhow::Result<Started> {
     let store = Store::open(&config.store.url, config.store.options()).await?;
     let first_start = store.admin().queues().await?.is_empty();
     declare(&store, &config.queue).await?;
@@ -53,11 +73,14 @@ async fn start(config: &Config) -> anyhow::Result<(Store, Server, Vec<tokio::net
     let native = native::router(store.admin().clone(), server.shutdown(), store.backup_function());
     let server = server.with_router(native, &[]);
     let listeners = server.bind().await?;
+    let proxies = bind_proxies(&config.proxy, store.admin()).await?;
     let status = store.admin().status().await;
-    let addresses =
-        listeners.iter().map(tokio::net::TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
+    let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let banner = Banner { config, addresses: &addresses, place: store.place(), first_start, status: &status };
-    if let Err(error) = banner.print() {
+    let printed = banner.print().and_then(|()| {
+        proxies.iter().try_for_each(|(proxy, listener)| crate::output::raw(&proxy_line(proxy, listener)?))
+    });
+    if let Err(error) = printed {
         // Nobody reads it: no reason not to serve.
         tracing::debug!("standard output: {error:#}");
     }
@@ -67,7 +90,50 @@ async fn start(config: &Config) -> anyhow::Result<(Store, Server, Vec<tokio::net
     for address in &addresses {
         tracing::info!(%address, store = store.place(), messages = status.messages, "listening");
     }
-    Ok((store, server, listeners))
+    Ok(Started { store, server, listeners, proxies })
+}
+
+/// Makes the configured proxies and lets them listen.
+pub async fn bind_proxies(
+    configs: &[ProxyConfig],
+    store: &SharedStore,
+) -> anyhow::Result<Vec<(Proxy, TcpListener)>> {
+    let mut proxies = Vec::with_capacity(configs.len());
+    for (at, config) in configs.iter().enumerate() {
+        if configs[..at].iter().any(|other| other.name == config.name && other.upstream != config.upstream) {
+            bail!(
+                "two proxies before different services are both named {:?}; their keys would meet",
+                config.name
+            );
+        }
+        let proxy = Proxy::new(config.clone(), store.clone())?;
+        let listener = proxy.bind().await?;
+        proxies.push((proxy, listener));
+    }
+    Ok(proxies)
+}
+
+/// Where a proxy is, and what it does there.
+pub fn proxy_line(proxy: &Proxy, listener: &TcpListener) -> anyhow::Result<String> {
+    let config = proxy.config();
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    let address = listener.local_addr()?;
+    Ok(format!("  Proxy {scheme}://{address} -> {} (keys of {})\n", config.upstream, config.tenant))
+}
+
+/// Runs them until `stop` says so.
+pub fn run_proxies(
+    proxies: Vec<(Proxy, TcpListener)>,
+    stop: &tokio::sync::watch::Receiver<bool>,
+) -> tokio::task::JoinSet<()> {
+    let mut running = tokio::task::JoinSet::new();
+    for (proxy, listener) in proxies {
+        let mut stop = stop.clone();
+        running.spawn(proxy.run(listener, async move {
+            let _ = stop.wait_for(|stop| *stop).await;
+        }));
+    }
+    running
 }
 
 /// Creates the declared queues, or changes them to what is declared; dead-letter queues before those that name them.
@@ -117,7 +183,8 @@ async fn declare_one(store: &Store, queue: &DeclaredQueue) -> Result<(), AdminEr
     Ok(())
 }
 
-async fn close(store: Store) {
+/// Closes the store, within a bound.
+pub async fn close(store: Store) {
     let store = Arc::new(store);
     let closing = tokio::task::spawn_blocking(move || store.close());
     if tokio::time::timeout(CLOSE, closing).await.is_err() {

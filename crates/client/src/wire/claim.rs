@@ -92,7 +92,7 @@ pub struct ClaimAnswer {
     /// 200: what came of it; `null` also where it was too large to keep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Json>,
-    /// 200: the size of an outcome that was too large to keep.
+    /// 200: the size of an outcome that was too large to keep; 0 where there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub omitted_bytes: Option<u64>,
     /// 200: when it ended, as RFC 3339 says it.
@@ -104,9 +104,24 @@ fn null() -> Json {
     Json::of(&()).expect("null is JSON")
 }
 
+/// The size of the value that is not there. No JSON has 0 bytes: that is an outcome without a value.
+fn omitted(outcome: &Outcome) -> Option<u64> {
+    match outcome.value {
+        Some(_) => None,
+        None => Some(outcome.omitted_bytes.unwrap_or_default()),
+    }
+}
+
+fn outcome_of(failed: bool, value: Option<Json>, omitted_bytes: Option<u64>) -> Outcome {
+    match omitted_bytes {
+        Some(bytes) => Outcome { failed, value: None, omitted_bytes: Some(bytes).filter(|bytes| *bytes > 0) },
+        None => Outcome { failed, value: Some(value.unwrap_or_else(null)), omitted_bytes: None },
+    }
+}
+
 impl ClaimAnswer {
     /// Puts an answer into words; a claim that was not given is a problem.
-    pub fn new(claim: Claim) -> Result<Self, Problem> {
+    pub fn new(claim: Claim) -> Result<Self, Box<Problem>> {
         match claim {
             Claim::Granted(Grant { token, fence, lease_ms, takeover }) => Ok(Self {
                 token: Some(token),
@@ -117,20 +132,20 @@ impl ClaimAnswer {
             }),
             Claim::Completed { outcome, at_ms } => Ok(Self {
                 state: Some(if outcome.failed { EntryState::Failed } else { EntryState::Completed }),
+                omitted_bytes: omitted(&outcome),
                 outcome: Some(outcome.value.unwrap_or_else(null)),
-                omitted_bytes: outcome.omitted_bytes,
                 completed_at: Some(to_rfc3339(at_ms)),
                 ..Self::default()
             }),
             Claim::InProgress { retry_after_ms } => {
                 let detail = "someone else holds this key; ask again later, or wait with wait_ms";
                 let problem = Problem::new("in-progress", detail, true);
-                Err(problem.in_state("in_progress").after(retry_after_ms))
+                Err(Box::new(problem.in_state("in_progress").after(retry_after_ms)))
             }
             Claim::InDoubt { since_ms } => {
                 let detail = "a claim of this key lapsed while its holder may have acted; find out whether it did, then resolve it";
                 let problem = Problem::new("in-doubt", detail, false);
-                Err(Problem { since_ms: Some(since_ms), ..problem.in_state("in_doubt") })
+                Err(Box::new(Problem { since_ms: Some(since_ms), ..problem.in_state("in_doubt") }))
             }
         }
     }
@@ -150,11 +165,7 @@ impl ClaimAnswer {
             Some(EntryState::Failed) => true,
             Some(_) => return None,
         };
-        let value = match self.omitted_bytes {
-            Some(_) => None,
-            None => Some(self.outcome.unwrap_or_else(null)),
-        };
-        let outcome = Outcome { failed, value, omitted_bytes: self.omitted_bytes };
+        let outcome = outcome_of(failed, self.outcome, self.omitted_bytes);
         Some(Claim::Completed { outcome, at_ms: from_rfc3339(&self.completed_at?)? })
     }
 }
@@ -172,7 +183,7 @@ pub struct Completion {
     /// It ended for good without success.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub failed: bool,
-    /// Instead of an outcome that is too large to keep: its size.
+    /// Instead of an outcome that is too large to keep: its size; 0 where there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub omitted_bytes: Option<u64>,
 }
@@ -180,9 +191,9 @@ pub struct Completion {
 impl Completion {
     /// Puts an outcome into words. Of an oversize one only its size travels.
     pub fn new(outcome: Outcome, ttl_ms: u64) -> Self {
-        let Outcome { failed, value, omitted_bytes } = outcome.kept();
+        let outcome = outcome.kept();
         let ttl_ms = Some(ttl_ms.clamp(TTL_MS_MIN, TTL_MS_MAX));
-        Self { outcome: value, ttl_ms, failed, omitted_bytes }
+        Self { omitted_bytes: omitted(&outcome), failed: outcome.failed, outcome: outcome.value, ttl_ms }
     }
 
     /// The outcome and how long it is kept; or what is wrong with it.
@@ -191,12 +202,10 @@ impl Completion {
         if !(TTL_MS_MIN..=TTL_MS_MAX).contains(&ttl_ms) {
             return Err(format!("ttl_ms: {ttl_ms} is out of range; use {TTL_MS_MIN} to {TTL_MS_MAX}"));
         }
-        let (value, omitted_bytes) = match (self.outcome, self.omitted_bytes) {
-            (Some(_), Some(_)) => return Err("give either outcome or omitted_bytes".to_owned()),
-            (None, Some(bytes)) => (None, Some(bytes)),
-            (outcome, None) => (Some(outcome.unwrap_or_else(null)), None),
-        };
-        Ok((Outcome { failed: self.failed, value, omitted_bytes }, ttl_ms))
+        if self.outcome.is_some() && self.omitted_bytes.is_some() {
+            return Err("give either outcome or omitted_bytes".to_owned());
+        }
+        Ok((outcome_of(self.failed, self.outcome, self.omitted_bytes), ttl_ms))
     }
 }
 
@@ -215,7 +224,7 @@ pub struct CompleteBody {
     /// It ended for good without success.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub failed: bool,
-    /// Instead of an outcome that is too large to keep: its size.
+    /// Instead of an outcome that is too large to keep: its size; 0 where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub omitted_bytes: Option<u64>,
 }
@@ -502,8 +511,9 @@ mod tests {
         Json::parse(text).unwrap()
     }
 
-    fn outcomes() -> [Outcome; 4] {
+    fn outcomes() -> [Outcome; 5] {
         [
+            Outcome { failed: false, value: None, omitted_bytes: None },
             Outcome::done(json(r#"{"paid" : 1.10}"#)),
             Outcome::done(json("null")),
             Outcome::failed(json("\"no such account\"")),

@@ -140,11 +140,11 @@ pub(crate) async fn a_waiting_claim_wakes_when_the_lease_lapses(t: Trial) {
     let (retried, parked) = (id("retried"), id("parked"));
     t.grant(brief(&retried, "holder")).await;
     t.grant(brief(&parked, "holder")).await;
-    let retries = t.claim_waiting(waiting(&retried, "ann")).await;
+    let takes = t.claim_waiting(waiting(&retried, "ann")).await;
     let parks = t.claim_waiting(ClaimRequest { wait_ms: 20_000, ..parking(&parked, "ann") }).await;
-    assert!(!retries.is_over() && !parks.is_over());
+    assert!(!takes.is_over() && !parks.is_over());
     t.pass(LEASE).await;
-    let claim = t.answered(retries).await;
+    let claim = t.answered(takes).await;
     assert!(matches!(&claim, Claim::Granted(grant) if grant.takeover), "{claim:?}");
     let claim = t.answered(parks).await;
     assert!(matches!(claim, Claim::InDoubt { .. }), "{claim:?}");
@@ -226,9 +226,9 @@ pub(crate) async fn each_answer_of_many_rounds_survives_a_crash(mut t: Trial) {
             tokens.push((order, n));
         }
         if round % 2 == 0 {
-            t.crash().await
+            t.crash().await;
         } else {
-            t.restart().await
+            t.restart().await;
         }
         for (order, n) in &tokens {
             let expected =

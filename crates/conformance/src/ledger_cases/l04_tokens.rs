@@ -118,10 +118,12 @@ pub(crate) async fn a_token_is_stale_once_its_key_was_released_and_claimed_anew(
 pub(crate) async fn batches_answer_in_order_and_one_failure_fails_no_other(t: Trial) {
     let (a, b, c) = (id("a"), id("b"), id("c"));
     let (held_a, held_c) = (t.grant(ask(&a, "ann")).await, t.grant(ask(&c, "ann")).await);
+    let gone = t.grant(ask(&b, "ann")).await;
+    t.end(&b, &gone.token, Ending::Release).await.unwrap();
     let renew = |id, token: &Token| Renew { id, token: token.clone(), lease_ms: LONG };
     let batch = vec![
         renew(a.clone(), &held_a.token),
-        renew(b.clone(), &held_a.token),
+        renew(b.clone(), &gone.token),
         renew(c.clone(), &held_a.token),
         renew(c.clone(), &held_c.token),
     ];
@@ -132,7 +134,7 @@ pub(crate) async fn batches_answer_in_order_and_one_failure_fails_no_other(t: Tr
     let end = |id, token, ending| -> ClaimEnd { ends(id, token, ending) };
     let batch = vec![
         end(&a, &held_a.token, complete(&done("a"))),
-        end(&b, &held_a.token, Ending::Release),
+        end(&b, &gone.token, Ending::Release),
         end(&a, &held_a.token, Ending::Complete { outcome: done("b"), ttl_ms: KEPT }),
         end(&c, &held_c.token, Ending::Release),
         end(&c, &held_c.token, complete(&done("c"))),

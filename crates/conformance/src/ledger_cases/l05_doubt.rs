@@ -21,6 +21,19 @@ pub(crate) async fn who_takes_over_is_told_so(t: Trial) {
     }
 }
 
+pub(crate) async fn a_release_after_a_takeover_leaves_the_older_doubt(t: Trial) {
+    let order = id("order-7");
+    t.lapsed(&order, "ann").await;
+    let bob = t.grant(ask(&order, "bob")).await;
+    t.end(&order, &bob.token, Ending::Release).await.unwrap();
+    assert_eq!(t.state(&order).await, Some(EntryState::InDoubt), "bob did nothing; ann may have");
+    let claim = t.claim(parking(&order, "eve")).await;
+    assert!(matches!(claim, Claim::InDoubt { .. }), "{claim:?}");
+    let eve = t.grant(ask(&order, "eve")).await;
+    assert!(eve.takeover && eve.fence > bob.fence, "{eve:?}: told so");
+    assert_eq!(t.end(&order, &bob.token, complete(&done("late"))).await, Err(TokenError::Stale));
+}
+
 pub(crate) async fn a_parked_doubt_is_granted_to_nobody(t: Trial) {
     let order = id("order-7");
     t.lapsed(&order, "ann").await;

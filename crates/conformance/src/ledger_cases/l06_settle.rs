@@ -130,8 +130,10 @@ pub(crate) async fn a_claim_that_is_gone_or_has_ended_blocks_the_settle(t: Trial
     let ended = settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, complete(&done("other")))).await;
     assert_eq!(ended, Err(SettleError::Claim(TokenError::Ended)));
     assert_eq!(t.browse(&jobs).await[0].state, MessageState::InFlight);
-    let elsewhere = EntryId::of_queue(&jobs, IdempotencyKey::new("nobody's").unwrap());
-    let ended = settle_with(&t, &jobs, &got, How::Ack, (&elsewhere, &grant, Ending::Release)).await;
+    let gone = EntryId::of_queue(&jobs, IdempotencyKey::new("gone").unwrap());
+    let released = t.grant(ask(&gone, "worker-1")).await;
+    t.end(&gone, &released.token, Ending::Release).await.unwrap();
+    let ended = settle_with(&t, &jobs, &got, How::Ack, (&gone, &released, Ending::Release)).await;
     assert_eq!(ended, Err(SettleError::Claim(TokenError::Gone)));
     assert_eq!(t.browse(&jobs).await[0].state, MessageState::InFlight);
     // A lost answer: the completion is there, the ack was not told.

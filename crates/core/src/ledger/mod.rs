@@ -360,7 +360,8 @@ pub enum Ending {
         /// How long it is kept. 1 s to 366 days.
         ttl_ms: u64,
     },
-    /// Nothing happened: the key is free again.
+    /// Nothing happened: the key is free again. After a takeover it goes back into doubt instead, since nobody knows
+    /// what the holder before did.
     Release,
     /// Something may have happened: in doubt at once, without waiting for the lease to lapse.
     Doubt,

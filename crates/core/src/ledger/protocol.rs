@@ -224,6 +224,7 @@ pub fn renew(entry: Option<&Entry>, fence: Fence, lease_ms: u64, now_ms: u64) ->
 }
 
 /// Decides the end of a claim by whoever holds `fence`. Past its lease it still counts, as long as nobody took over.
+/// A release after a takeover leaves the entry in doubt, as it was found.
 pub fn end(entry: Option<&Entry>, fence: Fence, ending: &Ending, now_ms: u64) -> Result<Ended, TokenError> {
     let entry = entry.ok_or(TokenError::Gone)?;
     if entry.fence != fence {
@@ -241,9 +242,11 @@ pub fn end(entry: Option<&Entry>, fence: Fence, ending: &Ending, now_ms: u64) ->
         }
         // Its holder said that something may have happened; it cannot take that back.
         (Stage::Processing { doubted: true, .. }, Ending::Release) => Err(TokenError::Stale),
-        (Stage::Processing { .. }, Ending::Release) => Ok(Ended::Delete),
+        (Stage::Processing { .. }, Ending::Release) if entry.takeovers == 0 => Ok(Ended::Delete),
         (Stage::Processing { doubted: true, .. }, Ending::Doubt) => Ok(Ended::Unchanged),
-        (Stage::Processing { lease_ms, until_ms, on_doubt, .. }, Ending::Doubt) => {
+        // A release after a takeover speaks for its own holder only: the doubt about the one before it stands, or the
+        // next claimant would not be told.
+        (Stage::Processing { lease_ms, until_ms, on_doubt, .. }, Ending::Release | Ending::Doubt) => {
             let stage = Stage::Processing {
                 lease_ms: *lease_ms,
                 until_ms: now_ms.min(*until_ms),

@@ -14,7 +14,7 @@ use hapax_core::{
 
 use super::{Engine, Undo};
 use crate::receipt::Named;
-use crate::record::{FLAG_KEYED, LedgerRow, Record, parked_cause};
+use crate::record::{FLAG_KEYED, LedgerRow, Record, Tally, parked_cause};
 use crate::storage::DueEntry;
 use crate::time::Now;
 
@@ -38,7 +38,7 @@ pub(super) struct Entries {
     /// Open entries by when to look whether they can go.
     fading: BTreeSet<(u64, u128)>,
     /// Rows in the storage.
-    pub rows: u64,
+    pub tally: Tally,
     stats: LedgerStats,
     /// When ended entries are looked at next.
     prune_ms: Option<u64>,
@@ -57,34 +57,22 @@ impl Entries {
         self.set(row.id.hash(), Some(row));
     }
 
-    pub fn load_counts(&mut self, rows: u64, prune_ms: Option<u64>) {
-        (self.rows, self.prune_ms) = (rows, prune_ms);
+    pub fn load_counts(&mut self, tally: Tally, prune_ms: Option<u64>) {
+        (self.tally, self.prune_ms) = (tally, prune_ms);
     }
 
     /// Puts an open entry into memory or takes it out; gives what was there.
     pub fn set(&mut self, hash: u128, row: Option<LedgerRow>) -> Option<LedgerRow> {
+        let fades_ms = row.as_ref().and_then(|row| row.entry.prune_ms());
         let before = match row {
-            Some(row) => {
-                let fades_ms = row.entry.prune_ms();
-                self.fading.extend(fades_ms.map(|at_ms| (at_ms, hash)));
-                let before = self.open.insert(hash, Open { row, fades_ms });
-                let faded_ms = before.as_ref().and_then(|before| before.fades_ms);
-                self.fade_not(hash, faded_ms.filter(|_| faded_ms != fades_ms));
-                before
-            }
-            None => {
-                let before = self.open.remove(&hash);
-                self.fade_not(hash, before.as_ref().and_then(|before| before.fades_ms));
-                before
-            }
+            Some(row) => self.open.insert(hash, Open { row, fades_ms }),
+            None => self.open.remove(&hash),
         };
-        before.map(|before| before.row)
-    }
-
-    fn fade_not(&mut self, hash: u128, at_ms: Option<u64>) {
-        if let Some(at_ms) = at_ms {
+        if let Some(at_ms) = before.as_ref().and_then(|before| before.fades_ms) {
             self.fading.remove(&(at_ms, hash));
         }
+        self.fading.extend(fades_ms.map(|at_ms| (at_ms, hash)));
+        before.map(|before| before.row)
     }
 
     /// Looks at an entry whose time is over again later.
@@ -103,18 +91,18 @@ impl Entries {
     }
 
     pub fn no_changes(&self) -> Changes {
-        Changes { rows: self.rows, stats: self.stats, ..Changes::default() }
+        Changes { tally: self.tally, stats: self.stats, ..Changes::default() }
     }
 
     pub fn take_back(&mut self, changes: &Changes) {
-        (self.rows, self.stats) = (changes.rows, changes.stats);
+        (self.tally, self.stats) = (changes.tally, changes.stats);
         // Entries that were to be pruned by this wave are still there.
         (self.prune_ms, self.pruned_ms) = (Some(0), 0);
     }
 
     #[cfg(test)]
     pub fn check(&self) {
-        assert!(self.open.len() as u64 <= self.rows);
+        assert!(self.open.len() as u64 <= self.tally.rows);
         for (hash, open) in &self.open {
             assert!(*hash == open.row.id.hash() && matches!(open.row.entry.stage, Stage::Processing { .. }));
             assert!(open.fades_ms.is_none_or(|at_ms| self.fading.contains(&(at_ms, *hash))));
@@ -134,13 +122,13 @@ pub(crate) struct Changes {
     linked: HashMap<u128, Vec<u64>>,
     /// Messages that are gone since this wave.
     unlinked: HashSet<u64>,
-    rows: u64,
+    tally: Tally,
     stats: LedgerStats,
 }
 
 impl Changes {
-    pub fn rows_before(&self) -> u64 {
-        self.rows
+    pub fn tally_before(&self) -> Tally {
+        self.tally
     }
 
     pub fn unlink(&mut self, seq: u64) {
@@ -171,6 +159,13 @@ pub(crate) struct Known {
     pub over: bool,
 }
 
+/// What memory says about a key.
+pub(crate) enum InMemory {
+    There(LedgerRow),
+    Gone,
+    AskStorage,
+}
+
 impl Known {
     pub fn entry(&self) -> Option<&protocol::Entry> {
         if self.over { None } else { self.row.as_ref().map(|row| &row.entry) }
@@ -178,17 +173,25 @@ impl Known {
 }
 
 impl Engine {
-    /// What memory says about a key: `None` when the storage must be asked.
-    pub fn entry_in_memory(&self, hash: u128) -> Option<Option<LedgerRow>> {
-        let open = self.ledger.open.get(&hash).map(|open| Some(open.row.clone()));
-        open.or_else(|| self.wave.ledger.ended.get(&hash).cloned())
+    /// What memory says about a key.
+    pub fn entry_in_memory(&self, hash: u128) -> InMemory {
+        if let Some(open) = self.ledger.open.get(&hash) {
+            return InMemory::There(open.row.clone());
+        }
+        match self.wave.ledger.ended.get(&hash) {
+            Some(Some(row)) => InMemory::There(row.clone()),
+            Some(None) => InMemory::Gone,
+            None => InMemory::AskStorage,
+        }
     }
 
     /// Writes an entry in place of what is known.
     fn put_entry(&mut self, known: &Known, entry: protocol::Entry) {
         let row = LedgerRow { id: known.id.clone(), entry };
         let before = known.row.as_ref().map(|row| row.entry.fence.0);
-        self.ledger.rows += u64::from(before.is_none());
+        if before.is_none() {
+            self.ledger.tally.add(known.hash);
+        }
         let open = matches!(row.entry.stage, Stage::Processing { .. });
         if let (Some(prune_ms), false) = (row.entry.prune_ms(), open) {
             let next = self.ledger.prune_ms.unwrap_or(u64::MAX);
@@ -209,7 +212,7 @@ impl Engine {
         let Some(row) = &known.row else { return };
         self.set_open(known.hash, None);
         self.wave.ledger.ended.insert(known.hash, None);
-        self.ledger.rows -= 1;
+        self.ledger.tally.remove(known.hash);
         self.wave.records.push(Record::DropEntry { fence: row.entry.fence.0 });
     }
 
@@ -291,9 +294,14 @@ impl Engine {
     ) -> Result<Remaining, TokenError> {
         let renewed = fence.ok_or(TokenError::Stale).and_then(|fence| {
             let entry = protocol::renew(known.entry(), Fence(fence), lease_ms, now.ms())?;
-            let Stage::Processing { lease_ms, .. } = entry.stage else {
-                unreachable!("only an open claim is renewed")
+            let held_ms = |entry: &protocol::Entry| match entry.stage {
+                Stage::Processing { lease_ms, .. } => lease_ms,
+                Stage::Completed { .. } => unreachable!("only an open claim is renewed"),
             };
+            let lease_ms = held_ms(&entry);
+            // A heartbeat that a power cut takes back is made up for by the full lease that every claim gets when the
+            // store is opened; but that must not be a shorter one than was promised.
+            self.wave.durable |= known.entry().is_some_and(|before| held_ms(before) < lease_ms);
             self.put_entry(known, entry);
             Ok(Remaining { lease_ms })
         });
@@ -363,7 +371,7 @@ impl Engine {
 
     pub fn forget_damaged(&mut self, now: Now, id: &EntryId, hash: u128, by: &str) {
         self.wave.ledger.ended.insert(hash, None);
-        self.ledger.rows = self.ledger.rows.saturating_sub(1);
+        self.ledger.tally.remove(hash);
         self.wave.records.push(Record::DropDamaged { hash });
         self.wave.durable = true;
         self.audit(now, by, format!("forgot the ledger's entry {id}, which was damaged"));
@@ -416,7 +424,7 @@ impl Engine {
             }
             self.wave.ledger.ended.insert(entry.hash, None);
             self.wave.records.push(Record::DropEntry { fence: entry.fence });
-            self.ledger.rows -= 1;
+            self.ledger.tally.remove(entry.hash);
             self.ledger.stats.pruned += 1;
         }
         let postponed = due.iter().any(|entry| entry.linked || entry.damaged);
@@ -431,7 +439,11 @@ impl Engine {
     }
 
     pub fn ledger_stats(&self) -> LedgerStats {
-        LedgerStats { entries: self.ledger.rows, open: self.ledger.open.len() as u64, ..self.ledger.stats }
+        LedgerStats {
+            entries: self.ledger.tally.rows,
+            open: self.ledger.open.len() as u64,
+            ..self.ledger.stats
+        }
     }
 
     /// The open entries among these, as they are now.
@@ -446,7 +458,7 @@ impl Engine {
             |row: &LedgerRow| format!("entry {} {:?}", row.id, row.entry.clone().reopened(now.ms()));
         let mut lines: Vec<_> = self.ledger.open.values().map(|open| reopened(&open.row)).collect();
         lines.sort();
-        lines.push(format!("entries {}", self.ledger.rows));
+        lines.push(format!("entries {:?}", self.ledger.tally));
         lines
     }
 }

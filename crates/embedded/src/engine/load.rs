@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use hapax_core::{GroupId, RedriveTask};
 
 use super::{Counters, Engine, Queue, StoreQuota, Table, Wave, dedup};
-use crate::record::{DedupRow, Entry, Header, LedgerRow, MessageRow, QueueRow, park_flags};
+use crate::record::{DedupRow, Entry, Header, LedgerRow, MessageRow, QueueRow, Tally, park_flags};
 use crate::time::Now;
 
 /// A number that no store reaches; one beyond it comes from a flipped bit.
@@ -43,7 +43,7 @@ pub(crate) enum Loaded {
     Entry(LedgerRow),
     /// How many entries the ledger has, and when to look for some to prune.
     Entries {
-        rows: u64,
+        tally: Tally,
         prune_ms: Option<u64>,
     },
 }
@@ -145,7 +145,7 @@ impl Loader {
             }
             Loaded::Redrive { task, upto, cursor } => self.redrives.push((task, upto, cursor)),
             Loaded::Entry(row) => engine.ledger.load(row, self.now),
-            Loaded::Entries { rows, prune_ms } => engine.ledger.load_counts(rows, prune_ms),
+            Loaded::Entries { tally, prune_ms } => engine.ledger.load_counts(tally, prune_ms),
         }
     }
 

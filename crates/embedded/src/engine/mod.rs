@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use hapax_core::{QueueName, StoreError};
 
 pub(crate) use dedup::content_id;
-pub(crate) use ledger::{Known, PRUNE_MAX};
+pub(crate) use ledger::{InMemory, Known, PRUNE_MAX};
 pub(crate) use load::{Loaded, Loader};
 pub(crate) use queue::Queue;
 pub(crate) use receive::{Leased, Request};
@@ -186,8 +186,8 @@ impl Engine {
         self.header.next_seq = self.wave.counters.next_seq;
         let to_sweep = self.sweep.len() + self.wave.purged.len();
         self.header.rows = self.wave.counters.messages + to_sweep as u64 + self.unclaimed_rows;
-        if self.ledger.rows != self.wave.ledger.rows_before() {
-            self.wave.records.push(Record::LedgerRows(self.ledger.rows));
+        if self.ledger.tally != self.wave.ledger.tally_before() {
+            self.wave.records.push(Record::LedgerRows(self.ledger.tally));
         }
         self.wave.records.push(Record::Header(self.header.clone()));
         true

@@ -3,12 +3,12 @@
 use hapax_core::ledger::protocol::{Entry, Stage};
 use hapax_core::{EntryFilter, EntryId, EntryState, Fence, Json, OnDoubt, Outcome, Page};
 use rusqlite::types::ValueRef;
-use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params};
+use rusqlite::{CachedStatement, Connection, ErrorCode, OptionalExtension, Row, params};
 
 use super::{DueEntry, FoundEntry, rows};
 use crate::crc::Crc;
 use crate::engine::{Loaded, Loader};
-use crate::record::LedgerRow;
+use crate::record::{LedgerRow, Tally};
 
 /// The columns in the order that [`entry`] reads; the outcome is last, where it need not be read.
 const COLUMNS: &str = "fence, id, scope, key, state, owner, fingerprint, lease_ms, at_ms, ttl_ms, on_doubt, claimed_ms, \
@@ -92,12 +92,12 @@ impl Columns {
     /// `None` when a column is of another type than was written, or the checksum does not fit.
     fn read(row: &Row<'_>) -> rusqlite::Result<Option<Self>> {
         let mut sound = true;
-        let mut number = |at: usize| match row.get_ref(at) {
-            Ok(ValueRef::Integer(value)) => value as u64,
-            _ => {
-                sound = false;
-                0
+        let mut number = |at: usize| {
+            if let Ok(ValueRef::Integer(value)) = row.get_ref(at) {
+                return value as u64;
             }
+            sound = false;
+            0
         };
         let text = |at: usize| row.get_ref(at).ok().and_then(|value| value.as_str().ok()).map(str::to_owned);
         let optional = |at: usize| -> rusqlite::Result<bool> { Ok(row.get_ref(at)? != ValueRef::Null) };
@@ -172,18 +172,27 @@ fn entry(row: &Row<'_>) -> rusqlite::Result<Option<LedgerRow>> {
     Ok(columns.row(outcome))
 }
 
-/// Looks an entry up by its hash.
+fn fence_of(db: &Connection, hash: u128) -> rusqlite::Result<Option<i64>> {
+    let sql = "SELECT fence FROM ledger WHERE id = ?1";
+    db.prepare_cached(sql)?.query_row([&hash.to_le_bytes()[..]], |row| row.get(0)).optional()
+}
+
+/// Looks an entry up by its hash. In two steps: in one, SQLite takes the id from the index, and a row whose own is damaged
+/// passes for sound.
 pub(super) fn find(db: &Connection, hash: u128) -> rusqlite::Result<FoundEntry> {
-    let sql = format!("SELECT {COLUMNS} FROM ledger WHERE id = ?1");
-    let found = db
-        .prepare_cached(&sql)
-        .and_then(|mut statement| statement.query_row([&hash.to_le_bytes()[..]], entry).optional());
-    match found {
-        Ok(None) => Ok(FoundEntry::Absent),
-        Ok(Some(Some(row))) if row.id.hash() == hash => Ok(FoundEntry::Sound(row)),
-        Ok(Some(_)) => Ok(FoundEntry::Damaged("its bytes do not match their checksum".into())),
+    let look = || -> rusqlite::Result<FoundEntry> {
+        let Some(fence) = fence_of(db, hash)? else { return Ok(FoundEntry::Absent) };
+        let sql = format!("SELECT {COLUMNS} FROM ledger WHERE fence = ?1");
+        let found = db.prepare_cached(&sql)?.query_row([fence], entry).optional()?;
+        Ok(match found {
+            Some(Some(row)) if row.id.hash() == hash => FoundEntry::Sound(row),
+            Some(_) => FoundEntry::Damaged("its bytes do not match their checksum".into()),
+            None => FoundEntry::Damaged("its row cannot be found".into()),
+        })
+    };
+    match look() {
         Err(error) if rows::is_corrupt(&error) => Ok(FoundEntry::Damaged(error.to_string())),
-        Err(error) => Err(error),
+        found => found,
     }
 }
 
@@ -275,20 +284,36 @@ pub(super) fn postpone(db: &Connection, fence: u64, prune_ms: u64) -> rusqlite::
 
 /// Removes a damaged entry. Where its row and the index disagree, the index is made anew first.
 pub(super) fn drop_damaged(db: &Connection, hash: u128) -> rusqlite::Result<()> {
-    let hash = hash.to_le_bytes();
-    let fence = "SELECT fence FROM ledger WHERE id = ?1";
-    let fence: Option<i64> = db.query_row(fence, [&hash[..]], |row| row.get(0)).optional()?;
-    let Some(fence) = fence else { return Ok(()) };
+    let Some(fence) = fence_of(db, hash)? else { return Ok(()) };
     db.execute_batch("SAVEPOINT damaged")?;
-    let dropped = db.execute(DELETE, [fence]);
-    match dropped {
-        Err(error) if rows::is_corrupt(&error) => {
+    match db.execute(DELETE, [fence]) {
+        Ok(1) => {}
+        Err(error) if !rows::is_corrupt(&error) => return Err(error),
+        _ => {
             db.execute_batch("ROLLBACK TO damaged; REINDEX ledger")?;
+            // Found by its hash if that is sound, or else by its number.
+            let fence = fence_of(db, hash)?.unwrap_or(fence);
             db.execute(DELETE, [fence])?;
         }
-        dropped => drop(dropped?),
     }
     db.execute_batch("RELEASE damaged")
+}
+
+/// Whether SQLite can remove a damaged entry at all: tries, and takes it back.
+pub(super) fn can_drop(db: &Connection, hash: u128) -> rusqlite::Result<bool> {
+    db.execute_batch("BEGIN IMMEDIATE")?;
+    let dropped = drop_damaged(db, hash);
+    if !db.is_autocommit() {
+        db.execute_batch("ROLLBACK")?;
+    }
+    match dropped {
+        Ok(()) => Ok(true),
+        Err(error) if rows::is_corrupt(&error) => Ok(false),
+        Err(rusqlite::Error::SqliteFailure(error, _)) if error.code == ErrorCode::ConstraintViolation => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// The most rows that one page looks at, and the most bytes of outcomes in it, but for a page of one.
@@ -334,53 +359,91 @@ pub(crate) fn page(db: &Connection, filter: &EntryFilter, now_ms: u64) -> rusqli
     Ok(Page { items, next: None })
 }
 
-fn count_crc(rows: u64) -> u32 {
+fn tally_crc(tally: Tally) -> u32 {
     let mut crc = Crc::new();
-    crc.word(rows);
+    crc.word(tally.rows).bytes(&tally.sum.to_le_bytes());
     crc.end()
 }
 
-pub(super) fn put_count(db: &Connection, rows: u64) -> rusqlite::Result<()> {
-    let sql = "INSERT OR REPLACE INTO ledger_rows (one, rows, crc) VALUES (1, ?1, ?2)";
-    db.prepare_cached(sql)?.execute(params![rows as i64, count_crc(rows)])?;
+pub(super) fn put_tally(db: &Connection, tally: Tally) -> rusqlite::Result<()> {
+    let sql = "INSERT OR REPLACE INTO ledger_rows (one, rows, sum, crc) VALUES (1, ?1, ?2, ?3)";
+    let sum = tally.sum.to_le_bytes();
+    db.prepare_cached(sql)?.execute(params![tally.rows as i64, &sum[..], tally_crc(tally)])?;
     Ok(())
 }
 
+/// What was written; `None` when that is damaged itself.
+fn written(db: &Connection) -> Option<Tally> {
+    let sql = "SELECT rows, sum, crc FROM ledger_rows";
+    let read = db.query_row(sql, [], |row| {
+        let sum = row.get_ref(1)?.as_blob().ok().and_then(|sum| sum.try_into().ok()).map(u128::from_le_bytes);
+        let tally = Tally { rows: row.get::<_, i64>(0)? as u64, sum: sum.unwrap_or_default() };
+        Ok((tally, row.get::<_, i64>(2)? as u32))
+    });
+    match read.optional() {
+        Ok(Some((tally, crc))) if crc == tally_crc(tally) => Some(tally),
+        // Never written: there never was an entry.
+        Ok(None) => Some(Tally::default()),
+        _ => None,
+    }
+}
+
+/// What is there, as the index or the table tells; `None` when that cannot be read.
+fn seen(db: &Connection, from: &str) -> rusqlite::Result<Option<Tally>> {
+    let count = || -> rusqlite::Result<Tally> {
+        let mut statement = db.prepare(&format!("SELECT id FROM ledger {from}"))?;
+        let mut found = statement.query([])?;
+        let mut tally = Tally::default();
+        while let Some(row) = found.next()? {
+            let hash = row.get_ref(0)?.as_blob().ok().and_then(|hash| hash.try_into().ok());
+            tally.add(hash.map(u128::from_le_bytes).unwrap_or_default());
+        }
+        Ok(tally)
+    };
+    match count() {
+        Err(error) if rows::is_corrupt(&error) => Ok(None),
+        tally => tally.map(Some),
+    }
+}
+
+const BY_INDEX: &str = "INDEXED BY ledger_id";
+const BY_TABLE: &str = "NOT INDEXED";
+
 /// Gives the open entries to the loader, and how many there are in all.
 pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
+    let written = written(db);
+    let mut found = seen(db, BY_INDEX)?;
+    if found != written && written.is_some() && seen(db, BY_TABLE)? == written {
+        // All rows are there, but the index does not lead to all of them: a claim would take one for absent.
+        match db.execute_batch("REINDEX ledger") {
+            Err(error) if rows::is_corrupt(&error) => {}
+            reindexed => reindexed?,
+        }
+        found = seen(db, BY_INDEX)?;
+        if found == written {
+            loader.warn("the ledger's index was damaged and was made anew from its rows");
+        }
+    }
     match load_open(db, loader) {
         Err(error) if rows::is_corrupt(&error) => loader.warn(&format!(
             "the ledger is damaged ({error}); claims on what is damaged are refused; restore a backup beside this \
              store to compare"
         )),
-        loaded => loaded?,
+        done => done?,
     }
-    let count = "SELECT count(*) FROM ledger INDEXED BY ledger_id";
-    let seen = db.query_row(count, [], |row| row.get::<_, i64>(0));
-    let seen = match seen {
-        Err(error) if rows::is_corrupt(&error) => None,
-        seen => Some(seen? as u64),
-    };
-    let sql = "SELECT rows, crc FROM ledger_rows";
-    let written =
-        db.query_row(sql, [], |row| Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u32)));
-    let written = match written.optional() {
-        Ok(Some((rows, crc))) if crc == count_crc(rows) => Some(rows),
-        // Never written: there never was an entry.
-        Ok(None) => Some(0),
-        _ => None,
-    };
-    if written.is_none() || seen.is_none_or(|seen| Some(seen) < written) {
-        let (seen, written) = (seen.unwrap_or_default(), written.unwrap_or_default());
+    if found != written || found.is_none() {
+        let (found, written) = (found.unwrap_or_default(), written.unwrap_or_default());
         loader.warn(&format!(
             "{} of {written} ledger entries cannot be found in the file, which is damaged; a claim on one of them would \
              let its effect happen again; restore a backup beside this store to compare",
-            written.saturating_sub(seen)
+            written.rows.saturating_sub(found.rows).max(1),
+            written = written.rows
         ));
     }
-    let rows = written.unwrap_or_default().max(seen.unwrap_or_default());
+    // What is missing stays expected, so that every opening says so.
+    let tally = written.or(found).unwrap_or_default();
     // What is due shows itself; until then nothing needs to be known.
-    loader.add(Loaded::Entries { rows, prune_ms: Some(0) });
+    loader.add(Loaded::Entries { tally, prune_ms: Some(0) });
     Ok(())
 }
 

@@ -87,6 +87,9 @@ pub(crate) trait Storage: Send {
     /// The entry with this hash.
     fn entry(&mut self, hash: u128) -> Result<FoundEntry, ReadError>;
 
+    /// Whether a damaged entry can be removed by [`Record::DropDamaged`].
+    fn can_drop(&mut self, hash: u128) -> Result<bool, ReadError>;
+
     /// Messages that need an entry, each with its queue; at most `limit`.
     fn links(&mut self, hash: u128, limit: usize) -> Result<Vec<(u64, u32)>, ReadError>;
 

@@ -138,6 +138,7 @@ CREATE INDEX ledger_prune ON ledger (prune_ms);
 CREATE TABLE ledger_rows (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     rows INTEGER NOT NULL,             -- how many rows `ledger` has
+    sum BLOB NOT NULL,                 -- exclusive or of their ids: tells when the index has lost one
     crc INTEGER NOT NULL
 );
 -- Which entries a message needs: they are not pruned while it lives. No checksum: a row that is there protects, however

@@ -146,7 +146,8 @@ impl Sqlite {
 
     fn end_reads(&self) -> rusqlite::Result<()> {
         if !self.db.is_autocommit() {
-            self.db.prepare_cached("COMMIT")?.execute([])?;
+            // Not a commit: where a read met a damaged page, that would fail, and there is nothing to keep.
+            self.db.prepare_cached("ROLLBACK")?.execute([])?;
         }
         Ok(())
     }
@@ -319,6 +320,10 @@ impl Storage for Sqlite {
 
     fn entry(&mut self, hash: u128) -> Result<FoundEntry, ReadError> {
         self.begin_reads().and_then(|()| ledger::find(&self.db, hash)).map_err(read)
+    }
+
+    fn can_drop(&mut self, hash: u128) -> Result<bool, ReadError> {
+        self.end_reads().and_then(|()| ledger::can_drop(&self.db, hash)).map_err(read)
     }
 
     fn links(&mut self, hash: u128, limit: usize) -> Result<Vec<(u64, u32)>, ReadError> {

@@ -3,6 +3,7 @@
 mod below_sqlite;
 mod corners;
 mod history;
+mod ledger_simulation;
 mod model;
 mod model_test;
 mod rig;

@@ -145,7 +145,9 @@ fn version_1(folder: &Path) {
 async fn version_1_becomes_a_store_with_a_ledger_and_loses_no_message() {
     let folder = tempfile::tempdir().unwrap();
     version_1(folder.path());
-    let store = Embedded::open(folder.path(), Options::default()).unwrap();
+    // A second after they were sent: their retention must not end with the years.
+    let clock = std::sync::Arc::new(hapax_core::ManualClock::at_ms(1_794_788_692_000));
+    let store = Embedded::open(folder.path(), Options { clock, ..Options::default() }).unwrap();
     assert_eq!(store.status().await.warnings, Vec::<String>::new());
     let stats = store.stats(&queue()).await.unwrap();
     assert_eq!((stats.ready, stats.parked), (1, 1));

@@ -10,7 +10,7 @@ use hapax_core::{GroupId, RedriveTask};
 use crate::engine::{Loaded, Loader};
 use crate::record::{
     BodyRow, DeadRow, DedupRow, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, Header, LedgerRow, MessageRow, QueueRow,
-    Record,
+    Record, Tally,
 };
 use crate::storage::{CommitError, DueEntry, Durability, FoundBody, FoundEntry, ReadError, Storage};
 
@@ -48,7 +48,7 @@ pub(super) struct Tables {
     redrives: BTreeMap<u64, (RedriveTask, u64, u64)>,
     /// By fence; with when to look whether it can go.
     pub ledger: BTreeMap<u64, (LedgerRow, Option<u64>)>,
-    ledger_rows: u64,
+    tally: Tally,
     pub keyed: BTreeSet<(u64, u128)>,
 }
 
@@ -124,7 +124,7 @@ impl Tables {
             Record::PostponeEntry { fence, prune_ms } => {
                 self.ledger.get_mut(fence).expect("a postponed entry is there").1 = Some(*prune_ms);
             }
-            Record::LedgerRows(rows) => self.ledger_rows = *rows,
+            Record::LedgerRows(tally) => self.tally = *tally,
             Record::Link { seq, hash } => {
                 self.keyed.insert((*seq, *hash));
             }
@@ -152,7 +152,9 @@ impl Tables {
             );
         }
         assert!(self.dead.keys().all(|seq| self.messages.contains_key(seq)));
-        assert_eq!(self.ledger_rows, self.ledger.len() as u64, "the ledger is not counted right");
+        let mut tally = Tally::default();
+        self.ledger.values().for_each(|(row, _)| tally.add(row.id.hash()));
+        assert_eq!(self.tally, tally, "the ledger is not counted right");
         for (seq, _) in &self.keyed {
             let message = self.messages.get(seq).expect("a link's message is there");
             assert!(message.entry.flags & FLAG_KEYED != 0, "message {seq} does not know of its link");
@@ -262,7 +264,7 @@ impl Storage for SimStorage {
                 loader.add(Loaded::Entry(row.clone()));
             }
         }
-        loader.add(Loaded::Entries { rows: tables.ledger_rows, prune_ms: Some(0) });
+        loader.add(Loaded::Entries { tally: tables.tally, prune_ms: Some(0) });
         Ok(())
     }
 
@@ -308,6 +310,10 @@ impl Storage for SimStorage {
         }
         let found = self.committed.ledger.values().find(|(row, _)| row.id.hash() == hash);
         Ok(found.map_or(FoundEntry::Absent, |(row, _)| FoundEntry::Sound(row.clone())))
+    }
+
+    fn can_drop(&mut self, _hash: u128) -> Result<bool, ReadError> {
+        unreachable!("nothing is damaged here")
     }
 
     fn links(&mut self, hash: u128, limit: usize) -> Result<Vec<(u64, u32)>, ReadError> {

@@ -2,12 +2,12 @@
 
 use hapax_core::ledger::protocol::Claimed;
 use hapax_core::message::{IDEMPOTENCY_KEY_ATTRIBUTE, idempotency_key};
-use hapax_core::{Attribute, EntryId, KeySource, MessageId, SettleError, Settled, StoreError};
+use hapax_core::{Attribute, EntryId, KeySource, MessageId, ResolveError, SettleError, Settled, StoreError};
 
 use super::{Answer, Reply, Settling, Writer};
 use crate::browse::parse_attributes;
 use crate::claims::{ClaimWaiter, Claimings, End, Keep, LedgerOp};
-use crate::engine::{Known, PRUNE_MAX};
+use crate::engine::{InMemory, Known, PRUNE_MAX};
 use crate::record::Content;
 use crate::storage::{FoundEntry, ReadError, Storage};
 use crate::time::Now;
@@ -39,8 +39,9 @@ impl<S: Storage> Writer<S> {
             )))
         };
         let row = match self.engine.entry_in_memory(hash) {
-            Some(row) => row,
-            None => match self.storage.entry(hash)? {
+            InMemory::There(row) => Some(row),
+            InMemory::Gone => None,
+            InMemory::AskStorage => match self.storage.entry(hash)? {
                 FoundEntry::Absent => None,
                 FoundEntry::Sound(row) => Some(row),
                 FoundEntry::Damaged(problem) => return Err(damaged(&problem)),
@@ -178,15 +179,27 @@ impl<S: Storage> Writer<S> {
                 let hash = id.hash();
                 let forgotten = match self.known_entry(now, &id, hash) {
                     Ok(known) => Ok(self.engine.forget_entry(now, &known, &by)),
-                    Err(Unknown::Damaged(_)) => {
-                        self.engine.forget_damaged(now, &id, hash, &by);
-                        Ok(Ok(()))
-                    }
+                    Err(Unknown::Damaged(_)) => self.forget_damaged(now, &id, &by),
                     Err(unread) => Err(unread),
                 };
                 self.answer_result(reply, forgotten);
             }
         }
+    }
+
+    fn forget_damaged(
+        &mut self,
+        now: Now,
+        id: &EntryId,
+        by: &str,
+    ) -> Result<Result<(), ResolveError>, Unknown> {
+        if !self.storage.can_drop(id.hash())? {
+            return Err(Unknown::Damaged(StoreError::Damaged(format!(
+                "the ledger's entry {id} is so damaged that it cannot be removed; restore a backup"
+            ))));
+        }
+        self.engine.forget_damaged(now, id, id.hash(), by);
+        Ok(Ok(()))
     }
 
     fn renew(
@@ -227,7 +240,7 @@ impl<S: Storage> Writer<S> {
         &mut self,
         now: Now,
         queue: u32,
-        batch: Vec<Settling>,
+        batch: &[Settling],
         reply: Reply<Vec<Result<Settled, SettleError>>>,
     ) {
         self.stats.operations += batch.len() as u64;

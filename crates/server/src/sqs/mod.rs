@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use hapax_core::store::SharedStore;
+use hapax_core::QueueAdmin;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response};
@@ -90,7 +90,7 @@ pub(crate) struct Sqs {
 impl Sqs {
     pub(crate) fn new(
         config: &SqsConfig,
-        store: SharedStore,
+        store: Arc<dyn QueueAdmin>,
         auth: Arc<Authenticator>,
         shutdown: Shutdown,
     ) -> std::result::Result<Self, ServerError> {

@@ -2,12 +2,16 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use hapax_conformance::MemoryLedger;
 use hapax_core::{
-    Browse, DeadLetterPolicy, MessageView, NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStats,
-    QueueStore as _, SystemClock, Tier,
+    Batch, Browse, Claim, ClaimEnd, ClaimError, ClaimRequest, DeadLetterPolicy, Delivery, EntryFilter,
+    EntryId, EntryView, Extend, Ledger, LedgerCapabilities, LedgerStats, MessageView, NewMessage, Page,
+    QueueAdmin, QueueConfig, QueueName, QueueSource, QueueStats, QueueStore as _, Receive, Remaining, Renew,
+    Resolution, ResolveError, Settle, SettleError, Settled, Source, StoreError, SystemClock, Tier,
+    TokenError,
 };
 use hapax_embedded::{Embedded, Options};
 use hapax_worker::{Counts, Report, Watch, Worker, WorkerBuilder};
@@ -17,7 +21,7 @@ pub const PATIENCE: Duration = Duration::from_mins(1);
 
 pub struct Rig {
     pub store: Arc<Embedded>,
-    pub ledger: Arc<MemoryLedger>,
+    pub elsewhere: Arc<TestLedger>,
     pub queue: QueueName,
     pub folder: tempfile::TempDir,
 }
@@ -33,16 +37,21 @@ impl Rig {
         store.create_queue(&dead, QueueConfig { kind: config.kind, ..QueueConfig::default() }).await.unwrap();
         let dead_letter = config.dead_letter.clone().map(|policy| DeadLetterPolicy { queue: dead, ..policy });
         store.create_queue(&queue, QueueConfig { dead_letter, ..config }).await.unwrap();
-        let ledger = Arc::new(MemoryLedger::new(Arc::new(SystemClock::default())));
-        Self { store, ledger, queue, folder }
+        Self { store, elsewhere: Arc::new(TestLedger::new()), queue, folder }
     }
 
     pub async fn tier(tier: Tier) -> Self {
         Self::new(QueueConfig { tier, ..QueueConfig::default() }).await
     }
 
+    /// A worker whose ledger is the store's own.
     pub fn builder(&self) -> WorkerBuilder {
-        Worker::over(self.store.clone(), self.queue.clone()).ledger(self.ledger.clone())
+        Worker::builder(self.store.clone(), self.queue.clone())
+    }
+
+    /// A worker whose ledger is another store's.
+    pub fn builder_elsewhere(&self) -> WorkerBuilder {
+        Worker::over(self.store.clone(), self.queue.clone()).ledger(self.elsewhere.clone())
     }
 
     pub async fn send(&self, message: NewMessage) {
@@ -86,5 +95,130 @@ pub async fn wait_for(watch: &Watch, enough: impl Fn(&Counts) -> bool) {
     while !enough(&watch.counts()) {
         assert!(Instant::now() < deadline, "it took too long: {:?}", watch.counts());
         tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// A ledger that can be told to fail. It says that it is durable, since a test does not outlive its process.
+pub struct TestLedger {
+    inner: MemoryLedger,
+    /// Calls that fail as if the ledger could not be reached.
+    pub down: AtomicBool,
+    /// So many calls take effect and lose their answer.
+    pub unanswered: AtomicU32,
+    pub calls: AtomicU32,
+}
+
+impl TestLedger {
+    pub fn new() -> Self {
+        let inner = MemoryLedger::new(Arc::new(SystemClock::default()));
+        Self { inner, down: AtomicBool::new(false), unanswered: 0.into(), calls: 0.into() }
+    }
+
+    fn up(&self) -> Result<(), StoreError> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        if self.down.load(Ordering::SeqCst) { Err(StoreError::Unavailable("told so".into())) } else { Ok(()) }
+    }
+
+    fn answer<T>(&self, answer: T) -> Result<T, StoreError> {
+        let lose = |left: u32| left.checked_sub(1);
+        match self.unanswered.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose) {
+            Ok(_) => Err(StoreError::OutcomeUnknown("told so".into())),
+            Err(_) => Ok(answer),
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Ledger for TestLedger {
+    fn ledger_capabilities(&self) -> LedgerCapabilities {
+        LedgerCapabilities { durable: true, ..self.inner.ledger_capabilities() }
+    }
+
+    async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
+        self.up()?;
+        self.answer(self.inner.claim(batch).await?)
+    }
+
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+        self.up()?;
+        self.inner.renew(batch).await
+    }
+
+    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+        self.up()?;
+        self.answer(self.inner.end(batch).await?)
+    }
+
+    async fn entry(&self, id: &EntryId) -> Result<Option<EntryView>, StoreError> {
+        self.inner.entry(id).await
+    }
+
+    async fn entries(&self, filter: EntryFilter) -> Result<Page<EntryView>, StoreError> {
+        self.inner.entries(filter).await
+    }
+
+    async fn resolve(&self, id: &EntryId, resolution: Resolution, by: &str) -> Result<(), ResolveError> {
+        self.inner.resolve(id, resolution, by).await
+    }
+
+    async fn forget(&self, id: &EntryId, by: &str) -> Result<(), ResolveError> {
+        self.inner.forget(id, by).await
+    }
+
+    async fn ledger_stats(&self) -> Result<LedgerStats, StoreError> {
+        self.inner.ledger_stats().await
+    }
+}
+
+/// A queue that can be told to fail.
+pub struct TestSource {
+    inner: QueueSource,
+    /// Settles and heartbeats fail as if the store could not be reached.
+    pub down: AtomicBool,
+    /// So many settles take effect and lose their answer.
+    pub unanswered: AtomicU32,
+    pub settles: AtomicU32,
+    pub settle_calls: AtomicU32,
+}
+
+impl TestSource {
+    pub fn new(rig: &Rig) -> Arc<Self> {
+        let inner = QueueSource::new(rig.store.clone(), rig.queue.clone());
+        Arc::new(Self {
+            inner,
+            down: AtomicBool::new(false),
+            unanswered: 0.into(),
+            settles: 0.into(),
+            settle_calls: 0.into(),
+        })
+    }
+
+    fn up(&self) -> Result<(), StoreError> {
+        if self.down.load(Ordering::SeqCst) { Err(StoreError::Unavailable("told so".into())) } else { Ok(()) }
+    }
+}
+
+#[async_trait::async_trait]
+impl Source for TestSource {
+    async fn next(&self, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
+        self.up()?;
+        self.inner.next(receive).await
+    }
+
+    async fn finish(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+        self.settle_calls.fetch_add(1, Ordering::SeqCst);
+        self.up()?;
+        self.settles.fetch_add(batch.len() as u32, Ordering::SeqCst);
+        let answers = self.inner.finish(batch).await?;
+        let lose = |left: u32| left.checked_sub(1);
+        match self.unanswered.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose) {
+            Ok(_) => Err(StoreError::OutcomeUnknown("told so".into())),
+            Err(_) => Ok(answers),
+        }
+    }
+
+    async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+        self.up()?;
+        self.inner.keep(batch).await
     }
 }

@@ -19,6 +19,12 @@ pub struct Ledger {
     pub fence_max: u64,
     /// The fence of the last delivery of each message; forgotten at a power loss, which may take a delivery back.
     pub latest: BTreeMap<u64, u64>,
+    /// Claims that were answered: the newest of each number.
+    pub granted: BTreeMap<u64, u64>,
+    /// Claims that were completed, for sure.
+    pub completed: BTreeMap<u64, u64>,
+    /// Acks that were to complete a claim: message, delivery, claim.
+    pub pairs: Vec<(u64, u64, u64)>,
 }
 
 impl Ledger {
@@ -48,6 +54,30 @@ impl Ledger {
         self.gone.insert(number);
     }
 
+    /// Answered claims and completions are there; an ack and its completion are there both or neither.
+    fn verify_claims(&self, rig: &Rig) -> Result<(), String> {
+        let (entries, flying) = claims(rig).map_err(|error| format!("the ledger cannot be read: {error}"))?;
+        let newest = |number: u64| entries.iter().rev().find(|(_, (of, _))| *of == number);
+        for (number, fence) in &self.granted {
+            // A newer one may have been given to someone who was not told.
+            if newest(*number).is_none_or(|(found, _)| found < fence) {
+                return Err(format!("the claim {fence} of {number} is lost"));
+            }
+        }
+        for (number, fence) in &self.completed {
+            if entries.get(fence) != Some(&(*number, true)) {
+                return Err(format!("the completion {fence} of {number} is lost"));
+            }
+        }
+        for (seq, delivery, claim) in &self.pairs {
+            let completed = entries.get(claim).is_some_and(|(_, completed)| *completed);
+            if completed && flying.get(seq) == Some(delivery) {
+                return Err(format!("claim {claim} is completed and message {seq} was not acked"));
+            }
+        }
+        Ok(())
+    }
+
     /// Compares the rows on the disk with what was answered. What was unknown is known afterwards.
     pub fn verify(&mut self, rig: &Rig) -> Result<(), String> {
         let rows = rows(rig).map_err(|error| format!("the rows cannot be read: {error}"))?;
@@ -58,6 +88,7 @@ impl Ledger {
                 return Err(format!("message {number} is there twice"));
             }
         }
+        self.verify_claims(rig)?;
         if let Some(back) = found.intersection(&self.gone).next() {
             return Err(format!("message {back} came back"));
         }
@@ -76,6 +107,26 @@ impl Ledger {
         self.maybe_acked.clear();
         Ok(())
     }
+}
+
+/// Entries by fence: number and whether it is completed; deliveries under way by message: fence.
+type Claims = (BTreeMap<u64, (u64, bool)>, BTreeMap<u64, u64>);
+
+fn claims(rig: &Rig) -> rusqlite::Result<Claims> {
+    let db = Connection::open_with_flags_and_vfs(DATABASE, OpenFlags::default(), rig.disk.vfs_name())?;
+    let tables: i64 =
+        db.query_row("SELECT count(*) FROM sqlite_schema WHERE name = 'ledger'", [], |row| row.get(0))?;
+    assert_eq!(tables, 1);
+    let mut statement = db.prepare("SELECT fence, substr(key, 2), state FROM ledger")?;
+    let number = |text: String| text.parse::<u64>().expect("a key of ours");
+    let entry = |row: &rusqlite::Row<'_>| {
+        Ok((row.get::<_, i64>(0)? as u64, (number(row.get(1)?), row.get::<_, i64>(2)? == 2)))
+    };
+    let entries = statement.query_map([], entry)?.collect::<rusqlite::Result<_>>()?;
+    let mut statement = db.prepare("SELECT seq, fence FROM message WHERE state = 2")?;
+    let flying = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u64));
+    let flying = statement.query_map([], flying)?.collect::<rusqlite::Result<_>>()?;
+    Ok((entries, flying))
 }
 
 fn rows(rig: &Rig) -> rusqlite::Result<Vec<Vec<u8>>> {

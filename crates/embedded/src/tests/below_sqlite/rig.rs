@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use hapax_core::ledger::TTL_MS_MAX;
+use hapax_core::ledger::protocol::Claimed;
 use hapax_core::policy::RETENTION_MS_MAX;
 use hapax_core::{
-    DeadLetterPolicy, How, ManualClock, Priority, QueueConfig, QueueName, QueueStats, SendError, Sent,
-    SettleError, Settled, StoreError,
+    ClaimRequest, DeadLetterPolicy, Ending, EntryId, How, Json, ManualClock, Priority, QueueConfig,
+    QueueName, QueueStats, Receipt, SendError, Sent, SettleError, Settled, StoreError,
 };
 use hapax_simdisk::SimDisk;
 use tokio::sync::oneshot;
@@ -13,6 +15,7 @@ use tokio::sync::oneshot;
 use super::Ledger;
 use crate::OpenError;
 use crate::checkpoint::Checkpoint;
+use crate::claims::{Claiming, Claimings, End, LedgerOp};
 use crate::engine::{Loader, Outgoing, Request};
 use crate::receipt::Named;
 use crate::record::Content;
@@ -21,6 +24,17 @@ use crate::storage::schema::STEPS;
 use crate::storage::sqlite::{Place, Sqlite};
 use crate::time::StoreTime;
 use crate::writer::{Op, Raw, Settling, Writer};
+
+fn entry_id(number: u64) -> EntryId {
+    EntryId::of_queue(&queue_name(0), format!("n{number}").parse().unwrap())
+}
+
+fn complete(number: u64, fence: u64) -> End {
+    let outcome = hapax_core::Outcome::done(Json::of(&number).unwrap());
+    let ending = Ending::Complete { outcome, ttl_ms: TTL_MS_MAX };
+    let id = entry_id(number);
+    End { hash: id.hash(), id, fence: Some(fence), ending }
+}
 
 pub const DATABASE: &str = "hapax.db";
 const QUEUES: [&str; 2] = ["jobs", "dead"];
@@ -32,12 +46,15 @@ pub struct Held {
     number: u64,
     named: Named,
     queue: usize,
+    /// The fence of the claim that was made for it.
+    claim: Option<u64>,
 }
 
 enum Asked {
     Send(Vec<u64>, Answer<Vec<Result<Sent, SendError>>>),
     Receive(usize, Answer<Vec<Raw>>),
     Settle(Vec<(Held, How)>, Answer<Vec<Result<Settled, SettleError>>>),
+    Claim(Held, Answer<Claimings>),
 }
 
 /// What became of a wave.
@@ -152,8 +169,9 @@ impl Rig {
         for _ in 0..self.rng.usize(1..5) {
             let (ask, op) = match self.rng.u8(..10) {
                 0..4 => self.send(),
-                4..7 => self.receive(),
+                4..6 => self.receive(),
                 _ if self.held.is_empty() => self.receive(),
+                6..8 => self.claim(),
                 _ => self.settle(),
             };
             asked.push(ask);
@@ -231,18 +249,44 @@ impl Rig {
             _ => How::Retry { after_ms: None, error: Some("again".into()) },
         };
         let batch: Vec<_> = batch.into_iter().map(|held| (held, how(&mut self.rng))).collect();
-        let settling =
-            |(held, how): &(Held, How)| Settling { named: Some(held.named), how: how.clone(), claim: None };
+        let settling = |(held, how): &(Held, How)| Settling {
+            named: Some(held.named),
+            how: how.clone(),
+            claim: held.claim.filter(|_| *how == How::Ack).map(|fence| complete(held.number, fence)),
+        };
         let settles = batch.iter().map(settling);
         let (reply, answer) = oneshot::channel();
         let op = Op::Settle { queue: queue_name(first.queue), batch: settles.collect(), reply };
+        let pairs = batch.iter().filter(|(_, how)| *how == How::Ack);
+        let pairs = pairs.filter_map(|(held, _)| Some((held.named.seq, held.named.fence, held.claim?)));
+        self.ledger.pairs.extend(pairs);
         (Asked::Settle(batch, answer), op)
+    }
+
+    /// A claim for one of the deliveries.
+    fn claim(&mut self) -> (Asked, Op) {
+        let held = self.held[self.rng.usize(..self.held.len())];
+        let owner = format!("o{}", held.named.fence).parse().unwrap();
+        let mut request = ClaimRequest::new(entry_id(held.number), owner, 3_000);
+        request.delivery = Some((queue_name(held.queue), Receipt::new("opened").unwrap()));
+        let hash = request.id.hash();
+        let claiming = Box::new(Claiming { hash, request, named: Some(held.named) });
+        let (reply, answer) = oneshot::channel();
+        let asked = crate::time::Now { us: 0 };
+        (Asked::Claim(held, answer), Op::Ledger(LedgerOp::Claim { claiming, asked, reply }))
     }
 
     /// Notes what was answered.
     fn take(&mut self, asked: Asked) -> Option<StoreError> {
         let ledger = &mut self.ledger;
         match asked {
+            Asked::Claim(held, mut answer) => match answer.try_recv().expect("a claim is answered") {
+                Ok(claimed) => {
+                    self.claimed(&held, claimed.expect("a valid claim").0);
+                    None
+                }
+                Err(error) => Some(error),
+            },
             Asked::Send(numbers, mut answer) => match answer.try_recv().expect("a send is answered") {
                 Ok(sent) => {
                     assert!(sent.iter().all(Result::is_ok));
@@ -264,7 +308,7 @@ impl Rig {
                     for raw in deliveries {
                         let number = Ledger::number(&raw.content.body).expect("a body of ours");
                         ledger.delivered(number, raw.leased.named.fence);
-                        self.held.push(Held { number, named: raw.leased.named, queue });
+                        self.held.push(Held { number, named: raw.leased.named, queue, claim: None });
                     }
                     None
                 }
@@ -275,6 +319,11 @@ impl Rig {
                     for ((held, how), settled) in batch.iter().zip(settled) {
                         if *how == How::Ack && settled.is_ok() {
                             ledger.acked(held.number, held.named.fence);
+                        }
+                        if let (How::Ack, Some(fence), false) =
+                            (how, held.claim, matches!(settled, Err(SettleError::Claim(_))))
+                        {
+                            ledger.completed.insert(held.number, fence);
                         }
                     }
                     None
@@ -287,6 +336,25 @@ impl Rig {
                     Some(error)
                 }
             },
+        }
+    }
+
+    fn claimed(&mut self, held: &Held, claimed: Claimed) {
+        match claimed {
+            Claimed::Granted { entry, .. } => {
+                let fence = entry.fence.0;
+                assert!(!self.ledger.completed.contains_key(&held.number), "{} runs again", held.number);
+                let before = self.ledger.granted.insert(held.number, fence);
+                assert!(before.is_none_or(|before| before <= fence), "fences of a key step back");
+                for other in self.held.iter_mut().filter(|other| other.named == held.named) {
+                    other.claim = Some(fence);
+                }
+            }
+            Claimed::Completed { .. } => {
+                let asked = self.ledger.pairs.iter().any(|(seq, ..)| *seq == held.named.seq);
+                assert!(asked, "{} was completed by nobody", held.number);
+            }
+            Claimed::InProgress { .. } | Claimed::InDoubt { .. } => {}
         }
     }
 

@@ -9,8 +9,9 @@ mod send;
 mod settle;
 mod tags;
 
-use hapax_core::QueueName;
-use hapax_core::store::SharedStore;
+use std::sync::Arc;
+
+use hapax_core::{QueueAdmin, QueueName};
 
 use super::error::{Kind, Result, SqsError};
 use super::model::{Call, Text};
@@ -33,14 +34,19 @@ pub(crate) struct Caller<'a> {
 /// Carries out actions.
 pub(crate) struct Operations {
     names: Names,
-    store: SharedStore,
+    store: Arc<dyn QueueAdmin>,
     shutdown: Shutdown,
     purged: Recent,
     deleted: Recent,
 }
 
 impl Operations {
-    pub(crate) fn new(config: &SqsConfig, names: Names, store: SharedStore, shutdown: Shutdown) -> Self {
+    pub(crate) fn new(
+        config: &SqsConfig,
+        names: Names,
+        store: Arc<dyn QueueAdmin>,
+        shutdown: Shutdown,
+    ) -> Self {
         Self {
             names,
             store,

@@ -1,0 +1,327 @@
+//! `hapax proxy`: a reverse proxy that makes requests with an Idempotency-Key take effect once.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use hapax::core::OnDoubt;
+use hapax::core::store::SharedStore;
+use hapax::embedded::Options;
+use hapax_http::proxy::{HostPolicy, ProxyConfig, TlsFiles};
+use hapax_http::{OnOutage, Statuses, Tenant};
+use serde::{Deserialize, Serialize};
+
+use crate::remote::Remote;
+use crate::serve::config::{LogConfig, LogFormat, parse_address, parse_toml};
+use crate::serve::signals::Signals;
+use crate::serve::{bind_proxies, close, logs, proxy_line, run_proxies};
+use crate::store::{Store, folder};
+use crate::text::parse_ms;
+use crate::{output, usage};
+
+/// Where keys and answers are kept by default.
+const LEDGER: &str = "embedded:./hapax-proxy-data";
+
+/// Runs a reverse proxy that makes requests with an Idempotency-Key take effect once.
+#[derive(Debug, Args)]
+pub struct ProxyArgs {
+    /// Configuration file (TOML): `ledger`, `[log]` and `[[proxy]]` as in that of `serve`. Flags beat it.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Prints the configuration in effect and exits.
+    #[arg(long)]
+    print_config: bool,
+    /// Where requests go: http://HOST:PORT or https://HOST.
+    #[arg(long, value_name = "URL", env = "HAPAX_UPSTREAM")]
+    upstream: Option<String>,
+    /// Where keys and answers are kept: embedded:PATH, or a server's http://HOST:PORT (with its token, ID:SECRET, in
+    /// HAPAX_TOKEN) [default: embedded:./hapax-proxy-data].
+    #[arg(long, value_name = "URL", env = "HAPAX_LEDGER", hide_env_values = true)]
+    ledger: Option<String>,
+    /// Address to listen on; any other than loopback needs TLS or --insecure [default: 127.0.0.1:9325].
+    #[arg(long, value_name = "ADDR", value_parser = parse_address)]
+    listen: Option<SocketAddr>,
+    /// The service's name in the ledger: part of every key [default: proxy].
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Form of the logs, on standard error [default: text].
+    #[arg(long, value_name = "FORMAT", env = "HAPAX_LOG_FORMAT")]
+    log_format: Option<LogFormat>,
+    /// What is logged: error, warn, info, debug, trace [default: info].
+    #[arg(long, value_name = "LEVEL", env = "HAPAX_LOG_LEVEL")]
+    log_level: Option<String>,
+    #[command(flatten)]
+    connections: Connections,
+    #[command(flatten)]
+    keys: Keys,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Connections")]
+struct Connections {
+    /// PEM file with the certificate chain: serves HTTPS.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// PEM file with the certificate's private key.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Listens beyond loopback in plain text: right behind something that has ended TLS.
+    #[arg(long)]
+    insecure: bool,
+    /// Which Host the upstream sees: the caller's or its own [default: preserve].
+    #[arg(long, value_name = "WHICH")]
+    host: Option<Host>,
+    /// Adds to callers' Forwarded and X-Forwarded-* headers instead of replacing them.
+    #[arg(long)]
+    trust_forwarded: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Keys")]
+struct Keys {
+    /// Whose key it is: credentials, header:NAME, cookie:NAME or shared [default: credentials].
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<Tenant>,
+    /// Refuses requests without a key.
+    #[arg(long)]
+    required: bool,
+    /// Methods that keys are for; may be repeated [default: POST, PATCH].
+    #[arg(long, value_name = "METHOD", value_delimiter = ',')]
+    method: Vec<String>,
+    /// Where in a JSON body the key is, for requests without the header: /order/id.
+    #[arg(long, value_name = "POINTER")]
+    key_pointer: Option<String>,
+    /// Field of a JSON body that may differ between two sendings; may be repeated: /sent_at.
+    #[arg(long, value_name = "POINTER", value_delimiter = ',')]
+    exclude: Vec<String>,
+    /// Statuses that say that nothing happened; they free the key [default: 401,408,409,425,429].
+    #[arg(long, value_name = "STATUSES")]
+    released: Option<Statuses>,
+    /// Statuses that leave open whether anything happened [default: 5xx].
+    #[arg(long, value_name = "STATUSES")]
+    doubtful: Option<Statuses>,
+    /// After a run that broke off or ended so: park its key until someone decides, or retry [default: park].
+    #[arg(long, value_name = "WHAT")]
+    on_doubt: Option<Doubt>,
+    /// While the ledger cannot be reached: closed (503) or open (unprotected, counted) [default: closed].
+    #[arg(long, value_name = "WHAT")]
+    on_outage: Option<Outage>,
+    /// How long an answer is kept [default: 4d].
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    ttl: Option<u64>,
+    /// How long a duplicate waits for the first one's answer before it gets 409; at most 20s [default: 10s].
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    wait: Option<u64>,
+    /// How long a claim outlives the proxy that holds it [default: 30s].
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    lease: Option<u64>,
+    /// How long a request may run [default: 2m].
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    run_max: Option<u64>,
+    /// The largest body of a request with a key [default: 1048576].
+    #[arg(long, value_name = "BYTES")]
+    request_bytes_max: Option<usize>,
+    /// The largest answer that is recorded [default: 524288].
+    #[arg(long, value_name = "BYTES")]
+    response_bytes_max: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Host {
+    Preserve,
+    Upstream,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Doubt {
+    Park,
+    Retry,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Outage {
+    Closed,
+    Open,
+}
+
+/// The configuration of `hapax proxy`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Config {
+    /// Where keys and answers are kept.
+    ledger: String,
+    /// What is logged, and how.
+    log: LogConfig,
+    /// The proxies.
+    proxy: Vec<ProxyConfig>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { ledger: LEDGER.to_owned(), log: LogConfig::default(), proxy: Vec::new() }
+    }
+}
+
+fn set<T>(field: &mut T, given: Option<T>) {
+    if let Some(value) = given {
+        *field = value;
+    }
+}
+
+impl ProxyArgs {
+    /// The configuration in effect: defaults, then the file, then flags.
+    fn config(self) -> anyhow::Result<Config> {
+        let read = |file: &PathBuf| {
+            let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+            parse_toml::<Config>(&text, &file.display().to_string())
+        };
+        let mut config = self.config.as_ref().map(read).transpose()?.unwrap_or_default();
+        set(&mut config.ledger, self.ledger);
+        set(&mut config.log.format, self.log_format);
+        set(&mut config.log.level, self.log_level);
+        if config.proxy.is_empty() {
+            config.proxy.push(ProxyConfig::default());
+        }
+        if let [proxy] = config.proxy.as_mut_slice() {
+            set(&mut proxy.upstream, self.upstream);
+            set(&mut proxy.listen, self.listen);
+            set(&mut proxy.name, self.name);
+            self.connections.lay_over(proxy);
+            self.keys.lay_over(proxy)?;
+            if proxy.upstream.is_empty() {
+                return Err(usage(
+                    "--upstream is missing: where do requests go? For example http://127.0.0.1:8080",
+                ));
+            }
+        } else if self.upstream.is_some() || self.listen.is_some() {
+            return Err(usage(
+                "the configuration has several proxies; flags for one cannot be laid over them",
+            ));
+        }
+        Ok(config)
+    }
+}
+
+impl Connections {
+    fn lay_over(self, proxy: &mut ProxyConfig) {
+        if let (Some(cert_file), Some(key_file)) = (self.tls_cert, self.tls_key) {
+            proxy.tls = Some(TlsFiles { cert_file, key_file });
+        }
+        proxy.insecure |= self.insecure;
+        proxy.trust_forwarded |= self.trust_forwarded;
+        set(
+            &mut proxy.host,
+            self.host.map(|host| match host {
+                Host::Preserve => HostPolicy::Preserve,
+                Host::Upstream => HostPolicy::Upstream,
+            }),
+        );
+    }
+}
+
+impl Keys {
+    fn lay_over(self, proxy: &mut ProxyConfig) -> anyhow::Result<()> {
+        set(&mut proxy.tenant, self.tenant);
+        let policy = &mut proxy.policy;
+        policy.required |= self.required;
+        if !self.method.is_empty() {
+            let parse = |text: &String| {
+                let method = text.to_ascii_uppercase().parse();
+                method.map_err(|_| usage(format!("--method {text:?} is no method; write it as POST")))
+            };
+            policy.methods = self.method.iter().map(parse).collect::<Result<_, _>>()?;
+        }
+        if self.key_pointer.is_some() {
+            policy.key_pointer = self.key_pointer;
+        }
+        if !self.exclude.is_empty() {
+            policy.excluded = self.exclude;
+        }
+        set(&mut policy.released, self.released);
+        set(&mut policy.doubtful, self.doubtful);
+        set(
+            &mut policy.on_doubt,
+            self.on_doubt.map(|doubt| match doubt {
+                Doubt::Park => OnDoubt::Park,
+                Doubt::Retry => OnDoubt::Retry,
+            }),
+        );
+        set(
+            &mut policy.on_outage,
+            self.on_outage.map(|outage| match outage {
+                Outage::Closed => OnOutage::Closed,
+                Outage::Open => OnOutage::Open,
+            }),
+        );
+        set(&mut policy.ttl_ms, self.ttl);
+        set(&mut policy.wait_ms, self.wait);
+        set(&mut policy.lease_ms, self.lease);
+        set(&mut policy.run_ms_max, self.run_max);
+        set(&mut policy.request_bytes_max, self.request_bytes_max);
+        set(&mut policy.response_bytes_max, self.response_bytes_max);
+        Ok(())
+    }
+}
+
+/// Proxies until SIGTERM or SIGINT.
+pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
+    let print_only = args.print_config;
+    let config = args.config()?;
+    if print_only {
+        let text = toml::to_string(&config).context("the configuration cannot be written as TOML")?;
+        return output::raw(&text);
+    }
+    for proxy in &config.proxy {
+        // Before anything is opened: a mistake leaves no folder behind.
+        proxy.validate().with_context(|| format!("proxy {}", proxy.name))?;
+    }
+    logs::start(&config.log)?;
+    hapax_server::runtime::raise_file_limit();
+    let mut signals = Signals::new()?;
+    let starting = async {
+        let (ledger, store) = open(&config.ledger).await?;
+        let proxies = bind_proxies(&config.proxy, &ledger).await?;
+        anyhow::Ok((store, proxies))
+    };
+    let (store, proxies) = tokio::select! {
+        started = starting => started?,
+        () = signals.next() => return Ok(()),
+    };
+    let place = store.as_ref().map_or_else(|| shown(&config.ledger), |store| store.place().to_owned());
+    let mut text = format!("Hapax {} is ready\n", env!("CARGO_PKG_VERSION"));
+    for (proxy, listener) in &proxies {
+        text += &proxy_line(proxy, listener)?;
+    }
+    text.extend(["  Data  ", &place, "\n"]);
+    if let Err(error) = output::raw(&text) {
+        // Nobody reads it: no reason not to serve.
+        tracing::debug!("standard output: {error:#}");
+    }
+    let (begin, stop) = tokio::sync::watch::channel(false);
+    let running = run_proxies(proxies, &stop);
+    signals.shutdown().await;
+    begin.send_replace(true);
+    running.join_all().await;
+    if let Some(store) = store {
+        close(store).await;
+    }
+    Ok(())
+}
+
+/// Opens the ledger: a store of this machine, which is closed at the end, or a server's.
+async fn open(url: &str) -> anyhow::Result<(SharedStore, Option<Store>)> {
+    if folder(url).is_some() {
+        let store = Store::open(url, Options::default()).await?;
+        return Ok((store.admin().clone(), Some(store)));
+    }
+    Ok((Remote::to(url).connect().await?, None))
+}
+
+/// A URL as it may be shown: what stands before an `@` may be a key.
+fn shown(url: &str) -> String {
+    match url.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1))) {
+        Some((scheme, rest)) => format!("{scheme}://…@{rest}"),
+        None => url.to_owned(),
+    }
+}

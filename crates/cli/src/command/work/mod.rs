@@ -1,0 +1,340 @@
+//! `hapax work`: runs a command for each delivery of a queue.
+
+mod desk;
+mod environment;
+mod process;
+mod report;
+
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::bail;
+use bytes::Bytes;
+use clap::{Args, ValueEnum};
+use hapax::core::ledger::OUTCOME_BYTES_MAX;
+use hapax::core::{Json, QueueSource};
+use hapax::{Cx, OnDoubt, OnError, Outcome, QueueName, Tier, Worker, WorkerBuilder};
+use serde::{Serialize, Serializer};
+use tokio::sync::{Notify, watch};
+use tracing_subscriber::filter::LevelFilter;
+
+use self::desk::{Desk, Until};
+use self::process::{Captured, Halt, Ran, Task, Why};
+use self::report::Reporter;
+use crate::output::note;
+use crate::remote::Remote;
+use crate::serve::Signals;
+use crate::text::{escape, parse_ms, parse_word, show_bytes};
+
+/// The command says: nothing happened, try again (`EX_TEMPFAIL` of sysexits.h).
+const RETRY: i32 = 75;
+/// The command says: nothing happened, and nothing will with this body (`EX_DATAERR`).
+const REJECT: i32 = 65;
+/// What the worker waits longer than the commands, so that each is settled by how it ended.
+const MARGIN: Duration = Duration::from_secs(3);
+
+/// Runs a command for each message of a queue, until SIGTERM or SIGINT.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  hapax work emails -- ./send-email.sh
+  hapax work payments --tier effectively-once --on-doubt park --concurrency 4 -- python3 pay.py
+  hapax work nightly --until-empty --json -- sh -c 'jq -r .path | xargs rm -f'
+
+The body is the command's standard input. What the command says by its exit code:
+  0      done; its standard output is recorded as the outcome (at effectively-once), which duplicates get: as JSON
+         if it is JSON, else as a text; of more than 1 MiB only the fact that it ended is kept
+  75     retry: nothing happened, try again by the queue's policy; standard error's end is kept as the error
+  65     reject: nothing happened, and nothing will; to the dead letters
+  other  by --on-error; by default in doubt: something may have happened
+A command that is killed by a signal, or that had to be stopped, leaves its effect in doubt.
+
+Its environment:
+  HAPAX_IDEMPOTENCY_KEY  identity of the intended effect
+  HAPAX_DERIVED_KEY      a key to pass on to whatever the command calls: the same in each attempt and duplicate
+  HAPAX_FENCE            a number that grows with every run for the same key: lets a sink turn zombies away
+  HAPAX_TAKEOVER         1 if an earlier run may have acted and nobody knows, else 0
+  HAPAX_ATTEMPT          this delivery's ordinal, from 1
+  HAPAX_MESSAGE_ID, HAPAX_QUEUE, HAPAX_GROUP (of a message with a group)
+  HAPAX_LEASE_DEADLINE   when the lease or --run-max ends, in milliseconds since 1970, as known at the start; a
+                         heartbeat renews the lease while the command runs
+  HAPAX_ATTR_NAME        a text attribute: letters in upper case, other characters as _; up to 64 KiB in all
+
+Each command is a process group: what it started ends with it. When its lease is lost it is killed. A `hapax work` that
+is itself killed with SIGKILL cannot take its commands along: pass HAPAX_DERIVED_KEY or HAPAX_FENCE on.
+
+In a pipe a line has: done, replayed, retried, deferred, rejected, dead, parked or lost; message; attempt;
+milliseconds; detail. The command's standard error goes to ours.")]
+pub struct WorkArgs {
+    /// The queue.
+    queue: QueueName,
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+    /// How many commands run at once: up to 1000.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    concurrency: u16,
+    /// The guarantee: at-most-once, at-least-once, effectively-once [default: the queue's].
+    #[arg(long, value_parser = parse_word::<Tier>)]
+    tier: Option<Tier>,
+    /// How long a crash of this worker holds a message up, or auto: following the command's times [default: the
+    /// queue's].
+    #[arg(long, value_name = "TIME", value_parser = parse_lease)]
+    lease: Option<Lease>,
+    /// How long one command may run; then it gets SIGTERM [default: no limit].
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    run_max: Option<u64>,
+    /// What to do where an earlier run may have acted: retry, park.
+    #[arg(long, default_value = "retry", value_parser = parse_word::<OnDoubt>)]
+    on_doubt: OnDoubt,
+    /// What other exit codes than 0, 65 and 75 mean: that nothing happened (retry, reject), or that something may have.
+    #[arg(long, default_value = "doubt", value_name = "HOW")]
+    on_error: ErrorPolicy,
+    /// Declares that the effect happens once for each HAPAX_DERIVED_KEY, however often the command runs.
+    #[arg(long)]
+    honours_derived_key: bool,
+    /// At most so many starts a second.
+    #[arg(long, value_name = "PER-SECOND")]
+    rate: Option<f64>,
+    /// Ends after one delivery that was not merely put back.
+    #[arg(long)]
+    once: bool,
+    /// Ends when nothing is ready and nothing runs; delayed messages are not waited for.
+    #[arg(long)]
+    until_empty: bool,
+    /// How long running commands are waited for at the end; then they get SIGTERM.
+    #[arg(long, default_value = "30s", value_name = "TIME", value_parser = parse_ms)]
+    drain: u64,
+    /// How long after SIGTERM a command gets SIGKILL.
+    #[arg(long, default_value = "5s", value_name = "TIME", value_parser = parse_ms)]
+    kill_after: u64,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Lease {
+    Auto,
+    Fixed(Duration),
+}
+
+fn parse_lease(text: &str) -> Result<Lease, String> {
+    match text {
+        "auto" => Ok(Lease::Auto),
+        _ => parse_ms(text).map(|ms| Lease::Fixed(Duration::from_millis(ms))).map_err(|e| e + ", or auto"),
+    }
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ErrorPolicy {
+    /// Nothing happened.
+    Retry,
+    /// Nothing happened, and nothing will.
+    Reject,
+    /// Something may have happened.
+    Doubt,
+}
+
+impl From<ErrorPolicy> for OnError {
+    fn from(policy: ErrorPolicy) -> Self {
+        match policy {
+            ErrorPolicy::Retry => Self::Retry,
+            ErrorPolicy::Reject => Self::Reject,
+            ErrorPolicy::Doubt => Self::InDoubt,
+        }
+    }
+}
+
+/// Standard output as an outcome. What is too large has no JSON: the ledger keeps a marker then.
+enum Recorded {
+    Json(Json),
+    TooLarge,
+}
+
+impl Serialize for Recorded {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Json(json) => json.serialize(to),
+            Self::TooLarge => Err(serde::ser::Error::custom("the output is too large to be kept")),
+        }
+    }
+}
+
+fn recorded(stdout: &Captured) -> Recorded {
+    if stdout.is_cut() {
+        return Recorded::TooLarge;
+    }
+    let text = String::from_utf8_lossy(&stdout.bytes);
+    let text = text.trim_end_matches(['\n', '\r']);
+    let json = match text {
+        "" => Json::of(&()).ok(),
+        text => Json::parse(text).or_else(|_| Json::of(text)).ok(),
+    };
+    let fits = json.filter(|json| json.as_str().len() <= OUTCOME_BYTES_MAX);
+    fits.map_or(Recorded::TooLarge, Recorded::Json)
+}
+
+/// What an exit says about the effect, and how to say it to people.
+fn outcome_of(ran: &Ran) -> (Outcome<Recorded>, String) {
+    let how = match (ran.code, ran.signal) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("killed by signal {signal}"),
+        (None, None) => "ended in an unknown way".to_owned(),
+    };
+    let how = match ran.stopped {
+        Some(Why::TimedOut) => format!("it ran for longer than --run-max and was stopped: {how}"),
+        Some(Why::Drained) => format!("it was stopped at the end of the drain: {how}"),
+        None => how,
+    };
+    let own_words = |how: &str| if ran.stderr.is_empty() { how.to_owned() } else { ran.stderr.clone() };
+    let error = if ran.stderr.is_empty() { how.clone() } else { format!("{how}: {}", ran.stderr) };
+    let outcome = match ran.code {
+        Some(0) => {
+            let value = recorded(&ran.stdout);
+            let words = match value {
+                Recorded::Json(_) => String::new(),
+                Recorded::TooLarge => {
+                    format!("its output of {} is too large to be kept", show_bytes(ran.stdout.total))
+                }
+            };
+            return (Outcome::Done(value), words);
+        }
+        Some(RETRY) => Outcome::retry(own_words(&how)),
+        Some(REJECT) => Outcome::reject(own_words(&how)),
+        Some(_) if ran.stopped.is_none() => Outcome::Failed { error: error.clone() },
+        _ => Outcome::in_doubt(&error),
+    };
+    (outcome, error)
+}
+
+/// What runs for each delivery.
+struct Handler {
+    task: Task,
+    stale: Vec<OsString>,
+    desk: Arc<Desk>,
+    halt: watch::Receiver<Halt>,
+}
+
+impl Handler {
+    async fn run(&self, body: Bytes, cx: &Cx) -> Outcome<Recorded> {
+        let receipt = &cx.delivery().receipt;
+        self.desk.begin(receipt);
+        let ran = self.task.run(environment::variables(cx), &self.stale, body, self.halt.clone()).await;
+        match ran {
+            Ok(ran) => {
+                let (outcome, words) = outcome_of(&ran);
+                // A command that had to be stopped for our own sake is not the message's fault.
+                let uncounted =
+                    ran.stopped == Some(Why::Drained) && matches!(outcome, Outcome::InDoubt { .. });
+                self.desk.end(receipt, words, uncounted);
+                outcome
+            }
+            Err(error) => {
+                let program = self.task.program.display();
+                let problem = format!("the command {program} cannot be started: {error}");
+                self.desk.end(receipt, problem.clone(), true);
+                self.desk.fail(problem.clone());
+                Outcome::retry(problem)
+            }
+        }
+    }
+}
+
+/// Runs it.
+pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
+    let mut signals = Signals::new()?;
+    let Some((program, arguments)) = args.command.split_first() else { bail!("there is no command") };
+    process::check(Path::new(program))?;
+    let logs = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(LevelFilter::WARN);
+    // Another subscriber is as good as this one.
+    let _ = logs.with_ansi(std::io::stderr().is_terminal()).try_init();
+
+    let store = args.remote.connect().await?;
+    let config = store.queue(&args.queue).await?.config;
+    let until = Until { once: args.once, empty: args.until_empty };
+    let source = QueueSource::new(store.clone(), args.queue.clone());
+    let acked = args.tier.unwrap_or(config.tier) == Tier::AtMostOnce;
+    let reporter = Reporter::new(args.remote.output());
+    let desk = Desk::new(source, config.key_pointer, until, acked, reporter);
+    let (halt, halted) = watch::channel(Halt::No);
+    let ms = Duration::from_millis;
+    let (drain, grace) = (ms(args.drain), ms(args.kill_after));
+    let run_max = args.run_max.map(ms);
+    let task = Task { program: program.clone(), args: arguments.to_vec(), run_max, grace };
+    let handler = Handler { task, stale: environment::stale(), desk: desk.clone(), halt: halted };
+    let handler = Arc::new(handler);
+    let handler = move |body: Bytes, cx: Cx| {
+        let handler = handler.clone();
+        async move { handler.run(body, &cx).await }
+    };
+    let builder = Worker::builder(store, args.queue.clone()).raw_handler(handler).source(desk.clone());
+    let worker = settings(builder, &args).drain(drain + grace + MARGIN).build().await?;
+    for warning in worker.warnings() {
+        note(&format!("warning: {}", escape(&warning.to_string())));
+    }
+
+    let stop = Notify::new();
+    let watching = async {
+        tokio::select! {
+            () = signals.next() => note(&format!("stopping: {} to finish; once more to kill them", count(desk.running()))),
+            () = desk.over() => {}
+        }
+        stop.notify_one();
+        tokio::select! {
+            () = process::pause(&halt, drain, Halt::Terminate) => {}
+            () = signals.next() => drop(halt.send_replace(Halt::Kill)),
+        }
+        tokio::select! {
+            () = process::pause(&halt, grace, Halt::Kill) => {}
+            () = signals.next() => drop(halt.send_replace(Halt::Kill)),
+        }
+        std::future::pending::<()>().await;
+    };
+    let report = tokio::select! {
+        report = worker.run(stop.notified()) => report?,
+        () = watching => unreachable!("it watches until the worker has ended"),
+    };
+    if let Some(problem) = desk.failure() {
+        bail!("{problem}; what was received for it is put back");
+    }
+    if !report.drained {
+        let left = report.left + report.unsettled + report.put_back;
+        bail!("{left} deliveries could not be finished; they return when their leases run out");
+    }
+    Ok(())
+}
+
+fn settings(builder: WorkerBuilder, args: &WorkArgs) -> WorkerBuilder {
+    let mut builder = builder
+        .concurrency(usize::from(args.concurrency))
+        .on_doubt(args.on_doubt)
+        .on_error(args.on_error.into())
+        .consumer(format!("hapax-work-{}", std::process::id()));
+    if let Some(tier) = args.tier {
+        builder = builder.tier(tier);
+    }
+    builder = match args.lease {
+        Some(Lease::Auto) => builder.lease_auto(),
+        Some(Lease::Fixed(lease)) => builder.lease(lease),
+        None => builder,
+    };
+    if let Some(run_ms) = args.run_max {
+        // The command's own time comes first: it is asked before it is killed.
+        let longest = Duration::from_millis(run_ms.saturating_add(args.kill_after));
+        builder = builder.run_max(longest + MARGIN);
+    }
+    if args.honours_derived_key {
+        builder = builder.honours_derived_key();
+    }
+    match args.rate {
+        Some(rate) => builder.per_second(rate),
+        None => builder,
+    }
+}
+
+fn count(commands: usize) -> String {
+    if commands == 1 { "1 command".to_owned() } else { format!("{commands} commands") }
+}

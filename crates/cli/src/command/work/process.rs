@@ -1,0 +1,286 @@
+//! One run of the command, as a process group of its own: fed, listened to, ended together with all that it started.
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use hapax::core::ledger::OUTCOME_BYTES_MAX;
+use hapax::core::policy::ERROR_BYTES_MAX;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, ChildStdin};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+/// How long the output of a command that has ended is waited for: something of it may hold the pipe open.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
+/// How often a command is looked at in case a signal about its end was missed.
+const LOOK: Duration = Duration::from_secs(1);
+/// A line on standard error is passed on in pieces of this size when it does not end before.
+const LINE_BYTES_MAX: usize = 8 * 1024;
+
+/// What all running commands are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Halt {
+    /// Go on.
+    No,
+    /// End yourselves: SIGTERM.
+    Terminate,
+    /// You had your time: SIGKILL.
+    Kill,
+}
+
+/// Why a command was told to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// It ran for longer than it may.
+    TimedOut,
+    /// `hapax work` itself ends.
+    Drained,
+}
+
+/// What to run, and its bounds.
+#[derive(Debug, Clone)]
+pub struct Task {
+    pub program: OsString,
+    pub args: Vec<OsString>,
+    pub run_max: Option<Duration>,
+    /// How long after SIGTERM comes SIGKILL.
+    pub grace: Duration,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Ran {
+    /// The exit code; `None`: ended by the signal.
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    /// Why it was told to end, if it was.
+    pub stopped: Option<Why>,
+    pub stdout: Captured,
+    /// The end of what it wrote to standard error.
+    pub stderr: String,
+}
+
+/// Standard output, as far as an outcome may hold it.
+#[derive(Debug, Default)]
+pub struct Captured {
+    pub bytes: Vec<u8>,
+    /// How much there was in all.
+    pub total: u64,
+}
+
+impl Captured {
+    /// Whether there was more than may be kept.
+    pub fn is_cut(&self) -> bool {
+        self.total > self.bytes.len() as u64
+    }
+}
+
+/// Kills the whole group when it goes away: a lost lease drops the run that holds this.
+struct Group {
+    leader: Pid,
+    armed: bool,
+}
+
+impl Group {
+    /// Must not be called once the leader was reaped: its number may be someone else's then.
+    fn signal(&self, signal: Signal) {
+        // Everyone in it may have ended already.
+        let _ = kill_process_group(self.leader, signal);
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if self.armed {
+            self.signal(Signal::KILL);
+        }
+    }
+}
+
+/// Makes sure that the command is there before a message is received for it.
+pub fn check(program: &Path) -> anyhow::Result<()> {
+    let shown = program.display();
+    if program.components().count() > 1 {
+        return is_executable(program).with_context(|| format!("the command {shown} cannot be started"));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places = std::env::split_paths(&path).map(|folder: PathBuf| folder.join(program));
+    if places.any(|place| is_executable(&place).is_ok()) {
+        return Ok(());
+    }
+    bail!("the command {shown} cannot be started: no folder of PATH has a program of this name")
+}
+
+fn is_executable(place: &Path) -> anyhow::Result<()> {
+    let found = std::fs::metadata(place)?;
+    if !found.is_file() || rustix::fs::access(place, rustix::fs::Access::EXEC_OK).is_err() {
+        bail!("it is no program that may be executed");
+    }
+    Ok(())
+}
+
+impl Task {
+    /// Runs the command once. An error: it could not be started, nothing happened.
+    ///
+    /// Dropped while it runs, it kills the group at once.
+    pub async fn run(
+        &self,
+        env: Vec<(OsString, OsString)>,
+        stale: &[OsString],
+        body: Bytes,
+        halt: watch::Receiver<Halt>,
+    ) -> std::io::Result<Ran> {
+        // Before the start, so that no end is missed.
+        let mut ends = signal(SignalKind::child())?;
+        let mut command = tokio::process::Command::new(&self.program);
+        for name in stale {
+            command.env_remove(name);
+        }
+        command.args(&self.args).envs(env).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let leader = leader(&child)?;
+        let mut group = Group { leader, armed: true };
+
+        let (mut stdout, mut stderr) = (Captured::default(), Vec::new());
+        let mut io = Box::pin({
+            let (feed, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+            let (stdout, stderr) = (&mut stdout, &mut stderr);
+            async move {
+                tokio::join!(feed_to(feed, body), capture(out, stdout), pass_on(err, stderr));
+            }
+        });
+        let (mut io_done, mut stopped, mut killed) = (false, None, false);
+        let run_until = self.run_max.map(|max| Instant::now() + max);
+        let mut kill_at = None;
+        loop {
+            tokio::select! {
+                () = &mut io, if !io_done => io_done = true,
+                () = ended(leader, &mut ends) => break,
+                why = told(halt.clone(), run_until), if stopped.is_none() => {
+                    group.signal(Signal::TERM);
+                    stopped = Some(why);
+                    kill_at = Some(Instant::now() + self.grace);
+                }
+                () = out_of_time(halt.clone(), kill_at), if stopped.is_some() && !killed => {
+                    group.signal(Signal::KILL);
+                    killed = true;
+                }
+            }
+        }
+        // The leader has ended but is not reaped, so the group's number is still its own: nothing of a delivery
+        // outlives it.
+        group.signal(Signal::KILL);
+        group.armed = false;
+        let status = child.wait().await?;
+        if !io_done {
+            let _ = timeout(LAST_OUTPUT, &mut io).await;
+        }
+        drop(io);
+        let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
+        Ok(Ran { code: status.code(), signal: status.signal(), stopped, stdout, stderr })
+    }
+}
+
+fn leader(child: &Child) -> std::io::Result<Pid> {
+    let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    pid.ok_or_else(|| std::io::Error::other("the command has no process id"))
+}
+
+/// Completes when the process has ended; does not reap it.
+async fn ended(process: Pid, ends: &mut tokio::signal::unix::Signal) {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    // An error means that nobody is there to be waited for.
+    while matches!(waitid(WaitId::Pid(process), options), Ok(None)) {
+        let _ = timeout(LOOK, ends.recv()).await;
+    }
+}
+
+/// Completes when the command is to end.
+async fn told(halt: watch::Receiver<Halt>, run_until: Option<Instant>) -> Why {
+    let too_long = async {
+        match run_until {
+            Some(at) => sleep_until(at).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = wait_for(halt, Halt::Terminate) => Why::Drained,
+        () = too_long => Why::TimedOut,
+    }
+}
+
+/// Completes when the time to end in good order is over.
+async fn out_of_time(halt: watch::Receiver<Halt>, kill_at: Option<Instant>) {
+    tokio::select! {
+        () = wait_for(halt, Halt::Kill) => {}
+        () = sleep_until(kill_at.unwrap_or_else(Instant::now)) => {}
+    }
+}
+
+async fn wait_for(mut halt: watch::Receiver<Halt>, at_least: Halt) {
+    if halt.wait_for(|halt| *halt >= at_least).await.is_err() {
+        // Whoever could tell is gone.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// A command that does not read its input is no error.
+async fn feed_to(stdin: Option<ChildStdin>, body: Bytes) {
+    if let Some(mut stdin) = stdin {
+        let _ = stdin.write_all(&body).await;
+    }
+}
+
+/// Reads to the end, keeps what an outcome may hold.
+async fn capture(from: Option<impl AsyncRead + Unpin>, kept: &mut Captured) {
+    let Some(mut from) = from else { return };
+    let mut chunk = vec![0; 16 * 1024];
+    while let Ok(read @ 1..) = from.read(&mut chunk).await {
+        let room = OUTCOME_BYTES_MAX - kept.bytes.len();
+        kept.bytes.extend_from_slice(&chunk[..read.min(room)]);
+        kept.total += read as u64;
+    }
+}
+
+/// Passes lines on to our own standard error, keeps the end of them.
+async fn pass_on(from: Option<impl AsyncRead + Unpin>, tail: &mut Vec<u8>) {
+    let Some(mut from) = from else { return };
+    let mut ours = tokio::io::stderr();
+    let (mut chunk, mut line) = (vec![0; 4 * 1024], Vec::new());
+    while let Ok(read @ 1..) = from.read(&mut chunk).await {
+        line.extend_from_slice(&chunk[..read]);
+        tail.extend_from_slice(&chunk[..read]);
+        tail.drain(..tail.len().saturating_sub(ERROR_BYTES_MAX));
+        let whole = match line.iter().rposition(|byte| *byte == b'\n') {
+            Some(end) => end + 1,
+            None if line.len() >= LINE_BYTES_MAX => line.len(),
+            None => continue,
+        };
+        // Nobody to tell: the run matters more.
+        let _ = ours.write_all(&line[..whole]).await;
+        let _ = ours.flush().await;
+        line.drain(..whole);
+    }
+    let _ = ours.write_all(&line).await;
+    let _ = ours.flush().await;
+}
+
+/// Waits so long, or until everyone is told.
+pub async fn pause(halt: &watch::Sender<Halt>, bound: Duration, say: Halt) {
+    sleep(bound).await;
+    halt.send_if_modified(|now| {
+        let later = *now < say;
+        if later {
+            *now = say;
+        }
+        later
+    });
+}

@@ -1,0 +1,222 @@
+//! `hapax work`: drains, stops what does not end, takes along what its commands started, survives its own crash.
+
+mod common;
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Server, hapax};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// A running `hapax work`.
+struct Work {
+    child: Child,
+    server: Server,
+}
+
+impl Work {
+    fn start(server: Server, args: &[&str], script: &str) -> Self {
+        let mut command = hapax(&server.folder, &["work", "jobs", "--json"]);
+        command.args(args).args(["--", "sh", "-c", script]).env("HAPAX_ENDPOINT", &server.endpoint);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Self { child, server }
+    }
+
+    /// The content of a file, as soon as there is some.
+    fn file(&self, name: &str) -> String {
+        let path = self.server.folder.path().join(name);
+        let mut text = String::new();
+        until(name, || {
+            text = std::fs::read_to_string(&path).unwrap_or_default();
+            text.ends_with('\n')
+        });
+        text.trim().to_owned()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Its exit code, and what it reported.
+    fn end(&mut self) -> (Option<i32>, Vec<Value>) {
+        until("hapax work ends", || self.child.try_wait().unwrap().is_some());
+        let mut text = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        (self.child.wait().unwrap().code(), lines)
+    }
+
+    fn peek(&self) -> Value {
+        let mut messages = self.server.run(&["receive", "jobs", "--json"]).json();
+        messages.as_array_mut().unwrap().pop().expect("a message is ready")
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[track_caller]
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "it took too long: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn is_alive(pid: &str) -> bool {
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    // One that ended and waits to be reaped by whoever adopted it is dead, too.
+    let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    test_kill_process(pid).is_ok() && !state.contains(") Z ")
+}
+
+fn jobs(args: &[&str]) -> Server {
+    let server = Server::start();
+    server.run(&[&["queue", "create", "jobs", "--tier", "effectively-once"], args].concat()).ok();
+    server.run(&["send", "jobs", "x", "--key", "k"]).ok();
+    server
+}
+
+#[test]
+fn a_drain_lets_the_command_finish() {
+    let script = "echo begun > begun; while ! test -e go; do sleep 0.02; done; echo finished";
+    let mut work = Work::start(jobs(&[]), &[], script);
+    work.file("begun");
+    work.signal(Signal::TERM);
+    let notes = BufReader::new(work.child.stderr.take().unwrap());
+    let mut notes = notes.lines().map(Result::unwrap);
+    assert!(notes.any(|note| note.contains("stopping: 1 command to finish")));
+    std::fs::write(work.server.folder.path().join("go"), "").unwrap();
+    let (code, lines) = work.end();
+    assert_eq!(code, Some(0));
+    assert_eq!(lines[0]["ended"], "done", "{lines:?}");
+    let entry = work.server.run(&["ledger", "show", "--queue", "jobs", "k", "--json"]).json();
+    assert_eq!(entry["outcome"]["value"], "finished");
+}
+
+#[test]
+fn behind_the_bound_the_command_and_what_it_started_are_stopped_and_the_message_is_put_back_uncounted() {
+    // Neither the command nor what it started cares about SIGTERM.
+    let script = "trap '' TERM; sh -c 'trap \"\" TERM; while :; do sleep 0.05; done' & echo $! > grandchild; \
+                  echo $$ > child; while :; do sleep 0.05; done";
+    let mut work = Work::start(jobs(&[]), &["--drain", "50ms", "--kill-after", "100ms"], script);
+    let (child, grandchild) = (work.file("child"), work.file("grandchild"));
+    work.signal(Signal::TERM);
+    let (code, lines) = work.end();
+    assert_eq!(code, Some(0));
+    assert_eq!(lines[0]["ended"], "deferred", "{lines:?}");
+    assert!(lines[0]["detail"].as_str().unwrap().contains("stopped at the end of the drain"), "{lines:?}");
+    until("both are dead", || !is_alive(&child) && !is_alive(&grandchild));
+    let entry = work.server.run(&["ledger", "show", "--queue", "jobs", "k", "--json"]).json();
+    assert_eq!(entry["state"], "in_doubt", "it may have acted: {entry}");
+    assert_eq!(work.peek()["attempt"], 1, "a drain counts no attempt");
+}
+
+#[test]
+fn a_second_signal_does_not_wait() {
+    let mut work = Work::start(jobs(&[]), &["--drain", "10m"], "echo $$ > child; sleep 600");
+    let child = work.file("child");
+    work.signal(Signal::TERM);
+    // Both might be taken for one if they came at once: the second is repeated until it is heard.
+    let deadline = Instant::now() + PATIENCE;
+    while work.child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "it waits for the drain's bound");
+        work.signal(Signal::INT);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (code, lines) = work.end();
+    assert_eq!((code, &lines[0]["ended"]), (Some(0), &"deferred".into()), "{lines:?}");
+    assert!(!is_alive(&child));
+}
+
+#[test]
+fn a_command_may_run_only_so_long() {
+    let server = jobs(&["--retry-base", "10m", "--retry-cap", "10m"]);
+    let mut work = Work::start(server, &["--run-max", "100ms", "--once"], "echo $$ > child; sleep 600");
+    let child = work.file("child");
+    let (code, lines) = work.end();
+    assert_eq!((code, &lines[0]["ended"]), (Some(0), &"retried".into()), "{lines:?}");
+    assert!(lines[0]["detail"].as_str().unwrap().contains("longer than --run-max"), "{lines:?}");
+    assert!(!is_alive(&child));
+}
+
+#[test]
+fn what_a_command_left_behind_ends_with_it() {
+    let script = "sleep 600 & echo $! > grandchild; exit 0";
+    let mut work = Work::start(jobs(&[]), &["--once"], script);
+    let grandchild = work.file("grandchild");
+    let (code, lines) = work.end();
+    assert_eq!((code, &lines[0]["ended"]), (Some(0), &"done".into()));
+    until("the grandchild is dead", || !is_alive(&grandchild));
+}
+
+#[test]
+fn a_lost_lease_kills_the_command() {
+    // The store does not answer any more: the worker's own clock ends its right to act.
+    let script = "echo $$ > child; sleep 600";
+    let mut work = Work::start(jobs(&[]), &["--lease", "600ms", "--drain", "0"], script);
+    let child = work.file("child");
+    let entry = work.server.run(&["ledger", "show", "--queue", "jobs", "k", "--json"]).json();
+    assert_eq!(entry["state"], "processing");
+    assert!(is_alive(&child));
+    work.server.signal(Signal::STOP);
+    until("the command is dead", || !is_alive(&child));
+    work.server.signal(Signal::CONT);
+    work.signal(Signal::TERM);
+    work.end();
+}
+
+#[test]
+fn a_crash_of_the_worker_brings_the_message_back_as_a_takeover() {
+    let script = "echo $$ > child; echo $HAPAX_FENCE $HAPAX_DERIVED_KEY > first; exec sleep 600";
+    let mut work = Work::start(jobs(&[]), &["--lease", "300ms"], script);
+    let (orphan, first) = (work.file("child"), work.file("first"));
+    work.child.kill().unwrap();
+    work.child.wait().unwrap();
+    // Nobody can take a command along who is killed himself: it is a zombie now, whom key and fence must bar.
+    assert!(is_alive(&orphan));
+    kill_process(Pid::from_raw(orphan.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    let script = "echo $HAPAX_TAKEOVER $HAPAX_ATTEMPT; echo $HAPAX_FENCE $HAPAX_DERIVED_KEY > second";
+    let again = hapax(&work.server.folder, &["work", "jobs", "--json", "--once", "--", "sh", "-c", script])
+        .env("HAPAX_ENDPOINT", &work.server.endpoint)
+        .output()
+        .unwrap();
+    assert_eq!(again.status.code(), Some(0));
+    let second = work.file("second");
+    let (first, second) = (first.split_once(' ').unwrap(), second.split_once(' ').unwrap());
+    assert_eq!(first.1, second.1, "the derived key is the same in each attempt");
+    assert!(first.0.parse::<u64>().unwrap() < second.0.parse().unwrap(), "the fence grows");
+    let entry = work.server.run(&["ledger", "show", "--queue", "jobs", "k", "--json"]).json();
+    assert_eq!(entry["outcome"]["value"], "1 2", "told that it takes over: {entry}");
+}
+
+#[test]
+fn a_command_that_cannot_be_started_costs_no_attempt() {
+    let server = jobs(&[]);
+    for program in ["no-such-program", "./no-such-file", "."] {
+        let error = server.run(&["work", "jobs", "--", program]).failed(1);
+        assert!(error.contains(&format!("the command {program} cannot be started")), "{error}");
+    }
+    // There when looked for, gone when wanted: a script whose interpreter is missing passes every check before.
+    let script = server.folder.path().join("script");
+    std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let done = server.run(&["work", "jobs", "--json", "--", "./script"]);
+    assert_eq!(done.code, Some(1), "{done:?}");
+    assert!(done.stderr.contains("error: the command ./script cannot be started: "), "{done:?}");
+    let line: Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(line["ended"], "deferred", "{line}");
+    let entry = server.run(&["ledger", "show", "--queue", "jobs", "k", "--json"]);
+    assert_eq!(entry.code, Some(1), "nothing happened, so nothing is in doubt: {entry:?}");
+    assert_eq!(server.run(&["receive", "jobs", "--json"]).json()[0]["attempt"], 1);
+}

@@ -1,0 +1,598 @@
+//! Claimants, workers, operators, faults and time from one seed, on the ledger and the queue beside it.
+//!
+//! What is checked, through crashes, power cuts and full disks: never two live tokens of one key; what completed does not
+//! run again before its time is over; a superseded token writes nothing; an ack and the completion that goes with it happen
+//! both or neither; no entry of a live message is pruned; a rollback leaves nothing; memory and disk agree.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hapax_core::ledger::protocol::{Claimed, Stage};
+use hapax_core::{
+    ClaimRequest, Ending, EntryId, How, Json, ManualClock, OnDoubt, Outcome, QueueConfig, QueueName,
+    Resolution, ResolveError, SettleError, StoreError, Tier, TokenError,
+};
+use tokio::sync::oneshot;
+
+use super::rig::{self, Answer};
+use super::sim_storage::{Fault, SimStorage};
+use crate::claims::{Claiming, Claimings, End, Keep, LedgerOp};
+use crate::ids::Ids;
+use crate::receipt::Named;
+use crate::record::{Content, State};
+use crate::time::StoreTime;
+use crate::writer::{Op, Raw, Settling, Writer};
+
+const KEYS: usize = 6;
+/// Keys from here on are of messages.
+const QUEUED: usize = 3;
+const STEPS: usize = 200;
+const FOR_EVER_MS: u64 = 366 * 24 * 3_600_000;
+
+/// What everyone together knows about one key.
+#[derive(Default)]
+struct Known {
+    /// The newest grant that someone was told of, and until when it surely holds.
+    held: Option<(u64, u64)>,
+    newest: u64,
+    /// Its holder gave it up, or may have; or an operator decided, or may have.
+    free: bool,
+    /// Something happened that nobody heard the end of.
+    disturbed: bool,
+    /// When it was first known to be completed, how long that is kept, and as what.
+    completed: Option<(u64, u64, Outcome)>,
+    /// What it may have been completed as.
+    possible: Vec<Outcome>,
+}
+
+enum Asked {
+    Send(usize, Answer<rig::Sends>),
+    Receive(Answer<Vec<Raw>>),
+    Claim(usize, String, bool, Answer<Claimings>),
+    Renew(usize, u64, u64, Answer<Vec<Result<hapax_core::Remaining, TokenError>>>),
+    End(usize, u64, Ending, Answer<Vec<Result<(), TokenError>>>),
+    Settle(usize, Named, Option<(u64, Ending)>, Answer<rig::Settles>),
+    Decide(usize, Answer<Result<(), ResolveError>>),
+}
+
+struct Sim {
+    rng: fastrand::Rng,
+    clock: Arc<ManualClock>,
+    writer: Option<Writer<SimStorage>>,
+    time: StoreTime,
+    queue: QueueName,
+    keys: Vec<Known>,
+    waiting: Vec<Asked>,
+    /// Grants that someone was told of: key, owner, fence.
+    tokens: Vec<(usize, String, u64)>,
+    deliveries: Vec<(usize, Named)>,
+    /// Messages that were accepted, and their keys.
+    sent: BTreeMap<u64, usize>,
+    /// Settles that ended a claim: delivery, key, fence.
+    pairs: Vec<(Named, usize, u64)>,
+    /// How many times each claim was asked to complete, and when first.
+    completions: BTreeMap<u64, (u32, u64)>,
+    /// Completed entries that a live message needs: fence and message.
+    needed: Vec<(u64, u64)>,
+    /// Keys for which someone waits in this wave: who came first is not known.
+    contested: Vec<usize>,
+    next: u64,
+    tell: bool,
+}
+
+fn id(key: usize) -> EntryId {
+    let scope = if key < QUEUED { "api".to_owned() } else { "queue/once".to_owned() };
+    EntryId::new(scope.parse().unwrap(), format!("k{key}").parse().unwrap())
+}
+
+fn heard<T>(crashed: bool, answer: &mut Answer<T>) -> Option<Result<T, StoreError>> {
+    if crashed {
+        return Some(Err(StoreError::OutcomeUnknown("crashed".into())));
+    }
+    answer.try_recv().ok()
+}
+
+impl Sim {
+    fn new(seed: u64) -> Self {
+        let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), rng.u64(..));
+        let queue = rig::name("once");
+        let config = QueueConfig { tier: Tier::EffectivelyOnce, lease_ms: 5_000, ..QueueConfig::default() };
+        rig::create(&mut writer, &queue, config);
+        Self {
+            rng,
+            time: StoreTime::start(clock.clone(), 0),
+            clock,
+            writer: Some(writer),
+            queue,
+            keys: (0..KEYS).map(|_| Known::default()).collect(),
+            waiting: Vec::new(),
+            tokens: Vec::new(),
+            deliveries: Vec::new(),
+            sent: BTreeMap::new(),
+            pairs: Vec::new(),
+            completions: BTreeMap::new(),
+            needed: Vec::new(),
+            contested: Vec::new(),
+            next: 0,
+            tell: std::env::var("HAPAX_SEED").is_ok(),
+        }
+    }
+
+    fn chance(&mut self, percent: u32) -> bool {
+        self.rng.u32(..100) < percent
+    }
+
+    fn note(&self, what: impl std::fmt::Debug) {
+        if self.tell {
+            eprintln!("{} {what:?}", self.now_ms());
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.time.now().ms()
+    }
+
+    fn writer(&mut self) -> &mut Writer<SimStorage> {
+        self.writer.as_mut().expect("open")
+    }
+
+    fn run(mut self) {
+        for _ in 0..STEPS {
+            match self.rng.u32(..100) {
+                0..75 => self.wave(),
+                75..94 => {
+                    let ms = if self.chance(90) { self.rng.u64(..4_000) } else { self.rng.u64(..7_200_000) };
+                    self.clock.advance_us(ms * 1000 + self.rng.u64(..1000));
+                }
+                _ => self.restart(),
+            }
+        }
+        self.restart();
+    }
+
+    fn wave(&mut self) {
+        let fault = self.chance(12).then(|| Fault::ALL[self.rng.usize(..Fault::ALL.len())]);
+        let fail_reads = self.chance(1);
+        let (mut ops, mut asked) = (Vec::new(), Vec::new());
+        for _ in 0..self.rng.usize(0..6) {
+            if let Some((op, ask)) = self.ask() {
+                ops.push(op);
+                asked.push(ask);
+            }
+        }
+        if self.chance(10) && !self.waiting.is_empty() {
+            // A caller goes away.
+            let at = self.rng.usize(..self.waiting.len());
+            if let Asked::Claim(key, ..) = self.waiting.swap_remove(at) {
+                self.keys[key].disturbed = true;
+            }
+        }
+        let now = self.time.now();
+        let writer = self.writer.as_mut().expect("open");
+        let before =
+            (fault == Some(Fault::Full)).then(|| (writer.engine.snapshot(now), writer.engine.ledger_stats()));
+        (writer.storage.fault, writer.storage.fail_reads) = (fault, fail_reads);
+        writer.run(&mut ops);
+        let failed = writer.storage.fault.take() != fault;
+        writer.storage.fail_reads = false;
+        if let (Some(before), true) = (before, failed) {
+            let after = (writer.engine.snapshot(now), writer.engine.ledger_stats());
+            assert_eq!(after, before, "a rollback left something behind");
+        }
+        self.hear(asked);
+        if self.writer().stopped.is_some() {
+            return self.restart();
+        }
+        self.check();
+    }
+
+    fn restart(&mut self) {
+        for asked in std::mem::take(&mut self.waiting) {
+            if let Asked::Claim(key, ..) = asked {
+                self.keys[key].disturbed = true;
+            }
+        }
+        let writer = self.writer.take().expect("open");
+        let before = writer.stopped.is_none().then_some(writer.engine);
+        let before_now = self.time.now();
+        let mut storage = writer.storage;
+        let lost = if self.rng.bool() { self.rng.u64(0..=storage.unsynced()) } else { 0 };
+        storage = if lost > 0 { storage.after_power_loss(lost) } else { storage.after_process_death() };
+        self.note(("restart", lost));
+        self.time = StoreTime::start(self.clock.clone(), storage.committed.header.clock_ms);
+        let seed = self.rng.u64(..);
+        self.writer = Some(rig::open(storage, &self.clock, Ids::fixed(1), seed));
+        if let (Some(before), 0) = (before, lost) {
+            let now = before_now.max(self.time.now());
+            assert_eq!(self.writer().engine.snapshot(now), before.snapshot(now), "memory and disk differ");
+        }
+        self.check();
+    }
+
+    fn ask(&mut self) -> Option<(Op, Asked)> {
+        Some(match self.rng.u32(..100) {
+            0..8 => self.ask_send(),
+            8..18 => {
+                self.next += 1;
+                let request = rig::request(2, Some(self.rng.u64(1..5_000)));
+                let (op, answer) = rig::receive(self.next, &self.queue, request, self.time.now(), 0);
+                (op, Asked::Receive(answer))
+            }
+            18..50 => self.ask_claim(),
+            50..60 => {
+                let (key, _, fence) = self.token()?;
+                let lease_ms = self.rng.u64(1..6_000);
+                let (reply, answer) = oneshot::channel();
+                let keep = Keep { id: id(key), hash: id(key).hash(), fence: Some(fence), lease_ms };
+                let op = Op::Ledger(LedgerOp::Renew { batch: vec![keep], reply });
+                (op, Asked::Renew(key, fence, lease_ms, answer))
+            }
+            60..78 => {
+                let (key, _, fence) = self.token()?;
+                let ending = self.ending(key, fence);
+                let (reply, answer) = oneshot::channel();
+                let end =
+                    End { id: id(key), hash: id(key).hash(), fence: Some(fence), ending: ending.clone() };
+                self.note(("end", key, fence, &ending));
+                (
+                    Op::Ledger(LedgerOp::End { batch: vec![end], reply }),
+                    Asked::End(key, fence, ending, answer),
+                )
+            }
+            78..96 => self.ask_settle()?,
+            _ => {
+                let key = self.rng.usize(..QUEUED);
+                let (reply, answer) = oneshot::channel();
+                let (id, by) = (id(key), "sim".to_owned());
+                let op = if self.rng.bool() {
+                    LedgerOp::Resolve { id, resolution: Resolution::Absent, by, reply }
+                } else {
+                    LedgerOp::Forget { id, by, reply }
+                };
+                (Op::Ledger(op), Asked::Decide(key, answer))
+            }
+        })
+    }
+
+    fn ask_send(&mut self) -> (Op, Asked) {
+        let key = self.rng.usize(QUEUED..KEYS);
+        let attributes =
+            format!(r#"{{"hapax-idempotency-key":{{"data_type":"String","value":{{"text":"k{key}"}}}}}}"#);
+        let mut outgoing = rig::outgoing(&format!("{key}"), None, None);
+        outgoing.content = Content::new(None, Some(attributes), format!("{key}").into());
+        let (op, answer) = rig::send(&self.queue, vec![outgoing]);
+        (op, Asked::Send(key, answer))
+    }
+
+    fn ask_claim(&mut self) -> (Op, Asked) {
+        let delivery = self.chance(50).then(|| self.delivery()).flatten();
+        let key = delivery.map_or_else(|| self.rng.usize(..KEYS), |(key, _)| key);
+        self.next += 1;
+        let again = self.tokens.iter().rev().find(|(at, ..)| *at == key).map(|(_, owner, _)| owner.clone());
+        let owner = again.filter(|_| self.rng.u8(..10) == 0).unwrap_or_else(|| format!("o{}", self.next));
+        let mut request = ClaimRequest::new(id(key), owner.parse().unwrap(), self.rng.u64(1..6_000));
+        request.on_doubt = if self.chance(30) { OnDoubt::Park } else { OnDoubt::Retry };
+        request.wait_ms = if self.chance(30) { self.rng.u64(..20_000) } else { 0 };
+        let receipt = || hapax_core::Receipt::new("opened").unwrap();
+        request.delivery = delivery.map(|_| (self.queue.clone(), receipt()));
+        let named = delivery.map(|(_, named)| named);
+        let waits = request.wait_ms > 0;
+        let (reply, answer) = oneshot::channel();
+        let claiming = Box::new(Claiming { hash: id(key).hash(), request, named });
+        let op = LedgerOp::Claim { claiming, asked: self.time.now(), reply };
+        (Op::Ledger(op), Asked::Claim(key, owner, waits, answer))
+    }
+
+    /// A token: mostly one of the latest.
+    fn token(&mut self) -> Option<(usize, String, u64)> {
+        let back =
+            if self.chance(80) { self.rng.usize(..4) } else { self.rng.usize(..self.tokens.len().max(1)) };
+        self.tokens.get(self.tokens.len().checked_sub(back + 1)?).cloned()
+    }
+
+    fn delivery(&mut self) -> Option<(usize, Named)> {
+        let count = self.deliveries.len();
+        self.deliveries.get(count.checked_sub(self.rng.usize(..4) + 1)?).copied()
+    }
+
+    fn ending(&mut self, key: usize, fence: u64) -> Ending {
+        match self.rng.u32(..10) {
+            0..6 => {
+                let outcome = Outcome::done(Json::of(&fence).unwrap());
+                self.keys[key].possible.push(outcome.clone());
+                let now_ms = self.now_ms();
+                self.completions.entry(fence).or_insert((0, now_ms)).0 += 1;
+                // What a message needs is completed for ever: its disappearance would tell nothing.
+                let ttl_ms = if key < QUEUED { 1_000 + fence % 2_000_000 } else { FOR_EVER_MS };
+                Ending::Complete { outcome, ttl_ms }
+            }
+            6..8 => Ending::Release,
+            _ => Ending::Doubt,
+        }
+    }
+
+    /// Messages go away only together with a completion, or after one was seen.
+    fn ask_settle(&mut self) -> Option<(Op, Asked)> {
+        let (key, named) = self.delivery()?;
+        let token = self.tokens.iter().rev().find(|(at, ..)| *at == key).map(|(_, _, fence)| *fence);
+        let completed = self.keys[key].completed.is_some();
+        let (how, claim) = match (token, self.rng.u32(..10)) {
+            (Some(fence), 0..6) => {
+                let ending = self.ending(key, fence);
+                let how = match ending {
+                    Ending::Complete { .. } => How::Ack,
+                    _ => How::Defer { after_ms: 0 },
+                };
+                (how, Some((fence, ending)))
+            }
+            (_, 6..8) if completed => (How::Ack, None),
+            _ => (How::Retry { after_ms: Some(0), error: None }, None),
+        };
+        if let (How::Ack, Some((fence, _))) = (&how, &claim) {
+            self.pairs.push((named, key, *fence));
+        }
+        let end = claim.clone().map(|(fence, ending)| End {
+            id: id(key),
+            hash: id(key).hash(),
+            fence: Some(fence),
+            ending,
+        });
+        let (reply, answer) = oneshot::channel();
+        self.note(("settle", key, named, &how, &claim));
+        let batch = vec![Settling { named: Some(named), how, claim: end }];
+        Some((
+            Op::Settle { queue: self.queue.clone(), batch, reply },
+            Asked::Settle(key, named, claim, answer),
+        ))
+    }
+
+    fn hear(&mut self, asked: Vec<Asked>) {
+        let crashed = self.writer().storage.crashed;
+        let mut later = std::mem::take(&mut self.waiting);
+        let waits = |asked: &Asked| match asked {
+            Asked::Claim(key, _, true, _) => Some(*key),
+            _ => None,
+        };
+        self.contested = later.iter().chain(&asked).filter_map(waits).collect();
+        for asked in asked {
+            match asked {
+                Asked::Claim(_, _, true, _) => later.push(asked),
+                asked => drop(self.hear_one(asked, crashed)),
+            }
+        }
+        // Whoever waits is served last.
+        for asked in later {
+            let left = self.hear_one(asked, crashed);
+            self.waiting.extend(left);
+        }
+    }
+
+    /// Notes an answer; gives back what has none yet.
+    fn hear_one(&mut self, asked: Asked, crashed: bool) -> Option<Asked> {
+        let now_ms = self.now_ms();
+        match asked {
+            Asked::Send(key, mut answer) => {
+                if let Some(Ok(sent)) = heard(crashed, &mut answer) {
+                    self.sent.insert(sent[0].as_ref().expect("a valid message").sequence, key);
+                }
+            }
+            Asked::Receive(mut answer) => {
+                if let Some(Ok(raw)) = heard(crashed, &mut answer) {
+                    for raw in raw {
+                        let key = std::str::from_utf8(&raw.content.body).unwrap().parse().unwrap();
+                        self.deliveries.push((key, raw.leased.named));
+                    }
+                }
+            }
+            Asked::Claim(key, owner, waits, mut answer) => match heard(crashed, &mut answer) {
+                None if answer.is_terminated() => {}
+                None => return Some(Asked::Claim(key, owner, waits, answer)),
+                Some(Err(StoreError::OutcomeUnknown(_))) => self.keys[key].disturbed = true,
+                Some(Err(_)) => {}
+                Some(Ok(claimed)) => {
+                    let (claimed, _) = claimed.expect("no fingerprints here");
+                    self.note(("claimed", key, &owner, &claimed));
+                    self.claimed(key, owner, claimed, now_ms);
+                }
+            },
+            Asked::Renew(key, fence, lease_ms, mut answer) => {
+                let known = &mut self.keys[key];
+                let held = known.held.as_mut().filter(|(held, _)| *held == fence);
+                match (heard(crashed, &mut answer), held) {
+                    (Some(Ok(renewed)), held) if renewed[0].is_ok() => {
+                        assert_eq!(known.newest, fence, "a superseded token was renewed");
+                        held.expect("the newest is held").1 = now_ms + lease_ms;
+                    }
+                    (Some(Err(StoreError::OutcomeUnknown(_))), Some(held)) => {
+                        held.1 = held.1.min(now_ms + lease_ms);
+                    }
+                    _ => {}
+                }
+            }
+            Asked::End(key, fence, ending, mut answer) => match heard(crashed, &mut answer) {
+                Some(Ok(ended)) => self.ended(key, fence, &ending, ended[0], now_ms),
+                Some(Err(StoreError::OutcomeUnknown(_))) => self.keys[key].unknown(),
+                _ => {}
+            },
+            Asked::Settle(key, named, claim, mut answer) => match (heard(crashed, &mut answer), claim) {
+                (Some(Ok(settled)), Some((fence, ending))) => {
+                    self.note(("settled", key, named, &settled[0]));
+                    let ended = match settled[0] {
+                        Err(SettleError::Claim(error)) => Err(error),
+                        _ => Ok(()),
+                    };
+                    self.ended(key, fence, &ending, ended, now_ms);
+                }
+                (Some(Err(StoreError::OutcomeUnknown(_))), Some(_)) => self.keys[key].unknown(),
+                _ => {}
+            },
+            Asked::Decide(key, mut answer) => {
+                let heard = heard(crashed, &mut answer);
+                if matches!(heard, Some(Ok(Ok(())) | Err(StoreError::OutcomeUnknown(_)))) {
+                    self.keys[key].unknown();
+                    self.keys[key].completed = None;
+                }
+            }
+        }
+        None
+    }
+
+    fn claimed(&mut self, key: usize, owner: String, claimed: Claimed, now_ms: u64) {
+        let known = &mut self.keys[key];
+        match claimed {
+            Claimed::Granted { entry, .. } => {
+                let Stage::Processing { until_ms, .. } = entry.stage else { panic!("granted, but not held") };
+                let fence = entry.fence.0;
+                if known.held.is_some_and(|(held, _)| held == fence) {
+                    known.held = Some((fence, until_ms));
+                    return;
+                }
+                assert!(fence > known.newest, "fences of key {key} step back");
+                if let Some((at_ms, ttl_ms, outcome)) = &known.completed {
+                    assert!(now_ms >= at_ms + ttl_ms, "key {key} completed as {outcome:?} and runs again");
+                }
+                if let (Some((held, until_ms)), false) = (known.held, known.free) {
+                    assert!(now_ms >= until_ms, "two live tokens of key {key}: {held} and {fence}");
+                }
+                let newest = Known { held: Some((fence, until_ms)), newest: fence, ..Known::default() };
+                let possible = std::mem::take(&mut known.possible);
+                *known = Known { possible, ..newest };
+                self.tokens.push((key, owner, fence));
+            }
+            Claimed::Completed { outcome, at_ms } => {
+                assert!(known.possible.contains(&outcome), "key {key} has an outcome that nobody gave");
+                if let Some((_, _, before)) = &known.completed {
+                    assert!(*before == outcome || known.disturbed, "the outcome of key {key} changed");
+                }
+                // Its time is known to whoever completed it only; from here on it is at least in the past.
+                let ttl_ms = if key < QUEUED { 0 } else { FOR_EVER_MS };
+                known.completed.get_or_insert((at_ms, ttl_ms, outcome));
+            }
+            Claimed::InProgress { .. } | Claimed::InDoubt { .. } => {}
+        }
+    }
+
+    fn ended(&mut self, key: usize, fence: u64, ending: &Ending, ended: Result<(), TokenError>, now_ms: u64) {
+        let contested = self.contested.contains(&key);
+        let at_ms = self.completions.get(&fence).map_or(now_ms, |(_, first_ms)| *first_ms);
+        let known = &mut self.keys[key];
+        let newest = known.newest == fence;
+        match ended {
+            Ok(()) => {
+                assert!(newest, "key {key}: a superseded token ended a claim");
+                known.free = true;
+                if let Ending::Complete { outcome, ttl_ms } = ending {
+                    known.completed.get_or_insert((at_ms, *ttl_ms, outcome.clone()));
+                }
+            }
+            Err(TokenError::Stale) => {
+                let completes = matches!(ending, Ending::Complete { .. });
+                let kept = newest && !known.disturbed && !contested && completes;
+                assert!(!kept, "key {key}: the completion of the newest holder was refused");
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// What must be so in the rows after every wave.
+    fn check(&mut self) {
+        let writer = self.writer.as_ref().expect("open");
+        writer.engine.check();
+        let tables = &writer.storage.committed;
+        tables.check();
+        let completed = |key: usize| {
+            let rows = tables.ledger.values().filter(|(row, _)| row.id == id(key));
+            rows.filter(|(row, _)| matches!(row.entry.stage, Stage::Completed { .. })).count() == 1
+        };
+        for (seq, key) in &self.sent {
+            let there = tables.messages.contains_key(seq);
+            assert!(there || completed(*key), "message {seq} is gone and key {key} is not completed");
+        }
+        for (named, key, fence) in &self.pairs {
+            let ended = tables.ledger.get(fence).is_some_and(|(row, _)| {
+                row.id == id(*key) && matches!(row.entry.stage, Stage::Completed { .. })
+            });
+            let held = tables
+                .messages
+                .get(&named.seq)
+                .is_some_and(|row| row.entry.fence == named.fence && row.entry.state == State::InFlight);
+            // Asked for more than once, nobody knows which of them ended it.
+            let once = self.completions[fence].0 == 1;
+            assert!(
+                !ended || !held || !once,
+                "key {key} is completed and its delivery {named:?} was not acked"
+            );
+        }
+        for (fence, seq) in &self.needed {
+            let live = tables.messages.contains_key(seq);
+            assert!(!live || tables.ledger.contains_key(fence), "the entry of live message {seq} was pruned");
+        }
+        let ended = |hash: u128| {
+            let mut rows = tables.ledger.values();
+            rows.find(|(row, _)| row.id.hash() == hash && matches!(row.entry.stage, Stage::Completed { .. }))
+        };
+        let needed =
+            tables.keyed.iter().filter_map(|(seq, hash)| Some((ended(*hash)?.0.entry.fence.0, *seq)));
+        self.needed = needed.collect();
+    }
+}
+
+impl Known {
+    /// Something may have ended the claim.
+    fn unknown(&mut self) {
+        self.free = true;
+        self.disturbed = true;
+    }
+}
+
+struct Replay(u64);
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay with: HAPAX_SEED={} cargo test -p hapax-embedded ledger_simulation", self.0);
+        }
+    }
+}
+
+#[test]
+fn ledger_simulation_grants_once_and_ends_once_through_faults() {
+    let seeds = match (std::env::var("HAPAX_SEED"), std::env::var("HAPAX_LONG")) {
+        (Ok(seed), _) => {
+            let seed = seed.parse().expect("HAPAX_SEED is a number");
+            seed..seed + 1
+        }
+        (_, Ok(long)) if long == "1" => 0..20_000,
+        _ => 0..400,
+    };
+    for seed in seeds {
+        let _replay = Replay(seed);
+        Sim::new(seed).run();
+    }
+}
+
+#[test]
+fn a_longer_lease_that_was_answered_survives_a_power_cut() {
+    let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
+    let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);
+    let claim = |writer: &mut Writer<SimStorage>, owner: &str| {
+        let request = ClaimRequest::new(id(0), owner.parse().unwrap(), 1_000);
+        let claiming = Box::new(Claiming { hash: id(0).hash(), request, named: None });
+        let (reply, mut answer) = oneshot::channel();
+        let asked = crate::time::Now { us: 0 };
+        writer.run(&mut vec![Op::Ledger(LedgerOp::Claim { claiming, asked, reply })]);
+        answer.try_recv().unwrap().unwrap().unwrap().0
+    };
+    let Claimed::Granted { entry, .. } = claim(&mut writer, "a") else { panic!("the key is free") };
+    let (reply, mut answer) = oneshot::channel();
+    let keep = Keep { id: id(0), hash: id(0).hash(), fence: Some(entry.fence.0), lease_ms: 60_000 };
+    writer.run(&mut vec![Op::Ledger(LedgerOp::Renew { batch: vec![keep], reply })]);
+    assert_eq!(answer.try_recv().unwrap().unwrap()[0].map(|left| left.lease_ms), Ok(60_000));
+    let lost = writer.storage.unsynced();
+    let mut writer = rig::open(writer.storage.after_power_loss(lost), &clock, Ids::fixed(1), 1);
+    clock.advance_ms(59_999);
+    let claimed = claim(&mut writer, "b");
+    assert!(matches!(claimed, Claimed::InProgress { .. }), "two live tokens: {claimed:?}");
+}

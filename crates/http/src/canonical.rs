@@ -1,0 +1,297 @@
+//! JSON in one form: the order of keys and white space do not matter, everything else does.
+//!
+//! Numbers stay as they are written. Read as floats, two large numbers that differ would look alike, and a request
+//! would get the answer to another one.
+
+/// Deeper than this a body is not looked into, as in `serde_json`.
+const DEPTH_MAX: usize = 128;
+
+/// A JSON value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Node<'a> {
+    /// `true`, `false`, `null`.
+    Literal(&'a str),
+    /// As it is written.
+    Number(&'a str),
+    /// Without its escapes.
+    Text(String),
+    /// In order.
+    Array(Vec<Node<'a>>),
+    /// By key; the same key twice stays twice, in order, since servers differ in which one they take.
+    Object(Vec<(String, Node<'a>)>),
+}
+
+impl<'a> Node<'a> {
+    /// Parses a text; `None` where it is no JSON, or nested too deeply.
+    pub(crate) fn parse(text: &'a [u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        // It judges what is JSON; the reader below may then trust the text.
+        serde_json::from_str::<serde::de::IgnoredAny>(text).ok()?;
+        let mut reader = Reader { text, at: 0 };
+        reader.value(0)
+    }
+
+    /// The value at a JSON pointer (RFC 6901).
+    pub(crate) fn at(&self, pointer: &str) -> Option<&Self> {
+        if pointer.is_empty() {
+            return Some(self);
+        }
+        pointer.strip_prefix('/')?.split('/').try_fold(self, |node, token| {
+            let token = unescape(token);
+            match node {
+                Self::Object(fields) => fields.iter().find(|(key, _)| *key == token).map(|(_, value)| value),
+                Self::Array(items) => items.get(token.parse::<usize>().ok()?),
+                _ => None,
+            }
+        })
+    }
+
+    /// Takes out the value at a JSON pointer, if it is there.
+    pub(crate) fn remove(&mut self, pointer: &str) {
+        let Some((path, last)) = pointer.rsplit_once('/') else { return };
+        let mut node = self;
+        for token in path.split('/').skip(1) {
+            let token = unescape(token);
+            let next = match node {
+                Self::Object(fields) => {
+                    fields.iter_mut().find(|(key, _)| *key == token).map(|(_, value)| value)
+                }
+                Self::Array(items) => token.parse::<usize>().ok().and_then(|at| items.get_mut(at)),
+                _ => None,
+            };
+            let Some(next) = next else { return };
+            node = next;
+        }
+        let last = unescape(last);
+        match node {
+            Self::Object(fields) => fields.retain(|(key, _)| *key != last),
+            Self::Array(items) => {
+                // Put aside, not shifted: the items behind it keep their places.
+                if let Some(item) = last.parse::<usize>().ok().and_then(|at| items.get_mut(at)) {
+                    *item = Self::Literal("");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Hashes the value: each part with its kind and length, so that no two values run together.
+    pub(crate) fn hash(&self, into: &mut blake3::Hasher) {
+        match self {
+            Self::Literal(text) => part(into, b'l', text),
+            Self::Number(text) => part(into, b'n', text),
+            Self::Text(text) => part(into, b's', text),
+            Self::Array(items) => {
+                count(into, b'a', items.len());
+                for item in items {
+                    item.hash(into);
+                }
+            }
+            Self::Object(fields) => {
+                count(into, b'o', fields.len());
+                for (key, value) in fields {
+                    part(into, b'k', key);
+                    value.hash(into);
+                }
+            }
+        }
+    }
+}
+
+fn count(into: &mut blake3::Hasher, kind: u8, length: usize) {
+    into.update(&[kind]);
+    into.update(&(length as u64).to_le_bytes());
+}
+
+fn part(into: &mut blake3::Hasher, kind: u8, text: &str) {
+    count(into, kind, text.len());
+    into.update(text.as_bytes());
+}
+
+fn unescape(token: &str) -> String {
+    token.replace("~1", "/").replace("~0", "~")
+}
+
+/// Reads text that is known to be JSON.
+struct Reader<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn peek(&mut self) -> Option<u8> {
+        let rest = &self.text.as_bytes()[self.at..];
+        self.at += rest.iter().take_while(|byte| b" \t\r\n".contains(byte)).count();
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    /// Skips one byte, if it is the next.
+    fn skip(&mut self, byte: u8) -> bool {
+        let there = self.peek() == Some(byte);
+        self.at += usize::from(there);
+        there
+    }
+
+    fn value(&mut self, depth: usize) -> Option<Node<'a>> {
+        if depth > DEPTH_MAX {
+            return None;
+        }
+        match self.peek()? {
+            b'{' => self.object(depth),
+            b'[' => self.array(depth),
+            b'"' => self.string().map(Node::Text),
+            b't' | b'f' | b'n' => Some(Node::Literal(self.plain())),
+            _ => Some(Node::Number(self.plain())),
+        }
+    }
+
+    fn object(&mut self, depth: usize) -> Option<Node<'a>> {
+        self.skip(b'{');
+        let mut fields = Vec::new();
+        while !self.skip(b'}') {
+            self.peek();
+            let key = self.string()?;
+            self.skip(b':');
+            fields.push((key, self.value(depth + 1)?));
+            self.skip(b',');
+        }
+        fields.sort_by(|a, b| a.0.cmp(&b.0));
+        Some(Node::Object(fields))
+    }
+
+    fn array(&mut self, depth: usize) -> Option<Node<'a>> {
+        self.skip(b'[');
+        let mut items = Vec::new();
+        while !self.skip(b']') {
+            items.push(self.value(depth + 1)?);
+            self.skip(b',');
+        }
+        Some(Node::Array(items))
+    }
+
+    fn string(&mut self) -> Option<String> {
+        let start = self.at;
+        let bytes = self.text.as_bytes();
+        let mut at = start + 1;
+        while *bytes.get(at)? != b'"' {
+            at += if bytes[at] == b'\\' { 2 } else { 1 };
+        }
+        self.at = at + 1;
+        // Half of a surrogate pair has no text: then it is the way it is written that counts.
+        let written = self.text.get(start..self.at)?;
+        Some(serde_json::from_str(written).unwrap_or_else(|_| written.to_owned()))
+    }
+
+    /// A number or a word: up to the next mark or space.
+    fn plain(&mut self) -> &'a str {
+        let rest = &self.text[self.at..];
+        let length = rest.bytes().take_while(|byte| !b",]} \t\r\n".contains(byte)).count();
+        self.at += length;
+        &rest[..length]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hash(text: &str) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        Node::parse(text.as_bytes()).unwrap().hash(&mut hasher);
+        hasher.finalize()
+    }
+
+    #[test]
+    fn order_and_space_do_not_matter() {
+        let written = r#"{"a":1,"b":[true,{"c":"x\u0041","d":null}]}"#;
+        let other = "{ \"b\" : [ true , { \"d\" : null,\n\"c\":\"xA\"} ]\t, \"a\" : 1 }";
+        assert_eq!(hash(written), hash(other));
+    }
+
+    #[test]
+    fn everything_else_does() {
+        let values = [
+            "1",
+            "1.0",
+            "\"1\"",
+            "[1]",
+            "[[1]]",
+            "[1,1]",
+            "{}",
+            "[]",
+            "null",
+            "true",
+            "\"\"",
+            "[\"a\",\"b\"]",
+            "[\"ab\"]",
+            "[\"b\",\"a\"]",
+            r#"{"a":1}"#,
+            r#"{"a":{"b":1}}"#,
+            r#"{"a":{},"b":1}"#,
+            r#"{"a":1,"a":2}"#,
+            r#"{"a":2,"a":1}"#,
+            "12345678901234567890123",
+            "12345678901234567890124",
+        ];
+        for (at, a) in values.iter().enumerate() {
+            for b in &values[at + 1..] {
+                assert_ne!(hash(a), hash(b), "{a} and {b}");
+            }
+        }
+    }
+
+    #[test]
+    fn fields_are_found_and_taken_out() {
+        let mut node = Node::parse(br#"{"order":{"id":"o-7","at":1},"a/b":[5,6]}"#).unwrap();
+        assert_eq!(node.at("/order/id"), Some(&Node::Text("o-7".into())));
+        assert_eq!(node.at("/a~1b/1"), Some(&Node::Number("6")));
+        assert_eq!(node.at("/order/nope"), None);
+        node.remove("/order/at");
+        node.remove("/nope/at");
+        assert_eq!(node, Node::parse(br#"{"order":{"id":"o-7"},"a/b":[5,6]}"#).unwrap());
+    }
+
+    #[test]
+    fn what_is_no_json_or_too_deep_is_left_alone() {
+        for text in ["", "{", "nul", "{\"a\":1,}", "1 2", "\u{7f}"] {
+            assert_eq!(Node::parse(text.as_bytes()), None, "{text}");
+        }
+        let deep = "[".repeat(100_000) + &"]".repeat(100_000);
+        assert_eq!(Node::parse(deep.as_bytes()), None);
+        assert!(Node::parse(br#""\ud800""#).is_none_or(|node| matches!(node, Node::Text(_))));
+    }
+
+    fn json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<bool>().prop_map(Into::into),
+            any::<i64>().prop_map(Into::into),
+            "\\PC{0,8}".prop_map(Into::into),
+        ];
+        leaf.prop_recursive(4, 32, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Into::into),
+                prop::collection::vec(("\\PC{0,4}", inner), 0..4)
+                    .prop_map(|fields| serde_json::Value::Object(fields.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        /// Two values have the same hash when they are equal, and only then, however they are written.
+        #[test]
+        fn the_hash_is_the_value(a in json(), b in json()) {
+            let (plain, pretty) = (a.to_string(), serde_json::to_string_pretty(&a).unwrap());
+            prop_assert_eq!(hash(&plain), hash(&pretty));
+            prop_assert_eq!(a == b, hash(&plain) == hash(&b.to_string()));
+        }
+
+        /// Whatever bytes come in, reading them ends.
+        #[test]
+        fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = Node::parse(&bytes);
+        }
+    }
+}

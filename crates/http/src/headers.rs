@@ -1,0 +1,61 @@
+//! Headers that belong to one connection, and those that are ours.
+
+use http::HeaderMap;
+use http::header::{
+    CONNECTION, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
+};
+
+use crate::key::{IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY};
+
+/// The fence of the claim that a request runs under: grows with every claim of its key.
+pub const HAPAX_FENCE: HeaderName = HeaderName::from_static("hapax-fence");
+/// `true` where an earlier run of the same key broke off and may have acted.
+pub const HAPAX_TAKEOVER: HeaderName = HeaderName::from_static("hapax-takeover");
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// Headers that are about one connection, not about the message.
+pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
+    const NAMES: [HeaderName; 9] = [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        PROXY_CONNECTION,
+        TE,
+        TRAILER,
+        TRANSFER_ENCODING,
+        UPGRADE,
+    ];
+    NAMES.contains(name)
+}
+
+/// Further headers that `Connection` declares to be about the connection.
+pub(crate) fn listed_in_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let lines = headers.get_all(CONNECTION).iter().filter_map(|line| line.to_str().ok());
+    lines.flat_map(|line| line.split(',')).filter_map(|name| name.trim().parse().ok()).collect()
+}
+
+/// Takes out what only we may say to the service.
+pub(crate) fn strip_ours(headers: &mut HeaderMap) {
+    if headers.keys().any(|name| name.as_str().starts_with("hapax-")) {
+        let ours: Vec<HeaderName> =
+            headers.keys().filter(|name| name.as_str().starts_with("hapax-")).cloned().collect();
+        for name in ours {
+            headers.remove(name);
+        }
+    }
+}
+
+/// Puts in what the service is told of its claim.
+pub(crate) fn add_ours(headers: &mut HeaderMap, claimed: &crate::Claimed) {
+    headers.remove(X_IDEMPOTENCY_KEY);
+    let key = HeaderValue::from_str(&format!("\"{}\"", claimed.derived_key)).expect("hex digits");
+    headers.insert(IDEMPOTENCY_KEY, key);
+    headers.insert(HAPAX_FENCE, HeaderValue::from(claimed.fence.0));
+    if claimed.takeover {
+        headers.insert(HAPAX_TAKEOVER, HeaderValue::from_static("true"));
+    }
+}

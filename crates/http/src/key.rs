@@ -1,0 +1,147 @@
+//! The idempotency key of a request: from its header, or from a field of its JSON body.
+
+use hapax_core::IdempotencyKey;
+use http::HeaderMap;
+use http::header::{HeaderName, HeaderValue};
+
+use crate::canonical::Node;
+
+/// The header of draft-ietf-httpapi-idempotency-key-header.
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// What some clients send instead.
+pub const X_IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("x-idempotency-key");
+
+/// The rule for a key, for answers to callers.
+const RULE: &str = "send one Idempotency-Key of 1 to 255 characters, as a string of structured fields (\"9f0c…\") or bare \
+                    (visible ASCII without quotes, commas, semicolons and backslashes)";
+
+/// Why a key was not accepted: a sentence for the caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BadKey(pub(crate) String);
+
+fn bad(problem: &str) -> BadKey {
+    BadKey(format!("{problem}; {RULE}"))
+}
+
+/// The key in the headers, if there is one.
+pub(crate) fn from_headers(headers: &HeaderMap) -> Result<Option<IdempotencyKey>, BadKey> {
+    let key = one(headers, &IDEMPOTENCY_KEY)?;
+    let alias = one(headers, &X_IDEMPOTENCY_KEY)?;
+    match (key, alias) {
+        (Some(key), Some(alias)) if key != alias => {
+            Err(bad("Idempotency-Key and X-Idempotency-Key name different keys"))
+        }
+        (key, alias) => Ok(key.or(alias)),
+    }
+}
+
+fn one(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>, BadKey> {
+    let mut values = headers.get_all(name).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        // Which of them the upstream would take is anyone's guess, be they equal or not.
+        return Err(bad(&format!("the header {name} came more than once")));
+    }
+    parse(value).map(Some)
+}
+
+fn parse(value: &HeaderValue) -> Result<IdempotencyKey, BadKey> {
+    let text = value.to_str().map_err(|_| bad("the key has characters beyond ASCII"))?.trim();
+    let key = if text.starts_with('"') {
+        let item = sfv::Parser::new(text).parse::<sfv::Item>();
+        let item =
+            item.map_err(|error| bad(&format!("the key is no string of structured fields ({error})")))?;
+        // Parameters are ignored, as structured fields ask for where none are defined.
+        let string = item.bare_item.as_string().map(|string| string.as_str().to_owned());
+        string.ok_or_else(|| bad("the key is no string of structured fields"))?
+    } else {
+        let fits = |byte: u8| byte.is_ascii_graphic() && !br#"",;\"#.contains(&byte);
+        if !text.bytes().all(fits) {
+            return Err(bad("the bare key has a character that is not allowed there"));
+        }
+        text.to_owned()
+    };
+    checked(&key)
+}
+
+fn checked(key: &str) -> Result<IdempotencyKey, BadKey> {
+    IdempotencyKey::new(key).map_err(|_| match key.len() {
+        0 => bad("the key is empty"),
+        length if length > 255 => bad(&format!("the key has {length} bytes")),
+        _ => bad("the key has a control character"),
+    })
+}
+
+/// The key in a field of the body: a string, or a number as it is written.
+pub(crate) fn from_body(body: Option<&Node>, pointer: &str) -> Result<Option<IdempotencyKey>, BadKey> {
+    let Some(node) = body.and_then(|body| body.at(pointer)) else { return Ok(None) };
+    match node {
+        Node::Text(text) => checked(text).map(Some),
+        Node::Number(number) => checked(number).map(Some),
+        Node::Literal("null") => Ok(None),
+        _ => Err(bad(&format!("the body's field {pointer} is neither a string nor a number"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(value: &str) -> Result<Option<IdempotencyKey>, BadKey> {
+        let mut headers = HeaderMap::new();
+        headers.insert(IDEMPOTENCY_KEY, HeaderValue::from_bytes(value.as_bytes()).unwrap());
+        from_headers(&headers)
+    }
+
+    #[test]
+    fn both_forms_name_the_same_key() {
+        // The draft's own example.
+        let uuid = "8e03978e-40d5-43e8-bc93-6894a57f9324";
+        assert_eq!(header(&format!("\"{uuid}\"")).unwrap(), header(uuid).unwrap());
+        assert_eq!(
+            header(r#""a \"quoted\" key, with; all""#).unwrap().unwrap().as_str(),
+            r#"a "quoted" key, with; all"#
+        );
+        assert_eq!(header(r#""clkyoesmbgybucifusbbtdsbohtyuuwz";v=1"#).unwrap().unwrap().as_str().len(), 32);
+    }
+
+    #[test]
+    fn what_is_refused_names_the_rule() {
+        let long = "k".repeat(256);
+        for value in [
+            "",
+            "  ",
+            "\"\"",
+            "\"open",
+            "a b",
+            "a,b",
+            "\"a\", \"b\"",
+            "\"a\" b",
+            "a\"b",
+            "\"ä\"",
+            "ä",
+            "a;b",
+            &long,
+        ] {
+            let BadKey(why) = header(value).unwrap_err();
+            assert!(why.contains("1 to 255"), "{value}: {why}");
+        }
+        assert!(header(&"k".repeat(255)).is_ok());
+    }
+
+    #[test]
+    fn two_headers_must_agree() {
+        let both = |key: &str, alias: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(IDEMPOTENCY_KEY, key.parse().unwrap());
+            headers.insert(X_IDEMPOTENCY_KEY, alias.parse().unwrap());
+            from_headers(&headers)
+        };
+        assert_eq!(both("\"a\"", "a").unwrap().unwrap().as_str(), "a");
+        assert!(both("a", "b").is_err());
+        let mut twice = HeaderMap::new();
+        twice.append(IDEMPOTENCY_KEY, "a".parse().unwrap());
+        twice.append(IDEMPOTENCY_KEY, "a".parse().unwrap());
+        assert!(from_headers(&twice).is_err());
+    }
+}

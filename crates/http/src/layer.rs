@@ -1,0 +1,366 @@
+//! The tower layer: which requests it is for, and what it tells their callers.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::{EntryId, Fence, Fingerprint, IdempotencyKey, Ledger};
+use http::header::EXPECT;
+use http::request::Parts;
+use http::{Request, Response, StatusCode};
+use http_body::Body as HttpBody;
+use http_body_util::BodyExt as _;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::body::{Body, Bounded, BoxError, Read, read};
+use crate::canonical::Node;
+use crate::counters::{Cells, Counters};
+use crate::policy::{ConfigError, Policy, Routes};
+use crate::problem::Problem;
+use crate::renew::Renewer;
+use crate::run::{Run, Running};
+use crate::scope::{METHOD_MAX, Tenant, fingerprint, is_json, scope, service_name};
+use crate::{headers, key};
+
+/// How much of a body that is refused is read and thrown away. Most clients look for an answer only once they have
+/// sent all; closing on them before that, they see a broken connection.
+const DISCARDED_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// What a request that runs under a claim finds in its extensions, and in its headers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claimed {
+    /// The caller's key and whose it is.
+    pub id: EntryId,
+    /// For calls to other systems on behalf of this request: the same for every run of it. Header `Idempotency-Key`.
+    pub derived_key: IdempotencyKey,
+    /// Grows with every claim of the key: a sink that remembers the largest it has seen can turn away a run that was
+    /// overtaken. Header `Hapax-Fence`.
+    pub fence: Fence,
+    /// An earlier run broke off and may have acted. Header `Hapax-Takeover`.
+    pub takeover: bool,
+}
+
+/// Names a request's route, for its scope.
+type RouteFunction = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+
+/// Makes an [`IdempotencyLayer`].
+pub struct Builder {
+    service: String,
+    ledger: Arc<dyn Ledger>,
+    tenant: Tenant,
+    route_name: Option<RouteFunction>,
+    policy: Policy,
+    routes: Vec<(String, Policy)>,
+}
+
+impl Builder {
+    /// Who is calling; see [`Tenant`] for what the default means.
+    #[must_use]
+    pub fn tenant(mut self, tenant: Tenant) -> Self {
+        self.tenant = tenant;
+        self
+    }
+
+    /// The policy for routes that have none of their own.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// The policy for a route: a path with `{name}` for one segment and `{*rest}` for the rest. The same key on two
+    /// paths of one route is a mistake of the caller's (422); on two routes it is two keys.
+    #[must_use]
+    pub fn route(mut self, pattern: impl Into<String>, policy: Policy) -> Self {
+        self.routes.push((pattern.into(), policy));
+        self
+    }
+
+    /// How to name the routes that are not named by [`Builder::route`]; by default each path is one. With axum:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # let ledger = Arc::new(hapax_conformance::MemoryLedger::new(Arc::new(hapax_core::SystemClock::default())));
+    /// use axum::extract::MatchedPath;
+    ///
+    /// hapax_http::IdempotencyLayer::builder("shop", ledger)
+    ///     .route_name(|parts| parts.extensions.get::<MatchedPath>().map(|path| path.as_str().to_owned()));
+    /// ```
+    #[must_use]
+    pub fn route_name(mut self, name: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+        self.route_name = Some(Arc::new(name));
+        self
+    }
+
+    /// Checks everything and makes the layer.
+    pub fn build(self) -> Result<IdempotencyLayer, ConfigError> {
+        service_name(&self.service).map_err(ConfigError)?;
+        Ok(IdempotencyLayer(Arc::new(Shared {
+            service: self.service,
+            renewer: Renewer::new(self.ledger.clone()),
+            ledger: self.ledger,
+            tenant: self.tenant,
+            route_name: self.route_name,
+            routes: Routes::new(self.policy, self.routes)?,
+            counters: Cells::default(),
+            running: Running::default(),
+        })))
+    }
+}
+
+/// Makes requests with an `Idempotency-Key` take effect once: the first one runs, its duplicates get its answer.
+///
+/// ```
+/// use std::sync::Arc;
+/// use axum::{Router, routing::post};
+/// use hapax_http::{IdempotencyLayer, Policy};
+///
+/// # let ledger = Arc::new(hapax_conformance::MemoryLedger::new(Arc::new(hapax_core::SystemClock::default())));
+/// let layer = IdempotencyLayer::builder("shop", ledger)
+///     .route("/payments", Policy { required: true, ..Policy::default() })
+///     .build()?;
+/// let app: Router = Router::new().route("/payments", post(|| async { "paid" })).layer(layer);
+/// # Ok::<(), hapax_http::ConfigError>(())
+/// ```
+///
+/// It goes outside of whatever must not run twice, and inside of whatever authenticates. Cloning shares everything.
+#[derive(Clone)]
+pub struct IdempotencyLayer(pub(crate) Arc<Shared>);
+
+pub(crate) struct Shared {
+    service: String,
+    pub(crate) ledger: Arc<dyn Ledger>,
+    pub(crate) renewer: Renewer,
+    tenant: Tenant,
+    route_name: Option<RouteFunction>,
+    routes: Routes,
+    pub(crate) counters: Cells,
+    pub(crate) running: Running,
+}
+
+impl IdempotencyLayer {
+    /// Begins a layer. `service` is part of every scope: services that share a ledger need different names, and a
+    /// service that changes its name forgets its keys.
+    pub fn builder(service: impl Into<String>, ledger: Arc<dyn Ledger>) -> Builder {
+        Builder {
+            service: service.into(),
+            ledger,
+            tenant: Tenant::default(),
+            route_name: None,
+            policy: Policy::default(),
+            routes: Vec::new(),
+        }
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> Counters {
+        self.0.counters.read()
+    }
+
+    /// How many requests run under a claim now, whether or not their clients are still there.
+    pub fn running(&self) -> usize {
+        self.0.running.count()
+    }
+
+    /// Resolves when no request runs under a claim. A server that shuts down waits for it, within a bound of its own:
+    /// a run that is cut off is in doubt.
+    pub async fn idle(&self) {
+        self.0.running.idle().await;
+    }
+}
+
+impl std::fmt::Debug for IdempotencyLayer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IdempotencyLayer").field("service", &self.0.service).finish_non_exhaustive()
+    }
+}
+
+impl<S> Layer<S> for IdempotencyLayer {
+    type Service = Idempotency<S>;
+
+    fn layer(&self, inner: S) -> Idempotency<S> {
+        Idempotency { inner, shared: self.0.clone() }
+    }
+}
+
+/// A service behind an [`IdempotencyLayer`].
+#[derive(Clone)]
+pub struct Idempotency<S> {
+    inner: S,
+    shared: Arc<Shared>,
+}
+
+impl<S, B, R> Service<Request<B>> for Idempotency<S>
+where
+    S: Service<Request<Body>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+    R: HttpBody<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The one that is ready is used; the clone takes its place.
+        let fresh = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, fresh);
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            match shared.prepare(request).await {
+                Prepared::Pass(request) => {
+                    shared.counters.passed.add();
+                    inner.call(*request).await.map(|response| response.map(Body::stream))
+                }
+                Prepared::Refused(problem) => {
+                    shared.counters.refused.add();
+                    Ok(problem.into_response())
+                }
+                Prepared::Keyed(run) => run.spawn(inner).await,
+            }
+        })
+    }
+}
+
+enum Prepared {
+    /// Not ours.
+    Pass(Box<Request<Body>>),
+    Refused(Problem),
+    Keyed(Box<Run>),
+}
+
+impl Shared {
+    /// Finds out what is to be done with a request; reads its body if it has a key.
+    async fn prepare<B>(self: &Arc<Self>, request: Request<B>) -> Prepared
+    where
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let (mut parts, body) = request.into_parts();
+        headers::strip_ours(&mut parts.headers);
+        let (pattern, policy) = self.routes.find(parts.uri.path());
+        let pass = |parts, body| Prepared::Pass(Box::new(Request::from_parts(parts, Body::stream(body))));
+        if !policy.methods.contains(&parts.method) || parts.method.as_str().len() > METHOD_MAX {
+            return pass(parts, body);
+        }
+        let key = match key::from_headers(&parts.headers) {
+            Ok(key) => key,
+            Err(key::BadKey(why)) => return Prepared::Refused(bad_key(why)),
+        };
+        let key_in_body = policy.key_pointer.as_deref().filter(|_| key.is_none() && is_json(&parts));
+        if key.is_none() && key_in_body.is_none() {
+            return if policy.required { Prepared::Refused(missing_key(policy)) } else { pass(parts, body) };
+        }
+        let read = match self.read_body(&parts, policy, body).await {
+            Ok(read) => read,
+            Err(problem) => return Prepared::Refused(problem),
+        };
+        let json = if is_json(&parts) { Node::parse(&read.bytes) } else { None };
+        let key = match (key, key_in_body) {
+            (Some(key), _) => Ok(Some(key)),
+            (None, pointer) => key::from_body(json.as_ref(), pointer.unwrap_or_default()),
+        };
+        let key = match key {
+            Ok(Some(key)) => key,
+            Ok(None) if policy.required => return Prepared::Refused(missing_key(policy)),
+            Ok(None) => return Prepared::Pass(Box::new(Request::from_parts(parts, Body::read(read)))),
+            Err(key::BadKey(why)) => return Prepared::Refused(bad_key(why)),
+        };
+        let fingerprint = fingerprint(&parts, policy, &read.bytes, json);
+        match self.entry(&parts, pattern, key) {
+            Ok(id) => Prepared::Keyed(self.run(id, fingerprint, policy.clone(), parts, read)),
+            Err(problem) => Prepared::Refused(problem),
+        }
+    }
+
+    fn run(
+        self: &Arc<Self>,
+        id: EntryId,
+        fingerprint: Fingerprint,
+        policy: Arc<Policy>,
+        parts: Parts,
+        body: Read,
+    ) -> Box<Run> {
+        Box::new(Run { shared: self.clone(), id, fingerprint, policy, parts, body })
+    }
+
+    fn entry(&self, parts: &Parts, pattern: Option<&str>, key: IdempotencyKey) -> Result<EntryId, Problem> {
+        let named = match pattern {
+            Some(pattern) => Some(pattern.to_owned()),
+            None => self.route_name.as_ref().and_then(|name| name(parts)),
+        };
+        let route = named.as_deref().unwrap_or(parts.uri.path());
+        let scope = scope(&self.service, &self.tenant, route, parts).map_err(|missing| {
+            let detail = format!("a request with an Idempotency-Key needs {missing}");
+            Problem::new("tenant-missing", StatusCode::BAD_REQUEST, "It is not clear who is calling", detail)
+        })?;
+        Ok(EntryId::new(scope, key))
+    }
+
+    async fn read_body<B>(&self, parts: &Parts, policy: &Policy, body: B) -> Result<Read, Problem>
+    where
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let time_max = Duration::from_millis(policy.read_ms_max);
+        match read(body, policy.request_bytes_max, time_max).await {
+            Bounded::Whole(read) => Ok(read),
+            Bounded::Large(rest) => {
+                // A client that waits to be told to go on is told not to, and has nothing under way.
+                if !parts.headers.contains_key(EXPECT) {
+                    let _ = tokio::time::timeout(time_max, discard(rest)).await;
+                }
+                let max = policy.request_bytes_max;
+                let detail =
+                    format!("a request with an Idempotency-Key may have a body of at most {max} bytes");
+                let title = "The body is too large";
+                Err(Problem::new("body-too-large", StatusCode::PAYLOAD_TOO_LARGE, title, detail))
+            }
+            Bounded::Slow(_) => {
+                let detail =
+                    format!("the body did not arrive within {} ms; nothing was run", policy.read_ms_max);
+                let title = "The body took too long";
+                Err(Problem::new("body-too-slow", StatusCode::REQUEST_TIMEOUT, title, detail))
+            }
+            Bounded::Broken(error) => {
+                let detail = format!("the body could not be read: {error}; nothing was run");
+                Err(Problem::new("body-broken", StatusCode::BAD_REQUEST, "The body broke off", detail))
+            }
+        }
+    }
+}
+
+async fn discard(mut body: Body) {
+    let mut left = DISCARDED_BYTES_MAX;
+    while left > 0
+        && let Some(Ok(frame)) = body.frame().await
+    {
+        left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+    }
+}
+
+fn bad_key(why: String) -> Problem {
+    Problem::new("key-invalid", StatusCode::BAD_REQUEST, "The Idempotency-Key is not valid", why)
+}
+
+fn missing_key(policy: &Policy) -> Problem {
+    let mut detail =
+        "this operation needs an Idempotency-Key: a new one, such as a UUID, for every request that \
+                      you mean, and the same one when you send it again"
+            .to_owned();
+    if let Some(pointer) = &policy.key_pointer {
+        detail = format!("{detail}; as a header, or in the body at {pointer}");
+    }
+    Problem::new("key-missing", StatusCode::BAD_REQUEST, "Idempotency-Key is missing", detail)
+}

@@ -1,0 +1,351 @@
+//! What is done with a request, by its route.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hapax_core::OnDoubt;
+use hapax_core::ledger::{TTL_MS_MAX, TTL_MS_MIN};
+use hapax_core::policy::{LEASE_MS_MAX, WAIT_MS_MAX};
+use http::{Method, StatusCode};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use thiserror::Error;
+
+/// The most of a request's or an answer's body that a policy may ask to hold in memory: 64 MiB.
+const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// What to do with requests that carry a key. Every field has a default.
+///
+/// ```
+/// use hapax_http::Policy;
+/// let policy = Policy { required: true, wait_ms: 0, ..Policy::default() };
+/// assert!(policy.validate().is_ok());
+/// assert!(Policy { lease_ms: 0, ..Policy::default() }.validate().is_err());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Policy {
+    /// Methods that it is for; requests with others pass through untouched. Default `POST` and `PATCH`.
+    #[serde(with = "methods")]
+    pub methods: Vec<Method>,
+    /// Refuse requests without a key with 400. Default off: they pass through, as often as they come.
+    pub required: bool,
+    /// Where in a JSON body the key is, as a JSON pointer, for requests without the header. Default nowhere.
+    pub key_pointer: Option<String>,
+    /// Fields of a JSON body that may differ between two sendings of the same request, as JSON pointers: a time of
+    /// sending, a trace id. Default none.
+    pub excluded: Vec<String>,
+    /// Statuses that state that nothing happened: the answer passes, the key is free again, and the next request with
+    /// it runs. Default 401, 408, 409, 425 and 429. Add 503 only if nothing before the service answers so by itself.
+    pub released: Statuses,
+    /// Statuses after which it is open whether anything happened; `on_doubt` decides about the next request with the
+    /// key. Default all of 5xx. Every status in neither list is an outcome: recorded, and replayed to duplicates.
+    pub doubtful: Statuses,
+    /// What to do about a request whose run broke off, or ended with a doubtful status. `park`: its key answers 409
+    /// until someone decides; never twice. `retry`: the next request with the key runs, told so by `Hapax-Takeover`;
+    /// right where the service honours the key or the fence that it is sent. Default `park`.
+    pub on_doubt: OnDoubt,
+    /// How long an outcome is kept, in milliseconds. Default 4 days.
+    pub ttl_ms: u64,
+    /// How long a duplicate waits for the first request's answer before it gets 409, in milliseconds; at most 20,000,
+    /// 0 for never. Default 10,000.
+    pub wait_ms: u64,
+    /// How long a claim outlives the process that holds it, in milliseconds; renewed while a request runs.
+    /// Default 30,000.
+    pub lease_ms: u64,
+    /// How long a request may run, in milliseconds; past it, it is cut off and in doubt. Default 120,000.
+    pub run_ms_max: u64,
+    /// How long a request's body may take to arrive, in milliseconds. Default 30,000.
+    pub read_ms_max: u64,
+    /// The largest body of a request with a key, in bytes; a larger one gets 413. Default 1 MiB.
+    pub request_bytes_max: usize,
+    /// The largest body of an answer that is recorded, in bytes. A larger one passes through, and its duplicates get
+    /// 409. Default 512 KiB.
+    pub response_bytes_max: usize,
+    /// How long an answer's body is waited for before it passes through as a stream, in milliseconds; its duplicates
+    /// get 409. Default 10,000.
+    pub response_ms_max: u64,
+    /// What to do when the ledger cannot be reached. `closed`: 503. `open`: the request runs unprotected, and is counted.
+    /// Default `closed`.
+    pub on_outage: OnOutage,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            methods: vec![Method::POST, Method::PATCH],
+            required: false,
+            key_pointer: None,
+            excluded: Vec::new(),
+            released: Statuses::of(&[401, 408, 409, 425, 429]),
+            doubtful: Statuses(vec![(500, 599)]),
+            on_doubt: OnDoubt::Park,
+            ttl_ms: hapax_core::ledger::TTL_MS_DEFAULT,
+            wait_ms: 10_000,
+            lease_ms: 30_000,
+            run_ms_max: 120_000,
+            read_ms_max: 30_000,
+            request_bytes_max: 1024 * 1024,
+            response_bytes_max: 512 * 1024,
+            response_ms_max: 10_000,
+            on_outage: OnOutage::Closed,
+        }
+    }
+}
+
+/// What to do when the ledger cannot be reached.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnOutage {
+    /// Refuse with 503.
+    #[default]
+    Closed,
+    /// Run without protection, and count it.
+    Open,
+}
+
+/// What an answer says about the effect. A service may put it into its response's extensions, where it beats the
+/// policy's lists of statuses.
+///
+/// ```
+/// use hapax_http::Verdict;
+/// let mut response = http::Response::new("not now");
+/// *response.status_mut() = http::StatusCode::SERVICE_UNAVAILABLE;
+/// response.extensions_mut().insert(Verdict::NothingHappened);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is the outcome: recorded, replayed to duplicates.
+    Final,
+    /// Nothing happened: the key is free again.
+    NothingHappened,
+    /// Something may have happened.
+    InDoubt,
+}
+
+/// Why a policy or a route was refused: which field, what is wrong, what is allowed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct ConfigError(pub(crate) String);
+
+impl Policy {
+    /// Checks the limits.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let bounds = [
+            ("ttl_ms", self.ttl_ms, TTL_MS_MIN, TTL_MS_MAX),
+            ("wait_ms", self.wait_ms, 0, WAIT_MS_MAX),
+            ("lease_ms", self.lease_ms, 100, LEASE_MS_MAX),
+            ("run_ms_max", self.run_ms_max, 1, LEASE_MS_MAX),
+            ("read_ms_max", self.read_ms_max, 1, LEASE_MS_MAX),
+            ("response_ms_max", self.response_ms_max, 1, LEASE_MS_MAX),
+            ("request_bytes_max", self.request_bytes_max as u64, 1, BODY_BYTES_MAX as u64),
+            ("response_bytes_max", self.response_bytes_max as u64, 0, BODY_BYTES_MAX as u64),
+        ];
+        for (field, value, min, max) in bounds {
+            if !(min..=max).contains(&value) {
+                return Err(ConfigError(format!("{field}: {value} is out of range; use {min} to {max}")));
+            }
+        }
+        let key_pointer = self.key_pointer.iter().map(|pointer| ("key_pointer", pointer));
+        for (field, pointer) in key_pointer.chain(self.excluded.iter().map(|pointer| ("excluded", pointer))) {
+            if !pointer.starts_with('/') {
+                let problem = format!("{field}: {pointer:?} is no JSON pointer; write it as /order/id");
+                return Err(ConfigError(problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a status says about the effect.
+    pub fn verdict(&self, status: StatusCode) -> Verdict {
+        if self.released.contains(status) {
+            Verdict::NothingHappened
+        } else if self.doubtful.contains(status) {
+            Verdict::InDoubt
+        } else {
+            Verdict::Final
+        }
+    }
+}
+
+/// A set of statuses. Written as a list of numbers and classes: `[429, "5xx"]`.
+///
+/// ```
+/// use hapax_http::Statuses;
+/// let statuses: Statuses = serde_json::from_str(r#"[429, "5xx"]"#).unwrap();
+/// assert!(statuses.contains(http::StatusCode::BAD_GATEWAY) && !statuses.contains(http::StatusCode::OK));
+/// assert_eq!(serde_json::to_string(&statuses).unwrap(), r#"[429,"5xx"]"#);
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Statuses(Vec<(u16, u16)>);
+
+impl Statuses {
+    /// These and no others.
+    pub fn of(statuses: &[u16]) -> Self {
+        Self(statuses.iter().map(|status| (*status, *status)).collect())
+    }
+
+    /// Whether it is one of them.
+    pub fn contains(&self, status: StatusCode) -> bool {
+        self.0.iter().any(|(from, to)| (*from..=*to).contains(&status.as_u16()))
+    }
+}
+
+impl std::str::FromStr for Statuses {
+    type Err = ConfigError;
+
+    /// From a list with commas, as on a command line: `429,5xx`.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+        items.map(range).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+fn range(text: &str) -> Result<(u16, u16), ConfigError> {
+    let class = text.strip_suffix("xx").and_then(|class| class.parse::<u16>().ok());
+    let range = match class {
+        Some(class) => Some((class * 100, class * 100 + 99)),
+        None => text.parse::<u16>().ok().map(|status| (status, status)),
+    };
+    let fits = |(from, to): &(u16, u16)| *from >= 100 && *to <= 599;
+    range.filter(fits).ok_or_else(|| {
+        ConfigError(format!("{text:?} is neither a status nor a class of them; write 429 or 5xx"))
+    })
+}
+
+impl fmt::Display for Statuses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (from, to)) in self.0.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            if from == to { write!(f, "{comma}{from}") } else { write!(f, "{comma}{}xx", from / 100) }?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Item {
+    Number(u16),
+    Text(String),
+}
+
+impl<'de> Deserialize<'de> for Statuses {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let items = Vec::<Item>::deserialize(from)?;
+        let range = |item: Item| match item {
+            Item::Number(status) => range(&status.to_string()),
+            Item::Text(text) => range(&text),
+        };
+        items.into_iter().map(range).collect::<Result<_, _>>().map(Self).map_err(de::Error::custom)
+    }
+}
+
+impl Serialize for Statuses {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let item = |(from, end): &(u16, u16)| {
+            if from == end { Item::Number(*from) } else { Item::Text(format!("{}xx", from / 100)) }
+        };
+        to.collect_seq(self.0.iter().map(item))
+    }
+}
+
+mod methods {
+    use super::{Deserialize, Deserializer, Method, Serializer, de};
+
+    pub(super) fn serialize<S: Serializer>(methods: &[Method], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(methods.iter().map(Method::as_str))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Method>, D::Error> {
+        let parse = |text: String| {
+            let upper = text.to_ascii_uppercase();
+            upper.parse().map_err(|_| de::Error::custom(format!("{text:?} is no method; write it as POST")))
+        };
+        Vec::<String>::deserialize(from)?.into_iter().map(parse).collect()
+    }
+}
+
+/// Policies by route. A pattern is a path with `{name}` for one segment and `{*rest}` for the rest.
+#[derive(Debug, Clone)]
+pub(crate) struct Routes {
+    fallback: Arc<Policy>,
+    routes: matchit::Router<usize>,
+    policies: Vec<(String, Arc<Policy>)>,
+}
+
+impl Routes {
+    pub(crate) fn new(fallback: Policy, policies: Vec<(String, Policy)>) -> Result<Self, ConfigError> {
+        fallback.validate()?;
+        let mut routes = matchit::Router::new();
+        for (at, (pattern, policy)) in policies.iter().enumerate() {
+            let refused = |problem: &dyn fmt::Display| ConfigError(format!("route {pattern:?}: {problem}"));
+            if !pattern.starts_with('/') {
+                return Err(refused(&"a route begins with /"));
+            }
+            policy.validate().map_err(|error| refused(&error))?;
+            routes.insert(pattern, at).map_err(|error| refused(&error))?;
+        }
+        let policies = policies.into_iter().map(|(pattern, policy)| (pattern, Arc::new(policy))).collect();
+        Ok(Self { fallback: Arc::new(fallback), routes, policies })
+    }
+
+    /// The policy for a path, and the pattern that it was found by.
+    pub(crate) fn find(&self, path: &str) -> (Option<&str>, &Arc<Policy>) {
+        match self.routes.at(path) {
+            Ok(found) => {
+                let (pattern, policy) = &self.policies[*found.value];
+                (Some(pattern), policy)
+            }
+            Err(_) => (None, &self.fallback),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_by_default() {
+        let policy = Policy::default();
+        for (status, verdict) in [
+            (200, Verdict::Final),
+            (204, Verdict::Final),
+            (302, Verdict::Final),
+            (400, Verdict::Final),
+            (422, Verdict::Final),
+            (401, Verdict::NothingHappened),
+            (409, Verdict::NothingHappened),
+            (429, Verdict::NothingHappened),
+            (500, Verdict::InDoubt),
+            (503, Verdict::InDoubt),
+        ] {
+            assert_eq!(policy.verdict(StatusCode::from_u16(status).unwrap()), verdict, "{status}");
+        }
+    }
+
+    #[test]
+    fn policies_are_read_and_refused() {
+        let policy: Policy =
+            serde_json::from_str(r#"{"methods":["put"],"doubtful":["5xx",404],"on_doubt":"retry"}"#).unwrap();
+        assert_eq!((policy.methods[0].as_str(), policy.on_doubt), ("PUT", OnDoubt::Retry));
+        assert_eq!(policy.doubtful.to_string(), "5xx,404");
+        for json in
+            [r#"{"weit_ms":1}"#, r#"{"doubtful":["6xx"]}"#, r#"{"released":[42]}"#, r#"{"methods":["A B"]}"#]
+        {
+            assert!(serde_json::from_str::<Policy>(json).is_err(), "{json}");
+        }
+        let error = Policy { excluded: vec!["at".into()], ..Policy::default() }.validate().unwrap_err();
+        assert!(error.to_string().contains("JSON pointer"), "{error}");
+    }
+
+    #[test]
+    fn routes_are_found_by_pattern() {
+        let strict = Policy { required: true, ..Policy::default() };
+        let routes = Routes::new(Policy::default(), vec![("/orders/{id}/pay".into(), strict)]).unwrap();
+        assert_eq!(routes.find("/orders/7/pay").0, Some("/orders/{id}/pay"));
+        assert!(routes.find("/orders/7/pay").1.required && !routes.find("/orders/7").1.required);
+        assert!(Routes::new(Policy::default(), vec![("orders".into(), Policy::default())]).is_err());
+        assert!(Routes::new(Policy::default(), vec![("/{a}{b}".into(), Policy::default())]).is_err());
+    }
+}

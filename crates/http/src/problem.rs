@@ -1,0 +1,75 @@
+//! Answers of the layer's own: `application/problem+json` (RFC 9457) with a stable code.
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+use serde::Serialize;
+
+use crate::body::Body;
+
+/// Why a request was not handed on, or its answer not handed back.
+#[derive(Debug, Clone)]
+pub(crate) struct Problem {
+    status: StatusCode,
+    code: &'static str,
+    title: &'static str,
+    detail: String,
+    retry_after_s: Option<u64>,
+    original_status: Option<u16>,
+}
+
+#[derive(Serialize)]
+struct Wire<'a> {
+    r#type: String,
+    title: &'a str,
+    status: u16,
+    detail: &'a str,
+    code: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_status: Option<u16>,
+}
+
+impl Problem {
+    pub(crate) fn new(
+        code: &'static str,
+        status: StatusCode,
+        title: &'static str,
+        detail: impl Into<String>,
+    ) -> Self {
+        Self { status, code, title, detail: detail.into(), retry_after_s: None, original_status: None }
+    }
+
+    /// Tells the caller to come back after `base_s` to `base_s + spread_s` seconds: at random, so that callers that
+    /// were turned away together do not return together.
+    pub(crate) fn retry_after(mut self, base_s: u64, spread_s: u64) -> Self {
+        self.retry_after_s = Some(base_s + fastrand::u64(0..=spread_s));
+        self
+    }
+
+    /// Names the status of the answer that cannot be given again.
+    pub(crate) fn original_status(mut self, status: u16) -> Self {
+        self.original_status = Some(status);
+        self
+    }
+
+    pub(crate) fn into_response(self) -> Response<Body> {
+        let wire = Wire {
+            r#type: format!("urn:hapax:problem:{}", self.code),
+            title: self.title,
+            status: self.status.as_u16(),
+            detail: &self.detail,
+            code: self.code,
+            original_status: self.original_status,
+        };
+        let json = serde_json::to_vec(&wire).expect("strings and numbers are JSON");
+        let mut response = Response::new(Body::whole(Bytes::from(json)));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}

@@ -1,0 +1,281 @@
+//! The proxy's configuration: every field with its meaning, unit and default. Unknown keys are refused.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::policy::{ConfigError, Policy};
+use crate::scope::{Tenant, service_name};
+
+/// Everything that the proxy's behaviour depends on, apart from its ledger.
+///
+/// ```
+/// use hapax_http::proxy::ProxyConfig;
+/// let config = ProxyConfig { upstream: "http://127.0.0.1:8080".into(), ..ProxyConfig::default() };
+/// assert!(config.validate().is_ok());
+/// assert_eq!(config.listen.to_string(), "127.0.0.1:9325");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ProxyConfig {
+    /// The service's name in the ledger. Proxies that share a ledger need different names, unless they stand before
+    /// the same service; and a proxy that changes its name forgets its keys. Default `proxy`.
+    pub name: String,
+    /// Address to listen on. Any other than loopback needs `tls` or `insecure`. Default `127.0.0.1:9325`.
+    pub listen: SocketAddr,
+    /// Where requests go: `http://HOST:PORT` or `https://HOST`, perhaps with a path that is put before every other.
+    pub upstream: String,
+    /// Listen beyond loopback without TLS: callers' credentials and answers can be read on their way. Right inside a
+    /// private network, or behind something that has ended TLS. Default off.
+    pub insecure: bool,
+    /// Which `Host` the upstream sees. Default `preserve`.
+    pub host: HostPolicy,
+    /// Keep what callers send as `Forwarded` and `X-Forwarded-*`, and add to it. Right behind a load balancer that
+    /// sets them; anyone else may forge them. Default off: they are replaced.
+    pub trust_forwarded: bool,
+    /// Who is calling: `credentials`, `header:NAME`, `cookie:NAME` or `shared`. Default `credentials`.
+    #[serde(serialize_with = "write_tenant")]
+    pub tenant: Tenant,
+    /// Serve HTTPS with this certificate. Default none: plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// Bounds on connections and waits.
+    pub limits: ProxyLimits,
+    /// What to do with requests that carry a key.
+    pub policy: Policy,
+    /// The same for single routes; what one leaves out is as in `policy`.
+    #[serde(rename = "route", skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<RoutePolicy>,
+}
+
+impl Default for ProxyConfig {
+    fn default() -> Self {
+        Self {
+            name: "proxy".into(),
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9325)),
+            upstream: String::new(),
+            tls: None,
+            insecure: false,
+            host: HostPolicy::default(),
+            trust_forwarded: false,
+            tenant: Tenant::default(),
+            limits: ProxyLimits::default(),
+            policy: Policy::default(),
+            routes: Vec::new(),
+        }
+    }
+}
+
+/// Where the certificate is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// PEM file with the certificate chain, the server's own first.
+    pub cert_file: PathBuf,
+    /// PEM file with the private key.
+    pub key_file: PathBuf,
+}
+
+/// Which `Host` the upstream sees.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HostPolicy {
+    /// The caller's.
+    #[default]
+    Preserve,
+    /// The one in the upstream's URL.
+    Upstream,
+}
+
+/// Bounds on connections and waits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProxyLimits {
+    /// The most connections from callers at once; further ones wait to be accepted. Default 4,096.
+    pub connections_max: usize,
+    /// The largest head of a request, in bytes. Default 32 KiB.
+    pub header_bytes_max: usize,
+    /// How long a caller may take for a TLS handshake or the head of a request, or keep a connection open without
+    /// one, in milliseconds. Default 60,000.
+    pub read_timeout_ms: u64,
+    /// How long connecting to the upstream may take, in milliseconds. Default 5,000.
+    pub connect_timeout_ms: u64,
+    /// How long the upstream may take for the head of its answer, in milliseconds. Default 60,000.
+    pub answer_timeout_ms: u64,
+    /// How long a body, either way, may stand still, in milliseconds. Default 60,000.
+    pub idle_timeout_ms: u64,
+    /// How long a connection to the upstream is kept for the next request, in milliseconds. Shorter than the
+    /// upstream keeps it: a request on a connection that is just being closed is in doubt. Default 3,000.
+    pub pool_idle_ms: u64,
+    /// The most connections to the upstream that are kept so. Default 256.
+    pub pool_idle_max: usize,
+    /// How long a shutdown waits for requests under way, in milliseconds. Default 10,000.
+    pub shutdown_timeout_ms: u64,
+}
+
+impl Default for ProxyLimits {
+    fn default() -> Self {
+        Self {
+            connections_max: 4096,
+            header_bytes_max: 32 * 1024,
+            read_timeout_ms: 60_000,
+            connect_timeout_ms: 5000,
+            answer_timeout_ms: 60_000,
+            idle_timeout_ms: 60_000,
+            pool_idle_ms: 3000,
+            pool_idle_max: 256,
+            shutdown_timeout_ms: 10_000,
+        }
+    }
+}
+
+/// A route with its policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoutePolicy {
+    /// A path, with `{name}` for one segment and `{*rest}` for the rest.
+    pub path: String,
+    /// What to do there.
+    pub policy: Policy,
+}
+
+impl Serialize for RoutePolicy {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let json = serde_json::to_value(&self.policy).map_err(serde::ser::Error::custom)?;
+        let serde_json::Value::Object(mut fields) = json else { unreachable!("a policy is a table") };
+        // TOML knows no null.
+        fields.retain(|_, value| !value.is_null());
+        fields.insert("path".into(), self.path.clone().into());
+        fields.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for ProxyConfig {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Written {
+            name: Option<String>,
+            listen: Option<SocketAddr>,
+            upstream: Option<String>,
+            tls: Option<TlsFiles>,
+            #[serde(default)]
+            insecure: bool,
+            #[serde(default)]
+            host: HostPolicy,
+            #[serde(default)]
+            trust_forwarded: bool,
+            tenant: Option<String>,
+            #[serde(default)]
+            limits: ProxyLimits,
+            #[serde(default)]
+            policy: Policy,
+            #[serde(default)]
+            route: Vec<serde_json::Map<String, serde_json::Value>>,
+        }
+        let written = Written::deserialize(from)?;
+        let other = Self::default();
+        let tenant = written.tenant.as_deref().map(str::parse::<Tenant>).transpose();
+        let route = |fields| route(&written.policy, fields);
+        Ok(Self {
+            name: written.name.unwrap_or(other.name),
+            listen: written.listen.unwrap_or(other.listen),
+            upstream: written.upstream.unwrap_or_default(),
+            tls: written.tls,
+            insecure: written.insecure,
+            host: written.host,
+            trust_forwarded: written.trust_forwarded,
+            tenant: tenant.map_err(de::Error::custom)?.unwrap_or_default(),
+            limits: written.limits,
+            routes: written
+                .route
+                .into_iter()
+                .map(route)
+                .collect::<Result<_, _>>()
+                .map_err(de::Error::custom)?,
+            policy: written.policy,
+        })
+    }
+}
+
+/// A route's policy: the general one, with the route's own fields laid over it.
+fn route(
+    general: &Policy,
+    mut fields: serde_json::Map<String, serde_json::Value>,
+) -> Result<RoutePolicy, serde_json::Error> {
+    let path = fields.remove("path").ok_or_else(|| de::Error::missing_field("path"))?;
+    let path = String::deserialize(path)?;
+    let mut policy = serde_json::to_value(general)?;
+    policy.as_object_mut().expect("a policy is a table").extend(fields);
+    Ok(RoutePolicy { path, policy: Policy::deserialize(policy)? })
+}
+
+fn write_tenant<S: Serializer>(tenant: &Tenant, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(tenant)
+}
+
+impl ProxyConfig {
+    /// Checks everything that can be checked without opening anything.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        service_name(&self.name).map_err(ConfigError)?;
+        super::forward::Target::parse(&self.upstream)?;
+        let limits = &self.limits;
+        let counts = [
+            ("connections_max", limits.connections_max as u64),
+            ("header_bytes_max", limits.header_bytes_max.saturating_sub(8 * 1024 - 1) as u64),
+            ("read_timeout_ms", limits.read_timeout_ms),
+            ("connect_timeout_ms", limits.connect_timeout_ms),
+            ("answer_timeout_ms", limits.answer_timeout_ms),
+            ("idle_timeout_ms", limits.idle_timeout_ms),
+        ];
+        if let Some((field, _)) = counts.iter().find(|(_, value)| *value == 0) {
+            return Err(ConfigError(format!("limits.{field}: it is too small to let anything through")));
+        }
+        if !self.listen.ip().is_loopback() && self.tls.is_none() && !self.insecure {
+            return Err(ConfigError(format!(
+                "listen: {} can be reached from other machines, in plain text; give a certificate (tls), or allow it \
+                 (insecure)",
+                self.listen
+            )));
+        }
+        let routes = self.routes.iter().map(|route| (route.path.clone(), route.policy.clone()));
+        crate::policy::Routes::new(self.policy.clone(), routes.collect()).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> Result<ProxyConfig, String> {
+        let config: ProxyConfig = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        config.validate().map(|()| config).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_route_has_the_general_policy_but_for_its_own_fields() {
+        let json = r#"{"upstream":"http://u","policy":{"wait_ms":7,"required":true},
+                       "route":[{"path":"/a/{id}","required":false,"methods":["PUT"]}]}"#;
+        let config = parse(json).unwrap();
+        let route = &config.routes[0].policy;
+        assert_eq!((route.wait_ms, route.required, route.methods[0].as_str()), (7, false, "PUT"));
+        let again: ProxyConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
+        assert_eq!(again, config);
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        for (json, says) in [
+            (r#"{"upstream":"ftp://x"}"#, "http"),
+            (r"{}", "upstream"),
+            (r#"{"upstream":"http://u","lissen":"x"}"#, "unknown field"),
+            (r#"{"upstream":"http://u","route":[{"path":"/a","weit_ms":1}]}"#, "unknown field"),
+            (r#"{"upstream":"http://u","route":[{"wait_ms":1}]}"#, "path"),
+            (r#"{"upstream":"http://u","tenant":"heather:x"}"#, "header:NAME"),
+            (r#"{"upstream":"http://u","listen":"0.0.0.0:80"}"#, "insecure"),
+            (r#"{"upstream":"http://u","limits":{"idle_timeout_ms":0}}"#, "idle_timeout_ms"),
+            (r#"{"upstream":"http://u","policy":{"wait_ms":99999999}}"#, "wait_ms"),
+        ] {
+            let error = parse(json).unwrap_err();
+            assert!(error.contains(says), "{json}: {error}");
+        }
+    }
+}

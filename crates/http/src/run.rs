@@ -1,0 +1,562 @@
+//! One request with a key: claim, run, record, answer.
+//!
+//! Each runs in a task of its own, so that a client that hangs up cancels nothing: what has begun is finished and
+//! recorded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hapax_core::{
+    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Fingerprint, Grant, Outcome, Owner, Renew,
+    StoreError, TokenError,
+};
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode, response};
+use http_body::Body as HttpBody;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tower_service::Service;
+
+use crate::body::{Body, Bounded, BoxError, Read, read};
+use crate::headers;
+use crate::layer::{Claimed, Shared};
+use crate::policy::{OnOutage, Policy, Verdict};
+use crate::problem::Problem;
+use crate::renew::Beat;
+use crate::stored::{self, Replay};
+
+/// How long the ledger may take to answer, beyond what it was asked to wait.
+const LEDGER: Duration = Duration::from_secs(5);
+/// How long to go on trying to record what came of a run; its claim is renewed meanwhile.
+const RECORD: Duration = Duration::from_secs(10);
+/// How long to go on trying to give back a claim that may have been made.
+const GIVE_BACK: Duration = Duration::from_mins(1);
+/// What the derived key of a request is derived with.
+const LABEL: &str = "http";
+
+/// A request with a key, read and ready to run.
+pub(crate) struct Run {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) id: EntryId,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) parts: Parts,
+    pub(crate) body: Read,
+}
+
+/// Counts the runs under way.
+#[derive(Default)]
+pub(crate) struct Running {
+    count: AtomicUsize,
+    none: Notify,
+}
+
+impl Running {
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::SeqCst)
+    }
+
+    pub(crate) async fn idle(&self) {
+        loop {
+            let none = self.none.notified();
+            tokio::pin!(none);
+            none.as_mut().enable();
+            if self.count() == 0 {
+                return;
+            }
+            none.await;
+        }
+    }
+}
+
+struct Under(Arc<Shared>);
+
+impl Under {
+    fn way(shared: &Arc<Shared>) -> Self {
+        shared.running.count.fetch_add(1, Ordering::SeqCst);
+        Self(shared.clone())
+    }
+}
+
+impl Drop for Under {
+    fn drop(&mut self) {
+        if self.0.running.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.running.none.notify_waiters();
+        }
+    }
+}
+
+/// What a service made of a request.
+enum Produced<E> {
+    /// An answer with its whole body.
+    Whole(Box<response::Parts>, Read),
+    /// An answer whose body is passed on as it comes, and why.
+    Stream(Box<response::Parts>, Body, &'static str),
+    /// It did not end with an answer.
+    Failed(E),
+    /// The answer's body broke off.
+    Broken(BoxError),
+}
+
+/// What came of waiting for it.
+enum Waited<E> {
+    Produced(Produced<E>),
+    Panicked,
+    TooLong,
+    Lost,
+}
+
+impl Run {
+    /// Runs it in a task of its own and waits for the answer.
+    pub(crate) async fn spawn<S, R>(self, inner: S) -> Result<Response<Body>, S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
+        S::Future: Send,
+        S::Error: Send + 'static,
+        R: HttpBody<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let under_way = Under::way(&self.shared);
+        let task = tokio::spawn(async move {
+            let answer = self.claim_and_run(inner).await;
+            drop(under_way);
+            answer
+        });
+        match task.await {
+            Ok(answer) => answer,
+            Err(error) => {
+                tracing::error!(%error, "a request's task ended without an answer; its key is in doubt");
+                Ok(broken_off("it ended unexpectedly").into_response())
+            }
+        }
+    }
+
+    async fn claim_and_run<S, R>(self, inner: S) -> Result<Response<Body>, S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
+        S::Future: Send,
+        S::Error: Send + 'static,
+        R: HttpBody<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let counters = &self.shared.counters;
+        let owner = nonce();
+        let since = Instant::now();
+        let refused = match self.claim(&owner).await {
+            Ok(Ok(Claim::Granted(grant))) => return self.run(inner, grant, since).await,
+            Ok(Ok(Claim::Completed { outcome, .. })) => return Ok(self.replayed(&outcome)),
+            Ok(Ok(Claim::InProgress { retry_after_ms })) => {
+                counters.conflicts.add();
+                in_progress(retry_after_ms)
+            }
+            Ok(Ok(Claim::InDoubt { .. })) => {
+                counters.in_doubt.add();
+                in_doubt()
+            }
+            Ok(Err(ClaimError::Mismatch)) => {
+                counters.mismatches.add();
+                mismatch()
+            }
+            Ok(Err(error)) => {
+                tracing::error!(id = %self.id, %error, "the ledger refused a claim");
+                outage("the ledger refused the claim")
+            }
+            Err(error) => {
+                tracing::warn!(id = %self.id, %error, "no claim: the ledger cannot be reached");
+                if !matches!(
+                    error,
+                    StoreError::Unavailable(_) | StoreError::Overloaded(_) | StoreError::Full(_)
+                ) {
+                    self.give_back(&owner);
+                }
+                if self.policy.on_outage == OnOutage::Open {
+                    counters.open_passes.add();
+                    return self.run_open(inner).await;
+                }
+                counters.outages.add();
+                outage(
+                    "the ledger cannot be reached, so it cannot be known whether this request has run before",
+                )
+            }
+        };
+        Ok(refused.into_response())
+    }
+
+    /// Claims the key. An answer that was lost is asked for again: the owner's nonce makes that the same claim.
+    async fn claim(&self, owner: &Owner) -> Result<Result<Claim, ClaimError>, StoreError> {
+        let request = self.claim_request(owner, self.policy.wait_ms);
+        let bound = LEDGER + Duration::from_millis(self.policy.wait_ms);
+        let mut again = true;
+        loop {
+            let claim = self.shared.ledger.claim(vec![request.clone()]);
+            let claim = match tokio::time::timeout(bound, claim).await {
+                Ok(claim) => claim.map(|mut claims| claims.pop()),
+                Err(_) => Err(StoreError::OutcomeUnknown(format!("no answer in {} ms", bound.as_millis()))),
+            };
+            match claim {
+                Ok(Some(claim)) => return Ok(claim),
+                Ok(None) => return Err(StoreError::OutcomeUnknown("an answer without a claim".into())),
+                Err(StoreError::OutcomeUnknown(_)) if std::mem::take(&mut again) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn claim_request(&self, owner: &Owner, wait_ms: u64) -> ClaimRequest {
+        ClaimRequest {
+            fingerprint: Some(self.fingerprint.clone()),
+            wait_ms,
+            on_doubt: self.policy.on_doubt,
+            ..ClaimRequest::new(self.id.clone(), owner.clone(), self.policy.lease_ms)
+        }
+    }
+
+    /// A claim may have been made whose answer never came. Nothing runs under it; left alone, it would be in doubt.
+    fn give_back(&self, owner: &Owner) {
+        let (shared, request) = (self.shared.clone(), self.claim_request(owner, 0));
+        tokio::spawn(async move {
+            let until = Instant::now() + GIVE_BACK;
+            while Instant::now() < until {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let claim = tokio::time::timeout(LEDGER, shared.ledger.claim(vec![request.clone()])).await;
+                let Ok(Ok(mut claims)) = claim else { continue };
+                if let Some(Ok(Claim::Granted(Grant { token, .. }))) = claims.pop() {
+                    let end = ClaimEnd { id: request.id.clone(), token, ending: Ending::Release };
+                    let _ = tokio::time::timeout(LEDGER, shared.ledger.end(vec![end])).await;
+                }
+                return;
+            }
+        });
+    }
+
+    fn replayed(&self, outcome: &Outcome) -> Response<Body> {
+        match stored::replay(outcome) {
+            Replay::Answer(response) => {
+                self.shared.counters.replayed.add();
+                *response
+            }
+            Replay::Omitted { status, why } => {
+                self.shared.counters.unreplayable.add();
+                not_kept(status, &why).into_response()
+            }
+        }
+    }
+
+    /// Runs it without a claim: what `on_outage = open` asks for.
+    async fn run_open<S, R>(self, inner: S) -> Result<Response<Body>, S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<R>>,
+        R: HttpBody<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let request = Request::from_parts(self.parts, Body::read(self.body));
+        call(inner, request).await.map(|response| response.map(Body::stream))
+    }
+
+    /// Since when the lease counts. A claim that waited for another's end says only what was left of its lease when
+    /// its answer was sent; how long that took to come is not known, so it is renewed before anything runs.
+    async fn held_since(&self, grant: &Grant, lease: Duration, asked: Instant) -> Option<Instant> {
+        if asked.elapsed() < lease / 3 {
+            return Some(asked);
+        }
+        let now = Instant::now();
+        let renew = Renew { id: self.id.clone(), token: grant.token.clone(), lease_ms: self.policy.lease_ms };
+        let renewed =
+            tokio::time::timeout(LEDGER.min(lease / 3), self.shared.ledger.renew(vec![renew])).await;
+        renewed.ok()?.ok()?.pop()?.is_ok().then_some(now)
+    }
+
+    async fn run<S, R>(mut self, inner: S, grant: Grant, since: Instant) -> Result<Response<Body>, S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
+        S::Future: Send,
+        S::Error: Send + 'static,
+        R: HttpBody<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let lease = Duration::from_millis(self.policy.lease_ms);
+        let Some(since) = self.held_since(&grant, lease, since).await else {
+            return Ok(outage("the claim could not be confirmed").into_response());
+        };
+        let beat = self.shared.renewer.keep(self.id.clone(), grant.token.clone(), lease, since);
+        self.shared.counters.ran.add();
+        if grant.takeover {
+            self.shared.counters.takeovers.add();
+            tracing::warn!(id = %self.id, fence = %grant.fence, "an earlier run broke off; running again");
+        }
+        let claimed = Claimed {
+            derived_key: self.id.derived_key(LABEL),
+            id: self.id.clone(),
+            fence: grant.fence,
+            takeover: grant.takeover,
+        };
+        headers::add_ours(&mut self.parts.headers, &claimed);
+        self.parts.extensions.insert(claimed);
+        let holder = Holder { shared: self.shared, id: self.id, grant, policy: self.policy, beat };
+        let method = self.parts.method.clone();
+        let request = Request::from_parts(self.parts, Body::read(self.body));
+        holder.run(inner, request, &method).await
+    }
+}
+
+/// Whoever holds a claim, until it has ended it.
+struct Holder {
+    shared: Arc<Shared>,
+    id: EntryId,
+    grant: Grant,
+    policy: Arc<Policy>,
+    beat: Beat,
+}
+
+/// What came of ending a claim.
+enum Ended {
+    Done,
+    /// The claim is someone else's, or gone.
+    Superseded(TokenError),
+    /// The ledger could not be reached.
+    Unreachable,
+}
+
+impl Holder {
+    async fn run<S, R>(
+        mut self,
+        inner: S,
+        request: Request<Body>,
+        method: &Method,
+    ) -> Result<Response<Body>, S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
+        S::Future: Send,
+        S::Error: Send + 'static,
+        R: HttpBody<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        let task = tokio::spawn(produce(inner, request, self.policy.clone()));
+        match self.wait(task).await {
+            Waited::Produced(Produced::Whole(mut parts, read)) => {
+                let verdict = self.verdict(&mut parts);
+                let record = || stored::whole(method, &parts, &read);
+                if let Err(problem) = self.settle(verdict, record).await {
+                    return Ok(problem.into_response());
+                }
+                Ok(Response::from_parts(*parts, Body::read(read)))
+            }
+            Waited::Produced(Produced::Stream(mut parts, body, why)) => {
+                let verdict = self.verdict(&mut parts);
+                let record = || stored::omitted(&parts, why);
+                if let Err(problem) = self.settle(verdict, record).await {
+                    return Ok(problem.into_response());
+                }
+                Ok(Response::from_parts(*parts, body))
+            }
+            Waited::Produced(Produced::Failed(error)) => {
+                self.doubt("the service failed").await;
+                Err(error)
+            }
+            Waited::Produced(Produced::Broken(error)) => {
+                self.doubt("the answer broke off").await;
+                tracing::warn!(id = %self.id, %error, "an answer broke off");
+                Ok(broken_off("its answer broke off").into_response())
+            }
+            Waited::Panicked => {
+                self.doubt("the service panicked").await;
+                Ok(broken_off("the service panicked").into_response())
+            }
+            Waited::TooLong => {
+                let ms = self.policy.run_ms_max;
+                self.doubt("it ran too long").await;
+                Ok(too_long(ms).into_response())
+            }
+            Waited::Lost => {
+                self.doubt("its claim was lost").await;
+                Ok(broken_off("its claim on the key was lost").into_response())
+            }
+        }
+    }
+
+    async fn wait<E>(&mut self, mut task: JoinHandle<Produced<E>>) -> Waited<E> {
+        let waited = tokio::select! {
+            biased;
+            produced = &mut task => match produced {
+                Ok(produced) => Waited::Produced(produced),
+                Err(_) => Waited::Panicked,
+            },
+            () = self.beat.lost() => Waited::Lost,
+            () = tokio::time::sleep(Duration::from_millis(self.policy.run_ms_max)) => Waited::TooLong,
+        };
+        if matches!(waited, Waited::Lost | Waited::TooLong) {
+            task.abort();
+        }
+        waited
+    }
+
+    /// What the answer says about the effect: the service's own word, or else its status.
+    fn verdict(&self, parts: &mut response::Parts) -> Verdict {
+        let verdict = parts.extensions.remove::<Verdict>();
+        verdict.unwrap_or_else(|| self.policy.verdict(parts.status))
+    }
+
+    /// Records what came of the run, before anyone sees it.
+    async fn settle(&mut self, verdict: Verdict, record: impl FnOnce() -> Outcome) -> Result<(), Problem> {
+        let ttl_ms = self.policy.ttl_ms;
+        let ending = match verdict {
+            Verdict::Final => Ending::Complete { outcome: record(), ttl_ms },
+            Verdict::NothingHappened => Ending::Release,
+            Verdict::InDoubt => {
+                self.doubt("its status leaves open whether anything happened").await;
+                return Ok(());
+            }
+        };
+        match (self.end(ending).await, verdict) {
+            (Ended::Unreachable, Verdict::Final) => {
+                self.shared.counters.unrecorded.add();
+                if self.policy.on_outage == OnOutage::Open { Ok(()) } else { Err(unrecorded()) }
+            }
+            (Ended::Superseded(error), Verdict::Final) => {
+                self.shared.counters.unrecorded.add();
+                tracing::warn!(id = %self.id, fence = %self.grant.fence, %error, "a run was overtaken");
+                Err(in_progress(0))
+            }
+            // Ended; or nothing happened, the caller is told so, and the claim lapses by itself.
+            _ => Ok(()),
+        }
+    }
+
+    async fn doubt(&mut self, why: &'static str) {
+        self.shared.counters.doubts.add();
+        tracing::warn!(id = %self.id, fence = %self.grant.fence, why, "a run is in doubt");
+        let _ = self.end(Ending::Doubt).await;
+    }
+
+    /// Ends the claim; tries again while the ledger cannot be reached and the claim is still held.
+    async fn end(&mut self, ending: Ending) -> Ended {
+        let until = Instant::now() + RECORD;
+        let mut pause = Duration::from_millis(20);
+        loop {
+            let end =
+                ClaimEnd { id: self.id.clone(), token: self.grant.token.clone(), ending: ending.clone() };
+            let ended = tokio::time::timeout(LEDGER, self.shared.ledger.end(vec![end])).await;
+            match ended.map(|ended| ended.map(|mut ended| ended.pop())) {
+                Ok(Ok(Some(Ok(())))) => return Ended::Done,
+                Ok(Ok(Some(Err(error)))) => return Ended::Superseded(error),
+                Ok(Err(error)) if !error.is_retryable() => {
+                    tracing::error!(id = %self.id, %error, "what came of a run cannot be recorded");
+                    return Ended::Unreachable;
+                }
+                Ok(Err(_) | Ok(None)) | Err(_) => {}
+            }
+            if Instant::now() + pause >= until {
+                tracing::error!(id = %self.id, "what came of a run cannot be recorded: the ledger cannot be reached");
+                return Ended::Unreachable;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+    }
+}
+
+async fn call<S, R>(mut inner: S, request: Request<Body>) -> Result<Response<R>, S::Error>
+where
+    S: Service<Request<Body>, Response = Response<R>>,
+{
+    std::future::poll_fn(|cx| inner.poll_ready(cx)).await?;
+    inner.call(request).await
+}
+
+/// Lets the service answer, and reads the answer as far as it is to be recorded.
+async fn produce<S, R>(inner: S, request: Request<Body>, policy: Arc<Policy>) -> Produced<S::Error>
+where
+    S: Service<Request<Body>, Response = Response<R>>,
+    R: HttpBody<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    let response = match call(inner, request).await {
+        Ok(response) => response,
+        Err(error) => return Produced::Failed(error),
+    };
+    let (parts, body) = response.into_parts();
+    let parts = Box::new(parts);
+    let events =
+        parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    if events {
+        return Produced::Stream(parts, Body::stream(body), "it was a stream of events");
+    }
+    match read(body, policy.response_bytes_max, Duration::from_millis(policy.response_ms_max)).await {
+        Bounded::Whole(read) => Produced::Whole(parts, read),
+        Bounded::Large(body) => Produced::Stream(parts, body, "its body was too large to keep"),
+        Bounded::Slow(body) => Produced::Stream(parts, body, "its body came as a slow stream"),
+        Bounded::Broken(error) => Produced::Broken(error),
+    }
+}
+
+fn nonce() -> Owner {
+    let mut bytes = [0; 16];
+    if getrandom::fill(&mut bytes).is_err() {
+        bytes = fastrand::u128(..).to_le_bytes();
+    }
+    Owner::new(format!("http-{:032x}", u128::from_le_bytes(bytes))).expect("hex digits")
+}
+
+fn in_progress(retry_after_ms: u64) -> Problem {
+    let detail =
+        "a request with this Idempotency-Key is being worked on; send it again later to get its answer";
+    let title = "The same request is under way";
+    let base_s = retry_after_ms.div_ceil(1000).clamp(1, 5);
+    Problem::new("in-progress", StatusCode::CONFLICT, title, detail).retry_after(base_s, 2)
+}
+
+fn in_doubt() -> Problem {
+    let detail = "a request with this Idempotency-Key broke off, and it is open whether it took effect; it is not run \
+                  again until someone has decided (`hapax ledger resolve`)";
+    Problem::new("in-doubt", StatusCode::CONFLICT, "The request is in doubt", detail)
+}
+
+fn mismatch() -> Problem {
+    let detail =
+        "this Idempotency-Key was used before for a different request; use a new key for a new request";
+    let title = "The Idempotency-Key belongs to another request";
+    Problem::new("fingerprint-mismatch", StatusCode::UNPROCESSABLE_ENTITY, title, detail)
+}
+
+fn not_kept(status: Option<u16>, why: &str) -> Problem {
+    let answered = status.map(|status| format!(" and was answered with {status}")).unwrap_or_default();
+    let detail = format!(
+        "the request with this Idempotency-Key has run{answered}; the answer cannot be given again: {why}"
+    );
+    let problem = Problem::new(
+        "answer-not-kept",
+        StatusCode::CONFLICT,
+        "The request has run; its answer was not kept",
+        detail,
+    );
+    match status {
+        Some(status) => problem.original_status(status),
+        None => problem,
+    }
+}
+
+fn outage(detail: &str) -> Problem {
+    let title = "The idempotency ledger is unavailable";
+    let detail = format!("{detail}; nothing was run, send it again later");
+    Problem::new("ledger-unavailable", StatusCode::SERVICE_UNAVAILABLE, title, detail).retry_after(1, 9)
+}
+
+fn unrecorded() -> Problem {
+    let detail =
+        "the request has run, but its outcome could not be recorded; send it again later with the same key";
+    let title = "The outcome could not be recorded";
+    Problem::new("outcome-unrecorded", StatusCode::SERVICE_UNAVAILABLE, title, detail).retry_after(1, 9)
+}
+
+fn broken_off(how: &str) -> Problem {
+    let detail = format!("{how}; it is open whether the request took effect");
+    Problem::new("run-broken-off", StatusCode::BAD_GATEWAY, "The request broke off", detail)
+}
+
+fn too_long(ms: u64) -> Problem {
+    let detail = format!("the request was cut off after {ms} ms; it is open whether it took effect");
+    Problem::new("run-too-long", StatusCode::GATEWAY_TIMEOUT, "The request ran too long", detail)
+}

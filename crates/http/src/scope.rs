@@ -1,0 +1,334 @@
+//! Whose key it is: the scope of an entry, and what the request said.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hapax_core::{Fingerprint, Scope};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, COOKIE, HeaderName};
+use http::request::Parts;
+
+use crate::canonical::Node;
+use crate::policy::{ConfigError, Policy};
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// Who is calling. Two callers with the same key never meet: each runs its own request and sees its own answer.
+///
+/// The default, [`Tenant::Credentials`], can leak no answer to another caller, whatever the service authenticates
+/// by. Its price: a caller whose credentials change between two sendings (a token that is refreshed, a session that
+/// is rotated) is someone else, and the request runs again. Where that may happen, name what stays: a header that a
+/// gateway has verified, the session's cookie, or a function of the request.
+#[derive(Clone, Default)]
+pub enum Tenant {
+    /// Whoever sends the same `Authorization`, `X-Api-Key` and `Cookie`.
+    #[default]
+    Credentials,
+    /// Whoever sends the same value of this header, which someone before has verified. Without it a request with a
+    /// key is refused.
+    Header(HeaderName),
+    /// Whoever sends the same value of this cookie. Without it a request with a key is refused.
+    Cookie(String),
+    /// What a function makes of the request; `None` refuses a request with a key. Read what is *verified*: something
+    /// that a caller may choose freely lets it see another's answers.
+    Function(TenantFunction),
+    /// Everyone: whoever knows a key and the request may see its answer. For services with a single caller.
+    Shared,
+}
+
+/// Tells who sent a request.
+pub type TenantFunction = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+
+impl fmt::Debug for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tenant({self})")
+    }
+}
+
+/// As in configuration.
+impl fmt::Display for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Credentials => f.write_str("credentials"),
+            Self::Header(name) => write!(f, "header:{name}"),
+            Self::Cookie(name) => write!(f, "cookie:{name}"),
+            Self::Function(_) => f.write_str("function"),
+            Self::Shared => f.write_str("shared"),
+        }
+    }
+}
+
+impl PartialEq for Tenant {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Function(one), Self::Function(two)) => Arc::ptr_eq(one, two),
+            (Self::Function(_), _) | (_, Self::Function(_)) => false,
+            _ => self.to_string() == other.to_string(),
+        }
+    }
+}
+
+impl Eq for Tenant {}
+
+impl std::str::FromStr for Tenant {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let known = match (text, text.split_once(':')) {
+            ("credentials", _) => Some(Self::Credentials),
+            ("shared", _) => Some(Self::Shared),
+            (_, Some(("header", name))) => name.parse().ok().map(Self::Header),
+            (_, Some(("cookie", name))) if !name.is_empty() => Some(Self::Cookie(name.to_owned())),
+            _ => None,
+        };
+        known.ok_or_else(|| {
+            ConfigError(format!(
+                "{text:?} is no tenant; write credentials, header:NAME, cookie:NAME or shared"
+            ))
+        })
+    }
+}
+
+impl Tenant {
+    /// A function of the request.
+    pub fn function(tenant: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+        Self::Function(Arc::new(tenant))
+    }
+
+    /// The caller's name in scopes, or what is missing. It is hashed: credentials are no one's to read in a ledger.
+    fn of(&self, parts: &Parts) -> Result<String, String> {
+        let mut hasher = blake3::Hasher::new_derive_key("hapax tenant");
+        match self {
+            Self::Shared => return Ok("shared".into()),
+            Self::Credentials => {
+                let mut any = false;
+                for name in [AUTHORIZATION, X_API_KEY, COOKIE] {
+                    for value in parts.headers.get_all(&name) {
+                        any = true;
+                        part(&mut hasher, name.as_str().as_bytes());
+                        part(&mut hasher, value.as_bytes());
+                    }
+                }
+                if !any {
+                    return Ok("anyone".into());
+                }
+            }
+            Self::Header(name) => {
+                let mut values = parts.headers.get_all(name).iter();
+                match (values.next(), values.next()) {
+                    (Some(value), None) if !value.is_empty() => part(&mut hasher, value.as_bytes()),
+                    _ => return Err(format!("the header {name}, once")),
+                }
+            }
+            Self::Cookie(name) => match cookie(parts, name) {
+                Some(value) => part(&mut hasher, value.as_bytes()),
+                None => return Err(format!("the cookie {name}")),
+            },
+            Self::Function(function) => match function(parts) {
+                Some(value) => part(&mut hasher, value.as_bytes()),
+                None => return Err("credentials that tell who is calling".into()),
+            },
+        }
+        Ok(hex(&hasher))
+    }
+}
+
+fn cookie<'a>(parts: &'a Parts, name: &str) -> Option<&'a str> {
+    let lines = parts.headers.get_all(COOKIE).iter().filter_map(|line| line.to_str().ok());
+    let mut pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(key, value)| *key == name && !value.is_empty()).map(|(_, value)| value)
+}
+
+/// Hashes a part with its length, so that no two parts run together.
+fn part(hasher: &mut blake3::Hasher, bytes: &[u8]) {
+    hasher.update(&(bytes.len() as u64).to_le_bytes());
+    hasher.update(bytes);
+}
+
+/// 128 bits.
+fn hex(hasher: &blake3::Hasher) -> String {
+    hasher.finalize().to_hex()[..32].to_owned()
+}
+
+/// The scope of a request's key: service, caller, method and route.
+pub(crate) fn scope(service: &str, tenant: &Tenant, route: &str, parts: &Parts) -> Result<Scope, String> {
+    let tenant = tenant.of(parts)?;
+    let method = &parts.method;
+    let readable = Scope::new(format!("http/{service}/{tenant}/{method} {route}"));
+    Ok(readable.unwrap_or_else(|_| {
+        let mut hasher = blake3::Hasher::new_derive_key("hapax route");
+        part(&mut hasher, route.as_bytes());
+        // The colon keeps it apart from every readable one: a route begins with a slash.
+        let short = format!("http/{service}/{tenant}/{}:{}", method.as_str(), hex(&hasher));
+        Scope::new(&short).expect("service and method are short; see `service_name` and `METHOD_MAX`")
+    }))
+}
+
+/// Methods longer than this are not kept under a key; HTTP's own are shorter.
+pub(crate) const METHOD_MAX: usize = 32;
+
+/// Checks the name of a service: it is part of every scope.
+pub(crate) fn service_name(name: &str) -> Result<(), String> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    if (1..=80).contains(&name.len()) && name.bytes().all(fits) {
+        return Ok(());
+    }
+    Err(format!("service {name:?} is not valid: use 1 to 80 of A-Z a-z 0-9 _ - ."))
+}
+
+/// What a request says, hashed: method, path, query, kind of body and the body. A JSON body counts by its value, and
+/// without its excluded fields.
+pub(crate) fn fingerprint(
+    parts: &Parts,
+    policy: &Policy,
+    body: &[u8],
+    json: Option<Node<'_>>,
+) -> Fingerprint {
+    let mut hasher = blake3::Hasher::new_derive_key("hapax request");
+    part(&mut hasher, parts.method.as_str().as_bytes());
+    part(&mut hasher, parts.uri.path().as_bytes());
+    part(&mut hasher, parts.uri.query().unwrap_or_default().as_bytes());
+    part(&mut hasher, media_type(parts).as_bytes());
+    match json {
+        Some(mut json) => {
+            policy.excluded.iter().for_each(|pointer| json.remove(pointer));
+            json.hash(&mut hasher);
+        }
+        None => part(&mut hasher, &without_boundary(parts, body)),
+    }
+    Fingerprint::new(hasher.finalize().to_hex().as_str()).expect("64 hex digits")
+}
+
+fn media_type(parts: &Parts) -> String {
+    let value = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+/// Whether the body is meant as JSON.
+pub(crate) fn is_json(parts: &Parts) -> bool {
+    let media_type = media_type(parts);
+    media_type == "application/json" || media_type.ends_with("+json")
+}
+
+/// A multipart body with its delimiter taken out. Clients draw a new one for every sending.
+fn without_boundary<'a>(parts: &Parts, body: &'a [u8]) -> std::borrow::Cow<'a, [u8]> {
+    let value = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let boundary = value.split(';').skip(1).find_map(|parameter| {
+        let (name, value) = parameter.trim().split_once('=')?;
+        name.eq_ignore_ascii_case("boundary").then(|| value.trim_matches('"'))
+    });
+    let Some(boundary) = boundary.filter(|found| !found.is_empty() && value.starts_with("multipart/")) else {
+        return body.into();
+    };
+    let delimiter = format!("--{boundary}");
+    let delimiter = delimiter.as_bytes();
+    let mut rest = body;
+    let mut out = Vec::with_capacity(body.len());
+    while !rest.is_empty() {
+        // Only at the start of a line: elsewhere it is content.
+        let starts_line = out.is_empty() || out.ends_with(b"\r\n");
+        if starts_line && rest.starts_with(delimiter) {
+            out.extend_from_slice(b"--");
+            rest = &rest[delimiter.len()..];
+        } else {
+            let line = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1);
+            out.extend_from_slice(&rest[..line]);
+            rest = &rest[line..];
+        }
+    }
+    out.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn parts(headers: &[(&str, &str)]) -> Parts {
+        let mut request = Request::post("/orders?x=1");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn scope_of(tenant: &Tenant, headers: &[(&str, &str)]) -> Result<Scope, String> {
+        scope("shop", tenant, "/orders", &parts(headers))
+    }
+
+    #[test]
+    fn callers_with_other_credentials_have_other_scopes() {
+        let tenant = Tenant::default();
+        let callers: [&[(&str, &str)]; 8] = [
+            &[],
+            &[("authorization", "Bearer a")],
+            &[("authorization", "Bearer b")],
+            &[("x-api-key", "Bearer a")],
+            &[("cookie", "Bearer a")],
+            &[("authorization", "Bearer a"), ("cookie", "s=1")],
+            &[("authorization", "Bearer a"), ("cookie", "s=2")],
+            &[("authorization", "Bearer acookie"), ("cookie", "s=2")],
+        ];
+        let scopes: Vec<_> = callers.iter().map(|headers| scope_of(&tenant, headers).unwrap()).collect();
+        for (at, scope) in scopes.iter().enumerate() {
+            assert!(!scope.as_str().contains("Bearer"), "{scope}");
+            assert!(!scopes[at + 1..].contains(scope), "{scope}");
+        }
+        assert_eq!(scopes[0].as_str(), "http/shop/anyone/POST /orders");
+    }
+
+    #[test]
+    fn a_named_tenant_must_be_there() {
+        let header = Tenant::Header(HeaderName::from_static("x-account"));
+        assert!(scope_of(&header, &[]).is_err());
+        assert!(scope_of(&header, &[("x-account", "a"), ("x-account", "b")]).is_err());
+        let refreshed = [("x-account", "a"), ("authorization", "new")];
+        assert_eq!(scope_of(&header, &[("x-account", "a")]), scope_of(&header, &refreshed));
+        let cookie = Tenant::Cookie("session".into());
+        assert!(scope_of(&cookie, &[("cookie", "other=1")]).is_err());
+        assert_eq!(
+            scope_of(&cookie, &[("cookie", "a=1; session=x")]),
+            scope_of(&cookie, &[("cookie", "session=x; b=2")])
+        );
+        let nobody = Tenant::function(|_| None);
+        assert!(scope_of(&nobody, &[]).is_err());
+    }
+
+    #[test]
+    fn a_long_route_still_has_a_scope_of_its_own() {
+        let long = |end: &str| format!("/{}{end}", "x".repeat(300));
+        let of = |route: &str| scope("shop", &Tenant::Shared, route, &parts(&[])).unwrap();
+        assert_ne!(of(&long("a")), of(&long("b")));
+        assert!(of(&long("a")).as_str().len() < 255);
+    }
+
+    fn print(content_type: &str, body: &str, policy: &Policy) -> Fingerprint {
+        let parts = parts(&[("content-type", content_type)]);
+        let json = is_json(&parts).then(|| Node::parse(body.as_bytes())).flatten();
+        fingerprint(&parts, policy, body.as_bytes(), json)
+    }
+
+    #[test]
+    fn json_counts_by_value_and_other_bodies_by_byte() {
+        let policy = Policy { excluded: vec!["/at".into()], ..Policy::default() };
+        let json = "application/json; charset=utf-8";
+        assert_eq!(print(json, r#"{"a":1,"at":5}"#, &policy), print(json, r#"{ "at":6, "a":1 }"#, &policy));
+        assert_ne!(print(json, r#"{"a":1}"#, &policy), print(json, r#"{"a":2}"#, &policy));
+        assert_ne!(print("text/plain", r#"{"a":1}"#, &policy), print("text/plain", r#"{ "a":1}"#, &policy));
+        assert_ne!(print("text/plain", "x", &policy), print("text/csv", "x", &policy));
+        assert_ne!(print(json, "{broken", &policy), print(json, "{broken ", &policy));
+    }
+
+    #[test]
+    fn a_new_boundary_is_the_same_form() {
+        let policy = Policy::default();
+        let form = |boundary: &str, content: &str| {
+            let body = format!(
+                "--{boundary}\r\ncontent-disposition: form-data; name=a\r\n\r\n{content}\r\n--{boundary}--\r\n"
+            );
+            print(&format!("multipart/form-data; boundary={boundary}"), &body, &policy)
+        };
+        assert_eq!(form("abc", "x"), form("xyz", "x"));
+        assert_ne!(form("abc", "x"), form("abc", "y"));
+    }
+}

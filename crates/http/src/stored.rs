@@ -1,0 +1,226 @@
+//! An answer as an outcome of the ledger, and back.
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use hapax_core::ledger::OUTCOME_BYTES_MAX;
+use hapax_core::{Json, Outcome};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderName, HeaderValue, SET_COOKIE};
+use http::{HeaderMap, Method, Response, StatusCode, response};
+use serde::{Deserialize, Serialize};
+
+use crate::body::{Body, Read};
+use crate::headers::is_hop_by_hop;
+
+/// Marks an answer that was given before.
+pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
+/// An answer, as it is kept.
+#[derive(Debug, Serialize, Deserialize)]
+struct Stored {
+    status: u16,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    headers: Vec<(String, String)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    body: Option<StoredBody>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    trailers: Vec<(String, String)>,
+    /// Why the body is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    omitted: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum StoredBody {
+    Text(String),
+    Base64(String),
+}
+
+/// What a duplicate gets.
+pub(crate) enum Replay {
+    /// The answer.
+    Answer(Box<Response<Body>>),
+    /// The answer was too large to keep, or a stream: its status, where it is known, and why.
+    Omitted { status: Option<u16>, why: String },
+}
+
+/// The outcome of an answer with its whole body.
+pub(crate) fn whole(method: &Method, parts: &response::Parts, read: &Read) -> Outcome {
+    let body = match std::str::from_utf8(&read.bytes) {
+        Ok("") => None,
+        Ok(text) => Some(StoredBody::Text(text.to_owned())),
+        Err(_) => Some(StoredBody::Base64(BASE64_STANDARD.encode(&read.bytes))),
+    };
+    // A length without a body is a statement of its own; elsewhere it follows from the body.
+    let keep_length = *method == Method::HEAD || parts.status == StatusCode::NOT_MODIFIED;
+    let stored = Stored {
+        status: parts.status.as_u16(),
+        headers: pairs(&parts.headers, keep_length),
+        body,
+        trailers: read.trailers.as_ref().map(|trailers| pairs(trailers, false)).unwrap_or_default(),
+        omitted: None,
+    };
+    let json = Json::of(&stored).expect("strings and numbers are JSON");
+    if json.as_str().len() > OUTCOME_BYTES_MAX {
+        let bytes = read.bytes.len();
+        return omitted(parts, &format!("its body of {bytes} bytes was too large to keep"));
+    }
+    outcome(parts.status, json)
+}
+
+/// The outcome of an answer whose body is not kept.
+pub(crate) fn omitted(parts: &response::Parts, why: &str) -> Outcome {
+    let stored = Stored {
+        status: parts.status.as_u16(),
+        headers: Vec::new(),
+        body: None,
+        trailers: Vec::new(),
+        omitted: Some(why.to_owned()),
+    };
+    outcome(parts.status, Json::of(&stored).expect("strings and numbers are JSON"))
+}
+
+fn outcome(status: StatusCode, json: Json) -> Outcome {
+    let failed = status.is_client_error() || status.is_server_error();
+    if failed { Outcome::failed(json) } else { Outcome::done(json) }
+}
+
+fn pairs(headers: &HeaderMap, keep_length: bool) -> Vec<(String, String)> {
+    let listed = crate::headers::listed_in_connection(headers);
+    let kept = |name: &HeaderName| {
+        let dropped = [SET_COOKIE, DATE].contains(name) || (*name == CONTENT_LENGTH && !keep_length);
+        !dropped && !is_hop_by_hop(name) && !listed.contains(name)
+    };
+    let pairs = headers.iter().filter(|(name, _)| kept(name));
+    pairs.map(|(name, value)| (name.as_str().to_owned(), latin1(value.as_bytes()))).collect()
+}
+
+/// Header values are bytes; each becomes the character of that number, so that they all fit into JSON.
+fn latin1(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| char::from(*byte)).collect()
+}
+
+fn header_map(pairs: &[(String, String)]) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::with_capacity(pairs.len());
+    for (name, value) in pairs {
+        let bytes: Vec<u8> =
+            value.chars().map(|c| u8::try_from(u32::from(c))).collect::<Result<_, _>>().ok()?;
+        headers.append(HeaderName::try_from(name).ok()?, HeaderValue::from_bytes(&bytes).ok()?);
+    }
+    Some(headers)
+}
+
+/// What a duplicate gets for a recorded outcome.
+pub(crate) fn replay(outcome: &Outcome) -> Replay {
+    let Some(json) = &outcome.value else {
+        return Replay::Omitted { status: None, why: "its answer was not kept".into() };
+    };
+    let Ok(stored) = json.get::<Stored>() else { return Replay::Answer(Box::new(decided(outcome, json))) };
+    if let Some(why) = stored.omitted {
+        return Replay::Omitted { status: Some(stored.status), why };
+    }
+    answer(&stored).map_or_else(
+        || Replay::Omitted { status: Some(stored.status), why: "its record cannot be read".into() },
+        |response| Replay::Answer(Box::new(response)),
+    )
+}
+
+fn answer(stored: &Stored) -> Option<Response<Body>> {
+    let bytes = match &stored.body {
+        None => Bytes::new(),
+        Some(StoredBody::Text(text)) => Bytes::from(text.clone()),
+        Some(StoredBody::Base64(text)) => BASE64_STANDARD.decode(text).ok()?.into(),
+    };
+    let trailers = header_map(&stored.trailers)?;
+    let trailers = (!trailers.is_empty()).then_some(trailers);
+    let mut response = Response::new(Body::read(Read { bytes, trailers }));
+    *response.status_mut() = StatusCode::from_u16(stored.status).ok()?;
+    *response.headers_mut() = header_map(&stored.headers)?;
+    response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
+    Some(response)
+}
+
+/// What someone who resolved a doubt wrote down: the answer's body, as JSON.
+fn decided(outcome: &Outcome, json: &Json) -> Response<Body> {
+    let mut response = Response::new(Body::whole(Bytes::from(json.as_str().to_owned())));
+    *response.status_mut() = if outcome.failed { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    async fn round_trip(parts: &response::Parts, bytes: &[u8]) -> (response::Parts, Bytes) {
+        let read = Read { bytes: Bytes::copy_from_slice(bytes), trailers: None };
+        let outcome = whole(&Method::POST, parts, &read);
+        let Replay::Answer(response) = replay(&outcome.kept()) else { panic!("omitted") };
+        let (parts, body) = response.into_parts();
+        (parts, body.collect().await.unwrap().to_bytes())
+    }
+
+    fn parts(status: u16, headers: &[(&str, &[u8])]) -> response::Parts {
+        let mut response = Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(*name, HeaderValue::from_bytes(value).unwrap());
+        }
+        response.body(()).unwrap().into_parts().0
+    }
+
+    #[tokio::test]
+    async fn what_belongs_to_one_connection_or_one_caller_is_not_replayed() {
+        let original = parts(
+            201,
+            &[
+                ("content-type", b"text/plain"),
+                ("x-odd", b"caf\xe9"),
+                ("set-cookie", b"session=secret"),
+                ("connection", b"x-hop"),
+                ("x-hop", b"1"),
+                ("keep-alive", b"1"),
+                ("transfer-encoding", b"chunked"),
+                ("date", b"Thu, 01 Jan 1970 00:00:00 GMT"),
+                ("link", b"<a>"),
+                ("link", b"<b>"),
+            ],
+        );
+        let (replayed, body) = round_trip(&original, b"hi").await;
+        assert_eq!((replayed.status.as_u16(), &body[..]), (201, &b"hi"[..]));
+        let names: Vec<&str> = replayed.headers.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names.len(), 4, "{names:?}");
+        assert_eq!(replayed.headers["x-odd"].as_bytes(), b"caf\xe9");
+        assert_eq!(replayed.headers.get_all("link").iter().count(), 2);
+        assert_eq!(replayed.headers[IDEMPOTENT_REPLAYED], "true");
+    }
+
+    #[test]
+    fn what_a_person_decided_is_an_answer() {
+        let outcome = Outcome::done(Json::parse(r#"{"charged":true}"#).unwrap());
+        let Replay::Answer(response) = replay(&outcome) else { panic!("omitted") };
+        assert_eq!(response.status(), StatusCode::OK);
+        let nothing = Outcome { failed: false, value: None, omitted_bytes: None };
+        assert!(matches!(replay(&nothing), Replay::Omitted { status: None, .. }));
+    }
+
+    #[test]
+    fn what_is_too_large_for_the_ledger_keeps_its_status() {
+        let read = Read { bytes: Bytes::from(vec![0xff; OUTCOME_BYTES_MAX]), trailers: None };
+        let outcome = whole(&Method::POST, &parts(200, &[]), &read).kept();
+        assert!(matches!(replay(&outcome), Replay::Omitted { status: Some(200), .. }));
+    }
+
+    proptest! {
+        #[test]
+        fn every_body_comes_back_byte_for_byte(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let (_, body) = runtime.block_on(round_trip(&parts(200, &[]), &bytes));
+            prop_assert_eq!(&body[..], &bytes[..]);
+        }
+    }
+}

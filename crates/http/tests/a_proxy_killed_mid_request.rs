@@ -1,0 +1,130 @@
+//! kill -9 of the proxy between the claim and the answer; then the caller tries again.
+//!
+//! The proxy is this very test binary, started again with a variable that says so, on the embedded ledger.
+#![cfg(feature = "proxy")]
+
+mod common;
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::any;
+use common::{Client, Gate, Store, serve, soon};
+use hapax_core::OnDoubt;
+use hapax_embedded::{Embedded, Options};
+use hapax_http::proxy::{Proxy, ProxyConfig};
+use hapax_http::{IDEMPOTENCY_KEY, Policy};
+
+const AS_PROXY: &str = "HAPAX_TEST_PROXY";
+
+/// Not a test of its own: what the started process does.
+#[tokio::test]
+async fn the_proxy_itself() {
+    let Ok(settings) = std::env::var(AS_PROXY) else { return };
+    let [folder, upstream, on_doubt] = settings.split('|').collect::<Vec<_>>().try_into().unwrap();
+    let on_doubt = if on_doubt == "park" { OnDoubt::Park } else { OnDoubt::Retry };
+    let config = ProxyConfig {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        upstream: format!("http://{upstream}"),
+        policy: Policy { on_doubt, lease_ms: 300, wait_ms: 10_000, ..Policy::default() },
+        ..ProxyConfig::default()
+    };
+    let ledger = Arc::new(Embedded::open(Path::new(folder), Options::default()).unwrap());
+    let proxy = Proxy::new(config, ledger).unwrap();
+    let listener = proxy.bind().await.unwrap();
+    println!("\nlistening on {}", listener.local_addr().unwrap());
+    proxy.run(listener, std::future::pending()).await;
+}
+
+struct Process(Child);
+
+impl Process {
+    fn start(folder: &Path, upstream: SocketAddr, on_doubt: &str) -> (Self, SocketAddr) {
+        let settings = format!("{}|{upstream}|{on_doubt}", folder.display());
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["the_proxy_itself", "--exact", "--nocapture"])
+            .env(AS_PROXY, settings)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.strip_prefix("listening on ").map(|address| address.parse().unwrap()));
+        (Self(child), address.expect("the proxy started"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Kills the proxy while the service works; gives what the next request with the key gets from the next proxy.
+async fn killed(on_doubt: &str) -> (common::Answer, usize, Vec<http::HeaderMap>) {
+    let store = tempfile::tempdir().unwrap();
+    let gate = Gate::closed();
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let (held, heads) = (gate.clone(), seen.clone());
+    let app = move |headers: http::HeaderMap| async move {
+        heads.lock().unwrap().push(headers);
+        format!("call {}", held.pass().await)
+    };
+    let upstream = serve(Router::new().fallback(any(app))).await;
+    let (first, address) = Process::start(store.path(), upstream, on_doubt);
+    let call =
+        tokio::spawn(
+            async move { Client::new().try_send(common::post(address, "/orders", "k", "{}")).await },
+        );
+    gate.wait(1).await;
+    // SIGKILL: nothing of the proxy runs any more.
+    drop(first);
+    assert!(soon(call).await.unwrap().is_err(), "the caller sees a broken connection");
+    gate.open();
+    let (_second, address) = Process::start(store.path(), upstream, on_doubt);
+    let answer = Client::new().post(address, "/orders", "k", "{}").await;
+    let heads = seen.lock().unwrap().clone();
+    (answer, gate.arrived(), heads)
+}
+
+#[tokio::test]
+async fn parked_it_never_runs_twice() {
+    let (answer, runs, _) = killed("park").await;
+    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (409, "in-doubt"));
+    assert_eq!(runs, 1);
+}
+
+#[tokio::test]
+async fn retried_it_runs_again_and_is_told_so() {
+    let (answer, runs, heads) = killed("retry").await;
+    assert_eq!((answer.status.as_u16(), answer.text().as_str()), (200, "call 2"));
+    assert_eq!(runs, 2);
+    assert_eq!(heads[1]["hapax-takeover"], "true");
+    assert_eq!(heads[0][IDEMPOTENCY_KEY], heads[1][IDEMPOTENCY_KEY]);
+    let fence = |headers: &http::HeaderMap| headers["hapax-fence"].to_str().unwrap().parse::<u64>().unwrap();
+    assert!(fence(&heads[0]) < fence(&heads[1]));
+}
+
+#[tokio::test]
+async fn killed_after_the_answer_it_is_replayed() {
+    let store = Store::new();
+    let folder = store.folder.path().join("proxy");
+    let gate = Gate::opened();
+    let held = gate.clone();
+    let upstream =
+        serve(Router::new().fallback(any(move || async move { format!("call {}", held.pass().await) })))
+            .await;
+    let (first, address) = Process::start(&folder, upstream, "park");
+    assert_eq!(Client::new().post(address, "/orders", "k", "{}").await.text(), "call 1");
+    drop(first);
+    let (_second, address) = Process::start(&folder, upstream, "park");
+    let again = Client::new().post(address, "/orders", "k", "{}").await;
+    assert!(again.is_replay(), "{again:?}");
+    assert_eq!((again.text().as_str(), gate.arrived()), ("call 1", 1));
+}

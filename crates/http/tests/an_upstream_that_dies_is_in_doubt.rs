@@ -1,0 +1,161 @@
+//! Upstreams that are not there, die, hang, or break off: what is known is said, what is not is in doubt.
+#![cfg(feature = "proxy")]
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::proxied::Proxied;
+use common::{Client, Store, until};
+use hapax_core::OnDoubt;
+use hapax_http::Policy;
+use hapax_http::proxy::{ProxyConfig, ProxyLimits};
+use http::StatusCode;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+/// An upstream that reads each request's head and body and then does what the test says.
+struct Raw {
+    address: SocketAddr,
+    heads: Arc<std::sync::Mutex<Vec<String>>>,
+}
+
+impl Raw {
+    async fn serve(script: &'static [&'static str]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let heads = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let seen = heads.clone();
+        let next = AtomicUsize::new(0);
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let Some(head) = read_request(&mut stream).await else { continue };
+                seen.lock().unwrap().push(head);
+                let step = script[next.fetch_add(1, Ordering::SeqCst).min(script.len() - 1)];
+                if step == "hang" {
+                    tokio::spawn(async move {
+                        let _open = stream;
+                        std::future::pending::<()>().await;
+                    });
+                    continue;
+                }
+                // Whatever it says, the connection ends there.
+                let _ = stream.write_all(step.as_bytes()).await;
+            }
+        });
+        Self { address, heads }
+    }
+
+    fn requests(&self) -> usize {
+        self.heads.lock().unwrap().len()
+    }
+}
+
+/// Reads a request of ours, whose body is two bytes.
+async fn read_request(stream: &mut TcpStream) -> Option<String> {
+    let mut bytes = Vec::new();
+    while !bytes.ends_with(b"{}") {
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    }
+    Some(String::from_utf8_lossy(&bytes).to_lowercase())
+}
+
+const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\ndone";
+const CUT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\nonly the beginning";
+
+fn config(on_doubt: OnDoubt) -> ProxyConfig {
+    let limits = ProxyLimits { answer_timeout_ms: 300, connect_timeout_ms: 2000, ..ProxyLimits::default() };
+    let policy = Policy { on_doubt, ..Policy::default() };
+    ProxyConfig { policy, limits, ..ProxyConfig::default() }
+}
+
+#[tokio::test]
+async fn one_that_is_not_there_leaves_the_key_free() {
+    let store = Store::new();
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = nobody.local_addr().unwrap();
+    drop(nobody);
+    let proxy = Proxied::before(address, store.ledger(), config(OnDoubt::Park)).await;
+    let client = Client::new();
+    for _ in 0..2 {
+        let answer = client.post(proxy.address, "/orders", "k", "{}").await;
+        assert_eq!(
+            (answer.status, answer.problem().as_str()),
+            (StatusCode::BAD_GATEWAY, "upstream-unreachable")
+        );
+        assert!(answer.headers.contains_key("retry-after"));
+    }
+    assert_eq!(proxy.layer.counters().doubts, 0, "nothing was sent");
+    let listener = TcpListener::bind(address).await.unwrap();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        read_request(&mut stream).await;
+        stream.write_all(OK.as_bytes()).await.unwrap();
+    });
+    let answer = client.post(proxy.address, "/orders", "k", "{}").await;
+    assert_eq!((answer.status, answer.text().as_str()), (StatusCode::OK, "done"));
+}
+
+/// Breaks in some way, then answers well: what a retry sees under either policy.
+async fn breaks(script: &'static [&'static str], status: u16, code: &str) {
+    let client = Client::new();
+    let (store, upstream) = (Store::new(), Raw::serve(script).await);
+    let parking = Proxied::before(upstream.address, store.ledger(), config(OnDoubt::Park)).await;
+    let first = client.post(parking.address, "/orders", "k", "{}").await;
+    assert_eq!((first.status.as_u16(), first.problem().as_str()), (status, code));
+    let parked = client.post(parking.address, "/orders", "k", "{}").await;
+    assert_eq!((parked.status.as_u16(), parked.problem().as_str()), (409, "in-doubt"));
+    assert_eq!(upstream.requests(), 1, "a parked request was sent again");
+
+    let (store, upstream) = (Store::new(), Raw::serve(script).await);
+    let retrying = Proxied::before(upstream.address, store.ledger(), config(OnDoubt::Retry)).await;
+    let first = client.post(retrying.address, "/orders", "k", "{}").await;
+    assert_eq!((first.status.as_u16(), first.problem().as_str()), (status, code));
+    let second = client.post(retrying.address, "/orders", "k", "{}").await;
+    assert_eq!((second.status.as_u16(), second.text().as_str()), (200, "done"));
+    assert!(client.post(retrying.address, "/orders", "k", "{}").await.is_replay());
+    until("both runs were seen", || upstream.requests() == 2).await;
+    let heads = upstream.heads.lock().unwrap().clone();
+    let header = |head: &str, name: &str| {
+        head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")).map(str::to_owned))
+    };
+    // The second is told so; both carry the same derived key, under a fence that has grown.
+    let takeovers: Vec<_> = heads.iter().map(|head| header(head, "hapax-takeover")).collect();
+    assert_eq!(takeovers, [None, Some("true".to_owned())]);
+    assert!(header(&heads[0], "idempotency-key").unwrap().starts_with("\"hapax-"));
+    assert_eq!(header(&heads[0], "idempotency-key"), header(&heads[1], "idempotency-key"));
+    let fence = |head: &str| header(head, "hapax-fence").unwrap().parse::<u64>().unwrap();
+    assert!(fence(&heads[0]) < fence(&heads[1]));
+}
+
+#[tokio::test]
+async fn killed_before_its_answer() {
+    breaks(&["", OK], 502, "upstream-broken").await;
+}
+
+#[tokio::test]
+async fn killed_within_its_answer() {
+    breaks(&[CUT, OK], 502, "run-broken-off").await;
+}
+
+#[tokio::test]
+async fn hanging() {
+    breaks(&["hang", OK], 504, "upstream-timeout").await;
+}
+
+#[tokio::test]
+async fn a_run_that_takes_too_long_is_cut_off() {
+    let (store, upstream) = (Store::new(), Raw::serve(&["hang"]).await);
+    let policy = Policy { run_ms_max: 100, ..Policy::default() };
+    let proxy =
+        Proxied::before(upstream.address, store.ledger(), ProxyConfig { policy, ..ProxyConfig::default() })
+            .await;
+    let answer = Client::new().post(proxy.address, "/orders", "k", "{}").await;
+    assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (504, "run-too-long"));
+    assert_eq!(proxy.layer.counters().doubts, 1);
+}

@@ -1,0 +1,84 @@
+//! A ledger that goes away when the test says so: the real one behind a switch.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use hapax_core::{
+    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Ledger,
+    LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError,
+    TokenError,
+};
+
+/// A ledger behind a switch.
+pub struct Switched {
+    inner: Arc<dyn Ledger>,
+    down: AtomicBool,
+    /// So many answers to claims get lost, after the claim was made.
+    lose_claims: AtomicUsize,
+}
+
+impl Switched {
+    pub fn new(inner: Arc<dyn Ledger>) -> Arc<Self> {
+        Arc::new(Self { inner, down: AtomicBool::new(false), lose_claims: AtomicUsize::new(0) })
+    }
+
+    pub fn down(&self, down: bool) {
+        self.down.store(down, Ordering::SeqCst);
+    }
+
+    pub fn lose_claims(&self, count: usize) {
+        self.lose_claims.store(count, Ordering::SeqCst);
+    }
+
+    fn up(&self) -> Result<&dyn Ledger, StoreError> {
+        if self.down.load(Ordering::SeqCst) {
+            return Err(StoreError::Unavailable("switched off".into()));
+        }
+        Ok(&*self.inner)
+    }
+}
+
+#[async_trait]
+impl Ledger for Switched {
+    fn ledger_capabilities(&self) -> LedgerCapabilities {
+        self.inner.ledger_capabilities()
+    }
+
+    async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
+        let claims = self.up()?.claim(batch).await?;
+        let lose = |left: usize| left.checked_sub(1);
+        if self.lose_claims.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose).is_ok() {
+            return Err(StoreError::OutcomeUnknown("the answer got lost".into()));
+        }
+        Ok(claims)
+    }
+
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+        self.up()?.renew(batch).await
+    }
+
+    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+        self.up()?.end(batch).await
+    }
+
+    async fn entry(&self, id: &EntryId) -> Result<Option<EntryView>, StoreError> {
+        self.up()?.entry(id).await
+    }
+
+    async fn entries(&self, filter: EntryFilter) -> Result<Page<EntryView>, StoreError> {
+        self.up()?.entries(filter).await
+    }
+
+    async fn resolve(&self, id: &EntryId, resolution: Resolution, by: &str) -> Result<(), ResolveError> {
+        self.up()?.resolve(id, resolution, by).await
+    }
+
+    async fn forget(&self, id: &EntryId, by: &str) -> Result<(), ResolveError> {
+        self.up()?.forget(id, by).await
+    }
+
+    async fn ledger_stats(&self) -> Result<LedgerStats, StoreError> {
+        self.up()?.ledger_stats().await
+    }
+}

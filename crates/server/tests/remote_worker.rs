@@ -1,0 +1,146 @@
+//! The worker against a server, over the native API: the same tiers, the same heartbeat, the same outcomes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use hapax_client::Client;
+use hapax_core::{
+    DeadLetterPolicy, EntryId, EntryState, IdempotencyKey, Ledger as _, NewMessage, OnDoubt, QueueAdmin as _,
+    QueueConfig, QueueName, QueueStore as _, Tier,
+};
+use hapax_embedded::{Embedded, Options};
+use hapax_server::native::Native;
+use hapax_server::{Server, ServerConfig};
+use hapax_worker::testing::Trial;
+use hapax_worker::{Counts, Cx, Outcome, Point, Report, Worker, WorkerBuilder};
+
+/// A server on threads of its own, as a server is: a blocked test must not block it.
+struct Remote {
+    client: Arc<Client>,
+    queue: QueueName,
+    runtime: Option<tokio::runtime::Runtime>,
+    _folder: tempfile::TempDir,
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // Waiting for it is not allowed in here.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Remote {
+    async fn start(tier: Tier) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let store = Arc::new(Embedded::open(folder.path(), Options::default()).unwrap());
+        let config = ServerConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..ServerConfig::default() };
+        let (told, address) = tokio::sync::oneshot::channel::<SocketAddr>();
+        runtime.spawn(async move {
+            let server = Server::new(config, store.clone()).unwrap();
+            let native = Native::new(store, server.shutdown(), None);
+            let server = server.with_router(native.router(), &[]);
+            let listeners = server.bind().await.unwrap();
+            told.send(listeners[0].local_addr().unwrap()).unwrap();
+            server.run(listeners, std::future::pending()).await;
+        });
+        let endpoint = format!("http://{}", address.await.unwrap());
+        let client = Arc::new(Client::connect(&endpoint, None).await.unwrap());
+        let (queue, dead) = (QueueName::new("jobs").unwrap(), QueueName::new("dead").unwrap());
+        client.create_queue(&dead, QueueConfig::default()).await.unwrap();
+        let dead_letter = Some(DeadLetterPolicy { queue: dead, max_attempts: 3 });
+        client
+            .create_queue(&queue, QueueConfig { tier, dead_letter, ..QueueConfig::default() })
+            .await
+            .unwrap();
+        Self { client, queue, runtime: Some(runtime), _folder: folder }
+    }
+
+    fn builder(&self) -> WorkerBuilder {
+        Worker::builder(self.client.clone(), self.queue.clone())
+    }
+
+    async fn send(&self, body: &str, key: &str) {
+        let message = NewMessage::new(body.to_owned()).idempotency_key(&IdempotencyKey::new(key).unwrap());
+        self.client.send(&self.queue, vec![message]).await.unwrap()[0].as_ref().unwrap();
+    }
+}
+
+async fn run_until(worker: Worker, enough: impl Fn(&Counts) -> bool) -> Report {
+    let watch = worker.watch();
+    let done = async move {
+        while !enough(&watch.counts()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(50), worker.run(done)).await.expect("the worker hangs").unwrap()
+}
+
+#[tokio::test]
+async fn outcomes_are_recorded_and_replayed() {
+    let remote = Remote::start(Tier::EffectivelyOnce).await;
+    let handler = async |word: String, cx: Cx| match word.as_str() {
+        "retry" if cx.attempt() == 1 => Outcome::retry("not yet"),
+        "panic" if cx.attempt() == 1 => panic!("boom"),
+        "panic" if !cx.is_takeover() => Outcome::reject("it is not told"),
+        "reject" => Outcome::reject("never"),
+        word => Outcome::Done(word.to_owned()),
+    };
+    for word in ["done", "retry", "panic", "reject"] {
+        remote.send(&format!("{word:?}"), word).await;
+    }
+    let worker = remote.builder().handler(handler).build().await.unwrap();
+    let report = run_until(worker, |counts| counts.done == 3 && counts.rejected == 1).await;
+    assert!(report.drained, "{report:?}");
+    assert_eq!((report.counts.takeovers, report.counts.retried, report.counts.stale_settles), (1, 2, 0));
+    for word in ["done", "retry", "panic", "reject"] {
+        remote.send(&format!("{word:?}"), word).await;
+    }
+    remote.send("\"else\"", "done").await;
+    let never = async |_: String, _: Cx| -> Outcome<()> { panic!("no duplicate runs") };
+    let worker = remote.builder().handler(never).build().await.unwrap();
+    let report = run_until(worker, |counts| counts.replayed == 4 && counts.mismatches == 1).await;
+    assert_eq!(report.counts.panics, 0);
+    let stats = remote.client.stats(&remote.queue).await.unwrap();
+    assert_eq!((stats.ready, stats.in_flight, stats.delayed), (0, 0, 0));
+}
+
+/// The handler blocks the only thread of the runtime that the client was made on: the heartbeat has connections of its
+/// own.
+#[tokio::test(flavor = "current_thread")]
+async fn a_blocked_thread_keeps_its_lease() {
+    let remote = Remote::start(Tier::EffectivelyOnce).await;
+    remote.send("1", "k").await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let counted = runs.clone();
+    let handler = move |_: u32, cx: Cx| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(2_500));
+        assert!(!cx.is_cancelled());
+        async {}
+    };
+    let worker = remote.builder().handler(handler).lease(Duration::from_millis(600)).build().await.unwrap();
+    let report = run_until(worker, |counts| counts.done + counts.panics == 1).await;
+    assert_eq!((report.counts.done, report.counts.lost_leases), (1, 0), "{report:?}");
+    let totals = remote.client.stats(&remote.queue).await.unwrap().totals;
+    assert_eq!((totals.delivered, totals.expired, runs.load(Ordering::SeqCst)), (1, 0, 1));
+}
+
+#[tokio::test]
+async fn a_crash_leaves_doubt_and_park_sets_it_aside() {
+    let remote = Remote::start(Tier::EffectivelyOnce).await;
+    let handler = async |_: u32, cx: Cx| Ok::<_, String>(cx.is_takeover());
+    let trial = Trial::new(remote.builder().handler(handler).on_doubt(OnDoubt::Park));
+    let message = NewMessage::new("1").idempotency_key(&"k".parse().unwrap());
+    trial.send_and_crash(message, Point::AfterEffect).await.unwrap();
+    let ran = trial.run().await.unwrap();
+    assert!(matches!(ran.how, hapax_core::How::Park { .. }), "{ran:?}");
+    let id = EntryId::of_queue(&remote.queue, "k".parse().unwrap());
+    assert_eq!(remote.client.entry(&id).await.unwrap().unwrap().state, EntryState::InDoubt);
+    assert_eq!(remote.client.stats(&remote.queue).await.unwrap().parked, 1);
+}

@@ -1,0 +1,323 @@
+//! A worker process that sleeps past its lease (SIGSTOP) while another takes its work over, and wakes again (SIGCONT):
+//! nothing that it then says about the work counts. What it *does* counts unless the sink checks the fence, or the
+//! handler awaits.
+
+use std::fs::OpenOptions;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use hapax_client::Client;
+use hapax_core::{
+    EntryId, EntryState, Json, Ledger as _, NewMessage, Outcome, QueueAdmin as _, QueueConfig, QueueName,
+    QueueStore as _, Tier,
+};
+use hapax_embedded::{Embedded, Options};
+use hapax_server::native::Native;
+use hapax_server::{Server, ServerConfig};
+use hapax_worker::{Cx, Worker};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+const PATIENCE: Duration = Duration::from_secs(40);
+/// The zombie sleeps for longer than this.
+const LEASE_ZOMBIE: Duration = Duration::from_millis(1_500);
+/// Its successor must not lose its own lease on a busy machine.
+const LEASE: Duration = Duration::from_secs(10);
+const ENDPOINT: &str = "HAPAX_TEST_CHILD_ENDPOINT";
+const FOLDER: &str = "HAPAX_TEST_CHILD_FOLDER";
+const NAME: &str = "HAPAX_TEST_CHILD_NAME";
+const SINK: &str = "HAPAX_TEST_CHILD_SINK";
+const GATE: &str = "HAPAX_TEST_CHILD_GATE";
+const WAITS: &str = "HAPAX_TEST_CHILD_WAITS";
+
+fn queue() -> QueueName {
+    QueueName::new("jobs").unwrap()
+}
+
+/// Whole lines, one by one, for the reader.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    out.write_all(format!("{line}\n").as_bytes()).unwrap();
+    out.flush().unwrap();
+}
+
+/// What the sink was asked to do, and by whom: `effect` or `refused`, a name, a fence.
+fn sink_lines(folder: &Path) -> Vec<(String, String, u64)> {
+    let text = std::fs::read_to_string(folder.join("sink")).unwrap_or_default();
+    let line = |line: &str| {
+        let words: Vec<_> = line.split(' ').collect();
+        (words[0].to_owned(), words[1].to_owned(), words[2].parse().unwrap())
+    };
+    text.lines().map(line).collect()
+}
+
+/// A sink in a file. With `fenced` it turns away whoever comes with a smaller fence than it has seen.
+fn act(folder: &Path, fenced: bool, name: &str, fence: u64) {
+    let largest = sink_lines(folder).iter().map(|(.., fence)| *fence).max().unwrap_or(0);
+    let what = if fenced && fence < largest { "refused" } else { "effect" };
+    let mut file = OpenOptions::new().create(true).append(true).open(folder.join("sink")).unwrap();
+    file.write_all(format!("{what} {name} {fence}\n").as_bytes()).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// Blocks the thread until the parent sends something.
+fn wait_blocking(holds: &str) {
+    let mut gate = TcpStream::connect(std::env::var(GATE).unwrap()).unwrap();
+    gate.set_read_timeout(Some(PATIENCE)).unwrap();
+    say(holds);
+    gate.read_exact(&mut [0]).unwrap();
+}
+
+/// Awaits until the parent sends something. Says so when nothing but another poll can lead past the await.
+async fn wait_awaiting(holds: &str) {
+    let gate = tokio::net::TcpStream::connect(std::env::var(GATE).unwrap()).await.unwrap();
+    let mut readable = std::pin::pin!(gate.readable());
+    let mut said = false;
+    let waiting = std::future::poll_fn(|cx| {
+        let ready = readable.as_mut().poll(cx);
+        if !said {
+            said = true;
+            say(holds);
+        }
+        ready
+    });
+    waiting.await.unwrap();
+}
+
+/// The zombie and its successor: a worker against the server, until it has run its handler once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn child_process() {
+    let Ok(endpoint) = std::env::var(ENDPOINT) else { return };
+    let var = |name| std::env::var(name).unwrap();
+    let (folder, name) = (PathBuf::from(var(FOLDER)), var(NAME));
+    let (fenced, waits) = (var(SINK) == "fenced", var(WAITS));
+    let lease = if name == "zombie" { LEASE_ZOMBIE } else { LEASE };
+    // The test harness has begun a line of its own.
+    say("");
+    let ended_by = name.clone();
+    let handler = move |_: Value, cx: Cx| {
+        let (folder, name, waits) = (folder.clone(), name.clone(), waits.clone());
+        async move {
+            let holds = format!("holds {}", cx.fence().0);
+            match waits.as_str() {
+                "blocking" => wait_blocking(&holds),
+                "awaiting" => wait_awaiting(&holds).await,
+                _ => say(&holds),
+            }
+            act(&folder, fenced, &name, cx.fence().0);
+            Ok::<_, std::io::Error>(name)
+        }
+    };
+    let store = Arc::new(Client::connect(&endpoint, None).await.unwrap());
+    let worker = Worker::builder(store, queue())
+        .handler(handler)
+        .consumer(ended_by)
+        .lease(lease)
+        .build()
+        .await
+        .unwrap();
+    let watch = worker.watch();
+    let ended = async move {
+        while watch.counts().done + watch.counts().retried == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let report = tokio::time::timeout(PATIENCE, worker.run(ended)).await.expect("it takes too long").unwrap();
+    assert!(report.drained, "{report:?}");
+    say(&format!("report {}", serde_json::to_string(&report.counts).unwrap()));
+}
+
+/// A child that does not outlive its test.
+struct Process {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Process {
+    fn start(scene: &Scene, name: &str, sink: &str, waits: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_process", "--nocapture", "--test-threads=1"])
+            .env(ENDPOINT, &scene.endpoint)
+            .env(FOLDER, scene.folder.path())
+            .env(GATE, scene.gate.local_addr().unwrap().to_string())
+            .envs([(NAME, name), (SINK, sink), (WAITS, waits)])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Self { child, lines }
+    }
+
+    /// Waits for a line that begins so; what follows.
+    fn hear(&self, word: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    if let Some(rest) = line.strip_prefix(word) {
+                        return rest.trim().to_owned();
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => panic!("it never said {word:?}"),
+                Err(RecvTimeoutError::Disconnected) => panic!("it ended without saying {word:?}"),
+            }
+        }
+    }
+
+    fn report(&self) -> Value {
+        serde_json::from_str(&self.hear("report")).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32).unwrap()
+    }
+
+    /// Puts it to sleep, all threads of it, and sees that it is.
+    fn stop(&self) {
+        self.signal(Signal::STOP);
+        let deadline = Instant::now() + PATIENCE;
+        let options = WaitOptions::UNTRACED | WaitOptions::NOHANG;
+        while !waitpid(Some(self.pid()), options).unwrap().is_some_and(|(_, status)| status.stopped()) {
+            assert!(Instant::now() < deadline, "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A server in this process, with one message in its queue.
+struct Scene {
+    store: Arc<Embedded>,
+    endpoint: String,
+    /// Where the zombie waits.
+    gate: TcpListener,
+    folder: tempfile::TempDir,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Embedded::open(folder.path().join("store"), Options::default()).unwrap());
+        let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() };
+        store.create_queue(&queue(), config).await.unwrap();
+        let message = NewMessage::new("1999").idempotency_key(&"order-7".parse().unwrap());
+        store.send(&queue(), vec![message]).await.unwrap()[0].as_ref().unwrap();
+
+        let listen = vec!["127.0.0.1:0".parse().unwrap()];
+        let server = Server::new(ServerConfig { listen, ..ServerConfig::default() }, store.clone()).unwrap();
+        let native = Native::new(store.clone(), server.shutdown(), None);
+        let server = server.with_router(native.router(), &[]);
+        let listeners = server.bind().await.unwrap();
+        let endpoint = format!("http://{}", listeners[0].local_addr().unwrap());
+        let (stop, stopped) = oneshot::channel::<()>();
+        tokio::spawn(server.run(listeners, async { drop(stopped.await) }));
+        let gate = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self { store, endpoint, gate, folder, _stop: stop }
+    }
+
+    /// Everything up to the zombie's awakening and its report. The zombie's fence, the successor's, the report.
+    async fn play(&self, sink: &str, waits: &str) -> (u64, u64, Value) {
+        let id = EntryId::of_queue(&queue(), "order-7".parse().unwrap());
+        let zombie = Process::start(self, "zombie", sink, waits);
+        let zombie_fence: u64 = zombie.hear("holds").parse().unwrap();
+        zombie.stop();
+        let entry = self.store.entry(&id).await.unwrap().unwrap();
+        assert_eq!((entry.state, entry.fence.0), (EntryState::Processing, zombie_fence));
+        assert!(entry.owner.as_str().starts_with("zombie"), "{entry:?}");
+
+        let successor = Process::start(self, "successor", sink, "not");
+        let fence: u64 = successor.hear("holds").parse().unwrap();
+        let report = successor.report();
+        assert_eq!(
+            (&report["done"], &report["takeovers"], &report["stale_settles"]),
+            (&1.into(), &1.into(), &0.into())
+        );
+        let before = self.store.entry(&id).await.unwrap().unwrap();
+        assert_eq!(before.outcome, Some(Outcome::done(Json::of("successor").unwrap())));
+        assert_eq!((before.state, before.fence.0), (EntryState::Completed, fence));
+        assert!(before.owner.as_str().starts_with("successor"), "{before:?}");
+        let ledger = self.store.ledger_stats().await.unwrap();
+        assert_eq!((ledger.granted, ledger.takeovers, ledger.completed, ledger.stale), (2, 1, 1, 0));
+
+        // It finds this when it wakes: nothing keeps it from going on at once.
+        self.gate.accept().unwrap().0.write_all(b"!").unwrap();
+        zombie.signal(Signal::CONT);
+        let report = zombie.report();
+
+        // Nothing that it said has changed anything.
+        assert_eq!(self.store.entry(&id).await.unwrap().unwrap(), before);
+        let ledger = self.store.ledger_stats().await.unwrap();
+        assert_eq!((ledger.granted, ledger.takeovers, ledger.completed), (2, 1, 1), "{ledger:?}");
+        assert!(ledger.stale >= 1, "the zombie's completion was not refused: {ledger:?}");
+        let stats = self.store.stats(&queue()).await.unwrap();
+        assert_eq!((stats.totals.acked, stats.totals.retried, stats.totals.dead), (1, 0, 0), "{stats:?}");
+        assert_eq!((stats.ready, stats.delayed, stats.in_flight, stats.parked), (0, 0, 0, 0), "{stats:?}");
+        assert!(report["stale_settles"].as_u64().unwrap() >= 1, "{report}");
+        assert!(fence > zombie_fence);
+        (zombie_fence, fence, report)
+    }
+
+    fn sink(&self) -> Vec<(String, String, u64)> {
+        sink_lines(self.folder.path())
+    }
+}
+
+fn line(what: &str, name: &str, fence: u64) -> (String, String, u64) {
+    (what.into(), name.into(), fence)
+}
+
+/// Honestly: no ledger can stop a process that wakes up and goes on. A sink that checks nothing has a second effect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn its_word_is_refused_but_a_sink_that_checks_nothing_has_two_effects() {
+    if std::env::var_os(ENDPOINT).is_some() {
+        return;
+    }
+    let scene = Scene::new().await;
+    let (zombie, successor, report) = scene.play("blind", "blocking").await;
+    assert_eq!(scene.sink(), [line("effect", "successor", successor), line("effect", "zombie", zombie)]);
+    assert_eq!(report["done"], 1, "it has run to its end: {report}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sink_that_remembers_the_largest_fence_turns_it_away() {
+    if std::env::var_os(ENDPOINT).is_some() {
+        return;
+    }
+    let scene = Scene::new().await;
+    let (zombie, successor, report) = scene.play("fenced", "blocking").await;
+    assert_eq!(scene.sink(), [line("effect", "successor", successor), line("refused", "zombie", zombie)]);
+    assert_eq!(report["done"], 1, "it has run to its end: {report}");
+}
+
+/// A handler that awaits is dropped there: it looks at the clock before it goes on, and does nothing more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_awaits_does_not_go_on() {
+    if std::env::var_os(ENDPOINT).is_some() {
+        return;
+    }
+    let scene = Scene::new().await;
+    let (_, successor, report) = scene.play("blind", "awaiting").await;
+    assert_eq!(scene.sink(), [line("effect", "successor", successor)]);
+    // A second one if a receive that it had left open was handed the message while it slept.
+    assert!(report["done"] == 0 && report["lost_leases"].as_u64().unwrap() >= 1, "{report}");
+}

@@ -1,0 +1,391 @@
+//! One line that makes an async function idempotent, without a queue.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
+use hapax_core::{
+    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Fence, Fingerprint, Grant, IdempotencyKey,
+    Json, Ledger, OnDoubt, Outcome, Owner, Receipt, Renew, StoreError, Token, TokenError, policy,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+use crate::auto::{LeaseLength, LeaseTime};
+use crate::heart::{Beats, Held};
+use crate::lease::{Lease, Phase, guard, now_us};
+use crate::outcome::{Ended, OnError};
+use crate::stats::Stats;
+
+/// How long an ending is repeated while the ledger does not answer.
+const END_MS_MAX: u64 = 60_000;
+/// How often a claim whose answer was lost is asked for again.
+const CLAIM_TRIES: u32 = 5;
+
+/// Why an idempotent call has no value to give.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum IdempotentError<E> {
+    /// This run failed. Unless [`Idempotent::on_error`] says otherwise, the key is free again.
+    #[error("{0}")]
+    Failed(E),
+    /// A run before this one failed for good.
+    #[error("it failed before, for good: {reason}")]
+    FailedBefore {
+        /// What was recorded.
+        reason: String,
+    },
+    /// Someone else is at it, and did not end within the time to wait.
+    #[error("it is in progress elsewhere; ask again in {retry_after_ms} ms")]
+    InProgress {
+        /// When to ask again.
+        retry_after_ms: u64,
+    },
+    /// A run before this one may have acted, and nobody has decided about it.
+    #[error("what became of a run before this one is in doubt; resolve the entry, or take over with `retry`")]
+    InDoubt,
+    /// The key was used for another request.
+    #[error("the key was used before for a different request; use a new key for a new request")]
+    Mismatch,
+    /// The claim passed to someone else while this ran; what it did is theirs to find out.
+    #[error("the claim was lost while it ran; someone else holds the key")]
+    Lost,
+    /// It was done before, but its value was too large to keep or cannot be read as this type.
+    #[error("it was done before, but its value cannot be given again: {0}")]
+    NoValue(String),
+    /// A setting or the key is not acceptable.
+    #[error("{0}")]
+    Invalid(String),
+    /// The ledger could not be asked: nothing was run.
+    #[error("the ledger could not be asked, so nothing was run: {0}")]
+    Ledger(StoreError),
+    /// It ran, but its end could not be recorded: the key is in doubt until the ledger can be asked again.
+    #[error("it ran, but the ledger could not record what came of it: {0}")]
+    NotRecorded(StoreError),
+}
+
+/// Runs `run` once for an entry of a ledger: claimed, kept by heartbeats, completed with what it returns. Duplicates,
+/// concurrent ones too, get the same value and run nothing.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use std::sync::Arc;
+/// # let folder = tempfile::tempdir()?;
+/// # let store = Arc::new(hapax_embedded::Embedded::open(folder.path(), hapax_embedded::Options::default())?);
+/// use hapax_core::EntryId;
+/// use hapax_worker::idempotent;
+///
+/// let id = EntryId::new("payments".parse()?, "order-7".parse()?);
+/// let first = idempotent(store.clone(), id.clone(), || async { Ok::<_, std::io::Error>("charged".to_owned()) });
+/// assert_eq!(first.await?, "charged");
+///
+/// let again = idempotent(store, id, || async { Err::<String, _>(std::io::Error::other("never run")) });
+/// assert_eq!(again.await?, "charged");
+/// # Ok(())
+/// # }
+/// ```
+pub async fn idempotent<R, E, F, Fut>(
+    ledger: Arc<dyn Ledger>,
+    id: EntryId,
+    run: F,
+) -> Result<R, IdempotentError<E>>
+where
+    R: Serialize + DeserializeOwned + Send,
+    E: fmt::Display + Send,
+    F: FnOnce() -> Fut + Send,
+    Fut: Future<Output = Result<R, E>> + Send,
+{
+    Idempotent::new(ledger, id).run(|_| run()).await
+}
+
+/// An idempotent call with settings; see [`idempotent`] for the short form.
+#[derive(Clone)]
+#[must_use = "call `run`"]
+pub struct Idempotent {
+    ledger: Arc<dyn Ledger>,
+    id: EntryId,
+    fingerprint: Option<Fingerprint>,
+    lease_ms: u64,
+    wait_ms: u64,
+    ttl_ms: u64,
+    on_doubt: OnDoubt,
+    on_error: Option<OnError>,
+}
+
+/// What an idempotent run knows about itself.
+#[derive(Clone)]
+pub struct Run {
+    held: Arc<OnceHeld>,
+}
+
+impl Run {
+    /// Grows with every run for the same key.
+    pub fn fence(&self) -> Fence {
+        self.held.grant.fence
+    }
+
+    /// Whether a run before this one ended without saying what it did.
+    pub fn is_takeover(&self) -> bool {
+        self.held.grant.takeover
+    }
+
+    /// The key for a call to another system on behalf of this one.
+    pub fn derived_key(&self, label: &str) -> IdempotencyKey {
+        self.held.id.derived_key(label)
+    }
+}
+
+struct OnceHeld {
+    id: EntryId,
+    grant: Grant,
+    lease: Lease,
+}
+
+impl Held for OnceHeld {
+    fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    fn receipt(&self) -> Option<&Receipt> {
+        None
+    }
+
+    fn claim(&self) -> Option<(&EntryId, &Token)> {
+        Some((&self.id, &self.grant.token))
+    }
+}
+
+/// Stops the heartbeat when the call is dropped: nobody works on it any more.
+struct LetGo(Arc<OnceHeld>);
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        self.0.lease.enter(Phase::Over);
+    }
+}
+
+impl Idempotent {
+    /// A call for an entry of a ledger: lease 30 s, waits 20 s for a duplicate at work, kept 4 days.
+    pub fn new(ledger: Arc<dyn Ledger>, id: EntryId) -> Self {
+        Self {
+            ledger,
+            id,
+            fingerprint: None,
+            lease_ms: policy::LEASE_MS_DEFAULT,
+            wait_ms: policy::WAIT_MS_MAX,
+            ttl_ms: TTL_MS_DEFAULT,
+            on_doubt: OnDoubt::Retry,
+            on_error: None,
+        }
+    }
+
+    /// What the request says; another request under the same key is refused.
+    pub fn fingerprint_of(mut self, request: impl AsRef<[u8]>) -> Self {
+        let hash = blake3::hash(request.as_ref()).to_hex();
+        self.fingerprint = Some(Fingerprint::new(hash).expect("hex digits"));
+        self
+    }
+
+    /// How long the claim holds without a heartbeat: how long a crash holds the key up.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease_ms = lease.as_millis() as u64;
+        self
+    }
+
+    /// How long to wait while someone else is at it. At most 20 s.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait_ms = wait.as_millis() as u64;
+        self
+    }
+
+    /// How long the outcome is kept. 1 s to 366 days.
+    pub fn outcome_ttl(mut self, ttl: Duration) -> Self {
+        self.ttl_ms = ttl.as_millis() as u64;
+        self
+    }
+
+    /// What to do about a key whose last run may or may not have acted. Default retry.
+    pub fn on_doubt(mut self, on_doubt: OnDoubt) -> Self {
+        self.on_doubt = on_doubt;
+        self
+    }
+
+    /// What an `Err` of the run means. Default [`OnError::Retry`]: nothing happened, the key is free again; with
+    /// [`OnDoubt::Park`], [`OnError::InDoubt`].
+    pub fn on_error(mut self, on_error: OnError) -> Self {
+        self.on_error = Some(on_error);
+        self
+    }
+
+    /// Runs it, or gives what came of it before. A panic leaves the key in doubt and goes on; so does dropping this
+    /// before it is ready, once the lease has run out.
+    pub async fn run<R, E, F, Fut>(self, run: F) -> Result<R, IdempotentError<E>>
+    where
+        R: Serialize + DeserializeOwned + Send,
+        E: fmt::Display + Send,
+        F: FnOnce(Run) -> Fut + Send,
+        Fut: Future<Output = Result<R, E>> + Send,
+    {
+        if !(TTL_MS_MIN..=TTL_MS_MAX).contains(&self.ttl_ms) {
+            let problem = format!("outcome_ttl: {} ms is out of range; use 1 s to 366 days", self.ttl_ms);
+            return Err(IdempotentError::Invalid(problem));
+        }
+        let held = match self.claim().await? {
+            Claimed::Mine(held) => held,
+            Claimed::Done(outcome) => return replay(&outcome),
+        };
+        let _let_go = LetGo(held.clone());
+        let lease = Arc::new(LeaseTime::new(LeaseLength::Fixed { ms: self.lease_ms }));
+        let beats = Beats::new(None, Some(self.ledger.clone()), lease, Arc::new(Stats::default()));
+        let beats =
+            beats.map_err(|error| IdempotentError::Ledger(StoreError::Unavailable(error.to_string())))?;
+        beats.keep([held.clone() as Arc<dyn Held>]);
+
+        held.lease.enter(Phase::Running);
+        let running = Box::pin(run(Run { held: held.clone() }));
+        let ended = guard(std::iter::once(&held.lease), &beats.stats, running).await;
+        held.lease.enter(Phase::Settling);
+        match ended {
+            Ok(Ok(value)) => {
+                let outcome = Outcome { failed: false, value: Json::of(&value).ok(), omitted_bytes: None };
+                self.end(&held, Ending::Complete { outcome, ttl_ms: self.ttl_ms }).await?;
+                Ok(value)
+            }
+            Ok(Err(error)) => {
+                // What the caller learns is its own error, whether or not it could be recorded.
+                let _ = self.end::<E>(&held, self.after_error(&error)).await;
+                Err(IdempotentError::Failed(error))
+            }
+            Err(ended) => {
+                let recorded = self.end::<E>(&held, Ending::Doubt).await;
+                if let Ended::Panicked(text) = ended {
+                    std::panic::resume_unwind(Box::new(text));
+                }
+                recorded?;
+                Err(IdempotentError::Lost)
+            }
+        }
+    }
+
+    fn after_error(&self, error: &impl fmt::Display) -> Ending {
+        let default = if self.on_doubt == OnDoubt::Park { OnError::InDoubt } else { OnError::Retry };
+        match self.on_error.unwrap_or(default) {
+            OnError::Retry => Ending::Release,
+            OnError::InDoubt => Ending::Doubt,
+            OnError::Reject => {
+                let reason = format!("{error:#}");
+                let reason = policy::cut(&reason, policy::ERROR_BYTES_MAX);
+                let outcome = Outcome::failed(Json::of(reason).expect("a text is JSON"));
+                Ending::Complete { outcome, ttl_ms: self.ttl_ms }
+            }
+        }
+    }
+
+    async fn claim<E>(&self) -> Result<Claimed, IdempotentError<E>> {
+        let request = ClaimRequest {
+            fingerprint: self.fingerprint.clone(),
+            wait_ms: self.wait_ms,
+            on_doubt: self.on_doubt,
+            ..ClaimRequest::new(self.id.clone(), new_owner(), self.lease_ms)
+        };
+        let mut tries = 0;
+        let (asked_us, claims) = loop {
+            let asked_us = now_us();
+            match self.ledger.claim(vec![request.clone()]).await {
+                // The same owner asking again gets the same claim.
+                Err(StoreError::OutcomeUnknown(_)) if tries < CLAIM_TRIES => {
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..=20 << tries))).await;
+                    tries += 1;
+                }
+                Err(error) => return Err(IdempotentError::Ledger(error)),
+                Ok(claims) => break (asked_us, claims),
+            }
+        };
+        let none = || IdempotentError::Ledger(StoreError::Unavailable("the ledger gave no answer".into()));
+        match claims.into_iter().next().ok_or_else(none)? {
+            Ok(Claim::Granted(grant)) => self.held(asked_us, grant).await,
+            Ok(Claim::Completed { outcome, .. }) => Ok(Claimed::Done(outcome)),
+            Ok(Claim::InProgress { retry_after_ms }) => Err(IdempotentError::InProgress { retry_after_ms }),
+            Ok(Claim::InDoubt { .. }) => Err(IdempotentError::InDoubt),
+            Err(ClaimError::Mismatch) => Err(IdempotentError::Mismatch),
+            Err(error) => Err(IdempotentError::Invalid(error.to_string())),
+        }
+    }
+
+    /// A claim that waited for its turn is renewed before anything runs: how old its lease is cannot be known.
+    async fn held<E>(&self, asked_us: u64, grant: Grant) -> Result<Claimed, IdempotentError<E>> {
+        let (mut asked_us, mut lease_ms) = (asked_us, grant.lease_ms);
+        if (now_us() - asked_us) * 4 > lease_ms * 1000 {
+            asked_us = now_us();
+            let renew = Renew { id: self.id.clone(), token: grant.token.clone(), lease_ms: self.lease_ms };
+            match self.ledger.renew(vec![renew]).await.map_err(IdempotentError::Ledger)?.pop() {
+                Some(Ok(left)) => lease_ms = left.lease_ms,
+                _ => return Err(IdempotentError::Lost),
+            }
+        }
+        let lease = Lease::new(asked_us, lease_ms);
+        lease.claimed(asked_us, lease_ms);
+        Ok(Claimed::Mine(Arc::new(OnceHeld { id: self.id.clone(), grant, lease })))
+    }
+
+    async fn end<E>(&self, held: &OnceHeld, ending: Ending) -> Result<(), IdempotentError<E>> {
+        let end = ClaimEnd { id: self.id.clone(), token: held.grant.token.clone(), ending };
+        let deadline_us = now_us() + END_MS_MAX * 1000;
+        let mut pause_ms = 20;
+        loop {
+            match self.ledger.end(vec![end.clone()]).await {
+                Ok(answers) => {
+                    return match answers.into_iter().next() {
+                        Some(Ok(())) => Ok(()),
+                        Some(Err(TokenError::Stale | TokenError::Gone | TokenError::Ended)) => {
+                            Err(IdempotentError::Lost)
+                        }
+                        Some(Err(error)) => Err(IdempotentError::Invalid(error.to_string())),
+                        None => {
+                            Err(IdempotentError::NotRecorded(StoreError::Unavailable("no answer".into())))
+                        }
+                    };
+                }
+                Err(error) if error.is_retryable() && now_us() < deadline_us => {
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(pause_ms / 2..=pause_ms))).await;
+                    pause_ms = (pause_ms * 2).min(2_000);
+                }
+                Err(error) => return Err(IdempotentError::NotRecorded(error)),
+            }
+        }
+    }
+}
+
+enum Claimed {
+    Mine(Arc<OnceHeld>),
+    Done(Outcome),
+}
+
+fn replay<R: DeserializeOwned, E>(outcome: &Outcome) -> Result<R, IdempotentError<E>> {
+    let text = |json: &Json| json.get::<String>().unwrap_or_else(|_| json.as_str().to_owned());
+    if outcome.failed {
+        let reason = outcome.value.as_ref().map_or_else(|| "(not kept)".to_owned(), text);
+        return Err(IdempotentError::FailedBefore { reason });
+    }
+    match &outcome.value {
+        Some(json) => json.get().map_err(|error| IdempotentError::NoValue(error.to_string())),
+        None => Err(IdempotentError::NoValue("it was not kept".into())),
+    }
+}
+
+/// A nonce: this process start, and a number of its own.
+fn new_owner() -> Owner {
+    static START: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| {
+        let mut nonce = [0u8; 8];
+        // Without random numbers of the operating system, those seeded by time and address must do.
+        getrandom::fill(&mut nonce).map_or_else(|_| fastrand::u64(..), |()| u64::from_le_bytes(nonce))
+    });
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    Owner::new(format!("once-{:016x}/{next}", *START)).expect("printable")
+}

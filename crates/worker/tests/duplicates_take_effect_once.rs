@@ -1,0 +1,143 @@
+//! Fifty duplicates at the same time: one effect, fifty equal answers.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::{Rig, run_until, until};
+use hapax_core::{EntryId, Fence, IdempotencyKey, NewMessage, OnDoubt, Tier};
+use hapax_worker::{Cx, Idempotent, IdempotentError, OnError, idempotent};
+use tokio::task::JoinSet;
+
+fn id(key: &str) -> EntryId {
+    EntryId::new("test".parse().unwrap(), key.parse().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn calls_of_an_idempotent_function() {
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    let effects = Arc::new(AtomicU32::new(0));
+    let mut calls = JoinSet::new();
+    for _ in 0..50 {
+        let (store, effects) = (rig.store.clone(), effects.clone());
+        calls.spawn(async move {
+            let charge = || async move {
+                let charged = effects.fetch_add(1, Ordering::SeqCst) + 1;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                Ok::<_, String>(format!("charge number {charged}"))
+            };
+            idempotent(store, id("order-7"), charge).await.unwrap()
+        });
+    }
+    let answers = calls.join_all().await;
+    assert_eq!(effects.load(Ordering::SeqCst), 1);
+    assert_eq!(answers, vec!["charge number 1".to_owned(); 50]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn messages_of_a_queue_with_two_workers() {
+    let rig = Rig::tier(Tier::EffectivelyOnce).await;
+    let key = IdempotencyKey::new("order-7").unwrap();
+    for _ in 0..50 {
+        rig.send(NewMessage::new("7").idempotency_key(&key)).await;
+    }
+    let effects = Arc::new(AtomicU32::new(0));
+    let charge = {
+        let effects = effects.clone();
+        move |_: u32, _: Cx| {
+            let effects = effects.clone();
+            async move {
+                tokio::time::sleep(Duration::from_millis(30)).await;
+                effects.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    };
+    let builder = rig.builder().handler(charge).lease(Duration::from_millis(500));
+    let (one, two) = (builder.clone().build().await.unwrap(), builder.build().await.unwrap());
+    let (watch, other) = (one.watch(), two.watch());
+    let both = move |counts: &hapax_worker::Counts, other: &hapax_worker::Watch| {
+        counts.done + counts.replayed + other.counts().done + other.counts().replayed == 50
+    };
+    let (one, two) = tokio::join!(run_until(one, |c| both(c, &other)), run_until(two, |c| both(c, &watch)));
+    assert_eq!(effects.load(Ordering::SeqCst), 1);
+    assert_eq!((one.counts.done + two.counts.done, one.counts.replayed + two.counts.replayed), (1, 49));
+    let stats = rig.stats().await;
+    assert_eq!((stats.totals.acked, stats.totals.expired, stats.totals.retried), (50, 0, 0));
+}
+
+#[tokio::test]
+async fn an_error_frees_the_key_and_a_rejection_stays() {
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    let once = |key| Idempotent::new(rig.store.clone(), id(key));
+    let failed = once("a").run(async |_| Err::<u32, _>("busy")).await.unwrap_err();
+    assert!(matches!(failed, IdempotentError::Failed("busy")));
+    assert_eq!(once("a").run(async |_| Ok::<_, String>(3)).await.unwrap(), 3);
+
+    let rejected = once("b").on_error(OnError::Reject).run(async |_| Err::<u32, _>("no such account")).await;
+    assert!(matches!(rejected, Err(IdempotentError::Failed("no such account"))));
+    let again = once("b").run(async |_| Ok::<_, String>(3)).await.unwrap_err();
+    assert!(
+        matches!(&again, IdempotentError::FailedBefore { reason } if reason == "no such account"),
+        "{again}"
+    );
+}
+
+#[tokio::test]
+async fn a_panic_leaves_doubt() {
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    let (store, first) = (rig.store.clone(), Arc::new(AtomicU32::new(0)));
+    let seen = first.clone();
+    let boom = tokio::spawn(async move {
+        let once = Idempotent::new(store, id("a"));
+        let run = async |run: hapax_worker::Run| -> Result<u32, String> {
+            seen.store(u32::from(run.fence() > Fence(0)), Ordering::SeqCst);
+            panic!("boom")
+        };
+        once.run(run).await
+    });
+    assert!(boom.await.unwrap_err().is_panic());
+    assert_eq!(first.load(Ordering::SeqCst), 1);
+    let once = || Idempotent::new(rig.store.clone(), id("a"));
+    let parked = once().on_doubt(OnDoubt::Park).run(async |_| Ok::<_, String>(1)).await;
+    assert!(matches!(parked, Err(IdempotentError::InDoubt)));
+    let takeover = once().run(async |run| Ok::<_, String>(run.is_takeover())).await.unwrap();
+    assert!(takeover);
+}
+
+#[tokio::test]
+async fn another_request_under_the_same_key_is_refused() {
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    let once = |request: &str| Idempotent::new(rig.store.clone(), id("a")).fingerprint_of(request);
+    assert_eq!(once("10 EUR").run(async |_| Ok::<_, String>(10)).await.unwrap(), 10);
+    assert_eq!(once("10 EUR").run(async |_| Ok::<_, String>(11)).await.unwrap(), 10);
+    let other = once("20 EUR").run(async |_| Ok::<_, String>(20)).await;
+    assert!(matches!(other, Err(IdempotentError::Mismatch)));
+}
+
+#[tokio::test]
+async fn a_long_run_keeps_its_claim_and_a_dropped_one_lets_it_lapse() {
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    let once = || Idempotent::new(rig.store.clone(), id("a")).lease(Duration::from_millis(300));
+    let started = Arc::new(AtomicU32::new(0));
+    let (first, seen) = (once(), started.clone());
+    let long = tokio::spawn(async move {
+        first
+            .run(async |_| {
+                seen.store(1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(1_200)).await;
+                Ok::<_, String>(1)
+            })
+            .await
+    });
+    until("it runs", async || started.load(Ordering::SeqCst) == 1).await;
+    assert_eq!(once().run(async |_| Ok::<_, String>(2)).await.unwrap(), 1, "the duplicate waits for it");
+    assert_eq!(long.await.unwrap().unwrap(), 1);
+
+    let hang = Idempotent::new(rig.store.clone(), id("b")).lease(Duration::from_millis(300));
+    let never = hang.run(async |_| std::future::pending::<Result<bool, String>>().await);
+    tokio::time::timeout(Duration::from_millis(50), never).await.unwrap_err();
+    let next = Idempotent::new(rig.store.clone(), id("b"));
+    assert!(next.run(async |run| Ok::<_, String>(run.is_takeover())).await.unwrap());
+}

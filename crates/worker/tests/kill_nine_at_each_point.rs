@@ -1,0 +1,164 @@
+//! kill -9 at each point that a delivery passes, for each tier: what became of the effect, found out by looking, not by
+//! reasoning. The table in `docs/guarantees.md` is made here; `HAPAX_BLESS=1` writes it.
+
+mod killed;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hapax_worker::Point;
+use killed::column::{Column, child};
+use killed::{Effects, Fate, Found, child_case, inspect, prepare, run_child, send};
+
+/// So many children at once; each has threads of its own.
+const CHILDREN_MAX: usize = 4;
+const BEGIN: &str =
+    "<!-- killed at each point: begin, made by crates/worker/tests/kill_nine_at_each_point.rs -->";
+const END: &str = "<!-- killed at each point: end -->";
+
+/// The process that is killed, and the one that comes after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn child_process() {
+    if let Some(case) = child_case() {
+        child(case).await;
+    }
+}
+
+/// Kills a worker at a point, lets another finish, and looks at what there is. `None`: the tier does not pass the point.
+fn kill_at(column: Column, point: Point) -> Option<Found> {
+    let folder = tempfile::tempdir().unwrap();
+    let what = format!("{} killed at {point}", column.name());
+    prepare(folder.path(), column);
+    let killed = run_child(folder.path(), column, Some(point), &what);
+    if !killed {
+        let found = inspect(folder.path(), column);
+        check(&what, column, &found);
+        assert_eq!((found.fate, found.effects.runs), (Fate::Once, 1), "{what}: nobody died, {found:?}");
+        return None;
+    }
+    assert!(!run_child(folder.path(), column, None, &what), "{what}: the second process died");
+    let found = inspect(folder.path(), column);
+    check(&what, column, &found);
+    if column.records() {
+        // A duplicate by the producer, afterwards: it finds what was recorded.
+        send(folder.path());
+        assert!(!run_child(folder.path(), column, None, &what), "{what}: the third process died");
+        let again = inspect(folder.path(), column);
+        assert_eq!(again.effects, found.effects, "{what}: a duplicate of the message ran");
+        let parked = if found.parked == 0 { 0 } else { 2 };
+        assert_eq!((again.parked, &again.outcome), (parked, &found.outcome), "{what}");
+    }
+    Some(found)
+}
+
+/// What must hold whatever the table says, so that nobody can bless it away.
+fn check(what: &str, column: Column, found: &Found) {
+    let Found { fate, effects, parked, entry, outcome } = found;
+    let Effects { lines, refused, .. } = effects;
+    for pair in lines.windows(2) {
+        assert!(pair[0].fence < pair[1].fence, "{what}: a later run has no greater fence: {pair:?}");
+    }
+    for line in lines {
+        assert_eq!((line.key.as_str(), &line.derived), ("order-7", &lines[0].derived), "{what}");
+    }
+    match column {
+        Column::AtMostOnce => assert!(lines.len() <= 1, "{what}: at most once, {found:?}"),
+        Column::AtLeastOnce => assert!(!lines.is_empty(), "{what}: lost, {found:?}"),
+        Column::Keyed | Column::Transactional => assert_eq!(*fate, Fate::Once, "{what}: {found:?}"),
+        Column::Blind | Column::Elsewhere => assert!(!lines.is_empty(), "{what}: lost, {found:?}"),
+        Column::Park => {
+            let allowed = matches!(fate, Fate::Once | Fate::InDoubt { .. });
+            assert!(allowed && lines.len() <= 1, "{what}: parked rather than twice, {found:?}");
+        }
+    }
+    if column.records() {
+        // The first effect counts where the sink says so, else the last run's does.
+        let counts = if column == Column::Keyed { lines.first() } else { lines.last() };
+        let (state, recorded) = match fate {
+            Fate::InDoubt { .. } => ("in_doubt", None),
+            _ => ("completed", counts.map(|line| line.fence.to_string())),
+        };
+        assert_eq!((entry.as_deref(), outcome), (Some(state), &recorded), "{what}: {found:?}");
+    }
+    assert_eq!(*parked > 0, matches!(fate, Fate::InDoubt { .. }), "{what}");
+    assert!(*refused == 0 || column == Column::Keyed, "{what}");
+}
+
+type Table = BTreeMap<(Point, Column), Option<Found>>;
+
+fn kill_everywhere() -> Table {
+    let cases: Vec<_> =
+        Point::ALL.iter().flat_map(|point| Column::ALL.map(|column| (*point, column))).collect();
+    let (next, table) = (AtomicUsize::new(0), Mutex::new(Table::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..CHILDREN_MAX {
+            scope.spawn(|| {
+                while let Some(&(point, column)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let found = kill_at(column, point);
+                    table.lock().unwrap().insert((point, column), found);
+                }
+            });
+        }
+    });
+    table.into_inner().unwrap()
+}
+
+fn cell(found: Option<&Found>) -> String {
+    let Some(found) = found else { return "-".into() };
+    match found.fate {
+        Fate::Lost => "lost".into(),
+        Fate::Once if found.effects.refused > 0 => "once *".into(),
+        Fate::Once => "once".into(),
+        Fate::Duplicate => "**duplicate**".into(),
+        Fate::InDoubt { effects } => format!("in doubt ({effects})"),
+    }
+}
+
+fn markdown(table: &Table) -> String {
+    let mut text = String::from("| killed at |");
+    for column in Column::ALL {
+        write!(text, " {} |", column.name()).unwrap();
+    }
+    text.push_str(&format!("\n|{}\n", "---|".repeat(1 + Column::ALL.len())));
+    for point in Point::ALL {
+        write!(text, "| `{point}` |").unwrap();
+        for column in Column::ALL {
+            write!(text, " {} |", cell(table[&(point, column)].as_ref())).unwrap();
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn page() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guarantees.md")
+}
+
+#[test]
+fn the_table_of_the_guarantees() {
+    if child_case().is_some() {
+        return;
+    }
+    let table = kill_everywhere();
+    for column in Column::ALL {
+        let passed = Point::ALL.iter().filter(|point| table[&(**point, column)].is_some()).count();
+        assert!(passed >= 4, "{} passes only {passed} points", column.name());
+    }
+    let made = markdown(&table);
+    println!("{made}");
+    let text = std::fs::read_to_string(page()).unwrap();
+    let (before, rest) = text.split_once(BEGIN).expect("docs/guarantees.md has lost its marker");
+    let (written, after) = rest.split_once(END).expect("docs/guarantees.md has lost its second marker");
+    if std::env::var_os("HAPAX_BLESS").is_some() {
+        std::fs::write(page(), format!("{before}{BEGIN}\n{made}{END}{after}")).unwrap();
+        return;
+    }
+    assert!(
+        written.trim() == made.trim(),
+        "docs/guarantees.md does not say what happens. It happens:\n{made}\nit says:\n{written}\n\
+         If that is meant, run this test with HAPAX_BLESS=1 and read what changed."
+    );
+}

@@ -1,0 +1,164 @@
+//! The tiers and their variants: what a child runs.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::{OnDoubt, QueueAdmin as _, Tier};
+use hapax_embedded::Embedded;
+use hapax_worker::{Cx, Point, SqliteInbox, Worker, WorkerBuilder};
+use rusqlite::{Transaction, params};
+
+use super::{Case, Line, PATIENCE, database, effects, ledger_folder, note, open, queue, store_folder};
+
+/// The lease of who is killed. Short, since a crash holds its message up for so long.
+const LEASE_KILLED: Duration = Duration::from_millis(500);
+/// The lease of who comes after it: a busy machine must not make it lose its own.
+const LEASE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Column {
+    AtMostOnce,
+    AtLeastOnce,
+    Keyed,
+    Blind,
+    Elsewhere,
+    Park,
+    Transactional,
+}
+
+impl Column {
+    pub const ALL: [Self; 7] = [
+        Self::AtMostOnce,
+        Self::AtLeastOnce,
+        Self::Keyed,
+        Self::Blind,
+        Self::Elsewhere,
+        Self::Park,
+        Self::Transactional,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AtMostOnce => "at-most-once",
+            Self::AtLeastOnce => "at-least-once",
+            Self::Keyed => "effectively-once, `retry`, keyed sink",
+            Self::Blind => "effectively-once, `retry`, blind sink",
+            Self::Elsewhere => "effectively-once, `retry`, blind sink, ledger elsewhere",
+            Self::Park => "effectively-once, `park`, blind sink",
+            Self::Transactional => "transactional (SQLite)",
+        }
+    }
+
+    pub fn tier(self) -> Tier {
+        match self {
+            Self::AtMostOnce => Tier::AtMostOnce,
+            Self::AtLeastOnce => Tier::AtLeastOnce,
+            Self::Keyed | Self::Blind | Self::Elsewhere | Self::Park => Tier::EffectivelyOnce,
+            Self::Transactional => Tier::Transactional,
+        }
+    }
+
+    /// Whether an outcome is recorded for duplicates.
+    pub fn records(self) -> bool {
+        matches!(self.tier(), Tier::EffectivelyOnce | Tier::Transactional)
+    }
+}
+
+type Die = Arc<dyn Fn(Point) + Send + Sync>;
+
+/// Kills this process when the point is passed; no destructor and no flush runs.
+fn die_at(deadly: Option<Point>) -> Die {
+    Arc::new(move |point| {
+        if deadly == Some(point) {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+            loop {
+                std::thread::park();
+            }
+        }
+    })
+}
+
+fn line(cx: &Cx) -> Line {
+    Line {
+        key: cx.idempotency_key().as_str().to_owned(),
+        fence: cx.fence().0,
+        derived: cx.derived_key("charge").as_str().to_owned(),
+    }
+}
+
+/// Causes the effect; answers with the fence of the run whose effect counts.
+fn act(folder: &std::path::Path, keyed: bool, line: &Line) -> u64 {
+    note(folder, "run", line);
+    let known = effects(folder).lines.into_iter().find(|known| known.derived == line.derived);
+    if let Some(known) = known.filter(|_| keyed) {
+        note(folder, "refused", line);
+        return known.fence;
+    }
+    note(folder, "effect", line);
+    line.fence
+}
+
+fn transactional(builder: WorkerBuilder, folder: PathBuf, die: Die) -> WorkerBuilder {
+    let inbox = SqliteInbox::new(database(&folder)).unwrap();
+    builder.transactional_handler(&inbox, move |_: u32, tx: &Transaction<'_>, cx: &Cx| {
+        let line = line(cx);
+        note(&folder, "run", &line);
+        let insert = "INSERT INTO effects VALUES (?1, ?2, ?3)";
+        tx.execute(insert, params![line.key, line.fence as i64, line.derived])?;
+        // `effect_point` is for handlers that await.
+        die(Point::InEffect);
+        Ok::<_, rusqlite::Error>(line.fence)
+    })
+}
+
+fn builder(store: &Arc<Embedded>, ledger: Option<&Arc<Embedded>>, case: &Case, die: &Die) -> WorkerBuilder {
+    let builder = match (case.column.tier(), ledger) {
+        (Tier::EffectivelyOnce, None) => Worker::builder(store.clone(), queue()),
+        (_, None) => Worker::over(store.clone(), queue()),
+        (_, Some(ledger)) => Worker::over(store.clone(), queue()).ledger(ledger.clone()),
+    };
+    let hook = die.clone();
+    let lease = if case.point.is_some() { LEASE_KILLED } else { LEASE };
+    let builder = builder.lease(lease).hook(move |point| hook(point));
+    if case.column == Column::Transactional {
+        return transactional(builder, case.folder.clone(), die.clone());
+    }
+    let (folder, keyed) = (case.folder.clone(), case.column == Column::Keyed);
+    let builder = builder.handler(move |_: u32, cx: Cx| {
+        let folder = folder.clone();
+        async move {
+            let fence = act(&folder, keyed, &line(&cx));
+            cx.effect_point().await;
+            Ok::<_, std::io::Error>(fence)
+        }
+    });
+    if case.column == Column::Park { builder.on_doubt(OnDoubt::Park) } else { builder }
+}
+
+/// Works until the queue has come to rest, or dies.
+pub async fn child(case: Case) {
+    let store = open(store_folder(&case.folder));
+    let ledger = (case.column == Column::Elsewhere).then(|| open(ledger_folder(&case.folder)));
+    let die = die_at(case.point);
+    let worker = builder(&store, ledger.as_ref(), &case, &die).build().await.unwrap();
+    let (watched, watch) = (store.clone(), worker.watch());
+    let rest = async move {
+        loop {
+            let stats = watched.stats(&queue()).await.unwrap();
+            // What was received has reached the worker, which finishes it before it ends.
+            let reached = stats.totals.delivered == watch.counts().delivered;
+            if reached && stats.ready + stats.delayed + stats.in_flight == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let report =
+        tokio::time::timeout(PATIENCE / 2, worker.run(rest)).await.expect("it takes too long").unwrap();
+    assert!(report.drained, "{report:?}");
+    store.close();
+    if let Some(ledger) = ledger {
+        ledger.close();
+    }
+}

@@ -1,0 +1,168 @@
+//! Concurrency, limits per key, rates and the time limit of a run.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::{Rig, run_until};
+use hapax_core::{EntryId, EntryState, GroupId, Ledger as _, NewMessage, OnDoubt, Tier};
+use hapax_worker::Cx;
+
+#[derive(Default)]
+struct Running {
+    now: BTreeMap<String, usize>,
+    most: BTreeMap<String, usize>,
+}
+
+impl Running {
+    fn begin(&mut self, key: &str) {
+        let now = self.now.entry(key.to_owned()).or_default();
+        *now += 1;
+        let most = self.most.entry(key.to_owned()).or_default();
+        *most = (*most).max(*now);
+    }
+
+    fn end(&mut self, key: &str) {
+        *self.now.get_mut(key).unwrap() -= 1;
+    }
+}
+
+async fn per_group(tier: Tier, hot: usize) {
+    let rig = Rig::tier(tier).await;
+    for number in 0..hot {
+        rig.send(NewMessage::new(number.to_string()).group(GroupId::new("hot").unwrap())).await;
+    }
+    for number in 0..10 {
+        rig.send(NewMessage::new(number.to_string()).group(GroupId::new("cold").unwrap())).await;
+        rig.send(NewMessage::new(number.to_string())).await;
+    }
+    let running = Arc::new(Mutex::new(Running::default()));
+    let handler = {
+        let running = running.clone();
+        move |_: u32, cx: Cx| {
+            let running = running.clone();
+            async move {
+                let key = cx.group().map_or("none", GroupId::as_str).to_owned();
+                running.lock().unwrap().begin(&key);
+                running.lock().unwrap().begin("all");
+                tokio::time::sleep(Duration::from_millis(3)).await;
+                running.lock().unwrap().end("all");
+                running.lock().unwrap().end(&key);
+            }
+        }
+    };
+    let builder = rig.builder().handler(handler).concurrency(8).per_group(2);
+    let total = (hot + 20) as u64;
+    let report = run_until(builder.build().await.unwrap(), |counts| counts.done == total).await;
+    assert!(report.drained);
+    let most = running.lock().unwrap().most.clone();
+    assert_eq!(most["hot"], 2, "{most:?}");
+    assert!(most["cold"] <= 2 && most["none"] > 2 && most["all"] <= 8, "{most:?}");
+    let totals = rig.stats().await.totals;
+    assert_eq!((totals.acked, totals.expired, totals.retried), (total, 0, 0));
+}
+
+#[tokio::test]
+async fn at_most_so_many_of_a_group_at_once() {
+    per_group(Tier::AtLeastOnce, 30).await;
+    per_group(Tier::EffectivelyOnce, 30).await;
+}
+
+#[tokio::test]
+async fn at_most_so_many_a_second() {
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    for _ in 0..30 {
+        rig.send(NewMessage::new("1")).await;
+    }
+    let starts = Arc::new(Mutex::new(Vec::new()));
+    let handler = {
+        let starts = starts.clone();
+        move |_: u32, _: Cx| {
+            starts.lock().unwrap().push(Instant::now());
+            async {}
+        }
+    };
+    let worker = rig.builder().handler(handler).per_second(40.0).build().await.unwrap();
+    run_until(worker, |counts| counts.done == 30).await;
+    let starts = starts.lock().unwrap();
+    // 4 at once, then one every 25 ms; a slow machine only stretches it.
+    assert!(starts[29] - starts[0] >= Duration::from_millis(600), "{:?}", starts[29] - starts[0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_is_stopped_when_its_time_is_over() {
+    for on_doubt in [OnDoubt::Retry, OnDoubt::Park] {
+        let rig = Rig::tier(Tier::EffectivelyOnce).await;
+        rig.send(NewMessage::new("1").idempotency_key(&"k".parse().unwrap())).await;
+        let (takeovers, dropped) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let handler = {
+            let (takeovers, dropped) = (takeovers.clone(), dropped.clone());
+            move |_: u32, cx: Cx| {
+                let (takeovers, dropped) = (takeovers.clone(), dropped.clone());
+                async move {
+                    assert!(cx.remaining() <= Duration::from_millis(150), "{:?}", cx.remaining());
+                    if cx.is_takeover() {
+                        takeovers.fetch_add(1, Ordering::SeqCst);
+                        return;
+                    }
+                    let canary = scopeguard(move || dropped.store(true, Ordering::SeqCst));
+                    std::future::pending::<()>().await;
+                    drop(canary);
+                }
+            }
+        };
+        let builder = rig.builder().handler(handler).on_doubt(on_doubt);
+        let worker = builder.run_max(Duration::from_millis(150)).build().await.unwrap();
+        let report = run_until(worker, |counts| counts.done == 1 || counts.parked == 1).await;
+        assert!(dropped.load(Ordering::SeqCst));
+        assert_eq!((report.counts.timeouts, report.counts.lost_leases), (1, 0), "{report:?}");
+        let entry =
+            rig.store.entry(&EntryId::of_queue(&rig.queue, "k".parse().unwrap())).await.unwrap().unwrap();
+        let (state, taken) = match on_doubt {
+            OnDoubt::Retry => (EntryState::Completed, 1),
+            OnDoubt::Park => (EntryState::InDoubt, 0),
+        };
+        assert_eq!((entry.state, takeovers.load(Ordering::SeqCst)), (state, taken));
+    }
+}
+
+/// A handler that never awaits cannot be stopped, but its lease is not kept for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heartbeats_end_with_the_time_limit() {
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    rig.send(NewMessage::new("1")).await;
+    let end = Arc::<AtomicBool>::default();
+    let handler = {
+        let end = end.clone();
+        move |_: u32, cx: Cx| {
+            while cx.attempt() == 1 && !end.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            async {}
+        }
+    };
+    let builder = rig.builder().handler(handler).run_max(Duration::from_millis(100));
+    let worker = builder.lease(Duration::from_millis(300)).build().await.unwrap();
+    let watch = worker.watch();
+    let second = async {
+        common::wait_for(&watch, |counts| counts.done == 1).await;
+        assert_eq!(rig.stats().await.totals.expired, 1);
+        end.store(true, Ordering::SeqCst);
+    };
+    worker.run(second).await.unwrap();
+}
+
+fn scopeguard(run: impl FnOnce()) -> impl Drop {
+    struct Guard<F: FnOnce()>(Option<F>);
+    impl<F: FnOnce()> Drop for Guard<F> {
+        fn drop(&mut self) {
+            if let Some(run) = self.0.take() {
+                run();
+            }
+        }
+    }
+    Guard(Some(run))
+}

@@ -1,0 +1,158 @@
+//! A store or a ledger that does not answer: what ran is recorded once it answers again, what did not run waits, and
+//! nothing happens twice.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::{Rig, TestSource, run_until, until, wait_for};
+use hapax_core::{NewMessage, Tier};
+use hapax_worker::Cx;
+
+fn counting()
+-> (Arc<AtomicU32>, impl Fn(u32, Cx) -> std::future::Ready<Result<u32, String>> + Send + Sync + Clone) {
+    let runs = Arc::<AtomicU32>::default();
+    let counted = runs.clone();
+    let handler = move |_: u32, _: Cx| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        std::future::ready(Ok(7))
+    };
+    (runs, handler)
+}
+
+#[tokio::test]
+async fn a_settle_without_an_answer_is_repeated() {
+    for tier in [Tier::AtLeastOnce, Tier::EffectivelyOnce] {
+        let rig = Rig::tier(tier).await;
+        let source = TestSource::new(&rig);
+        source.unanswered.store(3, Ordering::SeqCst);
+        rig.send(NewMessage::new("1")).await;
+        let (runs, handler) = counting();
+        let worker = rig.builder().source(source.clone()).handler(handler).build().await.unwrap();
+        let report = run_until(worker, |counts| counts.done == 1).await;
+        assert!(report.drained, "{report:?}");
+        assert_eq!((report.counts.settle_repeats, report.counts.stale_settles), (3, 0), "{tier:?}");
+        assert_eq!(source.settle_calls.load(Ordering::SeqCst), 4);
+        let totals = rig.stats().await.totals;
+        assert_eq!((totals.acked, totals.delivered, runs.load(Ordering::SeqCst)), (1, 1, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_settle_waits_for_the_store_and_its_lease_is_kept() {
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    let source = TestSource::new(&rig);
+    rig.send(NewMessage::new("1")).await;
+    let (runs, handler) = counting();
+    let down = source.clone();
+    let handler = move |number: u32, cx: Cx| {
+        down.down.store(true, Ordering::SeqCst);
+        handler(number, cx)
+    };
+    let builder = rig.builder().source(source.clone()).handler(handler);
+    let worker = builder.lease(Duration::from_secs(5)).build().await.unwrap();
+    let watch = worker.watch();
+    let back = async {
+        wait_for(&watch, |counts| counts.settle_repeats >= 2).await;
+        source.down.store(false, Ordering::SeqCst);
+        until("it is acked", async || rig.stats().await.totals.acked == 1).await;
+    };
+    worker.run(back).await.unwrap();
+    assert_eq!((runs.load(Ordering::SeqCst), rig.stats().await.totals.expired), (1, 0));
+}
+
+#[tokio::test]
+async fn without_its_ledger_nothing_runs() {
+    let rig = Rig::tier(Tier::EffectivelyOnce).await;
+    rig.elsewhere.down.store(true, Ordering::SeqCst);
+    rig.send(NewMessage::new("1")).await;
+    let (runs, handler) = counting();
+    let worker = rig.builder_elsewhere().handler(handler).build().await.unwrap();
+    let watch = worker.watch();
+    let back = async {
+        wait_for(&watch, |counts| counts.fail_closed == 2).await;
+        assert_eq!(runs.load(Ordering::SeqCst), 0, "closed by default");
+        rig.elsewhere.down.store(false, Ordering::SeqCst);
+        wait_for(&watch, |counts| counts.done == 1).await;
+    };
+    let report = worker.run(back).await.unwrap();
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+    let totals = rig.stats().await.totals;
+    assert_eq!((totals.retried, totals.expired), (0, 0), "no attempt is counted: {report:?}");
+}
+
+#[tokio::test]
+async fn a_claim_and_a_completion_without_an_answer_are_repeated() {
+    let rig = Rig::tier(Tier::EffectivelyOnce).await;
+    let key = "order-7".parse().unwrap();
+    rig.send(NewMessage::new("1").idempotency_key(&key)).await;
+    let (runs, handler) = counting();
+    rig.elsewhere.unanswered.store(2, Ordering::SeqCst);
+    let ledger = rig.elsewhere.clone();
+    let losing = move |number: u32, cx: Cx| {
+        assert!(!cx.is_takeover(), "the same owner gets the same claim");
+        ledger.unanswered.store(2, Ordering::SeqCst);
+        handler(number, cx)
+    };
+    let worker = rig.builder_elsewhere().handler(losing).build().await.unwrap();
+    let report = run_until(worker, |counts| counts.done == 1).await;
+    assert_eq!((report.drained, report.counts.stale_settles, report.counts.fail_closed), (true, 0, 0));
+    assert_eq!(rig.stats().await.totals.acked, 1);
+
+    rig.send(NewMessage::new("1").idempotency_key(&key)).await;
+    let (_, handler) = counting();
+    let worker = rig.builder_elsewhere().handler(handler).build().await.unwrap();
+    run_until(worker, |counts| counts.replayed == 1).await;
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_worker_whose_queue_is_deleted_says_so() {
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    let (_, handler) = counting();
+    let worker = rig.builder().handler(handler).build().await.unwrap();
+    let running = tokio::spawn(worker.run(std::future::pending()));
+    hapax_core::QueueAdmin::delete_queue(&*rig.store, &rig.queue).await.unwrap();
+    let stopped = tokio::time::timeout(common::PATIENCE, running).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(stopped.error.code(), "no-such-queue");
+    assert!(stopped.report.drained && stopped.to_string().contains("queue jobs"), "{stopped}");
+}
+
+/// A heartbeat that panics inside a source of the user's is not the last one.
+#[tokio::test]
+async fn a_heartbeat_that_panics_is_followed_by_others() {
+    struct Panics(Arc<TestSource>, AtomicU32);
+
+    #[async_trait::async_trait]
+    impl hapax_core::Source for Panics {
+        async fn next(
+            &self,
+            receive: hapax_core::Receive,
+        ) -> Result<Vec<hapax_core::Delivery>, hapax_core::StoreError> {
+            self.0.next(receive).await
+        }
+        async fn finish(
+            &self,
+            batch: Vec<hapax_core::Settle>,
+        ) -> hapax_core::Batch<hapax_core::Settled, hapax_core::SettleError> {
+            self.0.finish(batch).await
+        }
+        async fn keep(
+            &self,
+            batch: Vec<hapax_core::Extend>,
+        ) -> hapax_core::Batch<hapax_core::Remaining, hapax_core::SettleError> {
+            assert!(self.1.fetch_add(1, Ordering::SeqCst) > 0, "the first heartbeat panics");
+            self.0.keep(batch).await
+        }
+    }
+
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    rig.send(NewMessage::new("1")).await;
+    let source = Arc::new(Panics(TestSource::new(&rig), 0.into()));
+    let slow = async |_: u32, _: Cx| tokio::time::sleep(Duration::from_millis(1_500)).await;
+    let builder = rig.builder().source(source).handler(slow).lease(Duration::from_millis(600));
+    let report = run_until(builder.build().await.unwrap(), |counts| counts.done == 1).await;
+    assert_eq!((report.counts.lost_leases, rig.stats().await.totals.expired), (0, 0), "{report:?}");
+}
