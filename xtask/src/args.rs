@@ -14,7 +14,7 @@ Commands:
                            and the steps with clients and services likewise.
                            --long sets HAPAX_LONG=1: simulations run for longer.
   bench NAME [ARGS...]     Run a benchmark; ARGS are passed on to it.
-                           NAME is one of: embedded, server, proxy.
+                           NAME is one of: embedded, ledger, server, proxy, worker.
   help                     Print this.
 
 Examples:
@@ -156,8 +156,14 @@ mod tests {
 
     #[test]
     fn an_unknown_benchmark_is_answered_with_the_names() {
-        assert_eq!(parsed("bench").unwrap_err(), "`bench` needs a name: embedded, server, proxy");
-        assert_eq!(parsed("bench zzz").unwrap_err(), "unknown benchmark `zzz`; there are: embedded, server, proxy");
+        assert_eq!(
+            parsed("bench").unwrap_err(),
+            "`bench` needs a name: embedded, ledger, server, proxy, worker"
+        );
+        assert_eq!(
+            parsed("bench zzz").unwrap_err(),
+            "unknown benchmark `zzz`; there are: embedded, ledger, server, proxy, worker"
+        );
         assert_eq!(parsed("bench sever").unwrap_err(), "unknown benchmark `sever`; did you mean `server`?");
     }
 

@@ -17,8 +17,10 @@ pub struct Bench {
 /// Every benchmark; add a new one here and to the help text.
 pub const BENCHES: &[Bench] = &[
     Bench { name: "embedded", package: "hapax-embedded", target: "lifecycle" },
+    Bench { name: "ledger", package: "hapax-embedded", target: "ledger" },
     Bench { name: "server", package: "hapax-server", target: "server" },
     Bench { name: "proxy", package: "hapax-http", target: "proxy" },
+    Bench { name: "worker", package: "hapax-worker", target: "worker" },
 ];
 
 /// Runs a benchmark without a time bound, since how long it takes is its own business, and in the foreground, so that

@@ -164,10 +164,8 @@ def test_after_a_kill_between_claim_and_complete_park_charges_once_and_lists_the
     shop.order("order-1", "order-2")
     first, _ = shop.worker(bank, LEASE_MS="3000")
     assert bank.reached.wait(PATIENCE_S)
-    assert shop.entry("order-1") == "processing"
     first.kill()  # charged, and not recorded
     _, said = shop.worker(bank, LEASE_MS="3000")
-    until(lambda: any("order-1 in_progress" in line for line in said), "it does not leave the claim alone", said)
     until(lambda: shop.in_doubt() == ["order-1"], "the doubt is not listed", said)
     until(lambda: sum("order-1 in_doubt" in line for line in said) >= 2, "it does not come back", said)
     assert sorted(bank.charges) == ["order-1", "order-2"], "one of them twice"
@@ -178,6 +176,19 @@ def test_after_a_kill_between_claim_and_complete_park_charges_once_and_lists_the
     until(lambda: shop.left() == 0, "the message does not go", said)
     until(lambda: any(line.strip() == f"order-1 completed {outcome}" for line in said), "it is not replayed", said)
     assert sorted(bank.calls) == ["order-1", "order-2"]
+
+
+def test_what_someone_else_is_at_is_left_alone_and_replayed_when_it_is_done(shop):
+    bank, key = shop.bank(), f"/queue%2F{shop.name}/order-1"
+    grant = shop.api("PUT", key, {"lease_ms": 600_000})
+    shop.order("order-1")
+    _, said = shop.worker(bank)
+    until(lambda: sum("order-1 in_progress" in line for line in said) >= 2, "it does not come back", said)
+    assert shop.left() == 1
+    shop.api("POST", f"{key}/complete", {"token": grant["token"], "outcome": "by another"})
+    until(lambda: shop.left() == 0, "the message does not go", said)
+    until(lambda: "order-1 completed by another\n" in said, "it is not replayed", said)
+    assert bank.calls == []
 
 
 @pytest.mark.parametrize("honours_keys", [True, False], ids=["a bank that honours keys", "a bank that does not"])

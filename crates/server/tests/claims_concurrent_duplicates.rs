@@ -9,7 +9,7 @@ use support::Api;
 
 const PATH: &str = "/v1/claims/charges/order-7";
 
-async fn all(api: &Arc<Api>, ask: Value) -> Vec<tokio::task::JoinHandle<support::Reply>> {
+fn all(api: &Arc<Api>, ask: &Value) -> Vec<tokio::task::JoinHandle<support::Reply>> {
     let ask = |_| {
         let (api, ask) = (api.clone(), ask.clone());
         tokio::spawn(async move { api.call("PUT", PATH, ask).await })
@@ -20,7 +20,7 @@ async fn all(api: &Arc<Api>, ask: Value) -> Vec<tokio::task::JoinHandle<support:
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fifty_duplicates_cause_one_effect_and_get_equal_answers() {
     let api = Arc::new(Api::start().await);
-    let asked = all(&api, json!({"lease_ms": 60_000, "wait_ms": 20_000})).await;
+    let asked = all(&api, &json!({"lease_ms": 60_000, "wait_ms": 20_000}));
     // One is answered; the others are at the store, waiting.
     api.waiting(49).await;
     let mut token = None;
@@ -51,7 +51,7 @@ async fn fifty_duplicates_cause_one_effect_and_get_equal_answers() {
 async fn without_a_wait_one_may_act_and_the_others_are_told_at_once() {
     let api = Arc::new(Api::start().await);
     let mut statuses = Vec::new();
-    for reply in all(&api, json!({"lease_ms": 60_000})).await {
+    for reply in all(&api, &json!({"lease_ms": 60_000})) {
         statuses.push(reply.await.unwrap().status);
     }
     statuses.sort_unstable();
@@ -63,7 +63,7 @@ async fn without_a_wait_one_may_act_and_the_others_are_told_at_once() {
 async fn when_the_holder_gives_up_one_of_those_who_wait_may_act() {
     let api = Arc::new(Api::start().await);
     let first = api.call("PUT", PATH, json!({"lease_ms": 60_000})).await.expect(201);
-    let asked = all(&api, json!({"lease_ms": 60_000, "wait_ms": 20_000})).await;
+    let asked = all(&api, &json!({"lease_ms": 60_000, "wait_ms": 20_000}));
     api.waiting(50).await;
     api.call("POST", &format!("{PATH}/release"), json!({"token": first["token"]})).await.expect(200);
     api.waiting(49).await;

@@ -34,7 +34,7 @@ async fn settle(api: &Api, item: Value) -> Value {
     answer["results"][0].clone()
 }
 
-fn end(token: &Value, how: Value) -> Value {
+fn end(token: &Value, how: &Value) -> Value {
     let mut claim = json!({"scope": "queue/jobs", "key": "k", "token": token});
     claim.as_object_mut().unwrap().extend(how.as_object().unwrap().clone());
     claim
@@ -56,7 +56,7 @@ async fn the_store_says_that_it_can() {
 #[tokio::test]
 async fn an_ack_completes_its_claim() {
     let Held { api, receipt, token } = held().await;
-    let claim = end(&token, json!({"complete": {"outcome": {"n": 1}, "ttl_ms": 60_000}}));
+    let claim = end(&token, &json!({"complete": {"outcome": {"n": 1}, "ttl_ms": 60_000}}));
     assert_eq!(
         settle(&api, json!({"receipt": receipt, "how": "ack", "claim": claim})).await,
         json!({"settled": "acked"})
@@ -68,13 +68,13 @@ async fn an_ack_completes_its_claim() {
 #[tokio::test]
 async fn a_retry_releases_its_claim_and_a_park_leaves_it_in_doubt() {
     let Held { api, receipt, token } = held().await;
-    let item = json!({"receipt": receipt, "how": "retry", "claim": end(&token, json!({"release": true}))});
+    let item = json!({"receipt": receipt, "how": "retry", "claim": end(&token, &json!({"release": true}))});
     assert_eq!(settle(&api, item).await["settled"], "returned");
     assert_eq!(state(&api).await, None);
     let receipt = receive(&api).await["receipt"].clone();
     let ask = json!({"lease_ms": 10_000, "on_doubt": "park"});
     let token = api.call("PUT", ENTRY, ask.clone()).await.expect(201)["token"].clone();
-    let claim = end(&token, json!({"in_doubt": true}));
+    let claim = end(&token, &json!({"in_doubt": true}));
     let item = json!({"receipt": receipt, "how": "park", "reason": "timed out", "claim": claim});
     assert_eq!(settle(&api, item).await["settled"], "parked");
     assert_eq!(state(&api).await.as_deref(), Some("in_doubt"));
@@ -84,7 +84,7 @@ async fn a_retry_releases_its_claim_and_a_park_leaves_it_in_doubt() {
 #[tokio::test]
 async fn a_rejection_records_a_failure() {
     let Held { api, receipt, token } = held().await;
-    let claim = end(&token, json!({"complete": {"outcome": "no such account", "failed": true}}));
+    let claim = end(&token, &json!({"complete": {"outcome": "no such account", "failed": true}}));
     settle(&api, json!({"receipt": receipt, "how": "reject", "reason": "no such account", "claim": claim}))
         .await;
     assert_eq!(state(&api).await.as_deref(), Some("failed"));
@@ -96,7 +96,7 @@ async fn a_stale_token_keeps_the_delivery_from_being_settled() {
     api.call("POST", &format!("{ENTRY}/release"), json!({"token": token})).await.expect(200);
     api.call("PUT", ENTRY, json!({"lease_ms": 60_000})).await.expect(201);
     for stale in [token, json!("garbage"), json!("")] {
-        let claim = end(&stale, json!({"complete": {}}));
+        let claim = end(&stale, &json!({"complete": {}}));
         let answer = settle(&api, json!({"receipt": receipt, "how": "ack", "claim": claim})).await;
         assert_eq!(answer["error"]["code"], "stale-token", "{answer}");
     }
@@ -110,7 +110,7 @@ async fn a_stale_receipt_does_not_keep_the_claim_from_being_completed() {
     let Held { api, receipt, token } = held().await;
     api.clock.advance_ms(10_000);
     receive(&api).await;
-    let claim = end(&token, json!({"complete": {"outcome": 1}}));
+    let claim = end(&token, &json!({"complete": {"outcome": 1}}));
     let answer = settle(&api, json!({"receipt": receipt, "how": "ack", "claim": claim})).await;
     assert_eq!(answer["error"]["code"], "stale-receipt", "{answer}");
     assert_eq!(state(&api).await.as_deref(), Some("completed"));
@@ -120,7 +120,7 @@ async fn a_stale_receipt_does_not_keep_the_claim_from_being_completed() {
 async fn an_end_that_says_nothing_or_two_things_is_refused() {
     let Held { api, receipt, token } = held().await;
     for how in [json!({}), json!({"release": true, "in_doubt": true}), json!({"complete": {"ttl_ms": 1}})] {
-        let item = json!({"receipt": receipt, "how": "ack", "claim": end(&token, how)});
+        let item = json!({"receipt": receipt, "how": "ack", "claim": end(&token, &how)});
         let reply = api.call("POST", "/v1/queues/jobs/settle", json!({"settle": [item]})).await;
         reply.problem(400, "invalid");
     }

@@ -66,9 +66,10 @@ fn check(what: &str, column: Column, found: &Found) {
     }
     match column {
         Column::AtMostOnce => assert!(lines.len() <= 1, "{what}: at most once, {found:?}"),
-        Column::AtLeastOnce => assert!(!lines.is_empty(), "{what}: lost, {found:?}"),
         Column::Keyed | Column::Transactional => assert_eq!(*fate, Fate::Once, "{what}: {found:?}"),
-        Column::Blind | Column::Elsewhere => assert!(!lines.is_empty(), "{what}: lost, {found:?}"),
+        Column::AtLeastOnce | Column::Blind | Column::Elsewhere => {
+            assert!(!lines.is_empty(), "{what}: lost, {found:?}");
+        }
         Column::Park => {
             let allowed = matches!(fate, Fate::Once | Fate::InDoubt { .. });
             assert!(allowed && lines.len() <= 1, "{what}: parked rather than twice, {found:?}");
@@ -122,7 +123,9 @@ fn markdown(table: &Table) -> String {
     for column in Column::ALL {
         write!(text, " {} |", column.name()).unwrap();
     }
-    text.push_str(&format!("\n|{}\n", "---|".repeat(1 + Column::ALL.len())));
+    text.push_str("\n|");
+    text.push_str(&"---|".repeat(1 + Column::ALL.len()));
+    text.push('\n');
     for point in Point::ALL {
         write!(text, "| `{point}` |").unwrap();
         for column in Column::ALL {

@@ -11,8 +11,9 @@ use common::{Rig, TestSource, run_until, until, wait_for};
 use hapax_core::{NewMessage, Tier};
 use hapax_worker::Cx;
 
-fn counting()
--> (Arc<AtomicU32>, impl Fn(u32, Cx) -> std::future::Ready<Result<u32, String>> + Send + Sync + Clone) {
+type Answer = std::future::Ready<Result<u32, String>>;
+
+fn counting() -> (Arc<AtomicU32>, impl Fn(u32, Cx) -> Answer + Send + Sync + Clone) {
     let runs = Arc::<AtomicU32>::default();
     let counted = runs.clone();
     let handler = move |_: u32, _: Cx| {

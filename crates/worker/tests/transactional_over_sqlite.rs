@@ -125,7 +125,7 @@ async fn child() {
         if at == point {
             let me = std::process::id().to_string();
             Command::new("kill").args(["-9", &me]).status().unwrap();
-            std::thread::sleep(Duration::from_secs(60));
+            std::thread::sleep(Duration::from_mins(1));
         }
     };
     let worker = builder.hook(die).lease(Duration::from_millis(500)).build().await.unwrap();
@@ -163,9 +163,9 @@ async fn killed_at_every_point_the_effect_happens_once() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let status = child.wait().unwrap();
+        let ended = child.wait().unwrap();
         assert_eq!(
-            std::os::unix::process::ExitStatusExt::signal(&status),
+            std::os::unix::process::ExitStatusExt::signal(&ended),
             Some(9),
             "{point}: it was not killed"
         );

@@ -121,7 +121,7 @@ fn outcome_of(failed: bool, value: Option<Json>, omitted_bytes: Option<u64>) -> 
 
 impl ClaimAnswer {
     /// Puts an answer into words; a claim that was not given is a problem.
-    pub fn new(claim: Claim) -> Result<Self, Problem> {
+    pub fn new(claim: Claim) -> Result<Self, Box<Problem>> {
         match claim {
             Claim::Granted(Grant { token, fence, lease_ms, takeover }) => Ok(Self {
                 token: Some(token),
@@ -140,12 +140,12 @@ impl ClaimAnswer {
             Claim::InProgress { retry_after_ms } => {
                 let detail = "someone else holds this key; ask again later, or wait with wait_ms";
                 let problem = Problem::new("in-progress", detail, true);
-                Err(problem.in_state("in_progress").after(retry_after_ms))
+                Err(Box::new(problem.in_state("in_progress").after(retry_after_ms)))
             }
             Claim::InDoubt { since_ms } => {
                 let detail = "a claim of this key lapsed while its holder may have acted; find out whether it did, then resolve it";
                 let problem = Problem::new("in-doubt", detail, false);
-                Err(Problem { since_ms: Some(since_ms), ..problem.in_state("in_doubt") })
+                Err(Box::new(Problem { since_ms: Some(since_ms), ..problem.in_state("in_doubt") }))
             }
         }
     }

@@ -5,6 +5,8 @@
 
 mod args;
 mod log;
+#[path = "../shared/measure.rs"]
+mod measure;
 mod memory;
 mod ours;
 mod report;
@@ -113,9 +115,9 @@ fn compare(
             contestants.rotate_left(round % count);
             let mut turns = [Turn::default(); report::CONTESTANTS];
             for (which, contestant) in contestants {
-                let before = memory::cpu_secs();
+                let before = measure::cpu_secs();
                 let turn = contestant.turn(cell.in_flight, args.time);
-                turns[which] = Turn { cpu_secs: memory::cpu_secs() - before, ..turn };
+                turns[which] = Turn { cpu_secs: measure::cpu_secs() - before, ..turn };
             }
             cell.rounds.push(turns);
         }

@@ -1,4 +1,4 @@
-//! What the process takes: processor time, memory for a deep queue, and time to open that again.
+//! What the process takes: memory for a deep queue, and time to open that again.
 
 use std::fs::File;
 use std::path::Path;
@@ -8,8 +8,9 @@ use std::time::Instant;
 use tokio::runtime::Runtime;
 
 use crate::args::Args;
+use crate::measure::median;
 use crate::ours::Ours;
-use crate::report::{Store, median};
+use crate::report::Store;
 
 /// Memory that is the process's own: without pages of files, which the operating system can take back.
 fn own_bytes() -> u64 {
@@ -17,16 +18,6 @@ fn own_bytes() -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line for it");
     let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().expect("a number");
     kib * 1024
-}
-
-/// How long the process's threads have been on a processor: says more than the clock on a machine that others use.
-pub fn cpu_secs() -> f64 {
-    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux tells a process about itself");
-    let times = tasks.flatten().map(|task| {
-        let text = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
-        text.split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok()).unwrap_or(0.0)
-    });
-    times.sum::<f64>() / 1e9
 }
 
 /// Has the operating system forget what it cached of the store's files. Needs no privileges, unlike dropping all.

@@ -2,6 +2,7 @@
 
 use crate::Turn;
 use crate::args::Args;
+use crate::measure::{median, table, thousands};
 
 pub const OURS: usize = 0;
 pub const SQLITE: usize = 1;
@@ -34,23 +35,13 @@ pub struct Store {
     pub cold_secs: f64,
 }
 
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let half = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        len if len % 2 == 1 => values[half],
-        _ => f64::midpoint(values[half - 1], values[half]),
-    }
-}
-
 impl Cell {
     pub fn new(in_flight: usize) -> Self {
         Self { in_flight, rounds: Vec::new() }
     }
 
     fn median_of(&self, value: impl Fn(&[Turn; CONTESTANTS]) -> f64) -> f64 {
-        median(self.rounds.iter().map(value).collect())
+        median(self.rounds.iter().map(value))
     }
 
     fn rate(&self, which: usize) -> f64 {
@@ -83,39 +74,6 @@ impl Cell {
     }
 }
 
-fn thousands(value: f64) -> String {
-    let digits = format!("{value:.0}");
-    let mut grouped = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
-}
-
-fn table(args: &Args, title: &str, columns: &[&str], rows: &[Vec<String>]) {
-    println!("\n{}{title}\n", if args.markdown { "### " } else { "" });
-    if args.markdown {
-        println!("| {} |", columns.join(" | "));
-        println!("|{}", "--:|".repeat(columns.len()));
-        for row in rows {
-            println!("| {} |", row.join(" | "));
-        }
-        return;
-    }
-    let wide = |at: usize| rows.iter().map(|row| row[at].len()).chain([columns[at].len()]).max().unwrap_or(0);
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let padded: Vec<_> = cells.enumerate().map(|(at, cell)| format!("{cell:>0$}", wide(at))).collect();
-        println!("  {}", padded.join("  "));
-    };
-    line(&mut columns.iter().copied());
-    for row in rows {
-        line(&mut row.iter().map(String::as_str));
-    }
-}
-
 pub fn print(args: &Args, series: &[Series], stores: &[Store]) {
     let columns = [
         "in flight",
@@ -131,17 +89,17 @@ pub fn print(args: &Args, series: &[Series], stores: &[Store]) {
     ];
     for one in series {
         let rows = |ours, sqlite| one.cells.iter().map(|cell| cell.row(ours, sqlite)).collect::<Vec<_>>();
-        table(args, &format!("{} B, empty queue", one.bytes), &columns, &rows(OURS, SQLITE));
+        table(args.markdown, &format!("{} B, empty queue", one.bytes), &columns, &rows(OURS, SQLITE));
         if one.depth > 0 {
             let title = format!("{} B, {} messages in the queue", one.bytes, thousands(one.depth as f64));
-            table(args, &title, &columns, &rows(OURS_DEEP, SQLITE_DEEP));
+            table(args.markdown, &title, &columns, &rows(OURS_DEEP, SQLITE_DEEP));
             let cost = |cell: &Cell| {
                 let cost = |shallow, deep| format!("{:.2}", cell.ratio(shallow, deep));
                 vec![cell.in_flight.to_string(), cost(OURS, OURS_DEEP), cost(SQLITE, SQLITE_DEEP)]
             };
             let title = format!("{} B, cost in the deep queue over cost in the empty one", one.bytes);
             let rows: Vec<_> = one.cells.iter().map(cost).collect();
-            table(args, &title, &["in flight", "Hapax", "SQLite"], &rows);
+            table(args.markdown, &title, &["in flight", "Hapax", "SQLite"], &rows);
         }
     }
     if stores.is_empty() {
@@ -168,5 +126,5 @@ pub fn print(args: &Args, series: &[Series], stores: &[Store]) {
             format!("{:.2}", store.cold_secs),
         ]
     };
-    table(args, "A deep queue at rest", &columns, &stores.iter().map(row).collect::<Vec<_>>());
+    table(args.markdown, "A deep queue at rest", &columns, &stores.iter().map(row).collect::<Vec<_>>());
 }

@@ -1,1 +1,86 @@
-fn main() {}
+//! Payments that are made once, or not, though everything crashes: what a tier promises depends on who is paid.
+//!
+//! `cargo run --release --example payments [-- --seed N]`
+//!
+//! A producer sends each payment several times and dies in the middle; it starts again from the beginning. Workers are
+//! killed with SIGKILL, at named points or at any moment, and started again until all is settled. There are three
+//! banks, each with a queue of its own at `effectively-once`:
+//!
+//! * `keyed` honours the derived key that comes with each request: every payment is made once.
+//! * `fenced` checks only the fence: it turns zombies away, but cannot know what a worker did before it died. A payment
+//!   that was made just before a crash is made again.
+//! * `trusting` checks nothing, so its queue parks what is in doubt: nothing is paid twice, and someone has to look at
+//!   what was parked. The end of this example does.
+//!
+//! It ends with an error if one of these is not so.
+
+mod bank;
+mod roles;
+mod storm;
+mod summary;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use hapax::Hapax;
+
+use crate::bank::Banks;
+use crate::roles::Kill;
+
+/// The whole of it takes a few seconds; longer than this, and something is wrong.
+const PATIENCE: Duration = Duration::from_secs(55);
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let run = async {
+        match args[..] {
+            ["produce", store, seed, payments, die_after] => {
+                let hapax = Hapax::open(store).await?;
+                roles::produce(&hapax, seed.parse()?, payments.parse()?, die_after.parse()?).await?;
+                Ok(true)
+            }
+            ["work", store, bank, kill] => {
+                let kill = if kill == "-" { None } else { Some(Kill::from_arg(kill)?) };
+                let hapax = Hapax::open(store).await?;
+                roles::work(&hapax, bank.parse()?, kill, || println!("ready")).await?;
+                Ok(true)
+            }
+            [] => show(fastrand::u64(..1_000_000)).await,
+            ["--seed", seed] => show(seed.parse().context("--seed takes a number")?).await,
+            _ => bail!("usage: payments [--seed N]"),
+        }
+    };
+    match tokio::time::timeout(PATIENCE, run).await {
+        Ok(Ok(true)) => ExitCode::SUCCESS,
+        Ok(Ok(false)) => ExitCode::FAILURE,
+        Ok(Err(error)) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+        Err(_) => {
+            eprintln!("error: not settled within {PATIENCE:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn show(seed: u64) -> anyhow::Result<bool> {
+    println!("seed {seed} (repeats the schedule of crashes: --seed {seed})\n");
+    let folder = tempfile::tempdir()?;
+    let url = format!("embedded:{}", folder.path().display());
+    let banks = Banks::default();
+    let address = banks.open().await?;
+    let storm = storm::rage(&url, address, seed).await?;
+
+    let hapax = Hapax::open(&url).await?;
+    summary::lapsed(&hapax).await?;
+    let mut holds = summary::print(&hapax, &banks, &storm).await?;
+    holds &= summary::resolve(&hapax, &banks).await?;
+    // Nobody is killed any more: what was resolved goes on.
+    roles::work(&hapax, address, None, || {}).await?;
+    holds &= summary::print_end(&hapax, &banks).await?;
+    Ok(holds)
+}

@@ -77,7 +77,7 @@ pub(super) async fn claim(
     }
     let claim = native.claim(body.into_request(id, nobody)?).await?;
     let status = if matches!(claim, Claim::Granted(_)) { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, axum::Json(ClaimAnswer::new(claim)?)).into_response())
+    Ok((status, axum::Json(ClaimAnswer::new(claim).map_err(|problem| *problem)?)).into_response())
 }
 
 impl Api {

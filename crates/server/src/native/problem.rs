@@ -51,9 +51,8 @@ impl ApiError {
 fn status(code: &str) -> StatusCode {
     match code {
         "no-such-queue" | "not-found" | "no-such-entry" => StatusCode::NOT_FOUND,
-        "queue-exists" | "redrive-running" | "refused" => StatusCode::CONFLICT,
-        "stale-token" | "claim-gone" | "claim-ended" => StatusCode::CONFLICT,
-        "in-progress" | "in-doubt" | "not-in-doubt" => StatusCode::CONFLICT,
+        "queue-exists" | "redrive-running" | "refused" | "stale-token" | "claim-gone" | "claim-ended"
+        | "in-progress" | "in-doubt" | "not-in-doubt" => StatusCode::CONFLICT,
         "invalid" => StatusCode::BAD_REQUEST,
         "config" | "fingerprint-mismatch" => StatusCode::UNPROCESSABLE_ENTITY,
         "overloaded" | "too-many-in-flight" => StatusCode::TOO_MANY_REQUESTS,

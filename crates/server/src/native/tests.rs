@@ -114,7 +114,9 @@ async fn every_route_answers_its_method() {
             .replace("{queue}", "q")
             .replace("{group}", "g")
             .replace("{id}", "1")
-            .replace("{cancel_id}", "c");
+            .replace("{cancel_id}", "c")
+            .replace("{scope}", "s")
+            .replace("{key}", "k");
         let response = f.raw(&method.to_uppercase(), &format!("/v1{path}"), "{\"no\":1}").await;
         assert_ne!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
     }
@@ -138,6 +140,28 @@ fn every_reference_of_the_description_leads_somewhere() {
     let document = described();
     assert_eq!(document["openapi"], "3.1.0");
     walk(&document, &document);
+}
+
+/// The other way round is what `every_reference_of_the_description_leads_somewhere` and the contract's tests are for.
+#[test]
+fn the_described_ledger_is_the_real_one() {
+    let described = described();
+    let schemas = &described["components"]["schemas"];
+    let names = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    let stats = serde_json::to_value(hapax_core::LedgerStats::default()).unwrap();
+    assert_eq!(names(&schemas["Ledger"]["properties"]["stats"]["properties"]), names(&stats));
+    let body: hapax_client::wire::ClaimBody = serde_json::from_value(json!({
+        "owner": "o", "fingerprint": "f", "lease_ms": 1, "wait_ms": 1, "on_doubt": "park", "queue": "q", "receipt": "r"
+    }))
+    .unwrap();
+    assert_eq!(names(&schemas["Claim"]["properties"]), names(&serde_json::to_value(body).unwrap()));
+    let entry = serde_json::from_value::<hapax_core::EntryView>(json!({
+        "scope": "s", "key": "k", "state": "failed", "fence": 1, "owner": "o", "fingerprint": "f", "claimed_ms": 1,
+        "takeovers": 0, "lease_ms": 0, "ended_ms": 1, "prune_ms": 2, "outcome": {"value": null, "failed": true}
+    }));
+    let entry = serde_json::to_value(entry.unwrap()).unwrap();
+    assert_eq!(names(&schemas["Entry"]["properties"]), names(&entry));
+    assert_eq!(entry["outcome"], json!({"value": null, "failed": true}));
 }
 
 /// A field that exists in code and not in the description, or the other way round, misleads.
@@ -238,10 +262,16 @@ async fn errors_have_their_status_and_code() {
     f.refused("POST", "/v1/queues/jobs/settle", stray, 400, "invalid").await;
     let many = json!({"messages": vec![json!({"body": ""}); BATCH_MAX + 1]});
     f.refused("POST", "/v1/queues/jobs/messages", many, 400, "invalid").await;
+    let large = json!({"token": "t", "outcome": "x".repeat(BODY_BYTES_MAX)});
+    f.refused("POST", "/v1/claims/s/k/complete", large, 413, "request-too-large").await;
     let large = json!({"messages": [{"body": "x".repeat(BODY_BYTES_MAX)}]});
     f.refused("POST", "/v1/queues/jobs/messages", large, 413, "request-too-large").await;
     f.store.close();
     f.refused("GET", "/v1/queues/jobs", Value::Null, 503, "unavailable").await;
+    // Closed while the store is: nobody acts without a claim.
+    f.refused("PUT", "/v1/claims/s/k", json!({"lease_ms": 1_000}), 503, "unavailable").await;
+    f.refused("POST", "/v1/claims/s/k/complete", json!({"token": "t"}), 503, "unavailable").await;
+    f.refused("GET", "/v1/claims", Value::Null, 503, "unavailable").await;
 }
 
 #[tokio::test]

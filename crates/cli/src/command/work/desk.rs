@@ -18,6 +18,9 @@ use super::report::{Line, Reporter};
 
 /// A delivery whose end was not confirmed for so long is not waited for: it returns by its lease.
 const UNCONFIRMED: Duration = Duration::from_mins(2);
+/// A duplicate of what is being worked on right here is put back for no longer than this: its turn comes when the other
+/// one ends, not when that one's lease would.
+const RIVAL_MS: u64 = 500;
 
 /// When to stop without being told.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +37,8 @@ struct Open {
     group: Option<GroupId>,
     key: IdempotencyKey,
     since: Instant,
+    /// When it was received, another delivery with its key was being worked on here.
+    rival: bool,
     /// The command was started, or was to be.
     begun: bool,
     /// It ended so.
@@ -52,6 +57,8 @@ pub struct Desk {
     reporter: Reporter,
     open: Mutex<HashMap<Receipt, Open>>,
     taken: AtomicBool,
+    /// When the last of those comes back that were put back because of a rival.
+    returns: Mutex<Option<Instant>>,
     changed: Notify,
     over: Notify,
     fatal: Mutex<Option<String>>,
@@ -77,6 +84,7 @@ impl Desk {
             reporter,
             open: Mutex::default(),
             taken: AtomicBool::new(false),
+            returns: Mutex::new(None),
             changed: Notify::new(),
             over: Notify::new(),
             fatal: Mutex::new(None),
@@ -124,11 +132,13 @@ impl Desk {
     fn takes_in(&self, deliveries: &[Delivery]) {
         let mut open = lock(&self.open);
         for delivery in deliveries {
+            let key = delivery.idempotency_key(self.key_pointer.as_deref()).0;
             let one = Open {
                 id: delivery.id,
                 attempt: delivery.attempt,
                 group: delivery.group.clone(),
-                key: delivery.idempotency_key(self.key_pointer.as_deref()).0,
+                rival: open.values().any(|other| other.key == key),
+                key,
                 since: Instant::now(),
                 begun: false,
                 ended: None,
@@ -146,6 +156,20 @@ impl Desk {
         lock(&self.open).retain(|_, open| !forgotten(open));
     }
 
+    /// What the worker cannot know: whose fault an end was, and that a rival is near.
+    fn as_known_here(&self, settle: Settle) -> Settle {
+        let open = lock(&self.open);
+        let Some(one) = open.get(&settle.receipt) else { return settle };
+        let how = match settle.how {
+            How::Retry { .. } if one.uncounted => How::Defer { after_ms: 0 },
+            How::Defer { after_ms } if one.rival && !one.begun => {
+                How::Defer { after_ms: after_ms.min(RIVAL_MS) }
+            }
+            how => how,
+        };
+        Settle { how, ..settle }
+    }
+
     fn settled(&self, receipt: &Receipt, how: &How, answer: &Result<Settled, SettleError>) {
         let mut open = lock(&self.open);
         let Some(one) = open.remove(receipt) else { return };
@@ -154,6 +178,12 @@ impl Desk {
             open.retain(|_, other| other.begun || other.group != one.group);
         }
         drop(open);
+        if let (true, Ok(Settled::Returned { after_ms })) = (one.rival && !one.begun, answer) {
+            // The store began to count before it answered, so it is ready by then.
+            let at = Some(Instant::now() + Duration::from_millis(*after_ms));
+            let mut returns = lock(&self.returns);
+            *returns = at.max(*returns);
+        }
         let words = one.ended.map(|(_, words)| words);
         let line = Line {
             id: one.id,
@@ -194,24 +224,21 @@ impl Source for Desk {
         self.takes_in(&deliveries);
         self.taken.fetch_or(!deliveries.is_empty(), Ordering::SeqCst);
         if self.until.empty && deliveries.is_empty() {
-            if lock(&self.open).is_empty() {
+            let returns = *lock(&self.returns);
+            if !lock(&self.open).is_empty() {
+                self.change().await;
+            } else if let Some(left) = returns.and_then(|at| at.checked_duration_since(Instant::now())) {
+                tokio::time::sleep(left.min(Duration::from_millis(RIVAL_MS))).await;
+            } else {
                 self.over.notify_one();
                 std::future::pending::<()>().await;
             }
-            self.change().await;
         }
         Ok(deliveries)
     }
 
     async fn finish(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
-        let uncounted = |settle: Settle| {
-            let uncounted = lock(&self.open).get(&settle.receipt).is_some_and(|open| open.uncounted);
-            match settle.how {
-                How::Retry { .. } if uncounted => Settle { how: How::Defer { after_ms: 0 }, ..settle },
-                _ => settle,
-            }
-        };
-        let batch: Vec<_> = batch.into_iter().map(uncounted).collect();
+        let batch: Vec<_> = batch.into_iter().map(|settle| self.as_known_here(settle)).collect();
         let ends: Vec<_> = batch.iter().map(|one| (one.receipt.clone(), one.how.clone())).collect();
         let answers = self.source.finish(batch).await?;
         for ((receipt, how), answer) in ends.iter().zip(&answers) {

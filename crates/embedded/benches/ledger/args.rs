@@ -1,0 +1,63 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What to run.
+pub struct Args {
+    /// Callers at a time.
+    pub in_flight: Vec<usize>,
+    /// Completed entries in the deep ledger; 0 leaves it out.
+    pub depth: u64,
+    pub rounds: usize,
+    /// How long one contestant runs at a time.
+    pub time: Duration,
+    pub markdown: bool,
+    /// Where the stores are put: a real disk, else the syncs cost nothing.
+    pub folder: PathBuf,
+}
+
+const USAGE: &str =
+    "use --quick, --markdown, --in-flight 1,64,1000, --depth 1000000, --rounds 15, --ms 200 (after --quick)";
+
+impl Args {
+    pub fn parse(args: impl Iterator<Item = String>) -> Result<Self, String> {
+        let default = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let mut parsed = Self {
+            in_flight: vec![1, 64, 1000],
+            depth: 1_000_000,
+            rounds: 15,
+            time: Duration::from_millis(200),
+            markdown: false,
+            folder: std::env::var_os("TMPDIR").map_or(default, PathBuf::from),
+        };
+        let mut args = args;
+        while let Some(arg) = args.next() {
+            let mut numbers = || -> Result<Vec<usize>, String> {
+                let value = args.next().ok_or_else(|| format!("{arg} needs a value; {USAGE}"))?;
+                let numbers = value.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>();
+                numbers.map_err(|error| format!("{arg} {value}: {error}; {USAGE}"))
+            };
+            match arg.as_str() {
+                // Cargo adds it.
+                "--bench" => {}
+                "--quick" => {
+                    parsed.in_flight = vec![1, 64];
+                    parsed.depth = 20_000;
+                    parsed.rounds = 2;
+                    parsed.time = Duration::from_millis(100);
+                }
+                "--markdown" => parsed.markdown = true,
+                "--in-flight" => parsed.in_flight = numbers()?,
+                "--depth" => parsed.depth = numbers()?[0] as u64,
+                "--rounds" => parsed.rounds = numbers()?[0].max(1),
+                "--ms" => parsed.time = Duration::from_millis(numbers()?[0] as u64),
+                _ => return Err(format!("unknown argument {arg}; {USAGE}")),
+            }
+        }
+        if parsed.in_flight.contains(&0) {
+            return Err(format!("--in-flight 0 does nothing; {USAGE}"));
+        }
+        Ok(parsed)
+    }
+}

@@ -1,0 +1,157 @@
+//! What the child processes do: one sends payments, the others make them, and die on the way.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use hapax::core::Scope;
+use hapax::worker::Point;
+use hapax::{Cx, Hapax, IdempotencyKey, Outcome, QueueConfig, QueueName, Tier, Worker};
+use rustix::process::{Signal, getpid, kill_process};
+use tokio::net::TcpStream;
+
+use crate::bank::{self, Answer, Bank, Payment, Request};
+
+/// How long a crash holds a payment up.
+const LEASE_MS: u64 = 300;
+
+/// Where a worker kills its own process: at the `nth` time that a delivery of the queue passes the point.
+#[derive(Debug, Clone, Copy)]
+pub struct Kill {
+    pub bank: Bank,
+    pub point: Point,
+    pub nth: u32,
+}
+
+impl Kill {
+    /// For the command line of a worker.
+    pub fn to_arg(self) -> String {
+        format!("{}:{}:{}", self.bank.name(), self.point, self.nth)
+    }
+
+    /// Reads it back.
+    pub fn from_arg(arg: &str) -> anyhow::Result<Self> {
+        let parts: Vec<_> = arg.split(':').collect();
+        let [bank, point, nth] = parts[..] else { anyhow::bail!("{arg:?} is not QUEUE:POINT:NTH") };
+        let bank = Bank::ALL.into_iter().find(|known| known.name() == bank).context("no such queue")?;
+        Ok(Self { bank, point: point.parse().map_err(anyhow::Error::msg)?, nth: nth.parse()? })
+    }
+}
+
+/// Kills this process, as an operator's `kill -9` or a lack of memory would.
+fn die() {
+    let _ = kill_process(getpid(), Signal::KILL);
+}
+
+/// Makes one payment: the handler. What it passes to the bank is all that a handler can do for its effect to happen
+/// once; the rest is up to the bank.
+async fn pay(bank: Bank, address: SocketAddr, payment: Payment, cx: Cx) -> Outcome<String> {
+    let Ok(connection) = TcpStream::connect(address).await else {
+        return Outcome::retry("the bank is closed"); // Nothing was said, so nothing happened.
+    };
+    let request = Request {
+        bank,
+        payment,
+        derived_key: cx.derived_key("pay").to_string(),
+        fence: cx.fence().0,
+        takeover: cx.is_takeover(),
+    };
+    match bank::pay(connection, &request).await {
+        Ok(Answer::Moved | Answer::Known) => Outcome::Done(format!("{} paid", request.payment.id)),
+        Ok(Answer::Overtaken) => Outcome::in_doubt("a later run was at the bank before this one"),
+        Err(error) => Outcome::in_doubt(error), // The money may have moved.
+    }
+}
+
+/// The worker of one queue.
+pub async fn worker(
+    hapax: &Hapax,
+    bank: Bank,
+    address: SocketAddr,
+    kill: Option<Kill>,
+) -> anyhow::Result<Worker> {
+    let payments = hapax.queue::<Payment>(bank.name())?;
+    let mut builder = payments
+        .worker(move |payment, cx| pay(bank, address, payment, cx))
+        .on_doubt(bank.on_doubt())
+        .concurrency(2);
+    if let Some(Kill { point, nth, .. }) = kill.filter(|kill| kill.bank == bank) {
+        let passed = AtomicU32::new(0);
+        builder = builder.hook(move |at| {
+            if at == point && passed.fetch_add(1, Ordering::SeqCst) + 1 == nth {
+                die();
+            }
+        });
+    }
+    Ok(builder.build().await?)
+}
+
+/// Completes when every message has ended or is parked.
+async fn settled(hapax: &Hapax) {
+    loop {
+        let mut left = 0;
+        for bank in Bank::ALL {
+            let queue = QueueName::new(bank.name()).expect("a constant");
+            match hapax.store().stats(&queue).await {
+                Ok(stats) => left += stats.ready + stats.delayed + stats.in_flight,
+                Err(_) => left += 1,
+            }
+        }
+        if left == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Works all three queues until there is nothing left to do.
+pub async fn work(
+    hapax: &Hapax,
+    address: SocketAddr,
+    kill: Option<Kill>,
+    ready: impl FnOnce(),
+) -> anyhow::Result<()> {
+    let [keyed, fenced, trusting] = Bank::ALL.map(|bank| worker(hapax, bank, address, kill));
+    let (keyed, fenced, trusting) = tokio::try_join!(keyed, fenced, trusting)?;
+    ready();
+    tokio::try_join!(keyed.run(settled(hapax)), fenced.run(settled(hapax)), trusting.run(settled(hapax)),)?;
+    Ok(())
+}
+
+/// Sends every payment one to three times, in any order. A line for each send that was accepted; after `die_after` of
+/// them the process dies.
+pub async fn produce(hapax: &Hapax, seed: u64, payments: u64, die_after: usize) -> anyhow::Result<()> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut sends = Vec::new();
+    for number in 1..=payments {
+        let payment = Payment { id: format!("p-{number:02}"), cents: 100 };
+        sends.extend(std::iter::repeat_n(payment, random.usize(1..=3)));
+    }
+    random.shuffle(&mut sends);
+    for bank in Bank::ALL {
+        let queue = hapax.queue::<Payment>(bank.name())?;
+        let config =
+            QueueConfig { tier: Tier::EffectivelyOnce, lease_ms: LEASE_MS, ..QueueConfig::default() };
+        queue.ensure(config).await?;
+    }
+    let mut sent = 0;
+    for payment in &sends {
+        let key = IdempotencyKey::new(&payment.id)?;
+        for bank in Bank::ALL {
+            let queue = hapax.queue::<Payment>(bank.name())?;
+            queue.send_with(payment, |message| message.idempotency_key(&key)).await?;
+            println!("sent {}", bank.name());
+            sent += 1;
+            if sent == die_after {
+                die();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The ledger's scope of a bank's queue.
+pub fn scope(bank: Bank) -> Scope {
+    Scope::of_queue(&QueueName::new(bank.name()).expect("a constant"))
+}

@@ -1,0 +1,149 @@
+//! Starts the processes, kills them, starts them again, until everything has settled.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use hapax::worker::Point;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use crate::bank::Bank;
+use crate::roles::Kill;
+
+/// Different payments for each bank.
+pub const PAYMENTS: u64 = 40;
+/// How often workers are killed at a moment of the parent's choice, once the named points are through.
+const RANDOM_KILLS: usize = 6;
+/// The longest that one process may live.
+const LIFE: Duration = Duration::from_secs(30);
+
+/// What the storm did.
+#[derive(Debug, Default)]
+pub struct Storm {
+    /// Sends that were accepted, by bank.
+    pub sends: HashMap<Bank, u64>,
+    /// Processes that were killed.
+    pub crashes: u64,
+    /// Crashes between a payment and the record of it, by bank.
+    pub after_effect: HashMap<Bank, u64>,
+}
+
+/// When a worker dies.
+#[derive(Debug)]
+enum Death {
+    /// By its own hand, at a point that a delivery passes.
+    At(Kill),
+    /// Whatever it does then.
+    After(Duration),
+    /// Not before all is done.
+    Never,
+}
+
+/// The schedule: named points first, each bank's crash between payment and record among them, then any moment.
+fn schedule(random: &mut fastrand::Rng) -> Vec<Death> {
+    let mut at = |bank, point| Death::At(Kill { bank, point, nth: random.u32(2..=5) });
+    let mut deaths = vec![
+        at(Bank::Fenced, Point::AfterEffect),
+        at(Bank::Trusting, Point::AfterEffect),
+        at(Bank::Keyed, Point::AfterEffect),
+        at(Bank::Trusting, Point::AfterClaim),
+        at(Bank::Keyed, Point::BeforeSettle),
+        at(Bank::Fenced, Point::AfterSettle),
+    ];
+    for _ in 0..RANDOM_KILLS {
+        deaths.push(Death::After(Duration::from_millis(random.u64(5..120))));
+    }
+    deaths
+}
+
+/// Sends and works until all is settled; nobody lives when it returns.
+pub async fn rage(store: &str, banks: SocketAddr, seed: u64) -> anyhow::Result<Storm> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut done = Storm::default();
+    // A producer that died does not know what it has sent: it starts again from the beginning.
+    for die_after in [random.usize(60..180), usize::MAX] {
+        let (seed, payments, die_after) = (seed.to_string(), PAYMENTS.to_string(), die_after.to_string());
+        let child = spawn(&["produce", store, &seed, &payments, &die_after])?;
+        let mut sends: HashMap<Bank, u64> = HashMap::new();
+        let status = live(child, None, |line| {
+            for bank in Bank::ALL.into_iter().filter(|bank| line == format!("sent {}", bank.name())) {
+                *sends.entry(bank).or_default() += 1;
+            }
+        });
+        done.ended(status.await?, None)?;
+        for (bank, count) in sends {
+            *done.sends.entry(bank).or_default() += count;
+        }
+    }
+    println!("the producer sent {} messages, died once and began again", done.sends.values().sum::<u64>());
+    let deaths = schedule(&mut random).into_iter().chain(std::iter::repeat_with(|| Death::Never));
+    for death in deaths {
+        let (kill, after) = match death {
+            Death::At(kill) => (Some(kill), None),
+            Death::After(after) => (None, Some(after)),
+            Death::Never => (None, None),
+        };
+        let child = spawn(&["work", store, &banks.to_string(), &kill.map_or("-".to_owned(), Kill::to_arg)])?;
+        let status = live(child, after, |_| {}).await?;
+        if done.ended(status, kill)? {
+            break;
+        }
+        match (kill, after) {
+            (Some(Kill { bank, point, nth }), _) => {
+                println!("a worker died {point} of {} no. {nth}", bank.name());
+            }
+            (_, after) => println!("a worker died {:?} after its start", after.unwrap_or_default()),
+        }
+    }
+    Ok(done)
+}
+
+impl Storm {
+    /// Notes how a process ended. `true`: of itself, all done.
+    fn ended(&mut self, status: ExitStatus, kill: Option<Kill>) -> anyhow::Result<bool> {
+        if status.success() {
+            return Ok(true);
+        }
+        if status.signal() != Some(9) {
+            bail!("a process failed of itself: {status}");
+        }
+        self.crashes += 1;
+        if let Some(kill) = kill.filter(|kill| kill.point == Point::AfterEffect) {
+            *self.after_effect.entry(kill.bank).or_default() += 1;
+        }
+        Ok(false)
+    }
+}
+
+fn spawn(args: &[&str]) -> anyhow::Result<Child> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+    command.spawn().context("a process cannot be started")
+}
+
+/// Lets a process live, reading its lines, until it ends or is killed so long after it was ready.
+async fn live(
+    mut child: Child,
+    kill_after: Option<Duration>,
+    mut heard: impl FnMut(&str),
+) -> anyhow::Result<ExitStatus> {
+    let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
+    let life = async {
+        while let Some(line) = lines.next_line().await? {
+            heard(&line);
+            if let (Some(after), "ready") = (kill_after, &*line) {
+                let ended = timeout(after, child.wait()).await;
+                if ended.is_err() {
+                    child.start_kill()?;
+                }
+            }
+        }
+        anyhow::Ok(child.wait().await?)
+    };
+    timeout(LIFE, life).await.context("a process hangs")?
+}
