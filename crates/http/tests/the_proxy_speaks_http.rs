@@ -10,7 +10,7 @@ use axum::routing::any;
 use bytes::Bytes;
 use common::proxied::Proxied;
 use common::{Answer, Client, Gate, Store, post, soon};
-use hapax_http::proxy::{HostPolicy, Proxy, ProxyConfig, TlsFiles};
+use hapax_http::proxy::{HostPolicy, Proxy, ProxyConfig, ProxyLimits, TlsFiles};
 use http::{Request, StatusCode, Version};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -199,4 +199,17 @@ async fn an_open_address_needs_tls_or_consent_and_bad_files_are_named() {
             .unwrap_err()
             .contains("/nowhere.pem")
     );
+}
+
+#[tokio::test]
+async fn a_connection_that_says_nothing_does_not_hold_up_a_shutdown() {
+    let limits = ProxyLimits { shutdown_timeout_ms: 600_000, ..ProxyLimits::default() };
+    let store = Store::new();
+    let config = ProxyConfig { limits, ..ProxyConfig::default() };
+    let proxy = Proxied::router(Router::new(), store.ledger(), config).await;
+    let _silent = tokio::net::TcpStream::connect(proxy.address).await.unwrap();
+    // The next one is accepted after it.
+    let plain = http::Request::get(format!("http://{}/", proxy.address)).body(Full::default()).unwrap();
+    assert_eq!(Client::new().send(plain).await.status, 404);
+    proxy.stop().await;
 }

@@ -186,22 +186,32 @@ struct Shared {
 impl Shared {
     async fn serve(self: &Arc<Self>, stream: TcpStream, address: SocketAddr) {
         let _ = stream.set_nodelay(true);
-        let bound = Duration::from_millis(self.config.limits.read_timeout_ms);
         let Some(tls) = &self.tls else {
-            if let Ok(http2) = tokio::time::timeout(bound, speaks_http2(&stream)).await {
+            if let Some(http2) = self.opening(speaks_http2(&stream)).await {
                 self.serve_http(TokioIo::new(stream), http2, Peer { address, tls: false }).await;
             } else {
                 tracing::debug!(%address, "no request in time");
             }
             return;
         };
-        match tokio::time::timeout(bound, tls.accept(stream)).await {
-            Ok(Ok(stream)) => {
+        match self.opening(tls.accept(stream)).await {
+            Some(Ok(stream)) => {
                 let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 self.serve_http(TokioIo::new(stream), http2, Peer { address, tls: true }).await;
             }
-            Ok(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
-            Err(_) => tracing::debug!(%address, "TLS handshake timed out"),
+            Some(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
+            None => tracing::debug!(%address, "no TLS handshake in time"),
+        }
+    }
+
+    /// Waits for how a connection begins, within its bound. A shutdown ends it: nothing is under way there yet.
+    async fn opening<T>(&self, first: impl Future<Output = T>) -> Option<T> {
+        let bound = Duration::from_millis(self.config.limits.read_timeout_ms);
+        let mut stop = self.stop.clone();
+        tokio::select! {
+            biased;
+            first = tokio::time::timeout(bound, first) => first.ok(),
+            _ = stop.wait_for(|stop| *stop) => None,
         }
     }
 
