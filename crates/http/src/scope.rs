@@ -14,8 +14,9 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Who is calling. Two callers with the same key never meet: each runs its own request and sees its own answer.
 ///
-/// The default, [`Tenant::Credentials`], can leak no answer to another caller, whatever the service authenticates
-/// by. Its price: a caller whose credentials change between two sendings (a token that is refreshed, a session that
+/// The default, [`Tenant::Credentials`], knows callers by `Authorization`, `X-Api-Key` and `Cookie` only. Where the
+/// service tells them apart by anything else (`Private-Token`, a gateway's header, `Host`), name that: otherwise they
+/// are one caller, and see each other's answers. The price of the default: a caller whose credentials change between two sendings (a token that is refreshed, a session that
 /// is rotated) is someone else, and the request runs again. Where that may happen, name what stays: a header that a
 /// gateway has verified, the session's cookie, or a function of the request.
 #[derive(Clone, Default)]
