@@ -242,8 +242,8 @@ impl Shared {
             builder
                 .timer(TokioTimer::new())
                 .header_read_timeout(Duration::from_millis(limits.read_timeout_ms))
-                .max_buf_size(limits.header_bytes_max)
-                .pipeline_flush(true);
+                // No `pipeline_flush`: it holds an answer back while more is there to read, and drops it on closing.
+                .max_buf_size(limits.header_bytes_max);
             let connection = builder.serve_connection(io, service);
             tokio::pin!(connection);
             self.drive(connection.as_mut(), http1::Connection::graceful_shutdown, peer).await;
