@@ -38,20 +38,26 @@ pub(crate) fn listed_in_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     lines.flat_map(|line| line.split(',')).filter_map(|name| name.trim().parse().ok()).collect()
 }
 
-/// Takes out what only we may say to the service.
+/// Headers that only we may say to the service. Many services read `Hapax_Fence` as `Hapax-Fence` (CGI, WSGI, Rack).
+pub(crate) fn is_ours(name: &HeaderName) -> bool {
+    let name = name.as_str().as_bytes();
+    name.starts_with(b"hapax-") || name.starts_with(b"hapax_") || name == IDEMPOTENCY_KEY.as_str().as_bytes()
+}
+
+/// Takes out what only we may say to the service, but for the key, which is the caller's until there is a claim.
 pub(crate) fn strip_ours(headers: &mut HeaderMap) {
-    if headers.keys().any(|name| name.as_str().starts_with("hapax-")) {
-        let ours: Vec<HeaderName> =
-            headers.keys().filter(|name| name.as_str().starts_with("hapax-")).cloned().collect();
-        for name in ours {
-            headers.remove(name);
-        }
+    let ours: Vec<HeaderName> =
+        headers.keys().filter(|name| is_ours(name) && **name != IDEMPOTENCY_KEY).cloned().collect();
+    for name in ours {
+        headers.remove(name);
     }
 }
 
 /// Puts in what the service is told of its claim.
 pub(crate) fn add_ours(headers: &mut HeaderMap, claimed: &crate::Claimed) {
     headers.remove(X_IDEMPOTENCY_KEY);
+    // Read as the same name by many services; see `is_ours`.
+    headers.remove("idempotency_key");
     let key = HeaderValue::from_str(&format!("\"{}\"", claimed.derived_key)).expect("hex digits");
     headers.insert(IDEMPOTENCY_KEY, key);
     headers.insert(HAPAX_FENCE, HeaderValue::from(claimed.fence.0));

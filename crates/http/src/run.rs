@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hapax_core::{
     Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Fingerprint, Grant, Outcome, Owner, Renew,
-    StoreError, TokenError,
+    StoreError, Token, TokenError,
 };
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
@@ -224,8 +224,7 @@ impl Run {
                 let claim = tokio::time::timeout(LEDGER, shared.ledger.claim(vec![request.clone()])).await;
                 let Ok(Ok(mut claims)) = claim else { continue };
                 if let Some(Ok(Claim::Granted(Grant { token, .. }))) = claims.pop() {
-                    let end = ClaimEnd { id: request.id.clone(), token, ending: Ending::Release };
-                    let _ = tokio::time::timeout(LEDGER, shared.ledger.end(vec![end])).await;
+                    release(&shared, &request.id, &token, until).await;
                 }
                 return;
             }
@@ -279,6 +278,10 @@ impl Run {
     {
         let lease = Duration::from_millis(self.policy.lease_ms);
         let Some(since) = self.held_since(&grant, lease, since).await else {
+            // Nothing runs under it; left alone, it would be in doubt.
+            let (shared, id, token) = (self.shared.clone(), self.id.clone(), grant.token.clone());
+            tokio::spawn(async move { release(&shared, &id, &token, Instant::now() + GIVE_BACK).await });
+            self.shared.counters.outages.add();
             return Ok(outage("the claim could not be confirmed").into_response());
         };
         let beat = self.shared.renewer.keep(self.id.clone(), grant.token.clone(), lease, since);
@@ -299,6 +302,18 @@ impl Run {
         let method = self.parts.method.clone();
         let request = Request::from_parts(self.parts, Body::read(self.body));
         holder.run(inner, request, &method).await
+    }
+}
+
+/// Gives back a claim that nothing ran under; tries until it is known to be gone.
+async fn release(shared: &Shared, id: &EntryId, token: &Token, until: Instant) {
+    loop {
+        let end = ClaimEnd { id: id.clone(), token: token.clone(), ending: Ending::Release };
+        let ended = tokio::time::timeout(LEDGER, shared.ledger.end(vec![end])).await;
+        if matches!(ended, Ok(Ok(_))) || Instant::now() >= until {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
 

@@ -14,8 +14,9 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Who is calling. Two callers with the same key never meet: each runs its own request and sees its own answer.
 ///
-/// The default, [`Tenant::Credentials`], can leak no answer to another caller, whatever the service authenticates
-/// by. Its price: a caller whose credentials change between two sendings (a token that is refreshed, a session that
+/// The default, [`Tenant::Credentials`], knows callers by `Authorization`, `X-Api-Key` and `Cookie` only. Where the
+/// service tells them apart by anything else (`Private-Token`, a gateway's header, `Host`), name that: otherwise they
+/// are one caller, and see each other's answers. The price of the default: a caller whose credentials change between two sendings (a token that is refreshed, a session that
 /// is rotated) is someone else, and the request runs again. Where that may happen, name what stays: a header that a
 /// gateway has verified, the session's cookie, or a function of the request.
 #[derive(Clone, Default)]
@@ -193,7 +194,7 @@ pub(crate) fn fingerprint(
             policy.excluded.iter().for_each(|pointer| json.remove(pointer));
             json.hash(&mut hasher);
         }
-        None => part(&mut hasher, &without_boundary(parts, body)),
+        None => hash_plain(&mut hasher, parts, body),
     }
     Fingerprint::new(hasher.finalize().to_hex().as_str()).expect("64 hex digits")
 }
@@ -209,33 +210,32 @@ pub(crate) fn is_json(parts: &Parts) -> bool {
     media_type == "application/json" || media_type.ends_with("+json")
 }
 
-/// A multipart body with its delimiter taken out. Clients draw a new one for every sending.
-fn without_boundary<'a>(parts: &Parts, body: &'a [u8]) -> std::borrow::Cow<'a, [u8]> {
+/// Hashes a body that is no JSON. One of several parts goes in piece by piece, without its delimiter: clients draw a
+/// new one for every sending. Each piece has its length, so that no content looks like a delimiter.
+fn hash_plain(hasher: &mut blake3::Hasher, parts: &Parts, body: &[u8]) {
     let value = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let boundary = value.split(';').skip(1).find_map(|parameter| {
         let (name, value) = parameter.trim().split_once('=')?;
         name.eq_ignore_ascii_case("boundary").then(|| value.trim_matches('"'))
     });
     let Some(boundary) = boundary.filter(|found| !found.is_empty() && value.starts_with("multipart/")) else {
-        return body.into();
+        return part(hasher, body);
     };
     let delimiter = format!("--{boundary}");
     let delimiter = delimiter.as_bytes();
-    let mut rest = body;
-    let mut out = Vec::with_capacity(body.len());
-    while !rest.is_empty() {
+    let (mut piece, mut at) = (0, 0);
+    while at < body.len() {
         // Only at the start of a line: elsewhere it is content.
-        let starts_line = out.is_empty() || out.ends_with(b"\r\n");
-        if starts_line && rest.starts_with(delimiter) {
-            out.extend_from_slice(b"--");
-            rest = &rest[delimiter.len()..];
+        let starts_line = at == 0 || body[..at].ends_with(b"\r\n");
+        if starts_line && body[at..].starts_with(delimiter) {
+            part(hasher, &body[piece..at]);
+            at += delimiter.len();
+            piece = at;
         } else {
-            let line = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1);
-            out.extend_from_slice(&rest[..line]);
-            rest = &rest[line..];
+            at = body[at..].iter().position(|byte| *byte == b'\n').map_or(body.len(), |line| at + line + 1);
         }
     }
-    out.into()
+    part(hasher, &body[piece..]);
 }
 
 #[cfg(test)]
@@ -330,5 +330,16 @@ mod tests {
         };
         assert_eq!(form("abc", "x"), form("xyz", "x"));
         assert_ne!(form("abc", "x"), form("abc", "y"));
+    }
+
+    #[test]
+    fn content_that_looks_like_a_delimiter_is_content() {
+        let policy = Policy::default();
+        let head = |name: &str| format!("content-disposition: form-data; name={name}\r\n\r\n");
+        let form = |between: &str| {
+            let body = format!("--abc\r\n{}x\r\n{between}\r\n{}y\r\n--abc--\r\n", head("a"), head("b"));
+            print("multipart/form-data; boundary=abc", &body, &policy)
+        };
+        assert_ne!(form("--abc"), form("--"), "two fields, and one whose text goes on");
     }
 }

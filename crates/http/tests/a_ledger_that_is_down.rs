@@ -157,3 +157,38 @@ async fn a_claim_is_renewed_while_its_request_runs() {
     assert_eq!(call.await.unwrap().text(), "call 1");
     assert_eq!((gate.arrived(), proxy.layer.counters().doubts), (1, 0));
 }
+
+/// A claim that waited for another's end is confirmed before anything runs. Where that fails nothing ran, so the key
+/// must come free, not be in doubt.
+#[tokio::test]
+async fn a_claim_that_cannot_be_confirmed_is_given_back() {
+    let gate = Gate::closed();
+    let statuses = gate.clone();
+    let router = Router::new().fallback(any(move || async move {
+        let first = statuses.pass().await == 1;
+        if first { http::StatusCode::TOO_MANY_REQUESTS } else { http::StatusCode::CREATED }
+    }));
+    let store = Store::new();
+    let ledger = Switched::new(store.ledger());
+    let lease_ms = 3000;
+    let policy = Policy { lease_ms, ..Policy::default() };
+    let proxy = Proxied::router(router, ledger.clone(), with_policy(policy)).await;
+    let (client, address) = (Client::new(), proxy.address);
+    let send = || {
+        let client = client.clone();
+        tokio::spawn(async move { client.post(address, "/orders", "k", "{}").await })
+    };
+    let first = send();
+    gate.wait(1).await;
+    let waiting = send();
+    until("the second claim", || ledger.claims() == 2).await;
+    tokio::time::sleep(Duration::from_millis(lease_ms / 3 + 50)).await;
+    ledger.renews_fail(true);
+    gate.open();
+    assert_eq!(first.await.unwrap().status, 429);
+    let waiting = waiting.await.unwrap();
+    assert_eq!((waiting.status.as_u16(), waiting.problem().as_str()), (503, "ledger-unavailable"));
+    ledger.renews_fail(false);
+    let again = send().await.unwrap();
+    assert_eq!((again.status.as_u16(), gate.arrived()), (201, 2), "{}", again.text());
+}

@@ -10,7 +10,7 @@ use axum::routing::any;
 use bytes::Bytes;
 use common::proxied::Proxied;
 use common::{Answer, Client, Gate, Store, post, soon};
-use hapax_http::proxy::{HostPolicy, Proxy, ProxyConfig, TlsFiles};
+use hapax_http::proxy::{HostPolicy, Proxy, ProxyConfig, ProxyLimits, TlsFiles};
 use http::{Request, StatusCode, Version};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -199,4 +199,35 @@ async fn an_open_address_needs_tls_or_consent_and_bad_files_are_named() {
             .unwrap_err()
             .contains("/nowhere.pem")
     );
+}
+
+#[tokio::test]
+async fn a_connection_that_says_nothing_does_not_hold_up_a_shutdown() {
+    let limits = ProxyLimits { shutdown_timeout_ms: 600_000, ..ProxyLimits::default() };
+    let store = Store::new();
+    let config = ProxyConfig { limits, ..ProxyConfig::default() };
+    let proxy = Proxied::router(Router::new(), store.ledger(), config).await;
+    let _silent = tokio::net::TcpStream::connect(proxy.address).await.unwrap();
+    // The next one is accepted after it.
+    let plain = http::Request::get(format!("http://{}/", proxy.address)).body(Full::default()).unwrap();
+    assert_eq!(Client::new().send(plain).await.status, 404);
+    proxy.stop().await;
+}
+
+/// What cannot be read as HTTP is answered, not just hung up on; and so is a last request with more behind it.
+#[tokio::test]
+async fn bad_requests_and_last_requests_are_answered() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let store = Store::new();
+    let proxy = Proxied::router(mirror(), store.ledger(), ProxyConfig::default()).await;
+    let twice = "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\nabcde";
+    let last = "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\nGET /more HTTP/1.1\r\nhost: a\r\n\r\n";
+    for (sent, status) in [(twice, "HTTP/1.1 400"), (last, "HTTP/1.1 200")] {
+        let mut stream = tokio::net::TcpStream::connect(proxy.address).await.unwrap();
+        stream.write_all(sent.as_bytes()).await.unwrap();
+        let mut head = [0; 12];
+        let read = soon(stream.read_exact(&mut head)).await;
+        assert!(read.is_ok(), "hung up without an answer: {sent:?}");
+        assert_eq!(head, status.as_bytes(), "{sent:?}");
+    }
 }

@@ -22,7 +22,7 @@ use tower_service::Service;
 use super::config::{HostPolicy, ProxyConfig};
 use super::idle::IdleBody;
 use crate::body::{Body, BoxError};
-use crate::headers::{is_hop_by_hop, listed_in_connection};
+use crate::headers::{is_hop_by_hop, is_ours, listed_in_connection};
 use crate::policy::{ConfigError, Verdict};
 use crate::problem::Problem;
 
@@ -248,8 +248,9 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let listed = if headers.contains_key(CONNECTION) { listed_in_connection(headers) } else { Vec::new() };
-    let present: Vec<HeaderName> =
-        headers.keys().filter(|name| is_hop_by_hop(name) || listed.contains(name)).cloned().collect();
+    // What we tell the service of its claim is not the caller's to take out.
+    let dropped = |name: &HeaderName| is_hop_by_hop(name) || (listed.contains(name) && !is_ours(name));
+    let present: Vec<HeaderName> = headers.keys().filter(|name| dropped(name)).cloned().collect();
     for name in present {
         headers.remove(name);
     }

@@ -186,22 +186,32 @@ struct Shared {
 impl Shared {
     async fn serve(self: &Arc<Self>, stream: TcpStream, address: SocketAddr) {
         let _ = stream.set_nodelay(true);
-        let bound = Duration::from_millis(self.config.limits.read_timeout_ms);
         let Some(tls) = &self.tls else {
-            if let Ok(http2) = tokio::time::timeout(bound, speaks_http2(&stream)).await {
+            if let Some(http2) = self.opening(speaks_http2(&stream)).await {
                 self.serve_http(TokioIo::new(stream), http2, Peer { address, tls: false }).await;
             } else {
                 tracing::debug!(%address, "no request in time");
             }
             return;
         };
-        match tokio::time::timeout(bound, tls.accept(stream)).await {
-            Ok(Ok(stream)) => {
+        match self.opening(tls.accept(stream)).await {
+            Some(Ok(stream)) => {
                 let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 self.serve_http(TokioIo::new(stream), http2, Peer { address, tls: true }).await;
             }
-            Ok(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
-            Err(_) => tracing::debug!(%address, "TLS handshake timed out"),
+            Some(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
+            None => tracing::debug!(%address, "no TLS handshake in time"),
+        }
+    }
+
+    /// Waits for how a connection begins, within its bound. A shutdown ends it: nothing is under way there yet.
+    async fn opening<T>(&self, first: impl Future<Output = T>) -> Option<T> {
+        let bound = Duration::from_millis(self.config.limits.read_timeout_ms);
+        let mut stop = self.stop.clone();
+        tokio::select! {
+            biased;
+            first = tokio::time::timeout(bound, first) => first.ok(),
+            _ = stop.wait_for(|stop| *stop) => None,
         }
     }
 
@@ -232,8 +242,8 @@ impl Shared {
             builder
                 .timer(TokioTimer::new())
                 .header_read_timeout(Duration::from_millis(limits.read_timeout_ms))
-                .max_buf_size(limits.header_bytes_max)
-                .pipeline_flush(true);
+                // No `pipeline_flush`: it holds an answer back while more is there to read, and drops it on closing.
+                .max_buf_size(limits.header_bytes_max);
             let connection = builder.serve_connection(io, service);
             tokio::pin!(connection);
             self.drive(connection.as_mut(), http1::Connection::graceful_shutdown, peer).await;

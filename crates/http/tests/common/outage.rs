@@ -16,11 +16,20 @@ pub struct Switched {
     down: AtomicBool,
     /// So many answers to claims get lost, after the claim was made.
     lose_claims: AtomicUsize,
+    /// Claims that were asked for.
+    claims: AtomicUsize,
+    renews_fail: AtomicBool,
 }
 
 impl Switched {
     pub fn new(inner: Arc<dyn Ledger>) -> Arc<Self> {
-        Arc::new(Self { inner, down: AtomicBool::new(false), lose_claims: AtomicUsize::new(0) })
+        Arc::new(Self {
+            inner,
+            down: AtomicBool::new(false),
+            lose_claims: AtomicUsize::new(0),
+            claims: AtomicUsize::new(0),
+            renews_fail: AtomicBool::new(false),
+        })
     }
 
     pub fn down(&self, down: bool) {
@@ -29,6 +38,14 @@ impl Switched {
 
     pub fn lose_claims(&self, count: usize) {
         self.lose_claims.store(count, Ordering::SeqCst);
+    }
+
+    pub fn claims(&self) -> usize {
+        self.claims.load(Ordering::SeqCst)
+    }
+
+    pub fn renews_fail(&self, fail: bool) {
+        self.renews_fail.store(fail, Ordering::SeqCst);
     }
 
     fn up(&self) -> Result<&dyn Ledger, StoreError> {
@@ -46,6 +63,7 @@ impl Ledger for Switched {
     }
 
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
+        self.claims.fetch_add(1, Ordering::SeqCst);
         let claims = self.up()?.claim(batch).await?;
         let lose = |left: usize| left.checked_sub(1);
         if self.lose_claims.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose).is_ok() {
@@ -55,6 +73,9 @@ impl Ledger for Switched {
     }
 
     async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+        if self.renews_fail.load(Ordering::SeqCst) {
+            return Err(StoreError::Unavailable("no renewals".into()));
+        }
         self.up()?.renew(batch).await
     }
 
