@@ -156,7 +156,10 @@ mod tests {
 
     #[test]
     fn an_unknown_benchmark_is_answered_with_the_names() {
-        assert_eq!(parsed("bench").unwrap_err(), "`bench` needs a name: embedded, ledger, server, proxy, worker");
+        assert_eq!(
+            parsed("bench").unwrap_err(),
+            "`bench` needs a name: embedded, ledger, server, proxy, worker"
+        );
         assert_eq!(
             parsed("bench zzz").unwrap_err(),
             "unknown benchmark `zzz`; there are: embedded, ledger, server, proxy, worker"

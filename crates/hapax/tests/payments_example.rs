@@ -1,15 +1,23 @@
 //! The payments example keeps what it says: each bank sees what its way of checking makes possible, whatever crashes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The example's program. `cargo test` builds it beside the tests; a narrower call (`--test …`) may not have.
+/// The example's program. `cargo test` builds it beside the tests; a narrower call (`--test …`) does not, so it is built
+/// here when it is not there or older than its source.
 fn example() -> PathBuf {
-    let tests = std::env::current_exe().unwrap();
-    let program = tests.ancestors().nth(2).unwrap().join("examples/payments");
-    if !program.exists() {
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
+    let test = std::env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("examples/payments");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/payments");
+    let sources = std::fs::read_dir(source).unwrap().map(|file| file.unwrap().path());
+    let newest = sources.filter_map(|file| changed(&file)).max();
+    if changed(&program) < newest {
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--package", "hapax", "--example", "payments"]);
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
         assert!(build.status().unwrap().success(), "the example does not build");
     }
     program

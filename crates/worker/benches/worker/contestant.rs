@@ -15,8 +15,6 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 const BODY_BYTES: usize = 256;
-/// The most deliveries of one receive.
-const RECEIVE_MAX: usize = 256;
 
 /// How messages are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,10 +114,11 @@ impl Rig {
     async fn bare(&self, messages: usize, in_flight: usize) -> u64 {
         let mut done = 0;
         while done < messages {
-            let max = in_flight.min(RECEIVE_MAX).min(messages - done);
             // As many as may be in flight, even if that takes several receives.
-            let mut batch = Vec::with_capacity(in_flight);
-            while batch.len() < in_flight.min(messages - done) {
+            let wanted = in_flight.min(Receive::MAX).min(messages - done);
+            let mut batch = Vec::with_capacity(wanted);
+            while batch.len() < wanted {
+                let max = wanted - batch.len();
                 let receive = Receive { max, wait_ms: Some(20_000), ..Receive::default() };
                 let deliveries = self.store.receive(&self.queue, receive).await.expect("the store answers");
                 assert!(!deliveries.is_empty(), "there are messages enough");

@@ -48,7 +48,8 @@ pub fn print(markdown: bool, cells: &[Cell], counted: &[Counted]) {
     use Contestant::{AtLeastOnce, Bare, BareSingle, EffectivelyOnce};
     for (which, than) in [(AtLeastOnce, [Bare, BareSingle]), (EffectivelyOnce, [Bare, AtLeastOnce])] {
         let row = |cell: &Cell| {
-            let each = |value: fn(&Turn) -> f64| cell.median_of(which, |turn| value(turn) / turn.messages);
+            let each =
+                |which, value: fn(&Turn) -> f64| cell.median_of(which, |turn| value(turn) / turn.messages);
             let more = median(cell.rounds.iter().map(|round| {
                 let syncs = |which| round[at(which)].synced / round[at(which)].messages;
                 syncs(which) - syncs(than[1])
@@ -60,9 +61,10 @@ pub fn print(markdown: bool, cells: &[Cell], counted: &[Counted]) {
                 thousands(cell.median_of(than[1], rate)),
                 cell.ratio(which, than[0]),
                 cell.ratio(which, than[1]),
-                format!("{:.4}", each(|turn| turn.synced)),
+                format!("{:.4}", each(which, |turn| turn.synced)),
                 format!("{more:+.4}"),
-                format!("{:.1}", each(|turn| turn.cpu_secs * 1e6)),
+                format!("{:.1}", each(which, |turn| turn.cpu_secs * 1e6)),
+                format!("{:.1}", each(than[0], |turn| turn.cpu_secs * 1e6)),
             ]
         };
         let names = than.map(Contestant::name);
@@ -76,6 +78,7 @@ pub fn print(markdown: bool, cells: &[Cell], counted: &[Counted]) {
             "syncs a message".to_owned(),
             format!("more than {}", names[1]),
             "CPU us a message".to_owned(),
+            format!("{}'s", names[0]),
         ];
         let rows: Vec<_> = cells.iter().map(row).collect();
         table(markdown, &format!("Worker, {}", which.name()), &columns.each_ref().map(String::as_str), &rows);
