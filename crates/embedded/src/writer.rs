@@ -255,13 +255,16 @@ impl<S: Storage> Writer<S> {
 
     fn end(&mut self, now: Now) {
         if self.stopped.is_none() {
+            self.serve_claims(now);
+            self.release_parked(now);
+        }
+        if self.stopped.is_none() {
             for queue in self.engine.touched() {
                 self.serve(now, queue);
             }
             while let Some(waiter) = self.waiters.overdue(now.ms()) {
                 let _ = waiter.reply.send(Ok(Vec::new()));
             }
-            self.serve_claims(now);
         }
         let failed = self.commit(now);
         for answer in std::mem::take(&mut self.answers) {

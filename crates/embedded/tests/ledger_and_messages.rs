@@ -296,3 +296,42 @@ async fn a_decision_lets_messages_go_on_that_are_parked_for_it() {
     let late = rig.end(ending(&entry, &grant, complete("late"))).await;
     assert_eq!(late, Err(hapax_core::TokenError::Stale));
 }
+
+/// A claim lapsed while its holder was only asleep, and the message was parked for it by the next.
+async fn parked_behind_a_sleeper(rig: &Rig) -> (QueueName, EntryId, hapax_core::Grant) {
+    let queue = rig.once_queue("pay", QueueConfig::default()).await;
+    rig.send(&queue, NewMessage::new("x").idempotency_key(&key("order-7"))).await;
+    let delivery = rig.receive(&queue).await.unwrap();
+    let entry = entry_of(&queue, &delivery);
+    let grant = rig.granted(parking(for_delivery(&queue, &delivery, "a"))).await;
+    pass(rig, HOUR_MS).await;
+    let again = rig.receive(&queue).await.expect("its lease ran out");
+    let claim = rig.claim(parking(for_delivery(&queue, &again, "b"))).await;
+    assert!(matches!(claim, Claim::InDoubt { .. }), "{claim:?}");
+    let how = How::Park { reason: "in doubt".into() };
+    let parked = rig.store.settle(&queue, vec![Settle::new(again.receipt, how)]).await.unwrap();
+    assert_eq!(parked, [Ok(Settled::Parked)]);
+    (queue, entry, grant)
+}
+
+#[tokio::test]
+async fn whatever_ends_a_doubt_lets_messages_go_on_that_are_parked_for_it() {
+    for ends in ["completed late", "released late", "renewed", "taken over", "forgotten"] {
+        let rig = Rig::new();
+        let (queue, entry, grant) = parked_behind_a_sleeper(&rig).await;
+        assert_eq!(rig.receive(&queue).await, None, "{ends}");
+        match ends {
+            "completed late" => rig.end(ending(&entry, &grant, complete("paid"))).await.unwrap(),
+            "released late" => rig.end(ending(&entry, &grant, Ending::Release)).await.unwrap(),
+            "renewed" => {
+                let renew = hapax_core::Renew { id: entry.clone(), token: grant.token, lease_ms: LEASE_MS };
+                rig.store.renew(vec![renew]).await.unwrap()[0].as_ref().unwrap();
+            }
+            "taken over" => {
+                rig.granted(ClaimRequest::new(entry.clone(), "c".parse().unwrap(), LEASE_MS)).await;
+            }
+            _ => rig.store.forget(&entry, "eva").await.unwrap(),
+        }
+        assert!(rig.receive(&queue).await.is_some(), "{ends}: the message goes on");
+    }
+}

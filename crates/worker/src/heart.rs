@@ -255,9 +255,9 @@ impl Beats {
                 for ((one, _), answer) in kept.iter().zip(answers) {
                     match answer {
                         Ok(left) => one.lease().delivery_renewed(asked_us, left.lease_ms),
-                        Err(SettleError::LeaseTooLong { .. }) => one.lease().renew_at(NEVER),
-                        // The claim is the right to act; whoever has the delivery now finds it in progress.
+                        // The claim is the right to act and is kept on; whoever has the delivery finds it in progress.
                         Err(_) if one.claim().is_some() => one.lease().delivery_gone(),
+                        Err(SettleError::LeaseTooLong { .. }) => one.lease().renew_at(NEVER),
                         Err(error) => self.lost(&***one, &error),
                     }
                 }

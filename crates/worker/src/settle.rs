@@ -152,8 +152,10 @@ impl Shared {
                 let how = How::Defer { after_ms: 0 };
                 Some(Open { finish: Finish { how, ending: None, ..finish }, unknown })
             }
-            Err(SettleError::Gone | SettleError::Stale | SettleError::NotInFlight) if unknown => {
-                over(finish, Some(Settled::Acked));
+            Err(error @ (SettleError::Gone | SettleError::Stale | SettleError::NotInFlight)) if unknown => {
+                // Only an acked message is gone. Whatever else it was, those behind it in its group must not go on.
+                let acked = finish.how == How::Ack && error == SettleError::Gone;
+                over(finish, acked.then_some(Settled::Acked));
                 None
             }
             Err(error) => {

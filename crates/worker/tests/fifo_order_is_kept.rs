@@ -3,9 +3,10 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use common::{Rig, run_until};
+use common::{Rig, TestSource, run_until};
 use hapax_core::{DedupId, GroupId, NewMessage, QueueConfig, Tier};
 use hapax_worker::{Cx, Outcome};
 
@@ -112,4 +113,35 @@ async fn in_batches_of_one_group() {
         );
     }
     assert_eq!(rig.messages("jobs.fifo").await, []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn with_a_retry_whose_answer_is_lost() {
+    for tier in [Tier::AtLeastOnce, Tier::EffectivelyOnce] {
+        let rig = rig(tier).await;
+        let source = TestSource::new(&rig);
+        let seen = Seen::default();
+        let handler = {
+            let (seen, source) = (seen.clone(), source.clone());
+            move |number: u32, cx: Cx| {
+                let (seen, source) = (seen.clone(), source.clone());
+                async move {
+                    note(&seen, number, &cx);
+                    if number == 3 && cx.attempt() == 1 {
+                        source.unanswered.fetch_add(1, Ordering::SeqCst);
+                        return Outcome::retry("again");
+                    }
+                    Outcome::Done(number)
+                }
+            }
+        };
+        let builder = rig.builder().source(source);
+        let worker = builder.handler(handler).build().await.unwrap();
+        run_until(worker, |counts| counts.done >= 30).await;
+        let expected: Vec<_> =
+            (0..10).flat_map(|n| (1..=if n == 3 { 2 } else { 1 }).map(move |a| (n, a))).collect();
+        for (group, seen) in seen.lock().unwrap().iter() {
+            assert_eq!(*seen, expected, "group {group} at {tier:?}: what goes back is not overtaken");
+        }
+    }
 }

@@ -122,3 +122,33 @@ async fn a_zombies_outcome_is_refused_and_its_message_replays_the_successors() {
     let outcome = rig.elsewhere.entry(&id).await.unwrap().unwrap().outcome.unwrap();
     assert_eq!(outcome.value.unwrap().as_str(), "\"the successor's\"");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn but_a_claim_is_kept_when_its_delivery_cannot_be_kept_any_longer() {
+    let rig = Rig::tier(Tier::EffectivelyOnce).await;
+    rig.send(NewMessage::new("1")).await;
+    let source = TestSource::new(&rig);
+    source.too_long.store(true, Ordering::SeqCst);
+    let runs = Arc::<AtomicU32>::default();
+    let handler = {
+        let runs = runs.clone();
+        move |_: u32, _: Cx| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            async {
+                // Many leases long.
+                tokio::time::sleep(Duration::from_secs(3)).await;
+                Ok::<_, String>(7)
+            }
+        }
+    };
+    let builder = rig.builder().source(source).lease(Duration::from_millis(600)).handler(handler);
+    let worker = builder.build().await.unwrap();
+    let watch = worker.watch();
+    let acked = async {
+        wait_for(&watch, |counts| counts.done + counts.lost_leases > 0).await;
+        assert_eq!(watch.counts().lost_leases, 0, "its claim was renewed");
+        until("it is acked", async || rig.stats().await.totals.acked == 1).await;
+    };
+    worker.run(acked).await.unwrap();
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+}

@@ -118,6 +118,8 @@ pub(crate) struct Changes {
     ended: HashMap<u128, Option<LedgerRow>>,
     /// Entries that nobody holds any more, for whoever waits for them.
     freed: Vec<u128>,
+    /// Entries that were in doubt and are not any more, for messages that are parked for them.
+    cleared: Vec<u128>,
     /// Messages that need an entry since this wave.
     linked: HashMap<u128, Vec<u64>>,
     /// Messages that are gone since this wave.
@@ -141,6 +143,10 @@ impl Changes {
 
     pub fn is_linked(&self, hash: u128) -> bool {
         self.linked.get(&hash).is_some_and(|seqs| seqs.iter().any(|seq| !self.unlinked.contains(seq)))
+    }
+
+    pub fn take_cleared(&mut self) -> Vec<u128> {
+        std::mem::take(&mut self.cleared)
     }
 
     pub fn take_freed(&mut self) -> Vec<u128> {
@@ -216,7 +222,34 @@ impl Engine {
         self.wave.records.push(Record::DropEntry { fence: row.entry.fence.0 });
     }
 
-    fn write(&mut self, known: &Known, ended: Ended) {
+    /// Remembers that an entry was in doubt until now, unless it still is.
+    fn note_cleared(&mut self, now: Now, known: &Known, after: Option<&protocol::Entry>) {
+        let in_doubt = |entry: &protocol::Entry| entry.state(now.ms()) == EntryState::InDoubt;
+        if known.entry().is_some_and(in_doubt) && !after.is_some_and(in_doubt) {
+            self.wave.ledger.cleared.push(known.hash);
+        }
+    }
+
+    /// Lets messages go on that are parked for an entry that was in doubt: `links` names those that need it.
+    pub fn release_parked(&mut self, now: Now, links: &[(u64, u32)]) {
+        for &(seq, queue) in links {
+            let Some(table) =
+                self.queues.get(queue as usize).and_then(Option::as_ref).map(|queue| &queue.table)
+            else {
+                continue;
+            };
+            let in_doubt = |slot| parked_cause(table.get(slot).flags) == Some(Cause::InDoubt);
+            if table.parked(seq).is_some_and(in_doubt) {
+                self.release(now, queue, &[seq]);
+            }
+        }
+    }
+
+    fn write(&mut self, now: Now, known: &Known, ended: Ended) {
+        let after = if let Ended::Write(entry) = &ended { Some(entry) } else { None };
+        if ended != Ended::Unchanged {
+            self.note_cleared(now, known, after);
+        }
         match ended {
             Ended::Unchanged => return,
             Ended::Write(entry) => self.put_entry(known, entry),
@@ -249,6 +282,7 @@ impl Engine {
                     stats.granted += 1;
                     stats.takeovers += u64::from(*takeover);
                 }
+                self.note_cleared(now, known, Some(entry));
                 self.put_entry(known, entry.clone());
                 self.wave.durable = true;
             }
@@ -302,6 +336,7 @@ impl Engine {
             // A heartbeat that a power cut takes back is made up for by the full lease that every claim gets when the
             // store is opened; but that must not be a shorter one than was promised.
             self.wave.durable |= known.entry().is_some_and(|before| held_ms(before) < lease_ms);
+            self.note_cleared(now, known, Some(&entry));
             self.put_entry(known, entry);
             Ok(Remaining { lease_ms })
         });
@@ -324,47 +359,34 @@ impl Engine {
         let completed =
             matches!(&ended, Ended::Write(entry) if !matches!(entry.stage, Stage::Processing { .. }));
         self.ledger.stats.completed += u64::from(completed);
-        self.write(known, ended);
+        self.write(now, known, ended);
         Ok(())
     }
 
-    /// Decides about an entry in doubt, and lets the messages go on that are parked for it: `links` names those that
-    /// need the entry.
+    /// Decides about an entry in doubt.
     pub fn resolve_entry(
         &mut self,
         now: Now,
         known: &Known,
         resolution: &Resolution,
         by: &str,
-        links: &[(u64, u32)],
     ) -> Result<(), ResolveError> {
         let wave = &mut self.wave;
         let fence = || Fence(wave.next_fence(now));
         let ended = protocol::resolve(&known.id, known.entry(), resolution, now.ms(), fence)?;
-        self.write(known, ended);
+        self.write(now, known, ended);
         let decision = match resolution {
             Resolution::Absent => "absent",
             Resolution::Completed { outcome, .. } if outcome.failed => "failed",
             Resolution::Completed { .. } => "completed",
         };
         self.audit(now, by, format!("resolved the ledger's entry {} as {decision}", known.id));
-        for &(seq, queue) in links {
-            let Some(table) =
-                self.queues.get(queue as usize).and_then(Option::as_ref).map(|queue| &queue.table)
-            else {
-                continue;
-            };
-            let in_doubt = |slot| parked_cause(table.get(slot).flags) == Some(Cause::InDoubt);
-            if table.parked(seq).is_some_and(in_doubt) {
-                self.release(now, queue, &[seq]);
-            }
-        }
         Ok(())
     }
 
     pub fn forget_entry(&mut self, now: Now, known: &Known, by: &str) -> Result<(), ResolveError> {
         protocol::forget(&known.id, known.entry(), now.ms())?;
-        self.write(known, Ended::Delete);
+        self.write(now, known, Ended::Delete);
         self.audit(now, by, format!("forgot the ledger's entry {}", known.id));
         Ok(())
     }

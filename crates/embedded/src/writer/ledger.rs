@@ -166,10 +166,8 @@ impl<S: Storage> Writer<S> {
                     return drop(reply.send(Err(error)));
                 }
                 let hash = id.hash();
-                let resolved = self.known_entry(now, &id, hash).and_then(|known| {
-                    let links = self.storage.links(hash, RELEASE_MAX)?;
-                    Ok(self.engine.resolve_entry(now, &known, &resolution, &by, &links))
-                });
+                let known = self.known_entry(now, &id, hash);
+                let resolved = known.map(|known| self.engine.resolve_entry(now, &known, &resolution, &by));
                 self.answer_result(reply, resolved);
             }
             LedgerOp::Forget { id, by, reply } => {
@@ -316,6 +314,16 @@ impl<S: Storage> Writer<S> {
             self.engine.link_delivery(named, claiming.hash, granted);
         }
         Ok(claimed.map(|claimed| (claimed, now.ms())))
+    }
+
+    /// However a doubt ended, by a decision or because its holder was only asleep: messages that are parked for it go on.
+    pub(super) fn release_parked(&mut self, now: Now) {
+        for hash in self.engine.wave.ledger.take_cleared() {
+            match self.storage.links(hash, RELEASE_MAX) {
+                Ok(links) => self.engine.release_parked(now, &links),
+                Err(error) => return self.stop_unread(&error),
+            }
+        }
     }
 
     /// Tries claims again whose entry was freed or whose time has come.

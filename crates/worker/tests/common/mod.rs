@@ -177,6 +177,8 @@ pub struct TestSource {
     pub down: AtomicBool,
     /// So many settles take effect and lose their answer.
     pub unanswered: AtomicU32,
+    /// Deliveries are not kept any longer, as after 12 h.
+    pub too_long: AtomicBool,
     pub settles: AtomicU32,
     pub settle_calls: AtomicU32,
 }
@@ -188,6 +190,7 @@ impl TestSource {
             inner,
             down: AtomicBool::new(false),
             unanswered: 0.into(),
+            too_long: AtomicBool::new(false),
             settles: 0.into(),
             settle_calls: 0.into(),
         })
@@ -219,6 +222,13 @@ impl Source for TestSource {
 
     async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
         self.up()?;
+        if self.too_long.load(Ordering::SeqCst) {
+            let too_long = |extend: Extend| SettleError::LeaseTooLong {
+                lease_ms: extend.lease_ms,
+                lease_ms_max: hapax_core::policy::LEASE_MS_MAX,
+            };
+            return Ok(batch.into_iter().map(|extend| Err(too_long(extend))).collect());
+        }
         self.inner.keep(batch).await
     }
 }
