@@ -95,11 +95,21 @@ struct World {
 enum Action {
     Tick,
     Restart,
-    Resolve { happened: bool },
-    Claim { worker: usize, lost: bool },
+    Resolve {
+        happened: bool,
+    },
+    Claim {
+        worker: usize,
+        lost: bool,
+    },
     Act(usize),
     Renew(usize),
-    Complete { worker: usize, lost: bool },
+    Complete {
+        worker: usize,
+        lost: bool,
+    },
+    /// A second completion that says something else.
+    CompleteOtherwise(usize),
     Release(usize),
     Doubt(usize),
     Crash(usize),
@@ -109,8 +119,9 @@ fn id() -> EntryId {
     EntryId::of_queue(&QueueName::new("q").unwrap(), "k".parse().unwrap())
 }
 
-fn outcome(by: &str) -> Outcome {
-    Outcome::done(Json::of(by).unwrap())
+/// Workers and operators record the same, so that only the fence tells them apart.
+fn complete() -> (Outcome, u64) {
+    (Outcome::done(Json::of("paid").unwrap()), TTL_MS_MIN)
 }
 
 impl World {
@@ -231,7 +242,8 @@ impl World {
 
     fn resolve(&mut self, happened: bool) {
         let resolution = if happened {
-            Resolution::Completed { outcome: outcome("operator"), ttl_ms: TTL_MS_MIN }
+            let (outcome, ttl_ms) = complete();
+            Resolution::Completed { outcome, ttl_ms }
         } else {
             Resolution::Absent
         };
@@ -323,7 +335,17 @@ impl Model for Bounds {
                 Step::Unanswered => {
                     actions.extend([Action::Claim { worker, lost: false }, Action::Crash(worker)]);
                 }
-                Step::Holding { acted, .. } => {
+                Step::Holding { fence, acted, .. } => {
+                    if world.completed.is_some() {
+                        actions.push(Action::CompleteOtherwise(worker));
+                    }
+                    // Who gave the claim up may want it back under the same name; the first does, else it never ends.
+                    if world.gave_up
+                        && world.fence == 1
+                        && world.holder.is_some_and(|(holder, ..)| holder == *fence)
+                    {
+                        actions.push(Action::Claim { worker, lost: false });
+                    }
                     if !acted {
                         // Whoever acted does not state that nothing happened.
                         actions.extend([Action::Act(worker), Action::Release(worker)]);
@@ -352,8 +374,12 @@ impl Model for Bounds {
             Action::Act(worker) => next.act(worker),
             Action::Renew(worker) => next.renew(worker),
             Action::Complete { worker, lost } => {
-                let complete = Ending::Complete { outcome: outcome("worker"), ttl_ms: TTL_MS_MIN };
-                next.end(worker, &complete, lost);
+                let (outcome, ttl_ms) = complete();
+                next.end(worker, &Ending::Complete { outcome, ttl_ms }, lost);
+            }
+            Action::CompleteOtherwise(worker) => {
+                let outcome = Outcome::failed(Json::of("refused").unwrap());
+                next.end(worker, &Ending::Complete { outcome, ttl_ms: TTL_MS_MIN }, true);
             }
             Action::Release(worker) => next.end(worker, &Ending::Release, false),
             Action::Doubt(worker) => next.end(worker, &Ending::Doubt, false),
@@ -432,7 +458,13 @@ fn check(name: &str, bounds: Bounds) {
 #[test]
 fn two_workers_that_take_over() {
     let workers = vec![OnDoubt::Retry; 2];
-    check("retry", Bounds { workers, runs: 2, end_ms: 3, restarts: 1, resolutions: 1 });
+    check("retry", Bounds { workers, runs: 2, end_ms: 3, restarts: 0, resolutions: 1 });
+}
+
+#[test]
+fn two_workers_that_take_over_on_a_store_that_restarts() {
+    let workers = vec![OnDoubt::Retry; 2];
+    check("restart", Bounds { workers, runs: 1, end_ms: 3, restarts: 2, resolutions: 1 });
 }
 
 #[test]
