@@ -29,21 +29,21 @@ struct Shared {
     next: AtomicU64,
 }
 
-impl Shared {
-    fn request(&self, number: u64) -> ClaimRequest {
-        let id = EntryId::new(SCOPE.parse().expect("a scope"), key(number).parse().expect("a key"));
-        let fingerprint = Fingerprint::new(fingerprint(number)).expect("a fingerprint");
-        let owner = Owner::new(owner(number)).expect("an owner");
-        ClaimRequest { fingerprint: Some(fingerprint), ..ClaimRequest::new(id, owner, LEASE_MS) }
-    }
+fn request(number: u64) -> ClaimRequest {
+    let id = EntryId::new(SCOPE.parse().expect("a scope"), key(number).parse().expect("a key"));
+    let fingerprint = Fingerprint::new(fingerprint(number)).expect("a fingerprint");
+    let owner = Owner::new(owner(number)).expect("an owner");
+    ClaimRequest { fingerprint: Some(fingerprint), ..ClaimRequest::new(id, owner, LEASE_MS) }
+}
 
+impl Shared {
     fn complete(&self, id: EntryId, grant: Grant) -> ClaimEnd {
         let ending = Ending::Complete { outcome: self.outcome.clone(), ttl_ms: TTL_MS_DEFAULT };
         ClaimEnd { id, token: grant.token, ending }
     }
 
     async fn claim_and_complete(&self) -> (Duration, Duration) {
-        let request = self.request(self.next.fetch_add(1, Ordering::Relaxed));
+        let request = request(self.next.fetch_add(1, Ordering::Relaxed));
         let id = request.id.clone();
         let start = Instant::now();
         let claim = self.store.claim(vec![request]).await.expect("the store answers").pop();
@@ -51,13 +51,13 @@ impl Shared {
         let Some(Ok(Claim::Granted(grant))) = claim else { panic!("a fresh key: {claim:?}") };
         let ended = self.store.end(vec![self.complete(id, grant)]).await;
         assert!(ended.expect("the store answers")[0].is_ok());
-        (claimed, start.elapsed() - claimed)
+        (claimed, start.elapsed().saturating_sub(claimed))
     }
 
     async fn replay(&self, below: u64) -> Duration {
         // Whoever repeats a request is another owner with the same request.
         let number = random_below(below);
-        let request = ClaimRequest { owner: Owner::new("again").expect("an owner"), ..self.request(number) };
+        let request = ClaimRequest { owner: Owner::new("again").expect("an owner"), ..request(number) };
         let start = Instant::now();
         let claim = self.store.claim(vec![request]).await.expect("the store answers").pop();
         let claimed = start.elapsed();
@@ -75,7 +75,7 @@ impl<'a> Ours<'a> {
         let outcome = Outcome::done(hapax_core::Json::parse(OUTCOME).expect("JSON"));
         let shared = Shared { store, outcome, next: AtomicU64::new(entries) };
         for from in (0..entries).step_by(BATCH as usize) {
-            let requests: Vec<_> = (from..entries.min(from + BATCH)).map(|n| shared.request(n)).collect();
+            let requests: Vec<_> = (from..entries.min(from + BATCH)).map(request).collect();
             let ids: Vec<_> = requests.iter().map(|request| request.id.clone()).collect();
             let claims = runtime.block_on(shared.store.claim(requests)).expect("the store answers");
             let ends = ids.into_iter().zip(claims).map(|(id, claim)| match claim {

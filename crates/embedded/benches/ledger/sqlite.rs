@@ -150,9 +150,10 @@ impl Contestant for Sqlite {
                 Kind::Miss => {
                     let numbers = self.next..self.next + group;
                     statements.claim(numbers.clone()).expect("entries can be written");
-                    turn.first.push(began.elapsed());
+                    let claimed = began.elapsed();
+                    turn.first.push(claimed);
                     statements.complete(numbers).expect("entries can be written");
-                    turn.second.push(began.elapsed() - *turn.first.last().expect("just added"));
+                    turn.second.push(began.elapsed().saturating_sub(claimed));
                     self.next += group;
                     turn.synced += 2;
                 }

@@ -53,7 +53,7 @@ impl Args {
                 }
                 "--markdown" => parsed.markdown = true,
                 "--in-flight" => {
-                    parsed.in_flight = value()?.split(',').map(number).collect::<Result<_, _>>()?
+                    parsed.in_flight = value()?.split(',').map(number).collect::<Result<_, _>>()?;
                 }
                 "--rounds" => parsed.rounds = number(&value()?)?.max(1),
                 "--messages" => parsed.messages = number(&value()?)?.max(64),

@@ -124,7 +124,9 @@ impl Rig {
                 assert!(!deliveries.is_empty(), "there are messages enough");
                 batch.extend(deliveries);
             }
-            batch.iter().for_each(|delivery| handle(&delivery.body));
+            for delivery in &batch {
+                handle(&delivery.body);
+            }
             done += batch.len();
             let acks = batch.into_iter().map(|delivery| Settle::ack(delivery.receipt)).collect();
             let settled = self.store.settle(&self.queue, acks).await.expect("the store answers");
@@ -167,7 +169,7 @@ impl Rig {
         let worker = Worker::builder(self.store.clone(), self.queue.clone())
             .raw_handler(handler)
             .concurrency(in_flight)
-            .drain(Duration::from_secs(60))
+            .drain(Duration::from_mins(1))
             .build()
             .await
             .expect("the worker can be built");
