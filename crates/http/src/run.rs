@@ -34,6 +34,8 @@ const LEDGER: Duration = Duration::from_secs(5);
 const RECORD: Duration = Duration::from_secs(10);
 /// How long to go on trying to give back a claim that may have been made.
 const GIVE_BACK: Duration = Duration::from_mins(1);
+/// How many requests with keys may be under way at once; each may hold a body of the policy's size.
+const RUNS_MAX: usize = 10_000;
 /// What the derived key of a request is derived with.
 const LABEL: &str = "http";
 
@@ -75,9 +77,10 @@ impl Running {
 struct Under(Arc<Shared>);
 
 impl Under {
-    fn way(shared: &Arc<Shared>) -> Self {
-        shared.running.count.fetch_add(1, Ordering::SeqCst);
-        Self(shared.clone())
+    /// `None`: as many are under way as may be.
+    fn way(shared: &Arc<Shared>) -> Option<Self> {
+        let under_way = Self(shared.clone());
+        (shared.running.count.fetch_add(1, Ordering::SeqCst) < RUNS_MAX).then_some(under_way)
     }
 }
 
@@ -119,7 +122,8 @@ impl Run {
         R: HttpBody<Data = Bytes> + Send + 'static,
         R::Error: Into<BoxError>,
     {
-        let under_way = Under::way(&self.shared);
+        // A run outlives its connection, so bounds on connections do not bound it.
+        let Some(under_way) = Under::way(&self.shared) else { return Ok(overloaded().into_response()) };
         let task = tokio::spawn(async move {
             let answer = self.claim_and_run(inner).await;
             drop(under_way);
@@ -557,6 +561,11 @@ fn outage(detail: &str) -> Problem {
     let title = "The idempotency ledger is unavailable";
     let detail = format!("{detail}; nothing was run, send it again later");
     Problem::new("ledger-unavailable", StatusCode::SERVICE_UNAVAILABLE, title, detail).retry_after(1, 9)
+}
+
+fn overloaded() -> Problem {
+    let detail = format!("{RUNS_MAX} requests with keys are under way; nothing was run, send it again later");
+    Problem::new("overloaded", StatusCode::SERVICE_UNAVAILABLE, "Too much at once", detail).retry_after(1, 9)
 }
 
 fn unrecorded() -> Problem {

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use hapax_core::{Fingerprint, Scope};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, COOKIE, HeaderName};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, COOKIE, HOST, HeaderName};
 use http::request::Parts;
+use http::uri::Authority;
 
 use crate::canonical::Node;
 use crate::policy::{ConfigError, Policy};
@@ -15,7 +16,7 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Who is calling. Two callers with the same key never meet: each runs its own request and sees its own answer.
 ///
 /// The default, [`Tenant::Credentials`], knows callers by `Authorization`, `X-Api-Key` and `Cookie` only. Where the
-/// service tells them apart by anything else (`Private-Token`, a gateway's header, `Host`), name that: otherwise they
+/// service tells them apart by anything else (`Private-Token`, a gateway's header), name that: otherwise they
 /// are one caller, and see each other's answers. The price of the default: a caller whose credentials change between two sendings (a token that is refreshed, a session that
 /// is rotated) is someone else, and the request runs again. Where that may happen, name what stays: a header that a
 /// gateway has verified, the session's cookie, or a function of the request.
@@ -186,6 +187,7 @@ pub(crate) fn fingerprint(
 ) -> Fingerprint {
     let mut hasher = blake3::Hasher::new_derive_key("hapax request");
     part(&mut hasher, parts.method.as_str().as_bytes());
+    part(&mut hasher, host(parts).as_bytes());
     part(&mut hasher, parts.uri.path().as_bytes());
     part(&mut hasher, parts.uri.query().unwrap_or_default().as_bytes());
     part(&mut hasher, media_type(parts).as_bytes());
@@ -197,6 +199,15 @@ pub(crate) fn fingerprint(
         None => hash_plain(&mut hasher, parts, body),
     }
     Fingerprint::new(hasher.finalize().to_hex().as_str()).expect("64 hex digits")
+}
+
+/// The host name that was asked for, without its port. A service may tell its tenants apart by it: the same key at another
+/// name is refused, which neither gives one's answer to the other nor runs the request twice.
+fn host(parts: &Parts) -> String {
+    let header = parts.headers.get(HOST).and_then(|value| value.to_str().ok());
+    let authority = header.or_else(|| parts.uri.authority().map(Authority::as_str)).unwrap_or_default();
+    let name = authority.rsplit_once(':').filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()));
+    name.map_or(authority, |(name, _)| name).to_ascii_lowercase()
 }
 
 fn media_type(parts: &Parts) -> String {
@@ -317,6 +328,15 @@ mod tests {
         assert_ne!(print("text/plain", r#"{"a":1}"#, &policy), print("text/plain", r#"{ "a":1}"#, &policy));
         assert_ne!(print("text/plain", "x", &policy), print("text/csv", "x", &policy));
         assert_ne!(print(json, "{broken", &policy), print(json, "{broken ", &policy));
+    }
+
+    #[test]
+    fn another_host_name_is_another_request_and_another_port_is_not() {
+        let at = |host: &str| fingerprint(&parts(&[("host", host)]), &Policy::default(), b"x", None);
+        assert_eq!(at("shop.example:80"), at("Shop.example"));
+        assert_ne!(at("a.shop.example"), at("b.shop.example"));
+        assert_eq!(at("[::1]:80"), at("[::1]"));
+        assert_ne!(at("[::1]"), at("[::2]"));
     }
 
     #[test]
