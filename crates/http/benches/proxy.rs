@@ -29,6 +29,8 @@ cargo xtask bench proxy [OPTIONS]
   --quick        one short round of each: is it alive?
   --markdown     a table for docs/BENCHMARKS.md
   --rounds N     rounds of each load [default: 9]
+  --hops N       no times: N requests through the plain hop, for a profiler or `perf stat`
+  --passes N     the same through the proxy, without a key
 Environment: HAPAX_BENCH_DIR is the folder for data [default: target/bench]; it must be on a real disk.";
 
 /// What is measured, by turns.
@@ -52,10 +54,12 @@ struct Args {
     markdown: bool,
     rounds: usize,
     round: Duration,
+    /// Only so many requests, one way.
+    only: Option<(Way, usize)>,
 }
 
 fn args() -> Result<Args, String> {
-    let mut args = Args { markdown: false, rounds: 9, round: Duration::from_secs(1) };
+    let mut args = Args { markdown: false, rounds: 9, round: Duration::from_secs(1), only: None };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
@@ -64,6 +68,11 @@ fn args() -> Result<Args, String> {
             "--rounds" => {
                 let rounds = words.next().and_then(|rounds| rounds.parse().ok());
                 args.rounds = rounds.ok_or("--rounds needs a number")?;
+            }
+            "--hops" | "--passes" => {
+                let way = if word == "--hops" { Way::Plain } else { Way::NoKey };
+                let requests = words.next().and_then(|requests| requests.parse().ok());
+                args.only = Some((way, requests.ok_or_else(|| format!("{word} needs a number"))?));
             }
             // cargo's own.
             "--bench" => {}
@@ -139,14 +148,14 @@ async fn proxy(upstream: SocketAddr, ledger: Arc<dyn Ledger>) -> Result<SocketAd
     Ok(address)
 }
 
-/// One connection, one request after the other, until `until`; how long each took.
-async fn drive(to: SocketAddr, way: Way, until: Instant) -> Result<Vec<Duration>, Error> {
+/// One connection, one request after the other, while `more` of how many are done; how long each took.
+async fn drive(to: SocketAddr, way: Way, more: impl Fn(usize) -> bool) -> Result<Vec<Duration>, Error> {
     let stream = TcpStream::connect(to).await?;
     stream.set_nodelay(true)?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
     let mut times = Vec::new();
-    while Instant::now() < until {
+    while more(times.len()) {
         let mut request =
             Request::post("/orders").header("host", "bench").header("content-type", "application/json");
         match way {
@@ -229,9 +238,9 @@ async fn measure(
             for _ in 0..connections {
                 let ledger = ledger.clone();
                 match way {
-                    Way::Plain => tasks.spawn(drive(to.0, way, until)),
+                    Way::Plain => tasks.spawn(drive(to.0, way, move |_| Instant::now() < until)),
                     Way::Ledger => tasks.spawn(claims(ledger, until)),
-                    _ => tasks.spawn(drive(to.1, way, until)),
+                    _ => tasks.spawn(drive(to.1, way, move |_| Instant::now() < until)),
                 };
             }
             let mut times = Vec::new();
@@ -255,6 +264,10 @@ async fn run(args: &Args) -> Result<(), Error> {
     let ledger: Arc<dyn Ledger> = Arc::new(Embedded::open(folder.path(), Options::default())?);
     let upstream = service().await?;
     let to = (plain(upstream).await?, proxy(upstream, ledger.clone()).await?);
+    if let Some((way, requests)) = args.only {
+        drive(if way == Way::Plain { to.0 } else { to.1 }, way, |done| done < requests).await?;
+        return Ok(());
+    }
     if args.markdown {
         println!(
             "| connections | | plain hop us | no key us | of plain | with a key us | claim and end alone us | replay us |"

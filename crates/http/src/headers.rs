@@ -1,10 +1,7 @@
 //! Headers that belong to one connection, and those that are ours.
 
 use http::HeaderMap;
-use http::header::{
-    CONNECTION, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{CONNECTION, HeaderName, HeaderValue};
 
 use crate::key::{IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY};
 
@@ -13,23 +10,21 @@ pub const HAPAX_FENCE: HeaderName = HeaderName::from_static("hapax-fence");
 /// `true` where an earlier run of the same key broke off and may have acted.
 pub const HAPAX_TAKEOVER: HeaderName = HeaderName::from_static("hapax-takeover");
 
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-
 /// Headers that are about one connection, not about the message.
 pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
-    const NAMES: [HeaderName; 9] = [
-        CONNECTION,
-        KEEP_ALIVE,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-        PROXY_CONNECTION,
-        TE,
-        TRAILER,
-        TRANSFER_ENCODING,
-        UPGRADE,
-    ];
-    NAMES.contains(name)
+    // By their text: an array of names would be built anew for every name that is looked at.
+    matches!(
+        name.as_str(),
+        "connection"
+            | "keep-alive"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    )
 }
 
 /// Further headers that `Connection` declares to be about the connection.

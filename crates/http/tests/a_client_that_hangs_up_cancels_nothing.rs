@@ -16,7 +16,7 @@ use http::StatusCode;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-const REQUEST: &str = "POST /orders HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nidempotency-key: k\r\n\
+const REQUEST: &str = "POST /orders HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nidempotency-key: k\r\n\
                        content-length: 2\r\n\r\n{}";
 
 fn gated(gate: &std::sync::Arc<Gate>) -> Router {

@@ -1,12 +1,13 @@
 //! The way to the upstream: connections, headers, and what it means when one fails.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{CONNECTION, COOKIE, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, TE, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -20,7 +21,7 @@ use tokio_rustls::rustls;
 use tower_service::Service;
 
 use super::config::{HostPolicy, ProxyConfig};
-use super::idle::IdleBody;
+use super::idle::{IdleBody, Stall, Timers};
 use crate::body::{Body, BoxError};
 use crate::headers::{is_hop_by_hop, is_ours, listed_in_connection};
 use crate::policy::{ConfigError, Verdict};
@@ -30,11 +31,29 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// Who is calling, on which connection; in the extensions of every request.
-#[derive(Debug, Clone, Copy)]
+/// Who is calling, on which connection; and how the upstream is told.
+#[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
-    pub(crate) tls: bool,
+    proto: HeaderValue,
+    /// For `X-Forwarded-For`.
+    ip: HeaderValue,
+    /// For `Forwarded`; the host comes after it.
+    element: String,
+}
+
+impl Peer {
+    pub(crate) fn new(address: SocketAddr, tls: bool) -> Self {
+        let ip = address.ip().to_canonical();
+        let proto = if tls { "https" } else { "http" };
+        let node = if ip.is_ipv6() { format!("\"[{ip}]\"") } else { ip.to_string() };
+        Self {
+            address,
+            proto: HeaderValue::from_static(proto),
+            ip: HeaderValue::from_str(&ip.to_string()).expect("digits, dots and colons"),
+            element: format!("for={node};proto={proto}"),
+        }
+    }
 }
 
 /// Where requests go.
@@ -67,14 +86,17 @@ impl Target {
     }
 
     fn uri(&self, uri: &Uri) -> Option<Uri> {
-        let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
-        let path: PathAndQuery = if self.prefix.is_empty() {
-            path.parse().ok()?
+        let path = uri.path_and_query();
+        let path = if self.prefix.is_empty() {
+            path.cloned().unwrap_or_else(|| PathAndQuery::from_static("/"))
         } else {
-            format!("{}{path}", self.prefix).parse().ok()?
+            format!("{}{}", self.prefix, path.map_or("/", PathAndQuery::as_str)).parse().ok()?
         };
-        let uri = Uri::builder().scheme(self.scheme.clone()).authority(self.authority.clone());
-        uri.path_and_query(path).build().ok()
+        let mut parts = http::uri::Parts::default();
+        parts.scheme = Some(self.scheme.clone());
+        parts.authority = Some(self.authority.clone());
+        parts.path_and_query = Some(path);
+        Uri::from_parts(parts).ok()
     }
 }
 
@@ -82,13 +104,20 @@ impl Target {
 #[derive(Clone)]
 pub(crate) struct Forward(Arc<Inner>);
 
+/// Sends one connection's requests to the upstream.
+#[derive(Clone)]
+pub(crate) struct ForwardFor {
+    inner: Arc<Inner>,
+    peer: Arc<Peer>,
+}
+
 struct Inner {
     target: Target,
-    client: Client<Timed, Body>,
+    client: Client<Timed, IdleBody<Body>>,
     host: HostPolicy,
     trust_forwarded: bool,
-    answer_timeout: Duration,
-    idle_timeout: Duration,
+    answers: Arc<Timers>,
+    bodies: Arc<Timers>,
 }
 
 impl Forward {
@@ -117,46 +146,60 @@ impl Forward {
             client,
             host: config.host,
             trust_forwarded: config.trust_forwarded,
-            answer_timeout: Duration::from_millis(limits.answer_timeout_ms),
-            idle_timeout: Duration::from_millis(limits.idle_timeout_ms),
+            answers: Timers::new(Duration::from_millis(limits.answer_timeout_ms)),
+            bodies: Timers::new(Duration::from_millis(limits.idle_timeout_ms)),
         })))
+    }
+
+    pub(crate) fn of(&self, peer: Arc<Peer>) -> ForwardFor {
+        ForwardFor { inner: self.0.clone(), peer }
+    }
+
+    /// What bounds how long a body may stand still.
+    pub(crate) fn bodies(&self) -> &Arc<Timers> {
+        &self.0.bodies
     }
 }
 
 impl Inner {
-    async fn forward(&self, request: Request<Body>) -> Response<Body> {
+    async fn forward(&self, request: Request<Body>, peer: &Peer) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let Some(uri) = self.target.uri(&parts.uri) else {
             let detail = format!("the target {:?} cannot be sent on", parts.uri.path());
             let title = "The target is not valid";
             return refused(Problem::new("target-invalid", StatusCode::BAD_REQUEST, title, detail));
         };
-        self.prepare(&mut parts);
+        self.prepare(&mut parts, peer);
         parts.uri = uri;
         parts.version = Version::HTTP_11;
-        let body =
-            if body.is_end_stream() { body } else { Body::stream(IdleBody::new(body, self.idle_timeout)) };
-        let answer = self.client.request(Request::from_parts(parts, body));
-        match tokio::time::timeout(self.answer_timeout, answer).await {
-            Ok(Ok(response)) => {
+        let body = IdleBody::new(body, &self.bodies);
+        let mut answer = pin!(self.client.request(Request::from_parts(parts, body)));
+        let mut stall = Stall::new(self.answers.clone());
+        let answered = poll_fn(|cx| match answer.as_mut().poll(cx) {
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+            Poll::Pending if stall.waited(cx) => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        });
+        match answered.await {
+            Some(Ok(response)) => {
                 let (mut parts, body) = response.into_parts();
                 remove_hop_by_hop(&mut parts.headers);
                 parts.version = Version::default();
                 let body = if body.is_end_stream() {
                     Body::empty()
                 } else {
-                    Body::stream(IdleBody::new(body, self.idle_timeout))
+                    Body::stream(IdleBody::new(body, &self.bodies))
                 };
                 Response::from_parts(parts, body)
             }
-            Ok(Err(error)) if error.is_connect() => {
+            Some(Err(error)) if error.is_connect() => {
                 tracing::warn!(upstream = %self.target.authority, error = %chain(&error), "upstream unreachable");
                 let detail = "the upstream cannot be reached; nothing was sent to it";
                 let title = "The upstream is unreachable";
                 let problem = Problem::new("upstream-unreachable", StatusCode::BAD_GATEWAY, title, detail);
                 with(problem.retry_after(1, 4), Verdict::NothingHappened)
             }
-            Ok(Err(error)) => {
+            Some(Err(error)) => {
                 tracing::warn!(upstream = %self.target.authority, error = %chain(&error), "upstream broke off");
                 let detail =
                     "the connection to the upstream broke; it is open whether the request took effect";
@@ -166,8 +209,8 @@ impl Inner {
                     Verdict::InDoubt,
                 )
             }
-            Err(_) => {
-                let ms = self.answer_timeout.as_millis();
+            None => {
+                let ms = self.answers.bound().as_millis();
                 tracing::warn!(upstream = %self.target.authority, ms, "upstream does not answer");
                 let detail = format!(
                     "the upstream did not answer in {ms} ms; it is open whether the request took effect"
@@ -182,8 +225,7 @@ impl Inner {
     }
 
     /// Makes a caller's headers those of a request to the upstream.
-    fn prepare(&self, parts: &mut Parts) {
-        let peer = parts.extensions.get::<Peer>().copied();
+    fn prepare(&self, parts: &mut Parts, peer: &Peer) {
         let host = parts.headers.get(HOST).cloned().or_else(|| {
             parts.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
         });
@@ -197,9 +239,7 @@ impl Inner {
         // Ours to answer: the caller is told to go on when its body is read.
         headers.remove(EXPECT);
         join_cookies(headers);
-        if let Some(peer) = peer {
-            forwarded(headers, peer, host.as_ref(), self.trust_forwarded);
-        }
+        forwarded(headers, peer, host.as_ref(), self.trust_forwarded);
         let host = match self.host {
             HostPolicy::Preserve => host,
             HostPolicy::Upstream => HeaderValue::from_str(self.target.authority.as_str()).ok(),
@@ -210,7 +250,7 @@ impl Inner {
     }
 }
 
-impl Service<Request<Body>> for Forward {
+impl Service<Request<Body>> for ForwardFor {
     type Response = Response<Body>;
     type Error = std::convert::Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Self::Error>> + Send>>;
@@ -220,8 +260,8 @@ impl Service<Request<Body>> for Forward {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let inner = self.0.clone();
-        Box::pin(async move { Ok(inner.forward(request).await) })
+        let Self { inner, peer } = self.clone();
+        Box::pin(async move { Ok(inner.forward(request, &peer).await) })
     }
 }
 
@@ -267,7 +307,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 }
 
 /// Tells the upstream who is calling.
-fn forwarded(headers: &mut HeaderMap, peer: Peer, host: Option<&HeaderValue>, trust: bool) {
+fn forwarded(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>, trust: bool) {
     if !trust {
         let forged: Vec<HeaderName> =
             headers.keys().filter(|name| name.as_str().starts_with("x-forwarded-")).cloned().collect();
@@ -276,29 +316,38 @@ fn forwarded(headers: &mut HeaderMap, peer: Peer, host: Option<&HeaderValue>, tr
         }
         headers.remove(FORWARDED);
     }
-    let ip = peer.address.ip().to_canonical();
-    let proto = if peer.tls { "https" } else { "http" };
-    append(headers, &X_FORWARDED_FOR, &ip.to_string());
+    // One growth of the map instead of two; if that is one too many, the headers are not added.
+    let _ = headers.try_reserve(4);
+    append(headers, &X_FORWARDED_FOR, peer.ip.clone());
     // What an earlier, trusted hop saw is nearer to the caller.
-    headers.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static(proto));
-    let node = if ip.is_ipv6() { format!("\"[{ip}]\"") } else { ip.to_string() };
-    let mut element = format!("for={node};proto={proto}");
+    headers.entry(X_FORWARDED_PROTO).or_insert_with(|| peer.proto.clone());
+    let mut element = String::with_capacity(peer.element.len() + host.map_or(0, |host| host.len() + 8));
+    element.push_str(&peer.element);
     if let Some(host) = host {
         headers.entry(X_FORWARDED_HOST).or_insert_with(|| host.clone());
         let plain =
             |text: &&str| text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\".contains(&byte));
         if let Some(host) = host.to_str().ok().filter(plain) {
-            element = format!("{element};host=\"{host}\"");
+            element.push_str(";host=\"");
+            element.push_str(host);
+            element.push('"');
         }
     }
-    append(headers, &FORWARDED, &element);
+    if let Ok(element) = HeaderValue::from_maybe_shared(Bytes::from(element)) {
+        append(headers, &FORWARDED, element);
+    }
 }
 
 /// Adds to a list, as one line.
-fn append(headers: &mut HeaderMap, name: &HeaderName, item: &str) {
-    let mut lines: Vec<&str> = headers.get_all(name).iter().filter_map(|line| line.to_str().ok()).collect();
-    lines.push(item);
-    if let Ok(value) = HeaderValue::from_str(&lines.join(", ")) {
+fn append(headers: &mut HeaderMap, name: &HeaderName, item: HeaderValue) {
+    let lines = headers.get_all(name).iter().map(HeaderValue::as_bytes);
+    let lines: Vec<&[u8]> = lines.filter(|line| line.is_ascii()).collect();
+    if lines.is_empty() {
+        headers.insert(name, item);
+        return;
+    }
+    let joined = [lines.join(&b", "[..]).as_slice(), b", ", item.as_bytes()].concat();
+    if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(joined)) {
         headers.insert(name, value);
     }
 }
@@ -354,7 +403,7 @@ mod tests {
     }
 
     fn peer() -> Peer {
-        Peer { address: "[2001:db8::1]:7".parse().unwrap(), tls: true }
+        Peer::new("[2001:db8::1]:7".parse().unwrap(), true)
     }
 
     #[test]
@@ -369,14 +418,14 @@ mod tests {
         };
         let host = HeaderValue::from_static("shop.example");
         let mut headers = sent();
-        forwarded(&mut headers, peer(), Some(&host), false);
+        forwarded(&mut headers, &peer(), Some(&host), false);
         assert_eq!(headers[X_FORWARDED_FOR], "2001:db8::1");
         assert_eq!(headers[X_FORWARDED_PROTO], "https");
         assert_eq!(headers[X_FORWARDED_HOST], "shop.example");
         assert_eq!(headers[FORWARDED], "for=\"[2001:db8::1]\";proto=https;host=\"shop.example\"");
         assert!(!headers.contains_key("x-forwarded-user"));
         let mut headers = sent();
-        forwarded(&mut headers, peer(), Some(&host), true);
+        forwarded(&mut headers, &peer(), Some(&host), true);
         assert_eq!(headers[X_FORWARDED_FOR], "10.0.0.1, 2001:db8::1");
         assert_eq!(headers[X_FORWARDED_PROTO], "http");
         assert!(headers[FORWARDED].to_str().unwrap().starts_with("for=10.0.0.1, for="));

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,16 +14,52 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::body::BoxError;
 
-/// A timer that is armed only while something is waited for.
-struct Stall {
+/// How many timers that are not in use are kept.
+const SPARE_MAX: usize = 256;
+
+/// Timers of one bound, used again and again. A new one costs an allocation and two turns at the runtime's timer wheel;
+/// one that was set before is set further into the future by an atomic store.
+pub(crate) struct Timers {
     bound: Duration,
-    sleep: Option<Pin<Box<Sleep>>>,
+    spare: Mutex<Vec<Pin<Box<Sleep>>>>,
+}
+
+impl Timers {
+    pub(crate) fn new(bound: Duration) -> Arc<Self> {
+        Arc::new(Self { bound, spare: Mutex::default() })
+    }
+
+    pub(crate) fn bound(&self) -> Duration {
+        self.bound
+    }
+
+    /// A timer that ends a bound from now.
+    fn take(&self) -> Pin<Box<Sleep>> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some(mut timer) = spare else { return Box::pin(sleep(self.bound)) };
+        timer.as_mut().reset(Instant::now() + self.bound);
+        timer
+    }
+
+    /// It stays set, and when it ends wakes whoever last waited for it, once and for nothing.
+    fn give_back(&self, timer: Pin<Box<Sleep>>) {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < SPARE_MAX {
+            spare.push(timer);
+        }
+    }
+}
+
+/// A timer that is armed only while something is waited for.
+pub(crate) struct Stall {
+    timers: Arc<Timers>,
+    timer: Option<Pin<Box<Sleep>>>,
     armed: bool,
 }
 
 impl Stall {
-    fn new(bound: Duration) -> Self {
-        Self { bound, sleep: None, armed: false }
+    pub(crate) fn new(timers: Arc<Timers>) -> Self {
+        Self { timers, timer: None, armed: false }
     }
 
     /// Something moved.
@@ -31,13 +68,26 @@ impl Stall {
     }
 
     /// Nothing moved; whether that has been so for too long.
-    fn waited(&mut self, cx: &mut Context<'_>) -> bool {
-        let bound = self.bound;
-        let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep(bound)));
-        if !std::mem::replace(&mut self.armed, true) {
-            sleep.as_mut().reset(Instant::now() + bound);
+    pub(crate) fn waited(&mut self, cx: &mut Context<'_>) -> bool {
+        let armed = std::mem::replace(&mut self.armed, true);
+        let timer = match &mut self.timer {
+            Some(timer) => {
+                if !armed {
+                    timer.as_mut().reset(Instant::now() + self.timers.bound);
+                }
+                timer
+            }
+            none => none.insert(self.timers.take()),
+        };
+        timer.as_mut().poll(cx).is_ready()
+    }
+}
+
+impl Drop for Stall {
+    fn drop(&mut self) {
+        if let Some(timer) = self.timer.take() {
+            self.timers.give_back(timer);
         }
-        sleep.as_mut().poll(cx).is_ready()
     }
 }
 
@@ -48,8 +98,8 @@ pub(crate) struct IdleBody<B> {
 }
 
 impl<B> IdleBody<B> {
-    pub(crate) fn new(body: B, bound: Duration) -> Self {
-        Self { body, stall: Stall::new(bound) }
+    pub(crate) fn new(body: B, timers: &Arc<Timers>) -> Self {
+        Self { body, stall: Stall::new(timers.clone()) }
     }
 }
 
@@ -71,7 +121,7 @@ where
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         if stall.waited(cx) {
-            let ms = stall.bound.as_millis();
+            let ms = stall.timers.bound.as_millis();
             return Poll::Ready(Some(Err(format!("the body stood still for {ms} ms").into())));
         }
         Poll::Pending
@@ -93,8 +143,8 @@ pub(crate) struct IdleIo<S> {
 }
 
 impl<S> IdleIo<S> {
-    pub(crate) fn new(io: S, bound: Duration) -> Self {
-        Self { io, stall: Stall::new(bound) }
+    pub(crate) fn new(io: S, timers: &Arc<Timers>) -> Self {
+        Self { io, stall: Stall::new(timers.clone()) }
     }
 
     fn watch<T>(&mut self, cx: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -146,5 +196,30 @@ impl<S: Write + Unpin> Write for IdleIo<S> {
     ) -> Poll<io::Result<usize>> {
         let poll = Pin::new(&mut self.io).poll_write_vectored(cx, slices);
         self.watch(cx, poll)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_timer_that_is_used_again_has_its_whole_bound() {
+        let timers = Timers::new(Duration::from_millis(30));
+        // The second has one that ended, the third one that was still set.
+        for end in [true, false, true] {
+            let mut stall = Stall::new(timers.clone());
+            let begun = std::time::Instant::now();
+            assert!(!poll_fn(|cx| Poll::Ready(stall.waited(cx))).await, "it ended before it began");
+            assert!(timers.spare.lock().unwrap().is_empty(), "it is used twice at once");
+            if end {
+                poll_fn(|cx| if stall.waited(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
+                assert!(begun.elapsed() >= timers.bound(), "{:?}", begun.elapsed());
+            }
+            drop(stall);
+            assert_eq!(timers.spare.lock().unwrap().len(), 1, "it was not kept");
+        }
     }
 }

@@ -40,7 +40,7 @@ use tower_layer::Layer as _;
 use tower_service::Service as _;
 
 pub use self::config::{HostPolicy, ProxyConfig, ProxyLimits, RoutePolicy, TlsFiles};
-use self::forward::{Forward, Peer, asks_for_upgrade, refused};
+use self::forward::{Forward, ForwardFor, Peer, asks_for_upgrade, refused};
 use self::idle::IdleIo;
 use crate::body::Body;
 use crate::layer::{Idempotency, IdempotencyLayer};
@@ -78,7 +78,7 @@ pub enum ProxyError {
 pub struct Proxy {
     config: ProxyConfig,
     layer: IdempotencyLayer,
-    service: Idempotency<Forward>,
+    forward: Forward,
     tls: Option<TlsAcceptor>,
 }
 
@@ -96,8 +96,8 @@ impl Proxy {
             layer = layer.route(&route.path, route.policy.clone());
         }
         let layer = layer.build().map_err(refused)?;
-        let service = layer.layer(Forward::new(&config).map_err(refused)?);
-        Ok(Self { config, layer, service, tls })
+        let forward = Forward::new(&config).map_err(refused)?;
+        Ok(Self { config, layer, forward, tls })
     }
 
     /// How it is configured.
@@ -124,7 +124,8 @@ impl Proxy {
         let layer = self.layer.clone();
         let shared = Arc::new(Shared {
             room: Arc::new(Semaphore::new(self.config.limits.connections_max)),
-            service: self.service,
+            layer: self.layer,
+            forward: self.forward,
             tls: self.tls,
             config: self.config,
             stop,
@@ -177,7 +178,8 @@ async fn accept(listener: &TcpListener, shared: &Shared) -> std::io::Result<(Tcp
 
 struct Shared {
     config: ProxyConfig,
-    service: Idempotency<Forward>,
+    layer: IdempotencyLayer,
+    forward: Forward,
     tls: Option<TlsAcceptor>,
     room: Arc<Semaphore>,
     stop: watch::Receiver<bool>,
@@ -188,7 +190,7 @@ impl Shared {
         let _ = stream.set_nodelay(true);
         let Some(tls) = &self.tls else {
             if let Some(http2) = self.opening(speaks_http2(&stream)).await {
-                self.serve_http(TokioIo::new(stream), http2, Peer { address, tls: false }).await;
+                self.serve_http(TokioIo::new(stream), http2, Peer::new(address, false)).await;
             } else {
                 tracing::debug!(%address, "no request in time");
             }
@@ -197,7 +199,7 @@ impl Shared {
         match self.opening(tls.accept(stream)).await {
             Some(Ok(stream)) => {
                 let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                self.serve_http(TokioIo::new(stream), http2, Peer { address, tls: true }).await;
+                self.serve_http(TokioIo::new(stream), http2, Peer::new(address, true)).await;
             }
             Some(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
             None => tracing::debug!(%address, "no TLS handshake in time"),
@@ -220,11 +222,13 @@ impl Shared {
         S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     {
         let limits = &self.config.limits;
-        let io = IdleIo::new(io, Duration::from_millis(limits.idle_timeout_ms));
-        let shared = self.clone();
+        let io = IdleIo::new(io, self.forward.bodies());
+        let peer = Arc::new(peer);
+        let behind = self.layer.layer(self.forward.of(peer.clone()));
+        let caller = Arc::new(Caller { shared: self.clone(), peer: peer.clone(), behind });
         let service = service_fn(move |request| {
-            let shared = shared.clone();
-            async move { Ok::<_, Infallible>(shared.answer(request, peer).await) }
+            let caller = caller.clone();
+            async move { Ok::<_, Infallible>(caller.answer(request).await) }
         });
         if http2 {
             let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -236,7 +240,7 @@ impl Shared {
                 .keep_alive_timeout(Duration::from_secs(20));
             let connection = builder.serve_connection(io, service);
             tokio::pin!(connection);
-            self.drive(connection.as_mut(), http2::Connection::graceful_shutdown, peer).await;
+            self.drive(connection.as_mut(), http2::Connection::graceful_shutdown, &peer).await;
         } else {
             let mut builder = http1::Builder::new();
             builder
@@ -246,12 +250,12 @@ impl Shared {
                 .max_buf_size(limits.header_bytes_max);
             let connection = builder.serve_connection(io, service);
             tokio::pin!(connection);
-            self.drive(connection.as_mut(), http1::Connection::graceful_shutdown, peer).await;
+            self.drive(connection.as_mut(), http1::Connection::graceful_shutdown, &peer).await;
         }
     }
 
     /// Runs a connection; when the proxy goes down, lets the requests under way finish and no more begin.
-    async fn drive<C>(&self, mut connection: Pin<&mut C>, end: impl Fn(Pin<&mut C>), peer: Peer)
+    async fn drive<C>(&self, mut connection: Pin<&mut C>, end: impl Fn(Pin<&mut C>), peer: &Peer)
     where
         C: Future<Output = hyper::Result<()>>,
     {
@@ -271,25 +275,35 @@ impl Shared {
             tracing::debug!(address = %peer.address, %error, "connection ended");
         }
     }
+}
 
-    async fn answer(&self, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {
-        let begun = Instant::now();
+/// A connection, for its requests.
+struct Caller {
+    shared: Arc<Shared>,
+    peer: Arc<Peer>,
+    behind: Idempotency<ForwardFor>,
+}
+
+impl Caller {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         // Without the query: it may hold what is not for logs.
-        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        request.extensions_mut().insert(peer);
-        let response = if method == Method::CONNECT || asks_for_upgrade(request.headers()) {
+        let told = tracing::enabled!(tracing::Level::INFO)
+            .then(|| (Instant::now(), request.method().clone(), request.uri().path().to_owned()));
+        let response = if request.method() == Method::CONNECT || asks_for_upgrade(request.headers()) {
             let detail =
                 "this proxy passes on requests and answers; upgrades and CONNECT need a way around it";
             let title = "Other protocols are not passed on";
             refused(Problem::new("upgrade-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail))
         } else {
-            let Ok(response) = self.service.clone().call(request).await;
+            let Ok(response) = self.behind.clone().call(request).await;
             response
         };
-        let replayed = response.headers().contains_key(IDEMPOTENT_REPLAYED);
-        let ms = begun.elapsed().as_millis() as u64;
-        let status = response.status().as_u16();
-        tracing::info!(proxy = %self.config.name, peer = %peer.address, %method, path, status, ms, replayed, "request");
+        if let Some((begun, method, path)) = told {
+            let replayed = response.headers().contains_key(IDEMPOTENT_REPLAYED);
+            let ms = begun.elapsed().as_millis() as u64;
+            let status = response.status().as_u16();
+            tracing::info!(proxy = %self.shared.config.name, peer = %self.peer.address, %method, path, status, ms, replayed, "request");
+        }
         response
     }
 }
