@@ -27,7 +27,7 @@ use self::report::Reporter;
 use crate::output::note;
 use crate::remote::Remote;
 use crate::serve::Signals;
-use crate::text::{escape, parse_ms, parse_word, show_bytes};
+use crate::text::{parse_ms, parse_word, show_bytes};
 
 /// The command says: nothing happened, try again (`EX_TEMPFAIL` of sysexits.h).
 const RETRY: i32 = 75;
@@ -272,9 +272,6 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
     };
     let builder = Worker::builder(store, args.queue.clone()).raw_handler(handler).source(desk.clone());
     let worker = settings(builder, &args).drain(drain + grace + MARGIN).build().await?;
-    for warning in worker.warnings() {
-        note(&format!("warning: {}", escape(&warning.to_string())));
-    }
 
     let stop = Notify::new();
     let watching = async {
