@@ -584,3 +584,21 @@ fn too_long(ms: u64) -> Problem {
     let detail = format!("the request was cut off after {ms} ms; it is open whether it took effect");
     Problem::new("run-too-long", StatusCode::GATEWAY_TIMEOUT, "The request ran too long", detail)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::IdempotencyLayer;
+
+    #[tokio::test]
+    async fn no_more_runs_begin_than_may_be_under_way() {
+        let clock = Arc::new(hapax_core::SystemClock::default());
+        let ledger = Arc::new(hapax_conformance::MemoryLedger::new(clock));
+        let shared = IdempotencyLayer::builder("shop", ledger).build().unwrap().0;
+        let mut runs: Vec<_> = (0..RUNS_MAX).map(|_| Under::way(&shared).expect("there is room")).collect();
+        assert!(Under::way(&shared).is_none());
+        assert_eq!(shared.running.count(), RUNS_MAX, "one that was refused does not count");
+        drop(runs.pop());
+        assert!(Under::way(&shared).is_some());
+    }
+}
