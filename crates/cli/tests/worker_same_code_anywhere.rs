@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::Server;
 use hapax::core::{EntryId, EntryState};
 use hapax::worker::Counts;
-use hapax::{Cx, Hapax, IdempotencyKey, Outcome, QueueConfig, Tier, WorkerBuilder};
+use hapax::{Cx, HandlerOutcome, Hapax, IdempotencyKey, QueueConfig, Tier, WorkerBuilder};
 use serde::{Deserialize, Serialize};
 
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -62,9 +62,9 @@ async fn story(url: &str) {
         effect.lock().unwrap().push(told);
         async move {
             if cx.is_takeover() {
-                Outcome::Done(charge.cents)
+                HandlerOutcome::Done(charge.cents)
             } else {
-                Outcome::in_doubt("the call timed out")
+                HandlerOutcome::in_doubt("the call timed out")
             }
         }
     };

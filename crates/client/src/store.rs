@@ -236,7 +236,8 @@ mod tests {
     #[test]
     fn settles_with_large_outcomes_are_cut() {
         let settle = |bytes: usize| {
-            let outcome = hapax_core::Outcome::done(hapax_core::Json::of(&"x".repeat(bytes)).unwrap());
+            let outcome =
+                hapax_core::RecordedOutcome::done(hapax_core::Json::of(&"x".repeat(bytes)).unwrap());
             let ending = hapax_core::Ending::Complete { outcome, ttl_ms: 1000 };
             let id = hapax_core::EntryId::new("s".parse().unwrap(), "k".parse().unwrap());
             let claim = hapax_core::ClaimEnd { id, token: "t".parse().unwrap(), ending };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::{
     Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView,
-    Fingerprint, Grant, IdempotencyKey, Json, Ledger, LedgerStats, OnDoubt, Outcome, Owner, Renew,
+    Fingerprint, Grant, IdempotencyKey, Json, Ledger, LedgerStats, OnDoubt, Owner, RecordedOutcome, Renew,
     Resolution, ResolveError, Scope, StoreError, Token, TokenError,
 };
 use tokio::task::JoinHandle;
@@ -58,15 +58,15 @@ pub(crate) fn json(text: &str) -> Json {
     Json::of(text).expect("a JSON text")
 }
 
-pub(crate) fn done(text: &str) -> Outcome {
-    Outcome::done(json(text))
+pub(crate) fn done(text: &str) -> RecordedOutcome {
+    RecordedOutcome::done(json(text))
 }
 
-pub(crate) fn failed(text: &str) -> Outcome {
-    Outcome::failed(json(text))
+pub(crate) fn failed(text: &str) -> RecordedOutcome {
+    RecordedOutcome::failed(json(text))
 }
 
-pub(crate) fn complete(outcome: &Outcome) -> Ending {
+pub(crate) fn complete(outcome: &RecordedOutcome) -> Ending {
     Ending::Complete { outcome: outcome.clone(), ttl_ms: KEPT }
 }
 
@@ -75,12 +75,12 @@ pub(crate) fn ends(id: &EntryId, token: &Token, ending: Ending) -> ClaimEnd {
     ClaimEnd { id: id.clone(), token: token.clone(), ending }
 }
 
-pub(crate) fn happened(outcome: &Outcome) -> Resolution {
+pub(crate) fn happened(outcome: &RecordedOutcome) -> Resolution {
     Resolution::Completed { outcome: outcome.clone(), ttl_ms: KEPT }
 }
 
 /// What an answer replays.
-pub(crate) fn replayed(claim: &Claim) -> Option<&Outcome> {
+pub(crate) fn replayed(claim: &Claim) -> Option<&RecordedOutcome> {
     match claim {
         Claim::Completed { outcome, .. } => Some(outcome),
         _ => None,
@@ -161,7 +161,7 @@ impl Trial {
     }
 
     /// Claims a key and completes it.
-    pub(crate) async fn completed(&self, id: &EntryId, outcome: &Outcome) -> Grant {
+    pub(crate) async fn completed(&self, id: &EntryId, outcome: &RecordedOutcome) -> Grant {
         let grant = self.grant(ask(id, "worker")).await;
         self.end(id, &grant.token, complete(outcome)).await.expect("the claim can be completed");
         grant

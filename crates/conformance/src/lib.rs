@@ -162,7 +162,7 @@ impl fmt::Display for Case {
 
 /// What became of a case that did not panic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RecordedOutcome {
     /// It ran, and the promise held.
     Passed,
     /// The store does not have what it needs.
@@ -171,15 +171,15 @@ pub enum Outcome {
 
 impl Case {
     /// Runs the case on a fresh store, on a tokio runtime with time enabled. Panics if the promise does not hold.
-    pub fn run(&'static self, harness: Box<dyn Harness>) -> BoxFuture<Outcome> {
+    pub fn run(&'static self, harness: Box<dyn Harness>) -> BoxFuture<RecordedOutcome> {
         if let Some(why) = self.needs.iter().find_map(|need| need.missing(&*harness)) {
             // Not `println!`: a test runner hides that for tests that pass.
             let _ = writeln!(std::io::stderr(), "skipped {self}: {why}");
-            return Box::pin(std::future::ready(Outcome::Skipped(why)));
+            return Box::pin(std::future::ready(RecordedOutcome::Skipped(why)));
         }
         Box::pin(async move {
             (self.body)(Trial::new(self, harness)).await;
-            Outcome::Passed
+            RecordedOutcome::Passed
         })
     }
 }

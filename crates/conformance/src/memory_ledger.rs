@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hapax_core::ledger::protocol::{self, Claimed, Ended, Entry, Stage};
+use hapax_core::ledger::protocol::{self, Claimed, Ended, LedgerEntry, Stage};
 use hapax_core::{
     Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, Clock, EntryFilter, EntryId, EntryView, Fence, Grant,
     Ledger, LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError,
@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 /// A ledger in memory.
 pub struct MemoryLedger {
     clock: Arc<dyn Clock>,
-    entries: Mutex<BTreeMap<EntryId, Entry>>,
+    entries: Mutex<BTreeMap<EntryId, LedgerEntry>>,
     stats: Mutex<LedgerStats>,
     fence: AtomicU64,
     changed: Notify,
@@ -71,7 +71,7 @@ impl MemoryLedger {
     }
 
     /// Looks, with every entry that is over removed first.
-    fn with<T>(&self, step: impl FnOnce(&mut BTreeMap<EntryId, Entry>, u64) -> T) -> T {
+    fn with<T>(&self, step: impl FnOnce(&mut BTreeMap<EntryId, LedgerEntry>, u64) -> T) -> T {
         let now_ms = self.now_ms();
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let before = entries.len();
@@ -82,7 +82,7 @@ impl MemoryLedger {
     }
 
     /// Changes something; whoever waits looks again. A claim that waits does not call it, or it would wake itself.
-    fn change<T>(&self, step: impl FnOnce(&mut BTreeMap<EntryId, Entry>, u64) -> T) -> T {
+    fn change<T>(&self, step: impl FnOnce(&mut BTreeMap<EntryId, LedgerEntry>, u64) -> T) -> T {
         let result = self.with(step);
         self.changed.notify_waiters();
         result
@@ -134,7 +134,7 @@ fn fence_of(token: &Token) -> Result<Fence, TokenError> {
     token.as_str().strip_prefix('t').and_then(|fence| fence.parse().ok()).map(Fence).ok_or(TokenError::Stale)
 }
 
-fn write(entries: &mut BTreeMap<EntryId, Entry>, id: &EntryId, ended: Ended) {
+fn write(entries: &mut BTreeMap<EntryId, LedgerEntry>, id: &EntryId, ended: Ended) {
     match ended {
         Ended::Write(entry) => drop(entries.insert(id.clone(), entry)),
         Ended::Delete => drop(entries.remove(id)),
@@ -175,7 +175,8 @@ impl Ledger for MemoryLedger {
         let end = |end: ClaimEnd| {
             self.change(|entries, now_ms| {
                 let ended = protocol::end(entries.get(&end.id), fence_of(&end.token)?, &end.ending, now_ms)?;
-                let completed = matches!(&ended, Ended::Write(Entry { stage: Stage::Completed { .. }, .. }));
+                let completed =
+                    matches!(&ended, Ended::Write(LedgerEntry { stage: Stage::Completed { .. }, .. }));
                 self.count(|stats| stats.completed += u64::from(completed));
                 write(entries, &end.id, ended);
                 Ok(())

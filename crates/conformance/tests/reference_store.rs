@@ -5,7 +5,7 @@ mod reference;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use hapax_conformance::{Factory, Harness, Outcome, cases};
+use hapax_conformance::{Factory, Harness, RecordedOutcome, cases};
 use hapax_core::{ManualClock, QueueAdmin};
 use reference::Reference;
 
@@ -67,7 +67,7 @@ fn a_plain_loop_runs_the_cases_too() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     for case in cases().iter().filter(|case| case.point == 2) {
         let outcome = runtime.block_on(async { case.run(InMemoryStores.fresh().await).await });
-        assert_eq!(outcome, Outcome::Passed, "{case}");
+        assert_eq!(outcome, RecordedOutcome::Passed, "{case}");
     }
 }
 

@@ -29,8 +29,8 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{AdminError, SendError, SettleError, StoreError};
 pub use ledger::{
     Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView, Grant,
-    Json, Ledger, LedgerCapabilities, LedgerStats, OnDoubt, Outcome, Renew, Resolution, ResolveError, Store,
-    TokenError,
+    Json, Ledger, LedgerCapabilities, LedgerStats, OnDoubt, RecordedOutcome, Renew, Resolution, ResolveError,
+    Store, TokenError,
 };
 pub use message::{Attribute, AttributeValue, Attributes, Delivery, KeySource, NewMessage, Priority};
 pub use name::{

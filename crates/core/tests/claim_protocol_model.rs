@@ -5,10 +5,11 @@
 //! What must hold is kept in variables beside the entry (`World`'s second half) and judged by them alone, so that a
 //! mistake in the protocol cannot excuse itself.
 
-use hapax_core::ledger::protocol::{self, Claimed, Ended, Entry};
+use hapax_core::ledger::protocol::{self, Claimed, Ended, LedgerEntry};
 use hapax_core::ledger::{TTL_MS_MIN, protocol::Stage};
 use hapax_core::{
-    ClaimRequest, Ending, EntryId, EntryState, Fence, Json, OnDoubt, Outcome, Owner, QueueName, Resolution,
+    ClaimRequest, Ending, EntryId, EntryState, Fence, Json, OnDoubt, Owner, QueueName, RecordedOutcome,
+    Resolution,
 };
 use stateright::{Checker as _, Model, Property};
 
@@ -71,7 +72,7 @@ enum Broken {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct World {
     now_ms: u64,
-    entry: Option<Entry>,
+    entry: Option<LedgerEntry>,
     fence: u64,
     workers: Vec<Worker>,
     restarts: u8,
@@ -120,8 +121,8 @@ fn id() -> EntryId {
 }
 
 /// Workers and operators record the same, so that only the fence tells them apart.
-fn complete() -> (Outcome, u64) {
-    (Outcome::done(Json::of("paid").unwrap()), TTL_MS_MIN)
+fn complete() -> (RecordedOutcome, u64) {
+    (RecordedOutcome::done(Json::of("paid").unwrap()), TTL_MS_MIN)
 }
 
 impl World {
@@ -277,7 +278,8 @@ impl World {
 
     fn completed_late(&self) -> bool {
         let until_ms = self.held_until_ms;
-        let late = |entry: &Entry| matches!(entry.stage, Stage::Completed { at_ms, .. } if at_ms >= until_ms);
+        let late =
+            |entry: &LedgerEntry| matches!(entry.stage, Stage::Completed { at_ms, .. } if at_ms >= until_ms);
         matches!(self.completed, Some(By::Holder(_))) && self.entry.as_ref().is_some_and(late)
     }
 
@@ -378,7 +380,7 @@ impl Model for Bounds {
                 next.end(worker, &Ending::Complete { outcome, ttl_ms }, lost);
             }
             Action::CompleteOtherwise(worker) => {
-                let outcome = Outcome::failed(Json::of("refused").unwrap());
+                let outcome = RecordedOutcome::failed(Json::of("refused").unwrap());
                 next.end(worker, &Ending::Complete { outcome, ttl_ms: TTL_MS_MIN }, true);
             }
             Action::Release(worker) => next.end(worker, &Ending::Release, false),
@@ -415,8 +417,8 @@ impl Model for Bounds {
                 w.effects < 2 || w.takeover || w.operator_freed
             }),
             Property::always("what is recorded stays", |_, w: &World| match w.completed {
-                Some(_) => matches!(&w.entry, Some(Entry { stage: Stage::Completed { .. }, .. })),
-                None => !matches!(&w.entry, Some(Entry { stage: Stage::Completed { .. }, .. })),
+                Some(_) => matches!(&w.entry, Some(LedgerEntry { stage: Stage::Completed { .. }, .. })),
+                None => !matches!(&w.entry, Some(LedgerEntry { stage: Stage::Completed { .. }, .. })),
             }),
             Property::sometimes("a claim is in doubt", |_, w: &World| w.state() == Some(EntryState::InDoubt)),
             Property::sometimes("a late completion counts", |_, w: &World| w.completed_late()),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rusqlite::Connection;
 
-use crate::storage::sqlite::Place;
+use crate::storage::sqlite::DbLocation;
 use crate::storage::{self, schema};
 use crate::{DATABASE, OpenError};
 
@@ -61,7 +61,7 @@ fn fill(
 
 /// Writes a backup. Opened in place of a store it is paused: what was settled after the backup was taken would be
 /// handed out again.
-pub(crate) fn take(place: &Place, to: &Path, now_ms: u64) -> Result<(), OpenError> {
+pub(crate) fn take(place: &DbLocation, to: &Path, now_ms: u64) -> Result<(), OpenError> {
     let db = place.connect()?;
     copy_and(&db, to, |copy| {
         let transaction = copy.transaction()?;

@@ -8,7 +8,7 @@ use rusqlite::{Connection, params};
 use crate::OpenError;
 use crate::ids::Ids;
 use crate::record::{FLAG_DEAD, FLAG_HISTORY, State, parked_cause};
-use crate::storage::sqlite::Place;
+use crate::storage::sqlite::DbLocation;
 use crate::storage::{self, FoundBody};
 
 /// The most bytes of bodies in one page, but for a page of one.
@@ -23,7 +23,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    pub fn start(place: &Place) -> Result<Self, OpenError> {
+    pub fn start(place: &DbLocation) -> Result<Self, OpenError> {
         let db = place.connect()?;
         db.pragma_update(None, "query_only", true)?;
         let (looks, asked) = mpsc::channel::<Look>();
@@ -46,7 +46,7 @@ impl Reader {
 }
 
 /// Where to look.
-pub(crate) struct Shelf {
+pub(crate) struct BrowseScope {
     pub queue: u32,
     pub purged_before: u64,
     /// Messages that the engine has parked because their rows are damaged, which the rows themselves do not tell.
@@ -57,12 +57,12 @@ pub(crate) struct Shelf {
 pub(crate) fn page(
     db: &Connection,
     ids: &Ids,
-    shelf: &Shelf,
+    scope: &BrowseScope,
     browse: &Browse,
     now_ms: u64,
 ) -> rusqlite::Result<Page<MessageView>> {
     // A delayed message whose time has come is ready, though its row is not rewritten for that.
-    let damaged: Vec<_> = shelf.damaged.iter().map(u64::to_string).collect();
+    let damaged: Vec<_> = scope.damaged.iter().map(u64::to_string).collect();
     let parked = format!("(state = 3 OR seq IN ({}))", damaged.join(", "));
     let state = match browse.state {
         None => "1",
@@ -74,7 +74,7 @@ pub(crate) fn page(
     let only = if browse.id.is_some() { "seq = ?4" } else { "?4 IS NULL" };
     let seq = browse.id.map(|id| ids.seq(id).unwrap_or(0) as i64);
     let after =
-        i64::try_from(browse.after.unwrap_or(0)).unwrap_or(i64::MAX).max(shelf.purged_before as i64 - 1);
+        i64::try_from(browse.after.unwrap_or(0)).unwrap_or(i64::MAX).max(scope.purged_before as i64 - 1);
     let sql = format!(
         "SELECT {} FROM message WHERE queue = ?1 AND ord > ?2 AND {state} AND {only} AND ?5 >= 0 ORDER BY ord LIMIT ?3",
         storage::MESSAGE_COLUMNS
@@ -82,7 +82,7 @@ pub(crate) fn page(
     let limit = browse.limit as i64;
     let mut bytes = 0;
     let mut statement = db.prepare_cached(&sql)?;
-    let mut rows = statement.query(params![shelf.queue, after, limit + 1, seq, now_ms as i64])?;
+    let mut rows = statement.query(params![scope.queue, after, limit + 1, seq, now_ms as i64])?;
     let (mut items, mut more) = (Vec::new(), false);
     while let Some(row) = rows.next()? {
         let view = view(db, ids, row, now_ms)?;

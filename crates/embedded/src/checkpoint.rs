@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use rusqlite::{Connection, ErrorCode};
 
 use crate::OpenError;
-use crate::storage::sqlite::Place;
+use crate::storage::sqlite::DbLocation;
 
 /// Where checkpoints run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,22 +28,22 @@ struct State {
     failed: Option<String>,
 }
 
-type Shared = (Mutex<State>, Condvar);
+type StoreState = (Mutex<State>, Condvar);
 
 /// The writer's handle on the checkpointing thread.
 pub(crate) struct Checkpointer {
-    shared: Arc<Shared>,
+    shared: Arc<StoreState>,
     thread: Option<JoinHandle<()>>,
     inline: bool,
 }
 
-fn lock(shared: &Shared) -> MutexGuard<'_, State> {
+fn lock(shared: &StoreState) -> MutexGuard<'_, State> {
     shared.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Checkpointer {
-    pub fn start(place: &Place, checkpoint: Checkpoint) -> Result<Self, OpenError> {
-        let shared: Arc<Shared> = Arc::default();
+    pub fn start(place: &DbLocation, checkpoint: Checkpoint) -> Result<Self, OpenError> {
+        let shared: Arc<StoreState> = Arc::default();
         let inline = checkpoint == Checkpoint::Inline;
         if inline {
             return Ok(Self { shared, thread: None, inline });
@@ -88,7 +88,7 @@ impl Checkpointer {
     }
 }
 
-fn serve(db: Connection, shared: &Shared) {
+fn serve(db: Connection, shared: &StoreState) {
     loop {
         let mut state = lock(shared);
         while !state.asked && !state.stop {

@@ -12,7 +12,7 @@ use hapax_core::{
     ResolveError, TokenError,
 };
 
-use crate::receipt::{Named, Sealer};
+use crate::receipt::{DeliveryRef, ReceiptCodec};
 use crate::time::Now;
 use crate::writer::Reply;
 
@@ -24,7 +24,7 @@ pub(crate) struct Claiming {
     pub hash: u128,
     pub request: ClaimRequest,
     /// The delivery that it is for.
-    pub named: Option<Named>,
+    pub named: Option<DeliveryRef>,
 }
 
 /// What a claim came to, and when.
@@ -40,9 +40,9 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    pub fn new(sealer: &Sealer, renew: Renew) -> Self {
+    pub fn new(codec: &ReceiptCodec, renew: Renew) -> Self {
         let hash = renew.id.hash();
-        let fence = sealer.open_token(hash, &renew.token);
+        let fence = codec.open_token(hash, &renew.token);
         Self { id: renew.id, hash, fence, lease_ms: renew.lease_ms }
     }
 }
@@ -57,9 +57,9 @@ pub(crate) struct End {
 }
 
 impl End {
-    pub fn new(sealer: &Sealer, end: ClaimEnd) -> Self {
+    pub fn new(codec: &ReceiptCodec, end: ClaimEnd) -> Self {
         let hash = end.id.hash();
-        let fence = sealer.open_token(hash, &end.token);
+        let fence = codec.open_token(hash, &end.token);
         // What is too large to keep need not wait in memory either.
         let ending = match end.ending {
             Ending::Complete { outcome, ttl_ms } => Ending::Complete { outcome: outcome.kept(), ttl_ms },

@@ -14,9 +14,9 @@ use tokio::sync::oneshot;
 use crate::claims::{Claiming, Claimings, End, Keep, LedgerOp};
 use crate::store::check_batch;
 use crate::writer::Op;
-use crate::{Embedded, Shared, storage};
+use crate::{Embedded, StoreState, storage};
 
-impl Shared {
+impl StoreState {
     fn claimed(&self, hash: u128, claimed: Claimings) -> Result<Claim, ClaimError> {
         let (claimed, now_ms) = claimed?;
         Ok(match claimed {
@@ -25,7 +25,7 @@ impl Shared {
                     unreachable!("a granted entry is held")
                 };
                 Claim::Granted(Grant {
-                    token: self.sealer.token(hash, entry.fence.0),
+                    token: self.codec.token(hash, entry.fence.0),
                     fence: entry.fence,
                     lease_ms: until_ms - now_ms,
                     takeover,
@@ -60,7 +60,7 @@ impl Ledger for Embedded {
                 continue;
             }
             let hash = request.id.hash();
-            let named = request.delivery.as_ref().and_then(|(_, receipt)| self.shared.sealer.open(receipt));
+            let named = request.delivery.as_ref().and_then(|(_, receipt)| self.shared.codec.open(receipt));
             let (reply, answer) = oneshot::channel();
             let claiming = Box::new(Claiming { hash, request, named });
             ops.push(Op::Ledger(LedgerOp::Claim { claiming, asked, reply }));
@@ -70,7 +70,7 @@ impl Ledger for Embedded {
         let mut claims = Vec::with_capacity(answers.len());
         for answer in answers {
             claims.push(match answer {
-                Ok((hash, answer)) => self.shared.claimed(hash, Shared::answer(answer).await?),
+                Ok((hash, answer)) => self.shared.claimed(hash, StoreState::answer(answer).await?),
                 Err(error) => Err(error),
             });
         }
@@ -79,13 +79,13 @@ impl Ledger for Embedded {
 
     async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
         check_batch(batch.len())?;
-        let batch = batch.into_iter().map(|renew| Keep::new(&self.shared.sealer, renew)).collect();
+        let batch = batch.into_iter().map(|renew| Keep::new(&self.shared.codec, renew)).collect();
         self.shared.ask(|reply| LedgerOp::Renew { batch, reply }).await
     }
 
     async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
         check_batch(batch.len())?;
-        let batch = batch.into_iter().map(|end| End::new(&self.shared.sealer, end)).collect();
+        let batch = batch.into_iter().map(|end| End::new(&self.shared.codec, end)).collect();
         self.shared.ask(|reply| LedgerOp::End { batch, reply }).await
     }
 
@@ -108,7 +108,7 @@ impl Ledger for Embedded {
             let _ = reply.send(page.map_err(failed));
         });
         self.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
-        let page = Shared::answer(answer).await?;
+        let page = StoreState::answer(answer).await?;
         // Memory knows until when open ones are held; rows do not tell of leases that were given anew at the opening.
         let hashes: Vec<_> = page.items.iter().map(|row| row.id.hash()).collect();
         let found = self.shared.job(move |engine, now| (engine.open_entries(&hashes), now.ms())).await?;

@@ -65,8 +65,8 @@ use engine::Loader;
 use ids::Ids;
 use inbox::Inbox;
 use lock::FolderLock;
-use receipt::Sealer;
-use storage::sqlite::{Place, Sqlite};
+use receipt::ReceiptCodec;
+use storage::sqlite::{DbLocation, Sqlite};
 use storage::{ReadError, Storage};
 use time::StoreTime;
 use writer::{Op, Writer};
@@ -201,13 +201,13 @@ fn damaged(error: ReadError) -> OpenError {
 }
 
 /// What callers and the writer share.
-struct Shared {
+struct StoreState {
     inbox: Inbox,
     clock: Arc<dyn Clock>,
     time: Arc<StoreTime>,
-    sealer: Sealer,
+    codec: ReceiptCodec,
     ids: Ids,
-    place: Place,
+    place: DbLocation,
     receives: AtomicU64,
     /// What callers can find out about messages of some queues, so that the writer need not.
     hints: RwLock<HashMap<QueueName, Arc<Hint>>>,
@@ -240,7 +240,7 @@ struct Report {
     stats: CommitStats,
 }
 
-impl Shared {
+impl StoreState {
     fn report(&self) -> Report {
         self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -248,7 +248,7 @@ impl Shared {
 
 /// A store in one folder. Cheap to share behind an [`Arc`]; dropping it closes the store in good order.
 pub struct Embedded {
-    shared: Arc<Shared>,
+    shared: Arc<StoreState>,
     writer: Mutex<Option<JoinHandle<()>>>,
     reader: Mutex<Reader>,
 }
@@ -260,9 +260,9 @@ impl Embedded {
         let found = options.medium.or_else(|| medium(folder));
         let risk = medium::admit(folder, found, options.allow_network_file_system)?;
         let lock = if options.vfs.is_none() { Some(FolderLock::take(folder)?) } else { None };
-        let place = Place { file: folder.join(DATABASE), vfs: options.vfs };
+        let place = DbLocation { file: folder.join(DATABASE), vfs: options.vfs };
         let mut storage = Sqlite::open(place.clone(), storage::schema::STEPS, Checkpoint::Background)?;
-        let (sealer, ids) = (Sealer::new(storage.secret()), storage.ids());
+        let (codec, ids) = (ReceiptCodec::new(storage.secret()), storage.ids());
         let header = storage.header().map_err(damaged)?;
         let time = Arc::new(StoreTime::start(options.clock.clone(), header.clock_ms));
         let mut report = Report::default();
@@ -287,11 +287,11 @@ impl Embedded {
         getrandom::fill(&mut seed).map_err(|error| OpenError::Random(error.to_string()))?;
         let seed = u64::from_le_bytes(seed);
         let writer = Writer::new(engine, storage, time.clone(), ids.clone(), seed, options.reserve_bytes);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(StoreState {
             inbox: Inbox::default(),
             clock: options.clock,
             time,
-            sealer,
+            codec,
             ids,
             place,
             receives: AtomicU64::new(0),
@@ -353,7 +353,7 @@ impl Drop for Embedded {
 }
 
 /// Turns callers away when the writer ends in a panic: they would wait for ever for an answer.
-struct Ending<'a>(&'a Shared);
+struct Ending<'a>(&'a StoreState);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
@@ -399,7 +399,7 @@ fn gather(writer: &mut Writer<Sqlite>, inbox: &Inbox, ops: &mut Vec<Op>, expecte
 }
 
 /// The writer thread.
-fn serve(mut writer: Writer<Sqlite>, shared: &Shared, lock: Option<FolderLock>) {
+fn serve(mut writer: Writer<Sqlite>, shared: &StoreState, lock: Option<FolderLock>) {
     let _ending = Ending(shared);
     let mut ops = Vec::new();
     let mut expected = 0;

@@ -6,7 +6,7 @@ use hapax_core::{Receipt, Token};
 
 /// What a receipt names: a queue, a message, and the delivery by its fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Named {
+pub(crate) struct DeliveryRef {
     pub queue: u32,
     pub seq: u64,
     pub fence: u64,
@@ -20,11 +20,11 @@ const TOKEN_LEN: usize = 24;
 
 /// Makes and opens receipts with the store's secret.
 #[derive(Clone)]
-pub(crate) struct Sealer {
+pub(crate) struct ReceiptCodec {
     key: [u8; 32],
 }
 
-impl Sealer {
+impl ReceiptCodec {
     pub fn new(key: [u8; 32]) -> Self {
         Self { key }
     }
@@ -34,7 +34,7 @@ impl Sealer {
         hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes")
     }
 
-    pub fn seal(&self, named: Named) -> Receipt {
+    pub fn seal(&self, named: DeliveryRef) -> Receipt {
         let mut bytes = [0u8; LEN];
         bytes[..4].copy_from_slice(&named.queue.to_le_bytes());
         bytes[4..12].copy_from_slice(&named.seq.to_le_bytes());
@@ -45,7 +45,7 @@ impl Sealer {
     }
 
     /// `None` if this store did not make it.
-    pub fn open(&self, receipt: &Receipt) -> Option<Named> {
+    pub fn open(&self, receipt: &Receipt) -> Option<DeliveryRef> {
         let mut bytes = [0u8; LEN];
         let len = URL_SAFE_NO_PAD.decode_slice(receipt.as_str(), &mut bytes).ok()?;
         if len != LEN {
@@ -54,7 +54,7 @@ impl Sealer {
         let tag = self.tag(&bytes[..SEALED]);
         // Constant time: the tag is all that stands between a guess and someone else's delivery.
         let differs = tag.iter().zip(&bytes[SEALED..]).fold(0, |acc, (a, b)| acc | (a ^ b));
-        (differs == 0).then(|| Named {
+        (differs == 0).then(|| DeliveryRef {
             queue: u32::from_le_bytes(bytes[..4].try_into().expect("4 bytes")),
             seq: u64::from_le_bytes(bytes[4..12].try_into().expect("8 bytes")),
             fence: u64::from_le_bytes(bytes[12..SEALED].try_into().expect("8 bytes")),
@@ -98,38 +98,38 @@ mod tests {
 
     #[test]
     fn a_receipt_opens_only_where_it_was_made_and_only_unchanged() {
-        let sealer = Sealer::new([7; 32]);
-        let named = Named { queue: 3, seq: 99, fence: 1 << 50 };
-        let receipt = sealer.seal(named);
-        assert_eq!(sealer.open(&receipt), Some(named));
-        assert_eq!(Sealer::new([8; 32]).open(&receipt), None);
+        let codec = ReceiptCodec::new([7; 32]);
+        let named = DeliveryRef { queue: 3, seq: 99, fence: 1 << 50 };
+        let receipt = codec.seal(named);
+        assert_eq!(codec.open(&receipt), Some(named));
+        assert_eq!(ReceiptCodec::new([8; 32]).open(&receipt), None);
 
         for at in 0..receipt.as_str().len() {
             let mut text = receipt.as_str().as_bytes().to_vec();
             text[at] = if text[at] == b'A' { b'B' } else { b'A' };
             let forged = Receipt::new(String::from_utf8(text).unwrap()).unwrap();
-            assert!(forged == receipt || sealer.open(&forged) != Some(named), "byte {at}");
+            assert!(forged == receipt || codec.open(&forged) != Some(named), "byte {at}");
         }
         for garbage in ["x", "AAAA", &"A".repeat(39), "ünsinn", &receipt.as_str().repeat(2)] {
-            assert_eq!(sealer.open(&Receipt::new(garbage).unwrap()), None, "{garbage}");
+            assert_eq!(codec.open(&Receipt::new(garbage).unwrap()), None, "{garbage}");
         }
     }
 
     #[test]
     fn a_token_opens_only_for_its_entry_and_only_unchanged() {
-        let sealer = Sealer::new([7; 32]);
-        let token = sealer.token(99, 1 << 50);
-        assert_eq!(sealer.open_token(99, &token), Some(1 << 50));
-        assert_eq!(sealer.open_token(98, &token), None);
-        assert_eq!(Sealer::new([8; 32]).open_token(99, &token), None);
+        let codec = ReceiptCodec::new([7; 32]);
+        let token = codec.token(99, 1 << 50);
+        assert_eq!(codec.open_token(99, &token), Some(1 << 50));
+        assert_eq!(codec.open_token(98, &token), None);
+        assert_eq!(ReceiptCodec::new([8; 32]).open_token(99, &token), None);
         for at in 0..token.as_str().len() {
             let mut text = token.as_str().as_bytes().to_vec();
             text[at] = if text[at] == b'A' { b'B' } else { b'A' };
             let forged = Token::new(String::from_utf8(text).unwrap()).unwrap();
-            assert!(forged == token || sealer.open_token(99, &forged).is_none(), "byte {at}");
+            assert!(forged == token || codec.open_token(99, &forged).is_none(), "byte {at}");
         }
         for garbage in ["x", "AAAA", &"A".repeat(32), &token.as_str().repeat(2)] {
-            assert_eq!(sealer.open_token(99, &Token::new(garbage).unwrap()), None, "{garbage}");
+            assert_eq!(codec.open_token(99, &Token::new(garbage).unwrap()), None, "{garbage}");
         }
     }
 }

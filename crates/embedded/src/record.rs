@@ -66,7 +66,7 @@ pub(crate) fn unpark_flags(flags: u8) -> u8 {
 
 /// The metadata of one live message: what the engine keeps in memory for each, so every byte counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct MessageMeta {
     /// The store's number for the message; its id is made from it.
     pub seq: u64,
     /// Its place in its queue; drawn from the same counter as `seq` whenever it enters a queue.
@@ -94,7 +94,7 @@ pub(crate) struct Entry {
     pub flags: u8,
 }
 
-impl Entry {
+impl MessageMeta {
     /// What stands for a message of whose row nothing but the key can be read.
     pub fn unreadable(seq: u64) -> Self {
         Self {
@@ -120,7 +120,7 @@ impl Entry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MessageRow {
     pub queue: u32,
-    pub entry: Entry,
+    pub entry: MessageMeta,
     pub group: Option<GroupId>,
 }
 
@@ -289,7 +289,7 @@ impl Tally {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LedgerRow {
     pub id: EntryId,
-    pub entry: protocol::Entry,
+    pub entry: protocol::LedgerEntry,
 }
 
 impl LedgerRow {
@@ -400,8 +400,8 @@ mod tests {
 
     #[test]
     fn an_entry_stays_small() {
-        assert!(size_of::<Entry>() <= 80, "{}", size_of::<Entry>());
-        assert_eq!(size_of::<Option<Entry>>(), size_of::<Entry>());
+        assert!(size_of::<MessageMeta>() <= 80, "{}", size_of::<MessageMeta>());
+        assert_eq!(size_of::<Option<MessageMeta>>(), size_of::<MessageMeta>());
     }
 
     #[test]

@@ -13,13 +13,13 @@ use hapax_core::{
 };
 use tokio::sync::oneshot;
 
-use crate::browse::{self, Shelf, parse_attributes};
+use crate::browse::{self, BrowseScope, parse_attributes};
 use crate::claims::End;
-use crate::engine::{Engine, Outgoing, Queue, Request, Stated, content_id};
+use crate::engine::{Engine, PreparedMessage, Queue, Request, Stated, content_id};
 use crate::record::Content;
 use crate::time::Now;
-use crate::writer::{Done, Op, Raw, Settling};
-use crate::{Embedded, Hint, Shared};
+use crate::writer::{Done, Op, RawDelivery, Settling};
+use crate::{Embedded, Hint, StoreState};
 
 /// The most elements of one batch.
 const BATCH_MAX: usize = 1_000;
@@ -33,7 +33,7 @@ fn gone() -> StoreError {
     StoreError::OutcomeUnknown("the store ended before it answered".into())
 }
 
-impl Shared {
+impl StoreState {
     pub(crate) async fn answer<T>(answer: Answer<T>) -> Result<T, StoreError> {
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
@@ -52,13 +52,13 @@ impl Shared {
         Self::answer(answer).await
     }
 
-    fn delivery(&self, raw: Raw) -> Delivery {
+    fn delivery(&self, raw: RawDelivery) -> Delivery {
         let entry = raw.leased.entry;
         Delivery {
             id: self.ids.id(entry.seq),
             attributes: raw.content.attributes.as_deref().map(parse_attributes).unwrap_or_default(),
             body: raw.content.body,
-            receipt: self.sealer.seal(raw.leased.named),
+            receipt: self.codec.seal(raw.leased.named),
             fence: Fence(raw.leased.named.fence),
             attempt: entry.attempts,
             lease_ms: raw.lease_ms,
@@ -75,9 +75,9 @@ impl Shared {
 
 /// A receive under way. Dropped early, it takes itself back, and so it does with deliveries that it never handed on.
 struct Receiving<'a> {
-    shared: &'a Shared,
+    shared: &'a StoreState,
     id: u64,
-    answer: Option<Answer<Vec<Raw>>>,
+    answer: Option<Answer<Vec<RawDelivery>>>,
 }
 
 impl Drop for Receiving<'_> {
@@ -95,7 +95,7 @@ impl Drop for Receiving<'_> {
     }
 }
 
-fn outgoing(message: NewMessage, hint: Option<&Hint>) -> Result<Outgoing, SendError> {
+fn outgoing(message: NewMessage, hint: Option<&Hint>) -> Result<PreparedMessage, SendError> {
     if message.attributes.len() > ATTRIBUTES_MAX {
         let count = message.attributes.len();
         return Err(SendError::Invalid(format!(
@@ -112,7 +112,7 @@ fn outgoing(message: NewMessage, hint: Option<&Hint>) -> Result<Outgoing, SendEr
         Box::new(Stated { pointer: hint.pointer.clone(), key: found.map(|(key, _)| key) })
     });
     let dedup = message.dedup.map(String::from);
-    Ok(Outgoing {
+    Ok(PreparedMessage {
         content: Content::new(dedup, attributes, message.body),
         bytes,
         delay_ms: message.delay_ms,
@@ -163,7 +163,7 @@ impl QueueStore for Embedded {
         let hint = self.shared.hints.read().unwrap_or_else(PoisonError::into_inner).get(queue).cloned();
         let batch = batch.into_iter().map(|message| outgoing(message, hint.as_deref())).collect();
         self.shared.inbox.push(Op::Send { queue: queue.clone(), batch, reply })?;
-        Shared::answer(answer).await
+        StoreState::answer(answer).await
     }
 
     async fn receive(&self, queue: &QueueName, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
@@ -190,24 +190,24 @@ impl QueueStore for Embedded {
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
         check_batch(batch.len())?;
         let (reply, answer) = oneshot::channel();
-        let sealer = &self.shared.sealer;
+        let codec = &self.shared.codec;
         let settling = |settle: Settle| Settling {
-            named: sealer.open(&settle.receipt),
+            named: codec.open(&settle.receipt),
             how: settle.how,
-            claim: settle.claim.map(|end| End::new(sealer, end)),
+            claim: settle.claim.map(|end| End::new(codec, end)),
         };
         let batch = batch.into_iter().map(settling).collect();
         self.shared.inbox.push(Op::Settle { queue: queue.clone(), batch, reply })?;
-        Shared::answer(answer).await
+        StoreState::answer(answer).await
     }
 
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
         check_batch(batch.len())?;
         let (reply, answer) = oneshot::channel();
         let batch =
-            batch.into_iter().map(|extend| (self.shared.sealer.open(&extend.receipt), extend)).collect();
+            batch.into_iter().map(|extend| (self.shared.codec.open(&extend.receipt), extend)).collect();
         self.shared.inbox.push(Op::Extend { queue: queue.clone(), batch, reply })?;
-        Shared::answer(answer).await
+        StoreState::answer(answer).await
     }
 }
 
@@ -261,7 +261,7 @@ impl QueueAdmin for Embedded {
             let id = engine.find(&name)?;
             let queue = engine.queue(id);
             let damaged = queue.table.parked_for(Cause::Damaged);
-            let place = Shelf { queue: id, purged_before: queue.purged_before, damaged };
+            let place = BrowseScope { queue: id, purged_before: queue.purged_before, damaged };
             Ok::<_, StoreError>((place, now.ms()))
         });
         let (place, now_ms) = found.await??;
@@ -273,7 +273,7 @@ impl QueueAdmin for Embedded {
                 reply.send(page.map_err(|error| StoreError::Unavailable(format!("a read failed ({error})"))));
         });
         self.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
-        Shared::answer(answer).await
+        StoreState::answer(answer).await
     }
 
     async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {

@@ -4,14 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::engine::Request;
-use crate::writer::{Raw, Reply};
+use crate::writer::{RawDelivery, Reply};
 
 pub(crate) struct Waiter {
     pub id: u64,
     pub queue: u32,
     pub request: Request,
     pub deadline_ms: u64,
-    pub reply: Reply<Vec<Raw>>,
+    pub reply: Reply<Vec<RawDelivery>>,
 }
 
 #[derive(Default)]

@@ -13,9 +13,9 @@ use hapax_core::{
 use tokio::sync::oneshot;
 
 use crate::claims::{ClaimWaiters, End, LedgerOp};
-use crate::engine::{Engine, Leased, Outgoing, Request};
+use crate::engine::{Engine, Leased, PreparedMessage, Request};
 use crate::ids::Ids;
-use crate::receipt::Named;
+use crate::receipt::DeliveryRef;
 use crate::record::{BodyRow, Content, FLAG_DEAD};
 use crate::storage::{CommitError, Durability, FoundBody, ReadError, Storage};
 use crate::time::{Now, StoreTime};
@@ -25,7 +25,7 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
 /// A delivery as the writer makes it; the caller's thread makes it presentable.
 #[derive(Debug)]
-pub(crate) struct Raw {
+pub(crate) struct RawDelivery {
     pub leased: Leased,
     pub content: Content,
     pub group: Option<GroupId>,
@@ -42,7 +42,7 @@ pub(crate) type Job = Box<dyn FnOnce(&mut Engine, Now) -> Done + Send>;
 pub(crate) enum Op {
     Send {
         queue: QueueName,
-        batch: Vec<Result<Outgoing, SendError>>,
+        batch: Vec<Result<PreparedMessage, SendError>>,
         reply: Reply<Vec<Result<Sent, SendError>>>,
     },
     Receive {
@@ -52,14 +52,14 @@ pub(crate) enum Op {
         wait_ms: Option<u64>,
         /// When the caller asked: its wait counts from then, not from when the writer gets to it.
         asked: Now,
-        reply: Reply<Vec<Raw>>,
+        reply: Reply<Vec<RawDelivery>>,
     },
     /// The caller of this receive went away.
     Cancel {
         id: u64,
     },
     /// These deliveries were made but never seen.
-    GiveBack(Vec<Named>),
+    GiveBack(Vec<DeliveryRef>),
     Settle {
         queue: QueueName,
         batch: Vec<Settling>,
@@ -67,7 +67,7 @@ pub(crate) enum Op {
     },
     Extend {
         queue: QueueName,
-        batch: Vec<(Option<Named>, Extend)>,
+        batch: Vec<(Option<DeliveryRef>, Extend)>,
         reply: Reply<Vec<Result<Remaining, SettleError>>>,
     },
     Ledger(LedgerOp),
@@ -76,7 +76,7 @@ pub(crate) enum Op {
 
 /// Ends a delivery, and perhaps the claim that was made for it.
 pub(crate) struct Settling {
-    pub named: Option<Named>,
+    pub named: Option<DeliveryRef>,
     pub how: How,
     pub claim: Option<End>,
 }
@@ -112,7 +112,7 @@ impl Op {
 /// Answers that wait for the commit.
 enum Answer {
     Sent(Reply<Vec<Result<Sent, SendError>>>, Vec<Result<Sent, SendError>>),
-    Received(Reply<Vec<Raw>>, Vec<Raw>),
+    Received(Reply<Vec<RawDelivery>>, Vec<RawDelivery>),
     Settled(Reply<Vec<Result<Settled, SettleError>>>, Vec<Result<Settled, SettleError>>),
     Extended(Reply<Vec<Result<Remaining, SettleError>>>, Vec<Result<Remaining, SettleError>>),
     /// Of the ledger: run with the error, if there was one.
@@ -148,9 +148,9 @@ pub(crate) struct Writer<S> {
     claims: ClaimWaiters,
     answers: Vec<Answer>,
     /// Deliveries whose receiver went away before it saw them.
-    unseen: Vec<Named>,
+    unseen: Vec<DeliveryRef>,
     /// Those among them that this wave gives back.
-    given_back: Vec<Named>,
+    given_back: Vec<DeliveryRef>,
     /// Sends are refused when less room is left.
     reserve_bytes: u64,
     /// Room left on the disk, asked for once per wave; all there is where that cannot be told.
@@ -397,7 +397,7 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    fn give_back(&mut self, now: Now, unseen: Vec<Named>) {
+    fn give_back(&mut self, now: Now, unseen: Vec<DeliveryRef>) {
         for named in &unseen {
             self.engine.give_back(now, *named);
         }
@@ -425,7 +425,7 @@ impl<S: Storage> Writer<S> {
         &mut self,
         now: Now,
         queue: &QueueName,
-        batch: Vec<Result<Outgoing, SendError>>,
+        batch: Vec<Result<PreparedMessage, SendError>>,
         reply: Reply<Vec<Result<Sent, SendError>>>,
     ) {
         let ready = self.ready(queue).and_then(|id| self.check_room().map(|()| id));
@@ -458,7 +458,7 @@ impl<S: Storage> Writer<S> {
         &mut self,
         now: Now,
         queue: u32,
-        message: &Outgoing,
+        message: &PreparedMessage,
     ) -> Result<(Option<crate::record::DedupRow>, Option<hapax_core::EntryId>), ReadError> {
         let stored = self.known(now, queue, message)?;
         let entry = self.engine.entry_of(queue, message);
@@ -473,7 +473,7 @@ impl<S: Storage> Writer<S> {
         &mut self,
         now: Now,
         queue: u32,
-        message: &Outgoing,
+        message: &PreparedMessage,
     ) -> Result<Option<crate::record::DedupRow>, ReadError> {
         match self.engine.dedup_lookup(queue, message, now) {
             Some(key) => self.storage.dedup(queue, key),
@@ -502,7 +502,7 @@ impl<S: Storage> Writer<S> {
         request: Request,
         wait_ms: Option<u64>,
         asked: Now,
-        reply: Reply<Vec<Raw>>,
+        reply: Reply<Vec<RawDelivery>>,
     ) {
         let found = self.ready(queue).and_then(|queue| match &self.engine.header().paused {
             Some(paused) => Err(StoreError::Paused(paused.clone())),
@@ -556,7 +556,7 @@ impl<S: Storage> Writer<S> {
     }
 
     /// Leases messages and reads their bodies. A damaged one is parked and another taken in its place.
-    fn hand_out(&mut self, now: Now, waiter: &Waiter) -> Result<Vec<Raw>, ReadError> {
+    fn hand_out(&mut self, now: Now, waiter: &Waiter) -> Result<Vec<RawDelivery>, ReadError> {
         let mut handed = Vec::new();
         let mut request = waiter.request.clone();
         loop {
@@ -591,7 +591,7 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    fn raw(&mut self, now: Now, leased: Leased, body: BodyRow) -> Result<Raw, ReadError> {
+    fn raw(&mut self, now: Now, leased: Leased, body: BodyRow) -> Result<RawDelivery, ReadError> {
         let seq = leased.named.seq;
         let dead = if leased.entry.flags & FLAG_DEAD == 0 {
             None
@@ -602,7 +602,7 @@ impl<S: Storage> Writer<S> {
         };
         let group = self.engine.queue(leased.named.queue).table.group_name(&leased.entry);
         let lease_ms = leased.entry.due_ms - now.ms();
-        Ok(Raw { leased, content: body.content, group, dead: dead.map(Into::into), lease_ms })
+        Ok(RawDelivery { leased, content: body.content, group, dead: dead.map(Into::into), lease_ms })
     }
 
     /// Moves what running redrives may move by now.

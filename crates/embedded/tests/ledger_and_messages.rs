@@ -5,8 +5,8 @@ mod ledger;
 
 use hapax_core::{
     Cause, Claim, ClaimRequest, DeadLetterPolicy, Delivery, Ending, EntryId, How, Json, Ledger, NewMessage,
-    Outcome, QueueAdmin, QueueConfig, QueueName, QueueStore, RedriveFilter, RedriveRequest, Resolution,
-    Settle, Settled,
+    QueueAdmin, QueueConfig, QueueName, QueueStore, RecordedOutcome, RedriveFilter, RedriveRequest,
+    Resolution, Settle, Settled,
 };
 use ledger::*;
 
@@ -211,7 +211,7 @@ async fn a_redrive_takes_the_key_along_and_clears_only_what_failed() {
     let policy = DeadLetterPolicy { queue: dead.clone(), max_attempts: 3 };
     let queue =
         rig.once_queue("pay", QueueConfig { dead_letter: Some(policy), ..QueueConfig::default() }).await;
-    let failed = Outcome::failed(Json::of("no such account").unwrap());
+    let failed = RecordedOutcome::failed(Json::of("no such account").unwrap());
     let endings = [Ending::Complete { outcome: failed, ttl_ms: TTL_MS }, complete("paid"), Ending::Doubt];
     let mut entries = Vec::new();
     for (number, end) in endings.into_iter().enumerate() {

@@ -13,7 +13,7 @@ use common::{child_folder, long, queue, seed, start_child};
 use hapax_core::ledger::TTL_MS_DEFAULT;
 use hapax_core::{
     Browse, Claim, ClaimEnd, ClaimRequest, Delivery, Ending, EntryFilter, EntryId, EntryState, How, Json,
-    Ledger, NewMessage, Outcome, QueueAdmin, QueueConfig, QueueStore, Receive, Settle, Settled, Tier,
+    Ledger, NewMessage, QueueAdmin, QueueConfig, QueueStore, Receive, RecordedOutcome, Settle, Settled, Tier,
 };
 use hapax_embedded::{Embedded, Options};
 
@@ -55,7 +55,7 @@ async fn run(store: &Embedded, delivery: Delivery) {
         panic!("nobody else works on message {number}");
     };
     say(&format!("granted {number} {}", grant.fence));
-    let outcome = Outcome::done(Json::of(&number).unwrap());
+    let outcome = RecordedOutcome::done(Json::of(&number).unwrap());
     let ending = Ending::Complete { outcome, ttl_ms: TTL_MS_DEFAULT };
     let claim = Some(ClaimEnd { id: entry(number), token: grant.token, ending });
     let settle = Settle { receipt: delivery.receipt, how: How::Ack, claim };

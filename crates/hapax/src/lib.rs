@@ -84,7 +84,7 @@ pub use hapax_embedded as embedded;
 pub use hapax_worker::SqliteInbox;
 #[cfg(feature = "worker")]
 pub use hapax_worker::{
-    self as worker, Cx, Idempotent, IdempotentError, IntoOutcome, OnError, Outcome, Report, Worker,
+    self as worker, Cx, HandlerOutcome, Idempotent, IdempotentError, IntoOutcome, OnError, Report, Worker,
     WorkerBuilder, idempotent, testing,
 };
 pub use queue::{Error, Queue, Received};

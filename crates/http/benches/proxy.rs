@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hapax_core::{Claim, ClaimEnd, ClaimRequest, Ending, EntryId, Json, Ledger, Outcome, Owner, Scope};
+use hapax_core::{
+    Claim, ClaimEnd, ClaimRequest, Ending, EntryId, Json, Ledger, Owner, RecordedOutcome, Scope,
+};
 use hapax_embedded::{Embedded, Options};
 use hapax_http::proxy::{Proxy, ProxyConfig};
 use http::{Request, Response, Uri};
@@ -180,7 +182,7 @@ async fn drive(to: SocketAddr, way: Way, more: impl Fn(usize) -> bool) -> Result
 /// Claims and completes keys, one after the other.
 async fn claims(ledger: Arc<dyn Ledger>, until: Instant) -> Result<Vec<Duration>, Error> {
     let mut times = Vec::new();
-    let outcome = Outcome::done(Json::of(&"x".repeat(300))?);
+    let outcome = RecordedOutcome::done(Json::of(&"x".repeat(300))?);
     while Instant::now() < until {
         let name = format!("{:032x}", fastrand::u128(..));
         let id = EntryId::new(Scope::new("bench")?, name.parse()?);

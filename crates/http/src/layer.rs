@@ -99,7 +99,7 @@ impl Builder {
     /// Checks everything and makes the layer.
     pub fn build(self) -> Result<IdempotencyLayer, ConfigError> {
         service_name(&self.service).map_err(ConfigError)?;
-        Ok(IdempotencyLayer(Arc::new(Shared {
+        Ok(IdempotencyLayer(Arc::new(LayerState {
             service: self.service,
             renewer: Renewer::new(self.ledger.clone()),
             ledger: self.ledger,
@@ -129,9 +129,9 @@ impl Builder {
 ///
 /// It goes outside of whatever must not run twice, and inside of whatever authenticates. Cloning shares everything.
 #[derive(Clone)]
-pub struct IdempotencyLayer(pub(crate) Arc<Shared>);
+pub struct IdempotencyLayer(pub(crate) Arc<LayerState>);
 
-pub(crate) struct Shared {
+pub(crate) struct LayerState {
     service: String,
     pub(crate) ledger: Arc<dyn Ledger>,
     pub(crate) renewer: Renewer,
@@ -191,7 +191,7 @@ impl<S> Layer<S> for IdempotencyLayer {
 #[derive(Clone)]
 pub struct Idempotency<S> {
     inner: S,
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
 }
 
 impl<S, B, R> Service<Request<B>> for Idempotency<S>
@@ -240,7 +240,7 @@ enum Prepared {
     Keyed(Box<Run>),
 }
 
-impl Shared {
+impl LayerState {
     /// Finds out what is to be done with a request; reads its body if it has a key.
     async fn prepare<B>(self: &Arc<Self>, request: Request<B>) -> Prepared
     where

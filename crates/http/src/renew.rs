@@ -13,12 +13,12 @@ use tokio::sync::{Notify, watch};
 
 /// Renews the claims of one layer.
 pub(crate) struct Renewer {
-    shared: Arc<Shared>,
+    shared: Arc<RenewerState>,
     ledger: Arc<dyn Ledger>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct RenewerState {
     state: Mutex<State>,
     /// Told when there is something to renew after there was nothing.
     wake: Notify,
@@ -41,7 +41,7 @@ struct Kept {
     lost: watch::Sender<bool>,
 }
 
-impl Shared {
+impl RenewerState {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -49,7 +49,7 @@ impl Shared {
 
 /// Keeps one claim until it is dropped.
 pub(crate) struct Beat {
-    shared: Arc<Shared>,
+    shared: Arc<RenewerState>,
     number: u64,
     lost: watch::Receiver<bool>,
 }
@@ -128,7 +128,7 @@ impl Renewer {
     }
 }
 
-async fn beat(shared: &Weak<Shared>, ledger: &Arc<dyn Ledger>) {
+async fn beat(shared: &Weak<RenewerState>, ledger: &Arc<dyn Ledger>) {
     loop {
         let Some(alive) = shared.upgrade() else { return };
         let (due, next) = due(&alive);
@@ -147,7 +147,7 @@ async fn beat(shared: &Weak<Shared>, ledger: &Arc<dyn Ledger>) {
 }
 
 /// The claims that are due now, and when to look again; `None` while there are no claims.
-fn due(shared: &Shared) -> (Vec<(u64, Renew)>, Option<Instant>) {
+fn due(shared: &RenewerState) -> (Vec<(u64, Renew)>, Option<Instant>) {
     let now = Instant::now();
     let mut due = Vec::new();
     let mut next: Option<Instant> = None;
@@ -170,7 +170,7 @@ fn due(shared: &Shared) -> (Vec<(u64, Renew)>, Option<Instant>) {
     (due, next.map(|next| next.clamp(soon, now + Duration::from_millis(50))))
 }
 
-async fn renew(shared: Arc<Shared>, ledger: Arc<dyn Ledger>, due: Vec<(u64, Renew)>) {
+async fn renew(shared: Arc<RenewerState>, ledger: Arc<dyn Ledger>, due: Vec<(u64, Renew)>) {
     let sent = Instant::now();
     let (numbers, batch): (Vec<u64>, Vec<Renew>) = due.into_iter().unzip();
     let longest = batch.iter().map(|renew| renew.lease_ms).max().unwrap_or_default();

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hapax_core::{
-    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Fingerprint, Grant, Outcome, Owner, Renew,
-    StoreError, Token, TokenError,
+    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Fingerprint, Grant, Owner, RecordedOutcome,
+    Renew, StoreError, Token, TokenError,
 };
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
@@ -22,7 +22,7 @@ use tower_service::Service;
 
 use crate::body::{Body, Bounded, BoxError, Read, read};
 use crate::headers;
-use crate::layer::{Claimed, Shared};
+use crate::layer::{Claimed, LayerState};
 use crate::policy::{OnOutage, Policy, Verdict};
 use crate::problem::Problem;
 use crate::renew::Beat;
@@ -41,7 +41,7 @@ const LABEL: &str = "http";
 
 /// A request with a key, read and ready to run.
 pub(crate) struct Run {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<LayerState>,
     pub(crate) id: EntryId,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) policy: Arc<Policy>,
@@ -74,11 +74,11 @@ impl Running {
     }
 }
 
-struct Under(Arc<Shared>);
+struct Under(Arc<LayerState>);
 
 impl Under {
     /// `None`: as many are under way as may be.
-    fn way(shared: &Arc<Shared>) -> Option<Self> {
+    fn way(shared: &Arc<LayerState>) -> Option<Self> {
         let under_way = Self(shared.clone());
         (shared.running.count.fetch_add(1, Ordering::SeqCst) < RUNS_MAX).then_some(under_way)
     }
@@ -235,7 +235,7 @@ impl Run {
         });
     }
 
-    fn replayed(&self, outcome: &Outcome) -> Response<Body> {
+    fn replayed(&self, outcome: &RecordedOutcome) -> Response<Body> {
         match stored::replay(outcome) {
             Replay::Answer(response) => {
                 self.shared.counters.replayed.add();
@@ -310,7 +310,7 @@ impl Run {
 }
 
 /// Gives back a claim that nothing ran under; tries until it is known to be gone.
-async fn release(shared: &Shared, id: &EntryId, token: &Token, until: Instant) {
+async fn release(shared: &LayerState, id: &EntryId, token: &Token, until: Instant) {
     loop {
         let end = ClaimEnd { id: id.clone(), token: token.clone(), ending: Ending::Release };
         let ended = tokio::time::timeout(LEDGER, shared.ledger.end(vec![end])).await;
@@ -323,7 +323,7 @@ async fn release(shared: &Shared, id: &EntryId, token: &Token, until: Instant) {
 
 /// Whoever holds a claim, until it has ended it.
 struct Holder {
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
     id: EntryId,
     grant: Grant,
     policy: Arc<Policy>,
@@ -419,7 +419,11 @@ impl Holder {
     }
 
     /// Records what came of the run, before anyone sees it.
-    async fn settle(&mut self, verdict: Verdict, record: impl FnOnce() -> Outcome) -> Result<(), Problem> {
+    async fn settle(
+        &mut self,
+        verdict: Verdict,
+        record: impl FnOnce() -> RecordedOutcome,
+    ) -> Result<(), Problem> {
         let ttl_ms = self.policy.ttl_ms;
         let ending = match verdict {
             Verdict::Final => Ending::Complete { outcome: record(), ttl_ms },
@@ -546,7 +550,7 @@ fn not_kept(status: Option<u16>, why: &str) -> Problem {
         "the request with this Idempotency-Key has run{answered}; the answer cannot be given again: {why}"
     );
     let problem = Problem::new(
-        "answer-not-kept",
+        "response-not-stored",
         StatusCode::CONFLICT,
         "The request has run; its answer was not kept",
         detail,
@@ -577,7 +581,7 @@ fn unrecorded() -> Problem {
 
 fn broken_off(how: &str) -> Problem {
     let detail = format!("{how}; it is open whether the request took effect");
-    Problem::new("run-broken-off", StatusCode::BAD_GATEWAY, "The request broke off", detail)
+    Problem::new("run-interrupted", StatusCode::BAD_GATEWAY, "The request broke off", detail)
 }
 
 fn too_long(ms: u64) -> Problem {

@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use hapax_core::ledger::OUTCOME_BYTES_MAX;
-use hapax_core::{Json, Outcome};
+use hapax_core::{Json, RecordedOutcome};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderName, HeaderValue, SET_COOKIE};
 use http::{HeaderMap, Method, Response, StatusCode, response};
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ pub(crate) enum Replay {
 }
 
 /// The outcome of an answer with its whole body.
-pub(crate) fn whole(method: &Method, parts: &response::Parts, read: &Read) -> Outcome {
+pub(crate) fn whole(method: &Method, parts: &response::Parts, read: &Read) -> RecordedOutcome {
     let body = match std::str::from_utf8(&read.bytes) {
         Ok("") => None,
         Ok(text) => Some(StoredBody::Text(text.to_owned())),
@@ -70,7 +70,7 @@ pub(crate) fn whole(method: &Method, parts: &response::Parts, read: &Read) -> Ou
 }
 
 /// The outcome of an answer whose body is not kept.
-pub(crate) fn omitted(parts: &response::Parts, why: &str) -> Outcome {
+pub(crate) fn omitted(parts: &response::Parts, why: &str) -> RecordedOutcome {
     let stored = Stored {
         status: parts.status.as_u16(),
         headers: Vec::new(),
@@ -81,9 +81,9 @@ pub(crate) fn omitted(parts: &response::Parts, why: &str) -> Outcome {
     outcome(parts.status, Json::of(&stored).expect("strings and numbers are JSON"))
 }
 
-fn outcome(status: StatusCode, json: Json) -> Outcome {
+fn outcome(status: StatusCode, json: Json) -> RecordedOutcome {
     let failed = status.is_client_error() || status.is_server_error();
-    if failed { Outcome::failed(json) } else { Outcome::done(json) }
+    if failed { RecordedOutcome::failed(json) } else { RecordedOutcome::done(json) }
 }
 
 fn pairs(headers: &HeaderMap, keep_length: bool) -> Vec<(String, String)> {
@@ -112,7 +112,7 @@ fn header_map(pairs: &[(String, String)]) -> Option<HeaderMap> {
 }
 
 /// What a duplicate gets for a recorded outcome.
-pub(crate) fn replay(outcome: &Outcome) -> Replay {
+pub(crate) fn replay(outcome: &RecordedOutcome) -> Replay {
     let Some(json) = &outcome.value else {
         return Replay::Omitted { status: None, why: "its answer was not kept".into() };
     };
@@ -142,7 +142,7 @@ fn answer(stored: &Stored) -> Option<Response<Body>> {
 }
 
 /// What someone who resolved a doubt wrote down: the answer's body, as JSON.
-fn decided(outcome: &Outcome, json: &Json) -> Response<Body> {
+fn decided(outcome: &RecordedOutcome, json: &Json) -> Response<Body> {
     let mut response = Response::new(Body::whole(Bytes::from(json.as_str().to_owned())));
     *response.status_mut() = if outcome.failed { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -201,10 +201,10 @@ mod tests {
 
     #[test]
     fn what_a_person_decided_is_an_answer() {
-        let outcome = Outcome::done(Json::parse(r#"{"charged":true}"#).unwrap());
+        let outcome = RecordedOutcome::done(Json::parse(r#"{"charged":true}"#).unwrap());
         let Replay::Answer(response) = replay(&outcome) else { panic!("omitted") };
         assert_eq!(response.status(), StatusCode::OK);
-        let nothing = Outcome { failed: false, value: None, omitted_bytes: None };
+        let nothing = RecordedOutcome { failed: false, value: None, omitted_bytes: None };
         assert!(matches!(replay(&nothing), Replay::Omitted { status: None, .. }));
     }
 

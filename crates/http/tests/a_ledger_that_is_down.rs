@@ -92,7 +92,7 @@ async fn an_outcome_that_cannot_be_recorded_is_not_given_away() {
     let answer = call.await.unwrap();
     assert_eq!(answer.status.as_u16() / 100, 5, "{answer:?}");
     assert!(
-        ["outcome-unrecorded", "run-broken-off"].contains(&answer.problem().as_str()),
+        ["outcome-unrecorded", "run-interrupted"].contains(&answer.problem().as_str()),
         "{}",
         answer.text()
     );

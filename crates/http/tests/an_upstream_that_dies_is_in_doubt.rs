@@ -69,7 +69,7 @@ const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\
 const CUT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\nonly the beginning";
 
 fn config(on_doubt: OnDoubt) -> ProxyConfig {
-    let limits = ProxyLimits { answer_timeout_ms: 300, connect_timeout_ms: 2000, ..ProxyLimits::default() };
+    let limits = ProxyLimits { response_timeout_ms: 300, connect_timeout_ms: 2000, ..ProxyLimits::default() };
     let policy = Policy { on_doubt, ..Policy::default() };
     ProxyConfig { policy, limits, ..ProxyConfig::default() }
 }
@@ -140,7 +140,7 @@ async fn killed_before_its_answer() {
 
 #[tokio::test]
 async fn killed_within_its_answer() {
-    breaks(&[CUT, OK], 502, "run-broken-off").await;
+    breaks(&[CUT, OK], 502, "run-interrupted").await;
 }
 
 #[tokio::test]

@@ -125,7 +125,7 @@ async fn an_answer_too_large_to_keep_passes_and_its_duplicate_is_told_so() {
     let first = client.post(proxy.address, "/large", "k", "{}").await;
     assert_eq!((first.status, first.body.len()), (StatusCode::OK, 5000));
     let again = client.post(proxy.address, "/large", "k", "{}").await;
-    assert_eq!((again.status, again.problem().as_str()), (StatusCode::CONFLICT, "answer-not-kept"));
+    assert_eq!((again.status, again.problem().as_str()), (StatusCode::CONFLICT, "response-not-stored"));
     assert!(again.text().contains(r#""original_status":200"#), "{}", again.text());
     assert_eq!((calls.load(Ordering::SeqCst), proxy.layer.counters().unreplayable), (1, 1));
 
@@ -172,7 +172,7 @@ async fn an_endless_answer_arrives_while_it_is_made(content_type: &'static str, 
     assert_eq!(frame.into_data().unwrap(), "one ");
     // The answer is still being made; the marker is there already.
     let again = Client::new().post(proxy.address, "/", "k", "{}").await;
-    assert_eq!((again.status, again.problem().as_str()), (StatusCode::CONFLICT, "answer-not-kept"));
+    assert_eq!((again.status, again.problem().as_str()), (StatusCode::CONFLICT, "response-not-stored"));
     feed.send(Bytes::from_static(b"two")).await.unwrap();
     drop(feed);
     assert_eq!(soon(response.into_body().collect()).await.unwrap().to_bytes(), "two");

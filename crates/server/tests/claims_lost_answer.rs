@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use hapax_client::{Client, Options};
 use hapax_core::{
-    Claim, ClaimEnd, ClaimRequest, Ending, EntryId, Json, Ledger as _, Outcome, Renew, StoreError, TokenError,
+    Claim, ClaimEnd, ClaimRequest, Ending, EntryId, Json, Ledger as _, RecordedOutcome, Renew, StoreError,
+    TokenError,
 };
 use support::Api;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -65,7 +66,7 @@ async fn every_call_may_be_repeated_after_its_answer_was_lost() {
     let other = client.claim(vec![request("p")]).await.unwrap().remove(0).unwrap();
     assert!(matches!(other, Claim::InProgress { .. }), "{other:?}");
 
-    let ending = Ending::Complete { outcome: Outcome::done(Json::of(&7).unwrap()), ttl_ms: 60_000 };
+    let ending = Ending::Complete { outcome: RecordedOutcome::done(Json::of(&7).unwrap()), ttl_ms: 60_000 };
     let end = ClaimEnd { id: id.clone(), token: grant.token.clone(), ending };
     losing.store(true, Ordering::SeqCst);
     let lost = client.end(vec![end.clone()]).await;
@@ -95,7 +96,7 @@ async fn a_claim_may_wait_longer_than_an_answer_may_take() {
     // Longer than the timeout, and nothing has happened.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(!waiting.is_finished());
-    let ending = Ending::Complete { outcome: Outcome::done(Json::of("x").unwrap()), ttl_ms: 60_000 };
+    let ending = Ending::Complete { outcome: RecordedOutcome::done(Json::of("x").unwrap()), ttl_ms: 60_000 };
     client.end(vec![ClaimEnd { id: request("o").id, token: grant.token, ending }]).await.unwrap();
     let answer = waiting.await.unwrap().unwrap().remove(0).unwrap();
     assert!(matches!(answer, Claim::Completed { .. }), "{answer:?}");

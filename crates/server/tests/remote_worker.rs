@@ -14,7 +14,7 @@ use hapax_embedded::{Embedded, Options};
 use hapax_server::native::Native;
 use hapax_server::{Server, ServerConfig};
 use hapax_worker::testing::Trial;
-use hapax_worker::{Counts, Cx, Outcome, Point, Report, Worker, WorkerBuilder};
+use hapax_worker::{Counts, Cx, HandlerOutcome, Point, Report, Worker, WorkerBuilder};
 
 /// A server on threads of its own, as a server is: a blocked test must not block it.
 struct Remote {
@@ -85,11 +85,11 @@ async fn run_until(worker: Worker, enough: impl Fn(&Counts) -> bool) -> Report {
 async fn outcomes_are_recorded_and_replayed() {
     let remote = Remote::start(Tier::EffectivelyOnce).await;
     let handler = async |word: String, cx: Cx| match word.as_str() {
-        "retry" if cx.attempt() == 1 => Outcome::retry("not yet"),
+        "retry" if cx.attempt() == 1 => HandlerOutcome::retry("not yet"),
         "panic" if cx.attempt() == 1 => panic!("boom"),
-        "panic" if !cx.is_takeover() => Outcome::reject("it is not told"),
-        "reject" => Outcome::reject("never"),
-        word => Outcome::Done(word.to_owned()),
+        "panic" if !cx.is_takeover() => HandlerOutcome::reject("it is not told"),
+        "reject" => HandlerOutcome::reject("never"),
+        word => HandlerOutcome::Done(word.to_owned()),
     };
     for word in ["done", "retry", "panic", "reject"] {
         remote.send(&format!("{word:?}"), word).await;
@@ -102,7 +102,7 @@ async fn outcomes_are_recorded_and_replayed() {
         remote.send(&format!("{word:?}"), word).await;
     }
     remote.send("\"else\"", "done").await;
-    let never = async |_: String, _: Cx| -> Outcome<()> { panic!("no duplicate runs") };
+    let never = async |_: String, _: Cx| -> HandlerOutcome<()> { panic!("no duplicate runs") };
     let worker = remote.builder().handler(never).build().await.unwrap();
     let report = run_until(worker, |counts| counts.replayed == 4 && counts.mismatches == 1).await;
     assert_eq!(report.counts.panics, 0);

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use hapax_client::Client;
 use hapax_core::{
-    EntryId, EntryState, Json, Ledger as _, NewMessage, Outcome, QueueAdmin as _, QueueConfig, QueueName,
-    QueueStore as _, Tier,
+    EntryId, EntryState, Json, Ledger as _, NewMessage, QueueAdmin as _, QueueConfig, QueueName,
+    QueueStore as _, RecordedOutcome, Tier,
 };
 use hapax_embedded::{Embedded, Options};
 use hapax_server::native::Native;
@@ -253,7 +253,7 @@ impl Scene {
             (&1.into(), &1.into(), &0.into())
         );
         let before = self.store.entry(&id).await.unwrap().unwrap();
-        assert_eq!(before.outcome, Some(Outcome::done(Json::of("successor").unwrap())));
+        assert_eq!(before.outcome, Some(RecordedOutcome::done(Json::of("successor").unwrap())));
         assert_eq!((before.state, before.fence.0), (EntryState::Completed, fence));
         assert!(before.owner.as_str().starts_with("successor"), "{before:?}");
         let ledger = self.store.ledger_stats().await.unwrap();

@@ -7,7 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use rusqlite::ffi;
 
-use crate::Shared;
+use crate::DiskState;
 use crate::disk::{Handle, Region, Result};
 use crate::locks::Level;
 
@@ -23,7 +23,7 @@ pub(crate) struct SqliteFile {
 }
 
 struct OpenFile {
-    disk: Arc<Shared>,
+    disk: Arc<DiskState>,
     handle: Handle,
     delete_on_close: bool,
     persist_wal: c_int,
@@ -82,7 +82,7 @@ pub(crate) unsafe fn set_closed(file: *mut ffi::sqlite3_file) {
 /// As [`set_closed`].
 pub(crate) unsafe fn set_open(
     file: *mut ffi::sqlite3_file,
-    disk: Arc<Shared>,
+    disk: Arc<DiskState>,
     handle: Handle,
     delete_on_close: bool,
 ) {

@@ -52,17 +52,17 @@ use crate::vfs::Registration;
 /// Every `..._at(n)` fault counts operations of its kind from the call on, `n = 1` being the next, fires once, and
 /// replaces what was set before; 0 disarms it. [`SimDisk::only_files_ending_in`] narrows what is counted.
 #[derive(Debug, Clone)]
-pub struct SimDisk(Arc<Shared>);
+pub struct SimDisk(Arc<DiskState>);
 
 /// What the disk and its open files share.
 #[derive(Debug)]
-struct Shared {
+struct DiskState {
     disk: Mutex<Disk>,
     slept_us: AtomicU64,
     registration: Registration,
 }
 
-impl Shared {
+impl DiskState {
     /// A panic while the lock was held has been answered as an I/O error; the disk goes on.
     fn lock(&self) -> MutexGuard<'_, Disk> {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
@@ -87,7 +87,7 @@ pub struct Counters {
 impl SimDisk {
     /// An empty disk, registered with SQLite under a name of its own.
     pub fn new(seed: u64) -> Self {
-        Self(Arc::new_cyclic(|disk| Shared {
+        Self(Arc::new_cyclic(|disk| DiskState {
             disk: Mutex::new(Disk::new(seed)),
             slept_us: AtomicU64::new(0),
             registration: Registration::new(disk),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rusqlite::ffi;
 
-use crate::Shared;
+use crate::DiskState;
 use crate::disk::Result;
 use crate::io::{SqliteFile, guard, set_closed, set_open};
 
@@ -37,7 +37,7 @@ unsafe impl Sync for Registration {}
 
 impl Registration {
     /// Registers a VFS under a name that no other has in this process.
-    pub(crate) fn new(disk: &Weak<Shared>) -> Self {
+    pub(crate) fn new(disk: &Weak<DiskState>) -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let name = format!("hapax-simdisk-{}", LAST.fetch_add(1, Ordering::Relaxed) + 1);
         let z_name = CString::new(name.clone()).unwrap_or_default().into_raw();
@@ -85,9 +85,9 @@ impl Drop for Registration {
 
 /// # Safety
 /// `vfs` was made by `Registration::new`.
-unsafe fn disk_of(vfs: *mut ffi::sqlite3_vfs) -> Result<Arc<Shared>> {
+unsafe fn disk_of(vfs: *mut ffi::sqlite3_vfs) -> Result<Arc<DiskState>> {
     // SAFETY: `new` put a boxed Weak there and nothing frees or changes it.
-    let disk = unsafe { &*(*vfs).pAppData.cast::<Weak<Shared>>() };
+    let disk = unsafe { &*(*vfs).pAppData.cast::<Weak<DiskState>>() };
     disk.upgrade().ok_or(ffi::SQLITE_IOERR)
 }
 

@@ -20,12 +20,12 @@ use crate::auto::{AutoLease, LeaseLength, LeaseTime};
 use crate::cx::{Cx, Env};
 use crate::decide::Policy;
 use crate::handler::{self, Handler};
-use crate::heart::Beats;
+use crate::heartbeat::Beats;
 use crate::lease::now_us;
 use crate::limits::{KeyOf, PerKey, Rate, Slots};
 use crate::outcome::{IntoOutcome, OnError};
 use crate::point::{Hook, Hooks, Point};
-use crate::shared::Shared;
+use crate::state::WorkerState;
 use crate::stats::Stats;
 use crate::worker::Worker;
 
@@ -415,7 +415,7 @@ impl WorkerBuilder {
         };
         let (sender, finishes) = mpsc::unbounded_channel();
         let per_key = self.per_key.map(|(max, of)| PerKey::new(of, max, self.concurrency));
-        let shared = Shared {
+        let shared = WorkerState {
             env: Arc::new(env),
             source,
             own_ledger: self.own_ledger && ledger.is_some(),

@@ -9,7 +9,7 @@ use hapax_core::{
 };
 use tokio::time::Instant;
 
-use crate::heart::Held;
+use crate::heartbeat::Held;
 use crate::lease::{Lease, instant};
 use crate::point::{Hooks, Point};
 

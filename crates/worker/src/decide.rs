@@ -1,7 +1,7 @@
 //! How a run's end becomes a settle and the end of its claim. A pure function, and the table of the crate's
 //! documentation.
 
-use hapax_core::{Ending, How, Json, OnDoubt, Outcome, Tier, policy};
+use hapax_core::{Ending, How, Json, OnDoubt, RecordedOutcome, Tier, policy};
 
 use crate::outcome::{Ended, OnError, Stop};
 
@@ -31,7 +31,7 @@ fn reject(reason: &str) -> How {
 }
 
 /// How a duplicate of something that has ended is settled.
-pub(crate) fn replay(outcome: &Outcome) -> How {
+pub(crate) fn replay(outcome: &RecordedOutcome) -> How {
     if !outcome.failed {
         return How::Ack;
     }
@@ -60,7 +60,7 @@ impl Policy {
     fn rejected(&self, reason: &str) -> Decision {
         let how = reject(reason);
         let How::Reject { reason } = &how else { unreachable!("just made") };
-        let outcome = Outcome::failed(Json::of(reason).expect("a text is JSON"));
+        let outcome = RecordedOutcome::failed(Json::of(reason).expect("a text is JSON"));
         let ending = Ending::Complete { outcome, ttl_ms: self.ttl_ms };
         Decision { how, ending }
     }
@@ -70,7 +70,7 @@ impl Policy {
         match ended {
             Ended::Done(value) => {
                 // A value that is not JSON leaves a marker: the effect happened, so it must not run again.
-                let outcome = Outcome { failed: false, value, omitted_bytes: None };
+                let outcome = RecordedOutcome { failed: false, value, omitted_bytes: None };
                 Decision { how: How::Ack, ending: Ending::Complete { outcome, ttl_ms: self.ttl_ms } }
             }
             Ended::Retry { after_ms, error } => {
@@ -158,7 +158,7 @@ mod tests {
         let Ending::Complete { outcome, ttl_ms: 5_000 } = decision.ending else { panic!() };
         assert!(outcome.failed);
         assert_eq!(replay(&outcome), decision.how);
-        assert_eq!(replay(&Outcome::done(Json::of("x").unwrap())), How::Ack);
+        assert_eq!(replay(&RecordedOutcome::done(Json::of("x").unwrap())), How::Ack);
     }
 
     #[test]

@@ -9,14 +9,14 @@ use std::time::Duration;
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::{
     Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Fence, Fingerprint, Grant, IdempotencyKey,
-    Json, Ledger, OnDoubt, Outcome, Owner, Receipt, Renew, StoreError, Token, TokenError, policy,
+    Json, Ledger, OnDoubt, Owner, Receipt, RecordedOutcome, Renew, StoreError, Token, TokenError, policy,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use crate::auto::{LeaseLength, LeaseTime};
-use crate::heart::{Beats, Held};
+use crate::heartbeat::{Beats, Held};
 use crate::lease::{Lease, Phase, guard, now_us};
 use crate::outcome::{Ended, OnError};
 use crate::stats::Stats;
@@ -252,7 +252,8 @@ impl Idempotent {
         held.lease.enter(Phase::Settling);
         match ended {
             Ok(Ok(value)) => {
-                let outcome = Outcome { failed: false, value: Json::of(&value).ok(), omitted_bytes: None };
+                let outcome =
+                    RecordedOutcome { failed: false, value: Json::of(&value).ok(), omitted_bytes: None };
                 self.end(&held, Ending::Complete { outcome, ttl_ms: self.ttl_ms }).await?;
                 Ok(value)
             }
@@ -280,7 +281,7 @@ impl Idempotent {
             OnError::Reject => {
                 let reason = format!("{error:#}");
                 let reason = policy::cut(&reason, policy::ERROR_BYTES_MAX);
-                let outcome = Outcome::failed(Json::of(reason).expect("a text is JSON"));
+                let outcome = RecordedOutcome::failed(Json::of(reason).expect("a text is JSON"));
                 Ending::Complete { outcome, ttl_ms: self.ttl_ms }
             }
         }
@@ -363,10 +364,10 @@ impl Idempotent {
 
 enum Claimed {
     Mine(Arc<OnceHeld>),
-    Done(Outcome),
+    Done(RecordedOutcome),
 }
 
-fn replay<R: DeserializeOwned, E>(outcome: &Outcome) -> Result<R, IdempotentError<E>> {
+fn replay<R: DeserializeOwned, E>(outcome: &RecordedOutcome) -> Result<R, IdempotentError<E>> {
     let text = |json: &Json| json.get::<String>().unwrap_or_else(|_| json.as_str().to_owned());
     if outcome.failed {
         let reason = outcome.value.as_ref().map_or_else(|| "(not kept)".to_owned(), text);

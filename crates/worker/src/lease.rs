@@ -218,7 +218,7 @@ impl Lease {
 /// Runs a handler until it ends, panics, or is stopped at an await by all of its leases.
 ///
 /// It looks at the clock itself before each step: a process that slept past its lease wakes all of its threads at once,
-/// and the handler must not act before the heart has looked.
+/// and the handler must not act before the heartbeat has looked.
 pub(crate) async fn guard<T>(
     leases: impl Iterator<Item = &Lease> + Clone,
     stats: &Stats,

@@ -8,10 +8,10 @@
 //! | the handler | the delivery | the claim |
 //! |---|---|---|
 //! | returns a value | acked | completed with the value: duplicates get it |
-//! | returns [`Outcome::Retry`] | returns by policy, or after the delay asked for | released: nothing happened |
-//! | returns [`Outcome::Reject`] | goes to the dead letters | completed as failed: duplicates are rejected too |
+//! | returns [`HandlerOutcome::Retry`] | returns by policy, or after the delay asked for | released: nothing happened |
+//! | returns [`HandlerOutcome::Reject`] | goes to the dead letters | completed as failed: duplicates are rejected too |
 //! | returns an `Err` | by [`OnError`] | by [`OnError`] |
-//! | returns [`Outcome::InDoubt`], panics, exceeds `run_max`, loses its lease | returns by policy, or is parked | in doubt at once |
+//! | returns [`HandlerOutcome::InDoubt`], panics, exceeds `run_max`, loses its lease | returns by policy, or is parked | in doubt at once |
 //! | is stopped by the end of the worker | put back uncounted, or is parked | in doubt at once |
 //! | does not fit the body | goes to the dead letters | released |
 //! | does not run: the key has an outcome | acked, or rejected as recorded | as it was |
@@ -29,16 +29,16 @@ mod builder;
 mod cx;
 mod decide;
 mod handler;
-mod heart;
+mod heartbeat;
 mod idempotent;
 mod lease;
 mod limits;
 mod outcome;
 mod point;
 mod settle;
-mod shared;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod state;
 mod stats;
 pub mod testing;
 mod worker;
@@ -47,7 +47,7 @@ pub use auto::{AutoLease, TimeSketch};
 pub use builder::{BuildError, WorkerBuilder};
 pub use cx::Cx;
 pub use idempotent::{Idempotent, IdempotentError, Run, idempotent};
-pub use outcome::{IntoOutcome, OnError, Outcome};
+pub use outcome::{HandlerOutcome, IntoOutcome, OnError};
 pub use point::{Hook, Point};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{Entered, InboxError, SqliteInbox};

@@ -8,21 +8,21 @@ use serde::Serialize;
 
 /// What came of a handler's run.
 ///
-/// A handler may return it, or a `Result` of its value, or a `Result` of an `Outcome` where it needs both `?` and
+/// A handler may return it, or a `Result` of its value, or a `Result` of a `HandlerOutcome` where it needs both `?` and
 /// more than success:
 ///
 /// ```
-/// use hapax_worker::{Cx, Outcome};
+/// use hapax_worker::{Cx, HandlerOutcome};
 ///
-/// async fn parse(text: String, _cx: Cx) -> Result<Outcome<u32>, std::num::ParseIntError> {
+/// async fn parse(text: String, _cx: Cx) -> Result<HandlerOutcome<u32>, std::num::ParseIntError> {
 ///     if text.is_empty() {
-///         return Ok(Outcome::reject("nothing to parse"));
+///         return Ok(HandlerOutcome::reject("nothing to parse"));
 ///     }
-///     Ok(Outcome::Done(text.parse()?))
+///     Ok(HandlerOutcome::Done(text.parse()?))
 /// }
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome<R> {
+pub enum HandlerOutcome<R> {
     /// The effect happened. The value is recorded and given to duplicates (`effectively-once`, `transactional`).
     Done(R),
     /// **Nothing happened**; try again. The key is free again at once.
@@ -50,7 +50,7 @@ pub enum Outcome<R> {
     },
 }
 
-impl<R> Outcome<R> {
+impl<R> HandlerOutcome<R> {
     /// Nothing happened; try again by the queue's policy.
     pub fn retry(error: impl Display) -> Self {
         Self::Retry { after: None, error: error.to_string() }
@@ -84,27 +84,27 @@ pub enum OnError {
     Reject,
 }
 
-/// What a handler may return: an [`Outcome`], a `Result` of a value or of an outcome, or nothing.
+/// What a handler may return: a [`HandlerOutcome`], a `Result` of a value or of an outcome, or nothing.
 pub trait IntoOutcome: Send {
     /// What is recorded for duplicates.
     type Value: Serialize;
 
     /// Says it as an outcome.
-    fn into_outcome(self) -> Outcome<Self::Value>;
+    fn into_outcome(self) -> HandlerOutcome<Self::Value>;
 }
 
 impl IntoOutcome for () {
     type Value = ();
 
-    fn into_outcome(self) -> Outcome<()> {
-        Outcome::Done(())
+    fn into_outcome(self) -> HandlerOutcome<()> {
+        HandlerOutcome::Done(())
     }
 }
 
-impl<R: Serialize + Send> IntoOutcome for Outcome<R> {
+impl<R: Serialize + Send> IntoOutcome for HandlerOutcome<R> {
     type Value = R;
 
-    fn into_outcome(self) -> Outcome<R> {
+    fn into_outcome(self) -> HandlerOutcome<R> {
         self
     }
 }
@@ -112,20 +112,20 @@ impl<R: Serialize + Send> IntoOutcome for Outcome<R> {
 impl<R: Serialize + Send, E: Display + Send> IntoOutcome for Result<R, E> {
     type Value = R;
 
-    fn into_outcome(self) -> Outcome<R> {
+    fn into_outcome(self) -> HandlerOutcome<R> {
         match self {
-            Ok(value) => Outcome::Done(value),
+            Ok(value) => HandlerOutcome::Done(value),
             // The alternate form of widely used error types has the causes too.
-            Err(error) => Outcome::Failed { error: format!("{error:#}") },
+            Err(error) => HandlerOutcome::Failed { error: format!("{error:#}") },
         }
     }
 }
 
-impl<R: Serialize + Send, E: Display + Send> IntoOutcome for Result<Outcome<R>, E> {
+impl<R: Serialize + Send, E: Display + Send> IntoOutcome for Result<HandlerOutcome<R>, E> {
     type Value = R;
 
-    fn into_outcome(self) -> Outcome<R> {
-        self.unwrap_or_else(|error| Outcome::Failed { error: format!("{error:#}") })
+    fn into_outcome(self) -> HandlerOutcome<R> {
+        self.unwrap_or_else(|error| HandlerOutcome::Failed { error: format!("{error:#}") })
     }
 }
 
@@ -156,7 +156,7 @@ pub(crate) enum Ended {
     NotStarted(Stop),
     /// It was done before; the handler did not run.
     #[cfg(feature = "sqlite")]
-    Replayed(hapax_core::Outcome),
+    Replayed(hapax_core::RecordedOutcome),
     /// The key was used before for another body; the handler did not run.
     #[cfg(feature = "sqlite")]
     Mismatch(String),
@@ -192,13 +192,13 @@ impl Ended {
     /// Takes the type off; the value is written as JSON only where `record` asks for it.
     pub fn of<O: IntoOutcome>(outcome: O, record: bool) -> Self {
         match outcome.into_outcome() {
-            Outcome::Done(value) => Self::Done(record.then(|| Json::of(&value).ok()).flatten()),
-            Outcome::Retry { after, error } => {
+            HandlerOutcome::Done(value) => Self::Done(record.then(|| Json::of(&value).ok()).flatten()),
+            HandlerOutcome::Retry { after, error } => {
                 Self::Retry { after_ms: after.map(|after| after.as_millis() as u64), error }
             }
-            Outcome::Reject { reason } => Self::Reject { reason },
-            Outcome::InDoubt { error } => Self::InDoubt { error },
-            Outcome::Failed { error } => Self::Failed { error },
+            HandlerOutcome::Reject { reason } => Self::Reject { reason },
+            HandlerOutcome::InDoubt { error } => Self::InDoubt { error },
+            HandlerOutcome::Failed { error } => Self::Failed { error },
         }
     }
 }

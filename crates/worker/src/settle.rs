@@ -9,10 +9,10 @@ use hapax_core::{ClaimEnd, Ending, How, Settle, SettleError, Settled, StoreError
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cx::Job;
-use crate::heart::Held as _;
+use crate::heartbeat::Held as _;
 use crate::lease::{Phase, now_us};
 use crate::point::Point;
-use crate::shared::Shared;
+use crate::state::WorkerState;
 
 /// The most settles in one call.
 const BATCH_MAX: usize = 256;
@@ -34,7 +34,7 @@ pub(crate) struct Finish {
 }
 
 /// Settles until nobody can send any more.
-pub(crate) async fn collect(shared: Arc<Shared>, mut finishes: mpsc::UnboundedReceiver<Finish>) {
+pub(crate) async fn collect(shared: Arc<WorkerState>, mut finishes: mpsc::UnboundedReceiver<Finish>) {
     let mut batch = Vec::new();
     while finishes.recv_many(&mut batch, BATCH_MAX).await > 0 {
         if batch.len() < BATCH_MAX / 4 {
@@ -57,7 +57,7 @@ struct Open {
     unknown: bool,
 }
 
-impl Shared {
+impl WorkerState {
     async fn settle(&self, batch: Vec<Finish>) {
         let count = batch.len();
         if !self.env.hooks.none() {

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use hapax_core::{EntryId, Fingerprint, Json, Outcome, Tier, ledger};
+use hapax_core::{EntryId, Fingerprint, Json, RecordedOutcome, Tier, ledger};
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -59,7 +59,7 @@ pub enum Entered {
     /// Nothing is known: the effect may happen, in this transaction.
     Fresh,
     /// The effect has ended before; this is what came of it.
-    Completed(Outcome),
+    Completed(RecordedOutcome),
     /// The key was used for something else.
     Mismatch,
 }
@@ -115,7 +115,7 @@ impl SqliteInbox {
         let row = select.query_row(params![id.scope.as_str(), id.key.as_str()], |row| {
             let known: Option<String> = row.get(0)?;
             let value: Option<String> = row.get(2)?;
-            let outcome = Outcome {
+            let outcome = RecordedOutcome {
                 failed: row.get(1)?,
                 value: value.and_then(|text| Json::parse(&text).ok()),
                 omitted_bytes: row.get::<_, Option<i64>>(3)?.map(|bytes| bytes as u64),
@@ -134,7 +134,7 @@ impl SqliteInbox {
         tx: &Transaction<'_>,
         id: &EntryId,
         fingerprint: &Fingerprint,
-        outcome: Outcome,
+        outcome: RecordedOutcome,
         ttl_ms: u64,
     ) -> Result<(), InboxError> {
         let outcome = outcome.kept();
@@ -268,7 +268,7 @@ fn run_in(
         Err(unparsable) => return Ok(unparsable),
     };
     let Ended::Done(value) = ended else { return Ok(ended) };
-    let outcome = Outcome { failed: false, value: value.clone(), omitted_bytes: None };
+    let outcome = RecordedOutcome { failed: false, value: value.clone(), omitted_bytes: None };
     SqliteInbox::record(&tx, id, &fingerprint, outcome, job.env.ttl_ms)?;
     if !hooks.pass_blocking(Point::BeforeCommit) {
         return Ok(Ended::NotStarted(Stop::Abandoned));

@@ -15,7 +15,7 @@ use crate::handler::Handler;
 use crate::lease::{instant, now_us};
 use crate::outcome::Stop;
 use crate::settle::{self, Finish};
-use crate::shared::Shared;
+use crate::state::WorkerState;
 use crate::stats::Counts;
 
 /// The most deliveries of one receive.
@@ -29,7 +29,7 @@ const LAST_SETTLES_MS: u64 = 10_000;
 
 /// Runs a handler for the deliveries of a queue. Made by [`Worker::builder`]; runs until it is told to stop.
 pub struct Worker {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<WorkerState>,
     pub(crate) finishes: mpsc::UnboundedReceiver<Finish>,
     pub(crate) warnings: Vec<Finding>,
 }
@@ -65,7 +65,7 @@ pub struct Stopped {
 
 /// A worker's counters, readable while it runs. Cheap to clone.
 #[derive(Clone)]
-pub struct Watch(Arc<Shared>);
+pub struct Watch(Arc<WorkerState>);
 
 impl Watch {
     /// What the worker has done so far.
@@ -119,7 +119,7 @@ impl Worker {
 
 /// However a run ends, nothing of it goes on behind its back.
 struct Abandon {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     collector: Option<tokio::task::JoinHandle<()>>,
 }
 
@@ -127,14 +127,14 @@ impl Drop for Abandon {
     fn drop(&mut self) {
         self.shared.abandoned.store(true, Ordering::SeqCst);
         self.shared.beats.stop_all(Stop::Abandoned);
-        self.shared.beats.let_go();
+        self.shared.beats.release_all();
         if let Some(collector) = &self.collector {
             collector.abort();
         }
     }
 }
 
-impl Shared {
+impl WorkerState {
     /// `None`: told to stop. `Some`: receiving makes no sense any more.
     async fn receive_until(
         self: &Arc<Self>,

@@ -6,7 +6,7 @@ mod common;
 use common::{Rig, dies_after, run_until};
 use hapax_core::{Cause, NewMessage, QueueConfig, Tier};
 use hapax_worker::testing::Trial;
-use hapax_worker::{Cx, Outcome, Point};
+use hapax_worker::{Cx, HandlerOutcome, Point};
 
 #[tokio::test]
 async fn by_panics() {
@@ -32,9 +32,9 @@ async fn by_panics() {
 async fn by_crashes() {
     for tier in [Tier::AtLeastOnce, Tier::EffectivelyOnce] {
         let rig = Rig::new(dies_after(2, QueueConfig { tier, ..QueueConfig::default() })).await;
-        let handler = async |_: u32, cx: Cx| -> Outcome<()> {
+        let handler = async |_: u32, cx: Cx| -> HandlerOutcome<()> {
             cx.effect_point().await;
-            Outcome::Done(())
+            HandlerOutcome::Done(())
         };
         let trial = Trial::new(rig.builder().handler(handler));
         trial.send(NewMessage::new("1")).await.unwrap();

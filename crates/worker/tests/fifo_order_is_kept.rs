@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use common::{Rig, TestSource, run_until};
 use hapax_core::{DedupId, GroupId, NewMessage, QueueConfig, Tier};
-use hapax_worker::{Cx, Outcome};
+use hapax_worker::{Cx, HandlerOutcome};
 
 type Seen = Arc<Mutex<BTreeMap<String, Vec<(u32, u32)>>>>;
 
@@ -50,9 +50,9 @@ async fn with_failures_in_the_middle() {
                     tokio::task::yield_now().await;
                     running.lock().unwrap().remove(&group);
                     if number % 4 == 3 && cx.attempt() == 1 {
-                        return Outcome::retry("again");
+                        return HandlerOutcome::retry("again");
                     }
-                    Outcome::Done(number)
+                    HandlerOutcome::Done(number)
                 }
             }
         };
@@ -85,9 +85,9 @@ async fn in_batches_of_one_group() {
                     assert_eq!(cx.group(), Some(&group), "a batch has one group");
                     note(&seen, number, &cx);
                     if number == 5 && cx.attempt() == 1 {
-                        Outcome::retry("again")
+                        HandlerOutcome::retry("again")
                     } else {
-                        Outcome::Done(number)
+                        HandlerOutcome::Done(number)
                     }
                 };
                 batch.into_iter().map(each).collect()
@@ -129,9 +129,9 @@ async fn with_a_retry_whose_answer_is_lost() {
                     note(&seen, number, &cx);
                     if number == 3 && cx.attempt() == 1 {
                         source.unanswered.fetch_add(1, Ordering::SeqCst);
-                        return Outcome::retry("again");
+                        return HandlerOutcome::retry("again");
                     }
-                    Outcome::Done(number)
+                    HandlerOutcome::Done(number)
                 }
             }
         };

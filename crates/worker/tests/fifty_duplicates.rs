@@ -7,14 +7,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::{Rig, run_until, until};
-use hapax_core::{Cause, EntryId, EntryState, Json, Ledger as _, NewMessage, Outcome, QueueStore as _, Tier};
+use hapax_core::{
+    Cause, EntryId, EntryState, Json, Ledger as _, NewMessage, QueueStore as _, RecordedOutcome, Tier,
+};
 use hapax_worker::{Cx, Worker};
 use tokio::sync::Notify;
 
 const COPIES: u64 = 50;
 
 /// Sends the copies and runs them; the handler holds its claim until all others have met it.
-async fn fifty(outcome: Result<&'static str, &'static str>) -> (Rig, Outcome) {
+async fn fifty(outcome: Result<&'static str, &'static str>) -> (Rig, RecordedOutcome) {
     let rig = Rig::tier(Tier::EffectivelyOnce).await;
     let key = "order-7".parse().unwrap();
     let copies = (0..COPIES).map(|_| NewMessage::new(r#"{"cents":1999}"#).idempotency_key(&key));
@@ -29,8 +31,8 @@ async fn fifty(outcome: Result<&'static str, &'static str>) -> (Rig, Outcome) {
             counted.fetch_add(1, Ordering::SeqCst);
             wait.notified().await;
             match outcome {
-                Ok(value) => hapax_worker::Outcome::Done(value),
-                Err(reason) => hapax_worker::Outcome::reject(reason),
+                Ok(value) => hapax_worker::HandlerOutcome::Done(value),
+                Err(reason) => hapax_worker::HandlerOutcome::reject(reason),
             }
         }
     };
@@ -69,7 +71,7 @@ async fn fifty(outcome: Result<&'static str, &'static str>) -> (Rig, Outcome) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_effect_and_fifty_acks() {
     let (rig, recorded) = fifty(Ok("charged 1999")).await;
-    assert_eq!(recorded, Outcome::done(Json::of("charged 1999").unwrap()));
+    assert_eq!(recorded, RecordedOutcome::done(Json::of("charged 1999").unwrap()));
     let stats = rig.stats().await;
     assert_eq!((stats.ready, stats.delayed, stats.in_flight, stats.parked), (0, 0, 0, 0), "{stats:?}");
     assert_eq!((stats.totals.acked, stats.totals.expired, stats.totals.dead), (COPIES, 0, 0), "{stats:?}");
@@ -79,7 +81,7 @@ async fn one_effect_and_fifty_acks() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_refusal_and_fifty_equal_reasons() {
     let (rig, recorded) = fifty(Err("the account is closed")).await;
-    assert_eq!(recorded, Outcome::failed(Json::of("the account is closed").unwrap()));
+    assert_eq!(recorded, RecordedOutcome::failed(Json::of("the account is closed").unwrap()));
     let parked = rig.messages("jobs").await;
     assert_eq!(parked.len() as u64, COPIES);
     for message in parked {

@@ -9,21 +9,21 @@ use common::{Rig, dies_after, run_until};
 use hapax_core::{
     Cause, EntryId, EntryState, IdempotencyKey, KeySource, Ledger, NewMessage, OnDoubt, QueueConfig, Tier,
 };
-use hapax_worker::{Cx, OnError, Outcome};
+use hapax_worker::{Cx, HandlerOutcome, OnError};
 
 fn keyed(body: &str, key: &str) -> NewMessage {
     NewMessage::new(body.to_owned()).idempotency_key(&IdempotencyKey::new(key).unwrap())
 }
 
 /// Says what its message tells it to say.
-async fn obey(word: String, cx: Cx) -> Result<Outcome<String>, String> {
+async fn obey(word: String, cx: Cx) -> Result<HandlerOutcome<String>, String> {
     match word.as_str() {
-        "done" => Ok(Outcome::Done(format!("attempt {}", cx.attempt()))),
-        "retry" if cx.attempt() == 1 => Ok(Outcome::retry("not yet")),
-        "reject" => Ok(Outcome::reject("never")),
+        "done" => Ok(HandlerOutcome::Done(format!("attempt {}", cx.attempt()))),
+        "retry" if cx.attempt() == 1 => Ok(HandlerOutcome::retry("not yet")),
+        "reject" => Ok(HandlerOutcome::reject("never")),
         "error" if cx.attempt() == 1 => Err("broken pipe".into()),
         "panic" if cx.attempt() == 1 => panic!("boom"),
-        other => Ok(Outcome::Done(other.to_owned())),
+        other => Ok(HandlerOutcome::Done(other.to_owned())),
     }
 }
 

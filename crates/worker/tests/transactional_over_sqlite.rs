@@ -13,7 +13,7 @@ use common::{Rig, dies_after, run_until};
 use hapax_core::{NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Tier};
 use hapax_embedded::{Embedded, Options};
 use hapax_worker::testing::Trial;
-use hapax_worker::{Cx, InboxError, Outcome, Point, SqliteInbox, Worker};
+use hapax_worker::{Cx, HandlerOutcome, InboxError, Point, SqliteInbox, Worker};
 use rusqlite::{Connection, Transaction};
 
 const CHILD: &str = "HAPAX_TEST_CHILD";
@@ -31,16 +31,16 @@ fn count(folder: &Path, table: &str) -> i64 {
     database(folder).query_row(&sql, [], |row| row.get(0)).unwrap()
 }
 
-fn pay(cents: i64, tx: &Transaction<'_>, cx: &Cx) -> Result<Outcome<String>, rusqlite::Error> {
+fn pay(cents: i64, tx: &Transaction<'_>, cx: &Cx) -> Result<HandlerOutcome<String>, rusqlite::Error> {
     if cents < 0 {
         tx.execute("INSERT INTO payments VALUES (?1)", [cents])?;
-        return Ok(Outcome::reject("negative"));
+        return Ok(HandlerOutcome::reject("negative"));
     }
     tx.execute("INSERT INTO payments VALUES (?1)", [cents])?;
     match cents {
         13 if cx.attempt() == 1 => panic!("boom"),
         17 if cx.attempt() == 1 => Err(rusqlite::Error::InvalidQuery),
-        _ => Ok(Outcome::Done(format!("paid {cents}"))),
+        _ => Ok(HandlerOutcome::Done(format!("paid {cents}"))),
     }
 }
 

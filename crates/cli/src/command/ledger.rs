@@ -4,7 +4,7 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use hapax::core::ledger::TTL_MS_DEFAULT;
 use hapax::core::store::SharedStore;
-use hapax::core::{EntryFilter, EntryId, EntryState, EntryView, Json, Outcome, Resolution, Scope};
+use hapax::core::{EntryFilter, EntryId, EntryState, EntryView, Json, RecordedOutcome, Resolution, Scope};
 use hapax::{IdempotencyKey, QueueName};
 use serde_json::json;
 
@@ -55,7 +55,7 @@ In a pipe a line has: scope, key, state, time of the claim, takeovers, remaining
 Examples:
   hapax ledger show queue/payments order-7
   hapax ledger show --queue payments order-7 --json")]
-    Show(Entry),
+    Show(EntryArgs),
     /// Decides about an entry in doubt: did its effect happen?
     #[command(after_help = "\
 Examples:
@@ -72,7 +72,7 @@ Examples:
   hapax ledger forget --queue payments order-7 --yes")]
     Forget {
         #[command(flatten)]
-        entry: Entry,
+        entry: EntryArgs,
         /// Who asks, for the audit.
         #[arg(long, value_name = "NAME")]
         by: Option<String>,
@@ -82,7 +82,7 @@ Examples:
 }
 
 #[derive(Debug, Args)]
-struct Entry {
+struct EntryArgs {
     /// The scope and the key; with --queue the key alone.
     #[arg(required = true, num_args = 1..=2, value_names = ["SCOPE", "KEY"])]
     entry: Vec<String>,
@@ -91,7 +91,7 @@ struct Entry {
     queue: Option<QueueName>,
 }
 
-impl Entry {
+impl EntryArgs {
     fn id(&self) -> anyhow::Result<EntryId> {
         let (scope, key) = match (self.entry.as_slice(), &self.queue) {
             ([key], Some(queue)) => (Scope::of_queue(queue), key),
@@ -114,7 +114,7 @@ enum How {
 #[derive(Debug, Args)]
 struct Resolve {
     #[command(flatten)]
-    entry: Entry,
+    entry: EntryArgs,
     /// What became of the effect.
     #[arg(long = "as", value_name = "HOW")]
     how: How,
@@ -143,7 +143,8 @@ impl Resolve {
                 let outcome = self.outcome.as_deref().unwrap_or("null");
                 let value = Json::parse(outcome)
                     .map_err(|error| usage(format!("--outcome: {error}; write JSON, a text in quotes")))?;
-                let outcome = if self.failed { Outcome::failed(value) } else { Outcome::done(value) };
+                let outcome =
+                    if self.failed { RecordedOutcome::failed(value) } else { RecordedOutcome::done(value) };
                 Ok(Resolution::Completed { outcome, ttl_ms: self.ttl.unwrap_or(TTL_MS_DEFAULT) })
             }
         }

@@ -3,8 +3,8 @@
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::{
     Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, EntryState, EntryView, Fence, Fingerprint,
-    Grant, IdempotencyKey, Json, LedgerCapabilities, LedgerStats, OnDoubt, Outcome, Owner, QueueName,
-    Receipt, Resolution, ResolveError, Scope, Token, TokenError,
+    Grant, IdempotencyKey, Json, LedgerCapabilities, LedgerStats, OnDoubt, Owner, QueueName, Receipt,
+    RecordedOutcome, Resolution, ResolveError, Scope, Token, TokenError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -105,17 +105,19 @@ fn null() -> Json {
 }
 
 /// The size of the value that is not there. No JSON has 0 bytes: that is an outcome without a value.
-fn omitted(outcome: &Outcome) -> Option<u64> {
+fn omitted(outcome: &RecordedOutcome) -> Option<u64> {
     match outcome.value {
         Some(_) => None,
         None => Some(outcome.omitted_bytes.unwrap_or_default()),
     }
 }
 
-fn outcome_of(failed: bool, value: Option<Json>, omitted_bytes: Option<u64>) -> Outcome {
+fn outcome_of(failed: bool, value: Option<Json>, omitted_bytes: Option<u64>) -> RecordedOutcome {
     match omitted_bytes {
-        Some(bytes) => Outcome { failed, value: None, omitted_bytes: Some(bytes).filter(|bytes| *bytes > 0) },
-        None => Outcome { failed, value: Some(value.unwrap_or_else(null)), omitted_bytes: None },
+        Some(bytes) => {
+            RecordedOutcome { failed, value: None, omitted_bytes: Some(bytes).filter(|bytes| *bytes > 0) }
+        }
+        None => RecordedOutcome { failed, value: Some(value.unwrap_or_else(null)), omitted_bytes: None },
     }
 }
 
@@ -190,14 +192,14 @@ pub struct Completion {
 
 impl Completion {
     /// Puts an outcome into words. Of an oversize one only its size travels.
-    pub fn new(outcome: Outcome, ttl_ms: u64) -> Self {
+    pub fn new(outcome: RecordedOutcome, ttl_ms: u64) -> Self {
         let outcome = outcome.kept();
         let ttl_ms = Some(ttl_ms.clamp(TTL_MS_MIN, TTL_MS_MAX));
         Self { omitted_bytes: omitted(&outcome), failed: outcome.failed, outcome: outcome.value, ttl_ms }
     }
 
     /// The outcome and how long it is kept; or what is wrong with it.
-    pub fn into_outcome(self) -> Result<(Outcome, u64), String> {
+    pub fn into_outcome(self) -> Result<(RecordedOutcome, u64), String> {
         let ttl_ms = self.ttl_ms.unwrap_or(TTL_MS_DEFAULT);
         if !(TTL_MS_MIN..=TTL_MS_MAX).contains(&ttl_ms) {
             return Err(format!("ttl_ms: {ttl_ms} is out of range; use {TTL_MS_MIN} to {TTL_MS_MAX}"));
@@ -511,13 +513,13 @@ mod tests {
         Json::parse(text).unwrap()
     }
 
-    fn outcomes() -> [Outcome; 5] {
+    fn outcomes() -> [RecordedOutcome; 5] {
         [
-            Outcome { failed: false, value: None, omitted_bytes: None },
-            Outcome::done(json(r#"{"paid" : 1.10}"#)),
-            Outcome::done(json("null")),
-            Outcome::failed(json("\"no such account\"")),
-            Outcome { failed: true, value: None, omitted_bytes: Some(2_000_000) },
+            RecordedOutcome { failed: false, value: None, omitted_bytes: None },
+            RecordedOutcome::done(json(r#"{"paid" : 1.10}"#)),
+            RecordedOutcome::done(json("null")),
+            RecordedOutcome::failed(json("\"no such account\"")),
+            RecordedOutcome { failed: true, value: None, omitted_bytes: Some(2_000_000) },
         ]
     }
 
@@ -584,7 +586,8 @@ mod tests {
 
     #[test]
     fn of_an_oversize_outcome_only_its_size_travels() {
-        let large = Outcome::done(Json::of(&"x".repeat(hapax_core::ledger::OUTCOME_BYTES_MAX)).unwrap());
+        let large =
+            RecordedOutcome::done(Json::of(&"x".repeat(hapax_core::ledger::OUTCOME_BYTES_MAX)).unwrap());
         let completion = Completion::new(large.clone(), 5_000);
         assert!(serde_json::to_string(&completion).unwrap().len() < 100);
         assert_eq!(over_the_wire(&completion).into_outcome(), Ok((large.kept(), 5_000)));

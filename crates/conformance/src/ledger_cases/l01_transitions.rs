@@ -1,8 +1,8 @@
 //! Point 1: what each operation does in each state, and that a refused one changes nothing.
 
 use hapax_core::{
-    Claim, ClaimRequest, Ending, EntryId, EntryState, Fence, OnDoubt, Outcome, Resolution, ResolveError,
-    Token, TokenError,
+    Claim, ClaimRequest, Ending, EntryId, EntryState, Fence, OnDoubt, RecordedOutcome, Resolution,
+    ResolveError, Token, TokenError,
 };
 
 use crate::ledger_trial::{LONG, ask, at_rest, brief, complete, done, failed, happened, id, parking};
@@ -43,7 +43,7 @@ impl Is {
         }
     }
 
-    fn outcome(self) -> Outcome {
+    fn outcome(self) -> RecordedOutcome {
         match self {
             Failed => failed("card refused"),
             Resolved => done("the operator looked"),

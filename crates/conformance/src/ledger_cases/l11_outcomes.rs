@@ -1,7 +1,7 @@
 //! Point 11: what came of an effect comes back as it was recorded, failures too; what is too large is never run again.
 
 use hapax_core::ledger::OUTCOME_BYTES_MAX;
-use hapax_core::{ClaimRequest, EntryState, Json, OnDoubt, Outcome};
+use hapax_core::{ClaimRequest, EntryState, Json, OnDoubt, RecordedOutcome};
 
 use crate::ledger_trial::{ask, complete, done, failed, id, json, parking, replayed};
 use crate::trial::Trial;
@@ -32,7 +32,7 @@ pub(crate) async fn an_outcome_comes_back_byte_for_byte(mut t: Trial) {
         "[[[[[[[[[[]]]]]]]]]]",
     ];
     for (n, text) in texts.iter().enumerate() {
-        t.completed(&id(&n.to_string()), &Outcome::done(Json::parse(text).expect("JSON"))).await;
+        t.completed(&id(&n.to_string()), &RecordedOutcome::done(Json::parse(text).expect("JSON"))).await;
     }
     for after_crash in [false, true] {
         if after_crash {
@@ -60,7 +60,7 @@ fn sized(bytes: usize) -> Json {
 
 pub(crate) async fn an_outcome_at_the_limit_is_kept_whole(t: Trial) {
     let order = id("order-7");
-    let outcome = Outcome::done(sized(OUTCOME_BYTES_MAX));
+    let outcome = RecordedOutcome::done(sized(OUTCOME_BYTES_MAX));
     let grant = t.completed(&order, &outcome).await;
     assert_eq!(replayed(&t.claim(ask(&order, "other")).await), Some(&outcome));
     assert_eq!(t.entry(&order).await.expect("an entry").outcome, Some(outcome.clone()));
@@ -69,12 +69,12 @@ pub(crate) async fn an_outcome_at_the_limit_is_kept_whole(t: Trial) {
 
 pub(crate) async fn of_an_oversize_outcome_a_marker_is_kept_and_it_never_runs_again(mut t: Trial) {
     for (key, outcome) in [
-        ("paid", Outcome::done(sized(OUTCOME_BYTES_MAX + 1))),
-        ("refused", Outcome::failed(sized(2 * OUTCOME_BYTES_MAX))),
+        ("paid", RecordedOutcome::done(sized(OUTCOME_BYTES_MAX + 1))),
+        ("refused", RecordedOutcome::failed(sized(2 * OUTCOME_BYTES_MAX))),
     ] {
         let order = id(key);
         let bytes = outcome.value.as_ref().map(|json| json.as_str().len() as u64);
-        let marker = Outcome { failed: outcome.failed, value: None, omitted_bytes: bytes };
+        let marker = RecordedOutcome { failed: outcome.failed, value: None, omitted_bytes: bytes };
         let grant = t.completed(&order, &outcome).await;
         t.end(&order, &grant.token, complete(&outcome)).await.expect("the same again");
         if t.ledger().ledger_capabilities().durable {
@@ -89,7 +89,7 @@ pub(crate) async fn of_an_oversize_outcome_a_marker_is_kept_and_it_never_runs_ag
 
 pub(crate) async fn an_outcome_without_a_value_is_an_outcome(t: Trial) {
     let order = id("order-7");
-    let outcome = Outcome { failed: false, value: None, omitted_bytes: None };
+    let outcome = RecordedOutcome { failed: false, value: None, omitted_bytes: None };
     t.completed(&order, &outcome).await;
     assert_eq!(replayed(&t.claim(ask(&order, "other")).await), Some(&outcome));
     assert_ne!(replayed(&t.claim(ask(&order, "other")).await), Some(&done("")));

@@ -12,7 +12,7 @@ use crate::trial::Trial;
 use crate::values::{redrive_from, reject, retry};
 
 /// Completes for the shortest time.
-fn briefly(outcome: &hapax_core::Outcome) -> Ending {
+fn briefly(outcome: &hapax_core::RecordedOutcome) -> Ending {
     Ending::Complete { outcome: outcome.clone(), ttl_ms: TTL_MS_MIN }
 }
 
@@ -91,7 +91,7 @@ async fn at_work(t: &Trial, jobs: &QueueName) -> (Delivery, EntryId, Grant) {
 }
 
 /// The entry is still there after so much more than its time.
-async fn kept(t: &Trial, id: &EntryId, outcome: &hapax_core::Outcome) {
+async fn kept(t: &Trial, id: &EntryId, outcome: &hapax_core::RecordedOutcome) {
     t.pass(3 * TTL_MS_MIN).await;
     // Whatever prunes has had its chance.
     t.completed(&self::id(&format!("bystander-{}", t.ledger_stats().await.granted)), &done("x")).await;

@@ -162,7 +162,7 @@ impl<'de> Deserialize<'de> for Json {
 
 /// What came of an effect: recorded once, given to every duplicate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct RecordedOutcome {
     /// It ended for good without success; a duplicate fails alike.
     #[serde(default)]
     pub failed: bool,
@@ -179,7 +179,7 @@ fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Json>, D::Error>
     Json::deserialize(from).map(Some)
 }
 
-impl Outcome {
+impl RecordedOutcome {
     /// A success.
     pub fn done(value: Json) -> Self {
         Self { failed: false, value: Some(value), omitted_bytes: None }
@@ -275,7 +275,7 @@ pub enum Claim {
     /// The effect has ended before; this is what came of it.
     Completed {
         /// What came of it.
-        outcome: Outcome,
+        outcome: RecordedOutcome,
         /// When it ended.
         at_ms: u64,
     },
@@ -356,7 +356,7 @@ pub enum Ending {
     /// The effect has ended, well or not; duplicates get this.
     Complete {
         /// What came of it.
-        outcome: Outcome,
+        outcome: RecordedOutcome,
         /// How long it is kept. 1 s to 366 days.
         ttl_ms: u64,
     },
@@ -384,7 +384,7 @@ pub enum Resolution {
     /// The effect happened: duplicates get this.
     Completed {
         /// What they get.
-        outcome: Outcome,
+        outcome: RecordedOutcome,
         /// How long it is kept. 1 s to 366 days.
         ttl_ms: u64,
     },
@@ -480,7 +480,7 @@ pub struct EntryView {
     /// When it may be pruned; `None`: not before someone decides.
     pub prune_ms: Option<u64>,
     /// What came of it.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<RecordedOutcome>,
 }
 
 /// Which entries to look at, in order of their last claim.
@@ -581,13 +581,13 @@ mod tests {
     #[test]
     fn an_outcome_survives_json_even_if_it_is_null() {
         let kept = [
-            Outcome::done(Json::parse("null").unwrap()),
-            Outcome::failed(Json::parse(r#"{"a" : 1.0}"#).unwrap()),
-            Outcome { failed: false, value: None, omitted_bytes: Some(7) },
+            RecordedOutcome::done(Json::parse("null").unwrap()),
+            RecordedOutcome::failed(Json::parse(r#"{"a" : 1.0}"#).unwrap()),
+            RecordedOutcome { failed: false, value: None, omitted_bytes: Some(7) },
         ];
         for outcome in kept {
             let json = serde_json::to_string(&outcome).unwrap();
-            assert_eq!(serde_json::from_str::<Outcome>(&json).unwrap(), outcome, "{json}");
+            assert_eq!(serde_json::from_str::<RecordedOutcome>(&json).unwrap(), outcome, "{json}");
         }
     }
 }

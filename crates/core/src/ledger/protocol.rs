@@ -2,15 +2,15 @@
 //! come out. A store makes each call and the write of its result one atomic step.
 
 use super::{
-    ClaimError, ClaimRequest, DOUBT_MS, Ending, EntryId, EntryState, EntryView, OnDoubt, Outcome, Resolution,
-    ResolveError, TTL_MS_MAX, TTL_MS_MIN, TokenError,
+    ClaimError, ClaimRequest, DOUBT_MS, Ending, EntryId, EntryState, EntryView, OnDoubt, RecordedOutcome,
+    Resolution, ResolveError, TTL_MS_MAX, TTL_MS_MIN, TokenError,
 };
 use crate::name::{Fence, Fingerprint, Owner};
 use crate::policy::LEASE_MS_MAX;
 
 /// What a ledger holds about one key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Entry {
+pub struct LedgerEntry {
     /// What the first request said, hashed.
     pub fingerprint: Option<Fingerprint>,
     /// Who holds or held it.
@@ -46,11 +46,11 @@ pub enum Stage {
         /// How long it is kept.
         ttl_ms: u64,
         /// What came of it.
-        outcome: Outcome,
+        outcome: RecordedOutcome,
     },
 }
 
-impl std::hash::Hash for Outcome {
+impl std::hash::Hash for RecordedOutcome {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         (self.failed, &self.value, self.omitted_bytes).hash(state);
     }
@@ -62,14 +62,14 @@ pub enum Claimed {
     /// Write this entry; the caller holds it.
     Granted {
         /// The entry to write.
-        entry: Entry,
+        entry: LedgerEntry,
         /// A holder before this one lapsed.
         takeover: bool,
     },
     /// Nothing to write: it ended before.
     Completed {
         /// What came of it.
-        outcome: Outcome,
+        outcome: RecordedOutcome,
         /// When.
         at_ms: u64,
     },
@@ -89,14 +89,14 @@ pub enum Claimed {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
     /// Write this entry.
-    Write(Entry),
+    Write(LedgerEntry),
     /// Delete the entry.
     Delete,
     /// It was ended so before.
     Unchanged,
 }
 
-impl Entry {
+impl LedgerEntry {
     /// Where it stands now.
     pub fn state(&self, now_ms: u64) -> EntryState {
         match &self.stage {
@@ -156,7 +156,7 @@ impl Entry {
 
 /// Decides a claim. `fence` is called when the claim is given under a new fence.
 pub fn claim(
-    entry: Option<&Entry>,
+    entry: Option<&LedgerEntry>,
     request: &ClaimRequest,
     now_ms: u64,
     fence: impl FnOnce() -> Fence,
@@ -168,7 +168,7 @@ pub fn claim(
         doubted: false,
     };
     let until_ms = now_ms + request.lease_ms;
-    let grant = |fence, takeovers| Entry {
+    let grant = |fence, takeovers| LedgerEntry {
         fingerprint: request.fingerprint.clone(),
         owner: request.owner.clone(),
         fence,
@@ -188,7 +188,7 @@ pub fn claim(
         }
         // The same claim again: its answer was lost. It is still held, be it past its lease.
         Stage::Processing { until_ms: before_ms, doubted: false, .. } if entry.owner == request.owner => {
-            let again = Entry { stage: stage(until_ms.max(*before_ms)), ..entry.clone() };
+            let again = LedgerEntry { stage: stage(until_ms.max(*before_ms)), ..entry.clone() };
             Ok(Claimed::Granted { entry: again, takeover: entry.takeovers > 0 })
         }
         Stage::Processing { until_ms, doubted: false, .. } if now_ms < *until_ms => {
@@ -204,7 +204,12 @@ pub fn claim(
 }
 
 /// Decides a renewal by whoever holds `fence`. A lapsed claim that nobody took over is held again.
-pub fn renew(entry: Option<&Entry>, fence: Fence, lease_ms: u64, now_ms: u64) -> Result<Entry, TokenError> {
+pub fn renew(
+    entry: Option<&LedgerEntry>,
+    fence: Fence,
+    lease_ms: u64,
+    now_ms: u64,
+) -> Result<LedgerEntry, TokenError> {
     let entry = entry.ok_or(TokenError::Gone)?;
     match &entry.stage {
         _ if entry.fence != fence => Err(TokenError::Stale),
@@ -218,14 +223,19 @@ pub fn renew(entry: Option<&Entry>, fence: Fence, lease_ms: u64, now_ms: u64) ->
                 on_doubt: *on_doubt,
                 doubted: false,
             };
-            Ok(Entry { stage, ..entry.clone() })
+            Ok(LedgerEntry { stage, ..entry.clone() })
         }
     }
 }
 
 /// Decides the end of a claim by whoever holds `fence`. Past its lease it still counts, as long as nobody took over.
 /// A release after a takeover leaves the entry in doubt, as it was found.
-pub fn end(entry: Option<&Entry>, fence: Fence, ending: &Ending, now_ms: u64) -> Result<Ended, TokenError> {
+pub fn end(
+    entry: Option<&LedgerEntry>,
+    fence: Fence,
+    ending: &Ending,
+    now_ms: u64,
+) -> Result<Ended, TokenError> {
     let entry = entry.ok_or(TokenError::Gone)?;
     if entry.fence != fence {
         return Err(TokenError::Stale);
@@ -253,21 +263,21 @@ pub fn end(entry: Option<&Entry>, fence: Fence, ending: &Ending, now_ms: u64) ->
                 on_doubt: *on_doubt,
                 doubted: true,
             };
-            Ok(Ended::Write(Entry { stage, ..entry.clone() }))
+            Ok(Ended::Write(LedgerEntry { stage, ..entry.clone() }))
         }
     }
 }
 
-fn completed(entry: Entry, outcome: &Outcome, ttl_ms: u64, now_ms: u64) -> Entry {
+fn completed(entry: LedgerEntry, outcome: &RecordedOutcome, ttl_ms: u64, now_ms: u64) -> LedgerEntry {
     let outcome = outcome.clone().kept();
     let ttl_ms = ttl_ms.clamp(TTL_MS_MIN, TTL_MS_MAX);
-    Entry { stage: Stage::Completed { at_ms: now_ms, ttl_ms, outcome }, ..entry }
+    LedgerEntry { stage: Stage::Completed { at_ms: now_ms, ttl_ms, outcome }, ..entry }
 }
 
 /// Decides what an operator says about an entry in doubt. A new fence shuts out a holder that comes back late.
 pub fn resolve(
     id: &EntryId,
-    entry: Option<&Entry>,
+    entry: Option<&LedgerEntry>,
     resolution: &Resolution,
     now_ms: u64,
     fence: impl FnOnce() -> Fence,
@@ -279,7 +289,7 @@ pub fn resolve(
         EntryState::InDoubt => Ok(match resolution {
             Resolution::Absent => Ended::Delete,
             Resolution::Completed { outcome, ttl_ms } => {
-                let entry = Entry { fence: fence(), ..entry.clone() };
+                let entry = LedgerEntry { fence: fence(), ..entry.clone() };
                 Ended::Write(completed(entry, outcome, *ttl_ms, now_ms))
             }
         }),
@@ -287,7 +297,7 @@ pub fn resolve(
 }
 
 /// Decides whether an entry may be forgotten.
-pub fn forget(id: &EntryId, entry: Option<&Entry>, now_ms: u64) -> Result<(), ResolveError> {
+pub fn forget(id: &EntryId, entry: Option<&LedgerEntry>, now_ms: u64) -> Result<(), ResolveError> {
     let entry = entry.ok_or_else(|| ResolveError::NotFound(id.clone()))?;
     match entry.state(now_ms) {
         EntryState::Processing => Err(in_progress(entry, now_ms)),
@@ -295,7 +305,7 @@ pub fn forget(id: &EntryId, entry: Option<&Entry>, now_ms: u64) -> Result<(), Re
     }
 }
 
-fn in_progress(entry: &Entry, now_ms: u64) -> ResolveError {
+fn in_progress(entry: &LedgerEntry, now_ms: u64) -> ResolveError {
     let Stage::Processing { until_ms, .. } = entry.stage else {
         unreachable!("only a held entry is in progress")
     };

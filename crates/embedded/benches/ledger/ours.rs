@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::ledger::TTL_MS_DEFAULT;
 use hapax_core::{
-    Claim, ClaimEnd, ClaimRequest, Ending, EntryId, Fingerprint, Grant, Ledger, Outcome, Owner,
+    Claim, ClaimEnd, ClaimRequest, Ending, EntryId, Fingerprint, Grant, Ledger, Owner, RecordedOutcome,
 };
 use hapax_embedded::{Embedded, Options};
 use tokio::runtime::Runtime;
@@ -19,12 +19,12 @@ const LEASE_MS: u64 = 30_000;
 
 pub struct Ours<'a> {
     runtime: &'a Runtime,
-    shared: Arc<Shared>,
+    shared: Arc<StoreState>,
 }
 
-struct Shared {
+struct StoreState {
     store: Embedded,
-    outcome: Outcome,
+    outcome: RecordedOutcome,
     /// Keys below this one have been claimed, and were completed before the turn began.
     next: AtomicU64,
 }
@@ -36,7 +36,7 @@ fn request(number: u64) -> ClaimRequest {
     ClaimRequest { fingerprint: Some(fingerprint), ..ClaimRequest::new(id, owner, LEASE_MS) }
 }
 
-impl Shared {
+impl StoreState {
     fn complete(&self, id: EntryId, grant: Grant) -> ClaimEnd {
         let ending = Ending::Complete { outcome: self.outcome.clone(), ttl_ms: TTL_MS_DEFAULT };
         ClaimEnd { id, token: grant.token, ending }
@@ -72,8 +72,8 @@ impl<'a> Ours<'a> {
     pub fn open(runtime: &'a Runtime, folder: &Path, entries: u64) -> Self {
         const BATCH: u64 = 1000;
         let store = Embedded::open(folder, Options::default()).expect("the store opens");
-        let outcome = Outcome::done(hapax_core::Json::parse(OUTCOME).expect("JSON"));
-        let shared = Shared { store, outcome, next: AtomicU64::new(entries) };
+        let outcome = RecordedOutcome::done(hapax_core::Json::parse(OUTCOME).expect("JSON"));
+        let shared = StoreState { store, outcome, next: AtomicU64::new(entries) };
         for from in (0..entries).step_by(BATCH as usize) {
             let requests: Vec<_> = (from..entries.min(from + BATCH)).map(request).collect();
             let ids: Vec<_> = requests.iter().map(|request| request.id.clone()).collect();

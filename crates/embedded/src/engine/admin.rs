@@ -182,7 +182,7 @@ impl Engine {
     }
 
     /// Sets aside a message whose stored bytes do not match their checksum.
-    pub fn park_damaged(&mut self, named: crate::receipt::Named) {
+    pub fn park_damaged(&mut self, named: crate::receipt::DeliveryRef) {
         let (queue, wave) = self.at(named.queue);
         if let Some(slot) = queue.table.delivered(named.seq) {
             let mut entry = *queue.table.get(slot);

@@ -2,7 +2,7 @@ use hapax_core::{Cause, OnDead, Settled, policy};
 
 use super::groups::{Slot, UNGROUPED};
 use super::{Engine, Queue, Undo, Wave};
-use crate::record::{DeadRow, Entry, FLAG_DEAD, MessageRow, Record, State, park_flags};
+use crate::record::{DeadRow, FLAG_DEAD, MessageMeta, MessageRow, Record, State, park_flags};
 use crate::time::Now;
 
 impl Engine {
@@ -62,7 +62,7 @@ impl Engine {
 
     /// A group stands still. What is in flight behind the dead one comes back uncounted; who works on one ahead of it
     /// may finish.
-    fn halt(&mut self, now: Now, queue: u32, died: &Entry) {
+    fn halt(&mut self, now: Now, queue: u32, died: &MessageMeta) {
         let group = died.group;
         if group == UNGROUPED {
             return;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use hapax_core::QueueConfig;
 use hapax_core::policy;
 
-use super::{Outgoing, Queue, Undo, Wave};
+use super::{PreparedMessage, Queue, Undo, Wave};
 use crate::record::{DedupRow, Record};
 
 /// How long an id stays in memory: 5 min.
@@ -35,7 +35,7 @@ pub(crate) fn content_id(body: &[u8]) -> String {
 }
 
 /// What an id is remembered as: 128 bits of a cryptographic hash, so that ids of any length take the same room.
-pub(super) fn key(config: &QueueConfig, message: &Outgoing) -> Option<u128> {
+pub(super) fn key(config: &QueueConfig, message: &PreparedMessage) -> Option<u128> {
     if config.dedup.window_ms == 0 {
         return None;
     }

@@ -1,6 +1,6 @@
 //! The ledger: open entries in memory, ended ones in the storage, every decision by the protocol of the core.
 //!
-//! An entry's time is over at its [`protocol::Entry::prune_ms`], unless a message that lives in this store needs it.
+//! An entry's time is over at its [`protocol::LedgerEntry::prune_ms`], unless a message that lives in this store needs it.
 //! From then on nobody sees it, whether or not its row was pruned already: a decision starts from [`Known`], which the
 //! writer makes, and an entry that is over is replaced before a message is linked to its key again.
 
@@ -13,7 +13,7 @@ use hapax_core::{
 };
 
 use super::{Engine, Undo};
-use crate::receipt::Named;
+use crate::receipt::DeliveryRef;
 use crate::record::{FLAG_KEYED, LedgerRow, Record, Tally, parked_cause};
 use crate::storage::DueEntry;
 use crate::time::Now;
@@ -173,7 +173,7 @@ pub(crate) enum InMemory {
 }
 
 impl Known {
-    pub fn entry(&self) -> Option<&protocol::Entry> {
+    pub fn entry(&self) -> Option<&protocol::LedgerEntry> {
         if self.over { None } else { self.row.as_ref().map(|row| &row.entry) }
     }
 }
@@ -192,7 +192,7 @@ impl Engine {
     }
 
     /// Writes an entry in place of what is known.
-    fn put_entry(&mut self, known: &Known, entry: protocol::Entry) {
+    fn put_entry(&mut self, known: &Known, entry: protocol::LedgerEntry) {
         let row = LedgerRow { id: known.id.clone(), entry };
         let before = known.row.as_ref().map(|row| row.entry.fence.0);
         if before.is_none() {
@@ -223,8 +223,8 @@ impl Engine {
     }
 
     /// Remembers that an entry was in doubt until now, unless it still is.
-    fn note_cleared(&mut self, now: Now, known: &Known, after: Option<&protocol::Entry>) {
-        let in_doubt = |entry: &protocol::Entry| entry.state(now.ms()) == EntryState::InDoubt;
+    fn note_cleared(&mut self, now: Now, known: &Known, after: Option<&protocol::LedgerEntry>) {
+        let in_doubt = |entry: &protocol::LedgerEntry| entry.state(now.ms()) == EntryState::InDoubt;
         if known.entry().is_some_and(in_doubt) && !after.is_some_and(in_doubt) {
             self.wave.ledger.cleared.push(known.hash);
         }
@@ -296,7 +296,7 @@ impl Engine {
     }
 
     /// Has the entry kept as long as the message lives that a delivery names.
-    pub fn link_delivery(&mut self, named: Named, hash: u128, granted: bool) {
+    pub fn link_delivery(&mut self, named: DeliveryRef, hash: u128, granted: bool) {
         let Some(queue) = self.queues.get(named.queue as usize).and_then(Option::as_ref) else { return };
         let Some(slot) = queue.table.delivered(named.seq) else { return };
         let entry = *queue.table.get(slot);
@@ -328,7 +328,7 @@ impl Engine {
     ) -> Result<Remaining, TokenError> {
         let renewed = fence.ok_or(TokenError::Stale).and_then(|fence| {
             let entry = protocol::renew(known.entry(), Fence(fence), lease_ms, now.ms())?;
-            let held_ms = |entry: &protocol::Entry| match entry.stage {
+            let held_ms = |entry: &protocol::LedgerEntry| match entry.stage {
                 Stage::Processing { lease_ms, .. } => lease_ms,
                 Stage::Completed { .. } => unreachable!("only an open claim is renewed"),
             };
@@ -419,7 +419,7 @@ impl Engine {
     }
 
     /// Open entries whose time is over.
-    pub fn faded(&self, now: Now) -> Vec<u128> {
+    pub fn expired_entries(&self, now: Now) -> Vec<u128> {
         let due = self.ledger.fading.iter().take_while(|(at_ms, _)| *at_ms <= now.ms());
         due.map(|(_, hash)| *hash).take(PRUNE_MAX).collect()
     }
@@ -451,7 +451,7 @@ impl Engine {
         }
         let postponed = due.iter().any(|entry| entry.linked || entry.damaged);
         let again_ms = postponed.then_some(now.ms() + NEEDED_AGAIN_MS);
-        let left = due.len() >= PRUNE_MAX || self.faded(now).len() >= PRUNE_MAX;
+        let left = due.len() >= PRUNE_MAX || self.expired_entries(now).len() >= PRUNE_MAX;
         self.ledger.prune_ms = next_ms.into_iter().chain(again_ms).min();
         if left {
             (self.ledger.prune_ms, self.ledger.pruned_ms) = (Some(0), 0);
@@ -469,7 +469,7 @@ impl Engine {
     }
 
     /// The open entries among these, as they are now.
-    pub fn open_entries(&self, hashes: &[u128]) -> Vec<Option<protocol::Entry>> {
+    pub fn open_entries(&self, hashes: &[u128]) -> Vec<Option<protocol::LedgerEntry>> {
         hashes.iter().map(|hash| self.ledger.open.get(hash).map(|open| open.row.entry.clone())).collect()
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use hapax_core::{GroupId, RedriveTask};
 
 use super::{Counters, Engine, Queue, StoreQuota, Table, Wave, dedup};
-use crate::record::{DedupRow, Entry, Header, LedgerRow, MessageRow, QueueRow, Tally, park_flags};
+use crate::record::{DedupRow, Header, LedgerRow, MessageMeta, MessageRow, QueueRow, Tally, park_flags};
 use crate::time::Now;
 
 /// A number that no store reaches; one beyond it comes from a flipped bit.
@@ -59,7 +59,7 @@ pub(crate) struct Loader {
     pub warnings: Vec<String>,
 }
 
-fn put(queue: &mut Queue, counters: &mut Counters, entry: Entry) {
+fn put(queue: &mut Queue, counters: &mut Counters, entry: MessageMeta) {
     counters.next_seq = counters.next_seq.max(entry.seq + 1).max(entry.order + 1);
     counters.messages += 1;
     counters.bytes += u64::from(entry.bytes);
@@ -195,14 +195,14 @@ impl Loader {
                 continue;
             }
             let now_ms = self.now.ms();
-            let entry = Entry {
+            let entry = MessageMeta {
                 flags: park_flags(0, hapax_core::Cause::Damaged),
                 sent_ms: row.entry.sent_ms.min(now_ms),
                 base_ms: now_ms,
                 due_ms: now_ms,
                 bytes: row.entry.bytes.min(hapax_core::policy::MESSAGE_BYTES_MAX as u32),
                 group: queue.table.groups.intern(None),
-                ..Entry::unreadable(seq)
+                ..MessageMeta::unreadable(seq)
             };
             put(queue, &mut self.engine.wave.counters, entry);
         }

@@ -32,10 +32,10 @@ pub(crate) use queue::Queue;
 pub(crate) use receive::{Leased, Request};
 pub(crate) use redrive::Candidate;
 use redrive::Task;
-pub(crate) use send::{Outgoing, Stated};
+pub(crate) use send::{PreparedMessage, Stated};
 use table::Table;
 
-use crate::record::{Entry, Header, Record};
+use crate::record::{Header, MessageMeta, Record};
 use crate::time::Now;
 
 /// How much the store may hold in all queues together.
@@ -66,7 +66,7 @@ pub(crate) struct Counters {
 
 /// How to take one change back.
 enum Undo {
-    Entry { queue: u32, slot: u32, before: Option<Entry> },
+    Entry { queue: u32, slot: u32, before: Option<MessageMeta> },
     Totals { queue: u32, totals: hapax_core::store::QueueTotals },
     Config { queue: u32, config: std::sync::Arc<hapax_core::QueueConfig>, modified_ms: u64 },
     Table { queue: u32, table: Box<Table>, purged_before: u64 },

@@ -11,7 +11,7 @@ use super::groups::Slot;
 use super::receive::Replay;
 use super::table::Table;
 use super::{Undo, Wave};
-use crate::record::{Entry, FLAG_HISTORY, FLAG_KEYED, MessageRow, QueueRow, Record, State};
+use crate::record::{FLAG_HISTORY, FLAG_KEYED, MessageMeta, MessageRow, QueueRow, Record, State};
 
 pub(crate) struct Queue {
     pub id: u32,
@@ -62,7 +62,12 @@ impl Queue {
         }
     }
 
-    pub(super) fn insert(&mut self, wave: &mut Wave, mut entry: Entry, group: Option<&GroupId>) -> Slot {
+    pub(super) fn insert(
+        &mut self,
+        wave: &mut Wave,
+        mut entry: MessageMeta,
+        group: Option<&GroupId>,
+    ) -> Slot {
         entry.group = self.table.groups.intern(group);
         let slot = self.table.insert(entry);
         wave.counters.messages += 1;
@@ -71,7 +76,7 @@ impl Queue {
         slot
     }
 
-    pub(super) fn replace(&mut self, wave: &mut Wave, slot: Slot, entry: Entry) {
+    pub(super) fn replace(&mut self, wave: &mut Wave, slot: Slot, entry: MessageMeta) {
         let before = self.table.replace(slot, entry);
         if before.state == State::InFlight && entry.state != State::InFlight {
             self.holders.remove(&entry.seq);
@@ -79,7 +84,7 @@ impl Queue {
         wave.journal.push(Undo::Entry { queue: self.id, slot, before: Some(before) });
     }
 
-    pub(super) fn remove(&mut self, wave: &mut Wave, slot: Slot) -> Entry {
+    pub(super) fn remove(&mut self, wave: &mut Wave, slot: Slot) -> MessageMeta {
         let entry = self.table.remove(slot);
         self.holders.remove(&entry.seq);
         wave.counters.messages -= 1;
@@ -89,14 +94,14 @@ impl Queue {
     }
 
     /// Changes a message and records it.
-    pub(super) fn update(&mut self, wave: &mut Wave, slot: Slot, entry: Entry) {
+    pub(super) fn update(&mut self, wave: &mut Wave, slot: Slot, entry: MessageMeta) {
         self.replace(wave, slot, entry);
         let row = MessageRow { queue: self.id, entry, group: self.table.group_name(&entry) };
         wave.records.push(Record::Update(row));
     }
 
     /// Removes a message and records it.
-    pub(super) fn delete(&mut self, wave: &mut Wave, slot: Slot) -> Entry {
+    pub(super) fn delete(&mut self, wave: &mut Wave, slot: Slot) -> MessageMeta {
         let entry = self.remove(wave, slot);
         if entry.flags & FLAG_KEYED != 0 {
             wave.ledger.unlink(entry.seq);
@@ -109,7 +114,7 @@ impl Queue {
     pub(super) fn record_failure(
         &mut self,
         wave: &mut Wave,
-        entry: &mut Entry,
+        entry: &mut MessageMeta,
         at_ms: u64,
         cause: Cause,
         error: Option<&str>,

@@ -2,8 +2,8 @@ use hapax_core::{Cause, policy};
 
 use super::Engine;
 use super::groups::Slot;
-use crate::receipt::Named;
-use crate::record::{Entry, State};
+use crate::receipt::DeliveryRef;
+use crate::record::{MessageMeta, State};
 use crate::time::Now;
 
 /// A receive as the engine sees it: everything filled in, the waiting done elsewhere.
@@ -19,15 +19,15 @@ pub(crate) struct Request {
 /// A delivery that was just made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Leased {
-    pub named: Named,
-    pub entry: Entry,
+    pub named: DeliveryRef,
+    pub entry: MessageMeta,
 }
 
 /// An answered receive that may be asked for again.
 #[derive(Debug, Clone)]
 pub(crate) struct Replay {
     at_ms: u64,
-    deliveries: Vec<Named>,
+    deliveries: Vec<DeliveryRef>,
 }
 
 /// The most bytes that one receive hands out, but for a single message: bodies are held in memory on their way.
@@ -101,12 +101,12 @@ impl Engine {
                 queue.holders.insert(entry.seq, consumer.clone());
             }
         }
-        Leased { named: Named { queue: queue.id, seq: entry.seq, fence }, entry }
+        Leased { named: DeliveryRef { queue: queue.id, seq: entry.seq, fence }, entry }
     }
 
     /// Acks what was just leased for an `ack_on_receive`: gone before it is handed out, and durably so. It may be lost
     /// but never repeated.
-    pub fn ack_leased(&mut self, named: Named) {
+    pub fn ack_leased(&mut self, named: DeliveryRef) {
         let (slot, _) = self.held(named.queue, named).expect("it was leased in this wave");
         let (queue, wave) = self.at(named.queue);
         queue.delete(wave, slot);
@@ -124,14 +124,14 @@ impl Engine {
         let id = request.attempt_id.as_ref()?;
         let (queue, wave) = self.at(queue);
         let replay = queue.replays.get(id).filter(|replay| now.ms() < replay.at_ms + REPLAY_MS)?;
-        let standing = |named: &Named| {
+        let standing = |named: &DeliveryRef| {
             let slot = queue.table.delivered(named.seq)?;
             let entry = queue.table.get(slot);
             (entry.fence == named.fence && entry.state == State::InFlight).then_some((*named, slot))
         };
         let standing: Vec<_> = replay.deliveries.iter().map(standing).collect::<Option<_>>()?;
         let lease_ms = request.lease_ms.unwrap_or(queue.config.lease_ms);
-        let renew = |(named, slot): (Named, Slot)| {
+        let renew = |(named, slot): (DeliveryRef, Slot)| {
             let mut entry = *queue.table.get(slot);
             entry.due_ms =
                 policy::extend_deadline(entry.received_ms, now.ms(), lease_ms).unwrap_or(entry.due_ms);
@@ -141,7 +141,7 @@ impl Engine {
         Some(standing.into_iter().map(renew).collect())
     }
 
-    fn remember_receive(&mut self, now: Now, queue: u32, id: String, deliveries: Vec<Named>) {
+    fn remember_receive(&mut self, now: Now, queue: u32, id: String, deliveries: Vec<DeliveryRef>) {
         let replays = &mut self.queue_mut(queue).replays;
         if replays.len() >= REPLAYS_MAX {
             replays.retain(|_, replay| now.ms() < replay.at_ms + REPLAY_MS);
@@ -152,7 +152,7 @@ impl Engine {
     }
 
     /// Takes back a delivery whose receiver went away before it saw it: no attempt counted.
-    pub fn give_back(&mut self, now: Now, named: Named) {
+    pub fn give_back(&mut self, now: Now, named: DeliveryRef) {
         let there = self.queues.get(named.queue as usize).is_some_and(Option::is_some);
         if !there {
             return;

@@ -9,7 +9,7 @@ use hapax_core::{
 
 use super::groups::Slot;
 use super::{Engine, Undo};
-use crate::record::{Content, DeadRow, Entry, FLAG_KEYED, Record, State};
+use crate::record::{Content, DeadRow, FLAG_KEYED, MessageMeta, Record, State};
 use crate::time::Now;
 
 /// The default and the highest rate.
@@ -253,7 +253,7 @@ impl Engine {
             order = dead.source_order;
             queue.set_halted(wave, at, false);
         }
-        let entry = Entry {
+        let entry = MessageMeta {
             seq,
             order,
             sent_ms: now.ms(),

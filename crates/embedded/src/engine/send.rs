@@ -4,12 +4,14 @@ use hapax_core::{EntryId, GroupId, IdempotencyKey, Priority, SendError, Sent, Ti
 
 use super::{Engine, MEMORY_BYTES_A_MESSAGE, Queue, Wave, dedup};
 use crate::browse::parse_attributes;
-use crate::record::{BodyRow, Content, DeadRow, DedupRow, Entry, FLAG_KEYED, MessageRow, Record, State};
+use crate::record::{
+    BodyRow, Content, DeadRow, DedupRow, FLAG_KEYED, MessageMeta, MessageRow, Record, State,
+};
 use crate::time::Now;
 
 /// A message ready for the engine: encoded and checksummed by its sender's thread.
 #[derive(Debug, Clone)]
-pub(crate) struct Outgoing {
+pub(crate) struct PreparedMessage {
     pub content: Content,
     pub bytes: u64,
     pub delay_ms: Option<u64>,
@@ -32,7 +34,7 @@ pub(crate) struct Stated {
 impl Engine {
     /// The deduplication key of a message whose window reaches beyond what memory holds; the writer looks it up in
     /// the index and passes the answer to [`Engine::send`].
-    pub fn dedup_lookup(&self, queue: u32, message: &Outgoing, now: Now) -> Option<u128> {
+    pub fn dedup_lookup(&self, queue: u32, message: &PreparedMessage, now: Now) -> Option<u128> {
         let queue = self.queue(queue);
         let key = dedup::key(&queue.config, message)?;
         (queue.config.dedup.window_ms > dedup::MEMORY_MS && queue.dedup.seen(key, now.ms()).is_none())
@@ -40,7 +42,7 @@ impl Engine {
     }
 
     /// The ledger's entry of a message, where its queue wants its effect once and its key is not its id.
-    pub fn entry_of(&self, queue: u32, message: &Outgoing) -> Option<EntryId> {
+    pub fn entry_of(&self, queue: u32, message: &PreparedMessage) -> Option<EntryId> {
         let queue = self.queue(queue);
         if queue.config.tier != Tier::EffectivelyOnce {
             return None;
@@ -68,7 +70,7 @@ impl Engine {
         &mut self,
         now: Now,
         queue: u32,
-        mut message: Outgoing,
+        mut message: PreparedMessage,
         stored: Option<DedupRow>,
         entry_id: Option<EntryId>,
         ids: impl Fn(u64) -> hapax_core::MessageId,
@@ -98,7 +100,7 @@ impl Engine {
 
         let seq = wave.next_seq();
         let delay_ms = message.delay_ms.unwrap_or(queue.config.delay_ms);
-        let entry = Entry {
+        let entry = MessageMeta {
             seq,
             order: seq,
             sent_ms: now.ms(),
@@ -134,7 +136,13 @@ impl Engine {
 
 impl Queue {
     /// Inserts a message with its body and records both.
-    pub(super) fn add(&mut self, wave: &mut Wave, entry: Entry, group: Option<GroupId>, content: Content) {
+    pub(super) fn add(
+        &mut self,
+        wave: &mut Wave,
+        entry: MessageMeta,
+        group: Option<GroupId>,
+        content: Content,
+    ) {
         self.insert(wave, entry, group.as_ref());
         wave.inserted.push((entry.seq, wave.records.len()));
         let body = BodyRow { seq: entry.seq, origin: self.id, content };
@@ -162,7 +170,7 @@ impl Wave {
     }
 }
 
-fn validate(queue: &Queue, message: &Outgoing) -> Result<(), SendError> {
+fn validate(queue: &Queue, message: &PreparedMessage) -> Result<(), SendError> {
     let config = &queue.config;
     if message.bytes > config.message_bytes_max {
         return Err(SendError::TooLarge { bytes: message.bytes, bytes_max: config.message_bytes_max });

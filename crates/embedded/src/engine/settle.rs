@@ -3,13 +3,13 @@ use hapax_core::{Cause, How, Remaining, SettleError, Settled};
 
 use super::Engine;
 use super::groups::Slot;
-use crate::receipt::Named;
-use crate::record::{Entry, State};
+use crate::receipt::DeliveryRef;
+use crate::record::{MessageMeta, State};
 use crate::time::Now;
 
 impl Engine {
     /// The message that a receipt names, if no newer delivery holds it.
-    pub(super) fn held(&self, queue: u32, named: Named) -> Result<(Slot, Entry), SettleError> {
+    pub(super) fn held(&self, queue: u32, named: DeliveryRef) -> Result<(Slot, MessageMeta), SettleError> {
         if named.queue != queue {
             return Err(SettleError::Malformed);
         }
@@ -19,7 +19,11 @@ impl Engine {
         if entry.fence == named.fence { Ok((slot, entry)) } else { Err(SettleError::Stale) }
     }
 
-    fn held_or_counted(&mut self, queue: u32, named: Named) -> Result<(Slot, Entry), SettleError> {
+    fn held_or_counted(
+        &mut self,
+        queue: u32,
+        named: DeliveryRef,
+    ) -> Result<(Slot, MessageMeta), SettleError> {
         let held = self.held(queue, named);
         if held == Err(SettleError::Stale) {
             self.at(queue).0.totals.stale += 1;
@@ -32,7 +36,7 @@ impl Engine {
         &mut self,
         now: Now,
         queue: u32,
-        named: Named,
+        named: DeliveryRef,
         how: &How,
         random: u64,
     ) -> Result<Settled, SettleError> {
@@ -88,7 +92,7 @@ impl Engine {
         &mut self,
         now: Now,
         queue: u32,
-        named: Named,
+        named: DeliveryRef,
         lease_ms: u64,
     ) -> Result<Remaining, SettleError> {
         let (slot, mut entry) = self.held_or_counted(queue, named)?;
@@ -150,7 +154,7 @@ impl Engine {
     }
 
     /// A message of a FIFO batch did not succeed: those behind it in its group must not overtake it.
-    fn return_rest(&mut self, now: Now, queue: u32, failed: &Entry) {
+    fn return_rest(&mut self, now: Now, queue: u32, failed: &MessageMeta) {
         if !self.queue(queue).config.is_fifo() {
             return;
         }

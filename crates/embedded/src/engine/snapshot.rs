@@ -3,14 +3,15 @@
 use hapax_core::GroupId;
 
 use super::Engine;
-use crate::record::{Entry, State};
+use crate::record::{MessageMeta, State};
 use crate::time::Now;
 
 impl Engine {
     /// Every message with its queue and group, in order of number.
-    pub fn messages(&self) -> Vec<(u32, Entry, Option<GroupId>)> {
+    pub fn messages(&self) -> Vec<(u32, MessageMeta, Option<GroupId>)> {
         let of_queue = |queue: &super::Queue| {
-            let with_group = |(_, entry): (_, &Entry)| (queue.id, *entry, queue.table.group_name(entry));
+            let with_group =
+                |(_, entry): (_, &MessageMeta)| (queue.id, *entry, queue.table.group_name(entry));
             queue.table.iter().map(with_group).collect::<Vec<_>>()
         };
         let mut messages: Vec<_> = self.queues.iter().flatten().flat_map(|queue| of_queue(queue)).collect();

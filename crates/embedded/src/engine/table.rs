@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use hapax_core::{Cause, GroupId};
 
 use super::groups::{Groups, Key, Slot};
-use crate::record::{Entry, State, parked_cause};
+use crate::record::{MessageMeta, State, parked_cause};
 
 #[derive(Debug)]
 pub(crate) struct Table {
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<MessageMeta>>,
     free: Vec<Slot>,
     pub groups: Groups,
     /// Delayed and in-flight messages by when that ends, then by place: leases that run out together do so in order,
@@ -49,16 +49,16 @@ impl Table {
         }
     }
 
-    pub fn get(&self, slot: Slot) -> &Entry {
+    pub fn get(&self, slot: Slot) -> &MessageMeta {
         self.entries[slot as usize].as_ref().expect("a slot in use holds an entry")
     }
 
     /// The entry at `slot`, if it is still the message `seq`.
-    pub fn holds(&self, slot: Slot, seq: u64) -> Option<&Entry> {
+    pub fn holds(&self, slot: Slot, seq: u64) -> Option<&MessageMeta> {
         self.entries.get(slot as usize)?.as_ref().filter(|entry| entry.seq == seq)
     }
 
-    pub fn insert(&mut self, entry: Entry) -> Slot {
+    pub fn insert(&mut self, entry: MessageMeta) -> Slot {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() as Slot - 1
@@ -68,20 +68,20 @@ impl Table {
     }
 
     /// Puts an entry into a free slot; for undoing.
-    pub fn restore(&mut self, slot: Slot, entry: Entry) {
+    pub fn restore(&mut self, slot: Slot, entry: MessageMeta) {
         let at = self.free.iter().rposition(|&free| free == slot).expect("a removed slot is free");
         self.free.swap_remove(at);
         self.put(slot, entry);
     }
 
-    fn put(&mut self, slot: Slot, entry: Entry) {
+    fn put(&mut self, slot: Slot, entry: MessageMeta) {
         self.entries[slot as usize] = Some(entry);
         self.groups.join(entry.group);
         self.bytes += u64::from(entry.bytes);
         self.index(slot, &entry);
     }
 
-    pub fn remove(&mut self, slot: Slot) -> Entry {
+    pub fn remove(&mut self, slot: Slot) -> MessageMeta {
         let entry = self.entries[slot as usize].take().expect("a slot in use holds an entry");
         self.unindex(slot, &entry);
         self.groups.leave(entry.group);
@@ -91,7 +91,7 @@ impl Table {
     }
 
     /// Changes an entry in place; its message, group and size stay.
-    pub fn replace(&mut self, slot: Slot, entry: Entry) -> Entry {
+    pub fn replace(&mut self, slot: Slot, entry: MessageMeta) -> MessageMeta {
         let before = self.entries[slot as usize].replace(entry).expect("a slot in use holds an entry");
         assert!(before.seq == entry.seq && before.group == entry.group && before.bytes == entry.bytes);
         self.unindex(slot, &before);
@@ -99,7 +99,7 @@ impl Table {
         before
     }
 
-    fn index(&mut self, slot: Slot, entry: &Entry) {
+    fn index(&mut self, slot: Slot, entry: &MessageMeta) {
         let key = Key::new(entry.priority, entry.order);
         match entry.state {
             State::Ready => {
@@ -128,7 +128,7 @@ impl Table {
         }
     }
 
-    fn unindex(&mut self, slot: Slot, entry: &Entry) {
+    fn unindex(&mut self, slot: Slot, entry: &MessageMeta) {
         let key = Key::new(entry.priority, entry.order);
         match entry.state {
             State::Ready => {
@@ -196,11 +196,11 @@ impl Table {
     }
 
     /// All messages; slow, for rare operations.
-    pub fn iter(&self) -> impl Iterator<Item = (Slot, &Entry)> {
+    pub fn iter(&self) -> impl Iterator<Item = (Slot, &MessageMeta)> {
         self.entries.iter().enumerate().filter_map(|(slot, entry)| Some((slot as Slot, entry.as_ref()?)))
     }
 
-    pub fn group_name(&self, entry: &Entry) -> Option<GroupId> {
+    pub fn group_name(&self, entry: &MessageMeta) -> Option<GroupId> {
         self.groups.name(entry.group).cloned()
     }
 

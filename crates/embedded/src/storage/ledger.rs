@@ -1,7 +1,7 @@
 //! The ledger's rows: into values, out of them, and by what they are found.
 
-use hapax_core::ledger::protocol::{Entry, Stage};
-use hapax_core::{EntryFilter, EntryId, EntryState, Fence, Json, OnDoubt, Outcome, Page};
+use hapax_core::ledger::protocol::{LedgerEntry, Stage};
+use hapax_core::{EntryFilter, EntryId, EntryState, Fence, Json, OnDoubt, Page, RecordedOutcome};
 use rusqlite::types::ValueRef;
 use rusqlite::{CachedStatement, Connection, ErrorCode, OptionalExtension, Row, params};
 
@@ -142,12 +142,12 @@ impl Columns {
             },
             2 | 3 => {
                 let value = outcome.map(Json::parse).transpose().ok()?;
-                let outcome = Outcome { failed: self.state == 3, value, omitted_bytes: self.omitted };
+                let outcome = RecordedOutcome { failed: self.state == 3, value, omitted_bytes: self.omitted };
                 Stage::Completed { at_ms: self.at_ms, ttl_ms: self.ttl_ms, outcome }
             }
             _ => return None,
         };
-        let entry = Entry {
+        let entry = LedgerEntry {
             fingerprint: self.fingerprint.map(|text| text.parse()).transpose().ok()?,
             owner: self.owner.parse().ok()?,
             fence: Fence(self.fence),

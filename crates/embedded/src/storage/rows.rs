@@ -9,7 +9,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, params};
 use super::{FoundBody, ReadError};
 use crate::crc::Crc;
 use crate::record::{
-    BodyRow, Content, DeadRow, DedupRow, Entry, Header, MessageRow, QueueRow, State, history_crc,
+    BodyRow, Content, DeadRow, DedupRow, Header, MessageMeta, MessageRow, QueueRow, State, history_crc,
 };
 
 /// The columns of `message` in the order that [`message`] reads.
@@ -39,7 +39,7 @@ pub(crate) fn message(row: &Row<'_>) -> rusqlite::Result<(MessageRow, bool)> {
         ValueRef::Null => Ok(None),
         value => value.as_str().map_err(drop).and_then(|text| GroupId::new(text).map_err(drop)).map(Some),
     };
-    let entry = Entry {
+    let entry = MessageMeta {
         seq: number(0)?,
         order: number(2)?,
         due_ms: number(4)?,
@@ -66,7 +66,7 @@ pub(crate) fn message(row: &Row<'_>) -> rusqlite::Result<(MessageRow, bool)> {
 pub(crate) fn broken_message(connection: &Connection, seq: u64) -> MessageRow {
     let sql = "SELECT queue FROM message WHERE seq = ?1";
     let queue = connection.query_row(sql, [seq as i64], |row| row.get(0)).unwrap_or(u32::MAX);
-    MessageRow { queue, entry: Entry::unreadable(seq), group: None }
+    MessageRow { queue, entry: MessageMeta::unreadable(seq), group: None }
 }
 
 /// Rows are not in the order of their keys, or not found by them.

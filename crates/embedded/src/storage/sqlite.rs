@@ -18,13 +18,13 @@ use crate::record::{DeadRow, DedupRow, Header, Record, halted_crc, redrive_crc};
 
 /// A file and how to open it.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct DbLocation {
     pub file: PathBuf,
     /// Another VFS than the operating system's, for tests.
     pub vfs: Option<String>,
 }
 
-impl Place {
+impl DbLocation {
     fn wal(&self) -> PathBuf {
         let mut path = self.file.clone().into_os_string();
         path.push("-wal");
@@ -58,7 +58,7 @@ const DAMAGED_AGAIN_MS: u64 = 24 * 3600 * 1000;
 pub(crate) struct Sqlite {
     /// Not closed after a failed write: closing would checkpoint, and so retry what failed.
     db: ManuallyDrop<Connection>,
-    place: Place,
+    place: DbLocation,
     secret: [u8; 32],
     ids: Ids,
     durability: Durability,
@@ -71,7 +71,7 @@ pub(crate) struct Sqlite {
 
 impl Sqlite {
     /// Opens or creates the file, at the version that `steps` make.
-    pub fn open(place: Place, steps: &[&str], checkpoint: Checkpoint) -> Result<Self, OpenError> {
+    pub fn open(place: DbLocation, steps: &[&str], checkpoint: Checkpoint) -> Result<Self, OpenError> {
         let mut db = place.connect()?;
         schema::check(&db, &place.file, steps)?;
         let mode: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
@@ -215,7 +215,7 @@ impl Drop for Sqlite {
 /// and the operating system took the pages for clean. It is served from now on (a repeated send answers "duplicate", a
 /// repeated ack "gone") and commits go behind it, so a power cut must not take it back. Syncing alone is not enough
 /// after a failed fsync; the same bytes in the same place are safe at any moment.
-fn make_wal_durable(db: &Connection, place: &Place) -> Result<(), OpenError> {
+fn make_wal_durable(db: &Connection, place: &DbLocation) -> Result<(), OpenError> {
     let path = place.wal();
     let io = |error| OpenError::Io { path: path.clone(), error };
     // A simulated disk is not in the file system; its tests do this by themselves.

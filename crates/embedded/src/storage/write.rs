@@ -4,8 +4,8 @@ use rusqlite::{CachedStatement, Connection, params};
 
 use super::{ledger, rows};
 use crate::record::{
-    BodyRow, DeadRow, Entry, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, Header, LedgerRow, MessageRow, QueueRow,
-    Record, halted_crc, history_crc, redrive_crc,
+    BodyRow, DeadRow, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, Header, LedgerRow, MessageMeta, MessageRow,
+    QueueRow, Record, halted_crc, history_crc, redrive_crc,
 };
 
 /// One wave's writing. Holds the statements of every lifecycle, which are then looked up once per wave.
@@ -179,7 +179,7 @@ const INSERT: &str = "INSERT INTO message (seq, queue, ord, state, due_ms, attem
                       VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
 
 fn insert(to: &mut CachedStatement<'_>, row: &MessageRow) -> rusqlite::Result<()> {
-    let e: &Entry = &row.entry;
+    let e: &MessageMeta = &row.entry;
     to.execute(params![
         e.seq as i64,
         row.queue,

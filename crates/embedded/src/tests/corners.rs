@@ -8,9 +8,9 @@ use super::rig;
 use super::sim_storage::{Fault, SimStorage};
 use crate::ids::Ids;
 use crate::time::Now;
-use crate::writer::{Raw, Writer};
+use crate::writer::{RawDelivery, Writer};
 
-fn receive(writer: &mut Writer<SimStorage>, attempt_id: Option<&str>) -> Option<Vec<Raw>> {
+fn receive(writer: &mut Writer<SimStorage>, attempt_id: Option<&str>) -> Option<Vec<RawDelivery>> {
     let mut request = rig::request(1, None);
     request.attempt_id = attempt_id.map(str::to_owned);
     let (op, mut answer) = rig::receive(1, &rig::name("q.fifo"), request, Now { us: 0 }, 0);

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use hapax_core::{How, SettleError, Settled};
 
-use crate::receipt::Named;
-use crate::writer::Raw;
+use crate::receipt::DeliveryRef;
+use crate::writer::RawDelivery;
 
 /// Whether a send took effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum RecordedOutcome {
     No,
     Maybe,
     Yes,
@@ -27,7 +27,7 @@ pub(super) enum Gone {
 /// A delivery that a client was given.
 #[derive(Debug, Clone)]
 struct Made {
-    named: Named,
+    named: DeliveryRef,
     group: Option<String>,
     until_ms: u64,
     commit: u64,
@@ -42,7 +42,7 @@ pub(super) struct Message {
     pub group: Option<u8>,
     pub dedup: Option<String>,
     pub first_try_ms: u64,
-    pub outcome: Outcome,
+    pub outcome: RecordedOutcome,
     gone: Gone,
     id: Option<u128>,
     made: Vec<Made>,
@@ -57,7 +57,7 @@ pub(super) struct History {
     /// The place of the last first delivery, by queue and group of FIFO queues.
     first_places: HashMap<(u32, String), u64>,
     /// Repeated receives may give a delivery again.
-    pub repeated: Vec<Named>,
+    pub repeated: Vec<DeliveryRef>,
 }
 
 pub(super) fn body(message: usize) -> String {
@@ -72,7 +72,7 @@ impl History {
     pub fn new_message(&mut self, queue: usize, group: Option<u8>, dedup: bool, now_ms: u64) -> usize {
         let number = self.messages.len();
         let dedup = dedup.then(|| format!("d{number}"));
-        let (outcome, gone) = (Outcome::No, Gone::No);
+        let (outcome, gone) = (RecordedOutcome::No, Gone::No);
         let message = Message {
             queue,
             group,
@@ -92,22 +92,22 @@ impl History {
     pub fn sent(&mut self, message: usize, answer: Option<&hapax_core::Sent>) {
         let message = &mut self.messages[message];
         let Some(sent) = answer else {
-            if message.outcome == Outcome::No {
-                message.outcome = Outcome::Maybe;
+            if message.outcome == RecordedOutcome::No {
+                message.outcome = RecordedOutcome::Maybe;
             }
             return;
         };
         match message.outcome {
-            Outcome::No => assert!(!sent.duplicate, "a first send is no duplicate"),
-            Outcome::Maybe => {}
-            Outcome::Yes => assert!(sent.duplicate, "a repeated send made another message"),
+            RecordedOutcome::No => assert!(!sent.duplicate, "a first send is no duplicate"),
+            RecordedOutcome::Maybe => {}
+            RecordedOutcome::Yes => assert!(sent.duplicate, "a repeated send made another message"),
         }
         assert!(message.id.is_none_or(|id| id == sent.id.0), "a repeated send got another id");
-        (message.outcome, message.id) = (Outcome::Yes, Some(sent.id.0));
+        (message.outcome, message.id) = (RecordedOutcome::Yes, Some(sent.id.0));
     }
 
     /// Deliveries were handed to a client in the wave of commit number `commit`.
-    pub fn delivered(&mut self, raw: &[Raw], fifo: bool, acked: bool, now_ms: u64, commit: u64) {
+    pub fn delivered(&mut self, raw: &[RawDelivery], fifo: bool, acked: bool, now_ms: u64, commit: u64) {
         for raw in raw {
             let named = raw.leased.named;
             let at = number(&raw.content.body);
@@ -115,7 +115,7 @@ impl History {
             let message = &mut self.messages[at];
             let first = !std::mem::replace(&mut message.seen, true) && raw.dead.is_none();
             assert_ne!(message.gone, Gone::Yes, "message {at} was acked and comes again");
-            assert_ne!(message.outcome, Outcome::No, "message {at} was never accepted");
+            assert_ne!(message.outcome, RecordedOutcome::No, "message {at} was never accepted");
             let until_ms = now_ms + raw.lease_ms;
             if let Some(made) = message.made.iter_mut().find(|made| made.named == named) {
                 assert!(self.repeated.contains(&named), "message {at}: one delivery was handed out twice");
@@ -149,7 +149,7 @@ impl History {
     }
 
     /// The message and delivery that a receipt names.
-    fn made(&mut self, named: Named) -> Option<(&mut Message, usize)> {
+    fn made(&mut self, named: DeliveryRef) -> Option<(&mut Message, usize)> {
         self.messages.iter_mut().find_map(|message| {
             let at = message.made.iter().position(|made| made.named == named)?;
             Some((message, at))
@@ -157,7 +157,7 @@ impl History {
     }
 
     /// Deliveries of the group of this one may have been put back.
-    fn end_group(&mut self, named: Named) {
+    fn end_group(&mut self, named: DeliveryRef) {
         let Some((message, at)) = self.made(named) else { return };
         let group = message.made[at].group.clone();
         let all = self.messages.iter_mut().flat_map(|message| &mut message.made);
@@ -169,7 +169,7 @@ impl History {
     /// A settle was answered, or (`None`) may have been done.
     pub fn settled(
         &mut self,
-        named: Named,
+        named: DeliveryRef,
         how: &How,
         fifo: bool,
         now_ms: u64,
@@ -202,7 +202,7 @@ impl History {
     /// An extension was answered with the new lease, or (`None`) may have been done.
     pub fn extended(
         &mut self,
-        named: Named,
+        named: DeliveryRef,
         asked_ms: u64,
         fifo: bool,
         now_ms: u64,
@@ -231,7 +231,7 @@ impl History {
     }
 
     /// The holder of this delivery of a FIFO group cannot count on it any more, nor can the others of the group.
-    pub fn uncertain(&mut self, named: Named) {
+    pub fn uncertain(&mut self, named: DeliveryRef) {
         self.end_group(named);
     }
 
@@ -271,11 +271,11 @@ impl History {
             let before = seen.insert(*number, *queue);
             assert_eq!(before, None, "message {number} is there twice");
             let message = &self.messages[*number];
-            assert_ne!(message.outcome, Outcome::No, "message {number} was refused, yet it is there");
+            assert_ne!(message.outcome, RecordedOutcome::No, "message {number} was refused, yet it is there");
             assert_ne!(message.gone, Gone::Yes, "message {number} was acked, yet it is there");
         }
         for (number, message) in self.messages.iter().enumerate() {
-            if message.outcome == Outcome::Yes && message.gone == Gone::No {
+            if message.outcome == RecordedOutcome::Yes && message.gone == Gone::No {
                 assert!(seen.contains_key(&number), "message {number} was accepted and is lost: {message:?}");
             }
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hapax_core::ledger::protocol::{Claimed, Stage};
 use hapax_core::{
-    ClaimRequest, Ending, EntryId, How, Json, ManualClock, OnDoubt, Outcome, QueueConfig, QueueName,
+    ClaimRequest, Ending, EntryId, How, Json, ManualClock, OnDoubt, QueueConfig, QueueName, RecordedOutcome,
     Resolution, ResolveError, SettleError, StoreError, Tier, TokenError,
 };
 use tokio::sync::oneshot;
@@ -18,10 +18,10 @@ use super::rig::{self, Answer};
 use super::sim_storage::{Fault, SimStorage};
 use crate::claims::{Claiming, Claimings, End, Keep, LedgerOp};
 use crate::ids::Ids;
-use crate::receipt::Named;
+use crate::receipt::DeliveryRef;
 use crate::record::{Content, State};
 use crate::time::StoreTime;
-use crate::writer::{Op, Raw, Settling, Writer};
+use crate::writer::{Op, RawDelivery, Settling, Writer};
 
 const KEYS: usize = 6;
 /// Keys from here on are of messages.
@@ -40,18 +40,18 @@ struct Known {
     /// Something happened that nobody heard the end of.
     disturbed: bool,
     /// When it was first known to be completed, how long that is kept, and as what.
-    completed: Option<(u64, u64, Outcome)>,
+    completed: Option<(u64, u64, RecordedOutcome)>,
     /// What it may have been completed as.
-    possible: Vec<Outcome>,
+    possible: Vec<RecordedOutcome>,
 }
 
 enum Asked {
     Send(usize, Answer<rig::Sends>),
-    Receive(Answer<Vec<Raw>>),
+    Receive(Answer<Vec<RawDelivery>>),
     Claim(usize, String, bool, Answer<Claimings>),
     Renew(usize, u64, u64, Answer<Vec<Result<hapax_core::Remaining, TokenError>>>),
     End(usize, u64, Ending, Answer<Vec<Result<(), TokenError>>>),
-    Settle(usize, Named, Option<(u64, Ending)>, Answer<rig::Settles>),
+    Settle(usize, DeliveryRef, Option<(u64, Ending)>, Answer<rig::Settles>),
     Decide(usize, Answer<Result<(), ResolveError>>),
 }
 
@@ -65,11 +65,11 @@ struct Sim {
     waiting: Vec<Asked>,
     /// Grants that someone was told of: key, owner, fence.
     tokens: Vec<(usize, String, u64)>,
-    deliveries: Vec<(usize, Named)>,
+    deliveries: Vec<(usize, DeliveryRef)>,
     /// Messages that were accepted, and their keys.
     sent: BTreeMap<u64, usize>,
     /// Settles that ended a claim: delivery, key, fence.
-    pairs: Vec<(Named, usize, u64)>,
+    pairs: Vec<(DeliveryRef, usize, u64)>,
     /// How many times each claim was asked to complete, and when first.
     completions: BTreeMap<u64, (u32, u64)>,
     /// Completed entries that a live message needs: fence and message.
@@ -292,7 +292,7 @@ impl Sim {
         self.tokens.get(self.tokens.len().checked_sub(back + 1)?).cloned()
     }
 
-    fn delivery(&mut self) -> Option<(usize, Named)> {
+    fn delivery(&mut self) -> Option<(usize, DeliveryRef)> {
         let count = self.deliveries.len();
         self.deliveries.get(count.checked_sub(self.rng.usize(..4) + 1)?).copied()
     }
@@ -300,7 +300,7 @@ impl Sim {
     fn ending(&mut self, key: usize, fence: u64) -> Ending {
         match self.rng.u32(..10) {
             0..6 => {
-                let outcome = Outcome::done(Json::of(&fence).unwrap());
+                let outcome = RecordedOutcome::done(Json::of(&fence).unwrap());
                 self.keys[key].possible.push(outcome.clone());
                 let now_ms = self.now_ms();
                 self.completions.entry(fence).or_insert((0, now_ms)).0 += 1;

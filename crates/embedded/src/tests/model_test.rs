@@ -14,11 +14,11 @@ use super::rig::{self, Answer};
 use super::sim_storage::SimStorage;
 use crate::checkpoint::Checkpoint;
 use crate::ids::Ids;
-use crate::receipt::Named;
-use crate::storage::sqlite::{Place, Sqlite};
+use crate::receipt::DeliveryRef;
+use crate::storage::sqlite::{DbLocation, Sqlite};
 use crate::storage::{Storage, schema};
 use crate::time::Now;
-use crate::writer::{Op, Raw, Writer};
+use crate::writer::{Op, RawDelivery, Writer};
 
 const QUEUES: [&str; 4] = ["std", "std-dead", "ord.fifo", "ord-dead.fifo"];
 const MAIN: [usize; 2] = [0, 2];
@@ -183,14 +183,14 @@ impl Setup {
 /// The answers of one wave, to be compared when it is over.
 enum Awaited {
     Sent(usize, Vec<New>, Answer<rig::Sends>),
-    Received(usize, usize, Option<u64>, bool, Answer<Vec<Raw>>),
-    Settled(usize, Vec<(Option<Named>, How)>, Answer<rig::Settles>),
-    Extended(usize, Option<Named>, u64, Answer<rig::Extends>),
+    Received(usize, usize, Option<u64>, bool, Answer<Vec<RawDelivery>>),
+    Settled(usize, Vec<(Option<DeliveryRef>, How)>, Answer<rig::Settles>),
+    Extended(usize, Option<DeliveryRef>, u64, Answer<rig::Extends>),
     Purged(usize, Answer<Result<u64, StoreError>>),
     Set(usize, QueueConfig, Answer<Result<(), AdminError>>),
-    Released(Named, Answer<u64>),
+    Released(DeliveryRef, Answer<u64>),
     ReleasedGroup(u8, Answer<Result<(), AdminError>>),
-    Discarded(Named, Answer<u64>),
+    Discarded(DeliveryRef, Answer<u64>),
     Redriven(usize, Option<usize>, Option<Cause>, u32, Answer<Result<u64, AdminError>>),
     Cancelled(u64, Answer<bool>),
 }
@@ -202,7 +202,7 @@ struct Run<S, R> {
     names: Vec<QueueName>,
     model: Model,
     /// Every delivery made, the latest last.
-    made: Vec<Named>,
+    made: Vec<DeliveryRef>,
     fence: u64,
     seq: u64,
 }
@@ -272,18 +272,18 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
         self.compare_stats();
     }
 
-    fn picked(&self, pick: usize) -> Option<(usize, Named)> {
+    fn picked(&self, pick: usize) -> Option<(usize, DeliveryRef)> {
         let named = *self.made.iter().rev().nth(pick.checked_rem(self.made.len())?)?;
         let name = &self.writer.as_ref()?.engine.queue(named.queue).name;
         Some((self.names.iter().position(|other| other == name)?, named))
     }
 
-    fn bent(queue: usize, named: Named, bend: Bend) -> (usize, Option<Named>) {
+    fn bent(queue: usize, named: DeliveryRef, bend: Bend) -> (usize, Option<DeliveryRef>) {
         match bend {
             Bend::None => (queue, Some(named)),
             Bend::Garbage => (queue, None),
             Bend::OtherQueue => ((queue + 1) % QUEUES.len(), Some(named)),
-            Bend::OtherFence => (queue, Some(Named { fence: named.fence + 1_000_000_000, ..named })),
+            Bend::OtherFence => (queue, Some(DeliveryRef { fence: named.fence + 1_000_000_000, ..named })),
         }
     }
 
@@ -375,7 +375,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
         })
     }
 
-    fn index(&self, named: Named) -> usize {
+    fn index(&self, named: DeliveryRef) -> usize {
         let name = &self.writer.as_ref().expect("open").engine.queue(named.queue).name;
         self.names.iter().position(|other| other == name).expect("one of ours")
     }
@@ -450,7 +450,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
         max: usize,
         lease_ms: Option<u64>,
         ack: bool,
-        raw: &[Raw],
+        raw: &[RawDelivery],
     ) {
         let now_ms = self.model.now_ms;
         let expected = self.model.receive(queue, max, lease_ms, ack);
@@ -536,7 +536,7 @@ proptest! {
 }
 
 fn sqlite(file: &std::path::Path) -> (Sqlite, Ids) {
-    let place = Place { file: file.to_owned(), vfs: None };
+    let place = DbLocation { file: file.to_owned(), vfs: None };
     let storage = Sqlite::open(place, schema::STEPS, Checkpoint::Background).expect("a database");
     let ids = storage.ids();
     (storage, ids)

@@ -8,13 +8,13 @@ use hapax_core::{
 };
 use tokio::sync::oneshot;
 
-use crate::engine::{Engine, Loader, Outgoing, Request, StoreQuota};
+use crate::engine::{Engine, Loader, PreparedMessage, Request, StoreQuota};
 use crate::ids::Ids;
-use crate::receipt::Named;
+use crate::receipt::DeliveryRef;
 use crate::record::Content;
 use crate::storage::Storage;
 use crate::time::{Now, StoreTime};
-use crate::writer::{Op, Raw, Settling, Writer};
+use crate::writer::{Op, RawDelivery, Settling, Writer};
 
 /// Where every run starts.
 pub(super) const START_MS: u64 = 1_800_000_000_000;
@@ -47,8 +47,8 @@ pub(super) fn group(number: u8) -> GroupId {
     GroupId::new(format!("g{number}")).expect("a valid group")
 }
 
-pub(super) fn outgoing(body: &str, dedup: Option<&str>, group: Option<GroupId>) -> Outgoing {
-    Outgoing {
+pub(super) fn outgoing(body: &str, dedup: Option<&str>, group: Option<GroupId>) -> PreparedMessage {
+    PreparedMessage {
         content: Content::new(dedup.map(str::to_owned), None, body.to_owned().into()),
         bytes: body.len() as u64,
         delay_ms: None,
@@ -59,7 +59,7 @@ pub(super) fn outgoing(body: &str, dedup: Option<&str>, group: Option<GroupId>) 
     }
 }
 
-pub(super) fn send(queue: &QueueName, batch: Vec<Outgoing>) -> (Op, Answer<Sends>) {
+pub(super) fn send(queue: &QueueName, batch: Vec<PreparedMessage>) -> (Op, Answer<Sends>) {
     let (reply, answer) = oneshot::channel();
     (Op::Send { queue: queue.clone(), batch: batch.into_iter().map(Ok).collect(), reply }, answer)
 }
@@ -74,7 +74,7 @@ pub(super) fn receive(
     request: Request,
     asked: Now,
     wait_ms: u64,
-) -> (Op, Answer<Vec<Raw>>) {
+) -> (Op, Answer<Vec<RawDelivery>>) {
     let (reply, answer) = oneshot::channel();
     (Op::Receive { id, queue: queue.clone(), request, wait_ms: Some(wait_ms), asked, reply }, answer)
 }
@@ -84,13 +84,13 @@ fn unread() -> Receipt {
     Receipt::new("unread").expect("a valid receipt")
 }
 
-pub(super) fn settle(queue: &QueueName, batch: Vec<(Option<Named>, How)>) -> (Op, Answer<Settles>) {
+pub(super) fn settle(queue: &QueueName, batch: Vec<(Option<DeliveryRef>, How)>) -> (Op, Answer<Settles>) {
     let (reply, answer) = oneshot::channel();
     let batch = batch.into_iter().map(|(named, how)| Settling { named, how, claim: None }).collect();
     (Op::Settle { queue: queue.clone(), batch, reply }, answer)
 }
 
-pub(super) fn extend(queue: &QueueName, batch: Vec<(Option<Named>, u64)>) -> (Op, Answer<Extends>) {
+pub(super) fn extend(queue: &QueueName, batch: Vec<(Option<DeliveryRef>, u64)>) -> (Op, Answer<Extends>) {
     let (reply, answer) = oneshot::channel();
     let batch =
         batch.into_iter().map(|(named, lease_ms)| (named, Extend { receipt: unread(), lease_ms })).collect();

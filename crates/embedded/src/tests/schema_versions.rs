@@ -7,7 +7,7 @@ use rusqlite::Connection;
 
 use crate::checkpoint::Checkpoint;
 use crate::storage::schema::STEPS;
-use crate::storage::sqlite::{Place, Sqlite};
+use crate::storage::sqlite::{DbLocation, Sqlite};
 use crate::{DATABASE, Embedded, OpenError, Options};
 
 const BACKUP: &str = "before-migration-from-v2.db";
@@ -29,7 +29,7 @@ async fn messages(folder: &Path) -> u64 {
 
 fn migrate(folder: &Path, step: &str) -> Result<(), OpenError> {
     let steps: Vec<_> = STEPS.iter().copied().chain([step]).collect();
-    let place = Place { file: folder.join(DATABASE), vfs: None };
+    let place = DbLocation { file: folder.join(DATABASE), vfs: None };
     Sqlite::open(place, &steps, Checkpoint::Inline).map(Sqlite::close)
 }
 

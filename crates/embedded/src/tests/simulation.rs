@@ -10,13 +10,13 @@ use hapax_core::{
     StoreError,
 };
 
-use super::history::{self, History, Outcome};
+use super::history::{self, History, RecordedOutcome};
 use super::rig::{self, Answer};
 use super::sim_storage::{Fault, SimStorage};
 use crate::ids::Ids;
-use crate::receipt::Named;
+use crate::receipt::DeliveryRef;
 use crate::time::StoreTime;
-use crate::writer::{Op, Raw, Writer};
+use crate::writer::{Op, RawDelivery, Writer};
 
 const QUEUES: [&str; 5] = ["jobs", "jobs-dead", "ord.fifo", "ord-dead.fifo", "once"];
 /// Acked as it is handed out.
@@ -29,8 +29,8 @@ const REPEAT_MS: u64 = 240_000;
 enum Asked {
     Send(Vec<usize>, Answer<rig::Sends>),
     Receive(Receive),
-    Settle(usize, Vec<(Option<Named>, How)>, Answer<rig::Settles>),
-    Extend(usize, Named, u64, Answer<rig::Extends>),
+    Settle(usize, Vec<(Option<DeliveryRef>, How)>, Answer<rig::Settles>),
+    Extend(usize, DeliveryRef, u64, Answer<rig::Extends>),
     Purge(usize, Answer<Result<u64, StoreError>>),
     Admin(Answer<bool>),
 }
@@ -39,7 +39,7 @@ struct Receive {
     queue: usize,
     attempt_id: Option<String>,
     waits: bool,
-    answer: Answer<Vec<Raw>>,
+    answer: Answer<Vec<RawDelivery>>,
 }
 
 struct Sim {
@@ -53,9 +53,9 @@ struct Sim {
     /// Receives that wait for a message.
     waiting: Vec<Receive>,
     /// Deliveries that clients hold or once held, the latest last.
-    receipts: Vec<(usize, Named)>,
+    receipts: Vec<(usize, DeliveryRef)>,
     /// Receives that may be repeated, and what they gave.
-    attempts: BTreeMap<String, Vec<Named>>,
+    attempts: BTreeMap<String, Vec<DeliveryRef>>,
     next_id: u64,
     hash: DefaultHasher,
     /// A single seed is replayed: tell what happens.
@@ -281,7 +281,7 @@ impl Sim {
         })
     }
 
-    fn outgoing(&self, message: usize) -> crate::engine::Outgoing {
+    fn outgoing(&self, message: usize) -> crate::engine::PreparedMessage {
         let known = &self.history.messages[message];
         rig::outgoing(&history::body(message), known.dedup.as_deref(), known.group.map(rig::group))
     }
@@ -310,12 +310,12 @@ impl Sim {
         let now_ms = self.now_ms();
         let may = |message: &history::Message| {
             message.dedup.is_some()
-                && message.outcome != Outcome::No
+                && message.outcome != RecordedOutcome::No
                 && now_ms < message.first_try_ms + REPEAT_MS
         };
         let numbers: Vec<_> =
             (0..self.history.messages.len()).filter(|at| may(&self.history.messages[*at])).collect();
-        let unknown = |at: &usize| self.history.messages[*at].outcome == Outcome::Maybe;
+        let unknown = |at: &usize| self.history.messages[*at].outcome == RecordedOutcome::Maybe;
         let number = numbers.iter().copied().rev().find(unknown).or_else(|| self.rng.choice(numbers))?;
         let outgoing = self.outgoing(number);
         let (op, answer) = rig::send(&self.names[self.history.messages[number].queue], vec![outgoing]);
@@ -341,7 +341,7 @@ impl Sim {
     }
 
     /// A delivery: mostly one of the latest, sometimes a very old one.
-    fn pick(&mut self) -> Option<(usize, Named)> {
+    fn pick(&mut self) -> Option<(usize, DeliveryRef)> {
         let count = self.receipts.len();
         let back = if self.chance(80) { self.rng.usize(..8) } else { self.rng.usize(..count.max(1)) };
         self.receipts.get(count.checked_sub(back + 1)?).copied()
@@ -361,7 +361,7 @@ impl Sim {
         let mut batch = vec![(Some(named), how)];
         if self.chance(10) {
             batch.push((None, How::Ack));
-            batch.push((Some(Named { seq: named.seq + 100_000, ..named }), How::Ack));
+            batch.push((Some(DeliveryRef { seq: named.seq + 100_000, ..named }), How::Ack));
         }
         let (op, answer) = rig::settle(&self.names[queue], batch.clone());
         Some((op, Asked::Settle(queue, batch, answer)))

@@ -349,7 +349,7 @@ impl<S: Storage> Writer<S> {
     }
 
     fn try_prune(&mut self, now: Now) -> Result<(), ReadError> {
-        for hash in self.engine.faded(now) {
+        for hash in self.engine.expired_entries(now) {
             let needed = self.is_linked(hash)?;
             self.engine.prune_open(now, hash, needed);
         }

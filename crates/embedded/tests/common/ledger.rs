@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use hapax_core::{
     Claim, ClaimEnd, ClaimRequest, Delivery, Ending, EntryId, Grant, IdempotencyKey, Json, Ledger,
-    ManualClock, NewMessage, OnDoubt, Outcome, QueueAdmin, QueueConfig, QueueName, QueueStore, Receive, Tier,
+    ManualClock, NewMessage, OnDoubt, QueueAdmin, QueueConfig, QueueName, QueueStore, Receive,
+    RecordedOutcome, Tier,
 };
 use hapax_embedded::{Embedded, Options};
 
@@ -92,8 +93,8 @@ pub fn parking(request: ClaimRequest) -> ClaimRequest {
     ClaimRequest { on_doubt: OnDoubt::Park, ..request }
 }
 
-pub fn outcome(text: &str) -> Outcome {
-    Outcome::done(Json::of(text).unwrap())
+pub fn outcome(text: &str) -> RecordedOutcome {
+    RecordedOutcome::done(Json::of(text).unwrap())
 }
 
 pub fn complete(text: &str) -> Ending {

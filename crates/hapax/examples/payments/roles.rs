@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use hapax::core::Scope;
 use hapax::worker::Point;
-use hapax::{Cx, Hapax, IdempotencyKey, Outcome, QueueConfig, QueueName, Tier, Worker};
+use hapax::{Cx, HandlerOutcome, Hapax, IdempotencyKey, QueueConfig, QueueName, Tier, Worker};
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::net::TcpStream;
 
@@ -46,9 +46,9 @@ fn die() {
 
 /// Makes one payment: the handler. What it passes to the bank is all that a handler can do for its effect to happen
 /// once; the rest is up to the bank.
-async fn pay(bank: Bank, address: SocketAddr, payment: Payment, cx: Cx) -> Outcome<String> {
+async fn pay(bank: Bank, address: SocketAddr, payment: Payment, cx: Cx) -> HandlerOutcome<String> {
     let Ok(connection) = TcpStream::connect(address).await else {
-        return Outcome::retry("the bank is closed"); // Nothing was said, so nothing happened.
+        return HandlerOutcome::retry("the bank is closed"); // Nothing was said, so nothing happened.
     };
     let request = Request {
         bank,
@@ -58,9 +58,9 @@ async fn pay(bank: Bank, address: SocketAddr, payment: Payment, cx: Cx) -> Outco
         takeover: cx.is_takeover(),
     };
     match bank::pay(connection, &request).await {
-        Ok(Answer::Moved | Answer::Known) => Outcome::Done(format!("{} paid", request.payment.id)),
-        Ok(Answer::Overtaken) => Outcome::in_doubt("a later run was at the bank before this one"),
-        Err(error) => Outcome::in_doubt(error), // The money may have moved.
+        Ok(Answer::Moved | Answer::Known) => HandlerOutcome::Done(format!("{} paid", request.payment.id)),
+        Ok(Answer::Overtaken) => HandlerOutcome::in_doubt("a later run was at the bank before this one"),
+        Err(error) => HandlerOutcome::in_doubt(error), // The money may have moved.
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hapax::core::ledger::TTL_MS_DEFAULT;
-use hapax::core::{EntryFilter, EntryState, EntryView, Json, Outcome};
+use hapax::core::{EntryFilter, EntryState, EntryView, Json, RecordedOutcome};
 use hapax::{Hapax, OnDoubt, Resolution};
 
 use crate::bank::{Bank, Banks, Books};
@@ -106,7 +106,7 @@ pub async fn resolve(hapax: &Hapax, banks: &Banks) -> anyhow::Result<bool> {
     for entry in &doubts {
         let paid = books.moved.contains_key(entry.id.key.as_str());
         let (says, resolution, as_) = if paid {
-            let outcome = Outcome::done(Json::of("paid, says the bank")?);
+            let outcome = RecordedOutcome::done(Json::of("paid, says the bank")?);
             ("it was paid", Resolution::Completed { outcome, ttl_ms: TTL_MS_DEFAULT }, "completed")
         } else {
             ("it was not", Resolution::Absent, "absent")

@@ -100,7 +100,7 @@ pub struct ProxyLimits {
     /// How long connecting to the upstream may take, in milliseconds. Default 5,000.
     pub connect_timeout_ms: u64,
     /// How long the upstream may take for the head of its answer, in milliseconds. Default 60,000.
-    pub answer_timeout_ms: u64,
+    pub response_timeout_ms: u64,
     /// How long a body, either way, may stand still, in milliseconds. Default 60,000.
     pub idle_timeout_ms: u64,
     /// How long a connection to the upstream is kept for the next request, in milliseconds. Shorter than the
@@ -119,7 +119,7 @@ impl Default for ProxyLimits {
             header_bytes_max: 32 * 1024,
             read_timeout_ms: 60_000,
             connect_timeout_ms: 5000,
-            answer_timeout_ms: 60_000,
+            response_timeout_ms: 60_000,
             idle_timeout_ms: 60_000,
             pool_idle_ms: 3000,
             pool_idle_max: 256,
@@ -223,7 +223,7 @@ impl ProxyConfig {
             ("header_bytes_max", limits.header_bytes_max.saturating_sub(8 * 1024 - 1) as u64),
             ("read_timeout_ms", limits.read_timeout_ms),
             ("connect_timeout_ms", limits.connect_timeout_ms),
-            ("answer_timeout_ms", limits.answer_timeout_ms),
+            ("response_timeout_ms", limits.response_timeout_ms),
             ("idle_timeout_ms", limits.idle_timeout_ms),
         ];
         if let Some((field, _)) = counts.iter().find(|(_, value)| *value == 0) {

@@ -146,7 +146,7 @@ impl Forward {
             client,
             host: config.host,
             trust_forwarded: config.trust_forwarded,
-            answers: Timers::new(Duration::from_millis(limits.answer_timeout_ms)),
+            answers: Timers::new(Duration::from_millis(limits.response_timeout_ms)),
             bodies: Timers::new(Duration::from_millis(limits.idle_timeout_ms)),
         })))
     }

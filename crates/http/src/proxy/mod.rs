@@ -122,7 +122,7 @@ impl Proxy {
         let (begin_shutdown, stop) = watch::channel(false);
         let bound = Duration::from_millis(self.config.limits.shutdown_timeout_ms);
         let layer = self.layer.clone();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyState {
             room: Arc::new(Semaphore::new(self.config.limits.connections_max)),
             layer: self.layer,
             forward: self.forward,
@@ -170,13 +170,16 @@ impl Proxy {
 
 type Permit = tokio::sync::OwnedSemaphorePermit;
 
-async fn accept(listener: &TcpListener, shared: &Shared) -> std::io::Result<(TcpStream, SocketAddr, Permit)> {
+async fn accept(
+    listener: &TcpListener,
+    shared: &ProxyState,
+) -> std::io::Result<(TcpStream, SocketAddr, Permit)> {
     let permit = shared.room.clone().acquire_owned().await.map_err(std::io::Error::other)?;
     let (stream, address) = listener.accept().await?;
     Ok((stream, address, permit))
 }
 
-struct Shared {
+struct ProxyState {
     config: ProxyConfig,
     layer: IdempotencyLayer,
     forward: Forward,
@@ -185,7 +188,7 @@ struct Shared {
     stop: watch::Receiver<bool>,
 }
 
-impl Shared {
+impl ProxyState {
     async fn serve(self: &Arc<Self>, stream: TcpStream, address: SocketAddr) {
         let _ = stream.set_nodelay(true);
         let Some(tls) = &self.tls else {
@@ -279,7 +282,7 @@ impl Shared {
 
 /// A connection, for its requests.
 struct Caller {
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     peer: Arc<Peer>,
     behind: Idempotency<ForwardFor>,
 }

@@ -29,9 +29,9 @@ const LIMIT_DEFAULT: usize = 100;
 const LIMIT_MAX: usize = 1_000;
 
 /// The entry that the path names, its parts percent-decoded.
-pub(super) struct Entry(EntryId);
+pub(super) struct EntryPath(EntryId);
 
-impl<S: Send + Sync> FromRequestParts<S> for Entry {
+impl<S: Send + Sync> FromRequestParts<S> for EntryPath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
@@ -68,7 +68,7 @@ fn nobody() -> Owner {
 pub(super) async fn claim(
     State(native): State<Arc<Api>>,
     caller: Caller,
-    Entry(id): Entry,
+    EntryPath(id): EntryPath,
     Json(body): Json<ClaimBody>,
 ) -> Result<Response, ApiError> {
     caller.scope("ClaimKey", &id.scope)?;
@@ -107,7 +107,7 @@ impl Api {
 pub(super) async fn renew(
     State(native): State<Arc<Api>>,
     caller: Caller,
-    Entry(id): Entry,
+    EntryPath(id): EntryPath,
     Json(RenewBody { token: by, lease_ms }): Json<RenewBody>,
 ) -> Answer<Remaining> {
     caller.scope("ClaimKey", &id.scope)?;
@@ -122,7 +122,7 @@ pub(super) async fn renew(
 pub(super) async fn complete(
     State(native): State<Arc<Api>>,
     caller: Caller,
-    Entry(id): Entry,
+    EntryPath(id): EntryPath,
     Json(body): Json<CompleteBody>,
 ) -> Answer<StateAnswer> {
     caller.scope("ClaimKey", &id.scope)?;
@@ -134,7 +134,7 @@ pub(super) async fn complete(
 pub(super) async fn release(
     State(native): State<Arc<Api>>,
     caller: Caller,
-    Entry(id): Entry,
+    EntryPath(id): EntryPath,
     Json(ReleaseBody { token, in_doubt }): Json<ReleaseBody>,
 ) -> Answer<StateAnswer> {
     caller.scope("ClaimKey", &id.scope)?;
@@ -144,7 +144,7 @@ pub(super) async fn release(
 pub(super) async fn resolve(
     State(native): State<Arc<Api>>,
     caller: Caller,
-    Entry(id): Entry,
+    EntryPath(id): EntryPath,
     Json(body): Json<ResolveBody>,
 ) -> Answer<StateAnswer> {
     caller.scope("ResolveClaims", &id.scope)?;
@@ -168,7 +168,7 @@ pub(super) struct ForgetParams {
 pub(super) async fn forget(
     State(native): State<Arc<Api>>,
     caller: Caller,
-    Entry(id): Entry,
+    EntryPath(id): EntryPath,
     Params(ForgetParams { by }): Params<ForgetParams>,
 ) -> Result<StatusCode, ApiError> {
     caller.scope("ForgetClaims", &id.scope)?;
@@ -179,7 +179,7 @@ pub(super) async fn forget(
 pub(super) async fn show(
     State(native): State<Arc<Api>>,
     caller: Caller,
-    Entry(id): Entry,
+    EntryPath(id): EntryPath,
 ) -> Answer<EntryView> {
     caller.scope("BrowseClaims", &id.scope)?;
     let entry = native.store.entry(&id).await?;

@@ -1,9 +1,9 @@
 //! `hapax work`: runs a command for each delivery of a queue.
 
-mod desk;
 mod environment;
 mod process;
 mod report;
+mod tracker;
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
@@ -16,14 +16,14 @@ use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use hapax::core::ledger::OUTCOME_BYTES_MAX;
 use hapax::core::{Json, QueueSource};
-use hapax::{Cx, OnDoubt, OnError, Outcome, QueueName, Tier, Worker, WorkerBuilder};
+use hapax::{Cx, HandlerOutcome, OnDoubt, OnError, QueueName, Tier, Worker, WorkerBuilder};
 use serde::{Serialize, Serializer};
 use tokio::sync::{Notify, watch};
 use tracing_subscriber::filter::LevelFilter;
 
-use self::desk::{Desk, Until};
 use self::process::{Captured, Halt, Ran, Task, Why};
 use self::report::Reporter;
+use self::tracker::{DeliveryTracker, Until};
 use crate::output::note;
 use crate::remote::Remote;
 use crate::serve::Signals;
@@ -178,7 +178,7 @@ fn recorded(stdout: &Captured) -> Recorded {
 }
 
 /// What an exit says about the effect, and how to say it to people.
-fn outcome_of(ran: &Ran) -> (Outcome<Recorded>, String) {
+fn outcome_of(ran: &Ran) -> (HandlerOutcome<Recorded>, String) {
     let how = match (ran.code, ran.signal) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("killed by signal {signal}"),
@@ -200,12 +200,12 @@ fn outcome_of(ran: &Ran) -> (Outcome<Recorded>, String) {
                     format!("its output of {} is too large to be kept", show_bytes(ran.stdout.total))
                 }
             };
-            return (Outcome::Done(value), words);
+            return (HandlerOutcome::Done(value), words);
         }
-        Some(RETRY) => Outcome::retry(own_words(&how)),
-        Some(REJECT) => Outcome::reject(own_words(&how)),
-        Some(_) if ran.stopped.is_none() => Outcome::Failed { error: error.clone() },
-        _ => Outcome::in_doubt(&error),
+        Some(RETRY) => HandlerOutcome::retry(own_words(&how)),
+        Some(REJECT) => HandlerOutcome::reject(own_words(&how)),
+        Some(_) if ran.stopped.is_none() => HandlerOutcome::Failed { error: error.clone() },
+        _ => HandlerOutcome::in_doubt(&error),
     };
     (outcome, error)
 }
@@ -214,30 +214,30 @@ fn outcome_of(ran: &Ran) -> (Outcome<Recorded>, String) {
 struct Handler {
     task: Task,
     stale: Vec<OsString>,
-    desk: Arc<Desk>,
+    tracker: Arc<DeliveryTracker>,
     halt: watch::Receiver<Halt>,
 }
 
 impl Handler {
-    async fn run(&self, body: Bytes, cx: &Cx) -> Outcome<Recorded> {
+    async fn run(&self, body: Bytes, cx: &Cx) -> HandlerOutcome<Recorded> {
         let receipt = &cx.delivery().receipt;
-        self.desk.begin(receipt);
+        self.tracker.begin(receipt);
         let ran = self.task.run(environment::variables(cx), &self.stale, body, self.halt.clone()).await;
         match ran {
             Ok(ran) => {
                 let (outcome, words) = outcome_of(&ran);
                 // A command that had to be stopped for our own sake is not the message's fault.
                 let uncounted =
-                    ran.stopped == Some(Why::Drained) && matches!(outcome, Outcome::InDoubt { .. });
-                self.desk.end(receipt, words, uncounted);
+                    ran.stopped == Some(Why::Drained) && matches!(outcome, HandlerOutcome::InDoubt { .. });
+                self.tracker.end(receipt, words, uncounted);
                 outcome
             }
             Err(error) => {
                 let program = self.task.program.display();
                 let problem = format!("the command {program} cannot be started: {error}");
-                self.desk.end(receipt, problem.clone(), true);
-                self.desk.fail(problem.clone());
-                Outcome::retry(problem)
+                self.tracker.end(receipt, problem.clone(), true);
+                self.tracker.fail(problem.clone());
+                HandlerOutcome::retry(problem)
             }
         }
     }
@@ -258,26 +258,26 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
     let source = QueueSource::new(store.clone(), args.queue.clone());
     let acked = args.tier.unwrap_or(config.tier) == Tier::AtMostOnce;
     let reporter = Reporter::new(args.remote.output());
-    let desk = Desk::new(source, config.key_pointer, until, acked, reporter);
+    let tracker = DeliveryTracker::new(source, config.key_pointer, until, acked, reporter);
     let (halt, halted) = watch::channel(Halt::No);
     let ms = Duration::from_millis;
     let (drain, grace) = (ms(args.drain), ms(args.kill_after));
     let run_max = args.run_max.map(ms);
     let task = Task { program: program.clone(), args: arguments.to_vec(), run_max, grace };
-    let handler = Handler { task, stale: environment::stale(), desk: desk.clone(), halt: halted };
+    let handler = Handler { task, stale: environment::stale(), tracker: tracker.clone(), halt: halted };
     let handler = Arc::new(handler);
     let handler = move |body: Bytes, cx: Cx| {
         let handler = handler.clone();
         async move { handler.run(body, &cx).await }
     };
-    let builder = Worker::builder(store, args.queue.clone()).raw_handler(handler).source(desk.clone());
+    let builder = Worker::builder(store, args.queue.clone()).raw_handler(handler).source(tracker.clone());
     let worker = settings(builder, &args).drain(drain + grace + MARGIN).build().await?;
 
     let stop = Notify::new();
     let watching = async {
         tokio::select! {
-            () = signals.next() => note(&format!("stopping: {} to finish; once more to kill them", count(desk.running()))),
-            () = desk.over() => {}
+            () = signals.next() => note(&format!("stopping: {} to finish; once more to kill them", count(tracker.running()))),
+            () = tracker.over() => {}
         }
         stop.notify_one();
         tokio::select! {
@@ -294,7 +294,7 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
         report = worker.run(stop.notified()) => report?,
         () = watching => unreachable!("it watches until the worker has ended"),
     };
-    if let Some(problem) = desk.failure() {
+    if let Some(problem) = tracker.failure() {
         bail!("{problem}; what was received for it is put back");
     }
     if !report.drained {

@@ -16,21 +16,21 @@ use super::Ledger;
 use crate::OpenError;
 use crate::checkpoint::Checkpoint;
 use crate::claims::{Claiming, Claimings, End, LedgerOp};
-use crate::engine::{Loader, Outgoing, Request};
-use crate::receipt::Named;
+use crate::engine::{Loader, PreparedMessage, Request};
+use crate::receipt::DeliveryRef;
 use crate::record::Content;
 use crate::storage::Storage;
 use crate::storage::schema::STEPS;
-use crate::storage::sqlite::{Place, Sqlite};
+use crate::storage::sqlite::{DbLocation, Sqlite};
 use crate::time::StoreTime;
-use crate::writer::{Op, Raw, Settling, Writer};
+use crate::writer::{Op, RawDelivery, Settling, Writer};
 
 fn entry_id(number: u64) -> EntryId {
     EntryId::of_queue(&queue_name(0), format!("n{number}").parse().unwrap())
 }
 
 fn complete(number: u64, fence: u64) -> End {
-    let outcome = hapax_core::Outcome::done(Json::of(&number).unwrap());
+    let outcome = hapax_core::RecordedOutcome::done(Json::of(&number).unwrap());
     let ending = Ending::Complete { outcome, ttl_ms: TTL_MS_MAX };
     let id = entry_id(number);
     End { hash: id.hash(), id, fence: Some(fence), ending }
@@ -44,7 +44,7 @@ type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
 #[derive(Clone, Copy)]
 pub struct Held {
     number: u64,
-    named: Named,
+    named: DeliveryRef,
     queue: usize,
     /// The fence of the claim that was made for it.
     claim: Option<u64>,
@@ -52,14 +52,14 @@ pub struct Held {
 
 enum Asked {
     Send(Vec<u64>, Answer<Vec<Result<Sent, SendError>>>),
-    Receive(usize, Answer<Vec<Raw>>),
+    Receive(usize, Answer<Vec<RawDelivery>>),
     Settle(Vec<(Held, How)>, Answer<Vec<Result<Settled, SettleError>>>),
     Claim(Held, Answer<Claimings>),
 }
 
 /// What became of a wave.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Outcome {
+pub struct RecordedOutcome {
     /// The error that every operation of the wave got; `None` when all were answered.
     pub error: Option<StoreError>,
 }
@@ -100,7 +100,7 @@ impl Rig {
 
     pub fn open(&mut self) -> Result<(), OpenError> {
         self.writer = None;
-        let place = Place { file: DATABASE.into(), vfs: Some(self.disk.vfs_name().into()) };
+        let place = DbLocation { file: DATABASE.into(), vfs: Some(self.disk.vfs_name().into()) };
         let mut storage = Sqlite::open(place, STEPS, Checkpoint::Inline)?;
         storage.wal_pages_max = self.wal_pages_max;
         let header = storage.header().map_err(crate::damaged)?;
@@ -161,7 +161,7 @@ impl Rig {
     }
 
     /// One wave of one to four random operations, after a random while.
-    pub fn step(&mut self) -> Outcome {
+    pub fn step(&mut self) -> RecordedOutcome {
         let passed_ms = [0, 0, 1, 40, 1_000, 6_000, 120_000][self.rng.usize(..7)];
         self.clock.advance_ms(passed_ms);
         let mut asked = Vec::new();
@@ -178,7 +178,7 @@ impl Rig {
             ops.push(op);
         }
         self.writer().run(&mut ops);
-        let mut outcome = Outcome::default();
+        let mut outcome = RecordedOutcome::default();
         for ask in asked {
             let error = self.take(ask);
             assert!(
@@ -204,7 +204,7 @@ impl Rig {
             let delay_ms = self.rng.bool().then(|| self.rng.u64(..3_000));
             let bytes = body.len() as u64;
             let content = Content::new(None, None, body.into());
-            Ok(Outgoing {
+            Ok(PreparedMessage {
                 content,
                 bytes,
                 delay_ms,

@@ -48,7 +48,7 @@ struct Open {
 }
 
 /// See the module.
-pub struct Desk {
+pub struct DeliveryTracker {
     source: QueueSource,
     key_pointer: Option<String>,
     until: Until,
@@ -68,7 +68,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Desk {
+impl DeliveryTracker {
     pub fn new(
         source: QueueSource,
         key_pointer: Option<String>,
@@ -209,7 +209,7 @@ impl Desk {
 }
 
 #[async_trait]
-impl Source for Desk {
+impl Source for DeliveryTracker {
     async fn next(&self, mut receive: Receive) -> Result<Vec<Delivery>, StoreError> {
         if self.until.once {
             receive.max = 1;

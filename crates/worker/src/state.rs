@@ -15,7 +15,7 @@ use crate::auto::LeaseTime;
 use crate::cx::{Env, Job};
 use crate::decide::{self, Policy};
 use crate::handler::{Handler, RunMany, RunOne};
-use crate::heart::{Beats, Held};
+use crate::heartbeat::{Beats, Held};
 use crate::lease::{Lease, Phase, guard, now_us};
 use crate::limits::{Admission, PerKey, Rate, Slot, Slots};
 use crate::outcome::{Ended, Stop};
@@ -29,7 +29,7 @@ const CLAIM_MS_MAX: u64 = 10_000;
 const CLAIM_TRIES: u32 = 5;
 
 /// Everything that the tasks of one worker share.
-pub(crate) struct Shared {
+pub(crate) struct WorkerState {
     pub env: Arc<Env>,
     pub source: Arc<dyn Source>,
     pub ledger: Option<Arc<dyn Ledger>>,
@@ -58,7 +58,7 @@ pub(crate) struct Shared {
     pub ledger_failures: AtomicU32,
 }
 
-impl Shared {
+impl WorkerState {
     fn claims(&self) -> bool {
         self.policy.tier == Tier::EffectivelyOnce
     }
@@ -138,7 +138,7 @@ impl Shared {
         let verdicts = self.claim(&jobs).await;
         for ((job, turn), verdict) in jobs.into_iter().zip(turns).zip(verdicts) {
             match verdict {
-                None => drop(tokio::spawn(self.clone().live_claimed(job, turn))),
+                None => drop(tokio::spawn(self.clone().process_claimed(job, turn))),
                 Some(how) => self.end_as(job, how),
             }
         }
@@ -146,10 +146,10 @@ impl Shared {
 
     async fn live(self: Arc<Self>, job: Arc<Job>, turn: Turn) {
         self.after_receive(1).await;
-        self.live_claimed(job, turn).await;
+        self.process_claimed(job, turn).await;
     }
 
-    async fn live_claimed(self: Arc<Self>, job: Arc<Job>, turn: Turn) {
+    async fn process_claimed(self: Arc<Self>, job: Arc<Job>, turn: Turn) {
         let ended = self.run(&job).await;
         self.end(job, ended, None);
         drop(turn);
@@ -475,7 +475,7 @@ impl Shared {
 struct Turn {
     slot: Option<Slot>,
     key: Option<String>,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
 }
 
 impl Drop for Turn {

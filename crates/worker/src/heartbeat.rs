@@ -34,34 +34,39 @@ pub(crate) struct Beats {
     pub stats: Arc<Stats>,
     held: Mutex<Vec<Arc<dyn Held>>>,
     beating: AtomicBool,
-    heart: Arc<Heart>,
+    heartbeat: Arc<Heartbeat>,
 }
 
-struct Heart {
+struct Heartbeat {
     workers: Mutex<Vec<Weak<Beats>>>,
     /// When the thread looks again by itself.
     planned_us: AtomicU64,
     wake: Notify,
 }
 
-static HEART: Mutex<Option<Arc<Heart>>> = Mutex::new(None);
+static HEART: Mutex<Option<Arc<Heartbeat>>> = Mutex::new(None);
 
-/// The process's heart; its thread is started when it is first needed.
-fn heart() -> io::Result<Arc<Heart>> {
+/// The process's heartbeat; its thread is started when it is first needed.
+fn heartbeat() -> io::Result<Arc<Heartbeat>> {
     let mut known = HEART.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(heart) = &*known {
-        return Ok(heart.clone());
+    if let Some(heartbeat) = &*known {
+        return Ok(heartbeat.clone());
     }
-    let heart =
-        Arc::new(Heart { workers: Mutex::default(), planned_us: AtomicU64::new(NEVER), wake: Notify::new() });
+    let heartbeat = Arc::new(Heartbeat {
+        workers: Mutex::default(),
+        planned_us: AtomicU64::new(NEVER),
+        wake: Notify::new(),
+    });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let beating = heart.clone();
-    std::thread::Builder::new().name("hapax-heart".into()).spawn(move || runtime.block_on(beating.beat()))?;
-    *known = Some(heart.clone());
-    Ok(heart)
+    let beating = heartbeat.clone();
+    std::thread::Builder::new()
+        .name("hapax-heartbeat".into())
+        .spawn(move || runtime.block_on(beating.beat()))?;
+    *known = Some(heartbeat.clone());
+    Ok(heartbeat)
 }
 
-impl Heart {
+impl Heartbeat {
     async fn beat(self: Arc<Self>) {
         loop {
             // Whoever adds something while this looks finds `NEVER` here and wakes it again.
@@ -89,7 +94,7 @@ struct Beating<'a>(&'a Beats);
 impl Drop for Beating<'_> {
     fn drop(&mut self) {
         self.0.beating.store(false, Ordering::SeqCst);
-        self.0.heart.wake.notify_one();
+        self.0.heartbeat.wake.notify_one();
     }
 }
 
@@ -100,10 +105,11 @@ impl Beats {
         lease: Arc<LeaseTime>,
         stats: Arc<Stats>,
     ) -> io::Result<Arc<Self>> {
-        let heart = heart()?;
+        let heartbeat = heartbeat()?;
         let (held, beating) = (Mutex::default(), AtomicBool::new(false));
-        let beats = Arc::new(Self { source, ledger, lease, stats, held, beating, heart: heart.clone() });
-        let mut workers = heart.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let beats =
+            Arc::new(Self { source, ledger, lease, stats, held, beating, heartbeat: heartbeat.clone() });
+        let mut workers = heartbeat.workers.lock().unwrap_or_else(PoisonError::into_inner);
         workers.retain(|worker| worker.strong_count() > 0);
         workers.push(Arc::downgrade(&beats));
         Ok(beats)
@@ -124,10 +130,10 @@ impl Beats {
         self.expect(soonest_us);
     }
 
-    /// Makes sure that the heart looks at this time.
+    /// Makes sure that the heartbeat looks at this time.
     pub fn expect(&self, us: u64) {
-        if us < self.heart.planned_us.load(Ordering::SeqCst) && us != NEVER {
-            self.heart.wake.notify_one();
+        if us < self.heartbeat.planned_us.load(Ordering::SeqCst) && us != NEVER {
+            self.heartbeat.wake.notify_one();
         }
     }
 
@@ -146,7 +152,7 @@ impl Beats {
     }
 
     /// Lets go of everything: no more heartbeats.
-    pub fn let_go(&self) {
+    pub fn release_all(&self) {
         let held = std::mem::take(&mut *self.held.lock().unwrap_or_else(PoisonError::into_inner));
         for one in held {
             one.lease().enter(Phase::Over);
@@ -184,7 +190,7 @@ impl Beats {
             }
         }
         drop(held);
-        // A heartbeat under way wakes the heart when it has its answer.
+        // A heartbeat under way wakes the heartbeat when it has its answer.
         if !due.is_empty() && !beating {
             due.append(&mut soon);
             self.beating.store(true, Ordering::SeqCst);
