@@ -125,6 +125,15 @@ pub fn ambiguous_run(packages: &[Package], default_members: &[String]) -> Vec<St
     )]
 }
 
+/// A container image that is built with another Rust than `rust-version`: it is what shows that version to suffice.
+pub fn other_rust(manifest: &str, image: &str) -> Vec<String> {
+    let version = manifest.lines().find_map(|line| line.strip_prefix("rust-version = "));
+    let version = version.map_or("(none)", |version| version.trim_matches('"'));
+    let from = format!("FROM rust:{version}-");
+    let breach = || format!("packaging/Dockerfile: has no line that starts with `{from}`");
+    (!image.lines().any(|line| line.starts_with(&from))).then(breach).into_iter().collect()
+}
+
 #[cfg(test)]
 mod samples {
     use super::*;
@@ -193,5 +202,13 @@ mod samples {
         assert_eq!(ambiguous_run(&[cli.clone(), xtask.clone()], &names).len(), 1);
         assert_eq!(ambiguous_run(&[cli, xtask.clone()], &names[..1]), [""; 0]);
         assert_eq!(ambiguous_run(&[xtask], &names[1..]), [""; 0]);
+    }
+
+    #[test]
+    fn an_image_with_another_rust() {
+        let manifest = "[workspace.package]\nrust-version = \"1.91\"\n";
+        assert_eq!(other_rust(manifest, "FROM rust:1.91-slim AS build\n"), [""; 0]);
+        assert_eq!(other_rust(manifest, "# FROM rust:1.91-slim\nFROM rust:1.95-slim AS build\n").len(), 1);
+        assert_eq!(other_rust("", "FROM rust:1.91-slim\n").len(), 1);
     }
 }

@@ -82,6 +82,13 @@ fn the_readme_starts_with_the_two_commands() {
 }
 
 #[test]
+fn the_image_is_built_with_the_oldest_rust() {
+    let workspace = Workspace::load();
+    let (manifest, image) = (workspace.text("Cargo.toml"), workspace.text("packaging/Dockerfile"));
+    assert_none(&dependencies::other_rust(&manifest, &image));
+}
+
+#[test]
 fn ci_runs_what_contributors_run() {
     let workspace = Workspace::load();
     assert_none(&docs::runs_the_tests(".ci/run", &workspace.text(".ci/run")));
