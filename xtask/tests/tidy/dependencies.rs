@@ -5,7 +5,8 @@ use crate::workspace::Package;
 const HERE: &str = "xtask/tests/tidy/dependencies.rs";
 
 /// A crate may depend only on those above it. A new crate goes behind everything that it needs.
-const ORDER: [&str; 15] = [
+const ORDER: [&str; 16] = [
+    "hapax-faults",
     "hapax-core",
     "hapax-conformance",
     "hapax-embedded",
@@ -27,7 +28,7 @@ const ORDER: [&str; 15] = [
 const FOR_TESTS: [&str; 1] = ["hapax-simdisk"];
 
 /// Crates of the order that the tests of any other may use too.
-const ALSO_FOR_TESTS: [&str; 1] = ["hapax-conformance"];
+const ALSO_FOR_TESTS: [&str; 2] = ["hapax-conformance", "hapax-faults"];
 
 /// The crate that breaks things; it runs the others, so it stands above them, and the CLI starts it.
 const VERIFY: &str = "hapax-verify";

@@ -1,0 +1,220 @@
+//! Where one request or answer ends and the next begins.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The way that bytes take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client to the server.
+    Request,
+    /// From the server to the client.
+    Answer,
+}
+
+/// What is spoken on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// Unknown: whatever one read gives is a frame, without a label.
+    Bytes,
+    /// HTTP/1.1. A frame is a whole request or answer; its label is the request line, and for an answer the request
+    /// line that it answers, then its status.
+    Http,
+}
+
+/// A piece of a connection that is passed on, or not, as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub label: String,
+    pub bytes: Vec<u8>,
+}
+
+/// The request lines that wait for their answers, oldest first; both directions of one connection share them.
+pub(crate) type Pending = Arc<Mutex<VecDeque<String>>>;
+
+/// Cuts one direction of one connection into frames.
+pub(crate) struct Framer {
+    protocol: Protocol,
+    direction: Direction,
+    pending: Pending,
+    buffer: Vec<u8>,
+    /// The rest of the connection is one answer without an announced length.
+    unframed: bool,
+}
+
+impl Framer {
+    pub fn new(protocol: Protocol, direction: Direction, pending: Pending) -> Self {
+        Self { protocol, direction, pending, buffer: Vec::new(), unframed: false }
+    }
+
+    /// Adds what was read.
+    pub fn read(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The next frame that is complete.
+    pub fn next(&mut self) -> Option<Frame> {
+        if self.buffer.is_empty() {
+            return None;
+        }
+        if self.protocol == Protocol::Bytes || self.unframed {
+            return Some(self.rest());
+        }
+        match self.direction {
+            Direction::Request => self.request(),
+            Direction::Answer => self.answer(),
+        }
+    }
+
+    /// What is left when the connection ends in the middle of a frame.
+    pub fn rest(&mut self) -> Frame {
+        Frame { label: String::new(), bytes: std::mem::take(&mut self.buffer) }
+    }
+
+    fn request(&mut self) -> Option<Frame> {
+        let mut headers = [httparse::EMPTY_HEADER; 128];
+        let mut head = httparse::Request::new(&mut headers);
+        let status = head.parse(&self.buffer);
+        let Ok(httparse::Status::Complete(head_bytes)) = status else { return self.partial(status.is_err()) };
+        let label = format!("{} {}", head.method.unwrap_or_default(), head.path.unwrap_or_default());
+        let length = match body_of(head.headers) {
+            Length::Bytes(bytes) => head_bytes + bytes,
+            Length::Chunked => head_bytes + chunked_bytes(&self.buffer[head_bytes..])?,
+            Length::UntilClose => head_bytes,
+        };
+        if self.buffer.len() < length {
+            return None;
+        }
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(label.clone());
+        Some(self.cut(label, length))
+    }
+
+    fn answer(&mut self) -> Option<Frame> {
+        let mut headers = [httparse::EMPTY_HEADER; 128];
+        let mut head = httparse::Response::new(&mut headers);
+        let status = head.parse(&self.buffer);
+        let Ok(httparse::Status::Complete(head_bytes)) = status else { return self.partial(status.is_err()) };
+        let code = head.code.unwrap_or_default();
+        let interim = (100..200).contains(&code) && code != 101;
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let request = pending.front().cloned().unwrap_or_default();
+        let bodiless = interim || matches!(code, 204 | 304) || request.starts_with("HEAD ");
+        let length = match body_of(head.headers) {
+            _ if bodiless => head_bytes,
+            Length::Bytes(bytes) => head_bytes + bytes,
+            Length::Chunked => head_bytes + chunked_bytes(&self.buffer[head_bytes..])?,
+            Length::UntilClose => {
+                self.unframed = true;
+                self.buffer.len()
+            }
+        };
+        if self.buffer.len() < length {
+            return None;
+        }
+        if !interim {
+            pending.pop_front();
+        }
+        drop(pending);
+        Some(self.cut(format!("{request} {code}"), length))
+    }
+
+    /// Nothing yet; what is not HTTP at all is passed on as it is.
+    fn partial(&mut self, broken: bool) -> Option<Frame> {
+        self.unframed |= broken;
+        broken.then(|| self.rest())
+    }
+
+    fn cut(&mut self, label: String, length: usize) -> Frame {
+        let rest = self.buffer.split_off(length);
+        Frame { label, bytes: std::mem::replace(&mut self.buffer, rest) }
+    }
+}
+
+enum Length {
+    Bytes(usize),
+    Chunked,
+    UntilClose,
+}
+
+fn body_of(headers: &[httparse::Header<'_>]) -> Length {
+    let named = |name: &str| {
+        let header = headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
+        std::str::from_utf8(header.value).ok()
+    };
+    if named("transfer-encoding").is_some_and(|value| value.to_ascii_lowercase().contains("chunked")) {
+        return Length::Chunked;
+    }
+    match named("content-length").and_then(|value| value.trim().parse().ok()) {
+        Some(bytes) => Length::Bytes(bytes),
+        None => Length::UntilClose,
+    }
+}
+
+/// The bytes of a chunked body with its trailers, once it is complete.
+fn chunked_bytes(body: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        let Ok(httparse::Status::Complete((line, size))) = httparse::parse_chunk_size(&body[at..]) else {
+            return None;
+        };
+        at += line;
+        if size == 0 {
+            return trailer_bytes(&body[at..]).map(|bytes| at + bytes);
+        }
+        at = at.checked_add(usize::try_from(size).ok()?)?.checked_add(2)?;
+        if at > body.len() {
+            return None;
+        }
+    }
+}
+
+fn trailer_bytes(body: &[u8]) -> Option<usize> {
+    if body.starts_with(b"\r\n") {
+        return Some(2);
+    }
+    body.windows(4).position(|window| window == b"\r\n\r\n").map(|place| place + 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frames(direction: Direction, pending: &[&str], wire: &str) -> Vec<(String, String)> {
+        let pending: Pending = Arc::new(Mutex::new(pending.iter().map(|&line| line.to_owned()).collect()));
+        let mut framer = Framer::new(Protocol::Http, direction, pending);
+        let mut found = Vec::new();
+        // Byte by byte: the frames do not depend on how the network cuts them.
+        for byte in wire.as_bytes() {
+            framer.read(&[*byte]);
+            while let Some(frame) = framer.next() {
+                found.push((frame.label, String::from_utf8(frame.bytes).unwrap()));
+            }
+        }
+        assert!(framer.buffer.is_empty(), "{:?}", framer.buffer);
+        found
+    }
+
+    #[test]
+    fn pipelined_requests_are_told_apart() {
+        let (one, two, three) = (
+            "POST /a HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc",
+            "POST /b HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n3\r\nabc\r\n0\r\nx: y\r\n\r\n",
+            "GET /c HTTP/1.1\r\n\r\n",
+        );
+        let found = frames(Direction::Request, &[], &format!("{one}{two}{three}"));
+        let expected = [("POST /a", one), ("POST /b", two), ("GET /c", three)];
+        assert_eq!(found, expected.map(|(label, bytes)| (label.to_owned(), bytes.to_owned())));
+    }
+
+    #[test]
+    fn answers_carry_the_request_that_they_answer() {
+        let (interim, one, two) = (
+            "HTTP/1.1 100 Continue\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
+            "HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n",
+        );
+        let found = frames(Direction::Answer, &["POST /a", "HEAD /b"], &format!("{interim}{one}{two}"));
+        let expected = [("POST /a 100", interim), ("POST /a 200", one), ("HEAD /b 200", two)];
+        assert_eq!(found, expected.map(|(label, bytes)| (label.to_owned(), bytes.to_owned())));
+    }
+}

@@ -1,0 +1,344 @@
+//! Stands between a client and a server and breaks what passes.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+
+use crate::PATIENCE;
+use crate::frame::{Direction, Frame, Framer, Pending, Protocol};
+
+/// A held frame that is not released is dropped with its connection after this time.
+const HOLD_MAX: Duration = Duration::from_mins(10);
+/// How long the answer to a duplicated request is drained.
+const DRAIN_MAX: Duration = Duration::from_secs(10);
+
+/// Which frames a fault is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Match {
+    direction: Direction,
+    label_contains: String,
+}
+
+impl Match {
+    /// Requests whose label contains this text; the empty text matches all. A label of HTTP is `METHOD TARGET`.
+    pub fn request(label_contains: impl Into<String>) -> Self {
+        Self { direction: Direction::Request, label_contains: label_contains.into() }
+    }
+
+    /// Answers to such requests. The label ends with the status, for example `POST /v1/claims 200`.
+    pub fn answer_to(label_contains: impl Into<String>) -> Self {
+        Self { direction: Direction::Answer, label_contains: label_contains.into() }
+    }
+
+    fn fits(&self, direction: Direction, frame: &Frame) -> bool {
+        self.direction == direction && frame.label.contains(&self.label_contains)
+    }
+}
+
+/// What happens to a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// It is not passed on, and the connection is closed on both sides.
+    Cut,
+    /// It is not passed on; the connection stays.
+    Drop,
+    /// It is passed on later; what comes behind it waits.
+    Delay(Duration),
+    /// It arrives twice. An HTTP request comes the second time on a connection of its own, ahead of the first, and
+    /// the answer to it is thrown away.
+    Duplicate,
+    /// It waits until [`Injected::release`], and is then passed on even if its sender has hung up.
+    Hold,
+}
+
+/// A fault that was put in place; dropping this handle leaves it there.
+#[derive(Debug, Clone)]
+pub struct Injected(Arc<Fault>);
+
+#[derive(Debug)]
+struct Fault {
+    on: Match,
+    action: Action,
+    limits: Mutex<Limits>,
+    count: watch::Sender<u64>,
+    released: watch::Sender<bool>,
+}
+
+#[derive(Debug)]
+struct Limits {
+    skip: u64,
+    times: u64,
+}
+
+impl Injected {
+    /// Only this many frames are hit. By default all are.
+    #[must_use]
+    pub fn times(self, times: u64) -> Self {
+        self.limits().times = times;
+        self
+    }
+
+    /// This many matching frames pass before the first one is hit.
+    #[must_use]
+    pub fn after(self, frames: u64) -> Self {
+        self.limits().skip = frames;
+        self
+    }
+
+    /// How many frames were hit so far.
+    pub fn count(&self) -> u64 {
+        *self.0.count.borrow()
+    }
+
+    /// Waits until this many frames were hit. Panics when that takes longer than [`PATIENCE`].
+    pub async fn wait_for(&self, frames: u64) {
+        let mut count = self.0.count.subscribe();
+        let reached = tokio::time::timeout(PATIENCE, count.wait_for(|count| *count >= frames)).await;
+        assert!(reached.is_ok(), "{:?} hit {} frames, not {frames}", self.0.on, self.count());
+    }
+
+    /// Passes on what is held, and holds nothing more.
+    pub fn release(&self) {
+        self.limits().times = 0;
+        self.0.released.send_replace(true);
+    }
+
+    /// Hits nothing more. What is held stays held.
+    pub fn remove(&self) {
+        self.limits().times = 0;
+    }
+
+    fn limits(&self) -> std::sync::MutexGuard<'_, Limits> {
+        self.0.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes part in a frame's fate, if it is one of this fault's.
+    fn hits(&self, direction: Direction, frame: &Frame) -> bool {
+        if !self.0.on.fits(direction, frame) {
+            return false;
+        }
+        let mut limits = self.limits();
+        if limits.times == 0 {
+            return false;
+        }
+        if limits.skip > 0 {
+            limits.skip -= 1;
+            return false;
+        }
+        limits.times -= 1;
+        drop(limits);
+        self.0.count.send_modify(|count| *count += 1);
+        true
+    }
+}
+
+/// A TCP proxy on a free loopback port that passes everything on until it is told otherwise.
+///
+/// It runs on a thread of its own, so that a test that blocks does not block it. It ends when it is dropped.
+#[derive(Debug)]
+pub struct FaultProxy {
+    address: SocketAddr,
+    state: Arc<State>,
+    _stop: oneshot::Sender<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    protocol: Protocol,
+    target: Mutex<SocketAddr>,
+    faults: Mutex<Vec<Injected>>,
+    /// Grows when all connections are to be closed.
+    cuts: watch::Sender<u64>,
+    partitioned: watch::Sender<bool>,
+}
+
+impl FaultProxy {
+    /// Starts a proxy before `target`.
+    pub fn start(target: SocketAddr, protocol: Protocol) -> io::Result<Self> {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let state = Arc::new(State {
+            protocol,
+            target: Mutex::new(target),
+            faults: Mutex::default(),
+            cuts: watch::Sender::new(0),
+            partitioned: watch::Sender::new(false),
+        });
+        let (stop, stopped) = oneshot::channel::<()>();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let served = state.clone();
+        std::thread::Builder::new().name("hapax-fault-proxy".into()).spawn(move || {
+            runtime.block_on(async {
+                let Ok(listener) = TcpListener::from_std(listener) else { return };
+                tokio::select! {
+                    () = accept(&listener, &served) => {}
+                    _ = stopped => {}
+                }
+            });
+        })?;
+        Ok(Self { address, state, _stop: stop })
+    }
+
+    /// Where clients connect to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// New connections go to another server, for example to the same one restarted on another port.
+    pub fn retarget(&self, target: SocketAddr) {
+        *self.state.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
+    }
+
+    /// Puts a fault in place. The first one that matches a frame decides.
+    pub fn inject(&self, on: Match, action: Action) -> Injected {
+        let injected = Injected(Arc::new(Fault {
+            on,
+            action,
+            limits: Mutex::new(Limits { skip: 0, times: u64::MAX }),
+            count: watch::Sender::new(0),
+            released: watch::Sender::new(false),
+        }));
+        self.state.faults.lock().unwrap_or_else(PoisonError::into_inner).push(injected.clone());
+        injected
+    }
+
+    /// Closes all connections.
+    pub fn cut_all(&self) {
+        self.state.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// From now on nothing passes, in neither direction, and connections stay open: a partition. `false` heals it, and
+    /// what waited passes.
+    pub fn partition(&self, on: bool) {
+        self.state.partitioned.send_replace(on);
+    }
+}
+
+async fn accept(listener: &TcpListener, state: &Arc<State>) {
+    loop {
+        match listener.accept().await {
+            Ok((client, _)) => {
+                tokio::spawn(connection(client, state.clone()));
+            }
+            // Out of file descriptors or the like: the test's clients will see it.
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+async fn connection(client: TcpStream, state: Arc<State>) {
+    let mut cuts = state.cuts.subscribe();
+    state.healed().await;
+    let target = *state.target.lock().unwrap_or_else(PoisonError::into_inner);
+    let Ok(server) = TcpStream::connect(target).await else { return };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    let pending = Pending::default();
+    let pump = |direction, pending: &Pending| Pump {
+        framer: Framer::new(state.protocol, direction, pending.clone()),
+        direction,
+        state: state.clone(),
+    };
+    let requests = pump(Direction::Request, &pending).run(from_client, to_server);
+    let answers = pump(Direction::Answer, &pending).run(from_server, to_client);
+    tokio::select! {
+        _ = async { tokio::try_join!(requests, answers) } => {}
+        _ = cuts.changed() => {}
+    }
+}
+
+/// The connection ends now.
+struct Cut;
+
+struct Pump {
+    framer: Framer,
+    direction: Direction,
+    state: Arc<State>,
+}
+
+impl Pump {
+    async fn run(mut self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> Result<(), Cut> {
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            let count = from.read(&mut buffer).await.unwrap_or(0);
+            if count == 0 {
+                let rest = self.framer.rest();
+                let _ = to.write_all(&rest.bytes).await;
+                let _ = to.shutdown().await;
+                return Ok(());
+            }
+            self.framer.read(&buffer[..count]);
+            while let Some(frame) = self.framer.next() {
+                let copies = self.state.fate(self.direction, &frame).await?;
+                for _ in 0..copies {
+                    // A receiver that has gone does not end the sender's side: what it sends still passes, or is lost.
+                    let _ = to.write_all(&frame.bytes).await;
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    /// How often a frame is passed on, after whatever wait its fault asks for.
+    async fn fate(&self, direction: Direction, frame: &Frame) -> Result<usize, Cut> {
+        let fault = {
+            let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+            faults.iter().find(|fault| fault.hits(direction, frame)).cloned()
+        };
+        let copies = match &fault {
+            None => 1,
+            Some(fault) => self.break_it(fault, direction, frame).await?,
+        };
+        self.healed().await;
+        Ok(copies)
+    }
+
+    async fn break_it(&self, fault: &Injected, direction: Direction, frame: &Frame) -> Result<usize, Cut> {
+        match fault.0.action {
+            Action::Cut => Err(Cut),
+            Action::Drop => Ok(0),
+            Action::Delay(time) => {
+                tokio::time::sleep(time).await;
+                Ok(1)
+            }
+            Action::Duplicate if self.protocol == Protocol::Http && direction == Direction::Request => {
+                self.duplicate(frame).await;
+                Ok(1)
+            }
+            Action::Duplicate => Ok(2),
+            Action::Hold => {
+                let mut released = fault.0.released.subscribe();
+                let wait = released.wait_for(|released| *released);
+                tokio::time::timeout(HOLD_MAX, wait).await.map_err(|_| Cut)?.map_err(|_| Cut)?;
+                Ok(1)
+            }
+        }
+    }
+
+    async fn duplicate(&self, frame: &Frame) {
+        let target = *self.target.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(mut server) = TcpStream::connect(target).await else { return };
+        let _ = server.write_all(&frame.bytes).await;
+        let drain = async move {
+            let mut answer = [0; 4096];
+            // The server has answered when it sends anything; it may keep the connection open after that.
+            let _ = server.read(&mut answer).await;
+        };
+        let _ = tokio::time::timeout(DRAIN_MAX, drain).await;
+    }
+
+    async fn healed(&self) {
+        let mut partitioned = self.partitioned.subscribe();
+        // The sender lives as long as this state.
+        let _ = partitioned.wait_for(|partitioned| !partitioned).await;
+    }
+}

@@ -1,0 +1,71 @@
+//! What is killed runs no more; what is paused neither runs nor ends, and continues.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
+
+use hapax_faults::{Process, rerun_test};
+
+const CHILD: &str = "HAPAX_TEST_CHILD";
+
+/// Not a test of its own: what the started process does. It counts the lines that it is told.
+#[test]
+fn child_process() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    println!("\nready");
+    for (count, line) in std::io::stdin().lines().map_while(Result::ok).enumerate() {
+        println!("\nheard {count} {line}");
+        eprintln!("log of {line}");
+    }
+    println!("\nbye");
+}
+
+fn start() -> Process {
+    let process = Process::start(rerun_test("child_process").env(CHILD, "1")).unwrap();
+    process.line_with("ready");
+    process
+}
+
+#[test]
+fn a_killed_process_ended_by_signal_9() {
+    let mut process = start();
+    process.tell("a");
+    assert_eq!(process.hear("heard"), "0 a");
+    assert_eq!(process.kill().signal(), Some(9));
+    assert_eq!(process.ended().and_then(|status| status.signal()), Some(9));
+}
+
+#[test]
+fn a_paused_process_waits_and_continues() {
+    let mut process = start();
+    process.pause();
+    process.tell("a");
+    let state = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
+    assert!(state.contains(") T "), "{state}");
+    assert!(process.ended().is_none());
+    process.resume();
+    assert_eq!(process.hear("heard"), "0 a");
+}
+
+#[test]
+fn the_end_gives_everything_that_was_printed() {
+    let mut process = start();
+    process.tell("a");
+    process.tell("b");
+    let (status, lines, log) = process.finish();
+    assert!(status.success(), "{status}");
+    assert!(
+        lines.iter().any(|line| line == "heard 1 b") && lines.iter().any(|line| line == "bye"),
+        "{lines:?}"
+    );
+    assert!(log.contains("log of b"), "{log}");
+}
+
+#[test]
+fn a_dropped_process_is_dead() {
+    let process = start();
+    let id = process.id();
+    drop(process);
+    assert!(!Command::new("kill").args(["-0", &id.to_string()]).output().unwrap().status.success());
+}
