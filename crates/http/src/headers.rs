@@ -48,15 +48,17 @@ pub(crate) fn strip_ours(headers: &mut HeaderMap) {
     }
 }
 
-/// Puts in what the service is told of its claim.
-pub(crate) fn add_ours(headers: &mut HeaderMap, claimed: &crate::Claimed) {
+/// Puts in what the service is told of its run.
+pub(crate) fn add_ours(headers: &mut HeaderMap, run: &crate::KeyedRun) {
     headers.remove(X_IDEMPOTENCY_KEY);
     // Read as the same name by many services; see `is_ours`.
     headers.remove("idempotency_key");
-    let key = HeaderValue::from_str(&format!("\"{}\"", claimed.derived_key)).expect("hex digits");
+    let key = HeaderValue::from_str(&format!("\"{}\"", run.derived_key)).expect("hex digits");
     headers.insert(IDEMPOTENCY_KEY, key);
-    headers.insert(HAPAX_FENCE, HeaderValue::from(claimed.fence.0));
-    if claimed.takeover {
+    if let Some(fence) = run.fence {
+        headers.insert(HAPAX_FENCE, HeaderValue::from(fence.0));
+    }
+    if run.takeover {
         headers.insert(HAPAX_TAKEOVER, HeaderValue::from_static("true"));
     }
 }

@@ -30,17 +30,19 @@ use crate::{headers, key};
 /// sent all; closing on them before that, they see a broken connection.
 const DISCARDED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// What a request that runs under a claim finds in its extensions, and in its headers.
+/// What a request with a key finds in its extensions, and in its headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claimed {
+pub struct KeyedRun {
     /// The caller's key and whose it is.
     pub id: EntryId,
-    /// For calls to other systems on behalf of this request: the same for every run of it. Header `Idempotency-Key`.
+    /// For calls to other systems on behalf of this request: the same for every run of it, with or without the ledger.
+    /// Header `Idempotency-Key`.
     pub derived_key: IdempotencyKey,
     /// Grows with every claim of the key: a sink that remembers the largest it has seen can turn away a run that was
-    /// overtaken. Header `Hapax-Fence`.
-    pub fence: Fence,
-    /// An earlier run broke off and may have acted. Header `Hapax-Takeover`.
+    /// overtaken. `None` where the request runs without a claim ([`OnOutage::Open`](crate::OnOutage::Open)). Header
+    /// `Hapax-Fence`.
+    pub fence: Option<Fence>,
+    /// An earlier run broke off and may have acted. Not known without a claim. Header `Hapax-Takeover`.
     pub takeover: bool,
 }
 

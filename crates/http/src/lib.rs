@@ -40,7 +40,7 @@ pub use body::{Body, BoxError};
 pub use counters::Counters;
 pub use headers::{HAPAX_FENCE, HAPAX_TAKEOVER};
 pub use key::{IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY};
-pub use layer::{Builder, Claimed, Idempotency, IdempotencyLayer};
+pub use layer::{Builder, Idempotency, IdempotencyLayer, KeyedRun};
 pub use policy::{ConfigError, OnOutage, Policy, Statuses, Verdict};
 pub use scope::{Tenant, TenantFunction};
 pub use stored::IDEMPOTENT_REPLAYED;

@@ -22,7 +22,7 @@ use tower_service::Service;
 
 use crate::body::{Body, Bounded, BoxError, Read, read};
 use crate::headers;
-use crate::layer::{Claimed, LayerState};
+use crate::layer::{KeyedRun, LayerState};
 use crate::policy::{OnOutage, Policy, Verdict};
 use crate::problem::Problem;
 use crate::renew::Beat;
@@ -248,15 +248,33 @@ impl Run {
         }
     }
 
-    /// Runs it without a claim: what `on_outage = open` asks for.
-    async fn run_open<S, R>(self, inner: S) -> Result<Response<Body>, S::Error>
+    /// Runs it without a claim: what `on_outage = open` asks for. The time to its answer has the usual bound.
+    async fn run_open<S, R>(mut self, inner: S) -> Result<Response<Body>, S::Error>
     where
         S: Service<Request<Body>, Response = Response<R>>,
         R: HttpBody<Data = Bytes> + Send + 'static,
         R::Error: Into<BoxError>,
     {
+        self.describe(None);
+        let ms = self.policy.run_ms_max;
         let request = Request::from_parts(self.parts, Body::read(self.body));
-        call(inner, request).await.map(|response| response.map(Body::stream))
+        match tokio::time::timeout(Duration::from_millis(ms), call(inner, request)).await {
+            Ok(answered) => answered.map(|response| response.map(Body::stream)),
+            Err(_) => Ok(too_long(ms).into_response()),
+        }
+    }
+
+    /// Tells the service about its run, in headers and extensions. The derived key depends on the entry alone: a service
+    /// that honours it recognises a run without a claim too.
+    fn describe(&mut self, grant: Option<&Grant>) {
+        let run = KeyedRun {
+            derived_key: self.id.derived_key(LABEL),
+            id: self.id.clone(),
+            fence: grant.map(|grant| grant.fence),
+            takeover: grant.is_some_and(|grant| grant.takeover),
+        };
+        headers::add_ours(&mut self.parts.headers, &run);
+        self.parts.extensions.insert(run);
     }
 
     /// Since when the lease counts. A claim that waited for another's end says only what was left of its lease when
@@ -294,14 +312,7 @@ impl Run {
             self.shared.counters.takeovers.add();
             tracing::warn!(id = %self.id, fence = %grant.fence, "an earlier run broke off; running again");
         }
-        let claimed = Claimed {
-            derived_key: self.id.derived_key(LABEL),
-            id: self.id.clone(),
-            fence: grant.fence,
-            takeover: grant.takeover,
-        };
-        headers::add_ours(&mut self.parts.headers, &claimed);
-        self.parts.extensions.insert(claimed);
+        self.describe(Some(&grant));
         let holder = Holder { shared: self.shared, id: self.id, grant, policy: self.policy, beat };
         let method = self.parts.method.clone();
         let request = Request::from_parts(self.parts, Body::read(self.body));

@@ -8,7 +8,7 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use common::naive::{self, Naive};
 use common::{Answer, Client, Gate, Store, serve, soon};
-use hapax_http::{Claimed, IdempotencyLayer, Policy, Tenant};
+use hapax_http::{IdempotencyLayer, KeyedRun, Policy, Tenant};
 use http::StatusCode;
 
 const CALLERS: usize = 50;
@@ -66,11 +66,11 @@ async fn the_usual_middleware_runs_all_fifty() {
 async fn the_handler_is_told_its_key_and_fence_and_a_forged_one_is_dropped() {
     let app = Router::new().route(
         "/payments",
-        post(|Extension(claimed): Extension<Claimed>, headers: http::HeaderMap| async move {
-            assert_eq!(headers["hapax-fence"], claimed.fence.to_string().as_str());
-            assert_eq!(headers["idempotency-key"], format!("\"{}\"", claimed.derived_key).as_str());
+        post(|Extension(run): Extension<KeyedRun>, headers: http::HeaderMap| async move {
+            assert_eq!(headers["hapax-fence"], run.fence.unwrap().to_string().as_str());
+            assert_eq!(headers["idempotency-key"], format!("\"{}\"", run.derived_key).as_str());
             assert!(!headers.contains_key("hapax-takeover") && !headers.contains_key("hapax-forged"));
-            claimed.id.to_string()
+            run.id.to_string()
         }),
     );
     let store = Store::new();
