@@ -60,12 +60,9 @@ fn doubts_are_warned_of_and_what_is_not_known_is_said() {
         let mut queues = json["queues"].as_array().unwrap().iter();
         codes(queues.find(|queue| queue["name"] == name).unwrap())
     };
-    assert_eq!(
-        named("ship"),
-        ["no-dead-letters"],
-        "the store has a ledger, which knows a repeated key for days"
-    );
-    let expected = ["key-is-message-id", "retries-at-once", "dead-letters-short-lived", "dedup-window-short"];
+    let none: [&str; 0] = [];
+    assert_eq!(named("ship"), none, "the store has a ledger, which knows a repeated key for days");
+    let expected = ["key-is-message-id", "dead-letters-short-lived", "dedup-window-short"];
     assert_eq!(named("pay"), expected);
     assert_eq!(named("orders.fifo"), ["dedup-window-short"]);
     assert_eq!(json["refusals"], 0);
@@ -157,10 +154,10 @@ fn wrong_stores_are_refused_and_none_is_made() {
 #[test]
 fn whoever_makes_or_changes_a_queue_is_told_what_its_tier_lacks() {
     let server = Server::start();
-    let done = server.run(&["queue", "create", "pay", "--tier", "transactional"]);
-    let expected = "warning: queue pay: no-dead-letters: the queue has no dead-letter queue";
+    let done = server.run(&["queue", "create", "pay", "--tier", "transactional", "--max-attempts", "0"]);
+    let expected = "warning: queue pay: no-attempt-limit: the queue has no limit on attempts";
     assert!(
-        done.stderr.contains(expected) && done.stderr.contains("docs/errors/no-dead-letters.md"),
+        done.stderr.contains(expected) && done.stderr.contains("docs/errors/no-attempt-limit.md"),
         "{done:?}"
     );
     assert_eq!(done.ok(), "pay created\n");

@@ -60,7 +60,7 @@ fn queues_of_the_configuration_are_created_and_changed() {
     let config = |lease_ms: u64| {
         format!(
             "[[queue]]\nname = \"jobs\"\nlease_ms = {lease_ms}\n\
-             dead_letter = {{ queue = \"jobs-dead\", max_attempts = 3 }}\n\
+             dead_letter = {{ queue = \"jobs-dead\" }}\n\
              [[queue]]\nname = \"jobs-dead\"\n"
         )
     };

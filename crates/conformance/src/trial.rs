@@ -10,13 +10,13 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use hapax_core::{
-    AdminError, Browse, DeadLetterPolicy, Delivery, Extend, How, MessageView, NewMessage, QueueAdmin,
-    QueueConfig, QueueName, QueueStats, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining,
-    SendError, Sent, Settle, SettleError, Settled, StoreError,
+    AdminError, Browse, Delivery, Extend, How, MessageView, NewMessage, QueueAdmin, QueueConfig, QueueName,
+    QueueStats, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining, SendError, Sent, Settle,
+    SettleError, Settled, StoreError,
 };
 use tokio::task::JoinHandle;
 
-use crate::values::{bodies, config, fifo_config, in_group, now, queue, retry};
+use crate::values::{bodies, config, dying, fifo_config, in_group, now, queue, retry};
 use crate::{Case, Harness};
 
 /// The lease of queues in cases: short, for stores that run on real time.
@@ -112,8 +112,8 @@ impl Trial {
         let end = if config.is_fifo() { ".fifo" } else { "" };
         let own = if config.is_fifo() { fifo_config() } else { crate::values::config() };
         let dead = self.create(&format!("jobs-dead{end}"), own).await;
-        let dead_letter = Some(DeadLetterPolicy { queue: dead.clone(), max_attempts });
-        let jobs = self.create(&format!("jobs{end}"), QueueConfig { dead_letter, ..config }).await;
+        let config = dying(&dead, max_attempts, config);
+        let jobs = self.create(&format!("jobs{end}"), config).await;
         (jobs, dead)
     }
 

@@ -2,23 +2,31 @@
 
 use hapax_core::policy::{Jitter, RetryPolicy};
 use hapax_core::{
-    Attribute, DedupId, Delivery, GroupId, How, MessageView, NewMessage, QueueConfig, QueueName, Receive,
-    RedriveFilter, RedriveRequest,
+    Attribute, DeadLetterPolicy, DedupId, Delivery, GroupId, How, MessageView, NewMessage, QueueConfig,
+    QueueName, Receive, RedriveFilter, RedriveRequest,
 };
 
 use crate::trial::LEASE;
 
+/// A standard queue on which a failed message returns at once, without a limit on attempts.
 pub(crate) fn config() -> QueueConfig {
-    QueueConfig { lease_ms: LEASE, ..QueueConfig::default() }
+    QueueConfig { lease_ms: LEASE, ..QueueConfig::sqs() }
 }
 
+/// A FIFO queue on which a failed message returns at once, without a limit on attempts.
 pub(crate) fn fifo_config() -> QueueConfig {
-    QueueConfig { lease_ms: LEASE, ..QueueConfig::fifo() }
+    QueueConfig { lease_ms: LEASE, ..QueueConfig::sqs_fifo() }
+}
+
+/// Adds a limit on attempts, and where the dead letters go.
+pub(crate) fn dying(dead: &QueueName, max_attempts: u32, config: QueueConfig) -> QueueConfig {
+    let dead_letter = Some(DeadLetterPolicy { queue: dead.clone() });
+    QueueConfig { retry: config.retry.attempts(max_attempts), dead_letter, ..config }
 }
 
 /// Backoff without chance.
 pub(crate) fn exactly(base_ms: u64, cap_ms: u64) -> RetryPolicy {
-    RetryPolicy { base_ms, cap_ms, jitter: Jitter::None }
+    RetryPolicy { base_ms, cap_ms, jitter: Jitter::None, max_attempts: 0 }
 }
 
 pub(crate) fn queue(name: &str) -> QueueName {

@@ -191,8 +191,11 @@ pub struct Delivery {
     pub receipt: Receipt,
     /// Grows with every delivery; pass it on to whatever the handler writes to.
     pub fence: Fence,
-    /// This delivery's ordinal, from 1.
+    /// The attempt's ordinal, from 1: counts against the queue's `retry.max_attempts`.
     pub attempt: u32,
+    /// How often the message was handed out, this time included. Always grows: what was deferred or taken back counts
+    /// here and is no attempt. SQS: ApproximateReceiveCount.
+    pub deliveries: u32,
     /// What is left of the lease.
     pub lease_ms: u64,
     /// When the message was sent, in milliseconds since 1970.
@@ -275,6 +278,7 @@ mod tests {
             receipt: Receipt::new("r").unwrap(),
             fence: Fence(1),
             attempt: 1,
+            deliveries: 1,
             lease_ms: 1,
             sent_ms: 0,
             first_received_ms: 0,

@@ -1,5 +1,7 @@
 //! A queue's configuration: every field with its meaning, unit, default and limit.
 
+mod fields;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -7,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::AdminError;
 use crate::name::QueueName;
 use crate::policy::{self, RetryPolicy};
+use fields::Fields;
 
 /// Whether a queue keeps order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -34,14 +37,12 @@ pub enum Tier {
     Transactional,
 }
 
-/// When a message becomes a dead letter, and where it goes.
+/// Where dead letters go. When a message dies is the retry policy's affair ([`RetryPolicy::max_attempts`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeadLetterPolicy {
     /// The queue that takes the dead letters; of the same kind.
     pub queue: QueueName,
-    /// After so many deliveries without an ack the message is dead. 1 to 1,000.
-    pub max_attempts: u32,
 }
 
 /// Which queues may name this one as their dead-letter queue.
@@ -57,14 +58,15 @@ pub enum RedriveAllow {
     Queues(Vec<QueueName>),
 }
 
-/// What happens to a FIFO group when one of its messages goes to the dead letters.
+/// What happens to a FIFO group when one of its messages is parked or goes to the dead letters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnDead {
-    /// The group goes on with the next message, as SQS does: its order has a hole.
+    /// The group continues with the next message, as SQS does: its order has a hole.
     #[default]
     Continue,
-    /// The group stands still until the dead letter is redriven or the group is released.
+    /// The group is halted until each such message was redriven, released, resolved or discarded, or the group was
+    /// released.
     HaltGroup,
 }
 
@@ -108,9 +110,13 @@ pub struct Quota {
     pub bytes_max: Option<u64>,
 }
 
-/// Everything that a queue's behaviour depends on. The defaults are those of SQS.
+/// Everything that a queue's behaviour depends on.
+///
+/// The defaults ([`QueueConfig::default`], [`QueueConfig::fifo`]) suit a handler that may fail: backoff, and a limit on
+/// attempts. [`QueueConfig::sqs`] has those of SQS. In JSON and TOML a field that is not given has the default of the
+/// queue's kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(from = "Fields")]
 pub struct QueueConfig {
     /// Standard or FIFO; cannot be changed later. Default standard.
     pub kind: QueueKind,
@@ -126,13 +132,14 @@ pub struct QueueConfig {
     pub wait_ms: u64,
     /// The largest message, body and attributes together. 1 KiB to 1 MiB; default 1 MiB.
     pub message_bytes_max: u64,
-    /// When a failed delivery returns. Default at once, as SQS.
+    /// When a failed delivery returns, and how often it is tried. Default 1 s, doubling up to 5 min (FIFO: 10 s), with
+    /// full jitter; 20 attempts.
     pub retry: RetryPolicy,
-    /// When and where messages die. Default never: a rejected message is parked in its own queue.
+    /// Where dead letters go. Default nowhere: a message that is rejected or out of attempts is parked in its own queue.
     pub dead_letter: Option<DeadLetterPolicy>,
     /// Which queues may name this one as their dead-letter queue. Default all.
     pub redrive_allow: RedriveAllow,
-    /// What a dead letter does to its FIFO group. Default continue.
+    /// What a parked message or a dead letter does to its FIFO group. Default halt-group on FIFO queues.
     pub on_dead: OnDead,
     /// How duplicate sends are recognised.
     pub dedup: DedupPolicy,
@@ -182,9 +189,39 @@ fn require(field: &'static str, holds: bool, problem: &str) -> Result<(), AdminE
 }
 
 impl QueueConfig {
-    /// The defaults of a FIFO queue.
+    /// The defaults of a queue of this kind.
+    ///
+    /// ```
+    /// # use hapax_core::{OnDead, QueueConfig, QueueKind};
+    /// let fifo = QueueConfig::of(QueueKind::Fifo);
+    /// assert_eq!((fifo.retry.cap_ms, fifo.on_dead), (10_000, OnDead::HaltGroup));
+    /// ```
+    pub fn of(kind: QueueKind) -> Self {
+        match kind {
+            QueueKind::Standard => Self::default(),
+            QueueKind::Fifo => Self::fifo(),
+        }
+    }
+
+    /// The defaults of a FIFO queue: as [`QueueConfig::default`], with shorter delays between attempts, and a group
+    /// is halted by a message of it that is parked or dead.
     pub fn fifo() -> Self {
-        Self { kind: QueueKind::Fifo, ..Self::default() }
+        Self {
+            kind: QueueKind::Fifo,
+            retry: RetryPolicy::fifo(),
+            on_dead: OnDead::HaltGroup,
+            ..Self::default()
+        }
+    }
+
+    /// The defaults of SQS: a failed message is visible again at once, without a limit on attempts.
+    pub fn sqs() -> Self {
+        Self { retry: RetryPolicy::at_once(), ..Self::default() }
+    }
+
+    /// The defaults of SQS for a FIFO queue; a group continues without its dead letters.
+    pub fn sqs_fifo() -> Self {
+        Self { kind: QueueKind::Fifo, ..Self::sqs() }
     }
 
     /// Whether the queue keeps order.
@@ -219,7 +256,6 @@ impl QueueConfig {
         )?;
         self.retry.validate()?;
         if let Some(dead) = &self.dead_letter {
-            between("dead_letter.max_attempts", u64::from(dead.max_attempts), 1, 1000)?;
             require("dead_letter.queue", dead.queue != *name, "a queue cannot be its own dead-letter queue")?;
             let same_kind = dead.queue.is_fifo() == self.is_fifo();
             require(
@@ -284,10 +320,39 @@ mod tests {
         refused(&QueueConfig { on_dead: OnDead::HaltGroup, ..ok() }, "q", "on_dead");
         refused(&QueueConfig::fifo(), "q", "kind");
         refused(&QueueConfig { key_pointer: Some("order".into()), ..ok() }, "q", "key_pointer");
-        let own = DeadLetterPolicy { queue: QueueName::new("q").unwrap(), max_attempts: 3 };
+        let own = DeadLetterPolicy { queue: QueueName::new("q").unwrap() };
         refused(&QueueConfig { dead_letter: Some(own), ..ok() }, "q", "dead_letter.queue");
         let window = DedupPolicy { window_ms: policy::RETENTION_MS_MAX, ..DedupPolicy::default() };
         refused(&QueueConfig { dedup: window, ..ok() }, "q", "dedup.window_ms");
+        let often = RetryPolicy::default().attempts(1_001);
+        refused(&QueueConfig { retry: often, ..ok() }, "q", "retry.max_attempts");
+    }
+
+    #[test]
+    fn a_field_that_is_not_given_has_the_default_of_the_kind() {
+        let parse = |text: &str| serde_json::from_str::<QueueConfig>(text);
+        assert_eq!(parse("{}").unwrap(), QueueConfig::default());
+        assert_eq!(parse(r#"{"kind": "fifo"}"#).unwrap(), QueueConfig::fifo());
+        let partly = parse(r#"{"retry": {"base_ms": 50}, "kind": "fifo", "on_dead": "continue"}"#).unwrap();
+        let retry = RetryPolicy { base_ms: 50, ..RetryPolicy::fifo() };
+        assert_eq!(partly, QueueConfig { retry, on_dead: OnDead::Continue, ..QueueConfig::fifo() });
+        for wrong in [
+            r#"{"retries": 1}"#,
+            r#"{"retry": {"base": 1}}"#,
+            r#"{"dead_letter": {"queue": "d", "max_attempts": 3}}"#,
+        ] {
+            let error = parse(wrong).unwrap_err().to_string();
+            assert!(error.contains("unknown field"), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_configuration_survives_json() {
+        let all = [QueueConfig::default(), QueueConfig::fifo(), QueueConfig::sqs(), QueueConfig::sqs_fifo()];
+        for config in all {
+            let json = serde_json::to_string(&config).unwrap();
+            assert_eq!(serde_json::from_str::<QueueConfig>(&json).unwrap(), config);
+        }
     }
 
     #[test]

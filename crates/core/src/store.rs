@@ -248,8 +248,10 @@ impl Cause {
 /// One failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedAttempt {
-    /// Its ordinal.
+    /// Its ordinal among the attempts; a parked delivery, which does not count, has the next attempt's.
     pub attempt: u32,
+    /// Its ordinal among all deliveries.
+    pub deliveries: u32,
     /// When it ended.
     pub at_ms: u64,
     /// How it ended.
@@ -269,8 +271,10 @@ pub struct DeadLetter {
     pub cause: Cause,
     /// The last error or the reason of the rejection.
     pub error: Option<String>,
-    /// How often it was delivered there.
+    /// How many attempts it had there.
     pub attempts: u32,
+    /// How often it was delivered, there and before.
+    pub deliveries: u32,
     /// When it was first delivered there.
     pub first_received_ms: u64,
     /// When it died.
@@ -302,8 +306,10 @@ pub struct MessageView {
     pub body: Option<bytes::Bytes>,
     /// Named values beside the body.
     pub attributes: Attributes,
-    /// Deliveries so far.
+    /// Attempts so far: deliveries that count against the queue's `retry.max_attempts`.
     pub attempts: u32,
+    /// Deliveries so far, counted or not.
+    pub deliveries: u32,
     /// When it was sent.
     pub sent_ms: u64,
     /// When it becomes visible, or its lease runs out.

@@ -135,6 +135,7 @@ fn view(db: &Connection, ids: &Ids, row: &rusqlite::Row<'_>, now_ms: u64) -> rus
         dedup: content.as_ref().and_then(|content| content.dedup.as_deref()).and_then(|id| id.parse().ok()),
         body: content.map(|content| content.body),
         attempts: entry.attempts,
+        deliveries: entry.deliveries,
         sent_ms: entry.sent_ms,
         due_ms: entry.due_ms,
         sequence: entry.order,

@@ -83,8 +83,10 @@ pub(crate) struct MessageMeta {
     pub first_ms: u64,
     /// When its last delivery was made; bounds how far a lease may be extended.
     pub received_ms: u64,
-    /// Deliveries in this queue.
+    /// Deliveries in this queue that count against its limit.
     pub attempts: u32,
+    /// All deliveries, in this queue and in the one where it died; at least as many as the attempts.
+    pub deliveries: u32,
     /// Size of body and attributes.
     pub bytes: u32,
     /// Index of its group in its queue's table.
@@ -107,6 +109,7 @@ impl MessageMeta {
             first_ms: 0,
             received_ms: 0,
             attempts: 0,
+            deliveries: 0,
             bytes: 0,
             group: 0,
             state: State::Parked,
@@ -125,7 +128,8 @@ pub(crate) struct MessageRow {
 }
 
 impl MessageRow {
-    /// Covers every column, so that a flipped bit anywhere is seen.
+    /// Covers every column, so that a flipped bit anywhere is seen. The deliveries count only where they differ from the
+    /// attempts: a row that version 2 wrote stays sound.
     pub fn crc(&self) -> u32 {
         let e = &self.entry;
         let mut fixed = [0u8; 80];
@@ -142,7 +146,14 @@ impl MessageRow {
         if let Some(group) = &self.group {
             crc.bytes(group.as_str().as_bytes());
         }
+        deliveries_crc(&mut crc, e.attempts, e.deliveries);
         crc.end()
+    }
+}
+
+fn deliveries_crc(crc: &mut Crc, attempts: u32, deliveries: u32) {
+    if deliveries != attempts {
+        crc.word(u64::from(deliveries));
     }
 }
 
@@ -196,6 +207,7 @@ pub(crate) struct DeadRow {
     pub cause: Cause,
     pub error: Option<String>,
     pub attempts: u32,
+    pub deliveries: u32,
     pub first_ms: u64,
     pub died_ms: u64,
 }
@@ -207,6 +219,7 @@ impl DeadRow {
             crc.word(word);
         }
         crc.text(Some(self.source.as_str())).text(Some(self.cause.as_str())).text(self.error.as_deref());
+        deliveries_crc(&mut crc, self.attempts, self.deliveries);
         crc.end()
     }
 }
@@ -216,6 +229,7 @@ pub(crate) fn history_crc(seq: u64, failed: &FailedAttempt) -> u32 {
     let mut crc = Crc::new();
     crc.word(seq).word(u64::from(failed.attempt)).word(failed.at_ms).text(Some(failed.cause.as_str()));
     crc.text(failed.error.as_deref()).text(failed.consumer.as_deref());
+    deliveries_crc(&mut crc, failed.attempt, failed.deliveries);
     crc.end()
 }
 
@@ -400,7 +414,7 @@ mod tests {
 
     #[test]
     fn an_entry_stays_small() {
-        assert!(size_of::<MessageMeta>() <= 80, "{}", size_of::<MessageMeta>());
+        assert!(size_of::<MessageMeta>() <= 88, "{}", size_of::<MessageMeta>());
         assert_eq!(size_of::<Option<MessageMeta>>(), size_of::<MessageMeta>());
     }
 

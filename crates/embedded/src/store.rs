@@ -61,6 +61,7 @@ impl StoreState {
             receipt: self.codec.seal(raw.leased.named),
             fence: Fence(raw.leased.named.fence),
             attempt: entry.attempts,
+            deliveries: entry.deliveries,
             lease_ms: raw.lease_ms,
             sent_ms: entry.sent_ms,
             first_received_ms: entry.first_ms,

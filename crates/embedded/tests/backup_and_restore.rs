@@ -24,7 +24,7 @@ async fn send(store: &Embedded, bodies: &[&str]) -> BTreeSet<String> {
 
 async fn started(folder: &Path) -> Embedded {
     let store = open(folder);
-    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    store.create_queue(&queue(), QueueConfig::sqs()).await.unwrap();
     store
 }
 

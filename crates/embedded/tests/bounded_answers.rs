@@ -9,7 +9,7 @@ async fn twenty_large_messages() -> (tempfile::TempDir, Embedded, QueueName) {
     let folder = tempfile::tempdir().unwrap();
     let store = Embedded::open(folder.path().join("store"), Options::default()).unwrap();
     let queue = QueueName::new("large").unwrap();
-    store.create_queue(&queue, QueueConfig::default()).await.unwrap();
+    store.create_queue(&queue, QueueConfig::sqs()).await.unwrap();
     for _ in 0..20 {
         let sent = store.send(&queue, vec![NewMessage::new(vec![b'x'; MIB])]).await.unwrap();
         assert!(sent[0].is_ok());

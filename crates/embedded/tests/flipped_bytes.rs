@@ -37,7 +37,7 @@ fn body(number: usize) -> Vec<u8> {
 async fn closed_store(count: usize) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let store = open(folder.path());
-    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    store.create_queue(&queue(), QueueConfig::sqs()).await.unwrap();
     let message = |number| {
         let group = GroupId::new(format!("group-{number}")).unwrap();
         let attribute = Attribute::text(format!("value of {number:03}"));

@@ -60,7 +60,7 @@ fn number(body: &[u8]) -> u64 {
 async fn child() {
     let Some(folder) = child_folder() else { return };
     let store = Arc::new(Embedded::open(folder, Options::default()).unwrap());
-    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    store.create_queue(&queue(), QueueConfig::sqs()).await.unwrap();
     // The test harness has begun a line of its own.
     say("");
     let mut line = String::new();

@@ -93,7 +93,7 @@ async fn a_lapsed_claim_that_may_be_taken_over_is_pruned_and_a_parked_one_is_not
 #[tokio::test]
 async fn an_entry_of_a_live_message_is_never_pruned_and_is_gone_with_it() {
     let mut rig = Rig::new();
-    let queue = rig.once_queue("pay", QueueConfig::default()).await;
+    let queue = rig.once_queue("pay", QueueConfig::sqs()).await;
     rig.send(&queue, NewMessage::new("x").idempotency_key(&key("order-7"))).await;
     let delivery = rig.receive(&queue).await.unwrap();
     let entry = entry_of(&queue, &delivery);
@@ -120,7 +120,7 @@ async fn an_entry_of_a_live_message_is_never_pruned_and_is_gone_with_it() {
 #[tokio::test]
 async fn a_new_message_does_not_bring_back_what_was_over_before_it_was_sent() {
     let rig = Rig::new();
-    let queue = rig.once_queue("pay", QueueConfig::default()).await;
+    let queue = rig.once_queue("pay", QueueConfig::sqs()).await;
     let message = || NewMessage::new("x").idempotency_key(&key("order-7"));
     rig.send(&queue, message()).await;
     let delivery = rig.receive(&queue).await.unwrap();
@@ -141,7 +141,7 @@ async fn a_new_message_does_not_bring_back_what_was_over_before_it_was_sent() {
 async fn only_messages_that_need_an_entry_are_linked_and_no_link_outlives_its_message() {
     let rig = Rig::new();
     let plain = QueueName::new("plain").unwrap();
-    rig.store.create_queue(&plain, QueueConfig::default()).await.unwrap();
+    rig.store.create_queue(&plain, QueueConfig::sqs()).await.unwrap();
     for _ in 0..3 {
         rig.send(&plain, NewMessage::new("x")).await;
     }
@@ -154,7 +154,7 @@ async fn only_messages_that_need_an_entry_are_linked_and_no_link_outlives_its_me
     assert_eq!(rig.store.settle(&plain, vec![settle]).await.unwrap(), [Ok(Settled::Acked)]);
     assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 0);
 
-    let once = rig.once_queue("once", QueueConfig::default()).await;
+    let once = rig.once_queue("once", QueueConfig::sqs()).await;
     for _ in 0..3 {
         rig.send(&once, NewMessage::new("x")).await;
     }
@@ -172,7 +172,7 @@ async fn only_messages_that_need_an_entry_are_linked_and_no_link_outlives_its_me
 #[tokio::test]
 async fn a_message_is_linked_to_the_key_that_its_worker_will_find() {
     let rig = Rig::new();
-    let pointer = QueueConfig { key_pointer: Some("/order".into()), ..QueueConfig::default() };
+    let pointer = QueueConfig { key_pointer: Some("/order".into()), ..QueueConfig::sqs() };
     let queue = rig.once_queue("pay", pointer).await;
     let by_body = NewMessage::new(r#"{"order": 42}"#);
     let by_dedup = NewMessage::new("x").dedup("d-1".parse().unwrap());
@@ -207,10 +207,9 @@ async fn redrive(rig: &Rig, from: &QueueName) {
 async fn a_redrive_takes_the_key_along_and_clears_only_what_failed() {
     let rig = Rig::new();
     let dead = QueueName::new("pay-dead").unwrap();
-    rig.store.create_queue(&dead, QueueConfig::default()).await.unwrap();
-    let policy = DeadLetterPolicy { queue: dead.clone(), max_attempts: 3 };
-    let queue =
-        rig.once_queue("pay", QueueConfig { dead_letter: Some(policy), ..QueueConfig::default() }).await;
+    rig.store.create_queue(&dead, QueueConfig::sqs()).await.unwrap();
+    let policy = DeadLetterPolicy { queue: dead.clone() };
+    let queue = rig.once_queue("pay", QueueConfig { dead_letter: Some(policy), ..QueueConfig::sqs() }).await;
     let failed = RecordedOutcome::failed(Json::of("no such account").unwrap());
     let endings = [Ending::Complete { outcome: failed, ttl_ms: TTL_MS }, complete("paid"), Ending::Doubt];
     let mut entries = Vec::new();
@@ -266,7 +265,7 @@ async fn a_redrive_takes_the_key_along_and_clears_only_what_failed() {
 #[tokio::test]
 async fn a_decision_lets_messages_go_on_that_are_parked_for_it() {
     let rig = Rig::new();
-    let queue = rig.once_queue("pay", QueueConfig::default()).await;
+    let queue = rig.once_queue("pay", QueueConfig::sqs()).await;
     rig.send(&queue, NewMessage::new("x")).await;
     rig.send(&queue, NewMessage::new("other")).await;
     let (delivery, other) = (rig.receive(&queue).await.unwrap(), rig.receive(&queue).await.unwrap());
@@ -299,7 +298,7 @@ async fn a_decision_lets_messages_go_on_that_are_parked_for_it() {
 
 /// A claim lapsed while its holder was only asleep, and the message was parked for it by the next.
 async fn parked_behind_a_sleeper(rig: &Rig) -> (QueueName, EntryId, hapax_core::Grant) {
-    let queue = rig.once_queue("pay", QueueConfig::default()).await;
+    let queue = rig.once_queue("pay", QueueConfig::sqs()).await;
     rig.send(&queue, NewMessage::new("x").idempotency_key(&key("order-7"))).await;
     let delivery = rig.receive(&queue).await.unwrap();
     let entry = entry_of(&queue, &delivery);

@@ -161,7 +161,7 @@ async fn a_claim_whose_caller_went_away_is_not_given() {
 
 async fn delivery(rig: &Rig) -> (QueueName, hapax_core::Delivery) {
     let queue = QueueName::new("jobs").unwrap();
-    rig.store.create_queue(&queue, QueueConfig::default()).await.unwrap();
+    rig.store.create_queue(&queue, QueueConfig::sqs()).await.unwrap();
     rig.send(&queue, NewMessage::new("x")).await;
     let delivery = rig.receive(&queue).await.unwrap();
     (queue, delivery)

@@ -71,8 +71,7 @@ async fn child() {
     let Some(folder) = child_folder() else { return };
     let store = Arc::new(Embedded::open(folder, Options::default()).unwrap());
     // A lease that outlasts the test: each message is delivered once, so whoever holds it can always settle it.
-    let config =
-        QueueConfig { tier: Tier::EffectivelyOnce, lease_ms: 12 * 3_600_000, ..QueueConfig::default() };
+    let config = QueueConfig { tier: Tier::EffectivelyOnce, lease_ms: 12 * 3_600_000, ..QueueConfig::sqs() };
     store.create_queue(&queue(), config).await.unwrap();
     say("");
     let mut line = String::new();

@@ -38,7 +38,7 @@ fn full(answer: Result<impl std::fmt::Debug, StoreError>) -> String {
 async fn sends_are_refused_below_the_reserve_and_settles_are_not() {
     let folder = tempfile::tempdir().unwrap();
     let store = Embedded::open(folder.path(), Options::default()).unwrap();
-    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    store.create_queue(&queue(), QueueConfig::sqs()).await.unwrap();
     store.send(&queue(), vec![NewMessage::new("1"), NewMessage::new("2")]).await.unwrap();
     drop(store);
 
@@ -78,7 +78,7 @@ impl Drop for Mounted<'_> {
 
 /// Sends until the store is full; how many were accepted.
 async fn fill(store: &Embedded) -> usize {
-    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    store.create_queue(&queue(), QueueConfig::sqs()).await.unwrap();
     let body = || vec![NewMessage::new(vec![7; 50_000])];
     let mut accepted = 0;
     loop {

@@ -19,7 +19,7 @@ async fn under_sustained_load() {
     let folder = tempfile::tempdir().unwrap();
     let wal = folder.path().join("hapax.db-wal");
     let store = Arc::new(Embedded::open(folder.path(), Options::default()).unwrap());
-    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    store.create_queue(&queue(), QueueConfig::sqs()).await.unwrap();
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..TASKS {
         let (store, wal) = (store.clone(), wal.clone());

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example quickstart`
 
-use hapax::{DeadLetterPolicy, Hapax, QueueConfig, QueueName, Receive};
+use hapax::{DeadLetterPolicy, Hapax, QueueConfig, QueueName, Receive, RetryPolicy};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -19,8 +19,9 @@ async fn main() -> anyhow::Result<()> {
     let failed = hapax.queue::<Charge>("charges-dead")?;
     failed.ensure(QueueConfig::default()).await?;
     let charges = hapax.queue::<Charge>("charges")?;
-    let dead_letter = DeadLetterPolicy { queue: QueueName::new("charges-dead")?, max_attempts: 2 };
-    charges.ensure(QueueConfig { dead_letter: Some(dead_letter), ..QueueConfig::default() }).await?;
+    let dead_letter = DeadLetterPolicy { queue: QueueName::new("charges-dead")? };
+    let retry = RetryPolicy::at_once().attempts(2);
+    charges.ensure(QueueConfig { retry, dead_letter: Some(dead_letter), ..QueueConfig::default() }).await?;
 
     let sent = charges.send(&Charge { order: 7, cents: 1999 }).await?;
     println!("sent      {} (on disk when this line appears)", sent.id);

@@ -69,7 +69,7 @@ fn patient() -> Receive {
 async fn a_closed_connection_takes_its_receive_with_it() {
     let running = serve(Vec::new()).await;
     let client = Client::connect(&running.endpoint(), None).await.unwrap();
-    client.create_queue(&jobs(), QueueConfig::default()).await.unwrap();
+    client.create_queue(&jobs(), QueueConfig::sqs()).await.unwrap();
     let mut raw = TcpStream::connect(running.address).await.unwrap();
     let body = r#"{"wait_ms":20000}"#;
     let head = format!(
@@ -88,7 +88,7 @@ async fn a_closed_connection_takes_its_receive_with_it() {
 async fn a_dropped_receive_is_cancelled_at_the_server() {
     let running = serve(Vec::new()).await;
     let client = Client::connect(&running.endpoint(), None).await.unwrap();
-    client.create_queue(&jobs(), QueueConfig::default()).await.unwrap();
+    client.create_queue(&jobs(), QueueConfig::sqs()).await.unwrap();
     let waiting = tokio::spawn({
         let client = client.clone();
         async move { client.receive(&jobs(), patient()).await }
@@ -104,7 +104,7 @@ async fn a_dropped_receive_is_cancelled_at_the_server() {
 async fn a_server_that_goes_answers_long_polls_and_is_unavailable_afterwards() {
     let running = serve(Vec::new()).await;
     let client = Client::connect(&running.endpoint(), None).await.unwrap();
-    client.create_queue(&jobs(), QueueConfig::default()).await.unwrap();
+    client.create_queue(&jobs(), QueueConfig::sqs()).await.unwrap();
     let waiting = tokio::spawn({
         let client = client.clone();
         async move { client.receive(&jobs(), patient()).await }
@@ -139,7 +139,7 @@ async fn a_key_is_needed_where_there_are_keys() {
     let endpoint = format!("http://AK:s3cret@{}", running.address);
     let client = Client::connect(&endpoint, None).await.unwrap();
     assert!(!format!("{client:?}").contains("s3cret"));
-    client.create_queue(&jobs(), QueueConfig::default()).await.unwrap();
-    let other = client.create_queue(&QueueName::new("other").unwrap(), QueueConfig::default()).await;
+    client.create_queue(&jobs(), QueueConfig::sqs()).await.unwrap();
+    let other = client.create_queue(&QueueName::new("other").unwrap(), QueueConfig::sqs()).await;
     assert!(other.unwrap_err().to_string().contains("no right to CreateQueue"));
 }

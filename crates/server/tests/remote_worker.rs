@@ -52,12 +52,9 @@ impl Remote {
         let endpoint = format!("http://{}", address.await.unwrap());
         let client = Arc::new(Client::connect(&endpoint, None).await.unwrap());
         let (queue, dead) = (QueueName::new("jobs").unwrap(), QueueName::new("dead").unwrap());
-        client.create_queue(&dead, QueueConfig::default()).await.unwrap();
-        let dead_letter = Some(DeadLetterPolicy { queue: dead, max_attempts: 3 });
-        client
-            .create_queue(&queue, QueueConfig { tier, dead_letter, ..QueueConfig::default() })
-            .await
-            .unwrap();
+        client.create_queue(&dead, QueueConfig::sqs()).await.unwrap();
+        let dead_letter = Some(DeadLetterPolicy { queue: dead });
+        client.create_queue(&queue, QueueConfig { tier, dead_letter, ..QueueConfig::sqs() }).await.unwrap();
         Self { client, queue, runtime: Some(runtime), _folder: folder }
     }
 

@@ -218,7 +218,7 @@ impl Scene {
     async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let store = Arc::new(Embedded::open(folder.path().join("store"), Options::default()).unwrap());
-        let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() };
+        let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::sqs() };
         store.create_queue(&queue(), config).await.unwrap();
         let message = NewMessage::new("1999").idempotency_key(&"order-7".parse().unwrap());
         store.send(&queue(), vec![message]).await.unwrap()[0].as_ref().unwrap();

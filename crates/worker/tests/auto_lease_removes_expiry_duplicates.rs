@@ -28,7 +28,7 @@ async fn consume(mut lease_ms: impl FnMut(u64) -> u64) -> (usize, u64) {
     let store =
         Embedded::open(folder.path(), Options { clock: clock.clone(), ..Options::default() }).unwrap();
     let queue = QueueName::new("jobs").unwrap();
-    store.create_queue(&queue, QueueConfig::default()).await.unwrap();
+    store.create_queue(&queue, QueueConfig::sqs()).await.unwrap();
     let mut deliveries: BTreeMap<u64, u64> = BTreeMap::new();
     for number in 0..200u64 {
         store.send(&queue, vec![NewMessage::new(number.to_string())]).await.unwrap()[0].as_ref().unwrap();
@@ -86,8 +86,7 @@ async fn a_plain_consumer_whose_handler_slows_down() {
 /// the heartbeat is for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_whose_handler_slows_down() {
-    let rig =
-        Rig::new(QueueConfig { lease_ms: 400, tier: Tier::AtLeastOnce, ..QueueConfig::default() }).await;
+    let rig = Rig::new(QueueConfig { lease_ms: 400, tier: Tier::AtLeastOnce, ..QueueConfig::sqs() }).await;
     for number in 0..40u64 {
         rig.send(NewMessage::new(number.to_string())).await;
     }

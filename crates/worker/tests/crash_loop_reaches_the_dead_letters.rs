@@ -11,7 +11,7 @@ use hapax_worker::{Cx, HandlerOutcome, Point};
 #[tokio::test]
 async fn by_panics() {
     for tier in [Tier::AtLeastOnce, Tier::EffectivelyOnce] {
-        let rig = Rig::new(dies_after(3, QueueConfig { tier, ..QueueConfig::default() })).await;
+        let rig = Rig::new(dies_after(3, QueueConfig { tier, ..QueueConfig::sqs() })).await;
         rig.send(NewMessage::new("1")).await;
         let boom = |_: u32, cx: Cx| async move {
             assert!(cx.attempt() > 3, "poison at attempt {}", cx.attempt());
@@ -31,7 +31,7 @@ async fn by_panics() {
 #[tokio::test]
 async fn by_crashes() {
     for tier in [Tier::AtLeastOnce, Tier::EffectivelyOnce] {
-        let rig = Rig::new(dies_after(2, QueueConfig { tier, ..QueueConfig::default() })).await;
+        let rig = Rig::new(dies_after(2, QueueConfig { tier, ..QueueConfig::sqs() })).await;
         let handler = async |_: u32, cx: Cx| -> HandlerOutcome<()> {
             cx.effect_point().await;
             HandlerOutcome::Done(())

@@ -24,7 +24,7 @@ fn note(seen: &Seen, number: u32, cx: &Cx) {
 }
 
 async fn rig(tier: Tier) -> Rig {
-    let rig = Rig::new(QueueConfig { tier, ..QueueConfig::fifo() }).await;
+    let rig = Rig::new(QueueConfig { tier, ..QueueConfig::sqs_fifo() }).await;
     for number in 0..10 {
         for group in ["a", "b", "c"] {
             rig.send(message(group, number)).await;

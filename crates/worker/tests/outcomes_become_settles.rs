@@ -29,7 +29,7 @@ async fn obey(word: String, cx: Cx) -> Result<HandlerOutcome<String>, String> {
 
 #[tokio::test]
 async fn at_least_once() {
-    let rig = Rig::new(dies_after(5, QueueConfig::default())).await;
+    let rig = Rig::new(dies_after(5, QueueConfig::sqs())).await;
     for word in ["done", "retry", "reject", "error", "panic"] {
         rig.send(NewMessage::new(format!("{word:?}"))).await;
     }
@@ -71,7 +71,7 @@ async fn at_most_once_is_acked_before_the_handler_starts() {
 
 /// The same whether the ledger is the store's own or another's.
 async fn effectively_once(own: bool) {
-    let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() };
+    let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::sqs() };
     let rig = Rig::new(dies_after(5, config)).await;
     for word in ["done", "retry", "reject", "error"] {
         rig.send(keyed(&format!("{word:?}"), word)).await;

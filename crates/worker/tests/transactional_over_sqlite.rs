@@ -46,7 +46,7 @@ fn pay(cents: i64, tx: &Transaction<'_>, cx: &Cx) -> Result<HandlerOutcome<Strin
 
 #[tokio::test]
 async fn failures_roll_back_and_duplicates_replay() {
-    let rig = Rig::new(dies_after(5, QueueConfig::default())).await;
+    let rig = Rig::new(dies_after(5, QueueConfig::sqs())).await;
     let inbox = SqliteInbox::new(database(rig.folder.path())).unwrap();
     let builder = rig.builder().transactional_handler(&inbox, pay);
     for cents in [10, 13, 17, -1] {
@@ -154,7 +154,7 @@ async fn killed_at_every_point_the_effect_happens_once() {
         let open = || Arc::new(Embedded::open(folder.path().join("store"), Options::default()).unwrap());
         {
             let store = open();
-            store.create_queue(&queue, QueueConfig::default()).await.unwrap();
+            store.create_queue(&queue, QueueConfig::sqs()).await.unwrap();
             store.send(&queue, vec![NewMessage::new("10")]).await.unwrap()[0].as_ref().unwrap();
         }
         let mut child = Command::new(std::env::current_exe().unwrap())

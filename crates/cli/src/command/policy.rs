@@ -6,7 +6,6 @@ use hapax::core::{DedupScope, OnDead, Tier};
 use hapax::{DeadLetterPolicy, QueueConfig, QueueName};
 
 use crate::text::{parse_ms, parse_pair, parse_word};
-use crate::usage;
 
 /// What is not given stays as it is; on a new queue, at its default.
 #[derive(Debug, Args)]
@@ -30,25 +29,25 @@ pub struct PolicyArgs {
     /// The guarantee that consumers want: at-most-once, at-least-once, effectively-once, transactional.
     #[arg(long, value_parser = parse_word::<Tier>)]
     tier: Option<Tier>,
-    /// The delay after the first failed attempt, doubled after each; 0 returns at once [default: 0].
+    /// The delay after the first failed attempt, doubled after each; 0 returns at once [default: 1s].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     retry_base: Option<u64>,
-    /// The longest delay between attempts: up to 12h.
+    /// The longest delay between attempts: up to 12h [default: 5m; FIFO: 10s].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     retry_cap: Option<u64>,
     /// How much of a retry's delay is left to chance: full, none [default: full].
     #[arg(long, value_parser = parse_word::<Jitter>)]
     retry_jitter: Option<Jitter>,
-    /// The queue that takes dead letters.
-    #[arg(long, value_name = "QUEUE")]
-    dead_letter: Option<QueueName>,
-    /// After so many deliveries without an ack a message is dead: 1 to 1000 [default: 5].
+    /// After this many attempts a message is dead: up to 1000; 0 lifts the limit [default: 20].
     #[arg(long, value_name = "N")]
     max_attempts: Option<u32>,
-    /// Messages never die.
-    #[arg(long, conflicts_with_all = ["dead_letter", "max_attempts"])]
+    /// The queue that takes dead letters. Without one they are parked in their own queue.
+    #[arg(long, value_name = "QUEUE")]
+    dead_letter: Option<QueueName>,
+    /// Dead letters are parked in their own queue.
+    #[arg(long, conflicts_with = "dead_letter")]
     no_dead_letter: bool,
-    /// What a dead letter does to its FIFO group: continue, halt-group [default: continue].
+    /// What a parked or dead message does to its FIFO group: continue, halt-group [default: halt-group].
     #[arg(long, value_parser = parse_word::<OnDead>)]
     on_dead: Option<OnDead>,
     /// How long a deduplication id is remembered: up to the retention; 0 turns it off [default: 5m].
@@ -88,7 +87,7 @@ fn set_limit(field: &mut Option<u64>, given: Option<u64>) {
 
 impl PolicyArgs {
     /// Lays what was given over a configuration.
-    pub fn lay_over(self, config: &mut QueueConfig) -> anyhow::Result<()> {
+    pub fn lay_over(self, config: &mut QueueConfig) {
         set(&mut config.lease_ms, self.lease);
         set(&mut config.retention_ms, self.retention);
         set(&mut config.delay_ms, self.delay);
@@ -98,6 +97,7 @@ impl PolicyArgs {
         set(&mut config.retry.base_ms, self.retry_base);
         set(&mut config.retry.cap_ms, self.retry_cap);
         set(&mut config.retry.jitter, self.retry_jitter);
+        set(&mut config.retry.max_attempts, self.max_attempts);
         set(&mut config.on_dead, self.on_dead);
         set(&mut config.dedup.window_ms, self.dedup_window);
         set(&mut config.dedup.content_based, self.dedup_content);
@@ -114,18 +114,10 @@ impl PolicyArgs {
                 config.tags.insert(name, value);
             }
         }
-        match (self.dead_letter, &mut config.dead_letter, self.max_attempts) {
-            _ if self.no_dead_letter => config.dead_letter = None,
-            (Some(queue), before, given) => {
-                let max_attempts = given.or(before.as_ref().map(|dead| dead.max_attempts)).unwrap_or(5);
-                config.dead_letter = Some(DeadLetterPolicy { queue, max_attempts });
-            }
-            (None, Some(dead), Some(max_attempts)) => dead.max_attempts = max_attempts,
-            (None, None, Some(_)) => {
-                return Err(usage("--max-attempts needs --dead-letter: where should dead messages go?"));
-            }
-            (None, _, None) => {}
+        if self.no_dead_letter {
+            config.dead_letter = None;
+        } else if let Some(queue) = self.dead_letter {
+            config.dead_letter = Some(DeadLetterPolicy { queue });
         }
-        Ok(())
     }
 }

@@ -125,8 +125,8 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
     match args.command {
         QueueCommand::Create { queue, policy } => {
             let kind = if queue.is_fifo() { QueueKind::Fifo } else { QueueKind::Standard };
-            let mut config = QueueConfig { kind, ..QueueConfig::default() };
-            policy.lay_over(&mut config)?;
+            let mut config = QueueConfig::of(kind);
+            policy.lay_over(&mut config);
             let created = store.create_queue(&queue, config.clone()).await?;
             tell(&tier::warnings(store.as_ref(), &queue, &config).await);
             let sentence = if created { "created" } else { "was there already, with the same policy" };
@@ -134,7 +134,7 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
         }
         QueueCommand::Set { queue, policy } => {
             let mut config = store.queue(&queue).await?.config;
-            policy.lay_over(&mut config)?;
+            policy.lay_over(&mut config);
             store.set_queue(&queue, config.clone()).await?;
             tell(&tier::warnings(store.as_ref(), &queue, &config).await);
             out.done(&format!("{queue} changed"), &json!({ "name": queue, "config": config }))
@@ -179,8 +179,11 @@ fn show(info: &QueueInfo, stats: &QueueStats, out: Output) -> anyhow::Result<()>
             format!("from {} up to {longest}, jitter {}", show_ms(base_ms), word(&config.retry.jitter))
         }
     };
-    let dead = config.dead_letter.as_ref();
-    let dead = dead.map_or("none".to_owned(), |d| format!("{} after {} attempts", d.queue, d.max_attempts));
+    let attempts = match config.retry.limit() {
+        Some(max) => format!("at most {max}"),
+        None => "no limit".to_owned(),
+    };
+    let dead = config.dead_letter.as_ref().map_or("none".to_owned(), |dead| dead.queue.to_string());
     let allow = match &config.redrive_allow {
         RedriveAllow::Queues(queues) => queues.iter().map(QueueName::as_str).collect::<Vec<_>>().join(", "),
         other => word(other),
@@ -206,6 +209,7 @@ fn show(info: &QueueInfo, stats: &QueueStats, out: Output) -> anyhow::Result<()>
         ("wait", show_ms(config.wait_ms)),
         ("largest message", show_bytes(config.message_bytes_max)),
         ("retry", retry),
+        ("attempts", attempts),
         ("dead letters to", dead),
         ("dead letters from", allow),
         ("on dead", word(&config.on_dead)),

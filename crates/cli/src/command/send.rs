@@ -110,7 +110,7 @@ fn read_body(given: Option<&str>) -> anyhow::Result<Vec<u8>> {
 /// Creates a queue with the defaults of its kind, unless it is there, with whatever policy.
 async fn create(store: &SharedStore, queue: &QueueName) -> anyhow::Result<()> {
     let kind = if queue.is_fifo() { QueueKind::Fifo } else { QueueKind::Standard };
-    match store.create_queue(queue, QueueConfig { kind, ..QueueConfig::default() }).await {
+    match store.create_queue(queue, QueueConfig::of(kind)).await {
         Ok(_) | Err(AdminError::Exists(..)) => Ok(()),
         Err(error) => Err(error.into()),
     }

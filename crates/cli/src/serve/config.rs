@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn a_printed_configuration_means_the_same_without_its_secrets() {
         let text = "listen = \"127.0.0.1:1\"\n[store]\nbytes_max = 7\n[[queue]]\nname = \"a.fifo\"\n\
-                    dead_letter = { queue = \"b.fifo\", max_attempts = 3 }\n\
+                    dead_letter = { queue = \"b.fifo\" }\n\
                     [[auth.keys]]\nid = \"AK\"\nsecret_env = \"S\"\n";
         let config = Config::parse(text, "a").unwrap();
         assert_eq!(config.queue[0].config.kind, hapax::QueueKind::Fifo);

@@ -143,8 +143,10 @@ pub struct DeliveryItem {
     pub receipt: Receipt,
     /// Grows with every delivery.
     pub fence: Fence,
-    /// The delivery's ordinal.
+    /// The attempt's ordinal: counts against the queue's limit.
     pub attempt: u32,
+    /// How often the message was handed out, this time included.
+    pub deliveries: u32,
     /// What is left of the lease.
     pub lease_ms: u64,
     /// When the message was sent.
@@ -184,6 +186,7 @@ impl DeliveryItem {
             receipt: delivery.receipt,
             fence: delivery.fence,
             attempt: delivery.attempt,
+            deliveries: delivery.deliveries,
             lease_ms: delivery.lease_ms,
             sent_ms: delivery.sent_ms,
             first_received_ms: delivery.first_received_ms,
@@ -209,6 +212,7 @@ impl TryFrom<DeliveryItem> for Delivery {
             receipt: item.receipt,
             fence: item.fence,
             attempt: item.attempt,
+            deliveries: item.deliveries,
             lease_ms: item.lease_ms,
             sent_ms: item.sent_ms,
             first_received_ms: item.first_received_ms,
@@ -247,8 +251,10 @@ pub struct MessageItem {
     /// Named values beside the body.
     #[serde(default, skip_serializing_if = "AttributeItems::is_empty")]
     pub attributes: AttributeItems,
-    /// Deliveries so far.
+    /// Attempts so far: deliveries that count against the queue's limit.
     pub attempts: u32,
+    /// Deliveries so far, counted or not.
+    pub deliveries: u32,
     /// When it was sent.
     pub sent_ms: u64,
     /// When it becomes visible, or its lease runs out.
@@ -285,6 +291,7 @@ impl From<MessageView> for MessageItem {
             body_base64: body.base64,
             attributes: to_items(view.attributes),
             attempts: view.attempts,
+            deliveries: view.deliveries,
             sent_ms: view.sent_ms,
             due_ms: view.due_ms,
             sequence: view.sequence,
@@ -308,6 +315,7 @@ impl TryFrom<MessageItem> for MessageView {
             body: body_of(item.body, item.body_base64)?,
             attributes: from_items(item.attributes),
             attempts: item.attempts,
+            deliveries: item.deliveries,
             sent_ms: item.sent_ms,
             due_ms: item.due_ms,
             sequence: item.sequence,

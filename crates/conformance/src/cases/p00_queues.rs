@@ -2,15 +2,15 @@
 
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::{
-    AdminError, Browse, DeadLetterPolicy, Extend, NewMessage, QueueConfig, QueueKind, QueueName, Receipt,
-    RedriveAllow, Settle, StoreError,
+    AdminError, Browse, Extend, NewMessage, QueueConfig, QueueKind, QueueName, Receipt, RedriveAllow, Settle,
+    StoreError,
 };
 
 use crate::trial::Trial;
-use crate::values::{config, dedup, now, patient, queue, redrive_from, text};
+use crate::values::{config, dedup, dying, now, patient, queue, redrive_from, text};
 
 fn dies_into(dead: &QueueName) -> QueueConfig {
-    QueueConfig { dead_letter: Some(DeadLetterPolicy { queue: dead.clone(), max_attempts: 3 }), ..config() }
+    dying(dead, 3, config())
 }
 
 pub(crate) async fn creating_a_queue_twice_is_no_error_unless_its_settings_differ(t: Trial) {

@@ -1,12 +1,10 @@
 //! Point 4: out of attempts or rejected, a message goes to its dead-letter queue; atomically, with its story.
 
 use hapax_core::policy::{ERROR_BYTES_MAX, HISTORY_MAX};
-use hapax_core::{
-    Cause, DeadLetterPolicy, DedupId, How, Priority, QueueConfig, Receive, SettleError, Settled,
-};
+use hapax_core::{Cause, DedupId, How, Priority, QueueConfig, Receive, SettleError, Settled};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::{attribute, bodies, config, group, now, reject, seen, text};
+use crate::values::{attribute, bodies, config, dying, group, now, reject, seen, text};
 
 pub(crate) async fn the_last_failure_moves_a_message_to_the_dead_letters(t: Trial) {
     let (jobs, dead) = t.with_dead(2, config()).await;
@@ -151,8 +149,7 @@ pub(crate) async fn a_lowered_limit_holds_at_the_next_receive(t: Trial) {
         let got = t.one(&jobs).await;
         t.fail(&jobs, &got, "boom").await;
     }
-    let dead_letter = Some(DeadLetterPolicy { queue: dead.clone(), max_attempts: 2 });
-    t.set(&jobs, QueueConfig { dead_letter, ..config() }).await;
+    t.set(&jobs, dying(&dead, 2, config())).await;
     t.none(&jobs).await;
     let story = t.holds(&dead, 1).await.remove(0).dead.expect("a dead letter has a story");
     assert_eq!((story.attempts, story.error.as_deref()), (2, Some("boom")));
@@ -161,9 +158,8 @@ pub(crate) async fn a_lowered_limit_holds_at_the_next_receive(t: Trial) {
 
 pub(crate) async fn dead_letters_are_never_suppressed_as_duplicates(t: Trial) {
     let dead = t.standard("dead").await;
-    let dead_letter = Some(DeadLetterPolicy { queue: dead.clone(), max_attempts: 1 });
     for name in ["a", "b"] {
-        let jobs = t.create(name, QueueConfig { dead_letter: dead_letter.clone(), ..config() }).await;
+        let jobs = t.create(name, dying(&dead, 1, config())).await;
         t.send(&jobs, text(name).dedup(DedupId::new("same").unwrap())).await;
         let got = t.one(&jobs).await;
         assert_eq!(t.fail(&jobs, &got, "boom").await, Settled::Dead);
@@ -223,8 +219,7 @@ pub(crate) async fn a_message_held_past_its_retention_is_dropped_when_it_comes_b
 
 pub(crate) async fn a_dead_letter_keeps_the_age_of_its_message(mut t: Trial) {
     let dead = t.create("dead", QueueConfig { retention_ms: 60_000, ..config() }).await;
-    let dead_letter = Some(DeadLetterPolicy { queue: dead.clone(), max_attempts: 1 });
-    let jobs = t.create("jobs", QueueConfig { dead_letter, ..config() }).await;
+    let jobs = t.create("jobs", dying(&dead, 1, config())).await;
     t.send_all(&jobs, &["a"]).await;
     t.advance(50_000).await;
     let got = t.one(&jobs).await;

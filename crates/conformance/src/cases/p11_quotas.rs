@@ -1,9 +1,9 @@
 //! Point 11: quotas; a refusal is retryable.
 
-use hapax_core::{DeadLetterPolicy, QueueConfig, Quota, SendError};
+use hapax_core::{QueueConfig, Quota, SendError};
 
 use crate::trial::Trial;
-use crate::values::{config, dedup, reject, seen, text};
+use crate::values::{config, dedup, dying, reject, seen, text};
 
 fn limited(messages_max: Option<u64>, bytes_max: Option<u64>) -> QueueConfig {
     QueueConfig { quota: Quota { messages_max, bytes_max }, lease_ms: 600_000, ..config() }
@@ -62,8 +62,7 @@ pub(crate) async fn a_refused_message_leaves_no_trace(mut t: Trial) {
 
 pub(crate) async fn a_full_dead_letter_queue_loses_nothing(t: Trial) {
     let dead = t.create("dead", limited(Some(1), None)).await;
-    let dead_letter = Some(DeadLetterPolicy { queue: dead.clone(), max_attempts: 1 });
-    let jobs = t.create("jobs", QueueConfig { dead_letter, ..config() }).await;
+    let jobs = t.create("jobs", dying(&dead, 1, config())).await;
     t.send_all(&jobs, &["a", "b"]).await;
     for got in t.receive(&jobs, 2).await {
         let _ = t.settle(&jobs, &got, reject("bad")).await;

@@ -59,6 +59,7 @@ impl State {
             sent_ms: now_ms,
             first_received_ms: 0,
             attempts: 0,
+            deliveries: 0,
             group: new.group,
             dedup,
             priority: new.priority,
@@ -111,6 +112,7 @@ impl State {
             let m = queue.messages.get_mut(&sequence).unwrap();
             m.place = Place::Flight { until: now_ms + lease_ms, received: now_ms, batch };
             m.attempts += 1;
+            m.deliveries += 1;
             m.fence = fence;
             m.consumer.clone_from(&ask.consumer);
             m.first_received_ms = if m.first_received_ms == 0 { now_ms } else { m.first_received_ms };
@@ -230,6 +232,7 @@ impl Queue {
             body: Some(m.body.clone()),
             attributes: m.attributes.clone(),
             attempts: m.attempts,
+            deliveries: m.deliveries,
             sent_ms: m.sent_ms,
             due_ms,
             sequence,

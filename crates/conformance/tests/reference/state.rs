@@ -25,6 +25,7 @@ pub struct Message {
     pub sent_ms: u64,
     pub first_received_ms: u64,
     pub attempts: u32,
+    pub deliveries: u32,
     pub group: Option<GroupId>,
     pub dedup: Option<DedupId>,
     pub priority: Priority,
@@ -73,7 +74,7 @@ impl Message {
 
 impl Queue {
     pub fn max_attempts(&self) -> Option<u32> {
-        self.info.config.dead_letter.as_ref().map(|dead| dead.max_attempts)
+        self.info.config.retry.limit()
     }
 
     pub fn bytes(&self) -> u64 {
@@ -94,6 +95,7 @@ impl Queue {
             receipt: Receipt::new(format!("{}|{}|{sequence}|{}", self.info.name, m.id, m.fence)).unwrap(),
             fence: Fence(m.fence),
             attempt: m.attempts,
+            deliveries: m.deliveries,
             lease_ms: until - now_ms,
             sent_ms: m.sent_ms,
             first_received_ms: m.first_received_ms,
@@ -166,8 +168,7 @@ impl State {
         let queue = self.queues.get_mut(name).unwrap();
         let m = queue.messages.get_mut(&sequence).unwrap();
         let attempts = m.attempts;
-        let max = queue.info.config.dead_letter.as_ref().map(|dead| dead.max_attempts);
-        let after = policy::after_failure(max, &queue.info.config.retry, attempts, asked, random);
+        let after = policy::after_failure(&queue.info.config.retry, attempts, asked, random);
         let settled = match after {
             AfterFailure::Dead => None,
             AfterFailure::Retry { after_ms } => {
@@ -199,6 +200,7 @@ impl State {
         let m = self.queues.get_mut(name).unwrap().messages.get_mut(&sequence).unwrap();
         m.history.push(FailedAttempt {
             attempt: m.attempts,
+            deliveries: m.deliveries,
             at_ms: self.now_ms,
             cause,
             error: error.map(|error| policy::cut(error, policy::ERROR_BYTES_MAX).to_owned()),
@@ -232,6 +234,7 @@ impl State {
             cause,
             error: error.map(str::to_owned),
             attempts: m.attempts,
+            deliveries: m.deliveries,
             first_received_ms: m.first_received_ms,
             died_ms: self.now_ms,
         });
@@ -307,7 +310,8 @@ impl State {
             if home && m.group.as_ref().is_some_and(|group| target.halted.remove(group)) {
                 place = m.died_at;
             }
-            (m.id, m.dead, m.attempts, m.place, m.sent_ms) = (id, None, 0, Place::Ready, now_ms);
+            (m.id, m.dead, m.place, m.sent_ms) = (id, None, Place::Ready, now_ms);
+            (m.attempts, m.deliveries) = (0, 0);
             m.history.clear();
             target.messages.insert(place, m);
             self.redrives[at].task.moved += 1;

@@ -13,37 +13,87 @@ pub enum Jitter {
     None,
 }
 
-/// When a failed delivery becomes visible again: `min(cap, base * 2^(attempt-1))`, then jitter.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+/// When a failed delivery becomes visible again, and how often it is tried: `min(cap, base * 2^(attempt-1))`, then
+/// jitter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RetryPolicy {
-    /// The delay after the first attempt. 0 (default) means at once, always.
+    /// The delay after the first attempt. 0 means at once, always. Default 1 s.
     pub base_ms: u64,
-    /// The longest delay. At most 12 h; 0 (default) means 12 h.
+    /// The longest delay. At most 12 h; 0 means 12 h. Default 5 min; on a FIFO queue, where a delayed message holds up
+    /// its group, 10 s.
     pub cap_ms: u64,
     /// How much is left to chance. Default full.
     pub jitter: Jitter,
+    /// After this many attempts the message goes to the dead-letter queue, or is parked where there is none. 0 means no
+    /// limit; at most 1,000. Default 20. SQS: maxReceiveCount.
+    pub max_attempts: u32,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            base_ms: 1_000,
+            cap_ms: 5 * 60 * 1_000,
+            jitter: Jitter::Full,
+            max_attempts: Self::MAX_ATTEMPTS_DEFAULT,
+        }
+    }
 }
 
 impl RetryPolicy {
     /// The longest delay that any policy gives.
     pub const CAP_MS_MAX: u64 = super::LEASE_MS_MAX;
+    /// How often a message is tried where the policy does not say.
+    pub const MAX_ATTEMPTS_DEFAULT: u32 = 20;
+    /// The highest limit on attempts.
+    pub const MAX_ATTEMPTS_MAX: u32 = 1_000;
 
-    /// Exponential backoff with full jitter.
+    /// The default of FIFO queues: a delayed message holds up its group, so the delays are short.
+    pub fn fifo() -> Self {
+        Self { cap_ms: 10_000, ..Self::default() }
+    }
+
+    /// Visible again at once, without a limit on attempts, as SQS does without a redrive policy.
+    pub fn at_once() -> Self {
+        Self { base_ms: 0, cap_ms: 0, jitter: Jitter::Full, max_attempts: 0 }
+    }
+
+    /// Exponential backoff with full jitter and the default limit on attempts.
     pub fn exponential(base_ms: u64, cap_ms: u64) -> Self {
-        Self { base_ms, cap_ms, jitter: Jitter::Full }
+        Self { base_ms, cap_ms, ..Self::default() }
+    }
+
+    /// Limits the attempts; 0 lifts the limit.
+    ///
+    /// ```
+    /// # use hapax_core::policy::RetryPolicy;
+    /// assert_eq!(RetryPolicy::at_once().attempts(3).limit(), Some(3));
+    /// assert_eq!(RetryPolicy::default().attempts(0).limit(), None);
+    /// ```
+    #[must_use]
+    pub fn attempts(self, max_attempts: u32) -> Self {
+        Self { max_attempts, ..self }
+    }
+
+    /// The limit on attempts, if there is one.
+    pub fn limit(&self) -> Option<u32> {
+        (self.max_attempts > 0).then_some(self.max_attempts)
     }
 
     pub(crate) fn validate(&self) -> Result<(), AdminError> {
-        let bad = |field, value| {
-            let problem = format!("{value} is out of range; use 0 to {}", Self::CAP_MS_MAX);
-            Err(AdminError::Config { field, problem })
-        };
-        match *self {
-            Self { base_ms, .. } if base_ms > Self::CAP_MS_MAX => bad("retry.base_ms", base_ms),
-            Self { cap_ms, .. } if cap_ms > Self::CAP_MS_MAX => bad("retry.cap_ms", cap_ms),
-            _ => Ok(()),
+        let attempts_max = u64::from(Self::MAX_ATTEMPTS_MAX);
+        let fields = [
+            ("retry.base_ms", self.base_ms, Self::CAP_MS_MAX),
+            ("retry.cap_ms", self.cap_ms, Self::CAP_MS_MAX),
+            ("retry.max_attempts", u64::from(self.max_attempts), attempts_max),
+        ];
+        for (field, value, max) in fields {
+            if value > max {
+                let problem = format!("{value} is out of range; use 0 to {max}");
+                return Err(AdminError::Config { field, problem });
+            }
         }
+        Ok(())
     }
 
     /// The delay before jitter after attempt number `attempt` (from 1) failed.
@@ -85,14 +135,14 @@ mod tests {
         fn a_delay_is_within_its_ceiling_and_the_ceiling_within_the_cap(
             base_ms in 0u64.., cap_ms in 1u64.., attempt in 0u32.., random in 0u64..
         ) {
-            let policy = RetryPolicy { base_ms, cap_ms, jitter: Jitter::Full };
+            let policy = RetryPolicy::exponential(base_ms, cap_ms);
             prop_assert!(policy.delay_ms(attempt, random) <= policy.ceiling_ms(attempt));
             prop_assert!(policy.ceiling_ms(attempt) <= cap_ms);
         }
 
         #[test]
         fn ceilings_never_shrink_and_double_until_the_cap(base_ms in 1u64..1 << 40, cap_ms in 1u64.., attempt in 1u32..200) {
-            let policy = RetryPolicy { base_ms, cap_ms, jitter: Jitter::None };
+            let policy = RetryPolicy { jitter: Jitter::None, ..RetryPolicy::exponential(base_ms, cap_ms) };
             let (this, next) = (policy.ceiling_ms(attempt), policy.ceiling_ms(attempt + 1));
             prop_assert!(next >= this);
             prop_assert!(next == cap_ms || next == this * 2);
@@ -117,7 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_at_once() {
-        assert_eq!(RetryPolicy::default().delay_ms(50, u64::MAX), 0);
+    fn the_defaults_back_off_and_end() {
+        let longest = |policy: RetryPolicy| [1, 2, 5, 20].map(|attempt| policy.delay_ms(attempt, u64::MAX));
+        assert_eq!(longest(RetryPolicy::default()), [1_000, 2_000, 16_000, 300_000]);
+        assert_eq!(longest(RetryPolicy::fifo()), [1_000, 2_000, 10_000, 10_000]);
+        assert_eq!(longest(RetryPolicy::at_once()), [0; 4]);
+        let limits = [RetryPolicy::default(), RetryPolicy::fifo(), RetryPolicy::at_once()].map(|p| p.limit());
+        assert_eq!(limits, [Some(20), Some(20), None]);
     }
 }

@@ -23,7 +23,7 @@ impl<'a> Ours<'a> {
     pub fn open(runtime: &'a Runtime, folder: &Path, bytes: usize) -> Self {
         let store = Arc::new(Embedded::open(folder, Options::default()).expect("the store opens"));
         let queue = QueueName::new("jobs").expect("a name");
-        runtime.block_on(store.create_queue(&queue, QueueConfig::default())).expect("a queue is made");
+        runtime.block_on(store.create_queue(&queue, QueueConfig::sqs())).expect("a queue is made");
         Self { runtime, store, queue, body: vec![7; bytes].into() }
     }
 

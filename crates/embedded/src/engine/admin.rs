@@ -188,6 +188,7 @@ impl Engine {
             let mut entry = *queue.table.get(slot);
             // Nobody saw this delivery.
             entry.attempts = entry.attempts.saturating_sub(1);
+            entry.deliveries = entry.deliveries.saturating_sub(1);
             queue.replace(wave, slot, entry);
             queue.totals.delivered -= 1;
             queue.totals.damaged += 1;

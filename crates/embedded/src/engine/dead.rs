@@ -35,6 +35,7 @@ impl Engine {
             cause,
             error: error.map(|error| policy::cut(error, policy::ERROR_BYTES_MAX).to_owned()),
             attempts: died.attempts,
+            deliveries: died.deliveries,
             first_ms: died.first_ms,
             died_ms: now.ms(),
         };

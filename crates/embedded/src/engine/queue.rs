@@ -122,7 +122,14 @@ impl Queue {
         let consumer = self.holders.get(&entry.seq).map(ToString::to_string);
         let error = error.map(|error| policy::cut(error, policy::ERROR_BYTES_MAX).to_owned());
         entry.flags |= FLAG_HISTORY;
-        let failed = FailedAttempt { attempt: entry.attempts, at_ms, cause, error, consumer };
+        let failed = FailedAttempt {
+            attempt: entry.attempts,
+            deliveries: entry.deliveries,
+            at_ms,
+            cause,
+            error,
+            consumer,
+        };
         wave.records.push(Record::History { seq: entry.seq, failed });
     }
 
@@ -161,6 +168,6 @@ impl Queue {
     }
 
     pub fn max_attempts(&self) -> Option<u32> {
-        self.config.dead_letter.as_ref().map(|dead| dead.max_attempts)
+        self.config.retry.limit()
     }
 }

@@ -85,6 +85,7 @@ impl Engine {
         assert!(fence > entry.fence, "fences only grow");
         entry.fence = fence;
         entry.attempts += 1;
+        entry.deliveries += 1;
         entry.state = State::InFlight;
         entry.received_ms = now.ms();
         entry.due_ms = policy::lease_deadline(now.ms(), request.lease_ms.unwrap_or(queue.config.lease_ms));
@@ -151,17 +152,19 @@ impl Engine {
         }
     }
 
-    /// Takes back a delivery whose receiver went away before it saw it: no attempt counted.
+    /// Takes back a delivery whose receiver went away before it saw it: neither the attempt nor the delivery counts.
     pub fn give_back(&mut self, now: Now, named: DeliveryRef) {
         let there = self.queues.get(named.queue as usize).is_some_and(Option::is_some);
         if !there {
             return;
         }
-        if let Ok((slot, entry)) = self.held(named.queue, named)
+        if let Ok((slot, mut entry)) = self.held(named.queue, named)
             && entry.state == State::InFlight
         {
-            let (queue, _) = self.at(named.queue);
+            let (queue, wave) = self.at(named.queue);
             queue.totals.delivered -= 1;
+            entry.deliveries -= 1;
+            queue.replace(wave, slot, entry);
             self.put_back(now, named.queue, slot, 0);
         }
     }

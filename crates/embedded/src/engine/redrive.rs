@@ -263,6 +263,7 @@ impl Engine {
             first_ms: 0,
             received_ms: 0,
             attempts: 0,
+            deliveries: 0,
             group: 0,
             state: State::Ready,
             flags: if link.is_some() { FLAG_KEYED } else { 0 },

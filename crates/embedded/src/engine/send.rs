@@ -110,6 +110,7 @@ impl Engine {
             first_ms: 0,
             received_ms: 0,
             attempts: 0,
+            deliveries: 0,
             bytes: message.bytes as u32,
             group: 0,
             state: if delay_ms == 0 { State::Ready } else { State::Delayed },

@@ -125,9 +125,7 @@ impl Engine {
         let (queue_ref, wave) = self.at(queue);
         let mut entry = *queue_ref.table.get(slot);
         queue_ref.record_failure(wave, &mut entry, now.ms(), cause, error);
-        let config = &queue_ref.config;
-        let after =
-            policy::after_failure(queue_ref.max_attempts(), &config.retry, entry.attempts, asked_ms, random);
+        let after = policy::after_failure(&queue_ref.config.retry, entry.attempts, asked_ms, random);
         match after {
             AfterFailure::Retry { after_ms } => {
                 entry.state = if after_ms == 0 { State::Ready } else { State::Delayed };
@@ -142,7 +140,7 @@ impl Engine {
         }
     }
 
-    /// Puts a message back as if this delivery had not been made. The fence stays: it only grows.
+    /// Puts a message back without counting the attempt. The fence and the deliveries stay: they only grow.
     pub(super) fn put_back(&mut self, now: Now, queue: u32, slot: Slot, after_ms: u64) {
         let (queue, wave) = self.at(queue);
         let mut entry = *queue.table.get(slot);

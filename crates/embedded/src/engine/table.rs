@@ -229,6 +229,7 @@ impl Table {
         assert_eq!(self.iter().map(|(_, entry)| u64::from(entry.bytes)).sum::<u64>(), self.bytes);
         for (_, entry) in self.iter() {
             assert!(entry.state != State::InFlight || (entry.fence != 0 && entry.attempts > 0));
+            assert!(entry.deliveries >= entry.attempts, "every attempt is a delivery");
         }
         self.groups.check(self.ready, self.in_flight);
     }

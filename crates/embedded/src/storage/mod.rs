@@ -2,6 +2,7 @@
 //! storage could stand here.
 
 pub(crate) mod ledger;
+mod migrate;
 mod rows;
 pub(crate) mod schema;
 pub(crate) mod sqlite;

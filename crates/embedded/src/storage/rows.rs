@@ -14,7 +14,7 @@ use crate::record::{
 
 /// The columns of `message` in the order that [`message`] reads.
 pub(crate) const MESSAGE_COLUMNS: &str = "seq, queue, ord, state, due_ms, attempts, fence, sent_ms, base_ms, \
-     first_ms, received_ms, bytes, priority, flags, grp, crc";
+     first_ms, received_ms, bytes, priority, flags, grp, crc, deliveries";
 
 /// SQLite's integers are signed; a flipped bit may make one negative, which no checksum will fit.
 fn unsigned(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
@@ -44,6 +44,7 @@ pub(crate) fn message(row: &Row<'_>) -> rusqlite::Result<(MessageRow, bool)> {
         order: number(2)?,
         due_ms: number(4)?,
         attempts: number(5)? as u32,
+        deliveries: number(16)? as u32,
         fence: number(6)?,
         sent_ms: number(7)?,
         base_ms: number(8)?,
@@ -82,13 +83,18 @@ pub(crate) fn is_corrupt(error: &rusqlite::Error) -> bool {
 }
 
 pub(crate) fn queue_crc(row: &QueueRow, config: &str) -> u32 {
+    let words =
+        [u64::from(row.id), row.created_ms, row.modified_ms, row.purged_before, u64::from(row.deleted)];
+    queue_row_crc(words, row.name.as_str().as_bytes(), config)
+}
+
+/// The checksum of a queue's row: id, created, modified, purged before, deleted; name; configuration.
+pub(crate) fn queue_row_crc(words: [u64; 5], name: &[u8], config: &str) -> u32 {
     let mut crc = Crc::new();
-    for word in
-        [u64::from(row.id), row.created_ms, row.modified_ms, row.purged_before, u64::from(row.deleted)]
-    {
-        crc.bytes(&word.to_le_bytes());
+    for word in words {
+        crc.word(word);
     }
-    crc.part(Some(row.name.as_str().as_bytes())).part(Some(config.as_bytes()));
+    crc.part(Some(name)).part(Some(config.as_bytes()));
     crc.end()
 }
 
@@ -200,8 +206,8 @@ fn cause(text: &str) -> Cause {
 }
 
 pub(crate) fn dead(connection: &Connection, seq: u64) -> rusqlite::Result<Option<DeadRow>> {
-    let sql =
-        "SELECT source, source_ord, cause, error, attempts, first_ms, died_ms, crc FROM dead WHERE seq = ?1";
+    let sql = "SELECT source, source_ord, cause, error, attempts, first_ms, died_ms, crc, deliveries \
+         FROM dead WHERE seq = ?1";
     let row = connection.prepare_cached(sql)?.query_row([seq as i64], |row| {
         let Ok(source) = QueueName::new(row.get::<_, String>(0)?) else { return Ok(None) };
         let dead = DeadRow {
@@ -211,6 +217,7 @@ pub(crate) fn dead(connection: &Connection, seq: u64) -> rusqlite::Result<Option
             cause: cause(&row.get::<_, String>(2)?),
             error: row.get(3)?,
             attempts: unsigned(row, 4)? as u32,
+            deliveries: unsigned(row, 8)? as u32,
             first_ms: unsigned(row, 5)?,
             died_ms: unsigned(row, 6)?,
         };
@@ -233,6 +240,7 @@ impl From<DeadRow> for DeadLetter {
             cause: row.cause,
             error: row.error,
             attempts: row.attempts,
+            deliveries: row.deliveries,
             first_received_ms: row.first_ms,
             died_ms: row.died_ms,
         }
@@ -240,7 +248,8 @@ impl From<DeadRow> for DeadLetter {
 }
 
 pub(crate) fn history(connection: &Connection, seq: u64) -> rusqlite::Result<Vec<FailedAttempt>> {
-    let sql = "SELECT attempt, at_ms, cause, error, consumer, crc FROM history WHERE seq = ?1 ORDER BY rowid";
+    let sql = "SELECT attempt, at_ms, cause, error, consumer, crc, deliveries FROM history \
+               WHERE seq = ?1 ORDER BY rowid";
     let mut statement = connection.prepare_cached(sql)?;
     let mut rows = statement.query([seq as i64])?;
     let mut history = Vec::new();
@@ -249,6 +258,7 @@ pub(crate) fn history(connection: &Connection, seq: u64) -> rusqlite::Result<Vec
         let Ok((cause_text, error, consumer)) = texts(row) else { continue };
         let failed = FailedAttempt {
             attempt: unsigned(row, 0)? as u32,
+            deliveries: unsigned(row, 6)? as u32,
             at_ms: unsigned(row, 1)?,
             cause: cause(&cause_text),
             error,

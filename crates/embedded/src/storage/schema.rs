@@ -8,14 +8,26 @@ use std::path::Path;
 
 use rusqlite::Connection;
 
+use super::migrate;
 use crate::OpenError;
 
 /// `HAPX`, in the header of the file, so that another program's database is not taken for ours.
 const APPLICATION_ID: i64 = 0x4841_5058;
 
+/// How a version becomes the next one: statements, then what SQL cannot do.
+#[derive(Clone, Copy)]
+pub(crate) struct Step {
+    pub sql: &'static str,
+    pub then: fn(&Connection) -> rusqlite::Result<()>,
+}
+
+const fn sql(sql: &'static str) -> Step {
+    Step { sql, then: |_| Ok(()) }
+}
+
 /// Steps from an empty file to the present version; version N is what the first N steps make.
-pub(crate) const STEPS: &[&str] = &[
-    "
+pub(crate) const STEPS: &[Step] = &[
+    sql("
 CREATE TABLE store (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     secret BLOB NOT NULL,              -- seals receipts
@@ -110,8 +122,8 @@ CREATE TABLE redrive (
     crc INTEGER NOT NULL
 );
 CREATE TABLE audit (at_ms INTEGER NOT NULL, by TEXT NOT NULL, what TEXT NOT NULL);
-",
-    "
+"),
+    sql("
 -- The key is the fence of the last grant: rows are in the order of their claims, and new ones go to the end.
 CREATE TABLE ledger (
     fence INTEGER PRIMARY KEY,
@@ -145,7 +157,20 @@ CREATE TABLE ledger_rows (
 -- it reads.
 CREATE TABLE keyed (seq INTEGER NOT NULL, entry BLOB NOT NULL, PRIMARY KEY (seq, entry)) WITHOUT ROWID;
 CREATE INDEX keyed_entry ON keyed (entry);
+"),
+    Step {
+        sql: "
+-- All deliveries of a message; `attempts` are those that count against the queue's limit. Its checksum has them only where
+-- the two differ, so the rows need no new one.
+ALTER TABLE message ADD COLUMN deliveries INTEGER NOT NULL DEFAULT 0;
+UPDATE message SET deliveries = attempts;
+ALTER TABLE dead ADD COLUMN deliveries INTEGER NOT NULL DEFAULT 0;
+UPDATE dead SET deliveries = attempts;
+ALTER TABLE history ADD COLUMN deliveries INTEGER NOT NULL DEFAULT 0;
+UPDATE history SET deliveries = attempt;
 ",
+        then: migrate::to_version_3,
+    },
 ];
 
 /// The file's version; 0 for an empty one. Refuses what is not a store of ours, or of a version that is not known.
@@ -163,7 +188,7 @@ fn version(connection: &Connection, file: &Path, known: i64) -> Result<i64, Open
 }
 
 /// Refuses, before anything is changed, what `steps` cannot bring to their version.
-pub(crate) fn check(connection: &Connection, file: &Path, steps: &[&str]) -> Result<(), OpenError> {
+pub(crate) fn check(connection: &Connection, file: &Path, steps: &[Step]) -> Result<(), OpenError> {
     version(connection, file, steps.len() as i64).map(drop)
 }
 
@@ -177,7 +202,7 @@ pub(crate) fn recognise(connection: &Connection, file: &Path) -> Result<(), Open
 
 /// Brings the file to the version that `steps` make. Before an older version is changed, a backup is written beside
 /// it that the older version opens.
-pub(crate) fn prepare(connection: &mut Connection, file: &Path, steps: &[&str]) -> Result<(), OpenError> {
+pub(crate) fn prepare(connection: &mut Connection, file: &Path, steps: &[Step]) -> Result<(), OpenError> {
     let wanted = steps.len() as i64;
     let version = version(connection, file, wanted)?;
     if version == wanted {
@@ -195,7 +220,8 @@ pub(crate) fn prepare(connection: &mut Connection, file: &Path, steps: &[&str]) 
     }
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Exclusive)?;
     for step in &steps[version as usize..] {
-        transaction.execute_batch(step)?;
+        transaction.execute_batch(step.sql)?;
+        (step.then)(&transaction)?;
     }
     transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
     transaction.pragma_update(None, "user_version", wanted)?;

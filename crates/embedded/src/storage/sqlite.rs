@@ -71,7 +71,11 @@ pub(crate) struct Sqlite {
 
 impl Sqlite {
     /// Opens or creates the file, at the version that `steps` make.
-    pub fn open(place: DbLocation, steps: &[&str], checkpoint: Checkpoint) -> Result<Self, OpenError> {
+    pub fn open(
+        place: DbLocation,
+        steps: &[schema::Step],
+        checkpoint: Checkpoint,
+    ) -> Result<Self, OpenError> {
         let mut db = place.connect()?;
         schema::check(&db, &place.file, steps)?;
         let mode: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;

@@ -62,7 +62,8 @@ fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::
         Record::Insert(..) | Record::Update(_) | Record::Delete { .. } => unreachable!("written above"),
         Record::Dead(row) => insert_dead(db, row),
         Record::History { seq, failed } => {
-            let sql = "INSERT INTO history (seq, attempt, at_ms, cause, error, consumer, crc) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+            let sql = "INSERT INTO history (seq, attempt, at_ms, cause, error, consumer, crc, deliveries) \
+                       VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
             let cause = failed.cause.as_str();
             db.prepare_cached(sql)?.execute(params![
                 *seq as i64,
@@ -71,9 +72,10 @@ fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::
                 cause,
                 failed.error,
                 failed.consumer,
-                history_crc(*seq, failed)
+                history_crc(*seq, failed),
+                failed.deliveries
             ])?;
-            if failed.attempt > hapax_core::policy::HISTORY_MAX {
+            if failed.deliveries > hapax_core::policy::HISTORY_MAX {
                 let trim = "DELETE FROM history WHERE seq = ?1 AND rowid NOT IN \
                             (SELECT rowid FROM history WHERE seq = ?1 ORDER BY rowid DESC LIMIT ?2)";
                 db.prepare_cached(trim)?.execute(params![*seq as i64, hapax_core::policy::HISTORY_MAX])?;
@@ -175,8 +177,8 @@ fn execute(db: &Connection, sql: &str, number: u64) -> rusqlite::Result<()> {
 }
 
 const INSERT: &str = "INSERT INTO message (seq, queue, ord, state, due_ms, attempts, fence, sent_ms, base_ms, \
-                      first_ms, received_ms, bytes, priority, flags, grp, crc) \
-                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)";
+                      first_ms, received_ms, bytes, priority, flags, grp, crc, deliveries) \
+                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)";
 
 fn insert(to: &mut CachedStatement<'_>, row: &MessageRow) -> rusqlite::Result<()> {
     let e: &MessageMeta = &row.entry;
@@ -196,7 +198,8 @@ fn insert(to: &mut CachedStatement<'_>, row: &MessageRow) -> rusqlite::Result<()
         e.priority,
         e.flags,
         row.group.as_ref().map(hapax_core::GroupId::as_str),
-        row.crc()
+        row.crc(),
+        e.deliveries
     ])?;
     Ok(())
 }
@@ -204,7 +207,7 @@ fn insert(to: &mut CachedStatement<'_>, row: &MessageRow) -> rusqlite::Result<()
 /// Writes every column: the old ones need not be read, and may be what was damaged.
 const UPDATE: &str = "UPDATE message SET queue = ?2, ord = ?3, state = ?4, due_ms = ?5, attempts = ?6, fence = ?7, \
                       sent_ms = ?8, base_ms = ?9, first_ms = ?10, received_ms = ?11, bytes = ?12, priority = ?13, \
-                      flags = ?14, grp = ?15, crc = ?16 WHERE seq = ?1";
+                      flags = ?14, grp = ?15, crc = ?16, deliveries = ?17 WHERE seq = ?1";
 
 fn update(to: &mut CachedStatement<'_>, row: &MessageRow) -> rusqlite::Result<()> {
     let e = &row.entry;
@@ -224,7 +227,8 @@ fn update(to: &mut CachedStatement<'_>, row: &MessageRow) -> rusqlite::Result<()
         e.priority,
         e.flags,
         row.group.as_ref().map(hapax_core::GroupId::as_str),
-        row.crc()
+        row.crc(),
+        e.deliveries
     ])?;
     found(count)
 }
@@ -283,8 +287,8 @@ fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {
         // A lease that ran out brings no error of its own: the last one that was given is what helps.
         row.error = rows::history(db, row.seq)?.into_iter().rev().find_map(|failed| failed.error);
     }
-    let sql = "INSERT OR REPLACE INTO dead (seq, source, source_ord, cause, error, attempts, first_ms, died_ms, crc) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+    let sql = "INSERT OR REPLACE INTO dead (seq, source, source_ord, cause, error, attempts, first_ms, died_ms, crc, \
+               deliveries) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
     db.prepare_cached(sql)?.execute(params![
         row.seq as i64,
         row.source.as_str(),
@@ -294,7 +298,8 @@ fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {
         row.attempts,
         row.first_ms as i64,
         row.died_ms as i64,
-        row.crc()
+        row.crc(),
+        row.deliveries
     ])?;
     Ok(())
 }

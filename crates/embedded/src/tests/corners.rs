@@ -23,7 +23,7 @@ fn a_refused_receive_repeated_does_not_give_another_ones_delivery() {
     let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
     let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);
     let queue = rig::name("q.fifo");
-    rig::create(&mut writer, &queue, QueueConfig::fifo());
+    rig::create(&mut writer, &queue, QueueConfig::sqs_fifo());
     let send = |number: u8| rig::outgoing("x", Some(&format!("d{number}")), Some(rig::group(number)));
     writer.run(&mut vec![rig::send(&queue, vec![send(1), send(2)]).0]);
     // After a restart the fences are ahead of the clock for a while, so that time alone does not tell them apart.
@@ -42,7 +42,7 @@ fn a_damaged_message_acked_on_receive_is_parked() {
     let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
     let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);
     let queue = rig::name("q");
-    rig::create(&mut writer, &queue, QueueConfig::default());
+    rig::create(&mut writer, &queue, QueueConfig::sqs());
     let outgoing = |body: &str| rig::outgoing(body, None, None);
     writer.run(&mut vec![rig::send(&queue, vec![outgoing("damaged"), outgoing("sound")]).0]);
     writer.storage.committed.bodies.retain(|_, row| row.content.body == "sound");
@@ -66,7 +66,7 @@ fn a_repeated_send_to_a_full_queue_is_still_a_duplicate() {
     let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);
     let queue = rig::name("q");
     let quota = Quota { messages_max: Some(1), bytes_max: None };
-    rig::create(&mut writer, &queue, QueueConfig { quota, ..QueueConfig::default() });
+    rig::create(&mut writer, &queue, QueueConfig { quota, ..QueueConfig::sqs() });
     for duplicate in [false, true] {
         let (op, mut answer) = rig::send(&queue, vec![rig::outgoing("x", Some("id"), None)]);
         writer.run(&mut vec![op]);

@@ -98,7 +98,7 @@ impl Sim {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), rng.u64(..));
         let queue = rig::name("once");
-        let config = QueueConfig { tier: Tier::EffectivelyOnce, lease_ms: 5_000, ..QueueConfig::default() };
+        let config = QueueConfig { tier: Tier::EffectivelyOnce, lease_ms: 5_000, ..QueueConfig::sqs() };
         rig::create(&mut writer, &queue, config);
         Self {
             rng,

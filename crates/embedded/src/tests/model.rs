@@ -216,7 +216,7 @@ impl Model {
     }
 
     fn max_attempts(&self, queue: usize) -> u32 {
-        self.queues[queue].config.dead_letter.as_ref().map_or(u32::MAX, |dead| dead.max_attempts)
+        self.queues[queue].config.retry.limit().unwrap_or(u32::MAX)
     }
 
     /// The message that a receipt names.

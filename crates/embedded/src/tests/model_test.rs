@@ -157,18 +157,20 @@ fn a_setup() -> impl Strategy<Value = Setup> {
 impl Setup {
     fn config(&self, queue: usize) -> QueueConfig {
         let fifo = queue >= 2;
-        let base = if fifo { QueueConfig::fifo() } else { QueueConfig::default() };
+        let base = if fifo { QueueConfig::sqs_fifo() } else { QueueConfig::sqs() };
         if !MAIN.contains(&queue) {
             return QueueConfig { retention_ms: 2 * RETENTION_MS, ..base };
         }
         QueueConfig {
             retention_ms: RETENTION_MS,
             lease_ms: 2_000,
-            retry: RetryPolicy { base_ms: self.base_ms, cap_ms: 3_000, jitter: Jitter::None },
-            dead_letter: Some(DeadLetterPolicy {
-                queue: rig::name(QUEUES[queue + 1]),
+            retry: RetryPolicy {
+                base_ms: self.base_ms,
+                cap_ms: 3_000,
+                jitter: Jitter::None,
                 max_attempts: self.max_attempts,
-            }),
+            },
+            dead_letter: Some(DeadLetterPolicy { queue: rig::name(QUEUES[queue + 1]) }),
             on_dead: if self.halt && fifo { OnDead::HaltGroup } else { OnDead::Continue },
             dedup: DedupPolicy {
                 window_ms: self.window_ms,
@@ -331,7 +333,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
             }
             Do::SetQueue { main, max_attempts, base_ms } => {
                 let mut config = self.model.queues[main].config.clone();
-                config.dead_letter.as_mut()?.max_attempts = max_attempts;
+                config.retry.max_attempts = max_attempts;
                 config.retry.base_ms = base_ms;
                 let (name, set) = (name(main), config.clone());
                 let (op, answer) = rig::job(move |engine, now| engine.set_queue(now, &name, set));
@@ -564,7 +566,7 @@ proptest! {
         let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), seed);
         let queue = rig::name("q");
         let retry = RetryPolicy::exponential(base_ms, cap_ms);
-        rig::create(&mut writer, &queue, QueueConfig { retry, ..QueueConfig::default() });
+        rig::create(&mut writer, &queue, QueueConfig { retry, ..QueueConfig::sqs() });
         writer.run(&mut vec![rig::send(&queue, vec![rig::outgoing("x", None, None)]).0]);
         for attempt in 1..6 {
             let (op, mut answer) = rig::receive(0, &queue, rig::request(1, None), Now { us: 0 }, 0);

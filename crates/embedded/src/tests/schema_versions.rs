@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use hapax_core::{Ledger, NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore};
+use hapax_core::{Ledger, MessageState, NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore};
 use rusqlite::Connection;
 
 use crate::checkpoint::Checkpoint;
-use crate::storage::schema::STEPS;
+use crate::storage::schema::{STEPS, Step};
 use crate::storage::sqlite::{DbLocation, Sqlite};
 use crate::{DATABASE, Embedded, OpenError, Options};
 
-const BACKUP: &str = "before-migration-from-v2.db";
+const BACKUP: &str = "before-migration-from-v3.db";
 
 fn queue() -> QueueName {
     QueueName::new("jobs").unwrap()
@@ -19,7 +19,7 @@ fn queue() -> QueueName {
 /// Opens the store, sends one message and closes it.
 async fn send_one(folder: &Path) {
     let store = Embedded::open(folder, Options::default()).unwrap();
-    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    store.create_queue(&queue(), QueueConfig::sqs()).await.unwrap();
     store.send(&queue(), vec![NewMessage::new("x")]).await.unwrap()[0].as_ref().unwrap();
 }
 
@@ -27,8 +27,8 @@ async fn messages(folder: &Path) -> u64 {
     Embedded::open(folder, Options::default()).unwrap().stats(&queue()).await.unwrap().ready
 }
 
-fn migrate(folder: &Path, step: &str) -> Result<(), OpenError> {
-    let steps: Vec<_> = STEPS.iter().copied().chain([step]).collect();
+fn migrate(folder: &Path, step: &'static str) -> Result<(), OpenError> {
+    let steps: Vec<_> = STEPS.iter().copied().chain([Step { sql: step, then: |_| Ok(()) }]).collect();
     let place = DbLocation { file: folder.join(DATABASE), vfs: None };
     Sqlite::open(place, &steps, Checkpoint::Inline).map(Sqlite::close)
 }
@@ -76,7 +76,7 @@ async fn a_migration_first_writes_a_backup_that_the_old_version_opens() {
     let folder = tempfile::tempdir().unwrap();
     send_one(folder.path()).await;
     migrate(folder.path(), "CREATE TABLE extra (x)").unwrap();
-    assert!(matches!(refusal(folder.path()), OpenError::Newer { version: 3, .. }));
+    assert!(matches!(refusal(folder.path()), OpenError::Newer { version: 4, .. }));
     migrate(folder.path(), "CREATE TABLE extra (x)").expect("the new version opens it again");
 
     let old = tempfile::tempdir().unwrap();
@@ -118,7 +118,7 @@ async fn a_migration_that_is_killed_leaves_the_old_version() {
     // More than the cache holds, so that half of it is in the log already.
     let half =
         "CREATE TABLE extra AS WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
-                SELECT randomblob(1000) AS x FROM n; UPDATE message SET flags = 99; PRAGMA user_version = 3";
+                SELECT randomblob(1000) AS x FROM n; UPDATE message SET flags = 99; PRAGMA user_version = 4";
     transaction.execute_batch(half).unwrap();
 
     // What a killed process leaves is what its files hold at that moment.
@@ -154,6 +154,17 @@ async fn version_1_becomes_a_store_with_a_ledger_and_loses_no_message() {
     for name in ["jobs-dead", "ord.fifo"] {
         assert_eq!(store.stats(&QueueName::new(name).unwrap()).await.unwrap().ready, 1, "{name}");
     }
+
+    // The limit on attempts has moved; a queue that had none has none, whatever the default of new ones is.
+    for (name, limit) in [("jobs", Some(3)), ("jobs-dead", None), ("ord.fifo", None)] {
+        let config = store.queue(&QueueName::new(name).unwrap()).await.unwrap().config;
+        let sqs = if config.is_fifo() { QueueConfig::sqs_fifo() } else { QueueConfig::sqs() };
+        assert_eq!((config.retry.limit(), config.retry.base_ms, config.on_dead), (limit, 0, sqs.on_dead));
+        assert_eq!(config.dead_letter.is_some(), name == "jobs");
+    }
+    let parked = hapax_core::Browse { limit: 10, state: Some(MessageState::Parked), ..Default::default() };
+    let parked = store.browse(&queue(), parked).await.unwrap().items.remove(0);
+    assert_eq!(parked.deliveries, parked.attempts, "all deliveries counted as far as anyone knew");
 
     // A message that was sent before there was a ledger is bound to its entry when it is claimed.
     let delivery = store.receive(&queue(), hapax_core::Receive::up_to(1)).await.unwrap().remove(0);

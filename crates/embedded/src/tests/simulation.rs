@@ -67,11 +67,16 @@ fn is_fifo(queue: usize) -> bool {
 }
 
 fn config(queue: usize, halt: bool) -> QueueConfig {
-    let base = if is_fifo(queue) { QueueConfig::fifo() } else { QueueConfig::default() };
-    let dead = || Some(DeadLetterPolicy { queue: rig::name(QUEUES[queue + 1]), max_attempts: 3 });
+    let base = if is_fifo(queue) { QueueConfig::sqs_fifo() } else { QueueConfig::sqs() };
+    let dead = || Some(DeadLetterPolicy { queue: rig::name(QUEUES[queue + 1]) });
     match queue {
-        0 => QueueConfig { retry: RetryPolicy::exponential(200, 3_000), dead_letter: dead(), ..base },
+        0 => QueueConfig {
+            retry: RetryPolicy::exponential(200, 3_000).attempts(3),
+            dead_letter: dead(),
+            ..base
+        },
         2 => QueueConfig {
+            retry: base.retry.attempts(3),
             on_dead: if halt { OnDead::HaltGroup } else { OnDead::Continue },
             dead_letter: dead(),
             ..base

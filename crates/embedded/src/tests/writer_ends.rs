@@ -12,7 +12,7 @@ fn queue() -> QueueName {
 
 async fn started(folder: &std::path::Path) -> Arc<Embedded> {
     let store = Embedded::open(folder, Options::default()).unwrap();
-    store.create_queue(&queue(), QueueConfig::default()).await.unwrap();
+    store.create_queue(&queue(), QueueConfig::sqs()).await.unwrap();
     Arc::new(store)
 }
 

@@ -1,5 +1,6 @@
 //! Queue attributes: SQS's names and texts to and from a queue's configuration.
 
+use hapax_core::policy::RetryPolicy;
 use hapax_core::{DeadLetterPolicy, DedupScope, QueueConfig, QueueInfo, QueueName, QueueStats, RedriveAllow};
 use serde_json::{Value, json};
 
@@ -64,7 +65,11 @@ pub(crate) fn set(config: &mut QueueConfig, name: &str, text: &str) -> Result<()
         "MessageRetentionPeriod" => config.retention_ms = seconds(name, text, 60, 1_209_600)?,
         "ReceiveMessageWaitTimeSeconds" => config.wait_ms = seconds(name, text, 0, 20)?,
         "MaximumMessageSize" => config.message_bytes_max = seconds(name, text, 1024, 1_048_576)? / 1000,
-        "RedrivePolicy" => config.dead_letter = redrive_policy(text)?,
+        "RedrivePolicy" => {
+            let (dead_letter, max_attempts) = redrive_policy(text)?.unzip();
+            config.dead_letter = dead_letter;
+            config.retry.max_attempts = max_attempts.unwrap_or(0);
+        }
         "RedriveAllowPolicy" => config.redrive_allow = redrive_allow(text)?,
         // The kind is decided at creation, before this.
         "FifoQueue" | "ContentBasedDeduplication" if !fifo => return Err(unknown(name)),
@@ -127,7 +132,8 @@ fn keep(config: &mut QueueConfig, name: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-fn redrive_policy(text: &str) -> Result<Option<DeadLetterPolicy>> {
+/// Where dead letters go, and after how many attempts.
+fn redrive_policy(text: &str) -> Result<Option<(DeadLetterPolicy, u32)>> {
     if text.is_empty() {
         return Ok(None);
     }
@@ -153,7 +159,13 @@ fn redrive_policy(text: &str) -> Result<Option<DeadLetterPolicy>> {
             "Invalid value for maxReceiveCount: {shown}, valid values are from 1 to 1000 both inclusive."
         ))
     })?;
-    Ok(Some(DeadLetterPolicy { queue, max_attempts: max_attempts as u32 }))
+    Ok(Some((DeadLetterPolicy { queue }, max_attempts as u32)))
+}
+
+/// The limit on attempts as SQS says it. A native queue may have dead letters without a limit, for what is rejected: then
+/// it is the highest number that SQS knows.
+pub(crate) fn max_receive_count(config: &QueueConfig) -> u32 {
+    config.retry.limit().unwrap_or(RetryPolicy::MAX_ATTEMPTS_MAX)
 }
 
 fn redrive_allow(text: &str) -> Result<RedriveAllow> {
@@ -247,8 +259,8 @@ fn value(name: &str, info: &QueueInfo, stats: &QueueStats, names: &Names) -> Opt
         "DelaySeconds" => in_seconds(config.delay_ms),
         "ReceiveMessageWaitTimeSeconds" => in_seconds(config.wait_ms),
         "RedrivePolicy" => config.dead_letter.as_ref().map(|dead| {
-            json!({ "deadLetterTargetArn": names.arn(&dead.queue), "maxReceiveCount": dead.max_attempts })
-                .to_string()
+            let max = max_receive_count(config);
+            json!({ "deadLetterTargetArn": names.arn(&dead.queue), "maxReceiveCount": max }).to_string()
         }),
         "RedriveAllowPolicy" => match &config.redrive_allow {
             RedriveAllow::All => None,

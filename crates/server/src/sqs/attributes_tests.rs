@@ -38,7 +38,7 @@ fn what_is_set_is_shown() {
         ("Policy", "{\"Version\":\"2012-10-17\"}"),
         ("SqsManagedSseEnabled", "true"),
     ];
-    let mut config = QueueConfig::fifo();
+    let mut config = QueueConfig::sqs_fifo();
     apply(&mut config, &settings(&pairs)).unwrap();
     for (name, value) in pairs {
         assert_eq!(shown(config.clone(), name).as_deref(), Some(value), "{name}");
@@ -57,21 +57,21 @@ fn defaults_are_those_of_sqs() {
         ("KmsMasterKeyId", None),
         ("SqsManagedSseEnabled", Some("false")),
     ] {
-        assert_eq!(shown(QueueConfig::default(), name).as_deref(), value, "{name}");
+        assert_eq!(shown(QueueConfig::sqs(), name).as_deref(), value, "{name}");
     }
 }
 
 #[test]
 fn a_receive_count_may_be_a_text() {
     let policy = r#"{"deadLetterTargetArn":"arn:aws:sqs:x:1:dead","maxReceiveCount":"5"}"#;
-    assert_eq!(redrive_policy(policy).unwrap().unwrap().max_attempts, 5);
+    assert_eq!(redrive_policy(policy).unwrap().unwrap().1, 5);
     assert_eq!(redrive_policy("").unwrap(), None);
 }
 
 #[test]
 fn wrong_values_have_aws_s_errors() {
     let refused = |fifo: bool, name: &str, text: &str| {
-        let mut config = if fifo { QueueConfig::fifo() } else { QueueConfig::default() };
+        let mut config = if fifo { QueueConfig::sqs_fifo() } else { QueueConfig::sqs() };
         apply(&mut config, &settings(&[(name, text)])).unwrap_err()
     };
     for (fifo, name, text, kind) in [
@@ -108,7 +108,7 @@ fn limits_agree_with_the_core() {
     for (name, text) in
         [("VisibilityTimeout", "43200"), ("DelaySeconds", "900"), ("MessageRetentionPeriod", "1209600")]
     {
-        let mut config = QueueConfig::default();
+        let mut config = QueueConfig::sqs();
         apply(&mut config, &settings(&[(name, text)])).unwrap();
         config.validate(&QueueName::new("q").unwrap()).unwrap();
     }

@@ -80,7 +80,7 @@ impl Rig {
     pub async fn open(contestant: Contestant, folder: &Path) -> Self {
         let store = Arc::new(Embedded::open(folder, Options::default()).expect("the store opens"));
         let queue = QueueName::new("jobs").expect("a name");
-        let config = QueueConfig { tier: contestant.tier(), ..QueueConfig::default() };
+        let config = QueueConfig { tier: contestant.tier(), ..QueueConfig::sqs() };
         store.create_queue(&queue, config).await.expect("a queue is made");
         Self { contestant, store, queue }
     }

@@ -34,14 +34,14 @@ impl Rig {
         let suffix = if config.is_fifo() { ".fifo" } else { "" };
         let dead = QueueName::new(format!("dead{suffix}")).unwrap();
         let queue = QueueName::new(format!("jobs{suffix}")).unwrap();
-        store.create_queue(&dead, QueueConfig { kind: config.kind, ..QueueConfig::default() }).await.unwrap();
-        let dead_letter = config.dead_letter.clone().map(|policy| DeadLetterPolicy { queue: dead, ..policy });
+        store.create_queue(&dead, QueueConfig { kind: config.kind, ..QueueConfig::sqs() }).await.unwrap();
+        let dead_letter = config.dead_letter.as_ref().map(|_| DeadLetterPolicy { queue: dead });
         store.create_queue(&queue, QueueConfig { dead_letter, ..config }).await.unwrap();
         Self { store, elsewhere: Arc::new(TestLedger::new()), queue, folder }
     }
 
     pub async fn tier(tier: Tier) -> Self {
-        Self::new(QueueConfig { tier, ..QueueConfig::default() }).await
+        Self::new(QueueConfig { tier, ..QueueConfig::sqs() }).await
     }
 
     /// A worker whose ledger is the store's own.
@@ -71,7 +71,8 @@ impl Rig {
 /// A queue whose messages die after so many attempts.
 pub fn dies_after(max_attempts: u32, config: QueueConfig) -> QueueConfig {
     let queue = QueueName::new("dead").unwrap();
-    QueueConfig { dead_letter: Some(DeadLetterPolicy { queue, max_attempts }), ..config }
+    let retry = config.retry.attempts(max_attempts);
+    QueueConfig { retry, dead_letter: Some(DeadLetterPolicy { queue }), ..config }
 }
 
 /// Waits until something holds; fails when it takes too long.

@@ -153,7 +153,7 @@ pub fn prepare(folder: &Path, column: Column) {
     {
         let _no_fork = FORK.read().unwrap();
         let store = open(store_folder(folder));
-        let config = QueueConfig { tier: column.tier(), ..QueueConfig::default() };
+        let config = QueueConfig { tier: column.tier(), ..QueueConfig::sqs() };
         block_on(store.create_queue(&queue(), config)).unwrap();
         store.close();
     }

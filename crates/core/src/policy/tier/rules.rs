@@ -45,7 +45,7 @@ pub(super) const RULES: &[Rule] = &[
     warning("key-is-message-id", key_is_message_id),
     warning("key-is-content", key_is_content),
     warning("effect-may-repeat", effect_may_repeat),
-    warning("no-dead-letters", no_dead_letters),
+    warning("no-attempt-limit", no_attempt_limit),
     warning("retries-at-once", retries_at_once),
     warning("retention-ends-retries", retention_ends_retries),
     warning("retention-drops-messages", retention_drops_messages),
@@ -337,31 +337,38 @@ fn effect_may_repeat(facts: &Facts) -> Found {
     )
 }
 
-fn no_dead_letters(facts: &Facts) -> Found {
-    if !facts.records() || facts.queue.dead_letter.is_some() {
+fn no_attempt_limit(facts: &Facts) -> Found {
+    if !facts.records() || facts.queue.retry.limit().is_some() {
         return None;
     }
     found(
         format!(
-            "the queue has no dead-letter queue: a message that always fails is tried for {} and then dropped",
+            "the queue has no limit on attempts: a message that always fails is tried for {} and then dropped",
             span(facts.queue.retention_ms)
         ),
-        "set dead_letter with a queue and max_attempts",
+        "set retry.max_attempts, and dead_letter.queue to keep such messages apart",
     )
 }
 
 fn retries_at_once(facts: &Facts) -> Found {
-    let dead = facts.queue.dead_letter.as_ref().filter(|_| facts.records())?;
-    if facts.queue.retry.base_ms > 0 || dead.max_attempts == 1 {
+    if facts.queue.retry.base_ms > 0 || !facts.redelivers() {
         return None;
     }
-    found(
-        format!(
-            "a failed message returns at once: a handler that fails fast uses up {} attempts in a moment",
-            dead.max_attempts
-        ),
-        "set retry.base_ms and retry.cap_ms, so that an outage shorter than the backoff kills no message",
-    )
+    let message = match facts.queue.retry.limit() {
+        None => {
+            "a failed message returns at once, and nothing limits its attempts: a handler that fails fast is run as often \
+             as it can be"
+                .to_owned()
+        }
+        Some(1) => return None,
+        Some(_) if !facts.records() => return None,
+        Some(max) => {
+            format!("a failed message returns at once: a handler that fails fast uses up {max} attempts in a moment")
+        }
+    };
+    let remedy =
+        "set retry.base_ms and retry.cap_ms, so that an outage shorter than the backoff kills no message";
+    found(message, remedy)
 }
 
 /// The longest that all retries of a message may wait.
@@ -370,19 +377,19 @@ fn backoff_ms(retry: &RetryPolicy, max_attempts: u32) -> u64 {
 }
 
 fn retention_ends_retries(facts: &Facts) -> Found {
-    let dead = facts.queue.dead_letter.as_ref().filter(|_| facts.redelivers())?;
-    let backoff_ms = backoff_ms(&facts.queue.retry, dead.max_attempts);
+    let max_attempts = facts.queue.retry.limit().filter(|_| facts.redelivers())?;
+    let backoff_ms = backoff_ms(&facts.queue.retry, max_attempts);
     if backoff_ms < facts.queue.retention_ms {
         return None;
     }
     found(
         format!(
-            "{} attempts may take {} of backoff, and the queue keeps a message for {}: it is dropped before it is dead",
-            dead.max_attempts,
+            "{max_attempts} attempts may take {} of backoff, and the queue keeps a message for {}: it is dropped before \
+             it is dead",
             span(backoff_ms),
             span(facts.queue.retention_ms)
         ),
-        "raise retention_ms, or lower retry.cap_ms or dead_letter.max_attempts",
+        "raise retention_ms, or lower retry.cap_ms or retry.max_attempts",
     )
 }
 
@@ -457,15 +464,12 @@ fn dedup_window_short(facts: &Facts) -> Found {
 
 fn order_has_holes(facts: &Facts) -> Found {
     let queue = &facts.queue;
-    if !facts.redelivers()
-        || !queue.is_fifo()
-        || queue.dead_letter.is_none()
-        || queue.on_dead != OnDead::Continue
-    {
+    let ends = queue.dead_letter.is_some() || queue.retry.limit().is_some();
+    if !facts.redelivers() || !queue.is_fifo() || !ends || queue.on_dead != OnDead::Continue {
         return None;
     }
     found(
-        "on_dead is continue: after a dead letter its group goes on, and its order has a hole",
+        "on_dead is continue: after a dead letter or a parked message its group continues, and its order has a hole",
         "set on_dead to halt-group where later messages need the earlier ones",
     )
 }

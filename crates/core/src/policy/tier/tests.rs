@@ -23,7 +23,7 @@ fn sound(tier: Tier) -> Facts {
         dedup_ms_max: RETENTION_MS_MAX,
         manual_clock: false,
     };
-    let dead_letter = Some(DeadLetterPolicy { queue: QueueName::new("dead").unwrap(), max_attempts: 5 });
+    let dead_letter = Some(DeadLetterPolicy { queue: QueueName::new("dead").unwrap() });
     let queue = QueueConfig {
         tier,
         dead_letter,
@@ -63,8 +63,9 @@ fn totals(facts: &mut Facts) -> &mut QueueTotals {
     facts.totals.as_mut().unwrap()
 }
 
-fn dead(facts: &mut Facts) -> &mut DeadLetterPolicy {
-    facts.queue.dead_letter.as_mut().unwrap()
+/// A queue that waits 12 h between attempts.
+fn patient(facts: &mut Facts, max_attempts: u32) {
+    facts.queue.retry = RetryPolicy::exponential(LEASE_MS_MAX, 0).attempts(max_attempts);
 }
 
 fn fifo(facts: &mut Facts) {
@@ -218,23 +219,31 @@ const CASES: &[Case] = &[
         ],
     },
     Case {
-        code: "no-dead-letters", tier: EffectivelyOnce, hit: |f| f.queue.dead_letter = None,
-        misses: &[(AtLeastOnce, |f| f.queue.dead_letter = None)],
+        code: "no-attempt-limit", tier: EffectivelyOnce, hit: |f| f.queue.retry.max_attempts = 0,
+        misses: &[
+            (AtLeastOnce, |f| f.queue.retry.max_attempts = 0),
+            (EffectivelyOnce, |f| f.queue.dead_letter = None),
+        ],
     },
     Case {
         code: "retries-at-once", tier: EffectivelyOnce, hit: |f| f.queue.retry.base_ms = 0,
         misses: &[
             (AtLeastOnce, |f| f.queue.retry.base_ms = 0),
-            (EffectivelyOnce, |f| { f.queue.retry.base_ms = 0; dead(f).max_attempts = 1; }),
+            (EffectivelyOnce, |f| { f.queue.retry.base_ms = 0; f.queue.retry.max_attempts = 1; }),
+            (AtMostOnce, |f| f.queue.retry = RetryPolicy::at_once()),
         ],
+    },
+    Case {
+        code: "retries-at-once", tier: AtLeastOnce, hit: |f| f.queue.retry = RetryPolicy::at_once(),
+        misses: &[(AtLeastOnce, |f| f.queue.retry.max_attempts = 0)],
     },
     Case {
         // 12 h, eight times: exactly the retention.
         code: "retention-ends-retries", tier: AtLeastOnce,
-        hit: |f| { f.queue.retry = RetryPolicy::exponential(LEASE_MS_MAX, 0); dead(f).max_attempts = 9; },
+        hit: |f| patient(f, 9),
         misses: &[
-            (AtLeastOnce, |f| { f.queue.retry = RetryPolicy::exponential(LEASE_MS_MAX, 0); dead(f).max_attempts = 8; }),
-            (AtMostOnce, |f| { f.queue.retry = RetryPolicy::exponential(LEASE_MS_MAX, 0); dead(f).max_attempts = 9; }),
+            (AtLeastOnce, |f| patient(f, 8)),
+            (AtMostOnce, |f| patient(f, 9)),
         ],
     },
     Case {
@@ -278,7 +287,12 @@ const CASES: &[Case] = &[
         code: "order-has-holes", tier: AtLeastOnce, hit: |f| { fifo(f); f.queue.on_dead = OnDead::Continue; },
         misses: &[
             (AtLeastOnce, fifo),
-            (AtLeastOnce, |f| { fifo(f); f.queue.on_dead = OnDead::Continue; f.queue.dead_letter = None; }),
+            (AtLeastOnce, |f| {
+                fifo(f);
+                f.queue.on_dead = OnDead::Continue;
+                f.queue.dead_letter = None;
+                f.queue.retry.max_attempts = 0;
+            }),
             (AtMostOnce, |f| { fifo(f); f.queue.on_dead = OnDead::Continue; }),
         ],
     },
@@ -336,7 +350,7 @@ fn each_code_is_triggered_and_missed_and_no_two_are_alike() {
 #[test]
 fn refusals_come_first() {
     let findings = found(EffectivelyOnce, |facts| {
-        facts.queue.dead_letter = None;
+        facts.queue.retry.max_attempts = 0;
         facts.queue.dedup.window_ms = RETENTION_MS_MAX + 1;
         ledger(facts).can.durable = false;
     });
@@ -388,8 +402,7 @@ fn extremes_do_not_overflow() {
     let findings = found(EffectivelyOnce, |facts| {
         facts.queue.retention_ms = u64::MAX;
         facts.dead_retention_ms = Some(u64::MAX);
-        facts.queue.retry = RetryPolicy::exponential(u64::MAX, u64::MAX);
-        dead(facts).max_attempts = 1_000;
+        facts.queue.retry = RetryPolicy::exponential(u64::MAX, u64::MAX).attempts(1_000);
         *totals(facts) = QueueTotals { delivered: u64::MAX, expired: u64::MAX, ..QueueTotals::default() };
         ledger(facts).same_store = false;
     });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hapax_core::ledger::TTL_MS_MAX;
 use hapax_core::ledger::protocol::Claimed;
-use hapax_core::policy::RETENTION_MS_MAX;
+use hapax_core::policy::{RETENTION_MS_MAX, RetryPolicy};
 use hapax_core::{
     ClaimRequest, DeadLetterPolicy, Ending, EntryId, How, Json, ManualClock, Priority, QueueConfig,
     QueueName, QueueStats, Receipt, SendError, Sent, SettleError, Settled, StoreError,
@@ -134,13 +134,14 @@ impl Rig {
 
     pub fn create_queues(&mut self) -> Result<(), StoreError> {
         for name in [QUEUES[1], QUEUES[0]] {
-            let dead_letter =
-                (name == QUEUES[0]).then(|| DeadLetterPolicy { queue: queue_name(1), max_attempts: 3 });
+            let dead_letter = (name == QUEUES[0]).then(|| DeadLetterPolicy { queue: queue_name(1) });
+            let limit = if dead_letter.is_some() { 3 } else { 0 };
             let config = QueueConfig {
+                retry: RetryPolicy::at_once().attempts(limit),
                 dead_letter,
                 retention_ms: RETENTION_MS_MAX,
                 lease_ms: 5_000,
-                ..QueueConfig::default()
+                ..QueueConfig::sqs()
             };
             let name = QueueName::new(name).unwrap();
             let (reply, mut answer) = oneshot::channel();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use hapax_core::{AdminError, QueueConfig, QueueKind, QueueName, QueueStats, RedriveAllow, StoreError};
+use hapax_core::{AdminError, QueueConfig, QueueName, QueueStats, RedriveAllow, StoreError};
 
 use super::super::attributes;
 use super::super::error::{Kind, Result, SqsError};
@@ -99,8 +99,7 @@ impl Operations {
         let fifo = settings.get("FifoQueue").is_some_and(|value| value.0 == "true");
         let name = new_name(name, fifo)?;
         self.authorize(caller, "CreateQueue", Some(&name))?;
-        let kind = if fifo { QueueKind::Fifo } else { QueueKind::Standard };
-        let mut config = QueueConfig { kind, ..QueueConfig::default() };
+        let mut config = if fifo { QueueConfig::sqs_fifo() } else { QueueConfig::sqs() };
         attributes::apply(&mut config, settings)?;
         for (key, value) in request.tags.iter().flatten() {
             config.tags.insert(key.clone(), value.0.clone());
@@ -142,8 +141,10 @@ impl Operations {
         // What dies here arrives there.
         self.authorize(caller, "SendMessage", Some(&dead.queue))?;
         let arn = self.names.arn(&dead.queue);
-        let shown =
-            format!("{{\"deadLetterTargetArn\":\"{arn}\",\"maxReceiveCount\":{}}}", dead.max_attempts);
+        let shown = format!(
+            "{{\"deadLetterTargetArn\":\"{arn}\",\"maxReceiveCount\":{}}}",
+            attributes::max_receive_count(config)
+        );
         let bad = |reason: &str| SqsError::value("RedrivePolicy", &shown, reason);
         if dead.queue.is_fifo() != config.is_fifo() {
             return Err(bad("Dead-letter queue must be same type of queue as the source."));

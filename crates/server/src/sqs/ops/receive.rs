@@ -139,11 +139,8 @@ impl Operations {
                     delivery.dead.as_ref().map_or(delivery.first_received_ms, |d| d.first_received_ms);
                 Some(first.to_string())
             }
-            // As SQS, the count goes on in the dead-letter queue.
-            "ApproximateReceiveCount" => {
-                let before = delivery.dead.as_ref().map_or(0, |dead| dead.attempts);
-                Some(before.saturating_add(delivery.attempt).to_string())
-            }
+            // As SQS, the count continues in the dead-letter queue.
+            "ApproximateReceiveCount" => Some(delivery.deliveries.to_string()),
             "SentTimestamp" => Some(delivery.sent_ms.to_string()),
             "SequenceNumber" => fifo.then(|| format!("{:020}", delivery.sequence)),
             "MessageDeduplicationId" => delivery.dedup.as_ref().map(ToString::to_string),

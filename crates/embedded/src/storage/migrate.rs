@@ -1,0 +1,42 @@
+//! The parts of migrations that SQL cannot do.
+
+use rusqlite::{Connection, params};
+use serde_json::{Value, json};
+
+use super::rows;
+
+/// Version 3: the limit on attempts moves from the dead-letter policy to the retry policy. A queue keeps what it had: one
+/// without a dead-letter queue has no limit, also now that new queues have one.
+pub(super) fn to_version_3(db: &Connection) -> rusqlite::Result<()> {
+    let mut statement = db.prepare(
+        "SELECT id, config, created_ms, modified_ms, purged_before, deleted, crc, CAST(name AS BLOB) FROM queue",
+    )?;
+    let read = |row: &rusqlite::Row<'_>| {
+        let numbers = [row.get(0)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?];
+        Ok((numbers, row.get::<_, i64>(6)?, row.get::<_, Vec<u8>>(7)?, row.get::<_, String>(1)?))
+    };
+    // A row that cannot be read, or whose checksum does not fit, stays as it is: opening the store reports it.
+    let rows: Vec<([i64; 5], i64, Vec<u8>, String)> = statement.query_map([], read)?.flatten().collect();
+    for (numbers, crc, name, config) in rows {
+        let words = numbers.map(|number| number as u64);
+        let sound = crc == i64::from(rows::queue_row_crc(words, &name, &config));
+        let Some(config) = sound.then(|| with_limit(&config)).flatten() else { continue };
+        db.execute(
+            "UPDATE queue SET config = ?2, crc = ?3 WHERE id = ?1",
+            params![numbers[0], config, rows::queue_row_crc(words, &name, &config)],
+        )?;
+    }
+    Ok(())
+}
+
+/// A queue's configuration as version 3 writes it.
+fn with_limit(config: &str) -> Option<String> {
+    let mut config: Value = serde_json::from_str(config).ok()?;
+    let fields = config.as_object_mut()?;
+    let dead = fields.get_mut("dead_letter").and_then(Value::as_object_mut);
+    let limit = dead.and_then(|dead| dead.remove("max_attempts")).unwrap_or(json!(0));
+    let at_once = json!({ "base_ms": 0, "cap_ms": 0, "jitter": "full" });
+    fields.entry("retry").or_insert(at_once).as_object_mut()?.insert("max_attempts".into(), limit);
+    fields.entry("on_dead").or_insert(json!("continue"));
+    Some(config.to_string())
+}
