@@ -3,21 +3,13 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{child_folder, long, queue, seed, start_child};
+use common::{child_folder, kill_child_after, long, queue, say, seed};
 use hapax_core::{Browse, NewMessage, QueueAdmin, QueueConfig, QueueStore, Receive, Settle};
 use hapax_embedded::{Embedded, Options};
-
-/// One line per answered operation, whole or not at all for the reader.
-fn say(line: &str) {
-    let mut out = std::io::stdout().lock();
-    out.write_all(format!("{line}\n").as_bytes()).unwrap();
-    out.flush().unwrap();
-}
 
 async fn produce(store: Arc<Embedded>, next: Arc<AtomicU64>) {
     loop {
@@ -161,29 +153,8 @@ async fn killed_under_load_many_times() {
     let mut rng = fastrand::Rng::with_seed(seed(9));
     let folder = tempfile::tempdir().unwrap();
     let mut heard = Heard::default();
-    for round in 0..if long() { 1_000 } else { 40 } {
-        let mut child = start_child("child", folder.path());
-        writeln!(child.stdin.take().unwrap(), "{}", heard.next).unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let enough = rng.usize(1..400);
-        let mut count = 0;
-        for line in lines.by_ref() {
-            count += usize::from(heard.hear(&line.unwrap()));
-            if count == enough {
-                break;
-            }
-        }
-        child.kill().unwrap();
-        // What it said before it died counts too.
-        for line in lines {
-            heard.hear(&line.unwrap());
-        }
-        let status = child.wait().unwrap();
-        assert_eq!(
-            std::os::unix::process::ExitStatusExt::signal(&status),
-            Some(9),
-            "round {round}: it ended by itself"
-        );
+    for _ in 0..if long() { 1_000 } else { 40 } {
+        kill_child_after(folder.path(), heard.next, rng.usize(1..400), |line| heard.hear(line));
         heard.check(&messages(folder.path()).await);
     }
     println!("{} sent, {} acked, {} there", heard.next, heard.acked.len(), heard.there.len());

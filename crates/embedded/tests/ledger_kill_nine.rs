@@ -4,24 +4,17 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{child_folder, long, queue, seed, start_child};
+use common::{child_folder, kill_child_after, long, queue, say, seed};
 use hapax_core::ledger::TTL_MS_DEFAULT;
 use hapax_core::{
     Browse, Claim, ClaimEnd, ClaimRequest, Delivery, Ending, EntryFilter, EntryId, EntryState, How, Json,
     Ledger, NewMessage, QueueAdmin, QueueConfig, QueueStore, Receive, RecordedOutcome, Settle, Settled, Tier,
 };
 use hapax_embedded::{Embedded, Options};
-
-fn say(line: &str) {
-    let mut out = std::io::stdout().lock();
-    out.write_all(format!("{line}\n").as_bytes()).unwrap();
-    out.flush().unwrap();
-}
 
 fn entry(number: u64) -> EntryId {
     EntryId::of_queue(&queue(), format!("key-{number}").parse().unwrap())
@@ -154,24 +147,8 @@ async fn acks_and_completions_are_there_both_or_neither() {
     let mut rng = fastrand::Rng::with_seed(seed(5));
     let folder = tempfile::tempdir().unwrap();
     let mut heard = Heard::default();
-    for round in 0..if long() { 1_000 } else { 30 } {
-        let mut child = start_child("child", folder.path());
-        writeln!(child.stdin.take().unwrap(), "{}", heard.next).unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let enough = rng.usize(1..300);
-        let mut count = 0;
-        for line in lines.by_ref() {
-            count += usize::from(heard.hear(&line.unwrap()));
-            if count == enough {
-                break;
-            }
-        }
-        child.kill().unwrap();
-        for line in lines {
-            heard.hear(&line.unwrap());
-        }
-        let signal = std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap());
-        assert_eq!(signal, Some(9), "round {round}: it ended by itself");
+    for _ in 0..if long() { 1_000 } else { 30 } {
+        kill_child_after(folder.path(), heard.next, rng.usize(1..300), |line| heard.hear(line));
 
         let (messages, entries) = found(folder.path()).await;
         let state = |number: &u64| entries.get(number).map(|(state, _)| *state);

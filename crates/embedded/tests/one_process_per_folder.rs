@@ -2,9 +2,7 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader, Write as _};
-
-use common::{child_folder, start_child};
+use common::{child_folder, say, start_child};
 use hapax_embedded::{Embedded, OpenError, Options};
 
 /// The other process: holds the folder until its input ends.
@@ -12,8 +10,7 @@ use hapax_embedded::{Embedded, OpenError, Options};
 fn child() {
     let Some(folder) = child_folder() else { return };
     let _store = Embedded::open(folder, Options::default()).unwrap();
-    println!("\nopen");
-    std::io::stdout().flush().unwrap();
+    say("\nopen");
     let _ = std::io::stdin().lines().count();
 }
 
@@ -21,8 +18,7 @@ fn child() {
 fn a_second_process_is_refused_and_told_who_holds_the_folder() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = start_child("child", folder.path());
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap() == "open"));
+    child.line_with("open");
 
     for _ in 0..2 {
         let error = Embedded::open(folder.path(), Options::default()).err().unwrap();
@@ -33,8 +29,7 @@ fn a_second_process_is_refused_and_told_who_holds_the_folder() {
         assert!(matches!(Embedded::restore(backup, folder.path()), Err(OpenError::InUse { .. })));
     }
 
-    child.kill().unwrap();
-    child.wait().unwrap();
+    child.kill();
     Embedded::open(folder.path(), Options::default())
         .expect("the operating system let go of a dead holder's lock");
 }

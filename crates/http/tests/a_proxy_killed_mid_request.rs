@@ -5,10 +5,8 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use axum::Router;
@@ -16,6 +14,7 @@ use axum::routing::any;
 use common::{Client, Gate, Store, serve, soon};
 use hapax_core::OnDoubt;
 use hapax_embedded::{Embedded, Options};
+use hapax_faults::{Process, rerun_test};
 use hapax_http::proxy::{Proxy, ProxyConfig};
 use hapax_http::{IDEMPOTENCY_KEY, Policy};
 
@@ -40,30 +39,11 @@ async fn the_proxy_itself() {
     proxy.run(listener, std::future::pending()).await;
 }
 
-struct Process(Child);
-
-impl Process {
-    fn start(folder: &Path, upstream: SocketAddr, on_doubt: &str) -> (Self, SocketAddr) {
-        let settings = format!("{}|{upstream}|{on_doubt}", folder.display());
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["the_proxy_itself", "--exact", "--nocapture"])
-            .env(AS_PROXY, settings)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let address = lines
-            .map_while(Result::ok)
-            .find_map(|line| line.strip_prefix("listening on ").map(|address| address.parse().unwrap()));
-        (Self(child), address.expect("the proxy started"))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn start(folder: &Path, upstream: SocketAddr, on_doubt: &str) -> (Process, SocketAddr) {
+    let settings = format!("{}|{upstream}|{on_doubt}", folder.display());
+    let process = Process::start(rerun_test("the_proxy_itself").env(AS_PROXY, settings)).unwrap();
+    let address = process.hear("listening on").parse().unwrap();
+    (process, address)
 }
 
 /// Kills the proxy while the service works; gives what the next request with the key gets from the next proxy.
@@ -77,17 +57,16 @@ async fn killed(on_doubt: &str) -> (common::Answer, usize, Vec<http::HeaderMap>)
         format!("call {}", held.pass().await)
     };
     let upstream = serve(Router::new().fallback(any(app))).await;
-    let (first, address) = Process::start(store.path(), upstream, on_doubt);
+    let (mut first, address) = start(store.path(), upstream, on_doubt);
     let call =
         tokio::spawn(
             async move { Client::new().try_send(common::post(address, "/orders", "k", "{}")).await },
         );
     gate.wait(1).await;
-    // SIGKILL: nothing of the proxy runs any more.
-    drop(first);
+    first.kill();
     assert!(soon(call).await.unwrap().is_err(), "the caller sees a broken connection");
     gate.open();
-    let (_second, address) = Process::start(store.path(), upstream, on_doubt);
+    let (_second, address) = start(store.path(), upstream, on_doubt);
     let answer = Client::new().post(address, "/orders", "k", "{}").await;
     let heads = seen.lock().unwrap().clone();
     (answer, gate.arrived(), heads)
@@ -120,10 +99,10 @@ async fn killed_after_the_answer_it_is_replayed() {
     let upstream =
         serve(Router::new().fallback(any(move || async move { format!("call {}", held.pass().await) })))
             .await;
-    let (first, address) = Process::start(&folder, upstream, "park");
+    let (mut first, address) = start(&folder, upstream, "park");
     assert_eq!(Client::new().post(address, "/orders", "k", "{}").await.text(), "call 1");
-    drop(first);
-    let (_second, address) = Process::start(&folder, upstream, "park");
+    first.kill();
+    let (_second, address) = start(&folder, upstream, "park");
     let again = Client::new().post(address, "/orders", "k", "{}").await;
     assert!(again.is_replay(), "{again:?}");
     assert_eq!((again.text().as_str(), gate.arrived()), ("call 1", 1));

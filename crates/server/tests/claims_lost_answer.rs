@@ -2,9 +2,6 @@
 
 mod support;
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hapax_client::{Client, Options};
@@ -12,33 +9,8 @@ use hapax_core::{
     Claim, ClaimEnd, ClaimRequest, Ending, EntryId, Json, Ledger as _, RecordedOutcome, Renew, StoreError,
     TokenError,
 };
+use hapax_faults::{Action, FaultProxy, Match, Protocol};
 use support::Api;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-
-/// Passes requests on, and drops the connection instead of the answer while `losing`.
-async fn between(server: SocketAddr, losing: Arc<AtomicBool>) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        loop {
-            let (client, _) = listener.accept().await.unwrap();
-            let (mut from_client, mut to_client) = client.into_split();
-            let (mut from_server, mut to_server) = TcpStream::connect(server).await.unwrap().into_split();
-            tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
-            let losing = losing.clone();
-            tokio::spawn(async move {
-                let mut answer = [0; 4096];
-                while let Ok(count @ 1..) = from_server.read(&mut answer).await {
-                    if losing.load(Ordering::SeqCst) || to_client.write_all(&answer[..count]).await.is_err() {
-                        break;
-                    }
-                }
-            });
-        }
-    });
-    address
-}
 
 fn request(owner: &str) -> ClaimRequest {
     let id = EntryId::new("charges".parse().unwrap(), "order/7".parse().unwrap());
@@ -48,17 +20,16 @@ fn request(owner: &str) -> ClaimRequest {
 #[tokio::test]
 async fn every_call_may_be_repeated_after_its_answer_was_lost() {
     let api = Api::start().await;
-    let losing = Arc::new(AtomicBool::new(false));
-    let address = between(api.address, losing.clone()).await;
-    let client = Client::connect(&format!("http://{address}"), None).await.unwrap();
+    let between = FaultProxy::start(api.address, Protocol::Http).unwrap();
+    let client = Client::connect(&format!("http://{}", between.address()), None).await.unwrap();
     let direct = Client::connect(&format!("http://{}", api.address), None).await.unwrap();
     let id = request("o").id;
 
-    losing.store(true, Ordering::SeqCst);
+    let losing = between.inject(Match::answer_to(""), Action::Cut);
     let lost = client.claim(vec![request("o")]).await;
     assert!(matches!(lost, Err(StoreError::OutcomeUnknown(_))), "{lost:?}");
     assert!(direct.entry(&id).await.unwrap().is_some(), "it was given nevertheless");
-    losing.store(false, Ordering::SeqCst);
+    losing.remove();
     let Claim::Granted(grant) = client.claim(vec![request("o")]).await.unwrap().remove(0).unwrap() else {
         panic!("the same owner holds it")
     };
@@ -68,12 +39,12 @@ async fn every_call_may_be_repeated_after_its_answer_was_lost() {
 
     let ending = Ending::Complete { outcome: RecordedOutcome::done(Json::of(&7).unwrap()), ttl_ms: 60_000 };
     let end = ClaimEnd { id: id.clone(), token: grant.token.clone(), ending };
-    losing.store(true, Ordering::SeqCst);
+    let losing = between.inject(Match::answer_to(""), Action::Cut);
     let lost = client.end(vec![end.clone()]).await;
     assert!(matches!(lost, Err(StoreError::OutcomeUnknown(_))), "{lost:?}");
     let lost = client.entry(&id).await;
     assert!(matches!(lost, Err(StoreError::Unavailable(_))), "looking changes nothing: {lost:?}");
-    losing.store(false, Ordering::SeqCst);
+    losing.remove();
     assert_eq!(client.end(vec![end]).await.unwrap(), [Ok(())]);
     let late = Renew { id, token: grant.token, lease_ms: 1 };
     assert_eq!(client.renew(vec![late]).await.unwrap(), [Err(TokenError::Ended)]);

@@ -3,13 +3,11 @@
 //! handler awaits.
 
 use std::fs::OpenOptions;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hapax_client::Client;
 use hapax_core::{
@@ -17,14 +15,13 @@ use hapax_core::{
     QueueStore as _, RecordedOutcome, Tier,
 };
 use hapax_embedded::{Embedded, Options};
+use hapax_faults::{PATIENCE, Process, rerun_test};
 use hapax_server::native::Native;
 use hapax_server::{Server, ServerConfig};
 use hapax_worker::{Cx, Worker};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-const PATIENCE: Duration = Duration::from_secs(40);
 /// The zombie sleeps for longer than this.
 const LEASE_ZOMBIE: Duration = Duration::from_millis(1_500);
 /// Its successor must not lose its own lease on a busy machine.
@@ -133,75 +130,18 @@ async fn child_process() {
     say(&format!("report {}", serde_json::to_string(&report.counts).unwrap()));
 }
 
-/// A child that does not outlive its test.
-struct Process {
-    child: Child,
-    lines: Receiver<String>,
+fn start(scene: &Scene, name: &str, sink: &str, waits: &str) -> Process {
+    let mut command = rerun_test("child_process");
+    command
+        .env(ENDPOINT, &scene.endpoint)
+        .env(FOLDER, scene.folder.path())
+        .env(GATE, scene.gate.local_addr().unwrap().to_string())
+        .envs([(NAME, name), (SINK, sink), (WAITS, waits)]);
+    Process::start(&mut command).unwrap()
 }
 
-impl Process {
-    fn start(scene: &Scene, name: &str, sink: &str, waits: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child_process", "--nocapture", "--test-threads=1"])
-            .env(ENDPOINT, &scene.endpoint)
-            .env(FOLDER, scene.folder.path())
-            .env(GATE, scene.gate.local_addr().unwrap().to_string())
-            .envs([(NAME, name), (SINK, sink), (WAITS, waits)])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
-        let (sender, lines) = channel();
-        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Self { child, lines }
-    }
-
-    /// Waits for a line that begins so; what follows.
-    fn hear(&self, word: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(line) => {
-                    if let Some(rest) = line.strip_prefix(word) {
-                        return rest.trim().to_owned();
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => panic!("it never said {word:?}"),
-                Err(RecvTimeoutError::Disconnected) => panic!("it ended without saying {word:?}"),
-            }
-        }
-    }
-
-    fn report(&self) -> Value {
-        serde_json::from_str(&self.hear("report")).unwrap()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).unwrap();
-    }
-
-    fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id() as i32).unwrap()
-    }
-
-    /// Puts it to sleep, all threads of it, and sees that it is.
-    fn stop(&self) {
-        self.signal(Signal::STOP);
-        let deadline = Instant::now() + PATIENCE;
-        let options = WaitOptions::UNTRACED | WaitOptions::NOHANG;
-        while !waitpid(Some(self.pid()), options).unwrap().is_some_and(|(_, status)| status.stopped()) {
-            assert!(Instant::now() < deadline, "it does not stop");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn report_of(process: &Process) -> Value {
+    serde_json::from_str(&process.hear("report")).unwrap()
 }
 
 /// A server in this process, with one message in its queue.
@@ -238,16 +178,16 @@ impl Scene {
     /// Everything up to the zombie's awakening and its report. The zombie's fence, the successor's, the report.
     async fn play(&self, sink: &str, waits: &str) -> (u64, u64, Value) {
         let id = EntryId::of_queue(&queue(), "order-7".parse().unwrap());
-        let zombie = Process::start(self, "zombie", sink, waits);
+        let zombie = start(self, "zombie", sink, waits);
         let zombie_fence: u64 = zombie.hear("holds").parse().unwrap();
-        zombie.stop();
+        zombie.pause();
         let entry = self.store.entry(&id).await.unwrap().unwrap();
         assert_eq!((entry.state, entry.fence.0), (EntryState::Processing, zombie_fence));
         assert!(entry.owner.as_str().starts_with("zombie"), "{entry:?}");
 
-        let successor = Process::start(self, "successor", sink, "not");
+        let successor = start(self, "successor", sink, "not");
         let fence: u64 = successor.hear("holds").parse().unwrap();
-        let report = successor.report();
+        let report = report_of(&successor);
         assert_eq!(
             (&report["done"], &report["takeovers"], &report["stale_settles"]),
             (&1.into(), &1.into(), &0.into())
@@ -261,8 +201,8 @@ impl Scene {
 
         // It finds this when it wakes: nothing keeps it from going on at once.
         self.gate.accept().unwrap().0.write_all(b"!").unwrap();
-        zombie.signal(Signal::CONT);
-        let report = zombie.report();
+        zombie.resume();
+        let report = report_of(&zombie);
 
         // Nothing that it said has changed anything.
         assert_eq!(self.store.entry(&id).await.unwrap().unwrap(), before);

@@ -1,10 +1,12 @@
 //! A test binary that runs one of its own tests in a second process.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 
 use hapax_core::QueueName;
+use hapax_faults::{Process, rerun_test};
 
 const FOLDER: &str = "HAPAX_TEST_CHILD_FOLDER";
 
@@ -14,15 +16,31 @@ pub fn child_folder() -> Option<PathBuf> {
 }
 
 /// Starts the test `name` of this binary as a process of its own.
-pub fn start_child(name: &str, folder: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture", "--test-threads=1"])
-        .env(FOLDER, folder)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .unwrap()
+pub fn start_child(name: &str, folder: &Path) -> Process {
+    Process::start(rerun_test(name).env(FOLDER, folder)).unwrap()
+}
+
+/// Prints one line from the child: the reader gets it whole or not at all.
+pub fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    out.write_all(format!("{line}\n").as_bytes()).unwrap();
+    out.flush().unwrap();
+}
+
+/// Starts the test `child` as a process, tells it a number, and kills it when `hear` has accepted `enough` lines. What it
+/// printed before it died is heard too.
+pub fn kill_child_after(folder: &Path, number: u64, enough: usize, mut hear: impl FnMut(&str) -> bool) {
+    let mut child = start_child("child", folder);
+    child.tell(&number.to_string());
+    let mut count = 0;
+    while count < enough {
+        let line = child.next_line().unwrap_or_else(|| panic!("it ended by itself:\n{}", child.log()));
+        count += usize::from(hear(&line));
+    }
+    assert_eq!(child.kill().signal(), Some(9), "it ended by itself:\n{}", child.log());
+    while let Some(line) = child.next_line() {
+        hear(&line);
+    }
 }
 
 pub fn queue() -> QueueName {
