@@ -19,9 +19,12 @@
 //! wait for it.
 
 mod cases;
+#[path = "inbox_suite.rs"]
+pub mod inbox;
 mod ledger_cases;
 mod ledger_suite;
 mod ledger_trial;
+mod memory_inbox;
 mod memory_ledger;
 mod suite;
 mod trial;
@@ -37,6 +40,7 @@ use async_trait::async_trait;
 use hapax_core::{Ledger, Order, QueueAdmin};
 
 pub use ledger_suite::ledger_cases;
+pub use memory_inbox::{MemoryInbox, MemoryTx};
 pub use memory_ledger::MemoryLedger;
 pub use suite::cases;
 use trial::Trial;

@@ -11,12 +11,14 @@
 //! | [`policy`] | backoff, dead-letter decision, deduplication window, lease bounds, tier check |
 //! | [`store`] | the seams: [`QueueStore`], [`QueueAdmin`] and what they answer |
 //! | [`ledger`] | the ledger seam, and its protocol as pure functions |
+//! | [`inbox`] | the transactional seam: a ledger entry in the caller's own transaction |
 //! | [`source`] | the worker's only input, and the adapter from a queue |
 //! | [`error`] | one narrow error per operation |
 //! | [`clock`] | time as a parameter |
 
 pub mod clock;
 pub mod error;
+pub mod inbox;
 pub mod ledger;
 pub mod message;
 pub mod name;
@@ -27,6 +29,7 @@ pub mod store;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{AdminError, SendError, SettleError, StoreError};
+pub use inbox::{AsyncInbox, BlockingInbox, Entered, InboxEntry, InboxError};
 pub use ledger::{
     Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView, Grant,
     Json, Ledger, LedgerCapabilities, LedgerStats, OnDoubt, RecordedOutcome, Renew, Resolution, ResolveError,
@@ -39,7 +42,7 @@ pub use name::{
 pub use queue::{
     DeadLetterPolicy, DedupPolicy, DedupScope, OnDead, QueueConfig, QueueKind, Quota, RedriveAllow, Tier,
 };
-pub use source::{QueueSource, Source};
+pub use source::{QueueSource, Source, SourceDescription};
 pub use store::{
     Batch, Browse, Capabilities, Cause, DeadLetter, Extend, How, MessageState, MessageView, Order, Page,
     QueueAdmin, QueueInfo, QueueStats, QueueStore, Receive, RedriveFilter, RedriveRequest, RedriveState,

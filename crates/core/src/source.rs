@@ -6,12 +6,37 @@ use async_trait::async_trait;
 
 use crate::error::{SettleError, StoreError};
 use crate::message::Delivery;
-use crate::name::QueueName;
-use crate::store::{Batch, Extend, QueueStore, Receive, Remaining, Settle, Settled};
+use crate::name::{QueueName, Receipt, Scope};
+use crate::queue::QueueConfig;
+use crate::store::{Batch, Capabilities, Extend, QueueAdmin, Receive, Remaining, Settle, Settled};
+
+/// What a [`Source`] says of itself. A worker is built from this alone.
+#[derive(Debug, Clone)]
+pub struct SourceDescription {
+    /// The queue or topic, for messages and logs.
+    pub name: String,
+    /// The Hapax queue behind it, if there is one: a claim in the same store names it, so that the entry lives as long
+    /// as the message.
+    pub queue: Option<QueueName>,
+    /// The scope of its idempotency keys in a ledger.
+    pub scope: Scope,
+    /// Its policy: tier, order, retry, retention, dead letters.
+    pub config: QueueConfig,
+    /// How long its dead-letter queue keeps messages; `None` without one.
+    pub dead_retention_ms: Option<u64>,
+    /// How long a delivery is leased by default. `None`: deliveries have no lease and are held until they are settled
+    /// or [`Source::lost`] names them.
+    pub lease_ms: Option<u64>,
+    /// What the store behind it can do.
+    pub capabilities: Capabilities,
+}
 
 /// Where deliveries come from.
 #[async_trait]
 pub trait Source: Send + Sync {
+    /// The source's name, policy and capabilities.
+    async fn describe(&self) -> Result<SourceDescription, StoreError>;
+
     /// The next deliveries, waiting for the first as long as is asked for. Dropped before it is ready: nothing leased,
     /// no attempt counted.
     async fn next(&self, receive: Receive) -> Result<Vec<Delivery>, StoreError>;
@@ -19,25 +44,49 @@ pub trait Source: Send + Sync {
     /// Ends deliveries. Safe to repeat after an unknown outcome.
     async fn finish(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError>;
 
-    /// Keeps deliveries leased: the heartbeat.
+    /// Keeps deliveries leased: the heartbeat. Not called for a source without leases.
     async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError>;
+
+    /// Completes when deliveries were taken from this consumer, as those of a revoked partition are, and names them.
+    /// The worker stops their handlers, and asks again. Never completes for a source whose deliveries end by their
+    /// lease alone.
+    async fn lost(&self) -> Vec<Receipt> {
+        std::future::pending().await
+    }
 }
 
 /// A queue of a store as a [`Source`].
 pub struct QueueSource {
-    store: Arc<dyn QueueStore>,
+    store: Arc<dyn QueueAdmin>,
     queue: QueueName,
 }
 
 impl QueueSource {
     /// Receives from `queue`.
-    pub fn new(store: Arc<dyn QueueStore>, queue: QueueName) -> Self {
+    pub fn new(store: Arc<dyn QueueAdmin>, queue: QueueName) -> Self {
         Self { store, queue }
     }
 }
 
 #[async_trait]
 impl Source for QueueSource {
+    async fn describe(&self) -> Result<SourceDescription, StoreError> {
+        let config = self.store.queue(&self.queue).await?.config;
+        let dead_retention_ms = match &config.dead_letter {
+            Some(dead) => Some(self.store.queue(&dead.queue).await?.config.retention_ms),
+            None => None,
+        };
+        Ok(SourceDescription {
+            name: self.queue.to_string(),
+            queue: Some(self.queue.clone()),
+            scope: Scope::of_queue(&self.queue),
+            lease_ms: Some(config.lease_ms),
+            config,
+            dead_retention_ms,
+            capabilities: self.store.capabilities(),
+        })
+    }
+
     async fn next(&self, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
         self.store.receive(&self.queue, receive).await
     }

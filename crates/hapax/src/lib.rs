@@ -81,7 +81,7 @@ pub use hapax_core::{
 #[cfg(feature = "embedded")]
 pub use hapax_embedded as embedded;
 #[cfg(feature = "sqlite")]
-pub use hapax_worker::SqliteInbox;
+pub use hapax_sqlite::SqliteInbox;
 #[cfg(feature = "worker")]
 pub use hapax_worker::{
     self as worker, Cx, HandlerOutcome, Idempotent, IdempotentError, IntoOutcome, OnError, Report, Worker,

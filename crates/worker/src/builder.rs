@@ -9,8 +9,8 @@ use bytes::Bytes;
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::policy::tier::{self, Database, Facts, Finding, HandlerFacts, LedgerFacts};
 use hapax_core::{
-    Delivery, Ledger, LedgerCapabilities, OnDoubt, QueueAdmin, QueueConfig, QueueName, QueueSource, Receive,
-    Scope, Source, Store, StoreError, Tier, policy,
+    Delivery, Ledger, OnDoubt, QueueAdmin, QueueName, QueueSource, QueueStore, Receive, Source,
+    SourceDescription, Store, StoreError, Tier, policy,
 };
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -90,8 +90,9 @@ fn within(name: &'static str, value: u64, min: u64, max: u64) -> Result<(), Buil
 #[derive(Clone)]
 #[must_use = "call `build` to get a worker"]
 pub struct WorkerBuilder {
-    pub(crate) store: Arc<dyn QueueAdmin>,
-    pub(crate) queue: QueueName,
+    pub(crate) source: Arc<dyn Source>,
+    /// The queue of a store, for trials that send to it.
+    pub(crate) queue: Option<(Arc<dyn QueueStore>, QueueName)>,
     ledger: Option<Arc<dyn Ledger>>,
     /// The ledger is the store's own.
     own_ledger: bool,
@@ -109,23 +110,13 @@ pub struct WorkerBuilder {
     drain: Duration,
     consumer: Option<String>,
     honours_derived_key: bool,
-    source: Option<Arc<dyn Source>>,
     pub(crate) hooks: Hooks,
 }
 
-/// What the store says about the queue.
-struct Queue {
-    tier: Tier,
-    config: QueueConfig,
-    dead_retention_ms: Option<u64>,
-}
-
-impl Queue {
-    /// Long enough for whatever may still deliver the message again.
-    fn ttl_ms_default(&self) -> u64 {
-        let horizon_ms = tier::redrive_horizon_ms(&self.config, self.dead_retention_ms.unwrap_or(0));
-        horizon_ms.clamp(TTL_MS_DEFAULT, TTL_MS_MAX)
-    }
+/// Long enough for whatever may still deliver the message again.
+fn ttl_ms_default(described: &SourceDescription) -> u64 {
+    let horizon_ms = tier::redrive_horizon_ms(&described.config, described.dead_retention_ms.unwrap_or(0));
+    horizon_ms.clamp(TTL_MS_DEFAULT, TTL_MS_MAX)
 }
 
 impl Worker {
@@ -177,9 +168,16 @@ impl Worker {
 
     /// A worker for a queue of a store without a ledger; [`WorkerBuilder::ledger`] names one elsewhere.
     pub fn over(store: Arc<dyn QueueAdmin>, queue: QueueName) -> WorkerBuilder {
+        let source = QueueSource::new(store.clone(), queue.clone());
+        WorkerBuilder { queue: Some((store, queue)), ..Self::from_source(Arc::new(source)) }
+    }
+
+    /// A worker for any [`Source`]: a queue, a broker's topic, something of your own. Its name, policy and capabilities
+    /// are what [`Source::describe`] says. It has no ledger unless one is named.
+    pub fn from_source(source: Arc<dyn Source>) -> WorkerBuilder {
         WorkerBuilder {
-            store,
-            queue,
+            source,
+            queue: None,
             ledger: None,
             own_ledger: false,
             handler: None,
@@ -196,7 +194,6 @@ impl Worker {
             drain: Duration::from_millis(DRAIN_MS_DEFAULT),
             consumer: None,
             honours_derived_key: false,
-            source: None,
             hooks: Hooks::default(),
         }
     }
@@ -243,6 +240,14 @@ impl WorkerBuilder {
     /// The guarantee; the queue's own when it is not set.
     pub fn tier(mut self, tier: Tier) -> Self {
         self.tier = Some(tier);
+        self
+    }
+
+    /// The ledger of the store that the source's queue lives in: a settle may end a claim in the same transaction.
+    /// [`Worker::builder`] sets it.
+    pub fn store_ledger(mut self, ledger: Arc<dyn Ledger>) -> Self {
+        self.ledger = Some(ledger);
+        self.own_ledger = true;
         self
     }
 
@@ -314,7 +319,8 @@ impl WorkerBuilder {
         self
     }
 
-    /// What a handler's `Err` means. Default [`OnError::Retry`]; with [`OnDoubt::Park`], [`OnError::InDoubt`].
+    /// What a handler's `Err` means. Default [`OnError::InDoubt`] at `effectively-once`, [`OnError::Retry`] at the other
+    /// tiers.
     pub fn on_error(mut self, on_error: OnError) -> Self {
         self.on_error = Some(on_error);
         self
@@ -349,7 +355,7 @@ impl WorkerBuilder {
 
     /// Receives and settles through this instead of through the store itself, for example to inject faults.
     pub fn source(mut self, source: Arc<dyn Source>) -> Self {
-        self.source = Some(source);
+        self.source = source;
         self
     }
 
@@ -360,16 +366,17 @@ impl WorkerBuilder {
         self
     }
 
-    /// Reads the queue's configuration and checks everything: the settings, and whether the tier can hold.
+    /// Asks the source to describe itself and checks everything: the settings, and whether the tier can hold.
     pub async fn build(self) -> Result<Worker, BuildError> {
         let handler = self.handler.clone().ok_or(BuildError::NoHandler)?;
-        let queue = self.look_at_queue().await?;
-        let tier = queue.tier;
-        let lease = self.check_lease(queue.config.lease_ms)?;
+        let described = self.source.describe().await?;
+        let tier = self.tier.unwrap_or(described.config.tier);
+        let fifo = described.config.is_fifo();
+        let lease = self.check_lease(described.lease_ms.unwrap_or_default())?;
         within("concurrency", self.concurrency as u64, 1, CONCURRENCY_MAX as u64)?;
-        let ttl_ms = self.ttl.map_or_else(|| queue.ttl_ms_default(), |ttl| ttl.as_millis() as u64);
+        let ttl_ms = self.ttl.map_or_else(|| ttl_ms_default(&described), |ttl| ttl.as_millis() as u64);
         within("outcome_ttl", ttl_ms, TTL_MS_MIN, TTL_MS_MAX)?;
-        let warnings = self.check_tier(&queue, lease, ttl_ms)?;
+        let warnings = self.check_tier(&described, tier, lease, ttl_ms)?;
         if let Handler::Many { max, .. } = handler {
             within("batch_handler", max as u64, 1, Receive::MAX as u64)?;
         }
@@ -383,7 +390,7 @@ impl WorkerBuilder {
         }
         if let Some((max, _)) = &self.per_key {
             within("per_key", *max as u64, 1, self.concurrency as u64)?;
-            if queue.config.is_fifo() || matches!(handler, Handler::Many { .. }) {
+            if fifo || matches!(handler, Handler::Many { .. }) {
                 let problem = "FIFO queues and batch handlers have no limit per key; \
                                a FIFO queue runs one message of a group at a time anyway";
                 return Err(setting("per_key", problem));
@@ -391,14 +398,13 @@ impl WorkerBuilder {
         }
         let consumer = self.check_consumer()?;
 
-        let own = || Arc::new(QueueSource::new(self.store.clone(), self.queue.clone())) as Arc<dyn Source>;
-        let source = self.source.clone().unwrap_or_else(own);
+        let source = self.source;
         let ledger = self.ledger.filter(|_| tier == Tier::EffectivelyOnce);
         let lease = Arc::new(LeaseTime::new(lease));
         let stats = Arc::new(Stats::default());
         let beats = Beats::new(Some(source.clone()), ledger.clone(), lease.clone(), stats.clone())
             .map_err(|error| BuildError::Heartbeat(error.to_string()))?;
-        let default_error = if self.on_doubt == OnDoubt::Park { OnError::InDoubt } else { OnError::Retry };
+        let default_error = OnError::default_at(tier);
         let policy = Policy {
             tier,
             on_doubt: self.on_doubt,
@@ -406,10 +412,9 @@ impl WorkerBuilder {
             ttl_ms,
         };
         let env = Env {
-            scope: Scope::of_queue(&self.queue),
-            queue: self.queue,
-            key_pointer: queue.config.key_pointer.clone(),
-            #[cfg(feature = "sqlite")]
+            name: described.name,
+            scope: described.scope,
+            key_pointer: described.config.key_pointer,
             ttl_ms,
             hooks: self.hooks,
         };
@@ -419,9 +424,11 @@ impl WorkerBuilder {
             env: Arc::new(env),
             source,
             own_ledger: self.own_ledger && ledger.is_some(),
-            same_store: self.own_ledger && ledger.is_some() && self.store.capabilities().settle_ends_claims,
+            same_store: self.own_ledger && ledger.is_some() && described.capabilities.settle_ends_claims,
             ledger,
-            fifo: queue.config.is_fifo(),
+            queue: described.queue,
+            fifo,
+            leased: described.lease_ms.is_some(),
             policy,
             handler,
             run_us_max,
@@ -444,28 +451,23 @@ impl WorkerBuilder {
         Ok(Worker { shared: Arc::new(shared), finishes, warnings })
     }
 
-    async fn look_at_queue(&self) -> Result<Queue, BuildError> {
-        let config = self.store.queue(&self.queue).await?.config;
-        let dead_retention_ms = match &config.dead_letter {
-            Some(dead) => Some(self.store.queue(&dead.queue).await?.config.retention_ms),
-            None => None,
-        };
-        Ok(Queue { tier: self.tier.unwrap_or(config.tier), config, dead_retention_ms })
-    }
-
     /// Compares the tier with what store, ledger and handler can do; the warnings.
-    fn check_tier(&self, queue: &Queue, lease: LeaseLength, ttl_ms: u64) -> Result<Vec<Finding>, BuildError> {
-        let transactional = self.handler.as_ref().is_some_and(Handler::is_transactional);
-        if transactional && queue.tier != Tier::Transactional {
+    fn check_tier(
+        &self,
+        described: &SourceDescription,
+        wanted: Tier,
+        lease: LeaseLength,
+        ttl_ms: u64,
+    ) -> Result<Vec<Finding>, BuildError> {
+        let inbox = self.handler.as_ref().and_then(Handler::inbox);
+        if inbox.is_some() && wanted != Tier::Transactional {
             return Err(setting(
                 "tier",
                 "a transactional handler has the tier transactional; leave it unset",
             ));
         }
-        let ledger = if transactional {
-            let can =
-                LedgerCapabilities { name: "sqlite".into(), durable: true, fence: true, may_evict: false };
-            Some(LedgerFacts { can, same_store: false, ttl_ms })
+        let ledger = if let Some(can) = inbox {
+            Some(LedgerFacts { can: can.clone(), same_store: false, ttl_ms })
         } else {
             let facts = |ledger: &Arc<dyn Ledger>| LedgerFacts {
                 can: ledger.ledger_capabilities(),
@@ -485,14 +487,14 @@ impl WorkerBuilder {
             p99_ms: None,
             on_doubt: self.on_doubt,
             honours_derived_key: self.honours_derived_key,
-            database: if transactional { Database::WithLedger } else { Database::None },
+            database: if inbox.is_some() { Database::WithLedger } else { Database::None },
         };
         let facts = Facts {
-            tier: queue.tier,
-            dead_retention_ms: queue.dead_retention_ms,
+            tier: wanted,
+            dead_retention_ms: described.dead_retention_ms,
             ledger,
             handler: Some(handler),
-            ..Facts::new(queue.config.clone(), self.store.capabilities())
+            ..Facts::new(described.config.clone(), described.capabilities.clone())
         };
         let (refusals, warnings): (Vec<_>, Vec<_>) =
             tier::check(&facts).into_iter().partition(Finding::is_refusal);

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hapax_core::{
-    Attributes, Delivery, EntryId, Fence, Grant, GroupId, IdempotencyKey, KeySource, MessageId, QueueName,
+    Attributes, Delivery, EntryId, Fence, Fingerprint, Grant, GroupId, IdempotencyKey, KeySource, MessageId,
     Receipt, Scope, Token,
 };
 use tokio::time::Instant;
@@ -15,10 +15,10 @@ use crate::point::{Hooks, Point};
 
 /// What all deliveries of a worker share.
 pub(crate) struct Env {
-    pub queue: QueueName,
+    /// The source's name.
+    pub name: String,
     pub scope: Scope,
     pub key_pointer: Option<String>,
-    #[cfg(feature = "sqlite")]
     pub ttl_ms: u64,
     pub hooks: Hooks,
 }
@@ -44,6 +44,17 @@ impl Job {
             let (key, source) = self.delivery.idempotency_key(self.env.key_pointer.as_deref());
             (EntryId::new(self.env.scope.clone(), key), source)
         })
+    }
+
+    /// The content of the message, hashed: another content under the same key is a mismatch.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::new(blake3::hash(&self.delivery.body).to_hex()).expect("hex digits")
+    }
+
+    /// The span of its run: what the handler logs carries these fields.
+    pub fn span(&self) -> tracing::Span {
+        let (queue, message, attempt) = (&self.env.name, self.delivery.id, self.delivery.attempt);
+        tracing::info_span!("delivery", %queue, %message, attempt)
     }
 
     pub fn grant(&self) -> Option<&Grant> {
@@ -120,9 +131,9 @@ impl Cx {
         self.job.delivery.id
     }
 
-    /// The queue that the message came from.
-    pub fn queue(&self) -> &QueueName {
-        &self.job.env.queue
+    /// The name of the queue or topic that the message came from.
+    pub fn queue(&self) -> &str {
+        &self.job.env.name
     }
 
     /// The message's group.
@@ -179,7 +190,7 @@ impl Cx {
 impl std::fmt::Debug for Cx {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Cx")
-            .field("queue", self.queue())
+            .field("queue", &self.queue())
             .field("message_id", &self.message_id())
             .field("attempt", &self.attempt())
             .field("key", self.idempotency_key())

@@ -30,6 +30,10 @@ fn reject(reason: &str) -> How {
     How::Reject { reason: policy::cut(reason, policy::ERROR_BYTES_MAX).to_owned() }
 }
 
+fn park(reason: &str) -> How {
+    How::Park { reason: policy::cut(reason, policy::ERROR_BYTES_MAX).to_owned() }
+}
+
 /// How a duplicate of something that has ended is settled.
 pub(crate) fn replay(outcome: &RecordedOutcome) -> How {
     if !outcome.failed {
@@ -49,12 +53,20 @@ pub(crate) fn mismatch(key: &str) -> How {
 impl Policy {
     fn doubt(&self, error: &str) -> Decision {
         let how = match (self.tier, self.on_doubt) {
-            (Tier::EffectivelyOnce, OnDoubt::Park) => {
-                How::Park { reason: policy::cut(error, policy::ERROR_BYTES_MAX).to_owned() }
-            }
+            (Tier::EffectivelyOnce, OnDoubt::Park) => park(error),
             _ => retry(error, None),
         };
         Decision { how, ending: Ending::Doubt }
+    }
+
+    /// Doubt that is not the message's fault: the attempt is not counted.
+    fn uncounted_doubt(&self, error: &str) -> Decision {
+        match self.doubt(error) {
+            Decision { how: How::Retry { .. }, ending } => {
+                Decision { how: How::Defer { after_ms: 0 }, ending }
+            }
+            parked => parked,
+        }
     }
 
     fn rejected(&self, reason: &str) -> Decision {
@@ -85,21 +97,18 @@ impl Policy {
             },
             // No claim is completed: the next version of the handler may understand it.
             Ended::Unparsable(reason) => Decision { how: reject(&reason), ending: Ending::Release },
-            Ended::Stopped(Stop::Drained) => match self.doubt("the worker ended while the handler ran") {
-                Decision { how: How::Retry { .. }, ending } => {
-                    // Not the message's fault: the attempt is not counted.
-                    Decision { how: How::Defer { after_ms: 0 }, ending }
-                }
-                parked => parked,
-            },
+            Ended::Deferred { after_ms, .. } => {
+                Decision { how: How::Defer { after_ms }, ending: Ending::Release }
+            }
+            Ended::Interrupted { error } => self.uncounted_doubt(&error),
+            Ended::Stopped(Stop::Drained) => self.uncounted_doubt("the worker ended while the handler ran"),
             Ended::Stopped(Stop::TimedOut) => self.doubt("the handler ran for longer than run_ms_max"),
             Ended::Stopped(Stop::Lost | Stop::Abandoned) => {
                 self.doubt("the lease was lost while the handler ran")
             }
             Ended::NotStarted(_) => Decision { how: How::Defer { after_ms: 0 }, ending: Ending::Release },
-            #[cfg(feature = "sqlite")]
             Ended::Replayed(outcome) => Decision { how: replay(&outcome), ending: Ending::Release },
-            #[cfg(feature = "sqlite")]
+            Ended::Held(reason) => Decision { how: park(&reason), ending: Ending::Release },
             Ended::Mismatch(key) => Decision { how: mismatch(&key), ending: Ending::Release },
         }
     }

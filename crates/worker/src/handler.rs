@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hapax_core::LedgerCapabilities;
 use serde::de::DeserializeOwned;
 
 use crate::cx::{Cx, Job};
@@ -26,16 +27,19 @@ pub(crate) enum Handler {
         max: usize,
     },
     /// Commits its own effect together with the ledger entry.
-    #[cfg(feature = "sqlite")]
-    Transactional(RunOne),
+    Transactional {
+        run: RunOne,
+        /// What the entries survive.
+        inbox: LedgerCapabilities,
+    },
 }
 
 impl Handler {
-    pub fn is_transactional(&self) -> bool {
+    /// The inbox of a transactional handler.
+    pub fn inbox(&self) -> Option<&LedgerCapabilities> {
         match self {
-            Self::One(_) | Self::Many { .. } => false,
-            #[cfg(feature = "sqlite")]
-            Self::Transactional(_) => true,
+            Self::One(_) | Self::Many { .. } => None,
+            Self::Transactional { inbox, .. } => Some(inbox),
         }
     }
 }

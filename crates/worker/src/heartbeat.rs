@@ -145,6 +145,22 @@ impl Beats {
         running.filter(|one| one.lease().stop_for(stop)).count()
     }
 
+    /// The source has taken these deliveries back.
+    pub fn revoked(&self, receipts: &[Receipt]) {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for one in held {
+            if !one.receipt().is_some_and(|receipt| receipts.contains(receipt)) {
+                continue;
+            }
+            // The claim is the right to act and is kept on.
+            if one.claim().is_some() {
+                one.lease().delivery_gone();
+            } else {
+                self.lost(&*one, &"its source has taken the delivery back");
+            }
+        }
+    }
+
     /// How many have not ended.
     pub fn unfinished(&self) -> usize {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);

@@ -30,7 +30,7 @@ const CLAIM_TRIES: u32 = 5;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum IdempotentError<E> {
-    /// This run failed. Unless [`Idempotent::on_error`] says otherwise, the key is free again.
+    /// This run failed. Unless [`Idempotent::on_error`] says otherwise, the key is in doubt.
     #[error("{0}")]
     Failed(E),
     /// A run before this one failed for good.
@@ -215,8 +215,8 @@ impl Idempotent {
         self
     }
 
-    /// What an `Err` of the run means. Default [`OnError::Retry`]: nothing happened, the key is free again; with
-    /// [`OnDoubt::Park`], [`OnError::InDoubt`].
+    /// What an `Err` of the run means. Default [`OnError::InDoubt`]: something may have happened, so that the next run is
+    /// told that it takes over, or is refused under [`OnDoubt::Park`].
     pub fn on_error(mut self, on_error: OnError) -> Self {
         self.on_error = Some(on_error);
         self
@@ -274,8 +274,7 @@ impl Idempotent {
     }
 
     fn after_error(&self, error: &impl fmt::Display) -> Ending {
-        let default = if self.on_doubt == OnDoubt::Park { OnError::InDoubt } else { OnError::Retry };
-        match self.on_error.unwrap_or(default) {
+        match self.on_error.unwrap_or(OnError::InDoubt) {
             OnError::Retry => Ending::Release,
             OnError::InDoubt => Ending::Doubt,
             OnError::Reject => {

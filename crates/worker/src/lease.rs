@@ -191,7 +191,6 @@ impl Lease {
     }
 
     /// Whether the right to act is gone, as far as can be known here.
-    #[cfg(feature = "sqlite")]
     pub fn is_lost(&self) -> bool {
         self.stop().is_some() || self.until_us() <= now_us()
     }

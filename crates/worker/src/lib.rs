@@ -10,7 +10,9 @@
 //! | returns a value | acked | completed with the value: duplicates get it |
 //! | returns [`HandlerOutcome::Retry`] | returns by policy, or after the delay asked for | released: nothing happened |
 //! | returns [`HandlerOutcome::Reject`] | goes to the dead letters | completed as failed: duplicates are rejected too |
-//! | returns an `Err` | by [`OnError`] | by [`OnError`] |
+//! | returns [`HandlerOutcome::Defer`] | put back for a while, uncounted | released: nothing happened |
+//! | returns an `Err` | by [`OnError`]: returns by policy, or is parked | by [`OnError`]: in doubt unless it is told otherwise |
+//! | returns [`HandlerOutcome::Interrupted`] | put back uncounted, or is parked | in doubt at once |
 //! | returns [`HandlerOutcome::InDoubt`], panics, exceeds `run_max`, loses its lease | returns by policy, or is parked | in doubt at once |
 //! | is stopped by the end of the worker | put back uncounted, or is parked | in doubt at once |
 //! | does not fit the body | goes to the dead letters | released |
@@ -36,11 +38,10 @@ mod limits;
 mod outcome;
 mod point;
 mod settle;
-#[cfg(feature = "sqlite")]
-mod sqlite;
 mod state;
 mod stats;
 pub mod testing;
+mod transactional;
 mod worker;
 
 pub use auto::{AutoLease, TimeSketch};
@@ -49,7 +50,6 @@ pub use cx::Cx;
 pub use idempotent::{Idempotent, IdempotentError, Run, idempotent};
 pub use outcome::{HandlerOutcome, IntoOutcome, OnError};
 pub use point::{Hook, Point};
-#[cfg(feature = "sqlite")]
-pub use sqlite::{Entered, InboxError, SqliteInbox};
 pub use stats::Counts;
+pub use transactional::TxFuture;
 pub use worker::{Report, Stopped, Watch, Worker};

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use hapax_core::Json;
+use hapax_core::{Json, Tier};
 use serde::Serialize;
 
 /// What came of a handler's run.
@@ -43,6 +43,20 @@ pub enum HandlerOutcome<R> {
         /// What is known.
         error: String,
     },
+    /// **Nothing happened**, and it is not the message's fault: put back for a while, without counting the attempt. The
+    /// key is free again at once.
+    Defer {
+        /// How long the message is invisible.
+        after: Duration,
+        /// Why, for the log.
+        reason: String,
+    },
+    /// The handler was told to stop, by the end of its process for example, and something may have happened. As
+    /// [`InDoubt`](Self::InDoubt), but the attempt is not counted.
+    Interrupted {
+        /// What is known.
+        error: String,
+    },
     /// An error that says neither; [`OnError`] decides. What an `Err` becomes.
     Failed {
         /// The error.
@@ -66,6 +80,11 @@ impl<R> HandlerOutcome<R> {
         Self::Reject { reason: reason.to_string() }
     }
 
+    /// Nothing happened, and it is not the message's fault: put back, uncounted.
+    pub fn defer(after: Duration, reason: impl Display) -> Self {
+        Self::Defer { after, reason: reason.to_string() }
+    }
+
     /// Something may have happened.
     pub fn in_doubt(error: impl Display) -> Self {
         Self::InDoubt { error: error.to_string() }
@@ -75,13 +94,21 @@ impl<R> HandlerOutcome<R> {
 /// What a handler's error, an `Err` that says nothing about its effect, means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OnError {
-    /// Nothing happened: retried by the queue's policy. The default where doubt means another try.
+    /// Nothing happened: retried by the queue's policy. The default below `effectively-once`, and at `transactional`,
+    /// where an error rolls everything back.
     Retry,
-    /// Something may have happened: retried, and told so; or parked. The default where doubt means parking, since
-    /// there a wrong guess is a second effect.
+    /// Something may have happened: retried, and told so; or parked. The default at `effectively-once`, where a wrong
+    /// guess is a second effect.
     InDoubt,
     /// No retry will change it.
     Reject,
+}
+
+impl OnError {
+    /// What an error means at a tier unless the worker's builder says otherwise.
+    pub fn default_at(tier: Tier) -> Self {
+        if tier == Tier::EffectivelyOnce { Self::InDoubt } else { Self::Retry }
+    }
 }
 
 /// What a handler may return: a [`HandlerOutcome`], a `Result` of a value or of an outcome, or nothing.
@@ -147,6 +174,15 @@ pub(crate) enum Ended {
     Failed {
         error: String,
     },
+    /// Nothing happened; the attempt is not counted.
+    Deferred {
+        after_ms: u64,
+        reason: String,
+    },
+    /// Something may have happened; the attempt is not counted.
+    Interrupted {
+        error: String,
+    },
     /// The body does not fit the handler's type; the handler did not run.
     Unparsable(String),
     Panicked(String),
@@ -155,11 +191,11 @@ pub(crate) enum Ended {
     /// Stopped before its first step: nothing happened.
     NotStarted(Stop),
     /// It was done before; the handler did not run.
-    #[cfg(feature = "sqlite")]
     Replayed(hapax_core::RecordedOutcome),
     /// The key was used before for another body; the handler did not run.
-    #[cfg(feature = "sqlite")]
     Mismatch(String),
+    /// An operator has to decide about the key first; the handler did not run.
+    Held(String),
 }
 
 /// Why a handler was stopped at an await.
@@ -177,16 +213,8 @@ pub(crate) enum Stop {
 
 impl Ended {
     /// Whether there was a run, or a claim for one.
-    #[cfg(feature = "sqlite")]
     pub fn ran(&self) -> bool {
-        !matches!(self, Self::Replayed(_) | Self::Mismatch(_))
-    }
-
-    /// Whether there was a run, or a claim for one.
-    #[cfg(not(feature = "sqlite"))]
-    #[expect(clippy::unused_self, reason = "the same call with and without the feature")]
-    pub fn ran(&self) -> bool {
-        true
+        !matches!(self, Self::Replayed(_) | Self::Mismatch(_) | Self::Held(_))
     }
 
     /// Takes the type off; the value is written as JSON only where `record` asks for it.
@@ -199,6 +227,10 @@ impl Ended {
             HandlerOutcome::Reject { reason } => Self::Reject { reason },
             HandlerOutcome::InDoubt { error } => Self::InDoubt { error },
             HandlerOutcome::Failed { error } => Self::Failed { error },
+            HandlerOutcome::Defer { after, reason } => {
+                Self::Deferred { after_ms: after.as_millis() as u64, reason }
+            }
+            HandlerOutcome::Interrupted { error } => Self::Interrupted { error },
         }
     }
 }

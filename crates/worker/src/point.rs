@@ -118,7 +118,6 @@ impl Hooks {
     }
 
     /// Passes a point on a thread that may block. `false`: the process is taken to have died here.
-    #[cfg(feature = "sqlite")]
     pub fn pass_blocking(&self, point: Point) -> bool {
         if let Some(hook) = &self.hook {
             hook(point);

@@ -142,6 +142,7 @@ impl WorkerState {
         match answer {
             Ok(settled) => {
                 self.near_expiry(&finish.job);
+                log_failure(&finish, settled);
                 over(finish, Some(settled));
                 None
             }
@@ -232,6 +233,29 @@ impl WorkerState {
 fn claim_end(finish: &Finish) -> Option<ClaimEnd> {
     let ((id, token), ending) = (finish.job.claim()?, finish.ending.clone()?);
     Some(ClaimEnd { id: id.clone(), token: token.clone(), ending })
+}
+
+/// One line for each attempt that failed: which, why, and what comes next.
+fn log_failure(finish: &Finish, settled: Settled) {
+    let (How::Retry { error: Some(error), .. } | How::Reject { reason: error } | How::Park { reason: error }) =
+        &finish.how
+    else {
+        return;
+    };
+    let delivery = &finish.job.delivery;
+    let (queue, message, attempt) = (&finish.job.env.name, delivery.id, delivery.attempt);
+    match settled {
+        Settled::Returned { after_ms } => {
+            tracing::warn!(%queue, %message, attempt, error, next_try_ms = after_ms, "an attempt failed; it is tried again");
+        }
+        Settled::Dead => {
+            tracing::warn!(%queue, %message, attempt, error, "an attempt failed; the message went to the dead letters");
+        }
+        Settled::Parked => {
+            tracing::warn!(%queue, %message, attempt, error, "an attempt failed; the message is parked until it is released");
+        }
+        Settled::Acked => {}
+    }
 }
 
 fn over(finish: Finish, settled: Option<Settled>) {

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::time::Duration;
 
 use hapax_core::{
-    Claim, ClaimError, ClaimRequest, Delivery, Fingerprint, GroupId, How, Ledger, OnDoubt, Owner, Settled,
+    Claim, ClaimError, ClaimRequest, Delivery, GroupId, How, Ledger, OnDoubt, Owner, QueueName, Settled,
     Source, StoreError, Tier,
 };
 use tokio::sync::{Notify, mpsc, oneshot};
+use tracing::Instrument as _;
 
 use crate::auto::LeaseTime;
 use crate::cx::{Env, Job};
@@ -32,12 +33,16 @@ const CLAIM_TRIES: u32 = 5;
 pub(crate) struct WorkerState {
     pub env: Arc<Env>,
     pub source: Arc<dyn Source>,
+    /// The Hapax queue behind the source.
+    pub queue: Option<QueueName>,
     pub ledger: Option<Arc<dyn Ledger>>,
     /// The ledger is the queue's own store.
     pub own_ledger: bool,
     /// A settle ends the claim in the same transaction.
     pub same_store: bool,
     pub fifo: bool,
+    /// Deliveries are held by leases.
+    pub leased: bool,
     pub policy: Policy,
     pub handler: Handler,
     pub run_us_max: Option<u64>,
@@ -76,6 +81,7 @@ impl WorkerState {
             let lease_ms = delivery.lease_ms;
             let lease = match self.policy.tier {
                 Tier::AtMostOnce => Lease::endless(),
+                _ if !self.leased => Lease::endless(),
                 _ if (answered_us - asked_us) * 4 <= lease_ms * 1000 => Lease::new(asked_us, lease_ms),
                 _ => Lease::of_unknown_age(answered_us, lease_ms),
             };
@@ -232,15 +238,13 @@ impl WorkerState {
 
     async fn run(&self, job: &Arc<Job>) -> Ended {
         let run: &RunOne = match &self.handler {
-            Handler::One(run) => run,
-            #[cfg(feature = "sqlite")]
-            Handler::Transactional(run) => run,
+            Handler::One(run) | Handler::Transactional { run, .. } => run,
             Handler::Many { .. } => unreachable!("a batch handler runs batches"),
         };
         self.begin(std::slice::from_ref(job)).await;
         let leases = std::iter::once(&job.lease);
-        let ended =
-            guard(leases, &self.stats, run(job, self.records())).await.unwrap_or_else(|stopped| stopped);
+        let running = guard(leases, &self.stats, run(job, self.records())).instrument(job.span());
+        let ended = running.await.unwrap_or_else(|stopped| stopped);
         self.ran(std::slice::from_ref(job)).await;
         ended
     }
@@ -248,7 +252,8 @@ impl WorkerState {
     async fn run_many(&self, run: &RunMany, jobs: &[Arc<Job>]) -> Vec<Ended> {
         self.begin(jobs).await;
         let leases = jobs.iter().map(|job| &job.lease);
-        let ended = guard(leases, &self.stats, run(jobs, self.records())).await;
+        let span = tracing::info_span!("batch", queue = %self.env.name, messages = jobs.len());
+        let ended = guard(leases, &self.stats, run(jobs, self.records())).instrument(span).await;
         self.ran(jobs).await;
         let each = |stopped: &Ended| match stopped {
             Ended::Panicked(error) => Ended::Panicked(error.clone()),
@@ -325,11 +330,11 @@ impl WorkerState {
     fn claim_request(&self, job: &Job, lease_ms: u64) -> ClaimRequest {
         let run = self.claims.fetch_add(1, Ordering::Relaxed);
         let owner = Owner::new(format!("{}/{run}", self.consumer)).expect("a consumer's name fits");
-        let hash = blake3::hash(&job.delivery.body).to_hex();
         // A ledger elsewhere knows nothing of the delivery.
-        let delivery = self.own_ledger.then(|| (self.env.queue.clone(), job.delivery.receipt.clone()));
+        let queue = self.own_ledger.then(|| self.queue.clone()).flatten();
+        let delivery = queue.map(|queue| (queue, job.delivery.receipt.clone()));
         ClaimRequest {
-            fingerprint: Some(Fingerprint::new(hash).expect("hex digits")),
+            fingerprint: Some(job.fingerprint()),
             on_doubt: self.policy.on_doubt,
             delivery,
             ..ClaimRequest::new(job.key().0.clone(), owner, lease_ms)
@@ -446,7 +451,12 @@ impl WorkerState {
                 stats.panics.add();
                 doubt();
             }
-            Ended::Stopped(Stop::Drained) => {
+            Ended::Deferred { reason, after_ms } => {
+                let (queue, message) = (&self.env.name, job.delivery.id);
+                tracing::info!(%queue, %message, after_ms, reason, "a delivery is put back, uncounted");
+                stats.deferred.add();
+            }
+            Ended::Interrupted { .. } | Ended::Stopped(Stop::Drained) => {
                 self.put_back.fetch_add(1, Ordering::SeqCst);
                 if self.claims() {
                     stats.in_doubt.add();
@@ -460,9 +470,8 @@ impl WorkerState {
                 }
                 stats.deferred.add();
             }
-            #[cfg(feature = "sqlite")]
             Ended::Replayed(_) => stats.replayed.add(),
-            #[cfg(feature = "sqlite")]
+            Ended::Held(_) => stats.parked.add(),
             Ended::Mismatch(_) => {
                 stats.mismatches.add();
                 stats.rejected.add();

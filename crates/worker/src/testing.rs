@@ -42,8 +42,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax_core::{
-    Batch, Delivery, Ending, Extend, How, NewMessage, QueueSource, Receive, Remaining, SendError, Settle,
-    SettleError, Settled, Source, StoreError,
+    Batch, Delivery, Ending, Extend, How, NewMessage, Receive, Remaining, SendError, Settle, SettleError,
+    Settled, Source, SourceDescription, StoreError,
 };
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -74,6 +74,9 @@ pub enum TrialError {
     /// The worker could not go on.
     #[error(transparent)]
     Stopped(Box<Stopped>),
+    /// The worker is built from a source that a trial cannot send to.
+    #[error("the worker has a source of its own; send to that, then call `run` or `crash_at`")]
+    NoQueue,
     /// Nothing was delivered, or it did not end.
     #[error(
         "nothing was delivered and settled within {PATIENCE_MS} ms; is a message there, and the handler not stuck?"
@@ -161,7 +164,8 @@ impl Trial {
 
     /// Sends a message.
     pub async fn send(&self, message: NewMessage) -> Result<(), TrialError> {
-        let sent = self.builder.store.send(&self.builder.queue, vec![message]).await?;
+        let Some((store, queue)) = &self.builder.queue else { return Err(TrialError::NoQueue) };
+        let sent = store.send(queue, vec![message]).await?;
         for sent in sent {
             sent?;
         }
@@ -236,20 +240,23 @@ impl Trial {
     }
 
     fn one_delivery(&self) -> WorkerBuilder {
-        let source = QueueSource::new(self.builder.store.clone(), self.builder.queue.clone());
-        let one = OneDelivery { source, given: AtomicBool::new(false) };
+        let one = OneDelivery { source: self.builder.source.clone(), given: AtomicBool::new(false) };
         self.builder.clone().source(Arc::new(one))
     }
 }
 
 /// A source that gives out one delivery.
 struct OneDelivery {
-    source: QueueSource,
+    source: Arc<dyn Source>,
     given: AtomicBool,
 }
 
 #[async_trait]
 impl Source for OneDelivery {
+    async fn describe(&self) -> Result<SourceDescription, StoreError> {
+        self.source.describe().await
+    }
+
     async fn next(&self, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
         if self.given.load(Ordering::SeqCst) {
             return pending().await;

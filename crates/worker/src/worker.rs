@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hapax_core::policy::tier::Finding;
-use hapax_core::{QueueName, Receive, StoreError, Tier, policy};
+use hapax_core::{Receive, StoreError, Tier, policy};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
@@ -55,7 +55,7 @@ pub struct Report {
 #[error("the worker of queue {queue} cannot go on: {error}")]
 pub struct Stopped {
     /// The queue.
-    pub queue: QueueName,
+    pub queue: String,
     /// What the store said.
     #[source]
     pub error: StoreError,
@@ -103,16 +103,17 @@ impl Worker {
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Report, Stopped> {
         let Self { shared, finishes, warnings } = self;
         for warning in warnings {
-            tracing::warn!(queue = %shared.env.queue, code = warning.code, "{warning}");
+            tracing::warn!(queue = %shared.env.name, code = warning.code, "{warning}");
         }
-        let mut ending = Abandon { shared: shared.clone(), collector: None };
-        ending.collector = Some(tokio::spawn(settle::collect(shared.clone(), finishes)));
+        let mut ending = Abandon { shared: shared.clone(), tasks: Vec::new() };
+        ending.tasks.push(tokio::spawn(settle::collect(shared.clone(), finishes)));
+        ending.tasks.push(tokio::spawn(stop_revoked(shared.clone())));
         let error = shared.receive_until(std::pin::pin!(shutdown)).await;
         let report = shared.drain().await;
         drop(ending);
         match error {
             None => Ok(report),
-            Some(error) => Err(Stopped { queue: shared.env.queue.clone(), error, report }),
+            Some(error) => Err(Stopped { queue: shared.env.name.clone(), error, report }),
         }
     }
 }
@@ -120,7 +121,15 @@ impl Worker {
 /// However a run ends, nothing of it goes on behind its back.
 struct Abandon {
     shared: Arc<WorkerState>,
-    collector: Option<tokio::task::JoinHandle<()>>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+/// Stops the handlers of deliveries that the source has taken back.
+async fn stop_revoked(shared: Arc<WorkerState>) {
+    loop {
+        let receipts = shared.source.lost().await;
+        shared.beats.revoked(&receipts);
+    }
 }
 
 impl Drop for Abandon {
@@ -128,8 +137,8 @@ impl Drop for Abandon {
         self.shared.abandoned.store(true, Ordering::SeqCst);
         self.shared.beats.stop_all(Stop::Abandoned);
         self.shared.beats.release_all();
-        if let Some(collector) = &self.collector {
-            collector.abort();
+        for task in &self.tasks {
+            task.abort();
         }
     }
 }
@@ -172,13 +181,13 @@ impl WorkerState {
                         rate.give_back(max);
                     }
                     self.stats.receive_errors.add();
-                    tracing::warn!(%error, queue = %self.env.queue, "a receive failed; trying again");
+                    tracing::warn!(%error, queue = %self.env.name, "a receive failed; trying again");
                     failures += 1;
                     let ceiling_ms = (50u64 << failures.min(8)).min(10_000);
                     fastrand::u64(ceiling_ms / 2..=ceiling_ms)
                 }
                 Err(error) => {
-                    tracing::error!(%error, queue = %self.env.queue, "the worker cannot go on");
+                    tracing::error!(%error, queue = %self.env.name, "the worker cannot go on");
                     return Some(error);
                 }
             };
@@ -188,7 +197,7 @@ impl WorkerState {
     fn receive(&self, max: usize) -> Receive {
         Receive {
             max,
-            lease_ms: Some(self.lease.ms()),
+            lease_ms: self.leased.then(|| self.lease.ms()),
             wait_ms: Some(policy::WAIT_MS_MAX),
             consumer: Some(self.consumer.clone()),
             ack_on_receive: self.policy.tier == Tier::AtMostOnce,

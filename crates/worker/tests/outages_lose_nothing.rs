@@ -128,6 +128,9 @@ async fn a_heartbeat_that_panics_is_followed_by_others() {
 
     #[async_trait::async_trait]
     impl hapax_core::Source for Panics {
+        async fn describe(&self) -> Result<hapax_core::SourceDescription, hapax_core::StoreError> {
+            self.0.describe().await
+        }
         async fn next(
             &self,
             receive: hapax_core::Receive,

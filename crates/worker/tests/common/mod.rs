@@ -204,6 +204,10 @@ impl TestSource {
 
 #[async_trait::async_trait]
 impl Source for TestSource {
+    async fn describe(&self) -> Result<hapax_core::SourceDescription, StoreError> {
+        self.inner.describe().await
+    }
+
     async fn next(&self, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
         self.up()?;
         self.inner.next(receive).await

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use hapax_core::{OnDoubt, QueueAdmin as _, Tier};
 use hapax_embedded::Embedded;
-use hapax_worker::{Cx, Point, SqliteInbox, Worker, WorkerBuilder};
+use hapax_sqlite::SqliteInbox;
+use hapax_worker::{Cx, Point, Worker, WorkerBuilder};
 use rusqlite::{Transaction, params};
 
 use super::{Case, Line, PATIENCE, database, effects, ledger_folder, note, open, queue, store_folder};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use hapax::core::{Batch, QueueSource, Remaining, Source};
+use hapax::core::{Batch, QueueSource, Remaining, Source, SourceDescription};
 use hapax::{
     Delivery, Extend, GroupId, How, IdempotencyKey, MessageId, Receipt, Receive, Settle, SettleError,
     Settled, StoreError,
@@ -210,6 +210,10 @@ impl DeliveryTracker {
 
 #[async_trait]
 impl Source for DeliveryTracker {
+    async fn describe(&self) -> Result<SourceDescription, StoreError> {
+        self.source.describe().await
+    }
+
     async fn next(&self, mut receive: Receive) -> Result<Vec<Delivery>, StoreError> {
         if self.until.once {
             receive.max = 1;

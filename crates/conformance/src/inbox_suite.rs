@@ -1,0 +1,290 @@
+//! The suite of the transactional seam, for both of its forms.
+//!
+//! A new inbox writes an [`InboxHarness`], usually by [`Blocking`] or [`Async`], and then in a test file of its own:
+//!
+//! ```text
+//! hapax_conformance::inbox_suite!(fresh); // async fn fresh() -> Box<dyn InboxHarness>
+//! ```
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use hapax_core::inbox::TxEnd;
+use hapax_core::ledger::OUTCOME_BYTES_MAX;
+use hapax_core::{
+    AsyncInbox, BlockingInbox, Entered, EntryId, Fingerprint, InboxEntry, InboxError, Json, RecordedOutcome,
+};
+
+/// One transaction that a case makes: enter; where the key is fresh, a business write and the outcome; then its end.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// The intended effect.
+    pub entry: InboxEntry,
+    /// What is recorded where it is fresh.
+    pub outcome: RecordedOutcome,
+    /// How the transaction ends.
+    pub end: TxEnd,
+}
+
+/// One inbox under test.
+#[async_trait]
+pub trait InboxHarness: Send + Sync {
+    /// Makes the attempt; the answer of `enter`.
+    async fn attempt(&self, attempt: Attempt) -> Result<Entered, InboxError>;
+
+    /// How many business writes have been committed.
+    async fn effects(&self) -> u64;
+
+    /// Opens the same database again, as another process would.
+    async fn reopen(&mut self);
+
+    /// Holds a transaction that has entered `entry` open, and makes the attempt meanwhile. The lock timeout of the
+    /// inbox must be short.
+    async fn attempt_while_entered(&self, attempt: Attempt) -> Result<Entered, InboxError>;
+}
+
+fn attempt(key: &str, content: &str) -> Attempt {
+    let id = EntryId::new("suite".parse().expect("a scope"), key.parse().expect("a key"));
+    let fingerprint = Fingerprint::new(content).expect("a fingerprint");
+    let outcome = RecordedOutcome::done(Json::of(key).expect("a text is JSON"));
+    Attempt { entry: InboxEntry { id, fingerprint }, outcome, end: TxEnd::Commit }
+}
+
+/// The first attempt is fresh, each one behind it gets the outcome of the first, and the effect happens once.
+pub async fn a_duplicate_gets_the_outcome(inbox: Box<dyn InboxHarness>) {
+    let first = attempt("order-1", "a");
+    assert_eq!(inbox.attempt(first.clone()).await.unwrap(), Entered::Fresh);
+    for _ in 0..3 {
+        let later = Attempt { outcome: RecordedOutcome::done(Json::of("other").unwrap()), ..first.clone() };
+        assert_eq!(inbox.attempt(later).await.unwrap(), Entered::Completed(first.outcome.clone()));
+    }
+    assert_eq!(inbox.effects().await, 1);
+}
+
+/// A transaction that is rolled back leaves neither the effect nor the entry.
+pub async fn a_rollback_leaves_nothing(inbox: Box<dyn InboxHarness>) {
+    let undone = Attempt { end: TxEnd::Rollback, ..attempt("order-1", "a") };
+    for _ in 0..2 {
+        assert_eq!(inbox.attempt(undone.clone()).await.unwrap(), Entered::Fresh);
+        assert_eq!(inbox.effects().await, 0);
+    }
+    assert_eq!(inbox.attempt(attempt("order-1", "a")).await.unwrap(), Entered::Fresh);
+    assert_eq!(inbox.effects().await, 1);
+}
+
+/// Another content under the same key is refused, and a failed outcome is kept as one.
+pub async fn another_content_is_a_mismatch(inbox: Box<dyn InboxHarness>) {
+    let failed = RecordedOutcome::failed(Json::of("no account").unwrap());
+    let first = Attempt { outcome: failed.clone(), ..attempt("order-1", "a") };
+    inbox.attempt(first.clone()).await.unwrap();
+    assert_eq!(inbox.attempt(attempt("order-1", "b")).await.unwrap(), Entered::Mismatch);
+    assert_eq!(inbox.attempt(first).await.unwrap(), Entered::Completed(failed));
+    assert_eq!(inbox.effects().await, 1);
+}
+
+/// A key means nothing outside its scope.
+pub async fn scopes_do_not_share_keys(inbox: Box<dyn InboxHarness>) {
+    let first = attempt("order-1", "a");
+    let mut other = first.clone();
+    other.entry.id.scope = "elsewhere".parse().expect("a scope");
+    assert_eq!(inbox.attempt(first).await.unwrap(), Entered::Fresh);
+    assert_eq!(inbox.attempt(other).await.unwrap(), Entered::Fresh);
+    assert_eq!(inbox.effects().await, 2);
+}
+
+/// Twenty attempts at once, one effect. One that waited too long may say so; it then finds the outcome.
+pub async fn concurrent_duplicates_have_one_effect(inbox: Box<dyn InboxHarness>) {
+    let inbox: Arc<dyn InboxHarness> = inbox.into();
+    let tasks: Vec<_> = (0..20)
+        .map(|_| {
+            let inbox = inbox.clone();
+            tokio::spawn(async move {
+                loop {
+                    match inbox.attempt(attempt("order-1", "a")).await {
+                        Ok(Entered::InProgress { .. }) | Err(InboxError::Locked { .. }) => {}
+                        entered => return entered.unwrap(),
+                    }
+                }
+            })
+        })
+        .collect();
+    let mut fresh = 0;
+    for task in tasks {
+        match task.await.expect("no panic") {
+            Entered::Fresh => fresh += 1,
+            entered => assert!(matches!(entered, Entered::Completed(_)), "{entered:?}"),
+        }
+    }
+    assert_eq!((fresh, inbox.effects().await), (1, 1));
+}
+
+/// An entry survives its process; one that was not committed does not appear.
+pub async fn entries_survive_a_restart(mut inbox: Box<dyn InboxHarness>) {
+    let first = attempt("order-1", "a");
+    inbox.attempt(first.clone()).await.unwrap();
+    inbox.attempt(Attempt { end: TxEnd::Rollback, ..attempt("order-2", "a") }).await.unwrap();
+    inbox.reopen().await;
+    assert_eq!(inbox.attempt(first.clone()).await.unwrap(), Entered::Completed(first.outcome));
+    assert_eq!(inbox.attempt(attempt("order-2", "a")).await.unwrap(), Entered::Fresh);
+    assert_eq!(inbox.effects().await, 2);
+}
+
+/// Of an outcome that is too large the fact is kept, never an invitation to run again.
+pub async fn a_large_outcome_becomes_a_marker(inbox: Box<dyn InboxHarness>) {
+    let outcome = RecordedOutcome::done(Json::of(&"x".repeat(OUTCOME_BYTES_MAX)).unwrap());
+    let first = Attempt { outcome: outcome.clone(), ..attempt("order-1", "a") };
+    inbox.attempt(first.clone()).await.unwrap();
+    assert_eq!(inbox.attempt(first).await.unwrap(), Entered::Completed(outcome.kept()));
+}
+
+/// A key that another transaction is working on is not entered; the wait is bounded.
+pub async fn a_key_in_progress_is_not_entered(inbox: Box<dyn InboxHarness>) {
+    let met = inbox.attempt_while_entered(attempt("order-1", "a")).await;
+    let in_progress = matches!(met, Ok(Entered::InProgress { .. }) | Err(InboxError::Locked { .. }));
+    assert!(in_progress, "{met:?}");
+    assert_eq!(inbox.effects().await, 0);
+    assert_eq!(inbox.attempt(attempt("order-1", "a")).await.unwrap(), Entered::Fresh);
+}
+
+/// Runs one case on a runtime of its own; what [`inbox_suite!`](macro@crate::inbox_suite) calls.
+pub fn run(case: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(case);
+}
+
+/// Makes one `#[test]` per case of the transactional seam, each on a fresh inbox.
+#[macro_export]
+macro_rules! inbox_suite {
+    ($fresh:path) => {
+        $crate::inbox_suite!($fresh;
+            a_duplicate_gets_the_outcome,
+            a_rollback_leaves_nothing,
+            another_content_is_a_mismatch,
+            scopes_do_not_share_keys,
+            concurrent_duplicates_have_one_effect,
+            entries_survive_a_restart,
+            a_large_outcome_becomes_a_marker,
+            a_key_in_progress_is_not_entered,
+        );
+    };
+    ($fresh:path; $($case:ident),* $(,)?) => {
+        $(
+            #[test]
+            fn $case() {
+                $crate::inbox::run(async { $crate::inbox::$case($fresh().await).await });
+            }
+        )*
+    };
+}
+
+/// Drives a [`BlockingInbox`].
+pub struct Blocking<I: BlockingInbox> {
+    /// The inbox under test.
+    pub inbox: Arc<I>,
+    /// Opens the same database once more.
+    pub open: Box<dyn Fn() -> I + Send + Sync>,
+    /// Makes one business write.
+    pub write: fn(&I::Tx<'_>),
+    /// Counts the business writes.
+    pub count: fn(&I::Tx<'_>) -> u64,
+}
+
+impl<I: BlockingInbox> Blocking<I> {
+    fn make(inbox: &I, write: fn(&I::Tx<'_>), attempt: Attempt) -> Result<Entered, InboxError> {
+        inbox.in_transaction(|tx| {
+            let made = inbox.enter(tx, &attempt.entry).and_then(|entered| {
+                if entered == Entered::Fresh {
+                    write(tx);
+                    inbox.record(tx, &attempt.entry, attempt.outcome, 60_000)?;
+                }
+                Ok(entered)
+            });
+            let end = if made.is_ok() { attempt.end } else { TxEnd::Rollback };
+            (made, end)
+        })?
+    }
+}
+
+#[async_trait]
+impl<I: BlockingInbox> InboxHarness for Blocking<I> {
+    async fn attempt(&self, attempt: Attempt) -> Result<Entered, InboxError> {
+        let (inbox, write) = (self.inbox.clone(), self.write);
+        tokio::task::spawn_blocking(move || Self::make(&inbox, write, attempt)).await.expect("no panic")
+    }
+
+    async fn effects(&self) -> u64 {
+        let (inbox, count) = (self.inbox.clone(), self.count);
+        let counting = move || inbox.in_transaction(|tx| (count(tx), TxEnd::Rollback));
+        tokio::task::spawn_blocking(counting).await.expect("no panic").expect("the count")
+    }
+
+    async fn reopen(&mut self) {
+        self.inbox = Arc::new((self.open)());
+    }
+
+    async fn attempt_while_entered(&self, attempt: Attempt) -> Result<Entered, InboxError> {
+        let (inbox, other, write) = (self.inbox.clone(), (self.open)(), self.write);
+        let holding = move || {
+            other.in_transaction(|tx| {
+                assert_eq!(other.enter(tx, &attempt.entry).expect("it is entered"), Entered::Fresh);
+                (Self::make(&inbox, write, attempt), TxEnd::Rollback)
+            })
+        };
+        tokio::task::spawn_blocking(holding).await.expect("no panic")?
+    }
+}
+
+/// A business read or write in a transaction.
+pub type BusinessFuture<'t, T> = Pin<Box<dyn Future<Output = T> + Send + 't>>;
+
+/// Drives an [`AsyncInbox`].
+pub struct Async<I: AsyncInbox> {
+    /// The inbox under test.
+    pub inbox: I,
+    /// Opens the same database once more.
+    pub open: Box<dyn Fn() -> I + Send + Sync>,
+    /// Makes one business write.
+    pub write: for<'t> fn(&'t mut I::Tx) -> BusinessFuture<'t, ()>,
+    /// Counts the business writes.
+    pub count: for<'t> fn(&'t mut I::Tx) -> BusinessFuture<'t, u64>,
+}
+
+impl<I: AsyncInbox> Async<I> {
+    async fn make(&self, inbox: &I, attempt: Attempt) -> Result<Entered, InboxError> {
+        let mut tx = inbox.begin().await?;
+        let entered = inbox.enter(&mut tx, &attempt.entry).await?;
+        if entered == Entered::Fresh {
+            (self.write)(&mut tx).await;
+            inbox.record(&mut tx, &attempt.entry, attempt.outcome, 60_000).await?;
+        }
+        if attempt.end == TxEnd::Commit {
+            inbox.commit(tx).await?;
+        }
+        Ok(entered)
+    }
+}
+
+#[async_trait]
+impl<I: AsyncInbox> InboxHarness for Async<I> {
+    async fn attempt(&self, attempt: Attempt) -> Result<Entered, InboxError> {
+        self.make(&self.inbox, attempt).await
+    }
+
+    async fn effects(&self) -> u64 {
+        let mut tx = self.inbox.begin().await.expect("a transaction");
+        (self.count)(&mut tx).await
+    }
+
+    async fn reopen(&mut self) {
+        self.inbox = (self.open)();
+    }
+
+    async fn attempt_while_entered(&self, attempt: Attempt) -> Result<Entered, InboxError> {
+        let other = (self.open)();
+        let mut tx = other.begin().await?;
+        assert_eq!(other.enter(&mut tx, &attempt.entry).await?, Entered::Fresh);
+        self.make(&self.inbox, attempt).await
+    }
+}

@@ -1,0 +1,98 @@
+//! The simplest [`AsyncInbox`]: a map and a list of effects, one transaction at a time. The reference of the suite, and
+//! a database for tests that need none.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hapax_core::{
+    AsyncInbox, Entered, EntryId, Fingerprint, InboxEntry, InboxError, LedgerCapabilities, RecordedOutcome,
+};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+#[derive(Debug, Clone, Default)]
+struct Data {
+    entries: HashMap<EntryId, (Fingerprint, RecordedOutcome)>,
+    effects: Vec<String>,
+}
+
+/// A database in memory. Clones share it.
+#[derive(Debug, Clone)]
+pub struct MemoryInbox {
+    data: Arc<Mutex<Data>>,
+    lock_timeout: Duration,
+}
+
+/// A transaction of a [`MemoryInbox`]; dropped, it is rolled back.
+#[derive(Debug)]
+pub struct MemoryTx {
+    committed: OwnedMutexGuard<Data>,
+    changed: Data,
+}
+
+impl MemoryTx {
+    /// The business write.
+    pub fn write(&mut self, effect: impl Into<String>) {
+        self.changed.effects.push(effect.into());
+    }
+
+    /// The business writes that this transaction sees.
+    pub fn effects(&self) -> &[String] {
+        &self.changed.effects
+    }
+}
+
+impl MemoryInbox {
+    /// An empty database whose transactions wait so long for each other.
+    pub fn new(lock_timeout: Duration) -> Self {
+        Self { data: Arc::default(), lock_timeout }
+    }
+
+    /// The business writes that are committed.
+    pub async fn effects(&self) -> Vec<String> {
+        self.data.lock().await.effects.clone()
+    }
+}
+
+#[async_trait]
+impl AsyncInbox for MemoryInbox {
+    type Tx = MemoryTx;
+
+    fn inbox_capabilities(&self) -> LedgerCapabilities {
+        // A test does not outlive its process.
+        LedgerCapabilities { name: "memory".into(), durable: true, fence: true, may_evict: false }
+    }
+
+    async fn begin(&self) -> Result<MemoryTx, InboxError> {
+        let locked = tokio::time::timeout(self.lock_timeout, self.data.clone().lock_owned()).await;
+        let timeout_ms = self.lock_timeout.as_millis() as u64;
+        let committed = locked.map_err(|_| InboxError::Locked { timeout_ms })?;
+        let changed = committed.clone();
+        Ok(MemoryTx { committed, changed })
+    }
+
+    async fn commit(&self, mut tx: MemoryTx) -> Result<(), InboxError> {
+        *tx.committed = tx.changed;
+        Ok(())
+    }
+
+    async fn enter(&self, tx: &mut MemoryTx, entry: &InboxEntry) -> Result<Entered, InboxError> {
+        Ok(match tx.changed.entries.get(&entry.id) {
+            None => Entered::Fresh,
+            Some((known, _)) if *known != entry.fingerprint => Entered::Mismatch,
+            Some((_, outcome)) => Entered::Completed(outcome.clone()),
+        })
+    }
+
+    async fn record(
+        &self,
+        tx: &mut MemoryTx,
+        entry: &InboxEntry,
+        outcome: RecordedOutcome,
+        _ttl_ms: u64,
+    ) -> Result<(), InboxError> {
+        tx.changed.entries.insert(entry.id.clone(), (entry.fingerprint.clone(), outcome.kept()));
+        Ok(())
+    }
+}

@@ -1,0 +1,19 @@
+//! The reference inbox passes the suite of the transactional seam in its async form.
+
+use std::time::Duration;
+
+use hapax_conformance::inbox::{Async, InboxHarness};
+use hapax_conformance::{MemoryInbox, inbox_suite};
+
+async fn fresh() -> Box<dyn InboxHarness> {
+    let inbox = MemoryInbox::new(Duration::from_millis(50));
+    let same = inbox.clone();
+    Box::new(Async {
+        inbox,
+        open: Box::new(move || same.clone()),
+        write: |tx| Box::pin(async { tx.write("effect") }),
+        count: |tx| Box::pin(async { tx.effects().len() as u64 }),
+    })
+}
+
+inbox_suite!(fresh);

@@ -1,0 +1,232 @@
+//! The `transactional` tier: business write, ledger entry and outcome in one transaction of the user's database, through
+//! either form of the seam.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use hapax_core::inbox::TxEnd;
+use hapax_core::{AsyncInbox, BlockingInbox, Entered, InboxEntry, InboxError, RecordedOutcome, Tier};
+use serde::de::DeserializeOwned;
+
+use crate::builder::WorkerBuilder;
+use crate::cx::{Cx, Job};
+use crate::handler::{Boxed, Handler, parse};
+use crate::outcome::{Ended, IntoOutcome, Stop, panic_text};
+use crate::point::Point;
+
+/// How long a delivery is put back whose transaction could not begin in time.
+const BUSY_MS: std::ops::RangeInclusive<u64> = 50..=500;
+
+/// What an async transactional handler returns: its outcome, borrowed from its transaction while it runs.
+pub type TxFuture<'t, O> = Pin<Box<dyn Future<Output = O> + Send + 't>>;
+
+impl WorkerBuilder {
+    /// What to run for each message inside a transaction of the inbox's database: the tier `transactional`. Business
+    /// writes go through the transaction that is passed; it is committed together with the outcome when the handler
+    /// says done, right after a last look at the lease, and rolled back otherwise.
+    ///
+    /// This is the form for a database whose transactions block their thread, as SQLite's do; each run has a thread for
+    /// that. See [`async_transactional_handler`](Self::async_transactional_handler) for the other.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::sync::Arc;
+    /// # use hapax_core::{NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore};
+    /// # let folder = tempfile::tempdir()?;
+    /// # let store = Arc::new(hapax_embedded::Embedded::open(folder.path(), hapax_embedded::Options::default())?);
+    /// # let queue = QueueName::new("charges")?;
+    /// # store.create_queue(&queue, QueueConfig::default()).await?;
+    /// # store.send(&queue, vec![NewMessage::new("1999")]).await?;
+    /// # let connection = rusqlite::Connection::open(folder.path().join("shop.db"))?;
+    /// # connection.execute_batch("CREATE TABLE ledger_lines (cents INTEGER)")?;
+    /// use hapax_sqlite::SqliteInbox;
+    /// use hapax_worker::{Cx, Worker};
+    /// use rusqlite::Transaction;
+    ///
+    /// fn book(cents: u64, tx: &Transaction<'_>, _cx: &Cx) -> Result<(), rusqlite::Error> {
+    ///     tx.execute("INSERT INTO ledger_lines VALUES (?1)", [cents as i64]).map(drop)
+    /// }
+    ///
+    /// let inbox = SqliteInbox::new(connection)?;
+    /// let worker = Worker::over(store, queue).transactional_handler(&inbox, book).build().await?;
+    /// # let watch = worker.watch();
+    /// # worker.run(async move { while watch.counts().done < 1 { tokio::task::yield_now().await } }).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn transactional_handler<T, I, F, O>(self, inbox: &I, handler: F) -> Self
+    where
+        T: DeserializeOwned + Send + 'static,
+        I: BlockingInbox + Clone,
+        F: for<'t> Fn(T, &I::Tx<'t>, &Cx) -> O + Send + Sync + 'static,
+        O: IntoOutcome,
+    {
+        let can = inbox.inbox_capabilities();
+        let (inbox, handler) = (inbox.clone(), Arc::new(handler));
+        let run = move |job: &Arc<Job>, _record: bool| {
+            let (inbox, handler, job) = (inbox.clone(), handler.clone(), job.clone());
+            let blocking = move || {
+                let value = match parse(&job) {
+                    Ok(value) => value,
+                    Err(unparsable) => return unparsable,
+                };
+                run_blocking(&inbox, &job, |tx, cx| Ended::of(handler(value, tx, cx), true))
+            };
+            Box::pin(async move {
+                match tokio::task::spawn_blocking(blocking).await {
+                    Ok(ended) => ended,
+                    Err(error) if error.is_panic() => Ended::Panicked(panic_text(&*error.into_panic())),
+                    // The runtime ends: nothing was committed.
+                    Err(_) => Ended::NotStarted(Stop::Abandoned),
+                }
+            }) as Boxed<Ended>
+        };
+        self.transactional(Handler::Transactional { run: Arc::new(run), inbox: can })
+    }
+
+    /// As [`transactional_handler`](Self::transactional_handler), for a database whose transactions may live across an
+    /// `await`.
+    pub fn async_transactional_handler<T, I, F, O>(self, inbox: &I, handler: F) -> Self
+    where
+        T: DeserializeOwned + Send + 'static,
+        I: AsyncInbox + Clone,
+        F: for<'t> Fn(T, &'t mut I::Tx, Cx) -> TxFuture<'t, O> + Send + Sync + 'static,
+        O: IntoOutcome,
+    {
+        let can = inbox.inbox_capabilities();
+        let (inbox, handler) = (inbox.clone(), Arc::new(handler));
+        let run = move |job: &Arc<Job>, _record: bool| {
+            let (inbox, handler, job) = (inbox.clone(), handler.clone(), job.clone());
+            Box::pin(async move {
+                match parse(&job) {
+                    Ok(value) => run_async(&inbox, &job, value, &*handler).await,
+                    Err(unparsable) => unparsable,
+                }
+            }) as Boxed<Ended>
+        };
+        self.transactional(Handler::Transactional { run: Arc::new(run), inbox: can })
+    }
+
+    fn transactional(mut self, handler: Handler) -> Self {
+        self.handler = Some(handler);
+        self.tier(Tier::Transactional)
+    }
+}
+
+/// The end of a run whose transaction was not begun, or not committed.
+fn failed(error: &InboxError) -> Ended {
+    match error {
+        InboxError::Locked { .. } => {
+            Ended::Deferred { after_ms: fastrand::u64(BUSY_MS), reason: error.to_string() }
+        }
+        _ => Ended::Retry { after_ms: None, error: format!("the transaction was rolled back: {error}") },
+    }
+}
+
+/// `None`: the handler runs.
+fn not_fresh(entered: Entered, cx: &Cx) -> Option<Ended> {
+    match entered {
+        Entered::Fresh => None,
+        Entered::Completed(outcome) => Some(Ended::Replayed(outcome)),
+        Entered::InProgress { retry_after_ms } => Some(Ended::Deferred {
+            after_ms: retry_after_ms,
+            reason: "another transaction works on the key".into(),
+        }),
+        Entered::InDoubt { .. } => Some(Ended::Held(format!(
+            "what became of the effect of {} is in doubt; resolve it, then release this",
+            cx.entry_id()
+        ))),
+        Entered::Mismatch => Some(Ended::Mismatch(cx.idempotency_key().as_str().to_owned())),
+    }
+}
+
+fn entry(cx: &Cx) -> InboxEntry {
+    InboxEntry { id: cx.entry_id().clone(), fingerprint: cx.job.fingerprint() }
+}
+
+/// One run in a blocking transaction: look the key up, run, record, commit.
+fn run_blocking<I: BlockingInbox>(
+    inbox: &I,
+    job: &Arc<Job>,
+    handler: impl FnOnce(&I::Tx<'_>, &Cx) -> Ended,
+) -> Ended {
+    let cx = Cx { job: job.clone() };
+    let ran = inbox.in_transaction(|tx| match in_blocking(inbox, tx, &cx, handler) {
+        Ok((ended, end)) => (Ok((ended, end)), end),
+        Err(error) => (Err(error), TxEnd::Rollback),
+    });
+    match ran {
+        Ok(Ok((ended, TxEnd::Commit))) => committed(job, ended),
+        Ok(Ok((ended, TxEnd::Rollback))) => ended,
+        Ok(Err(error)) | Err(error) => failed(&error),
+    }
+}
+
+fn in_blocking<I: BlockingInbox>(
+    inbox: &I,
+    tx: &I::Tx<'_>,
+    cx: &Cx,
+    handler: impl FnOnce(&I::Tx<'_>, &Cx) -> Ended,
+) -> Result<(Ended, TxEnd), InboxError> {
+    let job = &cx.job;
+    if job.lease.is_lost() {
+        return Ok((Ended::NotStarted(job.lease.stop().unwrap_or(Stop::Lost)), TxEnd::Rollback));
+    }
+    let entry = entry(cx);
+    if let Some(ended) = not_fresh(inbox.enter(tx, &entry)?, cx) {
+        return Ok((ended, TxEnd::Rollback));
+    }
+    let ended = handler(tx, cx);
+    let Ended::Done(value) = &ended else { return Ok((ended, TxEnd::Rollback)) };
+    let outcome = RecordedOutcome { failed: false, value: value.clone(), omitted_bytes: None };
+    inbox.record(tx, &entry, outcome, job.env.ttl_ms)?;
+    Ok(before_commit(job, ended))
+}
+
+/// One run in a transaction that lives across awaits.
+async fn run_async<T, I, F, O>(inbox: &I, job: &Arc<Job>, value: T, handler: &F) -> Ended
+where
+    I: AsyncInbox,
+    F: for<'t> Fn(T, &'t mut I::Tx, Cx) -> TxFuture<'t, O>,
+    O: IntoOutcome,
+{
+    let run = async {
+        let cx = Cx { job: job.clone() };
+        let entry = entry(&cx);
+        let mut tx = inbox.begin().await?;
+        if let Some(ended) = not_fresh(inbox.enter(&mut tx, &entry).await?, &cx) {
+            return Ok(ended);
+        }
+        let running = handler(value, &mut tx, cx);
+        let ended = Ended::of(running.await, true);
+        let Ended::Done(value) = &ended else { return Ok(ended) };
+        let outcome = RecordedOutcome { failed: false, value: value.clone(), omitted_bytes: None };
+        inbox.record(&mut tx, &entry, outcome, job.env.ttl_ms).await?;
+        match before_commit(job, ended) {
+            (ended, TxEnd::Commit) => {
+                inbox.commit(tx).await?;
+                Ok(committed(job, ended))
+            }
+            (ended, TxEnd::Rollback) => Ok(ended),
+        }
+    };
+    run.await.unwrap_or_else(|error: InboxError| failed(&error))
+}
+
+/// The last look at the lease. Another worker that has the message now runs for itself; a commit behind this look is
+/// found by its key.
+fn before_commit(job: &Job, ended: Ended) -> (Ended, TxEnd) {
+    if !job.env.hooks.pass_blocking(Point::BeforeCommit) {
+        return (Ended::NotStarted(Stop::Abandoned), TxEnd::Rollback);
+    }
+    if job.lease.is_lost() {
+        return (Ended::Stopped(job.lease.stop().unwrap_or(Stop::Lost)), TxEnd::Rollback);
+    }
+    (ended, TxEnd::Commit)
+}
+
+fn committed(job: &Job, ended: Ended) -> Ended {
+    if job.env.hooks.pass_blocking(Point::AfterCommit) { ended } else { Ended::NotStarted(Stop::Abandoned) }
+}
