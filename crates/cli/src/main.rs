@@ -1,6 +1,7 @@
 //! `hapax`: serve queues, send, receive, look after dead letters. Glue only: each command is a call into a library.
 
 mod command;
+mod config_file;
 mod confirm;
 mod json;
 mod output;
@@ -17,6 +18,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use hapax::{AdminError, StoreError};
 
 use crate::command::{backup, bench, dead, doctor, ledger, parked, proxy, queue, receive, send, work};
+use crate::config_file::Problems;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -127,7 +129,12 @@ fn main() -> ExitCode {
     if is_broken_pipe(&error) {
         return ExitCode::SUCCESS;
     }
-    output::note(&format!("error: {}", text::escape(&sentence(&error))));
+    let lines = match error.downcast_ref::<Problems>() {
+        Some(problems) => problems.lines(),
+        None => vec![sentence(&error)],
+    };
+    let lines: Vec<String> = lines.iter().map(|line| text::escape(line)).collect();
+    output::note(&format!("error: {}", lines.join("\n")));
     ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
 }
 

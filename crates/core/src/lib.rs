@@ -17,6 +17,7 @@
 //! | [`clock`] | time as a parameter |
 
 pub mod clock;
+mod durations;
 pub mod error;
 pub mod inbox;
 pub mod ledger;

@@ -6,6 +6,11 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::auth::Authenticator;
+use crate::error::ServerError;
+use crate::runtime::tls;
+use crate::sqs::Names;
+
 /// Everything that the server's behaviour depends on, apart from its store.
 ///
 /// ```
@@ -38,6 +43,38 @@ impl Default for ServerConfig {
             limits: LimitsConfig::default(),
             sqs: SqsConfig::default(),
         }
+    }
+}
+
+impl ServerConfig {
+    /// Every reason why a server would not start with this configuration, before anything is opened or bound. Secrets
+    /// and certificates are read.
+    ///
+    /// ```
+    /// let mut config = hapax_server::ServerConfig::default();
+    /// assert!(config.problems().is_empty());
+    /// config.sqs.account = "12".into();
+    /// config.listen = vec!["0.0.0.0:9324".parse().unwrap()];
+    /// let codes: Vec<_> = config.problems().iter().map(|problem| problem.code()).collect();
+    /// assert_eq!(codes, ["exposed-without-keys", "config"]);
+    /// ```
+    pub fn problems(&self) -> Vec<ServerError> {
+        let mut found = Vec::new();
+        if self.auth.keys.is_empty() && !self.auth.insecure {
+            let exposed = self.listen.iter().filter(|address| !address.ip().is_loopback());
+            found.extend(exposed.map(|address| ServerError::Exposed(*address)));
+        }
+        if self.listen.is_empty() {
+            found.push(ServerError::Config {
+                field: "listen".to_owned(),
+                problem: "the list is empty; name at least one address".to_owned(),
+            });
+        }
+        found.extend(self.tls.as_ref().and_then(|tls| tls::acceptor(tls).err()));
+        found.extend(Authenticator::problems(&self.auth));
+        found.extend(self.limits.problems());
+        found.extend(Names::new(&self.sqs.account, &self.sqs.region).err());
+        found
     }
 }
 
@@ -155,6 +192,26 @@ impl Default for LimitsConfig {
             bodies_bytes_max: 256 * 1024 * 1024,
             shutdown_timeout_ms: 10_000,
         }
+    }
+}
+
+impl LimitsConfig {
+    /// Limits that would let nothing through.
+    fn problems(&self) -> Vec<ServerError> {
+        let limits = [
+            ("connections_max", self.connections_max as u64),
+            ("read_timeout_ms", self.read_timeout_ms),
+            ("idle_timeout_ms", self.idle_timeout_ms),
+            ("request_timeout_ms", self.request_timeout_ms),
+            ("body_bytes_max", self.body_bytes_max as u64),
+            ("bodies_bytes_max", self.bodies_bytes_max as u64),
+        ];
+        let zero = limits.iter().filter(|(_, value)| *value == 0);
+        let problem = |(field, _): &(&str, u64)| ServerError::Config {
+            field: format!("limits.{field}"),
+            problem: "0 would let nothing through; use 1 or more".to_owned(),
+        };
+        zero.map(problem).collect()
     }
 }
 

@@ -12,8 +12,12 @@ use hapax_http::proxy::{HostPolicy, ProxyConfig, TlsFiles};
 use hapax_http::{OnOutage, Statuses, Tenant};
 use serde::{Deserialize, Serialize};
 
+use crate::config_file::{self, ConfigFile, Problem, changed_paths};
 use crate::remote::Remote;
-use crate::serve::config::{LogConfig, LogFormat, parse_address, parse_toml};
+use crate::serve::config::{
+    LogConfig, LogFormat, address_problems, certificate_problems, level_problem, parse_address,
+    proxy_problems,
+};
 use crate::serve::signals::Signals;
 use crate::serve::{bind_proxies, close, logs, proxy_line, run_proxies};
 use crate::store::{Store, folder};
@@ -146,7 +150,7 @@ enum Outage {
 }
 
 /// The configuration of `hapax proxy`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Config {
     /// Where keys and answers are kept.
@@ -172,11 +176,28 @@ fn set<T>(field: &mut T, given: Option<T>) {
 impl ProxyArgs {
     /// The configuration in effect: defaults, then the file, then flags.
     fn config(self) -> anyhow::Result<Config> {
-        let read = |file: &PathBuf| {
-            let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
-            parse_toml::<Config>(&text, &file.display().to_string())
+        let print_only = self.print_config;
+        let read = config_file::read(self.config.as_deref())?;
+        let (before, file) = ConfigFile::parse_or_default::<Config>(read.as_ref())?;
+        let config = match self.lay_over(before.clone()) {
+            Ok(config) => config,
+            Err(error) => {
+                // What is missing may be what is wrong in the file.
+                file.verdict(Vec::new(), |_| false)?;
+                return Err(error);
+            }
         };
-        let mut config = self.config.as_ref().map(read).transpose()?.unwrap_or_default();
+        let mut problems: Vec<Problem> = level_problem(&config.log).into_iter().collect();
+        problems.extend(proxy_problems(&config.proxy));
+        problems.extend(address_problems(std::iter::empty(), &config.proxy));
+        if !print_only {
+            problems.extend(certificate_problems(&config.proxy));
+        }
+        file.verdict(problems, changed_paths(&before, &config)?)?;
+        Ok(config)
+    }
+
+    fn lay_over(self, mut config: Config) -> anyhow::Result<Config> {
         set(&mut config.ledger, self.ledger);
         set(&mut config.log.format, self.log_format);
         set(&mut config.log.level, self.log_level);
@@ -271,10 +292,6 @@ pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     if print_only {
         let text = toml::to_string(&config).context("the configuration cannot be written as TOML")?;
         return output::raw(&text);
-    }
-    for proxy in &config.proxy {
-        // Before anything is opened: a mistake leaves no folder behind.
-        proxy.validate().with_context(|| format!("proxy {}", proxy.name))?;
     }
     logs::start(&config.log)?;
     hapax_server::runtime::raise_file_limit();

@@ -1,18 +1,21 @@
 //! The configuration of `hapax serve`: the file, and what is in effect once flags and environment are laid over it.
 
-use std::fmt::Write as _;
+use std::fmt;
 use std::net::SocketAddr;
-use std::path::Path;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::Context as _;
 use hapax::embedded::{Options, StoreQuota};
-use hapax::{QueueConfig, QueueName};
+use hapax::{AdminError, QueueConfig, QueueName};
 use hapax_http::proxy::ProxyConfig;
-use hapax_server::ServerConfig;
-use hapax_server::config::{AuthConfig, LimitsConfig, SqsConfig, TlsConfig};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use hapax_server::config::{AuthConfig, KeyConfig, LimitsConfig, SqsConfig, TlsConfig};
+use hapax_server::{ServerConfig, ServerError};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, DeserializeSeed, IntoDeserializer as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::text::escape;
+use super::logs::wrong_level;
+use crate::config_file::Problem;
+use crate::store::folder;
 
 /// What stands in a printed configuration where a secret was.
 const REDACTED: &str = "(redacted)";
@@ -52,44 +55,51 @@ impl Default for Config {
     }
 }
 
-/// Where messages are kept, and how much.
+/// Where messages are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreConfig {
     /// The store: `embedded:PATH`.
     pub url: String,
-    /// Sends are refused when the disk has less room than this, in bytes.
+    /// What only the embedded store has.
+    pub embedded: EmbeddedConfig,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self { url: "embedded:./hapax-data".to_owned(), embedded: EmbeddedConfig::default() }
+    }
+}
+
+/// Bounds and exceptions of the embedded store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EmbeddedConfig {
+    /// Free space on the disk, in bytes, below which sends are refused.
     pub reserve_bytes: u64,
-    /// The most messages in all queues together.
+    /// Maximum number of messages in all queues together.
     pub messages_max: Option<u64>,
-    /// The most bytes of bodies and attributes in all queues together.
+    /// Maximum bytes of bodies and attributes in all queues together.
     pub bytes_max: Option<u64>,
-    /// The most memory that messages may take, in bytes.
+    /// Maximum memory for messages, in bytes.
     pub memory_bytes_max: Option<u64>,
     /// Opens a store on a network file system, whose locks and syncs cannot be relied on.
     pub allow_network_file_system: bool,
 }
 
-impl Default for StoreConfig {
+impl Default for EmbeddedConfig {
     fn default() -> Self {
         let Options { quota, reserve_bytes, allow_network_file_system, .. } = Options::default();
         let StoreQuota { messages_max, bytes_max, memory_bytes_max } = quota;
-        let url = "embedded:./hapax-data".to_owned();
-        Self { url, reserve_bytes, messages_max, bytes_max, memory_bytes_max, allow_network_file_system }
+        Self { reserve_bytes, messages_max, bytes_max, memory_bytes_max, allow_network_file_system }
     }
 }
 
-impl StoreConfig {
-    /// How the embedded store is to be opened.
+impl EmbeddedConfig {
+    /// How the store is to be opened.
     pub fn options(&self) -> Options {
-        let Self {
-            url: _,
-            reserve_bytes,
-            messages_max,
-            bytes_max,
-            memory_bytes_max,
-            allow_network_file_system,
-        } = *self;
+        let Self { reserve_bytes, messages_max, bytes_max, memory_bytes_max, allow_network_file_system } =
+            *self;
         let quota = StoreQuota { messages_max, bytes_max, memory_bytes_max };
         Options { quota, reserve_bytes, allow_network_file_system, ..Options::default() }
     }
@@ -130,18 +140,96 @@ pub struct DeclaredQueue {
     pub config: QueueConfig,
 }
 
-// By hand: `flatten` would switch off the refusal of unknown keys.
+// By hand: `flatten` would switch off the refusal of unknown keys, and lose the line of a wrong value.
 impl<'de> Deserialize<'de> for DeclaredQueue {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let mut table = toml::Table::deserialize(from)?;
-        let name = table.remove("name").ok_or_else(|| de::Error::missing_field("name"))?;
-        let name = QueueName::deserialize(name).map_err(de::Error::custom)?;
-        if name.is_fifo() {
-            table.entry("kind").or_insert_with(|| "fifo".into());
+        struct Queue;
+        impl<'de> Visitor<'de> for Queue {
+            type Value = DeclaredQueue;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table with the queue's name")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut fields: M) -> Result<DeclaredQueue, M::Error> {
+                let mut name = None;
+                let policy = PolicyFields { fields: &mut fields, name: &mut name, kind: Kind::Unknown };
+                let config = QueueConfig::deserialize(MapAccessDeserializer::new(policy))?;
+                let name = name.ok_or_else(|| de::Error::missing_field("name"))?;
+                Ok(DeclaredQueue { name, config })
+            }
         }
-        let config = QueueConfig::deserialize(table).map_err(|error| de::Error::custom(error.message()))?;
-        config.validate(&name).map_err(|error| de::Error::custom(format!("queue {name}: {error}")))?;
-        Ok(Self { name, config })
+        from.deserialize_map(Queue)
+    }
+}
+
+/// The fields of a declared queue but for its name, which is taken out, and with its kind, which the name implies.
+struct PolicyFields<'a, M> {
+    fields: &'a mut M,
+    name: &'a mut Option<QueueName>,
+    kind: Kind,
+}
+
+#[derive(PartialEq)]
+enum Kind {
+    /// The file has not said, so far.
+    Unknown,
+    /// The next value is the kind that the name implies.
+    Implied,
+    /// The file says, or it was implied.
+    Known,
+}
+
+impl<'de, M: MapAccess<'de>> MapAccess<'de> for PolicyFields<'_, M> {
+    type Error = M::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, M::Error> {
+        let mut seed = Some(seed);
+        loop {
+            let key = PolicyKey { seed: &mut seed, kind: &mut self.kind };
+            match self.fields.next_key_seed(key)? {
+                Some(Some(key)) => return Ok(Some(key)),
+                Some(None) => *self.name = Some(self.fields.next_value()?),
+                None => break,
+            }
+        }
+        let is_fifo = self.name.as_ref().is_some_and(QueueName::is_fifo);
+        match seed {
+            Some(seed) if is_fifo && self.kind == Kind::Unknown => {
+                self.kind = Kind::Implied;
+                seed.deserialize("kind".into_deserializer()).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, M::Error> {
+        if self.kind == Kind::Implied {
+            self.kind = Kind::Known;
+            return seed.deserialize("fifo".into_deserializer());
+        }
+        self.fields.next_value_seed(seed)
+    }
+}
+
+/// A key of the policy; `None` for the name.
+struct PolicyKey<'a, K> {
+    seed: &'a mut Option<K>,
+    kind: &'a mut Kind,
+}
+
+impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for PolicyKey<'_, K> {
+    type Value = Option<K::Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        let key = String::deserialize(from)?;
+        if key == "kind" {
+            *self.kind = Kind::Known;
+        }
+        match self.seed.take_if(|_| key != "name") {
+            Some(seed) => seed.deserialize(key.into_deserializer()).map(Some),
+            None => Ok(None),
+        }
     }
 }
 
@@ -174,22 +262,41 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
 }
 
 impl Config {
-    /// Reads a file. Errors name the file, the line, the key and the key that was probably meant.
-    pub fn read(file: &Path) -> anyhow::Result<Self> {
-        let text = std::fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
-        Self::parse(&text, &file.display().to_string())
+    /// Every problem with the values themselves, whatever machine they are used on.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut found = Vec::new();
+        if folder(&self.store.url).is_none() {
+            let problem = format!("store.url: {:?} names no store; use embedded:PATH", self.store.url);
+            found.push(Problem::new("store.url", problem));
+        }
+        found.extend(level_problem(&self.log));
+        let redacted = |key: &KeyConfig| key.secret.as_ref().is_some_and(|key| key.expose() == REDACTED);
+        for (at, key) in self.auth.keys.iter().enumerate().filter(|(_, key)| redacted(key)) {
+            let problem = format!("the secret of key {} was redacted; use secret_file or secret_env", key.id);
+            found.push(Problem::new(format!("auth.keys.{at}"), problem));
+        }
+        found.extend(queue_problems(&self.queue));
+        found.extend(proxy_problems(&self.proxy));
+        let own = self.listen.iter().map(|address| ("listen".to_owned(), *address));
+        found.extend(address_problems(own, &self.proxy));
+        found
     }
 
-    /// Parses a file's text; `file` is how errors call it.
-    pub fn parse(text: &str, file: &str) -> anyhow::Result<Self> {
-        let config: Self = parse_toml(text, file)?;
-        let redacted = |key: &&hapax_server::config::KeyConfig| {
-            key.secret.as_ref().is_some_and(|secret| secret.expose() == REDACTED)
+    /// Every problem that depends on this machine too: secrets and certificates that cannot be read.
+    pub fn machine_problems(&self) -> Vec<Problem> {
+        let located = |error: &ServerError| match error {
+            ServerError::Exposed(_) => "listen".to_owned(),
+            ServerError::Tls { .. } => "tls".to_owned(),
+            ServerError::Config { field, .. } => {
+                let at = field.strip_prefix("auth.keys.");
+                let at = at.and_then(|id| self.auth.keys.iter().position(|key| key.id == id));
+                at.map_or_else(|| field.clone(), |at| format!("auth.keys.{at}"))
+            }
+            _ => String::new(),
         };
-        if let Some(key) = config.auth.keys.iter().find(redacted) {
-            bail!("{file}: the secret of key {} was redacted; use secret_file or secret_env", key.id);
-        }
-        Ok(config)
+        let server = self.server().problems();
+        let of_server = server.iter().map(|error| Problem::new(located(error), error));
+        of_server.chain(certificate_problems(&self.proxy)).collect()
     }
 
     /// The server's part.
@@ -209,56 +316,109 @@ impl Config {
     }
 }
 
-/// Parses a file's text; errors name the line, the key and the key that was probably meant.
-pub fn parse_toml<T: de::DeserializeOwned>(text: &str, file: &str) -> anyhow::Result<T> {
-    toml::from_str(text).map_err(|error| {
-        let line = error.span().map(|span| 1 + text[..span.start].matches('\n').count());
-        let place = line.map_or_else(|| file.to_owned(), |line| format!("{file}:{line}"));
-        anyhow!("{place}: {}", explain(error.message()))
-    })
+/// An unknown level.
+pub fn level_problem(log: &LogConfig) -> Option<Problem> {
+    wrong_level(&log.level).map(|problem| Problem::new("log.level", format!("log.level: {problem}")))
 }
 
-/// Turns serde's "unknown field `x`, expected one of `a`, `b`" into words that help.
-fn explain(message: &str) -> String {
-    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
-    let unknown = message.starts_with("unknown field") || message.starts_with("unknown variant");
-    let (Some((given, known)), true) = (quoted.split_first(), unknown) else {
-        return message.trim().replace('\n', "; ");
-    };
-    let what = if message.starts_with("unknown field") { "key" } else { "value" };
-    let mut text = format!("unknown {what} `{}`", escape(given));
-    match nearest(given, known) {
-        Some(meant) => write!(text, "; did you mean `{meant}`?"),
-        None => write!(text, "; known here: {}", known.join(", ")),
+fn queue_problems(queues: &[DeclaredQueue]) -> Vec<Problem> {
+    let mut found = Vec::new();
+    for (at, DeclaredQueue { name, config }) in queues.iter().enumerate() {
+        if let Some(first) = queues[..at].iter().position(|other| other.name == *name) {
+            let path = |at: usize| format!("queue.{at}.name");
+            found.push(Problem::conflict(path(at), path(first), format!("queue {name} is declared twice")));
+        }
+        match config.validate(name) {
+            Ok(()) => {}
+            Err(AdminError::Config { field, problem }) => {
+                let message = format!("queue {name}: {field}: {problem}");
+                found.push(Problem::new(format!("queue.{at}.{field}"), message));
+            }
+            Err(error) => found.push(Problem::new(format!("queue.{at}"), format!("queue {name}: {error}"))),
+        }
     }
-    .expect("a string takes everything");
-    text
+    found
 }
 
-/// The known word that a misspelt one probably stands for.
-fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
-    let likeness = |word: &str| {
-        // A unit left out (`lease` for `lease_ms`) is the most common slip, and far by edit distance.
-        let stem = word.strip_prefix(given).is_some_and(|rest| rest.starts_with('_'));
-        if stem { 1.0 } else { strsim::jaro_winkler(given, word) }
-    };
-    let best = known.iter().map(|word| (likeness(word), *word)).max_by(|a, b| a.0.total_cmp(&b.0));
-    best.filter(|(likeness, _)| *likeness > 0.8).map(|(_, word)| word)
+/// What is wrong with proxies, alone and beside each other.
+pub fn proxy_problems(proxies: &[ProxyConfig]) -> Vec<Problem> {
+    let mut found = Vec::new();
+    for (at, proxy) in proxies.iter().enumerate() {
+        let clashes = |other: &ProxyConfig| other.name == proxy.name && other.upstream != proxy.upstream;
+        if let Some(first) = proxies[..at].iter().position(clashes) {
+            let problem = format!(
+                "two proxies before different services are both named {:?}; their keys would meet",
+                proxy.name
+            );
+            let path = |at: usize| format!("proxy.{at}.name");
+            found.push(Problem::conflict(path(at), path(first), problem));
+        }
+        if let Err(error) = proxy.validate() {
+            let message = error.to_string();
+            let field = message.split(':').next().unwrap_or_default();
+            // The fields of a policy are called by their own names.
+            let policy = toml::Table::try_from(&proxy.policy).unwrap_or_default();
+            let section = if policy.contains_key(field) { "policy." } else { "" };
+            let path = format!("proxy.{at}.{section}{field}");
+            found.push(Problem::new(path, format!("proxy {}: {message}", proxy.name)));
+        }
+    }
+    found
+}
+
+/// Certificates of proxies that cannot be read.
+pub fn certificate_problems(proxies: &[ProxyConfig]) -> Vec<Problem> {
+    let mut found = Vec::new();
+    for (at, proxy) in proxies.iter().enumerate() {
+        let mut files =
+            proxy.tls.iter().flat_map(|tls| [("cert_file", &tls.cert_file), ("key_file", &tls.key_file)]);
+        // One is enough: who has misplaced a folder has misplaced both.
+        let unread = files.find_map(|(field, file)| Some((field, file, std::fs::File::open(file).err()?)));
+        if let Some((field, file, error)) = unread {
+            let message = format!("proxy {}: tls.{field} {}: {error}", proxy.name, file.display());
+            found.push(Problem::new(format!("proxy.{at}.tls.{field}"), message));
+        }
+    }
+    found
+}
+
+/// Addresses that are listened on twice. A free port may be asked for any number of times.
+pub fn address_problems(
+    own: impl Iterator<Item = (String, SocketAddr)>,
+    proxies: &[ProxyConfig],
+) -> Vec<Problem> {
+    let of_proxy = |(at, proxy): (usize, &ProxyConfig)| (format!("proxy.{at}.listen"), proxy.listen);
+    let all: Vec<(String, SocketAddr)> = own.chain(proxies.iter().enumerate().map(of_proxy)).collect();
+    let mut found = Vec::new();
+    for (at, (path, address)) in all.iter().enumerate().filter(|(_, (_, address))| address.port() != 0) {
+        if let Some((first, _)) = all[..at].iter().find(|(_, other)| other == address) {
+            let problem = format!("{address} is listened on twice; give each its own port");
+            found.push(Problem::conflict(path, first, problem));
+        }
+    }
+    found
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config_file::{ConfigFile, Problems};
 
     const EXAMPLE: &str = include_str!("../../../../packaging/hapax.example.toml");
 
+    fn parse(text: &str) -> Result<Config, Problems> {
+        let (config, file) = ConfigFile::parse::<Config>(text, "hapax.toml")?;
+        file.verdict(config.problems(), |_| false)?;
+        Ok(config)
+    }
+
     fn refused(text: &str) -> String {
-        Config::parse(text, "hapax.toml").unwrap_err().to_string()
+        parse(text).unwrap_err().to_string()
     }
 
     #[test]
     fn the_example_file_holds_every_key_with_its_default() {
-        assert_eq!(Config::parse(EXAMPLE, "example").unwrap(), Config::default());
+        assert_eq!(parse(EXAMPLE).unwrap(), Config::default());
         let mut defaults = toml::Table::try_from(Config::default()).unwrap();
         // An array of tables has no empty form; the keys are commented out.
         defaults["auth"].as_table_mut().unwrap().remove("keys");
@@ -274,8 +434,8 @@ mod tests {
             _ => line.to_owned(),
         };
         let text: Vec<String> = EXAMPLE.lines().map(uncommented).collect();
-        let config = Config::parse(&text.join("\n"), "example").unwrap();
-        assert!(config.tls.is_some() && config.store.messages_max.is_some(), "{config:?}");
+        let config = parse(&text.join("\n")).unwrap();
+        assert!(config.tls.is_some() && config.store.embedded.messages_max.is_some(), "{config:?}");
         assert!(config.auth.keys.len() == 2 && config.queue.len() == 2, "{config:?}");
         assert_eq!(config.proxy[0].routes.len(), 1, "{config:?}");
     }
@@ -301,14 +461,15 @@ mod tests {
 
     #[test]
     fn a_printed_configuration_means_the_same_without_its_secrets() {
-        let text = "listen = \"127.0.0.1:1\"\n[store]\nbytes_max = 7\n[[queue]]\nname = \"a.fifo\"\n\
+        let text = "listen = \"127.0.0.1:1\"\n[store.embedded]\nbytes_max = 7\n[[queue]]\nname = \"a.fifo\"\n\
                     dead_letter = { queue = \"b.fifo\" }\n\
                     [[auth.keys]]\nid = \"AK\"\nsecret_env = \"S\"\n";
-        let config = Config::parse(text, "a").unwrap();
-        assert_eq!(config.queue[0].config.kind, hapax::QueueKind::Fifo);
-        assert_eq!(Config::parse(&config.to_toml().unwrap(), "b").unwrap(), config);
+        let config = parse(text).unwrap();
+        let fifo = QueueConfig::fifo().dead_letters_to("b.fifo".parse().unwrap());
+        assert_eq!(config.queue[0].config, fifo, "the name implies the kind, and the kind the defaults");
+        assert_eq!(parse(&config.to_toml().unwrap()).unwrap(), config);
 
-        let secret = Config::parse("[[auth.keys]]\nid = \"AK\"\nsecret = \"hunter2\"\n", "a").unwrap();
+        let secret = parse("[[auth.keys]]\nid = \"AK\"\nsecret = \"hunter2\"\n").unwrap();
         let printed = secret.to_toml().unwrap();
         assert!(!printed.contains("hunter2"), "{printed}");
         assert!(refused(&printed).contains("key AK was redacted"));

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal as _;
 
-use anyhow::anyhow;
+use anyhow::{Context as _, bail};
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt;
@@ -10,13 +10,30 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::config::{LogConfig, LogFormat};
+use crate::config_file::nearest;
+
+/// The words for a level, the most important first.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// What is wrong with a `log.level`. The library that filters takes every unknown word for the name of a module.
+pub fn wrong_level(level: &str) -> Option<String> {
+    level.split(',').map(str::trim).find_map(|part| {
+        let given = part.rsplit_once('=').map_or(part, |(_, level)| level).to_ascii_lowercase();
+        let meant = match nearest(&given, &LEVELS) {
+            _ if LEVELS.contains(&given.as_str()) => return None,
+            Some(meant) => format!("did you mean {meant}?"),
+            None => "use error, warn, info, debug, trace, or MODULE=LEVEL".to_owned(),
+        };
+        Some(format!("{part:?} is no level; {meant}"))
+    })
+}
 
 /// Starts to log.
 pub fn start(config: &LogConfig) -> anyhow::Result<()> {
-    let wrong = |error| {
-        anyhow!("log level {:?}: {error}; use error, warn, info, debug, trace or MODULE=LEVEL", config.level)
-    };
-    let levels: Targets = config.level.parse().map_err(wrong)?;
+    if let Some(problem) = wrong_level(&config.level) {
+        bail!("log.level: {problem}");
+    }
+    let levels: Targets = config.level.parse().with_context(|| format!("log.level: {:?}", config.level))?;
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     let lines = match config.format {
         LogFormat::Text => lines.boxed(),

@@ -9,7 +9,7 @@ pub mod signals;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use hapax::core::store::SharedStore;
 use hapax::{AdminError, QueueName};
 use hapax_http::proxy::{Proxy, ProxyConfig};
@@ -66,7 +66,7 @@ struct Started {
 }
 
 async fn start(config: &Config) -> anyhow::Result<Started> {
-    let store = Store::open(&config.store.url, config.store.options()).await?;
+    let store = Store::open(&config.store.url, config.store.embedded.options()).await?;
     let first_start = store.admin().queues().await?.is_empty();
     declare(&store, &config.queue).await?;
     let server = Server::new(config.server(), store.admin().clone())?;
@@ -99,13 +99,7 @@ pub async fn bind_proxies(
     store: &SharedStore,
 ) -> anyhow::Result<Vec<(Proxy, TcpListener)>> {
     let mut proxies = Vec::with_capacity(configs.len());
-    for (at, config) in configs.iter().enumerate() {
-        if configs[..at].iter().any(|other| other.name == config.name && other.upstream != config.upstream) {
-            bail!(
-                "two proxies before different services are both named {:?}; their keys would meet",
-                config.name
-            );
-        }
+    for config in configs {
         let proxy = Proxy::new(config.clone(), store.clone())?;
         let listener = proxy.bind().await?;
         proxies.push((proxy, listener));

@@ -7,7 +7,8 @@ use clap::Args;
 use clap::builder::BoolishValueParser;
 use hapax_server::config::{AuthConfig, KeyConfig, LimitsConfig, SqsConfig, TlsConfig};
 
-use super::config::{Config, LogFormat, StoreConfig, parse_address};
+use super::config::{Config, EmbeddedConfig, LogFormat, parse_address};
+use crate::config_file::{self, ConfigFile, changed_paths};
 use crate::text::parse_ms;
 
 /// The variable that holds the secret of the key that `--key-id` names.
@@ -155,8 +156,22 @@ fn set_list<T>(field: &mut Vec<T>, given: Vec<T>) {
 
 impl ServeArgs {
     /// The configuration in effect: defaults, then the file, then environment and flags.
+    ///
+    /// Every problem with it is reported at once. Without `--print-config`, secrets and certificates are read too.
     pub fn config(self) -> anyhow::Result<Config> {
-        let mut config = self.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+        let print_only = self.print_config;
+        let read = config_file::read(self.config.as_deref())?;
+        let (before, file) = ConfigFile::parse_or_default::<Config>(read.as_ref())?;
+        let config = self.lay_over(before.clone());
+        let mut problems = config.problems();
+        if !print_only {
+            problems.extend(config.machine_problems());
+        }
+        file.verdict(problems, changed_paths(&before, &config)?)?;
+        Ok(config)
+    }
+
+    fn lay_over(self, mut config: Config) -> Config {
         set(&mut config.store.url, self.store);
         set_list(&mut config.listen, self.listen);
         set(&mut config.log.format, self.log_format);
@@ -164,7 +179,7 @@ impl ServeArgs {
         self.access.lay_over(&mut config);
         self.bounds.lay_over(&mut config);
         self.sqs.lay_over(&mut config);
-        Ok(config)
+        config
     }
 }
 
@@ -196,14 +211,13 @@ impl Access {
 
 impl Bounds {
     fn lay_over(self, config: &mut Config) {
-        let StoreConfig {
-            url: _,
+        let EmbeddedConfig {
             reserve_bytes,
             messages_max,
             bytes_max,
             memory_bytes_max,
             allow_network_file_system,
-        } = &mut config.store;
+        } = &mut config.store.embedded;
         set_some(messages_max, self.store_messages_max);
         set_some(bytes_max, self.store_bytes_max);
         set_some(memory_bytes_max, self.store_memory_bytes_max);

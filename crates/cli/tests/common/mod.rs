@@ -26,9 +26,32 @@ pub fn hapax(folder: &TempDir, args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end.
+/// Runs a command to its end, which must come: a server that should have refused to start is stopped.
+#[track_caller]
 pub fn run(folder: &TempDir, args: &[&str]) -> Done {
-    Done::new(hapax(folder, args).output().unwrap())
+    let mut command = hapax(folder, args);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = Pid::from_child(&child);
+    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let (end, ended) = channel();
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        stderr.read_to_end(&mut text).map(|_| text)
+    });
+    let output = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let read = stdout.read_to_end(&mut text).map(|_| text);
+        let _ = end.send(());
+        read
+    });
+    let is_in_time = ended.recv_timeout(PATIENCE).is_ok();
+    if !is_in_time {
+        kill_process(pid, Signal::KILL).unwrap();
+    }
+    let (stdout, stderr) = (output.join().unwrap().unwrap(), reader.join().unwrap().unwrap());
+    let done = Done::new(Output { status: child.wait().unwrap(), stdout, stderr });
+    assert!(is_in_time, "{args:?} did not end: {done:?}");
+    done
 }
 
 /// How a command ended.

@@ -93,6 +93,18 @@ impl Authenticator {
         Ok(Self { keys })
     }
 
+    /// Every key that cannot be used, not just the first.
+    pub(crate) fn problems(config: &AuthConfig) -> Vec<ServerError> {
+        let mut found: Vec<ServerError> = config.keys.iter().filter_map(|key| Key::load(key).err()).collect();
+        for (at, key) in config.keys.iter().enumerate() {
+            if config.keys[..at].iter().any(|other| other.id == key.id) {
+                let problem = format!("the key {} is there twice", key.id);
+                found.push(ServerError::Config { field: "auth.keys".into(), problem });
+            }
+        }
+        found
+    }
+
     /// Whether credentials are needed at all.
     pub fn has_keys(&self) -> bool {
         !self.keys.is_empty()

@@ -3,7 +3,7 @@
 mod body;
 mod connection;
 mod files;
-mod tls;
+pub(crate) mod tls;
 mod tracker;
 
 use std::sync::Arc;

@@ -29,7 +29,7 @@ use http::{HeaderMap, Method, Request, Response};
 use self::error::{Kind, Result, SqsError};
 pub(crate) use self::form::{form_pairs, percent_decode};
 use self::model::{Action, Call};
-use self::names::Names;
+pub(crate) use self::names::Names;
 use self::ops::{Caller, Operations};
 use self::output::Output;
 use self::query::Form;

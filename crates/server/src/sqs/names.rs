@@ -15,14 +15,16 @@ pub(crate) struct Names {
 
 impl Names {
     pub(crate) fn new(account: &str, region: &str) -> std::result::Result<Self, ServerError> {
-        let bad = |field: &str, problem: &str| {
-            Err(ServerError::Config { field: field.to_owned(), problem: problem.to_owned() })
-        };
+        let bad =
+            |field: &str, problem: String| Err(ServerError::Config { field: field.to_owned(), problem });
         if account.len() != 12 || !account.bytes().all(|b| b.is_ascii_digit()) {
-            return bad("sqs.account", "use 12 digits");
+            return bad("sqs.account", format!("{account:?} is no account id; use 12 digits"));
         }
         if region.is_empty() || !region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
-            return bad("sqs.region", "use letters, digits and hyphens, for example us-east-1");
+            return bad(
+                "sqs.region",
+                format!("{region:?} is no region; use letters, digits and hyphens, as us-east-1"),
+            );
         }
         Ok(Self { account: account.to_owned(), region: region.to_owned() })
     }

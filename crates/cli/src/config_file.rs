@@ -1,0 +1,356 @@
+//! A configuration file: every problem in it is reported at once, each with its line.
+
+use std::error::Error;
+use std::fmt::{self, Write as _};
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue};
+
+use crate::text::escape;
+
+/// More problems than this are not looked for: the file is probably meant for something else.
+const PROBLEMS_MAX: usize = 50;
+
+/// Keys that have moved: the path before and now, without the numbers of list elements.
+const MOVED: [(&str, &str); 6] = [
+    ("queue.dead_letter.max_attempts", "queue.retry.max_attempts"),
+    ("store.reserve_bytes", "store.embedded.reserve_bytes"),
+    ("store.messages_max", "store.embedded.messages_max"),
+    ("store.bytes_max", "store.embedded.bytes_max"),
+    ("store.memory_bytes_max", "store.embedded.memory_bytes_max"),
+    ("store.allow_network_file_system", "store.embedded.allow_network_file_system"),
+];
+
+/// How Rust's types are called in a message to someone who writes TOML.
+const TYPES: [(&str, &str); 6] = [
+    ("expected u64", "expected a whole number, 0 or more"),
+    ("expected usize", "expected a whole number, 0 or more"),
+    ("expected u32", "expected a whole number, 0 or more"),
+    ("expected a boolean", "expected true or false"),
+    ("expected path string", "expected a path"),
+    ("expected a map", "expected a table"),
+];
+
+/// Something that is wrong with a value. The path is written with dots, elements of lists by their number from 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    path: String,
+    message: String,
+    /// Another value that it is in conflict with.
+    other: Option<String>,
+}
+
+impl Problem {
+    /// A problem with the value at `path`.
+    pub fn new(path: impl Into<String>, message: impl fmt::Display) -> Self {
+        Self { path: path.into(), message: message.to_string(), other: None }
+    }
+
+    /// Two values that cannot both stand: the later one, and the earlier one that it is in conflict with.
+    pub fn conflict(path: impl Into<String>, other: impl Into<String>, message: impl fmt::Display) -> Self {
+        Self { other: Some(other.into()), ..Self::new(path, message) }
+    }
+}
+
+/// What is wrong with a configuration, one line for each problem.
+#[derive(Debug)]
+pub struct Problems {
+    what: String,
+    lines: Vec<String>,
+}
+
+impl Problems {
+    /// The lines to show.
+    pub fn lines(&self) -> Vec<String> {
+        match self.lines.as_slice() {
+            [only] => vec![only.clone()],
+            lines => {
+                let heading = format!("{} has {} problems:", self.what, lines.len());
+                std::iter::once(heading).chain(lines.iter().map(|line| format!("  {line}"))).collect()
+            }
+        }
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.lines().join("\n"))
+    }
+}
+
+impl Error for Problems {}
+
+/// A file's text with the place of each key, and what was wrong with it so far.
+#[derive(Debug, Default)]
+pub struct ConfigFile<'t> {
+    /// `None`: there is no file, only flags and environment.
+    name: Option<String>,
+    text: &'t str,
+    /// What could be used of the file.
+    tree: DeTable<'t>,
+    found: Vec<(usize, String)>,
+}
+
+/// A configuration file that is to be used: its name for messages, and its text.
+pub fn read(file: Option<&Path>) -> anyhow::Result<Option<(String, String)>> {
+    let Some(file) = file else { return Ok(None) };
+    let name = file.display().to_string();
+    let text = std::fs::read_to_string(file).with_context(|| name.clone())?;
+    Ok(Some((name, text)))
+}
+
+impl<'t> ConfigFile<'t> {
+    /// What a file says, or the defaults without one.
+    pub fn parse_or_default<T>(read: Option<&'t (String, String)>) -> Result<(T, Self), Problems>
+    where
+        T: DeserializeOwned + Default,
+    {
+        read.map_or_else(|| Ok(Default::default()), |(name, text)| Self::parse(text, name))
+    }
+
+    /// Parses a file's text; `name` is how messages call it. What is wrong is left out of the value and kept for
+    /// [`ConfigFile::verdict`].
+    pub fn parse<T: DeserializeOwned>(text: &'t str, name: &str) -> Result<(T, Self), Problems> {
+        let (tree, broken) = DeTable::parse_recoverable(text);
+        let (span, tree) = (tree.span(), tree.into_inner());
+        let mut file = Self { name: Some(name.to_owned()), text, tree, ..Self::default() };
+        for error in &broken {
+            file.add(error.span(), error.message().trim().replace('\n', "; "));
+        }
+        if !broken.is_empty() {
+            return Err(file.problems());
+        }
+        let mut removed: Vec<String> = Vec::new();
+        loop {
+            let left = Spanned::new(span.clone(), file.tree.clone());
+            let error = match T::deserialize(toml::Deserializer::from(left)) {
+                Ok(value) => return Ok((value, file)),
+                Err(error) => error,
+            };
+            let place = error.span().and_then(|span| file.wrong_value(&span, error.message()));
+            let Some((path, span)) = place.filter(|_| removed.len() < PROBLEMS_MAX) else {
+                file.add(error.span(), explain(error.message(), ""));
+                return Err(file.problems());
+            };
+            // A required key that was wrong is missing now; once is enough.
+            let missing =
+                error.message().strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+            if !missing.is_some_and(|key| removed.contains(&format!("{path}.{key}"))) {
+                file.add(Some(span), explain(error.message(), &path));
+            }
+            remove(&mut file.tree, &path);
+            removed.push(path);
+        }
+    }
+
+    /// Whether the file can be used, given the problems with the values in effect. `is_overridden` says that the value
+    /// at a path comes from a flag or the environment, so that the file is not to blame.
+    pub fn verdict(
+        mut self,
+        problems: Vec<Problem>,
+        is_overridden: impl Fn(&str) -> bool,
+    ) -> Result<(), Problems> {
+        let mut elsewhere = Vec::new();
+        for Problem { path, message, other } in problems {
+            match self.span_of(&path).filter(|_| !is_overridden(&path)) {
+                Some(span) => {
+                    let other = other.and_then(|other| self.span_of(&other));
+                    let see = other.map(|span| format!("; see line {}", self.line(span.start)));
+                    self.add(Some(span), message + &see.unwrap_or_default());
+                }
+                None => elsewhere.push(message),
+            }
+        }
+        if self.found.is_empty() && elsewhere.is_empty() {
+            return Ok(());
+        }
+        let mut problems = self.problems();
+        problems.lines.extend(elsewhere);
+        Err(problems)
+    }
+
+    /// Where a value is written, or the innermost table that it belongs to.
+    fn span_of(&self, path: &str) -> Option<Range<usize>> {
+        let mut found = None;
+        for end in path.match_indices('.').map(|(end, _)| end).chain([path.len()]) {
+            found = span_at(&self.tree, &path[..end]).or(found);
+        }
+        found
+    }
+
+    /// The path and place of the value that an error is about.
+    fn wrong_value(&self, span: &Range<usize>, message: &str) -> Option<(String, Range<usize>)> {
+        let (mut path, mut span) = (path_of(&self.tree, span)?, span.clone());
+        // Some errors name only the table around the key.
+        let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+        if let Some(key) = unknown.filter(|key| path.rsplit('.').next() != Some(key))
+            && let Some(below) = path_below(value_at(&self.tree, &path)?, key)
+        {
+            path = format!("{path}.{below}");
+            span = span_at(&self.tree, &path)?;
+        }
+        Some((path, span))
+    }
+
+    fn add(&mut self, span: Option<Range<usize>>, message: String) {
+        let line = self.line(span.map_or(0, |span| span.start));
+        self.found.push((line, message));
+    }
+
+    fn line(&self, at: usize) -> usize {
+        1 + self.text[..at.min(self.text.len())].matches('\n').count()
+    }
+
+    fn problems(&mut self) -> Problems {
+        self.found.sort_by_key(|(line, _)| *line);
+        let what = self.name.clone().unwrap_or_else(|| "the configuration".to_owned());
+        let found = std::mem::take(&mut self.found).into_iter();
+        Problems { lines: found.map(|(line, message)| format!("{what}:{line}: {message}")).collect(), what }
+    }
+}
+
+/// Tells which values differ between what the file says and what is in effect: those come from flags or the environment.
+pub fn changed_paths<T: Serialize>(before: &T, after: &T) -> anyhow::Result<impl Fn(&str) -> bool + use<T>> {
+    let (before, after) = (toml::Value::try_from(before)?, toml::Value::try_from(after)?);
+    let at = |tree: &toml::Value, path: &str| {
+        path.split('.').try_fold(tree.clone(), |value, step| match step.parse::<usize>() {
+            Ok(at) => value.get(at).cloned(),
+            Err(_) => value.get(step).cloned(),
+        })
+    };
+    Ok(move |path: &str| at(&before, path) != at(&after, path))
+}
+
+/// The path of the key or value that stands at a span.
+fn path_of(table: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
+    table.iter().find_map(|(key, value)| {
+        let name = key.get_ref().as_ref();
+        if key.span() == *span {
+            return Some(name.to_owned());
+        }
+        let below = path_in(value.get_ref(), span).map(|rest| format!("{name}.{rest}"));
+        below.or_else(|| (value.span() == *span).then(|| name.to_owned()))
+    })
+}
+
+fn path_in(value: &DeValue<'_>, span: &Range<usize>) -> Option<String> {
+    if let Some(table) = value.as_table() {
+        return path_of(table, span);
+    }
+    value.as_array()?.iter().enumerate().find_map(|(at, element)| {
+        let below = path_in(element.get_ref(), span).map(|rest| format!("{at}.{rest}"));
+        below.or_else(|| (element.span() == *span).then(|| at.to_string()))
+    })
+}
+
+/// The path from a value to the first key of that name inside it.
+fn path_below(value: &DeValue<'_>, key: &str) -> Option<String> {
+    if let Some(table) = value.as_table() {
+        if table.contains_key(key) {
+            return Some(key.to_owned());
+        }
+        return table.iter().find_map(|(name, value)| {
+            path_below(value.get_ref(), key).map(|rest| format!("{}.{rest}", name.get_ref()))
+        });
+    }
+    let mut elements = value.as_array()?.iter().enumerate();
+    elements.find_map(|(at, element)| path_below(element.get_ref(), key).map(|rest| format!("{at}.{rest}")))
+}
+
+/// The place of a key; for an element of a list, of the element itself.
+fn span_at(tree: &DeTable<'_>, path: &str) -> Option<Range<usize>> {
+    let Some((parent, last)) = path.rsplit_once('.') else {
+        return tree.get_key_value(path).map(|(key, _)| key.span());
+    };
+    let parent = value_at(tree, parent)?;
+    if let Some(table) = parent.as_table() {
+        return table.get_key_value(last).map(|(key, _)| key.span());
+    }
+    Some(parent.as_array()?.get(last.parse::<usize>().ok()?)?.span())
+}
+
+fn value_at<'a, 'i>(tree: &'a DeTable<'i>, path: &str) -> Option<&'a DeValue<'i>> {
+    let mut steps = path.split('.');
+    let mut value = tree.get(steps.next()?)?.get_ref();
+    for step in steps {
+        value = match value {
+            DeValue::Table(table) => table.get(step)?.get_ref(),
+            DeValue::Array(array) => array.get(step.parse::<usize>().ok()?)?.get_ref(),
+            _ => return None,
+        };
+    }
+    Some(value)
+}
+
+/// Takes a key or an element out.
+fn remove(table: &mut DeTable<'_>, path: &str) {
+    let Some((first, rest)) = path.split_once('.') else {
+        table.remove(path);
+        return;
+    };
+    if let Some(value) = table.get_mut(first) {
+        remove_in(value.get_mut(), rest);
+    }
+}
+
+fn remove_in(value: &mut DeValue<'_>, path: &str) {
+    match value {
+        DeValue::Table(table) => remove(table, path),
+        DeValue::Array(array) => {
+            let (first, rest) = path.split_once('.').map_or((path, None), |(at, rest)| (at, Some(rest)));
+            let Ok(wanted) = first.parse::<usize>() else { return };
+            match (rest, array.get_mut(wanted)) {
+                (Some(rest), Some(element)) => remove_in(element.get_mut(), rest),
+                (None, Some(_)) => {
+                    let mut kept = DeArray::new();
+                    let all = std::mem::replace(array, DeArray::new()).into_iter().enumerate();
+                    all.filter(|(at, _)| *at != wanted).for_each(|(_, element)| kept.push(element));
+                    *array = kept;
+                }
+                (_, None) => {}
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Turns serde's "unknown field `x`, expected one of `a`, `b`" into words that help.
+fn explain(message: &str, path: &str) -> String {
+    let keys: Vec<&str> = path.split('.').filter(|step| step.parse::<usize>().is_err()).collect();
+    if let Some((old, new)) = MOVED.iter().find(|(old, _)| *old == keys.join(".")) {
+        return format!("`{old}` is now `{new}`");
+    }
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let unknown = message.starts_with("unknown field") || message.starts_with("unknown variant");
+    let (Some((given, known)), true) = (quoted.split_first(), unknown) else {
+        let mut text = message.trim().replace('\n', "; ");
+        for (rust, plain) in TYPES {
+            text = text.replace(rust, plain);
+        }
+        return if path.is_empty() { text } else { format!("{path}: {text}") };
+    };
+    let what = if message.starts_with("unknown field") { "key" } else { "value" };
+    let mut text = format!("unknown {what} `{}`", escape(given));
+    match nearest(given, known) {
+        Some(meant) => write!(text, "; did you mean `{meant}`?"),
+        None => write!(text, "; known here: {}", known.join(", ")),
+    }
+    .expect("a string takes everything");
+    text
+}
+
+/// The known word that a misspelt one probably stands for.
+pub fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
+    let likeness = |word: &str| {
+        // A unit left out (`lease` for `lease_ms`) is the most common slip, and far by edit distance.
+        let stem = word.strip_prefix(given).is_some_and(|rest| rest.starts_with('_'));
+        if stem { 1.0 } else { strsim::jaro_winkler(given, word) }
+    };
+    let best = known.iter().map(|word| (likeness(word), *word)).max_by(|a, b| a.0.total_cmp(&b.0));
+    best.filter(|(likeness, _)| *likeness > 0.8).map(|(_, word)| word)
+}
