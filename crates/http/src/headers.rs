@@ -1,7 +1,7 @@
 //! Headers that belong to one connection, and those that are ours.
 
-use http::HeaderMap;
-use http::header::{CONNECTION, HeaderName, HeaderValue};
+use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::{HeaderMap, Method, StatusCode};
 
 use crate::key::{IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY};
 
@@ -12,7 +12,7 @@ pub const HAPAX_TAKEOVER: HeaderName = HeaderName::from_static("hapax-takeover")
 
 /// Headers that are about one connection, not about the message.
 pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
-    // By their text: an array of names would be built anew for every name that is looked at.
+    // By their text: an array of names would be built again for every name that is looked at.
     matches!(
         name.as_str(),
         "connection"
@@ -31,6 +31,41 @@ pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
 pub(crate) fn listed_in_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     let lines = headers.get_all(CONNECTION).iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(',')).filter_map(|name| name.trim().parse().ok()).collect()
+}
+
+/// Whether the only transfer coding, if any, is `chunked`. The payload of any other is coded, and the header that says so
+/// belongs to one connection: passed on, it could not be read.
+pub(crate) fn is_plainly_coded(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => true,
+        (Some(coding), None) => coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"),
+        (Some(_), Some(_)) => false,
+    }
+}
+
+/// Makes `Content-Length` of an answer follow from its body, whose length is `length` where that is known. A service may
+/// send a length beside `Transfer-Encoding`, which overrides it (RFC 9112, 6.3), or several. Passed on, it would put the
+/// caller's connection out of step with its answers.
+pub(crate) fn fit_length(headers: &mut HeaderMap, method: &Method, status: StatusCode, length: Option<u64>) {
+    let mut sent = headers.get_all(CONTENT_LENGTH).iter();
+    let (first, more) = (sent.next(), sent.next().is_some());
+    let Some(first) = first else { return };
+    let named = first.to_str().ok().and_then(|text| text.parse::<u64>().ok()).filter(|_| !more);
+    let without_body = *method == Method::HEAD || status == StatusCode::NOT_MODIFIED;
+    // Without a body the length is a statement of its own, unless it is ambiguous. 204 and 1xx never have one.
+    let fits = match named {
+        Some(_) if without_body => !headers.contains_key(TRANSFER_ENCODING),
+        Some(named) => Some(named) == length && status != StatusCode::NO_CONTENT,
+        None => false,
+    };
+    if fits {
+        return;
+    }
+    headers.remove(CONTENT_LENGTH);
+    if let Some(length) = length.filter(|_| !without_body && status != StatusCode::NO_CONTENT) {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
 }
 
 /// Headers that only we may say to the service. Many services read `Hapax_Fence` as `Hapax-Fence` (CGI, WSGI, Rack).

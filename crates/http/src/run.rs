@@ -12,7 +12,7 @@ use hapax_core::{
     Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Fingerprint, Grant, Owner, RecordedOutcome,
     Renew, StoreError, Token, TokenError,
 };
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, response};
 use http_body::Body as HttpBody;
@@ -367,6 +367,9 @@ impl Holder {
         let task = tokio::spawn(produce(inner, request, self.policy.clone()));
         match self.wait(task).await {
             Waited::Produced(Produced::Whole(mut parts, read)) => {
+                let length = Some(read.bytes.len() as u64);
+                headers::fit_length(&mut parts.headers, method, parts.status, length);
+                parts.headers.remove(TRANSFER_ENCODING);
                 let verdict = self.verdict(&mut parts);
                 let record = || stored::whole(method, &parts, &read);
                 if let Err(problem) = self.settle(verdict, record).await {
@@ -512,10 +515,12 @@ where
         Err(error) => return Produced::Failed(error),
     };
     let (parts, body) = response.into_parts();
+    if parts.status.is_informational() {
+        // 101 hands the connection over to another protocol: there is no answer to keep, and none to give.
+        return Produced::Broken(format!("it answered {}, which is no final answer", parts.status).into());
+    }
     let parts = Box::new(parts);
-    let events =
-        parts.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-    if events {
+    if is_event_stream(&parts.headers) {
         return Produced::Stream(parts, Body::stream(body), "it was a stream of events");
     }
     match read(body, policy.response_bytes_max, Duration::from_millis(policy.response_ms_max)).await {
@@ -524,6 +529,12 @@ where
         Bounded::Slow(body) => Produced::Stream(parts, body, "its body came as a slow stream"),
         Bounded::Broken(error) => Produced::Broken(error),
     }
+}
+
+fn is_event_stream(headers: &http::HeaderMap) -> bool {
+    const EVENTS: &[u8] = b"text/event-stream";
+    let media_type = headers.get(CONTENT_TYPE).and_then(|kind| kind.as_bytes().get(..EVENTS.len()));
+    media_type.is_some_and(|media_type| media_type.eq_ignore_ascii_case(EVENTS))
 }
 
 fn nonce() -> Owner {

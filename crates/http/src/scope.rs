@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hapax_core::{Fingerprint, Scope};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, COOKIE, HOST, HeaderName};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, COOKIE, HOST, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::uri::Authority;
 
@@ -96,6 +96,18 @@ impl Tenant {
         Self::Function(Arc::new(tenant))
     }
 
+    /// Whether a header may decide who is calling.
+    #[cfg(feature = "proxy")]
+    pub(crate) fn is_decided_by(&self, name: &HeaderName) -> bool {
+        match self {
+            Self::Credentials => [AUTHORIZATION, X_API_KEY, COOKIE].contains(name),
+            Self::Header(header) => header == name,
+            Self::Cookie(_) => *name == COOKIE,
+            // A function sees the request as the upstream does; see `Forward::admit`.
+            Self::Function(_) | Self::Shared => false,
+        }
+    }
+
     /// The caller's name in scopes, or what is missing. It is hashed: credentials are no one's to read in a ledger.
     fn of(&self, parts: &Parts) -> Result<String, String> {
         let mut hasher = blake3::Hasher::new_derive_key("hapax tenant");
@@ -103,28 +115,28 @@ impl Tenant {
             Self::Shared => return Ok("shared".into()),
             Self::Credentials => {
                 let mut any = false;
-                for name in [AUTHORIZATION, X_API_KEY, COOKIE] {
-                    for value in parts.headers.get_all(&name) {
+                for name in [AUTHORIZATION, X_API_KEY] {
+                    if let Some(value) = at_most_one(parts, &name)? {
                         any = true;
                         part(&mut hasher, name.as_str().as_bytes());
-                        part(&mut hasher, value.as_bytes());
+                        part(&mut hasher, value);
                     }
+                }
+                let cookies = cookies(parts);
+                if !cookies.is_empty() {
+                    any = true;
+                    part(&mut hasher, COOKIE.as_str().as_bytes());
+                    part(&mut hasher, &cookies.join(&b"; "[..]));
                 }
                 if !any {
                     return Ok("anyone".into());
                 }
             }
-            Self::Header(name) => {
-                let mut values = parts.headers.get_all(name).iter();
-                match (values.next(), values.next()) {
-                    (Some(value), None) if !value.is_empty() => part(&mut hasher, value.as_bytes()),
-                    _ => return Err(format!("the header {name}, once")),
-                }
-            }
-            Self::Cookie(name) => match cookie(parts, name) {
-                Some(value) => part(&mut hasher, value.as_bytes()),
-                None => return Err(format!("the cookie {name}")),
+            Self::Header(name) => match at_most_one(parts, name)? {
+                Some(value) if !value.is_empty() => part(&mut hasher, value),
+                _ => return Err(format!("the header {name}, once")),
             },
+            Self::Cookie(name) => part(&mut hasher, cookie(parts, name)?),
             Self::Function(function) => match function(parts) {
                 Some(value) => part(&mut hasher, value.as_bytes()),
                 None => return Err("credentials that tell who is calling".into()),
@@ -134,10 +146,36 @@ impl Tenant {
     }
 }
 
-fn cookie<'a>(parts: &'a Parts, name: &str) -> Option<&'a str> {
-    let lines = parts.headers.get_all(COOKIE).iter().filter_map(|line| line.to_str().ok());
-    let mut pairs = lines.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    pairs.find(|(key, value)| *key == name && !value.is_empty()).map(|(_, value)| value)
+/// The value of a header that decides who is calling. Sent twice, it is anyone's guess which one the service takes.
+fn at_most_one<'a>(parts: &'a Parts, name: &HeaderName) -> Result<Option<&'a [u8]>, String> {
+    let mut values = parts.headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (value, None) => Ok(value.map(HeaderValue::as_bytes)),
+        (_, Some(_)) => Err(format!("the header {name}, once")),
+    }
+}
+
+/// The cookies in order, however they are spread over header fields: HTTP/2 may send each in a field of its own, and
+/// they mean the same (RFC 9113, 8.2.3).
+fn cookies(parts: &Parts) -> Vec<&[u8]> {
+    let lines =
+        parts.headers.get_all(COOKIE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
+    lines.map(<[u8]>::trim_ascii).filter(|pair| !pair.is_empty()).collect()
+}
+
+fn cookie<'a>(parts: &'a Parts, name: &str) -> Result<&'a [u8], String> {
+    let mut found = None;
+    for pair in cookies(parts) {
+        let value = pair.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
+        match (value, found) {
+            (Some(value), Some(earlier)) if value != earlier => {
+                return Err(format!("the cookie {name}, once"));
+            }
+            (Some(value), _) => found = Some(value),
+            (None, _) => {}
+        }
+    }
+    found.filter(|value| !value.is_empty()).ok_or_else(|| format!("the cookie {name}"))
 }
 
 /// Hashes a part with its length, so that no two parts run together.

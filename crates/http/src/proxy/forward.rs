@@ -8,11 +8,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, COOKIE, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, TE, UPGRADE};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, TE,
+    TRANSFER_ENCODING, UPGRADE,
+};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, Request, Response, StatusCode, Uri, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version, response};
 use http_body::Body as _;
+use hyper::body::Incoming;
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -23,9 +27,15 @@ use tower_service::Service;
 use super::config::{HostPolicy, ProxyConfig};
 use super::idle::{IdleBody, Stall, Timers};
 use crate::body::{Body, BoxError};
-use crate::headers::{is_hop_by_hop, is_ours, listed_in_connection};
+use crate::headers::{fit_length, is_hop_by_hop, is_ours, is_plainly_coded, listed_in_connection};
+use crate::key::X_IDEMPOTENCY_KEY;
 use crate::policy::{ConfigError, Verdict};
 use crate::problem::Problem;
+use crate::scope::Tenant;
+
+/// How many headers an answer of the upstream may have. hyper's own bound, 100, is below what real services send, and
+/// an answer that is refused leaves its key in doubt.
+const ANSWER_HEADERS_MAX: usize = 512;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -87,7 +97,7 @@ impl Target {
 
     fn uri(&self, uri: &Uri) -> Option<Uri> {
         let path = uri.path_and_query();
-        let path = if self.prefix.is_empty() {
+        let path = if self.prefix.is_empty() || uri.path() == "*" {
             path.cloned().unwrap_or_else(|| PathAndQuery::from_static("/"))
         } else {
             format!("{}{}", self.prefix, path.map_or("/", PathAndQuery::as_str)).parse().ok()?
@@ -116,6 +126,7 @@ struct Inner {
     client: Client<Timed, IdleBody<Body>>,
     host: HostPolicy,
     trust_forwarded: bool,
+    tenant: Tenant,
     answers: Arc<Timers>,
     bodies: Arc<Timers>,
 }
@@ -140,12 +151,14 @@ impl Forward {
             .pool_idle_timeout(Duration::from_millis(limits.pool_idle_ms))
             .pool_max_idle_per_host(limits.pool_idle_max)
             .http2_keep_alive_interval(Duration::from_secs(30))
+            .http1_max_headers(ANSWER_HEADERS_MAX)
             .build(connector);
         Ok(Self(Arc::new(Inner {
             target: Target::parse(&config.upstream)?,
             client,
             host: config.host,
             trust_forwarded: config.trust_forwarded,
+            tenant: config.tenant.clone(),
             answers: Timers::new(Duration::from_millis(limits.response_timeout_ms)),
             bodies: Timers::new(Duration::from_millis(limits.idle_timeout_ms)),
         })))
@@ -153,6 +166,35 @@ impl Forward {
 
     pub(crate) fn of(&self, peer: Arc<Peer>) -> ForwardFor {
         ForwardFor { inner: self.0.clone(), peer }
+    }
+
+    /// Refuses a request that cannot be passed on as it is meant, and takes out what is about the caller's connection. It
+    /// comes before the idempotency layer, so that the tenant and the fingerprint are those of what the upstream sees.
+    pub(crate) fn admit<B>(&self, request: &mut Request<B>) -> Result<(), Problem> {
+        if *request.method() == Method::CONNECT || asks_for_upgrade(request.headers()) {
+            let detail =
+                "this proxy passes on requests and answers; upgrades and CONNECT need a way around it";
+            let title = "Other protocols are not passed on";
+            return Err(Problem::new("upgrade-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail));
+        }
+        if !is_plainly_coded(request.headers()) {
+            let detail =
+                "the only transfer coding that this proxy understands is chunked, once; nothing was run";
+            let title = "The transfer coding is not known";
+            return Err(Problem::new("coding-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail));
+        }
+        one_host(request).map_err(|problem| {
+            let detail = format!("{problem}; nothing was run");
+            Problem::new("target-invalid", StatusCode::BAD_REQUEST, "The target is not valid", detail)
+        })?;
+        let headers = request.headers_mut();
+        let wants_trailers = wants_trailers(headers);
+        remove_hop_by_hop(headers, |name| self.0.is_end_to_end(name));
+        if wants_trailers {
+            headers.insert(TE, HeaderValue::from_static("trailers"));
+        }
+        join_cookies(headers);
+        Ok(())
     }
 
     /// What bounds how long a body may stand still.
@@ -167,11 +209,14 @@ impl Inner {
         let Some(uri) = self.target.uri(&parts.uri) else {
             let detail = format!("the target {:?} cannot be sent on", parts.uri.path());
             let title = "The target is not valid";
-            return refused(Problem::new("target-invalid", StatusCode::BAD_REQUEST, title, detail));
+            let problem = Problem::new("target-invalid", StatusCode::BAD_REQUEST, title, detail);
+            return with(problem, Verdict::NothingHappened);
         };
         self.prepare(&mut parts, peer);
+        frame(&parts.method, &mut parts.headers, &body);
         parts.uri = uri;
         parts.version = Version::HTTP_11;
+        let method = parts.method.clone();
         let body = IdleBody::new(body, &self.bodies);
         let mut answer = pin!(self.client.request(Request::from_parts(parts, body)));
         let mut stall = Stall::new(self.answers.clone());
@@ -182,15 +227,8 @@ impl Inner {
         });
         match answered.await {
             Some(Ok(response)) => {
-                let (mut parts, body) = response.into_parts();
-                remove_hop_by_hop(&mut parts.headers);
-                parts.version = Version::default();
-                let body = if body.is_end_stream() {
-                    Body::empty()
-                } else {
-                    Body::stream(IdleBody::new(body, &self.bodies))
-                };
-                Response::from_parts(parts, body)
+                let (parts, body) = response.into_parts();
+                self.answer(&method, parts, body)
             }
             Some(Err(error)) if error.is_connect() => {
                 tracing::warn!(upstream = %self.target.authority, error = %chain(&error), "upstream unreachable");
@@ -199,6 +237,7 @@ impl Inner {
                 let problem = Problem::new("upstream-unreachable", StatusCode::BAD_GATEWAY, title, detail);
                 with(problem.retry_after(1, 4), Verdict::NothingHappened)
             }
+            Some(Err(error)) if is_unreadable(&error) => self.unacceptable(&chain(&error)),
             Some(Err(error)) => {
                 tracing::warn!(upstream = %self.target.authority, error = %chain(&error), "upstream broke off");
                 let detail =
@@ -224,21 +263,52 @@ impl Inner {
         }
     }
 
+    /// Makes the upstream's answer one for the caller.
+    fn answer(&self, method: &Method, mut parts: response::Parts, body: Incoming) -> Response<Body> {
+        if parts.status.is_informational() {
+            return self.unacceptable(&format!("it is {}, which was not asked for", parts.status));
+        }
+        if !is_plainly_coded(&parts.headers) {
+            return self.unacceptable("its transfer coding is not chunked");
+        }
+        fit_length(&mut parts.headers, method, parts.status, body.size_hint().exact());
+        remove_hop_by_hop(&mut parts.headers, |_| false);
+        parts.version = Version::default();
+        let body = if body.is_end_stream() {
+            Body::empty()
+        } else {
+            Body::stream(IdleBody::new(body, &self.bodies))
+        };
+        Response::from_parts(parts, body)
+    }
+
+    /// The upstream has answered, but not with anything that can be passed on.
+    fn unacceptable(&self, why: &str) -> Response<Body> {
+        tracing::warn!(upstream = %self.target.authority, why, "an answer of the upstream cannot be passed on");
+        let detail = format!(
+            "the upstream's answer cannot be passed on: {why}; it is open whether the request took effect"
+        );
+        let title = "The upstream's answer is not valid";
+        with(Problem::new("upstream-invalid", StatusCode::BAD_GATEWAY, title, detail), Verdict::InDoubt)
+    }
+
+    /// Headers that a caller cannot have taken out by naming them in `Connection`: they decide who is calling and what
+    /// is asked for, or an earlier hop vouches for them.
+    fn is_end_to_end(&self, name: &HeaderName) -> bool {
+        let text = name.as_str();
+        let described = text.starts_with("content-") || text.starts_with("x-forwarded-");
+        let named = [HOST, FORWARDED, X_IDEMPOTENCY_KEY].contains(name);
+        described || named || is_ours(name) || self.tenant.is_decided_by(name)
+    }
+
     /// Makes a caller's headers those of a request to the upstream.
     fn prepare(&self, parts: &mut Parts, peer: &Peer) {
         let host = parts.headers.get(HOST).cloned().or_else(|| {
             parts.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
         });
-        let wants_trailers =
-            parts.headers.get(TE).is_some_and(|te| te.as_bytes().eq_ignore_ascii_case(b"trailers"));
         let headers = &mut parts.headers;
-        remove_hop_by_hop(headers);
-        if wants_trailers {
-            headers.insert(TE, HeaderValue::from_static("trailers"));
-        }
-        // Ours to answer: the caller is told to go on when its body is read.
+        // Ours to answer: the caller is told to continue when its body is read.
         headers.remove(EXPECT);
-        join_cookies(headers);
         forwarded(headers, peer, host.as_ref(), self.trust_forwarded);
         let host = match self.host {
             HostPolicy::Preserve => host,
@@ -271,9 +341,13 @@ fn with(problem: Problem, verdict: Verdict) -> Response<Body> {
     response
 }
 
-/// An answer to a request that was not sent on.
-pub(crate) fn refused(problem: Problem) -> Response<Body> {
-    with(problem, Verdict::NothingHappened)
+/// An answer to a request that is not sent on. What follows it on its connection may be part of it to others.
+pub(crate) fn refused(problem: Problem, version: Version) -> Response<Body> {
+    let mut response = with(problem, Verdict::NothingHappened);
+    if version <= Version::HTTP_11 {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 fn chain(error: &dyn std::error::Error) -> String {
@@ -286,10 +360,67 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn remove_hop_by_hop(headers: &mut HeaderMap) {
+/// Whether an answer came that is no HTTP.
+fn is_unreadable(error: &hyper_util::client::legacy::Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// A request is for one host and has a path: services and proxies differ in which of two hosts they take.
+fn one_host<B>(request: &Request<B>) -> Result<(), String> {
+    if !request.uri().path().starts_with('/') && request.method() != Method::OPTIONS {
+        return Err(format!("the target {:?} has no path", request.uri().to_string()));
+    }
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let (host, more) = (hosts.next(), hosts.next().is_some());
+    if more {
+        return Err("the header Host came more than once".into());
+    }
+    match (host, request.uri().authority()) {
+        (Some(host), Some(authority)) if !is_same_host(host.as_bytes(), authority.as_str().as_bytes()) => {
+            Err("the header Host and the target name different hosts".into())
+        }
+        (None, None) if request.version() == Version::HTTP_11 => Err("the header Host is missing".into()),
+        _ => Ok(()),
+    }
+}
+
+fn is_same_host(one: &[u8], other: &[u8]) -> bool {
+    let bare = |host: &[u8]| {
+        let port = [&b":80"[..], b":443"].into_iter().find_map(|port| host.strip_suffix(port));
+        port.unwrap_or(host).to_ascii_lowercase()
+    };
+    bare(one) == bare(other)
+}
+
+/// Says how long a request's body is where hyper would not. It drops a body of unknown length from a request that seldom
+/// has one, and says nothing about an empty body, where many services insist on a length (411).
+fn frame(method: &Method, headers: &mut HeaderMap, body: &Body) {
+    if body.is_end_stream() {
+        let usual = [Method::POST, Method::PUT, Method::PATCH].contains(method);
+        if usual && !headers.contains_key(CONTENT_LENGTH) {
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(0));
+        }
+    } else if body.size_hint().exact().is_none() && [Method::GET, Method::HEAD].contains(method) {
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
+}
+
+fn wants_trailers(headers: &HeaderMap) -> bool {
+    let lines = headers.get_all(TE).iter().filter_map(|line| line.to_str().ok());
+    lines.flat_map(|line| line.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
+}
+
+/// Takes out what is about one connection: what always is, and what `Connection` lists unless it is to be kept.
+fn remove_hop_by_hop(headers: &mut HeaderMap, keep: impl Fn(&HeaderName) -> bool) {
     let listed = if headers.contains_key(CONNECTION) { listed_in_connection(headers) } else { Vec::new() };
-    // What we tell the service of its claim is not the caller's to take out.
-    let dropped = |name: &HeaderName| is_hop_by_hop(name) || (listed.contains(name) && !is_ours(name));
+    let dropped = |name: &HeaderName| is_hop_by_hop(name) || (listed.contains(name) && !keep(name));
     let present: Vec<HeaderName> = headers.keys().filter(|name| dropped(name)).cloned().collect();
     for name in present {
         headers.remove(name);
@@ -353,7 +484,7 @@ fn append(headers: &mut HeaderMap, name: &HeaderName, item: HeaderValue) {
 }
 
 /// Whether a request asks for another protocol that we do not speak. An offer of HTTP/2 may be ignored, and is.
-pub(crate) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
+fn asks_for_upgrade(headers: &HeaderMap) -> bool {
     let lines = headers.get_all(UPGRADE).iter().filter_map(|line| line.to_str().ok());
     let mut protocols = lines.flat_map(|line| line.split(',')).map(str::trim).filter(|name| !name.is_empty());
     protocols.any(|protocol| !protocol.eq_ignore_ascii_case("h2c"))
@@ -443,7 +574,7 @@ mod tests {
         ] {
             headers.insert(name, HeaderValue::from_static(value));
         }
-        remove_hop_by_hop(&mut headers);
+        remove_hop_by_hop(&mut headers, |_| false);
         assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-end"]);
         let offers = |value: &'static str| {
             asks_for_upgrade(&HeaderMap::from_iter([(UPGRADE, HeaderValue::from_static(value))]))

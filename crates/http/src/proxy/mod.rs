@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::Ledger;
-use http::{Method, Request, Response, StatusCode};
+use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -40,12 +40,11 @@ use tower_layer::Layer as _;
 use tower_service::Service as _;
 
 pub use self::config::{HostPolicy, ProxyConfig, ProxyLimits, RoutePolicy, TlsFiles};
-use self::forward::{Forward, ForwardFor, Peer, asks_for_upgrade, refused};
+use self::forward::{Forward, ForwardFor, Peer, refused};
 use self::idle::IdleIo;
 use crate::body::Body;
 use crate::layer::{Idempotency, IdempotencyLayer};
 use crate::policy::ConfigError;
-use crate::problem::Problem;
 use crate::stored::IDEMPOTENT_REPLAYED;
 use crate::tls::{self, TlsError};
 
@@ -288,18 +287,16 @@ struct Caller {
 }
 
 impl Caller {
-    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+    async fn answer(&self, mut request: Request<Incoming>) -> Response<Body> {
         // Without the query: it may hold what is not for logs.
         let told = tracing::enabled!(tracing::Level::INFO)
             .then(|| (Instant::now(), request.method().clone(), request.uri().path().to_owned()));
-        let response = if request.method() == Method::CONNECT || asks_for_upgrade(request.headers()) {
-            let detail =
-                "this proxy passes on requests and answers; upgrades and CONNECT need a way around it";
-            let title = "Other protocols are not passed on";
-            refused(Problem::new("upgrade-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail))
-        } else {
-            let Ok(response) = self.behind.clone().call(request).await;
-            response
+        let response = match self.shared.forward.admit(&mut request) {
+            Ok(()) => {
+                let Ok(response) = self.behind.clone().call(request).await;
+                response
+            }
+            Err(problem) => refused(problem, request.version()),
         };
         if let Some((begun, method, path)) = told {
             let replayed = response.headers().contains_key(IDEMPOTENT_REPLAYED);

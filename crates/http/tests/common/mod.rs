@@ -23,6 +23,7 @@ pub mod naive;
 pub mod outage;
 #[cfg(feature = "proxy")]
 pub mod proxied;
+pub mod raw;
 
 /// The bound of every wait: only a broken test reaches it.
 pub const SOON: Duration = Duration::from_secs(30);
