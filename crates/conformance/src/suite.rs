@@ -46,6 +46,13 @@ suite! {
     ///
     /// The tests are in one module per point of the design; call the macro once per module.
     queue_suite by queue_factory;
+    0 p00_keys {
+        a_key_is_the_first_source_that_is_there,
+        a_fifo_message_without_a_key_has_its_deduplication_id,
+        a_changed_pointer_affects_new_messages_only,
+        a_queue_that_is_made_again_has_its_own_pointer,
+        a_key_stays_in_the_dead_letters_and_after_a_redrive,
+    }
     0 p00_messages {
         a_message_arrives_as_it_was_sent,
         an_empty_body_is_a_message,

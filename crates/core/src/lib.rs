@@ -36,7 +36,9 @@ pub use ledger::{
     Json, Ledger, LedgerCapabilities, LedgerStats, OnDoubt, RecordedOutcome, Renew, Resolution, ResolveError,
     Store, TokenError,
 };
-pub use message::{Attribute, AttributeValue, Attributes, Delivery, KeySource, NewMessage, Priority};
+pub use message::{
+    Attribute, AttributeValue, Attributes, Delivery, KeySource, MessageKey, NewMessage, Priority,
+};
 pub use name::{
     DedupId, Fence, Fingerprint, GroupId, IdempotencyKey, MessageId, Owner, QueueName, Receipt, Scope, Token,
 };

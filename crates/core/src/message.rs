@@ -164,7 +164,7 @@ impl NewMessage {
     }
 }
 
-/// Where a delivery's idempotency key came from.
+/// Where a message's idempotency key came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeySource {
@@ -174,8 +174,54 @@ pub enum KeySource {
     Body,
     /// The deduplication id.
     DedupId,
-    /// The message id: covers redelivery, but not a producer's retry.
+    /// The message id: covers redelivery, but not a producer's retry. A redriven message keeps the key, which is then
+    /// the id that it had before.
     MessageId,
+}
+
+/// A message's idempotency key and where it came from. A store decides it once, when it accepts the message, and keeps
+/// it: a key pointer that changes later affects new messages only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MessageKey {
+    /// Identity of the intended effect.
+    pub key: IdempotencyKey,
+    /// Where it came from.
+    pub source: KeySource,
+}
+
+impl MessageKey {
+    /// The key of a message, the first that is there: `stated` (see [`MessageKey::stated`]), the deduplication id, the
+    /// message id. This is the one place that decides it.
+    ///
+    /// ```
+    /// # use hapax_core::message::{KeySource, MessageKey};
+    /// # use hapax_core::{MessageId, NewMessage};
+    /// let message = NewMessage::new(r#"{"order":{"id":42}}"#);
+    /// let stated = MessageKey::stated(&message.attributes, &message.body, Some("/order/id"));
+    /// let key = MessageKey::decide(stated, None, MessageId(7));
+    /// assert_eq!((key.key.as_str(), key.source), ("42", KeySource::Body));
+    /// ```
+    pub fn decide(stated: Option<Self>, dedup: Option<&str>, id: MessageId) -> Self {
+        if let Some(stated) = stated {
+            return stated;
+        }
+        if let Some(key) = dedup.and_then(|dedup| IdempotencyKey::new(dedup).ok()) {
+            return Self { key, source: KeySource::DedupId };
+        }
+        let key = IdempotencyKey::new(id.to_string()).expect("a UUID is a valid key");
+        Self { key, source: KeySource::MessageId }
+    }
+
+    /// The key that the sender wrote: the `hapax-idempotency-key` attribute, else the value at the queue's pointer into
+    /// a JSON body. A value that is not a valid key (empty, too long, control characters) is passed over.
+    pub fn stated(attributes: &Attributes, body: &[u8], key_pointer: Option<&str>) -> Option<Self> {
+        let attribute = attributes.get(IDEMPOTENCY_KEY_ATTRIBUTE).and_then(Attribute::as_text);
+        if let Some(key) = attribute.and_then(|text| IdempotencyKey::new(text).ok()) {
+            return Some(Self { key, source: KeySource::Attribute });
+        }
+        let key = key_pointer.and_then(|pointer| key_in_body(body, pointer))?;
+        Some(Self { key, source: KeySource::Body })
+    }
 }
 
 /// One handing-out of a message to one consumer.
@@ -210,51 +256,13 @@ pub struct Delivery {
     pub dedup: Option<DedupId>,
     /// Urgency.
     pub priority: Priority,
+    /// Identity of the intended effect, decided when the message was sent. It stays the same in every delivery, in the
+    /// dead letters and after a redrive.
+    pub key: IdempotencyKey,
+    /// Where the key came from.
+    pub key_source: KeySource,
     /// Where it came from and why, when this queue holds it as a dead letter.
     pub dead: Option<DeadLetter>,
-}
-
-impl Delivery {
-    /// The idempotency key and where it comes from, first that is there: the attribute, the queue's pointer into a
-    /// JSON body, the deduplication id, the message id.
-    ///
-    /// A value that is not a valid key (empty, too long, control characters) is passed over.
-    pub fn idempotency_key(&self, body_pointer: Option<&str>) -> (IdempotencyKey, KeySource) {
-        let dedup = self.dedup.as_ref().map(DedupId::as_str);
-        idempotency_key(&self.attributes, &self.body, body_pointer, dedup, self.id)
-    }
-}
-
-/// A message's idempotency key, as [`Delivery::idempotency_key`] finds it, from the message's parts: for a store that
-/// must know it before there is a delivery.
-pub fn idempotency_key(
-    attributes: &Attributes,
-    body: &[u8],
-    body_pointer: Option<&str>,
-    dedup: Option<&str>,
-    id: MessageId,
-) -> (IdempotencyKey, KeySource) {
-    if let Some(stated) = stated_key(attributes, body, body_pointer) {
-        return stated;
-    }
-    if let Some(key) = dedup.and_then(|dedup| IdempotencyKey::new(dedup).ok()) {
-        return (key, KeySource::DedupId);
-    }
-    (IdempotencyKey::new(id.to_string()).expect("a UUID is a valid key"), KeySource::MessageId)
-}
-
-/// The part of [`idempotency_key`] that looks at what the sender wrote: the attribute, then the body.
-pub fn stated_key(
-    attributes: &Attributes,
-    body: &[u8],
-    body_pointer: Option<&str>,
-) -> Option<(IdempotencyKey, KeySource)> {
-    let attribute = attributes.get(IDEMPOTENCY_KEY_ATTRIBUTE).and_then(Attribute::as_text);
-    if let Some(key) = attribute.and_then(|text| IdempotencyKey::new(text).ok()) {
-        return Some((key, KeySource::Attribute));
-    }
-    let key = body_pointer.and_then(|pointer| key_in_body(body, pointer))?;
-    Some((key, KeySource::Body))
 }
 
 fn key_in_body(body: &[u8], pointer: &str) -> Option<IdempotencyKey> {
@@ -270,39 +278,25 @@ fn key_in_body(body: &[u8], pointer: &str) -> Option<IdempotencyKey> {
 mod tests {
     use super::*;
 
-    fn delivery(message: NewMessage) -> Delivery {
-        Delivery {
-            id: MessageId(7),
-            body: message.body,
-            attributes: message.attributes,
-            receipt: Receipt::new("r").unwrap(),
-            fence: Fence(1),
-            attempt: 1,
-            deliveries: 1,
-            lease_ms: 1,
-            sent_ms: 0,
-            first_received_ms: 0,
-            sequence: 0,
-            group: None,
-            dedup: message.dedup,
-            priority: Priority(0),
-            dead: None,
-        }
-    }
-
     #[test]
     fn the_key_is_the_first_source_that_is_there() {
-        let dedup = DedupId::new("d").unwrap();
         let key = IdempotencyKey::new("k").unwrap();
-        let all = NewMessage::new("{\"order\":{\"id\":42}}").dedup(dedup.clone()).idempotency_key(&key);
-        assert_eq!(delivery(all.clone()).idempotency_key(Some("/order/id")), (key, KeySource::Attribute));
-
-        let no_attribute = NewMessage { attributes: Attributes::new(), ..all };
-        let (found, source) = delivery(no_attribute.clone()).idempotency_key(Some("/order/id"));
-        assert_eq!((found.as_str(), source), ("42", KeySource::Body));
-        let (found, source) = delivery(no_attribute).idempotency_key(Some("/missing"));
-        assert_eq!((found.as_str(), source), ("d", KeySource::DedupId));
-        assert_eq!(delivery(NewMessage::new("x")).idempotency_key(None).1, KeySource::MessageId);
+        let all = NewMessage::new("{\"order\":{\"id\":42}}").idempotency_key(&key);
+        let plain = NewMessage { attributes: Attributes::new(), ..all.clone() };
+        let decide = |message: &NewMessage, pointer: Option<&str>, dedup: Option<&str>| {
+            let stated = MessageKey::stated(&message.attributes, &message.body, pointer);
+            let decided = MessageKey::decide(stated, dedup, MessageId(7));
+            (decided.key.as_str().to_owned(), decided.source)
+        };
+        let found = |key: &str, source| (key.to_owned(), source);
+        assert_eq!(decide(&all, Some("/order/id"), Some("d")), found("k", KeySource::Attribute));
+        assert_eq!(decide(&plain, Some("/order/id"), Some("d")), found("42", KeySource::Body));
+        assert_eq!(decide(&plain, Some("/missing"), Some("d")), found("d", KeySource::DedupId));
+        let id = MessageId(7).to_string();
+        assert_eq!(decide(&plain, None, None), found(&id, KeySource::MessageId));
+        // What is not a valid key is passed over, wherever it stands.
+        let bad = all.attribute(IDEMPOTENCY_KEY_ATTRIBUTE, Attribute::text("line\nbreak"));
+        assert_eq!(decide(&bad, Some("/order"), None), found(&id, KeySource::MessageId));
     }
 
     #[test]

@@ -218,17 +218,19 @@ struct StoreState {
 struct Hint {
     /// A hash of the body, for deduplication by content.
     by_content: bool,
-    /// The idempotency key, for the tier that looks at the ledger.
-    once: bool,
+    /// The idempotency key: for the tier that looks at the ledger, or because it may be in the body.
+    keyed: bool,
     /// Where in the body that key is.
-    pointer: Option<String>,
+    pointer: Option<Arc<str>>,
 }
 
 impl Hint {
     /// `None` for a queue that wants nothing.
     fn of(config: &QueueConfig) -> Option<Arc<Self>> {
-        let (by_content, once) = (config.dedup.content_based, config.tier == Tier::EffectivelyOnce);
-        (by_content || once).then(|| Arc::new(Self { by_content, once, pointer: config.key_pointer.clone() }))
+        let by_content = config.dedup.content_based;
+        let keyed = config.tier == Tier::EffectivelyOnce || config.key_pointer.is_some();
+        let pointer = config.key_pointer.as_deref().map(Into::into);
+        (by_content || keyed).then(|| Arc::new(Self { by_content, keyed, pointer }))
     }
 }
 

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hapax_core::ledger::protocol;
 use hapax_core::store::FailedAttempt;
-use hapax_core::{Cause, EntryId, GroupId, QueueConfig, QueueName, RedriveTask};
+use hapax_core::{
+    Attributes, Cause, EntryId, GroupId, KeySource, MessageId, MessageKey, QueueConfig, QueueName,
+    RedriveTask,
+};
 
 use crate::crc::Crc;
 
@@ -171,21 +174,52 @@ pub(crate) struct Content {
     pub dedup: Option<String>,
     /// JSON; `None` when there are none.
     pub attributes: Option<String>,
+    /// The idempotency key, where the other fields and the message id do not tell it: it was found in the body by a
+    /// pointer that may have changed since, or it is the id that the message had before a redrive.
+    pub key: Option<MessageKey>,
     pub body: Bytes,
     pub crc: u32,
 }
 
 impl Content {
-    pub fn new(dedup: Option<String>, attributes: Option<String>, body: Bytes) -> Self {
-        let crc = Self::crc_of(dedup.as_deref(), attributes.as_deref(), &body);
-        Self { dedup, attributes, body, crc }
+    pub fn new(
+        dedup: Option<String>,
+        attributes: Option<String>,
+        key: Option<MessageKey>,
+        body: Bytes,
+    ) -> Self {
+        let mut crc = Crc::new();
+        crc.text(dedup.as_deref()).text(attributes.as_deref());
+        if let Some(key) = &key {
+            // Nothing is added without one: rows that were written before there were keys keep their checksum.
+            crc.text(Some(key.key.as_str())).word(u64::from(key_source_code(key.source)));
+        }
+        crc.bytes(&body);
+        let crc = crc.end();
+        Self { dedup, attributes, key, body, crc }
     }
 
-    pub fn crc_of(dedup: Option<&str>, attributes: Option<&str>, body: &[u8]) -> u32 {
-        let mut crc = Crc::new();
-        crc.part(dedup.map(str::as_bytes)).part(attributes.map(str::as_bytes)).bytes(body);
-        crc.end()
+    /// The idempotency key as it was decided when the message was sent.
+    pub fn decided_key(&self, attributes: &Attributes, id: MessageId) -> MessageKey {
+        let stated = self.key.clone().or_else(|| MessageKey::stated(attributes, &self.body, None));
+        MessageKey::decide(stated, self.dedup.as_deref(), id)
     }
+}
+
+/// A key's source as its row has it.
+pub(crate) fn key_source_code(source: KeySource) -> u8 {
+    match source {
+        KeySource::Attribute => 0,
+        KeySource::Body => 1,
+        KeySource::DedupId => 2,
+        KeySource::MessageId => 3,
+    }
+}
+
+pub(crate) fn key_source_of(code: u64) -> Option<KeySource> {
+    [KeySource::Attribute, KeySource::Body, KeySource::DedupId, KeySource::MessageId]
+        .into_iter()
+        .find(|source| u64::from(key_source_code(*source)) == code)
 }
 
 impl BodyRow {

@@ -4,7 +4,6 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
-use hapax_core::message::stated_key;
 use hapax_core::{
     AdminError, Batch, Browse, Capabilities, Cause, Delivery, Extend, Fence, GroupId, MessageId, MessageView,
     NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, QueueStore, Receive,
@@ -54,9 +53,12 @@ impl StoreState {
 
     fn delivery(&self, raw: RawDelivery) -> Delivery {
         let entry = raw.leased.entry;
+        let id = self.ids.id(entry.seq);
+        let attributes = raw.content.attributes.as_deref().map(parse_attributes).unwrap_or_default();
+        let decided = raw.content.decided_key(&attributes, id);
         Delivery {
-            id: self.ids.id(entry.seq),
-            attributes: raw.content.attributes.as_deref().map(parse_attributes).unwrap_or_default(),
+            id,
+            attributes,
             body: raw.content.body,
             receipt: self.codec.seal(raw.leased.named),
             fence: Fence(raw.leased.named.fence),
@@ -69,6 +71,8 @@ impl StoreState {
             group: raw.group,
             dedup: raw.content.dedup.and_then(|dedup| dedup.parse().ok()),
             priority: hapax_core::Priority(entry.priority),
+            key: decided.key,
+            key_source: decided.source,
             dead: raw.dead,
         }
     }
@@ -108,19 +112,19 @@ fn outgoing(message: NewMessage, hint: Option<&Hint>) -> Result<PreparedMessage,
     let attributes = (!message.attributes.is_empty()).then(encode);
     let by_content = hint.is_some_and(|hint| hint.by_content) && message.dedup.is_none();
     let content_id = by_content.then(|| content_id(&message.body));
-    let key = hint.filter(|hint| hint.once).map(|hint| {
-        let found = stated_key(&message.attributes, &message.body, hint.pointer.as_deref());
-        Box::new(Stated { pointer: hint.pointer.clone(), key: found.map(|(key, _)| key) })
-    });
+    let stated = hint
+        .filter(|hint| hint.keyed)
+        .map(|hint| Box::new(Stated::find(&message.attributes, &message.body, hint.pointer.clone())));
+    let key = stated.as_ref().and_then(|stated| stated.stored());
     let dedup = message.dedup.map(String::from);
     Ok(PreparedMessage {
-        content: Content::new(dedup, attributes, message.body),
+        content: Content::new(dedup, attributes, key, message.body),
         bytes,
         delay_ms: message.delay_ms,
         group: message.group,
         priority: message.priority,
         content_id,
-        key,
+        stated,
     })
 }
 

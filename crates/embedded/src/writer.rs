@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::{
-    DeadLetter, Extend, GroupId, How, QueueName, Remaining, SendError, Sent, SettleError, Settled, StoreError,
+    DeadLetter, EntryId, Extend, GroupId, How, IdempotencyKey, KeySource, MessageId, QueueName, Remaining,
+    SendError, Sent, SettleError, Settled, StoreError,
 };
 use tokio::sync::oneshot;
 
+use crate::browse::parse_attributes;
 use crate::claims::{ClaimWaiters, End, LedgerOp};
 use crate::engine::{Engine, Leased, PreparedMessage, Request};
 use crate::ids::Ids;
@@ -107,6 +109,18 @@ impl Op {
             _ => false,
         }
     }
+}
+
+/// A dead letter's content on its way back, with its key: where that is its id it goes along, since the id will be
+/// another.
+fn with_key(id: MessageId, content: Content) -> (Content, IdempotencyKey) {
+    let attributes = content.attributes.as_deref().map(parse_attributes).unwrap_or_default();
+    let decided = content.decided_key(&attributes, id);
+    let key = decided.key.clone();
+    if decided.source != KeySource::MessageId {
+        return (content, key);
+    }
+    (Content::new(content.dedup, content.attributes, Some(decided), content.body), key)
 }
 
 /// Answers that wait for the commit.
@@ -436,18 +450,23 @@ impl<S: Storage> Writer<S> {
         self.stats.operations += batch.len() as u64;
         let mut sent = Vec::with_capacity(batch.len());
         for message in batch {
-            let one = message.map(|message| (self.before_send(now, id, &message), message));
-            sent.push(match one {
-                Ok((Ok((stored, entry)), message)) => {
-                    self.engine.send(now, id, message, stored, entry, |seq| self.ids.id(seq))
+            let mut message = match message {
+                Ok(message) => message,
+                Err(error) => {
+                    sent.push(Err(error));
+                    continue;
                 }
-                Ok((Err(error), _)) => {
+            };
+            match self.before_send(now, id, &mut message) {
+                Ok((stored, entry)) => {
+                    sent.push(self.engine.send(now, id, message, stored, entry, |seq| self.ids.id(seq)));
+                }
+                Err(error) => {
                     self.stop_unread(&error);
                     let stopped = self.stopped.clone().expect("just stopped");
                     return drop(reply.send(Err(stopped)));
                 }
-                Err(error) => Err(error),
-            });
+            }
         }
         self.answers.push(Answer::Sent(reply, sent));
     }
@@ -458,14 +477,19 @@ impl<S: Storage> Writer<S> {
         &mut self,
         now: Now,
         queue: u32,
-        message: &PreparedMessage,
+        message: &mut PreparedMessage,
     ) -> Result<(Option<crate::record::DedupRow>, Option<hapax_core::EntryId>), ReadError> {
         let stored = self.known(now, queue, message)?;
-        let entry = self.engine.entry_of(queue, message);
-        if let Some(entry) = &entry {
-            self.clear_entry(now, entry, false)?;
+        self.engine.find_stated(queue, message);
+        let id = self.ids.id(self.engine.next_seq());
+        let Some((entry, source)) = self.engine.entry_of(queue, message, id) else {
+            return Ok((stored, None));
+        };
+        // An entry for an id that was never given out cannot exist.
+        if source != KeySource::MessageId {
+            self.clear_entry(now, &entry, false)?;
         }
-        Ok((stored, entry))
+        Ok((stored, Some(entry)))
     }
 
     /// Looks a deduplication id up where memory does not reach.
@@ -636,10 +660,10 @@ impl<S: Storage> Writer<S> {
             return Ok(false);
         }
         let Some(to) = self.engine.redrive_target(task, dead.as_ref()) else { return Ok(false) };
-        let (mut content, mut link) = ((body.content, 0), None);
+        let (content, key) = with_key(id, body.content);
+        let mut link = None;
         if self.engine.redrive_keyed(task, candidate, to, dead.as_ref()) {
-            let entry;
-            (content, entry) = self.with_key(to, id, content.0);
+            let entry = EntryId::of_queue(&self.engine.queue(to).name, key);
             self.clear_entry(now, &entry, true)?;
             link = Some(entry.hash());
         }

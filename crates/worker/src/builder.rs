@@ -411,13 +411,7 @@ impl WorkerBuilder {
             on_error: self.on_error.unwrap_or(default_error),
             ttl_ms,
         };
-        let env = Env {
-            name: described.name,
-            scope: described.scope,
-            key_pointer: described.config.key_pointer,
-            ttl_ms,
-            hooks: self.hooks,
-        };
+        let env = Env { name: described.name, scope: described.scope, ttl_ms, hooks: self.hooks };
         let (sender, finishes) = mpsc::unbounded_channel();
         let per_key = self.per_key.map(|(max, of)| PerKey::new(of, max, self.concurrency));
         let shared = WorkerState {

@@ -18,7 +18,6 @@ pub(crate) struct Env {
     /// The source's name.
     pub name: String,
     pub scope: Scope,
-    pub key_pointer: Option<String>,
     pub ttl_ms: u64,
     pub hooks: Hooks,
 }
@@ -29,21 +28,19 @@ pub(crate) struct Job {
     pub delivery: Delivery,
     pub lease: Lease,
     pub received_us: u64,
-    key: OnceLock<(EntryId, KeySource)>,
+    entry: EntryId,
     grant: OnceLock<Grant>,
 }
 
 impl Job {
     pub fn new(env: Arc<Env>, delivery: Delivery, lease: Lease, received_us: u64) -> Self {
-        Self { env, delivery, lease, received_us, key: OnceLock::new(), grant: OnceLock::new() }
+        let entry = EntryId::new(env.scope.clone(), delivery.key.clone());
+        Self { env, delivery, lease, received_us, entry, grant: OnceLock::new() }
     }
 
-    /// Found when it is first needed: it may be inside the body.
-    pub fn key(&self) -> &(EntryId, KeySource) {
-        self.key.get_or_init(|| {
-            let (key, source) = self.delivery.idempotency_key(self.env.key_pointer.as_deref());
-            (EntryId::new(self.env.scope.clone(), key), source)
-        })
+    /// What the ledger knows the intended effect by.
+    pub fn entry(&self) -> &EntryId {
+        &self.entry
     }
 
     /// The content of the message, hashed: another content under the same key is a mismatch.
@@ -78,7 +75,7 @@ impl Held for Job {
     }
 
     fn claim(&self) -> Option<(&EntryId, &Token)> {
-        self.grant.get().map(|grant| (&self.key().0, &grant.token))
+        self.grant.get().map(|grant| (&self.entry, &grant.token))
     }
 }
 
@@ -106,18 +103,18 @@ impl Cx {
 
     /// The caller's identity for the intended effect.
     pub fn idempotency_key(&self) -> &IdempotencyKey {
-        &self.job.key().0.key
+        &self.job.delivery.key
     }
 
     /// Where the idempotency key comes from. A [`KeySource::MessageId`] covers redelivery, but not a producer that sent
     /// twice.
     pub fn key_source(&self) -> KeySource {
-        self.job.key().1
+        self.job.delivery.key_source
     }
 
     /// The idempotency key with its scope: what the ledger knows this effect by.
     pub fn entry_id(&self) -> &EntryId {
-        &self.job.key().0
+        &self.job.entry
     }
 
     /// The key for a call to another system on behalf of this message: the same in every attempt and for every

@@ -337,7 +337,7 @@ impl WorkerState {
             fingerprint: Some(job.fingerprint()),
             on_doubt: self.policy.on_doubt,
             delivery,
-            ..ClaimRequest::new(job.key().0.clone(), owner, lease_ms)
+            ..ClaimRequest::new(job.entry().clone(), owner, lease_ms)
         }
     }
 
@@ -362,14 +362,14 @@ impl WorkerState {
                 self.stats.parked.add();
                 let reason = format!(
                     "what became of the effect of {} is in doubt; resolve the ledger's entry, then release this",
-                    job.key().0
+                    job.entry()
                 );
                 Some(How::Park { reason })
             }
             Err(ClaimError::Mismatch) => {
                 self.stats.mismatches.add();
                 self.stats.rejected.add();
-                Some(decide::mismatch(job.key().0.key.as_str()))
+                Some(decide::mismatch(job.delivery.key.as_str()))
             }
             Err(error) => self.fail_closed(1, &StoreError::Invalid(error.to_string())).pop().flatten(),
         }

@@ -2,10 +2,8 @@
 
 use anyhow::bail;
 use clap::Args;
-use hapax::core::store::SharedStore;
 use hapax::{Delivery, QueueName, Receive, Settle};
 use hapax_client::wire::DeliveryItem;
-use serde_json::Value;
 
 use crate::output::note;
 use crate::remote::Remote;
@@ -64,7 +62,9 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
         received.extend(more);
     }
     if out.is_json() {
-        out.value(&items(&store, &args.queue, &received).await?)?;
+        // As the native API has them.
+        let items: Vec<DeliveryItem> = received.iter().cloned().map(Into::into).collect();
+        out.value(&items)?;
     } else if !received.is_empty() {
         let chars_max = if out.is_terminal() { 1000 } else { usize::MAX };
         let row = |delivery: &Delivery| {
@@ -94,20 +94,4 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Deliveries as the native API has them. Their idempotency keys may stand in the body, at a place that the queue's
-/// policy names; without the right to look at that, they are left out.
-async fn items(store: &SharedStore, queue: &QueueName, received: &[Delivery]) -> anyhow::Result<Vec<Value>> {
-    let policy = store.queue(queue).await.ok().map(|info| info.config);
-    let pointer = policy.as_ref().and_then(|policy| policy.key_pointer.as_deref());
-    let mut items = Vec::with_capacity(received.len());
-    for delivery in received {
-        let mut item = serde_json::to_value(DeliveryItem::new(delivery.clone(), pointer))?;
-        if let (None, Some(item)) = (&policy, item.as_object_mut()) {
-            item.retain(|name, _| name != "key" && name != "key_source");
-        }
-        items.push(item);
-    }
-    Ok(items)
 }

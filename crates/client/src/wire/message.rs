@@ -173,10 +173,8 @@ pub struct DeliveryItem {
     pub dead: Option<DeadLetter>,
 }
 
-impl DeliveryItem {
-    /// Puts a delivery into words; `key_pointer` is the queue's.
-    pub fn new(delivery: Delivery, key_pointer: Option<&str>) -> Self {
-        let (key, key_source) = delivery.idempotency_key(key_pointer);
+impl From<Delivery> for DeliveryItem {
+    fn from(delivery: Delivery) -> Self {
         let body = Body::new(delivery.body);
         Self {
             id: delivery.id,
@@ -194,8 +192,8 @@ impl DeliveryItem {
             group: delivery.group,
             dedup: delivery.dedup,
             priority: delivery.priority,
-            key,
-            key_source,
+            key: delivery.key,
+            key_source: delivery.key_source,
             dead: delivery.dead,
         }
     }
@@ -220,6 +218,8 @@ impl TryFrom<DeliveryItem> for Delivery {
             group: item.group,
             dedup: item.dedup,
             priority: item.priority,
+            key: item.key,
+            key_source: item.key_source,
             dead: item.dead,
         })
     }

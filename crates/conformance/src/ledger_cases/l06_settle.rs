@@ -21,7 +21,7 @@ pub(crate) fn keyed(key: &str) -> NewMessage {
 
 /// The entry of a message.
 pub(crate) fn entry_of(queue: &QueueName, delivery: &Delivery) -> EntryId {
-    EntryId::of_queue(queue, delivery.idempotency_key(None).0)
+    EntryId::of_queue(queue, delivery.key.clone())
 }
 
 /// A claim for a delivery.

@@ -1,8 +1,8 @@
 use hapax_core::policy;
 use hapax_core::{
-    AdminError, Cause, DedupId, Delivery, Extend, How, MessageState, MessageView, NewMessage, QueueConfig,
-    QueueName, QueueStats, Receipt, Receive, RedriveAllow, Remaining, SendError, Sent, Settle, SettleError,
-    Settled, StoreError,
+    AdminError, Cause, DedupId, Delivery, Extend, How, MessageKey, MessageState, MessageView, NewMessage,
+    QueueConfig, QueueName, QueueStats, Receipt, Receive, RedriveAllow, Remaining, SendError, Sent, Settle,
+    SettleError, Settled, StoreError,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -51,7 +51,9 @@ impl State {
             queue.dedup.insert(key, (now_ms, id, queue.sequence));
         }
         let place = if delay_ms == 0 { Place::Ready } else { Place::Hidden { until: now_ms + delay_ms } };
+        let stated = MessageKey::stated(&new.attributes, &new.body, config.key_pointer.as_deref());
         let message = Message {
+            key: MessageKey::decide(stated, dedup.as_ref().map(DedupId::as_str), id),
             id,
             place,
             body: new.body,

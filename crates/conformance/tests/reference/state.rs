@@ -4,8 +4,8 @@ use bytes::Bytes;
 use hapax_core::policy::{self, AfterFailure};
 use hapax_core::store::{FailedAttempt, QueueTotals};
 use hapax_core::{
-    Attributes, Cause, DeadLetter, DedupId, Delivery, Fence, GroupId, MessageId, OnDead, Priority, QueueInfo,
-    QueueName, Receipt, RedriveState, RedriveTask, Settled,
+    Attributes, Cause, DeadLetter, DedupId, Delivery, Fence, GroupId, MessageId, MessageKey, OnDead,
+    Priority, QueueInfo, QueueName, Receipt, RedriveState, RedriveTask, Settled,
 };
 
 #[derive(Clone, Copy, PartialEq)]
@@ -29,6 +29,8 @@ pub struct Message {
     pub group: Option<GroupId>,
     pub dedup: Option<DedupId>,
     pub priority: Priority,
+    /// Decided when the message was sent; stays with it wherever it goes.
+    pub key: MessageKey,
     pub dead: Option<DeadLetter>,
     /// Its sequence in the queue it died in.
     pub died_at: u64,
@@ -103,6 +105,8 @@ impl Queue {
             group: m.group.clone(),
             dedup: m.dedup.clone(),
             priority: m.priority,
+            key: m.key.key.clone(),
+            key_source: m.key.source,
             dead: m.dead.clone(),
         }
     }

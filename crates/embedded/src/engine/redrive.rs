@@ -232,7 +232,7 @@ impl Engine {
         task: u64,
         candidate: &Candidate,
         to: u32,
-        (content, more_bytes): (Content, u32),
+        content: Content,
         dead: Option<&DeadRow>,
         link: Option<u128>,
     ) -> bool {
@@ -268,7 +268,7 @@ impl Engine {
             state: State::Ready,
             flags: if link.is_some() { FLAG_KEYED } else { 0 },
             priority: if queue.config.is_fifo() { Priority::default().0 } else { before.priority },
-            bytes: before.bytes + more_bytes,
+            bytes: before.bytes,
         };
         queue.add(wave, entry, group, content);
         if let Some(hash) = link {

@@ -1,6 +1,9 @@
-use hapax_core::message::stated_key;
+use std::sync::Arc;
+
 use hapax_core::policy;
-use hapax_core::{EntryId, GroupId, IdempotencyKey, Priority, SendError, Sent, Tier};
+use hapax_core::{
+    Attributes, EntryId, GroupId, KeySource, MessageId, MessageKey, Priority, SendError, Sent, Tier,
+};
 
 use super::{Engine, MEMORY_BYTES_A_MESSAGE, Queue, Wave, dedup};
 use crate::browse::parse_attributes;
@@ -19,16 +22,28 @@ pub(crate) struct PreparedMessage {
     pub priority: Priority,
     /// SHA-256 of the body in hexadecimal, where the queue wants content-based deduplication.
     pub content_id: Option<String>,
-    /// The idempotency key, as far as it was looked for.
-    pub key: Option<Box<Stated>>,
+    /// The key that the sender wrote, if it was looked for.
+    pub stated: Option<Box<Stated>>,
 }
 
 /// The idempotency key that a message itself states.
 #[derive(Debug, Clone)]
 pub(crate) struct Stated {
     /// Where in the body it was looked for.
-    pub pointer: Option<String>,
-    pub key: Option<IdempotencyKey>,
+    pub pointer: Option<Arc<str>>,
+    pub key: Option<MessageKey>,
+}
+
+impl Stated {
+    pub fn find(attributes: &Attributes, body: &[u8], pointer: Option<Arc<str>>) -> Self {
+        let key = MessageKey::stated(attributes, body, pointer.as_deref());
+        Self { pointer, key }
+    }
+
+    /// What has to be stored of it: an attribute is stored anyway.
+    pub fn stored(&self) -> Option<MessageKey> {
+        self.key.clone().filter(|key| key.source == KeySource::Body)
+    }
 }
 
 impl Engine {
@@ -41,28 +56,48 @@ impl Engine {
             .then_some(key)
     }
 
-    /// The ledger's entry of a message, where its queue wants its effect once and its key is not its id.
-    pub fn entry_of(&self, queue: u32, message: &PreparedMessage) -> Option<EntryId> {
+    /// Looks for the key that the sender wrote, unless the sender's thread has done so with the queue's present pointer.
+    pub fn find_stated(&self, queue: u32, message: &mut PreparedMessage) {
+        let config = &self.queue(queue).config;
+        let pointer = config.key_pointer.as_deref();
+        let wanted = pointer.is_some() || config.tier == Tier::EffectivelyOnce;
+        let found = match &message.stated {
+            Some(stated) => stated.pointer.as_deref() == pointer,
+            None => !wanted,
+        };
+        if found {
+            return;
+        }
+        let Content { dedup, attributes, body, .. } = message.content.clone();
+        let parsed = attributes.as_deref().map(parse_attributes).unwrap_or_default();
+        let stated = Stated::find(&parsed, &body, pointer.map(Into::into));
+        message.content = Content::new(dedup, attributes, stated.stored(), body);
+        message.stated = Some(Box::new(stated));
+    }
+
+    /// The ledger's entry of a message that gets the id `id`, where its queue wants its effect once; and where its key
+    /// comes from.
+    pub fn entry_of(
+        &self,
+        queue: u32,
+        message: &PreparedMessage,
+        id: MessageId,
+    ) -> Option<(EntryId, KeySource)> {
         let queue = self.queue(queue);
         if queue.config.tier != Tier::EffectivelyOnce {
             return None;
         }
         let content = &message.content;
-        let pointer = queue.config.key_pointer.as_deref();
-        let stated = match &message.key {
-            Some(stated) if stated.pointer.as_deref() == pointer => stated.key.clone(),
-            _ => {
-                let attributes = content.attributes.as_deref().map(parse_attributes).unwrap_or_default();
-                stated_key(&attributes, &content.body, pointer).map(|(key, _)| key)
-            }
-        };
-        let by_dedup = || match (&content.dedup, &message.content_id) {
-            (Some(dedup), _) => IdempotencyKey::new(dedup).ok(),
-            (None, _) if !queue.config.dedup.content_based => None,
-            (None, Some(content_id)) => IdempotencyKey::new(content_id).ok(),
-            (None, None) => IdempotencyKey::new(dedup::content_id(&content.body)).ok(),
-        };
-        Some(EntryId::of_queue(&queue.name, stated.or_else(by_dedup)?))
+        let hashed = (content.dedup.is_none() && queue.config.dedup.content_based)
+            .then(|| message.content_id.clone().unwrap_or_else(|| dedup::content_id(&content.body)));
+        let stated = message.stated.as_ref().and_then(|stated| stated.key.clone());
+        let decided = MessageKey::decide(stated, content.dedup.as_deref().or(hashed.as_deref()), id);
+        Some((EntryId::of_queue(&queue.name, decided.key), decided.source))
+    }
+
+    /// The number that the next accepted message gets.
+    pub fn next_seq(&self) -> u64 {
+        self.wave.counters.next_seq
     }
 
     /// Accepts one message, or answers with the first of its kind inside the window.
@@ -73,17 +108,16 @@ impl Engine {
         mut message: PreparedMessage,
         stored: Option<DedupRow>,
         entry_id: Option<EntryId>,
-        ids: impl Fn(u64) -> hapax_core::MessageId,
+        ids: impl Fn(u64) -> MessageId,
     ) -> Result<Sent, SendError> {
         let quota = self.quota;
-        let queue_id = queue;
         let (queue, wave) = self.at(queue);
         validate(queue, &message)?;
         if message.content.dedup.is_none() && queue.config.dedup.content_based {
             let content_id =
                 message.content_id.take().unwrap_or_else(|| dedup::content_id(&message.content.body));
-            message.content =
-                Content::new(Some(content_id), message.content.attributes, message.content.body);
+            let Content { attributes, key, body, .. } = message.content;
+            message.content = Content::new(Some(content_id), attributes, key, body);
         }
 
         let window_ms = queue.config.dedup.window_ms;
@@ -115,7 +149,7 @@ impl Engine {
             group: 0,
             state: if delay_ms == 0 { State::Ready } else { State::Delayed },
             priority: message.priority.0,
-            flags: if queue.config.tier == Tier::EffectivelyOnce { FLAG_KEYED } else { 0 },
+            flags: if entry_id.is_some() { FLAG_KEYED } else { 0 },
         };
         if let Some(key) = key {
             let row = DedupRow { key, seq, order: seq, sent_ms: now.ms() };
@@ -123,13 +157,8 @@ impl Engine {
         }
         queue.totals.sent += 1;
         queue.add(wave, entry, message.group, message.content);
-        if entry.flags & FLAG_KEYED != 0 {
-            let by_id = || {
-                let key = IdempotencyKey::new(ids(seq).to_string()).expect("a UUID is a valid key");
-                EntryId::of_queue(&self.queue(queue_id).name, key)
-            };
-            let hash = entry_id.unwrap_or_else(by_id).hash();
-            self.link(seq, hash);
+        if let Some(id) = entry_id {
+            self.link(seq, id.hash());
         }
         Ok(Sent { id: ids(seq), sequence: seq, duplicate: false })
     }

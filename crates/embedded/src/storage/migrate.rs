@@ -5,9 +5,15 @@ use serde_json::{Value, json};
 
 use super::rows;
 
-/// Version 3: the limit on attempts moves from the dead-letter policy to the retry policy. A queue keeps what it had: one
-/// without a dead-letter queue has no limit, also now that new queues have one.
+/// Version 3: the limit on attempts belongs to the retry policy, and a message's key is stored with it.
 pub(super) fn to_version_3(db: &Connection) -> rusqlite::Result<()> {
+    move_limits(db)?;
+    super::migrate_keys::decide_keys(db)
+}
+
+/// The limit on attempts moves from the dead-letter policy to the retry policy. A queue keeps what it had: one without a
+/// dead-letter queue has no limit, also now that new queues have one.
+fn move_limits(db: &Connection) -> rusqlite::Result<()> {
     let mut statement = db.prepare(
         "SELECT id, config, created_ms, modified_ms, purged_before, deleted, crc, CAST(name AS BLOB) FROM queue",
     )?;

@@ -3,6 +3,7 @@
 
 pub(crate) mod ledger;
 mod migrate;
+mod migrate_keys;
 mod rows;
 pub(crate) mod schema;
 pub(crate) mod sqlite;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use hapax_core::store::FailedAttempt;
-use hapax_core::{Cause, DeadLetter, GroupId, QueueName};
+use hapax_core::{Cause, DeadLetter, GroupId, IdempotencyKey, MessageKey, QueueName};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, params};
 
@@ -10,6 +10,7 @@ use super::{FoundBody, ReadError};
 use crate::crc::Crc;
 use crate::record::{
     BodyRow, Content, DeadRow, DedupRow, Header, MessageMeta, MessageRow, QueueRow, State, history_crc,
+    key_source_of,
 };
 
 /// The columns of `message` in the order that [`message`] reads.
@@ -169,7 +170,7 @@ pub(crate) fn body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundB
 }
 
 fn read_body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundBody> {
-    let sql = "SELECT origin, dedup, attributes, body, crc FROM body WHERE seq = ?1";
+    let sql = "SELECT origin, dedup, attributes, body, crc, key_source, key FROM body WHERE seq = ?1";
     let mut statement = connection.prepare_cached(sql)?;
     let mut rows = statement.query(params![seq as i64])?;
     let Some(row) = rows.next()? else {
@@ -181,7 +182,7 @@ fn read_body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundBody> {
             value => value.as_str().map(|text| Some(text.to_owned())).map_err(drop),
         })
     };
-    let (Ok(dedup), Ok(attributes)) = (text(1)?, text(2)?) else {
+    let (Ok(dedup), Ok(attributes), Ok(key)) = (text(1)?, text(2)?, text(6)?) else {
         return Ok(FoundBody::Damaged("its text is not UTF-8".into()));
     };
     let bytes = match row.get_ref(3)? {
@@ -191,7 +192,17 @@ fn read_body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundBody> {
     let mut sound = true;
     let origin = lenient(row, 0, &mut sound)? as u32;
     let crc = lenient(row, 4, &mut sound)?;
-    let content = Content::new(dedup, attributes, bytes);
+    let key = match key {
+        None => None,
+        Some(text) => {
+            let source = key_source_of(lenient(row, 5, &mut sound)?);
+            let (Ok(key), Some(source)) = (IdempotencyKey::new(text), source) else {
+                return Ok(FoundBody::Damaged("its idempotency key cannot be read".into()));
+            };
+            Some(MessageKey { key, source })
+        }
+    };
+    let content = Content::new(dedup, attributes, key, bytes);
     if !sound || crc != u64::from(BodyRow::crc(seq, origin, content.crc)) {
         return Ok(FoundBody::Damaged("its bytes do not match their checksum".into()));
     }

@@ -168,6 +168,10 @@ ALTER TABLE dead ADD COLUMN deliveries INTEGER NOT NULL DEFAULT 0;
 UPDATE dead SET deliveries = attempts;
 ALTER TABLE history ADD COLUMN deliveries INTEGER NOT NULL DEFAULT 0;
 UPDATE history SET deliveries = attempt;
+-- The idempotency key, where attributes, dedup and the message id do not tell it: found in the body when the message
+-- was sent, or carried along by a redrive.
+ALTER TABLE body ADD COLUMN key_source INTEGER; -- 0 attribute, 1 body, 2 dedup id, 3 message id
+ALTER TABLE body ADD COLUMN key TEXT;
 ",
         then: migrate::to_version_3,
     },

@@ -1,11 +1,12 @@
 //! Records into SQL.
 
+use hapax_core::{IdempotencyKey, MessageKey};
 use rusqlite::{CachedStatement, Connection, params};
 
 use super::{ledger, rows};
 use crate::record::{
     BodyRow, DeadRow, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, Header, LedgerRow, MessageMeta, MessageRow,
-    QueueRow, Record, halted_crc, history_crc, redrive_crc,
+    QueueRow, Record, halted_crc, history_crc, key_source_code, key_source_of, redrive_crc,
 };
 
 /// One wave's writing. Holds the statements of every lifecycle, which are then looked up once per wave.
@@ -239,8 +240,7 @@ fn found(count: usize) -> rusqlite::Result<()> {
     if count == 1 { Ok(()) } else { Err(rows::broken_tree()) }
 }
 
-const INSERT_BODY: &str =
-    "INSERT INTO body (seq, origin, dedup, attributes, body, crc) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+const INSERT_BODY: &str = "INSERT INTO body (seq, origin, dedup, attributes, body, crc, key_source, key) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
 
 fn insert_body(to: &mut CachedStatement<'_>, row: &BodyRow) -> rusqlite::Result<()> {
     let content = &row.content;
@@ -250,7 +250,9 @@ fn insert_body(to: &mut CachedStatement<'_>, row: &BodyRow) -> rusqlite::Result<
         content.dedup,
         content.attributes,
         &content.body[..],
-        BodyRow::crc(row.seq, row.origin, content.crc)
+        BodyRow::crc(row.seq, row.origin, content.crc),
+        content.key.as_ref().map(|key| key_source_code(key.source)),
+        content.key.as_ref().map(|key| key.key.as_str())
     ])?;
     Ok(())
 }
@@ -325,23 +327,28 @@ fn put_queue(db: &Connection, row: &QueueRow) -> rusqlite::Result<()> {
 /// that follows does the same for the metadata.
 fn accept_body(db: &Connection, seq: u64) -> rusqlite::Result<()> {
     let found = db.query_row(
-        "SELECT origin, CAST(dedup AS BLOB), CAST(attributes AS BLOB), CAST(body AS BLOB) FROM body WHERE seq = ?1",
+        "SELECT origin, CAST(dedup AS BLOB), CAST(attributes AS BLOB), CAST(body AS BLOB), \
+         CAST(key AS BLOB), key_source FROM body WHERE seq = ?1",
         [seq as i64],
         |row| {
-            let text = |at| row.get::<_, Option<Vec<u8>>>(at).map(|v| v.and_then(|v| String::from_utf8(v).ok()));
+            let text =
+                |at| row.get::<_, Option<Vec<u8>>>(at).map(|v| v.and_then(|v| String::from_utf8(v).ok()));
             let origin = row.get::<_, u32>(0).unwrap_or_default();
-            Ok((origin, text(1)?, text(2)?, row.get::<_, Option<Vec<u8>>>(3)?.unwrap_or_default()))
+            let key = text(4)?.and_then(|key| IdempotencyKey::new(key).ok());
+            let source = row.get::<_, u32>(5).ok().and_then(|code| key_source_of(code.into()));
+            let key = key.zip(source).map(|(key, source)| MessageKey { key, source });
+            Ok((origin, text(1)?, text(2)?, key, row.get::<_, Option<Vec<u8>>>(3)?.unwrap_or_default()))
         },
     );
-    let (origin, dedup, attributes, body) = match found {
+    let (origin, dedup, attributes, key, body) = match found {
         Ok(found) => found,
         // SQLite cannot take the row apart: nothing of it is left to accept.
-        Err(error) if rows::is_corrupt(&error) => (0, None, None, Vec::new()),
-        Err(rusqlite::Error::QueryReturnedNoRows) => (0, None, None, Vec::new()),
+        Err(error) if rows::is_corrupt(&error) => (0, None, None, None, Vec::new()),
+        Err(rusqlite::Error::QueryReturnedNoRows) => (0, None, None, None, Vec::new()),
         Err(error) => return Err(error),
     };
     let attributes = attributes.filter(|json| serde_json::from_str::<hapax_core::Attributes>(json).is_ok());
-    let content = crate::record::Content::new(dedup, attributes, body.into());
+    let content = crate::record::Content::new(dedup, attributes, key, body.into());
     execute(db, DELETE_BODY, seq)?;
     insert_body(&mut db.prepare_cached(INSERT_BODY)?, &BodyRow { seq, origin, content })
 }

@@ -261,7 +261,7 @@ impl Sim {
         let attributes =
             format!(r#"{{"hapax-idempotency-key":{{"data_type":"String","value":{{"text":"k{key}"}}}}}}"#);
         let mut outgoing = rig::outgoing(&format!("{key}"), None, None);
-        outgoing.content = Content::new(None, Some(attributes), format!("{key}").into());
+        outgoing.content = Content::new(None, Some(attributes), None, format!("{key}").into());
         let (op, answer) = rig::send(&self.queue, vec![outgoing]);
         (op, Asked::Send(key, answer))
     }

@@ -49,13 +49,13 @@ pub(super) fn group(number: u8) -> GroupId {
 
 pub(super) fn outgoing(body: &str, dedup: Option<&str>, group: Option<GroupId>) -> PreparedMessage {
     PreparedMessage {
-        content: Content::new(dedup.map(str::to_owned), None, body.to_owned().into()),
+        content: Content::new(dedup.map(str::to_owned), None, None, body.to_owned().into()),
         bytes: body.len() as u64,
         delay_ms: None,
         group,
         priority: Priority::default(),
         content_id: None,
-        key: None,
+        stated: None,
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use hapax_core::{Ledger, MessageState, NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore};
+use hapax_core::{
+    KeySource, Ledger, MessageState, NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore,
+};
 use rusqlite::Connection;
 
 use crate::checkpoint::Checkpoint;
@@ -131,23 +133,79 @@ async fn a_migration_that_is_killed_leaves_the_old_version() {
     migrate(killed.path(), "CREATE TABLE extra (x)").unwrap();
 }
 
+/// A file as an older version wrote it.
+fn written_by(folder: &Path, version: i64, sql: &str) {
+    let db = Connection::open(folder.join(DATABASE)).unwrap();
+    db.execute_batch(sql).unwrap();
+    db.pragma_update(None, "application_id", 0x4841_5058).unwrap();
+    db.pragma_update(None, "user_version", version).unwrap();
+    db.close().unwrap();
+}
+
 /// What version 1 wrote: messages ready, dead, parked in doubt and in a FIFO group, of a queue of the tier that now looks
 /// at the ledger.
 fn version_1(folder: &Path) {
-    let db = Connection::open(folder.join(DATABASE)).unwrap();
-    db.execute_batch(include_str!("v1.sql")).unwrap();
-    db.pragma_update(None, "application_id", 0x4841_5058).unwrap();
-    db.pragma_update(None, "user_version", 1).unwrap();
-    db.close().unwrap();
+    written_by(folder, 1, include_str!("v1.sql"));
+}
+
+/// What version 2 wrote: messages of a queue with a key pointer, one of them dead, and one of a queue without.
+fn version_2(folder: &Path) {
+    written_by(folder, 2, include_str!("v2.sql"));
+}
+
+/// A store that an older version wrote, opened soon after: retentions must not end with the years.
+fn opened(folder: &Path, at_ms: u64) -> Embedded {
+    let clock = std::sync::Arc::new(hapax_core::ManualClock::at_ms(at_ms));
+    Embedded::open(folder, Options { clock, ..Options::default() }).unwrap()
+}
+
+/// The keys of a queue's messages by what their bodies contain.
+async fn keys(store: &Embedded, queue: &QueueName) -> Vec<(String, String, KeySource)> {
+    let deliveries = store.receive(queue, hapax_core::Receive::up_to(10)).await.unwrap();
+    let key = |delivery: hapax_core::Delivery| {
+        let body = String::from_utf8_lossy(&delivery.body).into_owned();
+        let key = if delivery.key_source == KeySource::MessageId
+            && delivery.key.as_str() == delivery.id.to_string()
+        {
+            "its id".to_owned()
+        } else {
+            delivery.key.to_string()
+        };
+        (body, key, delivery.key_source)
+    };
+    deliveries.into_iter().map(key).collect()
+}
+
+#[tokio::test]
+async fn messages_of_version_2_keep_the_keys_that_they_would_have_had() {
+    let folder = tempfile::tempdir().unwrap();
+    version_2(folder.path());
+    let store = opened(folder.path(), 1_794_808_900_500);
+    assert_eq!(store.status().await.warnings, Vec::<String>::new());
+    let (pay, dead) = (QueueName::new("pay").unwrap(), QueueName::new("pay-dead").unwrap());
+    // Too late for them.
+    let moved = QueueConfig { key_pointer: Some("/at".into()), ..store.queue(&pay).await.unwrap().config };
+    store.set_queue(&pay, moved).await.unwrap();
+    let found = |body: &str, key: &str, source| (body.to_owned(), key.to_owned(), source);
+    assert_eq!(
+        keys(&store, &pay).await,
+        [
+            found(r#"{"order":2,"at":"ready"}"#, "2", KeySource::Body),
+            found(r#"{"order":3,"at":"attribute"}"#, "stated-3", KeySource::Attribute),
+            found("not json", "its id", KeySource::MessageId),
+            found(r#"{"order":4,"at":"dedup"}"#, "4", KeySource::Body),
+        ]
+    );
+    let plain = keys(&store, &QueueName::new("plain").unwrap()).await;
+    assert_eq!(plain, [found(r#"{"order":9}"#, "its id", KeySource::MessageId)]);
+    assert_eq!(keys(&store, &dead).await, [found(r#"{"order":1,"at":"dies"}"#, "1", KeySource::Body)]);
 }
 
 #[tokio::test]
 async fn version_1_becomes_a_store_with_a_ledger_and_loses_no_message() {
     let folder = tempfile::tempdir().unwrap();
     version_1(folder.path());
-    // A second after they were sent: their retention must not end with the years.
-    let clock = std::sync::Arc::new(hapax_core::ManualClock::at_ms(1_794_788_692_000));
-    let store = Embedded::open(folder.path(), Options { clock, ..Options::default() }).unwrap();
+    let store = opened(folder.path(), 1_794_788_692_000);
     assert_eq!(store.status().await.warnings, Vec::<String>::new());
     let stats = store.stats(&queue()).await.unwrap();
     assert_eq!((stats.ready, stats.parked), (1, 1));
@@ -168,8 +226,7 @@ async fn version_1_becomes_a_store_with_a_ledger_and_loses_no_message() {
 
     // A message that was sent before there was a ledger is bound to its entry when it is claimed.
     let delivery = store.receive(&queue(), hapax_core::Receive::up_to(1)).await.unwrap().remove(0);
-    let (key, _) = delivery.idempotency_key(None);
-    let id = hapax_core::EntryId::of_queue(&queue(), key);
+    let id = hapax_core::EntryId::of_queue(&queue(), delivery.key);
     let mut request = hapax_core::ClaimRequest::new(id, "a".parse().unwrap(), 1_000);
     request.delivery = Some((queue(), delivery.receipt));
     let claim = store.claim(vec![request]).await.unwrap().remove(0).unwrap();

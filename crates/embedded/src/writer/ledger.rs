@@ -1,14 +1,11 @@
 //! The ledger's side of the writer: reads what memory does not hold, lets the engine decide, and has claims wait.
 
 use hapax_core::ledger::protocol::Claimed;
-use hapax_core::message::{IDEMPOTENCY_KEY_ATTRIBUTE, idempotency_key};
-use hapax_core::{Attribute, EntryId, KeySource, MessageId, ResolveError, SettleError, Settled, StoreError};
+use hapax_core::{EntryId, ResolveError, SettleError, Settled, StoreError};
 
 use super::{Answer, Reply, Settling, Writer};
-use crate::browse::parse_attributes;
 use crate::claims::{ClaimWaiter, Claimings, End, Keep, LedgerOp};
 use crate::engine::{InMemory, Known, PRUNE_MAX};
-use crate::record::Content;
 use crate::storage::{FoundEntry, ReadError, Storage};
 use crate::time::Now;
 
@@ -65,25 +62,6 @@ impl<S: Storage> Writer<S> {
             Err(Unknown::Damaged(_)) => {}
         }
         Ok(())
-    }
-
-    /// A dead letter's content on its way back, and how much larger it became; and the entry of its key in the queue that
-    /// it goes to. A key that was its id goes along as an attribute, since the id will be another.
-    pub(super) fn with_key(&self, to: u32, id: MessageId, content: Content) -> ((Content, u32), EntryId) {
-        let queue = self.engine.queue(to);
-        let mut attributes = content.attributes.as_deref().map(parse_attributes).unwrap_or_default();
-        let pointer = queue.config.key_pointer.as_deref();
-        let (key, source) =
-            idempotency_key(&attributes, &content.body, pointer, content.dedup.as_deref(), id);
-        let entry = EntryId::of_queue(&queue.name, key.clone());
-        if source != KeySource::MessageId {
-            return ((content, 0), entry);
-        }
-        let attribute = Attribute::text(key.as_str());
-        let more = IDEMPOTENCY_KEY_ATTRIBUTE.len() + attribute.data_type.len() + attribute.value.len();
-        attributes.insert(IDEMPOTENCY_KEY_ATTRIBUTE.to_owned(), attribute);
-        let json = serde_json::to_string(&attributes).expect("attributes are plain data");
-        ((Content::new(content.dedup, Some(json), content.body), more as u32), entry)
     }
 
     /// Whether a message that lives in this store needs the entry.

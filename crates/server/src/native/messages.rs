@@ -5,12 +5,10 @@ use std::sync::Arc;
 use axum::extract::{Path, State};
 use axum::response::IntoResponse;
 use hapax_client::wire::{
-    ClaimEndItem, Deliveries, DeliveryItem, ExtendItem, ExtendRequest, HowWord, Problem, ReceiveRequest,
-    Results, SendRequest, SettleItem, SettleRequest, SettledItem, SettledWord,
+    ClaimEndItem, Deliveries, ExtendItem, ExtendRequest, HowWord, Problem, ReceiveRequest, Results,
+    SendRequest, SettleItem, SettleRequest, SettledItem, SettledWord,
 };
-use hapax_core::{
-    Delivery, Extend, How, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled,
-};
+use hapax_core::{Extend, How, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled};
 use http::StatusCode;
 
 use super::Api;
@@ -83,21 +81,7 @@ pub(super) async fn receive(
         () = native.shutdown.requested() => Vec::new(),
     };
     drop(poll);
-    if deliveries.is_empty() {
-        return Ok(axum::Json(Deliveries { deliveries: Vec::new() }));
-    }
-    let pointer = match native.key_pointer(&queue).await {
-        Ok(pointer) => pointer,
-        Err(error) => {
-            // Nobody has seen these deliveries. If they cannot be given back either, their leases run out.
-            let defer =
-                |delivery: &Delivery| Settle::new(delivery.receipt.clone(), How::Defer { after_ms: 0 });
-            let _ = native.store.settle(&queue, deliveries.iter().map(defer).collect()).await;
-            return Err(error.into());
-        }
-    };
-    let item = |delivery| DeliveryItem::new(delivery, pointer.as_deref());
-    Ok(axum::Json(Deliveries { deliveries: deliveries.into_iter().map(item).collect() }))
+    Ok(axum::Json(Deliveries { deliveries: deliveries.into_iter().map(Into::into).collect() }))
 }
 
 pub(super) async fn cancel_receive(

@@ -33,7 +33,6 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 
 use self::polls::Polls;
 use self::problem::ApiError;
-use self::queues::KeyPointers;
 use crate::runtime::Shutdown;
 
 /// The largest request body: a few of the largest messages, escaped.
@@ -57,7 +56,6 @@ struct Api {
     shutdown: Shutdown,
     backup: Option<Backup>,
     polls: Polls,
-    key_pointers: KeyPointers,
 }
 
 /// The native API as a router. Requests must carry an [`Identity`](crate::auth::Identity) in their extensions, which
@@ -70,8 +68,7 @@ impl Native {
     /// The API over `store`. Long polls are answered empty when `shutdown` begins; `backup` is there where the store
     /// can be copied.
     pub fn new(store: SharedStore, shutdown: Shutdown, backup: Option<Backup>) -> Self {
-        let api =
-            Api { store, shutdown, backup, polls: Polls::default(), key_pointers: KeyPointers::default() };
+        let api = Api { store, shutdown, backup, polls: Polls::default() };
         Self { api: Arc::new(api) }
     }
 

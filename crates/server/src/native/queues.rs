@@ -1,14 +1,11 @@
 //! Queues and their configuration.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use hapax_client::wire::{Count, QueueItem, Queues};
-use hapax_core::{QueueConfig, QueueName, QueueStats, StoreError};
+use hapax_core::{QueueConfig, QueueName, QueueStats};
 use http::StatusCode;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -18,65 +15,6 @@ use super::input::{Caller, Json, parse};
 use super::problem::ApiError;
 
 type Answer<T> = Result<axum::Json<T>, ApiError>;
-
-/// How long a queue's key pointer is taken as known. Only other servers on the same database can change it unseen.
-const POINTER_TTL: Duration = Duration::from_secs(2);
-
-/// The most key pointers that are remembered.
-const POINTERS_MAX: usize = 10_000;
-
-type Known = (Instant, Option<Arc<str>>);
-
-/// The queues' key pointers, so that not every receive has to ask the store for its queue's configuration.
-#[derive(Default)]
-pub(super) struct KeyPointers {
-    known: Mutex<HashMap<QueueName, Known>>,
-    /// Counts changes, so that what was read before one is not remembered after it.
-    generation: AtomicU64,
-}
-
-impl KeyPointers {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<QueueName, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn forget(&self, queue: &QueueName) {
-        self.generation.fetch_add(1, Ordering::SeqCst);
-        self.lock().remove(queue);
-    }
-
-    fn generation(&self) -> u64 {
-        self.generation.load(Ordering::SeqCst)
-    }
-}
-
-impl Api {
-    /// Where in a body the queue's idempotency key is. A queue that went away meanwhile has none.
-    pub(super) async fn key_pointer(&self, queue: &QueueName) -> Result<Option<Arc<str>>, StoreError> {
-        if let Some((since, pointer)) = self.key_pointers.lock().get(queue)
-            && since.elapsed() < POINTER_TTL
-        {
-            return Ok(pointer.clone());
-        }
-        let generation = self.key_pointers.generation();
-        let pointer: Option<Arc<str>> = match self.store.queue(queue).await {
-            Ok(info) => info.config.key_pointer.map(Into::into),
-            Err(StoreError::NoSuchQueue(_)) => return Ok(None),
-            // A key from another source would be another key: an effect could happen twice.
-            Err(error) => return Err(error),
-        };
-        if generation != self.key_pointers.generation() {
-            // A change came between: what was read may be of before it.
-            return Ok(pointer);
-        }
-        let mut known = self.key_pointers.lock();
-        if known.len() >= POINTERS_MAX {
-            known.clear();
-        }
-        known.insert(queue.clone(), (Instant::now(), pointer.clone()));
-        Ok(pointer)
-    }
-}
 
 pub(super) async fn list(State(native): State<Arc<Api>>, caller: Caller) -> Answer<Queues> {
     caller.store("ListQueues")?;
@@ -111,7 +49,6 @@ pub(super) async fn create(
     let config = config_of(&name, fields)?;
     caller.may_fill(&config)?;
     let created = native.store.create_queue(&name, config).await?;
-    native.key_pointers.forget(&name);
     let queue = native.store.queue(&name).await?.into();
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, axum::Json(Created { created, queue })).into_response())
@@ -178,7 +115,6 @@ pub(super) async fn replace(
 
 async fn set(native: &Api, name: &QueueName, config: QueueConfig) -> Answer<QueueItem> {
     native.store.set_queue(name, config).await?;
-    native.key_pointers.forget(name);
     Ok(axum::Json(native.store.queue(name).await?.into()))
 }
 
@@ -189,7 +125,6 @@ pub(super) async fn remove(
 ) -> Result<StatusCode, ApiError> {
     let name = caller.queue("DeleteQueue", &queue)?;
     native.store.delete_queue(&name).await?;
-    native.key_pointers.forget(&name);
     Ok(StatusCode::NO_CONTENT)
 }
 

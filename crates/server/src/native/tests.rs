@@ -305,17 +305,28 @@ async fn a_patch_changes_what_it_names_and_null_is_the_default() {
 }
 
 #[tokio::test]
-async fn a_changed_key_pointer_holds_at_once() {
+async fn a_changed_key_pointer_affects_new_messages_only() {
     let f = fixture();
     f.call("PUT", "/v1/queues/jobs", json!({"lease_ms": 0, "key_pointer": "/a"})).await;
-    f.call("POST", "/v1/queues/jobs/messages", json!({"messages": [{"body": "{\"a\":\"1\",\"b\":\"2\"}"}]}))
-        .await;
+    let send = async || {
+        let message = json!({"messages": [{"body": "{\"a\":\"1\",\"b\":\"2\"}"}]});
+        f.call("POST", "/v1/queues/jobs/messages", message).await;
+    };
+    send().await;
     let key = async || {
         f.call("POST", "/v1/queues/jobs/receive", Value::Null).await.1["deliveries"][0]["key"].clone()
     };
     assert_eq!(key().await, "1");
     f.call("PATCH", "/v1/queues/jobs", json!({"key_pointer": "/b"})).await;
+    assert_eq!(key().await, "1");
+    f.call("POST", "/v1/queues/jobs/purge", Value::Null).await;
+    send().await;
     assert_eq!(key().await, "2");
+    // A queue that is made again has its own pointer.
+    f.call("DELETE", "/v1/queues/jobs", Value::Null).await;
+    f.call("PUT", "/v1/queues/jobs", json!({"lease_ms": 0, "key_pointer": "/a"})).await;
+    send().await;
+    assert_eq!(key().await, "1");
 }
 
 #[tokio::test]

@@ -258,7 +258,7 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
     let source = QueueSource::new(store.clone(), args.queue.clone());
     let acked = args.tier.unwrap_or(config.tier) == Tier::AtMostOnce;
     let reporter = Reporter::new(args.remote.output());
-    let tracker = DeliveryTracker::new(source, config.key_pointer, until, acked, reporter);
+    let tracker = DeliveryTracker::new(source, until, acked, reporter);
     let (halt, halted) = watch::channel(Halt::No);
     let ms = Duration::from_millis;
     let (drain, grace) = (ms(args.drain), ms(args.kill_after));

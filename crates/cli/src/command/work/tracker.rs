@@ -50,7 +50,6 @@ struct Open {
 /// See the module.
 pub struct DeliveryTracker {
     source: QueueSource,
-    key_pointer: Option<String>,
     until: Until,
     /// Deliveries are acked when they are received; nobody settles them.
     acked: bool,
@@ -69,16 +68,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DeliveryTracker {
-    pub fn new(
-        source: QueueSource,
-        key_pointer: Option<String>,
-        until: Until,
-        acked: bool,
-        reporter: Reporter,
-    ) -> Arc<Self> {
+    pub fn new(source: QueueSource, until: Until, acked: bool, reporter: Reporter) -> Arc<Self> {
         Arc::new(Self {
             source,
-            key_pointer,
             until,
             acked,
             reporter,
@@ -132,7 +124,7 @@ impl DeliveryTracker {
     fn takes_in(&self, deliveries: &[Delivery]) {
         let mut open = lock(&self.open);
         for delivery in deliveries {
-            let key = delivery.idempotency_key(self.key_pointer.as_deref()).0;
+            let key = delivery.key.clone();
             let one = Open {
                 id: delivery.id,
                 attempt: delivery.attempt,

@@ -204,7 +204,7 @@ impl Rig {
             let body = Ledger::body(number, filler);
             let delay_ms = self.rng.bool().then(|| self.rng.u64(..3_000));
             let bytes = body.len() as u64;
-            let content = Content::new(None, None, body.into());
+            let content = Content::new(None, None, None, body.into());
             Ok(PreparedMessage {
                 content,
                 bytes,
@@ -212,7 +212,7 @@ impl Rig {
                 group: None,
                 priority: Priority(0),
                 content_id: None,
-                key: None,
+                stated: None,
             })
         });
         let batch = batch.collect();

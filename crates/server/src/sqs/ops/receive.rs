@@ -1,6 +1,7 @@
 //! ReceiveMessage.
 
-use hapax_core::{Delivery, Receive};
+use hapax_core::message::IDEMPOTENCY_KEY_ATTRIBUTE;
+use hapax_core::{Attribute, Delivery, KeySource, Receive};
 
 use super::super::digest;
 use super::super::error::{Kind, Result, SqsError};
@@ -108,7 +109,13 @@ impl Operations {
         Ok(Output::Messages(messages))
     }
 
-    fn message(&self, delivery: Delivery, wanted: &Wanted<'_>) -> MessageOut {
+    fn message(&self, mut delivery: Delivery, wanted: &Wanted<'_>) -> MessageOut {
+        let id = delivery.id.to_string();
+        if delivery.key_source == KeySource::MessageId && delivery.key.as_str() != id {
+            // Redriven: its key is the id that it had before, which SQS has no other way to tell.
+            let key = Attribute::text(delivery.key.as_str());
+            delivery.attributes.insert(IDEMPOTENCY_KEY_ATTRIBUTE.to_owned(), key);
+        }
         let system = wanted
             .system
             .iter()
@@ -121,7 +128,7 @@ impl Operations {
         };
         let text = text_of(&delivery.body);
         MessageOut {
-            id: delivery.id.to_string(),
+            id,
             receipt: delivery.receipt.as_str().to_owned(),
             md5_body: digest::of_body(text.as_bytes()),
             md5_attributes: digest::of_attributes(attributes.iter().map(|(name, a)| (name.as_str(), a))),
