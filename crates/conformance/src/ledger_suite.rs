@@ -10,13 +10,7 @@ pub fn ledger_cases() -> &'static [Case] {
 }
 
 suite! {
-    ($) LEDGER_CASES from ledger_cases,
-    /// Makes one `#[test]` per case of the ledger suite, each on a fresh store of the given
-    /// [`Factory`](crate::Factory).
-    ///
-    /// The tests are in one module per point of the ledger's protocol; call the macro once per module, beside
-    /// [`queue_suite!`](macro@queue_suite) if you like.
-    ledger_suite by ledger_factory;
+    LEDGER_CASES from ledger_cases;
     0 l00_operators {
         entries_are_listed_page_by_page_in_order_of_their_claims,
         a_filter_chooses_by_scope_and_state,
@@ -147,5 +141,11 @@ suite! {
         a_redrive_keeps_what_was_completed: OneStore,
         a_redrive_leaves_a_doubt_to_be_resolved: OneStore,
         a_redrive_that_leaves_a_letter_leaves_its_entry: OneStore,
+    }
+    14 l14_two_handles {
+        of_claims_on_two_handles_one_is_granted: SecondHandle,
+        a_token_ends_its_claim_on_the_other_handle: SecondHandle,
+        a_waiting_claim_wakes_when_the_other_handle_ends_it: SecondHandle,
+        a_takeover_on_one_handle_makes_the_token_of_the_other_stale: SecondHandle,
     }
 }

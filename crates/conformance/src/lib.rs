@@ -1,17 +1,20 @@
 //! One suite for [`QueueStore`](hapax_core::QueueStore) and [`QueueAdmin`], one for [`Ledger`]: every store passes
 //! them, or says in its [`Capabilities`](hapax_core::Capabilities) what it cannot do.
 //!
-//! A new store writes a [`Harness`] and a [`Factory`], and then, in a test file of its own:
+//! A new store writes a [`Harness`] and a [`Factory`], and then a test binary of its own (`harness = false`):
 //!
 //! ```text
-//! hapax_conformance::queue_suite!(MyFactory);
-//! hapax_conformance::ledger_suite!(MyFactory); // where Harness::ledger gives one
+//! fn main() -> std::process::ExitCode {
+//!     let skips = &["p06_fifo::*", "p10_fences::fences_grow_when_the_wall_clock_was_set_back"];
+//!     hapax_conformance::main(MyFactory, &[hapax_conformance::cases(), hapax_conformance::ledger_cases()], skips)
+//! }
 //! ```
 //!
-//! which makes one `#[test]` per case, grouped by the point of the design that it asserts, each on a fresh store:
-//! `p02_receipts::a_stale_receipt_settles_nothing`, `l04_tokens::a_stale_token_changes_nothing`. A plain loop can run
-//! [`cases`] and [`ledger_cases`] as well. What each store must answer is written in the cases; the lists of them are
-//! in `suite.rs` and `ledger_suite.rs`, their only places.
+//! It takes the arguments of any Rust test binary and runs each case as a test on a fresh store:
+//! `p02_receipts::a_stale_receipt_settles_nothing`, `l04_tokens::a_stale_token_changes_nothing`. A case that the store
+//! cannot run is reported as ignored, never as passed, and the list of them is stated by the store and checked. A plain
+//! loop can run the cases as well. What each store must answer is written in the cases; the lists of them are in
+//! `suite.rs` and `ledger_suite.rs`, their only places.
 //!
 //! What the suites expect of a harness beyond its signatures: an operation that starts after
 //! [`Harness::advance_ms`] has returned sees the new time, and so does one that waits inside the store. What a store
@@ -26,13 +29,13 @@ mod ledger_suite;
 mod ledger_trial;
 mod memory_inbox;
 mod memory_ledger;
+mod runner;
 mod suite;
 mod trial;
 mod values;
 
 use std::fmt;
 use std::future::Future;
-use std::io::Write as _;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -42,6 +45,7 @@ use hapax_core::{Ledger, Order, QueueAdmin};
 pub use ledger_suite::ledger_cases;
 pub use memory_inbox::{MemoryInbox, MemoryTx};
 pub use memory_ledger::MemoryLedger;
+pub use runner::main;
 pub use suite::cases;
 use trial::Trial;
 
@@ -58,6 +62,20 @@ pub trait Harness: Send + Sync {
     fn ledger(&self) -> Option<Arc<dyn Ledger>> {
         None
     }
+
+    /// A second handle to the same data, as another process would have it. `None`: the store belongs to one process,
+    /// and the cases about two are skipped.
+    fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
+        None
+    }
+
+    /// The ledger as the second handle sees it.
+    fn second_ledger(&self) -> Option<Arc<dyn Ledger>> {
+        None
+    }
+
+    /// Returns when every call that was started has reached the store and no background work is pending.
+    async fn quiet(&self);
 
     /// Lets the store's time pass: moves a test clock, or sleeps.
     async fn advance_ms(&self, ms: u64);
@@ -109,6 +127,8 @@ pub enum Need {
     LedgerFence,
     /// Queues and ledger in one store: a settle may end a claim, an entry lives as long as its message.
     OneStore,
+    /// A second handle to the same store.
+    SecondHandle,
     /// Many seconds of work: runs when `HAPAX_LONG` is set.
     Heavy,
 }
@@ -132,6 +152,7 @@ impl Need {
             }
             Self::LedgerFence => (ledger().is_some_and(|can| can.fence), "the ledger's fences may not grow"),
             Self::OneStore => (can.settle_ends_claims, "queues and ledger are in different stores"),
+            Self::SecondHandle => (harness.second_store().is_some(), "the store belongs to one process"),
             Self::Heavy => (std::env::var_os("HAPAX_LONG").is_some(), "set HAPAX_LONG to run it"),
         };
         (!holds).then_some(why)
@@ -166,7 +187,7 @@ impl fmt::Display for Case {
 
 /// What became of a case that did not panic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RecordedOutcome {
+pub enum CaseOutcome {
     /// It ran, and the promise held.
     Passed,
     /// The store does not have what it needs.
@@ -174,28 +195,24 @@ pub enum RecordedOutcome {
 }
 
 impl Case {
+    /// Why the case cannot run on this store, if it cannot.
+    pub fn missing(&self, harness: &dyn Harness) -> Option<&'static str> {
+        self.needs.iter().find_map(|need| need.missing(harness))
+    }
+
+    /// Whether only a long run has it.
+    pub fn is_heavy(&self) -> bool {
+        self.needs.contains(&Need::Heavy)
+    }
+
     /// Runs the case on a fresh store, on a tokio runtime with time enabled. Panics if the promise does not hold.
-    pub fn run(&'static self, harness: Box<dyn Harness>) -> BoxFuture<RecordedOutcome> {
-        if let Some(why) = self.needs.iter().find_map(|need| need.missing(&*harness)) {
-            // Not `println!`: a test runner hides that for tests that pass.
-            let _ = writeln!(std::io::stderr(), "skipped {self}: {why}");
-            return Box::pin(std::future::ready(RecordedOutcome::Skipped(why)));
+    pub fn run(&'static self, harness: Box<dyn Harness>) -> BoxFuture<CaseOutcome> {
+        if let Some(why) = self.missing(&*harness) {
+            return Box::pin(std::future::ready(CaseOutcome::Skipped(why)));
         }
         Box::pin(async move {
             (self.body)(Trial::new(self, harness)).await;
-            RecordedOutcome::Passed
+            CaseOutcome::Passed
         })
     }
-}
-
-/// Runs one case on a runtime of its own; what [`queue_suite!`](macro@queue_suite) and
-/// [`ledger_suite!`](macro@ledger_suite) call.
-pub fn run_case(factory: &dyn Factory, module: &str, name: &str) {
-    let case = cases().iter().chain(ledger_cases()).find(|case| case.module == module && case.name == name);
-    let case = case.unwrap_or_else(|| panic!("no case {module}::{name}"));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime").block_on(async {
-        let harness = factory.fresh().await;
-        case.run(harness).await;
-    });
 }

@@ -2,10 +2,10 @@
 
 use crate::Case;
 
-/// Makes the list `$list` of the cases in `$folder` and the exported macro `$suite` that turns each into a `#[test]`.
+/// Makes the list `$list` of the cases in `$folder`.
 macro_rules! suite {
     (
-        ($d:tt) $list:ident from $folder:ident, $(#[$doc:meta])* $suite:ident by $factory:ident;
+        $list:ident from $folder:ident;
         $($point:literal $module:ident { $($case:ident $(: $($need:ident)+)?),+ $(,)? })+
     ) => {
         static $list: &[$crate::Case] = &[$($($crate::Case {
@@ -15,22 +15,6 @@ macro_rules! suite {
             needs: &[$($($crate::Need::$need),+)?],
             body: |trial| Box::pin($crate::$folder::$module::$case(trial)),
         }),+),+];
-
-        $(#[$doc])*
-        #[macro_export]
-        macro_rules! $suite {
-            ($d factory:expr) => {
-                fn $factory() -> impl $d crate::Factory {
-                    $d factory
-                }
-                $(mod $module {
-                    $(#[test]
-                    fn $case() {
-                        $d crate::run_case(&super::$factory(), stringify!($module), stringify!($case));
-                    })+
-                })+
-            };
-        }
     };
 }
 pub(crate) use suite;
@@ -41,11 +25,7 @@ pub fn cases() -> &'static [Case] {
 }
 
 suite! {
-    ($) CASES from cases,
-    /// Makes one `#[test]` per case of the queue suite, each on a fresh store of the given [`Factory`](crate::Factory).
-    ///
-    /// The tests are in one module per point of the design; call the macro once per module.
-    queue_suite by queue_factory;
+    CASES from cases;
     0 p00_keys {
         a_key_is_the_first_source_that_is_there,
         a_fifo_message_without_a_key_has_its_deduplication_id,
@@ -260,5 +240,15 @@ suite! {
         purging_and_discarding_make_room,
         a_refused_message_leaves_no_trace,
         a_full_dead_letter_queue_loses_nothing,
+    }
+    12 p12_two_handles {
+        a_send_on_one_handle_wakes_a_receive_on_the_other: SecondHandle,
+        a_message_is_held_once_across_handles: SecondHandle,
+        a_receipt_settles_on_the_other_handle: SecondHandle,
+        fences_grow_across_handles: SecondHandle Fence,
+        a_repeated_send_on_the_other_handle_adds_nothing: SecondHandle,
+        a_group_held_on_one_handle_is_blocked_on_the_other: SecondHandle Order,
+        changed_settings_hold_on_the_other_handle: SecondHandle,
+        a_redrive_is_seen_and_cancelled_on_the_other_handle: SecondHandle,
     }
 }

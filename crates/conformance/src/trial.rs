@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use hapax_core::{
-    AdminError, Browse, Delivery, Extend, How, MessageView, NewMessage, QueueAdmin, QueueConfig, QueueName,
-    QueueStats, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining, SendError, Sent, Settle,
-    SettleError, Settled, StoreError,
+    AdminError, Browse, Delivery, Extend, How, Ledger, MessageView, NewMessage, QueueAdmin, QueueConfig,
+    QueueName, QueueStats, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining, SendError, Sent,
+    Settle, SettleError, Settled, StoreError,
 };
 use tokio::task::JoinHandle;
 
@@ -68,6 +69,18 @@ impl Trial {
         let (case, harness) = (self.case, &mut self.harness);
         let over = tokio::time::timeout(PATIENCE, harness.crash()).await;
         over.unwrap_or_else(|_| panic!("{case}: crash and reopen took over {PATIENCE:?}"));
+    }
+
+    /// Waits until every call that was started has reached the store.
+    pub(crate) async fn quiet(&self) {
+        self.within("quiet", self.harness.quiet()).await;
+    }
+
+    /// The same store through its second handle.
+    pub(crate) fn other_handle(&self) -> Trial {
+        let store = self.harness.second_store().expect("the case needs a second handle");
+        let ledger = self.harness.second_ledger();
+        Trial::new(self.case, Box::new(OtherHandle { store, ledger }))
     }
 
     pub(crate) fn set_wall_back(&self, ms: u64) {
@@ -352,9 +365,7 @@ impl Trial {
         for _ in 0..3 {
             tokio::task::yield_now().await;
         }
-        // A store may look at it on a thread of its own, and its wait begins when it does: whatever is asked for later
-        // is answered later.
-        self.stats(from).await;
+        self.quiet().await;
         Waiting { task }
     }
 
@@ -363,6 +374,43 @@ impl Trial {
     pub(crate) fn woken(&self, waiting: Waiting) -> impl Future<Output = Vec<Delivery>> + Send {
         let woken = self.within("a waiting receive", waiting.task);
         async move { woken.await.expect("the receive was not aborted").expect("receive") }
+    }
+}
+
+/// The second handle of a harness. What is done to the store as a whole is done through the harness itself.
+struct OtherHandle {
+    store: Arc<dyn QueueAdmin>,
+    ledger: Option<Arc<dyn Ledger>>,
+}
+
+#[async_trait]
+impl Harness for OtherHandle {
+    fn store(&self) -> Arc<dyn QueueAdmin> {
+        self.store.clone()
+    }
+
+    fn ledger(&self) -> Option<Arc<dyn Ledger>> {
+        self.ledger.clone()
+    }
+
+    async fn quiet(&self) {
+        unreachable!("cases wait through the first handle")
+    }
+
+    async fn advance_ms(&self, _ms: u64) {
+        unreachable!("time passes through the first handle")
+    }
+
+    async fn restart(&mut self) {
+        unreachable!("the first handle restarts the store")
+    }
+
+    async fn crash(&mut self) {
+        unreachable!("the first handle crashes the store")
+    }
+
+    fn fast_time(&self) -> bool {
+        false
     }
 }
 

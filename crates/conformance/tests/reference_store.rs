@@ -2,10 +2,11 @@
 
 mod reference;
 
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use hapax_conformance::{Factory, Harness, RecordedOutcome, cases};
+use hapax_conformance::{Factory, Harness};
 use hapax_core::{ManualClock, QueueAdmin};
 use reference::Reference;
 
@@ -19,6 +20,12 @@ impl Harness for InMemory {
     fn store(&self) -> Arc<dyn QueueAdmin> {
         Arc::clone(&self.store) as Arc<dyn QueueAdmin>
     }
+
+    fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
+        Some(self.store())
+    }
+
+    async fn quiet(&self) {}
 
     async fn advance_ms(&self, ms: u64) {
         self.clock.advance_ms(ms);
@@ -56,27 +63,8 @@ impl Factory for InMemoryStores {
     }
 }
 
-mod every {
-    use super::InMemoryStores;
+const SKIPS: &[&str] = &[];
 
-    hapax_conformance::queue_suite!(InMemoryStores);
-}
-
-#[test]
-fn a_plain_loop_runs_the_cases_too() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    for case in cases().iter().filter(|case| case.point == 2) {
-        let outcome = runtime.block_on(async { case.run(InMemoryStores.fresh().await).await });
-        assert_eq!(outcome, RecordedOutcome::Passed, "{case}");
-    }
-}
-
-#[test]
-fn every_point_has_cases_and_every_case_its_own_name() {
-    for point in 0..=11 {
-        assert!(cases().iter().any(|case| case.point == point), "point {point}");
-    }
-    let mut names: Vec<_> = cases().iter().map(|case| case.name).collect();
-    names.sort_unstable();
-    assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+fn main() -> ExitCode {
+    hapax_conformance::main(InMemoryStores, &[hapax_conformance::cases()], SKIPS)
 }

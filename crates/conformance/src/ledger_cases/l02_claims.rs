@@ -35,7 +35,7 @@ pub(crate) async fn fifty_waiting_duplicates_get_one_grant_and_equal_outcomes(t:
     let first = t.within("the first answer", all.join_next()).await.expect("fifty").expect("no panic");
     let Claim::Granted(grant) = first else { panic!("one is granted, got {first:?}") };
     assert!(!grant.takeover);
-    t.ledger_stats().await;
+    t.quiet().await;
     assert!(all.try_join_next().is_none(), "the others wait");
     t.end(&order, &grant.token, complete(&done("paid"))).await.unwrap();
     let answers = t.within("the others", all.join_all()).await;
@@ -53,12 +53,12 @@ pub(crate) async fn when_the_holder_gives_up_one_of_the_waiting_goes_on(t: Trial
     for _ in 0..3 {
         tokio::task::yield_now().await;
     }
-    t.ledger_stats().await;
+    t.quiet().await;
     t.end(&order, &holder.token, Ending::Release).await.unwrap();
     let next = t.within("the next holder", all.join_next()).await.expect("fifty").expect("no panic");
     let Claim::Granted(grant) = next else { panic!("one is granted, got {next:?}") };
     assert!(!grant.takeover && grant.fence > holder.fence, "{grant:?}");
-    t.ledger_stats().await;
+    t.quiet().await;
     assert!(all.try_join_next().is_none(), "the others wait on");
     t.end(&order, &grant.token, complete(&failed("no"))).await.unwrap();
     for answer in t.within("the others", all.join_all()).await {
@@ -167,7 +167,7 @@ pub(crate) async fn a_waiting_claim_waits_on_while_the_lease_is_renewed(t: Trial
         t.advance(LEASE / 2).await;
         t.renew(&order, &holder.token, LEASE).await.expect("the holder renews");
     }
-    t.ledger_stats().await;
+    t.quiet().await;
     assert!(!waits.is_over(), "the claim is held");
     t.end(&order, &holder.token, complete(&done("paid"))).await.unwrap();
     assert_eq!(replayed(&t.answered(waits).await), Some(&done("paid")));
@@ -179,7 +179,7 @@ pub(crate) async fn a_waiting_claim_gives_up_at_its_deadline(t: Trial) {
     let waits = t.claim_waiting(ClaimRequest { wait_ms: 1_000, ..ask(&order, "ann") }).await;
     if t.exact() {
         t.advance(999).await;
-        t.ledger_stats().await;
+        t.quiet().await;
         assert!(!waits.is_over(), "it waits to the end");
         t.advance(1).await;
         t.busy(&t.answered(waits).await, LONG - 1_000);

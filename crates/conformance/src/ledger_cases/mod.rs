@@ -12,3 +12,4 @@ pub(crate) mod l09_fingerprints;
 pub(crate) mod l10_scopes;
 pub(crate) mod l11_outcomes;
 pub(crate) mod l13_retention;
+pub(crate) mod l14_two_handles;
