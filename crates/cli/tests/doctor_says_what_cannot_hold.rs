@@ -26,7 +26,15 @@ fn a_queue_in_good_order_is_called_sound() {
     let report = server.run(&["doctor", "--json"]).json();
     assert_eq!((&report["refusals"], &report["warnings"]), (&0.into(), &0.into()));
     assert_eq!(report["store"]["server_version"], env!("CARGO_PKG_VERSION"));
-    assert_eq!(report["store"]["file_system"], Value::Null, "not known from here");
+    // A server says the same about its machine as a look at the folder.
+    let here = run(&server.folder, &["doctor", "--store", "embedded:./hapax-data", "--json"]);
+    let here = self::report(&here);
+    assert!(here["store"]["file_system"].is_string(), "{here}");
+    assert_eq!(report["store"]["file_system"], here["store"]["file_system"]);
+    for fact in ["free_bytes", "database_bytes", "log_bytes", "clock_ms"] {
+        assert!(report["store"][fact].is_u64() && here["store"][fact].is_u64(), "{fact}: {report} {here}");
+    }
+    assert_eq!(codes(&report["store"]), codes(&here["store"]));
 }
 
 #[test]

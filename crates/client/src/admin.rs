@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use async_trait::async_trait;
 use hapax_core::{
-    AdminError, Browse, GroupId, MessageId, MessageState, MessageView, Page, QueueAdmin, QueueConfig,
-    QueueInfo, QueueName, QueueStats, RedriveRequest, RedriveTask, StoreError, StoreStatus,
+    AdminError, Browse, Examination, GroupId, Maintenance, MessageId, MessageState, MessageView, Page,
+    QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, RedriveRequest, RedriveTask, StoreError,
+    StoreStatus,
 };
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
@@ -133,16 +134,27 @@ impl QueueAdmin for Client {
         self.transport.delete(&format!("/v1/redrives/{id}")).await.map_err(admin)
     }
 
-    /// A server that cannot be asked counts as stopped.
-    async fn status(&self) -> StoreStatus {
-        match self.transport.get::<Status>("/v1/status").await {
-            Ok(answer) => answer.status,
-            Err(failure) => {
-                StoreStatus { stopped: Some(read(failure).to_string()), ..StoreStatus::default() }
-            }
-        }
+    async fn status(&self) -> Result<StoreStatus, StoreError> {
+        self.transport.get::<Status>("/v1/status").await.map(|answer| answer.status).map_err(read)
     }
 
+    async fn examine(&self) -> Result<Examination, StoreError> {
+        self.transport.get("/v1/examine").await.map_err(read)
+    }
+
+    /// Ends the use of this client and its clones. The server continues, and calls under way are answered.
+    async fn close(&self) -> Result<(), StoreError> {
+        self.transport.close();
+        Ok(())
+    }
+
+    fn maintenance(&self) -> Option<&dyn Maintenance> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Maintenance for Client {
     async fn resume(&self, by: &str) -> Result<(), StoreError> {
         let body = ResumeBody { by: Some(by.to_owned()) };
         self.transport.post("/v1/resume", &body).await.map_err(change)

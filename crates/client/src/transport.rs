@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::error::Error as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -88,6 +89,7 @@ pub(crate) struct Transport {
     base: String,
     authorization: Option<HeaderValue>,
     pub(crate) timeout: Duration,
+    closed: AtomicBool,
 }
 
 impl Transport {
@@ -128,7 +130,8 @@ impl Transport {
         };
         let base = endpoint.trim_end_matches('/').to_owned();
         let (pools, idle_timeout) = (Mutex::default(), options.idle_timeout);
-        Ok(Self { pools, connector, idle_timeout, base, authorization, timeout: options.timeout })
+        let (timeout, closed) = (options.timeout, AtomicBool::new(false));
+        Ok(Self { pools, connector, idle_timeout, base, authorization, timeout, closed })
     }
 
     /// The pool of the calling runtime.
@@ -147,6 +150,12 @@ impl Transport {
         }
         pools.push_back((id, http.clone()));
         http
+    }
+
+    /// Turns further calls away and lets go of the connections that nothing uses.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     pub(crate) fn endpoint(&self) -> &str {
@@ -198,6 +207,9 @@ impl Transport {
         body: Bytes,
         timeout: Duration,
     ) -> Result<T, Failure> {
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Failure::NotSent("the client is closed".to_owned()));
+        }
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization);

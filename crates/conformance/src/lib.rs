@@ -90,6 +90,12 @@ pub trait Harness: Send + Sync {
     /// Whether [`advance_ms`](Self::advance_ms) costs no real time; if not, cases that need minutes are skipped.
     fn fast_time(&self) -> bool;
 
+    /// Whether the store's time stands still unless [`advance_ms`](Self::advance_ms) moves it, so that cases can count
+    /// milliseconds.
+    fn exact_time(&self) -> bool {
+        false
+    }
+
     /// Whether [`set_wall_back`](Self::set_wall_back) works.
     fn can_set_wall_back(&self) -> bool {
         false

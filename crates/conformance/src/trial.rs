@@ -47,7 +47,7 @@ impl Trial {
 
     /// Whether the store's time stands still unless it is moved, so that milliseconds can be counted.
     pub(crate) fn exact(&self) -> bool {
-        self.store().capabilities().manual_clock
+        self.harness.exact_time()
     }
 
     pub(crate) async fn advance(&self, ms: u64) {

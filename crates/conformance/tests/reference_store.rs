@@ -43,6 +43,10 @@ impl Harness for InMemory {
         true
     }
 
+    fn exact_time(&self) -> bool {
+        true
+    }
+
     fn can_set_wall_back(&self) -> bool {
         true
     }

@@ -9,6 +9,7 @@
 //! | [`message`] | what is sent and what is delivered |
 //! | [`queue`] | a queue's configuration and its validation |
 //! | [`policy`] | backoff, dead-letter decision, deduplication window, lease bounds, tier check |
+//! | [`capabilities`] | what a store can do |
 //! | [`store`] | the seams: [`QueueStore`], [`QueueAdmin`] and what they answer |
 //! | [`ledger`] | the ledger seam, and its protocol as pure functions |
 //! | [`inbox`] | the transactional seam: a ledger entry in the caller's own transaction |
@@ -16,6 +17,7 @@
 //! | [`error`] | one narrow error per operation |
 //! | [`clock`] | time as a parameter |
 
+pub mod capabilities;
 pub mod clock;
 mod durations;
 pub mod error;
@@ -28,6 +30,7 @@ pub mod queue;
 pub mod source;
 pub mod store;
 
+pub use capabilities::{Capabilities, CounterScope, Order, Settles, WakeUp};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{AdminError, SendError, SettleError, StoreError};
 pub use inbox::{AsyncInbox, BlockingInbox, Entered, InboxEntry, InboxError};
@@ -47,7 +50,7 @@ pub use queue::{
 };
 pub use source::{QueueSource, Source, SourceDescription};
 pub use store::{
-    Batch, Browse, Capabilities, Cause, DeadLetter, Extend, How, MessageState, MessageView, Order, Page,
+    Batch, Browse, Cause, DeadLetter, Examination, Extend, How, Maintenance, MessageState, MessageView, Page,
     QueueAdmin, QueueInfo, QueueStats, QueueStore, Receive, RedriveFilter, RedriveRequest, RedriveState,
     RedriveTask, Remaining, Sent, Settle, Settled, StoreStatus,
 };

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use crate::capabilities::Capabilities;
 use crate::error::{SettleError, StoreError};
 use crate::message::Delivery;
 use crate::name::{QueueName, Receipt, Scope};
 use crate::queue::QueueConfig;
-use crate::store::{Batch, Capabilities, Extend, QueueAdmin, Receive, Remaining, Settle, Settled};
+use crate::store::{Batch, Extend, QueueAdmin, Receive, Remaining, Settle, Settled};
 
 /// What a [`Source`] says of itself. A worker is built from this alone.
 #[derive(Debug, Clone)]

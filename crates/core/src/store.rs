@@ -1,51 +1,22 @@
 //! The seams. A new store implements [`QueueStore`] and [`QueueAdmin`], says in [`Capabilities`] what it cannot do,
 //! and runs the conformance suite.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+use crate::capabilities::Capabilities;
 use crate::error::{AdminError, SendError, SettleError, StoreError};
 use crate::ledger::{ClaimEnd, Store};
 use crate::message::{Attributes, Delivery, NewMessage, Priority};
 use crate::name::{DedupId, GroupId, MessageId, QueueName, Receipt};
+use crate::policy::tier::Finding;
 use crate::queue::QueueConfig;
 
 /// One answer per element, in the order of the request; or the whole failed.
 pub type Batch<T, E> = Result<Vec<Result<T, E>>, StoreError>;
-
-/// What order a store keeps inside a FIFO group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Order {
-    /// In the order in which sends were answered.
-    PerGroup,
-    /// None.
-    None,
-}
-
-/// What a store can do. A tier that needs more is refused at start-up.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Capabilities {
-    /// Which store, for messages.
-    pub name: String,
-    /// A settle's parts (ack, dead letter, history) happen in one transaction.
-    pub atomic_settle: bool,
-    /// A settle may end a claim of the ledger in the same store, in the same transaction.
-    #[serde(default)]
-    pub settle_ends_claims: bool,
-    /// A delivery survives the death of the store's process.
-    pub durable_lease: bool,
-    /// Fences only grow, through restart and restore.
-    pub fence: bool,
-    /// What order is kept.
-    pub order: Order,
-    /// The longest deduplication window.
-    pub dedup_ms_max: u64,
-    /// The store runs on a clock that tests can move.
-    pub manual_clock: bool,
-}
 
 /// An accepted message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -559,11 +530,39 @@ pub trait QueueAdmin: QueueStore {
     /// Stops a redrive; what was moved stays moved.
     async fn cancel_redrive(&self, id: u64) -> Result<RedriveTask, AdminError>;
 
-    /// How the store is doing.
-    async fn status(&self) -> StoreStatus;
+    /// How the store is doing. An error: it cannot be asked, which says nothing about how it is.
+    async fn status(&self) -> Result<StoreStatus, StoreError>;
 
+    /// What the store knows about itself and what it stands on (disk, file system, settings of a database), and what
+    /// it finds wrong there. Looked at now, not remembered.
+    async fn examine(&self) -> Result<Examination, StoreError>;
+
+    /// Ends the use of the store in good order: what waits is answered, what was accepted is written. Further calls
+    /// answer `Unavailable`. A second close returns when the first has.
+    async fn close(&self) -> Result<(), StoreError>;
+
+    /// What an operator can do with some stores only; `None`: this one has its own tools for that.
+    fn maintenance(&self) -> Option<&dyn Maintenance> {
+        None
+    }
+}
+
+/// Extension of a store that can be restored from a backup of Hapax, and is paused after that.
+#[async_trait]
+pub trait Maintenance: Send + Sync {
     /// Lets a paused store hand out messages again.
     async fn resume(&self, by: &str) -> Result<(), StoreError>;
+}
+
+/// What a store says about itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Examination {
+    /// Facts by name. A name that ends in `_bytes` or `_ms` has a number.
+    #[serde(default)]
+    pub facts: BTreeMap<String, serde_json::Value>,
+    /// What is wrong or doubtful, refusals first.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
 }
 
 /// A store with all seams, shared.

@@ -107,7 +107,7 @@ impl Ledger for Embedded {
             let failed = |error| StoreError::Unavailable(format!("a read failed ({error})"));
             let _ = reply.send(page.map_err(failed));
         });
-        self.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
+        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
         let page = StoreState::answer(answer).await?;
         // Memory knows until when open ones are held; rows do not tell of leases that were given anew at the opening.
         let hashes: Vec<_> = page.items.iter().map(|row| row.id.hash()).collect();

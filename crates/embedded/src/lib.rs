@@ -37,6 +37,7 @@ mod receipt;
 mod record;
 mod storage;
 mod store;
+mod surroundings;
 mod time;
 mod waiters;
 mod writer;
@@ -51,12 +52,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hapax_core::policy::tier::Medium;
 use hapax_core::{Clock, QueueConfig, QueueName, StoreError, SystemClock, Tier};
 use thiserror::Error;
 
 pub use engine::{MEMORY_BYTES_A_MESSAGE, StoreQuota};
-pub use medium::medium;
+pub use medium::{Medium, medium};
+pub use surroundings::{FINDING_CODES, Surroundings};
 pub use writer::CommitStats;
 
 use browse::Reader;
@@ -212,6 +213,7 @@ struct StoreState {
     /// What callers can find out about messages of some queues, so that the writer need not.
     hints: RwLock<HashMap<QueueName, Arc<Hint>>>,
     report: Mutex<Report>,
+    surroundings: Surroundings,
 }
 
 /// What a queue wants to know of its messages beside what they say.
@@ -251,8 +253,26 @@ impl StoreState {
 /// A store in one folder. Cheap to share behind an [`Arc`]; dropping it closes the store in good order.
 pub struct Embedded {
     shared: Arc<StoreState>,
+    threads: Arc<Threads>,
+}
+
+/// The store's threads.
+struct Threads {
     writer: Mutex<Option<JoinHandle<()>>>,
     reader: Mutex<Reader>,
+}
+
+impl Threads {
+    /// Turns callers away and waits until everything is written.
+    fn close(&self, shared: &StoreState) {
+        shared.inbox.close(StoreError::Unavailable("the store is closed".into()));
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner).stop();
+        // Held while joining: a second close also returns only when the store is closed.
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = writer.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Embedded {
@@ -260,6 +280,11 @@ impl Embedded {
     pub fn open(folder: impl AsRef<Path>, options: Options) -> Result<Self, OpenError> {
         let folder = folder.as_ref();
         let found = options.medium.or_else(|| medium(folder));
+        let surroundings = Surroundings {
+            folder: folder.to_owned(),
+            medium: found.clone(),
+            reserve_bytes: options.reserve_bytes,
+        };
         let risk = medium::admit(folder, found, options.allow_network_file_system)?;
         let lock = if options.vfs.is_none() { Some(FolderLock::take(folder)?) } else { None };
         let place = DbLocation { file: folder.join(DATABASE), vfs: options.vfs };
@@ -299,6 +324,7 @@ impl Embedded {
             receives: AtomicU64::new(0),
             hints: RwLock::new(hints),
             report: Mutex::new(report),
+            surroundings,
         });
         let nudged = Arc::downgrade(&shared);
         shared.clock.on_moved(Arc::new(move || {
@@ -309,19 +335,14 @@ impl Embedded {
         let theirs = shared.clone();
         let spawn = std::thread::Builder::new().name("hapax-writer".into());
         let thread = spawn.spawn(move || serve(writer, &theirs, lock)).map_err(OpenError::Thread)?;
-        Ok(Self { shared, writer: Mutex::new(Some(thread)), reader: Mutex::new(reader) })
+        let threads = Threads { writer: Mutex::new(Some(thread)), reader: Mutex::new(reader) };
+        Ok(Self { shared, threads: Arc::new(threads) })
     }
 
     /// Closes the store: answers those who wait, writes what was accepted, copies the log back. Further calls answer
     /// `Unavailable`.
     pub fn close(&self) {
-        self.shared.inbox.close(StoreError::Unavailable("the store is closed".into()));
-        self.reader.lock().unwrap_or_else(PoisonError::into_inner).stop();
-        // Held while joining: whoever closes second also returns only when the store is closed.
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(thread) = writer.take() {
-            let _ = thread.join();
-        }
+        self.threads.close(&self.shared);
     }
 
     /// Writes a backup of the running store to `to`, a file that must not exist. Blocks until it is written; sends

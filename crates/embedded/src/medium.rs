@@ -2,9 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use hapax_core::policy::tier::Medium;
-
 use crate::OpenError;
+
+/// What a store's data lies on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Medium {
+    /// Its kind, as the operating system names it.
+    pub kind: String,
+    /// It is reached over a network: locks and syncs cannot be relied on.
+    pub network: bool,
+    /// It is memory: nothing survives a reboot.
+    pub volatile: bool,
+}
 
 /// File systems whose locks and syncs cannot be relied on, as `/proc/self/mountinfo` names them.
 const NETWORK: &[&str] = &[
@@ -200,7 +209,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let options = Options { medium: Some(nfs()), allow_network_file_system: true, ..Options::default() };
         let store = Embedded::open(folder.path(), options).unwrap();
-        let warnings = store.status().await.warnings;
+        let warnings = store.status().await.unwrap().warnings;
         assert!(
             warnings.iter().any(|warning| warning.contains("network file system (nfs4)")),
             "{warnings:?}"

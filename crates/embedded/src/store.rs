@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use hapax_core::{
-    AdminError, Batch, Browse, Capabilities, Cause, Delivery, Extend, Fence, GroupId, MessageId, MessageView,
-    NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, QueueStore, Receive,
-    RedriveRequest, RedriveTask, Remaining, SendError, Sent, Settle, SettleError, Settled, StoreError,
-    StoreStatus, policy,
+    AdminError, Batch, Browse, Capabilities, Cause, CounterScope, Delivery, Examination, Extend, Fence,
+    GroupId, Maintenance, MessageId, MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig,
+    QueueInfo, QueueName, QueueStats, QueueStore, Receive, RedriveRequest, RedriveTask, Remaining, SendError,
+    Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, WakeUp, policy,
 };
 use tokio::sync::oneshot;
 
@@ -150,16 +150,19 @@ fn check_receive(receive: &Receive) -> Result<(), StoreError> {
 #[async_trait]
 impl QueueStore for Embedded {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            name: "embedded".into(),
-            atomic_settle: true,
-            settle_ends_claims: true,
-            durable_lease: true,
-            fence: true,
-            order: Order::PerGroup,
-            dedup_ms_max: policy::RETENTION_MS_MAX,
-            manual_clock: self.shared.clock.sleep_for(0).is_none(),
-        }
+        let mut can = Capabilities::none("embedded");
+        can.leases = true;
+        can.settles = Settles::ALL;
+        (can.atomic_settle, can.atomic_moves, can.settle_ends_claims) = (true, true, true);
+        (can.durable_lease, can.fence) = (true, true);
+        (can.order, can.halt_group) = (Order::PerGroup, true);
+        (can.priorities, can.browse, can.redrive) = (true, true, true);
+        can.wake_up = WakeUp::Push;
+        can.dedup_ms_max = policy::RETENTION_MS_MAX;
+        can.message_bytes_max = policy::MESSAGE_BYTES_MAX;
+        // Only one process has the folder open, but its counters begin with it.
+        can.counters = CounterScope::Process;
+        can
     }
 
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
@@ -277,7 +280,7 @@ impl QueueAdmin for Embedded {
             let _ =
                 reply.send(page.map_err(|error| StoreError::Unavailable(format!("a read failed ({error})"))));
         });
-        self.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
+        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
         StoreState::answer(answer).await
     }
 
@@ -318,11 +321,16 @@ impl QueueAdmin for Embedded {
         self.shared.job(move |engine, now| engine.cancel_redrive(now, id)).await?
     }
 
-    async fn status(&self) -> StoreStatus {
+    async fn status(&self) -> Result<StoreStatus, StoreError> {
         let found = self.shared.job(|engine, _| (engine.usage(), engine.header().paused.clone())).await;
         let report = self.shared.report();
-        let (usage, paused) = found.unwrap_or_default();
-        StoreStatus {
+        let (usage, paused) = match found {
+            Ok(found) => found,
+            // A store that has stopped says so; its figures are not to be had any more.
+            Err(_) if report.stopped.is_some() => Default::default(),
+            Err(error) => return Err(error),
+        };
+        Ok(StoreStatus {
             paused,
             stopped: report.stopped.map(|stopped| stopped.to_string()),
             warnings: report.warnings,
@@ -330,9 +338,33 @@ impl QueueAdmin for Embedded {
             bytes: usage.bytes,
             commits: report.stats.commits,
             synced: report.stats.synced,
-        }
+        })
     }
 
+    async fn examine(&self) -> Result<Examination, StoreError> {
+        Ok(self.shared.surroundings.examine())
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        let (done, closed) = oneshot::channel();
+        let (shared, threads) = (self.shared.clone(), self.threads.clone());
+        // Joining the writer blocks, which the caller's runtime must not.
+        let close = move || {
+            threads.close(&shared);
+            let _ = done.send(());
+        };
+        let failed = |error| StoreError::Unavailable(format!("no thread could be started: {error}"));
+        std::thread::Builder::new().name("hapax-close".into()).spawn(close).map_err(failed)?;
+        closed.await.map_err(|_| gone())
+    }
+
+    fn maintenance(&self) -> Option<&dyn Maintenance> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Maintenance for Embedded {
     async fn resume(&self, by: &str) -> Result<(), StoreError> {
         let by = by.to_owned();
         self.shared.job(move |engine, now| engine.resume(now, &by)).await

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::queue;
-use hapax_core::{Browse, NewMessage, QueueAdmin, QueueConfig, QueueStore, Receive, Settle, StoreError};
+use hapax_core::{
+    Browse, Maintenance, NewMessage, QueueAdmin, QueueConfig, QueueStore, Receive, Settle, StoreError,
+};
 use hapax_embedded::{Embedded, OpenError, Options};
 use rusqlite::Connection;
 
@@ -129,16 +131,16 @@ async fn a_restored_store_is_paused_until_someone_resumes_it() {
         let refused = store.receive(&queue(), Receive::up_to(10)).await.unwrap_err();
         assert!(matches!(&refused, StoreError::Paused(why) if why.contains("delivered again")), "{refused}");
         send(&store, &["while paused"]).await;
-        let status = store.status().await;
+        let status = store.status().await.unwrap();
         assert!(status.paused.is_some() && status.warnings[0].contains("paused"), "{status:?}");
     }
     let store = open(&folder);
     store.resume("ops@example").await.unwrap();
     assert_eq!(store.receive(&queue(), Receive::up_to(10)).await.unwrap().len(), 3);
-    assert_eq!(store.status().await.paused, None);
+    assert_eq!(store.status().await.unwrap().paused, None);
     store.resume("someone else").await.unwrap();
     drop(store);
-    assert_eq!(open(&folder).status().await.paused, None, "resumed for good");
+    assert_eq!(open(&folder).status().await.unwrap().paused, None, "resumed for good");
 
     let db = Connection::open(folder.join("hapax.db")).unwrap();
     let mut audit = db.prepare("SELECT by, what FROM audit").unwrap();

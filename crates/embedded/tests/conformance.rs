@@ -76,6 +76,10 @@ impl Harness for InFolder {
         true
     }
 
+    fn exact_time(&self) -> bool {
+        true
+    }
+
     fn can_set_wall_back(&self) -> bool {
         true
     }

@@ -93,7 +93,7 @@ async fn message_3_is_parked(folder: &Path) -> Embedded {
     assert!(!found.contains_key(&3));
     let stats = store.stats(&queue()).await.unwrap();
     assert_eq!((stats.parked, stats.ready, stats.in_flight), (1, 0, 0));
-    let warnings = store.status().await.warnings;
+    let warnings = store.status().await.unwrap().warnings;
     assert!(warnings.iter().any(|warning| warning.contains("parked")), "{warnings:?}");
 
     let only_parked = Browse { state: Some(MessageState::Parked), ..browse_all() };
@@ -112,7 +112,11 @@ async fn release_accepts_it(store: Embedded, folder: &Path) -> Vec<u8> {
     assert_eq!(store.release(&queue(), vec![id]).await.unwrap(), 1);
     store.close();
     let store = open(folder);
-    assert_eq!(store.status().await.warnings, Vec::<String>::new(), "accepted means accepted for good");
+    assert_eq!(
+        store.status().await.unwrap().warnings,
+        Vec::<String>::new(),
+        "accepted means accepted for good"
+    );
     let deliveries = store.receive(&queue(), Receive::up_to(10)).await.unwrap();
     assert_eq!(deliveries.len(), 1);
     assert_eq!(deliveries[0].id, id);
@@ -259,7 +263,7 @@ async fn anywhere_in_the_pages_of_messages_no_wrong_body_is_delivered() {
             broken += 1;
             continue;
         }
-        let status = store.status().await;
+        let status = store.status().await.unwrap();
         if found.len() < 60 {
             parked += 1;
             let missing = 60 - found.len();
@@ -295,7 +299,7 @@ async fn rows_that_a_page_hides_are_missed() {
     std::fs::write(&file, bytes).unwrap();
     for _ in 0..2 {
         let store = open(folder.path());
-        let warnings = store.status().await.warnings;
+        let warnings = store.status().await.unwrap().warnings;
         assert!(
             warnings.iter().any(|warning| warning.contains("1 of 60 messages cannot be found")),
             "{warnings:?}"

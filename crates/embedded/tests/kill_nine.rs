@@ -128,7 +128,7 @@ impl Heard {
 
 async fn messages(folder: &Path) -> BTreeSet<u64> {
     let store = Embedded::open(folder, Options::default()).unwrap();
-    let status = store.status().await;
+    let status = store.status().await.unwrap();
     assert_eq!((status.stopped, status.warnings), (None, Vec::new()));
     let mut found = BTreeSet::new();
     let mut after = None;

@@ -38,8 +38,8 @@ async fn completed(rig: &Rig, id: &EntryId) -> bool {
 async fn pass(rig: &Rig, ms: u64) {
     rig.clock.advance_ms(ms);
     // Two waves: the first may find that there is more to do.
-    rig.store.status().await;
-    rig.store.status().await;
+    rig.store.status().await.unwrap();
+    rig.store.status().await.unwrap();
 }
 
 #[tokio::test]
@@ -161,7 +161,7 @@ async fn only_messages_that_need_an_entry_are_linked_and_no_link_outlives_its_me
     assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 3);
     rig.store.purge(&once).await.unwrap();
     for _ in 0..100 {
-        rig.store.status().await;
+        rig.store.status().await.unwrap();
         if rig.rows("SELECT count(*) FROM message") == 2 {
             break;
         }

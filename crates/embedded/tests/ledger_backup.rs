@@ -3,7 +3,7 @@
 #[path = "common/ledger.rs"]
 mod ledger;
 
-use hapax_core::{Claim, Ledger, QueueAdmin, StoreError};
+use hapax_core::{Claim, Ledger, Maintenance, StoreError};
 use hapax_embedded::{Embedded, Options};
 use ledger::*;
 

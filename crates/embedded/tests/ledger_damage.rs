@@ -51,7 +51,7 @@ async fn a_damaged_entry_refuses_claims_until_it_is_forgotten() {
 #[tokio::test]
 async fn a_damaged_open_entry_is_told_at_the_opening() {
     let rig = damaged("UPDATE ledger SET owner = 'x' WHERE key = 'held'").await;
-    let warnings = rig.store.status().await.warnings;
+    let warnings = rig.store.status().await.unwrap().warnings;
     assert!(
         warnings.iter().any(|warning| warning.contains("1 ledger entries were found damaged")),
         "{warnings:?}"
@@ -69,13 +69,13 @@ async fn damaged_entries_are_not_pruned_and_do_not_stop_pruning() {
     rig.end(ending(&id("later"), &grant, complete("x"))).await.unwrap();
     rig.clock.advance_ms(TTL_MS + 5_000);
     for _ in 0..3 {
-        rig.store.status().await;
+        rig.store.status().await.unwrap();
     }
     assert_eq!(rig.rows("SELECT count(*) FROM ledger WHERE key = 'later'"), 0);
     assert_eq!(rig.rows("SELECT count(*) FROM ledger WHERE key = 'done'"), 1);
     let refused = rig.store.claim(vec![by("b", "done")]).await;
     assert!(matches!(refused, Err(StoreError::Damaged(_))), "{refused:?}");
-    let warnings = rig.store.status().await.warnings;
+    let warnings = rig.store.status().await.unwrap().warnings;
     assert!(warnings.iter().any(|warning| warning.contains("ledger entries are damaged")), "{warnings:?}");
 }
 
@@ -83,7 +83,7 @@ async fn damaged_entries_are_not_pruned_and_do_not_stop_pruning() {
 async fn rows_that_cannot_be_found_are_told_at_the_opening() {
     for sql in ["DELETE FROM ledger WHERE key = 'done'", "UPDATE ledger_rows SET rows = 1"] {
         let rig = damaged(sql).await;
-        let warnings = rig.store.status().await.warnings;
+        let warnings = rig.store.status().await.unwrap().warnings;
         assert!(
             warnings.iter().any(|warning| warning.contains("cannot be found in the file")),
             "{warnings:?}"
@@ -113,7 +113,7 @@ async fn an_index_that_has_lost_an_entry_is_made_anew() {
         let options =
             hapax_embedded::Options { clock: rig.clock.clone(), ..hapax_embedded::Options::default() };
         let store = hapax_embedded::Embedded::open(folder.path(), options).unwrap();
-        let warnings = store.status().await.warnings;
+        let warnings = store.status().await.unwrap().warnings;
         match store.claim(vec![by("b", "done")]).await {
             Err(StoreError::Damaged(_)) => store.forget(&id("done"), "eva").await.unwrap(),
             Ok(claims) => {

@@ -111,7 +111,7 @@ impl Heard {
 /// Messages that are there, and entries with their states.
 async fn found(folder: &Path) -> (BTreeSet<u64>, BTreeMap<u64, (EntryState, u64)>) {
     let store = Embedded::open(folder, Options::default()).unwrap();
-    assert_eq!(store.status().await.warnings, Vec::<String>::new());
+    assert_eq!(store.status().await.unwrap().warnings, Vec::<String>::new());
     let (mut messages, mut entries) = (BTreeSet::new(), BTreeMap::new());
     let mut after = None;
     loop {

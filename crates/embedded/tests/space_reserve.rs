@@ -25,7 +25,7 @@ async fn settles_still_commit(store: &Embedded, expected: usize) {
         }
     }
     assert_eq!(settled, expected);
-    assert_eq!(store.status().await.stopped, None);
+    assert_eq!(store.status().await.unwrap().stopped, None);
 }
 
 fn full(answer: Result<impl std::fmt::Debug, StoreError>) -> String {
@@ -95,7 +95,7 @@ async fn fill(store: &Embedded) -> usize {
     let stats = store.stats(&queue()).await.unwrap();
     let counts = (stats.ready, stats.totals.sent);
     assert_eq!(counts, (accepted as u64, accepted as u64), "what was refused left no trace");
-    assert_eq!(store.status().await.stopped, None);
+    assert_eq!(store.status().await.unwrap().stopped, None);
     assert!(accepted > 20, "{accepted}");
     accepted
 }

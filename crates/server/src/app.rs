@@ -85,8 +85,11 @@ impl App {
         if self.shutdown.is_requested() {
             return plain(StatusCode::SERVICE_UNAVAILABLE, "shutting down");
         }
-        let status = self.store.status().await;
-        match status.stopped.or(status.paused) {
+        let trouble = match self.store.status().await {
+            Ok(status) => status.stopped.or(status.paused),
+            Err(error) => Some(error.to_string()),
+        };
+        match trouble {
             Some(why) => plain(StatusCode::SERVICE_UNAVAILABLE, why),
             None => plain(StatusCode::OK, "ready"),
         }

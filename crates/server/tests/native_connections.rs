@@ -115,7 +115,12 @@ async fn a_server_that_goes_answers_long_polls_and_is_unavailable_afterwards() {
     running.serving.await.unwrap();
     let sent = client.send(&jobs(), vec![NewMessage::new("x")]).await;
     assert!(matches!(sent, Err(StoreError::Unavailable(_))), "{sent:?}");
-    assert!(client.status().await.stopped.is_some());
+    let status = client.status().await;
+    assert!(matches!(status, Err(StoreError::Unavailable(_))), "{status:?}");
+    // A client that was closed does not try any more, and says so.
+    client.close().await.unwrap();
+    let sent = client.send(&jobs(), vec![NewMessage::new("x")]).await.unwrap_err().to_string();
+    assert!(sent.contains("the client is closed"), "{sent}");
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! How a worker is put together.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
@@ -69,7 +70,10 @@ impl BuildError {
             Self::Store(error) => error.code(),
             Self::NoHandler => "no-handler",
             Self::Setting { .. } => "invalid",
-            Self::Tier(refusals) => refusals.first().map_or("tier", |refusal| refusal.code),
+            Self::Tier(refusals) => match refusals.first().map(|refusal| &refusal.code) {
+                Some(Cow::Borrowed(code)) => code,
+                _ => "tier",
+            },
             Self::Heartbeat(_) => "no-heartbeat",
         }
     }

@@ -103,7 +103,7 @@ impl Worker {
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Report, Stopped> {
         let Self { shared, finishes, warnings } = self;
         for warning in warnings {
-            tracing::warn!(queue = %shared.env.name, code = warning.code, "{warning}");
+            tracing::warn!(queue = %shared.env.name, code = %warning.code, "{warning}");
         }
         let mut ending = Abandon { shared: shared.clone(), tasks: Vec::new() };
         ending.tasks.push(tokio::spawn(settle::collect(shared.clone(), finishes)));

@@ -86,6 +86,9 @@ pub async fn restore(args: RestoreArgs) -> anyhow::Result<()> {
 /// Runs `hapax resume`.
 pub async fn resume(args: ResumeArgs) -> anyhow::Result<()> {
     let store = args.remote.connect().await?;
-    store.resume(&Remote::by()).await?;
+    let Some(maintenance) = store.maintenance() else {
+        anyhow::bail!("this store is never paused by a restored backup: there is nothing to resume");
+    };
+    maintenance.resume(&Remote::by()).await?;
     args.remote.output().done("the store hands out messages", &json!({ "resumed": true }))
 }

@@ -1,17 +1,17 @@
 //! `hapax doctor`: what store and queues promise, and what keeps them from it.
 
-use std::path::Path;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use anyhow::bail;
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
-use hapax::core::policy::tier::{Disk, Finding, StoreFacts, check_store};
+use hapax::core::policy::tier::{Finding, StoreFacts, check_store};
 use hapax::core::store::SharedStore;
-use hapax::core::{Store as AllSeams, Tier};
-use hapax::embedded::{self, Options};
+use hapax::core::{Examination, Store as AllSeams, Tier};
+use hapax::embedded::{self, Options, Surroundings};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::output::{Output, cells, note};
 use crate::remote::Remote;
@@ -25,7 +25,7 @@ use crate::usage;
 #[command(after_help = "\
 Examples:
   hapax doctor
-  hapax doctor --store embedded:./hapax-data      while no server runs: disk, file system and clock too
+  hapax doctor --store embedded:./hapax-data      while no server runs
   hapax doctor --producer-retry 1h
   hapax doctor --json | jq -r '.queues[] | select(.findings != []) | .name'
 
@@ -71,12 +71,13 @@ struct StoreSection {
     kind: Option<String>,
     version: &'static str,
     server_version: Option<String>,
-    file_system: Option<String>,
-    free_bytes: Option<u64>,
-    database_bytes: Option<u64>,
-    log_bytes: Option<u64>,
-    clock_ms: Option<u64>,
     messages: Option<u64>,
+    /// What the store says about itself and what it stands on.
+    #[serde(flatten)]
+    facts: BTreeMap<String, Value>,
+    /// Why the store could not be asked about itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_examined: Option<String>,
     findings: Vec<Item>,
 }
 
@@ -124,19 +125,21 @@ async fn of_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyhow::R
     let place = client.endpoint().to_owned();
     let store: SharedStore = Arc::new(client);
     let ours = env!("CARGO_PKG_VERSION");
-    let status = store.status().await;
-    let kind = store.capabilities().name;
+    let status = store.status().await?;
     let mut section = StoreSection {
         place,
-        kind: Some(kind.clone()),
+        kind: Some(store.capabilities().name),
         version: ours,
         server_version: Some(theirs.clone()),
         messages: Some(status.messages),
         ..StoreSection::default()
     };
-    let versions = Some((ours.to_owned(), theirs));
-    let facts = StoreFacts { name: kind, status, versions, ..StoreFacts::default() };
-    section.findings = check_store(&facts).into_iter().map(Item::from).collect();
+    section.add(check_store(&StoreFacts { status, versions: Some((ours.to_owned(), theirs)) }));
+    match store.examine().await {
+        Ok(examination) => section.examined(examination),
+        // A key without the right still learns about its queues.
+        Err(error) => section.not_examined = Some(error.to_string()),
+    }
     let queues = queues(store.as_ref(), producer_retry_ms).await?;
     Ok(Report { store: section, queues, ..Report::default() })
 }
@@ -148,31 +151,23 @@ async fn of_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<
         )));
     };
     let options = Options::default();
-    let mut facts = StoreFacts { name: "embedded".to_owned(), ..machine(path, options.reserve_bytes) };
-    let bytes = |name: &str| std::fs::metadata(path.join(name)).ok().map(|file| file.len());
+    let surroundings = Surroundings::of(path, &options);
     let mut report = Report {
         store: StoreSection {
             place: path.display().to_string(),
-            kind: Some(facts.name.clone()),
+            kind: Some("embedded".to_owned()),
             version: env!("CARGO_PKG_VERSION"),
-            file_system: facts.medium.as_ref().map(|medium| medium.kind.clone()),
-            free_bytes: facts.disk.map(|disk| disk.free_bytes),
-            database_bytes: bytes("hapax.db"),
-            log_bytes: bytes("hapax.db-wal"),
-            clock_ms: SystemTime::now()
-                .duration_since(SystemTime::UNIX_EPOCH)
-                .ok()
-                .map(|now| now.as_millis() as u64),
             ..StoreSection::default()
         },
         ..Report::default()
     };
     match Store::open_existing(url, options).await {
         Ok(store) => {
-            facts.status = store.admin().status().await;
-            report.store.messages = Some(facts.status.messages);
+            let status = store.admin().status().await?;
+            report.store.messages = Some(status.messages);
+            report.store.add(check_store(&StoreFacts { status, versions: None }));
             report.queues = queues(store.admin().as_ref(), producer_retry_ms).await?;
-            tokio::task::spawn_blocking(move || store.close()).await?;
+            store.admin().close().await?;
         }
         Err(error) => match error.downcast_ref::<embedded::OpenError>() {
             Some(embedded::OpenError::InUse { holder, .. }) => {
@@ -185,20 +180,9 @@ async fn of_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<
             _ => return Err(error),
         },
     }
-    report.store.findings = check_store(&facts).into_iter().map(Item::from).collect();
+    // Also of a store that could not be opened: nothing has to stop for it.
+    report.store.examined(surroundings.examine());
     Ok(report)
-}
-
-/// What the machine says about a store's folder; nobody has to stop for it.
-fn machine(path: &Path, reserve_bytes: u64) -> StoreFacts {
-    let room = rustix::fs::statvfs(path).ok();
-    let disk = room.map(|room| Disk { free_bytes: room.f_bavail * room.f_frsize, reserve_bytes });
-    let written = ["hapax.db", "hapax.db-wal"]
-        .iter()
-        .filter_map(|name| path.join(name).metadata().ok()?.modified().ok());
-    let ahead = written.max().and_then(|last| last.duration_since(SystemTime::now()).ok());
-    let ahead_ms = ahead.map(|ahead| ahead.as_millis() as u64);
-    StoreFacts { medium: embedded::medium(path), disk, ahead_ms, ..StoreFacts::default() }
 }
 
 async fn queues(store: &dyn AllSeams, producer_retry_ms: Option<u64>) -> anyhow::Result<Vec<QueueSection>> {
@@ -218,21 +202,38 @@ async fn queues(store: &dyn AllSeams, producer_retry_ms: Option<u64>) -> anyhow:
 }
 
 impl StoreSection {
+    /// Adds findings, refusals first.
+    fn add(&mut self, findings: Vec<Finding>) {
+        self.findings.extend(findings.into_iter().map(Item::from));
+        self.findings.sort_by_key(|item| item.finding.severity);
+    }
+
+    fn examined(&mut self, examination: Examination) {
+        self.facts = examination.facts;
+        self.add(examination.findings);
+    }
+
     /// What is known, for people.
-    fn facts(&self) -> Vec<(&'static str, String)> {
+    fn facts(&self) -> Vec<(String, String)> {
         let place = [
             ("place", Some(escape(&self.place))),
             ("kind", self.kind.as_deref().map(escape)),
             ("version", Some(self.version.to_owned())),
             ("server's version", self.server_version.as_deref().map(escape)),
-            ("file system", self.file_system.clone()),
-            ("free on its disk", self.free_bytes.map(show_bytes)),
-            ("database", self.database_bytes.map(show_bytes)),
-            ("write-ahead log", self.log_bytes.map(show_bytes)),
-            ("clock", self.clock_ms.map(show_time)),
             ("messages", self.messages.map(|count| count.to_string())),
         ];
-        place.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+        let known = place.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        known.chain(self.facts.iter().map(|(name, value)| fact(name, value))).collect()
+    }
+}
+
+/// A store's own fact, for people: the unit in its name says how to show it.
+fn fact(name: &str, value: &Value) -> (String, String) {
+    let words = |stem: &str| escape(&stem.replace('_', " "));
+    match (name.strip_suffix("_bytes"), name.strip_suffix("_ms"), value.as_u64()) {
+        (Some(stem), _, Some(bytes)) => (words(stem), show_bytes(bytes)),
+        (_, Some("clock"), Some(ms)) => (words("clock"), show_time(ms)),
+        _ => (words(name), escape(value.as_str().unwrap_or(&value.to_string()))),
     }
 }
 
@@ -242,10 +243,8 @@ fn print(report: &Report, out: Output) -> anyhow::Result<()> {
     } else {
         out.rows(&[], lines(report))?;
     }
-    if report.store.file_system.is_none() {
-        note(
-            "Disk, file system and clock are not known from here: hapax doctor --store embedded:PATH, on that machine.",
-        );
+    if let Some(why) = &report.store.not_examined {
+        note(&format!("What the store stands on is not known: {}", escape(why)));
     }
     if !report.not_known.is_empty() {
         note(&format!("Only its worker knows, and checks when it starts: {}.", report.not_known.join("; ")));
@@ -258,11 +257,11 @@ fn lines(report: &Report) -> Vec<Vec<String>> {
     let store = || vec!["store".to_owned(), "-".to_owned()];
     let of_item = |item: &Item| {
         let Finding { code, severity, message, remedy } = &item.finding;
-        vec![word(severity), (*code).to_owned(), escape(message), remedy.clone(), item.page.clone()]
+        vec![word(severity), code.to_string(), escape(message), remedy.clone(), item.page.clone()]
     };
     let mut lines = Vec::new();
     for (name, value) in report.store.facts() {
-        lines.push([store(), vec!["fact".to_owned(), name.to_owned(), value]].concat());
+        lines.push([store(), vec!["fact".to_owned(), name, value]].concat());
     }
     lines.extend(report.store.findings.iter().map(|item| [store(), of_item(item)].concat()));
     for queue in &report.queues {

@@ -96,7 +96,7 @@ pub async fn list(args: QueuesArgs) -> anyhow::Result<()> {
             queues.push((info, stats));
         }
     }
-    let status = store.status().await;
+    let status = store.status().await?;
     for trouble in status.stopped.iter().chain(&status.warnings) {
         note(&format!("warning: {}", escape(trouble)));
     }

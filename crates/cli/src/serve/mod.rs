@@ -74,7 +74,7 @@ async fn start(config: &Config) -> anyhow::Result<Started> {
     let server = server.with_router(native, &[]);
     let listeners = server.bind().await?;
     let proxies = bind_proxies(&config.proxy, store.admin()).await?;
-    let status = store.admin().status().await;
+    let status = store.admin().status().await?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let banner = Banner { config, addresses: &addresses, place: store.place(), first_start, status: &status };
     let printed = banner.print().and_then(|()| {

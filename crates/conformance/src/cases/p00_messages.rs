@@ -179,7 +179,7 @@ pub(crate) async fn counters_are_exact(mut t: Trial) {
     let again = t.stats(&jobs).await;
     assert_eq!((again.ready, again.delayed, again.in_flight, again.parked), (1, 2, 1, 0));
     assert_eq!((again.bytes, again.oldest_sent_ms), (stats.bytes, stats.oldest_sent_ms));
-    let whole = t.store().status().await;
+    let whole = t.store().status().await.unwrap();
     assert_eq!((whole.messages, whole.bytes), (4, stats.bytes));
 }
 

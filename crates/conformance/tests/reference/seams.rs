@@ -4,10 +4,10 @@ use async_trait::async_trait;
 use hapax_core::policy::{self, LEASE_MS_MAX, WAIT_MS_MAX};
 use hapax_core::store::QueueTotals;
 use hapax_core::{
-    AdminError, Batch, Browse, Capabilities, Delivery, Extend, GroupId, MessageId, MessageView, NewMessage,
-    Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, QueueStore, Receive,
+    AdminError, Batch, Browse, Capabilities, Delivery, Examination, Extend, GroupId, MessageId, MessageView,
+    NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, QueueStore, Receive,
     RedriveRequest, RedriveState, RedriveTask, Remaining, SendError, Sent, Settle, SettleError, Settled,
-    StoreError, StoreStatus,
+    Settles, StoreError, StoreStatus, WakeUp,
 };
 
 use super::Reference;
@@ -16,16 +16,17 @@ use super::state::{Message, Place, Queue, Redrive};
 #[async_trait]
 impl QueueStore for Reference {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            name: "reference".into(),
-            atomic_settle: true,
-            settle_ends_claims: false,
-            durable_lease: true,
-            fence: true,
-            order: Order::PerGroup,
-            dedup_ms_max: policy::RETENTION_MS_MAX,
-            manual_clock: true,
-        }
+        let mut can = Capabilities::none("reference");
+        can.leases = true;
+        can.settles = Settles::ALL;
+        (can.atomic_settle, can.atomic_moves) = (true, true);
+        (can.durable_lease, can.fence) = (true, true);
+        (can.order, can.halt_group) = (Order::PerGroup, true);
+        (can.priorities, can.browse, can.redrive) = (true, true, true);
+        can.wake_up = WakeUp::Push;
+        can.dedup_ms_max = policy::RETENTION_MS_MAX;
+        can.message_bytes_max = policy::MESSAGE_BYTES_MAX;
+        can
     }
 
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
@@ -227,14 +228,18 @@ impl QueueAdmin for Reference {
         Ok(task.clone())
     }
 
-    async fn status(&self) -> StoreStatus {
+    async fn status(&self) -> Result<StoreStatus, StoreError> {
         let state = self.now();
         let messages = state.queues.values().map(|queue| queue.messages.len() as u64).sum();
         let bytes = state.queues.values().map(Queue::bytes).sum();
-        StoreStatus { messages, bytes, ..StoreStatus::default() }
+        Ok(StoreStatus { messages, bytes, ..StoreStatus::default() })
     }
 
-    async fn resume(&self, _by: &str) -> Result<(), StoreError> {
+    async fn examine(&self) -> Result<Examination, StoreError> {
+        Ok(Examination::default())
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
         Ok(())
     }
 }

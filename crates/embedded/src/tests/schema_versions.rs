@@ -181,7 +181,7 @@ async fn messages_of_version_2_keep_the_keys_that_they_would_have_had() {
     let folder = tempfile::tempdir().unwrap();
     version_2(folder.path());
     let store = opened(folder.path(), 1_794_808_900_500);
-    assert_eq!(store.status().await.warnings, Vec::<String>::new());
+    assert_eq!(store.status().await.unwrap().warnings, Vec::<String>::new());
     let (pay, dead) = (QueueName::new("pay").unwrap(), QueueName::new("pay-dead").unwrap());
     // Too late for them.
     let moved = QueueConfig { key_pointer: Some("/at".into()), ..store.queue(&pay).await.unwrap().config };
@@ -206,7 +206,7 @@ async fn version_1_becomes_a_store_with_a_ledger_and_loses_no_message() {
     let folder = tempfile::tempdir().unwrap();
     version_1(folder.path());
     let store = opened(folder.path(), 1_794_788_692_000);
-    assert_eq!(store.status().await.warnings, Vec::<String>::new());
+    assert_eq!(store.status().await.unwrap().warnings, Vec::<String>::new());
     let stats = store.stats(&queue()).await.unwrap();
     assert_eq!((stats.ready, stats.parked), (1, 1));
     for name in ["jobs-dead", "ord.fifo"] {

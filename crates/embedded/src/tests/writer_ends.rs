@@ -35,7 +35,7 @@ async fn a_panic_in_the_writer_answers_those_who_wait_and_turns_others_away() {
     store.close();
     let sent = store.send(&queue(), vec![NewMessage::new("x")]).await;
     assert!(matches!(sent, Err(StoreError::Unavailable(_))), "{sent:?}");
-    assert!(store.status().await.stopped.unwrap().contains("defect"));
+    assert!(store.status().await.unwrap().stopped.unwrap().contains("defect"));
     let again = started(folder.path()).await;
     again.send(&queue(), vec![NewMessage::new("x")]).await.unwrap()[0].as_ref().unwrap();
 }

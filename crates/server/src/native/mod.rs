@@ -127,6 +127,7 @@ const ROUTES: &[Route] = &[
     ("get", "/claims", || get(claims::list)),
     ("get", "/ledger", || get(claims::ledger)),
     ("get", "/status", || get(operate::status)),
+    ("get", "/examine", || get(operate::examine)),
     ("post", "/resume", || post(operate::resume)),
     ("post", "/backup", || post(operate::backup)),
     ("get", "/openapi.json", || get(openapi)),

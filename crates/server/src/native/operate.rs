@@ -7,7 +7,7 @@ use hapax_client::wire::{
     BackupBody, Count, Halted, Ids, Messages, RedriveBody, Redrives, ResumeBody, Status,
 };
 use hapax_core::{
-    AdminError, Browse, GroupId, MessageId, MessageState, QueueName, RedriveRequest, RedriveTask,
+    AdminError, Browse, Examination, GroupId, MessageId, MessageState, QueueName, RedriveRequest, RedriveTask,
 };
 use http::StatusCode;
 use serde::Deserialize;
@@ -141,13 +141,18 @@ pub(super) async fn cancel_redrive(
     Err(missing().into())
 }
 
-pub(super) async fn status(State(native): State<Arc<Api>>, _: Caller) -> axum::Json<Status> {
-    axum::Json(Status {
+pub(super) async fn status(State(native): State<Arc<Api>>, _: Caller) -> Answer<Status> {
+    Ok(axum::Json(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         capabilities: native.store.capabilities(),
         ledger: Some(native.store.ledger_capabilities()),
-        status: native.store.status().await,
-    })
+        status: native.store.status().await?,
+    }))
+}
+
+pub(super) async fn examine(State(native): State<Arc<Api>>, caller: Caller) -> Answer<Examination> {
+    caller.operate("ExamineStore")?;
+    Ok(axum::Json(native.store.examine().await?))
 }
 
 pub(super) async fn resume(
@@ -156,7 +161,9 @@ pub(super) async fn resume(
     Json(body): Json<ResumeBody>,
 ) -> Result<StatusCode, ApiError> {
     caller.operate("ResumeStore")?;
-    native.store.resume(&caller.name(body.by)).await?;
+    let unsupported = "this server's store is never paused by a restored backup";
+    let maintenance = native.store.maintenance().ok_or_else(|| ApiError::not_implemented(unsupported))?;
+    maintenance.resume(&caller.name(body.by)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -88,10 +88,13 @@ impl QueueAdmin for Nothing {
     async fn cancel_redrive(&self, id: u64) -> std::result::Result<RedriveTask, AdminError> {
         Err(AdminError::NotFound(format!("task {id}")))
     }
-    async fn status(&self) -> StoreStatus {
-        StoreStatus::default()
+    async fn status(&self) -> std::result::Result<StoreStatus, StoreError> {
+        Ok(StoreStatus::default())
     }
-    async fn resume(&self, _: &str) -> std::result::Result<(), StoreError> {
+    async fn examine(&self) -> std::result::Result<Examination, StoreError> {
+        Ok(Examination::default())
+    }
+    async fn close(&self) -> std::result::Result<(), StoreError> {
         Ok(())
     }
 }

@@ -9,35 +9,29 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::capabilities::Capabilities;
 use crate::ledger::{LedgerCapabilities, OnDoubt};
 use crate::message::KeySource;
 use crate::queue::{QueueConfig, Tier};
-use crate::store::{Capabilities, QueueTotals};
+use crate::store::QueueTotals;
 
-pub use store::{Disk, StoreFacts, check_store};
+pub use store::{StoreFacts, check_store};
 
 /// What is known about a queue, its store and its handler. What is not known is left out, and so is what would follow
 /// from it.
 ///
 /// ```
 /// use hapax_core::policy::tier::{Facts, Severity, check};
-/// use hapax_core::{Capabilities, Order, QueueConfig, Tier};
+/// use hapax_core::{Capabilities, QueueConfig, Tier};
 ///
-/// let store = Capabilities {
-///     name: "embedded".into(),
-///     atomic_settle: true,
-///     settle_ends_claims: false,
-///     durable_lease: true,
-///     fence: true,
-///     order: Order::PerGroup,
-///     dedup_ms_max: 1_209_600_000,
-///     manual_clock: false,
-/// };
+/// let mut store = Capabilities::none("my-store");
+/// (store.fence, store.durable_lease, store.dedup_ms_max) = (true, true, 1_209_600_000);
 /// let queue = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() };
 /// let findings = check(&Facts::new(queue, store));
 /// assert_eq!(findings[0].code, "ledger-missing");
@@ -59,8 +53,6 @@ pub struct Facts {
     pub producer_retry_ms: Option<u64>,
     /// What the store can do.
     pub store: Capabilities,
-    /// What the store's data lies on, where it is known.
-    pub medium: Option<Medium>,
     /// The ledger, if there is one.
     pub ledger: Option<LedgerFacts>,
     /// The handler, where it is known.
@@ -78,7 +70,6 @@ impl Facts {
             key_source: None,
             producer_retry_ms: None,
             store,
-            medium: None,
             ledger: None,
             handler: None,
         }
@@ -141,17 +132,6 @@ pub struct HandlerFacts {
     pub database: Database,
 }
 
-/// What a store's data lies on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Medium {
-    /// Its kind, as the operating system names it.
-    pub kind: String,
-    /// It is reached over a network: locks and syncs cannot be relied on.
-    pub network: bool,
-    /// It is memory: nothing survives a reboot.
-    pub volatile: bool,
-}
-
 /// How grave a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -163,10 +143,10 @@ pub enum Severity {
 }
 
 /// Something that keeps a tier from holding, or casts doubt on it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// The stable code, for example `ledger-missing`.
-    pub code: &'static str,
+    pub code: Cow<'static, str>,
     /// How grave it is.
     pub severity: Severity,
     /// What is found, and which value.
@@ -178,7 +158,7 @@ pub struct Finding {
 impl Finding {
     /// The page that explains it.
     pub fn page(&self) -> String {
-        page(self.code)
+        page(&self.code)
     }
 
     /// Whether the tier cannot hold.
@@ -203,14 +183,14 @@ pub fn page(code: &str) -> String {
 pub fn check(facts: &Facts) -> Vec<Finding> {
     let found = rules::RULES.iter().filter_map(|rule| {
         let (message, remedy) = (rule.find)(facts)?;
-        Some(Finding { code: rule.code, severity: rule.severity, message, remedy })
+        Some(Finding { code: rule.code.into(), severity: rule.severity, message, remedy })
     });
     let mut findings: Vec<Finding> = found.collect();
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
 
-/// Every code that [`check`] and [`check_store`] can find, with how grave it is.
+/// Every code that [`check`] and [`check_store`] can find, with how grave it is. A store has codes of its own.
 pub fn codes() -> BTreeMap<&'static str, Severity> {
     rules::RULES.iter().map(|rule| (rule.code, rule.severity)).chain(store::codes()).collect()
 }

@@ -1,11 +1,11 @@
 //! One function for each finding: what is found and what to do, or `None`.
 
-use super::{Database, Facts, Lease, LedgerFacts, Medium, Severity, redrive_horizon_ms, retry_horizon_ms};
+use super::{Database, Facts, Lease, LedgerFacts, Severity, redrive_horizon_ms, retry_horizon_ms};
+use crate::capabilities::Order;
 use crate::ledger::OnDoubt;
 use crate::message::KeySource;
 use crate::policy::RetryPolicy;
 use crate::queue::{OnDead, Tier};
-use crate::store::Order;
 
 /// What is found, and what to do about it.
 type Found = Option<(String, String)>;
@@ -35,11 +35,9 @@ pub(super) const RULES: &[Rule] = &[
     refusal("database-missing", database_missing),
     refusal("database-not-supported", database_not_supported),
     refusal("ledger-in-other-database", ledger_in_other_database),
-    refusal("network-file-system", network_file_system),
     refusal("lease-zero", lease_zero),
     refusal("order-not-kept", order_not_kept),
     refusal("dedup-window-too-long", dedup_window_too_long),
-    warning("volatile-file-system", volatile_file_system),
     warning("lease-below-p99", lease_below_p99),
     warning("leases-expire", leases_expire),
     warning("key-is-message-id", key_is_message_id),
@@ -203,20 +201,6 @@ fn ledger_in_other_database(facts: &Facts) -> Found {
     )
 }
 
-fn network_file_system(facts: &Facts) -> Found {
-    medium_network(&facts.store.name, facts.medium.as_ref())
-}
-
-pub(super) fn medium_network(store: &str, medium: Option<&Medium>) -> Found {
-    let kind = &medium.filter(|medium| medium.network)?.kind;
-    found(
-        format!(
-            "the {store} store is on a network file system ({kind}), whose locks and syncs cannot be relied on"
-        ),
-        "move its folder to a disk of this machine",
-    )
-}
-
 fn lease_zero(facts: &Facts) -> Found {
     if !facts.redelivers() || facts.lease() != (Lease::Fixed { lease_ms: 0 }) {
         return None;
@@ -250,18 +234,6 @@ fn dedup_window_too_long(facts: &Facts) -> Found {
             span(most_ms)
         ),
         "shorten dedup.window_ms, or use another store",
-    )
-}
-
-fn volatile_file_system(facts: &Facts) -> Found {
-    medium_volatile(facts.medium.as_ref().filter(|_| facts.redelivers()))
-}
-
-pub(super) fn medium_volatile(medium: Option<&Medium>) -> Found {
-    let kind = &medium.filter(|medium| medium.volatile)?.kind;
-    found(
-        format!("the store is on a file system in memory ({kind}): nothing survives a reboot"),
-        "move its folder to a disk, unless the messages may be lost",
     )
 }
 

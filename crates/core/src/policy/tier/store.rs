@@ -1,33 +1,16 @@
 //! What can be said about a store as a whole, whatever its queues want.
 
-use super::rules::{medium_network, medium_volatile};
-use super::{Finding, Medium, Severity};
+use super::{Finding, Severity};
 use crate::store::StoreStatus;
 
-/// What is known about a store and the machine that it is on. What is not known is left out.
+/// What is known about any store. What a store knows about itself and what it stands on, it finds by itself
+/// ([`QueueAdmin::examine`](crate::QueueAdmin::examine)).
 #[derive(Debug, Clone, Default)]
 pub struct StoreFacts {
-    /// Which store, for messages.
-    pub name: String,
     /// How it says that it is doing.
     pub status: StoreStatus,
-    /// What its data lies on.
-    pub medium: Option<Medium>,
-    /// The room on its disk.
-    pub disk: Option<Disk>,
-    /// How far its last write lies in the machine's future.
-    pub ahead_ms: Option<u64>,
     /// The versions of the program that asks and of the server that answers.
     pub versions: Option<(String, String)>,
-}
-
-/// The room on a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Disk {
-    /// What is left for the store.
-    pub free_bytes: u64,
-    /// Below this much room the store accepts no messages.
-    pub reserve_bytes: u64,
 }
 
 type Found = Vec<(String, String)>;
@@ -48,19 +31,10 @@ const fn warning(code: &'static str, find: fn(&StoreFacts) -> Found) -> Rule {
 
 const RULES: &[Rule] = &[
     refusal("store-stopped", stopped),
-    refusal("network-file-system", |facts| {
-        medium_network(&facts.name, facts.medium.as_ref()).into_iter().collect()
-    }),
-    warning("volatile-file-system", |facts| medium_volatile(facts.medium.as_ref()).into_iter().collect()),
     warning("store-paused", paused),
     warning("store-warning", warnings),
-    warning("disk-nearly-full", disk),
-    warning("clock-behind", clock),
     warning("version-differs", versions),
 ];
-
-/// A clock that is corrected in small steps is no finding.
-const AHEAD_MS_MAX: u64 = 60_000;
 
 /// Looks at a store as a whole: refusals first. Empty: nothing is found, as far as the facts tell.
 ///
@@ -75,7 +49,7 @@ const AHEAD_MS_MAX: u64 = 60_000;
 pub fn check_store(facts: &StoreFacts) -> Vec<Finding> {
     let each = |rule: &Rule| {
         let (code, severity) = (rule.code, rule.severity);
-        let finding = move |(message, remedy)| Finding { code, severity, message, remedy };
+        let finding = move |(message, remedy)| Finding { code: code.into(), severity, message, remedy };
         (rule.find)(facts).into_iter().map(finding)
     };
     RULES.iter().flat_map(each).collect()
@@ -113,33 +87,6 @@ fn warnings(facts: &StoreFacts) -> Found {
     facts.status.warnings.iter().filter(said).flat_map(|warning| one(warning.clone(), remedy)).collect()
 }
 
-fn disk(facts: &StoreFacts) -> Found {
-    match facts.disk {
-        Some(Disk { free_bytes, reserve_bytes }) if free_bytes < reserve_bytes.saturating_mul(2) => one(
-            format!(
-                "the disk has {} MiB left; below {} MiB the store accepts no messages",
-                free_bytes >> 20,
-                reserve_bytes >> 20
-            ),
-            "make room, or move the store to a larger disk",
-        ),
-        _ => Vec::new(),
-    }
-}
-
-fn clock(facts: &StoreFacts) -> Found {
-    match facts.ahead_ms {
-        Some(ahead_ms) if ahead_ms > AHEAD_MS_MAX => one(
-            format!(
-                "the store was written to {} s in this machine's future: its clock was set back",
-                ahead_ms / 1000
-            ),
-            "set the clock; the store goes on from its own later time, so times in it are ahead of the machine's",
-        ),
-        _ => Vec::new(),
-    }
-}
-
 fn versions(facts: &StoreFacts) -> Found {
     match &facts.versions {
         Some((ours, theirs)) if ours != theirs => one(
@@ -157,14 +104,7 @@ mod tests {
     use super::*;
 
     fn sound() -> StoreFacts {
-        StoreFacts {
-            name: "embedded".into(),
-            status: StoreStatus::default(),
-            medium: Some(Medium { kind: "ext4".into(), network: false, volatile: false }),
-            disk: Some(Disk { free_bytes: 128 << 20, reserve_bytes: 64 << 20 }),
-            ahead_ms: Some(AHEAD_MS_MAX),
-            versions: Some(("1.0.0".into(), "1.0.0".into())),
-        }
+        StoreFacts { versions: Some(("1.0.0".into(), "1.0.0".into())), ..StoreFacts::default() }
     }
 
     #[test]
@@ -176,17 +116,13 @@ mod tests {
     #[test]
     fn each_finding_is_made_alone() {
         type Change = fn(&mut StoreFacts);
-        let cases: [(&str, Change); 8] = [
+        let cases: [(&str, Change); 4] = [
             ("store-stopped", |f| f.status.stopped = Some("an I/O error".into())),
-            ("network-file-system", |f| f.medium.as_mut().unwrap().network = true),
-            ("volatile-file-system", |f| f.medium.as_mut().unwrap().volatile = true),
             ("store-paused", |f| {
                 f.status.paused = Some("restored".into());
                 f.status.warnings.push("the store is paused: restored".into());
             }),
             ("store-warning", |f| f.status.warnings.push("3 messages were found damaged".into())),
-            ("disk-nearly-full", |f| f.disk.as_mut().unwrap().free_bytes -= 1),
-            ("clock-behind", |f| f.ahead_ms = Some(AHEAD_MS_MAX + 1)),
             ("version-differs", |f| f.versions.as_mut().unwrap().1 = "1.0.1".into()),
         ];
         for (code, change) in cases {

@@ -3,25 +3,24 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::capabilities::Order;
 use crate::message::KeySource;
 use crate::name::QueueName;
 use crate::policy::{LEASE_MS_MAX, RETENTION_MS_MAX, RetryPolicy};
 use crate::queue::{DeadLetterPolicy, OnDead, QueueKind};
-use crate::store::Order;
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
 /// A queue in a store that can do everything, in good order for its tier.
 fn sound(tier: Tier) -> Facts {
     let store = Capabilities {
-        name: "perfect".into(),
         atomic_settle: true,
         settle_ends_claims: true,
         durable_lease: true,
         fence: true,
         order: Order::PerGroup,
         dedup_ms_max: RETENTION_MS_MAX,
-        manual_clock: false,
+        ..Capabilities::none("perfect")
     };
     let dead_letter = Some(DeadLetterPolicy { queue: QueueName::new("dead").unwrap() });
     let queue = QueueConfig {
@@ -37,7 +36,6 @@ fn sound(tier: Tier) -> Facts {
         totals: Some(QueueTotals { delivered: 100_000, expired: 999, ..QueueTotals::default() }),
         key_source: Some(KeySource::Body),
         producer_retry_ms: Some(300_000),
-        medium: Some(Medium { kind: "ext4".into(), network: false, volatile: false }),
         ledger: Some(LedgerFacts { can, same_store: true, ttl_ms: 4 * DAY_MS }),
         handler: Some(HandlerFacts {
             lease: Lease::Fixed { lease_ms: 30_000 },
@@ -133,11 +131,6 @@ const CASES: &[Case] = &[
         misses: &[(EffectivelyOnce, |f| handler(f).database = Database::Other)],
     },
     Case {
-        code: "network-file-system", tier: AtMostOnce,
-        hit: |f| f.medium = Some(Medium { kind: "nfs4".into(), network: true, volatile: false }),
-        misses: &[(AtMostOnce, |f| f.medium = None)],
-    },
-    Case {
         code: "lease-zero", tier: AtLeastOnce, hit: |f| { f.handler = None; f.queue.lease_ms = 0; },
         misses: &[
             (AtMostOnce, |f| { f.handler = None; f.queue.lease_ms = 0; }),
@@ -156,11 +149,6 @@ const CASES: &[Case] = &[
     Case {
         code: "dedup-window-too-long", tier: AtLeastOnce, hit: |f| f.store.dedup_ms_max = 299_999,
         misses: &[(AtLeastOnce, |f| f.store.dedup_ms_max = 300_000)],
-    },
-    Case {
-        code: "volatile-file-system", tier: AtLeastOnce,
-        hit: |f| f.medium.as_mut().unwrap().volatile = true,
-        misses: &[(AtMostOnce, |f| f.medium.as_mut().unwrap().volatile = true)],
     },
     Case {
         code: "lease-below-p99", tier: AtLeastOnce, hit: |f| handler(f).p99_ms = Some(30_001),

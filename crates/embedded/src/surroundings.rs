@@ -1,0 +1,175 @@
+//! What a store finds in its surroundings: the disk, the file system, the machine's clock.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use hapax_core::Examination;
+use hapax_core::policy::tier::{Finding, Severity};
+
+use crate::medium::{Medium, medium};
+use crate::storage::sqlite::free_bytes;
+use crate::{DATABASE, Options};
+
+const fn refusal(code: &'static str) -> (&'static str, Severity) {
+    (code, Severity::Refusal)
+}
+
+const fn warning(code: &'static str) -> (&'static str, Severity) {
+    (code, Severity::Warning)
+}
+
+/// Every code that [`Surroundings::examine`] can find, with how grave it is.
+pub const FINDING_CODES: &[(&str, Severity)] = &[
+    refusal("network-file-system"),
+    warning("volatile-file-system"),
+    warning("disk-nearly-full"),
+    warning("clock-behind"),
+];
+
+/// A clock that is corrected in small steps is no finding.
+const AHEAD_MS_MAX: u64 = 60_000;
+
+/// A folder and what it stands on. It need not hold a store yet, and nothing is opened.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    pub(crate) folder: PathBuf,
+    pub(crate) medium: Option<Medium>,
+    pub(crate) reserve_bytes: u64,
+}
+
+/// What was measured. What cannot be told is left out.
+#[derive(Debug, Default)]
+struct Measured {
+    medium: Option<Medium>,
+    free_bytes: Option<u64>,
+    reserve_bytes: u64,
+    /// How far the last write lies in the machine's future.
+    ahead_ms: Option<u64>,
+}
+
+impl Surroundings {
+    /// Of a folder that a store would be opened in with `options`.
+    pub fn of(folder: impl AsRef<Path>, options: &Options) -> Self {
+        let folder = folder.as_ref().to_owned();
+        let medium = options.medium.clone().or_else(|| medium(&folder));
+        Self { folder, medium, reserve_bytes: options.reserve_bytes }
+    }
+
+    /// Looks around, now.
+    pub fn examine(&self) -> Examination {
+        let file = |name: &str| self.folder.join(name).metadata().ok();
+        let log = format!("{DATABASE}-wal");
+        let written = [DATABASE, &log].into_iter().filter_map(|name| file(name)?.modified().ok()).max();
+        let ahead = written.and_then(|last| last.duration_since(SystemTime::now()).ok());
+        let measured = Measured {
+            medium: self.medium.clone(),
+            free_bytes: free_bytes(&self.folder),
+            reserve_bytes: self.reserve_bytes,
+            ahead_ms: ahead.map(|ahead| ahead.as_millis() as u64),
+        };
+        let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok();
+        let numbers = [
+            ("free_bytes", measured.free_bytes),
+            ("database_bytes", file(DATABASE).map(|file| file.len())),
+            ("log_bytes", file(&log).map(|file| file.len())),
+            ("clock_ms", since_1970.map(|now| now.as_millis() as u64)),
+        ];
+        let mut facts: BTreeMap<String, serde_json::Value> =
+            numbers.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into()))).collect();
+        if let Some(medium) = &measured.medium {
+            facts.insert("file_system".to_owned(), medium.kind.clone().into());
+        }
+        Examination { facts, findings: measured.findings() }
+    }
+}
+
+impl Measured {
+    fn findings(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let mut found = |code: &'static str, message: String, remedy: &str| {
+            let (_, severity) = FINDING_CODES.iter().find(|(known, _)| *known == code).expect("a known code");
+            findings.push(Finding {
+                code: code.into(),
+                severity: *severity,
+                message,
+                remedy: remedy.to_owned(),
+            });
+        };
+        if let Some(Medium { kind, network: true, .. }) = &self.medium {
+            let problem = "whose locks and syncs cannot be relied on";
+            found(
+                "network-file-system",
+                format!("the embedded store is on a network file system ({kind}), {problem}"),
+                "move its folder to a disk of this machine",
+            );
+        }
+        if let Some(Medium { kind, volatile: true, .. }) = &self.medium {
+            found(
+                "volatile-file-system",
+                format!("the store is on a file system in memory ({kind}): nothing survives a reboot"),
+                "move its folder to a disk, unless the messages may be lost",
+            );
+        }
+        if let Some(free) = self.free_bytes.filter(|free| *free < self.reserve_bytes.saturating_mul(2)) {
+            let (free, reserve) = (free >> 20, self.reserve_bytes >> 20);
+            found(
+                "disk-nearly-full",
+                format!("the disk has {free} MiB left; below {reserve} MiB the store accepts no messages"),
+                "make room, or move the store to a larger disk",
+            );
+        }
+        if let Some(ahead_ms) = self.ahead_ms.filter(|ahead_ms| *ahead_ms > AHEAD_MS_MAX) {
+            let ahead = ahead_ms / 1000;
+            found(
+                "clock-behind",
+                format!(
+                    "the store was written to {ahead} s in this machine's future: its clock was set back"
+                ),
+                "set the clock; the store continues from its own later time, so times in it are ahead of the machine's",
+            );
+        }
+        findings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sound() -> Measured {
+        Measured {
+            medium: Some(Medium { kind: "ext4".into(), network: false, volatile: false }),
+            free_bytes: Some(128 << 20),
+            reserve_bytes: 64 << 20,
+            ahead_ms: Some(AHEAD_MS_MAX),
+        }
+    }
+
+    #[test]
+    fn each_finding_is_made_alone() {
+        type Change = fn(&mut Measured);
+        assert_eq!(sound().findings(), []);
+        assert_eq!(Measured::default().findings(), [], "nothing is known");
+        let changes: [Change; 4] = [
+            |m| m.medium.as_mut().unwrap().network = true,
+            |m| m.medium.as_mut().unwrap().volatile = true,
+            |m| m.free_bytes = Some((128 << 20) - 1),
+            |m| m.ahead_ms = Some(AHEAD_MS_MAX + 1),
+        ];
+        for (change, (code, severity)) in changes.iter().zip(FINDING_CODES) {
+            let mut measured = sound();
+            change(&mut measured);
+            let found = measured.findings();
+            assert_eq!((found.len(), &*found[0].code, found[0].severity), (1, *code, *severity));
+        }
+    }
+
+    #[test]
+    fn a_folder_is_described_before_a_store_is_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let facts = Surroundings::of(folder.path(), &Options::default()).examine().facts;
+        assert!(facts["free_bytes"].as_u64().is_some() && facts["clock_ms"].as_u64().is_some(), "{facts:?}");
+        assert!(!facts.contains_key("database_bytes"), "{facts:?}");
+    }
+}
