@@ -24,6 +24,7 @@
 
 mod backup;
 mod browse;
+mod catalogue;
 mod checkpoint;
 mod claims;
 mod crc;
@@ -61,6 +62,7 @@ pub use surroundings::{FINDING_CODES, Surroundings};
 pub use writer::CommitStats;
 
 use browse::Reader;
+use catalogue::Catalogue;
 use checkpoint::Checkpoint;
 use engine::Loader;
 use ids::Ids;
@@ -210,6 +212,7 @@ struct StoreState {
     ids: Ids,
     place: DbLocation,
     receives: AtomicU64,
+    catalogue: Arc<Catalogue>,
     /// What callers can find out about messages of some queues, so that the writer need not.
     hints: RwLock<HashMap<QueueName, Arc<Hint>>>,
     report: Mutex<Report>,
@@ -322,6 +325,7 @@ impl Embedded {
             ids,
             place,
             receives: AtomicU64::new(0),
+            catalogue: writer.catalogue.clone(),
             hints: RwLock::new(hints),
             report: Mutex::new(report),
             surroundings,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hapax_core::ledger::protocol;
 use hapax_core::store::FailedAttempt;
 use hapax_core::{
-    Attributes, Cause, EntryId, GroupId, KeySource, MessageId, MessageKey, QueueConfig, QueueName,
+    Attributes, Cause, EntryId, GroupId, KeySource, MessageId, MessageKey, QueueConfig, QueueInfo, QueueName,
     RedriveTask,
 };
 
@@ -293,6 +293,17 @@ pub(crate) struct QueueRow {
     pub purged_before: u64,
     /// The queue is deleted; its rows go away bit by bit.
     pub deleted: bool,
+}
+
+impl QueueRow {
+    pub fn info(&self) -> QueueInfo {
+        QueueInfo {
+            name: self.name.clone(),
+            config: (*self.config).clone(),
+            created_ms: self.created_ms,
+            modified_ms: self.modified_ms,
+        }
+    }
 }
 
 /// A row of `dedup`: a deduplication id that is remembered.

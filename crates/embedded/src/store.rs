@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::browse::{self, BrowseScope, parse_attributes};
 use crate::claims::End;
-use crate::engine::{Engine, PreparedMessage, Queue, Request, Stated, content_id};
+use crate::engine::{Engine, PreparedMessage, Request, Stated, content_id};
 use crate::record::Content;
 use crate::time::Now;
 use crate::writer::{Done, Op, RawDelivery, Settling};
@@ -49,6 +49,14 @@ impl StoreState {
         };
         self.inbox.push(Op::Job(Box::new(job)))?;
         Self::answer(answer).await
+    }
+
+    /// Turns callers away whose question the writer need not answer, as the writer would.
+    fn check_running(&self) -> Result<(), StoreError> {
+        match self.inbox.closed().or_else(|| self.report().stopped) {
+            Some(stopped) => Err(stopped),
+            None => Ok(()),
+        }
     }
 
     fn delivery(&self, raw: RawDelivery) -> Delivery {
@@ -228,8 +236,8 @@ impl QueueAdmin for Embedded {
     }
 
     async fn queue(&self, name: &QueueName) -> Result<QueueInfo, StoreError> {
-        let name = name.clone();
-        self.shared.job(move |engine, _| engine.find(&name).map(|id| engine.queue(id).info())).await?
+        self.shared.check_running()?;
+        self.shared.catalogue.find(name).ok_or_else(|| StoreError::NoSuchQueue(name.clone()))
     }
 
     async fn set_queue(&self, name: &QueueName, config: QueueConfig) -> Result<(), AdminError> {
@@ -244,7 +252,13 @@ impl QueueAdmin for Embedded {
     }
 
     async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
-        self.shared.job(|engine, _| engine.queues().into_iter().map(Queue::info).collect()).await
+        self.shared.check_running()?;
+        let (reply, answer) = oneshot::channel();
+        let shared = self.shared.clone();
+        // Copying many configurations takes a while, which neither the writer nor the caller's runtime has to spend.
+        let look = Box::new(move |_: &rusqlite::Connection| drop(reply.send(Ok(shared.catalogue.list()))));
+        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
+        StoreState::answer(answer).await
     }
 
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {

@@ -14,8 +14,9 @@ use hapax_core::{
 use tokio::sync::oneshot;
 
 use crate::browse::parse_attributes;
+use crate::catalogue::Catalogue;
 use crate::claims::{ClaimWaiters, End, LedgerOp};
-use crate::engine::{Engine, Leased, PreparedMessage, Request};
+use crate::engine::{Engine, Leased, PreparedMessage, Queue, Request};
 use crate::ids::Ids;
 use crate::receipt::DeliveryRef;
 use crate::record::{BodyRow, Content, FLAG_DEAD};
@@ -155,6 +156,7 @@ const HOLD_MS: u64 = 500;
 pub(crate) struct Writer<S> {
     pub engine: Engine,
     pub storage: S,
+    pub catalogue: Arc<Catalogue>,
     time: Arc<StoreTime>,
     ids: Ids,
     rng: fastrand::Rng,
@@ -187,9 +189,11 @@ impl<S: Storage> Writer<S> {
         seed: u64,
         reserve_bytes: u64,
     ) -> Self {
+        let catalogue = Arc::new(Catalogue::new(engine.queues().into_iter().map(Queue::row)));
         Self {
             engine,
             storage,
+            catalogue,
             time,
             ids,
             rng: fastrand::Rng::with_seed(seed),
@@ -310,6 +314,7 @@ impl<S: Storage> Writer<S> {
                     self.stats.synced += 1;
                     self.sync_time = start.elapsed();
                 }
+                self.catalogue.committed(&self.engine.wave.records);
                 self.engine.commit();
                 None
             }

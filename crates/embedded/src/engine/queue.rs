@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use hapax_core::store::{FailedAttempt, QueueTotals};
-use hapax_core::{Cause, GroupId, QueueConfig, QueueInfo, QueueName, QueueStats, policy};
+use hapax_core::{Cause, GroupId, QueueConfig, QueueName, QueueStats, policy};
 
 use super::dedup::Dedup;
 use super::groups::Slot;
@@ -142,15 +142,6 @@ impl Queue {
             modified_ms: self.modified_ms,
             purged_before: self.purged_before,
             deleted: false,
-        }
-    }
-
-    pub fn info(&self) -> QueueInfo {
-        QueueInfo {
-            name: self.name.clone(),
-            config: (*self.config).clone(),
-            created_ms: self.created_ms,
-            modified_ms: self.modified_ms,
         }
     }
 

@@ -4,6 +4,7 @@ mod below_sqlite;
 mod corners;
 mod history;
 mod ledger_simulation;
+mod listings;
 mod model;
 mod model_test;
 mod rig;
