@@ -138,7 +138,7 @@ fn main() -> ExitCode {
     ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
 }
 
-/// An error and its causes, as the one who typed the command can act on it.
+/// An error and its causes, in terms of commands rather than of library calls.
 fn sentence(error: &anyhow::Error) -> String {
     let cause = |cause: &(dyn std::error::Error + 'static)| {
         let store = match cause.downcast_ref::<AdminError>() {
@@ -150,7 +150,14 @@ fn sentence(error: &anyhow::Error) -> String {
             Some(StoreError::NoSuchQueue(queue)) => {
                 format!("queue {queue} does not exist; `hapax queues` lists those that do")
             }
-            _ => cause.to_string(),
+            _ => match (cause.downcast_ref(), cause.downcast_ref()) {
+                (Some(AdminError::Exists(queue, field)), _)
+                | (_, Some(hapax::Error::QueueDiffers { queue, field })) => format!(
+                    "queue {queue} exists with another policy: its {field} differs; `hapax queue show {queue}` shows it, \
+                     `hapax queue set {queue}` changes it"
+                ),
+                _ => cause.to_string(),
+            },
         }
     };
     error.chain().map(cause).collect::<Vec<_>>().join(": ")

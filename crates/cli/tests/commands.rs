@@ -222,3 +222,23 @@ fn completions_are_generated_for_each_shell() {
         assert!(script.contains("hapax") && script.contains("redrive"), "{shell}");
     }
 }
+
+#[test]
+fn one_command_makes_a_queue_and_the_one_for_its_dead_letters() {
+    let server = Server::start();
+    for (queue, dead) in [("mails", "mails-dead"), ("orders.fifo", "orders-dead.fifo")] {
+        let made = server.run(&["queue", "create", queue, "--dead-letters"]);
+        assert_eq!(made.stderr, "", "our own example has no warning");
+        assert_eq!(made.ok(), format!("{queue} created; its dead letters go to {dead}\n"));
+        let again = server.run(&["queue", "create", queue, "--dead-letters", "--json"]).json();
+        assert_eq!(again, serde_json::json!({ "name": queue, "created": false, "dead_letters": dead }));
+        let config = server.run(&["queue", "show", queue, "--json"]).json()["config"].clone();
+        assert_eq!(config["dead_letter"]["queue"], dead);
+        let kept = server.run(&["queue", "show", dead, "--json"]).json()["config"]["retention_ms"].clone();
+        assert_eq!(kept, 1_209_600_000);
+    }
+    let error = server.run(&["queue", "create", "mails", "--dead-letters", "--lease", "7s"]).failed(1);
+    assert!(error.contains("its lease_ms differs") && error.contains("hapax queue set mails"), "{error}");
+    let doctor = server.run(&["doctor"]).ok();
+    assert!(!doctor.contains("warning\t"), "{doctor}");
+}

@@ -82,7 +82,8 @@ fn doubts_are_warned_of_and_what_is_not_known_is_said() {
 #[test]
 fn leases_that_ran_out_are_counted() {
     let server = Server::start();
-    server.run(&["send", "jobs", "--create", "slow"]).ok();
+    server.run(&["queue", "create", "jobs", "--retry-base", "0", "--dead-letters"]).ok();
+    server.run(&["send", "jobs", "slow"]).ok();
     for _ in 0..10 {
         assert!(server.run(&["receive", "jobs", "--lease", "0", "--wait", "5s"]).ok().contains("slow"));
     }
@@ -186,4 +187,20 @@ fn a_server_logs_what_its_declared_queues_lack() {
         log.contains("WARN") && log.contains("queue pay: its tier cannot hold here: lease-zero"),
         "{log}"
     );
+}
+
+#[test]
+fn doctor_and_worker_agree_that_a_lease_of_zero_is_refused() {
+    let server = Server::start();
+    server.run(&["queue", "create", "jobs", "--lease", "0", "--dead-letters"]).ok();
+    server.run(&["send", "jobs", "one"]).ok();
+    assert!(server.run(&["doctor"]).stdout.contains("\trefusal\tlease-zero\t"));
+    let work = |args: &[&str]| {
+        let done = ["work", "jobs", "--once"].iter().chain(args).chain(&["--", "cat"]).copied();
+        server.run(&done.collect::<Vec<_>>())
+    };
+    let refused = work(&[]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("lease-zero"), "{refused:?}");
+    let done = work(&["--lease", "10s"]);
+    assert_eq!(done.code, Some(0), "a worker's own lease is another matter: {done:?}");
 }

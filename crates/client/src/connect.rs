@@ -86,6 +86,17 @@ pub enum ConnectError {
     },
 }
 
+impl ConnectError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Endpoint { .. } | Self::Token => "invalid",
+            Self::Unreachable { .. } => "unavailable",
+            Self::Server { error, .. } => error.code(),
+        }
+    }
+}
+
 fn no_client(transport: &Transport, failure: Failure) -> ConnectError {
     let endpoint = transport.endpoint().to_owned();
     let error = match failure {

@@ -20,8 +20,8 @@ fn ms(time: Duration) -> u64 {
 ///
 /// let config = QueueConfig::default()
 ///     .tier(Tier::EffectivelyOnce)
-///     .lease(Duration::from_secs(60))
-///     .retry(RetryPolicy::backoff(Duration::from_secs(2), Duration::from_secs(600)).attempts(5));
+///     .lease(Duration::from_mins(1))
+///     .retry(RetryPolicy::backoff(Duration::from_secs(2), Duration::from_mins(10)).attempts(5));
 /// assert_eq!((config.lease_ms, config.retry.cap_ms, config.retry.max_attempts), (60_000, 600_000, 5));
 /// ```
 impl QueueConfig {

@@ -122,6 +122,16 @@ pub enum OpenError {
         /// Who holds it.
         holder: String,
     },
+    /// This very process has the folder open.
+    #[error(
+        "the store in {folder} is already open in this process; share it (a `Hapax` is cheap to clone) instead of \
+         opening it again",
+        folder = .folder.display()
+    )]
+    OpenHere {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The folder is on a network file system, whose locks and syncs cannot be relied on.
     #[error(
         "{folder} is on a network file system ({kind}), which does not keep what a store needs (locks, fsync); \
@@ -197,6 +207,17 @@ pub enum OpenError {
     /// The operating system gave no random numbers.
     #[error("no random numbers could be had: {0}")]
     Random(String),
+}
+
+impl OpenError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::InUse { .. } | Self::OpenHere { .. } => "store-in-use",
+            Self::NetworkFileSystem { .. } => "network-file-system",
+            _ => "cannot-open",
+        }
+    }
 }
 
 fn damaged(error: ReadError) -> OpenError {

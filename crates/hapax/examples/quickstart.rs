@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release --example quickstart`
 
-use hapax::{DeadLetterPolicy, Hapax, QueueConfig, QueueName, Receive, RetryPolicy};
+use hapax::{Hapax, QueueConfig, Receive, RetryPolicy};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -16,14 +16,11 @@ async fn main() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let hapax = Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
 
-    let failed = hapax.queue::<Charge>("charges-dead")?;
-    failed.ensure(QueueConfig::default()).await?;
     let charges = hapax.queue::<Charge>("charges")?;
-    let dead_letter = DeadLetterPolicy { queue: QueueName::new("charges-dead")? };
-    let retry = RetryPolicy::at_once().attempts(2);
-    charges.ensure(QueueConfig { retry, dead_letter: Some(dead_letter), ..QueueConfig::default() }).await?;
+    let config = QueueConfig::default().retry(RetryPolicy::at_once().attempts(2));
+    let failed = charges.ensure_with_dead_letters(config).await?;
 
-    let sent = charges.send(&Charge { order: 7, cents: 1999 }).await?;
+    let sent = charges.send_keyed(&Charge { order: 7, cents: 1999 }, "order-7").await?;
     println!("sent      {} (on disk when this line appears)", sent.id);
     for received in charges.receive(Receive::up_to(1)).await? {
         println!(

@@ -1,9 +1,21 @@
 //! Async jobs that take effect once.
 //!
+//! ```sh
+//! cargo add hapax serde --features serde/derive
+//! cargo add tokio --features macros,rt-multi-thread,signal
+//! ```
+//!
+//! | feature | default | what it brings |
+//! |---|---|---|
+//! | `embedded` | yes | queues and ledger in a folder of this machine, in this process: `embedded:PATH` |
+//! | `worker` | yes | runs handlers: lease, heartbeat, claim, retry, settle, drain |
+//! | `client` | no | a Hapax server as the store: `http://HOST:PORT`, `https://HOST:PORT` |
+//! | `sqlite` | no | `transactional` handlers, whose effect is a write to your own SQLite file |
+//!
 //! Open a store by its URL, name a queue and its message type, send and receive:
 //!
 //! ```
-//! use hapax::{Hapax, Receive};
+//! use hapax::{Hapax, QueueConfig, Receive};
 //! use serde::{Deserialize, Serialize};
 //!
 //! #[derive(Serialize, Deserialize)]
@@ -13,14 +25,14 @@
 //! }
 //!
 //! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let folder = tempfile::tempdir()?;
+//! # async fn main() -> Result<(), hapax::Error> {
+//! # let folder = tempfile::tempdir().unwrap();
 //! # let url = format!("embedded:{}", folder.path().display());
 //! let hapax = Hapax::open(&url).await?;
 //! let charges = hapax.queue::<Charge>("charges")?;
-//! charges.ensure(hapax::QueueConfig::default()).await?;
+//! charges.ensure_with_dead_letters(QueueConfig::default()).await?;
 //!
-//! charges.send(&Charge { order: 7, cents: 1999 }).await?;
+//! charges.send_keyed(&Charge { order: 7, cents: 1999 }, "order-7").await?;
 //! for received in charges.receive(Receive::up_to(10)).await? {
 //!     let charge = received.value()?;
 //!     assert_eq!((charge.order, charge.cents), (7, 1999));
@@ -36,8 +48,8 @@
 //! ```
 //! # use hapax::{Cx, Hapax, QueueConfig, Tier};
 //! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let folder = tempfile::tempdir()?;
+//! # async fn main() -> Result<(), hapax::Error> {
+//! # let folder = tempfile::tempdir().unwrap();
 //! # let url = format!("embedded:{}", folder.path().display());
 //! async fn charge(cents: u64, cx: Cx) -> Result<String, std::io::Error> {
 //!     Ok(format!("charged {cents} as {}", cx.derived_key("charge")))
@@ -45,8 +57,8 @@
 //!
 //! let hapax = Hapax::open(&url).await?;
 //! let charges = hapax.queue::<u64>("charges")?;
-//! charges.ensure(QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() }).await?;
-//! charges.send(&1999).await?;
+//! charges.ensure_with_dead_letters(QueueConfig::default().tier(Tier::EffectivelyOnce)).await?;
+//! charges.send_keyed(&1999, "order-7").await?;
 //!
 //! let worker = charges.worker(charge).concurrency(8).build().await?;
 //! let watch = worker.watch();
@@ -57,10 +69,11 @@
 //! # }
 //! ```
 //!
-//! A delivery that is not settled returns when its lease runs out, so a crash loses nothing; a handler may therefore
-//! run twice. The delivery's fence and idempotency key are what makes the *effect* happen once.
-//!
+//! A delivery that is not settled returns when its lease ends, so a crash loses nothing; a handler may therefore
+//! run twice. The delivery's fence and idempotency key make the *effect* happen once.
 
+mod error;
+mod pair;
 mod queue;
 mod url;
 
@@ -68,15 +81,16 @@ use std::sync::Arc;
 
 use hapax_core::store::SharedStore;
 
+pub use error::Error;
 #[cfg(feature = "client")]
 pub use hapax_client as client;
 pub use hapax_core as core;
 pub use hapax_core::{
-    AdminError, Attribute, Attributes, Batch, Browse, DeadLetterPolicy, DedupId, DedupPolicy, Delivery,
-    EntryId, Extend, Fence, GroupId, How, IdempotencyKey, KeySource, Ledger, MessageId, NewMessage, OnDead,
-    OnDoubt, Priority, QueueConfig, QueueKind, QueueName, Quota, Receipt, Receive, RedriveFilter,
-    RedriveRequest, Resolution, Scope, SendError, Sent, Settle, SettleError, Settled, StoreError, Tier,
-    policy::RetryPolicy,
+    AdminError, AsyncInbox, Attribute, Attributes, Batch, BlockingInbox, Browse, DeadLetterPolicy, DedupId,
+    DedupPolicy, Delivery, EntryId, Extend, Fence, GroupId, How, IdempotencyKey, KeySource, Ledger,
+    MessageId, NewMessage, OnDead, OnDoubt, Priority, QueueConfig, QueueKind, QueueName, Quota, Receipt,
+    Receive, RedriveFilter, RedriveRequest, Resolution, Scope, SendError, Sent, Settle, SettleError, Settled,
+    StoreError, Tier, policy::RetryPolicy,
 };
 #[cfg(feature = "embedded")]
 pub use hapax_embedded as embedded;
@@ -87,7 +101,8 @@ pub use hapax_worker::{
     self as worker, Cx, HandlerOutcome, Idempotent, IdempotentError, IntoOutcome, OnError, Report, Worker,
     WorkerBuilder, idempotent, testing,
 };
-pub use queue::{Error, Queue, Received};
+pub use pair::QueuePair;
+pub use queue::{Queue, Received};
 pub use url::OpenError;
 
 /// A store, opened by its URL. Cheap to clone.
@@ -111,22 +126,22 @@ impl Hapax {
     /// assert!(error.to_string().contains("embedded:PATH"), "the error says what there is");
     /// # }
     /// ```
-    pub async fn open(url: &str) -> Result<Self, OpenError> {
+    pub async fn open(url: &str) -> Result<Self, Error> {
         Ok(Self { store: url::open(url).await? })
     }
 
-    /// Uses a store that was opened by hand.
+    /// Uses a store that you have opened.
     pub fn with_store(store: SharedStore) -> Self {
         Self { store }
     }
 
     /// A queue whose messages are values of `T` in JSON. Nothing is created; see [`Queue::ensure`].
-    pub fn queue<T>(&self, name: &str) -> Result<Queue<T>, hapax_core::name::NameError> {
+    pub fn queue<T>(&self, name: &str) -> Result<Queue<T>, Error> {
         Ok(Queue::new(self.store.clone(), QueueName::new(name)?))
     }
 
-    /// The store's ledger: which keys were claimed, what came of them, which are in doubt. A worker uses it by itself;
-    /// this is for looking, for deciding about doubts, and for claims of one's own.
+    /// The store's ledger: which keys were claimed, their outcomes, which are in doubt. A worker uses it without being
+    /// told; this is for looking, for deciding about doubts, and for claims of your own.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

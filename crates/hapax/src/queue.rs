@@ -1,34 +1,22 @@
 use std::marker::PhantomData;
+use std::time::Duration;
 
+use hapax_core::name::IdempotencyKey;
 use hapax_core::store::SharedStore;
 use hapax_core::{
-    AdminError, Delivery, Extend, Fence, How, NewMessage, QueueConfig, QueueName, Receive, Remaining,
-    SendError, Sent, Settle, SettleError, Settled, StoreError,
+    AdminError, Delivery, Extend, Fence, How, NewMessage, QueueConfig, QueueName, Receive, Sent, Settle,
+    Settled, StoreError,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use thiserror::Error;
 
-/// Why a typed operation did not succeed.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// The store could not do it.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The message was not accepted.
-    #[error(transparent)]
-    Send(#[from] SendError),
-    /// The delivery was not settled or extended.
-    #[error(transparent)]
-    Settle(#[from] SettleError),
-    /// The value cannot be written as JSON.
-    #[error("the value cannot be written as JSON: {0}")]
-    Encode(serde_json::Error),
-    /// The body is not the JSON that its queue's type expects.
-    #[error("the body is not what this queue holds: {0}; reject the delivery or fix its sender")]
-    Decode(serde_json::Error),
-}
+use crate::Error;
+use crate::pair::{self, QueuePair};
+
+/// Maximum count of messages in one call to the store.
+const BATCH: usize = 1_000;
+/// Maximum bytes of bodies and attributes in one call, unless a single message has more: bounds the memory it takes.
+const BATCH_BYTES: u64 = 4 * 1024 * 1024;
 
 /// A queue whose messages are values of `T` in JSON. Cheap to clone.
 pub struct Queue<T> {
@@ -61,11 +49,54 @@ impl<T> Queue<T> {
         &self.name
     }
 
-    /// Creates the queue, or changes its configuration to the one given.
-    pub async fn ensure(&self, config: QueueConfig) -> Result<(), AdminError> {
+    /// Creates the queue unless it is there. Never changes one that is there: if it has another configuration, the error
+    /// says which field differs ([`Error::QueueDiffers`]). [`apply`](Self::apply) changes it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), hapax::Error> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let hapax = hapax::Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
+    /// use std::time::Duration;
+    /// use hapax::QueueConfig;
+    ///
+    /// let charges = hapax.queue::<u64>("charges")?;
+    /// charges.ensure(QueueConfig::default()).await?;
+    /// let longer = QueueConfig::default().lease(Duration::from_secs(60));
+    /// assert_eq!(charges.ensure(longer.clone()).await.unwrap_err().code(), "queue-exists");
+    /// charges.apply(longer).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn ensure(&self, config: QueueConfig) -> Result<(), Error> {
+        pair::create(&self.store, &self.name, &config).await.map(drop)
+    }
+
+    /// Creates the queue together with one for its dead letters, named like it with `-dead` behind; see
+    /// [`QueuePair`]. What is there already is treated as by [`ensure`](Self::ensure). Returns the dead-letter queue.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), hapax::Error> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let hapax = hapax::Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
+    /// let charges = hapax.queue::<u64>("charges")?;
+    /// let dead = charges.ensure_with_dead_letters(hapax::QueueConfig::default()).await?;
+    /// assert_eq!(dead.name().as_str(), "charges-dead");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn ensure_with_dead_letters(&self, config: QueueConfig) -> Result<Self, Error> {
+        let pair = QueuePair::new(self.name.clone(), config)?;
+        pair.create(&self.store).await?;
+        Ok(Self::new(self.store.clone(), pair.dead_name))
+    }
+
+    /// Creates the queue, or changes the one that is there to this configuration.
+    pub async fn apply(&self, config: QueueConfig) -> Result<(), Error> {
         match self.store.create_queue(&self.name, config.clone()).await {
-            Err(AdminError::Exists(..)) => self.store.set_queue(&self.name, config).await,
-            created => created.map(drop),
+            Err(AdminError::Exists(..)) => Ok(self.store.set_queue(&self.name, config).await?),
+            created => Ok(created.map(drop)?),
         }
     }
 }
@@ -74,6 +105,110 @@ impl<T: Serialize> Queue<T> {
     /// Sends a value. It is durable when this returns.
     pub async fn send(&self, value: &T) -> Result<Sent, Error> {
         self.send_with(value, |message| message).await
+    }
+
+    /// Sends a value under an idempotency key: the caller's own name for the effect that the message is to have. At
+    /// `effectively-once` the effect happens once for each key, however often the value is sent.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), hapax::Error> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let hapax = hapax::Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
+    /// # let charges = hapax.queue::<u64>("charges")?;
+    /// # charges.ensure(hapax::QueueConfig::default()).await?;
+    /// charges.send_keyed(&1999, "order-1").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn send_keyed(&self, value: &T, key: &str) -> Result<Sent, Error> {
+        let key = IdempotencyKey::new(key)?;
+        self.send_with(value, |message| message.idempotency_key(&key)).await
+    }
+
+    /// Sends values in as few calls as possible. There is one answer for each value, in their order; those that were
+    /// accepted are durable when this returns.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), hapax::Error> {
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let hapax = hapax::Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
+    /// # let charges = hapax.queue::<u64>("charges")?;
+    /// # charges.ensure(hapax::QueueConfig::default()).await?;
+    /// for answer in charges.send_batch(&[1999, 2499]).await {
+    ///     println!("sent as {}", answer?.id);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn send_batch<'a>(&self, values: impl IntoIterator<Item = &'a T>) -> Vec<Result<Sent, Error>>
+    where
+        T: 'a,
+    {
+        self.send_batch_with(values, |_, message| message).await
+    }
+
+    /// Sends values in as few calls as possible, each with more than a body: a key, a group, a delay.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let hapax = hapax::Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
+    /// # let charges = hapax.queue::<u64>("charges")?;
+    /// # charges.ensure(hapax::QueueConfig::default()).await?;
+    /// let keys = ["order-1".parse()?, "order-2".parse()?];
+    /// let mut next = keys.iter();
+    /// let answers =
+    ///     charges.send_batch_with(&[1999, 2499], |_, message| message.idempotency_key(next.next().unwrap())).await;
+    /// assert!(answers.iter().all(Result::is_ok));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn send_batch_with<'a>(
+        &self,
+        values: impl IntoIterator<Item = &'a T>,
+        mut with: impl FnMut(&T, NewMessage) -> NewMessage,
+    ) -> Vec<Result<Sent, Error>>
+    where
+        T: 'a,
+    {
+        let mut answers = Vec::new();
+        let (mut waiting, mut bytes): (Vec<(usize, NewMessage)>, u64) = (Vec::new(), 0);
+        for (at, value) in values.into_iter().enumerate() {
+            match serde_json::to_vec(value) {
+                Ok(body) => {
+                    let message = with(value, NewMessage::new(body));
+                    let size = message.bytes();
+                    if waiting.len() == BATCH || bytes + size > BATCH_BYTES && !waiting.is_empty() {
+                        self.send_part(std::mem::take(&mut waiting), &mut answers).await;
+                        bytes = 0;
+                    }
+                    bytes += size;
+                    waiting.push((at, message));
+                }
+                Err(error) => answers.push((at, Err(Error::Encode(error)))),
+            }
+        }
+        if !waiting.is_empty() {
+            self.send_part(waiting, &mut answers).await;
+        }
+        answers.sort_by_key(|(at, _)| *at);
+        answers.into_iter().map(|(_, answer)| answer).collect()
+    }
+
+    /// Sends one part of a batch; if the store refuses the whole, each of its messages has that answer.
+    async fn send_part(
+        &self,
+        part: Vec<(usize, NewMessage)>,
+        answers: &mut Vec<(usize, Result<Sent, Error>)>,
+    ) {
+        let (at, messages): (Vec<usize>, Vec<NewMessage>) = part.into_iter().unzip();
+        match self.store.send(&self.name, messages).await {
+            Ok(sent) => answers.extend(at.into_iter().zip(sent.into_iter().map(|sent| Ok(sent?)))),
+            Err(error) => answers.extend(at.into_iter().map(|at| (at, Err(error.clone().into())))),
+        }
     }
 
     /// Sends a value with more than a body: a delay, a group, a deduplication id, attributes.
@@ -89,7 +224,20 @@ impl<T: Serialize> Queue<T> {
 
 impl<T: DeserializeOwned> Queue<T> {
     /// Receives deliveries. Each returns to the queue unless it is settled before its lease runs out.
-    pub async fn receive(&self, receive: Receive) -> Result<Vec<Received<T>>, StoreError> {
+    ///
+    /// ```no_run
+    /// # async fn example(charges: hapax::Queue<u64>) -> Result<(), hapax::Error> {
+    /// use std::time::Duration;
+    /// use hapax::Receive;
+    ///
+    /// for charge in charges.receive(Receive::up_to(10).wait(Duration::from_secs(20))).await? {
+    ///     println!("{} cents", charge.value()?);
+    ///     charge.ack().await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn receive(&self, receive: Receive) -> Result<Vec<Received<T>>, Error> {
         let deliveries = self.store.receive(&self.name, receive).await?;
         Ok(deliveries.into_iter().map(|delivery| Received { queue: self.clone(), delivery }).collect())
     }
@@ -98,7 +246,7 @@ impl<T: DeserializeOwned> Queue<T> {
 #[cfg(feature = "worker")]
 impl<T: DeserializeOwned + Send + 'static> Queue<T> {
     /// A worker that runs an async function for each message, at the queue's tier: it receives, claims, keeps the lease,
-    /// records what came of it, and settles. For bytes or batches use [`Worker::builder`](crate::Worker::builder).
+    /// records the outcome, and settles. For bytes or batches use [`Worker::builder`](crate::Worker::builder).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -142,6 +290,68 @@ impl<T: DeserializeOwned + Send + 'static> Queue<T> {
     {
         hapax_worker::Worker::builder(self.store.clone(), self.name.clone()).handler(handler)
     }
+
+    /// A worker whose handler writes to your own database, in one transaction with the record that its effect has
+    /// happened: inside that database the effect happens once, whatever crashes. For a database whose transactions
+    /// belong to one thread, as SQLite's do; see [`async_transactional_worker`](Self::async_transactional_worker).
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = tempfile::tempdir()?;
+    /// # let hapax = hapax::Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
+    /// # let connection = rusqlite::Connection::open(folder.path().join("shop.db"))?;
+    /// # connection.execute_batch("CREATE TABLE bookings (cents INTEGER)")?;
+    /// use hapax::{Cx, QueueConfig, SqliteInbox};
+    /// use rusqlite::Transaction;
+    ///
+    /// fn book(cents: u64, tx: &Transaction<'_>, _cx: &Cx) -> Result<(), rusqlite::Error> {
+    ///     tx.execute("INSERT INTO bookings VALUES (?1)", [cents as i64]).map(drop)
+    /// }
+    ///
+    /// let charges = hapax.queue::<u64>("charges")?;
+    /// charges.ensure_with_dead_letters(QueueConfig::default()).await?;
+    /// charges.send_keyed(&1999, "order-1").await?;
+    ///
+    /// let inbox = SqliteInbox::new(connection)?;
+    /// let worker = charges.transactional_worker(&inbox, book).build().await?;
+    /// # let watch = worker.watch();
+    /// # worker.run(async move { while watch.counts().done < 1 { tokio::task::yield_now().await } }).await?;
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub fn transactional_worker<I, F, O>(&self, inbox: &I, handler: F) -> hapax_worker::WorkerBuilder
+    where
+        I: hapax_core::BlockingInbox + Clone,
+        F: for<'t> Fn(T, &I::Tx<'t>, &hapax_worker::Cx) -> O + Send + Sync + 'static,
+        O: hapax_worker::IntoOutcome,
+    {
+        hapax_worker::Worker::over(self.store.clone(), self.name.clone())
+            .transactional_handler(inbox, handler)
+    }
+
+    /// As [`transactional_worker`](Self::transactional_worker), for a database whose transactions may live across an
+    /// `await`.
+    pub fn async_transactional_worker<I, F, O>(&self, inbox: &I, handler: F) -> hapax_worker::WorkerBuilder
+    where
+        I: hapax_core::AsyncInbox + Clone,
+        F: for<'t> Fn(T, &'t mut I::Tx, hapax_worker::Cx) -> hapax_worker::TxFuture<'t, O>
+            + Send
+            + Sync
+            + 'static,
+        O: hapax_worker::IntoOutcome,
+    {
+        hapax_worker::Worker::over(self.store.clone(), self.name.clone())
+            .async_transactional_handler(inbox, handler)
+    }
+}
+
+/// Milliseconds; what does not fit is longer than any limit allows.
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// One delivery of a typed queue.
@@ -163,7 +373,7 @@ impl<T> Received<T> {
         &self.delivery
     }
 
-    /// This delivery's ordinal, from 1.
+    /// Which attempt this is, from 1.
     pub fn attempt(&self) -> u32 {
         self.delivery.attempt
     }
@@ -183,9 +393,14 @@ impl<T> Received<T> {
         self.settle(How::Retry { after_ms: None, error: Some(error.into()) }).await
     }
 
-    /// Put back without counting the attempt.
-    pub async fn defer(self, after_ms: u64) -> Result<Settled, Error> {
-        self.settle(How::Defer { after_ms }).await
+    /// Failed: the message returns after this time, whatever the queue's policy says, or dies if it is out of attempts.
+    pub async fn retry_after(self, after: Duration, error: impl Into<String>) -> Result<Settled, Error> {
+        self.settle(How::Retry { after_ms: Some(ms(after)), error: Some(error.into()) }).await
+    }
+
+    /// Put back for this long, without counting the attempt.
+    pub async fn defer(self, after: Duration) -> Result<Settled, Error> {
+        self.settle(How::Defer { after_ms: ms(after) }).await
     }
 
     /// Never going to work: to the dead letters at once.
@@ -193,10 +408,11 @@ impl<T> Received<T> {
         self.settle(How::Reject { reason: reason.into() }).await
     }
 
-    /// Keeps the lease for so long from now.
-    pub async fn extend(&self, lease_ms: u64) -> Result<Remaining, Error> {
-        let extend = Extend { receipt: self.delivery.receipt.clone(), lease_ms };
-        only(self.queue.store.extend(&self.queue.name, vec![extend]).await?)
+    /// Keeps the lease for this long from now. Returns what is left of it, as the store counts.
+    pub async fn extend(&self, lease: Duration) -> Result<Duration, Error> {
+        let extend = Extend { receipt: self.delivery.receipt.clone(), lease_ms: ms(lease) };
+        let left = only(self.queue.store.extend(&self.queue.name, vec![extend]).await?)?;
+        Ok(Duration::from_millis(left.lease_ms))
     }
 
     async fn settle(self, how: How) -> Result<Settled, Error> {

@@ -28,6 +28,20 @@ pub enum OpenError {
     Thread(std::io::Error),
 }
 
+impl OpenError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Unknown { .. } => "unknown-store",
+            #[cfg(feature = "embedded")]
+            Self::Embedded(error) => error.code(),
+            #[cfg(feature = "client")]
+            Self::Client(error) => error.code(),
+            Self::Thread(_) => "cannot-open",
+        }
+    }
+}
+
 pub(crate) async fn open(url: &str) -> Result<SharedStore, OpenError> {
     #[cfg(feature = "embedded")]
     if let Some(path) = url.strip_prefix("embedded:").filter(|path| !path.is_empty()) {
@@ -68,7 +82,7 @@ async fn open_embedded(path: String) -> Result<SharedStore, OpenError> {
     let (tell, told) = tokio::sync::oneshot::channel();
     let open = move || {
         let opened = hapax_embedded::Embedded::open(path, hapax_embedded::Options::default());
-        // Nobody waits any more: dropping the store closes it.
+        // If the caller has stopped waiting, the store is dropped, which closes it.
         drop(tell.send(opened));
     };
     std::thread::Builder::new().name("hapax-open".into()).spawn(open).map_err(OpenError::Thread)?;

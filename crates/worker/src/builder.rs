@@ -376,7 +376,7 @@ impl WorkerBuilder {
         let described = self.source.describe().await?;
         let tier = self.tier.unwrap_or(described.config.tier);
         let fifo = described.config.is_fifo();
-        let lease = self.check_lease(described.lease_ms.unwrap_or_default())?;
+        let lease = self.check_lease(described.lease_ms, tier)?;
         within("concurrency", self.concurrency as u64, 1, CONCURRENCY_MAX as u64)?;
         let ttl_ms = self.ttl.map_or_else(|| ttl_ms_default(&described), |ttl| ttl.as_millis() as u64);
         within("outcome_ttl", ttl_ms, TTL_MS_MIN, TTL_MS_MAX)?;
@@ -499,9 +499,13 @@ impl WorkerBuilder {
         if refusals.is_empty() { Ok(warnings) } else { Err(BuildError::Tier(refusals)) }
     }
 
-    fn check_lease(&self, queue_ms: u64) -> Result<LeaseLength, BuildError> {
-        let queue_ms = if queue_ms == 0 { policy::LEASE_MS_DEFAULT } else { queue_ms };
+    fn check_lease(&self, given_ms: Option<u64>, tier: Tier) -> Result<LeaseLength, BuildError> {
+        let queue_ms = given_ms.filter(|ms| *ms > 0).unwrap_or(policy::LEASE_MS_DEFAULT);
         let lease = match self.lease {
+            // The check of the tier refuses it, as that of `hapax doctor` does.
+            None if given_ms == Some(0) && tier != Tier::AtMostOnce => {
+                return Ok(LeaseLength::Fixed { ms: 0 });
+            }
             None => LeaseLength::Fixed { ms: queue_ms },
             Some(LeaseLength::Auto(auto)) if self.auto_from_queue => {
                 LeaseLength::Auto(AutoLease { start_ms: queue_ms, ..auto })

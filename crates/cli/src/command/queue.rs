@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use hapax::core::store::SharedStore;
 use hapax::core::{QueueInfo, QueueStats, RedriveAllow};
-use hapax::{QueueConfig, QueueKind, QueueName};
+use hapax::{QueueConfig, QueueKind, QueueName, QueuePair};
 use serde_json::json;
 
 use super::policy::PolicyArgs;
@@ -41,13 +41,16 @@ enum QueueCommand {
     /// Creates a queue. A name that ends in .fifo makes a FIFO queue.
     #[command(after_help = "\
 Examples:
-  hapax queue create emails
-  hapax queue create emails-dead
-  hapax queue create emails --lease 2m --retry-base 1s --retry-cap 5m --dead-letter emails-dead --max-attempts 5
-  hapax queue create orders.fifo --dedup-content")]
+  hapax queue create emails --dead-letters
+  hapax queue create charges --dead-letters --tier effectively-once --key-pointer /order --lease 2m
+  hapax queue create orders.fifo --dead-letters --dedup-content
+  hapax queue create urgent --dead-letter emails-dead --max-attempts 5")]
     Create {
         /// Its name.
         queue: QueueName,
+        /// Creates a queue for its dead letters too, NAME-dead, which keeps them for 14 days.
+        #[arg(long, conflicts_with_all = ["dead_letter", "no_dead_letter"])]
+        dead_letters: bool,
         #[command(flatten)]
         policy: PolicyArgs,
     },
@@ -123,14 +126,24 @@ pub async fn list(args: QueuesArgs) -> anyhow::Result<()> {
 pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
     let (out, store) = (args.remote.output(), args.remote.connect().await?);
     match args.command {
-        QueueCommand::Create { queue, policy } => {
+        QueueCommand::Create { queue, dead_letters, policy } => {
             let kind = if queue.is_fifo() { QueueKind::Fifo } else { QueueKind::Standard };
             let mut config = QueueConfig::of(kind);
             policy.lay_over(&mut config);
-            let created = store.create_queue(&queue, config.clone()).await?;
+            let (created, dead) = if dead_letters {
+                let pair = QueuePair::new(queue.clone(), config)?;
+                let created = pair.create(&store).await?;
+                config = pair.config;
+                (created, Some(pair.dead_name))
+            } else {
+                (store.create_queue(&queue, config.clone()).await?, None)
+            };
             tell(&tier::warnings(store.as_ref(), &queue, &config).await);
             let sentence = if created { "created" } else { "was there already, with the same policy" };
-            out.done(&format!("{queue} {sentence}"), &json!({ "name": queue, "created": created }))
+            let with =
+                dead.as_ref().map(|dead| format!("; its dead letters go to {dead}")).unwrap_or_default();
+            let json = json!({ "name": queue, "created": created, "dead_letters": dead });
+            out.done(&format!("{queue} {sentence}{with}"), &json)
         }
         QueueCommand::Set { queue, policy } => {
             let mut config = store.queue(&queue).await?.config;
