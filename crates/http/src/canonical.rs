@@ -13,12 +13,12 @@ pub(crate) enum Node<'a> {
     Literal(&'a str),
     /// As it is written.
     Number(&'a str),
-    /// Without its escapes.
-    Text(String),
+    /// Without its escapes, in WTF-8: half of a surrogate pair, which UTF-8 cannot say, has bytes that no other text has.
+    Text(Vec<u8>),
     /// In order.
     Array(Vec<Node<'a>>),
     /// By key; the same key twice stays twice, in order, since servers differ in which one they take.
-    Object(Vec<(String, Node<'a>)>),
+    Object(Vec<(Vec<u8>, Node<'a>)>),
 }
 
 impl<'a> Node<'a> {
@@ -31,19 +31,27 @@ impl<'a> Node<'a> {
         reader.value(0)
     }
 
-    /// The value at a JSON pointer (RFC 6901).
-    pub(crate) fn at(&self, pointer: &str) -> Option<&Self> {
-        if pointer.is_empty() {
-            return Some(self);
-        }
-        pointer.strip_prefix('/')?.split('/').try_fold(self, |node, token| {
+    /// The value at a JSON pointer (RFC 6901). Of a field that is there twice, services differ in which one they take.
+    pub(crate) fn at(&self, pointer: &str) -> Result<Option<&Self>, Twice> {
+        let mut node = self;
+        for token in pointer.split('/').skip(1) {
             let token = unescape(token);
-            match node {
-                Self::Object(fields) => fields.iter().find(|(key, _)| *key == token).map(|(_, value)| value),
-                Self::Array(items) => items.get(token.parse::<usize>().ok()?),
+            let next = match node {
+                Self::Object(fields) => {
+                    let mut found = fields.iter().filter(|(key, _)| key == token.as_bytes());
+                    let first = found.next().map(|(_, value)| value);
+                    if found.next().is_some() {
+                        return Err(Twice);
+                    }
+                    first
+                }
+                Self::Array(items) => token.parse::<usize>().ok().and_then(|at| items.get(at)),
                 _ => None,
-            }
-        })
+            };
+            let Some(next) = next else { return Ok(None) };
+            node = next;
+        }
+        Ok(Some(node))
     }
 
     /// Takes out the value at a JSON pointer, if it is there.
@@ -54,7 +62,7 @@ impl<'a> Node<'a> {
             let token = unescape(token);
             let next = match node {
                 Self::Object(fields) => {
-                    fields.iter_mut().find(|(key, _)| *key == token).map(|(_, value)| value)
+                    fields.iter_mut().find(|(key, _)| key == token.as_bytes()).map(|(_, value)| value)
                 }
                 Self::Array(items) => token.parse::<usize>().ok().and_then(|at| items.get_mut(at)),
                 _ => None,
@@ -64,7 +72,7 @@ impl<'a> Node<'a> {
         }
         let last = unescape(last);
         match node {
-            Self::Object(fields) => fields.retain(|(key, _)| *key != last),
+            Self::Object(fields) => fields.retain(|(key, _)| key != last.as_bytes()),
             Self::Array(items) => {
                 // Put aside, not shifted: the items behind it keep their places.
                 if let Some(item) = last.parse::<usize>().ok().and_then(|at| items.get_mut(at)) {
@@ -78,8 +86,8 @@ impl<'a> Node<'a> {
     /// Hashes the value: each part with its kind and length, so that no two values run together.
     pub(crate) fn hash(&self, into: &mut blake3::Hasher) {
         match self {
-            Self::Literal(text) => part(into, b'l', text),
-            Self::Number(text) => part(into, b'n', text),
+            Self::Literal(text) => part(into, b'l', text.as_bytes()),
+            Self::Number(text) => part(into, b'n', text.as_bytes()),
             Self::Text(text) => part(into, b's', text),
             Self::Array(items) => {
                 count(into, b'a', items.len());
@@ -103,10 +111,14 @@ fn count(into: &mut blake3::Hasher, kind: u8, length: usize) {
     into.update(&(length as u64).to_le_bytes());
 }
 
-fn part(into: &mut blake3::Hasher, kind: u8, text: &str) {
+fn part(into: &mut blake3::Hasher, kind: u8, text: &[u8]) {
     count(into, kind, text.len());
-    into.update(text.as_bytes());
+    into.update(text);
 }
+
+/// A field is there twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Twice;
 
 fn unescape(token: &str) -> String {
     token.replace("~1", "/").replace("~0", "~")
@@ -169,17 +181,15 @@ impl<'a> Reader<'a> {
         Some(Node::Array(items))
     }
 
-    fn string(&mut self) -> Option<String> {
-        let start = self.at;
+    fn string(&mut self) -> Option<Vec<u8>> {
+        let start = self.at + 1;
         let bytes = self.text.as_bytes();
-        let mut at = start + 1;
-        while *bytes.get(at)? != b'"' {
-            at += if bytes[at] == b'\\' { 2 } else { 1 };
+        let mut end = start;
+        while *bytes.get(end)? != b'"' {
+            end += if bytes[end] == b'\\' { 2 } else { 1 };
         }
-        self.at = at + 1;
-        // Half of a surrogate pair has no text: then it is the way it is written that counts.
-        let written = self.text.get(start..self.at)?;
-        Some(serde_json::from_str(written).unwrap_or_else(|_| written.to_owned()))
+        self.at = end + 1;
+        without_escapes(self.text.get(start..end)?)
     }
 
     /// A number or a word: up to the next mark or space.
@@ -188,6 +198,57 @@ impl<'a> Reader<'a> {
         let length = rest.bytes().take_while(|byte| !b",]} \t\r\n".contains(byte)).count();
         self.at += length;
         &rest[..length]
+    }
+}
+
+/// The text of a string, in WTF-8.
+fn without_escapes(written: &str) -> Option<Vec<u8>> {
+    let mut text = Vec::with_capacity(written.len());
+    let mut rest = written;
+    while let Some((before, escape)) = rest.split_once('\\') {
+        text.extend_from_slice(before.as_bytes());
+        let kind = *escape.as_bytes().first()?;
+        rest = escape.get(1..)?;
+        match kind {
+            b'b' => text.push(8),
+            b'f' => text.push(12),
+            b'n' => text.push(b'\n'),
+            b'r' => text.push(b'\r'),
+            b't' => text.push(b'\t'),
+            b'u' => {
+                let high = unit(rest)?;
+                rest = rest.get(4..)?;
+                let low =
+                    rest.strip_prefix("\\u").and_then(unit).filter(|low| (0xdc00..0xe000).contains(low));
+                match low {
+                    Some(low) if (0xd800..0xdc00).contains(&high) => {
+                        push(&mut text, 0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00));
+                        rest = rest.get(6..)?;
+                    }
+                    _ => push(&mut text, high),
+                }
+            }
+            plain => text.push(plain),
+        }
+    }
+    text.extend_from_slice(rest.as_bytes());
+    Some(text)
+}
+
+/// The number that four hex digits say.
+fn unit(text: &str) -> Option<u32> {
+    u32::from_str_radix(text.get(..4)?, 16).ok()
+}
+
+/// Adds a code point; half of a surrogate pair as UTF-8 would write it, if it could.
+fn push(text: &mut Vec<u8>, point: u32) {
+    match char::from_u32(point) {
+        Some(c) => text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
+        None => text.extend([
+            0xe0 | (point >> 12) as u8,
+            0x80 | (point >> 6 & 0x3f) as u8,
+            0x80 | (point & 0x3f) as u8,
+        ]),
     }
 }
 
@@ -245,9 +306,10 @@ mod tests {
     #[test]
     fn fields_are_found_and_taken_out() {
         let mut node = Node::parse(br#"{"order":{"id":"o-7","at":1},"a/b":[5,6]}"#).unwrap();
-        assert_eq!(node.at("/order/id"), Some(&Node::Text("o-7".into())));
-        assert_eq!(node.at("/a~1b/1"), Some(&Node::Number("6")));
-        assert_eq!(node.at("/order/nope"), None);
+        assert_eq!(node.at("/order/id"), Ok(Some(&Node::Text(b"o-7".to_vec()))));
+        assert_eq!(node.at("/a~1b/1"), Ok(Some(&Node::Number("6"))));
+        assert_eq!(node.at("/order/nope"), Ok(None));
+        assert_eq!(Node::parse(br#"{"a":1,"a":2}"#).unwrap().at("/a"), Err(Twice));
         node.remove("/order/at");
         node.remove("/nope/at");
         assert_eq!(node, Node::parse(br#"{"order":{"id":"o-7"},"a/b":[5,6]}"#).unwrap());
@@ -260,7 +322,18 @@ mod tests {
         }
         let deep = "[".repeat(100_000) + &"]".repeat(100_000);
         assert_eq!(Node::parse(deep.as_bytes()), None);
-        assert!(Node::parse(br#""\ud800""#).is_none_or(|node| matches!(node, Node::Text(_))));
+    }
+
+    #[test]
+    fn escapes_are_undone_and_half_a_pair_is_itself() {
+        let text = |written: &str| match Node::parse(written.as_bytes()) {
+            Some(Node::Text(text)) => text,
+            other => panic!("{written}: {other:?}"),
+        };
+        assert_eq!(text(r#""\"\\\/\b\f\n\r\t\u00e9\ud83d\ude00""#), "\"\\/\u{8}\u{c}\n\r\té😀".as_bytes());
+        assert_eq!(text(r#""\ud800""#), [0xed, 0xa0, 0x80]);
+        assert_eq!(text(r#""\uDFFFx""#), [0xed, 0xbf, 0xbf, b'x']);
+        assert_eq!(text(r#""\ud800\ud83d\ude00""#), [&[0xed, 0xa0, 0x80][..], "😀".as_bytes()].concat());
     }
 
     fn json() -> impl Strategy<Value = serde_json::Value> {

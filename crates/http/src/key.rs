@@ -4,7 +4,7 @@ use hapax_core::IdempotencyKey;
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 
-use crate::canonical::Node;
+use crate::canonical::{Node, Twice};
 
 /// The header of draft-ietf-httpapi-idempotency-key-header.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -74,12 +74,17 @@ fn checked(key: &str) -> Result<IdempotencyKey, BadKey> {
 
 /// The key in a field of the body: a string, or a number as it is written.
 pub(crate) fn from_body(body: Option<&Node>, pointer: &str) -> Result<Option<IdempotencyKey>, BadKey> {
-    let Some(node) = body.and_then(|body| body.at(pointer)) else { return Ok(None) };
-    match node {
-        Node::Text(text) => checked(text).map(Some),
-        Node::Number(number) => checked(number).map(Some),
-        Node::Literal("null") => Ok(None),
-        _ => Err(bad(&format!("the body's field {pointer} is neither a string nor a number"))),
+    let Some(body) = body else { return Ok(None) };
+    let found =
+        body.at(pointer).map_err(|Twice| bad(&format!("the body's field {pointer} is there twice")))?;
+    match found {
+        None | Some(Node::Literal("null")) => Ok(None),
+        Some(Node::Text(text)) => match std::str::from_utf8(text) {
+            Ok(text) => checked(text).map(Some),
+            Err(_) => Err(bad(&format!("the body's field {pointer} has half of a surrogate pair"))),
+        },
+        Some(Node::Number(number)) => checked(number).map(Some),
+        Some(_) => Err(bad(&format!("the body's field {pointer} is neither a string nor a number"))),
     }
 }
 

@@ -19,12 +19,14 @@ use tower_service::Service;
 use crate::body::{Body, Bounded, BoxError, Read, read};
 use crate::canonical::Node;
 use crate::counters::{Cells, Counters};
+use crate::fingerprint::fingerprint;
+use crate::media::Media;
 use crate::policy::{ConfigError, Policy, Routes};
 use crate::problem::Problem;
 use crate::renew::Renewer;
 use crate::run::{Run, Running};
-use crate::scope::{METHOD_MAX, Tenant, fingerprint, is_json, scope, service_name};
-use crate::{headers, key};
+use crate::scope::{METHOD_MAX, Tenant, scope, service_name};
+use crate::{headers, key, path};
 
 /// How much of a body that is refused is read and thrown away. Most clients look for an answer only once they have
 /// sent all; closing on them before that, they see a broken connection.
@@ -251,7 +253,8 @@ impl LayerState {
     {
         let (mut parts, body) = request.into_parts();
         headers::strip_ours(&mut parts.headers);
-        let (pattern, policy) = self.routes.find(parts.uri.path());
+        let route = path::normal(parts.uri.path());
+        let (pattern, policy) = self.routes.find(&route);
         let pass = |parts, body| Prepared::Pass(Box::new(Request::from_parts(parts, Body::stream(body))));
         if !policy.methods.contains(&parts.method) || parts.method.as_str().len() > METHOD_MAX {
             return pass(parts, body);
@@ -260,7 +263,8 @@ impl LayerState {
             Ok(key) => key,
             Err(key::BadKey(why)) => return Prepared::Refused(bad_key(why)),
         };
-        let key_in_body = policy.key_pointer.as_deref().filter(|_| key.is_none() && is_json(&parts));
+        let media = Media::of(&parts.headers);
+        let key_in_body = policy.key_pointer.as_deref().filter(|_| key.is_none() && media.is_json());
         if key.is_none() && key_in_body.is_none() {
             return if policy.required { Prepared::Refused(missing_key(policy)) } else { pass(parts, body) };
         }
@@ -268,7 +272,7 @@ impl LayerState {
             Ok(read) => read,
             Err(problem) => return Prepared::Refused(problem),
         };
-        let json = if is_json(&parts) { Node::parse(&read.bytes) } else { None };
+        let json = if media.is_json() { Node::parse(&read.bytes) } else { None };
         let key = match (key, key_in_body) {
             (Some(key), _) => Ok(Some(key)),
             (None, pointer) => key::from_body(json.as_ref(), pointer.unwrap_or_default()),
@@ -279,8 +283,8 @@ impl LayerState {
             Ok(None) => return Prepared::Pass(Box::new(Request::from_parts(parts, Body::read(read)))),
             Err(key::BadKey(why)) => return Prepared::Refused(bad_key(why)),
         };
-        let fingerprint = fingerprint(&parts, policy, &read.bytes, json);
-        match self.entry(&parts, pattern, key) {
+        let fingerprint = fingerprint(&parts, policy, &media, &read, json);
+        match self.entry(&parts, pattern, &route, key) {
             Ok(id) => Prepared::Keyed(self.run(id, fingerprint, policy.clone(), parts, read)),
             Err(problem) => Prepared::Refused(problem),
         }
@@ -297,12 +301,18 @@ impl LayerState {
         Box::new(Run { shared: self.clone(), id, fingerprint, policy, parts, body })
     }
 
-    fn entry(&self, parts: &Parts, pattern: Option<&str>, key: IdempotencyKey) -> Result<EntryId, Problem> {
+    fn entry(
+        &self,
+        parts: &Parts,
+        pattern: Option<&str>,
+        path: &str,
+        key: IdempotencyKey,
+    ) -> Result<EntryId, Problem> {
         let named = match pattern {
             Some(pattern) => Some(pattern.to_owned()),
             None => self.route_name.as_ref().and_then(|name| name(parts)),
         };
-        let route = named.as_deref().unwrap_or(parts.uri.path());
+        let route = named.as_deref().unwrap_or(path);
         let scope = scope(&self.service, &self.tenant, route, parts).map_err(|missing| {
             let detail = format!("a request with an Idempotency-Key needs {missing}");
             Problem::new("tenant-missing", StatusCode::BAD_REQUEST, "It is not clear who is calling", detail)

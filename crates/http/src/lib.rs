@@ -22,9 +22,12 @@
 mod body;
 mod canonical;
 mod counters;
+mod fingerprint;
 mod headers;
 mod key;
 mod layer;
+mod media;
+mod path;
 mod policy;
 mod problem;
 #[cfg(feature = "proxy")]
@@ -43,4 +46,4 @@ pub use key::{IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY};
 pub use layer::{Builder, Idempotency, IdempotencyLayer, KeyedRun};
 pub use policy::{ConfigError, OnOutage, Policy, Statuses, Verdict};
 pub use scope::{Tenant, TenantFunction};
-pub use stored::IDEMPOTENT_REPLAYED;
+pub use stored::{IDEMPOTENT_REPLAYED, OutcomeError, check_resolution};

@@ -34,6 +34,10 @@ pub struct Policy {
     /// Fields of a JSON body that may differ between two sendings of the same request, as JSON pointers: a time of
     /// sending, a trace id. Default none.
     pub excluded: Vec<String>,
+    /// Further headers that tell two requests apart, by name: with another value of one, the same key is refused with
+    /// 422. The headers that say what a body is, that a request depends on (`If-Match` and its kind), and that stand for
+    /// a method count always. Default none.
+    pub counted_headers: Vec<String>,
     /// Statuses that state that nothing happened: the answer passes, the key is free again, and the next request with
     /// it runs. Default 401, 408, 409, 425 and 429. Add 503 only if nothing before the service answers so by itself.
     pub released: Statuses,
@@ -76,6 +80,7 @@ impl Default for Policy {
             required: false,
             key_pointer: None,
             excluded: Vec::new(),
+            counted_headers: Vec::new(),
             released: Statuses::of(&[401, 408, 409, 425, 429]),
             doubtful: Statuses(vec![(500, 599)]),
             on_doubt: OnDoubt::Park,
@@ -143,6 +148,11 @@ impl Policy {
         for (field, value, min, max) in bounds {
             if !(min..=max).contains(&value) {
                 return Err(ConfigError(format!("{field}: {value} is out of range; use {min} to {max}")));
+            }
+        }
+        for name in &self.counted_headers {
+            if name.parse::<http::HeaderName>().is_err() {
+                return Err(ConfigError(format!("counted_headers: {name:?} is no name of a header")));
             }
         }
         let key_pointer = self.key_pointer.iter().map(|pointer| ("key_pointer", pointer));
@@ -265,7 +275,8 @@ mod methods {
     }
 }
 
-/// Policies by route. A pattern is a path with `{name}` for one segment and `{*rest}` for the rest.
+/// Policies by route. A pattern is a path with `{name}` for one segment and `{*rest}` for the rest. Patterns and paths meet
+/// in their normal form.
 #[derive(Debug, Clone)]
 pub(crate) struct Routes {
     fallback: Arc<Policy>,
@@ -283,13 +294,13 @@ impl Routes {
                 return Err(refused(&"a route begins with /"));
             }
             policy.validate().map_err(|error| refused(&error))?;
-            routes.insert(pattern, at).map_err(|error| refused(&error))?;
+            routes.insert(crate::path::normal(pattern), at).map_err(|error| refused(&error))?;
         }
         let policies = policies.into_iter().map(|(pattern, policy)| (pattern, Arc::new(policy))).collect();
         Ok(Self { fallback: Arc::new(fallback), routes, policies })
     }
 
-    /// The policy for a path, and the pattern that it was found by.
+    /// The policy for a path in its normal form, and the pattern that it was found by.
     pub(crate) fn find(&self, path: &str) -> (Option<&str>, &Arc<Policy>) {
         match self.routes.at(path) {
             Ok(found) => {

@@ -1,15 +1,13 @@
-//! Whose key it is: the scope of an entry, and what the request said.
+//! Whose key it is: the scope of an entry.
 
 use std::fmt;
 use std::sync::Arc;
 
-use hapax_core::{Fingerprint, Scope};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, COOKIE, HOST, HeaderName, HeaderValue};
+use hapax_core::Scope;
+use http::header::{AUTHORIZATION, COOKIE, HeaderName, HeaderValue};
 use http::request::Parts;
-use http::uri::Authority;
 
-use crate::canonical::Node;
-use crate::policy::{ConfigError, Policy};
+use crate::policy::ConfigError;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
@@ -215,78 +213,6 @@ pub(crate) fn service_name(name: &str) -> Result<(), String> {
     Err(format!("service {name:?} is not valid: use 1 to 80 of A-Z a-z 0-9 _ - ."))
 }
 
-/// What a request says, hashed: method, path, query, kind of body and the body. A JSON body counts by its value, and
-/// without its excluded fields.
-pub(crate) fn fingerprint(
-    parts: &Parts,
-    policy: &Policy,
-    body: &[u8],
-    json: Option<Node<'_>>,
-) -> Fingerprint {
-    let mut hasher = blake3::Hasher::new_derive_key("hapax request");
-    part(&mut hasher, parts.method.as_str().as_bytes());
-    part(&mut hasher, host(parts).as_bytes());
-    part(&mut hasher, parts.uri.path().as_bytes());
-    part(&mut hasher, parts.uri.query().unwrap_or_default().as_bytes());
-    part(&mut hasher, media_type(parts).as_bytes());
-    match json {
-        Some(mut json) => {
-            policy.excluded.iter().for_each(|pointer| json.remove(pointer));
-            json.hash(&mut hasher);
-        }
-        None => hash_plain(&mut hasher, parts, body),
-    }
-    Fingerprint::new(hasher.finalize().to_hex().as_str()).expect("64 hex digits")
-}
-
-/// The host name that was asked for, without its port. A service may tell its tenants apart by it: the same key at another
-/// name is refused, which neither gives one's answer to the other nor runs the request twice.
-fn host(parts: &Parts) -> String {
-    let header = parts.headers.get(HOST).and_then(|value| value.to_str().ok());
-    let authority = header.or_else(|| parts.uri.authority().map(Authority::as_str)).unwrap_or_default();
-    let name = authority.rsplit_once(':').filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()));
-    name.map_or(authority, |(name, _)| name).to_ascii_lowercase()
-}
-
-fn media_type(parts: &Parts) -> String {
-    let value = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
-}
-
-/// Whether the body is meant as JSON.
-pub(crate) fn is_json(parts: &Parts) -> bool {
-    let media_type = media_type(parts);
-    media_type == "application/json" || media_type.ends_with("+json")
-}
-
-/// Hashes a body that is no JSON. One of several parts goes in piece by piece, without its delimiter: clients draw a
-/// new one for every sending. Each piece has its length, so that no content looks like a delimiter.
-fn hash_plain(hasher: &mut blake3::Hasher, parts: &Parts, body: &[u8]) {
-    let value = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let boundary = value.split(';').skip(1).find_map(|parameter| {
-        let (name, value) = parameter.trim().split_once('=')?;
-        name.eq_ignore_ascii_case("boundary").then(|| value.trim_matches('"'))
-    });
-    let Some(boundary) = boundary.filter(|found| !found.is_empty() && value.starts_with("multipart/")) else {
-        return part(hasher, body);
-    };
-    let delimiter = format!("--{boundary}");
-    let delimiter = delimiter.as_bytes();
-    let (mut piece, mut at) = (0, 0);
-    while at < body.len() {
-        // Only at the start of a line: elsewhere it is content.
-        let starts_line = at == 0 || body[..at].ends_with(b"\r\n");
-        if starts_line && body[at..].starts_with(delimiter) {
-            part(hasher, &body[piece..at]);
-            at += delimiter.len();
-            piece = at;
-        } else {
-            at = body[at..].iter().position(|byte| *byte == b'\n').map_or(body.len(), |line| at + line + 1);
-        }
-    }
-    part(hasher, &body[piece..]);
-}
-
 #[cfg(test)]
 mod tests {
     use http::Request;
@@ -349,55 +275,5 @@ mod tests {
         let of = |route: &str| scope("shop", &Tenant::Shared, route, &parts(&[])).unwrap();
         assert_ne!(of(&long("a")), of(&long("b")));
         assert!(of(&long("a")).as_str().len() < 255);
-    }
-
-    fn print(content_type: &str, body: &str, policy: &Policy) -> Fingerprint {
-        let parts = parts(&[("content-type", content_type)]);
-        let json = is_json(&parts).then(|| Node::parse(body.as_bytes())).flatten();
-        fingerprint(&parts, policy, body.as_bytes(), json)
-    }
-
-    #[test]
-    fn json_counts_by_value_and_other_bodies_by_byte() {
-        let policy = Policy { excluded: vec!["/at".into()], ..Policy::default() };
-        let json = "application/json; charset=utf-8";
-        assert_eq!(print(json, r#"{"a":1,"at":5}"#, &policy), print(json, r#"{ "at":6, "a":1 }"#, &policy));
-        assert_ne!(print(json, r#"{"a":1}"#, &policy), print(json, r#"{"a":2}"#, &policy));
-        assert_ne!(print("text/plain", r#"{"a":1}"#, &policy), print("text/plain", r#"{ "a":1}"#, &policy));
-        assert_ne!(print("text/plain", "x", &policy), print("text/csv", "x", &policy));
-        assert_ne!(print(json, "{broken", &policy), print(json, "{broken ", &policy));
-    }
-
-    #[test]
-    fn another_host_name_is_another_request_and_another_port_is_not() {
-        let at = |host: &str| fingerprint(&parts(&[("host", host)]), &Policy::default(), b"x", None);
-        assert_eq!(at("shop.example:80"), at("Shop.example"));
-        assert_ne!(at("a.shop.example"), at("b.shop.example"));
-        assert_eq!(at("[::1]:80"), at("[::1]"));
-        assert_ne!(at("[::1]"), at("[::2]"));
-    }
-
-    #[test]
-    fn a_new_boundary_is_the_same_form() {
-        let policy = Policy::default();
-        let form = |boundary: &str, content: &str| {
-            let body = format!(
-                "--{boundary}\r\ncontent-disposition: form-data; name=a\r\n\r\n{content}\r\n--{boundary}--\r\n"
-            );
-            print(&format!("multipart/form-data; boundary={boundary}"), &body, &policy)
-        };
-        assert_eq!(form("abc", "x"), form("xyz", "x"));
-        assert_ne!(form("abc", "x"), form("abc", "y"));
-    }
-
-    #[test]
-    fn content_that_looks_like_a_delimiter_is_content() {
-        let policy = Policy::default();
-        let head = |name: &str| format!("content-disposition: form-data; name={name}\r\n\r\n");
-        let form = |between: &str| {
-            let body = format!("--abc\r\n{}x\r\n{between}\r\n{}y\r\n--abc--\r\n", head("a"), head("b"));
-            print("multipart/form-data; boundary=abc", &body, &policy)
-        };
-        assert_ne!(form("--abc"), form("--"), "two fields, and one whose text goes on");
     }
 }

@@ -1,10 +1,13 @@
 //! An answer as an outcome of the ledger, and back.
+//!
+//! It is kept as `{"http_response": {"status": 201, "headers": [["location", "/orders/7"]], "body": {"text": "paid"}}}`. The
+//! name tells it apart from any other JSON: whoever decides a doubt by hand writes the same form.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use hapax_core::ledger::OUTCOME_BYTES_MAX;
-use hapax_core::{Json, RecordedOutcome};
+use hapax_core::{Json, RecordedOutcome, Resolution, Scope};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderName, HeaderValue, SET_COOKIE};
 use http::{HeaderMap, Method, Response, StatusCode, response};
 use serde::{Deserialize, Serialize};
@@ -15,8 +18,16 @@ use crate::headers::is_hop_by_hop;
 /// Marks an answer that was given before.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
+/// What is recorded: an answer under its name.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Envelope<T> {
+    http_response: T,
+}
+
 /// An answer, as it is kept.
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Stored {
     status: u16,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -35,6 +46,65 @@ struct Stored {
 enum StoredBody {
     Text(String),
     Base64(String),
+    /// For those who write an answer by hand: `application/json`, unless a header says otherwise.
+    Json(Json),
+}
+
+/// Why an outcome cannot be the answer to an HTTP request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct OutcomeError(String);
+
+/// Checks what duplicates of an HTTP request are to get, before it is recorded by hand. Outcomes of other scopes pass.
+///
+/// ```
+/// use hapax_core::{Json, RecordedOutcome, Resolution, Scope};
+/// let scope = Scope::new("http/shop/anyone/POST /orders").unwrap();
+/// let completed = |json: &str| Resolution::Completed {
+///     outcome: RecordedOutcome::done(Json::parse(json).unwrap()),
+///     ttl_ms: 1000,
+/// };
+/// let answer = r#"{"http_response": {"status": 201, "body": {"json": {"charge": "ch_1"}}}}"#;
+/// assert!(hapax_http::check_resolution(&scope, &completed(answer)).is_ok());
+/// assert!(hapax_http::check_resolution(&scope, &completed("null")).is_err());
+/// assert!(hapax_http::check_resolution(&scope, &completed(r#"{"status": 201}"#)).is_err());
+/// ```
+pub fn check_resolution(scope: &Scope, resolution: &Resolution) -> Result<(), OutcomeError> {
+    let Resolution::Completed { outcome, .. } = resolution else { return Ok(()) };
+    if !is_of_http(scope) {
+        return Ok(());
+    }
+    let refused = |problem: String| {
+        OutcomeError(format!(
+            "{scope} is a scope of HTTP requests, and its outcome is the answer that duplicates get: {problem}; write \
+             {{\"http_response\": {{\"status\": 201, \"headers\": [[\"location\", \"/orders/7\"]], \"body\": {{\"json\": …}}}}}}, \
+             with \"text\" or \"base64\" for other bodies, or with \"omitted\": \"why\" instead of a body where the answer \
+             is not known"
+        ))
+    };
+    let Some(json) = &outcome.value else { return Err(refused("it is missing".into())) };
+    let Envelope { http_response: stored } =
+        json.get::<Envelope<Stored>>().map_err(|error| refused(error.to_string()))?;
+    let status = StatusCode::from_u16(stored.status).ok().filter(|status| !status.is_informational());
+    if status.is_none() {
+        return Err(refused(format!("{} is no status of a final answer", stored.status)));
+    }
+    if stored.omitted.is_none() && answer(&stored).is_none() {
+        return Err(refused("a header or the body cannot be sent".into()));
+    }
+    Ok(())
+}
+
+/// Whether a scope is one that [`scope`](crate::scope::scope) makes.
+fn is_of_http(scope: &Scope) -> bool {
+    let mut parts = scope.as_str().splitn(4, '/');
+    let (Some("http"), Some(_), Some(_), Some(operation)) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return false;
+    };
+    let method = operation.split([' ', ':']).next().unwrap_or_default();
+    method.len() < operation.len() && Method::from_bytes(method.as_bytes()).is_ok()
 }
 
 /// What a duplicate gets.
@@ -61,7 +131,7 @@ pub(crate) fn whole(method: &Method, parts: &response::Parts, read: &Read) -> Re
         trailers: read.trailers.as_ref().map(|trailers| pairs(trailers, false)).unwrap_or_default(),
         omitted: None,
     };
-    let json = Json::of(&stored).expect("strings and numbers are JSON");
+    let json = Json::of(&Envelope { http_response: stored }).expect("strings and numbers are JSON");
     if json.as_str().len() > OUTCOME_BYTES_MAX {
         let bytes = read.bytes.len();
         return omitted(parts, &format!("its body of {bytes} bytes was too large to keep"));
@@ -78,7 +148,10 @@ pub(crate) fn omitted(parts: &response::Parts, why: &str) -> RecordedOutcome {
         trailers: Vec::new(),
         omitted: Some(why.to_owned()),
     };
-    outcome(parts.status, Json::of(&stored).expect("strings and numbers are JSON"))
+    outcome(
+        parts.status,
+        Json::of(&Envelope { http_response: stored }).expect("strings and numbers are JSON"),
+    )
 }
 
 fn outcome(status: StatusCode, json: Json) -> RecordedOutcome {
@@ -102,21 +175,28 @@ fn latin1(bytes: &[u8]) -> String {
 }
 
 fn header_map(pairs: &[(String, String)]) -> Option<HeaderMap> {
-    let mut headers = HeaderMap::with_capacity(pairs.len());
+    let mut headers = HeaderMap::new();
     for (name, value) in pairs {
         let bytes: Vec<u8> =
             value.chars().map(|c| u8::try_from(u32::from(c))).collect::<Result<_, _>>().ok()?;
-        headers.append(HeaderName::try_from(name).ok()?, HeaderValue::from_bytes(&bytes).ok()?);
+        let (name, value) = (HeaderName::try_from(name).ok()?, HeaderValue::from_bytes(&bytes).ok()?);
+        headers.try_append(name, value).ok()?;
     }
     Some(headers)
 }
 
 /// What a duplicate gets for a recorded outcome.
 pub(crate) fn replay(outcome: &RecordedOutcome) -> Replay {
-    let Some(json) = &outcome.value else {
-        return Replay::Omitted { status: None, why: "its answer was not kept".into() };
+    let json = match &outcome.value {
+        None => return Replay::Omitted { status: None, why: "its answer was not kept".into() },
+        // Decided by hand, past `check_resolution`: that it ran is all that is known.
+        Some(json) if json.as_str() == "null" => {
+            let why = "it was decided that it has run, and no answer was recorded with that";
+            return Replay::Omitted { status: None, why: why.into() };
+        }
+        Some(json) => json,
     };
-    let Ok(stored) = json.get::<Stored>() else { return Replay::Answer(Box::new(decided(outcome, json))) };
+    let Some(stored) = stored(json) else { return Replay::Answer(Box::new(decided(outcome, json))) };
     if let Some(why) = stored.omitted {
         return Replay::Omitted { status: Some(stored.status), why };
     }
@@ -126,17 +206,33 @@ pub(crate) fn replay(outcome: &RecordedOutcome) -> Replay {
     )
 }
 
+/// The answer in an outcome, if it is one.
+fn stored(json: &Json) -> Option<Stored> {
+    if let Ok(Envelope { http_response }) = json.get::<Envelope<Stored>>() {
+        return Some(http_response);
+    }
+    // Recorded before answers had a name of their own. A status alone may be anything that a person wrote.
+    let stored = json.get::<Stored>().ok()?;
+    let more = stored.body.is_some() || stored.omitted.is_some() || !stored.headers.is_empty();
+    more.then_some(stored)
+}
+
 fn answer(stored: &Stored) -> Option<Response<Body>> {
     let bytes = match &stored.body {
         None => Bytes::new(),
         Some(StoredBody::Text(text)) => Bytes::from(text.clone()),
         Some(StoredBody::Base64(text)) => BASE64_STANDARD.decode(text).ok()?.into(),
+        Some(StoredBody::Json(json)) => Bytes::from(json.as_str().to_owned()),
     };
     let trailers = header_map(&stored.trailers)?;
     let trailers = (!trailers.is_empty()).then_some(trailers);
     let mut response = Response::new(Body::read(Read { bytes, trailers }));
     *response.status_mut() = StatusCode::from_u16(stored.status).ok()?;
     *response.headers_mut() = header_map(&stored.headers)?;
+    if matches!(stored.body, Some(StoredBody::Json(_))) {
+        let json = HeaderValue::from_static("application/json");
+        response.headers_mut().entry(CONTENT_TYPE).or_insert(json);
+    }
     response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
     Some(response)
 }
@@ -206,6 +302,71 @@ mod tests {
         assert_eq!(response.status(), StatusCode::OK);
         let nothing = RecordedOutcome { failed: false, value: None, omitted_bytes: None };
         assert!(matches!(replay(&nothing), Replay::Omitted { status: None, .. }));
+        let null = RecordedOutcome::done(Json::parse("null").unwrap());
+        assert!(matches!(replay(&null), Replay::Omitted { status: None, .. }));
+    }
+
+    /// A field named `status` does not make an outcome an answer; what was recorded before answers had a name is one.
+    #[tokio::test]
+    async fn an_answer_is_known_by_its_name() {
+        let answer = |json: &str| match replay(&RecordedOutcome::done(Json::parse(json).unwrap())) {
+            Replay::Answer(response) => *response,
+            Replay::Omitted { why, .. } => panic!("{json}: {why}"),
+        };
+        for json in [r#"{"status":201}"#, r#"{"status":404,"charged":true}"#, r#"{"status":7,"headers":[]}"#]
+        {
+            let response = answer(json);
+            assert_eq!(response.status(), StatusCode::OK, "{json}");
+            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), json.as_bytes());
+        }
+        let old = answer(r#"{"status":201,"headers":[["x-a","1"]],"body":{"text":"paid"}}"#);
+        assert_eq!((old.status().as_u16(), &old.headers()["x-a"]), (201, &HeaderValue::from_static("1")));
+        let by_hand = answer(r#"{"http_response":{"status":202,"body":{"json":{"charge":7}}}}"#);
+        assert_eq!(
+            (by_hand.status().as_u16(), by_hand.headers()[CONTENT_TYPE].as_bytes()),
+            (202, &b"application/json"[..])
+        );
+        assert_eq!(by_hand.into_body().collect().await.unwrap().to_bytes(), &br#"{"charge":7}"#[..]);
+    }
+
+    #[test]
+    fn what_is_no_answer_is_refused_before_it_is_recorded() {
+        let check = |scope: &str, json: &str| {
+            let outcome = RecordedOutcome::done(Json::parse(json).unwrap());
+            let resolution = Resolution::Completed { outcome, ttl_ms: 1000 };
+            check_resolution(&Scope::new(scope).unwrap(), &resolution).map_err(|error| error.to_string())
+        };
+        let http = "http/shop/anyone/POST /orders";
+        for json in [
+            r#"{"http_response":{"status":204}}"#,
+            r#"{"http_response":{"status":201,"headers":[["location","/orders/7"]],"body":{"text":"ok"}}}"#,
+            r#"{"http_response":{"status":200,"omitted":"seen in the bank's log"}}"#,
+        ] {
+            assert_eq!(check(http, json), Ok(()), "{json}");
+        }
+        for json in [
+            "null",
+            "7",
+            r#"{"status":201}"#,
+            r#"{"http_response":{}}"#,
+            r#"{"http_response":{"status":101}}"#,
+            r#"{"http_response":{"status":9999}}"#,
+            r#"{"http_response":{"status":200,"boddy":"x"}}"#,
+            r#"{"http_response":{"status":200},"more":1}"#,
+            r#"{"http_response":{"status":200,"headers":[["bad name","x"]]}}"#,
+            r#"{"http_response":{"status":200,"headers":[["x","a\nb"]]}}"#,
+            r#"{"http_response":{"status":200,"body":{"base64":"%"}}}"#,
+        ] {
+            for scope in [http, "http/shop/0123/POST:0123456789abcdef"] {
+                let refused = check(scope, json).unwrap_err();
+                assert!(refused.contains("http_response") && refused.contains(scope), "{json}: {refused}");
+            }
+            // Another's scope, another's outcome.
+            for scope in ["queue/orders", "http", "http/orders", "http/a/b/c", "tenant/http/a/POST /x"] {
+                assert_eq!(check(scope, json), Ok(()), "{scope} {json}");
+            }
+        }
+        assert_eq!(check_resolution(&Scope::new(http).unwrap(), &Resolution::Absent), Ok(()));
     }
 
     #[test]

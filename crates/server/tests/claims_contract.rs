@@ -248,6 +248,22 @@ async fn operators_see_decide_and_forget() {
     assert_eq!(claim(&api, json!({"lease_ms": 1})).await.expect(201)["takeover"], false);
 }
 
+/// What duplicates of an HTTP request get is an answer, so that is what an operator has to write down.
+#[tokio::test]
+async fn a_doubt_about_an_http_request_is_resolved_with_an_answer() {
+    let api = Api::start().await;
+    let path = "/v1/claims/http%2Fshop%2Fanyone%2FPOST%20%2Forders/order-7";
+    api.call("PUT", path, json!({"lease_ms": 5_000, "on_doubt": "park"})).await.expect(201);
+    api.clock.advance_ms(5_000);
+    let resolve = async |body: Value| api.call("POST", &format!("{path}/resolve"), body).await;
+    for refused in [json!({"as": "completed"}), json!({"as": "completed", "outcome": {"status": 201}})] {
+        let detail = resolve(refused).await.problem(400, "invalid");
+        assert!(detail.contains("http_response"), "{detail}");
+    }
+    let answer = json!({"http_response": {"status": 201, "body": {"json": {"charge": "ch_1"}}}});
+    resolve(json!({"as": "completed", "outcome": answer})).await.expect(200);
+}
+
 #[tokio::test]
 async fn entries_are_listed_by_scope_and_state_page_by_page() {
     let api = Api::start().await;

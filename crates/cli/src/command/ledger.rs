@@ -61,7 +61,10 @@ Examples:
 Examples:
   hapax ledger resolve --queue payments order-7 --as completed --outcome '{\"charge\":\"ch_1\"}'
   hapax ledger resolve tenant-7/charges order-7 --as absent
+  hapax ledger resolve 'http/proxy/anyone/POST /orders' order-7 --as completed \
+    --outcome '{\"http_response\": {\"status\": 201, \"body\": {\"json\": {\"charge\": \"ch_1\"}}}}'
 
+The outcome of an HTTP request is the answer that its duplicates get.
 First find out, where the effect would show, whether it happened: `completed` keeps it from ever being run,
 `absent` lets it run. Messages that were parked because of the doubt go on.")]
     Resolve(Resolve),
@@ -118,7 +121,7 @@ struct Resolve {
     /// What became of the effect.
     #[arg(long = "as", value_name = "HOW")]
     how: How,
-    /// With completed: what duplicates get, as JSON [default: null].
+    /// With completed: what duplicates get, as JSON [default: null]. Of an HTTP request, an answer: see the examples.
     #[arg(long, value_name = "JSON")]
     outcome: Option<String>,
     /// With completed: it ended for good without success; duplicates fail alike.

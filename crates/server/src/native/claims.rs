@@ -149,6 +149,8 @@ pub(super) async fn resolve(
 ) -> Answer<StateAnswer> {
     caller.scope("ResolveClaims", &id.scope)?;
     let (resolution, by) = body.split().map_err(ApiError::invalid)?;
+    hapax_http::check_resolution(&id.scope, &resolution)
+        .map_err(|error| ApiError::invalid(error.to_string()))?;
     let answer = StateAnswer::after(&match &resolution {
         Resolution::Absent => Ending::Release,
         Resolution::Completed { outcome, ttl_ms } => {

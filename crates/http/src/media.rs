@@ -1,0 +1,162 @@
+//! What kind of body a request says it has: its `Content-Type`, read so that two writings of one kind are one.
+
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+
+/// A `Content-Type`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Media {
+    /// In lower case, without its parameters; empty where there is none, or none that can be read.
+    pub(crate) kind: String,
+    /// Names in lower case, values without quotes; sorted by name.
+    pub(crate) parameters: Vec<(String, String)>,
+    /// The header as it came, where it came more than once or cannot be read: no two such are the same unless they are
+    /// written alike.
+    pub(crate) unreadable: Vec<Vec<u8>>,
+    /// The body is coded: what is in it can be known only to the service.
+    coded: bool,
+}
+
+impl Media {
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
+        let lines: Vec<&[u8]> = headers.get_all(CONTENT_TYPE).iter().map(|line| line.as_bytes()).collect();
+        let coded = headers.contains_key(CONTENT_ENCODING);
+        match lines.as_slice() {
+            [] => Self { coded, ..Self::default() },
+            [line] => std::str::from_utf8(line).ok().and_then(Self::parse).map_or_else(
+                || Self { unreadable: vec![line.to_vec()], coded, ..Self::default() },
+                |media| Self { coded, ..media },
+            ),
+            several => {
+                let unreadable = several.iter().map(|line| line.to_vec()).collect();
+                Self { unreadable, coded, ..Self::default() }
+            }
+        }
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        let (kind, mut rest) = line.split_once(';').unwrap_or((line, ""));
+        let mut parameters = Vec::new();
+        loop {
+            rest = rest.trim_start_matches([';', ' ', '\t']);
+            if rest.is_empty() {
+                break;
+            }
+            let (name, value) = rest.split_once('=')?;
+            let name = name.trim().to_ascii_lowercase();
+            let (value, after) = match value.strip_prefix('"') {
+                Some(quoted) => unquote(quoted)?,
+                None => {
+                    let end = value.find(';').unwrap_or(value.len());
+                    (value[..end].trim().to_owned(), &value[end..])
+                }
+            };
+            let value = if name == "charset" { value.to_ascii_lowercase() } else { value };
+            parameters.push((name, value));
+            rest = after;
+        }
+        parameters.sort_by(|one, other| one.0.cmp(&other.0));
+        let kind = kind.trim().to_ascii_lowercase();
+        Some(Self { kind, parameters, ..Self::default() })
+    }
+
+    fn parameter(&self, name: &str) -> Option<&str> {
+        let mut found =
+            self.parameters.iter().filter(|(key, _)| key == name).map(|(_, value)| value.as_str());
+        // Of two, services differ in which one they take.
+        found.next().filter(|_| found.next().is_none())
+    }
+
+    /// Whether the body is meant as JSON in UTF-8, as it is.
+    pub(crate) fn is_json(&self) -> bool {
+        let json = self.kind == "application/json" || self.kind.ends_with("+json");
+        let utf8 = self.parameters.iter().all(|(name, value)| name != "charset" || value == "utf-8");
+        json && utf8 && !self.coded
+    }
+
+    /// What separates the parts of a body of several.
+    pub(crate) fn boundary(&self) -> Option<&str> {
+        let multipart = self.kind.starts_with("multipart/") && !self.coded;
+        self.parameter("boundary").filter(|boundary| multipart && !boundary.is_empty())
+    }
+
+    /// The parameters that say something about the body. A boundary only separates; and JSON is in UTF-8, said or not.
+    pub(crate) fn meaningful(&self) -> impl Iterator<Item = &(String, String)> {
+        let (boundary, json) = (self.boundary().is_some(), self.is_json());
+        self.parameters.iter().filter(move |(name, _)| match name.as_str() {
+            "boundary" => !boundary,
+            "charset" => !json,
+            _ => true,
+        })
+    }
+}
+
+/// The content of a quoted string whose opening quote is gone, and what is behind it.
+fn unquote(text: &str) -> Option<(String, &str)> {
+    let mut content = String::new();
+    let mut chars = text.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '\\' => content.push(chars.next()?.1),
+            '"' => {
+                let after = text[at + 1..].trim_start_matches([' ', '\t']);
+                return (after.is_empty() || after.starts_with(';')).then_some((content, after));
+            }
+            c => content.push(c),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn media(lines: &[&str]) -> Media {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(CONTENT_TYPE, line.parse().unwrap());
+        }
+        Media::of(&headers)
+    }
+
+    #[test]
+    fn writings_of_one_kind_are_one() {
+        let one = media(&["multipart/form-data; charset=utf-8; boundary=a"]);
+        for other in [
+            "Multipart/Form-Data;Boundary=a;charset=UTF-8",
+            "multipart/form-data ; boundary=\"a\" ; charset=\"utf-8\";",
+            "multipart/form-data; charset=utf-8; boundary=\"\\a\"",
+        ] {
+            assert_eq!(media(&[other]), one, "{other}");
+        }
+        assert_eq!(media(&["multipart/mixed; boundary=\"a;b=c\""]).boundary(), Some("a;b=c"));
+        assert_eq!(media(&["text/plain; boundary=a"]).boundary(), None);
+        assert_eq!(media(&["multipart/mixed; boundary=a; boundary=b"]).boundary(), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_stays_as_it_is() {
+        for lines in [&["text/plain; x"][..], &["text/plain; x=\"open"], &["a/b; x=\"1\"2"], &["a/b", "a/b"]]
+        {
+            let read = media(lines);
+            assert_eq!(read.unreadable.len(), lines.len(), "{lines:?}");
+            assert!(!read.is_json() && read.boundary().is_none());
+        }
+    }
+
+    #[test]
+    fn json_is_json_in_utf8_and_not_coded() {
+        for json in ["application/json", "Application/JSON;charset=UTF-8", "application/problem+json; v=1"] {
+            assert!(media(&[json]).is_json(), "{json}");
+        }
+        for other in ["application/json; charset=utf-16", "text/plain", "application/jsonx"] {
+            assert!(!media(&[other]).is_json(), "{other}");
+        }
+        let coded = [(CONTENT_TYPE, "application/json"), (CONTENT_ENCODING, "gzip")];
+        assert!(
+            !Media::of(&coded.into_iter().map(|(name, value)| (name, value.parse().unwrap())).collect())
+                .is_json()
+        );
+    }
+}

@@ -1,0 +1,89 @@
+//! The normal form of a path, for finding its route.
+
+/// Writes a path as most services read it: `//payments`, `/payments/`, `/./payments`, `/x/../payments` and `/%70ayments` are
+/// `/payments`. A policy that is found by the path as it is written could be walked around by writing it otherwise.
+///
+/// Only the route is found by it: the service is sent the path as it came, and the fingerprint is of that.
+pub(crate) fn normal(path: &str) -> String {
+    if !path.starts_with('/') {
+        return path.to_owned();
+    }
+    let decoded = decode_unreserved(path);
+    let mut segments: Vec<&str> = Vec::new();
+    for segment in decoded.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => {
+                segments.pop();
+            }
+            segment => segments.push(segment),
+        }
+    }
+    format!("/{}", segments.join("/"))
+}
+
+/// Decodes what needs no encoding (RFC 3986, 6.2.2), and writes the digits of the rest in capitals. `%2F` stays: it is no
+/// slash to most services.
+fn decode_unreserved(path: &str) -> String {
+    let mut decoded = String::with_capacity(path.len());
+    let mut rest = path;
+    while let Some(at) = rest.find('%') {
+        let (before, escape) = rest.split_at(at);
+        decoded.push_str(before);
+        let digits = escape.get(1..3).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        let Some(digits) = digits else {
+            decoded.push('%');
+            rest = &escape[1..];
+            continue;
+        };
+        let byte = u8::from_str_radix(digits, 16).expect("two hex digits");
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            decoded.push(char::from(byte));
+        } else {
+            decoded.push('%');
+            decoded.push_str(&digits.to_ascii_uppercase());
+        }
+        rest = &escape[3..];
+    }
+    decoded.push_str(rest);
+    decoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writings_of_one_path_are_one_route() {
+        for written in [
+            "/payments",
+            "/payments/",
+            "//payments",
+            "///payments//",
+            "/./payments",
+            "/x/../payments",
+            "/x/%2e%2E/payments",
+            "/../payments/.",
+            "/%70ayments",
+            "/%70%61yments/",
+        ] {
+            assert_eq!(normal(written), "/payments", "{written}");
+        }
+        for (written, kept) in [
+            ("/", "/"),
+            ("//", "/"),
+            ("*", "*"),
+            ("", ""),
+            ("/a%2fb", "/a%2Fb"),
+            ("/a%", "/a%"),
+            ("/a%zz", "/a%zz"),
+            ("/a%2", "/a%2"),
+            ("/Payments", "/Payments"),
+            ("/orders/{id}/", "/orders/{id}"),
+            ("/a b/ä", "/a b/ä"),
+            ("/%25%37%30", "/%2570"),
+        ] {
+            assert_eq!(normal(written), kept, "{written}");
+        }
+    }
+}
