@@ -94,6 +94,9 @@ pub use hapax_core::{
 };
 #[cfg(feature = "embedded")]
 pub use hapax_embedded as embedded;
+/// Requests with an `Idempotency-Key` take effect once: a tower layer over [`Hapax::ledger`].
+#[cfg(feature = "http")]
+pub use hapax_http as http;
 #[cfg(feature = "sqlite")]
 pub use hapax_sqlite::SqliteInbox;
 #[cfg(feature = "worker")]

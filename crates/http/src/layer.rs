@@ -4,7 +4,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::{EntryId, Fence, Fingerprint, IdempotencyKey, Ledger};
@@ -147,6 +146,36 @@ pub(crate) struct LayerState {
 }
 
 impl IdempotencyLayer {
+    /// A layer with every default: `POST` and `PATCH` requests that carry a key take effect once for each caller, a run that
+    /// broke off is parked, and nothing runs while the ledger is down. See [`Policy`] and [`Tenant`].
+    ///
+    /// ```
+    /// use axum::{Router, body::Body, routing::post};
+    /// use hapax_http::IdempotencyLayer;
+    /// use http::Request;
+    /// use tower_service::Service as _;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # let clock = std::sync::Arc::new(hapax_core::SystemClock::default());
+    /// # let ledger = std::sync::Arc::new(hapax_conformance::MemoryLedger::new(clock));
+    /// let layer = IdempotencyLayer::new(ledger); // with the crate hapax: `hapax.ledger()`
+    /// let mut app: Router = Router::new().route("/payments", post(|| async { "paid" })).layer(layer);
+    ///
+    /// let pay = || Request::post("/payments").header("idempotency-key", "order-7").body(Body::empty()).unwrap();
+    /// let first = app.call(pay()).await.unwrap();
+    /// assert!(!first.headers().contains_key("idempotent-replayed"));
+    /// let again = app.call(pay()).await.unwrap();
+    /// assert_eq!(again.headers()["idempotent-replayed"], "true");
+    /// # }
+    /// ```
+    ///
+    /// Its service is named `http` in the ledger. Services that share a ledger need names of their own: see
+    /// [`IdempotencyLayer::builder`].
+    pub fn new(ledger: Arc<dyn Ledger>) -> Self {
+        Self::builder("http", ledger).build().expect("the defaults are valid")
+    }
+
     /// Begins a layer. `service` is part of every scope: services that share a ledger need different names, and a
     /// service that changes its name forgets its keys.
     pub fn builder(service: impl Into<String>, ledger: Arc<dyn Ledger>) -> Builder {
@@ -325,7 +354,7 @@ impl LayerState {
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let time_max = Duration::from_millis(policy.read_ms_max);
+        let time_max = policy.read_max;
         match read(body, policy.request_bytes_max, time_max).await {
             Bounded::Whole(read) => Ok(read),
             Bounded::Large(rest) => {
@@ -340,8 +369,10 @@ impl LayerState {
                 Err(Problem::new("body-too-large", StatusCode::PAYLOAD_TOO_LARGE, title, detail))
             }
             Bounded::Slow(_) => {
-                let detail =
-                    format!("the body did not arrive within {} ms; nothing was run", policy.read_ms_max);
+                let detail = format!(
+                    "the body did not arrive within {} ms; nothing was run",
+                    policy.read_max.as_millis()
+                );
                 let title = "The body took too long";
                 Err(Problem::new("body-too-slow", StatusCode::REQUEST_TIMEOUT, title, detail))
             }

@@ -1,7 +1,7 @@
 //! What kind of body a request says it has: its `Content-Type`, read so that two writings of one kind are one.
 
 use http::HeaderMap;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 
 /// A `Content-Type`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(crate) struct Media {
 
 impl Media {
     pub(crate) fn of(headers: &HeaderMap) -> Self {
-        let lines: Vec<&[u8]> = headers.get_all(CONTENT_TYPE).iter().map(|line| line.as_bytes()).collect();
+        let lines: Vec<&[u8]> = headers.get_all(CONTENT_TYPE).iter().map(HeaderValue::as_bytes).collect();
         let coded = headers.contains_key(CONTENT_ENCODING);
         match lines.as_slice() {
             [] => Self { coded, ..Self::default() },
@@ -44,12 +44,11 @@ impl Media {
             }
             let (name, value) = rest.split_once('=')?;
             let name = name.trim().to_ascii_lowercase();
-            let (value, after) = match value.strip_prefix('"') {
-                Some(quoted) => unquote(quoted)?,
-                None => {
-                    let end = value.find(';').unwrap_or(value.len());
-                    (value[..end].trim().to_owned(), &value[end..])
-                }
+            let (value, after) = if let Some(quoted) = value.strip_prefix('"') {
+                unquote(quoted)?
+            } else {
+                let end = value.find(';').unwrap_or(value.len());
+                (value[..end].trim().to_owned(), &value[end..])
             };
             let value = if name == "charset" { value.to_ascii_lowercase() } else { value };
             parameters.push((name, value));

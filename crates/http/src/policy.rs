@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hapax_core::OnDoubt;
 use hapax_core::ledger::{TTL_MS_MAX, TTL_MS_MIN};
@@ -13,13 +14,15 @@ use thiserror::Error;
 /// The most of a request's or an answer's body that a policy may ask to hold in memory: 64 MiB.
 const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// What to do with requests that carry a key. Every field has a default.
+/// What to do with requests that carry a key. Every field has a default. In configuration a time has its unit in its name:
+/// `ttl_ms`, `wait_ms`, `lease_ms`, `run_ms_max`, `read_ms_max`, `response_ms_max`.
 ///
 /// ```
 /// use hapax_http::Policy;
-/// let policy = Policy { required: true, wait_ms: 0, ..Policy::default() };
+/// use std::time::Duration;
+/// let policy = Policy { required: true, wait: Duration::ZERO, ..Policy::default() };
 /// assert!(policy.validate().is_ok());
-/// assert!(Policy { lease_ms: 0, ..Policy::default() }.validate().is_err());
+/// assert!(Policy { lease: Duration::ZERO, ..Policy::default() }.validate().is_err());
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -48,26 +51,31 @@ pub struct Policy {
     /// until someone decides; never twice. `retry`: the next request with the key runs, told so by `Hapax-Takeover`;
     /// right where the service honours the key or the fence that it is sent. Default `park`.
     pub on_doubt: OnDoubt,
-    /// How long an outcome is kept, in milliseconds. Default 4 days.
-    pub ttl_ms: u64,
-    /// How long a duplicate waits for the first request's answer before it gets 409, in milliseconds; at most 20,000,
-    /// 0 for never. Default 10,000.
-    pub wait_ms: u64,
-    /// How long a claim outlives the process that holds it, in milliseconds; renewed while a request runs.
-    /// Default 30,000.
-    pub lease_ms: u64,
-    /// How long a request may run, in milliseconds; past it, it is cut off and in doubt. Default 120,000.
-    pub run_ms_max: u64,
-    /// How long a request's body may take to arrive, in milliseconds. Default 30,000.
-    pub read_ms_max: u64,
+    /// How long an outcome is kept. Default 4 days.
+    #[serde(rename = "ttl_ms", with = "millis")]
+    pub ttl: Duration,
+    /// How long a duplicate waits for the first request's answer before it gets 409; at most 20 s, zero for not at all.
+    /// Default 10 s.
+    #[serde(rename = "wait_ms", with = "millis")]
+    pub wait: Duration,
+    /// How long a claim outlives the process that holds it; renewed while a request runs. Default 30 s.
+    #[serde(rename = "lease_ms", with = "millis")]
+    pub lease: Duration,
+    /// How long a request may run; past it, it is cut off and in doubt. Default 2 min.
+    #[serde(rename = "run_ms_max", with = "millis")]
+    pub run_max: Duration,
+    /// How long a request's body may take to arrive. Default 30 s.
+    #[serde(rename = "read_ms_max", with = "millis")]
+    pub read_max: Duration,
     /// The largest body of a request with a key, in bytes; a larger one gets 413. Default 1 MiB.
     pub request_bytes_max: usize,
     /// The largest body of an answer that is recorded, in bytes. A larger one passes through, and its duplicates get
     /// 409. Default 512 KiB.
     pub response_bytes_max: usize,
-    /// How long an answer's body is waited for before it passes through as a stream, in milliseconds; its duplicates
-    /// get 409. Default 10,000.
-    pub response_ms_max: u64,
+    /// How long an answer's body is waited for before it passes through as a stream; its duplicates get 409. Default
+    /// 10 s.
+    #[serde(rename = "response_ms_max", with = "millis")]
+    pub response_max: Duration,
     /// What to do when the ledger cannot be reached. `closed`: 503. `open`: the request runs unprotected, and is counted.
     /// Default `closed`.
     pub on_outage: OnOutage,
@@ -84,14 +92,14 @@ impl Default for Policy {
             released: Statuses::of(&[401, 408, 409, 425, 429]),
             doubtful: Statuses(vec![(500, 599)]),
             on_doubt: OnDoubt::Park,
-            ttl_ms: hapax_core::ledger::TTL_MS_DEFAULT,
-            wait_ms: 10_000,
-            lease_ms: 30_000,
-            run_ms_max: 120_000,
-            read_ms_max: 30_000,
+            ttl: Duration::from_millis(hapax_core::ledger::TTL_MS_DEFAULT),
+            wait: Duration::from_secs(10),
+            lease: Duration::from_secs(30),
+            run_max: Duration::from_mins(2),
+            read_max: Duration::from_secs(30),
             request_bytes_max: 1024 * 1024,
             response_bytes_max: 512 * 1024,
-            response_ms_max: 10_000,
+            response_max: Duration::from_secs(10),
             on_outage: OnOutage::Closed,
         }
     }
@@ -136,12 +144,12 @@ impl Policy {
     /// Checks the limits.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let bounds = [
-            ("ttl_ms", self.ttl_ms, TTL_MS_MIN, TTL_MS_MAX),
-            ("wait_ms", self.wait_ms, 0, WAIT_MS_MAX),
-            ("lease_ms", self.lease_ms, 100, LEASE_MS_MAX),
-            ("run_ms_max", self.run_ms_max, 1, LEASE_MS_MAX),
-            ("read_ms_max", self.read_ms_max, 1, LEASE_MS_MAX),
-            ("response_ms_max", self.response_ms_max, 1, LEASE_MS_MAX),
+            ("ttl_ms", ms(self.ttl), TTL_MS_MIN, TTL_MS_MAX),
+            ("wait_ms", ms(self.wait), 0, WAIT_MS_MAX),
+            ("lease_ms", ms(self.lease), 100, LEASE_MS_MAX),
+            ("run_ms_max", ms(self.run_max), 1, LEASE_MS_MAX),
+            ("read_ms_max", ms(self.read_max), 1, LEASE_MS_MAX),
+            ("response_ms_max", ms(self.response_max), 1, LEASE_MS_MAX),
             ("request_bytes_max", self.request_bytes_max as u64, 1, BODY_BYTES_MAX as u64),
             ("response_bytes_max", self.response_bytes_max as u64, 0, BODY_BYTES_MAX as u64),
         ];
@@ -256,6 +264,23 @@ impl Serialize for Statuses {
             if from == end { Item::Number(*from) } else { Item::Text(format!("{}xx", from / 100)) }
         };
         to.collect_seq(self.0.iter().map(item))
+    }
+}
+
+/// Whole milliseconds.
+pub(crate) fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+mod millis {
+    use super::{Deserialize, Deserializer, Duration, Serializer, ms};
+
+    pub(super) fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(ms(*time))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        u64::deserialize(from).map(Duration::from_millis)
     }
 }
 

@@ -23,7 +23,7 @@ use tower_service::Service;
 use crate::body::{Body, Bounded, BoxError, Read, read};
 use crate::headers;
 use crate::layer::{KeyedRun, LayerState};
-use crate::policy::{OnOutage, Policy, Verdict};
+use crate::policy::{OnOutage, Policy, Verdict, ms};
 use crate::problem::Problem;
 use crate::renew::Beat;
 use crate::stored::{self, Replay};
@@ -191,8 +191,8 @@ impl Run {
 
     /// Claims the key. An answer that was lost is asked for again: the owner's nonce makes that the same claim.
     async fn claim(&self, owner: &Owner) -> Result<Result<Claim, ClaimError>, StoreError> {
-        let request = self.claim_request(owner, self.policy.wait_ms);
-        let bound = LEDGER + Duration::from_millis(self.policy.wait_ms);
+        let request = self.claim_request(owner, ms(self.policy.wait));
+        let bound = LEDGER + self.policy.wait;
         let mut again = true;
         loop {
             let claim = self.shared.ledger.claim(vec![request.clone()]);
@@ -214,7 +214,7 @@ impl Run {
             fingerprint: Some(self.fingerprint.clone()),
             wait_ms,
             on_doubt: self.policy.on_doubt,
-            ..ClaimRequest::new(self.id.clone(), owner.clone(), self.policy.lease_ms)
+            ..ClaimRequest::new(self.id.clone(), owner.clone(), ms(self.policy.lease))
         }
     }
 
@@ -256,11 +256,11 @@ impl Run {
         R::Error: Into<BoxError>,
     {
         self.describe(None);
-        let ms = self.policy.run_ms_max;
+        let run_max = self.policy.run_max;
         let request = Request::from_parts(self.parts, Body::read(self.body));
-        match tokio::time::timeout(Duration::from_millis(ms), call(inner, request)).await {
+        match tokio::time::timeout(run_max, call(inner, request)).await {
             Ok(answered) => answered.map(|response| response.map(Body::stream)),
-            Err(_) => Ok(too_long(ms).into_response()),
+            Err(_) => Ok(too_long(run_max).into_response()),
         }
     }
 
@@ -284,7 +284,8 @@ impl Run {
             return Some(asked);
         }
         let now = Instant::now();
-        let renew = Renew { id: self.id.clone(), token: grant.token.clone(), lease_ms: self.policy.lease_ms };
+        let renew =
+            Renew { id: self.id.clone(), token: grant.token.clone(), lease_ms: ms(self.policy.lease) };
         let renewed =
             tokio::time::timeout(LEDGER.min(lease / 3), self.shared.ledger.renew(vec![renew])).await;
         renewed.ok()?.ok()?.pop()?.is_ok().then_some(now)
@@ -298,7 +299,7 @@ impl Run {
         R: HttpBody<Data = Bytes> + Send + 'static,
         R::Error: Into<BoxError>,
     {
-        let lease = Duration::from_millis(self.policy.lease_ms);
+        let lease = self.policy.lease;
         let Some(since) = self.held_since(&grant, lease, since).await else {
             // Nothing runs under it; left alone, it would be in doubt.
             let (shared, id, token) = (self.shared.clone(), self.id.clone(), grant.token.clone());
@@ -399,9 +400,8 @@ impl Holder {
                 Ok(broken_off("the service panicked").into_response())
             }
             Waited::TooLong => {
-                let ms = self.policy.run_ms_max;
                 self.doubt("it ran too long").await;
-                Ok(too_long(ms).into_response())
+                Ok(too_long(self.policy.run_max).into_response())
             }
             Waited::Lost => {
                 self.doubt("its claim was lost").await;
@@ -418,7 +418,7 @@ impl Holder {
                 Err(_) => Waited::Panicked,
             },
             () = self.beat.lost() => Waited::Lost,
-            () = tokio::time::sleep(Duration::from_millis(self.policy.run_ms_max)) => Waited::TooLong,
+            () = tokio::time::sleep(self.policy.run_max) => Waited::TooLong,
         };
         if matches!(waited, Waited::Lost | Waited::TooLong) {
             task.abort();
@@ -438,7 +438,7 @@ impl Holder {
         verdict: Verdict,
         record: impl FnOnce() -> RecordedOutcome,
     ) -> Result<(), Problem> {
-        let ttl_ms = self.policy.ttl_ms;
+        let ttl_ms = ms(self.policy.ttl);
         let ending = match verdict {
             Verdict::Final => Ending::Complete { outcome: record(), ttl_ms },
             Verdict::NothingHappened => Ending::Release,
@@ -523,7 +523,7 @@ where
     if is_event_stream(&parts.headers) {
         return Produced::Stream(parts, Body::stream(body), "it was a stream of events");
     }
-    match read(body, policy.response_bytes_max, Duration::from_millis(policy.response_ms_max)).await {
+    match read(body, policy.response_bytes_max, policy.response_max).await {
         Bounded::Whole(read) => Produced::Whole(parts, read),
         Bounded::Large(body) => Produced::Stream(parts, body, "its body was too large to keep"),
         Bounded::Slow(body) => Produced::Stream(parts, body, "its body came as a slow stream"),
@@ -606,7 +606,8 @@ fn broken_off(how: &str) -> Problem {
     Problem::new("run-interrupted", StatusCode::BAD_GATEWAY, "The request broke off", detail)
 }
 
-fn too_long(ms: u64) -> Problem {
+fn too_long(run_max: Duration) -> Problem {
+    let ms = run_max.as_millis();
     let detail = format!("the request was cut off after {ms} ms; it is open whether it took effect");
     Problem::new("run-too-long", StatusCode::GATEWAY_TIMEOUT, "The request ran too long", detail)
 }

@@ -82,7 +82,7 @@ async fn the_usual_middleware_lets_every_duplicate_through() {
 #[tokio::test]
 async fn an_outcome_that_cannot_be_recorded_is_not_given_away() {
     let gate = Gate::closed();
-    let policy = Policy { lease_ms: 500, ..Policy::default() };
+    let policy = Policy { lease: Duration::from_millis(500), ..Policy::default() };
     let (_store, ledger, proxy) = proxied(policy, &gate).await;
     let (to, client) = (proxy.address, Client::new());
     let call = tokio::spawn(async move { Client::new().post(to, "/orders", "k", "{}").await });
@@ -144,7 +144,7 @@ async fn a_claim_whose_answer_got_lost_is_asked_for_again_or_given_back() {
 #[tokio::test]
 async fn a_claim_is_renewed_while_its_request_runs() {
     let gate = Gate::closed();
-    let policy = Policy { lease_ms: 300, wait_ms: 0, ..Policy::default() };
+    let policy = Policy { lease: Duration::from_millis(300), wait: Duration::ZERO, ..Policy::default() };
     let (_store, _ledger, proxy) = proxied(policy, &gate).await;
     let to = proxy.address;
     let call = tokio::spawn(async move { Client::new().post(to, "/orders", "k", "{}").await });
@@ -171,7 +171,7 @@ async fn a_claim_that_cannot_be_confirmed_is_given_back() {
     let store = Store::new();
     let ledger = Switched::new(store.ledger());
     let lease_ms = 3000;
-    let policy = Policy { lease_ms, ..Policy::default() };
+    let policy = Policy { lease: Duration::from_millis(lease_ms), ..Policy::default() };
     let proxy = Proxied::router(router, ledger.clone(), with_policy(policy)).await;
     let (client, address) = (Client::new(), proxy.address);
     let send = || {

@@ -8,6 +8,7 @@ mod common;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::routing::any;
@@ -29,7 +30,12 @@ async fn the_proxy_itself() {
     let config = ProxyConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         upstream: format!("http://{upstream}"),
-        policy: Policy { on_doubt, lease_ms: 300, wait_ms: 10_000, ..Policy::default() },
+        policy: Policy {
+            on_doubt,
+            lease: Duration::from_millis(300),
+            wait: Duration::from_secs(10),
+            ..Policy::default()
+        },
         ..ProxyConfig::default()
     };
     let ledger = Arc::new(Embedded::open(Path::new(folder), Options::default()).unwrap());

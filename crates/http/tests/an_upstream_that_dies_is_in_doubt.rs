@@ -6,6 +6,7 @@ mod common;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use common::proxied::Proxied;
 use common::{Client, Store, until};
@@ -151,7 +152,7 @@ async fn hanging() {
 #[tokio::test]
 async fn a_run_that_takes_too_long_is_cut_off() {
     let (store, upstream) = (Store::new(), Raw::serve(&["hang"]).await);
-    let policy = Policy { run_ms_max: 100, ..Policy::default() };
+    let policy = Policy { run_max: Duration::from_millis(100), ..Policy::default() };
     let proxy =
         Proxied::before(upstream.address, store.ledger(), ProxyConfig { policy, ..ProxyConfig::default() })
             .await;

@@ -186,7 +186,7 @@ async fn a_stream_of_events_passes_through() {
 
 #[tokio::test]
 async fn a_slow_answer_passes_through() {
-    let policy = Policy { response_ms_max: 50, ..Policy::default() };
+    let policy = Policy { response_max: Duration::from_millis(50), ..Policy::default() };
     an_endless_answer_arrives_while_it_is_made("text/plain", policy).await;
 }
 
@@ -226,7 +226,7 @@ async fn a_request_too_large_is_413_and_runs_nothing() {
 
 #[tokio::test]
 async fn an_outcome_is_forgotten_after_its_time() {
-    let (_store, proxy, calls) = proxied(Policy { ttl_ms: 1000, ..Policy::default() }).await;
+    let (_store, proxy, calls) = proxied(Policy { ttl: Duration::from_secs(1), ..Policy::default() }).await;
     let client = Client::new();
     client.post(proxy.address, "/binary", "k", "{}").await;
     let started = std::time::Instant::now();

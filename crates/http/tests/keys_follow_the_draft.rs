@@ -5,6 +5,7 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::routing::any;
@@ -32,7 +33,7 @@ async fn proxied(config: ProxyConfig) -> (Store, Proxied, Arc<AtomicUsize>) {
 }
 
 fn required() -> ProxyConfig {
-    with_policy(Policy { required: true, wait_ms: 0, ..Policy::default() })
+    with_policy(Policy { required: true, wait: Duration::ZERO, ..Policy::default() })
 }
 
 #[track_caller]

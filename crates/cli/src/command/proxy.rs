@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
@@ -275,10 +276,10 @@ impl Keys {
                 Outage::Open => OnOutage::Open,
             }),
         );
-        set(&mut policy.ttl_ms, self.ttl);
-        set(&mut policy.wait_ms, self.wait);
-        set(&mut policy.lease_ms, self.lease);
-        set(&mut policy.run_ms_max, self.run_max);
+        set(&mut policy.ttl, self.ttl.map(Duration::from_millis));
+        set(&mut policy.wait, self.wait.map(Duration::from_millis));
+        set(&mut policy.lease, self.lease.map(Duration::from_millis));
+        set(&mut policy.run_max, self.run_max.map(Duration::from_millis));
         set(&mut policy.request_bytes_max, self.request_bytes_max);
         set(&mut policy.response_bytes_max, self.response_bytes_max);
         Ok(())

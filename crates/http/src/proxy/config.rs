@@ -256,7 +256,8 @@ mod tests {
                        "route":[{"path":"/a/{id}","required":false,"methods":["PUT"]}]}"#;
         let config = parse(json).unwrap();
         let route = &config.routes[0].policy;
-        assert_eq!((route.wait_ms, route.required, route.methods[0].as_str()), (7, false, "PUT"));
+        let wait = std::time::Duration::from_millis(7);
+        assert_eq!((route.wait, route.required, route.methods[0].as_str()), (wait, false, "PUT"));
         let again: ProxyConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
         assert_eq!(again, config);
     }
