@@ -11,6 +11,7 @@
 //! | `worker` | yes | runs handlers: lease, heartbeat, claim, retry, settle, drain |
 //! | `client` | no | a Hapax server as the store: `http://HOST:PORT`, `https://HOST:PORT` |
 //! | `sqlite` | no | `transactional` handlers, whose effect is a write to your own SQLite file |
+//! | `http` | no | the Idempotency-Key layer for axum and other tower services: `hapax::http` |
 //!
 //! Open a store by its URL, name a queue and its message type, send and receive:
 //!

@@ -1,0 +1,125 @@
+//! The README's shell blocks, run from the top as a reader would, with the binary under test in place of
+//! `cargo run --release` and free ports in place of the usual ones.
+
+use std::io::Read as _;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+const README: &str = include_str!("../../../README.md");
+
+/// Only a failure waits for it.
+const PATIENCE: Duration = Duration::from_mins(3);
+
+/// What a reader has besides the README: a shell. `cargo run --release --` is the binary, in the background where it
+/// would keep its terminal; what only builds, installs or tests is left out.
+const TERMINALS: &str = r#"
+set -euo pipefail
+answers() {
+    for _ in $(seq 600); do curl -s -o first.answer "http://$1" && return; sleep 0.1; done
+    echo "nothing answers at $1"; return 1
+}
+cargo() {
+    case "$*" in
+        "run --release -- serve")
+            "$HAPAX" serve --listen "$SERVER" > serve.log 2>&1 &
+            answers "$SERVER/readyz" ;;
+        "run --release -- proxy "*)
+            shift 4
+            answers "$SERVICE/"
+            "$HAPAX" proxy "$@" --listen "$PROXY" > proxy.log 2>&1 &
+            answers "$PROXY/" ;;
+        "run --quiet --release -- "*) shift 4; "$HAPAX" "$@" ;;
+        "xtask test" | "add "*) ;;
+        *) echo "the README runs an unexpected command: cargo $*"; exit 1 ;;
+    esac
+}
+"#;
+
+/// The fenced shell blocks, in their order.
+fn blocks(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut block: Option<Vec<&str>> = None;
+    for line in text.lines() {
+        match (line, &mut block) {
+            ("```sh", None) => block = Some(Vec::new()),
+            ("```", Some(lines)) => {
+                found.push(lines.join("\n"));
+                block = None;
+            }
+            (line, Some(lines)) => lines.push(line),
+            (_, None) => {}
+        }
+    }
+    found
+}
+
+/// Ports that are free now, held together so that they differ.
+fn free_ports<const N: usize>() -> [u16; N] {
+    let listeners = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().port())
+}
+
+/// The blocks as one script, with these ports for server, proxy and service.
+fn script(ports: [u16; 3]) -> String {
+    let blocks = blocks(README);
+    assert!(blocks.len() >= 8, "the README has lost its examples: {blocks:?}");
+    let mut script = TERMINALS.to_owned();
+    for block in blocks {
+        script.extend([block.as_str(), "\n"]);
+    }
+    for (printed, port) in ["9324", "9325", "8080"].iter().zip(ports) {
+        script = script.replace(&format!("127.0.0.1:{printed}"), &format!("127.0.0.1:{port}"));
+        script = script.replace(&format!("(\"127.0.0.1\", {printed})"), &format!("(\"127.0.0.1\", {port})"));
+    }
+    script
+}
+
+#[test]
+fn the_readme_runs_from_top_to_bottom() {
+    let [server, proxy, service] = free_ports();
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new("bash");
+    command.current_dir(folder.path()).args(["-c", &script([server, proxy, service])]).process_group(0);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("HAPAX_")) {
+        command.env_remove(name);
+    }
+    command
+        .env("HAPAX", env!("CARGO_BIN_EXE_hapax"))
+        .env("SERVER", format!("127.0.0.1:{server}"))
+        .env("SERVICE", format!("127.0.0.1:{service}"))
+        .env("PROXY", format!("127.0.0.1:{proxy}"))
+        .env("HAPAX_ENDPOINT", format!("http://127.0.0.1:{server}"))
+        .stdin(Stdio::null());
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    command.stdout(writer.try_clone().unwrap()).stderr(writer);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    let group = Pid::from_child(&child);
+    let (tell, told) = channel();
+    std::thread::spawn(move || tell.send(child.wait()));
+    let ended = told.recv_timeout(PATIENCE);
+    // The servers in the background end with the test.
+    let _ = kill_process_group(group, Signal::KILL);
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    let log = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap_or_default();
+    let all = format!("{text}\n--- serve\n{}\n--- proxy\n{}", log("serve.log"), log("proxy.log"));
+    let status = ended.unwrap_or_else(|_| panic!("it did not end:\n{all}")).unwrap();
+    assert!(status.success(), "{status}:\n{all}");
+
+    // What the README says that one sees.
+    assert_eq!(text.matches("\ndone\t").count(), 1, "{all}");
+    assert_eq!(text.matches("\nreplayed\t").count(), 1, "{all}");
+    assert_eq!(text.matches("\nrejected\t").count(), 1, "{all}");
+    assert!(text.contains("nothing to charge"), "{all}");
+    assert!(text.contains("hello again") && text.contains("\"Body\": \"hello\""), "{all}");
+    assert_eq!(text.matches("201 Created").count(), 2, "{all}");
+    assert_eq!(text.to_lowercase().matches("idempotent-replayed: true").count(), 1, "{all}");
+    assert_eq!(text.matches("\"POST /charges HTTP/1.1\" 201 -").count(), 1, "{all}");
+    assert!(!text.contains("warning"), "an example of ours triggers a warning of ours:\n{all}");
+}
