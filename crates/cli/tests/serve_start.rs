@@ -76,3 +76,26 @@ fn queues_of_the_configuration_are_created_and_changed() {
     let server = Server::start_in(folder, &["--config", "hapax.toml"]);
     assert_eq!(lease(&server), 8000);
 }
+
+#[test]
+fn a_damaged_message_is_logged_and_not_delivered() {
+    let server = Server::start();
+    server.run(&["queue", "create", "jobs"]).ok();
+    let id = server.run(&["send", "jobs", "a body that will be damaged"]).ok();
+    let folder = server.stop();
+    let file = folder.path().join("hapax-data/hapax.db");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let sound = b"a body that will be damaged";
+    let at = bytes.windows(sound.len()).position(|window| window == sound).expect("the body is in the file");
+    bytes[at] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+
+    let mut server = Server::start_in(folder, &[]);
+    assert_eq!(server.run(&["receive", "jobs"]).ok(), "");
+    assert!(server.run(&["parked", "list", "jobs"]).ok().contains(id.trim()));
+    server.signal(rustix::process::Signal::TERM);
+    assert!(server.wait().success());
+    let log = server.log();
+    let logged = log.lines().find(|line| line.contains("ERROR") && line.contains(id.trim()));
+    assert!(logged.is_some_and(|line| line.contains("damaged")), "{log}");
+}

@@ -606,7 +606,9 @@ impl<S: Storage> Writer<S> {
                     FoundBody::Damaged(problem) => {
                         damaged += 1;
                         self.engine.park_damaged(leased.named);
-                        self.damaged.push(format!("message {} is parked: {problem}", self.ids.id(seq)));
+                        let message = self.ids.id(seq);
+                        tracing::error!(%message, %problem, "a damaged message is parked, not delivered");
+                        self.damaged.push(format!("message {message} is parked: {problem}"));
                     }
                 }
             }
