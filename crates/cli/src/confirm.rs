@@ -9,7 +9,7 @@ use crate::usage;
 /// The way past the question.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Confirm {
-    /// Does not ask. Needed where nobody can answer.
+    /// Does not ask. Needed without a terminal.
     #[arg(long, short)]
     yes: bool,
 }

@@ -47,7 +47,7 @@ Examples:
   hapax serve --config hapax.toml --print-config
   HAPAX_KEY_SECRET=… hapax serve --listen 0.0.0.0:9324 --key-id AKTEAM
 
-SIGTERM or SIGINT ends it in good order; a second one at once.")]
+SIGTERM or SIGINT stops it after the requests under way; a second one stops it at once.")]
     Serve(Box<serve::ServeArgs>),
     /// Runs a reverse proxy that makes requests with an Idempotency-Key take effect once.
     #[command(after_help = "\
@@ -57,7 +57,7 @@ Examples:
   hapax proxy --config proxy.toml --print-config
 
 A request that is sent again with its key gets the first answer, marked Idempotent-Replayed: true.
-SIGTERM or SIGINT ends it in good order; a second one at once.")]
+SIGTERM or SIGINT stops it after the requests under way; a second one stops it at once.")]
     Proxy(Box<proxy::ProxyArgs>),
     /// Sends a message, or one for each line of a file.
     Send(send::SendArgs),
@@ -73,7 +73,7 @@ SIGTERM or SIGINT ends it in good order; a second one at once.")]
     Dead(dead::DeadArgs),
     /// Looks after parked messages and halted groups, set aside until someone decides.
     Parked(parked::ParkedArgs),
-    /// Looks after the ledger: keys that were claimed, what came of them, and those in doubt.
+    /// Looks after the ledger: keys that were claimed, their outcomes, and those in doubt.
     Ledger(ledger::LedgerArgs),
     /// Writes a copy of the running store to a file.
     Backup(backup::BackupArgs),

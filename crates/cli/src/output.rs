@@ -27,7 +27,7 @@ pub fn raw(text: &str) -> anyhow::Result<()> {
 
 /// Tells the person at the terminal something that is not the command's result.
 pub fn note(text: &str) {
-    // Nobody to tell: the result matters more.
+    // Standard error is closed: the result matters more.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

@@ -10,7 +10,7 @@ const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_0
 
 /// Reads `30s`, `5m`, `2h`, `1h30m`, `250ms` or `0` as milliseconds.
 pub fn parse_ms(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no length of time; write 250ms, 30s, 5m, 2h or 1d");
+    let wrong = || format!("{text:?} is not a length of time; write 250ms, 30s, 5m, 2h or 1d");
     if text == "0" {
         return Ok(0);
     }
@@ -57,7 +57,7 @@ pub fn show_bytes(bytes: u64) -> String {
     format!("{value:.1} TiB")
 }
 
-/// So many messages, in words.
+/// A count of messages, in words.
 pub fn messages(count: u64) -> String {
     if count == 1 { "1 message".to_owned() } else { format!("{count} messages") }
 }

@@ -33,7 +33,7 @@ fn own_ledger(store: &dyn Store) -> Option<LedgerFacts> {
     held.then(facts)
 }
 
-/// The lines to tell whoever made or changed a queue, if there is something to tell.
+/// The warnings about a queue that was created or changed.
 pub async fn warnings(store: &dyn Store, queue: &QueueName, config: &QueueConfig) -> Vec<String> {
     let dead = match &config.dead_letter {
         // Not to know is no reason to fail: the queue is made.

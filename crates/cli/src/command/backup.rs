@@ -18,7 +18,7 @@ Examples:
   hapax backup /var/backups/hapax-monday.db
   hapax backup monday.db --endpoint embedded:./hapax-data     while no server runs
 
-The server writes the file, on its own machine, where no file may be yet. Sends and settles go on meanwhile.")]
+The server writes the file, on its own machine, where no file may be yet. Sends and settles continue meanwhile.")]
 pub struct BackupArgs {
     /// The file to write.
     to: PathBuf,

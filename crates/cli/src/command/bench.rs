@@ -124,7 +124,7 @@ async fn load(args: &BenchArgs, store: &SharedStore, queue: &QueueName) -> anyho
     Ok((all, start.elapsed().as_secs_f64()))
 }
 
-/// Sends a batch, receives as many (whoever's they are), acks them.
+/// Sends a batch, receives as many, its own or others', and acks them.
 async fn cycle(
     store: &SharedStore,
     queue: &QueueName,

@@ -41,7 +41,7 @@ In a pipe a line has: id, source queue, cause, attempts, time of death, error, b
     List {
         /// The dead-letter queue.
         queue: QueueName,
-        /// At most so many.
+        /// Maximum count.
         #[arg(long, default_value_t = 100, value_name = "N")]
         limit: usize,
     },
@@ -108,7 +108,7 @@ struct Redrive {
     /// Only those whose last error contains this text.
     #[arg(long, value_name = "TEXT")]
     error_contains: Option<String>,
-    /// At most so many a second: 1 to 10000 [default: 500].
+    /// Maximum count a second, 1 to 10000 [default: 500].
     #[arg(long, value_name = "N")]
     per_second: Option<u32>,
     /// Starts it and does not wait for its end.
@@ -124,7 +124,9 @@ pub async fn run(args: DeadArgs) -> anyhow::Result<()> {
         DeadCommand::Show { queue, id } => show(&store, &queue, id, out).await,
         DeadCommand::Redrive(redrive) => {
             if redrive.detach && args.remote.is_local() {
-                return Err(usage("--detach needs a server that goes on with the redrive"));
+                return Err(usage(
+                    "--detach needs a server, which continues the redrive after this command has ended",
+                ));
             }
             self::redrive(&store, redrive, out).await
         }
@@ -242,7 +244,10 @@ async fn redrive(store: &SharedStore, redrive: Redrive, out: Output) -> anyhow::
     while task.state == RedriveState::Running {
         bar.set_position(task.moved + task.left);
         tokio::time::sleep(POLL).await;
-        let tasks = store.redrives(&from).await.with_context(|| format!("redrive {} goes on", task.id))?;
+        let tasks = store
+            .redrives(&from)
+            .await
+            .with_context(|| format!("redrive {} continues in the server", task.id))?;
         let same = tasks.into_iter().find(|other| other.id == task.id);
         task = same.with_context(|| format!("redrive {} is gone: was queue {from} deleted?", task.id))?;
     }

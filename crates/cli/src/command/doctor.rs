@@ -36,7 +36,7 @@ pub struct DoctorArgs {
     /// A store of this machine, embedded:PATH, instead of a server. It is opened for a moment, as a server would.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// How long producers go on repeating a send whose answer they did not get.
+    /// How long producers repeat a send whose answer they did not get.
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     producer_retry: Option<u64>,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `hapax ledger …`: keys that were claimed, what came of them, and what to do about those in doubt.
+//! `hapax ledger …`: keys that were claimed, their outcomes, and decisions about those in doubt.
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand, ValueEnum};
@@ -17,7 +17,7 @@ use crate::usage;
 /// The most entries that one call looks at.
 const PAGE: usize = 100;
 
-/// Looks after the ledger: keys that were claimed, what came of them, and those in doubt.
+/// Looks after the ledger: keys that were claimed, their outcomes, and those in doubt.
 #[derive(Debug, Args)]
 pub struct LedgerArgs {
     #[command(subcommand)]
@@ -46,7 +46,7 @@ In a pipe a line has: scope, key, state, time of the claim, takeovers, remaining
         /// Only in this state: processing, in_doubt, completed, failed.
         #[arg(long, value_parser = parse_word::<EntryState>)]
         state: Option<EntryState>,
-        /// At most so many.
+        /// Maximum count.
         #[arg(long, default_value_t = 100, value_name = "N")]
         limit: usize,
     },
@@ -66,9 +66,9 @@ Examples:
 
 The outcome of an HTTP request is the answer that its duplicates get.
 First find out, where the effect would show, whether it happened: `completed` keeps it from ever being run,
-`absent` lets it run. Messages that were parked because of the doubt go on.")]
+`absent` lets it run. Messages that were parked because of the doubt are delivered again.")]
     Resolve(Resolve),
-    /// Removes an entry that nobody works on: the effect may then happen again.
+    /// Removes an entry that no claim holds: the effect may then happen again.
     #[command(after_help = "\
 Examples:
   hapax ledger forget queue/payments order-7

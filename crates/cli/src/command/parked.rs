@@ -32,7 +32,7 @@ enum ParkedCommand {
         /// The queue.
         queue: QueueName,
     },
-    /// Puts parked messages back, their attempts at zero, or lets a halted group go on.
+    /// Puts parked messages back, their attempts at zero, or releases a halted group.
     #[command(after_help = "\
 Examples:
   hapax parked release emails 0190a3c2-7b1e-8def-8000-0000000000ff
@@ -84,7 +84,7 @@ pub async fn run(args: ParkedArgs) -> anyhow::Result<()> {
         ParkedCommand::Release { queue, which: Which { group: Some(group), .. } } => {
             store.release_group(&queue, &group).await?;
             let json = json!({ "name": queue, "group": group, "released": true });
-            out.done(&format!("group {group} goes on"), &json)
+            out.done(&format!("group {group} released"), &json)
         }
         ParkedCommand::Release { queue, which } => {
             let ids = if which.all { ids(&parked(&store, &queue).await?) } else { which.id };
@@ -133,7 +133,7 @@ async fn list(store: &SharedStore, queue: &QueueName, out: Output) -> anyhow::Re
         return out.value(&json!({ "messages": json::messages(messages), "halted_groups": groups }));
     }
     for group in &groups {
-        note(&format!("group {group} is halted; hapax parked release {queue} --group {group} lets it go on"));
+        note(&format!("group {group} is halted; hapax parked release {queue} --group {group} releases it"));
     }
     if messages.is_empty() {
         note(&format!("No parked messages in {queue}."));

@@ -313,7 +313,7 @@ pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     }
     text.extend(["  Data  ", &place, "\n"]);
     if let Err(error) = output::raw(&text) {
-        // Nobody reads it: no reason not to serve.
+        // Standard output is closed: no reason not to serve.
         tracing::debug!("standard output: {error:#}");
     }
     let (begin, stop) = tokio::sync::watch::channel(false);

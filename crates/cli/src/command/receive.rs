@@ -25,13 +25,13 @@ Control characters are escaped; --json has the exact bodies.")]
 pub struct ReceiveArgs {
     /// The queue.
     queue: QueueName,
-    /// At most so many.
+    /// Maximum count.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max: u64,
-    /// Waits so long for the first [default: the queue's].
+    /// How long to wait for the first message [default: the queue's].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     wait: Option<u64>,
-    /// Hides the messages for so long [default: the queue's].
+    /// How long the messages are leased [default: the queue's].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     lease: Option<u64>,
     /// Acks each message once it is printed: it is gone then.
@@ -82,7 +82,7 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    // Printed first: whoever reads this has the messages before they are gone.
+    // Printed first: the reader has the messages before they are deleted.
     let receipts: Vec<_> = received.iter().map(|delivery| Settle::ack(delivery.receipt.clone())).collect();
     for (number, batch) in receipts.chunks(BATCH).enumerate() {
         let answers = store.settle(&args.queue, batch.to_vec()).await?;

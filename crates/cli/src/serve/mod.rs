@@ -81,7 +81,7 @@ async fn start(config: &Config) -> anyhow::Result<Started> {
         proxies.iter().try_for_each(|(proxy, listener)| crate::output::raw(&proxy_line(proxy, listener)?))
     });
     if let Err(error) = printed {
-        // Nobody reads it: no reason not to serve.
+        // Standard output is closed: no reason not to serve.
         tracing::debug!("standard output: {error:#}");
     }
     for warning in &status.warnings {

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 /// Longer than anything takes on a slow machine; only failures wait for it.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// The program, away from the environment and the folder of whoever runs the tests.
+/// The program, without the environment and the folder that the tests run in.
 pub fn hapax(folder: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
     for (name, _) in std::env::vars_os() {
