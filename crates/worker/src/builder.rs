@@ -7,23 +7,24 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hapax_claim::{Claims, Holder, Owners, Timer};
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::policy::tier::{self, Database, Facts, Finding, HandlerFacts, LedgerFacts};
 use hapax_core::{
-    Delivery, Ledger, OnDoubt, QueueAdmin, QueueName, QueueSource, QueueStore, Receive, Source,
+    Clock, Delivery, Ledger, OnDoubt, QueueAdmin, QueueName, QueueSource, QueueStore, Receive, Source,
     SourceDescription, Store, StoreError, Tier, policy,
 };
 use serde::de::DeserializeOwned;
 use thiserror::Error;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::auto::{AutoLease, LeaseLength, LeaseTime};
+use crate::claiming::Twins;
 use crate::cx::{Cx, Env};
 use crate::decide::Policy;
 use crate::handler::{self, Handler};
-use crate::heartbeat::Beats;
-use crate::lease::now_us;
 use crate::limits::{KeyOf, PerKey, Rate, Slots};
+use crate::observe::{OnSettled, One, Settlement, StopWhen};
 use crate::outcome::{IntoOutcome, OnError};
 use crate::point::{Hook, Hooks, Point};
 use crate::state::WorkerState;
@@ -114,6 +115,9 @@ pub struct WorkerBuilder {
     drain: Duration,
     consumer: Option<String>,
     honours_derived_key: bool,
+    stop_when: StopWhen,
+    on_settled: Option<OnSettled>,
+    clock: Option<Arc<dyn Clock>>,
     pub(crate) hooks: Hooks,
 }
 
@@ -198,6 +202,9 @@ impl Worker {
             drain: Duration::from_millis(DRAIN_MS_DEFAULT),
             consumer: None,
             honours_derived_key: false,
+            stop_when: StopWhen::Told,
+            on_settled: None,
+            clock: None,
             hooks: Hooks::default(),
         }
     }
@@ -350,6 +357,24 @@ impl WorkerBuilder {
         self
     }
 
+    /// When the worker stops without being told to. Default never.
+    pub fn stop_when(mut self, stop_when: StopWhen) -> Self {
+        self.stop_when = stop_when;
+        self
+    }
+
+    /// Calls this for each delivery that ended, once the store has answered. It must not block: settles wait for it.
+    pub fn on_settled(mut self, tell: impl Fn(&Settlement<'_>) + Send + Sync + 'static) -> Self {
+        self.on_settled = Some(Arc::new(tell));
+        self
+    }
+
+    /// The clock by which leases, pauses and bounds are counted. Default the machine's; a test passes its own.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
     /// Calls this at every [`Point`] that a delivery passes: a testing aid, for example to kill the process there.
     /// Costs nothing when it is not set.
     pub fn hook(mut self, hook: impl Fn(Point) + Send + Sync + 'static) -> Self {
@@ -401,12 +426,14 @@ impl WorkerBuilder {
             }
         }
         let consumer = self.check_consumer()?;
+        let owners = Owners::new(&consumer);
 
         let source = self.source;
         let ledger = self.ledger.filter(|_| tier == Tier::EffectivelyOnce);
         let lease = Arc::new(LeaseTime::new(lease));
         let stats = Arc::new(Stats::default());
-        let beats = Beats::new(Some(source.clone()), ledger.clone(), lease.clone(), stats.clone())
+        let time = self.clock.map_or_else(Timer::system, Timer::new);
+        let holder = Holder::new(Some(source.clone()), ledger.clone(), time.clone(), stats.clone())
             .map_err(|error| BuildError::Heartbeat(error.to_string()))?;
         let default_error = OnError::default_at(tier);
         let policy = Policy {
@@ -415,7 +442,14 @@ impl WorkerBuilder {
             on_error: self.on_error.unwrap_or(default_error),
             ttl_ms,
         };
-        let env = Env { name: described.name, scope: described.scope, ttl_ms, hooks: self.hooks };
+        let env = Env {
+            name: described.name,
+            scope: described.scope,
+            ttl_ms,
+            timer: time.clone(),
+            lease: lease.clone(),
+            hooks: self.hooks,
+        };
         let (sender, finishes) = mpsc::unbounded_channel();
         let per_key = self.per_key.map(|(max, of)| PerKey::new(of, max, self.concurrency));
         let shared = WorkerState {
@@ -423,7 +457,8 @@ impl WorkerBuilder {
             source,
             own_ledger: self.own_ledger && ledger.is_some(),
             same_store: self.own_ledger && ledger.is_some() && described.capabilities.settle_ends_claims,
-            ledger,
+            claims: ledger.map(|ledger| Claims::new(ledger, time.clone())),
+            owners,
             queue: described.queue,
             fifo,
             leased: described.lease_ms.is_some(),
@@ -433,9 +468,10 @@ impl WorkerBuilder {
             consumer,
             lease,
             stats,
-            beats,
+            holder,
+            twins: Twins::new(self.concurrency),
             slots: Slots::new(self.concurrency),
-            rate: self.per_second.map(|rate| Rate::new(rate, now_us())),
+            rate: self.per_second.map(|rate| Rate::new(rate, time.now_us())),
             per_key,
             drain_ms: self.drain.as_millis() as u64,
             finishes: sender,
@@ -443,8 +479,12 @@ impl WorkerBuilder {
             settled: Notify::new(),
             put_back: AtomicUsize::new(0),
             abandoned: AtomicBool::new(false),
-            claims: AtomicU64::new(0),
             ledger_failures: AtomicU32::new(0),
+            draining: watch::Sender::new(false),
+            stop_when: self.stop_when,
+            one: watch::Sender::new(One::Free),
+            returns_us: AtomicU64::new(0),
+            on_settled: self.on_settled,
         };
         Ok(Worker { shared: Arc::new(shared), finishes, warnings })
     }

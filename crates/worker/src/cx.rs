@@ -1,16 +1,17 @@
 //! What a handler knows about its run.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use hapax_claim::{Granted, Held, Lease, Timer};
 use hapax_core::{
     Attributes, Delivery, EntryId, Fence, Fingerprint, Grant, GroupId, IdempotencyKey, KeySource, MessageId,
     Receipt, Scope, Token,
 };
 use tokio::time::Instant;
 
-use crate::heartbeat::Held;
-use crate::lease::{Lease, instant};
+use crate::auto::LeaseTime;
 use crate::point::{Hooks, Point};
 
 /// What all deliveries of a worker share.
@@ -19,6 +20,9 @@ pub(crate) struct Env {
     pub name: String,
     pub scope: Scope,
     pub ttl_ms: u64,
+    pub timer: Timer,
+    /// How long deliveries and claims are leased now.
+    pub lease: Arc<LeaseTime>,
     pub hooks: Hooks,
 }
 
@@ -28,6 +32,8 @@ pub(crate) struct Job {
     pub delivery: Delivery,
     pub lease: Lease,
     pub received_us: u64,
+    /// The handler was started.
+    pub began: AtomicBool,
     entry: EntryId,
     grant: OnceLock<Grant>,
 }
@@ -35,7 +41,8 @@ pub(crate) struct Job {
 impl Job {
     pub fn new(env: Arc<Env>, delivery: Delivery, lease: Lease, received_us: u64) -> Self {
         let entry = EntryId::new(env.scope.clone(), delivery.key.clone());
-        Self { env, delivery, lease, received_us, entry, grant: OnceLock::new() }
+        let (began, grant) = (AtomicBool::new(false), OnceLock::new());
+        Self { env, delivery, lease, received_us, began, entry, grant }
     }
 
     /// What the ledger knows the intended effect by.
@@ -48,6 +55,11 @@ impl Job {
         Fingerprint::new(blake3::hash(&self.delivery.body).to_hex()).expect("hex digits")
     }
 
+    /// Whether the right to act is gone, as far as can be known here.
+    pub fn is_lost(&self) -> bool {
+        self.lease.is_lost(self.env.timer.now_us())
+    }
+
     /// The span of its run: what the handler logs carries these fields.
     pub fn span(&self) -> tracing::Span {
         let (queue, message, attempt) = (&self.env.name, self.delivery.id, self.delivery.attempt);
@@ -58,9 +70,9 @@ impl Job {
         self.grant.get()
     }
 
-    pub fn granted(&self, asked_us: u64, grant: Grant) {
-        self.lease.claimed(asked_us, grant.lease_ms);
-        let fresh = self.grant.set(grant).is_ok();
+    pub fn granted(&self, granted: Granted) {
+        self.lease.claimed(granted.asked_us, granted.grant.lease_ms);
+        let fresh = self.grant.set(granted.grant).is_ok();
         assert!(fresh, "a delivery is claimed once");
     }
 }
@@ -68,6 +80,10 @@ impl Job {
 impl Held for Job {
     fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    fn lease_ms(&self) -> u64 {
+        self.env.lease.ms()
     }
 
     fn receipt(&self) -> Option<&Receipt> {
@@ -157,7 +173,9 @@ impl Cx {
     pub fn deadline(&self) -> Instant {
         // Thirty years stand for never.
         let far_us = 30 * 365 * 24 * 3600 * 1_000_000;
-        instant(self.job.lease.until_us().min(self.job.lease.run_until_us()).min(far_us)).into()
+        let until_us = self.job.lease.until_us().min(self.job.lease.run_until_us());
+        let left_us = until_us.saturating_sub(self.job.env.timer.now_us()).min(far_us);
+        Instant::now() + Duration::from_micros(left_us)
     }
 
     /// What is left until [`Cx::deadline`].

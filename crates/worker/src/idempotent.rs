@@ -2,29 +2,22 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use hapax_claim::{Answer, Claims, EndError, HeldClaim, Holder, Owners, Timer};
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::{
-    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Fence, Fingerprint, Grant, IdempotencyKey,
-    Json, Ledger, OnDoubt, Owner, Receipt, RecordedOutcome, Renew, StoreError, Token, TokenError, policy,
+    ClaimError, ClaimRequest, Clock, Ending, EntryId, Fence, Fingerprint, IdempotencyKey, Json, Ledger,
+    OnDoubt, RecordedOutcome, StoreError, policy,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::auto::{LeaseLength, LeaseTime};
-use crate::heartbeat::{Beats, Held};
-use crate::lease::{Lease, Phase, guard, now_us};
+use crate::guard::guard;
 use crate::outcome::{Ended, OnError};
 use crate::stats::Stats;
-
-/// How long an ending is repeated while the ledger does not answer.
-const END_MS_MAX: u64 = 60_000;
-/// How often a claim whose answer was lost is asked for again.
-const CLAIM_TRIES: u32 = 5;
 
 /// Why an idempotent call has no value to give.
 #[derive(Debug, Error)]
@@ -115,57 +108,31 @@ pub struct Idempotent {
     ttl_ms: u64,
     on_doubt: OnDoubt,
     on_error: Option<OnError>,
+    clock: Option<Arc<dyn Clock>>,
 }
 
 /// What an idempotent run knows about itself.
 #[derive(Clone)]
 pub struct Run {
-    held: Arc<OnceHeld>,
+    id: EntryId,
+    fence: Fence,
+    takeover: bool,
 }
 
 impl Run {
     /// Grows with every run for the same key.
     pub fn fence(&self) -> Fence {
-        self.held.grant.fence
+        self.fence
     }
 
     /// Whether a run before this one ended without saying what it did.
     pub fn is_takeover(&self) -> bool {
-        self.held.grant.takeover
+        self.takeover
     }
 
     /// The key for a call to another system on behalf of this one.
     pub fn derived_key(&self, label: &str) -> IdempotencyKey {
-        self.held.id.derived_key(label)
-    }
-}
-
-struct OnceHeld {
-    id: EntryId,
-    grant: Grant,
-    lease: Lease,
-}
-
-impl Held for OnceHeld {
-    fn lease(&self) -> &Lease {
-        &self.lease
-    }
-
-    fn receipt(&self) -> Option<&Receipt> {
-        None
-    }
-
-    fn claim(&self) -> Option<(&EntryId, &Token)> {
-        Some((&self.id, &self.grant.token))
-    }
-}
-
-/// Stops the heartbeat when the call is dropped: nobody works on it any more.
-struct LetGo(Arc<OnceHeld>);
-
-impl Drop for LetGo {
-    fn drop(&mut self) {
-        self.0.lease.enter(Phase::Over);
+        self.id.derived_key(label)
     }
 }
 
@@ -181,6 +148,7 @@ impl Idempotent {
             ttl_ms: TTL_MS_DEFAULT,
             on_doubt: OnDoubt::Retry,
             on_error: None,
+            clock: None,
         }
     }
 
@@ -222,6 +190,12 @@ impl Idempotent {
         self
     }
 
+    /// The clock by which the lease is counted. Default the machine's; a test passes its own.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
     /// Runs it, or gives what came of it before. A panic leaves the key in doubt and goes on; so does dropping this
     /// before it is ready, once the lease has run out.
     pub async fn run<R, E, F, Fut>(self, run: F) -> Result<R, IdempotentError<E>>
@@ -235,39 +209,35 @@ impl Idempotent {
             let problem = format!("outcome_ttl: {} ms is out of range; use 1 s to 366 days", self.ttl_ms);
             return Err(IdempotentError::Invalid(problem));
         }
-        let held = match self.claim().await? {
+        let timer = self.clock.clone().map_or_else(Timer::system, Timer::new);
+        let claims = Claims::new(self.ledger.clone(), timer.clone());
+        let held = match self.claim(&claims, &timer).await? {
             Claimed::Mine(held) => held,
             Claimed::Done(outcome) => return replay(&outcome),
         };
-        let _let_go = LetGo(held.clone());
-        let lease = Arc::new(LeaseTime::new(LeaseLength::Fixed { ms: self.lease_ms }));
-        let beats = Beats::new(None, Some(self.ledger.clone()), lease, Arc::new(Stats::default()));
-        let beats =
-            beats.map_err(|error| IdempotentError::Ledger(StoreError::Unavailable(error.to_string())))?;
-        beats.keep([held.clone() as Arc<dyn Held>]);
-
-        held.lease.enter(Phase::Running);
-        let running = Box::pin(run(Run { held: held.clone() }));
-        let ended = guard(std::iter::once(&held.lease), &beats.stats, running).await;
-        held.lease.enter(Phase::Settling);
+        let known = Run { id: self.id.clone(), fence: held.fence(), takeover: held.is_takeover() };
+        let running = Box::pin(run(known));
+        let ended = guard(std::iter::once(held.lease()), &timer, &Stats::default(), running).await;
         match ended {
             Ok(Ok(value)) => {
                 let outcome =
                     RecordedOutcome { failed: false, value: Json::of(&value).ok(), omitted_bytes: None };
-                self.end(&held, Ending::Complete { outcome, ttl_ms: self.ttl_ms }).await?;
+                recorded(held.end(Ending::Complete { outcome, ttl_ms: self.ttl_ms }).await)?;
                 Ok(value)
             }
             Ok(Err(error)) => {
                 // What the caller learns is its own error, whether or not it could be recorded.
-                let _ = self.end::<E>(&held, self.after_error(&error)).await;
+                let _ = held.end(self.after_error(&error)).await;
                 Err(IdempotentError::Failed(error))
             }
             Err(ended) => {
-                let recorded = self.end::<E>(&held, Ending::Doubt).await;
+                // What never began has done nothing.
+                let ending = if let Ended::NotStarted(_) = ended { Ending::Release } else { Ending::Doubt };
+                let ended_so = held.end(ending).await;
                 if let Ended::Panicked(text) = ended {
                     std::panic::resume_unwind(Box::new(text));
                 }
-                recorded?;
+                recorded(ended_so)?;
                 Err(IdempotentError::Lost)
             }
         }
@@ -286,83 +256,45 @@ impl Idempotent {
         }
     }
 
-    async fn claim<E>(&self) -> Result<Claimed, IdempotentError<E>> {
+    async fn claim<E>(&self, claims: &Claims, timer: &Timer) -> Result<Claimed, IdempotentError<E>> {
+        static OWNERS: LazyLock<Owners> = LazyLock::new(|| Owners::new("once"));
+        let no_thread = |error: std::io::Error| {
+            IdempotentError::Ledger(StoreError::Unavailable(format!(
+                "the heartbeat cannot be started: {error}"
+            )))
+        };
+        let holder =
+            Holder::new(None, Some(self.ledger.clone()), timer.clone(), Arc::new(())).map_err(no_thread)?;
         let request = ClaimRequest {
             fingerprint: self.fingerprint.clone(),
             wait_ms: self.wait_ms,
             on_doubt: self.on_doubt,
-            ..ClaimRequest::new(self.id.clone(), new_owner(), self.lease_ms)
+            ..ClaimRequest::new(self.id.clone(), OWNERS.next(), self.lease_ms)
         };
-        let mut tries = 0;
-        let (asked_us, claims) = loop {
-            let asked_us = now_us();
-            match self.ledger.claim(vec![request.clone()]).await {
-                // The same owner asking again gets the same claim.
-                Err(StoreError::OutcomeUnknown(_)) if tries < CLAIM_TRIES => {
-                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..=20 << tries))).await;
-                    tries += 1;
-                }
-                Err(error) => return Err(IdempotentError::Ledger(error)),
-                Ok(claims) => break (asked_us, claims),
+        match claims.claim(vec![request]).await.pop() {
+            Some(Answer::Granted(granted)) => Ok(Claimed::Mine(claims.hold(&holder, granted, self.lease_ms))),
+            Some(Answer::Completed(outcome)) => Ok(Claimed::Done(outcome)),
+            Some(Answer::InProgress { retry_after_ms }) => {
+                Err(IdempotentError::InProgress { retry_after_ms })
             }
-        };
-        let none = || IdempotentError::Ledger(StoreError::Unavailable("the ledger gave no answer".into()));
-        match claims.into_iter().next().ok_or_else(none)? {
-            Ok(Claim::Granted(grant)) => self.held(asked_us, grant).await,
-            Ok(Claim::Completed { outcome, .. }) => Ok(Claimed::Done(outcome)),
-            Ok(Claim::InProgress { retry_after_ms }) => Err(IdempotentError::InProgress { retry_after_ms }),
-            Ok(Claim::InDoubt { .. }) => Err(IdempotentError::InDoubt),
-            Err(ClaimError::Mismatch) => Err(IdempotentError::Mismatch),
-            Err(error) => Err(IdempotentError::Invalid(error.to_string())),
-        }
-    }
-
-    /// A claim that waited for its turn is renewed before anything runs: how old its lease is cannot be known.
-    async fn held<E>(&self, asked_us: u64, grant: Grant) -> Result<Claimed, IdempotentError<E>> {
-        let (mut asked_us, mut lease_ms) = (asked_us, grant.lease_ms);
-        if (now_us() - asked_us) * 4 > lease_ms * 1000 {
-            asked_us = now_us();
-            let renew = Renew { id: self.id.clone(), token: grant.token.clone(), lease_ms: self.lease_ms };
-            match self.ledger.renew(vec![renew]).await.map_err(IdempotentError::Ledger)?.pop() {
-                Some(Ok(left)) => lease_ms = left.lease_ms,
-                _ => return Err(IdempotentError::Lost),
-            }
-        }
-        let lease = Lease::new(asked_us, lease_ms);
-        lease.claimed(asked_us, lease_ms);
-        Ok(Claimed::Mine(Arc::new(OnceHeld { id: self.id.clone(), grant, lease })))
-    }
-
-    async fn end<E>(&self, held: &OnceHeld, ending: Ending) -> Result<(), IdempotentError<E>> {
-        let end = ClaimEnd { id: self.id.clone(), token: held.grant.token.clone(), ending };
-        let deadline_us = now_us() + END_MS_MAX * 1000;
-        let mut pause_ms = 20;
-        loop {
-            match self.ledger.end(vec![end.clone()]).await {
-                Ok(answers) => {
-                    return match answers.into_iter().next() {
-                        Some(Ok(())) => Ok(()),
-                        Some(Err(TokenError::Stale | TokenError::Gone | TokenError::Ended)) => {
-                            Err(IdempotentError::Lost)
-                        }
-                        Some(Err(error)) => Err(IdempotentError::Invalid(error.to_string())),
-                        None => {
-                            Err(IdempotentError::NotRecorded(StoreError::Unavailable("no answer".into())))
-                        }
-                    };
-                }
-                Err(error) if error.is_retryable() && now_us() < deadline_us => {
-                    tokio::time::sleep(Duration::from_millis(fastrand::u64(pause_ms / 2..=pause_ms))).await;
-                    pause_ms = (pause_ms * 2).min(2_000);
-                }
-                Err(error) => return Err(IdempotentError::NotRecorded(error)),
-            }
+            Some(Answer::InDoubt) => Err(IdempotentError::InDoubt),
+            Some(Answer::Refused(ClaimError::Mismatch)) => Err(IdempotentError::Mismatch),
+            Some(Answer::Refused(error)) => Err(IdempotentError::Invalid(error.to_string())),
+            Some(Answer::Unavailable(error)) => Err(IdempotentError::Ledger(error)),
+            None => Err(IdempotentError::Ledger(StoreError::Unavailable("the ledger gave no answer".into()))),
         }
     }
 }
 
+fn recorded<E>(ended: Result<(), EndError>) -> Result<(), IdempotentError<E>> {
+    ended.map_err(|error| match error {
+        EndError::Unrecorded(error) => IdempotentError::NotRecorded(error),
+        _ => IdempotentError::Lost,
+    })
+}
+
 enum Claimed {
-    Mine(Arc<OnceHeld>),
+    Mine(HeldClaim),
     Done(RecordedOutcome),
 }
 
@@ -376,16 +308,4 @@ fn replay<R: DeserializeOwned, E>(outcome: &RecordedOutcome) -> Result<R, Idempo
         Some(json) => json.get().map_err(|error| IdempotentError::NoValue(error.to_string())),
         None => Err(IdempotentError::NoValue("it was not kept".into())),
     }
-}
-
-/// A nonce: this process start, and a number of its own.
-fn new_owner() -> Owner {
-    static START: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| {
-        let mut nonce = [0u8; 8];
-        // Without random numbers of the operating system, those seeded by time and address must do.
-        getrandom::fill(&mut nonce).map_or_else(|_| fastrand::u64(..), |()| u64::from_le_bytes(nonce))
-    });
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let next = NEXT.fetch_add(1, Ordering::Relaxed);
-    Owner::new(format!("once-{:016x}/{next}", *START)).expect("printable")
 }

@@ -17,7 +17,7 @@
 //! | is stopped by the end of the worker | put back uncounted, or is parked | in doubt at once |
 //! | does not fit the body | goes to the dead letters | released |
 //! | does not run: the key has an outcome | acked, or rejected as recorded | as it was |
-//! | does not run: the key is in progress | put back until the other lease ends, uncounted | as it was |
+//! | does not run: the key is in progress | waits for the other run to end, up to 20 s; then it is put back for a second, uncounted | as it was |
 //! | does not run: the key is in doubt, and doubt means parking | parked | as it was |
 //! | does not run: the ledger cannot be asked | put back for a while, uncounted | as it was |
 //!
@@ -28,13 +28,14 @@
 
 mod auto;
 mod builder;
+mod claiming;
 mod cx;
 mod decide;
+mod guard;
 mod handler;
-mod heartbeat;
 mod idempotent;
-mod lease;
 mod limits;
+mod observe;
 mod outcome;
 mod point;
 mod settle;
@@ -48,6 +49,7 @@ pub use auto::{AutoLease, TimeSketch};
 pub use builder::{BuildError, WorkerBuilder};
 pub use cx::Cx;
 pub use idempotent::{Idempotent, IdempotentError, Run, idempotent};
+pub use observe::{OnSettled, Settlement, StopWhen};
 pub use outcome::{HandlerOutcome, IntoOutcome, OnError};
 pub use point::{Hook, Point};
 pub use stats::Counts;

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use crate::cx::Job;
 
-/// How many runs may start. One waits for it: the worker's receiving loop, and later its drain.
+/// How many runs may start.
 pub(crate) struct Slots {
     all: isize,
     free: AtomicIsize,
@@ -26,16 +26,37 @@ impl Slots {
         self.free.load(Ordering::SeqCst).max(0) as usize
     }
 
-    /// Takes one, be there one or not: who hands its turn on does so before it gives its own back.
+    /// Takes a slot even if none is free: a run that hands its turn on does so before it gives its own back.
     pub fn take(self: &Arc<Self>) -> Slot {
         self.free.fetch_sub(1, Ordering::SeqCst);
         Slot(self.clone())
     }
 
-    pub async fn wait(&self, enough: usize) {
-        while self.free() < enough {
-            self.freed.notified().await;
+    /// Waits for a free slot and takes it.
+    pub async fn acquire(self: &Arc<Self>) -> Slot {
+        loop {
+            self.wait(1).await;
+            let one_less = |free: isize| (free > 0).then_some(free - 1);
+            if self.free.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok() {
+                return Slot(self.clone());
+            }
         }
+    }
+
+    pub async fn wait(&self, enough: usize) {
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable();
+            if self.free() >= enough {
+                return;
+            }
+            freed.await;
+        }
+    }
+
+    pub fn all_free(&self) -> bool {
+        self.free() >= self.all as usize
     }
 
     pub async fn wait_for_all(&self) {
@@ -49,7 +70,7 @@ pub(crate) struct Slot(Arc<Slots>);
 impl Drop for Slot {
     fn drop(&mut self) {
         self.0.free.fetch_add(1, Ordering::SeqCst);
-        self.0.freed.notify_one();
+        self.0.freed.notify_waiters();
     }
 }
 
@@ -158,6 +179,10 @@ impl PerKey {
             }
         }
         None
+    }
+
+    pub fn is_waiting(&self) -> bool {
+        self.lock().waiting_count > 0
     }
 
     /// Everyone who waits; they wait no more.

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
+pub(crate) use hapax_claim::Stop;
 use hapax_core::{Json, Tier};
 use serde::Serialize;
 
@@ -196,19 +197,6 @@ pub(crate) enum Ended {
     Mismatch(String),
     /// An operator has to decide about the key first; the handler did not run.
     Held(String),
-}
-
-/// Why a handler was stopped at an await.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// Its lease is over or passed to someone else.
-    Lost,
-    /// It ran for longer than it may.
-    TimedOut,
-    /// The worker ends and waited long enough.
-    Drained,
-    /// The worker itself was dropped: nothing more is settled.
-    Abandoned,
 }
 
 impl Ended {

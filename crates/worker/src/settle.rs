@@ -1,16 +1,14 @@
-//! Tells the store how deliveries ended: a collector that groups what is ready, so that an idle worker waits for
-//! nobody and a busy one shares its calls.
+//! Tells the store how deliveries ended: a collector that groups what is ready, so that an idle worker does not wait
+//! and a busy one shares its calls.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use hapax_core::{ClaimEnd, Ending, How, Settle, SettleError, Settled, StoreError, TokenError};
+use hapax_claim::{EndError, Held as _, Phase};
+use hapax_core::{ClaimEnd, Ending, How, Settle, SettleError, Settled, StoreError};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cx::Job;
-use crate::heartbeat::Held as _;
-use crate::lease::{Phase, now_us};
 use crate::point::Point;
 use crate::state::WorkerState;
 
@@ -74,7 +72,7 @@ impl WorkerState {
                 }
             }
         }
-        let deadline_us = now_us() + SETTLE_MS_MAX * 1000;
+        let deadline_us = self.timer().now_us() + SETTLE_MS_MAX * 1000;
         let mut tries = 0;
         while !open.is_empty() {
             open = self.settle_once(open, tries, deadline_us).await;
@@ -95,10 +93,9 @@ impl WorkerState {
     /// One call; what must be sent again.
     async fn settle_once(&self, mut open: Vec<Open>, tries: u32, deadline_us: u64) -> Vec<Open> {
         let settles = open.iter().map(|one| self.as_settle(&one.finish)).collect();
-        let call =
-            tokio::time::timeout(Duration::from_millis(CALL_MS_MAX), self.source.finish(settles)).await;
-        let unanswered = StoreError::OutcomeUnknown("the store did not answer in time".into());
-        let error = match call.unwrap_or(Err(unanswered)) {
+        let call = self.timer().timeout(CALL_MS_MAX, self.source.finish(settles)).await;
+        let unanswered = || Err(StoreError::OutcomeUnknown("the store did not answer in time".into()));
+        let error = match call.unwrap_or_else(unanswered) {
             Ok(answers) => {
                 let answered = open.drain(..).zip(answers);
                 return answered.filter_map(|(one, answer)| self.answered(one, answer)).collect();
@@ -113,12 +110,12 @@ impl WorkerState {
             }
             return again;
         }
-        let give_up = !error.is_retryable() || now_us() > deadline_us || self.is_abandoned();
+        let give_up = !error.is_retryable() || self.timer().now_us() > deadline_us || self.is_abandoned();
         if give_up {
             tracing::error!(%error, deliveries = open.len(), "deliveries could not be settled; they return by their lease");
             self.stats.settle_failures.add_many(open.len());
             for one in open {
-                over(one.finish, None);
+                self.over(one.finish, None, Some(error.to_string()));
             }
             return Vec::new();
         }
@@ -143,7 +140,7 @@ impl WorkerState {
             Ok(settled) => {
                 self.near_expiry(&finish.job);
                 log_failure(&finish, settled);
-                over(finish, Some(settled));
+                self.over(finish, Some(settled), None);
                 None
             }
             Err(SettleError::Claim(error)) if finish.ending.is_some() => {
@@ -156,13 +153,13 @@ impl WorkerState {
             Err(error @ (SettleError::Gone | SettleError::Stale | SettleError::NotInFlight)) if unknown => {
                 // Only an acked message is gone. Whatever else it was, those behind it in its group must not go on.
                 let acked = finish.how == How::Ack && error == SettleError::Gone;
-                over(finish, acked.then_some(Settled::Acked));
+                self.over(finish, acked.then_some(Settled::Acked), Some(error.to_string()));
                 None
             }
             Err(error) => {
                 self.stats.stale_settles.add();
                 tracing::warn!(%error, id = %finish.job.delivery.id, "a settle was refused");
-                over(finish, None);
+                self.over(finish, None, Some(error.to_string()));
                 None
             }
         }
@@ -170,62 +167,66 @@ impl WorkerState {
 
     fn near_expiry(&self, job: &Job) {
         let fifth_us = self.lease.ms() * 1000 / 5;
-        if job.lease.until_us() < now_us() + fifth_us {
+        if job.lease.until_us() < self.timer().now_us() + fifth_us {
             self.stats.near_expiry.add();
         }
     }
 
     /// The ledger is elsewhere: claims end before their deliveries do. A stale token blocks the ack.
     async fn end_claims(&self, open: &mut [Open]) {
-        let Some(ledger) = &self.ledger else { return };
-        let mut ends: Vec<usize> =
-            (0..open.len()).filter(|at| claim_end(&open[*at].finish).is_some()).collect();
-        let deadline_us = now_us() + SETTLE_MS_MAX * 1000;
-        let mut tries = 0;
-        while !ends.is_empty() {
-            let batch = ends.iter().filter_map(|at| claim_end(&open[*at].finish)).collect();
-            let call = tokio::time::timeout(Duration::from_millis(CALL_MS_MAX), ledger.end(batch)).await;
-            let unanswered = StoreError::OutcomeUnknown("the ledger did not answer in time".into());
-            match call.unwrap_or(Err(unanswered)) {
-                Ok(answers) => {
-                    for (at, answer) in ends.drain(..).zip(answers) {
-                        self.claim_ended(&mut open[at].finish, answer);
-                    }
-                }
-                Err(error) if error.is_retryable() && now_us() < deadline_us && !self.is_abandoned() => {
-                    self.stats.settle_repeats.add_many(ends.len());
-                    self.pause(tries).await;
-                    tries += 1;
-                }
-                Err(error) => {
-                    // Without a recorded outcome an ack would lose it; the message comes back and finds the key in
-                    // progress, then in doubt.
-                    tracing::error!(%error, claims = ends.len(), "outcomes could not be recorded");
-                    self.stats.fail_closed.add_many(ends.len());
-                    for at in ends.drain(..) {
-                        open[at].finish.how = How::Defer { after_ms: self.lease.ms() };
-                    }
-                }
+        let Some(claims) = &self.claims else { return };
+        let (mut places, mut ends) = (Vec::new(), Vec::new());
+        for (at, one) in open.iter().enumerate() {
+            if let Some(end) = claim_end(&one.finish) {
+                places.push(at);
+                ends.push(end);
             }
         }
-    }
-
-    fn claim_ended(&self, finish: &mut Finish, answer: Result<(), TokenError>) {
-        if let Err(error) = answer {
-            self.stats.stale_settles.add();
-            tracing::warn!(%error, id = %finish.job.delivery.id, "an outcome was refused: the claim passed to another holder");
-            finish.how = How::Defer { after_ms: 0 };
+        if ends.is_empty() {
+            return;
+        }
+        for (at, answer) in places.into_iter().zip(claims.end(ends).await) {
+            let finish = &mut open[at].finish;
+            match answer {
+                Ok(()) => {}
+                Err(EndError::Unrecorded(error)) => {
+                    // Without a recorded outcome an ack would lose it; the message comes back and finds the key in
+                    // progress, then in doubt.
+                    tracing::error!(%error, message = %finish.job.delivery.id, "an outcome could not be recorded");
+                    self.stats.fail_closed.add();
+                    finish.how = How::Defer { after_ms: self.lease.ms() };
+                }
+                Err(error) => {
+                    self.stats.stale_settles.add();
+                    tracing::warn!(%error, message = %finish.job.delivery.id, "an outcome was refused: the claim passed to another holder");
+                    finish.how = How::Defer { after_ms: 0 };
+                }
+            }
         }
     }
 
     /// Waits before a repetition: 20 ms, doubled up to 2 s, with jitter.
     async fn pause(&self, tries: u32) {
         let ceiling_ms = (20u64 << tries.min(7)).min(2_000);
-        tokio::time::sleep(Duration::from_millis(fastrand::u64(ceiling_ms / 2..=ceiling_ms))).await;
+        self.timer().sleep_ms(fastrand::u64(ceiling_ms / 2..=ceiling_ms)).await;
     }
 
     fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::SeqCst)
+    }
+
+    /// Nothing is left to do with a delivery.
+    fn over(&self, finish: Finish, settled: Option<Settled>, error: Option<String>) {
+        if let Some(observer) = &finish.job.env.hooks.observer {
+            let (how, ending) = (finish.how.clone(), finish.ran.clone());
+            observer.ended(crate::testing::Ran { how, ending, settled });
+        }
+        finish.job.lease.enter(Phase::Over);
+        self.settled(&finish.job, &finish.how, settled, error);
+        if let Some(tell) = finish.tell {
+            // A lane that went away does not want to know.
+            let _ = tell.send(settled);
+        }
     }
 }
 
@@ -255,17 +256,5 @@ fn log_failure(finish: &Finish, settled: Settled) {
             tracing::warn!(%queue, %message, attempt, error, "an attempt failed; the message is parked until it is released");
         }
         Settled::Acked => {}
-    }
-}
-
-fn over(finish: Finish, settled: Option<Settled>) {
-    if let Some(observer) = &finish.job.env.hooks.observer {
-        let (how, ending) = (finish.how.clone(), finish.ran.clone());
-        observer.ended(crate::testing::Ran { how, ending, settled });
-    }
-    finish.job.lease.enter(Phase::Over);
-    if let Some(tell) = finish.tell {
-        // A lane that went away does not want to know.
-        let _ = tell.send(settled);
     }
 }

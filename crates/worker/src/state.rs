@@ -5,29 +5,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hapax_core::{
-    Claim, ClaimError, ClaimRequest, Delivery, GroupId, How, Ledger, OnDoubt, Owner, QueueName, Settled,
-    Source, StoreError, Tier,
-};
-use tokio::sync::{Notify, mpsc, oneshot};
+use hapax_claim::{Claims, Held, Holder, Lease, Owners, Phase, Timer};
+use hapax_core::{Delivery, GroupId, How, OnDoubt, QueueName, Settled, Source, Tier};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tracing::Instrument as _;
 
 use crate::auto::LeaseTime;
+use crate::claiming::{Twins, Verdict};
 use crate::cx::{Env, Job};
-use crate::decide::{self, Policy};
+use crate::decide::Policy;
+use crate::guard::guard;
 use crate::handler::{Handler, RunMany, RunOne};
-use crate::heartbeat::{Beats, Held};
-use crate::lease::{Lease, Phase, guard, now_us};
 use crate::limits::{Admission, PerKey, Rate, Slot, Slots};
+use crate::observe::{OnSettled, One, Settlement, StopWhen};
 use crate::outcome::{Ended, Stop};
 use crate::point::Point;
 use crate::settle::Finish;
 use crate::stats::Stats;
-
-/// The longest that one claim call may take.
-const CLAIM_MS_MAX: u64 = 10_000;
-/// How often a claim whose answer was lost is asked for again.
-const CLAIM_TRIES: u32 = 5;
 
 /// Everything that the tasks of one worker share.
 pub(crate) struct WorkerState {
@@ -35,7 +29,9 @@ pub(crate) struct WorkerState {
     pub source: Arc<dyn Source>,
     /// The Hapax queue behind the source.
     pub queue: Option<QueueName>,
-    pub ledger: Option<Arc<dyn Ledger>>,
+    /// Where keys are claimed (`effectively-once`).
+    pub claims: Option<Claims>,
+    pub owners: Owners,
     /// The ledger is the queue's own store.
     pub own_ledger: bool,
     /// A settle ends the claim in the same transaction.
@@ -49,7 +45,8 @@ pub(crate) struct WorkerState {
     pub consumer: String,
     pub lease: Arc<LeaseTime>,
     pub stats: Arc<Stats>,
-    pub beats: Arc<Beats>,
+    pub holder: Arc<Holder>,
+    pub twins: Arc<Twins>,
     pub slots: Arc<Slots>,
     pub rate: Option<Rate>,
     pub per_key: Option<PerKey>,
@@ -59,13 +56,22 @@ pub(crate) struct WorkerState {
     pub settled: Notify,
     pub put_back: AtomicUsize,
     pub abandoned: AtomicBool,
-    pub claims: AtomicU64,
     pub ledger_failures: AtomicU32,
+    pub draining: watch::Sender<bool>,
+    pub stop_when: StopWhen,
+    pub one: watch::Sender<One>,
+    /// When the last of those comes back that were put back because of a twin.
+    pub returns_us: AtomicU64,
+    pub on_settled: Option<OnSettled>,
 }
 
 impl WorkerState {
     fn claims(&self) -> bool {
         self.policy.tier == Tier::EffectivelyOnce
+    }
+
+    pub fn timer(&self) -> &Timer {
+        &self.env.timer
     }
 
     fn records(&self) -> bool {
@@ -76,7 +82,7 @@ impl WorkerState {
     /// Takes deliveries in. `true` if some had to be put back because too many of their key wait.
     pub fn start(self: &Arc<Self>, deliveries: Vec<Delivery>, asked_us: u64) -> bool {
         self.stats.delivered.add_many(deliveries.len());
-        let answered_us = now_us();
+        let answered_us = self.timer().now_us();
         let take = |delivery: Delivery| {
             let lease_ms = delivery.lease_ms;
             let lease = match self.policy.tier {
@@ -88,7 +94,7 @@ impl WorkerState {
             Arc::new(Job::new(self.env.clone(), delivery, lease, answered_us))
         };
         let jobs: Vec<_> = deliveries.into_iter().map(take).collect();
-        self.beats.keep(jobs.iter().map(|job| job.clone() as Arc<dyn Held>));
+        self.holder.keep(jobs.iter().map(|job| job.clone() as Arc<dyn Held>));
         if matches!(self.handler, Handler::Many { .. }) {
             for chunk in self.chunks(jobs) {
                 tokio::spawn(self.clone().live_together(chunk, self.slots.take()));
@@ -141,11 +147,12 @@ impl WorkerState {
     async fn claim_and_live(self: Arc<Self>, starting: Vec<(Arc<Job>, Turn)>) {
         let (jobs, turns): (Vec<_>, Vec<_>) = starting.into_iter().unzip();
         self.after_receive(jobs.len()).await;
-        let verdicts = self.claim(&jobs).await;
+        let verdicts = self.claim(&jobs, 0).await;
         for ((job, turn), verdict) in jobs.into_iter().zip(turns).zip(verdicts) {
             match verdict {
-                None => drop(tokio::spawn(self.clone().process_claimed(job, turn))),
-                Some(how) => self.end_as(job, how),
+                Verdict::Run => drop(tokio::spawn(self.clone().process_claimed(job, turn))),
+                Verdict::Twin { retry_after_ms } => self.wait_behind_twin(job, turn, retry_after_ms),
+                Verdict::End(how) => self.end_as(job, how),
             }
         }
     }
@@ -155,7 +162,7 @@ impl WorkerState {
         self.process_claimed(job, turn).await;
     }
 
-    async fn process_claimed(self: Arc<Self>, job: Arc<Job>, turn: Turn) {
+    pub async fn process_claimed(self: Arc<Self>, job: Arc<Job>, turn: Turn) {
         let ended = self.run(&job).await;
         self.end(job, ended, None);
         drop(turn);
@@ -168,12 +175,7 @@ impl WorkerState {
         let mut went_back = false;
         for job in lane.by_ref() {
             let (tell, told) = oneshot::channel();
-            let verdict = if self.claims() {
-                self.claim(std::slice::from_ref(&job)).await.pop().flatten()
-            } else {
-                None
-            };
-            if let Some(how) = verdict {
+            if let Some(how) = self.claim_in_lane(&job).await {
                 self.finish(job, how, None, Some(tell));
             } else {
                 let ended = self.run(&job).await;
@@ -202,18 +204,51 @@ impl WorkerState {
         drop(slot);
     }
 
+    /// Claims the key of a lane's next delivery, waiting for a twin in another group or worker. `None`: it may run.
+    async fn claim_in_lane(&self, job: &Arc<Job>) -> Option<How> {
+        if !self.claims() {
+            return None;
+        }
+        let mut verdict = self.claim(std::slice::from_ref(job), 0).await.pop();
+        if matches!(verdict, Some(Verdict::Twin { .. })) {
+            verdict = self.claim_behind_twin(job).await;
+        }
+        match verdict {
+            Some(Verdict::Run) => None,
+            Some(Verdict::End(how)) => Some(how),
+            Some(Verdict::Twin { retry_after_ms }) => Some(self.defer_behind_twin(retry_after_ms)),
+            None => {
+                self.put_back.fetch_add(1, Ordering::SeqCst);
+                Some(How::Defer { after_ms: 0 })
+            }
+        }
+    }
+
     /// Deliveries for one call of a batch handler.
     async fn live_together(self: Arc<Self>, jobs: Vec<Arc<Job>>, slot: Slot) {
         self.after_receive(jobs.len()).await;
         let Handler::Many { run, .. } = &self.handler else { unreachable!("only batch handlers") };
-        let verdicts = if self.claims() { self.claim(&jobs).await } else { vec![None; jobs.len()] };
+        let verdicts = if self.claims() {
+            self.claim(&jobs, 0).await
+        } else {
+            jobs.iter().map(|_| Verdict::Run).collect()
+        };
         let (mut running, mut blocked) = (Vec::with_capacity(jobs.len()), false);
         for (job, verdict) in jobs.into_iter().zip(verdicts) {
             match verdict {
-                // In a FIFO group nobody overtakes one that goes back.
-                None if blocked => self.end(job, Ended::NotStarted(Stop::Lost), None),
-                None => running.push(job),
-                Some(how) => {
+                // In a FIFO group no message overtakes one that goes back.
+                Verdict::Run if blocked => self.end(job, Ended::NotStarted(Stop::Lost), None),
+                Verdict::Run => running.push(job),
+                Verdict::Twin { retry_after_ms } if self.fifo => {
+                    blocked = true;
+                    let how = self.defer_behind_twin(retry_after_ms);
+                    self.end_as(job, how);
+                }
+                Verdict::Twin { retry_after_ms } => {
+                    let turn = Turn { slot: None, key: None, shared: self.clone() };
+                    self.wait_behind_twin(job, turn, retry_after_ms);
+                }
+                Verdict::End(how) => {
                     blocked |= self.fifo && how != How::Ack;
                     self.end_as(job, how);
                 }
@@ -239,11 +274,16 @@ impl WorkerState {
     async fn run(&self, job: &Arc<Job>) -> Ended {
         let run: &RunOne = match &self.handler {
             Handler::One(run) | Handler::Transactional { run, .. } => run,
-            Handler::Many { .. } => unreachable!("a batch handler runs batches"),
+            // One that waited for its twin is a batch of one.
+            Handler::Many { run, .. } => {
+                let ended = self.run_many(run, std::slice::from_ref(job)).await.pop();
+                return ended.unwrap_or(Ended::NotStarted(Stop::Lost));
+            }
         };
         self.begin(std::slice::from_ref(job)).await;
         let leases = std::iter::once(&job.lease);
-        let running = guard(leases, &self.stats, run(job, self.records())).instrument(job.span());
+        let running =
+            guard(leases, self.timer(), &self.stats, run(job, self.records())).instrument(job.span());
         let ended = running.await.unwrap_or_else(|stopped| stopped);
         self.ran(std::slice::from_ref(job)).await;
         ended
@@ -253,7 +293,8 @@ impl WorkerState {
         self.begin(jobs).await;
         let leases = jobs.iter().map(|job| &job.lease);
         let span = tracing::info_span!("batch", queue = %self.env.name, messages = jobs.len());
-        let ended = guard(leases, &self.stats, run(jobs, self.records())).instrument(span).await;
+        let ended =
+            guard(leases, self.timer(), &self.stats, run(jobs, self.records())).instrument(span).await;
         self.ran(jobs).await;
         let each = |stopped: &Ended| match stopped {
             Ended::Panicked(error) => Ended::Panicked(error.clone()),
@@ -271,10 +312,11 @@ impl WorkerState {
         }
         for job in jobs {
             if let Some(max_us) = self.run_us_max {
-                let until_us = now_us() + max_us;
+                let until_us = self.timer().now_us() + max_us;
                 job.lease.run_until(until_us);
-                self.beats.expect(until_us);
+                self.holder.expect(until_us);
             }
+            job.began.store(true, Ordering::SeqCst);
             job.lease.enter(Phase::Running);
         }
     }
@@ -282,7 +324,7 @@ impl WorkerState {
     async fn ran(&self, jobs: &[Arc<Job>]) {
         for job in jobs {
             job.lease.enter(Phase::Settling);
-            self.lease.record(now_us().saturating_sub(job.received_us));
+            self.lease.record(self.timer().now_us().saturating_sub(job.received_us));
         }
         if !self.env.hooks.none() {
             for _ in jobs {
@@ -291,102 +333,8 @@ impl WorkerState {
         }
     }
 
-    /// Claims the keys of these; `None`: it may run, `Some`: it ends so without running.
-    async fn claim(&self, jobs: &[Arc<Job>]) -> Vec<Option<How>> {
-        let Some(ledger) = &self.ledger else { unreachable!("checked when the worker was built") };
-        let lease_ms = self.lease.ms();
-        let requests: Vec<_> = jobs.iter().map(|job| self.claim_request(job, lease_ms)).collect();
-        let mut tries = 0;
-        let (asked_us, claims) = loop {
-            let asked_us = now_us();
-            let call = ledger.claim(requests.clone());
-            let call = tokio::time::timeout(Duration::from_millis(CLAIM_MS_MAX), call).await;
-            let unanswered = StoreError::OutcomeUnknown("the ledger did not answer in time".into());
-            match call.unwrap_or(Err(unanswered)) {
-                // The same owner asking again gets the same claim.
-                Err(StoreError::OutcomeUnknown(_)) if tries < CLAIM_TRIES => {
-                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..=20 << tries))).await;
-                    tries += 1;
-                }
-                claims => break (asked_us, claims),
-            }
-        };
-        let claims = match claims {
-            Ok(claims) => claims,
-            Err(error) => return self.fail_closed(jobs.len(), &error),
-        };
-        self.ledger_failures.store(0, Ordering::Relaxed);
-        let mut verdicts = Vec::with_capacity(jobs.len());
-        for (job, claim) in jobs.iter().zip(claims) {
-            let verdict = self.verdict(job, asked_us, claim);
-            if verdict.is_none() && !self.env.hooks.none() {
-                self.env.hooks.pass(Point::AfterClaim).await;
-            }
-            verdicts.push(verdict);
-        }
-        verdicts
-    }
-
-    fn claim_request(&self, job: &Job, lease_ms: u64) -> ClaimRequest {
-        let run = self.claims.fetch_add(1, Ordering::Relaxed);
-        let owner = Owner::new(format!("{}/{run}", self.consumer)).expect("a consumer's name fits");
-        // A ledger elsewhere knows nothing of the delivery.
-        let queue = self.own_ledger.then(|| self.queue.clone()).flatten();
-        let delivery = queue.map(|queue| (queue, job.delivery.receipt.clone()));
-        ClaimRequest {
-            fingerprint: Some(job.fingerprint()),
-            on_doubt: self.policy.on_doubt,
-            delivery,
-            ..ClaimRequest::new(job.entry().clone(), owner, lease_ms)
-        }
-    }
-
-    fn verdict(&self, job: &Job, asked_us: u64, claim: Result<Claim, ClaimError>) -> Option<How> {
-        match claim {
-            Ok(Claim::Granted(grant)) => {
-                if grant.takeover {
-                    self.stats.takeovers.add();
-                }
-                job.granted(asked_us, grant);
-                None
-            }
-            Ok(Claim::Completed { outcome, .. }) => {
-                self.stats.replayed.add();
-                Some(decide::replay(&outcome))
-            }
-            Ok(Claim::InProgress { retry_after_ms }) => {
-                self.stats.deferred.add();
-                Some(How::Defer { after_ms: retry_after_ms })
-            }
-            Ok(Claim::InDoubt { .. }) => {
-                self.stats.parked.add();
-                let reason = format!(
-                    "what became of the effect of {} is in doubt; resolve the ledger's entry, then release this",
-                    job.entry()
-                );
-                Some(How::Park { reason })
-            }
-            Err(ClaimError::Mismatch) => {
-                self.stats.mismatches.add();
-                self.stats.rejected.add();
-                Some(decide::mismatch(job.delivery.key.as_str()))
-            }
-            Err(error) => self.fail_closed(1, &StoreError::Invalid(error.to_string())).pop().flatten(),
-        }
-    }
-
-    /// The ledger cannot be asked: nothing runs; everything goes back for a while, uncounted.
-    fn fail_closed(&self, count: usize, error: &StoreError) -> Vec<Option<How>> {
-        let failures = self.ledger_failures.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(%error, deliveries = count, "the ledger cannot be asked; deliveries are put back");
-        self.stats.fail_closed.add_many(count);
-        let ceiling_ms = (500u64 << failures.min(6)).min(30_000);
-        let put_back = |()| Some(How::Defer { after_ms: fastrand::u64(ceiling_ms / 2..=ceiling_ms) });
-        vec![(); count].into_iter().map(put_back).collect()
-    }
-
     /// Ends a delivery whose handler ended.
-    fn end(&self, job: Arc<Job>, ended: Ended, tell: Option<oneshot::Sender<Option<Settled>>>) {
+    pub fn end(&self, job: Arc<Job>, ended: Ended, tell: Option<oneshot::Sender<Option<Settled>>>) {
         self.count(&job, &ended);
         let ran = ended.ran();
         let decision = self.policy.decide(ended);
@@ -414,6 +362,9 @@ impl WorkerState {
         let ran = observer.and(ending.clone());
         if self.policy.tier == Tier::AtMostOnce || job.lease.stop() == Some(Stop::Abandoned) {
             job.lease.enter(Phase::Over);
+            if self.policy.tier == Tier::AtMostOnce {
+                self.settled(&job, &how, Some(Settled::Acked), None);
+            }
             if let Some(observer) = observer {
                 observer.ended(crate::testing::Ran { how, ending: ran, settled: None });
                 observer.passed();
@@ -424,6 +375,21 @@ impl WorkerState {
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         // The collector lives as long as the worker; behind that nothing is settled any more.
         let _ = self.finishes.send(Finish { job, how, ending, ran, tell });
+    }
+
+    /// Tells how a delivery ended.
+    pub fn settled(&self, job: &Job, how: &How, settled: Option<Settled>, error: Option<String>) {
+        let ran = job.began.load(Ordering::SeqCst);
+        if let Some(tell) = &self.on_settled {
+            let held = Duration::from_micros(self.timer().now_us().saturating_sub(job.received_us));
+            let (delivery, key) = (&job.delivery, &job.entry().key);
+            tell(&Settlement { delivery, key, ran, held, how, settled, error });
+        }
+        if self.stop_when == StopWhen::AfterOne {
+            // Another run of its key is not over, or the ledger cannot be asked: it was not its turn.
+            let put_back = !ran && matches!(how, How::Defer { .. });
+            self.one.send_replace(if put_back { One::Free } else { One::Done });
+        }
     }
 
     fn count(&self, job: &Job, ended: &Ended) {
@@ -447,7 +413,7 @@ impl WorkerState {
                 crate::OnError::InDoubt => doubt(),
             },
             Ended::Panicked(error) => {
-                tracing::error!(%error, id = %job.delivery.id, "a handler panicked");
+                tracing::error!(%error, message = %job.delivery.id, queue = %self.env.name, "a handler panicked");
                 stats.panics.add();
                 doubt();
             }
@@ -480,9 +446,9 @@ impl WorkerState {
     }
 }
 
-/// The right of one delivery to run: a slot, and its key's turn. Dropped, it starts who waits for it.
-struct Turn {
-    slot: Option<Slot>,
+/// The right of one delivery to run: a slot, and its key's turn. Dropped, it starts the next one that waits for it.
+pub(crate) struct Turn {
+    pub slot: Option<Slot>,
     key: Option<String>,
     shared: Arc<WorkerState>,
 }
@@ -491,7 +457,8 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let (Some(key), Some(limit)) = (self.key.take(), &self.shared.per_key) else { return };
         let Some(job) = limit.next(&key) else { return };
-        let turn = Turn { slot: self.slot.take(), key: Some(key), shared: self.shared.clone() };
+        let slot = self.slot.take().unwrap_or_else(|| self.shared.slots.take());
+        let turn = Turn { slot: Some(slot), key: Some(key), shared: self.shared.clone() };
         let shared = self.shared.clone();
         if shared.abandoned.load(Ordering::SeqCst) || tokio::runtime::Handle::try_current().is_err() {
             return;

@@ -2,9 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use hapax_claim::{HeartbeatEvents, Stop};
 use serde::Serialize;
-
-use crate::outcome::Stop;
 
 /// A counter.
 #[derive(Debug, Default)]
@@ -20,9 +19,16 @@ impl Counter {
     }
 }
 
-impl Stats {
-    /// A run was stopped, and this is why.
-    pub fn stopped(&self, stop: Stop) {
+impl HeartbeatEvents for Stats {
+    fn beat(&self) {
+        self.heartbeats.add();
+    }
+
+    fn failed(&self) {
+        self.heartbeat_errors.add();
+    }
+
+    fn stopped(&self, stop: Stop) {
         match stop {
             Stop::Lost => self.lost_leases.add(),
             Stop::TimedOut => self.timeouts.add(),

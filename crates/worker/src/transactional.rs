@@ -171,7 +171,7 @@ fn in_blocking<I: BlockingInbox>(
     handler: impl FnOnce(&I::Tx<'_>, &Cx) -> Ended,
 ) -> Result<(Ended, TxEnd), InboxError> {
     let job = &cx.job;
-    if job.lease.is_lost() {
+    if job.is_lost() {
         return Ok((Ended::NotStarted(job.lease.stop().unwrap_or(Stop::Lost)), TxEnd::Rollback));
     }
     let entry = entry(cx);
@@ -221,7 +221,7 @@ fn before_commit(job: &Job, ended: Ended) -> (Ended, TxEnd) {
     if !job.env.hooks.pass_blocking(Point::BeforeCommit) {
         return (Ended::NotStarted(Stop::Abandoned), TxEnd::Rollback);
     }
-    if job.lease.is_lost() {
+    if job.is_lost() {
         return (Ended::Stopped(job.lease.stop().unwrap_or(Stop::Lost)), TxEnd::Rollback);
     }
     (ended, TxEnd::Commit)

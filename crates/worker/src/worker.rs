@@ -4,7 +4,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use hapax_core::policy::tier::Finding;
 use hapax_core::{Receive, StoreError, Tier, policy};
@@ -12,7 +11,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 
 use crate::handler::Handler;
-use crate::lease::{instant, now_us};
+use crate::observe::{One, StopWhen};
 use crate::outcome::Stop;
 use crate::settle::{self, Finish};
 use crate::state::WorkerState;
@@ -24,6 +23,8 @@ const RECEIVE_MAX: usize = 256;
 const UNSETTLED_MAX: usize = 1024;
 /// How long a stopped handler has to come to an await before it is left alone.
 const GRACE_MS: u64 = 1_000;
+/// How often a worker that stops when its queue is empty looks again while it is busy.
+const EMPTY_LOOK_MS: u64 = 500;
 /// How long the last settles may take once everything has ended.
 const LAST_SETTLES_MS: u64 = 10_000;
 
@@ -95,8 +96,8 @@ impl Worker {
         &self.shared.consumer
     }
 
-    /// Receives and runs handlers until `shutdown` completes, then finishes what it has begun, within the bound of
-    /// [`drain`](crate::WorkerBuilder::drain).
+    /// Receives and runs handlers until `shutdown` completes, or until [`stop_when`](crate::WorkerBuilder::stop_when) says
+    /// so; then finishes what it has begun, within the bound of [`drain`](crate::WorkerBuilder::drain).
     ///
     /// Dropped instead, it stops its handlers at their next await and settles nothing more: what it held returns when
     /// its lease runs out.
@@ -128,15 +129,16 @@ struct Abandon {
 async fn stop_revoked(shared: Arc<WorkerState>) {
     loop {
         let receipts = shared.source.lost().await;
-        shared.beats.revoked(&receipts);
+        shared.holder.revoked(&receipts);
     }
 }
 
 impl Drop for Abandon {
     fn drop(&mut self) {
         self.shared.abandoned.store(true, Ordering::SeqCst);
-        self.shared.beats.stop_all(Stop::Abandoned);
-        self.shared.beats.release_all();
+        self.shared.draining.send_replace(true);
+        self.shared.holder.stop_all(Stop::Abandoned);
+        self.shared.holder.release_all();
         for task in &self.tasks {
             task.abort();
         }
@@ -154,25 +156,41 @@ impl WorkerState {
         loop {
             let receiving = async {
                 if pause_ms > 0 {
-                    tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+                    self.timer().sleep_ms(pause_ms).await;
+                }
+                if self.one_is_done().await {
+                    return None;
                 }
                 let max = self.room().await;
-                let asked_us = now_us();
-                (max, asked_us, self.source.next(self.receive(max)).await)
+                let asked_us = self.timer().now_us();
+                Some((max, asked_us, self.source.next(self.receive(max)).await))
             };
-            let (max, asked_us, received) = tokio::select! {
+            let received = tokio::select! {
                 biased;
                 () = &mut shutdown => return None,
                 received = receiving => received,
             };
+            // `None`: it has had the one delivery that it was for.
+            let (max, asked_us, received) = received?;
             pause_ms = match received {
                 Ok(deliveries) => {
                     failures = 0;
                     if let Some(rate) = &self.rate {
                         rate.give_back(max.saturating_sub(deliveries.len()));
                     }
+                    if deliveries.is_empty() && self.stop_when == StopWhen::Empty {
+                        tokio::select! {
+                            biased;
+                            () = &mut shutdown => return None,
+                            over = self.empty_or_changed() => if over { return None },
+                        }
+                        continue;
+                    }
+                    if !deliveries.is_empty() {
+                        self.one.send_replace(One::Taken);
+                    }
                     // A source that does not wait must not make this spin.
-                    let at_once = deliveries.is_empty() && now_us() - asked_us < 20_000;
+                    let at_once = deliveries.is_empty() && self.timer().now_us() - asked_us < 20_000;
                     let crowded = !deliveries.is_empty() && self.start(deliveries, asked_us);
                     if at_once || crowded { 50 } else { 0 }
                 }
@@ -194,11 +212,47 @@ impl WorkerState {
         }
     }
 
+    /// Whether a worker that stops after one delivery has had it; waits for the one that it has.
+    async fn one_is_done(&self) -> bool {
+        if self.stop_when != StopWhen::AfterOne {
+            return false;
+        }
+        let one = self.one.subscribe().wait_for(|one| *one != One::Taken).await.map(|one| *one);
+        matches!(one, Ok(One::Done))
+    }
+
+    /// `true`: nothing could be received, and nothing is being worked on or comes back from behind a twin. Otherwise
+    /// waits until that may have changed.
+    async fn empty_or_changed(&self) -> bool {
+        let waiting = self.per_key.as_ref().is_some_and(crate::limits::PerKey::is_waiting);
+        let settled = self.unsettled.load(Ordering::SeqCst) == 0;
+        if !self.slots.all_free() {
+            tokio::select! {
+                () = self.slots.wait_for_all() => {}
+                () = self.settled.notified() => {}
+                () = self.timer().sleep_ms(EMPTY_LOOK_MS) => {}
+            }
+            return false;
+        }
+        if waiting || !settled || !self.twins.is_empty() {
+            let _ = self.timer().timeout(EMPTY_LOOK_MS, self.settled.notified()).await;
+            return false;
+        }
+        let returns_us = self.returns_us.load(Ordering::SeqCst);
+        if returns_us > self.timer().now_us() {
+            self.timer().sleep_until(returns_us).await;
+            return false;
+        }
+        true
+    }
+
     fn receive(&self, max: usize) -> Receive {
+        let max = if self.stop_when == StopWhen::AfterOne { 1 } else { max };
+        let wait_ms = if self.stop_when == StopWhen::Empty { 0 } else { policy::WAIT_MS_MAX };
         Receive {
             max,
             lease_ms: self.leased.then(|| self.lease.ms()),
-            wait_ms: Some(policy::WAIT_MS_MAX),
+            wait_ms: Some(wait_ms),
             consumer: Some(self.consumer.clone()),
             ack_on_receive: self.policy.tier == Tier::AtMostOnce,
             attempt_id: None,
@@ -219,36 +273,38 @@ impl WorkerState {
             } else {
                 self.slots.free().clamp(1, RECEIVE_MAX)
             };
-            match self.rate.as_ref().map(|rate| rate.take(max, now_us())) {
+            match self.rate.as_ref().map(|rate| rate.take(max, self.timer().now_us())) {
                 None => return max,
                 Some(Ok(allowed)) => return allowed,
-                Some(Err(at_us)) => tokio::time::sleep_until(instant(at_us).into()).await,
+                Some(Err(at_us)) => self.timer().sleep_until(at_us).await,
             }
         }
     }
 
     /// Finishes what was begun, within bounds.
     async fn drain(&self) -> Report {
+        self.draining.send_replace(true);
         let waiting = self.per_key.as_ref().map(crate::limits::PerKey::give_up).unwrap_or_default();
         for job in waiting {
             self.put_back(job);
         }
-        let bound = Duration::from_millis(self.drain_ms);
-        let mut drained = tokio::time::timeout(bound, self.slots.wait_for_all()).await.is_ok();
+        let ended = async {
+            self.twins.wait_until_empty().await;
+            self.slots.wait_for_all().await;
+        };
+        let mut drained = self.timer().timeout(self.drain_ms, ended).await.is_some();
         let mut left = 0;
         if !drained {
-            self.beats.stop_all(Stop::Drained);
-            let grace = Duration::from_millis(GRACE_MS);
-            let _ = tokio::time::timeout(grace, self.slots.wait_for_all()).await;
-            left = self.beats.unfinished();
+            self.holder.stop_all(Stop::Drained);
+            let _ = self.timer().timeout(GRACE_MS, self.slots.wait_for_all()).await;
+            left = self.holder.unfinished();
         }
         let settled = async {
             while self.unsettled.load(Ordering::SeqCst) > 0 {
                 self.settled.notified().await;
             }
         };
-        let settled = tokio::time::timeout(Duration::from_millis(LAST_SETTLES_MS), settled).await;
-        drained &= settled.is_ok();
+        drained &= self.timer().timeout(LAST_SETTLES_MS, settled).await.is_some();
         Report {
             counts: self.stats.counts(),
             drained,

@@ -145,8 +145,9 @@ async fn but_a_claim_is_kept_when_its_delivery_cannot_be_kept_any_longer() {
     let worker = builder.build().await.unwrap();
     let watch = worker.watch();
     let acked = async {
-        wait_for(&watch, |counts| counts.done + counts.lost_leases > 0).await;
-        assert_eq!(watch.counts().lost_leases, 0, "its claim was renewed");
+        wait_for(&watch, |counts| counts.done + counts.in_doubt > 0).await;
+        // A second delivery that waits for this one to end may lose its own lease meanwhile; the claim is kept.
+        assert_eq!((watch.counts().in_doubt, watch.counts().takeovers), (0, 0), "its claim was renewed");
         until("it is acked", async || rig.stats().await.totals.acked == 1).await;
     };
     worker.run(acked).await.unwrap();

@@ -109,6 +109,51 @@ async fn a_claim_and_a_completion_without_an_answer_are_repeated() {
     assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
 
+/// Nothing ran under a claim whose every answer was lost, so its message is neither parked nor told of a takeover.
+#[tokio::test]
+async fn a_claim_whose_every_answer_was_lost_is_no_doubt() {
+    let rig = Rig::tier(Tier::EffectivelyOnce).await;
+    rig.elsewhere.unanswered.store(6, Ordering::SeqCst);
+    rig.send(NewMessage::new("1")).await;
+    let (runs, handler) = counting();
+    let told = move |number: u32, cx: Cx| {
+        assert!(!cx.is_takeover(), "no run was before it");
+        handler(number, cx)
+    };
+    let builder = rig.builder_elsewhere().handler(told).on_doubt(hapax_core::OnDoubt::Park);
+    // Shorter than the pause until the next delivery: the lost claim lapses meanwhile, unless it is given back.
+    let worker = builder.lease(Duration::from_millis(100)).build().await.unwrap();
+    let report = run_until(worker, |counts| counts.done + counts.parked == 1).await;
+    assert_eq!((report.counts.parked, report.counts.in_doubt, report.counts.panics), (0, 0, 0), "{report:?}");
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+}
+
+/// The same for a call without a queue.
+#[tokio::test]
+async fn an_idempotent_call_whose_every_answer_was_lost_is_no_doubt() {
+    let ledger = Arc::new(common::TestLedger::new());
+    ledger.unanswered.store(6, Ordering::SeqCst);
+    let id = hapax_core::EntryId::new("shop".parse().unwrap(), "order-7".parse().unwrap());
+    let once = || {
+        let once =
+            hapax_worker::Idempotent::new(ledger.clone(), id.clone()).lease(Duration::from_millis(100));
+        once.on_doubt(hapax_core::OnDoubt::Park).wait(Duration::ZERO)
+    };
+    let lost = once().run(async |_| Ok::<u32, String>(7)).await.unwrap_err();
+    assert!(matches!(lost, hapax_worker::IdempotentError::Ledger(_)), "{lost}");
+    until("it runs, and is never in doubt", async || {
+        match once().run(async |run| Ok::<_, String>(run.is_takeover())).await {
+            Ok(takeover) => {
+                assert!(!takeover);
+                true
+            }
+            Err(hapax_worker::IdempotentError::Ledger(_)) => false,
+            Err(error) => panic!("{error}"),
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_worker_whose_queue_is_deleted_says_so() {
     let rig = Rig::tier(Tier::AtLeastOnce).await;
@@ -155,8 +200,17 @@ async fn a_heartbeat_that_panics_is_followed_by_others() {
     let rig = Rig::tier(Tier::AtLeastOnce).await;
     rig.send(NewMessage::new("1")).await;
     let source = Arc::new(Panics(TestSource::new(&rig), 0.into()));
-    let slow = async |_: u32, _: Cx| tokio::time::sleep(Duration::from_millis(1_500)).await;
-    let builder = rig.builder().source(source).handler(slow).lease(Duration::from_millis(600));
+    let beats = source.clone();
+    let slow = move |_: u32, _: Cx| {
+        let beats = beats.clone();
+        async move {
+            while beats.1.load(Ordering::SeqCst) < 4 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }
+    };
+    // Long enough for the message of the panic, which the heartbeat's thread prints.
+    let builder = rig.builder().source(source).handler(slow).lease(Duration::from_secs(3));
     let report = run_until(builder.build().await.unwrap(), |counts| counts.done == 1).await;
     assert_eq!((report.counts.lost_leases, rig.stats().await.totals.expired), (0, 0), "{report:?}");
 }

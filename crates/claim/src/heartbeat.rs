@@ -1,63 +1,79 @@
-//! The heartbeat: one thread of its own for all workers of a process, so that a handler that blocks its thread, or
-//! all threads of its runtime, keeps its lease.
+//! The heartbeat: one thread of its own for all holders of a process, so that a handler that blocks its thread, or all
+//! threads of its runtime, keeps its lease.
 
+use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use hapax_core::{EntryId, Extend, Ledger, Receipt, Renew, SettleError, Source, Token, TokenError};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use crate::auto::LeaseTime;
-use crate::lease::{Lease, NEVER, Phase, instant, now_us};
-use crate::outcome::Stop;
-use crate::stats::Stats;
+use crate::lease::{Lease, NEVER, Phase, Stop};
+use crate::time::Timer;
 
 /// The longest that one heartbeat waits for its store.
 const BEAT_MS_MAX: u64 = 30_000;
 
-/// Something that is held by a lease.
-pub(crate) trait Held: Send + Sync {
+/// Something that is held by a lease: a delivery, a claim, or both.
+pub trait Held: Send + Sync {
+    /// The right to work on it.
     fn lease(&self) -> &Lease;
+    /// How long each renewal asks for.
+    fn lease_ms(&self) -> u64;
     /// The delivery, if there is one.
     fn receipt(&self) -> Option<&Receipt>;
     /// The claim, if there is one.
     fn claim(&self) -> Option<(&EntryId, &Token)>;
 }
 
-/// What one worker holds.
-pub(crate) struct Beats {
-    pub source: Option<Arc<dyn Source>>,
-    pub ledger: Option<Arc<dyn Ledger>>,
-    pub lease: Arc<LeaseTime>,
-    pub stats: Arc<Stats>,
+/// What a holder counts of its heartbeats.
+pub trait HeartbeatEvents: Send + Sync {
+    /// A heartbeat was sent, for everything that was due.
+    fn beat(&self) {}
+    /// The store did not answer a heartbeat well.
+    fn failed(&self) {}
+    /// A run was stopped.
+    fn stopped(&self, _stop: Stop) {}
+}
+
+impl HeartbeatEvents for () {}
+
+/// Keeps what one worker, one HTTP layer or one call holds.
+pub struct Holder {
+    source: Option<Arc<dyn Source>>,
+    ledger: Option<Arc<dyn Ledger>>,
+    timer: Timer,
+    events: Arc<dyn HeartbeatEvents>,
     held: Mutex<Vec<Arc<dyn Held>>>,
     beating: AtomicBool,
+    /// When the thread looks at this again by itself.
+    planned_us: AtomicU64,
     heartbeat: Arc<Heartbeat>,
 }
 
 struct Heartbeat {
-    workers: Mutex<Vec<Weak<Beats>>>,
-    /// When the thread looks again by itself.
-    planned_us: AtomicU64,
-    wake: Notify,
+    holders: Mutex<Vec<Weak<Holder>>>,
+    wake: Arc<Notify>,
+    runtime: Handle,
 }
 
-static HEART: Mutex<Option<Arc<Heartbeat>>> = Mutex::new(None);
+static HEARTBEAT: Mutex<Option<Arc<Heartbeat>>> = Mutex::new(None);
 
 /// The process's heartbeat; its thread is started when it is first needed.
 fn heartbeat() -> io::Result<Arc<Heartbeat>> {
-    let mut known = HEART.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = HEARTBEAT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(heartbeat) = &*known {
         return Ok(heartbeat.clone());
     }
-    let heartbeat = Arc::new(Heartbeat {
-        workers: Mutex::default(),
-        planned_us: AtomicU64::new(NEVER),
-        wake: Notify::new(),
-    });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let heartbeat = Arc::new(Heartbeat {
+        holders: Mutex::default(),
+        wake: Arc::default(),
+        runtime: runtime.handle().clone(),
+    });
     let beating = heartbeat.clone();
     std::thread::Builder::new()
         .name("hapax-heartbeat".into())
@@ -66,30 +82,48 @@ fn heartbeat() -> io::Result<Arc<Heartbeat>> {
     Ok(heartbeat)
 }
 
+/// Runs something in the background that has to outlive the caller's runtime.
+pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
+    match heartbeat() {
+        Ok(heartbeat) => drop(heartbeat.runtime.spawn(task)),
+        Err(error) => tracing::error!(%error, "no heartbeat thread: a claim is not given back"),
+    }
+}
+
 impl Heartbeat {
     async fn beat(self: Arc<Self>) {
         loop {
-            // Whoever adds something while this looks finds `NEVER` here and wakes it again.
-            self.planned_us.store(NEVER, Ordering::SeqCst);
-            let workers: Vec<_> = {
-                let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-                workers.retain(|worker| worker.strong_count() > 0);
-                workers.iter().filter_map(Weak::upgrade).collect()
+            let holders: Vec<_> = {
+                let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+                holders.retain(|holder| holder.strong_count() > 0);
+                holders.iter().filter_map(Weak::upgrade).collect()
             };
-            let next_us = workers.iter().map(|beats| beats.look(now_us())).min().unwrap_or(NEVER);
-            drop(workers);
-            self.planned_us.store(next_us, Ordering::SeqCst);
-            if next_us == NEVER {
-                self.wake.notified().await;
-            } else {
-                let _ = tokio::time::timeout_at(instant(next_us).into(), self.wake.notified()).await;
+            let mut soonest: Option<Duration> = None;
+            for holder in &holders {
+                // Something that is added while this looks finds `NEVER` here and wakes it again.
+                holder.planned_us.store(NEVER, Ordering::SeqCst);
+                let next_us = holder.look();
+                holder.planned_us.store(next_us, Ordering::SeqCst);
+                // A clock that is moved by hand wakes this when it is.
+                let real = (next_us != NEVER).then(|| holder.timer.real_until(next_us)).flatten();
+                soonest = match (soonest, real) {
+                    (Some(soonest), Some(real)) => Some(soonest.min(real)),
+                    (soonest, real) => soonest.or(real),
+                };
+            }
+            drop(holders);
+            match soonest {
+                Some(soonest) => {
+                    let _ = tokio::time::timeout(soonest, self.wake.notified()).await;
+                }
+                None => self.wake.notified().await,
             }
         }
     }
 }
 
 /// A heartbeat under way. However it ends, by a panic of the store too, the next one can start.
-struct Beating<'a>(&'a Beats);
+struct Beating<'a>(&'a Holder);
 
 impl Drop for Beating<'_> {
     fn drop(&mut self) {
@@ -98,21 +132,31 @@ impl Drop for Beating<'_> {
     }
 }
 
-impl Beats {
+impl Holder {
+    /// Keeps deliveries of `source` and claims of `ledger`. An error: the operating system gave no thread.
     pub fn new(
         source: Option<Arc<dyn Source>>,
         ledger: Option<Arc<dyn Ledger>>,
-        lease: Arc<LeaseTime>,
-        stats: Arc<Stats>,
+        timer: Timer,
+        events: Arc<dyn HeartbeatEvents>,
     ) -> io::Result<Arc<Self>> {
         let heartbeat = heartbeat()?;
-        let (held, beating) = (Mutex::default(), AtomicBool::new(false));
-        let beats =
-            Arc::new(Self { source, ledger, lease, stats, held, beating, heartbeat: heartbeat.clone() });
-        let mut workers = heartbeat.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        workers.retain(|worker| worker.strong_count() > 0);
-        workers.push(Arc::downgrade(&beats));
-        Ok(beats)
+        let wake = heartbeat.wake.clone();
+        timer.on_moved(move || wake.notify_one());
+        let holder = Arc::new(Self {
+            source,
+            ledger,
+            timer,
+            events,
+            held: Mutex::default(),
+            beating: AtomicBool::new(false),
+            planned_us: AtomicU64::new(NEVER),
+            heartbeat: heartbeat.clone(),
+        });
+        let mut holders = heartbeat.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        holders.retain(|holder| holder.strong_count() > 0);
+        holders.push(Arc::downgrade(&holder));
+        Ok(holder)
     }
 
     /// Keeps these from now on, until their lease says that it is over.
@@ -132,7 +176,7 @@ impl Beats {
 
     /// Makes sure that the heartbeat looks at this time.
     pub fn expect(&self, us: u64) {
-        if us < self.heartbeat.planned_us.load(Ordering::SeqCst) && us != NEVER {
+        if us < self.planned_us.load(Ordering::SeqCst) && us != NEVER {
             self.heartbeat.wake.notify_one();
         }
     }
@@ -176,17 +220,18 @@ impl Beats {
     }
 
     /// Stops what has run out of time, renews what is due; when to look again.
-    fn look(self: &Arc<Self>, now_us: u64) -> u64 {
+    fn look(self: &Arc<Self>) -> u64 {
+        let now_us = self.timer.now_us();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.retain(|one| one.lease().phase() != Phase::Over);
         let beating = self.beating.load(Ordering::SeqCst);
-        // What is due soon goes along.
-        let soon_us = now_us + self.lease.ms() * 1000 / 8;
         let mut next_us = NEVER;
         let (mut due, mut soon) = (Vec::new(), Vec::new());
         for one in held.iter() {
             let lease = one.lease();
-            lease.look(now_us).into_iter().for_each(|stop| self.stats.stopped(stop));
+            if let Some(stop) = lease.look(now_us) {
+                self.events.stopped(stop);
+            }
             let settling = lease.phase() == Phase::Settling;
             match lease.stop() {
                 Some(Stop::Lost | Stop::Abandoned) => continue,
@@ -196,6 +241,8 @@ impl Beats {
             if !settling {
                 next_us = next_us.min(lease.until_us()).min(lease.run_until_us());
             }
+            // What is due soon goes along.
+            let soon_us = now_us + one.lease_ms() * 1000 / 8;
             match lease.renew_at_us() {
                 at_us if at_us <= now_us => due.push(one.clone()),
                 at_us if at_us <= soon_us => {
@@ -217,31 +264,38 @@ impl Beats {
 
     /// One heartbeat: claims first, then deliveries, so that a claim outlives its delivery.
     async fn renew(self: Arc<Self>, due: Vec<Arc<dyn Held>>) {
-        let lease_ms = self.lease.ms();
-        let bound = Duration::from_millis((lease_ms / 2).clamp(20, BEAT_MS_MAX));
-        let again_us = lease_ms * 1000 / 10;
+        let mut bound_ms = BEAT_MS_MAX;
         for one in &due {
-            // If nothing comes of this beat, the next is not far.
-            one.lease().renew_at(now_us() + again_us.max(2_000));
+            let lease_ms = one.lease_ms();
+            bound_ms = bound_ms.min((lease_ms / 2).max(20));
+            // If this beat fails, the next is not far.
+            one.lease().renew_at(self.timer.now_us() + (lease_ms * 100).max(2_000));
         }
-        self.stats.heartbeats.add();
+        self.events.beat();
         let _beating = Beating(&self);
-        let _ = tokio::time::timeout(bound, self.renew_claims(&due, lease_ms)).await;
-        let _ = tokio::time::timeout(bound, self.renew_deliveries(&due, lease_ms)).await;
+        let renewed = self.timer.timeout(bound_ms, self.renew_claims(&due)).await;
+        let kept = self.timer.timeout(bound_ms, self.renew_deliveries(&due)).await;
+        if renewed.is_none() || kept.is_none() {
+            self.events.failed();
+            tracing::warn!(
+                leases = due.len(),
+                "a heartbeat got no answer within {bound_ms} ms; trying again"
+            );
+        }
     }
 
-    async fn renew_claims(&self, due: &[Arc<dyn Held>], lease_ms: u64) {
+    async fn renew_claims(&self, due: &[Arc<dyn Held>]) {
         let Some(ledger) = &self.ledger else { return };
         let claims: Vec<_> = due.iter().filter_map(|one| Some((one, one.claim()?))).collect();
         if claims.is_empty() {
             return;
         }
-        let renew = |(_, (id, token)): &(_, (&EntryId, &Token))| Renew {
+        let renew = |(one, (id, token)): &(&Arc<dyn Held>, (&EntryId, &Token))| Renew {
             id: (*id).clone(),
             token: (*token).clone(),
-            lease_ms,
+            lease_ms: one.lease_ms(),
         };
-        let asked_us = now_us();
+        let asked_us = self.timer.now_us();
         match ledger.renew(claims.iter().map(renew).collect()).await {
             Ok(answers) => {
                 for ((one, _), answer) in claims.iter().zip(answers) {
@@ -254,30 +308,37 @@ impl Beats {
                 }
             }
             Err(error) => {
-                self.stats.heartbeat_errors.add();
+                self.events.failed();
                 tracing::warn!(%error, claims = claims.len(), "claims could not be renewed; trying again");
             }
         }
     }
 
-    async fn renew_deliveries(&self, due: &[Arc<dyn Held>], lease_ms: u64) {
+    async fn renew_deliveries(&self, due: &[Arc<dyn Held>]) {
         let Some(source) = &self.source else { return };
         let wanted = |one: &&Arc<dyn Held>| {
             let lease = one.lease();
-            lease.stop() != Some(Stop::Lost) && lease.phase() != Phase::Over && !lease.is_delivery_gone()
+            lease.stop() != Some(Stop::Lost)
+                && lease.phase() != Phase::Over
+                && !lease.is_delivery_gone()
+                && !lease.is_endless()
         };
         let kept: Vec<_> = due.iter().filter(wanted).filter_map(|one| Some((one, one.receipt()?))).collect();
         if kept.is_empty() {
             return;
         }
-        let extend = |(_, receipt): &(_, &Receipt)| Extend { receipt: (*receipt).clone(), lease_ms };
-        let asked_us = now_us();
+        let extend = |(one, receipt): &(&Arc<dyn Held>, &Receipt)| Extend {
+            receipt: (*receipt).clone(),
+            lease_ms: one.lease_ms(),
+        };
+        let asked_us = self.timer.now_us();
         match source.keep(kept.iter().map(extend).collect()).await {
             Ok(answers) => {
                 for ((one, _), answer) in kept.iter().zip(answers) {
                     match answer {
                         Ok(left) => one.lease().delivery_renewed(asked_us, left.lease_ms),
-                        // The claim is the right to act and is kept on; whoever has the delivery finds it in progress.
+                        // The claim is the right to act and is kept on; a consumer that has the delivery now finds it in
+                        // progress.
                         Err(_) if one.claim().is_some() => one.lease().delivery_gone(),
                         Err(SettleError::LeaseTooLong { .. }) => one.lease().renew_at(NEVER),
                         Err(error) => self.lost(&***one, &error),
@@ -285,7 +346,7 @@ impl Beats {
                 }
             }
             Err(error) => {
-                self.stats.heartbeat_errors.add();
+                self.events.failed();
                 tracing::warn!(%error, deliveries = kept.len(), "leases could not be renewed; trying again");
             }
         }
@@ -294,7 +355,7 @@ impl Beats {
     fn lost(&self, one: &dyn Held, why: &dyn std::fmt::Display) {
         let lease = one.lease();
         if matches!(lease.phase(), Phase::Waiting | Phase::Running) && lease.stop_for(Stop::Lost) {
-            self.stats.lost_leases.add();
+            self.events.stopped(Stop::Lost);
             tracing::warn!(%why, "a lease was lost; its handler is stopped at its next await");
         }
     }

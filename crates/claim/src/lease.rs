@@ -1,37 +1,31 @@
 //! What a holder knows about its lease, counted on its own monotonic clock from before the request left.
 
-use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
-use std::task::{Poll, Waker};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, PoisonError};
+use std::task::Waker;
 
 use tokio::sync::Notify;
 
-use crate::outcome::{Ended, Stop, panic_text};
-use crate::stats::Stats;
+/// A time that never comes.
+pub const NEVER: u64 = u64::MAX;
 
-static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
-
-/// Never.
-pub(crate) const NEVER: u64 = u64::MAX;
-
-/// Microseconds of the process's monotonic clock.
-pub(crate) fn now_us() -> u64 {
-    EPOCH.elapsed().as_micros() as u64
-}
-
-/// The instant of a reading of [`now_us`].
-pub(crate) fn instant(us: u64) -> Instant {
-    *EPOCH + Duration::from_micros(us)
+/// Why a run was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// Its lease is over or passed to another holder.
+    Lost,
+    /// It ran for longer than it may.
+    TimedOut,
+    /// Its worker ends and waited long enough.
+    Drained,
+    /// Its worker was dropped: nothing more is settled.
+    Abandoned,
 }
 
 /// How far a run is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Phase {
+pub enum Phase {
     /// Received; being claimed, or waiting for its turn.
     Waiting = 0,
     /// The handler runs.
@@ -43,7 +37,7 @@ pub(crate) enum Phase {
 }
 
 /// The right to work on a delivery, on a claim, or on both.
-pub(crate) struct Lease {
+pub struct Lease {
     delivery_until_us: AtomicU64,
     /// `NEVER` without a claim; with one, it is the claim that gives the right to act.
     claim_until_us: AtomicU64,
@@ -70,7 +64,14 @@ impl Lease {
         }
     }
 
-    /// A lease that nobody counts: the delivery was acked when it was received.
+    /// The lease of a claim without a delivery.
+    pub fn of_claim(asked_us: u64, lease_ms: u64) -> Self {
+        let lease = Self::new(asked_us, lease_ms);
+        lease.claimed(asked_us, lease_ms);
+        lease
+    }
+
+    /// A lease without an end: the delivery was acked when it was received, or its source has no leases.
     pub fn endless() -> Self {
         let lease = Self::new(0, 0);
         lease.delivery_until_us.store(NEVER, Ordering::Relaxed);
@@ -78,8 +79,8 @@ impl Lease {
         lease
     }
 
-    /// A delivery that waited long for its message: nobody knows how old its lease is, so it is renewed soon, unless the
-    /// handler is quick.
+    /// A delivery that waited long for its message: how old its lease is cannot be known, so it is renewed soon, unless
+    /// the handler is quick.
     pub fn of_unknown_age(answered_us: u64, lease_ms: u64) -> Self {
         let lease = Self::new(answered_us, lease_ms);
         lease.renew_at_us.store(answered_us + lease_ms * 1000 / 20, Ordering::Relaxed);
@@ -91,6 +92,12 @@ impl Lease {
         self.delivery_until_us.store(0, Ordering::SeqCst);
     }
 
+    /// Whether the delivery has no lease that could end.
+    pub fn is_endless(&self) -> bool {
+        self.delivery_until_us.load(Ordering::SeqCst) == NEVER
+    }
+
+    /// Whether the delivery passed to another consumer.
     pub fn is_delivery_gone(&self) -> bool {
         self.delivery_until_us.load(Ordering::SeqCst) == 0
     }
@@ -98,6 +105,8 @@ impl Lease {
     /// A claim was given.
     pub fn claimed(&self, asked_us: u64, lease_ms: u64) {
         self.claim_until_us.store(asked_us + lease_ms * 1000, Ordering::SeqCst);
+        // A source without leases has none of its own that would be due earlier.
+        self.renew_at_us.fetch_min(asked_us + lease_ms * 1000 / 3, Ordering::SeqCst);
     }
 
     /// A claim was renewed.
@@ -117,6 +126,7 @@ impl Lease {
         self.renew_at_us.load(Ordering::SeqCst)
     }
 
+    /// Sets when the next heartbeat is due.
     pub fn renew_at(&self, us: u64) {
         self.renew_at_us.store(us, Ordering::SeqCst);
     }
@@ -129,6 +139,7 @@ impl Lease {
         }
     }
 
+    /// How far the run is.
     pub fn phase(&self) -> Phase {
         match self.phase.load(Ordering::SeqCst) {
             0 => Phase::Waiting,
@@ -138,14 +149,17 @@ impl Lease {
         }
     }
 
+    /// The run is at this phase now.
     pub fn enter(&self, phase: Phase) {
         self.phase.store(phase as u8, Ordering::SeqCst);
     }
 
+    /// Bounds the run.
     pub fn run_until(&self, us: u64) {
         self.run_until_us.store(us, Ordering::SeqCst);
     }
 
+    /// When the run has to end; [`NEVER`] without a bound.
     pub fn run_until_us(&self) -> u64 {
         self.run_until_us.load(Ordering::SeqCst)
     }
@@ -191,8 +205,8 @@ impl Lease {
     }
 
     /// Whether the right to act is gone, as far as can be known here.
-    pub fn is_lost(&self) -> bool {
-        self.stop().is_some() || self.until_us() <= now_us()
+    pub fn is_lost(&self, now_us: u64) -> bool {
+        self.stop().is_some() || self.until_us() <= now_us
     }
 
     /// Completes when the handler is to stop.
@@ -212,45 +226,4 @@ impl Lease {
             *known = Some(waker.clone());
         }
     }
-}
-
-/// Runs a handler until it ends, panics, or is stopped at an await by all of its leases.
-///
-/// It looks at the clock itself before each step: a process that slept past its lease wakes all of its threads at once,
-/// and the handler must not act before the heartbeat has looked.
-pub(crate) async fn guard<T>(
-    leases: impl Iterator<Item = &Lease> + Clone,
-    stats: &Stats,
-    handler: Pin<Box<dyn Future<Output = T> + Send + '_>>,
-) -> Result<T, Ended> {
-    let mut handler = Some(handler);
-    let mut started = false;
-    // User code may panic when it is dropped, too.
-    let forget = |handler: Option<_>| drop(catch_unwind(AssertUnwindSafe(|| drop(handler))));
-    poll_fn(move |cx| {
-        let now_us = now_us();
-        for lease in leases.clone() {
-            lease.watch(cx.waker());
-            lease.look(now_us).into_iter().for_each(|stop| stats.stopped(stop));
-        }
-        let stop = leases.clone().map(Lease::stop).reduce(Option::and).flatten();
-        if let Some(stop) = stop {
-            forget(handler.take());
-            return Poll::Ready(Err(if started { Ended::Stopped(stop) } else { Ended::NotStarted(stop) }));
-        }
-        started = true;
-        let Some(running) = handler.as_mut() else { return Poll::Pending };
-        match catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(cx))) {
-            Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(ended)) => {
-                forget(handler.take());
-                Poll::Ready(Ok(ended))
-            }
-            Err(panic) => {
-                forget(handler.take());
-                Poll::Ready(Err(Ended::Panicked(panic_text(&*panic))))
-            }
-        }
-    })
-    .await
 }

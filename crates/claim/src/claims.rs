@@ -1,0 +1,388 @@
+//! Asking for claims and ending them, with as many tries as it takes to know.
+
+use std::collections::HashSet;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+
+use hapax_core::{
+    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Grant, Ledger, OnDoubt, RecordedOutcome,
+    Renew, StoreError, TokenError,
+};
+use thiserror::Error;
+
+use crate::heartbeat;
+use crate::time::Timer;
+
+/// How long one call of the ledger may take, beyond what it was asked to wait.
+const CALL_MS_MAX: u64 = 5_000;
+/// How often a claim whose answer was lost is asked for again.
+const CLAIM_TRIES: u32 = 5;
+/// A grant whose answer took more than this part of its lease is renewed before anything runs under it.
+const LATE_PART: u64 = 4;
+/// How long an ending is repeated while the ledger does not answer, by default.
+const END_MS_MAX_DEFAULT: u64 = 60_000;
+/// How long to try to give back a claim that may have been made.
+const GIVE_BACK_MS_MAX: u64 = 600_000;
+
+/// A claim that was given, and is known to be in time.
+#[derive(Debug, Clone)]
+pub struct Granted {
+    /// Which entry.
+    pub id: EntryId,
+    /// Token, fence, and what was left of the lease.
+    pub grant: Grant,
+    /// When it was asked for, by the timer of the claims: the lease counts from then.
+    pub asked_us: u64,
+}
+
+/// The answer to a claim.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    /// The caller holds the key: it may act.
+    Granted(Granted),
+    /// The effect has ended before; this is its outcome.
+    Completed(RecordedOutcome),
+    /// Another holder has the key.
+    InProgress {
+        /// What is left of its lease.
+        retry_after_ms: u64,
+    },
+    /// A claim lapsed while its holder may have acted, and the caller asked not to take over.
+    InDoubt,
+    /// The ledger refused the claim: another request under the same key, or a value out of range.
+    Refused(ClaimError),
+    /// The ledger could not be asked, or did not confirm in time. Nothing may run; what may have been claimed is given
+    /// back.
+    Unavailable(StoreError),
+}
+
+/// Why the end of a claim was not recorded.
+#[derive(Debug, Clone, Error)]
+#[non_exhaustive]
+pub enum EndError {
+    /// The claim is another holder's, or gone.
+    #[error(transparent)]
+    Superseded(TokenError),
+    /// The ledger did not answer in time: the key will be in doubt.
+    #[error("the ledger did not record the end of the claim: {0}")]
+    Unrecorded(StoreError),
+}
+
+impl EndError {
+    pub(crate) fn no_answer() -> Self {
+        Self::Unrecorded(StoreError::OutcomeUnknown("the ledger gave no answer".into()))
+    }
+}
+
+/// The claims of one ledger. Cheap to clone.
+#[derive(Clone)]
+pub struct Claims {
+    ledger: Arc<dyn Ledger>,
+    timer: Timer,
+    end_ms_max: u64,
+}
+
+impl Claims {
+    /// Claims of this ledger, by this time.
+    pub fn new(ledger: Arc<dyn Ledger>, timer: Timer) -> Self {
+        Self { ledger, timer, end_ms_max: END_MS_MAX_DEFAULT }
+    }
+
+    /// How long an ending is repeated while the ledger does not answer. Default 60 s; shorter where a caller waits for
+    /// it.
+    #[must_use]
+    pub fn end_within_ms(mut self, ms: u64) -> Self {
+        self.end_ms_max = ms;
+        self
+    }
+
+    /// Claims keys. A call without an answer is repeated: the owner's nonce makes that the same claim. A grant that came
+    /// late is renewed first. Whatever may have been claimed without the caller learning of it is given back, also when
+    /// this is dropped before it is ready: nothing ran under it, so it must not end in doubt.
+    pub async fn claim(&self, requests: Vec<ClaimRequest>) -> Vec<Answer> {
+        let wait_ms = requests.iter().map(|request| request.wait_ms).max().unwrap_or(0);
+        let mut asking = Asking { claims: self, requests, may_be_claimed: false };
+        let mut tries = 0;
+        let error = loop {
+            let asked_us = self.timer.now_us();
+            let before = std::mem::replace(&mut asking.may_be_claimed, true);
+            // Looked at before and after: it may be done while the call is under way.
+            let given_back = asking.requests.iter().map(|request| self.is_given_back(&request.id)).collect();
+            let call = self.ledger.claim(asking.requests.clone());
+            let error = match self.timer.timeout(CALL_MS_MAX + wait_ms, call).await {
+                Some(Ok(answers)) if answers.len() == asking.requests.len() => {
+                    asking.may_be_claimed = false;
+                    let requests = std::mem::take(&mut asking.requests);
+                    return self.answered(requests, answers, asked_us, given_back).await;
+                }
+                Some(Ok(answers)) => StoreError::OutcomeUnknown(format!(
+                    "the ledger gave {} answers to {} claims",
+                    answers.len(),
+                    asking.requests.len()
+                )),
+                Some(Err(error)) => error,
+                None => StoreError::OutcomeUnknown("the ledger did not answer in time".into()),
+            };
+            let unknown = matches!(error, StoreError::OutcomeUnknown(_));
+            // Any other error says that this call did nothing; one before it may have.
+            asking.may_be_claimed = before || unknown;
+            if !unknown || tries == CLAIM_TRIES {
+                break error;
+            }
+            self.timer.sleep_ms(fastrand::u64(5..=20 << tries)).await;
+            tries += 1;
+        };
+        let count = asking.requests.len();
+        drop(asking);
+        vec![Answer::Unavailable(error); count]
+    }
+
+    async fn answered(
+        &self,
+        requests: Vec<ClaimRequest>,
+        answers: Vec<Result<Claim, ClaimError>>,
+        asked_us: u64,
+        given_back: Vec<bool>,
+    ) -> Vec<Answer> {
+        let took_us = self.timer.now_us().saturating_sub(asked_us);
+        let mut late = Vec::new();
+        let mut all = Vec::with_capacity(answers.len());
+        for (at, ((request, answer), given_back)) in
+            requests.into_iter().zip(answers).zip(given_back).enumerate()
+        {
+            all.push(match answer {
+                Ok(Claim::Granted(grant)) => {
+                    if took_us * LATE_PART > grant.lease_ms * 1000 {
+                        late.push((at, request.lease_ms));
+                    }
+                    Answer::Granted(Granted { id: request.id, grant, asked_us })
+                }
+                Ok(Claim::Completed { outcome, .. }) => Answer::Completed(outcome),
+                Ok(Claim::InProgress { .. } | Claim::InDoubt { .. })
+                    if given_back || self.is_given_back(&request.id) =>
+                {
+                    let problem = "an earlier claim of this process for the key is being given back";
+                    Answer::Unavailable(StoreError::Unavailable(problem.into()))
+                }
+                Ok(Claim::InProgress { retry_after_ms }) => Answer::InProgress { retry_after_ms },
+                Ok(Claim::InDoubt { .. }) => Answer::InDoubt,
+                Err(error) => Answer::Refused(error),
+            });
+        }
+        if !late.is_empty() {
+            self.confirm(&mut all, late).await;
+        }
+        all
+    }
+
+    /// Renews grants whose answer took long: a claim that waited says what was left of its lease when the answer was
+    /// sent, and how old that is cannot be known. What is not confirmed is given back.
+    async fn confirm(&self, answers: &mut [Answer], late: Vec<(usize, u64)>) {
+        let mut confirming = Confirming { claims: self, granted: Vec::new() };
+        let mut renewals = Vec::new();
+        let mut bound_ms = CALL_MS_MAX;
+        for (at, lease_ms) in &late {
+            let Answer::Granted(granted) = &answers[*at] else { continue };
+            bound_ms = bound_ms.min((lease_ms / 3).max(1));
+            renewals.push(Renew {
+                id: granted.id.clone(),
+                token: granted.grant.token.clone(),
+                lease_ms: *lease_ms,
+            });
+            confirming.granted.push(granted.clone());
+        }
+        let asked_us = self.timer.now_us();
+        let renewed = self.timer.timeout(bound_ms, self.ledger.renew(renewals)).await;
+        let granted = std::mem::take(&mut confirming.granted);
+        let mut renewed = match renewed {
+            Some(Ok(renewed)) => renewed.into_iter(),
+            _ => Vec::new().into_iter(),
+        };
+        for ((at, _), granted) in late.into_iter().zip(granted) {
+            answers[at] = match renewed.next() {
+                Some(Ok(left)) => {
+                    let grant = Grant { lease_ms: left.lease_ms, ..granted.grant };
+                    Answer::Granted(Granted { grant, asked_us, ..granted })
+                }
+                Some(Err(error)) => Answer::Unavailable(StoreError::Unavailable(format!(
+                    "the claim was lost before it was confirmed: {error}"
+                ))),
+                None => {
+                    self.release(granted);
+                    Answer::Unavailable(StoreError::Unavailable("the claim was not confirmed in time".into()))
+                }
+            };
+        }
+    }
+
+    /// Ends claims, one answer each; repeats the call while the ledger does not answer.
+    pub async fn end(&self, ends: Vec<ClaimEnd>) -> Vec<Result<(), EndError>> {
+        self.end_until(ends, self.timer.now_us() + self.end_ms_max * 1000).await
+    }
+
+    async fn end_until(&self, ends: Vec<ClaimEnd>, until_us: u64) -> Vec<Result<(), EndError>> {
+        let (mut unknown, mut pause_ms) = (false, 20);
+        loop {
+            let error = match self.timer.timeout(CALL_MS_MAX, self.ledger.end(ends.clone())).await {
+                Some(Ok(answers)) if answers.len() == ends.len() => {
+                    let ended = ends.iter().zip(answers);
+                    return ended.map(|(end, answer)| ended_so(end, answer, unknown)).collect();
+                }
+                Some(Ok(_)) => StoreError::OutcomeUnknown("the ledger did not answer each claim".into()),
+                Some(Err(error)) => error,
+                None => StoreError::OutcomeUnknown("the ledger did not answer in time".into()),
+            };
+            unknown |= matches!(error, StoreError::OutcomeUnknown(_));
+            if !error.is_retryable() || self.timer.now_us() + pause_ms * 1000 >= until_us {
+                return vec![Err(EndError::Unrecorded(error)); ends.len()];
+            }
+            self.timer.sleep_ms(fastrand::u64(pause_ms / 2..=pause_ms)).await;
+            pause_ms = (pause_ms * 2).min(2_000);
+        }
+    }
+
+    /// Gives back a claim that nothing ran under, in the background.
+    fn release(&self, granted: Granted) {
+        let end = ClaimEnd { id: granted.id, token: granted.grant.token, ending: Ending::Release };
+        self.pay_back(Owed::Release(end));
+    }
+
+    /// Gives back a claim that may have been made, in the background: asks for it as the same owner, then releases it.
+    fn give_back(&self, request: ClaimRequest) {
+        // Another holder's lapsed claim is not for this to take over.
+        self.pay_back(Owed::Claim(ClaimRequest { wait_ms: 0, on_doubt: OnDoubt::Park, ..request }));
+    }
+
+    fn pay_back(&self, mut owed: Owed) {
+        let timer = self.timer.clone();
+        let mark = GivenBack::mark(&self.ledger, owed.id());
+        heartbeat::spawn(async move {
+            let until_us = timer.now_us() + GIVE_BACK_MS_MAX * 1000;
+            let mut pause_ms = 50;
+            loop {
+                // Only borrowed for one try: a store that its owner has closed must not be kept open by this.
+                let Some(ledger) = mark.ledger.upgrade() else { return };
+                owed = match owed.try_once(&*ledger, &timer).await {
+                    Some(owed) => owed,
+                    None => return,
+                };
+                drop(ledger);
+                if timer.now_us() >= until_us {
+                    let id = owed.id();
+                    tracing::error!(%id, "a claim that nothing ran under could not be given back; it may be in doubt");
+                    return;
+                }
+                timer.sleep_ms(pause_ms).await;
+                pause_ms = (pause_ms * 2).min(5_000);
+            }
+        });
+    }
+
+    fn is_given_back(&self, id: &EntryId) -> bool {
+        let marks = GIVEN_BACK.lock().unwrap_or_else(PoisonError::into_inner);
+        !marks.is_empty() && marks.contains(&(address(&self.ledger), id.clone()))
+    }
+}
+
+/// Whether an ending is recorded. A release that is repeated after an unknown answer finds its entry gone.
+fn ended_so(end: &ClaimEnd, answer: Result<(), TokenError>, unknown: bool) -> Result<(), EndError> {
+    match answer {
+        Err(TokenError::Gone) if unknown && end.ending == Ending::Release => Ok(()),
+        answer => answer.map_err(EndError::Superseded),
+    }
+}
+
+/// Claims that are being asked for. Dropped while one may have been made, it gives them back.
+struct Asking<'a> {
+    claims: &'a Claims,
+    requests: Vec<ClaimRequest>,
+    may_be_claimed: bool,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if self.may_be_claimed {
+            for request in self.requests.drain(..) {
+                self.claims.give_back(request);
+            }
+        }
+    }
+}
+
+/// Grants that are being confirmed. Dropped, it gives them back.
+struct Confirming<'a> {
+    claims: &'a Claims,
+    granted: Vec<Granted>,
+}
+
+impl Drop for Confirming<'_> {
+    fn drop(&mut self) {
+        for granted in self.granted.drain(..) {
+            self.claims.release(granted);
+        }
+    }
+}
+
+/// Keys whose claims are being given back, by the address of their ledger: until that is done, another claim of this
+/// process must not take the remains of its own for a duplicate at work, or for a doubt.
+static GIVEN_BACK: LazyLock<Mutex<HashSet<(usize, EntryId)>>> = LazyLock::new(Mutex::default);
+
+struct GivenBack {
+    mark: (usize, EntryId),
+    /// As long as it lives, no other ledger has its address.
+    ledger: Weak<dyn Ledger>,
+}
+
+fn address(ledger: &Arc<dyn Ledger>) -> usize {
+    Arc::as_ptr(ledger).cast::<()>() as usize
+}
+
+impl GivenBack {
+    fn mark(ledger: &Arc<dyn Ledger>, id: &EntryId) -> Self {
+        let mark = (address(ledger), id.clone());
+        GIVEN_BACK.lock().unwrap_or_else(PoisonError::into_inner).insert(mark.clone());
+        Self { mark, ledger: Arc::downgrade(ledger) }
+    }
+}
+
+impl Drop for GivenBack {
+    fn drop(&mut self) {
+        GIVEN_BACK.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.mark);
+    }
+}
+
+/// What is still to be done before a claim that nothing ran under is gone.
+enum Owed {
+    /// It may have been made: ask for it as the same owner.
+    Claim(ClaimRequest),
+    Release(ClaimEnd),
+}
+
+impl Owed {
+    fn id(&self) -> &EntryId {
+        match self {
+            Self::Claim(request) => &request.id,
+            Self::Release(end) => &end.id,
+        }
+    }
+
+    /// `None`: nothing is owed any more.
+    async fn try_once(self, ledger: &dyn Ledger, timer: &Timer) -> Option<Self> {
+        let end = match self {
+            Self::Release(end) => end,
+            Self::Claim(request) => {
+                let asked = timer.timeout(CALL_MS_MAX, ledger.claim(vec![request.clone()])).await;
+                match asked.map(|asked| asked.map(|mut answers| answers.pop())) {
+                    Some(Ok(Some(Ok(Claim::Granted(Grant { token, .. }))))) => {
+                        ClaimEnd { id: request.id, token, ending: Ending::Release }
+                    }
+                    Some(Ok(_)) => return None,
+                    Some(Err(_)) | None => return Some(Self::Claim(request)),
+                }
+            }
+        };
+        match timer.timeout(CALL_MS_MAX, ledger.end(vec![end.clone()])).await {
+            Some(Ok(_)) => None,
+            Some(Err(_)) | None => Some(Self::Release(end)),
+        }
+    }
+}

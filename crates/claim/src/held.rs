@@ -1,0 +1,98 @@
+//! One claim, kept by heartbeats.
+
+use std::sync::Arc;
+
+use hapax_core::{ClaimEnd, Ending, EntryId, Fence, Receipt, Token};
+
+use crate::claims::{Claims, EndError, Granted};
+use crate::heartbeat::{Held, Holder};
+use crate::lease::{Lease, Phase};
+
+struct Single {
+    granted: Granted,
+    lease: Lease,
+    lease_ms: u64,
+}
+
+impl Held for Single {
+    fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    fn lease_ms(&self) -> u64 {
+        self.lease_ms
+    }
+
+    fn receipt(&self) -> Option<&Receipt> {
+        None
+    }
+
+    fn claim(&self) -> Option<(&EntryId, &Token)> {
+        Some((&self.granted.id, &self.granted.grant.token))
+    }
+}
+
+/// A claim that is renewed until it is ended or dropped. Dropped, it lapses with its lease and is in doubt, since its
+/// holder may have acted.
+#[must_use = "dropped, the claim lapses"]
+pub struct HeldClaim {
+    single: Arc<Single>,
+    claims: Claims,
+    /// Renews it.
+    _holder: Arc<Holder>,
+}
+
+impl Claims {
+    /// Keeps a claim that was granted: from now on it is renewed, for `lease_ms` each time.
+    pub fn hold(&self, holder: &Arc<Holder>, granted: Granted, lease_ms: u64) -> HeldClaim {
+        let lease = Lease::of_claim(granted.asked_us, granted.grant.lease_ms);
+        lease.enter(Phase::Running);
+        let single = Arc::new(Single { granted, lease, lease_ms });
+        holder.keep([single.clone() as Arc<dyn Held>]);
+        HeldClaim { single, claims: self.clone(), _holder: holder.clone() }
+    }
+}
+
+impl HeldClaim {
+    /// Which entry.
+    pub fn id(&self) -> &EntryId {
+        &self.single.granted.id
+    }
+
+    /// Grows with every grant of the key.
+    pub fn fence(&self) -> Fence {
+        self.single.granted.grant.fence
+    }
+
+    /// A holder before this one lapsed: its effect may have happened.
+    pub fn is_takeover(&self) -> bool {
+        self.single.granted.grant.takeover
+    }
+
+    /// The right to act.
+    pub fn lease(&self) -> &Lease {
+        &self.single.lease
+    }
+
+    /// Completes when the claim is not this holder's any more, or may not be: it was refused, or its lease ran out on
+    /// this process's clock.
+    pub async fn lost(&self) {
+        self.single.lease.cancelled().await;
+    }
+
+    /// Ends the claim; repeats it while the ledger does not answer. The claim is renewed meanwhile.
+    pub async fn end(&self, ending: Ending) -> Result<(), EndError> {
+        self.single.lease.enter(Phase::Settling);
+        let Granted { id, grant, .. } = &self.single.granted;
+        let end = ClaimEnd { id: id.clone(), token: grant.token.clone(), ending };
+        let ended = self.claims.end(vec![end]).await.pop();
+        self.single.lease.enter(Phase::Over);
+        ended.unwrap_or_else(|| Err(EndError::no_answer()))
+    }
+}
+
+impl Drop for HeldClaim {
+    fn drop(&mut self) {
+        self.single.lease.enter(Phase::Over);
+    }
+}

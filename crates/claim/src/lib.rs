@@ -1,0 +1,46 @@
+//! One way to hold a claim of a ledger: claim with retry, confirm it if the answer came late, keep it by heartbeats on a
+//! thread of its own, know when it is lost, end it with retry, and give back what nothing ran under.
+//!
+//! The worker, the HTTP layer and `idempotent` hold their claims through this crate; no other code of ours renews or ends
+//! one. All time passes through a [`Clock`](hapax_core::Clock), so that a test can move it.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use std::sync::Arc;
+//! use hapax_claim::{Answer, Claims, Holder, Owners, Timer};
+//! use hapax_core::{ClaimRequest, Ending, EntryId, Json, RecordedOutcome};
+//!
+//! let timer = Timer::system();
+//! let ledger = Arc::new(hapax_conformance::MemoryLedger::new(Arc::new(hapax_core::SystemClock::default())));
+//! let claims = Claims::new(ledger.clone(), timer.clone());
+//! let holder = Holder::new(None, Some(ledger), timer, Arc::new(()))?;
+//!
+//! let id = EntryId::new("payments".parse()?, "order-7".parse()?);
+//! let request = ClaimRequest::new(id, Owners::new("example").next(), 30_000);
+//! let Answer::Granted(granted) = claims.claim(vec![request]).await.remove(0) else { panic!("it is free") };
+//! let held = claims.hold(&holder, granted, 30_000);
+//! tokio::select! {
+//!     () = held.lost() => { /* another holder may have the key: stop */ }
+//!     () = async { /* the effect */ } => {
+//!         let outcome = RecordedOutcome::done(Json::of("paid")?);
+//!         held.end(Ending::Complete { outcome, ttl_ms: 86_400_000 }).await?;
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod claims;
+mod heartbeat;
+mod held;
+mod lease;
+mod owner;
+mod time;
+
+pub use claims::{Answer, Claims, EndError, Granted};
+pub use heartbeat::{HeartbeatEvents, Held, Holder};
+pub use held::HeldClaim;
+pub use lease::{Lease, NEVER, Phase, Stop};
+pub use owner::Owners;
+pub use time::Timer;

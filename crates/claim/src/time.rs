@@ -1,0 +1,77 @@
+//! Waiting on a clock that a test may move by hand.
+
+use std::future::Future;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use hapax_core::{Clock, SystemClock};
+use tokio::sync::Notify;
+
+/// The monotonic time of a holder, and waits that follow it.
+#[derive(Clone)]
+pub struct Timer {
+    clock: Arc<dyn Clock>,
+    moved: Arc<Notify>,
+}
+
+impl Timer {
+    /// Time by this clock.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        let moved = Arc::new(Notify::new());
+        let tell = moved.clone();
+        clock.on_moved(Arc::new(move || tell.notify_waiters()));
+        Self { clock, moved }
+    }
+
+    /// Time by the machine's clock; one for the whole process, so that its readings can be compared.
+    pub fn system() -> Self {
+        static SYSTEM: LazyLock<Timer> = LazyLock::new(|| Timer::new(Arc::new(SystemClock::default())));
+        SYSTEM.clone()
+    }
+
+    /// Microseconds since some fixed point; never steps back.
+    pub fn now_us(&self) -> u64 {
+        self.clock.monotonic_us()
+    }
+
+    /// Completes when the clock has reached `at_us`, or, when it was moved by hand, soon after.
+    pub async fn sleep_until(&self, at_us: u64) {
+        loop {
+            let moved = self.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            let now_us = self.now_us();
+            if at_us <= now_us {
+                return;
+            }
+            match self.clock.sleep_for(at_us - now_us) {
+                Some(real) => tokio::time::sleep(real).await,
+                None => moved.await,
+            }
+        }
+    }
+
+    /// Completes when this much time has passed.
+    pub async fn sleep_ms(&self, ms: u64) {
+        self.sleep_until(self.now_us().saturating_add(ms.saturating_mul(1000))).await;
+    }
+
+    /// Waits for `future`, at most this long; `None` when the time is over.
+    pub async fn timeout<T>(&self, ms: u64, future: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            value = future => Some(value),
+            () = self.sleep_ms(ms) => None,
+        }
+    }
+
+    /// How long a thread may really sleep until `at_us`; `None`: until [`Timer::moved`].
+    pub(crate) fn real_until(&self, at_us: u64) -> Option<Duration> {
+        self.clock.sleep_for(at_us.saturating_sub(self.now_us()))
+    }
+
+    /// Calls this whenever the clock was moved by hand.
+    pub(crate) fn on_moved(&self, hook: impl Fn() + Send + Sync + 'static) {
+        self.clock.on_moved(Arc::new(hook));
+    }
+}

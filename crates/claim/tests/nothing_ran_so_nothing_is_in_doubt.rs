@@ -1,0 +1,212 @@
+//! A claim under which nothing ran is given back, however its answer was lost: under `park` its key would otherwise stay
+//! in doubt until an operator decides.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hapax_claim::{Answer, Claims, Owners, Timer};
+use hapax_conformance::MemoryLedger;
+use hapax_core::{
+    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Ledger,
+    LedgerCapabilities, LedgerStats, ManualClock, OnDoubt, Page, Remaining, Renew, Resolution, ResolveError,
+    StoreError, TokenError,
+};
+use tokio::sync::Notify;
+
+const LEASE_MS: u64 = 10_000;
+
+/// A ledger on a clock that is moved by hand; so many of its calls take effect and lose their answer.
+struct Lossy {
+    inner: MemoryLedger,
+    clock: Arc<ManualClock>,
+    claims_lost: AtomicU32,
+    renewals_lost: AtomicU32,
+    ends_lost: AtomicU32,
+    /// Each claim takes so long.
+    claim_takes_ms: u64,
+    claimed: Notify,
+}
+
+fn lossy(claims_lost: u32) -> Lossy {
+    let clock = Arc::new(ManualClock::at_ms(1_700_000_000_000));
+    Lossy {
+        inner: MemoryLedger::new(clock.clone()),
+        clock,
+        claims_lost: claims_lost.into(),
+        renewals_lost: 0.into(),
+        ends_lost: 0.into(),
+        claim_takes_ms: 0,
+        claimed: Notify::new(),
+    }
+}
+
+fn lose<T>(left: &AtomicU32, answer: T) -> Result<T, StoreError> {
+    let lost = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+    if lost { Err(StoreError::OutcomeUnknown("told so".into())) } else { Ok(answer) }
+}
+
+#[async_trait]
+impl Ledger for Lossy {
+    fn ledger_capabilities(&self) -> LedgerCapabilities {
+        self.inner.ledger_capabilities()
+    }
+
+    async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
+        let answer = self.inner.claim(batch).await?;
+        self.clock.advance_ms(self.claim_takes_ms);
+        self.claimed.notify_one();
+        lose(&self.claims_lost, answer)
+    }
+
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+        lose(&self.renewals_lost, ())?;
+        self.inner.renew(batch).await
+    }
+
+    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+        lose(&self.ends_lost, ())?;
+        self.inner.end(batch).await
+    }
+
+    async fn entry(&self, id: &EntryId) -> Result<Option<EntryView>, StoreError> {
+        self.inner.entry(id).await
+    }
+
+    async fn entries(&self, filter: EntryFilter) -> Result<Page<EntryView>, StoreError> {
+        self.inner.entries(filter).await
+    }
+
+    async fn resolve(&self, id: &EntryId, resolution: Resolution, by: &str) -> Result<(), ResolveError> {
+        self.inner.resolve(id, resolution, by).await
+    }
+
+    async fn forget(&self, id: &EntryId, by: &str) -> Result<(), ResolveError> {
+        self.inner.forget(id, by).await
+    }
+
+    async fn ledger_stats(&self) -> Result<LedgerStats, StoreError> {
+        self.inner.ledger_stats().await
+    }
+}
+
+fn request(key: &str) -> ClaimRequest {
+    let id = EntryId::new("shop".parse().unwrap(), key.parse().unwrap());
+    let request = ClaimRequest::new(id, Owners::new("test").next(), LEASE_MS);
+    ClaimRequest { on_doubt: OnDoubt::Park, ..request }
+}
+
+fn claims(ledger: &Arc<Lossy>) -> Claims {
+    Claims::new(ledger.clone(), Timer::new(ledger.clock.clone()))
+}
+
+/// Lets the clock run while something waits on it, in steps, as fast as that looks.
+async fn with_time<T>(clock: &ManualClock, future: impl Future<Output = T>) -> T {
+    let running = async {
+        loop {
+            clock.advance_ms(20);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        value = future => value,
+        () = running => unreachable!("it runs until the other one ends"),
+    }
+}
+
+async fn until_absent(ledger: &Lossy, id: &EntryId) {
+    let absent = async {
+        while ledger.entry(id).await.unwrap().is_some() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let given_back = with_time(&ledger.clock, absent);
+    tokio::time::timeout(Duration::from_mins(1), given_back).await.expect("it is not given back");
+}
+
+#[tokio::test]
+async fn a_claim_whose_every_answer_was_lost() {
+    let ledger = Arc::new(lossy(6));
+    let request = request("order-1");
+    let id = request.id.clone();
+    let answer = with_time(&ledger.clock, claims(&ledger).claim(vec![request])).await.remove(0);
+    assert!(matches!(answer, Answer::Unavailable(StoreError::OutcomeUnknown(_))), "{answer:?}");
+    until_absent(&ledger, &id).await;
+}
+
+#[tokio::test]
+async fn an_outage_that_outlasts_the_lease() {
+    let ledger = Arc::new(lossy(12));
+    ledger.ends_lost.store(10, Ordering::SeqCst);
+    let request = request("order-1");
+    let id = request.id.clone();
+    with_time(&ledger.clock, claims(&ledger).claim(vec![request.clone()])).await;
+    ledger.clock.advance_ms(2 * LEASE_MS);
+
+    // Another claim of this process must not take what is left of its own for a doubt.
+    let other = ClaimRequest { owner: Owners::new("test").next(), ..request };
+    let mut met = Vec::new();
+    while ledger.entry(&id).await.unwrap().is_some() {
+        let answer = with_time(&ledger.clock, claims(&ledger).claim(vec![other.clone()])).await.remove(0);
+        let granted = matches!(answer, Answer::Granted(_));
+        met.push(answer);
+        if granted {
+            break;
+        }
+    }
+    let doubts = met.iter().filter(|answer| matches!(answer, Answer::InDoubt)).count();
+    let unavailable = met.iter().filter(|answer| matches!(answer, Answer::Unavailable(_))).count();
+    assert!(doubts == 0 && unavailable > 0, "{doubts} doubts, {unavailable} times unavailable");
+}
+
+#[tokio::test]
+async fn a_claim_that_is_dropped_while_it_is_asked_for() {
+    let ledger = Arc::new(lossy(u32::MAX));
+    let request = request("order-1");
+    let id = request.id.clone();
+    let claims = claims(&ledger);
+    tokio::select! {
+        answers = claims.claim(vec![request]) => panic!("{answers:?}"),
+        () = ledger.claimed.notified() => {}
+    }
+    assert!(ledger.entry(&id).await.unwrap().is_some(), "it was claimed");
+    ledger.claims_lost.store(0, Ordering::SeqCst);
+    until_absent(&ledger, &id).await;
+}
+
+#[tokio::test]
+async fn a_grant_that_came_late_and_cannot_be_confirmed() {
+    let ledger = Arc::new(Lossy { claim_takes_ms: LEASE_MS / 2, ..lossy(0) });
+    ledger.renewals_lost.store(1, Ordering::SeqCst);
+    ledger.ends_lost.store(3, Ordering::SeqCst);
+    let request = request("order-1");
+    let id = request.id.clone();
+    let answer = claims(&ledger).claim(vec![request]).await.remove(0);
+    assert!(
+        matches!(&answer, Answer::Unavailable(error) if error.to_string().contains("confirmed")),
+        "{answer:?}"
+    );
+    until_absent(&ledger, &id).await;
+}
+
+#[tokio::test]
+async fn a_grant_that_came_late_counts_from_its_confirmation() {
+    let ledger = Arc::new(Lossy { claim_takes_ms: LEASE_MS / 2, ..lossy(0) });
+    let answer = claims(&ledger).claim(vec![request("order-1")]).await.remove(0);
+    let Answer::Granted(granted) = answer else { panic!("{answer:?}") };
+    assert_eq!((granted.asked_us, granted.grant.lease_ms), (LEASE_MS / 2 * 1000, LEASE_MS));
+    let quick = Arc::new(Lossy { claim_takes_ms: LEASE_MS / 5, ..lossy(0) });
+    let answer = claims(&quick).claim(vec![request("order-1")]).await.remove(0);
+    let Answer::Granted(granted) = answer else { panic!("{answer:?}") };
+    assert_eq!(granted.asked_us, 0, "it came in time");
+}
+
+#[tokio::test]
+async fn a_lost_answer_is_the_same_claim() {
+    let ledger = Arc::new(lossy(3));
+    let answer = with_time(&ledger.clock, claims(&ledger).claim(vec![request("order-1")])).await.remove(0);
+    let Answer::Granted(granted) = answer else { panic!("{answer:?}") };
+    assert!(!granted.grant.takeover);
+    assert_eq!(ledger.ledger_stats().await.unwrap().granted, 4, "asked four times, one claim");
+}

@@ -1,0 +1,222 @@
+//! Claims for deliveries, and waiting behind a duplicate that is at work.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hapax_claim::Answer;
+use hapax_core::{ClaimError, ClaimRequest, How, StoreError, policy};
+use tokio::sync::Notify;
+
+use crate::cx::Job;
+use crate::decide;
+use crate::limits::Slot;
+use crate::outcome::{Ended, Stop};
+use crate::point::Point;
+use crate::state::{Turn, WorkerState};
+
+/// How long a delivery is put back at most whose twin is still at work after it waited for it: its next delivery waits
+/// again.
+const TWIN_DEFER_MS_MAX: u64 = 1_000;
+
+/// What a claim says about a delivery.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// It may run.
+    Run,
+    /// Another delivery with its key is at work.
+    Twin { retry_after_ms: u64 },
+    /// It ends so without running.
+    End(How),
+}
+
+/// Deliveries that wait for a twin. They hold no slot: what they wait for has one, here or elsewhere.
+pub(crate) struct Twins {
+    max: usize,
+    count: AtomicUsize,
+    left: Notify,
+}
+
+/// The place of one of them; given up when dropped.
+pub(crate) struct TwinSeat(Arc<Twins>);
+
+impl Twins {
+    pub fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, count: AtomicUsize::new(0), left: Notify::new() })
+    }
+
+    /// `None`: as many wait already as may.
+    fn enter(self: &Arc<Self>) -> Option<TwinSeat> {
+        let more = |count: usize| (count < self.max).then_some(count + 1);
+        let entered = self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        entered.is_ok().then(|| TwinSeat(self.clone()))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::SeqCst) == 0
+    }
+
+    pub async fn wait_until_empty(&self) {
+        loop {
+            let left = self.left.notified();
+            tokio::pin!(left);
+            left.as_mut().enable();
+            if self.is_empty() {
+                return;
+            }
+            left.await;
+        }
+    }
+}
+
+impl Drop for TwinSeat {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::SeqCst);
+        self.0.left.notify_waiters();
+    }
+}
+
+impl WorkerState {
+    /// Claims the keys of these.
+    pub async fn claim(&self, jobs: &[Arc<Job>], wait_ms: u64) -> Vec<Verdict> {
+        let Some(claims) = &self.claims else { unreachable!("checked when the worker was built") };
+        let requests = jobs.iter().map(|job| self.claim_request(job, wait_ms)).collect();
+        let answers = claims.claim(requests).await;
+        let mut put_back = None;
+        let mut verdicts = Vec::with_capacity(jobs.len());
+        for (job, answer) in jobs.iter().zip(answers) {
+            let verdict = match self.verdict(job, answer) {
+                Ok(verdict) => verdict,
+                Err(error) => {
+                    let how = put_back.get_or_insert_with(|| self.fail_closed(&error));
+                    self.stats.fail_closed.add();
+                    Verdict::End(how.clone())
+                }
+            };
+            if matches!(verdict, Verdict::Run) && !self.env.hooks.none() {
+                self.env.hooks.pass(Point::AfterClaim).await;
+            }
+            verdicts.push(verdict);
+        }
+        if put_back.is_none() {
+            self.ledger_failures.store(0, Ordering::Relaxed);
+        }
+        verdicts
+    }
+
+    fn claim_request(&self, job: &Job, wait_ms: u64) -> ClaimRequest {
+        // A ledger elsewhere knows nothing of the delivery.
+        let queue = self.own_ledger.then(|| self.queue.clone()).flatten();
+        let delivery = queue.map(|queue| (queue, job.delivery.receipt.clone()));
+        ClaimRequest {
+            fingerprint: Some(job.fingerprint()),
+            on_doubt: self.policy.on_doubt,
+            wait_ms,
+            delivery,
+            ..ClaimRequest::new(job.entry().clone(), self.owners.next(), self.lease.ms())
+        }
+    }
+
+    /// An error: the ledger could not be asked.
+    fn verdict(&self, job: &Job, answer: Answer) -> Result<Verdict, StoreError> {
+        Ok(match answer {
+            Answer::Granted(granted) => {
+                if granted.grant.takeover {
+                    self.stats.takeovers.add();
+                }
+                job.granted(granted);
+                Verdict::Run
+            }
+            Answer::Completed(outcome) => {
+                self.stats.replayed.add();
+                Verdict::End(decide::replay(&outcome))
+            }
+            Answer::InProgress { retry_after_ms } => Verdict::Twin { retry_after_ms },
+            Answer::InDoubt => {
+                self.stats.parked.add();
+                let reason = format!(
+                    "what became of the effect of {} is in doubt; resolve the ledger's entry, then release this",
+                    job.entry()
+                );
+                Verdict::End(How::Park { reason })
+            }
+            Answer::Refused(ClaimError::Mismatch) => {
+                self.stats.mismatches.add();
+                self.stats.rejected.add();
+                Verdict::End(decide::mismatch(job.entry().key.as_str()))
+            }
+            Answer::Refused(error) => return Err(StoreError::Invalid(error.to_string())),
+            Answer::Unavailable(error) => return Err(error),
+        })
+    }
+
+    /// The ledger cannot be asked: nothing runs; the deliveries go back for a while, uncounted.
+    fn fail_closed(&self, error: &StoreError) -> How {
+        let failures = self.ledger_failures.fetch_add(1, Ordering::Relaxed);
+        let queue = &self.env.name;
+        tracing::warn!(%queue, %error, "the ledger cannot be asked; deliveries are put back");
+        let ceiling_ms = (500u64 << failures.min(6)).min(30_000);
+        How::Defer { after_ms: fastrand::u64(ceiling_ms / 2..=ceiling_ms) }
+    }
+
+    /// Claims again and waits until the twin has ended, at most as long as a ledger lets one wait. `None`: the worker
+    /// ends, or the lease of the delivery does.
+    pub async fn claim_behind_twin(&self, job: &Arc<Job>) -> Option<Verdict> {
+        let mut draining = self.draining.subscribe();
+        tokio::select! {
+            biased;
+            _ = draining.wait_for(|draining| *draining) => None,
+            () = job.lease.cancelled() => None,
+            mut verdicts = self.claim(std::slice::from_ref(job), policy::WAIT_MS_MAX) => verdicts.pop(),
+        }
+    }
+
+    /// How a delivery ends whose twin is still at work.
+    pub fn defer_behind_twin(&self, retry_after_ms: u64) -> How {
+        self.stats.deferred.add();
+        let after_ms = retry_after_ms.clamp(1, TWIN_DEFER_MS_MAX);
+        let returns_us = self.timer().now_us() + after_ms * 1000;
+        self.returns_us.fetch_max(returns_us, Ordering::SeqCst);
+        How::Defer { after_ms }
+    }
+
+    /// Lets a delivery wait for its twin without a slot, and then run or end as the twin did.
+    pub fn wait_behind_twin(self: &Arc<Self>, job: Arc<Job>, mut turn: Turn, retry_after_ms: u64) {
+        let Some(seat) = self.twins.enter() else {
+            let how = self.defer_behind_twin(retry_after_ms);
+            return self.end_as(job, how);
+        };
+        drop(turn.slot.take());
+        let state = self.clone();
+        tokio::spawn(async move {
+            match state.claim_behind_twin(&job).await {
+                None => {
+                    let stop = job.lease.stop().unwrap_or(Stop::Drained);
+                    state.end(job, Ended::NotStarted(stop), None);
+                }
+                Some(Verdict::End(how)) => state.end_as(job, how),
+                Some(Verdict::Twin { retry_after_ms }) => {
+                    let how = state.defer_behind_twin(retry_after_ms);
+                    state.end_as(job, how);
+                }
+                Some(Verdict::Run) => match state.slot_unless_draining().await {
+                    Some(slot) => {
+                        turn.slot = Some(slot);
+                        drop(seat);
+                        return state.process_claimed(job, turn).await;
+                    }
+                    None => state.put_back(job),
+                },
+            }
+            drop(seat);
+        });
+    }
+
+    async fn slot_unless_draining(&self) -> Option<Slot> {
+        let mut draining = self.draining.subscribe();
+        tokio::select! {
+            biased;
+            _ = draining.wait_for(|draining| *draining) => None,
+            slot = self.slots.acquire() => Some(slot),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! A duplicate that meets its twin at work gets the outcome when the twin ends, not when the twin's lease would.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, Rig, until, wait_for};
+use hapax_core::{NewMessage, QueueConfig, QueueKind, Tier};
+use hapax_worker::{Cx, HandlerOutcome, StopWhen};
+use tokio::sync::Notify;
+
+/// Far longer than the test may take: a duplicate that waits for it fails.
+const LEASE: Duration = Duration::from_mins(10);
+
+fn twin(group: Option<&str>) -> NewMessage {
+    let message = NewMessage::new("1").idempotency_key(&"order-7".parse().unwrap());
+    match group {
+        Some(group) => {
+            let dedup = hapax_core::DedupId::new(group).unwrap();
+            message.group(hapax_core::GroupId::new(group).unwrap()).dedup(dedup)
+        }
+        None => message,
+    }
+}
+
+/// One run that waits until it is let go on.
+fn held_up() -> (Arc<Notify>, Arc<Notify>, impl Fn(u32, Cx) -> BoxedRun + Clone + Send + Sync) {
+    let (started, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let handler = {
+        let (started, go_on) = (started.clone(), go_on.clone());
+        move |_: u32, _: Cx| {
+            let (started, go_on) = (started.clone(), go_on.clone());
+            Box::pin(async move {
+                started.notify_one();
+                go_on.notified().await;
+                HandlerOutcome::Done(7u32)
+            }) as BoxedRun
+        }
+    };
+    (started, go_on, handler)
+}
+
+type BoxedRun = std::pin::Pin<Box<dyn Future<Output = HandlerOutcome<u32>> + Send>>;
+
+async fn woken(config: QueueConfig, groups: [Option<&str>; 2], concurrency: usize) {
+    let rig = Rig::new(QueueConfig { tier: Tier::EffectivelyOnce, ..config }).await;
+    let (started, go_on, handler) = held_up();
+    let builder = rig.builder().handler(handler).lease(LEASE).concurrency(concurrency);
+    let worker = builder.build().await.unwrap();
+    let watch = worker.watch();
+    let begun = Instant::now();
+    let script = async {
+        rig.send(twin(groups[0])).await;
+        started.notified().await;
+        rig.send(twin(groups[1])).await;
+        until("the duplicate is received", async || watch.counts().delivered == 2).await;
+        go_on.notify_one();
+        wait_for(&watch, |counts| counts.replayed == 1).await;
+    };
+    let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+    assert!(report.drained && begun.elapsed() < LEASE / 20, "{report:?}");
+    assert_eq!((report.counts.done, report.counts.replayed), (1, 1));
+    assert_eq!(rig.stats().await.totals.acked, 2);
+}
+
+#[tokio::test]
+async fn in_a_standard_queue() {
+    woken(QueueConfig::default(), [None, None], 2).await;
+}
+
+#[tokio::test]
+async fn in_another_group_of_a_fifo_queue() {
+    let config = QueueConfig { kind: QueueKind::Fifo, ..QueueConfig::fifo() };
+    woken(config, [Some("a"), Some("b")], 2).await;
+}
+
+/// What waits for a twin holds no slot, so another message runs meanwhile; and at its end the worker puts it back at
+/// once instead of waiting for the twin.
+#[tokio::test]
+async fn a_duplicate_that_waits_is_in_nobodys_way() {
+    let rig = Rig::tier(Tier::EffectivelyOnce).await;
+    let elsewhere = {
+        let (started, _, handler) = held_up();
+        let worker = rig.builder().handler(handler).lease(LEASE).build().await.unwrap();
+        let running = tokio::spawn(worker.run(std::future::pending()));
+        rig.send(twin(None)).await;
+        started.notified().await;
+        running
+    };
+    let quick = async |_: u32, _: Cx| {};
+    let worker = rig.builder().handler(quick).concurrency(1).lease(LEASE).build().await.unwrap();
+    let watch = worker.watch();
+    let script = async {
+        rig.send(twin(None)).await;
+        until("the duplicate is received", async || rig.stats().await.in_flight == 2).await;
+        rig.send(NewMessage::new("2")).await;
+        wait_for(&watch, |counts| counts.done == 1).await;
+    };
+    // The first worker may take the second message, but it is stuck with its first.
+    let begun = Instant::now();
+    let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+    assert!(report.drained && begun.elapsed() < Duration::from_secs(15), "{report:?}");
+    elsewhere.abort();
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_when_its_queue_is_empty_waits_for_duplicates() {
+    let rig = Rig::tier(Tier::EffectivelyOnce).await;
+    for _ in 0..5 {
+        rig.send(twin(None)).await;
+    }
+    rig.send(NewMessage::new("2")).await;
+    let settled = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = settled.clone();
+    let slow = async |number: u32, _: Cx| {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        HandlerOutcome::Done(number)
+    };
+    let builder = rig.builder().handler(slow).lease(LEASE).concurrency(2).stop_when(StopWhen::Empty);
+    let worker = builder
+        .on_settled(move |ended| seen.lock().unwrap().push((ended.ran, ended.settled, ended.key.to_string())))
+        .build()
+        .await
+        .unwrap();
+    let report = tokio::time::timeout(PATIENCE, worker.run(std::future::pending())).await.unwrap().unwrap();
+    assert!(report.drained, "{report:?}");
+    assert_eq!((report.counts.done, report.counts.replayed), (2, 4), "{report:?}");
+    let settled = settled.lock().unwrap();
+    let acked =
+        |ran| settled.iter().filter(|one| one.0 == ran && one.1 == Some(hapax_core::Settled::Acked)).count();
+    assert_eq!((acked(true), acked(false)), (2, 4), "{settled:?}");
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_after_one_leaves_the_rest() {
+    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    for _ in 0..3 {
+        rig.send(NewMessage::new("1")).await;
+    }
+    let builder = rig.builder().handler(async |_: u32, _: Cx| {}).stop_when(StopWhen::AfterOne);
+    let worker = builder.build().await.unwrap();
+    let report = tokio::time::timeout(PATIENCE, worker.run(std::future::pending())).await.unwrap().unwrap();
+    assert_eq!((report.counts.delivered, report.counts.done), (1, 1), "{report:?}");
+    assert_eq!(rig.stats().await.ready, 2);
+}
