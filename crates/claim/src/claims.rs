@@ -20,6 +20,8 @@ const CLAIM_TRIES: u32 = 5;
 const LATE_PART: u64 = 4;
 /// How long an ending is repeated while the ledger does not answer, by default.
 const END_MS_MAX_DEFAULT: u64 = 60_000;
+/// When to ask again for a key whose claim is being given back.
+const GIVEN_BACK_MS: u64 = 1_000;
 /// How long to try to give back a claim that may have been made.
 const GIVE_BACK_MS_MAX: u64 = 600_000;
 
@@ -101,6 +103,7 @@ impl Claims {
     pub async fn claim(&self, requests: Vec<ClaimRequest>) -> Vec<Answer> {
         let wait_ms = requests.iter().map(|request| request.wait_ms).max().unwrap_or(0);
         let mut asking = Asking { claims: self, requests, may_be_claimed: false };
+        let began_us = self.timer.now_us();
         let mut tries = 0;
         let error = loop {
             let asked_us = self.timer.now_us();
@@ -125,7 +128,9 @@ impl Claims {
             let unknown = matches!(error, StoreError::OutcomeUnknown(_));
             // Any other error says that this call did nothing; one before it may have.
             asking.may_be_claimed = before || unknown;
-            if !unknown || tries == CLAIM_TRIES {
+            // A ledger that hangs is asked twice at most: a caller waits.
+            let took_ms = (self.timer.now_us() - began_us) / 1000;
+            if !unknown || tries == CLAIM_TRIES || took_ms > CALL_MS_MAX + wait_ms + CALL_MS_MAX / 2 {
                 break error;
             }
             self.timer.sleep_ms(fastrand::u64(5..=20 << tries)).await;
@@ -157,11 +162,9 @@ impl Claims {
                     Answer::Granted(Granted { id: request.id, grant, asked_us })
                 }
                 Ok(Claim::Completed { outcome, .. }) => Answer::Completed(outcome),
-                Ok(Claim::InProgress { .. } | Claim::InDoubt { .. })
-                    if given_back || self.is_given_back(&request.id) =>
-                {
-                    let problem = "an earlier claim of this process for the key is being given back";
-                    Answer::Unavailable(StoreError::Unavailable(problem.into()))
+                // What is left of this process's own claim is no doubt: nothing ran under it, and it is being given back.
+                Ok(Claim::InDoubt { .. }) if given_back || self.is_given_back(&request.id) => {
+                    Answer::InProgress { retry_after_ms: GIVEN_BACK_MS }
                 }
                 Ok(Claim::InProgress { retry_after_ms }) => Answer::InProgress { retry_after_ms },
                 Ok(Claim::InDoubt { .. }) => Answer::InDoubt,

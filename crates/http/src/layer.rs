@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use hapax_claim::{Claims, Holder, Owners, Timer};
 use hapax_core::{EntryId, Fence, Fingerprint, IdempotencyKey, Ledger};
 use http::header::EXPECT;
 use http::request::Parts;
@@ -22,8 +23,7 @@ use crate::fingerprint::fingerprint;
 use crate::media::Media;
 use crate::policy::{ConfigError, Policy, Routes};
 use crate::problem::Problem;
-use crate::renew::Renewer;
-use crate::run::{Run, Running};
+use crate::run::{RECORD_MS_MAX, Run, Running};
 use crate::scope::{METHOD_MAX, Tenant, scope, service_name};
 use crate::{headers, key, path};
 
@@ -102,10 +102,14 @@ impl Builder {
     /// Checks everything and makes the layer.
     pub fn build(self) -> Result<IdempotencyLayer, ConfigError> {
         service_name(&self.service).map_err(ConfigError)?;
+        let timer = Timer::system();
+        let holder = Holder::new(None, Some(self.ledger.clone()), timer.clone(), Arc::new(()))
+            .map_err(|error| ConfigError(format!("the heartbeat cannot be started: {error}")))?;
         Ok(IdempotencyLayer(Arc::new(LayerState {
             service: self.service,
-            renewer: Renewer::new(self.ledger.clone()),
-            ledger: self.ledger,
+            claims: Claims::new(self.ledger, timer).end_within_ms(RECORD_MS_MAX),
+            owners: Owners::new("http"),
+            holder,
             tenant: self.tenant,
             route_name: self.route_name,
             routes: Routes::new(self.policy, self.routes)?,
@@ -136,8 +140,10 @@ pub struct IdempotencyLayer(pub(crate) Arc<LayerState>);
 
 pub(crate) struct LayerState {
     service: String,
-    pub(crate) ledger: Arc<dyn Ledger>,
-    pub(crate) renewer: Renewer,
+    pub(crate) claims: Claims,
+    pub(crate) owners: Owners,
+    /// Renews the claims of requests that run.
+    pub(crate) holder: Arc<Holder>,
     tenant: Tenant,
     route_name: Option<RouteFunction>,
     routes: Routes,
@@ -173,7 +179,9 @@ impl IdempotencyLayer {
     /// Its service is named `http` in the ledger. Services that share a ledger need names of their own: see
     /// [`IdempotencyLayer::builder`].
     pub fn new(ledger: Arc<dyn Ledger>) -> Self {
-        Self::builder("http", ledger).build().expect("the defaults are valid")
+        Self::builder("http", ledger)
+            .build()
+            .expect("the defaults are valid, and the heartbeat has its thread")
     }
 
     /// Begins a layer. `service` is part of every scope: services that share a ledger need different names, and a

@@ -32,7 +32,6 @@ mod policy;
 mod problem;
 #[cfg(feature = "proxy")]
 pub mod proxy;
-mod renew;
 mod run;
 mod scope;
 mod stored;

@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use hapax_claim::{Answer, EndError, Granted, HeldClaim};
 use hapax_core::{
-    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Fingerprint, Grant, Owner, RecordedOutcome,
-    Renew, StoreError, Token, TokenError,
+    ClaimError, ClaimRequest, Ending, EntryId, Fingerprint, Grant, RecordedOutcome, TokenError,
 };
 use http::header::{CONTENT_TYPE, TRANSFER_ENCODING};
 use http::request::Parts;
@@ -25,15 +25,10 @@ use crate::headers;
 use crate::layer::{KeyedRun, LayerState};
 use crate::policy::{OnOutage, Policy, Verdict, ms};
 use crate::problem::Problem;
-use crate::renew::Beat;
 use crate::stored::{self, Replay};
 
-/// How long the ledger may take to answer, beyond what it was asked to wait.
-const LEDGER: Duration = Duration::from_secs(5);
-/// How long to go on trying to record what came of a run; its claim is renewed meanwhile.
-const RECORD: Duration = Duration::from_secs(10);
-/// How long to go on trying to give back a claim that may have been made.
-const GIVE_BACK: Duration = Duration::from_mins(1);
+/// How long to go on trying to record the outcome of a run: its caller waits for it. The claim is renewed meanwhile.
+pub(crate) const RECORD_MS_MAX: u64 = 10_000;
 /// How many requests with keys may be under way at once; each may hold a body of the policy's size.
 const RUNS_MAX: usize = 10_000;
 /// What the derived key of a request is derived with.
@@ -147,35 +142,31 @@ impl Run {
         R::Error: Into<BoxError>,
     {
         let counters = &self.shared.counters;
-        let owner = nonce();
-        let since = Instant::now();
-        let refused = match self.claim(&owner).await {
-            Ok(Ok(Claim::Granted(grant))) => return self.run(inner, grant, since).await,
-            Ok(Ok(Claim::Completed { outcome, .. })) => return Ok(self.replayed(&outcome)),
-            Ok(Ok(Claim::InProgress { retry_after_ms })) => {
+        let refused = match self.shared.claims.claim(vec![self.claim_request()]).await.pop() {
+            Some(Answer::Granted(granted)) => return self.run(inner, granted).await,
+            Some(Answer::Completed(outcome)) => return Ok(self.replayed(&outcome)),
+            Some(Answer::InProgress { retry_after_ms }) => {
                 counters.conflicts.add();
                 in_progress(retry_after_ms)
             }
-            Ok(Ok(Claim::InDoubt { .. })) => {
+            Some(Answer::InDoubt) => {
                 counters.in_doubt.add();
                 in_doubt()
             }
-            Ok(Err(ClaimError::Mismatch)) => {
+            Some(Answer::Refused(ClaimError::Mismatch)) => {
                 counters.mismatches.add();
                 mismatch()
             }
-            Ok(Err(error)) => {
+            Some(Answer::Refused(error)) => {
                 tracing::error!(id = %self.id, %error, "the ledger refused a claim");
                 outage("the ledger refused the claim")
             }
-            Err(error) => {
-                tracing::warn!(id = %self.id, %error, "no claim: the ledger cannot be reached");
-                if !matches!(
-                    error,
-                    StoreError::Unavailable(_) | StoreError::Overloaded(_) | StoreError::Full(_)
-                ) {
-                    self.give_back(&owner);
-                }
+            answer @ (Some(Answer::Unavailable(_)) | None) => {
+                let error = match answer {
+                    Some(Answer::Unavailable(error)) => error.to_string(),
+                    _ => "no answer".to_owned(),
+                };
+                tracing::warn!(id = %self.id, error, "no claim: the ledger cannot be reached");
                 if self.policy.on_outage == OnOutage::Open {
                     counters.open_passes.add();
                     return self.run_open(inner).await;
@@ -189,50 +180,13 @@ impl Run {
         Ok(refused.into_response())
     }
 
-    /// Claims the key. An answer that was lost is asked for again: the owner's nonce makes that the same claim.
-    async fn claim(&self, owner: &Owner) -> Result<Result<Claim, ClaimError>, StoreError> {
-        let request = self.claim_request(owner, ms(self.policy.wait));
-        let bound = LEDGER + self.policy.wait;
-        let mut again = true;
-        loop {
-            let claim = self.shared.ledger.claim(vec![request.clone()]);
-            let claim = match tokio::time::timeout(bound, claim).await {
-                Ok(claim) => claim.map(|mut claims| claims.pop()),
-                Err(_) => Err(StoreError::OutcomeUnknown(format!("no answer in {} ms", bound.as_millis()))),
-            };
-            match claim {
-                Ok(Some(claim)) => return Ok(claim),
-                Ok(None) => return Err(StoreError::OutcomeUnknown("an answer without a claim".into())),
-                Err(StoreError::OutcomeUnknown(_)) if std::mem::take(&mut again) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn claim_request(&self, owner: &Owner, wait_ms: u64) -> ClaimRequest {
+    fn claim_request(&self) -> ClaimRequest {
         ClaimRequest {
             fingerprint: Some(self.fingerprint.clone()),
-            wait_ms,
+            wait_ms: ms(self.policy.wait),
             on_doubt: self.policy.on_doubt,
-            ..ClaimRequest::new(self.id.clone(), owner.clone(), ms(self.policy.lease))
+            ..ClaimRequest::new(self.id.clone(), self.shared.owners.next(), ms(self.policy.lease))
         }
-    }
-
-    /// A claim may have been made whose answer never came. Nothing runs under it; left alone, it would be in doubt.
-    fn give_back(&self, owner: &Owner) {
-        let (shared, request) = (self.shared.clone(), self.claim_request(owner, 0));
-        tokio::spawn(async move {
-            let until = Instant::now() + GIVE_BACK;
-            while Instant::now() < until {
-                tokio::time::sleep(Duration::from_millis(500)).await;
-                let claim = tokio::time::timeout(LEDGER, shared.ledger.claim(vec![request.clone()])).await;
-                let Ok(Ok(mut claims)) = claim else { continue };
-                if let Some(Ok(Claim::Granted(Grant { token, .. }))) = claims.pop() {
-                    release(&shared, &request.id, &token, until).await;
-                }
-                return;
-            }
-        });
     }
 
     fn replayed(&self, outcome: &RecordedOutcome) -> Response<Body> {
@@ -277,21 +231,7 @@ impl Run {
         self.parts.extensions.insert(run);
     }
 
-    /// Since when the lease counts. A claim that waited for another's end says only what was left of its lease when
-    /// its answer was sent; how long that took to come is not known, so it is renewed before anything runs.
-    async fn held_since(&self, grant: &Grant, lease: Duration, asked: Instant) -> Option<Instant> {
-        if asked.elapsed() < lease / 3 {
-            return Some(asked);
-        }
-        let now = Instant::now();
-        let renew =
-            Renew { id: self.id.clone(), token: grant.token.clone(), lease_ms: ms(self.policy.lease) };
-        let renewed =
-            tokio::time::timeout(LEDGER.min(lease / 3), self.shared.ledger.renew(vec![renew])).await;
-        renewed.ok()?.ok()?.pop()?.is_ok().then_some(now)
-    }
-
-    async fn run<S, R>(mut self, inner: S, grant: Grant, since: Instant) -> Result<Response<Body>, S::Error>
+    async fn run<S, R>(mut self, inner: S, granted: Granted) -> Result<Response<Body>, S::Error>
     where
         S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
         S::Future: Send,
@@ -299,47 +239,25 @@ impl Run {
         R: HttpBody<Data = Bytes> + Send + 'static,
         R::Error: Into<BoxError>,
     {
-        let lease = self.policy.lease;
-        let Some(since) = self.held_since(&grant, lease, since).await else {
-            // Nothing runs under it; left alone, it would be in doubt.
-            let (shared, id, token) = (self.shared.clone(), self.id.clone(), grant.token.clone());
-            tokio::spawn(async move { release(&shared, &id, &token, Instant::now() + GIVE_BACK).await });
-            self.shared.counters.outages.add();
-            return Ok(outage("the claim could not be confirmed").into_response());
-        };
-        let beat = self.shared.renewer.keep(self.id.clone(), grant.token.clone(), lease, since);
         self.shared.counters.ran.add();
-        if grant.takeover {
+        if granted.grant.takeover {
             self.shared.counters.takeovers.add();
-            tracing::warn!(id = %self.id, fence = %grant.fence, "an earlier run broke off; running again");
+            tracing::warn!(id = %self.id, fence = %granted.grant.fence, "an earlier run broke off; running again");
         }
-        self.describe(Some(&grant));
-        let holder = Holder { shared: self.shared, id: self.id, grant, policy: self.policy, beat };
+        self.describe(Some(&granted.grant));
+        let claim = self.shared.claims.hold(&self.shared.holder, granted, ms(self.policy.lease));
+        let held = HeldRun { shared: self.shared, policy: self.policy, claim };
         let method = self.parts.method.clone();
         let request = Request::from_parts(self.parts, Body::read(self.body));
-        holder.run(inner, request, &method).await
+        held.run(inner, request, &method).await
     }
 }
 
-/// Gives back a claim that nothing ran under; tries until it is known to be gone.
-async fn release(shared: &LayerState, id: &EntryId, token: &Token, until: Instant) {
-    loop {
-        let end = ClaimEnd { id: id.clone(), token: token.clone(), ending: Ending::Release };
-        let ended = tokio::time::timeout(LEDGER, shared.ledger.end(vec![end])).await;
-        if matches!(ended, Ok(Ok(_))) || Instant::now() >= until {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
-}
-
-/// Whoever holds a claim, until it has ended it.
-struct Holder {
+/// A run under its claim, until that has ended.
+struct HeldRun {
     shared: Arc<LayerState>,
-    id: EntryId,
-    grant: Grant,
     policy: Arc<Policy>,
-    beat: Beat,
+    claim: HeldClaim,
 }
 
 /// What came of ending a claim.
@@ -351,7 +269,7 @@ enum Ended {
     Unreachable,
 }
 
-impl Holder {
+impl HeldRun {
     async fn run<S, R>(
         mut self,
         inner: S,
@@ -392,7 +310,7 @@ impl Holder {
             }
             Waited::Produced(Produced::Broken(error)) => {
                 self.doubt("the answer broke off").await;
-                tracing::warn!(id = %self.id, %error, "an answer broke off");
+                tracing::warn!(id = %self.claim.id(), %error, "an answer broke off");
                 Ok(broken_off("its answer broke off").into_response())
             }
             Waited::Panicked => {
@@ -417,7 +335,7 @@ impl Holder {
                 Ok(produced) => Waited::Produced(produced),
                 Err(_) => Waited::Panicked,
             },
-            () = self.beat.lost() => Waited::Lost,
+            () = self.claim.lost() => Waited::Lost,
             () = tokio::time::sleep(self.policy.run_max) => Waited::TooLong,
         };
         if matches!(waited, Waited::Lost | Waited::TooLong) {
@@ -454,7 +372,7 @@ impl Holder {
             }
             (Ended::Superseded(error), Verdict::Final) => {
                 self.shared.counters.unrecorded.add();
-                tracing::warn!(id = %self.id, fence = %self.grant.fence, %error, "a run was overtaken");
+                tracing::warn!(id = %self.claim.id(), fence = %self.claim.fence(), %error, "a run was overtaken");
                 Err(in_progress(0))
             }
             // Ended; or nothing happened, the caller is told so, and the claim lapses by itself.
@@ -464,33 +382,19 @@ impl Holder {
 
     async fn doubt(&mut self, why: &'static str) {
         self.shared.counters.doubts.add();
-        tracing::warn!(id = %self.id, fence = %self.grant.fence, why, "a run is in doubt");
+        tracing::warn!(id = %self.claim.id(), fence = %self.claim.fence(), why, "a run is in doubt");
         let _ = self.end(Ending::Doubt).await;
     }
 
-    /// Ends the claim; tries again while the ledger cannot be reached and the claim is still held.
+    /// Ends the claim; tries again for a while if the ledger cannot be reached.
     async fn end(&mut self, ending: Ending) -> Ended {
-        let until = Instant::now() + RECORD;
-        let mut pause = Duration::from_millis(20);
-        loop {
-            let end =
-                ClaimEnd { id: self.id.clone(), token: self.grant.token.clone(), ending: ending.clone() };
-            let ended = tokio::time::timeout(LEDGER, self.shared.ledger.end(vec![end])).await;
-            match ended.map(|ended| ended.map(|mut ended| ended.pop())) {
-                Ok(Ok(Some(Ok(())))) => return Ended::Done,
-                Ok(Ok(Some(Err(error)))) => return Ended::Superseded(error),
-                Ok(Err(error)) if !error.is_retryable() => {
-                    tracing::error!(id = %self.id, %error, "what came of a run cannot be recorded");
-                    return Ended::Unreachable;
-                }
-                Ok(Err(_) | Ok(None)) | Err(_) => {}
+        match self.claim.end(ending).await {
+            Ok(()) => Ended::Done,
+            Err(EndError::Superseded(error)) => Ended::Superseded(error),
+            Err(error) => {
+                tracing::error!(id = %self.claim.id(), %error, "the outcome of a run cannot be recorded");
+                Ended::Unreachable
             }
-            if Instant::now() + pause >= until {
-                tracing::error!(id = %self.id, "what came of a run cannot be recorded: the ledger cannot be reached");
-                return Ended::Unreachable;
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(1));
         }
     }
 }
@@ -535,14 +439,6 @@ fn is_event_stream(headers: &http::HeaderMap) -> bool {
     const EVENTS: &[u8] = b"text/event-stream";
     let media_type = headers.get(CONTENT_TYPE).and_then(|kind| kind.as_bytes().get(..EVENTS.len()));
     media_type.is_some_and(|media_type| media_type.eq_ignore_ascii_case(EVENTS))
-}
-
-fn nonce() -> Owner {
-    let mut bytes = [0; 16];
-    if getrandom::fill(&mut bytes).is_err() {
-        bytes = fastrand::u128(..).to_le_bytes();
-    }
-    Owner::new(format!("http-{:032x}", u128::from_le_bytes(bytes))).expect("hex digits")
 }
 
 fn in_progress(retry_after_ms: u64) -> Problem {

@@ -125,7 +125,7 @@ async fn a_claim_whose_answer_got_lost_is_asked_for_again_or_given_back() {
     let client = Client::new();
     ledger.lose_claims(1);
     assert_eq!(client.post(proxy.address, "/orders", "once", "{}").await.text(), "call 1");
-    ledger.lose_claims(2);
+    ledger.lose_claims(6);
     let answer = client.post(proxy.address, "/orders", "twice", "{}").await;
     assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (503, "ledger-unavailable"));
     // Nothing ran under it, so it must not end up in doubt.

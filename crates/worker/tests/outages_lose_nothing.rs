@@ -147,7 +147,7 @@ async fn an_idempotent_call_whose_every_answer_was_lost_is_no_doubt() {
                 assert!(!takeover);
                 true
             }
-            Err(hapax_worker::IdempotentError::Ledger(_)) => false,
+            Err(hapax_worker::IdempotentError::InProgress { .. }) => false,
             Err(error) => panic!("{error}"),
         }
     })
