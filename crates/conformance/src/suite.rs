@@ -191,6 +191,7 @@ suite! {
     }
     7 p07_long_poll {
         a_waiting_receive_wakes_on_a_send,
+        a_waiting_receive_is_told_that_its_queue_was_deleted,
         a_receive_does_not_wait_when_something_is_ready,
         a_waiting_receive_wakes_on_expiry,
         a_waiting_receive_wakes_when_a_message_is_given_back,

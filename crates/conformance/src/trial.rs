@@ -372,8 +372,15 @@ impl Trial {
     /// What a waiting receive got.
     #[track_caller]
     pub(crate) fn woken(&self, waiting: Waiting) -> impl Future<Output = Vec<Delivery>> + Send {
-        let woken = self.within("a waiting receive", waiting.task);
-        async move { woken.await.expect("the receive was not aborted").expect("receive") }
+        let ended = self.ended(waiting);
+        async move { ended.await.expect("receive") }
+    }
+
+    /// How a waiting receive ended.
+    #[track_caller]
+    pub(crate) fn ended(&self, waiting: Waiting) -> impl Future<Output = Received> + Send {
+        let ended = self.within("a waiting receive", waiting.task);
+        async move { ended.await.expect("the receive was not aborted") }
     }
 }
 

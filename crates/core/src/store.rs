@@ -467,6 +467,9 @@ pub struct StoreStatus {
     pub paused: Option<String>,
     /// Why the store has stopped, if it has.
     pub stopped: Option<String>,
+    /// Why every send is refused, if it is: a full disk, or a quota of the whole store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refuses_sends: Option<String>,
     /// What an operator should know, for example damaged rows found at start.
     pub warnings: Vec<String>,
     /// Messages in all queues.

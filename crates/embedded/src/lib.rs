@@ -238,6 +238,7 @@ struct StoreState {
     hints: RwLock<HashMap<QueueName, Arc<Hint>>>,
     report: Mutex<Report>,
     surroundings: Surroundings,
+    reserve_bytes: u64,
 }
 
 /// What a queue wants to know of its messages beside what they say.
@@ -350,6 +351,7 @@ impl Embedded {
             hints: RwLock::new(hints),
             report: Mutex::new(report),
             surroundings,
+            reserve_bytes: options.reserve_bytes,
         });
         let nudged = Arc::downgrade(&shared);
         shared.clock.on_moved(Arc::new(move || {

@@ -16,8 +16,9 @@ use crate::browse::{self, BrowseScope, parse_attributes};
 use crate::claims::End;
 use crate::engine::{Engine, PreparedMessage, Request, Stated, content_id};
 use crate::record::Content;
+use crate::storage::sqlite::free_bytes;
 use crate::time::Now;
-use crate::writer::{Done, Op, RawDelivery, Settling};
+use crate::writer::{Done, Op, RawDelivery, Settling, no_room};
 use crate::{Embedded, Hint, StoreState};
 
 /// The most elements of one batch.
@@ -35,6 +36,12 @@ fn gone() -> StoreError {
 impl StoreState {
     pub(crate) async fn answer<T>(answer: Answer<T>) -> Result<T, StoreError> {
         answer.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Why the disk is too full for sends, if it is.
+    fn no_room(&self) -> Option<String> {
+        let folder = self.place.file.parent().filter(|_| self.place.vfs.is_none())?;
+        no_room(free_bytes(folder)?, self.reserve_bytes)
     }
 
     /// Runs something on the engine, inside a wave, and waits until that is committed.
@@ -336,9 +343,11 @@ impl QueueAdmin for Embedded {
     }
 
     async fn status(&self) -> Result<StoreStatus, StoreError> {
-        let found = self.shared.job(|engine, _| (engine.usage(), engine.header().paused.clone())).await;
+        let look =
+            |engine: &mut Engine, _| (engine.usage(), engine.header().paused.clone(), engine.refuses_sends());
+        let found = self.shared.job(look).await;
         let report = self.shared.report();
-        let (usage, paused) = match found {
+        let (usage, paused, over_quota) = match found {
             Ok(found) => found,
             // A store that has stopped says so; its figures are not to be had any more.
             Err(_) if report.stopped.is_some() => Default::default(),
@@ -346,6 +355,7 @@ impl QueueAdmin for Embedded {
         };
         Ok(StoreStatus {
             paused,
+            refuses_sends: self.shared.no_room().or(over_quota),
             stopped: report.stopped.map(|stopped| stopped.to_string()),
             warnings: report.warnings,
             messages: usage.messages,

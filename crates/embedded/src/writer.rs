@@ -432,10 +432,9 @@ impl<S: Storage> Writer<S> {
 
     /// Receives that wait on a queue which was just deleted will never be served.
     fn drop_orphans(&mut self) {
-        for queue in self.engine.take_deleted() {
+        for (queue, name) in self.engine.take_deleted() {
             while let Some(waiter) = self.waiters.next(queue) {
-                let gone = "the queue was deleted while a receive waited on it";
-                let _ = waiter.reply.send(Err(StoreError::Unavailable(gone.into())));
+                let _ = waiter.reply.send(Err(StoreError::NoSuchQueue(name.clone())));
             }
         }
     }
@@ -513,13 +512,7 @@ impl<S: Storage> Writer<S> {
     fn check_room(&mut self) -> Result<(), StoreError> {
         let ask = || self.storage.free_bytes().unwrap_or(u64::MAX);
         let free = *self.free_bytes.get_or_insert_with(ask);
-        if free < self.reserve_bytes {
-            return Err(StoreError::Full(format!(
-                "{free} bytes are left on the disk and the last {} are kept for settling messages",
-                self.reserve_bytes
-            )));
-        }
-        Ok(())
+        no_room(free, self.reserve_bytes).map_or(Ok(()), |why| Err(StoreError::Full(why)))
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of the operation")]
@@ -689,4 +682,13 @@ impl<S: Storage> Writer<S> {
             self.run(&mut Vec::new());
         }
     }
+}
+
+/// Why sends are refused when so many bytes are left on the disk.
+pub(crate) fn no_room(free_bytes: u64, reserve_bytes: u64) -> Option<String> {
+    (free_bytes < reserve_bytes).then(|| {
+        format!(
+            "{free_bytes} bytes are left on the disk and the last {reserve_bytes} are kept for settling messages"
+        )
+    })
 }

@@ -12,11 +12,10 @@ use http::header::EXPECT;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body as HttpBody;
-use http_body_util::BodyExt as _;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::body::{Body, Bounded, BoxError, Read, read};
+use crate::body::{Body, Bounded, BoxError, Read, discard, read};
 use crate::canonical::Node;
 use crate::counters::{Cells, Counters};
 use crate::fingerprint::fingerprint;
@@ -26,10 +25,6 @@ use crate::problem::Problem;
 use crate::run::{RECORD_MS_MAX, Run, Running};
 use crate::scope::{METHOD_MAX, Tenant, scope, service_name};
 use crate::{headers, key, path};
-
-/// How much of a body that is refused is read and thrown away. Most clients look for an answer only once they have
-/// sent all; closing on them before that, they see a broken connection.
-const DISCARDED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// What a request with a key finds in its extensions, and in its headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -365,10 +360,10 @@ impl LayerState {
         let time_max = policy.read_max;
         match read(body, policy.request_bytes_max, time_max).await {
             Bounded::Whole(read) => Ok(read),
-            Bounded::Large(rest) => {
+            Bounded::Large(mut rest) => {
                 // A client that waits to be told to go on is told not to, and has nothing under way.
                 if !parts.headers.contains_key(EXPECT) {
-                    let _ = tokio::time::timeout(time_max, discard(rest)).await;
+                    let _ = tokio::time::timeout(time_max, discard(&mut rest)).await;
                 }
                 let max = policy.request_bytes_max;
                 let detail =
@@ -389,15 +384,6 @@ impl LayerState {
                 Err(Problem::new("body-broken", StatusCode::BAD_REQUEST, "The body broke off", detail))
             }
         }
-    }
-}
-
-async fn discard(mut body: Body) {
-    let mut left = DISCARDED_BYTES_MAX;
-    while left > 0
-        && let Some(Ok(frame)) = body.frame().await
-    {
-        left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
     }
 }
 

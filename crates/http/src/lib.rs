@@ -19,7 +19,6 @@
 //! layer. A run that breaks off (a crash, a cut connection, a 5xx) is *in doubt*; whether it is run again is the
 //! policy's to say, and once only if the service honours the key or the fence that it is sent.
 
-mod body;
 mod canonical;
 mod counters;
 mod fingerprint;
@@ -29,17 +28,16 @@ mod layer;
 mod media;
 mod path;
 mod policy;
-mod problem;
 #[cfg(feature = "proxy")]
 pub mod proxy;
 mod run;
 mod scope;
 mod stored;
-#[cfg(feature = "tls")]
-pub mod tls;
 
-pub use body::{Body, BoxError};
+use hapax_net::{body, problem};
+
 pub use counters::Counters;
+pub use hapax_net::body::{Body, BoxError};
 pub use headers::{HAPAX_FENCE, HAPAX_TAKEOVER};
 pub use key::{IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY};
 pub use layer::{Builder, Idempotency, IdempotencyLayer, KeyedRun};

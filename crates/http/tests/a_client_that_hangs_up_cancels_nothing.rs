@@ -124,7 +124,15 @@ async fn a_caller_that_does_not_read_is_cut_off() {
     let proxy = Proxied::router(large, store.ledger(), config).await;
     let mut deaf = connect(proxy.address).await;
     deaf.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    // Its answer waits, and then it does not wait any more although nothing was read.
+    for waits in [true, false] {
+        soon(async {
+            while (proxy.unread.used() > 0) != waits {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+    }
     let answer = read_all(&mut deaf).await;
     assert!(answer.len() < 64 * 1024 * 1024, "the whole answer waited for a caller that did not read");
 }

@@ -5,15 +5,18 @@ use std::time::Duration;
 
 use hapax_client::wire::Problem;
 use hapax_core::store::SharedStore;
-use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{Request, Response, StatusCode};
-use hyper::body::Incoming;
+use hapax_net::body::{Body, BodyError, BodyLimits, read_within};
+use hapax_net::connection::{Answer, Peer, Request};
+use hapax_net::guard::Guard;
+use hapax_net::listen::Shutdown;
+use hapax_net::tracker::RequestGuard;
+use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::{Method, Response, StatusCode};
 use tower_service::Service as _;
 
-use crate::auth::{Authenticator, Guard};
+use crate::auth::Authenticator;
 use crate::config::ServerConfig;
 use crate::error::ServerError;
-use crate::runtime::{BodyError, BodyLimits, Peer, RequestGuard, ResponseBody, Shutdown, read_body};
 use crate::sqs::{self, Sqs};
 
 /// Everything that answers requests.
@@ -42,7 +45,11 @@ impl App {
         let auth = Arc::new(auth);
         let bodies = BodyLimits::new(config.limits.body_bytes_max, config.limits.bodies_bytes_max);
         Ok(Self {
-            guard: Guard::new(&config.auth, auth.has_keys()),
+            guard: Guard {
+                allowed_hosts: config.auth.allowed_hosts.clone(),
+                has_keys: auth.has_keys(),
+                insecure: config.auth.insecure,
+            },
             sqs: Sqs::new(&config.sqs, store.clone(), auth.clone(), shutdown.clone())?,
             auth,
             router: None,
@@ -56,15 +63,10 @@ impl App {
         })
     }
 
-    /// Answers one request. Never fails: whatever goes wrong is a response.
-    pub(crate) async fn handle(
-        &self,
-        request: Request<Incoming>,
-        peer: Peer,
-        guard: RequestGuard,
-    ) -> Response<ResponseBody> {
+    async fn handle(&self, request: Request, peer: Peer, guard: &RequestGuard) -> Response<Body> {
         let path = request.uri().path();
-        if let Err(reason) = self.guard.check(&request, peer.local) {
+        let acts_by_get = || request.method() == Method::GET && sqs::names_action(request.uri());
+        if let Err(reason) = self.guard.check(&request, peer.local, acts_by_get) {
             tracing::warn!(address = %peer.address, path, reason, "request refused");
             return if sqs::is_sqs(&request) {
                 Sqs::refused(request.headers(), reason)
@@ -80,13 +82,13 @@ impl App {
         }
     }
 
-    /// Ready means: will hand out and accept messages.
-    async fn ready(&self) -> Response<ResponseBody> {
+    /// Ready means: hands out and accepts messages.
+    async fn ready(&self) -> Response<Body> {
         if self.shutdown.is_requested() {
             return plain(StatusCode::SERVICE_UNAVAILABLE, "shutting down");
         }
         let trouble = match self.store.status().await {
-            Ok(status) => status.stopped.or(status.paused),
+            Ok(status) => status.stopped.or(status.paused).or(status.refuses_sends),
             Err(error) => Some(error.to_string()),
         };
         match trouble {
@@ -95,30 +97,25 @@ impl App {
         }
     }
 
-    async fn sqs(
-        &self,
-        request: Request<Incoming>,
-        peer: Peer,
-        mut guard: RequestGuard,
-    ) -> Response<ResponseBody> {
+    async fn sqs(&self, request: Request, peer: Peer, guard: &RequestGuard) -> Response<Body> {
         let (parts, body) = request.into_parts();
-        // Whoever has no key does not get to send a body.
+        // A client without a key does not get to send a body.
         if let Err(error) = self.auth.claims_known_key(&parts) {
             return Sqs::unauthenticated(&parts.headers, error);
         }
-        let body = match read_body(body, &self.bodies, self.read_timeout).await {
+        let body = match read_within(body, &self.bodies, self.read_timeout).await {
             Ok(body) => body,
             Err(error) => return Sqs::unreadable(&parts.headers, error),
         };
         guard.body_read();
-        let answer = self.sqs.handle(&parts, &body, peer);
+        let answer = self.sqs.handle(&parts, &body, peer, guard.answer_room());
         match tokio::time::timeout(self.request_timeout, answer).await {
             Ok(response) => response,
             Err(_) => Sqs::timed_out(&parts.headers),
         }
     }
 
-    async fn route(&self, mut request: Request<Incoming>, mut guard: RequestGuard) -> Response<ResponseBody> {
+    async fn route(&self, mut request: Request, guard: &RequestGuard) -> Response<Body> {
         let Some(router) = &self.router else { return plain(StatusCode::NOT_FOUND, "not found") };
         let path = request.uri().path();
         if !self.public.iter().any(|prefix| path.starts_with(prefix.as_str())) {
@@ -133,20 +130,48 @@ impl App {
             };
         }
         let (parts, body) = request.into_parts();
-        let body = match read_body(body, &self.routed_bodies, self.read_timeout).await {
+        let body = match read_within(body, &self.routed_bodies, self.read_timeout).await {
             Ok(body) => body,
             Err(error) => return unread(error),
         };
         guard.body_read();
-        let request = Request::from_parts(parts, axum::body::Body::from(body));
+        let mut request = http::Request::from_parts(parts, axum::body::Body::from(body));
+        request.extensions_mut().insert(guard.answer_room().clone());
         match router.clone().call(request).await {
-            Ok(response) => response.map(ResponseBody::Stream),
+            Ok(response) => response.map(Body::ready_or_stream),
             Err(never) => match never {},
         }
     }
 }
 
-fn unread(error: BodyError) -> Response<ResponseBody> {
+/// A connection to the server.
+pub(crate) struct Connected {
+    pub(crate) app: Arc<App>,
+    pub(crate) peer: Peer,
+}
+
+impl Answer for Connected {
+    async fn answer(&self, request: Request, guard: &RequestGuard) -> Response<Body> {
+        self.app.handle(request, self.peer, guard).await
+    }
+
+    fn busy(&self, request: &Request) -> Response<Body> {
+        if sqs::is_sqs(request) { Sqs::overloaded(request.headers()) } else { overloaded() }
+    }
+
+    fn too_much(&self, answer: &Response<Body>) -> Response<Body> {
+        if Sqs::is_answer(answer) { Sqs::overloaded(answer.headers()) } else { overloaded() }
+    }
+}
+
+fn overloaded() -> Response<Body> {
+    let detail = "too many answers wait to be read by their clients; retry with backoff";
+    let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "overloaded", detail);
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(1 + fastrand::u64(0..=4)));
+    response
+}
+
+fn unread(error: BodyError) -> Response<Body> {
     let (status, code, detail) = match error {
         BodyError::TooLarge => (
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -167,7 +192,7 @@ fn unread(error: BodyError) -> Response<ResponseBody> {
 }
 
 /// A refusal of the router's paths, in the form of its other errors.
-fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Response<ResponseBody> {
+fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Response<Body> {
     let mut problem = Problem::new(code, detail, false);
     problem.status = Some(status.as_u16());
     let mut response = plain(status, serde_json::to_string(&problem).expect("a problem is plain data"));
@@ -176,10 +201,10 @@ fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Respons
 }
 
 /// A short answer in plain text, for paths that are not SQS's.
-pub(crate) fn plain(status: StatusCode, text: impl Into<String>) -> Response<ResponseBody> {
+pub(crate) fn plain(status: StatusCode, text: impl Into<String>) -> Response<Body> {
     let mut text = text.into();
     text.push('\n');
-    let mut response = Response::new(ResponseBody::whole(text));
+    let mut response = Response::new(Body::whole(text.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response

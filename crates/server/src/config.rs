@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::auth::Authenticator;
 use crate::error::ServerError;
-use crate::runtime::tls;
+use crate::runtime::tls_acceptor;
 use crate::sqs::Names;
 
 /// Everything that the server's behaviour depends on, apart from its store.
@@ -70,7 +70,7 @@ impl ServerConfig {
                 problem: "the list is empty; name at least one address".to_owned(),
             });
         }
-        found.extend(self.tls.as_ref().and_then(|tls| tls::acceptor(tls).err()));
+        found.extend(self.tls.as_ref().and_then(|tls| tls_acceptor(tls).err()));
         found.extend(Authenticator::problems(&self.auth));
         found.extend(self.limits.problems());
         found.extend(Names::new(&self.sqs.account, &self.sqs.region).err());
@@ -177,6 +177,12 @@ pub struct LimitsConfig {
     /// How many bytes of bodies that are still arriving the server holds at once; past it, requests are told to
     /// retry. Default 256 MiB.
     pub bodies_bytes_max: usize,
+    /// How long a client may leave an answer unread, in milliseconds; a tenth of it, and 3 s at most, while
+    /// `unread_bytes_max` is nearly reached. Default 30,000.
+    pub write_timeout_ms: u64,
+    /// How many bytes of answers may wait to be read by all clients together; past it, requests wait a moment and are
+    /// then told to retry, and clients that read slowly are disconnected. Default 256 MiB.
+    pub unread_bytes_max: usize,
     /// How long a shutdown waits for requests under way, in milliseconds. Default 10,000.
     pub shutdown_timeout_ms: u64,
 }
@@ -190,6 +196,8 @@ impl Default for LimitsConfig {
             request_timeout_ms: 60_000,
             body_bytes_max: 6 * 1024 * 1024,
             bodies_bytes_max: 256 * 1024 * 1024,
+            write_timeout_ms: 30_000,
+            unread_bytes_max: 256 * 1024 * 1024,
             shutdown_timeout_ms: 10_000,
         }
     }

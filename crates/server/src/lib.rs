@@ -3,8 +3,8 @@
 //! | module | holds |
 //! |---|---|
 //! | [`config`] | every option with its meaning, unit and default |
-//! | [`runtime`] | listeners, connections, limits, TLS, shutdown |
-//! | [`auth`] | keys and their rights, SigV4, bearer tokens, the guard against browsers |
+//! | [`runtime`] | configured, bound, run, drained; connections are those of `hapax-net` |
+//! | [`auth`] | keys and their rights, SigV4, bearer tokens |
 //! | [`native`] | the native JSON API under `/v1`, with its OpenAPI description |
 //! | [`sqs`] | the SQS protocol: one model, two codecs (AWS JSON and Query) |
 //!
@@ -25,6 +25,7 @@ static CHANGING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 mod app;
 pub mod auth;
 pub mod config;
+mod deliveries;
 pub mod error;
 pub mod native;
 pub mod runtime;

@@ -5,7 +5,7 @@ use crate::workspace::Package;
 const HERE: &str = "xtask/tests/tidy/dependencies.rs";
 
 /// A crate may depend only on those above it. A new crate goes behind everything that it needs.
-const ORDER: [&str; 18] = [
+const ORDER: [&str; 19] = [
     "hapax-faults",
     "hapax-core",
     "hapax-conformance",
@@ -15,6 +15,7 @@ const ORDER: [&str; 18] = [
     "hapax-client",
     "hapax-sqlite",
     "hapax-claim",
+    "hapax-net",
     "hapax-kafka",
     "hapax-worker",
     "hapax-relay",

@@ -295,7 +295,7 @@ pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
         return output::raw(&text);
     }
     logs::start(&config.log)?;
-    hapax_server::runtime::raise_file_limit();
+    hapax_net::files::raise_file_limit();
     let mut signals = Signals::new()?;
     let starting = async {
         let (ledger, store) = open(&config.ledger).await?;

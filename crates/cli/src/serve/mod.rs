@@ -36,7 +36,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         return crate::output::raw(&config.to_toml()?);
     }
     logs::start(&config.log)?;
-    hapax_server::runtime::raise_file_limit();
+    hapax_net::files::raise_file_limit();
     let mut signals = Signals::new()?;
     let starting = start(&config);
     let Started { store, server, listeners, proxies } = tokio::select! {

@@ -114,6 +114,12 @@ struct Bounds {
     /// The most bytes of request bodies that are still arriving, all together [default: 268435456].
     #[arg(long, value_name = "BYTES", env = "HAPAX_BODIES_BYTES_MAX")]
     bodies_bytes_max: Option<usize>,
+    /// How long a client may leave an answer unread [default: 30s].
+    #[arg(long, value_name = "TIME", env = "HAPAX_WRITE_TIMEOUT", value_parser = parse_ms)]
+    write_timeout: Option<Ms>,
+    /// The most bytes of answers that clients have not read yet, all together [default: 268435456].
+    #[arg(long, value_name = "BYTES", env = "HAPAX_UNREAD_BYTES_MAX")]
+    unread_bytes_max: Option<usize>,
     /// How long a shutdown waits for requests under way [default: 10s].
     #[arg(long, value_name = "TIME", env = "HAPAX_SHUTDOWN_TIMEOUT", value_parser = parse_ms)]
     shutdown_timeout: Option<Ms>,
@@ -230,6 +236,8 @@ impl Bounds {
             request_timeout_ms,
             body_bytes_max,
             bodies_bytes_max,
+            write_timeout_ms,
+            unread_bytes_max,
             shutdown_timeout_ms,
         } = &mut config.limits;
         set(connections_max, self.connections_max);
@@ -238,6 +246,8 @@ impl Bounds {
         set(request_timeout_ms, self.request_timeout);
         set(body_bytes_max, self.body_bytes_max);
         set(bodies_bytes_max, self.bodies_bytes_max);
+        set(write_timeout_ms, self.write_timeout);
+        set(unread_bytes_max, self.unread_bytes_max);
         set(shutdown_timeout_ms, self.shutdown_timeout);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_core::{How, QueueConfig, Receive};
+use hapax_core::{How, QueueConfig, Receive, StoreError};
 
 use crate::trial::{LEASE, Trial, poll_once};
 use crate::values::{bodies, config, fifo_config, now, patient, redrive_from, reject, text};
@@ -14,6 +14,14 @@ pub(crate) async fn a_waiting_receive_wakes_on_a_send(t: Trial) {
     let got = t.woken(waiting).await;
     assert_eq!(got.iter().map(|d| d.id).collect::<Vec<_>>(), [sent.id]);
     t.ack(&jobs, &got[0]).await;
+}
+
+pub(crate) async fn a_waiting_receive_is_told_that_its_queue_was_deleted(t: Trial) {
+    for jobs in [t.standard("jobs").await, t.create("again", config()).await] {
+        let waiting = t.wait(&jobs, patient(10)).await;
+        t.store().delete_queue(&jobs).await.unwrap();
+        assert_eq!(t.ended(waiting).await, Err(StoreError::NoSuchQueue(jobs)));
+    }
 }
 
 pub(crate) async fn a_receive_does_not_wait_when_something_is_ready(t: Trial) {

@@ -112,6 +112,7 @@ impl QueueAdmin for Reference {
         let mut state = self.now();
         state.of(name)?;
         state.queues.remove(name);
+        self.changed.notify_waiters();
         Ok(())
     }
 

@@ -81,7 +81,7 @@ impl Engine {
             self.timers.remove(&(at_ms, id));
         }
         self.tombstones.push(id);
-        self.deleted.push(id);
+        self.deleted.push((id, name.clone()));
         self.wave.records.push(Record::Queue(QueueRow { deleted: true, ..queue.row() }));
         self.wave.journal.push(Undo::Deleted(queue));
         self.wave.durable = true;

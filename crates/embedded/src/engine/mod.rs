@@ -124,8 +124,8 @@ pub(crate) struct Engine {
     sweep: VecDeque<(u64, u8)>,
     /// Deleted queues whose rows are still there.
     tombstones: Vec<u32>,
-    /// Queues deleted since someone last asked, for whoever waits on them.
-    deleted: Vec<u32>,
+    /// Queues deleted since the last [`Engine::take_deleted`], for the receives that wait on them.
+    deleted: Vec<(u32, QueueName)>,
     header: Header,
     /// Damaged rows that belong to no message: they stay in the file, so they count as rows.
     unclaimed_rows: u64,
@@ -154,7 +154,7 @@ impl Engine {
         (queue, &mut self.wave)
     }
 
-    pub fn take_deleted(&mut self) -> Vec<u32> {
+    pub fn take_deleted(&mut self) -> Vec<(u32, QueueName)> {
         std::mem::take(&mut self.deleted)
     }
 

@@ -242,10 +242,6 @@ fn validate(queue: &Queue, message: &PreparedMessage) -> Result<(), SendError> {
 }
 
 fn within_quotas(queue: &Queue, wave: &Wave, store: &super::StoreQuota, bytes: u64) -> Result<(), SendError> {
-    let check = |quota: &str, used: u64, more: u64, max: Option<u64>| match max {
-        Some(max) if used + more > max => Err(SendError::QuotaExceeded { quota: quota.into(), used, max }),
-        _ => Ok(()),
-    };
     let of_queue = |field: &str, used: u64, more: u64, max: Option<u64>| match max {
         // The name is put together only where there is a quota.
         Some(_) => check(&format!("{field} of queue {}", queue.name), used, more, max),
@@ -254,8 +250,27 @@ fn within_quotas(queue: &Queue, wave: &Wave, store: &super::StoreQuota, bytes: u
     let quota = &queue.config.quota;
     of_queue("quota.messages_max", queue.table.len() as u64, 1, quota.messages_max)?;
     of_queue("quota.bytes_max", queue.table.counts().bytes, bytes, quota.bytes_max)?;
+    within_store_quota(wave, store, bytes)
+}
+
+fn check(quota: &str, used: u64, more: u64, max: Option<u64>) -> Result<(), SendError> {
+    match max {
+        Some(max) if used + more > max => Err(SendError::QuotaExceeded { quota: quota.into(), used, max }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the whole store takes one more message of `bytes`.
+fn within_store_quota(wave: &Wave, store: &super::StoreQuota, bytes: u64) -> Result<(), SendError> {
     let memory = wave.counters.messages * MEMORY_BYTES_A_MESSAGE;
     check("the store's messages_max", wave.counters.messages, 1, store.messages_max)?;
     check("the store's bytes_max", wave.counters.bytes, bytes, store.bytes_max)?;
     check("the store's memory_bytes_max", memory, MEMORY_BYTES_A_MESSAGE, store.memory_bytes_max)
+}
+
+impl super::Engine {
+    /// Why not even the smallest message would be taken, if that is so.
+    pub fn refuses_sends(&self) -> Option<String> {
+        within_store_quota(&self.wave, &self.quota, 1).err().map(|error| error.to_string())
+    }
 }

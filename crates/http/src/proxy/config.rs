@@ -90,7 +90,8 @@ pub enum HostPolicy {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProxyLimits {
-    /// The most connections from callers at once; further ones wait to be accepted. Default 4,096.
+    /// The most connections from callers at once; past it the one that has been idle longest is closed for a new one.
+    /// Default 4,096.
     pub connections_max: usize,
     /// The largest head of a request, in bytes. Default 32 KiB.
     pub header_bytes_max: usize,
@@ -101,8 +102,13 @@ pub struct ProxyLimits {
     pub connect_timeout_ms: u64,
     /// How long the upstream may take for the head of its answer, in milliseconds. Default 60,000.
     pub response_timeout_ms: u64,
-    /// How long a body, either way, may stand still, in milliseconds. Default 60,000.
+    /// How long a body, either way, may stand still, in milliseconds; for callers that do not read their answers a
+    /// tenth of it, and 3 s at most, while `unread_bytes_max` is nearly reached. Default 60,000.
     pub idle_timeout_ms: u64,
+    /// How many bytes of answers may wait to be read by all callers together; past it, requests wait a moment and are
+    /// then told to retry, streamed answers stand still, and callers that read slowly are disconnected.
+    /// Default 256 MiB.
+    pub unread_bytes_max: usize,
     /// How long a connection to the upstream is kept for the next request, in milliseconds. Shorter than the
     /// upstream keeps it: a request on a connection that is just being closed is in doubt. Default 3,000.
     pub pool_idle_ms: u64,
@@ -121,6 +127,7 @@ impl Default for ProxyLimits {
             connect_timeout_ms: 5000,
             response_timeout_ms: 60_000,
             idle_timeout_ms: 60_000,
+            unread_bytes_max: 256 * 1024 * 1024,
             pool_idle_ms: 3000,
             pool_idle_max: 256,
             shutdown_timeout_ms: 10_000,
@@ -225,6 +232,7 @@ impl ProxyConfig {
             ("connect_timeout_ms", limits.connect_timeout_ms),
             ("response_timeout_ms", limits.response_timeout_ms),
             ("idle_timeout_ms", limits.idle_timeout_ms),
+            ("unread_bytes_max", limits.unread_bytes_max as u64),
         ];
         if let Some((field, _)) = counts.iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError(format!("limits.{field}: it is too small to let anything through")));

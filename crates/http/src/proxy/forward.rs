@@ -196,11 +196,6 @@ impl Forward {
         join_cookies(headers);
         Ok(())
     }
-
-    /// What bounds how long a body may stand still.
-    pub(crate) fn bodies(&self) -> &Arc<Timers> {
-        &self.0.bodies
-    }
 }
 
 impl Inner {

@@ -16,6 +16,8 @@ use super::{serve, soon};
 pub struct Proxied {
     pub address: SocketAddr,
     pub layer: IdempotencyLayer,
+    /// What callers have not read yet.
+    pub unread: Arc<hapax_net::unread::Room>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
@@ -31,12 +33,12 @@ impl Proxied {
         let proxy = Proxy::new(config, ledger).unwrap();
         let listener = proxy.bind().await.unwrap();
         let address = listener.local_addr().unwrap();
-        let layer = proxy.layer();
+        let (layer, unread) = (proxy.layer(), proxy.unread());
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(proxy.run(listener, async {
             let _ = stopped.await;
         }));
-        Self { address, layer, stop: Some(stop), task }
+        Self { address, layer, unread, stop: Some(stop), task }
     }
 
     /// The same before a router.

@@ -1,7 +1,5 @@
-//! Who is calling, and what may they do: keys and their rights, SigV4 for SQS, bearer tokens for the rest, and the
-//! guard that keeps web pages out.
+//! Who is calling, and what may they do: keys and their rights, SigV4 for SQS, bearer tokens for the rest.
 
-mod guard;
 mod keys;
 mod sigv4;
 
@@ -12,7 +10,6 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use thiserror::Error;
 
-pub(crate) use self::guard::{Guard, host_of};
 use self::keys::Key;
 pub(crate) use self::sigv4::SignedRequest;
 use crate::config::AuthConfig;

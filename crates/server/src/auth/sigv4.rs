@@ -7,8 +7,8 @@ use http::header::{AUTHORIZATION, HOST};
 use http::{HeaderMap, Method, Uri};
 use ring::{digest, hmac};
 
+use super::AuthError;
 use super::keys::Key;
-use super::{AuthError, host_of};
 use crate::sqs::{form_pairs, percent_decode};
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
@@ -227,7 +227,7 @@ fn push_header(text: &mut String, name: &str, request: &SignedRequest<'_>) -> Re
     }
     if first {
         // Over HTTP/2 the host is not a header.
-        let host = host_of(request.headers, request.uri).filter(|_| name == HOST.as_str());
+        let host = hapax_net::guard::host_of(request.headers, request.uri).filter(|_| name == HOST.as_str());
         text.push_str(host.ok_or_else(missing)?);
     }
     text.push('\n');

@@ -2,18 +2,22 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Path, State};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use hapax_client::wire::{
     ClaimEndItem, Deliveries, ExtendItem, ExtendRequest, HowWord, Problem, ReceiveRequest, Results,
     SendRequest, SettleItem, SettleRequest, SettledItem, SettledWord,
 };
 use hapax_core::{Extend, How, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled};
+use hapax_net::tracker::AnswerRoom;
+use hapax_net::unread::{AlwaysSent, SMALL_BYTES_MAX};
 use http::StatusCode;
 
 use super::Api;
 use super::input::{Caller, Json, bounded};
 use super::problem::ApiError;
+use crate::deliveries::{self, give_back};
 
 type Answer<T> = Result<axum::Json<T>, ApiError>;
 
@@ -62,9 +66,10 @@ pub(super) async fn send(
 pub(super) async fn receive(
     State(native): State<Arc<Api>>,
     caller: Caller,
+    room: Option<Extension<AnswerRoom>>,
     Path(queue): Path<String>,
     Json(mut request): Json<ReceiveRequest>,
-) -> Answer<Deliveries> {
+) -> Result<Response, ApiError> {
     let queue = caller.queue("ReceiveMessage", &queue)?;
     let cancel_id = request.cancel_id.take();
     if cancel_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > 128) {
@@ -81,7 +86,23 @@ pub(super) async fn receive(
         () = native.shutdown.requested() => Vec::new(),
     };
     drop(poll);
-    Ok(axum::Json(Deliveries { deliveries: deliveries.into_iter().map(Into::into).collect() }))
+    if deliveries.is_empty() {
+        return Ok(axum::Json(Deliveries { deliveries: Vec::new() }).into_response());
+    }
+    let bytes = deliveries::bytes(&deliveries);
+    if room.is_some_and(|room| !room.fits(bytes)) {
+        give_back(native.store.as_ref(), &queue, &deliveries).await;
+        let detail = "too many answers wait to be read by their clients; retry with backoff";
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Problem::new("overloaded", detail, true)));
+    }
+    let answer = Deliveries { deliveries: deliveries.into_iter().map(Into::into).collect() };
+    let mut response = axum::Json(answer).into_response();
+    // Text grows when it is escaped, sixfold at most.
+    if bytes > SMALL_BYTES_MAX / 6 {
+        // These messages are leased, and the receive has asked for room.
+        response.extensions_mut().insert(AlwaysSent);
+    }
+    Ok(response)
 }
 
 pub(super) async fn cancel_receive(

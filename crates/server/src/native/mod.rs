@@ -29,11 +29,11 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{MethodRouter, delete, get, patch, post, put};
 use hapax_core::store::SharedStore;
+use hapax_net::listen::Shutdown;
 use http::header::{CONTENT_TYPE, HeaderValue};
 
 use self::polls::Polls;
 use self::problem::ApiError;
-use crate::runtime::Shutdown;
 
 /// The largest request body: a few of the largest messages, escaped.
 pub const BODY_BYTES_MAX: usize = 8 * 1024 * 1024;

@@ -22,7 +22,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hapax_core::QueueAdmin;
-use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use hapax_net::body::{Body, BodyError};
+use hapax_net::connection::Peer;
+use hapax_net::guard::host_of;
+use hapax_net::listen::Shutdown;
+use hapax_net::tracker::AnswerRoom;
+use hapax_net::unread::{AlwaysSent, SMALL_BYTES_MAX};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response};
 
@@ -33,10 +39,9 @@ pub(crate) use self::names::Names;
 use self::ops::{Caller, Operations};
 use self::output::Output;
 use self::query::Form;
-use crate::auth::{AuthError, Authenticator, SignedRequest, host_of};
+use crate::auth::{AuthError, Authenticator, SignedRequest};
 use crate::config::SqsConfig;
 use crate::error::ServerError;
-use crate::runtime::{BodyError, Peer, ResponseBody, Shutdown};
 
 const TARGET: HeaderName = HeaderName::from_static("x-amz-target");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-amzn-requestid");
@@ -50,11 +55,15 @@ pub(crate) fn is_sqs<B>(request: &Request<B>) -> bool {
     if request.headers().contains_key(TARGET) {
         return true;
     }
-    let has_action = || uri.query().is_some_and(|query| form_pairs(query).any(|(name, _)| name == "Action"));
     match queue_path(uri.path()) {
         Some(_) => true,
-        None => uri.path() == "/" && (request.method() == Method::POST || has_action()),
+        None => uri.path() == "/" && (request.method() == Method::POST || names_action(uri)),
     }
+}
+
+/// Whether the query names an action, decoded as it will be when it is carried out.
+pub(crate) fn names_action(uri: &http::Uri) -> bool {
+    uri.query().is_some_and(|query| form_pairs(query).any(|(name, _)| name == "Action"))
 }
 
 /// The queue's name in `/{account}/{name}`.
@@ -99,10 +108,16 @@ impl Sqs {
     }
 
     /// Answers one request whose body has arrived.
-    pub(crate) async fn handle(&self, parts: &Parts, body: &Bytes, peer: Peer) -> Response<ResponseBody> {
+    pub(crate) async fn handle(
+        &self,
+        parts: &Parts,
+        body: &Bytes,
+        peer: Peer,
+        room: &AnswerRoom,
+    ) -> Response<Body> {
         let protocol = Protocol::of(&parts.headers);
         let mut action = None;
-        let result = self.answer(protocol, parts, body, peer, &mut action).await;
+        let result = self.answer(protocol, parts, body, (peer, room), &mut action).await;
         tracing::debug!(
             address = %peer.address,
             action = action.map_or("?", Action::name),
@@ -117,7 +132,7 @@ impl Sqs {
         protocol: Protocol,
         parts: &Parts,
         body: &Bytes,
-        peer: Peer,
+        (peer, room): (Peer, &AnswerRoom),
         action: &mut Option<Action>,
     ) -> Result<Output> {
         if !matches!(parts.method, Method::POST | Method::GET) {
@@ -144,6 +159,7 @@ impl Sqs {
         let caller = Caller {
             identity,
             peer,
+            room,
             host: host_of(&parts.headers, &parts.uri).unwrap_or("localhost"),
             path_queue: queue_path(parts.uri.path()),
         };
@@ -151,7 +167,7 @@ impl Sqs {
     }
 
     /// The answer to a request whose body did not arrive.
-    pub(crate) fn unreadable(headers: &HeaderMap, error: BodyError) -> Response<ResponseBody> {
+    pub(crate) fn unreadable(headers: &HeaderMap, error: BodyError) -> Response<Body> {
         let error = match error {
             BodyError::TooLarge => SqsError::new(Kind::RequestTooLarge, "The request body is too large."),
             BodyError::Timeout => {
@@ -167,17 +183,31 @@ impl Sqs {
     }
 
     /// The answer to a request that no page of another web site may make.
-    pub(crate) fn refused(headers: &HeaderMap, reason: &'static str) -> Response<ResponseBody> {
+    pub(crate) fn refused(headers: &HeaderMap, reason: &'static str) -> Response<Body> {
         respond(Protocol::of(headers), None, &Err(SqsError::new(Kind::AccessDenied, reason)))
     }
 
     /// The answer to a request without a known key.
-    pub(crate) fn unauthenticated(headers: &HeaderMap, error: AuthError) -> Response<ResponseBody> {
+    pub(crate) fn unauthenticated(headers: &HeaderMap, error: AuthError) -> Response<Body> {
         respond(Protocol::of(headers), None, &Err(error.into()))
     }
 
+    /// The answer to a request for whose answer there is no room.
+    pub(crate) fn overloaded(headers: &HeaderMap) -> Response<Body> {
+        let text = "Too many answers wait to be read by their clients; retry with backoff.";
+        let mut response =
+            respond(Protocol::of(headers), None, &Err(SqsError::new(Kind::ServiceUnavailable, text)));
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(1 + fastrand::u64(0..=4)));
+        response
+    }
+
+    /// Whether an answer is one of these.
+    pub(crate) fn is_answer(answer: &Response<Body>) -> bool {
+        answer.headers().contains_key(REQUEST_ID)
+    }
+
     /// The answer when the store took too long.
-    pub(crate) fn timed_out(headers: &HeaderMap) -> Response<ResponseBody> {
+    pub(crate) fn timed_out(headers: &HeaderMap) -> Response<Body> {
         tracing::warn!("a request took too long and was given up");
         let error =
             SqsError::new(Kind::ServiceUnavailable, "The request took too long; its outcome is unknown.");
@@ -212,7 +242,7 @@ fn query_action(form: &Form<'_>) -> Result<Action> {
     Action::from_name(name).ok_or_else(|| unknown_action(name))
 }
 
-fn respond(protocol: Protocol, action: Option<Action>, result: &Result<Output>) -> Response<ResponseBody> {
+fn respond(protocol: Protocol, action: Option<Action>, result: &Result<Output>) -> Response<Body> {
     let id = request_id();
     let body = match (protocol, result, action) {
         (Protocol::Json, Ok(output), _) => json::encode(output),
@@ -221,7 +251,12 @@ fn respond(protocol: Protocol, action: Option<Action>, result: &Result<Output>) 
         (Protocol::Json, Err(error), _) => json::encode_error(error),
         (Protocol::Query, Err(error), _) => xml::encode_error(error, &id),
     };
-    let mut response = Response::new(ResponseBody::whole(body));
+    let must_be_sent = body.len() > SMALL_BYTES_MAX && matches!(result, Ok(Output::Messages(_)));
+    let mut response = Response::new(Body::whole(body.into()));
+    if must_be_sent {
+        // These messages are leased, and the receive has asked for room.
+        response.extensions_mut().insert(AlwaysSent);
+    }
     let headers = response.headers_mut();
     headers.reserve(4);
     headers.insert(CONTENT_TYPE, if protocol == Protocol::Json { JSON_TYPE } else { XML_TYPE });

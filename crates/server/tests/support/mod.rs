@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 
 pub struct Running {
     pub address: SocketAddr,
+    pub unread: Arc<hapax_net::unread::Room>,
     stop: Option<oneshot::Sender<()>>,
     done: JoinHandle<()>,
     _folder: TempDir,
@@ -28,18 +29,28 @@ impl Running {
         Self::start_with(config, |server| server).await
     }
 
-    pub async fn start_with(mut config: ServerConfig, with: impl FnOnce(Server) -> Server) -> Self {
+    pub async fn start_with(config: ServerConfig, with: impl FnOnce(Server) -> Server) -> Self {
+        Self::start_over(Options::default(), config, with).await
+    }
+
+    /// Over a store with these options.
+    pub async fn start_over(
+        options: Options,
+        mut config: ServerConfig,
+        with: impl FnOnce(Server) -> Server,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Embedded::open(folder.path(), Options::default()).unwrap());
+        let store = Arc::new(Embedded::open(folder.path(), options).unwrap());
         config.listen = vec!["127.0.0.1:0".parse().unwrap()];
         let server = with(Server::new(config, store).unwrap());
+        let unread = server.unread();
         let listeners = server.bind().await.unwrap();
         let address = listeners[0].local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let done = tokio::spawn(server.run(listeners, async {
             let _ = stopped.await;
         }));
-        Self { address, stop: Some(stop), done, _folder: folder }
+        Self { address, unread, stop: Some(stop), done, _folder: folder }
     }
 
     /// Begins the shutdown.

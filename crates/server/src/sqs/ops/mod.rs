@@ -12,6 +12,9 @@ mod tags;
 use std::sync::Arc;
 
 use hapax_core::{QueueAdmin, QueueName};
+use hapax_net::connection::Peer;
+use hapax_net::listen::Shutdown;
+use hapax_net::tracker::AnswerRoom;
 
 use super::error::{Kind, Result, SqsError};
 use super::model::{Call, Text};
@@ -19,13 +22,13 @@ use super::names::{Names, queue_of};
 use super::output::Output;
 use crate::auth::Identity;
 use crate::config::SqsConfig;
-use crate::runtime::{Peer, Shutdown};
 use queues::Recent;
 
 /// Who calls, and by which name it reached the server.
 pub(crate) struct Caller<'a> {
     pub(crate) identity: Identity,
     pub(crate) peer: Peer,
+    pub(crate) room: &'a AnswerRoom,
     pub(crate) host: &'a str,
     /// The queue in the request's path.
     pub(crate) path_queue: Option<&'a str>,

@@ -9,6 +9,7 @@ use super::super::message_attributes::{TRACE_HEADER, TRACE_HEADER_STORED, select
 use super::super::model::{ReceiveMessage, Text};
 use super::super::output::{MessageOut, Output, text_of};
 use super::{Caller, Operations, in_range, visibility_ms};
+use crate::deliveries::{bytes, give_back};
 
 /// The system attributes that a receive may ask for, in the order in which they are shown.
 const SYSTEM: [&str; 9] = [
@@ -104,6 +105,11 @@ impl Operations {
             ),
             other => other.into(),
         })?;
+        if !caller.room.fits(bytes(&deliveries)) {
+            give_back(self.store.as_ref(), &queue, &deliveries).await;
+            let text = "Too many answers wait to be read by their clients; retry with backoff.";
+            return Err(SqsError::new(Kind::ServiceUnavailable, text));
+        }
         let wanted = Wanted::new(request, queue.is_fifo());
         let messages = deliveries.into_iter().map(|delivery| self.message(delivery, &wanted)).collect();
         Ok(Output::Messages(messages))

@@ -1,7 +1,6 @@
-//! Nothing stands still for ever: bodies that stop coming, and callers that stop reading.
+//! Bounds on waiting that cost no timer per wait: bodies that stop coming, answers that do not come.
 
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -9,7 +8,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::rt::{Read, ReadBufCursor, Write};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::body::BoxError;
@@ -19,17 +17,19 @@ const SPARE_MAX: usize = 256;
 
 /// Timers of one bound, used again and again. A new one costs an allocation and two turns at the runtime's timer wheel;
 /// one that was set before is set further into the future by an atomic store.
-pub(crate) struct Timers {
+pub struct Timers {
     bound: Duration,
     spare: Mutex<Vec<Pin<Box<Sleep>>>>,
 }
 
 impl Timers {
-    pub(crate) fn new(bound: Duration) -> Arc<Self> {
+    /// Timers of this bound.
+    pub fn new(bound: Duration) -> Arc<Self> {
         Arc::new(Self { bound, spare: Mutex::default() })
     }
 
-    pub(crate) fn bound(&self) -> Duration {
+    /// How long each of them runs.
+    pub fn bound(&self) -> Duration {
         self.bound
     }
 
@@ -51,14 +51,15 @@ impl Timers {
 }
 
 /// A timer that is armed only while something is waited for.
-pub(crate) struct Stall {
+pub struct Stall {
     timers: Arc<Timers>,
     timer: Option<Pin<Box<Sleep>>>,
     armed: bool,
 }
 
 impl Stall {
-    pub(crate) fn new(timers: Arc<Timers>) -> Self {
+    /// Not armed yet.
+    pub fn new(timers: Arc<Timers>) -> Self {
         Self { timers, timer: None, armed: false }
     }
 
@@ -68,7 +69,7 @@ impl Stall {
     }
 
     /// Nothing moved; whether that has been so for too long.
-    pub(crate) fn waited(&mut self, cx: &mut Context<'_>) -> bool {
+    pub fn waited(&mut self, cx: &mut Context<'_>) -> bool {
         let armed = std::mem::replace(&mut self.armed, true);
         let timer = match &mut self.timer {
             Some(timer) => {
@@ -92,13 +93,14 @@ impl Drop for Stall {
 }
 
 /// A body that ends with an error when it stands still.
-pub(crate) struct IdleBody<B> {
+pub struct IdleBody<B> {
     body: B,
     stall: Stall,
 }
 
 impl<B> IdleBody<B> {
-    pub(crate) fn new(body: B, timers: &Arc<Timers>) -> Self {
+    /// Bounds how long `body` may stand still.
+    pub fn new(body: B, timers: &Arc<Timers>) -> Self {
         Self { body, stall: Stall::new(timers.clone()) }
     }
 }
@@ -133,69 +135,6 @@ where
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-/// A caller's connection that breaks when the caller does not read what it is sent.
-pub(crate) struct IdleIo<S> {
-    io: S,
-    stall: Stall,
-}
-
-impl<S> IdleIo<S> {
-    pub(crate) fn new(io: S, timers: &Arc<Timers>) -> Self {
-        Self { io, stall: Stall::new(timers.clone()) }
-    }
-
-    fn watch<T>(&mut self, cx: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if poll.is_ready() {
-            self.stall.moved();
-            return poll;
-        }
-        if self.stall.waited(cx) {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the caller does not read")));
-        }
-        Poll::Pending
-    }
-}
-
-impl<S: Read + Unpin> Read for IdleIo<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buffer)
-    }
-}
-
-impl<S: Write + Unpin> Write for IdleIo<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.io).poll_write(cx, bytes);
-        self.watch(cx, poll)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let poll = Pin::new(&mut self.io).poll_flush(cx);
-        self.watch(cx, poll)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let poll = Pin::new(&mut self.io).poll_shutdown(cx);
-        self.watch(cx, poll)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.io).poll_write_vectored(cx, slices);
-        self.watch(cx, poll)
     }
 }
 

@@ -17,8 +17,8 @@ pub fn raise_file_limit() {
     }
 }
 
-/// How many connections there can be, if `wanted` are.
-pub(crate) fn connections_max(wanted: usize) -> usize {
+/// How many connections there can be if `wanted` are configured.
+pub fn connections_max(wanted: usize) -> usize {
     let possible = within(wanted, getrlimit(Resource::Nofile).current);
     if possible < wanted {
         tracing::warn!(wanted, possible, "the limit of open files allows fewer connections than configured");

@@ -1,4 +1,4 @@
-//! Answers of the layer's own: `application/problem+json` (RFC 9457) with a stable code.
+//! Answers as `application/problem+json` (RFC 9457) with a stable code.
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -9,7 +9,7 @@ use crate::body::Body;
 
 /// Why a request was not handed on, or its answer not handed back.
 #[derive(Debug, Clone)]
-pub(crate) struct Problem {
+pub struct Problem {
     status: StatusCode,
     code: &'static str,
     title: &'static str,
@@ -30,7 +30,8 @@ struct Wire<'a> {
 }
 
 impl Problem {
-    pub(crate) fn new(
+    /// A problem; `code` has a page in `docs/errors`.
+    pub fn new(
         code: &'static str,
         status: StatusCode,
         title: &'static str,
@@ -41,18 +42,21 @@ impl Problem {
 
     /// Tells the caller to come back after `base_s` to `base_s + spread_s` seconds: at random, so that callers that
     /// were turned away together do not return together.
-    pub(crate) fn retry_after(mut self, base_s: u64, spread_s: u64) -> Self {
+    #[must_use]
+    pub fn retry_after(mut self, base_s: u64, spread_s: u64) -> Self {
         self.retry_after_s = Some(base_s + fastrand::u64(0..=spread_s));
         self
     }
 
     /// Names the status of the answer that cannot be given again.
-    pub(crate) fn original_status(mut self, status: u16) -> Self {
+    #[must_use]
+    pub fn original_status(mut self, status: u16) -> Self {
         self.original_status = Some(status);
         self
     }
 
-    pub(crate) fn into_response(self) -> Response<Body> {
+    /// The answer that says so.
+    pub fn into_response(self) -> Response<Body> {
         let wire = Wire {
             r#type: format!("urn:hapax:problem:{}", self.code),
             title: self.title,
@@ -72,4 +76,11 @@ impl Problem {
         }
         response
     }
+}
+
+/// Clients do not read the answers that they have, and there is no memory for more.
+pub fn overloaded() -> Problem {
+    let detail = "too many answers wait to be read by their clients; retry with backoff";
+    Problem::new("overloaded", StatusCode::SERVICE_UNAVAILABLE, "There is no room for more answers", detail)
+        .retry_after(1, 4)
 }

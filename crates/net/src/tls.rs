@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::{TlsAcceptor, rustls};
+pub use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls;
 
 /// Why a certificate or its key cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

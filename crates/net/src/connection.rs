@@ -1,0 +1,254 @@
+//! One connection: handshake, protocol, requests, end.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Response;
+use hyper::body::Incoming;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+
+use crate::body::Body;
+use crate::listen::{Listening, Shutdown};
+use crate::tracker::{Connection, Registration, RequestGuard};
+use crate::unread::{self, Outgoing};
+
+/// A request as it arrives.
+pub type Request = http::Request<Incoming>;
+
+/// Answers the requests of one connection.
+pub trait Answer: Send + Sync + 'static {
+    /// Answers one request. Never fails: whatever goes wrong is a response.
+    fn answer(&self, request: Request, guard: &RequestGuard) -> impl Future<Output = Response<Body>> + Send;
+
+    /// The answer to a request that is not begun because clients do not read the answers that they have: 503 with
+    /// `Retry-After`.
+    fn busy(&self, request: &Request) -> Response<Body>;
+
+    /// What is sent in place of a large answer for which there is no room: the same, in the form of that answer.
+    fn too_much(&self, answer: &Response<Body>) -> Response<Body>;
+}
+
+/// Both ends of a connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    /// The client's address.
+    pub address: SocketAddr,
+    /// The address that it connected to.
+    pub local: SocketAddr,
+    /// Whether the connection is encrypted.
+    pub tls: bool,
+}
+
+/// What an HTTP/2 client opens a connection with; no HTTP/1 request begins like it.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Serves one connection to its end.
+pub(crate) async fn serve<A, C>(
+    stream: TcpStream,
+    address: SocketAddr,
+    registration: Registration,
+    listening: Arc<Listening<C>>,
+) where
+    A: Answer,
+    C: Fn(Peer) -> A + Send + Sync + 'static,
+{
+    let connection = registration.connection.clone();
+    tokio::select! {
+        biased;
+        () = connection.closed() => tracing::debug!(%address, "connection closed: idle, slow, or no room"),
+        () = handshake_and_serve(stream, address, &connection, &listening) => {}
+    }
+    drop(registration);
+}
+
+async fn handshake_and_serve<A, C>(
+    stream: TcpStream,
+    address: SocketAddr,
+    connection: &Arc<Connection>,
+    listening: &Arc<Listening<C>>,
+) where
+    A: Answer,
+    C: Fn(Peer) -> A + Send + Sync + 'static,
+{
+    let Ok(local) = stream.local_addr() else { return };
+    let _ = stream.set_nodelay(true);
+    let peer = Peer { address, local, tls: listening.tls.is_some() };
+    let Some(tls) = &listening.tls else {
+        let http2 = speaks_http2(&stream, connection).await;
+        return serve_http(TokioIo::new(stream), http2, peer, connection, listening).await;
+    };
+    // The sweeper bounds the handshake, as it does a head.
+    connection.on_bytes();
+    match tls.accept(stream).await {
+        Ok(stream) => {
+            let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+            serve_http(TokioIo::new(stream), http2, peer, connection, listening).await;
+        }
+        Err(error) => tracing::debug!(%address, %error, "TLS handshake failed"),
+    }
+}
+
+/// Looks at the first bytes without taking them. hyper-util's own detection waits for them without a bound, and copies
+/// through a buffer for the whole life of the connection; this one costs nothing afterwards.
+async fn speaks_http2(stream: &TcpStream, connection: &Connection) -> bool {
+    let mut first = [0; PREFACE.len()];
+    loop {
+        match stream.peek(&mut first).await {
+            Ok(length) if length == PREFACE.len() => return first == *PREFACE,
+            Ok(length) if length > 0 && first[..length] == PREFACE[..length] => {
+                // Only part of it, and nothing tells when the rest is there. The sweeper ends this if it never comes.
+                connection.on_bytes();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            _ => return false,
+        }
+    }
+}
+
+async fn serve_http<S, A, C>(
+    io: S,
+    http2: bool,
+    peer: Peer,
+    connection: &Arc<Connection>,
+    listening: &Arc<Listening<C>>,
+) where
+    S: Read + Write + Unpin + Send + 'static,
+    A: Answer,
+    C: Fn(Peer) -> A + Send + Sync + 'static,
+{
+    let answering = Arc::new((listening.connect)(peer));
+    let room_wait = listening.room_wait;
+    let tracked = connection.clone();
+    let service = service_fn(move |request: Request| {
+        let (guard, answering) = (tracked.begin(), answering.clone());
+        async move { Ok::<_, Infallible>(answer(&*answering, request, guard, room_wait).await) }
+    });
+    let limits = &listening.limits;
+    if http2 {
+        // A frame that belongs to no request, a ping for one, is no beginning of a head.
+        let io = Watched { io, connection: connection.clone(), heads: false };
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(256)
+            .max_header_list_size(limits.header_bytes_max.try_into().unwrap_or(u32::MAX))
+            .keep_alive_interval(Duration::from_secs(30))
+            .keep_alive_timeout(Duration::from_secs(20));
+        let serving = builder.serve_connection(io, service);
+        tokio::pin!(serving);
+        drive(serving.as_mut(), http2::Connection::graceful_shutdown, &listening.shutdown, peer).await;
+    } else {
+        let io = Watched { io, connection: connection.clone(), heads: true };
+        let mut builder = http1::Builder::new();
+        // No `pipeline_flush`: it holds an answer back while more is there to read, and drops it on closing.
+        // No `header_read_timeout`: the sweeper does that without a timer per request.
+        builder.header_read_timeout(None).max_buf_size(limits.header_bytes_max);
+        let serving = builder.serve_connection(io, service);
+        tokio::pin!(serving);
+        drive(serving.as_mut(), http1::Connection::graceful_shutdown, &listening.shutdown, peer).await;
+    }
+}
+
+async fn answer<A: Answer>(
+    answering: &A,
+    request: Request,
+    guard: RequestGuard,
+    room_wait: Duration,
+) -> Response<Outgoing> {
+    let response = if unread::is_admitted(guard.connection(), room_wait).await {
+        answering.answer(request, &guard).await
+    } else {
+        answering.busy(&request)
+    };
+    Outgoing::response(response, guard, |unsent| answering.too_much(unsent))
+}
+
+/// Runs a connection; when the listener goes down, lets the requests under way finish and no more begin.
+async fn drive<C, E>(mut serving: Pin<&mut C>, end: impl Fn(Pin<&mut C>), shutdown: &Shutdown, peer: Peer)
+where
+    C: Future<Output = Result<(), E>>,
+    E: std::fmt::Display,
+{
+    let result = tokio::select! {
+        result = serving.as_mut() => result,
+        () = shutdown.requested() => {
+            end(serving.as_mut());
+            serving.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(address = %peer.address, %error, "connection ended");
+    }
+}
+
+/// Tells the tracker when bytes arrive, so that a half-sent head is noticed, and when bytes are taken, so that a client
+/// that does not read is.
+struct Watched<S> {
+    io: S,
+    connection: Arc<Connection>,
+    /// Whether arriving bytes begin a head.
+    heads: bool,
+}
+
+impl<S> Watched<S> {
+    fn wrote(&self, poll: Poll<std::io::Result<usize>>) -> Poll<std::io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = &poll {
+            self.connection.on_written(*bytes);
+        }
+        poll
+    }
+}
+
+impl<S: Read + Unpin> Read for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let poll = Pin::new(&mut self.io).poll_read(cx, buffer);
+        if self.heads && poll.is_ready() {
+            self.connection.on_bytes();
+        }
+        poll
+    }
+}
+
+impl<S: Write + Unpin> Write for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        let poll = Pin::new(&mut self.io).poll_write(cx, bytes);
+        self.wrote(poll)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        let poll = Pin::new(&mut self.io).poll_write_vectored(cx, parts);
+        self.wrote(poll)
+    }
+}

@@ -1,0 +1,62 @@
+//! One HTTP connection runtime for every listener of Hapax: the server, the proxy and its admin listener.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`body`] | bodies at hand or streamed; reading one within bounds of size, time and memory |
+//! | [`idle`] | timers that are used again; a body that ends with an error when it stands still |
+//! | [`problem`] | answers as `application/problem+json` |
+//! | [`listen`] | `Runtime`: accept, serve, drain |
+//! | [`connection`] | one connection: TLS or not, HTTP/1 or HTTP/2, requests, end |
+//! | [`tracker`] | which connections are open, what each waits for, and which ones have to go |
+//! | [`unread`] | answers that clients have not read yet: counted in bytes and bounded |
+//! | [`guard`] | keeps web pages out: hosts, origins, sites |
+//! | [`tls`], [`files`] | certificates; the limit of open files |
+//!
+#![cfg_attr(feature = "listen", doc = "```no_run")]
+#![cfg_attr(not(feature = "listen"), doc = "```ignore")]
+//! use hapax_net::body::Body;
+//! use hapax_net::connection::{Answer, Request};
+//! use hapax_net::listen::{Limits, Runtime};
+//! use hapax_net::tracker::RequestGuard;
+//! use http::Response;
+//!
+//! struct Hello;
+//!
+//! impl Answer for Hello {
+//!     async fn answer(&self, _: Request, _: &RequestGuard) -> Response<Body> {
+//!         Response::new(Body::whole("hello\n".into()))
+//!     }
+//!
+//!     fn busy(&self, _: &Request) -> Response<Body> {
+//!         hapax_net::problem::overloaded().into_response()
+//!     }
+//!
+//!     fn too_much(&self, _: &Response<Body>) -> Response<Body> {
+//!         hapax_net::problem::overloaded().into_response()
+//!     }
+//! }
+//!
+//! # async fn example() -> std::io::Result<()> {
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
+//! Runtime::new(Limits::default(), None).run(vec![listener], |_peer| Hello, std::future::pending()).await;
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod body;
+#[cfg(feature = "listen")]
+pub mod connection;
+#[cfg(feature = "listen")]
+pub mod files;
+#[cfg(feature = "listen")]
+pub mod guard;
+pub mod idle;
+#[cfg(feature = "listen")]
+pub mod listen;
+pub mod problem;
+#[cfg(feature = "listen")]
+pub mod tls;
+#[cfg(feature = "listen")]
+pub mod tracker;
+#[cfg(feature = "listen")]
+pub mod unread;

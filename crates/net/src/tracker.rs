@@ -1,0 +1,403 @@
+//! Which connections are open and what each is waiting for, so that slow and half-open ones can be told from working
+//! ones without a timer per request.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use crate::unread::{self, Room};
+
+/// Open, with no request begun.
+const IDLE: u8 = 0;
+/// A request's head has begun to arrive.
+const HEAD: u8 = 1;
+/// At least one request is being read or answered.
+const BUSY: u8 = 2;
+
+/// How long connections may keep the listener waiting, in milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// From the first byte of a head to its last.
+    pub(crate) head_ms_max: u64,
+    /// Without a request.
+    pub(crate) idle_ms_max: u64,
+    /// Without reading any of an answer that is ready.
+    pub(crate) write_ms_max: u64,
+}
+
+impl Patience {
+    /// How long a connection may read too slowly while room for answers is short.
+    pub(crate) fn short_ms(self) -> u64 {
+        (self.write_ms_max / 10).clamp(1, 3_000)
+    }
+}
+
+/// One connection's state. Shared by its socket, its requests, its answers and the sweeper.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    start: Instant,
+    phase: AtomicU8,
+    /// When the phase began, in microseconds since the tracker's start.
+    since_us: AtomicU64,
+    /// Requests between their head and the end of their answer.
+    requests: AtomicU32,
+    /// Requests whose body has arrived: the listener's turn.
+    working: AtomicU32,
+    /// Bytes that the socket has taken.
+    written: AtomicU64,
+    /// Bytes of answers that the socket has not taken yet.
+    pub(crate) unread: AtomicUsize,
+    pub(crate) room: Arc<Room>,
+    close: Notify,
+}
+
+impl Connection {
+    fn new(start: Instant, now_us: u64, room: Arc<Room>) -> Self {
+        Self {
+            start,
+            phase: AtomicU8::new(IDLE),
+            since_us: AtomicU64::new(now_us),
+            requests: AtomicU32::new(0),
+            working: AtomicU32::new(0),
+            written: AtomicU64::new(0),
+            unread: AtomicUsize::new(0),
+            room,
+            close: Notify::new(),
+        }
+    }
+
+    fn enter(&self, phase: u8) {
+        self.since_us.store(self.start.elapsed().as_micros() as u64, Relaxed);
+        self.phase.store(phase, Relaxed);
+    }
+
+    /// Bytes have arrived where a head may begin.
+    pub(crate) fn on_bytes(&self) {
+        if self.phase.load(Relaxed) == IDLE {
+            self.enter(HEAD);
+        }
+    }
+
+    /// The socket has taken bytes. Only the connection's own task writes.
+    pub(crate) fn on_written(&self, bytes: usize) {
+        self.written.store(self.written.load(Relaxed) + bytes as u64, Relaxed);
+    }
+
+    /// A request's head has arrived; it is under way until the guard is dropped.
+    pub(crate) fn begin(self: &Arc<Self>) -> RequestGuard {
+        self.requests.fetch_add(1, Relaxed);
+        self.enter(BUSY);
+        RequestGuard { room: AnswerRoom(self.clone()), working: AtomicBool::new(false) }
+    }
+
+    /// Resolves when the connection has to go.
+    pub(crate) async fn closed(&self) {
+        self.close.notified().await;
+    }
+
+    /// Whether the client owes nothing and is owed nothing.
+    fn is_quiet(&self) -> bool {
+        self.requests.load(Relaxed) == 0 && self.unread.load(Relaxed) == 0
+    }
+}
+
+/// One request under way: from its head to the end of its answer.
+#[derive(Debug)]
+pub struct RequestGuard {
+    room: AnswerRoom,
+    working: AtomicBool,
+}
+
+impl RequestGuard {
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.room.0
+    }
+
+    /// The body is complete, or is passed on as it comes: from here on the connection is not closed to make room for
+    /// another.
+    pub fn body_read(&self) {
+        if !self.working.swap(true, Relaxed) {
+            self.connection().working.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The room for this request's answer.
+    pub fn answer_room(&self) -> &AnswerRoom {
+        &self.room
+    }
+}
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        let connection = &self.room.0;
+        if *self.working.get_mut() {
+            connection.working.fetch_sub(1, Relaxed);
+        }
+        if connection.requests.fetch_sub(1, Relaxed) == 1 {
+            connection.enter(IDLE);
+        }
+    }
+}
+
+/// The room for answers on one connection.
+#[derive(Debug, Clone)]
+pub struct AnswerRoom(Arc<Connection>);
+
+impl AnswerRoom {
+    /// Room without a bound, for answers that go to no connection.
+    pub fn unbounded() -> Self {
+        Self(Arc::new(Connection::new(Instant::now(), 0, Room::new(usize::MAX))))
+    }
+
+    /// Whether an answer of about this size can be sent now: see [`unread`](crate::unread).
+    pub fn fits(&self, bytes: usize) -> bool {
+        unread::fits(&self.0, bytes)
+    }
+}
+
+/// An open connection, and how its client read at the last sweep.
+struct Open {
+    connection: Arc<Connection>,
+    written: u64,
+    /// Since when it has read too slowly, in microseconds since the tracker's start.
+    slow_since_us: u64,
+}
+
+impl Open {
+    /// Whether the client has not read its answer for too long. `since_us` is when the last sweep was.
+    fn reads_too_slowly(&mut self, now_us: u64, since_us: u64, patience: Patience) -> bool {
+        let unread = self.connection.unread.load(Relaxed) as u64;
+        let written = self.connection.written.load(Relaxed);
+        let moved = written - std::mem::replace(&mut self.written, written);
+        let short = self.connection.room.is_short();
+        let enough = if short {
+            // At this speed, what is ready would be read in time.
+            u128::from(moved) * u128::from(patience.write_ms_max) * 1000
+                >= u128::from(unread) * u128::from(now_us.saturating_sub(since_us))
+        } else {
+            moved > 0
+        };
+        if unread == 0 || enough {
+            self.slow_since_us = now_us;
+            return false;
+        }
+        let limit_ms = if short { patience.short_ms() } else { patience.write_ms_max };
+        now_us.saturating_sub(self.slow_since_us) >= limit_ms * 1000
+    }
+}
+
+#[derive(Default)]
+struct All {
+    last_id: u64,
+    swept_us: u64,
+    open: HashMap<u64, Open>,
+}
+
+/// All open connections of a listener.
+pub(crate) struct Tracker {
+    start: Instant,
+    all: Mutex<All>,
+    /// Told whenever a connection has gone.
+    gone: Notify,
+    patience: Patience,
+    room: Arc<Room>,
+}
+
+/// Keeps a connection registered.
+pub(crate) struct Registration {
+    tracker: Arc<Tracker>,
+    id: u64,
+    pub(crate) connection: Arc<Connection>,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.tracker.lock().open.remove(&self.id);
+        self.tracker.gone.notify_waiters();
+    }
+}
+
+impl Tracker {
+    pub(crate) fn new(patience: Patience, room: Arc<Room>) -> Arc<Self> {
+        Arc::new(Self { start: Instant::now(), all: Mutex::default(), gone: Notify::new(), patience, room })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, All> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_us(&self) -> u64 {
+        self.start.elapsed().as_micros() as u64
+    }
+
+    pub(crate) fn register(self: &Arc<Self>) -> Registration {
+        let now_us = self.now_us();
+        let connection = Arc::new(Connection::new(self.start, now_us, self.room.clone()));
+        let mut all = self.lock();
+        all.last_id += 1;
+        let id = all.last_id;
+        let open = Open { connection: connection.clone(), written: 0, slow_since_us: now_us };
+        all.open.insert(id, open);
+        Registration { tracker: self.clone(), id, connection }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().open.len()
+    }
+
+    /// Waits until there is room below `max`, closing the connection that has waited longest for its client.
+    pub(crate) async fn make_room(&self, max: usize) {
+        loop {
+            let gone = self.gone.notified();
+            tokio::pin!(gone);
+            gone.as_mut().enable();
+            if self.len() < max {
+                return;
+            }
+            self.evict_one();
+            // Every connection may be at work: then one of them must end first.
+            let _ = tokio::time::timeout(Duration::from_millis(100), gone).await;
+        }
+    }
+
+    fn evict_one(&self) {
+        let all = self.lock();
+        let waiting = all.open.values().map(|open| &open.connection).filter(|c| c.working.load(Relaxed) == 0);
+        if let Some(oldest) = waiting.min_by_key(|c| c.since_us.load(Relaxed)) {
+            tracing::warn!(
+                connections = all.open.len(),
+                "connection limit reached; closing the idlest connection"
+            );
+            oldest.close.notify_one();
+        }
+    }
+
+    /// Closes connections that have kept the listener waiting too long. Returns when the next sweep is due.
+    pub(crate) fn sweep(&self) -> Duration {
+        let Patience { head_ms_max, idle_ms_max, write_ms_max } = self.patience;
+        let mut all = self.lock();
+        let now_us = self.now_us();
+        let since_us = std::mem::replace(&mut all.swept_us, now_us);
+        for open in all.open.values_mut() {
+            if open.reads_too_slowly(now_us, since_us, self.patience) {
+                tracing::warn!("closing a connection that does not read its answer");
+                open.connection.close.notify_one();
+                continue;
+            }
+            let limit_ms = match open.connection.phase.load(Relaxed) {
+                IDLE => idle_ms_max,
+                HEAD => head_ms_max,
+                _ => continue,
+            };
+            let waited_us = now_us.saturating_sub(open.connection.since_us.load(Relaxed));
+            if open.connection.unread.load(Relaxed) == 0 && waited_us >= limit_ms * 1000 {
+                open.connection.close.notify_one();
+            }
+        }
+        let shortest_ms = head_ms_max.min(idle_ms_max).min(write_ms_max);
+        Duration::from_millis((shortest_ms / 4).clamp(20, 1000))
+    }
+
+    /// Closes connections that have been without a whole request for `quiet`, and have read their answers.
+    pub(crate) fn close_quiet(&self, quiet: Duration) {
+        let (now_us, quiet_us) = (self.now_us(), quiet.as_micros() as u64);
+        for Open { connection, .. } in self.lock().open.values() {
+            let since_us = connection.since_us.load(Relaxed);
+            if connection.is_quiet() && now_us.saturating_sub(since_us) >= quiet_us {
+                connection.close.notify_one();
+            }
+        }
+    }
+
+    /// Closes every connection, whatever it is doing.
+    pub(crate) fn close_all(&self) {
+        for open in self.lock().open.values() {
+            open.connection.close.notify_one();
+        }
+    }
+
+    /// Resolves when no connection is left.
+    pub(crate) async fn empty(&self) {
+        loop {
+            let gone = self.gone.notified();
+            tokio::pin!(gone);
+            gone.as_mut().enable();
+            if self.len() == 0 {
+                return;
+            }
+            gone.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tracker(head_ms_max: u64, idle_ms_max: u64) -> Arc<Tracker> {
+        let patience = Patience { head_ms_max, idle_ms_max, write_ms_max: 1_000_000 };
+        Tracker::new(patience, Room::new(1_000_000))
+    }
+
+    #[tokio::test]
+    async fn the_idlest_connection_makes_room_and_a_working_one_does_not() {
+        let tracker = tracker(1000, 1000);
+        let working = tracker.register();
+        let request = working.connection.begin();
+        request.body_read();
+        let idle = tracker.register();
+        let closing = idle.connection.clone();
+        let room = tokio::spawn({
+            let tracker = tracker.clone();
+            async move { tracker.make_room(2).await }
+        });
+        closing.closed().await;
+        drop(idle);
+        room.await.unwrap();
+        assert_eq!(tracker.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_half_sent_head_is_closed_and_a_request_under_way_is_not() {
+        let tracker = tracker(0, 1_000_000);
+        let (slow, busy) = (tracker.register(), tracker.register());
+        slow.connection.on_bytes();
+        let _request = busy.connection.begin();
+        tracker.sweep();
+        slow.connection.closed().await;
+        let still_open = tokio::time::timeout(Duration::from_millis(20), busy.connection.closed()).await;
+        assert!(still_open.is_err());
+    }
+
+    /// One sweep a second: what the client read in each, and whether it is closed after it.
+    fn slow_reader(unread: usize, short: bool, read: &[u64]) -> Vec<bool> {
+        let patience = Patience { head_ms_max: 1000, idle_ms_max: 1000, write_ms_max: 10_000 };
+        let tracker = Tracker::new(patience, Room::new(if short { unread } else { unread * 100 }));
+        let registration = tracker.register();
+        let connection = registration.connection.clone();
+        let _answer = unread::tests::charge(&connection, unread);
+        let mut open = Open { connection: connection.clone(), written: 0, slow_since_us: 0 };
+        let second = |(at, bytes): (usize, &u64)| {
+            connection.on_written(*bytes as usize);
+            let at_us = (at as u64 + 1) * 1_000_000;
+            open.reads_too_slowly(at_us, at_us - 1_000_000, patience)
+        };
+        read.iter().enumerate().map(second).collect()
+    }
+
+    #[tokio::test]
+    async fn a_client_that_reads_nothing_is_closed_and_one_that_reads_little_only_when_room_is_short() {
+        let closed_at = |closed: Vec<bool>| closed.iter().position(|closed| *closed);
+        assert_eq!(closed_at(slow_reader(1000, false, &[0; 12])), Some(9), "the whole write timeout");
+        assert_eq!(closed_at(slow_reader(1000, false, &[1; 60])), None, "a trickle is enough");
+        assert_eq!(closed_at(slow_reader(1000, true, &[1; 60])), Some(0), "a tenth of the write timeout");
+        assert_eq!(
+            closed_at(slow_reader(1000, true, &[100; 60])),
+            None,
+            "all of it within the write timeout"
+        );
+    }
+}

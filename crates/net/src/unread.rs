@@ -1,0 +1,298 @@
+//! Answers that clients have not read yet: counted in bytes from their creation until they are written to the socket,
+//! and bounded for all connections of a listener together.
+//!
+//! Three rules keep the bound. A request begins only while there is room; it waits a moment for it, and is then told
+//! to retry. A large answer that does not fit once it exists is replaced by a refusal. The next piece of a streamed
+//! answer is asked for only while there is room. Room comes back because a connection that reads too slowly is closed
+//! (see [`tracker`](crate::tracker)), much sooner when room is short. No connection may fill more than its share.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use http::Response;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
+
+use crate::body::{Body, BoxError};
+use crate::tracker::{Connection, RequestGuard};
+
+/// Answers up to this size are sent even if there is no room left: refusing them would free next to nothing, and most
+/// of them report that something was done.
+pub const SMALL_BYTES_MAX: usize = 256 * 1024;
+
+/// The part of all room that one connection may fill: an eighth.
+const SHARES: usize = 8;
+
+/// The room for unread answers of one listener.
+#[derive(Debug)]
+pub struct Room {
+    bytes_max: usize,
+    used: AtomicUsize,
+    peak: AtomicUsize,
+    waiting: AtomicUsize,
+    freed: Arc<Notify>,
+}
+
+impl Room {
+    /// Room for `bytes_max`.
+    pub fn new(bytes_max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            bytes_max,
+            used: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            freed: Arc::default(),
+        })
+    }
+
+    /// Bytes of answers that were not read yet.
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// The largest number that there has been.
+    pub fn peak(&self) -> usize {
+        self.peak.load(Relaxed)
+    }
+
+    /// Whether slow readers have to be closed soon: half is used, or a request waits for room.
+    pub(crate) fn is_short(&self) -> bool {
+        self.used() >= self.bytes_max / 2 || self.waiting.load(Relaxed) > 0
+    }
+
+    fn is_free(&self, connection: &Connection) -> bool {
+        self.used.load(SeqCst) < self.bytes_max && connection.unread.load(SeqCst) <= self.bytes_max / SHARES
+    }
+
+    /// Whether an answer of this size can be created. One that is alone always can.
+    fn fits(&self, connection: &Connection, bytes: usize) -> bool {
+        let (used, own) = (self.used(), connection.unread.load(Relaxed));
+        let fits = |used: usize, max: usize| used == 0 || used.saturating_add(bytes) <= max;
+        fits(used, self.bytes_max) && fits(own, self.bytes_max / SHARES)
+    }
+
+    fn add(&self, bytes: usize) {
+        let used = self.used.fetch_add(bytes, SeqCst) + bytes;
+        if used > self.peak.load(Relaxed) {
+            self.peak.fetch_max(used, Relaxed);
+        }
+    }
+
+    fn remove(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, SeqCst);
+        if self.waiting.load(SeqCst) > 0 {
+            self.freed.notify_waiters();
+        }
+    }
+}
+
+/// Waits for room for one connection. Counted as waiting while it lives.
+struct Waiting {
+    connection: Arc<Connection>,
+    freed: Pin<Box<OwnedNotified>>,
+}
+
+impl Waiting {
+    fn new(connection: Arc<Connection>) -> Self {
+        connection.room.waiting.fetch_add(1, SeqCst);
+        let freed = Box::pin(connection.room.freed.clone().notified_owned());
+        Self { connection, freed }
+    }
+
+    fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            self.freed.as_mut().enable();
+            if self.connection.room.is_free(&self.connection) {
+                return Poll::Ready(());
+            }
+            ready!(self.freed.as_mut().poll(cx));
+            self.freed = Box::pin(self.connection.room.freed.clone().notified_owned());
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.connection.room.waiting.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Waits until a request may begin, at most `wait`.
+pub(crate) async fn is_admitted(connection: &Arc<Connection>, wait: Duration) -> bool {
+    if connection.room.is_free(connection) {
+        return true;
+    }
+    let mut waiting = Waiting::new(connection.clone());
+    tokio::time::timeout(wait, std::future::poll_fn(|cx| waiting.poll_free(cx))).await.is_ok()
+}
+
+/// Whether an answer of about this size can be created for this connection now.
+pub(crate) fn fits(connection: &Connection, bytes: usize) -> bool {
+    bytes <= SMALL_BYTES_MAX || connection.room.fits(connection, bytes)
+}
+
+/// Bytes of an answer, counted until they are dropped.
+#[derive(Debug)]
+struct Charge {
+    connection: Arc<Connection>,
+    bytes: usize,
+}
+
+impl Charge {
+    fn new(connection: Arc<Connection>, bytes: usize) -> Self {
+        connection.unread.fetch_add(bytes, SeqCst);
+        connection.room.add(bytes);
+        Self { connection, bytes }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.connection.unread.fetch_sub(self.bytes, SeqCst);
+        self.connection.room.remove(self.bytes);
+    }
+}
+
+/// A piece of an answer on its way to the socket.
+#[derive(Debug)]
+pub struct Chunk {
+    bytes: Bytes,
+    _charge: Charge,
+}
+
+impl Buf for Chunk {
+    fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}
+
+/// Marks an answer that is sent even if there is no room left, because what it reports cannot be asked for again. Its
+/// handler has asked for room with [`AnswerRoom::fits`](crate::tracker::AnswerRoom::fits).
+#[derive(Debug, Clone, Copy)]
+pub struct AlwaysSent;
+
+/// The body of an answer that is being sent; its request is under way until it is dropped.
+pub(crate) struct Outgoing {
+    body: Body,
+    guard: RequestGuard,
+    charge: Option<Charge>,
+    waiting: Option<Box<Waiting>>,
+}
+
+impl Outgoing {
+    /// Counts what is at hand of an answer, or of `refusal` where there is no room for it.
+    pub(crate) fn response(
+        response: Response<Body>,
+        guard: RequestGuard,
+        refusal: impl FnOnce(&Response<Body>) -> Response<Body>,
+    ) -> Response<Self> {
+        let held = response.body().held();
+        let may_be_sent =
+            fits(guard.connection(), held) || response.extensions().get::<AlwaysSent>().is_some();
+        let response = if may_be_sent { response } else { refusal(&response) };
+        let held = response.body().held();
+        let charge = (held > 0).then(|| Charge::new(guard.connection().clone(), held));
+        response.map(|body| Self { body, guard, charge, waiting: None })
+    }
+}
+
+impl HttpBody for Outgoing {
+    type Data = Chunk;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Chunk>, BoxError>>> {
+        let this = self.get_mut();
+        let connection = this.guard.connection();
+        if this.charge.is_none() && this.body.is_streamed() {
+            if this.waiting.is_none() && !connection.room.is_free(connection) {
+                this.waiting = Some(Box::new(Waiting::new(connection.clone())));
+            }
+            if let Some(waiting) = &mut this.waiting {
+                ready!(waiting.poll_free(cx));
+                this.waiting = None;
+            }
+        }
+        let Some(frame) = ready!(Pin::new(&mut this.body).poll_frame(cx)) else { return Poll::Ready(None) };
+        let frame = match frame?.into_data() {
+            Ok(bytes) => {
+                let charge = this.charge.take();
+                let charge = charge.unwrap_or_else(|| Charge::new(connection.clone(), bytes.len()));
+                Frame::data(Chunk { bytes, _charge: charge })
+            }
+            Err(other) => match other.into_trailers() {
+                Ok(trailers) => Frame::trailers(trailers),
+                Err(_) => return Poll::Ready(None),
+            },
+        };
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// An unread answer.
+    pub(crate) fn charge(connection: &Arc<Connection>, bytes: usize) -> impl Sized + use<> {
+        Charge::new(connection.clone(), bytes)
+    }
+
+    fn connection(room: &Arc<Room>) -> Arc<Connection> {
+        let patience = crate::tracker::Patience { head_ms_max: 1000, idle_ms_max: 1000, write_ms_max: 1000 };
+        crate::tracker::Tracker::new(patience, room.clone()).register().connection.clone()
+    }
+
+    #[tokio::test]
+    async fn one_connection_fills_no_more_than_its_share() {
+        let room = Room::new(80_000_000);
+        let (greedy, other) = (connection(&room), connection(&room));
+        assert!(fits(&greedy, 20_000_000), "an answer that is alone may be larger than the share");
+        let unread = charge(&greedy, 20_000_000);
+        assert!(!fits(&greedy, 1_000_000) && fits(&greedy, SMALL_BYTES_MAX));
+        assert!(fits(&other, 10_000_000) && fits(&other, 60_000_000) && !fits(&other, 60_000_001));
+        assert!(is_admitted(&other, Duration::ZERO).await);
+        assert!(!is_admitted(&greedy, Duration::from_millis(10)).await);
+        drop(unread);
+        assert!(is_admitted(&greedy, Duration::ZERO).await);
+        assert_eq!((room.used(), room.peak()), (0, 20_000_000));
+    }
+
+    #[tokio::test]
+    async fn a_request_that_waits_begins_when_an_answer_was_read() {
+        let room = Room::new(1000);
+        let (slow, other) = (connection(&room), connection(&room));
+        let unread = charge(&slow, 1000);
+        let waiting = tokio::spawn(async move { is_admitted(&other, Duration::from_secs(10)).await });
+        while room.waiting.load(SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(room.is_short());
+        drop(unread);
+        assert!(waiting.await.unwrap());
+        assert!(!room.is_short());
+    }
+}

@@ -1,0 +1,91 @@
+//! The server as a service: configured, bound, run until a signal, drained. Connections are [`hapax_net`]'s.
+
+use std::sync::Arc;
+
+use hapax_core::store::SharedStore;
+pub use hapax_net::listen::Shutdown;
+use hapax_net::listen::{Limits, Runtime};
+use hapax_net::tls::{self, TlsAcceptor};
+use hapax_net::unread::Room;
+use tokio::net::TcpListener;
+
+use crate::app::{App, Connected};
+use crate::auth::Authenticator;
+use crate::config::{LimitsConfig, ServerConfig, TlsConfig};
+use crate::error::ServerError;
+
+/// A server that is configured but does not listen yet.
+pub struct Server {
+    app: App,
+    config: ServerConfig,
+    runtime: Runtime,
+}
+
+impl Server {
+    /// Checks the configuration and loads keys and certificate.
+    pub fn new(config: ServerConfig, store: SharedStore) -> Result<Self, ServerError> {
+        let tls = config.tls.as_ref().map(tls_acceptor).transpose()?;
+        let authenticator = Authenticator::new(&config.auth)?;
+        let runtime = Runtime::new(limits(&config.limits), tls);
+        let app = App::new(&config, store, authenticator, runtime.shutdown())?;
+        Ok(Self { app, config, runtime })
+    }
+
+    /// Adds what is not SQS: `/v1`, metrics, the dashboard. Each request to it must carry a bearer token or a
+    /// signature of a configured key, and finds its [`Identity`](crate::auth::Identity) in its extensions; except on
+    /// paths that begin with one of `public`, which anyone may read.
+    #[must_use]
+    pub fn with_router(mut self, router: axum::Router, public: &[&str]) -> Self {
+        self.app.router = Some(router);
+        self.app.public = public.iter().map(|prefix| (*prefix).to_owned()).collect();
+        self
+    }
+
+    /// The signal that long polls have to watch.
+    pub fn shutdown(&self) -> Shutdown {
+        self.runtime.shutdown()
+    }
+
+    /// How many bytes of answers wait to be read by clients.
+    pub fn unread(&self) -> Arc<Room> {
+        self.runtime.unread()
+    }
+
+    /// Listens on the configured addresses; refuses one beyond loopback without keys.
+    pub async fn bind(&self) -> Result<Vec<TcpListener>, ServerError> {
+        let mut listeners = Vec::with_capacity(self.config.listen.len());
+        for &address in &self.config.listen {
+            if !address.ip().is_loopback() && !self.app.auth.has_keys() && !self.config.auth.insecure {
+                return Err(ServerError::Exposed(address));
+            }
+            let bound = TcpListener::bind(address).await;
+            listeners.push(bound.map_err(|source| ServerError::Bind { address, source })?);
+        }
+        Ok(listeners)
+    }
+
+    /// Serves until `shutdown` resolves; then stops accepting, lets long polls answer empty and requests under way
+    /// finish, and returns within the configured bound.
+    pub async fn run(self, listeners: Vec<TcpListener>, shutdown: impl Future<Output = ()>) {
+        let app = Arc::new(self.app);
+        self.runtime.run(listeners, move |peer| Connected { app: app.clone(), peer }, shutdown).await;
+    }
+}
+
+/// Loads the certificate and key.
+pub(crate) fn tls_acceptor(config: &TlsConfig) -> Result<TlsAcceptor, ServerError> {
+    tls::acceptor(&config.cert_file, &config.key_file)
+        .map_err(|error| ServerError::Tls { file: error.file, problem: error.problem })
+}
+
+fn limits(config: &LimitsConfig) -> Limits {
+    Limits {
+        connections_max: config.connections_max,
+        read_timeout_ms: config.read_timeout_ms,
+        idle_timeout_ms: config.idle_timeout_ms,
+        write_timeout_ms: config.write_timeout_ms,
+        unread_bytes_max: config.unread_bytes_max,
+        shutdown_timeout_ms: config.shutdown_timeout_ms,
+        ..Limits::default()
+    }
+}

@@ -1,0 +1,146 @@
+//! Answers that clients do not read take a bounded number of bytes, whoever asks for them; the clients are
+//! disconnected in the end, and others are answered meanwhile.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use hapax_server::ServerConfig;
+use hapax_server::config::LimitsConfig;
+use support::{Running, exchange, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+
+const MESSAGE: usize = 1_000_000;
+const BUDGET: usize = 32_000_000;
+/// What is encoded around the bodies of ten messages.
+const AROUND: usize = 20_000;
+
+async fn server(unread_bytes_max: usize, write_timeout_ms: u64) -> Running {
+    let limits = LimitsConfig { unread_bytes_max, write_timeout_ms, ..LimitsConfig::default() };
+    let server = Running::start(ServerConfig { limits, ..ServerConfig::default() }).await;
+    for queue in ["large", "other"] {
+        assert_eq!(server.json("CreateQueue", &format!(r#"{{"QueueName":"{queue}"}}"#)).await.status, 200);
+    }
+    for _ in 0..10 {
+        send(&server, "large").await;
+    }
+    server
+}
+
+async fn send(server: &Running, queue: &str) {
+    let body = "x".repeat(MESSAGE);
+    let request = format!(r#"{{"QueueUrl":"http://localhost/000000000000/{queue}","MessageBody":"{body}"}}"#);
+    assert_eq!(server.json("SendMessage", &request).await.status, 200);
+}
+
+fn receive(queue: &str, wait_s: u64, lease_s: u64) -> String {
+    let body = format!(
+        r#"{{"QueueUrl":"http://localhost/000000000000/{queue}","MaxNumberOfMessages":10,"VisibilityTimeout":{lease_s},"WaitTimeSeconds":{wait_s}}}"#
+    );
+    json("ReceiveMessage", &body)
+}
+
+/// A client that asks for ten large messages and does not read its answer.
+async fn slow_reader(server: &Running) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stream = socket.connect(server.address).await.unwrap();
+    stream.write_all(receive("large", 1, 0).as_bytes()).await.unwrap();
+    stream
+}
+
+/// So many of them, one after the other: each gets all ten messages.
+async fn slow_readers(server: &Running, count: usize) -> Vec<TcpStream> {
+    let mut slow = Vec::new();
+    for nth in 1..=count {
+        slow.push(slow_reader(server).await);
+        until("an answer is unread", || server.unread.used() >= nth * 10 * MESSAGE).await;
+        // A lease of nothing is over with the next millisecond.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    slow
+}
+
+async fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !reached() {
+        assert!(begun.elapsed() < Duration::from_mins(1), "{what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn slow_readers_take_a_bounded_number_of_bytes_and_others_are_served() {
+    let server = server(BUDGET, 5_000).await;
+    let room = server.unread.clone();
+    let mut slow = Vec::new();
+    for _ in 0..40 {
+        slow.push(slow_reader(&server).await);
+    }
+    until("the answers are there", || room.used() > BUDGET / 2).await;
+    // Others may wait a moment or be told to retry; they are never starved.
+    let begun = Instant::now();
+    let mut answered = 0;
+    while answered < 5 {
+        let answer = server.json("ListQueues", "{}").await;
+        assert!([200, 503].contains(&answer.status), "{answer:?}");
+        if answer.status == 503 {
+            assert!(answer.head.to_lowercase().contains("retry-after: "), "{}", answer.head);
+        }
+        answered += usize::from(answer.status == 200);
+        assert!(begun.elapsed() < Duration::from_mins(1), "others are starved");
+    }
+    // Those that never read are disconnected; room comes back.
+    until("slow readers are disconnected", || room.used() == 0).await;
+    assert!(room.peak() <= BUDGET + AROUND, "{} bytes were unread at once", room.peak());
+    for mut stream in slow {
+        let mut answer = Vec::new();
+        let _ = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer))
+            .await
+            .expect("the connection has ended");
+        let text = String::from_utf8_lossy(&answer[..answer.len().min(12)]).into_owned();
+        assert!(["", "HTTP/1.1 200", "HTTP/1.1 503"].contains(&text.as_str()), "{text}");
+    }
+}
+
+/// The control: without the bound, the same clients hold all that they asked for.
+#[tokio::test]
+async fn without_a_bound_the_same_clients_hold_everything() {
+    let server = server(10_000_000_000, 600_000).await;
+    let _slow = slow_readers(&server, 6).await;
+    assert!(server.unread.peak() >= 6 * 10 * MESSAGE);
+}
+
+#[tokio::test]
+async fn messages_of_an_answer_without_room_are_given_back() {
+    // One answer fits, and not one more message: the receive that waits already is told that there is no room.
+    let server = server(10 * MESSAGE + AROUND + MESSAGE / 2, 600_000).await;
+    let room = server.unread.clone();
+    for _ in 0..10 {
+        let stream = server.connect().await;
+        let waiting = tokio::spawn(async move { exchange(stream, &receive("other", 20, 3600)).await });
+        let slow = slow_readers(&server, 1).await;
+        send(&server, "other").await;
+        let refused = waiting.await.unwrap();
+        drop(slow);
+        until("the clients are gone", || room.used() == 0).await;
+        if refused.status == 503 {
+            assert!(refused.body.contains("retry with backoff"), "{}", refused.body);
+            let again = exchange(server.connect().await, &receive("other", 20, 3600)).await;
+            let given_back = again.body.len() > MESSAGE;
+            assert!(
+                again.status == 200 && given_back,
+                "the message that no client saw is leased for an hour"
+            );
+            return;
+        }
+        // The slow reader was disconnected first because this machine is busy: try again.
+        assert_eq!(refused.status, 200);
+        assert_eq!(
+            server.json("PurgeQueue", r#"{"QueueUrl":"http://localhost/000000000000/other"}"#).await.status,
+            200
+        );
+    }
+    panic!("the answer always had room");
+}
