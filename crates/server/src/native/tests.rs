@@ -307,7 +307,8 @@ async fn a_patch_changes_what_it_names_and_null_is_the_default() {
 #[tokio::test]
 async fn a_changed_key_pointer_affects_new_messages_only() {
     let f = fixture();
-    f.call("PUT", "/v1/queues/jobs", json!({"lease_ms": 0, "key_pointer": "/a"})).await;
+    f.call("PUT", "/v1/queues/jobs", json!({"lease_ms": 0, "retry": {"base_ms": 0}, "key_pointer": "/a"}))
+        .await;
     let send = async || {
         let message = json!({"messages": [{"body": "{\"a\":\"1\",\"b\":\"2\"}"}]});
         f.call("POST", "/v1/queues/jobs/messages", message).await;
@@ -324,7 +325,8 @@ async fn a_changed_key_pointer_affects_new_messages_only() {
     assert_eq!(key().await, "2");
     // A queue that is made again has its own pointer.
     f.call("DELETE", "/v1/queues/jobs", Value::Null).await;
-    f.call("PUT", "/v1/queues/jobs", json!({"lease_ms": 0, "key_pointer": "/a"})).await;
+    f.call("PUT", "/v1/queues/jobs", json!({"lease_ms": 0, "retry": {"base_ms": 0}, "key_pointer": "/a"}))
+        .await;
     send().await;
     assert_eq!(key().await, "1");
 }
