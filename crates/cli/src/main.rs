@@ -69,17 +69,17 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     Queues(queue::QueuesArgs),
     /// Creates, changes, empties, deletes and shows queues.
     Queue(Box<queue::QueueArgs>),
-    /// Looks after dead letters: messages out of attempts, or rejected.
+    /// Lists, shows, redrives and deletes dead letters: messages out of attempts, or rejected.
     Dead(dead::DeadArgs),
-    /// Looks after parked messages and halted groups, set aside until someone decides.
+    /// Lists, releases and deletes parked messages, and releases halted groups.
     Parked(parked::ParkedArgs),
-    /// Looks after the ledger: keys that were claimed, their outcomes, and those in doubt.
+    /// Shows and decides the ledger's entries: keys that were claimed, their outcomes, and those in doubt.
     Ledger(ledger::LedgerArgs),
     /// Writes a copy of the running store to a file.
     Backup(backup::BackupArgs),
     /// Puts a backup into a new folder; the store opens paused there.
     Restore(backup::RestoreArgs),
-    /// Lets a paused store hand out messages again.
+    /// Makes a paused store deliver messages again.
     Resume(backup::ResumeArgs),
     /// Checks what queues promise against what their store can do.
     Doctor(doctor::DoctorArgs),
@@ -156,7 +156,7 @@ fn sentence(error: &anyhow::Error) -> String {
                     "queue {queue} exists with another policy: its {field} differs; `hapax queue show {queue}` shows it, \
                      `hapax queue set {queue}` changes it"
                 ),
-                _ => cause.to_string(),
+                _ => text::with_units(&cause.to_string()),
             },
         }
     };

@@ -108,7 +108,24 @@ pub fn show_body(body: &[u8], chars_max: usize) -> String {
 /// Reads a value by the name that configuration files use for it.
 pub fn parse_word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let named = serde_json::from_value(serde_json::Value::String(text.to_owned()));
-    named.map_err(|error| error.to_string().replace("unknown variant ", ""))
+    named.map_err(|error| {
+        let message = error.to_string();
+        let known: Vec<&str> = message.split('`').skip(3).step_by(2).collect();
+        if known.is_empty() { message } else { format!("use {}", known.join(", ")) }
+    })
+}
+
+/// Writes the times of a message as commands take them: `lease_ms: 46800000 is out of range; use 0 to 43200000` becomes
+/// `lease: 13h is out of range; use 0 to 12h`.
+pub fn with_units(message: &str) -> String {
+    let in_units = || {
+        let (field, rest) = message.split_once("_ms: ")?;
+        let (given, range) = rest.split_once(" is out of range; use ")?;
+        let (min, max) = range.split_once(" to ")?;
+        let [given, min, max] = [given, min, max].map(|number| number.parse().ok().map(show_ms));
+        Some(format!("{field}: {} is out of range; use {} to {}", given?, min?, max?))
+    };
+    in_units().unwrap_or_else(|| message.to_owned())
 }
 
 /// The name that configuration files use for a value.
@@ -143,6 +160,24 @@ mod tests {
         for bad in ["", "30", "s", "5 m", "-1s", "1w", "99999999999999999999s", "1h5"] {
             assert!(parse_ms(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_range_is_given_in_the_units_of_the_flag() {
+        let of = |message| with_units(message);
+        assert_eq!(
+            of("lease_ms: 46800000 is out of range; use 0 to 43200000"),
+            "lease: 13h is out of range; use 0 to 12h"
+        );
+        for other in ["retry.max_attempts: 2000 is out of range; use 0 to 1000", "wait_ms: x", ""] {
+            assert_eq!(of(other), other);
+        }
+    }
+
+    #[test]
+    fn an_unknown_word_is_answered_with_those_that_are_known() {
+        let error = parse_word::<hapax::Tier>("exactly-once").unwrap_err();
+        assert_eq!(error, "use at-most-once, at-least-once, effectively-once, transactional");
     }
 
     #[test]

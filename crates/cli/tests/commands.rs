@@ -150,7 +150,7 @@ fn failures_say_what_happened_and_what_to_do_in_one_line() {
         );
     }
     let error = server.run(&["queue", "create", "jobs", "--lease", "13h"]).failed(1);
-    assert!(error.contains("lease_ms: 46800000 is out of range"), "{error}");
+    assert!(error.contains("lease: 13h is out of range; use 0 to 12h"), "{error}");
     let folder = tempfile::tempdir().unwrap();
     let error = run(&folder, &["queues", "--endpoint", "http://127.0.0.1:1"]).failed(1);
     assert!(error.contains("nothing answers at http://127.0.0.1:1 "), "{error}");
