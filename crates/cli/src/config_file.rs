@@ -47,13 +47,13 @@ pub struct Problem {
 
 impl Problem {
     /// A problem with the value at `path`.
-    pub fn new(path: impl Into<String>, message: impl fmt::Display) -> Self {
+    pub fn at(path: impl Into<String>, message: impl fmt::Display) -> Self {
         Self { path: path.into(), message: message.to_string(), other: None }
     }
 
     /// Two values that cannot both stand: the later one, and the earlier one that it is in conflict with.
     pub fn conflict(path: impl Into<String>, other: impl Into<String>, message: impl fmt::Display) -> Self {
-        Self { other: Some(other.into()), ..Self::new(path, message) }
+        Self { other: Some(other.into()), ..Self::at(path, message) }
     }
 }
 

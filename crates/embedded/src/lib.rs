@@ -209,17 +209,6 @@ pub enum OpenError {
     Random(String),
 }
 
-impl OpenError {
-    /// The error's stable code.
-    pub fn code(&self) -> &'static str {
-        match self {
-            Self::InUse { .. } | Self::OpenHere { .. } => "store-in-use",
-            Self::NetworkFileSystem { .. } => "network-file-system",
-            _ => "cannot-open",
-        }
-    }
-}
-
 fn damaged(error: ReadError) -> OpenError {
     OpenError::Damaged(error.0)
 }

@@ -68,6 +68,17 @@ fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
+impl OpenError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::InUse { .. } | Self::OpenHere { .. } => "store-in-use",
+            Self::NetworkFileSystem { .. } => "network-file-system",
+            _ => "cannot-open",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -267,13 +267,13 @@ impl Config {
         let mut found = Vec::new();
         if folder(&self.store.url).is_none() {
             let problem = format!("store.url: {:?} names no store; use embedded:PATH", self.store.url);
-            found.push(Problem::new("store.url", problem));
+            found.push(Problem::at("store.url", problem));
         }
         found.extend(level_problem(&self.log));
         let redacted = |key: &KeyConfig| key.secret.as_ref().is_some_and(|key| key.expose() == REDACTED);
         for (at, key) in self.auth.keys.iter().enumerate().filter(|(_, key)| redacted(key)) {
             let problem = format!("the secret of key {} was redacted; use secret_file or secret_env", key.id);
-            found.push(Problem::new(format!("auth.keys.{at}"), problem));
+            found.push(Problem::at(format!("auth.keys.{at}"), problem));
         }
         found.extend(queue_problems(&self.queue));
         found.extend(proxy_problems(&self.proxy));
@@ -295,7 +295,7 @@ impl Config {
             _ => String::new(),
         };
         let server = self.server().problems();
-        let of_server = server.iter().map(|error| Problem::new(located(error), error));
+        let of_server = server.iter().map(|error| Problem::at(located(error), error));
         of_server.chain(certificate_problems(&self.proxy)).collect()
     }
 
@@ -318,7 +318,7 @@ impl Config {
 
 /// An unknown level.
 pub fn level_problem(log: &LogConfig) -> Option<Problem> {
-    wrong_level(&log.level).map(|problem| Problem::new("log.level", format!("log.level: {problem}")))
+    wrong_level(&log.level).map(|problem| Problem::at("log.level", format!("log.level: {problem}")))
 }
 
 fn queue_problems(queues: &[DeclaredQueue]) -> Vec<Problem> {
@@ -332,9 +332,9 @@ fn queue_problems(queues: &[DeclaredQueue]) -> Vec<Problem> {
             Ok(()) => {}
             Err(AdminError::Config { field, problem }) => {
                 let message = format!("queue {name}: {field}: {problem}");
-                found.push(Problem::new(format!("queue.{at}.{field}"), message));
+                found.push(Problem::at(format!("queue.{at}.{field}"), message));
             }
-            Err(error) => found.push(Problem::new(format!("queue.{at}"), format!("queue {name}: {error}"))),
+            Err(error) => found.push(Problem::at(format!("queue.{at}"), format!("queue {name}: {error}"))),
         }
     }
     found
@@ -360,7 +360,7 @@ pub fn proxy_problems(proxies: &[ProxyConfig]) -> Vec<Problem> {
             let policy = toml::Table::try_from(&proxy.policy).unwrap_or_default();
             let section = if policy.contains_key(field) { "policy." } else { "" };
             let path = format!("proxy.{at}.{section}{field}");
-            found.push(Problem::new(path, format!("proxy {}: {message}", proxy.name)));
+            found.push(Problem::at(path, format!("proxy {}: {message}", proxy.name)));
         }
     }
     found
@@ -376,7 +376,7 @@ pub fn certificate_problems(proxies: &[ProxyConfig]) -> Vec<Problem> {
         let unread = files.find_map(|(field, file)| Some((field, file, std::fs::File::open(file).err()?)));
         if let Some((field, file, error)) = unread {
             let message = format!("proxy {}: tls.{field} {}: {error}", proxy.name, file.display());
-            found.push(Problem::new(format!("proxy.{at}.tls.{field}"), message));
+            found.push(Problem::at(format!("proxy.{at}.tls.{field}"), message));
         }
     }
     found
