@@ -115,6 +115,11 @@ fn usage(problem: impl Into<String>) -> anyhow::Error {
 }
 
 fn main() -> ExitCode {
+    // Not a command for people, and it needs no runtime.
+    if std::env::args_os().nth(1).is_some_and(|first| first == work::WATCHDOG) {
+        work::watch();
+        return ExitCode::SUCCESS;
+    }
     let cli = Cli::parse();
     let result = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {

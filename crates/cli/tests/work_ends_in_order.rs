@@ -220,3 +220,34 @@ fn a_command_that_cannot_be_started_costs_no_attempt() {
     assert_eq!(entry.code, Some(1), "nothing happened, so nothing is in doubt: {entry:?}");
     assert_eq!(server.run(&["receive", "jobs", "--json"]).json()[0]["attempt"], 1);
 }
+
+/// Killed with SIGKILL, `hapax work` cannot clean up; its commands and what they started end all the same.
+#[test]
+fn a_kill_takes_the_commands_along() {
+    let script = "sh -c 'while :; do sleep 0.05; done' & echo $! > grandchild; echo $$ > child; wait";
+    let mut work = Work::start(jobs(&[]), &[], script);
+    let (child, grandchild) = (work.file("child"), work.file("grandchild"));
+    assert!(is_alive(&child) && is_alive(&grandchild));
+    work.signal(Signal::KILL);
+    work.child.wait().unwrap();
+    until("both are dead", || !is_alive(&child) && !is_alive(&grandchild));
+}
+
+/// What a command prints is shown line by line with its message, and a summary ends it all.
+#[test]
+fn output_has_a_prefix_and_the_end_a_summary() {
+    let server = jobs(&[]);
+    let script = "echo out; echo err >&2; printf unfinished";
+    let done = server.run(&["work", "jobs", "--until-empty", "--json", "--", "sh", "-c", script]);
+    let line: Value = serde_json::from_str(done.stdout.trim()).unwrap();
+    let id = line["id"].as_str().unwrap();
+    for word in ["out", "err", "unfinished"] {
+        let shown = format!("{} | {word}\n", &id[id.len() - 8..]);
+        assert!(done.stderr.contains(&shown), "{shown:?} is not in {:?}", done.stderr);
+    }
+    let last = done.stderr.lines().last().unwrap();
+    assert!(last.starts_with("1 delivery in ") && last.ends_with(": 1 done"), "{last}");
+    server.run(&["send", "jobs", "x", "--key", "other"]).ok();
+    let quiet = server.run(&["work", "jobs", "--until-empty", "--quiet", "--", "sh", "-c", script]);
+    assert!(!quiet.stderr.contains(" | "), "{}", quiet.stderr);
+}

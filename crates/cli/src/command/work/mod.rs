@@ -3,27 +3,31 @@
 mod environment;
 mod process;
 mod report;
-mod tracker;
+mod watchdog;
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
+use hapax::core::Json;
 use hapax::core::ledger::OUTCOME_BYTES_MAX;
-use hapax::core::{Json, QueueSource};
-use hapax::{Cx, HandlerOutcome, OnDoubt, OnError, QueueName, Tier, Worker, WorkerBuilder};
+use hapax::worker::StopWhen;
+use hapax::{Cx, HandlerOutcome, OnDoubt, OnError, QueueName, Receipt, Tier, Worker, WorkerBuilder};
 use serde::{Serialize, Serializer};
 use tokio::sync::{Notify, watch};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::process::{Captured, Halt, Ran, Task, Why};
-use self::report::Reporter;
-use self::tracker::{DeliveryTracker, Until};
+use self::report::{Reporter, summary};
+use self::watchdog::Watchdog;
+pub use self::watchdog::{COMMAND as WATCHDOG, watch};
 use crate::output::note;
 use crate::remote::Remote;
 use crate::serve::Signals;
@@ -49,7 +53,7 @@ The body is the command's standard input. What the command says by its exit code
          if it is JSON, else as a text; of more than 1 MiB only the fact that it ended is kept
   75     retry: nothing happened, try again by the queue's policy; standard error's end is kept as the error
   65     reject: nothing happened, and nothing will; to the dead letters
-  other  by --on-error; by default in doubt: something may have happened
+  other  by --on-error; by default in doubt at effectively-once: something may have happened; else a retry
 A command that is killed by a signal, or that had to be stopped, leaves its effect in doubt.
 
 Its environment:
@@ -63,11 +67,12 @@ Its environment:
                          heartbeat renews the lease while the command runs
   HAPAX_ATTR_NAME        a text attribute: letters in upper case, other characters as _; up to 64 KiB in all
 
-Each command is a process group: what it started ends with it. When its lease is lost it is killed. A `hapax work` that
-is itself killed with SIGKILL cannot take its commands along: pass HAPAX_DERIVED_KEY or HAPAX_FENCE on.
+Each command is a process group: what it started ends with it. When its lease is lost it is killed; so it is when
+`hapax work` itself is killed, by SIGKILL too.
 
 In a pipe a line has: done, replayed, retried, deferred, rejected, dead, parked or lost; message; attempt;
-milliseconds; detail. The command's standard error goes to ours.")]
+milliseconds; detail. What the command prints goes to standard error, each line behind the end of its message's id; the
+last line there is a summary.")]
 pub struct WorkArgs {
     /// The queue.
     queue: QueueName,
@@ -91,8 +96,9 @@ pub struct WorkArgs {
     #[arg(long, default_value = "retry", value_parser = parse_word::<OnDoubt>)]
     on_doubt: OnDoubt,
     /// What other exit codes than 0, 65 and 75 mean: that nothing happened (retry, reject), or that something may have.
-    #[arg(long, default_value = "doubt", value_name = "HOW")]
-    on_error: ErrorPolicy,
+    /// [default: doubt at effectively-once, else retry]
+    #[arg(long, value_name = "HOW")]
+    on_error: Option<ErrorPolicy>,
     /// Declares that the effect happens once for each HAPAX_DERIVED_KEY, however often the command runs.
     #[arg(long)]
     honours_derived_key: bool,
@@ -105,6 +111,9 @@ pub struct WorkArgs {
     /// Ends when nothing is ready and nothing runs; delayed messages are not waited for.
     #[arg(long)]
     until_empty: bool,
+    /// Does not print what the commands print.
+    #[arg(long)]
+    quiet: bool,
     /// How long running commands are waited for at the end; then they get SIGTERM.
     #[arg(long, default_value = "30s", value_name = "TIME", value_parser = parse_ms)]
     drain: u64,
@@ -205,6 +214,8 @@ fn outcome_of(ran: &Ran) -> (HandlerOutcome<Recorded>, String) {
         Some(RETRY) => HandlerOutcome::retry(own_words(&how)),
         Some(REJECT) => HandlerOutcome::reject(own_words(&how)),
         Some(_) if ran.stopped.is_none() => HandlerOutcome::Failed { error: error.clone() },
+        // A command that had to be stopped for our own sake is not the message's fault.
+        _ if ran.stopped == Some(Why::Drained) => HandlerOutcome::Interrupted { error: error.clone() },
         _ => HandlerOutcome::in_doubt(&error),
     };
     (outcome, error)
@@ -214,33 +225,53 @@ fn outcome_of(ran: &Ran) -> (HandlerOutcome<Recorded>, String) {
 struct Handler {
     task: Task,
     stale: Vec<OsString>,
-    tracker: Arc<DeliveryTracker>,
     halt: watch::Receiver<Halt>,
+    /// How many commands run.
+    running: AtomicUsize,
+    /// How each command ended, in words, until its delivery is settled.
+    words: Mutex<HashMap<Receipt, String>>,
+    /// Why no command can be started.
+    fatal: Mutex<Option<String>>,
+    failed: Notify,
+}
+
+/// Counts a command while it runs, however it ends.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Handler {
     async fn run(&self, body: Bytes, cx: &Cx) -> HandlerOutcome<Recorded> {
-        let receipt = &cx.delivery().receipt;
-        self.tracker.begin(receipt);
-        let ran = self.task.run(environment::variables(cx), &self.stale, body, self.halt.clone()).await;
+        self.running.fetch_add(1, Ordering::SeqCst);
+        let _counted = Counted(&self.running);
+        // The end of an id tells two messages apart better than its beginning, which is a time.
+        let id = cx.message_id().to_string();
+        let prefix = &id[id.len().saturating_sub(8)..];
+        let ran =
+            self.task.run(environment::variables(cx), &self.stale, body, prefix, self.halt.clone()).await;
         match ran {
             Ok(ran) => {
                 let (outcome, words) = outcome_of(&ran);
-                // A command that had to be stopped for our own sake is not the message's fault.
-                let uncounted =
-                    ran.stopped == Some(Why::Drained) && matches!(outcome, HandlerOutcome::InDoubt { .. });
-                self.tracker.end(receipt, words, uncounted);
+                lock(&self.words).insert(cx.delivery().receipt.clone(), words);
                 outcome
             }
             Err(error) => {
-                let program = self.task.program.display();
-                let problem = format!("the command {program} cannot be started: {error}");
-                self.tracker.end(receipt, problem.clone(), true);
-                self.tracker.fail(problem.clone());
-                HandlerOutcome::retry(problem)
+                let problem =
+                    format!("the command {} cannot be started: {error}", self.task.program.display());
+                lock(&self.fatal).get_or_insert_with(|| problem.clone());
+                self.failed.notify_one();
+                HandlerOutcome::defer(Duration::ZERO, problem)
             }
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs it.
@@ -253,31 +284,42 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
     let _ = logs.with_ansi(std::io::stderr().is_terminal()).try_init();
 
     let store = args.remote.connect().await?;
-    let config = store.queue(&args.queue).await?.config;
-    let until = Until { once: args.once, empty: args.until_empty };
-    let source = QueueSource::new(store.clone(), args.queue.clone());
-    let acked = args.tier.unwrap_or(config.tier) == Tier::AtMostOnce;
-    let reporter = Reporter::new(args.remote.output());
-    let tracker = DeliveryTracker::new(source, until, acked, reporter);
+    let begun = Instant::now();
+    let watchdog = Arc::new(Watchdog::start().context("the watchdog of the commands cannot be started")?);
     let (halt, halted) = watch::channel(Halt::No);
     let ms = Duration::from_millis;
     let (drain, grace) = (ms(args.drain), ms(args.kill_after));
-    let run_max = args.run_max.map(ms);
-    let task = Task { program: program.clone(), args: arguments.to_vec(), run_max, grace };
-    let handler = Handler { task, stale: environment::stale(), tracker: tracker.clone(), halt: halted };
-    let handler = Arc::new(handler);
-    let handler = move |body: Bytes, cx: Cx| {
-        let handler = handler.clone();
-        async move { handler.run(body, &cx).await }
+    let (program, run_max) = (program.clone(), args.run_max.map(ms));
+    let task =
+        Task { program, args: arguments.to_vec(), run_max, grace, watchdog, shows_output: !args.quiet };
+    let commands = Arc::new(Handler {
+        task,
+        stale: environment::stale(),
+        halt: halted,
+        running: AtomicUsize::new(0),
+        words: Mutex::default(),
+        fatal: Mutex::new(None),
+        failed: Notify::new(),
+    });
+    let handler = {
+        let commands = commands.clone();
+        move |body: Bytes, cx: Cx| {
+            let commands = commands.clone();
+            async move { commands.run(body, &cx).await }
+        }
     };
-    let builder = Worker::builder(store, args.queue.clone()).raw_handler(handler).source(tracker.clone());
+    let (reporter, ended) = (Reporter::new(args.remote.output()), commands.clone());
+    let builder = Worker::builder(store, args.queue.clone()).raw_handler(handler).on_settled(move |end| {
+        let words = lock(&ended.words).remove(&end.delivery.receipt);
+        reporter.print(end, words.as_deref().unwrap_or_default());
+    });
     let worker = settings(builder, &args).drain(drain + grace + MARGIN).build().await?;
 
     let stop = Notify::new();
     let watching = async {
         tokio::select! {
-            () = signals.next() => note(&format!("stopping: {} to finish; once more to kill them", count(tracker.running()))),
-            () = tracker.over() => {}
+            () = signals.next() => note(&format!("stopping: {} to finish; once more to kill them", count(commands.running.load(Ordering::SeqCst)))),
+            () = commands.failed.notified() => {}
         }
         stop.notify_one();
         tokio::select! {
@@ -294,7 +336,8 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
         report = worker.run(stop.notified()) => report?,
         () = watching => unreachable!("it watches until the worker has ended"),
     };
-    if let Some(problem) = tracker.failure() {
+    note(&summary(&report.counts, begun.elapsed()));
+    if let Some(problem) = lock(&commands.fatal).take() {
         bail!("{problem}; what was received for it is put back");
     }
     if !report.drained {
@@ -308,10 +351,17 @@ fn settings(builder: WorkerBuilder, args: &WorkArgs) -> WorkerBuilder {
     let mut builder = builder
         .concurrency(usize::from(args.concurrency))
         .on_doubt(args.on_doubt)
-        .on_error(args.on_error.into())
         .consumer(format!("hapax-work-{}", std::process::id()));
+    if let Some(on_error) = args.on_error {
+        builder = builder.on_error(on_error.into());
+    }
     if let Some(tier) = args.tier {
         builder = builder.tier(tier);
+    }
+    if args.once {
+        builder = builder.stop_when(StopWhen::AfterOne);
+    } else if args.until_empty {
+        builder = builder.stop_when(StopWhen::Empty);
     }
     builder = match args.lease {
         Some(Lease::Auto) => builder.lease_auto(),

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -17,11 +18,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::watchdog::Watchdog;
+
 /// How long the output of a command that has ended is waited for: something of it may hold the pipe open.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 /// How often a command is looked at in case a signal about its end was missed.
 const LOOK: Duration = Duration::from_secs(1);
-/// A line on standard error is passed on in pieces of this size when it does not end before.
+/// A line of output is passed on in pieces of this size when it does not end before.
 const LINE_BYTES_MAX: usize = 8 * 1024;
 
 /// What all running commands are told.
@@ -45,13 +48,17 @@ pub enum Why {
 }
 
 /// What to run, and its bounds.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Task {
     pub program: OsString,
     pub args: Vec<OsString>,
     pub run_max: Option<Duration>,
     /// How long after SIGTERM comes SIGKILL.
     pub grace: Duration,
+    /// Takes the command along if this process is killed.
+    pub watchdog: Arc<Watchdog>,
+    /// The command's output is passed on to our standard error.
+    pub shows_output: bool,
 }
 
 /// How a run ended.
@@ -83,12 +90,13 @@ impl Captured {
 }
 
 /// Kills the whole group when it goes away: a lost lease drops the run that holds this.
-struct Group {
+struct Group<'a> {
     leader: Pid,
     armed: bool,
+    watchdog: &'a Watchdog,
 }
 
-impl Group {
+impl Group<'_> {
     /// Must not be called once the leader was reaped: its number may be someone else's then.
     fn signal(&self, signal: Signal) {
         // Everyone in it may have ended already.
@@ -96,10 +104,11 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for Group<'_> {
     fn drop(&mut self) {
         if self.armed {
             self.signal(Signal::KILL);
+            self.watchdog.ended(self.leader);
         }
     }
 }
@@ -135,6 +144,7 @@ impl Task {
         env: Vec<(OsString, OsString)>,
         stale: &[OsString],
         body: Bytes,
+        prefix: &str,
         halt: watch::Receiver<Halt>,
     ) -> std::io::Result<Ran> {
         // Before the start, so that no end is missed.
@@ -147,14 +157,21 @@ impl Task {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let leader = leader(&child)?;
-        let mut group = Group { leader, armed: true };
+        let mut group = Group { leader, armed: true, watchdog: &self.watchdog };
+        self.watchdog.begun(leader);
 
         let (mut stdout, mut stderr) = (Captured::default(), Vec::new());
         let mut io = Box::pin({
             let (feed, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
             let (stdout, stderr) = (&mut stdout, &mut stderr);
+            let echo = || self.shows_output.then(|| Echo::new(prefix));
+            let (out_echo, err_echo) = (echo(), echo());
             async move {
-                tokio::join!(feed_to(feed, body), capture(out, stdout), pass_on(err, stderr));
+                tokio::join!(
+                    feed_to(feed, body),
+                    capture(out, stdout, out_echo),
+                    keep_end(err, stderr, err_echo)
+                );
             }
         });
         let (mut io_done, mut stopped, mut killed) = (false, None, false);
@@ -179,6 +196,7 @@ impl Task {
         // outlives it.
         group.signal(Signal::KILL);
         group.armed = false;
+        self.watchdog.ended(leader);
         let status = child.wait().await?;
         if !io_done {
             let _ = timeout(LAST_OUTPUT, &mut io).await;
@@ -240,37 +258,83 @@ async fn feed_to(stdin: Option<ChildStdin>, body: Bytes) {
 }
 
 /// Reads to the end, keeps what an outcome may hold.
-async fn capture(from: Option<impl AsyncRead + Unpin>, kept: &mut Captured) {
+async fn capture(from: Option<impl AsyncRead + Unpin>, kept: &mut Captured, mut echo: Option<Echo>) {
     let Some(mut from) = from else { return };
     let mut chunk = vec![0; 16 * 1024];
     while let Ok(read @ 1..) = from.read(&mut chunk).await {
         let room = OUTCOME_BYTES_MAX - kept.bytes.len();
         kept.bytes.extend_from_slice(&chunk[..read.min(room)]);
         kept.total += read as u64;
+        if let Some(echo) = &mut echo {
+            echo.add(&chunk[..read]).await;
+        }
+    }
+    if let Some(echo) = echo {
+        echo.end().await;
     }
 }
 
-/// Passes lines on to our own standard error, keeps the end of them.
-async fn pass_on(from: Option<impl AsyncRead + Unpin>, tail: &mut Vec<u8>) {
+/// Reads to the end, keeps the end of it.
+async fn keep_end(from: Option<impl AsyncRead + Unpin>, tail: &mut Vec<u8>, mut echo: Option<Echo>) {
     let Some(mut from) = from else { return };
-    let mut ours = tokio::io::stderr();
-    let (mut chunk, mut line) = (vec![0; 4 * 1024], Vec::new());
+    let mut chunk = vec![0; 4 * 1024];
     while let Ok(read @ 1..) = from.read(&mut chunk).await {
-        line.extend_from_slice(&chunk[..read]);
         tail.extend_from_slice(&chunk[..read]);
         tail.drain(..tail.len().saturating_sub(ERROR_BYTES_MAX));
-        let whole = match line.iter().rposition(|byte| *byte == b'\n') {
-            Some(end) => end + 1,
-            None if line.len() >= LINE_BYTES_MAX => line.len(),
-            None => continue,
-        };
-        // Nobody to tell: the run matters more.
-        let _ = ours.write_all(&line[..whole]).await;
-        let _ = ours.flush().await;
-        line.drain(..whole);
+        if let Some(echo) = &mut echo {
+            echo.add(&chunk[..read]).await;
+        }
     }
-    let _ = ours.write_all(&line).await;
-    let _ = ours.flush().await;
+    if let Some(echo) = echo {
+        echo.end().await;
+    }
+}
+
+/// Passes whole lines on to our own standard error, each behind a prefix that says whose it is.
+struct Echo {
+    prefix: String,
+    line: Vec<u8>,
+}
+
+impl Echo {
+    fn new(prefix: &str) -> Self {
+        Self { prefix: format!("{prefix} | "), line: Vec::new() }
+    }
+
+    async fn add(&mut self, bytes: &[u8]) {
+        self.line.extend_from_slice(bytes);
+        let whole = match self.line.iter().rposition(|byte| *byte == b'\n') {
+            Some(end) => end + 1,
+            None if self.line.len() >= LINE_BYTES_MAX => self.line.len(),
+            None => return,
+        };
+        let rest = self.line.split_off(whole);
+        let lines = std::mem::replace(&mut self.line, rest);
+        self.write(&lines).await;
+    }
+
+    async fn end(mut self) {
+        if !self.line.is_empty() {
+            let line = std::mem::take(&mut self.line);
+            self.write(&line).await;
+        }
+    }
+
+    /// In one call, so that lines of commands that run at once do not mix.
+    async fn write(&self, lines: &[u8]) {
+        let mut text = Vec::with_capacity(lines.len() + 2 * self.prefix.len());
+        for line in lines.split_inclusive(|byte| *byte == b'\n') {
+            text.extend_from_slice(self.prefix.as_bytes());
+            text.extend_from_slice(line);
+        }
+        if text.last() != Some(&b'\n') {
+            text.push(b'\n');
+        }
+        let mut ours = tokio::io::stderr();
+        // Without a reader the run still matters more.
+        let _ = ours.write_all(&text).await;
+        let _ = ours.flush().await;
+    }
 }
 
 /// Waits so long, or until everyone is told.

@@ -1,26 +1,13 @@
-//! One line for each delivery that ended.
+//! One line for each delivery that ended, and a summary of all.
 
 use std::time::Duration;
 
-use hapax::{How, IdempotencyKey, MessageId, SettleError, Settled};
+use hapax::worker::{Counts, Settlement};
+use hapax::{How, Settled};
 use serde_json::json;
 
 use crate::output::{Output, note, raw};
 use crate::text::{escape, show_body, show_ms};
-
-/// How a delivery ended.
-pub struct Line<'a> {
-    pub id: MessageId,
-    pub attempt: u32,
-    pub key: IdempotencyKey,
-    /// The command was run for it.
-    pub ran: bool,
-    pub took: Duration,
-    pub how: &'a How,
-    pub answer: &'a Result<Settled, SettleError>,
-    /// How the command ended.
-    pub words: String,
-}
 
 /// Prints them.
 #[derive(Debug, Clone, Copy)]
@@ -31,15 +18,16 @@ impl Reporter {
         Self(out)
     }
 
-    pub fn print(self, line: &Line<'_>) {
-        let (ended, detail) = (ended(line), detail(line));
-        let ms = line.took.as_millis() as u64;
+    /// `words`: how the command ended.
+    pub fn print(self, end: &Settlement<'_>, words: &str) {
+        let (ended, detail) = (ended(end), detail(end, words));
+        let (id, attempt, ms) = (end.delivery.id, end.delivery.attempt, end.held.as_millis() as u64);
         let text = if self.0.is_json() {
             let mut value = json!({
-                "id": line.id, "attempt": line.attempt, "key": line.key, "ended": ended, "ran": line.ran, "ms": ms,
+                "id": id, "attempt": attempt, "key": end.key, "ended": ended, "ran": end.ran, "ms": ms,
             });
-            if let Ok(Settled::Returned { after_ms }) = line.answer {
-                value["after_ms"] = (*after_ms).into();
+            if let Some(Settled::Returned { after_ms }) = end.settled {
+                value["after_ms"] = after_ms.into();
             }
             if !detail.is_empty() {
                 value["detail"] = detail.into();
@@ -47,39 +35,57 @@ impl Reporter {
             format!("{value}\n")
         } else if self.0.is_terminal() {
             let detail = show_body(detail.as_bytes(), 120);
-            format!("{ended:<9} {}  attempt {}  {:>7}  {detail}\n", line.id, line.attempt, show_ms(ms.max(1)))
+            format!("{ended:<9} {id}  attempt {attempt}  {:>7}  {detail}\n", show_ms(ms.max(1)))
         } else {
-            format!("{ended}\t{}\t{}\t{ms}\t{}\n", line.id, line.attempt, escape(&detail))
+            format!("{ended}\t{id}\t{attempt}\t{ms}\t{}\n", escape(&detail))
         };
         if let Err(error) = raw(&text) {
-            // The work goes on, whoever reads about it.
-            note(&format!("the report of {} cannot be written: {error}", line.id));
+            // The work continues without a reader.
+            note(&format!("the report of {id} cannot be written: {error}"));
         }
     }
 }
 
 /// One word for it.
-fn ended(line: &Line<'_>) -> &'static str {
-    match (line.answer, line.how) {
-        (Ok(Settled::Acked), _) if line.ran => "done",
-        (Ok(Settled::Acked), _) => "replayed",
-        (Ok(Settled::Returned { .. }), How::Defer { .. }) => "deferred",
-        (Ok(Settled::Returned { .. }), _) => "retried",
-        (Ok(Settled::Dead), How::Reject { .. }) | (Ok(Settled::Parked), How::Reject { .. }) => "rejected",
-        (Ok(Settled::Dead), _) => "dead",
-        (Ok(Settled::Parked), _) => "parked",
-        (Err(_), _) => "lost",
+fn ended(end: &Settlement<'_>) -> &'static str {
+    match (end.settled, end.how) {
+        (Some(Settled::Acked), _) if end.ran => "done",
+        (Some(Settled::Acked), _) => "replayed",
+        (Some(Settled::Returned { .. }), How::Defer { .. }) => "deferred",
+        (Some(Settled::Returned { .. }), _) => "retried",
+        (Some(Settled::Dead | Settled::Parked), How::Reject { .. }) => "rejected",
+        (Some(Settled::Dead), _) => "dead",
+        (Some(Settled::Parked), _) => "parked",
+        (None, _) => "lost",
     }
 }
 
-fn detail(line: &Line<'_>) -> String {
-    match (line.answer, line.how) {
-        (Err(error), _) => error.to_string(),
-        (Ok(Settled::Acked), _) => line.words.clone(),
+fn detail(end: &Settlement<'_>, words: &str) -> String {
+    match (end.settled, end.how) {
+        (None, _) => end.error.clone().unwrap_or_default(),
+        (Some(Settled::Acked), _) => words.to_owned(),
         (
             _,
             How::Retry { error: Some(why), .. } | How::Reject { reason: why } | How::Park { reason: why },
         ) => why.clone(),
-        _ => line.words.clone(),
+        _ => words.to_owned(),
     }
+}
+
+/// One sentence about all deliveries, for the end.
+pub fn summary(counts: &Counts, took: Duration) -> String {
+    let parts = [
+        (counts.done, "done"),
+        (counts.replayed, "replayed"),
+        (counts.retried, "retried"),
+        (counts.deferred, "deferred"),
+        (counts.rejected, "rejected"),
+        (counts.parked, "parked"),
+        (counts.lost_leases, "lost their lease"),
+    ];
+    let parts: Vec<_> =
+        parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+    let of = if parts.is_empty() { String::new() } else { format!(": {}", parts.join(", ")) };
+    let plural = if counts.delivered == 1 { "delivery" } else { "deliveries" };
+    format!("{} {plural} in {}{of}", counts.delivered, show_ms((took.as_millis() as u64).max(1)))
 }

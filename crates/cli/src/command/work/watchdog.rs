@@ -1,0 +1,83 @@
+//! Takes the commands along when `hapax work` itself is killed.
+//!
+//! SIGKILL leaves no time to clean up, so a second process does: it reads from a pipe which process groups run, and when
+//! the pipe closes it kills those that are left. A parent-death signal was rejected: it reaches the command, but not what
+//! the command has started.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// The subcommand that runs as the second process.
+pub const COMMAND: &str = "__watchdog";
+
+/// The second process, as the first sees it. Dropped, it ends.
+pub struct Watchdog {
+    pipe: Mutex<Option<ChildStdin>>,
+    child: Mutex<Child>,
+}
+
+impl Watchdog {
+    /// Starts it, in a process group of its own, so that a Ctrl-C at the terminal is not meant for it.
+    pub fn start() -> std::io::Result<Self> {
+        // The file may have been replaced since this process was started; this name still leads to it.
+        let own = std::path::Path::new("/proc/self/exe");
+        let program = if own.exists() { own.to_owned() } else { std::env::current_exe()? };
+        let mut command = Command::new(program);
+        command.arg(COMMAND).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn()?;
+        Ok(Self { pipe: Mutex::new(child.stdin.take()), child: Mutex::new(child) })
+    }
+
+    /// A process group runs.
+    pub fn begun(&self, group: Pid) {
+        self.tell('+', group);
+    }
+
+    /// A process group has ended, or was killed. Told before its leader is reaped: its number may be another's then.
+    pub fn ended(&self, group: Pid) {
+        self.tell('-', group);
+    }
+
+    fn tell(&self, sign: char, group: Pid) {
+        let mut pipe = self.pipe.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(open) = pipe.as_mut() else { return };
+        let line = format!("{sign}{}\n", group.as_raw_nonzero());
+        if let Err(error) = open.write_all(line.as_bytes()) {
+            tracing::warn!(%error, "the watchdog has gone: commands outlive this process if it is killed");
+            *pipe = None;
+        }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        drop(self.pipe.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let _ = self.child.lock().unwrap_or_else(PoisonError::into_inner).wait();
+    }
+}
+
+/// The second process: reads until the first is gone, then kills what it has left.
+pub fn watch() {
+    let mut groups = BTreeSet::new();
+    for line in std::io::stdin().lock().lines() {
+        let Ok(line) = line else { break };
+        let Some((sign, number)) = line.split_at_checked(1) else { continue };
+        let Some(group) = number.parse().ok().and_then(Pid::from_raw) else { continue };
+        match sign {
+            "+" => groups.insert(group.as_raw_nonzero()),
+            _ => groups.remove(&group.as_raw_nonzero()),
+        };
+    }
+    for group in groups {
+        if let Some(group) = Pid::from_raw(group.get()) {
+            // It may have ended meanwhile.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
