@@ -103,6 +103,8 @@ suite! {
         a_delivery_in_doubt_is_parked_and_counts_no_attempt,
         a_released_message_starts_anew,
         failed_attempts_are_remembered_with_who_and_why,
+        a_message_that_keeps_failing_starves_no_other,
+        the_defaults_back_off_and_end: FastTime,
     }
     4 p04_dead_letters {
         the_last_failure_moves_a_message_to_the_dead_letters,
@@ -119,6 +121,9 @@ suite! {
         a_message_is_dropped_when_its_retention_ends: FastTime,
         a_message_held_past_its_retention_is_dropped_when_it_comes_back: FastTime,
         a_dead_letter_keeps_the_age_of_its_message: FastTime,
+        a_settle_that_comes_after_the_death_is_told_so,
+        deliveries_grow_where_attempts_do_not,
+        out_of_attempts_without_a_dead_letter_queue_is_parked,
     }
     5 p05_redrive {
         a_redriven_message_returns_to_its_source_as_a_new_one,
@@ -143,7 +148,9 @@ suite! {
         who_works_ahead_of_a_death_may_finish: Order,
         a_released_group_goes_on_without_its_dead: Order,
         a_redriven_message_takes_its_old_place_in_a_halted_group: Order,
-        a_redrive_elsewhere_leaves_the_group_halted: Order,
+        a_redrive_elsewhere_decides_about_the_message_too: Order,
+        a_group_is_halted_until_each_of_its_messages_is_decided_about: Order,
+        what_waits_in_a_halted_group_is_not_dropped_by_age: Order FastTime,
     }
     6 p06_dedup {
         a_repeated_send_adds_nothing_and_answers_as_the_first,
@@ -188,6 +195,10 @@ suite! {
         a_repeated_receive_attempt_gives_the_same_deliveries: Order,
         a_repeated_receive_attempt_can_be_settled: Order,
         a_fifo_message_needs_a_group_and_an_identity_and_takes_no_delay: Order,
+        a_visibility_of_zero_leaves_the_rest_of_the_batch_in_flight: Order,
+        a_parked_message_takes_back_the_rest_of_its_batch: Order,
+        a_group_that_failed_waits_behind_the_other_groups: Order,
+        healthy_messages_do_not_die_with_a_poison_neighbour: Order FastTime,
     }
     7 p07_long_poll {
         a_waiting_receive_wakes_on_a_send,

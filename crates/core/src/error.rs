@@ -125,7 +125,11 @@ pub enum SettleError {
     /// The message is no longer there: acked, rejected, purged or expired.
     #[error("the message is gone: it was settled before, purged, or its retention ran out")]
     Gone,
-    /// A lease may last at most so long since the receive.
+    /// The message is out of attempts or was rejected: it is among the dead letters, or parked. An ack would not
+    /// reach it: whether its effect is to happen again is decided by a redrive or a release.
+    #[error("the message is dead: it ran out of attempts or was rejected; redrive, release or discard it")]
+    Dead,
+    /// A lease may last at most this long since the receive.
     #[error("the lease would last {lease_ms} ms since the receive; the most is {lease_ms_max} ms")]
     LeaseTooLong {
         /// The total that was asked for.
@@ -147,6 +151,7 @@ impl SettleError {
             Self::Expired => "expired-receipt",
             Self::NotInFlight => "not-in-flight",
             Self::Gone => "gone",
+            Self::Dead => "dead",
             Self::LeaseTooLong { .. } => "lease-too-long",
             Self::Claim(error) => error.code(),
         }

@@ -334,6 +334,9 @@ pub struct QueueStats {
     pub in_flight: u64,
     /// Messages set aside.
     pub parked: u64,
+    /// Messages that wait in halted FIFO groups; they are among the ready and delayed ones, and are not dropped by age.
+    #[serde(default)]
+    pub halted: u64,
     /// Bytes of bodies and attributes.
     pub bytes: u64,
     /// When the oldest message was sent.

@@ -268,9 +268,9 @@ pub(crate) fn history_crc(seq: u64, failed: &FailedAttempt) -> u32 {
 }
 
 /// The checksum of a row of `halted`.
-pub(crate) fn halted_crc(queue: u32, group: &str) -> u32 {
+pub(crate) fn halted_crc(queue: u32, group: &str, seq: u64) -> u32 {
     let mut crc = Crc::new();
-    crc.word(u64::from(queue)).text(Some(group));
+    crc.word(u64::from(queue)).text(Some(group)).word(seq);
     crc.end()
 }
 
@@ -405,13 +405,16 @@ pub(crate) enum Record {
     ForgetQueue {
         id: u32,
     },
+    /// A FIFO group is halted until someone decides about a message.
     Halt {
         queue: u32,
         group: GroupId,
+        seq: u64,
     },
     Unhalt {
         queue: u32,
         group: GroupId,
+        seq: u64,
     },
     Redrive {
         task: RedriveTask,

@@ -325,7 +325,10 @@ impl QueueAdmin for Embedded {
     async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {
         let name = name.clone();
         self.shared
-            .job(move |engine, _| engine.find(&name).map(|id| engine.queue(id).table.groups.halted()))
+            .job(move |engine, _| {
+                let halted = engine.queue(engine.find(&name)?).table.groups.halted();
+                Ok(halted.into_iter().map(|(group, _)| group).collect())
+            })
             .await?
     }
 

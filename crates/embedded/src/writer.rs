@@ -585,6 +585,10 @@ impl<S: Storage> Writer<S> {
             let mut damaged = 0;
             for leased in self.engine.receive(now, waiter.queue, &request) {
                 let seq = leased.named.seq;
+                if !self.engine.stands(leased.named) {
+                    // A damaged message ahead of it has halted its group.
+                    continue;
+                }
                 let found = match self.engine.wave.fresh_body(seq) {
                     Some(body) => FoundBody::Sound(body.clone()),
                     None => self.storage.body(seq)?,
@@ -598,7 +602,7 @@ impl<S: Storage> Writer<S> {
                     }
                     FoundBody::Damaged(problem) => {
                         damaged += 1;
-                        self.engine.park_damaged(leased.named);
+                        self.engine.park_damaged(now, leased.named);
                         let message = self.ids.id(seq);
                         tracing::error!(%message, %problem, "a damaged message is parked, not delivered");
                         self.damaged.push(format!("message {message} is parked: {problem}"));
@@ -619,8 +623,13 @@ impl<S: Storage> Writer<S> {
         let seq = leased.named.seq;
         let dead = if leased.entry.flags & FLAG_DEAD == 0 {
             None
-        } else if let Some(dead) = self.engine.wave.fresh_dead(seq) {
-            Some(dead.clone())
+        } else if let Some(dead) = self.engine.wave.fresh_dead(seq).cloned() {
+            // A lease that ran out brings no error of its own: the last one that was given is what helps.
+            let error = match dead.error.clone().or_else(|| self.engine.wave.fresh_error(seq)) {
+                Some(error) => Some(error),
+                None => self.storage.last_error(seq)?,
+            };
+            Some(crate::record::DeadRow { error, ..dead })
         } else {
             self.storage.dead(seq)?
         };

@@ -150,7 +150,12 @@ impl WorkerState {
                 let how = How::Defer { after_ms: 0 };
                 Some(Open { finish: Finish { how, ending: None, ..finish }, unknown })
             }
-            Err(error @ (SettleError::Gone | SettleError::Stale | SettleError::NotInFlight)) if unknown => {
+            Err(
+                error @ (SettleError::Gone
+                | SettleError::Stale
+                | SettleError::NotInFlight
+                | SettleError::Dead),
+            ) if unknown => {
                 // Only an acked message is gone. Whatever else it was, those behind it in its group must not go on.
                 let acked = finish.how == How::Ack && error == SettleError::Gone;
                 self.over(finish, acked.then_some(Settled::Acked), Some(error.to_string()));

@@ -117,6 +117,7 @@ impl Problem {
             "expired-receipt" => SettleError::Expired,
             "not-in-flight" => SettleError::NotInFlight,
             "gone" => SettleError::Gone,
+            "dead" => SettleError::Dead,
             "lease-too-long" => {
                 SettleError::LeaseTooLong { lease_ms: self.lease_ms?, lease_ms_max: self.lease_ms_max? }
             }
@@ -291,6 +292,7 @@ mod tests {
             SettleError::Expired,
             SettleError::NotInFlight,
             SettleError::Gone,
+            SettleError::Dead,
             SettleError::LeaseTooLong { lease_ms: 2, lease_ms_max: 1 },
         ];
         for error in settle {

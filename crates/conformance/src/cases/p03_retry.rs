@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use hapax_core::policy::RetryPolicy;
-use hapax_core::{Cause, How, MessageState, QueueConfig, Receive, SettleError, Settled};
+use hapax_core::{Cause, How, MessageState, Priority, QueueConfig, Receive, SettleError, Settled};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::{config, exactly, now, reject};
+use crate::values::{bodies, config, exactly, now, reject, text};
 
 pub(crate) async fn by_default_a_retry_is_visible_at_once(t: Trial) {
     let jobs = t.standard("jobs").await;
@@ -178,4 +178,42 @@ pub(crate) async fn failed_attempts_are_remembered_with_who_and_why(t: Trial) {
     let expected = [(1, Cause::Retry, Some("boom"), Some("ann")), (2, Cause::Expired, None, Some("bob"))];
     assert_eq!(told, expected);
     assert!(view.history[0].at_ms >= view.sent_ms && view.history[1].at_ms >= view.history[0].at_ms);
+}
+
+pub(crate) async fn a_message_that_keeps_failing_starves_no_other(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["poison", "a", "b"]).await;
+    t.send(&jobs, text("urgent").priority(Priority(9))).await;
+    let mut seen = Vec::new();
+    for _ in 0..6 {
+        let got = t.receive(&jobs, 1).await.remove(0);
+        seen.extend(bodies(std::slice::from_ref(&got)));
+        match &got.body[..] {
+            b"poison" => drop(t.fail(&jobs, &got, "boom").await),
+            b"urgent" if got.attempt < 3 => drop(t.extend(&jobs, &got, 0).await.unwrap()),
+            _ => t.ack(&jobs, &got).await,
+        }
+    }
+    assert_eq!(seen, ["urgent", "urgent", "urgent", "poison", "a", "b"], "behind those of its own priority");
+    assert_eq!(t.one(&jobs).await.body, "poison");
+}
+
+pub(crate) async fn the_defaults_back_off_and_end(t: Trial) {
+    let jobs = t.create("jobs", QueueConfig::default()).await;
+    let fifo = t.create("jobs.fifo", QueueConfig::fifo()).await;
+    t.send_all(&jobs, &["a"]).await;
+    t.send_group(&fifo, "g", &["a"]).await;
+    for (name, cap_ms) in [(&jobs, 300_000), (&fifo, 10_000)] {
+        for attempt in 1..=20 {
+            let got = t.one(name).await;
+            let settled = t.fail(name, &got, "boom").await;
+            let Settled::Returned { after_ms } = settled else {
+                assert_eq!((attempt, settled), (20, Settled::Parked), "{name}");
+                break;
+            };
+            assert!(after_ms <= cap_ms.min(1_000 << (attempt - 1)), "{name}: {after_ms} after {attempt}");
+            t.advance(after_ms).await;
+        }
+        assert_eq!(t.stats(name).await.parked, 1, "{name}");
+    }
 }

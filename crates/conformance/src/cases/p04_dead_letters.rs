@@ -4,7 +4,7 @@ use hapax_core::policy::{ERROR_BYTES_MAX, HISTORY_MAX};
 use hapax_core::{Cause, DedupId, How, Priority, QueueConfig, Receive, SettleError, Settled};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::{attribute, bodies, config, dying, group, now, reject, seen, text};
+use crate::values::{attribute, bodies, config, dying, fifo_config, group, now, reject, seen, text};
 
 pub(crate) async fn the_last_failure_moves_a_message_to_the_dead_letters(t: Trial) {
     let (jobs, dead) = t.with_dead(2, config()).await;
@@ -30,7 +30,7 @@ pub(crate) async fn the_last_failure_moves_a_message_to_the_dead_letters(t: Tria
     assert_eq!(told, [(1, Cause::Retry, Some("first")), (2, Cause::Retry, Some("second"))]);
     assert_eq!(t.stats(&jobs).await.totals.dead, 1);
     assert_eq!(t.stats(&dead).await.ready, 1);
-    assert_eq!(t.settle(&jobs, &second, How::Ack).await, Err(SettleError::Gone));
+    assert_eq!(t.settle(&jobs, &second, How::Ack).await, Err(SettleError::Dead));
 }
 
 pub(crate) async fn the_last_lease_that_runs_out_moves_a_message_to_the_dead_letters(t: Trial) {
@@ -67,7 +67,7 @@ pub(crate) async fn a_rejected_message_goes_to_the_dead_letters_at_once(t: Trial
     assert_eq!((story.cause, story.error.as_deref()), (Cause::Rejected, Some("no such customer")));
     assert_eq!(story.attempts, 1);
     t.none(&jobs).await;
-    assert_eq!(t.settle(&jobs, &got, How::Ack).await, Err(SettleError::Gone));
+    assert_eq!(t.settle(&jobs, &got, How::Ack).await, Err(SettleError::Dead));
 }
 
 pub(crate) async fn a_delay_that_was_asked_for_does_not_save_the_last_attempt(t: Trial) {
@@ -232,4 +232,83 @@ pub(crate) async fn a_dead_letter_keeps_the_age_of_its_message(mut t: Trial) {
     t.advance(2).await;
     t.holds(&dead, 0).await;
     assert_eq!(t.stats(&dead).await.totals.retention_dropped, 1);
+}
+
+pub(crate) async fn a_settle_that_comes_after_the_death_is_told_so(mut t: Trial) {
+    for fifo in [false, true] {
+        for letters in [true, false] {
+            let name = format!("q{fifo}{letters}").to_lowercase();
+            let end = if fifo { ".fifo" } else { "" };
+            let own = if fifo { fifo_config() } else { config() };
+            let dead = t.create(&format!("{name}-dead{end}"), own.clone()).await;
+            let dies = if letters {
+                dying(&dead, 1, own)
+            } else {
+                QueueConfig { retry: own.retry.attempts(1), ..own }
+            };
+            let jobs = t.create(&format!("{name}{end}"), dies).await;
+            t.send_group(&jobs, "g", &[&name]).await;
+            let got = t.one(&jobs).await;
+            t.pass(LEASE).await;
+            t.none(&jobs).await;
+            t.crash().await;
+            for how in [How::Ack, How::Retry { after_ms: None, error: None }, reject("no")] {
+                assert_eq!(
+                    t.settle(&jobs, &got, how.clone()).await,
+                    Err(SettleError::Dead),
+                    "{name}, {how:?}"
+                );
+            }
+            assert_eq!(t.extend(&jobs, &got, 1_000).await, Err(SettleError::Dead), "{name}");
+            let left = t.browse(&jobs).await.len() + t.browse(&dead).await.len();
+            assert_eq!(left, 1, "{name}: nothing was deleted");
+        }
+    }
+}
+
+pub(crate) async fn deliveries_grow_where_attempts_do_not(mut t: Trial) {
+    let (jobs, dead) = t.with_dead(2, config()).await;
+    t.send_all(&jobs, &["a"]).await;
+    let numbers = |d: &hapax_core::Delivery| (d.attempt, d.deliveries);
+    let got = t.one(&jobs).await;
+    assert_eq!(numbers(&got), (1, 1));
+    t.settle(&jobs, &got, How::Defer { after_ms: 0 }).await.unwrap();
+    let got = t.one(&jobs).await;
+    assert_eq!(numbers(&got), (1, 2), "a deferred delivery is no attempt");
+    t.settle(&jobs, &got, How::Park { reason: "in doubt".into() }).await.unwrap();
+    t.restart().await;
+    let view = t.browse(&jobs).await.remove(0);
+    assert_eq!((view.attempts, view.deliveries), (0, 2));
+    assert_eq!(view.history.iter().map(|f| f.deliveries).collect::<Vec<_>>(), [2]);
+    t.store().release(&jobs, vec![view.id]).await.unwrap();
+    let got = t.one(&jobs).await;
+    assert_eq!(numbers(&got), (1, 3));
+    t.fail(&jobs, &got, "boom").await;
+    let got = t.one(&jobs).await;
+    assert_eq!(numbers(&got), (2, 4));
+    assert_eq!(t.fail(&jobs, &got, "boom").await, Settled::Dead);
+    let letter = t.one(&dead).await;
+    assert_eq!(numbers(&letter), (1, 5), "the deliveries count on, the attempts begin again");
+    let story = letter.dead.unwrap();
+    assert_eq!((story.attempts, story.deliveries), (2, 4));
+}
+
+pub(crate) async fn out_of_attempts_without_a_dead_letter_queue_is_parked(mut t: Trial) {
+    let retry = config().retry.attempts(2);
+    let jobs = t.create("jobs", QueueConfig { retry, ..config() }).await;
+    t.send_all(&jobs, &["a", "b"]).await;
+    for _ in 0..2 {
+        let got = t.receive(&jobs, 2).await;
+        for delivery in got.iter().filter(|d| d.body == "a") {
+            t.fail(&jobs, delivery, "boom").await;
+        }
+        for delivery in got.iter().filter(|d| d.body == "b") {
+            t.ack(&jobs, delivery).await;
+        }
+    }
+    t.none(&jobs).await;
+    t.restart().await;
+    let view = t.holds(&jobs, 1).await.remove(0);
+    assert_eq!(view.parked, Some((Cause::Retry, Some("boom".to_owned()))));
+    assert_eq!(t.stats(&jobs).await.parked, 1);
 }

@@ -3,7 +3,7 @@
 use hapax_core::{How, OnDead, QueueConfig, QueueName, Settled};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::{bodies, fifo_config, group, redrive_from, reject, seen};
+use crate::values::{bodies, dying, fifo_config, group, redrive_from, reject, seen};
 
 /// A queue whose groups stand still after a death, with the head `a` of group `g` dead and `b`, `c` behind it.
 async fn halted(t: &Trial) -> (QueueName, QueueName) {
@@ -12,6 +12,21 @@ async fn halted(t: &Trial) -> (QueueName, QueueName) {
     let got = t.receive(&jobs, 1).await.remove(0);
     assert_eq!(t.fail(&jobs, &got, "boom").await, Settled::Dead);
     (jobs, dead)
+}
+
+/// Receives and acks until nothing is ready; where a message may die at its first attempt, each comes alone.
+async fn one_by_one(t: &Trial, jobs: &QueueName) -> Vec<String> {
+    let mut order = Vec::new();
+    loop {
+        let got = t.receive(jobs, 10).await;
+        if got.is_empty() {
+            return order;
+        }
+        for delivery in &got {
+            t.ack(jobs, delivery).await;
+        }
+        order.extend(bodies(&got));
+    }
 }
 
 async fn halted_groups(t: &Trial, jobs: &QueueName) -> Vec<String> {
@@ -77,7 +92,7 @@ pub(crate) async fn a_released_group_goes_on_without_its_dead(mut t: Trial) {
     assert!(halted_groups(&t, &jobs).await.is_empty());
     t.crash().await;
     assert!(halted_groups(&t, &jobs).await.is_empty());
-    assert_eq!(bodies(&t.receive(&jobs, 10).await), ["b", "c"]);
+    assert_eq!(one_by_one(&t, &jobs).await, ["b", "c"]);
     assert_eq!(seen(&t.browse(&dead).await), ["a"]);
 }
 
@@ -87,17 +102,135 @@ pub(crate) async fn a_redriven_message_takes_its_old_place_in_a_halted_group(mut
     assert_eq!((task.moved, task.left), (1, 0));
     assert!(halted_groups(&t, &jobs).await.is_empty());
     t.restart().await;
-    let got = t.receive(&jobs, 10).await;
-    assert_eq!(bodies(&got), ["a", "b", "c"]);
-    assert_eq!(got[0].attempt, 1);
-    assert!(got.windows(2).all(|pair| pair[0].sequence < pair[1].sequence), "the sequence tells the order");
+    let views = t.browse(&jobs).await;
+    assert_eq!(seen(&views), ["a", "b", "c"], "the sequence tells the order");
+    assert_eq!(views[0].attempts, 0);
+    assert_eq!(one_by_one(&t, &jobs).await, ["a", "b", "c"]);
 }
 
-pub(crate) async fn a_redrive_elsewhere_leaves_the_group_halted(t: Trial) {
+pub(crate) async fn a_redrive_elsewhere_decides_about_the_message_too(t: Trial) {
     let (jobs, dead) = halted(&t).await;
     let other = t.fifo("other").await;
     t.redrive(hapax_core::RedriveRequest { to: Some(other.clone()), ..redrive_from(&dead) }).await;
     assert_eq!(t.one(&other).await.body, "a");
-    assert_eq!(halted_groups(&t, &jobs).await, ["g"]);
+    assert!(halted_groups(&t, &jobs).await.is_empty());
+    assert_eq!(t.receive(&jobs, 1).await[0].body, "b");
+}
+
+/// How a message leaves the flow, and how someone decides about it: every pair, with a restart in between or not.
+pub(crate) async fn a_group_is_halted_until_each_of_its_messages_is_decided_about(mut t: Trial) {
+    let ends =
+        [("reject", true), ("reject", false), ("park", false), ("attempts", true), ("attempts", false)];
+    let mut number = 0;
+    for (end, letters) in ends {
+        for restart in [false, true] {
+            for decision in ["decide", "discard", "purge", "release-group"] {
+                number += 1;
+                let case = format!("{end}, dead letters {letters}, restart {restart}, {decision}");
+                let names = (format!("n{number}.fifo"), format!("n{number}-dead.fifo"));
+                decided(&mut t, &case, names, (end, letters, restart, decision)).await;
+            }
+        }
+    }
+}
+
+async fn decided(
+    t: &mut Trial,
+    case: &str,
+    names: (String, String),
+    (end, letters, restart, decision): (&str, bool, bool, &str),
+) {
+    let own = QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() };
+    let dead = t.create(&names.1, fifo_config()).await;
+    let limit = u32::from(end == "attempts");
+    let config = QueueConfig { retry: own.retry.attempts(limit), ..own };
+    let config = if letters { dying(&dead, limit, config) } else { config };
+    let jobs = t.create(&names.0, config).await;
+    t.send_group(&jobs, "g", &["a", "b", "c", "d"]).await;
+    t.send_group(&jobs, "h", &["h1"]).await;
+
+    // Two of the group leave the flow, one after the other: the second while the first is undecided.
+    let mut got = t.receive(&jobs, 2).await;
+    if limit == 1 {
+        assert_eq!(bodies(&got), ["a", "h1"], "{case}: one at a time");
+        t.ack(&jobs, &got[1]).await;
+        assert_ends(t, &jobs, &got[0], end).await;
+    } else {
+        got.truncate(2);
+        assert_eq!(bodies(&got), ["a", "b"], "{case}");
+        // What works ahead may finish, and may fail as well.
+        assert_ends(t, &jobs, &got[1], end).await;
+        assert_ends(t, &jobs, &got[0], end).await;
+        let other = t.receive(&jobs, 10).await;
+        assert_eq!(bodies(&other), ["h1"], "{case}: other groups continue");
+        t.ack(&jobs, &other[0]).await;
+    }
+    if restart {
+        t.crash().await;
+    }
+    assert_eq!(halted_groups(t, &jobs).await, ["g"], "{case}");
     t.none(&jobs).await;
+    let waiting = if limit == 1 { 3 } else { 2 };
+    assert_eq!(t.stats(&jobs).await.halted, waiting, "{case}: what waits is counted");
+
+    let place = if letters { &dead } else { &jobs };
+    let set_aside: Vec<_> =
+        t.browse(place).await.into_iter().filter(|view| letters || view.parked.is_some()).collect();
+    let mut left = set_aside.len();
+    for view in &set_aside {
+        assert_eq!(halted_groups(t, &jobs).await, ["g"], "{case}: {left} undecided");
+        left -= 1;
+        match decision {
+            "decide" if letters => {
+                let filter =
+                    hapax_core::RedriveFilter { ids: vec![view.id], ..hapax_core::RedriveFilter::default() };
+                let task = t.redrive(hapax_core::RedriveRequest { filter, ..redrive_from(&dead) }).await;
+                assert_eq!(task.moved, 1, "{case}");
+            }
+            "decide" => assert_eq!(t.store().release(&jobs, vec![view.id]).await, Ok(1), "{case}"),
+            "discard" => assert_eq!(t.store().discard(place, vec![view.id]).await, Ok(1), "{case}"),
+            "purge" if letters => drop(t.store().purge(&dead).await.unwrap()),
+            _ => t.store().release_group(&jobs, &group("g")).await.unwrap(),
+        }
+        if decision != "decide" && decision != "discard" {
+            break;
+        }
+    }
+    if restart {
+        t.crash().await;
+    }
+    assert!(halted_groups(t, &jobs).await.is_empty(), "{case}");
+    assert_eq!(t.stats(&jobs).await.halted, 0, "{case}");
+    let expected: &[&str] = match (decision, limit) {
+        ("decide", _) => &["a", "b", "c", "d"],
+        (_, 1) => &["b", "c", "d"],
+        _ => &["c", "d"],
+    };
+    assert_eq!(one_by_one(t, &jobs).await, expected, "{case}: in order");
+}
+
+async fn assert_ends(t: &Trial, jobs: &QueueName, delivery: &hapax_core::Delivery, end: &str) {
+    let settled = match end {
+        "reject" => t.settle(jobs, delivery, reject("bad")).await.unwrap(),
+        "park" => t.settle(jobs, delivery, How::Park { reason: "in doubt".into() }).await.unwrap(),
+        _ => t.fail(jobs, delivery, "boom").await,
+    };
+    assert!(matches!(settled, Settled::Dead | Settled::Parked), "{settled:?}");
+}
+
+pub(crate) async fn what_waits_in_a_halted_group_is_not_dropped_by_age(mut t: Trial) {
+    let own = QueueConfig { on_dead: OnDead::HaltGroup, retention_ms: 60_000, ..fifo_config() };
+    let jobs = t.create("jobs.fifo", own).await;
+    t.send_group(&jobs, "g", &["a", "b"]).await;
+    t.send_group(&jobs, "h", &["h1"]).await;
+    let got = t.receive(&jobs, 1).await.remove(0);
+    t.settle(&jobs, &got, How::Park { reason: "in doubt".into() }).await.unwrap();
+    t.advance(61_000).await;
+    t.none(&jobs).await;
+    assert_eq!(seen(&t.browse(&jobs).await), ["a", "b"], "h1 was too old");
+    t.restart().await;
+    assert_eq!(t.stats(&jobs).await.halted, 1);
+    t.set(&jobs, QueueConfig { retention_ms: 600_000, ..t.config_of(&jobs).await }).await;
+    assert_eq!(t.store().release(&jobs, vec![got.id]).await, Ok(1));
+    assert_eq!(bodies(&t.receive(&jobs, 10).await), ["a", "b"]);
 }

@@ -3,7 +3,7 @@
 use hapax_core::{How, QueueConfig, Receive, SendError, SettleError, Settled};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::{bodies, dedup, exactly, fifo_config, group, in_group, now, text};
+use crate::values::{bodies, dedup, dying, exactly, fifo_config, group, in_group, now, seen, text};
 
 pub(crate) async fn a_group_is_received_in_the_order_of_its_sends(mut t: Trial) {
     let jobs = t.fifo("jobs").await;
@@ -118,7 +118,12 @@ pub(crate) async fn order_holds_when_a_batch_runs_out_of_its_lease(t: Trial) {
     t.hidden_for(&jobs, LEASE).await;
     let again = t.receive(&jobs, 10).await;
     assert_eq!(bodies(&again), ["a", "b", "c", "d"]);
-    assert_eq!((again[0].attempt, again[3].attempt), (2, 1));
+    assert_eq!(
+        again.iter().map(|d| d.attempt).collect::<Vec<_>>(),
+        [2, 1, 1, 1],
+        "one attempt of a batch failed"
+    );
+    assert_eq!(again.iter().map(|d| d.deliveries).collect::<Vec<_>>(), [2, 2, 2, 1]);
 }
 
 pub(crate) async fn a_backing_off_head_blocks_its_group(mut t: Trial) {
@@ -215,4 +220,99 @@ pub(crate) async fn a_fifo_message_needs_a_group_and_an_identity_and_takes_no_de
     }
     assert!(sent[3].is_ok());
     assert_eq!(t.one(&jobs).await.body, "good");
+}
+
+pub(crate) async fn a_visibility_of_zero_leaves_the_rest_of_the_batch_in_flight(t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    t.send_group(&jobs, "g", &["a", "b", "c"]).await;
+    let got = t.receive(&jobs, 2).await;
+    t.extend(&jobs, &got[0], 0).await.unwrap();
+    let again = t.receive(&jobs, 10).await;
+    assert_eq!(bodies(&again), ["a"], "nothing is in flight before it; b is before c");
+    assert_eq!(again[0].attempt, 2);
+    t.ack(&jobs, &got[1]).await;
+    t.none(&jobs).await;
+    t.ack(&jobs, &again[0]).await;
+    assert_eq!(bodies(&t.receive(&jobs, 10).await), ["c"]);
+}
+
+pub(crate) async fn a_parked_message_takes_back_the_rest_of_its_batch(t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    t.send_group(&jobs, "g", &["a", "b", "c"]).await;
+    let got = t.receive(&jobs, 3).await;
+    let park = How::Park { reason: "in doubt".into() };
+    assert_eq!(t.settle(&jobs, &got[0], park).await, Ok(Settled::Parked));
+    assert!(t.settle(&jobs, &got[1], How::Ack).await.is_err(), "it was taken back");
+    let again = t.receive(&jobs, 10).await;
+    assert_eq!(bodies(&again), ["b", "c"], "on_dead is continue");
+    assert_eq!(again.iter().map(|d| (d.attempt, d.deliveries)).collect::<Vec<_>>(), [(1, 2), (1, 2)]);
+}
+
+pub(crate) async fn a_group_that_failed_waits_behind_the_other_groups(t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    for name in ["g", "h", "i"] {
+        t.send_group(&jobs, name, &[&format!("{name}1"), &format!("{name}2")]).await;
+    }
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let got = t.receive(&jobs, 1).await.remove(0);
+        seen.extend(bodies(std::slice::from_ref(&got)));
+        t.fail(&jobs, &got, "boom").await;
+    }
+    assert_eq!(seen, ["g1", "h1", "i1"]);
+    let got = t.receive(&jobs, 1).await.remove(0);
+    assert_eq!(got.body, "g1", "and comes again after them, in its own order");
+    t.settle(&jobs, &got, How::Defer { after_ms: 0 }).await.unwrap();
+    assert_eq!(t.receive(&jobs, 1).await[0].body, "h1", "a deferred one yields likewise");
+}
+
+/// Receives up to three until the queue is empty; a batch with the poison in it crashes, so its lease runs out.
+async fn work_off(t: &Trial, jobs: &hapax_core::QueueName, one_by_one: bool) -> Vec<String> {
+    let mut acked = Vec::new();
+    for _ in 0..60 {
+        let got = t.receive(jobs, 3).await;
+        if got.is_empty() {
+            let stats = t.stats(jobs).await;
+            if stats.ready + stats.delayed + stats.in_flight == 0 {
+                return acked;
+            }
+            t.pass(LEASE).await;
+            continue;
+        }
+        let poison = got.iter().position(|d| d.body.starts_with(b"poison"));
+        let done = match poison {
+            Some(at) if one_by_one => &got[..at],
+            Some(_) => &[],
+            None => &got[..],
+        };
+        for delivery in done {
+            t.ack(jobs, delivery).await;
+            acked.extend(bodies(std::slice::from_ref(delivery)));
+        }
+        if poison.is_some() {
+            t.pass(LEASE).await;
+        }
+    }
+    panic!("still not empty: {acked:?}");
+}
+
+pub(crate) async fn healthy_messages_do_not_die_with_a_poison_neighbour(t: Trial) {
+    let sent = [["poison", "b", "c", "d"], ["a", "poison", "c", "d"], ["a", "b", "c", "poison"]];
+    for (at, (bodies, one_by_one)) in
+        sent.iter().flat_map(|bodies| [(bodies, true), (bodies, false)]).enumerate()
+    {
+        for limit in [1, 2, 3] {
+            let name = format!("n{at}-{limit}");
+            let dead = t.create(&format!("{name}-dead.fifo"), fifo_config()).await;
+            let jobs = t.create(&format!("{name}.fifo"), dying(&dead, limit, fifo_config())).await;
+            t.send_group(&jobs, "g", bodies).await;
+            let mut acked = work_off(&t, &jobs, one_by_one).await;
+            let died = seen(&t.browse(&dead).await);
+            assert_eq!(died, ["poison"], "{bodies:?}, one by one: {one_by_one}, limit {limit}");
+            acked.sort();
+            let mut healthy: Vec<_> = bodies.iter().filter(|body| **body != "poison").collect();
+            healthy.sort();
+            assert_eq!(acked.iter().collect::<Vec<_>>(), healthy);
+        }
+    }
 }

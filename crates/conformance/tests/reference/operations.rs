@@ -72,6 +72,7 @@ impl State {
             consumer: None,
             fence: 0,
             bytes,
+            turn: 0,
         };
         queue.messages.insert(queue.sequence, message);
         Ok(Sent { id, sequence: queue.sequence, duplicate: false })
@@ -134,8 +135,8 @@ impl State {
 
     pub fn settle(&mut self, name: &QueueName, settle: Settle) -> Result<Settled, SettleError> {
         let now_ms = self.now_ms;
+        let sequence = self.find(name, &settle.receipt)?;
         let queue = self.queues.get_mut(name).unwrap();
-        let sequence = queue.find(&settle.receipt)?;
         if !queue.messages[&sequence].in_flight() {
             match settle.how {
                 How::Ack if !queue.info.config.is_fifo() => {}
@@ -145,39 +146,58 @@ impl State {
         }
         Ok(match settle.how {
             How::Ack => {
-                queue.messages.remove(&sequence);
+                let m = queue.messages.remove(&sequence).unwrap();
                 queue.totals.acked += 1;
+                if let Some(story) = &m.dead {
+                    self.decide(&m, &story.source);
+                }
                 Settled::Acked
             }
             How::Retry { after_ms, error } => {
                 queue.totals.retried += 1;
+                queue.take_back_behind(sequence);
                 self.fail(name, sequence, Cause::Retry, error.as_deref(), after_ms)
             }
             How::Defer { after_ms } => {
                 queue.totals.deferred += 1;
+                queue.take_back_behind(sequence);
                 State::put_back(queue, sequence, after_ms, now_ms);
                 queue.messages.get_mut(&sequence).unwrap().attempts -= 1;
                 Settled::Returned { after_ms }
             }
             How::Park { reason } => {
+                queue.take_back_behind(sequence);
                 self.remember(name, sequence, Cause::InDoubt, Some(&reason));
                 let queue = self.queues.get_mut(name).unwrap();
+                queue.halt(sequence);
                 let m = queue.messages.get_mut(&sequence).unwrap();
                 m.attempts -= 1;
                 (m.place, m.parked) = (Place::Parked, Some((Cause::InDoubt, Some(reason))));
                 Settled::Parked
             }
             How::Reject { reason } => {
+                queue.take_back_behind(sequence);
                 self.remember(name, sequence, Cause::Rejected, Some(&reason));
                 self.die(name, sequence, Cause::Rejected, Some(&reason))
             }
         })
     }
 
+    /// The message that a receipt names; one that has died is not gone.
+    fn find(&mut self, name: &QueueName, receipt: &Receipt) -> Result<u64, SettleError> {
+        let queue = self.queues.get_mut(name).unwrap();
+        let found = queue.find(receipt);
+        let target = queue.info.config.dead_letter.as_ref().map(|dead| dead.queue.clone());
+        let id = receipt.as_str().split('|').nth(1).unwrap_or_default().to_owned();
+        let is_dead = |m: &Message| m.id.to_string() == id && m.dead.is_some();
+        let died = target.is_some_and(|target| self.queues[&target].messages.values().any(is_dead));
+        if found == Err(SettleError::Gone) && died { Err(SettleError::Dead) } else { found }
+    }
+
     pub fn extend(&mut self, name: &QueueName, extend: &Extend) -> Result<Remaining, SettleError> {
         let now_ms = self.now_ms;
+        let sequence = self.find(name, &extend.receipt)?;
         let queue = self.queues.get_mut(name).unwrap();
-        let sequence = queue.find(&extend.receipt)?;
         let m = queue.messages.get_mut(&sequence).unwrap();
         let Place::Flight { received, batch, .. } = m.place else { return Err(SettleError::NotInFlight) };
         let until = policy::extend_deadline(received, now_ms, extend.lease_ms)?;
@@ -211,9 +231,12 @@ impl Queue {
             return Err(SettleError::Malformed);
         }
         let sequence = sequence.parse().map_err(|_| SettleError::Malformed)?;
-        let found =
-            self.messages.get(&sequence).filter(|m| m.id.to_string() == id && m.place != Place::Parked);
-        let m = found.ok_or(SettleError::Gone)?;
+        let m = self.messages.get(&sequence).filter(|m| m.id.to_string() == id).ok_or(SettleError::Gone)?;
+        match &m.parked {
+            Some((Cause::InDoubt | Cause::Damaged, _)) => return Err(SettleError::NotInFlight),
+            Some(_) => return Err(SettleError::Dead),
+            None => {}
+        }
         if m.fence.to_string() != fence {
             self.totals.stale += 1;
             return Err(SettleError::Stale);
@@ -254,6 +277,7 @@ impl Queue {
             delayed: count(|p| matches!(p, Place::Hidden { .. })),
             in_flight: self.in_flight(),
             parked: count(|p| *p == Place::Parked),
+            halted: self.waiting_in_halted(),
             bytes: self.bytes(),
             oldest_sent_ms: self.messages.values().map(|m| m.sent_ms).min(),
             totals: self.totals,

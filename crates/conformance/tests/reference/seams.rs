@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use async_trait::async_trait;
 use hapax_core::policy::{self, LEASE_MS_MAX, WAIT_MS_MAX};
@@ -91,8 +91,10 @@ impl QueueAdmin for Reference {
         // Sequences are never used twice, or an old queue's receipt might fit the new one.
         let sequence = state.next_id as u64;
         let (messages, dedup) = (BTreeMap::new(), HashMap::new());
-        let (halted, tries, totals) = (BTreeSet::new(), HashMap::new(), QueueTotals::default());
-        state.queues.insert(name.clone(), Queue { info, messages, sequence, dedup, halted, tries, totals });
+        let (undecided, turns) = (BTreeMap::new(), HashMap::new());
+        let (tries, totals) = (HashMap::new(), QueueTotals::default());
+        let queue = Queue { info, messages, sequence, dedup, undecided, turns, tries, totals };
+        state.queues.insert(name.clone(), queue);
         Ok(true)
     }
 
@@ -125,7 +127,17 @@ impl QueueAdmin for Reference {
     }
 
     async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {
-        Ok(std::mem::take(&mut self.now().of(name)?.messages).len() as u64)
+        let mut state = self.now();
+        let queue = state.of(name)?;
+        queue.undecided.clear();
+        let gone = std::mem::take(&mut queue.messages);
+        for m in gone.values() {
+            if let Some(story) = &m.dead {
+                state.decide(m, &story.source);
+            }
+        }
+        self.changed.notify_waiters();
+        Ok(gone.len() as u64)
     }
 
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
@@ -142,17 +154,25 @@ impl QueueAdmin for Reference {
     async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
         let mut state = self.now();
         let queue = state.of(name)?;
-        let before = queue.messages.len();
-        queue.messages.retain(|_, m| !ids.contains(&m.id));
-        Ok((before - queue.messages.len()) as u64)
+        queue.undecided.retain(|id, _| !ids.contains(id));
+        let gone: Vec<_> = queue.messages.extract_if(.., |_, m| ids.contains(&m.id)).collect();
+        for (_, m) in &gone {
+            if let Some(story) = &m.dead {
+                state.decide(m, &story.source);
+            }
+        }
+        self.changed.notify_waiters();
+        Ok(gone.len() as u64)
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
         let mut state = self.now();
         let mut count = 0;
-        for m in state.of(name)?.messages.values_mut() {
+        let queue = state.of(name)?;
+        for m in queue.messages.values_mut() {
             if m.place == Place::Parked && ids.contains(&m.id) {
                 (m.place, m.attempts, m.parked) = (Place::Ready, 0, None);
+                queue.undecided.remove(&m.id);
                 count += 1;
             }
         }
@@ -161,13 +181,18 @@ impl QueueAdmin for Reference {
     }
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
-        let removed = self.now().of(name)?.halted.remove(group);
+        let mut state = self.now();
+        let undecided = &mut state.of(name)?.undecided;
+        let before = undecided.len();
+        undecided.retain(|_, other| other != group);
+        let removed = undecided.len() < before;
+        drop(state);
         self.changed.notify_waiters();
         if removed { Ok(()) } else { Err(AdminError::NotFound(format!("halted group {group}"))) }
     }
 
     async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {
-        Ok(self.now().of(name)?.halted.iter().cloned().collect())
+        Ok(self.now().of(name)?.halted_groups())
     }
 
     async fn start_redrive(&self, ask: RedriveRequest) -> Result<RedriveTask, AdminError> {

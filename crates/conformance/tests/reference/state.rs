@@ -39,6 +39,8 @@ pub struct Message {
     pub consumer: Option<String>,
     pub fence: u64,
     pub bytes: u64,
+    /// Since when it waits behind others, on the scale of sequences (standard queues).
+    pub turn: u64,
 }
 
 pub struct Queue {
@@ -46,7 +48,10 @@ pub struct Queue {
     pub messages: BTreeMap<u64, Message>,
     pub sequence: u64,
     pub dedup: HashMap<String, (u64, MessageId, u64)>,
-    pub halted: BTreeSet<GroupId>,
+    /// Messages that someone has to decide about, by id, and their groups: those are halted.
+    pub undecided: BTreeMap<MessageId, GroupId>,
+    /// Groups that wait behind the others, and since when.
+    pub turns: HashMap<GroupId, u64>,
     pub tries: HashMap<String, (u64, Vec<Receipt>)>,
     pub totals: QueueTotals,
 }
@@ -120,29 +125,76 @@ impl Queue {
             }
         }
         if self.info.config.is_fifo() {
-            let mut blocked: BTreeSet<&GroupId> = self.halted.iter().chain(flight.keys().copied()).collect();
-            let mut found = Vec::new();
-            for (sequence, m) in self.messages.iter().filter(|(_, m)| m.place != Place::Parked) {
-                let group = m.group.as_ref().expect("a FIFO message has a group");
-                if blocked.contains(group) {
-                    continue;
-                }
-                if m.place == Place::Ready {
-                    found.push(*sequence);
-                } else {
-                    blocked.insert(group);
-                }
-            }
-            return found;
+            return self.fifo_candidates();
         }
         let all = self.in_flight();
         let noisy = |m: &Message| {
             m.group.as_ref().and_then(|g| flight.get(g)).is_some_and(|&count| count >= 30 && count * 10 > all)
         };
         let ready = self.messages.iter().filter(|(_, m)| m.place == Place::Ready);
-        let mut found: Vec<_> = ready.map(|(s, m)| (9 - m.priority.0, noisy(m), *s)).collect();
+        let mut found: Vec<_> =
+            ready.map(|(s, m)| (9 - m.priority.0, noisy(m), m.turn.max(*s), *s)).collect();
         found.sort_unstable();
-        found.into_iter().map(|(_, _, sequence)| sequence).collect()
+        found.into_iter().map(|(.., sequence)| sequence).collect()
+    }
+
+    /// Group by group: what has nothing before it that is in flight or delayed.
+    fn fifo_candidates(&self) -> Vec<u64> {
+        let mut blocked: BTreeSet<&GroupId> = self.undecided.values().collect();
+        let mut groups: BTreeMap<&GroupId, Vec<u64>> = BTreeMap::new();
+        for (sequence, m) in self.messages.iter().filter(|(_, m)| m.place != Place::Parked) {
+            let group = m.group.as_ref().expect("a FIFO message has a group");
+            if blocked.contains(group) {
+                continue;
+            }
+            let row = groups.entry(group).or_default();
+            // Where attempts are limited, a head that has failed comes alone.
+            let alone = |first: &u64| self.max_attempts() == Some(1) || self.messages[first].attempts > 0;
+            if m.place != Place::Ready || (self.max_attempts().is_some() && row.first().is_some_and(alone)) {
+                blocked.insert(group);
+            } else {
+                row.push(*sequence);
+            }
+        }
+        let turn = |group: &GroupId| self.turns.get(group).copied().unwrap_or(0);
+        let mut rows: Vec<_> = groups.into_iter().filter(|(_, row)| !row.is_empty()).collect();
+        rows.sort_by_key(|(group, row)| row[0].max(turn(group)));
+        rows.into_iter().flat_map(|(_, row)| row).collect()
+    }
+
+    pub fn halted_groups(&self) -> Vec<GroupId> {
+        self.undecided.values().cloned().collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    pub fn waiting_in_halted(&self) -> u64 {
+        let halted = self.halted_groups();
+        let waits = |m: &&Message| matches!(m.place, Place::Ready | Place::Hidden { .. });
+        let in_halted = |m: &&Message| m.group.as_ref().is_some_and(|group| halted.contains(group));
+        self.messages.values().filter(waits).filter(in_halted).count() as u64
+    }
+
+    /// A message is parked or dead: where the queue says so, its group is halted for it.
+    pub fn halt(&mut self, sequence: u64) {
+        if self.info.config.on_dead != OnDead::HaltGroup {
+            return;
+        }
+        let m = &self.messages[&sequence];
+        self.undecided.extend(m.group.clone().map(|group| (m.id, group)));
+        self.take_back_behind(sequence);
+    }
+
+    /// Those in flight behind a message of a FIFO group return, uncounted.
+    pub fn take_back_behind(&mut self, sequence: u64) {
+        if !self.info.config.is_fifo() {
+            return;
+        }
+        let group = self.messages[&sequence].group.clone();
+        for (_, m) in self.messages.range_mut(sequence + 1..) {
+            if m.group == group && m.in_flight() {
+                m.place = Place::Ready;
+                m.attempts -= 1;
+            }
+        }
     }
 }
 
@@ -183,20 +235,15 @@ impl State {
         settled.unwrap_or_else(|| self.die(name, sequence, cause, error))
     }
 
-    /// Makes a message visible, and what came behind it in its FIFO batch, uncounted.
+    /// Makes a message visible, behind those that are ready, and its FIFO group behind the other groups.
     pub fn put_back(queue: &mut Queue, sequence: u64, after_ms: u64, now_ms: u64) {
+        queue.sequence += 1;
+        let turn = queue.sequence;
         let m = queue.messages.get_mut(&sequence).unwrap();
-        let was = (m.group.clone(), m.place);
         m.place = if after_ms == 0 { Place::Ready } else { Place::Hidden { until: now_ms + after_ms } };
-        let Place::Flight { batch: own, .. } = was.1 else { return };
-        if !queue.info.config.is_fifo() {
-            return;
-        }
-        for (_, m) in queue.messages.range_mut(sequence + 1..) {
-            if m.group == was.0 && matches!(m.place, Place::Flight { batch, .. } if batch == own) {
-                m.place = Place::Ready;
-                m.attempts -= 1;
-            }
+        m.turn = turn;
+        if let Some(group) = m.group.clone() {
+            queue.turns.insert(group, turn);
         }
     }
 
@@ -217,6 +264,7 @@ impl State {
 
     pub fn die(&mut self, name: &QueueName, sequence: u64, cause: Cause, error: Option<&str>) -> Settled {
         let queue = self.queues.get_mut(name).unwrap();
+        queue.halt(sequence);
         let Some(target) = queue.info.config.dead_letter.as_ref().map(|dead| dead.queue.clone()) else {
             let m = queue.messages.get_mut(&sequence).unwrap();
             (m.place, m.parked) = (Place::Parked, Some((cause, error.map(str::to_owned))));
@@ -224,15 +272,6 @@ impl State {
         };
         let mut m = queue.messages.remove(&sequence).unwrap();
         queue.totals.dead += 1;
-        if queue.info.config.on_dead == OnDead::HaltGroup {
-            queue.halted.extend(m.group.clone());
-            for (_, behind) in queue.messages.range_mut(sequence + 1..) {
-                if behind.group == m.group && matches!(behind.place, Place::Flight { .. }) {
-                    behind.place = Place::Ready;
-                    behind.attempts -= 1;
-                }
-            }
-        }
         m.dead = Some(DeadLetter {
             source: name.clone(),
             cause,
@@ -260,7 +299,9 @@ impl State {
             for sequence in expired {
                 // An earlier one of its batch may have returned it.
                 if self.queues[name].messages.get(&sequence).is_some_and(over) {
-                    self.queues.get_mut(name).unwrap().totals.expired += 1;
+                    let queue = self.queues.get_mut(name).unwrap();
+                    queue.totals.expired += 1;
+                    queue.take_back_behind(sequence);
                     self.fail(name, sequence, Cause::Expired, None, None);
                 }
             }
@@ -272,12 +313,19 @@ impl State {
             }
             let before = queue.messages.len();
             let retention_ms = queue.info.config.retention_ms;
-            queue.messages.retain(|_, m| m.in_flight() || m.sent_ms + retention_ms > now_ms);
+            let halted = queue.halted_groups();
+            let kept = |m: &Message| m.in_flight() || m.group.as_ref().is_some_and(|g| halted.contains(g));
+            queue.messages.retain(|_, m| kept(m) || m.sent_ms + retention_ms > now_ms);
             queue.totals.retention_dropped += (before - queue.messages.len()) as u64;
         }
         for at in 0..self.redrives.len() {
             self.drive(at);
         }
+    }
+
+    /// Someone decided about a message: the group that it came from no longer waits for it.
+    pub fn decide(&mut self, m: &Message, source: &QueueName) -> bool {
+        self.queues.get_mut(source).is_some_and(|queue| queue.undecided.remove(&m.id).is_some())
     }
 
     fn drive(&mut self, at: usize) {
@@ -302,7 +350,8 @@ impl State {
                 continue;
             };
             let story = m.dead.clone().expect("a dead letter");
-            let home = to.is_none();
+            let awaited = self.decide(&m, &story.source);
+            let home = awaited && to.as_ref().is_none_or(|to| *to == story.source);
             let id = self.new_id();
             let Some(target) = self.queues.get_mut(&to.unwrap_or(story.source)) else {
                 self.queues.get_mut(&from).unwrap().messages.insert(sequence, m);
@@ -311,7 +360,7 @@ impl State {
             };
             target.sequence += 1;
             let mut place = target.sequence;
-            if home && m.group.as_ref().is_some_and(|group| target.halted.remove(group)) {
+            if home {
                 place = m.died_at;
             }
             (m.id, m.dead, m.place, m.sent_ms) = (id, None, Place::Ready, now_ms);

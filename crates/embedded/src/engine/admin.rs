@@ -5,7 +5,7 @@ use hapax_core::{AdminError, GroupId, QueueConfig, QueueName, RedriveAllow, Stor
 
 use super::table::Table;
 use super::{Engine, Queue, Undo};
-use crate::record::{FLAG_HISTORY, QueueRow, Record, State, parked_cause, unpark_flags};
+use crate::record::{FLAG_HISTORY, MessageMeta, QueueRow, Record, State, parked_cause, unpark_flags};
 use crate::time::Now;
 
 /// The most queues of one store.
@@ -99,14 +99,34 @@ impl Engine {
     }
 
     fn take_table(&mut self, id: u32) -> u64 {
+        // Dead letters that other queues' groups wait for are decided about.
+        let awaited: Vec<_> = if self.undecided.is_empty() {
+            Vec::new()
+        } else {
+            let of_other =
+                |entry: &MessageMeta| self.undecided.get(&entry.seq).is_some_and(|queue| *queue != id);
+            let entries = self.queue(id).table.iter().filter(|(_, entry)| of_other(entry));
+            entries.map(|(slot, _)| slot).collect()
+        };
+        for slot in awaited {
+            self.decide(id, slot);
+        }
+        let halted = self.queue(id).table.groups.halted();
+        for seq in halted.iter().flat_map(|(_, seqs)| seqs) {
+            if self.undecided.remove(seq).is_some() {
+                self.wave.journal.push(Undo::NotAwaited { seq: *seq, queue: id });
+            }
+        }
         let (queue, wave) = self.at(id);
-        let halted = queue.table.groups.halted();
         let fresh = Table::new(queue.config.is_fifo());
         let table = std::mem::replace(&mut queue.table, fresh);
         let purged_before = std::mem::replace(&mut queue.purged_before, wave.counters.next_seq);
         queue.holders.clear();
         wave.purged.extend(table.iter().map(|(_, entry)| (entry.seq, entry.flags)));
-        wave.records.extend(halted.into_iter().map(|group| Record::Unhalt { queue: id, group }));
+        for (group, seqs) in halted {
+            let unhalt = |seq| Record::Unhalt { queue: id, group: group.clone(), seq };
+            wave.records.extend(seqs.into_iter().map(unhalt));
+        }
         wave.counters.messages -= table.len() as u64;
         wave.counters.bytes -= table.counts().bytes;
         let count = table.len() as u64;
@@ -130,6 +150,9 @@ impl Engine {
             .filter(|(_, e)| seqs.contains(&e.seq))
             .map(|(slot, _)| slot)
             .collect();
+        for &slot in &found {
+            self.decide(id, slot);
+        }
         let (queue, wave) = self.at(id);
         for &slot in &found {
             queue.delete(wave, slot);
@@ -140,10 +163,11 @@ impl Engine {
 
     /// Puts parked messages back with a clean slate.
     pub fn release(&mut self, now: Now, id: u32, seqs: &[u64]) -> u64 {
-        let (queue, wave) = self.at(id);
         let mut released = 0;
         for seq in seqs {
-            let Some(slot) = queue.table.parked(*seq) else { continue };
+            let Some(slot) = self.queue(id).table.parked(*seq) else { continue };
+            self.decide(id, slot);
+            let (queue, wave) = self.at(id);
             let mut entry = *queue.table.get(slot);
             if parked_cause(entry.flags) == Some(hapax_core::Cause::Damaged) {
                 wave.records.push(Record::AcceptBody { seq: *seq });
@@ -158,17 +182,19 @@ impl Engine {
             queue.update(wave, slot, entry);
             released += 1;
         }
-        wave.durable |= released > 0;
+        self.wave.durable |= released > 0;
         released
     }
 
     pub fn release_group(&mut self, id: u32, group: &GroupId) -> Result<(), AdminError> {
-        let (queue, wave) = self.at(id);
+        let queue = self.queue(id);
         let halted = queue.table.groups.find(group).filter(|at| queue.table.groups.is_halted(*at));
         let at = halted
             .ok_or_else(|| AdminError::NotFound(format!("halted group {group} in queue {}", queue.name)))?;
-        queue.set_halted(wave, at, false);
-        wave.durable = true;
+        let undecided: Vec<u64> = queue.table.groups.undecided(at).iter().copied().collect();
+        for seq in undecided {
+            self.decided(id, group, seq);
+        }
         Ok(())
     }
 
@@ -182,17 +208,17 @@ impl Engine {
     }
 
     /// Sets aside a message whose stored bytes do not match their checksum.
-    pub fn park_damaged(&mut self, named: crate::receipt::DeliveryRef) {
+    pub fn park_damaged(&mut self, now: Now, named: crate::receipt::DeliveryRef) {
         let (queue, wave) = self.at(named.queue);
         if let Some(slot) = queue.table.delivered(named.seq) {
             let mut entry = *queue.table.get(slot);
-            // Nobody saw this delivery.
+            // No consumer saw this delivery.
             entry.attempts = entry.attempts.saturating_sub(1);
             entry.deliveries = entry.deliveries.saturating_sub(1);
             queue.replace(wave, slot, entry);
             queue.totals.delivered -= 1;
             queue.totals.damaged += 1;
-            queue.park(wave, slot, hapax_core::Cause::Damaged);
+            self.park(now, named.queue, slot, hapax_core::Cause::Damaged);
         }
     }
 }

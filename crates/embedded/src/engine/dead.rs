@@ -1,8 +1,8 @@
-use hapax_core::{Cause, OnDead, Settled, policy};
+use hapax_core::{Cause, GroupId, OnDead, Settled, policy};
 
 use super::groups::{Slot, UNGROUPED};
-use super::{Engine, Queue, Undo, Wave};
-use crate::record::{DeadRow, FLAG_DEAD, MessageMeta, MessageRow, Record, State, park_flags};
+use super::{Engine, Undo};
+use crate::record::{DeadRow, FLAG_DEAD, MessageRow, Record, State, park_flags};
 use crate::time::Now;
 
 impl Engine {
@@ -18,12 +18,13 @@ impl Engine {
     ) -> Settled {
         let policy = self.queue(queue).config.dead_letter.as_ref();
         let target = policy.and_then(|dead| self.names.get(&dead.queue)).copied();
-        let (source, wave) = self.at(queue);
-        source.totals.dead += 1;
+        self.at(queue).0.totals.dead += 1;
         let Some(target) = target else {
-            source.park(wave, slot, cause);
+            self.park(now, queue, slot, cause);
             return Settled::Parked;
         };
+        self.halt(now, queue, slot);
+        let (source, wave) = self.at(queue);
 
         let died = *source.table.get(slot);
         let group = source.table.group_name(&died);
@@ -39,10 +40,6 @@ impl Engine {
             first_ms: died.first_ms,
             died_ms: now.ms(),
         };
-        if source.config.on_dead == OnDead::HaltGroup {
-            self.halt(now, queue, &died);
-        }
-
         let (target, wave) = self.at(target);
         let mut entry = died;
         entry.order = wave.next_seq();
@@ -61,42 +58,56 @@ impl Engine {
         Settled::Dead
     }
 
-    /// A group stands still. What is in flight behind the dead one comes back uncounted; who works on one ahead of it
-    /// may finish.
-    fn halt(&mut self, now: Now, queue: u32, died: &MessageMeta) {
-        let group = died.group;
-        if group == UNGROUPED {
-            return;
-        }
-        for slot in self.queue(queue).table.groups.flying_behind(group, died.order) {
-            self.put_back(now, queue, slot, 0);
-        }
+    /// Sets a message aside in its own queue until someone decides.
+    pub(super) fn park(&mut self, now: Now, queue: u32, slot: Slot, cause: Cause) {
+        self.halt(now, queue, slot);
         let (queue, wave) = self.at(queue);
-        queue.set_halted(wave, group, true);
-    }
-}
-
-impl Queue {
-    pub(super) fn park(&mut self, wave: &mut Wave, slot: Slot, cause: Cause) {
-        let mut entry = *self.table.get(slot);
+        let mut entry = *queue.table.get(slot);
         entry.state = State::Parked;
         entry.flags = park_flags(entry.flags, cause);
-        self.update(wave, slot, entry);
+        queue.update(wave, slot, entry);
     }
 
-    pub(super) fn set_halted(&mut self, wave: &mut Wave, group: u32, halted: bool) {
-        let before = self.table.groups.is_halted(group);
-        if before == halted {
+    /// A message is about to be parked or dead: where the queue says so, its group is halted until someone decides about
+    /// it. What is in flight behind it comes back uncounted; who works on one ahead of it may finish.
+    fn halt(&mut self, now: Now, queue: u32, slot: Slot) {
+        let (source, wave) = self.at(queue);
+        let entry = *source.table.get(slot);
+        if source.config.on_dead != OnDead::HaltGroup || entry.group == UNGROUPED {
             return;
         }
-        self.table.groups.set_halted(group, halted);
-        wave.journal.push(Undo::Halted { queue: self.id, group, before });
-        let (queue, group) =
-            (self.id, self.table.groups.name(group).expect("a halted group has a name").clone());
-        wave.records.push(if halted {
-            Record::Halt { queue, group }
-        } else {
-            Record::Unhalt { queue, group }
-        });
+        let group = source.table.group_name(&entry).expect("a group has a name");
+        source.table.set_undecided(entry.group, entry.seq, true);
+        wave.journal.push(Undo::Undecided { queue, group: entry.group, seq: entry.seq, was: false });
+        wave.records.push(Record::Halt { queue, group, seq: entry.seq });
+        self.undecided.insert(entry.seq, queue);
+        self.return_rest(now, queue, &entry);
+    }
+
+    /// Someone decided about a message, here or among the dead letters: its group no longer waits for it. Says which
+    /// queue had waited.
+    pub(super) fn decide(&mut self, queue: u32, slot: Slot) -> Option<u32> {
+        let table = &self.queue(queue).table;
+        let entry = *table.get(slot);
+        let waits = *self.undecided.get(&entry.seq)?;
+        let group = table.group_name(&entry)?;
+        self.decided(waits, &group, entry.seq).then_some(waits)
+    }
+
+    /// Takes a message out of those that a group waits for; says whether it was among them.
+    pub(super) fn decided(&mut self, queue: u32, group: &GroupId, seq: u64) -> bool {
+        self.undecided.remove(&seq);
+        let there = self.queues.get(queue as usize).is_some_and(Option::is_some);
+        let Some(at) = there.then(|| self.queue(queue).table.groups.find(group)).flatten() else {
+            return false;
+        };
+        let (source, wave) = self.at(queue);
+        if !source.table.set_undecided(at, seq, false) {
+            return false;
+        }
+        wave.journal.push(Undo::Undecided { queue, group: at, seq, was: true });
+        wave.records.push(Record::Unhalt { queue, group: group.clone(), seq });
+        wave.durable = true;
+        true
     }
 }

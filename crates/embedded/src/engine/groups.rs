@@ -3,8 +3,12 @@
 //! Every message belongs to a group; those without one share group 0. A group's waiting messages are ordered by
 //! priority, then by place. `heads` holds the first message of every group that may be received from now, so the
 //! next message is found without looking at groups that are blocked.
+//!
+//! A message that failed gets a new turn: on a standard queue it waits behind those that are ready. On a FIFO queue it
+//! keeps its place, and its group waits behind the other groups. Turns are not stored: after a restart a message that
+//! failed may come first once more.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use hapax_core::GroupId;
 
@@ -23,6 +27,10 @@ impl Key {
         assert!(order < 1 << 56, "2^56 messages were sent");
         Self(u64::from(u8::MAX - priority) << 56 | order)
     }
+
+    fn order(self) -> u64 {
+        self.0 & ((1 << 56) - 1)
+    }
 }
 
 /// A tenant is noisy with at least so many messages in flight ...
@@ -40,8 +48,18 @@ struct Group {
     in_flight: u32,
     /// Messages in any state.
     members: u32,
-    halted: bool,
+    /// Messages that are parked or dead and that someone has to decide about: the group is halted while there are any.
+    undecided: BTreeSet<u64>,
+    /// Since when it waits behind other groups, on the scale of places (FIFO).
+    turn: u64,
     head: Option<Key>,
+}
+
+impl Group {
+    /// The first place that is in flight (FIFO): nothing behind it can be delivered.
+    fn flying_from(&self) -> u64 {
+        self.flying.first_key_value().map_or(u64::MAX, |(order, _)| *order)
+    }
 }
 
 /// All groups of one queue.
@@ -53,6 +71,7 @@ pub(crate) struct Groups {
     names: HashMap<GroupId, u32>,
     heads: BTreeMap<Key, u32>,
     in_flight: u64,
+    halted: BTreeSet<u32>,
     /// Groups that may have become empty; dropped when the wave is committed, so that a rollback finds them.
     idle: Vec<u32>,
 }
@@ -66,6 +85,7 @@ impl Groups {
             names: HashMap::new(),
             heads: BTreeMap::new(),
             in_flight: 0,
+            halted: BTreeSet::new(),
             idle: Vec::new(),
         }
     }
@@ -118,8 +138,9 @@ impl Groups {
     /// Forgets groups that nothing refers to any more.
     pub fn sweep(&mut self) {
         for at in std::mem::take(&mut self.idle) {
-            let gone =
-                self.list[at as usize].as_ref().is_some_and(|group| group.members == 0 && !group.halted);
+            let gone = self.list[at as usize]
+                .as_ref()
+                .is_some_and(|group| group.members == 0 && group.undecided.is_empty());
             if gone {
                 let group = self.list[at as usize].take().expect("just seen");
                 self.names.remove(group.name.as_ref().expect("only named groups go idle"));
@@ -169,35 +190,67 @@ impl Groups {
     }
 
     pub fn is_halted(&self, at: u32) -> bool {
-        self.group(at).halted
+        self.halted.contains(&at)
     }
 
-    pub fn set_halted(&mut self, at: u32, halted: bool) {
-        self.group_mut(at).halted = halted;
-        if !halted {
+    /// The messages that a halted group waits for a decision about.
+    pub fn undecided(&self, at: u32) -> &BTreeSet<u64> {
+        &self.group(at).undecided
+    }
+
+    /// Adds a message to those that someone has to decide about, or takes it out; says whether it was there.
+    pub fn set_undecided(&mut self, at: u32, seq: u64, undecided: bool) -> bool {
+        let group = self.group_mut(at);
+        let was = if undecided { !group.undecided.insert(seq) } else { group.undecided.remove(&seq) };
+        if group.undecided.is_empty() {
+            self.halted.remove(&at);
             self.idle.push(at);
+        } else {
+            self.halted.insert(at);
         }
         self.refresh(at);
+        was
     }
 
-    pub fn halted(&self) -> Vec<GroupId> {
-        let mut halted: Vec<_> = self
-            .list
-            .iter()
-            .flatten()
-            .filter(|group| group.halted)
-            .filter_map(|group| group.name.clone())
-            .collect();
+    /// Halted groups in order of name, each with the messages it waits for.
+    pub fn halted(&self) -> Vec<(GroupId, Vec<u64>)> {
+        let named = |&at: &u32| {
+            let group = self.group(at);
+            Some((group.name.clone()?, group.undecided.iter().copied().collect()))
+        };
+        let mut halted: Vec<_> = self.halted.iter().filter_map(named).collect();
         halted.sort();
         halted
+    }
+
+    /// Messages that wait in halted groups.
+    pub fn waiting_in_halted(&self) -> u64 {
+        self.halted.iter().map(|at| self.group(*at).waiting.len() as u64).sum()
+    }
+
+    /// The waiting messages of a FIFO group.
+    pub fn waiting(&self, at: u32) -> impl Iterator<Item = Slot> {
+        self.group(at).waiting.values().map(|(slot, _)| *slot)
+    }
+
+    /// A FIFO group waits behind the others from `turn` on; gives its turn before.
+    pub fn set_turn(&mut self, at: u32, turn: u64) -> u64 {
+        let before = std::mem::replace(&mut self.group_mut(at).turn, turn);
+        self.refresh(at);
+        before
     }
 
     fn refresh(&mut self, at: u32) {
         let fifo = self.fifo;
         let group = self.group_mut(at);
-        let blocked = fifo && (group.in_flight > 0 || group.halted);
-        let first = group.waiting.first_key_value().filter(|(_, (_, visible))| *visible && !blocked);
-        let head = first.map(|(key, _)| *key);
+        let first = group.waiting.first_key_value().filter(|(_, (_, visible))| *visible);
+        let head = match first {
+            Some((key, _)) if !fifo => Some(*key),
+            Some((key, _)) if group.undecided.is_empty() && group.flying_from() > key.order() => {
+                Some(Key::new(0, key.order().max(group.turn)))
+            }
+            _ => None,
+        };
         let before = std::mem::replace(&mut group.head, head);
         if before != head {
             if let Some(before) = before {
@@ -213,13 +266,15 @@ impl Groups {
         !self.heads.is_empty()
     }
 
-    /// The next messages of one group: one on a standard queue; on FIFO as many in a row as are visible, at most
-    /// `max`.
+    /// The next messages of one group: one on a standard queue; on FIFO as many in a row as are visible with nothing in
+    /// flight before them, at most `max`.
     pub fn next(&self, max: usize) -> Vec<Slot> {
         let Some(at) = self.pick() else { return Vec::new() };
-        let take = if self.fifo { max } else { 1 };
-        let visible = self.group(at).waiting.values().take_while(|(_, visible)| *visible);
-        visible.take(take).map(|(slot, _)| *slot).collect()
+        let (group, take) = (self.group(at), if self.fifo { max } else { 1 });
+        let flying_from = group.flying_from();
+        let row =
+            group.waiting.iter().take_while(|(key, (_, visible))| *visible && key.order() < flying_from);
+        row.take(take).map(|(_, (slot, _))| *slot).collect()
     }
 
     /// Quiet tenants first; among noisy ones, the one with the fewest in flight.
@@ -256,11 +311,14 @@ impl Groups {
         if self.fifo {
             for group in groups() {
                 assert_eq!(group.flying.len(), group.in_flight as usize);
+                let first = group.waiting.first_key_value().map_or(u64::MAX, |(key, _)| key.order());
                 assert!(
-                    group.head.is_none() || group.in_flight == 0,
-                    "one receive batch in flight per group"
+                    group.head.is_none() || first < group.flying_from(),
+                    "nothing is in flight before a head"
                 );
             }
+            let halted = |at: &u32| !self.group(*at).undecided.is_empty();
+            assert!(self.halted.iter().all(halted));
         }
     }
 }

@@ -19,9 +19,11 @@ pub(crate) enum Loaded {
         row: MessageRow,
         damaged: bool,
     },
+    /// A FIFO group is halted for a message.
     Halted {
         queue: u32,
         group: GroupId,
+        seq: u64,
     },
     /// A deduplication id that is young enough for memory; ascending by `sent_ms`, after [`Loaded::DedupMinute`].
     Dedup {
@@ -81,6 +83,7 @@ impl Loader {
             names: HashMap::new(),
             timers: BTreeSet::new(),
             tasks: std::collections::BTreeMap::new(),
+            undecided: HashMap::new(),
             sweep: VecDeque::new(),
             tombstones: Vec::new(),
             deleted: Vec::new(),
@@ -127,10 +130,13 @@ impl Loader {
                 engine.queues[at] = Some(Box::new(queue));
             }
             Loaded::Message { row, damaged } => self.add_message(row, damaged),
-            Loaded::Halted { queue, group } => {
+            Loaded::Halted { queue, group, seq } => {
                 if let Some(queue) = engine.queues.get_mut(queue as usize).and_then(Option::as_mut) {
                     let at = queue.table.groups.intern(Some(&group));
-                    queue.table.groups.set_halted(at, true);
+                    queue.table.set_undecided(at, seq, true);
+                    if seq != 0 {
+                        engine.undecided.insert(seq, queue.id);
+                    }
                 }
             }
             Loaded::Dedup { queue, row } => {

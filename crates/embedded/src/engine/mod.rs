@@ -66,20 +66,67 @@ pub(crate) struct Counters {
 
 /// How to take one change back.
 enum Undo {
-    Entry { queue: u32, slot: u32, before: Option<MessageMeta> },
-    Totals { queue: u32, totals: hapax_core::store::QueueTotals },
-    Config { queue: u32, config: std::sync::Arc<hapax_core::QueueConfig>, modified_ms: u64 },
-    Table { queue: u32, table: Box<Table>, purged_before: u64 },
-    Created { queue: u32 },
+    Entry {
+        queue: u32,
+        slot: u32,
+        before: Option<MessageMeta>,
+    },
+    Totals {
+        queue: u32,
+        totals: hapax_core::store::QueueTotals,
+    },
+    Config {
+        queue: u32,
+        config: std::sync::Arc<hapax_core::QueueConfig>,
+        modified_ms: u64,
+    },
+    Table {
+        queue: u32,
+        table: Box<Table>,
+        purged_before: u64,
+    },
+    Created {
+        queue: u32,
+    },
     Deleted(Box<Queue>),
-    Halted { queue: u32, group: u32, before: bool },
-    DedupAdded { queue: u32, key: u128, before: Option<dedup::Seen>, sent_ms: u64 },
-    DedupPruned { queue: u32, minute: u64, count: u64 },
-    Task { id: u64, before: Option<Box<Task>> },
+    Undecided {
+        queue: u32,
+        group: u32,
+        seq: u64,
+        was: bool,
+    },
+    /// A queue that is gone no longer waits for a message.
+    NotAwaited {
+        seq: u64,
+        queue: u32,
+    },
+    Turn {
+        queue: u32,
+        group: u32,
+        before: u64,
+    },
+    DedupAdded {
+        queue: u32,
+        key: u128,
+        before: Option<dedup::Seen>,
+        sent_ms: u64,
+    },
+    DedupPruned {
+        queue: u32,
+        minute: u64,
+        count: u64,
+    },
+    Task {
+        id: u64,
+        before: Option<Box<Task>>,
+    },
     Swept(Vec<(u64, u8)>),
     Forgotten(Vec<u32>),
     Paused(Option<String>),
-    Held { hash: u128, before: Option<Box<crate::record::LedgerRow>> },
+    Held {
+        hash: u128,
+        before: Option<Box<crate::record::LedgerRow>>,
+    },
 }
 
 /// What the wave under way has done so far.
@@ -120,6 +167,8 @@ pub(crate) struct Engine {
     names: HashMap<QueueName, u32>,
     timers: BTreeSet<(u64, u32)>,
     tasks: BTreeMap<u64, Task>,
+    /// Parked messages and dead letters for which a FIFO group is halted, and the queue of that group.
+    undecided: HashMap<u64, u32>,
     /// Rows of purged and deleted queues that are still to be deleted.
     sweep: VecDeque<(u64, u8)>,
     /// Deleted queues whose rows are still there.
@@ -256,8 +305,17 @@ impl Engine {
                 let at = queue.id as usize;
                 self.queues[at] = Some(queue);
             }
-            Undo::Halted { queue, group, before } => {
-                self.queue_mut(queue).table.groups.set_halted(group, before);
+            Undo::Undecided { queue, group, seq, was } => {
+                self.queue_mut(queue).table.set_undecided(group, seq, was);
+                if was {
+                    self.undecided.insert(seq, queue);
+                } else {
+                    self.undecided.remove(&seq);
+                }
+            }
+            Undo::NotAwaited { seq, queue } => drop(self.undecided.insert(seq, queue)),
+            Undo::Turn { queue, group, before } => {
+                self.queue_mut(queue).table.groups.set_turn(group, before);
             }
             Undo::DedupAdded { queue, key, before, sent_ms } => {
                 self.queue_mut(queue).dedup.undo_add(key, before, sent_ms);
@@ -291,6 +349,11 @@ impl Engine {
                 assert!(entry.seq < self.wave.counters.next_seq && entry.order < self.wave.counters.next_seq);
                 assert!(entry.fence <= self.wave.counters.fence);
                 assert!(entry.order >= queue.purged_before, "a purged message came back");
+            }
+        }
+        for queue in queues() {
+            for (_, seqs) in queue.table.groups.halted() {
+                assert!(seqs.iter().all(|seq| *seq == 0 || self.undecided.get(seq) == Some(&queue.id)));
             }
         }
         self.ledger.check();

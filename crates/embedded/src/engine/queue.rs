@@ -152,6 +152,7 @@ impl Queue {
             delayed: counts.delayed,
             in_flight: counts.in_flight,
             parked: counts.parked,
+            halted: self.table.groups.waiting_in_halted(),
             bytes: counts.bytes,
             oldest_sent_ms: self.table.oldest_sent_ms(),
             totals: self.totals,

@@ -61,7 +61,8 @@ impl Engine {
                 self.die(now, queue, next[0], Cause::Retry, None);
                 continue;
             }
-            let fit = next.iter().take_while(|slot| !spent(**slot)).count();
+            let fit =
+                next.iter().take(self.batch_max(queue, next[0])).take_while(|slot| !spent(**slot)).count();
             for slot in &next[..fit] {
                 bytes += u64::from(self.queue(queue).table.get(*slot).bytes);
                 if bytes > RECEIVE_BYTES_MAX && !leased.is_empty() {
@@ -75,6 +76,18 @@ impl Engine {
             self.remember_receive(now, queue, id.clone(), deliveries);
         }
         leased
+    }
+
+    /// How many messages of a group one receive may take, its head being `head`. On a queue with a limit, a head that has
+    /// failed comes alone: a crash counts as an attempt of the first of a batch, whichever of them caused it, and neither
+    /// a healthy head nor healthy followers are to die of a poison neighbour.
+    fn batch_max(&self, queue: u32, head: Slot) -> usize {
+        let queue = self.queue(queue);
+        let failed = queue.table.get(head).attempts > 0;
+        match queue.max_attempts() {
+            Some(limit) if queue.config.is_fifo() && (failed || limit == 1) => 1,
+            _ => usize::MAX,
+        }
     }
 
     fn lease(&mut self, now: Now, queue: u32, slot: Slot, request: &Request) -> Leased {
@@ -109,10 +122,16 @@ impl Engine {
     /// but never repeated.
     pub fn ack_leased(&mut self, named: DeliveryRef) {
         let (slot, _) = self.held(named.queue, named).expect("it was leased in this wave");
+        self.decide(named.queue, slot);
         let (queue, wave) = self.at(named.queue);
         queue.delete(wave, slot);
         queue.totals.acked += 1;
         wave.durable = true;
+    }
+
+    /// Whether a delivery is still the one that holds its message.
+    pub fn stands(&self, named: DeliveryRef) -> bool {
+        self.held(named.queue, named).is_ok_and(|(_, entry)| entry.state == State::InFlight)
     }
 
     /// How many more messages of the queue may be in flight.

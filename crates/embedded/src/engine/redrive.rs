@@ -237,6 +237,7 @@ impl Engine {
         link: Option<u128>,
     ) -> bool {
         let Ok(from) = self.find(&self.tasks[&task].info.from) else { return false };
+        let waited = self.decide(from, candidate.slot);
         let (queue, wave) = self.at(from);
         let group: Option<GroupId> = queue.table.group_name(queue.table.get(candidate.slot));
         let before = queue.delete(wave, candidate.slot);
@@ -244,14 +245,12 @@ impl Engine {
         let (queue, wave) = self.at(to);
         let seq = wave.next_seq();
         let mut order = seq;
-        let halted = group.as_ref().and_then(|group| queue.table.groups.find(group));
-        if let (Some(at), Some(dead)) = (halted.filter(|at| queue.table.groups.is_halted(*at)), dead)
-            && dead.source == queue.name
+        if let (Some(waited), Some(dead)) = (waited, dead)
+            && waited == to
             && dead.source_order >= queue.purged_before
         {
-            // Its group waited for it: it takes its old place again, and the group goes on.
+            // Its group waited for it: it takes its old place again.
             order = dead.source_order;
-            queue.set_halted(wave, at, false);
         }
         let entry = MessageMeta {
             seq,

@@ -198,6 +198,14 @@ impl Wave {
             _ => None,
         })
     }
+
+    /// The last error of a message that this wave knows of.
+    pub fn fresh_error(&self, seq: u64) -> Option<String> {
+        self.records.iter().rev().find_map(|record| match record {
+            Record::History { seq: of, failed } if *of == seq => failed.error.clone(),
+            _ => None,
+        })
+    }
 }
 
 fn validate(queue: &Queue, message: &PreparedMessage) -> Result<(), SendError> {

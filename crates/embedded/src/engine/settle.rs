@@ -1,10 +1,10 @@
 use hapax_core::policy::{self, AfterFailure};
 use hapax_core::{Cause, How, Remaining, SettleError, Settled};
 
-use super::Engine;
 use super::groups::Slot;
+use super::{Engine, Undo};
 use crate::receipt::DeliveryRef;
-use crate::record::{MessageMeta, State};
+use crate::record::{FLAG_DEAD, MessageMeta, State, parked_cause};
 use crate::time::Now;
 
 impl Engine {
@@ -14,9 +14,24 @@ impl Engine {
             return Err(SettleError::Malformed);
         }
         let table = &self.queue(queue).table;
-        let slot = table.delivered(named.seq).ok_or(SettleError::Gone)?;
+        let Some(slot) = table.delivered(named.seq) else {
+            return Err(if self.died(queue, named.seq) { SettleError::Dead } else { SettleError::Gone });
+        };
         let entry = *table.get(slot);
-        if entry.fence == named.fence { Ok((slot, entry)) } else { Err(SettleError::Stale) }
+        let dead = [Cause::Retry, Cause::Expired, Cause::Rejected];
+        match parked_cause(entry.flags) {
+            _ if entry.fence != named.fence => Err(SettleError::Stale),
+            Some(cause) if dead.contains(&cause) => Err(SettleError::Dead),
+            _ => Ok((slot, entry)),
+        }
+    }
+
+    /// Whether a message of this queue is among its dead letters.
+    fn died(&self, queue: u32, seq: u64) -> bool {
+        let dead_letter = self.queue(queue).config.dead_letter.as_ref();
+        let Some(&target) = dead_letter.and_then(|dead| self.names.get(&dead.queue)) else { return false };
+        let table = &self.queue(target).table;
+        table.delivered(seq).is_some_and(|slot| table.get(slot).flags & FLAG_DEAD != 0)
     }
 
     fn held_or_counted(
@@ -51,6 +66,7 @@ impl Engine {
         self.wave.durable = true;
         match how {
             How::Ack => {
+                self.decide(queue, slot);
                 let (queue, wave) = self.at(queue);
                 queue.delete(wave, slot);
                 queue.totals.acked += 1;
@@ -65,10 +81,12 @@ impl Engine {
                 self.at(queue).0.totals.deferred += 1;
                 self.return_rest(now, queue, &entry);
                 let after_ms = (*after_ms).min(policy::LEASE_MS_MAX);
+                self.wait_behind(queue, slot);
                 self.put_back(now, queue, slot, after_ms);
                 Ok(Settled::Returned { after_ms })
             }
             How::Reject { reason } => {
+                self.return_rest(now, queue, &entry);
                 let (queue_ref, wave) = self.at(queue);
                 let mut entry = entry;
                 queue_ref.record_failure(wave, &mut entry, now.ms(), Cause::Rejected, Some(reason));
@@ -76,12 +94,13 @@ impl Engine {
                 Ok(self.die(now, queue, slot, Cause::Rejected, Some(reason)))
             }
             How::Park { reason } => {
-                let (queue, wave) = self.at(queue);
+                self.return_rest(now, queue, &entry);
+                let (queue_ref, wave) = self.at(queue);
                 let mut entry = entry;
-                queue.record_failure(wave, &mut entry, now.ms(), Cause::InDoubt, Some(reason));
+                queue_ref.record_failure(wave, &mut entry, now.ms(), Cause::InDoubt, Some(reason));
                 entry.attempts -= 1;
-                queue.replace(wave, slot, entry);
-                queue.park(wave, slot, Cause::InDoubt);
+                queue_ref.replace(wave, slot, entry);
+                self.park(now, queue, slot, Cause::InDoubt);
                 Ok(Settled::Parked)
             }
         }
@@ -128,6 +147,8 @@ impl Engine {
         let after = policy::after_failure(&queue_ref.config.retry, entry.attempts, asked_ms, random);
         match after {
             AfterFailure::Retry { after_ms } => {
+                self.wait_behind(queue, slot);
+                let (queue_ref, wave) = self.at(queue);
                 entry.state = if after_ms == 0 { State::Ready } else { State::Delayed };
                 entry.due_ms = now.ms() + after_ms;
                 queue_ref.update(wave, slot, entry);
@@ -137,6 +158,20 @@ impl Engine {
                 queue_ref.replace(wave, slot, entry);
                 self.die(now, queue, slot, cause, error)
             }
+        }
+    }
+
+    /// A delivery failed or was deferred: its message waits behind those that are ready, its FIFO group behind the other
+    /// groups, so that a message that keeps failing starves no other.
+    fn wait_behind(&mut self, queue: u32, slot: Slot) {
+        let (queue, wave) = self.at(queue);
+        let turn = wave.next_seq();
+        if queue.config.is_fifo() {
+            let group = queue.table.get(slot).group;
+            let before = queue.table.groups.set_turn(group, turn);
+            wave.journal.push(Undo::Turn { queue: queue.id, group, before });
+        } else {
+            queue.table.set_turn(slot, turn);
         }
     }
 
@@ -152,7 +187,7 @@ impl Engine {
     }
 
     /// A message of a FIFO batch did not succeed: those behind it in its group must not overtake it.
-    fn return_rest(&mut self, now: Now, queue: u32, failed: &MessageMeta) {
+    pub(super) fn return_rest(&mut self, now: Now, queue: u32, failed: &MessageMeta) {
         if !self.queue(queue).config.is_fifo() {
             return;
         }

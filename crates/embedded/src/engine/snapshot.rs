@@ -1,12 +1,18 @@
 //! What the engine holds, written down so that two states can be compared in tests.
 
-use hapax_core::GroupId;
+use hapax_core::{GroupId, QueueName};
 
 use super::Engine;
 use crate::record::{MessageMeta, State};
 use crate::time::Now;
 
 impl Engine {
+    /// The queues in which something is due, in the order in which time acts on them.
+    pub fn due_queues(&self, now_ms: u64) -> Vec<QueueName> {
+        let due = self.timers.iter().take_while(|(at_ms, _)| *at_ms <= now_ms);
+        due.map(|(_, queue)| self.queue(*queue).name.clone()).collect()
+    }
+
     /// Every message with its queue and group, in order of number.
     pub fn messages(&self) -> Vec<(u32, MessageMeta, Option<GroupId>)> {
         let of_queue = |queue: &super::Queue| {

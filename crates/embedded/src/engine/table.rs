@@ -20,8 +20,10 @@ pub(crate) struct Table {
     due: BTreeSet<(u64, u64, Slot)>,
     /// Waiting messages by what their retention counts from.
     aging: BTreeSet<(u64, Slot)>,
-    /// In-flight messages likewise: they are not dropped while someone works on them, but count for the oldest.
-    aging_in_flight: BTreeSet<(u64, Slot)>,
+    /// Messages in flight and in halted groups likewise: they are not dropped, but count for the oldest.
+    aging_kept: BTreeSet<(u64, Slot)>,
+    /// The turn of messages of a standard queue that failed: they wait behind those that were ready then.
+    turns: HashMap<u64, u64>,
     /// Messages that were delivered at least once: only those can be named by a receipt.
     delivered: HashMap<u64, Slot>,
     parked: BTreeMap<u64, Slot>,
@@ -39,7 +41,8 @@ impl Table {
             groups: Groups::new(fifo),
             due: BTreeSet::new(),
             aging: BTreeSet::new(),
-            aging_in_flight: BTreeSet::new(),
+            aging_kept: BTreeSet::new(),
+            turns: HashMap::new(),
             delivered: HashMap::new(),
             parked: BTreeMap::new(),
             ready: 0,
@@ -84,6 +87,7 @@ impl Table {
     pub fn remove(&mut self, slot: Slot) -> MessageMeta {
         let entry = self.entries[slot as usize].take().expect("a slot in use holds an entry");
         self.unindex(slot, &entry);
+        self.turns.remove(&entry.seq);
         self.groups.leave(entry.group);
         self.bytes -= u64::from(entry.bytes);
         self.free.push(slot);
@@ -99,23 +103,61 @@ impl Table {
         before
     }
 
+    /// A message in flight failed: it is to wait behind those that are ready now. `turn` is on the scale of places.
+    pub fn set_turn(&mut self, slot: Slot, turn: u64) {
+        let entry = self.get(slot);
+        assert_eq!(entry.state, State::InFlight, "a waiting message is found by its turn");
+        let seq = entry.seq;
+        self.turns.insert(seq, turn);
+    }
+
+    /// Adds a message to those that its group waits for, or takes it out; says whether it was there.
+    pub fn set_undecided(&mut self, group: u32, seq: u64, undecided: bool) -> bool {
+        let before = self.groups.is_halted(group);
+        let was = self.groups.set_undecided(group, seq, undecided);
+        let halted = self.groups.is_halted(group);
+        if halted != before {
+            let slots: Vec<Slot> = self.groups.waiting(group).collect();
+            for slot in slots {
+                let aged = (self.get(slot).base_ms, slot);
+                let (from, to) = if halted {
+                    (&mut self.aging, &mut self.aging_kept)
+                } else {
+                    (&mut self.aging_kept, &mut self.aging)
+                };
+                assert!(from.remove(&aged), "a waiting message has an age");
+                to.insert(aged);
+            }
+        }
+        was
+    }
+
+    fn key(&self, entry: &MessageMeta) -> Key {
+        Key::new(entry.priority, self.turns.get(&entry.seq).copied().unwrap_or(entry.order))
+    }
+
+    /// Where the age of a waiting message is kept.
+    fn aging_of(&mut self, group: u32) -> &mut BTreeSet<(u64, Slot)> {
+        if self.groups.is_halted(group) { &mut self.aging_kept } else { &mut self.aging }
+    }
+
     fn index(&mut self, slot: Slot, entry: &MessageMeta) {
-        let key = Key::new(entry.priority, entry.order);
+        let key = self.key(entry);
         match entry.state {
             State::Ready => {
                 self.ready += 1;
-                self.aging.insert((entry.base_ms, slot));
+                self.aging_of(entry.group).insert((entry.base_ms, slot));
                 self.groups.wait(entry.group, key, slot, true);
             }
             State::Delayed => {
                 self.delayed += 1;
-                self.aging.insert((entry.base_ms, slot));
+                self.aging_of(entry.group).insert((entry.base_ms, slot));
                 self.due.insert((entry.due_ms, entry.order, slot));
                 self.groups.wait(entry.group, key, slot, false);
             }
             State::InFlight => {
                 self.in_flight += 1;
-                self.aging_in_flight.insert((entry.base_ms, slot));
+                self.aging_kept.insert((entry.base_ms, slot));
                 self.due.insert((entry.due_ms, entry.order, slot));
                 self.groups.fly(entry.group, entry.order, slot);
             }
@@ -129,22 +171,22 @@ impl Table {
     }
 
     fn unindex(&mut self, slot: Slot, entry: &MessageMeta) {
-        let key = Key::new(entry.priority, entry.order);
+        let key = self.key(entry);
         match entry.state {
             State::Ready => {
                 self.ready -= 1;
-                self.aging.remove(&(entry.base_ms, slot));
+                self.aging_of(entry.group).remove(&(entry.base_ms, slot));
                 self.groups.unwait(entry.group, key, true);
             }
             State::Delayed => {
                 self.delayed -= 1;
-                self.aging.remove(&(entry.base_ms, slot));
+                self.aging_of(entry.group).remove(&(entry.base_ms, slot));
                 self.due.remove(&(entry.due_ms, entry.order, slot));
                 self.groups.unwait(entry.group, key, false);
             }
             State::InFlight => {
                 self.in_flight -= 1;
-                self.aging_in_flight.remove(&(entry.base_ms, slot));
+                self.aging_kept.remove(&(entry.base_ms, slot));
                 self.due.remove(&(entry.due_ms, entry.order, slot));
                 self.groups.land(entry.group, entry.order);
             }
@@ -191,7 +233,7 @@ impl Table {
 
     /// When the oldest message that is not parked was sent.
     pub fn oldest_sent_ms(&self) -> Option<u64> {
-        let firsts = self.aging.first().into_iter().chain(self.aging_in_flight.first());
+        let firsts = self.aging.first().into_iter().chain(self.aging_kept.first());
         firsts.min().map(|(_, slot)| self.get(*slot).sent_ms)
     }
 
@@ -224,7 +266,11 @@ impl Table {
         assert_eq!(count(State::InFlight) as u64, counts.in_flight);
         assert_eq!(count(State::Parked) as u64, counts.parked);
         assert_eq!(self.due.len() as u64, counts.delayed + counts.in_flight);
-        assert_eq!(self.aging.len() as u64, counts.ready + counts.delayed);
+        assert_eq!(
+            (self.aging.len() + self.aging_kept.len()) as u64,
+            counts.ready + counts.delayed + counts.in_flight
+        );
+        assert_eq!(self.aging_kept.len() as u64, counts.in_flight + self.groups.waiting_in_halted());
         assert_eq!(self.iter().filter(|(_, entry)| entry.fence != 0).count(), self.delivered.len());
         assert_eq!(self.iter().map(|(_, entry)| u64::from(entry.bytes)).sum::<u64>(), self.bytes);
         for (_, entry) in self.iter() {

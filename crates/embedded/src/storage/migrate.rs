@@ -3,12 +3,31 @@
 use rusqlite::{Connection, params};
 use serde_json::{Value, json};
 
-use super::rows;
+use super::{rows, write};
 
-/// Version 3: the limit on attempts belongs to the retry policy, and a message's key is stored with it.
+/// Version 3: the limit on attempts belongs to the retry policy, a message's key is stored with it, and a group is halted
+/// for messages.
 pub(super) fn to_version_3(db: &Connection) -> rusqlite::Result<()> {
     move_limits(db)?;
+    halt_for_messages(db)?;
     super::migrate_keys::decide_keys(db)
+}
+
+/// A group that was halted waits for its dead letters; where none is left, for a message that does not exist, until the
+/// group is released.
+fn halt_for_messages(db: &Connection) -> rusqlite::Result<()> {
+    let sql = "SELECT halted_groups.queue, halted_groups.grp, letter.seq FROM halted_groups \
+               LEFT JOIN queue ON queue.id = halted_groups.queue \
+               LEFT JOIN (SELECT message.seq, dead.source, message.grp FROM dead JOIN message USING (seq)) AS letter \
+               ON letter.source = queue.name AND letter.grp = halted_groups.grp";
+    let read = |row: &rusqlite::Row<'_>| {
+        Ok((row.get::<_, u32>(0)?, row.get::<_, String>(1)?, row.get::<_, Option<i64>>(2)?))
+    };
+    let rows: Vec<_> = db.prepare(sql)?.query_map([], read)?.flatten().collect();
+    for (queue, group, seq) in rows {
+        write::put_halted(db, queue, &group, seq.unwrap_or(0) as u64)?;
+    }
+    db.execute_batch("DROP TABLE halted_groups")
 }
 
 /// The limit on attempts moves from the dead-letter policy to the retry policy. A queue keeps what it had: one without a

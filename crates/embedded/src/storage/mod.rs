@@ -84,6 +84,9 @@ pub(crate) trait Storage: Send {
 
     fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError>;
 
+    /// The last error in a message's history.
+    fn last_error(&mut self, seq: u64) -> Result<Option<String>, ReadError>;
+
     fn dedup(&mut self, queue: u32, key: u128) -> Result<Option<DedupRow>, ReadError>;
 
     /// The entry with this hash.

@@ -282,6 +282,11 @@ pub(crate) fn history(connection: &Connection, seq: u64) -> rusqlite::Result<Vec
     Ok(history)
 }
 
+/// The last error in a message's history.
+pub(crate) fn last_error(connection: &Connection, seq: u64) -> rusqlite::Result<Option<String>> {
+    Ok(history(connection, seq)?.into_iter().rev().find_map(|failed| failed.error))
+}
+
 fn texts(row: &Row<'_>) -> rusqlite::Result<(String, Option<String>, Option<String>)> {
     Ok((row.get(2)?, row.get(3)?, row.get(4)?))
 }

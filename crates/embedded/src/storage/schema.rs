@@ -172,6 +172,15 @@ UPDATE history SET deliveries = attempt;
 -- was sent, or carried along by a redrive.
 ALTER TABLE body ADD COLUMN key_source INTEGER; -- 0 attribute, 1 body, 2 dedup id, 3 message id
 ALTER TABLE body ADD COLUMN key TEXT;
+-- A FIFO group is halted while there is a row: one for each message that someone has to decide about.
+ALTER TABLE halted RENAME TO halted_groups;
+CREATE TABLE halted (
+    queue INTEGER NOT NULL,
+    grp TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (queue, grp, seq)
+) WITHOUT ROWID;
 ",
         then: migrate::to_version_3,
     },

@@ -313,6 +313,10 @@ impl Storage for Sqlite {
         rows::dead(&self.db, seq).map_err(read)
     }
 
+    fn last_error(&mut self, seq: u64) -> Result<Option<String>, ReadError> {
+        rows::last_error(&self.db, seq).map_err(read)
+    }
+
     fn dedup(&mut self, queue: u32, key: u128) -> Result<Option<DedupRow>, ReadError> {
         use rusqlite::OptionalExtension;
         let sql = format!("SELECT {} FROM dedup WHERE queue = ?1 AND key = ?2", rows::DEDUP_COLUMNS);
@@ -407,14 +411,15 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
 
     load_messages(db, loader)?;
 
-    let mut statement = db.prepare("SELECT queue, CAST(grp AS BLOB), crc FROM halted")?;
+    let mut statement = db.prepare("SELECT queue, CAST(grp AS BLOB), crc, seq FROM halted")?;
     let mut found = statement.query([])?;
     while let Some(row) = found.next()? {
         let (queue, group, crc): (u32, Vec<u8>, u32) = (row.get(0)?, row.get(1)?, row.get(2)?);
-        let group = String::from_utf8(group).ok().filter(|group| crc == halted_crc(queue, group));
+        let seq = row.get::<_, i64>(3)? as u64;
+        let group = String::from_utf8(group).ok().filter(|group| crc == halted_crc(queue, group, seq));
         match group.and_then(|group| hapax_core::GroupId::new(group).ok()) {
-            Some(group) => loader.add(Loaded::Halted { queue, group }),
-            None => loader.warn("a row about a halted group is damaged; that group may have gone on"),
+            Some(group) => loader.add(Loaded::Halted { queue, group, seq }),
+            None => loader.warn("a row about a halted group is damaged; that group may have continued"),
         }
     }
 

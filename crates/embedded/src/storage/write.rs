@@ -111,18 +111,10 @@ fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::
             }
             execute(db, "DELETE FROM queue WHERE id = ?1", u64::from(*id))
         }
-        Record::Halt { queue, group } => {
-            let sql = "INSERT OR REPLACE INTO halted (queue, grp, crc) VALUES (?1, ?2, ?3)";
-            db.prepare_cached(sql)?.execute(params![
-                queue,
-                group.as_str(),
-                halted_crc(*queue, group.as_str())
-            ])?;
-            Ok(())
-        }
-        Record::Unhalt { queue, group } => {
-            let sql = "DELETE FROM halted WHERE queue = ?1 AND grp = ?2";
-            db.prepare_cached(sql)?.execute(params![queue, group.as_str()])?;
+        Record::Halt { queue, group, seq } => put_halted(db, *queue, group.as_str(), *seq),
+        Record::Unhalt { queue, group, seq } => {
+            let sql = "DELETE FROM halted WHERE queue = ?1 AND grp = ?2 AND seq = ?3";
+            db.prepare_cached(sql)?.execute(params![queue, group.as_str(), *seq as i64])?;
             Ok(())
         }
         Record::Redrive { task, upto, cursor } => {
@@ -287,7 +279,7 @@ fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {
     let mut row = row.clone();
     if row.error.is_none() {
         // A lease that ran out brings no error of its own: the last one that was given is what helps.
-        row.error = rows::history(db, row.seq)?.into_iter().rev().find_map(|failed| failed.error);
+        row.error = rows::last_error(db, row.seq)?;
     }
     let sql = "INSERT OR REPLACE INTO dead (seq, source, source_ord, cause, error, attempts, first_ms, died_ms, crc, \
                deliveries) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
@@ -303,6 +295,12 @@ fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {
         row.crc(),
         row.deliveries
     ])?;
+    Ok(())
+}
+
+pub(super) fn put_halted(db: &Connection, queue: u32, group: &str, seq: u64) -> rusqlite::Result<()> {
+    let sql = "INSERT OR REPLACE INTO halted (queue, grp, seq, crc) VALUES (?1, ?2, ?3, ?4)";
+    db.prepare_cached(sql)?.execute(params![queue, group, seq as i64, halted_crc(queue, group, seq)])?;
     Ok(())
 }
 

@@ -21,10 +21,9 @@ pub(super) struct Death {
     pub cause: Cause,
     pub error: Option<String>,
     pub attempts: u32,
+    pub deliveries: u32,
     pub first_ms: u64,
     pub died_ms: u64,
-    /// In which wave, since a death that is not committed yet does not know its history.
-    pub wave: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -42,9 +41,14 @@ pub(super) struct Message {
     received_ms: u64,
     pub first_ms: u64,
     pub attempts: u32,
+    pub deliveries: u32,
+    /// Since when it waits behind others, on the scale of places (standard queues).
+    turn: u64,
     pub at: At,
     pub death: Option<Death>,
     last_error: Option<String>,
+    /// Parked because it is out of attempts or was rejected.
+    out: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -52,7 +56,10 @@ pub(super) struct Queue {
     pub name: QueueName,
     pub config: QueueConfig,
     pub messages: Vec<Message>,
-    pub halted: Vec<u8>,
+    /// Numbers of messages that someone has to decide about, and their groups: those are halted.
+    pub undecided: Vec<(u64, u8)>,
+    /// Groups that wait behind the others, and since when.
+    turns: Vec<(u8, u64)>,
     /// Key, when, and the number of the first send.
     seen: Vec<((Option<u8>, String), u64, u64)>,
     purged_before: u64,
@@ -90,7 +97,6 @@ pub(super) struct New {
 #[derive(Debug, Default)]
 pub(super) struct Model {
     pub now_ms: u64,
-    pub wave: u64,
     pub queues: Vec<Queue>,
     pub redrives: Vec<Redrive>,
     place: u64,
@@ -102,7 +108,8 @@ impl Model {
             name,
             config,
             messages: Vec::new(),
-            halted: Vec::new(),
+            undecided: Vec::new(),
+            turns: Vec::new(),
             seen: Vec::new(),
             purged_before: 0,
             totals: QueueTotals::default(),
@@ -160,9 +167,12 @@ impl Model {
             received_ms: 0,
             first_ms: 0,
             attempts: 0,
+            deliveries: 0,
+            turn: 0,
             at: if delay_ms == 0 { At::Ready } else { At::Delayed },
             death: None,
             last_error: None,
+            out: false,
         });
         Ok(None)
     }
@@ -179,7 +189,11 @@ impl Model {
                 self.die(queue, at, Cause::Retry, None);
                 continue;
             }
-            for place in places {
+            let fifo = self.queues[queue].config.is_fifo();
+            // Where attempts are limited, a head that has failed comes alone.
+            let failed = self.queues[queue].by_place(*first).attempts > 0;
+            let alone = fifo && limit < u32::MAX && (failed || limit == 1);
+            for place in places.into_iter().take(if alone { 1 } else { max }) {
                 if self.queues[queue].by_place(place).attempts >= limit {
                     break;
                 }
@@ -189,6 +203,7 @@ impl Model {
                 let at = queue.index(place);
                 let message = &mut queue.messages[at];
                 message.attempts += 1;
+                message.deliveries += 1;
                 message.at = At::InFlight;
                 message.received_ms = now_ms;
                 message.due_ms = now_ms + lease_ms.min(LEASE_MS_MAX);
@@ -197,11 +212,13 @@ impl Model {
                 }
                 leased.push(message.clone());
                 queue.totals.delivered += 1;
-                if ack {
-                    queue.messages.remove(at);
-                    queue.totals.acked += 1;
-                }
             }
+        }
+        for message in leased.iter().filter(|_| ack) {
+            let at = self.queues[queue].index(message.place);
+            self.queues[queue].messages.remove(at);
+            self.queues[queue].totals.acked += 1;
+            self.decide(message);
         }
         leased
     }
@@ -221,12 +238,21 @@ impl Model {
 
     /// The message that a receipt names.
     fn held(&mut self, queue: usize, seq: u64, fence: u64) -> Result<usize, SettleError> {
-        let queue = &mut self.queues[queue];
         let named = |message: &Message| message.seq == Some(seq) && message.fence != 0;
-        let at = queue.messages.iter().position(named).ok_or(SettleError::Gone)?;
+        let Some(at) = self.queues[queue].messages.iter().position(named) else {
+            let target =
+                self.queues[queue].config.dead_letter.clone().and_then(|dead| self.find(&dead.queue));
+            let dead = |message: &Message| named(message) && message.death.is_some();
+            let died = target.is_some_and(|target| self.queues[target].messages.iter().any(dead));
+            return Err(if died { SettleError::Dead } else { SettleError::Gone });
+        };
+        let queue = &mut self.queues[queue];
         if queue.messages[at].fence != fence {
             queue.totals.stale += 1;
             return Err(SettleError::Stale);
+        }
+        if queue.messages[at].out {
+            return Err(SettleError::Dead);
         }
         Ok(at)
     }
@@ -244,7 +270,8 @@ impl Model {
         }
         match how {
             How::Ack => {
-                self.queues[queue].messages.remove(at);
+                let message = self.queues[queue].messages.remove(at);
+                self.decide(&message);
                 self.queues[queue].totals.acked += 1;
                 Ok(Settled::Acked)
             }
@@ -257,10 +284,13 @@ impl Model {
                 self.queues[queue].totals.deferred += 1;
                 self.return_rest(queue, &message, message.place);
                 let after_ms = (*after_ms).min(LEASE_MS_MAX);
+                self.wait_behind(queue, at);
                 self.put_back(queue, at, after_ms);
                 Ok(Settled::Returned { after_ms })
             }
             How::Park { reason } => {
+                self.return_rest(queue, &message, message.place);
+                self.halt(queue, &message);
                 let message = &mut self.queues[queue].messages[at];
                 message.last_error = Some(reason.clone());
                 message.attempts -= 1;
@@ -268,6 +298,7 @@ impl Model {
                 Ok(Settled::Parked)
             }
             How::Reject { reason } => {
+                self.return_rest(queue, &message, message.place);
                 self.queues[queue].messages[at].last_error = Some(reason.clone());
                 Ok(self.die(queue, at, Cause::Rejected, Some(reason.clone())))
             }
@@ -312,6 +343,8 @@ impl Model {
         if message.attempts >= limit {
             return self.die(queue, at, cause, error);
         }
+        self.wait_behind(queue, at);
+        let message = &mut self.queues[queue].messages[at];
         let cap_ms = if retry.cap_ms == 0 { LEASE_MS_MAX } else { retry.cap_ms };
         let backoff_ms = (retry.base_ms * 2u64.pow(message.attempts.min(30) - 1)).min(cap_ms);
         let after_ms = asked_ms.unwrap_or(backoff_ms).min(LEASE_MS_MAX);
@@ -343,27 +376,23 @@ impl Model {
     fn die(&mut self, queue: usize, at: usize, cause: Cause, error: Option<String>) -> Settled {
         self.queues[queue].totals.dead += 1;
         let target = self.queues[queue].config.dead_letter.clone().and_then(|dead| self.find(&dead.queue));
+        let message = self.queues[queue].messages[at].clone();
+        self.halt(queue, &message);
         let Some(target) = target else {
-            self.queues[queue].messages[at].at = At::Parked;
+            let message = &mut self.queues[queue].messages[at];
+            (message.at, message.out) = (At::Parked, true);
             return Settled::Parked;
         };
         let mut message = self.queues[queue].messages.remove(at);
-        if self.queues[queue].config.on_dead == OnDead::HaltGroup {
-            self.return_rest(queue, &message, message.place);
-            let group = message.group.expect("a FIFO message has a group");
-            if !self.queues[queue].halted.contains(&group) {
-                self.queues[queue].halted.push(group);
-            }
-        }
         message.death = Some(Death {
             source: self.queues[queue].name.clone(),
             place: message.place,
             cause,
             error: error.or_else(|| message.last_error.clone()),
             attempts: message.attempts,
+            deliveries: message.deliveries,
             first_ms: message.first_ms,
             died_ms: self.now_ms,
-            wave: self.wave,
         });
         message.place = self.next_place();
         if self.queues[target].config.is_fifo() {
@@ -371,16 +400,59 @@ impl Model {
         }
         message.due_ms = self.now_ms;
         message.at = At::Ready;
-        (message.attempts, message.first_ms, message.received_ms) = (0, 0, 0);
+        (message.attempts, message.first_ms, message.received_ms, message.turn) = (0, 0, 0, 0);
         self.queues[target].messages.push(message);
         Settled::Dead
     }
 
+    /// A message is parked or dead: where the queue says so, its group is halted for it.
+    fn halt(&mut self, queue: usize, message: &Message) {
+        if self.queues[queue].config.on_dead != OnDead::HaltGroup {
+            return;
+        }
+        self.return_rest(queue, message, message.place);
+        let group = message.group.expect("a FIFO message has a group");
+        self.queues[queue].undecided.push((message.seq.expect("it was delivered"), group));
+    }
+
+    /// Someone decided about a message, wherever it is: no group waits for it any more. Says which queue had.
+    fn decide(&mut self, message: &Message) -> Option<usize> {
+        let seq = message.seq?;
+        for at in 0..self.queues.len() {
+            let undecided = &mut self.queues[at].undecided;
+            let before = undecided.len();
+            undecided.retain(|(other, _)| *other != seq);
+            if undecided.len() < before {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// A message that failed waits behind those that are ready, its FIFO group behind the other groups.
+    fn wait_behind(&mut self, queue: usize, at: usize) {
+        let turn = self.next_place();
+        let queue = &mut self.queues[queue];
+        let fifo = queue.config.is_fifo();
+        let message = &mut queue.messages[at];
+        match message.group.filter(|_| fifo) {
+            Some(group) => {
+                queue.turns.retain(|(other, _)| *other != group);
+                queue.turns.push((group, turn));
+            }
+            None => message.turn = turn,
+        }
+    }
+
     pub fn purge(&mut self, queue: usize) -> u64 {
         let place = self.next_place();
+        for message in self.queues[queue].messages.clone() {
+            self.decide(&message);
+        }
+        self.queues[queue].turns.clear();
         let queue = &mut self.queues[queue];
         queue.purged_before = place;
-        queue.halted.clear();
+        queue.undecided.clear();
         let count = queue.messages.len() as u64;
         queue.messages.clear();
         count
@@ -388,9 +460,10 @@ impl Model {
 
     pub fn discard(&mut self, queue: usize, seq: u64) -> u64 {
         let messages = &mut self.queues[queue].messages;
-        let before = messages.len();
-        messages.retain(|message| message.seq != Some(seq));
-        (before - messages.len()) as u64
+        let Some(at) = messages.iter().position(|message| message.seq == Some(seq)) else { return 0 };
+        let message = messages.remove(at);
+        self.decide(&message);
+        1
     }
 
     pub fn release(&mut self, queue: usize, seq: u64) -> u64 {
@@ -401,14 +474,17 @@ impl Model {
         message.due_ms = now_ms;
         message.attempts = 0;
         message.last_error = None;
+        message.out = false;
+        let message = message.clone();
+        self.decide(&message);
         1
     }
 
     pub fn release_group(&mut self, queue: usize, group: u8) -> bool {
-        let halted = &mut self.queues[queue].halted;
-        let before = halted.len();
-        halted.retain(|other| *other != group);
-        halted.len() < before
+        let undecided = &mut self.queues[queue].undecided;
+        let before = undecided.len();
+        undecided.retain(|(_, other)| *other != group);
+        undecided.len() < before
     }
 
     pub fn start_redrive(
@@ -497,18 +573,18 @@ impl Model {
         let Some(to) = task.to.or(source) else { return false };
         self.queues[task.from].messages.remove(at);
         message.place = self.next_place();
+        let waited = self.decide(&message);
         let queue = &mut self.queues[to];
-        if let (Some(group), Some(death)) = (message.group, death)
-            && queue.halted.contains(&group)
-            && death.source == queue.name
+        if let Some(death) = death
+            && waited == Some(to)
             && death.place >= queue.purged_before
         {
             message.place = death.place;
-            queue.halted.retain(|other| *other != group);
         }
         let now_ms = self.now_ms;
         (message.sent_ms, message.base_ms, message.due_ms) = (now_ms, now_ms, now_ms);
         (message.fence, message.first_ms, message.received_ms, message.attempts) = (0, 0, 0, 0);
+        (message.deliveries, message.turn) = (0, 0);
         (message.seq, message.last_error, message.at) = (None, None, At::Ready);
         queue.messages.push(message);
         true
@@ -518,6 +594,9 @@ impl Model {
     pub fn restart(&mut self) {
         for queue in &mut self.queues {
             queue.totals = QueueTotals::default();
+            // Not stored: a message that failed may come first once more.
+            queue.turns.clear();
+            queue.messages.iter_mut().for_each(|message| message.turn = 0);
         }
         for at in 0..self.redrives.len() {
             let mut task = self.redrives[at].clone();
@@ -529,24 +608,31 @@ impl Model {
         }
     }
 
-    /// Everything that time alone brings about.
-    pub fn tick(&mut self) {
+    /// Everything that time alone brings about. In which order the queues come is the engine's choice.
+    pub fn tick(&mut self, first: &[QueueName]) {
         self.step_redrives();
+        let rest = (0..self.queues.len()).filter(|queue| !first.contains(&self.queues[*queue].name));
+        let order: Vec<usize> = first.iter().filter_map(|name| self.find(name)).chain(rest).collect();
         for _round in 0..2 {
-            for queue in 0..self.queues.len() {
+            for &queue in &order {
                 while let Some(at) = self.queues[queue].first_due(self.now_ms) {
                     if self.queues[queue].messages[at].at == At::Delayed {
                         self.queues[queue].messages[at].at = At::Ready;
                     } else {
                         self.queues[queue].totals.expired += 1;
+                        let message = self.queues[queue].messages[at].clone();
+                        self.return_rest(queue, &message, message.place);
                         self.fail(queue, at, Cause::Expired, None, None);
                     }
                 }
                 let queue = &mut self.queues[queue];
                 let from_ms = self.now_ms - queue.config.retention_ms;
                 let before = queue.messages.len();
+                let halted: Vec<_> = queue.undecided.iter().map(|(_, group)| Some(*group)).collect();
                 queue.messages.retain(|message| {
-                    message.base_ms >= from_ms || matches!(message.at, At::InFlight | At::Parked)
+                    let kept =
+                        matches!(message.at, At::InFlight | At::Parked) || halted.contains(&message.group);
+                    kept || message.base_ms >= from_ms
                 });
                 queue.totals.retention_dropped += (before - queue.messages.len()) as u64;
             }
@@ -561,6 +647,12 @@ impl Queue {
 
     fn by_place(&self, place: u64) -> &Message {
         &self.messages[self.index(place)]
+    }
+
+    pub fn waiting_in_halted(&self) -> u64 {
+        let halted = |group: Option<u8>| self.undecided.iter().any(|(_, other)| Some(*other) == group);
+        let waits = |message: &&Message| matches!(message.at, At::Ready | At::Delayed);
+        self.messages.iter().filter(waits).filter(|message| halted(message.group)).count() as u64
     }
 
     pub fn count(&self, at: At) -> u64 {
@@ -588,7 +680,7 @@ impl Queue {
     fn next(&self, max: usize) -> Vec<u64> {
         let mut waiting: Vec<_> =
             self.messages.iter().filter(|message| matches!(message.at, At::Ready | At::Delayed)).collect();
-        waiting.sort_by_key(|message| (u8::MAX - message.priority, message.place));
+        waiting.sort_by_key(|message| (u8::MAX - message.priority, message.place.max(message.turn)));
         if !self.config.is_fifo() {
             waiting.retain(|message| message.at == At::Ready);
             let total = self.count(At::InFlight) as usize;
@@ -600,17 +692,30 @@ impl Queue {
             let next = quiet.or_else(|| waiting.iter().min_by_key(|message| self.in_flight(message.group)));
             return next.map(|message| message.place).into_iter().collect();
         }
-        let open = |group: Option<u8>| {
-            self.in_flight(group) == 0 && !group.is_some_and(|group| self.halted.contains(&group))
+        let halted = |group: Option<u8>| self.undecided.iter().any(|(_, other)| Some(*other) == group);
+        // The first place of a group that is in flight: nothing behind it can be delivered.
+        let flying_from = |group: Option<u8>| {
+            let flying = self.messages.iter().filter(|m| m.group == group && m.at == At::InFlight);
+            flying.map(|message| message.place).min().unwrap_or(u64::MAX)
         };
         let heads = waiting.iter().filter(|message| {
             let ahead =
                 waiting.iter().any(|other| other.group == message.group && other.place < message.place);
-            !ahead && message.at == At::Ready && open(message.group)
+            !ahead
+                && message.at == At::Ready
+                && !halted(message.group)
+                && message.place < flying_from(message.group)
         });
-        let Some(head) = heads.min_by_key(|message| message.place) else { return Vec::new() };
-        let of_group = waiting.iter().filter(|message| message.group == head.group);
-        let in_a_row = of_group.take_while(|message| message.at == At::Ready).take(max);
+        let turn = |group: Option<u8>| {
+            self.turns.iter().find(|(other, _)| Some(*other) == group).map_or(0, |(_, turn)| *turn)
+        };
+        let Some(head) = heads.min_by_key(|message| message.place.max(turn(message.group))) else {
+            return Vec::new();
+        };
+        let (group, until) = (head.group, flying_from(head.group));
+        let of_group = waiting.iter().filter(|message| message.group == group);
+        let in_a_row =
+            of_group.take_while(|message| message.at == At::Ready && message.place < until).take(max);
         in_a_row.map(|message| message.place).collect()
     }
 }

@@ -44,7 +44,7 @@ pub(super) struct Tables {
     pub dead: BTreeMap<u64, DeadRow>,
     history: BTreeMap<u64, Vec<FailedAttempt>>,
     dedup: BTreeMap<(u32, u128), DedupRow>,
-    halted: BTreeSet<(u32, GroupId)>,
+    halted: BTreeSet<(u32, GroupId, u64)>,
     redrives: BTreeMap<u64, (RedriveTask, u64, u64)>,
     /// By fence; with when to look whether it can go.
     pub ledger: BTreeMap<u64, (LedgerRow, Option<u64>)>,
@@ -98,11 +98,13 @@ impl Tables {
             Record::Queue(row) => drop(self.queues.insert(row.id, row.clone())),
             Record::ForgetQueue { id } => {
                 self.dedup.retain(|(queue, _), _| queue != id);
-                self.halted.retain(|(queue, _)| queue != id);
+                self.halted.retain(|(queue, ..)| queue != id);
                 self.queues.remove(id);
             }
-            Record::Halt { queue, group } => drop(self.halted.insert((*queue, group.clone()))),
-            Record::Unhalt { queue, group } => drop(self.halted.remove(&(*queue, group.clone()))),
+            Record::Halt { queue, group, seq } => drop(self.halted.insert((*queue, group.clone(), *seq))),
+            Record::Unhalt { queue, group, seq } => {
+                self.halted.remove(&(*queue, group.clone(), *seq));
+            }
             Record::Redrive { task, upto, cursor } => {
                 self.redrives.insert(task.id, (task.clone(), *upto, *cursor));
             }
@@ -243,8 +245,8 @@ impl Storage for SimStorage {
         for row in tables.messages.values() {
             loader.add(Loaded::Message { row: row.clone(), damaged: false });
         }
-        for (queue, group) in &tables.halted {
-            loader.add(Loaded::Halted { queue: *queue, group: group.clone() });
+        for (queue, group, seq) in &tables.halted {
+            loader.add(Loaded::Halted { queue: *queue, group: group.clone(), seq: *seq });
         }
         let from_ms = loader.dedup_memory_from_ms();
         let mut dedup: Vec<_> = tables.dedup.iter().map(|((queue, _), row)| (*queue, *row)).collect();
@@ -295,6 +297,11 @@ impl Storage for SimStorage {
 
     fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError> {
         Ok(self.committed.dead.get(&seq).cloned())
+    }
+
+    fn last_error(&mut self, seq: u64) -> Result<Option<String>, ReadError> {
+        let history = self.committed.history.get(&seq).into_iter().flatten();
+        Ok(history.rev().find_map(|failed| failed.error.clone()))
     }
 
     fn dedup(&mut self, queue: u32, key: u128) -> Result<Option<DedupRow>, ReadError> {

@@ -295,6 +295,11 @@ pub(crate) fn settle_error(error: &SettleError, receipt: &str) -> SqsError {
                 hapax_core::policy::cut(receipt, 1024)
             ),
         ),
+        SettleError::Dead => SqsError::value(
+            "ReceiptHandle",
+            receipt,
+            "The receipt handle has expired. The message ran out of receives and is among the dead letters.",
+        ),
         SettleError::Gone => SqsError::value(
             "ReceiptHandle",
             receipt,

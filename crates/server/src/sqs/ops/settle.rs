@@ -14,7 +14,8 @@ fn receipt_of(handle: Option<&Text<'_>>) -> Result<Receipt> {
 }
 
 /// SQS's answer to a delete. A standard queue forgives a receipt that has been superseded: nothing is deleted that a
-/// newer delivery holds, but the client is not told. A FIFO queue tells.
+/// newer delivery holds, but the client is not told. A FIFO queue tells. Both tell of a message that has died: nothing was
+/// deleted, and a redrive would repeat its effect, which a client that got a success would not expect.
 fn deleted(queue: &QueueName, receipt: &Receipt, error: &SettleError) -> Result<()> {
     match error {
         SettleError::Gone => Ok(()),
@@ -30,6 +31,7 @@ fn changed(queue: &QueueName, extend: &Extend, error: &SettleError) -> SqsError 
     match error {
         // Another delivery holds the message: this one is in flight no more.
         SettleError::Stale if !queue.is_fifo() => settle_error(&SettleError::NotInFlight, receipt),
+        SettleError::Dead => settle_error(&SettleError::Gone, receipt),
         SettleError::LeaseTooLong { .. } => SqsError::value(
             "VisibilityTimeout",
             extend.lease_ms / 1000,
