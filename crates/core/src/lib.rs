@@ -41,6 +41,7 @@ pub use ledger::{
 };
 pub use message::{
     Attribute, AttributeValue, Attributes, Delivery, KeySource, MessageKey, NewMessage, Priority,
+    TRACE_ATTRIBUTE, TRACE_BYTES_MAX,
 };
 pub use name::{
     DedupId, Fence, Fingerprint, GroupId, IdempotencyKey, MessageId, Owner, QueueName, Receipt, Scope, Token,

@@ -156,13 +156,20 @@ impl NewMessage {
         self
     }
 
-    /// What counts towards the size limit: body, and the attributes' names, types and values.
+    /// What counts towards the size limit: body, and the attributes' names, types and values. A trace header of
+    /// ordinary length does not count: senders do not see it, load balancers add it.
     pub fn bytes(&self) -> u64 {
-        let attributes =
-            self.attributes.iter().map(|(name, a)| name.len() + a.data_type.len() + a.value.len());
+        let counts = |name: &str, a: &Attribute| name != TRACE_ATTRIBUTE || a.value.len() > TRACE_BYTES_MAX;
+        let attributes = self.attributes.iter().filter(|(name, a)| counts(name, a));
+        let attributes = attributes.map(|(name, a)| name.len() + a.data_type.len() + a.value.len());
         (self.body.len() + attributes.sum::<usize>()) as u64
     }
 }
+
+/// The attribute that holds the trace header (`X-Amzn-Trace-Id`) with which a message was sent.
+pub const TRACE_ATTRIBUTE: &str = "AWS.TraceHeader";
+/// The longest trace header that is kept without counting towards the message's size, in bytes.
+pub const TRACE_BYTES_MAX: usize = 1024;
 
 /// Where a message's idempotency key came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

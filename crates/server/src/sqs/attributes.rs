@@ -9,9 +9,10 @@ use super::model::{Settings, Text};
 use super::names::{Names, queue_of_arn};
 
 /// Attributes that the store does not interpret; they are kept with the queue.
-const KEPT: [&str; 4] = ["KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "SqsManagedSseEnabled", "Policy"];
+const KEPT: [&str; 4] = [KMS, KMS_REUSE, SSE, POLICY];
 const SSE: &str = "SqsManagedSseEnabled";
 const KMS: &str = "KmsMasterKeyId";
+const KMS_REUSE: &str = "KmsDataKeyReusePeriodSeconds";
 /// Kept with the queue, since the store has no such limit.
 const THROUGHPUT: &str = "FifoThroughputLimit";
 /// The permissions' document.
@@ -31,8 +32,9 @@ fn seconds(name: &str, text: &str, min: u64, max: u64) -> Result<u64> {
     value.map(|seconds| seconds * 1000).ok_or_else(|| bad_value(name))
 }
 
-fn boolean(name: &str, text: &str) -> Result<bool> {
-    match text {
+/// SQS takes booleans in any case, for example Python's `str(True)`.
+pub(crate) fn boolean(name: &str, text: &str) -> Result<bool> {
+    match text.to_ascii_lowercase().as_str() {
         "true" => Ok(true),
         "false" => Ok(false),
         _ => Err(bad_value(name)),
@@ -106,6 +108,8 @@ fn fifo_stays(text: &str) -> Result<()> {
 }
 
 fn keep(config: &mut QueueConfig, name: &str, text: &str) -> Result<()> {
+    let lower;
+    let mut text = text;
     match name {
         POLICY if !text.is_empty() => {
             let object = serde_json::from_str::<Value>(text).is_ok_and(|policy| policy.is_object());
@@ -120,8 +124,12 @@ fn keep(config: &mut QueueConfig, name: &str, text: &str) -> Result<()> {
                  SQS SSE.",
             ));
         }
+        SSE => {
+            lower = text.to_ascii_lowercase();
+            text = &lower;
+        }
         KMS if !text.is_empty() => drop(config.extra.insert(SSE.to_owned(), "false".to_owned())),
-        "KmsDataKeyReusePeriodSeconds" => drop(seconds(name, text, 60, 86_400)?),
+        KMS_REUSE => drop(seconds(name, text, 60, 86_400)?),
         _ => {}
     }
     if text.is_empty() {
@@ -211,7 +219,7 @@ const READABLE: [&str; 21] = [
     "DeduplicationScope",
     THROUGHPUT,
     KMS,
-    "KmsDataKeyReusePeriodSeconds",
+    KMS_REUSE,
     SSE,
 ];
 
@@ -243,16 +251,22 @@ pub(crate) fn values(
 }
 
 fn value(name: &str, info: &QueueInfo, stats: &QueueStats, names: &Names) -> Option<String> {
-    let config = &info.config;
-    let in_seconds = |ms: u64| Some((ms / 1000).to_string());
-    let on_fifo = |text: &str| config.is_fifo().then(|| text.to_owned());
     match name {
         "QueueArn" => Some(names.arn(&info.name)),
         "ApproximateNumberOfMessages" => Some(stats.ready.to_string()),
         "ApproximateNumberOfMessagesNotVisible" => Some(stats.in_flight.to_string()),
         "ApproximateNumberOfMessagesDelayed" => Some(stats.delayed.to_string()),
-        "CreatedTimestamp" => in_seconds(info.created_ms),
-        "LastModifiedTimestamp" => in_seconds(info.modified_ms),
+        "CreatedTimestamp" => Some((info.created_ms / 1000).to_string()),
+        "LastModifiedTimestamp" => Some((info.modified_ms / 1000).to_string()),
+        _ => configured(name, &info.config, names),
+    }
+}
+
+/// The value of an attribute that is set, not counted; two configurations with equal values are equal to a client.
+pub(crate) fn configured(name: &str, config: &QueueConfig, names: &Names) -> Option<String> {
+    let in_seconds = |ms: u64| Some((ms / 1000).to_string());
+    let on_fifo = |text: &str| config.is_fifo().then(|| text.to_owned());
+    match name {
         "VisibilityTimeout" => in_seconds(config.lease_ms),
         "MaximumMessageSize" => Some(config.message_bytes_max.to_string()),
         "MessageRetentionPeriod" => in_seconds(config.retention_ms),
@@ -277,8 +291,13 @@ fn value(name: &str, info: &QueueInfo, stats: &QueueStats, names: &Names) -> Opt
             DedupScope::Group => "messageGroup",
         }),
         THROUGHPUT => on_fifo(config.extra.get(name).map_or("perQueue", String::as_str)),
-        // SQS says `true` here by default; this server does not encrypt, so it does not claim to.
-        SSE => Some(config.extra.get(name).map_or("false", String::as_str).to_owned()),
+        // Kept and told as SQS does, `true` by default; what encrypts is the disk below the store.
+        SSE => Some(config.extra.get(name).map_or("true", String::as_str).to_owned()),
+        // Told with a key only.
+        KMS_REUSE => {
+            let period = config.extra.get(name).map_or("300", String::as_str);
+            config.extra.contains_key(KMS).then(|| period.to_owned())
+        }
         _ => config.extra.get(name).cloned(),
     }
 }

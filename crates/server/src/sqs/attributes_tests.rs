@@ -55,7 +55,8 @@ fn defaults_are_those_of_sqs() {
         ("RedrivePolicy", None),
         ("FifoQueue", None),
         ("KmsMasterKeyId", None),
-        ("SqsManagedSseEnabled", Some("false")),
+        ("KmsDataKeyReusePeriodSeconds", None),
+        ("SqsManagedSseEnabled", Some("true")),
     ] {
         assert_eq!(shown(QueueConfig::sqs(), name).as_deref(), value, "{name}");
     }

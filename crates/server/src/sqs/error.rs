@@ -17,7 +17,6 @@ pub(crate) enum Kind {
     IncompleteSignature,
     InternalFailure,
     InvalidAction,
-    InvalidAddress,
     InvalidAttributeName,
     InvalidAttributeValue,
     InvalidBatchEntryId,
@@ -43,6 +42,7 @@ pub(crate) enum Kind {
     ServiceUnavailable,
     SignatureDoesNotMatch,
     TooManyEntriesInBatchRequest,
+    UnknownOperation,
     UnsupportedOperation,
 }
 
@@ -89,9 +89,6 @@ impl Kind {
             ),
             Self::InvalidAction => {
                 ("com.amazon.coral.service#UnknownOperationException", "InvalidAction", BAD)
-            }
-            Self::InvalidAddress => {
-                ("com.amazonaws.sqs#InvalidAddress", "InvalidAddress", StatusCode::NOT_FOUND)
             }
             Self::InvalidAttributeName => {
                 ("com.amazonaws.sqs#InvalidAttributeName", "InvalidAttributeName", BAD)
@@ -172,6 +169,11 @@ impl Kind {
                 "com.amazonaws.sqs#TooManyEntriesInBatchRequest",
                 "AWS.SimpleQueueService.TooManyEntriesInBatchRequest",
                 BAD,
+            ),
+            Self::UnknownOperation => (
+                "com.amazon.coral.service#UnknownOperationException",
+                "UnknownOperationException",
+                StatusCode::NOT_FOUND,
             ),
             Self::UnsupportedOperation => {
                 ("com.amazonaws.sqs#UnsupportedOperation", "AWS.SimpleQueueService.UnsupportedOperation", BAD)

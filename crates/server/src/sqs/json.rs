@@ -1,8 +1,10 @@
-//! AWS JSON 1.0.
+//! AWS JSON 1.0; and the Query protocol's answers to clients that accept JSON.
 
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::error::{Kind, Result, SqsError};
+use super::model::Action;
 use super::output::Output;
 
 /// Decodes a request's body; an empty one counts as an empty object.
@@ -19,6 +21,54 @@ pub(crate) fn encode(output: &Output) -> Vec<u8> {
     // Writing to memory cannot fail, and no type here refuses to be written.
     let _ = serde_json::to_writer(&mut bytes, output);
     bytes
+}
+
+/// Encodes an answer of the Query protocol for a client that accepts JSON.
+pub(crate) fn encode_query(action: Action, output: &Output, request_id: &str) -> Vec<u8> {
+    let name = action.name();
+    let mut response = serde_json::Map::new();
+    if !matches!(output, Output::Empty) {
+        response.insert(format!("{name}Result"), query_result(output));
+    }
+    response.insert("ResponseMetadata".to_owned(), json!({ "RequestId": request_id }));
+    json!({ format!("{name}Response"): response }).to_string().into_bytes()
+}
+
+/// The result as the JSON protocol has it, but for a few names, lists that are there even when they are empty, and
+/// maps, which are lists of pairs.
+fn query_result(output: &Output) -> Value {
+    let mut result = serde_json::to_value(output).unwrap_or_default();
+    let list = |result: &mut Value, from: &str, to: &str| {
+        let found = result.as_object_mut().and_then(|map| map.remove(from));
+        result[to] = found.unwrap_or(Value::Null);
+    };
+    match output {
+        Output::Queues(_) => list(&mut result, "QueueUrls", "queueUrls"),
+        Output::Messages(_) => {
+            list(&mut result, "Messages", "messages");
+            for message in result["messages"].as_array_mut().into_iter().flatten() {
+                pairs(message, "Attributes", "Name");
+                pairs(message, "MessageAttributes", "Name");
+            }
+        }
+        Output::Attributes(_) => pairs(&mut result, "Attributes", "Name"),
+        Output::Tags(_) => pairs(&mut result, "Tags", "Key"),
+        _ => {}
+    }
+    result
+}
+
+fn pairs(parent: &mut Value, field: &str, key: &str) {
+    if let Some(Value::Object(map)) = parent.get_mut(field).map(Value::take) {
+        parent[field] = map.into_iter().map(|(name, value)| json!({ key: name, "Value": value })).collect();
+    }
+}
+
+/// Encodes an error of the Query protocol for a client that accepts JSON.
+pub(crate) fn encode_query_error(error: &SqsError, request_id: &str) -> Vec<u8> {
+    let spec = error.kind.spec();
+    let error = json!({ "Type": spec.fault(), "Code": spec.code, "Message": error.message });
+    json!({ "Error": error, "RequestId": request_id }).to_string().into_bytes()
 }
 
 /// Encodes an error.

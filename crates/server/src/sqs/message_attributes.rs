@@ -2,31 +2,36 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use hapax_core::{Attribute, AttributeValue, Attributes};
+use hapax_core::{Attribute, AttributeValue, Attributes, TRACE_ATTRIBUTE};
 
 use super::error::{Kind, Result, SqsError};
 use super::model::{AttributeIn, AttributesIn, Text};
 use super::xml::is_xml;
 
-/// The system attribute that senders may set.
+/// The system attribute that senders may set. It is kept among the ordinary ones as [`TRACE_ATTRIBUTE`], which no
+/// client can use, since `AWS.` is reserved.
 pub(crate) const TRACE_HEADER: &str = "AWSTraceHeader";
-/// Under this name it is kept among the ordinary ones; no client can use it, since `AWS.` is reserved.
-pub(crate) const TRACE_HEADER_STORED: &str = "AWS.TraceHeader";
 const ATTRIBUTES_MAX: usize = 10;
 const NAME_BYTES_MAX: usize = 256;
 
-/// Checks that a text consists of characters that SQS takes: those of XML.
-pub(crate) fn check_text(text: &str) -> Result<()> {
+const CHARACTERS: &str = "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | \
+     #xE000 to #xFFFD | #x10000 to #x10FFFF";
+
+/// Whether a text consists of characters that SQS takes: those of XML.
+fn is_text(text: &str) -> bool {
     // Most texts are ASCII and pass the first test, which looks at many bytes at once: it has no early way out.
     let plain = |b: u8| matches!(b, b' '..=0x7f | b'\t' | b'\n' | b'\r');
-    if text.bytes().fold(true, |all, b| all & plain(b)) || text.chars().all(is_xml) {
-        return Ok(());
-    }
-    Err(SqsError::new(
-        Kind::InvalidMessageContents,
-        "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to \
-         #xFFFD | #x10000 to #x10FFFF",
-    ))
+    text.bytes().fold(true, |all, b| all & plain(b)) || text.chars().all(is_xml)
+}
+
+/// Checks the characters of a body.
+pub(crate) fn check_text(text: &str) -> Result<()> {
+    if is_text(text) { Ok(()) } else { Err(SqsError::new(Kind::InvalidMessageContents, CHARACTERS)) }
+}
+
+/// Checks the characters of an attribute's type or value, for which AWS has another code.
+fn check_attribute_text(text: &str) -> Result<()> {
+    if is_text(text) { Ok(()) } else { Err(SqsError::invalid(CHARACTERS)) }
 }
 
 /// Checks and converts the attributes of a message.
@@ -75,7 +80,8 @@ fn check_name(name: &str) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(SqsError::invalid("Message (user) attribute names must be shorter than 256 Bytes"));
     }
-    if !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b)) {
+    // Letters and digits of any script, as AWS takes them.
+    if !name.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c)) {
         return Err(SqsError::invalid(
             "Message (user) attributes name can only contain upper and lower score characters, digits, periods, \
              hyphens and underscores.",
@@ -111,7 +117,7 @@ fn convert(name: &str, attribute: &AttributeIn<'_>) -> Result<Attribute> {
     if data_type.len() > NAME_BYTES_MAX {
         return Err(SqsError::invalid("Message (user) attribute types must be shorter than 256 Bytes"));
     }
-    check_text(data_type)?;
+    check_attribute_text(data_type)?;
     let value = match data_type.split('.').next() {
         Some("String") => AttributeValue::Text(text_value(name, "String", attribute)?.to_owned()),
         Some("Number") => {
@@ -143,7 +149,7 @@ fn empty(name: &str, kind: &str) -> SqsError {
 fn text_value<'t>(name: &str, kind: &str, attribute: &'t AttributeIn<'_>) -> Result<&'t str> {
     let text = attribute.string_value.as_ref().map(Text::as_str).filter(|text| !text.is_empty());
     let text = text.ok_or_else(|| empty(name, kind))?;
-    check_text(text)?;
+    check_attribute_text(text)?;
     Ok(text)
 }
 
@@ -177,7 +183,7 @@ pub(crate) fn select(attributes: Attributes, names: &[Text<'_>]) -> Attributes {
             exact => exact == name,
         })
     };
-    attributes.into_iter().filter(|(name, _)| name != TRACE_HEADER_STORED && wanted(name)).collect()
+    attributes.into_iter().filter(|(name, _)| name != TRACE_ATTRIBUTE && wanted(name)).collect()
 }
 
 #[cfg(test)]
@@ -221,12 +227,13 @@ mod tests {
                 "{data_type}"
             );
         }
-        assert_eq!(one("a", "String", "\u{1}").unwrap_err().kind, Kind::InvalidMessageContents);
+        assert_eq!(one("a", "String", "\u{1}").unwrap_err().kind, Kind::InvalidParameterValue);
     }
 
     #[test]
     fn names() {
-        for bad in ["", "AWS.x", "amazon.y", ".a", "a.", "a..b", "a b", &"n".repeat(257)] {
+        assert!(one("attr.1øßä-名", "String", "x").is_ok());
+        for bad in ["", "a§b", "AWS.x", "amazon.y", ".a", "a.", "a..b", "a b", &"n".repeat(257)] {
             assert!(one(bad, "String", "x").is_err(), "{bad}");
         }
     }
@@ -243,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_receive_selects_by_name_and_prefix() {
-        let attributes: Attributes = ["General", "Hello", "Help.Me", TRACE_HEADER_STORED]
+        let attributes: Attributes = ["General", "Hello", "Help.Me", TRACE_ATTRIBUTE]
             .into_iter()
             .map(|name| (name.to_owned(), Attribute::text("x")))
             .collect();

@@ -28,7 +28,7 @@ use hapax_net::guard::host_of;
 use hapax_net::listen::Shutdown;
 use hapax_net::tracker::AnswerRoom;
 use hapax_net::unread::{AlwaysSent, SMALL_BYTES_MAX};
-use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response};
 
@@ -46,8 +46,10 @@ use crate::error::ServerError;
 const TARGET: HeaderName = HeaderName::from_static("x-amz-target");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-amzn-requestid");
 const QUERY_ERROR: HeaderName = HeaderName::from_static("x-amzn-query-error");
+const TRACE_ID: HeaderName = HeaderName::from_static("x-amzn-trace-id");
 const JSON_TYPE: HeaderValue = HeaderValue::from_static("application/x-amz-json-1.0");
 const XML_TYPE: HeaderValue = HeaderValue::from_static("text/xml");
+const QUERY_JSON_TYPE: HeaderValue = HeaderValue::from_static("application/json");
 
 /// Whether a request is meant for SQS: by its target, by its form, or by a queue's path `/{account}/{name}`.
 pub(crate) fn is_sqs<B>(request: &Request<B>) -> bool {
@@ -78,9 +80,21 @@ fn queue_path(path: &str) -> Option<&str> {
 enum Protocol {
     Json,
     Query,
+    /// Query parameters in, JSON out.
+    QueryJson,
 }
 
 impl Protocol {
+    /// By GET, the Query protocol answers in JSON if the client prefers it.
+    fn of_request(parts: &Parts) -> Self {
+        let protocol = Self::of(&parts.headers);
+        let accept = || parts.headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        match protocol {
+            Self::Query if parts.method == Method::GET && prefers_json(accept()) => Self::QueryJson,
+            other => other,
+        }
+    }
+
     fn of(headers: &HeaderMap) -> Self {
         let json_type = || {
             let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -88,6 +102,13 @@ impl Protocol {
         };
         if headers.contains_key(TARGET) || json_type() { Self::Json } else { Self::Query }
     }
+}
+
+/// Whether JSON is named in `Accept` before anything else that would do.
+fn prefers_json(accept: &str) -> bool {
+    let types = accept.split(',').map(|part| part.split(';').next().unwrap_or_default().trim());
+    let known = ["application/json", "application/xml", "text/xml", "*/*"];
+    types.into_iter().find(|name| known.contains(name)) == Some(known[0])
 }
 
 /// Answers SQS requests.
@@ -115,7 +136,7 @@ impl Sqs {
         peer: Peer,
         room: &AnswerRoom,
     ) -> Response<Body> {
-        let protocol = Protocol::of(&parts.headers);
+        let protocol = Protocol::of_request(parts);
         let mut action = None;
         let result = self.answer(protocol, parts, body, (peer, room), &mut action).await;
         tracing::debug!(
@@ -142,6 +163,7 @@ impl Sqs {
         let signed = SignedRequest { method: &parts.method, uri: &parts.uri, headers: &parts.headers, body };
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let identity = self.auth.sigv4(&signed, now_s)?;
+        let path_queue = queue_path(parts.uri.path());
         let form;
         let call = match protocol {
             Protocol::Json => {
@@ -149,9 +171,12 @@ impl Sqs {
                 *action = Some(found);
                 Call::from_json(found, body)?
             }
-            Protocol::Query => {
+            Protocol::Query | Protocol::QueryJson => {
                 form = query_form(parts, body)?;
-                let found = query_action(&form)?;
+                let found = query_action(&form, parts.method == Method::GET && path_queue.is_some())?;
+                if path_queue.is_some() && matches!(found, Action::CreateQueue | Action::ListQueues) {
+                    return Err(unknown_action(found.name()));
+                }
                 *action = Some(found);
                 Call::from_form(found, &form)?
             }
@@ -161,7 +186,8 @@ impl Sqs {
             peer,
             room,
             host: host_of(&parts.headers, &parts.uri).unwrap_or("localhost"),
-            path_queue: queue_path(parts.uri.path()),
+            path_queue,
+            trace: parts.headers.get(TRACE_ID).and_then(|value| value.to_str().ok()),
         };
         self.operations.call(&caller, call).await
     }
@@ -234,22 +260,28 @@ fn query_form<'a>(parts: &'a Parts, body: &'a [u8]) -> Result<Form<'a>> {
     Form::read(parts.uri.query().unwrap_or_default(), body)
 }
 
-fn query_action(form: &Form<'_>) -> Result<Action> {
+/// The action of a form. A GET of a queue's URL without one is no operation at all to AWS.
+fn query_action(form: &Form<'_>, is_queue_page: bool) -> Result<Action> {
     let name = form.get("Action").filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| {
-        SqsError::new(Kind::MissingAction, "The request must contain the parameter Action.")
+        let kind = if is_queue_page { Kind::UnknownOperation } else { Kind::MissingAction };
+        SqsError::new(kind, "The request must contain the parameter Action.")
     })?;
     Action::from_name(name).ok_or_else(|| unknown_action(name))
 }
 
 fn respond(protocol: Protocol, action: Option<Action>, result: &Result<Output>) -> Response<Body> {
     let id = request_id();
+    let unknown = result.as_ref().is_err_and(|error| error.kind == Kind::UnknownOperation);
+    let protocol = if unknown { Protocol::Query } else { protocol };
     let body = match (protocol, result, action) {
         (Protocol::Json, Ok(output), _) => json::encode(output),
         (Protocol::Query, Ok(output), Some(action)) => xml::encode(action, output, &id),
-        (Protocol::Query, Ok(_), None) => Vec::new(),
+        (Protocol::QueryJson, Ok(output), Some(action)) => json::encode_query(action, output, &id),
+        (Protocol::Query | Protocol::QueryJson, Ok(_), None) => Vec::new(),
         (Protocol::Json, Err(error), _) => json::encode_error(error),
         (Protocol::Query, Err(error), _) => xml::encode_error(error, &id),
+        (Protocol::QueryJson, Err(error), _) => json::encode_query_error(error, &id),
     };
     let must_be_sent = body.len() > SMALL_BYTES_MAX && matches!(result, Ok(Output::Messages(_)));
     let mut response = Response::new(Body::whole(body.into()));
@@ -259,7 +291,12 @@ fn respond(protocol: Protocol, action: Option<Action>, result: &Result<Output>) 
     }
     let headers = response.headers_mut();
     headers.reserve(4);
-    headers.insert(CONTENT_TYPE, if protocol == Protocol::Json { JSON_TYPE } else { XML_TYPE });
+    let content_type = match protocol {
+        Protocol::Json => JSON_TYPE,
+        Protocol::Query => XML_TYPE,
+        Protocol::QueryJson => QUERY_JSON_TYPE,
+    };
+    headers.insert(CONTENT_TYPE, content_type);
     if let Ok(id) = HeaderValue::try_from(id) {
         headers.insert(REQUEST_ID, id);
     }

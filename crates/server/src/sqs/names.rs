@@ -2,7 +2,7 @@
 
 use hapax_core::QueueName;
 
-use super::error::{Kind, Result, SqsError};
+use super::error::{Result, SqsError};
 use super::model::{Text, required};
 use crate::error::ServerError;
 
@@ -50,10 +50,7 @@ pub(crate) fn queue_of(url: Option<&Text<'_>>, path_queue: Option<&str>) -> Resu
             match path.rsplit_once('/') {
                 Some((_, name)) => name,
                 // A host alone names no queue.
-                None if url.contains("://") => {
-                    let text = format!("The address {} is not valid for this endpoint.", cut(url));
-                    return Err(SqsError::new(Kind::InvalidAddress, text));
-                }
+                None if url.contains("://") => return Err(SqsError::no_queue()),
                 None => path,
             }
         }
@@ -73,12 +70,9 @@ pub(crate) fn queue_of_arn(arn: &str) -> Option<QueueName> {
     }
 }
 
-fn cut(text: &str) -> &str {
-    hapax_core::policy::cut(text, 200)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::error::Kind;
     use super::*;
 
     fn of(url: &str) -> Result<String> {
@@ -97,7 +91,7 @@ mod tests {
             assert_eq!(of(url).unwrap(), "q", "{url}");
         }
         assert_eq!(of("").unwrap(), "path");
-        assert_eq!(of("http://host").unwrap_err().kind, Kind::InvalidAddress);
+        assert_eq!(of("http://host").unwrap_err().kind, Kind::QueueDoesNotExist);
         assert_eq!(of("http://host/1/no spaces").unwrap_err().kind, Kind::QueueDoesNotExist);
         assert_eq!(queue_of(None, None).unwrap_err().kind, Kind::MissingParameter);
     }

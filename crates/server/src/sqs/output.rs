@@ -270,6 +270,12 @@ pub(crate) fn text_of(body: &[u8]) -> Cow<'_, str> {
     std::str::from_utf8(body).map_or_else(|_| String::from_utf8_lossy(body), Cow::Borrowed)
 }
 
+/// A sequence number as SQS writes them: 20 digits, the first of them not zero.
+pub(crate) fn sequence_number(sequence: u64) -> String {
+    const FIRST: u64 = 10_000_000_000_000_000_000;
+    FIRST.saturating_add(sequence).to_string()
+}
+
 /// Standard base64, as both protocols write bytes.
 pub(crate) fn base64(bytes: &[u8]) -> String {
     use base64::Engine as _;

@@ -16,9 +16,16 @@ pub(crate) fn encode(action: Action, output: &Output, request_id: &str) -> Vec<u
     let name = action.name();
     let _ = write!(xml.0, "<?xml version=\"1.0\"?><{name}Response xmlns=\"{NAMESPACE}\">");
     if !matches!(output, Output::Empty) {
+        let from = xml.0.len();
         let _ = write!(xml.0, "<{name}Result>");
+        let inner = xml.0.len();
         xml.output(output);
-        let _ = write!(xml.0, "</{name}Result>");
+        if xml.0.len() == inner {
+            xml.0.truncate(from);
+            let _ = write!(xml.0, "<{name}Result/>");
+        } else {
+            let _ = write!(xml.0, "</{name}Result>");
+        }
     }
     xml.0.push_str("<ResponseMetadata>");
     xml.element("RequestId", request_id);
@@ -28,6 +35,10 @@ pub(crate) fn encode(action: Action, output: &Output, request_id: &str) -> Vec<u
 
 /// Encodes an error.
 pub(crate) fn encode_error(error: &SqsError, request_id: &str) -> Vec<u8> {
+    if error.kind == Kind::UnknownOperation {
+        // AWS answers before it knows which protocol is spoken.
+        return b"<UnknownOperationException/>\n".to_vec();
+    }
     let spec = error.kind.spec();
     let mut xml = Xml(String::with_capacity(512));
     let _ = write!(xml.0, "<?xml version=\"1.0\"?><ErrorResponse xmlns=\"{NAMESPACE}\"><Error>");

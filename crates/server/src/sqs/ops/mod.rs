@@ -32,6 +32,8 @@ pub(crate) struct Caller<'a> {
     pub(crate) host: &'a str,
     /// The queue in the request's path.
     pub(crate) path_queue: Option<&'a str>,
+    /// The header `X-Amzn-Trace-Id`.
+    pub(crate) trace: Option<&'a str>,
 }
 
 /// Carries out actions.

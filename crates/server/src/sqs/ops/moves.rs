@@ -16,12 +16,25 @@ use super::{Caller, Operations, in_range};
 /// SQS's own rate when none is asked for is not told; a task with the store's default shows none either.
 const PER_SECOND_DEFAULT: u32 = 500;
 
-/// What a task handle holds; opaque to clients.
+/// What a task handle holds: opaque to clients, but the same as AWS's.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Handle {
-    task_id: u64,
+    task_id: String,
     source_arn: String,
+}
+
+/// A task's number as a UUID of version 7: when it started, and the number in place of random bits.
+fn task_uuid(task: &RedriveTask) -> String {
+    let at = u128::from(task.started_ms & 0xffff_ffff_ffff) << 80;
+    let number = u128::from(task.id & 0x3fff_ffff_ffff_ffff);
+    hapax_core::MessageId(at | 0x7 << 76 | 0b10 << 62 | number).to_string()
+}
+
+fn is_uuid(text: &str) -> bool {
+    let groups: Vec<&str> = text.split('-').collect();
+    let lengths = groups.iter().map(|group| group.len());
+    lengths.eq([8, 4, 4, 4, 12]) && groups.concat().bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 fn not_found(parameter: &str) -> SqsError {
@@ -93,7 +106,7 @@ impl Operations {
     }
 
     fn handle(&self, task: &RedriveTask) -> String {
-        let handle = Handle { task_id: task.id, source_arn: self.names.arn(&task.from) };
+        let handle = Handle { task_id: task_uuid(task), source_arn: self.names.arn(&task.from) };
         STANDARD.encode(serde_json::to_string(&handle).unwrap_or_default())
     }
 
@@ -120,7 +133,8 @@ impl Operations {
                 .then_some(task.per_second),
             approximate_number_of_messages_moved: task.moved,
             approximate_number_of_messages_to_move: task.total,
-            failure_reason: task.failure.clone(),
+            // A task fails for one reason: the queue that it takes from or gives to was deleted.
+            failure_reason: task.failure.as_ref().map(|_| Kind::QueueDoesNotExist.spec().code.to_owned()),
             started_timestamp: task.started_ms,
         }
     }
@@ -133,10 +147,11 @@ impl Operations {
         let text = required(request.task_handle.as_ref(), "TaskHandle")?;
         let handle: Option<Handle> =
             STANDARD.decode(text).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let handle = handle.filter(|handle| is_uuid(&handle.task_id));
         let handle = handle.ok_or_else(|| SqsError::invalid("Value for parameter TaskHandle is invalid."))?;
         let from = self.source(caller, "CancelMessageMoveTask", &handle.source_arn).await?;
         let tasks = self.store.redrives(&from).await?;
-        let task = tasks.iter().find(|task| task.id == handle.task_id);
+        let task = tasks.iter().find(|task| task_uuid(task).eq_ignore_ascii_case(&handle.task_id));
         let task = task.ok_or_else(|| SqsError::new(Kind::ResourceNotFound, "Task does not exist."))?;
         if task.state != RedriveState::Running {
             return Err(SqsError::invalid("Only active tasks can be cancelled."));

@@ -96,7 +96,7 @@ impl Operations {
         let name = required(request.queue_name.as_ref(), "QueueName")?;
         let none = Settings::new();
         let settings = request.attributes.as_ref().unwrap_or(&none);
-        let fifo = settings.get("FifoQueue").is_some_and(|value| value.0 == "true");
+        let fifo = settings.get("FifoQueue").is_some_and(|value| value.0.eq_ignore_ascii_case("true"));
         let name = new_name(name, fifo)?;
         self.authorize(caller, "CreateQueue", Some(&name))?;
         let mut config = if fifo { QueueConfig::sqs_fifo() } else { QueueConfig::sqs() };
@@ -106,7 +106,7 @@ impl Operations {
         }
         let _changing = crate::CHANGING.lock().await;
         match self.store.queue(&name).await {
-            Ok(info) => same_attributes(&info.config, settings)?,
+            Ok(info) => self.same_attributes(&info.config, settings)?,
             Err(StoreError::NoSuchQueue(_)) => {
                 if self.deleted.is_recent(&name) {
                     return Err(SqsError::new(
@@ -120,7 +120,7 @@ impl Operations {
                     Ok(_) => {}
                     // Another server on the same store was faster.
                     Err(AdminError::Exists(..)) => {
-                        same_attributes(&self.store.queue(&name).await?.config, settings)?;
+                        self.same_attributes(&self.store.queue(&name).await?.config, settings)?;
                     }
                     Err(error) => return Err(error.into()),
                 }
@@ -272,21 +272,22 @@ impl Operations {
         change(&mut config)?;
         Ok(self.store.set_queue(queue, config).await?)
     }
-}
 
-/// A queue that exists may be created again if every attribute in the request is as it is.
-fn same_attributes(config: &QueueConfig, settings: &Settings) -> Result<()> {
-    for (name, value) in settings {
+    /// A queue that exists may be created again if every attribute in the request is as it is.
+    fn same_attributes(&self, config: &QueueConfig, settings: &Settings) -> Result<()> {
         let mut changed = config.clone();
-        attributes::set(&mut changed, name, &value.0)?;
-        if changed != *config {
-            let text = format!(
-                "A queue already exists with the same name and a different value for attribute {name}"
-            );
-            return Err(SqsError::new(Kind::QueueNameExists, text));
+        attributes::apply(&mut changed, settings)?;
+        let told = |name: &str, config: &QueueConfig| attributes::configured(name, config, &self.names);
+        match settings.keys().find(|name| told(name, &changed) != told(name, config)) {
+            None => Ok(()),
+            Some(name) => Err(SqsError::new(
+                Kind::QueueNameExists,
+                format!(
+                    "A queue already exists with the same name and a different value for attribute {name}"
+                ),
+            )),
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! ReceiveMessage.
 
 use hapax_core::message::IDEMPOTENCY_KEY_ATTRIBUTE;
-use hapax_core::{Attribute, Delivery, KeySource, Receive};
+use hapax_core::{Attribute, Delivery, KeySource, Receive, TRACE_ATTRIBUTE};
 
 use super::super::digest;
 use super::super::error::{Kind, Result, SqsError};
-use super::super::message_attributes::{TRACE_HEADER, TRACE_HEADER_STORED, select};
+use super::super::message_attributes::{TRACE_HEADER, select};
 use super::super::model::{ReceiveMessage, Text};
-use super::super::output::{MessageOut, Output, text_of};
+use super::super::output::{MessageOut, Output, sequence_number, text_of};
 use super::{Caller, Operations, in_range, visibility_ms};
 use crate::deliveries::{bytes, give_back};
 
@@ -155,11 +155,11 @@ impl Operations {
             // As SQS, the count continues in the dead-letter queue.
             "ApproximateReceiveCount" => Some(delivery.deliveries.to_string()),
             "SentTimestamp" => Some(delivery.sent_ms.to_string()),
-            "SequenceNumber" => fifo.then(|| format!("{:020}", delivery.sequence)),
+            "SequenceNumber" => fifo.then(|| sequence_number(delivery.sequence)),
             "MessageDeduplicationId" => delivery.dedup.as_ref().map(ToString::to_string),
             "MessageGroupId" => delivery.group.as_ref().map(ToString::to_string),
             TRACE_HEADER => {
-                let stored = delivery.attributes.get(TRACE_HEADER_STORED)?;
+                let stored = delivery.attributes.get(TRACE_ATTRIBUTE)?;
                 stored.as_text().map(str::to_owned)
             }
             "DeadLetterQueueSourceArn" => delivery.dead.as_ref().map(|dead| self.names.arn(&dead.source)),

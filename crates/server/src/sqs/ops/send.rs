@@ -2,13 +2,15 @@
 
 use bytes::Bytes;
 use hapax_core::policy::MESSAGE_BYTES_MAX;
-use hapax_core::{Attribute, DedupId, GroupId, NewMessage, QueueName, SendError, Sent};
+use hapax_core::{
+    Attribute, DedupId, GroupId, NewMessage, QueueName, SendError, Sent, TRACE_ATTRIBUTE, TRACE_BYTES_MAX,
+};
 
 use super::super::digest;
 use super::super::error::{Kind, Result, SqsError, too_large};
-use super::super::message_attributes::{self, TRACE_HEADER, TRACE_HEADER_STORED, check_text};
+use super::super::message_attributes::{self, TRACE_HEADER, check_text};
 use super::super::model::{AttributesIn, SendMessage, SendMessageBatch, Text, required};
-use super::super::output::{BatchOut, Output, SentOut};
+use super::super::output::{BatchOut, Output, SentOut, sequence_number};
 use super::{Caller, Operations, batch, in_range};
 
 /// A message to send, as both actions give it.
@@ -19,6 +21,8 @@ struct Parts<'a> {
     system_attributes: Option<&'a AttributesIn<'a>>,
     dedup: Option<&'a Text<'a>>,
     group: Option<&'a Text<'a>>,
+    /// The trace header of the HTTP request.
+    http_trace: Option<&'a str>,
 }
 
 /// A message ready for the store, and the digests that its sender will compare.
@@ -44,21 +48,21 @@ impl Prepared {
         let md5_attributes = digest::of_attributes(attributes.iter().map(|(name, a)| (name.as_str(), a)));
         let trace: Option<Attribute> = message_attributes::system(parts.system_attributes)?;
         let md5_system_attributes = digest::of_attributes(trace.iter().map(|a| (TRACE_HEADER, a)));
-        if let Some(trace) = trace {
-            attributes.insert(TRACE_HEADER_STORED.to_owned(), trace);
+        // The sender's own goes before that of the request, whose digest is not told.
+        if let Some(trace) = trace.or_else(|| parts.http_trace.and_then(http_trace)) {
+            attributes.insert(TRACE_ATTRIBUTE.to_owned(), trace);
         }
         let md5_body = digest::of_body(body.as_bytes());
         let body = Bytes::copy_from_slice(body.as_bytes());
         let message = NewMessage { body, attributes, delay_ms, group, dedup, ..NewMessage::default() };
         Ok(Self { message, md5_body, md5_attributes, md5_system_attributes })
     }
+}
 
-    /// What counts towards the limits: the system attributes do not.
-    fn bytes(&self) -> u64 {
-        let trace = self.message.attributes.get(TRACE_HEADER_STORED);
-        let trace = trace.map_or(0, |a| TRACE_HEADER_STORED.len() + a.data_type.len() + a.value.len());
-        self.message.bytes() - trace as u64
-    }
+/// A trace header of HTTP as an attribute; one that could not be told again is left out.
+fn http_trace(header: &str) -> Option<Attribute> {
+    let fits = (1..=TRACE_BYTES_MAX).contains(&header.len());
+    (fits && header.bytes().all(|b| b.is_ascii_graphic() || b == b' ')).then(|| Attribute::text(header))
 }
 
 /// The digests alone, once the message is on its way.
@@ -83,7 +87,7 @@ fn sent_out(queue: &QueueName, sent: Sent, digests: Digests) -> SentOut {
         md5_body: digests.body,
         md5_attributes: digests.attributes,
         md5_system_attributes: digests.system_attributes,
-        sequence: queue.is_fifo().then(|| format!("{:020}", sent.sequence)),
+        sequence: queue.is_fifo().then(|| sequence_number(sent.sequence)),
     }
 }
 
@@ -133,9 +137,10 @@ impl Operations {
                 system_attributes: request.message_system_attributes.as_ref(),
                 dedup: request.message_deduplication_id.as_ref(),
                 group: request.message_group_id.as_ref(),
+                http_trace: caller.trace,
             },
         )?;
-        if prepared.bytes() > MESSAGE_BYTES_MAX {
+        if prepared.message.bytes() > MESSAGE_BYTES_MAX {
             return Err(too_large(MESSAGE_BYTES_MAX));
         }
         if prepared.message.dedup.is_none() {
@@ -176,10 +181,11 @@ impl Operations {
                 system_attributes: entry.message_system_attributes.as_ref(),
                 dedup: entry.message_deduplication_id.as_ref(),
                 group: entry.message_group_id.as_ref(),
+                http_trace: caller.trace,
             };
             match Prepared::new(&queue, &parts) {
                 Ok(prepared) => {
-                    bytes += prepared.bytes();
+                    bytes += prepared.message.bytes();
                     let (message, digests) = split(prepared);
                     messages.push(message);
                     waiting.push((id.to_owned(), digests));
