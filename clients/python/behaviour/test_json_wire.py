@@ -133,9 +133,25 @@ def test_a_body_beyond_the_bound_is_refused(call, queue):
     assert answer.status == 413
 
 
-def test_an_account_id_url_alone_is_no_queue(call):
-    answer = call("SendMessage", {"QueueUrl": "http://127.0.0.1", "MessageBody": "x"})
-    assert answer.json["__type"].endswith("#InvalidAddress") and answer.status == 404
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1",
+        "http://127.0.0.1/",
+        "https://sqs.us-east-1.amazonaws.com",
+        "http://127.0.0.1/000000000000/",
+        "http://127.0.0.1/000000000000/a b",
+        "no/such/queue",
+        "not a url",
+        "ftp://?#",
+        "x" * 2000,
+    ],
+)
+@pytest.mark.parametrize("action", ["SendMessage", "ReceiveMessage", "GetQueueAttributes", "DeleteQueue"])
+def test_a_url_that_names_no_queue_is_a_queue_that_does_not_exist(call, action, url):
+    answer = call(action, {"QueueUrl": url, "MessageBody": "x"})
+    assert answer.status == 400 and answer.json["__type"].endswith("#QueueDoesNotExist")
+    assert answer.headers["x-amzn-query-error"] == "AWS.SimpleQueueService.NonExistentQueue;Sender"
 
 
 def test_a_queue_url_has_the_host_of_the_request(server, queue):

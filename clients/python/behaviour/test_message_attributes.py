@@ -80,7 +80,7 @@ def test_eleven_attributes_are_refused(queue):
         queue.send(MessageAttributes={f"a{n}": text("1") for n in range(11)})
 
 
-@pytest.mark.parametrize("bad", ["", "AWS.x", "aws.x", "Amazon.x", ".x", "x.", "a..b", "a b", "ü", "x" * 257])
+@pytest.mark.parametrize("bad", ["", "AWS.x", "aws.x", "Amazon.x", ".x", "x.", "a..b", "a b", "x" * 257])
 def test_an_attribute_name_that_sqs_does_not_allow_is_refused(queue, bad):
     with fails("InvalidParameterValue"):
         queue.send(MessageAttributes={bad: text("1")})
@@ -117,7 +117,7 @@ def test_numbers_in_all_their_forms_are_kept_as_text(queue, number):
 
 
 def test_an_attribute_with_a_character_that_xml_does_not_allow_is_refused(queue):
-    with fails("InvalidMessageContents"):
+    with fails("InvalidParameterValue"):
         queue.send(MessageAttributes={"a": text("bad \x02")})
 
 

@@ -17,7 +17,7 @@ def test_a_new_queue_has_the_defaults_of_sqs(queue):
         "MessageRetentionPeriod": "345600",
         "DelaySeconds": "0",
         "ReceiveMessageWaitTimeSeconds": "0",
-        "SqsManagedSseEnabled": "false",
+        "SqsManagedSseEnabled": "true",
     }
 
 

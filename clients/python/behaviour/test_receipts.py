@@ -142,14 +142,6 @@ def test_a_handle_stays_good_after_a_visibility_change(queue):
     assert queue.counts() == (0, 0, 0)
 
 
-def test_a_message_that_is_visible_again_cannot_be_hidden_by_its_old_handle(queue):
-    queue.send()
-    message = expired(queue)
-    with fails(NOT_IN_FLIGHT, status=400):
-        queue.change(message, 600)
-    assert queue.counts() == (1, 0, 0)
-
-
 def test_a_superseded_handle_cannot_change_visibility(queue):
     queue.send()
     stale = queue.one(VisibilityTimeout=0)

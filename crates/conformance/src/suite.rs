@@ -84,7 +84,10 @@ suite! {
         extending_a_lease_hides_the_message_for_longer,
         a_lease_can_be_shortened,
         an_extended_delivery_can_be_acked_after_its_first_deadline,
-        extending_a_lease_that_ran_out_hides_nothing,
+        a_late_extend_takes_a_message_that_no_other_delivery_holds,
+        a_late_extend_holds_the_message_until_its_ack,
+        a_late_extend_on_a_fifo_queue_is_refused,
+        a_delivery_that_was_given_back_cannot_be_extended,
         a_lease_lasts_at_most_twelve_hours_since_the_receive,
         a_refused_extension_changes_nothing,
         an_extension_to_zero_gives_the_message_back_at_once,
@@ -166,6 +169,8 @@ suite! {
         standard_queues_honour_ids_that_are_given,
         queues_do_not_share_ids,
         a_refused_send_remembers_no_id,
+        a_purge_forgets_the_ids,
+        a_purge_forgets_the_ids_of_a_long_window: FastTime LongDedup,
     }
     6 p06_delay {
         a_delayed_message_is_hidden_until_its_delay_is_over,

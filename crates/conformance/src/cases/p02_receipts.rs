@@ -140,14 +140,63 @@ pub(crate) async fn an_extended_delivery_can_be_acked_after_its_first_deadline(t
     t.ack(&jobs, &got).await;
 }
 
-pub(crate) async fn extending_a_lease_that_ran_out_hides_nothing(t: Trial) {
+pub(crate) async fn a_late_extend_takes_a_message_that_no_other_delivery_holds(t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
     t.pass(LEASE).await;
-    assert_eq!(t.extend(&jobs, &got, LEASE).await, Err(SettleError::NotInFlight));
-    assert_eq!(t.extend(&jobs, &got, 0).await, Err(SettleError::NotInFlight));
+    assert_eq!(t.extend(&jobs, &got, 0).await.map(|left| left.lease_ms), Ok(0), "it is visible as it is");
+    t.extend(&jobs, &got, LEASE).await.unwrap();
+    t.hidden_for(&jobs, LEASE).await;
+    // The lease ran out a second time; the message was delivered once.
+    let again = t.one(&jobs).await;
+    assert_eq!((again.attempt, again.deliveries), (2, 2));
+    assert_eq!(t.extend(&jobs, &got, LEASE).await, Err(SettleError::Stale), "another delivery holds it");
+    t.ack(&jobs, &again).await;
+}
+
+pub(crate) async fn a_late_extend_holds_the_message_until_its_ack(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a"]).await;
+    let got = t.one(&jobs).await;
+    t.pass(LEASE).await;
+    t.extend(&jobs, &got, 3 * LEASE).await.unwrap();
+    t.none(&jobs).await;
+    t.ack(&jobs, &got).await;
+    t.pass(3 * LEASE).await;
+    t.none(&jobs).await;
+}
+
+pub(crate) async fn a_late_extend_on_a_fifo_queue_is_refused(t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    t.send_group(&jobs, "g", &["a"]).await;
+    let got = t.one(&jobs).await;
+    t.pass(LEASE).await;
+    for lease_ms in [LEASE, 0] {
+        let late = t.extend(&jobs, &got, lease_ms).await;
+        assert!(matches!(late, Err(SettleError::NotInFlight | SettleError::Expired)), "{late:?}");
+    }
     assert_eq!(t.one(&jobs).await.attempt, 2);
+}
+
+pub(crate) async fn a_delivery_that_was_given_back_cannot_be_extended(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["deferred"]).await;
+    let got = t.one(&jobs).await;
+    t.settle(&jobs, &got, How::Defer { after_ms: 0 }).await.unwrap();
+    assert_eq!(t.extend(&jobs, &got, LEASE).await, Err(SettleError::NotInFlight), "it did not count");
+    let got = t.one(&jobs).await;
+    assert_eq!(got.attempt, 1);
+    t.settle(&jobs, &got, How::Park { reason: "unknown".into() }).await.unwrap();
+    let parked = t.extend(&jobs, &got, LEASE).await;
+    assert!(parked.is_err(), "{parked:?}");
+    t.store().release(&jobs, vec![got.id]).await.unwrap();
+    assert_eq!(
+        t.extend(&jobs, &got, LEASE).await,
+        Err(SettleError::NotInFlight),
+        "released with a clean slate"
+    );
+    assert_eq!(t.one(&jobs).await.attempt, 1);
 }
 
 pub(crate) async fn a_lease_lasts_at_most_twelve_hours_since_the_receive(t: Trial) {

@@ -180,3 +180,32 @@ pub(crate) async fn a_refused_send_remembers_no_id(t: Trial) {
     assert!(!sent.duplicate);
     assert_eq!(drain(&t, &jobs).await, ["small"]);
 }
+
+pub(crate) async fn a_purge_forgets_the_ids(mut t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    let other = t.fifo("other").await;
+    t.send(&jobs, in_group("g", "a")).await;
+    t.send(&other, in_group("g", "a")).await;
+    t.store().purge(&jobs).await.unwrap();
+    let next = t.send(&jobs, in_group("g", "a")).await;
+    assert!(!next.duplicate, "its message was purged");
+    let again = t.send(&jobs, in_group("g", "a")).await;
+    assert_eq!((again.duplicate, again.id), (true, next.id), "the id counts from the new send on");
+    assert!(t.send(&other, in_group("g", "a")).await.duplicate, "another queue keeps its ids");
+    t.store().purge(&jobs).await.unwrap();
+    t.crash().await;
+    assert!(!t.send(&jobs, in_group("g", "a")).await.duplicate, "also after a crash");
+    assert_eq!(drain(&t, &jobs).await, ["a"]);
+}
+
+pub(crate) async fn a_purge_forgets_the_ids_of_a_long_window(mut t: Trial) {
+    let jobs = t.create("jobs.fifo", policy(window(2 * HOUR))).await;
+    t.send(&jobs, in_group("g", "a")).await;
+    t.advance(HOUR).await;
+    t.store().purge(&jobs).await.unwrap();
+    t.restart().await;
+    let next = t.send(&jobs, in_group("g", "a")).await;
+    assert!(!next.duplicate);
+    t.advance(HOUR).await;
+    assert_eq!(t.send(&jobs, in_group("g", "a")).await.id, next.id);
+}

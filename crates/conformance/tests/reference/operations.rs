@@ -71,6 +71,7 @@ impl State {
             history: Vec::new(),
             consumer: None,
             fence: 0,
+            received_ms: 0,
             bytes,
             turn: 0,
         };
@@ -117,6 +118,7 @@ impl State {
             m.attempts += 1;
             m.deliveries += 1;
             m.fence = fence;
+            m.received_ms = now_ms;
             m.consumer.clone_from(&ask.consumer);
             m.first_received_ms = if m.first_received_ms == 0 { now_ms } else { m.first_received_ms };
             got.push(queue.delivery(sequence, now_ms));
@@ -162,7 +164,8 @@ impl State {
                 queue.totals.deferred += 1;
                 queue.take_back_behind(sequence);
                 State::put_back(queue, sequence, after_ms, now_ms);
-                queue.messages.get_mut(&sequence).unwrap().attempts -= 1;
+                let m = queue.messages.get_mut(&sequence).unwrap();
+                (m.attempts, m.received_ms) = (m.attempts - 1, 0);
                 Settled::Returned { after_ms }
             }
             How::Park { reason } => {
@@ -198,8 +201,19 @@ impl State {
         let now_ms = self.now_ms;
         let sequence = self.find(name, &extend.receipt)?;
         let queue = self.queues.get_mut(name).unwrap();
+        let fifo = queue.info.config.is_fifo();
         let m = queue.messages.get_mut(&sequence).unwrap();
-        let Place::Flight { received, batch, .. } = m.place else { return Err(SettleError::NotInFlight) };
+        let (received, batch) = match m.place {
+            Place::Flight { received, batch, .. } => (received, batch),
+            Place::Ready | Place::Hidden { .. } if m.received_ms != 0 && !fifo => {
+                if extend.lease_ms == 0 {
+                    m.place = Place::Ready;
+                    return Ok(Remaining { lease_ms: 0 });
+                }
+                (m.received_ms, 0)
+            }
+            _ => return Err(SettleError::NotInFlight),
+        };
         let until = policy::extend_deadline(received, now_ms, extend.lease_ms)?;
         if extend.lease_ms == 0 {
             self.fail(name, sequence, Cause::Retry, None, Some(0));

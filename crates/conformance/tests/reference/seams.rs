@@ -129,6 +129,7 @@ impl QueueAdmin for Reference {
     async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {
         let mut state = self.now();
         let queue = state.of(name)?;
+        queue.dedup.clear();
         queue.undecided.clear();
         let gone = std::mem::take(&mut queue.messages);
         for m in gone.values() {
@@ -171,7 +172,7 @@ impl QueueAdmin for Reference {
         let queue = state.of(name)?;
         for m in queue.messages.values_mut() {
             if m.place == Place::Parked && ids.contains(&m.id) {
-                (m.place, m.attempts, m.parked) = (Place::Ready, 0, None);
+                (m.place, m.attempts, m.received_ms, m.parked) = (Place::Ready, 0, 0, None);
                 queue.undecided.remove(&m.id);
                 count += 1;
             }

@@ -38,6 +38,8 @@ pub struct Message {
     pub history: Vec<FailedAttempt>,
     pub consumer: Option<String>,
     pub fence: u64,
+    /// When the last delivery was made; 0 once it was taken back uncounted.
+    pub received_ms: u64,
     pub bytes: u64,
     /// Since when it waits behind others, on the scale of sequences (standard queues).
     pub turn: u64,
@@ -281,7 +283,7 @@ impl State {
             first_received_ms: m.first_received_ms,
             died_ms: self.now_ms,
         });
-        (m.died_at, m.attempts, m.place) = (sequence, 0, Place::Ready);
+        (m.died_at, m.attempts, m.received_ms, m.place) = (sequence, 0, 0, Place::Ready);
         let dead = self.queues.get_mut(&target).unwrap();
         dead.sequence += 1;
         dead.messages.insert(dead.sequence, m);

@@ -179,6 +179,7 @@ impl Engine {
             entry.state = State::Ready;
             entry.due_ms = now.ms();
             entry.attempts = 0;
+            entry.received_ms = 0;
             queue.update(wave, slot, entry);
             released += 1;
         }

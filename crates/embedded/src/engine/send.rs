@@ -124,6 +124,8 @@ impl Engine {
         let key = dedup::key(&queue.config, &message);
         if let Some(key) = key {
             let seen = queue.dedup.seen(key, now.ms()).or_else(|| stored.map(dedup::Seen::from));
+            // A purge forgets the ids together with their messages.
+            let seen = seen.filter(|seen| seen.seq >= queue.purged_before);
             if let Some(seen) = seen.filter(|seen| policy::is_duplicate(seen.sent_ms, window_ms, now.ms())) {
                 queue.totals.duplicates += 1;
                 return Ok(Sent { id: ids(seen.seq), sequence: seen.order, duplicate: true });

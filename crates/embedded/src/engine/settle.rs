@@ -106,7 +106,8 @@ impl Engine {
         }
     }
 
-    /// Changes a lease. Zero gives the message back at once: literal, whatever the retry policy says.
+    /// Changes a lease. Zero gives the message back at once: literal, whatever the retry policy says. On a standard
+    /// queue a lease that ran out can be taken again while no newer delivery holds the message, as in SQS.
     pub fn extend(
         &mut self,
         now: Now,
@@ -115,8 +116,15 @@ impl Engine {
         lease_ms: u64,
     ) -> Result<Remaining, SettleError> {
         let (slot, mut entry) = self.held_or_counted(queue, named)?;
-        if entry.state != State::InFlight {
-            return Err(SettleError::NotInFlight);
+        match entry.state {
+            State::InFlight => {}
+            // Without the time of its receive, the delivery was taken back uncounted: there is none to resume.
+            State::Ready | State::Delayed
+                if entry.received_ms != 0 && !self.queue(queue).config.is_fifo() =>
+            {
+                return self.extend_late(now, queue, slot, lease_ms);
+            }
+            _ => return Err(SettleError::NotInFlight),
         }
         if lease_ms == 0 {
             self.at(queue).0.totals.retried += 1;
@@ -125,6 +133,26 @@ impl Engine {
         }
         entry.due_ms = policy::extend_deadline(entry.received_ms, now.ms(), lease_ms)?;
         let (queue, wave) = self.at(queue);
+        queue.update(wave, slot, entry);
+        Ok(Remaining { lease_ms: entry.due_ms - now.ms() })
+    }
+
+    /// Resumes a delivery whose failure was counted when its lease ran out.
+    fn extend_late(
+        &mut self,
+        now: Now,
+        queue: u32,
+        slot: Slot,
+        lease_ms: u64,
+    ) -> Result<Remaining, SettleError> {
+        let (queue, wave) = self.at(queue);
+        let mut entry = *queue.table.get(slot);
+        if lease_ms == 0 {
+            (entry.state, entry.due_ms) = (State::Ready, now.ms());
+        } else {
+            entry.due_ms = policy::extend_deadline(entry.received_ms, now.ms(), lease_ms)?;
+            entry.state = State::InFlight;
+        }
         queue.update(wave, slot, entry);
         Ok(Remaining { lease_ms: entry.due_ms - now.ms() })
     }
@@ -175,12 +203,14 @@ impl Engine {
         }
     }
 
-    /// Puts a message back without counting the attempt. The fence and the deliveries stay: they only grow.
+    /// Puts a message back without counting the attempt. The fence and the deliveries stay: they only grow. The time
+    /// of the receive goes, so that the delivery cannot be extended any more.
     pub(super) fn put_back(&mut self, now: Now, queue: u32, slot: Slot, after_ms: u64) {
         let (queue, wave) = self.at(queue);
         let mut entry = *queue.table.get(slot);
         assert_eq!(entry.state, State::InFlight, "only a delivery can be put back");
         entry.attempts -= 1;
+        entry.received_ms = 0;
         entry.state = if after_ms == 0 { State::Ready } else { State::Delayed };
         entry.due_ms = now.ms() + after_ms;
         queue.update(wave, slot, entry);

@@ -308,9 +308,15 @@ impl Model {
     pub fn extend(&mut self, queue: usize, seq: u64, fence: u64, lease_ms: u64) -> Result<u64, SettleError> {
         let at = self.held(queue, seq, fence)?;
         let now_ms = self.now_ms;
+        let fifo = self.queues[queue].config.is_fifo();
         let message = &mut self.queues[queue].messages[at];
-        if message.at != At::InFlight {
+        let late = matches!(message.at, At::Ready | At::Delayed) && message.received_ms != 0 && !fifo;
+        if message.at != At::InFlight && !late {
             return Err(SettleError::NotInFlight);
+        }
+        if late && lease_ms == 0 {
+            (message.at, message.due_ms) = (At::Ready, now_ms);
+            return Ok(0);
         }
         if lease_ms == 0 {
             self.queues[queue].totals.retried += 1;
@@ -322,6 +328,7 @@ impl Model {
             return Err(SettleError::LeaseTooLong { lease_ms: total_ms, lease_ms_max: LEASE_MS_MAX });
         }
         message.due_ms = now_ms + lease_ms;
+        message.at = At::InFlight;
         Ok(lease_ms)
     }
 
@@ -356,6 +363,7 @@ impl Model {
     fn put_back(&mut self, queue: usize, at: usize, after_ms: u64) {
         let message = &mut self.queues[queue].messages[at];
         message.attempts -= 1;
+        message.received_ms = 0;
         message.at = if after_ms == 0 { At::Ready } else { At::Delayed };
         message.due_ms = self.now_ms + after_ms;
     }
@@ -453,6 +461,7 @@ impl Model {
         let queue = &mut self.queues[queue];
         queue.purged_before = place;
         queue.undecided.clear();
+        queue.seen.clear();
         let count = queue.messages.len() as u64;
         queue.messages.clear();
         count
@@ -473,6 +482,7 @@ impl Model {
         message.at = At::Ready;
         message.due_ms = now_ms;
         message.attempts = 0;
+        message.received_ms = 0;
         message.last_error = None;
         message.out = false;
         let message = message.clone();

@@ -32,6 +32,7 @@ fn changed(queue: &QueueName, extend: &Extend, error: &SettleError) -> SqsError 
         // Another delivery holds the message: this one is in flight no more.
         SettleError::Stale if !queue.is_fifo() => settle_error(&SettleError::NotInFlight, receipt),
         SettleError::Dead => settle_error(&SettleError::Gone, receipt),
+        SettleError::NotInFlight if queue.is_fifo() => settle_error(&SettleError::Expired, receipt),
         SettleError::LeaseTooLong { .. } => SqsError::value(
             "VisibilityTimeout",
             extend.lease_ms / 1000,
