@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from conftest import PROTOCOL
 from sqs import GONE, Queue, fails
 
 
@@ -234,8 +235,46 @@ def test_a_permission_that_makes_no_sense_is_refused(sqs, queue, wrong):
         permit(sqs, queue, **{"label": "ok", **wrong})
 
 
-def test_a_policy_has_at_most_seven_statements(sqs, queue):
-    for n in range(7):
+def test_a_statement_has_at_most_seven_actions(sqs, queue):
+    actions = ["ChangeMessageVisibility", "DeleteMessage", "GetQueueAttributes", "GetQueueUrl"]
+    actions += ["ListDeadLetterSourceQueues", "PurgeQueue", "ReceiveMessage"]
+    permit(sqs, queue, "seven", actions=actions)
+    with fails("OverLimit", "8 Actions were found, maximum allowed is 7.", 403):
+        permit(sqs, queue, "eight", actions=[*actions, "SendMessage"])
+
+
+def test_a_policy_has_at_most_twenty_statements(sqs, queue):
+    for n in range(20):
         permit(sqs, queue, f"label-{n}")
     with fails("OverLimit", status=403):
-        permit(sqs, queue, "eighth")
+        permit(sqs, queue, "one-more")
+
+
+@pytest.mark.parametrize("action", ["RemovePermission", "CreateQueue", "SetQueueAttributes", "TagQueue", "DeleteQueue"])
+def test_what_only_the_owner_may_do_cannot_be_permitted(sqs, queue, action):
+    reason = f"Value SQS:{action} for parameter ActionName is invalid. Reason: Only the queue owner"
+    with fails("InvalidParameterValue", reason, 400):
+        permit(sqs, queue, "x", actions=["SendMessage", action])
+    assert queue.attributes("Policy") == {}
+
+
+def test_a_permission_needs_accounts_and_actions(sqs, queue):
+    with fails("MissingParameter", "Actions"):
+        permit(sqs, queue, "x", actions=[])
+    # The Query protocol has no empty list.
+    code = "InvalidParameterValue" if PROTOCOL == "json" else "MissingParameter"
+    with fails(code):
+        permit(sqs, queue, "x", accounts=[])
+
+
+def test_the_tags_of_a_new_queue_have_the_same_limits(sqs, name):
+    for tags in [{f"k{n}": "v" for n in range(51)}, {"": "v"}, {"k" * 129: "v"}, {"k": "v" * 257}]:
+        with fails("InvalidParameterValue"):
+            sqs.create_queue(QueueName=name, tags=tags)
+    with fails(GONE):
+        sqs.get_queue_url(QueueName=name)
+
+
+def test_a_tag_to_remove_needs_a_name(sqs, queue):
+    with fails("InvalidParameterValue", "Tag keys must be between 1 and 128 characters in length."):
+        sqs.untag_queue(QueueUrl=queue.url, TagKeys=[""])

@@ -54,7 +54,7 @@ def test_a_name_that_sqs_does_not_allow_is_refused(sqs, bad):
 
 
 def test_a_queue_needs_a_name(sqs):
-    with fails("MissingParameter"):
+    with fails("InvalidParameterValue", "1 to 80 in length"):
         sqs.create_queue(QueueName="")
 
 

@@ -9,8 +9,25 @@ use super::super::model::{Action, AddPermission, RemovePermission, Text, require
 use super::super::output::Output;
 use super::{Caller, Operations};
 
-/// The most statements of a policy that AddPermission makes.
-const STATEMENTS_MAX: usize = 7;
+/// The most statements of a policy that AddPermission adds to.
+const STATEMENTS_MAX: usize = 20;
+/// The most actions of one statement.
+const ACTIONS_MAX: usize = 7;
+/// Actions that only the owner of a queue may do, so that no other account can be allowed them.
+const OWNER_ONLY: [&str; 12] = [
+    "AddPermission",
+    "CancelMessageMoveTask",
+    "CreateQueue",
+    "DeleteQueue",
+    "ListMessageMoveTasks",
+    "ListQueueTags",
+    "ListQueues",
+    "RemovePermission",
+    "SetQueueAttributes",
+    "StartMessageMoveTask",
+    "TagQueue",
+    "UntagQueue",
+];
 
 fn read_policy(document: Option<&String>, arn: &str) -> Map<String, Value> {
     document.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_else(|| {
@@ -47,9 +64,20 @@ fn check_label(label: &str) -> Result<()> {
     Err(SqsError::value("Label", label, reason))
 }
 
+fn over_limit(count: usize, what: &str, max: usize) -> SqsError {
+    SqsError::new(Kind::OverLimit, format!("{count} {what} were found, maximum allowed is {max}."))
+}
+
 fn check_actions(actions: &[Text<'_>]) -> Result<Vec<String>> {
+    if actions.len() > ACTIONS_MAX {
+        return Err(over_limit(actions.len(), "Actions", ACTIONS_MAX));
+    }
     let check = |action: &Text<'_>| {
         let name = action.as_str();
+        if OWNER_ONLY.contains(&name) {
+            let reason = "Only the queue owner is allowed to invoke this action.";
+            return Err(SqsError::value("ActionName", format_args!("SQS:{name}"), reason));
+        }
         if name == "*" || Action::from_name(name).is_some() {
             return Ok(format!("SQS:{name}"));
         }
@@ -60,6 +88,9 @@ fn check_actions(actions: &[Text<'_>]) -> Result<Vec<String>> {
 }
 
 fn check_accounts(accounts: &[Text<'_>]) -> Result<Vec<String>> {
+    if accounts.is_empty() {
+        return Err(SqsError::value("PrincipalId", "[]", "Unable to verify."));
+    }
     let check = |account: &Text<'_>| {
         let id = account.as_str();
         if id.len() == 12 && id.bytes().all(|b| b.is_ascii_digit()) {
@@ -79,13 +110,10 @@ impl Operations {
         let queue = self.queue(caller, "AddPermission", request.queue_url.as_ref())?;
         let label = required(request.label.as_ref(), "Label")?;
         check_label(label)?;
-        let list = |list: Option<&Vec<Text<'_>>>, name: &str| -> Result<()> {
-            list.filter(|list| !list.is_empty()).map(drop).ok_or_else(|| SqsError::missing(name))
-        };
-        list(request.aws_account_ids.as_ref(), "AWSAccountIds")?;
-        list(request.actions.as_ref(), "Actions")?;
-        let accounts = check_accounts(request.aws_account_ids.as_deref().unwrap_or_default())?;
-        let actions = check_actions(request.actions.as_deref().unwrap_or_default())?;
+        let accounts = request.aws_account_ids.as_ref().ok_or_else(|| SqsError::missing("AWSAccountIds"))?;
+        let actions = request.actions.as_ref().filter(|actions| !actions.is_empty());
+        let actions = check_actions(actions.ok_or_else(|| SqsError::missing("Actions"))?)?;
+        let accounts = check_accounts(accounts)?;
         let arn = self.names.arn(&queue);
         self.change(&queue, |config| {
             let mut policy = read_policy(config.extra.get(POLICY), &arn);
@@ -94,11 +122,7 @@ impl Operations {
                 return Err(SqsError::value("Label", label, "Already exists."));
             }
             if statements.len() >= STATEMENTS_MAX {
-                let text = format!(
-                    "{} Actions were found, maximum allowed is {STATEMENTS_MAX}.",
-                    statements.len() + 1
-                );
-                return Err(SqsError::new(Kind::OverLimit, text));
+                return Err(over_limit(statements.len() + 1, "Statements", STATEMENTS_MAX));
             }
             statements.push(json!({
                 "Sid": label,

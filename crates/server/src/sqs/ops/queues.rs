@@ -15,7 +15,7 @@ use super::super::model::{
     SetQueueAttributes, Settings, Text, required,
 };
 use super::super::output::{Output, QueuePage};
-use super::{Caller, Operations, in_range};
+use super::{Caller, Operations, in_range, tags};
 
 const PAGE_MAX: usize = 1000;
 
@@ -93,7 +93,7 @@ impl Operations {
         caller: &Caller<'_>,
         request: &CreateQueue<'_>,
     ) -> Result<Output> {
-        let name = required(request.queue_name.as_ref(), "QueueName")?;
+        let name = request.queue_name.as_ref().ok_or_else(|| SqsError::missing("QueueName"))?.as_str();
         let none = Settings::new();
         let settings = request.attributes.as_ref().unwrap_or(&none);
         let fifo = settings.get("FifoQueue").is_some_and(|value| value.0.eq_ignore_ascii_case("true"));
@@ -101,9 +101,7 @@ impl Operations {
         self.authorize(caller, "CreateQueue", Some(&name))?;
         let mut config = if fifo { QueueConfig::sqs_fifo() } else { QueueConfig::sqs() };
         attributes::apply(&mut config, settings)?;
-        for (key, value) in request.tags.iter().flatten() {
-            config.tags.insert(key.clone(), value.0.clone());
-        }
+        tags::add(&mut config, &name, request.tags.as_ref().unwrap_or(&none))?;
         let _changing = crate::CHANGING.lock().await;
         match self.store.queue(&name).await {
             Ok(info) => self.same_attributes(&info.config, settings)?,
