@@ -270,9 +270,10 @@ pub(crate) fn text_of(body: &[u8]) -> Cow<'_, str> {
     std::str::from_utf8(body).map_or_else(|_| String::from_utf8_lossy(body), Cow::Borrowed)
 }
 
-/// A sequence number as SQS writes them: 20 digits, the first of them not zero.
+/// A sequence number as SQS writes them: 20 digits, the first of them not zero. No run of zeros in it could be taken for
+/// the default account.
 pub(crate) fn sequence_number(sequence: u64) -> String {
-    const FIRST: u64 = 10_000_000_000_000_000_000;
+    const FIRST: u64 = 11_111_111_111_000_000_000;
     FIRST.saturating_add(sequence).to_string()
 }
 
