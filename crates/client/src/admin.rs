@@ -4,18 +4,18 @@ use std::fmt::Write as _;
 
 use async_trait::async_trait;
 use hapax_core::{
-    AdminError, Browse, Examination, GroupId, Maintenance, MessageId, MessageState, MessageView, Page,
-    QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, RedriveRequest, RedriveTask, StoreError,
-    StoreStatus,
+    AdminError, Browse, Discarded, Examination, GroupId, Maintenance, MessageId, MessageState, MessageView,
+    Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, RedriveRequest, RedriveTask, Revision,
+    StoreError, StoreStatus,
 };
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 
 use crate::Client;
 use crate::transport::{Effect, Failure};
 use crate::wire::{
-    Count, Halted, Ids, Messages, QueueItem, Queues, RedriveBody, Redrives, ResumeBody, Status,
+    Count, DiscardBody, Halted, Ids, Messages, PauseBody, PurgeBody, QueueItem, Queues, RedriveBody,
+    Redrives, ResumeBody, Status,
 };
 
 /// The seam's page size for ids; the server refuses more in one request.
@@ -50,8 +50,17 @@ fn state_word(state: MessageState) -> &'static str {
 
 #[async_trait]
 impl QueueAdmin for Client {
-    async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError> {
-        let created: Result<Created, _> = self.transport.put(&format!("/v1/queues/{name}"), &config).await;
+    async fn create_queue_spaced(
+        &self,
+        name: &QueueName,
+        config: QueueConfig,
+        interval_ms: u64,
+    ) -> Result<bool, AdminError> {
+        let mut path = format!("/v1/queues/{name}");
+        if interval_ms > 0 {
+            let _ = write!(path, "?interval_ms={interval_ms}");
+        }
+        let created: Result<Created, _> = self.transport.put(&path, &config).await;
         created.map(|answer| answer.created).map_err(admin)
     }
 
@@ -60,9 +69,28 @@ impl QueueAdmin for Client {
         Ok(item.into())
     }
 
-    async fn set_queue(&self, name: &QueueName, config: QueueConfig) -> Result<(), AdminError> {
-        let path = format!("/v1/queues/{name}/config");
-        self.transport.put::<_, IgnoredAny>(&path, &config).await.map(drop).map_err(admin)
+    async fn set_queue(
+        &self,
+        name: &QueueName,
+        config: QueueConfig,
+        expected: Option<Revision>,
+    ) -> Result<Revision, AdminError> {
+        let mut path = format!("/v1/queues/{name}/config");
+        if let Some(expected) = expected {
+            let _ = write!(path, "?revision={expected}");
+        }
+        let item: QueueItem = self.transport.put(&path, &config).await.map_err(admin)?;
+        Ok(item.revision)
+    }
+
+    async fn pause_queue(&self, name: &QueueName, by: &str, reason: Option<&str>) -> Result<(), StoreError> {
+        let body = PauseBody { by: Some(by.to_owned()), reason: reason.map(str::to_owned) };
+        self.transport.post(&format!("/v1/queues/{name}/pause"), &body).await.map_err(change)
+    }
+
+    async fn resume_queue(&self, name: &QueueName, by: &str) -> Result<(), StoreError> {
+        let body = ResumeBody { by: Some(by.to_owned()) };
+        self.transport.post(&format!("/v1/queues/{name}/resume"), &body).await.map_err(change)
     }
 
     async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError> {
@@ -78,9 +106,10 @@ impl QueueAdmin for Client {
         self.transport.get(&format!("/v1/queues/{name}/stats")).await.map_err(read)
     }
 
-    async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {
+    async fn purge_spaced(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let path = format!("/v1/queues/{name}/purge");
-        let answer: Count = self.transport.post(&path, &()).await.map_err(change)?;
+        let body = PurgeBody { interval_ms: (interval_ms > 0).then_some(interval_ms) };
+        let answer: Count = self.transport.post(&path, &body).await.map_err(admin)?;
         Ok(answer.count)
     }
 
@@ -101,12 +130,32 @@ impl QueueAdmin for Client {
         Ok(Page { items: views.map_err(unreadable)?, next: answer.next })
     }
 
-    async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
-        self.by_ids(name, "discard", ids).await
+    async fn discard(
+        &self,
+        name: &QueueName,
+        ids: Vec<MessageId>,
+        by: &str,
+    ) -> Result<Discarded, StoreError> {
+        let path = format!("/v1/queues/{name}/discard");
+        let mut all = Discarded::default();
+        for part in chunks(&ids) {
+            let body = DiscardBody { ids: part.to_vec(), by: Some(by.to_owned()) };
+            let answer: Discarded = self.transport.post(&path, &body).await.map_err(change)?;
+            all.count += answer.count;
+            all.in_flight.extend(answer.in_flight);
+        }
+        Ok(all)
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
-        self.by_ids(name, "release", ids).await
+        let path = format!("/v1/queues/{name}/release");
+        let mut count = 0;
+        for part in chunks(&ids) {
+            let answer: Count =
+                self.transport.post(&path, &Ids { ids: part.to_vec() }).await.map_err(change)?;
+            count += answer.count;
+        }
+        Ok(count)
     }
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
@@ -166,21 +215,10 @@ impl Client {
     pub async fn server_version(&self) -> Result<String, StoreError> {
         self.transport.get::<Status>("/v1/status").await.map(|answer| answer.version).map_err(read)
     }
+}
 
-    async fn by_ids(&self, name: &QueueName, what: &str, ids: Vec<MessageId>) -> Result<u64, StoreError> {
-        let path = format!("/v1/queues/{name}/{what}");
-        let mut count = 0;
-        // An empty list is asked about too: the queue may not exist.
-        let mut rest = ids.as_slice();
-        loop {
-            let (part, more) = rest.split_at(rest.len().min(IDS_MAX));
-            let answer: Count =
-                self.transport.post(&path, &Ids { ids: part.to_vec() }).await.map_err(change)?;
-            count += answer.count;
-            rest = more;
-            if rest.is_empty() {
-                return Ok(count);
-            }
-        }
-    }
+/// Ids as the server takes them. An empty list is asked about too: the queue may not exist.
+fn chunks(ids: &[MessageId]) -> impl Iterator<Item = &[MessageId]> {
+    let none = ids.is_empty().then_some(ids);
+    none.into_iter().chain(ids.chunks(IDS_MAX))
 }

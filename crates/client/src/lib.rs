@@ -1,4 +1,4 @@
-//! A Hapax server as a store: [`Client`] implements the queue seams and the ledger over the server's native API (`/v1`), so
+//! A Hapax server as a store: [`Client`] implements the queue seams, the ledger and the documents over the server's native API (`/v1`), so
 //! that what runs against an embedded store runs against a server unchanged.
 //!
 //! ```no_run
@@ -19,6 +19,8 @@
 mod admin;
 #[cfg(feature = "http")]
 mod connect;
+#[cfg(feature = "http")]
+mod documents;
 #[cfg(feature = "http")]
 mod ledger;
 #[cfg(feature = "http")]

@@ -1,5 +1,5 @@
-//! One suite for [`QueueStore`](hapax_core::QueueStore) and [`QueueAdmin`], one for [`Ledger`]: every store passes
-//! them, or says in its [`Capabilities`](hapax_core::Capabilities) what it cannot do.
+//! One suite for [`QueueStore`](hapax_core::QueueStore) and [`QueueAdmin`], one for [`Ledger`], one for [`Documents`]: every
+//! store passes them, or says in its [`Capabilities`](hapax_core::Capabilities) what it cannot do.
 //!
 //! A new store writes a [`Harness`] and a [`Factory`], and then a test binary of its own (`harness = false`):
 //!
@@ -14,7 +14,7 @@
 //! `p02_receipts::a_stale_receipt_settles_nothing`, `l04_tokens::a_stale_token_changes_nothing`. A case that the store
 //! cannot run is reported as ignored, never as passed, and the list of them is stated by the store and checked. A plain
 //! loop can run the cases as well. What each store must answer is written in the cases; the lists of them are in
-//! `suite.rs` and `ledger_suite.rs`, their only places.
+//! `suite.rs`, `ledger_suite.rs` and `document_suite.rs`, their only places.
 //!
 //! What the suites expect of a harness beyond its signatures: an operation that starts after
 //! [`Harness::advance_ms`] has returned sees the new time, and so does one that waits inside the store. What a store
@@ -22,6 +22,8 @@
 //! wait for it.
 
 mod cases;
+mod document_cases;
+mod document_suite;
 #[path = "inbox_suite.rs"]
 pub mod inbox;
 mod ledger_cases;
@@ -40,8 +42,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use hapax_core::{Ledger, Order, QueueAdmin};
+use hapax_core::{Documents, Ledger, Order, QueueAdmin};
 
+pub use document_suite::document_cases;
 pub use ledger_suite::ledger_cases;
 pub use memory_inbox::{MemoryInbox, MemoryTx};
 pub use memory_ledger::MemoryLedger;
@@ -60,6 +63,11 @@ pub trait Harness: Send + Sync {
 
     /// The ledger, on the same clock: the store's own, or one beside it. `None`: only the queue suite runs.
     fn ledger(&self) -> Option<Arc<dyn Ledger>> {
+        None
+    }
+
+    /// The documents, on the same data; `None`: their suite does not run.
+    fn documents(&self) -> Option<Arc<dyn Documents>> {
         None
     }
 

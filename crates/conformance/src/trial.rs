@@ -131,8 +131,8 @@ impl Trial {
     }
 
     pub(crate) async fn set(&self, name: &QueueName, config: QueueConfig) {
-        let set = self.within("set", self.store().set_queue(name, config)).await;
-        assert_eq!(set, Ok(()), "setting {name}");
+        let set = self.within("set", self.store().set_queue(name, config, None)).await;
+        assert!(set.is_ok(), "setting {name}: {set:?}");
     }
 
     pub(crate) async fn config_of(&self, name: &QueueName) -> QueueConfig {
@@ -141,6 +141,15 @@ impl Trial {
 
     pub(crate) async fn stats(&self, name: &QueueName) -> QueueStats {
         self.within("stats", self.store().stats(name)).await.expect("stats")
+    }
+
+    /// The store's time, as a new message has it.
+    pub(crate) async fn now_ms(&self) -> u64 {
+        let probe = self.create("clock-probe", crate::values::config()).await;
+        self.send_all(&probe, &["now"]).await;
+        let now_ms = self.browse(&probe).await[0].sent_ms;
+        self.store().delete_queue(&probe).await.expect("the probe is there");
+        now_ms
     }
 
     // Sending.

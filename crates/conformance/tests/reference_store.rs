@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use hapax_conformance::{Factory, Harness};
-use hapax_core::{ManualClock, QueueAdmin};
+use hapax_core::{Documents, ManualClock, QueueAdmin};
 use reference::Reference;
 
 struct InMemory {
@@ -19,6 +19,10 @@ struct InMemory {
 impl Harness for InMemory {
     fn store(&self) -> Arc<dyn QueueAdmin> {
         Arc::clone(&self.store) as Arc<dyn QueueAdmin>
+    }
+
+    fn documents(&self) -> Option<Arc<dyn Documents>> {
+        Some(Arc::clone(&self.store) as Arc<dyn Documents>)
     }
 
     fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
@@ -70,5 +74,9 @@ impl Factory for InMemoryStores {
 const SKIPS: &[&str] = &[];
 
 fn main() -> ExitCode {
-    hapax_conformance::main(InMemoryStores, &[hapax_conformance::cases()], SKIPS)
+    hapax_conformance::main(
+        InMemoryStores,
+        &[hapax_conformance::cases(), hapax_conformance::document_cases()],
+        SKIPS,
+    )
 }

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::ledger::TokenError;
-use crate::name::QueueName;
+use crate::name::{QueueName, Revision};
 
 /// The store as a whole could not do it. Nothing was changed, except where the variant says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -179,6 +179,26 @@ pub enum AdminError {
     /// Another task already moves messages out of this queue.
     #[error("a redrive of queue {0} is already running; cancel it or wait")]
     RedriveRunning(QueueName),
+    /// Another change came between the caller's read and its write. Nothing was changed.
+    #[error(
+        "{what} has revision {actual}, not {expected}: it was changed meanwhile; read it again and repeat the change"
+    )]
+    RevisionConflict {
+        /// What was to be changed, for example `queue payments`.
+        what: String,
+        /// The revision that the caller had read.
+        expected: Revision,
+        /// The revision that it has now.
+        actual: Revision,
+    },
+    /// The operation was done too short a time ago to be done again.
+    #[error("{what} less than the wanted interval ago; try again in {retry_after_ms} ms")]
+    TooSoon {
+        /// What was done, for example `queue payments was purged`.
+        what: String,
+        /// When the interval is over.
+        retry_after_ms: u64,
+    },
     /// No such message, task or group.
     #[error("{0} does not exist")]
     NotFound(String),
@@ -195,6 +215,8 @@ impl AdminError {
             Self::Exists(..) => "queue-exists",
             Self::Config { .. } => "config",
             Self::RedriveRunning(_) => "redrive-running",
+            Self::RevisionConflict { .. } => "revision-conflict",
+            Self::TooSoon { .. } => "too-soon",
             Self::NotFound(_) => "not-found",
             Self::Refused(_) => "refused",
         }

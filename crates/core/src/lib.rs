@@ -13,12 +13,14 @@
 //! | [`store`] | the seams: [`QueueStore`], [`QueueAdmin`] and what they answer |
 //! | [`ledger`] | the ledger seam, and its protocol as pure functions |
 //! | [`inbox`] | the transactional seam: a ledger entry in the caller's own transaction |
+//! | [`documents`] | small named JSON documents with compare-and-set |
 //! | [`source`] | the worker's only input, and the adapter from a queue |
 //! | [`error`] | one narrow error per operation |
 //! | [`clock`] | time as a parameter |
 
 pub mod capabilities;
 pub mod clock;
+pub mod documents;
 mod durations;
 pub mod error;
 pub mod inbox;
@@ -32,6 +34,7 @@ pub mod store;
 
 pub use capabilities::{Capabilities, CounterScope, Order, Settles, WakeUp};
 pub use clock::{Clock, ManualClock, SystemClock};
+pub use documents::{Document, DocumentError, DocumentFilter, DocumentPage, Documents, Expected};
 pub use error::{AdminError, SendError, SettleError, StoreError};
 pub use inbox::{AsyncInbox, BlockingInbox, Entered, InboxEntry, InboxError};
 pub use ledger::{
@@ -44,14 +47,15 @@ pub use message::{
     TRACE_ATTRIBUTE, TRACE_BYTES_MAX,
 };
 pub use name::{
-    DedupId, Fence, Fingerprint, GroupId, IdempotencyKey, MessageId, Owner, QueueName, Receipt, Scope, Token,
+    DedupId, DocumentName, Fence, Fingerprint, GroupId, IdempotencyKey, MessageId, Owner, QueueName, Receipt,
+    Revision, Scope, Token,
 };
 pub use queue::{
     DeadLetterPolicy, DedupPolicy, DedupScope, OnDead, QueueConfig, QueueKind, Quota, RedriveAllow, Tier,
 };
 pub use source::{QueueSource, Source, SourceDescription};
 pub use store::{
-    Batch, Browse, Cause, DeadLetter, Examination, Extend, How, Maintenance, MessageState, MessageView, Page,
-    QueueAdmin, QueueInfo, QueueStats, QueueStore, Receive, RedriveFilter, RedriveRequest, RedriveState,
-    RedriveTask, Remaining, Sent, Settle, Settled, StoreStatus,
+    Batch, Browse, Cause, DeadLetter, Discarded, Examination, Extend, How, Maintenance, MessageState,
+    MessageView, Page, QueueAdmin, QueueInfo, QueuePause, QueueStats, QueueStore, Receive, RedriveFilter,
+    RedriveRequest, RedriveState, RedriveTask, Remaining, Sent, Settle, Settled, StoreStatus,
 };

@@ -101,6 +101,9 @@ pub struct NewMessage {
     pub attributes: Attributes,
     /// Invisible for so long; the queue's default when `None`.
     pub delay_ms: Option<u64>,
+    /// Invisible until this time, in milliseconds since 1970 by the store's clock; at most 366 days ahead. Its
+    /// retention counts from then. Not on FIFO queues, and not together with `delay_ms`.
+    pub deliver_at_ms: Option<u64>,
     /// The group; required on FIFO queues.
     pub group: Option<GroupId>,
     /// The sender's identity for this send.
@@ -119,6 +122,13 @@ impl NewMessage {
     #[must_use]
     pub fn delay_ms(mut self, delay_ms: u64) -> Self {
         self.delay_ms = Some(delay_ms);
+        self
+    }
+
+    /// Hides the message until this time, in milliseconds since 1970; at most 366 days ahead.
+    #[must_use]
+    pub fn deliver_at_ms(mut self, deliver_at_ms: u64) -> Self {
+        self.deliver_at_ms = Some(deliver_at_ms);
         self
     }
 

@@ -145,6 +145,35 @@ text_id!(
 );
 
 text_id!(
+    /// A document's name: segments of `A-Z a-z 0-9 _ - .` with `/` between them, 1 to 200 bytes together.
+    ///
+    /// ```
+    /// # use hapax_core::DocumentName;
+    /// assert!(DocumentName::new("schedules/nightly").is_ok());
+    /// assert!(DocumentName::new("schedules//nightly").is_err());
+    /// ```
+    DocumentName,
+    "document name",
+    "use 1 to 200 of A-Z a-z 0-9 _ - . with / between segments; no segment is empty, . or ..",
+    |value| {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
+        let segment = |part: &str| !matches!(part, "" | "." | "..") && part.bytes().all(plain);
+        value.len() <= DocumentName::BYTES_MAX && value.split('/').all(segment)
+    }
+);
+
+impl DocumentName {
+    /// The longest name.
+    pub const BYTES_MAX: usize = 200;
+}
+
+impl std::borrow::Borrow<str> for DocumentName {
+    fn borrow(&self) -> &str {
+        self.as_str()
+    }
+}
+
+text_id!(
     /// Opaque token that names one delivery; needed to settle or extend it, stale once superseded.
     Receipt,
     "receipt",
@@ -276,6 +305,20 @@ impl Fence {
     #[must_use]
     pub fn next(self, store_time_us: u64) -> Self {
         Self((self.0 + 1).max(store_time_us).min(Self::MAX.0))
+    }
+}
+
+/// The revision of a queue's configuration or of a document: a number that grows with every change.
+///
+/// A store never gives the same name the same revision twice, not even after it was deleted and created again. So a
+/// caller that passes the revision it read changes what it read, or nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Revision(pub u64);
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::capabilities::Capabilities;
 use crate::error::{AdminError, SendError, SettleError, StoreError};
 use crate::ledger::{ClaimEnd, Store};
 use crate::message::{Attributes, Delivery, NewMessage, Priority};
-use crate::name::{DedupId, GroupId, MessageId, QueueName, Receipt};
+use crate::name::{DedupId, GroupId, MessageId, QueueName, Receipt, Revision};
 use crate::policy::tier::Finding;
 use crate::queue::QueueConfig;
 
@@ -323,6 +323,16 @@ pub struct Page<T> {
     pub next: Option<u64>,
 }
 
+/// What a discard did.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Discarded {
+    /// How many messages were deleted.
+    pub count: u64,
+    /// Messages that are in flight, which were left.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub in_flight: Vec<MessageId>,
+}
+
 /// A queue's counters, kept as it changes, never scanned for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueStats {
@@ -379,10 +389,26 @@ pub struct QueueInfo {
     pub name: QueueName,
     /// Its configuration.
     pub config: QueueConfig,
+    /// The configuration's revision; pass it to [`QueueAdmin::set_queue`] to change nothing else than what was read.
+    pub revision: Revision,
     /// When it was created.
     pub created_ms: u64,
     /// When its configuration last changed.
     pub modified_ms: u64,
+    /// Set while the queue is paused.
+    pub paused: Option<QueuePause>,
+}
+
+/// Why a queue hands out nothing. It accepts messages, and deliveries that were made before can be settled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueuePause {
+    /// Since when.
+    pub since_ms: u64,
+    /// Who paused it; at most 256 bytes are kept.
+    pub by: String,
+    /// What for; at most 4 KiB are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// Which dead letters to redrive; an empty filter means all.
@@ -395,6 +421,9 @@ pub struct RedriveFilter {
     pub cause: Option<Cause>,
     /// Only those that came from this queue.
     pub source: Option<QueueName>,
+    /// Only those that came from one of these queues; empty means any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<QueueName>,
     /// Only those whose last error contains this text.
     pub error_contains: Option<String>,
     /// Only those that died at or after this time.
@@ -463,8 +492,10 @@ pub struct RedriveTask {
     pub failure: Option<String>,
 }
 
-/// How the store as a whole is doing.
+/// How the store as a whole is doing. A server leaves figures of the whole store out for a key that has only some of
+/// the queues.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StoreStatus {
     /// Why deliveries are paused, if they are.
     pub paused: Option<String>,
@@ -491,13 +522,38 @@ pub struct StoreStatus {
 #[async_trait]
 pub trait QueueAdmin: QueueStore {
     /// Creates a queue; `true` if it is new. The same name with an equal configuration is no error.
-    async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError>;
+    async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError> {
+        self.create_queue_spaced(name, config, 0).await
+    }
+
+    /// As [`create_queue`](Self::create_queue), but refused as [`AdminError::TooSoon`] while a queue of that name was
+    /// deleted less than `interval_ms` ago; at most [`INTERVAL_MS_MAX`](crate::policy::INTERVAL_MS_MAX).
+    async fn create_queue_spaced(
+        &self,
+        name: &QueueName,
+        config: QueueConfig,
+        interval_ms: u64,
+    ) -> Result<bool, AdminError>;
 
     /// A queue's configuration.
     async fn queue(&self, name: &QueueName) -> Result<QueueInfo, StoreError>;
 
-    /// Replaces a queue's configuration.
-    async fn set_queue(&self, name: &QueueName, config: QueueConfig) -> Result<(), AdminError>;
+    /// Replaces a queue's configuration and returns its new revision. With `expected`, only if the configuration
+    /// still has that revision; else it is refused as [`AdminError::RevisionConflict`]. An equal configuration keeps
+    /// its revision.
+    async fn set_queue(
+        &self,
+        name: &QueueName,
+        config: QueueConfig,
+        expected: Option<Revision>,
+    ) -> Result<Revision, AdminError>;
+
+    /// Makes a queue hand out nothing until it is resumed, through restarts too: receives are empty and long polls
+    /// wait. Sends, settles, expiry and retention continue. A queue that is paused already stays as it is.
+    async fn pause_queue(&self, name: &QueueName, by: &str, reason: Option<&str>) -> Result<(), StoreError>;
+
+    /// Lets a paused queue hand out messages again and wakes the receives that wait on it.
+    async fn resume_queue(&self, name: &QueueName, by: &str) -> Result<(), StoreError>;
 
     /// Deletes a queue and everything in it.
     async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError>;
@@ -509,13 +565,25 @@ pub trait QueueAdmin: QueueStore {
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError>;
 
     /// Deletes every message that is in the queue now; returns how many.
-    async fn purge(&self, name: &QueueName) -> Result<u64, StoreError>;
+    async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {
+        match self.purge_spaced(name, 0).await {
+            Ok(count) => Ok(count),
+            Err(AdminError::Store(error)) => Err(error),
+            Err(error) => Err(StoreError::Invalid(error.to_string())),
+        }
+    }
+
+    /// As [`purge`](Self::purge), but refused as [`AdminError::TooSoon`] if the last purge was less than `interval_ms`
+    /// ago; at most [`INTERVAL_MS_MAX`](crate::policy::INTERVAL_MS_MAX).
+    async fn purge_spaced(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError>;
 
     /// Looks at messages without delivering them, in order of sequence.
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError>;
 
-    /// Deletes messages by id, in whatever state they are; returns how many were there.
-    async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError>;
+    /// Deletes waiting and parked messages by id, for good; `by` is kept for the audit. A message in flight is refused:
+    /// its consumer may be causing the effect. Ids that are not there are passed over.
+    async fn discard(&self, name: &QueueName, ids: Vec<MessageId>, by: &str)
+    -> Result<Discarded, StoreError>;
 
     /// Puts parked messages back, their attempts at zero; a damaged one is accepted as it is. Returns how many were
     /// parked.

@@ -28,6 +28,7 @@ mod catalogue;
 mod checkpoint;
 mod claims;
 mod crc;
+mod documents;
 mod engine;
 mod ids;
 mod inbox;

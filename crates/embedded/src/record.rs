@@ -6,8 +6,8 @@ use bytes::Bytes;
 use hapax_core::ledger::protocol;
 use hapax_core::store::FailedAttempt;
 use hapax_core::{
-    Attributes, Cause, EntryId, GroupId, KeySource, MessageId, MessageKey, QueueConfig, QueueInfo, QueueName,
-    RedriveTask,
+    Attributes, Cause, Document, DocumentName, EntryId, GroupId, KeySource, MessageId, MessageKey,
+    QueueConfig, QueueInfo, QueueName, QueuePause, RedriveTask, Revision,
 };
 
 use crate::crc::Crc;
@@ -293,6 +293,26 @@ pub(crate) struct QueueRow {
     pub purged_before: u64,
     /// The queue is deleted; its rows go away bit by bit.
     pub deleted: bool,
+    /// The configuration's revision; 0 if it is older than revisions.
+    pub revision: u64,
+    /// When it was last purged; 0 if never.
+    pub purged_ms: u64,
+    pub paused: Option<QueuePause>,
+}
+
+/// The checksum of a row of `deleted_queue`.
+pub(crate) fn deleted_queue_crc(name: &str, at_ms: u64) -> u32 {
+    let mut crc = Crc::new();
+    crc.word(at_ms).text(Some(name));
+    crc.end()
+}
+
+/// The checksum of a row of `document`.
+pub(crate) fn document_crc(document: &Document) -> u32 {
+    let mut crc = Crc::new();
+    crc.word(document.revision.0).word(document.modified_ms);
+    crc.text(Some(document.name.as_str())).text(Some(document.value.as_str()));
+    crc.end()
 }
 
 impl QueueRow {
@@ -300,8 +320,10 @@ impl QueueRow {
         QueueInfo {
             name: self.name.clone(),
             config: (*self.config).clone(),
+            revision: Revision(self.revision),
             created_ms: self.created_ms,
             modified_ms: self.modified_ms,
+            paused: self.paused.clone(),
         }
     }
 }
@@ -404,6 +426,19 @@ pub(crate) enum Record {
     Queue(QueueRow),
     ForgetQueue {
         id: u32,
+    },
+    /// A queue of this name was deleted.
+    DeletedQueue {
+        name: QueueName,
+        at_ms: u64,
+    },
+    /// Forgets deletions before this time.
+    PruneDeletedQueues {
+        before_ms: u64,
+    },
+    Document(Document),
+    DropDocument {
+        name: DocumentName,
     },
     /// A FIFO group is halted until someone decides about a message.
     Halt {

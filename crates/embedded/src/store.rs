@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use hapax_core::{
-    AdminError, Batch, Browse, Capabilities, Cause, CounterScope, Delivery, Examination, Extend, Fence,
-    GroupId, Maintenance, MessageId, MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig,
-    QueueInfo, QueueName, QueueStats, QueueStore, Receive, RedriveRequest, RedriveTask, Remaining, SendError,
-    Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, WakeUp, policy,
+    AdminError, Batch, Browse, Capabilities, Cause, CounterScope, Delivery, Discarded, Examination, Extend,
+    Fence, GroupId, Maintenance, MessageId, MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig,
+    QueueInfo, QueueName, QueueStats, QueueStore, Receive, RedriveRequest, RedriveTask, Remaining, Revision,
+    SendError, Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, WakeUp, policy,
 };
 use tokio::sync::oneshot;
 
@@ -136,6 +136,7 @@ fn outgoing(message: NewMessage, hint: Option<&Hint>) -> Result<PreparedMessage,
         content: Content::new(dedup, attributes, key, message.body),
         bytes,
         delay_ms: message.delay_ms,
+        deliver_at_ms: message.deliver_at_ms,
         group: message.group,
         priority: message.priority,
         content_id,
@@ -236,10 +237,15 @@ impl QueueStore for Embedded {
 
 #[async_trait]
 impl QueueAdmin for Embedded {
-    async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError> {
+    async fn create_queue_spaced(
+        &self,
+        name: &QueueName,
+        config: QueueConfig,
+        interval_ms: u64,
+    ) -> Result<bool, AdminError> {
         self.note(name, &config);
         let name = name.clone();
-        self.shared.job(move |engine, now| engine.create_queue(now, &name, config)).await?
+        self.shared.job(move |engine, now| engine.create_queue(now, &name, config, interval_ms)).await?
     }
 
     async fn queue(&self, name: &QueueName) -> Result<QueueInfo, StoreError> {
@@ -247,15 +253,30 @@ impl QueueAdmin for Embedded {
         self.shared.catalogue.find(name).ok_or_else(|| StoreError::NoSuchQueue(name.clone()))
     }
 
-    async fn set_queue(&self, name: &QueueName, config: QueueConfig) -> Result<(), AdminError> {
+    async fn set_queue(
+        &self,
+        name: &QueueName,
+        config: QueueConfig,
+        expected: Option<Revision>,
+    ) -> Result<Revision, AdminError> {
         self.note(name, &config);
         let name = name.clone();
-        self.shared.job(move |engine, now| engine.set_queue(now, &name, config)).await?
+        self.shared.job(move |engine, now| engine.set_queue(now, &name, config, expected)).await?
+    }
+
+    async fn pause_queue(&self, name: &QueueName, by: &str, reason: Option<&str>) -> Result<(), StoreError> {
+        let (name, by, reason) = (name.clone(), by.to_owned(), reason.map(str::to_owned));
+        self.shared.job(move |engine, now| engine.pause_queue(now, &name, &by, reason.as_deref())).await?
+    }
+
+    async fn resume_queue(&self, name: &QueueName, by: &str) -> Result<(), StoreError> {
+        let (name, by) = (name.clone(), by.to_owned());
+        self.shared.job(move |engine, now| engine.resume_queue(now, &name, &by)).await?
     }
 
     async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError> {
         let name = name.clone();
-        self.shared.job(move |engine, _| engine.delete_queue(&name)).await?
+        self.shared.job(move |engine, now| engine.delete_queue(now, &name)).await?
     }
 
     async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
@@ -273,9 +294,9 @@ impl QueueAdmin for Embedded {
         self.shared.job(move |engine, _| engine.find(&name).map(|id| engine.queue(id).stats())).await?
     }
 
-    async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {
+    async fn purge_spaced(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let name = name.clone();
-        self.shared.job(move |engine, _| engine.purge(&name)).await?
+        self.shared.job(move |engine, now| engine.purge(now, &name, interval_ms)).await?
     }
 
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
@@ -305,9 +326,20 @@ impl QueueAdmin for Embedded {
         StoreState::answer(answer).await
     }
 
-    async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
-        let (name, seqs) = (name.clone(), self.seqs(&ids));
-        self.shared.job(move |engine, _| engine.find(&name).map(|id| engine.discard(id, &seqs))).await?
+    async fn discard(
+        &self,
+        name: &QueueName,
+        ids: Vec<MessageId>,
+        by: &str,
+    ) -> Result<Discarded, StoreError> {
+        let (name, seqs, by) = (name.clone(), self.seqs(&ids), by.to_owned());
+        let ids = self.shared.ids.clone();
+        let discard = move |engine: &mut Engine, now| {
+            let (count, in_flight) = engine.discard(now, engine.find(&name)?, &seqs, &by, |seq| ids.id(seq));
+            let in_flight = in_flight.into_iter().map(|seq| ids.id(seq)).collect();
+            Ok(Discarded { count, in_flight })
+        };
+        self.shared.job(discard).await?
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use hapax_conformance::{Factory, Harness};
-use hapax_core::{Clock, Ledger, ManualClock, QueueAdmin};
+use hapax_core::{Clock, Documents, Ledger, ManualClock, QueueAdmin};
 use hapax_embedded::{Embedded, Options};
 use tempfile::TempDir;
 
@@ -43,6 +43,10 @@ impl Harness for InFolder {
     }
 
     fn ledger(&self) -> Option<Arc<dyn Ledger>> {
+        Some(self.store.clone().unwrap())
+    }
+
+    fn documents(&self) -> Option<Arc<dyn Documents>> {
         Some(self.store.clone().unwrap())
     }
 
@@ -93,5 +97,9 @@ impl Harness for InFolder {
 const SKIPS: &[&str] = &["p12_two_handles::*", "l14_two_handles::*"];
 
 fn main() -> ExitCode {
-    hapax_conformance::main(Fresh, &[hapax_conformance::cases(), hapax_conformance::ledger_cases()], SKIPS)
+    hapax_conformance::main(
+        Fresh,
+        &[hapax_conformance::cases(), hapax_conformance::ledger_cases(), hapax_conformance::document_cases()],
+        SKIPS,
+    )
 }

@@ -95,7 +95,9 @@ impl<T> Queue<T> {
     /// Creates the queue, or changes the one that is there to this configuration.
     pub async fn apply(&self, config: QueueConfig) -> Result<(), Error> {
         match self.store.create_queue(&self.name, config.clone()).await {
-            Err(AdminError::Exists(..)) => Ok(self.store.set_queue(&self.name, config).await?),
+            Err(AdminError::Exists(..)) => {
+                Ok(self.store.set_queue(&self.name, config, None).await.map(drop)?)
+            }
             created => Ok(created.map(drop)?),
         }
     }

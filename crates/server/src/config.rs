@@ -232,9 +232,11 @@ pub struct SqsConfig {
     /// The region in ARNs. Requests signed for any region are accepted; there is one name space. Default
     /// `us-east-1`.
     pub region: String,
-    /// Refuse a second purge of a queue within this time, in milliseconds; SQS has 60,000. Default 0: never.
+    /// Refuse a second purge of a queue within this time, in milliseconds; SQS has 60,000. At most 300,000. Default 0:
+    /// never.
     pub purge_interval_ms: u64,
-    /// Refuse to create a queue whose name was deleted within this time, in milliseconds; SQS has 60,000. Default 0: never.
+    /// Refuse to create a queue whose name was deleted within this time, in milliseconds; SQS has 60,000. At most
+    /// 300,000. Default 0: never.
     pub recreate_interval_ms: u64,
 }
 

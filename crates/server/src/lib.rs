@@ -19,9 +19,6 @@
 //! # }
 //! ```
 
-/// A queue's configuration is read, changed and written: one at a time, whichever protocol asks.
-static CHANGING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-
 mod app;
 pub mod auth;
 pub mod config;

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use hapax_client::Client;
 use hapax_conformance::{Factory, Harness};
 use hapax_core::store::SharedStore;
-use hapax_core::{Clock, Ledger, ManualClock, QueueAdmin};
+use hapax_core::{Clock, Documents, Ledger, ManualClock, QueueAdmin};
 use hapax_embedded::{Embedded, Options};
 use hapax_server::native::Native;
 use hapax_server::{Server, ServerConfig};
@@ -104,6 +104,10 @@ impl Harness for Remote {
         Some(Arc::new(self.running.as_ref().unwrap().client.clone()))
     }
 
+    fn documents(&self) -> Option<Arc<dyn Documents>> {
+        Some(Arc::new(self.running.as_ref().unwrap().client.clone()))
+    }
+
     fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
         Some(Arc::new(self.running.as_ref().unwrap().second.clone()))
     }
@@ -156,5 +160,9 @@ impl Harness for Remote {
 }
 
 fn main() -> ExitCode {
-    hapax_conformance::main(Fresh, &[hapax_conformance::cases(), hapax_conformance::ledger_cases()], &[])
+    hapax_conformance::main(
+        Fresh,
+        &[hapax_conformance::cases(), hapax_conformance::ledger_cases(), hapax_conformance::document_cases()],
+        &[],
+    )
 }

@@ -150,7 +150,7 @@ async fn a_key_pointer_that_changes_under_a_worker_affects_new_messages_only() {
     let pointing = async |pointer: &str| {
         let config = remote.client.queue(&remote.queue).await.unwrap().config;
         let config = QueueConfig { key_pointer: Some(pointer.to_owned()), ..config };
-        remote.client.set_queue(&remote.queue, config).await.unwrap();
+        remote.client.set_queue(&remote.queue, config, None).await.unwrap();
     };
     let send = async || {
         let message = NewMessage::new(r#"{"a":"one","b":"two"}"#);

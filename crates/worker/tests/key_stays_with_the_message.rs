@@ -19,7 +19,7 @@ async fn a_key_pointer_that_changes_under_a_worker_affects_new_messages_only() {
     let pointing = async |pointer: &str| {
         let config = rig.store.queue(&rig.queue).await.unwrap().config;
         let config = QueueConfig { key_pointer: Some(pointer.to_owned()), ..config };
-        rig.store.set_queue(&rig.queue, config).await.unwrap();
+        rig.store.set_queue(&rig.queue, config, None).await.unwrap();
     };
     let send = async || {
         let message = NewMessage::new(r#"{"a":"one","b":"two"}"#);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use hapax::core::store::SharedStore;
-use hapax::core::{Browse, Cause, MessageView, RedriveState, RedriveTask};
+use hapax::core::{Browse, Cause, Discarded, MessageView, RedriveState, RedriveTask};
 use hapax::{MessageId, QueueName, RedriveFilter, RedriveRequest};
 use hapax_client::wire::MessageItem;
 use serde_json::json;
@@ -265,6 +265,13 @@ async fn redrive(store: &SharedStore, redrive: Redrive, out: Output) -> anyhow::
     }
 }
 
+/// A message that a consumer has is not deleted.
+pub fn tell_in_flight(discarded: &Discarded) {
+    for id in &discarded.in_flight {
+        note(&format!("message {id} is in flight and was left; discard it when its lease is over"));
+    }
+}
+
 async fn purge(
     store: &SharedStore,
     queue: &QueueName,
@@ -274,6 +281,12 @@ async fn purge(
 ) -> anyhow::Result<()> {
     let what = if ids.is_empty() { "everything".to_owned() } else { messages(ids.len() as u64) };
     confirm.ask(&format!("Delete {what} of queue {queue} for good?"))?;
-    let purged = if ids.is_empty() { store.purge(queue).await? } else { store.discard(queue, ids).await? };
+    let purged = if ids.is_empty() {
+        store.purge(queue).await?
+    } else {
+        let discarded = store.discard(queue, ids, &Remote::by()).await?;
+        tell_in_flight(&discarded);
+        discarded.count
+    };
     out.done(&format!("{} deleted", messages(purged)), &json!({ "name": queue, "purged": purged }))
 }

@@ -101,7 +101,7 @@ pub async fn run(args: ParkedArgs) -> anyhow::Result<()> {
                 .ask(&format!("Delete {} of queue {queue} for good?", text::messages(ids.len() as u64)))?;
             let mut discarded = 0;
             for batch in ids.chunks(BATCH) {
-                discarded += store.discard(&queue, batch.to_vec()).await?;
+                discarded += store.discard(&queue, batch.to_vec(), &Remote::by()).await?.count;
             }
             let json = json!({ "name": queue, "discarded": discarded });
             out.done(&format!("{} deleted", text::messages(discarded)), &json)

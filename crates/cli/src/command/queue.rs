@@ -3,9 +3,10 @@
 use clap::{Args, Subcommand};
 use hapax::core::store::SharedStore;
 use hapax::core::{QueueInfo, QueueStats, RedriveAllow};
-use hapax::{QueueConfig, QueueKind, QueueName, QueuePair};
+use hapax::{MessageId, QueueConfig, QueueKind, QueueName, QueuePair};
 use serde_json::json;
 
+use super::dead::tell_in_flight;
 use super::policy::PolicyArgs;
 use crate::confirm::Confirm;
 use crate::json::QueueReport;
@@ -81,6 +82,36 @@ Examples:
         #[command(flatten)]
         confirm: Confirm,
     },
+    /// Makes a queue hand out nothing until it is resumed; it still accepts messages.
+    #[command(
+        after_help = "Examples:\n  hapax queue pause emails\n  hapax queue pause emails --reason 'mail server upgrade'"
+    )]
+    Pause {
+        /// The queue.
+        queue: QueueName,
+        /// What for; shown in listings.
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
+    },
+    /// Lets a paused queue hand out messages again.
+    #[command(after_help = "Examples:\n  hapax queue resume emails")]
+    Resume {
+        /// The queue.
+        queue: QueueName,
+    },
+    /// Deletes waiting or parked messages by id, for good; a message in flight is left.
+    #[command(
+        after_help = "Examples:\n  hapax queue discard emails 0190a3c2-7b1e-8def-8000-0000000000ff\n  hapax queue discard emails ID ID --yes"
+    )]
+    Discard {
+        /// The queue.
+        queue: QueueName,
+        /// The messages.
+        #[arg(required = true)]
+        id: Vec<MessageId>,
+        #[command(flatten)]
+        confirm: Confirm,
+    },
     /// Shows a queue's policy and counters.
     #[command(after_help = "Examples:\n  hapax queue show emails\n  hapax queue show emails --json")]
     Show {
@@ -116,7 +147,12 @@ pub async fn list(args: QueuesArgs) -> anyhow::Result<()> {
         let dead = info.config.dead_letter.as_ref().map_or("-", |dead| dead.queue.as_str());
         let bytes = if out.is_terminal() { show_bytes(stats.bytes) } else { count(stats.bytes) };
         let counts = [stats.ready, stats.in_flight, stats.delayed, stats.parked].map(count);
-        [vec![info.name.to_string()], counts.to_vec(), vec![bytes, dead.to_owned()]].concat()
+        let name = if out.is_terminal() && info.paused.is_some() {
+            format!("{} (paused)", info.name)
+        } else {
+            info.name.to_string()
+        };
+        [vec![name], counts.to_vec(), vec![bytes, dead.to_owned()]].concat()
     };
     let heading = ["queue", "ready", "in flight", "delayed", "parked", "size", "dead letters to"];
     out.rows(&heading, queues.iter().map(row).collect())
@@ -146,9 +182,9 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
             out.done(&format!("{queue} {sentence}{with}"), &json)
         }
         QueueCommand::Set { queue, policy } => {
-            let mut config = store.queue(&queue).await?.config;
+            let QueueInfo { mut config, revision, .. } = store.queue(&queue).await?;
             policy.lay_over(&mut config);
-            store.set_queue(&queue, config.clone()).await?;
+            store.set_queue(&queue, config.clone(), Some(revision)).await?;
             tell(&tier::warnings(store.as_ref(), &queue, &config).await);
             out.done(&format!("{queue} changed"), &json!({ "name": queue, "config": config }))
         }
@@ -163,6 +199,22 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
             confirm.ask(&format!("Delete {} of queue {queue}?", messages(held)))?;
             let purged = store.purge(&queue).await?;
             out.done(&format!("{} deleted", messages(purged)), &json!({ "name": queue, "purged": purged }))
+        }
+        QueueCommand::Pause { queue, reason } => {
+            store.pause_queue(&queue, &Remote::by(), reason.as_deref()).await?;
+            out.done(&format!("{queue} is paused"), &json!({ "name": queue, "paused": true }))
+        }
+        QueueCommand::Resume { queue } => {
+            store.resume_queue(&queue, &Remote::by()).await?;
+            out.done(&format!("{queue} hands out messages"), &json!({ "name": queue, "paused": false }))
+        }
+        QueueCommand::Discard { queue, id, confirm } => {
+            confirm.ask(&format!("Delete {} of queue {queue} for good?", messages(id.len() as u64)))?;
+            let discarded = store.discard(&queue, id, &Remote::by()).await?;
+            tell_in_flight(&discarded);
+            let json =
+                json!({ "name": queue, "discarded": discarded.count, "in_flight": discarded.in_flight });
+            out.done(&format!("{} deleted", messages(discarded.count)), &json)
         }
         QueueCommand::Show { queue } => {
             let (info, stats) = (store.queue(&queue).await?, store.stats(&queue).await?);
@@ -208,6 +260,10 @@ fn show(info: &QueueInfo, stats: &QueueStats, out: Output) -> anyhow::Result<()>
             format!("by {by} for {}, within the {}", show_ms(window_ms), word(&config.dedup.scope))
         }
     };
+    let paused = info.paused.as_ref().map_or("no".to_owned(), |paused| {
+        let why = paused.reason.as_ref().map(|reason| format!(": {}", escape(reason))).unwrap_or_default();
+        format!("since {} by {}{why}", show_time(paused.since_ms), escape(&paused.by))
+    });
     let limit = |limit: Option<u64>| limit.map_or("none".to_owned(), |limit| limit.to_string());
     let tags: Vec<_> = config.tags.iter().map(|(name, value)| escape(&format!("{name}={value}"))).collect();
     let rows = [
@@ -216,6 +272,8 @@ fn show(info: &QueueInfo, stats: &QueueStats, out: Output) -> anyhow::Result<()>
         ("tier", word(&config.tier)),
         ("created", show_time(info.created_ms)),
         ("changed", show_time(info.modified_ms)),
+        ("revision", info.revision.to_string()),
+        ("paused", paused),
         ("lease", show_ms(config.lease_ms)),
         ("retention", show_ms(config.retention_ms)),
         ("delay", show_ms(config.delay_ms)),

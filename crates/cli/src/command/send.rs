@@ -11,6 +11,7 @@ use hapax::{
     AdminError, Attribute, DedupId, GroupId, IdempotencyKey, NewMessage, Priority, QueueConfig, QueueKind,
     QueueName, StoreError,
 };
+use hapax_client::wire::time::from_rfc3339;
 use serde_json::json;
 
 use crate::output::{Output, progress};
@@ -28,6 +29,7 @@ Examples:
   hapax send emails '{\"to\":\"ada@example.com\"}'
   hapax send emails - < letter.txt
   hapax send emails hello --delay 5m --attribute kind=greeting
+  hapax send emails reminder --deliver-at 2026-12-24T18:00:00Z
   hapax send orders.fifo paid --group customer-7 --dedup order-42
   hapax send emails --file addresses.txt")]
 pub struct SendArgs {
@@ -51,6 +53,9 @@ pub struct SendArgs {
     /// Hides the message for this long (30s, 5m).
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     delay: Option<u64>,
+    /// Hides the message until this time, at most 366 days ahead (UTC, 2026-12-24T18:00:00Z).
+    #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "delay")]
+    deliver_at: Option<u64>,
     /// Urgency on a standard queue: 0 to 9, higher first.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=9))]
     priority: u8,
@@ -70,6 +75,7 @@ impl SendArgs {
         message.group.clone_from(&self.group);
         message.dedup.clone_from(&self.dedup);
         message.delay_ms = self.delay;
+        message.deliver_at_ms = self.deliver_at;
         for (name, value) in &self.attribute {
             message = message.attribute(name, Attribute::text(value));
         }
@@ -78,6 +84,11 @@ impl SendArgs {
         }
         message
     }
+}
+
+fn parse_time(text: &str) -> Result<u64, String> {
+    from_rfc3339(text)
+        .ok_or_else(|| format!("{text:?} is not a time in UTC; write it as 2026-12-24T18:00:00Z"))
 }
 
 /// Runs it.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use hapax::core::QueueInfo;
 use hapax::core::store::SharedStore;
 use hapax::{AdminError, QueueName};
 use hapax_http::proxy::{Proxy, ProxyConfig};
@@ -161,14 +162,14 @@ async fn declare_one(store: &Store, queue: &DeclaredQueue) -> Result<(), AdminEr
         Ok(true) => tracing::info!(queue = %name, "queue created"),
         Ok(false) => {}
         Err(AdminError::Exists(..)) => {
-            let before = store.admin().queue(name).await?.config;
+            let QueueInfo { config: before, revision, .. } = store.admin().queue(name).await?;
             let mut config = config.clone();
             if config.extra.is_empty() {
                 // What clients keep there, permissions for one, is not the file's to delete.
                 config.extra.clone_from(&before.extra);
             }
             if let Some(field) = before.first_difference(&config) {
-                store.admin().set_queue(name, config).await?;
+                store.admin().set_queue(name, config, Some(revision)).await?;
                 tracing::info!(queue = %name, field, "queue changed to what the configuration says");
             }
         }

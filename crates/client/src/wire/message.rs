@@ -72,6 +72,9 @@ pub struct SendItem {
     /// Invisible for so long; the queue's default when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay_ms: Option<u64>,
+    /// Invisible until this time, in milliseconds since 1970; at most 366 days ahead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deliver_at_ms: Option<u64>,
     /// The group; required on FIFO queues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
@@ -94,6 +97,7 @@ impl From<NewMessage> for SendItem {
             body_base64: body.base64,
             attributes: to_items(message.attributes),
             delay_ms: message.delay_ms,
+            deliver_at_ms: message.deliver_at_ms,
             group: message.group.map(Into::into),
             dedup: message.dedup.map(Into::into),
             priority: (message.priority != Priority::default()).then_some(message.priority.0),
@@ -114,6 +118,7 @@ impl TryFrom<SendItem> for NewMessage {
             body,
             attributes: from_items(item.attributes),
             delay_ms: item.delay_ms,
+            deliver_at_ms: item.deliver_at_ms,
             group: item.group.map(GroupId::new).transpose().map_err(invalid)?,
             dedup: item.dedup.map(DedupId::new).transpose().map_err(invalid)?,
             priority: Priority(item.priority.unwrap_or_default()),

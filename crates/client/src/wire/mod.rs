@@ -12,8 +12,8 @@ pub mod time;
 use std::collections::BTreeMap;
 
 use hapax_core::{
-    Capabilities, GroupId, LedgerCapabilities, MessageId, QueueConfig, QueueInfo, QueueName, Receive,
-    RedriveFilter, RedriveRequest, RedriveTask, StoreStatus,
+    Capabilities, Document, DocumentName, GroupId, LedgerCapabilities, MessageId, QueueConfig, QueueInfo,
+    QueueName, QueuePause, Receive, RedriveFilter, RedriveRequest, RedriveTask, Revision, StoreStatus,
 };
 use serde::{Deserialize, Serialize};
 
@@ -220,24 +220,50 @@ pub struct QueueItem {
     pub name: QueueName,
     /// Its configuration.
     pub config: QueueConfig,
+    /// The configuration's revision.
+    pub revision: Revision,
     /// When it was created.
     pub created_ms: u64,
     /// When its configuration last changed.
     pub modified_ms: u64,
+    /// Set while the queue is paused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<QueuePause>,
 }
 
 impl From<QueueInfo> for QueueItem {
     fn from(info: QueueInfo) -> Self {
-        let QueueInfo { name, config, created_ms, modified_ms } = info;
-        Self { name, config, created_ms, modified_ms }
+        let QueueInfo { name, config, revision, created_ms, modified_ms, paused } = info;
+        Self { name, config, revision, created_ms, modified_ms, paused }
     }
 }
 
 impl From<QueueItem> for QueueInfo {
     fn from(item: QueueItem) -> Self {
-        let QueueItem { name, config, created_ms, modified_ms } = item;
-        Self { name, config, created_ms, modified_ms }
+        let QueueItem { name, config, revision, created_ms, modified_ms, paused } = item;
+        Self { name, config, revision, created_ms, modified_ms, paused }
     }
+}
+
+/// `POST /v1/queues/{queue}/purge`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PurgeBody {
+    /// Refuses the purge if the last one was less than this ago. 0 (default) to 300,000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interval_ms: Option<u64>,
+}
+
+/// `POST /v1/queues/{queue}/pause`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PauseBody {
+    /// Who asks, for the audit; the server puts the key's id before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// What for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// `GET /v1/queues`.
@@ -257,7 +283,18 @@ pub struct Messages {
     pub next: Option<u64>,
 }
 
-/// Messages by id, to discard or to release.
+/// `POST /v1/queues/{queue}/discard`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiscardBody {
+    /// The ids, at most 1,000.
+    pub ids: Vec<MessageId>,
+    /// Who asks, for the audit; the server puts the key's id before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+}
+
+/// Messages by id, to release.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ids {
@@ -313,7 +350,33 @@ pub struct Redrives {
     pub redrives: Vec<RedriveTask>,
 }
 
-/// `POST /v1/resume`.
+/// `GET /v1/documents`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DocumentsPage {
+    /// In order of name.
+    pub documents: Vec<Document>,
+    /// Pass it as `after` for the next page; absent at the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<DocumentName>,
+}
+
+/// What a put of a document answers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DocumentRevision {
+    /// The document.
+    pub name: DocumentName,
+    /// Its new revision.
+    pub revision: Revision,
+}
+
+/// What the deletion of a document answers.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Deleted {
+    /// Whether there was such a document.
+    pub deleted: bool,
+}
+
+/// `POST /v1/resume` and `POST /v1/queues/{queue}/resume`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResumeBody {
@@ -332,7 +395,7 @@ pub struct BackupBody {
 
 /// `GET /v1/status`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Status {
+pub struct Status<S = StoreStatus> {
     /// The server's version.
     pub version: String,
     /// What the server's store can do.
@@ -341,5 +404,5 @@ pub struct Status {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ledger: Option<LedgerCapabilities>,
     /// How it is doing.
-    pub status: StoreStatus,
+    pub status: S,
 }

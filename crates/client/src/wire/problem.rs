@@ -1,7 +1,9 @@
 //! Errors on the wire: RFC 9457 problem details with a stable code, and enough beside it to make the same error again
 //! at the other end.
 
-use hapax_core::{AdminError, QueueName, SendError, SettleError, StoreError};
+use hapax_core::{
+    AdminError, DocumentError, DocumentName, QueueName, Revision, SendError, SettleError, StoreError,
+};
 use serde::{Deserialize, Serialize};
 
 /// An error as `application/problem+json`. Clients decide by `code`; `detail` is for people.
@@ -56,6 +58,15 @@ pub struct Problem {
     /// What is left of the lease of whoever holds the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
+    /// The revision that the caller had read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected: Option<Revision>,
+    /// The revision that it has now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<Revision>,
+    /// The document that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub document: Option<String>,
     /// Since when the key is in doubt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,
@@ -125,6 +136,19 @@ impl Problem {
         })
     }
 
+    /// The error about a document that this was; `None` when it is none that is known here.
+    pub fn to_document(&self) -> Option<DocumentError> {
+        Some(match self.code.as_str() {
+            "revision-conflict" => DocumentError::Conflict {
+                name: DocumentName::new(self.document.as_ref()?).ok()?,
+                expected: self.expected,
+                actual: self.revision,
+            },
+            "too-large" => DocumentError::TooLarge { bytes: self.bytes?, bytes_max: self.bytes_max? },
+            _ => DocumentError::Store(self.to_store()?),
+        })
+    }
+
     /// The administrative error that this was; `None` when it is none that is known here.
     pub fn to_admin(&self) -> Option<AdminError> {
         let reason = || self.reason.clone().unwrap_or_else(|| self.detail.clone());
@@ -133,6 +157,14 @@ impl Problem {
             "queue-exists" => AdminError::Exists(queue()?, self.field.clone().unwrap_or_default()),
             "config" => config(self.field.as_deref().unwrap_or_default(), reason()),
             "redrive-running" => AdminError::RedriveRunning(queue()?),
+            "revision-conflict" => {
+                let (expected, actual) = (self.expected?, self.revision?);
+                AdminError::RevisionConflict { what: reason(), expected, actual }
+            }
+            "too-soon" => AdminError::TooSoon {
+                what: reason(),
+                retry_after_ms: self.retry_after_ms.unwrap_or_default(),
+            },
             "not-found" => AdminError::NotFound(reason()),
             "refused" => AdminError::Refused(reason()),
             _ => AdminError::Store(self.to_store()?),
@@ -141,7 +173,7 @@ impl Problem {
 }
 
 /// Fields that a refusal may name. The error keeps a `&'static str`, so one that a newer server names goes into the text.
-const FIELDS: [&str; 21] = [
+const FIELDS: [&str; 22] = [
     "kind",
     "tier",
     "lease_ms",
@@ -163,6 +195,7 @@ const FIELDS: [&str; 21] = [
     "tags",
     "extra",
     "per_second",
+    "interval_ms",
 ];
 
 fn config(field: &str, problem: String) -> AdminError {
@@ -220,13 +253,32 @@ impl From<SettleError> for Problem {
     }
 }
 
+impl From<DocumentError> for Problem {
+    fn from(error: DocumentError) -> Self {
+        let error = match error {
+            DocumentError::Store(error) => return error.into(),
+            other => other,
+        };
+        let problem = Self::new(error.code(), error.to_string(), false);
+        match error {
+            DocumentError::Conflict { name, expected, actual } => {
+                Self { document: Some(name.into()), expected, revision: actual, ..problem }
+            }
+            DocumentError::TooLarge { bytes, bytes_max } => {
+                Self { bytes: Some(bytes), bytes_max: Some(bytes_max), ..problem }
+            }
+            _ => problem,
+        }
+    }
+}
+
 impl From<AdminError> for Problem {
     fn from(error: AdminError) -> Self {
         let error = match error {
             AdminError::Store(error) => return error.into(),
             other => other,
         };
-        let retryable = matches!(error, AdminError::RedriveRunning(_));
+        let retryable = matches!(error, AdminError::RedriveRunning(_) | AdminError::TooSoon { .. });
         let problem = Self::new(error.code(), error.to_string(), retryable);
         match &error {
             AdminError::Exists(queue, field) => Self { field: Some(field.clone()), ..problem.about(queue) },
@@ -234,6 +286,12 @@ impl From<AdminError> for Problem {
                 Self { field: Some((*field).to_owned()), ..problem.because(reason) }
             }
             AdminError::RedriveRunning(queue) => problem.about(queue),
+            AdminError::RevisionConflict { what, expected, actual } => {
+                Self { expected: Some(*expected), revision: Some(*actual), ..problem.because(what) }
+            }
+            AdminError::TooSoon { what, retry_after_ms } => {
+                Self { retry_after_ms: Some(*retry_after_ms), ..problem.because(what) }
+            }
             AdminError::NotFound(reason) | AdminError::Refused(reason) => problem.because(reason),
             _ => problem,
         }
@@ -272,11 +330,23 @@ mod tests {
             AdminError::Exists(queue.clone(), "delay_ms".into()),
             AdminError::Config { field: "lease_ms", problem: why() },
             AdminError::RedriveRunning(queue),
+            AdminError::RevisionConflict { what: why(), expected: Revision(3), actual: Revision(7) },
+            AdminError::TooSoon { what: why(), retry_after_ms: 9 },
             AdminError::NotFound(why()),
             AdminError::Refused(why()),
         ];
         for error in admin {
             assert_eq!(over_the_wire(error.clone()).to_admin(), Some(error));
+        }
+        let name = DocumentName::new("schedules/nightly").unwrap();
+        let documents = [
+            DocumentError::Store(StoreError::Full(why())),
+            DocumentError::Conflict { name: name.clone(), expected: None, actual: Some(Revision(7)) },
+            DocumentError::Conflict { name, expected: Some(Revision(7)), actual: None },
+            DocumentError::TooLarge { bytes: 2, bytes_max: 1 },
+        ];
+        for error in documents {
+            assert_eq!(over_the_wire(error.clone()).to_document(), Some(error));
         }
         let send = [
             SendError::TooLarge { bytes: 2, bytes_max: 1 },

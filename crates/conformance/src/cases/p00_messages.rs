@@ -1,8 +1,8 @@
 //! Messages as an operator sees them: browse, discard, purge, counters; and batches.
 
 use hapax_core::{
-    Attribute, AttributeValue, Browse, Extend, How, MessageId, MessageState, Priority, Receipt, SendError,
-    Settle, SettleError, Settled,
+    Attribute, AttributeValue, Browse, Discarded, Extend, How, MessageId, MessageState, Priority, Receipt,
+    SendError, Settle, SettleError, Settled,
 };
 
 use crate::trial::{LEASE, Trial};
@@ -108,7 +108,7 @@ pub(crate) async fn browsing_goes_page_by_page_in_order(t: Trial) {
     assert!(all.windows(2).all(|pair| pair[0].sequence < pair[1].sequence));
 }
 
-pub(crate) async fn discarding_deletes_in_any_state(mut t: Trial) {
+pub(crate) async fn discarding_deletes_what_is_not_in_flight(mut t: Trial) {
     let jobs = t.standard("jobs").await;
     let sent = t.send_all(&jobs, &["held", "parked", "ready", "kept"]).await;
     let held = t.receive(&jobs, 1).await.remove(0);
@@ -116,9 +116,11 @@ pub(crate) async fn discarding_deletes_in_any_state(mut t: Trial) {
     t.settle(&jobs, &parked, reject("bad")).await.unwrap();
     let delayed = t.send(&jobs, text("delayed").delay_ms(60_000)).await;
     let ids = vec![sent[0].id, sent[1].id, sent[2].id, delayed.id, MessageId(7)];
-    assert_eq!(t.store().discard(&jobs, ids.clone()).await, Ok(4));
-    assert_eq!(t.store().discard(&jobs, ids).await, Ok(0));
-    assert_eq!(t.settle(&jobs, &held, How::Ack).await, Err(SettleError::Gone));
+    let in_flight = vec![held.id];
+    let discarded = t.store().discard(&jobs, ids.clone(), "suite").await;
+    assert_eq!(discarded, Ok(Discarded { count: 3, in_flight: in_flight.clone() }));
+    assert_eq!(t.store().discard(&jobs, ids, "suite").await, Ok(Discarded { count: 0, in_flight }));
+    t.ack(&jobs, &held).await;
     assert_eq!(seen(&t.browse(&jobs).await), ["kept"]);
     t.crash().await;
     assert_eq!(seen(&t.browse(&jobs).await), ["kept"]);

@@ -41,10 +41,12 @@ pub(crate) async fn a_missing_queue_is_named(t: Trial) {
     assert_eq!(s.purge(&gone).await, Err(no_such.clone()));
     assert_eq!(s.delete_queue(&gone).await, Err(no_such.clone()));
     assert_eq!(s.browse(&gone, Browse { limit: 1, ..Browse::default() }).await, Err(no_such.clone()));
-    assert_eq!(s.discard(&gone, Vec::new()).await, Err(no_such.clone()));
+    assert_eq!(s.discard(&gone, Vec::new(), "suite").await, Err(no_such.clone()));
     assert_eq!(s.release(&gone, Vec::new()).await, Err(no_such.clone()));
-    assert_eq!(s.halted_groups(&gone).await, Err(no_such));
-    assert_eq!(s.set_queue(&gone, config()).await, Err(admin.clone()));
+    assert_eq!(s.halted_groups(&gone).await, Err(no_such.clone()));
+    assert_eq!(s.set_queue(&gone, config(), None).await, Err(admin.clone()));
+    assert_eq!(s.pause_queue(&gone, "suite", None).await, Err(no_such.clone()));
+    assert_eq!(s.resume_queue(&gone, "suite").await, Err(no_such));
     assert_eq!(s.start_redrive(redrive_from(&gone)).await, Err(admin));
 }
 
@@ -60,9 +62,9 @@ pub(crate) async fn a_setting_out_of_range_is_refused(t: Trial) {
     assert!(t.store().queues().await.unwrap().is_empty());
 
     let jobs = t.standard("jobs").await;
-    let set = t.store().set_queue(&jobs, long).await;
+    let set = t.store().set_queue(&jobs, long, None).await;
     assert!(matches!(set, Err(AdminError::Config { field: "lease_ms", .. })), "{set:?}");
-    let set = t.store().set_queue(&jobs, QueueConfig { kind: QueueKind::Fifo, ..config() }).await;
+    let set = t.store().set_queue(&jobs, QueueConfig { kind: QueueKind::Fifo, ..config() }, None).await;
     assert!(matches!(set, Err(AdminError::Config { .. })), "the kind cannot change: {set:?}");
     assert_eq!(t.config_of(&jobs).await, config());
 }
@@ -72,11 +74,11 @@ pub(crate) async fn a_dead_letter_queue_must_exist_and_be_of_the_same_kind(t: Tr
     let missing = t.store().create_queue(&jobs, dies_into(&dead)).await;
     assert!(matches!(missing, Err(AdminError::Config { .. })), "{missing:?}");
     t.standard("jobs").await;
-    let missing = t.store().set_queue(&jobs, dies_into(&dead)).await;
+    let missing = t.store().set_queue(&jobs, dies_into(&dead), None).await;
     assert!(matches!(missing, Err(AdminError::Config { .. })), "{missing:?}");
 
     let fifo = t.fifo("dead").await;
-    let other_kind = t.store().set_queue(&jobs, dies_into(&fifo)).await;
+    let other_kind = t.store().set_queue(&jobs, dies_into(&fifo), None).await;
     assert!(matches!(other_kind, Err(AdminError::Config { .. })), "{other_kind:?}");
 
     t.standard("dead").await;

@@ -1,9 +1,9 @@
 //! Point 6: delay, priorities and fair sharing on standard queues.
 
-use hapax_core::{MessageState, NewMessage, Priority, QueueConfig};
+use hapax_core::{MessageState, NewMessage, Priority, QueueConfig, SendError};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::{bodies, config, group, text};
+use crate::values::{bodies, config, group, in_group, text};
 
 fn tenant(name: &str, body: impl Into<String>) -> NewMessage {
     text(body).group(group(name))
@@ -108,4 +108,53 @@ pub(crate) async fn fair_sharing_loses_and_doubles_nothing(mut t: Trial) {
     }
     got.sort_unstable();
     assert_eq!(got, (0..200).collect::<Vec<_>>());
+}
+
+const YEAR_MS: u64 = 365 * 24 * 3600 * 1000;
+
+pub(crate) async fn a_message_is_delivered_at_its_time_and_retained_from_then(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    let retention_ms = t.config_of(&jobs).await.retention_ms;
+    let now_ms = t.now_ms().await;
+    let sent = t.send(&jobs, text("later").deliver_at_ms(now_ms + YEAR_MS)).await;
+    t.send(&jobs, text("at once").deliver_at_ms(now_ms.saturating_sub(5))).await;
+    assert_eq!(t.one(&jobs).await.body, "at once", "a time in the past means at once");
+    let view = t.browse(&jobs).await.into_iter().find(|view| view.id == sent.id).unwrap();
+    assert_eq!((view.state, view.due_ms), (MessageState::Delayed, now_ms + YEAR_MS));
+    t.advance(YEAR_MS - 1_000).await;
+    t.none(&jobs).await;
+    t.advance(1_000).await;
+    let got = t.one(&jobs).await;
+    assert_eq!(got.id, sent.id, "its retention did not end while it was hidden");
+    t.extend(&jobs, &got, 0).await.unwrap();
+    t.advance(retention_ms - 1_000).await;
+    assert_eq!(t.browse(&jobs).await.len(), 1, "retention counts from its delivery time");
+    t.advance(2_000).await;
+    t.holds(&jobs, 0).await;
+}
+
+pub(crate) async fn a_delivery_time_survives_a_crash(mut t: Trial) {
+    let jobs = t.standard("jobs").await;
+    let now_ms = t.now_ms().await;
+    t.send(&jobs, text("later").deliver_at_ms(now_ms + 5_000)).await;
+    t.crash().await;
+    t.none(&jobs).await;
+    t.pass(5_000).await;
+    t.one(&jobs).await;
+}
+
+pub(crate) async fn a_delivery_time_that_cannot_be_is_refused(t: Trial) {
+    let (jobs, fifo) = (t.standard("jobs").await, t.fifo("jobs").await);
+    let now_ms = t.now_ms().await;
+    let at = now_ms + 60_000;
+    let far = t.try_send(&jobs, text("a").deliver_at_ms(now_ms + 2 * YEAR_MS)).await;
+    let both = t.try_send(&jobs, text("a").deliver_at_ms(at).delay_ms(5)).await;
+    let ordered = t.try_send(&fifo, in_group("g", "a").deliver_at_ms(at)).await;
+    for refused in [far, both, ordered] {
+        assert!(
+            matches!(&refused, Err(SendError::Invalid(text)) if text.contains("deliver_at_ms")),
+            "{refused:?}"
+        );
+    }
+    t.none(&jobs).await;
 }

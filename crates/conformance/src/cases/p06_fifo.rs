@@ -316,3 +316,16 @@ pub(crate) async fn healthy_messages_do_not_die_with_a_poison_neighbour(t: Trial
         }
     }
 }
+
+pub(crate) async fn a_discarded_head_frees_its_group(t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    let sent = t.send_group(&jobs, "g", &["head", "next"]).await;
+    let head = t.receive(&jobs, 1).await.remove(0);
+    let refused = t.store().discard(&jobs, vec![sent[0].id], "suite").await.unwrap();
+    assert_eq!((refused.count, refused.in_flight), (0, vec![sent[0].id]), "its consumer has it");
+    t.settle(&jobs, &head, How::Retry { after_ms: Some(600_000), error: None }).await.unwrap();
+    t.none(&jobs).await;
+    let discarded = t.store().discard(&jobs, vec![sent[0].id], "suite").await.unwrap();
+    assert_eq!((discarded.count, discarded.in_flight), (1, Vec::new()));
+    assert_eq!(t.one(&jobs).await.body, "next");
+}

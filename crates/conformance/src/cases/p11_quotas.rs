@@ -42,7 +42,7 @@ pub(crate) async fn bytes_are_limited_too(mut t: Trial) {
 pub(crate) async fn purging_and_discarding_make_room(t: Trial) {
     let jobs = t.create("jobs", limited(Some(1), None)).await;
     let first = t.send(&jobs, text("a")).await;
-    t.store().discard(&jobs, vec![first.id]).await.unwrap();
+    t.store().discard(&jobs, vec![first.id], "suite").await.unwrap();
     t.send(&jobs, text("b")).await;
     t.store().purge(&jobs).await.unwrap();
     t.send(&jobs, text("c")).await;

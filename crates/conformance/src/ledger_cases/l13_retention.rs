@@ -132,7 +132,7 @@ pub(crate) async fn the_entry_of_a_dead_letter_is_kept(mut t: Trial) {
     t.crash().await;
     kept(&t, &id, &failed("bad")).await;
     let letter = t.browse(&dead).await.remove(0);
-    assert_eq!(t.store().discard(&dead, vec![letter.id]).await, Ok(1));
+    assert_eq!(t.store().discard(&dead, vec![letter.id], "suite").await.unwrap().count, 1);
     t.pass(TTL_MS_MIN).await;
     t.vanishes(&id).await;
 }

@@ -1,5 +1,6 @@
 //! An obvious queue store in memory: one lock, linear scans, state kept by whoever holds it.
 
+mod documents;
 mod operations;
 mod seams;
 mod state;

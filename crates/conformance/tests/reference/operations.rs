@@ -1,8 +1,8 @@
 use hapax_core::policy;
 use hapax_core::{
     AdminError, Cause, DedupId, Delivery, Extend, How, MessageKey, MessageState, MessageView, NewMessage,
-    QueueConfig, QueueName, QueueStats, Receipt, Receive, RedriveAllow, Remaining, SendError, Sent, Settle,
-    SettleError, Settled, StoreError,
+    QueueConfig, QueueName, QueueStats, Receipt, Receive, RedriveAllow, Remaining, Revision, SendError, Sent,
+    Settle, SettleError, Settled, StoreError,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -25,6 +25,7 @@ impl State {
             config.dedup.content_based.then(|| policy::content_id(&Sha256::digest(&new.body).into()));
         let dedup = new.dedup.or_else(|| content.map(|id| DedupId::new(id).unwrap()));
         let delay_ms = new.delay_ms.unwrap_or(config.delay_ms);
+        let visible = policy::visibility(config, now_ms, new.delay_ms, new.deliver_at_ms)?;
         let fits = !config.is_fifo() || (new.group.is_some() && dedup.is_some() && new.delay_ms.is_none());
         if !fits || delay_ms > policy::DELAY_MS_MAX {
             return Err(SendError::Invalid("the message does not fit the queue".into()));
@@ -50,8 +51,9 @@ impl State {
         if let Some(key) = key {
             queue.dedup.insert(key, (now_ms, id, queue.sequence));
         }
-        let place = if delay_ms == 0 { Place::Ready } else { Place::Hidden { until: now_ms + delay_ms } };
         let stated = MessageKey::stated(&new.attributes, &new.body, config.key_pointer.as_deref());
+        let due_ms = visible.due_ms;
+        let place = if due_ms == now_ms { Place::Ready } else { Place::Hidden { until: due_ms } };
         let message = Message {
             key: MessageKey::decide(stated, dedup.as_ref().map(DedupId::as_str), id),
             id,
@@ -59,6 +61,7 @@ impl State {
             body: new.body,
             attributes: new.attributes,
             sent_ms: now_ms,
+            retained_from_ms: visible.retained_from_ms,
             first_received_ms: 0,
             attempts: 0,
             deliveries: 0,
@@ -221,6 +224,22 @@ impl State {
             m.place = Place::Flight { until, received, batch };
         }
         Ok(Remaining { lease_ms: extend.lease_ms })
+    }
+
+    pub fn new_revision(&mut self) -> Revision {
+        self.revision += 1;
+        Revision(self.revision)
+    }
+
+    /// Refuses what was done at `last_ms` to be done again before the interval is over.
+    pub fn wait(&self, last_ms: Option<u64>, interval_ms: u64) -> Result<(), AdminError> {
+        if interval_ms > policy::INTERVAL_MS_MAX {
+            return Err(AdminError::Config { field: "interval_ms", problem: "too long".into() });
+        }
+        match last_ms.map(|last_ms| (last_ms + interval_ms).saturating_sub(self.now_ms)) {
+            Some(retry_after_ms @ 1..) => Err(AdminError::TooSoon { what: "it".into(), retry_after_ms }),
+            _ => Ok(()),
+        }
     }
 
     pub fn check(&self, name: &QueueName, config: &QueueConfig) -> Result<(), AdminError> {

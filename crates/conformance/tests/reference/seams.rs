@@ -4,10 +4,10 @@ use async_trait::async_trait;
 use hapax_core::policy::{self, LEASE_MS_MAX, WAIT_MS_MAX};
 use hapax_core::store::QueueTotals;
 use hapax_core::{
-    AdminError, Batch, Browse, Capabilities, Delivery, Examination, Extend, GroupId, MessageId, MessageView,
-    NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, QueueStore, Receive,
-    RedriveRequest, RedriveState, RedriveTask, Remaining, SendError, Sent, Settle, SettleError, Settled,
-    Settles, StoreError, StoreStatus, WakeUp,
+    AdminError, Batch, Browse, Capabilities, Delivery, Discarded, Examination, Extend, GroupId, MessageId,
+    MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueuePause,
+    QueueStats, QueueStore, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining, Revision,
+    SendError, Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, WakeUp,
 };
 
 use super::Reference;
@@ -79,7 +79,12 @@ impl QueueStore for Reference {
 
 #[async_trait]
 impl QueueAdmin for Reference {
-    async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError> {
+    async fn create_queue_spaced(
+        &self,
+        name: &QueueName,
+        config: QueueConfig,
+        interval_ms: u64,
+    ) -> Result<bool, AdminError> {
         let mut state = self.now();
         state.check(name, &config)?;
         if let Some(queue) = state.queues.get(name) {
@@ -87,13 +92,17 @@ impl QueueAdmin for Reference {
             return differs.map_or(Ok(false), |field| Err(AdminError::Exists(name.clone(), field)));
         }
         let now_ms = state.now_ms;
-        let info = QueueInfo { name: name.clone(), config, created_ms: now_ms, modified_ms: now_ms };
+        state.wait(state.deleted.get(name).copied(), interval_ms)?;
+        let revision = state.new_revision();
+        let (created_ms, modified_ms) = (now_ms, now_ms);
+        let info = QueueInfo { name: name.clone(), config, revision, created_ms, modified_ms, paused: None };
         // Sequences are never used twice, or an old queue's receipt might fit the new one.
         let sequence = state.next_id as u64;
         let (messages, dedup) = (BTreeMap::new(), HashMap::new());
         let (undecided, turns) = (BTreeMap::new(), HashMap::new());
         let (tries, totals) = (HashMap::new(), QueueTotals::default());
-        let queue = Queue { info, messages, sequence, dedup, undecided, turns, tries, totals };
+        let queue =
+            Queue { info, messages, sequence, dedup, undecided, turns, tries, totals, purged_ms: None };
         state.queues.insert(name.clone(), queue);
         Ok(true)
     }
@@ -102,11 +111,38 @@ impl QueueAdmin for Reference {
         Ok(self.now().of(name)?.info.clone())
     }
 
-    async fn set_queue(&self, name: &QueueName, config: QueueConfig) -> Result<(), AdminError> {
+    async fn set_queue(
+        &self,
+        name: &QueueName,
+        config: QueueConfig,
+        expected: Option<Revision>,
+    ) -> Result<Revision, AdminError> {
         let mut state = self.now();
-        state.of(name)?;
+        let actual = state.of(name)?.info.revision;
+        if let Some(expected) = expected.filter(|expected| *expected != actual) {
+            return Err(AdminError::RevisionConflict { what: format!("queue {name}"), expected, actual });
+        }
         state.check(name, &config)?;
-        state.of(name)?.info.config = config;
+        if state.of(name)?.info.config == config {
+            return Ok(actual);
+        }
+        let (revision, now_ms) = (state.new_revision(), state.now_ms);
+        let info = &mut state.of(name)?.info;
+        (info.config, info.revision, info.modified_ms) = (config, revision, now_ms);
+        Ok(revision)
+    }
+
+    async fn pause_queue(&self, name: &QueueName, by: &str, reason: Option<&str>) -> Result<(), StoreError> {
+        let mut state = self.now();
+        let pause =
+            QueuePause { since_ms: state.now_ms, by: by.to_owned(), reason: reason.map(str::to_owned) };
+        state.of(name)?.info.paused.get_or_insert(pause);
+        Ok(())
+    }
+
+    async fn resume_queue(&self, name: &QueueName, _by: &str) -> Result<(), StoreError> {
+        self.now().of(name)?.info.paused = None;
+        self.changed.notify_waiters();
         Ok(())
     }
 
@@ -114,6 +150,8 @@ impl QueueAdmin for Reference {
         let mut state = self.now();
         state.of(name)?;
         state.queues.remove(name);
+        let now_ms = state.now_ms;
+        state.deleted.insert(name.clone(), now_ms);
         self.changed.notify_waiters();
         Ok(())
     }
@@ -126,9 +164,13 @@ impl QueueAdmin for Reference {
         Ok(self.now().of(name)?.stats())
     }
 
-    async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {
+    async fn purge_spaced(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let mut state = self.now();
+        let last_ms = state.of(name)?.purged_ms;
+        state.wait(last_ms, interval_ms)?;
+        let now_ms = state.now_ms;
         let queue = state.of(name)?;
+        queue.purged_ms = Some(now_ms);
         queue.dedup.clear();
         queue.undecided.clear();
         let gone = std::mem::take(&mut queue.messages);
@@ -152,18 +194,26 @@ impl QueueAdmin for Reference {
         Ok(Page { next: items.last().filter(|_| more).map(|v| v.sequence), items })
     }
 
-    async fn discard(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
+    async fn discard(
+        &self,
+        name: &QueueName,
+        ids: Vec<MessageId>,
+        _by: &str,
+    ) -> Result<Discarded, StoreError> {
         let mut state = self.now();
         let queue = state.of(name)?;
-        queue.undecided.retain(|id, _| !ids.contains(id));
-        let gone: Vec<_> = queue.messages.extract_if(.., |_, m| ids.contains(&m.id)).collect();
+        let asked = |m: &Message| ids.contains(&m.id);
+        let in_flight: Vec<_> =
+            queue.messages.values().filter(|m| asked(m) && m.in_flight()).map(|m| m.id).collect();
+        queue.undecided.retain(|id, _| !ids.contains(id) || in_flight.contains(id));
+        let gone: Vec<_> = queue.messages.extract_if(.., |_, m| asked(m) && !m.in_flight()).collect();
         for (_, m) in &gone {
             if let Some(story) = &m.dead {
                 state.decide(m, &story.source);
             }
         }
         self.changed.notify_waiters();
-        Ok(gone.len() as u64)
+        Ok(Discarded { count: gone.len() as u64, in_flight })
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
@@ -212,6 +262,7 @@ impl QueueAdmin for Reference {
             (filter.ids.is_empty() || filter.ids.contains(&m.id))
                 && filter.cause.is_none_or(|cause| cause == dead.cause)
                 && filter.source.as_ref().is_none_or(|source| *source == dead.source)
+                && (filter.sources.is_empty() || filter.sources.contains(&dead.source))
                 && filter
                     .error_contains
                     .as_ref()

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use hapax_core::policy::{self, AfterFailure};
 use hapax_core::store::{FailedAttempt, QueueTotals};
 use hapax_core::{
-    Attributes, Cause, DeadLetter, DedupId, Delivery, Fence, GroupId, MessageId, MessageKey, OnDead,
-    Priority, QueueInfo, QueueName, Receipt, RedriveState, RedriveTask, Settled,
+    Attributes, Cause, DeadLetter, DedupId, Delivery, Document, DocumentName, Fence, GroupId, MessageId,
+    MessageKey, OnDead, Priority, QueueInfo, QueueName, Receipt, RedriveState, RedriveTask, Settled,
 };
 
 #[derive(Clone, Copy, PartialEq)]
@@ -23,6 +23,7 @@ pub struct Message {
     pub body: Bytes,
     pub attributes: Attributes,
     pub sent_ms: u64,
+    pub retained_from_ms: u64,
     pub first_received_ms: u64,
     pub attempts: u32,
     pub deliveries: u32,
@@ -56,6 +57,7 @@ pub struct Queue {
     pub turns: HashMap<GroupId, u64>,
     pub tries: HashMap<String, (u64, Vec<Receipt>)>,
     pub totals: QueueTotals,
+    pub purged_ms: Option<u64>,
 }
 
 pub struct Redrive {
@@ -73,6 +75,9 @@ pub struct State {
     pub random: u64,
     pub queues: BTreeMap<QueueName, Queue>,
     pub redrives: Vec<Redrive>,
+    pub revision: u64,
+    pub deleted: HashMap<QueueName, u64>,
+    pub documents: BTreeMap<DocumentName, Document>,
 }
 
 impl Message {
@@ -120,6 +125,9 @@ impl Queue {
 
     /// What a receive would take, in order.
     pub fn candidates(&self) -> Vec<u64> {
+        if self.info.paused.is_some() {
+            return Vec::new();
+        }
         let mut flight: HashMap<&GroupId, u64> = HashMap::new();
         for m in self.messages.values().filter(|m| m.in_flight()) {
             if let Some(group) = &m.group {
@@ -317,7 +325,7 @@ impl State {
             let retention_ms = queue.info.config.retention_ms;
             let halted = queue.halted_groups();
             let kept = |m: &Message| m.in_flight() || m.group.as_ref().is_some_and(|g| halted.contains(g));
-            queue.messages.retain(|_, m| kept(m) || m.sent_ms + retention_ms > now_ms);
+            queue.messages.retain(|_, m| kept(m) || m.retained_from_ms + retention_ms > now_ms);
             queue.totals.retention_dropped += (before - queue.messages.len()) as u64;
         }
         for at in 0..self.redrives.len() {

@@ -25,6 +25,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
 
+use crate::documents::Documents;
 use crate::error::StoreError;
 use crate::name::{Fence, Fingerprint, IdempotencyKey, Owner, QueueName, Receipt, Scope, Token};
 use crate::store::{Batch, Page, QueueAdmin, Remaining};
@@ -569,9 +570,9 @@ pub trait Ledger: Send + Sync {
 }
 
 /// A store that holds queues and a ledger.
-pub trait Store: QueueAdmin + Ledger {}
+pub trait Store: QueueAdmin + Ledger + Documents {}
 
-impl<T: QueueAdmin + Ledger + ?Sized> Store for T {}
+impl<T: QueueAdmin + Ledger + Documents + ?Sized> Store for T {}
 
 #[cfg(test)]
 mod tests {

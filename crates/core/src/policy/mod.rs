@@ -3,12 +3,14 @@
 mod backoff;
 mod dead_letter;
 mod dedup;
+mod deliver;
 mod lease;
 pub mod tier;
 
 pub use backoff::{Jitter, RetryPolicy};
 pub use dead_letter::{AfterFailure, after_failure};
 pub use dedup::{content_id, dedup_key, is_duplicate};
+pub use deliver::{DELIVER_AHEAD_MS_MAX, Visibility, visibility};
 pub use lease::{extend_deadline, lease_deadline};
 
 /// A lease when neither queue nor receive says otherwise.
@@ -37,6 +39,10 @@ pub const DEDUP_WINDOW_MS_DEFAULT: u64 = 5 * 60 * 1000;
 pub const ERROR_BYTES_MAX: usize = 4096;
 /// How many failed attempts of a message are kept as its history.
 pub const HISTORY_MAX: u32 = 20;
+
+/// The longest interval that can be asked for between two purges of a queue, or between the deletion of a queue and
+/// its next creation: 5 min. SQS has 60 s.
+pub const INTERVAL_MS_MAX: u64 = 5 * 60 * 1000;
 
 /// Cuts a text to at most `bytes_max` bytes at a character boundary.
 pub fn cut(text: &str, bytes_max: usize) -> &str {

@@ -1,7 +1,10 @@
 use std::collections::HashSet;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
-use hapax_core::{AdminError, GroupId, QueueConfig, QueueName, RedriveAllow, StoreError};
+use hapax_core::{
+    AdminError, GroupId, QueueConfig, QueueName, QueuePause, RedriveAllow, Revision, StoreError, policy,
+};
 
 use super::table::Table;
 use super::{Engine, Queue, Undo};
@@ -11,12 +14,31 @@ use crate::time::Now;
 /// The most queues of one store.
 const QUEUES_MAX: usize = 100_000;
 
+/// Refuses what was done at `last_ms` to be done again before the interval is over.
+fn wait(
+    now: Now,
+    last_ms: Option<u64>,
+    interval_ms: u64,
+    what: impl FnOnce() -> String,
+) -> Result<(), AdminError> {
+    if interval_ms > policy::INTERVAL_MS_MAX {
+        let max = policy::INTERVAL_MS_MAX;
+        let problem = format!("{interval_ms} is out of range; use 0 to {max}");
+        return Err(AdminError::Config { field: "interval_ms", problem });
+    }
+    match last_ms.map(|last_ms| (last_ms + interval_ms).saturating_sub(now.ms())) {
+        Some(retry_after_ms @ 1..) => Err(AdminError::TooSoon { what: what(), retry_after_ms }),
+        _ => Ok(()),
+    }
+}
+
 impl Engine {
     pub fn create_queue(
         &mut self,
         now: Now,
         name: &QueueName,
         config: QueueConfig,
+        interval_ms: u64,
     ) -> Result<bool, AdminError> {
         self.validate(name, &config)?;
         if let Ok(id) = self.find(name) {
@@ -30,8 +52,11 @@ impl Engine {
                 "the store has {QUEUES_MAX} queues, the most it may have"
             )));
         }
+        let deleted = || format!("queue {name} was deleted");
+        wait(now, self.deletions.get(name).copied(), interval_ms, deleted)?;
         let id = self.queues.len() as u32;
-        let queue = Box::new(Queue::new(id, name.clone(), Arc::new(config), now.ms()));
+        let mut queue = Box::new(Queue::new(id, name.clone(), Arc::new(config), now.ms()));
+        queue.revision = self.wave.next_seq();
         self.wave.records.push(Record::Queue(queue.row()));
         self.wave.journal.push(Undo::Created { queue: id });
         self.wave.durable = true;
@@ -40,17 +65,66 @@ impl Engine {
         Ok(true)
     }
 
-    pub fn set_queue(&mut self, now: Now, name: &QueueName, config: QueueConfig) -> Result<(), AdminError> {
+    pub fn set_queue(
+        &mut self,
+        now: Now,
+        name: &QueueName,
+        config: QueueConfig,
+        expected: Option<Revision>,
+    ) -> Result<Revision, AdminError> {
         let id = self.find(name)?;
+        let actual = Revision(self.queue(id).revision);
+        if let Some(expected) = expected.filter(|expected| *expected != actual) {
+            return Err(AdminError::RevisionConflict { what: format!("queue {name}"), expected, actual });
+        }
         self.validate(name, &config)?;
+        if *self.queue(id).config == config {
+            return Ok(actual);
+        }
         let (queue, wave) = self.at(id);
-        let before = Undo::Config { queue: id, config: queue.config.clone(), modified_ms: queue.modified_ms };
+        wave.journal.push(Undo::Row(Box::new(queue.row())));
         queue.config = Arc::new(config);
         queue.modified_ms = now.ms();
-        wave.journal.push(before);
+        queue.revision = wave.next_seq();
         wave.records.push(Record::Queue(queue.row()));
         wave.durable = true;
+        Ok(Revision(queue.revision))
+    }
+
+    pub fn pause_queue(
+        &mut self,
+        now: Now,
+        name: &QueueName,
+        by: &str,
+        reason: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let id = self.find(name)?;
+        if self.queue(id).paused.is_some() {
+            return Ok(());
+        }
+        let by = policy::cut(by, 256).to_owned();
+        let reason = reason.map(|reason| policy::cut(reason, policy::ERROR_BYTES_MAX).to_owned());
+        let why = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        let what = format!("paused queue {name}{why}");
+        self.set_paused(now, id, by.clone(), Some(QueuePause { since_ms: now.ms(), by, reason }), what);
         Ok(())
+    }
+
+    pub fn resume_queue(&mut self, now: Now, name: &QueueName, by: &str) -> Result<(), StoreError> {
+        let id = self.find(name)?;
+        if self.queue(id).paused.is_some() {
+            self.set_paused(now, id, policy::cut(by, 256).to_owned(), None, format!("resumed queue {name}"));
+        }
+        Ok(())
+    }
+
+    fn set_paused(&mut self, now: Now, id: u32, by: String, paused: Option<QueuePause>, what: String) {
+        let (queue, wave) = self.at(id);
+        wave.journal.push(Undo::Row(Box::new(queue.row())));
+        queue.paused = paused;
+        wave.records.push(Record::Queue(queue.row()));
+        wave.records.push(Record::Audit { at_ms: now.ms(), by, what });
+        wave.durable = true;
     }
 
     fn validate(&self, name: &QueueName, config: &QueueConfig) -> Result<(), AdminError> {
@@ -72,8 +146,9 @@ impl Engine {
         })
     }
 
-    pub fn delete_queue(&mut self, name: &QueueName) -> Result<(), StoreError> {
+    pub fn delete_queue(&mut self, now: Now, name: &QueueName) -> Result<(), StoreError> {
         let id = self.find(name)?;
+        self.note_deletion(now, name);
         self.take_table(id);
         let mut queue = self.queues[id as usize].take().expect("a named queue is there");
         self.names.remove(name);
@@ -89,13 +164,31 @@ impl Engine {
     }
 
     /// Empties the queue at once; the rows go away bit by bit.
-    pub fn purge(&mut self, name: &QueueName) -> Result<u64, StoreError> {
+    pub fn purge(&mut self, now: Now, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let id = self.find(name)?;
+        let last = Some(self.queue(id).purged_ms).filter(|at_ms| *at_ms > 0);
+        wait(now, last, interval_ms, || format!("queue {name} was purged"))?;
         let count = self.take_table(id);
         let (queue, wave) = self.at(id);
+        wave.journal.push(Undo::Row(Box::new(queue.row())));
+        queue.purged_ms = now.ms();
         wave.records.push(Record::Queue(queue.row()));
         wave.durable = true;
         Ok(count)
+    }
+
+    /// Remembers when a queue of this name was deleted, and forgets what nothing asks about any more.
+    fn note_deletion(&mut self, now: Now, name: &QueueName) {
+        let before_ms = now.ms().saturating_sub(policy::INTERVAL_MS_MAX);
+        let known = self.deletions.len();
+        // Not journaled: what is this old is of no use, whether or not the wave is committed.
+        self.deletions.retain(|_, at_ms| *at_ms >= before_ms);
+        if self.deletions.len() < known {
+            self.wave.records.push(Record::PruneDeletedQueues { before_ms });
+        }
+        let before = self.deletions.insert(name.clone(), now.ms());
+        self.wave.journal.push(Undo::Deletion { name: name.clone(), before });
+        self.wave.records.push(Record::DeletedQueue { name: name.clone(), at_ms: now.ms() });
     }
 
     fn take_table(&mut self, id: u32) -> u64 {
@@ -140,25 +233,40 @@ impl Engine {
         queues
     }
 
-    /// Deletes messages by number; looks at every message once, however many are asked for.
-    pub fn discard(&mut self, id: u32, seqs: &[u64]) -> u64 {
+    /// Deletes waiting and parked messages by number, and gives those that are in flight. Looks at every message once,
+    /// however many are asked for.
+    pub fn discard(
+        &mut self,
+        now: Now,
+        id: u32,
+        seqs: &[u64],
+        by: &str,
+        ids: impl Fn(u64) -> hapax_core::MessageId,
+    ) -> (u64, Vec<u64>) {
         let seqs: HashSet<u64> = seqs.iter().copied().collect();
-        let found: Vec<_> = self
-            .queue(id)
-            .table
-            .iter()
-            .filter(|(_, e)| seqs.contains(&e.seq))
-            .map(|(slot, _)| slot)
-            .collect();
+        let (mut found, mut in_flight) = (Vec::new(), Vec::new());
+        for (slot, entry) in self.queue(id).table.iter().filter(|(_, entry)| seqs.contains(&entry.seq)) {
+            if entry.state == State::InFlight {
+                in_flight.push(entry.seq);
+            } else {
+                found.push(slot);
+            }
+        }
         for &slot in &found {
             self.decide(id, slot);
         }
         let (queue, wave) = self.at(id);
+        let mut what = format!("discarded from queue {}:", queue.name);
         for &slot in &found {
-            queue.delete(wave, slot);
+            let entry = queue.delete(wave, slot);
+            let _ = write!(what, " {}", ids(entry.seq));
         }
-        wave.durable |= !found.is_empty();
-        found.len() as u64
+        if !found.is_empty() {
+            let by = policy::cut(by, 256).to_owned();
+            wave.records.push(Record::Audit { at_ms: now.ms(), by, what });
+            wave.durable = true;
+        }
+        (found.len() as u64, in_flight)
     }
 
     /// Puts parked messages back with a clean slate.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
-use hapax_core::{GroupId, RedriveTask};
+use hapax_core::{Document, GroupId, QueueName, RedriveTask};
 
 use super::{Counters, Engine, Queue, StoreQuota, Table, Wave, dedup};
 use crate::record::{DedupRow, Header, LedgerRow, MessageMeta, MessageRow, QueueRow, Tally, park_flags};
@@ -36,6 +36,12 @@ pub(crate) enum Loaded {
         minute: u64,
         rows: u64,
     },
+    /// A queue of this name was deleted a short time ago.
+    DeletedQueue {
+        name: QueueName,
+        at_ms: u64,
+    },
+    Document(Document),
     Redrive {
         task: RedriveTask,
         upto: u64,
@@ -87,6 +93,8 @@ impl Loader {
             sweep: VecDeque::new(),
             tombstones: Vec::new(),
             deleted: Vec::new(),
+            deletions: HashMap::new(),
+            documents: super::documents::Held::default(),
             header,
             unclaimed_rows: 0,
             ledger: super::ledger::Entries::default(),
@@ -127,6 +135,9 @@ impl Loader {
                 let mut queue = Queue::new(row.id, row.name, row.config, row.created_ms);
                 queue.modified_ms = row.modified_ms;
                 queue.purged_before = row.purged_before;
+                queue.revision = row.revision;
+                queue.purged_ms = row.purged_ms;
+                queue.paused = row.paused;
                 engine.queues[at] = Some(Box::new(queue));
             }
             Loaded::Message { row, damaged } => self.add_message(row, damaged),
@@ -149,6 +160,8 @@ impl Loader {
                     queue.dedup.count(minute, rows);
                 }
             }
+            Loaded::DeletedQueue { name, at_ms } => drop(engine.deletions.insert(name, at_ms)),
+            Loaded::Document(document) => engine.documents.load(document),
             Loaded::Redrive { task, upto, cursor } => self.redrives.push((task, upto, cursor)),
             Loaded::Entry(row) => engine.ledger.load(row, self.now),
             Loaded::Entries { tally, prune_ms } => engine.ledger.load_counts(tally, prune_ms),

@@ -8,6 +8,7 @@
 mod admin;
 mod dead;
 mod dedup;
+mod documents;
 mod groups;
 mod ledger;
 mod load;
@@ -75,10 +76,15 @@ enum Undo {
         queue: u32,
         totals: hapax_core::store::QueueTotals,
     },
-    Config {
-        queue: u32,
-        config: std::sync::Arc<hapax_core::QueueConfig>,
-        modified_ms: u64,
+    /// What a queue's row said.
+    Row(Box<crate::record::QueueRow>),
+    Deletion {
+        name: QueueName,
+        before: Option<u64>,
+    },
+    Document {
+        name: hapax_core::DocumentName,
+        before: Option<Box<hapax_core::Document>>,
     },
     Table {
         queue: u32,
@@ -175,6 +181,9 @@ pub(crate) struct Engine {
     tombstones: Vec<u32>,
     /// Queues deleted since the last [`Engine::take_deleted`], for the receives that wait on them.
     deleted: Vec<(u32, QueueName)>,
+    /// When queues of these names were deleted, for as long as someone may ask.
+    deletions: HashMap<QueueName, u64>,
+    documents: documents::Held,
     header: Header,
     /// Damaged rows that belong to no message: they stay in the file, so they count as rows.
     unclaimed_rows: u64,
@@ -212,7 +221,8 @@ impl Engine {
     }
 
     pub fn has_available(&self, queue: u32) -> bool {
-        self.queues[queue as usize].as_ref().is_some_and(|queue| queue.table.groups.any_available())
+        let available = |queue: &Queue| queue.paused.is_none() && queue.table.groups.any_available();
+        self.queues[queue as usize].as_deref().is_some_and(available)
     }
 
     /// Queues that this wave changed and that still exist.
@@ -286,10 +296,10 @@ impl Engine {
                 }
             }
             Undo::Totals { queue, totals } => self.queue_mut(queue).totals = totals,
-            Undo::Config { queue, config, modified_ms } => {
-                let queue = self.queue_mut(queue);
-                (queue.config, queue.modified_ms) = (config, modified_ms);
-            }
+            Undo::Row(row) => self.queue_mut(row.id).restore(*row),
+            Undo::Deletion { name, before: Some(at_ms) } => drop(self.deletions.insert(name, at_ms)),
+            Undo::Deletion { name, before: None } => drop(self.deletions.remove(&name)),
+            Undo::Document { name, before } => drop(self.documents.set(&name, before.map(|before| *before))),
             Undo::Table { queue, table, purged_before } => {
                 let queue = self.queue_mut(queue);
                 (queue.table, queue.purged_before) = (*table, purged_before);

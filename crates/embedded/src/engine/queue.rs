@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use hapax_core::store::{FailedAttempt, QueueTotals};
-use hapax_core::{Cause, GroupId, QueueConfig, QueueName, QueueStats, policy};
+use hapax_core::{Cause, GroupId, QueueConfig, QueueName, QueuePause, QueueStats, policy};
 
 use super::dedup::Dedup;
 use super::groups::Slot;
@@ -20,6 +20,11 @@ pub(crate) struct Queue {
     pub created_ms: u64,
     pub modified_ms: u64,
     pub purged_before: u64,
+    /// The configuration's revision.
+    pub revision: u64,
+    /// When it was last purged; 0 if never.
+    pub purged_ms: u64,
+    pub paused: Option<QueuePause>,
     pub table: Table,
     pub dedup: Dedup,
     pub totals: QueueTotals,
@@ -43,6 +48,9 @@ impl Queue {
             created_ms: now_ms,
             modified_ms: now_ms,
             purged_before: 0,
+            revision: 0,
+            purged_ms: 0,
+            paused: None,
             table,
             dedup: Dedup::default(),
             totals: QueueTotals::default(),
@@ -142,7 +150,19 @@ impl Queue {
             modified_ms: self.modified_ms,
             purged_before: self.purged_before,
             deleted: false,
+            revision: self.revision,
+            purged_ms: self.purged_ms,
+            paused: self.paused.clone(),
         }
+    }
+
+    /// Takes back what [`Queue::row`] shows, apart from the messages.
+    pub(super) fn restore(&mut self, row: QueueRow) {
+        self.config = row.config;
+        self.modified_ms = row.modified_ms;
+        self.revision = row.revision;
+        self.purged_ms = row.purged_ms;
+        self.paused = row.paused;
     }
 
     pub fn stats(&self) -> QueueStats {

@@ -43,6 +43,9 @@ impl Engine {
         if let Some(again) = self.receive_again(now, queue, request) {
             return again;
         }
+        if self.queue(queue).paused.is_some() {
+            return Vec::new();
+        }
         let mut leased = Vec::new();
         let mut bytes = 0;
         while leased.len() < request.max && bytes < RECEIVE_BYTES_MAX {

@@ -200,6 +200,7 @@ impl Engine {
             |text: &String| dead.error.as_ref().is_some_and(|error| error.contains(text.as_str()));
         filter.cause.is_none_or(|cause| cause == dead.cause)
             && filter.source.as_ref().is_none_or(|source| *source == dead.source)
+            && (filter.sources.is_empty() || filter.sources.contains(&dead.source))
             && filter.error_contains.as_ref().is_none_or(error_fits)
             && filter.died_from_ms.is_none_or(|from_ms| dead.died_ms >= from_ms)
             && filter.died_until_ms.is_none_or(|until_ms| dead.died_ms < until_ms)

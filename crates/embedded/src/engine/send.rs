@@ -18,6 +18,7 @@ pub(crate) struct PreparedMessage {
     pub content: Content,
     pub bytes: u64,
     pub delay_ms: Option<u64>,
+    pub deliver_at_ms: Option<u64>,
     pub group: Option<GroupId>,
     pub priority: Priority,
     /// SHA-256 of the body in hexadecimal, where the queue wants content-based deduplication.
@@ -113,6 +114,7 @@ impl Engine {
         let quota = self.quota;
         let (queue, wave) = self.at(queue);
         validate(queue, &message)?;
+        let visible = policy::visibility(&queue.config, now.ms(), message.delay_ms, message.deliver_at_ms)?;
         if message.content.dedup.is_none() && queue.config.dedup.content_based {
             let content_id =
                 message.content_id.take().unwrap_or_else(|| dedup::content_id(&message.content.body));
@@ -135,13 +137,12 @@ impl Engine {
         within_quotas(queue, wave, &quota, message.bytes)?;
 
         let seq = wave.next_seq();
-        let delay_ms = message.delay_ms.unwrap_or(queue.config.delay_ms);
         let entry = MessageMeta {
             seq,
             order: seq,
             sent_ms: now.ms(),
-            base_ms: now.ms(),
-            due_ms: now.ms() + delay_ms,
+            base_ms: visible.retained_from_ms,
+            due_ms: visible.due_ms,
             fence: 0,
             first_ms: 0,
             received_ms: 0,
@@ -149,7 +150,7 @@ impl Engine {
             deliveries: 0,
             bytes: message.bytes as u32,
             group: 0,
-            state: if delay_ms == 0 { State::Ready } else { State::Delayed },
+            state: if visible.due_ms == now.ms() { State::Ready } else { State::Delayed },
             priority: message.priority.0,
             flags: if entry_id.is_some() { FLAG_KEYED } else { 0 },
         };

@@ -44,11 +44,11 @@ fn move_limits(db: &Connection) -> rusqlite::Result<()> {
     let rows: Vec<([i64; 5], i64, Vec<u8>, String)> = statement.query_map([], read)?.flatten().collect();
     for (numbers, crc, name, config) in rows {
         let words = numbers.map(|number| number as u64);
-        let sound = crc == i64::from(rows::queue_row_crc(words, &name, &config));
+        let sound = crc == i64::from(rows::queue_row_crc(words, &name, &config, (0, 0, None)));
         let Some(config) = sound.then(|| with_limit(&config)).flatten() else { continue };
         db.execute(
             "UPDATE queue SET config = ?2, crc = ?3 WHERE id = ?1",
-            params![numbers[0], config, rows::queue_row_crc(words, &name, &config)],
+            params![numbers[0], config, rows::queue_row_crc(words, &name, &config, (0, 0, None))],
         )?;
     }
     Ok(())

@@ -83,19 +83,33 @@ pub(crate) fn is_corrupt(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
 }
 
-pub(crate) fn queue_crc(row: &QueueRow, config: &str) -> u32 {
+/// The columns of `queue` in the order that [`queue`] reads.
+pub(crate) const QUEUE_COLUMNS: &str =
+    "id, name, config, created_ms, modified_ms, purged_before, deleted, crc, revision, purged_ms, paused";
+
+pub(crate) fn queue_crc(row: &QueueRow, config: &str, paused: Option<&str>) -> u32 {
     let words =
         [u64::from(row.id), row.created_ms, row.modified_ms, row.purged_before, u64::from(row.deleted)];
-    queue_row_crc(words, row.name.as_str().as_bytes(), config)
+    let more = (row.revision, row.purged_ms, paused);
+    queue_row_crc(words, row.name.as_str().as_bytes(), config, more)
 }
 
-/// The checksum of a queue's row: id, created, modified, purged before, deleted; name; configuration.
-pub(crate) fn queue_row_crc(words: [u64; 5], name: &[u8], config: &str) -> u32 {
+/// The checksum of a queue's row: id, created, modified, purged before, deleted; name; configuration; revision, last
+/// purge and pause. A row of version 2 has none of the last three, and keeps the checksum that it was written with.
+pub(crate) fn queue_row_crc(
+    words: [u64; 5],
+    name: &[u8],
+    config: &str,
+    more: (u64, u64, Option<&str>),
+) -> u32 {
     let mut crc = Crc::new();
     for word in words {
         crc.word(word);
     }
     crc.part(Some(name)).part(Some(config.as_bytes()));
+    if more != (0, 0, None) {
+        crc.word(more.0).word(more.1).text(more.2);
+    }
     crc.end()
 }
 
@@ -111,8 +125,13 @@ pub(crate) fn queue(row: &Row<'_>) -> rusqlite::Result<Result<QueueRow, ReadErro
     let (name, config) = (text(1)?, text(2)?);
     let damaged =
         |what: &str| ReadError(format!("the row of queue {name:?} is damaged ({what}); restore a backup"));
-    let parsed = match (QueueName::new(&name), serde_json::from_str(&config)) {
-        (Ok(name), Ok(config)) => (name, config),
+    let paused_text = match row.get_ref(10)? {
+        ValueRef::Null => None,
+        value => Some(String::from_utf8_lossy(bytes_of(value)).into_owned()),
+    };
+    let pause = paused_text.as_deref().map(serde_json::from_str).transpose();
+    let parsed = match (QueueName::new(&name), serde_json::from_str(&config), pause) {
+        (Ok(name), Ok(config), Ok(pause)) => (name, config, pause),
         _ => return Ok(Err(damaged("it cannot be read"))),
     };
     let mut sound = true;
@@ -125,9 +144,12 @@ pub(crate) fn queue(row: &Row<'_>) -> rusqlite::Result<Result<QueueRow, ReadErro
         modified_ms: number(4)?,
         purged_before: number(5)?,
         deleted: number(6)? != 0,
+        revision: number(8)?,
+        purged_ms: number(9)?,
+        paused: parsed.2,
     };
     let crc = number(7)?;
-    let sound = sound && crc == u64::from(queue_crc(&queue, &config));
+    let sound = sound && crc == u64::from(queue_crc(&queue, &config, paused_text.as_deref()));
     Ok(if sound { Ok(queue) } else { Err(damaged("its checksum does not fit")) })
 }
 

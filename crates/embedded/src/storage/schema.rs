@@ -181,6 +181,19 @@ CREATE TABLE halted (
     crc INTEGER NOT NULL,
     PRIMARY KEY (queue, grp, seq)
 ) WITHOUT ROWID;
+-- Rows of version 2 have 0, 0 and NULL here; their checksums stay as they are (see `queue_crc`).
+ALTER TABLE queue ADD COLUMN revision INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE queue ADD COLUMN purged_ms INTEGER NOT NULL DEFAULT 0; -- when it was last purged
+ALTER TABLE queue ADD COLUMN paused TEXT;                          -- JSON; NULL unless the queue is paused
+-- Names of queues that were deleted a short time ago.
+CREATE TABLE deleted_queue (name TEXT PRIMARY KEY, at_ms INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE document (
+    name TEXT PRIMARY KEY,
+    revision INTEGER NOT NULL,
+    modified_ms INTEGER NOT NULL,
+    value TEXT NOT NULL,               -- JSON
+    crc INTEGER NOT NULL
+) WITHOUT ROWID;
 ",
         then: migrate::to_version_3,
     },

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::{
-    CommitError, DueEntry, Durability, FoundBody, FoundEntry, ReadError, Storage, ledger, rows, schema, write,
+    CommitError, DueEntry, Durability, FoundBody, FoundEntry, ReadError, Storage, documents, ledger, rows,
+    schema, write,
 };
 use crate::OpenError;
 use crate::checkpoint::{Checkpoint, Checkpointer, Pass};
@@ -399,8 +400,8 @@ fn load_messages(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
 }
 
 fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), ReadError>> {
-    let sql = "SELECT id, name, config, created_ms, modified_ms, purged_before, deleted, crc FROM queue";
-    let mut statement = db.prepare(sql)?;
+    let sql = format!("SELECT {} FROM queue", rows::QUEUE_COLUMNS);
+    let mut statement = db.prepare(&sql)?;
     let mut found = statement.query([])?;
     while let Some(row) = found.next()? {
         match rows::queue(row)? {
@@ -457,5 +458,5 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
         }
     }
     ledger::load(db, loader)?;
-    Ok(Ok(()))
+    documents::load(db, loader)
 }

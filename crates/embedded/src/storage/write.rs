@@ -3,7 +3,7 @@
 use hapax_core::{IdempotencyKey, MessageKey};
 use rusqlite::{CachedStatement, Connection, params};
 
-use super::{ledger, rows};
+use super::{documents, ledger, rows};
 use crate::record::{
     BodyRow, DeadRow, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, Header, LedgerRow, MessageMeta, MessageRow,
     QueueRow, Record, halted_crc, history_crc, key_source_code, key_source_of, redrive_crc,
@@ -105,6 +105,10 @@ fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::
             Ok(())
         }
         Record::Queue(row) => put_queue(db, row),
+        Record::DeletedQueue { name, at_ms } => documents::put_deleted(db, name, *at_ms),
+        Record::PruneDeletedQueues { before_ms } => documents::prune_deleted(db, *before_ms),
+        Record::Document(document) => documents::put(db, document),
+        Record::DropDocument { name } => documents::drop(db, name),
         Record::ForgetQueue { id } => {
             for table in ["dedup", "halted"] {
                 db.execute(&format!("DELETE FROM {table} WHERE queue = ?1"), params![id])?;
@@ -306,9 +310,12 @@ pub(super) fn put_halted(db: &Connection, queue: u32, group: &str, seq: u64) -> 
 
 fn put_queue(db: &Connection, row: &QueueRow) -> rusqlite::Result<()> {
     let config = serde_json::to_string(&*row.config).expect("a configuration is plain data");
-    let sql = "INSERT OR REPLACE INTO queue (id, name, config, created_ms, modified_ms, purged_before, deleted, crc) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
-    db.prepare_cached(sql)?.execute(params![
+    let paused = row.paused.as_ref().map(|paused| serde_json::to_string(paused).expect("plain data"));
+    let sql = format!(
+        "INSERT OR REPLACE INTO queue ({}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+        rows::QUEUE_COLUMNS
+    );
+    db.prepare_cached(&sql)?.execute(params![
         row.id,
         row.name.as_str(),
         config,
@@ -316,7 +323,10 @@ fn put_queue(db: &Connection, row: &QueueRow) -> rusqlite::Result<()> {
         row.modified_ms as i64,
         row.purged_before as i64,
         row.deleted,
-        rows::queue_crc(row, &config)
+        rows::queue_crc(row, &config, paused.as_deref()),
+        row.revision as i64,
+        row.purged_ms as i64,
+        paused
     ])?;
     Ok(())
 }

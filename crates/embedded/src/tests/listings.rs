@@ -34,7 +34,7 @@ async fn queues_are_listed_while_the_writer_is_held() {
         store.create_queue(&name(number), QueueConfig::default()).await.unwrap();
     }
     let changed = QueueConfig { delay_ms: 7, ..QueueConfig::default() };
-    store.set_queue(&name(1), changed.clone()).await.unwrap();
+    store.set_queue(&name(1), changed.clone(), None).await.unwrap();
     store.delete_queue(&name(0)).await.unwrap();
 
     let release = hold_writer(&store);

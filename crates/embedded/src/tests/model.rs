@@ -469,7 +469,11 @@ impl Model {
 
     pub fn discard(&mut self, queue: usize, seq: u64) -> u64 {
         let messages = &mut self.queues[queue].messages;
-        let Some(at) = messages.iter().position(|message| message.seq == Some(seq)) else { return 0 };
+        let Some(at) =
+            messages.iter().position(|message| message.seq == Some(seq) && message.at != At::InFlight)
+        else {
+            return 0;
+        };
         let message = messages.remove(at);
         self.decide(&message);
         1

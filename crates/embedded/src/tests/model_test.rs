@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hapax_core::policy::{Jitter, RetryPolicy};
 use hapax_core::{
     AdminError, Cause, DeadLetterPolicy, DedupPolicy, DedupScope, How, ManualClock, OnDead, Priority,
-    QueueConfig, QueueName, RedriveFilter, RedriveRequest, SettleError, StoreError,
+    QueueConfig, QueueName, RedriveFilter, RedriveRequest, SettleError,
 };
 use proptest::prelude::*;
 
@@ -189,8 +189,8 @@ enum Awaited {
     Received(usize, usize, Option<u64>, bool, Answer<Vec<RawDelivery>>),
     Settled(usize, Vec<(Option<DeliveryRef>, How)>, Answer<rig::Settles>),
     Extended(usize, Option<DeliveryRef>, u64, Answer<rig::Extends>),
-    Purged(usize, Answer<Result<u64, StoreError>>),
-    Set(usize, QueueConfig, Answer<Result<(), AdminError>>),
+    Purged(usize, Answer<Result<u64, AdminError>>),
+    Set(usize, QueueConfig, Answer<Result<hapax_core::Revision, AdminError>>),
     Released(DeliveryRef, Answer<u64>),
     ReleasedGroup(u8, Answer<Result<(), AdminError>>),
     Discarded(DeliveryRef, Answer<u64>),
@@ -328,7 +328,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
             }
             Do::Purge { queue } => {
                 let name = name(queue);
-                let (op, answer) = rig::job(move |engine, _| engine.purge(&name));
+                let (op, answer) = rig::job(move |engine, now| engine.purge(now, &name, 0));
                 (op, Awaited::Purged(queue, answer))
             }
             Do::SetQueue { main, max_attempts, base_ms } => {
@@ -336,7 +336,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 config.retry.max_attempts = max_attempts;
                 config.retry.base_ms = base_ms;
                 let (name, set) = (name(main), config.clone());
-                let (op, answer) = rig::job(move |engine, now| engine.set_queue(now, &name, set));
+                let (op, answer) = rig::job(move |engine, now| engine.set_queue(now, &name, set, None));
                 (op, Awaited::Set(main, config, answer))
             }
             Do::Release { pick } => {
@@ -352,7 +352,13 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
             }
             Do::Discard { pick } => {
                 let (_, named) = self.picked(pick)?;
-                let (op, answer) = rig::job(move |engine, _| engine.discard(named.queue, &[named.seq]));
+                let (op, answer) = rig::job(move |engine, now| {
+                    engine
+                        .discard(now, named.queue, &[named.seq], "model", |seq| {
+                            hapax_core::MessageId(seq.into())
+                        })
+                        .0
+                });
                 (op, Awaited::Discarded(named, answer))
             }
             Do::Redrive { from, to_other, cause, per_second } => {

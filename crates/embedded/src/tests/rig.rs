@@ -52,6 +52,7 @@ pub(super) fn outgoing(body: &str, dedup: Option<&str>, group: Option<GroupId>) 
         content: Content::new(dedup.map(str::to_owned), None, None, body.to_owned().into()),
         bytes: body.len() as u64,
         delay_ms: None,
+        deliver_at_ms: None,
         group,
         priority: Priority::default(),
         content_id: None,
@@ -121,5 +122,5 @@ pub(super) fn now<S: Storage, T: Send + 'static>(
 
 pub(super) fn create<S: Storage>(writer: &mut Writer<S>, queue: &QueueName, config: QueueConfig) {
     let queue = queue.clone();
-    now(writer, move |engine, at| engine.create_queue(at, &queue, config)).expect("a valid configuration");
+    now(writer, move |engine, at| engine.create_queue(at, &queue, config, 0)).expect("a valid configuration");
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use hapax_core::{
-    KeySource, Ledger, MessageState, NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore,
+    KeySource, Ledger, MessageState, NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore, Revision,
 };
 use rusqlite::Connection;
 
@@ -185,7 +185,7 @@ async fn messages_of_version_2_keep_the_keys_that_they_would_have_had() {
     let (pay, dead) = (QueueName::new("pay").unwrap(), QueueName::new("pay-dead").unwrap());
     // Too late for them.
     let moved = QueueConfig { key_pointer: Some("/at".into()), ..store.queue(&pay).await.unwrap().config };
-    store.set_queue(&pay, moved).await.unwrap();
+    store.set_queue(&pay, moved, None).await.unwrap();
     let found = |body: &str, key: &str, source| (body.to_owned(), key.to_owned(), source);
     assert_eq!(
         keys(&store, &pay).await,
@@ -220,6 +220,12 @@ async fn version_1_becomes_a_store_with_a_ledger_and_loses_no_message() {
         assert_eq!((config.retry.limit(), config.retry.base_ms, config.on_dead), (limit, 0, sqs.on_dead));
         assert_eq!(config.dead_letter.is_some(), name == "jobs");
     }
+    // Configurations of older versions have revision 0, which a change can expect.
+    let info = store.queue(&queue()).await.unwrap();
+    assert_eq!((info.revision, info.paused), (Revision(0), None));
+    let tagged = QueueConfig { tags: [("a".into(), "b".into())].into(), ..info.config };
+    let revision = store.set_queue(&queue(), tagged, Some(Revision(0))).await.unwrap();
+    assert!(revision > Revision(0));
     let parked = hapax_core::Browse { limit: 10, state: Some(MessageState::Parked), ..Default::default() };
     let parked = store.browse(&queue(), parked).await.unwrap().items.remove(0);
     assert_eq!(parked.deliveries, parked.attempts, "all deliveries counted as far as anyone knew");
@@ -231,6 +237,10 @@ async fn version_1_becomes_a_store_with_a_ledger_and_loses_no_message() {
     request.delivery = Some((queue(), delivery.receipt));
     let claim = store.claim(vec![request]).await.unwrap().remove(0).unwrap();
     assert!(matches!(claim, hapax_core::Claim::Granted(_)));
+    store.close();
+
+    let store = Embedded::open(folder.path(), Options::default()).unwrap();
+    assert_eq!(store.queue(&queue()).await.unwrap().revision, revision);
     store.close();
 
     let db = Connection::open(folder.path().join(DATABASE)).unwrap();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hapax_core::ledger::protocol::Stage;
 use hapax_core::store::FailedAttempt;
-use hapax_core::{GroupId, RedriveTask};
+use hapax_core::{Document, DocumentName, GroupId, QueueName, RedriveTask};
 
 use crate::engine::{Loaded, Loader};
 use crate::record::{
@@ -50,6 +50,8 @@ pub(super) struct Tables {
     pub ledger: BTreeMap<u64, (LedgerRow, Option<u64>)>,
     tally: Tally,
     pub keyed: BTreeSet<(u64, u128)>,
+    deleted: BTreeMap<QueueName, u64>,
+    documents: BTreeMap<DocumentName, Document>,
 }
 
 impl Tables {
@@ -95,6 +97,12 @@ impl Tables {
                 let old: Vec<_> = old.map(|(key, _)| *key).take(*limit as usize).collect();
                 self.dedup.retain(|key, _| !old.contains(key));
             }
+            Record::DeletedQueue { name, at_ms } => drop(self.deleted.insert(name.clone(), *at_ms)),
+            Record::PruneDeletedQueues { before_ms } => self.deleted.retain(|_, at_ms| *at_ms >= *before_ms),
+            Record::Document(document) => {
+                drop(self.documents.insert(document.name.clone(), document.clone()));
+            }
+            Record::DropDocument { name } => drop(self.documents.remove(name)),
             Record::Queue(row) => drop(self.queues.insert(row.id, row.clone())),
             Record::ForgetQueue { id } => {
                 self.dedup.retain(|(queue, _), _| queue != id);
@@ -266,6 +274,10 @@ impl Storage for SimStorage {
                 loader.add(Loaded::Entry(row.clone()));
             }
         }
+        for (name, at_ms) in &tables.deleted {
+            loader.add(Loaded::DeletedQueue { name: name.clone(), at_ms: *at_ms });
+        }
+        tables.documents.values().for_each(|document| loader.add(Loaded::Document(document.clone())));
         loader.add(Loaded::Entries { tally: tables.tally, prune_ms: Some(0) });
         Ok(())
     }

@@ -31,7 +31,7 @@ enum Asked {
     Receive(Receive),
     Settle(usize, Vec<(Option<DeliveryRef>, How)>, Answer<rig::Settles>),
     Extend(usize, DeliveryRef, u64, Answer<rig::Extends>),
-    Purge(usize, Answer<Result<u64, StoreError>>),
+    Purge(usize, Answer<Result<u64, hapax_core::AdminError>>),
     Admin(Answer<bool>),
 }
 
@@ -280,7 +280,7 @@ impl Sim {
             _ => {
                 let queue = self.rng.usize(..QUEUES.len());
                 let name = self.names[queue].clone();
-                let (op, answer) = rig::job(move |engine, _| engine.purge(&name));
+                let (op, answer) = rig::job(move |engine, now| engine.purge(now, &name, 0));
                 (op, Asked::Purge(queue, answer))
             }
         })

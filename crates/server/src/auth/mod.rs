@@ -6,6 +6,7 @@ mod sigv4;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use hapax_core::{QueueInfo, QueueName, RedriveTask};
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use thiserror::Error;
@@ -64,10 +65,28 @@ impl Identity {
         self.key.as_ref().is_none_or(|key| key.actions.matches(action) && key.queues.match_all())
     }
 
+    /// Whether it may see figures of the whole store: only a key for all queues may.
+    pub fn may_see_all(&self) -> bool {
+        self.key.as_ref().is_none_or(|key| key.queues.match_all())
+    }
+
+    /// Whether it may see a redrive in a listing: it names no queue that is not the caller's.
+    pub(crate) fn may_see_task(&self, task: &RedriveTask) -> bool {
+        let filter = &task.filter;
+        let named = task.to.iter().chain(&filter.source).chain(&filter.sources);
+        named.into_iter().all(|queue| self.may_see(queue.as_str()))
+    }
+
     /// Whether it may see `queue` in a listing.
     pub fn may_see(&self, queue: &str) -> bool {
         self.key.as_ref().is_none_or(|key| key.queues.matches(queue))
     }
+}
+
+/// The queues that name `dead` as their dead-letter queue.
+pub(crate) fn sources_of(queues: &[QueueInfo], dead: &QueueName) -> Vec<QueueName> {
+    let names_it = |info: &&QueueInfo| info.config.dead_letter.as_ref().is_some_and(|d| d.queue == *dead);
+    queues.iter().filter(names_it).map(|info| info.name.clone()).collect()
 }
 
 /// Checks credentials.

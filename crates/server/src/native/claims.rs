@@ -222,7 +222,7 @@ pub(super) async fn list(
 }
 
 pub(super) async fn ledger(State(native): State<Arc<Api>>, caller: Caller) -> Answer<LedgerReport> {
-    caller.store("BrowseClaims")?;
+    caller.operate("BrowseClaims")?;
     let stats = native.store.ledger_stats().await?;
     Ok(axum::Json(LedgerReport { capabilities: native.store.ledger_capabilities(), stats }))
 }

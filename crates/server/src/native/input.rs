@@ -5,14 +5,15 @@ use std::time::Duration;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use bytes::Bytes;
 use hapax_client::wire::Problem;
-use hapax_core::{QueueName, Scope};
+use hapax_core::store::SharedStore;
+use hapax_core::{QueueName, RedriveFilter, Scope};
 use http::StatusCode;
 use http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use super::problem::ApiError;
 use super::{BATCH_MAX, BODY_BYTES_MAX};
-use crate::auth::Identity;
+use crate::auth::{Identity, sources_of};
 
 /// How long a body may take to arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -114,6 +115,33 @@ impl Caller {
     /// Whether the caller may do `action`, which reaches into every queue.
     pub(super) fn operate(&self, action: &str) -> Result<(), ApiError> {
         if self.0.may_operate(action) { Ok(()) } else { Err(ApiError::forbidden(action, None)) }
+    }
+
+    pub(super) fn identity(&self) -> &Identity {
+        &self.0
+    }
+
+    /// Whether the caller may have dead letters of `from` go where a redrive sends them. For a key of some queues the
+    /// filter is narrowed to what it may fill.
+    pub(super) async fn may_redrive(
+        &self,
+        store: &SharedStore,
+        from: &QueueName,
+        to: Option<&QueueName>,
+        filter: &mut RedriveFilter,
+    ) -> Result<(), ApiError> {
+        if let Some(target) = to.or(filter.source.as_ref()) {
+            return self.on("SendMessage", target);
+        }
+        if self.0.may_operate("SendMessage") {
+            return Ok(());
+        }
+        if filter.sources.is_empty() {
+            filter.sources = sources_of(&store.queues().await?, from);
+        }
+        filter.sources.iter().try_for_each(|source| self.on("SendMessage", source))?;
+        // Without this the empty filter would mean every source.
+        if filter.sources.is_empty() { self.operate("SendMessage") } else { Ok(()) }
     }
 
     pub(super) fn sees(&self, queue: &QueueName) -> bool {

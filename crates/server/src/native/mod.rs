@@ -7,12 +7,14 @@
 //! |---|---|
 //! | `messages.rs` | send, receive, settle, extend |
 //! | `claims.rs` | the ledger: claims, and what operators do about them |
+//! | `documents.rs` | named JSON documents |
 //! | `queues.rs` | queues and their configuration |
 //! | `operate.rs` | looking at messages, parked ones, halted groups, redrives, the store itself |
 //! | `polls.rs` | receives and claims that wait: counted, and receives cancelled |
 //! | `input.rs`, `problem.rs` | requests read strictly, errors as problem details |
 
 mod claims;
+mod documents;
 mod input;
 mod messages;
 mod operate;
@@ -109,6 +111,8 @@ const ROUTES: &[Route] = &[
     ("put", "/queues/{queue}/config", || put(queues::replace)),
     ("get", "/queues/{queue}/stats", || get(queues::stats)),
     ("post", "/queues/{queue}/purge", || post(queues::purge)),
+    ("post", "/queues/{queue}/pause", || post(queues::pause)),
+    ("post", "/queues/{queue}/resume", || post(queues::resume)),
     ("get", "/queues/{queue}/messages", || get(operate::browse)),
     ("post", "/queues/{queue}/discard", || post(operate::discard)),
     ("post", "/queues/{queue}/release", || post(operate::release)),
@@ -126,6 +130,10 @@ const ROUTES: &[Route] = &[
     ("post", "/claims/{scope}/{key}/resolve", || post(claims::resolve)),
     ("get", "/claims", || get(claims::list)),
     ("get", "/ledger", || get(claims::ledger)),
+    ("get", "/documents", || get(documents::list)),
+    ("get", "/documents/{*name}", || get(documents::show)),
+    ("put", "/documents/{*name}", || put(documents::put)),
+    ("delete", "/documents/{*name}", || delete(documents::remove)),
     ("get", "/status", || get(operate::status)),
     ("get", "/examine", || get(operate::examine)),
     ("post", "/resume", || post(operate::resume)),

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use hapax_client::wire::{
-    BackupBody, Count, Halted, Ids, Messages, RedriveBody, Redrives, ResumeBody, Status,
+    BackupBody, Count, DiscardBody, Halted, Ids, Messages, RedriveBody, Redrives, ResumeBody, Status,
 };
 use hapax_core::{
-    AdminError, Browse, Examination, GroupId, MessageId, MessageState, QueueName, RedriveRequest, RedriveTask,
+    AdminError, Browse, Discarded, Examination, GroupId, MessageId, MessageState, QueueName, RedriveRequest,
+    RedriveTask, StoreStatus,
 };
 use http::StatusCode;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::Api;
 use super::input::{Caller, Json, Params, bounded};
@@ -53,11 +54,11 @@ pub(super) async fn discard(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(queue): Path<String>,
-    Json(Ids { ids }): Json<Ids>,
-) -> Answer<Count> {
+    Json(DiscardBody { ids, by }): Json<DiscardBody>,
+) -> Answer<Discarded> {
     let queue = caller.queue("DiscardMessages", &queue)?;
     bounded("ids", ids.len())?;
-    Ok(axum::Json(Count { count: native.store.discard(&queue, ids).await? }))
+    Ok(axum::Json(native.store.discard(&queue, ids, &caller.name(by)).await?))
 }
 
 pub(super) async fn release(
@@ -97,10 +98,9 @@ pub(super) async fn start_redrive(
     Json(body): Json<RedriveBody>,
 ) -> Result<(StatusCode, axum::Json<RedriveTask>), ApiError> {
     caller.on("StartMessageMoveTask", &body.from)?;
-    if let Some(to) = &body.to {
-        caller.on("SendMessage", to)?;
-    }
-    let RedriveBody { from, to, filter, per_second, by } = body;
+    let RedriveBody { from, to, mut filter, per_second, by } = body;
+    bounded("filter.sources", filter.sources.len())?;
+    caller.may_redrive(&native.store, &from, to.as_ref(), &mut filter).await?;
     let by = caller.name(by);
     let task = native.store.start_redrive(RedriveRequest { from, to, filter, per_second, by }).await?;
     Ok((StatusCode::CREATED, axum::Json(task)))
@@ -118,7 +118,10 @@ pub(super) async fn redrives(
     Params(RedriveParams { from }): Params<RedriveParams>,
 ) -> Answer<Redrives> {
     caller.on("ListMessageMoveTasks", &from)?;
-    Ok(axum::Json(Redrives { redrives: native.store.redrives(&from).await? }))
+    let redrives = native.store.redrives(&from).await?.into_iter();
+    Ok(axum::Json(Redrives {
+        redrives: redrives.filter(|task| caller.identity().may_see_task(task)).collect(),
+    }))
 }
 
 /// The number alone does not say whose queue it is about, so it is looked for among the queues that the caller may
@@ -133,7 +136,12 @@ pub(super) async fn cancel_redrive(
     let number: u64 = id.parse().map_err(|_| missing())?;
     for queue in native.store.queues().await? {
         if caller.on("CancelMessageMoveTask", &queue.name).is_ok()
-            && native.store.redrives(&queue.name).await?.iter().any(|task| task.id == number)
+            && native
+                .store
+                .redrives(&queue.name)
+                .await?
+                .iter()
+                .any(|task| task.id == number && caller.identity().may_see_task(task))
         {
             return Ok(axum::Json(native.store.cancel_redrive(number).await?));
         }
@@ -141,13 +149,28 @@ pub(super) async fn cancel_redrive(
     Err(missing().into())
 }
 
-pub(super) async fn status(State(native): State<Arc<Api>>, _: Caller) -> Answer<Status> {
+/// What the store can do is for everyone; how much is in it, and what troubles it, only for a key for all queues.
+pub(super) async fn status(State(native): State<Arc<Api>>, caller: Caller) -> Answer<Status<StatusPart>> {
+    let status = native.store.status().await?;
+    let status = if caller.identity().may_see_all() {
+        StatusPart::All(status)
+    } else {
+        StatusPart::Own { paused: status.paused, stopped: status.stopped }
+    };
     Ok(axum::Json(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         capabilities: native.store.capabilities(),
         ledger: Some(native.store.ledger_capabilities()),
-        status: native.store.status().await?,
+        status,
     }))
+}
+
+/// How the store is doing, as far as the caller may know.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum StatusPart {
+    All(StoreStatus),
+    Own { paused: Option<String>, stopped: Option<String> },
 }
 
 pub(super) async fn examine(State(native): State<Arc<Api>>, caller: Caller) -> Answer<Examination> {

@@ -2,7 +2,7 @@
 
 use axum::response::{IntoResponse, Response};
 use hapax_client::wire::Problem;
-use hapax_core::{AdminError, ClaimError, ResolveError, StoreError, TokenError};
+use hapax_core::{AdminError, ClaimError, DocumentError, ResolveError, StoreError, TokenError};
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 
@@ -51,11 +51,12 @@ impl ApiError {
 fn status(code: &str) -> StatusCode {
     match code {
         "no-such-queue" | "not-found" | "no-such-entry" => StatusCode::NOT_FOUND,
-        "queue-exists" | "redrive-running" | "refused" | "stale-token" | "claim-gone" | "claim-ended"
-        | "in-progress" | "in-doubt" | "not-in-doubt" => StatusCode::CONFLICT,
+        "queue-exists" | "redrive-running" | "revision-conflict" | "refused" | "stale-token"
+        | "claim-gone" | "claim-ended" | "in-progress" | "in-doubt" | "not-in-doubt" => StatusCode::CONFLICT,
         "invalid" => StatusCode::BAD_REQUEST,
         "config" | "fingerprint-mismatch" => StatusCode::UNPROCESSABLE_ENTITY,
-        "overloaded" | "too-many-in-flight" => StatusCode::TOO_MANY_REQUESTS,
+        "too-large" => StatusCode::PAYLOAD_TOO_LARGE,
+        "overloaded" | "too-many-in-flight" | "too-soon" => StatusCode::TOO_MANY_REQUESTS,
         "unavailable" | "full" | "paused" => StatusCode::SERVICE_UNAVAILABLE,
         // Outcome unknown, damaged, and whatever is added to the core without a line here.
         _ => StatusCode::INTERNAL_SERVER_ERROR,
@@ -72,7 +73,7 @@ macro_rules! from_errors {
     )+};
 }
 
-from_errors!(StoreError, AdminError, ClaimError, TokenError, ResolveError);
+from_errors!(StoreError, AdminError, DocumentError, ClaimError, TokenError, ResolveError);
 
 impl From<Problem> for ApiError {
     fn from(problem: Problem) -> Self {

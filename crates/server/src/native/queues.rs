@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use hapax_client::wire::{Count, QueueItem, Queues};
-use hapax_core::{QueueConfig, QueueName, QueueStats};
+use hapax_client::wire::{Count, PauseBody, PurgeBody, QueueItem, Queues, ResumeBody};
+use hapax_core::{AdminError, QueueConfig, QueueName, QueueStats, Revision};
 use http::StatusCode;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Api;
-use super::input::{Caller, Json, parse};
+use super::input::{Caller, Json, Params, parse};
 use super::problem::ApiError;
 
 type Answer<T> = Result<axum::Json<T>, ApiError>;
@@ -39,16 +39,24 @@ fn config_of(name: &QueueName, mut fields: Map<String, Value>) -> Result<QueueCo
     parse(Value::Object(fields).to_string().as_bytes())
 }
 
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct CreateParams {
+    /// Refuses to create what was deleted less than this ago.
+    interval_ms: u64,
+}
+
 pub(super) async fn create(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(queue): Path<String>,
+    Params(CreateParams { interval_ms }): Params<CreateParams>,
     Json(fields): Json<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
     let name = caller.queue("CreateQueue", &queue)?;
     let config = config_of(&name, fields)?;
     caller.may_fill(&config)?;
-    let created = native.store.create_queue(&name, config).await?;
+    let created = native.store.create_queue_spaced(&name, config, interval_ms).await?;
     let queue = native.store.queue(&name).await?.into();
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, axum::Json(Created { created, queue })).into_response())
@@ -82,40 +90,92 @@ fn merge(target: &mut Value, change: Value) {
     }
 }
 
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct ChangeParams {
+    /// Changes nothing unless the configuration still has this revision.
+    revision: Option<Revision>,
+}
+
+/// How often a patch is laid over a configuration that others change at the same time.
+const CHANGES_MAX: usize = 20;
+
 pub(super) async fn change(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(queue): Path<String>,
+    Params(ChangeParams { revision }): Params<ChangeParams>,
     Json(patch): Json<Map<String, Value>>,
 ) -> Answer<QueueItem> {
     let name = caller.queue("SetQueueAttributes", &queue)?;
-    let _alone = crate::CHANGING.lock().await;
-    let config = native.store.queue(&name).await?.config;
-    let mut fields = serde_json::to_value(&config).map_err(|error| ApiError::invalid(error.to_string()))?;
-    merge(&mut fields, Value::Object(patch));
-    let changed: QueueConfig = parse(fields.to_string().as_bytes())?;
-    if changed.dead_letter != config.dead_letter {
-        caller.may_fill(&changed)?;
+    let mut tries = 1;
+    loop {
+        let before = native.store.queue(&name).await?;
+        let config = patched(&before.config, patch.clone())?;
+        if config.dead_letter != before.config.dead_letter {
+            caller.may_fill(&config)?;
+        }
+        match set(&native, &name, config, Some(revision.unwrap_or(before.revision))).await {
+            // The caller did not say which configuration it meant: the patch is laid over the newest.
+            Err(AdminError::RevisionConflict { .. }) if revision.is_none() && tries < CHANGES_MAX => {
+                tries += 1;
+            }
+            answer => return Ok(answer?),
+        }
     }
-    set(&native, &name, changed).await
+}
+
+fn patched(config: &QueueConfig, patch: Map<String, Value>) -> Result<QueueConfig, ApiError> {
+    let mut fields = serde_json::to_value(config).map_err(|error| ApiError::invalid(error.to_string()))?;
+    merge(&mut fields, Value::Object(patch));
+    parse(fields.to_string().as_bytes())
 }
 
 pub(super) async fn replace(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(queue): Path<String>,
+    Params(ChangeParams { revision }): Params<ChangeParams>,
     Json(fields): Json<Map<String, Value>>,
 ) -> Answer<QueueItem> {
     let name = caller.queue("SetQueueAttributes", &queue)?;
-    let _alone = crate::CHANGING.lock().await;
     let config = config_of(&name, fields)?;
     caller.may_fill(&config)?;
-    set(&native, &name, config).await
+    Ok(set(&native, &name, config, revision).await?)
 }
 
-async fn set(native: &Api, name: &QueueName, config: QueueConfig) -> Answer<QueueItem> {
-    native.store.set_queue(name, config).await?;
-    Ok(axum::Json(native.store.queue(name).await?.into()))
+async fn set(
+    native: &Api,
+    name: &QueueName,
+    config: QueueConfig,
+    expected: Option<Revision>,
+) -> Result<axum::Json<QueueItem>, AdminError> {
+    let revision = native.store.set_queue(name, config.clone(), expected).await?;
+    let after = native.store.queue(name).await?;
+    // What this call wrote, even if another change came right behind it.
+    Ok(axum::Json(QueueItem { config, revision, ..QueueItem::from(after) }))
+}
+
+pub(super) async fn pause(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Path(queue): Path<String>,
+    Json(body): Json<PauseBody>,
+) -> Result<StatusCode, ApiError> {
+    let name = caller.queue("PauseQueue", &queue)?;
+    native.store.pause_queue(&name, &caller.name(body.by), body.reason.as_deref()).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn resume(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Path(queue): Path<String>,
+    Json(body): Json<ResumeBody>,
+) -> Result<StatusCode, ApiError> {
+    let name = caller.queue("PauseQueue", &queue)?;
+    native.store.resume_queue(&name, &caller.name(body.by)).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn remove(
@@ -141,7 +201,9 @@ pub(super) async fn purge(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(queue): Path<String>,
+    Json(PurgeBody { interval_ms }): Json<PurgeBody>,
 ) -> Answer<Count> {
     let name = caller.queue("PurgeQueue", &queue)?;
-    Ok(axum::Json(Count { count: native.store.purge(&name).await? }))
+    let count = native.store.purge_spaced(&name, interval_ms.unwrap_or_default()).await?;
+    Ok(axum::Json(Count { count }))
 }

@@ -85,10 +85,15 @@ fn described() -> Value {
     serde_json::from_str(OPENAPI).unwrap()
 }
 
+/// OpenAPI has no name for a parameter that may have slashes.
+fn described_path(path: &str) -> String {
+    format!("/v1{}", path.replace("{*", "{"))
+}
+
 #[test]
 fn every_route_is_described_and_every_description_has_a_route() {
     let routes: BTreeSet<(String, String)> =
-        ROUTES.iter().map(|(method, path, _)| (format!("/v1{path}"), (*method).to_owned())).collect();
+        ROUTES.iter().map(|(method, path, _)| (described_path(path), (*method).to_owned())).collect();
     assert_eq!(routes.len(), ROUTES.len(), "no route twice");
     let document = described();
     let mut operations = BTreeSet::new();
@@ -116,7 +121,8 @@ async fn every_route_answers_its_method() {
             .replace("{id}", "1")
             .replace("{cancel_id}", "c")
             .replace("{scope}", "s")
-            .replace("{key}", "k");
+            .replace("{key}", "k")
+            .replace("{*name}", "d");
         let response = f.raw(&method.to_uppercase(), &format!("/v1{path}"), "{\"no\":1}").await;
         assert_ne!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
     }

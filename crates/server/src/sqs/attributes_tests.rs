@@ -13,8 +13,14 @@ fn settings(pairs: &[(&str, &str)]) -> Settings {
 
 fn shown(config: QueueConfig, name: &str) -> Option<String> {
     let queue = if config.is_fifo() { "q.fifo" } else { "q" };
-    let info =
-        QueueInfo { name: QueueName::new(queue).unwrap(), config, created_ms: 5000, modified_ms: 6000 };
+    let info = QueueInfo {
+        name: QueueName::new(queue).unwrap(),
+        config,
+        revision: hapax_core::Revision(1),
+        created_ms: 5000,
+        modified_ms: 6000,
+        paused: None,
+    };
     value(name, &info, &QueueStats::default(), &names())
 }
 

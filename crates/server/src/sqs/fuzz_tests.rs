@@ -39,14 +39,35 @@ impl QueueStore for Nothing {
 
 #[async_trait]
 impl QueueAdmin for Nothing {
-    async fn create_queue(&self, _: &QueueName, _: QueueConfig) -> std::result::Result<bool, AdminError> {
+    async fn create_queue_spaced(
+        &self,
+        _: &QueueName,
+        _: QueueConfig,
+        _: u64,
+    ) -> std::result::Result<bool, AdminError> {
         Ok(true)
     }
     async fn queue(&self, name: &QueueName) -> std::result::Result<QueueInfo, StoreError> {
         none(name)
     }
-    async fn set_queue(&self, name: &QueueName, _: QueueConfig) -> std::result::Result<(), AdminError> {
+    async fn set_queue(
+        &self,
+        name: &QueueName,
+        _: QueueConfig,
+        _: Option<Revision>,
+    ) -> std::result::Result<Revision, AdminError> {
         Ok(none(name)?)
+    }
+    async fn pause_queue(
+        &self,
+        name: &QueueName,
+        _: &str,
+        _: Option<&str>,
+    ) -> std::result::Result<(), StoreError> {
+        none(name)
+    }
+    async fn resume_queue(&self, name: &QueueName, _: &str) -> std::result::Result<(), StoreError> {
+        none(name)
     }
     async fn delete_queue(&self, name: &QueueName) -> std::result::Result<(), StoreError> {
         none(name)
@@ -57,8 +78,8 @@ impl QueueAdmin for Nothing {
     async fn stats(&self, name: &QueueName) -> std::result::Result<QueueStats, StoreError> {
         none(name)
     }
-    async fn purge(&self, name: &QueueName) -> std::result::Result<u64, StoreError> {
-        none(name)
+    async fn purge_spaced(&self, name: &QueueName, _: u64) -> std::result::Result<u64, AdminError> {
+        Ok(none(name)?)
     }
     async fn browse(
         &self,
@@ -67,7 +88,12 @@ impl QueueAdmin for Nothing {
     ) -> std::result::Result<Page<MessageView>, StoreError> {
         none(name)
     }
-    async fn discard(&self, name: &QueueName, _: Vec<MessageId>) -> std::result::Result<u64, StoreError> {
+    async fn discard(
+        &self,
+        name: &QueueName,
+        _: Vec<MessageId>,
+        _: &str,
+    ) -> std::result::Result<Discarded, StoreError> {
         none(name)
     }
     async fn release(&self, name: &QueueName, _: Vec<MessageId>) -> std::result::Result<u64, StoreError> {

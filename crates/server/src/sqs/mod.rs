@@ -22,6 +22,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hapax_core::QueueAdmin;
+use hapax_core::policy::INTERVAL_MS_MAX;
 use hapax_net::body::{Body, BodyError};
 use hapax_net::connection::Peer;
 use hapax_net::guard::host_of;
@@ -125,6 +126,15 @@ impl Sqs {
         shutdown: Shutdown,
     ) -> std::result::Result<Self, ServerError> {
         let names = Names::new(&config.account, &config.region)?;
+        for (field, interval_ms) in [
+            ("sqs.purge_interval_ms", config.purge_interval_ms),
+            ("sqs.recreate_interval_ms", config.recreate_interval_ms),
+        ] {
+            if interval_ms > INTERVAL_MS_MAX {
+                let problem = format!("{interval_ms} is out of range; use 0 to {INTERVAL_MS_MAX}");
+                return Err(ServerError::Config { field: field.to_owned(), problem });
+            }
+        }
         Ok(Self { auth, operations: Operations::new(config, names, store, shutdown) })
     }
 

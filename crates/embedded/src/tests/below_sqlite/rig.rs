@@ -146,7 +146,7 @@ impl Rig {
             let name = QueueName::new(name).unwrap();
             let (reply, mut answer) = oneshot::channel();
             let job = Op::Job(Box::new(move |engine, now| {
-                let created = engine.create_queue(now, &name, config);
+                let created = engine.create_queue(now, &name, config, 0);
                 Box::new(move |failed| drop(reply.send(failed.map_or(Ok(created), Err))))
             }));
             self.writer().run(&mut vec![job]);
@@ -209,6 +209,7 @@ impl Rig {
                 content,
                 bytes,
                 delay_ms,
+                deliver_at_ms: None,
                 group: None,
                 priority: Priority(0),
                 content_id: None,

@@ -8,6 +8,8 @@ mod receive;
 mod send;
 mod settle;
 mod tags;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -22,7 +24,6 @@ use super::names::{Names, queue_of};
 use super::output::Output;
 use crate::auth::Identity;
 use crate::config::SqsConfig;
-use queues::Recent;
 
 /// Who calls, and by which name it reached the server.
 pub(crate) struct Caller<'a> {
@@ -41,8 +42,8 @@ pub(crate) struct Operations {
     names: Names,
     store: Arc<dyn QueueAdmin>,
     shutdown: Shutdown,
-    purged: Recent,
-    deleted: Recent,
+    purge_interval_ms: u64,
+    recreate_interval_ms: u64,
 }
 
 impl Operations {
@@ -56,8 +57,8 @@ impl Operations {
             names,
             store,
             shutdown,
-            purged: Recent::new(config.purge_interval_ms),
-            deleted: Recent::new(config.recreate_interval_ms),
+            purge_interval_ms: config.purge_interval_ms,
+            recreate_interval_ms: config.recreate_interval_ms,
         }
     }
 

@@ -79,11 +79,18 @@ impl Operations {
     ) -> Result<Output> {
         let source = required(request.source_arn.as_ref(), "SourceArn")?;
         let from = self.source(caller, "StartMessageMoveTask", source).await?;
-        if self.sources_of(&from).await?.is_empty() {
+        let sources = self.sources_of(&from).await?;
+        if sources.is_empty() {
             return Err(SqsError::invalid("Source queue must be configured as a Dead Letter Queue."));
         }
         let to = match request.destination_arn.as_ref().map(Text::as_str).filter(|arn| !arn.is_empty()) {
-            None => None,
+            None => {
+                // Each dead letter goes back to the queue that it came from.
+                for source in &sources {
+                    self.authorize(caller, "SendMessage", Some(source))?;
+                }
+                None
+            }
             Some(text) => {
                 let queue = arn(text, "DestinationArn")?;
                 self.authorize(caller, "SendMessage", Some(&queue))?;
@@ -100,7 +107,12 @@ impl Operations {
         };
         let per_second = request.max_number_of_messages_per_second.map(rate).transpose()?;
         let by = caller.identity.name().to_owned();
-        let redrive = RedriveRequest { from, to, filter: RedriveFilter::default(), per_second, by };
+        let mut filter = RedriveFilter::default();
+        if to.is_none() && !caller.identity.may_operate("SendMessage") {
+            // Some may have come from a queue that does not name this one any more, and is not the caller's.
+            filter.sources = sources;
+        }
+        let redrive = RedriveRequest { from, to, filter, per_second, by };
         let task = self.store.start_redrive(redrive).await?;
         Ok(Output::MoveStarted(self.handle(&task)))
     }
@@ -119,7 +131,8 @@ impl Operations {
         let reason = "MaxResults must be between 1 and 10.";
         let max = in_range("MaxResults", request.max_results.unwrap_or(1), 1, 10, reason)?;
         let from = self.source(caller, "ListMessageMoveTasks", source).await?;
-        let tasks = self.store.redrives(&from).await?;
+        let mut tasks = self.store.redrives(&from).await?;
+        tasks.retain(|task| caller.identity.may_see_task(task));
         Ok(Output::Moves(tasks.iter().take(max as usize).map(|task| self.move_out(task)).collect()))
     }
 

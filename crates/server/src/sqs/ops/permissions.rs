@@ -127,8 +127,8 @@ impl Operations {
             statements.push(json!({
                 "Sid": label,
                 "Effect": "Allow",
-                "Principal": { "AWS": one_or_many(accounts) },
-                "Action": one_or_many(actions),
+                "Principal": { "AWS": one_or_many(accounts.clone()) },
+                "Action": one_or_many(actions.clone()),
                 "Resource": arn,
             }));
             policy.insert("Statement".into(), Value::Array(statements));

@@ -1,12 +1,8 @@
 //! Queues themselves: create, delete, list, purge, attributes.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use hapax_core::{AdminError, QueueConfig, QueueName, QueueStats, RedriveAllow, StoreError};
+use hapax_core::{AdminError, QueueConfig, QueueName, QueueStats, RedriveAllow, Revision, StoreError};
 
 use super::super::attributes;
 use super::super::error::{Kind, Result, SqsError};
@@ -16,33 +12,12 @@ use super::super::model::{
 };
 use super::super::output::{Output, QueuePage};
 use super::{Caller, Operations, in_range, tags};
+use crate::auth::sources_of;
 
 const PAGE_MAX: usize = 1000;
 
-/// What happened to which queue lately: SQS's rules of 60 seconds.
-pub(super) struct Recent {
-    interval: Duration,
-    at: Mutex<HashMap<QueueName, Instant>>,
-}
-
-impl Recent {
-    pub(super) fn new(interval_ms: u64) -> Self {
-        Self { interval: Duration::from_millis(interval_ms), at: Mutex::default() }
-    }
-
-    fn is_recent(&self, queue: &QueueName) -> bool {
-        let at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
-        at.get(queue).is_some_and(|at| at.elapsed() < self.interval)
-    }
-
-    fn note(&self, queue: &QueueName) {
-        if !self.interval.is_zero() {
-            let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
-            at.retain(|_, at| at.elapsed() < self.interval);
-            at.insert(queue.clone(), Instant::now());
-        }
-    }
-}
+/// How often a change is made again because another one came between.
+const CHANGES_MAX: usize = 20;
 
 fn new_name(name: &str, fifo: bool) -> Result<QueueName> {
     match QueueName::new(name) {
@@ -102,20 +77,19 @@ impl Operations {
         let mut config = if fifo { QueueConfig::sqs_fifo() } else { QueueConfig::sqs() };
         attributes::apply(&mut config, settings)?;
         tags::add(&mut config, &name, request.tags.as_ref().unwrap_or(&none))?;
-        let _changing = crate::CHANGING.lock().await;
         match self.store.queue(&name).await {
             Ok(info) => self.same_attributes(&info.config, settings)?,
             Err(StoreError::NoSuchQueue(_)) => {
-                if self.deleted.is_recent(&name) {
-                    return Err(SqsError::new(
-                        Kind::QueueDeletedRecently,
-                        "You must wait 60 seconds after deleting a queue before you can create another with the \
-                         same name.",
-                    ));
-                }
                 self.check_dead_letters(caller, &name, &config).await?;
-                match self.store.create_queue(&name, config).await {
+                match self.store.create_queue_spaced(&name, config, self.recreate_interval_ms).await {
                     Ok(_) => {}
+                    Err(AdminError::TooSoon { .. }) => {
+                        return Err(SqsError::new(
+                            Kind::QueueDeletedRecently,
+                            "You must wait 60 seconds after deleting a queue before you can create another with the \
+                             same name.",
+                        ));
+                    }
                     // Another server on the same store was faster.
                     Err(AdminError::Exists(..)) => {
                         self.same_attributes(&self.store.queue(&name).await?.config, settings)?;
@@ -167,7 +141,6 @@ impl Operations {
     pub(super) async fn delete_queue(&self, caller: &Caller<'_>, request: &OnQueue<'_>) -> Result<Output> {
         let queue = self.queue(caller, "DeleteQueue", request.queue_url.as_ref())?;
         self.store.delete_queue(&queue).await?;
-        self.deleted.note(&queue);
         Ok(Output::Empty)
     }
 
@@ -200,27 +173,26 @@ impl Operations {
     ) -> Result<Output> {
         let queue = self.queue(caller, "ListDeadLetterSourceQueues", request.queue_url.as_ref())?;
         self.store.queue(&queue).await?;
-        let names = self.sources_of(&queue).await?;
+        let mut names = self.sources_of(&queue).await?;
+        names.retain(|name| caller.identity.may_see(name.as_str()));
         let page = page(names, request.max_results, request.next_token.as_ref())?;
         Ok(Output::Sources(self.queue_page(caller, page)))
     }
 
     /// The queues that name `dead` as their dead-letter queue.
     pub(super) async fn sources_of(&self, dead: &QueueName) -> Result<Vec<QueueName>> {
-        let queues = self.store.queues().await?.into_iter();
-        let names_it = |config: &QueueConfig| config.dead_letter.as_ref().is_some_and(|d| d.queue == *dead);
-        Ok(queues.filter(|info| names_it(&info.config)).map(|info| info.name).collect())
+        Ok(sources_of(&self.store.queues().await?, dead))
     }
 
     pub(super) async fn purge_queue(&self, caller: &Caller<'_>, request: &OnQueue<'_>) -> Result<Output> {
         let queue = self.queue(caller, "PurgeQueue", request.queue_url.as_ref())?;
-        if self.purged.is_recent(&queue) {
-            let text = format!("Only one PurgeQueue operation on {queue} is allowed every 60 seconds.");
-            return Err(SqsError::new(Kind::PurgeQueueInProgress, text));
+        match self.store.purge_spaced(&queue, self.purge_interval_ms).await {
+            Err(AdminError::TooSoon { .. }) => {
+                let text = format!("Only one PurgeQueue operation on {queue} is allowed every 60 seconds.");
+                Err(SqsError::new(Kind::PurgeQueueInProgress, text))
+            }
+            purged => Ok(purged.map(|_| Output::Empty)?),
         }
-        self.store.purge(&queue).await?;
-        self.purged.note(&queue);
-        Ok(Output::Empty)
     }
 
     pub(super) async fn get_queue_attributes(
@@ -246,29 +218,53 @@ impl Operations {
     ) -> Result<Output> {
         let queue = self.queue(caller, "SetQueueAttributes", request.queue_url.as_ref())?;
         let settings = request.attributes.as_ref().ok_or_else(|| SqsError::missing("Attribute.Name"))?;
-        let _changing = crate::CHANGING.lock().await;
-        let before = self.store.queue(&queue).await?.config;
-        let mut config = before.clone();
-        attributes::apply(&mut config, settings)?;
-        if config.dead_letter != before.dead_letter {
-            self.check_dead_letters(caller, &queue, &config).await?;
+        let mut tries = 1;
+        loop {
+            let before = self.store.queue(&queue).await?;
+            let mut config = before.config.clone();
+            attributes::apply(&mut config, settings)?;
+            if config.dead_letter != before.config.dead_letter {
+                self.check_dead_letters(caller, &queue, &config).await?;
+            }
+            if self.changed(&queue, config, before.revision, &mut tries).await? {
+                return Ok(Output::Empty);
+            }
         }
-        if config != before {
-            self.store.set_queue(&queue, config).await?;
-        }
-        Ok(Output::Empty)
     }
 
-    /// Changes a queue's configuration, one change at a time.
+    /// Changes a queue's configuration. `change` is made again on the newest one if another change came between.
     pub(super) async fn change(
         &self,
         queue: &QueueName,
-        change: impl FnOnce(&mut QueueConfig) -> Result<()>,
+        change: impl Fn(&mut QueueConfig) -> Result<()>,
     ) -> Result<()> {
-        let _changing = crate::CHANGING.lock().await;
-        let mut config = self.store.queue(queue).await?.config;
-        change(&mut config)?;
-        Ok(self.store.set_queue(queue, config).await?)
+        let mut tries = 1;
+        loop {
+            let before = self.store.queue(queue).await?;
+            let mut config = before.config.clone();
+            change(&mut config)?;
+            if self.changed(queue, config, before.revision, &mut tries).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Writes a configuration that was made from `revision`; `false` if that is not the newest any more.
+    async fn changed(
+        &self,
+        queue: &QueueName,
+        config: QueueConfig,
+        revision: Revision,
+        tries: &mut usize,
+    ) -> Result<bool> {
+        match self.store.set_queue(queue, config, Some(revision)).await {
+            Ok(_) => Ok(true),
+            Err(AdminError::RevisionConflict { .. }) if *tries < CHANGES_MAX => {
+                *tries += 1;
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// A queue that exists may be created again if every attribute in the request is as it is.

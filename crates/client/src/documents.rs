@@ -1,0 +1,75 @@
+//! The documents' seam over HTTP.
+
+use std::fmt::Write as _;
+
+use async_trait::async_trait;
+use hapax_core::{
+    Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, Documents, Expected, Json, Revision,
+    StoreError,
+};
+use http::StatusCode;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use crate::Client;
+use crate::transport::{Effect, Failure};
+use crate::wire::{Deleted, DocumentRevision, DocumentsPage};
+
+/// Where a document is; a name has no character that would have to be escaped.
+fn path(name: &DocumentName, expected: Expected) -> String {
+    let mut path = format!("/v1/documents/{name}");
+    match expected {
+        Expected::Any => {}
+        Expected::Absent => path.push_str("?absent=true"),
+        Expected::Revision(revision) => {
+            let _ = write!(path, "?revision={revision}");
+        }
+    }
+    path
+}
+
+fn failed(failure: Failure) -> DocumentError {
+    if let Failure::Refused(_, problem) = &failure
+        && let Some(error) = problem.to_document()
+    {
+        return error;
+    }
+    failure.into_store(Effect::Change).into()
+}
+
+#[async_trait]
+impl Documents for Client {
+    async fn document(&self, name: &DocumentName) -> Result<Option<Document>, StoreError> {
+        match self.transport.get(&path(name, Expected::Any)).await {
+            Ok(document) => Ok(Some(document)),
+            Err(Failure::Refused(StatusCode::NOT_FOUND, problem)) if problem.code == "not-found" => Ok(None),
+            Err(failure) => Err(failure.into_store(Effect::None)),
+        }
+    }
+
+    async fn documents(&self, filter: DocumentFilter) -> Result<DocumentPage, StoreError> {
+        let prefix = utf8_percent_encode(&filter.prefix, NON_ALPHANUMERIC);
+        let mut path = format!("/v1/documents?prefix={prefix}&limit={}", filter.limit);
+        if let Some(after) = &filter.after {
+            let _ = write!(path, "&after={}", utf8_percent_encode(after.as_str(), NON_ALPHANUMERIC));
+        }
+        let page: DocumentsPage =
+            self.transport.get(&path).await.map_err(|failure| failure.into_store(Effect::None))?;
+        Ok(DocumentPage { items: page.documents, next: page.next })
+    }
+
+    async fn put_document(
+        &self,
+        name: &DocumentName,
+        value: Json,
+        expected: Expected,
+    ) -> Result<Revision, DocumentError> {
+        let answer: DocumentRevision =
+            self.transport.put(&path(name, expected), &value).await.map_err(failed)?;
+        Ok(answer.revision)
+    }
+
+    async fn delete_document(&self, name: &DocumentName, expected: Expected) -> Result<bool, DocumentError> {
+        let answer: Deleted = self.transport.delete(&path(name, expected)).await.map_err(failed)?;
+        Ok(answer.deleted)
+    }
+}
