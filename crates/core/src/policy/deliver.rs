@@ -28,7 +28,7 @@ pub fn visibility(
     deliver_at_ms: Option<u64>,
 ) -> Result<Visibility, SendError> {
     let Some(at_ms) = deliver_at_ms else {
-        let due_ms = now_ms + delay_ms.unwrap_or(config.delay_ms);
+        let due_ms = now_ms.saturating_add(delay_ms.unwrap_or(config.delay_ms));
         return Ok(Visibility { due_ms, retained_from_ms: now_ms });
     };
     let invalid = |problem: String| Err(SendError::Invalid(format!("deliver_at_ms: {problem}")));
@@ -39,7 +39,7 @@ pub fn visibility(
         return invalid("a FIFO queue delivers in order, so its messages have no delivery times".into());
     }
     if at_ms > now_ms.saturating_add(DELIVER_AHEAD_MS_MAX) {
-        let last_ms = now_ms + DELIVER_AHEAD_MS_MAX;
+        let last_ms = now_ms.saturating_add(DELIVER_AHEAD_MS_MAX);
         return invalid(format!("{at_ms} is more than 366 days ahead; use at most {last_ms}"));
     }
     let due_ms = at_ms.max(now_ms);
@@ -56,6 +56,7 @@ mod tests {
         let seen = |delay, at| visibility(&queue, 1_000, delay, at).map(|v| (v.due_ms, v.retained_from_ms));
         assert_eq!(seen(None, None), Ok((1_500, 1_000)));
         assert_eq!(seen(Some(7), None), Ok((1_007, 1_000)));
+        assert_eq!(seen(Some(u64::MAX), None), Ok((u64::MAX, 1_000)), "its range is checked elsewhere");
         assert_eq!(seen(None, Some(9_000)), Ok((9_000, 9_000)));
         assert_eq!(seen(None, Some(3)), Ok((1_000, 1_000)), "a time in the past means at once");
         assert_eq!(seen(None, Some(1_000 + DELIVER_AHEAD_MS_MAX)).unwrap().0, 1_000 + DELIVER_AHEAD_MS_MAX);
