@@ -150,6 +150,10 @@ impl Harness for Remote {
         true
     }
 
+    fn exact_time(&self) -> bool {
+        true
+    }
+
     fn can_set_wall_back(&self) -> bool {
         true
     }
