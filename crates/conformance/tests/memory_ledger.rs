@@ -51,6 +51,10 @@ impl Harness for Beside {
     fn fast_time(&self) -> bool {
         true
     }
+
+    fn exact_time(&self) -> bool {
+        true
+    }
 }
 
 struct LedgersBeside;

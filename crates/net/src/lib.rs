@@ -13,7 +13,7 @@
 //! | [`tls`], [`files`] | certificates; the limit of open files |
 //!
 #![cfg_attr(feature = "listen", doc = "```no_run")]
-#![cfg_attr(not(feature = "listen"), doc = "```ignore")]
+#![cfg_attr(not(feature = "listen"), doc = "```text")]
 //! use hapax_net::body::Body;
 //! use hapax_net::connection::{Answer, Request};
 //! use hapax_net::listen::{Limits, Runtime};

@@ -16,7 +16,9 @@ const ENTRY: &str = "/v1/claims/queue%2Fjobs/k";
 /// A delivery, and the claim for it.
 async fn held() -> Held {
     let api = Api::start().await;
-    api.call("PUT", "/v1/queues/jobs", json!({"lease_ms": 10_000})).await.expect(201);
+    api.call("PUT", "/v1/queues/jobs", json!({"lease_ms": 10_000, "retry": {"base_ms": 0, "cap_ms": 0}}))
+        .await
+        .expect(201);
     let messages = json!({"messages": [{"body": "x", "idempotency_key": "k"}]});
     api.call("POST", "/v1/queues/jobs/messages", messages).await.expect(200);
     let receipt = receive(&api).await["receipt"].clone();

@@ -10,7 +10,7 @@ use crate::writer::RawDelivery;
 
 /// Whether a send took effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RecordedOutcome {
+pub(super) enum Accepted {
     No,
     Maybe,
     Yes,
@@ -41,8 +41,10 @@ pub(super) struct Message {
     pub queue: usize,
     pub group: Option<u8>,
     pub dedup: Option<String>,
+    /// Its send may be repeated: it has a deduplication id, and no purge has made the store forget it.
+    pub repeatable: bool,
     pub first_try_ms: u64,
-    pub outcome: RecordedOutcome,
+    pub outcome: Accepted,
     gone: Gone,
     id: Option<u128>,
     made: Vec<Made>,
@@ -72,10 +74,11 @@ impl History {
     pub fn new_message(&mut self, queue: usize, group: Option<u8>, dedup: bool, now_ms: u64) -> usize {
         let number = self.messages.len();
         let dedup = dedup.then(|| format!("d{number}"));
-        let (outcome, gone) = (RecordedOutcome::No, Gone::No);
+        let (outcome, gone) = (Accepted::No, Gone::No);
         let message = Message {
             queue,
             group,
+            repeatable: dedup.is_some(),
             dedup,
             first_try_ms: now_ms,
             outcome,
@@ -92,18 +95,18 @@ impl History {
     pub fn sent(&mut self, message: usize, answer: Option<&hapax_core::Sent>) {
         let message = &mut self.messages[message];
         let Some(sent) = answer else {
-            if message.outcome == RecordedOutcome::No {
-                message.outcome = RecordedOutcome::Maybe;
+            if message.outcome == Accepted::No {
+                message.outcome = Accepted::Maybe;
             }
             return;
         };
         match message.outcome {
-            RecordedOutcome::No => assert!(!sent.duplicate, "a first send is no duplicate"),
-            RecordedOutcome::Maybe => {}
-            RecordedOutcome::Yes => assert!(sent.duplicate, "a repeated send made another message"),
+            Accepted::No => assert!(!sent.duplicate, "a first send is no duplicate"),
+            Accepted::Maybe => {}
+            Accepted::Yes => assert!(sent.duplicate, "a repeated send made another message"),
         }
         assert!(message.id.is_none_or(|id| id == sent.id.0), "a repeated send got another id");
-        (message.outcome, message.id) = (RecordedOutcome::Yes, Some(sent.id.0));
+        (message.outcome, message.id) = (Accepted::Yes, Some(sent.id.0));
     }
 
     /// Deliveries were handed to a client in the wave of commit number `commit`.
@@ -115,7 +118,7 @@ impl History {
             let message = &mut self.messages[at];
             let first = !std::mem::replace(&mut message.seen, true) && raw.dead.is_none();
             assert_ne!(message.gone, Gone::Yes, "message {at} was acked and comes again");
-            assert_ne!(message.outcome, RecordedOutcome::No, "message {at} was never accepted");
+            assert_ne!(message.outcome, Accepted::No, "message {at} was never accepted");
             let until_ms = now_ms + raw.lease_ms;
             if let Some(made) = message.made.iter_mut().find(|made| made.named == named) {
                 assert!(self.repeated.contains(&named), "message {at}: one delivery was handed out twice");
@@ -271,11 +274,11 @@ impl History {
             let before = seen.insert(*number, *queue);
             assert_eq!(before, None, "message {number} is there twice");
             let message = &self.messages[*number];
-            assert_ne!(message.outcome, RecordedOutcome::No, "message {number} was refused, yet it is there");
+            assert_ne!(message.outcome, Accepted::No, "message {number} was refused, yet it is there");
             assert_ne!(message.gone, Gone::Yes, "message {number} was acked, yet it is there");
         }
         for (number, message) in self.messages.iter().enumerate() {
-            if message.outcome == RecordedOutcome::Yes && message.gone == Gone::No {
+            if message.outcome == Accepted::Yes && message.gone == Gone::No {
                 assert!(seen.contains_key(&number), "message {number} was accepted and is lost: {message:?}");
             }
         }

@@ -10,7 +10,7 @@ use hapax_core::{
     StoreError,
 };
 
-use super::history::{self, History, RecordedOutcome};
+use super::history::{self, Accepted, History};
 use super::rig::{self, Answer};
 use super::sim_storage::{Fault, SimStorage};
 use crate::ids::Ids;
@@ -281,6 +281,10 @@ impl Sim {
                 let queue = self.rng.usize(..QUEUES.len());
                 let name = self.names[queue].clone();
                 let (op, answer) = rig::job(move |engine, now| engine.purge(now, &name, 0));
+                // The ids are forgotten with the messages: a send from before is not repeated after it.
+                for message in self.history.messages.iter_mut().filter(|message| message.queue == queue) {
+                    message.repeatable = false;
+                }
                 (op, Asked::Purge(queue, answer))
             }
         })
@@ -314,13 +318,11 @@ impl Sim {
     fn ask_again(&mut self) -> Option<(Op, Asked)> {
         let now_ms = self.now_ms();
         let may = |message: &history::Message| {
-            message.dedup.is_some()
-                && message.outcome != RecordedOutcome::No
-                && now_ms < message.first_try_ms + REPEAT_MS
+            message.repeatable && message.outcome != Accepted::No && now_ms < message.first_try_ms + REPEAT_MS
         };
         let numbers: Vec<_> =
             (0..self.history.messages.len()).filter(|at| may(&self.history.messages[*at])).collect();
-        let unknown = |at: &usize| self.history.messages[*at].outcome == RecordedOutcome::Maybe;
+        let unknown = |at: &usize| self.history.messages[*at].outcome == Accepted::Maybe;
         let number = numbers.iter().copied().rev().find(unknown).or_else(|| self.rng.choice(numbers))?;
         let outgoing = self.outgoing(number);
         let (op, answer) = rig::send(&self.names[self.history.messages[number].queue], vec![outgoing]);

@@ -59,7 +59,7 @@ enum Asked {
 
 /// What became of a wave.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct RecordedOutcome {
+pub struct StepResult {
     /// The error that every operation of the wave got; `None` when all were answered.
     pub error: Option<StoreError>,
 }
@@ -162,7 +162,7 @@ impl Rig {
     }
 
     /// One wave of one to four random operations, after a random while.
-    pub fn step(&mut self) -> RecordedOutcome {
+    pub fn step(&mut self) -> StepResult {
         let passed_ms = [0, 0, 1, 40, 1_000, 6_000, 120_000][self.rng.usize(..7)];
         self.clock.advance_ms(passed_ms);
         let mut asked = Vec::new();
@@ -179,7 +179,7 @@ impl Rig {
             ops.push(op);
         }
         self.writer().run(&mut ops);
-        let mut outcome = RecordedOutcome::default();
+        let mut outcome = StepResult::default();
         for ask in asked {
             let error = self.take(ask);
             assert!(
