@@ -2,11 +2,15 @@
 
 use hapax_core::{Delivery, How, QueueName, QueueStore, Settle};
 
-/// Bytes of the bodies and attributes, before they are encoded.
+/// What a delivery's receipt, times and counters take in an answer, about.
+const OVERHEAD_BYTES: usize = 512;
+
+/// About how many bytes an answer with these takes, before bodies and attributes are encoded.
 pub(crate) fn bytes(deliveries: &[Delivery]) -> usize {
     let of = |delivery: &Delivery| {
         let attributes = delivery.attributes.iter();
-        delivery.body.len() + attributes.map(|(name, value)| name.len() + value.value.len()).sum::<usize>()
+        let attributes = attributes.map(|(name, value)| name.len() + value.value.len()).sum::<usize>();
+        OVERHEAD_BYTES + delivery.key.as_str().len() + delivery.body.len() + attributes
     };
     deliveries.iter().map(of).sum()
 }
@@ -17,7 +21,14 @@ where
     S: QueueStore + ?Sized,
 {
     let defer = |delivery: &Delivery| Settle::new(delivery.receipt.clone(), How::Defer { after_ms: 0 });
-    if let Err(error) = store.settle(queue, deliveries.iter().map(defer).collect()).await {
-        tracing::warn!(%queue, %error, "deliveries that could not be answered were not given back");
+    match store.settle(queue, deliveries.iter().map(defer).collect()).await {
+        Ok(answers) => {
+            for error in answers.into_iter().filter_map(Result::err) {
+                tracing::warn!(%queue, %error, "a delivery that could not be answered was not given back");
+            }
+        }
+        Err(error) => {
+            tracing::warn!(%queue, %error, "deliveries that could not be answered were not given back");
+        }
     }
 }

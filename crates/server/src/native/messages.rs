@@ -11,7 +11,7 @@ use hapax_client::wire::{
 };
 use hapax_core::{Extend, How, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled};
 use hapax_net::tracker::AnswerRoom;
-use hapax_net::unread::{AlwaysSent, SMALL_BYTES_MAX};
+use hapax_net::unread::AlwaysSent;
 use http::StatusCode;
 
 use super::Api;
@@ -75,6 +75,7 @@ pub(super) async fn receive(
     if cancel_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > 128) {
         return Err(ApiError::invalid("cancel_id: use 1 to 128 bytes"));
     }
+    let deletes = request.ack_on_receive;
     let name = cancel_id.map(|id| (caller.key().to_owned(), queue.clone(), id));
     let poll = native.polls.begin(name);
     let poll = poll.ok_or_else(|| ApiError::invalid("cancel_id: a receive of that name is waiting"))?;
@@ -89,19 +90,16 @@ pub(super) async fn receive(
     if deliveries.is_empty() {
         return Ok(axum::Json(Deliveries { deliveries: Vec::new() }).into_response());
     }
-    let bytes = deliveries::bytes(&deliveries);
-    if room.is_some_and(|room| !room.fits(bytes)) {
+    // What was acked on receive is deleted already: nobody could give it back.
+    if !deletes && room.is_some_and(|room| !room.fits(deliveries::bytes(&deliveries))) {
         give_back(native.store.as_ref(), &queue, &deliveries).await;
         let detail = "too many answers wait to be read by their clients; retry with backoff";
         return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Problem::new("overloaded", detail, true)));
     }
     let answer = Deliveries { deliveries: deliveries.into_iter().map(Into::into).collect() };
     let mut response = axum::Json(answer).into_response();
-    // Text grows when it is escaped, sixfold at most.
-    if bytes > SMALL_BYTES_MAX / 6 {
-        // These messages are leased, and the receive has asked for room.
-        response.extensions_mut().insert(AlwaysSent);
-    }
+    // These messages are leased, and the receive has asked for room; or they are deleted.
+    response.extensions_mut().insert(AlwaysSent);
     Ok(response)
 }
 
