@@ -28,6 +28,12 @@ pub trait Answer: Send + Sync + 'static {
     /// Answers one request. Never fails: whatever goes wrong is a response.
     fn answer(&self, request: Request, guard: &RequestGuard) -> impl Future<Output = Response<Body>> + Send;
 
+    /// Whether a request begins only while there is room for answers. One whose answer is tiny, and tells whether the
+    /// listener works, need not wait.
+    fn needs_room(&self, _: &Request) -> bool {
+        true
+    }
+
     /// The answer to a request that is not begun because clients do not read the answers that they have: 503 with
     /// `Retry-After`.
     fn busy(&self, request: &Request) -> Response<Body>;
@@ -163,7 +169,8 @@ async fn answer<A: Answer>(
     guard: RequestGuard,
     room_wait: Duration,
 ) -> Response<Outgoing> {
-    let response = if unread::is_admitted(guard.connection(), room_wait).await {
+    let needs_room = answering.needs_room(&request);
+    let response = if !needs_room || unread::is_admitted(guard.connection(), room_wait).await {
         answering.answer(request, &guard).await
     } else {
         answering.busy(&request)

@@ -172,7 +172,7 @@ impl Open {
         let unread = self.connection.unread.load(Relaxed) as u64;
         let written = self.connection.written.load(Relaxed);
         let moved = written - std::mem::replace(&mut self.written, written);
-        let short = self.connection.room.is_short();
+        let short = self.connection.room.is_short_for(&self.connection);
         let enough = if short {
             // At this speed, what is ready would be read in time.
             u128::from(moved) * u128::from(patience.write_ms_max) * 1000
@@ -265,7 +265,9 @@ impl Tracker {
 
     fn evict_one(&self) {
         let all = self.lock();
-        let waiting = all.open.values().map(|open| &open.connection).filter(|c| c.working.load(Relaxed) == 0);
+        // One that has an answer to read is the sweeper's to judge.
+        let is_waiting = |c: &&Arc<Connection>| c.working.load(Relaxed) == 0 && c.unread.load(Relaxed) == 0;
+        let waiting = all.open.values().map(|open| &open.connection).filter(is_waiting);
         if let Some(oldest) = waiting.min_by_key(|c| c.since_us.load(Relaxed)) {
             tracing::warn!(
                 connections = all.open.len(),

@@ -4,7 +4,8 @@
 //! Three rules keep the bound. A request begins only while there is room; it waits a moment for it, and is then told
 //! to retry. A large answer that does not fit once it exists is replaced by a refusal. The next piece of a streamed
 //! answer is asked for only while there is room. Room comes back because a connection that reads too slowly is closed
-//! (see [`tracker`](crate::tracker)), much sooner when room is short. No connection may fill more than its share.
+//! (see [`tracker`](crate::tracker)), much sooner when room is short. No connection may fill more
+//! than its share; one that does is closed as soon if it reads slowly.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -60,9 +61,15 @@ impl Room {
         self.peak.load(Relaxed)
     }
 
-    /// Whether slow readers have to be closed soon: half is used, or a request waits for room.
-    pub(crate) fn is_short(&self) -> bool {
-        self.used() >= self.bytes_max / 2 || self.waiting.load(Relaxed) > 0
+    /// Whether slow readers have to be closed soon: half is used.
+    fn is_short(&self) -> bool {
+        self.used() >= self.bytes_max / 2
+    }
+
+    /// Whether this connection has to be closed soon if it reads slowly: room is short, or it fills more than its
+    /// share.
+    pub(crate) fn is_short_for(&self, connection: &Connection) -> bool {
+        self.is_short() || connection.unread.load(Relaxed) > self.bytes_max / SHARES
     }
 
     fn is_free(&self, connection: &Connection) -> bool {
@@ -180,7 +187,7 @@ impl Buf for Chunk {
 }
 
 /// Marks an answer that is sent even if there is no room left, because what it reports cannot be asked for again. Its
-/// handler has asked for room with [`AnswerRoom::fits`](crate::tracker::AnswerRoom::fits).
+/// handler has asked for room with [`AnswerRoom::fits`](crate::tracker::AnswerRoom::fits), if it could still undo it.
 #[derive(Debug, Clone, Copy)]
 pub struct AlwaysSent;
 
@@ -276,6 +283,7 @@ pub(crate) mod tests {
         assert!(fits(&other, 10_000_000) && fits(&other, 60_000_000) && !fits(&other, 60_000_001));
         assert!(is_admitted(&other, Duration::ZERO).await);
         assert!(!is_admitted(&greedy, Duration::from_millis(10)).await);
+        assert!(room.is_short_for(&greedy) && !room.is_short_for(&other));
         drop(unread);
         assert!(is_admitted(&greedy, Duration::ZERO).await);
         assert_eq!((room.used(), room.peak()), (0, 20_000_000));

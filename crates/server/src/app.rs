@@ -155,6 +155,10 @@ impl Answer for Connected {
         self.app.handle(request, self.peer, guard).await
     }
 
+    fn needs_room(&self, request: &Request) -> bool {
+        !matches!(request.uri().path(), "/healthz" | "/readyz")
+    }
+
     fn busy(&self, request: &Request) -> Response<Body> {
         if sqs::is_sqs(request) { Sqs::overloaded(request.headers()) } else { overloaded() }
     }
