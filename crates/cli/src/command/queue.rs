@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use hapax::core::store::SharedStore;
 use hapax::core::{QueueInfo, QueueStats, RedriveAllow};
-use hapax::{MessageId, QueueConfig, QueueKind, QueueName, QueuePair};
+use hapax::{MessageId, QueueConfig, QueueKind, QueueName, QueuePair, StoreError};
 use serde_json::json;
 
 use super::dead::tell_in_flight;
@@ -125,9 +125,11 @@ pub async fn list(args: QueuesArgs) -> anyhow::Result<()> {
     let (out, store) = (args.remote.output(), args.remote.connect().await?);
     let mut queues = Vec::new();
     for info in store.queues().await? {
-        // A queue that was deleted meanwhile is no failure.
-        if let Ok(stats) = store.stats(&info.name).await {
-            queues.push((info, stats));
+        match store.stats(&info.name).await {
+            Ok(stats) => queues.push((info, stats)),
+            // A queue that was deleted meanwhile is no failure.
+            Err(StoreError::NoSuchQueue(_)) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     let status = store.status().await?;
