@@ -163,7 +163,8 @@ impl Operations {
         let handle = handle.filter(|handle| is_uuid(&handle.task_id));
         let handle = handle.ok_or_else(|| SqsError::invalid("Value for parameter TaskHandle is invalid."))?;
         let from = self.source(caller, "CancelMessageMoveTask", &handle.source_arn).await?;
-        let tasks = self.store.redrives(&from).await?;
+        let mut tasks = self.store.redrives(&from).await?;
+        tasks.retain(|task| caller.identity.may_see_task(task));
         let task = tasks.iter().find(|task| task_uuid(task).eq_ignore_ascii_case(&handle.task_id));
         let task = task.ok_or_else(|| SqsError::new(Kind::ResourceNotFound, "Task does not exist."))?;
         if task.state != RedriveState::Running {
