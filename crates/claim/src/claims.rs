@@ -52,9 +52,11 @@ pub enum Answer {
     InDoubt,
     /// The ledger refused the claim: another request under the same key, or a value out of range.
     Refused(ClaimError),
-    /// The ledger could not be asked, or did not confirm in time. Nothing may run; what may have been claimed is given
-    /// back.
+    /// The ledger could not be asked. Nothing may run under it; what may have been claimed is given back.
     Unavailable(StoreError),
+    /// The ledger granted the claim late and did not confirm it: another holder may have the key. Nothing may run, not
+    /// even where an outage would let requests pass; what may have been claimed is given back.
+    Unconfirmed(StoreError),
 }
 
 /// Why the end of a claim was not recorded.
@@ -206,12 +208,12 @@ impl Claims {
                     let grant = Grant { lease_ms: left.lease_ms, ..granted.grant };
                     Answer::Granted(Granted { grant, asked_us, ..granted })
                 }
-                Some(Err(error)) => Answer::Unavailable(StoreError::Unavailable(format!(
+                Some(Err(error)) => Answer::Unconfirmed(StoreError::Unavailable(format!(
                     "the claim was lost before it was confirmed: {error}"
                 ))),
                 None => {
                     self.release(granted);
-                    Answer::Unavailable(StoreError::Unavailable("the claim was not confirmed in time".into()))
+                    Answer::Unconfirmed(StoreError::Unavailable("the claim was not confirmed in time".into()))
                 }
             };
         }

@@ -184,7 +184,7 @@ async fn a_grant_that_came_late_and_cannot_be_confirmed() {
     let id = request.id.clone();
     let answer = claims(&ledger).claim(vec![request]).await.remove(0);
     assert!(
-        matches!(&answer, Answer::Unavailable(error) if error.to_string().contains("confirmed")),
+        matches!(&answer, Answer::Unconfirmed(error) if error.to_string().contains("confirmed")),
         "{answer:?}"
     );
     until_absent(&ledger, &id).await;

@@ -161,6 +161,11 @@ impl Run {
                 tracing::error!(id = %self.id, %error, "the ledger refused a claim");
                 outage("the ledger refused the claim")
             }
+            Some(Answer::Unconfirmed(error)) => {
+                tracing::warn!(id = %self.id, %error, "no claim: the ledger did not confirm it");
+                counters.outages.add();
+                outage("the ledger did not confirm the claim in time")
+            }
             answer @ (Some(Answer::Unavailable(_)) | None) => {
                 let error = match answer {
                     Some(Answer::Unavailable(error)) => error.to_string(),

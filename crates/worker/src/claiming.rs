@@ -124,6 +124,8 @@ impl WorkerState {
                     self.stats.takeovers.add();
                 }
                 job.granted(granted);
+                // The claim may be due before anything that the heartbeat knew of so far.
+                self.holder.expect(job.lease.renew_at_us().min(job.lease.until_us()));
                 Verdict::Run
             }
             Answer::Completed(outcome) => {
@@ -145,7 +147,7 @@ impl WorkerState {
                 Verdict::End(decide::mismatch(job.entry().key.as_str()))
             }
             Answer::Refused(error) => return Err(StoreError::Invalid(error.to_string())),
-            Answer::Unavailable(error) => return Err(error),
+            Answer::Unavailable(error) | Answer::Unconfirmed(error) => return Err(error),
         })
     }
 

@@ -216,7 +216,8 @@ impl Idempotent {
             Claimed::Done(outcome) => return replay(&outcome),
         };
         let known = Run { id: self.id.clone(), fence: held.fence(), takeover: held.is_takeover() };
-        let running = Box::pin(run(known));
+        // The closure is called at the first poll, after the lease was looked at: its synchronous part acts, too.
+        let running = Box::pin(async move { run(known).await });
         let ended = guard(std::iter::once(held.lease()), &timer, &Stats::default(), running).await;
         match ended {
             Ok(Ok(value)) => {
@@ -280,7 +281,9 @@ impl Idempotent {
             Some(Answer::InDoubt) => Err(IdempotentError::InDoubt),
             Some(Answer::Refused(ClaimError::Mismatch)) => Err(IdempotentError::Mismatch),
             Some(Answer::Refused(error)) => Err(IdempotentError::Invalid(error.to_string())),
-            Some(Answer::Unavailable(error)) => Err(IdempotentError::Ledger(error)),
+            Some(Answer::Unavailable(error) | Answer::Unconfirmed(error)) => {
+                Err(IdempotentError::Ledger(error))
+            }
             None => Err(IdempotentError::Ledger(StoreError::Unavailable("the ledger gave no answer".into()))),
         }
     }

@@ -114,6 +114,19 @@ async fn a_source_without_leases_is_worked_on() {
     assert_eq!(seen, [1, 2, 3].map(|number| (number, "orders.v1".to_owned())));
 }
 
+/// The claim is the only lease here: the heartbeat must hear of it when it is granted.
+#[tokio::test]
+async fn a_claim_is_renewed_where_the_source_has_no_leases() {
+    let rig = Rig::tier(Tier::EffectivelyOnce).await;
+    let log = Log::of(&rig, &["1"]).await;
+    let lease = Duration::from_millis(300);
+    let handler = move |_: u32, _: Cx| async move { tokio::time::sleep(lease * 4).await };
+    let builder = Worker::from_source(log.clone()).tier(Tier::EffectivelyOnce).ledger(rig.store.clone());
+    let worker = builder.handler(handler).lease(lease).build().await.unwrap();
+    let report = run_until(worker, |counts| counts.done + counts.lost_leases == 1).await;
+    assert_eq!((report.counts.done, report.counts.lost_leases), (1, 0), "{report:?}");
+}
+
 #[tokio::test]
 async fn a_revoked_delivery_stops_its_handler_and_no_other() {
     let rig = Rig::tier(Tier::AtLeastOnce).await;

@@ -199,9 +199,13 @@ impl Task {
         self.watchdog.ended(leader);
         let status = child.wait().await?;
         if !io_done {
-            let _ = timeout(LAST_OUTPUT, &mut io).await;
+            io_done = timeout(LAST_OUTPUT, &mut io).await.is_ok();
         }
         drop(io);
+        if !io_done {
+            // There may be more in the pipe: what was read must not pass for the whole output.
+            stdout.total = stdout.total.max(stdout.bytes.len() as u64 + 1);
+        }
         let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
         Ok(Ran { code: status.code(), signal: status.signal(), stopped, stdout, stderr })
     }
