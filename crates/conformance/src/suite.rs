@@ -165,6 +165,8 @@ suite! {
         a_redriven_message_takes_its_old_place_in_a_halted_group: Order,
         a_redrive_elsewhere_decides_about_the_message_too: Order,
         a_group_is_halted_until_each_of_its_messages_is_decided_about: Order,
+        a_dead_letter_that_is_released_among_the_dead_is_not_decided_about: Order,
+        a_dead_letter_that_halts_two_groups_is_decided_about_once: Order,
         what_waits_in_a_halted_group_is_not_dropped_by_age: Order FastTime,
     }
     6 p06_dedup {

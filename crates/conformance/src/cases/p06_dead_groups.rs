@@ -237,3 +237,33 @@ pub(crate) async fn what_waits_in_a_halted_group_is_not_dropped_by_age(mut t: Tr
     assert_eq!(t.store().release(&jobs, vec![got.id]).await, Ok(1));
     assert_eq!(bodies(&t.receive(&jobs, 10).await), ["a", "b"]);
 }
+
+/// Receives the dead letter `a` and parks it where it is; then an operator lets it go on there.
+async fn park_and_release(t: &Trial, dead: &QueueName) {
+    let letter = t.one(dead).await;
+    let parked = t.settle(dead, &letter, How::Park { reason: "in doubt".into() }).await;
+    assert_eq!(parked, Ok(Settled::Parked));
+    assert_eq!(t.store().release(dead, vec![letter.id]).await, Ok(1));
+}
+
+pub(crate) async fn a_dead_letter_that_is_released_among_the_dead_is_not_decided_about(t: Trial) {
+    let (jobs, dead) = halted(&t).await;
+    park_and_release(&t, &dead).await;
+    assert_eq!(halted_groups(&t, &jobs).await, ["g"]);
+    t.none(&jobs).await;
+    let letter = t.one(&dead).await;
+    t.ack(&dead, &letter).await;
+    assert_eq!(one_by_one(&t, &jobs).await, ["b", "c"]);
+}
+
+pub(crate) async fn a_dead_letter_that_halts_two_groups_is_decided_about_once(mut t: Trial) {
+    let (jobs, dead) = halted(&t).await;
+    t.set(&dead, QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() }).await;
+    park_and_release(&t, &dead).await;
+    assert!(halted_groups(&t, &dead).await.is_empty());
+    t.crash().await;
+    assert_eq!(halted_groups(&t, &jobs).await, ["g"]);
+    t.redrive(redrive_from(&dead)).await;
+    assert!(halted_groups(&t, &jobs).await.is_empty());
+    assert_eq!(one_by_one(&t, &jobs).await, ["a", "b", "c"], "it takes its old place");
+}

@@ -196,8 +196,7 @@ impl Engine {
         let awaited: Vec<_> = if self.undecided.is_empty() {
             Vec::new()
         } else {
-            let of_other =
-                |entry: &MessageMeta| self.undecided.get(&entry.seq).is_some_and(|queue| *queue != id);
+            let of_other = |entry: &MessageMeta| self.waiting_for(entry.seq).any(|queue| queue != id);
             let entries = self.queue(id).table.iter().filter(|(_, entry)| of_other(entry));
             entries.map(|(slot, _)| slot).collect()
         };
@@ -206,7 +205,7 @@ impl Engine {
         }
         let halted = self.queue(id).table.groups.halted();
         for seq in halted.iter().flat_map(|(_, seqs)| seqs) {
-            if self.undecided.remove(seq).is_some() {
+            if self.undecided.remove(&(*seq, id)) {
                 self.wave.journal.push(Undo::NotAwaited { seq: *seq, queue: id });
             }
         }
@@ -274,7 +273,7 @@ impl Engine {
         let mut released = 0;
         for seq in seqs {
             let Some(slot) = self.queue(id).table.parked(*seq) else { continue };
-            self.decide(id, slot);
+            self.decide_here(id, slot);
             let (queue, wave) = self.at(id);
             let mut entry = *queue.table.get(slot);
             if parked_cause(entry.flags) == Some(hapax_core::Cause::Damaged) {

@@ -77,26 +77,48 @@ impl Engine {
             return;
         }
         let group = source.table.group_name(&entry).expect("a group has a name");
-        source.table.set_undecided(entry.group, entry.seq, true);
-        wave.journal.push(Undo::Undecided { queue, group: entry.group, seq: entry.seq, was: false });
+        let was = source.table.set_undecided(entry.group, entry.seq, true);
+        wave.journal.push(Undo::Undecided { queue, group: entry.group, seq: entry.seq, was });
         wave.records.push(Record::Halt { queue, group, seq: entry.seq });
-        self.undecided.insert(entry.seq, queue);
+        self.undecided.insert((entry.seq, queue));
         self.return_rest(now, queue, &entry);
     }
 
-    /// Someone decided about a message, here or among the dead letters: its group no longer waits for it. Says which
-    /// queue had waited.
+    /// The queues in which a group waits for a decision about a message: its own, and those that it died in.
+    pub(super) fn waiting_for(&self, seq: u64) -> impl Iterator<Item = u32> {
+        self.undecided.range((seq, 0)..=(seq, u32::MAX)).map(|(_, queue)| *queue)
+    }
+
+    /// Someone decided about a message, here or among the dead letters: no group waits for it any more. Says which
+    /// queue had waited, and rather one that it died in than its own.
     pub(super) fn decide(&mut self, queue: u32, slot: Slot) -> Option<u32> {
         let table = &self.queue(queue).table;
         let entry = *table.get(slot);
-        let waits = *self.undecided.get(&entry.seq)?;
         let group = table.group_name(&entry)?;
-        self.decided(waits, &group, entry.seq).then_some(waits)
+        let mut waited = None;
+        for waits in self.waiting_for(entry.seq).collect::<Vec<_>>() {
+            if self.decided(waits, &group, entry.seq) && waited.is_none_or(|before| before == queue) {
+                waited = Some(waits);
+            }
+        }
+        waited
+    }
+
+    /// Someone let a parked message go on in its own queue. A queue that it died in waits on: the message is still a
+    /// dead letter.
+    pub(super) fn decide_here(&mut self, queue: u32, slot: Slot) {
+        let table = &self.queue(queue).table;
+        let entry = *table.get(slot);
+        if let Some(group) = table.group_name(&entry)
+            && self.undecided.contains(&(entry.seq, queue))
+        {
+            self.decided(queue, &group, entry.seq);
+        }
     }
 
     /// Takes a message out of those that a group waits for; says whether it was among them.
     pub(super) fn decided(&mut self, queue: u32, group: &GroupId, seq: u64) -> bool {
-        self.undecided.remove(&seq);
+        self.undecided.remove(&(seq, queue));
         let there = self.queues.get(queue as usize).is_some_and(Option::is_some);
         let Some(at) = there.then(|| self.queue(queue).table.groups.find(group)).flatten() else {
             return false;

@@ -89,7 +89,7 @@ impl Loader {
             names: HashMap::new(),
             timers: BTreeSet::new(),
             tasks: std::collections::BTreeMap::new(),
-            undecided: HashMap::new(),
+            undecided: BTreeSet::new(),
             sweep: VecDeque::new(),
             tombstones: Vec::new(),
             deleted: Vec::new(),
@@ -146,7 +146,7 @@ impl Loader {
                     let at = queue.table.groups.intern(Some(&group));
                     queue.table.set_undecided(at, seq, true);
                     if seq != 0 {
-                        engine.undecided.insert(seq, queue.id);
+                        engine.undecided.insert((seq, queue.id));
                     }
                 }
             }

@@ -111,6 +111,11 @@ enum Undo {
         group: u32,
         before: u64,
     },
+    MessageTurn {
+        queue: u32,
+        seq: u64,
+        before: Option<u64>,
+    },
     DedupAdded {
         queue: u32,
         key: u128,
@@ -174,7 +179,7 @@ pub(crate) struct Engine {
     timers: BTreeSet<(u64, u32)>,
     tasks: BTreeMap<u64, Task>,
     /// Parked messages and dead letters for which a FIFO group is halted, and the queue of that group.
-    undecided: HashMap<u64, u32>,
+    undecided: BTreeSet<(u64, u32)>,
     /// Rows of purged and deleted queues that are still to be deleted.
     sweep: VecDeque<(u64, u8)>,
     /// Deleted queues whose rows are still there.
@@ -318,14 +323,17 @@ impl Engine {
             Undo::Undecided { queue, group, seq, was } => {
                 self.queue_mut(queue).table.set_undecided(group, seq, was);
                 if was {
-                    self.undecided.insert(seq, queue);
+                    self.undecided.insert((seq, queue));
                 } else {
-                    self.undecided.remove(&seq);
+                    self.undecided.remove(&(seq, queue));
                 }
             }
-            Undo::NotAwaited { seq, queue } => drop(self.undecided.insert(seq, queue)),
+            Undo::NotAwaited { seq, queue } => drop(self.undecided.insert((seq, queue))),
             Undo::Turn { queue, group, before } => {
                 self.queue_mut(queue).table.groups.set_turn(group, before);
+            }
+            Undo::MessageTurn { queue, seq, before } => {
+                self.queue_mut(queue).table.restore_turn(seq, before);
             }
             Undo::DedupAdded { queue, key, before, sent_ms } => {
                 self.queue_mut(queue).dedup.undo_add(key, before, sent_ms);
@@ -363,7 +371,7 @@ impl Engine {
         }
         for queue in queues() {
             for (_, seqs) in queue.table.groups.halted() {
-                assert!(seqs.iter().all(|seq| *seq == 0 || self.undecided.get(seq) == Some(&queue.id)));
+                assert!(seqs.iter().all(|seq| *seq == 0 || self.undecided.contains(&(*seq, queue.id))));
             }
         }
         self.ledger.check();

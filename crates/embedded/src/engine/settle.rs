@@ -199,7 +199,9 @@ impl Engine {
             let before = queue.table.groups.set_turn(group, turn);
             wave.journal.push(Undo::Turn { queue: queue.id, group, before });
         } else {
-            queue.table.set_turn(slot, turn);
+            let seq = queue.table.get(slot).seq;
+            let before = queue.table.set_turn(slot, turn);
+            wave.journal.push(Undo::MessageTurn { queue: queue.id, seq, before });
         }
     }
 

@@ -104,11 +104,20 @@ impl Table {
     }
 
     /// A message in flight failed: it is to wait behind those that are ready now. `turn` is on the scale of places.
-    pub fn set_turn(&mut self, slot: Slot, turn: u64) {
+    /// Gives the turn that it had.
+    pub fn set_turn(&mut self, slot: Slot, turn: u64) -> Option<u64> {
         let entry = self.get(slot);
         assert_eq!(entry.state, State::InFlight, "a waiting message is found by its turn");
         let seq = entry.seq;
-        self.turns.insert(seq, turn);
+        self.turns.insert(seq, turn)
+    }
+
+    /// Takes a message's turn back; the message is in flight, as it was when the turn was set.
+    pub fn restore_turn(&mut self, seq: u64, before: Option<u64>) {
+        match before {
+            Some(turn) => drop(self.turns.insert(seq, turn)),
+            None => drop(self.turns.remove(&seq)),
+        }
     }
 
     /// Adds a message to those that its group waits for, or takes it out; says whether it was there.

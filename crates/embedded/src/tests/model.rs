@@ -489,8 +489,8 @@ impl Model {
         message.received_ms = 0;
         message.last_error = None;
         message.out = false;
-        let message = message.clone();
-        self.decide(&message);
+        // Only its own queue: one that it died in waits on.
+        self.queues[queue].undecided.retain(|(other, _)| *other != seq);
         1
     }
 
