@@ -29,6 +29,7 @@ pub mod inbox;
 mod ledger_cases;
 mod ledger_suite;
 mod ledger_trial;
+mod memory;
 mod memory_inbox;
 mod memory_ledger;
 mod runner;
@@ -46,6 +47,7 @@ use hapax_core::{Documents, Ledger, Order, QueueAdmin};
 
 pub use document_suite::document_cases;
 pub use ledger_suite::ledger_cases;
+pub use memory::MemoryStore;
 pub use memory_inbox::{MemoryInbox, MemoryTx};
 pub use memory_ledger::MemoryLedger;
 pub use runner::main;

@@ -1,18 +1,15 @@
 //! The ledger suite against the smallest ledger that keeps the protocol, beside queues of another store.
 
-mod reference;
-
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use hapax_conformance::{Factory, Harness, MemoryLedger};
+use hapax_conformance::{Factory, Harness, MemoryLedger, MemoryStore};
 use hapax_core::{Ledger, ManualClock, QueueAdmin};
-use reference::Reference;
 
 struct Beside {
     clock: Arc<ManualClock>,
-    store: Arc<Reference>,
+    store: Arc<MemoryStore>,
     ledger: Arc<MemoryLedger>,
 }
 
@@ -64,7 +61,7 @@ impl Factory for LedgersBeside {
     async fn fresh(&self) -> Box<dyn Harness> {
         let clock = Arc::new(ManualClock::at_ms(1_700_000_000_000));
         let ledger = Arc::new(MemoryLedger::new(clock.clone()));
-        Box::new(Beside { store: Reference::new(Arc::clone(&clock)), clock, ledger })
+        Box::new(Beside { store: MemoryStore::new(Arc::clone(&clock)), clock, ledger })
     }
 }
 

@@ -1,4 +1,5 @@
-//! An obvious queue store in memory: one lock, linear scans, state kept by whoever holds it.
+//! An obvious store in memory: one lock, linear scans. It judges the suites, and stands in where a test needs a store and
+//! not its durability.
 
 mod documents;
 mod operations;
@@ -11,20 +12,34 @@ use hapax_core::{Clock, ManualClock};
 use state::State;
 use tokio::sync::Notify;
 
-pub struct Reference {
+/// Queues and documents in memory, on a clock that is moved by hand.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use hapax_core::{ManualClock, NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore, Receive};
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// let store = hapax_conformance::MemoryStore::new(Arc::new(ManualClock::at_ms(1_700_000_000_000)));
+/// let orders = QueueName::new("orders")?;
+/// store.create_queue(&orders, QueueConfig::default()).await?;
+/// store.send(&orders, vec![NewMessage::new("order 1")]).await?;
+/// assert_eq!(store.receive(&orders, Receive::up_to(10)).await?.len(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+pub struct MemoryStore {
     state: Arc<Mutex<State>>,
     clock: Arc<ManualClock>,
     changed: Arc<Notify>,
 }
 
-impl Reference {
+impl MemoryStore {
+    /// An empty store.
     pub fn new(clock: Arc<ManualClock>) -> Arc<Self> {
         let state = State { start_ms: clock.wall_ms(), ..State::default() };
         Self::on(Arc::new(Mutex::new(state)), clock)
     }
 
-    /// Another store on the same data.
-    #[allow(dead_code, reason = "not every test restarts it")]
+    /// The store as it is after a restart: the same data, and counters that begin again.
     pub fn reopened(&self) -> Arc<Self> {
         let mut state = self.state.lock().unwrap();
         for queue in state.queues.values_mut() {

@@ -5,10 +5,10 @@ use hapax_core::{
     StoreError,
 };
 
-use super::Reference;
+use super::MemoryStore;
 
 #[async_trait]
-impl Documents for Reference {
+impl Documents for MemoryStore {
     async fn document(&self, name: &DocumentName) -> Result<Option<Document>, StoreError> {
         Ok(self.now().documents.get(name).cloned())
     }

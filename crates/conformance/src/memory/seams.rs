@@ -10,11 +10,11 @@ use hapax_core::{
     SendError, Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, WakeUp,
 };
 
-use super::Reference;
+use super::MemoryStore;
 use super::state::{Message, Place, Queue, Redrive};
 
 #[async_trait]
-impl QueueStore for Reference {
+impl QueueStore for MemoryStore {
     fn capabilities(&self) -> Capabilities {
         let mut can = Capabilities::none("reference");
         can.leases = true;
@@ -78,7 +78,7 @@ impl QueueStore for Reference {
 }
 
 #[async_trait]
-impl QueueAdmin for Reference {
+impl QueueAdmin for MemoryStore {
     async fn create_queue_spaced(
         &self,
         name: &QueueName,

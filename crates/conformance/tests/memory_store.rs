@@ -1,18 +1,15 @@
 //! The suite against a store that is obvious and keeps everything in memory: the cases do not contradict each other.
 
-mod reference;
-
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use hapax_conformance::{Factory, Harness};
+use hapax_conformance::{Factory, Harness, MemoryStore};
 use hapax_core::{Documents, ManualClock, QueueAdmin};
-use reference::Reference;
 
 struct InMemory {
     clock: Arc<ManualClock>,
-    store: Arc<Reference>,
+    store: Arc<MemoryStore>,
 }
 
 #[async_trait]
@@ -67,7 +64,7 @@ struct InMemoryStores;
 impl Factory for InMemoryStores {
     async fn fresh(&self) -> Box<dyn Harness> {
         let clock = Arc::new(ManualClock::at_ms(1_700_000_000_000));
-        Box::new(InMemory { store: Reference::new(Arc::clone(&clock)), clock })
+        Box::new(InMemory { store: MemoryStore::new(Arc::clone(&clock)), clock })
     }
 }
 
