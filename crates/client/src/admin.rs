@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use hapax_core::{
     AdminError, Browse, Discarded, Examination, GroupId, Maintenance, MessageId, MessageState, MessageView,
     Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, RedriveRequest, RedriveTask, Revision,
-    StoreError, StoreStatus,
+    StoreError, StoreStatus, validate,
 };
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
@@ -17,9 +17,6 @@ use crate::wire::{
     Count, DiscardBody, Halted, Ids, Messages, PauseBody, PurgeBody, QueueItem, Queues, RedriveBody,
     Redrives, ResumeBody, Status,
 };
-
-/// The seam's page size for ids; the server refuses more in one request.
-const IDS_MAX: usize = 1_000;
 
 fn read(failure: Failure) -> StoreError {
     failure.into_store(Effect::None)
@@ -136,26 +133,16 @@ impl QueueAdmin for Client {
         ids: Vec<MessageId>,
         by: &str,
     ) -> Result<Discarded, StoreError> {
-        let path = format!("/v1/queues/{name}/discard");
-        let mut all = Discarded::default();
-        for part in chunks(&ids) {
-            let body = DiscardBody { ids: part.to_vec(), by: Some(by.to_owned()) };
-            let answer: Discarded = self.transport.post(&path, &body).await.map_err(change)?;
-            all.count += answer.count;
-            all.in_flight.extend(answer.in_flight);
-        }
-        Ok(all)
+        validate::batch("ids", ids.len())?;
+        let body = DiscardBody { ids, by: Some(by.to_owned()) };
+        self.transport.post(&format!("/v1/queues/{name}/discard"), &body).await.map_err(change)
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
+        validate::batch("ids", ids.len())?;
         let path = format!("/v1/queues/{name}/release");
-        let mut count = 0;
-        for part in chunks(&ids) {
-            let answer: Count =
-                self.transport.post(&path, &Ids { ids: part.to_vec() }).await.map_err(change)?;
-            count += answer.count;
-        }
-        Ok(count)
+        let answer: Count = self.transport.post(&path, &Ids { ids }).await.map_err(change)?;
+        Ok(answer.count)
     }
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
@@ -215,10 +202,4 @@ impl Client {
     pub async fn server_version(&self) -> Result<String, StoreError> {
         self.transport.get::<Status>("/v1/status").await.map(|answer| answer.version).map_err(read)
     }
-}
-
-/// Ids as the server takes them. An empty list is asked about too: the queue may not exist.
-fn chunks(ids: &[MessageId]) -> impl Iterator<Item = &[MessageId]> {
-    let none = ids.is_empty().then_some(ids);
-    none.into_iter().chain(ids.chunks(IDS_MAX))
 }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hapax_core::{
     Batch, Capabilities, Delivery, Extend, How, NewMessage, QueueName, QueueStore, Receive, Remaining,
-    SendError, Sent, Settle, SettleError, Settled, StoreError, policy,
+    SendError, Sent, Settle, SettleError, Settled, StoreError, policy, validate,
 };
 use http::Method;
 use serde::Serialize;
@@ -23,9 +23,6 @@ const REQUEST_BYTES_MAX: usize = 6 * 1024 * 1024;
 /// What the server reads of one request. Any message beyond it is larger than every queue allows.
 const SERVER_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// The most elements of one batch. More are refused by the server, as by every store, and not cut into parts.
-const BATCH_MAX: usize = 1_000;
-
 #[async_trait]
 impl QueueStore for Client {
     fn capabilities(&self) -> Capabilities {
@@ -33,6 +30,7 @@ impl QueueStore for Client {
     }
 
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
+        validate::batch("messages", batch.len())?;
         let parts = parts(batch)?;
         let count = parts.len();
         let mut answers = Vec::new();
@@ -57,6 +55,7 @@ impl QueueStore for Client {
     }
 
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+        validate::batch("settle", batch.len())?;
         let parts = settle_parts(batch.into_iter().map(settle_item).collect());
         let (count, mut answers) = (parts.len(), Vec::new());
         for (at, settle) in parts.into_iter().enumerate() {
@@ -71,6 +70,7 @@ impl QueueStore for Client {
     }
 
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+        validate::batch("extend", batch.len())?;
         let expected = batch.len();
         let item = |extend: Extend| ExtendItem { receipt: extend.receipt.into(), lease_ms: extend.lease_ms };
         let extend = batch.into_iter().map(item).collect();
@@ -110,7 +110,6 @@ struct Part {
 
 /// Cuts a batch so that each request stays within what the server reads.
 fn parts(batch: Vec<NewMessage>) -> Result<Vec<Part>, StoreError> {
-    let cut = batch.len() <= BATCH_MAX;
     let (mut parts, mut part) = (Vec::new(), Part::default());
     for message in batch {
         // Attributes are small beside a body; their escapes fit into the margin.
@@ -119,7 +118,7 @@ fn parts(batch: Vec<NewMessage>) -> Result<Vec<Part>, StoreError> {
         let item = SendItem::from(message);
         let body = item.body.as_deref().or(item.body_base64.as_deref()).map_or(0, str::len);
         let size = 256 + if size > 64 * 1024 { encoded_len(&item)? } else { size.max(body) * 2 };
-        if cut && part.size + size > REQUEST_BYTES_MAX && part.size > 0 {
+        if part.size + size > REQUEST_BYTES_MAX && part.size > 0 {
             parts.push(std::mem::take(&mut part));
         }
         part.size += size;
@@ -140,7 +139,6 @@ fn half_done(error: StoreError, at: usize, count: usize) -> StoreError {
 
 /// Cuts a batch whose outcomes are large; each alone is at most 1 MiB.
 fn settle_parts(batch: Vec<SettleItem>) -> Vec<Vec<SettleItem>> {
-    let cut = batch.len() <= BATCH_MAX;
     let (mut parts, mut part, mut size) = (Vec::new(), Vec::new(), 0);
     for item in batch {
         let words = [&item.error, &item.reason].into_iter().flatten().map(String::len).sum::<usize>();
@@ -148,7 +146,7 @@ fn settle_parts(batch: Vec<SettleItem>) -> Vec<Vec<SettleItem>> {
         let outcome = completion.and_then(|completion| completion.outcome.as_ref());
         // Names and tokens fit into the 4 KiB, however they are escaped.
         let bytes = 4096 + words * 6 + outcome.map_or(0, |json| json.as_str().len());
-        if cut && size + bytes > REQUEST_BYTES_MAX && size > 0 {
+        if size + bytes > REQUEST_BYTES_MAX && size > 0 {
             parts.push(std::mem::take(&mut part));
             size = 0;
         }
@@ -230,7 +228,6 @@ mod tests {
         assert_eq!(lens(batch(1000, 100)), [1000]);
         assert_eq!(lens(batch(12, 1 << 20)), [5, 5, 2]);
         assert_eq!(lens(batch(0, 0)), [0]);
-        assert_eq!(lens(batch(1001, 10_000)), [1001], "the server says what is wrong with it");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use hapax_core::ledger::protocol::{self, Claimed, Ended, LedgerEntry, Stage};
 use hapax_core::{
     Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, Clock, EntryFilter, EntryId, EntryView, Fence, Grant,
     Ledger, LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError,
-    Token, TokenError,
+    Token, TokenError, validate,
 };
 use tokio::sync::Notify;
 
@@ -149,6 +149,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
+        validate::batch("claims", batch.len())?;
         let mut claims = Vec::with_capacity(batch.len());
         for request in &batch {
             let claim = self.claim_one(request).await;
@@ -159,6 +160,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+        validate::batch("renew", batch.len())?;
         let renew = |renew: Renew| {
             self.change(|entries, now_ms| {
                 let fence = fence_of(&renew.token)?;
@@ -172,6 +174,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+        validate::batch("end", batch.len())?;
         let end = |end: ClaimEnd| {
             self.change(|entries, now_ms| {
                 let ended = protocol::end(entries.get(&end.id), fence_of(&end.token)?, &end.ending, now_ms)?;
@@ -190,10 +193,7 @@ impl Ledger for MemoryLedger {
     }
 
     async fn entries(&self, filter: EntryFilter) -> Result<Page<EntryView>, StoreError> {
-        if !(1..=1_000).contains(&filter.limit) {
-            let problem = format!("limit: {} is out of range; use 1 to 1000", filter.limit);
-            return Err(StoreError::Invalid(problem));
-        }
+        validate::page(filter.limit)?;
         let views = self.with(|entries, now_ms| {
             let views = entries.iter().map(|(id, entry)| entry.view(id.clone(), now_ms));
             views.collect::<Vec<_>>()

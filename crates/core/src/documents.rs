@@ -91,9 +91,7 @@ impl DocumentFilter {
 
     /// Checks the limits.
     pub fn validate(&self) -> Result<(), StoreError> {
-        if !(1..=1_000).contains(&self.limit) {
-            return Err(StoreError::Invalid(format!("limit: {} is out of range; use 1 to 1000", self.limit)));
-        }
+        crate::validate::page(self.limit)?;
         if self.prefix.len() > DocumentName::BYTES_MAX {
             let (bytes, max) = (self.prefix.len(), DocumentName::BYTES_MAX);
             return Err(StoreError::Invalid(format!(

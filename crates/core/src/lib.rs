@@ -11,6 +11,7 @@
 //! | [`policy`] | backoff, dead-letter decision, deduplication window, lease bounds, tier check |
 //! | [`capabilities`] | what a store can do |
 //! | [`store`] | the seams: [`QueueStore`], [`QueueAdmin`] and what they answer |
+//! | [`validate`] | what may be asked of a store, the same for each |
 //! | [`ledger`] | the ledger seam, and its protocol as pure functions |
 //! | [`inbox`] | the transactional seam: a ledger entry in the caller's own transaction |
 //! | [`documents`] | small named JSON documents with compare-and-set |
@@ -31,6 +32,7 @@ pub mod policy;
 pub mod queue;
 pub mod source;
 pub mod store;
+pub mod validate;
 
 pub use capabilities::{Capabilities, CounterScope, Order, Settles, WakeUp};
 pub use clock::{Clock, ManualClock, SystemClock};

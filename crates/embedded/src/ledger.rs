@@ -7,12 +7,11 @@ use hapax_core::ledger::protocol::{Claimed, Stage};
 use hapax_core::{
     Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Grant, Ledger,
     LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError,
-    TokenError,
+    TokenError, validate,
 };
 use tokio::sync::oneshot;
 
 use crate::claims::{Claiming, Claimings, End, Keep, LedgerOp};
-use crate::store::check_batch;
 use crate::writer::Op;
 use crate::{Embedded, StoreState, storage};
 
@@ -51,7 +50,7 @@ impl Ledger for Embedded {
     }
 
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
-        check_batch(batch.len())?;
+        validate::batch("claims", batch.len())?;
         let asked = self.shared.time.now();
         let (mut ops, mut answers) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
         for request in batch {
@@ -78,13 +77,13 @@ impl Ledger for Embedded {
     }
 
     async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
-        check_batch(batch.len())?;
+        validate::batch("renew", batch.len())?;
         let batch = batch.into_iter().map(|renew| Keep::new(&self.shared.codec, renew)).collect();
         self.shared.ask(|reply| LedgerOp::Renew { batch, reply }).await
     }
 
     async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
-        check_batch(batch.len())?;
+        validate::batch("end", batch.len())?;
         let batch = batch.into_iter().map(|end| End::new(&self.shared.codec, end)).collect();
         self.shared.ask(|reply| LedgerOp::End { batch, reply }).await
     }
@@ -95,10 +94,7 @@ impl Ledger for Embedded {
     }
 
     async fn entries(&self, filter: EntryFilter) -> Result<Page<EntryView>, StoreError> {
-        if !(1..=1_000).contains(&filter.limit) {
-            let problem = format!("limit: {} is out of range; use 1 to 1000", filter.limit);
-            return Err(StoreError::Invalid(problem));
-        }
+        validate::page(filter.limit)?;
         let (reply, answer) = oneshot::channel();
         let now_ms = self.shared.time.now().ms();
         let (wanted, state) = (filter.clone(), filter.state);

@@ -9,6 +9,7 @@ use hapax_core::{
     Fence, GroupId, Maintenance, MessageId, MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig,
     QueueInfo, QueueName, QueueStats, QueueStore, Receive, RedriveRequest, RedriveTask, Remaining, Revision,
     SendError, Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, WakeUp, policy,
+    validate,
 };
 use tokio::sync::oneshot;
 
@@ -20,11 +21,6 @@ use crate::storage::sqlite::free_bytes;
 use crate::time::Now;
 use crate::writer::{Done, Op, RawDelivery, Settling, no_room};
 use crate::{Embedded, Hint, StoreState};
-
-/// The most elements of one batch.
-const BATCH_MAX: usize = 1_000;
-/// The most attributes of one message.
-const ATTRIBUTES_MAX: usize = 100;
 
 type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
 
@@ -115,13 +111,7 @@ impl Drop for Receiving<'_> {
     }
 }
 
-fn outgoing(message: NewMessage, hint: Option<&Hint>) -> Result<PreparedMessage, SendError> {
-    if message.attributes.len() > ATTRIBUTES_MAX {
-        let count = message.attributes.len();
-        return Err(SendError::Invalid(format!(
-            "{count} attributes are too many; use at most {ATTRIBUTES_MAX}"
-        )));
-    }
+fn prepare(message: NewMessage, hint: Option<&Hint>) -> PreparedMessage {
     let bytes = message.bytes();
     let encode = || serde_json::to_string(&message.attributes).expect("attributes are plain data");
     let attributes = (!message.attributes.is_empty()).then(encode);
@@ -132,35 +122,17 @@ fn outgoing(message: NewMessage, hint: Option<&Hint>) -> Result<PreparedMessage,
         .map(|hint| Box::new(Stated::find(&message.attributes, &message.body, hint.pointer.clone())));
     let key = stated.as_ref().and_then(|stated| stated.stored());
     let dedup = message.dedup.map(String::from);
-    Ok(PreparedMessage {
+    PreparedMessage {
         content: Content::new(dedup, attributes, key, message.body),
         bytes,
+        attributes: message.attributes.len(),
         delay_ms: message.delay_ms,
         deliver_at_ms: message.deliver_at_ms,
         group: message.group,
         priority: message.priority,
         content_id,
         stated,
-    })
-}
-
-pub(crate) fn check_batch(len: usize) -> Result<(), StoreError> {
-    if len > BATCH_MAX {
-        return Err(StoreError::Invalid(format!("a batch of {len} is too large; use at most {BATCH_MAX}")));
     }
-    Ok(())
-}
-
-fn check_receive(receive: &Receive) -> Result<(), StoreError> {
-    let check = |field: &str, value: u64, min: u64, max: u64| {
-        let problem = || StoreError::Invalid(format!("{field}: {value} is out of range; use {min} to {max}"));
-        if (min..=max).contains(&value) { Ok(()) } else { Err(problem()) }
-    };
-    check("max", receive.max as u64, 1, Receive::MAX as u64)?;
-    check("lease_ms", receive.lease_ms.unwrap_or(0), 0, policy::LEASE_MS_MAX)?;
-    check("wait_ms", receive.wait_ms.unwrap_or(0), 0, policy::WAIT_MS_MAX)?;
-    check("attempt_id's length", receive.attempt_id.as_ref().map_or(0, String::len) as u64, 0, 128)?;
-    check("consumer's length", receive.consumer.as_ref().map_or(0, String::len) as u64, 0, 256)
 }
 
 #[async_trait]
@@ -182,16 +154,16 @@ impl QueueStore for Embedded {
     }
 
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
-        check_batch(batch.len())?;
+        validate::batch("messages", batch.len())?;
         let (reply, answer) = oneshot::channel();
         let hint = self.shared.hints.read().unwrap_or_else(PoisonError::into_inner).get(queue).cloned();
-        let batch = batch.into_iter().map(|message| outgoing(message, hint.as_deref())).collect();
+        let batch = batch.into_iter().map(|message| Ok(prepare(message, hint.as_deref()))).collect();
         self.shared.inbox.push(Op::Send { queue: queue.clone(), batch, reply })?;
         StoreState::answer(answer).await
     }
 
     async fn receive(&self, queue: &QueueName, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
-        check_receive(&receive)?;
+        validate::receive(&receive)?;
         let (reply, answer) = oneshot::channel();
         let id = self.shared.receives.fetch_add(1, Ordering::Relaxed);
         let request = Request {
@@ -212,7 +184,7 @@ impl QueueStore for Embedded {
     }
 
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
-        check_batch(batch.len())?;
+        validate::batch("settle", batch.len())?;
         let (reply, answer) = oneshot::channel();
         let codec = &self.shared.codec;
         let settling = |settle: Settle| Settling {
@@ -226,7 +198,7 @@ impl QueueStore for Embedded {
     }
 
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
-        check_batch(batch.len())?;
+        validate::batch("extend", batch.len())?;
         let (reply, answer) = oneshot::channel();
         let batch =
             batch.into_iter().map(|extend| (self.shared.codec.open(&extend.receipt), extend)).collect();
@@ -300,12 +272,7 @@ impl QueueAdmin for Embedded {
     }
 
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
-        if !(1..=1_000).contains(&browse.limit) {
-            return Err(StoreError::Invalid(format!(
-                "limit: {} is out of range; use 1 to 1000",
-                browse.limit
-            )));
-        }
+        validate::page(browse.limit)?;
         let name = name.clone();
         let found = self.shared.job(move |engine, now| {
             let id = engine.find(&name)?;
@@ -332,6 +299,7 @@ impl QueueAdmin for Embedded {
         ids: Vec<MessageId>,
         by: &str,
     ) -> Result<Discarded, StoreError> {
+        validate::batch("ids", ids.len())?;
         let (name, seqs, by) = (name.clone(), self.seqs(&ids), by.to_owned());
         let ids = self.shared.ids.clone();
         let discard = move |engine: &mut Engine, now| {
@@ -343,6 +311,7 @@ impl QueueAdmin for Embedded {
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
+        validate::batch("ids", ids.len())?;
         let (name, seqs) = (name.clone(), self.seqs(&ids));
         self.shared
             .job(move |engine, now| engine.find(&name).map(|id| engine.release(now, id, &seqs)))

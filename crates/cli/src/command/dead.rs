@@ -5,7 +5,8 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use hapax::core::store::SharedStore;
-use hapax::core::{Browse, Cause, Discarded, MessageView, RedriveState, RedriveTask};
+use hapax::core::validate::BATCH_MAX;
+use hapax::core::{Browse, Cause, Discarded, MessageView, RedriveState, RedriveTask, StoreError};
 use hapax::{MessageId, QueueName, RedriveFilter, RedriveRequest};
 use hapax_client::wire::MessageItem;
 use serde_json::json;
@@ -265,11 +266,22 @@ async fn redrive(store: &SharedStore, redrive: Redrive, out: Output) -> anyhow::
     }
 }
 
-/// A message that a consumer has is not deleted.
-pub fn tell_in_flight(discarded: &Discarded) {
-    for id in &discarded.in_flight {
-        note(&format!("message {id} is in flight and was left; discard it when its lease is over"));
+/// Deletes messages, and says which were left because a consumer has them.
+pub async fn discard(
+    store: &SharedStore,
+    queue: &QueueName,
+    ids: &[MessageId],
+) -> Result<Discarded, StoreError> {
+    let mut all = Discarded::default();
+    for batch in ids.chunks(BATCH_MAX) {
+        let Discarded { count, in_flight } = store.discard(queue, batch.to_vec(), &Remote::by()).await?;
+        all.count += count;
+        for id in &in_flight {
+            note(&format!("message {id} is in flight and was left; discard it when its lease is over"));
+        }
+        all.in_flight.extend(in_flight);
     }
+    Ok(all)
 }
 
 async fn purge(
@@ -281,12 +293,7 @@ async fn purge(
 ) -> anyhow::Result<()> {
     let what = if ids.is_empty() { "everything".to_owned() } else { messages(ids.len() as u64) };
     confirm.ask(&format!("Delete {what} of queue {queue} for good?"))?;
-    let purged = if ids.is_empty() {
-        store.purge(queue).await?
-    } else {
-        let discarded = store.discard(queue, ids, &Remote::by()).await?;
-        tell_in_flight(&discarded);
-        discarded.count
-    };
+    let purged =
+        if ids.is_empty() { store.purge(queue).await? } else { discard(store, queue, &ids).await?.count };
     out.done(&format!("{} deleted", messages(purged)), &json!({ "name": queue, "purged": purged }))
 }

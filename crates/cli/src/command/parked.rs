@@ -6,13 +6,14 @@ use hapax::core::{Browse, MessageState, MessageView};
 use hapax::{GroupId, MessageId, QueueName};
 use serde_json::json;
 
+use super::dead::discard;
 use crate::confirm::Confirm;
 use crate::json;
 use crate::output::{Output, note};
 use crate::remote::Remote;
 use crate::text::{self, escape, show_body, show_time};
 
-/// The most messages that one call releases or discards.
+/// Maximum count of messages that one call releases, and of one page.
 const BATCH: usize = 100;
 
 /// Looks after parked messages and halted groups, set aside until someone decides.
@@ -99,10 +100,7 @@ pub async fn run(args: ParkedArgs) -> anyhow::Result<()> {
             let ids = if all { ids(&parked(&store, &queue).await?) } else { id };
             confirm
                 .ask(&format!("Delete {} of queue {queue} for good?", text::messages(ids.len() as u64)))?;
-            let mut discarded = 0;
-            for batch in ids.chunks(BATCH) {
-                discarded += store.discard(&queue, batch.to_vec(), &Remote::by()).await?.count;
-            }
+            let discarded = discard(&store, &queue, &ids).await?.count;
             let json = json!({ "name": queue, "discarded": discarded });
             out.done(&format!("{} deleted", text::messages(discarded)), &json)
         }

@@ -6,7 +6,7 @@ use hapax::core::{QueueInfo, QueueStats, RedriveAllow};
 use hapax::{MessageId, QueueConfig, QueueKind, QueueName, QueuePair, StoreError};
 use serde_json::json;
 
-use super::dead::tell_in_flight;
+use super::dead::discard;
 use super::policy::PolicyArgs;
 use crate::confirm::Confirm;
 use crate::json::QueueReport;
@@ -212,8 +212,7 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
         }
         QueueCommand::Discard { queue, id, confirm } => {
             confirm.ask(&format!("Delete {} of queue {queue} for good?", messages(id.len() as u64)))?;
-            let discarded = store.discard(&queue, id, &Remote::by()).await?;
-            tell_in_flight(&discarded);
+            let discarded = discard(&store, &queue, &id).await?;
             let json =
                 json!({ "name": queue, "discarded": discarded.count, "in_flight": discarded.in_flight });
             out.done(&format!("{} deleted", messages(discarded.count)), &json)

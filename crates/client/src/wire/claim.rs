@@ -4,7 +4,7 @@ use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::{
     Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, EntryState, EntryView, Fence, Fingerprint,
     Grant, IdempotencyKey, Json, LedgerCapabilities, LedgerStats, OnDoubt, Owner, QueueName, Receipt,
-    RecordedOutcome, Resolution, ResolveError, Scope, Token, TokenError,
+    RecordedOutcome, Resolution, ResolveError, Scope, Token, TokenError, validate,
 };
 use serde::{Deserialize, Serialize};
 
@@ -201,9 +201,7 @@ impl Completion {
     /// The outcome and how long it is kept; or what is wrong with it.
     pub fn into_outcome(self) -> Result<(RecordedOutcome, u64), String> {
         let ttl_ms = self.ttl_ms.unwrap_or(TTL_MS_DEFAULT);
-        if !(TTL_MS_MIN..=TTL_MS_MAX).contains(&ttl_ms) {
-            return Err(format!("ttl_ms: {ttl_ms} is out of range; use {TTL_MS_MIN} to {TTL_MS_MAX}"));
-        }
+        validate::within("ttl_ms", ttl_ms, TTL_MS_MIN, TTL_MS_MAX).map_err(|error| error.to_string())?;
         if self.outcome.is_some() && self.omitted_bytes.is_some() {
             return Err("give either outcome or omitted_bytes".to_owned());
         }

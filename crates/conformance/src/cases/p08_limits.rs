@@ -1,10 +1,16 @@
 //! Point 8: limits are SQS's; each is accepted at its edge and refused beyond it.
 
 use hapax_core::policy::{DELAY_MS_MAX, IN_FLIGHT_MAX, LEASE_MS_MAX, MESSAGE_BYTES_MAX, WAIT_MS_MAX};
-use hapax_core::{NewMessage, QueueConfig, Receive, SendError, StoreError};
+use hapax_core::validate::{ATTRIBUTES_MAX, BATCH_MAX};
+use hapax_core::{
+    Browse, Extend, MessageId, NewMessage, Priority, QueueConfig, QueueName, Receipt, Receive, RedriveFilter,
+    RedriveRequest, SendError, Settle, StoreError,
+};
 
 use crate::trial::Trial;
-use crate::values::{attribute, bodies, config, fifo_config, in_group, now, patient, seen, text};
+use crate::values::{
+    attribute, bodies, config, dedup, fifo_config, group, in_group, now, patient, redrive_from, seen, text,
+};
 
 pub(crate) async fn the_largest_message_is_one_mebibyte(mut t: Trial) {
     let jobs = t.standard("jobs").await;
@@ -38,6 +44,105 @@ pub(crate) async fn a_batch_may_have_a_thousand_messages_and_a_mebibyte_each(t: 
     assert!(t.send_batch(&jobs, vec![large(), large(), large()]).await.iter().all(Result::is_ok));
 }
 
+pub(crate) async fn a_batch_beyond_a_thousand_is_refused_whole(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    let (many, s) = (BATCH_MAX + 1, t.store());
+    let receipt = Receipt::new("any").unwrap();
+    let extend = Extend { receipt: receipt.clone(), lease_ms: 1 };
+    let ids = vec![MessageId(1); many];
+    let refused = |list: &str, said: Option<StoreError>| {
+        let words = format!("{list}: 1001 elements are too many; use at most 1000");
+        assert_eq!(said, Some(StoreError::Invalid(words)));
+    };
+    refused("messages", s.send(&jobs, vec![text("x"); many]).await.err());
+    refused("settle", s.settle(&jobs, vec![Settle::ack(receipt); many]).await.err());
+    refused("extend", s.extend(&jobs, vec![extend.clone(); many]).await.err());
+    refused("ids", s.discard(&jobs, ids.clone(), "suite").await.err());
+    refused("ids", s.release(&jobs, ids.clone()).await.err());
+    assert_eq!(t.stats(&jobs).await.ready, 0, "nothing of it was sent");
+    assert_eq!(s.extend(&jobs, vec![extend; BATCH_MAX]).await.map(|answers| answers.len()), Ok(BATCH_MAX));
+    assert_eq!(s.release(&jobs, ids[..BATCH_MAX].to_vec()).await, Ok(0));
+}
+
+pub(crate) async fn a_page_has_one_to_a_thousand_rows(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a", "b"]).await;
+    let page = async |limit: usize| {
+        let page = t.store().browse(&jobs, Browse { limit, ..Browse::default() }).await;
+        page.map(|page| page.items.len())
+    };
+    let refused =
+        |limit: usize| Err(StoreError::Invalid(format!("limit: {limit} is out of range; use 1 to 1000")));
+    assert_eq!(page(0).await, refused(0));
+    assert_eq!(page(1).await, Ok(1));
+    assert_eq!(page(1000).await, Ok(2));
+    assert_eq!(page(1001).await, refused(1001));
+}
+
+/// Each message of a batch that does not fit is refused in words that begin as said; "" is accepted.
+async fn refused(t: &Trial, queue: &QueueName, rows: Vec<(NewMessage, &str)>) {
+    let (batch, expected): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+    for (answer, expected) in t.send_batch(queue, batch).await.into_iter().zip(expected) {
+        let said = answer.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(
+            said.starts_with(expected) && said.is_empty() == expected.is_empty(),
+            "{said:?}, not {expected:?}"
+        );
+    }
+}
+
+fn with_attributes(count: usize) -> NewMessage {
+    (0..count).fold(text("x"), |message, n| message.attribute(format!("a{n}"), attribute("v")))
+}
+
+pub(crate) async fn a_message_that_does_not_fit_its_queue_is_refused(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    let rows = vec![
+        (with_attributes(ATTRIBUTES_MAX), ""),
+        (with_attributes(ATTRIBUTES_MAX + 1), "101 attributes are too many"),
+        (text("x").priority(Priority::MAX), ""),
+        (text("x").priority(Priority(10)), "priority: 10 is out of range"),
+        (text("x").delay_ms(DELAY_MS_MAX), ""),
+        (text("x").delay_ms(DELAY_MS_MAX + 1), "delay_ms: "),
+        (text("x").deliver_at_ms(u64::MAX), "deliver_at_ms: "),
+        (text("x").deliver_at_ms(1).delay_ms(1), "deliver_at_ms: "),
+    ];
+    refused(&t, &jobs, rows).await;
+    assert_eq!(t.stats(&jobs).await.totals.sent, 3);
+}
+
+pub(crate) async fn a_fifo_message_that_does_not_fit_its_queue_is_refused(t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    let rows = vec![
+        (in_group("g", "a"), ""),
+        (text("x").dedup(dedup("x")), "group: "),
+        (text("x").group(group("g")), "dedup: "),
+        (in_group("g", "b").delay_ms(0), "delay_ms: "),
+        (in_group("g", "c").deliver_at_ms(1), "deliver_at_ms: "),
+        (in_group("g", "d").priority(Priority(1)), "priority: "),
+    ];
+    refused(&t, &jobs, rows).await;
+    assert_eq!(t.stats(&jobs).await.totals.sent, 1);
+}
+
+pub(crate) async fn a_redrive_out_of_range_is_refused(t: Trial) {
+    let dead = t.standard("dead").await;
+    let other_kind = t.fifo("other").await;
+    let base = || redrive_from(&dead);
+    let many = RedriveFilter { ids: vec![MessageId(1); BATCH_MAX + 1], ..RedriveFilter::default() };
+    for (request, expected) in [
+        (RedriveRequest { per_second: Some(0), ..base() }, "per_second: 0 is out of range"),
+        (RedriveRequest { per_second: Some(10_001), ..base() }, "per_second: 10001 is out of range"),
+        (RedriveRequest { to: Some(dead.clone()), ..base() }, "queue dead is where"),
+        (RedriveRequest { to: Some(other_kind), ..base() }, "queue other.fifo is not of the same kind"),
+        (RedriveRequest { filter: many, ..base() }, "filter.ids: 1001 elements are too many"),
+    ] {
+        let said = t.store().start_redrive(request).await.unwrap_err().to_string();
+        assert!(said.starts_with(expected), "{said:?}, not {expected:?}");
+    }
+    assert!(t.store().redrives(&dead).await.unwrap().is_empty(), "none of them was started");
+}
+
 pub(crate) async fn a_receive_out_of_range_is_refused(t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
@@ -46,6 +151,8 @@ pub(crate) async fn a_receive_out_of_range_is_refused(t: Trial) {
         now(Receive::MAX + 1),
         Receive { wait_ms: Some(WAIT_MS_MAX + 1), ..now(1) },
         Receive { lease_ms: Some(LEASE_MS_MAX + 1), ..now(1) },
+        Receive { attempt_id: Some("x".repeat(129)), ..now(1) },
+        Receive { consumer: Some("x".repeat(257)), ..now(1) },
     ] {
         let got = t.store().receive(&jobs, refused.clone()).await;
         assert!(matches!(got, Err(StoreError::Invalid(_))), "{refused:?}: {got:?}");

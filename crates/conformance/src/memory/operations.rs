@@ -1,8 +1,8 @@
 use hapax_core::policy;
 use hapax_core::{
     AdminError, Cause, DedupId, Delivery, Extend, How, MessageKey, MessageState, MessageView, NewMessage,
-    QueueConfig, QueueName, QueueStats, Receipt, Receive, RedriveAllow, Remaining, Revision, SendError, Sent,
-    Settle, SettleError, Settled, StoreError,
+    QueueConfig, QueueName, QueueStats, Receipt, Receive, Remaining, Revision, SendError, Sent, Settle,
+    SettleError, Settled, StoreError, validate,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -17,19 +17,11 @@ impl State {
         let (id, now_ms) = (self.new_id(), self.now_ms);
         let queue = self.queues.get_mut(name).unwrap();
         let config = &queue.info.config;
-        let (bytes, bytes_max) = (new.bytes(), config.message_bytes_max);
-        if bytes > bytes_max {
-            return Err(SendError::TooLarge { bytes, bytes_max });
-        }
+        let bytes = new.bytes();
+        let visible = validate::message(config, (&new).into(), now_ms)?;
         let content =
             config.dedup.content_based.then(|| policy::content_id(&Sha256::digest(&new.body).into()));
         let dedup = new.dedup.or_else(|| content.map(|id| DedupId::new(id).unwrap()));
-        let delay_ms = new.delay_ms.unwrap_or(config.delay_ms);
-        let visible = policy::visibility(config, now_ms, new.delay_ms, new.deliver_at_ms)?;
-        let fits = !config.is_fifo() || (new.group.is_some() && dedup.is_some() && new.delay_ms.is_none());
-        if !fits || delay_ms > policy::DELAY_MS_MAX {
-            return Err(SendError::Invalid("the message does not fit the queue".into()));
-        }
         let key =
             dedup.as_ref().map(|id| policy::dedup_key(config.dedup.scope, new.group.as_ref(), id.as_str()));
         let known = key.as_ref().and_then(|key| queue.dedup.get(key));
@@ -233,26 +225,11 @@ impl State {
 
     /// Refuses what was done at `last_ms` to be done again before the interval is over.
     pub fn wait(&self, last_ms: Option<u64>, interval_ms: u64) -> Result<(), AdminError> {
-        if interval_ms > policy::INTERVAL_MS_MAX {
-            return Err(AdminError::Config { field: "interval_ms", problem: "too long".into() });
-        }
-        match last_ms.map(|last_ms| (last_ms + interval_ms).saturating_sub(self.now_ms)) {
-            Some(retry_after_ms @ 1..) => Err(AdminError::TooSoon { what: "it".into(), retry_after_ms }),
-            _ => Ok(()),
-        }
+        validate::interval(self.now_ms, last_ms, interval_ms, || "it".into())
     }
 
     pub fn check(&self, name: &QueueName, config: &QueueConfig) -> Result<(), AdminError> {
-        config.validate(name)?;
-        let Some(dead) = &config.dead_letter else { return Ok(()) };
-        let allows =
-            self.queues.get(&dead.queue).is_some_and(|queue| match &queue.info.config.redrive_allow {
-                RedriveAllow::All => true,
-                RedriveAllow::None => false,
-                RedriveAllow::Queues(names) => names.contains(name),
-            });
-        let problem = "does not exist or does not allow it".into();
-        if allows { Ok(()) } else { Err(AdminError::Config { field: "dead_letter.queue", problem }) }
+        validate::queue(name, config, |dead| self.queues.get(dead).map(|queue| &queue.info.config))
     }
 }
 

@@ -1,13 +1,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use async_trait::async_trait;
-use hapax_core::policy::{self, LEASE_MS_MAX, WAIT_MS_MAX};
+use hapax_core::policy;
 use hapax_core::store::QueueTotals;
 use hapax_core::{
     AdminError, Batch, Browse, Capabilities, Delivery, Discarded, Examination, Extend, GroupId, MessageId,
     MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueuePause,
     QueueStats, QueueStore, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining, Revision,
-    SendError, Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, WakeUp,
+    SendError, Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, WakeUp, validate,
 };
 
 use super::MemoryStore;
@@ -30,6 +30,7 @@ impl QueueStore for MemoryStore {
     }
 
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
+        validate::batch("messages", batch.len())?;
         let mut state = self.now();
         state.of(queue)?;
         let answers = batch.into_iter().map(|message| state.send(queue, message)).collect();
@@ -38,14 +39,11 @@ impl QueueStore for MemoryStore {
     }
 
     async fn receive(&self, queue: &QueueName, ask: Receive) -> Result<Vec<Delivery>, StoreError> {
+        validate::receive(&ask)?;
         let (wait_ms, from_ms) = {
             let mut state = self.now();
             (ask.wait_ms.unwrap_or(state.of(queue)?.info.config.wait_ms), state.now_ms)
         };
-        let lease_ms = ask.lease_ms.unwrap_or(0);
-        if !(1..=Receive::MAX).contains(&ask.max) || wait_ms > WAIT_MS_MAX || lease_ms > LEASE_MS_MAX {
-            return Err(StoreError::Invalid("out of range".into()));
-        }
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -61,6 +59,7 @@ impl QueueStore for MemoryStore {
     }
 
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+        validate::batch("settle", batch.len())?;
         let mut state = self.now();
         state.of(queue)?;
         let answers = batch.into_iter().map(|settle| state.settle(queue, settle)).collect();
@@ -69,6 +68,7 @@ impl QueueStore for MemoryStore {
     }
 
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+        validate::batch("extend", batch.len())?;
         let mut state = self.now();
         state.of(queue)?;
         let answers = batch.iter().map(|extend| state.extend(queue, extend)).collect();
@@ -184,6 +184,7 @@ impl QueueAdmin for MemoryStore {
     }
 
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
+        validate::page(browse.limit)?;
         let mut state = self.now();
         let queue = state.of(name)?;
         let all = queue.messages.range(browse.after.map_or(0, |after| after + 1)..);
@@ -200,6 +201,7 @@ impl QueueAdmin for MemoryStore {
         ids: Vec<MessageId>,
         _by: &str,
     ) -> Result<Discarded, StoreError> {
+        validate::batch("ids", ids.len())?;
         let mut state = self.now();
         let queue = state.of(name)?;
         let asked = |m: &Message| ids.contains(&m.id);
@@ -217,6 +219,7 @@ impl QueueAdmin for MemoryStore {
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
+        validate::batch("ids", ids.len())?;
         let mut state = self.now();
         let mut count = 0;
         let queue = state.of(name)?;
@@ -248,28 +251,16 @@ impl QueueAdmin for MemoryStore {
 
     async fn start_redrive(&self, ask: RedriveRequest) -> Result<RedriveTask, AdminError> {
         let mut state = self.now();
-        for name in std::iter::once(&ask.from).chain(&ask.to) {
-            state.of(name)?;
-        }
+        let from = state.of(&ask.from)?.info.config.clone();
+        let to = ask.to.as_ref().map(|to| state.of(to).map(|to| to.info.config.clone())).transpose()?;
+        let per_second = validate::redrive(&ask, &from, to.as_ref())?;
         if state.redrives.iter().any(|r| r.task.from == ask.from && r.task.state == RedriveState::Running) {
             return Err(AdminError::RedriveRunning(ask.from));
         }
         let (filter, now_ms, id) = (ask.filter, state.now_ms, state.redrives.len() as u64 + 1);
         let letters: Vec<_> =
             state.of(&ask.from)?.messages.iter().filter(|(_, m)| m.dead.is_some()).collect();
-        let matches = |m: &Message| {
-            let dead = m.dead.as_ref().expect("a dead letter");
-            (filter.ids.is_empty() || filter.ids.contains(&m.id))
-                && filter.cause.is_none_or(|cause| cause == dead.cause)
-                && filter.source.as_ref().is_none_or(|source| *source == dead.source)
-                && (filter.sources.is_empty() || filter.sources.contains(&dead.source))
-                && filter
-                    .error_contains
-                    .as_ref()
-                    .is_none_or(|t| dead.error.as_ref().is_some_and(|e| e.contains(t)))
-                && filter.died_from_ms.is_none_or(|from| dead.died_ms >= from)
-                && filter.died_until_ms.is_none_or(|until| dead.died_ms < until)
-        };
+        let matches = |m: &Message| filter.selects(m.id, m.dead.as_ref().map(Into::into));
         let pending: Vec<u64> = letters.iter().filter(|(_, m)| matches(m)).map(|(s, _)| **s).collect();
         let total = letters.len() as u64;
         let task = RedriveTask {
@@ -278,7 +269,7 @@ impl QueueAdmin for MemoryStore {
             to: ask.to,
             left: total - pending.len() as u64,
             filter,
-            per_second: ask.per_second.unwrap_or(500),
+            per_second,
             by: ask.by,
             state: RedriveState::Running,
             started_ms: now_ms,

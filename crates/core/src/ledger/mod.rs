@@ -246,10 +246,8 @@ impl ClaimRequest {
             ("wait_ms", self.wait_ms, 0, crate::policy::WAIT_MS_MAX),
         ];
         for (field, value, min, max) in bounds {
-            if !(min..=max).contains(&value) {
-                let problem = format!("{field}: {value} is out of range; use {min} to {max}");
-                return Err(ClaimError::Invalid(problem));
-            }
+            crate::validate::within(field, value, min, max)
+                .map_err(|error| ClaimError::Invalid(error.to_string()))?;
         }
         Ok(())
     }

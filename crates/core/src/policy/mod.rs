@@ -5,6 +5,7 @@ mod dead_letter;
 mod dedup;
 mod deliver;
 mod lease;
+mod redrive;
 pub mod tier;
 
 pub use backoff::{Jitter, RetryPolicy};
@@ -12,6 +13,7 @@ pub use dead_letter::{AfterFailure, after_failure};
 pub use dedup::{content_id, dedup_key, is_duplicate};
 pub use deliver::{DELIVER_AHEAD_MS_MAX, Visibility, visibility};
 pub use lease::{extend_deadline, lease_deadline};
+pub use redrive::Death;
 
 /// A lease when neither queue nor receive says otherwise.
 pub const LEASE_MS_DEFAULT: u64 = 30_000;

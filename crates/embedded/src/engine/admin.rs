@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use hapax_core::{
-    AdminError, GroupId, QueueConfig, QueueName, QueuePause, RedriveAllow, Revision, StoreError, policy,
+    AdminError, GroupId, QueueConfig, QueueName, QueuePause, Revision, StoreError, policy, validate,
 };
 
 use super::table::Table;
@@ -13,24 +13,6 @@ use crate::time::Now;
 
 /// The most queues of one store.
 const QUEUES_MAX: usize = 100_000;
-
-/// Refuses what was done at `last_ms` to be done again before the interval is over.
-fn wait(
-    now: Now,
-    last_ms: Option<u64>,
-    interval_ms: u64,
-    what: impl FnOnce() -> String,
-) -> Result<(), AdminError> {
-    if interval_ms > policy::INTERVAL_MS_MAX {
-        let max = policy::INTERVAL_MS_MAX;
-        let problem = format!("{interval_ms} is out of range; use 0 to {max}");
-        return Err(AdminError::Config { field: "interval_ms", problem });
-    }
-    match last_ms.map(|last_ms| (last_ms + interval_ms).saturating_sub(now.ms())) {
-        Some(retry_after_ms @ 1..) => Err(AdminError::TooSoon { what: what(), retry_after_ms }),
-        _ => Ok(()),
-    }
-}
 
 impl Engine {
     pub fn create_queue(
@@ -53,7 +35,7 @@ impl Engine {
             )));
         }
         let deleted = || format!("queue {name} was deleted");
-        wait(now, self.deletions.get(name).copied(), interval_ms, deleted)?;
+        validate::interval(now.ms(), self.deletions.get(name).copied(), interval_ms, deleted)?;
         let id = self.queues.len() as u32;
         let mut queue = Box::new(Queue::new(id, name.clone(), Arc::new(config), now.ms()));
         queue.revision = self.wave.next_seq();
@@ -128,22 +110,8 @@ impl Engine {
     }
 
     fn validate(&self, name: &QueueName, config: &QueueConfig) -> Result<(), AdminError> {
-        config.validate(name)?;
-        let Some(dead) = &config.dead_letter else { return Ok(()) };
-        let problem = match self.find(&dead.queue) {
-            Err(_) => "does not exist; create it first",
-            Ok(id) => match &self.queue(id).config.redrive_allow {
-                RedriveAllow::None => "takes no dead letters (redrive_allow is none)",
-                RedriveAllow::Queues(queues) if !queues.contains(name) => {
-                    "takes no dead letters of this queue (redrive_allow)"
-                }
-                _ => return Ok(()),
-            },
-        };
-        Err(AdminError::Config {
-            field: "dead_letter.queue",
-            problem: format!("queue {} {problem}", dead.queue),
-        })
+        let find = |dead: &QueueName| self.find(dead).ok().map(|id| &*self.queue(id).config);
+        validate::queue(name, config, find)
     }
 
     pub fn delete_queue(&mut self, now: Now, name: &QueueName) -> Result<(), StoreError> {
@@ -167,7 +135,7 @@ impl Engine {
     pub fn purge(&mut self, now: Now, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let id = self.find(name)?;
         let last = Some(self.queue(id).purged_ms).filter(|at_ms| *at_ms > 0);
-        wait(now, last, interval_ms, || format!("queue {name} was purged"))?;
+        validate::interval(now.ms(), last, interval_ms, || format!("queue {name} was purged"))?;
         let count = self.take_table(id);
         let (queue, wave) = self.at(id);
         wave.journal.push(Undo::Row(Box::new(queue.row())));

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use hapax_core::policy::Death;
 use hapax_core::{
-    AdminError, GroupId, MessageId, Priority, QueueName, RedriveFilter, RedriveRequest, RedriveState,
-    RedriveTask, StoreError, Tier, policy,
+    AdminError, GroupId, MessageId, Priority, QueueName, RedriveRequest, RedriveState, RedriveTask,
+    StoreError, Tier, policy, validate,
 };
 
 use super::groups::Slot;
@@ -12,9 +13,6 @@ use super::{Engine, Undo};
 use crate::record::{Content, DeadRow, FLAG_KEYED, MessageMeta, Record, State};
 use crate::time::Now;
 
-/// The default and the highest rate.
-const PER_SECOND_DEFAULT: u32 = 500;
-const PER_SECOND_MAX: u32 = 10_000;
 /// A running redrive moves this often, or as often as it may move one message.
 const STEP_MS: u64 = 100;
 /// Ended redrives that are kept as the audit, per store.
@@ -65,28 +63,13 @@ impl Task {
 impl Engine {
     pub fn start_redrive(&mut self, now: Now, request: RedriveRequest) -> Result<RedriveTask, AdminError> {
         let from = self.find(&request.from)?;
-        if let Some(to) = &request.to {
-            let to_id = self.find(to)?;
-            if to_id == from {
-                return Err(AdminError::Refused(format!("queue {to} is where the messages are already")));
-            }
-            if self.queue(to_id).config.kind != self.queue(from).config.kind {
-                let problem = format!(
-                    "queue {to} is not of the same kind as {}: one is FIFO, one is not",
-                    request.from
-                );
-                return Err(AdminError::Refused(problem));
-            }
-        }
+        let to = request.to.as_ref().map(|to| self.find(to)).transpose()?;
+        let to = to.map(|to| &*self.queue(to).config);
+        let per_second = validate::redrive(&request, &self.queue(from).config, to)?;
         let running =
             |task: &Task| task.info.from == request.from && task.info.state == RedriveState::Running;
         if self.tasks.values().any(running) {
             return Err(AdminError::RedriveRunning(request.from));
-        }
-        let per_second = request.per_second.unwrap_or(PER_SECOND_DEFAULT);
-        if !(1..=PER_SECOND_MAX).contains(&per_second) {
-            let problem = format!("{per_second} is out of range; use 1 to {PER_SECOND_MAX}");
-            return Err(AdminError::Config { field: "per_second", problem });
         }
         let id = self.tasks.last_key_value().map_or(1, |(id, _)| id + 1);
         let info = RedriveTask {
@@ -187,23 +170,13 @@ impl Engine {
 
     /// Whether a redrive is meant for this dead letter.
     pub fn redrive_matches(&self, task: u64, id: MessageId, dead: Option<&DeadRow>) -> bool {
-        let filter = &self.tasks[&task].info.filter;
-        if !filter.ids.is_empty() && !filter.ids.contains(&id) {
-            return false;
-        }
-        let Some(dead) = dead else {
-            // Sent here by hand: it never died, so only a filter that asks nothing of its death fits.
-            let any = RedriveFilter { ids: filter.ids.clone(), ..RedriveFilter::default() };
-            return *filter == any;
-        };
-        let error_fits =
-            |text: &String| dead.error.as_ref().is_some_and(|error| error.contains(text.as_str()));
-        filter.cause.is_none_or(|cause| cause == dead.cause)
-            && filter.source.as_ref().is_none_or(|source| *source == dead.source)
-            && (filter.sources.is_empty() || filter.sources.contains(&dead.source))
-            && filter.error_contains.as_ref().is_none_or(error_fits)
-            && filter.died_from_ms.is_none_or(|from_ms| dead.died_ms >= from_ms)
-            && filter.died_until_ms.is_none_or(|until_ms| dead.died_ms < until_ms)
+        let death = dead.map(|dead| Death {
+            source: &dead.source,
+            cause: dead.cause,
+            error: dead.error.as_deref(),
+            died_ms: dead.died_ms,
+        });
+        self.tasks[&task].info.filter.selects(id, death)
     }
 
     /// Where a dead letter goes, if that is still there.

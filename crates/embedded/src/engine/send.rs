@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use hapax_core::policy;
+use hapax_core::validate::{self, MessageShape};
 use hapax_core::{
     Attributes, EntryId, GroupId, KeySource, MessageId, MessageKey, Priority, SendError, Sent, Tier,
 };
@@ -17,6 +18,8 @@ use crate::time::Now;
 pub(crate) struct PreparedMessage {
     pub content: Content,
     pub bytes: u64,
+    /// Count of attributes.
+    pub attributes: usize,
     pub delay_ms: Option<u64>,
     pub deliver_at_ms: Option<u64>,
     pub group: Option<GroupId>,
@@ -25,6 +28,20 @@ pub(crate) struct PreparedMessage {
     pub content_id: Option<String>,
     /// The key that the sender wrote, if it was looked for.
     pub stated: Option<Box<Stated>>,
+}
+
+impl PreparedMessage {
+    fn shape(&self) -> MessageShape {
+        MessageShape {
+            bytes: self.bytes,
+            attributes: self.attributes,
+            delay_ms: self.delay_ms,
+            deliver_at_ms: self.deliver_at_ms,
+            has_group: self.group.is_some(),
+            has_dedup: self.content.dedup.is_some(),
+            priority: self.priority,
+        }
+    }
 }
 
 /// The idempotency key that a message itself states.
@@ -113,8 +130,7 @@ impl Engine {
     ) -> Result<Sent, SendError> {
         let quota = self.quota;
         let (queue, wave) = self.at(queue);
-        validate(queue, &message)?;
-        let visible = policy::visibility(&queue.config, now.ms(), message.delay_ms, message.deliver_at_ms)?;
+        let visible = validate::message(&queue.config, message.shape(), now.ms())?;
         if message.content.dedup.is_none() && queue.config.dedup.content_based {
             let content_id =
                 message.content_id.take().unwrap_or_else(|| dedup::content_id(&message.content.body));
@@ -209,47 +225,6 @@ impl Wave {
             _ => None,
         })
     }
-}
-
-fn validate(queue: &Queue, message: &PreparedMessage) -> Result<(), SendError> {
-    let config = &queue.config;
-    if message.bytes > config.message_bytes_max {
-        return Err(SendError::TooLarge { bytes: message.bytes, bytes_max: config.message_bytes_max });
-    }
-    let invalid = |problem: String| Err(SendError::Invalid(problem));
-    match message.delay_ms {
-        Some(delay_ms) if delay_ms > policy::DELAY_MS_MAX => {
-            return invalid(format!(
-                "delay_ms: {delay_ms} is out of range; use 0 to {}",
-                policy::DELAY_MS_MAX
-            ));
-        }
-        Some(_) if config.is_fifo() => {
-            return invalid("delay_ms: a FIFO queue has one delay for all; set it on the queue".into());
-        }
-        _ => {}
-    }
-    if message.priority > Priority::MAX {
-        return invalid(format!(
-            "priority: {} is out of range; use 0 to {}",
-            message.priority.0,
-            Priority::MAX.0
-        ));
-    }
-    if config.is_fifo() {
-        if message.group.is_none() {
-            return invalid("group: a FIFO queue needs a group on each message".into());
-        }
-        if message.priority != Priority(0) {
-            return invalid("priority: a FIFO queue keeps order, so it has no priorities".into());
-        }
-        if message.content.dedup.is_none() && !config.dedup.content_based {
-            return invalid(
-                "dedup: a FIFO queue needs a deduplication id on each message, or dedup.content_based".into(),
-            );
-        }
-    }
-    Ok(())
 }
 
 fn within_quotas(queue: &Queue, wave: &Wave, store: &super::StoreQuota, bytes: u64) -> Result<(), SendError> {

@@ -55,6 +55,7 @@ pub(super) fn outgoing(body: &str, dedup: Option<&str>, group: Option<GroupId>) 
         deliver_at_ms: None,
         group,
         priority: Priority::default(),
+        attributes: 0,
         content_id: None,
         stated: None,
     }

@@ -12,6 +12,7 @@ use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::{
     Batch, Claim, ClaimEnd, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView,
     IdempotencyKey, Owner, Remaining, Renew, Resolution, ResolveError, Scope, StoreError, Token, TokenError,
+    validate,
 };
 use http::StatusCode;
 use http::request::Parts;
@@ -24,9 +25,8 @@ use super::problem::ApiError;
 
 type Answer<T> = Result<axum::Json<T>, ApiError>;
 
-/// Entries of a page when nothing else is asked for, and the most that may be.
+/// Entries of a page when nothing else is asked for.
 const LIMIT_DEFAULT: usize = 100;
-const LIMIT_MAX: usize = 1_000;
 
 /// The entry that the path names, its parts percent-decoded.
 pub(super) struct EntryPath(EntryId);
@@ -111,10 +111,7 @@ pub(super) async fn renew(
     Json(RenewBody { token: by, lease_ms }): Json<RenewBody>,
 ) -> Answer<Remaining> {
     caller.scope("ClaimKey", &id.scope)?;
-    if !(1..=LEASE_MS_MAX).contains(&lease_ms) {
-        let problem = format!("lease_ms: {lease_ms} is out of range; use 1 to {LEASE_MS_MAX}");
-        return Err(ApiError::invalid(problem));
-    }
+    validate::within("lease_ms", lease_ms, 1, LEASE_MS_MAX)?;
     let renew = Renew { id, token: token(by)?, lease_ms };
     one(native.store.renew(vec![renew]).await).map(axum::Json)
 }
@@ -212,9 +209,6 @@ pub(super) async fn list(
     match &scope {
         Some(scope) => caller.scope("BrowseClaims", scope)?,
         None => caller.store("BrowseClaims")?,
-    }
-    if !(1..=LIMIT_MAX).contains(&limit) {
-        return Err(ApiError::invalid(format!("limit: {limit} is out of range; use 1 to {LIMIT_MAX}")));
     }
     let page = native.store.entries(EntryFilter { scope, state, after, limit }).await?;
     let entries = page.items.into_iter().filter(|entry| caller.sees_scope(&entry.id.scope)).collect();

@@ -11,8 +11,8 @@ use http::StatusCode;
 use http::request::Parts;
 use serde::de::DeserializeOwned;
 
+use super::BODY_BYTES_MAX;
 use super::problem::ApiError;
-use super::{BATCH_MAX, BODY_BYTES_MAX};
 use crate::auth::{Identity, sources_of};
 
 /// How long a body may take to arrive.
@@ -167,14 +167,6 @@ impl Caller {
 /// What a key's list of queues is compared with: the queue whose messages the scope is about, else the scope itself.
 fn governed_by(scope: &Scope) -> &str {
     scope.as_str().strip_prefix("queue/").unwrap_or(scope.as_str())
-}
-
-/// Refuses more elements than a batch may have before anything is done for them.
-pub(super) fn bounded(what: &str, count: usize) -> Result<(), ApiError> {
-    if count <= BATCH_MAX {
-        return Ok(());
-    }
-    Err(ApiError::invalid(format!("{what}: {count} elements are too many; use at most {BATCH_MAX}")))
 }
 
 /// Adds the known name that is closest to an unknown one.

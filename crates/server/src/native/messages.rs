@@ -9,13 +9,15 @@ use hapax_client::wire::{
     ClaimEndItem, Deliveries, ExtendItem, ExtendRequest, HowWord, Problem, ReceiveRequest, Results,
     SendRequest, SettleItem, SettleRequest, SettledItem, SettledWord,
 };
-use hapax_core::{Extend, How, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled};
+use hapax_core::{
+    Extend, How, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled, validate,
+};
 use hapax_net::tracker::AnswerRoom;
 use hapax_net::unread::AlwaysSent;
 use http::StatusCode;
 
 use super::Api;
-use super::input::{Caller, Json, bounded};
+use super::input::{Caller, Json};
 use super::problem::ApiError;
 use crate::deliveries::{self, give_back};
 
@@ -56,7 +58,7 @@ pub(super) async fn send(
     Json(request): Json<SendRequest>,
 ) -> Answer<Results<hapax_core::Sent>> {
     let queue = caller.queue("SendMessage", &queue)?;
-    bounded("messages", request.messages.len())?;
+    validate::batch("messages", request.messages.len())?;
     let items: Vec<Result<NewMessage, SendError>> =
         request.messages.into_iter().map(TryInto::try_into).collect();
     let answers = merged(items, |batch| native.store.send(&queue, batch)).await?;
@@ -153,7 +155,7 @@ pub(super) async fn settle(
     Json(request): Json<SettleRequest>,
 ) -> Answer<Results<SettledItem>> {
     let queue = caller.queue("DeleteMessage", &queue)?;
-    bounded("settle", request.settle.len())?;
+    validate::batch("settle", request.settle.len())?;
     for claim in request.settle.iter().filter_map(|item| item.claim.as_ref()) {
         caller.scope("ClaimKey", &claim.scope)?;
     }
@@ -179,7 +181,7 @@ pub(super) async fn extend(
     Json(request): Json<ExtendRequest>,
 ) -> Answer<Results<hapax_core::Remaining>> {
     let queue = caller.queue("ChangeMessageVisibility", &queue)?;
-    bounded("extend", request.extend.len())?;
+    validate::batch("extend", request.extend.len())?;
     let item = |item: ExtendItem| match Receipt::new(item.receipt) {
         Ok(receipt) => Ok(Extend { receipt, lease_ms: item.lease_ms }),
         Err(_) => Err(SettleError::Malformed),

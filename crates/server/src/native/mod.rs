@@ -40,9 +40,6 @@ use self::problem::ApiError;
 /// The largest request body: a few of the largest messages, escaped.
 pub const BODY_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// The most elements of one batch, and the most ids of one request.
-const BATCH_MAX: usize = 1_000;
-
 /// Writes a backup of the store to a new file; says in words why it could not. It may block.
 pub type Backup = Arc<dyn Fn(&Path) -> Result<(), String> + Send + Sync>;
 

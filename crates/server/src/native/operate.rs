@@ -14,7 +14,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
 use super::Api;
-use super::input::{Caller, Json, Params, bounded};
+use super::input::{Caller, Json, Params};
 use super::problem::ApiError;
 
 type Answer<T> = Result<axum::Json<T>, ApiError>;
@@ -57,7 +57,6 @@ pub(super) async fn discard(
     Json(DiscardBody { ids, by }): Json<DiscardBody>,
 ) -> Answer<Discarded> {
     let queue = caller.queue("DiscardMessages", &queue)?;
-    bounded("ids", ids.len())?;
     Ok(axum::Json(native.store.discard(&queue, ids, &caller.name(by)).await?))
 }
 
@@ -68,7 +67,6 @@ pub(super) async fn release(
     Json(Ids { ids }): Json<Ids>,
 ) -> Answer<Count> {
     let queue = caller.queue("ReleaseMessages", &queue)?;
-    bounded("ids", ids.len())?;
     Ok(axum::Json(Count { count: native.store.release(&queue, ids).await? }))
 }
 
@@ -99,7 +97,6 @@ pub(super) async fn start_redrive(
 ) -> Result<(StatusCode, axum::Json<RedriveTask>), ApiError> {
     caller.on("StartMessageMoveTask", &body.from)?;
     let RedriveBody { from, to, mut filter, per_second, by } = body;
-    bounded("filter.sources", filter.sources.len())?;
     caller.may_redrive(&native.store, &from, to.as_ref(), &mut filter).await?;
     let by = caller.name(by);
     let task = native.store.start_redrive(RedriveRequest { from, to, filter, per_second, by }).await?;

@@ -266,7 +266,7 @@ async fn errors_have_their_status_and_code() {
     f.refused("DELETE", "/v1/queues/jobs/receives/x", Value::Null, 404, "no-such-receive").await;
     let stray = json!({"settle": [{"receipt": "r", "how": "ack", "reason": "x"}]});
     f.refused("POST", "/v1/queues/jobs/settle", stray, 400, "invalid").await;
-    let many = json!({"messages": vec![json!({"body": ""}); BATCH_MAX + 1]});
+    let many = json!({"messages": vec![json!({"body": ""}); hapax_core::validate::BATCH_MAX + 1]});
     f.refused("POST", "/v1/queues/jobs/messages", many, 400, "invalid").await;
     let large = json!({"token": "t", "outcome": "x".repeat(BODY_BYTES_MAX)});
     f.refused("POST", "/v1/claims/s/k/complete", large, 413, "request-too-large").await;

@@ -212,6 +212,7 @@ impl Rig {
                 deliver_at_ms: None,
                 group: None,
                 priority: Priority(0),
+                attributes: 0,
                 content_id: None,
                 stated: None,
             })
