@@ -31,7 +31,7 @@ pub(crate) async fn receive(
     let call = Call {
         client: client.clone(),
         queue: queue.clone(),
-        keeps: receive.ack_on_receive,
+        keeps: receive.ack_on_receive || receive.attempt_id.is_some(),
         wait: Duration::from_millis(receive.wait_ms.unwrap_or(WAIT_MS_MAX)),
         cancel_id: format!("{:032x}", fastrand::u128(..)),
     };
@@ -69,7 +69,8 @@ impl Drop for Held {
 struct Call {
     client: Client,
     queue: QueueName,
-    /// Acked on receive: there is nothing to give back.
+    /// Nothing is given back: it was acked on receive, or the receive names its attempt, and a repeat of it may hold the
+    /// same deliveries already.
     keeps: bool,
     wait: Duration,
     cancel_id: String,

@@ -155,6 +155,21 @@ suite! {
         redrives_are_kept_as_an_audit_newest_first,
         a_redrive_goes_on_after_a_crash_without_losing_or_doubling,
     }
+    6 p06_attempts {
+        a_repeated_receive_survives_a_crash: Order DurableLease,
+        a_standard_queue_repeats_a_receive_too: DurableLease,
+        a_repeat_gives_what_is_still_held_and_nothing_else: Order DurableLease,
+        a_repeat_after_the_lease_ran_out_is_a_new_receive: Order DurableLease,
+        a_repeat_does_not_shorten_a_lease: Order DurableLease,
+        an_attempt_can_be_repeated_for_five_minutes: Order DurableLease FastTime,
+        a_purge_and_a_new_queue_end_what_can_be_repeated: Order,
+        what_is_acked_on_receive_cannot_be_repeated: Order,
+        attempts_of_two_queues_are_told_apart: Order,
+        a_repeat_does_not_wait_behind_those_who_wait: Order,
+        two_waiting_receives_of_one_attempt_get_the_same: Order,
+        a_dropped_receive_takes_nothing_from_its_repeat: Order,
+        a_dropped_receive_can_be_repeated: Order,
+    }
     6 p06_dead_groups {
         by_default_a_group_goes_on_after_a_death: Order,
         a_halted_group_stands_still_and_others_do_not: Order DurableLease,

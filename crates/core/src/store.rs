@@ -42,7 +42,10 @@ pub struct Receive {
     pub consumer: Option<String>,
     /// Acked as it is handed out (`at-most-once`): never returns, may be lost.
     pub ack_on_receive: bool,
-    /// Names this receive on a FIFO queue: repeated within five minutes, it gives the same deliveries again.
+    /// Names this receive, at most 128 bytes: repeated within five minutes, also after a restart of the store, it gives
+    /// again what is still held of the deliveries that it gave, and no other message. Once all of them were settled or
+    /// their leases ran out, it is a new receive. If it is dropped, what it was given stays leased for the repeat. Does
+    /// not go with `ack_on_receive`.
     pub attempt_id: Option<String>,
 }
 

@@ -117,6 +117,11 @@ pub fn receive(receive: &Receive) -> Result<(), StoreError> {
     within("lease_ms", receive.lease_ms.unwrap_or(0), 0, policy::LEASE_MS_MAX)?;
     within("wait_ms", receive.wait_ms.unwrap_or(0), 0, policy::WAIT_MS_MAX)?;
     within("attempt_id's length", len(&receive.attempt_id), 0, ATTEMPT_ID_BYTES_MAX as u64)?;
+    if receive.ack_on_receive && receive.attempt_id.is_some() {
+        let problem =
+            "attempt_id: a receive that acks what it takes cannot be repeated; leave one of the two out";
+        return Err(StoreError::Invalid(problem.into()));
+    }
     within("consumer's length", len(&receive.consumer), 0, CONSUMER_BYTES_MAX as u64)
 }
 

@@ -102,6 +102,10 @@ fn receives() {
         (Receive { wait_ms: Some(WAIT_MS_MAX + 1), ..up_to(1) }, "wait_ms: 20001"),
         (Receive { attempt_id: long(128), ..up_to(1) }, ""),
         (Receive { attempt_id: long(129), ..up_to(1) }, "attempt_id's length: 129"),
+        (
+            Receive { attempt_id: long(1), ack_on_receive: true, ..up_to(1) },
+            "attempt_id: a receive that acks",
+        ),
         (Receive { consumer: long(256), ..up_to(1) }, ""),
         (Receive { consumer: long(257), ..up_to(1) }, "consumer's length: 257"),
     ];

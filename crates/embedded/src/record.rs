@@ -346,6 +346,28 @@ impl DedupRow {
     }
 }
 
+/// A row of `receive_attempt`: a receive that may be repeated, and what it gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AttemptRow {
+    /// Hash of the attempt id.
+    pub key: u128,
+    /// When it was first answered.
+    pub at_ms: u64,
+    /// Number and fence of each delivery, in order.
+    pub deliveries: Vec<(u64, u64)>,
+}
+
+impl AttemptRow {
+    pub fn crc(&self, queue: u32) -> u32 {
+        let mut crc = Crc::new();
+        crc.bytes(&self.key.to_le_bytes()).word(u64::from(queue)).word(self.at_ms);
+        for (seq, fence) in &self.deliveries {
+            crc.word(*seq).word(*fence);
+        }
+        crc.end()
+    }
+}
+
 /// Tells the rows of `ledger` from fewer or others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Tally {
@@ -422,6 +444,14 @@ pub(crate) enum Record {
         queue: u32,
         before_ms: u64,
         limit: u32,
+    },
+    Attempt {
+        queue: u32,
+        row: AttemptRow,
+    },
+    ForgetAttempt {
+        queue: u32,
+        key: u128,
     },
     Queue(QueueRow),
     ForgetQueue {

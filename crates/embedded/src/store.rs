@@ -93,6 +93,8 @@ impl StoreState {
 struct Receiving<'a> {
     shared: &'a StoreState,
     id: u64,
+    /// It names its attempt: its repeat may hold the same deliveries already, so they are not given back.
+    repeatable: bool,
     answer: Option<Answer<Vec<RawDelivery>>>,
 }
 
@@ -101,7 +103,7 @@ impl Drop for Receiving<'_> {
         let Some(mut answer) = self.answer.take() else { return };
         answer.close();
         let op = match answer.try_recv() {
-            Ok(Ok(raw)) if raw.is_empty() => return,
+            Ok(Ok(raw)) if raw.is_empty() || self.repeatable => return,
             Ok(Ok(raw)) => Op::GiveBack(raw.iter().map(|raw| raw.leased.named).collect()),
             Ok(Err(_)) => return,
             Err(_) => Op::Cancel { id: self.id },
@@ -166,6 +168,7 @@ impl QueueStore for Embedded {
         validate::receive(&receive)?;
         let (reply, answer) = oneshot::channel();
         let id = self.shared.receives.fetch_add(1, Ordering::Relaxed);
+        let repeatable = receive.attempt_id.is_some();
         let request = Request {
             max: receive.max,
             lease_ms: receive.lease_ms,
@@ -176,7 +179,7 @@ impl QueueStore for Embedded {
         let asked = self.shared.time.now();
         let op = Op::Receive { id, queue: queue.clone(), request, wait_ms: receive.wait_ms, asked, reply };
         self.shared.inbox.push(op)?;
-        let mut receiving = Receiving { shared: &self.shared, id, answer: Some(answer) };
+        let mut receiving = Receiving { shared: &self.shared, id, repeatable, answer: Some(answer) };
         let answer = receiving.answer.as_mut().expect("just put there").await;
         receiving.answer = None;
         let raw = answer.unwrap_or_else(|_| Err(gone()))?;

@@ -44,6 +44,18 @@ impl Waiters {
         }
     }
 
+    /// Takes out one of a queue that waits under an attempt id and whose caller is still there.
+    pub fn next_attempt(&mut self, queue: u32, attempt_id: &str) -> Option<Waiter> {
+        loop {
+            let same = |waiter: &&Waiter| waiter.request.attempt_id.as_deref() == Some(attempt_id);
+            let id = self.queues.get(&queue)?.values().find(same)?.id;
+            let waiter = self.remove(id)?;
+            if !waiter.reply.is_closed() {
+                return Some(waiter);
+            }
+        }
+    }
+
     pub fn remove(&mut self, id: u64) -> Option<Waiter> {
         let queue = self.by_id.remove(&id)?;
         let waiting = self.queues.get_mut(&queue)?;

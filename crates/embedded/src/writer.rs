@@ -127,7 +127,12 @@ fn with_key(id: MessageId, content: Content) -> (Content, IdempotencyKey) {
 /// Answers that wait for the commit.
 enum Answer {
     Sent(Reply<Vec<Result<Sent, SendError>>>, Vec<Result<Sent, SendError>>),
-    Received(Reply<Vec<RawDelivery>>, Vec<RawDelivery>),
+    Received {
+        reply: Reply<Vec<RawDelivery>>,
+        raw: Vec<RawDelivery>,
+        /// The receive names its attempt: what its caller did not see is kept for the repeat.
+        repeatable: bool,
+    },
     Settled(Reply<Vec<Result<Settled, SettleError>>>, Vec<Result<Settled, SettleError>>),
     Extended(Reply<Vec<Result<Remaining, SettleError>>>, Vec<Result<Remaining, SettleError>>),
     /// Of the ledger: run with the error, if there was one.
@@ -369,9 +374,9 @@ impl<S: Storage> Writer<S> {
             Answer::Settled(reply, settled) => give(reply, settled, failed),
             Answer::Extended(reply, remaining) => give(reply, remaining, failed),
             Answer::Ledger(done) | Answer::Job(done) => done(failed.cloned()),
-            Answer::Received(reply, raw) => {
+            Answer::Received { reply, raw, repeatable } => {
                 let answer = failed.map_or(Ok(raw), |error| Err(error.clone()));
-                if let Err(Ok(raw)) = reply.send(answer) {
+                if let (Err(Ok(raw)), false) = (reply.send(answer), repeatable) {
                     self.unseen.extend(raw.iter().map(|raw| raw.leased.named));
                 }
             }
@@ -539,19 +544,20 @@ impl<S: Storage> Writer<S> {
         }
         self.stats.operations += 1;
         let config = &self.engine.queue(queue).config;
-        if self.engine.in_flight_room(queue) == 0 && !config.is_fifo() {
+        let repeats = self.engine.repeats(now, queue, &request);
+        if self.engine.in_flight_room(queue) == 0 && !config.is_fifo() && !repeats {
             let name = self.engine.queue(queue).name.clone();
             let in_flight = hapax_core::policy::IN_FLIGHT_MAX;
             return drop(reply.send(Err(StoreError::TooManyInFlight { queue: name, in_flight })));
         }
         let wait_ms = wait_ms.unwrap_or(config.wait_ms);
         let waiter = Waiter { id, queue, request, deadline_ms: asked.ms() + wait_ms, reply };
-        // Whoever waits already comes first.
-        if !self.waiters.any(queue) {
+        // Those who wait already come first, but what a repeated receive gives is not for them.
+        if repeats || !self.waiters.any(queue) {
             match self.hand_out(now, &waiter) {
                 Err(error) => self.stop_receive(waiter, &error),
                 Ok(raw) if raw.is_empty() && wait_ms > 0 => self.waiters.add(waiter),
-                Ok(raw) => self.answers.push(Answer::Received(waiter.reply, raw)),
+                Ok(raw) => self.received(now, waiter, raw),
             }
         } else if wait_ms > 0 {
             self.waiters.add(waiter);
@@ -560,7 +566,20 @@ impl<S: Storage> Writer<S> {
             self.serve(now, queue);
             match self.hand_out(now, &waiter) {
                 Err(error) => self.stop_receive(waiter, &error),
-                Ok(raw) => self.answers.push(Answer::Received(waiter.reply, raw)),
+                Ok(raw) => self.received(now, waiter, raw),
+            }
+        }
+    }
+
+    /// Answers a receive, and with it those that wait under the same attempt id: they are repeats of it.
+    fn received(&mut self, now: Now, waiter: Waiter, raw: Vec<RawDelivery>) {
+        let attempt_id = waiter.request.attempt_id.filter(|_| !raw.is_empty());
+        self.answers.push(Answer::Received { reply: waiter.reply, raw, repeatable: attempt_id.is_some() });
+        let Some(id) = attempt_id else { return };
+        while let Some(same) = self.waiters.next_attempt(waiter.queue, &id) {
+            match self.hand_out(now, &same) {
+                Err(error) => return self.stop_receive(same, &error),
+                Ok(raw) => self.answers.push(Answer::Received { reply: same.reply, raw, repeatable: true }),
             }
         }
     }
@@ -572,7 +591,7 @@ impl<S: Storage> Writer<S> {
             match self.hand_out(now, &waiter) {
                 Err(error) => return self.stop_receive(waiter, &error),
                 Ok(raw) if raw.is_empty() => return self.waiters.add(waiter),
-                Ok(raw) => self.answers.push(Answer::Received(waiter.reply, raw)),
+                Ok(raw) => self.received(now, waiter, raw),
             }
         }
     }
@@ -610,13 +629,18 @@ impl<S: Storage> Writer<S> {
                 }
             }
             if damaged == 0 {
-                return Ok(handed);
+                break;
             }
-            // Only what was damaged is replaced: a repeated receive gives what it gave before, be that less or more
-            // than is asked for now.
+            // Only what was damaged is replaced: a repeated receive gives what it gave before, be that less than is
+            // asked for now.
             request.max = damaged;
             request.attempt_id = None;
         }
+        if let (Some(id), false) = (&waiter.request.attempt_id, handed.is_empty()) {
+            let deliveries: Vec<_> = handed.iter().map(|raw| raw.leased.named).collect();
+            self.engine.remember_receive(now, waiter.queue, id, &deliveries);
+        }
+        Ok(handed)
     }
 
     fn raw(&mut self, now: Now, leased: Leased, body: BodyRow) -> Result<RawDelivery, ReadError> {

@@ -90,7 +90,7 @@ pub struct ReceiveRequest {
     pub consumer: Option<String>,
     /// Acked as it is handed out.
     pub ack_on_receive: bool,
-    /// Names this receive on a FIFO queue, so that it can be repeated.
+    /// Names this receive, so that it can be repeated; at most 128 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt_id: Option<String>,
     /// Names this request while it waits, so that it can be cancelled. Anything that nobody else chooses.

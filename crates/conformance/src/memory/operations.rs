@@ -82,11 +82,13 @@ impl State {
             ask.attempt_id.as_ref().and_then(|id| queue.tries.get(id)).cloned()
         {
             let own = |r: &Receipt| queue.find(r).ok().filter(|s| queue.messages[s].in_flight());
-            let found: Vec<u64> = receipts.iter().filter_map(own).collect();
-            if now_ms < since_ms + 300_000 && !found.is_empty() {
+            let found: Vec<u64> = receipts.iter().filter_map(own).take(ask.max).collect();
+            if now_ms < since_ms + policy::ATTEMPT_MS && !found.is_empty() {
                 for sequence in &found {
                     let m = queue.messages.get_mut(sequence).unwrap();
-                    m.place = Place::Flight { until: now_ms + lease_ms, received: now_ms, batch };
+                    let Place::Flight { until, received, batch } = m.place else { panic!("not in flight") };
+                    let renewed = policy::extend_deadline(received, now_ms, lease_ms).unwrap_or(until);
+                    m.place = Place::Flight { until: until.max(renewed), received, batch };
                 }
                 return Ok(found.iter().map(|s| queue.delivery(*s, now_ms)).collect());
             }

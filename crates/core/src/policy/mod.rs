@@ -35,6 +35,8 @@ pub const MESSAGE_BYTES_MAX: u64 = 1024 * 1024;
 pub const BATCH_MAX: usize = 10;
 /// The most messages of one queue in flight.
 pub const IN_FLIGHT_MAX: u64 = 120_000;
+/// How long a receive that names its attempt can be repeated: 5 min.
+pub const ATTEMPT_MS: u64 = 5 * 60 * 1000;
 /// How long a deduplication id is remembered by default: 5 min.
 pub const DEDUP_WINDOW_MS_DEFAULT: u64 = 5 * 60 * 1000;
 /// The longest error or reason that is kept; longer ones are cut.

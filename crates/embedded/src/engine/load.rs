@@ -5,7 +5,9 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use hapax_core::{Document, GroupId, QueueName, RedriveTask};
 
 use super::{Counters, Engine, Queue, StoreQuota, Table, Wave, dedup};
-use crate::record::{DedupRow, Header, LedgerRow, MessageMeta, MessageRow, QueueRow, Tally, park_flags};
+use crate::record::{
+    AttemptRow, DedupRow, Header, LedgerRow, MessageMeta, MessageRow, QueueRow, Tally, park_flags,
+};
 use crate::time::Now;
 
 /// A number that no store reaches; one beyond it comes from a flipped bit.
@@ -35,6 +37,11 @@ pub(crate) enum Loaded {
         queue: u32,
         minute: u64,
         rows: u64,
+    },
+    /// A receive that may be repeated.
+    Attempt {
+        queue: u32,
+        row: AttemptRow,
     },
     /// A queue of this name was deleted a short time ago.
     DeletedQueue {
@@ -158,6 +165,11 @@ impl Loader {
             Loaded::DedupMinute { queue, minute, rows } => {
                 if let Some(queue) = engine.queues.get_mut(queue as usize).and_then(Option::as_mut) {
                     queue.dedup.count(minute, rows);
+                }
+            }
+            Loaded::Attempt { queue, row } => {
+                if let Some(queue) = engine.queues.get_mut(queue as usize).and_then(Option::as_mut) {
+                    queue.attempts.set(row.key, Some(row));
                 }
             }
             Loaded::DeletedQueue { name, at_ms } => drop(engine.deletions.insert(name, at_ms)),

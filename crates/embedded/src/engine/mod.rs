@@ -6,6 +6,7 @@
 //! so memory never runs ahead of the disk.
 
 mod admin;
+mod attempts;
 mod dead;
 mod dedup;
 mod documents;
@@ -126,6 +127,11 @@ enum Undo {
         queue: u32,
         minute: u64,
         count: u64,
+    },
+    Attempt {
+        queue: u32,
+        key: u128,
+        before: Option<Box<crate::record::AttemptRow>>,
     },
     Task {
         id: u64,
@@ -281,7 +287,7 @@ impl Engine {
         for undo in std::mem::take(&mut self.wave.journal).into_iter().rev() {
             self.undo(undo);
         }
-        // A fence is never used again: a remembered receive of this wave may still name it.
+        // A fence is never used again, not even one of a wave that was taken back.
         self.wave.counters = Counters { fence: self.wave.counters.fence, ..self.wave.saved };
         // A floor that did not reach the disk protects nobody.
         self.header.fence_floor = self.wave.saved_floor;
@@ -340,6 +346,9 @@ impl Engine {
             }
             Undo::DedupPruned { queue, minute, count } => {
                 self.queue_mut(queue).dedup.undo_prune(minute, count);
+            }
+            Undo::Attempt { queue, key, before } => {
+                self.queue_mut(queue).attempts.set(key, before.map(|row| *row));
             }
             Undo::Task { id, before: Some(task) } => drop(self.tasks.insert(id, *task)),
             Undo::Task { id, before: None } => drop(self.tasks.remove(&id)),

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use hapax_core::store::{FailedAttempt, QueueTotals};
 use hapax_core::{Cause, GroupId, QueueConfig, QueueName, QueuePause, QueueStats, policy};
 
+use super::attempts::Attempts;
 use super::dedup::Dedup;
 use super::groups::Slot;
-use super::receive::Replay;
 use super::table::Table;
 use super::{Undo, Wave};
 use crate::record::{FLAG_HISTORY, FLAG_KEYED, MessageMeta, MessageRow, QueueRow, Record, State};
@@ -30,10 +30,8 @@ pub(crate) struct Queue {
     pub totals: QueueTotals,
     /// When this queue next needs attention, as filed in the engine's timers.
     pub timer: Option<u64>,
-    /// Receives that may be asked for again (FIFO); only a help for clients, so not journaled: an answer is checked
-    /// against the messages before it is given again.
-    pub replays: HashMap<String, Replay>,
-    /// Who holds what, for the history of failed attempts; not journaled either.
+    pub attempts: Attempts,
+    /// Who holds what, for the history of failed attempts; only a help for people, so not journaled.
     pub holders: HashMap<u64, Arc<str>>,
     wave: u64,
 }
@@ -55,7 +53,7 @@ impl Queue {
             dedup: Dedup::default(),
             totals: QueueTotals::default(),
             timer: None,
-            replays: HashMap::new(),
+            attempts: Attempts::default(),
             holders: HashMap::new(),
             wave: u64::MAX,
         }

@@ -23,24 +23,14 @@ pub(crate) struct Leased {
     pub entry: MessageMeta,
 }
 
-/// An answered receive that may be asked for again.
-#[derive(Debug, Clone)]
-pub(crate) struct Replay {
-    at_ms: u64,
-    deliveries: Vec<DeliveryRef>,
-}
-
 /// The most bytes that one receive hands out, but for a single message: bodies are held in memory on their way.
 const RECEIVE_BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// How long a receive can be asked for again.
-const REPLAY_MS: u64 = 5 * 60 * 1000;
-/// The most receives that are remembered for that, per queue.
-const REPLAYS_MAX: usize = 20_000;
 
 impl Engine {
     /// Leases up to `max` messages. Messages that turn out to be out of attempts die instead.
     pub fn receive(&mut self, now: Now, queue: u32, request: &Request) -> Vec<Leased> {
-        if let Some(again) = self.receive_again(now, queue, request) {
+        let again = self.receive_again(now, queue, request);
+        if !again.is_empty() {
             return again;
         }
         if self.queue(queue).paused.is_some() {
@@ -73,10 +63,6 @@ impl Engine {
                 }
                 leased.push(self.lease(now, queue, *slot, request));
             }
-        }
-        if let (Some(id), false) = (&request.attempt_id, leased.is_empty()) {
-            let deliveries = leased.iter().map(|leased| leased.named).collect();
-            self.remember_receive(now, queue, id.clone(), deliveries);
         }
         leased
     }
@@ -140,38 +126,6 @@ impl Engine {
     /// How many more messages of the queue may be in flight.
     pub fn in_flight_room(&self, queue: u32) -> u64 {
         policy::IN_FLIGHT_MAX.saturating_sub(self.queue(queue).table.counts().in_flight)
-    }
-
-    /// The same deliveries as last time, their leases started anew, if all of them still stand.
-    fn receive_again(&mut self, now: Now, queue: u32, request: &Request) -> Option<Vec<Leased>> {
-        let id = request.attempt_id.as_ref()?;
-        let (queue, wave) = self.at(queue);
-        let replay = queue.replays.get(id).filter(|replay| now.ms() < replay.at_ms + REPLAY_MS)?;
-        let standing = |named: &DeliveryRef| {
-            let slot = queue.table.delivered(named.seq)?;
-            let entry = queue.table.get(slot);
-            (entry.fence == named.fence && entry.state == State::InFlight).then_some((*named, slot))
-        };
-        let standing: Vec<_> = replay.deliveries.iter().map(standing).collect::<Option<_>>()?;
-        let lease_ms = request.lease_ms.unwrap_or(queue.config.lease_ms);
-        let renew = |(named, slot): (DeliveryRef, Slot)| {
-            let mut entry = *queue.table.get(slot);
-            entry.due_ms =
-                policy::extend_deadline(entry.received_ms, now.ms(), lease_ms).unwrap_or(entry.due_ms);
-            queue.update(wave, slot, entry);
-            Leased { named, entry }
-        };
-        Some(standing.into_iter().map(renew).collect())
-    }
-
-    fn remember_receive(&mut self, now: Now, queue: u32, id: String, deliveries: Vec<DeliveryRef>) {
-        let replays = &mut self.queue_mut(queue).replays;
-        if replays.len() >= REPLAYS_MAX {
-            replays.retain(|_, replay| now.ms() < replay.at_ms + REPLAY_MS);
-        }
-        if replays.len() < REPLAYS_MAX {
-            replays.insert(id, Replay { at_ms: now.ms(), deliveries });
-        }
     }
 
     /// Takes back a delivery whose receiver went away before it saw it: neither the attempt nor the delivery counts.

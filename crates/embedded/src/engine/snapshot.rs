@@ -26,7 +26,7 @@ impl Engine {
     }
 
     /// Everything that the rows determine, one line each. Left out: fences (they may jump ahead), counters since the
-    /// opening, and what is only a help for clients.
+    /// opening, and who holds what.
     pub fn snapshot(&self, now: Now) -> Vec<String> {
         let mut lines = Vec::new();
         for (queue, mut entry, group) in self.messages() {
@@ -40,6 +40,7 @@ impl Engine {
         for queue in self.queues.iter().flatten() {
             lines.push(format!("queue {:?}", queue.row()));
             lines.push(format!("halted {} {:?}", queue.id, queue.table.groups.halted()));
+            lines.push(format!("attempts {} {:?}", queue.id, queue.attempts.remembered(now.ms())));
             lines.push(format!("dedup {} {:?}", queue.id, queue.dedup.remembered(now.ms())));
         }
         lines.extend(self.tasks.values().map(|task| format!("redrive {:?}", task.record())));

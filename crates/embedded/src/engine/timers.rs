@@ -64,6 +64,7 @@ impl Engine {
         }
         let (queue, wave) = self.at(queue);
         queue.forget_ids(wave, now.ms());
+        steps += queue.forget_attempts(wave, now.ms(), steps_max.saturating_sub(steps));
         let retained_from = now.ms().saturating_sub(queue.config.retention_ms);
         while steps < steps_max {
             let Some(slot) = queue.table.first_aged(retained_from) else { break };
@@ -80,7 +81,7 @@ impl Engine {
         let due = queue.table.next_due_ms();
         let aging = queue.table.next_aging_ms().map(|base_ms| base_ms + queue.config.retention_ms + 1);
         let dedup = queue.dedup.next_ms(queue.config.dedup.window_ms);
-        let next = [due, aging, dedup].into_iter().flatten().min();
+        let next = [due, aging, dedup, queue.attempts.next_ms()].into_iter().flatten().min();
         if queue.timer != next {
             if let Some(before) = queue.timer {
                 self.timers.remove(&(before, id));

@@ -1,6 +1,7 @@
 //! The narrow seam between the engine and what holds its rows. Faults are injected here in tests, and another
 //! storage could stand here.
 
+mod attempts;
 mod documents;
 pub(crate) mod ledger;
 mod migrate;

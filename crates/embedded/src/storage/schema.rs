@@ -197,6 +197,17 @@ CREATE TABLE document (
 ",
         then: migrate::to_version_3,
     },
+    sql("
+-- Receives that name their attempt and may be repeated for five minutes.
+CREATE TABLE receive_attempt (
+    queue INTEGER NOT NULL,
+    key BLOB NOT NULL,                 -- hash of the attempt id
+    at_ms INTEGER NOT NULL,            -- when it was first answered
+    deliveries BLOB NOT NULL,          -- number and fence of each, 8 bytes each, little-endian
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (queue, key)
+) WITHOUT ROWID;
+"),
 ];
 
 /// The file's version; 0 for an empty one. Refuses what is not a store of ours, or of a version that is not known.

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::{
-    CommitError, DueEntry, Durability, FoundBody, FoundEntry, ReadError, Storage, documents, ledger, rows,
-    schema, write,
+    CommitError, DueEntry, Durability, FoundBody, FoundEntry, ReadError, Storage, attempts, documents,
+    ledger, rows, schema, write,
 };
 use crate::OpenError;
 use crate::checkpoint::{Checkpoint, Checkpointer, Pass};
@@ -457,6 +457,7 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
             None => loader.warn("a redrive's row is damaged; it does not go on"),
         }
     }
+    attempts::load(db, loader)?;
     ledger::load(db, loader)?;
     documents::load(db, loader)
 }

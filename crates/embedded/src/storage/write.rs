@@ -3,7 +3,7 @@
 use hapax_core::{IdempotencyKey, MessageKey};
 use rusqlite::{CachedStatement, Connection, params};
 
-use super::{documents, ledger, rows};
+use super::{attempts, documents, ledger, rows};
 use crate::record::{
     BodyRow, DeadRow, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, Header, LedgerRow, MessageMeta, MessageRow,
     QueueRow, Record, halted_crc, history_crc, key_source_code, key_source_of, redrive_crc,
@@ -104,13 +104,15 @@ fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::
             db.prepare_cached(sql)?.execute(params![queue, *before_ms as i64, limit])?;
             Ok(())
         }
+        Record::Attempt { queue, row } => attempts::put(db, *queue, row),
+        Record::ForgetAttempt { queue, key } => attempts::drop(db, *queue, *key),
         Record::Queue(row) => put_queue(db, row),
         Record::DeletedQueue { name, at_ms } => documents::put_deleted(db, name, *at_ms),
         Record::PruneDeletedQueues { before_ms } => documents::prune_deleted(db, *before_ms),
         Record::Document(document) => documents::put(db, document),
         Record::DropDocument { name } => documents::drop(db, name),
         Record::ForgetQueue { id } => {
-            for table in ["dedup", "halted"] {
+            for table in ["dedup", "halted", "receive_attempt"] {
                 db.execute(&format!("DELETE FROM {table} WHERE queue = ?1"), params![id])?;
             }
             execute(db, "DELETE FROM queue WHERE id = ?1", u64::from(*id))

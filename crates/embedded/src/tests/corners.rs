@@ -37,6 +37,96 @@ fn a_refused_receive_repeated_does_not_give_another_ones_delivery() {
     assert!(receive(&mut writer, Some("mine")).expect("no fault").is_empty());
 }
 
+/// A FIFO queue with a message in each of so many groups.
+fn with_groups(groups: u8) -> (Writer<SimStorage>, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
+    let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);
+    let queue = rig::name("q.fifo");
+    rig::create(&mut writer, &queue, QueueConfig { lease_ms: 3_600_000, ..QueueConfig::sqs_fifo() });
+    let send = |number: u8| rig::outgoing("x", Some(&format!("d{number}")), Some(rig::group(number)));
+    writer.run(&mut vec![rig::send(&queue, (0..groups).map(send).collect()).0]);
+    (writer, clock)
+}
+
+fn named(raw: &[RawDelivery]) -> Vec<crate::receipt::DeliveryRef> {
+    raw.iter().map(|raw| raw.leased.named).collect()
+}
+
+fn attempts(writer: &mut Writer<SimStorage>) -> usize {
+    let queue = rig::name("q.fifo");
+    rig::now(writer, move |engine, _| engine.queue(engine.find(&queue).unwrap()).attempts.len())
+}
+
+#[test]
+fn an_attempt_is_not_forgotten_for_many_others() {
+    let (mut writer, clock) = with_groups(2);
+    let queue = rig::name("q.fifo");
+    let first = receive(&mut writer, Some("first")).expect("no fault");
+    for number in 0..30_000 {
+        let raw = receive(&mut writer, Some(&format!("{number}"))).expect("no fault");
+        assert_eq!(raw.len(), 1);
+        // Visible again at once.
+        writer.run(&mut vec![rig::extend(&queue, vec![(Some(raw[0].leased.named), 0)]).0]);
+    }
+    assert!(attempts(&mut writer) < 12_000, "attempts that tell nothing are forgotten");
+    assert_eq!(named(&receive(&mut writer, Some("first")).expect("no fault")), named(&first));
+    let rows = writer.storage.committed.attempts.len();
+    assert_eq!(rows, attempts(&mut writer), "rows and memory agree");
+
+    let mut writer = rig::open(writer.storage.after_process_death(), &clock, Ids::fixed(1), 1);
+    assert_eq!(named(&receive(&mut writer, Some("first")).expect("no fault")), named(&first));
+    // When they are too old to be repeated, nothing of them is left.
+    clock.advance_ms(400_000);
+    while attempts(&mut writer) > 0 {
+        writer.run(&mut Vec::new());
+    }
+    assert!(writer.storage.committed.attempts.is_empty());
+}
+
+#[test]
+fn an_attempt_that_was_rolled_back_is_not_remembered() {
+    let (mut writer, clock) = with_groups(3);
+    let first = receive(&mut writer, Some("kept")).expect("no fault");
+    writer.storage.fault = Some(Fault::Full);
+    assert!(receive(&mut writer, Some("refused")).is_none());
+    assert_eq!(attempts(&mut writer), 1);
+    // Nor is one forgotten that a wave which was rolled back forgot.
+    clock.advance_ms(400_000);
+    writer.storage.fault = Some(Fault::Full);
+    writer.run(&mut Vec::new());
+    assert_eq!(writer.storage.fault, None, "something was to be committed");
+    assert_eq!(writer.storage.committed.attempts.len(), 1);
+    assert_eq!(named(&first).len(), 1);
+    clock.advance_ms(1_000);
+    writer.run(&mut Vec::new());
+    assert_eq!(attempts(&mut writer), 0);
+}
+
+#[test]
+fn a_power_cut_takes_delivery_and_attempt_together() {
+    let (mut writer, clock) = with_groups(2);
+    let first = receive(&mut writer, Some("mine")).expect("no fault");
+    // Deliveries alone do not wait for the disk.
+    let second = receive(&mut writer, Some("lost")).expect("no fault");
+    assert_eq!((first.len(), second.len()), (1, 1));
+    assert!(writer.storage.unsynced() > 0);
+    let mut writer = rig::open(writer.storage.after_power_loss(1), &clock, Ids::fixed(1), 1);
+    assert_eq!(named(&receive(&mut writer, Some("mine")).expect("no fault")), named(&first));
+    let again = receive(&mut writer, Some("lost")).expect("no fault");
+    assert_eq!(again[0].leased.named.seq, second[0].leased.named.seq);
+    assert!(again[0].leased.named.fence > second[0].leased.named.fence);
+}
+
+#[test]
+fn what_replaces_a_damaged_message_is_repeated_too() {
+    let (mut writer, _) = with_groups(3);
+    let damaged = *writer.storage.committed.bodies.keys().next().expect("there are messages");
+    writer.storage.committed.bodies.remove(&damaged);
+    let first = receive(&mut writer, Some("mine")).expect("no fault");
+    assert_eq!(first.len(), 1);
+    assert_eq!(named(&receive(&mut writer, Some("mine")).expect("no fault")), named(&first));
+}
+
 #[test]
 fn a_damaged_message_acked_on_receive_is_parked() {
     let clock = Arc::new(ManualClock::at_ms(rig::START_MS));

@@ -51,6 +51,15 @@ pub(super) struct Message {
     out: bool,
 }
 
+/// A receive that may be repeated.
+#[derive(Debug, Clone)]
+struct Attempt {
+    id: u8,
+    at_ms: u64,
+    /// Number and fence of each.
+    deliveries: Vec<(u64, u64)>,
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
     pub name: QueueName,
@@ -60,6 +69,7 @@ pub(super) struct Queue {
     pub undecided: Vec<(u64, u8)>,
     /// Groups that wait behind the others, and since when.
     turns: Vec<(u8, u64)>,
+    attempts: Vec<Attempt>,
     /// Key, when, and the number of the first send.
     seen: Vec<((Option<u8>, String), u64, u64)>,
     purged_before: u64,
@@ -110,6 +120,7 @@ impl Model {
             messages: Vec::new(),
             undecided: Vec::new(),
             turns: Vec::new(),
+            attempts: Vec::new(),
             seen: Vec::new(),
             purged_before: 0,
             totals: QueueTotals::default(),
@@ -221,6 +232,43 @@ impl Model {
             self.decide(message);
         }
         leased
+    }
+
+    /// What is still held of the deliveries of a receive that is repeated, at most `max`; `None` if there is none.
+    pub fn receive_again(
+        &mut self,
+        queue: usize,
+        id: u8,
+        max: usize,
+        lease_ms: Option<u64>,
+    ) -> Option<Vec<Message>> {
+        let now_ms = self.now_ms;
+        let queue = &mut self.queues[queue];
+        let Attempt { at_ms, deliveries, .. } =
+            queue.attempts.iter().find(|attempt| attempt.id == id)?.clone();
+        let lease_ms = lease_ms.unwrap_or(queue.config.lease_ms);
+        let held = |(seq, fence): &(u64, u64)| {
+            let named = |message: &&mut Message| message.seq == Some(*seq) && message.fence == *fence;
+            let message =
+                queue.messages.iter_mut().find(named).filter(|message| message.at == At::InFlight)?;
+            let until_ms = now_ms + lease_ms;
+            if until_ms - message.received_ms <= LEASE_MS_MAX {
+                message.due_ms = message.due_ms.max(until_ms);
+            }
+            Some(message.clone())
+        };
+        if now_ms >= at_ms + 300_000 {
+            return None;
+        }
+        let again: Vec<_> = deliveries.iter().filter_map(held).take(max).collect();
+        (!again.is_empty()).then_some(again)
+    }
+
+    /// A receive that is not a repeat was answered.
+    pub fn remember(&mut self, queue: usize, id: u8, deliveries: Vec<(u64, u64)>) {
+        let attempts = &mut self.queues[queue].attempts;
+        attempts.retain(|attempt| attempt.id != id);
+        attempts.push(Attempt { id, at_ms: self.now_ms, deliveries });
     }
 
     /// Notes what the store said about a delivery.

@@ -40,7 +40,7 @@ struct Setup {
 #[derive(Debug, Clone)]
 enum Do {
     Send { queue: usize, news: Vec<New> },
-    Receive { queue: usize, max: usize, lease_ms: Option<u64>, ack: bool },
+    Receive(Receive),
     Settle { settles: Vec<(usize, Bend, How)> },
     Extend { pick: usize, bend: Bend, lease_ms: u64 },
     Purge { queue: usize },
@@ -50,6 +50,22 @@ enum Do {
     Discard { pick: usize },
     Redrive { from: usize, to_other: bool, cause: Option<Cause>, per_second: u32 },
     CancelRedrive,
+}
+
+#[derive(Debug, Clone)]
+struct Receive {
+    queue: usize,
+    max: usize,
+    lease_ms: Option<u64>,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Plain,
+    AckOnReceive,
+    /// Under an attempt id.
+    Attempt(u8),
 }
 
 /// What is wrong with a receipt.
@@ -113,12 +129,15 @@ fn an_op() -> impl Strategy<Value = Do> {
         prop_oneof![1 => Just(0u64), 4 => 1u64..10_000, 1 => Just(hapax_core::policy::LEASE_MS_MAX)];
     let cause =
         proptest::option::of(proptest::sample::select(&[Cause::Retry, Cause::Expired, Cause::Rejected][..]));
+    let kind = prop_oneof![
+        5 => Just(Kind::Plain), 1 => Just(Kind::AckOnReceive), 4 => (0u8..3).prop_map(Kind::Attempt)
+    ];
     prop_oneof![
         8 => main().prop_flat_map(|queue| {
             proptest::collection::vec(new(queue), 1..4).prop_map(move |news| Do::Send { queue, news })
         }),
-        8 => (any_queue(), 1usize..5, lease_ms, prop_oneof![9 => Just(false), 1 => Just(true)])
-            .prop_map(|(queue, max, lease_ms, ack)| Do::Receive { queue, max, lease_ms, ack }),
+        8 => (any_queue(), 1usize..5, lease_ms, kind)
+            .prop_map(|(queue, max, lease_ms, kind)| Do::Receive(Receive { queue, max, lease_ms, kind })),
         8 => proptest::collection::vec((pick(), bend(), how()), 1..4).prop_map(|settles| Do::Settle { settles }),
         3 => (pick(), bend(), to_extend).prop_map(|(pick, bend, lease_ms)| Do::Extend { pick, bend, lease_ms }),
         1 => any_queue().prop_map(|queue| Do::Purge { queue }),
@@ -186,7 +205,7 @@ impl Setup {
 /// The answers of one wave, to be compared when it is over.
 enum Awaited {
     Sent(usize, Vec<New>, Answer<rig::Sends>),
-    Received(usize, usize, Option<u64>, bool, Answer<Vec<RawDelivery>>),
+    Received(Receive, Answer<Vec<RawDelivery>>),
     Settled(usize, Vec<(Option<DeliveryRef>, How)>, Answer<rig::Settles>),
     Extended(usize, Option<DeliveryRef>, u64, Answer<rig::Extends>),
     Purged(usize, Answer<Result<u64, AdminError>>),
@@ -302,12 +321,16 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 let (op, answer) = rig::send(&name(queue), news.iter().map(outgoing).collect());
                 (op, Awaited::Sent(queue, news, answer))
             }
-            Do::Receive { queue, max, lease_ms, ack } => {
-                let mut request = rig::request(max, lease_ms);
-                request.ack_on_receive = ack;
-                let (op, answer) =
-                    rig::receive(0, &name(queue), request, Now { us: self.model.now_ms * 1000 }, 0);
-                (op, Awaited::Received(queue, max, lease_ms, ack, answer))
+            Do::Receive(receive) => {
+                let mut request = rig::request(receive.max, receive.lease_ms);
+                match receive.kind {
+                    Kind::Plain => {}
+                    Kind::AckOnReceive => request.ack_on_receive = true,
+                    Kind::Attempt(id) => request.attempt_id = Some(format!("attempt {id}")),
+                }
+                let now = Now { us: self.model.now_ms * 1000 };
+                let (op, answer) = rig::receive(0, &name(receive.queue), request, now, 0);
+                (op, Awaited::Received(receive, answer))
             }
             Do::Settle { settles } => {
                 let (queue, _) = self.picked(settles[0].0)?;
@@ -407,9 +430,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                     }
                 }
             }
-            Awaited::Received(queue, max, lease_ms, ack, answer) => {
-                self.compare_deliveries(*queue, *max, *lease_ms, *ack, &got(answer));
-            }
+            Awaited::Received(receive, answer) => self.compare_deliveries(receive, &got(answer)),
             Awaited::Settled(queue, settles, answer) => {
                 for ((named, how), settled) in settles.iter().zip(got(answer)) {
                     let expected = match named.filter(|named| self.index(*named) == *queue) {
@@ -452,24 +473,29 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
         }
     }
 
-    fn compare_deliveries(
-        &mut self,
-        queue: usize,
-        max: usize,
-        lease_ms: Option<u64>,
-        ack: bool,
-        raw: &[RawDelivery],
-    ) {
+    fn compare_deliveries(&mut self, receive: &Receive, raw: &[RawDelivery]) {
         let now_ms = self.model.now_ms;
-        let expected = self.model.receive(queue, max, lease_ms, ack);
+        let Receive { queue, max, lease_ms, kind } = *receive;
+        let again = match kind {
+            Kind::Attempt(id) => self.model.receive_again(queue, id, max, lease_ms),
+            _ => None,
+        };
+        let repeated = again.is_some();
+        let expected =
+            again.unwrap_or_else(|| self.model.receive(queue, max, lease_ms, kind == Kind::AckOnReceive));
         let bodies: Vec<_> =
             raw.iter().map(|raw| String::from_utf8_lossy(&raw.content.body).into_owned()).collect();
         let expected_bodies: Vec<_> = expected.iter().map(|message| message.body.clone()).collect();
         assert_eq!(bodies, expected_bodies, "from {}", QUEUES[queue]);
         for (message, raw) in expected.iter().zip(raw) {
             let (named, entry) = (raw.leased.named, raw.leased.entry);
-            assert!(named.fence > self.fence, "fences grow");
-            self.fence = named.fence;
+            if repeated {
+                assert_eq!((Some(named.seq), named.fence), (message.seq, message.fence), "the same delivery");
+            } else {
+                assert!(named.fence > self.fence, "fences grow");
+                self.fence = named.fence;
+                self.made.push(named);
+            }
             assert_eq!((entry.attempts, entry.deliveries), (message.attempts, message.deliveries));
             assert_eq!((entry.sent_ms, entry.first_ms), (message.sent_ms, message.first_ms));
             assert_eq!(raw.group, message.group.map(rig::group));
@@ -483,7 +509,10 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 assert_eq!(dead.error, death.error);
             }
             self.model.delivered(queue, message, named.seq, named.fence);
-            self.made.push(named);
+        }
+        if let (Kind::Attempt(id), false, false) = (kind, repeated, raw.is_empty()) {
+            let deliveries = raw.iter().map(|raw| (raw.leased.named.seq, raw.leased.named.fence));
+            self.model.remember(queue, id, deliveries.collect());
         }
     }
 

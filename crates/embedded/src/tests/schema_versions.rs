@@ -12,7 +12,7 @@ use crate::storage::schema::{STEPS, Step};
 use crate::storage::sqlite::{DbLocation, Sqlite};
 use crate::{DATABASE, Embedded, OpenError, Options};
 
-const BACKUP: &str = "before-migration-from-v3.db";
+const BACKUP: &str = "before-migration-from-v4.db";
 
 fn queue() -> QueueName {
     QueueName::new("jobs").unwrap()
@@ -78,7 +78,7 @@ async fn a_migration_first_writes_a_backup_that_the_old_version_opens() {
     let folder = tempfile::tempdir().unwrap();
     send_one(folder.path()).await;
     migrate(folder.path(), "CREATE TABLE extra (x)").unwrap();
-    assert!(matches!(refusal(folder.path()), OpenError::Newer { version: 4, .. }));
+    assert!(matches!(refusal(folder.path()), OpenError::Newer { version: 5, .. }));
     migrate(folder.path(), "CREATE TABLE extra (x)").expect("the new version opens it again");
 
     let old = tempfile::tempdir().unwrap();
@@ -120,7 +120,7 @@ async fn a_migration_that_is_killed_leaves_the_old_version() {
     // More than the cache holds, so that half of it is in the log already.
     let half =
         "CREATE TABLE extra AS WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
-                SELECT randomblob(1000) AS x FROM n; UPDATE message SET flags = 99; PRAGMA user_version = 4";
+                SELECT randomblob(1000) AS x FROM n; UPDATE message SET flags = 99; PRAGMA user_version = 5";
     transaction.execute_batch(half).unwrap();
 
     // What a killed process leaves is what its files hold at that moment.
@@ -199,6 +199,72 @@ async fn messages_of_version_2_keep_the_keys_that_they_would_have_had() {
     let plain = keys(&store, &QueueName::new("plain").unwrap()).await;
     assert_eq!(plain, [found(r#"{"order":9}"#, "its id", KeySource::MessageId)]);
     assert_eq!(keys(&store, &dead).await, [found(r#"{"order":1,"at":"dies"}"#, "1", KeySource::Body)]);
+}
+
+/// A receive that gives what it finds at once.
+async fn receive(store: &Embedded, queue: &QueueName, attempt_id: Option<&str>) -> Vec<hapax_core::Delivery> {
+    let attempt_id = attempt_id.map(str::to_owned);
+    let receive = hapax_core::Receive { attempt_id, wait_ms: Some(0), ..hapax_core::Receive::up_to(10) };
+    store.receive(queue, receive).await.unwrap()
+}
+
+/// What version 2 wrote: a group that is halted with its two dead letters, one whose dead letter is gone, and one that is
+/// not halted.
+#[tokio::test]
+async fn groups_that_version_2_had_halted_wait_for_their_dead_letters() {
+    let folder = tempfile::tempdir().unwrap();
+    written_by(folder.path(), 2, include_str!("v2_halted.sql"));
+    let mut store = opened(folder.path(), 1_794_808_900_500);
+    let (ord, dead) = (QueueName::new("ord.fifo").unwrap(), QueueName::new("ord-dead.fifo").unwrap());
+    for reopened in [false, true] {
+        assert_eq!(store.status().await.unwrap().warnings, Vec::<String>::new(), "{reopened}");
+        assert_eq!(store.stats(&ord).await.unwrap().halted, 2);
+        if !reopened {
+            store.close();
+            store = opened(folder.path(), 1_794_808_900_600);
+        }
+    }
+    let free = receive(&store, &ord, None).await;
+    assert_eq!(free.iter().map(|d| &d.body[..]).collect::<Vec<_>>(), [b"c is free"]);
+
+    // Each dead letter of the group is decided about before it continues.
+    let letters = receive(&store, &dead, None).await;
+    assert_eq!(letters.len(), 2);
+    for letter in letters {
+        assert_eq!(store.stats(&ord).await.unwrap().halted, 2);
+        let ack = hapax_core::Settle::new(letter.receipt, hapax_core::How::Ack);
+        store.settle(&dead, vec![ack]).await.unwrap().remove(0).unwrap();
+    }
+    let waited = receive(&store, &ord, None).await;
+    assert_eq!(waited.iter().map(|d| &d.body[..]).collect::<Vec<_>>(), [b"a waits"]);
+    // Where no dead letter is left, only a release can decide.
+    store.release_group(&ord, &"b".parse().unwrap()).await.unwrap();
+    let released = receive(&store, &ord, None).await;
+    assert_eq!(released.iter().map(|d| &d.body[..]).collect::<Vec<_>>(), [b"b waits"]);
+}
+
+/// What version 3 wrote: a group that is halted for a dead letter, and a delivery under an attempt id, which version 3
+/// forgot when it ended.
+#[tokio::test]
+async fn version_3_keeps_leases_and_halted_groups_and_can_repeat_new_receives() {
+    let folder = tempfile::tempdir().unwrap();
+    written_by(folder.path(), 3, include_str!("v3.sql"));
+    let at_ms = 1_794_820_409_500;
+    let store = opened(folder.path(), at_ms);
+    assert_eq!(store.status().await.unwrap().warnings, Vec::<String>::new());
+    let ord = QueueName::new("ord.fifo").unwrap();
+    let stats = store.stats(&ord).await.unwrap();
+    assert_eq!((stats.halted, stats.ready, stats.in_flight), (1, 1, 1));
+    let message = NewMessage::new("new").group("c".parse().unwrap()).dedup("9".parse().unwrap());
+    store.send(&ord, vec![message]).await.unwrap().remove(0).unwrap();
+    let first = receive(&store, &ord, Some("try-1")).await;
+    assert_eq!(first.len(), 1);
+    store.close();
+    let store = opened(folder.path(), at_ms + 100);
+    assert_eq!(receive(&store, &ord, Some("try-1")).await[0].receipt, first[0].receipt);
+    let backup = Connection::open(folder.path().join("before-migration-from-v3.db")).unwrap();
+    let version: i64 = backup.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+    assert_eq!(version, 3);
 }
 
 #[tokio::test]

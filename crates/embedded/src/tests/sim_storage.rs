@@ -9,8 +9,8 @@ use hapax_core::{Document, DocumentName, GroupId, QueueName, RedriveTask};
 
 use crate::engine::{Loaded, Loader};
 use crate::record::{
-    BodyRow, DeadRow, DedupRow, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, Header, LedgerRow, MessageRow, QueueRow,
-    Record, Tally,
+    AttemptRow, BodyRow, DeadRow, DedupRow, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, Header, LedgerRow,
+    MessageRow, QueueRow, Record, Tally,
 };
 use crate::storage::{CommitError, DueEntry, Durability, FoundBody, FoundEntry, ReadError, Storage};
 
@@ -44,6 +44,7 @@ pub(super) struct Tables {
     pub dead: BTreeMap<u64, DeadRow>,
     history: BTreeMap<u64, Vec<FailedAttempt>>,
     dedup: BTreeMap<(u32, u128), DedupRow>,
+    pub attempts: BTreeMap<(u32, u128), AttemptRow>,
     halted: BTreeSet<(u32, GroupId, u64)>,
     redrives: BTreeMap<u64, (RedriveTask, u64, u64)>,
     /// By fence; with when to look whether it can go.
@@ -103,10 +104,15 @@ impl Tables {
                 drop(self.documents.insert(document.name.clone(), document.clone()));
             }
             Record::DropDocument { name } => drop(self.documents.remove(name)),
+            Record::Attempt { queue, row } => drop(self.attempts.insert((*queue, row.key), row.clone())),
+            Record::ForgetAttempt { queue, key } => {
+                self.attempts.remove(&(*queue, *key)).expect("a forgotten attempt is there");
+            }
             Record::Queue(row) => drop(self.queues.insert(row.id, row.clone())),
             Record::ForgetQueue { id } => {
                 self.dedup.retain(|(queue, _), _| queue != id);
                 self.halted.retain(|(queue, ..)| queue != id);
+                self.attempts.retain(|(queue, _), _| queue != id);
                 self.queues.remove(id);
             }
             Record::Halt { queue, group, seq } => drop(self.halted.insert((*queue, group.clone(), *seq))),
@@ -265,6 +271,9 @@ impl Storage for SimStorage {
             } else {
                 Loaded::Dedup { queue, row }
             });
+        }
+        for ((queue, _), row) in &tables.attempts {
+            loader.add(Loaded::Attempt { queue: *queue, row: row.clone() });
         }
         for (task, upto, cursor) in tables.redrives.values() {
             loader.add(Loaded::Redrive { task: task.clone(), upto: *upto, cursor: *cursor });

@@ -448,7 +448,7 @@ impl Sim {
             Heard::Nothing => return self.waiting.push(receive),
             Heard::Unknown if receive.queue == ONCE => return self.may_be_gone(ONCE),
             Heard::Unknown => {
-                // If it was a repeated one, its leases may have been started anew, and shorter.
+                // If it was a repeated one, its leases may have begun again.
                 let again = receive.attempt_id.and_then(|id| self.attempts.get(&id));
                 return again.into_iter().flatten().for_each(|named| self.history.uncertain(*named));
             }
@@ -457,7 +457,10 @@ impl Sim {
         let named: Vec<_> = raw.iter().map(|raw| raw.leased.named).collect();
         self.note(&named);
         let fifo = is_fifo(receive.queue);
-        let again = receive.attempt_id.as_ref().is_some_and(|id| self.attempts.get(id) == Some(&named));
+        // What is still held of the first answer, or else only new deliveries.
+        let first = receive.attempt_id.as_ref().and_then(|id| self.attempts.get(id));
+        let again = first.is_some_and(|first| named.iter().any(|named| first.contains(named)));
+        assert!(!again || named.iter().all(|named| first.is_some_and(|first| first.contains(named))));
         if again {
             self.history.repeated.extend(&named);
         } else {
@@ -467,7 +470,7 @@ impl Sim {
         if receive.queue != ONCE && !again {
             self.receipts.extend(named.iter().map(|named| (receive.queue, *named)));
         }
-        if let (Some(id), false) = (receive.attempt_id, raw.is_empty()) {
+        if let (Some(id), false) = (receive.attempt_id, raw.is_empty() || again) {
             self.attempts.insert(id, named);
         }
     }

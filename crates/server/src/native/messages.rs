@@ -77,6 +77,9 @@ pub(super) async fn receive(
     if cancel_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > 128) {
         return Err(ApiError::invalid("cancel_id: use 1 to 128 bytes"));
     }
+    // What was acked on receive is deleted already. What was received under an attempt id stays for the repeat, which may
+    // have been answered already.
+    let keeps = request.attempt_id.is_some();
     let deletes = request.ack_on_receive;
     let name = cancel_id.map(|id| (caller.key().to_owned(), queue.clone(), id));
     let poll = native.polls.begin(name);
@@ -92,9 +95,10 @@ pub(super) async fn receive(
     if deliveries.is_empty() {
         return Ok(axum::Json(Deliveries { deliveries: Vec::new() }).into_response());
     }
-    // What was acked on receive is deleted already: nobody could give it back.
     if !deletes && room.is_some_and(|room| !room.fits(deliveries::bytes(&deliveries))) {
-        give_back(native.store.as_ref(), &queue, &deliveries).await;
+        if !keeps {
+            give_back(native.store.as_ref(), &queue, &deliveries).await;
+        }
         let detail = "too many answers wait to be read by their clients; retry with backoff";
         return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Problem::new("overloaded", detail, true)));
     }

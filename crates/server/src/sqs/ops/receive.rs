@@ -87,6 +87,7 @@ impl Operations {
         receive.attempt_id = attempt_id(request, queue.is_fifo())?;
         receive.consumer = Some(caller.peer.address.to_string());
         let short = receive.wait_ms == Some(0);
+        let repeatable = receive.attempt_id.is_some();
         let receiving = self.store.receive(&queue, receive);
         let deliveries = if short {
             receiving.await
@@ -106,7 +107,10 @@ impl Operations {
             other => other.into(),
         })?;
         if !caller.room.fits(bytes(&deliveries)) {
-            give_back(self.store.as_ref(), &queue, &deliveries).await;
+            // Under an attempt id they stay for the repeat, which may have been answered already.
+            if !repeatable {
+                give_back(self.store.as_ref(), &queue, &deliveries).await;
+            }
             let text = "Too many answers wait to be read by their clients; retry with backoff.";
             return Err(SqsError::new(Kind::ServiceUnavailable, text));
         }
