@@ -65,6 +65,13 @@ impl Store {
         Some(Arc::new(move |to: &Path| embedded.backup(to).map_err(|error| error.to_string())))
     }
 
+    /// Tells other processes that try to open the store at which URL this one answers for it.
+    pub fn announce(&self, url: &str) {
+        if let Some(embedded) = &self.embedded {
+            embedded.announce(url);
+        }
+    }
+
     /// Closes the store. Blocks.
     pub fn close(&self) {
         if let Some(embedded) = &self.embedded {

@@ -2,91 +2,11 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use common::{Server, hapax, run};
-use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
-
-/// Answers each request with its number, and counts them.
-fn service() -> (SocketAddr, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    let calls = Arc::new(AtomicUsize::new(0));
-    let counted = calls.clone();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
-            if lines.by_ref().take_while(|line| !line.is_empty()).count() == 0 {
-                continue;
-            }
-            let body = format!("call {}", counted.fetch_add(1, Ordering::SeqCst) + 1);
-            let answer = format!(
-                "HTTP/1.1 201 Created\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
-                body.len()
-            );
-            stream.write_all(answer.as_bytes()).unwrap();
-        }
-    });
-    (address, calls)
-}
-
-/// POSTs with a key; the whole answer as text.
-fn post(to: &str, key: &str) -> String {
-    let mut stream = TcpStream::connect(to).unwrap();
-    stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
-    let request = format!(
-        "POST /orders HTTP/1.1\r\nhost: x\r\nidempotency-key: {key}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-    );
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer.to_lowercase()
-}
-
-/// A running `hapax proxy`.
-struct Proxy {
-    child: Child,
-    address: String,
-    ready: Vec<String>,
-}
-
-impl Proxy {
-    fn start(folder: &TempDir, args: &[&str]) -> Self {
-        let mut command = hapax(folder, &["proxy", "--listen", "127.0.0.1:0"]);
-        let mut child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let mut ready = Vec::new();
-        for line in lines {
-            let last = line.starts_with("  Data  ");
-            ready.push(line);
-            if last {
-                break;
-            }
-        }
-        let line = ready.iter().find_map(|line| line.strip_prefix("  Proxy http://"));
-        let address = line.unwrap_or_else(|| panic!("{ready:?}")).split(' ').next().unwrap().to_owned();
-        Self { child, address, ready }
-    }
-
-    fn end(mut self, signal: Signal) -> Option<i32> {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-        self.child.wait().unwrap().code()
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use common::proxied::{Proxy, post, service};
+use common::{Server, run};
+use rustix::process::Signal;
 
 #[test]
 fn a_request_sent_twice_reaches_the_service_once_also_after_kill_9() {
@@ -95,7 +15,7 @@ fn a_request_sent_twice_reaches_the_service_once_also_after_kill_9() {
     let upstream = format!("http://{upstream}");
     let proxy = Proxy::start(&folder, &["--upstream", &upstream]);
     assert!(
-        proxy.ready[1].contains(&upstream) && proxy.ready[2].contains("hapax-proxy-data"),
+        proxy.ready[1].contains(&upstream) && proxy.ready[3].contains("hapax-proxy-data"),
         "{:?}",
         proxy.ready
     );

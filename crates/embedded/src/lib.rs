@@ -116,12 +116,18 @@ impl Default for Options {
 #[non_exhaustive]
 pub enum OpenError {
     /// Another process has the folder open.
-    #[error("the store in {folder} is in use by {holder}; stop it, or use its HTTP address", folder = .folder.display())]
+    #[error(
+        "the store in {folder} is in use by {holder}; {remedy}",
+        folder = .folder.display(),
+        remedy = in_use_remedy(.endpoint.as_deref())
+    )]
     InUse {
         /// The folder.
         folder: PathBuf,
-        /// Who holds it.
+        /// Which process has it open.
         holder: String,
+        /// Where that process answers for the store over HTTP, if it has said so ([`Embedded::announce`]).
+        endpoint: Option<String>,
     },
     /// This very process has the folder open.
     #[error(
@@ -356,6 +362,18 @@ impl Embedded {
         Ok(Self { shared, threads: Arc::new(threads) })
     }
 
+    /// Tells other processes that try to open the folder at which URL this one answers for the store: they are refused with
+    /// [`OpenError::InUse`], which names it.
+    pub fn announce(&self, endpoint: &str) {
+        let DbLocation { file, vfs } = &self.shared.place;
+        // Once closed, the folder may be another process's.
+        let (Some(folder), None, None) = (file.parent(), vfs, self.shared.inbox.closed()) else { return };
+        if let Err(error) = lock::announce(folder, endpoint) {
+            // Only the hint is lost.
+            tracing::debug!(%error, "the store's address cannot be written into its lock file");
+        }
+    }
+
     /// Closes the store: answers those who wait, writes what was accepted, copies the log back. Further calls answer
     /// `Unavailable`.
     pub fn close(&self) {
@@ -383,6 +401,14 @@ impl Embedded {
     /// How many transactions were committed and how much was in them.
     pub fn commit_stats(&self) -> CommitStats {
         self.shared.report().stats
+    }
+}
+
+/// What to do about a folder that another process has open.
+fn in_use_remedy(endpoint: Option<&str>) -> String {
+    match endpoint {
+        Some(url) => format!("it answers at {url}: use that (`--endpoint {url}`), or stop it"),
+        None => "stop it, or use its HTTP address if it has one".to_owned(),
     }
 }
 

@@ -53,9 +53,18 @@ pub struct Builder {
     route_name: Option<RouteFunction>,
     policy: Policy,
     routes: Vec<(String, Policy)>,
+    admin: Option<String>,
 }
 
 impl Builder {
+    /// The URL at which operators reach the ledger, with `hapax ledger … --endpoint URL`. A caller whose key is in doubt is
+    /// told the command that decides, with this address in it. By default it is told the command alone.
+    #[must_use]
+    pub fn admin(mut self, url: impl Into<String>) -> Self {
+        self.admin = Some(url.into());
+        self
+    }
+
     /// Who is calling; see [`Tenant`] for what the default means.
     #[must_use]
     pub fn tenant(mut self, tenant: Tenant) -> Self {
@@ -110,6 +119,7 @@ impl Builder {
             routes: Routes::new(self.policy, self.routes)?,
             counters: Cells::default(),
             running: Running::default(),
+            admin: self.admin,
         })))
     }
 }
@@ -144,6 +154,8 @@ pub(crate) struct LayerState {
     routes: Routes,
     pub(crate) counters: Cells,
     pub(crate) running: Running,
+    /// Where operators reach the ledger.
+    pub(crate) admin: Option<String>,
 }
 
 impl IdempotencyLayer {
@@ -189,6 +201,7 @@ impl IdempotencyLayer {
             route_name: None,
             policy: Policy::default(),
             routes: Vec::new(),
+            admin: None,
         }
     }
 

@@ -151,7 +151,7 @@ impl Run {
             }
             Some(Answer::InDoubt) => {
                 counters.in_doubt.add();
-                in_doubt()
+                in_doubt(&self.id, self.shared.admin.as_deref())
             }
             Some(Answer::Refused(ClaimError::Mismatch)) => {
                 counters.mismatches.add();
@@ -454,9 +454,14 @@ fn in_progress(retry_after_ms: u64) -> Problem {
     Problem::new("in-progress", StatusCode::CONFLICT, title, detail).retry_after(base_s, 2)
 }
 
-fn in_doubt() -> Problem {
-    let detail = "a request with this Idempotency-Key broke off, and it is open whether it took effect; it is not run \
-                  again until someone has decided (`hapax ledger resolve`)";
+fn in_doubt(id: &EntryId, admin: Option<&str>) -> Problem {
+    let endpoint = admin.map(|url| format!(" --endpoint {url}")).unwrap_or_default();
+    let words = id.shell_words();
+    let detail = format!(
+        "a request with this Idempotency-Key broke off, and it is open whether it took effect; it is not run again until \
+         an operator has found out and decided: if it did not take effect, with \
+         `hapax ledger resolve --as absent{endpoint} {words}`; if it did, with `--as completed --outcome JSON` instead"
+    );
     Problem::new("in-doubt", StatusCode::CONFLICT, "The request is in doubt", detail)
 }
 

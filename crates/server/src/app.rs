@@ -19,13 +19,23 @@ use crate::config::ServerConfig;
 use crate::error::ServerError;
 use crate::sqs::{self, Sqs};
 
+/// What a listener is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Surface {
+    /// SQS, and what the router adds to it.
+    Queues,
+    /// The router alone.
+    Router,
+}
+
 /// Everything that answers requests.
 pub(crate) struct App {
     pub(crate) auth: Arc<Authenticator>,
     pub(crate) router: Option<axum::Router>,
     pub(crate) public: Vec<String>,
     guard: Guard,
-    sqs: Sqs,
+    /// `None` on a listener for operators: everything goes to the router.
+    sqs: Option<Sqs>,
     store: SharedStore,
     shutdown: Shutdown,
     read_timeout: Duration,
@@ -41,8 +51,13 @@ impl App {
         store: SharedStore,
         auth: Authenticator,
         shutdown: Shutdown,
+        surface: Surface,
     ) -> Result<Self, ServerError> {
         let auth = Arc::new(auth);
+        let sqs = match surface {
+            Surface::Queues => Some(Sqs::new(&config.sqs, store.clone(), auth.clone(), shutdown.clone())?),
+            Surface::Router => None,
+        };
         let bodies = BodyLimits::new(config.limits.body_bytes_max, config.limits.bodies_bytes_max);
         Ok(Self {
             guard: Guard {
@@ -50,7 +65,7 @@ impl App {
                 has_keys: auth.has_keys(),
                 insecure: config.auth.insecure,
             },
-            sqs: Sqs::new(&config.sqs, store.clone(), auth.clone(), shutdown.clone())?,
+            sqs,
             auth,
             router: None,
             public: Vec::new(),
@@ -68,7 +83,7 @@ impl App {
         let acts_by_get = || request.method() == Method::GET && sqs::names_action(request.uri());
         if let Err(reason) = self.guard.check(&request, peer.local, acts_by_get) {
             tracing::warn!(address = %peer.address, path, reason, "request refused");
-            return if sqs::is_sqs(&request) {
+            return if self.is_sqs(&request) {
                 Sqs::refused(request.headers(), reason)
             } else {
                 problem(StatusCode::FORBIDDEN, "forbidden", reason)
@@ -77,9 +92,18 @@ impl App {
         match path {
             "/healthz" => plain(StatusCode::OK, "ok"),
             "/readyz" => self.ready().await,
-            _ if sqs::is_sqs(&request) || self.router.is_none() => self.sqs(request, peer, guard).await,
-            _ => self.route(request, guard).await,
+            _ => match &self.sqs {
+                Some(sqs) if self.is_sqs(&request) || self.router.is_none() => {
+                    self.sqs(sqs, request, peer, guard).await
+                }
+                _ => self.route(request, guard).await,
+            },
         }
+    }
+
+    /// Whether a request is answered in the form of SQS.
+    fn is_sqs(&self, request: &Request) -> bool {
+        self.sqs.is_some() && sqs::is_sqs(request)
     }
 
     /// Ready means: hands out and accepts messages.
@@ -97,7 +121,7 @@ impl App {
         }
     }
 
-    async fn sqs(&self, request: Request, peer: Peer, guard: &RequestGuard) -> Response<Body> {
+    async fn sqs(&self, sqs: &Sqs, request: Request, peer: Peer, guard: &RequestGuard) -> Response<Body> {
         let (parts, body) = request.into_parts();
         // A client without a key does not get to send a body.
         if let Err(error) = self.auth.claims_known_key(&parts) {
@@ -108,7 +132,7 @@ impl App {
             Err(error) => return Sqs::unreadable(&parts.headers, error),
         };
         guard.body_read();
-        let answer = self.sqs.handle(&parts, &body, peer, guard.answer_room());
+        let answer = sqs.handle(&parts, &body, peer, guard.answer_room());
         match tokio::time::timeout(self.request_timeout, answer).await {
             Ok(response) => response,
             Err(_) => Sqs::timed_out(&parts.headers),
@@ -160,7 +184,7 @@ impl Answer for Connected {
     }
 
     fn busy(&self, request: &Request) -> Response<Body> {
-        if sqs::is_sqs(request) { Sqs::overloaded(request.headers()) } else { overloaded() }
+        if self.app.is_sqs(request) { Sqs::overloaded(request.headers()) } else { overloaded() }
     }
 
     fn too_much(&self, answer: &Response<Body>) -> Response<Body> {

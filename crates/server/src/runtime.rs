@@ -9,10 +9,11 @@ use hapax_net::tls::{self, TlsAcceptor};
 use hapax_net::unread::Room;
 use tokio::net::TcpListener;
 
-use crate::app::{App, Connected};
+use crate::app::{App, Connected, Surface};
 use crate::auth::Authenticator;
 use crate::config::{LimitsConfig, ServerConfig, TlsConfig};
 use crate::error::ServerError;
+use crate::native::{Backup, Native};
 
 /// A server that is configured but does not listen yet.
 pub struct Server {
@@ -24,10 +25,26 @@ pub struct Server {
 impl Server {
     /// Checks the configuration and loads keys and certificate.
     pub fn new(config: ServerConfig, store: SharedStore) -> Result<Self, ServerError> {
+        Self::with_surface(config, store, Surface::Queues)
+    }
+
+    /// A listener for the operators of a ledger, such as that of a standalone proxy: the part of the native API with which
+    /// `hapax ledger`, `doctor`, `backup` and `resume` work. Every other path is 404.
+    pub fn for_operators(
+        config: ServerConfig,
+        store: SharedStore,
+        backup: Option<Backup>,
+    ) -> Result<Self, ServerError> {
+        let server = Self::with_surface(config, store.clone(), Surface::Router)?;
+        let router = Native::new(store, server.shutdown(), backup).operator_router();
+        Ok(server.with_router(router, &[]))
+    }
+
+    fn with_surface(config: ServerConfig, store: SharedStore, surface: Surface) -> Result<Self, ServerError> {
         let tls = config.tls.as_ref().map(tls_acceptor).transpose()?;
         let authenticator = Authenticator::new(&config.auth)?;
         let runtime = Runtime::new(limits(&config.limits), tls);
-        let app = App::new(&config, store, authenticator, runtime.shutdown())?;
+        let app = App::new(&config, store, authenticator, runtime.shutdown(), surface)?;
         Ok(Self { app, config, runtime })
     }
 

@@ -170,8 +170,13 @@ async fn of_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<
             store.admin().close().await?;
         }
         Err(error) => match error.downcast_ref::<embedded::OpenError>() {
-            Some(embedded::OpenError::InUse { holder, .. }) => {
-                let how = "ask its server: hapax doctor --endpoint URL, or stop it";
+            Some(embedded::OpenError::InUse { holder, endpoint, .. }) => {
+                let how = match endpoint {
+                    Some(url) => format!("ask it: hapax doctor --endpoint {url}, or stop it"),
+                    None => {
+                        "stop it, or ask it if it has an HTTP address: hapax doctor --endpoint URL".to_owned()
+                    }
+                };
                 report.queues_unchecked = Some(format!("the store is in use by {holder}; {how}"));
             }
             Some(embedded::OpenError::NetworkFileSystem { .. }) => {

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::confirm::Confirm;
 use crate::output::{Output, note};
 use crate::remote::Remote;
-use crate::text::{escape, parse_ms, parse_word, show_body, show_bytes, show_ms, show_time};
+use crate::text::{escape, parse_ms, parse_word, show_body, show_bytes, show_ms, show_time, without_token};
 use crate::usage;
 
 /// The most entries that one call looks at.
@@ -165,7 +165,7 @@ pub async fn run(args: LedgerArgs) -> anyhow::Result<()> {
         LedgerCommand::Show(entry) => {
             let id = entry.id()?;
             let found = args.remote.connect().await?.entry(&id).await?;
-            show(&found.with_context(|| format!("there is no entry {id}"))?, out)
+            show(&found.with_context(|| format!("there is no entry {id}"))?, &args.remote)
         }
         LedgerCommand::Resolve(resolve) => {
             let (id, resolution) = (resolve.entry.id()?, resolve.resolution()?);
@@ -250,7 +250,8 @@ fn outcome(entry: &EntryView, chars_max: usize) -> String {
     }
 }
 
-fn show(entry: &EntryView, out: Output) -> anyhow::Result<()> {
+fn show(entry: &EntryView, remote: &Remote) -> anyhow::Result<()> {
+    let out = remote.output();
     if out.is_json() {
         return out.value(entry);
     }
@@ -276,11 +277,10 @@ fn show(entry: &EntryView, out: Output) -> anyhow::Result<()> {
     ];
     out.rows(&[], rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect())?;
     if entry.state == EntryState::InDoubt {
-        let id = &entry.id;
         note(&format!(
-            "Find out whether the effect happened, then: hapax ledger resolve '{}' '{}' --as completed|absent",
-            escape(id.scope.as_str()),
-            escape(id.key.as_str())
+            "Find out whether the effect happened, then: hapax ledger resolve --as completed|absent --endpoint {} {}",
+            without_token(&remote.endpoint),
+            entry.id.shell_words()
         ));
     }
     Ok(())

@@ -1,11 +1,12 @@
 //! What `hapax serve` prints when it is ready: where the API is, where data lives, and lines to paste.
 
 use std::fmt::Write as _;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use hapax::core::StoreStatus;
 
 use super::config::Config;
+use super::url_of;
 use crate::output;
 
 /// What the text depends on.
@@ -44,15 +45,8 @@ impl Banner<'_> {
         Ok(text)
     }
 
-    /// How a client on this machine reaches an address.
     fn endpoint(&self, address: SocketAddr) -> String {
-        let scheme = if self.config.tls.is_some() { "https" } else { "http" };
-        let ip = match address.ip() {
-            IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
-            ip => ip,
-        };
-        format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
+        url_of(address, self.config.tls.is_some())
     }
 
     /// Each line works on its own, in any order. Where keys are needed, secrets stay with the user.

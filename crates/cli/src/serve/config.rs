@@ -270,11 +270,7 @@ impl Config {
             found.push(Problem::at("store.url", problem));
         }
         found.extend(level_problem(&self.log));
-        let redacted = |key: &KeyConfig| key.secret.as_ref().is_some_and(|key| key.expose() == REDACTED);
-        for (at, key) in self.auth.keys.iter().enumerate().filter(|(_, key)| redacted(key)) {
-            let problem = format!("the secret of key {} was redacted; use secret_file or secret_env", key.id);
-            found.push(Problem::at(format!("auth.keys.{at}"), problem));
-        }
+        found.extend(redacted_problems(&self.auth.keys, "auth.keys"));
         found.extend(queue_problems(&self.queue));
         found.extend(proxy_problems(&self.proxy));
         let own = self.listen.iter().map(|address| ("listen".to_owned(), *address));
@@ -314,6 +310,16 @@ impl Config {
     pub fn to_toml(&self) -> anyhow::Result<String> {
         toml::to_string(self).context("the configuration cannot be written as TOML")
     }
+}
+
+/// Secrets that were left out when the configuration was printed.
+pub fn redacted_problems(keys: &[KeyConfig], path: &str) -> Vec<Problem> {
+    let redacted = |key: &KeyConfig| key.secret.as_ref().is_some_and(|key| key.expose() == REDACTED);
+    let problem = |(at, key): (usize, &KeyConfig)| {
+        let problem = format!("the secret of key {} was redacted; use secret_file or secret_env", key.id);
+        Problem::at(format!("{path}.{at}"), problem)
+    };
+    keys.iter().enumerate().filter(|(_, key)| redacted(key)).map(problem).collect()
 }
 
 /// An unknown level.

@@ -6,6 +6,7 @@ pub mod logs;
 mod options;
 pub mod signals;
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use hapax::core::store::SharedStore;
 use hapax::{AdminError, QueueName};
 use hapax_http::proxy::{Proxy, ProxyConfig};
 use hapax_server::{Server, native};
+use http::Uri;
 
 use tokio::net::TcpListener;
 
@@ -74,9 +76,13 @@ async fn start(config: &Config) -> anyhow::Result<Started> {
     let native = native::router(store.admin().clone(), server.shutdown(), store.backup_function());
     let server = server.with_router(native, &[]);
     let listeners = server.bind().await?;
-    let proxies = bind_proxies(&config.proxy, store.admin()).await?;
-    let status = store.admin().status().await?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
+    let url = addresses.first().map(|address| url_of(*address, config.tls.is_some()));
+    let proxies = bind_proxies(&config.proxy, store.admin(), url.as_deref()).await?;
+    if let Some(url) = &url {
+        store.announce(url);
+    }
+    let status = store.admin().status().await?;
     let banner = Banner { config, addresses: &addresses, place: store.place(), first_start, status: &status };
     let printed = banner.print().and_then(|()| {
         proxies.iter().try_for_each(|(proxy, listener)| crate::output::raw(&proxy_line(proxy, listener)?))
@@ -94,14 +100,35 @@ async fn start(config: &Config) -> anyhow::Result<Started> {
     Ok(Started { store, server, listeners, proxies })
 }
 
-/// Makes the configured proxies and lets them listen.
+/// How a client on this machine reaches an address.
+pub fn url_of(address: SocketAddr, tls: bool) -> String {
+    let scheme = if tls { "https" } else { "http" };
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    format!("{scheme}://{}", SocketAddr::new(ip, address.port()))
+}
+
+/// Whether a URL names this machine by one of its loopback addresses.
+fn is_loopback(url: &str) -> bool {
+    let Ok(uri) = url.parse::<Uri>() else { return false };
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Makes the configured proxies and lets them listen. `admin` is where operators reach the store; callers of the proxies
+/// are told about it only if it is on loopback, since other names and addresses are the operator's business.
 pub async fn bind_proxies(
     configs: &[ProxyConfig],
     store: &SharedStore,
+    admin: Option<&str>,
 ) -> anyhow::Result<Vec<(Proxy, TcpListener)>> {
+    let admin = admin.filter(|url| is_loopback(url));
     let mut proxies = Vec::with_capacity(configs.len());
     for config in configs {
-        let proxy = Proxy::new(config.clone(), store.clone())?;
+        let proxy = Proxy::with_admin(config.clone(), store.clone(), admin.map(ToOwned::to_owned))?;
         let listener = proxy.bind().await?;
         proxies.push((proxy, listener));
     }

@@ -3,6 +3,8 @@
 // Each test file uses its part.
 #![allow(dead_code)]
 
+pub mod proxied;
+
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};

@@ -85,6 +85,23 @@ impl EntryId {
         IdempotencyKey::new(format!("hapax-{hex:032x}")).expect("hex digits are a valid key")
     }
 
+    /// Scope and key as arguments of `hapax ledger`, quoted for a shell. They go last on the line, since a key may look like
+    /// a flag. Keys are the caller's text, and an operator may paste them.
+    ///
+    /// ```
+    /// use hapax_core::{EntryId, Scope};
+    /// let id = |key: &str| EntryId::new(Scope::new("http/shop").unwrap(), key.parse().unwrap());
+    /// assert_eq!(id("order-7").shell_words(), "'http/shop' 'order-7'");
+    /// assert_eq!(id("it's").shell_words(), r"'http/shop' 'it'\''s'");
+    /// assert_eq!(id("--yes").shell_words(), "-- 'http/shop' '--yes'");
+    /// ```
+    pub fn shell_words(&self) -> String {
+        let (scope, key) = (self.scope.as_str(), self.key.as_str());
+        let end_of_flags = if [scope, key].iter().any(|word| word.starts_with('-')) { "-- " } else { "" };
+        let quoted = |word: &str| format!("'{}'", word.replace('\'', r"'\''"));
+        format!("{end_of_flags}{} {}", quoted(scope), quoted(key))
+    }
+
     fn hasher(&self, purpose: &str) -> blake3::Hasher {
         let mut hasher = blake3::Hasher::new_derive_key(purpose);
         // The length keeps ("ab", "c") apart from ("a", "bc"); a key has no such room to shift.

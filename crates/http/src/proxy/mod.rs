@@ -78,6 +78,16 @@ pub struct Proxy {
 impl Proxy {
     /// Checks the configuration and loads the certificate.
     pub fn new(config: ProxyConfig, ledger: Arc<dyn Ledger>) -> Result<Self, ProxyError> {
+        Self::with_admin(config, ledger, None)
+    }
+
+    /// The same, and callers whose key is in doubt are told that operators reach the ledger at this URL
+    /// ([`Builder::admin`](crate::Builder::admin)).
+    pub fn with_admin(
+        config: ProxyConfig,
+        ledger: Arc<dyn Ledger>,
+        admin: Option<String>,
+    ) -> Result<Self, ProxyError> {
         let refused = |source| ProxyError::Config { name: config.name.clone(), source };
         config.validate().map_err(refused)?;
         let tls =
@@ -87,6 +97,9 @@ impl Proxy {
             .policy(config.policy.clone());
         for route in &config.routes {
             layer = layer.route(&route.path, route.policy.clone());
+        }
+        if let Some(url) = admin {
+            layer = layer.admin(url);
         }
         let layer = layer.build().map_err(refused)?;
         let forward = Forward::new(&config).map_err(refused)?;

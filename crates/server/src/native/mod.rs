@@ -1,7 +1,7 @@
 //! The native JSON API under `/v1`: everything that the seams can do, for any language.
 //!
 //! The JSON is defined in [`hapax_client::wire`], which both ends share; `openapi.json` beside this file describes it
-//! and is served. A new route goes into `ROUTES` and into `openapi.json`; a test compares the two.
+//! and is served. A new route goes into `ROUTES` or `OPERATOR_ROUTES`, and into `openapi.json`; a test compares the two.
 //!
 //! | file | holds |
 //! |---|---|
@@ -78,8 +78,18 @@ impl Native {
 
     /// The routes. Paths under `/v1` that do not exist are answered in the API's own form.
     pub fn router(&self) -> Router {
+        self.nested(OPERATOR_ROUTES.iter().chain(ROUTES))
+    }
+
+    /// Only the routes with which operators look after a ledger and its store. Every other path, outside of `/v1` too, is
+    /// answered in the API's own form.
+    pub fn operator_router(&self) -> Router {
+        self.nested(OPERATOR_ROUTES.iter()).fallback(|| async { ApiError::no_such_path() })
+    }
+
+    fn nested(&self, routes: impl Iterator<Item = &'static Route>) -> Router {
         let mut inner = Router::new();
-        for (_, path, handler) in ROUTES {
+        for (_, path, handler) in routes {
             inner = inner.route(path, handler());
         }
         let inner = inner
@@ -91,16 +101,31 @@ impl Native {
     }
 }
 
+/// Method, path below `/v1`, handler.
 type Route = (&'static str, &'static str, fn() -> MethodRouter<Arc<Api>>);
 
-/// Every route: method, path below `/v1`, handler.
+/// What operators of a ledger and its store need, `hapax doctor` with its list of queues among them.
+const OPERATOR_ROUTES: &[Route] = &[
+    ("get", "/queues", || get(queues::list)),
+    ("get", "/claims/{scope}/{key}", || get(claims::show)),
+    ("delete", "/claims/{scope}/{key}", || delete(claims::forget)),
+    ("post", "/claims/{scope}/{key}/resolve", || post(claims::resolve)),
+    ("get", "/claims", || get(claims::list)),
+    ("get", "/ledger", || get(claims::ledger)),
+    ("get", "/status", || get(operate::status)),
+    ("get", "/examine", || get(operate::examine)),
+    ("post", "/resume", || post(operate::resume)),
+    ("post", "/backup", || post(operate::backup)),
+    ("get", "/openapi.json", || get(openapi)),
+];
+
+/// Every other route.
 const ROUTES: &[Route] = &[
     ("post", "/queues/{queue}/messages", || post(messages::send)),
     ("post", "/queues/{queue}/receive", || post(messages::receive)),
     ("delete", "/queues/{queue}/receives/{cancel_id}", || delete(messages::cancel_receive)),
     ("post", "/queues/{queue}/settle", || post(messages::settle)),
     ("post", "/queues/{queue}/extend", || post(messages::extend)),
-    ("get", "/queues", || get(queues::list)),
     ("put", "/queues/{queue}", || put(queues::create)),
     ("get", "/queues/{queue}", || get(queues::show)),
     ("patch", "/queues/{queue}", || patch(queues::change)),
@@ -119,23 +144,13 @@ const ROUTES: &[Route] = &[
     ("get", "/redrives", || get(operate::redrives)),
     ("delete", "/redrives/{id}", || delete(operate::cancel_redrive)),
     ("put", "/claims/{scope}/{key}", || put(claims::claim)),
-    ("get", "/claims/{scope}/{key}", || get(claims::show)),
-    ("delete", "/claims/{scope}/{key}", || delete(claims::forget)),
     ("post", "/claims/{scope}/{key}/complete", || post(claims::complete)),
     ("post", "/claims/{scope}/{key}/renew", || post(claims::renew)),
     ("post", "/claims/{scope}/{key}/release", || post(claims::release)),
-    ("post", "/claims/{scope}/{key}/resolve", || post(claims::resolve)),
-    ("get", "/claims", || get(claims::list)),
-    ("get", "/ledger", || get(claims::ledger)),
     ("get", "/documents", || get(documents::list)),
     ("get", "/documents/{*name}", || get(documents::show)),
     ("put", "/documents/{*name}", || put(documents::put)),
     ("delete", "/documents/{*name}", || delete(documents::remove)),
-    ("get", "/status", || get(operate::status)),
-    ("get", "/examine", || get(operate::examine)),
-    ("post", "/resume", || post(operate::resume)),
-    ("post", "/backup", || post(operate::backup)),
-    ("get", "/openapi.json", || get(openapi)),
 ];
 
 /// The API's description, OpenAPI 3.1.

@@ -1,5 +1,8 @@
 //! `hapax proxy`: a reverse proxy that makes requests with an Idempotency-Key take effect once.
 
+mod admin;
+
+use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,10 +12,12 @@ use clap::{Args, ValueEnum};
 use hapax::core::OnDoubt;
 use hapax::core::store::SharedStore;
 use hapax::embedded::Options;
-use hapax_http::proxy::{HostPolicy, ProxyConfig, TlsFiles};
+use hapax_http::proxy::{HostPolicy, Proxy, ProxyConfig, TlsFiles};
 use hapax_http::{OnOutage, Statuses, Tenant};
 use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
 
+use self::admin::{Admin, AdminConfig, AdminListen};
 use crate::config_file::{self, ConfigFile, Problem, changed_paths};
 use crate::remote::Remote;
 use crate::serve::config::{
@@ -22,7 +27,7 @@ use crate::serve::config::{
 use crate::serve::signals::Signals;
 use crate::serve::{bind_proxies, close, logs, proxy_line, run_proxies};
 use crate::store::{Store, folder};
-use crate::text::parse_ms;
+use crate::text::{parse_ms, without_token};
 use crate::{output, usage};
 
 /// Where keys and answers are kept by default.
@@ -31,7 +36,7 @@ const LEDGER: &str = "embedded:./hapax-proxy-data";
 /// Runs a reverse proxy that makes requests with an Idempotency-Key take effect once.
 #[derive(Debug, Args)]
 pub struct ProxyArgs {
-    /// Configuration file (TOML): `ledger`, `[log]` and `[[proxy]]` as in that of `serve`. Flags beat it.
+    /// Configuration file (TOML): `ledger`, `[admin]`, and `[log]` and `[[proxy]]` as in that of `serve`. Flags beat it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Prints the configuration in effect and exits.
@@ -47,6 +52,10 @@ pub struct ProxyArgs {
     /// Address to listen on; any other than loopback needs TLS or --insecure [default: 127.0.0.1:9325].
     #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     listen: Option<SocketAddr>,
+    /// Where `hapax ledger` and `hapax doctor` reach this proxy while it runs: auto (127.0.0.1:9326, or a free port while
+    /// that is taken), none, or an address; any other than loopback needs `admin.keys` in the file [default: auto].
+    #[arg(long, value_name = "ADDR", env = "HAPAX_ADMIN_LISTEN")]
+    admin_listen: Option<AdminListen>,
     /// The service's name in the ledger: part of every key [default: proxy].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -156,6 +165,8 @@ enum Outage {
 struct Config {
     /// Where keys and answers are kept.
     ledger: String,
+    /// The listener for operators.
+    admin: AdminConfig,
     /// What is logged, and how.
     log: LogConfig,
     /// The proxies.
@@ -164,7 +175,12 @@ struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { ledger: LEDGER.to_owned(), log: LogConfig::default(), proxy: Vec::new() }
+        Self {
+            ledger: LEDGER.to_owned(),
+            admin: AdminConfig::default(),
+            log: LogConfig::default(),
+            proxy: Vec::new(),
+        }
     }
 }
 
@@ -190,8 +206,10 @@ impl ProxyArgs {
         };
         let mut problems: Vec<Problem> = level_problem(&config.log).into_iter().collect();
         problems.extend(proxy_problems(&config.proxy));
-        problems.extend(address_problems(std::iter::empty(), &config.proxy));
+        problems.extend(config.admin.problems(&config.ledger));
+        problems.extend(address_problems(config.admin.address().into_iter(), &config.proxy));
         if !print_only {
+            problems.extend(config.admin.machine_problems());
             problems.extend(certificate_problems(&config.proxy));
         }
         file.verdict(problems, changed_paths(&before, &config)?)?;
@@ -200,6 +218,7 @@ impl ProxyArgs {
 
     fn lay_over(self, mut config: Config) -> anyhow::Result<Config> {
         set(&mut config.ledger, self.ledger);
+        set(&mut config.admin.listen, self.admin_listen);
         set(&mut config.log.format, self.log_format);
         set(&mut config.log.level, self.log_level);
         if config.proxy.is_empty() {
@@ -297,34 +316,88 @@ pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     logs::start(&config.log)?;
     hapax_net::files::raise_file_limit();
     let mut signals = Signals::new()?;
-    let starting = async {
-        let (ledger, store) = open(&config.ledger).await?;
-        let proxies = bind_proxies(&config.proxy, &ledger).await?;
-        anyhow::Ok((store, proxies))
-    };
-    let (store, proxies) = tokio::select! {
-        started = starting => started?,
+    let Started { store, admin, proxies } = tokio::select! {
+        started = start(&config) => started?,
         () = signals.next() => return Ok(()),
     };
-    let place = store.as_ref().map_or_else(|| shown(&config.ledger), |store| store.place().to_owned());
-    let mut text = format!("Hapax {} is ready\n", env!("CARGO_PKG_VERSION"));
-    for (proxy, listener) in &proxies {
-        text += &proxy_line(proxy, listener)?;
-    }
-    text.extend(["  Data  ", &place, "\n"]);
-    if let Err(error) = output::raw(&text) {
-        // Standard output is closed: no reason not to serve.
-        tracing::debug!("standard output: {error:#}");
-    }
     let (begin, stop) = tokio::sync::watch::channel(false);
     let running = run_proxies(proxies, &stop);
+    let (end_admin, admin_ends) = tokio::sync::oneshot::channel::<()>();
+    let admin = admin.map(|admin| {
+        tokio::spawn(admin.run(async {
+            let _ = admin_ends.await;
+        }))
+    });
     signals.shutdown().await;
     begin.send_replace(true);
     running.join_all().await;
+    // Operators can look into a proxy that waits for requests under way.
+    drop(end_admin);
+    if let Some(admin) = admin {
+        let _ = admin.await;
+    }
     if let Some(store) = store {
         close(store).await;
     }
     Ok(())
+}
+
+struct Started {
+    /// The ledger, if it is a store of this machine.
+    store: Option<Store>,
+    admin: Option<Admin>,
+    proxies: Vec<(Proxy, TcpListener)>,
+}
+
+async fn start(config: &Config) -> anyhow::Result<Started> {
+    let (ledger, store) = open(&config.ledger).await?;
+    let admin = match &store {
+        Some(store) => config.admin.bind(store, &config.proxy).await?,
+        None => None,
+    };
+    let operators = match &store {
+        None => Some(without_token(&config.ledger)),
+        Some(_) => admin.as_ref().map(|admin| admin.url.clone()),
+    };
+    let proxies = bind_proxies(&config.proxy, &ledger, operators.as_deref()).await?;
+    let mut text = format!("Hapax {} is ready\n", env!("CARGO_PKG_VERSION"));
+    for (proxy, listener) in &proxies {
+        text += &proxy_line(proxy, listener)?;
+    }
+    let about_admin = match (&store, &operators) {
+        (Some(_), Some(url)) => format!("{url} (for `hapax ledger list --endpoint {url}`)"),
+        (None, Some(url)) => format!("{url} (the server that keeps the ledger)"),
+        (_, None) => "none (keys in doubt can be decided while the proxy is stopped)".to_owned(),
+    };
+    writeln!(text, "  Admin {about_admin}")?;
+    let place = match &store {
+        Some(store) => opened(store, operators.as_deref(), &mut text).await?,
+        None => without_token(&config.ledger),
+    };
+    writeln!(text, "  Data  {place}")?;
+    if let Err(error) = output::raw(&text) {
+        // Standard output is closed: no reason not to serve.
+        tracing::debug!("standard output: {error:#}");
+    }
+    Ok(Started { store, admin, proxies })
+}
+
+/// Says what is to be known about a store of this machine; returns where it is.
+async fn opened(store: &Store, admin: Option<&str>, text: &mut String) -> anyhow::Result<String> {
+    let status = store.admin().status().await?;
+    if let Some(paused) = &status.paused {
+        writeln!(text, "  The ledger is paused: {paused}")?;
+        if let Some(url) = admin {
+            writeln!(text, "  Let it accept requests with keys again with: hapax resume --endpoint {url}")?;
+        }
+    }
+    if let Some(url) = admin {
+        store.announce(url);
+    }
+    for warning in &status.warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(store.place().to_owned())
 }
 
 /// Opens the ledger: a store of this machine, which is closed at the end, or a server's.
@@ -334,12 +407,4 @@ async fn open(url: &str) -> anyhow::Result<(SharedStore, Option<Store>)> {
         return Ok((store.admin().clone(), Some(store)));
     }
     Ok((Remote::to(url).connect().await?, None))
-}
-
-/// A URL as it may be shown: what stands before an `@` may be a key.
-fn shown(url: &str) -> String {
-    match url.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1))) {
-        Some((scheme, rest)) => format!("{scheme}://…@{rest}"),
-        None => url.to_owned(),
-    }
 }
