@@ -12,7 +12,7 @@
 //! use hapax_core::{ClaimRequest, Ending, EntryId, Json, RecordedOutcome};
 //!
 //! let timer = Timer::system();
-//! let ledger = Arc::new(hapax_conformance::MemoryLedger::new(Arc::new(hapax_core::SystemClock::default())));
+//! let ledger = hapax_conformance::MemoryStore::new(Arc::new(hapax_core::SystemClock::default()));
 //! let claims = Claims::new(ledger.clone(), timer.clone());
 //! let holder = Holder::new(None, Some(ledger), timer, Arc::new(()))?;
 //!

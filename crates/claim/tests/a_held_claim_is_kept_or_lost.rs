@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_claim::{Answer, Claims, EndError, HeldClaim, Holder, Owners, Stop, Timer};
-use hapax_conformance::MemoryLedger;
+use hapax_conformance::MemoryStore;
 use hapax_core::{
     ClaimRequest, Ending, EntryId, EntryState, Json, Ledger as _, ManualClock, OnDoubt, RecordedOutcome,
 };
@@ -13,7 +13,7 @@ use hapax_core::{
 const LEASE_MS: u64 = 30_000;
 
 struct Rig {
-    ledger: Arc<MemoryLedger>,
+    ledger: Arc<MemoryStore>,
     clock: Arc<ManualClock>,
     claims: Claims,
     holder: Arc<Holder>,
@@ -26,7 +26,7 @@ fn id() -> EntryId {
 impl Rig {
     fn new() -> Self {
         let clock = Arc::new(ManualClock::at_ms(1_700_000_000_000));
-        let ledger = Arc::new(MemoryLedger::new(clock.clone()));
+        let ledger = MemoryStore::new(clock.clone());
         let timer = Timer::new(clock.clone());
         let claims = Claims::new(ledger.clone(), timer.clone());
         let holder = Holder::new(None, Some(ledger.clone()), timer, Arc::new(())).unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax_claim::{Answer, Claims, Owners, Timer};
-use hapax_conformance::MemoryLedger;
+use hapax_conformance::MemoryStore;
 use hapax_core::{
     Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Ledger,
     LedgerCapabilities, LedgerStats, ManualClock, OnDoubt, Page, Remaining, Renew, Resolution, ResolveError,
@@ -19,7 +19,7 @@ const LEASE_MS: u64 = 10_000;
 
 /// A ledger on a clock that is moved by hand; so many of its calls take effect and lose their answer.
 struct Lossy {
-    inner: MemoryLedger,
+    inner: Arc<MemoryStore>,
     clock: Arc<ManualClock>,
     claims_lost: AtomicU32,
     renewals_lost: AtomicU32,
@@ -32,7 +32,7 @@ struct Lossy {
 fn lossy(claims_lost: u32) -> Lossy {
     let clock = Arc::new(ManualClock::at_ms(1_700_000_000_000));
     Lossy {
-        inner: MemoryLedger::new(clock.clone()),
+        inner: MemoryStore::new(clock.clone()),
         clock,
         claims_lost: claims_lost.into(),
         renewals_lost: 0.into(),

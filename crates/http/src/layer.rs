@@ -91,7 +91,7 @@ impl Builder {
     ///
     /// ```
     /// # use std::sync::Arc;
-    /// # let ledger = Arc::new(hapax_conformance::MemoryLedger::new(Arc::new(hapax_core::SystemClock::default())));
+    /// # let ledger = hapax_conformance::MemoryStore::new(Arc::new(hapax_core::SystemClock::default()));
     /// use axum::extract::MatchedPath;
     ///
     /// hapax_http::IdempotencyLayer::builder("shop", ledger)
@@ -131,7 +131,7 @@ impl Builder {
 /// use axum::{Router, routing::post};
 /// use hapax_http::{IdempotencyLayer, Policy};
 ///
-/// # let ledger = Arc::new(hapax_conformance::MemoryLedger::new(Arc::new(hapax_core::SystemClock::default())));
+/// # let ledger = hapax_conformance::MemoryStore::new(Arc::new(hapax_core::SystemClock::default()));
 /// let layer = IdempotencyLayer::builder("shop", ledger)
 ///     .route("/payments", Policy { required: true, ..Policy::default() })
 ///     .build()?;
@@ -171,7 +171,7 @@ impl IdempotencyLayer {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
     /// # let clock = std::sync::Arc::new(hapax_core::SystemClock::default());
-    /// # let ledger = std::sync::Arc::new(hapax_conformance::MemoryLedger::new(clock));
+    /// # let ledger = hapax_conformance::MemoryStore::new(clock);
     /// let layer = IdempotencyLayer::new(ledger); // with the crate hapax: `hapax.ledger()`
     /// let mut app: Router = Router::new().route("/payments", post(|| async { "paid" })).layer(layer);
     ///

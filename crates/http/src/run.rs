@@ -526,7 +526,7 @@ mod tests {
     #[tokio::test]
     async fn no_more_runs_begin_than_may_be_under_way() {
         let clock = Arc::new(hapax_core::SystemClock::default());
-        let ledger = Arc::new(hapax_conformance::MemoryLedger::new(clock));
+        let ledger = hapax_conformance::MemoryStore::new(clock);
         let shared = IdempotencyLayer::builder("shop", ledger).build().unwrap().0;
         let mut runs: Vec<_> = (0..RUNS_MAX).map(|_| Under::way(&shared).expect("there is room")).collect();
         assert!(Under::way(&shared).is_none());

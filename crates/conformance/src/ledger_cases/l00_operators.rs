@@ -8,7 +8,7 @@ use hapax_core::{
 };
 
 use crate::ledger_trial::{
-    LONG, ask, brief, complete, done, failed, fingerprint, happened, id, parking, replayed,
+    LONG, ask, brief, complete, done, failed, fingerprint, happened, id, parking, replayed, waiting,
 };
 use crate::trial::{LEASE, Trial};
 
@@ -130,6 +130,24 @@ pub(crate) async fn counters_are_exact(t: Trial) {
     t.forget(&paid).await.unwrap();
     let after = t.ledger_stats().await;
     assert_eq!((after.entries, after.open, after.pruned), (3, 2, 0));
+}
+
+pub(crate) async fn a_claim_that_is_repeated_or_waits_is_counted_once(t: Trial) {
+    let order = id("order-7");
+    let grant = t.grant(brief(&order, "ann")).await; // granted 1
+    assert_eq!(t.grant(brief(&order, "ann")).await.fence, grant.fence, "the same claim, asked for again");
+    let waits = t.claim_waiting(waiting(&order, "bob")).await; // conflicts 1
+    t.advance(LEASE / 2).await;
+    t.renew(&order, &grant.token, LONG).await.unwrap();
+    // It was to end now, so the one that waits looks again.
+    t.advance(LEASE / 2).await;
+    t.quiet().await;
+    assert!(!waits.is_over());
+    t.end(&order, &grant.token, complete(&done("paid"))).await.unwrap(); // completed 1
+    assert_eq!(replayed(&t.answered(waits).await), Some(&done("paid"))); // replayed 1
+    let stats = t.ledger_stats().await;
+    let counts = (stats.granted, stats.conflicts, stats.completed, stats.replayed);
+    assert_eq!(counts, (1, 1, 1, 1), "{stats:?}");
 }
 
 pub(crate) async fn looking_changes_and_counts_nothing(t: Trial) {

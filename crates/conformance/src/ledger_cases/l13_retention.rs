@@ -9,7 +9,7 @@ use hapax_core::{
 use super::l06_settle::{ask_for, entry_of, keyed, once, settle_with};
 use crate::ledger_trial::{ask, complete, done, failed, id, replayed};
 use crate::trial::Trial;
-use crate::values::{redrive_from, reject, retry};
+use crate::values::{config, redrive_from, reject, retry};
 
 /// Completes for the shortest time.
 fn briefly(outcome: &hapax_core::RecordedOutcome) -> Ending {
@@ -109,6 +109,19 @@ pub(crate) async fn the_entry_of_a_live_message_is_kept(mut t: Trial) {
     let again = t.one(&jobs).await;
     assert_eq!(replayed(&t.claim(ask_for(&jobs, &again, "next")).await), Some(&done("paid")));
     t.ack(&jobs, &again).await;
+    t.pass(TTL_MS_MIN).await;
+    t.vanishes(&id).await;
+}
+
+/// Also on a queue whose messages are not linked to their keys when they are sent.
+pub(crate) async fn the_entry_of_a_claim_that_names_a_delivery_is_kept(mut t: Trial) {
+    let jobs = t.create("jobs", config()).await;
+    let (got, id, grant) = at_work(&t, &jobs).await;
+    t.end(&id, &grant.token, briefly(&done("paid"))).await.unwrap();
+    kept(&t, &id, &done("paid")).await;
+    t.crash().await;
+    kept(&t, &id, &done("paid")).await;
+    t.ack(&jobs, &got).await;
     t.pass(TTL_MS_MIN).await;
     t.vanishes(&id).await;
 }

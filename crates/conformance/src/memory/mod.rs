@@ -2,17 +2,22 @@
 //! not its durability.
 
 mod documents;
+mod ledger;
 mod operations;
 mod seams;
 mod state;
 
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-use hapax_core::{Clock, ManualClock};
+use hapax_core::Clock;
 use state::State;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
-/// Queues and documents in memory, on a clock that is moved by hand.
+/// Queues, ledger and documents in memory, behind one lock. What it holds outlives a handle, as a disk would:
+/// [`reopened`](Self::reopened) gives the store as it is after a restart.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -28,20 +33,23 @@ use tokio::sync::Notify;
 /// ```
 pub struct MemoryStore {
     state: Arc<Mutex<State>>,
-    clock: Arc<ManualClock>,
+    clock: Arc<dyn Clock>,
     changed: Arc<Notify>,
 }
 
 impl MemoryStore {
-    /// An empty store.
-    pub fn new(clock: Arc<ManualClock>) -> Arc<Self> {
-        let state = State { start_ms: clock.wall_ms(), ..State::default() };
+    /// An empty store. Its time begins at the clock's wall time and follows the clock's monotonic time.
+    pub fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
+        let start_ms = clock.wall_ms().saturating_sub(clock.monotonic_us() / 1000);
+        let state = State { start_ms, ..State::default() };
         Self::on(Arc::new(Mutex::new(state)), clock)
     }
 
     /// The store as it is after a restart: the same data, and counters that begin again.
     pub fn reopened(&self) -> Arc<Self> {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.now();
+        let now_ms = state.now_ms;
+        state.ledger.reopen(now_ms);
         for queue in state.queues.values_mut() {
             queue.totals = hapax_core::store::QueueTotals::default();
         }
@@ -49,18 +57,33 @@ impl MemoryStore {
         Self::on(Arc::clone(&self.state), Arc::clone(&self.clock))
     }
 
-    fn on(state: Arc<Mutex<State>>, clock: Arc<ManualClock>) -> Arc<Self> {
+    fn on(state: Arc<Mutex<State>>, clock: Arc<dyn Clock>) -> Arc<Self> {
         let changed = Arc::new(Notify::new());
         let moved = Arc::clone(&changed);
         clock.on_moved(Arc::new(move || moved.notify_waiters()));
         Arc::new(Self { state, clock, changed })
     }
 
-    /// The state as of now; whoever waits looks again afterwards.
+    /// The state as of now.
     fn now(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock().unwrap();
         let now_ms = state.start_ms + self.clock.monotonic_us() / 1000;
         state.tick(now_ms);
         state
+    }
+
+    /// The state as of now, about to be changed: calls that wait look again as soon as the lock is free.
+    fn change(&self) -> MutexGuard<'_, State> {
+        let state = self.now();
+        self.changed.notify_waiters();
+        state
+    }
+
+    /// Waits until something has changed, or for `ms` on a clock that runs by itself.
+    async fn wait(&self, changed: Pin<&mut Notified<'_>>, ms: u64) {
+        match self.clock.sleep_for(ms.saturating_mul(1000)) {
+            Some(real) => drop(tokio::time::timeout(real.max(Duration::from_millis(1)), changed).await),
+            None => changed.await,
+        }
     }
 }

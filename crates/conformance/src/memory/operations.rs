@@ -1,8 +1,8 @@
 use hapax_core::policy;
 use hapax_core::{
-    AdminError, Cause, DedupId, Delivery, Extend, How, MessageKey, MessageState, MessageView, NewMessage,
-    QueueConfig, QueueName, QueueStats, Receipt, Receive, Remaining, Revision, SendError, Sent, Settle,
-    SettleError, Settled, StoreError, validate,
+    AdminError, Cause, DedupId, Delivery, EntryId, Extend, How, MessageId, MessageKey, MessageState,
+    MessageView, NewMessage, QueueConfig, QueueName, QueueStats, Receipt, Receive, Remaining, Revision,
+    SendError, Sent, Settle, SettleError, Settled, StoreError, validate,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -46,8 +46,11 @@ impl State {
         let stated = MessageKey::stated(&new.attributes, &new.body, config.key_pointer.as_deref());
         let due_ms = visible.due_ms;
         let place = if due_ms == now_ms { Place::Ready } else { Place::Hidden { until: due_ms } };
+        let key = MessageKey::decide(stated, dedup.as_ref().map(DedupId::as_str), id);
+        let entry = queue.is_once().then(|| EntryId::of_queue(name, key.key.clone()));
         let message = Message {
-            key: MessageKey::decide(stated, dedup.as_ref().map(DedupId::as_str), id),
+            key,
+            needs: entry.into_iter().collect(),
             id,
             place,
             body: new.body,
@@ -134,6 +137,10 @@ impl State {
 
     pub fn settle(&mut self, name: &QueueName, settle: Settle) -> Result<Settled, SettleError> {
         let now_ms = self.now_ms;
+        // A claim that was lost keeps its message; an effect that happened is recorded even if its delivery is stale.
+        if let Some(end) = &settle.claim {
+            self.end(end).map_err(SettleError::Claim)?;
+        }
         let sequence = self.find(name, &settle.receipt)?;
         let queue = self.queues.get_mut(name).unwrap();
         if !queue.messages[&sequence].in_flight() {
@@ -236,14 +243,39 @@ impl State {
 }
 
 impl Queue {
-    pub fn find(&mut self, receipt: &Receipt) -> Result<u64, SettleError> {
+    /// The message that was delivered under a receipt, and the fence of that delivery.
+    fn delivered<'a>(&self, receipt: &'a Receipt) -> Result<(u64, &'a str), SettleError> {
         let parts: Vec<&str> = receipt.as_str().split('|').collect();
         let [queue, id, sequence, fence] = parts[..] else { return Err(SettleError::Malformed) };
         if queue != self.info.name.as_str() {
             return Err(SettleError::Malformed);
         }
         let sequence = sequence.parse().map_err(|_| SettleError::Malformed)?;
-        let m = self.messages.get(&sequence).filter(|m| m.id.to_string() == id).ok_or(SettleError::Gone)?;
+        let is_it = |m: &&Message| m.id.to_string() == id;
+        self.messages.get(&sequence).filter(is_it).map(|_| (sequence, fence)).ok_or(SettleError::Gone)
+    }
+
+    /// The message that a receipt names, whether or not it is the newest of its receipts.
+    pub fn named(&self, receipt: &Receipt) -> Option<u64> {
+        self.delivered(receipt).ok().map(|(sequence, _)| sequence)
+    }
+
+    /// Lets parked messages continue; counts them.
+    pub fn release(&mut self, ids: &[MessageId]) -> u64 {
+        let mut count = 0;
+        for m in self.messages.values_mut() {
+            if m.place == Place::Parked && ids.contains(&m.id) {
+                (m.place, m.attempts, m.received_ms, m.parked) = (Place::Ready, 0, 0, None);
+                self.undecided.remove(&m.id);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    pub fn find(&mut self, receipt: &Receipt) -> Result<u64, SettleError> {
+        let (sequence, fence) = self.delivered(receipt)?;
+        let m = &self.messages[&sequence];
         match &m.parked {
             Some((Cause::InDoubt | Cause::Damaged, _)) => return Err(SettleError::NotInFlight),
             Some(_) => return Err(SettleError::Dead),

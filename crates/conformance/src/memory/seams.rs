@@ -11,15 +11,15 @@ use hapax_core::{
 };
 
 use super::MemoryStore;
-use super::state::{Message, Place, Queue, Redrive};
+use super::state::{Message, Queue, Redrive};
 
 #[async_trait]
 impl QueueStore for MemoryStore {
     fn capabilities(&self) -> Capabilities {
-        let mut can = Capabilities::none("reference");
+        let mut can = Capabilities::none("memory");
         can.leases = true;
         can.settles = Settles::ALL;
-        (can.atomic_settle, can.atomic_moves) = (true, true);
+        (can.atomic_settle, can.atomic_moves, can.settle_ends_claims) = (true, true, true);
         (can.durable_lease, can.fence) = (true, true);
         (can.order, can.halt_group) = (Order::PerGroup, true);
         (can.priorities, can.browse, can.redrive) = (true, true, true);
@@ -31,10 +31,9 @@ impl QueueStore for MemoryStore {
 
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
         validate::batch("messages", batch.len())?;
-        let mut state = self.now();
+        let mut state = self.change();
         state.of(queue)?;
         let answers = batch.into_iter().map(|message| state.send(queue, message)).collect();
-        self.changed.notify_waiters();
         Ok(answers)
     }
 
@@ -47,32 +46,31 @@ impl QueueStore for MemoryStore {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            {
+            let left_ms = {
                 let mut state = self.now();
                 let got = state.receive(queue, &ask)?;
                 if !got.is_empty() || state.now_ms >= from_ms + wait_ms {
                     return Ok(got);
                 }
-            }
-            changed.await;
+                state.next_ms().min(from_ms + wait_ms).saturating_sub(state.now_ms)
+            };
+            self.wait(changed, left_ms).await;
         }
     }
 
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
         validate::batch("settle", batch.len())?;
-        let mut state = self.now();
+        let mut state = self.change();
         state.of(queue)?;
         let answers = batch.into_iter().map(|settle| state.settle(queue, settle)).collect();
-        self.changed.notify_waiters();
         Ok(answers)
     }
 
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
         validate::batch("extend", batch.len())?;
-        let mut state = self.now();
+        let mut state = self.change();
         state.of(queue)?;
         let answers = batch.iter().map(|extend| state.extend(queue, extend)).collect();
-        self.changed.notify_waiters();
         Ok(answers)
     }
 }
@@ -141,18 +139,16 @@ impl QueueAdmin for MemoryStore {
     }
 
     async fn resume_queue(&self, name: &QueueName, _by: &str) -> Result<(), StoreError> {
-        self.now().of(name)?.info.paused = None;
-        self.changed.notify_waiters();
+        self.change().of(name)?.info.paused = None;
         Ok(())
     }
 
     async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError> {
-        let mut state = self.now();
+        let mut state = self.change();
         state.of(name)?;
         state.queues.remove(name);
         let now_ms = state.now_ms;
         state.deleted.insert(name.clone(), now_ms);
-        self.changed.notify_waiters();
         Ok(())
     }
 
@@ -165,7 +161,7 @@ impl QueueAdmin for MemoryStore {
     }
 
     async fn purge_spaced(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
-        let mut state = self.now();
+        let mut state = self.change();
         let last_ms = state.of(name)?.purged_ms;
         state.wait(last_ms, interval_ms)?;
         let now_ms = state.now_ms;
@@ -179,7 +175,6 @@ impl QueueAdmin for MemoryStore {
                 state.decide(m, &story.source);
             }
         }
-        self.changed.notify_waiters();
         Ok(gone.len() as u64)
     }
 
@@ -202,7 +197,7 @@ impl QueueAdmin for MemoryStore {
         _by: &str,
     ) -> Result<Discarded, StoreError> {
         validate::batch("ids", ids.len())?;
-        let mut state = self.now();
+        let mut state = self.change();
         let queue = state.of(name)?;
         let asked = |m: &Message| ids.contains(&m.id);
         let in_flight: Vec<_> =
@@ -214,34 +209,20 @@ impl QueueAdmin for MemoryStore {
                 state.decide(m, &story.source);
             }
         }
-        self.changed.notify_waiters();
         Ok(Discarded { count: gone.len() as u64, in_flight })
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
         validate::batch("ids", ids.len())?;
-        let mut state = self.now();
-        let mut count = 0;
-        let queue = state.of(name)?;
-        for m in queue.messages.values_mut() {
-            if m.place == Place::Parked && ids.contains(&m.id) {
-                (m.place, m.attempts, m.received_ms, m.parked) = (Place::Ready, 0, 0, None);
-                queue.undecided.remove(&m.id);
-                count += 1;
-            }
-        }
-        self.changed.notify_waiters();
-        Ok(count)
+        Ok(self.change().of(name)?.release(&ids))
     }
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
-        let mut state = self.now();
+        let mut state = self.change();
         let undecided = &mut state.of(name)?.undecided;
         let before = undecided.len();
         undecided.retain(|_, other| other != group);
         let removed = undecided.len() < before;
-        drop(state);
-        self.changed.notify_waiters();
         if removed { Ok(()) } else { Err(AdminError::NotFound(format!("halted group {group}"))) }
     }
 
@@ -283,8 +264,7 @@ impl QueueAdmin for MemoryStore {
     }
 
     async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError> {
-        let state = self.now();
-        self.changed.notify_waiters();
+        let state = self.change();
         Ok(state.redrives.iter().rev().map(|r| r.task.clone()).filter(|task| task.from == *from).collect())
     }
 

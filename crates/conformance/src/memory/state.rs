@@ -4,9 +4,12 @@ use bytes::Bytes;
 use hapax_core::policy::{self, AfterFailure};
 use hapax_core::store::{FailedAttempt, QueueTotals};
 use hapax_core::{
-    Attributes, Cause, DeadLetter, DedupId, Delivery, Document, DocumentName, Fence, GroupId, MessageId,
-    MessageKey, OnDead, Priority, QueueInfo, QueueName, Receipt, RedriveState, RedriveTask, Settled,
+    Attributes, Cause, DeadLetter, DedupId, Delivery, Document, DocumentName, EntryId, Fence, GroupId,
+    MessageId, MessageKey, OnDead, Priority, QueueInfo, QueueName, Receipt, RedriveState, RedriveTask,
+    Settled, Tier,
 };
+
+use super::ledger::Entries;
 
 #[derive(Clone, Copy, PartialEq)]
 pub enum Place {
@@ -32,6 +35,8 @@ pub struct Message {
     pub priority: Priority,
     /// Decided when the message was sent; stays with it wherever it goes.
     pub key: MessageKey,
+    /// Entries of the ledger that are kept as long as it lives.
+    pub needs: BTreeSet<EntryId>,
     pub dead: Option<DeadLetter>,
     /// Its sequence in the queue it died in.
     pub died_at: u64,
@@ -78,6 +83,7 @@ pub struct State {
     pub revision: u64,
     pub deleted: HashMap<QueueName, u64>,
     pub documents: BTreeMap<DocumentName, Document>,
+    pub ledger: Entries,
 }
 
 impl Message {
@@ -89,6 +95,11 @@ impl Message {
 impl Queue {
     pub fn max_attempts(&self) -> Option<u32> {
         self.info.config.retry.limit()
+    }
+
+    /// Whether its handlers claim keys of the ledger.
+    pub fn is_once(&self) -> bool {
+        self.info.config.tier == Tier::EffectivelyOnce
     }
 
     pub fn bytes(&self) -> u64 {
@@ -215,6 +226,11 @@ impl State {
         self.random ^ (self.random >> 29)
     }
 
+    /// The fence of the next delivery or claim; it counts as used once something holds it.
+    pub fn next_fence(&self) -> u64 {
+        (self.fence + 1).max(self.now_ms * 1000)
+    }
+
     pub fn new_id(&mut self) -> MessageId {
         self.next_id += 1;
         MessageId(1 << 100 | self.next_id)
@@ -331,6 +347,19 @@ impl State {
         for at in 0..self.redrives.len() {
             self.drive(at);
         }
+        self.prune();
+    }
+
+    /// When something happens next by itself, if a clock that runs by itself has to be waited for.
+    pub fn next_ms(&self) -> u64 {
+        let due = |m: &Message| match m.place {
+            Place::Hidden { until } | Place::Flight { until, .. } => until,
+            Place::Ready | Place::Parked => u64::MAX,
+        };
+        let messages = self.queues.values().flat_map(|queue| queue.messages.values());
+        let redrives = self.redrives.iter().any(|redrive| redrive.task.state == RedriveState::Running);
+        let step_ms = if redrives { self.now_ms + 10 } else { u64::MAX };
+        messages.map(due).min().unwrap_or(u64::MAX).min(step_ms)
     }
 
     /// Someone decided about a message: the group that it came from no longer waits for it.
@@ -363,7 +392,13 @@ impl State {
             let awaited = self.decide(&m, &story.source);
             let home = awaited && to.as_ref().is_none_or(|to| *to == story.source);
             let id = self.new_id();
-            let Some(target) = self.queues.get_mut(&to.unwrap_or(story.source)) else {
+            let to = to.unwrap_or_else(|| story.source.clone());
+            let once = |name| self.queues.get(name).is_some_and(Queue::is_once);
+            if once(&to) || once(&story.source) || !m.needs.is_empty() {
+                m.needs = BTreeSet::from([EntryId::of_queue(&to, m.key.key.clone())]);
+            }
+            let needs = m.needs.first().cloned();
+            let Some(target) = self.queues.get_mut(&to) else {
                 self.queues.get_mut(&from).unwrap().messages.insert(sequence, m);
                 self.redrives[at].task.left += 1;
                 continue;
@@ -378,6 +413,9 @@ impl State {
             m.history.clear();
             target.messages.insert(place, m);
             self.redrives[at].task.moved += 1;
+            if let Some(id) = needs {
+                self.clear_failure(&id);
+            }
         }
     }
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use bytes::Bytes;
-use hapax_core::Ledger;
-use hapax_embedded::{Embedded, Options};
+use hapax_conformance::MemoryStore;
+use hapax_core::{Ledger, SystemClock};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::client::legacy::Client as Pool;
@@ -42,21 +42,20 @@ pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A real ledger in a folder that goes away with the test.
+/// A ledger in memory, and a folder that goes away with the test.
 pub struct Store {
     pub folder: tempfile::TempDir,
-    embedded: Arc<Embedded>,
+    memory: Arc<MemoryStore>,
 }
 
 impl Store {
     pub fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let embedded = Arc::new(Embedded::open(folder.path(), Options::default()).unwrap());
-        Self { folder, embedded }
+        let memory = MemoryStore::new(Arc::new(SystemClock::default()));
+        Self { folder: tempfile::tempdir().unwrap(), memory }
     }
 
     pub fn ledger(&self) -> Arc<dyn Ledger> {
-        self.embedded.clone()
+        self.memory.clone()
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use hapax_conformance::MemoryLedger;
+use hapax_conformance::MemoryStore;
 use hapax_core::{
     Batch, Browse, Claim, ClaimEnd, ClaimError, ClaimRequest, DeadLetterPolicy, Delivery, EntryFilter,
     EntryId, EntryView, Extend, Ledger, LedgerCapabilities, LedgerStats, MessageView, NewMessage, Page,
@@ -99,9 +99,9 @@ pub async fn wait_for(watch: &Watch, enough: impl Fn(&Counts) -> bool) {
     }
 }
 
-/// A ledger that can be told to fail. It says that it is durable, since a test does not outlive its process.
+/// A ledger that can be told to fail.
 pub struct TestLedger {
-    inner: MemoryLedger,
+    inner: Arc<MemoryStore>,
     /// Calls that fail as if the ledger could not be reached.
     pub down: AtomicBool,
     /// So many calls take effect and lose their answer.
@@ -111,7 +111,7 @@ pub struct TestLedger {
 
 impl TestLedger {
     pub fn new() -> Self {
-        let inner = MemoryLedger::new(Arc::new(SystemClock::default()));
+        let inner = MemoryStore::new(Arc::new(SystemClock::default()));
         Self { inner, down: AtomicBool::new(false), unanswered: 0.into(), calls: 0.into() }
     }
 
@@ -132,7 +132,7 @@ impl TestLedger {
 #[async_trait::async_trait]
 impl Ledger for TestLedger {
     fn ledger_capabilities(&self) -> LedgerCapabilities {
-        LedgerCapabilities { durable: true, ..self.inner.ledger_capabilities() }
+        self.inner.ledger_capabilities()
     }
 
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
