@@ -1,6 +1,7 @@
 //! Asking for claims and ending them, with as many tries as it takes to know.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use hapax_core::{
@@ -25,8 +26,8 @@ const GIVEN_BACK_MS: u64 = 1_000;
 /// How long to try to give back a claim that may have been made.
 const GIVE_BACK_MS_MAX: u64 = 600_000;
 
-/// A claim that was given, and is known to be in time.
-#[derive(Debug, Clone)]
+/// A claim that was given, and is known to be in time. Dropped before something ran under it, it is given back in the
+/// background: nothing happened, so its key must not end in doubt.
 pub struct Granted {
     /// Which entry.
     pub id: EntryId,
@@ -34,10 +35,40 @@ pub struct Granted {
     pub grant: Grant,
     /// When it was asked for, by the timer of the claims: the lease counts from then.
     pub asked_us: u64,
+    claims: Claims,
+    /// Nothing ran under it, and it has not been ended.
+    unused: AtomicBool,
+}
+
+impl Granted {
+    fn new(claims: &Claims, id: EntryId, grant: Grant, asked_us: u64) -> Self {
+        Self { id, grant, asked_us, claims: claims.clone(), unused: AtomicBool::new(true) }
+    }
+
+    /// Something runs under it from now on, or it has been ended: it is not given back any more. `false` if that was so
+    /// before.
+    pub fn spend(&self) -> bool {
+        self.unused.swap(false, Ordering::SeqCst)
+    }
+}
+
+impl Drop for Granted {
+    fn drop(&mut self) {
+        if self.spend() {
+            let (id, token) = (self.id.clone(), self.grant.token.clone());
+            self.claims.pay_back(Owed::Release(ClaimEnd { id, token, ending: Ending::Release }));
+        }
+    }
+}
+
+impl std::fmt::Debug for Granted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Granted").field("id", &self.id).field("grant", &self.grant).finish_non_exhaustive()
+    }
 }
 
 /// The answer to a claim.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub enum Answer {
     /// The caller holds the key: it may act.
     Granted(Granted),
@@ -140,7 +171,7 @@ impl Claims {
         };
         let count = asking.requests.len();
         drop(asking);
-        vec![Answer::Unavailable(error); count]
+        (0..count).map(|_| Answer::Unavailable(error.clone())).collect()
     }
 
     async fn answered(
@@ -161,7 +192,7 @@ impl Claims {
                     if took_us * LATE_PART > grant.lease_ms * 1000 {
                         late.push((at, request.lease_ms));
                     }
-                    Answer::Granted(Granted { id: request.id, grant, asked_us })
+                    Answer::Granted(Granted::new(self, request.id, grant, asked_us))
                 }
                 Ok(Claim::Completed { outcome, .. }) => Answer::Completed(outcome),
                 // What is left of this process's own claim is no doubt: nothing ran under it, and it is being given back.
@@ -182,40 +213,35 @@ impl Claims {
     /// Renews grants whose answer took long: a claim that waited says what was left of its lease when the answer was
     /// sent, and how old that is cannot be known. What is not confirmed is given back.
     async fn confirm(&self, answers: &mut [Answer], late: Vec<(usize, u64)>) {
-        let mut confirming = Confirming { claims: self, granted: Vec::new() };
         let mut renewals = Vec::new();
         let mut bound_ms = CALL_MS_MAX;
         for (at, lease_ms) in &late {
             let Answer::Granted(granted) = &answers[*at] else { continue };
             bound_ms = bound_ms.min((lease_ms / 3).max(1));
-            renewals.push(Renew {
-                id: granted.id.clone(),
-                token: granted.grant.token.clone(),
-                lease_ms: *lease_ms,
-            });
-            confirming.granted.push(granted.clone());
+            let (id, token) = (granted.id.clone(), granted.grant.token.clone());
+            renewals.push(Renew { id, token, lease_ms: *lease_ms });
         }
         let asked_us = self.timer.now_us();
         let renewed = self.timer.timeout(bound_ms, self.ledger.renew(renewals)).await;
-        let granted = std::mem::take(&mut confirming.granted);
         let mut renewed = match renewed {
             Some(Ok(renewed)) => renewed.into_iter(),
             _ => Vec::new().into_iter(),
         };
-        for ((at, _), granted) in late.into_iter().zip(granted) {
-            answers[at] = match renewed.next() {
+        for (at, _) in late {
+            let Answer::Granted(granted) = &mut answers[at] else { continue };
+            let why = match renewed.next() {
                 Some(Ok(left)) => {
-                    let grant = Grant { lease_ms: left.lease_ms, ..granted.grant };
-                    Answer::Granted(Granted { grant, asked_us, ..granted })
+                    granted.grant.lease_ms = left.lease_ms;
+                    granted.asked_us = asked_us;
+                    continue;
                 }
-                Some(Err(error)) => Answer::Unconfirmed(StoreError::Unavailable(format!(
-                    "the claim was lost before it was confirmed: {error}"
-                ))),
-                None => {
-                    self.release(granted);
-                    Answer::Unconfirmed(StoreError::Unavailable("the claim was not confirmed in time".into()))
+                Some(Err(error)) => {
+                    granted.spend();
+                    format!("the claim was lost before it was confirmed: {error}")
                 }
+                None => "the claim was not confirmed in time".to_owned(),
             };
+            answers[at] = Answer::Unconfirmed(StoreError::Unavailable(why));
         }
     }
 
@@ -243,12 +269,6 @@ impl Claims {
             self.timer.sleep_ms(fastrand::u64(pause_ms / 2..=pause_ms)).await;
             pause_ms = (pause_ms * 2).min(2_000);
         }
-    }
-
-    /// Gives back a claim that nothing ran under, in the background.
-    fn release(&self, granted: Granted) {
-        let end = ClaimEnd { id: granted.id, token: granted.grant.token, ending: Ending::Release };
-        self.pay_back(Owed::Release(end));
     }
 
     /// Gives back a claim that may have been made, in the background: asks for it as the same owner, then releases it.
@@ -309,20 +329,6 @@ impl Drop for Asking<'_> {
             for request in self.requests.drain(..) {
                 self.claims.give_back(request);
             }
-        }
-    }
-}
-
-/// Grants that are being confirmed. Dropped, it gives them back.
-struct Confirming<'a> {
-    claims: &'a Claims,
-    granted: Vec<Granted>,
-}
-
-impl Drop for Confirming<'_> {
-    fn drop(&mut self) {
-        for granted in self.granted.drain(..) {
-            self.claims.release(granted);
         }
     }
 }

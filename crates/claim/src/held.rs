@@ -45,6 +45,7 @@ pub struct HeldClaim {
 impl Claims {
     /// Keeps a claim that was granted: from now on it is renewed, for `lease_ms` each time.
     pub fn hold(&self, holder: &Arc<Holder>, granted: Granted, lease_ms: u64) -> HeldClaim {
+        granted.spend();
         let lease = Lease::of_claim(granted.asked_us, granted.grant.lease_ms);
         lease.enter(Phase::Running);
         let single = Arc::new(Single { granted, lease, lease_ms });

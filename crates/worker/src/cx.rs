@@ -1,6 +1,6 @@
 //! What a handler knows about its run.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -35,14 +35,14 @@ pub(crate) struct Job {
     /// The handler was started.
     pub began: AtomicBool,
     entry: EntryId,
-    grant: OnceLock<Grant>,
+    granted: OnceLock<Granted>,
 }
 
 impl Job {
     pub fn new(env: Arc<Env>, delivery: Delivery, lease: Lease, received_us: u64) -> Self {
         let entry = EntryId::new(env.scope.clone(), delivery.key.clone());
-        let (began, grant) = (AtomicBool::new(false), OnceLock::new());
-        Self { env, delivery, lease, received_us, began, entry, grant }
+        let (began, granted) = (AtomicBool::new(false), OnceLock::new());
+        Self { env, delivery, lease, received_us, began, entry, granted }
     }
 
     /// What the ledger knows the intended effect by.
@@ -67,12 +67,25 @@ impl Job {
     }
 
     pub fn grant(&self) -> Option<&Grant> {
-        self.grant.get()
+        self.granted.get().map(|granted| &granted.grant)
+    }
+
+    /// The handler starts now: what it was claimed for may happen.
+    pub fn begin(&self) {
+        self.began.store(true, Ordering::SeqCst);
+        self.claim_spent();
+    }
+
+    /// The claim is not given back any more when the last reference to this is dropped.
+    pub fn claim_spent(&self) {
+        if let Some(granted) = self.granted.get() {
+            granted.spend();
+        }
     }
 
     pub fn granted(&self, granted: Granted) {
         self.lease.claimed(granted.asked_us, granted.grant.lease_ms);
-        let fresh = self.grant.set(granted.grant).is_ok();
+        let fresh = self.granted.set(granted).is_ok();
         assert!(fresh, "a delivery is claimed once");
     }
 }
@@ -91,7 +104,7 @@ impl Held for Job {
     }
 
     fn claim(&self) -> Option<(&EntryId, &Token)> {
-        self.grant.get().map(|grant| (&self.entry, &grant.token))
+        self.grant().map(|grant| (&self.entry, &grant.token))
     }
 }
 

@@ -13,15 +13,17 @@ use crate::stats::Stats;
 /// Runs a handler until it ends, panics, or is stopped at an await by all of its leases.
 ///
 /// It looks at the clock itself before each step: a process that slept past its lease wakes all of its threads at once,
-/// and the handler must not act before the heartbeat has looked.
+/// and the handler must not act before the heartbeat has looked. `begin` is called right before the handler's first step;
+/// without it nothing has run.
 pub(crate) async fn guard<T>(
     leases: impl Iterator<Item = &Lease> + Clone,
     timer: &Timer,
     stats: &Stats,
+    begin: impl FnOnce(),
     handler: Pin<Box<dyn Future<Output = T> + Send + '_>>,
 ) -> Result<T, Ended> {
     let mut handler = Some(handler);
-    let mut started = false;
+    let mut begin = Some(begin);
     // User code may panic when it is dropped, too.
     let forget = |handler: Option<_>| drop(catch_unwind(AssertUnwindSafe(|| drop(handler))));
     poll_fn(move |cx| {
@@ -35,9 +37,15 @@ pub(crate) async fn guard<T>(
         let stop = leases.clone().map(Lease::stop).reduce(Option::and).flatten();
         if let Some(stop) = stop {
             forget(handler.take());
-            return Poll::Ready(Err(if started { Ended::Stopped(stop) } else { Ended::NotStarted(stop) }));
+            return Poll::Ready(Err(if begin.is_none() {
+                Ended::Stopped(stop)
+            } else {
+                Ended::NotStarted(stop)
+            }));
         }
-        started = true;
+        if let Some(begin) = begin.take() {
+            begin();
+        }
         let Some(running) = handler.as_mut() else { return Poll::Pending };
         match catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(cx))) {
             Ok(Poll::Pending) => Poll::Pending,

@@ -218,7 +218,7 @@ impl Idempotent {
         let known = Run { id: self.id.clone(), fence: held.fence(), takeover: held.is_takeover() };
         // The closure is called at the first poll, after the lease was looked at: its synchronous part acts, too.
         let running = Box::pin(async move { run(known).await });
-        let ended = guard(std::iter::once(held.lease()), &timer, &Stats::default(), running).await;
+        let ended = guard(std::iter::once(held.lease()), &timer, &Stats::default(), || (), running).await;
         match ended {
             Ok(Ok(value)) => {
                 let outcome =

@@ -227,6 +227,9 @@ impl WorkerState {
             observer.ended(crate::testing::Ran { how, ending, settled });
         }
         finish.job.lease.enter(Phase::Over);
+        if settled.is_some() && finish.ending.is_some() {
+            finish.job.claim_spent();
+        }
         self.settled(&finish.job, &finish.how, settled, error);
         if let Some(tell) = finish.tell {
             // A lane that went away does not want to know.

@@ -280,21 +280,22 @@ impl WorkerState {
                 return ended.unwrap_or(Ended::NotStarted(Stop::Lost));
             }
         };
-        self.begin(std::slice::from_ref(job)).await;
+        self.prepare(std::slice::from_ref(job)).await;
         let leases = std::iter::once(&job.lease);
-        let running =
-            guard(leases, self.timer(), &self.stats, run(job, self.records())).instrument(job.span());
+        let running = guard(leases, self.timer(), &self.stats, || job.begin(), run(job, self.records()))
+            .instrument(job.span());
         let ended = running.await.unwrap_or_else(|stopped| stopped);
         self.ran(std::slice::from_ref(job)).await;
         ended
     }
 
     async fn run_many(&self, run: &RunMany, jobs: &[Arc<Job>]) -> Vec<Ended> {
-        self.begin(jobs).await;
+        self.prepare(jobs).await;
         let leases = jobs.iter().map(|job| &job.lease);
         let span = tracing::info_span!("batch", queue = %self.env.name, messages = jobs.len());
+        let begin = || jobs.iter().for_each(|job| job.begin());
         let ended =
-            guard(leases, self.timer(), &self.stats, run(jobs, self.records())).instrument(span).await;
+            guard(leases, self.timer(), &self.stats, begin, run(jobs, self.records())).instrument(span).await;
         self.ran(jobs).await;
         let each = |stopped: &Ended| match stopped {
             Ended::Panicked(error) => Ended::Panicked(error.clone()),
@@ -304,7 +305,7 @@ impl WorkerState {
         ended.unwrap_or_else(|stopped| jobs.iter().map(|_| each(&stopped)).collect())
     }
 
-    async fn begin(&self, jobs: &[Arc<Job>]) {
+    async fn prepare(&self, jobs: &[Arc<Job>]) {
         if !self.env.hooks.none() {
             for _ in jobs {
                 self.env.hooks.pass(Point::BeforeEffect).await;
@@ -316,7 +317,6 @@ impl WorkerState {
                 job.lease.run_until(until_us);
                 self.holder.expect(until_us);
             }
-            job.began.store(true, Ordering::SeqCst);
             job.lease.enter(Phase::Running);
         }
     }

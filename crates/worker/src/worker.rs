@@ -100,7 +100,7 @@ impl Worker {
     /// so; then finishes what it has begun, within the bound of [`drain`](crate::WorkerBuilder::drain).
     ///
     /// Dropped instead, it stops its handlers at their next await and settles nothing more: what it held returns when
-    /// its lease runs out.
+    /// its lease runs out. Keys that were claimed for handlers that had not begun are given back, since nothing ran.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Report, Stopped> {
         let Self { shared, finishes, warnings } = self;
         for warning in warnings {

@@ -131,7 +131,7 @@ async fn a_claim_whose_every_answer_was_lost_is_no_doubt() {
 /// The same for a call without a queue.
 #[tokio::test]
 async fn an_idempotent_call_whose_every_answer_was_lost_is_no_doubt() {
-    let ledger = Arc::new(common::TestLedger::new());
+    let ledger = Arc::new(common::TestLedger::on_clock(Arc::new(hapax_core::SystemClock::default())));
     ledger.unanswered.store(6, Ordering::SeqCst);
     let id = hapax_core::EntryId::new("shop".parse().unwrap(), "order-7".parse().unwrap());
     let once = || {

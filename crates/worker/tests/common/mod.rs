@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hapax_conformance::MemoryStore;
 use hapax_core::{
-    Batch, Browse, Claim, ClaimEnd, ClaimError, ClaimRequest, DeadLetterPolicy, Delivery, EntryFilter,
+    Batch, Browse, Claim, ClaimEnd, ClaimError, ClaimRequest, Clock, DeadLetterPolicy, Delivery, EntryFilter,
     EntryId, EntryView, Extend, Ledger, LedgerCapabilities, LedgerStats, MessageView, NewMessage, Page,
     QueueAdmin, QueueConfig, QueueName, QueueSource, QueueStats, QueueStore as _, Receive, Remaining, Renew,
     Resolution, ResolveError, Settle, SettleError, Settled, Source, StoreError, SystemClock, Tier,
@@ -29,15 +29,21 @@ pub struct Rig {
 impl Rig {
     /// A store with the queue `jobs` and its dead letters.
     pub async fn new(config: QueueConfig) -> Self {
+        Self::on_clock(config, Arc::new(SystemClock::default())).await
+    }
+
+    /// The same, with the ledger elsewhere too, on a clock of the test's own.
+    pub async fn on_clock(config: QueueConfig, clock: Arc<dyn Clock>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Embedded::open(folder.path(), Options::default()).unwrap());
+        let options = Options { clock: clock.clone(), ..Options::default() };
+        let store = Arc::new(Embedded::open(folder.path(), options).unwrap());
         let suffix = if config.is_fifo() { ".fifo" } else { "" };
         let dead = QueueName::new(format!("dead{suffix}")).unwrap();
         let queue = QueueName::new(format!("jobs{suffix}")).unwrap();
         store.create_queue(&dead, QueueConfig { kind: config.kind, ..QueueConfig::sqs() }).await.unwrap();
         let dead_letter = config.dead_letter.as_ref().map(|_| DeadLetterPolicy { queue: dead });
         store.create_queue(&queue, QueueConfig { dead_letter, ..config }).await.unwrap();
-        Self { store, elsewhere: Arc::new(TestLedger::new()), queue, folder }
+        Self { store, elsewhere: Arc::new(TestLedger::on_clock(clock)), queue, folder }
     }
 
     pub async fn tier(tier: Tier) -> Self {
@@ -107,12 +113,25 @@ pub struct TestLedger {
     /// So many calls take effect and lose their answer.
     pub unanswered: AtomicU32,
     pub calls: AtomicU32,
+    /// Claims take effect at once and are answered while this is open.
+    gate: Arc<tokio::sync::RwLock<()>>,
 }
 
 impl TestLedger {
-    pub fn new() -> Self {
-        let inner = MemoryStore::new(Arc::new(SystemClock::default()));
-        Self { inner, down: AtomicBool::new(false), unanswered: 0.into(), calls: 0.into() }
+    pub fn on_clock(clock: Arc<dyn Clock>) -> Self {
+        let inner = MemoryStore::new(clock);
+        Self {
+            inner,
+            down: AtomicBool::new(false),
+            unanswered: 0.into(),
+            calls: 0.into(),
+            gate: Arc::default(),
+        }
+    }
+
+    /// Claims take effect, but are not answered until this is dropped.
+    pub fn hold_claims(&self) -> impl Sized {
+        self.gate.clone().try_write_owned().expect("no claim is under way")
     }
 
     fn up(&self) -> Result<(), StoreError> {
@@ -137,7 +156,9 @@ impl Ledger for TestLedger {
 
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
         self.up()?;
-        self.answer(self.inner.claim(batch).await?)
+        let answers = self.inner.claim(batch).await?;
+        drop(self.gate.read().await);
+        self.answer(answers)
     }
 
     async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
