@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -16,6 +16,13 @@ use crate::time::Timer;
 
 /// The longest that one heartbeat waits for its store.
 const BEAT_MS_MAX: u64 = 30_000;
+/// Heartbeats of one holder that may be under way at once.
+const BEATS_MAX: usize = 16;
+/// Of these, how many may be about leases whose last heartbeat has no answer yet.
+const REPEATS_MAX: usize = 12;
+/// Leases whose heartbeat has no answer are asked for again in this many calls at most: each call without the one that
+/// hangs is answered.
+const PARTS_MAX: usize = 8;
 
 /// Something that is held by a lease: a delivery, a claim, or both.
 pub trait Held: Send + Sync {
@@ -48,7 +55,8 @@ pub struct Holder {
     timer: Timer,
     events: Arc<dyn HeartbeatEvents>,
     held: Mutex<Vec<Arc<dyn Held>>>,
-    beating: AtomicBool,
+    /// Heartbeats under way.
+    beating: AtomicUsize,
     /// When the thread looks at this again by itself.
     planned_us: AtomicU64,
     heartbeat: Arc<Heartbeat>,
@@ -122,13 +130,83 @@ impl Heartbeat {
     }
 }
 
-/// A heartbeat under way. However it ends, by a panic of the store too, the next one can start.
-struct Beating<'a>(&'a Holder);
+/// A heartbeat under way. However it ends, by a panic of the store too, another one can start.
+struct Beating(Arc<Holder>);
 
-impl Drop for Beating<'_> {
+impl Drop for Beating {
     fn drop(&mut self) {
-        self.0.beating.store(false, Ordering::SeqCst);
+        self.0.beating.fetch_sub(1, Ordering::SeqCst);
         self.0.heartbeat.wake.notify_one();
+    }
+}
+
+impl Beating {
+    /// One heartbeat: claims first, then deliveries, so that a claim outlives its delivery.
+    async fn renew(self, due: Vec<Arc<dyn Held>>) {
+        let holder = &self.0;
+        let each_ms = due.iter().map(|one| (one.lease_ms() / 3).max(20));
+        let bound_ms = each_ms.min().unwrap_or(BEAT_MS_MAX).min(BEAT_MS_MAX);
+        holder.events.beat();
+        let asked_us = holder.timer.now_us();
+        let renewed = holder.timer.timeout(bound_ms, holder.renew_claims(&due)).await;
+        let kept = holder.timer.timeout(bound_ms, holder.renew_deliveries(&due)).await;
+        match (renewed, kept) {
+            (Some(true), Some(true)) => {
+                for one in &due {
+                    one.lease().answered(asked_us, one.lease_ms());
+                }
+            }
+            (Some(_), Some(_)) => {
+                holder.events.failed();
+                holder.repeat_soon(&due);
+            }
+            _ => {
+                holder.events.failed();
+                let leases = due.len();
+                tracing::warn!(leases, "a heartbeat got no answer within {bound_ms} ms; trying again");
+            }
+        }
+    }
+}
+
+/// What a heartbeat is to be sent for.
+#[derive(Default)]
+struct Due {
+    fresh: Vec<Arc<dyn Held>>,
+    /// Not due yet, but soon: they go along with what is.
+    soon: Vec<Arc<dyn Held>>,
+    /// Their last heartbeat has no answer.
+    unanswered: Vec<Arc<dyn Held>>,
+}
+
+impl Due {
+    /// Takes in what is due; when to look at this one again.
+    fn sort(&mut self, one: &Arc<dyn Held>, now_us: u64) -> u64 {
+        let (at_us, unanswered) = (one.lease().renew_at_us(), one.lease().is_unanswered());
+        if at_us <= now_us {
+            if unanswered { &mut self.unanswered } else { &mut self.fresh }.push(one.clone());
+            return NEVER;
+        }
+        if !unanswered && at_us <= now_us + one.lease_ms() * 1000 / 8 {
+            self.soon.push(one.clone());
+        }
+        at_us
+    }
+
+    /// The calls to make while this many are under way. What finds no room is due again when one of those ends, which
+    /// wakes the heartbeat.
+    fn calls(mut self, under_way: usize) -> Vec<Vec<Arc<dyn Held>>> {
+        let mut calls = Vec::new();
+        if !self.fresh.is_empty() && under_way < BEATS_MAX {
+            self.fresh.append(&mut self.soon);
+            calls.push(self.fresh);
+        }
+        let parts = REPEATS_MAX.saturating_sub(under_way + calls.len()).min(PARTS_MAX);
+        if !self.unanswered.is_empty() && parts > 0 {
+            let size = self.unanswered.len().div_ceil(parts);
+            calls.extend(self.unanswered.chunks(size).map(<[_]>::to_vec));
+        }
+        calls
     }
 }
 
@@ -149,7 +227,7 @@ impl Holder {
             timer,
             events,
             held: Mutex::default(),
-            beating: AtomicBool::new(false),
+            beating: AtomicUsize::new(0),
             planned_us: AtomicU64::new(NEVER),
             heartbeat: heartbeat.clone(),
         });
@@ -224,9 +302,8 @@ impl Holder {
         let now_us = self.timer.now_us();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.retain(|one| one.lease().phase() != Phase::Over);
-        let beating = self.beating.load(Ordering::SeqCst);
         let mut next_us = NEVER;
-        let (mut due, mut soon) = (Vec::new(), Vec::new());
+        let mut due = Due::default();
         for one in held.iter() {
             let lease = one.lease();
             if let Some(stop) = lease.look(now_us) {
@@ -241,54 +318,35 @@ impl Holder {
             if !settling {
                 next_us = next_us.min(lease.until_us()).min(lease.run_until_us());
             }
-            // What is due soon goes along.
-            let soon_us = now_us + one.lease_ms() * 1000 / 8;
-            match lease.renew_at_us() {
-                at_us if at_us <= now_us => due.push(one.clone()),
-                at_us if at_us <= soon_us => {
-                    next_us = next_us.min(at_us);
-                    soon.push(one.clone());
-                }
-                at_us => next_us = next_us.min(at_us),
-            }
+            next_us = next_us.min(due.sort(one, now_us));
         }
         drop(held);
-        // A heartbeat under way wakes the heartbeat when it has its answer.
-        if !due.is_empty() && !beating {
-            due.append(&mut soon);
-            self.beating.store(true, Ordering::SeqCst);
-            tokio::spawn(self.clone().renew(due));
+        for call in due.calls(self.beating.load(Ordering::SeqCst)) {
+            for one in &call {
+                let again_us = now_us + (one.lease_ms() * 1000 / 8).max(2_000);
+                one.lease().renewing(again_us);
+                next_us = next_us.min(again_us);
+            }
+            self.beating.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(Beating(self.clone()).renew(call));
         }
         next_us
     }
 
-    /// One heartbeat: claims first, then deliveries, so that a claim outlives its delivery.
-    async fn renew(self: Arc<Self>, due: Vec<Arc<dyn Held>>) {
-        let mut bound_ms = BEAT_MS_MAX;
-        for one in &due {
-            let lease_ms = one.lease_ms();
-            bound_ms = bound_ms.min((lease_ms / 2).max(20));
-            // If this beat fails, the next is not far.
-            one.lease().renew_at(self.timer.now_us() + (lease_ms * 100).max(2_000));
-        }
-        self.events.beat();
-        let _beating = Beating(&self);
-        let renewed = self.timer.timeout(bound_ms, self.renew_claims(&due)).await;
-        let kept = self.timer.timeout(bound_ms, self.renew_deliveries(&due)).await;
-        if renewed.is_none() || kept.is_none() {
-            self.events.failed();
-            tracing::warn!(
-                leases = due.len(),
-                "a heartbeat got no answer within {bound_ms} ms; trying again"
-            );
+    /// The store did not renew these: the next try is not far.
+    fn repeat_soon(&self, due: &[Arc<dyn Held>]) {
+        for one in due {
+            let again_us = self.timer.now_us() + (one.lease_ms() * 100).max(2_000);
+            one.lease().renew_at(one.lease().renew_at_us().min(again_us));
         }
     }
 
-    async fn renew_claims(&self, due: &[Arc<dyn Held>]) {
-        let Some(ledger) = &self.ledger else { return };
+    /// `false`: the ledger could not be asked.
+    async fn renew_claims(&self, due: &[Arc<dyn Held>]) -> bool {
+        let Some(ledger) = &self.ledger else { return true };
         let claims: Vec<_> = due.iter().filter_map(|one| Some((one, one.claim()?))).collect();
         if claims.is_empty() {
-            return;
+            return true;
         }
         let renew = |(one, (id, token)): &(&Arc<dyn Held>, (&EntryId, &Token))| Renew {
             id: (*id).clone(),
@@ -308,14 +366,16 @@ impl Holder {
                 }
             }
             Err(error) => {
-                self.events.failed();
                 tracing::warn!(%error, claims = claims.len(), "claims could not be renewed; trying again");
+                return false;
             }
         }
+        true
     }
 
-    async fn renew_deliveries(&self, due: &[Arc<dyn Held>]) {
-        let Some(source) = &self.source else { return };
+    /// `false`: the source could not be asked.
+    async fn renew_deliveries(&self, due: &[Arc<dyn Held>]) -> bool {
+        let Some(source) = &self.source else { return true };
         let wanted = |one: &&Arc<dyn Held>| {
             let lease = one.lease();
             lease.stop() != Some(Stop::Lost)
@@ -325,7 +385,7 @@ impl Holder {
         };
         let kept: Vec<_> = due.iter().filter(wanted).filter_map(|one| Some((one, one.receipt()?))).collect();
         if kept.is_empty() {
-            return;
+            return true;
         }
         let extend = |(one, receipt): &(&Arc<dyn Held>, &Receipt)| Extend {
             receipt: (*receipt).clone(),
@@ -346,10 +406,11 @@ impl Holder {
                 }
             }
             Err(error) => {
-                self.events.failed();
                 tracing::warn!(%error, deliveries = kept.len(), "leases could not be renewed; trying again");
+                return false;
             }
         }
+        true
     }
 
     fn lost(&self, one: &dyn Held, why: &dyn std::fmt::Display) {

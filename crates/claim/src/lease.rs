@@ -1,6 +1,6 @@
 //! What a holder knows about its lease, counted on its own monotonic clock from before the request left.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;
 
@@ -42,6 +42,8 @@ pub struct Lease {
     /// `NEVER` without a claim; with one, it is the claim that gives the right to act.
     claim_until_us: AtomicU64,
     renew_at_us: AtomicU64,
+    /// Renewals that were asked for since the last one that was answered.
+    unanswered: AtomicU32,
     run_until_us: AtomicU64,
     phase: AtomicU8,
     stop: AtomicU8,
@@ -56,6 +58,7 @@ impl Lease {
             delivery_until_us: AtomicU64::new(asked_us + lease_ms * 1000),
             claim_until_us: AtomicU64::new(NEVER),
             renew_at_us: AtomicU64::new(asked_us + lease_ms * 1000 / 3),
+            unanswered: AtomicU32::new(0),
             run_until_us: AtomicU64::new(NEVER),
             phase: AtomicU8::new(Phase::Waiting as u8),
             stop: AtomicU8::new(0),
@@ -111,14 +114,43 @@ impl Lease {
 
     /// A claim was renewed.
     pub fn claim_renewed(&self, asked_us: u64, lease_ms: u64) {
-        self.claimed(asked_us, lease_ms);
-        self.renew_at_us.store(asked_us + lease_ms * 1000 / 3, Ordering::SeqCst);
+        self.claim_until_us.store(asked_us + lease_ms * 1000, Ordering::SeqCst);
     }
 
     /// The delivery was renewed.
     pub fn delivery_renewed(&self, asked_us: u64, lease_ms: u64) {
-        self.delivery_until_us.store(asked_us + lease_ms * 1000, Ordering::SeqCst);
-        self.renew_at_us.store(asked_us + lease_ms * 1000 / 3, Ordering::SeqCst);
+        // A late answer does not bring back what has passed to another consumer meanwhile.
+        let kept = |until_us: u64| (until_us != 0).then_some(asked_us + lease_ms * 1000);
+        let _ = self.delivery_until_us.fetch_update(Ordering::SeqCst, Ordering::SeqCst, kept);
+    }
+
+    /// A heartbeat was answered, for claim and delivery: the next one is due after a third of what ends first,
+    /// and not before a tenth of the lease: what has ended meanwhile is not renewed any more.
+    pub(crate) fn answered(&self, asked_us: u64, lease_ms: u64) {
+        self.unanswered.store(0, Ordering::SeqCst);
+        if self.renew_at_us() == NEVER {
+            return;
+        }
+        let delivery_until_us = match self.delivery_until_us.load(Ordering::SeqCst) {
+            0 => NEVER,
+            until_us => until_us,
+        };
+        let until_us = self.claim_until_us.load(Ordering::SeqCst).min(delivery_until_us);
+        if until_us != NEVER {
+            let third_us = until_us.saturating_sub(asked_us) / 3;
+            self.renew_at(asked_us + third_us.max(lease_ms * 100).max(2_000));
+        }
+    }
+
+    /// A renewal is asked for; without an answer it is asked for again at this time.
+    pub(crate) fn renewing(&self, again_us: u64) {
+        self.renew_at_us.store(again_us, Ordering::SeqCst);
+        self.unanswered.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether the last renewal that was asked for has no answer.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.unanswered.load(Ordering::SeqCst) > 0
     }
 
     /// When the next heartbeat is due.

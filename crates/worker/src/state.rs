@@ -293,7 +293,11 @@ impl WorkerState {
         self.prepare(jobs).await;
         let leases = jobs.iter().map(|job| &job.lease);
         let span = tracing::info_span!("batch", queue = %self.env.name, messages = jobs.len());
-        let begin = || jobs.iter().for_each(|job| job.begin());
+        let begin = || {
+            for job in jobs {
+                job.begin();
+            }
+        };
         let ended =
             guard(leases, self.timer(), &self.stats, begin, run(jobs, self.records())).instrument(span).await;
         self.ran(jobs).await;

@@ -105,9 +105,8 @@ impl Bench {
             ledger.entries(EntryFilter { limit: 100, ..EntryFilter::default() }).await.unwrap().items
         };
         let given_back = until("the claims are given back", async || entries().await.is_empty());
-        if tokio::time::timeout(Duration::from_secs(5), given_back).await.is_err() {
-            panic!("{:?}: claims are left: {:?}", self.case, entries().await);
-        }
+        let given_back = tokio::time::timeout(Duration::from_secs(5), given_back).await;
+        assert!(given_back.is_ok(), "{:?}: claims are left: {:?}", self.case, entries().await);
         self.clock.advance_ms(LEASE.as_millis() as u64 + 1);
         let worker = self.builder().build().await.unwrap();
         let ended = run_until(worker, |counts| counts.done + counts.parked >= u64::from(MESSAGES));

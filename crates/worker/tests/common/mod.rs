@@ -203,6 +203,8 @@ pub struct TestSource {
     pub too_long: AtomicBool,
     pub settles: AtomicU32,
     pub settle_calls: AtomicU32,
+    /// A heartbeat with this delivery in it is never answered.
+    pub stuck: std::sync::Mutex<Option<hapax_core::Receipt>>,
 }
 
 impl TestSource {
@@ -215,6 +217,7 @@ impl TestSource {
             too_long: AtomicBool::new(false),
             settles: 0.into(),
             settle_calls: 0.into(),
+            stuck: std::sync::Mutex::default(),
         })
     }
 
@@ -248,6 +251,10 @@ impl Source for TestSource {
 
     async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
         self.up()?;
+        let stuck = self.stuck.lock().unwrap().clone();
+        if stuck.is_some_and(|stuck| batch.iter().any(|extend| extend.receipt == stuck)) {
+            std::future::pending::<()>().await;
+        }
         if self.too_long.load(Ordering::SeqCst) {
             let too_long = |extend: Extend| SettleError::LeaseTooLong {
                 lease_ms: extend.lease_ms,
