@@ -20,7 +20,7 @@ const LEASE_MS: u64 = 12_000;
 
 /// A ledger that never answers a renewal with one of these keys in it.
 struct Hanging {
-    inner: MemoryStore,
+    inner: Arc<MemoryStore>,
     stuck: Mutex<HashSet<String>>,
     under_way: AtomicUsize,
     under_way_max: AtomicUsize,

@@ -45,7 +45,7 @@ impl Twins {
     }
 
     /// `None`: as many wait already as may.
-    fn enter(self: &Arc<Self>) -> Option<TwinSeat> {
+    pub fn enter(self: &Arc<Self>) -> Option<TwinSeat> {
         let more = |count: usize| (count < self.max).then_some(count + 1);
         let entered = self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
         entered.is_ok().then(|| TwinSeat(self.clone()))
@@ -174,20 +174,32 @@ impl WorkerState {
 
     /// How a delivery ends whose twin is still at work.
     pub fn defer_behind_twin(&self, retry_after_ms: u64) -> How {
+        self.defer_for(retry_after_ms.min(TWIN_DEFER_MS_MAX))
+    }
+
+    fn defer_for(&self, after_ms: u64) -> How {
         self.stats.deferred.add();
-        let after_ms = retry_after_ms.clamp(1, TWIN_DEFER_MS_MAX);
+        let after_ms = after_ms.max(1);
         let returns_us = self.timer().now_us() + after_ms * 1000;
         self.returns_us.fetch_max(returns_us, Ordering::SeqCst);
         How::Defer { after_ms }
     }
 
+    /// How a delivery ends whose twin is at work and that finds no room to wait for it: it comes back after 1 s, then 2 s,
+    /// 4 s and so on up to 32 s, not later than the twin's claim lapses.
+    pub fn defer_unwaited(&self, job: &Job, retry_after_ms: u64) -> How {
+        let doublings = job.delivery.deliveries.saturating_sub(1).min(5);
+        self.defer_for(retry_after_ms.min(TWIN_DEFER_MS_MAX << doublings))
+    }
+
     /// Lets a delivery wait for its twin without a slot, and then run or end as the twin did.
     pub fn wait_behind_twin(self: &Arc<Self>, job: Arc<Job>, mut turn: Turn, retry_after_ms: u64) {
         let Some(seat) = self.twins.enter() else {
-            let how = self.defer_behind_twin(retry_after_ms);
+            let how = self.defer_unwaited(&job, retry_after_ms);
             return self.end_as(job, how);
         };
         drop(turn.slot.take());
+        self.return_token(&job);
         let state = self.clone();
         tokio::spawn(async move {
             match state.claim_behind_twin(&job).await {
@@ -200,7 +212,7 @@ impl WorkerState {
                     let how = state.defer_behind_twin(retry_after_ms);
                     state.end_as(job, how);
                 }
-                Some(Verdict::Run) => match state.slot_unless_draining().await {
+                Some(Verdict::Run) => match state.start_unless_draining(&job).await {
                     Some(slot) => {
                         turn.slot = Some(slot);
                         drop(seat);
@@ -213,12 +225,31 @@ impl WorkerState {
         });
     }
 
-    async fn slot_unless_draining(&self) -> Option<Slot> {
+    /// Waits for a slot and for a start of the rate, for a delivery that gave up its own while it waited. `None`: the worker
+    /// ends.
+    pub async fn start_unless_draining(&self, job: &Job) -> Option<Slot> {
         let mut draining = self.draining.subscribe();
+        let starting = async {
+            let slot = self.slots.acquire().await;
+            if let Some(rate) = &self.rate {
+                rate.acquire(1, self.timer()).await;
+                job.has_token.store(true, Ordering::SeqCst);
+            }
+            slot
+        };
         tokio::select! {
             biased;
             _ = draining.wait_for(|draining| *draining) => None,
-            slot = self.slots.acquire() => Some(slot),
+            slot = starting => Some(slot),
+        }
+    }
+
+    /// A delivery that does not start, or not yet, leaves its start of the rate to another.
+    pub fn return_token(&self, job: &Job) {
+        if let Some(rate) = &self.rate
+            && job.has_token.swap(false, Ordering::SeqCst)
+        {
+            rate.give_back(1);
         }
     }
 }

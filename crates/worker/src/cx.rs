@@ -34,6 +34,8 @@ pub(crate) struct Job {
     pub received_us: u64,
     /// The handler was started.
     pub began: AtomicBool,
+    /// It holds a start of the worker's rate that it has not used.
+    pub has_token: AtomicBool,
     entry: EntryId,
     granted: OnceLock<Granted>,
 }
@@ -41,8 +43,8 @@ pub(crate) struct Job {
 impl Job {
     pub fn new(env: Arc<Env>, delivery: Delivery, lease: Lease, received_us: u64) -> Self {
         let entry = EntryId::new(env.scope.clone(), delivery.key.clone());
-        let (began, granted) = (AtomicBool::new(false), OnceLock::new());
-        Self { env, delivery, lease, received_us, began, entry, granted }
+        let (began, has_token) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { env, delivery, lease, received_us, began, has_token, entry, granted: OnceLock::new() }
     }
 
     /// What the ledger knows the intended effect by.
@@ -73,6 +75,7 @@ impl Job {
     /// The handler starts now: what it was claimed for may happen.
     pub fn begin(&self) {
         self.began.store(true, Ordering::SeqCst);
+        self.has_token.store(false, Ordering::SeqCst);
         self.claim_spent();
     }
 

@@ -34,6 +34,7 @@ mod decide;
 mod guard;
 mod handler;
 mod idempotent;
+mod lane;
 mod limits;
 mod observe;
 mod outcome;

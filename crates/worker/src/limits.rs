@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hapax_claim::Timer;
 use hapax_core::Delivery;
 use tokio::sync::Notify;
 
@@ -79,12 +80,18 @@ pub(crate) struct Rate {
     per_us: f64,
     burst: f64,
     state: Mutex<(f64, u64)>,
+    given_back: Notify,
 }
 
 impl Rate {
     pub fn new(per_second: f64, now_us: u64) -> Self {
         let burst = (per_second / 10.0).max(1.0);
-        Self { per_us: per_second / 1e6, burst, state: Mutex::new((burst, now_us)) }
+        Self {
+            per_us: per_second / 1e6,
+            burst,
+            state: Mutex::new((burst, now_us)),
+            given_back: Notify::new(),
+        }
     }
 
     /// Takes up to `max`; where none can be had, tells when to ask again.
@@ -101,8 +108,27 @@ impl Rate {
         Ok(taken as usize)
     }
 
+    /// Takes up to `max`, and waits until there is at least one.
+    pub async fn acquire(&self, max: usize, timer: &Timer) -> usize {
+        loop {
+            let given_back = self.given_back.notified();
+            tokio::pin!(given_back);
+            given_back.as_mut().enable();
+            match self.take(max, timer.now_us()) {
+                Ok(taken) => return taken,
+                Err(at_us) => tokio::select! {
+                    () = timer.sleep_until(at_us) => {}
+                    () = given_back => {}
+                },
+            }
+        }
+    }
+
     pub fn give_back(&self, unused: usize) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).0 += unused as f64;
+        if unused > 0 {
+            self.state.lock().unwrap_or_else(PoisonError::into_inner).0 += unused as f64;
+            self.given_back.notify_waiters();
+        }
     }
 }
 

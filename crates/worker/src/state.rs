@@ -66,7 +66,7 @@ pub(crate) struct WorkerState {
 }
 
 impl WorkerState {
-    fn claims(&self) -> bool {
+    pub fn claims(&self) -> bool {
         self.policy.tier == Tier::EffectivelyOnce
     }
 
@@ -91,7 +91,9 @@ impl WorkerState {
                 _ if (answered_us - asked_us) * 4 <= lease_ms * 1000 => Lease::new(asked_us, lease_ms),
                 _ => Lease::of_unknown_age(answered_us, lease_ms),
             };
-            Arc::new(Job::new(self.env.clone(), delivery, lease, answered_us))
+            let job = Job::new(self.env.clone(), delivery, lease, answered_us);
+            job.has_token.store(self.rate.is_some(), Ordering::SeqCst);
+            Arc::new(job)
         };
         let jobs: Vec<_> = deliveries.into_iter().map(take).collect();
         self.holder.keep(jobs.iter().map(|job| job.clone() as Arc<dyn Held>));
@@ -168,62 +170,6 @@ impl WorkerState {
         drop(turn);
     }
 
-    /// A FIFO group's deliveries, one after another, each settled before the next starts: what fails is not overtaken.
-    async fn live_in_order(self: Arc<Self>, lane: Vec<Arc<Job>>, slot: Slot) {
-        self.after_receive(lane.len()).await;
-        let mut lane = lane.into_iter();
-        let mut went_back = false;
-        for job in lane.by_ref() {
-            let (tell, told) = oneshot::channel();
-            if let Some(how) = self.claim_in_lane(&job).await {
-                self.finish(job, how, None, Some(tell));
-            } else {
-                let ended = self.run(&job).await;
-                self.end(job, ended, Some(tell));
-            }
-            if self.policy.tier == Tier::AtMostOnce {
-                continue;
-            }
-            match told.await {
-                Ok(Some(Settled::Acked)) => {}
-                settled => {
-                    // A retry or a deferral has returned those behind it.
-                    went_back = matches!(settled, Ok(Some(Settled::Returned { .. })));
-                    break;
-                }
-            }
-        }
-        for job in lane {
-            if went_back {
-                job.lease.enter(Phase::Over);
-            } else {
-                self.stats.deferred.add();
-                self.end_as(job, How::Defer { after_ms: 0 });
-            }
-        }
-        drop(slot);
-    }
-
-    /// Claims the key of a lane's next delivery, waiting for a twin in another group or worker. `None`: it may run.
-    async fn claim_in_lane(&self, job: &Arc<Job>) -> Option<How> {
-        if !self.claims() {
-            return None;
-        }
-        let mut verdict = self.claim(std::slice::from_ref(job), 0).await.pop();
-        if matches!(verdict, Some(Verdict::Twin { .. })) {
-            verdict = self.claim_behind_twin(job).await;
-        }
-        match verdict {
-            Some(Verdict::Run) => None,
-            Some(Verdict::End(how)) => Some(how),
-            Some(Verdict::Twin { retry_after_ms }) => Some(self.defer_behind_twin(retry_after_ms)),
-            None => {
-                self.put_back.fetch_add(1, Ordering::SeqCst);
-                Some(How::Defer { after_ms: 0 })
-            }
-        }
-    }
-
     /// Deliveries for one call of a batch handler.
     async fn live_together(self: Arc<Self>, jobs: Vec<Arc<Job>>, slot: Slot) {
         self.after_receive(jobs.len()).await;
@@ -239,12 +185,14 @@ impl WorkerState {
                 // In a FIFO group no message overtakes one that goes back.
                 Verdict::Run if blocked => self.end(job, Ended::NotStarted(Stop::Lost), None),
                 Verdict::Run => running.push(job),
-                Verdict::Twin { retry_after_ms } if self.fifo => {
+                Verdict::Twin { retry_after_ms } if blocked || (self.fifo && !running.is_empty()) => {
+                    // When it comes back it is the first of its group, and may wait.
                     blocked = true;
                     let how = self.defer_behind_twin(retry_after_ms);
                     self.end_as(job, how);
                 }
                 Verdict::Twin { retry_after_ms } => {
+                    blocked |= self.fifo;
                     let turn = Turn { slot: None, key: None, shared: self.clone() };
                     self.wait_behind_twin(job, turn, retry_after_ms);
                 }
@@ -263,7 +211,7 @@ impl WorkerState {
         drop(slot);
     }
 
-    async fn after_receive(&self, count: usize) {
+    pub async fn after_receive(&self, count: usize) {
         if !self.env.hooks.none() {
             for _ in 0..count {
                 self.env.hooks.pass(Point::AfterReceive).await;
@@ -271,7 +219,7 @@ impl WorkerState {
         }
     }
 
-    async fn run(&self, job: &Arc<Job>) -> Ended {
+    pub async fn run(&self, job: &Arc<Job>) -> Ended {
         let run: &RunOne = match &self.handler {
             Handler::One(run) | Handler::Transactional { run, .. } => run,
             // One that waited for its twin is a batch of one.
@@ -355,13 +303,14 @@ impl WorkerState {
         self.end(job, Ended::NotStarted(Stop::Drained), None);
     }
 
-    fn finish(
+    pub fn finish(
         &self,
         job: Arc<Job>,
         how: How,
         ending: Option<hapax_core::Ending>,
         tell: Option<oneshot::Sender<Option<Settled>>>,
     ) {
+        self.return_token(&job);
         let observer = self.env.hooks.observer.as_ref();
         let ran = observer.and(ending.clone());
         if self.policy.tier == Tier::AtMostOnce || job.lease.stop() == Some(Stop::Abandoned) {

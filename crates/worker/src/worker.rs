@@ -268,16 +268,17 @@ impl WorkerState {
         }
         loop {
             self.slots.wait(1).await;
-            let max = if let Handler::Many { max, .. } = &self.handler {
-                *max
-            } else {
-                self.slots.free().clamp(1, RECEIVE_MAX)
+            let max = match &self.handler {
+                Handler::Many { max, .. } => *max,
+                _ => self.slots.free().clamp(1, RECEIVE_MAX),
             };
-            match self.rate.as_ref().map(|rate| rate.take(max, self.timer().now_us())) {
-                None => return max,
-                Some(Ok(allowed)) => return allowed,
-                Some(Err(at_us)) => self.timer().sleep_until(at_us).await,
+            let Some(rate) = &self.rate else { return max };
+            let allowed = rate.acquire(max, self.timer()).await;
+            if self.slots.free() > 0 {
+                return allowed;
             }
+            // A delivery that had waited for its twin took the slot meanwhile.
+            rate.give_back(allowed);
         }
     }
 

@@ -75,33 +75,136 @@ async fn in_another_group_of_a_fifo_queue() {
     woken(config, [Some("a"), Some("b")], 2).await;
 }
 
+/// A worker elsewhere that holds the twins' key until it is aborted.
+async fn busy_elsewhere(rig: &Rig, group: Option<&str>) -> tokio::task::JoinHandle<()> {
+    let (started, _, handler) = held_up();
+    let worker = rig.builder().handler(handler).lease(LEASE).concurrency(1).build().await.unwrap();
+    let running = tokio::spawn(async move {
+        let _ = worker.run(std::future::pending()).await;
+    });
+    rig.send(twin(group)).await;
+    started.notified().await;
+    running
+}
+
+fn other(group: Option<&str>) -> NewMessage {
+    let message = NewMessage::new("2");
+    match group {
+        Some(group) => message
+            .group(hapax_core::GroupId::new(group).unwrap())
+            .dedup(hapax_core::DedupId::new("other").unwrap()),
+        None => message,
+    }
+}
+
 /// What waits for a twin holds no slot, so another message runs meanwhile; and at its end the worker puts it back at
 /// once instead of waiting for the twin.
-#[tokio::test]
-async fn a_duplicate_that_waits_is_in_nobodys_way() {
-    let rig = Rig::tier(Tier::EffectivelyOnce).await;
-    let elsewhere = {
-        let (started, _, handler) = held_up();
-        let worker = rig.builder().handler(handler).lease(LEASE).build().await.unwrap();
-        let running = tokio::spawn(worker.run(std::future::pending()));
-        rig.send(twin(None)).await;
-        started.notified().await;
-        running
+async fn in_nobodys_way(config: QueueConfig, batch: bool, duplicates: usize) {
+    let fifo = config.is_fifo();
+    let rig = Rig::new(QueueConfig { tier: Tier::EffectivelyOnce, ..config }).await;
+    let in_group = |name: &'static str| fifo.then_some(name);
+    let elsewhere = busy_elsewhere(&rig, in_group("first")).await;
+    let builder = rig.builder().concurrency(1).lease(LEASE);
+    let builder = if batch {
+        builder.batch_handler(10, async |numbers: Vec<(u32, Cx)>| {
+            numbers.iter().map(|_| HandlerOutcome::Done(())).collect::<Vec<_>>()
+        })
+    } else {
+        builder.handler(async |_: u32, _: Cx| {})
     };
-    let quick = async |_: u32, _: Cx| {};
-    let worker = rig.builder().handler(quick).concurrency(1).lease(LEASE).build().await.unwrap();
+    let worker = builder.build().await.unwrap();
     let watch = worker.watch();
     let script = async {
-        rig.send(twin(None)).await;
-        until("the duplicate is received", async || rig.stats().await.in_flight == 2).await;
-        rig.send(NewMessage::new("2")).await;
+        for number in 0..duplicates {
+            let group = format!("duplicate-{number}");
+            rig.send(twin(fifo.then_some(&group))).await;
+        }
+        wait_for(&watch, |counts| counts.delivered >= 1).await;
+        rig.send(other(in_group("other"))).await;
         wait_for(&watch, |counts| counts.done == 1).await;
     };
-    // The first worker may take the second message, but it is stuck with its first.
     let begun = Instant::now();
     let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
-    assert!(report.drained && begun.elapsed() < Duration::from_secs(15), "{report:?}");
+    assert!(report.drained && begun.elapsed() < Duration::from_secs(15), "{:?}: {report:?}", begun.elapsed());
+    assert_eq!((report.counts.done, report.counts.replayed), (1, 0), "{report:?}");
     elsewhere.abort();
+}
+
+#[tokio::test]
+async fn a_duplicate_that_waits_is_in_nobodys_way() {
+    in_nobodys_way(QueueConfig::sqs(), false, 1).await;
+    in_nobodys_way(QueueConfig::sqs(), true, 1).await;
+}
+
+#[tokio::test]
+async fn nor_in_a_fifo_queue() {
+    in_nobodys_way(QueueConfig::fifo(), false, 1).await;
+    in_nobodys_way(QueueConfig::fifo(), true, 1).await;
+}
+
+#[tokio::test]
+async fn nor_are_many_of_them() {
+    in_nobodys_way(QueueConfig::sqs(), false, 30).await;
+    in_nobodys_way(QueueConfig::fifo(), false, 30).await;
+    in_nobodys_way(QueueConfig::fifo(), true, 30).await;
+}
+
+/// On a clock that stands still, so that no token is added: only what starts uses one up.
+#[tokio::test]
+async fn a_duplicate_uses_no_start_of_the_rate() {
+    for config in [QueueConfig::sqs(), QueueConfig::fifo()] {
+        let clock = Arc::new(hapax_core::ManualClock::at_ms(1_800_000_000_000));
+        let config = QueueConfig { tier: Tier::EffectivelyOnce, ..config };
+        let fifo = config.is_fifo();
+        let rig = Rig::on_clock(config, clock.clone()).await;
+        let elsewhere = busy_elsewhere(&rig, fifo.then_some("first")).await;
+        for number in 0..5 {
+            let group = format!("duplicate-{number}");
+            rig.send(twin(fifo.then_some(&group))).await;
+        }
+        rig.send(other(fifo.then_some("other"))).await;
+        let builder =
+            rig.builder().handler(async |_: u32, _: Cx| {}).clock(clock).lease(LEASE).concurrency(2);
+        let worker = builder.per_second(1.0).build().await.unwrap();
+        let watch = worker.watch();
+        let script = async {
+            wait_for(&watch, |counts| counts.done == 1).await;
+        };
+        let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+        assert_eq!((report.counts.done, report.counts.replayed), (1, 0), "{report:?}");
+        elsewhere.abort();
+    }
+}
+
+/// A duplicate that finds no room to wait comes back less and less often while its twin is at work.
+#[tokio::test]
+async fn a_duplicate_without_room_to_wait_does_not_spin() {
+    for config in [QueueConfig::sqs(), QueueConfig::fifo()] {
+        let clock = Arc::new(hapax_core::ManualClock::at_ms(1_800_000_000_000));
+        let config = QueueConfig { tier: Tier::EffectivelyOnce, ..config };
+        let fifo = config.is_fifo();
+        let rig = Rig::on_clock(config, clock.clone()).await;
+        let elsewhere = busy_elsewhere(&rig, fifo.then_some("first")).await;
+        for number in 0..10 {
+            let group = format!("duplicate-{number}");
+            rig.send(twin(fifo.then_some(&group))).await;
+        }
+        let builder = rig.builder().handler(async |_: u32, _: Cx| {}).clock(clock.clone()).lease(LEASE);
+        let worker = builder.concurrency(1).build().await.unwrap();
+        let watch = worker.watch();
+        let script = async {
+            wait_for(&watch, |counts| counts.deferred >= 9).await;
+            // 18 s: shorter than a wait in the ledger, so that the one that has room keeps it.
+            for _ in 0..36 {
+                clock.advance_ms(500);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+        // One wait, and nine that come back after 1, 2, 4 and 8 s at most five times.
+        assert!((10..=60).contains(&report.counts.delivered), "{report:?}");
+        elsewhere.abort();
+    }
 }
 
 #[tokio::test]
