@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use hapax::embedded::{Embedded, Options};
-use hapax_server::native::Backup;
+use hapax_server::native::{Backup, Backups};
 
 /// The file that makes a folder an embedded store.
 const DATABASE: &str = "hapax.db";
+
+/// The folder for backups inside an embedded store's folder.
+const BACKUPS: &str = "backups";
 
 /// A store opened by URL, with what only the embedded one can do kept at hand.
 pub struct Store {
@@ -63,6 +66,16 @@ impl Store {
     pub fn backup_function(&self) -> Option<Backup> {
         let embedded = self.embedded.clone()?;
         Some(Arc::new(move |to: &Path| embedded.backup(to).map_err(|error| error.to_string())))
+    }
+
+    /// How a server writes backups of it: into this folder, or else into one inside its own.
+    pub fn backups(&self, folder: Option<&Path>) -> anyhow::Result<Option<Backups>> {
+        let Some(write) = self.backup_function() else { return Ok(None) };
+        let folder = match folder {
+            Some(folder) => std::path::absolute(folder).with_context(|| folder.display().to_string())?,
+            None => Path::new(&self.place).join(BACKUPS),
+        };
+        Ok(Some(Backups { folder, write }))
     }
 
     /// Tells other processes that try to open the store at which URL this one answers for it.

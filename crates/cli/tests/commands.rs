@@ -104,11 +104,12 @@ fn dead_letters_are_listed_shown_redriven_and_purged() {
 fn a_backup_is_restored_paused_and_resumed() {
     let server = Server::start();
     server.run(&["send", "jobs", "--create", "kept"]).ok();
-    server.run(&["backup", "copy.db"]).ok();
+    let written = server.run(&["backup", "copy.db", "--json"]).json();
     let error = server.run(&["backup", "copy.db"]).failed(1);
     assert!(error.contains("exists"), "{error}");
     let folder = server.stop();
-    run(&folder, &["restore", "copy.db", "--store", "embedded:./restored"]).ok();
+    let file = written["to"].as_str().unwrap();
+    run(&folder, &["restore", file, "--store", "embedded:./restored"]).ok();
     let mut server = Server::start_in(folder, &["--store", "embedded:./restored"]);
     server.line("The store is paused");
     let error = server.run(&["receive", "jobs"]).failed(1);

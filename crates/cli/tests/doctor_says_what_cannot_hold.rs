@@ -142,9 +142,9 @@ fn a_store_in_use_is_not_opened_and_its_server_is_named() {
 #[test]
 fn a_paused_store_is_named_once() {
     let server = Server::start();
-    server.run(&["backup", "copy.db"]).ok();
+    let written = server.run(&["backup", "copy.db", "--json"]).json();
     let folder = server.stop();
-    run(&folder, &["restore", "copy.db", "--store", "embedded:./restored"]).ok();
+    run(&folder, &["restore", written["to"].as_str().unwrap(), "--store", "embedded:./restored"]).ok();
     let json = run(&folder, &["doctor", "--store", "embedded:./restored", "--json"]).json();
     let paused: Vec<_> =
         codes(&json["store"]).into_iter().filter(|code| code.starts_with("store-")).collect();

@@ -8,7 +8,7 @@ use http::StatusCode;
 use thiserror::Error;
 
 use crate::transport::{Effect, Failure, Transport};
-use crate::wire::{BackupBody, Status};
+use crate::wire::{BackupAnswer, BackupBody, Status};
 
 /// A bearer token, `ID:SECRET` of one of the server's keys. Never shown by `Debug`.
 #[derive(Clone, PartialEq, Eq)]
@@ -153,13 +153,14 @@ impl Client {
         self.transport.endpoint()
     }
 
-    /// Writes a backup of the server's store to `to`: the absolute path of a new file on the server's machine.
-    pub async fn backup(&self, to: &str) -> Result<(), StoreError> {
+    /// Lets the server write a backup of its store to `to`: the name of a new file in its folder for backups, or its absolute
+    /// path. Returns the path.
+    pub async fn backup(&self, to: &str) -> Result<String, StoreError> {
         let body = BackupBody { to: to.to_owned() };
         // Copying a large store takes as long as it takes.
         let timeout = Duration::from_hours(24);
-        let answer = self.transport.post_within::<_, ()>("/v1/backup", &body, timeout).await;
-        answer.map_err(|failure| failure.into_store(Effect::Change))
+        let answer = self.transport.post_within::<_, BackupAnswer>("/v1/backup", &body, timeout).await;
+        answer.map(|answer| answer.path).map_err(|failure| failure.into_store(Effect::Change))
     }
 
     /// How many calls are under way that may wait: receives, with those that are being cancelled, and claims.

@@ -13,7 +13,7 @@ use crate::app::{App, Connected, Surface};
 use crate::auth::Authenticator;
 use crate::config::{LimitsConfig, ServerConfig, TlsConfig};
 use crate::error::ServerError;
-use crate::native::{Backup, Native};
+use crate::native::{Backups, Native};
 
 /// A server that is configured but does not listen yet.
 pub struct Server {
@@ -33,10 +33,10 @@ impl Server {
     pub fn for_operators(
         config: ServerConfig,
         store: SharedStore,
-        backup: Option<Backup>,
+        backups: Option<Backups>,
     ) -> Result<Self, ServerError> {
         let server = Self::with_surface(config, store.clone(), Surface::Router)?;
-        let router = Native::new(store, server.shutdown(), backup).operator_router();
+        let router = Native::new(store, server.shutdown(), backups).operator_router();
         Ok(server.with_router(router, &[]))
     }
 

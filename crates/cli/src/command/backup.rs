@@ -1,6 +1,6 @@
 //! `hapax backup`, `hapax restore` and `hapax resume`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -15,12 +15,14 @@ use crate::usage;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  hapax backup /var/backups/hapax-monday.db
-  hapax backup monday.db --endpoint embedded:./hapax-data     while no server runs
+  hapax backup monday.db
+  hapax backup /mnt/copies/monday.db --endpoint embedded:./hapax-data     while no server runs
 
-The server writes the file, on its own machine, where no file may be yet. Sends and settles continue meanwhile.")]
+The server writes the file, on its own machine, into its folder for backups (`backups` in the store's folder, or
+--store-backup-folder of `hapax serve`), where no file of that name may be yet. Sends and settles continue meanwhile.
+While no server runs, the file may be anywhere.")]
 pub struct BackupArgs {
-    /// The file to write.
+    /// The file to write: its name, or its path in the server's folder for backups.
     to: PathBuf,
     #[command(flatten)]
     remote: Remote,
@@ -56,17 +58,28 @@ pub struct ResumeArgs {
 
 /// Runs `hapax backup`.
 pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
-    let to = std::path::absolute(&args.to).with_context(|| args.to.display().to_string())?;
-    if args.remote.is_local() {
+    let written = if args.remote.is_local() {
+        let file = std::path::absolute(&args.to).with_context(|| args.to.display().to_string())?;
         let store = Store::open_existing(&args.remote.endpoint, Options::default()).await?;
         let write = store.backup_function().context("this store has its own tools for backups; use those")?;
-        let file = to.clone();
-        tokio::task::spawn_blocking(move || write(&file)).await?.map_err(anyhow::Error::msg)?;
+        let to = file.clone();
+        tokio::task::spawn_blocking(move || write(&to)).await?.map_err(anyhow::Error::msg)?;
+        file.display().to_string()
     } else {
-        let name = to.to_str().with_context(|| format!("{} is not valid UTF-8", to.display()))?;
-        args.remote.client().await?.backup(name).await?;
-    }
-    args.remote.output().done(&format!("backup written to {}", to.display()), &json!({ "to": to }))
+        args.remote.client().await?.backup(&name_for_server(&args.to)?).await?
+    };
+    args.remote.output().done(&format!("backup written to {written}"), &json!({ "to": written }))
+}
+
+/// How a server is told about a file: a name means one in its folder for backups, and everything else where the user is.
+fn name_for_server(to: &Path) -> anyhow::Result<String> {
+    let is_name = to.file_name() == Some(to.as_os_str());
+    let path = if is_name {
+        to.to_owned()
+    } else {
+        std::path::absolute(to).with_context(|| to.display().to_string())?
+    };
+    Ok(path.to_str().with_context(|| format!("{} is not valid UTF-8", to.display()))?.to_owned())
 }
 
 /// Runs `hapax restore`.

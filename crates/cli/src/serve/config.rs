@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use hapax::embedded::{Options, StoreQuota};
@@ -85,21 +86,37 @@ pub struct EmbeddedConfig {
     pub memory_bytes_max: Option<u64>,
     /// Opens a store on a network file system, whose locks and syncs cannot be relied on.
     pub allow_network_file_system: bool,
+    /// The only folder that the server writes backups into; `backups` in the store's folder if `None`.
+    pub backup_folder: Option<PathBuf>,
 }
 
 impl Default for EmbeddedConfig {
     fn default() -> Self {
         let Options { quota, reserve_bytes, allow_network_file_system, .. } = Options::default();
         let StoreQuota { messages_max, bytes_max, memory_bytes_max } = quota;
-        Self { reserve_bytes, messages_max, bytes_max, memory_bytes_max, allow_network_file_system }
+        Self {
+            reserve_bytes,
+            messages_max,
+            bytes_max,
+            memory_bytes_max,
+            allow_network_file_system,
+            backup_folder: None,
+        }
     }
 }
 
 impl EmbeddedConfig {
     /// How the store is to be opened.
     pub fn options(&self) -> Options {
-        let Self { reserve_bytes, messages_max, bytes_max, memory_bytes_max, allow_network_file_system } =
-            *self;
+        let Self {
+            reserve_bytes,
+            messages_max,
+            bytes_max,
+            memory_bytes_max,
+            allow_network_file_system,
+            // Opening needs no backups.
+            backup_folder: _,
+        } = *self;
         let quota = StoreQuota { messages_max, bytes_max, memory_bytes_max };
         Options { quota, reserve_bytes, allow_network_file_system, ..Options::default() }
     }

@@ -73,7 +73,8 @@ async fn start(config: &Config) -> anyhow::Result<Started> {
     let first_start = store.admin().queues().await?.is_empty();
     declare(&store, &config.queue).await?;
     let server = Server::new(config.server(), store.admin().clone())?;
-    let native = native::router(store.admin().clone(), server.shutdown(), store.backup_function());
+    let backups = store.backups(config.store.embedded.backup_folder.as_deref())?;
+    let native = native::router(store.admin().clone(), server.shutdown(), backups);
     let server = server.with_router(native, &[]);
     let listeners = server.bind().await?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;

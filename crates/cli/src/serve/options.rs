@@ -96,6 +96,9 @@ struct Bounds {
         default_missing_value = "true"
     )]
     store_allow_network_file_system: Option<bool>,
+    /// The only folder that `hapax backup` can have the server write into [default: backups, in the store's folder].
+    #[arg(long, value_name = "FOLDER", env = "HAPAX_STORE_BACKUP_FOLDER")]
+    store_backup_folder: Option<PathBuf>,
     /// The most connections at once [default: 4096].
     #[arg(long, value_name = "N", env = "HAPAX_CONNECTIONS_MAX")]
     connections_max: Option<usize>,
@@ -223,12 +226,14 @@ impl Bounds {
             bytes_max,
             memory_bytes_max,
             allow_network_file_system,
+            backup_folder,
         } = &mut config.store.embedded;
         set_some(messages_max, self.store_messages_max);
         set_some(bytes_max, self.store_bytes_max);
         set_some(memory_bytes_max, self.store_memory_bytes_max);
         set(reserve_bytes, self.store_reserve_bytes);
         set(allow_network_file_system, self.store_allow_network_file_system);
+        set_some(backup_folder, self.store_backup_folder);
         let LimitsConfig {
             connections_max,
             read_timeout_ms,

@@ -389,8 +389,15 @@ pub struct ResumeBody {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackupBody {
-    /// Where to: the absolute path of a new file on the server's machine.
+    /// The name of a new file in the server's folder for backups, or its absolute path.
     pub to: String,
+}
+
+/// Answer to `POST /v1/backup`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct BackupAnswer {
+    /// The file that was written, on the server's machine.
+    pub path: String,
 }
 
 /// `GET /v1/status`.

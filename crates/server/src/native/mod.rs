@@ -9,10 +9,12 @@
 //! | `claims.rs` | the ledger: claims, and what operators do about them |
 //! | `documents.rs` | named JSON documents |
 //! | `queues.rs` | queues and their configuration |
+//! | `backups.rs` | where backups may be written |
 //! | `operate.rs` | looking at messages, parked ones, halted groups, redrives, the store itself |
 //! | `polls.rs` | receives and claims that wait: counted, and receives cancelled |
 //! | `input.rs`, `problem.rs` | requests read strictly, errors as problem details |
 
+mod backups;
 mod claims;
 mod documents;
 mod input;
@@ -24,7 +26,6 @@ mod queues;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use axum::Router;
@@ -34,14 +35,12 @@ use hapax_core::store::SharedStore;
 use hapax_net::listen::Shutdown;
 use http::header::{CONTENT_TYPE, HeaderValue};
 
+pub use self::backups::{Backup, Backups};
 use self::polls::Polls;
 use self::problem::ApiError;
 
 /// The largest request body: a few of the largest messages, escaped.
 pub const BODY_BYTES_MAX: usize = 8 * 1024 * 1024;
-
-/// Writes a backup of the store to a new file; says in words why it could not. It may block.
-pub type Backup = Arc<dyn Fn(&Path) -> Result<(), String> + Send + Sync>;
 
 /// The native API over one store. Cheap to clone.
 #[derive(Clone)]
@@ -53,21 +52,21 @@ pub struct Native {
 struct Api {
     store: SharedStore,
     shutdown: Shutdown,
-    backup: Option<Backup>,
+    backups: Option<Backups>,
     polls: Polls,
 }
 
 /// The native API as a router. Requests must carry an [`Identity`](crate::auth::Identity) in their extensions, which
 /// [`Server::with_router`](crate::Server::with_router) sees to.
-pub fn router(store: SharedStore, shutdown: Shutdown, backup: Option<Backup>) -> Router {
-    Native::new(store, shutdown, backup).router()
+pub fn router(store: SharedStore, shutdown: Shutdown, backups: Option<Backups>) -> Router {
+    Native::new(store, shutdown, backups).router()
 }
 
 impl Native {
-    /// The API over `store`. Long polls are answered empty when `shutdown` begins; `backup` is there where the store
-    /// can be copied.
-    pub fn new(store: SharedStore, shutdown: Shutdown, backup: Option<Backup>) -> Self {
-        let api = Api { store, shutdown, backup, polls: Polls::default() };
+    /// The API over `store`. Long polls are answered empty when `shutdown` begins; `backups` is there where the
+    /// store can be copied.
+    pub fn new(store: SharedStore, shutdown: Shutdown, backups: Option<Backups>) -> Self {
+        let api = Api { store, shutdown, backups, polls: Polls::default() };
         Self { api: Arc::new(api) }
     }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use hapax_client::wire::{
-    BackupBody, Count, DiscardBody, Halted, Ids, Messages, RedriveBody, Redrives, ResumeBody, Status,
+    BackupAnswer, BackupBody, Count, DiscardBody, Halted, Ids, Messages, RedriveBody, Redrives, ResumeBody,
+    Status,
 };
 use hapax_core::{
     AdminError, Browse, Discarded, Examination, GroupId, MessageId, MessageState, QueueName, RedriveRequest,
@@ -191,17 +192,14 @@ pub(super) async fn backup(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Json(BackupBody { to }): Json<BackupBody>,
-) -> Result<StatusCode, ApiError> {
+) -> Answer<BackupAnswer> {
     caller.operate("BackupStore")?;
     let unsupported = "this server's store has its own tools for backups; use those";
-    let write = native.backup.clone().ok_or_else(|| ApiError::not_implemented(unsupported))?;
-    let path = std::path::PathBuf::from(to);
-    if !path.is_absolute() {
-        return Err(ApiError::invalid("to: use an absolute path on the server's machine"));
-    }
-    let written = tokio::task::spawn_blocking(move || write(&path)).await;
-    match written {
-        Ok(Ok(())) => Ok(StatusCode::NO_CONTENT),
+    let backups = native.backups.clone().ok_or_else(|| ApiError::not_implemented(unsupported))?;
+    let file = backups.file(&to).map_err(ApiError::invalid)?;
+    let path = file.display().to_string();
+    match tokio::task::spawn_blocking(move || backups.take(&file)).await {
+        Ok(Ok(())) => Ok(axum::Json(BackupAnswer { path })),
         Ok(Err(problem)) => Err(AdminError::Refused(problem).into()),
         Err(_) => Err(hapax_core::StoreError::OutcomeUnknown("the backup was interrupted".into()).into()),
     }

@@ -13,7 +13,7 @@ use crate::auth::{Authenticator, Identity};
 use crate::config::{AuthConfig, KeyConfig, Secret};
 
 struct Fixture {
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     store: Arc<Embedded>,
     native: Native,
     router: Router,
@@ -43,11 +43,12 @@ fn fixture() -> Fixture {
     let (shutdown, requested) = watch::channel(false);
     let copied = store.clone();
     let backup: Backup = Arc::new(move |to| copied.backup(to).map_err(|error| error.to_string()));
-    let native = Native::new(store.clone(), requested.into(), Some(backup));
+    let backups = Backups { folder: folder.path().join("backups"), write: backup };
+    let native = Native::new(store.clone(), requested.into(), Some(backups));
     let router = native.router();
     let identity =
         Some(Authenticator::new(&AuthConfig::default()).unwrap().bearer(&http::HeaderMap::new()).unwrap());
-    Fixture { _folder: folder, store, native, router, identity, shutdown }
+    Fixture { folder, store, native, router, identity, shutdown }
 }
 
 impl Fixture {
@@ -426,13 +427,15 @@ async fn a_shutdown_and_a_cancel_answer_a_long_poll_empty() {
 #[tokio::test]
 async fn a_backup_is_written_once_and_only_where_it_can_be() {
     let mut f = fixture();
-    let folder = tempfile::tempdir().unwrap();
-    let to = json!({"to": folder.path().join("copy.db")});
-    assert_eq!(f.call("POST", "/v1/backup", to.clone()).await.0, 204);
-    assert!(folder.path().join("copy.db").exists());
+    let file = f.folder.path().join("backups/copy.db");
+    let to = json!({"to": "copy.db"});
+    assert_eq!(f.call("POST", "/v1/backup", to.clone()).await, (200, json!({"path": file})));
+    assert!(file.exists());
     let again = f.refused("POST", "/v1/backup", to.clone(), 409, "refused").await;
     assert!(again.contains("exists"), "{again}");
-    f.refused("POST", "/v1/backup", json!({"to": "relative"}), 400, "invalid").await;
+    for outside in ["../copy.db", "/copy.db", "a/copy.db", "copy2.db/", "./copy2.db", "", ".", ".."] {
+        f.refused("POST", "/v1/backup", json!({"to": outside}), 400, "invalid").await;
+    }
     let (_, requested) = watch::channel(false);
     f.router = router(f.store.clone(), requested.into(), None);
     f.refused("POST", "/v1/backup", to, 501, "not-supported").await;

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use anyhow::Context as _;
 use hapax_http::proxy::ProxyConfig;
 use hapax_server::config::{AuthConfig, KeyConfig, LimitsConfig, TlsConfig};
+use hapax_server::native::Backups;
 use hapax_server::{Server, ServerConfig, ServerError};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use tokio::net::TcpListener;
@@ -146,16 +147,18 @@ impl AdminConfig {
     pub async fn bind(&self, store: &Store, proxies: &[ProxyConfig]) -> anyhow::Result<Option<Admin>> {
         let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let backups = store.backups(None)?;
+        let backups = backups.as_ref();
         let bound = match self.listen {
             AdminListen::None => return Ok(None),
-            AdminListen::At(address) => self.bind_to(address, store).await,
+            AdminListen::At(address) => self.bind_to(address, store, backups).await,
             // The proxies bind after this.
             AdminListen::Auto if proxies.iter().any(|proxy| proxy.listen.port() == PORT) => {
-                self.bind_to(any, store).await
+                self.bind_to(any, store, backups).await
             }
-            AdminListen::Auto => match self.bind_to(usual, store).await {
+            AdminListen::Auto => match self.bind_to(usual, store, backups).await {
                 Err(ServerError::Bind { source, .. }) if source.kind() == ErrorKind::AddrInUse => {
-                    self.bind_to(any, store).await
+                    self.bind_to(any, store, backups).await
                 }
                 bound => bound,
             },
@@ -163,9 +166,13 @@ impl AdminConfig {
         bound.map(Some).context("the admin listener (--admin-listen ADDR, or none)")
     }
 
-    async fn bind_to(&self, address: SocketAddr, store: &Store) -> Result<Admin, ServerError> {
-        let server =
-            Server::for_operators(self.server(address), store.admin().clone(), store.backup_function())?;
+    async fn bind_to(
+        &self,
+        address: SocketAddr,
+        store: &Store,
+        backups: Option<&Backups>,
+    ) -> Result<Admin, ServerError> {
+        let server = Server::for_operators(self.server(address), store.admin().clone(), backups.cloned())?;
         let listeners = server.bind().await?;
         let address = listeners.first().and_then(|listener| listener.local_addr().ok()).unwrap_or(address);
         Ok(Admin { server, listeners, url: url_of(address, self.tls.is_some()) })
