@@ -204,3 +204,39 @@ fn doctor_and_worker_agree_that_a_lease_of_zero_is_refused() {
     let done = work(&["--lease", "10s"]);
     assert_eq!(done.code, Some(0), "a worker's own lease is another matter: {done:?}");
 }
+
+/// A key for some queues does not learn how much is in the store, and is told so instead of being shown zeros.
+#[test]
+fn what_a_key_may_not_see_is_called_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = |id: &str, rights: &str| format!("[[auth.keys]]\nid = \"{id}\"\nsecret = \"s\"\n{rights}\n");
+    let config = key("ALL", "")
+        + &key("SOME", "queues = [\"jobs\"]")
+        + &key("FEW", "queues = [\"jobs\"]\nactions = [\"ListQueues\"]");
+    std::fs::write(folder.path().join("hapax.toml"), config).unwrap();
+    let server = Server::start_in(folder, &["--config", "hapax.toml"]);
+    let as_key = |id: &str, args: &[&str]| {
+        let mut command = common::hapax(&server.folder, args);
+        command.env("HAPAX_ENDPOINT", &server.endpoint).env("HAPAX_TOKEN", format!("{id}:s"));
+        Done::new(command.output().unwrap())
+    };
+    as_key("ALL", &["queue", "create", "jobs"]).ok();
+    as_key("ALL", &["send", "jobs", "x"]).ok();
+    assert!(as_key("ALL", &["doctor"]).ok().contains("store\t-\tfact\tmessages\t1\n"));
+    for (id, counters) in [("SOME", true), ("FEW", false)] {
+        let done = as_key(id, &["doctor"]);
+        assert_eq!(done.code, Some(0), "{done:?}");
+        assert!(done.stdout.contains("store\t-\tfact\tmessages\tnot allowed to see\n"), "{done:?}");
+        assert!(done.stderr.contains("not allowed to see the store's figures and warnings"), "{done:?}");
+        assert_eq!(done.stdout.contains("queue jobs\tat-least-once\tsound\n"), counters, "{done:?}");
+        // Without its counters a queue is not called sound.
+        let unknown = "queue jobs\tat-least-once\tnothing found\tnot allowed to see: its counters (";
+        assert_eq!(done.stdout.contains(unknown), !counters, "{done:?}");
+        let json = as_key(id, &["doctor", "--json"]).json();
+        assert!(json["store"]["messages"].is_null(), "{json}");
+        assert_eq!(json["store"]["status_withheld"], true, "{json}");
+        assert_eq!(json["queues"][0]["not_seen"].as_array().unwrap().len(), usize::from(!counters), "{json}");
+    }
+    let json = as_key("ALL", &["doctor", "--json"]).json();
+    assert_eq!((&json["store"]["messages"], &json["store"]["status_withheld"]), (&1.into(), &false.into()));
+}

@@ -198,8 +198,8 @@ impl Maintenance for Client {
 }
 
 impl Client {
-    /// The version of the server.
-    pub async fn server_version(&self) -> Result<String, StoreError> {
-        self.transport.get::<Status>("/v1/status").await.map(|answer| answer.version).map_err(read)
+    /// The server's version and the status of its store, with whether this client's key may see all of it.
+    pub async fn server_status(&self) -> Result<Status, StoreError> {
+        self.transport.get::<Status>("/v1/status").await.map_err(read)
     }
 }

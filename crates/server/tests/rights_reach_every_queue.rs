@@ -151,8 +151,10 @@ async fn figures_of_the_whole_store_are_for_keys_of_all_queues() {
     let mine = api.call_as("GET", "/v1/status", Value::Null, SOME).await.expect(200);
     let keys: Vec<_> = mine["status"].as_object().unwrap().keys().cloned().collect();
     assert_eq!(keys, ["paused", "stopped"]);
+    assert_eq!(mine["withheld"], true, "a client can tell what was left out from what is not so");
     assert!(mine["capabilities"].is_object(), "a client has to know what the store can do");
     let all = api.call_as("GET", "/v1/status", Value::Null, ROOT).await.expect(200);
     assert_eq!(all["status"]["messages"], 2);
+    assert!(all["withheld"].is_null(), "{all}");
     api.call_as("GET", "/v1/ledger", Value::Null, ROOT).await.expect(200);
 }

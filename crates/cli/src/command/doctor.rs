@@ -8,8 +8,9 @@ use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use hapax::core::policy::tier::{Finding, StoreFacts, check_store};
 use hapax::core::store::SharedStore;
-use hapax::core::{Examination, Store as AllSeams, Tier};
+use hapax::core::{Examination, Store as AllSeams, StoreError, Tier};
 use hapax::embedded::{self, Options, Surroundings};
+use hapax_client::wire::Status;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -31,7 +32,7 @@ Examples:
 
 Each finding has a code and a page, docs/errors/CODE.md. Exit code 0 without refusals, 1 with.
 In a pipe a line has: store or queue NAME, tier, then `sound`; or refusal or warning, code, what, what to do, page; or
-for the store `fact`, name, value.")]
+for the store `fact`, name, value. Where the key may not see all of a queue, `nothing found` takes the place of `sound`.")]
 pub struct DoctorArgs {
     /// A store of this machine, embedded:PATH, instead of a server. It is opened for a moment, as a server would.
     #[arg(long, value_name = "URL")]
@@ -62,6 +63,8 @@ struct QueueSection {
     name: String,
     tier: Tier,
     findings: Vec<Item>,
+    /// What could not be looked at, so that findings may be missing.
+    not_seen: Vec<String>,
 }
 
 /// What is known about the store; `None`: not from here.
@@ -72,6 +75,8 @@ struct StoreSection {
     version: &'static str,
     server_version: Option<String>,
     messages: Option<u64>,
+    /// The server does not show this key the figures and warnings of the whole store.
+    status_withheld: bool,
     /// What the store says about itself and what it stands on.
     #[serde(flatten)]
     facts: BTreeMap<String, Value>,
@@ -121,17 +126,17 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
 
 async fn of_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyhow::Result<Report> {
     let client = remote.client().await?;
-    let theirs = client.server_version().await?;
+    let Status { version: theirs, status, withheld, .. } = client.server_status().await?;
     let place = client.endpoint().to_owned();
     let store: SharedStore = Arc::new(client);
     let ours = env!("CARGO_PKG_VERSION");
-    let status = store.status().await?;
     let mut section = StoreSection {
         place,
         kind: Some(store.capabilities().name),
         version: ours,
         server_version: Some(theirs.clone()),
-        messages: Some(status.messages),
+        messages: (!withheld).then_some(status.messages),
+        status_withheld: withheld,
         ..StoreSection::default()
     };
     section.add(check_store(&StoreFacts { status, versions: Some((ours.to_owned(), theirs)) }));
@@ -194,16 +199,40 @@ async fn queues(store: &dyn AllSeams, producer_retry_ms: Option<u64>) -> anyhow:
     let infos = store.queues().await?;
     let mut sections = Vec::new();
     for info in &infos {
-        // A queue that was deleted meanwhile, or whose counters this key may not see, is checked without them.
-        let totals = store.stats(&info.name).await.ok().map(|stats| stats.totals);
-        let dead = info.config.dead_letter.as_ref();
-        let dead = dead.and_then(|dead| infos.iter().find(|other| other.name == dead.queue));
-        let dead_retention_ms = dead.map(|dead| dead.config.retention_ms);
+        let mut not_seen = Vec::new();
+        let totals = match store.stats(&info.name).await {
+            Ok(stats) => Some(stats.totals),
+            // It was deleted meanwhile.
+            Err(StoreError::NoSuchQueue(_)) => None,
+            Err(error) => {
+                not_seen.push(format!("its counters ({error})"));
+                None
+            }
+        };
+        let mut dead_retention_ms = None;
+        if let Some(dead) = &info.config.dead_letter {
+            match infos.iter().find(|other| other.name == dead.queue) {
+                Some(found) => dead_retention_ms = Some(found.config.retention_ms),
+                None => not_seen.push(format!("its dead-letter queue {}", dead.queue)),
+            }
+        }
         let found = tier::findings(store, &info.config, dead_retention_ms, totals, producer_retry_ms);
         let findings = found.into_iter().map(Item::from).collect();
-        sections.push(QueueSection { name: info.name.to_string(), tier: info.config.tier, findings });
+        let (name, tier) = (info.name.to_string(), info.config.tier);
+        sections.push(QueueSection { name, tier, findings, not_seen });
     }
     Ok(sections)
+}
+
+impl QueueSection {
+    /// What is said where nothing was found: a queue is sound only if everything could be looked at.
+    fn verdict(&self) -> Vec<String> {
+        if self.not_seen.is_empty() {
+            return vec!["sound".to_owned()];
+        }
+        let not_seen: Vec<String> = self.not_seen.iter().map(|what| escape(what)).collect();
+        vec!["nothing found".to_owned(), format!("not allowed to see: {}", not_seen.join("; "))]
+    }
 }
 
 impl StoreSection {
@@ -220,12 +249,16 @@ impl StoreSection {
 
     /// What is known, for people.
     fn facts(&self) -> Vec<(String, String)> {
+        let messages = match self.messages {
+            None if self.status_withheld => Some("not allowed to see".to_owned()),
+            messages => messages.map(|count| count.to_string()),
+        };
         let place = [
             ("place", Some(escape(&self.place))),
             ("kind", self.kind.as_deref().map(escape)),
             ("version", Some(self.version.to_owned())),
             ("server's version", self.server_version.as_deref().map(escape)),
-            ("messages", self.messages.map(|count| count.to_string())),
+            ("messages", messages),
         ];
         let known = place.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
         known.chain(self.facts.iter().map(|(name, value)| fact(name, value))).collect()
@@ -247,6 +280,9 @@ fn print(report: &Report, out: Output) -> anyhow::Result<()> {
         print_tables(report)?;
     } else {
         out.rows(&[], lines(report))?;
+    }
+    if report.store.status_withheld {
+        note("This key is not allowed to see the store's figures and warnings: it is for some queues only.");
     }
     if let Some(why) = &report.store.not_examined {
         note(&format!("What the store stands on is not known: {}", escape(why)));
@@ -272,7 +308,7 @@ fn lines(report: &Report) -> Vec<Vec<String>> {
     for queue in &report.queues {
         let start = || vec![format!("queue {}", queue.name), word(&queue.tier)];
         if queue.findings.is_empty() {
-            lines.push([start(), vec!["sound".to_owned()]].concat());
+            lines.push([start(), queue.verdict()].concat());
         }
         lines.extend(queue.findings.iter().map(|item| [start(), of_item(item)].concat()));
     }
@@ -281,7 +317,6 @@ fn lines(report: &Report) -> Vec<Vec<String>> {
 
 fn print_tables(report: &Report) -> anyhow::Result<()> {
     let bold = |text: &str| Cell::new(text).add_attribute(Attribute::Bold);
-    let sound = || vec![Cell::new("sound").fg(Color::Green), Cell::new("")];
     let of_item = |item: &Item| {
         let Finding { code, message, remedy, .. } = &item.finding;
         let (word, color) =
@@ -297,7 +332,9 @@ fn print_tables(report: &Report) -> anyhow::Result<()> {
         rows.push(vec![Cell::new(""), Cell::new("")]);
         rows.push(vec![bold(&queue.name), Cell::new(word(&queue.tier))]);
         if queue.findings.is_empty() {
-            rows.push(sound());
+            let verdict = queue.verdict();
+            let color = if queue.not_seen.is_empty() { Color::Green } else { Color::Yellow };
+            rows.push(vec![Cell::new(&verdict[0]).fg(color), Cell::new(verdict[1..].join("; "))]);
         }
         rows.extend(queue.findings.iter().map(of_item));
     }

@@ -412,4 +412,7 @@ pub struct Status<S = StoreStatus> {
     pub ledger: Option<LedgerCapabilities>,
     /// How it is doing.
     pub status: S,
+    /// Figures, warnings and why sends are refused are left out of `status`: the caller's key is for some queues only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub withheld: bool,
 }

@@ -150,16 +150,18 @@ pub(super) async fn cancel_redrive(
 /// What the store can do is for everyone; how much is in it, and what troubles it, only for a key for all queues.
 pub(super) async fn status(State(native): State<Arc<Api>>, caller: Caller) -> Answer<Status<StatusPart>> {
     let status = native.store.status().await?;
-    let status = if caller.identity().may_see_all() {
-        StatusPart::All(status)
-    } else {
+    let withheld = !caller.identity().may_see_all();
+    let status = if withheld {
         StatusPart::Own { paused: status.paused, stopped: status.stopped }
+    } else {
+        StatusPart::All(status)
     };
     Ok(axum::Json(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         capabilities: native.store.capabilities(),
         ledger: Some(native.store.ledger_capabilities()),
         status,
+        withheld,
     }))
 }
 
