@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use hapax::core::store::SharedStore;
@@ -266,13 +268,15 @@ async fn redrive(store: &SharedStore, redrive: Redrive, out: Output) -> anyhow::
     }
 }
 
-/// Deletes messages, and says which were left because a consumer has them.
+/// Deletes messages, and says which were left because a consumer has them, and how many are not there.
 pub async fn discard(
     store: &SharedStore,
     queue: &QueueName,
     ids: &[MessageId],
 ) -> Result<Discarded, StoreError> {
     let mut all = Discarded::default();
+    let ids: BTreeSet<&MessageId> = ids.iter().collect();
+    let ids: Vec<MessageId> = ids.into_iter().copied().collect();
     for batch in ids.chunks(BATCH_MAX) {
         let Discarded { count, in_flight } = store.discard(queue, batch.to_vec(), &Remote::by()).await?;
         all.count += count;
@@ -280,6 +284,11 @@ pub async fn discard(
             note(&format!("message {id} is in flight and was left; discard it when its lease is over"));
         }
         all.in_flight.extend(in_flight);
+    }
+    match (ids.len() as u64).saturating_sub(all.count + all.in_flight.len() as u64) {
+        0 => {}
+        1 => note(&format!("1 message was not found in {queue}")),
+        missing => note(&format!("{missing} messages were not found in {queue}")),
     }
     Ok(all)
 }

@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use hapax::core::store::SharedStore;
 use hapax::core::{QueueInfo, QueueStats, RedriveAllow};
 use hapax::{MessageId, QueueConfig, QueueKind, QueueName, QueuePair, StoreError};
+use hapax_client::wire::pause_reason_problem;
 use serde_json::json;
 
 use super::dead::discard;
@@ -89,8 +90,8 @@ Examples:
     Pause {
         /// The queue.
         queue: QueueName,
-        /// What for; shown in listings.
-        #[arg(long, value_name = "TEXT")]
+        /// What for; shown in listings. At most 1000 characters.
+        #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
         reason: Option<String>,
     },
     /// Lets a paused queue hand out messages again.
@@ -118,6 +119,10 @@ Examples:
         /// The queue.
         queue: QueueName,
     },
+}
+
+fn parse_reason(text: &str) -> Result<String, String> {
+    pause_reason_problem(text).map_or_else(|| Ok(text.to_owned()), Err)
 }
 
 /// Runs `hapax queues`.

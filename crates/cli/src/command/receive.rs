@@ -2,15 +2,20 @@
 
 use anyhow::bail;
 use clap::Args;
+use hapax::core::QueueInfo;
+use hapax::core::store::SharedStore;
 use hapax::{Delivery, QueueName, Receive, Settle};
 use hapax_client::wire::DeliveryItem;
 
 use crate::output::note;
 use crate::remote::Remote;
-use crate::text::{parse_ms, show_body, show_ms};
+use crate::text::{escape, parse_ms, show_body, show_ms, show_time};
 
 /// The most that one request asks for or acks.
 const BATCH: usize = 100;
+
+/// The most that are held and printed at once.
+const MAX: u64 = 10_000;
 
 /// Receives messages, and acks them if asked to.
 #[derive(Debug, Args)]
@@ -25,8 +30,8 @@ Control characters are escaped; --json has the exact bodies.")]
 pub struct ReceiveArgs {
     /// The queue.
     queue: QueueName,
-    /// Maximum count.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Maximum count, 1 to 10000. More than 100 are asked for in several requests, until none is ready.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX))]
     max: u64,
     /// How long to wait for the first message [default: the queue's].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
@@ -61,6 +66,9 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
         }
         received.extend(more);
     }
+    if received.is_empty() {
+        explain_nothing(&store, &args.queue).await;
+    }
     if out.is_json() {
         // As the native API has them.
         let items: Vec<DeliveryItem> = received.iter().cloned().map(Into::into).collect();
@@ -94,4 +102,13 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Says so if the queue hands out nothing because it is paused.
+async fn explain_nothing(store: &SharedStore, queue: &QueueName) {
+    // A key that may receive need not be allowed to look at the queue.
+    let Ok(QueueInfo { paused: Some(paused), .. }) = store.queue(queue).await else { return };
+    let why = paused.reason.as_ref().map(|reason| format!(": {}", escape(reason))).unwrap_or_default();
+    let (since, by) = (show_time(paused.since_ms), escape(&paused.by));
+    note(&format!("{queue} is paused since {since} by {by}{why}; `hapax queue resume {queue}` ends it"));
 }

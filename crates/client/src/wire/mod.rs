@@ -385,6 +385,16 @@ pub struct ResumeBody {
     pub by: Option<String>,
 }
 
+/// Maximum length of the reason for a pause, in characters.
+pub const PAUSE_REASON_CHARS_MAX: usize = 1000;
+
+/// What is wrong with the reason for a pause.
+pub fn pause_reason_problem(reason: &str) -> Option<String> {
+    let chars = reason.chars().count();
+    (chars > PAUSE_REASON_CHARS_MAX)
+        .then(|| format!("reason: {chars} characters are too many; use at most {PAUSE_REASON_CHARS_MAX}"))
+}
+
 /// `POST /v1/backup`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

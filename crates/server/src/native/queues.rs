@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use hapax_client::wire::{Count, PauseBody, PurgeBody, QueueItem, Queues, ResumeBody};
+use hapax_client::wire::{Count, PauseBody, PurgeBody, QueueItem, Queues, ResumeBody, pause_reason_problem};
 use hapax_core::{AdminError, QueueConfig, QueueName, QueueStats, Revision};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -163,6 +163,9 @@ pub(super) async fn pause(
     Json(body): Json<PauseBody>,
 ) -> Result<StatusCode, ApiError> {
     let name = caller.queue("PauseQueue", &queue)?;
+    if let Some(problem) = body.reason.as_deref().and_then(pause_reason_problem) {
+        return Err(ApiError::invalid(problem));
+    }
     native.store.pause_queue(&name, &caller.name(body.by), body.reason.as_deref()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
