@@ -16,6 +16,7 @@
 //! | [`inbox`] | the transactional seam: a ledger entry in the caller's own transaction |
 //! | [`documents`] | small named JSON documents with compare-and-set |
 //! | [`source`] | the worker's only input, and the adapter from a queue |
+//! | [`metrics`] | counters and gauges, declared once and read alike |
 //! | [`error`] | one narrow error per operation |
 //! | [`clock`] | time as a parameter |
 
@@ -27,6 +28,7 @@ pub mod error;
 pub mod inbox;
 pub mod ledger;
 pub mod message;
+pub mod metrics;
 pub mod name;
 pub mod policy;
 pub mod queue;
@@ -59,5 +61,5 @@ pub use source::{QueueSource, Source, SourceDescription};
 pub use store::{
     Batch, Browse, Cause, DeadLetter, Discarded, Examination, Extend, How, Maintenance, MessageState,
     MessageView, Page, QueueAdmin, QueueInfo, QueuePause, QueueStats, QueueStore, Receive, RedriveFilter,
-    RedriveRequest, RedriveState, RedriveTask, Remaining, Sent, Settle, Settled, StoreStatus,
+    RedriveRequest, RedriveState, RedriveTask, Remaining, Sent, Settle, Settled, StoreStatus, StoreTotals,
 };

@@ -336,53 +336,59 @@ pub struct Discarded {
     pub in_flight: Vec<MessageId>,
 }
 
-/// A queue's counters, kept as it changes, never scanned for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QueueStats {
+crate::metrics! {
+    /// A queue's counters, kept as it changes, never scanned for.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct QueueStats is "hapax_queue", kept by Store, labels ["queue"];
+    plain {}
+    nested {
+        /// Counters since the store was opened.
+        pub totals: QueueTotals,
+    }
     /// Messages that can be received.
-    pub ready: u64,
+    gauge ready,
     /// Messages invisible until their delay is over.
-    pub delayed: u64,
+    gauge delayed,
     /// Messages leased.
-    pub in_flight: u64,
+    gauge in_flight,
     /// Messages set aside.
-    pub parked: u64,
+    gauge parked,
     /// Messages that wait in halted FIFO groups; they are among the ready and delayed ones, and are not dropped by age.
-    #[serde(default)]
-    pub halted: u64,
+    gauge halted [serde(default)],
     /// Bytes of bodies and attributes.
-    pub bytes: u64,
+    gauge bytes("bytes", Bytes),
     /// When the oldest message was sent.
-    pub oldest_sent_ms: Option<u64>,
-    /// Counters since the store was opened.
-    pub totals: QueueTotals,
+    gauge oldest_sent_ms("oldest_sent_timestamp_seconds", Milliseconds): Option<u64>,
 }
 
-/// What happened in a queue since its store was opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QueueTotals {
+crate::metrics! {
+    /// What happened in a queue since its store was opened.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct QueueTotals is "hapax_queue", kept by Store, labels ["queue"];
+    plain {}
+    nested {}
     /// Messages accepted.
-    pub sent: u64,
+    counter sent,
     /// Sends suppressed as duplicates.
-    pub duplicates: u64,
+    counter duplicates,
     /// Deliveries made.
-    pub delivered: u64,
+    counter delivered,
     /// Deliveries acked.
-    pub acked: u64,
+    counter acked,
     /// Deliveries that the consumer gave back for a retry.
-    pub retried: u64,
+    counter retried,
     /// Deliveries put back uncounted.
-    pub deferred: u64,
+    counter deferred,
     /// Leases that ran out.
-    pub expired: u64,
+    counter expired,
     /// Messages sent to the dead letters.
-    pub dead: u64,
+    counter dead,
     /// Settles and extensions refused because their receipt was stale.
-    pub stale: u64,
+    counter stale,
     /// Messages dropped because their retention ran out.
-    pub retention_dropped: u64,
+    counter retention_dropped,
     /// Messages found damaged.
-    pub damaged: u64,
+    counter damaged,
 }
 
 /// A queue and its configuration.
@@ -495,30 +501,47 @@ pub struct RedriveTask {
     pub failure: Option<String>,
 }
 
-/// How the store as a whole is doing. A server leaves figures of the whole store out for a key that has only some of
-/// the queues.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct StoreStatus {
-    /// Why deliveries are paused, if they are.
-    pub paused: Option<String>,
-    /// Why the store has stopped, if it has.
-    pub stopped: Option<String>,
-    /// Why every send is refused, if it is: a full disk, or a quota of the whole store.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refuses_sends: Option<String>,
-    /// What an operator should know, for example damaged rows found at start.
-    pub warnings: Vec<String>,
+crate::metrics! {
+    /// How the store as a whole is doing. A server leaves figures of the whole store out for a key that has only some of
+    /// the queues.
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct StoreStatus is "hapax_store", kept by Store, labels [];
+    plain {
+        /// Why deliveries are paused, if they are.
+        pub paused: Option<String>,
+        /// Why the store has stopped, if it has.
+        pub stopped: Option<String>,
+        /// Why every send is refused, if it is: a full disk, or a quota of the whole store.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub refuses_sends: Option<String>,
+        /// What an operator should know, for example damaged rows found at start.
+        pub warnings: Vec<String>,
+    }
+    nested {
+        /// Counters since the store was opened, where the store counts them.
+        #[serde(flatten)]
+        pub totals: StoreTotals,
+    }
     /// Messages in all queues.
-    pub messages: u64,
+    gauge messages,
     /// Bytes of bodies and attributes in all queues.
-    pub bytes: u64,
-    /// Transactions committed since the store was opened, where the store counts them.
+    gauge bytes("bytes", Bytes),
+}
+
+crate::metrics! {
+    /// What a store has done since it was opened.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
-    pub commits: u64,
-    /// Those among them that waited for the disk.
-    #[serde(default)]
-    pub synced: u64,
+    pub struct StoreTotals is "hapax_store", kept by Store, labels [];
+    plain {}
+    nested {}
+    /// Transactions committed.
+    counter commits,
+    /// Transactions that waited for the disk.
+    counter synced,
+    /// Operations in the transactions: sends, receives, settles, extensions and claims, each message counted.
+    counter operations,
 }
 
 /// The administration seam.

@@ -54,13 +54,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hapax_core::{Clock, QueueConfig, QueueName, StoreError, SystemClock, Tier};
+use hapax_core::{Clock, QueueConfig, QueueName, StoreError, StoreTotals, SystemClock, Tier};
 use thiserror::Error;
 
 pub use engine::{MEMORY_BYTES_A_MESSAGE, StoreQuota};
 pub use medium::{Medium, medium};
 pub use surroundings::{FINDING_CODES, Surroundings};
-pub use writer::CommitStats;
 
 use browse::Reader;
 use catalogue::Catalogue;
@@ -262,7 +261,7 @@ impl Hint {
 struct Report {
     stopped: Option<StoreError>,
     warnings: Vec<String>,
-    stats: CommitStats,
+    stats: StoreTotals,
 }
 
 impl StoreState {
@@ -399,7 +398,7 @@ impl Embedded {
     }
 
     /// How many transactions were committed and how much was in them.
-    pub fn commit_stats(&self) -> CommitStats {
+    pub fn commit_stats(&self) -> StoreTotals {
         self.shared.report().stats
     }
 }

@@ -367,8 +367,7 @@ impl QueueAdmin for Embedded {
             warnings: report.warnings,
             messages: usage.messages,
             bytes: usage.bytes,
-            commits: report.stats.commits,
-            synced: report.stats.synced,
+            totals: report.stats,
         })
     }
 

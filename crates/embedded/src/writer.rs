@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::{
     DeadLetter, EntryId, Extend, GroupId, How, IdempotencyKey, KeySource, MessageId, QueueName, Remaining,
-    SendError, Sent, SettleError, Settled, StoreError,
+    SendError, Sent, SettleError, Settled, StoreError, StoreTotals,
 };
 use tokio::sync::oneshot;
 
@@ -140,17 +140,6 @@ enum Answer {
     Job(Done),
 }
 
-/// What the writer has done, for benchmarks and metrics.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CommitStats {
-    /// Transactions committed.
-    pub commits: u64,
-    /// Those among them that waited for the disk.
-    pub synced: u64,
-    /// Operations in them: sends, receives, settles and extensions, each message counted.
-    pub operations: u64,
-}
-
 /// A wave takes at most so many operations, so that its transaction stays short.
 const WAVE_OPS_MAX: usize = 4_096;
 /// ... and at most so many bytes of bodies.
@@ -178,7 +167,7 @@ pub(crate) struct Writer<S> {
     free_bytes: Option<u64>,
     hold_until_ms: u64,
     pub stopped: Option<StoreError>,
-    pub stats: CommitStats,
+    pub stats: StoreTotals,
     /// How long the last commit took that waited for the disk.
     pub sync_time: Duration,
     /// Messages found damaged since the store was opened.
@@ -211,7 +200,7 @@ impl<S: Storage> Writer<S> {
             free_bytes: None,
             hold_until_ms: 0,
             stopped: None,
-            stats: CommitStats::default(),
+            stats: StoreTotals::default(),
             sync_time: Duration::ZERO,
             damaged: Vec::new(),
         }

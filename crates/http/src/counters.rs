@@ -1,31 +1,11 @@
 //! What the layer has done: counted as it happens.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use serde::Serialize;
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        #[derive(Debug, Default)]
-        pub(crate) struct Cells {
-            $(pub(crate) $name: Cell,)*
-        }
-
-        /// What the layer has done since it was made.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-        pub struct Counters {
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        impl Cells {
-            pub(crate) fn read(&self) -> Counters {
-                Counters { $($name: self.$name.0.load(Relaxed),)* }
-            }
-        }
-    };
-}
-
-counters! {
+hapax_core::process_counters! {
+    /// What the layer has done since it was made.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+    pub struct Counters, counted by pub(crate) struct Cells, is "hapax_http", labels ["service"];
     /// Requests that passed untouched: no key, or a method or route without a policy for keys.
     passed,
     /// Requests that ran under a claim: misses.
@@ -52,14 +32,4 @@ counters! {
     open_passes,
     /// Answers that could not be recorded.
     unrecorded,
-}
-
-/// One counter.
-#[derive(Debug, Default)]
-pub(crate) struct Cell(AtomicU64);
-
-impl Cell {
-    pub(crate) fn add(&self) {
-        self.0.fetch_add(1, Relaxed);
-    }
 }

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hapax_claim::{Claims, Holder, Owners, Timer};
+use hapax_core::metrics::{Metrics as _, Sample};
 use hapax_core::{EntryId, Fence, Fingerprint, IdempotencyKey, Ledger};
 use http::header::EXPECT;
 use http::request::Parts;
@@ -208,6 +209,11 @@ impl IdempotencyLayer {
     /// What it has done.
     pub fn counters(&self) -> Counters {
         self.0.counters.read()
+    }
+
+    /// The same, as a page of metrics shows it: labelled with the name of the service.
+    pub fn samples(&self) -> Vec<Sample> {
+        self.counters().samples(&[&self.0.service])
     }
 
     /// How many requests run under a claim now, whether or not their clients are still there.

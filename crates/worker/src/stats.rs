@@ -1,23 +1,7 @@
 //! What a worker has done, readable while it runs.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use hapax_claim::{HeartbeatEvents, Stop};
 use serde::Serialize;
-
-/// A counter.
-#[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    pub fn add(&self) {
-        self.add_many(1);
-    }
-
-    pub fn add_many(&self, many: usize) {
-        self.0.fetch_add(many as u64, Ordering::Relaxed);
-    }
-}
 
 impl HeartbeatEvents for Stats {
     fn beat(&self) {
@@ -37,30 +21,11 @@ impl HeartbeatEvents for Stats {
     }
 }
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// A worker's counters.
-        #[derive(Debug, Default)]
-        pub(crate) struct Stats {
-            $(pub $name: Counter,)*
-        }
-
-        /// What a worker has done since it was built.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-        #[non_exhaustive]
-        pub struct Counts {
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        impl Stats {
-            pub fn counts(&self) -> Counts {
-                Counts { $($name: self.$name.0.load(Ordering::Relaxed),)* }
-            }
-        }
-    };
-}
-
-counters! {
+hapax_core::process_counters! {
+    /// What a worker has done since it was built.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+    #[non_exhaustive]
+    pub struct Counts, counted by pub(crate) struct Stats, is "hapax_worker", labels ["queue"];
     /// Deliveries received.
     delivered,
     /// Handler runs that ended well.

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use hapax_core::metrics::{Metrics as _, Sample};
 use hapax_core::policy::tier::Finding;
 use hapax_core::{Receive, StoreError, Tier, policy};
 use thiserror::Error;
@@ -71,7 +72,12 @@ pub struct Watch(Arc<WorkerState>);
 impl Watch {
     /// What the worker has done so far.
     pub fn counts(&self) -> Counts {
-        self.0.stats.counts()
+        self.0.stats.read()
+    }
+
+    /// The same, as a page of metrics shows it: labelled with the name of the source.
+    pub fn samples(&self) -> Vec<Sample> {
+        self.counts().samples(&[&self.0.env.name])
     }
 
     /// The lease that it asks for now; changes where it follows the handler's times.
@@ -307,7 +313,7 @@ impl WorkerState {
         };
         drained &= self.timer().timeout(LAST_SETTLES_MS, settled).await.is_some();
         Report {
-            counts: self.stats.counts(),
+            counts: self.stats.read(),
             drained,
             put_back: self.put_back.load(Ordering::SeqCst) as u64,
             left: left as u64,

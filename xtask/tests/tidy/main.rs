@@ -1,6 +1,7 @@
 //! The rules of the house that matter enough to be tests. Each rule is a checker that returns what breaks it, tried
 //! here on the workspace and beside its code on a small bad sample, so that it is seen to fail.
 
+mod counters;
 mod dependencies;
 mod docs;
 mod errors;
@@ -74,6 +75,11 @@ fn links_between_pages_lead_somewhere() {
 #[test]
 fn every_code_has_a_page_and_every_page_a_code() {
     assert_none(&errors::unexplained(&Workspace::load()));
+}
+
+#[test]
+fn every_declared_counter_is_counted() {
+    assert_none(&counters::uncounted(&Workspace::load()));
 }
 
 #[test]

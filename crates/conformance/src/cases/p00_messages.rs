@@ -1,8 +1,9 @@
 //! Messages as an operator sees them: browse, discard, purge, counters; and batches.
 
+use hapax_core::metrics::{self, Metrics as _};
 use hapax_core::{
-    Attribute, AttributeValue, Browse, Discarded, Extend, How, MessageId, MessageState, Priority, Receipt,
-    SendError, Settle, SettleError, Settled,
+    Attribute, AttributeValue, Browse, Discarded, Extend, How, MessageId, MessageState, Priority, QueueStats,
+    Receipt, SendError, Settle, SettleError, Settled,
 };
 
 use crate::trial::{LEASE, Trial};
@@ -183,6 +184,39 @@ pub(crate) async fn counters_are_exact(mut t: Trial) {
     assert_eq!((again.bytes, again.oldest_sent_ms), (stats.bytes, stats.oldest_sent_ms));
     let whole = t.store().status().await.unwrap();
     assert_eq!((whole.messages, whole.bytes), (4, stats.bytes));
+}
+
+pub(crate) async fn what_is_counted_can_be_read_as_metrics(t: Trial) {
+    let (jobs, idle) = (t.create("jobs", config()).await, t.create("idle", config()).await);
+    t.send(&jobs, text("a")).await;
+    t.send(&jobs, text("b")).await;
+    let got = t.receive(&jobs, 1).await.remove(0);
+    t.ack(&jobs, &got).await;
+    let ledger = t.harness.ledger();
+    let samples =
+        t.within("metrics", metrics::of_store(&*t.store(), ledger.as_deref())).await.expect("metrics");
+    let value = |name: &str, labels: &[(&'static str, String)]| {
+        let mut found = samples.iter().filter(|sample| sample.metric.name == name && sample.labels == labels);
+        let value = found.next().map(|sample| sample.value);
+        assert!(found.next().is_none(), "{name} {labels:?} is there twice");
+        value
+    };
+    for (queue, sent, acked, ready) in [(&jobs, 2, 1, 1), (&idle, 0, 0, 0)] {
+        let of = [("queue", queue.to_string())];
+        for metric in QueueStats::table() {
+            let empty = ready == 0 && metric.unit == metrics::Unit::Milliseconds;
+            assert_eq!(
+                value(metric.name, &of).is_none(),
+                empty,
+                "{}: an empty queue has no oldest message",
+                metric.name
+            );
+        }
+        let totals = ["hapax_queue_sent_total", "hapax_queue_acked_total", "hapax_queue_ready"];
+        assert_eq!(totals.map(|name| value(name, &of)), [Some(sent), Some(acked), Some(ready)], "{queue}");
+    }
+    assert_eq!(value("hapax_store_messages", &[]), Some(1));
+    assert_eq!(value("hapax_ledger_granted_total", &[]), ledger.map(|_| 0));
 }
 
 pub(crate) async fn expiry_is_counted(t: Trial) {

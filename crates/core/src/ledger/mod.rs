@@ -525,31 +525,34 @@ pub struct LedgerCapabilities {
     pub may_evict: bool,
 }
 
-/// What a ledger has done since it was opened; kept as it changes, never scanned for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LedgerStats {
+crate::metrics! {
+    /// What a ledger has done since it was opened; kept as it changes, never scanned for.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct LedgerStats is "hapax_ledger", kept by Store, labels [];
+    plain {}
+    nested {}
     /// Entries in all.
-    pub entries: u64,
+    gauge entries,
     /// Entries that someone holds or that are in doubt.
-    pub open: u64,
+    gauge open,
     /// Claims given: the effect runs.
-    pub granted: u64,
+    counter granted,
     /// Claims answered with a recorded outcome: duplicates suppressed.
-    pub replayed: u64,
+    counter replayed,
     /// Claims that met someone else at work.
-    pub conflicts: u64,
+    counter conflicts,
     /// Claims that were left because the entry is in doubt.
-    pub in_doubt: u64,
+    counter in_doubt,
     /// Claims given over a lapsed holder.
-    pub takeovers: u64,
+    counter takeovers,
     /// Claims refused because the key was used for another request.
-    pub mismatches: u64,
+    counter mismatches,
     /// Claims that ended with an outcome.
-    pub completed: u64,
+    counter completed,
     /// Renewals and endings refused because their token was stale.
-    pub stale: u64,
+    counter stale,
     /// Entries whose time was over.
-    pub pruned: u64,
+    counter pruned,
 }
 
 /// The ledger seam.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hapax_core::{
     NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive, Settle, Tier,
 };
-use hapax_embedded::{CommitStats, Embedded, Options};
+use hapax_embedded::{Embedded, Options};
 use hapax_worker::{Cx, Worker};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -94,7 +94,7 @@ impl Rig {
         }
     }
 
-    pub fn commit_stats(&self) -> CommitStats {
+    pub fn commit_stats(&self) -> hapax_core::StoreTotals {
         self.store.commit_stats()
     }
 

@@ -1,0 +1,32 @@
+//! Store, worker and HTTP layer declare their metrics apart; a page that shows all of them needs each name once.
+#![cfg(all(feature = "worker", feature = "http"))]
+
+use hapax::core::metrics::{KeptBy, Metric, Metrics, faults};
+use hapax::core::{LedgerStats, QueueStats, StoreStatus};
+
+fn of_processes() -> Vec<&'static Metric> {
+    [hapax::worker::Counts::table(), hapax::http::Counters::table()].concat()
+}
+
+fn of_stores() -> Vec<&'static Metric> {
+    [StoreStatus::table(), QueueStats::table(), LedgerStats::table()].concat()
+}
+
+#[test]
+fn names_are_unique_and_well_formed() {
+    assert_eq!(faults(&[of_stores(), of_processes()].concat()), Vec::<String>::new());
+}
+
+#[test]
+fn each_says_whether_the_process_or_the_store_keeps_it() {
+    assert!(of_processes().iter().all(|metric| metric.kept_by == KeptBy::Process));
+    assert!(of_stores().iter().all(|metric| metric.kept_by == KeptBy::Store));
+}
+
+#[test]
+fn a_snapshot_is_complete() {
+    let worker = hapax::worker::Counts::default().samples(&["jobs"]);
+    let http = hapax::http::Counters::default().samples(&["shop"]);
+    let names: Vec<_> = worker.iter().chain(&http).map(|sample| sample.metric.name).collect();
+    assert_eq!(names, of_processes().iter().map(|metric| metric.name).collect::<Vec<_>>());
+}
