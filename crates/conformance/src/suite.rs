@@ -101,6 +101,9 @@ suite! {
         a_late_extend_holds_the_message_until_its_ack,
         a_late_extend_on_a_fifo_queue_is_refused,
         a_delivery_that_was_given_back_cannot_be_extended,
+        a_delivery_that_was_nacked_cannot_be_extended,
+        a_visibility_of_zero_can_be_followed_by_another,
+        late_extends_leave_one_failure_of_their_delivery,
         a_lease_lasts_at_most_twelve_hours_since_the_receive,
         a_refused_extension_changes_nothing,
         an_extension_to_zero_gives_the_message_back_at_once,
@@ -170,6 +173,18 @@ suite! {
         two_waiting_receives_of_one_attempt_get_the_same: Order,
         a_dropped_receive_takes_nothing_from_its_repeat: Order,
         a_dropped_receive_can_be_repeated: Order,
+    }
+    6 p06_crossings {
+        a_group_that_is_halted_in_a_pause_stays_halted_after_it: Order DurableLease,
+        a_redrive_under_way_continues_through_a_pause,
+        a_redriven_message_does_not_wait_for_its_delivery_time_again: FastTime,
+        a_message_that_waits_for_its_time_can_be_discarded,
+        a_message_that_waits_for_its_time_counts_against_the_quota,
+        what_is_discarded_while_a_redrive_runs_does_not_return,
+        a_late_extend_does_not_reach_a_dead_letter: DurableLease,
+        a_dead_letter_that_a_group_waits_for_outlives_its_retention: Order FastTime,
+        a_dead_letter_is_kept_while_a_second_group_waits_for_it: Order FastTime,
+        a_held_dead_letter_comes_back_to_be_kept: Order FastTime,
     }
     6 p06_dead_groups {
         by_default_a_group_goes_on_after_a_death: Order,

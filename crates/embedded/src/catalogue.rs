@@ -1,22 +1,47 @@
 //! The queues and their configurations as of the last commit, for callers that only look: a listing of many thousand
 //! queues does not stop the writer.
 
-use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, PoisonError, RwLock};
 
-use hapax_core::{QueueInfo, QueueName};
+use hapax_core::{QueueConfig, QueueInfo, QueueName, Tier};
 
 use crate::record::{QueueRow, Record};
+
+/// What a queue wants to know of its messages beside what they say.
+pub(crate) struct Hint {
+    /// A hash of the body, for deduplication by content.
+    pub by_content: bool,
+    /// The idempotency key: for the tier that looks at the ledger, or because it may be in the body.
+    pub keyed: bool,
+    /// Where in the body that key is.
+    pub pointer: Option<Arc<str>>,
+}
+
+impl Hint {
+    /// `None` for a queue that wants nothing.
+    fn of(config: &QueueConfig) -> Option<Arc<Self>> {
+        let by_content = config.dedup.content_based;
+        let keyed = config.tier == Tier::EffectivelyOnce || config.key_pointer.is_some();
+        let pointer = config.key_pointer.as_deref().map(Into::into);
+        (by_content || keyed).then(|| Arc::new(Self { by_content, keyed, pointer }))
+    }
+}
 
 #[derive(Default)]
 pub(crate) struct Catalogue {
     queues: RwLock<BTreeMap<QueueName, QueueRow>>,
+    /// What senders can find out about messages of some queues, so that the writer need not. Only hints: where one is
+    /// out of date, the writer works, or what the sender found is not used.
+    hints: RwLock<HashMap<QueueName, Arc<Hint>>>,
 }
 
 impl Catalogue {
     pub fn new(rows: impl Iterator<Item = QueueRow>) -> Self {
-        let queues = rows.map(|row| (row.name.clone(), row)).collect();
-        Self { queues: RwLock::new(queues) }
+        let queues: BTreeMap<_, _> = rows.map(|row| (row.name.clone(), row)).collect();
+        let hint = |row: &QueueRow| Some((row.name.clone(), Hint::of(&row.config)?));
+        let hints = queues.values().filter_map(hint).collect();
+        Self { queues: RwLock::new(queues), hints: RwLock::new(hints) }
     }
 
     /// Takes over what a wave has changed. The writer calls it between the commit and the answers, so a caller whose
@@ -27,6 +52,13 @@ impl Catalogue {
             _ => None,
         });
         for row in changed {
+            let hint = Hint::of(&row.config).filter(|_| !row.deleted);
+            let mut hints = self.hints.write().unwrap_or_else(PoisonError::into_inner);
+            match hint {
+                Some(hint) => hints.insert(row.name.clone(), hint),
+                None => hints.remove(&row.name),
+            };
+            drop(hints);
             let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
             if row.deleted {
                 queues.remove(&row.name);
@@ -34,6 +66,10 @@ impl Catalogue {
                 queues.insert(row.name.clone(), row.clone());
             }
         }
+    }
+
+    pub fn hint(&self, name: &QueueName) -> Option<Arc<Hint>> {
+        self.hints.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
     pub fn find(&self, name: &QueueName) -> Option<QueueInfo> {

@@ -47,14 +47,13 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hapax_core::{Clock, QueueConfig, QueueName, StoreError, StoreTotals, SystemClock, Tier};
+use hapax_core::{Clock, StoreError, StoreTotals, SystemClock};
 use thiserror::Error;
 
 pub use engine::{MEMORY_BYTES_A_MESSAGE, StoreQuota};
@@ -229,31 +228,9 @@ struct StoreState {
     place: DbLocation,
     receives: AtomicU64,
     catalogue: Arc<Catalogue>,
-    /// What callers can find out about messages of some queues, so that the writer need not.
-    hints: RwLock<HashMap<QueueName, Arc<Hint>>>,
     report: Mutex<Report>,
     surroundings: Surroundings,
     reserve_bytes: u64,
-}
-
-/// What a queue wants to know of its messages beside what they say.
-struct Hint {
-    /// A hash of the body, for deduplication by content.
-    by_content: bool,
-    /// The idempotency key: for the tier that looks at the ledger, or because it may be in the body.
-    keyed: bool,
-    /// Where in the body that key is.
-    pointer: Option<Arc<str>>,
-}
-
-impl Hint {
-    /// `None` for a queue that wants nothing.
-    fn of(config: &QueueConfig) -> Option<Arc<Self>> {
-        let by_content = config.dedup.content_based;
-        let keyed = config.tier == Tier::EffectivelyOnce || config.key_pointer.is_some();
-        let pointer = config.key_pointer.as_deref().map(Into::into);
-        (by_content || keyed).then(|| Arc::new(Self { by_content, keyed, pointer }))
-    }
 }
 
 /// What the writer tells about itself, without being asked.
@@ -325,9 +302,6 @@ impl Embedded {
         }
         report.warnings.append(&mut loader.warnings);
         let engine = loader.finish();
-        let queues = engine.queues();
-        let hint = |queue: &&engine::Queue| Some((queue.name.clone(), Hint::of(&queue.config)?));
-        let hints = queues.iter().filter_map(hint).collect();
         let reader = Reader::start(&place)?;
 
         let mut seed = [0u8; 8];
@@ -343,7 +317,6 @@ impl Embedded {
             place,
             receives: AtomicU64::new(0),
             catalogue: writer.catalogue.clone(),
-            hints: RwLock::new(hints),
             report: Mutex::new(report),
             surroundings,
             reserve_bytes: options.reserve_bytes,

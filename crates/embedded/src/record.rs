@@ -429,6 +429,11 @@ pub(crate) enum Record {
         seq: u64,
         failed: FailedAttempt,
     },
+    /// The failure of a delivery is none any more.
+    TakeBackFailure {
+        seq: u64,
+        deliveries: u32,
+    },
     ForgetHistory {
         seq: u64,
     },

@@ -14,13 +14,14 @@ use hapax_core::{
 use tokio::sync::oneshot;
 
 use crate::browse::{self, BrowseScope, parse_attributes};
+use crate::catalogue::Hint;
 use crate::claims::End;
 use crate::engine::{Engine, PreparedMessage, Request, Stated, content_id};
 use crate::record::Content;
 use crate::storage::sqlite::free_bytes;
 use crate::time::Now;
 use crate::writer::{Done, Op, RawDelivery, Settling, no_room};
-use crate::{Embedded, Hint, StoreState};
+use crate::{Embedded, StoreState};
 
 type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
 
@@ -158,7 +159,7 @@ impl QueueStore for Embedded {
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
         validate::batch("messages", batch.len())?;
         let (reply, answer) = oneshot::channel();
-        let hint = self.shared.hints.read().unwrap_or_else(PoisonError::into_inner).get(queue).cloned();
+        let hint = self.shared.catalogue.hint(queue);
         let batch = batch.into_iter().map(|message| Ok(prepare(message, hint.as_deref()))).collect();
         self.shared.inbox.push(Op::Send { queue: queue.clone(), batch, reply })?;
         StoreState::answer(answer).await
@@ -218,7 +219,6 @@ impl QueueAdmin for Embedded {
         config: QueueConfig,
         interval_ms: u64,
     ) -> Result<bool, AdminError> {
-        self.note(name, &config);
         let name = name.clone();
         self.shared.job(move |engine, now| engine.create_queue(now, &name, config, interval_ms)).await?
     }
@@ -234,7 +234,6 @@ impl QueueAdmin for Embedded {
         config: QueueConfig,
         expected: Option<Revision>,
     ) -> Result<Revision, AdminError> {
-        self.note(name, &config);
         let name = name.clone();
         self.shared.job(move |engine, now| engine.set_queue(now, &name, config, expected)).await?
     }
@@ -402,14 +401,6 @@ impl Maintenance for Embedded {
 }
 
 impl Embedded {
-    /// Only a hint: where it is wrong, the writer works, or what the sender found is not used.
-    fn note(&self, name: &QueueName, config: &QueueConfig) {
-        if let Some(hint) = Hint::of(config) {
-            let mut hints = self.shared.hints.write().unwrap_or_else(PoisonError::into_inner);
-            hints.insert(name.clone(), hint);
-        }
-    }
-
     fn seqs(&self, ids: &[MessageId]) -> Vec<u64> {
         ids.iter().filter_map(|id| self.shared.ids.seq(*id)).collect()
     }

@@ -10,6 +10,7 @@ pub(crate) mod p03_retry;
 pub(crate) mod p04_dead_letters;
 pub(crate) mod p05_redrive;
 pub(crate) mod p06_attempts;
+pub(crate) mod p06_crossings;
 pub(crate) mod p06_dead_groups;
 pub(crate) mod p06_dedup;
 pub(crate) mod p06_delay;

@@ -1,7 +1,7 @@
 //! Point 2: a receipt settles only the delivery that it names.
 
 use hapax_core::policy::LEASE_MS_MAX;
-use hapax_core::{How, QueueConfig, Receipt, Settle, SettleError, Settled};
+use hapax_core::{Cause, How, QueueConfig, Receipt, Settle, SettleError, Settled};
 
 use crate::trial::{LEASE, Trial};
 use crate::values::{bodies, config, exactly, reject, retry, seen};
@@ -257,4 +257,57 @@ pub(crate) async fn a_stale_receipt_stays_stale_after_a_crash(mut t: Trial) {
     assert_eq!(t.settle(&jobs, &old, How::Ack).await, Err(SettleError::Stale));
     t.none(&jobs).await;
     t.ack(&jobs, &new).await;
+}
+
+pub(crate) async fn a_delivery_that_was_nacked_cannot_be_extended(mut t: Trial) {
+    let jobs = t.standard("jobs").await;
+    for after_ms in [Some(0), Some(60_000), None] {
+        t.send_all(&jobs, &["a"]).await;
+        let got = t.one(&jobs).await;
+        t.settle(&jobs, &got, How::Retry { after_ms, error: None }).await.unwrap();
+        for crash in [false, true] {
+            if crash {
+                t.crash().await;
+            }
+            for lease_ms in [LEASE, 0] {
+                let extended = t.extend(&jobs, &got, lease_ms).await;
+                assert_eq!(extended, Err(SettleError::NotInFlight), "after {after_ms:?}, {crash}");
+            }
+        }
+        let expected = u64::from(after_ms != Some(60_000));
+        assert_eq!(t.stats(&jobs).await.ready, expected, "the consumer gave it up");
+        t.store().purge(&jobs).await.unwrap();
+    }
+}
+
+/// As in SQS, where a visibility of 0 is a timeout that ends now.
+pub(crate) async fn a_visibility_of_zero_can_be_followed_by_another(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a"]).await;
+    let got = t.one(&jobs).await;
+    t.extend(&jobs, &got, 0).await.unwrap();
+    t.extend(&jobs, &got, 3 * LEASE).await.unwrap();
+    t.none(&jobs).await;
+    t.ack(&jobs, &got).await;
+    assert!(t.browse(&jobs).await.is_empty());
+}
+
+pub(crate) async fn late_extends_leave_one_failure_of_their_delivery(mut t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a"]).await;
+    let failed = t.one(&jobs).await;
+    t.fail(&jobs, &failed, "boom").await;
+    let got = t.one(&jobs).await;
+    for round in 0..30 {
+        t.pass(LEASE).await;
+        if round == 15 {
+            t.crash().await;
+        }
+        t.extend(&jobs, &got, LEASE).await.unwrap();
+    }
+    t.pass(LEASE).await;
+    t.quiet().await;
+    let history = t.browse(&jobs).await.remove(0).history;
+    let causes: Vec<_> = history.iter().map(|failed| (failed.deliveries, failed.cause)).collect();
+    assert_eq!(causes, [(1, Cause::Retry), (2, Cause::Expired)]);
 }

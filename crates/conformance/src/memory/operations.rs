@@ -162,6 +162,7 @@ impl State {
             How::Retry { after_ms, error } => {
                 queue.totals.retried += 1;
                 queue.take_back_behind(sequence);
+                queue.messages.get_mut(&sequence).unwrap().received_ms = 0;
                 self.fail(name, sequence, Cause::Retry, error.as_deref(), after_ms)
             }
             How::Defer { after_ms } => {
@@ -213,6 +214,9 @@ impl State {
                 if extend.lease_ms == 0 {
                     m.place = Place::Ready;
                     return Ok(Remaining { lease_ms: 0 });
+                }
+                if m.history.last().is_some_and(|failed| failed.deliveries == m.deliveries) {
+                    m.history.pop();
                 }
                 (m.received_ms, 0)
             }

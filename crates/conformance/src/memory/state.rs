@@ -331,6 +331,8 @@ impl State {
                     self.fail(name, sequence, Cause::Expired, None, None);
                 }
             }
+            let awaited: BTreeSet<MessageId> =
+                self.queues.values().flat_map(|queue| queue.undecided.keys().copied()).collect();
             let queue = self.queues.get_mut(name).unwrap();
             for m in queue.messages.values_mut() {
                 if matches!(m.place, Place::Hidden { until } if until <= now_ms) {
@@ -340,7 +342,8 @@ impl State {
             let before = queue.messages.len();
             let retention_ms = queue.info.config.retention_ms;
             let halted = queue.halted_groups();
-            let kept = |m: &Message| m.in_flight() || m.group.as_ref().is_some_and(|g| halted.contains(g));
+            let in_halted = |m: &Message| m.group.as_ref().is_some_and(|g| halted.contains(g));
+            let kept = |m: &Message| m.in_flight() || in_halted(m) || awaited.contains(&m.id);
             queue.messages.retain(|_, m| kept(m) || m.retained_from_ms + retention_ms > now_ms);
             queue.totals.retention_dropped += (before - queue.messages.len()) as u64;
         }
@@ -383,8 +386,10 @@ impl State {
             }
             pending.remove(0);
             let (from, to) = (task.from.clone(), task.to.clone());
-            let Some(mut m) = self.queues.get_mut(&from).and_then(|queue| queue.messages.remove(&sequence))
-            else {
+            let waits = |m: &Message| matches!(m.place, Place::Ready | Place::Hidden { .. });
+            let letters = self.queues.get_mut(&from).map(|queue| &mut queue.messages);
+            let letters = letters.filter(|all| all.get(&sequence).is_some_and(waits));
+            let Some(mut m) = letters.and_then(|all| all.remove(&sequence)) else {
                 self.redrives[at].task.left += 1;
                 continue;
             };

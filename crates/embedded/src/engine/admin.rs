@@ -173,7 +173,7 @@ impl Engine {
         }
         let halted = self.queue(id).table.groups.halted();
         for seq in halted.iter().flat_map(|(_, seqs)| seqs) {
-            if self.undecided.remove(&(*seq, id)) {
+            if self.not_awaited(*seq, id) {
                 self.wave.journal.push(Undo::NotAwaited { seq: *seq, queue: id });
             }
         }

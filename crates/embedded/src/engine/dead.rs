@@ -116,9 +116,24 @@ impl Engine {
         }
     }
 
+    /// No group of this queue waits for a message any more. If no other does, its age counts again; says whether one had
+    /// waited.
+    pub(super) fn not_awaited(&mut self, seq: u64, queue: u32) -> bool {
+        let was = self.undecided.remove(&(seq, queue));
+        if was
+            && self.waiting_for(seq).next().is_none()
+            && let Some(at) = self.kept_letters.remove(&seq)
+            && let Some(queue) = self.queues[at as usize].as_mut()
+        {
+            queue.table.recheck_letter(seq);
+            self.wave.touched.insert(at);
+        }
+        was
+    }
+
     /// Takes a message out of those that a group waits for; says whether it was among them.
     pub(super) fn decided(&mut self, queue: u32, group: &GroupId, seq: u64) -> bool {
-        self.undecided.remove(&(seq, queue));
+        self.not_awaited(seq, queue);
         let there = self.queues.get(queue as usize).is_some_and(Option::is_some);
         let Some(at) = there.then(|| self.queue(queue).table.groups.find(group)).flatten() else {
             return false;

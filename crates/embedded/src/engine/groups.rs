@@ -228,11 +228,6 @@ impl Groups {
         self.halted.iter().map(|at| self.group(*at).waiting.len() as u64).sum()
     }
 
-    /// The waiting messages of a FIFO group.
-    pub fn waiting(&self, at: u32) -> impl Iterator<Item = Slot> {
-        self.group(at).waiting.values().map(|(slot, _)| *slot)
-    }
-
     /// A FIFO group waits behind the others from `turn` on; gives its turn before.
     pub fn set_turn(&mut self, at: u32, turn: u64) -> u64 {
         let before = std::mem::replace(&mut self.group_mut(at).turn, turn);

@@ -97,6 +97,7 @@ impl Loader {
             timers: BTreeSet::new(),
             tasks: std::collections::BTreeMap::new(),
             undecided: BTreeSet::new(),
+            kept_letters: HashMap::new(),
             sweep: VecDeque::new(),
             tombstones: Vec::new(),
             deleted: Vec::new(),

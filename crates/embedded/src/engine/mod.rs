@@ -186,6 +186,9 @@ pub(crate) struct Engine {
     tasks: BTreeMap<u64, Task>,
     /// Parked messages and dead letters for which a FIFO group is halted, and the queue of that group.
     undecided: BTreeSet<(u64, u32)>,
+    /// Those among them whose retention is over, and the queue that keeps them nevertheless. Not journaled: what is in
+    /// here needlessly is looked at in vain.
+    kept_letters: HashMap<u64, u32>,
     /// Rows of purged and deleted queues that are still to be deleted.
     sweep: VecDeque<(u64, u8)>,
     /// Deleted queues whose rows are still there.
@@ -331,7 +334,7 @@ impl Engine {
                 if was {
                     self.undecided.insert((seq, queue));
                 } else {
-                    self.undecided.remove(&(seq, queue));
+                    self.not_awaited(seq, queue);
                 }
             }
             Undo::NotAwaited { seq, queue } => drop(self.undecided.insert((seq, queue))),
@@ -379,6 +382,8 @@ impl Engine {
             }
         }
         for queue in queues() {
+            let awaited = |seq: &u64| self.waiting_for(*seq).next().is_some();
+            assert!(queue.table.kept_for_others().all(|seq| awaited(&seq)), "a message is kept for nothing");
             for (_, seqs) in queue.table.groups.halted() {
                 assert!(seqs.iter().all(|seq| *seq == 0 || self.undecided.contains(&(*seq, queue.id))));
             }

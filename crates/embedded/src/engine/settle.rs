@@ -4,7 +4,7 @@ use hapax_core::{Cause, How, Remaining, SettleError, Settled};
 use super::groups::Slot;
 use super::{Engine, Undo};
 use crate::receipt::DeliveryRef;
-use crate::record::{FLAG_DEAD, MessageMeta, State, parked_cause};
+use crate::record::{FLAG_DEAD, MessageMeta, Record, State, parked_cause};
 use crate::time::Now;
 
 impl Engine {
@@ -73,8 +73,11 @@ impl Engine {
                 Ok(Settled::Acked)
             }
             How::Retry { after_ms, error } => {
-                self.at(queue).0.totals.retried += 1;
                 self.return_rest(now, queue, &entry);
+                let (queue_ref, wave) = self.at(queue);
+                queue_ref.totals.retried += 1;
+                // The consumer gave it up: unlike one that ran out of its lease, it cannot be extended any more.
+                queue_ref.replace(wave, slot, MessageMeta { received_ms: 0, ..entry });
                 Ok(self.fail(now, queue, slot, Cause::Retry, error.as_deref(), *after_ms, random))
             }
             How::Defer { after_ms } => {
@@ -118,7 +121,7 @@ impl Engine {
         let (slot, mut entry) = self.held_or_counted(queue, named)?;
         match entry.state {
             State::InFlight => {}
-            // Without the time of its receive, the delivery was taken back uncounted: there is none to resume.
+            // Without the time of its receive, the delivery was given up or taken back: there is none to resume.
             State::Ready | State::Delayed
                 if entry.received_ms != 0 && !self.queue(queue).config.is_fifo() =>
             {
@@ -137,7 +140,8 @@ impl Engine {
         Ok(Remaining { lease_ms: entry.due_ms - now.ms() })
     }
 
-    /// Resumes a delivery whose failure was counted when its lease ran out.
+    /// Resumes a delivery whose lease ran out. The failure that was noted then is taken back: it is noted again if the
+    /// lease runs out again, so that a delivery has one in the history however often it is resumed.
     fn extend_late(
         &mut self,
         now: Now,
@@ -152,6 +156,7 @@ impl Engine {
         } else {
             entry.due_ms = policy::extend_deadline(entry.received_ms, now.ms(), lease_ms)?;
             entry.state = State::InFlight;
+            wave.records.push(Record::TakeBackFailure { seq: entry.seq, deliveries: entry.deliveries });
         }
         queue.update(wave, slot, entry);
         Ok(Remaining { lease_ms: entry.due_ms - now.ms() })

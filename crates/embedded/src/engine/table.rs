@@ -20,8 +20,14 @@ pub(crate) struct Table {
     due: BTreeSet<(u64, u64, Slot)>,
     /// Waiting messages by what their retention counts from.
     aging: BTreeSet<(u64, Slot)>,
-    /// Messages in flight and in halted groups likewise: they are not dropped, but count for the oldest.
+    /// Messages in flight and those in `kept` likewise: they are not dropped, but count for the oldest.
     aging_kept: BTreeSet<(u64, Slot)>,
+    /// Waiting messages, with their group, whose retention is over but that are not dropped: their group is halted, or
+    /// another queue's group is halted for them. They get here one by one when their time comes, so that halting a group
+    /// costs the same however many messages wait in it.
+    kept: BTreeSet<(u32, Slot)>,
+    /// Groups whose kept messages may have to be dropped now.
+    recheck: BTreeSet<u32>,
     /// The turn of messages of a standard queue that failed: they wait behind those that were ready then.
     turns: HashMap<u64, u64>,
     /// Messages that were delivered at least once: only those can be named by a receipt.
@@ -42,6 +48,8 @@ impl Table {
             due: BTreeSet::new(),
             aging: BTreeSet::new(),
             aging_kept: BTreeSet::new(),
+            kept: BTreeSet::new(),
+            recheck: BTreeSet::new(),
             turns: HashMap::new(),
             delivered: HashMap::new(),
             parked: BTreeMap::new(),
@@ -122,32 +130,52 @@ impl Table {
 
     /// Adds a message to those that its group waits for, or takes it out; says whether it was there.
     pub fn set_undecided(&mut self, group: u32, seq: u64, undecided: bool) -> bool {
-        let before = self.groups.is_halted(group);
         let was = self.groups.set_undecided(group, seq, undecided);
-        let halted = self.groups.is_halted(group);
-        if halted != before {
-            let slots: Vec<Slot> = self.groups.waiting(group).collect();
-            for slot in slots {
-                let aged = (self.get(slot).base_ms, slot);
-                let (from, to) = if halted {
-                    (&mut self.aging, &mut self.aging_kept)
-                } else {
-                    (&mut self.aging_kept, &mut self.aging)
-                };
-                assert!(from.remove(&aged), "a waiting message has an age");
-                to.insert(aged);
-            }
+        if !self.groups.is_halted(group) {
+            self.recheck.insert(group);
         }
         was
+    }
+
+    /// A waiting message is not dropped although its retention is over, until its group is rechecked.
+    pub fn keep(&mut self, slot: Slot) {
+        let (base_ms, group) = (self.get(slot).base_ms, self.get(slot).group);
+        assert!(self.aging.remove(&(base_ms, slot)), "a waiting message has an age");
+        self.aging_kept.insert((base_ms, slot));
+        self.kept.insert((group, slot));
+    }
+
+    /// No group waits for a dead letter any more, so its age counts again.
+    pub fn recheck_letter(&mut self, seq: u64) {
+        if let Some(slot) = self.delivered(seq) {
+            self.recheck.insert(self.get(slot).group);
+        }
+    }
+
+    /// Lets the age of one kept message count again, if that is due for any.
+    pub fn recheck_one(&mut self) -> bool {
+        while let Some(&group) = self.recheck.first() {
+            let first = self.kept.range((group, 0)..=(group, Slot::MAX)).next().copied();
+            if let Some((_, slot)) = first {
+                self.kept.remove(&(group, slot));
+                let aged = (self.get(slot).base_ms, slot);
+                self.aging_kept.remove(&aged);
+                self.aging.insert(aged);
+                return true;
+            }
+            self.recheck.remove(&group);
+        }
+        false
     }
 
     fn key(&self, entry: &MessageMeta) -> Key {
         Key::new(entry.priority, self.turns.get(&entry.seq).copied().unwrap_or(entry.order))
     }
 
-    /// Where the age of a waiting message is kept.
-    fn aging_of(&mut self, group: u32) -> &mut BTreeSet<(u64, Slot)> {
-        if self.groups.is_halted(group) { &mut self.aging_kept } else { &mut self.aging }
+    fn forget_age(&mut self, slot: Slot, entry: &MessageMeta) {
+        let kept = self.kept.remove(&(entry.group, slot));
+        let from = if kept { &mut self.aging_kept } else { &mut self.aging };
+        assert!(from.remove(&(entry.base_ms, slot)), "a waiting message has an age");
     }
 
     fn index(&mut self, slot: Slot, entry: &MessageMeta) {
@@ -155,12 +183,12 @@ impl Table {
         match entry.state {
             State::Ready => {
                 self.ready += 1;
-                self.aging_of(entry.group).insert((entry.base_ms, slot));
+                self.aging.insert((entry.base_ms, slot));
                 self.groups.wait(entry.group, key, slot, true);
             }
             State::Delayed => {
                 self.delayed += 1;
-                self.aging_of(entry.group).insert((entry.base_ms, slot));
+                self.aging.insert((entry.base_ms, slot));
                 self.due.insert((entry.due_ms, entry.order, slot));
                 self.groups.wait(entry.group, key, slot, false);
             }
@@ -184,12 +212,12 @@ impl Table {
         match entry.state {
             State::Ready => {
                 self.ready -= 1;
-                self.aging_of(entry.group).remove(&(entry.base_ms, slot));
+                self.forget_age(slot, entry);
                 self.groups.unwait(entry.group, key, true);
             }
             State::Delayed => {
                 self.delayed -= 1;
-                self.aging_of(entry.group).remove(&(entry.base_ms, slot));
+                self.forget_age(slot, entry);
                 self.due.remove(&(entry.due_ms, entry.order, slot));
                 self.groups.unwait(entry.group, key, false);
             }
@@ -236,14 +264,25 @@ impl Table {
         self.due.first().map(|(due_ms, ..)| *due_ms)
     }
 
-    pub fn next_aging_ms(&self) -> Option<u64> {
-        self.aging.first().map(|(base_ms, _)| *base_ms)
+    /// When the first retention of `retention_ms` ends; 0 if kept messages have to be looked at.
+    pub fn next_aging_ms(&self, retention_ms: u64) -> Option<u64> {
+        if !self.recheck.is_empty() {
+            return Some(0);
+        }
+        self.aging.first().map(|(base_ms, _)| base_ms + retention_ms + 1)
     }
 
     /// When the oldest message that is not parked was sent.
     pub fn oldest_sent_ms(&self) -> Option<u64> {
         let firsts = self.aging.first().into_iter().chain(self.aging_kept.first());
         firsts.min().map(|(_, slot)| self.get(*slot).sent_ms)
+    }
+
+    /// Kept messages that are not in a halted group and not to be looked at again: those that others wait for.
+    #[cfg(test)]
+    pub fn kept_for_others(&self) -> impl Iterator<Item = u64> {
+        let own = |group: &u32| self.groups.is_halted(*group) || self.recheck.contains(group);
+        self.kept.iter().filter(move |(group, _)| !own(group)).map(|(_, slot)| self.get(*slot).seq)
     }
 
     /// All messages; slow, for rare operations.
@@ -279,7 +318,7 @@ impl Table {
             (self.aging.len() + self.aging_kept.len()) as u64,
             counts.ready + counts.delayed + counts.in_flight
         );
-        assert_eq!(self.aging_kept.len() as u64, counts.in_flight + self.groups.waiting_in_halted());
+        assert_eq!(self.aging_kept.len(), self.in_flight + self.kept.len());
         assert_eq!(self.iter().filter(|(_, entry)| entry.fence != 0).count(), self.delivered.len());
         assert_eq!(self.iter().map(|(_, entry)| u64::from(entry.bytes)).sum::<u64>(), self.bytes);
         for (_, entry) in self.iter() {
@@ -298,4 +337,24 @@ pub(crate) struct Counts {
     pub in_flight: u64,
     pub parked: u64,
     pub bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The writer stands still meanwhile, so it must not depend on how many messages wait.
+    #[test]
+    fn halting_a_group_moves_none_of_its_messages() {
+        let mut table = Table::new(true);
+        let group = table.groups.intern(Some(&"g".parse().unwrap()));
+        for seq in 1..=1_000 {
+            table.insert(MessageMeta { state: State::Ready, group, ..MessageMeta::unreadable(seq) });
+        }
+        for halted in [true, false] {
+            table.set_undecided(group, 7, halted);
+            assert_eq!((table.aging.len(), table.aging_kept.len()), (1_000, 0));
+            table.check();
+        }
+    }
 }

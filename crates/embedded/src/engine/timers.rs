@@ -65,21 +65,43 @@ impl Engine {
         let (queue, wave) = self.at(queue);
         queue.forget_ids(wave, now.ms());
         steps += queue.forget_attempts(wave, now.ms(), steps_max.saturating_sub(steps));
-        let retained_from = now.ms().saturating_sub(queue.config.retention_ms);
-        while steps < steps_max {
-            let Some(slot) = queue.table.first_aged(retained_from) else { break };
-            queue.delete(wave, slot);
-            queue.totals.retention_dropped += 1;
+        let id = queue.id;
+        while steps < steps_max && self.drop_aged(now, id) {
             steps += 1;
         }
         steps
+    }
+
+    /// Drops one message whose retention is over, or notes why it is kept; says whether there was one to look at. What
+    /// waits in a halted group and the dead letters that a group waits for are not dropped: someone has to decide first.
+    fn drop_aged(&mut self, now: Now, id: u32) -> bool {
+        let queue = self.at(id).0;
+        if queue.table.recheck_one() {
+            return true;
+        }
+        let retained_from = now.ms().saturating_sub(queue.config.retention_ms);
+        let Some(slot) = queue.table.first_aged(retained_from) else { return false };
+        let entry = *queue.table.get(slot);
+        let halted = queue.table.groups.is_halted(entry.group);
+        let awaited = self.waiting_for(entry.seq).next().is_some();
+        if awaited {
+            self.kept_letters.insert(entry.seq, id);
+        }
+        let (queue, wave) = self.at(id);
+        if halted || awaited {
+            queue.table.keep(slot);
+        } else {
+            queue.delete(wave, slot);
+            queue.totals.retention_dropped += 1;
+        }
+        true
     }
 
     /// Files when the queue needs attention next.
     pub(super) fn reschedule(&mut self, id: u32) {
         let Some(queue) = self.queues.get_mut(id as usize).and_then(Option::as_mut) else { return };
         let due = queue.table.next_due_ms();
-        let aging = queue.table.next_aging_ms().map(|base_ms| base_ms + queue.config.retention_ms + 1);
+        let aging = queue.table.next_aging_ms(queue.config.retention_ms);
         let dedup = queue.dedup.next_ms(queue.config.dedup.window_ms);
         let next = [due, aging, dedup, queue.attempts.next_ms()].into_iter().flatten().min();
         if queue.timer != next {

@@ -83,6 +83,11 @@ fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::
             }
             Ok(())
         }
+        Record::TakeBackFailure { seq, deliveries } => {
+            let sql = "DELETE FROM history WHERE seq = ?1 AND deliveries = ?2";
+            db.prepare_cached(sql)?.execute(params![*seq as i64, deliveries])?;
+            Ok(())
+        }
         Record::ForgetHistory { seq } => execute(db, "DELETE FROM history WHERE seq = ?1", *seq),
         Record::AcceptBody { seq } => accept_body(db, *seq),
         Record::Dedup { queue, row } => {

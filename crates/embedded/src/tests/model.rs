@@ -326,6 +326,7 @@ impl Model {
             How::Retry { after_ms, error } => {
                 self.queues[queue].totals.retried += 1;
                 self.return_rest(queue, &message, message.place);
+                self.queues[queue].messages[at].received_ms = 0;
                 Ok(self.fail(queue, at, Cause::Retry, error.clone(), *after_ms))
             }
             How::Defer { after_ms } => {
@@ -687,14 +688,17 @@ impl Model {
                         self.fail(queue, at, Cause::Expired, None, None);
                     }
                 }
+                let awaited: Vec<u64> =
+                    self.queues.iter().flat_map(|queue| &queue.undecided).map(|(seq, _)| *seq).collect();
                 let queue = &mut self.queues[queue];
                 let from_ms = self.now_ms - queue.config.retention_ms;
                 let before = queue.messages.len();
                 let halted: Vec<_> = queue.undecided.iter().map(|(_, group)| Some(*group)).collect();
                 queue.messages.retain(|message| {
+                    let waited_for = message.seq.is_some_and(|seq| awaited.contains(&seq));
                     let kept =
                         matches!(message.at, At::InFlight | At::Parked) || halted.contains(&message.group);
-                    kept || message.base_ms >= from_ms
+                    kept || waited_for || message.base_ms >= from_ms
                 });
                 queue.totals.retention_dropped += (before - queue.messages.len()) as u64;
             }

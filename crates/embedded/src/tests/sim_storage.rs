@@ -90,6 +90,12 @@ impl Tables {
                 self.dead.insert(row.seq, row);
             }
             Record::History { seq, failed } => self.history.entry(*seq).or_default().push(failed.clone()),
+            Record::TakeBackFailure { seq, deliveries } => {
+                let history = self.history.get_mut(seq).expect("a failure was noted");
+                let count = history.len();
+                history.retain(|failed| failed.deliveries != *deliveries);
+                assert_eq!(history.len() + 1, count, "a delivery has one failure");
+            }
             Record::ForgetHistory { seq } => drop(self.history.remove(seq)),
             Record::AcceptBody { .. } | Record::Audit { .. } => {}
             Record::Dedup { queue, row } => drop(self.dedup.insert((*queue, row.key), *row)),
