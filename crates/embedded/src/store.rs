@@ -19,6 +19,7 @@ use crate::claims::End;
 use crate::engine::{Engine, PreparedMessage, Request, Stated, content_id};
 use crate::record::Content;
 use crate::storage::sqlite::free_bytes;
+use crate::surroundings::halted_finding;
 use crate::time::Now;
 use crate::writer::{Done, Op, RawDelivery, Settling, no_room};
 use crate::{Embedded, StoreState};
@@ -371,7 +372,12 @@ impl QueueAdmin for Embedded {
     }
 
     async fn examine(&self) -> Result<Examination, StoreError> {
-        Ok(self.shared.surroundings.examine())
+        let mut examination = self.shared.surroundings.examine();
+        // A store that has stopped is still examined.
+        if let Ok(halted) = self.shared.job(|engine, _| engine.halted_queues()).await {
+            examination.findings.extend(halted_finding(&halted));
+        }
+        Ok(examination)
     }
 
     async fn close(&self) -> Result<(), StoreError> {
