@@ -148,6 +148,35 @@ fn with_binary(cx: &Context, program: &Path) -> Command {
     command
 }
 
+/// Installs what the README's examples call and puts it on the command's path. What cannot be had here stays away: the test
+/// of the README then reports by name what it lacks.
+pub fn with_readme_tools(cx: &Context, step: &Step, command: &mut Command) {
+    for (tool, packages) in [("curl", &["curl"][..]), ("python3", &["python3", "python3-venv"])] {
+        if version(tool).is_err() && is_root() {
+            let mut install = Command::new("apt-get");
+            install.args(["install", "--yes", "--no-install-recommends"]).args(packages);
+            child::run(&mut install, Duration::from_mins(5));
+        }
+    }
+    // It has the AWS CLI.
+    match venv(cx, step, "json") {
+        Ok(python) => {
+            let ours = std::env::var_os("PATH").unwrap_or_default();
+            let folders = python.parent().map(Path::to_owned).into_iter().chain(std::env::split_paths(&ours));
+            if let Ok(path) = std::env::join_paths(folders) {
+                command.env("PATH", path);
+            }
+        }
+        Err(_) => println!("==> {}: without the AWS CLI, which the README's examples need", step.name),
+    }
+}
+
+/// Whether system packages can be installed.
+fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output();
+    id.is_ok_and(|id| id.stdout.trim_ascii() == b"0")
+}
+
 /// A Python with the requirements of one suite.
 fn venv(cx: &Context, step: &Step, requirements: &str) -> Result<PathBuf, Outcome> {
     version("python3").map_err(Outcome::Skipped)?;

@@ -81,6 +81,7 @@ fn build(cx: &Context, step: &Step) -> Outcome {
 fn tests(cx: &Context, step: &Step) -> Outcome {
     let mut command = cx.cargo(&TARGETS);
     command.arg("--no-fail-fast").args(cx.filter.as_slice());
+    crate::clients::with_readme_tools(cx, step, &mut command);
     step.run(cx, command)
 }
 
