@@ -155,6 +155,7 @@ fn failures_say_what_happened_and_what_to_do_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let error = run(&folder, &["queues", "--endpoint", "http://127.0.0.1:1"]).failed(1);
     assert!(error.contains("nothing answers at http://127.0.0.1:1 "), "{error}");
+    assert_eq!(error.matches("http://127.0.0.1:1").count(), 1, "said once: {error}");
 }
 
 #[test]

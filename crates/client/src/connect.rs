@@ -100,7 +100,11 @@ impl ConnectError {
 fn no_client(transport: &Transport, failure: Failure) -> ConnectError {
     let endpoint = transport.endpoint().to_owned();
     let error = match failure {
-        Failure::Unreachable(why) => return ConnectError::Unreachable { endpoint, why },
+        Failure::Unreachable(why) => {
+            // The message names the endpoint already.
+            let why = why.strip_prefix(&format!("{endpoint}: ")).unwrap_or(&why).to_owned();
+            return ConnectError::Unreachable { endpoint, why };
+        }
         Failure::Refused(StatusCode::UNAUTHORIZED, _) => StoreError::Invalid(if transport.has_token() {
             "the server wants a token and does not take this one; check HAPAX_TOKEN, ID:SECRET of one of its keys".to_owned()
         } else {

@@ -612,7 +612,7 @@ impl<S: Storage> Writer<S> {
                         damaged += 1;
                         self.engine.park_damaged(now, leased.named);
                         let message = self.ids.id(seq);
-                        tracing::error!(%message, %problem, "a damaged message is parked, not delivered");
+                        tracing::error!(message_id = %message, %problem, "a damaged message is parked, not delivered");
                         self.damaged.push(format!("message {message} is parked: {problem}"));
                     }
                 }

@@ -65,7 +65,7 @@ impl Job {
     /// The span of its run: what the handler logs carries these fields.
     pub fn span(&self) -> tracing::Span {
         let (queue, message, attempt) = (&self.env.name, self.delivery.id, self.delivery.attempt);
-        tracing::info_span!("delivery", %queue, %message, attempt)
+        tracing::info_span!("delivery", %queue, message_id = %message, attempt)
     }
 
     pub fn grant(&self) -> Option<&Grant> {

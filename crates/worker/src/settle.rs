@@ -197,13 +197,13 @@ impl WorkerState {
                 Err(EndError::Unrecorded(error)) => {
                     // Without a recorded outcome an ack would lose it; the message comes back and finds the key in
                     // progress, then in doubt.
-                    tracing::error!(%error, message = %finish.job.delivery.id, "an outcome could not be recorded");
+                    tracing::error!(%error, message_id = %finish.job.delivery.id, "an outcome could not be recorded");
                     self.stats.fail_closed.add();
                     finish.how = How::Defer { after_ms: self.lease.ms() };
                 }
                 Err(error) => {
                     self.stats.stale_settles.add();
-                    tracing::warn!(%error, message = %finish.job.delivery.id, "an outcome was refused: the claim passed to another holder");
+                    tracing::warn!(%error, message_id = %finish.job.delivery.id, "an outcome was refused: the claim passed to another holder");
                     finish.how = How::Defer { after_ms: 0 };
                 }
             }
@@ -255,13 +255,13 @@ fn log_failure(finish: &Finish, settled: Settled) {
     let (queue, message, attempt) = (&finish.job.env.name, delivery.id, delivery.attempt);
     match settled {
         Settled::Returned { after_ms } => {
-            tracing::warn!(%queue, %message, attempt, error, next_try_ms = after_ms, "an attempt failed; it is tried again");
+            tracing::warn!(%queue, message_id = %message, attempt, error, next_try_ms = after_ms, "an attempt failed; it is tried again");
         }
         Settled::Dead => {
-            tracing::warn!(%queue, %message, attempt, error, "an attempt failed; the message went to the dead letters");
+            tracing::warn!(%queue, message_id = %message, attempt, error, "an attempt failed; the message went to the dead letters");
         }
         Settled::Parked => {
-            tracing::warn!(%queue, %message, attempt, error, "an attempt failed; the message is parked until it is released");
+            tracing::warn!(%queue, message_id = %message, attempt, error, "an attempt failed; the message is parked until it is released");
         }
         Settled::Acked => {}
     }

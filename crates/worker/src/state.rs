@@ -366,13 +366,13 @@ impl WorkerState {
                 crate::OnError::InDoubt => doubt(),
             },
             Ended::Panicked(error) => {
-                tracing::error!(%error, message = %job.delivery.id, queue = %self.env.name, "a handler panicked");
+                tracing::error!(%error, message_id = %job.delivery.id, queue = %self.env.name, "a handler panicked");
                 stats.panics.add();
                 doubt();
             }
             Ended::Deferred { reason, after_ms } => {
                 let (queue, message) = (&self.env.name, job.delivery.id);
-                tracing::info!(%queue, %message, after_ms, reason, "a delivery is put back, uncounted");
+                tracing::info!(%queue, message_id = %message, after_ms, reason, "a delivery is put back, uncounted");
                 stats.deferred.add();
             }
             Ended::Interrupted { .. } | Ended::Stopped(Stop::Drained) => {

@@ -48,6 +48,11 @@ fn nothing_is_left_unfinished() {
 }
 
 #[test]
+fn every_log_field_keeps_its_name() {
+    assert_none(&Workspace::load().each_but_tidy(&["rs"], source::log_field_called_message));
+}
+
+#[test]
 fn ignored_tests_say_why() {
     assert_none(&Workspace::load().each_but_tidy(&["rs"], source::ignored_without_reason));
 }

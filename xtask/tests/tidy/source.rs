@@ -72,6 +72,34 @@ pub fn machine_paths(file: &str, text: &str) -> Vec<String> {
     breaches
 }
 
+/// Log fields called `message`: that is the name of the text itself, so such a field loses its name in a line, and stands
+/// twice in JSON.
+pub fn log_field_called_message(file: &str, text: &str) -> Vec<String> {
+    let mut breaches = Vec::new();
+    let levels = ["error", "warn", "info", "debug", "trace"];
+    for macro_call in
+        levels.iter().flat_map(|level| [format!("tracing::{level}!("), format!("{level}_span!(")])
+    {
+        for (start, _) in text.match_indices(&macro_call) {
+            let call = &text[start + macro_call.len()..];
+            let call = &call[..call.find(");").unwrap_or(call.len())];
+            let fields = call.split(['"', ',']).map(str::trim);
+            if fields
+                .into_iter()
+                .any(|field| matches!(field, "%message" | "?message") || field.starts_with("message ="))
+            {
+                let line = text[..start].matches('\n').count();
+                breaches.push(at(
+                    file,
+                    line,
+                    "a log field called `message`; name it message_id or what it is",
+                ));
+            }
+        }
+    }
+    breaches
+}
+
 /// Tabs, and blanks at the end of a line or file.
 pub fn stray_whitespace(file: &str, text: &str) -> Vec<String> {
     let mut breaches = Vec::new();
@@ -96,6 +124,19 @@ mod samples {
     fn a_file_that_is_too_long() {
         assert_eq!(too_long("a.rs", &"x\n".repeat(801)).len(), 1);
         assert_eq!(too_long("a.rs", &"x\n".repeat(800)), [""; 0]);
+    }
+
+    #[test]
+    fn a_log_field_that_loses_its_name() {
+        for bad in [
+            "tracing::warn!(%queue, %message, \"it failed\");",
+            "\n    tracing::error!(\n        message = %job.id,\n        \"it failed\"\n    );",
+            "tracing::info_span!(\"delivery\", %queue, ?message);",
+        ] {
+            assert_eq!(log_field_called_message("a.rs", bad).len(), 1, "{bad}");
+        }
+        let good = "tracing::warn!(message_id = %message, \"a message = failed\");\nlet message = 7;";
+        assert_eq!(log_field_called_message("a.rs", good), [""; 0]);
     }
 
     #[test]

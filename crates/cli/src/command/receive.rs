@@ -7,7 +7,7 @@ use hapax::core::store::SharedStore;
 use hapax::{Delivery, QueueName, Receive, Settle};
 use hapax_client::wire::DeliveryItem;
 
-use crate::output::note;
+use crate::output::{Output, note};
 use crate::remote::Remote;
 use crate::text::{escape, parse_ms, show_body, show_ms, show_time};
 
@@ -67,7 +67,7 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
         received.extend(more);
     }
     if received.is_empty() {
-        explain_nothing(&store, &args.queue).await;
+        explain_nothing(&store, &args.queue, out).await;
     }
     if out.is_json() {
         // As the native API has them.
@@ -104,10 +104,15 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says so if the queue hands out nothing because it is paused.
-async fn explain_nothing(store: &SharedStore, queue: &QueueName) {
+/// Says why nothing was received: the queue is paused; or, to a person, that nothing is ready.
+async fn explain_nothing(store: &SharedStore, queue: &QueueName, out: Output) {
     // A key that may receive need not be allowed to look at the queue.
-    let Ok(QueueInfo { paused: Some(paused), .. }) = store.queue(queue).await else { return };
+    let Ok(QueueInfo { paused: Some(paused), .. }) = store.queue(queue).await else {
+        if out.is_terminal() {
+            note(&format!("No message of {queue} is ready. --wait 20s waits for one."));
+        }
+        return;
+    };
     let why = paused.reason.as_ref().map(|reason| format!(": {}", escape(reason))).unwrap_or_default();
     let (since, by) = (show_time(paused.since_ms), escape(&paused.by));
     note(&format!("{queue} is paused since {since} by {by}{why}; `hapax queue resume {queue}` ends it"));

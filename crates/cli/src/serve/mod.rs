@@ -14,6 +14,7 @@ use anyhow::Context as _;
 use hapax::core::QueueInfo;
 use hapax::core::store::SharedStore;
 use hapax::{AdminError, QueueName};
+use hapax_http::Tenant;
 use hapax_http::proxy::{Proxy, ProxyConfig};
 use hapax_server::{Server, native};
 use http::Uri;
@@ -141,7 +142,11 @@ pub fn proxy_line(proxy: &Proxy, listener: &TcpListener) -> anyhow::Result<Strin
     let config = proxy.config();
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let address = listener.local_addr()?;
-    Ok(format!("  Proxy {scheme}://{address} -> {} (keys of {})\n", config.upstream, config.tenant))
+    let callers = match &config.tenant {
+        Tenant::Shared => "all callers share their keys".to_owned(),
+        tenant => format!("callers told apart by {tenant}"),
+    };
+    Ok(format!("  Proxy {scheme}://{address} -> {} ({callers})\n", config.upstream))
 }
 
 /// Runs them until `stop` says so.
