@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use hapax_core::{
     AdminError, Browse, Discarded, Examination, GroupId, Maintenance, MessageId, MessageState, MessageView,
     Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, RedriveRequest, RedriveTask, Revision,
-    StoreError, StoreStatus, validate,
+    StoreError, StoreStatus, Transfer, validate,
 };
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
@@ -185,6 +185,10 @@ impl QueueAdmin for Client {
     }
 
     fn maintenance(&self) -> Option<&dyn Maintenance> {
+        Some(self)
+    }
+
+    fn transfer(&self) -> Option<&dyn Transfer> {
         Some(self)
     }
 }

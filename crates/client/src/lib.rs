@@ -28,6 +28,7 @@ mod receive;
 #[cfg(feature = "http")]
 mod store;
 #[cfg(feature = "http")]
+mod transfer;
 mod transport;
 pub mod wire;
 

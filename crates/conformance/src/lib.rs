@@ -143,6 +143,8 @@ pub enum Need {
     OneStore,
     /// A second handle to the same store.
     SecondHandle,
+    /// Export and import.
+    Transfer,
     /// Many seconds of work: runs when `HAPAX_LONG` is set.
     Heavy,
 }
@@ -167,6 +169,7 @@ impl Need {
             Self::LedgerFence => (ledger().is_some_and(|can| can.fence), "the ledger's fences may not grow"),
             Self::OneStore => (can.settle_ends_claims, "queues and ledger are in different stores"),
             Self::SecondHandle => (harness.second_store().is_some(), "the store belongs to one process"),
+            Self::Transfer => (harness.store().transfer().is_some(), "the store cannot be moved"),
             Self::Heavy => (std::env::var_os("HAPAX_LONG").is_some(), "set HAPAX_LONG to run it"),
         };
         (!holds).then_some(why)

@@ -322,4 +322,17 @@ suite! {
         changed_settings_hold_on_the_other_handle: SecondHandle,
         a_redrive_is_seen_and_cancelled_on_the_other_handle: SecondHandle,
     }
+    13 p13_transfer {
+        only_a_paused_queue_is_exported: Transfer,
+        a_moved_message_is_as_it_was: Transfer,
+        a_moved_fifo_queue_keeps_its_order: Transfer Order,
+        a_group_stays_halted_for_its_dead_letter_and_takes_it_back_in_order: Transfer Order,
+        a_group_stays_halted_for_its_parked_message: Transfer Order,
+        an_import_that_is_repeated_adds_nothing: Transfer,
+        a_moved_queue_remembers_its_deduplication_ids: Transfer FastTime,
+        fences_of_the_target_exceed_those_of_the_source: Transfer Fence,
+        what_does_not_fit_is_refused_alone: Transfer,
+        a_moved_entry_replays_and_an_open_claim_is_in_doubt: Transfer OneStore,
+        a_message_that_was_parked_for_an_entry_goes_on_when_it_is_resolved: Transfer OneStore,
+    }
 }

@@ -14,6 +14,7 @@
 //! | [`validate`] | what may be asked of a store, the same for each |
 //! | [`ledger`] | the ledger seam, and its protocol as pure functions |
 //! | [`inbox`] | the transactional seam: a ledger entry in the caller's own transaction |
+//! | [`transfer`] | export and import, to move queues and ledger to another store |
 //! | [`documents`] | small named JSON documents with compare-and-set |
 //! | [`source`] | the worker's only input, and the adapter from a queue |
 //! | [`metrics`] | counters and gauges, declared once and read alike |
@@ -34,6 +35,7 @@ pub mod policy;
 pub mod queue;
 pub mod source;
 pub mod store;
+pub mod transfer;
 pub mod validate;
 
 pub use capabilities::{Capabilities, CounterScope, Order, Settles, WakeUp};
@@ -62,4 +64,8 @@ pub use store::{
     Batch, Browse, Cause, DeadLetter, Discarded, Examination, Extend, How, Maintenance, MessageState,
     MessageView, Page, QueueAdmin, QueueInfo, QueuePause, QueueStats, QueueStore, Receive, RedriveFilter,
     RedriveRequest, RedriveState, RedriveTask, Remaining, Sent, Settle, Settled, StoreStatus, StoreTotals,
+};
+pub use transfer::{
+    ExportPage, ExportedEntry, ExportedItem, ExportedMessage, ExportedStage, Imported, RememberedId,
+    Transfer, TransferScope,
 };

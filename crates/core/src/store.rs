@@ -14,6 +14,7 @@ use crate::message::{Attributes, Delivery, NewMessage, Priority};
 use crate::name::{DedupId, GroupId, MessageId, QueueName, Receipt, Revision};
 use crate::policy::tier::Finding;
 use crate::queue::QueueConfig;
+use crate::transfer::Transfer;
 
 /// One answer per element, in the order of the request; or the whole failed.
 pub type Batch<T, E> = Result<Vec<Result<T, E>>, StoreError>;
@@ -643,6 +644,11 @@ pub trait QueueAdmin: QueueStore {
 
     /// What an operator can do with some stores only; `None`: this one has its own tools for that.
     fn maintenance(&self) -> Option<&dyn Maintenance> {
+        None
+    }
+
+    /// Export and import, to move queues and ledger; `None`: this store cannot be moved from or to.
+    fn transfer(&self) -> Option<&dyn Transfer> {
         None
     }
 }

@@ -2,11 +2,13 @@
 //! the same words. A queue's own settings are checked by [`QueueConfig::validate`].
 
 use crate::error::{AdminError, SendError, StoreError};
+use crate::ledger;
 use crate::message::{NewMessage, Priority};
 use crate::name::QueueName;
 use crate::policy::{self, Visibility};
 use crate::queue::{QueueConfig, RedriveAllow};
 use crate::store::{Receive, RedriveRequest};
+use crate::transfer::{ExportedEntry, ExportedMessage, ExportedStage};
 
 /// Maximum count of elements of one batch, and of ids in one request.
 pub const BATCH_MAX: usize = 1_000;
@@ -100,6 +102,55 @@ pub fn message(config: &QueueConfig, message: MessageShape, now_ms: u64) -> Resu
         }
     }
     policy::visibility(config, now_ms, message.delay_ms, message.deliver_at_ms)
+}
+
+/// Times, fences and counts of an import are below this: they fit into a JSON number.
+const NUMBER_END: u64 = 1 << 53;
+
+/// Whether a queue accepts an exported message.
+pub fn import(config: &QueueConfig, exported: &ExportedMessage) -> Result<(), SendError> {
+    message(config, (&exported.as_new()).into(), 0)?;
+    let invalid = |problem: &str| Err(SendError::Invalid(format!("message {}: {problem}", exported.id)));
+    let e = exported;
+    let mut numbers =
+        vec![e.sequence, e.sent_ms, e.retained_from_ms, e.visible_ms, e.first_received_ms, e.fence.0];
+    numbers.extend(e.dead.iter().flat_map(|dead| [dead.first_received_ms, dead.died_ms]));
+    numbers.extend(e.history.iter().map(|failed| failed.at_ms));
+    if numbers.iter().any(|number| *number >= NUMBER_END) {
+        return invalid("a time, the sequence or the fence is out of range; use numbers below 2^53");
+    }
+    if e.attempts > e.deliveries {
+        return invalid("it has more attempts than deliveries");
+    }
+    if e.history.len() > policy::HISTORY_MAX as usize || e.entries.len() > ATTRIBUTES_MAX {
+        return invalid("its history or its list of entries is too long");
+    }
+    let texts = e.history.iter().map(|failed| &failed.error).chain(e.dead.iter().map(|dead| &dead.error));
+    if texts.flatten().any(|text| text.len() > policy::ERROR_BYTES_MAX) {
+        return invalid("an error text is longer than 4096 bytes");
+    }
+    if e.undecided && (e.parked.is_none() || e.group.is_none() || !config.is_fifo()) {
+        return invalid("only a parked message of a FIFO group halts its group");
+    }
+    Ok(())
+}
+
+/// Whether a ledger accepts an exported entry.
+pub fn import_entry(entry: &ExportedEntry) -> Result<(), SendError> {
+    let (at_ms, ttl_ms) = match &entry.stage {
+        ExportedStage::InDoubt { since_ms, .. } => (*since_ms, ledger::TTL_MS_MIN),
+        ExportedStage::Completed { at_ms, ttl_ms, .. } => (*at_ms, *ttl_ms),
+    };
+    let bounds = [
+        ("claimed_ms", entry.claimed_ms, 0, NUMBER_END - 1),
+        ("at_ms", at_ms, 0, NUMBER_END - 1),
+        ("ttl_ms", ttl_ms, ledger::TTL_MS_MIN, ledger::TTL_MS_MAX),
+    ];
+    for (field, value, min, max) in bounds {
+        within(field, value, min, max)
+            .map_err(|error| SendError::Invalid(format!("entry {}: {error}", entry.id)))?;
+    }
+    Ok(())
 }
 
 /// Whether a number of a request is within its bounds, both included.

@@ -41,6 +41,7 @@ mod storage;
 mod store;
 mod surroundings;
 mod time;
+mod transfer;
 mod waiters;
 mod writer;
 

@@ -274,6 +274,27 @@ pub(crate) fn halted_crc(queue: u32, group: &str, seq: u64) -> u32 {
     crc.end()
 }
 
+/// A row of `imported`: an id that came from another store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ImportedRow {
+    pub seq: u64,
+    pub id: MessageId,
+    /// The queue that it was imported to.
+    pub queue: u32,
+    /// Only the id came, with a deduplication id that is remembered: the message was gone before.
+    pub gone: bool,
+    pub at_ms: u64,
+}
+
+impl ImportedRow {
+    pub fn crc(&self) -> u32 {
+        let mut crc = Crc::new();
+        crc.word(self.seq).bytes(&self.id.0.to_le_bytes());
+        crc.word(self.queue.into()).word(self.gone.into()).word(self.at_ms);
+        crc.end()
+    }
+}
+
 /// The checksum of a row of `redrive`.
 pub(crate) fn redrive_crc(id: u64, task: &str, upto: u64, cursor: u64) -> u32 {
     let mut crc = Crc::new();
@@ -518,6 +539,8 @@ pub(crate) enum Record {
         seq: u64,
         hash: u128,
     },
+    /// A message of another store keeps its id under a number of this one.
+    Imported(ImportedRow),
     Header(Header),
     Audit {
         at_ms: u64,

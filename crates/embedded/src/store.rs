@@ -8,8 +8,8 @@ use hapax_core::{
     AdminError, Batch, Browse, Capabilities, Cause, CounterScope, Delivery, Discarded, Examination, Extend,
     Fence, GroupId, Maintenance, MessageId, MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig,
     QueueInfo, QueueName, QueueStats, QueueStore, Receive, RedriveRequest, RedriveTask, Remaining, Revision,
-    SendError, Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, WakeUp, policy,
-    validate,
+    SendError, Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, Transfer, WakeUp,
+    policy, validate,
 };
 use tokio::sync::oneshot;
 
@@ -394,6 +394,10 @@ impl QueueAdmin for Embedded {
     }
 
     fn maintenance(&self) -> Option<&dyn Maintenance> {
+        Some(self)
+    }
+
+    fn transfer(&self) -> Option<&dyn Transfer> {
         Some(self)
     }
 }

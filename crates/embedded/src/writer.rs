@@ -3,13 +3,14 @@
 //! No answer leaves before its wave is committed. That one rule is what makes "accepted" mean "durable".
 
 mod ledger;
+mod transfer;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::{
-    DeadLetter, EntryId, Extend, GroupId, How, IdempotencyKey, KeySource, MessageId, QueueName, Remaining,
-    SendError, Sent, SettleError, Settled, StoreError, StoreTotals,
+    DeadLetter, EntryId, Extend, GroupId, How, IdempotencyKey, Imported, KeySource, MessageId, QueueName,
+    Remaining, SendError, Sent, SettleError, Settled, StoreError, StoreTotals, TransferScope,
 };
 use tokio::sync::oneshot;
 
@@ -19,9 +20,10 @@ use crate::claims::{ClaimWaiters, End, LedgerOp};
 use crate::engine::{Engine, Leased, PreparedMessage, Queue, Request};
 use crate::ids::Ids;
 use crate::receipt::DeliveryRef;
-use crate::record::{BodyRow, Content, FLAG_DEAD};
+use crate::record::{BodyRow, Content, FLAG_DEAD, ImportedRow};
 use crate::storage::{CommitError, Durability, FoundBody, ReadError, Storage};
 use crate::time::{Now, StoreTime};
+use crate::transfer::PreparedItem;
 use crate::waiters::{Waiter, Waiters};
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -74,6 +76,11 @@ pub(crate) enum Op {
         reply: Reply<Vec<Result<Remaining, SettleError>>>,
     },
     Ledger(LedgerOp),
+    Import {
+        to: TransferScope,
+        items: Vec<PreparedItem>,
+        reply: Reply<Vec<Result<Imported, SendError>>>,
+    },
     Job(Job),
 }
 
@@ -92,13 +99,14 @@ impl Op {
                 batch.iter().filter_map(|settling| settling.claim.as_ref()).map(End::bytes).sum()
             }
             Self::Ledger(op) => op.bytes(),
+            Self::Import { items, .. } => items.iter().map(|item| item.item.bytes()).sum(),
             _ => 0,
         }
     }
 
     /// Adds something to the store, rather than taking something out.
     pub fn takes_room(&self) -> bool {
-        matches!(self, Self::Send { .. } | Self::Ledger(LedgerOp::Claim { .. }))
+        matches!(self, Self::Send { .. } | Self::Import { .. } | Self::Ledger(LedgerOp::Claim { .. }))
     }
 
     /// Need not wait for the disk: a delivery survives a power cut or comes again.
@@ -135,6 +143,7 @@ enum Answer {
     },
     Settled(Reply<Vec<Result<Settled, SettleError>>>, Vec<Result<Settled, SettleError>>),
     Extended(Reply<Vec<Result<Remaining, SettleError>>>, Vec<Result<Remaining, SettleError>>),
+    Imported(Reply<Vec<Result<Imported, SendError>>>, Vec<Result<Imported, SendError>>),
     /// Of the ledger: run with the error, if there was one.
     Ledger(Done),
     Job(Done),
@@ -161,6 +170,8 @@ pub(crate) struct Writer<S> {
     unseen: Vec<DeliveryRef>,
     /// Those among them that this wave gives back.
     given_back: Vec<DeliveryRef>,
+    /// Ids that this wave took over from another store.
+    imported: Vec<ImportedRow>,
     /// Sends are refused when less room is left.
     reserve_bytes: u64,
     /// Room left on the disk, asked for once per wave; all there is where that cannot be told.
@@ -196,6 +207,7 @@ impl<S: Storage> Writer<S> {
             answers: Vec::new(),
             unseen: Vec::new(),
             given_back: Vec::new(),
+            imported: Vec::new(),
             reserve_bytes,
             free_bytes: None,
             hold_until_ms: 0,
@@ -287,6 +299,11 @@ impl<S: Storage> Writer<S> {
     fn commit(&mut self, now: Now) -> Option<StoreError> {
         let failed = self.try_commit(now);
         self.given_back.clear();
+        for row in std::mem::take(&mut self.imported) {
+            if failed.is_some() {
+                self.ids.drop_imported(&row);
+            }
+        }
         failed
     }
 
@@ -362,6 +379,7 @@ impl<S: Storage> Writer<S> {
             Answer::Sent(reply, sent) => give(reply, sent, failed),
             Answer::Settled(reply, settled) => give(reply, settled, failed),
             Answer::Extended(reply, remaining) => give(reply, remaining, failed),
+            Answer::Imported(reply, imported) => give(reply, imported, failed),
             Answer::Ledger(done) | Answer::Job(done) => done(failed.cloned()),
             Answer::Received { reply, raw, repeatable } => {
                 let answer = failed.map_or(Ok(raw), |error| Err(error.clone()));
@@ -401,6 +419,7 @@ impl<S: Storage> Writer<S> {
                 }
             },
             Op::Ledger(op) => self.apply_ledger(now, op),
+            Op::Import { to, items, reply } => self.import(now, &to, items, reply),
             Op::Job(job) => {
                 // A stopped store still answers: the error replaces whatever the job finds.
                 let done = job(&mut self.engine, now);

@@ -8,6 +8,7 @@ mod claim;
 mod message;
 mod problem;
 pub mod time;
+mod transfer;
 
 use std::collections::BTreeMap;
 
@@ -24,6 +25,7 @@ pub use claim::{
 };
 pub use message::{DeliveryItem, MessageItem, ParkedItem, SendItem};
 pub use problem::Problem;
+pub use transfer::{FenceBound, ImportBody, ImportedAnswer, scope_of};
 
 /// Attributes by name.
 pub type AttributeItems = BTreeMap<String, AttributeItem>;

@@ -21,3 +21,4 @@ pub(crate) mod p09_deliveries;
 pub(crate) mod p10_fences;
 pub(crate) mod p11_quotas;
 pub(crate) mod p12_two_handles;
+pub(crate) mod p13_transfer;

@@ -22,6 +22,13 @@ pub fn dedup_key(scope: DedupScope, group: Option<&GroupId>, id: &str) -> String
     }
 }
 
+/// What a deduplication id is remembered as: 128 bits of a cryptographic hash of [`dedup_key`], so that ids of any length
+/// take the same room. The same in every store, so that an id stays remembered when its queue moves.
+pub fn dedup_hash(scope: DedupScope, group: Option<&GroupId>, id: &str) -> u128 {
+    let hash = blake3::hash(dedup_key(scope, group, id).as_bytes());
+    u128::from_le_bytes(hash.as_bytes()[..16].try_into().expect("a hash has 32 bytes"))
+}
+
 /// A content-based deduplication id: the digest in lower-case hexadecimal.
 pub fn content_id(sha256: &[u8; 32]) -> String {
     use std::fmt::Write as _;

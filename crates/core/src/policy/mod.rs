@@ -10,7 +10,7 @@ pub mod tier;
 
 pub use backoff::{Jitter, RetryPolicy};
 pub use dead_letter::{AfterFailure, after_failure};
-pub use dedup::{content_id, dedup_key, is_duplicate};
+pub use dedup::{content_id, dedup_hash, dedup_key, is_duplicate};
 pub use deliver::{DELIVER_AHEAD_MS_MAX, Visibility, visibility};
 pub use lease::{extend_deadline, lease_deadline};
 pub use redrive::Death;

@@ -71,17 +71,27 @@ impl Engine {
     /// A message is about to be parked or dead: where the queue says so, its group is halted until someone decides about
     /// it. What is in flight behind it comes back uncounted; who works on one ahead of it may finish.
     fn halt(&mut self, now: Now, queue: u32, slot: Slot) {
-        let (source, wave) = self.at(queue);
+        let source = self.queue(queue);
         let entry = *source.table.get(slot);
         if source.config.on_dead != OnDead::HaltGroup || entry.group == UNGROUPED {
             return;
         }
         let group = source.table.group_name(&entry).expect("a group has a name");
-        let was = source.table.set_undecided(entry.group, entry.seq, true);
-        wave.journal.push(Undo::Undecided { queue, group: entry.group, seq: entry.seq, was });
-        wave.records.push(Record::Halt { queue, group, seq: entry.seq });
-        self.undecided.insert((entry.seq, queue));
+        self.await_decision(queue, &group, entry.seq);
         self.return_rest(now, queue, &entry);
+    }
+
+    /// Halts a group until someone decides about a message; 0 stands for one that is not known.
+    pub(super) fn await_decision(&mut self, queue: u32, group: &GroupId, seq: u64) {
+        let (source, wave) = self.at(queue);
+        let at = source.table.groups.intern(Some(group));
+        let was = source.table.set_undecided(at, seq, true);
+        wave.journal.push(Undo::Undecided { queue, group: at, seq, was });
+        wave.records.push(Record::Halt { queue, group: group.clone(), seq });
+        wave.durable = true;
+        if seq != 0 {
+            self.undecided.insert((seq, queue));
+        }
     }
 
     /// The queues in which a group waits for a decision about a message: its own, and those that it died in.

@@ -34,7 +34,7 @@ pub(crate) fn content_id(body: &[u8]) -> String {
     policy::content_id(&sha2::Sha256::digest(body).into())
 }
 
-/// What an id is remembered as: 128 bits of a cryptographic hash, so that ids of any length take the same room.
+/// What the id of a message is remembered as.
 pub(super) fn key(config: &QueueConfig, message: &PreparedMessage) -> Option<u128> {
     if config.dedup.window_ms == 0 {
         return None;
@@ -44,9 +44,7 @@ pub(super) fn key(config: &QueueConfig, message: &PreparedMessage) -> Option<u12
     let content =
         if config.dedup.content_based { message.content_id.as_deref().or(hashed.as_deref()) } else { None };
     let id = message.content.dedup.as_deref().or(content)?;
-    let text = policy::dedup_key(config.dedup.scope, message.group.as_ref(), id);
-    let hash = blake3::hash(text.as_bytes());
-    Some(u128::from_le_bytes(hash.as_bytes()[..16].try_into().expect("a hash has 32 bytes")))
+    Some(policy::dedup_hash(config.dedup.scope, message.group.as_ref(), id))
 }
 
 #[derive(Debug, Default)]

@@ -192,7 +192,7 @@ impl Engine {
     }
 
     /// Writes an entry in place of what is known.
-    fn put_entry(&mut self, known: &Known, entry: protocol::LedgerEntry) {
+    pub(super) fn put_entry(&mut self, known: &Known, entry: protocol::LedgerEntry) {
         let row = LedgerRow { id: known.id.clone(), entry };
         let before = known.row.as_ref().map(|row| row.entry.fence.0);
         if before.is_none() {

@@ -22,6 +22,7 @@ mod settle;
 mod snapshot;
 mod table;
 mod timers;
+mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -36,6 +37,7 @@ pub(crate) use redrive::Candidate;
 use redrive::Task;
 pub(crate) use send::{PreparedMessage, Stated};
 use table::Table;
+pub(crate) use transfer::PageOf;
 
 use crate::record::{Header, MessageMeta, Record};
 use crate::time::Now;

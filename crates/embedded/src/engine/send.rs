@@ -227,7 +227,12 @@ impl Wave {
     }
 }
 
-fn within_quotas(queue: &Queue, wave: &Wave, store: &super::StoreQuota, bytes: u64) -> Result<(), SendError> {
+pub(super) fn within_quotas(
+    queue: &Queue,
+    wave: &Wave,
+    store: &super::StoreQuota,
+    bytes: u64,
+) -> Result<(), SendError> {
     let of_queue = |field: &str, used: u64, more: u64, max: Option<u64>| match max {
         // The name is put together only where there is a quota.
         Some(_) => check(&format!("{field} of queue {}", queue.name), used, more, max),

@@ -359,6 +359,42 @@ pub(crate) fn page(db: &Connection, filter: &EntryFilter, now_ms: u64) -> rusqli
     Ok(Page { items, next: None })
 }
 
+/// The entries that a message needs.
+pub(crate) fn of_message(db: &Connection, seq: u64) -> rusqlite::Result<Vec<EntryId>> {
+    let sql = "SELECT ledger.scope, ledger.key FROM keyed JOIN ledger ON ledger.id = keyed.entry WHERE keyed.seq = ?1";
+    let read = |row: &Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?));
+    let found: Vec<_> = db.prepare_cached(sql)?.query_map([seq as i64], read)?.flatten().collect();
+    let id =
+        |(scope, key): (String, String)| Some(EntryId { scope: scope.parse().ok()?, key: key.parse().ok()? });
+    Ok(found.into_iter().filter_map(id).collect())
+}
+
+/// A row by its fence; `None` if it is damaged.
+type Exported = (u64, Option<LedgerRow>);
+
+/// All entries behind a fence, at most `limit` and about `bytes_max`; and where the next page begins.
+pub(crate) fn export(
+    db: &Connection,
+    after: u64,
+    limit: usize,
+    bytes_max: usize,
+) -> rusqlite::Result<(Vec<Exported>, Option<u64>)> {
+    let sql = format!("SELECT {COLUMNS} FROM ledger WHERE fence > ?1 ORDER BY fence LIMIT ?2");
+    let mut statement = db.prepare_cached(&sql)?;
+    let after = i64::try_from(after).unwrap_or(i64::MAX);
+    let mut found = statement.query(params![after, limit as i64 + 1])?;
+    let (mut rows, mut bytes): (Vec<Exported>, usize) = (Vec::new(), 0);
+    while let Some(row) = found.next()? {
+        if rows.len() == limit || bytes > bytes_max {
+            let last = rows.last().map(|(fence, _)| *fence);
+            return Ok((rows, last));
+        }
+        bytes += row.get_ref(17)?.as_str().map_or(0, str::len);
+        rows.push((row.get::<_, i64>(0)? as u64, entry(row)?));
+    }
+    Ok((rows, None))
+}
+
 fn tally_crc(tally: Tally) -> u32 {
     let mut crc = Crc::new();
     crc.word(tally.rows).bytes(&tally.sum.to_le_bytes());

@@ -11,7 +11,7 @@ pub(crate) mod schema;
 pub(crate) mod sqlite;
 mod write;
 
-pub(crate) use rows::{MESSAGE_COLUMNS, body, dead, header, history, message};
+pub(crate) use rows::{DEDUP_COLUMNS, MESSAGE_COLUMNS, body, dead, dedup, header, history, message};
 pub(crate) use write::put_header;
 
 use thiserror::Error;

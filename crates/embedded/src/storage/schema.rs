@@ -207,6 +207,16 @@ CREATE TABLE receive_attempt (
     crc INTEGER NOT NULL,
     PRIMARY KEY (queue, key)
 ) WITHOUT ROWID;
+-- Messages that came from another store keep their ids. A row outlives its message, so that an import that is repeated
+-- does not bring the message back.
+CREATE TABLE imported (
+    seq INTEGER PRIMARY KEY,
+    id BLOB NOT NULL,
+    queue INTEGER NOT NULL,
+    gone INTEGER NOT NULL,             -- 1: the message was gone before, only its deduplication id came
+    at_ms INTEGER NOT NULL,
+    crc INTEGER NOT NULL
+);
 "),
 ];
 

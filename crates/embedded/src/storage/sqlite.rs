@@ -102,6 +102,7 @@ impl Sqlite {
             // Restored: ids that were given out after the backup was taken must not be given out again.
             Ids::begin_epoch(&db, header.next_seq)?;
         }
+        Ids::prune_imported(&db, header.clock_ms)?;
         let ids = Ids::load(&db)?
             .ok_or_else(|| OpenError::Damaged("an epoch's row is damaged; restore a backup".into()))?;
         let checkpointer = Checkpointer::start(&place, checkpoint)?;

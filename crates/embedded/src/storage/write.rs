@@ -153,6 +153,20 @@ fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::
             db.prepare_cached(sql)?.execute(params![*seq as i64, &hash.to_le_bytes()[..]])?;
             Ok(())
         }
+        Record::Imported(row) => {
+            let sql =
+                "INSERT INTO imported (seq, id, queue, gone, at_ms, crc) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+            let id = row.id.0.to_le_bytes();
+            db.prepare_cached(sql)?.execute(params![
+                row.seq as i64,
+                &id[..],
+                row.queue,
+                row.gone,
+                row.at_ms as i64,
+                row.crc()
+            ])?;
+            Ok(())
+        }
         Record::Header(header) => put_header(db, header, secret),
         Record::Audit { at_ms, by, what } => {
             let sql = "INSERT INTO audit (at_ms, by, what) VALUES (?1, ?2, ?3)";

@@ -78,7 +78,9 @@ async fn a_migration_first_writes_a_backup_that_the_old_version_opens() {
     let folder = tempfile::tempdir().unwrap();
     send_one(folder.path()).await;
     migrate(folder.path(), "CREATE TABLE extra (x)").unwrap();
-    assert!(matches!(refusal(folder.path()), OpenError::Newer { version: 5, .. }));
+    assert!(
+        matches!(refusal(folder.path()), OpenError::Newer { version, .. } if version == STEPS.len() as i64 + 1)
+    );
     migrate(folder.path(), "CREATE TABLE extra (x)").expect("the new version opens it again");
 
     let old = tempfile::tempdir().unwrap();

@@ -151,6 +151,7 @@ impl Tables {
                 self.keyed.insert((*seq, *hash));
             }
             Record::Header(header) => self.header = header.clone(),
+            Record::Imported(_) => unreachable!("nothing is imported here"),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::time::Now;
 const RELEASE_MAX: usize = 10_000;
 
 /// Why nothing is known about a key.
-enum Unknown {
+pub(super) enum Unknown {
     /// The medium failed: the store stops.
     Unread(ReadError),
     /// The entry is there, but nobody can tell what it says.
@@ -28,7 +28,7 @@ impl From<ReadError> for Unknown {
 
 impl<S: Storage> Writer<S> {
     /// What there is about a key, at this point of the wave.
-    fn known_entry(&mut self, now: Now, id: &EntryId, hash: u128) -> Result<Known, Unknown> {
+    pub(super) fn known_entry(&mut self, now: Now, id: &EntryId, hash: u128) -> Result<Known, Unknown> {
         let damaged = |problem: &str| {
             Unknown::Damaged(StoreError::Damaged(format!(
                 "the ledger's entry {id}: {problem}; what became of its effect cannot be told, `forget` it to let it \

@@ -25,6 +25,7 @@ mod problem;
 mod queues;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 use std::sync::Arc;
 
@@ -150,6 +151,10 @@ const ROUTES: &[Route] = &[
     ("get", "/documents/{*name}", || get(documents::show)),
     ("put", "/documents/{*name}", || put(documents::put)),
     ("delete", "/documents/{*name}", || delete(documents::remove)),
+    ("get", "/transfer", || get(transfer::fence)),
+    ("post", "/transfer/fence", || post(transfer::raise_fence)),
+    ("get", "/transfer/items", || get(transfer::export)),
+    ("post", "/transfer/items", || post(transfer::import)),
 ];
 
 /// The API's description, OpenAPI 3.1.

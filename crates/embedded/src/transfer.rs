@@ -1,0 +1,299 @@
+//! Export and import of queues and ledger. Pages are read by the reading thread; imports are written by the writer.
+
+use std::sync::PoisonError;
+
+use async_trait::async_trait;
+use hapax_core::ledger::protocol::Stage;
+use hapax_core::transfer::PAGE_BYTES_MAX;
+use hapax_core::{
+    AdminError, Attributes, Batch, Cause, ExportPage, ExportedEntry, ExportedItem, ExportedMessage,
+    ExportedStage, Fence, GroupId, Imported, MessageKey, Priority, RememberedId, SendError, StoreError,
+    Transfer, TransferScope, policy, validate,
+};
+use rusqlite::{Connection, OptionalExtension as _, params};
+use tokio::sync::oneshot;
+
+use crate::browse::parse_attributes;
+use crate::engine::PageOf;
+use crate::ids::Ids;
+use crate::record::{
+    Content, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, LedgerRow, MessageRow, State, parked_cause,
+};
+use crate::storage::{self, FoundBody};
+use crate::writer::Op;
+use crate::{Embedded, StoreState};
+
+/// An item on its way in; a message's content is encoded and checksummed by the caller's thread.
+pub(crate) struct PreparedItem {
+    pub item: ExportedItem,
+    pub content: Option<Content>,
+}
+
+impl From<ExportedItem> for PreparedItem {
+    fn from(item: ExportedItem) -> Self {
+        let content = match &item {
+            ExportedItem::Message(message) => Some(content(message)),
+            _ => None,
+        };
+        Self { item, content }
+    }
+}
+
+/// The content of a message. Its key is stored only where the rest does not tell it.
+fn content(message: &ExportedMessage) -> Content {
+    let encode = || serde_json::to_string(&message.attributes).expect("attributes are plain data");
+    let attributes = (!message.attributes.is_empty()).then(encode);
+    let given = MessageKey { key: message.key.clone(), source: message.key_source };
+    let stated = MessageKey::stated(&message.attributes, &message.body, None);
+    let told =
+        MessageKey::decide(stated, message.dedup.as_ref().map(hapax_core::DedupId::as_str), message.id);
+    let key = (given != told).then_some(given);
+    Content::new(message.dedup.clone().map(String::from), attributes, key, message.body.clone())
+}
+
+/// Where a page begins.
+#[derive(Clone, Copy)]
+enum Cursor {
+    /// Messages behind this place.
+    Messages(u64),
+    /// Remembered deduplication ids behind this one; `None`: from the first.
+    Dedup(Option<u128>),
+}
+
+impl Cursor {
+    fn parse(text: Option<&str>) -> Result<Self, StoreError> {
+        let wrong = || StoreError::Invalid("after: use the `next` of an earlier page".into());
+        match text.map(|text| (text.get(..1), text.get(1..).unwrap_or_default())) {
+            None => Ok(Self::Messages(0)),
+            Some((Some("m"), place)) => place.parse().map(Self::Messages).map_err(|_| wrong()),
+            Some((Some("d"), "")) => Ok(Self::Dedup(None)),
+            Some((Some("d"), key)) => {
+                u128::from_str_radix(key, 16).map(|key| Self::Dedup(Some(key))).map_err(|_| wrong())
+            }
+            Some(_) => Err(wrong()),
+        }
+    }
+}
+
+#[async_trait]
+impl Transfer for Embedded {
+    async fn fence_bound(&self) -> Result<Fence, StoreError> {
+        self.shared.job(|engine, _| engine.fence_bound()).await
+    }
+
+    async fn raise_fence(&self, bound: Fence) -> Result<(), StoreError> {
+        self.shared.job(move |engine, now| engine.raise_fence(now, bound)).await?
+    }
+
+    async fn export(
+        &self,
+        from: &TransferScope,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<ExportPage, AdminError> {
+        validate::page(limit)?;
+        let ids = self.shared.ids.clone();
+        let look: Box<dyn FnOnce(&Connection) -> rusqlite::Result<ExportPage> + Send> = match from {
+            TransferScope::Queue(queue) => {
+                let (queue, cursor) = (queue.clone(), Cursor::parse(after)?);
+                let place = if let Cursor::Messages(place) = cursor { place } else { u64::MAX };
+                let found = self.shared.job(move |engine, now| engine.export(now, &queue, place, limit));
+                let of = found.await??;
+                Box::new(move |db| match cursor {
+                    Cursor::Messages(after) => messages(db, &ids, &of, after),
+                    Cursor::Dedup(after) => dedup(db, &ids, &of, after, limit),
+                })
+            }
+            TransferScope::Ledger => {
+                let wrong = |_| StoreError::Invalid("after: use the `next` of an earlier page".into());
+                let after = after.map(str::parse).transpose().map_err(wrong)?.unwrap_or(0);
+                let now_ms = self.shared.time.now().ms();
+                Box::new(move |db| entries(db, after, limit, now_ms))
+            }
+        };
+        let (reply, answer) = oneshot::channel();
+        let failed = |error| StoreError::Unavailable(format!("a read failed ({error})"));
+        let look = Box::new(move |db: &Connection| drop(reply.send(look(db).map_err(failed))));
+        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
+        Ok(StoreState::answer(answer).await?)
+    }
+
+    async fn import(&self, to: &TransferScope, items: Vec<ExportedItem>) -> Batch<Imported, SendError> {
+        validate::batch("items", items.len())?;
+        let items = items.into_iter().map(PreparedItem::from).collect();
+        let (reply, answer) = oneshot::channel();
+        self.shared.inbox.push(Op::Import { to: to.clone(), items, reply })?;
+        StoreState::answer(answer).await
+    }
+}
+
+/// The messages of a page, and the places of dead letters that groups wait for.
+fn messages(db: &Connection, ids: &Ids, of: &PageOf, after: u64) -> rusqlite::Result<ExportPage> {
+    let sql = format!("SELECT {} FROM message WHERE seq = ?1", storage::MESSAGE_COLUMNS);
+    let mut statement = db.prepare_cached(&sql)?;
+    let (mut placed, mut bytes, mut upto) = (Vec::new(), 0, of.upto);
+    for &seq in &of.seqs {
+        let row = statement.query_row([seq as i64], storage::message).optional()?;
+        // Settled or moved since the page was begun.
+        let Some((row, sound)) = row.filter(|(row, sound)| !sound || row.queue == of.queue) else { continue };
+        let order = if sound { row.entry.order } else { seq };
+        if bytes > PAGE_BYTES_MAX {
+            upto = Some(order);
+            break;
+        }
+        let items = if sound && !of.damaged.contains(&seq) {
+            exported(db, ids, of, &row)?
+        } else {
+            vec![damaged(ids, seq, "its row does not match its checksum")]
+        };
+        bytes += items.iter().map(ExportedItem::bytes).sum::<usize>();
+        placed.extend(items.into_iter().map(|item| (order, item)));
+    }
+    let own =
+        |place: u64| (place > after || (place == 0 && after == 0)) && upto.is_none_or(|upto| place < upto);
+    placed.extend(waits(db, ids, of)?.into_iter().filter(|(place, _)| own(*place)));
+    placed.sort_by_key(|(place, _)| *place);
+    let items = placed.into_iter().map(|(_, item)| item).collect();
+    let next = upto.map_or_else(|| "d".to_owned(), |upto| format!("m{}", upto - 1));
+    Ok(ExportPage { items, next: Some(next) })
+}
+
+fn damaged(ids: &Ids, seq: u64, problem: &str) -> ExportedItem {
+    ExportedItem::Damaged { what: format!("message {}", ids.id(seq)), problem: problem.to_owned() }
+}
+
+/// Messages outside of this queue that its groups wait for, each with its place here; 0 if that is not known.
+fn waits(db: &Connection, ids: &Ids, of: &PageOf) -> rusqlite::Result<Vec<(u64, ExportedItem)>> {
+    let mut waits = Vec::new();
+    let all = of.undecided.iter().flat_map(|(group, seqs)| seqs.iter().map(move |seq| (group, *seq)));
+    for (group, seq) in all {
+        let queue = "SELECT queue FROM message WHERE seq = ?1";
+        let queue: Option<u32> =
+            db.prepare_cached(queue)?.query_row([seq as i64], |row| row.get(0)).optional()?;
+        if queue == Some(of.queue) {
+            // It says so itself.
+            continue;
+        }
+        let dead = storage::dead(db, seq)?.filter(|dead| dead.source == of.name);
+        let group: GroupId = group.clone();
+        let id = queue.map(|_| ids.id(seq));
+        waits.push((dead.map_or(0, |dead| dead.source_order), ExportedItem::Undecided { group, id }));
+    }
+    Ok(waits)
+}
+
+/// A message; and what else there is to report about it.
+fn exported(
+    db: &Connection,
+    ids: &Ids,
+    of: &PageOf,
+    row: &MessageRow,
+) -> rusqlite::Result<Vec<ExportedItem>> {
+    let entry = row.entry;
+    let (id, seq) = (ids.id(entry.seq), entry.seq);
+    let content = match storage::body(db, seq)? {
+        FoundBody::Sound(body) => body.content,
+        FoundBody::Damaged(problem) => return Ok(vec![damaged(ids, seq, &problem)]),
+    };
+    let mut items = Vec::new();
+    let dead = if entry.flags & FLAG_DEAD == 0 { None } else { storage::dead(db, seq)? };
+    if entry.flags & FLAG_DEAD != 0 && dead.is_none() {
+        items.push(damaged(ids, seq, "where it died cannot be read; it is exported without that"));
+    }
+    let attributes = content.attributes.as_deref().map_or_else(Attributes::new, parse_attributes);
+    let key = content.decided_key(&attributes, id);
+    let awaited =
+        |(group, seqs): &(GroupId, Vec<u64>)| Some(group) == row.group.as_ref() && seqs.contains(&seq);
+    let message = ExportedMessage {
+        id,
+        sequence: entry.order,
+        attributes,
+        group: row.group.clone(),
+        dedup: content.dedup.and_then(|dedup| dedup.parse().ok()),
+        body: content.body,
+        priority: Priority(entry.priority),
+        key: key.key,
+        key_source: key.source,
+        sent_ms: entry.sent_ms,
+        retained_from_ms: entry.base_ms,
+        visible_ms: if entry.state == State::InFlight { of.now_ms } else { entry.due_ms },
+        first_received_ms: entry.first_ms,
+        attempts: entry.attempts,
+        deliveries: entry.deliveries,
+        fence: Fence(entry.fence),
+        parked: parked_cause(entry.flags).filter(|cause| *cause != Cause::Damaged),
+        undecided: of.undecided.iter().any(awaited),
+        dead: dead.map(Into::into),
+        history: if entry.flags & FLAG_HISTORY == 0 { Vec::new() } else { storage::history(db, seq)? },
+        entries: if entry.flags & FLAG_KEYED == 0 {
+            Vec::new()
+        } else {
+            storage::ledger::of_message(db, seq)?
+        },
+    };
+    items.push(ExportedItem::Message(Box::new(message)));
+    Ok(items)
+}
+
+/// Deduplication ids whose window is not over.
+fn dedup(
+    db: &Connection,
+    ids: &Ids,
+    of: &PageOf,
+    after: Option<u128>,
+    limit: usize,
+) -> rusqlite::Result<ExportPage> {
+    let sql = format!(
+        "SELECT {} FROM dedup WHERE queue = ?1 AND key > ?2 ORDER BY key LIMIT ?3",
+        storage::DEDUP_COLUMNS
+    );
+    let after = after.map(u128::to_be_bytes).map_or_else(Vec::new, |key| key.to_vec());
+    let mut statement = db.prepare_cached(&sql)?;
+    let mut rows = statement.query(params![of.queue, after, limit as i64])?;
+    let (mut items, mut last, mut count) = (Vec::new(), None, 0);
+    while let Some(row) = rows.next()? {
+        count += 1;
+        last = row.get_ref(0)?.as_blob().ok().and_then(|key| key.try_into().ok()).map(u128::from_be_bytes);
+        let Some((_, row)) = storage::dedup(row)? else {
+            let (what, problem) = ("a remembered deduplication id".into(), "its row is damaged".into());
+            items.push(ExportedItem::Damaged { what, problem });
+            continue;
+        };
+        if row.seq >= of.purged_before && policy::is_duplicate(row.sent_ms, of.dedup_window_ms, of.now_ms) {
+            let (hash, id) = (format!("{:032x}", row.key), ids.id(row.seq));
+            items.push(ExportedItem::Dedup(RememberedId { hash, id, sent_ms: row.sent_ms }));
+        }
+    }
+    let next = last.filter(|_| count == limit).map(|key| format!("d{key:032x}"));
+    Ok(ExportPage { items, next })
+}
+
+fn entries(db: &Connection, after: u64, limit: usize, now_ms: u64) -> rusqlite::Result<ExportPage> {
+    let (rows, next) = storage::ledger::export(db, after, limit, PAGE_BYTES_MAX)?;
+    let item = |(fence, row): (u64, Option<LedgerRow>)| match row {
+        Some(row) => ExportedItem::Entry(Box::new(exported_entry(row, now_ms))),
+        None => ExportedItem::Damaged {
+            what: format!("the ledger's entry with fence {fence}"),
+            problem: "its row does not match its checksum".into(),
+        },
+    };
+    Ok(ExportPage { items: rows.into_iter().map(item).collect(), next: next.map(|next| next.to_string()) })
+}
+
+fn exported_entry(row: LedgerRow, now_ms: u64) -> ExportedEntry {
+    let entry = row.entry;
+    let stage = match entry.stage {
+        Stage::Processing { until_ms, on_doubt, .. } => {
+            ExportedStage::InDoubt { since_ms: until_ms.min(now_ms), on_doubt }
+        }
+        Stage::Completed { at_ms, ttl_ms, outcome } => ExportedStage::Completed { at_ms, ttl_ms, outcome },
+    };
+    ExportedEntry {
+        id: row.id,
+        owner: entry.owner,
+        fingerprint: entry.fingerprint,
+        claimed_ms: entry.claimed_ms,
+        takeovers: entry.takeovers,
+        stage,
+    }
+}

@@ -1,0 +1,70 @@
+//! Export and import: moving queues and ledger to another store.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use hapax_client::wire::{FenceBound, ImportBody, ImportedAnswer, Results, scope_of};
+use hapax_core::{ExportPage, QueueName, Transfer};
+use http::StatusCode;
+use serde::Deserialize;
+
+use super::Api;
+use super::input::{Caller, Json, Params};
+use super::problem::ApiError;
+
+type Answer<T> = Result<axum::Json<T>, ApiError>;
+
+impl Api {
+    fn transfer(&self) -> Result<&dyn Transfer, ApiError> {
+        let unsupported = "this server's store cannot be exported or imported";
+        self.store.transfer().ok_or_else(|| ApiError::not_implemented(unsupported))
+    }
+}
+
+pub(super) async fn fence(State(native): State<Arc<Api>>, caller: Caller) -> Answer<FenceBound> {
+    caller.operate("ExportStore")?;
+    Ok(axum::Json(FenceBound { fence: native.transfer()?.fence_bound().await? }))
+}
+
+pub(super) async fn raise_fence(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Json(FenceBound { fence }): Json<FenceBound>,
+) -> Result<StatusCode, ApiError> {
+    caller.operate("ImportStore")?;
+    native.transfer()?.raise_fence(fence).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ExportParams {
+    queue: Option<QueueName>,
+    after: Option<String>,
+    #[serde(default = "limit_default")]
+    limit: usize,
+}
+
+fn limit_default() -> usize {
+    100
+}
+
+pub(super) async fn export(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Params(ExportParams { queue, after, limit }): Params<ExportParams>,
+) -> Answer<ExportPage> {
+    caller.operate("ExportStore")?;
+    let page = native.transfer()?.export(&scope_of(queue), after.as_deref(), limit).await?;
+    Ok(axum::Json(page))
+}
+
+pub(super) async fn import(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Json(ImportBody { queue, items }): Json<ImportBody>,
+) -> Answer<Results<ImportedAnswer>> {
+    caller.operate("ImportStore")?;
+    let answers = native.transfer()?.import(&scope_of(queue), items).await?;
+    Ok(axum::Json(Results::new(answers, |imported| ImportedAnswer { imported })))
+}
