@@ -187,7 +187,8 @@ pub trait QueueStore: Send + Sync {
     /// [`SettleError::Stale`].
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError>;
 
-    /// Changes leases: the heartbeat, and SQS's visibility change.
+    /// Changes leases: the heartbeat, and SQS's visibility change. On a standard queue a lease that ran out, or that was
+    /// set to 0, can be taken again while no newer delivery holds the message; one that was nacked or deferred cannot.
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError>;
 }
 

@@ -306,3 +306,29 @@ async fn rows_that_a_page_hides_are_missed() {
         );
     }
 }
+
+/// The receive cannot be repeated then, which is reported; nothing that was committed is given out a second time.
+#[tokio::test]
+async fn in_a_remembered_receive() {
+    let folder = closed_store(2).await;
+    let repeatable = || Receive { attempt_id: Some("try-1".into()), ..Receive::up_to(1) };
+    let store = open(folder.path());
+    let first = store.receive(&queue(), repeatable()).await.unwrap().remove(0);
+    store.close();
+    for sql in ["at_ms = at_ms + 1", "deliveries = X'01'", "key = X'02'", "deliveries = 'text'"] {
+        let copy = tempfile::tempdir().unwrap();
+        std::fs::copy(folder.path().join("hapax.db"), copy.path().join("hapax.db")).unwrap();
+        let db = rusqlite::Connection::open(copy.path().join("hapax.db")).unwrap();
+        assert_eq!(db.execute(&format!("UPDATE receive_attempt SET {sql}"), []).unwrap(), 1);
+        db.close().unwrap();
+        let store = open(copy.path());
+        let warnings = store.status().await.unwrap().warnings;
+        assert!(
+            warnings.iter().any(|text| text.contains("a remembered receive is damaged")),
+            "{sql}: {warnings:?}"
+        );
+        let other = store.receive(&queue(), repeatable()).await.unwrap().remove(0);
+        assert_ne!(other.id, first.id, "{sql}: the first is still leased");
+        store.close();
+    }
+}

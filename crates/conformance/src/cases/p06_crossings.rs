@@ -134,17 +134,24 @@ pub(crate) async fn a_message_that_waits_for_its_time_counts_against_the_quota(m
 }
 
 pub(crate) async fn what_is_discarded_while_a_redrive_runs_does_not_return(mut t: Trial) {
-    let (jobs, dead) = t.with_dead(1, config()).await;
-    let ids = thirty_dead(&t, &jobs).await;
-    let task = t.try_redrive(slowly(&dead)).await.unwrap();
-    assert_eq!(t.store().discard(&dead, ids[20..].to_vec(), "suite").await.unwrap().count, 10);
-    t.advance(500).await;
-    t.crash().await;
-    let task = t.redriven(&task).await;
-    assert_eq!((task.state, task.moved), (RedriveState::Completed, 20));
-    assert!(t.browse(&dead).await.is_empty());
-    let names: Vec<String> = (0..20).map(|number| format!("{number:02}")).collect();
-    assert_eq!(seen(&t.browse(&jobs).await), names);
+    for crash in [false, true] {
+        let (jobs, dead) = t.with_dead(1, config()).await;
+        let ids = thirty_dead(&t, &jobs).await;
+        let task = t.try_redrive(slowly(&dead)).await.unwrap();
+        assert_eq!(t.store().discard(&dead, ids[20..].to_vec(), "suite").await.unwrap().count, 10);
+        t.advance(500).await;
+        if crash {
+            t.crash().await;
+        }
+        let task = t.redriven(&task).await;
+        assert_eq!((task.state, task.moved), (RedriveState::Completed, 20), "{crash}");
+        assert!(t.browse(&dead).await.is_empty());
+        let names: Vec<String> = (0..20).map(|number| format!("{number:02}")).collect();
+        assert_eq!(seen(&t.browse(&jobs).await), names);
+        for queue in [&jobs, &dead] {
+            t.store().delete_queue(queue).await.unwrap();
+        }
+    }
 }
 
 pub(crate) async fn a_late_extend_does_not_reach_a_dead_letter(mut t: Trial) {

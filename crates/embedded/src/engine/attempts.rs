@@ -146,6 +146,9 @@ impl Engine {
     /// for. Their leases begin again, but none becomes shorter: its consumer may have extended it meanwhile.
     pub(super) fn receive_again(&mut self, now: Now, queue: u32, request: &Request) -> Vec<Leased> {
         let held = self.held_again(now, queue, request);
+        if held.is_empty() {
+            return Vec::new();
+        }
         let (queue, wave) = self.at(queue);
         let lease_ms = request.lease_ms.unwrap_or(queue.config.lease_ms);
         let renew = |(named, slot): (DeliveryRef, Slot)| {
