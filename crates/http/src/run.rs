@@ -69,17 +69,18 @@ impl Running {
     }
 }
 
-struct Under(Arc<LayerState>);
+/// The right to be one of the requests that run under a claim; given back when it is dropped.
+struct RunPermit(Arc<LayerState>);
 
-impl Under {
+impl RunPermit {
     /// `None`: as many are under way as may be.
-    fn way(shared: &Arc<LayerState>) -> Option<Self> {
-        let under_way = Self(shared.clone());
-        (shared.running.count.fetch_add(1, Ordering::SeqCst) < RUNS_MAX).then_some(under_way)
+    fn take(shared: &Arc<LayerState>) -> Option<Self> {
+        let permit = Self(shared.clone());
+        (shared.running.count.fetch_add(1, Ordering::SeqCst) < RUNS_MAX).then_some(permit)
     }
 }
 
-impl Drop for Under {
+impl Drop for RunPermit {
     fn drop(&mut self) {
         if self.0.running.count.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.running.none.notify_waiters();
@@ -118,10 +119,10 @@ impl Run {
         R::Error: Into<BoxError>,
     {
         // A run outlives its connection, so bounds on connections do not bound it.
-        let Some(under_way) = Under::way(&self.shared) else { return Ok(overloaded().into_response()) };
+        let Some(permit) = RunPermit::take(&self.shared) else { return Ok(overloaded().into_response()) };
         let task = tokio::spawn(async move {
             let answer = self.claim_and_run(inner).await;
-            drop(under_way);
+            drop(permit);
             answer
         });
         match task.await {
@@ -528,10 +529,11 @@ mod tests {
         let clock = Arc::new(hapax_core::SystemClock::default());
         let ledger = hapax_conformance::MemoryStore::new(clock);
         let shared = IdempotencyLayer::builder("shop", ledger).build().unwrap().0;
-        let mut runs: Vec<_> = (0..RUNS_MAX).map(|_| Under::way(&shared).expect("there is room")).collect();
-        assert!(Under::way(&shared).is_none());
+        let mut runs: Vec<_> =
+            (0..RUNS_MAX).map(|_| RunPermit::take(&shared).expect("there is room")).collect();
+        assert!(RunPermit::take(&shared).is_none());
         assert_eq!(shared.running.count(), RUNS_MAX, "one that was refused does not count");
         drop(runs.pop());
-        assert!(Under::way(&shared).is_some());
+        assert!(RunPermit::take(&shared).is_some());
     }
 }

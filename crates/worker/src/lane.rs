@@ -28,7 +28,7 @@ enum Next {
 
 impl WorkerState {
     /// Each delivery is settled before the next starts: what fails is not overtaken.
-    pub async fn live_in_order(self: Arc<Self>, lane: Vec<Arc<Job>>, slot: Slot) {
+    pub async fn process_lane(self: Arc<Self>, lane: Vec<Arc<Job>>, slot: Slot) {
         self.after_receive(lane.len()).await;
         let mut place = Place { slot: Some(slot), seat: None };
         let mut lane = lane.into_iter();

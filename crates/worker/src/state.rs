@@ -99,12 +99,12 @@ impl WorkerState {
         self.holder.keep(jobs.iter().map(|job| job.clone() as Arc<dyn Held>));
         if matches!(self.handler, Handler::Many { .. }) {
             for chunk in self.chunks(jobs) {
-                tokio::spawn(self.clone().live_together(chunk, self.slots.take()));
+                tokio::spawn(self.clone().process_batch(chunk, self.slots.take()));
             }
             false
         } else if self.fifo {
             for lane in by_group(jobs) {
-                tokio::spawn(self.clone().live_in_order(lane, self.slots.take()));
+                tokio::spawn(self.clone().process_lane(lane, self.slots.take()));
             }
             false
         } else {
@@ -133,10 +133,10 @@ impl WorkerState {
             }
         }
         if self.claims() && !starting.is_empty() {
-            tokio::spawn(self.clone().claim_and_live(starting));
+            tokio::spawn(self.clone().claim_and_process(starting));
         } else {
             for (job, turn) in starting {
-                tokio::spawn(self.clone().live(job, turn));
+                tokio::spawn(self.clone().process(job, turn));
             }
         }
         refused
@@ -146,7 +146,7 @@ impl WorkerState {
         Turn { slot: Some(self.slots.take()), key, shared: self.clone() }
     }
 
-    async fn claim_and_live(self: Arc<Self>, starting: Vec<(Arc<Job>, Turn)>) {
+    async fn claim_and_process(self: Arc<Self>, starting: Vec<(Arc<Job>, Turn)>) {
         let (jobs, turns): (Vec<_>, Vec<_>) = starting.into_iter().unzip();
         self.after_receive(jobs.len()).await;
         let verdicts = self.claim(&jobs, 0).await;
@@ -159,7 +159,7 @@ impl WorkerState {
         }
     }
 
-    async fn live(self: Arc<Self>, job: Arc<Job>, turn: Turn) {
+    async fn process(self: Arc<Self>, job: Arc<Job>, turn: Turn) {
         self.after_receive(1).await;
         self.process_claimed(job, turn).await;
     }
@@ -171,7 +171,7 @@ impl WorkerState {
     }
 
     /// Deliveries for one call of a batch handler.
-    async fn live_together(self: Arc<Self>, jobs: Vec<Arc<Job>>, slot: Slot) {
+    async fn process_batch(self: Arc<Self>, jobs: Vec<Arc<Job>>, slot: Slot) {
         self.after_receive(jobs.len()).await;
         let Handler::Many { run, .. } = &self.handler else { unreachable!("only batch handlers") };
         let verdicts = if self.claims() {
@@ -417,9 +417,9 @@ impl Drop for Turn {
             return;
         }
         if shared.claims() {
-            tokio::spawn(shared.claim_and_live(vec![(job, turn)]));
+            tokio::spawn(shared.claim_and_process(vec![(job, turn)]));
         } else {
-            tokio::spawn(shared.live(job, turn));
+            tokio::spawn(shared.process(job, turn));
         }
     }
 }
