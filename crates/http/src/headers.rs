@@ -35,6 +35,7 @@ pub(crate) fn listed_in_connection(headers: &HeaderMap) -> Vec<HeaderName> {
 
 /// Whether the only transfer coding, if any, is `chunked`. The payload of any other is coded, and the header that says so
 /// belongs to one connection: passed on, it could not be read.
+#[cfg(feature = "proxy")]
 pub(crate) fn is_plainly_coded(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
