@@ -55,6 +55,19 @@ fn what_the_command_prints_is_the_outcome() {
     assert_eq!((&entry["state"], &entry["outcome"]["value"]), (&"completed".into(), &Value::Null));
 }
 
+/// Something that the command started has left its process group and holds its output open: what was read so far must not
+/// pass for all of it.
+#[test]
+fn output_that_does_not_end_with_its_command_is_not_recorded_as_whole() {
+    let server = jobs("effectively-once");
+    server.run(&["send", "jobs", "7", "--key", "open"]).ok();
+    let lines = work(&server, &sh(&[], "printf 1; setsid sleep 8 & exit 0"));
+    assert_eq!(lines[0]["ended"], "done", "{lines:?}");
+    assert!(lines[0]["detail"].as_str().unwrap().contains("holds its output open"), "{lines:?}");
+    let entry = entry(&server, "open");
+    assert_eq!((&entry["state"], &entry["outcome"]["value"]), (&"completed".into(), &Value::Null), "{entry}");
+}
+
 #[test]
 fn a_duplicate_is_replayed_without_running_the_command() {
     let server = jobs("effectively-once");

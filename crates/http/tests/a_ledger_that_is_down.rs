@@ -162,6 +162,16 @@ async fn a_claim_is_renewed_while_its_request_runs() {
 /// must come free, not be in doubt.
 #[tokio::test]
 async fn a_claim_that_cannot_be_confirmed_is_given_back() {
+    unconfirmed(OnOutage::Closed).await;
+}
+
+/// Another holder may have the key: what lets requests pass in an outage must not let this one run.
+#[tokio::test]
+async fn nor_does_it_run_where_an_outage_lets_requests_pass() {
+    unconfirmed(OnOutage::Open).await;
+}
+
+async fn unconfirmed(on_outage: OnOutage) {
     let gate = Gate::closed();
     let statuses = gate.clone();
     let router = Router::new().fallback(any(move || async move {
@@ -171,7 +181,7 @@ async fn a_claim_that_cannot_be_confirmed_is_given_back() {
     let store = Store::new();
     let ledger = Switched::new(store.ledger());
     let lease_ms = 3000;
-    let policy = Policy { lease: Duration::from_millis(lease_ms), ..Policy::default() };
+    let policy = Policy { lease: Duration::from_millis(lease_ms), on_outage, ..Policy::default() };
     let proxy = Proxied::router(router, ledger.clone(), with_policy(policy)).await;
     let (client, address) = (Client::new(), proxy.address);
     let send = || {
@@ -187,7 +197,8 @@ async fn a_claim_that_cannot_be_confirmed_is_given_back() {
     gate.open();
     assert_eq!(first.await.unwrap().status, 429);
     let waiting = waiting.await.unwrap();
-    assert_eq!((waiting.status.as_u16(), waiting.problem().as_str()), (503, "ledger-unavailable"));
+    assert_eq!((waiting.status.as_u16(), gate.arrived()), (503, 1), "{}", waiting.text());
+    assert_eq!((waiting.problem().as_str(), proxy.layer.counters().open_passes), ("ledger-unavailable", 0));
     ledger.renews_fail(false);
     let again = send().await.unwrap();
     assert_eq!((again.status.as_u16(), gate.arrived()), (201, 2), "{}", again.text());

@@ -362,6 +362,22 @@ mod tests {
         assert_eq!(tracker.len(), 1);
     }
 
+    /// Its request is over, but the client is in the middle of the answer.
+    #[tokio::test]
+    async fn a_connection_with_an_unread_answer_makes_no_room() {
+        let tracker = tracker(1000, 1000);
+        let reading = tracker.register();
+        let answer = unread::tests::charge(&reading.connection, 10);
+        tracker.evict_one();
+        let closed = tokio::time::timeout(Duration::from_millis(20), reading.connection.closed()).await;
+        assert!(closed.is_err(), "it is closed in the middle of its answer");
+        drop(answer);
+        tracker.evict_one();
+        tokio::time::timeout(Duration::from_secs(10), reading.connection.closed())
+            .await
+            .expect("it is idle now");
+    }
+
     #[tokio::test]
     async fn a_half_sent_head_is_closed_and_a_request_under_way_is_not() {
         let tracker = tracker(0, 1_000_000);
@@ -388,6 +404,29 @@ mod tests {
             open.reads_too_slowly(at_us, at_us - 1_000_000, patience)
         };
         read.iter().enumerate().map(second).collect()
+    }
+
+    /// The requests of a connection that fills its share wait. A client that reads slowly beside it is not hurried by that.
+    #[tokio::test]
+    async fn a_greedy_connection_does_not_make_room_short_for_others() {
+        let patience = Patience { head_ms_max: 1000, idle_ms_max: 1000, write_ms_max: 10_000 };
+        let tracker = Tracker::new(patience, Room::new(8_000));
+        let (greedy, other) = (tracker.register(), tracker.register());
+        let _large = unread::tests::charge(&greedy.connection, 2_000);
+        let _small = unread::tests::charge(&other.connection, 100);
+        let waits = greedy.connection.clone();
+        let waiting = tokio::spawn(async move { unread::is_admitted(&waits, Duration::from_mins(1)).await });
+        while !tracker.room.is_waited_for() {
+            tokio::task::yield_now().await;
+        }
+        let closed = |registration: &Registration| {
+            let connection = registration.connection.clone();
+            let mut open = Open { connection, written: 0, slow_since_us: 0 };
+            open.reads_too_slowly(2_000_000, 1_000_000, patience)
+        };
+        assert!(closed(&greedy), "it fills more than its share and reads nothing");
+        assert!(!closed(&other), "there is room enough for it");
+        waiting.abort();
     }
 
     #[tokio::test]

@@ -72,6 +72,11 @@ impl Room {
         self.is_short() || connection.unread.load(Relaxed) > self.bytes_max / SHARES
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.waiting.load(SeqCst) > 0
+    }
+
     fn is_free(&self, connection: &Connection) -> bool {
         self.used.load(SeqCst) < self.bytes_max && connection.unread.load(SeqCst) <= self.bytes_max / SHARES
     }

@@ -18,7 +18,7 @@ const AROUND: usize = 20_000;
 
 async fn server(unread_bytes_max: usize, write_timeout_ms: u64) -> Running {
     let limits = LimitsConfig { unread_bytes_max, write_timeout_ms, ..LimitsConfig::default() };
-    let server = Running::start(ServerConfig { limits, ..ServerConfig::default() }).await;
+    let server = Running::start_native(ServerConfig { limits, ..ServerConfig::default() }).await;
     for queue in ["large", "other"] {
         assert_eq!(server.json("CreateQueue", &format!(r#"{{"QueueName":"{queue}"}}"#)).await.status, 200);
     }
@@ -143,4 +143,95 @@ async fn messages_of_an_answer_without_room_are_given_back() {
         );
     }
     panic!("the answer always had room");
+}
+
+/// Sends a message over the native API.
+async fn send_native(server: &Running, queue: &str, body: &str) {
+    let body = serde_json::json!({ "messages": [{ "body": body }] }).to_string();
+    let sent = server.send(&native(&format!("/v1/queues/{queue}/messages"), &body)).await;
+    assert_eq!(sent.status, 200, "{}", sent.body);
+}
+
+fn native(path: &str, body: &str) -> String {
+    let head = "content-type: application/json\r\nhost: localhost\r\nconnection: close";
+    format!("POST {path} HTTP/1.1\r\n{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+/// A native receive of `other` that waits while a client that does not read takes all room; then a message is there for
+/// it. Its answer, as soon as the room was really taken when it was sent.
+async fn receive_without_room(
+    server: &Running,
+    receive: &serde_json::Value,
+    message: &str,
+) -> support::Answer {
+    let room = server.unread.clone();
+    for _ in 0..10 {
+        let stream = server.connect().await;
+        let request = native("/v1/queues/other/receive", &receive.to_string());
+        let waiting = tokio::spawn(async move { exchange(stream, &request).await });
+        let slow = slow_readers(server, 1).await;
+        let full = room.used();
+        send_native(server, "other", message).await;
+        let answer = waiting.await.unwrap();
+        let still_full = room.used() >= full;
+        drop(slow);
+        until("the clients are gone", || room.used() == 0).await;
+        if still_full {
+            return answer;
+        }
+        // The slow reader was disconnected first because this machine is busy: try again.
+        let purged = server.json("PurgeQueue", r#"{"QueueUrl":"http://localhost/000000000000/other"}"#).await;
+        assert_eq!(purged.status, 200);
+    }
+    panic!("there always was room");
+}
+
+/// A send is answered even while there is no room, since its answer is small and it began before. So the room is larger
+/// than one answer of the slow reader by a little.
+async fn almost_full() -> Running {
+    server(10 * MESSAGE + AROUND + MESSAGE / 2, 600_000).await
+}
+
+#[tokio::test]
+async fn a_receive_that_deletes_is_answered_without_room() {
+    let server = almost_full().await;
+    let receive = serde_json::json!({ "wait_ms": 20_000, "ack_on_receive": true });
+    let large = "x".repeat(MESSAGE);
+    let answer = receive_without_room(&server, &receive, &large).await;
+    assert!(answer.status == 200 && answer.body.contains(&large), "{} {}", answer.status, answer.head);
+    // The same without the deletion is refused and given back, so there was no room.
+    let receive = serde_json::json!({ "wait_ms": 20_000, "lease_ms": 3_600_000 });
+    let refused = receive_without_room(&server, &receive, &large).await;
+    assert!(refused.status == 503 && refused.body.contains("overloaded"), "{}", refused.head);
+    let again = server.send(&native("/v1/queues/other/receive", &receive.to_string())).await;
+    assert!(again.body.contains(&large), "the message that no client saw is leased for an hour");
+}
+
+/// Escaping makes this answer larger than what is always sent; its message is leased before that is known.
+#[tokio::test]
+async fn a_native_receive_that_was_admitted_is_not_refused_after_its_lease() {
+    let server = almost_full().await;
+    let receive = serde_json::json!({ "wait_ms": 20_000, "lease_ms": 3_600_000 });
+    let escaped = "\u{1}".repeat(200_000);
+    let answer = receive_without_room(&server, &receive, &escaped).await;
+    assert!(answer.status == 200 && answer.body.len() > MESSAGE, "{} {}", answer.status, answer.head);
+}
+
+#[tokio::test]
+async fn a_health_check_does_not_wait_for_room() {
+    for _ in 0..10 {
+        let server = server(5 * MESSAGE, 600_000).await;
+        let slow = slow_readers(&server, 1).await;
+        let used = server.unread.used();
+        let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        let (healthy, ready) = (server.send(&get("/healthz")).await, server.send(&get("/readyz")).await);
+        let still_full = server.unread.used() >= used;
+        drop(slow);
+        assert_eq!((healthy.status, ready.status), (200, 200), "{} {}", healthy.body, ready.body);
+        // A request that waits begins when the slow reader has been disconnected.
+        if still_full {
+            return;
+        }
+    }
+    panic!("they waited for room");
 }

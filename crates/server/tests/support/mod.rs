@@ -36,13 +36,30 @@ impl Running {
     /// Over a store with these options.
     pub async fn start_over(
         options: Options,
-        mut config: ServerConfig,
+        config: ServerConfig,
         with: impl FnOnce(Server) -> Server,
+    ) -> Self {
+        Self::start_built(options, config, |server, _| with(server)).await
+    }
+
+    /// With the native API beside SQS.
+    pub async fn start_native(config: ServerConfig) -> Self {
+        let with = |server: Server, store: Arc<Embedded>| {
+            let native = Native::new(store, server.shutdown(), None);
+            server.with_router(native.router(), &[])
+        };
+        Self::start_built(Options::default(), config, with).await
+    }
+
+    async fn start_built(
+        options: Options,
+        mut config: ServerConfig,
+        with: impl FnOnce(Server, Arc<Embedded>) -> Server,
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let store = Arc::new(Embedded::open(folder.path(), options).unwrap());
         config.listen = vec!["127.0.0.1:0".parse().unwrap()];
-        let server = with(Server::new(config, store).unwrap());
+        let server = with(Server::new(config, store.clone()).unwrap(), store);
         let unread = server.unread();
         let listeners = server.bind().await.unwrap();
         let address = listeners[0].local_addr().unwrap();

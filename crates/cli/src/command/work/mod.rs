@@ -205,6 +205,9 @@ fn outcome_of(ran: &Ran) -> (HandlerOutcome<Recorded>, String) {
             let value = recorded(&ran.stdout);
             let words = match value {
                 Recorded::Json(_) => String::new(),
+                Recorded::TooLarge if ran.stdout.is_open => {
+                    "its output is not kept: something that it started holds its output open".to_owned()
+                }
                 Recorded::TooLarge => {
                     format!("its output of {} is too large to be kept", show_bytes(ran.stdout.total))
                 }

@@ -80,12 +80,14 @@ pub struct Captured {
     pub bytes: Vec<u8>,
     /// How much there was in all.
     pub total: u64,
+    /// The command has ended and something else still holds the pipe: there may be more.
+    pub is_open: bool,
 }
 
 impl Captured {
-    /// Whether there was more than may be kept.
+    /// Whether `bytes` may not be all of it.
     pub fn is_cut(&self) -> bool {
-        self.total > self.bytes.len() as u64
+        self.is_open || self.total > self.bytes.len() as u64
     }
 }
 
@@ -202,10 +204,7 @@ impl Task {
             io_done = timeout(LAST_OUTPUT, &mut io).await.is_ok();
         }
         drop(io);
-        if !io_done {
-            // There may be more in the pipe: what was read must not pass for the whole output.
-            stdout.total = stdout.total.max(stdout.bytes.len() as u64 + 1);
-        }
+        stdout.is_open = !io_done;
         let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
         Ok(Ran { code: status.code(), signal: status.signal(), stopped, stdout, stderr })
     }
