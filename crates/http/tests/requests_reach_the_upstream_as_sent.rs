@@ -39,6 +39,71 @@ async fn exchange(proxy: &Proxied, method: &str, bytes: impl AsRef<[u8]>) -> Opt
     wire.try_answer(method).await
 }
 
+/// {chunks that are none, a body that ends early} x {keyed, not}: the caller's fault, and the upstream is not blamed.
+#[tokio::test]
+async fn a_body_that_breaks_off_is_the_callers_fault() {
+    let (_store, proxy, upstream) = proxied(every_method()).await;
+    for key in ["", "idempotency-key: \"k\"\r\n"] {
+        for (framing, ends) in [
+            ("transfer-encoding: chunked\r\n\r\n4\r\nbody\r\nxyz\r\n", false),
+            ("transfer-encoding: chunked\r\n\r\n4\r\nbodyxx", false),
+            ("transfer-encoding: chunked\r\n\r\n9\r\nbody", true),
+            ("content-length: 9\r\n\r\nbody", true),
+        ] {
+            let mut wire = Wire::connect(proxy.address).await;
+            wire.send(format!("POST /orders HTTP/1.1\r\nhost: shop\r\n{key}{framing}")).await;
+            if ends {
+                wire.end().await;
+            }
+            let answer = wire.answer("POST").await;
+            assert_eq!((answer.status(), answer.problem().as_str()), (400, "body-broken"), "{key}{framing}");
+            assert!(answer.text().contains("the body could not be read"), "{}", answer.text());
+        }
+    }
+    assert!(upstream.seen().is_empty(), "no whole request reached it: {:?}", upstream.seen());
+    // The proxy and its upstream are as good as before.
+    let whole = "POST /orders HTTP/1.1\r\nhost: shop\r\ncontent-length: 2\r\n\r\nok";
+    assert_eq!(exchange(&proxy, "POST", whole).await.unwrap().status(), 201);
+    let counters = proxy.layer.counters();
+    assert_eq!((counters.doubts, counters.ran), (0, 0), "{counters:?}");
+}
+
+/// A body that comes in these parts.
+struct InParts(std::collections::VecDeque<Result<Bytes, std::io::Error>>);
+
+impl http_body::Body for InParts {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        Poll::Ready(self.get_mut().0.pop_front().map(|part| part.map(Frame::data)))
+    }
+}
+
+/// A caller over HTTP/2 resets its stream in the middle of a body; others on its connection are served.
+#[tokio::test]
+async fn a_reset_in_the_middle_of_a_body_breaks_nothing_else() {
+    let (_store, proxy, upstream) = proxied(every_method()).await;
+    let pool = Pool::builder(TokioExecutor::new()).http2_only(true).build_http();
+    let whole = |body: Result<Bytes, std::io::Error>, key: bool| {
+        let body = InParts([Ok(Bytes::from("begin")), body].into());
+        let request = http::Request::post(format!("http://{}/orders", proxy.address));
+        let request = if key { request.header("idempotency-key", "\"k\"") } else { request };
+        request.body(body).unwrap()
+    };
+    for key in [false, true] {
+        let reset = soon(pool.request(whole(Err(std::io::Error::other("gone")), key))).await;
+        assert!(reset.is_err(), "{reset:?}");
+        let answer = soon(pool.request(whole(Ok(Bytes::from("end")), key))).await.unwrap();
+        assert_eq!(answer.status(), 201);
+    }
+    assert_eq!(upstream.seen().len(), 2, "{:?}", upstream.seen());
+    assert_eq!(proxy.layer.counters().doubts, 0);
+}
+
 /// {chunked, length, none} x every method x {keyed, not}: the same body arrives, with one framing.
 #[tokio::test]
 async fn bodies_arrive_whatever_their_method_and_framing() {

@@ -92,6 +92,21 @@ impl Drop for Stall {
     }
 }
 
+/// The error of a body that stood still for too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoodStill {
+    /// The bound.
+    pub bound: Duration,
+}
+
+impl std::fmt::Display for StoodStill {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the body stood still for {} ms", self.bound.as_millis())
+    }
+}
+
+impl std::error::Error for StoodStill {}
+
 /// A body that ends with an error when it stands still.
 pub struct IdleBody<B> {
     body: B,
@@ -123,8 +138,7 @@ where
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         if stall.waited(cx) {
-            let ms = stall.timers.bound.as_millis();
-            return Poll::Ready(Some(Err(format!("the body stood still for {ms} ms").into())));
+            return Poll::Ready(Some(Err(StoodStill { bound: stall.timers.bound }.into())));
         }
         Poll::Pending
     }

@@ -211,6 +211,8 @@ impl LimitsConfig {
             ("read_timeout_ms", self.read_timeout_ms),
             ("idle_timeout_ms", self.idle_timeout_ms),
             ("request_timeout_ms", self.request_timeout_ms),
+            ("write_timeout_ms", self.write_timeout_ms),
+            ("unread_bytes_max", self.unread_bytes_max as u64),
             ("body_bytes_max", self.body_bytes_max as u64),
             ("bodies_bytes_max", self.bodies_bytes_max as u64),
         ];
@@ -262,6 +264,16 @@ mod tests {
         assert_eq!(config.auth.keys[0].secret.as_ref().unwrap().expose(), "hunter2");
         assert!(!format!("{config:?}").contains("hunter2"));
         assert!(!serde_json::to_string(&config).unwrap().contains("hunter2"));
+    }
+
+    #[test]
+    fn limits_that_let_nothing_through_are_refused() {
+        for field in ["connections_max", "idle_timeout_ms", "write_timeout_ms", "unread_bytes_max"] {
+            let limits: LimitsConfig = serde_json::from_str(&format!(r#"{{"{field}":0}}"#)).unwrap();
+            let problems: Vec<_> = limits.problems().iter().map(ToString::to_string).collect();
+            assert!(problems.len() == 1 && problems[0].contains(field), "{field}: {problems:?}");
+        }
+        assert!(LimitsConfig::default().problems().is_empty());
     }
 
     #[test]

@@ -281,6 +281,7 @@ mod tests {
             (r#"{"upstream":"http://u","tenant":"heather:x"}"#, "header:NAME"),
             (r#"{"upstream":"http://u","listen":"0.0.0.0:80"}"#, "insecure"),
             (r#"{"upstream":"http://u","limits":{"idle_timeout_ms":0}}"#, "idle_timeout_ms"),
+            (r#"{"upstream":"http://u","limits":{"unread_bytes_max":0}}"#, "unread_bytes_max"),
             (r#"{"upstream":"http://u","policy":{"wait_ms":99999999}}"#, "wait_ms"),
         ] {
             let error = parse(json).unwrap_err();

@@ -24,6 +24,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio_rustls::rustls;
 use tower_service::Service;
 
+use super::caller_body::{CallerBody, Failure};
 use super::config::{HostPolicy, ProxyConfig};
 use super::idle::{IdleBody, Stall, Timers};
 use crate::body::{Body, BoxError};
@@ -123,7 +124,7 @@ pub(crate) struct ForwardFor {
 
 struct Inner {
     target: Target,
-    client: Client<Timed, IdleBody<Body>>,
+    client: Client<Timed, CallerBody>,
     host: HostPolicy,
     trust_forwarded: bool,
     tenant: Tenant,
@@ -212,7 +213,7 @@ impl Inner {
         parts.uri = uri;
         parts.version = Version::HTTP_11;
         let method = parts.method.clone();
-        let body = IdleBody::new(body, &self.bodies);
+        let (body, failure) = CallerBody::new(IdleBody::new(body, &self.bodies));
         let mut answer = pin!(self.client.request(Request::from_parts(parts, body)));
         let mut stall = Stall::new(self.answers.clone());
         let answered = poll_fn(|cx| match answer.as_mut().poll(cx) {
@@ -232,6 +233,8 @@ impl Inner {
                 let problem = Problem::new("upstream-unreachable", StatusCode::BAD_GATEWAY, title, detail);
                 with(problem.retry_after(1, 4), Verdict::NothingHappened)
             }
+            // The request broke off before the upstream did.
+            Some(Err(_)) if failure.is_known() => broken_by_caller(&failure),
             Some(Err(error)) if is_unreadable(&error) => self.unacceptable(&chain(&error)),
             Some(Err(error)) => {
                 tracing::warn!(upstream = %self.target.authority, error = %chain(&error), "upstream broke off");
@@ -313,6 +316,19 @@ impl Inner {
             headers.insert(HOST, host);
         }
     }
+}
+
+/// The answer to a caller whose body ended before it was complete. The upstream has got the beginning of it.
+fn broken_by_caller(failure: &Failure) -> Response<Body> {
+    let (why, slow) = failure.take();
+    tracing::debug!(why, "a caller's body broke off");
+    let detail = format!("the body could not be read: {why}; the upstream has seen only a part of it");
+    let problem = if slow {
+        Problem::new("body-too-slow", StatusCode::REQUEST_TIMEOUT, "The body took too long", detail)
+    } else {
+        Problem::new("body-broken", StatusCode::BAD_REQUEST, "The body broke off", detail)
+    };
+    with(problem, Verdict::InDoubt)
 }
 
 impl Service<Request<Body>> for ForwardFor {

@@ -15,6 +15,7 @@
 //! # }
 //! ```
 
+mod caller_body;
 mod config;
 mod forward;
 

@@ -66,6 +66,11 @@ impl Wire {
     }
 
     /// Reads some more; `false` at the end of the connection.
+    /// Sends nothing more; answers can still be read.
+    pub async fn end(&mut self) {
+        tokio::io::AsyncWriteExt::shutdown(&mut self.stream).await.unwrap();
+    }
+
     async fn fill(&mut self) -> bool {
         soon(self.stream.read_buf(&mut self.read)).await.unwrap_or(0) > 0
     }
