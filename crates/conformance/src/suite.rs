@@ -56,6 +56,7 @@ suite! {
         purging_deletes_everything_that_is_there,
         a_purged_fifo_group_goes_on,
         counters_are_exact: DurableLease,
+        each_way_to_end_a_delivery_is_counted,
         what_is_counted_can_be_read_as_metrics,
         expiry_is_counted,
         the_oldest_message_is_known,

@@ -383,7 +383,7 @@ crate::metrics! {
     counter deferred,
     /// Leases that ran out.
     counter expired,
-    /// Messages sent to the dead letters.
+    /// Messages that died: sent to the dead letters, or parked where there are none.
     counter dead,
     /// Settles and extensions refused because their receipt was stale.
     counter stale,

@@ -1,12 +1,12 @@
-//! Entries and messages of the same store: a message's entry outlives its time, its key travels, a decision lets it go on.
+//! The rows of entries and messages of the same store, beyond what the conformance suite can see: what is pruned, and
+//! which message is linked to which entry.
 
 #[path = "common/ledger.rs"]
 mod ledger;
 
 use hapax_core::{
-    Cause, Claim, ClaimRequest, DeadLetterPolicy, Delivery, Ending, EntryId, How, Json, Ledger, NewMessage,
-    QueueAdmin, QueueConfig, QueueName, QueueStore, RecordedOutcome, RedriveFilter, RedriveRequest,
-    Resolution, Settle, Settled,
+    Claim, ClaimRequest, Delivery, Ending, EntryId, How, Ledger, NewMessage, QueueAdmin, QueueConfig,
+    QueueName, QueueStore, Settle, Settled,
 };
 use ledger::*;
 
@@ -118,26 +118,6 @@ async fn an_entry_of_a_live_message_is_never_pruned_and_is_gone_with_it() {
 }
 
 #[tokio::test]
-async fn a_new_message_does_not_bring_back_what_was_over_before_it_was_sent() {
-    let rig = Rig::new();
-    let queue = rig.once_queue("pay", QueueConfig::sqs()).await;
-    let message = || NewMessage::new("x").idempotency_key(&key("order-7"));
-    rig.send(&queue, message()).await;
-    let delivery = rig.receive(&queue).await.unwrap();
-    let entry = entry_of(&queue, &delivery);
-    let grant = rig.granted(for_delivery(&queue, &delivery, "a")).await;
-    rig.end(ending(&entry, &grant, complete("paid"))).await.unwrap();
-    pass(&rig, 2 * TTL_MS).await;
-    let again = rig.receive(&queue).await.unwrap();
-    rig.store.settle(&queue, vec![Settle::ack(again.receipt)]).await.unwrap();
-    rig.send(&queue, message()).await;
-    let next = rig.receive(&queue).await.unwrap();
-    assert!(
-        matches!(rig.claim(for_delivery(&queue, &next, "b")).await, Claim::Granted(grant) if !grant.takeover)
-    );
-}
-
-#[tokio::test]
 async fn only_messages_that_need_an_entry_are_linked_and_no_link_outlives_its_message() {
     let rig = Rig::new();
     let plain = QueueName::new("plain").unwrap();
@@ -187,150 +167,5 @@ async fn a_message_is_linked_to_the_key_that_its_worker_will_find() {
             .query_row("SELECT count(*) FROM keyed WHERE entry = ?1", [&hash[..]], |row| row.get(0))
             .unwrap();
         assert_eq!(linked, 1, "{entry}");
-    }
-}
-
-async fn redrive(rig: &Rig, from: &QueueName) {
-    let request = RedriveRequest {
-        from: from.clone(),
-        to: None,
-        filter: RedriveFilter::default(),
-        per_second: None,
-        by: "eva".into(),
-    };
-    rig.store.start_redrive(request).await.unwrap();
-    pass(rig, 1_000).await;
-    assert_eq!(rig.store.stats(from).await.unwrap().ready, 0, "the redrive has moved everything");
-}
-
-#[tokio::test]
-async fn a_redrive_takes_the_key_along_and_clears_only_what_failed() {
-    let rig = Rig::new();
-    let dead = QueueName::new("pay-dead").unwrap();
-    rig.store.create_queue(&dead, QueueConfig::sqs()).await.unwrap();
-    let policy = DeadLetterPolicy { queue: dead.clone() };
-    let queue = rig.once_queue("pay", QueueConfig { dead_letter: Some(policy), ..QueueConfig::sqs() }).await;
-    let failed = RecordedOutcome::failed(Json::of("no such account").unwrap());
-    let endings = [Ending::Complete { outcome: failed, ttl_ms: TTL_MS }, complete("paid"), Ending::Doubt];
-    let mut entries = Vec::new();
-    for (number, end) in endings.into_iter().enumerate() {
-        rig.send(&queue, NewMessage::new(number.to_string())).await;
-        let delivery = rig.receive(&queue).await.unwrap();
-        let entry = entry_of(&queue, &delivery);
-        assert_eq!(entry.key.as_str(), delivery.id.to_string(), "its key is its id");
-        let grant = rig.granted(parking(for_delivery(&queue, &delivery, "a"))).await;
-        let claim = Some(ending(&entry, &grant, end));
-        let settle = Settle { receipt: delivery.receipt, how: How::Reject { reason: "no".into() }, claim };
-        assert_eq!(rig.store.settle(&queue, vec![settle]).await.unwrap(), [Ok(Settled::Dead)]);
-        entries.push(entry);
-    }
-    // Dead letters keep their entries.
-    pass(&rig, TTL_MS + 2 * HOUR_MS).await;
-    for entry in &entries {
-        assert!(rig.store.entry(entry).await.unwrap().is_some());
-    }
-    redrive(&rig, &dead).await;
-    let mut seen = Vec::new();
-    while let Some(delivery) = rig.receive(&queue).await {
-        let number: usize = std::str::from_utf8(&delivery.body).unwrap().parse().unwrap();
-        assert_eq!(entry_of(&queue, &delivery), entries[number], "the key travelled");
-        assert_ne!(delivery.id.to_string(), entries[number].key.as_str(), "the id is new");
-        let claim = rig.claim(parking(for_delivery(&queue, &delivery, "b"))).await;
-        seen.push((number, std::mem::discriminant(&claim)));
-        match (number, claim) {
-            (0, Claim::Granted(grant)) => assert!(!grant.takeover),
-            (1, Claim::Completed { outcome: replayed, .. }) => assert_eq!(replayed, outcome("paid")),
-            (2, Claim::InDoubt { .. }) => {}
-            other => panic!("{other:?}"),
-        }
-    }
-    assert_eq!(seen.len(), 3);
-    let view =
-        rig.store.browse(&queue, hapax_core::Browse { limit: 10, ..Default::default() }).await.unwrap();
-    let bytes = rig.store.stats(&queue).await.unwrap().bytes;
-    let counted: u64 = view
-        .items
-        .iter()
-        .map(|item| {
-            let message = NewMessage {
-                attributes: item.attributes.clone(),
-                ..NewMessage::new(item.body.clone().unwrap())
-            };
-            message.bytes()
-        })
-        .sum();
-    assert_eq!(bytes, counted, "the key is no part of the message's size");
-}
-
-#[tokio::test]
-async fn a_decision_lets_messages_go_on_that_are_parked_for_it() {
-    let rig = Rig::new();
-    let queue = rig.once_queue("pay", QueueConfig::sqs()).await;
-    rig.send(&queue, NewMessage::new("x")).await;
-    rig.send(&queue, NewMessage::new("other")).await;
-    let (delivery, other) = (rig.receive(&queue).await.unwrap(), rig.receive(&queue).await.unwrap());
-    let entry = entry_of(&queue, &delivery);
-    let grant = rig.granted(parking(for_delivery(&queue, &delivery, "a"))).await;
-    let how = || How::Park { reason: "the call timed out".into() };
-    let claim = Some(ending(&entry, &grant, Ending::Doubt));
-    let settles =
-        vec![Settle { receipt: delivery.receipt, how: how(), claim }, Settle::new(other.receipt, how())];
-    let parked = rig.store.settle(&queue, settles).await.unwrap();
-    assert_eq!(parked, [Ok(Settled::Parked), Ok(Settled::Parked)]);
-    assert_eq!(rig.receive(&queue).await, None);
-    let decided = Resolution::Completed { outcome: outcome("it did happen"), ttl_ms: TTL_MS };
-    rig.store.resolve(&entry, decided, "eva").await.unwrap();
-    let again = rig.receive(&queue).await.expect("the message goes on");
-    assert_eq!(again.id, delivery.id);
-    let claim = rig.claim(for_delivery(&queue, &again, "b")).await;
-    assert!(
-        matches!(claim, Claim::Completed { outcome: decided, .. } if decided == outcome("it did happen"))
-    );
-    let view =
-        rig.store.browse(&queue, hapax_core::Browse { limit: 10, ..Default::default() }).await.unwrap();
-    let parked =
-        view.items.iter().filter(|item| item.parked.as_ref().is_some_and(|why| why.0 == Cause::InDoubt));
-    assert_eq!(parked.count(), 1, "a message that waits for another decision stays");
-    // Its late holder can change nothing any more.
-    let late = rig.end(ending(&entry, &grant, complete("late"))).await;
-    assert_eq!(late, Err(hapax_core::TokenError::Stale));
-}
-
-/// A claim lapsed while its holder was only asleep, and the message was parked for it by the next.
-async fn parked_behind_a_sleeper(rig: &Rig) -> (QueueName, EntryId, hapax_core::Grant) {
-    let queue = rig.once_queue("pay", QueueConfig::sqs()).await;
-    rig.send(&queue, NewMessage::new("x").idempotency_key(&key("order-7"))).await;
-    let delivery = rig.receive(&queue).await.unwrap();
-    let entry = entry_of(&queue, &delivery);
-    let grant = rig.granted(parking(for_delivery(&queue, &delivery, "a"))).await;
-    pass(rig, HOUR_MS).await;
-    let again = rig.receive(&queue).await.expect("its lease ran out");
-    let claim = rig.claim(parking(for_delivery(&queue, &again, "b"))).await;
-    assert!(matches!(claim, Claim::InDoubt { .. }), "{claim:?}");
-    let how = How::Park { reason: "in doubt".into() };
-    let parked = rig.store.settle(&queue, vec![Settle::new(again.receipt, how)]).await.unwrap();
-    assert_eq!(parked, [Ok(Settled::Parked)]);
-    (queue, entry, grant)
-}
-
-#[tokio::test]
-async fn whatever_ends_a_doubt_lets_messages_go_on_that_are_parked_for_it() {
-    for ends in ["completed late", "released late", "renewed", "taken over", "forgotten"] {
-        let rig = Rig::new();
-        let (queue, entry, grant) = parked_behind_a_sleeper(&rig).await;
-        assert_eq!(rig.receive(&queue).await, None, "{ends}");
-        match ends {
-            "completed late" => rig.end(ending(&entry, &grant, complete("paid"))).await.unwrap(),
-            "released late" => rig.end(ending(&entry, &grant, Ending::Release)).await.unwrap(),
-            "renewed" => {
-                let renew = hapax_core::Renew { id: entry.clone(), token: grant.token, lease_ms: LEASE_MS };
-                rig.store.renew(vec![renew]).await.unwrap()[0].as_ref().unwrap();
-            }
-            "taken over" => {
-                rig.granted(ClaimRequest::new(entry.clone(), "c".parse().unwrap(), LEASE_MS)).await;
-            }
-            _ => rig.store.forget(&entry, "eva").await.unwrap(),
-        }
-        assert!(rig.receive(&queue).await.is_some(), "{ends}: the message goes on");
     }
 }

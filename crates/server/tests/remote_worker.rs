@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hapax_client::Client;
 use hapax_core::{
-    DeadLetterPolicy, EntryId, EntryState, IdempotencyKey, KeySource, Ledger as _, NewMessage, OnDoubt,
-    QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Tier,
+    DeadLetterPolicy, EntryId, EntryState, IdempotencyKey, Ledger as _, NewMessage, OnDoubt, QueueAdmin as _,
+    QueueConfig, QueueName, QueueStore as _, Tier,
 };
 use hapax_embedded::{Embedded, Options};
 use hapax_server::native::Native;
@@ -140,48 +140,4 @@ async fn a_crash_leaves_doubt_and_park_sets_it_aside() {
     let id = EntryId::of_queue(&remote.queue, "k".parse().unwrap());
     assert_eq!(remote.client.entry(&id).await.unwrap().unwrap().state, EntryState::InDoubt);
     assert_eq!(remote.client.stats(&remote.queue).await.unwrap().parked, 1);
-}
-
-/// Each message keeps the key that it got when it was sent: an earlier one in its second attempt, a later one though the
-/// worker was built before the change.
-#[tokio::test]
-async fn a_key_pointer_that_changes_under_a_worker_affects_new_messages_only() {
-    let remote = Remote::start(Tier::EffectivelyOnce).await;
-    let pointing = async |pointer: &str| {
-        let config = remote.client.queue(&remote.queue).await.unwrap().config;
-        let config = QueueConfig { key_pointer: Some(pointer.to_owned()), ..config };
-        remote.client.set_queue(&remote.queue, config, None).await.unwrap();
-    };
-    let send = async || {
-        let message = NewMessage::new(r#"{"a":"one","b":"two"}"#);
-        remote.client.send(&remote.queue, vec![message]).await.unwrap()[0].as_ref().unwrap();
-    };
-    pointing("/a").await;
-    send().await;
-    let (ran, mut runs) = tokio::sync::mpsc::unbounded_channel();
-    let changed = Arc::new(tokio::sync::Semaphore::new(0));
-    let gate = changed.clone();
-    let handler = move |_: serde_json::Value, cx: Cx| {
-        let (ran, gate) = (ran.clone(), gate.clone());
-        async move {
-            ran.send((cx.idempotency_key().to_string(), cx.key_source())).unwrap();
-            drop(gate.acquire().await.unwrap());
-            if cx.attempt() == 1 { HandlerOutcome::retry("once more") } else { HandlerOutcome::Done(()) }
-        }
-    };
-    let worker = remote.builder().handler(handler).build().await.unwrap();
-    let change = async {
-        assert_eq!(runs.recv().await.unwrap(), ("one".to_owned(), KeySource::Body));
-        pointing("/b").await;
-        changed.add_permits(1);
-        assert_eq!(runs.recv().await.unwrap(), ("one".to_owned(), KeySource::Body), "its second attempt");
-        send().await;
-        assert_eq!(runs.recv().await.unwrap(), ("two".to_owned(), KeySource::Body));
-    };
-    let (report, ()) = tokio::join!(run_until(worker, |counts| counts.done == 2), change);
-    assert_eq!(report.counts.replayed, 0, "{report:?}");
-    for key in ["one", "two"] {
-        let id = EntryId::of_queue(&remote.queue, key.parse().unwrap());
-        assert_eq!(remote.client.entry(&id).await.unwrap().unwrap().state, EntryState::Completed, "{key}");
-    }
 }

@@ -99,6 +99,7 @@ pub(crate) async fn a_key_stays_in_the_dead_letters_and_after_a_redrive(mut t: T
         let got = t.one(&jobs).await;
         t.settle(&jobs, &got, reject("no")).await.unwrap();
     }
+    let bytes = t.stats(&dead).await.bytes;
     // Neither the pointer of the queue that they are in counts, nor the one of the queue that they go to.
     t.set(&dead, pointing("/b")).await;
     for to in [None, Some(queue("other"))] {
@@ -108,6 +109,7 @@ pub(crate) async fn a_key_stays_in_the_dead_letters_and_after_a_redrive(mut t: T
         let mut back = t.receive(&there, 10).await;
         back.sort_by_key(|delivery| delivery.sequence);
         assert_eq!(back.iter().map(key_of).collect::<Vec<_>>(), expected);
+        assert_eq!(t.stats(&there).await.bytes, bytes, "a key that travels is no part of the message's size");
         if there != jobs {
             return;
         }

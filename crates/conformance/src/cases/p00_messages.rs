@@ -1,9 +1,10 @@
 //! Messages as an operator sees them: browse, discard, purge, counters; and batches.
 
 use hapax_core::metrics::{self, Metrics as _};
+use hapax_core::store::QueueTotals;
 use hapax_core::{
     Attribute, AttributeValue, Browse, Discarded, Extend, How, MessageId, MessageState, Priority, QueueStats,
-    Receipt, SendError, Settle, SettleError, Settled,
+    Receipt, Receive, SendError, Settle, SettleError, Settled,
 };
 
 use crate::trial::{LEASE, Trial};
@@ -184,6 +185,24 @@ pub(crate) async fn counters_are_exact(mut t: Trial) {
     assert_eq!((again.bytes, again.oldest_sent_ms), (stats.bytes, stats.oldest_sent_ms));
     let whole = t.store().status().await.unwrap();
     assert_eq!((whole.messages, whole.bytes), (4, stats.bytes));
+}
+
+pub(crate) async fn each_way_to_end_a_delivery_is_counted(t: Trial) {
+    let (jobs, dead) = t.with_dead(5, config()).await;
+    t.send_all(&jobs, &["at once", "given back", "rejected"]).await;
+    let at_once = Receive { ack_on_receive: true, ..Receive::up_to(1) };
+    assert_eq!(t.within("receive", t.store().receive(&jobs, at_once)).await.unwrap().len(), 1); // acked 1
+    let got = t.receive(&jobs, 2).await;
+    t.extend(&jobs, &got[0], 0).await.unwrap(); // retried 1
+    t.settle(&jobs, &got[1], reject("bad")).await.unwrap(); // dead 1
+    let totals = t.stats(&jobs).await.totals;
+    assert_eq!((totals.delivered, totals.acked, totals.retried, totals.dead), (3, 1, 1, 1), "{totals:?}");
+    assert_eq!((totals.expired, totals.deferred, totals.stale), (0, 0, 0), "{totals:?}");
+    assert_eq!((t.stats(&dead).await.totals, t.stats(&dead).await.ready), (QueueTotals::default(), 1));
+    // Where there are no dead letters, what dies is parked, and counted all the same.
+    let letter = t.one(&dead).await;
+    assert_eq!(t.settle(&dead, &letter, reject("again")).await, Ok(Settled::Parked));
+    assert_eq!((t.stats(&dead).await.totals.dead, t.stats(&dead).await.parked), (1, 1));
 }
 
 pub(crate) async fn what_is_counted_can_be_read_as_metrics(t: Trial) {

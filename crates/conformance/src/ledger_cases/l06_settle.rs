@@ -266,6 +266,37 @@ pub(crate) async fn every_message_parked_for_an_entry_goes_on_and_no_other(t: Tr
     assert_eq!(t.stats(&jobs).await.parked, 1);
 }
 
+/// Not only a decision: the holder may only have been asleep, and another may take over.
+pub(crate) async fn whatever_ends_a_doubt_lets_parked_messages_continue(t: Trial) {
+    for ends in ["completed-late", "released-late", "renewed", "taken-over", "forgotten"] {
+        let jobs = t.create(ends, once()).await;
+        t.send(&jobs, keyed("order-7")).await;
+        let got = t.one(&jobs).await;
+        let id = entry_of(&jobs, &got);
+        let parks = |d: &Delivery, by: &str| ClaimRequest {
+            on_doubt: hapax_core::OnDoubt::Park,
+            lease_ms: LEASE,
+            ..ask_for(&jobs, d, by)
+        };
+        let sleeper = t.grant(parks(&got, "sleeper")).await;
+        t.pass(LEASE).await;
+        let again = t.one(&jobs).await;
+        let met = t.claim(parks(&again, "next")).await;
+        assert!(matches!(met, hapax_core::Claim::InDoubt { .. }), "{ends}: {met:?}");
+        let parked = t.settle(&jobs, &again, How::Park { reason: "in doubt".into() }).await;
+        assert_eq!(parked, Ok(Settled::Parked), "{ends}");
+        t.none(&jobs).await;
+        match ends {
+            "completed-late" => t.end(&id, &sleeper.token, complete(&done("paid"))).await.unwrap(),
+            "released-late" => t.end(&id, &sleeper.token, Ending::Release).await.unwrap(),
+            "renewed" => drop(t.renew(&id, &sleeper.token, LONG).await.unwrap()),
+            "taken-over" => drop(t.grant(ask(&id, "heir")).await),
+            _ => t.forget(&id).await.unwrap(),
+        }
+        assert_eq!(t.one(&jobs).await.id, got.id, "{ends}");
+    }
+}
+
 pub(crate) async fn a_waiting_receive_wakes_when_a_doubt_is_resolved(t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
     let park = How::Park { reason: "?".into() };

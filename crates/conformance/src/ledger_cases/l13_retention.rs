@@ -113,6 +113,19 @@ pub(crate) async fn the_entry_of_a_live_message_is_kept(mut t: Trial) {
     t.vanishes(&id).await;
 }
 
+pub(crate) async fn a_new_message_does_not_bring_back_what_was_over(t: Trial) {
+    let jobs = t.create("jobs", once()).await;
+    let (_, id, grant) = at_work(&t, &jobs).await;
+    t.end(&id, &grant.token, briefly(&done("paid"))).await.unwrap();
+    t.pass(3 * TTL_MS_MIN).await;
+    // Its message kept it; when that goes, it is over at once.
+    let again = t.one(&jobs).await;
+    t.ack(&jobs, &again).await;
+    t.send(&jobs, keyed("order-7")).await;
+    let next = t.one(&jobs).await;
+    assert!(!t.grant(ask_for(&jobs, &next, "next")).await.takeover);
+}
+
 /// Also on a queue whose messages are not linked to their keys when they are sent.
 pub(crate) async fn the_entry_of_a_claim_that_names_a_delivery_is_kept(mut t: Trial) {
     let jobs = t.create("jobs", config()).await;

@@ -123,14 +123,14 @@ impl State {
             m.first_received_ms = if m.first_received_ms == 0 { now_ms } else { m.first_received_ms };
             got.push(queue.delivery(sequence, now_ms));
             queue.totals.delivered += 1;
-            if ask.ack_on_receive {
-                queue.messages.remove(&sequence);
-            }
         }
         if let Some(id) = ask.attempt_id.clone().filter(|_| !got.is_empty()) {
             queue.tries.insert(id, (now_ms, got.iter().map(|d| d.receipt.clone()).collect()));
         }
         (self.fence, self.batch) = (fence, batch);
+        for delivery in got.iter().filter(|_| ask.ack_on_receive) {
+            self.ack(name, delivery.sequence);
+        }
         self.tick(now_ms);
         Ok(got)
     }
@@ -151,14 +151,7 @@ impl State {
             }
         }
         Ok(match settle.how {
-            How::Ack => {
-                let m = queue.messages.remove(&sequence).unwrap();
-                queue.totals.acked += 1;
-                if let Some(story) = &m.dead {
-                    self.decide(&m, &story.source);
-                }
-                Settled::Acked
-            }
+            How::Ack => self.ack(name, sequence),
             How::Retry { after_ms, error } => {
                 queue.totals.retried += 1;
                 queue.take_back_behind(sequence);
@@ -189,6 +182,16 @@ impl State {
                 self.die(name, sequence, Cause::Rejected, Some(&reason))
             }
         })
+    }
+
+    fn ack(&mut self, name: &QueueName, sequence: u64) -> Settled {
+        let queue = self.queues.get_mut(name).unwrap();
+        let m = queue.messages.remove(&sequence).unwrap();
+        queue.totals.acked += 1;
+        if let Some(story) = &m.dead {
+            self.decide(&m, &story.source);
+        }
+        Settled::Acked
     }
 
     /// The message that a receipt names; one that has died is not gone.
@@ -224,6 +227,7 @@ impl State {
         };
         let until = policy::extend_deadline(received, now_ms, extend.lease_ms)?;
         if extend.lease_ms == 0 {
+            queue.totals.retried += 1;
             self.fail(name, sequence, Cause::Retry, None, Some(0));
         } else {
             m.place = Place::Flight { until, received, batch };

@@ -290,6 +290,7 @@ impl State {
 
     pub fn die(&mut self, name: &QueueName, sequence: u64, cause: Cause, error: Option<&str>) -> Settled {
         let queue = self.queues.get_mut(name).unwrap();
+        queue.totals.dead += 1;
         queue.halt(sequence);
         let Some(target) = queue.info.config.dead_letter.as_ref().map(|dead| dead.queue.clone()) else {
             let m = queue.messages.get_mut(&sequence).unwrap();
@@ -297,7 +298,6 @@ impl State {
             return Settled::Parked;
         };
         let mut m = queue.messages.remove(&sequence).unwrap();
-        queue.totals.dead += 1;
         m.dead = Some(DeadLetter {
             source: name.clone(),
             cause,
