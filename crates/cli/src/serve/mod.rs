@@ -219,3 +219,38 @@ pub async fn close(store: Store) {
         tracing::warn!("the store takes long to close; leaving it, the next start recovers it");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_addresses_are_named_to_callers() {
+        for (url, expected) in [
+            ("http://127.0.0.1:9326", true),
+            ("http://127.8.9.1:1", true),
+            ("https://[::1]:9326", true),
+            ("http://localhost:9324/base", true),
+            ("http://10.0.0.5:9326", false),
+            ("http://[fd00::1]:9326", false),
+            ("https://ledger.internal", false),
+            ("http://localhost.evil.example", false),
+            ("http://127.0.0.1@evil.example", false),
+            ("no url", false),
+        ] {
+            assert_eq!(is_loopback(url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn an_address_of_every_interface_is_reached_on_loopback() {
+        for (address, url) in [
+            ("0.0.0.0:1", "http://127.0.0.1:1"),
+            ("[::]:1", "http://[::1]:1"),
+            ("10.0.0.5:1", "http://10.0.0.5:1"),
+        ] {
+            assert_eq!(url_of(address.parse().unwrap(), false), url);
+        }
+        assert_eq!(url_of("127.0.0.1:1".parse().unwrap(), true), "https://127.0.0.1:1");
+    }
+}
