@@ -61,7 +61,13 @@ fn what_the_command_prints_is_the_outcome() {
 fn output_that_does_not_end_with_its_command_is_not_recorded_as_whole() {
     let server = jobs("effectively-once");
     server.run(&["send", "jobs", "7", "--key", "open"]).ok();
-    let lines = work(&server, &sh(&[], "printf 1; setsid sleep 8 & exit 0"));
+    // The command ends once the other process has left its group; before, it would be killed with it.
+    let folder = tempfile::tempdir().unwrap();
+    let left = folder.path().join("left").display().to_string();
+    let script = format!(
+        "printf 1; setsid sh -c 'touch {left}; sleep 8' & while [ ! -e {left} ]; do sleep 0.01; done; exit 0"
+    );
+    let lines = work(&server, &sh(&[], &script));
     assert_eq!(lines[0]["ended"], "done", "{lines:?}");
     assert!(lines[0]["detail"].as_str().unwrap().contains("holds its output open"), "{lines:?}");
     let entry = entry(&server, "open");
