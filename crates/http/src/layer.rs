@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hapax_claim::{Claims, Holder, Owners, Timer};
 use hapax_core::metrics::{Metrics as _, Sample};
-use hapax_core::{EntryId, Fence, Fingerprint, IdempotencyKey, Ledger};
+use hapax_core::{Clock, EntryId, Fence, Fingerprint, IdempotencyKey, Ledger};
 use http::header::EXPECT;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
@@ -55,6 +55,7 @@ pub struct Builder {
     policy: Policy,
     routes: Vec<(String, Policy)>,
     admin: Option<String>,
+    clock: Option<Arc<dyn Clock>>,
 }
 
 impl Builder {
@@ -104,15 +105,23 @@ impl Builder {
         self
     }
 
+    /// The clock by which leases and the time limit of a run are counted. Default the machine's; a test passes its own.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
     /// Checks everything and makes the layer.
     pub fn build(self) -> Result<IdempotencyLayer, ConfigError> {
         service_name(&self.service).map_err(ConfigError)?;
-        let timer = Timer::system();
+        let timer = self.clock.map_or_else(Timer::system, Timer::new);
         let holder = Holder::new(None, Some(self.ledger.clone()), timer.clone(), Arc::new(()))
             .map_err(|error| ConfigError(format!("the heartbeat cannot be started: {error}")))?;
         Ok(IdempotencyLayer(Arc::new(LayerState {
             service: self.service,
-            claims: Claims::new(self.ledger, timer).end_within_ms(RECORD_MS_MAX),
+            claims: Claims::new(self.ledger, timer.clone()).end_within_ms(RECORD_MS_MAX),
+            timer,
             owners: Owners::new("http"),
             holder,
             tenant: self.tenant,
@@ -147,6 +156,7 @@ pub struct IdempotencyLayer(pub(crate) Arc<LayerState>);
 pub(crate) struct LayerState {
     service: String,
     pub(crate) claims: Claims,
+    pub(crate) timer: Timer,
     pub(crate) owners: Owners,
     /// Renews the claims of requests that run.
     pub(crate) holder: Arc<Holder>,
@@ -203,6 +213,7 @@ impl IdempotencyLayer {
             policy: Policy::default(),
             routes: Vec::new(),
             admin: None,
+            clock: None,
         }
     }
 

@@ -218,9 +218,9 @@ impl Run {
         self.describe(None);
         let run_max = self.policy.run_max;
         let request = Request::from_parts(self.parts, Body::read(self.body));
-        match tokio::time::timeout(run_max, call(inner, request)).await {
-            Ok(answered) => answered.map(|response| response.map(Body::stream)),
-            Err(_) => Ok(too_long(run_max).into_response()),
+        match self.shared.timer.timeout(ms(run_max), call(inner, request)).await {
+            Some(answered) => answered.map(|response| response.map(Body::stream)),
+            None => Ok(too_long(run_max).into_response()),
         }
     }
 
@@ -342,7 +342,7 @@ impl HeldRun {
                 Err(_) => Waited::Panicked,
             },
             () = self.claim.lost() => Waited::Lost,
-            () = tokio::time::sleep(self.policy.run_max) => Waited::TooLong,
+            () = self.shared.timer.sleep_ms(ms(self.policy.run_max)) => Waited::TooLong,
         };
         if matches!(waited, Waited::Lost | Waited::TooLong) {
             task.abort();
