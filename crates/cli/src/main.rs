@@ -17,7 +17,9 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use hapax::{AdminError, StoreError};
 
-use crate::command::{backup, bench, dead, doctor, ledger, parked, proxy, queue, receive, send, work};
+use crate::command::{
+    backup, bench, dead, doctor, ledger, parked, proxy, queue, receive, send, transfer, work,
+};
 use crate::config_file::Problems;
 
 const EXAMPLES: &str = "\
@@ -81,6 +83,10 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     Restore(backup::RestoreArgs),
     /// Makes a paused store deliver messages again.
     Resume(backup::ResumeArgs),
+    /// Writes queues and ledger to a file of JSON lines, to be imported into another store.
+    Export(transfer::ExportArgs),
+    /// Reads what `hapax export` wrote into this store.
+    Import(transfer::ImportArgs),
     /// Checks what queues promise against what their store can do.
     Doctor(doctor::DoctorArgs),
     /// Measures a server: send, receive and ack from many connections at once.
@@ -188,6 +194,8 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Backup(args) => backup::backup(args).await,
         Command::Restore(args) => backup::restore(args).await,
         Command::Resume(args) => backup::resume(args).await,
+        Command::Export(args) => transfer::export(args).await,
+        Command::Import(args) => transfer::import(args).await,
         Command::Doctor(args) => doctor::run(args).await,
         Command::Bench(args) => bench::run(args).await,
         Command::Completions { shell } => {

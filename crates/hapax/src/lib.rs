@@ -76,6 +76,7 @@
 mod error;
 mod pair;
 mod queue;
+pub mod transfer;
 mod url;
 
 use std::sync::Arc;

@@ -11,4 +11,5 @@ pub mod proxy;
 pub mod queue;
 pub mod receive;
 pub mod send;
+pub mod transfer;
 pub mod work;
