@@ -146,8 +146,8 @@ impl State {
         if !queue.messages[&sequence].in_flight() {
             match settle.how {
                 How::Ack if !queue.info.config.is_fifo() => {}
-                _ if queue.messages[&sequence].history.is_empty() => return Err(SettleError::NotInFlight),
-                _ => return Err(SettleError::Expired),
+                How::Ack => return Err(SettleError::Expired),
+                _ => return Err(SettleError::NotInFlight),
             }
         }
         Ok(match settle.how {
@@ -284,16 +284,15 @@ impl Queue {
     pub fn find(&mut self, receipt: &Receipt) -> Result<u64, SettleError> {
         let (sequence, fence) = self.delivered(receipt)?;
         let m = &self.messages[&sequence];
-        match &m.parked {
-            Some((Cause::InDoubt | Cause::Damaged, _)) => return Err(SettleError::NotInFlight),
-            Some(_) => return Err(SettleError::Dead),
-            None => {}
-        }
         if m.fence.to_string() != fence {
             self.totals.stale += 1;
             return Err(SettleError::Stale);
         }
-        Ok(sequence)
+        match &m.parked {
+            Some((Cause::InDoubt | Cause::Damaged, _)) => Err(SettleError::NotInFlight),
+            Some(_) => Err(SettleError::Dead),
+            None => Ok(sequence),
+        }
     }
 
     pub fn view(sequence: u64, m: &Message) -> MessageView {

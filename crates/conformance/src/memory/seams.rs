@@ -202,8 +202,8 @@ impl QueueAdmin for MemoryStore {
         let asked = |m: &Message| ids.contains(&m.id);
         let in_flight: Vec<_> =
             queue.messages.values().filter(|m| asked(m) && m.in_flight()).map(|m| m.id).collect();
-        queue.undecided.retain(|id, _| !ids.contains(id) || in_flight.contains(id));
         let gone: Vec<_> = queue.messages.extract_if(.., |_, m| asked(m) && !m.in_flight()).collect();
+        queue.undecided.retain(|id, _| !gone.iter().any(|(_, m)| m.id == *id));
         for (_, m) in &gone {
             if let Some(story) = &m.dead {
                 state.decide(m, &story.source);

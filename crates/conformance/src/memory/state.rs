@@ -97,6 +97,15 @@ impl Queue {
         self.info.config.retry.limit()
     }
 
+    /// When a lease or a delay ends next.
+    fn next_ms(&self) -> u64 {
+        let due = |m: &Message| match m.place {
+            Place::Hidden { until } | Place::Flight { until, .. } => until,
+            Place::Ready | Place::Parked => u64::MAX,
+        };
+        self.messages.values().map(due).min().unwrap_or(u64::MAX)
+    }
+
     /// Whether its handlers claim keys of the ledger.
     pub fn is_once(&self) -> bool {
         self.info.config.tier == Tier::EffectivelyOnce
@@ -308,6 +317,7 @@ impl State {
             died_ms: self.now_ms,
         });
         (m.died_at, m.attempts, m.received_ms, m.place) = (sequence, 0, 0, Place::Ready);
+        (m.first_received_ms, m.turn) = (0, 0);
         let dead = self.queues.get_mut(&target).unwrap();
         dead.sequence += 1;
         dead.messages.insert(dead.sequence, m);
@@ -317,12 +327,16 @@ impl State {
     /// What happens by itself until now.
     pub fn tick(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
-        let names: Vec<QueueName> = self.queues.keys().cloned().collect();
+        let mut names: Vec<QueueName> = self.queues.keys().cloned().collect();
+        names.sort_by_key(|name| self.queues[name].next_ms());
         for name in &names {
             let over = |m: &Message| matches!(m.place, Place::Flight { until, .. } if until <= now_ms);
-            let expired: Vec<u64> =
-                self.queues[name].messages.iter().filter(|(_, m)| over(m)).map(|(s, _)| *s).collect();
-            for sequence in expired {
+            let until =
+                |m: &Message| if let Place::Flight { until, .. } = m.place { until } else { u64::MAX };
+            let expired = self.queues[name].messages.iter().filter(|(_, m)| over(m));
+            let mut expired: Vec<(u64, u64)> = expired.map(|(s, m)| (until(m), *s)).collect();
+            expired.sort_unstable();
+            for (_, sequence) in expired {
                 // An earlier one of its batch may have returned it.
                 if self.queues[name].messages.get(&sequence).is_some_and(over) {
                     let queue = self.queues.get_mut(name).unwrap();
@@ -355,14 +369,9 @@ impl State {
 
     /// When something happens next by itself, if a clock that runs by itself has to be waited for.
     pub fn next_ms(&self) -> u64 {
-        let due = |m: &Message| match m.place {
-            Place::Hidden { until } | Place::Flight { until, .. } => until,
-            Place::Ready | Place::Parked => u64::MAX,
-        };
-        let messages = self.queues.values().flat_map(|queue| queue.messages.values());
         let redrives = self.redrives.iter().any(|redrive| redrive.task.state == RedriveState::Running);
         let step_ms = if redrives { self.now_ms + 10 } else { u64::MAX };
-        messages.map(due).min().unwrap_or(u64::MAX).min(step_ms)
+        self.queues.values().map(Queue::next_ms).min().unwrap_or(u64::MAX).min(step_ms)
     }
 
     /// Someone decided about a message: the group that it came from no longer waits for it.
