@@ -196,3 +196,32 @@ fn intervals() {
         refusal(interval(NOW_MS, *last_ms, *wanted_ms, || "it was purged".into()))
     });
 }
+
+#[test]
+fn exported_messages() {
+    let id = crate::name::MessageId(7);
+    let json = serde_json::json!({
+        "id": id, "sequence": 1, "body": {"text": "x"}, "group": "g", "dedup": "d", "key": "k", "key_source": "body",
+        "sent_ms": 1, "retained_from_ms": 1, "visible_ms": 1, "attempts": 1, "deliveries": 1, "fence": 5,
+    });
+    let whole: ExportedMessage = serde_json::from_value(json).unwrap();
+    let with = |change: &dyn Fn(&mut ExportedMessage)| {
+        let mut message = whole.clone();
+        change(&mut message);
+        message
+    };
+    let last = NUMBER_END - 1;
+    let parked = Some(crate::store::Cause::Rejected);
+    let rows = vec![
+        (whole.clone(), ""),
+        (with(&|m| m.group = None), "group: "),
+        (with(&|m| m.visible_ms = last), ""),
+        (with(&|m| m.visible_ms = NUMBER_END), "message 00000000-0000-0000-0000-000000000007: a time"),
+        (with(&|m| m.sequence = NUMBER_END), "message "),
+        (with(&|m| m.fence.0 = NUMBER_END), "message "),
+        (with(&|m| m.deliveries = 0), "message 00000000-0000-0000-0000-000000000007: it has more attempts"),
+        (with(&|m| (m.parked, m.undecided) = (parked, true)), ""),
+        (with(&|m| m.undecided = true), "message 00000000-0000-0000-0000-000000000007: only a parked"),
+    ];
+    table(rows, |message| refusal(import(&QueueConfig::fifo(), message)));
+}
