@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use hapax_core::{
-    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Grant, Ledger, OnDoubt, RecordedOutcome,
-    Renew, StoreError, TokenError,
+    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, EntryState, Grant, Ledger, OnDoubt,
+    RecordedOutcome, Renew, StoreError, TokenError,
 };
 use thiserror::Error;
 
@@ -81,7 +81,8 @@ pub enum Answer {
     },
     /// A claim lapsed while its holder may have acted, and the caller asked not to take over.
     InDoubt,
-    /// The ledger refused the claim: another request under the same key, or a value out of range.
+    /// The ledger refused the claim: another request under the same key, a value out of range, a damaged entry, or too
+    /// many keys of its scope in doubt.
     Refused(ClaimError),
     /// The ledger could not be asked. Nothing may run under it; what may have been claimed is given back.
     Unavailable(StoreError),
@@ -201,6 +202,7 @@ impl Claims {
                 }
                 Ok(Claim::InProgress { retry_after_ms }) => Answer::InProgress { retry_after_ms },
                 Ok(Claim::InDoubt { .. }) => Answer::InDoubt,
+                Err(ClaimError::Store(error)) if error.is_retryable() => Answer::Unavailable(error),
                 Err(error) => Answer::Refused(error),
             });
         }
@@ -271,6 +273,14 @@ impl Claims {
         }
     }
 
+    /// Whether a key is in doubt now.
+    pub async fn is_in_doubt(&self, id: &EntryId) -> Result<bool, StoreError> {
+        let unanswered = || Err(StoreError::Unavailable("the ledger did not answer in time".into()));
+        let entry =
+            self.timer.timeout(CALL_MS_MAX, self.ledger.entry(id)).await.unwrap_or_else(unanswered)?;
+        Ok(entry.is_some_and(|entry| entry.state == EntryState::InDoubt))
+    }
+
     /// Gives back a claim that may have been made, in the background: asks for it as the same owner, then releases it.
     fn give_back(&self, request: ClaimRequest) {
         // Another holder's lapsed claim is not for this to take over.
@@ -312,6 +322,10 @@ impl Claims {
 fn ended_so(end: &ClaimEnd, answer: Result<(), TokenError>, unknown: bool) -> Result<(), EndError> {
     match answer {
         Err(TokenError::Gone) if unknown && end.ending == Ending::Release => Ok(()),
+        // No other holder has it: its end is not recorded, and never will be.
+        Err(TokenError::Damaged) => {
+            Err(EndError::Unrecorded(StoreError::Damaged(format!("the ledger's entry {}", end.id))))
+        }
         answer => answer.map_err(EndError::Superseded),
     }
 }

@@ -1,38 +1,30 @@
-//! The ledger seam over HTTP.
-//!
-//! The API claims one key a request, so that any language can call it. A batch is as many requests at once; those of
-//! one key go one after the other, since the second is to find the first's claim.
+//! The ledger seam over HTTP: a batch is one request, or a few where its outcomes are large.
 //!
 //! A claim whose answer got lost, or whose caller gave up waiting, may have been given. It is not given back from here:
 //! the caller may have asked again with the same owner, and hold it by now.
 
-use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::future::Future;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::{
-    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryFilter, EntryId, EntryView, Ledger,
+    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Ledger,
     LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError,
-    TokenError,
+    TokenError, validate,
 };
 use http::{Method, StatusCode};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::task::JoinSet;
 
 use crate::Client;
+use crate::store::{REQUEST_BYTES_MAX, half_done};
 use crate::transport::{Effect, Failure, encode};
 use crate::wire::{
-    ClaimAnswer, ClaimBody, CompleteBody, Completion, Entries, LedgerReport, Problem, ReleaseBody, RenewBody,
-    ResolveBody, StateAnswer,
+    ClaimAnswer, ClaimEndItem, ClaimItem, ClaimsRequest, Element, EndsRequest, Entries, LedgerReport,
+    Problem, RenewItem, RenewsRequest, ResolveBody, Results, StateAnswer,
 };
-
-/// Requests of one batch that are under way at the same time.
-const AT_ONCE: usize = 64;
 
 fn path(id: &EntryId) -> String {
     let encode = |part: &str| utf8_percent_encode(part, NON_ALPHANUMERIC).to_string();
@@ -46,27 +38,48 @@ impl Ledger for Client {
     }
 
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
-        let client = self.clone();
-        each(batch, |request| &request.id, move |request| client.clone().claim_one(request)).await
+        validate::batch("claims", batch.len())?;
+        let wait_ms = batch.iter().map(|request| request.wait_ms).max().unwrap_or_default();
+        let under_way = (wait_ms > 0).then(|| self.begin_wait());
+        let wait = Duration::from_millis(wait_ms);
+        let claims: Vec<_> = batch.into_iter().map(ClaimItem::from).collect();
+        let expected = claims.len();
+        let results = self.in_batch("/v1/claims", &ClaimsRequest { claims }, expected, wait).await?;
+        drop(under_way);
+        let claimed = |answer: ClaimAnswer| answer.into_claim().map(Ok);
+        elements(results, claimed, |problem| {
+            problem.to_claim().or_else(|| Some(Err(ClaimError::Store(problem.to_store()?))))
+        })
     }
 
     async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
-        let client = self.clone();
-        let renew = move |renew: Renew| {
-            let client = client.clone();
-            async move {
-                // A store takes what it can of a lease that is out of range; the server refuses it.
-                let lease_ms = renew.lease_ms.clamp(1, LEASE_MS_MAX);
-                let body = RenewBody { token: renew.token.into(), lease_ms };
-                client.by_token(format!("{}/renew", path(&renew.id)), &body).await
-            }
+        validate::batch("renew", batch.len())?;
+        let item = |Renew { id: EntryId { scope, key }, token, lease_ms }| {
+            // A store takes what it can of a lease that is out of range; the server refuses it.
+            let lease_ms = lease_ms.clamp(1, LEASE_MS_MAX);
+            RenewItem { scope, key, token: token.into(), lease_ms }
         };
-        each(batch, |renew| &renew.id, renew).await
+        let renew: Vec<_> = batch.into_iter().map(item).collect();
+        let expected = renew.len();
+        let body = RenewsRequest { renew };
+        let results = self.in_batch("/v1/claims/renew", &body, expected, Duration::ZERO).await?;
+        elements(results, |remaining| Some(Ok(remaining)), |problem| problem.to_token().map(Err))
     }
 
     async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
-        let client = self.clone();
-        each(batch, |end| &end.id, move |end| client.clone().end_one(end)).await
+        validate::batch("end", batch.len())?;
+        let parts = end_parts(batch.into_iter().map(ClaimEndItem::from).collect());
+        let (count, mut answers) = (parts.len(), Vec::new());
+        for (at, end) in parts.into_iter().enumerate() {
+            let expected = end.len();
+            let body = EndsRequest { end };
+            let results = self.in_batch("/v1/claims/end", &body, expected, Duration::ZERO).await;
+            let part = results.and_then(|results: Results<StateAnswer>| {
+                elements(results, |_| Some(Ok(())), |problem| problem.to_token().map(Err))
+            });
+            answers.extend(part.map_err(|error| half_done(error, at, count))?);
+        }
+        Ok(answers)
     }
 
     async fn entry(&self, id: &EntryId) -> Result<Option<EntryView>, StoreError> {
@@ -114,49 +127,68 @@ impl Ledger for Client {
 }
 
 impl Client {
-    async fn claim_one(self, request: ClaimRequest) -> Result<Result<Claim, ClaimError>, StoreError> {
-        let path = path(&request.id);
-        let wait = Duration::from_millis(request.wait_ms);
-        let under_way = (request.wait_ms > 0).then(|| self.begin_wait());
-        let body = encode(&ClaimBody::from(request)).map_err(|failure| failure.into_store(Effect::None))?;
-        let timeout = self.transport.timeout + wait;
-        let answer: Result<ClaimAnswer, Failure> =
-            self.transport.call(Method::PUT, &path, body, timeout).await;
-        drop(under_way);
-        match answer {
-            Ok(answer) => answer.into_claim().map(Ok).ok_or_else(|| {
-                StoreError::OutcomeUnknown("the server's answer is no answer to a claim".into())
-            }),
-            Err(failure) => refused(failure, Problem::to_claim),
-        }
-    }
-
-    async fn end_one(self, end: ClaimEnd) -> Result<Result<(), TokenError>, StoreError> {
-        let ClaimEnd { id, token, ending } = end;
-        let path = path(&id);
-        let answer: Result<Result<StateAnswer, _>, _> = match ending {
-            Ending::Complete { outcome, ttl_ms } => {
-                let body = CompleteBody::new(token, Completion::new(outcome, ttl_ms));
-                self.by_token(format!("{path}/complete"), &body).await
-            }
-            Ending::Release | Ending::Doubt => {
-                let body = ReleaseBody { token: token.into(), in_doubt: ending == Ending::Doubt };
-                self.by_token(format!("{path}/release"), &body).await
-            }
-        };
-        answer.map(|ended| ended.map(drop))
-    }
-
-    async fn by_token<B: Serialize, T: DeserializeOwned>(
+    /// One request for all elements; `wait` is how long the server may take beyond the usual.
+    async fn in_batch<B: Serialize, T: DeserializeOwned>(
         &self,
-        path: String,
+        path: &str,
         body: &B,
-    ) -> Result<Result<T, TokenError>, StoreError> {
-        match self.transport.post(&path, body).await {
-            Ok(answer) => Ok(Ok(answer)),
-            Err(failure) => refused(failure, Problem::to_token).map(Err),
+        expected: usize,
+        wait: Duration,
+    ) -> Result<Results<T>, StoreError> {
+        if expected == 0 {
+            return Ok(Results { failed: 0, results: Vec::new() });
         }
+        let body = encode(body).map_err(|failure| failure.into_store(Effect::None))?;
+        let timeout = self.transport.timeout + wait;
+        let answer: Result<Results<T>, Failure> =
+            self.transport.call(Method::POST, path, body, timeout).await;
+        let answer = answer.map_err(|failure| failure.into_store(Effect::Change))?;
+        if answer.results.len() == expected {
+            return Ok(answer);
+        }
+        let why = format!("the server gave {} answers to {expected} elements", answer.results.len());
+        Err(StoreError::OutcomeUnknown(why))
     }
+}
+
+/// The answer to each element. One that is not known here says nothing about the others, which may have been done: the
+/// whole is then neither done nor undone, unless it is the only one.
+fn elements<T, A, E>(
+    results: Results<T>,
+    done: impl Fn(T) -> Option<Result<A, E>>,
+    failed: impl Fn(&Problem) -> Option<Result<A, E>>,
+) -> Batch<A, E> {
+    let count = results.results.len();
+    let answer = |(at, element)| match element {
+        Element::Done(answer) => done(answer)
+            .ok_or_else(|| StoreError::OutcomeUnknown("the server's answer cannot be read".into())),
+        Element::Failed { error } => failed(&error).ok_or_else(|| {
+            let detail = format!("the server answered {}: {}", error.code, error.detail);
+            match count {
+                1 => StoreError::Invalid(detail),
+                _ => StoreError::OutcomeUnknown(format!("element {} of {count}: {detail}", at + 1)),
+            }
+        }),
+    };
+    results.results.into_iter().enumerate().map(answer).collect()
+}
+
+/// Cuts a batch whose outcomes are large; each alone is at most 1 MiB.
+fn end_parts(batch: Vec<ClaimEndItem>) -> Vec<Vec<ClaimEndItem>> {
+    let (mut parts, mut part, mut size) = (Vec::new(), Vec::new(), 0);
+    for item in batch {
+        let outcome = item.complete.as_ref().and_then(|completion| completion.outcome.as_ref());
+        // Names and tokens fit into the 4 KiB, however they are escaped.
+        let bytes = 4096 + outcome.map_or(0, |json| json.as_str().len());
+        if size + bytes > REQUEST_BYTES_MAX && size > 0 {
+            parts.push(std::mem::take(&mut part));
+            size = 0;
+        }
+        size += bytes;
+        part.push(item);
+    }
+    parts.push(part);
+    parts
 }
 
 /// What a refusal says about one element, if it is about that; else why the whole failed.
@@ -173,115 +205,53 @@ fn not_resolved(failure: Failure, id: &EntryId) -> ResolveError {
     refused(failure, |problem| problem.to_resolve(id)).unwrap_or_else(ResolveError::Store)
 }
 
-/// Makes a request of each element. Where one has no answer although others were done, the whole is neither done nor
-/// undone; every request may be repeated.
-async fn each<A, T, E, F>(
-    batch: Vec<A>,
-    id: impl Fn(&A) -> &EntryId,
-    call: impl Fn(A) -> F + Clone + Send + 'static,
-) -> Batch<T, E>
-where
-    A: Send + 'static,
-    T: Send + 'static,
-    E: Send + 'static,
-    F: Future<Output = Result<Result<T, E>, StoreError>> + Send + 'static,
-{
-    let count = batch.len();
-    let mut lanes: Vec<Vec<(usize, A)>> = Vec::new();
-    let mut lane_of: HashMap<EntryId, usize> = HashMap::new();
-    for (at, element) in batch.into_iter().enumerate() {
-        let lane = *lane_of.entry(id(&element).clone()).or_insert(lanes.len());
-        if lane == lanes.len() {
-            lanes.push(Vec::new());
-        }
-        lanes[lane].push((at, element));
-    }
-    let run = |lane: Vec<(usize, A)>| {
-        let call = call.clone();
-        async move {
-            let mut answers = Vec::with_capacity(lane.len());
-            for (at, element) in lane {
-                answers.push((at, call(element).await));
-            }
-            answers
-        }
-    };
-    let mut answers = Vec::with_capacity(count);
-    let mut lanes = lanes.into_iter();
-    if lanes.len() == 1 {
-        answers = run(lanes.next().expect("one")).await;
-    }
-    let mut under_way: JoinSet<_> = lanes.by_ref().take(AT_ONCE).map(run).collect();
-    while let Some(lane) = under_way.join_next().await {
-        let lane = lane.map_err(|_| StoreError::OutcomeUnknown("the runtime is shutting down".into()))?;
-        answers.extend(lane);
-        if let Some(next) = lanes.next() {
-            under_way.spawn(run(next));
-        }
-    }
-    answers.sort_unstable_by_key(|(at, _)| *at);
-    let some_done = answers.iter().any(|(_, answer)| answer.is_ok());
-    let answer = |(at, answer): (usize, Result<Result<T, E>, StoreError>)| match answer {
-        Err(error) if some_done && !matches!(error, StoreError::OutcomeUnknown(_)) => {
-            Err(StoreError::OutcomeUnknown(format!("element {} of {count} failed: {error}", at + 1)))
-        }
-        answer => answer,
-    };
-    answers.into_iter().map(answer).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::{Arc, Mutex};
-
     use super::*;
 
-    fn entry(key: usize) -> EntryId {
-        EntryId::new("s".parse().unwrap(), key.to_string().parse().unwrap())
+    fn problem(code: &str) -> Element<Remaining> {
+        Element::Failed { error: Box::new(Problem::new(code, "why", false)) }
     }
 
-    #[tokio::test]
-    async fn a_batch_is_bounded_and_keeps_its_order_and_that_of_each_key() {
-        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let call = {
-            let (now, most, seen) = (now.clone(), most.clone(), seen.clone());
-            move |(id, at): (EntryId, usize)| {
-                let (now, most, seen) = (now.clone(), most.clone(), seen.clone());
-                async move {
-                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                    tokio::task::yield_now().await;
-                    now.fetch_sub(1, Ordering::SeqCst);
-                    seen.lock().unwrap().push((id, at));
-                    Ok(Ok::<_, ()>(at))
-                }
-            }
-        };
-        let batch: Vec<_> = (0..600).map(|at| (entry(at % 200), at)).collect();
-        let answers = each(batch, |element| &element.0, call).await.unwrap();
-        assert_eq!(answers, (0..600).map(Ok).collect::<Vec<_>>());
-        assert_eq!(most.load(Ordering::SeqCst), AT_ONCE);
-        for key in 0..200 {
-            let of_key: Vec<_> =
-                seen.lock().unwrap().iter().filter(|(id, _)| *id == entry(key)).map(|(_, at)| *at).collect();
-            assert_eq!(of_key, [key, key + 200, key + 400]);
-        }
+    fn read(results: Vec<Element<Remaining>>) -> Batch<Remaining, TokenError> {
+        let failed = results.iter().filter(|element| matches!(element, Element::Failed { .. })).count();
+        let results = Results { failed, results };
+        elements(results, |remaining| Some(Ok(remaining)), |problem| problem.to_token().map(Err))
     }
 
-    #[tokio::test]
-    async fn what_is_half_done_is_unknown_and_what_is_not_done_says_why() {
-        let fail = |from: usize| {
-            move |(_, at): (EntryId, usize)| async move {
-                if at < from { Ok(Ok::<_, ()>(at)) } else { Err(StoreError::Unavailable("down".into())) }
-            }
+    #[test]
+    fn each_element_has_its_answer_and_an_unknown_one_leaves_the_rest_unknown() {
+        let done = || Element::Done(Remaining { lease_ms: 7 });
+        let answers = read(vec![done(), problem("stale-token"), done()]).unwrap();
+        let kept = Ok(Remaining { lease_ms: 7 });
+        assert_eq!(answers, [kept, Err(TokenError::Stale), kept]);
+        let half = read(vec![done(), problem("forbidden")]).unwrap_err();
+        assert!(
+            matches!(&half, StoreError::OutcomeUnknown(why) if why.contains("element 2 of 2: the server answered forbidden")),
+            "{half}"
+        );
+        assert!(matches!(read(vec![problem("forbidden")]), Err(StoreError::Invalid(_))));
+        assert_eq!(read(Vec::new()), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_batch_of_large_outcomes_is_cut() {
+        let item = |bytes: usize| ClaimEndItem {
+            scope: "s".parse().unwrap(),
+            key: "k".parse().unwrap(),
+            token: "t".into(),
+            complete: Some(crate::wire::Completion {
+                outcome: Some(hapax_core::Json::of(&"x".repeat(bytes)).unwrap()),
+                ..Default::default()
+            }),
+            release: false,
+            in_doubt: false,
         };
-        let batch = || (0..3).map(|at| (entry(at), at)).collect::<Vec<_>>();
-        let half = each(batch(), |element| &element.0, fail(2)).await.unwrap_err();
-        assert!(matches!(&half, StoreError::OutcomeUnknown(why) if why.contains("element 3 of 3")), "{half}");
-        let none = each(batch(), |element| &element.0, fail(0)).await.unwrap_err();
-        assert_eq!(none, StoreError::Unavailable("down".into()));
-        assert_eq!(each(Vec::new(), |element| &element.0, fail(0)).await, Ok(Vec::new()));
+        let sizes =
+            |batch: Vec<ClaimEndItem>| -> Vec<usize> { end_parts(batch).iter().map(Vec::len).collect() };
+        assert_eq!(sizes((0..100).map(|_| item(10)).collect()), [100]);
+        let large = sizes((0..20).map(|_| item(1_000_000)).collect());
+        assert!(large.len() > 2 && large.iter().sum::<usize>() == 20, "{large:?}");
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod receive;
 mod store;
 #[cfg(feature = "http")]
 mod transfer;
+#[cfg(feature = "http")]
 mod transport;
 pub mod wire;
 

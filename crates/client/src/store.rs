@@ -18,7 +18,7 @@ use crate::wire::{
 };
 
 /// Requests stay below this, well within what the server reads (8 MiB); larger batches are sent in parts.
-const REQUEST_BYTES_MAX: usize = 6 * 1024 * 1024;
+pub(crate) const REQUEST_BYTES_MAX: usize = 6 * 1024 * 1024;
 
 /// What the server reads of one request. Any message beyond it is larger than every queue allows.
 const SERVER_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -130,7 +130,7 @@ fn parts(batch: Vec<NewMessage>) -> Result<Vec<Part>, StoreError> {
 }
 
 /// If part of a batch was done, the whole is neither done nor undone.
-fn half_done(error: StoreError, at: usize, count: usize) -> StoreError {
+pub(crate) fn half_done(error: StoreError, at: usize, count: usize) -> StoreError {
     if at == 0 {
         return error;
     }
@@ -170,6 +170,7 @@ pub(crate) fn settle_item(settle: Settle) -> SettleItem {
         error: None,
         reason: None,
         claim,
+        parked_for: settle.parked_for,
     };
     match settle.how {
         How::Ack => item(HowWord::Ack),

@@ -66,7 +66,8 @@ suite! {
         a_lapsed_claim_is_remembered_for_days: FastTime,
         an_open_claim_gets_a_full_lease_after_a_restart: DurableLedger,
         what_was_in_doubt_stays_so_after_a_crash: DurableLedger,
-        a_claim_that_stands_long_in_a_stopped_store_is_held_when_it_opens: DurableLedger,
+        a_lapsed_claim_is_in_doubt_right_after_a_crash: DurableLedger,
+        a_claim_held_when_the_store_stops_is_held_when_it_opens: DurableLedger,
     }
     4 l04_tokens {
         a_stale_token_changes_nothing,
@@ -103,6 +104,7 @@ suite! {
         a_message_parked_in_doubt_goes_on_when_it_is_resolved: OneStore DurableLedger,
         every_message_parked_for_an_entry_goes_on_and_no_other: OneStore,
         whatever_ends_a_doubt_lets_parked_messages_continue: OneStore,
+        a_message_is_parked_only_while_its_entry_is_in_doubt: OneStore,
         a_waiting_receive_wakes_when_a_doubt_is_resolved: OneStore,
         a_waiting_claim_wakes_when_a_settle_completes_it: OneStore,
         a_claim_for_a_delivery_that_is_not_there_is_a_claim: OneStore,

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use crate::capabilities::Capabilities;
 use crate::error::{SettleError, StoreError};
 use crate::message::Delivery;
-use crate::name::{QueueName, Receipt, Scope};
+use crate::name::{MessageId, QueueName, Receipt, Scope};
 use crate::queue::QueueConfig;
 use crate::store::{Batch, Extend, QueueAdmin, Receive, Remaining, Settle, Settled};
 
@@ -47,6 +47,12 @@ pub trait Source: Send + Sync {
 
     /// Keeps deliveries leased: the heartbeat. Not called for a source without leases.
     async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError>;
+
+    /// Lets parked messages go on: they were parked for a doubt in another store's ledger that was over by then. Needed
+    /// only of a source that can park.
+    async fn release(&self, messages: Vec<MessageId>) -> Result<(), StoreError> {
+        Err(StoreError::Invalid(format!("this source cannot release its {} parked messages", messages.len())))
+    }
 
     /// Completes when deliveries were taken from this consumer, as those of a revoked partition are, and names them.
     /// The worker stops their handlers, and asks again. Never completes for a source whose deliveries end by their
@@ -98,5 +104,9 @@ impl Source for QueueSource {
 
     async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
         self.store.extend(&self.queue, batch).await
+    }
+
+    async fn release(&self, messages: Vec<MessageId>) -> Result<(), StoreError> {
+        self.store.release(&self.queue, messages).await.map(drop)
     }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::capabilities::Capabilities;
 use crate::error::{AdminError, SendError, SettleError, StoreError};
-use crate::ledger::{ClaimEnd, Store};
+use crate::ledger::{ClaimEnd, EntryId, Store};
 use crate::message::{Attributes, Delivery, NewMessage, Priority};
 use crate::name::{DedupId, GroupId, MessageId, QueueName, Receipt, Revision};
 use crate::policy::tier::Finding;
@@ -118,12 +118,17 @@ pub struct Settle {
     /// Ends the claim that was made for it, in the same transaction. A stale token blocks the settle; a stale receipt
     /// does not block the end of the claim.
     pub claim: Option<ClaimEnd>,
+    /// With [`How::Park`]: the ledger's entry whose doubt it is parked for. A store that ends claims
+    /// ([`Capabilities::settle_ends_claims`](crate::Capabilities::settle_ends_claims)) parks the message only while that
+    /// entry is in doubt: one that was decided about meanwhile would never release it. Instead the message is returned
+    /// at once, uncounted, which is told by [`Settled::Returned`]. Other stores take no notice of it.
+    pub parked_for: Option<EntryId>,
 }
 
 impl Settle {
     /// Ends a delivery that no claim was made for.
     pub fn new(receipt: Receipt, how: How) -> Self {
-        Self { receipt, how, claim: None }
+        Self { receipt, how, claim: None, parked_for: None }
     }
 
     /// An ack.

@@ -366,8 +366,11 @@ impl Model for Bounds {
             Action::Tick => next.now_ms += 1,
             Action::Restart => {
                 next.restarts += 1;
-                next.entry = next.entry.map(|entry| entry.reopened(next.now_ms));
-                if next.holder.is_some() && !next.gave_up {
+                // The store ran when the lease ended, so it has recorded that.
+                let lapsed = next.entry.as_ref().and_then(|entry| entry.lapsed(next.now_ms));
+                let recorded = lapsed.is_some();
+                next.entry = lapsed.or(next.entry).map(|entry| entry.reopened(next.now_ms));
+                if next.holder.is_some() && !next.gave_up && !recorded {
                     next.held_until_ms = next.held_until_ms.max(next.now_ms + LEASE_MS);
                 }
             }

@@ -107,7 +107,7 @@ impl Ledger for Embedded {
         let page = StoreState::answer(answer).await?;
         // Memory knows until when open ones are held; rows do not tell of leases that were given anew at the opening.
         let hashes: Vec<_> = page.items.iter().map(|row| row.id.hash()).collect();
-        let found = self.shared.job(move |engine, now| (engine.open_entries(&hashes), now.ms())).await?;
+        let found = self.shared.job(move |engine, now| (engine.open_entries(now, &hashes), now.ms())).await?;
         let (open, now_ms) = found;
         let rows = page.items.into_iter().zip(open);
         let views = rows.map(|(row, open)| open.unwrap_or(row.entry).view(row.id, now_ms));

@@ -90,6 +90,9 @@ pub struct Options {
     /// Opens a store on a network file system all the same. Its locks and syncs cannot be relied on: two processes may
     /// write at once, and what was answered may be lost. Default no: such a folder is refused.
     pub allow_network_file_system: bool,
+    /// Maximum count of open claims in one scope, held or in doubt: a claim beyond it is refused, other scopes are not
+    /// affected. At least 1, default 100,000. At 80% in doubt the store warns.
+    pub in_doubt_per_scope_max: u64,
     /// What the folder lies on, for tests; looked up when `None`.
     #[doc(hidden)]
     pub medium: Option<Medium>,
@@ -104,6 +107,7 @@ impl Default for Options {
             reserve_bytes: 64 * 1024 * 1024,
             clock: Arc::new(SystemClock::default()),
             allow_network_file_system: false,
+            in_doubt_per_scope_max: engine::PER_SCOPE_MAX_DEFAULT,
             medium: None,
             vfs: None,
         }
@@ -302,7 +306,8 @@ impl Embedded {
                 .push(format!("{rows} messages were found damaged and are parked; see `parked list`"));
         }
         report.warnings.append(&mut loader.warnings);
-        let engine = loader.finish();
+        let mut engine = loader.finish();
+        engine.set_in_doubt_per_scope_max(options.in_doubt_per_scope_max);
         let reader = Reader::start(&place)?;
 
         let mut seed = [0u8; 8];

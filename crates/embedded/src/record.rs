@@ -534,6 +534,11 @@ pub(crate) enum Record {
     },
     /// How many rows `ledger` has, and what their hashes come to.
     LedgerRows(Tally),
+    /// Messages after this one are still parked for an entry whose doubt is over; `None`: none are.
+    Released {
+        hash: u128,
+        after: Option<u64>,
+    },
     /// A message needs an entry.
     Link {
         seq: u64,

@@ -19,7 +19,7 @@ use crate::claims::End;
 use crate::engine::{Engine, PreparedMessage, Request, Stated, content_id};
 use crate::record::Content;
 use crate::storage::sqlite::free_bytes;
-use crate::surroundings::halted_finding;
+use crate::surroundings::{halted_finding, many_in_doubt};
 use crate::time::Now;
 use crate::writer::{Done, Op, RawDelivery, Settling, no_room};
 use crate::{Embedded, StoreState};
@@ -196,6 +196,7 @@ impl QueueStore for Embedded {
             named: codec.open(&settle.receipt),
             how: settle.how,
             claim: settle.claim.map(|end| End::new(codec, end)),
+            parked_for: settle.parked_for.map(|id| id.hash()),
         };
         let batch = batch.into_iter().map(settling).collect();
         self.shared.inbox.push(Op::Settle { queue: queue.clone(), batch, reply })?;
@@ -374,8 +375,9 @@ impl QueueAdmin for Embedded {
     async fn examine(&self) -> Result<Examination, StoreError> {
         let mut examination = self.shared.surroundings.examine();
         // A store that has stopped is still examined.
-        if let Ok(halted) = self.shared.job(|engine, _| engine.halted_queues()).await {
-            examination.findings.extend(halted_finding(&halted));
+        let look = |engine: &mut Engine, _| (engine.halted_queues(), engine.near_bound());
+        if let Ok((halted, near)) = self.shared.job(look).await {
+            examination.findings.extend(halted_finding(&halted).into_iter().chain(many_in_doubt(&near)));
         }
         Ok(examination)
     }

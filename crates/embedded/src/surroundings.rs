@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use hapax_core::policy::tier::{Finding, Severity};
 use hapax_core::{Examination, QueueName};
 
+use crate::engine::NearBound;
 use crate::medium::{Medium, medium};
 use crate::storage::sqlite::free_bytes;
 use crate::{DATABASE, Options};
@@ -26,10 +27,14 @@ pub const FINDING_CODES: &[(&str, Severity)] = &[
     warning("disk-nearly-full"),
     warning("clock-behind"),
     warning("groups-halted"),
+    warning("many-in-doubt"),
 ];
 
 /// Queues that the finding about halted groups names; of the others it says how many there are.
 const HALTED_NAMED_MAX: usize = 10;
+
+/// Scopes that the finding about keys in doubt names; of the others it says how many there are.
+const SCOPES_NAMED_MAX: usize = 10;
 
 /// Groups that wait for a decision, each queue with how many groups and how many messages in them.
 pub(crate) fn halted_finding(halted: &[(QueueName, u64, u64)]) -> Option<Finding> {
@@ -112,18 +117,30 @@ impl Surroundings {
     }
 }
 
+fn finding(code: &'static str, message: String, remedy: &str) -> Finding {
+    let (_, severity) = FINDING_CODES.iter().find(|(known, _)| *known == code).expect("a known code");
+    Finding { code: code.into(), severity: *severity, message, remedy: remedy.to_owned() }
+}
+
+/// What there is to say about scopes that come near their bound of keys in doubt.
+pub(crate) fn many_in_doubt(near: &[NearBound]) -> Option<Finding> {
+    let max = near.first()?.max;
+    let name = |near: &NearBound| format!("{} ({})", near.scope, near.in_doubt);
+    let named: Vec<_> = near.iter().take(SCOPES_NAMED_MAX).map(name).collect();
+    let more = near.len() - named.len();
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let message = format!(
+        "keys are in doubt in scope {}{more}; at {max} open claims a scope gets no more, until some are resolved",
+        named.join(", ")
+    );
+    let remedy = "find out what their effects came to and resolve them: `hapax ledger list --state in_doubt`";
+    Some(finding("many-in-doubt", message, remedy))
+}
+
 impl Measured {
     fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
-        let mut found = |code: &'static str, message: String, remedy: &str| {
-            let (_, severity) = FINDING_CODES.iter().find(|(known, _)| *known == code).expect("a known code");
-            findings.push(Finding {
-                code: code.into(),
-                severity: *severity,
-                message,
-                remedy: remedy.to_owned(),
-            });
-        };
+        let mut found = |code, message, remedy| findings.push(finding(code, message, remedy));
         if let Some(Medium { kind, network: true, .. }) = &self.medium {
             let problem = "whose locks and syncs cannot be relied on";
             found(

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use crate::browse::parse_attributes;
 use crate::catalogue::Catalogue;
 use crate::claims::{ClaimWaiters, End, LedgerOp};
-use crate::engine::{Engine, Leased, PreparedMessage, Queue, Request};
+use crate::engine::{Engine, Leased, NearBound, PreparedMessage, Queue, Request};
 use crate::ids::Ids;
 use crate::receipt::DeliveryRef;
 use crate::record::{BodyRow, Content, FLAG_DEAD, ImportedRow};
@@ -89,6 +89,8 @@ pub(crate) struct Settling {
     pub named: Option<DeliveryRef>,
     pub how: How,
     pub claim: Option<End>,
+    /// Parked only while the entry with this hash is in doubt.
+    pub parked_for: Option<u128>,
 }
 
 impl Op {
@@ -270,6 +272,8 @@ impl<S: Storage> Writer<S> {
             self.prune(now);
             let unseen = std::mem::take(&mut self.unseen);
             self.give_back(now, unseen);
+            self.engine.lapse_claims(now);
+            self.step_releases(now);
             self.step_redrives(now);
             let rng = &mut self.rng;
             self.engine.run_timers(now, || rng.u64(..));
@@ -289,6 +293,12 @@ impl<S: Storage> Writer<S> {
             while let Some(waiter) = self.waiters.overdue(now.ms()) {
                 let _ = waiter.reply.send(Ok(Vec::new()));
             }
+        }
+        for NearBound { scope, in_doubt, max } in self.engine.take_alarms() {
+            tracing::warn!(
+                %scope, in_doubt, max,
+                "keys of this scope are in doubt; at the maximum its new keys are refused: resolve some"
+            );
         }
         let failed = self.commit(now);
         for answer in std::mem::take(&mut self.answers) {
@@ -719,9 +729,8 @@ impl<S: Storage> Writer<S> {
         for waiter in self.claims.drain() {
             let _ = waiter.reply.send(Err(StoreError::Unavailable("the store is closed".into())));
         }
-        if !self.unseen.is_empty() {
-            self.run(&mut Vec::new());
-        }
+        // What was never seen goes back, and a lease that has ended is recorded as such.
+        self.run(&mut Vec::new());
     }
 }
 

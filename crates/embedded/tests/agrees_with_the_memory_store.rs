@@ -178,7 +178,7 @@ impl Pair {
                 let (id, grants) = &self.granted[at];
                 ClaimEnd { id: id.clone(), token: which(grants).token.clone(), ending: ending.clone() }
             });
-            vec![Settle { receipt: delivery.receipt.clone(), how: how.clone(), claim }]
+            vec![Settle { claim, ..Settle::new(delivery.receipt.clone(), how.clone()) }]
         };
         let ours = self.stores.ours.settle(queue, settle(&both.ours, |grants| &grants.ours)).await;
         let memory = self.stores.memory.settle(queue, settle(&both.memory, |grants| &grants.memory)).await;

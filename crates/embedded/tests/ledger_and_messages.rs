@@ -130,7 +130,7 @@ async fn only_messages_that_need_an_entry_are_linked_and_no_link_outlives_its_me
     let grant = rig.granted(for_delivery(&plain, &delivery, "a")).await;
     assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 1);
     let claim = Some(ending(&entry_of(&plain, &delivery), &grant, complete("done")));
-    let settle = Settle { receipt: delivery.receipt, how: How::Ack, claim };
+    let settle = Settle { receipt: delivery.receipt, how: How::Ack, claim, parked_for: None };
     assert_eq!(rig.store.settle(&plain, vec![settle]).await.unwrap(), [Ok(Settled::Acked)]);
     assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 0);
 

@@ -3,8 +3,17 @@
 #[path = "common/ledger.rs"]
 mod ledger;
 
-use hapax_core::{Claim, EntryFilter, Ledger, QueueAdmin, ResolveError, StoreError};
+use hapax_core::{
+    Batch, Claim, ClaimEnd, ClaimError, Ending, EntryFilter, How, Ledger, NewMessage, QueueAdmin,
+    QueueConfig, QueueStore, Receive, Renew, ResolveError, Settle, SettleError, Settled, StoreError,
+    TokenError,
+};
 use ledger::*;
+
+/// Whether the only claim of a batch was refused because its entry is damaged.
+fn is_damaged(answer: &Batch<Claim, ClaimError>) -> bool {
+    matches!(answer.as_deref(), Ok([Err(ClaimError::Store(StoreError::Damaged(_)))]))
+}
 
 /// A store with one entry that is held and one that is completed, changed behind its back.
 async fn damaged(sql: &str) -> Rig {
@@ -36,7 +45,7 @@ async fn a_damaged_entry_refuses_claims_until_it_is_forgotten() {
     for change in changes {
         let rig = damaged(&format!("UPDATE ledger SET {change} WHERE key = 'done'")).await;
         let refused = rig.store.claim(vec![by("b", "done")]).await;
-        assert!(matches!(refused, Err(StoreError::Damaged(_))), "{change}: {refused:?}");
+        assert!(is_damaged(&refused), "{change}: {refused:?}");
         assert!(matches!(rig.store.entry(&id("done")).await, Err(StoreError::Damaged(_))), "{change}");
         // Nothing else stops.
         assert!(matches!(rig.claim(by("b", "held")).await, Claim::InProgress { .. }), "{change}");
@@ -57,7 +66,7 @@ async fn a_damaged_open_entry_is_told_at_the_opening() {
         "{warnings:?}"
     );
     let refused = rig.store.claim(vec![by("a", "held")]).await;
-    assert!(matches!(refused, Err(StoreError::Damaged(_))), "{refused:?}");
+    assert!(is_damaged(&refused), "{refused:?}");
     let resolved = rig.store.resolve(&id("held"), hapax_core::Resolution::Absent, "eva").await;
     assert!(matches!(resolved, Err(ResolveError::Store(StoreError::Damaged(_)))), "{resolved:?}");
 }
@@ -74,7 +83,7 @@ async fn damaged_entries_are_not_pruned_and_do_not_stop_pruning() {
     assert_eq!(rig.rows("SELECT count(*) FROM ledger WHERE key = 'later'"), 0);
     assert_eq!(rig.rows("SELECT count(*) FROM ledger WHERE key = 'done'"), 1);
     let refused = rig.store.claim(vec![by("b", "done")]).await;
-    assert!(matches!(refused, Err(StoreError::Damaged(_))), "{refused:?}");
+    assert!(is_damaged(&refused), "{refused:?}");
     let warnings = rig.store.status().await.unwrap().warnings;
     assert!(warnings.iter().any(|warning| warning.contains("ledger entries are damaged")), "{warnings:?}");
 }
@@ -115,7 +124,7 @@ async fn an_index_that_has_lost_an_entry_is_made_anew() {
         let store = hapax_embedded::Embedded::open(folder.path(), options).unwrap();
         let warnings = store.status().await.unwrap().warnings;
         match store.claim(vec![by("b", "done")]).await {
-            Err(StoreError::Damaged(_)) => store.forget(&id("done"), "eva").await.unwrap(),
+            refused if is_damaged(&refused) => store.forget(&id("done"), "eva").await.unwrap(),
             Ok(claims) => {
                 assert!(matches!(claims[0], Ok(Claim::Completed { .. })), "{claims:?} {warnings:?}");
                 assert!(warnings.iter().any(|warning| warning.contains("made anew")), "{warnings:?}");
@@ -151,12 +160,10 @@ async fn no_flipped_byte_makes_a_completed_key_run_again() {
         let options = hapax_embedded::Options { clock, ..hapax_embedded::Options::default() };
         let Ok(store) = hapax_embedded::Embedded::open(folder.path(), options) else { continue };
         opened += 1;
-        match store.claim(vec![by("b", "done")]).await {
-            Ok(claims) => match &claims[0] {
-                Ok(Claim::Completed { outcome: found, .. }) => assert_eq!(*found, outcome(outcome_text)),
-                other => panic!("byte {place}: {other:?}"),
-            },
-            Err(_) => refused += 1,
+        match &store.claim(vec![by("b", "done")]).await.unwrap()[0] {
+            Ok(Claim::Completed { outcome: found, .. }) => assert_eq!(*found, outcome(outcome_text)),
+            Err(ClaimError::Store(StoreError::Damaged(_))) => refused += 1,
+            other => panic!("byte {place}: {other:?}"),
         }
         // An operator can let it go, or is told that the file is beyond that; the store goes on.
         if store.forget(&id("done"), "eva").await.is_ok() {
@@ -170,4 +177,55 @@ async fn no_flipped_byte_makes_a_completed_key_run_again() {
     println!("{opened} opened, {refused} refused, {forgotten} forgotten");
     assert!(refused > 50, "hardly any byte mattered: {refused}");
     assert!(forgotten * 10 > opened * 8, "{forgotten} of {opened} could be forgotten");
+}
+
+/// A damaged entry is the problem of its own claim: the others of a batch are renewed, ended, granted and settled.
+#[tokio::test]
+async fn a_damaged_entry_fails_no_other_of_its_batch() {
+    const KEYS: [&str; 3] = ["a", "broken", "c"];
+    let mut rig = Rig::new();
+    let queue = rig.once_queue("jobs", QueueConfig::default()).await;
+    let mut grants = Vec::new();
+    for key in KEYS {
+        grants.push(rig.granted(by("ann", key)).await);
+        rig.send(&queue, NewMessage::new(key)).await;
+    }
+    let deliveries = rig.store.receive(&queue, Receive::up_to(3)).await.unwrap();
+    rig.store.close();
+    rig.db().execute("UPDATE ledger SET owner = 'x' WHERE key = 'broken'", []).unwrap();
+    rig.reopen();
+
+    let renew = |(key, grant): (&&str, &hapax_core::Grant)| Renew {
+        id: id(key),
+        token: grant.token.clone(),
+        lease_ms: LEASE_MS,
+    };
+    let renewed = rig.store.renew(KEYS.iter().zip(&grants).map(renew).collect()).await.unwrap();
+    assert!(matches!(renewed[..], [Ok(_), Err(TokenError::Damaged), Ok(_)]), "{renewed:?}");
+
+    let claims = rig.store.claim(KEYS.map(|key| by("ann", key)).to_vec()).await.unwrap();
+    assert!(
+        matches!(
+            &claims[..],
+            [Ok(Claim::Granted(_)), Err(ClaimError::Store(StoreError::Damaged(why))), Ok(Claim::Granted(_))]
+                if why.contains("api/orders broken")
+        ),
+        "{claims:?}"
+    );
+
+    let end = |at: usize| ClaimEnd {
+        id: id(KEYS[at]),
+        token: grants[at].token.clone(),
+        ending: if at == 0 { complete("paid") } else { Ending::Doubt },
+    };
+    // The first with its delivery, the others without.
+    let settle =
+        |at: usize| Settle { claim: Some(end(at)), ..Settle::new(deliveries[at].receipt.clone(), How::Ack) };
+    let settled = rig.store.settle(&queue, vec![settle(1), settle(0)]).await.unwrap();
+    assert_eq!(settled, [Err(SettleError::Claim(TokenError::Damaged)), Ok(Settled::Acked)]);
+    let ended = rig.store.end(vec![end(1), end(2)]).await.unwrap();
+    assert_eq!(ended, [Err(TokenError::Damaged), Ok(())]);
+    assert!(matches!(rig.claim(by("bob", "a")).await, Claim::Completed { .. }));
+    assert!(matches!(rig.claim(parking(by("bob", "c"))).await, Claim::InDoubt { .. }));
+    assert_eq!(rig.store.status().await.unwrap().messages, 2, "only the sound one was acked");
 }

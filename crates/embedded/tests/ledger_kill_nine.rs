@@ -51,7 +51,7 @@ async fn run(store: &Embedded, delivery: Delivery) {
     let outcome = RecordedOutcome::done(Json::of(&number).unwrap());
     let ending = Ending::Complete { outcome, ttl_ms: TTL_MS_DEFAULT };
     let claim = Some(ClaimEnd { id: entry(number), token: grant.token, ending });
-    let settle = Settle { receipt: delivery.receipt, how: How::Ack, claim };
+    let settle = Settle { receipt: delivery.receipt, how: How::Ack, claim, parked_for: None };
     say(&format!("completing {number}"));
     let settled = store.settle(&queue(), vec![settle]).await.unwrap().remove(0).unwrap();
     assert_eq!(settled, Settled::Acked);

@@ -158,6 +158,11 @@ impl Run {
                 counters.mismatches.add();
                 mismatch()
             }
+            Some(Answer::Refused(ClaimError::TooManyInDoubt { scope, open, in_doubt, max })) => {
+                tracing::warn!(%scope, open, in_doubt, max, "no claim: too many keys of this scope are in doubt");
+                counters.outages.add();
+                too_many_in_doubt(in_doubt)
+            }
             Some(Answer::Refused(error)) => {
                 tracing::error!(id = %self.id, %error, "the ledger refused a claim");
                 outage("the ledger refused the claim")
@@ -494,6 +499,15 @@ fn outage(detail: &str) -> Problem {
     let title = "The idempotency ledger is unavailable";
     let detail = format!("{detail}; nothing was run, send it again later");
     Problem::new("ledger-unavailable", StatusCode::SERVICE_UNAVAILABLE, title, detail).retry_after(1, 9)
+}
+
+fn too_many_in_doubt(in_doubt: u64) -> Problem {
+    let title = "Too many requests are in doubt";
+    let detail = format!(
+        "{in_doubt} requests of this caller to this route are in doubt, and one more could not be told from them; nothing \
+         was run, send it again after some have been resolved (`hapax ledger resolve`)"
+    );
+    Problem::new("too-many-in-doubt", StatusCode::SERVICE_UNAVAILABLE, title, detail).retry_after(1, 9)
 }
 
 fn overloaded() -> Problem {

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use common::proxied::Proxied;
 use common::{Client, Store, until};
-use hapax_core::OnDoubt;
-use hapax_http::Policy;
+use hapax_core::{EntryFilter, EntryState, Ledger, OnDoubt, Resolution};
+use hapax_embedded::{Embedded, Options};
 use hapax_http::proxy::{ProxyConfig, ProxyLimits};
+use hapax_http::{OnOutage, Policy};
 use http::StatusCode;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -159,4 +160,46 @@ async fn a_run_that_takes_too_long_is_cut_off() {
     let answer = Client::new().post(proxy.address, "/orders", "k", "{}").await;
     assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (504, "run-too-long"));
     assert_eq!(proxy.layer.counters().doubts, 1);
+}
+
+/// Each broken request leaves a key in doubt. At the bound of its scope a new key is turned away before it reaches the
+/// upstream, also where requests may pass while the ledger is down; another caller is not affected.
+#[tokio::test]
+async fn a_long_outage_stops_the_route_that_it_hits_and_no_other() {
+    const MAX: usize = 3;
+    let client = Client::new();
+    for on_outage in [OnOutage::Closed, OnOutage::Open] {
+        let folder = tempfile::tempdir().unwrap();
+        let options = Options { in_doubt_per_scope_max: MAX as u64, ..Options::default() };
+        let ledger: Arc<dyn Ledger> = Arc::new(Embedded::open(folder.path(), options).unwrap());
+        let upstream = Raw::serve(&["", "", "", OK]).await;
+        let mut config = config(OnDoubt::Park);
+        config.policy.on_outage = on_outage;
+        let proxy = Proxied::before(upstream.address, ledger.clone(), config).await;
+        for n in 0..MAX {
+            let broken = client.post(proxy.address, "/orders", &format!("k{n}"), "{}").await;
+            assert_eq!(broken.problem(), "upstream-broken");
+        }
+        let answer = client.post(proxy.address, "/orders", "new", "{}").await;
+        assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (503, "too-many-in-doubt"));
+        assert!(
+            answer.headers.contains_key("retry-after") && answer.text().contains("3 requests"),
+            "{answer:?}"
+        );
+        assert_eq!(upstream.requests(), MAX, "it was not sent");
+        let parked = client.post(proxy.address, "/orders", "k0", "{}").await;
+        assert_eq!(parked.problem(), "in-doubt", "a known key still gets its own answer");
+
+        let other = http::Request::post(format!("http://{}/orders", proxy.address))
+            .header("idempotency-key", "new")
+            .header("authorization", "Bearer another");
+        let other = client.send(other.body(http_body_util::Full::from("{}")).unwrap()).await;
+        assert_eq!((other.status.as_u16(), other.text().as_str()), (200, "done"), "another caller");
+
+        let filter = EntryFilter { state: Some(EntryState::InDoubt), limit: 1, ..EntryFilter::default() };
+        let in_doubt = ledger.entries(filter).await.unwrap().items.remove(0);
+        ledger.resolve(&in_doubt.id, Resolution::Absent, "ann").await.unwrap();
+        let answer = client.post(proxy.address, "/orders", "new", "{}").await;
+        assert_eq!((answer.status.as_u16(), answer.text().as_str()), (200, "done"), "there is room again");
+    }
 }

@@ -372,7 +372,9 @@ async fn a_wrong_method_is_told_the_right_ones() {
         ("PUT", &format!("{PATH}/renew"), "post"),
         ("DELETE", &format!("{PATH}/release"), "post"),
         ("GET", &format!("{PATH}/resolve"), "post"),
-        ("POST", "/v1/claims", "get"),
+        ("DELETE", "/v1/claims", "get"),
+        ("PUT", "/v1/claims", "post"),
+        ("GET", "/v1/claims/renew", "post"),
         ("DELETE", "/v1/ledger", "get"),
     ] {
         let reply = api.call(method, path, Value::Null).await;

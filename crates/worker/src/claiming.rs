@@ -146,8 +146,13 @@ impl WorkerState {
                 self.stats.rejected.add();
                 Verdict::End(decide::mismatch(job.entry().key.as_str()))
             }
+            Answer::Refused(error @ ClaimError::TooManyInDoubt { .. }) => {
+                return Err(StoreError::Full(error.to_string()));
+            }
+            Answer::Refused(ClaimError::Store(error))
+            | Answer::Unavailable(error)
+            | Answer::Unconfirmed(error) => return Err(error),
             Answer::Refused(error) => return Err(StoreError::Invalid(error.to_string())),
-            Answer::Unavailable(error) | Answer::Unconfirmed(error) => return Err(error),
         })
     }
 

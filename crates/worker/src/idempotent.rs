@@ -280,6 +280,10 @@ impl Idempotent {
             }
             Some(Answer::InDoubt) => Err(IdempotentError::InDoubt),
             Some(Answer::Refused(ClaimError::Mismatch)) => Err(IdempotentError::Mismatch),
+            Some(Answer::Refused(ClaimError::Store(error))) => Err(IdempotentError::Ledger(error)),
+            Some(Answer::Refused(error @ ClaimError::TooManyInDoubt { .. })) => {
+                Err(IdempotentError::Ledger(StoreError::Full(error.to_string())))
+            }
             Some(Answer::Refused(error)) => Err(IdempotentError::Invalid(error.to_string())),
             Some(Answer::Unavailable(error) | Answer::Unconfirmed(error)) => {
                 Err(IdempotentError::Ledger(error))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hapax_claim::{EndError, Held as _, Phase};
-use hapax_core::{ClaimEnd, Ending, How, Settle, SettleError, Settled, StoreError};
+use hapax_core::{ClaimEnd, Ending, EntryId, How, MessageId, Settle, SettleError, Settled, StoreError};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cx::Job;
@@ -97,6 +97,10 @@ impl WorkerState {
         let unanswered = || Err(StoreError::OutcomeUnknown("the store did not answer in time".into()));
         let error = match call.unwrap_or_else(unanswered) {
             Ok(answers) => {
+                let parked: Vec<_> = open.iter().zip(&answers).filter_map(parked).collect();
+                if !self.same_store {
+                    self.release_decided(parked).await;
+                }
                 let answered = open.drain(..).zip(answers);
                 return answered.filter_map(|(one, answer)| self.answered(one, answer)).collect();
             }
@@ -130,7 +134,38 @@ impl WorkerState {
 
     fn as_settle(&self, finish: &Finish) -> Settle {
         let claim = self.same_store.then(|| claim_end(finish)).flatten();
-        Settle { receipt: finish.job.delivery.receipt.clone(), how: finish.how.clone(), claim }
+        let receipt = finish.job.delivery.receipt.clone();
+        // A store with a ledger of its own would look for the entry there.
+        let in_doubt = self.same_store && matches!(finish.how, How::Park { .. });
+        let parked_for = in_doubt.then(|| finish.job.entry().clone());
+        Settle { receipt, how: finish.how.clone(), claim, parked_for }
+    }
+
+    /// The ledger is elsewhere: whoever resolved a key before its message was parked did not find it there, and nothing
+    /// would wake it. So the ledger is asked again.
+    async fn release_decided(&self, parked: Vec<(EntryId, MessageId)>) {
+        let Some(claims) = &self.claims else { return };
+        let mut decided = Vec::new();
+        for (entry, message) in parked {
+            match claims.is_in_doubt(&entry).await {
+                Ok(true) => {}
+                Ok(false) => decided.push(message),
+                Err(error) => {
+                    tracing::warn!(%error, %entry, %message, "whether a parked message is still in doubt cannot be told");
+                }
+            }
+        }
+        if decided.is_empty() {
+            return;
+        }
+        let (queue, count) = (&self.env.name, decided.len());
+        match self.timer().timeout(CALL_MS_MAX, self.source.release(decided)).await {
+            Some(Ok(())) => tracing::info!(%queue, count, "parked messages go on: their doubt was over"),
+            Some(Err(error)) => {
+                tracing::error!(%queue, count, %error, "parked messages whose doubt is over could not be released; release them");
+            }
+            None => tracing::error!(%queue, count, "the release of parked messages was not answered in time"),
+        }
     }
 
     /// Acts on one answer; what is to be sent instead, if anything.
@@ -236,6 +271,13 @@ impl WorkerState {
             let _ = tell.send(settled);
         }
     }
+}
+
+/// The entry and the message, if it was parked.
+fn parked((one, answer): (&Open, &Result<Settled, SettleError>)) -> Option<(EntryId, MessageId)> {
+    let job = &one.finish.job;
+    (*answer == Ok(Settled::Parked) && matches!(one.finish.how, How::Park { .. }))
+        .then(|| (job.entry().clone(), job.delivery.id))
 }
 
 /// How the claim of a delivery ends, if it has one.

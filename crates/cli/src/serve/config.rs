@@ -84,6 +84,8 @@ pub struct EmbeddedConfig {
     pub bytes_max: Option<u64>,
     /// Maximum memory for messages, in bytes.
     pub memory_bytes_max: Option<u64>,
+    /// Maximum count of open claims in one scope of the ledger, held or in doubt; at least 1.
+    pub in_doubt_per_scope_max: u64,
     /// Opens a store on a network file system, whose locks and syncs cannot be relied on.
     pub allow_network_file_system: bool,
     /// The only folder that the server writes backups into; `backups` in the store's folder if `None`.
@@ -92,13 +94,15 @@ pub struct EmbeddedConfig {
 
 impl Default for EmbeddedConfig {
     fn default() -> Self {
-        let Options { quota, reserve_bytes, allow_network_file_system, .. } = Options::default();
+        let Options { quota, reserve_bytes, in_doubt_per_scope_max, allow_network_file_system, .. } =
+            Options::default();
         let StoreQuota { messages_max, bytes_max, memory_bytes_max } = quota;
         Self {
             reserve_bytes,
             messages_max,
             bytes_max,
             memory_bytes_max,
+            in_doubt_per_scope_max,
             allow_network_file_system,
             backup_folder: None,
         }
@@ -113,12 +117,14 @@ impl EmbeddedConfig {
             messages_max,
             bytes_max,
             memory_bytes_max,
+            in_doubt_per_scope_max,
             allow_network_file_system,
             // Opening needs no backups.
             backup_folder: _,
         } = *self;
         let quota = StoreQuota { messages_max, bytes_max, memory_bytes_max };
-        Options { quota, reserve_bytes, allow_network_file_system, ..Options::default() }
+        let bounds = Options { quota, reserve_bytes, in_doubt_per_scope_max, ..Options::default() };
+        Options { allow_network_file_system, ..bounds }
     }
 }
 
@@ -285,6 +291,10 @@ impl Config {
         if folder(&self.store.url).is_none() {
             let problem = format!("store.url: {:?} names no store; use embedded:PATH", self.store.url);
             found.push(Problem::at("store.url", problem));
+        }
+        if self.store.embedded.in_doubt_per_scope_max == 0 {
+            let path = "store.embedded.in_doubt_per_scope_max";
+            found.push(Problem::at(path, format!("{path}: 0 would refuse every claim; use at least 1")));
         }
         found.extend(level_problem(&self.log));
         found.extend(redacted_problems(&self.auth.keys, "auth.keys"));

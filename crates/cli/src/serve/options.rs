@@ -86,6 +86,9 @@ struct Bounds {
     /// Sends are refused when the disk has less room than this [default: 67108864].
     #[arg(long, value_name = "BYTES", env = "HAPAX_STORE_RESERVE_BYTES")]
     store_reserve_bytes: Option<u64>,
+    /// The most open claims, held or in doubt, in one scope of the ledger [default: 100000].
+    #[arg(long, value_name = "N", env = "HAPAX_STORE_IN_DOUBT_PER_SCOPE_MAX")]
+    store_in_doubt_per_scope_max: Option<u64>,
     /// Opens a store on a network file system, whose locks and syncs cannot be relied on [default: false].
     #[arg(
         long,
@@ -225,6 +228,7 @@ impl Bounds {
             messages_max,
             bytes_max,
             memory_bytes_max,
+            in_doubt_per_scope_max,
             allow_network_file_system,
             backup_folder,
         } = &mut config.store.embedded;
@@ -232,6 +236,7 @@ impl Bounds {
         set_some(bytes_max, self.store_bytes_max);
         set_some(memory_bytes_max, self.store_memory_bytes_max);
         set(reserve_bytes, self.store_reserve_bytes);
+        set(in_doubt_per_scope_max, self.store_in_doubt_per_scope_max);
         set(allow_network_file_system, self.store_allow_network_file_system);
         set_some(backup_folder, self.store_backup_folder);
         let LimitsConfig {

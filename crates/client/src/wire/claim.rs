@@ -70,6 +70,91 @@ impl ClaimBody {
     }
 }
 
+/// `POST /v1/claims`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClaimsRequest {
+    /// The claims, at most 1,000. Two of them may name the same key: the second finds the first's claim.
+    pub claims: Vec<ClaimItem>,
+}
+
+/// One claim of a batch: the fields of [`ClaimBody`], and which entry.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClaimItem {
+    /// Tenant and route, or queue.
+    pub scope: Scope,
+    /// The key.
+    pub key: IdempotencyKey,
+    /// See [`ClaimBody::owner`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
+    /// See [`ClaimBody::fingerprint`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<Fingerprint>,
+    /// See [`ClaimBody::lease_ms`].
+    pub lease_ms: u64,
+    /// See [`ClaimBody::wait_ms`]. The answer comes when the last of the batch has its own.
+    #[serde(default)]
+    pub wait_ms: u64,
+    /// See [`ClaimBody::on_doubt`].
+    #[serde(default)]
+    pub on_doubt: OnDoubt,
+    /// See [`ClaimBody::queue`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<QueueName>,
+    /// See [`ClaimBody::receipt`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receipt: Option<Receipt>,
+}
+
+impl From<ClaimRequest> for ClaimItem {
+    fn from(request: ClaimRequest) -> Self {
+        let EntryId { scope, key } = request.id.clone();
+        let ClaimBody { owner, fingerprint, lease_ms, wait_ms, on_doubt, queue, receipt } = request.into();
+        Self { scope, key, owner, fingerprint, lease_ms, wait_ms, on_doubt, queue, receipt }
+    }
+}
+
+impl ClaimItem {
+    /// The entry, and the claim as a request for it alone would carry it.
+    pub fn split(self) -> (EntryId, ClaimBody) {
+        let Self { scope, key, owner, fingerprint, lease_ms, wait_ms, on_doubt, queue, receipt } = self;
+        let body = ClaimBody { owner, fingerprint, lease_ms, wait_ms, on_doubt, queue, receipt };
+        (EntryId::new(scope, key), body)
+    }
+}
+
+/// `POST /v1/claims/renew`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RenewsRequest {
+    /// The claims to keep, at most 1,000.
+    pub renew: Vec<RenewItem>,
+}
+
+/// One renewal of a batch.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RenewItem {
+    /// Tenant and route, or queue.
+    pub scope: Scope,
+    /// The key.
+    pub key: IdempotencyKey,
+    /// The claim's token.
+    pub token: String,
+    /// How long from now. 1 ms to 12 h.
+    pub lease_ms: u64,
+}
+
+/// `POST /v1/claims/end`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EndsRequest {
+    /// The claims to end, at most 1,000.
+    pub end: Vec<ClaimEndItem>,
+}
+
 /// What a claim answers: a grant (201), or what came of the effect before (200).
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -351,7 +436,7 @@ impl ResolveBody {
     }
 }
 
-/// The end of a claim that goes with the end of a delivery: exactly one of `complete`, `release` and `in_doubt`.
+/// The end of a claim, alone or with the end of a delivery: exactly one of `complete`, `release` and `in_doubt`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimEndItem {
@@ -426,9 +511,17 @@ pub struct LedgerReport {
 
 impl From<ClaimError> for Problem {
     fn from(error: ClaimError) -> Self {
-        let problem = Self::new(error.code(), error.to_string(), false);
+        let problem = Self::new(error.code(), error.to_string(), error.is_retryable());
         match error {
             ClaimError::Invalid(reason) => problem.because(&reason),
+            ClaimError::TooManyInDoubt { scope, open, in_doubt, max } => Self {
+                scope: Some(scope.to_string()),
+                used: Some(open),
+                in_doubt: Some(in_doubt),
+                max: Some(max),
+                ..problem
+            },
+            ClaimError::Store(error) => error.into(),
             _ => problem,
         }
     }
@@ -470,6 +563,12 @@ impl Problem {
             "in-doubt" => Ok(Claim::InDoubt { since_ms: self.since_ms? }),
             "fingerprint-mismatch" => Err(ClaimError::Mismatch),
             "invalid" => Err(ClaimError::Invalid(self.reason.clone().unwrap_or_else(|| self.detail.clone()))),
+            "too-many-in-doubt" => Err(ClaimError::TooManyInDoubt {
+                scope: Scope::new(self.scope.as_ref()?).ok()?,
+                open: self.used?,
+                in_doubt: self.in_doubt?,
+                max: self.max?,
+            }),
             _ => return None,
         })
     }
@@ -480,6 +579,7 @@ impl Problem {
             "stale-token" => TokenError::Stale,
             "claim-gone" => TokenError::Gone,
             "claim-ended" => TokenError::Ended,
+            "damaged-entry" => TokenError::Damaged,
             _ => return None,
         })
     }
@@ -540,7 +640,8 @@ mod tests {
             };
             assert_eq!(back, Some(claim));
         }
-        for error in [ClaimError::Mismatch, ClaimError::Invalid("why".into())] {
+        let full = ClaimError::TooManyInDoubt { scope: id().scope, open: 9, in_doubt: 7, max: 8 };
+        for error in [ClaimError::Mismatch, ClaimError::Invalid("why".into()), full] {
             assert_eq!(over_the_wire(&Problem::from(error.clone())).to_claim(), Some(Err(error)));
         }
     }
@@ -567,7 +668,7 @@ mod tests {
 
     #[test]
     fn every_refusal_is_the_same_at_the_other_end() {
-        for error in [TokenError::Stale, TokenError::Gone, TokenError::Ended] {
+        for error in [TokenError::Stale, TokenError::Gone, TokenError::Ended, TokenError::Damaged] {
             assert_eq!(over_the_wire(&Problem::from(error)).to_token(), Some(error));
             let settle = SettleError::Claim(error);
             assert_eq!(over_the_wire(&Problem::from(settle.clone())).to_settle(), Some(settle));

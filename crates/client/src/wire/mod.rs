@@ -16,12 +16,14 @@ use hapax_core::{
     Capabilities, Document, DocumentName, GroupId, LedgerCapabilities, MessageId, QueueConfig, QueueInfo,
     QueueName, QueuePause, Receive, RedriveFilter, RedriveRequest, RedriveTask, Revision, StoreStatus,
 };
-use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
 
 pub use attribute::AttributeItem;
 pub use claim::{
-    ClaimAnswer, ClaimBody, ClaimEndItem, CompleteBody, Completion, Entries, LedgerReport, ReleaseBody,
-    RenewBody, ResolveAs, ResolveBody, StateAnswer,
+    ClaimAnswer, ClaimBody, ClaimEndItem, ClaimItem, ClaimsRequest, CompleteBody, Completion, EndsRequest,
+    Entries, LedgerReport, ReleaseBody, RenewBody, RenewItem, RenewsRequest, ResolveAs, ResolveBody,
+    StateAnswer,
 };
 pub use message::{DeliveryItem, MessageItem, ParkedItem, SendItem};
 pub use problem::Problem;
@@ -31,7 +33,7 @@ pub use transfer::{FenceBound, ImportBody, ImportedAnswer, scope_of};
 pub type AttributeItems = BTreeMap<String, AttributeItem>;
 
 /// One element's answer: what was asked for, or why not.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub enum Element<T> {
     /// It was not done.
@@ -43,8 +45,24 @@ pub enum Element<T> {
     Done(T),
 }
 
+/// By hand: serde's own way reads either form from a copy in which a JSON text is no longer as it was written.
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Element<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Failed {
+            error: Box<Problem>,
+        }
+        let json = hapax_core::Json::deserialize(from)?;
+        match json.get() {
+            Ok(Failed { error }) => Ok(Self::Failed { error }),
+            Err(_) => json.get().map(Self::Done).map_err(serde::de::Error::custom),
+        }
+    }
+}
+
 /// One answer per element, in the order of the request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(bound(deserialize = "T: DeserializeOwned"))]
 pub struct Results<T> {
     /// How many were not done.
     pub failed: usize,
@@ -163,6 +181,9 @@ pub struct SettleItem {
     /// Ends the claim that was made for it as well. A token that is stale keeps the delivery from being settled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimEndItem>,
+    /// With `park`: the entry whose doubt it is parked for. Where that is over, the message is returned instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parked_for: Option<hapax_core::EntryId>,
 }
 
 /// `POST /v1/queues/{queue}/settle`.

@@ -67,6 +67,12 @@ pub struct Problem {
     /// The document that it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub document: Option<String>,
+    /// The scope of the ledger that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scope: Option<String>,
+    /// Keys of the scope that are in doubt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub in_doubt: Option<u64>,
     /// Since when the key is in doubt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since_ms: Option<u64>,

@@ -1,7 +1,7 @@
 //! Point 3: a lease is short, renewed, and not what an outcome is kept by.
 
 use hapax_core::ledger::DOUBT_MS;
-use hapax_core::{Claim, ClaimRequest, Ending, EntryState, OnDoubt, TokenError};
+use hapax_core::{Claim, ClaimRequest, Ending, EntryFilter, EntryState, OnDoubt, Resolution, TokenError};
 
 use crate::ledger_trial::{KEPT, LONG, ask, brief, complete, done, id, parking, replayed};
 use crate::trial::{LEASE, Trial};
@@ -100,8 +100,8 @@ pub(crate) async fn an_open_claim_gets_a_full_lease_after_a_restart(mut t: Trial
     t.grant(ask(&long, "ann")).await;
     t.pass(LEASE / 2).await;
     t.restart().await;
+    assert_eq!(t.state(&lapsed).await, Some(EntryState::InDoubt), "it had lapsed before");
     t.busy(&t.claim(ask(&held, "bob")).await, LEASE);
-    t.busy(&t.claim(ask(&lapsed, "bob")).await, LEASE / 2);
     t.busy(&t.claim(ask(&renewed, "bob")).await, LEASE);
     t.busy(&t.claim(ask(&long, "bob")).await, LONG);
     t.pass(LEASE).await;
@@ -123,11 +123,49 @@ pub(crate) async fn what_was_in_doubt_stays_so_after_a_crash(mut t: Trial) {
     assert!(t.grant(ask(&doubted, "bob")).await.takeover);
 }
 
-pub(crate) async fn a_claim_that_stands_long_in_a_stopped_store_is_held_when_it_opens(mut t: Trial) {
-    let order = id("order-7");
-    let grant = t.lapsed(&order, "ann").await;
+/// Someone was told that it is in doubt: a crash does not take that back, and it can be decided about at once.
+pub(crate) async fn a_lapsed_claim_is_in_doubt_right_after_a_crash(mut t: Trial) {
+    let (asked, looked, listed, revived) = (id("asked"), id("looked"), id("listed"), id("revived"));
+    for order in [&asked, &looked, &listed] {
+        t.grant(ClaimRequest { on_doubt: OnDoubt::Park, ..brief(order, "ann") }).await;
+    }
+    let back = t.grant(brief(&revived, "ann")).await;
+    t.pass(LEASE).await;
+    let since = match t.claim(parking(&asked, "bob")).await {
+        Claim::InDoubt { since_ms } => since_ms,
+        other => panic!("in doubt, got {other:?}"),
+    };
+    assert_eq!(t.state(&looked).await, Some(EntryState::InDoubt));
+    let in_doubt =
+        t.entries(EntryFilter { state: Some(EntryState::InDoubt), limit: 10, ..EntryFilter::default() });
+    assert!(in_doubt.await.iter().any(|view| view.id == listed));
+    t.renew(&revived, &back.token, LEASE).await.expect("its holder was only asleep");
     t.crash().await;
-    t.busy(&t.claim(ask(&order, "bob")).await, LEASE);
+    for order in [&asked, &looked, &listed] {
+        assert_eq!(t.state(order).await, Some(EntryState::InDoubt), "{order}");
+    }
+    assert_eq!(t.entry(&asked).await.expect("an entry").ended_ms, Some(since), "since the same time");
+    t.busy(&t.claim(ask(&revived, "bob")).await, LEASE);
+    t.resolve(&asked, Resolution::Absent).await.expect("it can be decided about at once");
+    t.grant(parking(&asked, "bob")).await;
+    // Twice is as good as once.
+    t.crash().await;
+    assert_eq!(t.state(&looked).await, Some(EntryState::InDoubt));
+    t.busy(&t.claim(ask(&asked, "eve")).await, LONG);
+}
+
+/// A claim that was held when the store stopped is held when it opens, however often it stops and however long it stands.
+pub(crate) async fn a_claim_held_when_the_store_stops_is_held_when_it_opens(mut t: Trial) {
+    let (order, other) = (id("order-7"), id("order-8"));
+    let grant = t.grant(brief(&order, "ann")).await;
+    for _ in 0..3 {
+        // Less than a lease each time, more than one together: each opening gives it a full one.
+        t.pass(LEASE / 2).await;
+        t.crash().await;
+        t.busy(&t.claim(ask(&order, "bob")).await, LEASE);
+        t.completed(&other, &done("paid")).await;
+        t.forget(&other).await.unwrap();
+    }
     t.lasts(t.renew(&order, &grant.token, LONG).await.expect("its holder comes back in time"), LONG);
     t.end(&order, &grant.token, Ending::Complete { outcome: done("paid"), ttl_ms: KEPT }).await.unwrap();
     assert_eq!(replayed(&t.claim(ask(&order, "bob")).await), Some(&done("paid")));

@@ -57,7 +57,8 @@ pub(crate) async fn settle_with(
 ) -> Result<Settled, SettleError> {
     let (id, grant, ending) = claim;
     let claim = Some(ends(id, &grant.token, ending));
-    settle_all(t, queue, vec![Settle { receipt: delivery.receipt.clone(), how, claim }]).await.remove(0)
+    let settle = Settle { claim, ..Settle::new(delivery.receipt.clone(), how) };
+    settle_all(t, queue, vec![settle]).await.remove(0)
 }
 
 pub(crate) async fn an_ack_completes_its_claim(mut t: Trial) {
@@ -179,7 +180,7 @@ pub(crate) async fn batches_end_each_claim_for_itself(mut t: Trial) {
         }
         // The third is settled without its claim.
         let claim = (n != 2).then(|| ends(&id, &grant.token, complete(&done(&n.to_string()))));
-        batch.push(Settle { receipt: d.receipt.clone(), how: How::Ack, claim });
+        batch.push(Settle { claim, ..Settle::ack(d.receipt.clone()) });
     }
     let answers = settle_all(&t, &jobs, batch).await;
     let stale = Err(SettleError::Claim(TokenError::Stale));
@@ -294,6 +295,43 @@ pub(crate) async fn whatever_ends_a_doubt_lets_parked_messages_continue(t: Trial
             _ => t.forget(&id).await.unwrap(),
         }
         assert_eq!(t.one(&jobs).await.id, got.id, "{ends}");
+    }
+}
+
+/// The entry was decided about between the claim's answer and the park: nothing would wake the message any more.
+pub(crate) async fn a_message_is_parked_only_while_its_entry_is_in_doubt(t: Trial) {
+    let decisions = [Some(happened(&done("seen"))), Some(Resolution::Absent), None];
+    for (name, decision) in ["paid", "nothing", "undecided"].into_iter().zip(decisions) {
+        let jobs = t.create(name, once()).await;
+        for _ in 0..2 {
+            t.send(&jobs, keyed("order-7")).await;
+        }
+        let got = t.receive(&jobs, 2).await;
+        let id = entry_of(&jobs, &got[0]);
+        let grant = t.grant(parking(&id, "worker-1")).await;
+        t.end(&id, &grant.token, Ending::Doubt).await.unwrap();
+        for d in &got {
+            let request = ask_for(&jobs, d, "worker-2");
+            let met = t.claim(ClaimRequest { on_doubt: hapax_core::OnDoubt::Park, ..request }).await;
+            assert!(matches!(met, hapax_core::Claim::InDoubt { .. }), "{met:?}");
+        }
+        if let Some(decision) = &decision {
+            t.resolve(&id, decision.clone()).await.unwrap();
+        }
+        let park = |d: &Delivery| Settle {
+            parked_for: Some(id.clone()),
+            ..Settle::new(d.receipt.clone(), How::Park { reason: "in doubt".into() })
+        };
+        let settled = settle_all(&t, &jobs, got.iter().map(park).collect()).await;
+        if decision.is_none() {
+            assert_eq!(settled, [Ok(Settled::Parked), Ok(Settled::Parked)]);
+            continue;
+        }
+        let returned = Settled::Returned { after_ms: 0 };
+        assert_eq!(settled, [Ok(returned), Ok(returned)], "{name}");
+        let back = t.receive(&jobs, 2).await;
+        assert_eq!(back.len(), 2, "{name}: both go on");
+        assert!(back.iter().all(|d| d.attempt == 1), "{name}: no attempt was counted");
     }
 }
 

@@ -21,12 +21,17 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// As after a restart: open claims get a full lease, counters begin again.
+    /// As after a restart: claims that are held get a full lease, counters begin again.
     pub fn reopen(&mut self, now_ms: u64) {
         self.stats = LedgerStats::default();
         for entry in self.map.values_mut() {
-            *entry = entry.clone().reopened(now_ms);
+            let lapsed = entry.lapsed(now_ms);
+            *entry = lapsed.unwrap_or_else(|| entry.clone()).reopened(now_ms);
         }
+    }
+
+    pub fn is_in_doubt(&self, id: &EntryId, now_ms: u64) -> bool {
+        self.map.get(id).is_some_and(|entry| entry.state(now_ms) == EntryState::InDoubt)
     }
 
     fn count_stale<T>(&mut self, answer: Result<T, TokenError>) -> Result<T, TokenError> {

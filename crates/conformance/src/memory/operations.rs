@@ -135,11 +135,16 @@ impl State {
         Ok(got)
     }
 
-    pub fn settle(&mut self, name: &QueueName, settle: Settle) -> Result<Settled, SettleError> {
+    pub fn settle(&mut self, name: &QueueName, mut settle: Settle) -> Result<Settled, SettleError> {
         let now_ms = self.now_ms;
         // A claim that was lost keeps its message; an effect that happened is recorded even if its delivery is stale.
         if let Some(end) = &settle.claim {
             self.end(end).map_err(SettleError::Claim)?;
+        }
+        // What would release it has happened already.
+        let decided = |id: &EntryId| !self.ledger.is_in_doubt(id, now_ms);
+        if matches!(settle.how, How::Park { .. }) && settle.parked_for.as_ref().is_some_and(decided) {
+            settle.how = How::Defer { after_ms: 0 };
         }
         let sequence = self.find(name, &settle.receipt)?;
         let queue = self.queues.get_mut(name).unwrap();

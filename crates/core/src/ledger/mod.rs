@@ -317,6 +317,24 @@ pub enum ClaimError {
     /// A value is out of range.
     #[error("{0}")]
     Invalid(String),
+    /// The claim would let more keys of its scope be in doubt than may be. Other scopes are not affected.
+    #[error(
+        "scope {scope} has {open} open claims, of which {in_doubt} are in doubt, and may have {max}; resolve some that are \
+         in doubt, then claim again"
+    )]
+    TooManyInDoubt {
+        /// The scope.
+        scope: Scope,
+        /// Its open entries: held, so that they may come to be in doubt, or in doubt.
+        open: u64,
+        /// Those among them that are in doubt.
+        in_doubt: u64,
+        /// Maximum count of open entries.
+        max: u64,
+    },
+    /// The store could not decide this claim; others of its batch are not affected.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 impl ClaimError {
@@ -325,6 +343,17 @@ impl ClaimError {
         match self {
             Self::Mismatch => "fingerprint-mismatch",
             Self::Invalid(_) => "invalid",
+            Self::TooManyInDoubt { .. } => "too-many-in-doubt",
+            Self::Store(error) => error.code(),
+        }
+    }
+
+    /// Whether the same claim may succeed later without anyone changing the request.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Mismatch | Self::Invalid(_) => false,
+            Self::TooManyInDoubt { .. } => true,
+            Self::Store(error) => error.is_retryable(),
         }
     }
 }
@@ -342,6 +371,11 @@ pub enum TokenError {
     /// This very claim has ended, in another way than is asked for now.
     #[error("the claim has already ended with an outcome; it cannot change")]
     Ended,
+    /// The entry's stored bytes do not match their checksum.
+    #[error(
+        "the ledger's entry is damaged: its state cannot be told; `forget` it to let its effect happen again"
+    )]
+    Damaged,
 }
 
 impl TokenError {
@@ -351,6 +385,7 @@ impl TokenError {
             Self::Stale => "stale-token",
             Self::Gone => "claim-gone",
             Self::Ended => "claim-ended",
+            Self::Damaged => "damaged-entry",
         }
     }
 }

@@ -30,7 +30,7 @@ pub struct LedgerEntry {
 pub enum Stage {
     /// Held; in doubt from `until_ms` on.
     Processing {
-        /// The lease that was last asked for.
+        /// The lease that was last asked for; 0 once it is recorded that it has ended.
         lease_ms: u64,
         /// When the lease ends.
         until_ms: u64,
@@ -119,13 +119,30 @@ impl LedgerEntry {
     }
 
     /// The entry after its store was opened: an open claim gets at least one full lease, since its holder could not
-    /// renew it while the store was down.
+    /// renew it while the store was down. One whose lapse is [recorded](Self::lapsed) stays in doubt.
     #[must_use]
     pub fn reopened(mut self, now_ms: u64) -> Self {
-        if let Stage::Processing { lease_ms, until_ms, doubted: false, .. } = &mut self.stage {
+        if let Stage::Processing { lease_ms: lease_ms @ 1.., until_ms, doubted: false, .. } = &mut self.stage
+        {
             *until_ms = (*until_ms).max(now_ms + *lease_ms);
         }
         self
+    }
+
+    /// The entry to write once its lease has ended, before anyone is told: `None` when there is nothing to record. A
+    /// store that gives open claims a full lease when it is opened has to record which of them had lapsed before it
+    /// stopped, or what was in doubt would be held again.
+    pub fn lapsed(&self, now_ms: u64) -> Option<Self> {
+        match &self.stage {
+            Stage::Processing { doubted: false, lease_ms: 1.., until_ms, on_doubt }
+                if *until_ms <= now_ms =>
+            {
+                let (until_ms, on_doubt) = (*until_ms, *on_doubt);
+                let stage = Stage::Processing { lease_ms: 0, until_ms, on_doubt, doubted: false };
+                Some(Self { stage, ..self.clone() })
+            }
+            _ => None,
+        }
     }
 
     /// As an operator sees it.

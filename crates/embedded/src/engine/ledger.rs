@@ -9,17 +9,18 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use hapax_core::ledger::protocol::{self, Claimed, Ended, Stage};
 use hapax_core::{
     Cause, ClaimError, ClaimRequest, Ending, EntryId, EntryState, Fence, LedgerStats, Remaining, Resolution,
-    ResolveError, StoreError, TokenError, policy,
+    ResolveError, TokenError, policy,
 };
 
+use super::doubt::{Doubts, NearBound};
 use super::{Engine, Undo};
 use crate::receipt::DeliveryRef;
 use crate::record::{FLAG_KEYED, LedgerRow, Record, Tally, parked_cause};
 use crate::storage::DueEntry;
 use crate::time::Now;
 
-/// The most open entries, which are kept in memory.
-const OPEN_MAX: usize = 1_000_000;
+/// Leases whose end is recorded in one wave.
+const LAPSE_MAX: usize = 1_000;
 /// Entries looked at for pruning in one wave.
 pub(crate) const PRUNE_MAX: usize = 500;
 /// Entries whose time is over are looked for at most this often, unless a wave left some.
@@ -37,6 +38,8 @@ pub(super) struct Entries {
     open: HashMap<u128, Open>,
     /// Open entries by when to look whether they can go.
     fading: BTreeSet<(u64, u128)>,
+    /// Open entries by scope, and those in doubt.
+    pub doubts: Doubts,
     /// Rows in the storage.
     pub tally: Tally,
     stats: LedgerStats,
@@ -64,12 +67,16 @@ impl Entries {
     /// Puts an open entry into memory or takes it out; gives what was there.
     pub fn set(&mut self, hash: u128, row: Option<LedgerRow>) -> Option<LedgerRow> {
         let fades_ms = row.as_ref().and_then(|row| row.entry.prune_ms());
-        let before = match row {
-            Some(row) => self.open.insert(hash, Open { row, fades_ms }),
-            None => self.open.remove(&hash),
-        };
-        if let Some(at_ms) = before.as_ref().and_then(|before| before.fades_ms) {
-            self.fading.remove(&(at_ms, hash));
+        let before = self.open.remove(&hash);
+        if let Some(before) = &before {
+            self.doubts.remove(hash, &before.row);
+            if let Some(at_ms) = before.fades_ms {
+                self.fading.remove(&(at_ms, hash));
+            }
+        }
+        if let Some(row) = row {
+            self.doubts.add(hash, &row);
+            self.open.insert(hash, Open { row, fades_ms });
         }
         self.fading.extend(fades_ms.map(|at_ms| (at_ms, hash)));
         before.map(|before| before.row)
@@ -85,9 +92,14 @@ impl Entries {
     }
 
     /// When to look for entries whose time is over.
-    pub fn next_ms(&self) -> Option<u64> {
+    fn next_prune_ms(&self) -> Option<u64> {
         let next = self.prune_ms.into_iter().chain(self.fading.first().map(|(at_ms, _)| *at_ms)).min()?;
         Some(next.max(self.pruned_ms))
+    }
+
+    /// When time acts on the ledger next.
+    pub fn next_ms(&self) -> Option<u64> {
+        self.next_prune_ms().into_iter().chain(self.doubts.next_ms()).min()
     }
 
     pub fn no_changes(&self) -> Changes {
@@ -108,6 +120,7 @@ impl Entries {
             assert!(open.fades_ms.is_none_or(|at_ms| self.fading.contains(&(at_ms, *hash))));
         }
         assert_eq!(self.open.values().filter(|open| open.fades_ms.is_some()).count(), self.fading.len());
+        self.doubts.check(self.open.iter().map(|(hash, open)| (*hash, &open.row)));
     }
 }
 
@@ -230,6 +243,29 @@ impl Engine {
         }
     }
 
+    /// An entry for which messages are still to be released, and after which message.
+    pub fn next_release(&self) -> Option<(u128, u64)> {
+        self.releases.first_key_value().map(|(hash, after)| (*hash, *after))
+    }
+
+    /// Whether an entry is in doubt, as memory knows it: every open one is there.
+    pub fn is_in_doubt(&self, now: Now, hash: u128) -> bool {
+        let state = |open: &Open| open.row.entry.state(now.ms());
+        self.ledger.open.get(&hash).is_some_and(|open| state(open) == EntryState::InDoubt)
+    }
+
+    /// Remembers after which message those parked for an entry are still to be released; `None`: all have been.
+    pub fn set_release(&mut self, hash: u128, after: Option<u64>) {
+        let before = match after {
+            Some(after) => self.releases.insert(hash, after),
+            None => self.releases.remove(&hash),
+        };
+        if before != after {
+            self.wave.journal.push(Undo::Release { hash, before });
+            self.wave.records.push(Record::Released { hash, after });
+        }
+    }
+
     /// Lets messages go on that are parked for an entry that was in doubt: `links` names those that need it.
     pub fn release_parked(&mut self, now: Now, links: &[(u64, u32)]) {
         for &(seq, queue) in links {
@@ -266,14 +302,13 @@ impl Engine {
         known: &Known,
         request: &ClaimRequest,
         again: bool,
-    ) -> Result<Result<Claimed, ClaimError>, StoreError> {
+    ) -> Result<Claimed, ClaimError> {
         let wave = &mut self.wave;
         let before = known.entry().map(|entry| entry.fence);
         let claimed = protocol::claim(known.entry(), request, now.ms(), || Fence(wave.next_fence(now)));
-        let full = self.ledger.open.len() >= OPEN_MAX && !self.ledger.open.contains_key(&known.hash);
-        if full && matches!(claimed, Ok(Claimed::Granted { .. })) {
-            let problem = format!("{OPEN_MAX} claims are open, the most that may be; end some");
-            return Err(StoreError::Full(problem));
+        let opens = matches!(claimed, Ok(Claimed::Granted { .. }));
+        if opens && !self.ledger.open.contains_key(&known.hash) {
+            self.ledger.doubts.check_room(&known.id.scope)?;
         }
         let stats = &mut self.ledger.stats;
         match &claimed {
@@ -288,11 +323,46 @@ impl Engine {
             }
             Ok(Claimed::Completed { .. }) => stats.replayed += 1,
             Ok(Claimed::InProgress { .. }) => stats.conflicts += u64::from(!again),
-            Ok(Claimed::InDoubt { .. }) => stats.in_doubt += 1,
+            Ok(Claimed::InDoubt { .. }) => {
+                stats.in_doubt += 1;
+                self.note_lapse(now, known.hash);
+            }
             Err(ClaimError::Mismatch) => stats.mismatches += 1,
             Err(_) => {}
         }
-        Ok(claimed)
+        claimed
+    }
+
+    /// Bounds the open entries of each scope.
+    pub fn set_in_doubt_per_scope_max(&mut self, max: u64) {
+        self.ledger.doubts.set_per_scope_max(max);
+    }
+
+    /// Records which leases have ended, a bounded number at a time: what is in doubt stays so when the store is opened
+    /// again.
+    pub fn lapse_claims(&mut self, now: Now) {
+        for hash in self.ledger.doubts.lapsed(now.ms(), LAPSE_MAX) {
+            self.note_lapse(now, hash);
+        }
+    }
+
+    /// Records that a lease has ended, before anyone is told so.
+    pub fn note_lapse(&mut self, now: Now, hash: u128) {
+        let Some(row) = self.ledger.open.get(&hash).map(|open| open.row.clone()) else { return };
+        if let Some(entry) = row.entry.lapsed(now.ms()) {
+            self.put_entry(&Known { id: row.id.clone(), hash, row: Some(row), over: false }, entry);
+            self.wave.durable = true;
+        }
+    }
+
+    /// Scopes that are near their bound.
+    pub fn near_bound(&self) -> Vec<NearBound> {
+        self.ledger.doubts.near_bound()
+    }
+
+    /// Scopes that have come near their bound since the last call.
+    pub fn take_alarms(&mut self) -> Vec<NearBound> {
+        self.ledger.doubts.take_alarms()
     }
 
     /// Has the entry kept as long as the message lives that a delivery names.
@@ -334,7 +404,7 @@ impl Engine {
             };
             let lease_ms = held_ms(&entry);
             // A heartbeat that a power cut takes back is made up for by the full lease that every claim gets when the
-            // store is opened; but that must not be a shorter one than was promised.
+            // store is opened; but that must not be a shorter one than was promised, and one that had lapsed gets none.
             self.wave.durable |= known.entry().is_some_and(|before| held_ms(before) < lease_ms);
             self.note_cleared(now, known, Some(&entry));
             self.put_entry(known, entry);
@@ -415,7 +485,7 @@ impl Engine {
     }
 
     pub fn prune_due(&self, now: Now) -> bool {
-        self.ledger.next_ms().is_some_and(|next_ms| next_ms <= now.ms())
+        self.ledger.next_prune_ms().is_some_and(|next_ms| next_ms <= now.ms())
     }
 
     /// Open entries whose time is over.
@@ -469,7 +539,10 @@ impl Engine {
     }
 
     /// The open entries among these, as they are now.
-    pub fn open_entries(&self, hashes: &[u128]) -> Vec<Option<protocol::LedgerEntry>> {
+    pub fn open_entries(&mut self, now: Now, hashes: &[u128]) -> Vec<Option<protocol::LedgerEntry>> {
+        for hash in hashes {
+            self.note_lapse(now, *hash);
+        }
         hashes.iter().map(|hash| self.ledger.open.get(hash).map(|open| open.row.entry.clone())).collect()
     }
 
@@ -481,6 +554,7 @@ impl Engine {
         let mut lines: Vec<_> = self.ledger.open.values().map(|open| reopened(&open.row)).collect();
         lines.sort();
         lines.push(format!("entries {:?}", self.ledger.tally));
+        lines.push(format!("released {:?}", self.releases));
         lines
     }
 }

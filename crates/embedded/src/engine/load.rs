@@ -1,6 +1,6 @@
 //! Rebuilding the engine from its rows, by one scan.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use hapax_core::{Document, GroupId, QueueName, RedriveTask};
 
@@ -56,6 +56,11 @@ pub(crate) enum Loaded {
     },
     /// An open entry of the ledger.
     Entry(LedgerRow),
+    /// Messages after this one are still parked for an entry whose doubt is over.
+    Released {
+        hash: u128,
+        after: u64,
+    },
     /// How many entries the ledger has, and when to look for some to prune.
     Entries {
         tally: Tally,
@@ -95,7 +100,7 @@ impl Loader {
             queues: Vec::new(),
             names: HashMap::new(),
             timers: BTreeSet::new(),
-            tasks: std::collections::BTreeMap::new(),
+            tasks: BTreeMap::new(),
             undecided: BTreeSet::new(),
             kept_letters: HashMap::new(),
             sweep: VecDeque::new(),
@@ -106,6 +111,7 @@ impl Loader {
             header,
             unclaimed_rows: 0,
             ledger: super::ledger::Entries::default(),
+            releases: BTreeMap::new(),
             quota,
             wave,
         };
@@ -177,6 +183,7 @@ impl Loader {
             Loaded::Document(document) => engine.documents.load(document),
             Loaded::Redrive { task, upto, cursor } => self.redrives.push((task, upto, cursor)),
             Loaded::Entry(row) => engine.ledger.load(row, self.now),
+            Loaded::Released { hash, after } => drop(engine.releases.insert(hash, after)),
             Loaded::Entries { tally, prune_ms } => engine.ledger.load_counts(tally, prune_ms),
         }
     }

@@ -10,6 +10,7 @@ mod attempts;
 mod dead;
 mod dedup;
 mod documents;
+mod doubt;
 mod groups;
 mod ledger;
 mod load;
@@ -29,6 +30,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use hapax_core::{QueueName, StoreError};
 
 pub(crate) use dedup::content_id;
+pub(crate) use doubt::{NearBound, PER_SCOPE_MAX_DEFAULT};
 pub(crate) use ledger::{InMemory, Known, PRUNE_MAX};
 pub(crate) use load::{Loaded, Loader};
 pub(crate) use queue::Queue;
@@ -146,6 +148,10 @@ enum Undo {
         hash: u128,
         before: Option<Box<crate::record::LedgerRow>>,
     },
+    Release {
+        hash: u128,
+        before: Option<u64>,
+    },
 }
 
 /// What the wave under way has done so far.
@@ -204,6 +210,8 @@ pub(crate) struct Engine {
     /// Damaged rows that belong to no message: they stay in the file, so they count as rows.
     unclaimed_rows: u64,
     ledger: ledger::Entries,
+    /// Entries whose doubt is over while messages are parked for it, and up to which message they have been released.
+    releases: BTreeMap<u128, u64>,
     quota: StoreQuota,
     pub wave: Wave,
 }
@@ -361,6 +369,8 @@ impl Engine {
             Undo::Forgotten(ids) => self.tombstones.extend(ids),
             Undo::Paused(paused) => self.header.paused = paused,
             Undo::Held { hash, before } => drop(self.ledger.set(hash, before.map(|row| *row))),
+            Undo::Release { hash, before: Some(after) } => drop(self.releases.insert(hash, after)),
+            Undo::Release { hash, before: None } => drop(self.releases.remove(&hash)),
         }
     }
 

@@ -14,7 +14,8 @@ const SWEEP_MAX: usize = 500;
 impl Engine {
     /// When something will happen by itself next, in the store's time.
     pub fn next_timer(&self) -> Option<u64> {
-        let now = if self.sweep.is_empty() && self.tombstones.is_empty() { None } else { Some(0) };
+        let idle = self.sweep.is_empty() && self.tombstones.is_empty() && self.releases.is_empty();
+        let now = if idle { None } else { Some(0) };
         let queues = self.timers.first().map(|(at_ms, _)| *at_ms);
         let tasks = self.tasks.values().filter_map(super::Task::next_ms).min();
         now.into_iter().chain(queues).chain(tasks).chain(self.ledger.next_ms()).min()

@@ -197,12 +197,55 @@ pub(super) fn find(db: &Connection, hash: u128) -> rusqlite::Result<FoundEntry> 
 }
 
 /// A link whose message is gone protects nothing.
-pub(super) fn links(db: &Connection, hash: u128, limit: usize) -> rusqlite::Result<Vec<(u64, u32)>> {
+pub(super) fn links(
+    db: &Connection,
+    hash: u128,
+    after: u64,
+    limit: usize,
+) -> rusqlite::Result<Vec<(u64, u32)>> {
     let sql = "SELECT keyed.seq, message.queue FROM keyed JOIN message ON message.seq = keyed.seq \
-               WHERE keyed.entry = ?1 LIMIT ?2";
+               WHERE keyed.entry = ?1 AND keyed.seq > ?3 ORDER BY keyed.seq LIMIT ?2";
     let mut statement = db.prepare_cached(sql)?;
     let link = |row: &Row<'_>| Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u32));
-    statement.query_map(params![&hash.to_le_bytes()[..], limit as i64], link)?.collect()
+    statement.query_map(params![&hash.to_le_bytes()[..], limit as i64, after as i64], link)?.collect()
+}
+
+fn released_crc(hash: u128, after: u64) -> u32 {
+    let mut crc = Crc::new();
+    crc.bytes(&hash.to_le_bytes()).word(after);
+    crc.end()
+}
+
+/// Remembers up to which message those parked for an entry have been released, or that all have been.
+pub(super) fn put_released(db: &Connection, hash: u128, after: Option<u64>) -> rusqlite::Result<()> {
+    let entry = hash.to_le_bytes();
+    match after {
+        Some(after) => {
+            let sql = "INSERT OR REPLACE INTO released (entry, after, crc) VALUES (?1, ?2, ?3)";
+            let crc = released_crc(hash, after);
+            db.prepare_cached(sql)?.execute(params![&entry[..], after as i64, crc])?;
+        }
+        None => drop(db.prepare_cached("DELETE FROM released WHERE entry = ?1")?.execute([&entry[..]])?),
+    }
+    Ok(())
+}
+
+fn load_released(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
+    let mut statement = db.prepare("SELECT entry, after, crc FROM released")?;
+    let mut found = statement.query([])?;
+    while let Some(row) = found.next()? {
+        let hash = row.get_ref(0)?.as_blob().ok().and_then(|hash| hash.try_into().ok());
+        let (hash, after) = (hash.map(u128::from_le_bytes), row.get::<_, i64>(1)? as u64);
+        match hash {
+            Some(hash) if row.get::<_, u32>(2)? == released_crc(hash, after) => {
+                loader.add(Loaded::Released { hash, after });
+            }
+            _ => loader.warn(
+                "a row about messages that are to be released is damaged; look at `parked list` and release them",
+            ),
+        }
+    }
+    Ok(())
 }
 
 /// Ended entries whose time is over, and when the next one's is.
@@ -348,7 +391,7 @@ pub(crate) fn page(db: &Connection, filter: &EntryFilter, now_ms: u64) -> rusqli
             continue;
         }
         let Some(row) = entry(row)? else { continue };
-        let over = row.is_over(now_ms) && links(db, row.id.hash(), 1)?.is_empty();
+        let over = row.is_over(now_ms) && links(db, row.id.hash(), 0, 1)?.is_empty();
         if !over {
             if let Stage::Completed { outcome, .. } = &row.entry.stage {
                 bytes += outcome.value.as_ref().map_or(0, |json| json.as_str().len());
@@ -476,6 +519,7 @@ pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()>
             written = written.rows
         ));
     }
+    load_released(db, loader)?;
     // What is missing stays expected, so that every opening says so.
     let tally = written.or(found).unwrap_or_default();
     // What is due shows itself; until then nothing needs to be known.

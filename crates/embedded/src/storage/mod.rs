@@ -97,8 +97,8 @@ pub(crate) trait Storage: Send {
     /// Whether a damaged entry can be removed by [`Record::DropDamaged`].
     fn can_drop(&mut self, hash: u128) -> Result<bool, ReadError>;
 
-    /// Messages that need an entry, each with its queue; at most `limit`.
-    fn links(&mut self, hash: u128, limit: usize) -> Result<Vec<(u64, u32)>, ReadError>;
+    /// Messages that need an entry, each with its queue, in their order; at most `limit`, those after `after`.
+    fn links(&mut self, hash: u128, after: u64, limit: usize) -> Result<Vec<(u64, u32)>, ReadError>;
 
     /// Ended entries whose time is over, at most `limit`; and when the next one's is.
     fn due_entries(&mut self, now_ms: u64, limit: usize) -> Result<(Vec<DueEntry>, Option<u64>), ReadError>;

@@ -133,7 +133,7 @@ CREATE TABLE ledger (
     state INTEGER NOT NULL,            -- 0 held until at_ms, 1 in doubt since at_ms, 2 completed at at_ms, 3 failed then
     owner TEXT NOT NULL,
     fingerprint TEXT,
-    lease_ms INTEGER NOT NULL,
+    lease_ms INTEGER NOT NULL,         -- 0 once it is recorded that it has ended
     at_ms INTEGER NOT NULL,
     ttl_ms INTEGER NOT NULL,
     on_doubt INTEGER NOT NULL,         -- 0 retry, 1 park
@@ -217,6 +217,12 @@ CREATE TABLE imported (
     at_ms INTEGER NOT NULL,
     crc INTEGER NOT NULL
 );
+-- Entries whose doubt is over while messages are still parked for it; those up to `after` go on already.
+CREATE TABLE released (
+    entry BLOB PRIMARY KEY,            -- hash of scope and key
+    after INTEGER NOT NULL,            -- seq of a message
+    crc INTEGER NOT NULL
+) WITHOUT ROWID;
 "),
 ];
 

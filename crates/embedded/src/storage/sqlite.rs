@@ -336,8 +336,8 @@ impl Storage for Sqlite {
         self.end_reads().and_then(|()| ledger::can_drop(&self.db, hash)).map_err(read)
     }
 
-    fn links(&mut self, hash: u128, limit: usize) -> Result<Vec<(u64, u32)>, ReadError> {
-        ledger::links(&self.db, hash, limit).map_err(read)
+    fn links(&mut self, hash: u128, after: u64, limit: usize) -> Result<Vec<(u64, u32)>, ReadError> {
+        ledger::links(&self.db, hash, after, limit).map_err(read)
     }
 
     fn due_entries(&mut self, now_ms: u64, limit: usize) -> Result<(Vec<DueEntry>, Option<u64>), ReadError> {

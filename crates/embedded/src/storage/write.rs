@@ -148,6 +148,7 @@ fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::
         Record::DropDamaged { hash } => ledger::drop_damaged(db, *hash),
         Record::PostponeEntry { fence, prune_ms } => ledger::postpone(db, *fence, *prune_ms),
         Record::LedgerRows(tally) => ledger::put_tally(db, *tally),
+        Record::Released { hash, after } => ledger::put_released(db, *hash, *after),
         Record::Link { seq, hash } => {
             let sql = "INSERT OR IGNORE INTO keyed (seq, entry) VALUES (?1, ?2)";
             db.prepare_cached(sql)?.execute(params![*seq as i64, &hash.to_le_bytes()[..]])?;

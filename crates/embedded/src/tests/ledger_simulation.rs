@@ -341,7 +341,7 @@ impl Sim {
         });
         let (reply, answer) = oneshot::channel();
         self.note(("settle", key, named, &how, &claim));
-        let batch = vec![Settling { named: Some(named), how, claim: end }];
+        let batch = vec![Settling { named: Some(named), how, claim: end, parked_for: None }];
         Some((
             Op::Settle { queue: self.queue.clone(), batch, reply },
             Asked::Settle(key, named, claim, answer),
@@ -447,6 +447,11 @@ impl Sim {
                 let fence = entry.fence.0;
                 if known.held.is_some_and(|(held, _)| held == fence) {
                     known.held = Some((fence, until_ms));
+                    return;
+                }
+                // The same claim again, which may wait and is therefore heard last, though it was answered first.
+                let told = self.tokens.contains(&(key, owner.clone(), fence));
+                if told && fence < known.newest && self.contested.contains(&key) {
                     return;
                 }
                 assert!(fence > known.newest, "fences of key {key} step back");

@@ -7,6 +7,7 @@ mod ledger_simulation;
 mod listings;
 mod model;
 mod model_test;
+mod releases;
 mod rig;
 mod rollbacks;
 mod schema_versions;

@@ -88,7 +88,10 @@ fn unread() -> Receipt {
 
 pub(super) fn settle(queue: &QueueName, batch: Vec<(Option<DeliveryRef>, How)>) -> (Op, Answer<Settles>) {
     let (reply, answer) = oneshot::channel();
-    let batch = batch.into_iter().map(|(named, how)| Settling { named, how, claim: None }).collect();
+    let batch = batch
+        .into_iter()
+        .map(|(named, how)| Settling { named, how, claim: None, parked_for: None })
+        .collect();
     (Op::Settle { queue: queue.clone(), batch, reply }, answer)
 }
 

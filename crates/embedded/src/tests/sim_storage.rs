@@ -51,6 +51,7 @@ pub(super) struct Tables {
     pub ledger: BTreeMap<u64, (LedgerRow, Option<u64>)>,
     tally: Tally,
     pub keyed: BTreeSet<(u64, u128)>,
+    pub released: BTreeMap<u128, u64>,
     deleted: BTreeMap<QueueName, u64>,
     documents: BTreeMap<DocumentName, Document>,
 }
@@ -147,6 +148,8 @@ impl Tables {
                 self.ledger.get_mut(fence).expect("a postponed entry is there").1 = Some(*prune_ms);
             }
             Record::LedgerRows(tally) => self.tally = *tally,
+            Record::Released { hash, after: Some(after) } => drop(self.released.insert(*hash, *after)),
+            Record::Released { hash, after: None } => drop(self.released.remove(hash)),
             Record::Link { seq, hash } => {
                 self.keyed.insert((*seq, *hash));
             }
@@ -290,6 +293,9 @@ impl Storage for SimStorage {
                 loader.add(Loaded::Entry(row.clone()));
             }
         }
+        for (hash, after) in &tables.released {
+            loader.add(Loaded::Released { hash: *hash, after: *after });
+        }
         for (name, at_ms) in &tables.deleted {
             loader.add(Loaded::DeletedQueue { name: name.clone(), at_ms: *at_ms });
         }
@@ -351,8 +357,8 @@ impl Storage for SimStorage {
         unreachable!("nothing is damaged here")
     }
 
-    fn links(&mut self, hash: u128, limit: usize) -> Result<Vec<(u64, u32)>, ReadError> {
-        Ok(self.committed.links(hash).take(limit).collect())
+    fn links(&mut self, hash: u128, after: u64, limit: usize) -> Result<Vec<(u64, u32)>, ReadError> {
+        Ok(self.committed.links(hash).filter(|(seq, _)| *seq > after).take(limit).collect())
     }
 
     fn due_entries(&mut self, now_ms: u64, limit: usize) -> Result<(Vec<DueEntry>, Option<u64>), ReadError> {

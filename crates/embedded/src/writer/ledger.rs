@@ -1,7 +1,9 @@
 //! The ledger's side of the writer: reads what memory does not hold, lets the engine decide, and has claims wait.
 
 use hapax_core::ledger::protocol::Claimed;
-use hapax_core::{EntryId, ResolveError, SettleError, Settled, StoreError};
+use hapax_core::{
+    ClaimError, EntryId, How, Remaining, ResolveError, SettleError, Settled, StoreError, TokenError,
+};
 
 use super::{Answer, Reply, Settling, Writer};
 use crate::claims::{ClaimWaiter, Claimings, End, Keep, LedgerOp};
@@ -9,8 +11,8 @@ use crate::engine::{InMemory, Known, PRUNE_MAX};
 use crate::storage::{FoundEntry, ReadError, Storage};
 use crate::time::Now;
 
-/// The most messages that one decision lets go on.
-const RELEASE_MAX: usize = 10_000;
+/// Messages that one wave releases after a doubt is over; the rest follows in the next ones, also after a crash.
+const RELEASE_STEP: usize = 1_000;
 
 /// Why nothing is known about a key.
 pub(super) enum Unknown {
@@ -71,7 +73,7 @@ impl<S: Storage> Writer<S> {
             return Ok(true);
         }
         let gone = wave.unlinked();
-        let links = self.storage.links(hash, gone.len() + 1)?;
+        let links = self.storage.links(hash, 0, gone.len() + 1)?;
         Ok(links.iter().any(|(seq, _)| !gone.contains(seq)))
     }
 
@@ -121,20 +123,21 @@ impl<S: Storage> Writer<S> {
                 }
                 self.stats.operations += batch.len() as u64;
                 let renewed = self.renew(now, batch);
-                self.answer_result(reply, renewed);
+                self.answer_result(reply, renewed.map_err(Unknown::Unread));
             }
             LedgerOp::End { batch, reply } => {
                 if let Some(error) = stopped {
                     return drop(reply.send(Err(error)));
                 }
                 self.stats.operations += batch.len() as u64;
-                let ended = self.end_claims(now, &batch);
-                self.answer_result(reply, ended);
+                let ended: Result<Vec<_>, _> = batch.iter().map(|end| self.end_claim(now, end)).collect();
+                self.answer_result(reply, ended.map_err(Unknown::Unread));
             }
             LedgerOp::Look { id, reply } => {
                 if let Some(error) = stopped {
                     return drop(reply.send(Err(error)));
                 }
+                self.engine.note_lapse(now, id.hash());
                 let known = self.known_entry(now, &id, id.hash());
                 let view = known.map(|known| known.entry().map(|entry| entry.view(id, now.ms())));
                 self.answer_result(reply, view);
@@ -178,37 +181,35 @@ impl<S: Storage> Writer<S> {
         Ok(Ok(()))
     }
 
-    fn renew(
-        &mut self,
-        now: Now,
-        batch: Vec<Keep>,
-    ) -> Result<Vec<Result<hapax_core::Remaining, hapax_core::TokenError>>, Unknown> {
+    fn renew(&mut self, now: Now, batch: Vec<Keep>) -> Result<Vec<Result<Remaining, TokenError>>, ReadError> {
         let renew = |keep: Keep| {
-            let known = self.known_entry(now, &keep.id, keep.hash)?;
-            Ok(self.engine.renew_claim(now, &known, keep.fence, keep.lease_ms))
+            Ok(match self.known_by_token(now, &keep.id, keep.hash)? {
+                Ok(known) => self.engine.renew_claim(now, &known, keep.fence, keep.lease_ms),
+                Err(damaged) => Err(damaged),
+            })
         };
         batch.into_iter().map(renew).collect()
     }
 
-    /// Looks for damage before anything is changed: an error stands for the whole batch.
-    fn check_ends<'e>(&mut self, now: Now, ends: impl Iterator<Item = &'e End>) -> Result<(), Unknown> {
-        for end in ends {
-            self.known_entry(now, &end.id, end.hash)?;
-        }
-        Ok(())
-    }
-
-    fn end_claims(
+    /// What there is about a claim that its holder names. A damaged entry is an error of its own claim alone.
+    fn known_by_token(
         &mut self,
         now: Now,
-        batch: &[End],
-    ) -> Result<Vec<Result<(), hapax_core::TokenError>>, Unknown> {
-        self.check_ends(now, batch.iter())?;
-        let end = |end: &End| {
-            let known = self.known_entry(now, &end.id, end.hash)?;
-            Ok(self.engine.end_claim(now, &known, end.fence, &end.ending))
-        };
-        batch.iter().map(end).collect()
+        id: &EntryId,
+        hash: u128,
+    ) -> Result<Result<Known, TokenError>, ReadError> {
+        match self.known_entry(now, id, hash) {
+            Ok(known) => Ok(Ok(known)),
+            Err(Unknown::Damaged(_)) => Ok(Err(TokenError::Damaged)),
+            Err(Unknown::Unread(error)) => Err(error),
+        }
+    }
+
+    fn end_claim(&mut self, now: Now, end: &End) -> Result<Result<(), TokenError>, ReadError> {
+        Ok(match self.known_by_token(now, &end.id, end.hash)? {
+            Ok(known) => self.engine.end_claim(now, &known, end.fence, &end.ending),
+            Err(damaged) => Err(damaged),
+        })
     }
 
     /// Ends deliveries and the claims that were made for them, both in this wave.
@@ -220,14 +221,12 @@ impl<S: Storage> Writer<S> {
         reply: Reply<Vec<Result<Settled, SettleError>>>,
     ) {
         self.stats.operations += batch.len() as u64;
-        let claims = batch.iter().filter_map(|settling| settling.claim.as_ref());
-        let settled = self
-            .check_ends(now, claims)
-            .and_then(|()| batch.iter().map(|settling| self.settle_one(now, queue, settling)).collect());
+        let settled: Result<_, ReadError> =
+            batch.iter().map(|settling| self.settle_one(now, queue, settling)).collect();
         match settled {
             Ok(settled) => self.answers.push(Answer::Settled(reply, settled)),
-            Err(unknown) => {
-                let error = self.refused(unknown);
+            Err(error) => {
+                let error = self.refused(Unknown::Unread(error));
                 let _ = reply.send(Err(error));
             }
         }
@@ -238,17 +237,22 @@ impl<S: Storage> Writer<S> {
         now: Now,
         queue: u32,
         settling: &Settling,
-    ) -> Result<Result<Settled, SettleError>, Unknown> {
-        if let Some(end) = &settling.claim {
-            let known = self.known_entry(now, &end.id, end.hash)?;
-            // Whoever lost the claim must not take the message away from whoever has it now. The other way round the
-            // effect has happened, whoever holds the message.
-            if let Err(error) = self.engine.end_claim(now, &known, end.fence, &end.ending) {
-                return Ok(Err(SettleError::Claim(error)));
-            }
+    ) -> Result<Result<Settled, SettleError>, ReadError> {
+        if let Some(end) = &settling.claim
+            // A holder that lost the claim must not take the message away from the one that has it now. The other way
+            // round the effect has happened, whichever delivery holds the message.
+            && let Err(error) = self.end_claim(now, end)?
+        {
+            return Ok(Err(SettleError::Claim(error)));
         }
         let Some(named) = settling.named else { return Ok(Err(SettleError::Malformed)) };
-        Ok(self.engine.settle(now, queue, named, &settling.how, self.rng.u64(..)))
+        let decided = settling.parked_for.is_some_and(|hash| !self.engine.is_in_doubt(now, hash));
+        let how = match &settling.how {
+            // What would release it has happened already.
+            How::Park { .. } if decided => &How::Defer { after_ms: 0 },
+            how => how,
+        };
+        Ok(self.engine.settle(now, queue, named, how, self.rng.u64(..)))
     }
 
     /// Decides a claim, or has it wait. `number` is its place among those who wait, if it has waited.
@@ -282,8 +286,11 @@ impl<S: Storage> Writer<S> {
 
     fn decide(&mut self, now: Now, again: bool, waiter: &ClaimWaiter) -> Result<Claimings, Unknown> {
         let claiming = &waiter.claiming;
-        let known = self.known_entry(now, &claiming.request.id, claiming.hash)?;
-        let claimed = self.engine.claim(now, &known, &claiming.request, again).map_err(Unknown::Damaged)?;
+        let known = match self.known_entry(now, &claiming.request.id, claiming.hash) {
+            Err(Unknown::Damaged(error)) => return Ok(Err(ClaimError::Store(error))),
+            known => known?,
+        };
+        let claimed = self.engine.claim(now, &known, &claiming.request, again);
         let delivery = claiming.request.delivery.as_ref();
         let queue = delivery.and_then(|(queue, _)| self.engine.find(queue).ok());
         let named = claiming.named.filter(|named| Some(named.queue) == queue);
@@ -297,11 +304,30 @@ impl<S: Storage> Writer<S> {
     /// However a doubt ended, by a decision or because its holder was only asleep: messages that are parked for it go on.
     pub(super) fn release_parked(&mut self, now: Now) {
         for hash in self.engine.wave.ledger.take_cleared() {
-            match self.storage.links(hash, RELEASE_MAX) {
-                Ok(links) => self.engine.release_parked(now, &links),
-                Err(error) => return self.stop_unread(&error),
+            if let Err(error) = self.release_step(now, hash, 0) {
+                return self.stop_unread(&error);
             }
         }
+    }
+
+    /// Continues to release messages parked for an entry that has more of them than one wave releases.
+    pub(super) fn step_releases(&mut self, now: Now) {
+        let Some((hash, after)) = self.engine.next_release() else { return };
+        if self.engine.is_in_doubt(now, hash) {
+            // In doubt again: what is still parked is parked for this doubt, and goes on when it is over.
+            return self.engine.set_release(hash, None);
+        }
+        if let Err(error) = self.release_step(now, hash, after) {
+            self.stop_unread(&error);
+        }
+    }
+
+    fn release_step(&mut self, now: Now, hash: u128, after: u64) -> Result<(), ReadError> {
+        let links = self.storage.links(hash, after, RELEASE_STEP)?;
+        self.engine.release_parked(now, &links);
+        let last = links.last().filter(|_| links.len() == RELEASE_STEP);
+        self.engine.set_release(hash, last.map(|(seq, _)| *seq));
+        Ok(())
     }
 
     /// Tries claims again whose entry was freed or whose time has come.

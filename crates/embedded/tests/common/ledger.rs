@@ -17,19 +17,24 @@ pub struct Rig {
     pub root: tempfile::TempDir,
     pub clock: Arc<ManualClock>,
     pub store: Arc<Embedded>,
+    in_doubt_per_scope_max: u64,
 }
 
 impl Rig {
     pub fn new() -> Self {
+        Self::with_in_doubt_per_scope_max(Options::default().in_doubt_per_scope_max)
+    }
+
+    pub fn with_in_doubt_per_scope_max(max: u64) -> Self {
         let root = tempfile::tempdir().unwrap();
         let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
-        let store = open(&root, &clock);
-        Self { root, clock, store }
+        let store = open(&root, &clock, max);
+        Self { root, clock, store, in_doubt_per_scope_max: max }
     }
 
     pub fn reopen(&mut self) {
         self.store.close();
-        self.store = open(&self.root, &self.clock);
+        self.store = open(&self.root, &self.clock, self.in_doubt_per_scope_max);
     }
 
     pub async fn claim(&self, request: ClaimRequest) -> Claim {
@@ -72,8 +77,8 @@ impl Rig {
     }
 }
 
-fn open(root: &tempfile::TempDir, clock: &Arc<ManualClock>) -> Arc<Embedded> {
-    let options = Options { clock: clock.clone(), ..Options::default() };
+fn open(root: &tempfile::TempDir, clock: &Arc<ManualClock>, in_doubt_per_scope_max: u64) -> Arc<Embedded> {
+    let options = Options { clock: clock.clone(), in_doubt_per_scope_max, ..Options::default() };
     Arc::new(Embedded::open(root.path(), options).unwrap())
 }
 

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use axum::extract::{FromRequestParts, Path, State};
 use axum::response::{IntoResponse, Response};
 use hapax_client::wire::{
-    ClaimAnswer, ClaimBody, CompleteBody, Entries, LedgerReport, ReleaseBody, RenewBody, ResolveBody,
-    StateAnswer,
+    ClaimAnswer, ClaimBody, ClaimEndItem, ClaimItem, ClaimsRequest, CompleteBody, EndsRequest, Entries,
+    LedgerReport, ReleaseBody, RenewBody, RenewItem, RenewsRequest, ResolveBody, Results, StateAnswer,
 };
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::{
-    Batch, Claim, ClaimEnd, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView,
+    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView,
     IdempotencyKey, Owner, Remaining, Renew, Resolution, ResolveError, Scope, StoreError, Token, TokenError,
     validate,
 };
@@ -21,6 +21,7 @@ use serde::Deserialize;
 
 use super::Api;
 use super::input::{Caller, Json, Params};
+use super::messages::merged;
 use super::problem::ApiError;
 
 type Answer<T> = Result<axum::Json<T>, ApiError>;
@@ -71,30 +72,42 @@ pub(super) async fn claim(
     EntryPath(id): EntryPath,
     Json(body): Json<ClaimBody>,
 ) -> Result<Response, ApiError> {
-    caller.scope("ClaimKey", &id.scope)?;
-    if let Some(queue) = &body.queue {
-        caller.on("ClaimKey", queue)?;
-    }
-    let claim = native.claim(body.into_request(id, nobody)?).await?;
+    let claim = one(native.claim(vec![claim_request(&caller, id, body)?]).await)?;
     let status = if matches!(claim, Claim::Granted(_)) { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, axum::Json(ClaimAnswer::new(claim).map_err(|problem| *problem)?)).into_response())
 }
 
+/// A claim, if the caller may make it.
+fn claim_request(caller: &Caller, id: EntryId, body: ClaimBody) -> Result<ClaimRequest, ApiError> {
+    caller.scope("ClaimKey", &id.scope)?;
+    if let Some(queue) = &body.queue {
+        caller.on("ClaimKey", queue)?;
+    }
+    Ok(body.into_request(id, nobody)?)
+}
+
+/// A renewal, if the caller may make it.
+fn renewal(caller: &Caller, id: EntryId, by: String, lease_ms: u64) -> Result<Renew, ApiError> {
+    caller.scope("ClaimKey", &id.scope)?;
+    validate::within("lease_ms", lease_ms, 1, LEASE_MS_MAX)?;
+    Ok(Renew { id, token: token(by)?, lease_ms })
+}
+
 impl Api {
-    async fn claim(&self, request: ClaimRequest) -> Result<Claim, ApiError> {
-        if request.wait_ms == 0 {
-            return one(self.store.claim(vec![request]).await);
+    async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
+        if batch.iter().all(|request| request.wait_ms == 0) {
+            return self.store.claim(batch).await;
         }
         let waiting = self.polls.begin(None);
-        let at_once = ClaimRequest { wait_ms: 0, ..request.clone() };
-        let claim = tokio::select! {
+        let at_once = batch.iter().map(|request| ClaimRequest { wait_ms: 0, ..request.clone() }).collect();
+        let claims = tokio::select! {
             biased;
-            claim = self.store.claim(vec![request]) => claim,
+            claims = self.store.claim(batch) => claims,
             // Asked again by the same owner, so that a claim that was given meanwhile does not get lost.
-            () = self.shutdown.requested() => self.store.claim(vec![at_once]).await,
+            () = self.shutdown.requested() => self.store.claim(at_once).await,
         };
         drop(waiting);
-        one(claim)
+        claims
     }
 
     async fn end(&self, id: EntryId, by: String, ending: Ending) -> Answer<StateAnswer> {
@@ -104,16 +117,88 @@ impl Api {
     }
 }
 
+/// An element's answer, or why it has none.
+type Answers<T> = Answer<Results<T>>;
+
+/// Has the acceptable elements of a batch answered; the others keep their problems. Rights are checked element by element.
+async fn each<A, T, E, F>(
+    items: Vec<Result<A, ApiError>>,
+    call: impl FnOnce(Vec<A>) -> F,
+) -> Result<Vec<Result<T, ApiError>>, ApiError>
+where
+    F: Future<Output = Batch<T, E>>,
+    ApiError: From<E>,
+{
+    let call = async |good| {
+        let answers: Vec<Result<T, E>> = call(good).await?;
+        Ok(answers.into_iter().map(|answer| answer.map_err(ApiError::from)).collect())
+    };
+    Ok(merged(items, call).await?)
+}
+
+pub(super) async fn claim_batch(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Json(request): Json<ClaimsRequest>,
+) -> Answers<ClaimAnswer> {
+    validate::batch("claims", request.claims.len())?;
+    let item = |item: ClaimItem| {
+        let (id, body) = item.split();
+        claim_request(&caller, id, body)
+    };
+    let items = request.claims.into_iter().map(item).collect();
+    let answers = each(items, |batch| native.claim(batch)).await?;
+    let answer = |answer: Result<Claim, ApiError>| {
+        ClaimAnswer::new(answer?).map_err(|problem| ApiError::from(*problem))
+    };
+    let answers: Vec<_> = answers.into_iter().map(answer).collect();
+    Ok(axum::Json(Results::new(answers, |answer| answer)))
+}
+
+pub(super) async fn renew_batch(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Json(request): Json<RenewsRequest>,
+) -> Answers<Remaining> {
+    validate::batch("renew", request.renew.len())?;
+    let item = |item: RenewItem| {
+        let RenewItem { scope, key, token, lease_ms } = item;
+        renewal(&caller, EntryId::new(scope, key), token, lease_ms)
+    };
+    let items = request.renew.into_iter().map(item).collect();
+    let answers = each(items, |batch| native.store.renew(batch)).await?;
+    Ok(axum::Json(Results::new(answers, |remaining| remaining)))
+}
+
+pub(super) async fn end_batch(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Json(request): Json<EndsRequest>,
+) -> Answers<StateAnswer> {
+    validate::batch("end", request.end.len())?;
+    let item = |item: ClaimEndItem| {
+        caller.scope("ClaimKey", &item.scope)?;
+        Ok(item.into_end().map_err(ApiError::invalid)??)
+    };
+    let items: Vec<Result<ClaimEnd, ApiError>> = request.end.into_iter().map(item).collect();
+    let after =
+        |item: &Result<ClaimEnd, ApiError>| item.as_ref().ok().map(|end| StateAnswer::after(&end.ending));
+    let states: Vec<_> = items.iter().map(after).collect();
+    let answers = each(items, |batch| native.store.end(batch)).await?;
+    let state = |(answer, state): (Result<(), ApiError>, Option<StateAnswer>)| {
+        answer.map(|()| state.expect("an element that was ended was acceptable"))
+    };
+    let answers: Vec<_> = answers.into_iter().zip(states).map(state).collect();
+    Ok(axum::Json(Results::new(answers, |state| state)))
+}
+
 pub(super) async fn renew(
     State(native): State<Arc<Api>>,
     caller: Caller,
     EntryPath(id): EntryPath,
     Json(RenewBody { token: by, lease_ms }): Json<RenewBody>,
 ) -> Answer<Remaining> {
-    caller.scope("ClaimKey", &id.scope)?;
-    validate::within("lease_ms", lease_ms, 1, LEASE_MS_MAX)?;
-    let renew = Renew { id, token: token(by)?, lease_ms };
-    one(native.store.renew(vec![renew]).await).map(axum::Json)
+    one(native.store.renew(vec![renewal(&caller, id, by, lease_ms)?]).await).map(axum::Json)
 }
 
 pub(super) async fn complete(

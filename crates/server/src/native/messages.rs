@@ -24,7 +24,7 @@ use crate::deliveries::{self, give_back};
 type Answer<T> = Result<axum::Json<T>, ApiError>;
 
 /// Does what can be done of a batch: `items` that are no request fail alone, and answers keep their places.
-async fn merged<A, T, E, F>(
+pub(super) async fn merged<A, T, E, F>(
     items: Vec<Result<A, E>>,
     call: impl FnOnce(Vec<A>) -> F,
 ) -> Result<Vec<Result<T, E>>, hapax_core::StoreError>
@@ -135,6 +135,9 @@ fn settle_of(item: SettleItem) -> Result<Result<Settle, SettleError>, ApiError> 
             return stray("error");
         }
         HowWord::Ack | HowWord::Defer | HowWord::Retry if item.reason.is_some() => return stray("reason"),
+        HowWord::Ack | HowWord::Retry | HowWord::Defer | HowWord::Reject if item.parked_for.is_some() => {
+            return stray("parked_for");
+        }
         HowWord::Ack => How::Ack,
         HowWord::Retry => How::Retry { after_ms: item.after_ms, error: item.error },
         HowWord::Defer => How::Defer { after_ms: item.after_ms.unwrap_or_default() },
@@ -147,7 +150,7 @@ fn settle_of(item: SettleItem) -> Result<Result<Settle, SettleError>, ApiError> 
             Err(error) => return Ok(Err(SettleError::Claim(error))),
         };
     Ok(match Receipt::new(item.receipt) {
-        Ok(receipt) => Ok(Settle { receipt, how, claim }),
+        Ok(receipt) => Ok(Settle { receipt, how, claim, parked_for: item.parked_for }),
         Err(_) => Err(SettleError::Malformed),
     })
 }
@@ -162,6 +165,9 @@ pub(super) async fn settle(
     validate::batch("settle", request.settle.len())?;
     for claim in request.settle.iter().filter_map(|item| item.claim.as_ref()) {
         caller.scope("ClaimKey", &claim.scope)?;
+    }
+    for entry in request.settle.iter().filter_map(|item| item.parked_for.as_ref()) {
+        caller.scope("ClaimKey", &entry.scope)?;
     }
     let items = request.settle.into_iter().map(settle_of).collect::<Result<Vec<_>, _>>()?;
     let answers = merged(items, |batch| native.store.settle(&queue, batch)).await?;

@@ -57,8 +57,8 @@ fn status(code: &str) -> StatusCode {
         "config" | "fingerprint-mismatch" => StatusCode::UNPROCESSABLE_ENTITY,
         "too-large" => StatusCode::PAYLOAD_TOO_LARGE,
         "overloaded" | "too-many-in-flight" | "too-soon" => StatusCode::TOO_MANY_REQUESTS,
-        "unavailable" | "full" | "paused" => StatusCode::SERVICE_UNAVAILABLE,
-        // Outcome unknown, damaged, and whatever is added to the core without a line here.
+        "unavailable" | "full" | "paused" | "too-many-in-doubt" => StatusCode::SERVICE_UNAVAILABLE,
+        // Outcome unknown, damaged (data or entry), and whatever is added to the core without a line here.
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
@@ -74,6 +74,13 @@ macro_rules! from_errors {
 }
 
 from_errors!(StoreError, AdminError, DocumentError, ClaimError, TokenError, ResolveError);
+
+/// For an element of a batch, which has no status of its own.
+impl From<ApiError> for Problem {
+    fn from(error: ApiError) -> Self {
+        *error.1
+    }
+}
 
 impl From<Problem> for ApiError {
     fn from(problem: Problem) -> Self {

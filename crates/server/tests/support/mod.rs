@@ -149,10 +149,15 @@ impl Api {
         Self::start_with(ServerConfig::default()).await
     }
 
-    pub async fn start_with(mut config: ServerConfig) -> Self {
+    pub async fn start_with(config: ServerConfig) -> Self {
+        Self::start_over(Options::default(), config).await
+    }
+
+    /// Over a store with these options, on a clock that is moved by hand.
+    pub async fn start_over(options: Options, mut config: ServerConfig) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let clock = Arc::new(ManualClock::at_ms(START_MS));
-        let options = Options { clock: clock.clone(), ..Options::default() };
+        let options = Options { clock: clock.clone(), ..options };
         let store = Arc::new(Embedded::open(folder.path(), options).unwrap());
         config.listen = vec!["127.0.0.1:0".parse().unwrap()];
         let server = Server::new(config, store.clone()).unwrap();

@@ -256,6 +256,7 @@ impl Rig {
             named: Some(held.named),
             how: how.clone(),
             claim: held.claim.filter(|_| *how == How::Ack).map(|fence| complete(held.number, fence)),
+            parked_for: None,
         };
         let settles = batch.iter().map(settling);
         let (reply, answer) = oneshot::channel();
