@@ -76,6 +76,19 @@ pub(crate) async fn a_late_ack_is_expired_on_a_fifo_queue(t: Trial) {
     assert_eq!(t.one(&jobs).await.id, got.id);
 }
 
+pub(crate) async fn a_late_settle_on_a_fifo_queue_is_refused(t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    t.send_group(&jobs, "g", &["a"]).await;
+    let got = t.one(&jobs).await;
+    t.pass(LEASE).await;
+    let park = How::Park { reason: "in doubt".into() };
+    for how in [retry("boom"), How::Defer { after_ms: 0 }, reject("bad"), park] {
+        let late = t.settle(&jobs, &got, how.clone()).await;
+        assert_eq!(late, Err(SettleError::NotInFlight), "{how:?}");
+    }
+    assert_eq!(t.one(&jobs).await.attempt, 2);
+}
+
 pub(crate) async fn an_acked_message_is_gone(t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a", "b"]).await;
@@ -221,6 +234,18 @@ pub(crate) async fn a_refused_extension_changes_nothing(t: Trial) {
     assert!(t.extend(&jobs, &got, LEASE_MS_MAX + 1).await.is_err());
     t.hidden_for(&jobs, LEASE).await;
     t.one(&jobs).await;
+}
+
+pub(crate) async fn a_refused_late_extension_keeps_the_failure(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a"]).await;
+    let got = t.one(&jobs).await;
+    t.pass(LEASE).await;
+    let long = t.extend(&jobs, &got, LEASE_MS_MAX).await;
+    assert!(matches!(long, Err(SettleError::LeaseTooLong { .. })), "{long:?}");
+    let view = t.browse(&jobs).await.remove(0);
+    assert_eq!(view.history.iter().map(|failed| failed.cause).collect::<Vec<_>>(), [Cause::Expired]);
+    assert_eq!(t.one(&jobs).await.attempt, 2, "it stays visible");
 }
 
 pub(crate) async fn an_extension_to_zero_gives_the_message_back_at_once(t: Trial) {

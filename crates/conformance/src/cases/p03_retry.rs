@@ -158,6 +158,8 @@ pub(crate) async fn a_released_message_starts_anew(t: Trial) {
     assert_eq!((again.id, again.attempt), (sent[0].id, 1));
     assert!(again.fence > got.fence);
     assert_eq!(t.stats(&jobs).await.parked, 0);
+    let view = t.browse(&jobs).await.into_iter().find(|view| view.id == sent[0].id).unwrap();
+    assert!(view.history.is_empty(), "failures before the release are forgotten: {:?}", view.history);
 }
 
 pub(crate) async fn failed_attempts_are_remembered_with_who_and_why(t: Trial) {

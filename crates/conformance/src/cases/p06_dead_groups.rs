@@ -221,6 +221,16 @@ async fn assert_ends(t: &Trial, jobs: &QueueName, delivery: &hapax_core::Deliver
     assert!(matches!(settled, Settled::Dead | Settled::Parked), "{settled:?}");
 }
 
+pub(crate) async fn discarding_in_its_source_does_not_reach_a_dead_letter(t: Trial) {
+    let (jobs, dead) = halted(&t).await;
+    let letter = t.browse(&dead).await.remove(0);
+    let discarded = t.store().discard(&jobs, vec![letter.id], "suite").await.unwrap();
+    assert_eq!((discarded.count, discarded.in_flight), (0, Vec::new()));
+    assert_eq!(seen(&t.browse(&dead).await), ["a"]);
+    assert_eq!(halted_groups(&t, &jobs).await, ["g"], "the letter is still undecided");
+    t.none(&jobs).await;
+}
+
 pub(crate) async fn what_waits_in_a_halted_group_is_not_dropped_by_age(mut t: Trial) {
     let own = QueueConfig { on_dead: OnDead::HaltGroup, retention_ms: 60_000, ..fifo_config() };
     let jobs = t.create("jobs.fifo", own).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hapax_core::{How, QueueConfig, Receive, StoreError};
 
 use crate::trial::{LEASE, Trial, poll_once};
-use crate::values::{bodies, config, fifo_config, now, patient, redrive_from, reject, text};
+use crate::values::{bodies, config, dying, fifo_config, now, patient, redrive_from, reject, text};
 
 pub(crate) async fn a_waiting_receive_wakes_on_a_send(t: Trial) {
     let jobs = t.standard("jobs").await;
@@ -105,6 +105,18 @@ pub(crate) async fn a_waiting_receive_wakes_on_release_and_redrive(t: Trial) {
     let waiting = t.wait(&jobs, patient(1)).await;
     t.redrive(redrive_from(&dead)).await;
     assert_eq!(bodies(&t.woken(waiting).await), ["b"]);
+}
+
+/// The limit of attempts was lowered, so the message dies when someone asks for it.
+pub(crate) async fn a_waiting_receive_wakes_on_a_death_at_another_receive(t: Trial) {
+    let (jobs, dead) = t.with_dead(10, config()).await;
+    t.send_all(&jobs, &["a"]).await;
+    let got = t.one(&jobs).await;
+    t.fail(&jobs, &got, "boom").await;
+    t.set(&jobs, dying(&dead, 1, config())).await;
+    let waiting = t.wait(&dead, patient(1)).await;
+    t.none(&jobs).await;
+    assert_eq!(bodies(&t.woken(waiting).await), ["a"]);
 }
 
 pub(crate) async fn a_waiting_receive_gives_up_at_its_deadline(t: Trial) {

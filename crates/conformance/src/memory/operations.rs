@@ -1,4 +1,5 @@
 use hapax_core::policy;
+use hapax_core::store::FailedAttempt;
 use hapax_core::{
     AdminError, Cause, DedupId, Delivery, EntryId, Extend, How, MessageId, MessageKey, MessageState,
     MessageView, NewMessage, QueueConfig, QueueName, QueueStats, Receipt, Receive, Remaining, Revision,
@@ -223,14 +224,15 @@ impl State {
                     m.place = Place::Ready;
                     return Ok(Remaining { lease_ms: 0 });
                 }
-                if m.history.last().is_some_and(|failed| failed.deliveries == m.deliveries) {
-                    m.history.pop();
-                }
                 (m.received_ms, 0)
             }
             _ => return Err(SettleError::NotInFlight),
         };
         let until = policy::extend_deadline(received, now_ms, extend.lease_ms)?;
+        let failed_late = |failed: &FailedAttempt| failed.deliveries == m.deliveries && !m.in_flight();
+        if m.history.last().is_some_and(failed_late) {
+            m.history.pop();
+        }
         if extend.lease_ms == 0 {
             queue.totals.retried += 1;
             self.fail(name, sequence, Cause::Retry, None, Some(0));
@@ -279,6 +281,7 @@ impl Queue {
         for m in self.messages.values_mut() {
             if m.place == Place::Parked && ids.contains(&m.id) {
                 (m.place, m.attempts, m.received_ms, m.parked) = (Place::Ready, 0, 0, None);
+                m.history.clear();
                 self.undecided.remove(&m.id);
                 count += 1;
             }

@@ -48,7 +48,12 @@ impl QueueStore for MemoryStore {
             changed.as_mut().enable();
             let left_ms = {
                 let mut state = self.now();
-                let got = state.receive(queue, &ask)?;
+                let before = state.movements();
+                let got = state.receive(queue, &ask);
+                if state.movements() > before {
+                    self.changed.notify_waiters();
+                }
+                let got = got?;
                 if !got.is_empty() || state.now_ms >= from_ms + wait_ms {
                     return Ok(got);
                 }
@@ -115,7 +120,7 @@ impl QueueAdmin for MemoryStore {
         config: QueueConfig,
         expected: Option<Revision>,
     ) -> Result<Revision, AdminError> {
-        let mut state = self.now();
+        let mut state = self.change();
         let actual = state.of(name)?.info.revision;
         if let Some(expected) = expected.filter(|expected| *expected != actual) {
             return Err(AdminError::RevisionConflict { what: format!("queue {name}"), expected, actual });
@@ -231,7 +236,7 @@ impl QueueAdmin for MemoryStore {
     }
 
     async fn start_redrive(&self, ask: RedriveRequest) -> Result<RedriveTask, AdminError> {
-        let mut state = self.now();
+        let mut state = self.change();
         let from = state.of(&ask.from)?.info.config.clone();
         let to = ask.to.as_ref().map(|to| state.of(to).map(|to| to.info.config.clone())).transpose()?;
         let per_second = validate::redrive(&ask, &from, to.as_ref())?;

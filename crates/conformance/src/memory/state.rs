@@ -367,6 +367,11 @@ impl State {
         self.prune();
     }
 
+    /// How many deliveries and deaths there were: each of them has others look when something happens next.
+    pub fn movements(&self) -> u64 {
+        self.queues.values().map(|queue| queue.totals.delivered + queue.totals.dead).sum()
+    }
+
     /// When something happens next by itself, if a clock that runs by itself has to be waited for.
     pub fn next_ms(&self) -> u64 {
         let redrives = self.redrives.iter().any(|redrive| redrive.task.state == RedriveState::Running);
