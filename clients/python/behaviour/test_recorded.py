@@ -170,6 +170,27 @@ def test_a_late_visibility_change_on_a_fifo_queue_is_refused(fifo):
     assert fifo.counts() == (1, 0, 0)
 
 
+@pytest.mark.parametrize("extended, again", [(0, []), (1, ["a"]), (2, ["a", "b"])])
+def test_an_extended_fifo_message_stays_hidden_and_with_it_those_behind_it(fifo, extended, again):
+    for body in ("a", "b", "c"):
+        fifo.send(body)
+    batch = fifo.receive(10, VisibilityTimeout=1)
+    assert [message["Body"] for message in batch] == ["a", "b", "c"]
+    fifo.change(batch[extended], 600)
+    # The others are visible again as far as the counts go, and those behind the extended one stay blocked by it.
+    eventually(lambda: fifo.counts() == (2, 1, 0))
+    assert [message["Body"] for message in fifo.receive(10)] == again
+
+
+def test_a_shortened_fifo_message_comes_again_while_its_followers_are_in_flight(fifo):
+    fifo.send("a")
+    fifo.send("b")
+    batch = fifo.receive(10, VisibilityTimeout=600)
+    fifo.change(batch[0], 1)
+    eventually(lambda: fifo.counts() == (1, 1, 0))
+    assert [message["Body"] for message in fifo.receive(10)] == ["a"]
+
+
 def test_the_handle_of_a_move_task_holds_a_uuid(tasks, pair):
     _, dead = pair
     handle = tasks.start(dead, MaxNumberOfMessagesPerSecond=1)

@@ -390,6 +390,7 @@ impl Holder {
         let extend = |(one, receipt): &(&Arc<dyn Held>, &Receipt)| Extend {
             receipt: (*receipt).clone(),
             lease_ms: one.lease_ms(),
+            own: false,
         };
         let asked_us = self.timer.now_us();
         match source.keep(kept.iter().map(extend).collect()).await {

@@ -72,7 +72,11 @@ impl QueueStore for Client {
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
         validate::batch("extend", batch.len())?;
         let expected = batch.len();
-        let item = |extend: Extend| ExtendItem { receipt: extend.receipt.into(), lease_ms: extend.lease_ms };
+        let item = |extend: Extend| ExtendItem {
+            receipt: extend.receipt.into(),
+            lease_ms: extend.lease_ms,
+            own: extend.own,
+        };
         let extend = batch.into_iter().map(item).collect();
         let results = self.batch(queue, "extend", &ExtendRequest { extend }, expected).await?;
         each(results, |remaining| remaining, settle_error)

@@ -284,11 +284,18 @@ impl Trial {
         d: &Delivery,
         ms: u64,
     ) -> Result<Remaining, SettleError> {
-        let extend = Extend { receipt: d.receipt.clone(), lease_ms: ms };
+        let extend = Extend { receipt: d.receipt.clone(), lease_ms: ms, own: false };
         let mut answers =
             self.within("extend", self.store().extend(queue, vec![extend])).await.expect("extend");
         assert_eq!(answers.len(), 1, "one answer per extend");
         answers.remove(0)
+    }
+
+    /// Changes the lease of this delivery alone, as SQS's visibility change does.
+    pub(crate) async fn set_visibility(&self, queue: &QueueName, d: &Delivery, ms: u64) {
+        let extend = Extend { receipt: d.receipt.clone(), lease_ms: ms, own: true };
+        let answers = self.within("extend", self.store().extend(queue, vec![extend])).await.expect("extend");
+        assert_eq!(answers, [Ok(Remaining { lease_ms: ms })]);
     }
 
     // Looking.

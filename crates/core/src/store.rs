@@ -166,6 +166,10 @@ pub struct Extend {
     pub receipt: Receipt,
     /// How long from now. 0 gives the message back at once, the attempt counted, whatever the retry policy says.
     pub lease_ms: u64,
+    /// Whether the delivery has a lease of its own from now on, as after a visibility change of SQS: in a FIFO group its
+    /// end takes back no delivery behind it, and it is not taken back when the lease of one before it ends. A heartbeat
+    /// says `false`.
+    pub own: bool,
 }
 
 /// What is left of a lease.

@@ -38,6 +38,8 @@ pub(crate) const FLAG_HISTORY: u8 = 1;
 pub(crate) const FLAG_DEAD: u8 = 2;
 /// Set when the message has rows in `keyed`.
 pub(crate) const FLAG_KEYED: u8 = 4;
+/// Set while the message is in flight under a lease of its own ([`hapax_core::Extend::own`]).
+pub(crate) const FLAG_OWN_LEASE: u8 = 8;
 /// Bits that hold why the message is parked.
 const PARK_SHIFT: u8 = 4;
 

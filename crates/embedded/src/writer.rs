@@ -422,7 +422,7 @@ impl<S: Storage> Writer<S> {
                     self.stats.operations += batch.len() as u64;
                     let extended = batch.into_iter().map(|(named, extend)| {
                         let named = named.ok_or(SettleError::Malformed)?;
-                        self.engine.extend(now, id, named, extend.lease_ms)
+                        self.engine.extend(now, id, named, extend.lease_ms, extend.own)
                     });
                     let extended = extended.collect();
                     self.answers.push(Answer::Extended(reply, extended));

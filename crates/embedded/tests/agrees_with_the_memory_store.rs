@@ -188,8 +188,9 @@ impl Pair {
     async fn extend(&mut self) {
         let Some(at) = self.pick() else { return };
         let lease_ms = if self.rng.u8(0..4) == 0 { 0 } else { self.rng.u64(1..5_000) };
+        let own = self.rng.bool();
         let (queue, both) = &self.made[at];
-        let extend = |delivery: &Delivery| vec![Extend { receipt: delivery.receipt.clone(), lease_ms }];
+        let extend = |delivery: &Delivery| vec![Extend { receipt: delivery.receipt.clone(), lease_ms, own }];
         let ours = self.stores.ours.extend(queue, extend(&both.ours)).await;
         let memory = self.stores.memory.extend(queue, extend(&both.memory)).await;
         assert_eq!(ours, memory, "extended by {lease_ms} in {queue}: {}", seen(&both.ours));

@@ -412,7 +412,7 @@ impl<T> Received<T> {
 
     /// Keeps the lease for this long from now. Returns what is left of it, as the store counts.
     pub async fn extend(&self, lease: Duration) -> Result<Duration, Error> {
-        let extend = Extend { receipt: self.delivery.receipt.clone(), lease_ms: ms(lease) };
+        let extend = Extend { receipt: self.delivery.receipt.clone(), lease_ms: ms(lease), own: false };
         let left = only(self.queue.store.extend(&self.queue.name, vec![extend]).await?)?;
         Ok(Duration::from_millis(left.lease_ms))
     }

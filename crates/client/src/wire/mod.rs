@@ -226,6 +226,9 @@ pub struct ExtendItem {
     pub receipt: String,
     /// How long from now.
     pub lease_ms: u64,
+    /// Whether the delivery has a lease of its own from now on; see [`hapax_core::Extend::own`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub own: bool,
 }
 
 /// `POST /v1/queues/{queue}/extend`.

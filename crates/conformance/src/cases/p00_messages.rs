@@ -274,7 +274,7 @@ pub(crate) async fn batches_answer_in_order_and_one_failure_fails_no_other(t: Tr
     }
 
     let garbage = Receipt::new("garbage").unwrap();
-    let extend = |receipt: &Receipt| Extend { receipt: receipt.clone(), lease_ms: 5_000 };
+    let extend = |receipt: &Receipt| Extend { receipt: receipt.clone(), lease_ms: 5_000, own: false };
     let extended = t.store().extend(&jobs, vec![extend(&garbage), extend(&got[0].receipt)]).await.unwrap();
     assert_eq!(extended[0], Err(SettleError::Malformed));
     assert!(extended[1].is_ok(), "{:?}", extended[1]);

@@ -35,7 +35,10 @@ pub(crate) async fn a_missing_queue_is_named(t: Trial) {
     assert_eq!(s.send(&gone, vec![NewMessage::new("x")]).await, Err(no_such.clone()));
     assert_eq!(s.receive(&gone, now(1)).await, Err(no_such.clone()));
     assert_eq!(s.settle(&gone, vec![Settle::ack(receipt.clone())]).await, Err(no_such.clone()));
-    assert_eq!(s.extend(&gone, vec![Extend { receipt, lease_ms: 1 }]).await, Err(no_such.clone()));
+    assert_eq!(
+        s.extend(&gone, vec![Extend { receipt, lease_ms: 1, own: false }]).await,
+        Err(no_such.clone())
+    );
     assert_eq!(s.queue(&gone).await, Err(no_such.clone()));
     assert_eq!(s.stats(&gone).await, Err(no_such.clone()));
     assert_eq!(s.purge(&gone).await, Err(no_such.clone()));

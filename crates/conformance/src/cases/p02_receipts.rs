@@ -111,7 +111,7 @@ pub(crate) async fn a_foreign_receipt_is_malformed(t: Trial) {
         let receipt = Receipt::new(garbage).unwrap();
         let settled = t.store().settle(&jobs, vec![Settle::ack(receipt.clone())]).await.unwrap();
         assert_eq!(settled, [Err(SettleError::Malformed)], "{garbage}");
-        let extend = hapax_core::Extend { receipt, lease_ms: 1 };
+        let extend = hapax_core::Extend { receipt, lease_ms: 1, own: false };
         assert_eq!(
             t.store().extend(&jobs, vec![extend]).await.unwrap(),
             [Err(SettleError::Malformed)],

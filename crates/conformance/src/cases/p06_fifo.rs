@@ -126,6 +126,54 @@ pub(crate) async fn order_holds_when_a_batch_runs_out_of_its_lease(t: Trial) {
     assert_eq!(again.iter().map(|d| d.deliveries).collect::<Vec<_>>(), [2, 2, 2, 1]);
 }
 
+/// As recorded from AWS: of a batch of three, the one whose visibility was extended stays hidden, and with it those behind
+/// it; those before it come again.
+pub(crate) async fn a_lease_of_its_own_outlives_those_before_it(t: Trial) {
+    for (extended, again) in [(0, vec![]), (1, vec!["a"]), (2, vec!["a", "b"])] {
+        let jobs = t.fifo(&format!("jobs-{extended}")).await;
+        t.send_group(&jobs, "g", &["a", "b", "c"]).await;
+        let got = t.receive(&jobs, 10).await;
+        t.set_visibility(&jobs, &got[extended], 4 * LEASE).await;
+        // A heartbeat of the whole batch does not make it a part of the batch again.
+        for delivery in &got {
+            let lease_ms = if delivery.body == got[extended].body { 4 * LEASE } else { LEASE };
+            t.extend(&jobs, delivery, lease_ms).await.unwrap();
+        }
+        t.advance(2 * LEASE).await;
+        assert_eq!(bodies(&t.receive(&jobs, 10).await), again, "message {extended} has a lease of its own");
+        t.ack(&jobs, &got[extended]).await;
+    }
+}
+
+pub(crate) async fn the_end_of_a_lease_of_its_own_takes_nothing_back(t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    t.send_group(&jobs, "g", &["a", "b"]).await;
+    let got = t.receive(&jobs, 10).await;
+    t.extend(&jobs, &got[1], 4 * LEASE).await.unwrap();
+    t.set_visibility(&jobs, &got[0], LEASE).await;
+    t.advance(2 * LEASE).await;
+    let again = t.receive(&jobs, 10).await;
+    assert_eq!(bodies(&again), ["a"]);
+    t.ack(&jobs, &got[1]).await;
+    // The next delivery is part of a batch again.
+    t.send_group(&jobs, "g", &["c"]).await;
+    t.extend(&jobs, &again[0], 0).await.unwrap();
+    let batch = t.receive(&jobs, 10).await;
+    assert_eq!(bodies(&batch), ["a", "c"]);
+    t.extend(&jobs, &batch[1], 4 * LEASE).await.unwrap();
+    t.advance(2 * LEASE).await;
+    assert_eq!(bodies(&t.receive(&jobs, 10).await), ["a", "c"], "the batch's lease ended with its first");
+}
+
+pub(crate) async fn a_lease_of_its_own_is_lost_with_a_failure_before_it(t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    t.send_group(&jobs, "g", &["a", "b"]).await;
+    let got = t.receive(&jobs, 10).await;
+    t.set_visibility(&jobs, &got[1], 4 * LEASE).await;
+    t.fail(&jobs, &got[0], "boom").await;
+    assert_eq!(bodies(&t.receive(&jobs, 10).await), ["a", "b"], "nothing overtakes what failed");
+}
+
 pub(crate) async fn a_backing_off_head_blocks_its_group(mut t: Trial) {
     let jobs = t.create("jobs.fifo", QueueConfig { retry: exactly(1_000, 0), ..fifo_config() }).await;
     t.send_group(&jobs, "g", &["a", "b"]).await;

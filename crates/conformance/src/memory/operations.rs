@@ -79,7 +79,7 @@ impl State {
     }
 
     pub fn receive(&mut self, name: &QueueName, ask: &Receive) -> Result<Vec<Delivery>, StoreError> {
-        let (now_ms, batch) = (self.now_ms, self.batch + 1);
+        let now_ms = self.now_ms;
         let queue = self.of(name)?;
         let lease_ms = ask.lease_ms.unwrap_or(queue.info.config.lease_ms);
         if let Some((since_ms, receipts)) =
@@ -90,9 +90,9 @@ impl State {
             if now_ms < since_ms + policy::ATTEMPT_MS && !found.is_empty() {
                 for sequence in &found {
                     let m = queue.messages.get_mut(sequence).unwrap();
-                    let Place::Flight { until, received, batch } = m.place else { panic!("not in flight") };
+                    let Place::Flight { until, received, own } = m.place else { panic!("not in flight") };
                     let renewed = policy::extend_deadline(received, now_ms, lease_ms).unwrap_or(until);
-                    m.place = Place::Flight { until: until.max(renewed), received, batch };
+                    m.place = Place::Flight { until: until.max(renewed), received, own };
                 }
                 return Ok(found.iter().map(|s| queue.delivery(*s, now_ms)).collect());
             }
@@ -115,7 +115,7 @@ impl State {
         for sequence in queue.candidates().into_iter().take(ask.max.min(room as usize)) {
             fence = (fence + 1).max(now_ms * 1000);
             let m = queue.messages.get_mut(&sequence).unwrap();
-            m.place = Place::Flight { until: now_ms + lease_ms, received: now_ms, batch };
+            m.place = Place::Flight { until: now_ms + lease_ms, received: now_ms, own: false };
             m.attempts += 1;
             m.deliveries += 1;
             m.fence = fence;
@@ -128,7 +128,7 @@ impl State {
         if let Some(id) = ask.attempt_id.clone().filter(|_| !got.is_empty()) {
             queue.tries.insert(id, (now_ms, got.iter().map(|d| d.receipt.clone()).collect()));
         }
-        (self.fence, self.batch) = (fence, batch);
+        self.fence = fence;
         for delivery in got.iter().filter(|_| ask.ack_on_receive) {
             self.ack(name, delivery.sequence);
         }
@@ -217,14 +217,14 @@ impl State {
         let queue = self.queues.get_mut(name).unwrap();
         let fifo = queue.info.config.is_fifo();
         let m = queue.messages.get_mut(&sequence).unwrap();
-        let (received, batch) = match m.place {
-            Place::Flight { received, batch, .. } => (received, batch),
+        let (received, own) = match m.place {
+            Place::Flight { received, own, .. } => (received, own || extend.own),
             Place::Ready | Place::Hidden { .. } if m.received_ms != 0 && !fifo => {
                 if extend.lease_ms == 0 {
                     m.place = Place::Ready;
                     return Ok(Remaining { lease_ms: 0 });
                 }
-                (m.received_ms, 0)
+                (m.received_ms, extend.own)
             }
             _ => return Err(SettleError::NotInFlight),
         };
@@ -237,7 +237,7 @@ impl State {
             queue.totals.retried += 1;
             self.fail(name, sequence, Cause::Retry, None, Some(0));
         } else {
-            m.place = Place::Flight { until, received, batch };
+            m.place = Place::Flight { until, received, own };
         }
         Ok(Remaining { lease_ms: extend.lease_ms })
     }

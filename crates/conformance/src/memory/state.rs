@@ -14,8 +14,15 @@ use super::ledger::Entries;
 #[derive(Clone, Copy, PartialEq)]
 pub enum Place {
     Ready,
-    Hidden { until: u64 },
-    Flight { until: u64, received: u64, batch: u64 },
+    Hidden {
+        until: u64,
+    },
+    /// `own`: its lease was changed alone ([`hapax_core::Extend::own`]).
+    Flight {
+        until: u64,
+        received: u64,
+        own: bool,
+    },
     Parked,
 }
 
@@ -75,7 +82,6 @@ pub struct State {
     pub start_ms: u64,
     pub now_ms: u64,
     pub fence: u64,
-    pub batch: u64,
     pub next_id: u128,
     pub random: u64,
     pub queues: BTreeMap<QueueName, Queue>,
@@ -226,6 +232,21 @@ impl Queue {
             }
         }
     }
+
+    /// A lease ended: so did those of its batch behind it, but for deliveries with a lease of their own.
+    fn take_back_batch(&mut self, sequence: u64) {
+        let own = |m: &Message| matches!(m.place, Place::Flight { own: true, .. });
+        if !self.info.config.is_fifo() || own(&self.messages[&sequence]) {
+            return;
+        }
+        let group = self.messages[&sequence].group.clone();
+        for (_, m) in self.messages.range_mut(sequence + 1..) {
+            if m.group == group && m.in_flight() && !own(m) {
+                m.place = Place::Ready;
+                m.attempts -= 1;
+            }
+        }
+    }
 }
 
 impl State {
@@ -341,7 +362,7 @@ impl State {
                 if self.queues[name].messages.get(&sequence).is_some_and(over) {
                     let queue = self.queues.get_mut(name).unwrap();
                     queue.totals.expired += 1;
-                    queue.take_back_behind(sequence);
+                    queue.take_back_batch(sequence);
                     self.fail(name, sequence, Cause::Expired, None, None);
                 }
             }

@@ -3,7 +3,7 @@ use hapax_core::{Cause, policy};
 use super::Engine;
 use super::groups::Slot;
 use crate::receipt::DeliveryRef;
-use crate::record::{MessageMeta, State};
+use crate::record::{FLAG_OWN_LEASE, MessageMeta, State};
 use crate::time::Now;
 
 /// A receive as the engine sees it: everything filled in, the waiting done elsewhere.
@@ -89,6 +89,7 @@ impl Engine {
         entry.attempts += 1;
         entry.deliveries += 1;
         entry.state = State::InFlight;
+        entry.flags &= !FLAG_OWN_LEASE;
         entry.received_ms = now.ms();
         entry.due_ms = policy::lease_deadline(now.ms(), request.lease_ms.unwrap_or(queue.config.lease_ms));
         if entry.first_ms == 0 {

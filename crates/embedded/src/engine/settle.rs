@@ -4,7 +4,7 @@ use hapax_core::{Cause, How, Remaining, SettleError, Settled};
 use super::groups::Slot;
 use super::{Engine, Undo};
 use crate::receipt::DeliveryRef;
-use crate::record::{FLAG_DEAD, MessageMeta, Record, State, parked_cause};
+use crate::record::{FLAG_DEAD, FLAG_OWN_LEASE, MessageMeta, Record, State, parked_cause};
 use crate::time::Now;
 
 impl Engine {
@@ -117,6 +117,7 @@ impl Engine {
         queue: u32,
         named: DeliveryRef,
         lease_ms: u64,
+        own: bool,
     ) -> Result<Remaining, SettleError> {
         let (slot, mut entry) = self.held_or_counted(queue, named)?;
         match entry.state {
@@ -135,6 +136,9 @@ impl Engine {
             return Ok(Remaining { lease_ms: 0 });
         }
         entry.due_ms = policy::extend_deadline(entry.received_ms, now.ms(), lease_ms)?;
+        if own {
+            entry.flags |= FLAG_OWN_LEASE;
+        }
         let (queue, wave) = self.at(queue);
         queue.update(wave, slot, entry);
         Ok(Remaining { lease_ms: entry.due_ms - now.ms() })
@@ -229,6 +233,20 @@ impl Engine {
             return;
         }
         for slot in self.queue(queue).table.groups.flying_behind(failed.group, failed.order) {
+            self.put_back(now, queue, slot, 0);
+        }
+    }
+
+    /// A lease ended. The batch's lease ends with the first of it: those behind were perhaps never worked on. A delivery
+    /// with a lease of its own is no part of a batch any more.
+    pub(super) fn return_batch(&mut self, now: Now, queue: u32, ended: &MessageMeta) {
+        if !self.queue(queue).config.is_fifo() || ended.flags & FLAG_OWN_LEASE != 0 {
+            return;
+        }
+        let table = &self.queue(queue).table;
+        let mut behind = table.groups.flying_behind(ended.group, ended.order);
+        behind.retain(|slot| table.get(*slot).flags & FLAG_OWN_LEASE == 0);
+        for slot in behind {
             self.put_back(now, queue, slot, 0);
         }
     }

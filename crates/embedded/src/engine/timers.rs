@@ -55,8 +55,7 @@ impl Engine {
                 }
                 State::InFlight => {
                     self.at(queue).0.totals.expired += 1;
-                    // The batch's lease ends with the first of it: those behind were perhaps never worked on.
-                    self.return_rest(now, queue, &entry);
+                    self.return_batch(now, queue, &entry);
                     self.fail(now, queue, slot, Cause::Expired, None, None, random());
                 }
                 State::Ready | State::Parked => unreachable!("only delayed and in-flight messages are due"),

@@ -66,7 +66,7 @@ fn an_attempt_is_not_forgotten_for_many_others() {
         let raw = receive(&mut writer, Some(&format!("{number}"))).expect("no fault");
         assert_eq!(raw.len(), 1);
         // Visible again at once.
-        writer.run(&mut vec![rig::extend(&queue, vec![(Some(raw[0].leased.named), 0)]).0]);
+        writer.run(&mut vec![rig::extend(&queue, vec![(Some(raw[0].leased.named), 0, false)]).0]);
     }
     assert!(attempts(&mut writer) < 12_000, "attempts that tell nothing are forgotten");
     assert_eq!(named(&receive(&mut writer, Some("first")).expect("no fault")), named(&first));

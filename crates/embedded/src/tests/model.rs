@@ -39,6 +39,8 @@ pub(super) struct Message {
     base_ms: u64,
     pub due_ms: u64,
     received_ms: u64,
+    /// In flight under a lease of its own.
+    own: bool,
     pub first_ms: u64,
     pub attempts: u32,
     pub deliveries: u32,
@@ -176,6 +178,7 @@ impl Model {
             base_ms: now_ms,
             due_ms: now_ms + delay_ms,
             received_ms: 0,
+            own: false,
             first_ms: 0,
             attempts: 0,
             deliveries: 0,
@@ -217,6 +220,7 @@ impl Model {
                 message.deliveries += 1;
                 message.at = At::InFlight;
                 message.received_ms = now_ms;
+                message.own = false;
                 message.due_ms = now_ms + lease_ms.min(LEASE_MS_MAX);
                 if message.first_ms == 0 {
                     message.first_ms = now_ms;
@@ -354,7 +358,14 @@ impl Model {
         }
     }
 
-    pub fn extend(&mut self, queue: usize, seq: u64, fence: u64, lease_ms: u64) -> Result<u64, SettleError> {
+    pub fn extend(
+        &mut self,
+        queue: usize,
+        seq: u64,
+        fence: u64,
+        lease_ms: u64,
+        own: bool,
+    ) -> Result<u64, SettleError> {
         let at = self.held(queue, seq, fence)?;
         let now_ms = self.now_ms;
         let fifo = self.queues[queue].config.is_fifo();
@@ -378,6 +389,7 @@ impl Model {
         }
         message.due_ms = now_ms + lease_ms;
         message.at = At::InFlight;
+        message.own |= own;
         Ok(lease_ms)
     }
 
@@ -425,6 +437,20 @@ impl Model {
         for at in 0..self.queues[queue].messages.len() {
             let other = &self.queues[queue].messages[at];
             if other.group == failed.group && other.at == At::InFlight && other.place > place {
+                self.put_back(queue, at, 0);
+            }
+        }
+    }
+
+    /// The same when a lease ends, but for deliveries with a lease of their own.
+    fn return_batch(&mut self, queue: usize, ended: &Message) {
+        if !self.queues[queue].config.is_fifo() || ended.own {
+            return;
+        }
+        for at in 0..self.queues[queue].messages.len() {
+            let other = &self.queues[queue].messages[at];
+            let behind = other.group == ended.group && other.place > ended.place;
+            if behind && other.at == At::InFlight && !other.own {
                 self.put_back(queue, at, 0);
             }
         }
@@ -684,7 +710,7 @@ impl Model {
                     } else {
                         self.queues[queue].totals.expired += 1;
                         let message = self.queues[queue].messages[at].clone();
-                        self.return_rest(queue, &message, message.place);
+                        self.return_batch(queue, &message);
                         self.fail(queue, at, Cause::Expired, None, None);
                     }
                 }

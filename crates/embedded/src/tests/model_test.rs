@@ -42,7 +42,7 @@ enum Do {
     Send { queue: usize, news: Vec<New> },
     Receive(Receive),
     Settle { settles: Vec<(usize, Bend, How)> },
-    Extend { pick: usize, bend: Bend, lease_ms: u64 },
+    Extend { pick: usize, bend: Bend, lease_ms: u64, own: bool },
     Purge { queue: usize },
     SetQueue { main: usize, max_attempts: u32, base_ms: u64 },
     Release { pick: usize },
@@ -139,7 +139,8 @@ fn an_op() -> impl Strategy<Value = Do> {
         8 => (any_queue(), 1usize..5, lease_ms, kind)
             .prop_map(|(queue, max, lease_ms, kind)| Do::Receive(Receive { queue, max, lease_ms, kind })),
         8 => proptest::collection::vec((pick(), bend(), how()), 1..4).prop_map(|settles| Do::Settle { settles }),
-        3 => (pick(), bend(), to_extend).prop_map(|(pick, bend, lease_ms)| Do::Extend { pick, bend, lease_ms }),
+        3 => (pick(), bend(), to_extend, any::<bool>())
+            .prop_map(|(pick, bend, lease_ms, own)| Do::Extend { pick, bend, lease_ms, own }),
         1 => any_queue().prop_map(|queue| Do::Purge { queue }),
         1 => (main(), 1u32..4, prop_oneof![Just(0u64), Just(700)])
             .prop_map(|(main, max_attempts, base_ms)| Do::SetQueue { main, max_attempts, base_ms }),
@@ -207,7 +208,7 @@ enum Awaited {
     Sent(usize, Vec<New>, Answer<rig::Sends>),
     Received(Receive, Answer<Vec<RawDelivery>>),
     Settled(usize, Vec<(Option<DeliveryRef>, How)>, Answer<rig::Settles>),
-    Extended(usize, Option<DeliveryRef>, u64, Answer<rig::Extends>),
+    Extended(usize, Option<DeliveryRef>, u64, bool, Answer<rig::Extends>),
     Purged(usize, Answer<Result<u64, AdminError>>),
     Set(usize, QueueConfig, Answer<Result<hapax_core::Revision, AdminError>>),
     Released(DeliveryRef, Answer<u64>),
@@ -343,11 +344,11 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 let (op, answer) = rig::settle(&name(queue), settles.clone());
                 (op, Awaited::Settled(queue, settles, answer))
             }
-            Do::Extend { pick, bend, lease_ms } => {
+            Do::Extend { pick, bend, lease_ms, own } => {
                 let (queue, named) = self.picked(pick)?;
                 let (queue, named) = Self::bent(queue, named, bend);
-                let (op, answer) = rig::extend(&name(queue), vec![(named, lease_ms)]);
-                (op, Awaited::Extended(queue, named, lease_ms, answer))
+                let (op, answer) = rig::extend(&name(queue), vec![(named, lease_ms, own)]);
+                (op, Awaited::Extended(queue, named, lease_ms, own, answer))
             }
             Do::Purge { queue } => {
                 let name = name(queue);
@@ -440,10 +441,10 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                     assert_eq!(settled, expected, "{how:?}");
                 }
             }
-            Awaited::Extended(queue, named, lease_ms, answer) => {
+            Awaited::Extended(queue, named, lease_ms, own, answer) => {
                 let expected = match named.filter(|named| self.index(*named) == *queue) {
                     None => Err(SettleError::Malformed),
-                    Some(named) => self.model.extend(*queue, named.seq, named.fence, *lease_ms),
+                    Some(named) => self.model.extend(*queue, named.seq, named.fence, *lease_ms, *own),
                 };
                 assert_eq!(got(answer)[0].clone().map(|left| left.lease_ms), expected);
             }

@@ -95,10 +95,15 @@ pub(super) fn settle(queue: &QueueName, batch: Vec<(Option<DeliveryRef>, How)>) 
     (Op::Settle { queue: queue.clone(), batch, reply }, answer)
 }
 
-pub(super) fn extend(queue: &QueueName, batch: Vec<(Option<DeliveryRef>, u64)>) -> (Op, Answer<Extends>) {
+pub(super) fn extend(
+    queue: &QueueName,
+    batch: Vec<(Option<DeliveryRef>, u64, bool)>,
+) -> (Op, Answer<Extends>) {
     let (reply, answer) = oneshot::channel();
-    let batch =
-        batch.into_iter().map(|(named, lease_ms)| (named, Extend { receipt: unread(), lease_ms })).collect();
+    let batch = batch
+        .into_iter()
+        .map(|(named, lease_ms, own)| (named, Extend { receipt: unread(), lease_ms, own }))
+        .collect();
     (Op::Extend { queue: queue.clone(), batch, reply }, answer)
 }
 

@@ -262,7 +262,8 @@ impl Sim {
             88..95 => {
                 let (queue, named) = self.pick()?;
                 let lease_ms = if self.chance(15) { 0 } else { self.rng.u64(1..20_000) };
-                let (op, answer) = rig::extend(&self.names[queue], vec![(Some(named), lease_ms)]);
+                let (op, answer) =
+                    rig::extend(&self.names[queue], vec![(Some(named), lease_ms, self.rng.bool())]);
                 (op, Asked::Extend(queue, named, lease_ms, answer))
             }
             95..99 => {

@@ -193,7 +193,7 @@ pub(super) async fn extend(
     let queue = caller.queue("ChangeMessageVisibility", &queue)?;
     validate::batch("extend", request.extend.len())?;
     let item = |item: ExtendItem| match Receipt::new(item.receipt) {
-        Ok(receipt) => Ok(Extend { receipt, lease_ms: item.lease_ms }),
+        Ok(receipt) => Ok(Extend { receipt, lease_ms: item.lease_ms, own: item.own }),
         Err(_) => Err(SettleError::Malformed),
     };
     let items = request.extend.into_iter().map(item).collect();
