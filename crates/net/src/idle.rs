@@ -82,6 +82,12 @@ impl Stall {
         };
         timer.as_mut().poll(cx).is_ready()
     }
+
+    /// Waits until this time instead; to be followed by [`waited`](Self::waited), which has the task woken then.
+    pub fn wait_until(&mut self, deadline: Instant) {
+        self.armed = true;
+        self.timer.get_or_insert_with(|| self.timers.take()).as_mut().reset(deadline);
+    }
 }
 
 impl Drop for Stall {

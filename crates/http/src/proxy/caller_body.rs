@@ -1,38 +1,62 @@
-//! A caller's body on its way to the upstream, which remembers when it was the caller that broke it off.
+//! A caller's body on its way to the upstream, which remembers when it was the caller that was slow or broke it off.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::time::Instant;
 
 use super::idle::{IdleBody, StoodStill};
 use crate::body::{Body, BoxError};
 
-/// Why a caller's body ended early, and whether it was only too slow.
-#[derive(Clone, Default)]
-pub(crate) struct Failure(Arc<Mutex<Option<(String, bool)>>>);
+/// How far a caller's body has come, as seen by the one who waits for the upstream's answer.
+#[derive(Clone)]
+pub(crate) struct Upload(Arc<Mutex<State>>);
 
-impl Failure {
-    pub(crate) fn is_known(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+struct State {
+    /// The upstream takes more than the caller has sent so far.
+    waits_for_caller: bool,
+    /// When that last changed, or a part of the body was last passed on.
+    moved: Instant,
+    /// Why the body ended early, and whether it was only too slow.
+    failure: Option<(String, bool)>,
+}
+
+impl Upload {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn take(&self) -> (String, bool) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
+    /// When the upstream has had `answer_max` for its answer. The time in which the caller was waited for is not the
+    /// upstream's; the body itself ends it after `idle_max`, hence before this deadline.
+    pub(crate) fn deadline(&self, answer_max: Duration, idle_max: Duration) -> Instant {
+        let state = self.state();
+        let deadline = state.moved + answer_max;
+        if state.waits_for_caller { deadline + idle_max } else { deadline }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state().failure.is_some()
+    }
+
+    pub(crate) fn take_failure(&self) -> (String, bool) {
+        self.state().failure.take().unwrap_or_default()
     }
 }
 
 pub(crate) struct CallerBody {
     body: IdleBody<Body>,
-    failure: Failure,
+    upload: Upload,
 }
 
 impl CallerBody {
-    pub(crate) fn new(body: IdleBody<Body>) -> (Self, Failure) {
-        let failure = Failure::default();
-        (Self { body, failure: failure.clone() }, failure)
+    pub(crate) fn new(body: IdleBody<Body>) -> (Self, Upload) {
+        let state = State { waits_for_caller: false, moved: Instant::now(), failure: None };
+        let upload = Upload(Arc::new(Mutex::new(state)));
+        (Self { body, upload: upload.clone() }, upload)
     }
 }
 
@@ -46,10 +70,15 @@ impl HttpBody for CallerBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.body).poll_frame(cx);
-        if let Poll::Ready(Some(Err(error))) = &polled {
-            let known = (error.to_string(), error.is::<StoodStill>());
-            *this.failure.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
+        let mut state = this.upload.state();
+        if polled.is_ready() || !state.waits_for_caller {
+            state.moved = Instant::now();
         }
+        state.waits_for_caller = polled.is_pending();
+        if let Poll::Ready(Some(Err(error))) = &polled {
+            state.failure = Some((error.to_string(), error.is::<StoodStill>()));
+        }
+        drop(state);
         polled
     }
 

@@ -100,7 +100,8 @@ pub struct ProxyLimits {
     pub read_timeout_ms: u64,
     /// How long connecting to the upstream may take, in milliseconds. Default 5,000.
     pub connect_timeout_ms: u64,
-    /// How long the upstream may take for the head of its answer, in milliseconds. Default 60,000.
+    /// How long the upstream may take for the head of its answer, in milliseconds, counted from the last part of the
+    /// request that it took; the time in which the caller's body is waited for does not count. Default 60,000.
     pub response_timeout_ms: u64,
     /// How long a body, either way, may stand still, in milliseconds; for callers that do not read their answers a
     /// tenth of it, and 3 s at most, while `unread_bytes_max` is nearly reached. Default 60,000.

@@ -21,10 +21,11 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::time::Instant;
 use tokio_rustls::rustls;
 use tower_service::Service;
 
-use super::caller_body::{CallerBody, Failure};
+use super::caller_body::{CallerBody, Upload};
 use super::config::{HostPolicy, ProxyConfig};
 use super::idle::{IdleBody, Stall, Timers};
 use crate::body::{Body, BoxError};
@@ -213,13 +214,24 @@ impl Inner {
         parts.uri = uri;
         parts.version = Version::HTTP_11;
         let method = parts.method.clone();
-        let (body, failure) = CallerBody::new(IdleBody::new(body, &self.bodies));
+        let (body, upload) = CallerBody::new(IdleBody::new(body, &self.bodies));
         let mut answer = pin!(self.client.request(Request::from_parts(parts, body)));
         let mut stall = Stall::new(self.answers.clone());
-        let answered = poll_fn(|cx| match answer.as_mut().poll(cx) {
-            Poll::Ready(answer) => Poll::Ready(Some(answer)),
-            Poll::Pending if stall.waited(cx) => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
+        let answered = poll_fn(|cx| {
+            if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
+                return Poll::Ready(Some(answer));
+            }
+            // The deadline is asked for only when the timer ends: a body that moves does not have to set it again.
+            while stall.waited(cx) {
+                let (now, bound) = (Instant::now(), self.answers.bound());
+                let deadline = upload.deadline(bound, self.bodies.bound());
+                if deadline <= now {
+                    return Poll::Ready(None);
+                }
+                // The deadline comes closer when the caller sends the rest, but not closer than this.
+                stall.wait_until(deadline.min(now + bound));
+            }
+            Poll::Pending
         });
         match answered.await {
             Some(Ok(response)) => {
@@ -234,7 +246,7 @@ impl Inner {
                 with(problem.retry_after(1, 4), Verdict::NothingHappened)
             }
             // The request broke off before the upstream did.
-            Some(Err(_)) if failure.is_known() => broken_by_caller(&failure),
+            Some(Err(_)) if upload.has_failed() => broken_by_caller(&upload),
             Some(Err(error)) if is_unreadable(&error) => self.unacceptable(&chain(&error)),
             Some(Err(error)) => {
                 tracing::warn!(upstream = %self.target.authority, error = %chain(&error), "upstream broke off");
@@ -319,8 +331,8 @@ impl Inner {
 }
 
 /// The answer to a caller whose body ended before it was complete. The upstream has got the beginning of it.
-fn broken_by_caller(failure: &Failure) -> Response<Body> {
-    let (why, slow) = failure.take();
+fn broken_by_caller(upload: &Upload) -> Response<Body> {
+    let (why, slow) = upload.take_failure();
     tracing::debug!(why, "a caller's body broke off");
     let detail = format!("the body could not be read: {why}; the upstream has seen only a part of it");
     let problem = if slow {
