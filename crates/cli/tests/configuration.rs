@@ -61,6 +61,43 @@ fn secrets_are_not_printed() {
     assert!(printed.contains("AK") && printed.contains("BK") && !printed.contains("hunter"), "{printed}");
 }
 
+/// A URL may hold a token or a password.
+#[test]
+fn secrets_in_urls_are_not_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = "https://OPS:hunter4@queues.example:9324/base";
+    let print = ["proxy", "--print-config", "--upstream", "http://x"];
+    std::fs::write(folder.path().join("proxy.toml"), format!("ledger = \"{url}\"\n")).unwrap();
+    for (args, variable) in [(&["--ledger", url][..], ""), (&["--config", "proxy.toml"], ""), (&[], url)] {
+        let mut command = hapax(&folder, &print);
+        command.args(args);
+        if !variable.is_empty() {
+            command.env("HAPAX_LEDGER", variable);
+        }
+        let printed = Done::new(command.output().unwrap()).ok();
+        assert!(printed.contains("ledger = \"https://queues.example:9324/base\"\n"), "{args:?}: {printed}");
+    }
+    // Nor by what refuses them.
+    std::fs::write(folder.path().join("hapax.toml"), "[store]\nurl = \"postgres://me:hunter5@db/x\"\n")
+        .unwrap();
+    for args in [
+        &["proxy", "--upstream", "http://me:hunter6@service"][..],
+        &["proxy", "--upstream", "ftp://me:hunter6@service"],
+        &["proxy", "--upstream", "http://me:hunter6@service/?a=b"],
+        &["proxy", "--upstream", "http://x", "--ledger", "ftp://me:hunter6@service"],
+        &["proxy", "--upstream", "http://x", "--ledger", "http://me:hunter6@127.0.0.1:1"],
+        &["serve", "--config", "hapax.toml"],
+        &["serve", "--store", "postgres://me:hunter6@db/x"],
+        &["doctor", "--store", "postgres://me:hunter6@db/x"],
+        &["doctor", "--endpoint", "http://me:hunter6@127.0.0.1:1"],
+        &["queues", "--endpoint", "ftp://me:hunter6@service"],
+    ] {
+        let done = run(&folder, args);
+        assert!(done.code != Some(0) && done.stderr.starts_with("error: "), "{args:?}: {done:?}");
+        assert!(!done.stderr.contains("hunter"), "{args:?}: {done:?}");
+    }
+}
+
 /// Runs `hapax serve` on a file that it refuses; gives what it says, line by line.
 fn refused(text: &str) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();

@@ -17,6 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::logs::wrong_level;
 use crate::config_file::Problem;
 use crate::store::folder;
+use crate::text::without_token;
 
 /// What stands in a printed configuration where a secret was.
 const REDACTED: &str = "(redacted)";
@@ -289,7 +290,8 @@ impl Config {
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         if folder(&self.store.url).is_none() {
-            let problem = format!("store.url: {:?} names no store; use embedded:PATH", self.store.url);
+            let url = without_token(&self.store.url);
+            let problem = format!("store.url: {url:?} names no store; use embedded:PATH");
             found.push(Problem::at("store.url", problem));
         }
         if self.store.embedded.in_doubt_per_scope_max == 0 {

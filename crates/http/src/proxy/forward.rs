@@ -79,8 +79,14 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn parse(url: &str) -> Result<Self, ConfigError> {
+        // The message is logged and shown: without what may be a password.
+        let shown = match (url.split_once("://"), url.rsplit_once('@')) {
+            (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://{rest}"),
+            (None, Some((_, rest))) => rest.to_owned(),
+            (_, None) => url.to_owned(),
+        };
         let bad = |problem: &str| {
-            ConfigError(format!("upstream: {url:?} {problem}; write it as http://127.0.0.1:8080"))
+            ConfigError(format!("upstream: {shown:?} {problem}; write it as http://127.0.0.1:8080"))
         };
         let uri: Uri = url.parse().map_err(|error| bad(&format!("is no URL ({error})")))?;
         let parts = uri.into_parts();

@@ -14,7 +14,7 @@ use hapax::core::store::SharedStore;
 use hapax::embedded::Options;
 use hapax_http::proxy::{HostPolicy, Proxy, ProxyConfig, TlsFiles};
 use hapax_http::{OnOutage, Statuses, Tenant};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use tokio::net::TcpListener;
 
 use self::admin::{Admin, AdminConfig, AdminListen};
@@ -164,6 +164,7 @@ enum Outage {
 #[serde(deny_unknown_fields, default)]
 struct Config {
     /// Where keys and answers are kept.
+    #[serde(serialize_with = "shown_url")]
     ledger: String,
     /// The listener for operators.
     admin: AdminConfig,
@@ -182,6 +183,11 @@ impl Default for Config {
             proxy: Vec::new(),
         }
     }
+}
+
+/// What is printed is read by others: the token is left out, and can be given in `HAPAX_TOKEN`.
+fn shown_url<S: Serializer>(url: &str, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&without_token(url))
 }
 
 fn set<T>(field: &mut T, given: Option<T>) {
