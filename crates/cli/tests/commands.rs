@@ -5,6 +5,7 @@ mod common;
 use std::io::Write as _;
 use std::process::Stdio;
 
+use common::relay::relay;
 use common::{Done, Server, hapax, run};
 
 #[test]
@@ -243,4 +244,44 @@ fn one_command_makes_a_queue_and_the_one_for_its_dead_letters() {
     assert!(error.contains("its lease_ms differs") && error.contains("hapax queue set mails"), "{error}");
     let doctor = server.run(&["doctor"]).ok();
     assert!(!doctor.contains("warning\t"), "{doctor}");
+}
+
+/// Messages that were received are shown, and acked if asked for, even if a later request of the same command fails.
+#[test]
+fn what_was_received_before_a_failure_is_not_lost() {
+    let server = Server::start();
+    let bodies: Vec<String> = (0..150).map(|number| format!("body-{number}.")).collect();
+    std::fs::write(server.folder.path().join("bodies"), bodies.join("\n")).unwrap();
+    for (queue, args, in_flight) in [
+        ("shown", &[][..], 100),
+        ("shown-json", &["--json"], 100),
+        ("acked", &["--ack"], 0),
+        ("acked-json", &["--ack", "--json"], 0),
+    ] {
+        server.run(&["send", queue, "--create", "--file", "bodies"]).ok();
+        let mut receives = 0;
+        let endpoint = relay(&server, move |line| {
+            receives += usize::from(line.contains("/receive "));
+            line.contains("/receive ") && receives > 1
+        });
+        let all = [&["receive", queue, "--max", "150", "--endpoint", &endpoint], args].concat();
+        let done = run(&server.folder, &all);
+        let shown = bodies.iter().filter(|body| done.stdout.contains(*body)).count();
+        assert_eq!(shown, 100, "{queue}: {done:?}");
+        let error = done.failed(1);
+        assert!(error.contains("overloaded"), "{error}");
+        let stats = server.run(&["queue", "show", queue, "--json"]).json()["stats"].clone();
+        assert_eq!(
+            (&stats["ready"], &stats["in_flight"]),
+            (&50.into(), &in_flight.into()),
+            "{queue}: {stats}"
+        );
+    }
+    // Without anything received there is nothing to show, in either form.
+    let endpoint = relay(&server, |line| line.contains("/receive "));
+    for args in [&[][..], &["--json"]] {
+        let done = run(&server.folder, &[&["receive", "shown", "--endpoint", &endpoint], args].concat());
+        assert_eq!(done.stdout, "", "{args:?}");
+        assert!(done.failed(1).contains("overloaded"));
+    }
 }

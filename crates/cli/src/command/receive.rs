@@ -1,9 +1,9 @@
 //! `hapax receive`.
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use clap::Args;
-use hapax::core::QueueInfo;
 use hapax::core::store::SharedStore;
+use hapax::core::{QueueInfo, StoreError};
 use hapax::{Delivery, QueueName, Receive, Settle};
 use hapax_client::wire::DeliveryItem;
 
@@ -49,6 +49,32 @@ pub struct ReceiveArgs {
 /// Runs it.
 pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
     let (out, store) = (args.remote.output(), args.remote.connect().await?);
+    let (received, failure) = receive(&store, &args).await;
+    match failure {
+        Some(error) if received.is_empty() => return Err(error.into()),
+        None if received.is_empty() => explain_nothing(&store, &args.queue, out).await,
+        _ => {}
+    }
+    show(&received, out)?;
+    if args.ack {
+        // Printed first: the reader has the messages before they are deleted.
+        ack(&store, &args.queue, &received).await?;
+    } else if let (Some(first), true) = (received.first(), out.is_terminal()) {
+        let lease = show_ms(first.lease_ms);
+        note(&format!("Not acked: each returns when its lease of {lease} runs out. Add --ack to take it."));
+    }
+    match failure {
+        Some(error) => {
+            let (count, max) = (received.len(), args.max);
+            Err(error).with_context(|| format!("{count} of at most {max} messages were received"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Receives until there are enough, none is ready, or a request fails. What was received before a failure is leased to
+/// this command and seen by no other, so it is returned beside the failure.
+async fn receive(store: &SharedStore, args: &ReceiveArgs) -> (Vec<Delivery>, Option<StoreError>) {
     let mut received: Vec<Delivery> = Vec::new();
     while (received.len() as u64) < args.max {
         let max = (args.max as usize - received.len()).min(BATCH);
@@ -60,44 +86,39 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
             consumer: Some(Remote::by()),
             ..Receive::default()
         };
-        let more = store.receive(&args.queue, receive).await?;
-        if more.is_empty() {
-            break;
+        match store.receive(&args.queue, receive).await {
+            Ok(more) if more.is_empty() => break,
+            Ok(more) => received.extend(more),
+            Err(error) => return (received, Some(error)),
         }
-        received.extend(more);
     }
-    if received.is_empty() {
-        explain_nothing(&store, &args.queue, out).await;
-    }
+    (received, None)
+}
+
+fn show(received: &[Delivery], out: Output) -> anyhow::Result<()> {
     if out.is_json() {
         // As the native API has them.
         let items: Vec<DeliveryItem> = received.iter().cloned().map(Into::into).collect();
-        out.value(&items)?;
-    } else if !received.is_empty() {
-        let chars_max = if out.is_terminal() { 1000 } else { usize::MAX };
-        let row = |delivery: &Delivery| {
-            let body = show_body(&delivery.body, chars_max);
-            vec![delivery.id.to_string(), delivery.attempt.to_string(), body]
-        };
-        out.rows(&["message", "attempt", "body"], received.iter().map(row).collect())?;
+        return out.value(&items);
     }
-    if !args.ack {
-        if let (Some(first), true) = (received.first(), out.is_terminal()) {
-            let lease = show_ms(first.lease_ms);
-            note(&format!(
-                "Not acked: each returns when its lease of {lease} runs out. Add --ack to take it."
-            ));
-        }
+    if received.is_empty() {
         return Ok(());
     }
-    // Printed first: the reader has the messages before they are deleted.
-    let receipts: Vec<_> = received.iter().map(|delivery| Settle::ack(delivery.receipt.clone())).collect();
-    for (number, batch) in receipts.chunks(BATCH).enumerate() {
-        let answers = store.settle(&args.queue, batch.to_vec()).await?;
-        for (index, answer) in answers.into_iter().enumerate() {
+    let chars_max = if out.is_terminal() { 1000 } else { usize::MAX };
+    let row = |delivery: &Delivery| {
+        let body = show_body(&delivery.body, chars_max);
+        vec![delivery.id.to_string(), delivery.attempt.to_string(), body]
+    };
+    out.rows(&["message", "attempt", "body"], received.iter().map(row).collect())
+}
+
+async fn ack(store: &SharedStore, queue: &QueueName, received: &[Delivery]) -> anyhow::Result<()> {
+    for batch in received.chunks(BATCH) {
+        let acks = batch.iter().map(|delivery| Settle::ack(delivery.receipt.clone())).collect();
+        let answers = store.settle(queue, acks).await?;
+        for (delivery, answer) in batch.iter().zip(answers) {
             if let Err(error) = answer {
-                let id = received[number * BATCH + index].id;
-                bail!("message {id} was printed but not acked: {error}");
+                bail!("message {} was printed but not acked: {error}", delivery.id);
             }
         }
     }

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod proxied;
+pub mod relay;
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
