@@ -68,14 +68,15 @@ impl Store {
         Some(Arc::new(move |to: &Path| embedded.backup(to).map_err(|error| error.to_string())))
     }
 
-    /// How a server writes backups of it: into this folder, or else into one inside its own.
-    pub fn backups(&self, folder: Option<&Path>) -> anyhow::Result<Option<Backups>> {
+    /// How a server writes backups of it: into the folder that the setting of this name gives, or else into one inside
+    /// its own.
+    pub fn backups(&self, folder: Option<&Path>, setting: &'static str) -> anyhow::Result<Option<Backups>> {
         let Some(write) = self.backup_function() else { return Ok(None) };
         let folder = match folder {
             Some(folder) => std::path::absolute(folder).with_context(|| folder.display().to_string())?,
             None => Path::new(&self.place).join(BACKUPS),
         };
-        Ok(Some(Backups { folder, write }))
+        Ok(Some(Backups { folder, setting, write }))
     }
 
     /// Tells other processes that try to open the store at which URL this one answers for it.

@@ -6,12 +6,17 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 
+use common::proxied::{Proxy, service};
 use common::{Server, run};
 use serde_json::{Value, json};
 
 /// Asks for a backup as any program of this machine can; status and body.
 fn ask(server: &Server, to: &str) -> (u16, Value) {
-    let mut stream = TcpStream::connect(server.address()).unwrap();
+    ask_at(server.address(), to)
+}
+
+fn ask_at(address: &str, to: &str) -> (u16, Value) {
+    let mut stream = TcpStream::connect(address).unwrap();
     let body = json!({"to": to}).to_string();
     let head = "POST /v1/backup HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
     write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
@@ -46,7 +51,7 @@ fn a_backup_goes_into_the_stores_own_folder_and_nowhere_else() {
         assert_eq!((status, &problem["code"]), (400, &json!("invalid")), "{to:?}: {problem}");
         let detail = problem["detail"].as_str().unwrap();
         assert!(detail.contains(backups.to_str().unwrap()), "{detail}");
-        assert!(detail.contains("backup_folder"), "{detail}");
+        assert!(detail.contains("(store.embedded.backup_folder)"), "{detail}");
     }
     assert!(!outside.exists() && !store.join("outside.db").exists());
 
@@ -104,4 +109,33 @@ fn another_folder_can_be_configured() {
     let server = Server::start_in(folder, &["--config", "hapax.toml"]);
     server.run(&["backup", "copy.db"]).ok();
     assert!(server.folder.path().join("copies/copy.db").exists());
+}
+
+/// A proxy writes them inside its ledger's folder, or where its own setting says.
+#[test]
+fn the_admin_listener_of_a_proxy_names_its_own_setting() {
+    let folder = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let (upstream, _) = service();
+    let elsewhere = elsewhere.path().join("nightly");
+    let backup_folder = format!("backup_folder = \"{}\"\n", elsewhere.display());
+    for (setting, expected) in
+        [("", folder.path().join("hapax-proxy-data/backups")), (backup_folder.as_str(), elsewhere.clone())]
+    {
+        let text = format!(
+            "[admin]\nlisten = \"127.0.0.1:0\"\n{setting}[[proxy]]\nupstream = \"http://{upstream}\"\n"
+        );
+        std::fs::write(folder.path().join("proxy.toml"), text).unwrap();
+        let proxy = Proxy::start(&folder, &["--config", "proxy.toml"]);
+        let admin = proxy.admin().unwrap();
+        let (status, problem) = ask_at(admin.trim_start_matches("http://"), "../outside.db");
+        let detail = problem["detail"].as_str().unwrap();
+        assert_eq!((status, &problem["code"]), (400, &json!("invalid")), "{problem}");
+        assert!(detail.contains(expected.to_str().unwrap()), "{detail}");
+        assert!(detail.contains("admin.backup_folder") && !detail.contains("store.embedded"), "{detail}");
+        let said = run(&folder, &["backup", "copy.db", "--endpoint", admin]).ok();
+        let file = expected.join("copy.db");
+        assert_eq!(said, format!("backup written to {}\n", file.display()));
+        assert!(file.exists());
+    }
 }

@@ -74,7 +74,8 @@ async fn start(config: &Config) -> anyhow::Result<Started> {
     let first_start = store.admin().queues().await?.is_empty();
     declare(&store, &config.queue).await?;
     let server = Server::new(config.server(), store.admin().clone())?;
-    let backups = store.backups(config.store.embedded.backup_folder.as_deref())?;
+    let backup_folder = config.store.embedded.backup_folder.as_deref();
+    let backups = store.backups(backup_folder, "store.embedded.backup_folder")?;
     let native = native::router(store.admin().clone(), server.shutdown(), backups);
     let server = server.with_router(native, &[]);
     let listeners = server.bind().await?;

@@ -14,6 +14,8 @@ pub type Backup = Arc<dyn Fn(&Path) -> Result<(), String> + Send + Sync>;
 pub struct Backups {
     /// The folder for backups, absolute. It is made when it is needed.
     pub folder: PathBuf,
+    /// The setting that names the folder, for refusals: `store.embedded.backup_folder`.
+    pub setting: &'static str,
     /// Writes one.
     pub write: Backup,
 }
@@ -31,8 +33,9 @@ impl Backups {
             }
             _ => Err(format!(
                 "to: {to:?} is no place for a backup: this server writes backups into {} only; give the name of a new file \
-                 there, or let the server's configuration name another folder (store.embedded.backup_folder)",
-                self.folder.display()
+                 there, or let the server's configuration name another folder ({})",
+                self.folder.display(),
+                self.setting
             )),
         }
     }

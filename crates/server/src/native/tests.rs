@@ -43,7 +43,7 @@ fn fixture() -> Fixture {
     let (shutdown, requested) = watch::channel(false);
     let copied = store.clone();
     let backup: Backup = Arc::new(move |to| copied.backup(to).map_err(|error| error.to_string()));
-    let backups = Backups { folder: folder.path().join("backups"), write: backup };
+    let backups = Backups { folder: folder.path().join("backups"), setting: "backup_folder", write: backup };
     let native = Native::new(store.clone(), requested.into(), Some(backups));
     let router = native.router();
     let identity =

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::Context as _;
@@ -81,6 +82,10 @@ impl<'de> Deserialize<'de> for AdminListen {
 pub struct AdminConfig {
     /// `auto`, `none` or an address. Any other than loopback needs `keys`. Default `auto`.
     pub listen: AdminListen,
+    /// The folder that backups are written into; a relative one is relative to where the proxy is started. Default none:
+    /// `backups` in the ledger's folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backup_folder: Option<PathBuf>,
     /// Serve HTTPS with this certificate. Default none: plain HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,
@@ -101,6 +106,11 @@ impl AdminConfig {
     /// Every problem with the values themselves.
     pub fn problems(&self, ledger: &str) -> Vec<Problem> {
         let mut found = redacted_problems(&self.keys, "admin.keys");
+        if self.backup_folder.is_some() && folder(ledger).is_none() {
+            let problem = "admin.backup_folder: the ledger is kept by a server (--ledger), which writes its own backups; leave \
+                           admin.backup_folder out";
+            found.push(Problem::at("admin.backup_folder", problem));
+        }
         if let AdminListen::At(address) = self.listen {
             if folder(ledger).is_none() {
                 let problem = "admin.listen: the ledger is kept by a server (--ledger), whose own address is for operators; \
@@ -147,7 +157,7 @@ impl AdminConfig {
     pub async fn bind(&self, store: &Store, proxies: &[ProxyConfig]) -> anyhow::Result<Option<Admin>> {
         let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let backups = store.backups(None)?;
+        let backups = store.backups(self.backup_folder.as_deref(), "admin.backup_folder")?;
         let backups = backups.as_ref();
         let bound = match self.listen {
             AdminListen::None => return Ok(None),
