@@ -171,7 +171,8 @@ impl QueueAdmin for Client {
     }
 
     async fn status(&self) -> Result<StoreStatus, StoreError> {
-        self.transport.get::<Status>("/v1/status").await.map(|answer| answer.status).map_err(read)
+        let Status { status, withheld, .. } = self.server_status().await?;
+        Ok(StoreStatus { withheld, ..status })
     }
 
     async fn examine(&self) -> Result<Examination, StoreError> {

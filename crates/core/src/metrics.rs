@@ -129,12 +129,14 @@ pub trait Metrics {
 
 /// Everything that a store counts: the store as a whole, each of its queues, and the ledger if it is asked for.
 ///
-/// One call for each queue; a queue that is deleted meanwhile is left out.
+/// One call for each queue; a queue that is deleted meanwhile is left out, and so are figures of the whole store that the
+/// caller's key may not see.
 pub async fn of_store(
     store: &dyn QueueAdmin,
     ledger: Option<&dyn Ledger>,
 ) -> Result<Vec<Sample>, StoreError> {
-    let mut samples = store.status().await?.samples(&[]);
+    let whole = store.status().await?;
+    let mut samples = if whole.withheld { Vec::new() } else { whole.samples(&[]) };
     for queue in store.queues().await? {
         match store.stats(&queue.name).await {
             Ok(stats) => samples.extend(stats.samples(&[queue.name.as_str()])),

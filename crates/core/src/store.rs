@@ -514,7 +514,7 @@ pub struct RedriveTask {
 
 crate::metrics! {
     /// How the store as a whole is doing. A server leaves figures of the whole store out for a key that has only some of
-    /// the queues.
+    /// the queues, see `withheld`.
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(default)]
     pub struct StoreStatus is "hapax_store", kept by Store, labels [];
@@ -528,6 +528,10 @@ crate::metrics! {
         pub refuses_sends: Option<String>,
         /// What an operator should know, for example damaged rows found at start.
         pub warnings: Vec<String>,
+        /// Figures, warnings and why sends are refused were left out by a server, because the key is for some queues
+        /// only: the numbers here are not the store's.
+        #[serde(skip)]
+        pub withheld: bool,
     }
     nested {
         /// Counters since the store was opened, where the store counts them.

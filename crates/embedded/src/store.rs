@@ -366,6 +366,7 @@ impl QueueAdmin for Embedded {
             refuses_sends: self.shared.no_room().or(over_quota),
             stopped: report.stopped.map(|stopped| stopped.to_string()),
             warnings: report.warnings,
+            withheld: false,
             messages: usage.messages,
             bytes: usage.bytes,
             totals: report.stats,
