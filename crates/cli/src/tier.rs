@@ -4,7 +4,7 @@ use hapax::QueueName;
 use hapax::core::ledger::TTL_MS_DEFAULT;
 use hapax::core::policy::tier::{Facts, Finding, LedgerFacts, check};
 use hapax::core::store::QueueTotals;
-use hapax::core::{QueueConfig, Store};
+use hapax::core::{QueueConfig, Store, StoreError};
 
 /// What only a worker knows about its handler; it checks these when it starts.
 pub const NOT_KNOWN: [&str; 4] = [
@@ -14,16 +14,44 @@ pub const NOT_KNOWN: [&str; 4] = [
     "where the keys of messages really come from",
 ];
 
-/// What a queue's policy and its store say about its tier. `dead_retention_ms` and `totals` where they are known.
+/// What is known about the queue that takes a queue's dead letters.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DeadQueue {
+    /// How long it keeps messages, where that is known.
+    retention_ms: Option<u64>,
+    /// It is named but does not exist.
+    is_missing: bool,
+}
+
+impl DeadQueue {
+    /// Looks at the dead-letter queue that a policy names, if it names one. Fails with its name.
+    pub async fn of(store: &dyn Store, config: &QueueConfig) -> Result<Self, (QueueName, StoreError)> {
+        let Some(dead) = &config.dead_letter else { return Ok(Self::default()) };
+        match store.queue(&dead.queue).await {
+            Ok(found) => Ok(Self { retention_ms: Some(found.config.retention_ms), is_missing: false }),
+            Err(StoreError::NoSuchQueue(_)) => Ok(Self { retention_ms: None, is_missing: true }),
+            Err(error) => Err((dead.queue.clone(), error)),
+        }
+    }
+}
+
+/// What a queue's policy and its store say about its tier. `dead` and `totals` where they are known.
 pub fn findings(
     store: &dyn Store,
     config: &QueueConfig,
-    dead_retention_ms: Option<u64>,
+    dead: DeadQueue,
     totals: Option<QueueTotals>,
     producer_retry_ms: Option<u64>,
 ) -> Vec<Finding> {
     let facts = Facts::new(config.clone(), store.capabilities());
-    check(&Facts { dead_retention_ms, totals, producer_retry_ms, ledger: own_ledger(store), ..facts })
+    check(&Facts {
+        dead_retention_ms: dead.retention_ms,
+        dead_queue_missing: dead.is_missing,
+        totals,
+        producer_retry_ms,
+        ledger: own_ledger(store),
+        ..facts
+    })
 }
 
 /// The ledger in the queue's own store, if it has one.
@@ -35,12 +63,9 @@ fn own_ledger(store: &dyn Store) -> Option<LedgerFacts> {
 
 /// The warnings about a queue that was created or changed.
 pub async fn warnings(store: &dyn Store, queue: &QueueName, config: &QueueConfig) -> Vec<String> {
-    let dead = match &config.dead_letter {
-        // Not to know is no reason to fail: the queue is made.
-        Some(dead) => store.queue(&dead.queue).await.ok(),
-        None => None,
-    };
-    let found = findings(store, config, dead.map(|dead| dead.config.retention_ms), None, None);
+    // Not to know is no reason to fail: the queue is made.
+    let dead = DeadQueue::of(store, config).await.unwrap_or_default();
+    let found = findings(store, config, dead, None, None);
     let line = |finding: &Finding| {
         let cannot = if finding.is_refusal() { "its tier cannot hold here: " } else { "" };
         format!("queue {queue}: {cannot}{finding}")

@@ -4,6 +4,7 @@ mod common;
 
 use std::time::{Duration, SystemTime};
 
+use common::relay::relay;
 use common::{Done, Server, run};
 use serde_json::Value;
 
@@ -239,4 +240,80 @@ fn what_a_key_may_not_see_is_called_so() {
     }
     let json = as_key("ALL", &["doctor", "--json"]).json();
     assert_eq!((&json["store"]["messages"], &json["store"]["status_withheld"]), (&1.into(), &false.into()));
+}
+
+/// Dead letters of a queue have nowhere to go once their queue is deleted: that is found, whatever else is.
+#[test]
+fn a_dead_letter_queue_that_was_deleted_is_missed() {
+    let server = Server::start();
+    server.run(&["queue", "create", "jobs", "--dead-letters"]).ok();
+    server.run(&["queue", "create", "orders.fifo", "--dead-letters", "--lease", "0"]).ok();
+    assert!(server.run(&["doctor"]).stdout.contains("queue jobs\tat-least-once\tsound\n"));
+    for dead in ["jobs-dead", "orders-dead.fifo"] {
+        server.run(&["queue", "delete", dead, "--yes"]).ok();
+    }
+    let check = |done: Done| {
+        let json = report(&done);
+        assert_eq!(codes(&json["queues"][0]), ["dead-letter-queue-missing"], "{json}");
+        assert_eq!(codes(&json["queues"][1]), ["lease-zero", "dead-letter-queue-missing"], "{json}");
+        for (at, dead) in [(0, "jobs-dead"), (1, "orders-dead.fifo")] {
+            let findings = json["queues"][at]["findings"].as_array().unwrap();
+            let found = findings.last().unwrap();
+            assert!(found["message"].as_str().unwrap().contains(dead), "{found}");
+            assert_eq!(json["queues"][at]["not_seen"].as_array().unwrap().len(), 0, "{json}");
+        }
+    };
+    check(server.run(&["doctor", "--json"]));
+    let lines = server.run(&["doctor"]).stdout;
+    assert!(!lines.contains("not allowed"), "{lines}");
+    let folder = server.stop();
+    check(run(&folder, &["doctor", "--store", "embedded:./hapax-data", "--json"]));
+    // What the remedy says helps.
+    let server = Server::start_in(folder, &[]);
+    server.run(&["queue", "create", "jobs-dead", "--retention", "14d"]).ok();
+    assert!(server.run(&["doctor"]).stdout.contains("queue jobs\tat-least-once\tsound\n"));
+}
+
+/// A key that may not see the dead-letter queue is not told that there is none, and other findings do not hide that.
+#[test]
+fn a_dead_letter_queue_of_another_key_is_not_called_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = "[[auth.keys]]\nid = \"ALL\"\nsecret = \"s\"\n\
+                  [[auth.keys]]\nid = \"SOME\"\nsecret = \"s\"\nqueues = [\"jobs\"]\n";
+    std::fs::write(folder.path().join("hapax.toml"), config).unwrap();
+    let server = Server::start_in(folder, &["--config", "hapax.toml"]);
+    let as_key = |id: &str, args: &[&str]| {
+        let mut command = common::hapax(&server.folder, args);
+        command.env("HAPAX_ENDPOINT", &server.endpoint).env("HAPAX_TOKEN", format!("{id}:s"));
+        Done::new(command.output().unwrap())
+    };
+    as_key("ALL", &["queue", "create", "jobs", "--dead-letters"]).ok();
+    let hidden = "not allowed to see: its dead-letter queue jobs-dead";
+    let lines = as_key("SOME", &["doctor"]).ok();
+    assert!(lines.contains(&format!("queue jobs\tat-least-once\tnothing found\t{hidden} (")), "{lines}");
+    as_key("ALL", &["queue", "set", "jobs", "--lease", "0"]).ok();
+    for exists in [true, false] {
+        let done = as_key("SOME", &["doctor"]);
+        assert!(done.stdout.contains("\tlease-zero\t"), "{exists}: {done:?}");
+        let line = format!("queue jobs\tat-least-once\tnot seen\t{hidden} (");
+        assert!(done.stdout.contains(&line), "{exists}: {done:?}");
+        let json = report(&as_key("SOME", &["doctor", "--json"]));
+        assert_eq!(codes(&json["queues"][0]), ["lease-zero"], "{exists}: {json}");
+        let not_seen = json["queues"][0]["not_seen"].as_array().unwrap();
+        assert!(not_seen.len() == 1 && not_seen[0].as_str().unwrap().starts_with(hidden), "{exists}: {json}");
+        if exists {
+            as_key("ALL", &["queue", "delete", "jobs-dead", "--yes"]).ok();
+        }
+    }
+}
+
+#[test]
+fn what_could_not_be_asked_is_not_called_forbidden() {
+    let server = Server::start();
+    server.run(&["queue", "create", "jobs"]).ok();
+    let endpoint = relay(&server, |line| line.contains("/stats"));
+    let done = run(&server.folder, &["doctor", "--endpoint", &endpoint]);
+    let expected = "queue jobs\tat-least-once\tnothing found\tcould not look at: its counters (";
+    assert!(done.stdout.contains(expected) && done.stdout.contains("overloaded"), "{done:?}");
+    assert!(!done.stdout.contains("not allowed"), "{done:?}");
 }

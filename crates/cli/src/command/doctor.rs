@@ -17,8 +17,8 @@ use serde_json::Value;
 use crate::output::{Output, cells, note};
 use crate::remote::Remote;
 use crate::store::{Store, folder};
-use crate::text::{escape, parse_ms, show_bytes, show_time, word};
-use crate::tier::{self, NOT_KNOWN};
+use crate::text::{escape, parse_ms, show_bytes, show_time, without_token, word};
+use crate::tier::{self, DeadQueue, NOT_KNOWN};
 use crate::usage;
 
 /// Checks what queues promise against what their store can do, and says what to do about it.
@@ -32,7 +32,8 @@ Examples:
 
 Each finding has a code and a page, docs/errors/CODE.md. Exit code 0 without refusals, 1 with.
 In a pipe a line has: store or queue NAME, tier, then `sound`; or refusal or warning, code, what, what to do, page; or
-for the store `fact`, name, value. Where the key may not see all of a queue, `nothing found` takes the place of `sound`.")]
+for the store `fact`, name, value. Where not all of a queue could be seen, `nothing found` takes the place of `sound`, or
+after findings `not seen`, with what and why.")]
 pub struct DoctorArgs {
     /// A store of this machine, embedded:PATH, instead of a server. It is opened for a moment, as a server would.
     #[arg(long, value_name = "URL")]
@@ -152,7 +153,8 @@ async fn of_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyhow::R
 async fn of_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<Report> {
     let Some(path) = folder(url) else {
         return Err(usage(format!(
-            "--store {url}: only an embedded:PATH can be looked at without its server"
+            "--store {}: only an embedded:PATH can be looked at without its server",
+            without_token(url)
         )));
     };
     let options = Options::default();
@@ -205,18 +207,15 @@ async fn queues(store: &dyn AllSeams, producer_retry_ms: Option<u64>) -> anyhow:
             // It was deleted meanwhile.
             Err(StoreError::NoSuchQueue(_)) => None,
             Err(error) => {
-                not_seen.push(format!("its counters ({error})"));
+                not_seen.push(unseen("its counters", &error));
                 None
             }
         };
-        let mut dead_retention_ms = None;
-        if let Some(dead) = &info.config.dead_letter {
-            match infos.iter().find(|other| other.name == dead.queue) {
-                Some(found) => dead_retention_ms = Some(found.config.retention_ms),
-                None => not_seen.push(format!("its dead-letter queue {}", dead.queue)),
-            }
-        }
-        let found = tier::findings(store, &info.config, dead_retention_ms, totals, producer_retry_ms);
+        let dead = DeadQueue::of(store, &info.config).await.unwrap_or_else(|(queue, error)| {
+            not_seen.push(unseen(&format!("its dead-letter queue {queue}"), &error));
+            DeadQueue::default()
+        });
+        let found = tier::findings(store, &info.config, dead, totals, producer_retry_ms);
         let findings = found.into_iter().map(Item::from).collect();
         let (name, tier) = (info.name.to_string(), info.config.tier);
         sections.push(QueueSection { name, tier, findings, not_seen });
@@ -224,14 +223,24 @@ async fn queues(store: &dyn AllSeams, producer_retry_ms: Option<u64>) -> anyhow:
     Ok(sections)
 }
 
+/// What could not be looked at, and why. A server's refusal of this key arrives as `Invalid`.
+fn unseen(what: &str, error: &StoreError) -> String {
+    let why =
+        if matches!(error, StoreError::Invalid(_)) { "not allowed to see" } else { "could not look at" };
+    format!("{why}: {what} ({error})")
+}
+
 impl QueueSection {
-    /// What is said where nothing was found: a queue is sound only if everything could be looked at.
-    fn verdict(&self) -> Vec<String> {
-        if self.not_seen.is_empty() {
-            return vec!["sound".to_owned()];
-        }
+    /// What is said beside the findings: a queue is sound only if everything could be looked at.
+    fn verdict(&self) -> Option<Vec<String>> {
         let not_seen: Vec<String> = self.not_seen.iter().map(|what| escape(what)).collect();
-        vec!["nothing found".to_owned(), format!("not allowed to see: {}", not_seen.join("; "))]
+        let word = match (self.findings.is_empty(), not_seen.is_empty()) {
+            (true, true) => return Some(vec!["sound".to_owned()]),
+            (false, true) => return None,
+            (true, false) => "nothing found",
+            (false, false) => "not seen",
+        };
+        Some(vec![word.to_owned(), not_seen.join("; ")])
     }
 }
 
@@ -307,10 +316,8 @@ fn lines(report: &Report) -> Vec<Vec<String>> {
     lines.extend(report.store.findings.iter().map(|item| [store(), of_item(item)].concat()));
     for queue in &report.queues {
         let start = || vec![format!("queue {}", queue.name), word(&queue.tier)];
-        if queue.findings.is_empty() {
-            lines.push([start(), queue.verdict()].concat());
-        }
         lines.extend(queue.findings.iter().map(|item| [start(), of_item(item)].concat()));
+        lines.extend(queue.verdict().map(|verdict| [start(), verdict].concat()));
     }
     lines
 }
@@ -331,12 +338,11 @@ fn print_tables(report: &Report) -> anyhow::Result<()> {
     for queue in &report.queues {
         rows.push(vec![Cell::new(""), Cell::new("")]);
         rows.push(vec![bold(&queue.name), Cell::new(word(&queue.tier))]);
-        if queue.findings.is_empty() {
-            let verdict = queue.verdict();
+        rows.extend(queue.findings.iter().map(of_item));
+        if let Some(verdict) = queue.verdict() {
             let color = if queue.not_seen.is_empty() { Color::Green } else { Color::Yellow };
             rows.push(vec![Cell::new(&verdict[0]).fg(color), Cell::new(verdict[1..].join("; "))]);
         }
-        rows.extend(queue.findings.iter().map(of_item));
     }
     cells(rows)
 }

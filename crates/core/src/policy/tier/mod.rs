@@ -45,6 +45,8 @@ pub struct Facts {
     pub queue: QueueConfig,
     /// How long the queue's dead-letter queue keeps messages, where it is known.
     pub dead_retention_ms: Option<u64>,
+    /// The dead-letter queue that the policy names is known not to exist.
+    pub dead_queue_missing: bool,
     /// What happened in the queue since its store was opened, where it is known.
     pub totals: Option<QueueTotals>,
     /// Where idempotency keys were seen to come from: the weakest source. `None`: not seen yet, so the policy decides.
@@ -66,6 +68,7 @@ impl Facts {
             tier: queue.tier,
             queue,
             dead_retention_ms: None,
+            dead_queue_missing: false,
             totals: None,
             key_source: None,
             producer_retry_ms: None,

@@ -47,6 +47,7 @@ pub(super) const RULES: &[Rule] = &[
     warning("retries-at-once", retries_at_once),
     warning("retention-ends-retries", retention_ends_retries),
     warning("retention-drops-messages", retention_drops_messages),
+    warning("dead-letter-queue-missing", dead_letter_queue_missing),
     warning("dead-letters-short-lived", dead_letters_short_lived),
     warning("ledger-ttl-below-redrive", ledger_ttl_below_redrive),
     warning("dedup-window-short", dedup_window_short),
@@ -376,6 +377,17 @@ fn retention_drops_messages(facts: &Facts) -> Found {
             span(facts.queue.retention_ms)
         ),
         "add consumers, raise retention_ms, or look at what keeps failing",
+    )
+}
+
+fn dead_letter_queue_missing(facts: &Facts) -> Found {
+    let dead = facts.queue.dead_letter.as_ref().filter(|_| facts.dead_queue_missing)?;
+    found(
+        format!(
+            "the dead-letter queue {} does not exist: messages that are dead stay parked in this queue",
+            dead.queue
+        ),
+        "create it again, or name another one or none; then release what is parked",
     )
 }
 

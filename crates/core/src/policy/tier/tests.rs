@@ -239,6 +239,10 @@ const CASES: &[Case] = &[
         misses: &[(AtMostOnce, |f| totals(f).retention_dropped = 1)],
     },
     Case {
+        code: "dead-letter-queue-missing", tier: AtMostOnce, hit: |f| f.dead_queue_missing = true,
+        misses: &[(AtLeastOnce, |f| { f.queue.dead_letter = None; f.dead_queue_missing = true; })],
+    },
+    Case {
         code: "dead-letters-short-lived", tier: AtLeastOnce, hit: |f| f.dead_retention_ms = Some(4 * DAY_MS),
         misses: &[
             (AtLeastOnce, |f| f.dead_retention_ms = Some(4 * DAY_MS + 1)),
