@@ -342,6 +342,35 @@ fn a_proxy_with_tls_has_a_plain_admin_listener_on_loopback() {
 }
 
 #[test]
+fn with_a_certificate_the_admin_listener_speaks_https_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    std::fs::write(folder.path().join("cert.pem"), made.cert.pem()).unwrap();
+    std::fs::write(folder.path().join("key.pem"), made.signing_key.serialize_pem()).unwrap();
+    let (upstream, _) = service_answering(&[500]);
+    let text = format!(
+        "[admin]\nlisten = \"127.0.0.1:0\"\ntls = {{ cert_file = \"cert.pem\", key_file = \"key.pem\" }}\n\
+         [[admin.keys]]\nid = \"OPS\"\nsecret = \"s\"\n[[proxy]]\nupstream = \"http://{upstream}\"\n"
+    );
+    std::fs::write(folder.path().join("proxy.toml"), text).unwrap();
+    let proxy = Proxy::start(&folder, &["--config", "proxy.toml"]);
+    let admin = proxy.admin().unwrap();
+    assert!(admin.starts_with("https://127.0.0.1:"), "{admin}");
+    post(&proxy.address, "k");
+    let list = |endpoint: &str, certificates: &str| {
+        let mut command = hapax(&folder, &["ledger", "list", "--json", "--endpoint", endpoint]);
+        command.env("HAPAX_TOKEN", "OPS:s").env("SSL_CERT_FILE", folder.path().join(certificates));
+        common::Done::new(command.output().unwrap())
+    };
+    assert_eq!(list(admin, "cert.pem").json()[0]["scope"], SCOPE);
+    let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    std::fs::write(folder.path().join("other.pem"), other.cert.pem()).unwrap();
+    let untrusted = list(admin, "other.pem").failed(1);
+    assert!(untrusted.contains("certificate"), "{untrusted}");
+    list(&admin.replacen("https", "http", 1), "cert.pem").failed(1);
+}
+
+#[test]
 fn a_restored_ledger_is_let_go_there() {
     let folder = tempfile::tempdir().unwrap();
     let (upstream, calls) = service();
