@@ -222,6 +222,50 @@ async fn nothing_is_overwritten() {
     assert!(!root.path().join("new/hapax.db").exists());
 }
 
+/// What a process leaves that was killed while it wrote a copy: the copy can be made again under the same name.
+#[tokio::test]
+async fn a_copy_that_was_killed_is_in_the_way_of_none() {
+    let root = tempfile::tempdir().unwrap();
+    let store = started(&root.path().join("store")).await;
+    let sent = send(&store, &["1", "2"]).await;
+    let whole = root.path().join("whole.db");
+    store.backup(&whole).unwrap();
+    let whole = std::fs::read(&whole).unwrap();
+    for (number, left) in [&whole[..0], &[0; 8192], &whole[..whole.len() / 2]].into_iter().enumerate() {
+        let backup = root.path().join(format!("{number}.db"));
+        std::fs::write(root.path().join(format!("{number}.db.part")), left).unwrap();
+        std::fs::write(root.path().join(format!("{number}.db.part-journal")), "half a journal").unwrap();
+        store.backup(&backup).unwrap();
+
+        let folder = root.path().join(format!("restored-{number}"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("hapax.db.part"), left).unwrap();
+        Embedded::restore(&backup, &folder).unwrap();
+        assert_eq!(numbers(&open(&folder)).await.len(), sent.len(), "{} bytes were left", left.len());
+        assert!(!folder.join("hapax.db.part").exists());
+        assert!(!root.path().join(format!("{number}.db.part-journal")).exists());
+    }
+}
+
+#[tokio::test]
+async fn a_copy_under_way_and_another_programs_file_are_left_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let store = started(&root.path().join("store")).await;
+    let (backup, part) = (root.path().join("b.db"), root.path().join("b.db.part"));
+    // As another process holds it that writes a backup of this name.
+    let under_way = std::fs::File::create(&part).unwrap();
+    under_way.lock().unwrap();
+    assert!(matches!(store.backup(&backup), Err(OpenError::Exists { path }) if path == part));
+    assert!(part.exists());
+    drop(under_way);
+    store.backup(&backup).unwrap();
+
+    let (backup, part) = (root.path().join("c.db"), root.path().join("c.db.part"));
+    std::fs::write(&part, "precious").unwrap();
+    assert!(matches!(store.backup(&backup), Err(OpenError::Exists { path }) if path == part));
+    assert_eq!(std::fs::read(&part).unwrap(), b"precious");
+}
+
 #[tokio::test]
 async fn a_closed_store_is_not_backed_up() {
     // Its folder may be another process's by now.

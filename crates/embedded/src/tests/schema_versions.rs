@@ -155,6 +155,31 @@ fn version_2(folder: &Path) {
     written_by(folder, 2, include_str!("v2.sql"));
 }
 
+/// What a process leaves that was killed while it wrote the backup before a migration.
+#[tokio::test]
+async fn a_migration_that_was_killed_during_its_backup_can_be_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    send_one(folder.path()).await;
+    let whole = std::fs::read(folder.path().join(DATABASE)).unwrap();
+    let part = folder.path().join(format!("{BACKUP}.part"));
+    for left in [Vec::new(), vec![0; 8192], whole[..whole.len() / 2].to_vec()] {
+        let killed = tempfile::tempdir().unwrap();
+        let part = killed.path().join(part.file_name().unwrap());
+        std::fs::copy(folder.path().join(DATABASE), killed.path().join(DATABASE)).unwrap();
+        std::fs::write(&part, &left).unwrap();
+        std::fs::write(killed.path().join(format!("{BACKUP}.part-journal")), "half a journal").unwrap();
+        migrate(killed.path(), "CREATE TABLE extra (x)").unwrap();
+
+        let old = tempfile::tempdir().unwrap();
+        std::fs::rename(killed.path().join(BACKUP), old.path().join(DATABASE)).unwrap();
+        assert_eq!(messages(old.path()).await, 1, "{} bytes were left", left.len());
+        let left_over = |name: &str| name.contains("part");
+        let names = std::fs::read_dir(killed.path()).unwrap();
+        let names: Vec<_> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        assert!(!names.iter().any(|name| left_over(name)), "{names:?}");
+    }
+}
+
 /// A store that an older version wrote, opened soon after: retentions must not end with the years.
 fn opened(folder: &Path, at_ms: u64) -> Embedded {
     let clock = std::sync::Arc::new(hapax_core::ManualClock::at_ms(at_ms));
