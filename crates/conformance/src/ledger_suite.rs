@@ -102,6 +102,7 @@ suite! {
         batches_end_each_claim_for_itself: OneStore DurableLedger,
         a_fifo_group_goes_on_when_its_claim_is_completed: OneStore Order,
         a_message_parked_in_doubt_goes_on_when_it_is_resolved: OneStore DurableLedger,
+        a_message_parked_in_doubt_beyond_its_retention_continues_when_resolved: OneStore DurableLedger FastTime,
         every_message_parked_for_an_entry_goes_on_and_no_other: OneStore,
         whatever_ends_a_doubt_lets_parked_messages_continue: OneStore,
         a_message_is_parked_only_while_its_entry_is_in_doubt: OneStore,

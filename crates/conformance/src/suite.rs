@@ -123,6 +123,7 @@ suite! {
         a_deferred_message_never_dies_of_it,
         a_rejected_message_is_parked_where_there_is_no_dead_letter_queue,
         a_delivery_in_doubt_is_parked_and_counts_no_attempt,
+        a_parked_message_outlives_its_retention_and_its_release: Order FastTime,
         a_released_message_starts_anew,
         failed_attempts_are_remembered_with_who_and_why,
         a_message_that_keeps_failing_starves_no_other,
@@ -203,6 +204,7 @@ suite! {
         discarding_in_its_source_does_not_reach_a_dead_letter: Order,
         a_dead_letter_that_halts_two_groups_is_decided_about_once: Order,
         what_waits_in_a_halted_group_is_not_dropped_by_age: Order FastTime,
+        a_group_that_waited_beyond_its_retention_is_delivered_once_decided: Order FastTime,
     }
     6 p06_dedup {
         a_repeated_send_adds_nothing_and_answers_as_the_first,

@@ -324,7 +324,7 @@ impl QueueAdmin for Embedded {
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
         let (name, group) = (name.clone(), group.clone());
-        self.shared.job(move |engine, _| engine.release_group(engine.find(&name)?, &group)).await?
+        self.shared.job(move |engine, now| engine.release_group(now, engine.find(&name)?, &group)).await?
     }
 
     async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {

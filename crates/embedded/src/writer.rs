@@ -634,7 +634,7 @@ impl<S: Storage> Writer<S> {
                     FoundBody::Sound(body) => {
                         handed.push(self.raw(now, leased, body)?);
                         if request.ack_on_receive {
-                            self.engine.ack_leased(leased.named);
+                            self.engine.ack_leased(now, leased.named);
                         }
                     }
                     FoundBody::Damaged(problem) => {

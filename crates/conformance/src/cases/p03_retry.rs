@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 
 use hapax_core::policy::RetryPolicy;
-use hapax_core::{Cause, How, MessageState, Priority, QueueConfig, Receive, SettleError, Settled};
+use hapax_core::{
+    Cause, How, MessageState, NewMessage, Priority, QueueConfig, Receive, SettleError, Settled,
+};
 
 use crate::trial::{LEASE, Trial};
-use crate::values::{bodies, config, exactly, now, reject, text};
+use crate::values::{bodies, config, exactly, fifo_config, in_group, now, reject, text};
 
 pub(crate) async fn by_default_a_retry_is_visible_at_once(t: Trial) {
     let jobs = t.standard("jobs").await;
@@ -143,6 +145,36 @@ pub(crate) async fn a_delivery_in_doubt_is_parked_and_counts_no_attempt(mut t: T
     assert!(again.fence > got.fence);
     assert_eq!(t.settle(&jobs, &got, How::Ack).await, Err(SettleError::Stale));
     t.ack(&jobs, &again).await;
+}
+
+/// What is set aside waits for a person, however long that takes; then it has its whole retention again.
+pub(crate) async fn a_parked_message_outlives_its_retention_and_its_release(mut t: Trial) {
+    for fifo in [false, true] {
+        for restart in [false, true] {
+            let own = if fifo { fifo_config() } else { config() };
+            let name = format!("q{restart}{}", if fifo { ".fifo" } else { "" });
+            let jobs = t.create(&name, QueueConfig { retention_ms: 60_000, ..own }).await;
+            let sent = t.send(&jobs, if fifo { in_group("g", "a") } else { NewMessage::new("a") }).await;
+            let got = t.one(&jobs).await;
+            let park = How::Park { reason: "in doubt".to_owned() };
+            assert_eq!(t.settle(&jobs, &got, park).await, Ok(Settled::Parked));
+            t.advance(200_000).await;
+            if restart {
+                t.restart().await;
+            }
+            t.quiet().await;
+            assert_eq!(t.stats(&jobs).await.parked, 1, "{name}");
+            assert_eq!(t.store().release(&jobs, vec![sent.id]).await, Ok(1));
+            if restart {
+                t.crash().await;
+            }
+            t.advance(59_000).await;
+            t.quiet().await;
+            assert_eq!(t.one(&jobs).await.id, sent.id, "{name}");
+            t.advance(2_000 + LEASE).await;
+            t.holds(&jobs, 0).await;
+        }
+    }
 }
 
 pub(crate) async fn a_released_message_starts_anew(t: Trial) {

@@ -248,6 +248,69 @@ pub(crate) async fn what_waits_in_a_halted_group_is_not_dropped_by_age(mut t: Tr
     assert_eq!(bodies(&t.receive(&jobs, 10).await), ["a", "b"]);
 }
 
+/// Every way to decide about a message whose group has waited for longer than the retention: nothing of the group is lost
+/// with the decision, although a restart follows at once.
+pub(crate) async fn a_group_that_waited_beyond_its_retention_is_delivered_once_decided(mut t: Trial) {
+    let parked = ["release", "discard", "release-group"];
+    let letters = ["ack", "redrive", "discard", "purge", "delete", "release-group"];
+    let all = parked.map(|decision| (false, decision)).into_iter();
+    for (letters, decision) in all.chain(letters.map(|decision| (true, decision))) {
+        for seen_aged in [true, false] {
+            let case = format!("dead letters {letters}, {decision}, seen as too old before: {seen_aged}");
+            kept_and_decided(&mut t, &case, letters, decision, seen_aged).await;
+        }
+    }
+}
+
+async fn kept_and_decided(t: &mut Trial, case: &str, letters: bool, decision: &str, seen_aged: bool) {
+    let own = QueueConfig { on_dead: OnDead::HaltGroup, retention_ms: 60_000, ..fifo_config() };
+    let (jobs, dead) = t.with_dead(3, own.clone()).await;
+    if !letters {
+        t.set(&jobs, own).await;
+    }
+    t.send_group(&jobs, "g", &["a", "b", "c"]).await;
+    let got = t.receive(&jobs, 1).await.remove(0);
+    t.settle(&jobs, &got, reject("bad")).await.unwrap();
+    t.advance(61_000).await;
+    if seen_aged {
+        t.quiet().await;
+        t.none(&jobs).await;
+    }
+    let place = if letters { &dead } else { &jobs };
+    match decision {
+        "release" => assert_eq!(t.store().release(&jobs, vec![got.id]).await, Ok(1), "{case}"),
+        "discard" => {
+            let discarded = t.store().discard(place, vec![got.id], "suite").await.unwrap();
+            assert_eq!(discarded.count, 1, "{case}");
+        }
+        "ack" => {
+            let letter = t.one(&dead).await;
+            t.ack(&dead, &letter).await;
+        }
+        "redrive" => assert_eq!(t.redrive(redrive_from(&dead)).await.moved, 1, "{case}"),
+        "purge" => assert_eq!(t.store().purge(&dead).await, Ok(1), "{case}"),
+        "delete" => t.store().delete_queue(&dead).await.unwrap(),
+        _ => t.store().release_group(&jobs, &group("g")).await.unwrap(),
+    }
+    t.crash().await;
+    t.quiet().await;
+    let all = ["a", "b", "c"];
+    let expected = if ["release", "redrive"].contains(&decision) { &all[..] } else { &all[1..] };
+    let mut waiting = t.browse(&jobs).await;
+    waiting.retain(|view| view.parked.is_none());
+    assert_eq!(seen(&waiting), expected, "{case}");
+    t.advance(59_000).await;
+    t.quiet().await;
+    assert_eq!(bodies(&t.receive(&jobs, 10).await), expected, "{case}: the retention began again");
+    t.advance(2_000 + LEASE).await;
+    // A group can be released without its parked message, which then waits on.
+    t.holds(&jobs, usize::from(!letters && decision == "release-group")).await;
+    t.store().delete_queue(&jobs).await.unwrap();
+    if decision != "delete" {
+        t.store().delete_queue(&dead).await.unwrap();
+    }
+}
+
 /// Receives the dead letter `a` and parks it where it is; then an operator lets it go on there.
 async fn park_and_release(t: &Trial, dead: &QueueName) {
     let letter = t.one(dead).await;

@@ -236,6 +236,28 @@ pub(crate) async fn a_message_parked_in_doubt_goes_on_when_it_is_resolved(mut t:
     }
 }
 
+/// The decision may come after the retention has ended: the message is delivered all the same.
+pub(crate) async fn a_message_parked_in_doubt_beyond_its_retention_continues_when_resolved(mut t: Trial) {
+    for (name, as_) in [("paid", happened(&done("seen"))), ("nothing", Resolution::Absent)] {
+        let jobs = t.create(name, QueueConfig { retention_ms: 60_000, ..once() }).await;
+        t.send(&jobs, keyed("order-7")).await;
+        let got = t.one(&jobs).await;
+        let request = ask_for(&jobs, &got, "worker");
+        let grant = t.grant(ClaimRequest { on_doubt: hapax_core::OnDoubt::Park, ..request }).await;
+        let (id, park) = (entry_of(&jobs, &got), How::Park { reason: "panicked".into() });
+        let ended = settle_with(&t, &jobs, &got, park, (&id, &grant, Ending::Doubt)).await;
+        assert_eq!(ended, Ok(Settled::Parked));
+        t.advance(200_000).await;
+        t.quiet().await;
+        t.none(&jobs).await;
+        t.resolve(&id, as_).await.unwrap();
+        t.crash().await;
+        t.advance(59_000).await;
+        t.quiet().await;
+        assert_eq!(t.one(&jobs).await.id, got.id, "{name}");
+    }
+}
+
 pub(crate) async fn every_message_parked_for_an_entry_goes_on_and_no_other(t: Trial) {
     let jobs = t.create("jobs", once()).await;
     for key in ["order-7", "order-7", "order-8"] {

@@ -140,7 +140,7 @@ impl State {
                     && m.needs.contains(id)
             });
             let ids: Vec<MessageId> = waits.map(|m| m.id).collect();
-            queue.release(&ids);
+            queue.release(now_ms, &ids);
         }
     }
 

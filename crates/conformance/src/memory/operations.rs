@@ -276,17 +276,18 @@ impl Queue {
     }
 
     /// Lets parked messages continue; counts them.
-    pub fn release(&mut self, ids: &[MessageId]) -> u64 {
-        let mut count = 0;
+    pub fn release(&mut self, now_ms: u64, ids: &[MessageId]) -> u64 {
+        let mut released = Vec::new();
         for m in self.messages.values_mut() {
             if m.place == Place::Parked && ids.contains(&m.id) {
                 (m.place, m.attempts, m.received_ms, m.parked) = (Place::Ready, 0, 0, None);
                 m.history.clear();
-                self.undecided.remove(&m.id);
-                count += 1;
+                m.retained_from_ms = now_ms;
+                released.push(m.id);
             }
         }
-        count
+        self.unhalt(now_ms, |id, _| released.contains(id));
+        released.len() as u64
     }
 
     pub fn find(&mut self, receipt: &Receipt) -> Result<u64, SettleError> {

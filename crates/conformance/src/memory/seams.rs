@@ -151,7 +151,8 @@ impl QueueAdmin for MemoryStore {
     async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError> {
         let mut state = self.change();
         state.of(name)?;
-        state.queues.remove(name);
+        let gone = state.queues.remove(name).into_iter().flat_map(|queue| queue.messages);
+        state.decide_all(gone.map(|(_, m)| m));
         let now_ms = state.now_ms;
         state.deleted.insert(name.clone(), now_ms);
         Ok(())
@@ -175,12 +176,9 @@ impl QueueAdmin for MemoryStore {
         queue.dedup.clear();
         queue.undecided.clear();
         let gone = std::mem::take(&mut queue.messages);
-        for m in gone.values() {
-            if let Some(story) = &m.dead {
-                state.decide(m, &story.source);
-            }
-        }
-        Ok(gone.len() as u64)
+        let count = gone.len() as u64;
+        state.decide_all(gone.into_values());
+        Ok(count)
     }
 
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
@@ -203,31 +201,29 @@ impl QueueAdmin for MemoryStore {
     ) -> Result<Discarded, StoreError> {
         validate::batch("ids", ids.len())?;
         let mut state = self.change();
+        let now_ms = state.now_ms;
         let queue = state.of(name)?;
         let asked = |m: &Message| ids.contains(&m.id);
         let in_flight: Vec<_> =
             queue.messages.values().filter(|m| asked(m) && m.in_flight()).map(|m| m.id).collect();
         let gone: Vec<_> = queue.messages.extract_if(.., |_, m| asked(m) && !m.in_flight()).collect();
-        queue.undecided.retain(|id, _| !gone.iter().any(|(_, m)| m.id == *id));
-        for (_, m) in &gone {
-            if let Some(story) = &m.dead {
-                state.decide(m, &story.source);
-            }
-        }
-        Ok(Discarded { count: gone.len() as u64, in_flight })
+        queue.unhalt(now_ms, |id, _| gone.iter().any(|(_, m)| m.id == *id));
+        let count = gone.len() as u64;
+        state.decide_all(gone.into_iter().map(|(_, m)| m));
+        Ok(Discarded { count, in_flight })
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
         validate::batch("ids", ids.len())?;
-        Ok(self.change().of(name)?.release(&ids))
+        let mut state = self.change();
+        let now_ms = state.now_ms;
+        Ok(state.of(name)?.release(now_ms, &ids))
     }
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
         let mut state = self.change();
-        let undecided = &mut state.of(name)?.undecided;
-        let before = undecided.len();
-        undecided.retain(|_, other| other != group);
-        let removed = undecided.len() < before;
+        let now_ms = state.now_ms;
+        let removed = state.of(name)?.unhalt(now_ms, |_, other| other == group);
         if removed { Ok(()) } else { Err(AdminError::NotFound(format!("halted group {group}"))) }
     }
 

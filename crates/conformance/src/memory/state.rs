@@ -209,6 +209,23 @@ impl Queue {
         self.messages.values().filter(waits).filter(in_halted).count() as u64
     }
 
+    /// Groups no longer wait for these messages; says whether any had. What was kept in a group that is not halted any more
+    /// has its whole retention again.
+    pub fn unhalt(&mut self, now_ms: u64, decided: impl Fn(&MessageId, &GroupId) -> bool) -> bool {
+        let before = self.halted_groups();
+        let gone: Vec<_> = self.undecided.extract_if(.., |id, group| decided(id, group)).collect();
+        let after = self.halted_groups();
+        let free = |group: &GroupId| before.contains(group) && !after.contains(group);
+        let retention_ms = self.info.config.retention_ms;
+        for m in self.messages.values_mut().filter(|m| m.group.as_ref().is_some_and(free)) {
+            let waits = matches!(m.place, Place::Ready | Place::Hidden { .. });
+            if waits && m.retained_from_ms + retention_ms < now_ms {
+                m.retained_from_ms = now_ms;
+            }
+        }
+        !gone.is_empty()
+    }
+
     /// A message is parked or dead: where the queue says so, its group is halted for it.
     pub fn halt(&mut self, sequence: u64) {
         if self.info.config.on_dead != OnDead::HaltGroup {
@@ -340,6 +357,9 @@ impl State {
         (m.died_at, m.attempts, m.received_ms, m.place) = (sequence, 0, 0, Place::Ready);
         (m.first_received_ms, m.turn) = (0, 0);
         let dead = self.queues.get_mut(&target).unwrap();
+        if dead.info.config.is_fifo() {
+            m.retained_from_ms = self.now_ms;
+        }
         dead.sequence += 1;
         dead.messages.insert(dead.sequence, m);
         Settled::Dead
@@ -378,8 +398,9 @@ impl State {
             let retention_ms = queue.info.config.retention_ms;
             let halted = queue.halted_groups();
             let in_halted = |m: &Message| m.group.as_ref().is_some_and(|g| halted.contains(g));
-            let kept = |m: &Message| m.in_flight() || in_halted(m) || awaited.contains(&m.id);
-            queue.messages.retain(|_, m| kept(m) || m.retained_from_ms + retention_ms > now_ms);
+            let set_aside = |m: &Message| m.in_flight() || m.place == Place::Parked;
+            let kept = |m: &Message| set_aside(m) || in_halted(m) || awaited.contains(&m.id);
+            queue.messages.retain(|_, m| kept(m) || m.retained_from_ms + retention_ms >= now_ms);
             queue.totals.retention_dropped += (before - queue.messages.len()) as u64;
         }
         for at in 0..self.redrives.len() {
@@ -402,7 +423,17 @@ impl State {
 
     /// Someone decided about a message: the group that it came from no longer waits for it.
     pub fn decide(&mut self, m: &Message, source: &QueueName) -> bool {
-        self.queues.get_mut(source).is_some_and(|queue| queue.undecided.remove(&m.id).is_some())
+        let now_ms = self.now_ms;
+        self.queues.get_mut(source).is_some_and(|queue| queue.unhalt(now_ms, |id, _| *id == m.id))
+    }
+
+    /// These messages are gone: groups that waited for dead letters among them continue.
+    pub fn decide_all(&mut self, gone: impl Iterator<Item = Message>) {
+        for m in gone {
+            if let Some(story) = &m.dead {
+                self.decide(&m, &story.source);
+            }
+        }
     }
 
     fn drive(&mut self, at: usize) {
@@ -448,7 +479,8 @@ impl State {
             if home {
                 place = m.died_at;
             }
-            (m.id, m.dead, m.place, m.sent_ms) = (id, None, Place::Ready, now_ms);
+            (m.id, m.dead, m.place) = (id, None, Place::Ready);
+            (m.sent_ms, m.retained_from_ms) = (now_ms, now_ms);
             (m.attempts, m.deliveries) = (0, 0);
             m.history.clear();
             target.messages.insert(place, m);

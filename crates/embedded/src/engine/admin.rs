@@ -117,7 +117,7 @@ impl Engine {
     pub fn delete_queue(&mut self, now: Now, name: &QueueName) -> Result<(), StoreError> {
         let id = self.find(name)?;
         self.note_deletion(now, name);
-        self.take_table(id);
+        self.take_table(now, id);
         let mut queue = self.queues[id as usize].take().expect("a named queue is there");
         self.names.remove(name);
         if let Some(at_ms) = queue.timer.take() {
@@ -136,7 +136,7 @@ impl Engine {
         let id = self.find(name)?;
         let last = Some(self.queue(id).purged_ms).filter(|at_ms| *at_ms > 0);
         validate::interval(now.ms(), last, interval_ms, || format!("queue {name} was purged"))?;
-        let count = self.take_table(id);
+        let count = self.take_table(now, id);
         let (queue, wave) = self.at(id);
         wave.journal.push(Undo::Row(Box::new(queue.row())));
         queue.purged_ms = now.ms();
@@ -159,7 +159,7 @@ impl Engine {
         self.wave.records.push(Record::DeletedQueue { name: name.clone(), at_ms: now.ms() });
     }
 
-    fn take_table(&mut self, id: u32) -> u64 {
+    fn take_table(&mut self, now: Now, id: u32) -> u64 {
         // Dead letters that other queues' groups wait for are decided about.
         let awaited: Vec<_> = if self.undecided.is_empty() {
             Vec::new()
@@ -169,7 +169,7 @@ impl Engine {
             entries.map(|(slot, _)| slot).collect()
         };
         for slot in awaited {
-            self.decide(id, slot);
+            self.decide(now, id, slot);
         }
         let halted = self.queue(id).table.groups.halted();
         for seq in halted.iter().flat_map(|(_, seqs)| seqs) {
@@ -230,7 +230,7 @@ impl Engine {
             }
         }
         for &slot in &found {
-            self.decide(id, slot);
+            self.decide(now, id, slot);
         }
         let (queue, wave) = self.at(id);
         let mut what = format!("discarded from queue {}:", queue.name);
@@ -246,12 +246,13 @@ impl Engine {
         (found.len() as u64, in_flight)
     }
 
-    /// Puts parked messages back with a clean slate.
+    /// Puts parked messages back with a clean slate. Their retention begins again: it may have ended while they waited for
+    /// a decision.
     pub fn release(&mut self, now: Now, id: u32, seqs: &[u64]) -> u64 {
         let mut released = 0;
         for seq in seqs {
             let Some(slot) = self.queue(id).table.parked(*seq) else { continue };
-            self.decide_here(id, slot);
+            self.decide_here(now, id, slot);
             let (queue, wave) = self.at(id);
             let mut entry = *queue.table.get(slot);
             if parked_cause(entry.flags) == Some(hapax_core::Cause::Damaged) {
@@ -263,6 +264,7 @@ impl Engine {
             entry.flags = unpark_flags(entry.flags) & !FLAG_HISTORY;
             entry.state = State::Ready;
             entry.due_ms = now.ms();
+            entry.base_ms = now.ms();
             entry.attempts = 0;
             entry.received_ms = 0;
             queue.update(wave, slot, entry);
@@ -272,14 +274,14 @@ impl Engine {
         released
     }
 
-    pub fn release_group(&mut self, id: u32, group: &GroupId) -> Result<(), AdminError> {
+    pub fn release_group(&mut self, now: Now, id: u32, group: &GroupId) -> Result<(), AdminError> {
         let queue = self.queue(id);
         let halted = queue.table.groups.find(group).filter(|at| queue.table.groups.is_halted(*at));
         let at = halted
             .ok_or_else(|| AdminError::NotFound(format!("halted group {group} in queue {}", queue.name)))?;
         let undecided: Vec<u64> = queue.table.groups.undecided(at).iter().copied().collect();
         for seq in undecided {
-            self.decided(id, group, seq);
+            self.decided(now, id, Some(group), seq);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@ use hapax_core::{Cause, GroupId, OnDead, Settled, policy};
 
 use super::groups::{Slot, UNGROUPED};
 use super::{Engine, Undo};
-use crate::record::{DeadRow, FLAG_DEAD, MessageRow, Record, State, park_flags};
+use crate::record::{DeadRow, FLAG_DEAD, MessageMeta, MessageRow, Record, State, park_flags};
 use crate::time::Now;
 
 impl Engine {
@@ -99,30 +99,25 @@ impl Engine {
         self.undecided.range((seq, 0)..=(seq, u32::MAX)).map(|(_, queue)| *queue)
     }
 
-    /// Someone decided about a message, here or among the dead letters: no group waits for it any more. Says which
-    /// queue had waited, and rather one that it died in than its own.
-    pub(super) fn decide(&mut self, queue: u32, slot: Slot) -> Option<u32> {
+    /// Someone decided about a message, here or among the dead letters: no group waits for it any more. Gives the queues
+    /// that had waited.
+    pub(super) fn decide(&mut self, now: Now, queue: u32, slot: Slot) -> Vec<u32> {
         let table = &self.queue(queue).table;
         let entry = *table.get(slot);
-        let group = table.group_name(&entry)?;
-        let mut waited = None;
-        for waits in self.waiting_for(entry.seq).collect::<Vec<_>>() {
-            if self.decided(waits, &group, entry.seq) && waited.is_none_or(|before| before == queue) {
-                waited = Some(waits);
-            }
-        }
+        let group = table.group_name(&entry);
+        let mut waited: Vec<u32> = self.waiting_for(entry.seq).collect();
+        waited.retain(|waits| self.decided(now, *waits, group.as_ref(), entry.seq));
         waited
     }
 
     /// Someone let a parked message go on in its own queue. A queue that it died in waits on: the message is still a
     /// dead letter.
-    pub(super) fn decide_here(&mut self, queue: u32, slot: Slot) {
+    pub(super) fn decide_here(&mut self, now: Now, queue: u32, slot: Slot) {
         let table = &self.queue(queue).table;
         let entry = *table.get(slot);
-        if let Some(group) = table.group_name(&entry)
-            && self.undecided.contains(&(entry.seq, queue))
-        {
-            self.decided(queue, &group, entry.seq);
+        let group = table.group_name(&entry);
+        if self.undecided.contains(&(entry.seq, queue)) {
+            self.decided(now, queue, group.as_ref(), entry.seq);
         }
     }
 
@@ -141,20 +136,36 @@ impl Engine {
         was
     }
 
-    /// Takes a message out of those that a group waits for; says whether it was among them.
-    pub(super) fn decided(&mut self, queue: u32, group: &GroupId, seq: u64) -> bool {
+    /// Takes a message out of those that a group waits for; says whether it was among them. `group` is the message's, as
+    /// far as that is known.
+    pub(super) fn decided(&mut self, now: Now, queue: u32, group: Option<&GroupId>, seq: u64) -> bool {
         self.not_awaited(seq, queue);
-        let there = self.queues.get(queue as usize).is_some_and(Option::is_some);
-        let Some(at) = there.then(|| self.queue(queue).table.groups.find(group)).flatten() else {
-            return false;
-        };
-        let (source, wave) = self.at(queue);
-        if !source.table.set_undecided(at, seq, false) {
+        if self.queues.get(queue as usize).is_none_or(Option::is_none) {
             return false;
         }
+        let groups = &self.queue(queue).table.groups;
+        let Some((at, group)) = groups.waiting_for(group, seq) else { return false };
+        let (source, wave) = self.at(queue);
+        source.table.set_undecided(at, seq, false);
         wave.journal.push(Undo::Undecided { queue, group: at, seq, was: true });
-        wave.records.push(Record::Unhalt { queue, group: group.clone(), seq });
+        wave.records.push(Record::Unhalt { queue, group, seq });
         wave.durable = true;
+        self.renew_kept(now, queue, at);
         true
+    }
+
+    /// A group is no longer halted: what was kept in it beyond the retention has a whole retention from now on. In this
+    /// very wave, since a restart finds no trace of the halt. That costs a write for each such message, once.
+    fn renew_kept(&mut self, now: Now, queue: u32, group: u32) {
+        let (queue, wave) = self.at(queue);
+        if queue.table.groups.is_halted(group) {
+            return;
+        }
+        let retained_from = now.ms().saturating_sub(queue.config.retention_ms);
+        let kept = |slot: &Slot| queue.table.get(*slot).base_ms < retained_from;
+        for slot in queue.table.groups.waiting(group).filter(kept).collect::<Vec<_>>() {
+            let entry = MessageMeta { base_ms: now.ms(), ..*queue.table.get(slot) };
+            queue.update(wave, slot, entry);
+        }
     }
 }

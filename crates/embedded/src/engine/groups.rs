@@ -193,6 +193,20 @@ impl Groups {
         self.halted.contains(&at)
     }
 
+    /// What waits in a group; in a FIFO queue that includes what is not visible yet.
+    pub fn waiting(&self, at: u32) -> impl Iterator<Item = Slot> {
+        self.group(at).waiting.values().map(|(slot, _)| *slot)
+    }
+
+    /// The group that is halted for a message, with its name. `name` tells where to look; a message whose row is damaged
+    /// has lost its group, so all that are halted are looked at then.
+    pub fn waiting_for(&self, name: Option<&GroupId>, seq: u64) -> Option<(u32, GroupId)> {
+        let waits = |at: &u32| self.group(*at).undecided.contains(&seq);
+        let named = name.and_then(|name| self.find(name)).filter(waits);
+        let at = named.or_else(|| self.halted.iter().copied().find(waits))?;
+        Some((at, self.name(at)?.clone()))
+    }
+
     /// The messages that a halted group waits for a decision about.
     pub fn undecided(&self, at: u32) -> &BTreeSet<u64> {
         &self.group(at).undecided

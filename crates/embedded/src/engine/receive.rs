@@ -110,9 +110,9 @@ impl Engine {
 
     /// Acks what was just leased for an `ack_on_receive`: gone before it is handed out, and durably so. It may be lost
     /// but never repeated.
-    pub fn ack_leased(&mut self, named: DeliveryRef) {
+    pub fn ack_leased(&mut self, now: Now, named: DeliveryRef) {
         let (slot, _) = self.held(named.queue, named).expect("it was leased in this wave");
-        self.decide(named.queue, slot);
+        self.decide(now, named.queue, slot);
         let (queue, wave) = self.at(named.queue);
         queue.delete(wave, slot);
         queue.totals.acked += 1;

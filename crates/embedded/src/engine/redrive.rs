@@ -211,7 +211,7 @@ impl Engine {
         link: Option<u128>,
     ) -> bool {
         let Ok(from) = self.find(&self.tasks[&task].info.from) else { return false };
-        let waited = self.decide(from, candidate.slot);
+        let waited = self.decide(now, from, candidate.slot);
         let (queue, wave) = self.at(from);
         let group: Option<GroupId> = queue.table.group_name(queue.table.get(candidate.slot));
         let before = queue.delete(wave, candidate.slot);
@@ -219,11 +219,12 @@ impl Engine {
         let (queue, wave) = self.at(to);
         let seq = wave.next_seq();
         let mut order = seq;
-        if let (Some(waited), Some(dead)) = (waited, dead)
-            && waited == to
+        if let Some(dead) = dead
+            && dead.source == queue.name
+            && waited.contains(&to)
             && dead.source_order >= queue.purged_before
         {
-            // Its group waited for it: it takes its old place again.
+            // Its group waited for it: it takes its old place again. The places of earlier deaths are not known any more.
             order = dead.source_order;
         }
         let entry = MessageMeta {

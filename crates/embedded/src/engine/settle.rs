@@ -66,7 +66,7 @@ impl Engine {
         self.wave.durable = true;
         match how {
             How::Ack => {
-                self.decide(queue, slot);
+                self.decide(now, queue, slot);
                 let (queue, wave) = self.at(queue);
                 queue.delete(wave, slot);
                 queue.totals.acked += 1;

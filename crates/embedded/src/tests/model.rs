@@ -501,15 +501,8 @@ impl Model {
     /// Someone decided about a message, wherever it is: no group waits for it any more. Says which queue had.
     fn decide(&mut self, message: &Message) -> Option<usize> {
         let seq = message.seq?;
-        for at in 0..self.queues.len() {
-            let undecided = &mut self.queues[at].undecided;
-            let before = undecided.len();
-            undecided.retain(|(other, _)| *other != seq);
-            if undecided.len() < before {
-                return Some(at);
-            }
-        }
-        None
+        let now_ms = self.now_ms;
+        self.queues.iter_mut().position(|queue| queue.unhalt(now_ms, |other, _| other == seq))
     }
 
     /// A message that failed waits behind those that are ready, its FIFO group behind the other groups.
@@ -559,21 +552,19 @@ impl Model {
         let named = |message: &&mut Message| message.seq == Some(seq) && message.at == At::Parked;
         let Some(message) = self.queues[queue].messages.iter_mut().find(named) else { return 0 };
         message.at = At::Ready;
-        message.due_ms = now_ms;
+        (message.due_ms, message.base_ms) = (now_ms, now_ms);
         message.attempts = 0;
         message.received_ms = 0;
         message.last_error = None;
         message.out = false;
         // Only its own queue: one that it died in waits on.
-        self.queues[queue].undecided.retain(|(other, _)| *other != seq);
+        self.queues[queue].unhalt(now_ms, |other, _| other == seq);
         1
     }
 
     pub fn release_group(&mut self, queue: usize, group: u8) -> bool {
-        let undecided = &mut self.queues[queue].undecided;
-        let before = undecided.len();
-        undecided.retain(|(_, other)| *other != group);
-        undecided.len() < before
+        let now_ms = self.now_ms;
+        self.queues[queue].unhalt(now_ms, |_, other| other == group)
     }
 
     pub fn start_redrive(
@@ -739,6 +730,25 @@ impl Queue {
 
     fn by_place(&self, place: u64) -> &Message {
         &self.messages[self.index(place)]
+    }
+
+    /// Groups no longer wait for these messages; says whether any had. What was kept in a group that is not halted any more
+    /// has its whole retention again.
+    fn unhalt(&mut self, now_ms: u64, decided: impl Fn(u64, u8) -> bool) -> bool {
+        let (gone, left): (Vec<_>, Vec<_>) =
+            self.undecided.iter().copied().partition(|(seq, group)| decided(*seq, *group));
+        let from_ms = now_ms - self.config.retention_ms;
+        let free = |group| {
+            gone.iter().any(|(_, other)| Some(*other) == group)
+                && !left.iter().any(|(_, other)| Some(*other) == group)
+        };
+        for message in self.messages.iter_mut().filter(|message| free(message.group)) {
+            if matches!(message.at, At::Ready | At::Delayed) && message.base_ms < from_ms {
+                message.base_ms = now_ms;
+            }
+        }
+        self.undecided = left;
+        !gone.is_empty()
     }
 
     pub fn waiting_in_halted(&self) -> u64 {

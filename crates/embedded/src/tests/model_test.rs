@@ -371,7 +371,8 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
             }
             Do::ReleaseGroup { group } => {
                 let id = self.writer.as_ref()?.engine.find(&name(2)).ok()?;
-                let (op, answer) = rig::job(move |engine, _| engine.release_group(id, &rig::group(group)));
+                let (op, answer) =
+                    rig::job(move |engine, now| engine.release_group(now, id, &rig::group(group)));
                 (op, Awaited::ReleasedGroup(group, answer))
             }
             Do::Discard { pick } => {
