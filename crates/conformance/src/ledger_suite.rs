@@ -44,6 +44,7 @@ suite! {
         the_same_owner_gets_the_same_claim_again,
         a_repeated_claim_never_shortens_its_lease,
         a_repeated_claim_lengthens_its_lease,
+        a_repeated_claim_keeps_what_the_first_one_said_about_doubt,
         a_batch_may_name_a_key_twice,
         one_refused_claim_fails_no_other_of_its_batch,
         an_empty_batch_is_no_error,

@@ -99,6 +99,21 @@ pub(crate) async fn a_repeated_claim_lengthens_its_lease(t: Trial) {
     assert!(matches!(t.claim(ask(&order, "bob")).await, Claim::InProgress { .. }));
 }
 
+pub(crate) async fn a_repeated_claim_keeps_what_the_first_one_said_about_doubt(t: Trial) {
+    let (retries, parks) = (id("retries"), id("parks"));
+    for (order, first, again) in [
+        (&retries, ask(&retries, "ann"), parking(&retries, "ann")),
+        (&parks, parking(&parks, "ann"), ask(&parks, "ann")),
+    ] {
+        let granted = t.grant(first).await;
+        let is_pruned = t.entry(order).await.expect("an entry").prune_ms.is_some();
+        assert_eq!(is_pruned, *order == retries, "an entry that parks is kept until someone decides");
+        assert_eq!(t.grant(again).await.token, granted.token);
+        let view = t.entry(order).await.expect("an entry");
+        assert_eq!(view.prune_ms.is_some(), is_pruned, "{order}: the repeated claim changed it");
+    }
+}
+
 pub(crate) async fn a_batch_may_name_a_key_twice(t: Trial) {
     let (a, b) = (id("a"), id("b"));
     let batch = vec![ask(&a, "ann"), ask(&b, "ann"), ask(&a, "bob"), ask(&a, "ann")];

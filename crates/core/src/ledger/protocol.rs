@@ -178,10 +178,10 @@ pub fn claim(
     now_ms: u64,
     fence: impl FnOnce() -> Fence,
 ) -> Result<Claimed, ClaimError> {
-    let stage = |until_ms| Stage::Processing {
+    let stage = |until_ms, on_doubt| Stage::Processing {
         lease_ms: request.lease_ms,
         until_ms,
-        on_doubt: request.on_doubt,
+        on_doubt,
         doubted: false,
     };
     let until_ms = now_ms + request.lease_ms;
@@ -191,7 +191,7 @@ pub fn claim(
         fence,
         claimed_ms: now_ms,
         takeovers,
-        stage: stage(until_ms),
+        stage: stage(until_ms, request.on_doubt),
     };
     let Some(entry) = entry else {
         return Ok(Claimed::Granted { entry: grant(fence(), 0), takeover: false });
@@ -203,9 +203,13 @@ pub fn claim(
         Stage::Completed { at_ms, outcome, .. } => {
             Ok(Claimed::Completed { outcome: outcome.clone(), at_ms: *at_ms })
         }
-        // The same claim again: its answer was lost. It is still held, be it past its lease.
-        Stage::Processing { until_ms: before_ms, doubted: false, .. } if entry.owner == request.owner => {
-            let again = LedgerEntry { stage: stage(until_ms.max(*before_ms)), ..entry.clone() };
+        // The same claim again: its answer was lost. It is still held, be it past its lease, and what its first request
+        // said about doubt stands.
+        Stage::Processing { until_ms: before_ms, on_doubt, doubted: false, .. }
+            if entry.owner == request.owner =>
+        {
+            let stage = stage(until_ms.max(*before_ms), *on_doubt);
+            let again = LedgerEntry { stage, ..entry.clone() };
             Ok(Claimed::Granted { entry: again, takeover: entry.takeovers > 0 })
         }
         Stage::Processing { until_ms, doubted: false, .. } if now_ms < *until_ms => {
