@@ -1,6 +1,6 @@
 //! Asking for claims and ending them, with as many tries as it takes to know.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
@@ -25,6 +25,8 @@ const END_MS_MAX_DEFAULT: u64 = 60_000;
 const GIVEN_BACK_MS: u64 = 1_000;
 /// How long to try to give back a claim that may have been made.
 const GIVE_BACK_MS_MAX: u64 = 600_000;
+/// The longest pause between two tries to give back a claim.
+const GIVE_BACK_PAUSE_MS_MAX: u64 = 5_000;
 
 /// A claim that was given, and is known to be in time. Dropped before something ran under it, it is given back in the
 /// background: nothing happened, so its key must not end in doubt.
@@ -136,11 +138,12 @@ impl Claims {
     /// this is dropped before it is ready: nothing ran under it, so it must not end in doubt.
     pub async fn claim(&self, requests: Vec<ClaimRequest>) -> Vec<Answer> {
         let wait_ms = requests.iter().map(|request| request.wait_ms).max().unwrap_or(0);
-        let mut asking = Asking { claims: self, requests, may_be_claimed: false };
         let began_us = self.timer.now_us();
+        let mut asking = Asking { claims: self, requests, may_be_claimed: false, asked_us: began_us };
         let mut tries = 0;
         let error = loop {
             let asked_us = self.timer.now_us();
+            asking.asked_us = asked_us;
             let before = std::mem::replace(&mut asking.may_be_claimed, true);
             // Looked at before and after: it may be done while the call is under way.
             let given_back = asking.requests.iter().map(|request| self.is_given_back(&request.id)).collect();
@@ -282,9 +285,16 @@ impl Claims {
     }
 
     /// Gives back a claim that may have been made, in the background: asks for it as the same owner, then releases it.
-    fn give_back(&self, request: ClaimRequest) {
+    /// `asked_us`: when it was asked for last.
+    fn give_back(&self, request: ClaimRequest, asked_us: u64) {
+        // A ledger may go on waiting for a caller that has gone, at most until this.
+        let waits_until_us = match request.wait_ms {
+            0 => asked_us,
+            wait_ms => asked_us + (wait_ms + CALL_MS_MAX) * 1000,
+        };
         // Another holder's lapsed claim is not for this to take over.
-        self.pay_back(Owed::Claim(ClaimRequest { wait_ms: 0, on_doubt: OnDoubt::Park, ..request }));
+        let request = ClaimRequest { wait_ms: 0, on_doubt: OnDoubt::Park, ..request };
+        self.pay_back(Owed::Claim { request, waits_until_us });
     }
 
     fn pay_back(&self, mut owed: Owed) {
@@ -307,14 +317,14 @@ impl Claims {
                     return;
                 }
                 timer.sleep_ms(pause_ms).await;
-                pause_ms = (pause_ms * 2).min(5_000);
+                pause_ms = (pause_ms * 2).min(GIVE_BACK_PAUSE_MS_MAX);
             }
         });
     }
 
     fn is_given_back(&self, id: &EntryId) -> bool {
         let marks = GIVEN_BACK.lock().unwrap_or_else(PoisonError::into_inner);
-        !marks.is_empty() && marks.contains(&(address(&self.ledger), id.clone()))
+        !marks.is_empty() && marks.contains_key(&(address(&self.ledger), id.clone()))
     }
 }
 
@@ -335,21 +345,24 @@ struct Asking<'a> {
     claims: &'a Claims,
     requests: Vec<ClaimRequest>,
     may_be_claimed: bool,
+    /// When they were asked for last.
+    asked_us: u64,
 }
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         if self.may_be_claimed {
             for request in self.requests.drain(..) {
-                self.claims.give_back(request);
+                self.claims.give_back(request, self.asked_us);
             }
         }
     }
 }
 
 /// Keys whose claims are being given back, by the address of their ledger: until that is done, another claim of this
-/// process must not take the remains of its own for a duplicate at work, or for a doubt.
-static GIVEN_BACK: LazyLock<Mutex<HashSet<(usize, EntryId)>>> = LazyLock::new(Mutex::default);
+/// process must not take the remains of its own for a duplicate at work, or for a doubt. With how many claims of the key
+/// are being given back: only the last one ends the mark.
+static GIVEN_BACK: LazyLock<Mutex<HashMap<(usize, EntryId), usize>>> = LazyLock::new(Mutex::default);
 
 struct GivenBack {
     mark: (usize, EntryId),
@@ -364,28 +377,38 @@ fn address(ledger: &Arc<dyn Ledger>) -> usize {
 impl GivenBack {
     fn mark(ledger: &Arc<dyn Ledger>, id: &EntryId) -> Self {
         let mark = (address(ledger), id.clone());
-        GIVEN_BACK.lock().unwrap_or_else(PoisonError::into_inner).insert(mark.clone());
+        let mut marks = GIVEN_BACK.lock().unwrap_or_else(PoisonError::into_inner);
+        *marks.entry(mark.clone()).or_default() += 1;
         Self { mark, ledger: Arc::downgrade(ledger) }
     }
 }
 
 impl Drop for GivenBack {
     fn drop(&mut self) {
-        GIVEN_BACK.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.mark);
+        let mut marks = GIVEN_BACK.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = marks.get_mut(&self.mark) {
+            *count -= 1;
+            if *count == 0 {
+                marks.remove(&self.mark);
+            }
+        }
     }
 }
 
 /// What is still to be done before a claim that nothing ran under is gone.
 enum Owed {
-    /// It may have been made: ask for it as the same owner.
-    Claim(ClaimRequest),
+    /// It may have been made: ask for it as the same owner. Until `waits_until_us` the ledger may still make it.
+    Claim {
+        request: ClaimRequest,
+        waits_until_us: u64,
+    },
     Release(ClaimEnd),
 }
 
 impl Owed {
     fn id(&self) -> &EntryId {
         match self {
-            Self::Claim(request) => &request.id,
+            Self::Claim { request, .. } => &request.id,
             Self::Release(end) => &end.id,
         }
     }
@@ -394,14 +417,21 @@ impl Owed {
     async fn try_once(self, ledger: &dyn Ledger, timer: &Timer) -> Option<Self> {
         let end = match self {
             Self::Release(end) => end,
-            Self::Claim(request) => {
+            Self::Claim { request, waits_until_us } => {
+                let asked_us = timer.now_us();
                 let asked = timer.timeout(CALL_MS_MAX, ledger.claim(vec![request.clone()])).await;
                 match asked.map(|asked| asked.map(|mut answers| answers.pop())) {
                     Some(Ok(Some(Ok(Claim::Granted(Grant { token, .. }))))) => {
                         ClaimEnd { id: request.id, token, ending: Ending::Release }
                     }
+                    // Another holder's: one that the ledger lets wait may still get it.
+                    Some(Ok(Some(Ok(Claim::InProgress { .. } | Claim::InDoubt { .. }))))
+                        if asked_us < waits_until_us =>
+                    {
+                        return Some(Self::Claim { request, waits_until_us });
+                    }
                     Some(Ok(_)) => return None,
-                    Some(Err(_)) | None => return Some(Self::Claim(request)),
+                    Some(Err(_)) | None => return Some(Self::Claim { request, waits_until_us }),
                 }
             }
         };

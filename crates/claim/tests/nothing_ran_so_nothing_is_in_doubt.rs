@@ -1,8 +1,8 @@
 //! A claim under which nothing ran is given back, however its answer was lost: under `park` its key would otherwise stay
 //! in doubt until an operator decides.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,8 +10,8 @@ use hapax_claim::{Answer, Claims, Owners, Timer};
 use hapax_conformance::MemoryStore;
 use hapax_core::{
     Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Ledger,
-    LedgerCapabilities, LedgerStats, ManualClock, OnDoubt, Page, Remaining, Renew, Resolution, ResolveError,
-    StoreError, TokenError,
+    LedgerCapabilities, LedgerStats, ManualClock, OnDoubt, Owner, Page, Remaining, Renew, Resolution,
+    ResolveError, StoreError, TokenError,
 };
 use tokio::sync::Notify;
 
@@ -27,6 +27,12 @@ struct Lossy {
     /// Each claim takes so long.
     claim_takes_ms: u64,
     claimed: Notify,
+    /// Claims of these owners lose their answers.
+    lost_to: Mutex<Vec<Owner>>,
+    /// Claims of these owners do not reach it.
+    cut_off: Mutex<Vec<Owner>>,
+    /// The owner of each claim that was answered.
+    answered: Mutex<Vec<Owner>>,
 }
 
 fn lossy(claims_lost: u32) -> Lossy {
@@ -39,6 +45,9 @@ fn lossy(claims_lost: u32) -> Lossy {
         ends_lost: 0.into(),
         claim_takes_ms: 0,
         claimed: Notify::new(),
+        lost_to: Mutex::default(),
+        cut_off: Mutex::default(),
+        answered: Mutex::default(),
     }
 }
 
@@ -54,10 +63,21 @@ impl Ledger for Lossy {
     }
 
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
-        let answer = self.inner.claim(batch).await?;
+        let owner = batch[0].owner.clone();
+        if self.cut_off.lock().unwrap().contains(&owner) {
+            return Err(StoreError::Unavailable("told so".into()));
+        }
+        let inner = self.inner.clone();
+        // As a server does it: it goes on when its caller has gone.
+        let answer = tokio::spawn(async move { inner.claim(batch).await }).await.unwrap()?;
         self.clock.advance_ms(self.claim_takes_ms);
         self.claimed.notify_one();
-        lose(&self.claims_lost, answer)
+        if self.lost_to.lock().unwrap().contains(&owner) {
+            return Err(StoreError::OutcomeUnknown("told so".into()));
+        }
+        let answer = lose(&self.claims_lost, answer)?;
+        self.answered.lock().unwrap().push(owner);
+        Ok(answer)
     }
 
     async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
@@ -112,6 +132,19 @@ async fn with_time<T>(clock: &ManualClock, future: impl Future<Output = T>) -> T
     tokio::select! {
         value = future => value,
         () = running => unreachable!("it runs until the other one ends"),
+    }
+}
+
+impl Lossy {
+    /// Waits until a claim of this owner was answered.
+    async fn until_answered(&self, owner: &Owner) {
+        let answered = async {
+            while !self.answered.lock().unwrap().contains(owner) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let answered = with_time(&self.clock, answered);
+        tokio::time::timeout(Duration::from_mins(1), answered).await.expect("it is not asked for again");
     }
 }
 
@@ -210,4 +243,66 @@ async fn a_lost_answer_is_the_same_claim() {
     assert!(!granted.grant.takeover);
     assert_eq!(ledger.claims_lost.load(Ordering::SeqCst), 0, "three answers were lost");
     assert_eq!(ledger.ledger_stats().await.unwrap().granted, 1, "asked four times, one claim");
+}
+
+/// Two claims of one key are given back; the one that owes nothing is done first.
+#[tokio::test]
+async fn two_claims_of_one_key_that_are_given_back() {
+    let ledger = Arc::new(lossy(0));
+    let first = request("order-1");
+    let again = || ClaimRequest { owner: Owners::new("test").next(), ..first.clone() };
+    let (second, id) = (again(), first.id.clone());
+    *ledger.lost_to.lock().unwrap() = vec![first.owner.clone(), second.owner.clone()];
+    for request in [first.clone(), second.clone()] {
+        let answer = with_time(&ledger.clock, claims(&ledger).claim(vec![request])).await.remove(0);
+        assert!(matches!(answer, Answer::Unavailable(_)), "{answer:?}");
+    }
+    ledger.cut_off.lock().unwrap().push(first.owner.clone());
+    ledger.clock.advance_ms(2 * LEASE_MS);
+    ledger.lost_to.lock().unwrap().clear();
+    ledger.until_answered(&second.owner).await;
+    for _ in 0..50 {
+        let answer = claims(&ledger).claim(vec![again()]).await.remove(0);
+        assert!(matches!(answer, Answer::InProgress { .. }), "{answer:?}: the first one is still owed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    ledger.cut_off.lock().unwrap().clear();
+    until_absent(&ledger, &id).await;
+    let answer = claims(&ledger).claim(vec![again()]).await.remove(0);
+    assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
+}
+
+/// A server goes on waiting for a caller that has gone, and grants the claim when the holder has ended.
+#[tokio::test]
+async fn a_claim_that_is_dropped_while_it_waits_for_its_holder() {
+    for on_doubt in [OnDoubt::Park, OnDoubt::Retry] {
+        let ledger = Arc::new(lossy(0));
+        let held = ClaimRequest { on_doubt, ..request("order-1") };
+        let id = held.id.clone();
+        let answer = claims(&ledger).claim(vec![held.clone()]).await.remove(0);
+        let Answer::Granted(holder) = answer else { panic!("{answer:?}") };
+        let owner = Owners::new("test").next();
+        let waits = ClaimRequest { owner: owner.clone(), wait_ms: 5_000, ..held };
+        let claims = claims(&ledger);
+        tokio::select! {
+            biased;
+            answers = claims.claim(vec![waits]) => panic!("{answers:?}"),
+            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+        }
+        // The first attempt to give it back finds the holder at work.
+        ledger.until_answered(&owner).await;
+        drop(holder);
+        let granted = async || {
+            let entry = ledger.entry(&id).await.unwrap();
+            entry.is_some_and(|entry| entry.owner == owner)
+        };
+        for _ in 0..1_000 {
+            if granted().await {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let given_back = tokio::time::timeout(Duration::from_secs(15), until_absent(&ledger, &id)).await;
+        assert!(given_back.is_ok(), "{on_doubt:?}: {:?}", ledger.entry(&id).await);
+    }
 }
