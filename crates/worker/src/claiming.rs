@@ -235,7 +235,8 @@ impl WorkerState {
     pub async fn start_unless_draining(&self, job: &Job) -> Option<Slot> {
         let mut draining = self.draining.subscribe();
         let starting = async {
-            let slot = self.slots.acquire().await;
+            let mut slot = self.slots.enter();
+            slot.hold().await;
             if let Some(rate) = &self.rate {
                 rate.acquire(1, self.timer()).await;
                 job.has_token.store(true, Ordering::SeqCst);
@@ -246,6 +247,20 @@ impl WorkerState {
             biased;
             _ = draining.wait_for(|draining| *draining) => None,
             slot = starting => Some(slot),
+        }
+    }
+
+    /// Waits until a slot may be used. `false`: the worker ends; what waited for it is to be put back before the slot is
+    /// dropped, so that the drain waits for that.
+    pub async fn hold_unless_draining(&self, slot: &mut Slot) -> bool {
+        let mut draining = self.draining.subscribe();
+        if slot.is_held() {
+            return true;
+        }
+        tokio::select! {
+            biased;
+            _ = draining.wait_for(|draining| *draining) => false,
+            () = slot.hold() => true,
         }
     }
 

@@ -28,8 +28,11 @@ enum Next {
 
 impl WorkerState {
     /// Each delivery is settled before the next starts: what fails is not overtaken.
-    pub async fn process_lane(self: Arc<Self>, lane: Vec<Arc<Job>>, slot: Slot) {
+    pub async fn process_lane(self: Arc<Self>, lane: Vec<Arc<Job>>, mut slot: Slot) {
         self.after_receive(lane.len()).await;
+        if !self.hold_unless_draining(&mut slot).await {
+            return self.put_back_all(lane);
+        }
         let mut place = Place { slot: Some(slot), seat: None };
         let mut lane = lane.into_iter();
         let mut went_back = false;
@@ -57,6 +60,7 @@ impl WorkerState {
         }
         for job in lane {
             if went_back {
+                self.return_token(&job);
                 job.lease.enter(Phase::Over);
             } else {
                 self.stats.deferred.add();

@@ -1,7 +1,6 @@
 //! How much runs at once, and how often something starts.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hapax_claim::Timer;
@@ -10,68 +9,114 @@ use tokio::sync::Notify;
 
 use crate::cx::Job;
 
-/// How many runs may start.
+/// How many runs may start, and how many deliveries wait until they may.
 pub(crate) struct Slots {
-    all: isize,
-    free: AtomicIsize,
-    freed: Notify,
+    all: usize,
+    state: Mutex<SlotCounts>,
+    changed: Notify,
+}
+
+struct SlotCounts {
+    free: usize,
+    waiting: usize,
+}
+
+impl SlotCounts {
+    fn take(&mut self) -> bool {
+        let taken = self.free > 0;
+        self.free -= usize::from(taken);
+        taken
+    }
 }
 
 impl Slots {
     pub fn new(all: usize) -> Arc<Self> {
-        let all = all as isize;
-        Arc::new(Self { all, free: AtomicIsize::new(all), freed: Notify::new() })
+        Arc::new(Self {
+            all,
+            state: Mutex::new(SlotCounts { free: all, waiting: 0 }),
+            changed: Notify::new(),
+        })
     }
 
-    pub fn free(&self) -> usize {
-        self.free.load(Ordering::SeqCst).max(0) as usize
+    fn lock(&self) -> MutexGuard<'_, SlotCounts> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a slot even if none is free: a run that hands its turn on does so before it gives its own back.
-    pub fn take(self: &Arc<Self>) -> Slot {
-        self.free.fetch_sub(1, Ordering::SeqCst);
-        Slot(self.clone())
+    /// How many more deliveries could start at once: those that wait come first.
+    pub fn room(&self) -> usize {
+        let state = self.lock();
+        state.free.saturating_sub(state.waiting)
     }
 
-    /// Waits for a free slot and takes it.
-    pub async fn acquire(self: &Arc<Self>) -> Slot {
+    /// Takes a slot if one is free; otherwise a place among those that wait for one.
+    pub fn enter(self: &Arc<Self>) -> Slot {
+        let mut state = self.lock();
+        let held = state.take();
+        state.waiting += usize::from(!held);
+        Slot { slots: self.clone(), held }
+    }
+
+    async fn wait_until(&self, holds: impl Fn(&mut SlotCounts) -> bool) {
         loop {
-            self.wait(1).await;
-            let one_less = |free: isize| (free > 0).then_some(free - 1);
-            if self.free.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok() {
-                return Slot(self.clone());
-            }
-        }
-    }
-
-    pub async fn wait(&self, enough: usize) {
-        loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable();
-            if self.free() >= enough {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if holds(&mut self.lock()) {
                 return;
             }
-            freed.await;
+            changed.await;
         }
     }
 
+    pub async fn wait_for_room(&self) {
+        self.wait_until(|state| state.free > state.waiting).await;
+    }
+
+    /// Nothing runs, and nothing waits to run.
     pub fn all_free(&self) -> bool {
-        self.free() >= self.all as usize
+        self.room() == self.all
     }
 
     pub async fn wait_for_all(&self) {
-        self.wait(self.all as usize).await;
+        self.wait_until(|state| state.free == self.all && state.waiting == 0).await;
     }
 }
 
-/// The right of one run, or of one batch, to go on; given back when dropped.
-pub(crate) struct Slot(Arc<Slots>);
+/// The right of one run, or of one batch, to go on, or a place among those that wait for it; given up when dropped.
+pub(crate) struct Slot {
+    slots: Arc<Slots>,
+    held: bool,
+}
+
+impl Slot {
+    pub fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Waits until the slot may be used.
+    pub async fn hold(&mut self) {
+        if !self.held {
+            let take = |state: &mut SlotCounts| {
+                let taken = state.take();
+                state.waiting -= usize::from(taken);
+                taken
+            };
+            self.slots.wait_until(take).await;
+            self.held = true;
+        }
+    }
+}
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.free.fetch_add(1, Ordering::SeqCst);
-        self.0.freed.notify_waiters();
+        let mut state = self.slots.lock();
+        if self.held {
+            state.free += 1;
+        } else {
+            state.waiting -= 1;
+        }
+        drop(state);
+        self.slots.changed.notify_waiters();
     }
 }
 

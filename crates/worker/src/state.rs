@@ -99,12 +99,12 @@ impl WorkerState {
         self.holder.keep(jobs.iter().map(|job| job.clone() as Arc<dyn Held>));
         if matches!(self.handler, Handler::Many { .. }) {
             for chunk in self.chunks(jobs) {
-                tokio::spawn(self.clone().process_batch(chunk, self.slots.take()));
+                tokio::spawn(self.clone().process_batch(chunk, self.slots.enter()));
             }
             false
         } else if self.fifo {
             for lane in by_group(jobs) {
-                tokio::spawn(self.clone().process_lane(lane, self.slots.take()));
+                tokio::spawn(self.clone().process_lane(lane, self.slots.enter()));
             }
             false
         } else {
@@ -132,18 +132,41 @@ impl WorkerState {
                 }
             }
         }
-        if self.claims() && !starting.is_empty() {
-            tokio::spawn(self.clone().claim_and_process(starting));
-        } else {
-            for (job, turn) in starting {
-                tokio::spawn(self.clone().process(job, turn));
-            }
-        }
+        self.spawn(starting);
         refused
     }
 
     fn turn(self: &Arc<Self>, key: Option<String>) -> Turn {
-        Turn { slot: Some(self.slots.take()), key, shared: self.clone() }
+        Turn { slot: Some(self.slots.enter()), key, shared: self.clone() }
+    }
+
+    /// Starts these, each as soon as its slot may be used.
+    fn spawn(self: &Arc<Self>, starting: Vec<(Arc<Job>, Turn)>) {
+        let (at_once, later): (Vec<_>, Vec<_>) = starting.into_iter().partition(|(_, turn)| turn.is_held());
+        for (job, turn) in later {
+            tokio::spawn(self.clone().process_later(job, turn));
+        }
+        if self.claims() && !at_once.is_empty() {
+            tokio::spawn(self.clone().claim_and_process(at_once));
+        } else {
+            for (job, turn) in at_once {
+                tokio::spawn(self.clone().process(job, turn));
+            }
+        }
+    }
+
+    /// No slot was free: a delivery that had waited for its twin took it while the receive was open.
+    async fn process_later(self: Arc<Self>, job: Arc<Job>, mut turn: Turn) {
+        let may_start = match &mut turn.slot {
+            Some(slot) => self.hold_unless_draining(slot).await,
+            None => true,
+        };
+        if may_start {
+            self.spawn(vec![(job, turn)]);
+        } else {
+            self.put_back(job);
+            drop(turn);
+        }
     }
 
     async fn claim_and_process(self: Arc<Self>, starting: Vec<(Arc<Job>, Turn)>) {
@@ -171,8 +194,11 @@ impl WorkerState {
     }
 
     /// Deliveries for one call of a batch handler.
-    async fn process_batch(self: Arc<Self>, jobs: Vec<Arc<Job>>, slot: Slot) {
+    async fn process_batch(self: Arc<Self>, jobs: Vec<Arc<Job>>, mut slot: Slot) {
         self.after_receive(jobs.len()).await;
+        if !self.hold_unless_draining(&mut slot).await {
+            return self.put_back_all(jobs);
+        }
         let Handler::Many { run, .. } = &self.handler else { unreachable!("only batch handlers") };
         let verdicts = if self.claims() {
             self.claim(&jobs, 0).await
@@ -303,6 +329,13 @@ impl WorkerState {
         self.end(job, Ended::NotStarted(Stop::Drained), None);
     }
 
+    /// The same for many.
+    pub fn put_back_all(&self, jobs: Vec<Arc<Job>>) {
+        for job in jobs {
+            self.put_back(job);
+        }
+    }
+
     pub fn finish(
         &self,
         job: Arc<Job>,
@@ -406,21 +439,24 @@ pub(crate) struct Turn {
     shared: Arc<WorkerState>,
 }
 
+impl Turn {
+    /// It waits for no slot.
+    fn is_held(&self) -> bool {
+        self.slot.as_ref().is_none_or(Slot::is_held)
+    }
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
         let (Some(key), Some(limit)) = (self.key.take(), &self.shared.per_key) else { return };
         let Some(job) = limit.next(&key) else { return };
-        let slot = self.slot.take().unwrap_or_else(|| self.shared.slots.take());
+        let slot = self.slot.take().unwrap_or_else(|| self.shared.slots.enter());
         let turn = Turn { slot: Some(slot), key: Some(key), shared: self.shared.clone() };
         let shared = self.shared.clone();
         if shared.abandoned.load(Ordering::SeqCst) || tokio::runtime::Handle::try_current().is_err() {
             return;
         }
-        if shared.claims() {
-            tokio::spawn(shared.claim_and_process(vec![(job, turn)]));
-        } else {
-            tokio::spawn(shared.process(job, turn));
-        }
+        shared.spawn(vec![(job, turn)]);
     }
 }
 

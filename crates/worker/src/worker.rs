@@ -273,14 +273,14 @@ impl WorkerState {
             self.settled.notified().await;
         }
         loop {
-            self.slots.wait(1).await;
+            self.slots.wait_for_room().await;
             let max = match &self.handler {
                 Handler::Many { max, .. } => *max,
-                _ => self.slots.free().clamp(1, RECEIVE_MAX),
+                _ => self.slots.room().clamp(1, RECEIVE_MAX),
             };
             let Some(rate) = &self.rate else { return max };
             let allowed = rate.acquire(max, self.timer()).await;
-            if self.slots.free() > 0 {
+            if self.slots.room() > 0 {
                 return allowed;
             }
             // A delivery that had waited for its twin took the slot meanwhile.
@@ -296,8 +296,14 @@ impl WorkerState {
             self.put_back(job);
         }
         let ended = async {
-            self.twins.wait_until_empty().await;
-            self.slots.wait_for_all().await;
+            loop {
+                self.twins.wait_until_empty().await;
+                self.slots.wait_for_all().await;
+                // One that had a slot may have met its twin since: it gave up the slot for a place behind it.
+                if self.twins.is_empty() {
+                    return;
+                }
+            }
         };
         let mut drained = self.timer().timeout(self.drain_ms, ended).await.is_some();
         let mut left = 0;

@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{Rig, run_until};
-use hapax_core::{EntryId, EntryState, GroupId, Ledger as _, NewMessage, OnDoubt, Tier};
-use hapax_worker::Cx;
+use hapax_core::{
+    DedupId, EntryId, EntryState, GroupId, Ledger as _, ManualClock, NewMessage, OnDoubt, QueueConfig, Tier,
+};
+use hapax_worker::{Cx, HandlerOutcome};
 
 #[derive(Default)]
 struct Running {
@@ -90,6 +92,42 @@ async fn at_most_so_many_a_second() {
     let starts = starts.lock().unwrap();
     // 4 at once, then one every 25 ms; a slow machine only stretches it.
     assert!(starts[29] - starts[0] >= Duration::from_millis(600), "{:?}", starts[29] - starts[0]);
+}
+
+/// On a clock that stands still, so that no start is added: those that a retry took back with it have used none up.
+#[tokio::test]
+async fn what_goes_back_behind_a_retry_uses_no_start() {
+    let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
+    let config = QueueConfig { tier: Tier::AtLeastOnce, ..QueueConfig::fifo() };
+    let rig = Rig::on_clock(config, clock.clone()).await;
+    let message = |group: &str, number: u32| {
+        let dedup = DedupId::new(number.to_string()).unwrap();
+        NewMessage::new(number.to_string()).group(GroupId::new(group).unwrap()).dedup(dedup)
+    };
+    for number in 0..3 {
+        rig.send(message("a", number)).await;
+    }
+    let handler = |number: u32, _: Cx| async move {
+        if number == 0 {
+            return HandlerOutcome::retry_after(Duration::from_mins(5), "not now");
+        }
+        HandlerOutcome::Done(())
+    };
+    // Three at once, and then none on this clock.
+    let builder = rig.builder().handler(handler).clock(clock).concurrency(3).per_second(30.0);
+    let worker = builder.build().await.unwrap();
+    let (watch, counters) = (worker.watch(), worker.watch());
+    let script = async {
+        common::wait_for(&watch, |counts| counts.retried == 1).await;
+        for number in 3..5 {
+            rig.send(message("b", number)).await;
+        }
+        common::wait_for(&watch, |counts| counts.done == 2).await;
+    };
+    let ended = tokio::time::timeout(Duration::from_secs(10), worker.run(script)).await;
+    let counts = counters.counts();
+    assert!(ended.is_ok(), "one start was used of three: {counts:?}");
+    assert_eq!((counts.retried, counts.done), (1, 2), "{counts:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
