@@ -3,8 +3,8 @@
 //! Each runs in a task of its own, so that a client that hangs up cancels nothing: what has begun is finished and
 //! recorded.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -33,6 +33,8 @@ pub(crate) const RECORD_MS_MAX: u64 = 10_000;
 const RUNS_MAX: usize = 10_000;
 /// What the derived key of a request is derived with.
 const LABEL: &str = "http";
+/// Why a request ended whose service was not called within the time of a run.
+const NOT_READY_IN_TIME: &str = "the service did not become ready in time";
 
 /// A request with a key, read and ready to run.
 pub(crate) struct Run {
@@ -223,8 +225,10 @@ impl Run {
         self.describe(None);
         let run_max = self.policy.run_max;
         let request = Request::from_parts(self.parts, Body::read(self.body));
-        match self.shared.timer.timeout(ms(run_max), call(inner, request)).await {
+        let begin = Begin::default();
+        match self.shared.timer.timeout(ms(run_max), call(inner, request, begin.clone())).await {
             Some(answered) => answered.map(|response| response.map(Body::stream)),
+            None if begin.give_up() => Ok(not_ready(NOT_READY_IN_TIME).into_response()),
             None => Ok(too_long(run_max).into_response()),
         }
     }
@@ -294,8 +298,13 @@ impl HeldRun {
         R: HttpBody<Data = Bytes> + Send + 'static,
         R::Error: Into<BoxError>,
     {
-        let task = tokio::spawn(produce(inner, request, self.policy.clone()));
-        match self.wait(task).await {
+        let begin = Begin::default();
+        let task = tokio::spawn(produce(inner, request, self.policy.clone(), begin.clone()));
+        let waited = self.wait(task).await;
+        if begin.give_up() {
+            return self.never_called(waited).await;
+        }
+        match waited {
             Waited::Produced(Produced::Whole(mut parts, read)) => {
                 let length = Some(read.bytes.len() as u64);
                 headers::fit_length(&mut parts.headers, method, parts.status, length);
@@ -336,6 +345,23 @@ impl HeldRun {
                 self.doubt("its claim was lost").await;
                 Ok(broken_off("its claim on the key was lost").into_response())
             }
+        }
+    }
+
+    /// Ends a run whose service was not called: it was not ready in time, or failed before it was. Nothing happened, so
+    /// the key is free again.
+    async fn never_called<E>(&mut self, waited: Waited<E>) -> Result<Response<Body>, E> {
+        let why = match &waited {
+            Waited::Produced(_) => "the service failed before it was ready",
+            Waited::Panicked => "the service panicked before it was ready",
+            Waited::TooLong => NOT_READY_IN_TIME,
+            Waited::Lost => "the claim on the key was lost before the service was ready",
+        };
+        tracing::warn!(id = %self.claim.id(), fence = %self.claim.fence(), why, "nothing was run");
+        let _ = self.end(Ending::Release).await;
+        match waited {
+            Waited::Produced(Produced::Failed(error)) => Err(error),
+            _ => Ok(not_ready(why).into_response()),
         }
     }
 
@@ -410,22 +436,47 @@ impl HeldRun {
     }
 }
 
-async fn call<S, R>(mut inner: S, request: Request<Body>) -> Result<Response<R>, S::Error>
+/// Whether a service was called, decided once: either it is called, or its run is given up before that.
+#[derive(Clone, Default)]
+struct Begin(Arc<OnceLock<bool>>);
+
+impl Begin {
+    /// `false`: the run was given up; the service must not be called.
+    fn call(&self) -> bool {
+        *self.0.get_or_init(|| true)
+    }
+
+    /// `true`: the service was not called, and never will be.
+    fn give_up(&self) -> bool {
+        !*self.0.get_or_init(|| false)
+    }
+}
+
+async fn call<S, R>(mut inner: S, request: Request<Body>, begin: Begin) -> Result<Response<R>, S::Error>
 where
     S: Service<Request<Body>, Response = Response<R>>,
 {
     std::future::poll_fn(|cx| inner.poll_ready(cx)).await?;
+    if !begin.call() {
+        // Its task is aborted.
+        std::future::pending::<()>().await;
+    }
     inner.call(request).await
 }
 
 /// Lets the service answer, and reads the answer as far as it is to be recorded.
-async fn produce<S, R>(inner: S, request: Request<Body>, policy: Arc<Policy>) -> Produced<S::Error>
+async fn produce<S, R>(
+    inner: S,
+    request: Request<Body>,
+    policy: Arc<Policy>,
+    begin: Begin,
+) -> Produced<S::Error>
 where
     S: Service<Request<Body>, Response = Response<R>>,
     R: HttpBody<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
-    let response = match call(inner, request).await {
+    let response = match call(inner, request, begin).await {
         Ok(response) => response,
         Err(error) => return Produced::Failed(error),
     };
@@ -513,6 +564,12 @@ fn too_many_in_doubt(in_doubt: u64) -> Problem {
 fn overloaded() -> Problem {
     let detail = format!("{RUNS_MAX} requests with keys are under way; nothing was run, send it again later");
     Problem::new("overloaded", StatusCode::SERVICE_UNAVAILABLE, "Too much at once", detail).retry_after(1, 9)
+}
+
+fn not_ready(why: &str) -> Problem {
+    let detail = format!("{why}; nothing was run, send it again later");
+    let title = "The service is not ready";
+    Problem::new("service-not-ready", StatusCode::SERVICE_UNAVAILABLE, title, detail).retry_after(1, 9)
 }
 
 fn unrecorded() -> Problem {
