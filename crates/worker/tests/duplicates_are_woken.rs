@@ -61,6 +61,7 @@ async fn woken(config: QueueConfig, groups: [Option<&str>; 2], concurrency: usiz
     let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
     assert!(report.drained && begun.elapsed() < LEASE / 20, "{report:?}");
     assert_eq!((report.counts.done, report.counts.replayed), (1, 1));
+    assert_eq!(report.counts.deferred, 0, "it was woken; it did not come back to ask again");
     assert_eq!(rig.stats().await.totals.acked, 2);
 }
 
