@@ -63,6 +63,7 @@ enum Broken {
     CompletedRanAgain,
     StaleTokenWrote,
     DoubtTakenBack,
+    DoubtHeldAgain,
     FenceNotGrown,
     LiveClaimTaken,
     ActedUntold,
@@ -154,7 +155,7 @@ impl World {
                     if entry.fence.0 <= before {
                         self.breaks(Broken::FenceNotGrown);
                     }
-                    if self.holder.is_some() && !self.gave_up && self.now_ms < self.held_until_ms {
+                    if self.is_held() {
                         self.breaks(Broken::LiveClaimTaken);
                     }
                     self.takeover |= takeover;
@@ -253,10 +254,15 @@ impl World {
             fence += 1;
             Fence(fence)
         });
-        let Ok(ended) = resolved else { return };
+        let Ok(ended) = resolved else {
+            if self.holder.is_some() && self.completed.is_none() && !self.is_held() {
+                self.breaks(Broken::DoubtHeldAgain);
+            }
+            return;
+        };
         self.fence = fence;
         self.resolutions += 1;
-        if self.holder.is_some() && !self.gave_up && self.now_ms < self.held_until_ms {
+        if self.is_held() {
             self.breaks(Broken::LiveClaimTaken);
         }
         self.holder = None;
@@ -274,6 +280,11 @@ impl World {
             Ended::Delete => self.entry = None,
             Ended::Unchanged => {}
         }
+    }
+
+    /// Someone has the claim, and it cannot be taken yet.
+    fn is_held(&self) -> bool {
+        self.holder.is_some() && !self.gave_up && self.now_ms < self.held_until_ms
     }
 
     fn completed_late(&self) -> bool {
@@ -366,11 +377,10 @@ impl Model for Bounds {
             Action::Tick => next.now_ms += 1,
             Action::Restart => {
                 next.restarts += 1;
-                // The store ran when the lease ended, so it has recorded that.
+                // The store ran when the lease ended, so it has recorded that: only a claim that is held is extended.
                 let lapsed = next.entry.as_ref().and_then(|entry| entry.lapsed(next.now_ms));
-                let recorded = lapsed.is_some();
                 next.entry = lapsed.or(next.entry).map(|entry| entry.reopened(next.now_ms));
-                if next.holder.is_some() && !next.gave_up && !recorded {
+                if next.is_held() {
                     next.held_until_ms = next.held_until_ms.max(next.now_ms + LEASE_MS);
                 }
             }
@@ -412,6 +422,7 @@ impl Model for Bounds {
             }),
             Property::always("a stale token never writes", |_, w| never(Broken::StaleTokenWrote, w)),
             Property::always("a doubt is not taken back", |_, w| never(Broken::DoubtTakenBack, w)),
+            Property::always("what is in doubt can be decided", |_, w| never(Broken::DoubtHeldAgain, w)),
             Property::always("fences grow with every grant", |_, w| never(Broken::FenceNotGrown, w)),
             Property::always("a live claim is not taken", |_, w| never(Broken::LiveClaimTaken, w)),
             Property::always("who may repeat an effect is told", |_, w| never(Broken::ActedUntold, w)),
