@@ -151,7 +151,7 @@ impl WorkerState {
                 Ok(true) => {}
                 Ok(false) => decided.push(message),
                 Err(error) => {
-                    tracing::warn!(%error, %entry, %message, "whether a parked message is still in doubt cannot be told");
+                    tracing::warn!(%error, %entry, message_id = %message, "whether a parked message is still in doubt cannot be told");
                 }
             }
         }
