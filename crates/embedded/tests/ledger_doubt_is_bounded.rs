@@ -6,8 +6,9 @@ mod ledger;
 
 use hapax_core::ledger::DOUBT_MS;
 use hapax_core::{
-    Claim, ClaimError, ClaimRequest, Ending, EntryId, EntryState, How, Ledger, NewMessage, QueueAdmin as _,
-    QueueConfig, QueueStore as _, Resolution, Settle,
+    Claim, ClaimError, ClaimRequest, Ending, EntryId, EntryState, ExportedItem, How, Imported, Ledger,
+    NewMessage, QueueAdmin as _, QueueConfig, QueueStore as _, Resolution, Settle, Transfer as _,
+    TransferScope,
 };
 use ledger::{LEASE_MS, Rig, by, ending, id, key, parking};
 
@@ -180,4 +181,67 @@ async fn messages_parked_in_doubt_count_and_their_group_goes_on_after_the_decisi
     let again = rig.receive(&queue).await.expect("the parked message goes on");
     assert_eq!(again.id, first.id);
     assert_eq!(rig.store.entry(&of(&second)).await.unwrap().unwrap().state, EntryState::Processing);
+}
+
+/// Items of a ledger with this many open claims, held and in doubt alike, and one that has ended.
+async fn exported(open: u64) -> Vec<ExportedItem> {
+    let source = Rig::new();
+    doubt(&source, 0..open / 2).await;
+    for n in open / 2..open {
+        source.granted(parking(by("ann", &format!("k{n}")))).await;
+    }
+    let grant = source.granted(by("ann", "paid")).await;
+    source.end(ending(&id("paid"), &grant, ledger::complete("paid"))).await.unwrap();
+    source.store.export(&TransferScope::Ledger, None, 1_000).await.unwrap().items
+}
+
+async fn import(rig: &Rig, items: &[ExportedItem]) -> Vec<Imported> {
+    let answers = rig.store.import(&TransferScope::Ledger, items.to_vec()).await.unwrap();
+    answers.into_iter().map(Result::unwrap).collect()
+}
+
+/// What another store left open is kept whatever the bound is here: to refuse it would lose that it may have happened.
+#[tokio::test]
+async fn imported_claims_count_also_beyond_the_bound_and_after_a_restart() {
+    const OPEN: u64 = MAX + 4;
+    let mut rig = full();
+    let items = exported(OPEN).await;
+    assert_eq!(import(&rig, &items).await, vec![Imported::Added; OPEN as usize + 1]);
+    for restarted in [false, true] {
+        assert_eq!(import(&rig, &items).await, vec![Imported::AlreadyThere; OPEN as usize + 1]);
+        let error = try_claim(&rig, parking(by("bob", "new"))).await;
+        assert_eq!(error, refused(OPEN, OPEN), "restarted: {restarted}");
+        let findings = rig.store.examine().await.unwrap().findings;
+        let many = findings.iter().find(|finding| finding.code == "many-in-doubt").expect("it is full");
+        assert!(many.message.contains("api/orders (14)"), "{}", many.message);
+        assert_eq!(rig.store.ledger_stats().await.unwrap().open, OPEN);
+        let other = elsewhere(if restarted { "a" } else { "b" });
+        let grant = rig.granted(other.clone()).await;
+        rig.end(ending(&other.id, &grant, Ending::Release)).await.unwrap();
+        rig.reopen();
+    }
+    for n in 0..OPEN - MAX {
+        rig.store.resolve(&id(&format!("k{n}")), Resolution::Absent, "ann").await.unwrap();
+        let left = OPEN - n - 1;
+        assert_eq!(try_claim(&rig, parking(by("bob", "new"))).await, refused(left, left));
+    }
+    rig.store.forget(&id("k13"), "ann").await.unwrap();
+    rig.granted(parking(by("bob", "new"))).await;
+    assert_eq!(try_claim(&rig, parking(by("bob", "more"))).await, refused(MAX, MAX - 1));
+}
+
+/// The import fills a scope that is nearly full of claims that are held here.
+#[tokio::test]
+async fn imported_claims_count_beside_those_that_are_held_here() {
+    let rig = full();
+    for n in 0..4 {
+        rig.granted(parking(by("bob", &format!("own{n}")))).await;
+    }
+    import(&rig, &exported(8).await).await;
+    assert_eq!(try_claim(&rig, parking(by("bob", "new"))).await, refused(12, 8));
+    // What is open already can be asked for, renewed and taken over.
+    assert!(rig.granted(by("bob", "k0")).await.takeover);
+    assert_eq!(try_claim(&rig, parking(by("bob", "new"))).await, refused(12, 7));
+    rig.clock.advance_ms(LEASE_MS);
+    assert_eq!(try_claim(&rig, parking(by("bob", "new"))).await, refused(12, 12));
 }

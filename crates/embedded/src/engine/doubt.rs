@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use hapax_core::ledger::protocol::Stage;
-use hapax_core::{ClaimError, Scope, StoreError};
+use hapax_core::{ClaimError, EntryId, Scope, SendError, StoreError};
 
 use crate::record::LedgerRow;
 
@@ -133,10 +133,8 @@ impl Doubts {
         if self.open - self.in_doubt >= HELD_MAX {
             return full(format!("{HELD_MAX} claims are held, the most that may be; end some"));
         }
-        if self.in_doubt >= IN_DOUBT_MAX {
-            return full(format!(
-                "{IN_DOUBT_MAX} keys of all scopes are in doubt, the most that may be; resolve some"
-            ));
+        if let Some(problem) = self.all_in_doubt() {
+            return full(format!("{problem}; resolve some"));
         }
         match self.scopes.get(scope) {
             Some(count) if count.open >= self.per_scope_max => Err(ClaimError::TooManyInDoubt {
@@ -147,6 +145,22 @@ impl Doubts {
             }),
             _ => Ok(()),
         }
+    }
+
+    /// Whether an entry that is in doubt may be imported: also beyond the bound of its scope, since to refuse it would lose
+    /// that its effect may have happened, but not beyond what memory may hold.
+    pub fn check_import(&self, id: &EntryId) -> Result<(), SendError> {
+        match self.all_in_doubt() {
+            None => Ok(()),
+            Some(problem) => Err(SendError::Invalid(format!(
+                "entry {id}: {problem}; resolve some, then repeat the import"
+            ))),
+        }
+    }
+
+    fn all_in_doubt(&self) -> Option<String> {
+        let full = self.in_doubt >= IN_DOUBT_MAX;
+        full.then(|| format!("{IN_DOUBT_MAX} keys of all scopes are in doubt, the most that may be"))
     }
 
     /// Scopes that are near their bound, those with most in doubt first.
@@ -189,4 +203,39 @@ impl Doubts {
 
 fn is_near(in_doubt: u64, max: u64) -> bool {
     in_doubt * 100 >= max.saturating_mul(ALARM_PERCENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_core::{ExportedEntry, ExportedStage, Json, OnDoubt, RecordedOutcome};
+
+    use super::*;
+    use crate::engine::{Engine, Known, Loader, StoreQuota};
+    use crate::record::Header;
+    use crate::time::Now;
+
+    fn import(engine: &mut Engine, key: &str, stage: ExportedStage) -> Result<(), SendError> {
+        let id = EntryId::new("api/orders".parse().unwrap(), key.parse().unwrap());
+        let known = Known { id: id.clone(), hash: id.hash(), row: None, over: false };
+        let owner = "ann".parse().unwrap();
+        let entry = ExportedEntry { id, owner, fingerprint: None, claimed_ms: 1, takeovers: 0, stage };
+        engine.import_entry(Now { us: 5_000_000 }, &known, entry)
+    }
+
+    #[test]
+    fn an_import_stops_at_what_memory_may_hold_and_says_so() {
+        let mut engine =
+            Loader::new(Header::default(), StoreQuota::default(), Now { us: 5_000_000 }).finish();
+        let in_doubt = || ExportedStage::InDoubt { since_ms: 1, on_doubt: OnDoubt::Park };
+        engine.ledger.doubts.in_doubt = IN_DOUBT_MAX - 1;
+        import(&mut engine, "a", in_doubt()).unwrap();
+        let refused = import(&mut engine, "b", in_doubt()).unwrap_err().to_string();
+        assert!(refused.contains("api/orders") && refused.contains("1000000 keys"), "{refused}");
+        assert!(refused.contains("repeat the import"), "{refused}");
+        assert_eq!(engine.ledger.doubts.in_doubt, IN_DOUBT_MAX);
+        // What has ended is not kept in memory.
+        let outcome = RecordedOutcome::done(Json::of("paid").unwrap());
+        let ttl_ms = hapax_core::ledger::TTL_MS_MIN;
+        import(&mut engine, "c", ExportedStage::Completed { at_ms: 4_999, ttl_ms, outcome }).unwrap();
+    }
 }

@@ -217,6 +217,7 @@ impl Engine {
         validate::import_entry(&exported)?;
         let stage = match exported.stage {
             ExportedStage::InDoubt { since_ms, on_doubt } => {
+                self.ledger.doubts.check_import(&exported.id)?;
                 Stage::Processing { lease_ms: 1, until_ms: since_ms, on_doubt, doubted: true }
             }
             ExportedStage::Completed { at_ms, ttl_ms, outcome } => {
