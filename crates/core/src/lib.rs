@@ -16,11 +16,13 @@
 //! | [`inbox`] | the transactional seam: a ledger entry in the caller's own transaction |
 //! | [`transfer`] | export and import, to move queues and ledger to another store |
 //! | [`documents`] | small named JSON documents with compare-and-set |
+//! | [`cancel_safe`] | a receive that takes nothing when it is dropped, for stores behind a network |
 //! | [`source`] | the worker's only input, and the adapter from a queue |
 //! | [`metrics`] | counters and gauges, declared once and read alike |
 //! | [`error`] | one narrow error per operation |
 //! | [`clock`] | time as a parameter |
 
+pub mod cancel_safe;
 pub mod capabilities;
 pub mod clock;
 pub mod documents;
