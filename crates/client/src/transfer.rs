@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use async_trait::async_trait;
-use hapax_core::transfer::PAGE_BYTES_MAX;
+use hapax_core::transfer::{PAGE_BYTES_MAX, RefusedGroups};
 use hapax_core::{
     AdminError, Batch, ExportPage, ExportedItem, Fence, Imported, SendError, StoreError, Transfer,
     TransferScope, validate,
@@ -48,25 +48,53 @@ impl Transfer for Client {
     async fn import(&self, to: &TransferScope, items: Vec<ExportedItem>) -> Batch<Imported, SendError> {
         validate::batch("items", items.len())?;
         let mut answers = Vec::with_capacity(items.len());
-        for items in parts(items) {
-            let queue = match to {
-                TransferScope::Queue(queue) => Some(queue.clone()),
-                TransferScope::Ledger => None,
-            };
-            let expected = items.len();
-            let body = ImportBody { queue, items };
-            let part: Results<ImportedAnswer> =
-                self.transport.post("/v1/transfer/items", &body).await.map_err(change)?;
-            if part.results.len() != expected {
-                let why = format!("the server gave {} answers to {expected} items", part.results.len());
-                return Err(StoreError::OutcomeUnknown(why));
+        let mut refused = RefusedGroups::default();
+        for part in parts(items) {
+            let checks: Vec<_> =
+                part.iter().map(|item| (refused.check(item), item.group().cloned())).collect();
+            let items: Vec<_> = part
+                .into_iter()
+                .zip(&checks)
+                .filter(|(_, (check, _))| check.is_ok())
+                .map(|(item, _)| item)
+                .collect();
+            if items.is_empty() && !checks.is_empty() {
+                answers.extend(checks.into_iter().filter_map(|(check, _)| check.err()).map(Err));
+                continue;
             }
-            answers.extend(part.results.into_iter().map(|element| match element {
-                Element::Done(answer) => Ok(answer.imported),
-                Element::Failed { error } => Err(error.to_send()),
-            }));
+            let mut results = self.import_part(to, items).await?.into_iter();
+            for (check, group) in checks {
+                let answer = check.and_then(|()| results.next().expect("counted"));
+                if answer.is_err() {
+                    refused.add(group);
+                }
+                answers.push(answer);
+            }
         }
         Ok(answers)
+    }
+}
+
+impl Client {
+    /// One request; gives as many answers as there are items.
+    async fn import_part(&self, to: &TransferScope, items: Vec<ExportedItem>) -> Batch<Imported, SendError> {
+        let queue = match to {
+            TransferScope::Queue(queue) => Some(queue.clone()),
+            TransferScope::Ledger => None,
+        };
+        let expected = items.len();
+        let body = ImportBody { queue, items };
+        let part: Results<ImportedAnswer> =
+            self.transport.post("/v1/transfer/items", &body).await.map_err(change)?;
+        if part.results.len() != expected {
+            let why = format!("the server gave {} answers to {expected} items", part.results.len());
+            return Err(StoreError::OutcomeUnknown(why));
+        }
+        let answer = |element| match element {
+            Element::Done(ImportedAnswer { imported }) => Ok(imported),
+            Element::Failed { error } => Err(error.to_send()),
+        };
+        Ok(part.results.into_iter().map(answer).collect())
     }
 }
 
@@ -74,11 +102,12 @@ impl Transfer for Client {
 fn parts(items: Vec<ExportedItem>) -> Vec<Vec<ExportedItem>> {
     let (mut parts, mut part, mut bytes) = (Vec::new(), Vec::new(), 0);
     for item in items {
-        if bytes > 0 && bytes + item.bytes() > PAGE_BYTES_MAX {
+        let size = item.bytes() + 1;
+        if bytes > 0 && bytes + size > PAGE_BYTES_MAX {
             parts.push(std::mem::take(&mut part));
             bytes = 0;
         }
-        bytes += item.bytes() + 1;
+        bytes += size;
         part.push(item);
     }
     // An empty batch is asked about too: the queue may not exist.

@@ -344,5 +344,14 @@ suite! {
         what_does_not_fit_is_refused_alone: Transfer,
         a_moved_entry_replays_and_an_open_claim_is_in_doubt: Transfer OneStore,
         a_message_that_was_parked_for_an_entry_goes_on_when_it_is_resolved: Transfer OneStore,
+        an_entry_that_a_waiting_message_needs_is_moved_after_its_time: Transfer OneStore FastTime,
+        an_entry_that_a_dead_letter_needs_is_moved_after_its_time: Transfer OneStore FastTime,
+        an_old_dead_letter_that_a_group_waits_for_is_moved: Transfer Order FastTime,
+        a_group_whose_dead_letter_stayed_is_halted_for_it: Transfer Order FastTime,
+        a_group_does_not_run_on_when_its_dead_letter_is_missing: Transfer Order FastTime,
+        a_group_keeps_its_order_when_part_of_it_is_refused: Transfer Order,
+        numbers_that_leave_no_room_to_count_are_refused: Transfer Fence,
+        an_entry_whose_takeovers_leave_no_room_is_refused: Transfer OneStore,
+        a_page_of_the_largest_items_can_be_imported: Transfer,
     }
 }

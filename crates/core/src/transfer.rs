@@ -1,8 +1,15 @@
 //! Moving queues and ledger from one store to another: export, import, and what an exported thing looks like.
 //!
 //! A move of a store: pause its queues; create the queues in the target, paused where they were; raise the target's fences
-//! above the source's ([`Transfer::raise_fence`]); import the ledger; import each queue, dead-letter queues before the
-//! queues that they serve. Every import can be repeated: what is there already is left as it is.
+//! above the source's ([`Transfer::raise_fence`]); import the ledger, so that no message is delivered before its entry is
+//! there; import each queue, dead-letter queues before the queues that they serve. Every import can be repeated: what is
+//! there already is left as it is.
+//!
+//! In the source an entry is kept as long as a message needs it, and a dead letter as long as a group waits for it. Such
+//! an entry or letter may be older than its retention, and in the target nothing needs it yet. So what is imported is kept
+//! for at least [`MOVE_MS_MAX`]: the rest has to follow within that time.
+
+use std::collections::HashSet;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -14,9 +21,14 @@ use crate::message::{AttributeValue, Attributes, KeySource, Priority};
 use crate::name::{DedupId, Fence, Fingerprint, GroupId, IdempotencyKey, MessageId, Owner, QueueName};
 use crate::store::{Batch, Cause, DeadLetter, FailedAttempt};
 
-/// Bytes of bodies and outcomes after which a page of an export ends; one item alone may be larger. Such a page fits into
+/// Bytes of JSON that the items of one page of an export have at most; one item alone may be larger. Such a page fits into
 /// one request of the native API.
 pub const PAGE_BYTES_MAX: usize = 3 * 1024 * 1024;
+/// What is imported is kept at least this long, or for a queue's whole retention if that is shorter: 1 day.
+pub const MOVE_MS_MAX: u64 = 24 * 3600 * 1000;
+/// The highest fence of an import, and the highest bound that fences can be raised to: far ahead of any clock, and with as
+/// much room above it.
+pub const FENCE_BOUND_MAX: u64 = 1 << 52;
 
 /// What is exported or imported.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -210,7 +222,9 @@ pub trait Transfer: Send + Sync {
     ) -> Result<ExportPage, AdminError>;
 
     /// Takes exported things over, each atomically and durably, in the order of the batch. Safe to repeat. Messages go
-    /// behind those that are there.
+    /// behind those that are there. In a FIFO queue, an item whose group has an earlier item in the batch that was refused
+    /// is refused too: the group would lose its order. A caller that goes on with another batch has to see to that itself
+    /// ([`RefusedGroups`]).
     async fn import(&self, to: &TransferScope, items: Vec<ExportedItem>) -> Batch<Imported, SendError>;
 }
 
@@ -234,21 +248,57 @@ impl ExportedMessage {
 }
 
 impl ExportedItem {
-    /// Bytes of payload, for the bounds of pages.
+    /// Bytes of its JSON, for the bounds of pages. It costs as much as writing the JSON.
     pub fn bytes(&self) -> usize {
+        let mut counter = ByteCounter(0);
+        serde_json::to_writer(&mut counter, self).expect("an item is plain data");
+        counter.0
+    }
+
+    /// The group of a message, or the group that is halted.
+    pub fn group(&self) -> Option<&GroupId> {
         match self {
-            Self::Message(message) => {
-                let attributes = message.attributes.iter().map(|(name, a)| name.len() + a.value.len());
-                message.body.len() + attributes.sum::<usize>()
-            }
-            Self::Entry(entry) => match &entry.stage {
-                ExportedStage::Completed { outcome, .. } => {
-                    outcome.value.as_ref().map_or(0, |json| json.as_str().len())
-                }
-                ExportedStage::InDoubt { .. } => 0,
-            },
-            Self::Undecided { .. } | Self::Dedup(_) | Self::Damaged { .. } => 0,
+            Self::Message(message) => message.group.as_ref(),
+            Self::Undecided { group, .. } => Some(group),
+            Self::Dedup(_) | Self::Entry(_) | Self::Damaged { .. } => None,
         }
+    }
+}
+
+/// Counts what is written, and keeps none of it.
+struct ByteCounter(usize);
+
+impl std::io::Write for ByteCounter {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Groups of a FIFO queue of which an import has refused an item. What comes behind it in its group is refused too: else
+/// the refused one would come behind the others when the import is repeated.
+#[derive(Debug, Default)]
+pub struct RefusedGroups(HashSet<GroupId>);
+
+impl RefusedGroups {
+    /// Whether an item may be imported.
+    pub fn check(&self, item: &ExportedItem) -> Result<(), SendError> {
+        match item.group().filter(|group| self.0.contains(*group)) {
+            None => Ok(()),
+            Some(group) => Err(SendError::Invalid(format!(
+                "an earlier item of group {group} was refused, so this one was not imported: the group would lose its \
+                 order; remove the cause and repeat the import"
+            ))),
+        }
+    }
+
+    /// An item of this group was refused.
+    pub fn add(&mut self, group: Option<GroupId>) {
+        self.0.extend(group);
     }
 }
 

@@ -8,7 +8,7 @@ use crate::name::QueueName;
 use crate::policy::{self, Visibility};
 use crate::queue::{QueueConfig, RedriveAllow};
 use crate::store::{Receive, RedriveRequest};
-use crate::transfer::{ExportedEntry, ExportedMessage, ExportedStage};
+use crate::transfer::{ExportedEntry, ExportedMessage, ExportedStage, FENCE_BOUND_MAX};
 
 /// Maximum count of elements of one batch, and of ids in one request.
 pub const BATCH_MAX: usize = 1_000;
@@ -104,20 +104,28 @@ pub fn message(config: &QueueConfig, message: MessageShape, now_ms: u64) -> Resu
     policy::visibility(config, now_ms, message.delay_ms, message.deliver_at_ms)
 }
 
-/// Times, fences and counts of an import are below this: they fit into a JSON number.
+/// Times and places of an import are below this: they fit into a JSON number.
 const NUMBER_END: u64 = 1 << 53;
+/// Counts of an import are at most this: there is room to count on.
+const COUNT_MAX: u32 = 1 << 30;
 
 /// Whether a queue accepts an exported message.
 pub fn import(config: &QueueConfig, exported: &ExportedMessage) -> Result<(), SendError> {
     message(config, (&exported.as_new()).into(), 0)?;
     let invalid = |problem: &str| Err(SendError::Invalid(format!("message {}: {problem}", exported.id)));
     let e = exported;
-    let mut numbers =
-        vec![e.sequence, e.sent_ms, e.retained_from_ms, e.visible_ms, e.first_received_ms, e.fence.0];
+    let mut numbers = vec![e.sequence, e.sent_ms, e.retained_from_ms, e.visible_ms, e.first_received_ms];
     numbers.extend(e.dead.iter().flat_map(|dead| [dead.first_received_ms, dead.died_ms]));
     numbers.extend(e.history.iter().map(|failed| failed.at_ms));
     if numbers.iter().any(|number| *number >= NUMBER_END) {
-        return invalid("a time, the sequence or the fence is out of range; use numbers below 2^53");
+        return invalid("a time or the sequence is out of range; use numbers below 2^53");
+    }
+    if e.fence.0 > FENCE_BOUND_MAX {
+        return invalid(&format!("fence: {} is out of range; use 0 to {FENCE_BOUND_MAX}", e.fence));
+    }
+    let counts = [e.deliveries].into_iter().chain(e.dead.iter().flat_map(|d| [d.attempts, d.deliveries]));
+    if let Some(count) = counts.into_iter().find(|count| *count > COUNT_MAX) {
+        return invalid(&format!("{count} attempts or deliveries are too many; use at most {COUNT_MAX}"));
     }
     if e.attempts > e.deliveries {
         return invalid("it has more attempts than deliveries");
@@ -144,7 +152,9 @@ pub fn import_entry(entry: &ExportedEntry) -> Result<(), SendError> {
     let bounds = [
         ("claimed_ms", entry.claimed_ms, 0, NUMBER_END - 1),
         ("at_ms", at_ms, 0, NUMBER_END - 1),
-        ("ttl_ms", ttl_ms, ledger::TTL_MS_MIN, ledger::TTL_MS_MAX),
+        // One that a message needed may be older than any entry is kept; the store bounds how long it keeps it.
+        ("ttl_ms", ttl_ms, ledger::TTL_MS_MIN, NUMBER_END - 1),
+        ("takeovers", entry.takeovers.into(), 0, COUNT_MAX.into()),
     ];
     for (field, value, min, max) in bounds {
         within(field, value, min, max)

@@ -137,16 +137,17 @@ fn messages(db: &Connection, ids: &Ids, of: &PageOf, after: u64) -> rusqlite::Re
         // Settled or moved since the page was begun.
         let Some((row, sound)) = row.filter(|(row, sound)| !sound || row.queue == of.queue) else { continue };
         let order = if sound { row.entry.order } else { seq };
-        if bytes > PAGE_BYTES_MAX {
-            upto = Some(order);
-            break;
-        }
         let items = if sound && !of.damaged.contains(&seq) {
             exported(db, ids, of, &row)?
         } else {
             vec![damaged(ids, seq, "its row does not match its checksum")]
         };
-        bytes += items.iter().map(ExportedItem::bytes).sum::<usize>();
+        let size: usize = items.iter().map(|item| item.bytes() + 1).sum();
+        if bytes > 0 && bytes + size > PAGE_BYTES_MAX {
+            upto = Some(order);
+            break;
+        }
+        bytes += size;
         placed.extend(items.into_iter().map(|item| (order, item)));
     }
     let own =
@@ -277,7 +278,19 @@ fn entries(db: &Connection, after: u64, limit: usize, now_ms: u64) -> rusqlite::
             problem: "its row does not match its checksum".into(),
         },
     };
-    Ok(ExportPage { items: rows.into_iter().map(item).collect(), next: next.map(|next| next.to_string()) })
+    let (mut page, mut bytes, mut last) = (ExportPage::default(), 0, None);
+    for row in rows {
+        let (fence, item) = (row.0, item(row));
+        bytes += item.bytes() + 1;
+        if bytes > PAGE_BYTES_MAX && last.is_some() {
+            page.next = last.map(|last: u64| last.to_string());
+            return Ok(page);
+        }
+        last = Some(fence);
+        page.items.push(item);
+    }
+    page.next = next.map(|next| next.to_string());
+    Ok(page)
 }
 
 fn exported_entry(row: LedgerRow, now_ms: u64) -> ExportedEntry {

@@ -2,7 +2,9 @@
 //!
 //! The file has a header, the queues with their configurations, the ledger's entries, the queues' items (see
 //! [`ExportedItem`]), and a last line with their count, so that a file that was cut off is noticed. An import can be
-//! repeated: what is there already is left as it is.
+//! repeated: what is there already is left as it is. The ledger comes first, so that no message is delivered before its
+//! entry is there. When an item of a FIFO group is refused, the rest of the group is refused too, so that it keeps its
+//! order when the import is repeated.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -26,13 +28,14 @@
 //! # }
 //! ```
 
+use std::collections::HashMap;
 use std::io::{BufRead, Read as _, Write};
 
 use hapax_core::store::SharedStore;
-use hapax_core::transfer::PAGE_BYTES_MAX;
+use hapax_core::transfer::{PAGE_BYTES_MAX, RefusedGroups};
 use hapax_core::{
-    AdminError, ExportedItem, Fence, Imported, QueueConfig, QueueInfo, QueueName, QueuePause, StoreError,
-    Transfer, TransferScope,
+    AdminError, ExportedItem, Fence, Imported, QueueConfig, QueueInfo, QueueName, QueuePause, SendError,
+    StoreError, Transfer, TransferScope,
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -139,6 +142,15 @@ pub struct ImportReport {
     pub refusals: Vec<String>,
 }
 
+impl ImportReport {
+    fn refuse(&mut self, error: &SendError) {
+        self.refused += 1;
+        if self.refusals.len() < REFUSALS_MAX {
+            self.refusals.push(error.to_string());
+        }
+    }
+}
+
 fn transfer(store: &SharedStore) -> Result<&dyn Transfer, TransferError> {
     store.transfer().ok_or(TransferError::NotSupported)
 }
@@ -229,8 +241,9 @@ pub async fn import(
     from: &mut impl BufRead,
     by: &str,
 ) -> Result<ImportReport, TransferError> {
+    let (batch, groups) = (Vec::new(), HashMap::new());
     let mut importing =
-        Importing { store, target: transfer(store)?, by, batch: Vec::new(), bytes: 0, queue: None };
+        Importing { store, target: transfer(store)?, by, batch, bytes: 0, queue: None, groups };
     let (mut report, mut number, mut text, mut items) = (ImportReport::default(), 0, Vec::new(), 0);
     let wrong = |line: u64, problem: &str| TransferError::Line { line, problem: problem.to_owned() };
     loop {
@@ -275,10 +288,15 @@ struct Importing<'a> {
     queue: Option<QueueName>,
     batch: Vec<ExportedItem>,
     bytes: usize,
+    /// The FIFO queues, each with the groups of which an item was refused.
+    groups: HashMap<QueueName, RefusedGroups>,
 }
 
 impl Importing<'_> {
-    async fn create(&self, line: QueueLine) -> Result<(), TransferError> {
+    async fn create(&mut self, line: QueueLine) -> Result<(), TransferError> {
+        if line.config.is_fifo() {
+            self.groups.insert(line.name.clone(), RefusedGroups::default());
+        }
         self.store.create_queue(&line.name, line.config).await?;
         if let Some(paused) = line.paused {
             self.store.pause_queue(&line.name, self.by, paused.reason.as_deref()).await?;
@@ -292,6 +310,11 @@ impl Importing<'_> {
         item: ExportedItem,
         report: &mut ImportReport,
     ) -> Result<(), TransferError> {
+        let groups = queue.as_ref().and_then(|queue| self.groups.get(queue));
+        if let Some(Err(error)) = groups.map(|groups| groups.check(&item)) {
+            report.refuse(&error);
+            return Ok(());
+        }
         if queue != self.queue || self.batch.len() == BATCH || self.bytes > PAGE_BYTES_MAX {
             self.flush(report).await?;
         }
@@ -307,14 +330,16 @@ impl Importing<'_> {
         }
         let scope = self.queue.clone().map_or(TransferScope::Ledger, TransferScope::Queue);
         self.bytes = 0;
-        for answer in self.target.import(&scope, std::mem::take(&mut self.batch)).await? {
+        let batch = std::mem::take(&mut self.batch);
+        let groups: Vec<_> = batch.iter().map(|item| item.group().cloned()).collect();
+        for (answer, group) in self.target.import(&scope, batch).await?.into_iter().zip(groups) {
             match answer {
                 Ok(Imported::Added) => report.added += 1,
                 Ok(Imported::AlreadyThere) => report.already_there += 1,
                 Err(error) => {
-                    report.refused += 1;
-                    if report.refusals.len() < REFUSALS_MAX {
-                        report.refusals.push(error.to_string());
+                    report.refuse(&error);
+                    if let Some(groups) = self.queue.as_ref().and_then(|queue| self.groups.get_mut(queue)) {
+                        groups.add(group);
                     }
                 }
             }

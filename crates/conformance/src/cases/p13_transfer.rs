@@ -11,10 +11,12 @@ use hapax_core::{
     Resolution, SendError, Tier, TransferScope,
 };
 
+use hapax_core::store::FailedAttempt;
+
 use crate::trial::Trial;
 use crate::values::{
-    attribute, bodies, config, dedup, dying, fifo_config, in_group, now, redrive_from, reject, retry, seen,
-    text,
+    attribute, bodies, config, dedup, dying, fifo_config, group, in_group, now, redrive_from, reject, retry,
+    seen, text,
 };
 
 fn of(queue: &QueueName) -> TransferScope {
@@ -75,6 +77,21 @@ impl Trial {
         self.remake(queue, config).await;
         assert_eq!(self.import(&of(queue), &items).await, items.len());
         items
+    }
+
+    /// Receives and acks until nothing comes any more.
+    async fn drained(&self, queue: &QueueName) -> Vec<String> {
+        let mut got = Vec::new();
+        loop {
+            let batch = self.receive(queue, 10).await;
+            if batch.is_empty() {
+                return got;
+            }
+            for delivery in &batch {
+                self.ack(queue, delivery).await;
+            }
+            got.extend(bodies(&batch));
+        }
     }
 
     fn own_ledger(&self) -> Arc<dyn Ledger> {
@@ -170,17 +187,7 @@ pub(crate) async fn a_moved_fifo_queue_keeps_its_order(mut t: Trial) {
     assert_eq!(t.receive(&jobs, 1).await.len(), 1);
     t.moved(&jobs, fifo_config()).await;
     t.crash().await;
-    let mut got = Vec::new();
-    loop {
-        let batch = t.receive(&jobs, 10).await;
-        if batch.is_empty() {
-            break;
-        }
-        for delivery in &batch {
-            t.ack(&jobs, delivery).await;
-        }
-        got.extend(bodies(&batch));
-    }
+    let got = t.drained(&jobs).await;
     let of_group =
         |group: &str| got.iter().filter(|body| body.starts_with(group)).cloned().collect::<Vec<_>>();
     assert_eq!(
@@ -220,17 +227,8 @@ pub(crate) async fn a_group_stays_halted_for_its_dead_letter_and_takes_it_back_i
     assert_eq!(t.import(&of(&jobs), &waiting).await, 0, "nothing is added twice");
     t.store().resume_queue(&dead, "suite").await.ok();
     t.redrive(redrive_from(&dead)).await;
-    let mut got = Vec::new();
-    loop {
-        let batch = t.receive(&jobs, 10).await;
-        if batch.is_empty() {
-            break;
-        }
-        for delivery in &batch {
-            t.ack(&jobs, delivery).await;
-        }
-        got.extend(bodies(&batch).into_iter().filter(|body| body.starts_with('m')));
-    }
+    let mut got = t.drained(&jobs).await;
+    got.retain(|body| body.starts_with('m'));
     assert_eq!(got, ["m0", "m1", "m2"]);
 }
 
@@ -388,4 +386,300 @@ pub(crate) async fn a_message_that_was_parked_for_an_entry_goes_on_when_it_is_re
     let again = t.receive_with(&jobs, now(1)).await;
     assert_eq!(again.len(), 1, "it goes on");
     assert_eq!((again[0].id, &again[0].key), (delivery.id, &delivery.key));
+}
+
+/// A queue whose keys are its messages' `order`.
+fn by_order() -> QueueConfig {
+    QueueConfig { tier: Tier::EffectivelyOnce, key_pointer: Some("/order".into()), ..config() }
+}
+
+/// Completes the entry of a delivery, to be kept for a minute.
+async fn complete_for_a_minute(ledger: &dyn Ledger, id: &EntryId) {
+    let claimed = claim(ledger, id, "me").await;
+    let outcome = RecordedOutcome::done(Json::parse("1").unwrap());
+    end(ledger, id, claimed, Ending::Complete { outcome, ttl_ms: 60_000 }).await;
+}
+
+/// Imports a ledger and a queue in either order, with time between the two.
+async fn import_in_order(
+    t: &Trial,
+    queue: &QueueName,
+    entries: &[ExportedItem],
+    items: &[ExportedItem],
+    first: bool,
+) {
+    if first {
+        assert_eq!(t.import(&TransferScope::Ledger, entries).await, entries.len());
+        t.pass(600_000).await;
+    }
+    assert_eq!(t.import(&of(queue), items).await, items.len());
+    if !first {
+        t.pass(600_000).await;
+        t.import(&TransferScope::Ledger, entries).await;
+    }
+    t.pass(600_000).await;
+}
+
+pub(crate) async fn an_entry_that_a_waiting_message_needs_is_moved_after_its_time(t: Trial) {
+    let ledger = t.own_ledger();
+    for (name, ledger_first) in [("jobs-a", true), ("jobs-b", false)] {
+        let jobs = t.create(name, by_order()).await;
+        t.send(&jobs, text(r#"{"order":7,"n":1}"#)).await;
+        let first = t.one(&jobs).await;
+        let id = EntryId::of_queue(&jobs, first.key.clone());
+        complete_for_a_minute(&*ledger, &id).await;
+        let later_ms = t.now_ms().await + 7_200_000;
+        t.send(&jobs, text(r#"{"order":7,"n":2}"#).deliver_at_ms(later_ms)).await;
+        t.ack(&jobs, &first).await;
+        t.pass(600_000).await;
+
+        t.pause(&jobs).await;
+        let (entries, items) = (t.export(&TransferScope::Ledger).await, t.export(&of(&jobs)).await);
+        let entries: Vec<_> =
+            entries.into_iter().filter(|item| matches!(item, ExportedItem::Entry(e) if e.id == id)).collect();
+        assert_eq!(entries.len(), 1, "the message needs it");
+        t.remake(&jobs, by_order()).await;
+        ledger.forget(&id, "suite").await.ok();
+        import_in_order(&t, &jobs, &entries, &items, ledger_first).await;
+        t.pass(7_200_000).await;
+        assert_eq!(t.one(&jobs).await.key, id.key);
+        let again = claim(&*ledger, &id, "other").await;
+        assert!(matches!(again, Claim::Completed { .. }), "ledger first: {ledger_first}: {again:?}");
+    }
+}
+
+pub(crate) async fn an_entry_that_a_dead_letter_needs_is_moved_after_its_time(t: Trial) {
+    let ledger = t.own_ledger();
+    for (name, ledger_first) in [("a", true), ("b", false)] {
+        let dead = t.create(&format!("{name}-dead"), config()).await;
+        let jobs = t.create(name, dying(&dead, 1, by_order())).await;
+        t.send(&jobs, text(r#"{"order":7}"#)).await;
+        let first = t.one(&jobs).await;
+        let id = EntryId::of_queue(&jobs, first.key.clone());
+        complete_for_a_minute(&*ledger, &id).await;
+        t.settle(&jobs, &first, retry("its ack was lost")).await.unwrap();
+        t.pass(600_000).await;
+
+        t.pause(&dead).await;
+        let (entries, letters) = (t.export(&TransferScope::Ledger).await, t.export(&of(&dead)).await);
+        let entries: Vec<_> =
+            entries.into_iter().filter(|item| matches!(item, ExportedItem::Entry(e) if e.id == id)).collect();
+        assert_eq!(entries.len(), 1, "the dead letter needs it");
+        t.set(&jobs, by_order()).await;
+        t.remake(&dead, config()).await;
+        t.set(&jobs, dying(&dead, 1, by_order())).await;
+        ledger.forget(&id, "suite").await.ok();
+        import_in_order(&t, &dead, &entries, &letters, ledger_first).await;
+        t.redrive(redrive_from(&dead)).await;
+        assert_eq!(t.one(&jobs).await.key, id.key);
+        let again = claim(&*ledger, &id, "other").await;
+        assert!(matches!(again, Claim::Completed { .. }), "ledger first: {ledger_first}: {again:?}");
+    }
+}
+
+/// A group `g` with messages `m0` to `m2` that is halted for `m0`, which is among the dead letters.
+struct Halted {
+    jobs: QueueName,
+    dead: QueueName,
+    letters: Vec<ExportedItem>,
+    waiting: Vec<ExportedItem>,
+}
+
+fn halting() -> QueueConfig {
+    QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() }
+}
+
+fn short_lived() -> QueueConfig {
+    QueueConfig { retention_ms: 60_000, ..fifo_config() }
+}
+
+impl Halted {
+    /// Exported so long after the death; dead letters are kept for a minute.
+    async fn exported(t: &Trial, after_ms: u64) -> Self {
+        let dead = t.create("dead.fifo", short_lived()).await;
+        let jobs = t.create("jobs.fifo", dying(&dead, 1, halting())).await;
+        for body in ["m0", "m1", "m2"] {
+            t.send(&jobs, in_group("g", body)).await;
+        }
+        let first = t.receive(&jobs, 1).await.remove(0);
+        t.settle(&jobs, &first, retry("broken")).await.unwrap();
+        t.pass(after_ms).await;
+        t.pause(&dead).await;
+        t.pause(&jobs).await;
+        let (letters, waiting) = (t.export(&of(&dead)).await, t.export(&of(&jobs)).await);
+        assert_eq!(messages(&letters).len(), 1, "a group waits for it");
+        Self { jobs, dead, letters, waiting }
+    }
+
+    async fn remake_jobs(&self, t: &Trial) {
+        t.remake(&self.jobs, dying(&self.dead, 1, halting())).await;
+    }
+
+    async fn remake(&self, t: &Trial) {
+        t.set(&self.jobs, halting()).await;
+        t.remake(&self.dead, short_lived()).await;
+        self.remake_jobs(t).await;
+    }
+
+    async fn runs_in_order_after_a_redrive(&self, t: &Trial) {
+        assert_eq!(t.store().halted_groups(&self.jobs).await.unwrap().len(), 1);
+        t.none(&self.jobs).await;
+        t.store().resume_queue(&self.dead, "suite").await.unwrap();
+        t.redrive(redrive_from(&self.dead)).await;
+        assert_eq!(t.drained(&self.jobs).await, ["m0", "m1", "m2"]);
+    }
+}
+
+pub(crate) async fn an_old_dead_letter_that_a_group_waits_for_is_moved(t: Trial) {
+    let halted = Halted::exported(&t, 600_000).await;
+    halted.remake(&t).await;
+    t.import(&of(&halted.dead), &halted.letters).await;
+    t.pass(10_000).await;
+    t.import(&of(&halted.jobs), &halted.waiting).await;
+    t.pass(600_000).await;
+    halted.runs_in_order_after_a_redrive(&t).await;
+}
+
+pub(crate) async fn a_group_whose_dead_letter_stayed_is_halted_for_it(t: Trial) {
+    let halted = Halted::exported(&t, 0).await;
+    halted.remake_jobs(&t).await;
+    t.import(&of(&halted.jobs), &halted.waiting).await;
+    halted.runs_in_order_after_a_redrive(&t).await;
+}
+
+pub(crate) async fn a_group_does_not_run_on_when_its_dead_letter_is_missing(mut t: Trial) {
+    let halted = Halted::exported(&t, 600_000).await;
+    halted.remake(&t).await;
+    // Not there yet: nothing of the group is taken, or its dead letter would come behind it.
+    let early = t.try_import(&of(&halted.jobs), halted.waiting.clone()).await;
+    assert!(early[..3].iter().all(Result::is_err), "{early:?}");
+    // Gone before its group was there.
+    t.import(&of(&halted.dead), &halted.letters).await;
+    let letter = messages(&halted.letters).remove(0).id;
+    t.store().discard(&halted.dead, vec![letter], "suite").await.unwrap();
+    let missing = t.try_import(&of(&halted.jobs), halted.waiting.clone()).await;
+    assert!(missing[0].as_ref().unwrap_err().to_string().contains(&letter.to_string()), "{missing:?}");
+    assert!(missing[..3].iter().all(Result::is_err), "{missing:?}");
+    t.none(&halted.jobs).await;
+
+    halted.remake(&t).await;
+    t.import(&of(&halted.dead), &halted.letters).await;
+    t.import(&of(&halted.jobs), &halted.waiting).await;
+    assert_eq!(t.store().halted_groups(&halted.jobs).await.unwrap().len(), 1);
+    // What was decided stays decided when the import is repeated.
+    t.store().discard(&halted.dead, vec![letter], "suite").await.unwrap();
+    t.crash().await;
+    assert_eq!(t.import(&of(&halted.dead), &halted.letters).await, 0);
+    assert_eq!(t.import(&of(&halted.jobs), &halted.waiting).await, 0);
+    assert_eq!(t.drained(&halted.jobs).await, ["m1", "m2"]);
+}
+
+pub(crate) async fn a_group_keeps_its_order_when_part_of_it_is_refused(t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    // More than one request of the native API takes.
+    let bodies_of = |count: usize| (0..count).map(|n| (n, format!("{n}").repeat(450_000)));
+    t.send(&jobs, text("L".repeat(600_000)).group(group("g")).dedup(dedup("L"))).await;
+    for (n, body) in bodies_of(8) {
+        t.send(&jobs, text(body).group(group("g")).dedup(dedup(&format!("d{n}")))).await;
+    }
+    t.send(&jobs, in_group("free", "f")).await;
+    t.pause(&jobs).await;
+    let items = t.export(&of(&jobs)).await;
+    t.remake(&jobs, QueueConfig { message_bytes_max: 500_000, ..fifo_config() }).await;
+    let answers = t.try_import(&of(&jobs), items.clone()).await;
+    assert!(matches!(answers[0], Err(SendError::TooLarge { .. })), "{:?}", answers[0]);
+    for answer in &answers[1..9] {
+        let refused = answer.as_ref().expect_err("it would be ahead of the first").to_string();
+        assert!(refused.contains("group g") && refused.contains("repeat the import"), "{refused}");
+    }
+    assert_eq!(answers[9], Ok(Imported::Added), "another group");
+    t.set(&jobs, fifo_config()).await;
+    t.import(&of(&jobs), &items).await;
+    let firsts: Vec<_> =
+        seen(&t.browse(&jobs).await).iter().map(|body| body.chars().next().unwrap()).collect();
+    assert_eq!(firsts, ['f', 'L', '0', '1', '2', '3', '4', '5', '6', '7']);
+}
+
+pub(crate) async fn numbers_that_leave_no_room_to_count_are_refused(mut t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a"]).await;
+    t.pause(&jobs).await;
+    let items = t.export(&of(&jobs)).await;
+    t.remake(&jobs, config()).await;
+    let message = messages(&items).remove(0);
+    let with = |change: fn(&mut ExportedMessage)| {
+        let mut message = message.clone();
+        change(&mut message);
+        ExportedItem::Message(Box::new(message))
+    };
+    let wrong = vec![
+        with(|m| m.fence = Fence((1 << 52) + 1)),
+        with(|m| m.fence = Fence::MAX),
+        with(|m| m.deliveries = u32::MAX),
+        with(|m| (m.attempts, m.deliveries) = (u32::MAX, u32::MAX)),
+    ];
+    for item in wrong {
+        let answers = t.try_import(&of(&jobs), vec![item]).await;
+        assert!(answers[0].is_err(), "{answers:?}");
+    }
+    let highest = with(|m| m.fence = Fence(1 << 52));
+    assert_eq!(t.import(&of(&jobs), &[highest]).await, 1);
+    t.crash().await;
+    let delivery = t.one(&jobs).await;
+    assert!(delivery.fence > Fence(1 << 52), "there is room above it");
+    t.ack(&jobs, &delivery).await;
+}
+
+pub(crate) async fn an_entry_whose_takeovers_leave_no_room_is_refused(t: Trial) {
+    let ledger = t.own_ledger();
+    let id = EntryId::new("shop".parse().unwrap(), "k".parse().unwrap());
+    complete_for_a_minute(&*ledger, &id).await;
+    let mut items = t.export(&TransferScope::Ledger).await;
+    ledger.forget(&id, "suite").await.unwrap();
+    let ExportedItem::Entry(entry) = &mut items[0] else { panic!("{items:?}") };
+    entry.takeovers = u32::MAX;
+    assert!(t.try_import(&TransferScope::Ledger, items).await[0].is_err());
+}
+
+pub(crate) async fn a_page_of_the_largest_items_can_be_imported(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a"]).await;
+    t.pause(&jobs).await;
+    let mut message = messages(&t.export(&of(&jobs)).await).remove(0);
+    t.remake(&jobs, config()).await;
+    // Each character of an error is six bytes of JSON.
+    let error = Some("\u{1}".repeat(4_096));
+    let failed = FailedAttempt { error, ..failed_once(&t).await };
+    message.history = vec![failed; 20];
+    (message.attempts, message.deliveries) = (20, 20);
+    let many = |first: u128, message: &ExportedMessage| -> Vec<_> {
+        let of = |n| ExportedMessage { id: hapax_core::MessageId(first + n), ..message.clone() };
+        (0..20).map(|n| ExportedItem::Message(Box::new(of(n)))).collect()
+    };
+    let mut items = many(1, &message);
+    // The largest body last, where a page is nearly full.
+    message.body = vec![1; 1024 * 1024].into();
+    items.extend(many(1_000, &message).drain(..3));
+    assert_eq!(t.import(&of(&jobs), &items).await, 23);
+    t.pause(&jobs).await;
+    let (store, mut after, mut found) = (t.store(), None::<String>, 0);
+    loop {
+        let page = store.transfer().unwrap().export(&of(&jobs), after.as_deref(), 1_000).await.unwrap();
+        let bytes = Json::of(&page).unwrap().as_str().len();
+        assert!(bytes < 8 * 1024 * 1024, "{bytes} bytes fit into no request");
+        found += page.items.len();
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(found, 23);
+}
+
+async fn failed_once(t: &Trial) -> FailedAttempt {
+    let queue = t.standard("failing").await;
+    t.send_all(&queue, &["a"]).await;
+    let delivery = t.one(&queue).await;
+    t.settle(&queue, &delivery, retry("no")).await.unwrap();
+    t.browse(&queue).await.remove(0).history.remove(0)
 }

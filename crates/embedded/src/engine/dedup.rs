@@ -1,6 +1,6 @@
 //! Deduplication ids that are remembered. Recent ones are in memory; older ones of long windows only in the index.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use hapax_core::QueueConfig;
 use hapax_core::policy;
@@ -50,10 +50,10 @@ pub(super) fn key(config: &QueueConfig, message: &PreparedMessage) -> Option<u12
 #[derive(Debug, Default)]
 pub(crate) struct Dedup {
     recent: HashMap<u128, Seen>,
-    /// Keys of `recent` by age; the front is the oldest.
-    by_age: VecDeque<(u64, u128)>,
-    /// How many rows the index has for each minute, to prune without looking.
-    minutes: VecDeque<(u64, u64)>,
+    /// Keys of `recent` by age; the first is the oldest.
+    by_age: BTreeSet<(u64, u128)>,
+    /// How many rows the index has for each minute, to prune without looking; never 0.
+    minutes: BTreeMap<u64, u64>,
 }
 
 impl Dedup {
@@ -61,37 +61,39 @@ impl Dedup {
         self.recent.get(&key).copied().filter(|seen| policy::is_duplicate(seen.sent_ms, MEMORY_MS, now_ms))
     }
 
-    /// Takes a row into memory; rows come in order of `sent_ms`.
+    /// Takes a row into memory. Rows of an import come in any order of `sent_ms`.
     pub fn add(&mut self, row: DedupRow) -> Option<Seen> {
         self.count(row.sent_ms / MINUTE_MS, 1);
-        self.by_age.push_back((row.sent_ms, row.key));
+        self.by_age.insert((row.sent_ms, row.key));
         self.recent.insert(row.key, row.into())
     }
 
     /// Counts rows that stay in the index only.
     pub fn count(&mut self, minute: u64, rows: u64) {
-        match self.minutes.back_mut() {
-            Some((last, count)) if *last == minute => *count += rows,
-            _ => self.minutes.push_back((minute, rows)),
-        }
+        *self.minutes.entry(minute).or_default() += rows;
     }
 
     pub(super) fn undo_add(&mut self, key: u128, before: Option<Seen>, sent_ms: u64) {
-        self.by_age.pop_back();
+        if before.is_none_or(|seen| seen.sent_ms != sent_ms) {
+            self.by_age.remove(&(sent_ms, key));
+        }
         match before {
             Some(seen) => drop(self.recent.insert(key, seen)),
             None => drop(self.recent.remove(&key)),
         }
-        let (minute, count) = self.minutes.back_mut().expect("an added row was counted");
-        assert_eq!(*minute, sent_ms / MINUTE_MS);
-        *count -= 1;
+        self.uncount(sent_ms / MINUTE_MS, 1);
+    }
+
+    fn uncount(&mut self, minute: u64, rows: u64) {
+        let count = self.minutes.get_mut(&minute).expect("an added row was counted");
+        *count -= rows;
+        if *count == 0 {
+            self.minutes.remove(&minute);
+        }
     }
 
     pub(super) fn undo_prune(&mut self, minute: u64, count: u64) {
-        match self.minutes.front_mut() {
-            Some((first, left)) if *first == minute => *left += count,
-            _ => self.minutes.push_front((minute, count)),
-        }
+        self.count(minute, count);
     }
 
     /// Ids that still count, in order of key.
@@ -105,8 +107,8 @@ impl Dedup {
 
     /// When ids next leave memory or the index.
     pub fn next_ms(&self, window_ms: u64) -> Option<u64> {
-        let forget = self.by_age.front().map(|(sent_ms, _)| sent_ms + MEMORY_MS + MINUTE_MS);
-        let prune = self.minutes.front().map(|(minute, _)| (minute + 1) * MINUTE_MS + window_ms);
+        let forget = self.by_age.first().map(|(sent_ms, _)| sent_ms + MEMORY_MS + MINUTE_MS);
+        let prune = self.minutes.first_key_value().map(|(minute, _)| (minute + 1) * MINUTE_MS + window_ms);
         forget.into_iter().chain(prune).min()
     }
 }
@@ -122,25 +124,21 @@ impl Queue {
     /// Drops ids that are older than the window, a bounded number at a time.
     pub(super) fn forget_ids(&mut self, wave: &mut Wave, now_ms: u64) {
         // Not journaled: an id that left memory is of no use any more, whether or not the wave is committed.
-        while let Some(&(sent_ms, key)) = self.dedup.by_age.front() {
+        while let Some(&(sent_ms, key)) = self.dedup.by_age.first() {
             if policy::is_duplicate(sent_ms, MEMORY_MS, now_ms) {
                 break;
             }
-            self.dedup.by_age.pop_front();
+            self.dedup.by_age.pop_first();
             if self.dedup.recent.get(&key).is_some_and(|seen| seen.sent_ms == sent_ms) {
                 self.dedup.recent.remove(&key);
             }
         }
         let window_ms = self.config.dedup.window_ms;
-        if let Some((minute, count)) = self.dedup.minutes.front_mut() {
-            let before_ms = (*minute + 1) * MINUTE_MS;
+        if let Some((&minute, &count)) = self.dedup.minutes.first_key_value() {
+            let before_ms = (minute + 1) * MINUTE_MS;
             if before_ms + window_ms <= now_ms {
-                let pruned = (*count).min(PRUNE_MAX);
-                *count -= pruned;
-                let (minute, left) = (*minute, *count);
-                if left == 0 {
-                    self.dedup.minutes.pop_front();
-                }
+                let pruned = count.min(PRUNE_MAX);
+                self.dedup.uncount(minute, pruned);
                 wave.journal.push(Undo::DedupPruned { queue: self.id, minute, count: pruned });
                 wave.records.push(Record::PruneDedup { queue: self.id, before_ms, limit: PRUNE_MAX as u32 });
             }

@@ -3,6 +3,8 @@
 use std::collections::{BTreeSet, HashSet};
 
 use hapax_core::ledger::protocol::{LedgerEntry, Stage};
+use hapax_core::ledger::{DOUBT_MS, TTL_MS_MAX};
+use hapax_core::transfer::{FENCE_BOUND_MAX, MOVE_MS_MAX};
 use hapax_core::{
     AdminError, EntryId, ExportedEntry, ExportedMessage, ExportedStage, Fence, GroupId, QueueName, SendError,
     Tier, policy, validate,
@@ -15,9 +17,6 @@ use crate::record::{
     Content, DeadRow, DedupRow, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, MessageMeta, Record, State, park_flags,
 };
 use crate::time::Now;
-
-/// The highest bound that fences can be raised to: far ahead of any clock, and with as much room above it.
-const FENCE_BOUND_MAX: u64 = 1 << 52;
 
 /// What memory knows of one page of a queue.
 pub(crate) struct PageOf {
@@ -121,11 +120,14 @@ impl Engine {
             None if message.visible_ms > now.ms() => (State::Delayed, flags),
             None => (State::Ready, flags),
         };
+        // What will need a message that is over, for example a group that waits for it, may come later.
+        let retention_ms = queue.config.retention_ms;
+        let base_min_ms = (now.ms() + retention_ms.min(MOVE_MS_MAX)).saturating_sub(retention_ms);
         let entry = MessageMeta {
             seq,
             order: seq,
             sent_ms: message.sent_ms,
-            base_ms: message.retained_from_ms,
+            base_ms: message.retained_from_ms.max(base_min_ms),
             due_ms: message.visible_ms,
             fence: message.fence.0,
             first_ms: message.first_received_ms,
@@ -166,14 +168,20 @@ impl Engine {
     }
 
     /// Halts a group for a dead letter, or, without one, until the group is released. The dead letter will return to the
-    /// place that is next now.
-    pub fn place_undecided(&mut self, id: u32, group: &GroupId, dead: Option<DeadRow>) {
+    /// place that is next now, which this gives.
+    pub fn place_undecided(&mut self, id: u32, group: &GroupId, dead: Option<DeadRow>) -> u64 {
         let seq = dead.as_ref().map_or(0, |dead| dead.seq);
+        let source_order = self.wave.next_seq();
         if let Some(dead) = dead {
-            let source_order = self.wave.next_seq();
             self.wave.records.push(Record::Dead(DeadRow { source_order, ..dead }));
         }
         self.await_decision(id, group, seq);
+        source_order
+    }
+
+    /// Whether a message that was delivered is in some queue.
+    pub fn is_live(&self, seq: u64) -> bool {
+        self.queues.iter().flatten().any(|queue| queue.table.delivered(seq).is_some())
     }
 
     /// Whether a group waits for a decision about a message.
@@ -215,13 +223,17 @@ impl Engine {
         exported: ExportedEntry,
     ) -> Result<(), SendError> {
         validate::import_entry(&exported)?;
+        // Its time may be over because a message needed it, which may come later.
+        let kept_ms = now.ms() + MOVE_MS_MAX;
         let stage = match exported.stage {
             ExportedStage::InDoubt { since_ms, on_doubt } => {
                 self.ledger.doubts.check_import(&exported.id)?;
-                Stage::Processing { lease_ms: 1, until_ms: since_ms, on_doubt, doubted: true }
+                let until_ms = since_ms.max(kept_ms.saturating_sub(DOUBT_MS));
+                Stage::Processing { lease_ms: 1, until_ms, on_doubt, doubted: true }
             }
             ExportedStage::Completed { at_ms, ttl_ms, outcome } => {
-                Stage::Completed { at_ms, ttl_ms, outcome: outcome.kept() }
+                let end_ms = (at_ms + ttl_ms).clamp(kept_ms, now.ms() + TTL_MS_MAX);
+                Stage::Completed { at_ms, ttl_ms: end_ms.saturating_sub(at_ms), outcome: outcome.kept() }
             }
         };
         let entry = LedgerEntry {

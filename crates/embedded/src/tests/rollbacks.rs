@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use hapax_core::{DeadLetterPolicy, How, ManualClock, OnDead, QueueConfig, QueueName};
+use hapax_core::{
+    DeadLetterPolicy, ExportedItem, How, ManualClock, MessageId, OnDead, QueueConfig, QueueName,
+    RememberedId, TransferScope,
+};
 
 use super::rig;
 use super::sim_storage::{Fault, SimStorage};
@@ -107,4 +110,28 @@ fn a_full_disk_leaves_two_groups_as_they_were() {
         .0
     });
     assert_eq!(receive(&mut writer, &queue, 10).len(), 2);
+}
+
+/// An import brings deduplication ids of several minutes in one wave, in no order of time.
+#[test]
+fn a_full_disk_leaves_no_imported_deduplication_id() {
+    let (mut writer, queue) = (open(), rig::name("q.fifo"));
+    rig::create(&mut writer, &queue, QueueConfig::sqs_fifo());
+    send(&mut writer, &queue, &[0, 1]);
+    let remembered = |(number, minutes_ago): (u128, u64)| {
+        ExportedItem::Dedup(RememberedId {
+            hash: format!("{number:032x}"),
+            id: MessageId(1_000 + number),
+            sent_ms: rig::START_MS - minutes_ago * 60_000,
+        })
+    };
+    let items: Vec<_> = [(3, 1), (1, 4), (2, 0), (4, 4), (5, 2)].map(remembered).into();
+    refused_then_done(&mut writer, || {
+        let items = items.iter().cloned().map(Into::into).collect();
+        let to = TransferScope::Queue(queue.clone());
+        Op::Import { to, items, reply: tokio::sync::oneshot::channel().0 }
+    });
+    // The next ones are counted with those of their minute.
+    send(&mut writer, &queue, &[0, 1, 2]);
+    writer.engine.check();
 }

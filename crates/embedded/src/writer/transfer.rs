@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
+use hapax_core::transfer::RefusedGroups;
 use hapax_core::{
-    EntryId, ExportedEntry, ExportedItem, ExportedMessage, GroupId, Imported, MessageId, RememberedId,
-    SendError, StoreError, TransferScope,
+    DedupScope, EntryId, ExportedEntry, ExportedItem, ExportedMessage, GroupId, Imported, MessageId,
+    QueueName, RememberedId, SendError, StoreError, TransferScope, policy,
 };
 
 use super::ledger::Unknown;
@@ -72,7 +73,20 @@ impl<S: Storage> Writer<S> {
         };
         let unsure: HashSet<u64> = ids.filter_map(unsure).collect();
         let live = if unsure.is_empty() { unsure } else { self.engine.live(&unsure) };
-        items.into_iter().map(|item| self.import_one(now, queue, item, &live)).collect()
+        let fifo = queue.is_some_and(|queue| self.engine.queue(queue).config.is_fifo());
+        let (mut refused, mut answers) = (RefusedGroups::default(), Answers::with_capacity(items.len()));
+        for item in items {
+            let group = item.item.group().filter(|_| fifo).cloned();
+            let answer = match refused.check(&item.item) {
+                Ok(()) => self.import_one(now, queue, item, &live)?,
+                Err(error) => Err(error),
+            };
+            if answer.is_err() {
+                refused.add(group);
+            }
+            answers.push(answer);
+        }
+        Ok(answers)
     }
 
     fn import_one(&mut self, now: Now, queue: Option<u32>, item: PreparedItem, live: &HashSet<u64>) -> One {
@@ -82,7 +96,7 @@ impl<S: Storage> Writer<S> {
                 self.import_message(now, queue, *message, content, live)
             }
             (ExportedItem::Undecided { group, id }, Some(queue)) => {
-                self.import_undecided(queue, &group, id, live)
+                self.import_undecided(now, queue, &group, id, live)
             }
             (ExportedItem::Dedup(remembered), Some(queue)) => self.import_dedup(now, queue, &remembered),
             (ExportedItem::Entry(entry), None) => self.import_entry(now, *entry),
@@ -106,9 +120,12 @@ impl<S: Storage> Writer<S> {
         if self.is_there(id, live) {
             return Ok(Ok(Imported::AlreadyThere));
         }
-        // As before a send: what is over is gone, so that the message does not bring it back.
-        let name = self.engine.queue(queue).name.clone();
-        self.clear_entry(now, &EntryId::of_queue(&name, message.key.clone()), false)?;
+        // As before a send: what is over is gone, so that the message does not bring it back. What it needed in its former
+        // store it needs here.
+        let own = EntryId::of_queue(&self.engine.queue(queue).name, message.key.clone());
+        if !message.entries.contains(&own) {
+            self.clear_entry(now, &own, false)?;
+        }
         Ok(self.engine.import(now, queue, message, content).map(|seq| {
             self.note_imported(ImportedRow { seq, id, queue, gone: false, at_ms: now.ms() });
             Imported::Added
@@ -131,6 +148,7 @@ impl<S: Storage> Writer<S> {
 
     fn import_undecided(
         &mut self,
+        now: Now,
         queue: u32,
         group: &GroupId,
         id: Option<MessageId>,
@@ -139,30 +157,30 @@ impl<S: Storage> Writer<S> {
         if !self.engine.queue(queue).config.is_fifo() {
             return Ok(invalid("only a FIFO queue has groups that can be halted"));
         }
-        let Some(id) = id else {
-            if self.engine.awaits(queue, group, 0) {
+        let done = halt_id(&self.engine.queue(queue).name, group, id);
+        let seq = id.map_or(Some(0), |id| self.ids.seq(id));
+        if self.is_there(done, live) || seq.is_some_and(|seq| self.engine.awaits(queue, group, seq)) {
+            return Ok(Ok(Imported::AlreadyThere));
+        }
+        let mut letter = None;
+        if let Some(id) = id {
+            let Some(seq) = seq.filter(|seq| self.engine.is_live(*seq)) else {
+                return Ok(invalid(format!(
+                    "dead letter {id}, which group {group} waits for, is not there; import its queue first, and do not \
+                     discard it before its group is imported"
+                )));
+            };
+            letter = match self.engine.wave.fresh_dead(seq).cloned() {
+                Some(dead) => Some(dead),
+                None => self.storage.dead(seq)?,
+            };
+            if letter.is_none() {
+                // It is not among the dead letters any more: it was decided about.
                 return Ok(Ok(Imported::AlreadyThere));
             }
-            self.engine.place_undecided(queue, group, None);
-            return Ok(Ok(Imported::Added));
-        };
-        let imported = self.ids.imported(id).filter(|_| self.is_there(id, live));
-        let Some(seq) = imported.map(|row| row.seq) else {
-            let here = self.is_there(id, live);
-            let problem = format!(
-                "dead letter {id}, which group {group} waits for, is not there; import its queue first"
-            );
-            return Ok(if here { Ok(Imported::AlreadyThere) } else { invalid(problem) });
-        };
-        let dead = match self.engine.wave.fresh_dead(seq).cloned() {
-            Some(dead) => Some(dead),
-            None => self.storage.dead(seq)?,
-        };
-        // Gone, or its place was given before.
-        let Some(dead) = dead.filter(|dead| dead.source_order == dead.seq) else {
-            return Ok(Ok(Imported::AlreadyThere));
-        };
-        self.engine.place_undecided(queue, group, Some(dead));
+        }
+        let seq = self.engine.place_undecided(queue, group, letter);
+        self.note_imported(ImportedRow { seq, id: done, queue, gone: false, at_ms: now.ms() });
         Ok(Ok(Imported::Added))
     }
 
@@ -171,7 +189,7 @@ impl<S: Storage> Writer<S> {
         let Some(key) = u128::from_str_radix(hash, 16).ok().filter(|_| hash.len() == 32) else {
             return Ok(invalid(format!("hash {hash:?} is not valid: use 32 hexadecimal digits")));
         };
-        if *sent_ms > now.ms() + hapax_core::policy::RETENTION_MS_MAX {
+        if *sent_ms > now.ms() + policy::RETENTION_MS_MAX {
             return Ok(invalid(format!("sent_ms: {sent_ms} is more than 14 days ahead")));
         }
         let over = !self.engine.in_dedup_window(now, queue, *sent_ms);
@@ -205,4 +223,11 @@ impl<S: Storage> Writer<S> {
             Ok(known) => Ok(self.engine.import_entry(now, &known, entry).map(|()| Imported::Added)),
         }
     }
+}
+
+/// What a halt that was imported is remembered under, so that a repeated import does not halt a group again that was
+/// released since.
+fn halt_id(queue: &QueueName, group: &GroupId, id: Option<MessageId>) -> MessageId {
+    let what = format!("halted {queue} {}", id.map_or_else(String::new, |id| id.to_string()));
+    MessageId(policy::dedup_hash(DedupScope::Group, Some(group), &what))
 }
