@@ -7,14 +7,14 @@ use hapax_core::ledger::protocol::Stage;
 use hapax_core::transfer::PAGE_BYTES_MAX;
 use hapax_core::{
     AdminError, Attributes, Batch, Cause, ExportPage, ExportedEntry, ExportedItem, ExportedMessage,
-    ExportedStage, Fence, GroupId, Imported, MessageKey, Priority, RememberedId, SendError, StoreError,
+    ExportedStage, Fence, Imported, MessageKey, Priority, QueueName, RememberedId, SendError, StoreError,
     Transfer, TransferScope, policy, validate,
 };
 use rusqlite::{Connection, OptionalExtension as _, params};
 use tokio::sync::oneshot;
 
 use crate::browse::parse_attributes;
-use crate::engine::PageOf;
+use crate::engine::{ExportStep, PageMessage, PageOf, Undecided, Wait};
 use crate::ids::Ids;
 use crate::record::{
     Content, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, LedgerRow, MessageRow, State, parked_cause,
@@ -96,11 +96,10 @@ impl Transfer for Embedded {
         let look: Box<dyn FnOnce(&Connection) -> rusqlite::Result<ExportPage> + Send> = match from {
             TransferScope::Queue(queue) => {
                 let (queue, cursor) = (queue.clone(), Cursor::parse(after)?);
-                let place = if let Cursor::Messages(place) = cursor { place } else { u64::MAX };
-                let found = self.shared.job(move |engine, now| engine.export(now, &queue, place, limit));
-                let of = found.await??;
+                let place = if let Cursor::Messages(place) = cursor { Some(place) } else { None };
+                let of = self.page_of(queue, place, limit).await?;
                 Box::new(move |db| match cursor {
-                    Cursor::Messages(after) => messages(db, &ids, &of, after),
+                    Cursor::Messages(_) => messages(db, &ids, &of),
                     Cursor::Dedup(after) => dedup(db, &ids, &of, after, limit),
                 })
             }
@@ -111,11 +110,7 @@ impl Transfer for Embedded {
                 Box::new(move |db| entries(db, after, limit, now_ms))
             }
         };
-        let (reply, answer) = oneshot::channel();
-        let failed = |error| StoreError::Unavailable(format!("a read failed ({error})"));
-        let look = Box::new(move |db: &Connection| drop(reply.send(look(db).map_err(failed))));
-        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
-        Ok(StoreState::answer(answer).await?)
+        Ok(self.look(look).await?)
     }
 
     async fn import(&self, to: &TransferScope, items: Vec<ExportedItem>) -> Batch<Imported, SendError> {
@@ -127,18 +122,46 @@ impl Transfer for Embedded {
     }
 }
 
+impl Embedded {
+    async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let failed = |error| StoreError::Unavailable(format!("a read failed ({error})"));
+        let look = Box::new(move |db: &Connection| drop(reply.send(look(db).map_err(failed))));
+        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
+        StoreState::answer(answer).await
+    }
+
+    /// What memory knows of a page. What its groups wait for is read once per export.
+    async fn page_of(&self, name: QueueName, after: Option<u64>, limit: usize) -> Result<PageOf, AdminError> {
+        let mut read = None;
+        loop {
+            let (name, waits) = (name.clone(), read.take());
+            let step = self.shared.job(move |engine, now| engine.export(now, &name, after, limit, waits));
+            match step.await?? {
+                ExportStep::Page(page) => return Ok(page),
+                ExportStep::ReadWaits { queue, name, undecided } => {
+                    let ids = self.shared.ids.clone();
+                    read = Some(self.look(move |db| waits_of(db, &ids, queue, &name, undecided)).await?);
+                }
+            }
+        }
+    }
+}
+
 /// The messages of a page, and the places of dead letters that groups wait for.
-fn messages(db: &Connection, ids: &Ids, of: &PageOf, after: u64) -> rusqlite::Result<ExportPage> {
+fn messages(db: &Connection, ids: &Ids, of: &PageOf) -> rusqlite::Result<ExportPage> {
     let sql = format!("SELECT {} FROM message WHERE seq = ?1", storage::MESSAGE_COLUMNS);
     let mut statement = db.prepare_cached(&sql)?;
     let (mut placed, mut bytes, mut upto) = (Vec::new(), 0, of.upto);
-    for &seq in &of.seqs {
+    for &PageMessage { seq, order, undecided, damaged: broken } in &of.messages {
         let row = statement.query_row([seq as i64], storage::message).optional()?;
         // Settled or moved since the page was begun.
         let Some((row, sound)) = row.filter(|(row, sound)| !sound || row.queue == of.queue) else { continue };
-        let order = if sound { row.entry.order } else { seq };
-        let items = if sound && !of.damaged.contains(&seq) {
-            exported(db, ids, of, &row)?
+        let items = if sound && !broken {
+            exported(db, ids, of, &row, undecided)?
         } else {
             vec![damaged(ids, seq, "its row does not match its checksum")]
         };
@@ -150,9 +173,10 @@ fn messages(db: &Connection, ids: &Ids, of: &PageOf, after: u64) -> rusqlite::Re
         bytes += size;
         placed.extend(items.into_iter().map(|item| (order, item)));
     }
-    let own =
-        |place: u64| (place > after || (place == 0 && after == 0)) && upto.is_none_or(|upto| place < upto);
-    placed.extend(waits(db, ids, of)?.into_iter().filter(|(place, _)| own(*place)));
+    let own = of.waits.iter().filter(|wait| upto.is_none_or(|upto| wait.place < upto));
+    placed.extend(own.map(|Wait { place, group, id, .. }| {
+        (*place, ExportedItem::Undecided { group: group.clone(), id: *id })
+    }));
     placed.sort_by_key(|(place, _)| *place);
     let items = placed.into_iter().map(|(_, item)| item).collect();
     let next = upto.map_or_else(|| "d".to_owned(), |upto| format!("m{}", upto - 1));
@@ -163,23 +187,30 @@ fn damaged(ids: &Ids, seq: u64, problem: &str) -> ExportedItem {
     ExportedItem::Damaged { what: format!("message {}", ids.id(seq)), problem: problem.to_owned() }
 }
 
-/// Messages outside of this queue that its groups wait for, each with its place here; 0 if that is not known.
-fn waits(db: &Connection, ids: &Ids, of: &PageOf) -> rusqlite::Result<Vec<(u64, ExportedItem)>> {
+/// Messages outside of a queue that its groups wait for, by their places there; 0 if that is not known.
+fn waits_of(
+    db: &Connection,
+    ids: &Ids,
+    queue: u32,
+    name: &QueueName,
+    undecided: Undecided,
+) -> rusqlite::Result<Vec<Wait>> {
     let mut waits = Vec::new();
-    let all = of.undecided.iter().flat_map(|(group, seqs)| seqs.iter().map(move |seq| (group, *seq)));
-    for (group, seq) in all {
-        let queue = "SELECT queue FROM message WHERE seq = ?1";
-        let queue: Option<u32> =
-            db.prepare_cached(queue)?.query_row([seq as i64], |row| row.get(0)).optional()?;
-        if queue == Some(of.queue) {
-            // It says so itself.
-            continue;
+    for (group, seqs) in undecided {
+        for seq in seqs {
+            let sql = "SELECT queue FROM message WHERE seq = ?1";
+            let found: Option<u32> =
+                db.prepare_cached(sql)?.query_row([seq as i64], |row| row.get(0)).optional()?;
+            if found == Some(queue) {
+                // It says so itself.
+                continue;
+            }
+            let dead = storage::dead(db, seq)?.filter(|dead| dead.source == *name);
+            let (place, id) = (dead.map_or(0, |dead| dead.source_order), found.map(|_| ids.id(seq)));
+            waits.push(Wait { place, group: group.clone(), seq, id });
         }
-        let dead = storage::dead(db, seq)?.filter(|dead| dead.source == of.name);
-        let group: GroupId = group.clone();
-        let id = queue.map(|_| ids.id(seq));
-        waits.push((dead.map_or(0, |dead| dead.source_order), ExportedItem::Undecided { group, id }));
     }
+    waits.sort_by_key(|wait| wait.place);
     Ok(waits)
 }
 
@@ -189,6 +220,7 @@ fn exported(
     ids: &Ids,
     of: &PageOf,
     row: &MessageRow,
+    undecided: bool,
 ) -> rusqlite::Result<Vec<ExportedItem>> {
     let entry = row.entry;
     let (id, seq) = (ids.id(entry.seq), entry.seq);
@@ -203,8 +235,6 @@ fn exported(
     }
     let attributes = content.attributes.as_deref().map_or_else(Attributes::new, parse_attributes);
     let key = content.decided_key(&attributes, id);
-    let awaited =
-        |(group, seqs): &(GroupId, Vec<u64>)| Some(group) == row.group.as_ref() && seqs.contains(&seq);
     let message = ExportedMessage {
         id,
         sequence: entry.order,
@@ -223,7 +253,7 @@ fn exported(
         deliveries: entry.deliveries,
         fence: Fence(entry.fence),
         parked: parked_cause(entry.flags).filter(|cause| *cause != Cause::Damaged),
-        undecided: of.undecided.iter().any(awaited),
+        undecided,
         dead: dead.map(Into::into),
         history: if entry.flags & FLAG_HISTORY == 0 { Vec::new() } else { storage::history(db, seq)? },
         entries: if entry.flags & FLAG_KEYED == 0 {

@@ -104,6 +104,7 @@ impl Engine {
         let (queue, wave) = self.at(id);
         wave.journal.push(Undo::Row(Box::new(queue.row())));
         queue.paused = paused;
+        queue.end_export();
         wave.records.push(Record::Queue(queue.row()));
         wave.records.push(Record::Audit { at_ms: now.ms(), by, what });
         wave.durable = true;

@@ -39,7 +39,7 @@ pub(crate) use redrive::Candidate;
 use redrive::Task;
 pub(crate) use send::{PreparedMessage, Stated};
 use table::Table;
-pub(crate) use transfer::PageOf;
+pub(crate) use transfer::{ExportStep, PageMessage, PageOf, Undecided, Wait};
 
 use crate::record::{Header, MessageMeta, Record};
 use crate::time::Now;

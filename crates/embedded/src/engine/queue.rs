@@ -10,6 +10,7 @@ use super::attempts::Attempts;
 use super::dedup::Dedup;
 use super::groups::Slot;
 use super::table::Table;
+use super::transfer::Wait;
 use super::{Undo, Wave};
 use crate::record::{FLAG_HISTORY, FLAG_KEYED, MessageMeta, MessageRow, QueueRow, Record, State};
 
@@ -26,6 +27,8 @@ pub(crate) struct Queue {
     pub purged_ms: u64,
     pub paused: Option<QueuePause>,
     pub table: Table,
+    /// What its halted groups wait for in other queues, by place, while it is exported.
+    pub waits: Option<Vec<Wait>>,
     pub dedup: Dedup,
     pub totals: QueueTotals,
     /// When this queue next needs attention, as filed in the engine's timers.
@@ -50,6 +53,7 @@ impl Queue {
             purged_ms: 0,
             paused: None,
             table,
+            waits: None,
             dedup: Dedup::default(),
             totals: QueueTotals::default(),
             timer: None,

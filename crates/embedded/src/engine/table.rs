@@ -4,6 +4,7 @@
 //! is why a wave can be undone by putting old entries back.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 
 use hapax_core::{Cause, GroupId};
 
@@ -33,6 +34,8 @@ pub(crate) struct Table {
     /// Messages that were delivered at least once: only those can be named by a receipt.
     delivered: HashMap<u64, Slot>,
     parked: BTreeMap<u64, Slot>,
+    /// All messages by place and number, while the queue is exported.
+    places: Option<BTreeMap<(u64, u64), Slot>>,
     ready: usize,
     delayed: usize,
     in_flight: usize,
@@ -53,6 +56,7 @@ impl Table {
             turns: HashMap::new(),
             delivered: HashMap::new(),
             parked: BTreeMap::new(),
+            places: None,
             ready: 0,
             delayed: 0,
             in_flight: 0,
@@ -180,6 +184,9 @@ impl Table {
 
     fn index(&mut self, slot: Slot, entry: &MessageMeta) {
         let key = self.key(entry);
+        if let Some(places) = &mut self.places {
+            places.insert((entry.order, entry.seq), slot);
+        }
         match entry.state {
             State::Ready => {
                 self.ready += 1;
@@ -209,6 +216,9 @@ impl Table {
 
     fn unindex(&mut self, slot: Slot, entry: &MessageMeta) {
         let key = self.key(entry);
+        if let Some(places) = &mut self.places {
+            places.remove(&(entry.order, entry.seq));
+        }
         match entry.state {
             State::Ready => {
                 self.ready -= 1;
@@ -285,6 +295,20 @@ impl Table {
         self.kept.iter().filter(move |(group, _)| !own(group)).map(|(_, slot)| self.get(*slot).seq)
     }
 
+    /// The messages behind a place, in order. The first call looks at every message; then the order is kept up to date
+    /// until [`Self::forget_places`].
+    pub fn behind(&mut self, place: u64) -> impl Iterator<Item = &MessageMeta> {
+        if self.places.is_none() {
+            self.places = Some(self.iter().map(|(slot, entry)| ((entry.order, entry.seq), slot)).collect());
+        }
+        let behind = (Bound::Excluded((place, u64::MAX)), Bound::Unbounded);
+        self.places.iter().flat_map(move |places| places.range(behind)).map(|(_, slot)| self.get(*slot))
+    }
+
+    pub fn forget_places(&mut self) {
+        self.places = None;
+    }
+
     /// All messages; slow, for rare operations.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, &MessageMeta)> {
         self.entries.iter().enumerate().filter_map(|(slot, entry)| Some((slot as Slot, entry.as_ref()?)))
@@ -324,6 +348,10 @@ impl Table {
         for (_, entry) in self.iter() {
             assert!(entry.state != State::InFlight || (entry.fence != 0 && entry.attempts > 0));
             assert!(entry.deliveries >= entry.attempts, "every attempt is a delivery");
+        }
+        if let Some(places) = &self.places {
+            let expected = self.iter().map(|(slot, entry)| ((entry.order, entry.seq), slot)).collect();
+            assert_eq!(*places, expected);
         }
         self.groups.check(self.ready, self.in_flight);
     }

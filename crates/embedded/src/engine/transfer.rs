@@ -1,70 +1,152 @@
 //! Export and import: what memory knows of a queue that is exported, and messages that come from another store.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 use hapax_core::ledger::protocol::{LedgerEntry, Stage};
 use hapax_core::ledger::{DOUBT_MS, TTL_MS_MAX};
 use hapax_core::transfer::{FENCE_BOUND_MAX, MOVE_MS_MAX};
 use hapax_core::{
-    AdminError, EntryId, ExportedEntry, ExportedMessage, ExportedStage, Fence, GroupId, QueueName, SendError,
-    Tier, policy, validate,
+    AdminError, Cause, EntryId, ExportedEntry, ExportedMessage, ExportedStage, Fence, GroupId, MessageId,
+    QueueName, SendError, Tier, policy, validate,
 };
 
 use super::ledger::Known;
 use super::send::within_quotas;
-use super::{Engine, dedup};
+use super::{Engine, Queue, dedup};
 use crate::record::{
     Content, DeadRow, DedupRow, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, MessageMeta, Record, State, park_flags,
+    parked_cause,
 };
 use crate::time::Now;
+
+/// A message of a page.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageMessage {
+    pub seq: u64,
+    pub order: u64,
+    /// Its group is halted for it.
+    pub undecided: bool,
+    /// It is parked because its row is damaged.
+    pub damaged: bool,
+}
+
+/// A group of the queue waits for a message that is not in the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Wait {
+    /// The message's place in the queue; 0 if that is not known.
+    pub place: u64,
+    pub group: GroupId,
+    pub seq: u64,
+    /// `None`: the message is not known any more.
+    pub id: Option<MessageId>,
+}
+
+/// Halted groups and the messages that they wait for.
+pub(crate) type Undecided = Vec<(GroupId, Vec<u64>)>;
+
+/// What memory says to a request for a page.
+pub(crate) enum ExportStep {
+    /// The places of what these groups wait for have to be read first.
+    ReadWaits {
+        queue: u32,
+        name: QueueName,
+        undecided: Undecided,
+    },
+    Page(PageOf),
+}
 
 /// What memory knows of one page of a queue.
 pub(crate) struct PageOf {
     pub queue: u32,
-    pub name: QueueName,
     pub now_ms: u64,
-    /// Numbers of the page's messages, in order of their places.
-    pub seqs: Vec<u64>,
+    /// The page's messages, in order of their places.
+    pub messages: Vec<PageMessage>,
+    /// What groups wait for at places of this page.
+    pub waits: Vec<Wait>,
     /// Places from here on belong to a later page; `None`: this is the last page.
     pub upto: Option<u64>,
-    /// Halted groups and the messages that they wait for.
-    pub undecided: Vec<(GroupId, Vec<u64>)>,
-    /// Messages that are parked because their rows are damaged.
-    pub damaged: Vec<u64>,
     pub purged_before: u64,
     pub dedup_window_ms: u64,
 }
 
+impl Queue {
+    /// Forgets what is kept in memory for an export.
+    pub fn end_export(&mut self) {
+        self.waits = None;
+        self.table.forget_places();
+    }
+
+    /// The messages behind a place and what groups wait for there, at most `limit` of each.
+    fn page(&mut self, after: u64, limit: usize) -> (Vec<PageMessage>, Vec<Wait>, Option<u64>) {
+        let found: Vec<MessageMeta> = self.table.behind(after).take(limit + 1).copied().collect();
+        let mut upto = found.get(limit).map(|entry| entry.order);
+        let groups = &self.table.groups;
+        let all = self.waits.as_deref().unwrap_or_default();
+        let first = all.partition_point(|wait| wait.place <= after && (wait.place, after) != (0, 0));
+        let own = |wait: &&Wait| upto.is_none_or(|upto| wait.place < upto);
+        // Some may have been decided about since the export began.
+        let waits = |wait: &&Wait| {
+            groups.find(&wait.group).is_some_and(|at| groups.undecided(at).contains(&wait.seq))
+        };
+        let mut waits: Vec<Wait> =
+            all[first..].iter().take_while(own).filter(waits).take(limit + 1).cloned().collect();
+        if let Some(last) = waits.get(limit).map(|wait| wait.place).filter(|place| *place > 0) {
+            upto = Some(last);
+            waits.retain(|wait| wait.place < last);
+        }
+        let message = |entry: &MessageMeta| PageMessage {
+            seq: entry.seq,
+            order: entry.order,
+            undecided: groups.undecided(entry.group).contains(&entry.seq),
+            damaged: parked_cause(entry.flags) == Some(Cause::Damaged),
+        };
+        let own = |entry: &&MessageMeta| upto.is_none_or(|upto| entry.order < upto);
+        (found.iter().filter(own).map(message).collect(), waits, upto)
+    }
+}
+
 impl Engine {
-    /// The messages of a paused queue behind a place, at most `limit`.
-    pub fn export(&self, now: Now, name: &QueueName, after: u64, limit: usize) -> Result<PageOf, AdminError> {
+    /// What is behind a place in a paused queue, at most `limit`; without `after`, only what is needed for the page's
+    /// deduplication ids. `waits` answers [`ExportStep::ReadWaits`].
+    pub fn export(
+        &mut self,
+        now: Now,
+        name: &QueueName,
+        after: Option<u64>,
+        limit: usize,
+        waits: Option<Vec<Wait>>,
+    ) -> Result<ExportStep, AdminError> {
         let id = self.find(name)?;
-        let queue = self.queue(id);
+        let queue = self.at(id).0;
         if queue.paused.is_none() {
             let problem =
                 format!("queue {name} is not paused, so it changes while it is exported; pause it first");
             return Err(AdminError::Refused(problem));
         }
-        // The smallest places behind `after`: one look at each message, and no more memory than a page.
-        let mut first = BTreeSet::new();
-        for (_, entry) in queue.table.iter().filter(|(_, entry)| entry.order > after) {
-            first.insert((entry.order, entry.seq));
-            if first.len() > limit + 1 {
-                first.pop_last();
-            }
+        // What is kept for an export is built again when one begins, or where it is missing.
+        if after.is_none() || (after == Some(0) && waits.is_none()) {
+            queue.end_export();
         }
-        let upto = (first.len() > limit).then(|| first.pop_last().expect("more than a page").0);
-        Ok(PageOf {
+        if let Some(waits) = waits {
+            queue.waits = Some(waits);
+        }
+        let mut page = PageOf {
             queue: id,
-            name: name.clone(),
             now_ms: now.ms(),
-            seqs: first.into_iter().map(|(_, seq)| seq).collect(),
-            upto,
-            undecided: queue.table.groups.halted(),
-            damaged: queue.table.parked_for(hapax_core::Cause::Damaged),
+            messages: Vec::new(),
+            waits: Vec::new(),
+            upto: None,
             purged_before: queue.purged_before,
             dedup_window_ms: queue.config.dedup.window_ms,
-        })
+        };
+        if let Some(after) = after {
+            if queue.waits.is_none() {
+                let undecided = queue.table.groups.halted();
+                return Ok(ExportStep::ReadWaits { queue: id, name: name.clone(), undecided });
+            }
+            (page.messages, page.waits, page.upto) = queue.page(after, limit);
+        }
+        Ok(ExportStep::Page(page))
     }
 
     pub fn fence_bound(&self) -> Fence {
