@@ -315,7 +315,17 @@ async fn in_a_remembered_receive() {
     let store = open(folder.path());
     let first = store.receive(&queue(), repeatable()).await.unwrap().remove(0);
     store.close();
-    for sql in ["at_ms = at_ms + 1", "deliveries = X'01'", "key = X'02'", "deliveries = 'text'"] {
+    for sql in [
+        "at_ms = at_ms + 1",
+        "at_ms = 'text'",
+        "deliveries = X'01'",
+        "deliveries = 'text'",
+        "key = X'02'",
+        "crc = -1",
+        "crc = 'text'",
+        "queue = -1",
+        "queue = 'text'",
+    ] {
         let copy = tempfile::tempdir().unwrap();
         std::fs::copy(folder.path().join("hapax.db"), copy.path().join("hapax.db")).unwrap();
         let db = rusqlite::Connection::open(copy.path().join("hapax.db")).unwrap();
@@ -329,6 +339,39 @@ async fn in_a_remembered_receive() {
         );
         let other = store.receive(&queue(), repeatable()).await.unwrap().remove(0);
         assert_ne!(other.id, first.id, "{sql}: the first is still leased");
+        store.close();
+    }
+}
+
+/// The row of a parked message has lost its group: deciding about it frees the group that is halted for it all the same.
+#[tokio::test]
+async fn in_the_row_of_a_message_that_its_group_waits_for() {
+    for decision in ["release", "discard"] {
+        let folder = tempfile::tempdir().unwrap();
+        let store = open(folder.path());
+        let jobs: QueueName = "jobs.fifo".parse().unwrap();
+        let config = QueueConfig { on_dead: hapax_core::OnDead::HaltGroup, ..QueueConfig::sqs_fifo() };
+        store.create_queue(&jobs, config).await.unwrap();
+        let message = |body: &'static str| {
+            NewMessage::new(body).group("g".parse().unwrap()).dedup(body.parse().unwrap())
+        };
+        store.send(&jobs, vec![message("a"), message("b")]).await.unwrap();
+        let head = store.receive(&jobs, Receive::up_to(1)).await.unwrap().remove(0);
+        let park = hapax_core::How::Park { reason: "in doubt".into() };
+        store.settle(&jobs, vec![Settle::new(head.receipt, park)]).await.unwrap()[0].as_ref().unwrap();
+        store.close();
+        let db = rusqlite::Connection::open(folder.path().join("hapax.db")).unwrap();
+        assert_eq!(db.execute("UPDATE message SET due_ms = due_ms + 1 WHERE state = 3", []).unwrap(), 1);
+        db.close().unwrap();
+
+        let store = open(folder.path());
+        assert_eq!(store.halted_groups(&jobs).await.unwrap(), ["g".parse().unwrap()]);
+        let decided = match decision {
+            "release" => store.release(&jobs, vec![head.id]).await.unwrap(),
+            _ => store.discard(&jobs, vec![head.id], "test").await.unwrap().count,
+        };
+        assert_eq!(decided, 1, "{decision}");
+        assert!(store.halted_groups(&jobs).await.unwrap().is_empty(), "{decision}");
         store.close();
     }
 }

@@ -1,6 +1,6 @@
 //! Rows of receives that may be repeated.
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, Row, params};
 
 use crate::engine::{Loaded, Loader};
 use crate::record::AttemptRow;
@@ -35,16 +35,24 @@ fn row(key: &[u8], at_ms: i64, deliveries: &[u8]) -> Option<AttemptRow> {
     rest.is_empty().then_some(AttemptRow { key, at_ms: at_ms as u64, deliveries })
 }
 
+fn sound(at: &Row<'_>) -> rusqlite::Result<Option<(u32, AttemptRow)>> {
+    let (queue, key, deliveries): (u32, Vec<u8>, Vec<u8>) = (at.get(0)?, at.get(1)?, at.get(3)?);
+    let crc: u32 = at.get(4)?;
+    let row = row(&key, at.get(2)?, &deliveries).filter(|row| row.crc(queue) == crc);
+    Ok(row.map(|row| (queue, row)))
+}
+
 pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
     let sql = "SELECT queue, CAST(key AS BLOB), at_ms, CAST(deliveries AS BLOB), crc FROM receive_attempt";
     let mut statement = db.prepare(sql)?;
     let mut found = statement.query([])?;
     while let Some(at) = found.next()? {
-        let (queue, key, deliveries): (u32, Vec<u8>, Vec<u8>) = (at.get(0)?, at.get(1)?, at.get(3)?);
-        let crc: u32 = at.get(4)?;
-        match row(&key, at.get(2)?, &deliveries).filter(|row| row.crc(queue) == crc) {
-            Some(row) => loader.add(Loaded::Attempt { queue, row }),
-            None => loader.warn("a remembered receive is damaged; repeated, it may give other messages"),
+        // A value of another type is damage as well.
+        match sound(at) {
+            Ok(Some((queue, row))) => loader.add(Loaded::Attempt { queue, row }),
+            Ok(None) | Err(_) => {
+                loader.warn("a remembered receive is damaged; repeated, it may give other messages");
+            }
         }
     }
     Ok(())
