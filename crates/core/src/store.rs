@@ -382,7 +382,7 @@ crate::metrics! {
     counter sent,
     /// Sends suppressed as duplicates.
     counter duplicates,
-    /// Deliveries made.
+    /// Deliveries made, those included that were given back because their receiver was gone.
     counter delivered,
     /// Deliveries acked.
     counter acked,

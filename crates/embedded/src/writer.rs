@@ -676,7 +676,7 @@ impl<S: Storage> Writer<S> {
             self.storage.dead(seq)?
         };
         let group = self.engine.queue(leased.named.queue).table.group_name(&leased.entry);
-        let lease_ms = leased.entry.due_ms - now.ms();
+        let lease_ms = leased.entry.due_ms.saturating_sub(now.ms());
         Ok(RawDelivery { leased, content: body.content, group, dead: dead.map(Into::into), lease_ms })
     }
 

@@ -348,7 +348,7 @@ impl State {
         m.dead = Some(DeadLetter {
             source: name.clone(),
             cause,
-            error: error.map(str::to_owned),
+            error: error.map(str::to_owned).or_else(|| last_error(&m.history)),
             attempts: m.attempts,
             deliveries: m.deliveries,
             first_received_ms: m.first_received_ms,
@@ -490,4 +490,9 @@ impl State {
             }
         }
     }
+}
+
+/// The last error that a message has failed with.
+fn last_error(history: &[FailedAttempt]) -> Option<String> {
+    history.iter().rev().find_map(|failed| failed.error.clone())
 }

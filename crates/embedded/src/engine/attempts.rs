@@ -13,7 +13,7 @@ use super::groups::Slot;
 use super::receive::{Leased, Request};
 use super::{Engine, Queue, Undo, Wave};
 use crate::receipt::DeliveryRef;
-use crate::record::{AttemptRow, Record, State};
+use crate::record::{AttemptRow, MessageMeta, Record, State};
 use crate::time::Now;
 
 /// Attempts beyond twice the messages in flight that are kept without looking whether they are still of use.
@@ -130,11 +130,21 @@ impl Queue {
 }
 
 impl Engine {
-    /// What a receive gives again, because it was answered before.
-    fn held_again(&self, now: Now, queue: u32, request: &Request) -> Vec<(DeliveryRef, Slot)> {
+    /// What a receive gives again, because it was answered before, and until when each is leased then. Leases begin again,
+    /// but none becomes shorter: its consumer may have extended it meanwhile. What cannot be renewed and whose lease is
+    /// over, although no timer has looked yet, is not given.
+    fn held_again(&self, now: Now, queue: u32, request: &Request) -> Vec<(DeliveryRef, Slot, u64)> {
         let queue = self.queue(queue);
+        let lease_ms = request.lease_ms.unwrap_or(queue.config.lease_ms);
+        let renewed = |(named, slot): (DeliveryRef, Slot)| {
+            let entry = queue.table.get(slot);
+            let renewed_ms = policy::extend_deadline(entry.received_ms, now.ms(), lease_ms);
+            let due_ms = renewed_ms.map_or(entry.due_ms, |due_ms| due_ms.max(entry.due_ms));
+            (due_ms > now.ms()).then_some((named, slot, due_ms))
+        };
         let row = request.attempt_id.as_ref().and_then(|id| queue.attempts.get(id, now.ms()));
-        row.map(|row| queue.held_of(row)).unwrap_or_default()
+        let held = row.map(|row| queue.held_of(row)).unwrap_or_default();
+        held.into_iter().filter_map(renewed).collect()
     }
 
     /// Whether a receive repeats one whose deliveries are still held.
@@ -143,18 +153,15 @@ impl Engine {
     }
 
     /// The deliveries of a receive that is repeated, as far as they still hold their messages and as many as are asked
-    /// for. Their leases begin again, but none becomes shorter: its consumer may have extended it meanwhile.
+    /// for.
     pub(super) fn receive_again(&mut self, now: Now, queue: u32, request: &Request) -> Vec<Leased> {
         let held = self.held_again(now, queue, request);
         if held.is_empty() {
             return Vec::new();
         }
         let (queue, wave) = self.at(queue);
-        let lease_ms = request.lease_ms.unwrap_or(queue.config.lease_ms);
-        let renew = |(named, slot): (DeliveryRef, Slot)| {
-            let mut entry = *queue.table.get(slot);
-            let renewed_ms = policy::extend_deadline(entry.received_ms, now.ms(), lease_ms);
-            entry.due_ms = renewed_ms.map_or(entry.due_ms, |due_ms| due_ms.max(entry.due_ms));
+        let renew = |(named, slot, due_ms): (DeliveryRef, Slot, u64)| {
+            let entry = MessageMeta { due_ms, ..*queue.table.get(slot) };
             queue.update(wave, slot, entry);
             Leased { named, entry }
         };

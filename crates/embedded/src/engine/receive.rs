@@ -129,7 +129,8 @@ impl Engine {
         policy::IN_FLIGHT_MAX.saturating_sub(self.queue(queue).table.counts().in_flight)
     }
 
-    /// Takes back a delivery whose receiver went away before it saw it: neither the attempt nor the delivery counts.
+    /// Takes back a delivery whose receiver went away before it saw it: neither the attempt nor the delivery counts for the
+    /// message. The queue's counter stays: counters only grow.
     pub fn give_back(&mut self, now: Now, named: DeliveryRef) {
         let there = self.queues.get(named.queue as usize).is_some_and(Option::is_some);
         if !there {
@@ -139,7 +140,6 @@ impl Engine {
             && entry.state == State::InFlight
         {
             let (queue, wave) = self.at(named.queue);
-            queue.totals.delivered -= 1;
             entry.deliveries -= 1;
             queue.replace(wave, slot, entry);
             self.put_back(now, named.queue, slot, 0);

@@ -37,6 +37,24 @@ fn a_refused_receive_repeated_does_not_give_another_ones_delivery() {
     assert!(receive(&mut writer, Some("mine")).expect("no fault").is_empty());
 }
 
+#[test]
+fn a_repeated_receive_gives_no_delivery_whose_lease_is_over() {
+    let (mut writer, _clock) = with_groups(1);
+    let queue = rig::name("q.fifo");
+    let (over_ms, again) = rig::now(&mut writer, move |engine, now| {
+        let id = engine.find(&queue).unwrap();
+        let request =
+            crate::engine::Request { attempt_id: Some("mine".into()), ..rig::request(1, Some(2_000)) };
+        let first = engine.receive(now, id, &request);
+        engine.remember_receive(now, id, "mine", &[first[0].named]);
+        // No timer has looked yet. From its receive on, no lease may be this long.
+        let later = Now { us: now.us + 3_000_000 };
+        let request = crate::engine::Request { lease_ms: Some(hapax_core::policy::LEASE_MS_MAX), ..request };
+        (first[0].entry.due_ms.max(later.ms()), engine.receive(later, id, &request))
+    });
+    assert!(again.iter().all(|leased| leased.entry.due_ms > over_ms), "{again:?}");
+}
+
 /// A FIFO queue with a message in each of so many groups.
 fn with_groups(groups: u8) -> (Writer<SimStorage>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
