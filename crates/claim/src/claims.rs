@@ -430,6 +430,10 @@ impl Owed {
                     {
                         return Some(Self::Claim { request, waits_until_us });
                     }
+                    // The store cannot tell about this one yet.
+                    Some(Ok(Some(Err(ClaimError::Store(error))))) if error.is_retryable() => {
+                        return Some(Self::Claim { request, waits_until_us });
+                    }
                     Some(Ok(_)) => return None,
                     Some(Err(_)) | None => return Some(Self::Claim { request, waits_until_us }),
                 }

@@ -31,6 +31,8 @@ struct Lossy {
     lost_to: Mutex<Vec<Owner>>,
     /// Claims of these owners do not reach it.
     cut_off: Mutex<Vec<Owner>>,
+    /// So many claims are answered with an error of the store for this claim alone.
+    failing: AtomicU32,
     /// The owner of each claim that was answered.
     answered: Mutex<Vec<Owner>>,
 }
@@ -47,6 +49,7 @@ fn lossy(claims_lost: u32) -> Lossy {
         claimed: Notify::new(),
         lost_to: Mutex::default(),
         cut_off: Mutex::default(),
+        failing: 0.into(),
         answered: Mutex::default(),
     }
 }
@@ -66,6 +69,9 @@ impl Ledger for Lossy {
         let owner = batch[0].owner.clone();
         if self.cut_off.lock().unwrap().contains(&owner) {
             return Err(StoreError::Unavailable("told so".into()));
+        }
+        if let Err(error) = lose(&self.failing, ()) {
+            return Ok(batch.iter().map(|_| Err(ClaimError::Store(error.clone()))).collect());
         }
         let inner = self.inner.clone();
         // As a server does it: it goes on when its caller has gone.
@@ -305,4 +311,21 @@ async fn a_claim_that_is_dropped_while_it_waits_for_its_holder() {
         let given_back = tokio::time::timeout(Duration::from_secs(15), until_absent(&ledger, &id)).await;
         assert!(given_back.is_ok(), "{on_doubt:?}: {:?}", ledger.entry(&id).await);
     }
+}
+
+/// The store answers the batch, but cannot tell about this claim.
+#[tokio::test]
+async fn a_claim_that_the_store_cannot_answer_when_it_is_given_back() {
+    let ledger = Arc::new(lossy(6));
+    let request = request("order-1");
+    let id = request.id.clone();
+    let asking = claims(&ledger);
+    ledger.lost_to.lock().unwrap().push(request.owner.clone());
+    let answer = with_time(&ledger.clock, asking.claim(vec![request])).await.remove(0);
+    assert!(matches!(answer, Answer::Unavailable(_)), "{answer:?}");
+    ledger.failing.store(3, Ordering::SeqCst);
+    ledger.claims_lost.store(0, Ordering::SeqCst);
+    ledger.lost_to.lock().unwrap().clear();
+    until_absent(&ledger, &id).await;
+    assert_eq!(ledger.failing.load(Ordering::SeqCst), 0, "it was asked for until the store could tell");
 }
