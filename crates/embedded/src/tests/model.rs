@@ -1,6 +1,8 @@
 //! The queue semantics of the design, as plainly as they can be written: one list per queue, searched from end to
 //! end, no index, no rows, no waves.
 
+mod queue;
+
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::store::QueueTotals;
 use hapax_core::{Cause, How, OnDead, QueueConfig, QueueName, RedriveState, SettleError, Settled};
@@ -720,104 +722,5 @@ impl Model {
                 queue.totals.retention_dropped += (before - queue.messages.len()) as u64;
             }
         }
-    }
-}
-
-impl Queue {
-    fn index(&self, place: u64) -> usize {
-        self.messages.iter().position(|message| message.place == place).expect("it is there")
-    }
-
-    fn by_place(&self, place: u64) -> &Message {
-        &self.messages[self.index(place)]
-    }
-
-    /// Groups no longer wait for these messages; says whether any had. What was kept in a group that is not halted any more
-    /// has its whole retention again.
-    fn unhalt(&mut self, now_ms: u64, decided: impl Fn(u64, u8) -> bool) -> bool {
-        let (gone, left): (Vec<_>, Vec<_>) =
-            self.undecided.iter().copied().partition(|(seq, group)| decided(*seq, *group));
-        let from_ms = now_ms - self.config.retention_ms;
-        let free = |group| {
-            gone.iter().any(|(_, other)| Some(*other) == group)
-                && !left.iter().any(|(_, other)| Some(*other) == group)
-        };
-        for message in self.messages.iter_mut().filter(|message| free(message.group)) {
-            if matches!(message.at, At::Ready | At::Delayed) && message.base_ms < from_ms {
-                message.base_ms = now_ms;
-            }
-        }
-        self.undecided = left;
-        !gone.is_empty()
-    }
-
-    pub fn waiting_in_halted(&self) -> u64 {
-        let halted = |group: Option<u8>| self.undecided.iter().any(|(_, other)| Some(*other) == group);
-        let waits = |message: &&Message| matches!(message.at, At::Ready | At::Delayed);
-        self.messages.iter().filter(waits).filter(|message| halted(message.group)).count() as u64
-    }
-
-    pub fn count(&self, at: At) -> u64 {
-        self.messages.iter().filter(|message| message.at == at).count() as u64
-    }
-
-    /// When the oldest message was sent; several answers where several are equally old.
-    pub fn oldest_sent_ms(&self) -> Vec<u64> {
-        let waiting = || self.messages.iter().filter(|message| message.at != At::Parked);
-        let Some(oldest_ms) = waiting().map(|message| message.base_ms).min() else { return Vec::new() };
-        waiting().filter(|message| message.base_ms == oldest_ms).map(|message| message.sent_ms).collect()
-    }
-
-    fn first_due(&self, now_ms: u64) -> Option<usize> {
-        let timed = |message: &&Message| matches!(message.at, At::Delayed | At::InFlight);
-        let due = self.messages.iter().filter(timed).filter(|message| message.due_ms <= now_ms);
-        due.min_by_key(|message| (message.due_ms, message.place)).map(|message| self.index(message.place))
-    }
-
-    fn in_flight(&self, group: Option<u8>) -> usize {
-        self.messages.iter().filter(|message| message.group == group && message.at == At::InFlight).count()
-    }
-
-    /// The places of the messages that come next, all of one group.
-    fn next(&self, max: usize) -> Vec<u64> {
-        let mut waiting: Vec<_> =
-            self.messages.iter().filter(|message| matches!(message.at, At::Ready | At::Delayed)).collect();
-        waiting.sort_by_key(|message| (u8::MAX - message.priority, message.place.max(message.turn)));
-        if !self.config.is_fifo() {
-            waiting.retain(|message| message.at == At::Ready);
-            let total = self.count(At::InFlight) as usize;
-            let noisy = |message: &&&Message| {
-                let in_flight = self.in_flight(message.group);
-                message.group.is_some() && in_flight >= 30 && in_flight * 10 > total
-            };
-            let quiet = waiting.iter().find(|message| !noisy(message));
-            let next = quiet.or_else(|| waiting.iter().min_by_key(|message| self.in_flight(message.group)));
-            return next.map(|message| message.place).into_iter().collect();
-        }
-        let halted = |group: Option<u8>| self.undecided.iter().any(|(_, other)| Some(*other) == group);
-        // The first place of a group that is in flight: nothing behind it can be delivered.
-        let flying_from = |group: Option<u8>| {
-            let flying = self.messages.iter().filter(|m| m.group == group && m.at == At::InFlight);
-            flying.map(|message| message.place).min().unwrap_or(u64::MAX)
-        };
-        let heads = waiting.iter().filter(|message| {
-            let ahead =
-                waiting.iter().any(|other| other.group == message.group && other.place < message.place);
-            !ahead
-                && message.at == At::Ready
-                && !halted(message.group)
-                && message.place < flying_from(message.group)
-        });
-        let turn = |group: Option<u8>| {
-            self.turns.iter().find(|(other, _)| Some(*other) == group).map_or(0, |(_, turn)| *turn)
-        };
-        let Some(head) = heads.min_by_key(|message| message.place.max(turn(message.group))) else {
-            return Vec::new();
-        };
-        let (group, until) = (head.group, flying_from(head.group));
-        let of_group = waiting.iter().filter(|message| message.group == group);
-        let in_a_row =
-            of_group.take_while(|message| message.at == At::Ready && message.place < until).take(max);
-        in_a_row.map(|message| message.place).collect()
     }
 }
