@@ -1,51 +1,51 @@
-//! What a store can do. A tier, a queue or a worker that needs more is refused at start-up.
+//! The features of a store. A tier, a queue or a worker that needs more is refused at start-up.
 
 use serde::{Deserialize, Serialize};
 
-/// What order a store keeps inside a FIFO group.
+/// The order that a store keeps inside a FIFO group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
     /// In the order in which sends were answered.
     PerGroup,
-    /// None.
+    /// No order.
     #[default]
     None,
 }
 
-/// How a receive that waits learns that a message has come.
+/// How a waiting receive learns that a message has arrived.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WakeUp {
-    /// It does not: a receive answers at once, and the caller asks again.
+    /// Not at all: a receive returns at once, and the caller has to repeat it.
     #[default]
     None,
     /// The store wakes it at once.
     Push,
-    /// The store looks again at this interval.
+    /// The store checks again at this interval.
     Poll {
-        /// The longest time between two looks.
+        /// The longest time between two checks.
         every_ms: u64,
     },
 }
 
-/// What the counters of a queue and of the ledger cover.
+/// The scope of the counters of a queue and of the ledger.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CounterScope {
-    /// What passed through this process since it opened the store.
+    /// The operations of this process since it opened the store.
     #[default]
     Process,
-    /// What happened in the store, whichever process did it.
+    /// All operations in the store, by any process.
     Store,
 }
 
-/// The ways to end a delivery beside an ack.
+/// The ways to end a delivery other than an ack.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Settles {
-    /// A retry by the queue's policy, or at once.
+    /// A retry after the delay of the queue's policy, or at once.
     pub retry: bool,
     /// A retry after a delay that the consumer asks for.
     pub retry_after: bool,
@@ -58,11 +58,12 @@ pub struct Settles {
 }
 
 impl Settles {
-    /// Every way there is.
+    /// All of them.
     pub const ALL: Self = Self { retry: true, retry_after: true, defer: true, reject: true, park: true };
 }
 
-/// What a store can do. What a store does not say, it cannot do: so is a field that is newer than the store.
+/// The features of a store. A feature that the store does not declare counts as missing, also one that is newer than
+/// the store.
 ///
 /// ```
 /// # use hapax_core::{Capabilities, Order};
@@ -74,11 +75,11 @@ impl Settles {
 #[serde(default)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Which store, for messages.
+    /// The store's name, for messages.
     pub name: String,
     /// A delivery has a lease, which ends by itself and can be extended.
     pub leases: bool,
-    /// How a delivery may end beside an ack.
+    /// How a delivery may end other than by an ack.
     pub settles: Settles,
     /// A settle's parts (ack, dead letter, history) happen in one transaction.
     pub atomic_settle: bool,
@@ -91,28 +92,28 @@ pub struct Capabilities {
     pub durable_lease: bool,
     /// Fences only grow, through restart and restore.
     pub fence: bool,
-    /// What order is kept.
+    /// The order that is kept.
     pub order: Order,
-    /// A FIFO group can stand still while one of its messages is dead or parked.
+    /// A FIFO group can be halted while one of its messages is dead or parked.
     pub halt_group: bool,
-    /// Urgent messages of a standard queue come first.
+    /// Urgent messages of a standard queue are delivered first.
     pub priorities: bool,
-    /// Messages can be looked at without a delivery.
+    /// Messages can be read without a delivery.
     pub browse: bool,
     /// Dead letters can be moved back.
     pub redrive: bool,
-    /// How a receive that waits is woken.
+    /// How a waiting receive is woken.
     pub wake_up: WakeUp,
     /// The longest deduplication window.
     pub dedup_ms_max: u64,
     /// The largest message, body and attributes together.
     pub message_bytes_max: u64,
-    /// What the counters cover.
+    /// The scope of the counters.
     pub counters: CounterScope,
 }
 
 impl Capabilities {
-    /// A store that can do nothing yet: its fields are set one by one.
+    /// A store without any feature; set the fields one by one.
     pub fn none(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Called when a clock was moved by hand, so that whoever waits on it looks again.
+/// Called after a clock was moved by hand, so that threads waiting on it check the time again.
 pub type Moved = Arc<dyn Fn() + Send + Sync>;
 
 /// Wall time, which may jump, and monotonic time, which may not.
@@ -12,11 +12,11 @@ pub trait Clock: Send + Sync {
     /// Milliseconds since 1970.
     fn wall_ms(&self) -> u64;
 
-    /// Microseconds since some fixed point; never steps back.
+    /// Microseconds since some fixed point; never goes backwards.
     fn monotonic_us(&self) -> u64;
 
-    /// How long a thread may really sleep before the clock has advanced by `us`; `None` when the clock only moves
-    /// by hand and calls [`Clock::on_moved`]'s hook then.
+    /// How long a thread may really sleep until the clock has advanced by `us`; `None` if the clock only moves by hand
+    /// and then calls the hook of [`Clock::on_moved`].
     fn sleep_for(&self, us: u64) -> Option<Duration>;
 
     /// Registers a hook that is called after each move by hand. Clocks that run by themselves ignore it.
@@ -49,7 +49,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only when told, for tests.
+/// A clock for tests that moves only by a call.
 ///
 /// ```
 /// # use hapax_core::{Clock, ManualClock};
@@ -64,7 +64,7 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// A clock that stands at the given wall time.
+    /// A clock that starts at the given wall time.
     pub fn at_ms(wall_ms: u64) -> Self {
         Self { wall_us: (wall_ms * 1000).into(), monotonic_us: 0.into(), hooks: Mutex::default() }
     }

@@ -24,9 +24,9 @@ use crate::name::{DocumentName, Revision};
 pub const BYTES_MAX: usize = 64 * 1024;
 /// The maximum number of documents in a store.
 pub const COUNT_MAX: usize = 10_000;
-/// The most that all documents of a store hold, names and values together: 16 MiB.
+/// Maximum total size of all documents of a store, names and values together: 16 MiB.
 pub const TOTAL_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// A page of a listing ends before it holds more than this, unless it has one document only: 1 MiB.
+/// A page of a listing ends before it exceeds this size, unless it has only one document: 1 MiB.
 pub const PAGE_BYTES_MAX: usize = 1024 * 1024;
 
 /// A document as it is stored.
@@ -34,7 +34,7 @@ pub const PAGE_BYTES_MAX: usize = 1024 * 1024;
 pub struct Document {
     /// Its name.
     pub name: DocumentName,
-    /// Its revision; pass it as [`Expected::Revision`] to change nothing else than what was read.
+    /// Its revision; pass it as [`Expected::Revision`] to change only the version that was read.
     pub revision: Revision,
     /// When it was last put.
     pub modified_ms: u64,
@@ -42,10 +42,10 @@ pub struct Document {
     pub value: Json,
 }
 
-/// What a change expects to find. If it finds something else, it is refused and nothing is changed.
+/// The state in which a change expects the document. In any other state the change is refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Expected {
-    /// Anything.
+    /// Any state.
     #[default]
     Any,
     /// No document of that name.
@@ -55,7 +55,7 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// Compares what is expected with the revision of the document that is there.
+    /// Compares the expectation with the document's actual revision.
     pub fn check(self, name: &DocumentName, actual: Option<Revision>) -> Result<(), DocumentError> {
         let (holds, expected) = match self {
             Self::Any => (true, None),
@@ -66,12 +66,12 @@ impl Expected {
     }
 }
 
-/// Which documents to list, in order of name.
+/// Which documents to list, ordered by name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DocumentFilter {
     /// Only names that begin with this text.
     pub prefix: String,
-    /// Continue behind this name, from an earlier page.
+    /// Continue after this name, from an earlier page.
     pub after: Option<DocumentName>,
     /// Maximum count, 1 to 1,000. A page of large documents is shorter.
     pub limit: usize,
@@ -105,7 +105,7 @@ impl DocumentFilter {
 /// One page of documents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DocumentPage {
-    /// The documents, in order of name.
+    /// The documents, ordered by name.
     pub items: Vec<Document>,
     /// Pass it as `after` for the next page; `None` at the end.
     pub next: Option<DocumentName>,
@@ -118,7 +118,7 @@ pub enum DocumentError {
     /// The store could not do it.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The document is not as the caller expected it. Nothing was changed.
+    /// The document is not in the state that the caller expected. Nothing was changed.
     #[error(
         "document {name} was expected {} and {}; read it again and repeat the change",
         shown(*expected, "not to exist", "with revision"),
@@ -127,9 +127,9 @@ pub enum DocumentError {
     Conflict {
         /// The document.
         name: DocumentName,
-        /// The revision that was expected; `None`: that there is no such document.
+        /// The revision that was expected; `None`: the document was expected not to exist.
         expected: Option<Revision>,
-        /// The revision that it has; `None`: there is no such document.
+        /// The document's actual revision; `None`: it does not exist.
         actual: Option<Revision>,
     },
     /// The value is too large.
@@ -160,14 +160,14 @@ impl DocumentError {
 /// The documents' seam. A change is durable when it returns.
 #[async_trait]
 pub trait Documents: Send + Sync {
-    /// A document, if there is one of that name.
+    /// The document of that name, if it exists.
     async fn document(&self, name: &DocumentName) -> Result<Option<Document>, StoreError>;
 
-    /// Documents in order of name.
+    /// Lists documents, ordered by name.
     async fn documents(&self, filter: DocumentFilter) -> Result<DocumentPage, StoreError>;
 
     /// Creates or replaces a document and returns its new revision. After an unknown outcome, read the document: if it
-    /// has the value that was put, the put was done.
+    /// has the new value, the put succeeded.
     async fn put_document(
         &self,
         name: &DocumentName,
@@ -175,7 +175,7 @@ pub trait Documents: Send + Sync {
         expected: Expected,
     ) -> Result<Revision, DocumentError>;
 
-    /// Deletes a document; `false` if there was none.
+    /// Deletes a document; `false` if it did not exist.
     async fn delete_document(&self, name: &DocumentName, expected: Expected) -> Result<bool, DocumentError>;
 }
 

@@ -8,7 +8,7 @@ use crate::policy::RetryPolicy;
 use crate::queue::{DeadLetterPolicy, QueueConfig, Tier};
 use crate::store::Receive;
 
-/// Milliseconds; what does not fit is longer than any limit allows.
+/// Milliseconds. A value that does not fit is longer than any limit allows anyway.
 fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -49,7 +49,7 @@ impl QueueConfig {
         Self { delay_ms: ms(delay), ..self }
     }
 
-    /// How long a receive waits that does not say, up to 20 s.
+    /// How long a receive waits if it does not set its own wait, up to 20 s.
     #[must_use]
     pub fn wait(self, wait: Duration) -> Self {
         Self { wait_ms: ms(wait), ..self }
@@ -67,7 +67,7 @@ impl QueueConfig {
         Self { dead_letter: Some(DeadLetterPolicy { queue }), ..self }
     }
 
-    /// Where the idempotency key is in a JSON body, as `/order/id`.
+    /// JSON pointer to the idempotency key in the body, for example `/order/id`.
     #[must_use]
     pub fn key_pointer(self, pointer: impl Into<String>) -> Self {
         Self { key_pointer: Some(pointer.into()), ..self }
@@ -82,7 +82,8 @@ impl QueueConfig {
 }
 
 impl RetryPolicy {
-    /// Exponential backoff with full jitter: the delay after the first attempt, doubled after each, up to the longest.
+    /// Exponential backoff with full jitter: the delay after the first attempt is `first`, doubled after each further
+    /// one, up to `longest`.
     pub fn backoff(first: Duration, longest: Duration) -> Self {
         Self::exponential(ms(first), ms(longest))
     }

@@ -1,11 +1,11 @@
-//! One narrow error per operation. Each says what happened, which value, and what to do; each has a stable code.
+//! One narrow error per operation. Each says what happened, with which value, and what to do; each has a stable code.
 
 use thiserror::Error;
 
 use crate::ledger::TokenError;
 use crate::name::{QueueName, Revision};
 
-/// The store as a whole could not do it. Nothing was changed, except where the variant says otherwise.
+/// The store as a whole could not do the operation. Nothing was changed, unless the variant says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -19,7 +19,7 @@ pub enum StoreError {
     /// safe.
     #[error("the outcome is unknown: {0}; repeat with the same deduplication id or receipt")]
     OutcomeUnknown(String),
-    /// No room: a disk, a memory bound or the store's quota. Rolled back; retry when there is room.
+    /// No room: a disk, a memory limit or the store's quota. The operation was rolled back; retry when there is room.
     #[error("the store is full: {0}; nothing was changed, retry when there is room")]
     Full(String),
     /// Too many operations are waiting. Nothing was done; retry with backoff.
@@ -33,7 +33,7 @@ pub enum StoreError {
         /// How many are in flight.
         in_flight: u64,
     },
-    /// The store was restored from a backup and hands out nothing until it is resumed.
+    /// The store was restored from a backup and delivers nothing until it is resumed.
     #[error("the store is paused: {0}")]
     Paused(String),
     /// Stored data does not match its checksum.
@@ -60,7 +60,7 @@ impl StoreError {
         }
     }
 
-    /// Whether the same call may succeed later without anyone changing the request.
+    /// Whether the same call may succeed later with the request unchanged.
     pub fn is_retryable(&self) -> bool {
         !matches!(self, Self::NoSuchQueue(_) | Self::Damaged(_) | Self::Invalid(_))
     }
@@ -113,7 +113,7 @@ pub enum SettleError {
     /// The receipt was not issued by this store for this queue.
     #[error("the receipt is not one of this queue's; pass it on exactly as it was received")]
     Malformed,
-    /// A newer delivery holds the message: this one's lease passed.
+    /// A newer delivery holds the message, because the lease of this one ran out.
     #[error("the receipt is stale: the message was delivered again after its lease ran out")]
     Stale,
     /// The lease ran out; on a FIFO queue that ends the right to settle, since its group may have moved on.
@@ -122,22 +122,22 @@ pub enum SettleError {
     /// The message is not in flight, so there is no lease to change.
     #[error("the message is not in flight: its lease ran out or was given back")]
     NotInFlight,
-    /// The message is no longer there: acked, rejected, purged or expired.
+    /// The message no longer exists: acked, rejected, purged or expired.
     #[error("the message is gone: it was settled before, purged, or its retention ran out")]
     Gone,
-    /// The message is out of attempts or was rejected: it is among the dead letters, or parked. An ack would not
-    /// reach it: whether its effect is to happen again is decided by a redrive or a release.
+    /// The message is out of attempts or was rejected: it is in the dead-letter queue, or parked. An ack has no effect
+    /// on it: an operator decides by a redrive or a release whether its effect happens again.
     #[error("the message is dead: it ran out of attempts or was rejected; redrive, release or discard it")]
     Dead,
-    /// A lease may last at most this long since the receive.
+    /// The extension would exceed the maximum lease, counted since the receive.
     #[error("the lease would last {lease_ms} ms since the receive; the most is {lease_ms_max} ms")]
     LeaseTooLong {
-        /// The total that was asked for.
+        /// The total that was asked for, counted since the receive.
         lease_ms: u64,
-        /// The most allowed.
+        /// The maximum.
         lease_ms_max: u64,
     },
-    /// The claim that the settle was to end is not the caller's any more, so the delivery was not settled either.
+    /// The claim that the settle was to end no longer belongs to the caller, so the delivery was not settled either.
     #[error("the claim was not ended, so the delivery was not settled: {0}")]
     Claim(TokenError),
 }
@@ -179,30 +179,30 @@ pub enum AdminError {
     /// Another task already moves messages out of this queue.
     #[error("a redrive of queue {0} is already running; cancel it or wait")]
     RedriveRunning(QueueName),
-    /// Another change came between the caller's read and its write. Nothing was changed.
+    /// The object was changed between the caller's read and its write. Nothing was changed by this call.
     #[error(
         "{what} has revision {actual}, not {expected}: it was changed meanwhile; read it again and repeat the change"
     )]
     RevisionConflict {
-        /// What was to be changed, for example `queue payments`.
+        /// The object to change, for example `queue payments`.
         what: String,
         /// The revision that the caller had read.
         expected: Revision,
-        /// The revision that it has now.
+        /// The revision that the object has now.
         actual: Revision,
     },
-    /// The operation was done too short a time ago to be done again.
+    /// The last such operation was too recent.
     #[error("{what} less than the wanted interval ago; try again in {retry_after_ms} ms")]
     TooSoon {
-        /// What was done, for example `queue payments was purged`.
+        /// The earlier operation, for example `queue payments was purged`.
         what: String,
-        /// When the interval is over.
+        /// Time until the interval is over.
         retry_after_ms: u64,
     },
     /// No such message, task or group.
     #[error("{0} does not exist")]
     NotFound(String),
-    /// The operation does not fit the present state.
+    /// The operation is not possible in the present state.
     #[error("{0}")]
     Refused(String),
 }

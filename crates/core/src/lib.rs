@@ -1,12 +1,12 @@
 //! The vocabulary of Hapax as types, its policies as pure functions, and the seams that every store implements.
 //!
-//! Nothing here does I/O, reads a clock or draws a random number: time and randomness are arguments. That is what
-//! lets one conformance suite and one simulation judge every store.
+//! Nothing here does I/O, reads a clock or draws a random number: time and randomness are arguments. Therefore one
+//! conformance suite and one simulation can test every store.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`name`] | identifiers: queue, message, group, keys, receipt, fence |
-//! | [`message`] | what is sent and what is delivered |
+//! | [`message`] | messages as sent and as delivered |
 //! | [`queue`] | a queue's configuration and its validation |
 //! | [`policy`] | backoff, dead-letter decision, deduplication window, lease bounds, tier check |
 //! | [`capabilities`] | what a store can do |

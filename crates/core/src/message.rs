@@ -1,4 +1,4 @@
-//! What is sent and what is delivered.
+//! Messages as they are sent and as they are delivered.
 
 use std::collections::BTreeMap;
 
@@ -95,18 +95,18 @@ impl Priority {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NewMessage {
-    /// The payload.
+    /// The payload; any bytes.
     pub body: Bytes,
     /// Named values beside the body.
     pub attributes: Attributes,
-    /// Invisible for so long; the queue's default when `None`.
+    /// How long the message stays invisible after the send, at most 15 min; the queue's default when `None`.
     pub delay_ms: Option<u64>,
-    /// Invisible until this time, in milliseconds since 1970 by the store's clock; at most 366 days ahead. Its
-    /// retention counts from then. Not on FIFO queues, and not together with `delay_ms`.
+    /// The message stays invisible until this time, in milliseconds since 1970 by the store's clock; at most 366 days
+    /// ahead. Its retention counts from then. Not allowed on FIFO queues, nor together with `delay_ms`.
     pub deliver_at_ms: Option<u64>,
     /// The group; required on FIFO queues.
     pub group: Option<GroupId>,
-    /// The sender's identity for this send.
+    /// Deduplication id: identifies this send within the queue's deduplication window.
     pub dedup: Option<DedupId>,
     /// Urgency on a standard queue.
     pub priority: Priority,
@@ -118,7 +118,7 @@ impl NewMessage {
         Self { body: body.into(), ..Self::default() }
     }
 
-    /// Hides the message for so long after the send.
+    /// Hides the message for this time after the send, at most 15 min.
     #[must_use]
     pub fn delay_ms(mut self, delay_ms: u64) -> Self {
         self.delay_ms = Some(delay_ms);
@@ -139,7 +139,7 @@ impl NewMessage {
         self
     }
 
-    /// Names this send, so that repeating it inside the queue's window adds nothing.
+    /// Sets the deduplication id: a repeated send inside the queue's window adds no second message.
     #[must_use]
     pub fn dedup(mut self, dedup: DedupId) -> Self {
         self.dedup = Some(dedup);
@@ -153,7 +153,7 @@ impl NewMessage {
         self
     }
 
-    /// Names the intended effect, in the attribute that workers look at first.
+    /// Sets the key of the intended effect, in the attribute that workers read first.
     #[must_use]
     pub fn idempotency_key(self, key: &IdempotencyKey) -> Self {
         self.attribute(IDEMPOTENCY_KEY_ATTRIBUTE, Attribute::text(key.as_str()))
@@ -166,8 +166,8 @@ impl NewMessage {
         self
     }
 
-    /// What counts towards the size limit: body, and the attributes' names, types and values. A trace header of
-    /// ordinary length does not count: senders do not see it, load balancers add it.
+    /// Bytes that count towards the size limit: the body, and the names, types and values of the attributes. A trace
+    /// header of up to [`TRACE_BYTES_MAX`] bytes does not count: load balancers add it and senders do not see it.
     pub fn bytes(&self) -> u64 {
         let counts = |name: &str, a: &Attribute| name != TRACE_ATTRIBUTE || a.value.len() > TRACE_BYTES_MAX;
         let attributes = self.attributes.iter().filter(|(name, a)| counts(name, a));
@@ -191,8 +191,8 @@ pub enum KeySource {
     Body,
     /// The deduplication id.
     DedupId,
-    /// The message id: covers redelivery, but not a producer's retry. A redriven message keeps the key, which is then
-    /// the id that it had before.
+    /// The message id: covers redelivery, but not a producer's retry. A redriven message keeps its key, which is then
+    /// the message's former id.
     MessageId,
 }
 
@@ -207,8 +207,8 @@ pub struct MessageKey {
 }
 
 impl MessageKey {
-    /// The key of a message, the first that is there: `stated` (see [`MessageKey::stated`]), the deduplication id, the
-    /// message id. This is the one place that decides it.
+    /// The key of a message: `stated` if given (see [`MessageKey::stated`]), else the deduplication id, else the
+    /// message id. This is the only place that decides it.
     ///
     /// ```
     /// # use hapax_core::message::{KeySource, MessageKey};
@@ -230,7 +230,7 @@ impl MessageKey {
     }
 
     /// The key that the sender wrote: the `hapax-idempotency-key` attribute, else the value at the queue's pointer into
-    /// a JSON body. A value that is not a valid key (empty, too long, control characters) is passed over.
+    /// a JSON body. A value that is not a valid key (empty, too long, control characters) is ignored.
     pub fn stated(attributes: &Attributes, body: &[u8], key_pointer: Option<&str>) -> Option<Self> {
         let attribute = attributes.get(IDEMPOTENCY_KEY_ATTRIBUTE).and_then(Attribute::as_text);
         if let Some(key) = attribute.and_then(|text| IdempotencyKey::new(text).ok()) {
@@ -241,7 +241,7 @@ impl MessageKey {
     }
 }
 
-/// One handing-out of a message to one consumer.
+/// One delivery of a message to one consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
     /// The message.
@@ -250,26 +250,26 @@ pub struct Delivery {
     pub body: Bytes,
     /// Named values beside the body.
     pub attributes: Attributes,
-    /// Names this delivery; needed to settle or extend it.
+    /// Identifies this delivery; needed to settle or extend it.
     pub receipt: Receipt,
-    /// Grows with every delivery; pass it on to whatever the handler writes to.
+    /// Grows with every delivery; pass it to every system that the handler writes to.
     pub fence: Fence,
     /// The attempt's ordinal, from 1: counts against the queue's `retry.max_attempts`.
     pub attempt: u32,
-    /// How often the message was handed out, this time included. Always grows: what was deferred or taken back counts
-    /// here and is no attempt. SQS: ApproximateReceiveCount.
+    /// How often the message was delivered, this delivery included. Unlike `attempt` it always grows: a delivery that
+    /// was deferred or taken back counts here, but not as an attempt. SQS: ApproximateReceiveCount.
     pub deliveries: u32,
-    /// What is left of the lease.
+    /// Time left of the lease.
     pub lease_ms: u64,
     /// When the message was sent, in milliseconds since 1970.
     pub sent_ms: u64,
     /// When the message was first delivered.
     pub first_received_ms: u64,
-    /// The message's place in its FIFO queue; grows within the queue.
+    /// The message's position in its FIFO queue; grows within the queue.
     pub sequence: u64,
     /// The group.
     pub group: Option<GroupId>,
-    /// The deduplication id, given or made from the content.
+    /// The deduplication id, given by the sender or computed from the content.
     pub dedup: Option<DedupId>,
     /// Urgency.
     pub priority: Priority,
@@ -278,7 +278,7 @@ pub struct Delivery {
     pub key: IdempotencyKey,
     /// Where the key came from.
     pub key_source: KeySource,
-    /// Where it came from and why, when this queue holds it as a dead letter.
+    /// The message's origin and the cause of its death, when this queue holds it as a dead letter.
     pub dead: Option<DeadLetter>,
 }
 
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(decide(&plain, Some("/missing"), Some("d")), found("d", KeySource::DedupId));
         let id = MessageId(7).to_string();
         assert_eq!(decide(&plain, None, None), found(&id, KeySource::MessageId));
-        // What is not a valid key is passed over, wherever it stands.
+        // An invalid key is ignored, in the attribute and in the body.
         let bad = all.attribute(IDEMPOTENCY_KEY_ATTRIBUTE, Attribute::text("line\nbreak"));
         assert_eq!(decide(&bad, Some("/order"), None), found(&id, KeySource::MessageId));
     }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Why a string is not a valid identifier: which kind, which value, what is allowed.
+/// Why a string is not a valid identifier: its kind, its value, and the rule.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{kind} {value:?} is not valid: {rule}")]
 pub struct NameError {
-    /// What kind of identifier was parsed, for example `queue name`.
+    /// The kind of identifier, for example `queue name`.
     pub kind: &'static str,
     /// The offending value, cut to 100 characters.
     pub value: String,
@@ -87,7 +87,7 @@ macro_rules! text_id {
     };
 }
 
-/// Letters, digits and ASCII punctuation: what SQS allows in group and deduplication ids.
+/// Letters, digits and ASCII punctuation: the characters that SQS allows in group and deduplication ids.
 fn printable(value: &str, max: usize) -> bool {
     !value.is_empty() && value.len() <= max && value.bytes().all(|b| b.is_ascii_graphic())
 }
@@ -113,15 +113,15 @@ text_id!(
 );
 
 impl QueueName {
-    /// Whether the name claims a FIFO queue.
+    /// Whether the name is that of a FIFO queue: it ends in `.fifo`.
     pub fn is_fifo(&self) -> bool {
         self.0.ends_with(".fifo")
     }
 }
 
 text_id!(
-    /// The group a message belongs to: ordered within it on a FIFO queue, shared fairly between groups on a
-    /// standard one.
+    /// The group of a message: a FIFO queue keeps order within a group, a standard queue shares deliveries fairly
+    /// between groups.
     GroupId,
     "group id",
     "use 1 to 128 letters, digits or punctuation marks of ASCII",
@@ -129,7 +129,7 @@ text_id!(
 );
 
 text_id!(
-    /// A sender's identity for one send: a second send with the same id inside the queue's window is suppressed.
+    /// Identifies one send: a second send with the same id inside the queue's window is suppressed.
     DedupId,
     "deduplication id",
     "use 1 to 128 letters, digits or punctuation marks of ASCII",
@@ -137,7 +137,7 @@ text_id!(
 );
 
 text_id!(
-    /// The caller's identity for one intended effect.
+    /// Identifies one intended effect; chosen by the caller.
     IdempotencyKey,
     "idempotency key",
     "use 1 to 255 bytes without control characters",
@@ -163,7 +163,7 @@ text_id!(
 );
 
 impl DocumentName {
-    /// The longest name.
+    /// Maximum length in bytes.
     pub const BYTES_MAX: usize = 200;
 }
 
@@ -174,7 +174,7 @@ impl std::borrow::Borrow<str> for DocumentName {
 }
 
 text_id!(
-    /// Opaque token that names one delivery; needed to settle or extend it, stale once superseded.
+    /// Opaque token of one delivery; needed to settle or extend it, stale once the message is delivered again.
     Receipt,
     "receipt",
     "use the receipt as it was received",
@@ -182,7 +182,7 @@ text_id!(
 );
 
 text_id!(
-    /// What a key belongs to: tenant and route, or queue. The same key in another scope is another effect.
+    /// The namespace of a key: tenant and route, or queue. The same key in another scope is another effect.
     Scope,
     "scope",
     "use 1 to 255 bytes without control characters",
@@ -197,8 +197,8 @@ impl Scope {
 }
 
 text_id!(
-    /// A claimant's nonce: a new one for every run of a handler, the same when an answer was lost and is asked for
-    /// again.
+    /// A claimant's nonce: a new one for every run of a handler, but the same one when a claim is repeated because its
+    /// answer was lost.
     Owner,
     "owner",
     "use 1 to 128 letters, digits or punctuation marks of ASCII",
@@ -206,7 +206,7 @@ text_id!(
 );
 
 text_id!(
-    /// A cryptographic hash of what a request says, as text.
+    /// A cryptographic hash of a request's content, as text.
     Fingerprint,
     "fingerprint",
     "use 1 to 128 letters, digits or punctuation marks of ASCII",
@@ -214,7 +214,7 @@ text_id!(
 );
 
 text_id!(
-    /// Opaque token that names one claim; needed to renew or end it, stale once superseded.
+    /// Opaque token of one claim; needed to renew or end it, stale once the key is granted again.
     Token,
     "token",
     "use the token as it was received",
@@ -284,7 +284,8 @@ impl From<MessageId> for String {
     }
 }
 
-/// A number that grows with every delivery; a sink that remembers the largest it has seen can turn zombies away.
+/// Fencing token: a number that grows with every delivery. A system that remembers the largest one it has seen can
+/// refuse writes from expired deliveries.
 ///
 /// It stays below 2^53, so it survives a trip through JSON and JavaScript.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -311,7 +312,7 @@ impl Fence {
 /// The revision of a queue's configuration or of a document: a number that grows with every change.
 ///
 /// A store never gives the same name the same revision twice, not even after it was deleted and created again. So a
-/// caller that passes the revision it read changes what it read, or nothing.
+/// change that names the revision it read either applies to exactly that version or is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Revision(pub u64);

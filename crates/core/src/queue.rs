@@ -26,9 +26,9 @@ pub enum QueueKind {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tier {
-    /// Acked on receive; may lose.
+    /// Acked on receive: a message may be lost.
     AtMostOnce,
-    /// Acked after the handler; may run twice.
+    /// Acked after the handler: it may run twice.
     #[default]
     AtLeastOnce,
     /// A ledger claim around the handler; duplicates get the recorded outcome.
@@ -37,7 +37,7 @@ pub enum Tier {
     Transactional,
 }
 
-/// Where dead letters go. When a message dies is the retry policy's affair ([`RetryPolicy::max_attempts`]).
+/// Where dead letters go. The retry policy decides when a message dies ([`RetryPolicy::max_attempts`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeadLetterPolicy {
@@ -52,9 +52,9 @@ pub enum RedriveAllow {
     /// Any queue.
     #[default]
     All,
-    /// None.
+    /// No queue.
     None,
-    /// These, at most ten.
+    /// These queues, at most ten.
     Queues(Vec<QueueName>),
 }
 
@@ -62,7 +62,7 @@ pub enum RedriveAllow {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnDead {
-    /// The group continues with the next message, as SQS does: its order has a hole.
+    /// The group continues with the next message, as SQS does: its order has a gap.
     #[default]
     Continue,
     /// The group is halted until each such message was redriven, released, resolved or discarded, or the group was
@@ -70,7 +70,7 @@ pub enum OnDead {
     HaltGroup,
 }
 
-/// What a deduplication id is compared within.
+/// Within which set of messages a deduplication id is unique.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DedupScope {
@@ -85,12 +85,12 @@ pub enum DedupScope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DedupPolicy {
-    /// How long a deduplication id is remembered, surviving the message itself. 0 turns it off; at most the
-    /// retention. Default 5 minutes.
+    /// How long a deduplication id is remembered, even after its message was deleted. 0 turns deduplication off; at
+    /// most the retention. Default 5 minutes.
     pub window_ms: u64,
-    /// Takes the SHA-256 of the body as the id of a message without one. Default off.
+    /// Uses the SHA-256 of the body as the id of a message without one. Default off.
     pub content_based: bool,
-    /// What an id is compared within. Default the queue.
+    /// Within which set of messages an id is unique. Default the queue.
     pub scope: DedupScope,
 }
 
@@ -100,20 +100,20 @@ impl Default for DedupPolicy {
     }
 }
 
-/// How much a queue may hold. A refusal is a retryable error.
+/// How much a queue may hold. A send beyond it is refused with a retryable error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Quota {
-    /// The most messages, in any state. Default no limit.
+    /// Maximum number of messages, in any state. Default no limit.
     pub messages_max: Option<u64>,
-    /// The most bytes of bodies and attributes. Default no limit.
+    /// Maximum bytes of bodies and attributes. Default no limit.
     pub bytes_max: Option<u64>,
 }
 
-/// Everything that a queue's behaviour depends on.
+/// A queue's configuration.
 ///
 /// The defaults ([`QueueConfig::default`], [`QueueConfig::fifo`]) suit a handler that may fail: backoff, and a limit on
-/// attempts. [`QueueConfig::sqs`] has those of SQS. In JSON and TOML a field that is not given has the default of the
+/// attempts. [`QueueConfig::sqs`] has the defaults of SQS. In JSON and TOML a missing field has the default of the
 /// queue's kind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Fields")]
@@ -122,13 +122,13 @@ pub struct QueueConfig {
     pub kind: QueueKind,
     /// The guarantee its consumers want. Default at-least-once.
     pub tier: Tier,
-    /// How long a delivery may be worked on before the message returns. 0 to 12 h; default 30 s.
+    /// How long a consumer may work on a delivery before the message returns. 0 to 12 h; default 30 s.
     pub lease_ms: u64,
     /// How long a message is kept. 60 s to 14 days; default 4 days.
     pub retention_ms: u64,
     /// How long a new message stays invisible. 0 to 15 min; default 0.
     pub delay_ms: u64,
-    /// How long a receive waits when it does not say. 0 to 20 s; default 0.
+    /// How long a receive waits if it does not set its own wait. 0 to 20 s; default 0.
     pub wait_ms: u64,
     /// The largest message, body and attributes together. 1 KiB to 1 MiB; default 1 MiB.
     pub message_bytes_max: u64,
@@ -139,7 +139,7 @@ pub struct QueueConfig {
     pub dead_letter: Option<DeadLetterPolicy>,
     /// Which queues may name this one as their dead-letter queue. Default all.
     pub redrive_allow: RedriveAllow,
-    /// What a parked message or a dead letter does to its FIFO group. Default halt-group on FIFO queues.
+    /// Whether a parked message or a dead letter halts its FIFO group. Default halt-group on FIFO queues.
     pub on_dead: OnDead,
     /// How duplicate sends are recognised.
     pub dedup: DedupPolicy,
@@ -147,7 +147,7 @@ pub struct QueueConfig {
     pub quota: Quota,
     /// JSON pointer to the idempotency key inside the body, for example `/order/id`. Default none.
     pub key_pointer: Option<String>,
-    /// Free labels, at most 50. Shown, never interpreted.
+    /// User-defined labels, at most 50. Shown, never interpreted.
     pub tags: BTreeMap<String, String>,
     /// Attributes that a wire protocol keeps with the queue and the store does not interpret.
     pub extra: BTreeMap<String, String>,
@@ -203,8 +203,8 @@ impl QueueConfig {
         }
     }
 
-    /// The defaults of a FIFO queue: as [`QueueConfig::default`], with shorter delays between attempts, and a group
-    /// is halted by a message of it that is parked or dead.
+    /// The defaults of a FIFO queue: as [`QueueConfig::default`], but with shorter delays between attempts, and a
+    /// parked or dead message halts its group.
     pub fn fifo() -> Self {
         Self {
             kind: QueueKind::Fifo,
@@ -219,7 +219,7 @@ impl QueueConfig {
         Self { retry: RetryPolicy::at_once(), ..Self::default() }
     }
 
-    /// The defaults of SQS for a FIFO queue; a group continues without its dead letters.
+    /// The defaults of SQS for a FIFO queue: a group continues when one of its messages goes to the dead letters.
     pub fn sqs_fifo() -> Self {
         Self { kind: QueueKind::Fifo, ..Self::sqs() }
     }
@@ -229,7 +229,7 @@ impl QueueConfig {
         self.kind == QueueKind::Fifo
     }
 
-    /// Checks every field against its limits; the first that breaks one is named.
+    /// Checks every field against its limits; the error names the first field that is out of range.
     ///
     /// ```
     /// # use hapax_core::{QueueConfig, QueueName};

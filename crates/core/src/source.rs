@@ -1,4 +1,4 @@
-//! The worker's only input. A queue adapts to it; so does a broker.
+//! The worker's only input: an adapter exists for queues, and others can be written for brokers.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::name::{MessageId, QueueName, Receipt, Scope};
 use crate::queue::QueueConfig;
 use crate::store::{Batch, Extend, QueueAdmin, Receive, Remaining, Settle, Settled};
 
-/// What a [`Source`] says of itself. A worker is built from this alone.
+/// A [`Source`]'s description of itself. A worker is configured from this alone.
 #[derive(Debug, Clone)]
 pub struct SourceDescription {
     /// The queue or topic, for messages and logs.
     pub name: String,
-    /// The Hapax queue behind it, if there is one: a claim in the same store names it, so that the entry lives as long
-    /// as the message.
+    /// The Hapax queue behind it, if there is one. A claim in the same store names it, so that the ledger entry is kept
+    /// as long as the message.
     pub queue: Option<QueueName>,
     /// The scope of its idempotency keys in a ledger.
     pub scope: Scope,
@@ -28,24 +28,24 @@ pub struct SourceDescription {
     /// How long a delivery is leased by default. `None`: deliveries have no lease and are held until they are settled
     /// or [`Source::lost`] names them.
     pub lease_ms: Option<u64>,
-    /// What the store behind it can do.
+    /// The features of the store behind it.
     pub capabilities: Capabilities,
 }
 
-/// Where deliveries come from.
+/// Supplies a worker with deliveries.
 #[async_trait]
 pub trait Source: Send + Sync {
     /// The source's name, policy and capabilities.
     async fn describe(&self) -> Result<SourceDescription, StoreError>;
 
-    /// The next deliveries, waiting for the first as long as is asked for. Dropped before it is ready: nothing leased,
-    /// no attempt counted.
+    /// The next deliveries. Waits for the first one as long as `receive` asks. If the future is dropped before it is
+    /// ready, nothing was leased and no attempt was counted.
     async fn next(&self, receive: Receive) -> Result<Vec<Delivery>, StoreError>;
 
     /// Ends deliveries. Safe to repeat after an unknown outcome.
     async fn finish(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError>;
 
-    /// Keeps deliveries leased: the heartbeat. Not called for a source without leases.
+    /// Extends the leases of deliveries: the heartbeat. Not called for a source without leases.
     async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError>;
 
     /// Lets parked messages go on: they were parked for a doubt in another store's ledger that was over by then. Needed

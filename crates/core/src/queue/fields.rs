@@ -1,4 +1,4 @@
-//! A configuration as it is written in JSON or TOML: what is not given gets the default of the queue's kind.
+//! A configuration as it is written in JSON or TOML: a missing field gets the default of the queue's kind.
 
 use std::collections::BTreeMap;
 
