@@ -1,5 +1,5 @@
-//! The seams. A new store implements [`QueueStore`] and [`QueueAdmin`], says in [`Capabilities`] what it cannot do,
-//! and runs the conformance suite.
+//! The seams. A new store implements [`QueueStore`] and [`QueueAdmin`], declares its features in [`Capabilities`], and
+//! runs the conformance suite.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,32 +16,32 @@ use crate::policy::tier::Finding;
 use crate::queue::QueueConfig;
 use crate::transfer::Transfer;
 
-/// One answer per element, in the order of the request; or the whole failed.
+/// One result per element, in the order of the request; or one error for the whole batch.
 pub type Batch<T, E> = Result<Vec<Result<T, E>>, StoreError>;
 
 /// An accepted message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sent {
-    /// Its id; for a suppressed duplicate, the first one's.
+    /// Its id; for a suppressed duplicate, the id of the first send.
     pub id: MessageId,
-    /// Its place in the queue; for a suppressed duplicate, the first one's.
+    /// Its position in the queue; for a suppressed duplicate, that of the first send.
     pub sequence: u64,
-    /// The send repeated an earlier one inside the window and added nothing.
+    /// The send repeated an earlier one inside the window, so no message was added.
     pub duplicate: bool,
 }
 
-/// What to receive.
+/// Parameters of a receive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receive {
-    /// At most so many. 1 to 1,000; a wire may allow fewer.
+    /// Maximum number of deliveries, 1 to 1,000; a wire protocol may allow fewer.
     pub max: usize,
-    /// How long each is leased; the queue's default when `None`.
+    /// How long each delivery is leased; the queue's default when `None`.
     pub lease_ms: Option<u64>,
-    /// How long to wait for the first; the queue's default when `None`.
+    /// How long to wait for the first message; the queue's default when `None`.
     pub wait_ms: Option<u64>,
-    /// Who receives, for the history of failed attempts.
+    /// The consumer's name, for the history of failed attempts.
     pub consumer: Option<String>,
-    /// Acked as it is handed out (`at-most-once`): never returns, may be lost.
+    /// Acks each message as it is delivered (`at-most-once`): it never returns and may be lost.
     pub ack_on_receive: bool,
     /// Names this receive, at most 128 bytes: repeated within five minutes, also after a restart of the store, it gives
     /// again what is still held of the deliveries that it gave, and no other message. Once all of them were settled or
@@ -64,7 +64,7 @@ impl Default for Receive {
 }
 
 impl Receive {
-    /// The most that one receive hands out.
+    /// Maximum number of deliveries of one receive.
     pub const MAX: usize = 1000;
 
     /// At most `max` deliveries, with the queue's own lease and wait.
@@ -77,33 +77,33 @@ impl Receive {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "how")]
 pub enum How {
-    /// Done: the message goes away.
+    /// Done: the message is deleted.
     Ack,
-    /// Failed: the message returns by the queue's policy, or after the delay asked for; out of attempts, it goes to
-    /// the dead letters.
+    /// Failed: the message returns after the delay of the queue's policy or the requested one. When it is out of
+    /// attempts, it goes to the dead letters.
     Retry {
         /// A delay that replaces the policy's.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after_ms: Option<u64>,
-        /// What went wrong, kept in the history.
+        /// The error, kept in the history.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     },
     /// Put back without counting the attempt.
     Defer {
-        /// Invisible for so long.
+        /// How long the message stays invisible.
         #[serde(default)]
         after_ms: u64,
     },
-    /// Never going to work: to the dead letters at once; parked where the queue has none.
+    /// No attempt can succeed: the message goes to the dead letters at once, or is parked if the queue has none.
     Reject {
-        /// Why.
+        /// The reason, kept with the message.
         reason: String,
     },
-    /// Set aside in its own queue until someone decides: what became of the effect is in doubt. The attempt is not
-    /// counted.
+    /// The message stays in its own queue until an operator decides, because its effect may have happened. The attempt
+    /// is not counted.
     Park {
-        /// What is in doubt.
+        /// Why the effect is in doubt.
         reason: String,
     },
 }
@@ -111,12 +111,12 @@ pub enum How {
 /// Ends one delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settle {
-    /// Which delivery.
+    /// The delivery's receipt.
     pub receipt: Receipt,
     /// How it ends.
     pub how: How,
-    /// Ends the claim that was made for it, in the same transaction. A stale token blocks the settle; a stale receipt
-    /// does not block the end of the claim.
+    /// Ends the claim that was made for the delivery, in the same transaction. A stale token blocks the settle; a stale
+    /// receipt does not block the end of the claim.
     pub claim: Option<ClaimEnd>,
     /// With [`How::Park`]: the ledger's entry whose doubt it is parked for. A store that ends claims
     /// ([`Capabilities::settle_ends_claims`](crate::Capabilities::settle_ends_claims)) parks the message only while that
@@ -126,7 +126,7 @@ pub struct Settle {
 }
 
 impl Settle {
-    /// Ends a delivery that no claim was made for.
+    /// Ends a delivery without a claim.
     pub fn new(receipt: Receipt, how: How) -> Self {
         Self { receipt, how, claim: None, parked_for: None }
     }
@@ -142,29 +142,30 @@ impl Settle {
     }
 }
 
-/// What a settle did.
+/// The effect of a settle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Settled {
-    /// The message is gone.
+    /// The message was deleted.
     Acked,
-    /// The message returns after so long.
+    /// The message returns after a delay.
     Returned {
-        /// The delay that was decided.
+        /// The delay.
         after_ms: u64,
     },
     /// The message went to the dead letters.
     Dead,
-    /// The message was set aside in its own queue: it is in doubt, or was rejected and there is no dead-letter queue.
+    /// The message is parked in its own queue: it is in doubt, or was rejected and there is no dead-letter queue.
     Parked,
 }
 
 /// Changes one delivery's lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extend {
-    /// Which delivery.
+    /// The delivery's receipt.
     pub receipt: Receipt,
-    /// How long from now. 0 gives the message back at once, the attempt counted, whatever the retry policy says.
+    /// The new lease, counted from now. 0 returns the message at once, regardless of the retry policy, and counts the
+    /// attempt.
     pub lease_ms: u64,
     /// Whether the delivery has a lease of its own from now on, as after a visibility change of SQS: in a FIFO group its
     /// end takes back no delivery behind it, and it is not taken back when the lease of one before it ends. A heartbeat
@@ -172,28 +173,28 @@ pub struct Extend {
     pub own: bool,
 }
 
-/// What is left of a lease.
+/// Time left of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remaining {
-    /// Milliseconds from the store's answer on.
+    /// Milliseconds since the store's answer.
     pub lease_ms: u64,
 }
 
-/// The queue seam: what producers and consumers need.
+/// The queue seam: the operations of producers and consumers.
 #[async_trait]
 pub trait QueueStore: Send + Sync {
-    /// What this store can do.
+    /// The features of this store.
     fn capabilities(&self) -> Capabilities;
 
-    /// Accepts messages. Each is durable when its answer is `Ok`.
+    /// Accepts messages. Each is durable when its result is `Ok`.
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError>;
 
-    /// Leases messages, waiting for the first if asked to. Dropped before it is ready: nothing leased, no attempt
-    /// counted.
+    /// Leases messages, and waits for the first one if asked to. If the future is dropped before it is ready, nothing
+    /// was leased and no attempt was counted.
     async fn receive(&self, queue: &QueueName, receive: Receive) -> Result<Vec<Delivery>, StoreError>;
 
-    /// Ends deliveries. Safe to repeat after an unknown outcome: a settled delivery answers [`SettleError::Gone`] or
-    /// [`SettleError::Stale`].
+    /// Ends deliveries. Safe to repeat after an unknown outcome: for a settled delivery the result is
+    /// [`SettleError::Gone`] or [`SettleError::Stale`].
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError>;
 
     /// Changes leases: the heartbeat, and SQS's visibility change. On a standard queue a lease that ran out, or that was
@@ -201,7 +202,7 @@ pub trait QueueStore: Send + Sync {
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError>;
 }
 
-/// Why a message is out of the ordinary flow, or why a delivery failed.
+/// Why a delivery failed, or why a message is dead or parked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
@@ -213,12 +214,12 @@ pub enum Cause {
     Rejected,
     /// Its stored bytes do not match their checksum.
     Damaged,
-    /// What became of its effect is in doubt.
+    /// Its effect may or may not have happened.
     InDoubt,
 }
 
 impl Cause {
-    /// The word used everywhere for it.
+    /// The cause's name in JSON, output and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Retry => "retry",
@@ -233,40 +234,40 @@ impl Cause {
 /// One failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedAttempt {
-    /// Its ordinal among the attempts; a parked delivery, which does not count, has the next attempt's.
+    /// Its number among the attempts, from 1; a parked delivery, which does not count, has the next attempt's number.
     pub attempt: u32,
-    /// Its ordinal among all deliveries.
+    /// Its number among all deliveries, from 1.
     pub deliveries: u32,
     /// When it ended.
     pub at_ms: u64,
     /// How it ended.
     pub cause: Cause,
-    /// What the consumer said.
+    /// The consumer's error message.
     pub error: Option<String>,
-    /// Who had it.
+    /// The consumer's name.
     pub consumer: Option<String>,
 }
 
-/// Where a dead letter came from and why.
+/// A dead letter's origin and cause.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadLetter {
-    /// The queue it died in.
+    /// The queue in which it died.
     pub source: QueueName,
-    /// Why.
+    /// Why it died.
     pub cause: Cause,
-    /// The last error or the reason of the rejection.
+    /// The last error, or the reason of the rejection.
     pub error: Option<String>,
-    /// How many attempts it had there.
+    /// How many attempts it had in that queue.
     pub attempts: u32,
-    /// How often it was delivered, there and before.
+    /// How often it was delivered, in that queue and before.
     pub deliveries: u32,
-    /// When it was first delivered there.
+    /// When it was first delivered in that queue.
     pub first_received_ms: u64,
     /// When it died.
     pub died_ms: u64,
 }
 
-/// Where a message stands.
+/// A message's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MessageState {
@@ -276,16 +277,16 @@ pub enum MessageState {
     Delayed,
     /// Leased.
     InFlight,
-    /// Set aside until someone decides.
+    /// Not delivered until an operator decides.
     Parked,
 }
 
-/// A message as an operator sees it; looking does not deliver it.
+/// A message as an operator sees it; browsing does not deliver it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessageView {
     /// Its id.
     pub id: MessageId,
-    /// Where it stands.
+    /// Its state.
     pub state: MessageState,
     /// The payload; `None` when it is damaged.
     pub body: Option<bytes::Bytes>,
@@ -299,7 +300,7 @@ pub struct MessageView {
     pub sent_ms: u64,
     /// When it becomes visible, or its lease runs out.
     pub due_ms: u64,
-    /// Its place in the queue.
+    /// Its position in the queue.
     pub sequence: u64,
     /// The group.
     pub group: Option<GroupId>,
@@ -307,24 +308,24 @@ pub struct MessageView {
     pub dedup: Option<DedupId>,
     /// Urgency.
     pub priority: Priority,
-    /// Where it came from and why, if it is a dead letter.
+    /// Its origin and cause of death, if it is a dead letter.
     pub dead: Option<DeadLetter>,
     /// Why it is parked, if it is.
     pub parked: Option<(Cause, Option<String>)>,
-    /// Its failed attempts, oldest first; the last few.
+    /// The most recent failed attempts, oldest first.
     pub history: Vec<FailedAttempt>,
 }
 
-/// Which messages to look at.
+/// Which messages to browse.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Browse {
     /// Only messages in this state.
     pub state: Option<MessageState>,
     /// Only this message.
     pub id: Option<MessageId>,
-    /// Continue behind this sequence, from an earlier page.
+    /// Continue after this sequence, from an earlier page.
     pub after: Option<u64>,
-    /// At most so many. 1 to 1,000.
+    /// Maximum count, 1 to 1,000.
     pub limit: usize,
 }
 
@@ -337,12 +338,12 @@ pub struct Page<T> {
     pub next: Option<u64>,
 }
 
-/// What a discard did.
+/// The effect of a discard.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Discarded {
     /// How many messages were deleted.
     pub count: u64,
-    /// Messages that are in flight, which were left.
+    /// Messages that were not deleted because they are in flight.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub in_flight: Vec<MessageId>,
 }
@@ -409,7 +410,7 @@ pub struct QueueInfo {
     pub name: QueueName,
     /// Its configuration.
     pub config: QueueConfig,
-    /// The configuration's revision; pass it to [`QueueAdmin::set_queue`] to change nothing else than what was read.
+    /// The configuration's revision; pass it to [`QueueAdmin::set_queue`] to change only the version that was read.
     pub revision: Revision,
     /// When it was created.
     pub created_ms: u64,
@@ -419,14 +420,14 @@ pub struct QueueInfo {
     pub paused: Option<QueuePause>,
 }
 
-/// Why a queue hands out nothing. It accepts messages, and deliveries that were made before can be settled.
+/// The pause of a queue: it delivers nothing, but accepts messages, and earlier deliveries can be settled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueuePause {
-    /// Since when.
+    /// Start of the pause.
     pub since_ms: u64,
     /// Who paused it; at most 256 bytes are kept.
     pub by: String,
-    /// What for; at most 4 KiB are kept.
+    /// The reason; at most 4 KiB are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -437,7 +438,7 @@ pub struct QueuePause {
 pub struct RedriveFilter {
     /// Only these messages.
     pub ids: Vec<MessageId>,
-    /// Only those that died of this.
+    /// Only those that died of this cause.
     pub cause: Option<Cause>,
     /// Only those that came from this queue.
     pub source: Option<QueueName>,
@@ -457,56 +458,56 @@ pub struct RedriveFilter {
 pub struct RedriveRequest {
     /// The dead-letter queue.
     pub from: QueueName,
-    /// Where to; each message's own source queue when `None`.
+    /// The target; each message's own source queue when `None`.
     pub to: Option<QueueName>,
     /// Which messages.
     pub filter: RedriveFilter,
-    /// At most so many a second. 1 to 10,000; default 500.
+    /// Maximum messages per second, 1 to 10,000; default 500.
     pub per_second: Option<u32>,
-    /// Who asks, for the audit.
+    /// Who started it, for the audit.
     pub by: String,
 }
 
-/// How far a redrive is.
+/// The state of a redrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RedriveState {
-    /// Moving.
+    /// Messages are being moved.
     Running,
-    /// All that matched when it started was looked at.
+    /// Every message that was in the queue at the start was examined.
     Completed,
     /// Stopped by request.
     Cancelled,
-    /// Stopped because its queue or its target went away.
+    /// Stopped because its queue or its target was deleted.
     Failed,
 }
 
-/// A redrive, running or ended. Ended ones are the audit: who, when, what, how many.
+/// A redrive, running or ended. Ended ones are the audit trail: who, when, which messages, how many.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RedriveTask {
     /// Its number.
     pub id: u64,
     /// The dead-letter queue.
     pub from: QueueName,
-    /// Where to; each message's own source queue when `None`.
+    /// The target; each message's own source queue when `None`.
     pub to: Option<QueueName>,
     /// Which messages.
     pub filter: RedriveFilter,
-    /// At most so many a second.
+    /// Maximum messages per second.
     pub per_second: u32,
-    /// Who asked.
+    /// Who started it.
     pub by: String,
-    /// How far it is.
+    /// Its state.
     pub state: RedriveState,
     /// When it started.
     pub started_ms: u64,
     /// When it ended.
     pub ended_ms: Option<u64>,
-    /// How many messages it set out to look at.
+    /// How many messages were in the queue at the start.
     pub total: u64,
     /// How many it moved.
     pub moved: u64,
-    /// How many it left: filtered out, or their target is gone.
+    /// How many it did not move: filtered out, or their target is gone.
     pub left: u64,
     /// Why it failed.
     pub failure: Option<String>,
@@ -589,23 +590,23 @@ pub trait QueueAdmin: QueueStore {
         expected: Option<Revision>,
     ) -> Result<Revision, AdminError>;
 
-    /// Makes a queue hand out nothing until it is resumed, through restarts too: receives are empty and long polls
-    /// wait. Sends, settles, expiry and retention continue. A queue that is paused already stays as it is.
+    /// Stops deliveries from a queue until it is resumed, also across restarts: receives are empty and long polls wait.
+    /// Sends, settles, expiry and retention continue. A queue that is already paused keeps its first pause.
     async fn pause_queue(&self, name: &QueueName, by: &str, reason: Option<&str>) -> Result<(), StoreError>;
 
-    /// Lets a paused queue hand out messages again and wakes the receives that wait on it.
+    /// Starts the deliveries of a paused queue again and wakes the receives that wait on it.
     async fn resume_queue(&self, name: &QueueName, by: &str) -> Result<(), StoreError>;
 
     /// Deletes a queue and everything in it.
     async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError>;
 
-    /// Queues in order of name.
+    /// All queues, ordered by name.
     async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError>;
 
     /// A queue's counters.
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError>;
 
-    /// Deletes every message that is in the queue now; returns how many.
+    /// Deletes all messages that are in the queue now; returns their number.
     async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {
         match self.purge_spaced(name, 0).await {
             Ok(count) => Ok(count),
@@ -618,45 +619,45 @@ pub trait QueueAdmin: QueueStore {
     /// ago; at most [`INTERVAL_MS_MAX`](crate::policy::INTERVAL_MS_MAX).
     async fn purge_spaced(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError>;
 
-    /// Looks at messages without delivering them, in order of sequence.
+    /// Lists messages without delivering them, ordered by sequence.
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError>;
 
-    /// Deletes waiting and parked messages by id, for good; `by` is kept for the audit. A message in flight is refused:
-    /// its consumer may be causing the effect. Ids that are not there are passed over.
+    /// Deletes waiting and parked messages by id, permanently; `by` is kept for the audit. A message in flight is not
+    /// deleted: its consumer may be causing the effect. Unknown ids are ignored.
     async fn discard(&self, name: &QueueName, ids: Vec<MessageId>, by: &str)
     -> Result<Discarded, StoreError>;
 
-    /// Puts parked messages back, their attempts at zero; a damaged one is accepted as it is. Returns how many were
-    /// parked.
+    /// Makes parked messages ready again, with their attempts at zero; a damaged one is accepted as it is. Returns how
+    /// many were parked.
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError>;
 
-    /// Lets a halted FIFO group go on.
+    /// Lets a halted FIFO group continue.
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError>;
 
-    /// FIFO groups that stand still because one of their messages died.
+    /// FIFO groups that are halted because one of their messages died.
     async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError>;
 
-    /// Starts moving dead letters back; it goes on through restarts.
+    /// Starts moving dead letters back. The task continues across restarts.
     async fn start_redrive(&self, request: RedriveRequest) -> Result<RedriveTask, AdminError>;
 
-    /// Redrives out of a queue, newest first; ended ones are the audit.
+    /// Redrives out of a queue, newest first; ended ones are the audit trail.
     async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError>;
 
-    /// Stops a redrive; what was moved stays moved.
+    /// Stops a redrive; messages that it has moved stay moved.
     async fn cancel_redrive(&self, id: u64) -> Result<RedriveTask, AdminError>;
 
-    /// How the store is doing. An error: it cannot be asked, which says nothing about how it is.
+    /// The state of the store. An error means that the store could not be reached, and says nothing about its state.
     async fn status(&self) -> Result<StoreStatus, StoreError>;
 
-    /// What the store knows about itself and what it stands on (disk, file system, settings of a database), and what
-    /// it finds wrong there. Looked at now, not remembered.
+    /// Facts about the store and its environment (disk, file system, database settings), and the problems found there.
+    /// Examined now, not cached.
     async fn examine(&self) -> Result<Examination, StoreError>;
 
-    /// Ends the use of the store in good order: what waits is answered, what was accepted is written. Further calls
-    /// answer `Unavailable`. A second close returns when the first has.
+    /// Shuts the store down in order: waiting calls get an answer, accepted writes are made durable. Later calls fail
+    /// with `Unavailable`. A second close returns when the first one has finished.
     async fn close(&self) -> Result<(), StoreError>;
 
-    /// What an operator can do with some stores only; `None`: this one has its own tools for that.
+    /// Operations that only some stores have; `None`: this store has its own tools for them.
     fn maintenance(&self) -> Option<&dyn Maintenance> {
         None
     }
@@ -667,20 +668,20 @@ pub trait QueueAdmin: QueueStore {
     }
 }
 
-/// Extension of a store that can be restored from a backup of Hapax, and is paused after that.
+/// Extension of a store that can be restored from a Hapax backup. Such a store is paused after the restore.
 #[async_trait]
 pub trait Maintenance: Send + Sync {
-    /// Lets a paused store hand out messages again.
+    /// Starts deliveries of a paused store again.
     async fn resume(&self, by: &str) -> Result<(), StoreError>;
 }
 
-/// What a store says about itself.
+/// A store's report about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Examination {
-    /// Facts by name. A name that ends in `_bytes` or `_ms` has a number.
+    /// Facts by name. The value of a name that ends in `_bytes` or `_ms` is a number.
     #[serde(default)]
     pub facts: BTreeMap<String, serde_json::Value>,
-    /// What is wrong or doubtful, refusals first.
+    /// Problems and doubts, refusals first.
     #[serde(default)]
     pub findings: Vec<Finding>,
 }

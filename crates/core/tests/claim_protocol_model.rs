@@ -1,9 +1,9 @@
-//! Every interleaving of a few workers, a store that restarts and an operator, run through the real claim protocol.
+//! Every interleaving of a few workers, a restarting store and an operator, run through the real claim protocol.
 //!
-//! The workers are as bad as workers get: they lose answers, ask again, crash, pause past their lease and act as
-//! zombies, complete late, complete twice. One thing they do not do: state that nothing happened after they acted.
-//! What must hold is kept in variables beside the entry (`World`'s second half) and judged by them alone, so that a
-//! mistake in the protocol cannot excuse itself.
+//! The workers misbehave in every way that real ones do: they lose answers, ask again, crash, pause past their lease
+//! and then continue as zombies, complete late, complete twice. One thing they do not do: claim that nothing happened
+//! after they acted. The invariants are checked only against variables beside the entry (the second half of `World`),
+//! so that a mistake in the protocol cannot hide itself.
 
 use hapax_core::ledger::protocol::{self, Claimed, Ended, LedgerEntry};
 use hapax_core::ledger::{TTL_MS_MIN, protocol::Stage};
@@ -13,13 +13,13 @@ use hapax_core::{
 };
 use stateright::{Checker as _, Model, Property};
 
-/// Long against a tick, short against the clock's end.
+/// Longer than a tick, shorter than the run of the clock.
 const LEASE_MS: u64 = 2;
 
-/// How large a world is looked through.
+/// The limits of the explored state space.
 #[derive(Clone)]
 struct Bounds {
-    /// One per worker: what it wants done about doubt.
+    /// One per worker: its wish in case of doubt.
     workers: Vec<OnDoubt>,
     /// How often each worker may start, each time under a new owner.
     runs: u8,
@@ -33,13 +33,13 @@ struct Bounds {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Step {
-    /// Has no claim, may ask for one.
+    /// Has no claim, may request one.
     Idle,
     /// Asked; the answer was lost.
     Unanswered,
-    /// Believes to hold the claim, rightly or not.
+    /// Believes that it holds the claim, rightly or not.
     Holding { fence: Fence, told: bool, acted: bool },
-    /// Will do nothing more.
+    /// Takes no further action.
     Over,
 }
 
@@ -49,14 +49,14 @@ struct Worker {
     step: Step,
 }
 
-/// Who completed.
+/// The author of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum By {
     Holder(Fence),
     Operator,
 }
 
-/// What must never happen.
+/// Violations of the invariants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Broken {
     TwoCompletions,
@@ -78,15 +78,15 @@ struct World {
     workers: Vec<Worker>,
     restarts: u8,
     resolutions: u8,
-    // What is known apart from the entry.
-    /// Who was given the claim last and has neither lost nor ended it, and until when it cannot be taken.
+    // The checker's own knowledge, independent of the entry.
+    /// The last grantee that has neither lost nor ended the claim, and the time before which it cannot be taken.
     holder: Option<(Fence, usize, u8)>,
     held_until_ms: u64,
-    /// The holder said that it does not know.
+    /// The holder declared doubt.
     gave_up: bool,
-    /// Whose completion was accepted.
+    /// The author of the accepted completion.
     completed: Option<By>,
-    /// Counted to two: more are no worse.
+    /// Counted up to two: more make no difference.
     effects: u8,
     takeover: bool,
     operator_freed: bool,
@@ -110,7 +110,7 @@ enum Action {
         worker: usize,
         lost: bool,
     },
-    /// A second completion that says something else.
+    /// A second completion with another outcome.
     CompleteOtherwise(usize),
     Release(usize),
     Doubt(usize),
@@ -121,7 +121,7 @@ fn id() -> EntryId {
     EntryId::of_queue(&QueueName::new("q").unwrap(), "k".parse().unwrap())
 }
 
-/// Workers and operators record the same, so that only the fence tells them apart.
+/// Workers and operators record the same outcome, so that only the fence distinguishes them.
 fn complete() -> (RecordedOutcome, u64) {
     (RecordedOutcome::done(Json::of("paid").unwrap()), TTL_MS_MIN)
 }
@@ -201,7 +201,7 @@ impl World {
         }
     }
 
-    /// A write by whoever is not the holder is a zombie's.
+    /// A write by anyone but the holder comes from a zombie.
     fn wrote_by(&mut self, fence: Fence) {
         if self.holder.is_none_or(|(holder, ..)| holder != fence) {
             self.breaks(Broken::StaleTokenWrote);
@@ -222,11 +222,11 @@ impl World {
                 }
                 Ending::Release if self.gave_up => self.breaks(Broken::DoubtTakenBack),
                 Ending::Release if ended == Ok(Ended::Delete) => self.holder = None,
-                // A release with a doubt before it: the doubt is back.
+                // A release after an earlier doubt restores the doubt.
                 Ending::Release | Ending::Doubt => self.gave_up = true,
             }
         }
-        // The same completion again may be told that all is well; another one may not.
+        // A repetition of the same completion may succeed; a different completion may not.
         let again = ended == Ok(Ended::Unchanged) && matches!(ending, Ending::Complete { .. });
         if again && self.completed != Some(By::Holder(fence)) {
             self.breaks(Broken::StaleTokenWrote);
@@ -236,7 +236,8 @@ impl World {
             Ok(Ended::Delete) => self.entry = None,
             Ok(Ended::Unchanged) | Err(_) => {}
         }
-        // Who doubts may go on, as a thread that cannot be stopped does, and may learn how it ended.
+        // A worker that declared doubt may continue, as a thread that cannot be stopped does, and may learn the
+        // outcome.
         if !lost && *ending != Ending::Doubt {
             self.workers[worker].step = Step::Over;
         }
@@ -352,7 +353,8 @@ impl Model for Bounds {
                     if world.completed.is_some() {
                         actions.push(Action::CompleteOtherwise(worker));
                     }
-                    // Who gave the claim up may want it back under the same name; the first does, else it never ends.
+                    // A worker that gave the claim up may request it again as the same owner. Only the first grant
+                    // does, to keep the state space finite.
                     if world.gave_up
                         && world.fence == 1
                         && world.holder.is_some_and(|(holder, ..)| holder == *fence)
@@ -360,7 +362,7 @@ impl Model for Bounds {
                         actions.push(Action::Claim { worker, lost: false });
                     }
                     if !acted {
-                        // Whoever acted does not state that nothing happened.
+                        // A worker that acted never declares that nothing happened.
                         actions.extend([Action::Act(worker), Action::Release(worker)]);
                     }
                     actions.extend([Action::Renew(worker), Action::Doubt(worker), Action::Crash(worker)]);
@@ -404,7 +406,7 @@ impl Model for Bounds {
                 worker.run = (worker.run + 1).min(self.runs);
             }
         }
-        // What a worker was does not matter once it is over.
+        // The history of a worker is irrelevant once it is over.
         for worker in next.workers.iter_mut().filter(|worker| worker.step == Step::Over) {
             worker.run = self.runs;
         }
@@ -462,7 +464,7 @@ impl Model for Bounds {
     }
 }
 
-/// Looks through every reachable world.
+/// Explores every reachable world.
 fn check(name: &str, bounds: Bounds) {
     let start = std::time::Instant::now();
     let checker = bounds.checker().threads(2).spawn_bfs().join();

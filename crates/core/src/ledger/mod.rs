@@ -1,4 +1,4 @@
-//! The ledger: which keys have been claimed, by whom, and what came of it.
+//! The ledger: which keys have been claimed, by which owner, and with which outcome.
 //!
 //! ```text
 //!              claim                     end(complete)
@@ -12,8 +12,8 @@
 //!                                +-- claim with `retry`: processing again, under a new fence (takeover)
 //! ```
 //!
-//! [`protocol`] holds these transitions as pure functions; every ledger of ours decides by them, and a model checker
-//! runs through them.
+//! [`protocol`] holds these transitions as pure functions. Every ledger in this repository uses them, and a model
+//! checker explores them.
 
 pub mod protocol;
 
@@ -36,12 +36,12 @@ pub const TTL_MS_DEFAULT: u64 = 4 * 24 * 3600 * 1000;
 pub const TTL_MS_MAX: u64 = 366 * 24 * 3600 * 1000;
 /// The shortest that an outcome is kept: 1 s.
 pub const TTL_MS_MIN: u64 = 1000;
-/// The largest outcome that is kept; of a larger one only the fact that it ended is.
+/// Maximum size of a recorded outcome. Of a larger one, the ledger keeps only the fact that the effect ended.
 pub const OUTCOME_BYTES_MAX: usize = 1024 * 1024;
-/// How long a lapsed claim is remembered that its next claimant may take over anyway: 14 days.
+/// How long a lapsed claim is kept if the next claimant may take it over: 14 days.
 pub const DOUBT_MS: u64 = 14 * 24 * 3600 * 1000;
 
-/// What an entry is found by: a key means nothing outside its scope.
+/// Lookup key of an entry: a key is unique only within its scope.
 ///
 /// ```
 /// use hapax_core::{EntryId, QueueName};
@@ -54,14 +54,14 @@ pub const DOUBT_MS: u64 = 14 * 24 * 3600 * 1000;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EntryId {
-    /// Tenant and route, or queue.
+    /// The namespace: tenant and route, or queue.
     pub scope: Scope,
-    /// The caller's identity for one intended effect.
+    /// Identifies one intended effect within the scope.
     pub key: IdempotencyKey,
 }
 
 impl EntryId {
-    /// An entry of a scope.
+    /// An entry's lookup key.
     pub fn new(scope: Scope, key: IdempotencyKey) -> Self {
         Self { scope, key }
     }
@@ -71,13 +71,13 @@ impl EntryId {
         Self { scope: Scope::of_queue(queue), key }
     }
 
-    /// 128 bits that stand for scope and key.
+    /// 128-bit hash of scope and key.
     pub fn hash(&self) -> u128 {
         let mut hasher = self.hasher("hapax entry");
         u128::from_le_bytes(take16(&mut hasher))
     }
 
-    /// The key for a call to another system on behalf of this entry. `label` tells several such calls apart.
+    /// The key for a call to another system on behalf of this entry. `label` distinguishes several such calls.
     pub fn derived_key(&self, label: &str) -> IdempotencyKey {
         let mut hasher = self.hasher("hapax derived key");
         hasher.update(label.as_bytes());
@@ -104,7 +104,7 @@ impl EntryId {
 
     fn hasher(&self, purpose: &str) -> blake3::Hasher {
         let mut hasher = blake3::Hasher::new_derive_key(purpose);
-        // The length keeps ("ab", "c") apart from ("a", "bc"); a key has no such room to shift.
+        // The length prefixes keep ("ab", "c") and ("a", "bc") distinct.
         hasher.update(&(self.scope.as_str().len() as u64).to_le_bytes());
         hasher.update(self.scope.as_str().as_bytes());
         hasher.update(&(self.key.as_str().len() as u64).to_le_bytes());
@@ -146,12 +146,12 @@ impl Json {
         serde_json::from_str::<serde::de::IgnoredAny>(text).map(|_| Self(text.into()))
     }
 
-    /// The text.
+    /// The JSON text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The value, read back.
+    /// Parses the text into a value.
     pub fn get<T: DeserializeOwned>(&self) -> serde_json::Result<T> {
         serde_json::from_str(&self.0)
     }
@@ -178,13 +178,13 @@ impl<'de> Deserialize<'de> for Json {
     }
 }
 
-/// What came of an effect: recorded once, given to every duplicate.
+/// The outcome of an effect: recorded once, returned to every duplicate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedOutcome {
-    /// It ended for good without success; a duplicate fails alike.
+    /// The effect failed permanently; duplicates get the same failure.
     #[serde(default)]
     pub failed: bool,
-    /// What the handler returned; `None` where it was too large to keep. In JSON that is an absent field: `null` is a
+    /// The handler's return value; `None` if it was too large to keep. In JSON that is an absent field: `null` is a
     /// value like any other.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub value: Option<Json>,
@@ -208,7 +208,7 @@ impl RecordedOutcome {
         Self { failed: true, value: Some(value), omitted_bytes: None }
     }
 
-    /// What a ledger keeps of it: an oversize value becomes a marker, so that the effect is never run again.
+    /// The form in which a ledger keeps it: an oversize value becomes a marker, so that the effect never runs again.
     #[must_use]
     pub fn kept(self) -> Self {
         match self.value {
@@ -220,38 +220,39 @@ impl RecordedOutcome {
     }
 }
 
-/// What a claimant wants done about a claim whose holder may or may not have acted.
+/// What a claimant wants done about a lapsed claim whose holder may or may not have caused the effect.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDoubt {
-    /// Take over and run again: right where the effect honours the derived key or checks the fence.
+    /// Take over and run again: right if the effect is idempotent by the derived key, or checks the fence.
     #[default]
     Retry,
-    /// Leave it until someone decides: never twice, perhaps not at all.
+    /// Leave it until an operator decides: the effect happens at most once, perhaps never.
     Park,
 }
 
-/// Asks for the right to cause one effect.
+/// A request for the right to cause one effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimRequest {
-    /// Which effect.
+    /// The effect's entry.
     pub id: EntryId,
-    /// A nonce of the caller's; asking again with it gives the same claim, so a lost answer locks nobody out.
+    /// A nonce of the caller. A repeated request with it gets the same claim, so a lost answer does not lock the caller
+    /// out.
     pub owner: Owner,
-    /// What the request says, hashed. Another one under the same key is refused, in every state.
+    /// Hash of the request's content. A request with the same key and another hash is refused, in every state.
     pub fingerprint: Option<Fingerprint>,
-    /// How long the claim holds without being renewed. 1 ms to 12 h.
+    /// How long the claim lasts without a renewal. 1 ms to 12 h.
     pub lease_ms: u64,
-    /// How long to wait while someone else holds it. At most 20 s.
+    /// How long to wait while another owner holds the key. At most 20 s.
     pub wait_ms: u64,
     /// What to do about a lapsed claim.
     pub on_doubt: OnDoubt,
-    /// The delivery that this is for: as long as its message lives in the same store, the entry is kept.
+    /// The delivery that the claim is for: the entry is kept as long as this message exists in the same store.
     pub delivery: Option<(QueueName, Receipt)>,
 }
 
 impl ClaimRequest {
-    /// A claim that neither waits nor is bound to a message.
+    /// A claim that does not wait and is not bound to a message.
     pub fn new(id: EntryId, owner: Owner, lease_ms: u64) -> Self {
         Self { id, owner, fingerprint: None, lease_ms, wait_ms: 0, on_doubt: OnDoubt::Retry, delivery: None }
     }
@@ -270,39 +271,39 @@ impl ClaimRequest {
     }
 }
 
-/// A claim that was given.
+/// A granted claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Needed to renew or end it; stale once someone else holds the key.
+    /// Needed to renew or end it; stale once the key is granted again.
     pub token: Token,
     /// Grows with every grant of the key.
     pub fence: Fence,
-    /// What is left of the lease.
+    /// Time left of the lease.
     pub lease_ms: u64,
-    /// A holder before this one lapsed: its effect may have happened.
+    /// The claim of an earlier holder lapsed: its effect may have happened.
     pub takeover: bool,
 }
 
-/// The answer to a claim.
+/// The result of a claim request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claim {
     /// The caller holds the key: it may act.
     Granted(Grant),
-    /// The effect has ended before; this is what came of it.
+    /// The effect ended earlier, with this outcome.
     Completed {
-        /// What came of it.
+        /// The recorded outcome.
         outcome: RecordedOutcome,
-        /// When it ended.
+        /// When it ended, in milliseconds since 1970.
         at_ms: u64,
     },
-    /// Someone else holds the key.
+    /// Another owner holds the key.
     InProgress {
-        /// What is left of their lease.
+        /// Time left of that owner's lease.
         retry_after_ms: u64,
     },
-    /// A claim lapsed while its holder may have acted, and the caller asked not to take over.
+    /// A claim lapsed, its holder may have caused the effect, and the caller asked not to take over.
     InDoubt {
-        /// Since when.
+        /// Start of the doubt, in milliseconds since 1970.
         since_ms: u64,
     },
 }
@@ -362,13 +363,13 @@ impl ClaimError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// Someone else holds the key, or its holder gave it up.
+    /// Another owner holds the key, or its holder gave it up.
     #[error("the token is stale: the claim lapsed and passed to another holder")]
     Stale,
     /// There is no such entry.
     #[error("the claim is gone: it was released, resolved, forgotten, or its time was over")]
     Gone,
-    /// This very claim has ended, in another way than is asked for now.
+    /// This claim has ended, in another way than requested now.
     #[error("the claim has already ended with an outcome; it cannot change")]
     Ended,
     /// The entry's stored bytes do not match their checksum.
@@ -390,51 +391,51 @@ impl TokenError {
     }
 }
 
-/// Keeps a claim: the heartbeat.
+/// Renews a claim: the heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renew {
-    /// Which entry.
+    /// The entry's lookup key.
     pub id: EntryId,
-    /// By which right.
+    /// The claim's token.
     pub token: Token,
-    /// How long from now. 1 ms to 12 h.
+    /// The new lease, counted from now. 1 ms to 12 h.
     pub lease_ms: u64,
 }
 
 /// How a claim ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// The effect has ended, well or not; duplicates get this.
+    /// The effect has ended, with success or with a permanent failure; duplicates get this outcome.
     Complete {
-        /// What came of it.
+        /// The outcome to record.
         outcome: RecordedOutcome,
         /// How long it is kept. 1 s to 366 days.
         ttl_ms: u64,
     },
-    /// Nothing happened: the key is free again. After a takeover it goes back into doubt instead, since nobody knows
-    /// what the holder before did.
+    /// The effect did not happen: the key is free again. After a takeover the entry returns to doubt instead, because
+    /// the effect of the earlier holder is still unknown.
     Release,
-    /// Something may have happened: in doubt at once, without waiting for the lease to lapse.
+    /// The effect may have happened: the entry is in doubt at once, without waiting for the lease to lapse.
     Doubt,
 }
 
 /// Ends one claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimEnd {
-    /// Which entry.
+    /// The entry's lookup key.
     pub id: EntryId,
-    /// By which right.
+    /// The claim's token.
     pub token: Token,
     /// How it ends.
     pub ending: Ending,
 }
 
-/// What an operator decides about an entry in doubt.
+/// An operator's decision about an entry in doubt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resolution {
-    /// The effect happened: duplicates get this.
+    /// The effect happened: duplicates get this outcome.
     Completed {
-        /// What they get.
+        /// The outcome to record.
         outcome: RecordedOutcome,
         /// How long it is kept. 1 s to 366 days.
         ttl_ms: u64,
@@ -453,13 +454,13 @@ pub enum ResolveError {
     /// There is no such entry.
     #[error("there is no entry {0}")]
     NotFound(EntryId),
-    /// Someone works on it.
+    /// A holder is working on it.
     #[error("the entry is being worked on; its lease ends in {retry_after_ms} ms unless it is renewed")]
     InProgress {
-        /// What is left of the lease.
+        /// Time left of the holder's lease.
         retry_after_ms: u64,
     },
-    /// It ended, so there is nothing to decide.
+    /// The effect has ended, so there is nothing to decide.
     #[error("the entry is not in doubt: it has ended; `forget` it to let the effect happen again")]
     NotInDoubt,
     /// A value is out of range.
@@ -480,22 +481,22 @@ impl ResolveError {
     }
 }
 
-/// Where an entry stands.
+/// An entry's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EntryState {
-    /// Someone holds it.
+    /// A holder is working on it.
     Processing,
-    /// Its holder lapsed or gave it up, and may have acted.
+    /// Its holder's lease lapsed, or the holder gave it up; the effect may have happened.
     InDoubt,
-    /// It ended well.
+    /// The effect ended with success.
     Completed,
-    /// It ended for good, without success.
+    /// The effect failed permanently.
     Failed,
 }
 
 impl EntryState {
-    /// The word used everywhere for it.
+    /// The state's name in JSON, output and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Processing => "processing",
@@ -506,57 +507,58 @@ impl EntryState {
     }
 }
 
-/// An entry as an operator sees it; never its token.
+/// An entry as an operator sees it; without its token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryView {
-    /// What it is found by.
+    /// The entry's lookup key.
     #[serde(flatten)]
     pub id: EntryId,
-    /// Where it stands.
+    /// Its state.
     pub state: EntryState,
     /// The fence of its last grant.
     pub fence: Fence,
-    /// Who holds or held it.
+    /// The current or last holder.
     pub owner: Owner,
-    /// What the request said, hashed.
+    /// Hash of the request's content.
     pub fingerprint: Option<Fingerprint>,
-    /// When its last claim was made.
+    /// When the last claim was made.
     pub claimed_ms: u64,
     /// How often a lapsed claim was taken over.
     pub takeovers: u32,
-    /// What is left of the lease; 0 unless someone holds it.
+    /// Time left of the lease; 0 unless a holder is working on it.
     pub lease_ms: u64,
-    /// When it ended, or since when it is in doubt.
+    /// When the effect ended, or when the doubt began.
     pub ended_ms: Option<u64>,
-    /// When it may be pruned; `None`: not before someone decides.
+    /// When it may be pruned; `None`: not before an operator decides.
     pub prune_ms: Option<u64>,
-    /// What came of it.
+    /// The recorded outcome, once it has ended.
     pub outcome: Option<RecordedOutcome>,
 }
 
-/// Which entries to look at, in order of their last claim.
+/// Which entries to list, ordered by their last claim.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EntryFilter {
-    /// Only of this scope.
+    /// Only entries of this scope.
     pub scope: Option<Scope>,
-    /// Only in this state. A ledger may list [`EntryState::Processing`] and [`EntryState::InDoubt`] faster than others.
+    /// Only entries in this state. A ledger may list [`EntryState::Processing`] and [`EntryState::InDoubt`] faster than
+    /// others.
     pub state: Option<EntryState>,
-    /// Continue behind an earlier page.
+    /// Continue after an earlier page.
     pub after: Option<u64>,
-    /// At most so many. 1 to 1,000.
+    /// Maximum count, 1 to 1,000.
     pub limit: usize,
 }
 
-/// What a ledger can do.
+/// The features of a ledger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerCapabilities {
-    /// Which ledger, for messages.
+    /// The ledger's name, for messages.
     pub name: String,
-    /// What it has answered survives its process and a power cut.
+    /// A confirmed change survives a crash of the process and a power failure.
     pub durable: bool,
     /// Fences only grow, through restart and restore.
     pub fence: bool,
-    /// Entries may vanish before their time, for example by eviction.
+    /// Entries may be deleted before their time, for example by eviction.
     pub may_evict: bool,
 }
 
@@ -593,11 +595,11 @@ crate::metrics! {
 /// The ledger seam.
 #[async_trait]
 pub trait Ledger: Send + Sync {
-    /// What this ledger can do.
+    /// The features of this ledger.
     fn ledger_capabilities(&self) -> LedgerCapabilities;
 
-    /// Claims keys, each atomically and durably. Two elements of one batch may name the same key: the second finds the
-    /// first's claim.
+    /// Claims keys, each atomically and durably. Two elements of one batch may have the same key: the second one then
+    /// sees the claim of the first.
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError>;
 
     /// Keeps claims from lapsing.
@@ -606,19 +608,19 @@ pub trait Ledger: Send + Sync {
     /// Ends claims. Safe to repeat after an unknown outcome: the same completion again is no error.
     async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError>;
 
-    /// Looks at an entry.
+    /// Reads an entry.
     async fn entry(&self, id: &EntryId) -> Result<Option<EntryView>, StoreError>;
 
-    /// Looks at entries, page by page.
+    /// Lists entries, page by page.
     async fn entries(&self, filter: EntryFilter) -> Result<Page<EntryView>, StoreError>;
 
-    /// Decides about an entry in doubt; `by` goes into the audit. Messages parked because of it go on.
+    /// Decides about an entry in doubt; `by` is kept for the audit. Messages parked because of it are delivered again.
     async fn resolve(&self, id: &EntryId, resolution: Resolution, by: &str) -> Result<(), ResolveError>;
 
-    /// Removes an entry that nobody works on, so that the effect may happen again; `by` goes into the audit.
+    /// Deletes an entry without a holder, so that the effect may happen again; `by` is kept for the audit.
     async fn forget(&self, id: &EntryId, by: &str) -> Result<(), ResolveError>;
 
-    /// What the ledger has done.
+    /// The ledger's counters.
     async fn ledger_stats(&self) -> Result<LedgerStats, StoreError>;
 }
 
@@ -631,7 +633,7 @@ impl<T: QueueAdmin + Ledger + Documents + ?Sized> Store for T {}
 mod tests {
     use super::*;
 
-    /// A completion that is repeated after a restart must still be found equal to what was kept.
+    /// A completion that is repeated after a restart must compare equal to the stored one.
     #[test]
     fn an_outcome_survives_json_even_if_it_is_null() {
         let kept = [

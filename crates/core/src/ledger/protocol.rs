@@ -1,5 +1,5 @@
-//! The claim protocol as pure functions: an entry, a request and the time go in; the entry to write and the answer
-//! come out. A store makes each call and the write of its result one atomic step.
+//! The claim protocol as pure functions. The inputs are an entry, a request and the time; the results are the entry to
+//! write and the answer. A store executes each call and the write of its result as one atomic step.
 
 use super::{
     ClaimError, ClaimRequest, DOUBT_MS, Ending, EntryId, EntryState, EntryView, OnDoubt, RecordedOutcome,
@@ -8,44 +8,44 @@ use super::{
 use crate::name::{Fence, Fingerprint, Owner};
 use crate::policy::LEASE_MS_MAX;
 
-/// What a ledger holds about one key.
+/// A ledger's record of one key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LedgerEntry {
-    /// What the first request said, hashed.
+    /// Hash of the first request's content.
     pub fingerprint: Option<Fingerprint>,
-    /// Who holds or held it.
+    /// The current or last holder.
     pub owner: Owner,
-    /// The fence of its last grant; a token stands for it.
+    /// The fence of its last grant; the claim's token encodes it.
     pub fence: Fence,
-    /// When its last claim was made.
+    /// When the last claim was made.
     pub claimed_ms: u64,
     /// How often a lapsed claim was taken over.
     pub takeovers: u32,
-    /// Where it stands.
+    /// The stored part of its state.
     pub stage: Stage,
 }
 
-/// Where an entry stands, apart from what time alone decides.
+/// The stored part of an entry's state; the rest follows from the time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// Held; in doubt from `until_ms` on.
+    /// A holder is working on it; in doubt from `until_ms` on.
     Processing {
         /// The lease that was last asked for; 0 once it is recorded that it has ended.
         lease_ms: u64,
         /// When the lease ends.
         until_ms: u64,
-        /// What its holder wanted done about doubt; decides whether it may be pruned.
+        /// The holder's wish in case of doubt; decides whether the entry may be pruned.
         on_doubt: OnDoubt,
-        /// Its holder gave it up at `until_ms`, not knowing what happened.
+        /// The holder gave it up at `until_ms` and does not know whether the effect happened.
         doubted: bool,
     },
-    /// Ended.
+    /// The effect has ended.
     Completed {
-        /// When.
+        /// When it ended, in milliseconds since 1970.
         at_ms: u64,
-        /// How long it is kept.
+        /// How long the entry is kept after that.
         ttl_ms: u64,
-        /// What came of it.
+        /// The recorded outcome.
         outcome: RecordedOutcome,
     },
 }
@@ -56,48 +56,48 @@ impl std::hash::Hash for RecordedOutcome {
     }
 }
 
-/// What a claim comes to.
+/// The decision about a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claimed {
     /// Write this entry; the caller holds it.
     Granted {
         /// The entry to write.
         entry: LedgerEntry,
-        /// A holder before this one lapsed.
+        /// The claim of an earlier holder lapsed.
         takeover: bool,
     },
-    /// Nothing to write: it ended before.
+    /// Nothing to write: the effect ended earlier.
     Completed {
-        /// What came of it.
+        /// The recorded outcome.
         outcome: RecordedOutcome,
-        /// When.
+        /// When it ended, in milliseconds since 1970.
         at_ms: u64,
     },
-    /// Nothing to write: someone else holds it.
+    /// Nothing to write: another owner holds it.
     InProgress {
-        /// What is left of their lease.
+        /// Time left of that owner's lease.
         retry_after_ms: u64,
     },
-    /// Nothing to write: it is in doubt and stays so.
+    /// Nothing to write: the entry is in doubt and stays in doubt.
     InDoubt {
-        /// Since when.
+        /// Start of the doubt, in milliseconds since 1970.
         since_ms: u64,
     },
 }
 
-/// What the end of a claim comes to.
+/// The decision about the end of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
     /// Write this entry.
     Write(LedgerEntry),
     /// Delete the entry.
     Delete,
-    /// It was ended so before.
+    /// Nothing to write: it was ended in the same way before.
     Unchanged,
 }
 
 impl LedgerEntry {
-    /// Where it stands now.
+    /// Its state at `now_ms`.
     pub fn state(&self, now_ms: u64) -> EntryState {
         match &self.stage {
             Stage::Processing { doubted: false, until_ms, .. } if now_ms < *until_ms => {
@@ -109,7 +109,7 @@ impl LedgerEntry {
         }
     }
 
-    /// When it may be pruned; `None`: not before someone decides.
+    /// When it may be pruned; `None`: not before an operator decides.
     pub fn prune_ms(&self) -> Option<u64> {
         match &self.stage {
             Stage::Processing { on_doubt: OnDoubt::Park, .. } => None,
@@ -171,7 +171,7 @@ impl LedgerEntry {
     }
 }
 
-/// Decides a claim. `fence` is called when the claim is given under a new fence.
+/// Decides a claim. `fence` is called only if the claim is granted under a new fence.
 pub fn claim(
     entry: Option<&LedgerEntry>,
     request: &ClaimRequest,
@@ -224,7 +224,7 @@ pub fn claim(
     }
 }
 
-/// Decides a renewal by whoever holds `fence`. A lapsed claim that nobody took over is held again.
+/// Decides a renewal by the holder of `fence`. A lapsed claim that was not taken over is valid again.
 pub fn renew(
     entry: Option<&LedgerEntry>,
     fence: Fence,
@@ -249,8 +249,8 @@ pub fn renew(
     }
 }
 
-/// Decides the end of a claim by whoever holds `fence`. Past its lease it still counts, as long as nobody took over.
-/// A release after a takeover leaves the entry in doubt, as it was found.
+/// Decides the end of a claim by the holder of `fence`. After its lease the end is still accepted, unless another owner
+/// took over. A release after a takeover leaves the entry in doubt, as the holder found it.
 pub fn end(
     entry: Option<&LedgerEntry>,
     fence: Fence,
@@ -271,12 +271,12 @@ pub fn end(
         (Stage::Processing { .. }, Ending::Complete { outcome, ttl_ms }) => {
             Ok(Ended::Write(completed(entry.clone(), outcome, *ttl_ms, now_ms)))
         }
-        // Its holder said that something may have happened; it cannot take that back.
+        // The holder declared that the effect may have happened, and cannot withdraw that.
         (Stage::Processing { doubted: true, .. }, Ending::Release) => Err(TokenError::Stale),
         (Stage::Processing { .. }, Ending::Release) if entry.takeovers == 0 => Ok(Ended::Delete),
         (Stage::Processing { doubted: true, .. }, Ending::Doubt) => Ok(Ended::Unchanged),
-        // A release after a takeover speaks for its own holder only: the doubt about the one before it stands, or the
-        // next claimant would not be told.
+        // A release after a takeover says nothing about the earlier holder's effect. The entry stays in doubt, so that
+        // the next claimant learns of it.
         (Stage::Processing { lease_ms, until_ms, on_doubt, .. }, Ending::Release | Ending::Doubt) => {
             let stage = Stage::Processing {
                 lease_ms: *lease_ms,
@@ -295,7 +295,7 @@ fn completed(entry: LedgerEntry, outcome: &RecordedOutcome, ttl_ms: u64, now_ms:
     LedgerEntry { stage: Stage::Completed { at_ms: now_ms, ttl_ms, outcome }, ..entry }
 }
 
-/// Decides what an operator says about an entry in doubt. A new fence shuts out a holder that comes back late.
+/// Decides an operator's resolution of an entry in doubt. A new fence shuts out a holder that returns late.
 pub fn resolve(
     id: &EntryId,
     entry: Option<&LedgerEntry>,
@@ -317,7 +317,7 @@ pub fn resolve(
     }
 }
 
-/// Decides whether an entry may be forgotten.
+/// Decides whether an entry may be deleted.
 pub fn forget(id: &EntryId, entry: Option<&LedgerEntry>, now_ms: u64) -> Result<(), ResolveError> {
     let entry = entry.ok_or_else(|| ResolveError::NotFound(id.clone()))?;
     match entry.state(now_ms) {

@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::AdminError;
 
-/// How much of the computed delay is left to chance.
+/// How much of the computed delay is random.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Jitter {
@@ -22,9 +22,9 @@ pub struct RetryPolicy {
     /// The longest delay. At most 12 h; 0 means 12 h. Default 5 min; on a FIFO queue, where a delayed message holds up
     /// its group, 10 s.
     pub cap_ms: u64,
-    /// How much is left to chance. Default full.
+    /// How much of the delay is random. Default full.
     pub jitter: Jitter,
-    /// After this many attempts the message goes to the dead-letter queue, or is parked where there is none. 0 means no
+    /// After this many attempts the message goes to the dead-letter queue, or is parked if there is none. 0 means no
     /// limit; at most 1,000. Default 20. SQS: maxReceiveCount.
     pub max_attempts: u32,
 }
@@ -41,9 +41,9 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The longest delay that any policy gives.
+    /// The longest delay of any policy: 12 h.
     pub const CAP_MS_MAX: u64 = super::LEASE_MS_MAX;
-    /// How often a message is tried where the policy does not say.
+    /// Default limit on attempts.
     pub const MAX_ATTEMPTS_DEFAULT: u32 = 20;
     /// The highest limit on attempts.
     pub const MAX_ATTEMPTS_MAX: u32 = 1_000;
@@ -53,7 +53,7 @@ impl RetryPolicy {
         Self { cap_ms: 10_000, ..Self::default() }
     }
 
-    /// Visible again at once, without a limit on attempts, as SQS does without a redrive policy.
+    /// Visible again at once, without a limit on attempts, as in SQS without a redrive policy.
     pub fn at_once() -> Self {
         Self { base_ms: 0, cap_ms: 0, jitter: Jitter::Full, max_attempts: 0 }
     }
@@ -96,11 +96,11 @@ impl RetryPolicy {
         Ok(())
     }
 
-    /// The delay before jitter after attempt number `attempt` (from 1) failed.
+    /// The delay before jitter, after attempt number `attempt` (from 1) failed.
     pub fn ceiling_ms(&self, attempt: u32) -> u64 {
         let cap_ms = if self.cap_ms == 0 { Self::CAP_MS_MAX } else { self.cap_ms };
         let doublings = attempt.saturating_sub(1);
-        // `checked_shl` only checks the shift's width; the product may overflow before that.
+        // `checked_shl` only checks the width of the shift; the result may overflow before that.
         let factor = 1u64.checked_shl(doublings).unwrap_or(u64::MAX);
         self.base_ms.saturating_mul(factor).min(cap_ms)
     }

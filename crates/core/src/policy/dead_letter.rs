@@ -1,6 +1,6 @@
 use super::RetryPolicy;
 
-/// What becomes of a message whose delivery failed.
+/// The next step for a message whose delivery failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterFailure {
     /// Visible again after this delay.
@@ -8,12 +8,12 @@ pub enum AfterFailure {
         /// The delay.
         after_ms: u64,
     },
-    /// Out of attempts: to the dead letters, or parked where the queue has none.
+    /// Out of attempts: to the dead letters, or parked if the queue has no dead-letter queue.
     Dead,
 }
 
-/// Decides after attempt number `attempt` (from 1) failed. Crashes count, so that a message that kills its worker
-/// does so a limited number of times.
+/// Decides the next step after attempt number `attempt` (from 1) failed. Crashes count too, which limits how often a
+/// message can kill its worker.
 ///
 /// `asked_ms` is a delay that the consumer asked for; it replaces the policy's, but not the limit on attempts.
 pub fn after_failure(retry: &RetryPolicy, attempt: u32, asked_ms: Option<u64>, random: u64) -> AfterFailure {

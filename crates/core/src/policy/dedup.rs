@@ -6,7 +6,7 @@ pub fn is_duplicate(first_ms: u64, window_ms: u64, now_ms: u64) -> bool {
     now_ms < first_ms.saturating_add(window_ms)
 }
 
-/// What a deduplication id is compared as: unambiguous within its scope, whatever group and id contain.
+/// The comparison key of a deduplication id: unique within its scope for any text of group and id.
 ///
 /// ```
 /// # use hapax_core::{DedupScope, GroupId, policy::dedup_key};
@@ -16,7 +16,7 @@ pub fn is_duplicate(first_ms: u64, window_ms: u64, now_ms: u64) -> bool {
 /// ```
 pub fn dedup_key(scope: DedupScope, group: Option<&GroupId>, id: &str) -> String {
     match (scope, group) {
-        // A group has no spaces, so the first one ends it.
+        // A group contains no spaces, so the first space ends it.
         (DedupScope::Group, Some(group)) => format!("{group} {id}"),
         _ => format!(" {id}"),
     }

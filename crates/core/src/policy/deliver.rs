@@ -1,15 +1,15 @@
 use crate::error::SendError;
 use crate::queue::QueueConfig;
 
-/// How far ahead a message's delivery may be set: 366 days.
+/// How far ahead a message's delivery time may be: 366 days.
 pub const DELIVER_AHEAD_MS_MAX: u64 = 366 * 24 * 3600 * 1000;
 
-/// When a new message becomes visible, and what its retention counts from.
+/// When a new message becomes visible, and when its retention starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Visibility {
     /// When it can be received; `now_ms` or later.
     pub due_ms: u64,
-    /// What its retention counts from: the send, or, for a message with a delivery time, that time.
+    /// Start of its retention: the send, or the delivery time if the message has one.
     pub retained_from_ms: u64,
 }
 

@@ -6,8 +6,8 @@ pub fn lease_deadline(now_ms: u64, lease_ms: u64) -> u64 {
     now_ms.saturating_add(lease_ms.min(LEASE_MS_MAX))
 }
 
-/// When a lease taken at `received_ms` and extended at `now_ms` runs out. The bound is on the total since the
-/// receive, or a consumer could hold a message for ever in small steps.
+/// When a lease taken at `received_ms` and extended at `now_ms` runs out. The limit is on the total since the receive;
+/// otherwise a consumer could hold a message indefinitely in small steps.
 ///
 /// ```
 /// # use hapax_core::policy::{extend_deadline, LEASE_MS_MAX};

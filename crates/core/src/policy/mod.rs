@@ -1,4 +1,4 @@
-//! Decisions as pure functions: what they need is passed in, so each can be tested to the last corner.
+//! Decisions as pure functions: all inputs are arguments, so that every case can be tested.
 
 mod backoff;
 mod dead_letter;
@@ -15,7 +15,7 @@ pub use deliver::{DELIVER_AHEAD_MS_MAX, Visibility, visibility};
 pub use lease::{extend_deadline, lease_deadline};
 pub use redrive::Death;
 
-/// A lease when neither queue nor receive says otherwise.
+/// The lease if neither queue nor receive sets one: 30 s.
 pub const LEASE_MS_DEFAULT: u64 = 30_000;
 /// The longest lease, counted since the receive: 12 h.
 pub const LEASE_MS_MAX: u64 = 12 * 3600 * 1000;
@@ -31,24 +31,24 @@ pub const DELAY_MS_MAX: u64 = 15 * 60 * 1000;
 pub const WAIT_MS_MAX: u64 = 20_000;
 /// The largest message, and the largest batch in total: 1 MiB.
 pub const MESSAGE_BYTES_MAX: u64 = 1024 * 1024;
-/// The most messages in one send, receive or settle over a wire.
+/// Maximum number of messages in one send, receive or settle of a wire protocol.
 pub const BATCH_MAX: usize = 10;
-/// The most messages of one queue in flight.
+/// Maximum number of messages of one queue in flight.
 pub const IN_FLIGHT_MAX: u64 = 120_000;
 /// How long a receive that names its attempt can be repeated: 5 min.
 pub const ATTEMPT_MS: u64 = 5 * 60 * 1000;
 /// How long a deduplication id is remembered by default: 5 min.
 pub const DEDUP_WINDOW_MS_DEFAULT: u64 = 5 * 60 * 1000;
-/// The longest error or reason that is kept; longer ones are cut.
+/// Maximum length of a stored error or reason; longer ones are truncated.
 pub const ERROR_BYTES_MAX: usize = 4096;
 /// How many failed attempts of a message are kept as its history.
 pub const HISTORY_MAX: u32 = 20;
 
-/// The longest interval that can be asked for between two purges of a queue, or between the deletion of a queue and
+/// Maximum of the interval that can be required between two purges of a queue, or between the deletion of a queue and
 /// its next creation: 5 min. SQS has 60 s.
 pub const INTERVAL_MS_MAX: u64 = 5 * 60 * 1000;
 
-/// Cuts a text to at most `bytes_max` bytes at a character boundary.
+/// Truncates a text to at most `bytes_max` bytes at a character boundary.
 pub fn cut(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
 }

@@ -1,8 +1,9 @@
-//! The tier check: what a queue's consumers want, compared with what store, ledger, handler and policy can do.
+//! The tier check: the guarantee that a queue's consumers want, compared with the features of store, ledger, handler
+//! and policy.
 //!
-//! A tier is checked, never just asserted. [`check`] is given the [`Facts`] and says what cannot hold (a refusal: do not
-//! start) and what is doubtful (a warning: start, and say so). Each [`Finding`] has a stable code and a page under
-//! `docs/errors/`. A worker checks when it starts, `hapax doctor` prints the same report.
+//! A tier is checked, never just asserted. [`check`] takes the [`Facts`] and reports refusals (the tier cannot hold: do
+//! not start) and warnings (the tier is doubtful: start, and tell the operator). Each [`Finding`] has a stable code and
+//! a page under `docs/errors/`. A worker runs the check when it starts; `hapax doctor` prints the same report.
 
 mod rules;
 mod store;
@@ -23,8 +24,8 @@ use crate::store::QueueTotals;
 
 pub use store::{StoreFacts, check_store};
 
-/// What is known about a queue, its store and its handler. What is not known is left out, and so is what would follow
-/// from it.
+/// The known facts about a queue, its store and its handler. Unknown facts are left out, and rules that need them find
+/// nothing.
 ///
 /// ```
 /// use hapax_core::policy::tier::{Facts, Severity, check};
@@ -43,21 +44,21 @@ pub struct Facts {
     pub tier: Tier,
     /// The queue's policy.
     pub queue: QueueConfig,
-    /// How long the queue's dead-letter queue keeps messages, where it is known.
+    /// How long the queue's dead-letter queue keeps messages, if known.
     pub dead_retention_ms: Option<u64>,
     /// The dead-letter queue that the policy names is known not to exist.
     pub dead_queue_missing: bool,
     /// What happened in the queue since its store was opened, where it is known.
     pub totals: Option<QueueTotals>,
-    /// Where idempotency keys were seen to come from: the weakest source. `None`: not seen yet, so the policy decides.
+    /// The weakest source of idempotency keys seen so far. `None`: none seen yet, so the queue's policy decides.
     pub key_source: Option<KeySource>,
-    /// How long producers go on repeating a send whose answer they did not get, where it is known.
+    /// How long producers keep repeating a send without an answer, if known.
     pub producer_retry_ms: Option<u64>,
-    /// What the store can do.
+    /// The features of the store.
     pub store: Capabilities,
     /// The ledger, if there is one.
     pub ledger: Option<LedgerFacts>,
-    /// The handler, where it is known.
+    /// The handler, if known.
     pub handler: Option<HandlerFacts>,
 }
 
@@ -79,12 +80,12 @@ impl Facts {
     }
 }
 
-/// The ledger that a handler's claims go to.
+/// The ledger that holds a handler's claims.
 #[derive(Debug, Clone)]
 pub struct LedgerFacts {
-    /// What it can do.
+    /// Its features.
     pub can: LedgerCapabilities,
-    /// It is the queue's own store, which keeps the entries of its live messages and dead letters whatever their age.
+    /// It is the queue's own store, which keeps the entries of its messages and dead letters regardless of their age.
     pub same_store: bool,
     /// How long it keeps an outcome.
     pub ttl_ms: u64,
@@ -93,12 +94,12 @@ pub struct LedgerFacts {
 /// How long a delivery is leased.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lease {
-    /// The same for each.
+    /// The same lease for each delivery.
     Fixed {
-        /// How long.
+        /// The lease.
         lease_ms: u64,
     },
-    /// Follows the handler's own times.
+    /// Adapts to the measured run times of the handler.
     Auto,
 }
 
@@ -107,41 +108,41 @@ pub enum Lease {
 pub enum Database {
     /// The handler has none.
     None,
-    /// It holds the ledger's entries too, so one transaction covers both.
+    /// It also holds the ledger's entries, so one transaction covers both.
     WithLedger,
-    /// The ledger's entries are in another one.
+    /// The ledger's entries are in another database.
     Other,
     /// Hapax cannot take part in its transactions.
     Unsupported {
-        /// Which kind it is.
+        /// The kind of database.
         kind: String,
     },
 }
 
-/// What is known about a handler.
+/// The known facts about a handler.
 #[derive(Debug, Clone)]
 pub struct HandlerFacts {
     /// How its deliveries are leased.
     pub lease: Lease,
-    /// How long a heartbeat keeps a lease at most; `None`: there is no heartbeat.
+    /// Maximum time for which a heartbeat extends a lease; `None`: there is no heartbeat.
     pub heartbeat_ms_max: Option<u64>,
-    /// The time that 99 of 100 runs stay below, once there were some.
+    /// 99th percentile of the run time, once there were runs.
     pub p99_ms: Option<u64>,
-    /// What is done about a claim whose holder may have acted.
+    /// What is done about a lapsed claim whose holder may have caused the effect.
     pub on_doubt: OnDoubt,
-    /// It was declared that the effect happens once for each derived key, whoever asks for it and how often.
+    /// The handler is declared idempotent by the derived key: the effect happens once per key, for any number of calls.
     pub honours_derived_key: bool,
     /// The database of its business write.
     pub database: Database,
 }
 
-/// How grave a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
     /// The tier cannot hold: do not start.
     Refusal,
-    /// The tier holds, with a doubt that someone should know of.
+    /// The tier holds, with a doubt that an operator should know of.
     Warning,
 }
 
@@ -150,9 +151,9 @@ pub enum Severity {
 pub struct Finding {
     /// The stable code, for example `ledger-missing`.
     pub code: Cow<'static, str>,
-    /// How grave it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What is found, and which value.
+    /// The problem, with the value that caused it.
     pub message: String,
     /// What to do about it.
     pub remedy: String,
@@ -182,7 +183,8 @@ pub fn page(code: &str) -> String {
     format!("docs/errors/{code}.md")
 }
 
-/// Compares what is wanted with what can be done: refusals first. Empty: the tier holds, as far as the facts tell.
+/// Compares the wanted guarantee with the facts. Refusals come first; an empty result means that the tier holds, as far
+/// as the facts show.
 pub fn check(facts: &Facts) -> Vec<Finding> {
     let found = rules::RULES.iter().filter_map(|rule| {
         let (message, remedy) = (rule.find)(facts)?;
@@ -193,24 +195,24 @@ pub fn check(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Every code that [`check`] and [`check_store`] can find, with how grave it is. A store has codes of its own.
+/// All codes of [`check`] and [`check_store`], with their severity. Stores have additional codes of their own.
 pub fn codes() -> BTreeMap<&'static str, Severity> {
     rules::RULES.iter().map(|rule| (rule.code, rule.severity)).chain(store::codes()).collect()
 }
 
-/// How long after an outcome was recorded the same message may still be delivered again, without anyone asking for it.
+/// How long after an outcome was recorded the same message may still be delivered again without a redrive.
 ///
-/// That is the queue's whole retention, however few attempts a message has and however short its backoff: a message
-/// that waits while no consumer is there counts no attempt.
+/// That is the queue's whole retention, regardless of attempts and backoff: a message that waits while there is no
+/// consumer uses no attempt.
 pub fn retry_horizon_ms(queue: &QueueConfig) -> u64 {
     queue.retention_ms
 }
 
-/// How long after an outcome was recorded its message may come back by one redrive of its dead letter. A message may be
-/// redriven again after that; a ledger in another store has to be asked about each.
+/// How long after an outcome was recorded one redrive of the dead letter may deliver its message again. The message may
+/// be redriven again after that; a ledger in another store has to be consulted for each redrive.
 ///
-/// A dead letter of a standard queue keeps its message's age; on a FIFO queue its time starts anew. A redriven message
-/// has the queue's retention before it, again.
+/// On a standard queue a dead letter keeps its message's age; on a FIFO queue its retention starts again. A redriven
+/// message gets the queue's full retention again.
 pub fn redrive_horizon_ms(queue: &QueueConfig, dead_retention_ms: u64) -> u64 {
     let dead_ms = if queue.is_fifo() {
         queue.retention_ms.saturating_add(dead_retention_ms)

@@ -1,4 +1,4 @@
-//! One function for each finding: what is found and what to do, or `None`.
+//! One function per finding. It returns the problem and its remedy, or `None`.
 
 use super::{Database, Facts, Lease, LedgerFacts, Severity, redrive_horizon_ms, retry_horizon_ms};
 use crate::capabilities::Order;
@@ -7,10 +7,10 @@ use crate::message::KeySource;
 use crate::policy::RetryPolicy;
 use crate::queue::{OnDead, Tier};
 
-/// What is found, and what to do about it.
+/// The problem and its remedy.
 type Found = Option<(String, String)>;
 
-/// A finding that may be made.
+/// A possible finding.
 pub(super) struct Rule {
     pub code: &'static str,
     pub severity: Severity,
@@ -25,7 +25,7 @@ const fn warning(code: &'static str, find: fn(&Facts) -> Found) -> Rule {
     Rule { code, severity: Severity::Warning, find }
 }
 
-/// Every finding, in the order in which it is reported. A test wants a page for each code under `docs/errors/`.
+/// All rules, in the order in which they are reported. A test requires a page for each code under `docs/errors/`.
 pub(super) const RULES: &[Rule] = &[
     refusal("ledger-missing", ledger_missing),
     refusal("ledger-not-durable", ledger_not_durable),
@@ -57,7 +57,7 @@ pub(super) const RULES: &[Rule] = &[
     warning("settle-not-atomic", settle_not_atomic),
 ];
 
-/// Leases that ran out are worth a warning from this many on, and from this share of all deliveries.
+/// Expired leases cause a warning from this number on, and from this share of all deliveries.
 const EXPIRED_MIN: u64 = 10;
 const EXPIRED_PER_MILLE: u64 = 10;
 
@@ -66,7 +66,7 @@ fn found(message: impl Into<String>, remedy: impl Into<String>) -> Found {
     Some((message.into(), remedy.into()))
 }
 
-/// Milliseconds in their largest two units, as a person would say them.
+/// Formats milliseconds in their two largest units.
 fn span(ms: u64) -> String {
     const UNITS: [(&str, u64); 5] =
         [("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)];
@@ -86,12 +86,12 @@ impl Facts {
         matches!(self.tier, Tier::EffectivelyOnce | Tier::Transactional)
     }
 
-    /// The tier gives a message back that was not acked.
+    /// The tier redelivers a message that was not acked.
     fn redelivers(&self) -> bool {
         self.tier != Tier::AtMostOnce
     }
 
-    /// The ledger, where the tier needs one.
+    /// The ledger, if the tier needs one.
     fn needed_ledger(&self) -> Option<&LedgerFacts> {
         self.ledger.as_ref().filter(|_| self.records())
     }
@@ -100,17 +100,18 @@ impl Facts {
         self.handler.as_ref().map_or(Lease::Fixed { lease_ms: self.queue.lease_ms }, |handler| handler.lease)
     }
 
-    /// The database of a handler that wants the `transactional` tier.
+    /// The database of a handler with the `transactional` tier.
     fn database(&self) -> Option<&Database> {
         let handler = self.handler.as_ref().filter(|_| self.tier == Tier::Transactional);
         handler.map(|handler| &handler.database)
     }
 
-    /// Where keys come from: as seen, else the weakest source that the policy allows for.
+    /// The source of keys: the weakest one seen, else the weakest one that the policy allows.
     fn weakest_key(&self) -> KeySource {
         let by_policy = || match &self.queue {
             queue if queue.key_pointer.is_some() => KeySource::Body,
-            // Each message has one: a FIFO queue accepts none without, and a digest stands in for it.
+            // Each message has an id: a FIFO queue refuses messages without one, and content-based deduplication adds a
+            // digest.
             queue if queue.is_fifo() || queue.dedup.content_based => KeySource::DedupId,
             _ => KeySource::MessageId,
         };
@@ -119,7 +120,7 @@ impl Facts {
 }
 
 fn ledger_missing(facts: &Facts) -> Found {
-    // A transactional handler's ledger is in its database, about which there are findings of their own.
+    // A transactional handler's ledger is in its database, which has findings of its own.
     if facts.tier != Tier::EffectivelyOnce || facts.ledger.is_some() {
         return None;
     }
@@ -147,7 +148,7 @@ fn ledger_may_evict(facts: &Facts) -> Found {
 }
 
 fn ledger_fence_may_repeat(facts: &Facts) -> Found {
-    // In a transaction the row's lock stands for the fence.
+    // In a transaction the row lock takes the place of the fence.
     let ledger = facts.needed_ledger().filter(|ledger| !ledger.can.fence)?;
     if facts.tier != Tier::EffectivelyOnce {
         return None;
@@ -344,7 +345,7 @@ fn retries_at_once(facts: &Facts) -> Found {
     found(message, remedy)
 }
 
-/// The longest that all retries of a message may wait.
+/// Maximum total delay of all retries of a message.
 fn backoff_ms(retry: &RetryPolicy, max_attempts: u32) -> u64 {
     (1..max_attempts).fold(0, |sum: u64, attempt| sum.saturating_add(retry.ceiling_ms(attempt)))
 }
@@ -428,7 +429,7 @@ fn ledger_ttl_below_redrive(facts: &Facts) -> Found {
 fn dedup_window_short(facts: &Facts) -> Found {
     let retry_ms = facts.producer_retry_ms?;
     let window_ms = facts.queue.dedup.window_ms;
-    // A message that comes after the window meets the outcome of the first, as long as that is kept.
+    // A duplicate sent after the window still finds the outcome of the first message, as long as the ledger keeps it.
     let known_ms = match facts.needed_ledger() {
         Some(ledger) if facts.weakest_key() != KeySource::MessageId => window_ms.max(ledger.ttl_ms),
         _ => window_ms,

@@ -1,15 +1,15 @@
-//! What can be said about a store as a whole, whatever its queues want.
+//! Findings about a store as a whole, regardless of its queues.
 
 use super::{Finding, Severity};
 use crate::store::StoreStatus;
 
-/// What is known about any store. What a store knows about itself and what it stands on, it finds by itself
-/// ([`QueueAdmin::examine`](crate::QueueAdmin::examine)).
+/// The facts that are known about any store. A store reports facts about itself and its environment through
+/// [`QueueAdmin::examine`](crate::QueueAdmin::examine).
 #[derive(Debug, Clone, Default)]
 pub struct StoreFacts {
-    /// How it says that it is doing.
+    /// The store's own status.
     pub status: StoreStatus,
-    /// The versions of the program that asks and of the server that answers.
+    /// The versions of the calling program and of the server.
     pub versions: Option<(String, String)>,
 }
 
@@ -36,7 +36,7 @@ const RULES: &[Rule] = &[
     warning("version-differs", versions),
 ];
 
-/// Looks at a store as a whole: refusals first. Empty: nothing is found, as far as the facts tell.
+/// Checks a store as a whole. Refusals come first; an empty result means no problem, as far as the facts show.
 ///
 /// ```
 /// use hapax_core::StoreStatus;
@@ -55,7 +55,7 @@ pub fn check_store(facts: &StoreFacts) -> Vec<Finding> {
     RULES.iter().flat_map(each).collect()
 }
 
-/// Every code that [`check_store`] can find.
+/// All codes of [`check_store`].
 pub(super) fn codes() -> impl Iterator<Item = (&'static str, Severity)> {
     RULES.iter().map(|rule| (rule.code, rule.severity))
 }
@@ -80,7 +80,7 @@ fn paused(facts: &StoreFacts) -> Found {
 }
 
 fn warnings(facts: &StoreFacts) -> Found {
-    // The store says so too when it is paused; once is enough.
+    // A paused store also warns about its pause; report that only once.
     let said =
         |warning: &&String| facts.status.paused.as_ref().is_none_or(|paused| !warning.contains(paused));
     let remedy = "look at what it names; `hapax parked list` shows damaged messages";

@@ -1,4 +1,4 @@
-//! Each finding is triggered once, and once missed by a hair.
+//! Each finding is triggered once, and narrowly missed once.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::queue::{DeadLetterPolicy, OnDead, QueueKind};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
-/// A queue in a store that can do everything, in good order for its tier.
+/// A queue in a store with all features, set up correctly for its tier.
 fn sound(tier: Tier) -> Facts {
     let store = Capabilities {
         atomic_settle: true,
@@ -73,7 +73,7 @@ fn fifo(facts: &mut Facts) {
 
 type Change = fn(&mut Facts);
 
-/// What leads to a finding, and what almost does.
+/// Facts that trigger a finding, and facts that narrowly miss it.
 struct Case {
     code: &'static str,
     tier: Tier,
@@ -226,7 +226,7 @@ const CASES: &[Case] = &[
         misses: &[(AtLeastOnce, |f| f.queue.retry.max_attempts = 0)],
     },
     Case {
-        // 12 h, eight times: exactly the retention.
+        // Eight delays of 12 h: exactly the retention.
         code: "retention-ends-retries", tier: AtLeastOnce,
         hit: |f| patient(f, 9),
         misses: &[
