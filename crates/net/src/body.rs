@@ -1,4 +1,4 @@
-//! Bodies: at hand or streamed; and reading one within its bounds.
+//! HTTP bodies, complete in memory or streamed, and reading a body within limits.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
 
-/// An error of a body, whatever its source.
+/// An error of a body, of any type.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The body of a request or an answer: at hand, or streamed through untouched.
+/// The body of a request or a response: complete in memory, or streamed through unchanged.
 pub struct Body(Kind);
 
 enum Kind {
-    /// What was read of it already, then the rest.
+    /// The bytes that were already read, then the rest.
     Parts { first: Option<Bytes>, rest: Option<UnsyncBoxBody<Bytes, BoxError>>, trailers: Option<HeaderMap> },
-    /// Another type of body.
+    /// A stream of another body type.
     Stream(UnsyncBoxBody<Bytes, BoxError>),
 }
 
@@ -31,19 +31,19 @@ impl Body {
         Self::whole(Bytes::new())
     }
 
-    /// A body that is at hand.
+    /// A body that is complete in memory.
     pub fn whole(bytes: Bytes) -> Self {
         Self::parts(bytes, None, None)
     }
 
-    /// A body that is on its way.
+    /// A body that is still arriving.
     pub fn stream<B>(body: B) -> Self
     where
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
         let mut body = Some(body);
-        // One of ours already: not wrapped again.
+        // Already a `Body`: do not wrap it again.
         if let Some(ours) = (&mut body as &mut dyn std::any::Any).downcast_mut::<Option<Self>>() {
             return ours.take().unwrap_or_default();
         }
@@ -51,7 +51,7 @@ impl Body {
         Self(Kind::Stream(body.map_err(Into::into).boxed_unsync()))
     }
 
-    /// A body that may be at hand although its type does not say so: if its one piece is ready, it is taken out.
+    /// A body that may be complete although its type does not say so: if its only chunk is ready, it is taken out.
     pub fn ready_or_stream<B>(mut body: B) -> Self
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
@@ -70,7 +70,7 @@ impl Body {
             },
             Poll::Ready(Some(Err(error))) => Self::stream(Failed(Some(error.into()))),
             Poll::Ready(None) => Self::empty(),
-            // Whoever polls it next registers a waker of its own.
+            // The next poll registers its own waker.
             Poll::Pending => Self::stream(body),
         }
     }
@@ -80,7 +80,7 @@ impl Body {
         Self::parts(read.bytes, None, read.trailers)
     }
 
-    /// How many of its bytes are in memory already.
+    /// Number of its bytes that are already in memory.
     pub fn held(&self) -> usize {
         match &self.0 {
             Kind::Stream(_) => 0,
@@ -88,7 +88,7 @@ impl Body {
         }
     }
 
-    /// Whether more of it comes from elsewhere.
+    /// Whether part of it is still to arrive.
     pub fn is_streamed(&self) -> bool {
         match &self.0 {
             Kind::Stream(_) => true,
@@ -166,7 +166,7 @@ impl HttpBody for Body {
     }
 }
 
-/// A body that failed at once.
+/// A body that fails on the first poll.
 struct Failed(Option<BoxError>);
 
 impl HttpBody for Failed {
@@ -183,23 +183,23 @@ impl HttpBody for Failed {
 pub struct Read {
     /// Its data.
     pub bytes: Bytes,
-    /// What came behind it.
+    /// The trailers after the data.
     pub trailers: Option<HeaderMap>,
 }
 
 /// The result of reading a body within bounds.
 pub enum Bounded {
-    /// All of it.
+    /// The complete body.
     Whole(Read),
-    /// It is larger than asked for: the part that was read, and then the rest.
+    /// It exceeds the size limit: the part that was read, followed by the rest.
     Large(Body),
-    /// It is slower than asked for: the part that was read, and then the rest.
+    /// It exceeds the time limit: the part that was read, followed by the rest.
     Slow(Body),
-    /// It broke off.
+    /// The connection broke before the end of the body.
     Broken(BoxError),
 }
 
-/// The pieces of a body. Most bodies come in one piece and are not copied.
+/// The chunks of a body. Most bodies consist of one chunk, which is not copied.
 #[derive(Default)]
 struct Pieces {
     first: Bytes,
@@ -268,11 +268,11 @@ where
     }
 }
 
-/// How much of a body that is not wanted is read and thrown away. Most clients look for an answer only once they have
-/// sent everything: if the connection is closed before that, they see a broken connection and try again.
+/// How much of an unwanted body is read and discarded. Most clients read a response only after they have sent the whole
+/// request: if the connection is closed earlier, they see a broken connection and retry.
 pub const DISCARDED_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// Reads a body to its end and throws it away, unless it is very large.
+/// Reads a body to its end and discards it, unless it is very large.
 pub async fn discard<B>(body: &mut B)
 where
     B: HttpBody<Data = Bytes> + Unpin,
@@ -293,13 +293,13 @@ pub enum BodyError {
     TooLarge,
     /// It did not arrive in time.
     Timeout,
-    /// Too much is arriving at once.
+    /// All requests together exceed the limit on arriving bytes.
     Overloaded,
     /// The connection broke or the framing is wrong.
     Broken,
 }
 
-/// How much may be read: by one request, and by all at once.
+/// Size limits for one body, and for all bodies that arrive at the same time.
 #[derive(Debug)]
 pub struct BodyLimits {
     one_bytes_max: usize,
@@ -308,12 +308,12 @@ pub struct BodyLimits {
 }
 
 impl BodyLimits {
-    /// Bounds for one request and for all at once.
+    /// Limits in bytes, for one body and for all together.
     pub fn new(one_bytes_max: usize, all_bytes_max: usize) -> Self {
         Self { one_bytes_max, all_bytes_max, arriving_bytes: Arc::default() }
     }
 
-    /// Another bound for one request, the same for all at once.
+    /// The same shared limit for all together, with another limit for one body.
     #[must_use]
     pub fn with_one(&self, one_bytes_max: usize) -> Self {
         let (all_bytes_max, arriving_bytes) = (self.all_bytes_max, self.arriving_bytes.clone());
@@ -321,7 +321,7 @@ impl BodyLimits {
     }
 }
 
-/// A body on its way in. Bytes that have arrived count; a client that only promises bytes takes up no room.
+/// A body that is being read. Only bytes that have arrived count; a `Content-Length` alone takes no room.
 struct Arriving<'a> {
     limits: &'a BodyLimits,
     bytes: usize,
@@ -347,7 +347,7 @@ impl Drop for Arriving<'_> {
     }
 }
 
-/// Reads a whole body within the limits, in at most `timeout`. One that is too large is read to its end and dropped.
+/// Reads a whole body within the limits, in at most `timeout`. A body that is too large is read to its end and dropped.
 pub async fn read_within<B>(mut body: B, limits: &BodyLimits, timeout: Duration) -> Result<Bytes, BodyError>
 where
     B: HttpBody<Data = Bytes> + Unpin,
@@ -357,7 +357,7 @@ where
     }
     let fits = body.size_hint().lower() <= limits.one_bytes_max as u64;
     let result = if fits {
-        // The timer is armed only when the body is not there yet.
+        // Polls the body first: the timer is armed only if the body has not arrived yet.
         tokio::time::timeout(timeout, collect(&mut body, limits)).await.unwrap_or(Err(BodyError::Timeout))
     } else {
         Err(BodyError::TooLarge)

@@ -1,4 +1,4 @@
-//! One connection: handshake, protocol, requests, end.
+//! One connection: handshake, protocol detection, requests, close.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -20,25 +20,25 @@ use crate::listen::{Listening, Shutdown};
 use crate::tracker::{Connection, Registration, RequestGuard};
 use crate::unread::{self, Outgoing};
 
-/// A request as it arrives.
+/// A request with its body still arriving.
 pub type Request = http::Request<Incoming>;
 
-/// Answers the requests of one connection.
+/// Serves the requests of one connection.
 pub trait Answer: Send + Sync + 'static {
-    /// Answers one request. Never fails: whatever goes wrong is a response.
+    /// Serves one request. Never fails: every error becomes a response.
     fn answer(&self, request: Request, guard: &RequestGuard) -> impl Future<Output = Response<Body>> + Send;
 
-    /// Whether a request begins only while there is room for answers. One whose answer is tiny, and tells whether the
-    /// listener works, need not wait.
+    /// Whether a request starts only while there is room for responses. A health check need not wait: its response is
+    /// tiny and shows whether the listener works.
     fn needs_room(&self, _: &Request) -> bool {
         true
     }
 
-    /// The answer to a request that is not begun because clients do not read the answers that they have: 503 with
+    /// The response to a request that was not started because too many earlier responses are still unread: 503 with
     /// `Retry-After`.
     fn busy(&self, request: &Request) -> Response<Body>;
 
-    /// What is sent in place of a large answer for which there is no room: the same, in the form of that answer.
+    /// The replacement for a large response for which there is no room: the same error, in the format of that response.
     fn too_much(&self, answer: &Response<Body>) -> Response<Body>;
 }
 
@@ -53,10 +53,10 @@ pub struct Peer {
     pub tls: bool,
 }
 
-/// What an HTTP/2 client opens a connection with; no HTTP/1 request begins like it.
+/// The first bytes of every HTTP/2 connection; no HTTP/1 request begins with them.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Serves one connection to its end.
+/// Serves one connection until it closes.
 pub(crate) async fn serve<A, C>(
     stream: TcpStream,
     address: SocketAddr,
@@ -91,7 +91,7 @@ async fn handshake_and_serve<A, C>(
         let http2 = speaks_http2(&stream, connection).await;
         return serve_http(TokioIo::new(stream), http2, peer, connection, listening).await;
     };
-    // The sweeper bounds the handshake, as it does a head.
+    // The sweeper limits the time of the handshake as it limits the time of a request head.
     connection.on_bytes();
     match tls.accept(stream).await {
         Ok(stream) => {
@@ -102,15 +102,16 @@ async fn handshake_and_serve<A, C>(
     }
 }
 
-/// Looks at the first bytes without taking them. hyper-util's own detection waits for them without a bound, and copies
-/// through a buffer for the whole life of the connection; this one costs nothing afterwards.
+/// Peeks at the first bytes. hyper-util's own detection waits for them without a timeout, and copies through a buffer
+/// for the whole life of the connection; this one has no cost afterwards.
 async fn speaks_http2(stream: &TcpStream, connection: &Connection) -> bool {
     let mut first = [0; PREFACE.len()];
     loop {
         match stream.peek(&mut first).await {
             Ok(length) if length == PREFACE.len() => return first == *PREFACE,
             Ok(length) if length > 0 && first[..length] == PREFACE[..length] => {
-                // Only part of it, and nothing tells when the rest is there. The sweeper ends this if it never comes.
+                // Only part of the preface has arrived, and there is no wake-up for the rest. The sweeper closes the
+                // connection if the rest never comes.
                 connection.on_bytes();
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -139,7 +140,7 @@ async fn serve_http<S, A, C>(
     });
     let limits = &listening.limits;
     if http2 {
-        // A frame that belongs to no request, a ping for one, is no beginning of a head.
+        // A frame outside of any request, such as a ping, does not start a request head.
         let io = Watched { io, connection: connection.clone(), heads: false };
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
@@ -154,8 +155,8 @@ async fn serve_http<S, A, C>(
     } else {
         let io = Watched { io, connection: connection.clone(), heads: true };
         let mut builder = http1::Builder::new();
-        // No `pipeline_flush`: it holds an answer back while more is there to read, and drops it on closing.
-        // No `header_read_timeout`: the sweeper does that without a timer per request.
+        // No `pipeline_flush`: it delays a response while there is more input to read, and loses it on close. No
+        // `header_read_timeout`: the sweeper enforces it without a timer per request.
         builder.header_read_timeout(None).max_buf_size(limits.header_bytes_max);
         let serving = builder.serve_connection(io, service);
         tokio::pin!(serving);
@@ -178,7 +179,7 @@ async fn answer<A: Answer>(
     Outgoing::response(response, guard, |unsent| answering.too_much(unsent))
 }
 
-/// Runs a connection; when the listener goes down, lets the requests under way finish and no more begin.
+/// Runs a connection. When the listener shuts down, running requests finish and no new ones start.
 async fn drive<C, E>(mut serving: Pin<&mut C>, end: impl Fn(Pin<&mut C>), shutdown: &Shutdown, peer: Peer)
 where
     C: Future<Output = Result<(), E>>,
@@ -196,12 +197,12 @@ where
     }
 }
 
-/// Tells the tracker when bytes arrive, so that a half-sent head is noticed, and when bytes are taken, so that a client
-/// that does not read is.
+/// Tells the tracker when bytes arrive, to detect an incomplete request head, and when the socket accepts bytes, to
+/// detect a client that does not read.
 struct Watched<S> {
     io: S,
     connection: Arc<Connection>,
-    /// Whether arriving bytes begin a head.
+    /// Whether arriving bytes start a request head.
     heads: bool,
 }
 

@@ -1,12 +1,12 @@
-//! Every connection takes a file descriptor, and so does the store: connections must not take the last one.
+//! The limit of open files. Connections and the store share it, so connections must not use all of it.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Kept for the store and the listeners.
+/// File descriptors reserved for the store and the listeners.
 const RESERVED: u64 = 64;
 
-/// Lets the process open as many files as it may. Many systems begin with 1,024 and allow far more, for the sake of
-/// programs that use `select`; none is used here.
+/// Raises the process's limit of open files to its hard limit. Many systems start with 1,024 and allow far more,
+/// because programs that use `select` cannot handle more; this program does not use it.
 pub fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -17,7 +17,7 @@ pub fn raise_file_limit() {
     }
 }
 
-/// How many connections there can be if `wanted` are configured.
+/// The possible number of connections if `wanted` are configured.
 pub fn connections_max(wanted: usize) -> usize {
     let possible = within(wanted, getrlimit(Resource::Nofile).current);
     if possible < wanted {

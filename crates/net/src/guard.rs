@@ -1,5 +1,6 @@
-//! Keeps web pages out. A browser on the same machine reaches loopback, so whatever a page can make it send must be
-//! turned away: requests of other sites, and names that an attacker let resolve to this machine (DNS rebinding).
+//! Protects a listener from web pages. A browser on the same machine can reach loopback, so the requests that a page
+//! can cause are refused: requests from other sites, and requests to names that an attacker resolves to this machine
+//! (DNS rebinding).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,21 +9,21 @@ use http::{HeaderMap, Request, Uri};
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Decides from a request's head alone.
+/// Decides from a request's head whether to refuse it.
 #[derive(Debug)]
 pub struct Guard {
-    /// Names of the listener besides loopback's own, without ports.
+    /// Host names of the listener besides those of loopback, without ports.
     pub allowed_hosts: Vec<String>,
-    /// Requests must carry a secret. A page has none, so a foreign name gives it nothing; and the names under which
-    /// such a listener is reached cannot be known here.
+    /// Requests must carry a secret. A page does not have it, so DNS rebinding is harmless; and the names under which
+    /// such a listener is reached are not known here.
     pub has_keys: bool,
-    /// A network declared trusted: any name is good beyond loopback, unless `allowed_hosts` are given.
+    /// The network is declared trusted: any host name is accepted outside of loopback, unless `allowed_hosts` is set.
     pub insecure: bool,
 }
 
 impl Guard {
-    /// `Err` says why the request is refused. `local` is the address that the client connected to; `acts_by_get` says
-    /// whether the request would act although it is a GET.
+    /// `Err` holds the reason of the refusal. `local` is the address that the client connected to; `acts_by_get` tells
+    /// whether the request has a side effect although it is a GET.
     pub fn check<B>(
         &self,
         request: &Request<B>,
@@ -39,8 +40,8 @@ impl Guard {
         if site.is_some_and(|site| site != "same-origin" && site != "none") {
             return Err(foreign);
         }
-        // An image in a page of another site is fetched by GET without an Origin, and older browsers do not say where
-        // a request comes from. What they do say is that they are browsers; programs may act by GET, pages may not.
+        // An image in a page of another site is fetched by GET without an Origin, and older browsers send no
+        // Sec-Fetch-Site either. They do identify as browsers: programs may cause side effects by GET, pages may not.
         let browser = headers.get(USER_AGENT).is_some_and(|agent| agent.as_bytes().starts_with(b"Mozilla/"));
         if browser && site.is_none() && acts_by_get() {
             return Err("a browser cannot act by GET; use POST");
@@ -57,7 +58,7 @@ impl Guard {
     }
 
     fn host_allowed(&self, host: Option<&str>, local: SocketAddr) -> Result<bool, &'static str> {
-        // HTTP/1.0 and hand-made requests have none; a browser always sends one.
+        // HTTP/1.0 clients and hand-written requests send no Host; a browser always does.
         let Some(host) = host else { return Ok(true) };
         let name = name_of(host).ok_or("the Host is not a name or an address with a port")?;
         let any = self.insecure && !local.ip().is_loopback() && self.allowed_hosts.is_empty();
@@ -77,7 +78,7 @@ impl Guard {
     }
 }
 
-/// The only value of a header; several are as bad as a foreign one.
+/// The value of a header that may occur only once; several values are refused like a foreign one.
 fn only<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
@@ -88,8 +89,8 @@ fn only<'a>(
     if values.next().is_some() { Err(refusal) } else { Ok(first) }
 }
 
-/// The one host that a request names, with its port: in the header, in the target, or in HTTP/2's `:authority`. Where
-/// they differ, parties on the way may take it for a request to different hosts, so it is refused.
+/// The host of a request, with its port: from the header, the target, or HTTP/2's `:authority`. If they differ, the
+/// request is refused, because intermediaries could route it to different hosts.
 pub fn one_host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Result<Option<&'a str>, &'static str> {
     let Some(host) = only(headers, &HOST, "the request has several Host headers; send one")? else {
         return Ok(uri.authority().map(http::uri::Authority::as_str));
@@ -103,12 +104,12 @@ pub fn one_host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Result<Option<&'a s
     }
 }
 
-/// The host that a request names, with its port, for a request that [`one_host`] lets through.
+/// The host of a request, with its port, after [`one_host`] has accepted the request.
 pub fn host_of<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<&'a str> {
     one_host(headers, uri).ok().flatten()
 }
 
-/// A host without its port, and without the dot that ends a full name. `None`: it is not `NAME[:PORT]`,
+/// A host without its port and without the final dot of a fully qualified name. `None`: it is not `NAME[:PORT]`,
 /// `IPV4[:PORT]` or `[IPV6][:PORT]`.
 fn name_of(host: &str) -> Option<&str> {
     let (name, port) = match host.find(']') {

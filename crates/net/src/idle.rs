@@ -1,4 +1,4 @@
-//! Bounds on waiting that cost no timer per wait: bodies that stop coming, answers that do not come.
+//! Timeouts without a timer per wait, for stalled bodies and missing responses.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,28 +12,28 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::body::BoxError;
 
-/// How many timers that are not in use are kept.
+/// Maximum number of unused timers that are kept.
 const SPARE_MAX: usize = 256;
 
-/// Timers of one bound, used again and again. A new one costs an allocation and two turns at the runtime's timer wheel;
-/// one that was set before is set further into the future by an atomic store.
+/// A pool of timers with the same duration. A new timer costs an allocation and two operations on the runtime's timer
+/// wheel; moving the deadline of a running timer is one atomic store.
 pub struct Timers {
     bound: Duration,
     spare: Mutex<Vec<Pin<Box<Sleep>>>>,
 }
 
 impl Timers {
-    /// Timers of this bound.
+    /// A pool of timers with this duration.
     pub fn new(bound: Duration) -> Arc<Self> {
         Arc::new(Self { bound, spare: Mutex::default() })
     }
 
-    /// How long each of them runs.
+    /// The duration of each timer.
     pub fn bound(&self) -> Duration {
         self.bound
     }
 
-    /// A timer that ends a bound from now.
+    /// A timer that expires one duration from now.
     fn take(&self) -> Pin<Box<Sleep>> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Some(mut timer) = spare else { return Box::pin(sleep(self.bound)) };
@@ -41,7 +41,7 @@ impl Timers {
         timer
     }
 
-    /// It stays set, and when it ends wakes whoever last waited for it, once and for nothing.
+    /// Returns a timer to the pool. It stays armed; when it expires, it wakes its last task once, without effect.
     fn give_back(&self, timer: Pin<Box<Sleep>>) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         if spare.len() < SPARE_MAX {
@@ -50,7 +50,7 @@ impl Timers {
     }
 }
 
-/// A timer that is armed only while something is waited for.
+/// A stall detector: its timer is armed only while the task waits.
 pub struct Stall {
     timers: Arc<Timers>,
     timer: Option<Pin<Box<Sleep>>>,
@@ -58,17 +58,17 @@ pub struct Stall {
 }
 
 impl Stall {
-    /// Not armed yet.
+    /// A stall detector that is not armed yet.
     pub fn new(timers: Arc<Timers>) -> Self {
         Self { timers, timer: None, armed: false }
     }
 
-    /// Something moved.
+    /// Records progress.
     fn moved(&mut self) {
         self.armed = false;
     }
 
-    /// Nothing moved; whether that has been so for too long.
+    /// Records that there was no progress; returns whether the stall has lasted too long.
     pub fn waited(&mut self, cx: &mut Context<'_>) -> bool {
         let armed = std::mem::replace(&mut self.armed, true);
         let timer = match &mut self.timer {
@@ -120,7 +120,7 @@ pub struct IdleBody<B> {
 }
 
 impl<B> IdleBody<B> {
-    /// Bounds how long `body` may stand still.
+    /// Limits how long `body` may stall.
     pub fn new(body: B, timers: &Arc<Timers>) -> Self {
         Self { body, stall: Stall::new(timers.clone()) }
     }
@@ -167,7 +167,7 @@ mod tests {
     #[tokio::test]
     async fn a_timer_that_is_used_again_has_its_whole_bound() {
         let timers = Timers::new(Duration::from_millis(30));
-        // The second has one that ended, the third one that was still set.
+        // The second round reuses a timer that has expired, the third one that is still armed.
         for end in [true, false, true] {
             let mut stall = Stall::new(timers.clone());
             let begun = std::time::Instant::now();

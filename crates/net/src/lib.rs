@@ -2,14 +2,14 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`body`] | bodies at hand or streamed; reading one within bounds of size, time and memory |
-//! | [`idle`] | timers that are used again; a body that ends with an error when it stands still |
-//! | [`problem`] | answers as `application/problem+json` |
+//! | [`body`] | bodies in memory or streamed; reading one within limits of size, time and memory |
+//! | [`idle`] | reusable timers; a body that fails with an error when it stalls |
+//! | [`problem`] | error responses as `application/problem+json` |
 //! | [`listen`] | `Runtime`: accept, serve, drain |
-//! | [`connection`] | one connection: TLS or not, HTTP/1 or HTTP/2, requests, end |
-//! | [`tracker`] | which connections are open, what each waits for, and which ones have to go |
-//! | [`unread`] | answers that clients have not read yet: counted in bytes and bounded |
-//! | [`guard`] | keeps web pages out: hosts, origins, sites |
+//! | [`connection`] | one connection: TLS or not, HTTP/1 or HTTP/2, requests, close |
+//! | [`tracker`] | the open connections, the state of each, and which ones to close |
+//! | [`unread`] | responses that clients have not read yet: counted in bytes and limited |
+//! | [`guard`] | refuses requests from web pages: hosts, origins, sites |
 //! | [`tls`], [`files`] | certificates; the limit of open files |
 //!
 #![cfg_attr(feature = "listen", doc = "```no_run")]

@@ -1,4 +1,5 @@
-//! Listeners: accept, serve, drain. `run(listeners, connect, shutdown)`, hence testable in process.
+//! Listeners: accept, serve, drain. The listeners and the shutdown signal are arguments, so tests can run it in
+//! process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +14,15 @@ use crate::files;
 use crate::tracker::{Patience, Tracker};
 use crate::unread::Room;
 
-/// How long a connection without a request may linger once the shutdown has begun.
+/// How long a connection without a request may stay open once the shutdown has begun.
 const QUIET: Duration = Duration::from_millis(500);
-/// How long a connection that is cut off may take to end.
+/// How long a connection may take to end after the shutdown has closed it.
 const CUT_OFF: Duration = Duration::from_secs(1);
 
-/// Bounds on the connections of a listener.
+/// Limits on the connections of a listener.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// The most connections at once; past it the one that has been idle longest is closed for a new one.
+    /// Maximum number of connections. Above it, a new connection closes the one that has been idle longest.
     pub connections_max: usize,
     /// The largest head of a request, in bytes; 8 KiB or more.
     pub header_bytes_max: usize,
@@ -29,12 +30,12 @@ pub struct Limits {
     pub read_timeout_ms: u64,
     /// How long a connection may stay open without a request, in milliseconds.
     pub idle_timeout_ms: u64,
-    /// How long a client may leave an answer unread, in milliseconds; a tenth of it, and 3 s at most, while room for
-    /// answers is short.
+    /// How long a client may leave a response unread, in milliseconds. While room for responses is short: a tenth of
+    /// it, at most 3 s.
     pub write_timeout_ms: u64,
-    /// How many bytes of answers may wait to be read by all clients together.
+    /// Maximum bytes of unread responses, over all clients.
     pub unread_bytes_max: usize,
-    /// How long a shutdown waits for requests under way, in milliseconds.
+    /// How long a shutdown waits for running requests, in milliseconds.
     pub shutdown_timeout_ms: u64,
 }
 
@@ -52,7 +53,7 @@ impl Default for Limits {
     }
 }
 
-/// Tells whether the listener is going down. Long polls watch it, so that they answer empty instead of being cut off.
+/// The shutdown signal of a listener. Long polls watch it, so that they return empty instead of being cut off.
 #[derive(Debug, Clone)]
 pub struct Shutdown(watch::Receiver<bool>);
 
@@ -70,12 +71,12 @@ impl Shutdown {
 
     /// Resolves when the shutdown begins.
     pub async fn requested(&self) {
-        // An error means that the listener itself is gone: that is a shutdown too.
+        // An error means that the listener was dropped: that is a shutdown too.
         let _ = self.0.clone().wait_for(|requested| *requested).await;
     }
 }
 
-/// What serves connections; it does not listen yet.
+/// Configuration and shared state of a server that does not listen yet.
 pub struct Runtime {
     limits: Limits,
     tls: Option<TlsAcceptor>,
@@ -83,36 +84,36 @@ pub struct Runtime {
     begin_shutdown: watch::Sender<bool>,
 }
 
-/// What every accepted connection needs.
+/// The state shared by all accepted connections.
 pub(crate) struct Listening<C> {
     pub(crate) connect: C,
     pub(crate) limits: Limits,
     pub(crate) tls: Option<TlsAcceptor>,
     pub(crate) shutdown: Shutdown,
-    /// How long a request waits for room for its answer.
+    /// How long a request waits for room for its response.
     pub(crate) room_wait: Duration,
     tracker: Arc<Tracker>,
 }
 
 impl Runtime {
-    /// Bounds, and TLS if connections are to be encrypted.
+    /// A runtime with these limits; `tls` encrypts its connections.
     pub fn new(limits: Limits, tls: Option<TlsAcceptor>) -> Self {
         let room = Room::new(limits.unread_bytes_max);
         Self { limits, tls, room, begin_shutdown: watch::Sender::new(false) }
     }
 
-    /// The signal that long polls have to watch.
+    /// The signal that long polls watch.
     pub fn shutdown(&self) -> Shutdown {
         Shutdown(self.begin_shutdown.subscribe())
     }
 
-    /// How much is waiting to be read by clients.
+    /// The counter of response bytes that clients have not read.
     pub fn unread(&self) -> Arc<Room> {
         self.room.clone()
     }
 
-    /// Serves until `shutdown` resolves; then stops accepting, lets requests under way finish, and returns within the
-    /// configured bound: `false` if requests were cut off. `connect` makes what answers the requests of a connection.
+    /// Serves until `shutdown` resolves; then stops accepting, lets running requests finish, and returns within the
+    /// configured timeout: `false` if requests were cut off. `connect` creates the request handler of a connection.
     pub async fn run<A, C>(
         self,
         listeners: Vec<TcpListener>,
@@ -138,7 +139,7 @@ impl Runtime {
             limits,
             tls: self.tls,
             shutdown: stop,
-            // A slow reader is closed within this: it takes a sweep to find it slow, and one more to close it.
+            // A slow reader is closed within this time: one sweep detects it, and the next one closes it.
             room_wait: Duration::from_millis(patience.short_ms()) + 2 * tracker.sweep(),
             tracker: tracker.clone(),
         });
@@ -172,13 +173,13 @@ where
     loop {
         match listener.accept().await {
             Ok((stream, address)) => {
-                // Only once a client is there: an idle connection does no harm before.
+                // Only after accepting a client: before that, there is no need to close idle connections.
                 listening.tracker.make_room(listening.limits.connections_max).await;
                 let registration = listening.tracker.register();
                 tokio::spawn(connection::serve(stream, address, registration, listening.clone()));
             }
             Err(error) => {
-                // Out of file descriptors, most likely: closing something takes a moment.
+                // Most likely out of file descriptors: wait until some are closed.
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -186,9 +187,9 @@ where
     }
 }
 
-/// Waits until the last connection is gone; half-open ones are not waited for.
+/// Waits until the last connection is closed; closes half-open ones itself.
 async fn drain(tracker: &Tracker) {
-    // A client that does not read its answer is closed as at any other time.
+    // The sweep also closes clients that do not read their response, as during normal operation.
     while tokio::time::timeout(QUIET / 5, tracker.empty()).await.is_err() {
         tracker.close_quiet(QUIET);
         tracker.sweep();

@@ -1,4 +1,4 @@
-//! Answers as `application/problem+json` (RFC 9457) with a stable code.
+//! Error responses as `application/problem+json` (RFC 9457) with a stable code.
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::body::Body;
 
-/// Why a request was not handed on, or its answer not handed back.
+/// Why a request was not forwarded, or its response not returned.
 #[derive(Debug, Clone)]
 pub struct Problem {
     status: StatusCode,
@@ -40,22 +40,22 @@ impl Problem {
         Self { status, code, title, detail: detail.into(), retry_after_s: None, original_status: None }
     }
 
-    /// Tells the caller to come back after `base_s` to `base_s + spread_s` seconds: at random, so that callers that
-    /// were turned away together do not return together.
+    /// Tells the caller to retry after `base_s` to `base_s + spread_s` seconds: at random, so that callers that were
+    /// refused together do not return together.
     #[must_use]
     pub fn retry_after(mut self, base_s: u64, spread_s: u64) -> Self {
         self.retry_after_s = Some(base_s + fastrand::u64(0..=spread_s));
         self
     }
 
-    /// Names the status of the answer that cannot be given again.
+    /// Adds the status of the recorded response that cannot be returned again.
     #[must_use]
     pub fn original_status(mut self, status: u16) -> Self {
         self.original_status = Some(status);
         self
     }
 
-    /// The answer that says so.
+    /// The HTTP response for this problem.
     pub fn into_response(self) -> Response<Body> {
         let wire = Wire {
             r#type: format!("urn:hapax:problem:{}", self.code),
@@ -78,7 +78,7 @@ impl Problem {
     }
 }
 
-/// Clients do not read the answers that they have, and there is no memory for more.
+/// Too many responses are unread, and there is no memory for more.
 pub fn overloaded() -> Problem {
     let detail = "too many answers wait to be read by their clients; retry with backoff";
     Problem::new("overloaded", StatusCode::SERVICE_UNAVAILABLE, "There is no room for more answers", detail)

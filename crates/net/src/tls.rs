@@ -13,7 +13,7 @@ use tokio_rustls::rustls;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {problem}", file.display())]
 pub struct TlsError {
-    /// Which file.
+    /// The certificate or key file.
     pub file: PathBuf,
     /// What is wrong with it.
     pub problem: String,

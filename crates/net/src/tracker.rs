@@ -1,5 +1,5 @@
-//! Which connections are open and what each is waiting for, so that slow and half-open ones can be told from working
-//! ones without a timer per request.
+//! The open connections and the state of each one. Slow and half-open connections are detected without a timer per
+//! request.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -10,45 +10,45 @@ use tokio::sync::Notify;
 
 use crate::unread::{self, Room};
 
-/// Open, with no request begun.
+/// Open, without a request.
 const IDLE: u8 = 0;
 /// A request's head has begun to arrive.
 const HEAD: u8 = 1;
 /// At least one request is being read or answered.
 const BUSY: u8 = 2;
 
-/// How long connections may keep the listener waiting, in milliseconds.
+/// Timeouts of a connection, in milliseconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
-    /// From the first byte of a head to its last.
+    /// From the first byte of a request head to its last.
     pub(crate) head_ms_max: u64,
     /// Without a request.
     pub(crate) idle_ms_max: u64,
-    /// Without reading any of an answer that is ready.
+    /// Without reading any byte of a response that is ready.
     pub(crate) write_ms_max: u64,
 }
 
 impl Patience {
-    /// How long a connection may read too slowly while room for answers is short.
+    /// The write timeout while room for responses is short.
     pub(crate) fn short_ms(self) -> u64 {
         (self.write_ms_max / 10).clamp(1, 3_000)
     }
 }
 
-/// One connection's state. Shared by its socket, its requests, its answers and the sweeper.
+/// One connection's state. Shared by its socket, its requests, its responses and the sweeper.
 #[derive(Debug)]
 pub(crate) struct Connection {
     start: Instant,
     phase: AtomicU8,
     /// When the phase began, in microseconds since the tracker's start.
     since_us: AtomicU64,
-    /// Requests between their head and the end of their answer.
+    /// Requests between their head and the end of their response.
     requests: AtomicU32,
-    /// Requests whose body has arrived: the listener's turn.
+    /// Requests whose body has arrived: the client waits for the listener.
     working: AtomicU32,
-    /// Bytes that the socket has taken.
+    /// Bytes that the socket has accepted.
     written: AtomicU64,
-    /// Bytes of answers that the socket has not taken yet.
+    /// Bytes of responses that the socket has not accepted yet.
     pub(crate) unread: AtomicUsize,
     pub(crate) room: Arc<Room>,
     close: Notify,
@@ -74,37 +74,37 @@ impl Connection {
         self.phase.store(phase, Relaxed);
     }
 
-    /// Bytes have arrived where a head may begin.
+    /// Bytes have arrived at a point where a request head may start.
     pub(crate) fn on_bytes(&self) {
         if self.phase.load(Relaxed) == IDLE {
             self.enter(HEAD);
         }
     }
 
-    /// The socket has taken bytes. Only the connection's own task writes.
+    /// The socket has accepted bytes. Only the connection's own task writes.
     pub(crate) fn on_written(&self, bytes: usize) {
         self.written.store(self.written.load(Relaxed) + bytes as u64, Relaxed);
     }
 
-    /// A request's head has arrived; it is under way until the guard is dropped.
+    /// A request's head has arrived. The request counts as running until the guard is dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> RequestGuard {
         self.requests.fetch_add(1, Relaxed);
         self.enter(BUSY);
         RequestGuard { room: AnswerRoom(self.clone()), working: AtomicBool::new(false) }
     }
 
-    /// Resolves when the connection has to go.
+    /// Resolves when the connection has to close.
     pub(crate) async fn closed(&self) {
         self.close.notified().await;
     }
 
-    /// Whether the client owes nothing and is owed nothing.
+    /// Whether no request is running and no response is unread.
     fn is_quiet(&self) -> bool {
         self.requests.load(Relaxed) == 0 && self.unread.load(Relaxed) == 0
     }
 }
 
-/// One request under way: from its head to the end of its answer.
+/// One running request: from its head to the end of its response.
 #[derive(Debug)]
 pub struct RequestGuard {
     room: AnswerRoom,
@@ -116,15 +116,15 @@ impl RequestGuard {
         &self.room.0
     }
 
-    /// The body is complete, or is passed on as it comes: from here on the connection is not closed to make room for
-    /// another.
+    /// Marks the body as complete or as forwarded while it arrives. From then on the connection is not closed to make
+    /// room for another one.
     pub fn body_read(&self) {
         if !self.working.swap(true, Relaxed) {
             self.connection().working.fetch_add(1, Relaxed);
         }
     }
 
-    /// The room for this request's answer.
+    /// The room for this request's response.
     pub fn answer_room(&self) -> &AnswerRoom {
         &self.room
     }
@@ -142,39 +142,39 @@ impl Drop for RequestGuard {
     }
 }
 
-/// The room for answers on one connection.
+/// The room for responses on one connection.
 #[derive(Debug, Clone)]
 pub struct AnswerRoom(Arc<Connection>);
 
 impl AnswerRoom {
-    /// Room without a bound, for answers that go to no connection.
+    /// Unlimited room, for responses that are not sent over a connection.
     pub fn unbounded() -> Self {
         Self(Arc::new(Connection::new(Instant::now(), 0, Room::new(usize::MAX))))
     }
 
-    /// Whether an answer of about this size can be sent now: see [`unread`](crate::unread).
+    /// Whether a response of about this size can be sent now: see [`unread`](crate::unread).
     pub fn fits(&self, bytes: usize) -> bool {
         unread::fits(&self.0, bytes)
     }
 }
 
-/// An open connection, and how its client read at the last sweep.
+/// An open connection, and its client's progress at the last sweep.
 struct Open {
     connection: Arc<Connection>,
     written: u64,
-    /// Since when it has read too slowly, in microseconds since the tracker's start.
+    /// Start of the slow reading, in microseconds since the tracker's start.
     slow_since_us: u64,
 }
 
 impl Open {
-    /// Whether the client has not read its answer for too long. `since_us` is when the last sweep was.
+    /// Whether the client has been reading too slowly for too long. `since_us` is the time of the last sweep.
     fn reads_too_slowly(&mut self, now_us: u64, since_us: u64, patience: Patience) -> bool {
         let unread = self.connection.unread.load(Relaxed) as u64;
         let written = self.connection.written.load(Relaxed);
         let moved = written - std::mem::replace(&mut self.written, written);
         let short = self.connection.room.is_short_for(&self.connection);
         let enough = if short {
-            // At this speed, what is ready would be read in time.
+            // At this speed, the client would read all ready bytes within the write timeout.
             u128::from(moved) * u128::from(patience.write_ms_max) * 1000
                 >= u128::from(unread) * u128::from(now_us.saturating_sub(since_us))
         } else {
@@ -200,7 +200,7 @@ struct All {
 pub(crate) struct Tracker {
     start: Instant,
     all: Mutex<All>,
-    /// Told whenever a connection has gone.
+    /// Notified whenever a connection has closed.
     gone: Notify,
     patience: Patience,
     room: Arc<Room>,
@@ -248,7 +248,7 @@ impl Tracker {
         self.lock().open.len()
     }
 
-    /// Waits until there is room below `max`, closing the connection that has waited longest for its client.
+    /// Waits until there are fewer than `max` connections; closes the one that has waited longest for its client.
     pub(crate) async fn make_room(&self, max: usize) {
         loop {
             let gone = self.gone.notified();
@@ -258,14 +258,14 @@ impl Tracker {
                 return;
             }
             self.evict_one();
-            // Every connection may be at work: then one of them must end first.
+            // All connections may be busy: then one of them must end first.
             let _ = tokio::time::timeout(Duration::from_millis(100), gone).await;
         }
     }
 
     fn evict_one(&self) {
         let all = self.lock();
-        // One that has an answer to read is the sweeper's to judge.
+        // A connection with an unread response is left to the sweeper.
         let is_waiting = |c: &&Arc<Connection>| c.working.load(Relaxed) == 0 && c.unread.load(Relaxed) == 0;
         let waiting = all.open.values().map(|open| &open.connection).filter(is_waiting);
         if let Some(oldest) = waiting.min_by_key(|c| c.since_us.load(Relaxed)) {
@@ -277,7 +277,7 @@ impl Tracker {
         }
     }
 
-    /// Closes connections that have kept the listener waiting too long. Returns when the next sweep is due.
+    /// Closes connections that have exceeded a timeout. Returns the time until the next sweep.
     pub(crate) fn sweep(&self) -> Duration {
         let Patience { head_ms_max, idle_ms_max, write_ms_max } = self.patience;
         let mut all = self.lock();
@@ -303,7 +303,7 @@ impl Tracker {
         Duration::from_millis((shortest_ms / 4).clamp(20, 1000))
     }
 
-    /// Closes connections that have been without a whole request for `quiet`, and have read their answers.
+    /// Closes connections that have had no complete request for `quiet` and no unread response.
     pub(crate) fn close_quiet(&self, quiet: Duration) {
         let (now_us, quiet_us) = (self.now_us(), quiet.as_micros() as u64);
         for Open { connection, .. } in self.lock().open.values() {
@@ -314,7 +314,7 @@ impl Tracker {
         }
     }
 
-    /// Closes every connection, whatever it is doing.
+    /// Closes every connection in any state.
     pub(crate) fn close_all(&self) {
         for open in self.lock().open.values() {
             open.connection.close.notify_one();
@@ -390,7 +390,8 @@ mod tests {
         assert!(still_open.is_err());
     }
 
-    /// One sweep a second: what the client read in each, and whether it is closed after it.
+    /// One sweep per second: `read` holds the bytes that the client reads before each; returns whether each one closes
+    /// it.
     fn slow_reader(unread: usize, short: bool, read: &[u64]) -> Vec<bool> {
         let patience = Patience { head_ms_max: 1000, idle_ms_max: 1000, write_ms_max: 10_000 };
         let tracker = Tracker::new(patience, Room::new(if short { unread } else { unread * 100 }));

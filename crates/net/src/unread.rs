@@ -1,11 +1,11 @@
-//! Answers that clients have not read yet: counted in bytes from their creation until they are written to the socket,
-//! and bounded for all connections of a listener together.
+//! Responses that clients have not read yet: counted in bytes from their creation until they are written to the socket,
+//! with a limit over all connections of a listener.
 //!
-//! Three rules keep the bound. A request begins only while there is room; it waits a moment for it, and is then told
-//! to retry. A large answer that does not fit once it exists is replaced by a refusal. The next piece of a streamed
-//! answer is asked for only while there is room. Room comes back because a connection that reads too slowly is closed
-//! (see [`tracker`](crate::tracker)), much sooner when room is short. No connection may fill more
-//! than its share; one that does is closed as soon if it reads slowly.
+//! Three rules enforce the limit. A request starts only while there is room; it waits briefly for room, and is then
+//! told to retry. A large response that does not fit after it was created is replaced by an error. The next chunk of a
+//! streamed response is polled only while there is room. Room becomes free because a connection that reads too slowly
+//! is closed (see [`tracker`](crate::tracker)), much sooner when room is short. A connection that uses more than its
+//! share is closed just as soon if it reads slowly.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use tokio::sync::futures::OwnedNotified;
 use crate::body::{Body, BoxError};
 use crate::tracker::{Connection, RequestGuard};
 
-/// Answers up to this size are sent even if there is no room left: refusing them would free next to nothing, and most
-/// of them report that something was done.
+/// Responses up to this size are sent even without room: refusing them would save almost no memory, and most of them
+/// confirm a completed operation.
 pub const SMALL_BYTES_MAX: usize = 256 * 1024;
 
-/// The part of all room that one connection may fill: an eighth.
+/// One connection may use 1/8 of the total room.
 const SHARES: usize = 8;
 
-/// The room for unread answers of one listener.
+/// The memory budget for unread responses of one listener.
 #[derive(Debug)]
 pub struct Room {
     bytes_max: usize,
@@ -40,7 +40,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Room for `bytes_max`.
+    /// A budget of `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Arc<Self> {
         Arc::new(Self {
             bytes_max,
@@ -51,23 +51,22 @@ impl Room {
         })
     }
 
-    /// Bytes of answers that were not read yet.
+    /// Bytes of responses that are unread now.
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
-    /// The largest number that there has been.
+    /// Highest value of [`used`](Self::used) so far.
     pub fn peak(&self) -> usize {
         self.peak.load(Relaxed)
     }
 
-    /// Whether slow readers have to be closed soon: half is used.
+    /// Whether slow readers have to be closed soon: at least half of the budget is used.
     fn is_short(&self) -> bool {
         self.used() >= self.bytes_max / 2
     }
 
-    /// Whether this connection has to be closed soon if it reads slowly: room is short, or it fills more than its
-    /// share.
+    /// Whether this connection has to be closed soon if it reads slowly: room is short, or it uses more than its share.
     pub(crate) fn is_short_for(&self, connection: &Connection) -> bool {
         self.is_short() || connection.unread.load(Relaxed) > self.bytes_max / SHARES
     }
@@ -81,7 +80,7 @@ impl Room {
         self.used.load(SeqCst) < self.bytes_max && connection.unread.load(SeqCst) <= self.bytes_max / SHARES
     }
 
-    /// Whether an answer of this size can be created. One that is alone always can.
+    /// Whether a response of this size can be created. A response without others beside it always can.
     fn fits(&self, connection: &Connection, bytes: usize) -> bool {
         let (used, own) = (self.used(), connection.unread.load(Relaxed));
         let fits = |used: usize, max: usize| used == 0 || used.saturating_add(bytes) <= max;
@@ -103,7 +102,7 @@ impl Room {
     }
 }
 
-/// Waits for room for one connection. Counted as waiting while it lives.
+/// Waits for room for one connection. Counts as waiting until it is dropped.
 struct Waiting {
     connection: Arc<Connection>,
     freed: Pin<Box<OwnedNotified>>,
@@ -134,7 +133,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Waits until a request may begin, at most `wait`.
+/// Waits until a request may start, at most `wait`; `false` after that.
 pub(crate) async fn is_admitted(connection: &Arc<Connection>, wait: Duration) -> bool {
     if connection.room.is_free(connection) {
         return true;
@@ -143,12 +142,12 @@ pub(crate) async fn is_admitted(connection: &Arc<Connection>, wait: Duration) ->
     tokio::time::timeout(wait, std::future::poll_fn(|cx| waiting.poll_free(cx))).await.is_ok()
 }
 
-/// Whether an answer of about this size can be created for this connection now.
+/// Whether a response of about this size can be created for this connection now.
 pub(crate) fn fits(connection: &Connection, bytes: usize) -> bool {
     bytes <= SMALL_BYTES_MAX || connection.room.fits(connection, bytes)
 }
 
-/// Bytes of an answer, counted until they are dropped.
+/// Bytes of a response, counted until this is dropped.
 #[derive(Debug)]
 struct Charge {
     connection: Arc<Connection>,
@@ -170,7 +169,7 @@ impl Drop for Charge {
     }
 }
 
-/// A piece of an answer on its way to the socket.
+/// A chunk of a response on its way to the socket.
 #[derive(Debug)]
 pub struct Chunk {
     bytes: Bytes,
@@ -191,12 +190,12 @@ impl Buf for Chunk {
     }
 }
 
-/// Marks an answer that is sent even if there is no room left, because what it reports cannot be asked for again. Its
-/// handler has asked for room with [`AnswerRoom::fits`](crate::tracker::AnswerRoom::fits), if it could still undo it.
+/// Marks a response that is sent even without room, because its result cannot be requested again. While its handler
+/// could still undo the operation, it checked the room with [`AnswerRoom::fits`](crate::tracker::AnswerRoom::fits).
 #[derive(Debug, Clone, Copy)]
 pub struct AlwaysSent;
 
-/// The body of an answer that is being sent; its request is under way until it is dropped.
+/// The body of a response that is being sent; its request counts as running until this is dropped.
 pub(crate) struct Outgoing {
     body: Body,
     guard: RequestGuard,
@@ -205,7 +204,7 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Counts what is at hand of an answer, or of `refusal` where there is no room for it.
+    /// Counts the bytes of a response that are in memory, or those of `refusal` if there is no room for it.
     pub(crate) fn response(
         response: Response<Body>,
         guard: RequestGuard,
@@ -268,7 +267,7 @@ impl HttpBody for Outgoing {
 pub(crate) mod tests {
     use super::*;
 
-    /// An unread answer.
+    /// Counts an unread response of this size.
     pub(crate) fn charge(connection: &Arc<Connection>, bytes: usize) -> impl Sized + use<> {
         Charge::new(connection.clone(), bytes)
     }
