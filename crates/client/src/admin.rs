@@ -30,7 +30,7 @@ fn admin(failure: Failure) -> AdminError {
     failure.into_admin(Effect::Change)
 }
 
-/// What a create answers beside its status.
+/// The body of the response to a create.
 #[derive(Deserialize)]
 struct Created {
     created: bool,
@@ -179,7 +179,7 @@ impl QueueAdmin for Client {
         self.transport.get("/v1/examine").await.map_err(read)
     }
 
-    /// Ends the use of this client and its clones. The server continues, and calls under way are answered.
+    /// Ends the use of this client and its clones. The server continues to run, and running calls finish.
     async fn close(&self) -> Result<(), StoreError> {
         self.transport.close();
         Ok(())

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::transport::{Effect, Failure, Transport};
 use crate::wire::{BackupAnswer, BackupBody, Status};
 
-/// A bearer token, `ID:SECRET` of one of the server's keys. Never shown by `Debug`.
+/// A bearer token, `ID:SECRET` of one of the server's keys. `Debug` hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(pub(crate) String);
 
@@ -27,16 +27,16 @@ impl fmt::Debug for Token {
     }
 }
 
-/// How a client behaves.
+/// The options of a client.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The key to call with. Default none, which a server without keys accepts on loopback.
+    /// The key to authenticate with. Default none, which a server without keys accepts on loopback.
     pub token: Option<Token>,
-    /// How long a connection may take to be made. Default 5 s.
+    /// Timeout for opening a connection. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long an answer may take, on top of what a receive waits for messages. Default 30 s.
+    /// Timeout for a response, in addition to the wait time of a receive. Default 30 s.
     pub timeout: Duration,
-    /// How long an unused connection is kept; less than the server does (120 s). Default 60 s.
+    /// How long an idle connection is kept; must be less than on the server (120 s). Default 60 s.
     pub idle_timeout: Duration,
 }
 
@@ -51,37 +51,37 @@ impl Default for Options {
     }
 }
 
-/// Why there is no client.
+/// Why a client could not be created.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The endpoint is not one.
+    /// The endpoint is not valid.
     #[error("{endpoint:?} is not an endpoint: {problem}; use http://HOST:PORT or https://HOST:PORT")]
     Endpoint {
-        /// What was given, without its secret.
+        /// The given text, without its secret.
         endpoint: String,
         /// What is wrong with it.
         problem: String,
     },
-    /// The token holds characters that no header may have.
+    /// The token contains characters that are not allowed in a header.
     #[error("the token cannot be sent: it holds characters that are not allowed in a header")]
     Token,
-    /// No connection could be made.
+    /// No connection could be opened.
     #[error(
         "nothing answers at {endpoint} ({why}); start a server there with `hapax serve`, or name another"
     )]
     Unreachable {
         /// The endpoint, without its secret.
         endpoint: String,
-        /// What happened.
+        /// The cause.
         why: String,
     },
-    /// The server refused, or did not answer as a Hapax server does.
+    /// The server refused the request, or its response is not that of a Hapax server.
     #[error("{endpoint}: {error}")]
     Server {
         /// The endpoint, without its secret.
         endpoint: String,
-        /// What happened.
+        /// The refusal, or the problem with the response.
         error: StoreError,
     },
 }
@@ -120,7 +120,7 @@ fn no_client(transport: &Transport, failure: Failure) -> ConnectError {
     ConnectError::Server { endpoint, error }
 }
 
-/// A Hapax server as a store. Cheap to clone; clones share their connections.
+/// A Hapax server as a store. Clones are cheap and share their connections.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) transport: Arc<Transport>,
@@ -130,18 +130,18 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to a server and asks what its store can do. The token may also stand in the endpoint:
+    /// Connects to a server and reads its store's features. The token may also be part of the endpoint:
     /// `https://ID:SECRET@queues.example`.
     pub async fn connect(endpoint: &str, token: Option<Token>) -> Result<Self, ConnectError> {
         Self::connect_with(endpoint, Options { token, ..Options::default() }).await
     }
 
-    /// Connects with options of one's own.
+    /// Connects with the given options.
     pub async fn connect_with(endpoint: &str, options: Options) -> Result<Self, ConnectError> {
         let transport = Transport::new(endpoint, options)?;
         let status = transport.get::<Status>("/v1/status").await;
         let status = status.map_err(|failure| no_client(&transport, failure))?;
-        // An older server: its claims answer that there is no such path.
+        // An older server has no ledger: it answers claims with "no such path".
         let name = format!("{} (no ledger)", status.capabilities.name);
         let no_ledger = LedgerCapabilities { name, durable: false, fence: false, may_evict: true };
         Ok(Self {
@@ -161,13 +161,13 @@ impl Client {
     /// path. Returns the path.
     pub async fn backup(&self, to: &str) -> Result<String, StoreError> {
         let body = BackupBody { to: to.to_owned() };
-        // Copying a large store takes as long as it takes.
+        // Copying a large store may take hours.
         let timeout = Duration::from_hours(24);
         let answer = self.transport.post_within::<_, BackupAnswer>("/v1/backup", &body, timeout).await;
         answer.map(|answer| answer.path).map_err(|failure| failure.into_store(Effect::Change))
     }
 
-    /// How many calls are under way that may wait: receives, with those that are being cancelled, and claims.
+    /// Number of running calls that may wait: receives (including those being cancelled) and claims.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::SeqCst)
     }
@@ -192,7 +192,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Counts one call while it lives.
+/// Counts one running call until it is dropped.
 pub(crate) struct UnderWay(Arc<AtomicUsize>);
 
 impl Drop for UnderWay {

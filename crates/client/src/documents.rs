@@ -14,7 +14,7 @@ use crate::Client;
 use crate::transport::{Effect, Failure};
 use crate::wire::{Deleted, DocumentRevision, DocumentsPage};
 
-/// Where a document is; a name has no character that would have to be escaped.
+/// The URL path of a document; no character of a name needs escaping.
 fn path(name: &DocumentName, expected: Expected) -> String {
     let mut path = format!("/v1/documents/{name}");
     match expected {

@@ -1,7 +1,7 @@
 //! The ledger seam over HTTP: a batch is one request, or a few where its outcomes are large.
 //!
-//! A claim whose answer got lost, or whose caller gave up waiting, may have been given. It is not given back from here:
-//! the caller may have asked again with the same owner, and hold it by now.
+//! A claim may have been granted although its response was lost or its caller stopped waiting. The client does not
+//! release it: the caller may have repeated the request with the same owner, and hold the claim by now.
 
 use std::fmt::Write as _;
 use std::time::Duration;

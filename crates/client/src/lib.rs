@@ -1,5 +1,5 @@
-//! A Hapax server as a store: [`Client`] implements the queue seams, the ledger and the documents over the server's native API (`/v1`), so
-//! that what runs against an embedded store runs against a server unchanged.
+//! A Hapax server as a store: [`Client`] implements the queue seams, the ledger and the documents over the server's
+//! native API (`/v1`). Code that runs against an embedded store runs against a server unchanged.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -12,8 +12,9 @@
 //! # }
 //! ```
 //!
-//! What a network adds to a store: a call may fail after it took effect. Changes then answer
-//! [`OutcomeUnknown`](hapax_core::StoreError::OutcomeUnknown); only where no connection was made, `Unavailable`.
+//! In contrast to a local store, a call may fail after it took effect. A change then returns
+//! [`OutcomeUnknown`](hapax_core::StoreError::OutcomeUnknown); it returns `Unavailable` only if the request was not
+//! sent.
 
 #[cfg(feature = "http")]
 mod admin;

@@ -13,8 +13,8 @@ use crate::store::settle_quietly;
 use crate::transport::{Effect, Failure};
 use crate::wire::{Deliveries, ReceiveRequest};
 
-/// How often the server is asked to cancel before the connection is closed instead: behind a load balancer, each
-/// request may reach another server.
+/// Maximum number of cancel requests before the connection is closed instead: behind a load balancer, each request may
+/// reach another server.
 const CANCEL_TRIES: u32 = 6;
 
 pub(crate) async fn receive(
@@ -71,7 +71,7 @@ impl Call {
     ) -> Result<Result<Deliveries, Failure>, StoreError> {
         let path = format!("/v1/queues/{}/receives/{}", self.queue, self.cancel_id);
         for round in 0..CANCEL_TRIES {
-            // Not found: it has not arrived yet, it has been answered, or it is at another server.
+            // Not found: the receive has not arrived yet, has been answered, or is at another server.
             let found = match self.client.transport.delete::<()>(&path).await {
                 Ok(()) => true,
                 Err(Failure::Refused(..)) => false,

@@ -20,7 +20,7 @@ use crate::wire::{
 /// Requests stay below this, well within what the server reads (8 MiB); larger batches are sent in parts.
 pub(crate) const REQUEST_BYTES_MAX: usize = 6 * 1024 * 1024;
 
-/// What the server reads of one request. Any message beyond it is larger than every queue allows.
+/// The server's limit for one request. A larger message exceeds the limit of every queue.
 const SERVER_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 #[async_trait]
@@ -36,7 +36,7 @@ impl QueueStore for Client {
         let mut answers = Vec::new();
         for (at, Part { messages, bytes, size }) in parts.into_iter().enumerate() {
             if messages.len() == 1 && size > SERVER_BYTES_MAX {
-                // The server would refuse the request unread, as if a smaller batch could help.
+                // The server would refuse the request with an error that suggests a smaller batch.
                 answers.push(Err(SendError::TooLarge { bytes, bytes_max: policy::MESSAGE_BYTES_MAX }));
                 continue;
             }
@@ -102,21 +102,21 @@ impl Client {
     }
 }
 
-/// What goes into one request.
+/// The content of one request.
 #[derive(Default)]
 struct Part {
     messages: Vec<SendItem>,
     /// Bytes of bodies and attributes.
     bytes: u64,
-    /// About how long the request is.
+    /// Approximate length of the request.
     size: usize,
 }
 
-/// Cuts a batch so that each request stays within what the server reads.
+/// Splits a batch so that each request stays below the server's limit.
 fn parts(batch: Vec<NewMessage>) -> Result<Vec<Part>, StoreError> {
     let (mut parts, mut part) = (Vec::new(), Part::default());
     for message in batch {
-        // Attributes are small beside a body; their escapes fit into the margin.
+        // Attributes are small compared with a body; their escapes fit into the margin.
         let bytes = message.bytes();
         let size = bytes as usize;
         let item = SendItem::from(message);
@@ -141,14 +141,14 @@ pub(crate) fn half_done(error: StoreError, at: usize, count: usize) -> StoreErro
     StoreError::OutcomeUnknown(format!("part {} of {count} of a large batch failed: {error}", at + 1))
 }
 
-/// Cuts a batch whose outcomes are large; each alone is at most 1 MiB.
+/// Splits a batch with large outcomes; each outcome is at most 1 MiB.
 fn settle_parts(batch: Vec<SettleItem>) -> Vec<Vec<SettleItem>> {
     let (mut parts, mut part, mut size) = (Vec::new(), Vec::new(), 0);
     for item in batch {
         let words = [&item.error, &item.reason].into_iter().flatten().map(String::len).sum::<usize>();
         let completion = item.claim.as_ref().and_then(|claim| claim.complete.as_ref());
         let outcome = completion.and_then(|completion| completion.outcome.as_ref());
-        // Names and tokens fit into the 4 KiB, however they are escaped.
+        // Names and tokens fit into 4 KiB even if every character is escaped.
         let bytes = 4096 + words * 6 + outcome.map_or(0, |json| json.as_str().len());
         if size + bytes > REQUEST_BYTES_MAX && size > 0 {
             parts.push(std::mem::take(&mut part));
@@ -194,7 +194,7 @@ fn settled(item: SettledItem) -> Settled {
     }
 }
 
-/// A newer server may have reasons that are unknown here; that the element was refused must not get lost.
+/// A newer server may send a code that is unknown here; the refusal of the element must not get lost.
 fn settle_error(problem: &Problem) -> Result<SettleError, StoreError> {
     let unknown = || StoreError::Invalid(format!("the server answered {}: {}", problem.code, problem.detail));
     problem.to_settle().ok_or_else(unknown)
@@ -212,7 +212,7 @@ fn each<T, A, E>(
     results.results.into_iter().map(answer).collect()
 }
 
-/// A request whose answer is not needed in detail.
+/// Settles deliveries and ignores the results.
 pub(crate) async fn settle_quietly(client: &Client, queue: &QueueName, settle: Vec<Settle>) {
     let body = SettleRequest { settle: settle.into_iter().map(settle_item).collect() };
     let Ok(body) = encode(&body) else { return };

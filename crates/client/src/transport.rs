@@ -1,4 +1,4 @@
-//! Requests and answers over pooled connections, and what it means when one fails.
+//! Requests and responses over pooled connections, and the meaning of their failures.
 
 use std::collections::VecDeque;
 use std::error::Error as _;
@@ -22,23 +22,23 @@ use tokio_rustls::rustls;
 use crate::connect::{ConnectError, Options};
 use crate::wire::Problem;
 
-/// Whether a call whose answer got lost may have changed something.
+/// Whether a call may have changed something if its response is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
     None,
     Change,
 }
 
-/// Why a call has no answer to use.
+/// Why a call has no usable response.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Nobody listens there.
+    /// No connection could be opened.
     Unreachable(String),
-    /// It never reached the server.
+    /// The request was not sent.
     NotSent(String),
-    /// It may have reached the server.
+    /// The request may have reached the server.
     Lost(String),
-    /// The server refused it.
+    /// The server refused the request.
     Refused(StatusCode, Box<Problem>),
 }
 
@@ -76,16 +76,16 @@ fn lost(why: String, effect: Effect) -> StoreError {
 
 type Http = HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// The most runtimes whose connections are kept.
+/// Maximum number of runtimes whose connection pools are kept.
 const POOLS_MAX: usize = 16;
 
 pub(crate) struct Transport {
-    /// One pool for each runtime that calls. A connection lives on the runtime that made it: shared, a heartbeat would
-    /// wait for a runtime whose threads its handlers block.
+    /// One pool per calling runtime. A connection's task runs on the runtime that opened it: with a shared pool, a
+    /// heartbeat could wait for a runtime whose threads are blocked by handlers.
     pools: Mutex<VecDeque<(tokio::runtime::Id, Http)>>,
     connector: HttpsConnector<HttpConnector>,
     idle_timeout: Duration,
-    /// Scheme, host, port and path prefix, without a slash at its end.
+    /// Scheme, host, port and path prefix, without a trailing slash.
     base: String,
     authorization: Option<HeaderValue>,
     pub(crate) timeout: Duration,
@@ -117,7 +117,7 @@ impl Transport {
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(options.connect_timeout));
-        // Only HTTPS needs the machine's certificates; reading them takes a while.
+        // Only HTTPS needs the machine's root certificates; reading them is slow.
         let connector = if uri.scheme_str() == Some("https") {
             hyper_rustls::HttpsConnectorBuilder::new()
                 .with_provider_and_native_roots(rustls::crypto::ring::default_provider())
@@ -152,7 +152,7 @@ impl Transport {
         http
     }
 
-    /// Turns further calls away and lets go of the connections that nothing uses.
+    /// Refuses further calls and drops the idle connections.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.pools.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -199,7 +199,7 @@ impl Transport {
         self.call(Method::PUT, path, encode(body)?, self.timeout).await
     }
 
-    /// One request and its answer.
+    /// Sends one request and reads its response.
     pub(crate) async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -235,7 +235,7 @@ impl Transport {
             if error.is_connect() && is_unreachable(&error) {
                 return Failure::Unreachable(why);
             }
-            // hyper cancels what it has not begun to write, for example on a connection that was closing.
+            // hyper cancels a request that it has not begun to write, for example on a connection that is closing.
             let unsent = error.is_connect()
                 || error
                     .source()
@@ -250,7 +250,7 @@ impl Transport {
     }
 }
 
-/// Whether no connection came about at all, as opposed to one on which TLS failed.
+/// Whether the connection itself failed, in contrast to TLS on an open connection.
 fn is_unreachable(error: &(dyn std::error::Error + 'static)) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, TimedOut};
     std::iter::successors(Some(error), |error| (*error).source())
@@ -258,7 +258,7 @@ fn is_unreachable(error: &(dyn std::error::Error + 'static)) -> bool {
         .any(|e| matches!(e.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | TimedOut))
 }
 
-/// Plain HTTP, in the same type.
+/// Plain HTTP, with the same connector type.
 fn plain(tcp: HttpConnector) -> HttpsConnector<HttpConnector> {
     let config = rustls::ClientConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
         .with_safe_default_protocol_versions()
@@ -277,7 +277,7 @@ pub(crate) fn encode<B: Serialize>(body: &B) -> Result<Bytes, Failure> {
     json.map(Bytes::from).map_err(|error| Failure::NotSent(format!("the request cannot be written: {error}")))
 }
 
-/// What the server said; a proxy between may not speak our language.
+/// The server's error; the response of a proxy in between may have no problem details.
 fn problem(status: StatusCode, body: &[u8]) -> Problem {
     match serde_json::from_slice::<Problem>(body) {
         Ok(problem) if !problem.code.is_empty() => problem,
@@ -288,7 +288,7 @@ fn problem(status: StatusCode, body: &[u8]) -> Problem {
     }
 }
 
-/// An error with its causes: hyper's own text alone says little.
+/// The text of an error with its causes: hyper's own text alone says little.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -299,7 +299,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Takes `ID:SECRET@` out of an endpoint.
+/// Removes `ID:SECRET@` from an endpoint.
 fn split_token(endpoint: &str) -> (String, Option<String>) {
     let Some((scheme, rest)) = endpoint.split_once("://") else { return (endpoint.to_owned(), None) };
     let authority = rest.split('/').next().unwrap_or_default();

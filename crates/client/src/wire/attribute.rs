@@ -1,4 +1,4 @@
-//! Attributes: a plain string for the usual case, an object where the type or the bytes matter.
+//! Attributes: usually a plain string; an object if the type is not `String` or the value is binary.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Claims: asking for them, keeping and ending them, and what operators see of the ledger.
+//! Claims: requests to make, renew and end them, and the ledger as operators see it.
 
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::{
@@ -15,24 +15,24 @@ use super::time::{from_rfc3339, to_rfc3339};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimBody {
-    /// A nonce of the caller's; asking again with it gives the same claim. Random when absent.
+    /// A nonce of the caller; a repeated request with it gets the same claim. Random when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
-    /// What the request says, hashed.
+    /// Hash of the request's content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<Fingerprint>,
-    /// How long the claim holds without being renewed. 1 ms to 12 h.
+    /// How long the claim lasts without a renewal. 1 ms to 12 h.
     pub lease_ms: u64,
-    /// How long to wait while someone else holds it. At most 20 s; default 0.
+    /// How long to wait while another owner holds the key. At most 20 s; default 0.
     #[serde(default)]
     pub wait_ms: u64,
     /// What to do about a lapsed claim. Default `retry`.
     #[serde(default)]
     pub on_doubt: OnDoubt,
-    /// With `receipt`: the queue of the delivery that this is for.
+    /// With `receipt`: the queue of the delivery that the claim is for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueName>,
-    /// With `queue`: the delivery that this is for. As long as its message lives, the entry is kept.
+    /// With `queue`: the delivery that the claim is for. The entry is kept as long as its message exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receipt: Option<Receipt>,
 }
@@ -46,7 +46,7 @@ impl From<ClaimRequest> for ClaimBody {
 }
 
 impl ClaimBody {
-    /// The request for an entry; `owner` names a caller that did not name itself.
+    /// The request for an entry; `owner` supplies the owner if the body has none.
     pub fn into_request(
         self,
         id: EntryId,
@@ -165,22 +165,22 @@ pub struct ClaimAnswer {
     /// 201: grows with every grant of the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
-    /// 201: what is left of the lease.
+    /// 201: time left of the lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
-    /// 201: a holder before this one lapsed.
+    /// 201: the claim of an earlier holder lapsed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub takeover: Option<bool>,
-    /// 200: `completed`, or `failed` where it ended for good without success.
+    /// 200: `completed`, or `failed` if it failed permanently.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<EntryState>,
-    /// 200: what came of it; `null` also where it was too large to keep.
+    /// 200: the recorded outcome; `null` also if it was too large to keep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Json>,
-    /// 200: the size of an outcome that was too large to keep; 0 where there was none.
+    /// 200: the size of an outcome that was too large to keep; 0 if there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub omitted_bytes: Option<u64>,
-    /// 200: when it ended, as RFC 3339 says it.
+    /// 200: when it ended, in RFC 3339 format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completed_at: Option<String>,
 }
@@ -189,7 +189,7 @@ fn null() -> Json {
     Json::of(&()).expect("null is JSON")
 }
 
-/// The size of the value that is not there. No JSON has 0 bytes: that is an outcome without a value.
+/// The size of a value that was not kept. 0 means an outcome without a value, since no JSON text has 0 bytes.
 fn omitted(outcome: &RecordedOutcome) -> Option<u64> {
     match outcome.value {
         Some(_) => None,
@@ -207,7 +207,7 @@ fn outcome_of(failed: bool, value: Option<Json>, omitted_bytes: Option<u64>) -> 
 }
 
 impl ClaimAnswer {
-    /// Puts an answer into words; a claim that was not given is a problem.
+    /// Converts a store's answer; a claim that was not granted becomes a problem.
     pub fn new(claim: Claim) -> Result<Self, Box<Problem>> {
         match claim {
             Claim::Granted(Grant { token, fence, lease_ms, takeover }) => Ok(Self {
@@ -237,7 +237,7 @@ impl ClaimAnswer {
         }
     }
 
-    /// The answer that this was; `None` when it is none that is known here.
+    /// The original answer; `None` if it is not known here.
     pub fn into_claim(self) -> Option<Claim> {
         let failed = match self.state {
             None => {
@@ -257,7 +257,7 @@ impl ClaimAnswer {
     }
 }
 
-/// What came of an effect, as a request says it.
+/// The outcome of an effect in a request.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Completion {
@@ -267,23 +267,23 @@ pub struct Completion {
     /// How long it is kept. 1 s to 366 days; default 4 days.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
-    /// It ended for good without success.
+    /// The effect failed permanently.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub failed: bool,
-    /// Instead of an outcome that is too large to keep: its size; 0 where there is none.
+    /// Instead of an outcome that is too large to keep: its size; 0 if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub omitted_bytes: Option<u64>,
 }
 
 impl Completion {
-    /// Puts an outcome into words. Of an oversize one only its size travels.
+    /// Converts an outcome. Of an oversize outcome, only the size is sent.
     pub fn new(outcome: RecordedOutcome, ttl_ms: u64) -> Self {
         let outcome = outcome.kept();
         let ttl_ms = Some(ttl_ms.clamp(TTL_MS_MIN, TTL_MS_MAX));
         Self { omitted_bytes: omitted(&outcome), failed: outcome.failed, outcome: outcome.value, ttl_ms }
     }
 
-    /// The outcome and how long it is kept; or what is wrong with it.
+    /// The outcome and how long it is kept; or why the request is not valid.
     pub fn into_outcome(self) -> Result<(RecordedOutcome, u64), String> {
         let ttl_ms = self.ttl_ms.unwrap_or(TTL_MS_DEFAULT);
         validate::within("ttl_ms", ttl_ms, TTL_MS_MIN, TTL_MS_MAX).map_err(|error| error.to_string())?;
@@ -298,7 +298,7 @@ impl Completion {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompleteBody {
-    /// By which right.
+    /// The claim's token.
     pub token: String,
     /// Any JSON; `null` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -306,22 +306,22 @@ pub struct CompleteBody {
     /// How long it is kept. 1 s to 366 days; default 4 days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
-    /// It ended for good without success.
+    /// The effect failed permanently.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub failed: bool,
-    /// Instead of an outcome that is too large to keep: its size; 0 where there is none.
+    /// Instead of an outcome that is too large to keep: its size; 0 if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub omitted_bytes: Option<u64>,
 }
 
 impl CompleteBody {
-    /// Completes by a token.
+    /// Completes the claim of this token.
     pub fn new(token: Token, completion: Completion) -> Self {
         let Completion { outcome, ttl_ms, failed, omitted_bytes } = completion;
         Self { token: token.into(), outcome, ttl_ms, failed, omitted_bytes }
     }
 
-    /// The token, and what came of the effect.
+    /// The token and the outcome.
     pub fn split(self) -> (String, Completion) {
         let Self { token, outcome, ttl_ms, failed, omitted_bytes } = self;
         (token, Completion { outcome, ttl_ms, failed, omitted_bytes })
@@ -332,9 +332,9 @@ impl CompleteBody {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RenewBody {
-    /// By which right.
+    /// The claim's token.
     pub token: String,
-    /// How long from now. 1 ms to 12 h.
+    /// The new lease, counted from now. 1 ms to 12 h.
     pub lease_ms: u64,
 }
 
@@ -342,22 +342,22 @@ pub struct RenewBody {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReleaseBody {
-    /// By which right.
+    /// The claim's token.
     pub token: String,
-    /// Something may have happened: in doubt at once, instead of free.
+    /// The effect may have happened: the entry is in doubt at once, instead of free.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_doubt: bool,
 }
 
-/// Where an entry stands after a request: `completed`, `failed`, `in_doubt`, or `absent`.
+/// An entry's state after a request: `completed`, `failed`, `in_doubt`, or `absent`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateAnswer {
-    /// The word.
+    /// The name of the state.
     pub state: String,
 }
 
 impl StateAnswer {
-    /// After this end of a claim.
+    /// The state after this end of a claim.
     pub fn after(ending: &Ending) -> Self {
         let state = match ending {
             Ending::Complete { outcome, .. } if outcome.failed => "failed",
@@ -369,13 +369,13 @@ impl StateAnswer {
     }
 }
 
-/// What an operator may decide.
+/// An operator's decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResolveAs {
     /// The effect happened.
     Completed,
-    /// It did not.
+    /// The effect did not happen.
     Absent,
 }
 
@@ -383,28 +383,28 @@ pub enum ResolveAs {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResolveBody {
-    /// What became of the effect.
+    /// Whether the effect happened.
     #[serde(rename = "as")]
     pub how: ResolveAs,
-    /// With `completed`: what duplicates get; `null` when absent.
+    /// With `completed`: the outcome for duplicates; `null` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Json>,
     /// With `completed`: how long it is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
-    /// With `completed`: it ended for good without success.
+    /// With `completed`: the effect failed permanently.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub failed: bool,
     /// With `completed`, instead of an outcome that is too large to keep: its size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub omitted_bytes: Option<u64>,
-    /// Who decides, for the audit; the server puts the key's id before it.
+    /// Who decides, for the audit; the server prefixes the key's id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
 
 impl ResolveBody {
-    /// Puts a decision into words.
+    /// Converts a decision.
     pub fn new(resolution: Resolution, by: &str) -> Self {
         let (how, completion) = match resolution {
             Resolution::Absent => (ResolveAs::Absent, Completion::default()),
@@ -416,7 +416,7 @@ impl ResolveBody {
         Self { how, outcome, ttl_ms, failed, omitted_bytes, by: Some(by.to_owned()) }
     }
 
-    /// The decision and who made it; or what is wrong with it.
+    /// The decision and who made it; or why the request is not valid.
     pub fn split(self) -> Result<(Resolution, Option<String>), String> {
         let Self { how, outcome, ttl_ms, failed, omitted_bytes, by } = self;
         let resolution = match how {
@@ -440,19 +440,19 @@ impl ResolveBody {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimEndItem {
-    /// Tenant and route, or queue.
+    /// The namespace of the key: tenant and route, or queue.
     pub scope: Scope,
     /// The key.
     pub key: IdempotencyKey,
-    /// By which right.
+    /// The claim's token.
     pub token: String,
     /// The effect has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub complete: Option<Completion>,
-    /// Nothing happened.
+    /// The effect did not happen.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub release: bool,
-    /// Something may have happened.
+    /// The effect may have happened.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_doubt: bool,
 }
@@ -473,7 +473,7 @@ impl From<ClaimEnd> for ClaimEndItem {
 }
 
 impl ClaimEndItem {
-    /// The end of the claim; the inner error is the token's, the outer one says what is wrong with the request.
+    /// The end of the claim; the inner error is about the token, the outer one about the request.
     pub fn into_end(self) -> Result<Result<ClaimEnd, TokenError>, String> {
         let ending = match (self.complete, self.release, self.in_doubt) {
             (Some(completion), false, false) => {
@@ -493,7 +493,7 @@ impl ClaimEndItem {
 /// `GET /v1/claims`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Entries {
-    /// In order of their last claim.
+    /// The entries, ordered by their last claim.
     pub entries: Vec<EntryView>,
     /// Pass it as `after` for the next page; absent at the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -503,9 +503,9 @@ pub struct Entries {
 /// `GET /v1/ledger`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LedgerReport {
-    /// What the ledger can do.
+    /// The features of the ledger.
     pub capabilities: LedgerCapabilities,
-    /// What it has done.
+    /// Its counters.
     pub stats: LedgerStats,
 }
 
@@ -556,7 +556,7 @@ impl Problem {
         Self { retry_after_ms: Some(retry_after_ms), ..self }
     }
 
-    /// The answer to a claim that this was; `None` when it is none that is known here.
+    /// The original answer to a claim; `None` if its code is not known here.
     pub fn to_claim(&self) -> Option<Result<Claim, ClaimError>> {
         Some(match self.code.as_str() {
             "in-progress" => Ok(Claim::InProgress { retry_after_ms: self.retry_after_ms? }),
@@ -573,7 +573,7 @@ impl Problem {
         })
     }
 
-    /// The error about a token that this was; `None` when it is none that is known here.
+    /// The original token error; `None` if its code is not known here.
     pub fn to_token(&self) -> Option<TokenError> {
         Some(match self.code.as_str() {
             "stale-token" => TokenError::Stale,
@@ -584,7 +584,7 @@ impl Problem {
         })
     }
 
-    /// The refusal to resolve or to forget `id` that this was; `None` when it is none that is known here.
+    /// The original error of a resolve or forget of `id`; `None` if its code is not known here.
     pub fn to_resolve(&self, id: &EntryId) -> Option<ResolveError> {
         Some(match self.code.as_str() {
             "no-such-entry" => ResolveError::NotFound(id.clone()),

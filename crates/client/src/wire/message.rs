@@ -1,4 +1,4 @@
-//! Messages on their way in, on their way out, and as operators see them.
+//! Messages as they are sent, delivered and shown to operators.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{AttributeItem, AttributeItems};
 
-/// A body: text where it is UTF-8, base64 where it is not.
+/// A body: text if it is UTF-8, base64 otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Body {
     text: Option<String>,
@@ -26,7 +26,7 @@ impl Body {
         }
     }
 
-    /// As small as can be: a control character has six bytes in JSON.
+    /// The smaller form: in JSON text a control character takes six bytes.
     fn compact(bytes: Bytes) -> Self {
         let escaped = bytes.iter().filter(|byte| **byte < b' ' && !b"\n\r\t".contains(byte)).count();
         if escaped * 5 > bytes.len() / 3 {
@@ -56,7 +56,7 @@ fn from_items(items: AttributeItems) -> Attributes {
     items.into_iter().map(|(name, item)| (name, item.0)).collect()
 }
 
-/// A message to send. Its parts are checked one message at a time, so that a bad one fails no other.
+/// A message to send. The server validates each message on its own, so that an invalid one does not fail the others.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SendItem {
@@ -69,10 +69,10 @@ pub struct SendItem {
     /// Named values beside the body.
     #[serde(skip_serializing_if = "AttributeItems::is_empty")]
     pub attributes: AttributeItems,
-    /// Invisible for so long; the queue's default when absent.
+    /// How long the message stays invisible after the send; the queue's default when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay_ms: Option<u64>,
-    /// Invisible until this time, in milliseconds since 1970; at most 366 days ahead.
+    /// The message stays invisible until this time, in milliseconds since 1970; at most 366 days ahead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deliver_at_ms: Option<u64>,
     /// The group; required on FIFO queues.
@@ -144,21 +144,21 @@ pub struct DeliveryItem {
     /// Named values beside the body.
     #[serde(default, skip_serializing_if = "AttributeItems::is_empty")]
     pub attributes: AttributeItems,
-    /// Names this delivery.
+    /// Identifies this delivery; needed to settle or extend it.
     pub receipt: Receipt,
     /// Grows with every delivery.
     pub fence: Fence,
-    /// The attempt's ordinal: counts against the queue's limit.
+    /// The attempt's number, from 1: counts against the queue's limit.
     pub attempt: u32,
-    /// How often the message was handed out, this time included.
+    /// How often the message was delivered, this delivery included.
     pub deliveries: u32,
-    /// What is left of the lease.
+    /// Time left of the lease.
     pub lease_ms: u64,
     /// When the message was sent.
     pub sent_ms: u64,
     /// When it was first delivered.
     pub first_received_ms: u64,
-    /// Its place in the queue.
+    /// Its position in the queue.
     pub sequence: u64,
     /// The group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -173,7 +173,7 @@ pub struct DeliveryItem {
     pub key: IdempotencyKey,
     /// Where the key comes from.
     pub key_source: KeySource,
-    /// Where it came from and why, if it is a dead letter.
+    /// Its origin and cause of death, if it is a dead letter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dead: Option<DeadLetter>,
 }
@@ -230,10 +230,10 @@ impl TryFrom<DeliveryItem> for Delivery {
     }
 }
 
-/// Why a message is set aside.
+/// Why a message is parked.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ParkedItem {
-    /// Why.
+    /// The cause.
     pub cause: Cause,
     /// The last error or the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -245,9 +245,9 @@ pub struct ParkedItem {
 pub struct MessageItem {
     /// Its id.
     pub id: MessageId,
-    /// Where it stands.
+    /// Its state.
     pub state: MessageState,
-    /// The payload, if it is UTF-8. Neither body nor body_base64: it is damaged.
+    /// The payload, if it is UTF-8. If neither body nor body_base64 is set, the payload is damaged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
     /// The payload in base64, if it is not UTF-8.
@@ -264,7 +264,7 @@ pub struct MessageItem {
     pub sent_ms: u64,
     /// When it becomes visible, or its lease runs out.
     pub due_ms: u64,
-    /// Its place in the queue.
+    /// Its position in the queue.
     pub sequence: u64,
     /// The group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -275,7 +275,7 @@ pub struct MessageItem {
     /// Urgency.
     #[serde(default)]
     pub priority: Priority,
-    /// Where it came from and why, if it is a dead letter.
+    /// Its origin and cause of death, if it is a dead letter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dead: Option<DeadLetter>,
     /// Why it is parked, if it is.

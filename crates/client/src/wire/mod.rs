@@ -1,7 +1,7 @@
-//! The native API's JSON, shared by both ends.
+//! The JSON of the native API, shared by client and server.
 //!
-//! Requests refuse fields that they do not know, so that a typing error is not ignored. Answers ignore them, so that an
-//! older client works with a newer server. `docs/native-api.md` and the server's `/v1/openapi.json` describe the same.
+//! Requests refuse unknown fields, so that a misspelt name is not ignored. Responses ignore them, so that an older
+//! client works with a newer server. `docs/native-api.md` and the server's `/v1/openapi.json` describe the same API.
 
 mod attribute;
 mod claim;
@@ -36,12 +36,12 @@ pub type AttributeItems = BTreeMap<String, AttributeItem>;
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub enum Element<T> {
-    /// It was not done.
+    /// The element failed.
     Failed {
         /// Why.
         error: Box<Problem>,
     },
-    /// It was done.
+    /// The element succeeded.
     Done(T),
 }
 
@@ -64,14 +64,14 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Element<T> {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(bound(deserialize = "T: DeserializeOwned"))]
 pub struct Results<T> {
-    /// How many were not done.
+    /// Number of elements that failed.
     pub failed: usize,
-    /// The answers.
+    /// One per element.
     pub results: Vec<Element<T>>,
 }
 
 impl<T> Results<T> {
-    /// Puts answers into words.
+    /// Converts a store's results.
     pub fn new<A, E>(answers: Vec<Result<A, E>>, done: impl Fn(A) -> T) -> Self
     where
         Problem: From<E>,
@@ -97,23 +97,23 @@ pub struct SendRequest {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ReceiveRequest {
-    /// At most so many. 1 to 1,000; default 1.
+    /// Maximum number of deliveries, 1 to 1,000; default 1.
     pub max: usize,
-    /// How long each is leased; the queue's default when absent.
+    /// How long each delivery is leased; the queue's default when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
-    /// How long to wait for the first; the queue's default when absent.
+    /// How long to wait for the first message; the queue's default when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_ms: Option<u64>,
-    /// Who receives.
+    /// The consumer's name, for the history of failed attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub consumer: Option<String>,
-    /// Acked as it is handed out.
+    /// Acks each message as it is delivered.
     pub ack_on_receive: bool,
     /// Names this receive, so that it can be repeated; at most 128 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt_id: Option<String>,
-    /// Names this request while it waits, so that it can be cancelled. Anything that nobody else chooses.
+    /// Identifies this request while it waits, so that it can be cancelled. Any text that is unique among all clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cancel_id: Option<String>,
 }
@@ -138,10 +138,10 @@ impl From<ReceiveRequest> for Receive {
     }
 }
 
-/// What a receive answers.
+/// The response to a receive.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Deliveries {
-    /// The deliveries; none when nothing came in time.
+    /// The deliveries; empty if no message came in time.
     pub deliveries: Vec<DeliveryItem>,
 }
 
@@ -153,11 +153,11 @@ pub enum HowWord {
     Ack,
     /// Failed, to be tried again.
     Retry,
-    /// Put back uncounted.
+    /// Put back without counting an attempt.
     Defer,
     /// To the dead letters.
     Reject,
-    /// Set aside in its own queue: what became of the effect is in doubt.
+    /// Kept in its own queue until an operator decides, because the effect may have happened.
     Park,
 }
 
@@ -165,20 +165,20 @@ pub enum HowWord {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SettleItem {
-    /// Which delivery.
+    /// The delivery's receipt.
     pub receipt: String,
     /// How it ends.
     pub how: HowWord,
-    /// With `retry` and `defer`: when the message returns.
+    /// With `retry` and `defer`: the delay until the message returns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_ms: Option<u64>,
-    /// With `retry`: what went wrong.
+    /// With `retry`: the error, kept in the history.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// With `reject` and `park`: why.
+    /// With `reject` and `park`: the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Ends the claim that was made for it as well. A token that is stale keeps the delivery from being settled.
+    /// Also ends the claim that was made for the delivery. If its token is stale, the delivery is not settled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimEndItem>,
     /// With `park`: the entry whose doubt it is parked for. Where that is over, the message is returned instead.
@@ -194,26 +194,26 @@ pub struct SettleRequest {
     pub settle: Vec<SettleItem>,
 }
 
-/// What became of a settled message.
+/// The new state of a settled message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SettledWord {
-    /// Gone.
+    /// Deleted.
     Acked,
     /// It returns.
     Returned,
     /// In the dead letters.
     Dead,
-    /// Set aside.
+    /// Kept in its own queue until an operator decides.
     Parked,
 }
 
-/// What a settle did.
+/// The effect of a settle.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct SettledItem {
-    /// What became of the message.
+    /// The new state of the message.
     pub settled: SettledWord,
-    /// When it returns, if it does.
+    /// The delay until it returns, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_ms: Option<u64>,
 }
@@ -222,9 +222,9 @@ pub struct SettledItem {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExtendItem {
-    /// Which delivery.
+    /// The delivery's receipt.
     pub receipt: String,
-    /// How long from now.
+    /// The new lease, counted from now.
     pub lease_ms: u64,
     /// Whether the delivery has a lease of its own from now on; see [`hapax_core::Extend::own`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -275,7 +275,7 @@ impl From<QueueItem> for QueueInfo {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PurgeBody {
-    /// Refuses the purge if the last one was less than this ago. 0 (default) to 300,000.
+    /// The purge is refused if the last one was less than this time ago. 0 (default) to 300,000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interval_ms: Option<u64>,
 }
@@ -284,10 +284,10 @@ pub struct PurgeBody {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PauseBody {
-    /// Who asks, for the audit; the server puts the key's id before it.
+    /// Who pauses the queue, for the audit; the server prefixes the key's id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// What for.
+    /// The reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -295,14 +295,14 @@ pub struct PauseBody {
 /// `GET /v1/queues`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Queues {
-    /// In order of name.
+    /// All queues, ordered by name.
     pub queues: Vec<QueueItem>,
 }
 
 /// `GET /v1/queues/{queue}/messages`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Messages {
-    /// The messages, in order of sequence.
+    /// The messages, ordered by sequence.
     pub messages: Vec<MessageItem>,
     /// Pass it as `after` for the next page; absent at the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -315,7 +315,7 @@ pub struct Messages {
 pub struct DiscardBody {
     /// The ids, at most 1,000.
     pub ids: Vec<MessageId>,
-    /// Who asks, for the audit; the server puts the key's id before it.
+    /// Who deletes the messages, for the audit; the server prefixes the key's id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
@@ -328,17 +328,17 @@ pub struct Ids {
     pub ids: Vec<MessageId>,
 }
 
-/// How many messages an operation touched.
+/// Number of messages that an operation changed.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Count {
-    /// How many.
+    /// Number of messages.
     pub count: u64,
 }
 
 /// `GET /v1/queues/{queue}/halted`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Halted {
-    /// Groups that stand still.
+    /// The halted groups.
     pub groups: Vec<GroupId>,
 }
 
@@ -348,16 +348,16 @@ pub struct Halted {
 pub struct RedriveBody {
     /// The dead-letter queue.
     pub from: QueueName,
-    /// Where to; each message's own source queue when absent.
+    /// The target; each message's own source queue when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<QueueName>,
     /// Which messages; all when absent.
     #[serde(default)]
     pub filter: RedriveFilter,
-    /// At most so many a second. 1 to 10,000; default 500.
+    /// Maximum messages per second, 1 to 10,000; default 500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_second: Option<u32>,
-    /// Who asks, for the audit; the server puts the key's id before it.
+    /// Who starts the redrive, for the audit; the server prefixes the key's id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
@@ -379,14 +379,14 @@ pub struct Redrives {
 /// `GET /v1/documents`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DocumentsPage {
-    /// In order of name.
+    /// The documents, ordered by name.
     pub documents: Vec<Document>,
     /// Pass it as `after` for the next page; absent at the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<DocumentName>,
 }
 
-/// What a put of a document answers.
+/// The response to a put of a document.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DocumentRevision {
     /// The document.
@@ -395,10 +395,10 @@ pub struct DocumentRevision {
     pub revision: Revision,
 }
 
-/// What the deletion of a document answers.
+/// The response to the deletion of a document.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Deleted {
-    /// Whether there was such a document.
+    /// Whether the document existed.
     pub deleted: bool,
 }
 
@@ -406,7 +406,7 @@ pub struct Deleted {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ResumeBody {
-    /// Who asks, for the audit; the server puts the key's id before it.
+    /// Who resumes, for the audit; the server prefixes the key's id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
@@ -441,12 +441,12 @@ pub struct BackupAnswer {
 pub struct Status<S = StoreStatus> {
     /// The server's version.
     pub version: String,
-    /// What the server's store can do.
+    /// The features of the server's store.
     pub capabilities: Capabilities,
-    /// What its ledger can do; absent where there is none.
+    /// The features of its ledger; absent if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ledger: Option<LedgerCapabilities>,
-    /// How it is doing.
+    /// The state of the store.
     pub status: S,
     /// Figures, warnings and why sends are refused are left out of `status`: the caller's key is for some queues only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -1,12 +1,12 @@
-//! Errors on the wire: RFC 9457 problem details with a stable code, and enough beside it to make the same error again
-//! at the other end.
+//! Errors on the wire: RFC 9457 problem details with a stable code, and enough fields to restore the same error in the
+//! client.
 
 use hapax_core::{
     AdminError, DocumentError, DocumentName, QueueName, Revision, SendError, SettleError, StoreError,
 };
 use serde::{Deserialize, Serialize};
 
-/// An error as `application/problem+json`. Clients decide by `code`; `detail` is for people.
+/// An error as `application/problem+json`. Programs decide by `code`; `detail` is for people.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Problem {
@@ -19,10 +19,10 @@ pub struct Problem {
     pub detail: String,
     /// Whether the same request may succeed later.
     pub retryable: bool,
-    /// The reason inside `detail`, alone.
+    /// The reason that is part of `detail`, on its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The queue that it is about.
+    /// The queue concerned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
     /// The field that is wrong or differs.
@@ -34,7 +34,7 @@ pub struct Problem {
     /// Bytes of the message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// The most bytes allowed.
+    /// Maximum number of bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_max: Option<u64>,
     /// The quota that is used up.
@@ -43,28 +43,28 @@ pub struct Problem {
     /// How much of it is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
-    /// How much of it there is.
+    /// The size of the quota.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,
-    /// The lease that was asked for.
+    /// The requested lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
     /// The longest lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_ms_max: Option<u64>,
-    /// Where the key stands that could not be claimed or resolved.
+    /// The state of the key that could not be claimed or resolved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// What is left of the lease of whoever holds the key.
+    /// Time left of the holder's lease on the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
     /// The revision that the caller had read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<Revision>,
-    /// The revision that it has now.
+    /// The revision that the object has now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<Revision>,
-    /// The document that it is about.
+    /// The document concerned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub document: Option<String>,
     /// The scope of the ledger that it is about.
@@ -79,7 +79,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem with nothing beside its code.
+    /// A problem with a code only.
     pub fn new(code: &str, detail: impl Into<String>, retryable: bool) -> Self {
         Self { code: code.to_owned(), detail: detail.into(), retryable, ..Self::default() }
     }
@@ -92,7 +92,7 @@ impl Problem {
         Self { queue: Some(queue.to_string()), ..self }
     }
 
-    /// The store error that this was; `None` when it is none that is known here.
+    /// The original store error; `None` if its code is not known here.
     pub fn to_store(&self) -> Option<StoreError> {
         let reason = || self.reason.clone().unwrap_or_else(|| self.detail.clone());
         let queue = || self.queue.as_ref().and_then(|queue| QueueName::new(queue).ok());
@@ -112,7 +112,7 @@ impl Problem {
         })
     }
 
-    /// The send error that this was.
+    /// The original send error.
     pub fn to_send(&self) -> SendError {
         let known = || match self.code.as_str() {
             "too-large" => Some(SendError::TooLarge { bytes: self.bytes?, bytes_max: self.bytes_max? }),
@@ -126,7 +126,7 @@ impl Problem {
         known().unwrap_or_else(|| SendError::Invalid(self.detail.clone()))
     }
 
-    /// The settle error that this was; `None` when it is none that is known here.
+    /// The original settle error; `None` if its code is not known here.
     pub fn to_settle(&self) -> Option<SettleError> {
         Some(match self.code.as_str() {
             "malformed-receipt" => SettleError::Malformed,
@@ -142,7 +142,7 @@ impl Problem {
         })
     }
 
-    /// The error about a document that this was; `None` when it is none that is known here.
+    /// The original document error; `None` if its code is not known here.
     pub fn to_document(&self) -> Option<DocumentError> {
         Some(match self.code.as_str() {
             "revision-conflict" => DocumentError::Conflict {
@@ -155,7 +155,7 @@ impl Problem {
         })
     }
 
-    /// The administrative error that this was; `None` when it is none that is known here.
+    /// The original administrative error; `None` if its code is not known here.
     pub fn to_admin(&self) -> Option<AdminError> {
         let reason = || self.reason.clone().unwrap_or_else(|| self.detail.clone());
         let queue = || self.queue.as_ref().and_then(|queue| QueueName::new(queue).ok());
@@ -178,7 +178,8 @@ impl Problem {
     }
 }
 
-/// Fields that a refusal may name. The error keeps a `&'static str`, so one that a newer server names goes into the text.
+/// Known configuration fields. The error holds a `&'static str`, so a field that only a newer server knows becomes part
+/// of the text.
 const FIELDS: [&str; 22] = [
     "kind",
     "tier",

@@ -1,4 +1,4 @@
-//! Times as RFC 3339 says them, in UTC: what people and every language's library read.
+//! Times in RFC 3339 format, in UTC: readable for people and for every language's library.
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
@@ -10,7 +10,7 @@ pub fn to_rfc3339(ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", in_day % 1000)
 }
 
-/// The other way round. Only what [`to_rfc3339`] writes is read, with any number of digits behind the point.
+/// Parses the format of [`to_rfc3339`], with any number of digits after the decimal point.
 pub fn from_rfc3339(text: &str) -> Option<u64> {
     let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?;
     let (day, time) = text.strip_suffix('Z')?.split_once('T')?;
@@ -31,8 +31,8 @@ pub fn from_rfc3339(text: &str) -> Option<u64> {
     Some(days(year, month, day) * DAY_MS + ((hour * 60 + minute) * 60 + second) * 1000 + ms)
 }
 
-/// Year, month and day of the civil calendar, from days since 1970. Years begin in March here, so that the day that may
-/// be missing is the last one.
+/// Year, month and day of the civil calendar, from days since 1970. Years begin in March here, so that the leap day is
+/// the last day of a year.
 fn date(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
