@@ -1,9 +1,9 @@
-//! Where one request or answer ends and the next begins.
+//! Splits a byte stream into requests and responses.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The way that bytes take.
+/// The direction of bytes on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server.
@@ -12,33 +12,33 @@ pub enum Direction {
     Answer,
 }
 
-/// What is spoken on a connection.
+/// The protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
-    /// Unknown: whatever one read gives is a frame, without a label.
+    /// Unknown: the bytes of each read are a frame, without a label.
     Bytes,
-    /// HTTP/1.1. A frame is a whole request or answer; its label is the request line, and for an answer the request
-    /// line that it answers, then its status.
+    /// HTTP/1.1. A frame is a whole request or response. Its label is the request line; that of a response is the
+    /// request line of its request, followed by the status.
     Http,
 }
 
-/// A piece of a connection that is passed on, or not, as a whole.
+/// A part of a connection that is forwarded, or not, as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub label: String,
     pub bytes: Vec<u8>,
 }
 
-/// The request lines that wait for their answers, oldest first; both directions of one connection share them.
+/// The request lines without a response yet, oldest first; shared by both directions of one connection.
 pub(crate) type Pending = Arc<Mutex<VecDeque<String>>>;
 
-/// Cuts one direction of one connection into frames.
+/// Splits one direction of one connection into frames.
 pub(crate) struct Framer {
     protocol: Protocol,
     direction: Direction,
     pending: Pending,
     buffer: Vec<u8>,
-    /// The rest of the connection is one answer without an announced length.
+    /// The rest of the connection is one response without a declared length.
     unframed: bool,
 }
 
@@ -47,12 +47,12 @@ impl Framer {
         Self { protocol, direction, pending, buffer: Vec::new(), unframed: false }
     }
 
-    /// Adds what was read.
+    /// Adds bytes that were read.
     pub fn read(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next frame that is complete.
+    /// The next complete frame.
     pub fn next(&mut self) -> Option<Frame> {
         if self.buffer.is_empty() {
             return None;
@@ -66,7 +66,7 @@ impl Framer {
         }
     }
 
-    /// What is left when the connection ends in the middle of a frame.
+    /// The remaining bytes when the connection ends in the middle of a frame.
     pub fn rest(&mut self) -> Frame {
         Frame { label: String::new(), bytes: std::mem::take(&mut self.buffer) }
     }
@@ -118,7 +118,7 @@ impl Framer {
         Some(self.cut(format!("{request} {code}"), length))
     }
 
-    /// Nothing yet; what is not HTTP at all is passed on as it is.
+    /// No complete frame yet; input that is not HTTP is forwarded as it is.
     fn partial(&mut self, broken: bool) -> Option<Frame> {
         self.unframed |= broken;
         broken.then(|| self.rest())
@@ -150,7 +150,7 @@ fn body_of(headers: &[httparse::Header<'_>]) -> Length {
     }
 }
 
-/// The bytes of a chunked body with its trailers, once it is complete.
+/// The length of a chunked body with its trailers, once it is complete.
 fn chunked_bytes(body: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -183,7 +183,7 @@ mod tests {
         let pending: Pending = Arc::new(Mutex::new(pending.iter().map(|&line| line.to_owned()).collect()));
         let mut framer = Framer::new(Protocol::Http, direction, pending);
         let mut found = Vec::new();
-        // Byte by byte: the frames do not depend on how the network cuts them.
+        // Byte by byte: the frames must not depend on the network's packets.
         for byte in wire.as_bytes() {
             framer.read(&[*byte]);
             while let Some(frame) = framer.next() {

@@ -1,8 +1,8 @@
-//! Breaks things on purpose, so that tests can show what survives.
+//! Injects faults, so that tests can show that data and guarantees survive them.
 //!
-//! [`Process`] runs a program that can be killed and paused; [`FaultProxy`] stands between a client and a server and
-//! cuts, delays, drops, duplicates or holds what passes. Both report what they did: a fault that met nothing has
-//! proved nothing, so a test asserts on [`Injected::count`].
+//! [`Process`] runs a program that can be killed and paused; [`FaultProxy`] sits between a client and a server and
+//! cuts, delays, drops, duplicates or holds messages. Both report their actions: a fault that hit nothing proves
+//! nothing, so a test asserts on [`Injected::count`].
 //!
 //! ```no_run
 //! # async fn example(server: std::net::SocketAddr) {

@@ -1,4 +1,4 @@
-//! A program that tests start, listen to, pause and kill.
+//! A program that tests start, read from, pause and kill.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// The longest wait for anything. It is longer than any step takes on a slow machine; only failures reach it.
+/// Timeout of every wait. It is longer than any step takes on a slow machine; only failures reach it.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
-/// How often a state that has no event is looked at.
+/// Poll interval for states without an event.
 const POLL: Duration = Duration::from_millis(2);
 
-/// A command that runs one test of the present test binary in a process of its own.
+/// A command that runs one test of the current test binary in a separate process.
 ///
-/// The test finds out by an environment variable, set by the caller, that it is the child.
+/// The caller sets an environment variable that tells the test that it is the child.
 pub fn rerun_test(name: &str) -> Command {
     let program = std::env::current_exe().expect("a test binary knows its own path");
     let mut command = Command::new(program);
@@ -73,7 +73,7 @@ impl Process {
         self.child.stdin.take()
     }
 
-    /// The next line of its standard output; `None` when there will be none.
+    /// The next line of its standard output; `None` at the end of the output.
     #[track_caller]
     pub fn next_line(&self) -> Option<String> {
         match self.lines.recv_timeout(PATIENCE) {
@@ -98,7 +98,7 @@ impl Process {
         }
     }
 
-    /// Waits for a line that starts with `word`; what follows it, trimmed.
+    /// Waits for a line that starts with `word`; returns the rest of the line, trimmed.
     #[track_caller]
     pub fn hear(&self, word: &str) -> String {
         loop {
@@ -109,7 +109,7 @@ impl Process {
         }
     }
 
-    /// What it printed to its standard error so far.
+    /// Its standard error so far.
     pub fn log(&self) -> String {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -141,14 +141,14 @@ impl Process {
         self.signal(Signal::CONT);
     }
 
-    /// Kills it with SIGKILL and waits for its end. Nothing of it runs when this returns.
+    /// Kills it with SIGKILL and waits for its end. No thread of it runs when this returns.
     #[track_caller]
     pub fn kill(&mut self) -> ExitStatus {
         self.child.kill().expect("the process is ours");
         self.wait()
     }
 
-    /// Whether it has ended.
+    /// The exit status, if it has ended.
     #[track_caller]
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("the process is a child of this one")
@@ -171,7 +171,7 @@ impl Process {
         }
     }
 
-    /// Waits for its end; everything that it printed since the last line read, and its whole standard error.
+    /// Waits for its end; returns the lines since the last one read, and the whole standard error.
     ///
     /// Do not call this for a program whose own children keep its output open: it waits for the end of the output.
     #[track_caller]

@@ -1,4 +1,4 @@
-//! Stands between a client and a server and breaks what passes.
+//! A proxy between a client and a server that injects faults.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,10 +15,10 @@ use crate::frame::{Direction, Frame, Framer, Pending, Protocol};
 
 /// A held frame that is not released is dropped with its connection after this time.
 const HOLD_MAX: Duration = Duration::from_mins(10);
-/// How long the answer to a duplicated request is drained.
+/// How long the response to a duplicated request is drained.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
-/// Which frames a fault is for.
+/// Which frames a fault applies to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match {
     direction: Direction,
@@ -26,12 +26,12 @@ pub struct Match {
 }
 
 impl Match {
-    /// Requests whose label contains this text; the empty text matches all. A label of HTTP is `METHOD TARGET`.
+    /// Requests whose label contains this text; the empty text matches all. An HTTP label is `METHOD TARGET`.
     pub fn request(label_contains: impl Into<String>) -> Self {
         Self { direction: Direction::Request, label_contains: label_contains.into() }
     }
 
-    /// Answers to such requests. The label ends with the status, for example `POST /v1/claims 200`.
+    /// Responses to such requests. The label ends with the status, for example `POST /v1/claims 200`.
     pub fn answer_to(label_contains: impl Into<String>) -> Self {
         Self { direction: Direction::Answer, label_contains: label_contains.into() }
     }
@@ -41,23 +41,23 @@ impl Match {
     }
 }
 
-/// What happens to a frame.
+/// What the proxy does with a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// It is not passed on, and the connection is closed on both sides.
+    /// The frame is not forwarded, and the connection is closed on both sides.
     Cut,
-    /// It is not passed on; the connection stays.
+    /// The frame is not forwarded; the connection stays open.
     Drop,
-    /// It is passed on later; what comes behind it waits.
+    /// The frame is forwarded later; the frames after it wait.
     Delay(Duration),
-    /// It arrives twice. An HTTP request comes the second time on a connection of its own, ahead of the first, and
-    /// the answer to it is thrown away.
+    /// The frame arrives twice. The copy of an HTTP request is sent first, on a separate connection, and its response
+    /// is discarded.
     Duplicate,
-    /// It waits until [`Injected::release`], and is then passed on even if its sender has hung up.
+    /// The frame waits until [`Injected::release`], and is then forwarded even if its sender has closed the connection.
     Hold,
 }
 
-/// A fault that was put in place; dropping this handle leaves it there.
+/// An injected fault. Dropping this handle does not remove the fault.
 #[derive(Debug, Clone)]
 pub struct Injected(Arc<Fault>);
 
@@ -77,7 +77,7 @@ struct Limits {
 }
 
 impl Injected {
-    /// Only this many frames are hit. By default all are.
+    /// Limits the number of frames that are hit. By default all are.
     #[must_use]
     pub fn times(self, times: u64) -> Self {
         self.limits().times = times;
@@ -96,20 +96,20 @@ impl Injected {
         *self.0.count.borrow()
     }
 
-    /// Waits until this many frames were hit. Panics when that takes longer than [`PATIENCE`].
+    /// Waits until this many frames were hit. Panics if that takes longer than [`PATIENCE`].
     pub async fn wait_for(&self, frames: u64) {
         let mut count = self.0.count.subscribe();
         let reached = tokio::time::timeout(PATIENCE, count.wait_for(|count| *count >= frames)).await;
         assert!(reached.is_ok(), "{:?} hit {} frames, not {frames}", self.0.on, self.count());
     }
 
-    /// Passes on what is held, and holds nothing more.
+    /// Forwards the held frames, and holds no more.
     pub fn release(&self) {
         self.limits().times = 0;
         self.0.released.send_replace(true);
     }
 
-    /// Hits nothing more. What is held stays held.
+    /// Disables the fault. Held frames stay held.
     pub fn remove(&self) {
         self.limits().times = 0;
     }
@@ -118,7 +118,7 @@ impl Injected {
         self.0.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes part in a frame's fate, if it is one of this fault's.
+    /// Counts a frame that matches; returns whether the fault applies to it.
     fn hits(&self, direction: Direction, frame: &Frame) -> bool {
         if !self.0.on.fits(direction, frame) {
             return false;
@@ -138,9 +138,9 @@ impl Injected {
     }
 }
 
-/// A TCP proxy on a free loopback port that passes everything on until it is told otherwise.
+/// A TCP proxy on a free loopback port that forwards everything until a fault is injected.
 ///
-/// It runs on a thread of its own, so that a test that blocks does not block it. It ends when it is dropped.
+/// It runs on its own thread, so that a blocking test does not block it. It ends when it is dropped.
 #[derive(Debug)]
 pub struct FaultProxy {
     address: SocketAddr,
@@ -153,13 +153,13 @@ struct State {
     protocol: Protocol,
     target: Mutex<SocketAddr>,
     faults: Mutex<Vec<Injected>>,
-    /// Grows when all connections are to be closed.
+    /// Incremented to close all connections.
     cuts: watch::Sender<u64>,
     partitioned: watch::Sender<bool>,
 }
 
 impl FaultProxy {
-    /// Starts a proxy before `target`.
+    /// Starts a proxy in front of `target`.
     pub fn start(target: SocketAddr, protocol: Protocol) -> io::Result<Self> {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
@@ -186,7 +186,7 @@ impl FaultProxy {
         Ok(Self { address, state, _stop: stop })
     }
 
-    /// Where clients connect to.
+    /// The address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -196,7 +196,7 @@ impl FaultProxy {
         *self.state.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
     }
 
-    /// Puts a fault in place. The first one that matches a frame decides.
+    /// Injects a fault. The first fault that matches a frame applies.
     pub fn inject(&self, on: Match, action: Action) -> Injected {
         let injected = Injected(Arc::new(Fault {
             on,
@@ -214,8 +214,8 @@ impl FaultProxy {
         self.state.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// From now on nothing passes, in neither direction, and connections stay open: a partition. `false` heals it, and
-    /// what waited passes.
+    /// A partition: from now on nothing passes in either direction, and connections stay open. `false` ends it, and the
+    /// waiting frames pass.
     pub fn partition(&self, on: bool) {
         self.state.partitioned.send_replace(on);
     }
@@ -227,7 +227,7 @@ async fn accept(listener: &TcpListener, state: &Arc<State>) {
             Ok((client, _)) => {
                 tokio::spawn(connection(client, state.clone()));
             }
-            // Out of file descriptors or the like: the test's clients will see it.
+            // Out of file descriptors or similar: the test's clients will notice.
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }
     }
@@ -255,7 +255,7 @@ async fn connection(client: TcpStream, state: Arc<State>) {
     }
 }
 
-/// The connection ends now.
+/// Signals that the connection has to be closed.
 struct Cut;
 
 struct Pump {
@@ -279,7 +279,7 @@ impl Pump {
             while let Some(frame) = self.framer.next() {
                 let copies = self.state.fate(self.direction, &frame).await?;
                 for _ in 0..copies {
-                    // A receiver that has gone does not end the sender's side: what it sends still passes, or is lost.
+                    // A receiver that is gone does not end the sender's direction: its frames are written or lost.
                     let _ = to.write_all(&frame.bytes).await;
                 }
             }
@@ -288,7 +288,7 @@ impl Pump {
 }
 
 impl State {
-    /// How often a frame is passed on, after whatever wait its fault asks for.
+    /// The number of times a frame is forwarded, after the delay of its fault.
     async fn fate(&self, direction: Direction, frame: &Frame) -> Result<usize, Cut> {
         let fault = {
             let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
@@ -330,7 +330,7 @@ impl State {
         let _ = server.write_all(&frame.bytes).await;
         let drain = async move {
             let mut answer = [0; 4096];
-            // The server has answered when it sends anything; it may keep the connection open after that.
+            // Any byte means that the server has responded; it may keep the connection open after that.
             let _ = server.read(&mut answer).await;
         };
         let _ = tokio::time::timeout(DRAIN_MAX, drain).await;

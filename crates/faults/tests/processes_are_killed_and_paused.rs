@@ -1,4 +1,5 @@
-//! What is killed runs no more; what is paused neither runs nor ends, and continues.
+//! A killed process runs no more; a paused process neither runs nor ends, and continues after a
+//! resume.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
@@ -7,7 +8,7 @@ use hapax_faults::{Process, rerun_test};
 
 const CHILD: &str = "HAPAX_TEST_CHILD";
 
-/// Not a test of its own: what the started process does. It counts the lines that it is told.
+/// Not a test of its own: the body of the child process. It counts the lines of its input.
 #[test]
 fn child_process() {
     if std::env::var_os(CHILD).is_none() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax_faults::{Action, FaultProxy, Match, PATIENCE, Protocol};
 
-/// Answers each request with its path; remembers the paths in the order of arrival.
+/// Answers each request with its path; records the paths in the order of arrival.
 fn service() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -54,7 +54,7 @@ fn send(stream: &mut TcpStream, path: &str) {
     stream.write_all(format!("GET {path} HTTP/1.1\r\n\r\n").as_bytes()).unwrap();
 }
 
-/// The body of the next answer; `None` at the end of the connection.
+/// The body of the next response; `None` at the end of the connection.
 fn answer(stream: &mut TcpStream) -> Option<String> {
     let head = read_head(stream)?;
     let length = head.split("content-length: ").nth(1).unwrap().lines().next().unwrap();

@@ -1,4 +1,5 @@
-//! The disk behind the VFS: names, files, handles, and what a crash does to them. Safe code; `vfs` and `io` translate.
+//! The disk behind the VFS: names, files, handles, and the effect of crashes. Safe code; `vfs` and `io` translate
+//! SQLite's calls.
 
 mod crash;
 
@@ -19,16 +20,16 @@ pub(crate) type Result<T> = std::result::Result<T, i32>;
 pub(crate) type HandleId = u64;
 type InodeId = u64;
 
-/// A region of shared memory. The atomics are never touched from here: they make memory that Rust lets SQLite change
-/// through several pointers, aligned as SQLite needs it.
+/// A region of shared memory. This crate never accesses the atomics: they only provide memory that SQLite may change
+/// through several pointers under Rust's rules, with the alignment that SQLite needs.
 pub(crate) type Region = Arc<[AtomicU64]>;
 
-/// What an open handle refers to.
+/// An open file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Handle {
     id: HandleId,
     inode: InodeId,
-    /// The disk's generation at open. Each crash begins a new one, and a handle of an older one is dead.
+    /// The disk's generation at open. Each crash starts a new generation and invalidates all older handles.
     generation: u64,
     read_only: bool,
 }
@@ -45,7 +46,7 @@ struct Inode {
     shm: Shm,
 }
 
-/// The WAL-index of a database. It is never on the medium: it ends with the last handle, or at a crash.
+/// The WAL-index of a database. It is never stored on the medium: it ends with the last handle, or at a crash.
 #[derive(Debug, Default)]
 struct Shm {
     regions: Vec<Region>,
@@ -53,7 +54,7 @@ struct Shm {
     attached: Vec<HandleId>,
 }
 
-/// The whole disk.
+/// The disk's whole state.
 #[derive(Debug)]
 pub(crate) struct Disk {
     pub(crate) faults: Faults,
@@ -63,11 +64,11 @@ pub(crate) struct Disk {
     generation: u64,
     last_id: u64,
     names: BTreeMap<String, InodeId>,
-    /// Deleted without a directory sync: a power loss may bring them back.
+    /// Files deleted without a directory sync: a power loss may restore them.
     ghosts: BTreeMap<String, InodeId>,
     inodes: BTreeMap<InodeId, Inode>,
     loss_rng: Rng,
-    /// Apart from `loss_rng`: how often SQLite asks for randomness must not change what a power loss takes.
+    /// Separate from `loss_rng`: the number of SQLite's random requests must not change which data a power loss takes.
     sqlite_rng: Rng,
 }
 
@@ -91,7 +92,7 @@ impl Disk {
 
     // Names.
 
-    /// Opens `name`, or a new temporary file without one. `flags` are `SQLITE_OPEN_*`.
+    /// Opens `name`, or a new temporary file if there is no name. `flags` are `SQLITE_OPEN_*`.
     pub(crate) fn open(&mut self, name: Option<&str>, flags: i32) -> Result<Handle> {
         let has = |flag| flags & flag != 0;
         let found = name.and_then(|name| self.names.get(name).copied());
@@ -108,7 +109,7 @@ impl Disk {
         Ok(Handle { id, inode, generation: self.generation, read_only: has(ffi::SQLITE_OPEN_READONLY) })
     }
 
-    /// Puts a file with durable content on the disk, in place of what had that name.
+    /// Puts a file with durable content on the disk; replaces an existing file of that name.
     pub(crate) fn install(&mut self, name: &str, bytes: &[u8]) {
         let replaced = self.names.remove(name);
         self.ghosts.remove(name);
@@ -121,7 +122,7 @@ impl Disk {
         }
     }
 
-    /// Ends a handle. Of a dead one nothing is left to end.
+    /// Closes a handle. Does nothing for a handle from before a crash.
     pub(crate) fn close(&mut self, handle: Handle, delete: bool) {
         self.shm_unmap(handle);
         let Ok(inode) = self.alive(handle) else { return };
@@ -136,8 +137,9 @@ impl Disk {
 
     pub(crate) fn delete(&mut self, name: &str, sync_dir: bool) -> Result<()> {
         let Some(&id) = self.names.get(name) else { return Err(ffi::SQLITE_IOERR_DELETE_NOENT) };
-        // A delete names no handle, so a thread that a crash has overtaken could still delete a journal. SQLite only
-        // does so under a lock on the database, and crashes drop locks: that tells the dead from the living.
+        // A delete has no handle, so a thread from before a crash could still delete a journal. SQLite deletes a
+        // journal only under a lock on the database, and a crash drops all locks: without a lock, the call is from
+        // before the crash.
         let main = name.strip_suffix("-wal").or_else(|| name.strip_suffix("-journal"));
         if let Some(main) = main.and_then(|main| self.names.get(main)).and_then(|id| self.inodes.get(id))
             && !main.locks.any_held()
@@ -159,7 +161,7 @@ impl Disk {
         Ok(())
     }
 
-    /// As the unix VFS answers: an empty file is as good as none.
+    /// As in the unix VFS: an empty file counts as missing.
     pub(crate) fn exists(&self, name: &str) -> bool {
         self.content(name).is_some_and(|content| !content.is_empty())
     }
@@ -180,7 +182,7 @@ impl Disk {
 
     // Bytes.
 
-    /// Fills `buf`; what lies beyond the end of the file is zeros and `SQLITE_IOERR_SHORT_READ`.
+    /// Fills `buf`. Beyond the end of the file it is filled with zeros, and the result is `SQLITE_IOERR_SHORT_READ`.
     pub(crate) fn read(&mut self, handle: Handle, offset: u64, buf: &mut [u8]) -> Result<()> {
         let Self { faults, counters, .. } = self;
         let inode = Self::find(&mut self.inodes, self.generation, handle)?;
@@ -263,10 +265,10 @@ impl Disk {
         Ok(self.alive(handle)?.medium.live().len() as u64)
     }
 
-    /// Without a capacity there is no end of it.
+    /// `u64::MAX` without a capacity.
     pub(crate) fn free_bytes(&self) -> u64 {
         let Some(capacity) = self.capacity_bytes else { return u64::MAX };
-        // A ghost's blocks are free again as soon as it is deleted.
+        // The blocks of a deleted file are free at once, even if a power loss may restore the file.
         let is_ghost = |id: &InodeId| self.ghosts.values().any(|ghost| ghost == id);
         let held = self.inodes.iter().filter(|(id, inode)| inode.open_handles > 0 || !is_ghost(id));
         capacity.saturating_sub(held.map(|(_, inode)| inode.medium.live().len() as u64).sum())
@@ -278,7 +280,7 @@ impl Disk {
         self.alive(handle)?.locks.lock(handle.id, level).map_err(|Busy| ffi::SQLITE_BUSY)
     }
 
-    /// Letting go is fine on a dead handle too: it holds nothing.
+    /// Also allowed on a handle from before a crash: it holds no lock.
     pub(crate) fn unlock(&mut self, handle: Handle, to: Level) {
         if let Ok(inode) = self.alive(handle) {
             inode.locks.unlock(handle.id, to);
@@ -289,7 +291,7 @@ impl Disk {
         Ok(self.alive(handle)?.locks.is_reserved())
     }
 
-    /// The region `index`; none if it does not exist and `extend` is false.
+    /// The region `index`; `None` if it does not exist and `extend` is false.
     pub(crate) fn shm_map(
         &mut self,
         handle: Handle,

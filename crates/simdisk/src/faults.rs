@@ -1,6 +1,6 @@
-//! Which operation fails next.
+//! Armed faults: which operation fails next.
 
-/// A fault that fires once, at the nth operation from when it was set.
+/// A fault that fires once, at the nth operation after it was set.
 #[derive(Debug, Default)]
 pub(crate) struct Trip(u64);
 
@@ -14,7 +14,7 @@ impl Trip {
         self.0 > 0
     }
 
-    /// Counts one operation and says whether it is the one.
+    /// Counts one operation; returns whether the fault fires at it.
     fn hit(&mut self) -> bool {
         if self.0 == 0 {
             return false;
@@ -24,7 +24,7 @@ impl Trip {
     }
 }
 
-/// Everything that a test can arm.
+/// All faults that a test can arm.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) read: Trip,
@@ -33,18 +33,18 @@ pub(crate) struct Faults {
     pub(crate) sync: Trip,
     pub(crate) power_loss: Trip,
     pub(crate) process_crash: Trip,
-    /// Only files whose name ends so are counted and struck.
+    /// Only files whose name ends in this are counted and affected.
     pub(crate) suffix: String,
 }
 
-/// A crash that is due at this very operation.
+/// A crash at the current operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Crash {
     Power,
     Process,
 }
 
-/// What becomes of a write.
+/// The result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WriteFate {
     Done,
@@ -67,7 +67,7 @@ impl Faults {
         if !self.covers(name) {
             return WriteFate::Done;
         }
-        // Both are counted, whichever strikes: each is set in writes from its own start.
+        // Count the write for both faults, even if only one fires: each has its own start.
         match (self.write.hit(), self.short_write.hit()) {
             (true, _) => WriteFate::Failed,
             (false, true) => WriteFate::Short,

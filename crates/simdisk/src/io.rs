@@ -11,14 +11,14 @@ use crate::DiskState;
 use crate::disk::{Handle, Region, Result};
 use crate::locks::Level;
 
-/// The least that SQLite must assume is written at once.
+/// The smallest unit that SQLite must assume to be written at once.
 const SECTOR_BYTES: c_int = 4096;
 
-/// What SQLite allocates for a file, `szOsFile` bytes; the base must come first.
+/// The memory that SQLite allocates for a file, `szOsFile` bytes; the base must come first.
 #[repr(C)]
 pub(crate) struct SqliteFile {
     base: ffi::sqlite3_file,
-    /// From `Box::into_raw` at open until `close` takes it back.
+    /// From `Box::into_raw` at open; `close` turns it back into a `Box`.
     open: *mut OpenFile,
 }
 
@@ -27,7 +27,7 @@ struct OpenFile {
     handle: Handle,
     delete_on_close: bool,
     persist_wal: c_int,
-    /// SQLite keeps raw pointers into them until it unmaps, also when a crash has taken them from the disk.
+    /// SQLite keeps raw pointers into the regions until it unmaps them, even after a crash removed them from the disk.
     regions: Vec<Region>,
 }
 
@@ -62,12 +62,12 @@ pub(crate) fn guard(body: impl FnOnce() -> Result<()>) -> c_int {
     }
 }
 
-/// Marks `file` as not open: SQLite will call no method of it.
+/// Marks `file` as not open: SQLite will not call any of its methods.
 ///
 /// # Safety
 /// `file` points to at least `size_of::<SqliteFile>()` writable bytes.
 pub(crate) unsafe fn set_closed(file: *mut ffi::sqlite3_file) {
-    // SAFETY: the caller's promise; both types are plain data, so writing needs no valid old value.
+    // SAFETY: guaranteed by the caller; both types are plain data, so writing needs no valid old value.
     unsafe {
         file.cast::<SqliteFile>().write(SqliteFile {
             base: ffi::sqlite3_file { pMethods: std::ptr::null() },
@@ -87,7 +87,7 @@ pub(crate) unsafe fn set_open(
     delete_on_close: bool,
 ) {
     let open = Box::new(OpenFile { disk, handle, delete_on_close, persist_wal: 0, regions: Vec::new() });
-    // SAFETY: the caller's promise, as in `set_closed`.
+    // SAFETY: guaranteed by the caller, as in `set_closed`.
     unsafe {
         file.cast::<SqliteFile>().write(SqliteFile {
             base: ffi::sqlite3_file { pMethods: &raw const METHODS },
@@ -97,10 +97,10 @@ pub(crate) unsafe fn set_open(
 }
 
 /// # Safety
-/// `file` was opened by this VFS and is not closed, and no other call on it is under way. SQLite keeps both: it calls
-/// methods only between open and close, and a file belongs to one connection, whose mutex it holds.
+/// `file` was opened by this VFS and is not closed, and no other call on it is running. SQLite guarantees both: it
+/// calls methods only between open and close, and a file belongs to one connection, whose mutex it holds.
 unsafe fn open_file<'a>(file: *mut ffi::sqlite3_file) -> Result<&'a mut OpenFile> {
-    // SAFETY: the caller's promise: `set_open` wrote a SqliteFile there, whose pointer came from a Box.
+    // SAFETY: guaranteed by the caller: `set_open` wrote a SqliteFile there, whose pointer came from a Box.
     unsafe { (*file.cast::<SqliteFile>()).open.as_mut() }.ok_or(ffi::SQLITE_MISUSE)
 }
 
@@ -112,7 +112,7 @@ unsafe extern "C" fn close(file: *mut ffi::sqlite3_file) -> c_int {
     guard(|| {
         // SAFETY: an open file, by the contract of xClose.
         let open: *mut OpenFile = unsafe { open_file(file) }?;
-        // SAFETY: the pointer came from Box::into_raw in `set_open`; `set_closed` below forgets it.
+        // SAFETY: the pointer came from Box::into_raw in `set_open`; `set_closed` below clears it.
         let open = unsafe { Box::from_raw(open) };
         // SAFETY: SQLite's memory for the file outlives this call.
         unsafe { set_closed(file) };
@@ -131,7 +131,7 @@ unsafe extern "C" fn read(
         // SAFETY: an open file, by the contract of xRead.
         let open = unsafe { open_file(file) }?;
         let amount = unsigned(amount)? as usize;
-        // SAFETY: SQLite gives `amount` bytes; they are zeroed first, for SQLite's buffer may be uninitialized.
+        // SAFETY: SQLite passes `amount` bytes; they are zeroed first, because SQLite's buffer may be uninitialized.
         let buf = unsafe {
             buf.cast::<u8>().write_bytes(0, amount);
             std::slice::from_raw_parts_mut(buf.cast::<u8>(), amount)
@@ -149,7 +149,7 @@ unsafe extern "C" fn write(
     guard(|| {
         // SAFETY: an open file, by the contract of xWrite.
         let open = unsafe { open_file(file) }?;
-        // SAFETY: SQLite gives `amount` readable bytes, unchanged during the call.
+        // SAFETY: SQLite passes `amount` readable bytes, unchanged during the call.
         let bytes = unsafe { std::slice::from_raw_parts(buf.cast::<u8>(), unsigned(amount)? as usize) };
         open.disk.lock().write(open.handle, unsigned(offset)?, bytes)
     })
@@ -176,7 +176,7 @@ unsafe extern "C" fn file_size(file: *mut ffi::sqlite3_file, size: *mut i64) -> 
         // SAFETY: an open file, by the contract of xFileSize.
         let open = unsafe { open_file(file) }?;
         let bytes = open.disk.lock().size(open.handle)?;
-        // SAFETY: SQLite gives a writable place for the answer.
+        // SAFETY: SQLite passes a writable pointer for the result.
         unsafe { size.write(bytes as i64) };
         Ok(())
     })
@@ -206,7 +206,7 @@ unsafe extern "C" fn check_reserved_lock(file: *mut ffi::sqlite3_file, reserved:
         // SAFETY: an open file, by the contract of xCheckReservedLock.
         let open = unsafe { open_file(file) }?;
         let answer = open.disk.lock().is_reserved(open.handle)?;
-        // SAFETY: SQLite gives a writable place for the answer.
+        // SAFETY: SQLite passes a writable pointer for the result.
         unsafe { reserved.write(c_int::from(answer)) };
         Ok(())
     })
@@ -235,8 +235,8 @@ unsafe extern "C" fn sector_size(_file: *mut ffi::sqlite3_file) -> c_int {
     SECTOR_BYTES
 }
 
-/// As the unix VFS, so that SQLite takes the same paths here as in production: a torn write damages no byte beside it,
-/// and nothing more is promised.
+/// The same as the unix VFS, so that SQLite takes the same code paths here as in production: a torn write damages no
+/// byte outside of it, and nothing more is promised.
 unsafe extern "C" fn device_characteristics(_file: *mut ffi::sqlite3_file) -> c_int {
     ffi::SQLITE_IOCAP_POWERSAFE_OVERWRITE
 }
@@ -249,15 +249,15 @@ unsafe extern "C" fn shm_map(
     mapped: *mut *mut c_void,
 ) -> c_int {
     guard(|| {
-        // SAFETY: SQLite gives a writable place for the answer.
+        // SAFETY: SQLite passes a writable pointer for the result.
         unsafe { mapped.write(std::ptr::null_mut()) };
         // SAFETY: an open file, by the contract of xShmMap.
         let open = unsafe { open_file(file) }?;
         let (index, bytes) = (unsigned(index)? as usize, unsigned(region_bytes)? as usize);
         let region = open.disk.lock().shm_map(open.handle, index, bytes, extend != 0)?;
         if let Some(region) = region {
-            // SAFETY: as above. The region is pinned below for as long as SQLite may use the pointer, and being made
-            // of atomics it may be changed through it.
+            // SAFETY: as above. The region is kept alive below for as long as SQLite may use the pointer, and because
+            // it consists of atomics it may be changed through the pointer.
             unsafe { mapped.write(region.as_ptr().cast_mut().cast()) };
             open.regions.push(region);
         }
@@ -295,7 +295,7 @@ unsafe extern "C" fn shm_unmap(file: *mut ffi::sqlite3_file, _delete: c_int) -> 
         // SAFETY: an open file, by the contract of xShmUnmap.
         let open = unsafe { open_file(file) }?;
         open.disk.lock().shm_unmap(open.handle);
-        // SQLite uses no pointer into them after this call.
+        // SQLite uses no pointer into the regions after this call.
         open.regions.clear();
         Ok(())
     })

@@ -1,16 +1,16 @@
-//! Who holds which lock: the database file's ladder of locks, and the eight slots of the WAL's shared memory.
+//! The locks of each handle: the lock levels of a database file, and the eight slots of the WAL's shared memory.
 //!
-//! Nothing waits here. A lock that cannot be had is `Busy`, and SQLite's busy handler decides.
+//! Nothing blocks here. A lock that is not available is `Busy`, and SQLite's busy handler decides.
 
 use std::collections::BTreeMap;
 
 use crate::disk::HandleId;
 
-/// Another handle holds a lock that excludes the one asked for.
+/// Another handle holds a conflicting lock.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Busy;
 
-/// SQLite's ladder, with the numbers of `SQLITE_LOCK_*`.
+/// SQLite's lock levels, with the numbers of `SQLITE_LOCK_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     None,
@@ -49,7 +49,7 @@ impl FileLocks {
             Level::Shared | Level::Exclusive if others >= Level::Pending => return Err(Busy),
             Level::Reserved | Level::Pending if others >= Level::Reserved => return Err(Busy),
             Level::Exclusive if others > Level::None => {
-                // Readers are left to finish, but PENDING lets no new one in, so a writer cannot starve.
+                // Current readers may finish, but PENDING admits no new ones, so a writer cannot starve.
                 self.0.insert(handle, Level::Pending);
                 return Err(Busy);
             }
@@ -59,7 +59,7 @@ impl FileLocks {
         Ok(())
     }
 
-    /// Steps down to `to`; never up.
+    /// Lowers the lock to `to`; never raises it.
     pub(crate) fn unlock(&mut self, handle: HandleId, to: Level) {
         match self.0.get(&handle) {
             Some(_) if to == Level::None => _ = self.0.remove(&handle),
@@ -77,7 +77,7 @@ impl FileLocks {
     }
 }
 
-/// What one handle holds of the shared-memory slots, one bit per slot.
+/// The shared-memory slots that one handle has locked, one bit per slot.
 #[derive(Debug, Default, Clone, Copy)]
 struct Slots {
     shared: u8,

@@ -1,11 +1,12 @@
-//! One file's bytes: what the process reads, what the medium holds, and what lies between the two.
+//! The bytes of one file: as the process reads them, as the medium holds them, and the unsynced changes between the
+//! two.
 
 use fastrand::Rng;
 
-/// What a real disk writes as a unit. Smaller than a page, so that a page can be torn.
+/// The unit in which a real disk writes. Smaller than a page, so that a page can be torn.
 const SECTOR_BYTES: u64 = 512;
 
-/// A change that no honest fsync has covered yet.
+/// A change that no successful fsync has covered yet.
 #[derive(Debug)]
 enum Unsynced {
     Write { offset: u64, bytes: Vec<u8> },
@@ -14,8 +15,8 @@ enum Unsynced {
 
 /// The content of a file.
 ///
-/// Invariant while no fsync has failed: `durable` with `unsynced` applied in order equals `live`. A failed fsync
-/// forgets `unsynced`, so from then on `live` shows bytes that no later fsync will bring to the medium.
+/// Invariant while no fsync has failed: `durable` with `unsynced` applied in order equals `live`. A failed fsync clears
+/// `unsynced`, so from then on `live` contains bytes that no later fsync writes to the medium.
 #[derive(Debug, Default)]
 pub(crate) struct Medium {
     live: Vec<u8>,
@@ -33,7 +34,7 @@ impl Medium {
         &self.live
     }
 
-    /// Copies what exists at `offset` into `buf` and returns how many bytes that was.
+    /// Copies the bytes at `offset` into `buf` and returns their number.
     pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
         let Some(rest) = usize::try_from(offset).ok().and_then(|start| self.live.get(start..)) else {
             return 0;
@@ -56,7 +57,7 @@ impl Medium {
         self.unsynced.push(Unsynced::Truncate { len });
     }
 
-    /// An honest fsync.
+    /// A successful fsync.
     pub(crate) fn sync(&mut self) {
         for change in self.unsynced.drain(..) {
             match change {
@@ -72,10 +73,10 @@ impl Medium {
         self.unsynced.clear();
     }
 
-    /// Power loss: each unsynced change reaches the medium whole, not at all, or in some of its sectors.
+    /// Power loss: each unsynced change reaches the medium completely, not at all, or in some of its sectors.
     ///
-    /// The odds are drawn once per file, for with even odds on every sector a long log would never survive whole
-    /// and never be lost whole, and both are cases that a store must stand.
+    /// The probabilities are drawn once per file. With equal probabilities for every sector, a long log would never
+    /// survive completely and never be lost completely, and a store must handle both cases.
     pub(crate) fn lose_power(&mut self, rng: &mut Rng) {
         let kept_percent = [0, 20, 50, 80, 97, 100][rng.usize(..6)];
         let torn_percent = [0, 10, 50][rng.usize(..3)];
@@ -98,7 +99,7 @@ impl Medium {
         self.live.clone_from(&self.durable);
     }
 
-    /// Inverts the byte at `offset` wherever it is held; false if the file is shorter.
+    /// Inverts the byte at `offset` in memory and on the medium; false if the file is shorter.
     pub(crate) fn flip(&mut self, offset: u64) -> bool {
         let Some(byte) = usize::try_from(offset).ok().and_then(|at| self.live.get_mut(at)) else {
             return false;
@@ -129,8 +130,8 @@ fn put(content: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
     content[start..end].copy_from_slice(bytes);
 }
 
-/// Cuts a write at the sector boundaries of the file. Bytes beside the write are never touched: the disk is
-/// powersafe for overwrites, as the unix VFS claims of real ones.
+/// Splits a write at the sector boundaries of the file. Bytes outside of the write never change: the disk has powersafe
+/// overwrite, which the unix VFS assumes of real disks too.
 fn sectors(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     let mut at = offset;
     let mut rest = bytes;

@@ -1,4 +1,4 @@
-//! The methods of the disk, as SQLite calls them, and its registration.
+//! The VFS methods as SQLite calls them, and the registration.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,30 +13,32 @@ use crate::io::{SqliteFile, guard, set_closed, set_open};
 
 const PATH_BYTES_MAX: c_int = 1024;
 
-/// The longest real sleep. SQLite's busy handler counts the naps that it asked for, so a busy timeout of 5 s asks for
-/// some 60 of them: with bare yields it would be over before a lock holder on a loaded machine has run once.
+/// The longest real sleep. SQLite's busy handler counts the sleeps that it requested: a busy timeout of 5 s requests
+/// about 60 of them. If each were only a yield, the timeout would end before a lock holder on a loaded machine ran
+/// once.
 const NAP_MAX: Duration = Duration::from_millis(1);
 
-/// 2026-01-01 in milliseconds of the Julian day: the simulated clock starts here and only naps move it.
+/// 2026-01-01 in milliseconds of the Julian day: the start of the simulated clock, which advances only by SQLite's
+/// sleeps.
 const START_JULIAN_MS: i64 = 212_633_985_600_000;
 
 const MS_PER_DAY: f64 = 86_400_000.0;
 
-/// A registered VFS, which leaves SQLite's list when this is dropped.
+/// A registered VFS. Dropping it unregisters it.
 #[derive(Debug)]
 pub(crate) struct Registration {
     name: String,
-    /// Leaked, with its name and its way back to the disk: a connection may hold it for as long as it likes.
+    /// Leaked, together with its name and its reference to the disk: a connection may use it for any time.
     vfs: *mut ffi::sqlite3_vfs,
 }
 
-// SAFETY: the pointer is only handed to sqlite3_vfs_unregister, which takes SQLite's own mutex.
+// SAFETY: the pointer is only passed to sqlite3_vfs_unregister, which takes SQLite's own mutex.
 unsafe impl Send for Registration {}
 // SAFETY: as above; nothing is read through the pointer.
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Registers a VFS under a name that no other has in this process.
+    /// Registers a VFS under a name that is unique in this process.
     pub(crate) fn new(disk: &Weak<DiskState>) -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let name = format!("hapax-simdisk-{}", LAST.fetch_add(1, Ordering::Relaxed) + 1);
@@ -84,7 +86,7 @@ impl Drop for Registration {
 }
 
 /// # Safety
-/// `vfs` was made by `Registration::new`.
+/// `vfs` was created by `Registration::new`.
 unsafe fn disk_of(vfs: *mut ffi::sqlite3_vfs) -> Result<Arc<DiskState>> {
     // SAFETY: `new` put a boxed Weak there and nothing frees or changes it.
     let disk = unsafe { &*(*vfs).pAppData.cast::<Weak<DiskState>>() };
@@ -97,7 +99,7 @@ unsafe fn path_of<'a>(path: *const c_char) -> Result<Option<&'a str>> {
     if path.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { CStr::from_ptr(path) }.to_str().map(Some).map_err(|_| ffi::SQLITE_CANTOPEN)
 }
 
@@ -109,7 +111,7 @@ unsafe extern "C" fn open(
     flags_out: *mut c_int,
 ) -> c_int {
     guard(|| {
-        // SAFETY: SQLite gives szOsFile bytes. It calls xClose after a failed open unless the methods are null.
+        // SAFETY: SQLite passes szOsFile bytes. After a failed open it calls xClose unless the methods are null.
         unsafe { set_closed(file) };
         // SAFETY: SQLite passes the VFS that it was given.
         let disk = unsafe { disk_of(vfs) }?;
@@ -119,7 +121,7 @@ unsafe extern "C" fn open(
         let delete_on_close = path.is_some() && flags & ffi::SQLITE_OPEN_DELETEONCLOSE != 0;
         // SAFETY: as for `set_closed`.
         unsafe { set_open(file, disk, handle, delete_on_close) };
-        // SAFETY: null, or a writable place for the answer.
+        // SAFETY: null, or a writable pointer for the result.
         if let Some(flags_out) = unsafe { flags_out.as_mut() } {
             *flags_out = flags;
         }
@@ -149,13 +151,13 @@ unsafe extern "C" fn access(
         // SAFETY: a C string, by the contract of xAccess.
         let path = unsafe { path_of(path) }?.ok_or(ffi::SQLITE_MISUSE)?;
         let exists = disk.lock().exists(path);
-        // SAFETY: SQLite gives a writable place for the answer.
+        // SAFETY: SQLite passes a writable pointer for the result.
         unsafe { answer.write(c_int::from(exists)) };
         Ok(())
     })
 }
 
-/// There are no directories to resolve: a file is known by exactly the name that it was opened with.
+/// There are no directories to resolve: a file is identified by exactly the name that it was opened with.
 unsafe extern "C" fn full_pathname(
     _vfs: *mut ffi::sqlite3_vfs,
     path: *const c_char,
@@ -168,7 +170,7 @@ unsafe extern "C" fn full_pathname(
         if path.len() > usize::try_from(out_bytes).unwrap_or(0) {
             return Err(ffi::SQLITE_CANTOPEN);
         }
-        // SAFETY: `out` has `out_bytes` bytes, which are enough, and is SQLite's own buffer.
+        // SAFETY: `out` is SQLite's own buffer of `out_bytes` bytes, which is large enough.
         unsafe { out.copy_from_nonoverlapping(path.as_ptr().cast(), path.len()) };
         Ok(())
     })
@@ -179,7 +181,7 @@ unsafe extern "C" fn randomness(vfs: *mut ffi::sqlite3_vfs, bytes: c_int, out: *
         // SAFETY: SQLite passes the VFS that it was given.
         let disk = unsafe { disk_of(vfs) }?;
         let bytes = usize::try_from(bytes).unwrap_or(0);
-        // SAFETY: SQLite gives `bytes` writable bytes; they are zeroed first, for they may be uninitialized.
+        // SAFETY: SQLite passes `bytes` writable bytes; they are zeroed first, because they may be uninitialized.
         let out = unsafe {
             out.write_bytes(0, bytes);
             std::slice::from_raw_parts_mut(out.cast::<u8>(), bytes)
@@ -207,7 +209,7 @@ unsafe extern "C" fn current_time_int64(vfs: *mut ffi::sqlite3_vfs, out: *mut i6
         // SAFETY: SQLite passes the VFS that it was given.
         let disk = unsafe { disk_of(vfs) }?;
         let slept_ms = disk.slept_us.load(Ordering::Relaxed) / 1000;
-        // SAFETY: SQLite gives a writable place for the answer.
+        // SAFETY: SQLite passes a writable pointer for the result.
         unsafe { out.write(START_JULIAN_MS + slept_ms as i64) };
         Ok(())
     })
@@ -215,9 +217,9 @@ unsafe extern "C" fn current_time_int64(vfs: *mut ffi::sqlite3_vfs, out: *mut i6
 
 unsafe extern "C" fn current_time(vfs: *mut ffi::sqlite3_vfs, out: *mut f64) -> c_int {
     let mut julian_ms = 0;
-    // SAFETY: the same VFS, and a place of our own for the answer.
+    // SAFETY: the same VFS, and a local variable for the result.
     let code = unsafe { current_time_int64(vfs, &raw mut julian_ms) };
-    // SAFETY: SQLite gives a writable place for the answer.
+    // SAFETY: SQLite passes a writable pointer for the result.
     unsafe { out.write(julian_ms as f64 / MS_PER_DAY) };
     code
 }

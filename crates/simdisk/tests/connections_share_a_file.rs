@@ -1,4 +1,4 @@
-//! Locks and shared memory across connections, and the files without a name.
+//! Locks and shared memory across connections, and files without a name.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Single failures: each reaches the caller as an error, and later work is sound.
+//! Single failures: each reaches the caller as an error, and later operations are correct.
 
 mod common;
 
@@ -36,7 +36,8 @@ fn a_store_that_goes_on_after_a_failed_fsync_can_lose_an_acknowledged_commit() {
         let mut db = open(&disk, "FULL").unwrap();
         disk.fail_sync_at(1);
         commit(&mut db, 1).unwrap_err();
-        // Recovery takes the failed commit for a real one, and puts the next behind it in the WAL.
+        // Recovery treats the failed commit as a real one, and the next commit follows it in the
+        // WAL.
         disk.process_crash();
         let mut db = open(&disk, "FULL").unwrap();
         let next = surviving_prefix(&db) + 1;

@@ -1,4 +1,4 @@
-//! A disk that runs full, and is given room again.
+//! A disk that becomes full and then gets more space.
 
 mod common;
 

@@ -1,12 +1,12 @@
-//! What power loss may take, and what it may not.
+//! Which data power loss may take, and which it may not.
 
 mod common;
 
 use common::{DB, commit, connect, open, surviving_prefix};
 use hapax_simdisk::SimDisk;
 
-/// Commits from `next` to `upto`, or until the power fails; it fails in the end, before the connection closes, for a
-/// close would sync. Returns the last commit that was acknowledged.
+/// Commits from `next` to `upto`, or until the power fails. At the end the power fails in any case, before the
+/// connection closes, because a close would sync. Returns the last acknowledged commit.
 fn commit_until_power_loss(disk: &SimDisk, synchronous: &str, next: u32, upto: u32) -> u32 {
     let Ok(mut db) = open(disk, synchronous) else { return next - 1 };
     let last = (next..=upto).take_while(|n| commit(&mut db, *n).is_ok()).last();
@@ -23,7 +23,7 @@ fn a_full_commit_survives_and_nothing_tears() {
         drop(open(&disk, "FULL").unwrap());
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut acknowledged = 0;
-        // Two lives, so that the second starts from what the first left behind.
+        // Two rounds, so that the second one starts from the files that the first left behind.
         for _ in 0..2 {
             disk.power_loss_at(rng.u64(1..150));
             let last = commit_until_power_loss(&disk, "FULL", acknowledged + 1, acknowledged + 25);
@@ -62,7 +62,7 @@ fn a_second_power_loss_during_recovery_does_no_harm() {
         for nth in 1..6 {
             disk.power_loss_at(nth);
             let db = connect(&disk).unwrap();
-            // Recovery may or may not live to the end; it must not spoil anything.
+            // Recovery may fail midway; it must not damage anything.
             _ = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         }
         disk.power_loss_at(0);

@@ -1,4 +1,4 @@
-//! Kill -9: the operating system keeps what was written.
+//! Kill -9: the operating system keeps all written data.
 
 mod common;
 

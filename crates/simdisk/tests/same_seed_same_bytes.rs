@@ -1,4 +1,4 @@
-//! Alone in its binary: it seeds SQLite's random numbers, which belong to the whole process.
+//! In a test binary of its own: it seeds SQLite's random numbers, which the whole process shares.
 
 mod common;
 

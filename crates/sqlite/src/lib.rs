@@ -1,4 +1,4 @@
-//! The inbox in the user's own SQLite file: business write, ledger entry and outcome in one transaction of theirs.
+//! The inbox in the user's own SQLite file: business write, ledger entry and outcome in one transaction of that file.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -42,7 +42,7 @@ use hapax_core::{
 };
 use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Transaction, TransactionBehavior, params};
 
-/// The table beside the user's own.
+/// Hapax's table in the user's database.
 const TABLE: &str = "
     CREATE TABLE IF NOT EXISTS hapax_inbox (
         scope TEXT NOT NULL,
@@ -57,16 +57,16 @@ const TABLE: &str = "
     ) WITHOUT ROWID;
     CREATE INDEX IF NOT EXISTS hapax_inbox_prune ON hapax_inbox (prune_ms);
 ";
-/// How many entries past their time one transaction removes: steady work, no stall.
+/// Maximum number of expired entries that one transaction deletes: spreads the work, so that no transaction stalls.
 const PRUNE_MAX: u32 = 4;
-/// How long a transaction waits by default for the one before it.
+/// Default lock timeout: how long a transaction waits for another one.
 const LOCK_TIMEOUT_MS_DEFAULT: u64 = 5_000;
 
-/// The ledger entries of `transactional` handlers, in a table of the user's own SQLite database. Cheap to clone.
+/// The ledger entries of `transactional` handlers, in a table of the user's own SQLite database. Clones are cheap.
 ///
-/// Inside one transaction of that database the effect happens once: the row is there if and only if the business write
-/// is. SQLite's write lock stands for the lease, so two runs of the same key wait for each other, at most for the lock
-/// timeout.
+/// Ledger entry and business write are in the same transaction, so the effect happens once: the row exists if and only
+/// if the business write does. SQLite's write lock takes the place of the lease, so two runs of the same key wait for
+/// each other, at most for the lock timeout.
 #[derive(Clone)]
 pub struct SqliteInbox {
     shared: Arc<Shared>,
@@ -81,8 +81,8 @@ struct Shared {
 }
 
 impl SqliteInbox {
-    /// Uses a connection to the database that the handler writes to; makes the table if it is not there. Refuses a
-    /// database that may lose what it has committed. Sets the connection's busy timeout to the lock timeout of 5 s.
+    /// Uses a connection to the database that the handler writes to; creates the table if it does not exist. Refuses a
+    /// database that may lose committed transactions. Sets the connection's busy timeout to the lock timeout of 5 s.
     pub fn new(connection: Connection) -> Result<Self, InboxError> {
         if connection.path().is_none_or(str::is_empty) {
             let problem =
@@ -107,21 +107,21 @@ impl SqliteInbox {
         })
     }
 
-    /// How long a transaction waits for the one before it, of this process or another. Default 5 s.
+    /// How long a transaction waits for another one, of this process or another. Default 5 s.
     pub fn lock_timeout(mut self, timeout: Duration) -> Result<Self, InboxError> {
         self.lock_timeout_ms = timeout.as_millis() as u64;
         self.connection()?.busy_timeout(timeout).map_err(database)?;
         Ok(self)
     }
 
-    /// The clock that decides when entries may be removed. Default the machine's.
+    /// The clock that decides when entries expire. Default the machine's.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Takes the connection, waiting for the transaction that has it.
+    /// Takes the connection; waits for the transaction that uses it.
     fn connection(&self) -> Result<Taken<'_>, InboxError> {
         let lock = self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let timeout = Duration::from_millis(self.lock_timeout_ms);
@@ -146,7 +146,7 @@ impl SqliteInbox {
     }
 }
 
-/// The connection in use by one transaction; goes back when dropped, by a panic of the handler too.
+/// The connection while one transaction uses it; returned when dropped, also by a panic of the handler.
 struct Taken<'a> {
     connection: Option<Connection>,
     shared: &'a Shared,
@@ -186,7 +186,7 @@ impl BlockingInbox for SqliteInbox {
 
     fn in_transaction<R>(&self, work: impl FnOnce(&Transaction<'_>) -> (R, TxEnd)) -> Result<R, InboxError> {
         let mut connection = self.connection()?;
-        // The write lock from the beginning, or two transactions may both find nothing.
+        // Take the write lock at the start; otherwise two transactions could both find no entry.
         let tx = connection
             .transaction_with_behavior(TransactionBehavior::Immediate)
             .map_err(|error| self.failed(error))?;

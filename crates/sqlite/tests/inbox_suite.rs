@@ -1,4 +1,4 @@
-//! SQLite passes the suite of the transactional seam in its blocking form.
+//! SQLite passes the conformance suite of the transactional seam in its blocking form.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ async fn fresh() -> Box<dyn InboxHarness> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shop.db");
     let open = move || {
-        // The folder lives as long as the harness.
+        // Keeps the folder alive as long as the harness.
         let _ = folder.path();
         let connection = Connection::open(&path).unwrap();
         connection.pragma_update(None, "journal_mode", "wal").unwrap();

@@ -1,4 +1,4 @@
-//! What outlives a crash.
+//! The part of the state that survives a crash.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +17,13 @@ impl Disk {
             inode.locks = FileLocks::default();
             inode.shm = Shm::default();
         }
-        // Temporary files go with the process that held them.
+        // Temporary files end with the process that had them open.
         let Self { inodes, names, ghosts, .. } = self;
         inodes.retain(|id, _| names.values().chain(ghosts.values()).any(|named| named == id));
     }
 
     /// There is one directory. As in the unix VFS it is synced when a new file is synced for the first time, and when
-    /// SQLite deletes with care; whichever the cause, all that was created and deleted before is then durable.
+    /// SQLite deletes with a directory sync; in both cases all earlier creations and deletions become durable.
     pub(super) fn sync_directory(&mut self) {
         for id in self.names.values() {
             if let Some(inode) = self.inodes.get_mut(id) {
