@@ -1,4 +1,4 @@
-//! Sends a message, receives it, acks it; then shows what happens to one that keeps failing.
+//! Sends a message, receives it, acks it; then shows the handling of a message that keeps failing.
 //!
 //! `cargo run --release --example quickstart`
 

@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::OpenError;
 
-/// Why something in this crate did not succeed. Every error of the crate turns into it with `?`.
+/// Why an operation of this crate failed. Every error of the crate converts into it with `?`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -24,10 +24,10 @@ pub enum Error {
     /// The store could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A name breaks its rules.
+    /// A name is not valid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// The store could not do it.
+    /// The store could not do the operation.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The message was not accepted.
@@ -36,10 +36,10 @@ pub enum Error {
     /// The delivery was not settled or extended.
     #[error(transparent)]
     Settle(#[from] SettleError),
-    /// The queue was not created, changed or shown.
+    /// The queue was not created, changed or read.
     #[error(transparent)]
     Admin(#[from] AdminError),
-    /// The queue exists with another configuration than the one that is asked for. Nothing was changed.
+    /// The queue exists with another configuration than the requested one. Nothing was changed.
     #[error(
         "queue {queue} exists with another configuration: its {field} differs; `apply` changes the queue, or ask for \
          what it has"
@@ -56,21 +56,21 @@ pub enum Error {
     /// The claim was not ended or renewed.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The doubt was not decided.
+    /// The entry in doubt was not resolved.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// The worker was not built.
+    /// The worker could not be built.
     #[cfg(feature = "worker")]
     #[error(transparent)]
     Build(#[from] hapax_worker::BuildError),
-    /// The worker could not continue.
+    /// The worker stopped because of an error.
     #[cfg(feature = "worker")]
     #[error(transparent)]
     Worker(Box<hapax_worker::Stopped>),
     /// The value cannot be written as JSON.
     #[error("the value cannot be written as JSON: {0}")]
     Encode(#[source] serde_json::Error),
-    /// The body is not the JSON that its queue's type expects.
+    /// The body is not valid JSON for the queue's type.
     #[error("the body is not what this queue holds: {0}; reject the delivery or fix its sender")]
     Decode(#[source] serde_json::Error),
 }

@@ -1,13 +1,13 @@
-//! Async jobs that take effect once.
+//! Async jobs whose effects happen once.
 //!
 //! ```sh
 //! cargo add hapax serde --features serde/derive
 //! cargo add tokio --features macros,rt-multi-thread,signal
 //! ```
 //!
-//! | feature | default | what it brings |
+//! | feature | default | adds |
 //! |---|---|---|
-//! | `embedded` | yes | queues and ledger in a folder of this machine, in this process: `embedded:PATH` |
+//! | `embedded` | yes | queues and ledger in a local folder, in this process: `embedded:PATH` |
 //! | `worker` | yes | runs handlers: lease, heartbeat, claim, retry, settle, drain |
 //! | `client` | no | a Hapax server as the store: `http://HOST:PORT`, `https://HOST:PORT` |
 //! | `sqlite` | no | `transactional` handlers, whose effect is a write to your own SQLite file |
@@ -43,8 +43,8 @@
 //! # }
 //! ```
 //!
-//! Or let a worker do it: leases kept by heartbeats, retries, the tier that the queue declares, and at
-//! `effectively-once` one effect for each idempotency key, inside the boundary that [`Tier`] names:
+//! Or use a worker: it renews leases by heartbeats, retries, and provides the tier that the queue declares. At
+//! `effectively-once` each idempotency key has one effect, within the limits described at [`Tier`]:
 //!
 //! ```
 //! # use hapax::{Cx, Hapax, QueueConfig, Tier};
@@ -70,7 +70,7 @@
 //! # }
 //! ```
 //!
-//! A delivery that is not settled returns when its lease ends, so a crash loses nothing; a handler may therefore
+//! A delivery that is not settled returns when its lease ends, so a crash loses nothing; but a handler may therefore
 //! run twice. The delivery's fence and idempotency key make the *effect* happen once.
 
 mod error;
@@ -96,7 +96,7 @@ pub use hapax_core::{
 };
 #[cfg(feature = "embedded")]
 pub use hapax_embedded as embedded;
-/// Requests with an `Idempotency-Key` take effect once: a tower layer over [`Hapax::ledger`].
+/// A tower layer over [`Hapax::ledger`]: requests with an `Idempotency-Key` take effect once.
 #[cfg(feature = "http")]
 pub use hapax_http as http;
 #[cfg(feature = "sqlite")]
@@ -110,18 +110,18 @@ pub use pair::QueuePair;
 pub use queue::{Queue, Received};
 pub use url::OpenError;
 
-/// A store, opened by its URL. Cheap to clone.
+/// A store, opened by its URL. Clones are cheap.
 #[derive(Clone)]
 pub struct Hapax {
     store: SharedStore,
 }
 
 impl Hapax {
-    /// Opens the store that a URL names.
+    /// Opens a store by its URL.
     ///
     /// | URL | store |
     /// |---|---|
-    /// | `embedded:PATH` | a folder of this machine, in this process; made if it is not there |
+    /// | `embedded:PATH` | a local folder, in this process; created if it does not exist |
     /// | `http://HOST:PORT`, `https://ID:SECRET@HOST` | a Hapax server, with one of its keys if it has any (feature `client`) |
     ///
     /// ```
@@ -135,7 +135,7 @@ impl Hapax {
         Ok(Self { store: url::open(url).await? })
     }
 
-    /// Uses a store that you have opened.
+    /// Uses a store that is already open.
     pub fn with_store(store: SharedStore) -> Self {
         Self { store }
     }
@@ -145,8 +145,8 @@ impl Hapax {
         Ok(Queue::new(self.store.clone(), QueueName::new(name)?))
     }
 
-    /// The store's ledger: which keys were claimed, their outcomes, which are in doubt. A worker uses it without being
-    /// told; this is for looking, for deciding about doubts, and for claims of your own.
+    /// The store's ledger: which keys were claimed, their outcomes, and which are in doubt. A worker uses it
+    /// automatically; this is for inspection, for resolving doubts, and for claims of your own.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -164,7 +164,7 @@ impl Hapax {
         self.store.clone()
     }
 
-    /// The store itself, for everything else: administration, dead letters, redrive, batches.
+    /// The store itself, for all other operations: administration, dead letters, redrive, batches.
     pub fn store(&self) -> &SharedStore {
         &self.store
     }

@@ -1,4 +1,4 @@
-//! A queue and its dead-letter queue, made together.
+//! A queue and its dead-letter queue, created together.
 
 use hapax_core::name::{NameError, QueueName};
 use hapax_core::policy::RETENTION_MS_MAX;
@@ -7,7 +7,7 @@ use hapax_core::{AdminError, QueueConfig, RedriveAllow};
 
 use crate::Error;
 
-/// A queue with the queue that takes its dead letters.
+/// A queue and its dead-letter queue.
 ///
 /// ```
 /// use hapax::{QueueConfig, QueuePair};
@@ -23,16 +23,16 @@ use crate::Error;
 pub struct QueuePair {
     /// The queue.
     pub name: QueueName,
-    /// Its configuration, which names the other one.
+    /// Its configuration, which names the dead-letter queue.
     pub config: QueueConfig,
-    /// The dead-letter queue: the name with `-dead` behind it.
+    /// The dead-letter queue: the queue's name with the suffix `-dead`.
     pub dead_name: QueueName,
-    /// Its configuration: kept for as long as possible, for this queue only.
+    /// Its configuration: the longest retention, and only this queue may use it for dead letters.
     pub dead_config: QueueConfig,
 }
 
 impl QueuePair {
-    /// Plans the pair. Fails if the second name would be too long.
+    /// Computes names and configurations. Fails if the name of the dead-letter queue would be too long.
     pub fn new(name: QueueName, config: QueueConfig) -> Result<Self, NameError> {
         let dead_name = match name.as_str().strip_suffix(".fifo") {
             Some(stem) => format!("{stem}-dead.fifo"),
@@ -48,15 +48,15 @@ impl QueuePair {
         Ok(Self { name, config, dead_name, dead_config })
     }
 
-    /// Creates both, the dead-letter queue first. What exists with the same configuration stays; with another one it is
-    /// an error, and nothing is changed. Repeating it is safe. Returns whether the queue itself is new.
+    /// Creates both, the dead-letter queue first. An existing queue with the same configuration stays as it is; with
+    /// another one it is an error, and nothing is changed. Safe to repeat. Returns whether the queue itself is new.
     pub async fn create(&self, store: &SharedStore) -> Result<bool, Error> {
         create(store, &self.dead_name, &self.dead_config).await?;
         create(store, &self.name, &self.config).await
     }
 }
 
-/// Creates a queue. One that exists with another configuration is an error.
+/// Creates a queue. An existing one with another configuration is an error.
 pub(crate) async fn create(
     store: &SharedStore,
     name: &QueueName,

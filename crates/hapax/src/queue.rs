@@ -13,12 +13,12 @@ use serde::de::DeserializeOwned;
 use crate::Error;
 use crate::pair::{self, QueuePair};
 
-/// Maximum count of messages in one call to the store.
+/// Maximum number of messages in one call to the store.
 const BATCH: usize = 1_000;
-/// Maximum bytes of bodies and attributes in one call, unless a single message has more: bounds the memory it takes.
+/// Maximum bytes of bodies and attributes in one call, unless a single message has more: limits the memory use.
 const BATCH_BYTES: u64 = 4 * 1024 * 1024;
 
-/// A queue whose messages are values of `T` in JSON. Cheap to clone.
+/// A queue whose messages are values of `T` in JSON. Clones are cheap.
 pub struct Queue<T> {
     store: SharedStore,
     name: QueueName,
@@ -49,8 +49,8 @@ impl<T> Queue<T> {
         &self.name
     }
 
-    /// Creates the queue unless it is there. Never changes one that is there: if it has another configuration, the error
-    /// says which field differs ([`Error::QueueDiffers`]). [`apply`](Self::apply) changes it.
+    /// Creates the queue if it does not exist. Never changes an existing queue: if its configuration differs, the error
+    /// names the first field that does ([`Error::QueueDiffers`]). [`apply`](Self::apply) changes it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -72,8 +72,8 @@ impl<T> Queue<T> {
         pair::create(&self.store, &self.name, &config).await.map(drop)
     }
 
-    /// Creates the queue together with one for its dead letters, named like it with `-dead` behind; see
-    /// [`QueuePair`]. What is there already is treated as by [`ensure`](Self::ensure). Returns the dead-letter queue.
+    /// Creates the queue together with a dead-letter queue of the same name with the suffix `-dead`; see [`QueuePair`].
+    /// Existing queues are handled as by [`ensure`](Self::ensure). Returns the dead-letter queue.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -92,7 +92,7 @@ impl<T> Queue<T> {
         Ok(Self::new(self.store.clone(), pair.dead_name))
     }
 
-    /// Creates the queue, or changes the one that is there to this configuration.
+    /// Creates the queue, or changes an existing one to this configuration.
     pub async fn apply(&self, config: QueueConfig) -> Result<(), Error> {
         match self.store.create_queue(&self.name, config.clone()).await {
             Err(AdminError::Exists(..)) => {
@@ -109,8 +109,8 @@ impl<T: Serialize> Queue<T> {
         self.send_with(value, |message| message).await
     }
 
-    /// Sends a value under an idempotency key: the caller's own name for the effect that the message is to have. At
-    /// `effectively-once` the effect happens once for each key, however often the value is sent.
+    /// Sends a value with an idempotency key: the caller's own name for the effect of the message. At
+    /// `effectively-once` the effect happens once for each key, no matter how often the value is sent.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -128,8 +128,8 @@ impl<T: Serialize> Queue<T> {
         self.send_with(value, |message| message.idempotency_key(&key)).await
     }
 
-    /// Sends values in as few calls as possible. There is one answer for each value, in their order; those that were
-    /// accepted are durable when this returns.
+    /// Sends values in as few calls as possible. Returns one result per value, in the same order; the accepted ones are
+    /// durable when this returns.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -151,7 +151,7 @@ impl<T: Serialize> Queue<T> {
         self.send_batch_with(values, |_, message| message).await
     }
 
-    /// Sends values in as few calls as possible, each with more than a body: a key, a group, a delay.
+    /// Sends values in as few calls as possible, each with additional fields: a key, a group, a delay.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -200,7 +200,7 @@ impl<T: Serialize> Queue<T> {
         answers.into_iter().map(|(_, answer)| answer).collect()
     }
 
-    /// Sends one part of a batch; if the store refuses the whole, each of its messages has that answer.
+    /// Sends one part of a batch. If the store refuses the whole part, each of its messages gets that error.
     async fn send_part(
         &self,
         part: Vec<(usize, NewMessage)>,
@@ -213,7 +213,7 @@ impl<T: Serialize> Queue<T> {
         }
     }
 
-    /// Sends a value with more than a body: a delay, a group, a deduplication id, attributes.
+    /// Sends a value with additional fields: a delay, a group, a deduplication id, attributes.
     pub async fn send_with(
         &self,
         value: &T,
@@ -247,8 +247,8 @@ impl<T: DeserializeOwned> Queue<T> {
 
 #[cfg(feature = "worker")]
 impl<T: DeserializeOwned + Send + 'static> Queue<T> {
-    /// A worker that runs an async function for each message, at the queue's tier: it receives, claims, keeps the lease,
-    /// records the outcome, and settles. For bytes or batches use [`Worker::builder`](crate::Worker::builder).
+    /// A worker that runs an async function for each message, at the queue's tier: it receives, claims, renews the
+    /// lease, records the outcome, and settles. For bytes or batches use [`Worker::builder`](crate::Worker::builder).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -293,9 +293,10 @@ impl<T: DeserializeOwned + Send + 'static> Queue<T> {
         hapax_worker::Worker::builder(self.store.clone(), self.name.clone()).handler(handler)
     }
 
-    /// A worker whose handler writes to your own database, in one transaction with the record that its effect has
-    /// happened: inside that database the effect happens once, whatever crashes. For a database whose transactions
-    /// belong to one thread, as SQLite's do; see [`async_transactional_worker`](Self::async_transactional_worker).
+    /// A worker whose handler writes to your own database, in the same transaction as the record that its effect has
+    /// happened: inside that database the effect happens once, even if the process crashes. For databases whose
+    /// transactions belong to one thread, such as SQLite; for others see
+    /// [`async_transactional_worker`](Self::async_transactional_worker).
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -351,7 +352,7 @@ impl<T: DeserializeOwned + Send + 'static> Queue<T> {
     }
 }
 
-/// Milliseconds; what does not fit is longer than any limit allows.
+/// Milliseconds. A value that does not fit is longer than any limit allows anyway.
 fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -363,54 +364,56 @@ pub struct Received<T> {
 }
 
 impl<T: DeserializeOwned> Received<T> {
-    /// The value. An error leaves the delivery as it is: reject it, or let it go to the dead letters by its attempts.
+    /// The value. After an error the delivery is still open: reject it, or let it run out of attempts.
     pub fn value(&self) -> Result<T, Error> {
         serde_json::from_slice(&self.delivery.body).map_err(Error::Decode)
     }
 }
 
 impl<T> Received<T> {
-    /// Everything else about the delivery.
+    /// The delivery with all its fields.
     pub fn delivery(&self) -> &Delivery {
         &self.delivery
     }
 
-    /// Which attempt this is, from 1.
+    /// The number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.delivery.attempt
     }
 
-    /// Grows with every delivery: pass it to whatever the handler writes to.
+    /// Grows with every delivery: pass it to every system that the handler writes to.
     pub fn fence(&self) -> Fence {
         self.delivery.fence
     }
 
-    /// Done: the message goes away.
+    /// Done: the message is deleted.
     pub async fn ack(self) -> Result<(), Error> {
         self.settle(How::Ack).await.map(drop)
     }
 
-    /// Failed: the message returns by the queue's policy, or dies if it is out of attempts.
+    /// Failed: the message returns after the delay of the queue's policy, or goes to the dead letters when it is out of
+    /// attempts.
     pub async fn retry(self, error: impl Into<String>) -> Result<Settled, Error> {
         self.settle(How::Retry { after_ms: None, error: Some(error.into()) }).await
     }
 
-    /// Failed: the message returns after this time, whatever the queue's policy says, or dies if it is out of attempts.
+    /// Failed: the message returns after this time instead of the policy's delay, or goes to the dead letters when it
+    /// is out of attempts.
     pub async fn retry_after(self, after: Duration, error: impl Into<String>) -> Result<Settled, Error> {
         self.settle(How::Retry { after_ms: Some(ms(after)), error: Some(error.into()) }).await
     }
 
-    /// Put back for this long, without counting the attempt.
+    /// Puts the message back for this time, without counting the attempt.
     pub async fn defer(self, after: Duration) -> Result<Settled, Error> {
         self.settle(How::Defer { after_ms: ms(after) }).await
     }
 
-    /// Never going to work: to the dead letters at once.
+    /// No attempt can succeed: the message goes to the dead letters at once.
     pub async fn reject(self, reason: impl Into<String>) -> Result<Settled, Error> {
         self.settle(How::Reject { reason: reason.into() }).await
     }
 
-    /// Keeps the lease for this long from now. Returns what is left of it, as the store counts.
+    /// Extends the lease to this time from now. Returns the remaining lease according to the store.
     pub async fn extend(&self, lease: Duration) -> Result<Duration, Error> {
         let extend = Extend { receipt: self.delivery.receipt.clone(), lease_ms: ms(lease), own: false };
         let left = only(self.queue.store.extend(&self.queue.name, vec![extend]).await?)?;

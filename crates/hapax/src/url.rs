@@ -7,23 +7,23 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The URL names no store that this build knows.
+    /// The URL names a store that this build does not support.
     #[error("{url:?} names no store; use one of: {known}")]
     Unknown {
-        /// The URL.
+        /// The URL, without its secret.
         url: String,
-        /// What there is in this build.
+        /// The URLs that this build supports.
         known: String,
     },
     /// The embedded store could not be opened.
     #[cfg(feature = "embedded")]
     #[error(transparent)]
     Embedded(#[from] hapax_embedded::OpenError),
-    /// The server could not be reached, or is none of ours.
+    /// The server could not be reached, or is not a Hapax server.
     #[cfg(feature = "client")]
     #[error(transparent)]
     Client(#[from] hapax_client::ConnectError),
-    /// No thread could be started to open the store on.
+    /// The thread that opens the store could not be started.
     #[error("no thread could be started: {0}")]
     Thread(std::io::Error),
 }
@@ -58,7 +58,7 @@ pub(crate) async fn open(url: &str) -> Result<SharedStore, OpenError> {
     Err(OpenError::Unknown { url: without_secret(url), known })
 }
 
-/// What this build can open.
+/// The URLs that this build supports.
 const KNOWN: &[&str] = &[
     #[cfg(feature = "embedded")]
     "embedded:PATH",
@@ -68,7 +68,7 @@ const KNOWN: &[&str] = &[
     "https://HOST:PORT",
 ];
 
-/// A URL as it may be shown: what stands before an `@` may be a key.
+/// A URL for messages and logs: the part before an `@` is removed, because it may be a key.
 fn without_secret(url: &str) -> String {
     match url.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1))) {
         Some((scheme, rest)) => format!("{scheme}://…@{rest}"),
@@ -76,7 +76,7 @@ fn without_secret(url: &str) -> String {
     }
 }
 
-/// Recovery reads every message's metadata, so it has a thread of its own and does not hold up the runtime.
+/// Recovery reads the metadata of every message, so it runs on its own thread and does not block the runtime.
 #[cfg(feature = "embedded")]
 async fn open_embedded(path: String) -> Result<SharedStore, OpenError> {
     let (tell, told) = tokio::sync::oneshot::channel();

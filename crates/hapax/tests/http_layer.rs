@@ -1,4 +1,4 @@
-//! The HTTP layer as a user of the crate `hapax` has it: one feature, one call.
+//! The HTTP layer as used through the crate `hapax`: one feature, one call.
 #![cfg(all(feature = "http", feature = "embedded"))]
 
 use std::sync::Arc;

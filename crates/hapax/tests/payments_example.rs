@@ -1,10 +1,10 @@
-//! The payments example keeps what it says: each bank sees what its way of checking makes possible, whatever crashes.
+//! The payments example holds its promises: each bank sees the payments that its checks make possible, despite crashes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The example's program. `cargo test` builds it beside the tests; a narrower call (`--test …`) does not, so it is built
-/// here when it is not there or older than its source.
+/// The example's program. `cargo test` builds it together with the tests; a narrower call (`--test …`) does not, so it
+/// is built here if it is missing or older than its source.
 fn example() -> PathBuf {
     let changed = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
     let test = std::env::current_exe().unwrap();

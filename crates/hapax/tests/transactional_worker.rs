@@ -1,4 +1,4 @@
-//! A worker whose handler writes to the user's own database, made from a typed queue.
+//! A worker whose handler writes to the user's own database, built from a typed queue.
 
 #![cfg(feature = "sqlite")]
 
@@ -28,7 +28,7 @@ async fn a_failed_run_leaves_nothing_and_a_duplicate_books_nothing() {
     let counted = runs.clone();
     let book = move |cents: i64, tx: &Transaction<'_>, _cx: &Cx| {
         tx.execute("INSERT INTO bookings VALUES (?1)", [cents])?;
-        // The first run of all fails after its write.
+        // The very first run fails after its write.
         if counted.fetch_add(1, Ordering::Relaxed) == 0 { Err(rusqlite::Error::InvalidQuery) } else { Ok(()) }
     };
     let worker = charges.transactional_worker(&inbox, book).concurrency(4).build().await.unwrap();

@@ -1,4 +1,4 @@
-//! The typed facade: values in, values out, and clear words when something else comes.
+//! The typed facade: values in, values out, and clear errors for other content.
 
 use hapax::{Error, Hapax, NewMessage, QueueConfig, Receive, SettleError};
 use std::time::Duration;
@@ -97,7 +97,8 @@ async fn a_batch_has_one_answer_for_each_value_in_their_order() {
     let texts = hapax.queue::<String>("texts").unwrap();
     texts.ensure(QueueConfig::default()).await.unwrap();
     assert!(texts.send_batch(&[]).await.is_empty());
-    // More than one call takes, in count and in bytes; and one that no queue takes.
+    // More than one call accepts, in count and in bytes; and one value that is too large for every
+    // queue.
     let mut values: Vec<String> = (0..2_500).map(|n| n.to_string()).collect();
     values.extend((0..9).map(|_| "x".repeat(900_000)));
     values[1_234] = "x".repeat(2_000_000);

@@ -1,4 +1,4 @@
-//! Three banks that count. Each moves money on request, and differs only in what it recognises.
+//! Three banks that count payments. They differ only in the duplicates that they recognise.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-/// The longest request or answer.
+/// Maximum length of a request or response.
 const LINE_BYTES_MAX: u64 = 4 * 1024;
-/// The longest that a call may take.
+/// Timeout of a call.
 const CALL: Duration = Duration::from_secs(5);
 
-/// What is to be paid.
+/// One payment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Payment {
     pub id: String,
@@ -27,18 +27,18 @@ pub struct Payment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bank {
-    /// Honours the derived key: a key that it has seen moves nothing.
+    /// Idempotent by the derived key: a known key moves no money.
     Keyed,
-    /// Checks fences: a run that was overtaken moves nothing. It knows nothing of what an earlier run did.
+    /// Checks fences: a run with an older fence moves no money. It does not know the payments of earlier runs.
     Fenced,
-    /// Checks nothing. Its queue parks what is in doubt.
+    /// Checks nothing. Its queue parks messages in doubt.
     Trusting,
 }
 
 impl Bank {
     pub const ALL: [Self; 3] = [Self::Keyed, Self::Fenced, Self::Trusting];
 
-    /// Its name, which is its queue's too.
+    /// Its name, which is also the name of its queue.
     pub fn name(self) -> &'static str {
         match self {
             Self::Keyed => "keyed",
@@ -47,7 +47,7 @@ impl Bank {
         }
     }
 
-    /// What its queue does about a payment that may or may not have been made.
+    /// How its queue handles a payment that may or may not have been made.
     pub fn on_doubt(self) -> OnDoubt {
         match self {
             Self::Keyed | Self::Fenced => OnDoubt::Retry,
@@ -56,7 +56,7 @@ impl Bank {
     }
 }
 
-/// What a worker tells a bank.
+/// A worker's request to a bank.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Request {
     pub bank: Bank,
@@ -66,28 +66,28 @@ pub struct Request {
     pub takeover: bool,
 }
 
-/// What a bank answers.
+/// A bank's response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
     /// The money was moved.
     Moved,
-    /// It was moved before, under the same key.
+    /// The money was moved earlier, under the same key.
     Known,
-    /// A later run was here before: nothing is moved.
+    /// A run with a newer fence came first: no money is moved.
     Overtaken,
 }
 
-/// What a bank has seen.
+/// A bank's records.
 #[derive(Debug, Clone, Default)]
 pub struct Books {
     pub calls: u64,
-    /// Calls whose worker knew that an earlier run may have paid.
+    /// Calls after a takeover: an earlier run may have paid.
     pub takeovers: u64,
     pub cents: u64,
     /// How often each payment was made.
     pub moved: HashMap<String, u32>,
-    /// By payment: the derived keys seen, which should be one.
+    /// The derived keys of each payment; there should be one.
     pub keys: HashMap<String, Vec<String>>,
     fences: HashMap<String, u64>,
 }
@@ -120,12 +120,12 @@ impl Books {
     }
 }
 
-/// The banks behind one listener. Their books survive every worker.
+/// The banks behind one listener. Their records survive every worker.
 #[derive(Clone, Default)]
 pub struct Banks(Arc<Mutex<HashMap<Bank, Books>>>);
 
 impl Banks {
-    /// Opens for business; gives back the address.
+    /// Starts the listener; returns its address.
     pub async fn open(&self) -> io::Result<SocketAddr> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -133,7 +133,7 @@ impl Banks {
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let banks = banks.clone();
-                // A worker that dies in the middle of a call is what this is all about.
+                // Errors are expected: workers die in the middle of a call.
                 tokio::spawn(async move { banks.serve(stream).await.ok() });
             }
         });
@@ -149,7 +149,7 @@ impl Banks {
         let mut line = String::new();
         (&mut stream).take(LINE_BYTES_MAX).read_line(&mut line).await?;
         let request: Request = serde_json::from_str(&line)?;
-        // Banks take their time: before they move the money, and before they say so.
+        // Banks are slow, both before they move the money and before they respond.
         let pause = Duration::from_millis(fastrand::u64(2..12));
         tokio::time::sleep(pause).await;
         let answer = {
@@ -162,7 +162,7 @@ impl Banks {
     }
 }
 
-/// Asks a bank to pay. An error leaves open whether it has.
+/// Asks a bank to pay. After an error it is unknown whether it has.
 pub async fn pay(mut bank: TcpStream, request: &Request) -> io::Result<Answer> {
     let call = async {
         let line = serde_json::to_string(request)? + "\n";

@@ -1,18 +1,18 @@
-//! Payments that are made once, or not, though everything crashes: what a tier promises depends on who is paid.
+//! Payments in spite of crashes: whether each is made once depends on the tier, and on the checks of the bank.
 //!
 //! `cargo run --release --example payments [-- --seed N]`
 //!
-//! A producer sends each payment several times and dies in the middle; it starts again from the beginning. Workers are
-//! killed with SIGKILL, at named points or at any moment, and started again until all is settled. There are three
-//! banks, each with a queue of its own at `effectively-once`:
+//! A producer sends each payment several times and dies midway; it starts again from the beginning. Workers are killed
+//! with SIGKILL, at named points or at random times, and restarted until everything is settled. There are three banks,
+//! each with its own queue at `effectively-once`:
 //!
-//! * `keyed` honours the derived key that comes with each request: every payment is made once.
-//! * `fenced` checks only the fence: it turns zombies away, but cannot know what a worker did before it died. A payment
-//!   that was made just before a crash is made again.
-//! * `trusting` checks nothing, so its queue parks what is in doubt: nothing is paid twice, and someone has to look at
-//!   what was parked. The end of this example does.
+//! * `keyed` is idempotent by the derived key of each request: every payment is made once.
+//! * `fenced` checks only the fence: it refuses zombies, but cannot know whether a worker paid before it died. A
+//!   payment made just before a crash is made again.
+//! * `trusting` checks nothing, so its queue parks messages in doubt: nothing is paid twice, and an operator has to
+//!   resolve the parked messages. The end of this example does.
 //!
-//! It ends with an error if one of these is not so.
+//! The example ends with an error if one of these does not hold.
 
 mod bank;
 mod roles;
@@ -28,7 +28,7 @@ use hapax::Hapax;
 use crate::bank::Banks;
 use crate::roles::Kill;
 
-/// The whole of it takes a few seconds; longer than this, and something is wrong.
+/// A run takes a few seconds; a longer one than this has failed.
 const PATIENCE: Duration = Duration::from_secs(55);
 
 #[tokio::main]
@@ -79,7 +79,7 @@ async fn show(seed: u64) -> anyhow::Result<bool> {
     summary::lapsed(&hapax).await?;
     let mut holds = summary::print(&hapax, &banks, &storm).await?;
     holds &= summary::resolve(&hapax, &banks).await?;
-    // Nobody is killed any more: what was resolved goes on.
+    // No more kills: the resolved messages continue.
     roles::work(&hapax, address, None, || {}).await?;
     holds &= summary::print_end(&hapax, &banks).await?;
     Ok(holds)

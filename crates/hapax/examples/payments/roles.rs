@@ -1,4 +1,4 @@
-//! What the child processes do: one sends payments, the others make them, and die on the way.
+//! The child processes: one sends payments, the others make them and are killed at some point.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,10 +13,10 @@ use tokio::net::TcpStream;
 
 use crate::bank::{self, Answer, Bank, Payment, Request};
 
-/// How long a crash holds a payment up.
+/// How long a crash delays a payment.
 const LEASE_MS: u64 = 300;
 
-/// Where a worker kills its own process: at the `nth` time that a delivery of the queue passes the point.
+/// Where a worker kills its own process: when a delivery of the queue passes the point for the `nth` time.
 #[derive(Debug, Clone, Copy)]
 pub struct Kill {
     pub bank: Bank,
@@ -25,12 +25,12 @@ pub struct Kill {
 }
 
 impl Kill {
-    /// For the command line of a worker.
+    /// Formats it for the command line of a worker.
     pub fn to_arg(self) -> String {
         format!("{}:{}:{}", self.bank.name(), self.point, self.nth)
     }
 
-    /// Reads it back.
+    /// Parses it.
     pub fn from_arg(arg: &str) -> anyhow::Result<Self> {
         let parts: Vec<_> = arg.split(':').collect();
         let [bank, point, nth] = parts[..] else { anyhow::bail!("{arg:?} is not QUEUE:POINT:NTH") };
@@ -39,16 +39,16 @@ impl Kill {
     }
 }
 
-/// Kills this process, as an operator's `kill -9` or a lack of memory would.
+/// Kills this process, as `kill -9` or the out-of-memory killer would.
 fn die() {
     let _ = kill_process(getpid(), Signal::KILL);
 }
 
-/// Makes one payment: the handler. What it passes to the bank is all that a handler can do for its effect to happen
-/// once; the rest is up to the bank.
+/// The handler: makes one payment. It passes key, fence and takeover to the bank; more a handler cannot do for its
+/// effect to happen once. The rest is up to the bank.
 async fn pay(bank: Bank, address: SocketAddr, payment: Payment, cx: Cx) -> HandlerOutcome<String> {
     let Ok(connection) = TcpStream::connect(address).await else {
-        return HandlerOutcome::retry("the bank is closed"); // Nothing was said, so nothing happened.
+        return HandlerOutcome::retry("the bank is closed"); // Nothing was sent, so nothing happened.
     };
     let request = Request {
         bank,
@@ -105,7 +105,7 @@ async fn settled(hapax: &Hapax) {
     }
 }
 
-/// Works all three queues until there is nothing left to do.
+/// Works all three queues until everything is settled.
 pub async fn work(
     hapax: &Hapax,
     address: SocketAddr,
@@ -119,7 +119,7 @@ pub async fn work(
     Ok(())
 }
 
-/// Sends every payment one to three times, in any order. A line for each send that was accepted; after `die_after` of
+/// Sends every payment one to three times, in random order. Prints a line for each accepted send; after `die_after` of
 /// them the process dies.
 pub async fn produce(hapax: &Hapax, seed: u64, payments: u64, die_after: usize) -> anyhow::Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);

@@ -1,4 +1,4 @@
-//! Starts the processes, kills them, starts them again, until everything has settled.
+//! Starts the processes, kills them and restarts them, until everything is settled.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -15,14 +15,14 @@ use tokio::time::timeout;
 use crate::bank::Bank;
 use crate::roles::Kill;
 
-/// Different payments for each bank.
+/// Number of payments for each bank.
 pub const PAYMENTS: u64 = 40;
-/// How often workers are killed at a moment of the parent's choice, once the named points are through.
+/// How often the parent kills workers at random times, after the kills at named points.
 const RANDOM_KILLS: usize = 6;
-/// The longest that one process may live.
+/// Maximum life of one process.
 const LIFE: Duration = Duration::from_secs(30);
 
-/// What the storm did.
+/// Counters of the storm.
 #[derive(Debug, Default)]
 pub struct Storm {
     /// Sends that were accepted, by bank.
@@ -33,18 +33,18 @@ pub struct Storm {
     pub after_effect: HashMap<Bank, u64>,
 }
 
-/// When a worker dies.
+/// When a worker is killed.
 #[derive(Debug)]
 enum Death {
-    /// By its own hand, at a point that a delivery passes.
+    /// By itself, when a delivery passes a point.
     At(Kill),
-    /// Whatever it does then.
+    /// By the parent after this time, at any point.
     After(Duration),
-    /// Not before all is done.
+    /// Not before everything is done.
     Never,
 }
 
-/// The schedule: named points first, each bank's crash between payment and record among them, then any moment.
+/// The schedule: first the named points, including each bank's crash between payment and record, then random times.
 fn schedule(random: &mut fastrand::Rng) -> Vec<Death> {
     let mut at = |bank, point| Death::At(Kill { bank, point, nth: random.u32(2..=5) });
     let mut deaths = vec![
@@ -61,11 +61,11 @@ fn schedule(random: &mut fastrand::Rng) -> Vec<Death> {
     deaths
 }
 
-/// Sends and works until all is settled; nobody lives when it returns.
+/// Sends and works until everything is settled; no child process runs when it returns.
 pub async fn rage(store: &str, banks: SocketAddr, seed: u64) -> anyhow::Result<Storm> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut done = Storm::default();
-    // A producer that died does not know what it has sent: it starts again from the beginning.
+    // A producer that died does not know which payments it has sent: it starts again from the beginning.
     for die_after in [random.usize(60..180), usize::MAX] {
         let (seed, payments, die_after) = (seed.to_string(), PAYMENTS.to_string(), die_after.to_string());
         let child = spawn(&["produce", store, &seed, &payments, &die_after])?;
@@ -104,7 +104,7 @@ pub async fn rage(store: &str, banks: SocketAddr, seed: u64) -> anyhow::Result<S
 }
 
 impl Storm {
-    /// Notes how a process ended. `true`: of itself, all done.
+    /// Records how a process ended. `true`: by itself, with everything done.
     fn ended(&mut self, status: ExitStatus, kill: Option<Kill>) -> anyhow::Result<bool> {
         if status.success() {
             return Ok(true);
@@ -126,7 +126,7 @@ fn spawn(args: &[&str]) -> anyhow::Result<Child> {
     command.spawn().context("a process cannot be started")
 }
 
-/// Lets a process live, reading its lines, until it ends or is killed so long after it was ready.
+/// Reads the lines of a process until it ends, or kills it this time after it was ready.
 async fn live(
     mut child: Child,
     kill_after: Option<Duration>,

@@ -1,4 +1,4 @@
-//! What the banks have seen, what is in doubt, and how doubt is resolved.
+//! The payments that the banks have seen, the entries in doubt, and their resolution.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::bank::{Bank, Banks, Books};
 use crate::roles::scope;
 use crate::storm::{PAYMENTS, Storm};
 
-/// Payments of a bank that were not made.
+/// Number of payments that a bank has not made.
 fn missing(books: &Books) -> u64 {
     PAYMENTS - books.moved.len() as u64
 }
@@ -25,8 +25,8 @@ async fn doubts(hapax: &Hapax, bank: Bank) -> anyhow::Result<Vec<EntryView>> {
     entries(hapax, bank, EntryState::InDoubt).await
 }
 
-/// Waits until nobody holds a claim: when a store is opened, each open claim is given one more lease, since its holder
-/// could not renew it meanwhile. Here the holders are dead.
+/// Waits until no claim has a holder. When a store is opened, each open claim gets one more lease, because its holder
+/// could not renew it while the store was down. Here the holders are dead.
 pub async fn lapsed(hapax: &Hapax) -> anyhow::Result<()> {
     for bank in Bank::ALL {
         while !entries(hapax, bank, EntryState::Processing).await?.is_empty() {
@@ -36,13 +36,13 @@ pub async fn lapsed(hapax: &Hapax) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says whether something holds that should.
+/// Prints whether an expectation holds.
 fn holds(what: &str, is_so: bool) -> bool {
     println!("{} {what}", if is_so { "  ok  " } else { "FAILED" });
     is_so
 }
 
-/// The table; `true` if each bank saw what it should have.
+/// Prints the table; `true` if each bank saw the expected payments.
 pub async fn print(hapax: &Hapax, banks: &Banks, storm: &Storm) -> anyhow::Result<bool> {
     println!("\n{} processes were killed; all is settled.\n", storm.crashes);
     println!(
@@ -98,7 +98,7 @@ pub async fn print(hapax: &Hapax, banks: &Banks, storm: &Storm) -> anyhow::Resul
     Ok(all)
 }
 
-/// Lists what is in doubt, and decides it by asking the bank.
+/// Lists the entries in doubt, and resolves them by asking the bank.
 pub async fn resolve(hapax: &Hapax, banks: &Banks) -> anyhow::Result<bool> {
     let doubts = doubts(hapax, Bank::Trusting).await?;
     println!("\nIn doubt: the worker died while it may have paid. Only the bank knows.");
@@ -121,7 +121,7 @@ pub async fn resolve(hapax: &Hapax, banks: &Banks) -> anyhow::Result<bool> {
     Ok(holds("someone could decide", !doubts.is_empty()))
 }
 
-/// After the decisions: `true` if everyone was paid once by those banks that make it possible.
+/// After the resolutions: `true` if the banks that make it possible have made each payment once.
 pub async fn print_end(hapax: &Hapax, banks: &Banks) -> anyhow::Result<bool> {
     let books = banks.books(Bank::Trusting);
     let left = doubts(hapax, Bank::Trusting).await?.len();
