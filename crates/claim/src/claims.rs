@@ -1,4 +1,4 @@
-//! Asking for claims and ending them, with as many tries as it takes to know.
+//! Requesting and ending claims, with retries until the result is known.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,17 +13,17 @@ use thiserror::Error;
 use crate::heartbeat;
 use crate::time::Timer;
 
-/// How long one call of the ledger may take, beyond what it was asked to wait.
+/// Timeout of one ledger call, in addition to the requested wait.
 const CALL_MS_MAX: u64 = 5_000;
-/// How often a claim whose answer was lost is asked for again.
+/// Maximum number of retries of a claim whose answer was lost.
 const CLAIM_TRIES: u32 = 5;
-/// A grant whose answer took more than this part of its lease is renewed before anything runs under it.
+/// A grant whose answer took more than a quarter of its lease is renewed before anything runs under it.
 const LATE_PART: u64 = 4;
-/// How long an ending is repeated while the ledger does not answer, by default.
+/// Default time for which the end of a claim is retried while the ledger does not answer.
 const END_MS_MAX_DEFAULT: u64 = 60_000;
-/// When to ask again for a key whose claim is being given back.
+/// Retry delay for a key whose claim is being released in the background.
 const GIVEN_BACK_MS: u64 = 1_000;
-/// How long to try to give back a claim that may have been made.
+/// How long the release of an unused claim is retried.
 const GIVE_BACK_MS_MAX: u64 = 600_000;
 /// The longest pause between two tries to give back a claim.
 const GIVE_BACK_PAUSE_MS_MAX: u64 = 5_000;
@@ -31,11 +31,11 @@ const GIVE_BACK_PAUSE_MS_MAX: u64 = 5_000;
 /// A claim that was given, and is known to be in time. Dropped before something ran under it, it is given back in the
 /// background: nothing happened, so its key must not end in doubt.
 pub struct Granted {
-    /// Which entry.
+    /// The entry's lookup key.
     pub id: EntryId,
-    /// Token, fence, and what was left of the lease.
+    /// Token, fence, and the remaining lease.
     pub grant: Grant,
-    /// When it was asked for, by the timer of the claims: the lease counts from then.
+    /// When it was requested, on the timer of the claims: the lease counts from then.
     pub asked_us: u64,
     claims: Claims,
     /// Nothing ran under it, and it has not been ended.
@@ -74,22 +74,22 @@ impl std::fmt::Debug for Granted {
 pub enum Answer {
     /// The caller holds the key: it may act.
     Granted(Granted),
-    /// The effect has ended before; this is its outcome.
+    /// The effect ended earlier, with this outcome.
     Completed(RecordedOutcome),
     /// Another holder has the key.
     InProgress {
-        /// What is left of its lease.
+        /// Time left of that holder's lease.
         retry_after_ms: u64,
     },
-    /// A claim lapsed while its holder may have acted, and the caller asked not to take over.
+    /// A claim lapsed, its holder may have caused the effect, and the caller asked not to take over.
     InDoubt,
     /// The ledger refused the claim: another request under the same key, a value out of range, a damaged entry, or too
     /// many keys of its scope in doubt.
     Refused(ClaimError),
-    /// The ledger could not be asked. Nothing may run under it; what may have been claimed is given back.
+    /// The ledger did not answer. The handler must not run; a claim that may have been granted is released.
     Unavailable(StoreError),
-    /// The ledger granted the claim late and did not confirm it: another holder may have the key. Nothing may run, not
-    /// even where an outage would let requests pass; what may have been claimed is given back.
+    /// The ledger granted the claim late and did not confirm it: another holder may have the key. The handler must not
+    /// run, not even if requests pass during a ledger outage; a claim that may have been granted is released.
     Unconfirmed(StoreError),
 }
 
@@ -97,7 +97,7 @@ pub enum Answer {
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]
 pub enum EndError {
-    /// The claim is another holder's, or gone.
+    /// Another holder has the claim, or the entry is gone.
     #[error(transparent)]
     Superseded(TokenError),
     /// The ledger did not answer in time: the key will be in doubt.
@@ -111,7 +111,7 @@ impl EndError {
     }
 }
 
-/// The claims of one ledger. Cheap to clone.
+/// The claims of one ledger. Clones are cheap.
 #[derive(Clone)]
 pub struct Claims {
     ledger: Arc<dyn Ledger>,
@@ -120,22 +120,22 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Claims of this ledger, by this time.
+    /// Claims of this ledger, timed by this timer.
     pub fn new(ledger: Arc<dyn Ledger>, timer: Timer) -> Self {
         Self { ledger, timer, end_ms_max: END_MS_MAX_DEFAULT }
     }
 
-    /// How long an ending is repeated while the ledger does not answer. Default 60 s; shorter where a caller waits for
-    /// it.
+    /// How long the end of a claim is retried while the ledger does not answer. Default 60 s; use less if a caller
+    /// waits for it.
     #[must_use]
     pub fn end_within_ms(mut self, ms: u64) -> Self {
         self.end_ms_max = ms;
         self
     }
 
-    /// Claims keys. A call without an answer is repeated: the owner's nonce makes that the same claim. A grant that came
-    /// late is renewed first. Whatever may have been claimed without the caller learning of it is given back, also when
-    /// this is dropped before it is ready: nothing ran under it, so it must not end in doubt.
+    /// Claims keys. A call without an answer is repeated: the same owner gets the same claim. A grant that came late is
+    /// renewed first. A claim that may have been granted without the caller learning of it is released, also when the
+    /// future is dropped early: nothing ran under it, so its key must not be left in doubt.
     pub async fn claim(&self, requests: Vec<ClaimRequest>) -> Vec<Answer> {
         let wait_ms = requests.iter().map(|request| request.wait_ms).max().unwrap_or(0);
         let began_us = self.timer.now_us();
@@ -145,7 +145,7 @@ impl Claims {
             let asked_us = self.timer.now_us();
             asking.asked_us = asked_us;
             let before = std::mem::replace(&mut asking.may_be_claimed, true);
-            // Looked at before and after: it may be done while the call is under way.
+            // Checked before and after the call: the release may finish while the call is running.
             let given_back = asking.requests.iter().map(|request| self.is_given_back(&request.id)).collect();
             let call = self.ledger.claim(asking.requests.clone());
             let error = match self.timer.timeout(CALL_MS_MAX + wait_ms, call).await {
@@ -163,9 +163,9 @@ impl Claims {
                 None => StoreError::OutcomeUnknown("the ledger did not answer in time".into()),
             };
             let unknown = matches!(error, StoreError::OutcomeUnknown(_));
-            // Any other error says that this call did nothing; one before it may have.
+            // Any other error means that this call had no effect; an earlier call may have had one.
             asking.may_be_claimed = before || unknown;
-            // A ledger that hangs is asked twice at most: a caller waits.
+            // A ledger that hangs is called at most twice, because a caller is waiting.
             let took_ms = (self.timer.now_us() - began_us) / 1000;
             if !unknown || tries == CLAIM_TRIES || took_ms > CALL_MS_MAX + wait_ms + CALL_MS_MAX / 2 {
                 break error;
@@ -199,7 +199,8 @@ impl Claims {
                     Answer::Granted(Granted::new(self, request.id, grant, asked_us))
                 }
                 Ok(Claim::Completed { outcome, .. }) => Answer::Completed(outcome),
-                // What is left of this process's own claim is no doubt: nothing ran under it, and it is being given back.
+                // The entry is the remains of this process's own claim, which is being released. Nothing ran under it,
+                // so there is no doubt.
                 Ok(Claim::InDoubt { .. }) if given_back || self.is_given_back(&request.id) => {
                     Answer::InProgress { retry_after_ms: GIVEN_BACK_MS }
                 }
@@ -215,8 +216,8 @@ impl Claims {
         all
     }
 
-    /// Renews grants whose answer took long: a claim that waited says what was left of its lease when the answer was
-    /// sent, and how old that is cannot be known. What is not confirmed is given back.
+    /// Renews grants whose answer took long. A claim that waited reports the lease that remained when the answer was
+    /// sent, and the age of the answer is unknown. A grant that is not confirmed is released.
     async fn confirm(&self, answers: &mut [Answer], late: Vec<(usize, u64)>) {
         let mut renewals = Vec::new();
         let mut bound_ms = CALL_MS_MAX;
@@ -250,7 +251,7 @@ impl Claims {
         }
     }
 
-    /// Ends claims, one answer each; repeats the call while the ledger does not answer.
+    /// Ends claims, with one result each; retries the call while the ledger does not answer.
     pub async fn end(&self, ends: Vec<ClaimEnd>) -> Vec<Result<(), EndError>> {
         self.end_until(ends, self.timer.now_us() + self.end_ms_max * 1000).await
     }
@@ -304,7 +305,7 @@ impl Claims {
             let until_us = timer.now_us() + GIVE_BACK_MS_MAX * 1000;
             let mut pause_ms = 50;
             loop {
-                // Only borrowed for one try: a store that its owner has closed must not be kept open by this.
+                // Upgraded for one attempt only: this task must not keep open a store that its owner has closed.
                 let Some(ledger) = mark.ledger.upgrade() else { return };
                 owed = match owed.try_once(&*ledger, &timer).await {
                     Some(owed) => owed,
@@ -328,7 +329,7 @@ impl Claims {
     }
 }
 
-/// Whether an ending is recorded. A release that is repeated after an unknown answer finds its entry gone.
+/// Whether the end was recorded. A release that is repeated after an unknown outcome finds its entry gone.
 fn ended_so(end: &ClaimEnd, answer: Result<(), TokenError>, unknown: bool) -> Result<(), EndError> {
     match answer {
         Err(TokenError::Gone) if unknown && end.ending == Ending::Release => Ok(()),
@@ -340,7 +341,7 @@ fn ended_so(end: &ClaimEnd, answer: Result<(), TokenError>, unknown: bool) -> Re
     }
 }
 
-/// Claims that are being asked for. Dropped while one may have been made, it gives them back.
+/// Claims that are being requested. If dropped while one may have been granted, it releases them.
 struct Asking<'a> {
     claims: &'a Claims,
     requests: Vec<ClaimRequest>,
@@ -366,7 +367,7 @@ static GIVEN_BACK: LazyLock<Mutex<HashMap<(usize, EntryId), usize>>> = LazyLock:
 
 struct GivenBack {
     mark: (usize, EntryId),
-    /// As long as it lives, no other ledger has its address.
+    /// As long as it exists, no other ledger can have the same address.
     ledger: Weak<dyn Ledger>,
 }
 
@@ -395,7 +396,7 @@ impl Drop for GivenBack {
     }
 }
 
-/// What is still to be done before a claim that nothing ran under is gone.
+/// The next step of releasing a claim under which nothing ran.
 enum Owed {
     /// It may have been made: ask for it as the same owner. Until `waits_until_us` the ledger may still make it.
     Claim {
@@ -413,7 +414,7 @@ impl Owed {
         }
     }
 
-    /// `None`: nothing is owed any more.
+    /// Runs the next step. `None`: nothing is left to do.
     async fn try_once(self, ledger: &dyn Ledger, timer: &Timer) -> Option<Self> {
         let end = match self {
             Self::Release(end) => end,

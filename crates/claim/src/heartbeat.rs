@@ -1,5 +1,5 @@
-//! The heartbeat: one thread of its own for all holders of a process, so that a handler that blocks its thread, or all
-//! threads of its runtime, keeps its lease.
+//! The heartbeat: one thread for all holders of a process. A handler that blocks its thread, or all threads of its
+//! runtime, therefore keeps its lease.
 
 use std::future::Future;
 use std::io;
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use crate::lease::{Lease, NEVER, Phase, Stop};
 use crate::time::Timer;
 
-/// The longest that one heartbeat waits for its store.
+/// Timeout of one heartbeat's call to the store.
 const BEAT_MS_MAX: u64 = 30_000;
 /// Heartbeats of one holder that may be under way at once.
 const BEATS_MAX: usize = 16;
@@ -24,11 +24,11 @@ const REPEATS_MAX: usize = 12;
 /// hangs is answered.
 const PARTS_MAX: usize = 8;
 
-/// Something that is held by a lease: a delivery, a claim, or both.
+/// An object held under a lease: a delivery, a claim, or both.
 pub trait Held: Send + Sync {
-    /// The right to work on it.
+    /// The lease, as this process knows it.
     fn lease(&self) -> &Lease;
-    /// How long each renewal asks for.
+    /// The lease that each renewal requests.
     fn lease_ms(&self) -> u64;
     /// The delivery, if there is one.
     fn receipt(&self) -> Option<&Receipt>;
@@ -36,11 +36,11 @@ pub trait Held: Send + Sync {
     fn claim(&self) -> Option<(&EntryId, &Token)>;
 }
 
-/// What a holder counts of its heartbeats.
+/// Callbacks for a holder's counters.
 pub trait HeartbeatEvents: Send + Sync {
-    /// A heartbeat was sent, for everything that was due.
+    /// A heartbeat was sent for all leases that were due.
     fn beat(&self) {}
-    /// The store did not answer a heartbeat well.
+    /// A heartbeat failed or got no answer in time.
     fn failed(&self) {}
     /// A run was stopped.
     fn stopped(&self, _stop: Stop) {}
@@ -48,7 +48,7 @@ pub trait HeartbeatEvents: Send + Sync {
 
 impl HeartbeatEvents for () {}
 
-/// Keeps what one worker, one HTTP layer or one call holds.
+/// Renews the leases of one worker, one HTTP layer or one call.
 pub struct Holder {
     source: Option<Arc<dyn Source>>,
     ledger: Option<Arc<dyn Ledger>>,
@@ -70,7 +70,7 @@ struct Heartbeat {
 
 static HEARTBEAT: Mutex<Option<Arc<Heartbeat>>> = Mutex::new(None);
 
-/// The process's heartbeat; its thread is started when it is first needed.
+/// The process's heartbeat. Its thread starts on first use.
 fn heartbeat() -> io::Result<Arc<Heartbeat>> {
     let mut known = HEARTBEAT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(heartbeat) = &*known {
@@ -90,7 +90,7 @@ fn heartbeat() -> io::Result<Arc<Heartbeat>> {
     Ok(heartbeat)
 }
 
-/// Runs something in the background that has to outlive the caller's runtime.
+/// Runs a background task that must outlive the caller's runtime.
 pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     match heartbeat() {
         Ok(heartbeat) => drop(heartbeat.runtime.spawn(task)),
@@ -108,11 +108,11 @@ impl Heartbeat {
             };
             let mut soonest: Option<Duration> = None;
             for holder in &holders {
-                // Something that is added while this looks finds `NEVER` here and wakes it again.
+                // If `keep` adds a lease during this check, it reads `NEVER` here and wakes the thread again.
                 holder.planned_us.store(NEVER, Ordering::SeqCst);
                 let next_us = holder.look();
                 holder.planned_us.store(next_us, Ordering::SeqCst);
-                // A clock that is moved by hand wakes this when it is.
+                // With a clock that is moved by hand, each move wakes this thread.
                 let real = (next_us != NEVER).then(|| holder.timer.real_until(next_us)).flatten();
                 soonest = match (soonest, real) {
                     (Some(soonest), Some(real)) => Some(soonest.min(real)),
@@ -211,7 +211,7 @@ impl Due {
 }
 
 impl Holder {
-    /// Keeps deliveries of `source` and claims of `ledger`. An error: the operating system gave no thread.
+    /// Renews deliveries of `source` and claims of `ledger`. Fails if the operating system starts no thread.
     pub fn new(
         source: Option<Arc<dyn Source>>,
         ledger: Option<Arc<dyn Ledger>>,
@@ -237,7 +237,7 @@ impl Holder {
         Ok(holder)
     }
 
-    /// Keeps these from now on, until their lease says that it is over.
+    /// Renews these leases from now on, until they reach [`Phase::Over`].
     pub fn keep(&self, more: impl IntoIterator<Item = Arc<dyn Held>>) {
         let mut soonest_us = NEVER;
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -252,14 +252,14 @@ impl Holder {
         self.expect(soonest_us);
     }
 
-    /// Makes sure that the heartbeat looks at this time.
+    /// Makes sure that the heartbeat thread checks at this time.
     pub fn expect(&self, us: u64) {
         if us < self.planned_us.load(Ordering::SeqCst) && us != NEVER {
             self.heartbeat.wake.notify_one();
         }
     }
 
-    /// Stops everything that is still held; how many were stopped just now.
+    /// Stops all runs that have not ended; returns how many this call stopped.
     pub fn stop_all(&self, stop: Stop) -> usize {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let running =
@@ -267,14 +267,14 @@ impl Holder {
         running.filter(|one| one.lease().stop_for(stop)).count()
     }
 
-    /// The source has taken these deliveries back.
+    /// Handles deliveries that the source has taken back.
     pub fn revoked(&self, receipts: &[Receipt]) {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for one in held {
             if !one.receipt().is_some_and(|receipt| receipts.contains(receipt)) {
                 continue;
             }
-            // The claim is the right to act and is kept on.
+            // The claim gives the right to act, and is renewed further.
             if one.claim().is_some() {
                 one.lease().delivery_gone();
             } else {
@@ -283,13 +283,13 @@ impl Holder {
         }
     }
 
-    /// How many have not ended.
+    /// Number of runs that have not ended.
     pub fn unfinished(&self) -> usize {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.iter().filter(|one| matches!(one.lease().phase(), Phase::Waiting | Phase::Running)).count()
     }
 
-    /// Lets go of everything: no more heartbeats.
+    /// Ends all leases without settling: no more heartbeats.
     pub fn release_all(&self) {
         let held = std::mem::take(&mut *self.held.lock().unwrap_or_else(PoisonError::into_inner));
         for one in held {
@@ -297,7 +297,7 @@ impl Holder {
         }
     }
 
-    /// Stops what has run out of time, renews what is due; when to look again.
+    /// Stops runs whose time is over and renews the leases that are due. Returns the time of the next check.
     fn look(self: &Arc<Self>) -> u64 {
         let now_us = self.timer.now_us();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -359,7 +359,7 @@ impl Holder {
                 for ((one, _), answer) in claims.iter().zip(answers) {
                     match answer {
                         Ok(left) => one.lease().claim_renewed(asked_us, left.lease_ms),
-                        // It ended while this beat was under way.
+                        // The claim ended while this heartbeat was running.
                         Err(TokenError::Ended) => {}
                         Err(error) => self.lost(&***one, &error),
                     }
@@ -398,8 +398,8 @@ impl Holder {
                 for ((one, _), answer) in kept.iter().zip(answers) {
                     match answer {
                         Ok(left) => one.lease().delivery_renewed(asked_us, left.lease_ms),
-                        // The claim is the right to act and is kept on; a consumer that has the delivery now finds it in
-                        // progress.
+                        // The claim gives the right to act, and is renewed further; a consumer that now has the
+                        // delivery finds its key in progress.
                         Err(_) if one.claim().is_some() => one.lease().delivery_gone(),
                         Err(SettleError::LeaseTooLong { .. }) => one.lease().renew_at(NEVER),
                         Err(error) => self.lost(&***one, &error),

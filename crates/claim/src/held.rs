@@ -1,4 +1,4 @@
-//! One claim, kept by heartbeats.
+//! One claim, renewed by heartbeats.
 
 use std::sync::Arc;
 
@@ -32,18 +32,18 @@ impl Held for Single {
     }
 }
 
-/// A claim that is renewed until it is ended or dropped. Dropped, it lapses with its lease and is in doubt, since its
-/// holder may have acted.
+/// A claim that is renewed until it is ended or dropped. After a drop it lapses with its lease and is in doubt, because
+/// its holder may have caused the effect.
 #[must_use = "dropped, the claim lapses"]
 pub struct HeldClaim {
     single: Arc<Single>,
     claims: Claims,
-    /// Renews it.
+    /// Its heartbeat renews the claim.
     _holder: Arc<Holder>,
 }
 
 impl Claims {
-    /// Keeps a claim that was granted: from now on it is renewed, for `lease_ms` each time.
+    /// Renews a granted claim from now on, for `lease_ms` each time.
     pub fn hold(&self, holder: &Arc<Holder>, granted: Granted, lease_ms: u64) -> HeldClaim {
         granted.spend();
         let lease = Lease::of_claim(granted.asked_us, granted.grant.lease_ms);
@@ -55,7 +55,7 @@ impl Claims {
 }
 
 impl HeldClaim {
-    /// Which entry.
+    /// The entry's lookup key.
     pub fn id(&self) -> &EntryId {
         &self.single.granted.id
     }
@@ -65,23 +65,23 @@ impl HeldClaim {
         self.single.granted.grant.fence
     }
 
-    /// A holder before this one lapsed: its effect may have happened.
+    /// The claim of an earlier holder lapsed: its effect may have happened.
     pub fn is_takeover(&self) -> bool {
         self.single.granted.grant.takeover
     }
 
-    /// The right to act.
+    /// The lease, as this process knows it.
     pub fn lease(&self) -> &Lease {
         &self.single.lease
     }
 
-    /// Completes when the claim is not this holder's any more, or may not be: it was refused, or its lease ran out on
-    /// this process's clock.
+    /// Completes when this holder has lost the claim, or may have: the ledger refused a renewal, or the lease ran out
+    /// on this process's clock.
     pub async fn lost(&self) {
         self.single.lease.cancelled().await;
     }
 
-    /// Ends the claim; repeats it while the ledger does not answer. The claim is renewed meanwhile.
+    /// Ends the claim; retries while the ledger does not answer. The claim is renewed meanwhile.
     pub async fn end(&self, ending: Ending) -> Result<(), EndError> {
         self.single.lease.enter(Phase::Settling);
         let Granted { id, grant, .. } = &self.single.granted;

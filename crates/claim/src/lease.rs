@@ -1,4 +1,4 @@
-//! What a holder knows about its lease, counted on its own monotonic clock from before the request left.
+//! A holder's view of its lease, counted on its own monotonic clock from before the request was sent.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,23 +6,23 @@ use std::task::Waker;
 
 use tokio::sync::Notify;
 
-/// A time that never comes.
+/// A time that is never reached.
 pub const NEVER: u64 = u64::MAX;
 
 /// Why a run was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// Its lease is over or passed to another holder.
+    /// Its lease has ended, or another holder has it.
     Lost,
-    /// It ran for longer than it may.
+    /// It exceeded its maximum run time.
     TimedOut,
-    /// Its worker ends and waited long enough.
+    /// Its worker shuts down, and the drain timeout is over.
     Drained,
     /// Its worker was dropped: nothing more is settled.
     Abandoned,
 }
 
-/// How far a run is.
+/// The phase of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
@@ -30,16 +30,16 @@ pub enum Phase {
     Waiting = 0,
     /// The handler runs.
     Running = 1,
-    /// The handler has ended, the store does not know yet.
+    /// The handler has ended; its result is not yet stored.
     Settling = 2,
-    /// Nothing is held any more.
+    /// The lease is no longer held.
     Over = 3,
 }
 
-/// The right to work on a delivery, on a claim, or on both.
+/// The lease on a delivery, on a claim, or on both.
 pub struct Lease {
     delivery_until_us: AtomicU64,
-    /// `NEVER` without a claim; with one, it is the claim that gives the right to act.
+    /// `NEVER` without a claim; with one, the claim gives the right to act.
     claim_until_us: AtomicU64,
     renew_at_us: AtomicU64,
     /// Renewals that were asked for since the last one that was answered.
@@ -52,7 +52,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease that was asked for at `asked_us` and answered with `lease_ms` left.
+    /// A lease that was requested at `asked_us` and had `lease_ms` left in the answer.
     pub fn new(asked_us: u64, lease_ms: u64) -> Self {
         Self {
             delivery_until_us: AtomicU64::new(asked_us + lease_ms * 1000),
@@ -82,42 +82,42 @@ impl Lease {
         lease
     }
 
-    /// A delivery that waited long for its message: how old its lease is cannot be known, so it is renewed soon, unless
-    /// the handler is quick.
+    /// The lease of a delivery whose receive waited long for a message: the age of the lease is unknown, so it is
+    /// renewed early, unless the handler is quick.
     pub fn of_unknown_age(answered_us: u64, lease_ms: u64) -> Self {
         let lease = Self::new(answered_us, lease_ms);
         lease.renew_at_us.store(answered_us + lease_ms * 1000 / 20, Ordering::Relaxed);
         lease
     }
 
-    /// The delivery passed to someone else, but the claim is held: there is no more to keep of it.
+    /// Another consumer has the delivery, but this holder still has the claim: the delivery is not renewed any more.
     pub fn delivery_gone(&self) {
         self.delivery_until_us.store(0, Ordering::SeqCst);
     }
 
-    /// Whether the delivery has no lease that could end.
+    /// Whether the delivery's lease never ends.
     pub fn is_endless(&self) -> bool {
         self.delivery_until_us.load(Ordering::SeqCst) == NEVER
     }
 
-    /// Whether the delivery passed to another consumer.
+    /// Whether another consumer has the delivery.
     pub fn is_delivery_gone(&self) -> bool {
         self.delivery_until_us.load(Ordering::SeqCst) == 0
     }
 
-    /// A claim was given.
+    /// Records that a claim was granted.
     pub fn claimed(&self, asked_us: u64, lease_ms: u64) {
         self.claim_until_us.store(asked_us + lease_ms * 1000, Ordering::SeqCst);
-        // A source without leases has none of its own that would be due earlier.
+        // Without a lease on the delivery, `renew_at_us` was `NEVER`.
         self.renew_at_us.fetch_min(asked_us + lease_ms * 1000 / 3, Ordering::SeqCst);
     }
 
-    /// A claim was renewed.
+    /// Records that the claim was renewed.
     pub fn claim_renewed(&self, asked_us: u64, lease_ms: u64) {
         self.claim_until_us.store(asked_us + lease_ms * 1000, Ordering::SeqCst);
     }
 
-    /// The delivery was renewed.
+    /// Records that the delivery was renewed.
     pub fn delivery_renewed(&self, asked_us: u64, lease_ms: u64) {
         // A late answer does not bring back what has passed to another consumer meanwhile.
         let kept = |until_us: u64| (until_us != 0).then_some(asked_us + lease_ms * 1000);
@@ -171,7 +171,7 @@ impl Lease {
         }
     }
 
-    /// How far the run is.
+    /// The phase of the run.
     pub fn phase(&self) -> Phase {
         match self.phase.load(Ordering::SeqCst) {
             0 => Phase::Waiting,
@@ -181,22 +181,22 @@ impl Lease {
         }
     }
 
-    /// The run is at this phase now.
+    /// Sets the phase of the run.
     pub fn enter(&self, phase: Phase) {
         self.phase.store(phase as u8, Ordering::SeqCst);
     }
 
-    /// Bounds the run.
+    /// Sets the time at which the run times out.
     pub fn run_until(&self, us: u64) {
         self.run_until_us.store(us, Ordering::SeqCst);
     }
 
-    /// When the run has to end; [`NEVER`] without a bound.
+    /// When the run times out; [`NEVER`] without a limit.
     pub fn run_until_us(&self) -> u64 {
         self.run_until_us.load(Ordering::SeqCst)
     }
 
-    /// Why the handler is to stop, if it is.
+    /// Why the handler has to stop, if it has to.
     pub fn stop(&self) -> Option<Stop> {
         match self.stop.load(Ordering::SeqCst) {
             0 => None,
@@ -207,7 +207,7 @@ impl Lease {
         }
     }
 
-    /// Stops the handler at its next await. The first reason counts. `true` if this was it.
+    /// Stops the handler at its next await. The first reason wins; returns whether this call was the first.
     pub fn stop_for(&self, stop: Stop) -> bool {
         let code = match stop {
             Stop::Lost => 1,
@@ -226,7 +226,7 @@ impl Lease {
         first
     }
 
-    /// Looks at the clock: stops a run whose time is over. Told whether it stopped one just now.
+    /// Checks the clock: stops a run whose time is over. Returns the reason if this call stopped it.
     pub fn look(&self, now_us: u64) -> Option<Stop> {
         let stop = match self.phase() {
             Phase::Running if self.run_until_us() <= now_us => Stop::TimedOut,
@@ -236,12 +236,12 @@ impl Lease {
         self.stop_for(stop).then_some(stop)
     }
 
-    /// Whether the right to act is gone, as far as can be known here.
+    /// Whether the right to act is lost, as far as this process can know.
     pub fn is_lost(&self, now_us: u64) -> bool {
         self.stop().is_some() || self.until_us() <= now_us
     }
 
-    /// Completes when the handler is to stop.
+    /// Completes when the handler has to stop.
     pub async fn cancelled(&self) {
         let stopped = self.stopped.notified();
         tokio::pin!(stopped);
@@ -251,7 +251,7 @@ impl Lease {
         }
     }
 
-    /// Wakes this when the handler is to stop.
+    /// Registers the waker to call when the handler has to stop.
     pub fn watch(&self, waker: &Waker) {
         let mut known = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
         if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {

@@ -1,8 +1,8 @@
-//! One way to hold a claim of a ledger: claim with retry, confirm it if the answer came late, keep it by heartbeats on a
-//! thread of its own, know when it is lost, end it with retry, and give back what nothing ran under.
+//! The one way to hold a claim of a ledger: request it with retries, confirm it if the answer came late, renew it by
+//! heartbeats on a separate thread, detect its loss, end it with retries, and release it if nothing ran under it.
 //!
-//! The worker, the HTTP layer and `idempotent` hold their claims through this crate; no other code of ours renews or ends
-//! one. All time passes through a [`Clock`](hapax_core::Clock), so that a test can move it.
+//! The worker, the HTTP layer and `idempotent` hold their claims through this crate; no other code in this repository
+//! renews or ends one. All times come from a [`Clock`](hapax_core::Clock), so that a test can control them.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax_core::{Clock, SystemClock};
 use tokio::sync::Notify;
 
-/// The monotonic time of a holder, and waits that follow it.
+/// A holder's monotonic time, and waits on it.
 #[derive(Clone)]
 pub struct Timer {
     clock: Arc<dyn Clock>,
@@ -15,7 +15,7 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// Time by this clock.
+    /// A timer on this clock.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         let moved = Arc::new(Notify::new());
         let tell = moved.clone();
@@ -23,18 +23,18 @@ impl Timer {
         Self { clock, moved }
     }
 
-    /// Time by the machine's clock; one for the whole process, so that its readings can be compared.
+    /// A timer on the machine's clock; one for the whole process, so that its readings are comparable.
     pub fn system() -> Self {
         static SYSTEM: LazyLock<Timer> = LazyLock::new(|| Timer::new(Arc::new(SystemClock::default())));
         SYSTEM.clone()
     }
 
-    /// Microseconds since some fixed point; never steps back.
+    /// Microseconds since some fixed point; never goes backwards.
     pub fn now_us(&self) -> u64 {
         self.clock.monotonic_us()
     }
 
-    /// Completes when the clock has reached `at_us`, or, when it was moved by hand, soon after.
+    /// Completes when the clock has reached `at_us`; on a clock moved by hand, soon after it was moved there.
     pub async fn sleep_until(&self, at_us: u64) {
         loop {
             let moved = self.moved.notified();

@@ -1,5 +1,5 @@
-//! A held claim is renewed while its holder works, on a thread of its own; when it is gone, the holder is told. All on a
-//! clock that is moved by hand: nothing here sleeps for a lease.
+//! A held claim is renewed on a separate thread while its holder works; when the claim is lost, the holder is told. All
+//! tests use a manual clock: none sleeps for a lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ async fn it_is_renewed_for_as_long_as_it_is_held() {
 async fn it_is_kept_while_its_own_thread_is_blocked() {
     let rig = Rig::new();
     let held = rig.hold(OnDoubt::Park).await;
-    // This thread is the only one of its runtime: nothing but the heartbeat's own thread can renew.
+    // The runtime has no other thread than this one, so only the heartbeat thread can renew.
     rig.clock.advance_ms(LEASE_MS / 2);
     let deadline = std::time::Instant::now() + Duration::from_mins(1);
     while held.lease().until_us() < (LEASE_MS + LEASE_MS / 2) * 1000 {
@@ -89,7 +89,7 @@ async fn a_holder_that_slept_past_its_lease_is_told() {
     rig.clock.advance_ms(2 * LEASE_MS);
     tokio::time::timeout(Duration::from_mins(1), held.lost()).await.expect("it is told");
     assert_eq!(held.lease().stop(), Some(Stop::Lost));
-    // Another one takes over; the end of the first is refused.
+    // Another holder takes over; the end of the first claim is refused.
     let other = rig.hold(OnDoubt::Retry).await;
     assert!(other.is_takeover() && other.fence() > held.fence());
     let refused = held.end(Ending::Release).await.unwrap_err();

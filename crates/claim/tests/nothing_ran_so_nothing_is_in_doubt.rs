@@ -1,5 +1,5 @@
-//! A claim under which nothing ran is given back, however its answer was lost: under `park` its key would otherwise stay
-//! in doubt until an operator decides.
+//! A claim under which nothing ran is released, no matter how its answer was lost: with `park` its key would otherwise
+//! stay in doubt until an operator decides.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,14 +17,14 @@ use tokio::sync::Notify;
 
 const LEASE_MS: u64 = 10_000;
 
-/// A ledger on a clock that is moved by hand; so many of its calls take effect and lose their answer.
+/// A ledger on a manual clock. The given numbers of calls take effect but lose their answer.
 struct Lossy {
     inner: Arc<MemoryStore>,
     clock: Arc<ManualClock>,
     claims_lost: AtomicU32,
     renewals_lost: AtomicU32,
     ends_lost: AtomicU32,
-    /// Each claim takes so long.
+    /// Duration of each claim call.
     claim_takes_ms: u64,
     claimed: Notify,
     /// Claims of these owners lose their answers.
@@ -127,7 +127,7 @@ fn claims(ledger: &Arc<Lossy>) -> Claims {
     Claims::new(ledger.clone(), Timer::new(ledger.clock.clone()))
 }
 
-/// Lets the clock run while something waits on it, in steps, as fast as that looks.
+/// Advances the clock in small steps while the future waits on it.
 async fn with_time<T>(clock: &ManualClock, future: impl Future<Output = T>) -> T {
     let running = async {
         loop {
@@ -183,7 +183,7 @@ async fn an_outage_that_outlasts_the_lease() {
     with_time(&ledger.clock, claims(&ledger).claim(vec![request.clone()])).await;
     ledger.clock.advance_ms(2 * LEASE_MS);
 
-    // Another claim of this process must not take what is left of its own for a doubt.
+    // Another claim of this process must not mistake the remains of the first for a doubt.
     let other = ClaimRequest { owner: Owners::new("test").next(), ..request };
     let mut met = Vec::new();
     while ledger.entry(&id).await.unwrap().is_some() {

@@ -44,8 +44,8 @@ fn die() {
     let _ = kill_process(getpid(), Signal::KILL);
 }
 
-/// The handler: makes one payment. It passes key, fence and takeover to the bank; more a handler cannot do for its
-/// effect to happen once. The rest is up to the bank.
+/// The handler: makes one payment. It passes key, fence and takeover to the bank. A handler cannot do more for its
+/// effect to happen once; the rest is up to the bank.
 async fn pay(bank: Bank, address: SocketAddr, payment: Payment, cx: Cx) -> HandlerOutcome<String> {
     let Ok(connection) = TcpStream::connect(address).await else {
         return HandlerOutcome::retry("the bank is closed"); // Nothing was sent, so nothing happened.
