@@ -1,4 +1,4 @@
-//! How long a lease is: fixed, or following what the handler needs.
+//! The length of a lease: fixed, or adapted to the run times of the handler.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,16 +8,16 @@ use hapax_core::policy;
 /// How long deliveries and claims are leased.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum LeaseLength {
-    /// Always so long. 1 ms to 12 h.
+    /// The same for each lease. 1 ms to 12 h.
     Fixed {
         /// The length.
         ms: u64,
     },
-    /// Follows the handler's times.
+    /// Adapts to the run times of the handler.
     Auto(AutoLease),
 }
 
-/// A lease that follows the handler's times: `margin` times their 99th percentile, within bounds.
+/// A lease that adapts to the run times of the handler: `margin` times their 99th percentile, within limits.
 ///
 /// ```
 /// use hapax_worker::{AutoLease, TimeSketch};
@@ -31,13 +31,13 @@ pub(crate) enum LeaseLength {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AutoLease {
-    /// The lease while little is known. Default: the queue's.
+    /// The lease while few run times are known. Default: the queue's.
     pub start_ms: u64,
-    /// Never shorter. Default 5 s: a heartbeat needs room, and so does a pause.
+    /// Minimum. Default 5 s: leaves time for a heartbeat and for a short pause of the process.
     pub min_ms: u64,
-    /// Never longer. Default 15 min: it is how long a crash holds a message up.
+    /// Maximum. Default 15 min: a crash delays a message by up to one lease.
     pub max_ms: u64,
-    /// How much longer than the 99th percentile. Default 2.
+    /// Factor on the 99th percentile. Default 2.
     pub margin: f64,
 }
 
@@ -47,15 +47,15 @@ impl Default for AutoLease {
     }
 }
 
-/// So many times must be known before they count.
+/// Minimum number of run times before they determine the lease.
 const SAMPLES_MIN: f64 = 20.0;
 
 impl AutoLease {
-    /// The lease for what is known about the handler's times.
+    /// The lease for these run times.
     pub fn lease_ms(&self, times: &TimeSketch) -> u64 {
         let max_ms = self.max_ms.clamp(1, policy::LEASE_MS_MAX);
         let wanted_ms = if times.weight() < SAMPLES_MIN {
-            // One slow run among the first is reason enough to lengthen, none to shorten.
+            // One slow run among the first ones may lengthen the lease; quick ones do not shorten it yet.
             self.start_ms.max((times.quantile(1.0) as f64 * self.margin) as u64)
         } else {
             (times.quantile(0.99) as f64 * self.margin) as u64
@@ -64,14 +64,14 @@ impl AutoLease {
     }
 }
 
-/// Four buckets per doubling: a quantile is at most a fifth too high, never too low.
+/// Four buckets per doubling: a quantile is at most a fifth too high, and never too low.
 const PER_DOUBLING: f64 = 4.0;
-/// Enough for 12 h in milliseconds.
+/// Enough buckets for 12 h in milliseconds.
 const BUCKETS: usize = 104;
-/// After so much weight, all of it is halved: the sketch forgets.
+/// At this weight all weights are halved, so that the sketch forgets old run times.
 const WEIGHT_MAX: f64 = 1024.0;
 
-/// How long handlers took, lately: a histogram of fixed size with logarithmic buckets, whose past fades.
+/// Recent run times of handlers: a histogram of fixed size with logarithmic buckets, in which old values lose weight.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimeSketch {
     buckets: [f32; BUCKETS],
@@ -85,7 +85,7 @@ impl Default for TimeSketch {
 }
 
 impl TimeSketch {
-    /// Adds a time.
+    /// Adds a run time.
     pub fn record(&mut self, ms: u64) {
         let bucket = ((ms.max(1) as f64).log2() * PER_DOUBLING).ceil() as usize;
         self.buckets[bucket.min(BUCKETS - 1)] += 1.0;
@@ -96,14 +96,14 @@ impl TimeSketch {
         }
     }
 
-    /// How much is known; fades with time.
+    /// The number of recorded run times, with less weight for old ones.
     pub fn weight(&self) -> f64 {
         self.weight
     }
 
-    /// The time that a share `q` of the runs did not exceed; 0 if nothing is known.
+    /// The run time that a fraction `q` of the runs did not exceed; 0 if there are none.
     pub fn quantile(&self, q: f64) -> u64 {
-        // From the slow end: at least this share is slower or equal, rounding against short leases.
+        // Counts from the slow end and rounds up, so that a lease is never too short.
         let mut slower = self.weight * (1.0 - q);
         for (bucket, count) in self.buckets.iter().enumerate().rev() {
             slower -= f64::from(*count);
@@ -115,7 +115,7 @@ impl TimeSketch {
     }
 }
 
-/// The lease of one worker, as it is now.
+/// The current lease of one worker.
 pub(crate) struct LeaseTime {
     ms: AtomicU64,
     auto: Option<(AutoLease, Mutex<TimeSketch>)>,
@@ -136,7 +136,7 @@ impl LeaseTime {
         self.ms.load(Ordering::Relaxed)
     }
 
-    /// A delivery was held for so long.
+    /// Records how long a delivery was held.
     pub fn record(&self, held_us: u64) {
         if let Some((auto, times)) = &self.auto {
             let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);

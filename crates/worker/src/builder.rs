@@ -1,4 +1,4 @@
-//! How a worker is put together.
+//! The configuration of a worker.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -31,18 +31,18 @@ use crate::state::WorkerState;
 use crate::stats::Stats;
 use crate::worker::Worker;
 
-/// How many handlers run at once by default.
+/// Default number of handlers that run at the same time.
 const CONCURRENCY_DEFAULT: usize = 16;
-/// The most handlers at once.
+/// Maximum number of handlers that run at the same time.
 const CONCURRENCY_MAX: usize = 100_000;
-/// How long a worker finishes what it has begun by default.
+/// Default drain timeout.
 const DRAIN_MS_DEFAULT: u64 = 30_000;
 
-/// Why a worker was not built.
+/// Why a worker could not be built.
 #[derive(Debug, Clone, Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The store could not be asked about the queue.
+    /// The store or the queue could not be read.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// There is no handler.
@@ -56,10 +56,10 @@ pub enum BuildError {
         /// What is wrong and what is allowed.
         problem: String,
     },
-    /// The tier cannot hold here.
+    /// The tier cannot hold with this store, ledger or handler.
     #[error("the tier cannot hold: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Tier(Vec<Finding>),
-    /// The operating system gave no thread or no random numbers.
+    /// The operating system started no thread, or has no random numbers.
     #[error("the heartbeat cannot be started: {0}")]
     Heartbeat(String),
 }
@@ -91,7 +91,7 @@ fn within(name: &'static str, value: u64, min: u64, max: u64) -> Result<(), Buil
     Err(setting(name, format!("{value} is out of range; use {min} to {max}")))
 }
 
-/// Puts a worker together; see [`Worker::builder`].
+/// Configures a worker; see [`Worker::builder`].
 #[derive(Clone)]
 #[must_use = "call `build` to get a worker"]
 pub struct WorkerBuilder {
@@ -99,7 +99,7 @@ pub struct WorkerBuilder {
     /// The queue of a store, for trials that send to it.
     pub(crate) queue: Option<(Arc<dyn QueueStore>, QueueName)>,
     ledger: Option<Arc<dyn Ledger>>,
-    /// The ledger is the store's own.
+    /// The ledger is in the queue's own store.
     own_ledger: bool,
     pub(crate) handler: Option<Handler>,
     tier: Option<Tier>,
@@ -121,7 +121,7 @@ pub struct WorkerBuilder {
     pub(crate) hooks: Hooks,
 }
 
-/// Long enough for whatever may still deliver the message again.
+/// Long enough to cover every later delivery of the message.
 fn ttl_ms_default(described: &SourceDescription) -> u64 {
     let horizon_ms = tier::redrive_horizon_ms(&described.config, described.dead_retention_ms.unwrap_or(0));
     horizon_ms.clamp(TTL_MS_DEFAULT, TTL_MS_MAX)
@@ -174,14 +174,14 @@ impl Worker {
         WorkerBuilder { ledger: Some(ledger), own_ledger: true, ..Self::over(store, queue) }
     }
 
-    /// A worker for a queue of a store without a ledger; [`WorkerBuilder::ledger`] names one elsewhere.
+    /// A worker for a queue of a store without a ledger; [`WorkerBuilder::ledger`] sets one in another store.
     pub fn over(store: Arc<dyn QueueAdmin>, queue: QueueName) -> WorkerBuilder {
         let source = QueueSource::new(store.clone(), queue.clone());
         WorkerBuilder { queue: Some((store, queue)), ..Self::from_source(Arc::new(source)) }
     }
 
-    /// A worker for any [`Source`]: a queue, a broker's topic, something of your own. Its name, policy and capabilities
-    /// are what [`Source::describe`] says. It has no ledger unless one is named.
+    /// A worker for any [`Source`]: a queue, a broker's topic, or your own. [`Source::describe`] supplies its name,
+    /// policy and capabilities. It has no ledger unless one is set.
     pub fn from_source(source: Arc<dyn Source>) -> WorkerBuilder {
         WorkerBuilder {
             source,
@@ -211,7 +211,7 @@ impl Worker {
 }
 
 impl WorkerBuilder {
-    /// What to run for each message: an async function of the message, read from JSON, and its context.
+    /// The handler of each message: an async function of the message, parsed from JSON, and its context.
     pub fn handler<T, F, Fut>(mut self, handler: F) -> Self
     where
         T: DeserializeOwned + Send + 'static,
@@ -223,7 +223,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// What to run for each message, given its bytes as they are.
+    /// The handler of each message, called with the unparsed bytes.
     pub fn raw_handler<F, Fut>(mut self, handler: F) -> Self
     where
         F: Fn(Bytes, Cx) -> Fut + Send + Sync + 'static,
@@ -234,7 +234,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// What to run for up to `max` messages at once; it returns one outcome each, in their order. On a FIFO queue a
+    /// The handler of up to `max` messages at once; it returns one outcome per message, in order. On a FIFO queue a
     /// batch holds messages of one group, in order. The batch counts as one for [`WorkerBuilder::concurrency`], and is
     /// stopped when all of its leases are lost.
     pub fn batch_handler<T, F, Fut, O>(mut self, max: usize, handler: F) -> Self
@@ -248,13 +248,13 @@ impl WorkerBuilder {
         self
     }
 
-    /// The guarantee; the queue's own when it is not set.
+    /// The guarantee. Default the queue's tier.
     pub fn tier(mut self, tier: Tier) -> Self {
         self.tier = Some(tier);
         self
     }
 
-    /// The ledger of the store that the source's queue lives in: a settle may end a claim in the same transaction.
+    /// The ledger of the store that holds the source's queue: a settle may end a claim in the same transaction.
     /// [`Worker::builder`] sets it.
     pub fn store_ledger(mut self, ledger: Arc<dyn Ledger>) -> Self {
         self.ledger = Some(ledger);
@@ -269,18 +269,20 @@ impl WorkerBuilder {
         self
     }
 
-    /// How many handlers run at once. Default 16.
+    /// Number of handlers that run at the same time. Default 16.
     pub fn concurrency(mut self, concurrency: usize) -> Self {
         self.concurrency = concurrency;
         self
     }
 
-    /// At most `max` at once of each group; messages without one are not limited. A FIFO queue keeps its own order.
+    /// Maximum number of concurrent runs per group; messages without a group are not limited. A FIFO queue keeps its
+    /// own order.
     pub fn per_group(self, max: usize) -> Self {
         self.per_key(max, |delivery| delivery.group.as_ref().map(|group| group.as_str().to_owned()))
     }
 
-    /// At most `max` at once of each key, as `of` says; where it says `None` there is no limit. Not for FIFO queues.
+    /// Maximum number of concurrent runs per key. `of` returns a delivery's key; `None` means no limit. Not for FIFO
+    /// queues.
     pub fn per_key(
         mut self,
         max: usize,
@@ -290,112 +292,112 @@ impl WorkerBuilder {
         self
     }
 
-    /// At most so many starts a second, evenly spread.
+    /// Maximum number of starts per second, evenly spread.
     pub fn per_second(mut self, per_second: f64) -> Self {
         self.per_second = Some(per_second);
         self
     }
 
-    /// How long deliveries and claims are leased; the queue's lease when it is not set. The heartbeat renews it at a
-    /// third, so it bounds how long a crash holds a message up, not how long a handler may run.
+    /// The lease of deliveries and claims. Default the queue's lease. The heartbeat renews it after a third of its
+    /// time, so it limits how long a crash delays a message, not how long a handler may run.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(LeaseLength::Fixed { ms: lease.as_millis() as u64 });
         self
     }
 
-    /// A lease that follows the handler's times, starting from the queue's.
+    /// A lease that adapts to the run times of the handler, starting from the queue's lease.
     pub fn lease_auto(mut self) -> Self {
         self.lease = Some(LeaseLength::Auto(AutoLease::default()));
         self.auto_from_queue = true;
         self
     }
 
-    /// A lease that follows the handler's times within given bounds.
+    /// A lease that adapts to the run times of the handler, within the given limits.
     pub fn lease_auto_with(mut self, auto: AutoLease) -> Self {
         self.lease = Some(LeaseLength::Auto(auto));
         self.auto_from_queue = false;
         self
     }
 
-    /// How long one run may take: then its heartbeats end, and it is stopped at its next await. Default no limit.
+    /// Time limit of one run: after it, heartbeats end and the run is stopped at its next await. Default no limit.
     pub fn run_max(mut self, run_max: Duration) -> Self {
         self.run_max = Some(run_max);
         self
     }
 
-    /// What to do about a key whose last run may or may not have acted. Default retry: right where the effect honours
-    /// [`Cx::derived_key`] or checks [`Cx::fence`].
+    /// What to do about a key whose last run may or may not have caused the effect. Default retry: right if the effect
+    /// is idempotent by [`Cx::derived_key`], or checks [`Cx::fence`].
     pub fn on_doubt(mut self, on_doubt: OnDoubt) -> Self {
         self.on_doubt = on_doubt;
         self
     }
 
-    /// What a handler's `Err` means. Default [`OnError::InDoubt`] at `effectively-once`, [`OnError::Retry`] at the other
-    /// tiers.
+    /// The meaning of a handler's `Err`. Default [`OnError::InDoubt`] at `effectively-once`, [`OnError::Retry`] at the
+    /// other tiers.
     pub fn on_error(mut self, on_error: OnError) -> Self {
         self.on_error = Some(on_error);
         self
     }
 
-    /// How long outcomes are kept for duplicates. 1 s to 366 days; default 4 days, or as long as
-    /// the message may be delivered again, by a redrive too.
+    /// How long outcomes are kept for duplicates. 1 s to 366 days; default 4 days, or as long as the message may be
+    /// delivered again, including by a redrive.
     pub fn outcome_ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
     }
 
-    /// How long the worker finishes what it has begun when it is told to stop. Default 30 s.
+    /// Drain timeout: how long running handlers may continue after the worker was told to stop. Default 30 s.
     pub fn drain(mut self, drain: Duration) -> Self {
         self.drain = drain;
         self
     }
 
-    /// A name for this worker in histories; a number that is new with every start is added to it. Default the
+    /// The name of this worker in message histories; a suffix that is unique for every start is added. Default the
     /// process id.
     pub fn consumer(mut self, name: impl Into<String>) -> Self {
         self.consumer = Some(name.into());
         self
     }
 
-    /// When the worker stops without being told to. Default never.
+    /// When the worker stops by itself. Default never.
     pub fn stop_when(mut self, stop_when: StopWhen) -> Self {
         self.stop_when = stop_when;
         self
     }
 
-    /// Calls this for each delivery that ended, once the store has answered. It must not block: settles wait for it.
+    /// Called for each ended delivery, after the store has answered. It must not block: settles wait for it.
     pub fn on_settled(mut self, tell: impl Fn(&Settlement<'_>) + Send + Sync + 'static) -> Self {
         self.on_settled = Some(Arc::new(tell));
         self
     }
 
-    /// The clock by which leases, pauses and bounds are counted. Default the machine's; a test passes its own.
+    /// The clock for leases, pauses and timeouts. Default the machine's; a test passes its own.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = Some(clock);
         self
     }
 
-    /// Calls this at every [`Point`] that a delivery passes: a testing aid, for example to kill the process there.
-    /// Costs nothing when it is not set.
+    /// Called at every [`Point`] that a delivery passes: a testing aid, for example to kill the process there. No cost
+    /// when it is not set.
     pub fn hook(mut self, hook: impl Fn(Point) + Send + Sync + 'static) -> Self {
         self.hooks.hook = Some(Arc::new(hook) as Hook);
         self
     }
 
-    /// Receives and settles through this instead of through the store itself, for example to inject faults.
+    /// Receives and settles through this source instead of the store itself, for example to inject faults.
     pub fn source(mut self, source: Arc<dyn Source>) -> Self {
         self.source = source;
         self
     }
 
-    /// Declares that the effect happens once for each [`Cx::derived_key`], whoever asks for it and how often. It
-    /// changes nothing but the check of the tier, which warns without it where doubt means another try.
+    /// Declares that the effect is idempotent by [`Cx::derived_key`]: it happens once per key, for any number of calls.
+    /// This only affects the tier check, which otherwise warns if a doubt leads to a retry.
     pub fn honours_derived_key(mut self) -> Self {
         self.honours_derived_key = true;
         self
     }
 
-    /// Asks the source to describe itself and checks everything: the settings, and whether the tier can hold.
+    /// Reads the source's description and checks everything: the settings, and whether the tier can hold.
     pub async fn build(self) -> Result<Worker, BuildError> {
         let handler = self.handler.clone().ok_or(BuildError::NoHandler)?;
         let described = self.source.describe().await?;
@@ -489,7 +491,7 @@ impl WorkerBuilder {
         Ok(Worker { shared: Arc::new(shared), finishes, warnings })
     }
 
-    /// Compares the tier with what store, ledger and handler can do; the warnings.
+    /// Compares the tier with the features of store, ledger and handler; returns the warnings.
     fn check_tier(
         &self,
         described: &SourceDescription,
@@ -542,7 +544,7 @@ impl WorkerBuilder {
     fn check_lease(&self, given_ms: Option<u64>, tier: Tier) -> Result<LeaseLength, BuildError> {
         let queue_ms = given_ms.filter(|ms| *ms > 0).unwrap_or(policy::LEASE_MS_DEFAULT);
         let lease = match self.lease {
-            // The check of the tier refuses it, as that of `hapax doctor` does.
+            // The tier check refuses it, as `hapax doctor` does.
             None if given_ms == Some(0) && tier != Tier::AtMostOnce => {
                 return Ok(LeaseLength::Fixed { ms: 0 });
             }
@@ -566,7 +568,7 @@ impl WorkerBuilder {
         Ok(lease)
     }
 
-    /// A name that no other start of any process has.
+    /// A name that is unique among all starts of all processes.
     fn check_consumer(&self) -> Result<String, BuildError> {
         let name = self.consumer.clone().unwrap_or_else(|| format!("worker-{}", std::process::id()));
         let fits = (1..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());

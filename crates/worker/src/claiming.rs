@@ -1,4 +1,4 @@
-//! Claims for deliveries, and waiting behind a duplicate that is at work.
+//! Claims for deliveries, and waiting for a running duplicate (a twin).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,29 +14,29 @@ use crate::outcome::{Ended, Stop};
 use crate::point::Point;
 use crate::state::{Turn, WorkerState};
 
-/// How long a delivery is put back at most whose twin is still at work after it waited for it: its next delivery waits
-/// again.
+/// Maximum delay of a delivery that is put back because its twin was still running after the wait. The next delivery
+/// waits again.
 const TWIN_DEFER_MS_MAX: u64 = 1_000;
 
-/// What a claim says about a delivery.
+/// What to do with a delivery after its claim.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// It may run.
     Run,
-    /// Another delivery with its key is at work.
+    /// Another delivery with the same key, its twin, is running.
     Twin { retry_after_ms: u64 },
-    /// It ends so without running.
+    /// It ends in this way without running.
     End(How),
 }
 
-/// Deliveries that wait for a twin. They hold no slot: what they wait for has one, here or elsewhere.
+/// Limits the deliveries that wait for a twin. They hold no slot: the twin has one, here or elsewhere.
 pub(crate) struct Twins {
     max: usize,
     count: AtomicUsize,
     left: Notify,
 }
 
-/// The place of one of them; given up when dropped.
+/// The permit of one waiting delivery; returned when dropped.
 pub(crate) struct TwinSeat(Arc<Twins>);
 
 impl Twins {
@@ -76,7 +76,7 @@ impl Drop for TwinSeat {
 }
 
 impl WorkerState {
-    /// Claims the keys of these.
+    /// Claims the keys of these deliveries.
     pub async fn claim(&self, jobs: &[Arc<Job>], wait_ms: u64) -> Vec<Verdict> {
         let Some(claims) = &self.claims else { unreachable!("checked when the worker was built") };
         let requests = jobs.iter().map(|job| self.claim_request(job, wait_ms)).collect();
@@ -104,7 +104,7 @@ impl WorkerState {
     }
 
     fn claim_request(&self, job: &Job, wait_ms: u64) -> ClaimRequest {
-        // A ledger elsewhere knows nothing of the delivery.
+        // A ledger in another store does not know the delivery.
         let queue = self.own_ledger.then(|| self.queue.clone()).flatten();
         let delivery = queue.map(|queue| (queue, job.delivery.receipt.clone()));
         ClaimRequest {
@@ -116,7 +116,7 @@ impl WorkerState {
         }
     }
 
-    /// An error: the ledger could not be asked.
+    /// An error: the ledger was unavailable.
     fn verdict(&self, job: &Job, answer: Answer) -> Result<Verdict, StoreError> {
         Ok(match answer {
             Answer::Granted(granted) => {
@@ -124,7 +124,7 @@ impl WorkerState {
                     self.stats.takeovers.add();
                 }
                 job.granted(granted);
-                // The claim may be due before anything that the heartbeat knew of so far.
+                // The claim may be due before all leases that the heartbeat knows so far.
                 self.holder.expect(job.lease.renew_at_us().min(job.lease.until_us()));
                 Verdict::Run
             }
@@ -156,7 +156,7 @@ impl WorkerState {
         })
     }
 
-    /// The ledger cannot be asked: nothing runs; the deliveries go back for a while, uncounted.
+    /// The ledger is unavailable: nothing runs; the deliveries are put back for a while without counting an attempt.
     fn fail_closed(&self, error: &StoreError) -> How {
         let failures = self.ledger_failures.fetch_add(1, Ordering::Relaxed);
         let queue = &self.env.name;
@@ -165,8 +165,8 @@ impl WorkerState {
         How::Defer { after_ms: fastrand::u64(ceiling_ms / 2..=ceiling_ms) }
     }
 
-    /// Claims again and waits until the twin has ended, at most as long as a ledger lets one wait. `None`: the worker
-    /// ends, or the lease of the delivery does.
+    /// Claims again and waits until the twin has ended, at most the ledger's maximum wait. `None`: the worker shuts
+    /// down, or the lease of the delivery ends.
     pub async fn claim_behind_twin(&self, job: &Arc<Job>) -> Option<Verdict> {
         let mut draining = self.draining.subscribe();
         tokio::select! {
@@ -177,7 +177,7 @@ impl WorkerState {
         }
     }
 
-    /// How a delivery ends whose twin is still at work.
+    /// The settle of a delivery whose twin is still running.
     pub fn defer_behind_twin(&self, retry_after_ms: u64) -> How {
         self.defer_for(retry_after_ms.min(TWIN_DEFER_MS_MAX))
     }

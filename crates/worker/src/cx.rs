@@ -1,4 +1,4 @@
-//! What a handler knows about its run.
+//! The context of a handler's run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,19 +14,19 @@ use tokio::time::Instant;
 use crate::auto::LeaseTime;
 use crate::point::{Hooks, Point};
 
-/// What all deliveries of a worker share.
+/// State shared by all deliveries of a worker.
 pub(crate) struct Env {
     /// The source's name.
     pub name: String,
     pub scope: Scope,
     pub ttl_ms: u64,
     pub timer: Timer,
-    /// How long deliveries and claims are leased now.
+    /// The current lease of deliveries and claims.
     pub lease: Arc<LeaseTime>,
     pub hooks: Hooks,
 }
 
-/// One delivery in its worker's hands.
+/// One delivery that the worker processes.
 pub(crate) struct Job {
     pub env: Arc<Env>,
     pub delivery: Delivery,
@@ -47,22 +47,22 @@ impl Job {
         Self { env, delivery, lease, received_us, began, has_token, entry, granted: OnceLock::new() }
     }
 
-    /// What the ledger knows the intended effect by.
+    /// Lookup key of the intended effect in the ledger.
     pub fn entry(&self) -> &EntryId {
         &self.entry
     }
 
-    /// The content of the message, hashed: another content under the same key is a mismatch.
+    /// Hash of the message's content: other content under the same key is a mismatch.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::new(blake3::hash(&self.delivery.body).to_hex()).expect("hex digits")
     }
 
-    /// Whether the right to act is gone, as far as can be known here.
+    /// Whether the right to act is lost, as far as this process can know.
     pub fn is_lost(&self) -> bool {
         self.lease.is_lost(self.env.timer.now_us())
     }
 
-    /// The span of its run: what the handler logs carries these fields.
+    /// The tracing span of its run: the handler's log records carry these fields.
     pub fn span(&self) -> tracing::Span {
         let (queue, message, attempt) = (&self.env.name, self.delivery.id, self.delivery.attempt);
         tracing::info_span!("delivery", %queue, message_id = %message, attempt)
@@ -111,51 +111,51 @@ impl Held for Job {
     }
 }
 
-/// The context of one run of a handler. Cheap to clone.
+/// The context of one run of a handler. Clones are cheap.
 ///
-/// When the lease is lost, the handler is dropped at its next `await`, and what it tries to record or settle is
-/// refused. What cannot be barred: code that blocks its thread until it awaits again, tasks that it spawned, and third
-/// parties that it has called. Pass [`Cx::fence`] or [`Cx::derived_key`] to those.
+/// When the lease is lost, the handler is dropped at its next `await`, and the store refuses its records and settles.
+/// Some effects cannot be prevented: code that blocks its thread until it awaits again, tasks that the handler spawned,
+/// and third parties that it has called. Pass [`Cx::fence`] or [`Cx::derived_key`] to those.
 #[derive(Clone)]
 pub struct Cx {
     pub(crate) job: Arc<Job>,
 }
 
 impl Cx {
-    /// Grows with every run for the same key: a sink that remembers the largest it has seen turns zombies away. It
-    /// does not undo what they did before.
+    /// Grows with every run for the same key: a system that remembers the largest one it has seen can refuse zombies.
+    /// It does not undo their earlier writes.
     pub fn fence(&self) -> Fence {
         self.job.grant().map_or(self.job.delivery.fence, |grant| grant.fence)
     }
 
-    /// This delivery's ordinal, from 1.
+    /// The number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.job.delivery.attempt
     }
 
-    /// The caller's identity for the intended effect.
+    /// Identifies the intended effect; chosen by the sender.
     pub fn idempotency_key(&self) -> &IdempotencyKey {
         &self.job.delivery.key
     }
 
-    /// Where the idempotency key comes from. A [`KeySource::MessageId`] covers redelivery, but not a producer that sent
+    /// The source of the idempotency key. [`KeySource::MessageId`] covers redelivery, but not a producer that sent
     /// twice.
     pub fn key_source(&self) -> KeySource {
         self.job.delivery.key_source
     }
 
-    /// The idempotency key with its scope: what the ledger knows this effect by.
+    /// The idempotency key with its scope: the lookup key of this effect in the ledger.
     pub fn entry_id(&self) -> &EntryId {
         &self.job.entry
     }
 
     /// The key for a call to another system on behalf of this message: the same in every attempt and for every
-    /// duplicate. `label` tells several such calls apart.
+    /// duplicate. `label` distinguishes several such calls.
     pub fn derived_key(&self, label: &str) -> IdempotencyKey {
         self.entry_id().derived_key(label)
     }
 
-    /// The message; the same in every attempt.
+    /// The message's id; the same in every attempt.
     pub fn message_id(&self) -> MessageId {
         self.job.delivery.id
     }
@@ -175,42 +175,42 @@ impl Cx {
         &self.job.delivery.attributes
     }
 
-    /// Everything about the delivery.
+    /// The delivery with all its fields.
     pub fn delivery(&self) -> &Delivery {
         &self.job.delivery
     }
 
-    /// Whether a run before this one ended without saying what it did: its effect may have happened.
+    /// Whether an earlier run lapsed or gave up: its effect may have happened.
     pub fn is_takeover(&self) -> bool {
         self.job.grant().is_some_and(|grant| grant.takeover)
     }
 
     /// When the lease ends unless a heartbeat renews it, or the time limit of the run, whichever comes first.
     pub fn deadline(&self) -> Instant {
-        // Thirty years stand for never.
+        // Thirty years represent "never".
         let far_us = 30 * 365 * 24 * 3600 * 1_000_000;
         let until_us = self.job.lease.until_us().min(self.job.lease.run_until_us());
         let left_us = until_us.saturating_sub(self.job.env.timer.now_us()).min(far_us);
         Instant::now() + Duration::from_micros(left_us)
     }
 
-    /// What is left until [`Cx::deadline`].
+    /// Time left until [`Cx::deadline`].
     pub fn remaining(&self) -> Duration {
         self.deadline().saturating_duration_since(Instant::now())
     }
 
-    /// Completes when this run is to stop: its lease is lost, its time is over, or the worker ends. The handler is
-    /// dropped at its next `await` anyway; this is for work that it has handed to other tasks.
+    /// Completes when this run has to stop: its lease is lost, its time limit is over, or the worker shuts down. The
+    /// handler is dropped at its next `await` anyway; this is for work that it has passed to other tasks.
     pub async fn cancelled(&self) {
         self.job.lease.cancelled().await;
     }
 
-    /// Whether this run is to stop. For loops that block their thread.
+    /// Whether this run has to stop. For loops that block their thread.
     pub fn is_cancelled(&self) -> bool {
         self.job.lease.stop().is_some()
     }
 
-    /// Marks the place of the effect for crash tests: [`Point::InEffect`]. Does nothing otherwise.
+    /// Marks the point of the effect for crash tests: [`Point::InEffect`]. Does nothing otherwise.
     pub async fn effect_point(&self) {
         if !self.job.env.hooks.none() {
             self.job.env.hooks.pass(Point::InEffect).await;

@@ -1,11 +1,11 @@
-//! How a run's end becomes a settle and the end of its claim. A pure function, and the table of the crate's
-//! documentation.
+//! Translates the end of a run into a settle and the end of its claim. A pure function; the crate's documentation has
+//! the same table.
 
 use hapax_core::{Ending, How, Json, OnDoubt, RecordedOutcome, Tier, policy};
 
 use crate::outcome::{Ended, OnError, Stop};
 
-/// What the worker's configuration says about it.
+/// The settings that the decision depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Policy {
     pub tier: Tier,
@@ -34,7 +34,7 @@ fn park(reason: &str) -> How {
     How::Park { reason: policy::cut(reason, policy::ERROR_BYTES_MAX).to_owned() }
 }
 
-/// How a duplicate of something that has ended is settled.
+/// How a duplicate of a recorded outcome is settled.
 pub(crate) fn replay(outcome: &RecordedOutcome) -> How {
     if !outcome.failed {
         return How::Ack;
@@ -59,7 +59,7 @@ impl Policy {
         Decision { how, ending: Ending::Doubt }
     }
 
-    /// Doubt that is not the message's fault: the attempt is not counted.
+    /// A doubt that the message did not cause: the attempt is not counted.
     fn uncounted_doubt(&self, error: &str) -> Decision {
         match self.doubt(error) {
             Decision { how: How::Retry { .. }, ending } => {
@@ -81,7 +81,8 @@ impl Policy {
     pub fn decide(&self, ended: Ended) -> Decision {
         match ended {
             Ended::Done(value) => {
-                // A value that is not JSON leaves a marker: the effect happened, so it must not run again.
+                // A value that cannot be written as JSON leaves a marker: the effect happened, so it must not run
+                // again.
                 let outcome = RecordedOutcome { failed: false, value, omitted_bytes: None };
                 Decision { how: How::Ack, ending: Ending::Complete { outcome, ttl_ms: self.ttl_ms } }
             }
@@ -95,7 +96,7 @@ impl Policy {
                 OnError::InDoubt => self.doubt(&error),
                 OnError::Reject => self.rejected(&error),
             },
-            // No claim is completed: the next version of the handler may understand it.
+            // The claim is not completed: a later version of the handler may be able to parse the body.
             Ended::Unparsable(reason) => Decision { how: reject(&reason), ending: Ending::Release },
             Ended::Deferred { after_ms, .. } => {
                 Decision { how: How::Defer { after_ms }, ending: Ending::Release }

@@ -1,4 +1,4 @@
-//! A handler under its leases.
+//! Runs a handler under its leases.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use hapax_claim::{HeartbeatEvents as _, Lease, Timer};
 use crate::outcome::{Ended, panic_text};
 use crate::stats::Stats;
 
-/// Runs a handler until it ends, panics, or is stopped at an await by all of its leases.
+/// Runs a handler until it ends, panics, or is stopped at an await because all of its leases have stopped.
 ///
 /// It looks at the clock itself before each step: a process that slept past its lease wakes all of its threads at once,
 /// and the handler must not act before the heartbeat has looked. `begin` is called right before the handler's first step;

@@ -1,4 +1,4 @@
-//! Handlers without their types.
+//! Untyped handlers.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,12 +13,12 @@ use crate::outcome::{Ended, IntoOutcome};
 
 pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Runs one delivery; the flag says whether its value is recorded.
+/// Runs one delivery; the flag tells whether its value is recorded.
 pub(crate) type RunOne = Arc<dyn Fn(&Arc<Job>, bool) -> Boxed<Ended> + Send + Sync>;
-/// Runs several deliveries; one answer each, in order.
+/// Runs several deliveries; returns one result each, in order.
 pub(crate) type RunMany = Arc<dyn Fn(&[Arc<Job>], bool) -> Boxed<Vec<Ended>> + Send + Sync>;
 
-/// What a worker runs.
+/// The handler of a worker.
 #[derive(Clone)]
 pub(crate) enum Handler {
     One(RunOne),
@@ -29,7 +29,7 @@ pub(crate) enum Handler {
     /// Commits its own effect together with the ledger entry.
     Transactional {
         run: RunOne,
-        /// What the entries survive.
+        /// The durability of the inbox's entries.
         inbox: LedgerCapabilities,
     },
 }
@@ -63,7 +63,7 @@ where
     Arc::new(move |job, record| {
         let (handler, job) = (handler.clone(), job.clone());
         Box::pin(async move {
-            // The value must not live across the await: it is the handler's.
+            // The value moves into the handler and must not be held across the await.
             let running = match parse::<T>(&job) {
                 Ok(value) => handler(value, Cx { job }),
                 Err(ended) => return ended,
@@ -119,7 +119,8 @@ where
             let outcomes = running.await;
             let given = outcomes.len();
             let mut outcomes = outcomes.into_iter().map(|outcome| Ended::of(outcome, record));
-            // Which outcome belongs to which message is anyone's guess then.
+            // Without one outcome per message, it is unknown which outcome belongs to which
+            // message.
             let unknown = || Ended::InDoubt {
                 error: format!(
                     "the batch handler returned {given} outcomes for {wanted} messages; return one each"

@@ -1,4 +1,4 @@
-//! One line that makes an async function idempotent, without a queue.
+//! Makes an async function idempotent with one call, without a queue.
 
 use std::fmt;
 use std::future::Future;
@@ -19,50 +19,50 @@ use crate::guard::guard;
 use crate::outcome::{Ended, OnError};
 use crate::stats::Stats;
 
-/// Why an idempotent call has no value to give.
+/// Why an idempotent call returns no value.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum IdempotentError<E> {
-    /// This run failed. Unless [`Idempotent::on_error`] says otherwise, the key is in doubt.
+    /// This run failed. Unless [`Idempotent::on_error`] is set, the key is in doubt.
     #[error("{0}")]
     Failed(E),
-    /// A run before this one failed for good.
+    /// An earlier run failed permanently.
     #[error("it failed before, for good: {reason}")]
     FailedBefore {
-        /// What was recorded.
+        /// The recorded reason.
         reason: String,
     },
-    /// Someone else is at it, and did not end within the time to wait.
+    /// Another holder is running, and did not end within the wait time.
     #[error("it is in progress elsewhere; ask again in {retry_after_ms} ms")]
     InProgress {
-        /// When to ask again.
+        /// When to retry.
         retry_after_ms: u64,
     },
-    /// A run before this one may have acted, and nobody has decided about it.
+    /// An earlier run may have caused the effect, and no operator has resolved the doubt.
     #[error("what became of a run before this one is in doubt; resolve the entry, or take over with `retry`")]
     InDoubt,
     /// The key was used for another request.
     #[error("the key was used before for a different request; use a new key for a new request")]
     Mismatch,
-    /// The claim passed to someone else while this ran; what it did is theirs to find out.
+    /// The claim was lost while this ran: another holder may have the key. This run may have caused the effect.
     #[error("the claim was lost while it ran; someone else holds the key")]
     Lost,
-    /// It was done before, but its value was too large to keep or cannot be read as this type.
+    /// The effect happened earlier, but its value was too large to keep or is not of this type.
     #[error("it was done before, but its value cannot be given again: {0}")]
     NoValue(String),
-    /// A setting or the key is not acceptable.
+    /// A setting or the key is not valid.
     #[error("{0}")]
     Invalid(String),
-    /// The ledger could not be asked: nothing was run.
+    /// The ledger was unavailable: nothing was run.
     #[error("the ledger could not be asked, so nothing was run: {0}")]
     Ledger(StoreError),
-    /// It ran, but its end could not be recorded: the key is in doubt until the ledger can be asked again.
+    /// The run ended, but its end could not be recorded: the key is in doubt.
     #[error("it ran, but the ledger could not record what came of it: {0}")]
     NotRecorded(StoreError),
 }
 
-/// Runs `run` once for an entry of a ledger: claimed, kept by heartbeats, completed with what it returns. Duplicates,
-/// concurrent ones too, get the same value and run nothing.
+/// Runs `run` once for an entry of a ledger: claims the key, renews it by heartbeats, and completes it with the
+/// returned value. Duplicates, including concurrent ones, get the same value and run nothing.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -111,7 +111,7 @@ pub struct Idempotent {
     clock: Option<Arc<dyn Clock>>,
 }
 
-/// What an idempotent run knows about itself.
+/// The context of an idempotent run.
 #[derive(Clone)]
 pub struct Run {
     id: EntryId,
@@ -125,19 +125,19 @@ impl Run {
         self.fence
     }
 
-    /// Whether a run before this one ended without saying what it did.
+    /// Whether an earlier run lapsed: its effect may have happened.
     pub fn is_takeover(&self) -> bool {
         self.takeover
     }
 
-    /// The key for a call to another system on behalf of this one.
+    /// The key for a call to another system on behalf of this run.
     pub fn derived_key(&self, label: &str) -> IdempotencyKey {
         self.id.derived_key(label)
     }
 }
 
 impl Idempotent {
-    /// A call for an entry of a ledger: lease 30 s, waits 20 s for a duplicate at work, kept 4 days.
+    /// A call for an entry of a ledger: lease 30 s, waits 20 s for a running duplicate, outcome kept for 4 days.
     pub fn new(ledger: Arc<dyn Ledger>, id: EntryId) -> Self {
         Self {
             ledger,
@@ -152,20 +152,20 @@ impl Idempotent {
         }
     }
 
-    /// What the request says; another request under the same key is refused.
+    /// The content of the request; a different one under the same key is refused.
     pub fn fingerprint_of(mut self, request: impl AsRef<[u8]>) -> Self {
         let hash = blake3::hash(request.as_ref()).to_hex();
         self.fingerprint = Some(Fingerprint::new(hash).expect("hex digits"));
         self
     }
 
-    /// How long the claim holds without a heartbeat: how long a crash holds the key up.
+    /// How long the claim lasts without a heartbeat. After a crash the key is blocked for this time.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease_ms = lease.as_millis() as u64;
         self
     }
 
-    /// How long to wait while someone else is at it. At most 20 s.
+    /// How long to wait while another holder is running. At most 20 s.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait_ms = wait.as_millis() as u64;
         self
@@ -177,27 +177,27 @@ impl Idempotent {
         self
     }
 
-    /// What to do about a key whose last run may or may not have acted. Default retry.
+    /// What to do about a key whose last run may or may not have caused the effect. Default retry.
     pub fn on_doubt(mut self, on_doubt: OnDoubt) -> Self {
         self.on_doubt = on_doubt;
         self
     }
 
-    /// What an `Err` of the run means. Default [`OnError::InDoubt`]: something may have happened, so that the next run is
-    /// told that it takes over, or is refused under [`OnDoubt::Park`].
+    /// The meaning of an `Err` of the run. Default [`OnError::InDoubt`]: the effect may have happened, so the next run
+    /// is a takeover, or is refused with [`OnDoubt::Park`].
     pub fn on_error(mut self, on_error: OnError) -> Self {
         self.on_error = Some(on_error);
         self
     }
 
-    /// The clock by which the lease is counted. Default the machine's; a test passes its own.
+    /// The clock for the lease. Default the machine's; a test passes its own.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = Some(clock);
         self
     }
 
-    /// Runs it, or gives what came of it before. A panic leaves the key in doubt and goes on; so does dropping this
-    /// before it is ready, once the lease has run out.
+    /// Runs the function, or returns the recorded outcome. A panic leaves the key in doubt and is propagated; if the
+    /// future is dropped early, the key is in doubt once the lease has run out.
     pub async fn run<R, E, F, Fut>(self, run: F) -> Result<R, IdempotentError<E>>
     where
         R: Serialize + DeserializeOwned + Send,
@@ -216,7 +216,8 @@ impl Idempotent {
             Claimed::Done(outcome) => return replay(&outcome),
         };
         let known = Run { id: self.id.clone(), fence: held.fence(), takeover: held.is_takeover() };
-        // The closure is called at the first poll, after the lease was looked at: its synchronous part acts, too.
+        // The closure is called at the first poll, after the check of the lease: its synchronous part may also have
+        // effects.
         let running = Box::pin(async move { run(known).await });
         let ended = guard(std::iter::once(held.lease()), &timer, &Stats::default(), || (), running).await;
         match ended {
@@ -227,12 +228,12 @@ impl Idempotent {
                 Ok(value)
             }
             Ok(Err(error)) => {
-                // What the caller learns is its own error, whether or not it could be recorded.
+                // The caller gets its own error, whether or not it could be recorded.
                 let _ = held.end(self.after_error(&error)).await;
                 Err(IdempotentError::Failed(error))
             }
             Err(ended) => {
-                // What never began has done nothing.
+                // A run that never started had no effect.
                 let ending = if let Ended::NotStarted(_) = ended { Ending::Release } else { Ending::Doubt };
                 let ended_so = held.end(ending).await;
                 if let Ended::Panicked(text) = ended {

@@ -1,4 +1,4 @@
-//! How much runs at once, and how often something starts.
+//! Limits on concurrent runs, and on starts per second.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -120,7 +120,7 @@ impl Drop for Slot {
     }
 }
 
-/// At most so many starts a second, evenly spread: a burst is a tenth of a second's worth.
+/// Maximum number of starts per second, evenly spread: a burst is at most a tenth of a second's worth.
 pub(crate) struct Rate {
     per_us: f64,
     burst: f64,
@@ -139,7 +139,7 @@ impl Rate {
         }
     }
 
-    /// Takes up to `max`; where none can be had, tells when to ask again.
+    /// Takes up to `max` starts. If there is none, the error is the time of the next one.
     pub fn take(&self, max: usize, now_us: u64) -> Result<usize, u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (tokens, then_us) = &mut *state;
@@ -177,10 +177,10 @@ impl Rate {
     }
 }
 
-/// What a delivery counts under; `None`: it is not limited.
+/// The key that a delivery counts for; `None`: it is not limited.
 pub(crate) type KeyOf = Arc<dyn Fn(&Delivery) -> Option<String> + Send + Sync>;
 
-/// At most so many at once for each key.
+/// Maximum number of concurrent runs per key.
 pub(crate) struct PerKey {
     of: KeyOf,
     max: usize,
@@ -199,9 +199,9 @@ struct Keys {
 pub(crate) enum Admission {
     Free,
     Turn(String),
-    /// It is kept and starts when its turn comes.
+    /// It is queued, and starts when its turn comes.
     Waits,
-    /// Too many wait already.
+    /// Too many deliveries are already waiting.
     Refused,
 }
 
@@ -230,7 +230,8 @@ impl PerKey {
         Admission::Waits
     }
 
-    /// A run of this key ended. Who waits for it longest takes its turn; otherwise the turn goes.
+    /// Call this when a run of the key has ended. The delivery that has waited longest takes over its permit; without
+    /// one the permit is freed.
     pub fn next(&self, key: &str) -> Option<Arc<Job>> {
         let mut keys = self.lock();
         if let Some(queue) = keys.waiting.get_mut(key) {
@@ -256,7 +257,7 @@ impl PerKey {
         self.lock().waiting_count > 0
     }
 
-    /// Everyone who waits; they wait no more.
+    /// Removes and returns all waiting deliveries.
     pub fn give_up(&self) -> Vec<Arc<Job>> {
         let mut keys = self.lock();
         keys.waiting_count = 0;

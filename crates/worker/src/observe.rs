@@ -1,11 +1,11 @@
-//! What a worker tells about its deliveries, and when it stops by itself.
+//! A worker's events for its deliveries, and the conditions to stop by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{Delivery, How, IdempotencyKey, Settled};
 
-/// How one delivery ended, as the store answered.
+/// The end of one delivery, with the store's answer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Settlement<'a> {
@@ -13,34 +13,34 @@ pub struct Settlement<'a> {
     pub delivery: &'a Delivery,
     /// Its idempotency key.
     pub key: &'a IdempotencyKey,
-    /// The handler was started for it; `false` for a replay, a deferral behind a duplicate at work, and the like.
+    /// The handler was started; `false` for a replay, a deferral behind a running duplicate, and similar ends.
     pub ran: bool,
-    /// How long this worker has had it.
+    /// How long this worker has held it.
     pub held: Duration,
-    /// How the worker settled it; at `at-most-once`, how it would have.
+    /// How the worker settled it; at `at-most-once`, how it would have settled it.
     pub how: &'a How,
-    /// The store's answer. `None`: refused, or never given; see `error`. At `at-most-once` it is acked from the start.
+    /// The store's answer. `None`: refused or missing; see `error`. At `at-most-once` the delivery is acked on receive.
     pub settled: Option<Settled>,
     /// Why it was not settled.
     pub error: Option<String>,
 }
 
-/// Called for each delivery that ended; see [`WorkerBuilder::on_settled`](crate::WorkerBuilder::on_settled).
+/// Called for each ended delivery; see [`WorkerBuilder::on_settled`](crate::WorkerBuilder::on_settled).
 pub type OnSettled = Arc<dyn Fn(&Settlement<'_>) + Send + Sync>;
 
-/// When a worker stops without being told to.
+/// When a worker stops by itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StopWhen {
     /// Only when it is told to.
     #[default]
     Told,
-    /// After one delivery that was not merely put back.
+    /// After one delivery that was not just put back.
     AfterOne,
-    /// When nothing can be received and nothing is being worked on here. Delayed messages are not waited for.
+    /// When the queue is empty and nothing is running here. The worker does not wait for delayed messages.
     Empty,
 }
 
-/// How far a worker is that stops after one delivery.
+/// The progress of a worker that stops after one delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum One {
     Free,

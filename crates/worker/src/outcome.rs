@@ -1,4 +1,4 @@
-//! What a handler says about its run: a value, not an exception.
+//! The result of a handler's run: a value, not an exception.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -7,9 +7,9 @@ pub(crate) use hapax_claim::Stop;
 use hapax_core::{Json, Tier};
 use serde::Serialize;
 
-/// What came of a handler's run.
+/// The result of a handler's run.
 ///
-/// A handler may return it, or a `Result` of its value, or a `Result` of a `HandlerOutcome` where it needs both `?` and
+/// A handler may return it, or a `Result` of its value, or a `Result` of a `HandlerOutcome` if it needs both `?` and
 /// more than success:
 ///
 /// ```
@@ -24,41 +24,41 @@ use serde::Serialize;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandlerOutcome<R> {
-    /// The effect happened. The value is recorded and given to duplicates (`effectively-once`, `transactional`).
+    /// The effect happened. The value is recorded and returned to duplicates (`effectively-once`, `transactional`).
     Done(R),
-    /// **Nothing happened**; try again. The key is free again at once.
+    /// **Nothing happened**; retry. The key is free again at once.
     Retry {
-        /// After so long; by the queue's policy when `None`.
+        /// The delay; that of the queue's policy when `None`.
         after: Option<Duration>,
-        /// Why, for the history of the message.
+        /// The error, for the history of the message.
         error: String,
     },
-    /// **Nothing happened**, and no retry will change that: to the dead letters. Duplicates are rejected alike.
+    /// **Nothing happened**, and no retry will change that: to the dead letters. Duplicates are rejected too.
     Reject {
-        /// Why.
+        /// The reason, kept with the dead letter.
         reason: String,
     },
-    /// Something may have happened, for example when a call to a third party timed out. The next run is told that it
-    /// takes over, or the message is parked; see [`OnDoubt`](hapax_core::OnDoubt).
+    /// The effect may have happened, for example when a call to a third party timed out. The next run is a takeover, or
+    /// the message is parked; see [`OnDoubt`](hapax_core::OnDoubt).
     InDoubt {
-        /// What is known.
+        /// The known facts.
         error: String,
     },
-    /// **Nothing happened**, and it is not the message's fault: put back for a while, without counting the attempt. The
+    /// **Nothing happened**, and the message is not the cause: put back for a while, without counting the attempt. The
     /// key is free again at once.
     Defer {
         /// How long the message is invisible.
         after: Duration,
-        /// Why, for the log.
+        /// The reason, for the log.
         reason: String,
     },
-    /// The handler was told to stop, by the end of its process for example, and something may have happened. As
+    /// The handler was told to stop, for example because its process ends, and the effect may have happened. As
     /// [`InDoubt`](Self::InDoubt), but the attempt is not counted.
     Interrupted {
-        /// What is known.
+        /// The known facts.
         error: String,
     },
-    /// An error that says neither; [`OnError`] decides. What an `Err` becomes.
+    /// An error that tells neither; [`OnError`] decides. An `Err` becomes this.
     Failed {
         /// The error.
         error: String,
@@ -66,58 +66,58 @@ pub enum HandlerOutcome<R> {
 }
 
 impl<R> HandlerOutcome<R> {
-    /// Nothing happened; try again by the queue's policy.
+    /// Nothing happened; retry after the delay of the queue's policy.
     pub fn retry(error: impl Display) -> Self {
         Self::Retry { after: None, error: error.to_string() }
     }
 
-    /// Nothing happened; try again after so long.
+    /// Nothing happened; retry after this delay.
     pub fn retry_after(after: Duration, error: impl Display) -> Self {
         Self::Retry { after: Some(after), error: error.to_string() }
     }
 
-    /// Nothing happened, and nothing will.
+    /// Nothing happened, and no retry will change that.
     pub fn reject(reason: impl Display) -> Self {
         Self::Reject { reason: reason.to_string() }
     }
 
-    /// Nothing happened, and it is not the message's fault: put back, uncounted.
+    /// Nothing happened, and the message is not the cause: put back without counting the attempt.
     pub fn defer(after: Duration, reason: impl Display) -> Self {
         Self::Defer { after, reason: reason.to_string() }
     }
 
-    /// Something may have happened.
+    /// The effect may have happened.
     pub fn in_doubt(error: impl Display) -> Self {
         Self::InDoubt { error: error.to_string() }
     }
 }
 
-/// What a handler's error, an `Err` that says nothing about its effect, means.
+/// The meaning of a handler's `Err`, which does not tell whether the effect happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OnError {
     /// Nothing happened: retried by the queue's policy. The default below `effectively-once`, and at `transactional`,
     /// where an error rolls everything back.
     Retry,
-    /// Something may have happened: retried, and told so; or parked. The default at `effectively-once`, where a wrong
-    /// guess is a second effect.
+    /// The effect may have happened: the next run is a takeover, or the message is parked. The default at
+    /// `effectively-once`, where a wrong assumption would cause a second effect.
     InDoubt,
-    /// No retry will change it.
+    /// Nothing happened, and no retry will change that.
     Reject,
 }
 
 impl OnError {
-    /// What an error means at a tier unless the worker's builder says otherwise.
+    /// The default meaning of an error at a tier.
     pub fn default_at(tier: Tier) -> Self {
         if tier == Tier::EffectivelyOnce { Self::InDoubt } else { Self::Retry }
     }
 }
 
-/// What a handler may return: a [`HandlerOutcome`], a `Result` of a value or of an outcome, or nothing.
+/// The possible return types of a handler: a [`HandlerOutcome`], a `Result` of a value or of an outcome, or nothing.
 pub trait IntoOutcome: Send {
-    /// What is recorded for duplicates.
+    /// The value that is recorded for duplicates.
     type Value: Serialize;
 
-    /// Says it as an outcome.
+    /// Converts the return value into an outcome.
     fn into_outcome(self) -> HandlerOutcome<Self::Value>;
 }
 
@@ -143,7 +143,7 @@ impl<R: Serialize + Send, E: Display + Send> IntoOutcome for Result<R, E> {
     fn into_outcome(self) -> HandlerOutcome<R> {
         match self {
             Ok(value) => HandlerOutcome::Done(value),
-            // The alternate form of widely used error types has the causes too.
+            // The alternate form of widely used error types includes their causes.
             Err(error) => HandlerOutcome::Failed { error: format!("{error:#}") },
         }
     }
@@ -157,10 +157,10 @@ impl<R: Serialize + Send, E: Display + Send> IntoOutcome for Result<HandlerOutco
     }
 }
 
-/// An outcome without its type: what the worker acts on.
+/// An untyped outcome, on which the worker acts.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// The value's JSON, where the tier records it.
+    /// The value's JSON, if the tier records it.
     Done(Option<Json>),
     Retry {
         after_ms: Option<u64>,
@@ -180,32 +180,32 @@ pub(crate) enum Ended {
         after_ms: u64,
         reason: String,
     },
-    /// Something may have happened; the attempt is not counted.
+    /// The effect may have happened; the attempt is not counted.
     Interrupted {
         error: String,
     },
-    /// The body does not fit the handler's type; the handler did not run.
+    /// The body cannot be parsed as the handler's type; the handler did not run.
     Unparsable(String),
     Panicked(String),
     /// Stopped at an await.
     Stopped(Stop),
-    /// Stopped before its first step: nothing happened.
+    /// Stopped before the first poll: nothing happened.
     NotStarted(Stop),
-    /// It was done before; the handler did not run.
+    /// The outcome was recorded earlier; the handler did not run.
     Replayed(hapax_core::RecordedOutcome),
-    /// The key was used before for another body; the handler did not run.
+    /// The key was used earlier for another body; the handler did not run.
     Mismatch(String),
     /// An operator has to decide about the key first; the handler did not run.
     Held(String),
 }
 
 impl Ended {
-    /// Whether there was a run, or a claim for one.
+    /// Whether there was a run, or a claim for a run.
     pub fn ran(&self) -> bool {
         !matches!(self, Self::Replayed(_) | Self::Mismatch(_) | Self::Held(_))
     }
 
-    /// Takes the type off; the value is written as JSON only where `record` asks for it.
+    /// Removes the type; the value is written as JSON only if `record` is set.
     pub fn of<O: IntoOutcome>(outcome: O, record: bool) -> Self {
         match outcome.into_outcome() {
             HandlerOutcome::Done(value) => Self::Done(record.then(|| Json::of(&value).ok()).flatten()),
@@ -223,7 +223,7 @@ impl Ended {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));

@@ -1,4 +1,4 @@
-//! Named points in a delivery's life, where tests stop or kill the process.
+//! Named points of a delivery's processing, where tests stop or kill the process.
 
 use std::fmt;
 use std::future::pending;
@@ -17,23 +17,23 @@ use tokio::sync::Notify;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Point {
-    /// The delivery was received, nothing was done with it.
+    /// The delivery was received; nothing else has happened.
     AfterReceive,
-    /// The claim was given, the handler has not started (`effectively-once`).
+    /// The claim was granted; the handler has not started (`effectively-once`).
     AfterClaim,
     /// The handler is about to start.
     BeforeEffect,
     /// Inside the handler, where it calls [`Cx::effect_point`](crate::Cx::effect_point).
     InEffect,
-    /// The handler has returned, nothing is recorded.
+    /// The handler has returned; nothing is recorded.
     AfterEffect,
-    /// Business write and outcome are written, their transaction is not committed (`transactional`).
+    /// Business write and outcome are written; their transaction is not committed (`transactional`).
     BeforeCommit,
-    /// The transaction is committed, the delivery is not settled (`transactional`).
+    /// The transaction is committed; the delivery is not settled (`transactional`).
     AfterCommit,
     /// The outcome is about to be recorded and the delivery settled.
     BeforeSettle,
-    /// The claim has ended, the delivery is not settled (`effectively-once` with its ledger in another store).
+    /// The claim has ended; the delivery is not settled (`effectively-once` with its ledger in another store).
     AfterComplete,
     /// The delivery is settled.
     AfterSettle,
@@ -90,23 +90,23 @@ impl FromStr for Point {
 /// Called at every point that a delivery passes.
 pub type Hook = Arc<dyn Fn(Point) + Send + Sync>;
 
-/// Stands still at a point for ever, as a crash does, for tests inside one process.
+/// Stops at a point and never continues, like a crash, for tests inside one process.
 pub(crate) struct Halt {
     pub at: Point,
     pub reached: Notify,
 }
 
-/// Who wants to know about points.
+/// The observers of points.
 #[derive(Clone, Default)]
 pub(crate) struct Hooks {
     pub hook: Option<Hook>,
     pub halt: Option<Arc<Halt>>,
-    /// Wants to know what came of each delivery.
+    /// Receives the result of each delivery.
     pub observer: Option<crate::testing::Observer>,
 }
 
 impl Hooks {
-    /// Passes a point.
+    /// Reports that a delivery passes a point.
     pub async fn pass(&self, point: Point) {
         if let Some(hook) = &self.hook {
             hook(point);
@@ -117,7 +117,7 @@ impl Hooks {
         }
     }
 
-    /// Passes a point on a thread that may block. `false`: the process is taken to have died here.
+    /// Reports a point from a thread that may block. `false`: the process is treated as dead from here.
     pub fn pass_blocking(&self, point: Point) -> bool {
         if let Some(hook) = &self.hook {
             hook(point);

@@ -1,5 +1,5 @@
-//! Tells the store how deliveries ended: a collector that groups what is ready, so that an idle worker does not wait
-//! and a busy one shares its calls.
+//! Settles ended deliveries. A collector groups those that are ready: an idle worker does not wait, and a busy one
+//! needs fewer calls.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,31 +12,31 @@ use crate::cx::Job;
 use crate::point::Point;
 use crate::state::WorkerState;
 
-/// The most settles in one call.
+/// Maximum number of settles in one call.
 const BATCH_MAX: usize = 256;
-/// How long a settle is repeated before it is given up and the message returns by its lease.
+/// How long a settle is retried. After that it is abandoned, and the message returns when its lease ends.
 const SETTLE_MS_MAX: u64 = 60_000;
-/// The longest that one call may take.
+/// Timeout of one call.
 const CALL_MS_MAX: u64 = 30_000;
 
-/// A delivery that ended.
+/// An ended delivery.
 pub(crate) struct Finish {
     pub job: Arc<Job>,
     pub how: How,
-    /// How its claim ends, if it has one that is still to end.
+    /// How its claim ends, if it has one that has not ended yet.
     pub ending: Option<Ending>,
-    /// How the claim of a run was meant to end, for tests that look on.
+    /// How the claim of a run was meant to end, for the observer of a trial.
     pub ran: Option<Ending>,
-    /// Who wants to know what came of it; `None` if it failed.
+    /// Receives the effect of the settle; `None` if it failed.
     pub tell: Option<oneshot::Sender<Option<Settled>>>,
 }
 
-/// Settles until nobody can send any more.
+/// Settles until all senders are dropped.
 pub(crate) async fn collect(shared: Arc<WorkerState>, mut finishes: mpsc::UnboundedReceiver<Finish>) {
     let mut batch = Vec::new();
     while finishes.recv_many(&mut batch, BATCH_MAX).await > 0 {
         if batch.len() < BATCH_MAX / 4 {
-            // What is about to end ends now; with nothing else to run this costs nothing.
+            // Lets other tasks end first, to settle them in the same call; costs nothing if there are none.
             tokio::task::yield_now().await;
             while batch.len() < BATCH_MAX
                 && let Ok(more) = finishes.try_recv()
@@ -48,10 +48,10 @@ pub(crate) async fn collect(shared: Arc<WorkerState>, mut finishes: mpsc::Unboun
     }
 }
 
-/// What is left to do with a finish, and what is known about it.
+/// A delivery that is not settled yet.
 struct Open {
     finish: Finish,
-    /// A settle for it was sent and not answered: it may have happened.
+    /// A settle for it was sent without an answer: it may have taken effect.
     unknown: bool,
 }
 
@@ -90,7 +90,7 @@ impl WorkerState {
         }
     }
 
-    /// One call; what must be sent again.
+    /// Makes one call; returns the settles to send again.
     async fn settle_once(&self, mut open: Vec<Open>, tries: u32, deadline_us: u64) -> Vec<Open> {
         let settles = open.iter().map(|one| self.as_settle(&one.finish)).collect();
         let call = self.timer().timeout(CALL_MS_MAX, self.source.finish(settles)).await;
@@ -107,7 +107,7 @@ impl WorkerState {
             Err(error) => error,
         };
         if !error.is_retryable() && open.len() > 1 {
-            // One of them is unacceptable; the others need not suffer.
+            // One of them is invalid; settle each on its own, so that the others succeed.
             let mut again = Vec::new();
             for one in open {
                 again.append(&mut Box::pin(self.settle_once(vec![one], tries, deadline_us)).await);
@@ -168,7 +168,7 @@ impl WorkerState {
         }
     }
 
-    /// Acts on one answer; what is to be sent instead, if anything.
+    /// Handles one result; returns a settle to send instead, if any.
     fn answered(&self, one: Open, answer: Result<Settled, SettleError>) -> Option<Open> {
         let Open { finish, unknown } = one;
         match answer {
@@ -181,7 +181,7 @@ impl WorkerState {
             Err(SettleError::Claim(error)) if finish.ending.is_some() => {
                 self.stats.stale_settles.add();
                 tracing::warn!(%error, id = %finish.job.delivery.id, "an outcome was refused: the claim passed to another holder");
-                // Its next delivery finds out what the other holder made of it.
+                // The next delivery finds the outcome of the other holder.
                 let how = How::Defer { after_ms: 0 };
                 Some(Open { finish: Finish { how, ending: None, ..finish }, unknown })
             }
@@ -191,7 +191,8 @@ impl WorkerState {
                 | SettleError::NotInFlight
                 | SettleError::Dead),
             ) if unknown => {
-                // Only an acked message is gone. Whatever else it was, those behind it in its group must not go on.
+                // Only an acked message is gone. In any other case the messages behind it in its group must not
+                // continue.
                 let acked = finish.how == How::Ack && error == SettleError::Gone;
                 self.over(finish, acked.then_some(Settled::Acked), Some(error.to_string()));
                 None
@@ -212,7 +213,7 @@ impl WorkerState {
         }
     }
 
-    /// The ledger is elsewhere: claims end before their deliveries do. A stale token blocks the ack.
+    /// The ledger is in another store: claims end before their deliveries are settled. A stale token prevents the ack.
     async fn end_claims(&self, open: &mut [Open]) {
         let Some(claims) = &self.claims else { return };
         let (mut places, mut ends) = (Vec::new(), Vec::new());
@@ -245,7 +246,7 @@ impl WorkerState {
         }
     }
 
-    /// Waits before a repetition: 20 ms, doubled up to 2 s, with jitter.
+    /// Waits before a retry: 20 ms, doubled up to 2 s, with jitter.
     async fn pause(&self, tries: u32) {
         let ceiling_ms = (20u64 << tries.min(7)).min(2_000);
         self.timer().sleep_ms(fastrand::u64(ceiling_ms / 2..=ceiling_ms)).await;
@@ -255,7 +256,7 @@ impl WorkerState {
         self.abandoned.load(Ordering::SeqCst)
     }
 
-    /// Nothing is left to do with a delivery.
+    /// Completes the processing of a delivery.
     fn over(&self, finish: Finish, settled: Option<Settled>, error: Option<String>) {
         if let Some(observer) = &finish.job.env.hooks.observer {
             let (how, ending) = (finish.how.clone(), finish.ran.clone());
@@ -267,7 +268,7 @@ impl WorkerState {
         }
         self.settled(&finish.job, &finish.how, settled, error);
         if let Some(tell) = finish.tell {
-            // A lane that went away does not want to know.
+            // The lane may have ended already.
             let _ = tell.send(settled);
         }
     }
@@ -286,7 +287,7 @@ fn claim_end(finish: &Finish) -> Option<ClaimEnd> {
     Some(ClaimEnd { id: id.clone(), token: token.clone(), ending })
 }
 
-/// One line for each attempt that failed: which, why, and what comes next.
+/// Logs one line for each failed attempt: the message, the cause, and the next step.
 fn log_failure(finish: &Finish, settled: Settled) {
     let (How::Retry { error: Some(error), .. } | How::Reject { reason: error } | How::Park { reason: error }) =
         &finish.how

@@ -1,4 +1,4 @@
-//! One delivery's life: claimed, run, ended.
+//! The life of one delivery: claimed, run, ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use crate::point::Point;
 use crate::settle::Finish;
 use crate::stats::Stats;
 
-/// Everything that the tasks of one worker share.
+/// State shared by all tasks of one worker.
 pub(crate) struct WorkerState {
     pub env: Arc<Env>,
     pub source: Arc<dyn Source>,
-    /// The Hapax queue behind the source.
+    /// The Hapax queue behind the source, if there is one.
     pub queue: Option<QueueName>,
-    /// Where keys are claimed (`effectively-once`).
+    /// The ledger's claims (`effectively-once`).
     pub claims: Option<Claims>,
     pub owners: Owners,
     /// The ledger is the queue's own store.
@@ -37,7 +37,7 @@ pub(crate) struct WorkerState {
     /// A settle ends the claim in the same transaction.
     pub same_store: bool,
     pub fifo: bool,
-    /// Deliveries are held by leases.
+    /// The source's deliveries have leases.
     pub leased: bool,
     pub policy: Policy,
     pub handler: Handler,
@@ -60,7 +60,7 @@ pub(crate) struct WorkerState {
     pub draining: watch::Sender<bool>,
     pub stop_when: StopWhen,
     pub one: watch::Sender<One>,
-    /// When the last of those comes back that were put back because of a twin.
+    /// When the last delivery that was deferred behind a twin returns.
     pub returns_us: AtomicU64,
     pub on_settled: Option<OnSettled>,
 }
@@ -79,7 +79,7 @@ impl WorkerState {
         recorded || self.env.hooks.observer.is_some()
     }
 
-    /// Takes deliveries in. `true` if some had to be put back because too many of their key wait.
+    /// Starts processing deliveries. `true` if some were put back because too many of their key are waiting.
     pub fn start(self: &Arc<Self>, deliveries: Vec<Delivery>, asked_us: u64) -> bool {
         self.stats.delivered.add_many(deliveries.len());
         let answered_us = self.timer().now_us();
@@ -116,7 +116,7 @@ impl WorkerState {
         if self.fifo { by_group(jobs) } else { vec![jobs] }
     }
 
-    /// Starts what may start; the rest waits for its key, or goes back.
+    /// Starts the deliveries that their key's limit allows; the others wait for their turn or are put back.
     fn admit(self: &Arc<Self>, jobs: Vec<Arc<Job>>) -> bool {
         let mut starting = Vec::with_capacity(jobs.len());
         let mut refused = false;
@@ -208,7 +208,7 @@ impl WorkerState {
         let (mut running, mut blocked) = (Vec::with_capacity(jobs.len()), false);
         for (job, verdict) in jobs.into_iter().zip(verdicts) {
             match verdict {
-                // In a FIFO group no message overtakes one that goes back.
+                // In a FIFO group no message may overtake one that is put back.
                 Verdict::Run if blocked => self.end(job, Ended::NotStarted(Stop::Lost), None),
                 Verdict::Run => running.push(job),
                 Verdict::Twin { retry_after_ms } if blocked || (self.fifo && !running.is_empty()) => {
@@ -248,7 +248,7 @@ impl WorkerState {
     pub async fn run(&self, job: &Arc<Job>) -> Ended {
         let run: &RunOne = match &self.handler {
             Handler::One(run) | Handler::Transactional { run, .. } => run,
-            // One that waited for its twin is a batch of one.
+            // A delivery that waited for its twin is a batch of one.
             Handler::Many { run, .. } => {
                 let ended = self.run_many(run, std::slice::from_ref(job)).await.pop();
                 return ended.unwrap_or(Ended::NotStarted(Stop::Lost));
@@ -324,7 +324,7 @@ impl WorkerState {
         self.finish(job, how, None, None);
     }
 
-    /// Puts back a delivery that never got its turn.
+    /// Puts back a delivery that was never started.
     pub fn put_back(&self, job: Arc<Job>) {
         self.end(job, Ended::NotStarted(Stop::Drained), None);
     }
@@ -359,11 +359,11 @@ impl WorkerState {
         }
         job.lease.enter(Phase::Settling);
         self.unsettled.fetch_add(1, Ordering::SeqCst);
-        // The collector lives as long as the worker; behind that nothing is settled any more.
+        // The collector runs as long as the worker; after that nothing is settled any more.
         let _ = self.finishes.send(Finish { job, how, ending, ran, tell });
     }
 
-    /// Tells how a delivery ended.
+    /// Reports how a delivery ended.
     pub fn settled(&self, job: &Job, how: &How, settled: Option<Settled>, error: Option<String>) {
         let ran = job.began.load(Ordering::SeqCst);
         if let Some(tell) = &self.on_settled {
@@ -372,7 +372,8 @@ impl WorkerState {
             tell(&Settlement { delivery, key, ran, held, how, settled, error });
         }
         if self.stop_when == StopWhen::AfterOne {
-            // Another run of its key is not over, or the ledger cannot be asked: it was not its turn.
+            // The delivery was put back without a run: another run of its key is not over, or the ledger was
+            // unavailable.
             let put_back = !ran && matches!(how, How::Defer { .. });
             self.one.send_replace(if put_back { One::Free } else { One::Done });
         }
@@ -432,7 +433,8 @@ impl WorkerState {
     }
 }
 
-/// The right of one delivery to run: a slot, and its key's turn. Dropped, it starts the next one that waits for it.
+/// The right of one delivery to run: a slot, and one of its key's permits. Dropping it starts the next delivery that
+/// waits for the key.
 pub(crate) struct Turn {
     pub slot: Option<Slot>,
     key: Option<String>,

@@ -1,4 +1,4 @@
-//! What a worker has done, readable while it runs.
+//! A worker's counters, readable while it runs.
 
 use hapax_claim::{HeartbeatEvents, Stop};
 use serde::Serialize;
@@ -28,44 +28,44 @@ hapax_core::process_counters! {
     pub struct Counts, counted by pub(crate) struct Stats, is "hapax_worker", labels ["queue"];
     /// Deliveries received.
     delivered,
-    /// Handler runs that ended well.
+    /// Handler runs that succeeded.
     done,
-    /// Deliveries given back for another attempt.
+    /// Deliveries returned for another attempt.
     retried,
     /// Deliveries rejected: by the handler, or because they do not fit it.
     rejected,
     /// Duplicates that got the recorded outcome; their handler did not run.
     replayed,
-    /// Deliveries put back uncounted, because their key was in progress or their turn did not come.
+    /// Deliveries put back without counting an attempt, because their key was in progress or their turn did not come.
     deferred,
-    /// Claims that were left in doubt: a panic, a time limit, a cancellation, or the handler said so.
+    /// Claims left in doubt, because of a panic, a time limit, a cancellation, or the handler's own outcome.
     in_doubt,
-    /// Claims taken over from a holder that lapsed.
+    /// Claims taken over from a holder whose lease lapsed.
     takeovers,
     /// Messages parked because their key is in doubt.
     parked,
-    /// Keys that were used before for another body.
+    /// Deliveries whose key was used earlier for another body.
     mismatches,
     /// Leases lost while their handler ran or waited.
     lost_leases,
-    /// Settles that the store refused because the lease had passed to someone else.
+    /// Settles that the store refused because another consumer had the lease.
     stale_settles,
     /// Handler runs that panicked.
     panics,
-    /// Handler runs that took longer than `run_ms_max`.
+    /// Handler runs that exceeded `run_max`.
     timeouts,
-    /// Deliveries put back because the ledger could not be asked.
+    /// Deliveries put back because the ledger was unavailable.
     fail_closed,
-    /// Settles whose lease had less than a fifth left.
+    /// Settles with less than a fifth of the lease left.
     near_expiry,
-    /// Settles that were repeated because the store's answer was not known.
+    /// Settles that were repeated because their outcome was unknown.
     settle_repeats,
-    /// Settles that were given up because the store did not answer in time; the messages return.
+    /// Settles that were abandoned because the store did not answer in time; the messages return.
     settle_failures,
     /// Receives that failed.
     receive_errors,
-    /// Heartbeats sent, each for everything that was due.
+    /// Heartbeats sent, each for all leases that were due.
     heartbeats,
-    /// Heartbeats that the store did not answer well.
+    /// Heartbeats that failed or got no answer in time.
     heartbeat_errors,
 }

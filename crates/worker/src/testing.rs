@@ -1,6 +1,5 @@
-//! Helpers for testing handlers: run one delivery and look at what came of it, send a duplicate, crash at a named
-//! point and deliver again. They run the real worker over whatever store you pass, for example an embedded one in a
-//! temporary folder.
+//! Helpers for testing handlers: run one delivery and inspect its result, send a duplicate, crash at a named point and
+//! deliver again. They run the real worker over any store, for example an embedded one in a temporary folder.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -53,12 +52,12 @@ use crate::builder::{BuildError, WorkerBuilder};
 use crate::point::{Halt, Point};
 use crate::worker::Stopped;
 
-/// The lease of a trial: a crash holds its message up for so long.
+/// The lease of a trial: a crash delays its message by this time.
 const LEASE_MS: u64 = 1_000;
-/// A delivery that does not come, or does not end, within so long fails the trial.
+/// Timeout for a delivery to arrive and to end.
 const PATIENCE_MS: u64 = 60_000;
 
-/// Why a trial could not be made.
+/// Why a trial failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TrialError {
@@ -71,40 +70,40 @@ pub enum TrialError {
     /// The message was not accepted.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// The worker could not go on.
+    /// The worker stopped because of an error.
     #[error(transparent)]
     Stopped(Box<Stopped>),
     /// The worker is built from a source that a trial cannot send to.
     #[error("the worker has a source of its own; send to that, then call `run` or `crash_at`")]
     NoQueue,
-    /// Nothing was delivered, or it did not end.
+    /// No message was delivered, or the delivery did not end.
     #[error(
         "nothing was delivered and settled within {PATIENCE_MS} ms; is a message there, and the handler not stuck?"
     )]
     Nothing,
-    /// The delivery ended before it came to the point.
+    /// The delivery ended before it reached the point.
     #[error("the delivery ended without passing {0}; does its tier have that point?")]
     NotPassed(Point),
 }
 
-/// What came of one delivery.
+/// The result of one delivery.
 #[derive(Debug, Clone)]
 pub struct Ran {
     /// How the delivery was settled; for `at-most-once`, how it would have been.
     pub how: How,
-    /// How its claim was to end; `None` if the handler did not run.
+    /// How its claim was meant to end; `None` if the handler did not run.
     pub ending: Option<Ending>,
-    /// What the store made of it; `None` if it refused, or there was nothing to settle.
+    /// The effect of the settle; `None` if the store refused it, or there was nothing to settle.
     pub settled: Option<Settled>,
 }
 
 impl Ran {
-    /// The handler ran and said done.
+    /// The handler ran and succeeded.
     pub fn is_done(&self) -> bool {
         self.how == How::Ack && self.ending.is_some()
     }
 
-    /// It was done before: acked, and the handler did not run.
+    /// The outcome was recorded earlier: acked without running the handler.
     pub fn is_replay(&self) -> bool {
         self.how == How::Ack && self.ending.is_none()
     }
@@ -114,7 +113,7 @@ impl Ran {
         self.ending.is_none() && matches!(self.how, How::Defer { .. })
     }
 
-    /// What the handler returned, as it is recorded. An error says what came instead.
+    /// The handler's return value, as recorded. The error describes any other result.
     pub fn value<R: DeserializeOwned>(&self) -> Result<R, String> {
         match &self.ending {
             Some(Ending::Complete { outcome, .. }) if !outcome.failed => {
@@ -126,7 +125,7 @@ impl Ran {
     }
 }
 
-/// Tells a trial what came of its delivery, once it has passed its last point.
+/// Reports the result of a delivery to a trial, after the delivery has passed its last point.
 #[derive(Clone)]
 pub(crate) struct Observer {
     ended: Arc<Mutex<Vec<Ran>>>,
@@ -145,7 +144,7 @@ impl Observer {
 
     pub fn passed(&self) {
         for ran in self.ended.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // A trial that is over does not want to know.
+            // The trial may have ended already.
             let _ = self.tell.send(ran);
         }
     }
@@ -157,7 +156,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Tries a worker, put together as for production but for its lease of 1 s.
+    /// Tests a worker that is configured as for production, except for a lease of 1 s.
     pub fn new(builder: WorkerBuilder) -> Self {
         Self { builder: builder.concurrency(1).lease(Duration::from_millis(LEASE_MS)) }
     }
@@ -184,8 +183,8 @@ impl Trial {
         self.crash_at(at).await
     }
 
-    /// Runs the next delivery to its end. One that meets its key in progress, as shortly after a crash, is waited
-    /// for.
+    /// Runs the next delivery to its end. If its key is in progress, for example shortly after a crash, this waits for
+    /// the next delivery.
     pub async fn run(&self) -> Result<Ran, TrialError> {
         loop {
             let ran = self.run_once().await?;
@@ -212,7 +211,7 @@ impl Trial {
     }
 
     /// Runs the next delivery up to a point and drops everything there, as if the process had died: nothing is settled,
-    /// no heartbeat goes on, the message comes back when its lease has run out.
+    /// heartbeats end, and the message returns when its lease has run out.
     pub async fn crash_at(&self, at: Point) -> Result<(), TrialError> {
         while let Some(ran) = self.crash_once(at).await? {
             if !ran.waits() {
@@ -222,7 +221,7 @@ impl Trial {
         Ok(())
     }
 
-    /// `None`: it crashed there. `Some`: the delivery ended before.
+    /// `None`: it crashed at the point. `Some`: the delivery ended earlier.
     async fn crash_once(&self, at: Point) -> Result<Option<Ran>, TrialError> {
         let halt = Arc::new(Halt { at, reached: Notify::new() });
         let (observer, mut told) = Observer::new();
@@ -245,7 +244,7 @@ impl Trial {
     }
 }
 
-/// A source that gives out one delivery.
+/// A source that returns only one delivery.
 struct OneDelivery {
     source: Arc<dyn Source>,
     given: AtomicBool,

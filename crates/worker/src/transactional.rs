@@ -1,5 +1,5 @@
-//! The `transactional` tier: business write, ledger entry and outcome in one transaction of the user's database, through
-//! either form of the seam.
+//! The `transactional` tier: business write, ledger entry and outcome in one transaction of the user's database,
+//! through the blocking or the async form of the seam.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,19 +15,19 @@ use crate::handler::{Boxed, Handler, parse};
 use crate::outcome::{Ended, IntoOutcome, Stop, panic_text};
 use crate::point::Point;
 
-/// How long a delivery is put back whose transaction could not begin in time.
+/// Delay of a delivery that is put back because its transaction could not begin in time.
 const BUSY_MS: std::ops::RangeInclusive<u64> = 50..=500;
 
-/// What an async transactional handler returns: its outcome, borrowed from its transaction while it runs.
+/// The future of an async transactional handler: resolves to its outcome, and borrows the transaction while it runs.
 pub type TxFuture<'t, O> = Pin<Box<dyn Future<Output = O> + Send + 't>>;
 
 impl WorkerBuilder {
-    /// What to run for each message inside a transaction of the inbox's database: the tier `transactional`. Business
-    /// writes go through the transaction that is passed; it is committed together with the outcome when the handler
-    /// says done, right after a last look at the lease, and rolled back otherwise.
+    /// The handler of each message inside a transaction of the inbox's database: the tier `transactional`. Business
+    /// writes use the given transaction. It is committed together with the outcome when the handler succeeds, right
+    /// after a last check of the lease, and rolled back otherwise.
     ///
-    /// This is the form for a database whose transactions block their thread, as SQLite's do; each run has a thread for
-    /// that. See [`async_transactional_handler`](Self::async_transactional_handler) for the other.
+    /// This form is for databases whose transactions block their thread, such as SQLite; each run has its own thread.
+    /// For others see [`async_transactional_handler`](Self::async_transactional_handler).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -78,7 +78,7 @@ impl WorkerBuilder {
                 match tokio::task::spawn_blocking(blocking).await {
                     Ok(ended) => ended,
                     Err(error) if error.is_panic() => Ended::Panicked(panic_text(&*error.into_panic())),
-                    // The runtime ends: nothing was committed.
+                    // The runtime is shutting down: nothing was committed.
                     Err(_) => Ended::NotStarted(Stop::Abandoned),
                 }
             }) as Boxed<Ended>
@@ -115,7 +115,7 @@ impl WorkerBuilder {
     }
 }
 
-/// The end of a run whose transaction was not begun, or not committed.
+/// The end of a run whose transaction did not begin, or was not committed.
 fn failed(error: &InboxError) -> Ended {
     match error {
         InboxError::Locked { .. } => {
@@ -125,7 +125,7 @@ fn failed(error: &InboxError) -> Ended {
     }
 }
 
-/// `None`: the handler runs.
+/// How the run ends without the handler; `None`: the handler runs.
 fn not_fresh(entered: Entered, cx: &Cx) -> Option<Ended> {
     match entered {
         Entered::Fresh => None,
@@ -146,7 +146,7 @@ fn entry(cx: &Cx) -> InboxEntry {
     InboxEntry { id: cx.entry_id().clone(), fingerprint: cx.job.fingerprint() }
 }
 
-/// One run in a blocking transaction: look the key up, run, record, commit.
+/// One run in a blocking transaction: looks the key up, runs the handler, records the outcome, commits.
 fn run_blocking<I: BlockingInbox>(
     inbox: &I,
     job: &Arc<Job>,
@@ -215,8 +215,8 @@ where
     run.await.unwrap_or_else(|error: InboxError| failed(&error))
 }
 
-/// The last look at the lease. Another worker that has the message now runs for itself; a commit behind this look is
-/// found by its key.
+/// The last check of the lease. If another worker has the message by now, it runs the message itself; a commit after
+/// this check is found there by its key.
 fn before_commit(job: &Job, ended: Ended) -> (Ended, TxEnd) {
     if !job.env.hooks.pass_blocking(Point::BeforeCommit) {
         return (Ended::NotStarted(Stop::Abandoned), TxEnd::Rollback);

@@ -1,4 +1,4 @@
-//! Receives, and ends in good order.
+//! The receive loop and the orderly shutdown.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,18 +18,18 @@ use crate::settle::{self, Finish};
 use crate::state::WorkerState;
 use crate::stats::Counts;
 
-/// The most deliveries of one receive.
+/// Maximum number of deliveries of one receive.
 const RECEIVE_MAX: usize = 256;
-/// How many ended deliveries may wait for the store, beyond as many as run at once.
+/// Maximum number of ended deliveries that may wait for their settle before receiving pauses.
 const UNSETTLED_MAX: usize = 1024;
-/// How long a stopped handler has to come to an await before it is left alone.
+/// How long a stopped handler has to reach an await before the worker stops waiting for it.
 const GRACE_MS: u64 = 1_000;
-/// How often a worker that stops when its queue is empty looks again while it is busy.
+/// Check interval of a busy worker that stops when its queue is empty.
 const EMPTY_LOOK_MS: u64 = 500;
-/// How long the last settles may take once everything has ended.
+/// Timeout of the last settles, after all handlers have ended.
 const LAST_SETTLES_MS: u64 = 10_000;
 
-/// Runs a handler for the deliveries of a queue. Made by [`Worker::builder`]; runs until it is told to stop.
+/// Runs a handler for the deliveries of a queue. Created by [`Worker::builder`]; runs until it is told to stop.
 pub struct Worker {
     pub(crate) shared: Arc<WorkerState>,
     pub(crate) finishes: mpsc::UnboundedReceiver<Finish>,
@@ -40,37 +40,37 @@ pub struct Worker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// What it did.
+    /// Its counters.
     pub counts: Counts,
-    /// Everything that had been received was finished and settled within the drain's bound.
+    /// All received deliveries were finished and settled within the drain timeout.
     pub drained: bool,
-    /// Deliveries that were put back uncounted because the worker ended: stopped at an await, or not begun.
+    /// Deliveries put back without counting an attempt because the worker stopped: stopped at an await, or not started.
     pub put_back: u64,
-    /// Deliveries whose handler did not come to an await in time: they return when their lease runs out.
+    /// Deliveries whose handler did not reach an await in time: they return when their lease runs out.
     pub left: u64,
     /// Deliveries whose end the store did not confirm in time: they may return.
     pub unsettled: u64,
 }
 
-/// A worker could not go on; what it had received was finished first.
+/// A worker stopped because of an error; it finished the received deliveries first.
 #[derive(Debug, Clone, Error)]
 #[error("the worker of queue {queue} cannot go on: {error}")]
 pub struct Stopped {
     /// The queue.
     pub queue: String,
-    /// What the store said.
+    /// The store's error.
     #[source]
     pub error: StoreError,
-    /// What was done until then.
+    /// The report until then.
     pub report: Report,
 }
 
-/// A worker's counters, readable while it runs. Cheap to clone.
+/// A worker's counters, readable while it runs. Clones are cheap.
 #[derive(Clone)]
 pub struct Watch(Arc<WorkerState>);
 
 impl Watch {
-    /// What the worker has done so far.
+    /// The worker's counters so far.
     pub fn counts(&self) -> Counts {
         self.0.stats.read()
     }
@@ -80,30 +80,31 @@ impl Watch {
         self.counts().samples(&[&self.0.env.name])
     }
 
-    /// The lease that it asks for now; changes where it follows the handler's times.
+    /// The current lease; changes if it adapts to the run times of the handler.
     pub fn lease_ms(&self) -> u64 {
         self.0.lease.ms()
     }
 }
 
 impl Worker {
-    /// Its counters, to be looked at while it runs.
+    /// Its counters, readable while it runs.
     pub fn watch(&self) -> Watch {
         Watch(self.shared.clone())
     }
 
-    /// What casts doubt on the tier, though it holds: each with a code, a remedy and a page.
+    /// Doubts about the tier, although it holds: each with a code, a remedy and a page.
     pub fn warnings(&self) -> &[Finding] {
         &self.warnings
     }
 
-    /// Its name among consumers: new with every start.
+    /// Its consumer name: unique for every start.
     pub fn consumer(&self) -> &str {
         &self.shared.consumer
     }
 
-    /// Receives and runs handlers until `shutdown` completes, or until [`stop_when`](crate::WorkerBuilder::stop_when) says
-    /// so; then finishes what it has begun, within the bound of [`drain`](crate::WorkerBuilder::drain).
+    /// Receives and runs handlers until `shutdown` completes, or until the condition of
+    /// [`stop_when`](crate::WorkerBuilder::stop_when); then finishes the running deliveries within the timeout of
+    /// [`drain`](crate::WorkerBuilder::drain).
     ///
     /// Dropped instead, it stops its handlers at their next await and settles nothing more: what it held returns when
     /// its lease runs out. Keys that were claimed for handlers that had not begun are given back, since nothing ran.
@@ -125,7 +126,7 @@ impl Worker {
     }
 }
 
-/// However a run ends, nothing of it goes on behind its back.
+/// Stops all tasks of a run when it ends in any way.
 struct Abandon {
     shared: Arc<WorkerState>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
@@ -152,7 +153,7 @@ impl Drop for Abandon {
 }
 
 impl WorkerState {
-    /// `None`: told to stop. `Some`: receiving makes no sense any more.
+    /// `None`: told to stop. `Some`: the error after which receiving cannot continue.
     async fn receive_until(
         self: &Arc<Self>,
         mut shutdown: Pin<&mut impl Future<Output = ()>>,
@@ -176,7 +177,7 @@ impl WorkerState {
                 () = &mut shutdown => return None,
                 received = receiving => received,
             };
-            // `None`: it has had the one delivery that it was for.
+            // `None`: the single delivery of `StopWhen::AfterOne` has ended.
             let (max, asked_us, received) = received?;
             pause_ms = match received {
                 Ok(deliveries) => {
@@ -195,7 +196,7 @@ impl WorkerState {
                     if !deliveries.is_empty() {
                         self.one.send_replace(One::Taken);
                     }
-                    // A source that does not wait must not make this spin.
+                    // Pause if the source does not wait, to avoid a busy loop.
                     let at_once = deliveries.is_empty() && self.timer().now_us() - asked_us < 20_000;
                     let crowded = !deliveries.is_empty() && self.start(deliveries, asked_us);
                     if at_once || crowded { 50 } else { 0 }
@@ -218,7 +219,7 @@ impl WorkerState {
         }
     }
 
-    /// Whether a worker that stops after one delivery has had it; waits for the one that it has.
+    /// Whether the single delivery of `StopWhen::AfterOne` has ended; waits while it is running.
     async fn one_is_done(&self) -> bool {
         if self.stop_when != StopWhen::AfterOne {
             return false;
@@ -227,8 +228,8 @@ impl WorkerState {
         matches!(one, Ok(One::Done))
     }
 
-    /// `true`: nothing could be received, and nothing is being worked on or comes back from behind a twin. Otherwise
-    /// waits until that may have changed.
+    /// `true`: the queue is empty, nothing is running, and no delivery is to return that was deferred behind a twin.
+    /// Otherwise waits until that may have changed.
     async fn empty_or_changed(&self) -> bool {
         let waiting = self.per_key.as_ref().is_some_and(crate::limits::PerKey::is_waiting);
         let settled = self.unsettled.load(Ordering::SeqCst) == 0;
@@ -265,9 +266,9 @@ impl WorkerState {
         }
     }
 
-    /// Waits until something may start; how much.
+    /// Waits until handlers may start; returns their number.
     async fn room(&self) -> usize {
-        // Handlers that are about to end do so first: one receive for many, not one for each.
+        // Lets handlers that are about to end do so first: one receive for many slots instead of one each.
         tokio::task::yield_now().await;
         while self.unsettled.load(Ordering::SeqCst) > UNSETTLED_MAX {
             self.settled.notified().await;
@@ -288,7 +289,7 @@ impl WorkerState {
         }
     }
 
-    /// Finishes what was begun, within bounds.
+    /// Finishes the running deliveries, within the timeouts.
     async fn drain(&self) -> Report {
         self.draining.send_replace(true);
         let waiting = self.per_key.as_ref().map(crate::limits::PerKey::give_up).unwrap_or_default();
