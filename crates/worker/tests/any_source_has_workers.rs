@@ -16,7 +16,7 @@ use hapax_core::{
 use hapax_worker::{Cx, HandlerOutcome, Worker};
 use tokio::sync::Notify;
 
-/// A log with partitions: no leases, no administration; what it has handed out ends when it is settled or revoked.
+/// A log with partitions: no leases, no administration; a delivery ends when it is settled or revoked.
 struct Log {
     capabilities: Capabilities,
     waiting: Mutex<VecDeque<Delivery>>,
@@ -27,7 +27,7 @@ struct Log {
 }
 
 impl Log {
-    /// Holds what the queue of a real store delivers.
+    /// A log with the deliveries of a real store's queue.
     async fn of(rig: &Rig, bodies: &[&str]) -> Arc<Self> {
         for body in bodies {
             rig.send(NewMessage::new(body.to_string())).await;
@@ -104,7 +104,7 @@ async fn a_source_without_leases_is_worked_on() {
             async move { if number == 2 { HandlerOutcome::retry("busy") } else { HandlerOutcome::Done(()) } }
         }
     };
-    // A short lease would end the deliveries if it were theirs.
+    // A short lease would end the deliveries if it applied to them.
     let builder = Worker::from_source(log.clone()).handler(handler).lease(Duration::from_millis(1));
     let report = run_until(builder.build().await.unwrap(), |counts| counts.done + counts.retried == 3).await;
     assert!(report.drained, "{report:?}");
@@ -114,7 +114,7 @@ async fn a_source_without_leases_is_worked_on() {
     assert_eq!(seen, [1, 2, 3].map(|number| (number, "orders.v1".to_owned())));
 }
 
-/// The claim is the only lease here: the heartbeat must hear of it when it is granted.
+/// The claim is the only lease here: the heartbeat must be told of it when it is granted.
 #[tokio::test]
 async fn a_claim_is_renewed_where_the_source_has_no_leases() {
     let rig = Rig::tier(Tier::EffectivelyOnce).await;

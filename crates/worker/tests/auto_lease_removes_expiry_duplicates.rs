@@ -1,5 +1,5 @@
-//! Handler times that shift past a fixed lease make duplicates in a plain consumer; a lease that follows them does
-//! not.
+//! Handler run times that grow past a fixed lease cause duplicates in a plain consumer; a lease that adapts to them
+//! does not.
 
 mod common;
 
@@ -14,14 +14,14 @@ use hapax_core::{
 use hapax_embedded::{Embedded, Options};
 use hapax_worker::{AutoLease, Cx, TimeSketch};
 
-/// Handler times that drift from 2 s to 60 s, with a slow one now and then.
+/// Run times that grow from 2 s to 60 s, with an occasional slow one.
 fn time_ms(number: u64) -> u64 {
     let slow = if number % 40 == 7 { 3 } else { 2 };
     (2_000 + number * 58_000 / 200) * slow / 2
 }
 
-/// A plain consumer on a clock that is moved by hand: it receives, works for as long as its message says, and settles.
-/// No heartbeat. Returns how many messages were delivered more than once, and how often.
+/// A plain consumer on a manual clock: it receives, works for the time that its message says, and settles. No
+/// heartbeat. Returns how many messages were delivered more than once, and how often.
 async fn consume(mut lease_ms: impl FnMut(u64) -> u64) -> (usize, u64) {
     let folder = tempfile::tempdir().unwrap();
     let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
@@ -38,7 +38,7 @@ async fn consume(mut lease_ms: impl FnMut(u64) -> u64) -> (usize, u64) {
             let Some(delivery) = store.receive(&queue, receive).await.unwrap().pop() else { break };
             let which: u64 = std::str::from_utf8(&delivery.body).unwrap().parse().unwrap();
             *deliveries.entry(which).or_default() += 1;
-            // The lease runs out while it works: another consumer gets the message, too.
+            // The lease runs out while it works: another consumer also gets the message.
             took_ms = time_ms(which);
             if took_ms > delivery.lease_ms {
                 clock.advance_ms(delivery.lease_ms);
@@ -82,8 +82,8 @@ async fn a_plain_consumer_whose_handler_slows_down() {
     );
 }
 
-/// The same with a worker, in real time scaled down, where one run is also far slower than any before it: that is what
-/// the heartbeat is for.
+/// The same with a worker, in scaled-down real time. One run is also far slower than all before it: the heartbeat
+/// covers that case.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_whose_handler_slows_down() {
     let rig = Rig::new(QueueConfig { lease_ms: 400, tier: Tier::AtLeastOnce, ..QueueConfig::sqs() }).await;

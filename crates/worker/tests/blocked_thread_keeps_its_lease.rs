@@ -1,5 +1,5 @@
-//! A handler that blocks the only thread of its runtime for longer than the lease: the heartbeat goes on elsewhere,
-//! nothing is delivered twice.
+//! A handler that blocks the only thread of its runtime for longer than the lease: the heartbeat continues on its own
+//! thread, and nothing is delivered twice.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! The worker dropped at each point that an effectively-once delivery passes, then the message delivered again: what
-//! ran, how often, and what the second run was told.
+//! The worker is dropped at each point that an effectively-once delivery passes, then the message is delivered again.
+//! The tests check how often the handler ran, and whether the second run was a takeover.
 
 mod common;
 
@@ -11,18 +11,18 @@ use hapax_core::{NewMessage, OnDoubt, Tier};
 use hapax_worker::testing::{Trial, TrialError};
 use hapax_worker::{Cx, Point, WorkerBuilder};
 
-/// How often the effect happened, and how the second delivery ended.
+/// How the second delivery ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Second {
-    /// A run that knows of no other.
+    /// A run without knowledge of an earlier one.
     Fresh,
-    /// A run that is told that one before it may have acted.
+    /// A run that is told that an earlier one may have caused the effect.
     Takeover,
     /// No run: the recorded outcome.
     Replay,
     /// No run: parked.
     Parked,
-    /// Nothing is delivered any more.
+    /// No further delivery.
     None,
 }
 

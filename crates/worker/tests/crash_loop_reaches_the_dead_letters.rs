@@ -1,5 +1,5 @@
-//! A message that kills its worker, or makes its handler panic, each time: dead after as many attempts as its queue
-//! allows.
+//! A message that kills its worker, or makes its handler panic, in every attempt: dead after the maximum number of
+//! attempts of its queue.
 
 mod common;
 

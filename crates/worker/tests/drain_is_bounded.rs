@@ -1,5 +1,5 @@
-//! Told to stop, a worker finishes what it has begun, within a bound; what does not end by then is put back or left to
-//! its lease, and the report says so.
+//! A worker that is told to stop finishes its running deliveries within a timeout. Those that do not end by then are
+//! put back or left to their lease, and the report says so.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! A duplicate that meets its twin at work gets the outcome when the twin ends, not when the twin's lease would.
+//! A duplicate whose twin is running gets the outcome when the twin ends, not when the twin's lease would end.
 
 mod common;
 
@@ -10,7 +10,7 @@ use hapax_core::{NewMessage, QueueConfig, QueueKind, Tier};
 use hapax_worker::{Cx, HandlerOutcome, StopWhen};
 use tokio::sync::Notify;
 
-/// Far longer than the test may take: a duplicate that waits for it fails.
+/// Far longer than the test may take: a duplicate that waits for the end of the lease fails the test.
 const LEASE: Duration = Duration::from_mins(10);
 
 fn twin(group: Option<&str>) -> NewMessage {
@@ -24,7 +24,7 @@ fn twin(group: Option<&str>) -> NewMessage {
     }
 }
 
-/// One run that waits until it is let go on.
+/// A handler that waits until the test lets it continue.
 fn held_up() -> (Arc<Notify>, Arc<Notify>, impl Fn(u32, Cx) -> BoxedRun + Clone + Send + Sync) {
     let (started, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let handler = {

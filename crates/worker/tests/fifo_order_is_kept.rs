@@ -1,4 +1,4 @@
-//! FIFO groups: in order, one after another; what fails is not overtaken, and those behind it lose no attempt.
+//! FIFO groups: in order, one after another; a failed message is not overtaken, and those behind it lose no attempt.
 
 mod common;
 

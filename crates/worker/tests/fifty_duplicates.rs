@@ -1,4 +1,5 @@
-//! Fifty messages that mean the same effect, all in hand at once: it happens once, and all fifty end with its outcome.
+//! Fifty messages with the same intended effect, all delivered at the same time: the effect happens once, and all fifty
+//! end with its outcome.
 
 mod common;
 
@@ -15,7 +16,7 @@ use tokio::sync::Notify;
 
 const COPIES: u64 = 50;
 
-/// Sends the copies and runs them; the handler holds its claim until all others have met it.
+/// Sends the copies and runs them; the handler holds its claim until all duplicates have found it in progress.
 async fn fifty(outcome: Result<&'static str, &'static str>) -> (Rig, RecordedOutcome) {
     let rig = Rig::tier(Tier::EffectivelyOnce).await;
     let key = "order-7".parse().unwrap();
@@ -36,7 +37,8 @@ async fn fifty(outcome: Result<&'static str, &'static str>) -> (Rig, RecordedOut
             }
         }
     };
-    // The ones that find the key in progress come back when this is over; the heartbeat keeps it from being over early.
+    // Duplicates that find the key in progress return after this lease; the heartbeat keeps the claim from lapsing
+    // earlier.
     let worker = Worker::builder(rig.store.clone(), rig.queue.clone())
         .handler(handler)
         .concurrency(COPIES as usize)
@@ -46,7 +48,7 @@ async fn fifty(outcome: Result<&'static str, &'static str>) -> (Rig, RecordedOut
         .unwrap();
     let watch = worker.watch();
     let met = async {
-        // 49 duplicates were turned back while the one was at work.
+        // 49 duplicates were deferred while the first was running.
         until("every duplicate has met the one at work", async || watch.counts().deferred >= COPIES - 1)
             .await;
         all_met.notify_one();
@@ -77,7 +79,7 @@ async fn one_effect_and_fifty_acks() {
     assert_eq!((stats.totals.acked, stats.totals.expired, stats.totals.dead), (COPIES, 0, 0), "{stats:?}");
 }
 
-/// What the duplicates are told is what was recorded, word for word: here it can be read from the messages.
+/// Duplicates get exactly the recorded outcome: here it can be read from the messages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_refusal_and_fifty_equal_reasons() {
     let (rig, recorded) = fifty(Err("the account is closed")).await;

@@ -1,4 +1,4 @@
-//! The idempotency key is decided when a message is sent, whatever becomes of the queue's pointer while workers run.
+//! The idempotency key is decided when a message is sent, even if the queue's key pointer changes while workers run.
 
 mod common;
 
@@ -11,8 +11,8 @@ use hapax_core::{
 };
 use hapax_worker::{Cx, HandlerOutcome};
 
-/// Each message keeps the key that it got when it was sent: an earlier one in its second attempt, a later one though the
-/// worker was built before the change.
+/// Each message keeps the key that it got when it was sent: an earlier message in its second attempt, and also a later
+/// one although the worker was built before the change.
 #[tokio::test]
 async fn a_key_pointer_that_changes_under_a_worker_affects_new_messages_only() {
     let rig = Rig::tier(Tier::EffectivelyOnce).await;

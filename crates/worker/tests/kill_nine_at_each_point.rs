@@ -1,5 +1,5 @@
-//! kill -9 at each point that a delivery passes, for each tier: what became of the effect, found out by looking, not by
-//! reasoning. The table in `docs/guarantees.md` is made here; `HAPAX_BLESS=1` writes it.
+//! kill -9 at each point that a delivery passes, for each tier: how often the effect happened, observed, not deduced.
+//! This test generates the table in `docs/guarantees.md`; `HAPAX_BLESS=1` writes it.
 
 mod killed;
 
@@ -13,13 +13,13 @@ use hapax_worker::Point;
 use killed::column::{Column, child};
 use killed::{Effects, Fate, Found, child_case, inspect, prepare, run_child, send};
 
-/// So many children at once; each has threads of its own.
+/// Maximum number of concurrent children; each has its own threads.
 const CHILDREN_MAX: usize = 4;
 const BEGIN: &str =
     "<!-- killed at each point: begin, made by crates/worker/tests/kill_nine_at_each_point.rs -->";
 const END: &str = "<!-- killed at each point: end -->";
 
-/// The process that is killed, and the one that comes after it.
+/// The process that is killed, and its successor.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child_process() {
     if let Some(case) = child_case() {
@@ -27,7 +27,8 @@ async fn child_process() {
     }
 }
 
-/// Kills a worker at a point, lets another finish, and looks at what there is. `None`: the tier does not pass the point.
+/// Kills a worker at a point, lets another one finish, and inspects the result. `None`: the tier does not pass the
+/// point.
 fn kill_at(column: Column, point: Point) -> Option<Found> {
     let folder = tempfile::tempdir().unwrap();
     let what = format!("{} killed at {point}", column.name());
@@ -43,7 +44,7 @@ fn kill_at(column: Column, point: Point) -> Option<Found> {
     let found = inspect(folder.path(), column);
     check(&what, column, &found);
     if column.records() {
-        // A duplicate by the producer, afterwards: it finds what was recorded.
+        // Afterwards the producer sends a duplicate: it finds the recorded outcome.
         send(folder.path());
         assert!(!run_child(folder.path(), column, None, &what), "{what}: the third process died");
         let again = inspect(folder.path(), column);
@@ -54,7 +55,7 @@ fn kill_at(column: Column, point: Point) -> Option<Found> {
     Some(found)
 }
 
-/// What must hold whatever the table says, so that nobody can bless it away.
+/// The invariants that hold regardless of the table, so that `HAPAX_BLESS` cannot remove them.
 fn check(what: &str, column: Column, found: &Found) {
     let Found { fate, effects, parked, entry, outcome } = found;
     let Effects { lines, refused, .. } = effects;
@@ -76,7 +77,7 @@ fn check(what: &str, column: Column, found: &Found) {
         }
     }
     if column.records() {
-        // The first effect counts where the sink says so, else the last run's does.
+        // The first effect counts if the sink is idempotent by key, otherwise that of the last run.
         let counts = if column == Column::Keyed { lines.first() } else { lines.last() };
         let (state, recorded) = match fate {
             Fate::InDoubt { .. } => ("in_doubt", None),

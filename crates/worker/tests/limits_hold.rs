@@ -90,7 +90,7 @@ async fn at_most_so_many_a_second() {
     let worker = rig.builder().handler(handler).per_second(40.0).build().await.unwrap();
     run_until(worker, |counts| counts.done == 30).await;
     let starts = starts.lock().unwrap();
-    // 4 at once, then one every 25 ms; a slow machine only stretches it.
+    // 4 at once, then one every 25 ms; a slow machine only takes longer.
     assert!(starts[29] - starts[0] >= Duration::from_millis(600), "{:?}", starts[29] - starts[0]);
 }
 
@@ -167,7 +167,7 @@ async fn a_run_is_stopped_when_its_time_is_over() {
     }
 }
 
-/// A handler that never awaits cannot be stopped, but its lease is not kept for ever.
+/// A handler that never awaits cannot be stopped, but its lease is not renewed forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn heartbeats_end_with_the_time_limit() {
     let rig = Rig::tier(Tier::AtLeastOnce).await;

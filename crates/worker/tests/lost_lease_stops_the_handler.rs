@@ -1,5 +1,5 @@
-//! A worker that cannot renew its lease stops its handler at the next await, by its own clock; and what it says
-//! afterwards cannot touch what its successor holds.
+//! A worker that cannot renew its lease stops its handler at the next await, by its own clock; its later calls cannot
+//! affect the delivery of its successor.
 
 mod common;
 
@@ -14,7 +14,7 @@ use hapax_core::{
 };
 use hapax_worker::Cx;
 
-/// Tells when it is dropped before its end.
+/// Records that the handler was dropped before its end.
 struct Canary(Arc<AtomicBool>);
 
 impl Drop for Canary {
@@ -47,14 +47,14 @@ async fn at_its_next_await_and_its_settle_is_refused() {
         }
     };
     let builder = rig.builder().source(source.clone()).handler(handler).lease(Duration::from_millis(300));
-    // One at a time, so that the worker does not wait for the message itself when its lease runs out.
+    // One at a time, so that the worker itself does not receive the message again when its lease runs out.
     let worker = builder.concurrency(1).build().await.unwrap();
     let watch = worker.watch();
     let steal = async {
         until("the handler is dropped", async || dropped.load(Ordering::SeqCst)).await;
         until("its task is told", async || told.load(Ordering::SeqCst)).await;
         wait_for(&watch, |counts| counts.lost_leases == 1).await;
-        // Someone else gets the message; then the store answers the zombie again.
+        // Another consumer gets the message; then the store answers the zombie again.
         let receive = Receive { wait_ms: Some(20_000), lease_ms: Some(60_000), ..Receive::default() };
         let successor = rig.store.receive(&rig.queue, receive).await.unwrap().pop().unwrap();
         assert_eq!(successor.attempt, 2);
@@ -68,8 +68,8 @@ async fn at_its_next_await_and_its_settle_is_refused() {
     assert_eq!((report.counts.done, report.counts.stale_settles), (0, 1), "{report:?}");
 }
 
-/// The handler blocks its thread, so it cannot be stopped; its claim lapses because the ledger cannot be reached, and
-/// passes to someone else: the outcome that it returns is refused, and its delivery is not acked.
+/// The handler blocks its thread, so it cannot be stopped. Its claim lapses because the ledger is unreachable, and
+/// passes to another holder: the handler's outcome is refused, and its delivery is not acked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_zombies_outcome_is_refused_and_its_message_replays_the_successors() {
     let rig = Rig::tier(Tier::EffectivelyOnce).await;
@@ -79,7 +79,7 @@ async fn a_zombies_outcome_is_refused_and_its_message_replays_the_successors() {
     let handler = {
         let (started, go_on) = (started.clone(), go_on.clone());
         move |_: u32, cx: Cx| {
-            // Its second delivery finds the successor's outcome.
+            // The second delivery finds the successor's outcome and does not run.
             assert_eq!(cx.attempt(), 1);
             started.store(true, Ordering::SeqCst);
             while !go_on.load(Ordering::SeqCst) {
@@ -135,7 +135,7 @@ async fn but_a_claim_is_kept_when_its_delivery_cannot_be_kept_any_longer() {
         move |_: u32, _: Cx| {
             runs.fetch_add(1, Ordering::SeqCst);
             async {
-                // Many leases long.
+                // Many times the lease.
                 tokio::time::sleep(Duration::from_secs(3)).await;
                 Ok::<_, String>(7)
             }
@@ -146,7 +146,7 @@ async fn but_a_claim_is_kept_when_its_delivery_cannot_be_kept_any_longer() {
     let watch = worker.watch();
     let acked = async {
         wait_for(&watch, |counts| counts.done + counts.in_doubt > 0).await;
-        // A second delivery that waits for this one to end may lose its own lease meanwhile; the claim is kept.
+        // A second delivery that waits for this one may lose its own lease meanwhile; the claim is still held.
         assert_eq!((watch.counts().in_doubt, watch.counts().takeovers), (0, 0), "its claim was renewed");
         until("it is acked", async || rig.stats().await.totals.acked == 1).await;
     };

@@ -1,5 +1,5 @@
-//! A store or a ledger that does not answer: what ran is recorded once it answers again, what did not run waits, and
-//! nothing happens twice.
+//! A store or a ledger that does not answer: the outcomes of runs are recorded once it answers again, other messages
+//! wait, and nothing happens twice.
 
 mod common;
 
@@ -109,7 +109,7 @@ async fn a_claim_and_a_completion_without_an_answer_are_repeated() {
     assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
 
-/// Nothing ran under a claim whose every answer was lost, so its message is neither parked nor told of a takeover.
+/// Nothing ran under a claim whose every answer was lost, so its message is neither parked nor a takeover.
 #[tokio::test]
 async fn a_claim_whose_every_answer_was_lost_is_no_doubt() {
     let rig = Rig::tier(Tier::EffectivelyOnce).await;
@@ -121,7 +121,7 @@ async fn a_claim_whose_every_answer_was_lost_is_no_doubt() {
         handler(number, cx)
     };
     let builder = rig.builder_elsewhere().handler(told).on_doubt(hapax_core::OnDoubt::Park);
-    // Shorter than the pause until the next delivery: the lost claim lapses meanwhile, unless it is given back.
+    // Shorter than the pause until the next delivery: the lost claim lapses meanwhile, unless it is released.
     let worker = builder.lease(Duration::from_millis(100)).build().await.unwrap();
     let report = run_until(worker, |counts| counts.done + counts.parked == 1).await;
     assert_eq!((report.counts.parked, report.counts.in_doubt, report.counts.panics), (0, 0, 0), "{report:?}");
@@ -166,7 +166,7 @@ async fn a_worker_whose_queue_is_deleted_says_so() {
     assert!(stopped.report.drained && stopped.to_string().contains("queue jobs"), "{stopped}");
 }
 
-/// A heartbeat that panics inside a source of the user's is not the last one.
+/// After a heartbeat that panics inside the user's source, heartbeats continue.
 #[tokio::test]
 async fn a_heartbeat_that_panics_is_followed_by_others() {
     struct Panics(Arc<TestSource>, AtomicU32);
@@ -209,7 +209,7 @@ async fn a_heartbeat_that_panics_is_followed_by_others() {
             }
         }
     };
-    // Long enough for the message of the panic, which the heartbeat's thread prints.
+    // Long enough for the heartbeat thread to print the panic message.
     let builder = rig.builder().source(source).handler(slow).lease(Duration::from_secs(3));
     let report = run_until(builder.build().await.unwrap(), |counts| counts.done == 1).await;
     assert_eq!((report.counts.lost_leases, rig.stats().await.totals.expired), (0, 0), "{report:?}");

@@ -1,4 +1,4 @@
-//! Each thing that a handler can say ends its delivery as documented, at every tier.
+//! Each result of a handler ends its delivery as documented, at every tier.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn keyed(body: &str, key: &str) -> NewMessage {
     NewMessage::new(body.to_owned()).idempotency_key(&IdempotencyKey::new(key).unwrap())
 }
 
-/// Says what its message tells it to say.
+/// Returns the outcome that its message names.
 async fn obey(word: String, cx: Cx) -> Result<HandlerOutcome<String>, String> {
     match word.as_str() {
         "done" => Ok(HandlerOutcome::Done(format!("attempt {}", cx.attempt()))),
@@ -69,7 +69,7 @@ async fn at_most_once_is_acked_before_the_handler_starts() {
     assert_eq!((report.counts.done, report.counts.panics), (1, 0));
 }
 
-/// The same whether the ledger is the store's own or another's.
+/// The same for the store's own ledger and for one in another store.
 async fn effectively_once(own: bool) {
     let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::sqs() };
     let rig = Rig::new(dies_after(5, config)).await;
@@ -80,7 +80,7 @@ async fn effectively_once(own: bool) {
     let ledger: Arc<dyn Ledger> = if own { rig.store.clone() } else { rig.elsewhere.clone() };
     let worker = builder().handler(obey).build().await.unwrap();
     let report = run_until(worker, |counts| counts.done == 3 && counts.rejected == 1).await;
-    // An error says nothing about the effect, so its next run is told that it takes over.
+    // An error does not tell whether the effect happened, so the next run is a takeover.
     assert_eq!((report.counts.retried, report.counts.in_doubt, report.counts.takeovers), (2, 1, 1));
     for (key, state, value) in [
         ("done", EntryState::Completed, "\"attempt 1\""),
@@ -94,7 +94,7 @@ async fn effectively_once(own: bool) {
         assert_eq!(entry.outcome.unwrap().value.unwrap().as_str(), value);
     }
 
-    // Duplicates: each gets what was recorded, no handler runs; another body under the same key is refused.
+    // Duplicates: each gets the recorded outcome without a run; another body under the same key is refused.
     for word in ["done", "retry", "reject", "error"] {
         rig.send(keyed(&format!("{word:?}"), word)).await;
     }
@@ -162,7 +162,7 @@ async fn doubt_is_parked_where_asked_for() {
     let parked = rig.messages("jobs").await;
     assert!(parked.iter().all(|message| message.parked.as_ref().unwrap().0 == Cause::InDoubt), "{parked:?}");
 
-    // A duplicate meets the doubt and is parked without a run.
+    // A duplicate finds the key in doubt and is parked without a run.
     rig.send(keyed("\"panic\"", "k1")).await;
     let worker = rig.builder().handler(obey).on_doubt(OnDoubt::Park).build().await.unwrap();
     let report = run_until(worker, |counts| counts.parked == 1).await;

@@ -1,5 +1,5 @@
-//! Business write, ledger entry and outcome in one transaction of the user's own SQLite file: killed at any point, the
-//! effect is there once after the message was delivered again.
+//! Business write, ledger entry and outcome in one transaction of the user's own SQLite file: after a kill at any point
+//! and a redelivery, the effect has happened once.
 
 mod common;
 
@@ -81,7 +81,7 @@ async fn a_lost_lease_commits_nothing() {
     let handler = move |cents: i64, tx: &Transaction<'_>, cx: &Cx| {
         let first = runs.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
         down.down.store(first, std::sync::atomic::Ordering::SeqCst);
-        // Nothing can stop it; the store cannot be reached until its lease is over.
+        // The handler cannot be stopped; the store is unreachable until its lease is over.
         while first && !cx.is_cancelled() {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -106,7 +106,7 @@ async fn other_handlers_and_other_databases_are_refused() {
     assert_eq!(builder.build().await.err().unwrap().code(), "invalid");
 }
 
-/// The process that dies: one worker, one message, an end without any cleaning up at the point that it is told.
+/// The process that dies: one worker, one message, and an exit without cleanup at the given point.
 #[tokio::test]
 async fn child() {
     let Ok(told) = std::env::var(CHILD) else { return };
@@ -126,7 +126,7 @@ async fn child() {
     run_until(worker, |counts| counts.done == 1).await;
 }
 
-/// What there is before the message is delivered again, at each point.
+/// The number of effects before the redelivery, for each point.
 const KILLED_AT: [(Point, i64); 7] = [
     (Point::AfterReceive, 0),
     (Point::BeforeEffect, 0),

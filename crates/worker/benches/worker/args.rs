@@ -4,20 +4,20 @@ use std::path::PathBuf;
 
 use crate::contestant::Contestant;
 
-/// What to run.
+/// The options of a run.
 pub struct Args {
-    /// Handlers at a time.
+    /// Concurrent handlers.
     pub in_flight: Vec<usize>,
     pub rounds: usize,
-    /// Messages of one turn at 64 in flight; others get fewer or more.
+    /// Messages of one turn at 64 in flight; turns at other numbers get fewer or more.
     pub messages: usize,
-    /// Rounds of counting instructions; 0 leaves it out.
+    /// Rounds of counting instructions; 0 skips it.
     pub counts: usize,
     pub markdown: bool,
-    /// Where the stores are put: a real disk, else the syncs cost nothing.
+    /// The folder of the stores: on a real disk, because on others syncs cost nothing.
     pub folder: PathBuf,
-    /// Only handle so many messages of the store in `folder`, tell how many it were and end; the benchmark starts itself
-    /// with it.
+    /// Only handle this many messages of the store in `folder`, print their number and exit; the benchmark starts
+    /// itself with this option.
     pub child: Option<(Contestant, usize)>,
 }
 
@@ -43,7 +43,7 @@ impl Args {
                 value.parse::<usize>().map_err(|error| format!("{arg} {value}: {error}; {USAGE}"))
             };
             match arg.as_str() {
-                // Cargo adds it.
+                // Cargo passes it.
                 "--bench" => {}
                 "--quick" => {
                     parsed.in_flight = vec![1, 64];

@@ -1,4 +1,4 @@
-//! Who competes: two bare loops and the worker, on stores of their own.
+//! The contestants: two bare loops and the worker, each on its own store.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use tokio::task::JoinSet;
 
 const BODY_BYTES: usize = 256;
 
-/// How messages are handled.
+/// How a contestant handles messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contestant {
-    /// One loop: receives as many as may be in flight, settles all of them in one call.
+    /// One loop: receives the maximum number in flight, and settles all of them in one call.
     Bare,
-    /// As many loops as may be in flight: each receives one message and settles it.
+    /// One loop per message in flight: each receives one message and settles it.
     BareSingle,
     /// The worker, `at-least-once`.
     AtLeastOnce,
@@ -53,7 +53,7 @@ pub struct Rig {
     queue: QueueName,
 }
 
-/// Counts handled messages; completes when there are enough.
+/// Counts handled messages; completes when the target is reached.
 struct Target {
     left: AtomicUsize,
     reached: Notify,
@@ -71,7 +71,7 @@ impl Target {
     }
 }
 
-/// What both loops and the worker do with a message.
+/// The handler of both loops and of the worker.
 fn handle(body: &Bytes) {
     assert_eq!(body.len(), BODY_BYTES);
 }
@@ -102,7 +102,7 @@ impl Rig {
         self.store.stats(&self.queue).await.expect("the queue is there").ready
     }
 
-    /// Handles at least so many messages, which are there; how many it were.
+    /// Handles at least this many messages, which must be in the queue; returns the number handled.
     pub async fn run(&self, messages: usize, in_flight: usize) -> u64 {
         match self.contestant {
             Contestant::Bare => self.bare(messages, in_flight).await,
@@ -114,7 +114,7 @@ impl Rig {
     async fn bare(&self, messages: usize, in_flight: usize) -> u64 {
         let mut done = 0;
         while done < messages {
-            // As many as may be in flight, even if that takes several receives.
+            // Fill the batch, even if that takes several receives.
             let wanted = in_flight.min(Receive::MAX).min(messages - done);
             let mut batch = Vec::with_capacity(wanted);
             while batch.len() < wanted {

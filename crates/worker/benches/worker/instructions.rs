@@ -1,17 +1,17 @@
-//! Instructions of one message, counted by Valgrind in processes of their own: the same on a busy machine.
+//! Instructions per message, counted by Valgrind in separate processes: independent of the machine's load.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::contestant::{Contestant, Rig};
 
-/// Runs the other side of [`count`].
+/// The child process of [`count`].
 pub async fn child(contestant: Contestant, folder: &Path, messages: usize, in_flight: usize) {
     let rig = Rig::open(contestant, folder).await;
     println!("{}", rig.run(messages, in_flight).await);
 }
 
-/// Whether instructions can be counted here; if not, why.
+/// Whether instructions can be counted here; the error is the reason why not.
 pub fn possible() -> Result<(), String> {
     match Command::new("valgrind").arg("--version").output() {
         Ok(output) if output.status.success() => Ok(()),
@@ -20,14 +20,14 @@ pub fn possible() -> Result<(), String> {
     }
 }
 
-/// Instructions of one message. Two processes open equal stores and handle a few and many of the messages there: what
-/// both do, opening, starting and ending, falls out of the difference.
+/// Instructions per message. Two processes open equal stores and handle few and many messages: the difference removes
+/// the common cost of opening, starting and ending.
 pub async fn count(contestant: Contestant, folder: &Path, in_flight: usize, few: usize, many: usize) -> f64 {
     let mut counted = Vec::new();
     for messages in [few, many] {
         let folder = folder.join(format!("{}-{messages}", contestant.name()));
         let rig = Rig::open(contestant, &folder).await;
-        // A worker may take a little more than it was asked to.
+        // A worker may take a few more messages than requested.
         rig.fill(many + 4 * in_flight + 1_024).await;
         drop(rig);
         counted.push(run(contestant, &folder, messages, in_flight));
@@ -36,11 +36,11 @@ pub async fn count(contestant: Contestant, folder: &Path, in_flight: usize, few:
     (counted[1].0 - counted[0].0) / (counted[1].1 - counted[0].1)
 }
 
-/// Instructions of a whole process, and the messages that it handled.
+/// Instructions of a whole process, and the number of messages that it handled.
 fn run(contestant: Contestant, folder: &Path, messages: usize, in_flight: usize) -> (f64, f64) {
     let program = std::env::current_exe().expect("a program knows where it is");
     let output = Command::new("valgrind")
-        // Threads take turns in the order of their coming, as on an idle machine.
+        // Schedule threads fairly, as on an idle machine.
         .args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", "--fair-sched=try"])
         .arg(program)
         .args(["--child", contestant.name(), &messages.to_string(), "--in-flight", &in_flight.to_string()])

@@ -1,8 +1,8 @@
-//! The worker beside bare receive-settle loops, on stores of the same kind with the same trivial handler.
+//! The worker compared with bare receive-settle loops, on stores of the same kind with the same trivial handler.
 //!
-//! Messages are sent before each turn and not counted. Contestants take turns in one process, in an order that rotates
-//! from round to round; a ratio is the median of the rounds' ratios. Instructions are counted in processes of their own.
-//! `docs/BENCHMARKS.md` says how to read the tables.
+//! Messages are sent before each turn and not timed. Contestants take turns in one process, in an order that rotates
+//! from round to round; a ratio is the median of the rounds' ratios. Instructions are counted in separate processes.
+//! `docs/BENCHMARKS.md` explains the tables.
 
 mod args;
 mod contestant;
@@ -18,14 +18,14 @@ use args::Args;
 use contestant::{Contestant, Rig};
 use report::{Cell, Counted};
 
-/// What one contestant did in one turn.
+/// The measurements of one contestant in one turn.
 #[derive(Debug, Clone, Copy, Default)]
 struct Turn {
     messages: f64,
     secs: f64,
-    /// Commits that waited for the disk.
+    /// Commits that waited for an fsync.
     synced: f64,
-    /// Time on a processor, of all threads.
+    /// CPU time of all threads.
     cpu_secs: f64,
 }
 
@@ -62,7 +62,7 @@ fn main() {
     report::print(args.markdown, &cells, &counted);
 }
 
-/// A turn should take about as long at any number in flight.
+/// Number of messages, so that a turn takes about the same time at any number in flight.
 fn messages_of(args: &Args, in_flight: usize) -> usize {
     match in_flight {
         0..8 => (args.messages / 16).max(1),
@@ -89,7 +89,7 @@ async fn compare(args: &Args, folder: &Path) -> Vec<Cell> {
 }
 
 async fn turn(contestant: Contestant, folder: &Path, messages: usize, in_flight: usize) -> Turn {
-    // Anew each time: the ledger of an earlier turn would be in nobody's way but its own.
+    // A new store each time: the ledger entries of an earlier turn would slow down only this contestant.
     let folder = folder.join(contestant.name());
     let rig = Rig::open(contestant, &folder).await;
     rig.fill(messages).await;

@@ -10,7 +10,7 @@ pub struct Cell {
     pub rounds: Vec<[Turn; CONTESTANTS]>,
 }
 
-/// Instructions of one message, by contestant.
+/// Instructions per message, by contestant.
 pub struct Counted {
     pub in_flight: usize,
     pub rounds: Vec<[f64; CONTESTANTS]>,
@@ -33,7 +33,7 @@ impl Cell {
         median(self.rounds.iter().map(|round| value(&round[at(which)])))
     }
 
-    /// How much faster `which` is than `than`, within the same round; with the quarter and three quarters of it.
+    /// The speed of `which` relative to `than`, within the same round, with the quartiles.
     fn ratio(&self, which: Contestant, than: Contestant) -> String {
         let mut ratios: Vec<f64> =
             self.rounds.iter().map(|round| rate(&round[at(which)]) / rate(&round[at(than)])).collect();

@@ -1,4 +1,4 @@
-//! A real store in a folder of its own, and a worker that runs until a condition holds.
+//! A real store in its own folder, and a worker that runs until a condition holds.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use hapax_core::{
 use hapax_embedded::{Embedded, Options};
 use hapax_worker::{Counts, Report, Watch, Worker, WorkerBuilder};
 
-/// Nothing here takes so long; a test that does has hung.
+/// Timeout of every wait; only a test that hangs reaches it.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
 pub struct Rig {
@@ -27,7 +27,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A store with the queue `jobs` and its dead letters.
+    /// A store with the queue `jobs` and its dead-letter queue.
     pub async fn new(config: QueueConfig) -> Self {
         Self::on_clock(config, Arc::new(SystemClock::default())).await
     }
@@ -55,7 +55,7 @@ impl Rig {
         Worker::builder(self.store.clone(), self.queue.clone())
     }
 
-    /// A worker whose ledger is another store's.
+    /// A worker whose ledger is in another store.
     pub fn builder_elsewhere(&self) -> WorkerBuilder {
         Worker::over(self.store.clone(), self.queue.clone()).ledger(self.elsewhere.clone())
     }
@@ -74,14 +74,14 @@ impl Rig {
     }
 }
 
-/// A queue whose messages die after so many attempts.
+/// A queue whose messages die after this many attempts.
 pub fn dies_after(max_attempts: u32, config: QueueConfig) -> QueueConfig {
     let queue = QueueName::new("dead").unwrap();
     let retry = config.retry.attempts(max_attempts);
     QueueConfig { retry, dead_letter: Some(DeadLetterPolicy { queue }), ..config }
 }
 
-/// Waits until something holds; fails when it takes too long.
+/// Waits until a condition holds; fails after the timeout.
 pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds().await {
@@ -90,7 +90,7 @@ pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Runs a worker until its counters say so.
+/// Runs a worker until its counters meet the condition.
 pub async fn run_until(worker: Worker, enough: impl Fn(&Counts) -> bool) -> Report {
     let watch = worker.watch();
     let done = async move { wait_for(&watch, enough).await };
@@ -110,7 +110,7 @@ pub struct TestLedger {
     inner: Arc<MemoryStore>,
     /// Calls that fail as if the ledger could not be reached.
     pub down: AtomicBool,
-    /// So many calls take effect and lose their answer.
+    /// Number of further calls that take effect but lose their answer.
     pub unanswered: AtomicU32,
     pub calls: AtomicU32,
     /// Claims take effect at once and are answered while this is open.
@@ -195,11 +195,11 @@ impl Ledger for TestLedger {
 /// A queue that can be told to fail.
 pub struct TestSource {
     inner: QueueSource,
-    /// Settles and heartbeats fail as if the store could not be reached.
+    /// While true, settles and heartbeats fail as if the store were unreachable.
     pub down: AtomicBool,
-    /// So many settles take effect and lose their answer.
+    /// Number of further settles that take effect but lose their answer.
     pub unanswered: AtomicU32,
-    /// Deliveries are not kept any longer, as after 12 h.
+    /// While true, leases cannot be extended, as after 12 h.
     pub too_long: AtomicBool,
     pub settles: AtomicU32,
     pub settle_calls: AtomicU32,

@@ -1,4 +1,4 @@
-//! The tiers and their variants: what a child runs.
+//! The tiers and their variants, as run by a child process.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use rusqlite::{Transaction, params};
 
 use super::{Case, Line, PATIENCE, database, effects, ledger_folder, note, open, queue, store_folder};
 
-/// The lease of who is killed. Short, since a crash holds its message up for so long.
+/// The lease of the killed process. Short, because a crash delays its message by this time.
 const LEASE_KILLED: Duration = Duration::from_millis(500);
-/// The lease of who comes after it: a busy machine must not make it lose its own.
+/// The lease of its successor: long enough not to be lost on a busy machine.
 const LEASE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,7 +68,7 @@ impl Column {
 
 type Die = Arc<dyn Fn(Point) + Send + Sync>;
 
-/// Kills this process when the point is passed; no destructor and no flush runs.
+/// Kills this process when a delivery passes the point; no destructor and no flush runs.
 fn die_at(deadly: Option<Point>) -> Die {
     Arc::new(move |point| {
         if deadly == Some(point) {
@@ -88,7 +88,7 @@ fn line(cx: &Cx) -> Line {
     }
 }
 
-/// Causes the effect; answers with the fence of the run whose effect counts.
+/// Causes the effect; returns the fence of the run whose effect counts.
 fn act(folder: &std::path::Path, keyed: bool, line: &Line) -> u64 {
     note(folder, "run", line);
     let known = effects(folder).lines.into_iter().find(|known| known.derived == line.derived);
@@ -107,7 +107,7 @@ fn transactional(builder: WorkerBuilder, folder: PathBuf, die: Die) -> WorkerBui
         note(&folder, "run", &line);
         let insert = "INSERT INTO effects VALUES (?1, ?2, ?3)";
         tx.execute(insert, params![line.key, line.fence as i64, line.derived])?;
-        // `effect_point` is for handlers that await.
+        // `effect_point` is only for async handlers.
         die(Point::InEffect);
         Ok::<_, rusqlite::Error>(line.fence)
     })
@@ -137,7 +137,7 @@ fn builder(store: &Arc<Embedded>, ledger: Option<&Arc<Embedded>>, case: &Case, d
     if case.column == Column::Park { builder.on_doubt(OnDoubt::Park) } else { builder }
 }
 
-/// Works until the queue has come to rest, or dies.
+/// Works until the queue is empty, or dies.
 pub async fn child(case: Case) {
     let store = open(store_folder(&case.folder));
     let ledger = (case.column == Column::Elsewhere).then(|| open(ledger_folder(&case.folder)));
@@ -147,7 +147,7 @@ pub async fn child(case: Case) {
     let rest = async move {
         loop {
             let stats = watched.stats(&queue()).await.unwrap();
-            // What was received has reached the worker, which finishes it before it ends.
+            // All received messages have reached the worker, which finishes them before it ends.
             let reached = stats.totals.delivered == watch.counts().delivered;
             if reached && stats.ready + stats.delayed + stats.in_flight == 0 {
                 return;

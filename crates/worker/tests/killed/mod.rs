@@ -1,4 +1,4 @@
-//! A worker in a process of its own that is killed, and what can be seen afterwards.
+//! A worker in a child process that is killed, and the observable state afterwards.
 
 pub mod column;
 
@@ -18,23 +18,23 @@ use hapax_embedded::{Embedded, Options};
 use hapax_worker::Point;
 use rusqlite::{Connection, OptionalExtension as _};
 
-/// Nothing here takes so long; what does has hung.
+/// Timeout of every wait; only a test that hangs reaches it.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Read while this process has a store open, written while it forks: a fork holds the store's lock until it has become
-/// the child, and the lock would outlive the store.
+/// Locked for reading while this process has a store open, for writing while it forks: between fork and exec the child
+/// inherits the store's lock, which would then outlive the store.
 static FORK: RwLock<()> = RwLock::new(());
 const FOLDER: &str = "HAPAX_TEST_CHILD_FOLDER";
 const COLUMN: &str = "HAPAX_TEST_CHILD_COLUMN";
 const POINT: &str = "HAPAX_TEST_CHILD_POINT";
 
-/// What a child is to do.
+/// The task of a child.
 pub struct Case {
     pub folder: PathBuf,
     pub column: Column,
     pub point: Option<Point>,
 }
 
-/// What this process is to do, when it is a child.
+/// The task of this process, if it is a child.
 pub fn child_case() -> Option<Case> {
     let folder = PathBuf::from(std::env::var_os(FOLDER)?);
     let column: usize = std::env::var(COLUMN).unwrap().parse().unwrap();
@@ -42,7 +42,7 @@ pub fn child_case() -> Option<Case> {
     Some(Case { folder, column: Column::ALL[column], point })
 }
 
-/// Runs a child to its end. Whether it was killed by signal 9; whatever else is not an end in good order is a failure.
+/// Runs a child to its end. Returns whether it was killed by signal 9; any other abnormal end is a failure.
 pub fn run_child(folder: &Path, column: Column, point: Option<Point>, what: &str) -> bool {
     let log = folder.join("child.log");
     let out = File::create(&log).unwrap();
@@ -75,7 +75,7 @@ pub fn run_child(folder: &Path, column: Column, point: Option<Point>, what: &str
     killed
 }
 
-/// One effect, as its sink wrote it down.
+/// One effect, as recorded by its sink.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     pub key: String,
@@ -83,18 +83,18 @@ pub struct Line {
     pub derived: String,
 }
 
-/// What the sink saw.
+/// The records of the sink.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// Handler runs that came to the sink.
+    /// Handler runs that reached the sink.
     pub runs: usize,
     /// Effects that happened.
     pub lines: Vec<Line>,
-    /// Calls that the sink turned away.
+    /// Calls that the sink refused.
     pub refused: usize,
 }
 
-/// What became of the effect.
+/// How often the effect happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     Lost,
@@ -103,7 +103,7 @@ pub enum Fate {
     InDoubt { effects: usize },
 }
 
-/// What there is when everything has come to rest.
+/// The state when everything is settled.
 #[derive(Debug, Clone)]
 pub struct Found {
     pub fate: Fate,
@@ -111,7 +111,7 @@ pub struct Found {
     pub parked: u64,
     /// The state of the ledger's entry.
     pub entry: Option<String>,
-    /// What a duplicate is told.
+    /// The outcome that a duplicate gets.
     pub outcome: Option<String>,
 }
 
@@ -168,7 +168,7 @@ pub fn send(folder: &Path) {
     store.close();
 }
 
-/// Writes a line that is there when this returns, whoever is killed then.
+/// Writes a line durably, so that it survives any kill.
 pub fn note(folder: &Path, what: &str, line: &Line) {
     let mut file = OpenOptions::new().append(true).open(folder.join("sink")).unwrap();
     let text = format!("{what} {} {} {}\n", line.key, line.fence, line.derived);
@@ -176,7 +176,7 @@ pub fn note(folder: &Path, what: &str, line: &Line) {
     file.sync_all().unwrap();
 }
 
-/// What the sink has written down.
+/// The lines of the sink.
 pub fn effects(folder: &Path) -> Effects {
     let mut effects = Effects::default();
     for text in fs::read_to_string(folder.join("sink")).unwrap().lines() {
@@ -195,7 +195,7 @@ pub fn effects(folder: &Path) -> Effects {
     effects
 }
 
-/// Looks at the sink, the queue and the ledger.
+/// Reads the sink, the queue and the ledger.
 pub fn inspect(folder: &Path, column: Column) -> Found {
     let _no_fork = FORK.read().unwrap();
     let store = open(store_folder(folder));
@@ -239,7 +239,7 @@ pub fn inspect(folder: &Path, column: Column) -> Found {
 fn entry(ledger: &Embedded, id: &EntryId) -> (Option<String>, Option<String>) {
     let deadline = Instant::now() + PATIENCE;
     let entry = loop {
-        // An open claim has a full lease again whenever its store is opened.
+        // Each time its store is opened, an open claim gets a full lease again.
         match block_on(ledger.entry(id)).unwrap() {
             Some(entry) if entry.state == EntryState::Processing => {
                 assert!(Instant::now() < deadline, "a claim without a holder does not lapse: {entry:?}");
