@@ -1,4 +1,4 @@
-//! A configuration file: every problem in it is reported at once, each with its line.
+//! A configuration file: all problems in it are reported at once, each with its line.
 
 use std::error::Error;
 use std::fmt::{self, Write as _};
@@ -13,10 +13,10 @@ use toml::de::{DeArray, DeTable, DeValue};
 
 use crate::text::escape;
 
-/// More problems than this are not looked for: the file is probably meant for something else.
+/// Maximum number of reported problems: with more, the file is probably meant for something else.
 const PROBLEMS_MAX: usize = 50;
 
-/// Keys that have moved: the path before and now, without the numbers of list elements.
+/// Renamed keys: the old and the new path, without the indexes of list elements.
 const MOVED: [(&str, &str); 6] = [
     ("queue.dead_letter.max_attempts", "queue.retry.max_attempts"),
     ("store.reserve_bytes", "store.embedded.reserve_bytes"),
@@ -26,7 +26,7 @@ const MOVED: [(&str, &str); 6] = [
     ("store.allow_network_file_system", "store.embedded.allow_network_file_system"),
 ];
 
-/// How Rust's types are called in a message to someone who writes TOML.
+/// The names of Rust's types in messages to users who write TOML.
 const TYPES: [(&str, &str); 6] = [
     ("expected u64", "expected a whole number, 0 or more"),
     ("expected usize", "expected a whole number, 0 or more"),
@@ -36,12 +36,12 @@ const TYPES: [(&str, &str); 6] = [
     ("expected a map", "expected a table"),
 ];
 
-/// Something that is wrong with a value. The path is written with dots, elements of lists by their number from 0.
+/// A problem with a value. The path is written with dots, list elements by their index from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     path: String,
     message: String,
-    /// Another value that it is in conflict with.
+    /// The path of another value that it conflicts with.
     other: Option<String>,
 }
 
@@ -51,13 +51,13 @@ impl Problem {
         Self { path: path.into(), message: message.to_string(), other: None }
     }
 
-    /// Two values that cannot both stand: the later one, and the earlier one that it is in conflict with.
+    /// Two conflicting values: the later one, and the earlier one that it conflicts with.
     pub fn conflict(path: impl Into<String>, other: impl Into<String>, message: impl fmt::Display) -> Self {
         Self { other: Some(other.into()), ..Self::at(path, message) }
     }
 }
 
-/// What is wrong with a configuration, one line for each problem.
+/// All problems with a configuration, one line for each.
 #[derive(Debug)]
 pub struct Problems {
     what: String,
@@ -65,7 +65,7 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// The lines to show.
+    /// The lines to print.
     pub fn lines(&self) -> Vec<String> {
         match self.lines.as_slice() {
             [only] => vec![only.clone()],
@@ -85,18 +85,18 @@ impl fmt::Display for Problems {
 
 impl Error for Problems {}
 
-/// A file's text with the place of each key, and what was wrong with it so far.
+/// A file's text with the position of each key, and the problems found so far.
 #[derive(Debug, Default)]
 pub struct ConfigFile<'t> {
     /// `None`: there is no file, only flags and environment.
     name: Option<String>,
     text: &'t str,
-    /// What could be used of the file.
+    /// The valid part of the file.
     tree: DeTable<'t>,
     found: Vec<(usize, String)>,
 }
 
-/// A configuration file that is to be used: its name for messages, and its text.
+/// The name (for messages) and the text of a configuration file.
 pub fn read(file: Option<&Path>) -> anyhow::Result<Option<(String, String)>> {
     let Some(file) = file else { return Ok(None) };
     let name = file.display().to_string();
@@ -105,7 +105,7 @@ pub fn read(file: Option<&Path>) -> anyhow::Result<Option<(String, String)>> {
 }
 
 impl<'t> ConfigFile<'t> {
-    /// What a file says, or the defaults without one.
+    /// The values of a file, or the defaults without one.
     pub fn parse_or_default<T>(read: Option<&'t (String, String)>) -> Result<(T, Self), Problems>
     where
         T: DeserializeOwned + Default,
@@ -113,7 +113,7 @@ impl<'t> ConfigFile<'t> {
         read.map_or_else(|| Ok(Default::default()), |(name, text)| Self::parse(text, name))
     }
 
-    /// Parses a file's text; `name` is how messages call it. What is wrong is left out of the value and kept for
+    /// Parses a file's text; `name` is used in messages. Wrong values are left out of the result and kept for
     /// [`ConfigFile::verdict`].
     pub fn parse<T: DeserializeOwned>(text: &'t str, name: &str) -> Result<(T, Self), Problems> {
         let (tree, broken) = DeTable::parse_recoverable(text);
@@ -137,7 +137,7 @@ impl<'t> ConfigFile<'t> {
                 file.add(error.span(), explain(error.message(), ""));
                 return Err(file.problems());
             };
-            // A required key that was wrong is missing now; once is enough.
+            // A required key with a wrong value is now missing; do not report it twice.
             let missing =
                 error.message().strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
             if !missing.is_some_and(|key| removed.contains(&format!("{path}.{key}"))) {
@@ -148,8 +148,8 @@ impl<'t> ConfigFile<'t> {
         }
     }
 
-    /// Whether the file can be used, given the problems with the values in effect. `is_overridden` says that the value
-    /// at a path comes from a flag or the environment, so that the file is not to blame.
+    /// Decides whether the file can be used, given the problems with the effective values. `is_overridden` tells
+    /// whether the value at a path comes from a flag or the environment, so that the file is not the cause.
     pub fn verdict(
         mut self,
         problems: Vec<Problem>,
@@ -174,7 +174,7 @@ impl<'t> ConfigFile<'t> {
         Err(problems)
     }
 
-    /// Where a value is written, or the innermost table that it belongs to.
+    /// The position of a value, or of the innermost table that it belongs to.
     fn span_of(&self, path: &str) -> Option<Range<usize>> {
         let mut found = None;
         for end in path.match_indices('.').map(|(end, _)| end).chain([path.len()]) {
@@ -183,7 +183,7 @@ impl<'t> ConfigFile<'t> {
         found
     }
 
-    /// The path and place of the value that an error is about.
+    /// The path and position of the value that an error is about.
     fn wrong_value(&self, span: &Range<usize>, message: &str) -> Option<(String, Range<usize>)> {
         let (mut path, mut span) = (path_of(&self.tree, span)?, span.clone());
         // Some errors name only the table around the key.
@@ -214,7 +214,8 @@ impl<'t> ConfigFile<'t> {
     }
 }
 
-/// Tells which values differ between what the file says and what is in effect: those come from flags or the environment.
+/// Returns a test for paths whose value differs between the file and the effective configuration: those come from flags
+/// or the environment.
 pub fn changed_paths<T: Serialize>(before: &T, after: &T) -> anyhow::Result<impl Fn(&str) -> bool + use<T>> {
     let (before, after) = (toml::Value::try_from(before)?, toml::Value::try_from(after)?);
     let at = |tree: &toml::Value, path: &str| {
@@ -226,7 +227,7 @@ pub fn changed_paths<T: Serialize>(before: &T, after: &T) -> anyhow::Result<impl
     Ok(move |path: &str| at(&before, path) != at(&after, path))
 }
 
-/// The path of the key or value that stands at a span.
+/// The path of the key or value at a span.
 fn path_of(table: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
     table.iter().find_map(|(key, value)| {
         let name = key.get_ref().as_ref();
@@ -262,7 +263,7 @@ fn path_below(value: &DeValue<'_>, key: &str) -> Option<String> {
     elements.find_map(|(at, element)| path_below(element.get_ref(), key).map(|rest| format!("{at}.{rest}")))
 }
 
-/// The place of a key; for an element of a list, of the element itself.
+/// The position of a key; for a list element, of the element itself.
 fn span_at(tree: &DeTable<'_>, path: &str) -> Option<Range<usize>> {
     let Some((parent, last)) = path.rsplit_once('.') else {
         return tree.get_key_value(path).map(|(key, _)| key.span());
@@ -287,7 +288,7 @@ fn value_at<'a, 'i>(tree: &'a DeTable<'i>, path: &str) -> Option<&'a DeValue<'i>
     Some(value)
 }
 
-/// Takes a key or an element out.
+/// Removes a key or an element.
 fn remove(table: &mut DeTable<'_>, path: &str) {
     let Some((first, rest)) = path.split_once('.') else {
         table.remove(path);
@@ -319,7 +320,7 @@ fn remove_in(value: &mut DeValue<'_>, path: &str) {
     }
 }
 
-/// Turns serde's "unknown field `x`, expected one of `a`, `b`" into words that help.
+/// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a helpful message.
 fn explain(message: &str, path: &str) -> String {
     let keys: Vec<&str> = path.split('.').filter(|step| step.parse::<usize>().is_err()).collect();
     if let Some((old, new)) = MOVED.iter().find(|(old, _)| *old == keys.join(".")) {
@@ -344,10 +345,10 @@ fn explain(message: &str, path: &str) -> String {
     text
 }
 
-/// The known word that a misspelt one probably stands for.
+/// The known word that a misspelt one probably means.
 pub fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
     let likeness = |word: &str| {
-        // A unit left out (`lease` for `lease_ms`) is the most common slip, and far by edit distance.
+        // A missing unit (`lease` for `lease_ms`) is the most common mistake, but far by edit distance.
         let stem = word.strip_prefix(given).is_some_and(|rest| rest.starts_with('_'));
         if stem { 1.0 } else { strsim::jaro_winkler(given, word) }
     };

@@ -1,4 +1,4 @@
-//! Asks before something is lost.
+//! Asks for confirmation before data is lost.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
@@ -6,16 +6,16 @@ use clap::Args;
 
 use crate::usage;
 
-/// The way past the question.
+/// The flag that skips the question.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Confirm {
-    /// Does not ask. Needed without a terminal.
+    /// Does not ask for confirmation. Required without a terminal.
     #[arg(long, short)]
     yes: bool,
 }
 
 impl Confirm {
-    /// Asks the person at the terminal. Without one, `--yes` must have been given.
+    /// Asks the user at the terminal. Without a terminal, `--yes` is required.
     pub fn ask(self, question: &str) -> anyhow::Result<()> {
         if self.yes {
             return Ok(());

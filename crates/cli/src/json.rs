@@ -1,10 +1,10 @@
-//! What commands print with `--json`: the same form as the native API's.
+//! The output of commands with `--json`: the same format as in the native API.
 
 use hapax::core::{MessageView, QueueInfo, QueueStats};
 use hapax_client::wire::{MessageItem, QueueItem};
 use serde::Serialize;
 
-/// A message that was looked at.
+/// Browsed messages in the format of the native API.
 pub fn messages(messages: Vec<MessageView>) -> Vec<MessageItem> {
     messages.into_iter().map(MessageItem::from).collect()
 }
@@ -18,7 +18,7 @@ pub struct QueueReport {
 }
 
 impl QueueReport {
-    /// Puts both together.
+    /// Combines configuration and counters.
     pub fn new(info: QueueInfo, stats: QueueStats) -> Self {
         Self { queue: info.into(), stats }
     }

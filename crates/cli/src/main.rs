@@ -1,4 +1,4 @@
-//! `hapax`: serve queues, send, receive, look after dead letters. Glue only: each command is a call into a library.
+//! `hapax`: serve queues, send, receive, handle dead letters. Glue code only: each command is a call into a library.
 
 mod command;
 mod config_file;
@@ -31,7 +31,7 @@ Examples:
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
 
-/// Durable queues for jobs whose effect must happen once.
+/// Durable queues for jobs whose effects happen once.
 #[derive(Debug, Parser)]
 #[command(name = "hapax", version, after_help = EXAMPLES, arg_required_else_help = true)]
 struct Cli {
@@ -41,7 +41,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Runs the server: durable queues behind AWS SQS's API.
+    /// Runs the server: durable queues with AWS SQS's API.
     #[command(after_help = "\
 Examples:
   hapax serve
@@ -63,11 +63,11 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     Proxy(Box<proxy::ProxyArgs>),
     /// Sends a message, or one for each line of a file.
     Send(send::SendArgs),
-    /// Receives messages, and acks them if asked to.
+    /// Receives messages, and optionally acks them.
     Receive(receive::ReceiveArgs),
     /// Runs a command for each message of a queue.
     Work(Box<work::WorkArgs>),
-    /// Lists queues and what is in them.
+    /// Lists queues and their message counts.
     Queues(queue::QueuesArgs),
     /// Creates, changes, empties, deletes and shows queues.
     Queue(Box<queue::QueueArgs>),
@@ -75,11 +75,11 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     Dead(dead::DeadArgs),
     /// Lists, releases and deletes parked messages, and releases halted groups.
     Parked(parked::ParkedArgs),
-    /// Shows and decides the ledger's entries: keys that were claimed, their outcomes, and those in doubt.
+    /// Shows and resolves the ledger's entries: claimed keys, their outcomes, and those in doubt.
     Ledger(ledger::LedgerArgs),
     /// Writes a copy of the running store to a file.
     Backup(backup::BackupArgs),
-    /// Puts a backup into a new folder; the store opens paused there.
+    /// Restores a backup into a new folder; the restored store is paused.
     Restore(backup::RestoreArgs),
     /// Makes a paused store deliver messages again.
     Resume(backup::ResumeArgs),
@@ -98,12 +98,12 @@ Examples:
   hapax completions zsh > ~/.zfunc/_hapax
   hapax completions fish > ~/.config/fish/completions/hapax.fish")]
     Completions {
-        /// Which shell.
+        /// The shell.
         shell: clap_complete::Shell,
     },
 }
 
-/// A mistake in how the command was called, found only after its arguments were parsed.
+/// A usage error that is found only after the arguments were parsed.
 #[derive(Debug)]
 struct Usage(String);
 
@@ -121,7 +121,7 @@ fn usage(problem: impl Into<String>) -> anyhow::Error {
 }
 
 fn main() -> ExitCode {
-    // Not a command for people, and it needs no runtime.
+    // Not a command for users, and it needs no runtime.
     if std::env::args_os().nth(1).is_some_and(|first| first == work::WATCHDOG) {
         work::watch();
         return ExitCode::SUCCESS;
@@ -130,7 +130,7 @@ fn main() -> ExitCode {
     let result = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let result = runtime.block_on(run(cli.command));
-            // A store that hangs while it closes must not hold up the exit.
+            // A store that hangs while it closes must not delay the exit.
             runtime.shutdown_background();
             result
         }
@@ -149,7 +149,7 @@ fn main() -> ExitCode {
     ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
 }
 
-/// An error and its causes, in terms of commands rather than of library calls.
+/// An error and its causes, with commands instead of library calls as advice.
 fn sentence(error: &anyhow::Error) -> String {
     let cause = |cause: &(dyn std::error::Error + 'static)| {
         let store = match cause.downcast_ref::<AdminError>() {
@@ -157,7 +157,7 @@ fn sentence(error: &anyhow::Error) -> String {
             _ => cause.downcast_ref::<StoreError>(),
         };
         match store {
-            // The library's "create it first" is no advice to someone who wants to delete or read a queue.
+            // The library's advice to create the queue does not help a user who wants to delete or read it.
             Some(StoreError::NoSuchQueue(queue)) => {
                 format!("queue {queue} does not exist; `hapax queues` lists those that do")
             }
@@ -174,7 +174,7 @@ fn sentence(error: &anyhow::Error) -> String {
     error.chain().map(cause).collect::<Vec<_>>().join(": ")
 }
 
-/// The reader of our output has seen enough, as `head` does.
+/// The reader of our output has closed the pipe, as `head` does.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }

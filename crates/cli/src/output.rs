@@ -1,4 +1,4 @@
-//! What commands print: tables on a terminal, tab-separated lines in a pipe, JSON when asked for.
+//! The output of commands: tables on a terminal, tab-separated lines in a pipe, JSON on request.
 
 use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
@@ -7,7 +7,7 @@ use comfy_table::{Attribute, Cell, ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
-/// Narrower than this is taken for not knowing.
+/// A terminal that reports fewer columns is treated as having an unknown width.
 const COLUMNS_MIN: u16 = 20;
 const COLUMNS_DEFAULT: u16 = 100;
 
@@ -25,24 +25,24 @@ pub fn raw(text: &str) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Tells the person at the terminal something that is not the command's result.
+/// Prints a message to the user that is not the command's result, on standard error.
 pub fn note(text: &str) {
-    // Standard error is closed: the result matters more.
+    // If standard error is closed, continue: the result matters more.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 impl Output {
-    /// Looks at where standard output leads.
+    /// Detects whether standard output is a terminal.
     pub fn new(json: bool) -> Self {
         Self { json, terminal: std::io::stdout().is_terminal() }
     }
 
-    /// Whether JSON is wanted.
+    /// Whether JSON was requested.
     pub fn is_json(self) -> bool {
         self.json
     }
 
-    /// Whether a person is looking.
+    /// Whether standard output is a terminal.
     pub fn is_terminal(self) -> bool {
         self.terminal
     }
@@ -54,12 +54,12 @@ impl Output {
         raw(&(text + "\n"))
     }
 
-    /// Prints what was done: a sentence, or JSON.
+    /// Prints the result of an action: a sentence, or JSON.
     pub fn done(self, sentence: &str, value: &impl Serialize) -> anyhow::Result<()> {
         if self.json { self.value(value) } else { raw(&format!("{sentence}\n")) }
     }
 
-    /// Prints rows: a table on a terminal, else a line each without a heading, cells separated by tabs.
+    /// Prints rows: a table on a terminal, otherwise one line each without a heading, cells separated by tabs.
     pub fn rows(self, heading: &[&str], rows: Vec<Vec<String>>) -> anyhow::Result<()> {
         if !self.terminal {
             let lines: String = rows.iter().map(|row| row.join("\t") + "\n").collect();
@@ -73,14 +73,14 @@ impl Output {
     }
 }
 
-/// Prints rows whose cells have colours, for a terminal.
+/// Prints rows with coloured cells, for a terminal.
 pub fn cells(rows: Vec<Vec<Cell>>) -> anyhow::Result<()> {
     raw(&format!("{}\n", table().add_rows(rows).trim_fmt()))
 }
 
 fn table() -> Table {
     let mut table = Table::new();
-    // Some terminals (a fresh pty, a serial line) say that they have no width at all.
+    // Some terminals (a new pty, a serial line) report a width of zero.
     if table.width().is_none_or(|columns| columns < COLUMNS_MIN) {
         table.set_width(COLUMNS_DEFAULT);
     }
@@ -88,7 +88,7 @@ fn table() -> Table {
     table
 }
 
-/// A progress bar on a terminal; nothing in a pipe. `None`: how much there is to do is not known.
+/// A progress bar on a terminal; nothing in a pipe. `None`: the total is unknown.
 pub fn progress(total: Option<u64>, doing: &'static str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -100,7 +100,7 @@ pub fn progress(total: Option<u64>, doing: &'static str) -> ProgressBar {
     let style =
         ProgressStyle::with_template(template).expect("the template is constant").progress_chars("=> ");
     let style = style.with_key("rate", |state: &ProgressState, text: &mut dyn fmt::Write| {
-        // A string takes everything.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{:.0}/s", state.per_sec());
     });
     let bar = total.map_or_else(ProgressBar::no_length, ProgressBar::new);

@@ -12,13 +12,13 @@ use hapax_client::{Client, Token};
 use crate::output::Output;
 use crate::store::{Store, folder};
 
-/// The variable that holds the token.
+/// The variable with the token.
 const TOKEN: &str = "HAPAX_TOKEN";
 
-/// Where the server is, and how to print what it says.
+/// The server's address, and the output format.
 #[derive(Debug, Clone, Args)]
 pub struct Remote {
-    /// The server; or, while none runs, its store: embedded:PATH. A server with keys wants a token too, ID:SECRET in
+    /// The server; or, while none runs, its store: embedded:PATH. A server with keys also needs a token, ID:SECRET in
     /// the variable HAPAX_TOKEN.
     #[arg(
         long,
@@ -38,17 +38,17 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// A server or store by its URL, with the token of the environment.
+    /// A server or store by its URL, with the token from the environment.
     pub fn to(endpoint: &str) -> Self {
         Self { endpoint: endpoint.to_owned(), token_file: None, json: false }
     }
 
-    /// How to print.
+    /// The output format.
     pub fn output(&self) -> Output {
         Output::new(self.json)
     }
 
-    /// Whether the endpoint is a store of this machine rather than a server.
+    /// Whether the endpoint is a local store rather than a server.
     pub fn is_local(&self) -> bool {
         folder(&self.endpoint).is_some()
     }
@@ -61,7 +61,7 @@ impl Remote {
         Ok(Arc::new(self.client().await?))
     }
 
-    /// The server's client.
+    /// A client of the server.
     pub async fn client(&self) -> anyhow::Result<Client> {
         Ok(Client::connect(&self.endpoint, self.token()?).await?)
     }
@@ -80,7 +80,7 @@ impl Remote {
         }
     }
 
-    /// Who asks, for the audit.
+    /// The user's name, for the audit.
     pub fn by() -> String {
         let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
         user.map_or_else(|_| "hapax CLI".to_owned(), |user| format!("{user} (hapax CLI)"))

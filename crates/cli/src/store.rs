@@ -1,4 +1,4 @@
-//! Which store a command talks to: a server by its address, or a store of this machine by its URL.
+//! The store that a command uses: a server by its address, or a local store by its URL.
 
 use hapax::core::store::SharedStore;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use hapax::embedded::{Embedded, Options};
 use hapax_server::native::{Backup, Backups};
 
-/// The file that makes a folder an embedded store.
+/// The file that identifies a folder as an embedded store.
 const DATABASE: &str = "hapax.db";
 
 /// The folder for backups inside an embedded store's folder.
@@ -21,16 +21,16 @@ pub struct Store {
     place: String,
 }
 
-/// The folder that an `embedded:` URL names.
+/// The folder of an `embedded:` URL.
 pub fn folder(url: &str) -> Option<&Path> {
     url.strip_prefix("embedded:").filter(|path| !path.is_empty()).map(Path::new)
 }
 
 impl Store {
-    /// Opens the store that a URL names.
+    /// Opens the store of a URL.
     pub async fn open(url: &str, options: Options) -> anyhow::Result<Self> {
         let Some(path) = folder(url) else {
-            // The library knows the other stores, and what to say of a URL that names none.
+            // The library knows the other stores, and the error for an unknown URL.
             let admin = hapax::Hapax::open(url).await?.store().clone();
             return Ok(Self { admin, embedded: None, place: url.to_owned() });
         };
@@ -41,7 +41,7 @@ impl Store {
         Ok(Self { admin: embedded.clone(), embedded: Some(embedded), place })
     }
 
-    /// Opens the store that a URL names, and makes none where there is none.
+    /// Opens the store of a URL; fails if it does not exist.
     pub async fn open_existing(url: &str, options: Options) -> anyhow::Result<Self> {
         if let Some(path) = folder(url) {
             let place = path.display();
@@ -57,12 +57,12 @@ impl Store {
         &self.admin
     }
 
-    /// Where its data lives, for people.
+    /// The location of its data, for people.
     pub fn place(&self) -> &str {
         &self.place
     }
 
-    /// What writes a backup to a file of this machine, where the store can be copied. It blocks.
+    /// The function that writes a backup to a local file, if the store supports it. It blocks.
     pub fn backup_function(&self) -> Option<Backup> {
         let embedded = self.embedded.clone()?;
         Some(Arc::new(move |to: &Path| embedded.backup(to).map_err(|error| error.to_string())))

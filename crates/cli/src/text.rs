@@ -1,4 +1,4 @@
-//! How values are read from the command line and shown to people.
+//! Parsing of command-line values, and formatting for people.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 /// The units of time, longest first.
 const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
-/// Reads `30s`, `5m`, `2h`, `1h30m`, `250ms` or `0` as milliseconds.
+/// Parses `30s`, `5m`, `2h`, `1h30m`, `250ms` or `0` into milliseconds.
 pub fn parse_ms(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is not a length of time; write 250ms, 30s, 5m, 2h or 1d");
     if text == "0" {
@@ -53,7 +53,7 @@ pub fn show_ms(ms: u64) -> String {
     text
 }
 
-/// Writes a number of bytes with a binary unit.
+/// Formats a number of bytes with a binary unit.
 pub fn show_bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {
@@ -70,10 +70,10 @@ pub fn messages(count: u64) -> String {
     if count == 1 { "1 message".to_owned() } else { format!("{count} messages") }
 }
 
-/// Writes a time (milliseconds since 1970) in UTC, as RFC 3339 does.
+/// Formats a time (milliseconds since 1970) in UTC, as RFC 3339.
 pub fn show_time(ms: u64) -> String {
     let (days, second) = ((ms / 86_400_000) as i64, ms / 1000 % 86_400);
-    // Days to a date by eras of 400 years, counted from 1 March so that the leap day comes last.
+    // Converts days to a date by eras of 400 years, counted from 1 March so that the leap day is the last day.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -86,7 +86,7 @@ pub fn show_time(ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Makes text safe to show on one line: control characters, and those that reorder or hide text, are spelt out.
+/// Makes text safe to show on one line: control characters, and those that reorder or hide text, are escaped.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -101,7 +101,7 @@ pub fn escape(text: &str) -> String {
     safe
 }
 
-/// Makes a payload safe to show on one line, whatever its bytes; cut to `chars_max`.
+/// Makes a payload with any bytes safe to show on one line; truncated to `chars_max`.
 pub fn show_body(body: &[u8], chars_max: usize) -> String {
     let text = match std::str::from_utf8(body) {
         Ok(text) => escape(text),
@@ -113,7 +113,7 @@ pub fn show_body(body: &[u8], chars_max: usize) -> String {
     }
 }
 
-/// Reads a value by the name that configuration files use for it.
+/// Parses a value by its name in configuration files.
 pub fn parse_word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let named = serde_json::from_value(serde_json::Value::String(text.to_owned()));
     named.map_err(|error| {
@@ -123,8 +123,8 @@ pub fn parse_word<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     })
 }
 
-/// Writes the times of a message as commands take them: `lease_ms: 46800000 is out of range; use 0 to 43200000` becomes
-/// `lease: 13h is out of range; use 0 to 12h`.
+/// Rewrites times in a message in the units of the command line: `lease_ms: 46800000 is out of range; use 0 to
+/// 43200000` becomes `lease: 13h is out of range; use 0 to 12h`.
 pub fn with_units(message: &str) -> String {
     let in_units = || {
         let (field, rest) = message.split_once("_ms: ")?;
@@ -136,7 +136,7 @@ pub fn with_units(message: &str) -> String {
     in_units().unwrap_or_else(|| message.to_owned())
 }
 
-/// The name that configuration files use for a value.
+/// A value's name in configuration files.
 pub fn word<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
@@ -145,7 +145,7 @@ pub fn word<T: Serialize>(value: &T) -> String {
     }
 }
 
-/// Reads `name=value`.
+/// Parses `name=value`.
 pub fn parse_pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),

@@ -1,4 +1,4 @@
-//! The tier check, with what can be known from here about a queue.
+//! The tier check, with the facts about a queue that are known to the CLI.
 
 use hapax::QueueName;
 use hapax::core::ledger::TTL_MS_DEFAULT;
@@ -6,7 +6,7 @@ use hapax::core::policy::tier::{Facts, Finding, LedgerFacts, check};
 use hapax::core::store::QueueTotals;
 use hapax::core::{QueueConfig, Store, StoreError};
 
-/// What only a worker knows about its handler; it checks these when it starts.
+/// Facts that only a worker knows about its handler; the worker checks them when it starts.
 pub const NOT_KNOWN: [&str; 4] = [
     "how long the handler takes",
     "what is done about a claim in doubt, and whether the effect honours the derived key",

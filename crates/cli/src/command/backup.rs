@@ -28,7 +28,7 @@ pub struct BackupArgs {
     remote: Remote,
 }
 
-/// Puts a backup into a new folder; the store opens paused there.
+/// Restores a backup into a new folder; the restored store is paused.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -40,7 +40,7 @@ What was settled after the backup was taken would be delivered again: look first
 pub struct RestoreArgs {
     /// The backup.
     from: PathBuf,
-    /// Where to: embedded:PATH, a folder that holds no store.
+    /// The target: embedded:PATH, a folder without a store.
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", default_value = "embedded:./hapax-data")]
     store: String,
     /// Prints JSON.
@@ -48,7 +48,7 @@ pub struct RestoreArgs {
     json: bool,
 }
 
-/// Lets a paused store hand out messages again.
+/// Makes a paused store deliver messages again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  hapax resume")]
 pub struct ResumeArgs {

@@ -1,4 +1,4 @@
-//! `hapax bench`: a simple load. For comparisons with other servers there is `cargo xtask bench server`.
+//! `hapax bench`: a simple load test. `cargo xtask bench server` compares with other servers.
 
 use hapax::core::store::SharedStore;
 use std::time::{Duration, Instant};
@@ -22,33 +22,32 @@ Examples:
 
 It works in a queue of its own, which it deletes at the end.")]
 pub struct BenchArgs {
-    /// How many connections work at once.
+    /// Number of concurrent connections.
     #[arg(long, short, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     connections: u16,
     /// The size of a body in bytes.
     #[arg(long, default_value_t = 256, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=1_048_576))]
     size: u32,
-    /// Messages in a request.
+    /// Messages per request.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=10))]
     batch: u8,
-    /// How long.
+    /// Duration of the test.
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = parse_ms)]
     time: u64,
     #[command(flatten)]
     remote: Remote,
 }
 
-/// How long each request took, in microseconds.
+/// The duration of each request, in microseconds.
 #[derive(Default)]
 struct Samples {
     send: Vec<u32>,
     receive: Vec<u32>,
     ack: Vec<u32>,
-    /// Messages that went the whole way.
+    /// Messages that were sent, received and acked.
     acked: u64,
 }
 
-/// Runs it.
 pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
     let out = args.remote.output();
     let store = args.remote.connect().await?;
@@ -93,7 +92,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
 async fn load(args: &BenchArgs, store: &SharedStore, queue: &QueueName) -> anyhow::Result<(Samples, f64)> {
     let mut stores = vec![store.clone()];
     while stores.len() < usize::from(args.connections) {
-        // A server gets a connection for each; a local store can be opened once only.
+        // A server gets one connection each; a local store can be opened only once.
         stores.push(if args.remote.is_local() { store.clone() } else { args.remote.connect().await? });
     }
     let (body, batch) = (vec![b'x'; args.size as usize], usize::from(args.batch));
@@ -124,7 +123,7 @@ async fn load(args: &BenchArgs, store: &SharedStore, queue: &QueueName) -> anyho
     Ok((all, start.elapsed().as_secs_f64()))
 }
 
-/// Sends a batch, receives as many, its own or others', and acks them.
+/// Sends a batch, receives as many messages (its own or others'), and acks them.
 async fn cycle(
     store: &SharedStore,
     queue: &QueueName,
@@ -154,7 +153,7 @@ async fn cycle(
     Ok(())
 }
 
-/// Of sorted microseconds.
+/// A quantile of sorted microseconds, in milliseconds.
 fn quantile_ms(sorted: &[u32], quantile: f64) -> f64 {
     let at = (sorted.len() as f64 * quantile) as usize;
     sorted.get(at.min(sorted.len().saturating_sub(1))).map_or(0.0, |us| f64::from(*us) / 1000.0)

@@ -20,10 +20,10 @@ use crate::remote::Remote;
 use crate::text::{escape, messages, parse_word, show_body, show_time, word};
 use crate::usage;
 
-/// How often a running redrive is asked how far it is.
+/// Poll interval for the progress of a running redrive.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Looks after dead letters: messages out of attempts, or rejected.
+/// Handles dead letters: messages out of attempts, or rejected.
 #[derive(Debug, Args)]
 pub struct DeadArgs {
     #[command(subcommand)]
@@ -56,7 +56,7 @@ In a pipe a line has: id, source queue, cause, attempts, time of death, error, b
         /// The message.
         id: MessageId,
     },
-    /// Moves dead letters back to the queues they came from, or to another.
+    /// Moves dead letters back to their source queues, or to another queue.
     #[command(after_help = "\
 Examples:
   hapax dead redrive emails-dead
@@ -64,19 +64,19 @@ Examples:
   hapax dead redrive emails-dead --error-contains 'timed out' --to emails-slow
   hapax dead redrive emails-dead --id 0190a3c2-7b1e-8def-8000-0000000000ff")]
     Redrive(Redrive),
-    /// Lists redrives out of a queue, running and ended: who, when, how many.
+    /// Lists redrives out of a queue, running and ended: by whom, when, how many messages.
     #[command(after_help = "Examples:\n  hapax dead redrives emails-dead")]
     Redrives {
         /// The dead-letter queue.
         queue: QueueName,
     },
-    /// Stops a running redrive; what was moved stays moved.
+    /// Stops a running redrive; messages that it has moved stay moved.
     #[command(after_help = "Examples:\n  hapax dead cancel 7")]
     Cancel {
         /// The redrive's number.
         id: u64,
     },
-    /// Deletes dead letters for good.
+    /// Deletes dead letters permanently.
     #[command(after_help = "\
 Examples:
   hapax dead purge emails-dead
@@ -96,13 +96,13 @@ Examples:
 struct Redrive {
     /// The dead-letter queue.
     queue: QueueName,
-    /// Moves them here instead of to where they came from.
+    /// Moves the messages to this queue instead of their source queues.
     #[arg(long, value_name = "QUEUE")]
     to: Option<QueueName>,
     /// Only this message; may be repeated.
     #[arg(long)]
     id: Vec<MessageId>,
-    /// Only those that died of this: retry, expired, rejected, damaged.
+    /// Only those that died of this cause: retry, expired, rejected, damaged.
     #[arg(long, value_parser = parse_word::<Cause>)]
     cause: Option<Cause>,
     /// Only those that came from this queue.
@@ -111,15 +111,14 @@ struct Redrive {
     /// Only those whose last error contains this text.
     #[arg(long, value_name = "TEXT")]
     error_contains: Option<String>,
-    /// Maximum count a second, 1 to 10000 [default: 500].
+    /// Maximum messages per second, 1 to 10000 [default: 500].
     #[arg(long, value_name = "N")]
     per_second: Option<u32>,
-    /// Starts it and does not wait for its end.
+    /// Starts the redrive and does not wait for its end.
     #[arg(long)]
     detach: bool,
 }
 
-/// Runs it.
 pub async fn run(args: DeadArgs) -> anyhow::Result<()> {
     let (out, store) = (args.remote.output(), args.remote.connect().await?);
     match args.command {

@@ -1,4 +1,4 @@
-//! `hapax doctor`: what store and queues promise, and what keeps them from it.
+//! `hapax doctor`: the guarantees of store and queues, and the problems that prevent them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::text::{escape, parse_ms, show_bytes, show_time, without_token, word};
 use crate::tier::{self, DeadQueue, NOT_KNOWN};
 use crate::usage;
 
-/// Checks what queues promise against what their store can do, and says what to do about it.
+/// Checks the guarantees of queues against the features of their store, and suggests remedies.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -35,10 +35,10 @@ In a pipe a line has: store or queue NAME, tier, then `sound`; or refusal or war
 for the store `fact`, name, value. Where not all of a queue could be seen, `nothing found` takes the place of `sound`, or
 after findings `not seen`, with what and why.")]
 pub struct DoctorArgs {
-    /// A store of this machine, embedded:PATH, instead of a server. It is opened for a moment, as a server would.
+    /// A local store, embedded:PATH, instead of a server. It is opened briefly, as a server would open it.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// How long producers repeat a send whose answer they did not get.
+    /// How long producers keep repeating a send without an answer.
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     producer_retry: Option<u64>,
     #[command(flatten)]
@@ -68,7 +68,7 @@ struct QueueSection {
     not_seen: Vec<String>,
 }
 
-/// What is known about the store; `None`: not from here.
+/// The known facts about the store; `None`: not known from here.
 #[derive(Debug, Default, Serialize)]
 struct StoreSection {
     place: String,
@@ -81,7 +81,7 @@ struct StoreSection {
     /// What the store says about itself and what it stands on.
     #[serde(flatten)]
     facts: BTreeMap<String, Value>,
-    /// Why the store could not be asked about itself.
+    /// Why the store could not be examined.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_examined: Option<String>,
     findings: Vec<Item>,
@@ -91,7 +91,7 @@ struct StoreSection {
 struct Report {
     store: StoreSection,
     queues: Vec<QueueSection>,
-    /// Why the queues could not be looked at.
+    /// Why the queues could not be read.
     queues_unchecked: Option<String>,
     not_known: Vec<&'static str>,
     refusals: usize,
@@ -143,7 +143,7 @@ async fn of_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyhow::R
     section.add(check_store(&StoreFacts { status, versions: Some((ours.to_owned(), theirs)) }));
     match store.examine().await {
         Ok(examination) => section.examined(examination),
-        // A key without the right still learns about its queues.
+        // A key without this right still gets the report about its queues.
         Err(error) => section.not_examined = Some(error.to_string()),
     }
     let queues = queues(store.as_ref(), producer_retry_ms).await?;
@@ -192,7 +192,7 @@ async fn of_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<
             _ => return Err(error),
         },
     }
-    // Also of a store that could not be opened: nothing has to stop for it.
+    // Also for a store that could not be opened: a server that uses it need not be stopped.
     report.store.examined(surroundings.examine());
     Ok(report)
 }
@@ -256,7 +256,7 @@ impl StoreSection {
         self.add(examination.findings);
     }
 
-    /// What is known, for people.
+    /// The known facts, formatted for people.
     fn facts(&self) -> Vec<(String, String)> {
         let messages = match self.messages {
             None if self.status_withheld => Some("not allowed to see".to_owned()),
@@ -274,7 +274,7 @@ impl StoreSection {
     }
 }
 
-/// A store's own fact, for people: the unit in its name says how to show it.
+/// One of the store's own facts, formatted for people; the suffix of its name determines the unit.
 fn fact(name: &str, value: &Value) -> (String, String) {
     let words = |stem: &str| escape(&stem.replace('_', " "));
     match (name.strip_suffix("_bytes"), name.strip_suffix("_ms"), value.as_u64()) {
@@ -302,7 +302,7 @@ fn print(report: &Report, out: Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A line for everything, for other programs.
+/// One line per fact and finding, for other programs.
 fn lines(report: &Report) -> Vec<Vec<String>> {
     let store = || vec!["store".to_owned(), "-".to_owned()];
     let of_item = |item: &Item| {

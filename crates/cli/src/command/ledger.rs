@@ -1,4 +1,4 @@
-//! `hapax ledger …`: keys that were claimed, their outcomes, and decisions about those in doubt.
+//! `hapax ledger …`: claimed keys, their outcomes, and decisions about those in doubt.
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand, ValueEnum};
@@ -14,10 +14,10 @@ use crate::remote::Remote;
 use crate::text::{escape, parse_ms, parse_word, show_body, show_bytes, show_ms, show_time, without_token};
 use crate::usage;
 
-/// The most entries that one call looks at.
+/// Maximum number of entries that one call reads.
 const PAGE: usize = 100;
 
-/// Looks after the ledger: keys that were claimed, their outcomes, and those in doubt.
+/// Handles the ledger: claimed keys, their outcomes, and those in doubt.
 #[derive(Debug, Args)]
 pub struct LedgerArgs {
     #[command(subcommand)]
@@ -28,7 +28,7 @@ pub struct LedgerArgs {
 
 #[derive(Debug, Subcommand)]
 enum LedgerCommand {
-    /// Lists entries in the order of their last claim.
+    /// Lists entries, ordered by their last claim.
     #[command(after_help = "\
 Examples:
   hapax ledger list --state in_doubt
@@ -37,13 +37,13 @@ Examples:
 
 In a pipe a line has: scope, key, state, time of the claim, takeovers, remaining lease, outcome.")]
     List {
-        /// Only of this scope.
+        /// Only entries of this scope.
         #[arg(long)]
         scope: Option<Scope>,
-        /// Only of this queue's messages: short for --scope queue/NAME.
+        /// Only entries of this queue's messages: short for --scope queue/NAME.
         #[arg(long, value_name = "NAME", conflicts_with = "scope")]
         queue: Option<QueueName>,
-        /// Only in this state: processing, in_doubt, completed, failed.
+        /// Only entries in this state: processing, in_doubt, completed, failed.
         #[arg(long, value_parser = parse_word::<EntryState>)]
         state: Option<EntryState>,
         /// Maximum count.
@@ -68,7 +68,7 @@ The outcome of an HTTP request is the answer that its duplicates get.
 First find out, where the effect would show, whether it happened: `completed` keeps it from ever being run,
 `absent` lets it run. Messages that were parked because of the doubt are delivered again.")]
     Resolve(Resolve),
-    /// Removes an entry that no claim holds: the effect may then happen again.
+    /// Deletes an entry without a holder: the effect may then happen again.
     #[command(after_help = "\
 Examples:
   hapax ledger forget queue/payments order-7
@@ -76,7 +76,7 @@ Examples:
     Forget {
         #[command(flatten)]
         entry: EntryArgs,
-        /// Who asks, for the audit.
+        /// Your name, for the audit.
         #[arg(long, value_name = "NAME")]
         by: Option<String>,
         #[command(flatten)]
@@ -89,7 +89,7 @@ struct EntryArgs {
     /// The scope and the key; with --queue the key alone.
     #[arg(required = true, num_args = 1..=2, value_names = ["SCOPE", "KEY"])]
     entry: Vec<String>,
-    /// The queue whose messages the key belongs to: short for the scope queue/NAME.
+    /// The queue of the message with this key: short for the scope queue/NAME.
     #[arg(long, value_name = "NAME")]
     queue: Option<QueueName>,
 }
@@ -110,7 +110,7 @@ impl EntryArgs {
 enum How {
     /// The effect happened.
     Completed,
-    /// It did not.
+    /// The effect did not happen.
     Absent,
 }
 
@@ -118,19 +118,20 @@ enum How {
 struct Resolve {
     #[command(flatten)]
     entry: EntryArgs,
-    /// What became of the effect.
+    /// Whether the effect happened.
     #[arg(long = "as", value_name = "HOW")]
     how: How,
-    /// With completed: what duplicates get, as JSON [default: null]. Of an HTTP request, an answer: see the examples.
+    /// With completed: the outcome for duplicates, as JSON [default: null]. For an HTTP request, a response: see the
+    /// examples.
     #[arg(long, value_name = "JSON")]
     outcome: Option<String>,
-    /// With completed: it ended for good without success; duplicates fail alike.
+    /// With completed: the effect failed permanently; duplicates get the same failure.
     #[arg(long)]
     failed: bool,
-    /// With completed: how long it is kept [default: 4d].
+    /// With completed: how long the outcome is kept [default: 4d].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     ttl: Option<u64>,
-    /// Who decides, for the audit.
+    /// Your name, for the audit.
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
 }
@@ -154,7 +155,6 @@ impl Resolve {
     }
 }
 
-/// Runs it.
 pub async fn run(args: LedgerArgs) -> anyhow::Result<()> {
     let out = args.remote.output();
     match args.command {

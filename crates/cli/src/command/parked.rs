@@ -1,4 +1,4 @@
-//! `hapax parked …`: messages and groups set aside until someone decides.
+//! `hapax parked …`: messages and groups that wait for an operator's decision.
 
 use clap::{Args, Subcommand};
 use hapax::core::store::SharedStore;
@@ -16,7 +16,7 @@ use crate::text::{self, escape, show_body, show_time};
 /// Maximum count of messages that one call releases, and of one page.
 const BATCH: usize = 100;
 
-/// Looks after parked messages and halted groups, set aside until someone decides.
+/// Handles parked messages and halted groups, which wait for your decision.
 #[derive(Debug, Args)]
 pub struct ParkedArgs {
     #[command(subcommand)]
@@ -33,7 +33,7 @@ enum ParkedCommand {
         /// The queue.
         queue: QueueName,
     },
-    /// Puts parked messages back, their attempts at zero, or releases a halted group.
+    /// Makes parked messages ready again, with their attempts at zero, or releases a halted group.
     #[command(after_help = "\
 Examples:
   hapax parked release emails 0190a3c2-7b1e-8def-8000-0000000000ff
@@ -45,7 +45,7 @@ Examples:
         #[command(flatten)]
         which: Which,
     },
-    /// Deletes parked messages for good.
+    /// Deletes parked messages permanently.
     #[command(after_help = "\
 Examples:
   hapax parked discard emails 0190a3c2-7b1e-8def-8000-0000000000ff
@@ -56,7 +56,7 @@ Examples:
         /// The messages.
         #[arg(required_unless_present = "all")]
         id: Vec<MessageId>,
-        /// All that are parked.
+        /// All parked messages.
         #[arg(long, conflicts_with = "id")]
         all: bool,
         #[command(flatten)]
@@ -69,15 +69,14 @@ Examples:
 struct Which {
     /// The messages.
     id: Vec<MessageId>,
-    /// All that are parked.
+    /// All parked messages.
     #[arg(long, conflicts_with = "id")]
     all: bool,
-    /// A FIFO group that stands still because one of its messages died.
+    /// A FIFO group that is halted because one of its messages died.
     #[arg(long, conflicts_with_all = ["id", "all"])]
     group: Option<GroupId>,
 }
 
-/// Runs it.
 pub async fn run(args: ParkedArgs) -> anyhow::Result<()> {
     let (out, store) = (args.remote.output(), args.remote.connect().await?);
     match args.command {

@@ -7,11 +7,11 @@ use hapax::{DeadLetterPolicy, QueueConfig, QueueName};
 
 use crate::text::{parse_ms, parse_pair, parse_word};
 
-/// What is not given stays as it is; on a new queue, at its default.
+/// Flags that are not given leave their field as it is; on a new queue, at its default.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Policy")]
 pub struct PolicyArgs {
-    /// How long a delivery may be worked on: up to 12h [default: 30s].
+    /// How long a consumer may work on a delivery: up to 12h [default: 30s].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     lease: Option<u64>,
     /// How long a message is kept: 1m to 14d [default: 4d].
@@ -20,34 +20,34 @@ pub struct PolicyArgs {
     /// How long a new message stays invisible: up to 15m [default: 0].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     delay: Option<u64>,
-    /// How long a receive waits when it does not say: up to 20s [default: 0].
+    /// How long a receive waits if it does not set its own wait: up to 20s [default: 0].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     wait: Option<u64>,
-    /// The largest message: 1024 to 1048576 [default: 1048576].
+    /// Maximum size of a message: 1024 to 1048576 [default: 1048576].
     #[arg(long, value_name = "BYTES")]
     message_bytes_max: Option<u64>,
     /// The guarantee that consumers want: at-most-once, at-least-once, effectively-once, transactional.
     #[arg(long, value_parser = parse_word::<Tier>)]
     tier: Option<Tier>,
-    /// The delay after the first failed attempt, doubled after each; 0 returns at once [default: 1s].
+    /// The delay after the first failed attempt, doubled after each further one; 0 means no delay [default: 1s].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     retry_base: Option<u64>,
     /// The longest delay between attempts: up to 12h [default: 5m; FIFO: 10s].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     retry_cap: Option<u64>,
-    /// How much of a retry's delay is left to chance: full, none [default: full].
+    /// How much of a retry's delay is random: full, none [default: full].
     #[arg(long, value_parser = parse_word::<Jitter>)]
     retry_jitter: Option<Jitter>,
-    /// After this many attempts a message is dead: up to 1000; 0 lifts the limit [default: 20].
+    /// After this many attempts a message is dead: up to 1000; 0 means no limit [default: 20].
     #[arg(long, value_name = "N")]
     max_attempts: Option<u32>,
-    /// The queue that takes dead letters. Without one they are parked in their own queue.
+    /// The queue for dead letters. Without one they are parked in their own queue.
     #[arg(long, value_name = "QUEUE")]
     dead_letter: Option<QueueName>,
-    /// Dead letters are parked in their own queue.
+    /// Parks dead letters in their own queue.
     #[arg(long, conflicts_with = "dead_letter")]
     no_dead_letter: bool,
-    /// What a parked or dead message does to its FIFO group: continue, halt-group [default: halt-group].
+    /// Whether a parked or dead message halts its FIFO group: continue, halt-group [default: halt-group].
     #[arg(long, value_parser = parse_word::<OnDead>)]
     on_dead: Option<OnDead>,
     /// How long a deduplication id is remembered: up to the retention; 0 turns it off [default: 5m].
@@ -56,16 +56,16 @@ pub struct PolicyArgs {
     /// Deduplicates messages without an id by their body.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     dedup_content: Option<bool>,
-    /// What a deduplication id is compared within: queue, group [default: queue].
+    /// Within which set of messages a deduplication id is unique: queue, group [default: queue].
     #[arg(long, value_parser = parse_word::<DedupScope>)]
     dedup_scope: Option<DedupScope>,
-    /// The most messages in the queue; 0 lifts the limit.
+    /// Maximum number of messages in the queue; 0 means no limit.
     #[arg(long, value_name = "N")]
     messages_max: Option<u64>,
-    /// The most bytes of bodies and attributes in the queue; 0 lifts the limit.
+    /// Maximum bytes of bodies and attributes in the queue; 0 means no limit.
     #[arg(long, value_name = "BYTES")]
     bytes_max: Option<u64>,
-    /// JSON pointer to the idempotency key in the body, as /order/id; empty for none.
+    /// JSON pointer to the idempotency key in the body, for example /order/id; empty for none.
     #[arg(long, value_name = "POINTER")]
     key_pointer: Option<String>,
     /// A label; may be repeated. An empty value removes it.
@@ -86,7 +86,7 @@ fn set_limit(field: &mut Option<u64>, given: Option<u64>) {
 }
 
 impl PolicyArgs {
-    /// Lays what was given over a configuration.
+    /// Overrides a configuration with the given flags.
     pub fn lay_over(self, config: &mut QueueConfig) {
         set(&mut config.lease_ms, self.lease);
         set(&mut config.retention_ms, self.retention);

@@ -16,7 +16,7 @@ use crate::remote::Remote;
 use crate::text::{escape, messages, show_bytes, show_ms, show_time, word};
 use crate::tier;
 
-/// Lists queues and what is in them.
+/// Lists queues and their message counts.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -40,7 +40,7 @@ pub struct QueueArgs {
 
 #[derive(Debug, Subcommand)]
 enum QueueCommand {
-    /// Creates a queue. A name that ends in .fifo makes a FIFO queue.
+    /// Creates a queue. A name that ends in .fifo creates a FIFO queue.
     #[command(after_help = "\
 Examples:
   hapax queue create emails --dead-letters
@@ -50,13 +50,13 @@ Examples:
     Create {
         /// Its name.
         queue: QueueName,
-        /// Creates a queue for its dead letters too, NAME-dead, which keeps them for 14 days.
+        /// Also creates a dead-letter queue, NAME-dead, which keeps messages for 14 days.
         #[arg(long, conflicts_with_all = ["dead_letter", "no_dead_letter"])]
         dead_letters: bool,
         #[command(flatten)]
         policy: PolicyArgs,
     },
-    /// Changes a queue's policy; what is not given stays.
+    /// Changes a queue's policy; other fields stay as they are.
     #[command(after_help = "\
 Examples:
   hapax queue set emails --lease 5m
@@ -75,7 +75,7 @@ Examples:
         #[command(flatten)]
         confirm: Confirm,
     },
-    /// Deletes every message in a queue.
+    /// Deletes all messages in a queue.
     #[command(after_help = "Examples:\n  hapax queue purge emails\n  hapax queue purge emails --yes")]
     Purge {
         /// The queue.
@@ -83,7 +83,7 @@ Examples:
         #[command(flatten)]
         confirm: Confirm,
     },
-    /// Makes a queue hand out nothing until it is resumed; it still accepts messages.
+    /// Stops deliveries from a queue until it is resumed; it still accepts messages.
     #[command(
         after_help = "Examples:\n  hapax queue pause emails\n  hapax queue pause emails --reason 'mail server upgrade'"
     )]
@@ -94,13 +94,13 @@ Examples:
         #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
         reason: Option<String>,
     },
-    /// Lets a paused queue hand out messages again.
+    /// Makes a paused queue deliver messages again.
     #[command(after_help = "Examples:\n  hapax queue resume emails")]
     Resume {
         /// The queue.
         queue: QueueName,
     },
-    /// Deletes waiting or parked messages by id, for good; a message in flight is left.
+    /// Deletes waiting or parked messages by id, permanently; messages in flight are not deleted.
     #[command(
         after_help = "Examples:\n  hapax queue discard emails 0190a3c2-7b1e-8def-8000-0000000000ff\n  hapax queue discard emails ID ID --yes"
     )]
@@ -132,7 +132,7 @@ pub async fn list(args: QueuesArgs) -> anyhow::Result<()> {
     for info in store.queues().await? {
         match store.stats(&info.name).await {
             Ok(stats) => queues.push((info, stats)),
-            // A queue that was deleted meanwhile is no failure.
+            // A queue that was deleted meanwhile is not an error.
             Err(StoreError::NoSuchQueue(_)) => {}
             Err(error) => return Err(error.into()),
         }
@@ -229,7 +229,7 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The queue is as it was asked for; what keeps it from doing what it says is no failure of the command.
+/// Prints warnings about a queue that was created or changed; they are not a failure of the command.
 fn tell(warnings: &[String]) {
     for warning in warnings {
         note(&format!("warning: {}", escape(warning)));

@@ -11,7 +11,7 @@ use crate::output::{Output, note};
 use crate::remote::Remote;
 use crate::text::{escape, parse_ms, show_body, show_ms, show_time};
 
-/// The most that one request asks for or acks.
+/// Maximum number of messages of one receive or ack request.
 const BATCH: usize = 100;
 
 /// The most that are held and printed at once.
@@ -39,14 +39,13 @@ pub struct ReceiveArgs {
     /// How long the messages are leased [default: the queue's].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     lease: Option<u64>,
-    /// Acks each message once it is printed: it is gone then.
+    /// Acks each message after it was printed, which deletes it.
     #[arg(long)]
     ack: bool,
     #[command(flatten)]
     remote: Remote,
 }
 
-/// Runs it.
 pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
     let (out, store) = (args.remote.output(), args.remote.connect().await?);
     let (received, failure) = receive(&store, &args).await;
@@ -97,7 +96,7 @@ async fn receive(store: &SharedStore, args: &ReceiveArgs) -> (Vec<Delivery>, Opt
 
 fn show(received: &[Delivery], out: Output) -> anyhow::Result<()> {
     if out.is_json() {
-        // As the native API has them.
+        // In the format of the native API.
         let items: Vec<DeliveryItem> = received.iter().cloned().map(Into::into).collect();
         return out.value(&items);
     }

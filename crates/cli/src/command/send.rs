@@ -19,7 +19,7 @@ use crate::remote::Remote;
 use crate::text::{parse_ms, parse_pair};
 use crate::usage;
 
-/// The most messages that one request carries.
+/// Maximum number of messages in one request.
 const BATCH: usize = 100;
 
 /// Sends a message, or one for each line of a file.
@@ -35,22 +35,22 @@ Examples:
 pub struct SendArgs {
     /// The queue.
     queue: QueueName,
-    /// The body; - or nothing reads it from standard input.
+    /// The body; if it is - or missing, it is read from standard input.
     #[arg(conflicts_with = "file")]
     body: Option<String>,
-    /// Sends each line of this file as a message of its own; - is standard input.
+    /// Sends each line of this file as a separate message; - is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "dedup")]
     file: Option<PathBuf>,
-    /// Creates the queue first if it is not there.
+    /// Creates the queue first if it does not exist.
     #[arg(long)]
     create: bool,
-    /// The group: ordered within it on a FIFO queue, shared fairly between groups on a standard one.
+    /// The group: a FIFO queue keeps order within it, a standard queue shares deliveries fairly between groups.
     #[arg(long)]
     group: Option<GroupId>,
-    /// Names this send: repeated inside the queue's window, it adds nothing.
+    /// Deduplication id: a repeated send inside the queue's window adds no second message.
     #[arg(long, value_name = "ID")]
     dedup: Option<DedupId>,
-    /// Hides the message for this long (30s, 5m).
+    /// Hides the message for this time (30s, 5m).
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     delay: Option<u64>,
     /// Hides the message until this time, at most 366 days ahead (UTC, 2026-12-24T18:00:00Z).
@@ -59,10 +59,10 @@ pub struct SendArgs {
     /// Urgency on a standard queue: 0 to 9, higher first.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=9))]
     priority: u8,
-    /// The idempotency key: names the intended effect.
+    /// The idempotency key: identifies the intended effect.
     #[arg(long)]
     key: Option<IdempotencyKey>,
-    /// A value beside the body; may be repeated.
+    /// An attribute; may be repeated.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_pair)]
     attribute: Vec<(String, String)>,
     #[command(flatten)]
@@ -91,7 +91,6 @@ fn parse_time(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is not a time in UTC; write it as 2026-12-24T18:00:00Z"))
 }
 
-/// Runs it.
 pub async fn run(args: SendArgs) -> anyhow::Result<()> {
     let out = args.remote.output();
     let body = if args.file.is_none() { Some(read_body(args.body.as_deref())?) } else { None };
@@ -118,7 +117,7 @@ fn read_body(given: Option<&str>) -> anyhow::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Creates a queue with the defaults of its kind, unless it is there, with whatever policy.
+/// Creates a queue with the defaults of its kind. An existing queue stays as it is, with any policy.
 async fn create(store: &SharedStore, queue: &QueueName) -> anyhow::Result<()> {
     let kind = if queue.is_fifo() { QueueKind::Fifo } else { QueueKind::Standard };
     match store.create_queue(queue, QueueConfig::of(kind)).await {
@@ -153,7 +152,7 @@ async fn send_lines(store: &SharedStore, args: &SendArgs, out: Output) -> anyhow
         let bytes = file.metadata().ok().map(|meta| meta.len());
         (Box::new(BufReader::new(file)), bytes)
     };
-    // Lines are not known beforehand; bytes are.
+    // The number of lines is unknown; the number of bytes is known.
     let bar = progress(bytes, "sending (bytes)");
     let mut bulk =
         Bulk { store, queue: &args.queue, batch: Vec::new(), bytes: 0, line: 0, sent: 0, duplicates: 0 };
@@ -179,7 +178,7 @@ struct Bulk<'a> {
     queue: &'a QueueName,
     batch: Vec<NewMessage>,
     bytes: u64,
-    /// The number of the last line that was sent.
+    /// The number of the last sent line.
     line: u64,
     sent: u64,
     duplicates: u64,
@@ -218,7 +217,7 @@ impl Bulk<'_> {
     }
 }
 
-/// The lines that were not accepted, by reason, in the order in which the reasons came up.
+/// The lines that were refused, by reason, in the order of the first occurrence.
 #[derive(Debug, Default)]
 struct Refused(Vec<(String, Vec<u64>)>);
 
@@ -230,7 +229,7 @@ impl Refused {
         }
     }
 
-    /// What became of all lines up to `last`, of which `sent` were accepted. Nothing after it was tried.
+    /// A sentence about all lines up to `last`, of which `sent` were accepted. No line after it was tried.
     fn sentence(&self, last: u64, sent: u64) -> String {
         let refused = self.0.iter().map(|(reason, lines)| {
             let were = if lines.len() == 1 { "was" } else { "were" };

@@ -1,4 +1,4 @@
-//! What `hapax serve` prints when it is ready: where the API is, where data lives, and lines to paste.
+//! The text that `hapax serve` prints when it is ready: the API's address, the data's location, and example commands.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use super::config::Config;
 use super::url_of;
 use crate::output;
 
-/// What the text depends on.
+/// The inputs of the text.
 pub struct Banner<'a> {
     pub config: &'a Config,
     pub addresses: &'a [SocketAddr],
@@ -49,7 +49,7 @@ impl Banner<'_> {
         url_of(address, self.config.tls.is_some())
     }
 
-    /// Each line works on its own, in any order. Where keys are needed, secrets stay with the user.
+    /// Example commands. Each works on its own, in any order. If keys are needed, secrets are not printed.
     fn lines_to_paste(&self, endpoint: &str) -> [String; 3] {
         let region = &self.config.sqs.region;
         let (aws, python, token) = match self.config.auth.keys.first() {

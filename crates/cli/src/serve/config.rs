@@ -1,4 +1,4 @@
-//! The configuration of `hapax serve`: the file, and what is in effect once flags and environment are laid over it.
+//! The configuration of `hapax serve`: the file, overridden by environment and flags.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,32 +19,32 @@ use crate::config_file::Problem;
 use crate::store::folder;
 use crate::text::without_token;
 
-/// What stands in a printed configuration where a secret was.
+/// Replaces a secret in a printed configuration.
 const REDACTED: &str = "(redacted)";
 
-/// Everything that `hapax serve` can be told. The server's own sections stand beside those of the store and the logs.
+/// The whole configuration of `hapax serve`: the server's own sections, and those of the store and the logs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Addresses to listen on: one, or a list.
     #[serde(deserialize_with = "one_or_more")]
     pub listen: Vec<SocketAddr>,
-    /// Where messages are kept.
+    /// The store of the messages.
     pub store: StoreConfig,
-    /// What is logged, and how.
+    /// Level and format of the logs.
     pub log: LogConfig,
     /// The certificate.
     pub tls: Option<TlsConfig>,
-    /// Who may do what.
+    /// Keys and their rights.
     pub auth: AuthConfig,
-    /// Bounds on connections and requests.
+    /// Limits on connections and requests.
     pub limits: LimitsConfig,
-    /// How the server presents itself to AWS SDKs.
+    /// Account and region, as AWS SDKs see them.
     pub sqs: SqsConfig,
-    /// Queues that are created, or changed to this, at start.
+    /// Queues that are created, or changed to this configuration, at start.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub queue: Vec<DeclaredQueue>,
-    /// Idempotency proxies that run beside the server, with its store as their ledger.
+    /// Idempotency proxies that run in the same process, with the server's store as their ledger.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub proxy: Vec<ProxyConfig>,
 }
@@ -57,13 +57,13 @@ impl Default for Config {
     }
 }
 
-/// Where messages are kept.
+/// The store of the messages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreConfig {
     /// The store: `embedded:PATH`.
     pub url: String,
-    /// What only the embedded store has.
+    /// Options of the embedded store only.
     pub embedded: EmbeddedConfig,
 }
 
@@ -73,7 +73,7 @@ impl Default for StoreConfig {
     }
 }
 
-/// Bounds and exceptions of the embedded store.
+/// Limits and exceptions of the embedded store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EmbeddedConfig {
@@ -111,7 +111,7 @@ impl Default for EmbeddedConfig {
 }
 
 impl EmbeddedConfig {
-    /// How the store is to be opened.
+    /// The options to open the store with.
     pub fn options(&self) -> Options {
         let Self {
             reserve_bytes,
@@ -129,7 +129,7 @@ impl EmbeddedConfig {
     }
 }
 
-/// What is logged, and how.
+/// Level and format of the logs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogConfig {
@@ -145,17 +145,17 @@ impl Default for LogConfig {
     }
 }
 
-/// The form of a log line.
+/// The format of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// A queue that the configuration declares: a name beside the fields of its policy.
+/// A queue declared in the configuration: a name and the fields of its policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeclaredQueue {
     /// Its name.
@@ -164,7 +164,7 @@ pub struct DeclaredQueue {
     pub config: QueueConfig,
 }
 
-// By hand: `flatten` would switch off the refusal of unknown keys, and lose the line of a wrong value.
+// Written by hand: `flatten` would accept unknown keys, and lose the line number of a wrong value.
 impl<'de> Deserialize<'de> for DeclaredQueue {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Queue;
@@ -187,7 +187,7 @@ impl<'de> Deserialize<'de> for DeclaredQueue {
     }
 }
 
-/// The fields of a declared queue but for its name, which is taken out, and with its kind, which the name implies.
+/// The fields of a declared queue: the name is taken out, and the kind, which follows from the name, is added.
 struct PolicyFields<'a, M> {
     fields: &'a mut M,
     name: &'a mut Option<QueueName>,
@@ -196,11 +196,11 @@ struct PolicyFields<'a, M> {
 
 #[derive(PartialEq)]
 enum Kind {
-    /// The file has not said, so far.
+    /// Not seen in the file so far.
     Unknown,
-    /// The next value is the kind that the name implies.
+    /// The next value is the kind that follows from the name.
     Implied,
-    /// The file says, or it was implied.
+    /// Seen in the file, or added from the name.
     Known,
 }
 
@@ -286,7 +286,7 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
 }
 
 impl Config {
-    /// Every problem with the values themselves, whatever machine they are used on.
+    /// All problems with the values themselves, independent of the machine.
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         if folder(&self.store.url).is_none() {
@@ -307,7 +307,7 @@ impl Config {
         found
     }
 
-    /// Every problem that depends on this machine too: secrets and certificates that cannot be read.
+    /// All problems that also depend on this machine: secrets and certificates that cannot be read.
     pub fn machine_problems(&self) -> Vec<Problem> {
         let located = |error: &ServerError| match error {
             ServerError::Exposed(_) => "listen".to_owned(),
@@ -335,7 +335,7 @@ impl Config {
         }
     }
 
-    /// The configuration as a file that means the same; secrets are redacted.
+    /// The configuration as an equivalent file; secrets are redacted.
     pub fn to_toml(&self) -> anyhow::Result<String> {
         toml::to_string(self).context("the configuration cannot be written as TOML")
     }
@@ -375,7 +375,7 @@ fn queue_problems(queues: &[DeclaredQueue]) -> Vec<Problem> {
     found
 }
 
-/// What is wrong with proxies, alone and beside each other.
+/// Problems with each proxy, and conflicts between proxies.
 pub fn proxy_problems(proxies: &[ProxyConfig]) -> Vec<Problem> {
     let mut found = Vec::new();
     for (at, proxy) in proxies.iter().enumerate() {
@@ -391,7 +391,7 @@ pub fn proxy_problems(proxies: &[ProxyConfig]) -> Vec<Problem> {
         if let Err(error) = proxy.validate() {
             let message = error.to_string();
             let field = message.split(':').next().unwrap_or_default();
-            // The fields of a policy are called by their own names.
+            // Messages about a policy name its fields without the section.
             let policy = toml::Table::try_from(&proxy.policy).unwrap_or_default();
             let section = if policy.contains_key(field) { "policy." } else { "" };
             let path = format!("proxy.{at}.{section}{field}");
@@ -401,13 +401,13 @@ pub fn proxy_problems(proxies: &[ProxyConfig]) -> Vec<Problem> {
     found
 }
 
-/// Certificates of proxies that cannot be read.
+/// Proxy certificates that cannot be read.
 pub fn certificate_problems(proxies: &[ProxyConfig]) -> Vec<Problem> {
     let mut found = Vec::new();
     for (at, proxy) in proxies.iter().enumerate() {
         let mut files =
             proxy.tls.iter().flat_map(|tls| [("cert_file", &tls.cert_file), ("key_file", &tls.key_file)]);
-        // One is enough: who has misplaced a folder has misplaced both.
+        // Report only the first: if a folder is wrong, both files are.
         let unread = files.find_map(|(field, file)| Some((field, file, std::fs::File::open(file).err()?)));
         if let Some((field, file, error)) = unread {
             let message = format!("proxy {}: tls.{field} {}: {error}", proxy.name, file.display());
@@ -417,7 +417,7 @@ pub fn certificate_problems(proxies: &[ProxyConfig]) -> Vec<Problem> {
     found
 }
 
-/// Addresses that are listened on twice. A free port may be asked for any number of times.
+/// Addresses that are used twice. Port 0 (a free port) may be used any number of times.
 pub fn address_problems(
     own: impl Iterator<Item = (String, SocketAddr)>,
     proxies: &[ProxyConfig],
@@ -455,7 +455,7 @@ mod tests {
     fn the_example_file_holds_every_key_with_its_default() {
         assert_eq!(parse(EXAMPLE).unwrap(), Config::default());
         let mut defaults = toml::Table::try_from(Config::default()).unwrap();
-        // An array of tables has no empty form; the keys are commented out.
+        // An array of tables has no empty form; the example has its keys commented out.
         defaults["auth"].as_table_mut().unwrap().remove("keys");
         let example: toml::Table = EXAMPLE.parse().unwrap();
         assert_eq!(example, defaults, "a key is missing in the example, or has another value");
@@ -463,7 +463,7 @@ mod tests {
 
     #[test]
     fn what_the_example_file_comments_out_is_valid_too() {
-        // Prose is `# text`, an example `#key = value`.
+        // Prose lines are `# text`, example lines `#key = value`.
         let uncommented = |line: &str| match line.strip_prefix('#') {
             Some(code) if !code.starts_with(' ') => code.to_owned(),
             _ => line.to_owned(),

@@ -12,10 +12,10 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use super::config::{LogConfig, LogFormat};
 use crate::config_file::nearest;
 
-/// The words for a level, the most important first.
+/// The names of the levels, most important first.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// What is wrong with a `log.level`. The library that filters takes every unknown word for the name of a module.
+/// The problem with a `log.level`. The filter library treats every unknown word as the name of a module.
 pub fn wrong_level(level: &str) -> Option<String> {
     level.split(',').map(str::trim).find_map(|part| {
         let given = part.rsplit_once('=').map_or(part, |(_, level)| level).to_ascii_lowercase();
@@ -28,7 +28,7 @@ pub fn wrong_level(level: &str) -> Option<String> {
     })
 }
 
-/// Starts to log.
+/// Starts logging.
 pub fn start(config: &LogConfig) -> anyhow::Result<()> {
     if let Some(problem) = wrong_level(&config.level) {
         bail!("log.level: {problem}");

@@ -29,7 +29,7 @@ use self::config::{Config, DeclaredQueue};
 use crate::store::Store;
 use crate::tier;
 
-/// How long closing the store may take. Whatever was answered is on disk by then: closing only tidies up.
+/// Timeout for closing the store. Every confirmed change is on disk before that: closing only cleans up.
 const CLOSE: Duration = Duration::from_secs(10);
 
 /// Serves until SIGTERM or SIGINT.
@@ -55,7 +55,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
             begin.send_replace(true);
         })
         .await;
-    // Each bounds its own shutdown; its last outcomes go into the store before that is closed.
+    // Each proxy limits its own shutdown time; its last outcomes are stored before the store is closed.
     proxies.join_all().await;
     close(store).await;
     tracing::info!("stopped");
@@ -91,7 +91,7 @@ async fn start(config: &Config) -> anyhow::Result<Started> {
         proxies.iter().try_for_each(|(proxy, listener)| crate::output::raw(&proxy_line(proxy, listener)?))
     });
     if let Err(error) = printed {
-        // Standard output is closed: no reason not to serve.
+        // Standard output is closed; serve anyway.
         tracing::debug!("standard output: {error:#}");
     }
     for warning in &status.warnings {
@@ -138,7 +138,7 @@ pub async fn bind_proxies(
     Ok(proxies)
 }
 
-/// Where a proxy is, and what it does there.
+/// One line about a proxy: its address, its upstream and its tenant.
 pub fn proxy_line(proxy: &Proxy, listener: &TcpListener) -> anyhow::Result<String> {
     let config = proxy.config();
     let scheme = if config.tls.is_some() { "https" } else { "http" };
@@ -150,7 +150,7 @@ pub fn proxy_line(proxy: &Proxy, listener: &TcpListener) -> anyhow::Result<Strin
     Ok(format!("  Proxy {scheme}://{address} -> {} ({callers})\n", config.upstream))
 }
 
-/// Runs them until `stop` says so.
+/// Runs the proxies until `stop` is set.
 pub fn run_proxies(
     proxies: Vec<(Proxy, TcpListener)>,
     stop: &tokio::sync::watch::Receiver<bool>,
@@ -165,7 +165,8 @@ pub fn run_proxies(
     running
 }
 
-/// Creates the declared queues, or changes them to what is declared; dead-letter queues before those that name them.
+/// Creates the declared queues, or changes existing ones to their declaration; dead-letter queues before the queues
+/// that name them.
 async fn declare(store: &Store, queues: &[DeclaredQueue]) -> anyhow::Result<()> {
     let mut waiting: Vec<&DeclaredQueue> = queues.iter().collect();
     while !waiting.is_empty() {
@@ -176,7 +177,7 @@ async fn declare(store: &Store, queues: &[DeclaredQueue]) -> anyhow::Result<()> 
         let (mut now, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_free);
         waiting = later;
         if now.is_empty() {
-            // They name each other in a ring; the store says what is wrong with that.
+            // They name each other in a cycle; the store reports the error.
             now = std::mem::take(&mut waiting);
         }
         for queue in now {
@@ -199,7 +200,7 @@ async fn declare_one(store: &Store, queue: &DeclaredQueue) -> Result<(), AdminEr
             let QueueInfo { config: before, revision, .. } = store.admin().queue(name).await?;
             let mut config = config.clone();
             if config.extra.is_empty() {
-                // What clients keep there, permissions for one, is not the file's to delete.
+                // Clients store their own values there, for example permissions; the file must not delete them.
                 config.extra.clone_from(&before.extra);
             }
             if let Some(field) = before.first_difference(&config) {
@@ -212,7 +213,7 @@ async fn declare_one(store: &Store, queue: &DeclaredQueue) -> Result<(), AdminEr
     Ok(())
 }
 
-/// Closes the store, within a bound.
+/// Closes the store, with a timeout.
 pub async fn close(store: Store) {
     let store = Arc::new(store);
     let closing = tokio::task::spawn_blocking(move || store.close());

@@ -1,4 +1,4 @@
-//! The flags of `hapax serve`, each also an environment variable, and how they are laid over the file.
+//! The flags of `hapax serve`, each also an environment variable. They override the file.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,31 +11,31 @@ use super::config::{Config, EmbeddedConfig, LogFormat, parse_address};
 use crate::config_file::{self, ConfigFile, changed_paths};
 use crate::text::parse_ms;
 
-/// The variable that holds the secret of the key that `--key-id` names.
+/// The variable with the secret of the key of `--key-id`.
 const KEY_SECRET: &str = "HAPAX_KEY_SECRET";
 
-/// A number of seconds, minutes or hours, in milliseconds.
+/// A duration in milliseconds; parsed from seconds, minutes or hours.
 type Ms = u64;
 
-/// Runs the server: queues in a folder of this machine, AWS SQS's API in front.
+/// Runs the server: queues in a local folder, with AWS SQS's API.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Configuration file (TOML). A flag beats its environment variable, which beats the file.
+    /// Configuration file (TOML). A flag overrides its environment variable, which overrides the file.
     #[arg(long, value_name = "FILE", env = "HAPAX_CONFIG")]
     config: Option<PathBuf>,
     /// Prints the configuration in effect, secrets redacted, and exits.
     #[arg(long)]
     pub print_config: bool,
-    /// Where messages are kept: embedded:PATH [default: embedded:./hapax-data].
+    /// The store of the messages: embedded:PATH [default: embedded:./hapax-data].
     #[arg(long, value_name = "URL", env = "HAPAX_STORE")]
     store: Option<String>,
-    /// Address to listen on; may be repeated. Port 0 takes a free one [default: 127.0.0.1:9324].
+    /// Address to listen on; may be repeated. Port 0 chooses a free one [default: 127.0.0.1:9324].
     #[arg(long, value_name = "ADDR", env = "HAPAX_LISTEN", value_delimiter = ',', value_parser = parse_address)]
     listen: Vec<SocketAddr>,
-    /// Form of the logs, on standard error [default: text].
+    /// Format of the logs, on standard error [default: text].
     #[arg(long, value_name = "FORMAT", env = "HAPAX_LOG_FORMAT")]
     log_format: Option<LogFormat>,
-    /// What is logged: error, warn, info, debug, trace; or by module: info,hapax_server=debug [default: info].
+    /// Log level: error, warn, info, debug, trace; or by module: info,hapax_server=debug [default: info].
     #[arg(long, value_name = "LEVEL", env = "HAPAX_LOG_LEVEL")]
     log_level: Option<String>,
     #[command(flatten)]
@@ -49,18 +49,18 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access")]
 struct Access {
-    /// Id of a key with all rights; its secret comes from --key-secret-file or HAPAX_KEY_SECRET. More keys, with
-    /// fewer rights, go into the configuration file.
+    /// Id of a key with all rights; its secret comes from --key-secret-file or HAPAX_KEY_SECRET. Define more keys, with
+    /// fewer rights, in the configuration file.
     #[arg(long, value_name = "ID", env = "HAPAX_KEY_ID")]
     key_id: Option<String>,
     /// File with the secret of that key.
     #[arg(long, value_name = "FILE", env = "HAPAX_KEY_SECRET_FILE", requires = "key_id")]
     key_secret_file: Option<PathBuf>,
-    /// Listens beyond loopback without keys: anyone who reaches the port may do anything.
+    /// Listens beyond loopback without keys: everyone who can reach the port may do everything.
     #[arg(long, env = "HAPAX_INSECURE", num_args = 0..=1, require_equals = true, default_missing_value = "true",
           value_name = "BOOL", value_parser = BoolishValueParser::new())]
     insecure: Option<bool>,
-    /// Host name by which clients may call a server without keys; may be repeated.
+    /// Host name that clients may use for a server without keys; may be repeated.
     #[arg(long, value_name = "HOST", env = "HAPAX_ALLOWED_HOSTS", value_delimiter = ',')]
     allowed_host: Vec<String>,
     /// PEM file with the certificate chain: serves HTTPS.
@@ -74,16 +74,16 @@ struct Access {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits")]
 struct Bounds {
-    /// The most messages in all queues together [default: no limit].
+    /// Maximum number of messages in all queues together [default: no limit].
     #[arg(long, value_name = "N", env = "HAPAX_STORE_MESSAGES_MAX")]
     store_messages_max: Option<u64>,
-    /// The most bytes of bodies and attributes in all queues together [default: no limit].
+    /// Maximum bytes of bodies and attributes in all queues together [default: no limit].
     #[arg(long, value_name = "BYTES", env = "HAPAX_STORE_BYTES_MAX")]
     store_bytes_max: Option<u64>,
-    /// The most memory that messages may take [default: no limit].
+    /// Maximum memory for messages, in bytes [default: no limit].
     #[arg(long, value_name = "BYTES", env = "HAPAX_STORE_MEMORY_BYTES_MAX")]
     store_memory_bytes_max: Option<u64>,
-    /// Sends are refused when the disk has less room than this [default: 67108864].
+    /// Free disk space below which sends are refused [default: 67108864].
     #[arg(long, value_name = "BYTES", env = "HAPAX_STORE_RESERVE_BYTES")]
     store_reserve_bytes: Option<u64>,
     /// The most open claims, held or in doubt, in one scope of the ledger [default: 100000].
@@ -105,28 +105,28 @@ struct Bounds {
     /// The most connections at once [default: 4096].
     #[arg(long, value_name = "N", env = "HAPAX_CONNECTIONS_MAX")]
     connections_max: Option<usize>,
-    /// How long a request may take to arrive [default: 30s].
+    /// Timeout for a request to arrive [default: 30s].
     #[arg(long, value_name = "TIME", env = "HAPAX_READ_TIMEOUT", value_parser = parse_ms)]
     read_timeout: Option<Ms>,
     /// How long a connection may stay open without a request [default: 2m].
     #[arg(long, value_name = "TIME", env = "HAPAX_IDLE_TIMEOUT", value_parser = parse_ms)]
     idle_timeout: Option<Ms>,
-    /// How long a request may take once it has arrived [default: 1m].
+    /// Timeout for a request after it has arrived [default: 1m].
     #[arg(long, value_name = "TIME", env = "HAPAX_REQUEST_TIMEOUT", value_parser = parse_ms)]
     request_timeout: Option<Ms>,
-    /// The largest request body [default: 6291456].
+    /// Maximum size of a request body [default: 6291456].
     #[arg(long, value_name = "BYTES", env = "HAPAX_BODY_BYTES_MAX")]
     body_bytes_max: Option<usize>,
-    /// The most bytes of request bodies that are still arriving, all together [default: 268435456].
+    /// Maximum bytes of all request bodies that are still arriving [default: 268435456].
     #[arg(long, value_name = "BYTES", env = "HAPAX_BODIES_BYTES_MAX")]
     bodies_bytes_max: Option<usize>,
-    /// How long a client may leave an answer unread [default: 30s].
+    /// How long a client may leave a response unread [default: 30s].
     #[arg(long, value_name = "TIME", env = "HAPAX_WRITE_TIMEOUT", value_parser = parse_ms)]
     write_timeout: Option<Ms>,
-    /// The most bytes of answers that clients have not read yet, all together [default: 268435456].
+    /// Maximum bytes of all responses that clients have not read yet [default: 268435456].
     #[arg(long, value_name = "BYTES", env = "HAPAX_UNREAD_BYTES_MAX")]
     unread_bytes_max: Option<usize>,
-    /// How long a shutdown waits for requests under way [default: 10s].
+    /// How long a shutdown waits for running requests [default: 10s].
     #[arg(long, value_name = "TIME", env = "HAPAX_SHUTDOWN_TIMEOUT", value_parser = parse_ms)]
     shutdown_timeout: Option<Ms>,
 }
@@ -140,10 +140,10 @@ struct Sqs {
     /// Region in ARNs; requests signed for any region are accepted [default: us-east-1].
     #[arg(long, value_name = "REGION", env = "HAPAX_REGION")]
     region: Option<String>,
-    /// Refuses a second purge of a queue within this time; SQS has 60s [default: 0].
+    /// Refuses a second purge of a queue within this time; 60s in SQS [default: 0].
     #[arg(long, value_name = "TIME", env = "HAPAX_PURGE_INTERVAL", value_parser = parse_ms)]
     purge_interval: Option<Ms>,
-    /// Refuses to create a queue deleted within this time; SQS has 60s [default: 0].
+    /// Refuses to create a queue that was deleted within this time; 60s in SQS [default: 0].
     #[arg(long, value_name = "TIME", env = "HAPAX_RECREATE_INTERVAL", value_parser = parse_ms)]
     recreate_interval: Option<Ms>,
 }
@@ -169,7 +169,7 @@ fn set_list<T>(field: &mut Vec<T>, given: Vec<T>) {
 impl ServeArgs {
     /// The configuration in effect: defaults, then the file, then environment and flags.
     ///
-    /// Every problem with it is reported at once. Without `--print-config`, secrets and certificates are read too.
+    /// All problems are reported at once. Without `--print-config`, secrets and certificates are read too.
     pub fn config(self) -> anyhow::Result<Config> {
         let print_only = self.print_config;
         let read = config_file::read(self.config.as_deref())?;
@@ -219,7 +219,7 @@ impl Access {
     }
 }
 
-// Taken apart, so that a new option of the server does not compile without its flag.
+// Destructured, so that a new option of the server does not compile without its flag.
 
 impl Bounds {
     fn lay_over(self, config: &mut Config) {

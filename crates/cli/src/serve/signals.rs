@@ -1,22 +1,22 @@
-//! SIGTERM and SIGINT: the first asks for a shutdown in good order, the second exits at once.
+//! SIGTERM and SIGINT: the first one starts an orderly shutdown, the second one exits at once.
 
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Watches both signals from the moment it is made.
+/// Watches both signals from its creation on.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    /// Starts to watch.
+    /// Starts watching.
     pub fn new() -> anyhow::Result<Self> {
         let watch = |kind| signal(kind).context("signals cannot be watched");
         Ok(Self { terminate: watch(SignalKind::terminate())?, interrupt: watch(SignalKind::interrupt())? })
     }
 
-    /// Waits for either.
+    /// Waits for either signal.
     pub async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -24,7 +24,7 @@ impl Signals {
         }
     }
 
-    /// Resolves at the first signal; from then on a second one ends the process.
+    /// Resolves at the first signal; after that a second one ends the process.
     pub async fn shutdown(mut self) {
         self.next().await;
         tokio::spawn(async move {

@@ -30,7 +30,7 @@ use crate::store::{Store, folder};
 use crate::text::{parse_ms, without_token};
 use crate::{output, usage};
 
-/// Where keys and answers are kept by default.
+/// Default ledger, which holds keys and responses.
 const LEDGER: &str = "embedded:./hapax-proxy-data";
 
 /// Runs a reverse proxy that makes requests with an Idempotency-Key take effect once.
@@ -42,14 +42,14 @@ pub struct ProxyArgs {
     /// Prints the configuration in effect and exits.
     #[arg(long)]
     print_config: bool,
-    /// Where requests go: http://HOST:PORT or https://HOST.
+    /// The upstream server: http://HOST:PORT or https://HOST.
     #[arg(long, value_name = "URL", env = "HAPAX_UPSTREAM")]
     upstream: Option<String>,
-    /// Where keys and answers are kept: embedded:PATH, or a server's http://HOST:PORT (with its token, ID:SECRET, in
+    /// The ledger for keys and responses: embedded:PATH, or a server's http://HOST:PORT (with its token, ID:SECRET, in
     /// HAPAX_TOKEN) [default: embedded:./hapax-proxy-data].
     #[arg(long, value_name = "URL", env = "HAPAX_LEDGER", hide_env_values = true)]
     ledger: Option<String>,
-    /// Address to listen on; any other than loopback needs TLS or --insecure [default: 127.0.0.1:9325].
+    /// Address to listen on; any address except loopback needs TLS or --insecure [default: 127.0.0.1:9325].
     #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     listen: Option<SocketAddr>,
     /// Where `hapax ledger` and `hapax doctor` reach this proxy while it runs: auto (127.0.0.1:9326, or a free port while
@@ -59,10 +59,10 @@ pub struct ProxyArgs {
     /// The service's name in the ledger: part of every key [default: proxy].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Form of the logs, on standard error [default: text].
+    /// Format of the logs, on standard error [default: text].
     #[arg(long, value_name = "FORMAT", env = "HAPAX_LOG_FORMAT")]
     log_format: Option<LogFormat>,
-    /// What is logged: error, warn, info, debug, trace [default: info].
+    /// Log level: error, warn, info, debug, trace [default: info].
     #[arg(long, value_name = "LEVEL", env = "HAPAX_LOG_LEVEL")]
     log_level: Option<String>,
     #[command(flatten)]
@@ -80,10 +80,10 @@ struct Connections {
     /// PEM file with the certificate's private key.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Listens beyond loopback in plain text: right behind something that has ended TLS.
+    /// Listens beyond loopback without TLS: for use behind a proxy that terminates TLS.
     #[arg(long)]
     insecure: bool,
-    /// Which Host the upstream sees: the caller's or its own [default: preserve].
+    /// The Host header that the upstream sees: the caller's or its own [default: preserve].
     #[arg(long, value_name = "WHICH")]
     host: Option<Host>,
     /// Adds to callers' Forwarded and X-Forwarded-* headers instead of replacing them.
@@ -94,49 +94,49 @@ struct Connections {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Keys")]
 struct Keys {
-    /// Whose key it is: credentials, header:NAME, cookie:NAME or shared [default: credentials].
+    /// The tenant that a key belongs to: credentials, header:NAME, cookie:NAME or shared [default: credentials].
     #[arg(long, value_name = "TENANT")]
     tenant: Option<Tenant>,
     /// Refuses requests without a key.
     #[arg(long)]
     required: bool,
-    /// Methods that keys are for; may be repeated [default: POST, PATCH].
+    /// Methods whose keys are honoured; may be repeated [default: POST, PATCH].
     #[arg(long, value_name = "METHOD", value_delimiter = ',')]
     method: Vec<String>,
-    /// Where in a JSON body the key is, for requests without the header: /order/id.
+    /// JSON pointer to the key in the body, for requests without the header: /order/id.
     #[arg(long, value_name = "POINTER")]
     key_pointer: Option<String>,
-    /// Field of a JSON body that may differ between two sendings; may be repeated: /sent_at.
+    /// Field of a JSON body that may differ between repeated requests; may be repeated: /sent_at.
     #[arg(long, value_name = "POINTER", value_delimiter = ',')]
     exclude: Vec<String>,
-    /// Statuses that say that nothing happened; they free the key [default: 401,408,409,425,429].
+    /// Statuses which mean that nothing happened; they free the key [default: 401,408,409,425,429].
     #[arg(long, value_name = "STATUSES")]
     released: Option<Statuses>,
-    /// Statuses that leave open whether anything happened [default: 5xx].
+    /// Statuses after which the effect may have happened [default: 5xx].
     #[arg(long, value_name = "STATUSES")]
     doubtful: Option<Statuses>,
-    /// After a run that broke off or ended so: park its key until someone decides, or retry [default: park].
+    /// After an interrupted run or such a status: park the key until an operator decides, or retry [default: park].
     #[arg(long, value_name = "WHAT")]
     on_doubt: Option<Doubt>,
-    /// While the ledger cannot be reached: closed (503) or open (unprotected, counted) [default: closed].
+    /// While the ledger is unreachable: closed (503) or open (unprotected, counted) [default: closed].
     #[arg(long, value_name = "WHAT")]
     on_outage: Option<Outage>,
-    /// How long an answer is kept [default: 4d].
+    /// How long a response is kept [default: 4d].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     ttl: Option<u64>,
-    /// How long a duplicate waits for the first one's answer before it gets 409; at most 20s [default: 10s].
+    /// How long a duplicate waits for the first response before it gets 409; at most 20s [default: 10s].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     wait: Option<u64>,
-    /// How long a claim outlives the proxy that holds it [default: 30s].
+    /// How long a claim lasts after its proxy has crashed [default: 30s].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     lease: Option<u64>,
-    /// How long a request may run [default: 2m].
+    /// Time limit of a request [default: 2m].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     run_max: Option<u64>,
-    /// The largest body of a request with a key [default: 1048576].
+    /// Maximum body of a request with a key [default: 1048576].
     #[arg(long, value_name = "BYTES")]
     request_bytes_max: Option<usize>,
-    /// The largest answer that is recorded [default: 524288].
+    /// Maximum response that is recorded [default: 524288].
     #[arg(long, value_name = "BYTES")]
     response_bytes_max: Option<usize>,
 }
@@ -205,7 +205,7 @@ impl ProxyArgs {
         let config = match self.lay_over(before.clone()) {
             Ok(config) => config,
             Err(error) => {
-                // What is missing may be what is wrong in the file.
+                // A missing value may be missing because it is wrong in the file: report that first.
                 file.verdict(Vec::new(), |_| false)?;
                 return Err(error);
             }
@@ -311,7 +311,7 @@ impl Keys {
     }
 }
 
-/// Proxies until SIGTERM or SIGINT.
+/// Runs the proxies until SIGTERM or SIGINT.
 pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     let print_only = args.print_config;
     let config = args.config()?;

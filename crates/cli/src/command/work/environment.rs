@@ -1,4 +1,4 @@
-//! What a command learns about its delivery: variables.
+//! The environment variables that describe a delivery to its command.
 
 use std::ffi::OsString;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,11 +6,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hapax::Cx;
 use hapax::core::{AttributeValue, Attributes};
 
-/// Attributes whose values together are longer than this do not all become variables.
+/// Maximum total length of attribute values in variables; attributes beyond it are left out.
 const ATTRIBUTES_BYTES_MAX: usize = 64 * 1024;
-/// What the variables of attributes begin with.
+/// Prefix of the variables of attributes.
 const ATTRIBUTE: &str = "HAPAX_ATTR_";
-/// Set only for some deliveries, so that an inherited value would be taken for the delivery's own.
+/// Set only for some deliveries, so an inherited value would be mistaken for the delivery's own.
 const SOMETIMES: [&str; 1] = ["HAPAX_GROUP"];
 
 /// The variables of a delivery.
@@ -36,7 +36,7 @@ pub fn variables(cx: &Cx) -> Vec<(OsString, OsString)> {
     variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
 }
 
-/// Variables of ours that a command must not inherit.
+/// Variables of `hapax work` that a command must not inherit.
 pub fn stale() -> Vec<OsString> {
     let ours = |name: &OsString| {
         let name = name.to_string_lossy();
@@ -45,8 +45,9 @@ pub fn stale() -> Vec<OsString> {
     std::env::vars_os().map(|(name, _)| name).filter(ours).collect()
 }
 
-/// Text attributes as variables: letters in upper case, whatever is no letter or digit as `_`. Of two that come to the
-/// same name the first by name is kept; bytes, and text that no variable can hold, are left out.
+/// Text attributes as variables: letters in upper case, all characters except letters and digits as `_`. If two
+/// attributes get the same variable name, the first by name is kept; binary values, and text that no variable can hold,
+/// are left out.
 fn attributes(attributes: &Attributes) -> Vec<(String, String)> {
     let mut room = ATTRIBUTES_BYTES_MAX;
     let mut variables: Vec<(String, String)> = Vec::new();

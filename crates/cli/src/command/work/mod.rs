@@ -33,11 +33,11 @@ use crate::remote::Remote;
 use crate::serve::Signals;
 use crate::text::{parse_ms, parse_word, show_bytes};
 
-/// The command says: nothing happened, try again (`EX_TEMPFAIL` of sysexits.h).
+/// Exit code: nothing happened, retry (`EX_TEMPFAIL` of sysexits.h).
 const RETRY: i32 = 75;
-/// The command says: nothing happened, and nothing will with this body (`EX_DATAERR`).
+/// Exit code: nothing happened, and no retry with this body can succeed (`EX_DATAERR`).
 const REJECT: i32 = 65;
-/// What the worker waits longer than the commands, so that each is settled by how it ended.
+/// The worker waits this much longer than the commands, so that each delivery is settled by its command's result.
 const MARGIN: Duration = Duration::from_secs(3);
 
 /// Runs a command for each message of a queue, until SIGTERM or SIGINT.
@@ -79,45 +79,45 @@ pub struct WorkArgs {
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
-    /// How many commands run at once: up to 1000.
+    /// Number of concurrent commands: up to 1000.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     concurrency: u16,
     /// The guarantee: at-most-once, at-least-once, effectively-once [default: the queue's].
     #[arg(long, value_parser = parse_word::<Tier>)]
     tier: Option<Tier>,
-    /// How long a crash of this worker holds a message up, or auto: following the command's times [default: the
+    /// How long a crash of this worker delays a message, or auto: adapted to the command's run times [default: the
     /// queue's].
     #[arg(long, value_name = "TIME", value_parser = parse_lease)]
     lease: Option<Lease>,
-    /// How long one command may run; then it gets SIGTERM [default: no limit].
+    /// Time limit of one command; after it the command gets SIGTERM [default: no limit].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     run_max: Option<u64>,
-    /// What to do where an earlier run may have acted: retry, park.
+    /// What to do if an earlier run may have caused the effect: retry, park.
     #[arg(long, default_value = "retry", value_parser = parse_word::<OnDoubt>)]
     on_doubt: OnDoubt,
-    /// What other exit codes than 0, 65 and 75 mean: that nothing happened (retry, reject), or that something may have.
-    /// [default: doubt at effectively-once, else retry]
+    /// Meaning of exit codes other than 0, 65 and 75: nothing happened (retry, reject), or the effect may have happened
+    /// (doubt). [default: doubt at effectively-once, else retry]
     #[arg(long, value_name = "HOW")]
     on_error: Option<ErrorPolicy>,
-    /// Declares that the effect happens once for each HAPAX_DERIVED_KEY, however often the command runs.
+    /// Declares that the effect happens once for each HAPAX_DERIVED_KEY, no matter how often the command runs.
     #[arg(long)]
     honours_derived_key: bool,
-    /// At most so many starts a second.
+    /// Maximum number of starts per second.
     #[arg(long, value_name = "PER-SECOND")]
     rate: Option<f64>,
-    /// Ends after one delivery that was not merely put back.
+    /// Ends after one delivery that was not just put back.
     #[arg(long)]
     once: bool,
-    /// Ends when nothing is ready and nothing runs; delayed messages are not waited for.
+    /// Ends when no message is ready and no command runs; does not wait for delayed messages.
     #[arg(long)]
     until_empty: bool,
-    /// Does not print what the commands print.
+    /// Does not print the commands' output.
     #[arg(long)]
     quiet: bool,
-    /// How long running commands are waited for at the end; then they get SIGTERM.
+    /// How long to wait for running commands at the end; after it they get SIGTERM.
     #[arg(long, default_value = "30s", value_name = "TIME", value_parser = parse_ms)]
     drain: u64,
-    /// How long after SIGTERM a command gets SIGKILL.
+    /// Time between SIGTERM and SIGKILL for a command.
     #[arg(long, default_value = "5s", value_name = "TIME", value_parser = parse_ms)]
     kill_after: u64,
     #[command(flatten)]
@@ -141,9 +141,9 @@ fn parse_lease(text: &str) -> Result<Lease, String> {
 enum ErrorPolicy {
     /// Nothing happened.
     Retry,
-    /// Nothing happened, and nothing will.
+    /// Nothing happened, and no retry can succeed.
     Reject,
-    /// Something may have happened.
+    /// The effect may have happened.
     Doubt,
 }
 
@@ -157,7 +157,7 @@ impl From<ErrorPolicy> for OnError {
     }
 }
 
-/// Standard output as an outcome. What is too large has no JSON: the ledger keeps a marker then.
+/// Standard output as an outcome. If it is too large it has no JSON: the ledger then keeps a marker.
 enum Recorded {
     Json(Json),
     TooLarge,
@@ -186,7 +186,7 @@ fn recorded(stdout: &Captured) -> Recorded {
     fits.map_or(Recorded::TooLarge, Recorded::Json)
 }
 
-/// What an exit says about the effect, and how to say it to people.
+/// The outcome that an exit stands for, and its description for people.
 fn outcome_of(ran: &Ran) -> (HandlerOutcome<Recorded>, String) {
     let how = match (ran.code, ran.signal) {
         (Some(code), _) => format!("exit code {code}"),
@@ -217,28 +217,28 @@ fn outcome_of(ran: &Ran) -> (HandlerOutcome<Recorded>, String) {
         Some(RETRY) => HandlerOutcome::retry(own_words(&how)),
         Some(REJECT) => HandlerOutcome::reject(own_words(&how)),
         Some(_) if ran.stopped.is_none() => HandlerOutcome::Failed { error: error.clone() },
-        // A command that had to be stopped for our own sake is not the message's fault.
+        // A command that was stopped by our own shutdown is not the message's fault.
         _ if ran.stopped == Some(Why::Drained) => HandlerOutcome::Interrupted { error: error.clone() },
         _ => HandlerOutcome::in_doubt(&error),
     };
     (outcome, error)
 }
 
-/// What runs for each delivery.
+/// The handler of each delivery.
 struct Handler {
     task: Task,
     stale: Vec<OsString>,
     halt: watch::Receiver<Halt>,
-    /// How many commands run.
+    /// Number of running commands.
     running: AtomicUsize,
-    /// How each command ended, in words, until its delivery is settled.
+    /// How each command ended, as text, until its delivery is settled.
     words: Mutex<HashMap<Receipt, String>>,
-    /// Why no command can be started.
+    /// Why no command can be started, if so.
     fatal: Mutex<Option<String>>,
     failed: Notify,
 }
 
-/// Counts a command while it runs, however it ends.
+/// Counts a running command until it is dropped.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl Drop for Counted<'_> {
@@ -251,7 +251,7 @@ impl Handler {
     async fn run(&self, body: Bytes, cx: &Cx) -> HandlerOutcome<Recorded> {
         self.running.fetch_add(1, Ordering::SeqCst);
         let _counted = Counted(&self.running);
-        // The end of an id tells two messages apart better than its beginning, which is a time.
+        // The end of an id distinguishes messages better than its beginning, which is a time.
         let id = cx.message_id().to_string();
         let prefix = &id[id.len().saturating_sub(8)..];
         let ran =
@@ -277,13 +277,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs it.
 pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let Some((program, arguments)) = args.command.split_first() else { bail!("there is no command") };
     process::check(Path::new(program))?;
     let logs = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(LevelFilter::WARN);
-    // Another subscriber is as good as this one.
+    // If another subscriber is already installed, keep it.
     let _ = logs.with_ansi(std::io::stderr().is_terminal()).try_init();
 
     let store = args.remote.connect().await?;
@@ -372,7 +371,7 @@ fn settings(builder: WorkerBuilder, args: &WorkArgs) -> WorkerBuilder {
         None => builder,
     };
     if let Some(run_ms) = args.run_max {
-        // The command's own time comes first: it is asked before it is killed.
+        // The command's own time limit comes first: it gets SIGTERM before it is killed.
         let longest = Duration::from_millis(run_ms.saturating_add(args.kill_after));
         builder = builder.run_max(longest + MARGIN);
     }

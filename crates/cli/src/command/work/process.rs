@@ -1,4 +1,5 @@
-//! One run of the command, as a process group of its own: fed, listened to, ended together with all that it started.
+//! One run of the command in its own process group: passes the input, reads the output, and ends the command together
+//! with all processes that it started.
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
@@ -20,65 +21,65 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::watchdog::Watchdog;
 
-/// How long the output of a command that has ended is waited for: something of it may hold the pipe open.
+/// How long to wait for the output of a command that has ended: a child of it may keep the pipe open.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
-/// How often a command is looked at in case a signal about its end was missed.
+/// How often to check whether a command has ended, in case a signal was missed.
 const LOOK: Duration = Duration::from_secs(1);
-/// A line of output is passed on in pieces of this size when it does not end before.
+/// A longer line of output is passed on in pieces of this size.
 const LINE_BYTES_MAX: usize = 8 * 1024;
 
-/// What all running commands are told.
+/// The state that all running commands watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Halt {
-    /// Go on.
+    /// Continue.
     No,
-    /// End yourselves: SIGTERM.
+    /// End: SIGTERM.
     Terminate,
-    /// You had your time: SIGKILL.
+    /// The grace period is over: SIGKILL.
     Kill,
 }
 
 /// Why a command was told to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
-    /// It ran for longer than it may.
+    /// It exceeded its maximum run time.
     TimedOut,
-    /// `hapax work` itself ends.
+    /// `hapax work` itself shuts down.
     Drained,
 }
 
-/// What to run, and its bounds.
+/// The command and its limits.
 #[derive(Clone)]
 pub struct Task {
     pub program: OsString,
     pub args: Vec<OsString>,
     pub run_max: Option<Duration>,
-    /// How long after SIGTERM comes SIGKILL.
+    /// The time between SIGTERM and SIGKILL.
     pub grace: Duration,
-    /// Takes the command along if this process is killed.
+    /// Kills the command if this process is killed.
     pub watchdog: Arc<Watchdog>,
-    /// The command's output is passed on to our standard error.
+    /// The command's output is copied to our standard error.
     pub shows_output: bool,
 }
 
 /// How a run ended.
 #[derive(Debug)]
 pub struct Ran {
-    /// The exit code; `None`: ended by the signal.
+    /// The exit code; `None`: ended by a signal.
     pub code: Option<i32>,
     pub signal: Option<i32>,
-    /// Why it was told to end, if it was.
+    /// Why it was told to end, if so.
     pub stopped: Option<Why>,
     pub stdout: Captured,
-    /// The end of what it wrote to standard error.
+    /// The end of its standard error.
     pub stderr: String,
 }
 
-/// Standard output, as far as an outcome may hold it.
+/// Standard output, up to the maximum size of an outcome.
 #[derive(Debug, Default)]
 pub struct Captured {
     pub bytes: Vec<u8>,
-    /// How much there was in all.
+    /// Total number of bytes.
     pub total: u64,
     /// The command has ended and something else still holds the pipe: there may be more.
     pub is_open: bool,
@@ -91,7 +92,7 @@ impl Captured {
     }
 }
 
-/// Kills the whole group when it goes away: a lost lease drops the run that holds this.
+/// Kills the whole process group when dropped: a lost lease drops the run that holds this.
 struct Group<'a> {
     leader: Pid,
     armed: bool,
@@ -99,9 +100,9 @@ struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Must not be called once the leader was reaped: its number may be someone else's then.
+    /// Must not be called after the leader was reaped: another process may then have its id.
     fn signal(&self, signal: Signal) {
-        // Everyone in it may have ended already.
+        // All processes of the group may have ended already.
         let _ = kill_process_group(self.leader, signal);
     }
 }
@@ -115,7 +116,7 @@ impl Drop for Group<'_> {
     }
 }
 
-/// Makes sure that the command is there before a message is received for it.
+/// Checks that the command exists before a message is received for it.
 pub fn check(program: &Path) -> anyhow::Result<()> {
     let shown = program.display();
     if program.components().count() > 1 {
@@ -138,9 +139,9 @@ fn is_executable(place: &Path) -> anyhow::Result<()> {
 }
 
 impl Task {
-    /// Runs the command once. An error: it could not be started, nothing happened.
+    /// Runs the command once. An error: it could not be started, and nothing happened.
     ///
-    /// Dropped while it runs, it kills the group at once.
+    /// If dropped while it runs, it kills the process group at once.
     pub async fn run(
         &self,
         env: Vec<(OsString, OsString)>,
@@ -149,7 +150,7 @@ impl Task {
         prefix: &str,
         halt: watch::Receiver<Halt>,
     ) -> std::io::Result<Ran> {
-        // Before the start, so that no end is missed.
+        // Registered before the start, so that no end is missed.
         let mut ends = signal(SignalKind::child())?;
         let mut command = tokio::process::Command::new(&self.program);
         for name in stale {
@@ -194,8 +195,8 @@ impl Task {
                 }
             }
         }
-        // The leader has ended but is not reaped, so the group's number is still its own: nothing of a delivery
-        // outlives it.
+        // The leader has ended but is not reaped, so its process group id is not reused yet: kill everything that is
+        // left of the delivery.
         group.signal(Signal::KILL);
         group.armed = false;
         self.watchdog.ended(leader);
@@ -218,13 +219,13 @@ fn leader(child: &Child) -> std::io::Result<Pid> {
 /// Completes when the process has ended; does not reap it.
 async fn ended(process: Pid, ends: &mut tokio::signal::unix::Signal) {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    // An error means that nobody is there to be waited for.
+    // An error means that there is no such child any more.
     while matches!(waitid(WaitId::Pid(process), options), Ok(None)) {
         let _ = timeout(LOOK, ends.recv()).await;
     }
 }
 
-/// Completes when the command is to end.
+/// Completes when the command has to end.
 async fn told(halt: watch::Receiver<Halt>, run_until: Option<Instant>) -> Why {
     let too_long = async {
         match run_until {
@@ -238,7 +239,7 @@ async fn told(halt: watch::Receiver<Halt>, run_until: Option<Instant>) -> Why {
     }
 }
 
-/// Completes when the time to end in good order is over.
+/// Completes when the grace period is over.
 async fn out_of_time(halt: watch::Receiver<Halt>, kill_at: Option<Instant>) {
     tokio::select! {
         () = wait_for(halt, Halt::Kill) => {}
@@ -248,19 +249,19 @@ async fn out_of_time(halt: watch::Receiver<Halt>, kill_at: Option<Instant>) {
 
 async fn wait_for(mut halt: watch::Receiver<Halt>, at_least: Halt) {
     if halt.wait_for(|halt| *halt >= at_least).await.is_err() {
-        // Whoever could tell is gone.
+        // The sender is gone, so the state cannot change any more.
         std::future::pending::<()>().await;
     }
 }
 
-/// A command that does not read its input is no error.
+/// Writes the body to the command's input. A command that does not read it is not an error.
 async fn feed_to(stdin: Option<ChildStdin>, body: Bytes) {
     if let Some(mut stdin) = stdin {
         let _ = stdin.write_all(&body).await;
     }
 }
 
-/// Reads to the end, keeps what an outcome may hold.
+/// Reads to the end; keeps the maximum size of an outcome.
 async fn capture(from: Option<impl AsyncRead + Unpin>, kept: &mut Captured, mut echo: Option<Echo>) {
     let Some(mut from) = from else { return };
     let mut chunk = vec![0; 16 * 1024];
@@ -277,7 +278,7 @@ async fn capture(from: Option<impl AsyncRead + Unpin>, kept: &mut Captured, mut 
     }
 }
 
-/// Reads to the end, keeps the end of it.
+/// Reads to the end; keeps the last part.
 async fn keep_end(from: Option<impl AsyncRead + Unpin>, tail: &mut Vec<u8>, mut echo: Option<Echo>) {
     let Some(mut from) = from else { return };
     let mut chunk = vec![0; 4 * 1024];
@@ -293,7 +294,7 @@ async fn keep_end(from: Option<impl AsyncRead + Unpin>, tail: &mut Vec<u8>, mut 
     }
 }
 
-/// Passes whole lines on to our own standard error, each behind a prefix that says whose it is.
+/// Copies whole lines to our own standard error, each with a prefix that identifies the message.
 struct Echo {
     prefix: String,
     line: Vec<u8>,
@@ -323,7 +324,7 @@ impl Echo {
         }
     }
 
-    /// In one call, so that lines of commands that run at once do not mix.
+    /// Writes in one call, so that lines of concurrent commands do not mix.
     async fn write(&self, lines: &[u8]) {
         let mut text = Vec::with_capacity(lines.len() + 2 * self.prefix.len());
         for line in lines.split_inclusive(|byte| *byte == b'\n') {
@@ -334,13 +335,13 @@ impl Echo {
             text.push(b'\n');
         }
         let mut ours = tokio::io::stderr();
-        // Without a reader the run still matters more.
+        // If standard error is closed, the run continues.
         let _ = ours.write_all(&text).await;
         let _ = ours.flush().await;
     }
 }
 
-/// Waits so long, or until everyone is told.
+/// Waits for this time, then raises the halt state.
 pub async fn pause(halt: &watch::Sender<Halt>, bound: Duration, say: Halt) {
     sleep(bound).await;
     halt.send_if_modified(|now| {

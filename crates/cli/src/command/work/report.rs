@@ -1,4 +1,4 @@
-//! One line for each delivery that ended, and a summary of all.
+//! One line for each ended delivery, and a summary of all.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::output::{Output, note, raw};
 use crate::text::{escape, show_body, show_ms};
 
-/// Prints them.
+/// Prints the lines.
 #[derive(Debug, Clone, Copy)]
 pub struct Reporter(Output);
 
@@ -18,7 +18,7 @@ impl Reporter {
         Self(out)
     }
 
-    /// `words`: how the command ended.
+    /// `words` describes how the command ended.
     pub fn print(self, end: &Settlement<'_>, words: &str) {
         let (ended, detail) = (ended(end), detail(end, words));
         let (id, attempt, ms) = (end.delivery.id, end.delivery.attempt, end.held.as_millis() as u64);
@@ -40,13 +40,13 @@ impl Reporter {
             format!("{ended}\t{id}\t{attempt}\t{ms}\t{}\n", escape(&detail))
         };
         if let Err(error) = raw(&text) {
-            // The work continues without a reader.
+            // Continue to work without a reader.
             note(&format!("the report of {id} cannot be written: {error}"));
         }
     }
 }
 
-/// One word for it.
+/// One word for the end of a delivery.
 fn ended(end: &Settlement<'_>) -> &'static str {
     match (end.settled, end.how) {
         (Some(Settled::Acked), _) if end.ran => "done",

@@ -1,8 +1,8 @@
-//! Takes the commands along when `hapax work` itself is killed.
+//! Kills the commands when `hapax work` itself is killed.
 //!
-//! SIGKILL leaves no time to clean up, so a second process does: it reads from a pipe which process groups run, and when
-//! the pipe closes it kills those that are left. A parent-death signal was rejected: it reaches the command, but not what
-//! the command has started.
+//! SIGKILL leaves no time to clean up, so a second process does it. It reads the running process groups from a pipe,
+//! and when the pipe closes it kills those that are left. A parent-death signal was rejected: it reaches the command,
+//! but not the processes that the command started.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, Write as _};
@@ -12,19 +12,20 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// The subcommand that runs as the second process.
+/// The subcommand of the second process.
 pub const COMMAND: &str = "__watchdog";
 
-/// The second process, as the first sees it. Dropped, it ends.
+/// Handle of the second process. Dropping it ends that process.
 pub struct Watchdog {
     pipe: Mutex<Option<ChildStdin>>,
     child: Mutex<Child>,
 }
 
 impl Watchdog {
-    /// Starts it, in a process group of its own, so that a Ctrl-C at the terminal is not meant for it.
+    /// Starts it in its own process group, so that Ctrl-C at the terminal does not reach it.
     pub fn start() -> std::io::Result<Self> {
-        // The file may have been replaced since this process was started; this name still leads to it.
+        // The executable file may have been replaced since this process started; this path still refers to the
+        // original.
         let own = std::path::Path::new("/proc/self/exe");
         let program = if own.exists() { own.to_owned() } else { std::env::current_exe()? };
         let mut command = Command::new(program);
@@ -34,12 +35,13 @@ impl Watchdog {
         Ok(Self { pipe: Mutex::new(child.stdin.take()), child: Mutex::new(child) })
     }
 
-    /// A process group runs.
+    /// Reports that a process group is running.
     pub fn begun(&self, group: Pid) {
         self.tell('+', group);
     }
 
-    /// A process group has ended, or was killed. Told before its leader is reaped: its number may be another's then.
+    /// Reports that a process group has ended or was killed. Call this before its leader is reaped: after that, another
+    /// process may have its id.
     pub fn ended(&self, group: Pid) {
         self.tell('-', group);
     }
@@ -62,7 +64,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// The second process: reads until the first is gone, then kills what it has left.
+/// The second process: reads until the first one is gone, then kills the remaining groups.
 pub fn watch() {
     let mut groups = BTreeSet::new();
     for line in std::io::stdin().lock().lines() {
