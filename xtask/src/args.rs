@@ -1,4 +1,4 @@
-//! What `cargo xtask` was asked to do.
+//! The command line of `cargo xtask`.
 
 use crate::bench::{BENCHES, Bench};
 
@@ -47,14 +47,14 @@ pub enum Command {
     },
     /// Run one benchmark.
     Bench {
-        /// Which.
+        /// The benchmark.
         bench: &'static Bench,
         /// Arguments for the benchmark itself.
         passed_on: Vec<String>,
     },
 }
 
-/// Parses the arguments behind `cargo xtask`.
+/// Parses the arguments after `cargo xtask`.
 pub fn parse(args: &[String]) -> Result<Command, String> {
     let Some((command, rest)) = args.split_first() else { return Ok(Command::Help) };
     match command.as_str() {
@@ -86,7 +86,7 @@ fn parse_bench(args: &[String]) -> Result<Command, String> {
     };
     let bench =
         BENCHES.iter().find(|bench| bench.name == name).ok_or_else(|| unknown("benchmark", name, &names))?;
-    // `cargo xtask bench embedded -- --quick` and the same without `--` mean the same.
+    // `cargo xtask bench embedded -- --quick` and the same without `--` are equivalent.
     let rest = rest.strip_prefix(&["--".to_owned()]).unwrap_or(rest);
     Ok(Command::Bench { bench, passed_on: rest.to_vec() })
 }
@@ -98,13 +98,13 @@ fn unknown(kind: &str, given: &str, known: &[&str]) -> String {
     }
 }
 
-/// The known name nearest to `given`, if it is near enough to be a slip of the finger.
+/// The known name nearest to `given`, if it is near enough to be a typing error.
 fn nearest<'a>(given: &str, known: &[&'a str]) -> Option<&'a str> {
     let (distance, name) = known.iter().map(|name| (edits(given, name), *name)).min()?;
     (distance <= 2.max(name.len() / 3) && distance < name.len()).then_some(name)
 }
 
-/// How many letters must be inserted, removed or replaced to make `b` of `a`.
+/// The edit distance: insertions, deletions and replacements from `a` to `b`.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 /// A benchmark: a `[[bench]]` target of a crate.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Bench {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
     /// The package that holds it.
     pub package: &'static str,
@@ -23,8 +23,8 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "worker", package: "hapax-worker", target: "worker" },
 ];
 
-/// Runs a benchmark without a time bound, since how long it takes is its own business, and in the foreground, so that
-/// an interrupt reaches it.
+/// Runs a benchmark without a time limit, because its duration is unknown, and in the foreground, so that an interrupt
+/// reaches it.
 pub fn run(root: &Path, bench: &Bench, passed_on: &[String]) -> ExitCode {
     let mut command = crate::cargo(root);
     command.args(["bench", "--package", bench.package, "--all-features", "--bench", bench.target, "--"]);

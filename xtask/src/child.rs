@@ -1,4 +1,4 @@
-//! Runs a child with a time bound, its output live, its test results counted.
+//! Runs a child with a time limit, copies its output and counts its test results.
 
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
@@ -13,9 +13,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::totals::Reader;
 
-/// How often a running child is looked at.
+/// Poll interval for a running child.
 const POLL: Duration = Duration::from_millis(50);
-/// How long a child's output may stay open after its end before whoever holds it is killed.
+/// How long a child's output may stay open after its end; then the processes that hold it are killed.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// How a child ended.
@@ -23,12 +23,12 @@ const LINGER: Duration = Duration::from_secs(5);
 pub struct Ended {
     /// `None` when it succeeded, else what went wrong.
     pub problem: Option<String>,
-    /// What its tests said.
+    /// Its test results.
     pub results: Reader,
 }
 
-/// Runs `command` to its end or to the time bound. It gets a process group of its own, so that whatever it started
-/// ends with it.
+/// Runs `command` to its end or to the time limit. It gets its own process group, so that all processes that it started
+/// end with it.
 pub fn run(command: &mut Command, limit: Duration) -> Ended {
     run_into(command, limit, std::io::stdout())
 }
@@ -44,7 +44,7 @@ fn run_into(command: &mut Command, limit: Duration, ours: impl Write + Send + 's
     let output = read_aside(child.stdout.take().expect("stdout is piped"), ours);
     let mut problem = wait(&mut child, limit);
     let results = output.recv_timeout(LINGER).or_else(|_| {
-        // Something it started outlived it and holds its output open; the group exists as long as that lives.
+        // A process that it started outlived it and holds its output open; its group still exists.
         kill(&child);
         problem.get_or_insert_with(|| "left processes behind, which were killed".to_owned());
         output.recv_timeout(LINGER)
@@ -74,19 +74,19 @@ fn wait(child: &mut Child, limit: Duration) -> Option<String> {
             continue;
         };
         kill(child);
-        // Reaps it; it was killed, so this does not wait for long.
+        // Reaps it; it was killed, so this returns soon.
         return child.wait().map_or_else(|error| Some(error.to_string()), |_| Some(problem));
     }
 }
 
 fn kill(child: &Child) {
     if let Some(group) = Pid::from_raw(child.id().cast_signed()) {
-        // A group that is already gone is what was wanted.
+        // It is fine if the group is already gone.
         let _ = kill_process_group(group, Signal::KILL);
     }
 }
 
-/// Copies the output to ours as it comes, and counts; answers when it ends.
+/// Copies the output to ours as it arrives, and counts test results; sends them at its end.
 fn read_aside(mut output: ChildStdout, mut ours: impl Write + Send + 'static) -> Receiver<Reader> {
     let (answer, results) = channel();
     thread::spawn(move || {
@@ -94,7 +94,7 @@ fn read_aside(mut output: ChildStdout, mut ours: impl Write + Send + 'static) ->
         let mut buffer = [0; 8192];
         while let Ok(n @ 1..) = output.read(&mut buffer) {
             reader.read(&buffer[..n]);
-            // Our reader may be gone (`| head`); the child's results count all the same.
+            // Our reader may be gone (`| head`); the child's results still count.
             let _ = ours.write_all(&buffer[..n]).and_then(|()| ours.flush());
         }
         let _ = answer.send(reader);
@@ -102,8 +102,8 @@ fn read_aside(mut output: ChildStdout, mut ours: impl Write + Send + 'static) ->
     results
 }
 
-/// Whether SIGINT or SIGTERM came. The children are not in our process group, so a terminal's interrupt does not
-/// reach them by itself.
+/// Whether SIGINT or SIGTERM was received. The children are not in our process group, so an interrupt of the terminal
+/// does not reach them.
 pub fn interrupted() -> bool {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     let flag = FLAG.get_or_init(|| {
@@ -120,7 +120,7 @@ pub fn interrupted() -> bool {
 mod tests {
     use super::*;
 
-    /// Without a trace in our own output, where an outer run would count it.
+    /// Discards the child's output, because an outer run would count it.
     fn shell(script: &str, limit: Duration) -> Ended {
         run_into(Command::new("sh").args(["-c", script]), limit, std::io::sink())
     }
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn the_time_bound_ends_the_whole_group() {
         let start = Instant::now();
-        // The inner sleep holds the output open: only if it dies too does the run end soon.
+        // The inner sleep holds the output open: the run ends soon only if the inner sleep is killed too.
         let ended = shell("echo begun; sleep 300 & sleep 300", Duration::from_millis(200));
         assert_eq!(ended.problem.as_deref(), Some("killed after 0 s, its time bound"));
         assert!(start.elapsed() < LINGER, "{:?}", start.elapsed());

@@ -1,5 +1,5 @@
-//! The steps that run real clients against the real binary: each installs what it needs under `target/clients/`, once,
-//! and lets the suites in `clients/` start private servers.
+//! The steps that run real clients against the real binary: each installs its dependencies under `target/clients/`,
+//! once, and the suites in `clients/` start private servers.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ fn boto3_query(cx: &Context, step: &Step) -> Outcome {
     pytest(cx, step, "query", &["behaviour", "-n", "4"])
 }
 
-/// One after the other: they measure.
+/// One after the other, because they measure times.
 fn robustness(cx: &Context, step: &Step) -> Outcome {
     pytest(cx, step, "json", &["robustness"])
 }
@@ -57,7 +57,7 @@ fn celery(cx: &Context, step: &Step) -> Outcome {
     pytest(cx, step, "celery", &["celery_app"])
 }
 
-/// The idempotency proxy, by schemathesis.
+/// The idempotency proxy, tested by schemathesis.
 fn proxy(cx: &Context, step: &Step) -> Outcome {
     pytest(cx, step, "proxy", &["proxy"])
 }
@@ -98,7 +98,7 @@ fn js(cx: &Context, step: &Step) -> Outcome {
     if let Err(outcome) = installed.install(step, vec![install], npm(&["view", "is-number", "version"])) {
         return outcome;
     }
-    // Node runs packages from where they are installed, so the tests were copied there.
+    // Node resolves packages from the folder of the script, so the tests were copied to the installed packages.
     let mut command = with_binary(cx, Path::new("python3"));
     command.current_dir(&installed.folder).arg(cx.root().join("clients/python/with_server.py"));
     step.run(cx, with_args(command, &["node", "--test", "--test-reporter=tap", "sqs.test.js"]))
@@ -134,7 +134,7 @@ fn with_args(mut command: Command, args: &[&str]) -> Command {
     command
 }
 
-/// A command that finds the binary, which the build step made, and nothing of the user's AWS settings.
+/// A command with the path of the built binary, and without the user's AWS settings.
 fn with_binary(cx: &Context, program: &Path) -> Command {
     let mut command = Command::new(program);
     command
@@ -198,7 +198,7 @@ fn venv(cx: &Context, step: &Step, requirements: &str) -> Result<PathBuf, Outcom
     Ok(python)
 }
 
-/// What is installed, in a folder named after what it was made from.
+/// An installation, in a folder named after a hash of its inputs.
 struct Installed {
     folder: PathBuf,
     complete: PathBuf,
@@ -217,8 +217,8 @@ impl Installed {
         Ok(Self { folder, complete })
     }
 
-    /// Runs the commands unless that was done before. If one fails although the registry answers `probe`, that is a
-    /// failure; otherwise there was nothing to install from.
+    /// Runs the commands unless they were run before. A failure counts if the registry answers `probe`; otherwise the
+    /// step is skipped, because nothing could be installed.
     fn install(&self, step: &Step, commands: Vec<Command>, probe: Command) -> Result<(), Outcome> {
         if self.complete.exists() {
             return Ok(());
@@ -244,7 +244,7 @@ fn failed(problem: String) -> Outcome {
     Outcome::Ran(child::Ended { problem: Some(problem), results: crate::totals::Reader::default() })
 }
 
-/// Whether a program is there.
+/// Whether a program is installed.
 fn version(program: &str) -> Result<(), Skip> {
     match child::run(Command::new(program).arg("--version"), Duration::from_mins(1)).problem {
         None => Ok(()),

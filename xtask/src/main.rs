@@ -1,4 +1,4 @@
-//! The chores of the Hapax workspace. `cargo xtask help` lists them.
+//! The maintenance commands of the Hapax workspace. `cargo xtask help` lists them.
 
 mod args;
 mod bench;
@@ -29,13 +29,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// The workspace's root, wherever `cargo xtask` was called.
+/// The workspace's root, independent of the current directory.
 fn root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("xtask lies one folder below the root").to_owned()
 }
 
-/// The cargo that runs us, in the workspace's root.
+/// The cargo that runs this program, in the workspace's root.
 fn cargo(root: &Path) -> std::process::Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = std::process::Command::new(program);

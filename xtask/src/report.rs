@@ -1,4 +1,4 @@
-//! What a run of the steps comes to.
+//! The report of a run of the steps.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,21 +6,21 @@ use std::time::Duration;
 use crate::suite::{Outcome, Skip};
 use crate::totals::Totals;
 
-/// One step's end.
+/// The result of one step.
 pub struct Row {
     /// The step.
     pub name: &'static str,
     /// How long it took.
     pub took: Duration,
-    /// How it went.
+    /// Its result.
     pub outcome: Outcome,
 }
 
-/// Reasons that are no failure under `CI=true`: a store states exactly which cases it cannot run, and its suite fails when
-/// the statement is wrong; long cases run with `--long`.
+/// Skip reasons that are not a failure under `CI=true`: a store declares exactly which cases it cannot run, and its
+/// suite fails if the declaration is wrong; long cases run with `--long`.
 const EXCUSED: [&str; 2] = ["declared: ", "long: "];
 
-/// Something that did not run.
+/// A skipped step or test.
 struct Skipped {
     name: String,
     reason: String,
@@ -28,8 +28,8 @@ struct Skipped {
 }
 
 impl Row {
-    /// What the step adds to the totals. One that ran no tests of its own counts as one; one that failed counts at
-    /// least one failure, also if all the tests that got to speak passed.
+    /// The step's share of the totals. A step without tests counts as one; a failed step counts at least one failure,
+    /// even if all reported tests passed.
     pub fn totals(&self) -> Totals {
         match &self.outcome {
             Outcome::Skipped(_) => Totals { skipped: 1, ..Totals::default() },
@@ -79,7 +79,7 @@ impl Row {
     }
 }
 
-/// All steps' ends.
+/// The results of all steps.
 pub struct Report {
     /// One for each step, in order.
     pub rows: Vec<Row>,
@@ -99,7 +99,7 @@ impl Report {
         totals
     }
 
-    /// Why the run as a whole failed; empty when it did not.
+    /// Why the whole run failed; empty if it succeeded.
     pub fn problems(&self) -> Vec<String> {
         let failed = self.rows.iter().filter(|row| row.totals().failed > 0);
         let mut problems: Vec<String> = failed.map(|row| format!("{} failed", row.name)).collect();
@@ -113,7 +113,7 @@ impl Report {
         problems
     }
 
-    /// Whether there was a filter, and test binaries ran, and not one test in them.
+    /// Whether there was a filter, and the test binaries ran without a single matching test.
     fn matched_nothing(&self) -> bool {
         let ran = self.rows.iter().filter_map(|row| match &row.outcome {
             Outcome::Ran(ended) if ended.results.binaries > 0 => Some(ended.results.totals),
@@ -156,7 +156,7 @@ impl fmt::Display for Report {
                 writeln!(f, "  {problem}")?;
             }
         }
-        // CI reads this line: the last, alone, in this form.
+        // CI reads this line: it must be the last one, alone, in this format.
         let Totals { passed, failed, skipped } = self.totals();
         write!(f, "\n{passed} passed, {failed} failed, {skipped} skipped")
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: the steps, and how they are run one after the other.
+//! `cargo xtask test`: the steps, run one after the other.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -7,46 +7,46 @@ use std::time::{Duration, Instant};
 use crate::child::{self, Ended};
 use crate::report::{Report, Row};
 
-/// What every step may look at.
+/// The inputs of every step.
 pub struct Context {
     root: PathBuf,
     long: bool,
     filter: Option<String>,
 }
 
-/// One thing that must hold.
+/// One check of the workspace.
 pub struct Step {
     /// Its name in the summary.
     pub name: &'static str,
-    /// It is killed after so long.
+    /// Time limit; the step is killed after it.
     pub limit: Duration,
-    /// It cannot run when the workspace does not compile.
+    /// It cannot run if the workspace does not compile.
     pub needs_build: bool,
-    /// Does it. Runs commands through [`Step::run`], for the time bound; or skips.
+    /// Runs the step. It runs commands through [`Step::run`], which enforces the time limit, or skips.
     pub action: fn(&Context, &Step) -> Outcome,
 }
 
-/// How a step went.
+/// The result of a step.
 pub enum Outcome {
     /// It ran. Result lines of Rust's test binaries, pytest and node on its standard output are counted; a step that
     /// prints none counts as one.
     Ran(Ended),
-    /// It did not.
+    /// It did not run.
     Skipped(Skip),
 }
 
-/// Why something did not run. Every skip is listed at the end.
+/// Why a step did not run. Every skip is listed at the end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Skip {
-    /// Something is missing here that could be there: a failure under `CI=true`.
+    /// A program or a file is missing that could be installed: a failure under `CI=true`.
     Because(String),
-    /// A package registry cannot be reached, so a client could not be installed: no failure, even under `CI=true`.
+    /// A package registry is unreachable, so a client could not be installed: not a failure, even under `CI=true`.
     RegistryOutOfReach(String),
 }
 
 const BUILD: &str = "build";
 
-/// What every run does, in this order.
+/// The steps of every run, in order.
 const STEPS: &[Step] = &[
     Step { name: "format", limit: Duration::from_mins(5), needs_build: false, action: format },
     Step { name: "clippy", limit: Duration::from_mins(45), needs_build: false, action: clippy },
@@ -55,8 +55,8 @@ const STEPS: &[Step] = &[
     Step { name: "doc tests", limit: Duration::from_mins(30), needs_build: true, action: doc_tests },
 ];
 
-/// What needs more than cargo: real clients, real services. To add one, write a function like those below and a line
-/// here. With a FILTER only the steps run whose name contains it.
+/// Steps that need more than cargo: real clients, real services. To add one, write a function like those below and a
+/// line here. With a FILTER only the steps whose name contains it are run.
 const MORE_STEPS: &[Step] = crate::clients::STEPS;
 
 fn format(cx: &Context, step: &Step) -> Outcome {
@@ -68,7 +68,7 @@ fn clippy(cx: &Context, step: &Step) -> Outcome {
     step.run(cx, cx.cargo(&args))
 }
 
-/// Everything but benchmarks, whose own harness would run them, and doc tests, which cargo runs by themselves.
+/// All targets except benchmarks, whose own harness would run them, and doc tests, which cargo only runs separately.
 const TARGETS: [&str; 7] =
     ["test", "--workspace", "--all-features", "--lib", "--bins", "--tests", "--examples"];
 
@@ -92,7 +92,7 @@ fn doc_tests(cx: &Context, step: &Step) -> Outcome {
 }
 
 impl Context {
-    /// What was asked for on the command line.
+    /// The options of the command line.
     pub fn new(root: PathBuf, long: bool, filter: Option<String>) -> Self {
         Self { root, long, filter }
     }
@@ -102,7 +102,7 @@ impl Context {
         &self.root
     }
 
-    /// Where cargo builds to.
+    /// Cargo's target directory.
     pub fn target(&self) -> PathBuf {
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
         self.root.join(target)
@@ -124,7 +124,7 @@ impl Context {
 }
 
 impl Step {
-    /// Runs a command within the step's time bound, which `--long` makes eight times as long.
+    /// Runs a command within the step's time limit, which `--long` multiplies by eight.
     pub fn run(&self, cx: &Context, mut command: Command) -> Outcome {
         let args: Vec<_> = command.get_args().map(|arg| arg.to_string_lossy()).collect();
         println!("\n==> {}: {} {}", self.name, program(&command), args.join(" "));
@@ -132,15 +132,15 @@ impl Step {
     }
 }
 
-/// The program without the folders that lead to it.
+/// The program's name without its path.
 fn program(command: &Command) -> String {
     let path = PathBuf::from(command.get_program());
     path.file_name().unwrap_or(command.get_program()).to_string_lossy().into_owned()
 }
 
-/// Runs every step, whatever the ones before it did, and reports.
+/// Runs every step, regardless of the results of earlier ones, and reports.
 pub fn run(cx: &Context) -> ExitCode {
-    // Asked first, so that an interrupt is seen from here on.
+    // Installs the signal handler first, so that an interrupt is noticed from here on.
     let _ = child::interrupted();
     let wanted = |step: &&Step| cx.filter.as_deref().is_none_or(|filter| step.name.contains(filter));
     let steps: Vec<&Step> = STEPS.iter().chain(MORE_STEPS.iter().filter(wanted)).collect();

@@ -1,15 +1,12 @@
-//! Adds up what test binaries say about themselves.
+//! Adds up the results of test binaries.
 
 use std::ops::AddAssign;
 
-/// How many tests ended how.
+/// Numbers of tests by result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Ran and held.
     pub passed: u64,
-    /// Ran and did not.
     pub failed: u64,
-    /// Did not run.
     pub skipped: u64,
 }
 
@@ -26,7 +23,7 @@ impl AddAssign for Totals {
 pub struct Ignored {
     /// Its name.
     pub name: String,
-    /// Why, as its `#[ignore = "..."]` says.
+    /// The reason in its `#[ignore = "..."]`.
     pub reason: String,
 }
 
@@ -34,7 +31,7 @@ pub struct Ignored {
 #[derive(Debug, Default)]
 pub struct Reader {
     line: Vec<u8>,
-    /// How many test binaries told their result so far.
+    /// Number of test binaries that have reported a result.
     pub binaries: u64,
     /// The sum of their results.
     pub totals: Totals,
@@ -43,7 +40,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Takes the next piece of output.
+    /// Reads the next piece of output.
     pub fn read(&mut self, piece: &[u8]) {
         for byte in piece {
             if *byte == b'\n' {
@@ -60,7 +57,7 @@ impl Reader {
             self.binaries += 1;
             self.totals += totals;
         } else if let Some(totals) = node_line(line) {
-            // Node tells its result over several lines; this is the first.
+            // Node reports its result in several lines; this is the first.
             self.binaries += u64::from(line.starts_with("# tests "));
             self.totals += totals;
         } else if let Some(ignored) = ignored_line(line).or_else(|| pytest_skipped_line(line)) {
@@ -111,8 +108,8 @@ fn node_line(line: &str) -> Option<Totals> {
     Some(totals)
 }
 
-/// Parses `test result: ok. 3 passed; 0 failed; 1 ignored; ...`. Such a line starts its line always: a test's own
-/// output that quotes one is captured, or indented by whoever prints it.
+/// Parses `test result: ok. 3 passed; 0 failed; 1 ignored; ...`. A real result always starts at the beginning of its
+/// line: a test's own output that quotes one is captured or indented.
 fn result_line(line: &str) -> Option<Totals> {
     let (_verdict, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let mut totals = Totals::default();

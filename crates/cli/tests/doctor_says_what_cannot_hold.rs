@@ -1,4 +1,5 @@
-//! `hapax doctor`, and what `queue create`, `queue set` and `serve` say about a tier.
+//! `hapax doctor`, and the findings about a tier that `queue create`, `queue set` and `serve`
+//! print.
 
 mod common;
 
@@ -27,7 +28,7 @@ fn a_queue_in_good_order_is_called_sound() {
     let report = server.run(&["doctor", "--json"]).json();
     assert_eq!((&report["refusals"], &report["warnings"]), (&0.into(), &0.into()));
     assert_eq!(report["store"]["server_version"], env!("CARGO_PKG_VERSION"));
-    // A server says the same about its machine as a look at the folder.
+    // A server reports the same about its machine as a direct check of the folder.
     let here = run(&server.folder, &["doctor", "--store", "embedded:./hapax-data", "--json"]);
     let here = self::report(&here);
     assert!(here["store"]["file_system"].is_string(), "{here}");
@@ -88,7 +89,7 @@ fn leases_that_ran_out_are_counted() {
     for _ in 0..10 {
         assert!(server.run(&["receive", "jobs", "--lease", "0", "--wait", "5s"]).ok().contains("slow"));
     }
-    // The last lease runs out on its own time.
+    // The last lease runs out by itself.
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
     let json = loop {
         let json = server.run(&["doctor", "--json"]).json();
@@ -111,9 +112,9 @@ fn a_store_without_a_server_is_looked_at_with_its_machine() {
     assert!(store["file_system"].is_string() && store["free_bytes"].as_u64() > Some(0), "{store}");
     assert!(store["database_bytes"].as_u64() > Some(0), "{store}");
     assert_eq!((&store["messages"], &json["queues"][0]["name"]), (&1.into(), &"jobs".into()));
-    // The same, by the flag that other commands have.
+    // The same with the flag of the other commands.
     run(&folder, &["doctor", "--endpoint", "embedded:./hapax-data"]).ok();
-    // It was left as it was.
+    // The store was not changed.
     let server = Server::start_in(folder, &[]);
     assert!(server.run(&["receive", "jobs"]).ok().contains("kept"));
 }

@@ -1,4 +1,4 @@
-//! `hapax ledger` against a running server: what is in doubt is listed, shown and decided.
+//! `hapax ledger` against a running server: entries in doubt are listed, shown and resolved.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use common::Server;
 use serde_json::{Value, json};
 
-/// One request of the claims API, as any language would send it.
+/// One request to the claims API, as any language would send it.
 fn call(server: &Server, method: &str, path: &str, body: &Value) -> Value {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     let body = body.to_string();
@@ -19,7 +19,7 @@ fn call(server: &Server, method: &str, path: &str, body: &Value) -> Value {
     serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
 }
 
-/// A claim of a key, given up in doubt.
+/// Claims a key and ends the claim in doubt.
 fn doubt(server: &Server, path: &str) {
     let grant = call(server, "PUT", path, &json!({"lease_ms": 60_000, "owner": "w-1"}));
     let given_up = json!({"token": grant["token"], "in_doubt": true});

@@ -1,4 +1,4 @@
-//! `hapax proxy` and `[[proxy]]` of `hapax serve`: the real binary before a small service.
+//! `hapax proxy` and `[[proxy]]` of `hapax serve`: the real binary in front of a small service.
 
 mod common;
 
@@ -38,7 +38,7 @@ fn a_server_is_its_ledger() {
     let args = ["--upstream", &format!("http://{upstream}"), "--ledger", &server.endpoint];
     let (one, two) = (Proxy::start(&server.folder, &args), Proxy::start(&server.folder, &args));
     assert!(post(&one.address, "k").ends_with("call 1"));
-    // Two proxies before one service share what they know.
+    // Two proxies in front of one service share the ledger.
     assert!(post(&two.address, "k").contains("idempotent-replayed: true"));
     assert_eq!(calls.load(Ordering::SeqCst), 1);
     let shown = server.run(&["ledger", "list", "--json"]).ok();

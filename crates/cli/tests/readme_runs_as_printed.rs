@@ -1,5 +1,5 @@
-//! The README's shell blocks, run from the top as a reader would, with the binary under test in place of
-//! `cargo run --release` and free ports in place of the usual ones.
+//! The README's shell blocks, run from the top as a reader would run them, with the binary under test instead of `cargo
+//! run --release` and free ports instead of the usual ones.
 
 use std::io::Read as _;
 use std::net::TcpListener;
@@ -13,11 +13,11 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 const README: &str = include_str!("../../../README.md");
 
-/// Only a failure waits for it.
+/// Timeout; only failures reach it.
 const PATIENCE: Duration = Duration::from_mins(3);
 
-/// What a reader has besides the README: a shell. `cargo run --release --` is the binary, in the background where it
-/// would keep its terminal; what only builds, installs or tests is left out.
+/// The shell of a reader. `cargo run --release --` becomes the binary, in the background if it would block its
+/// terminal; commands that only build, install or test are left out.
 const TERMINALS: &str = r#"
 set -euo pipefail
 answers() {
@@ -41,7 +41,7 @@ cargo() {
 }
 "#;
 
-/// The fenced shell blocks, in their order.
+/// The fenced shell blocks, in order.
 fn blocks(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut block: Option<Vec<&str>> = None;
@@ -59,7 +59,7 @@ fn blocks(text: &str) -> Vec<String> {
     found
 }
 
-/// Ports that are free now, held together so that they differ.
+/// Ports that are free now, all bound at the same time so that they differ.
 fn free_ports<const N: usize>() -> [u16; N] {
     let listeners = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().port())
@@ -129,7 +129,7 @@ fn the_readme_runs_from_top_to_bottom() {
     let (tell, told) = channel();
     std::thread::spawn(move || tell.send(child.wait()));
     let ended = told.recv_timeout(PATIENCE);
-    // The servers in the background end with the test.
+    // End the servers in the background.
     let _ = kill_process_group(group, Signal::KILL);
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
@@ -138,7 +138,7 @@ fn the_readme_runs_from_top_to_bottom() {
     let status = ended.unwrap_or_else(|_| panic!("it did not end:\n{all}")).unwrap();
     assert!(status.success(), "{status}:\n{all}");
 
-    // What the README says that one sees.
+    // The output that the README promises.
     assert_eq!(text.matches("\ndone\t").count(), 1, "{all}");
     assert_eq!(text.matches("\nreplayed\t").count(), 1, "{all}");
     assert_eq!(text.matches("\nrejected\t").count(), 1, "{all}");

@@ -1,4 +1,4 @@
-//! What `hapax serve` says when it starts, and when it does not.
+//! The output of `hapax serve` when it starts, and when it refuses to start.
 
 mod common;
 

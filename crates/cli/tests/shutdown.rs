@@ -1,4 +1,4 @@
-//! Signals: the first ends the server in good order, a second one at once.
+//! Signals: the first one starts an orderly shutdown, a second one ends the server at once.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn long_poll(server: &Server, queue: &str) -> TcpStream {
     stream.read_exact(&mut go_on).unwrap();
     assert_eq!(&go_on, b"HTTP/1.1 100 Continue\r\n\r\n");
     stream.write_all(body.as_bytes()).unwrap();
-    // A later request that was answered: the poll has had its turn.
+    // A later request was answered, so the server has started the poll.
     server.run(&["queues"]).ok();
     stream
 }
@@ -49,7 +49,7 @@ fn a_long_poll_is_answered_before_the_server_ends() {
 fn a_second_signal_ends_it_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let mut server = Server::start_in(folder, &["--shutdown-timeout", "10m"]);
-    // A request whose body never comes holds up the first shutdown.
+    // A request whose body never arrives delays the shutdown.
     let mut stream = TcpStream::connect(server.address()).unwrap();
     let head = format!(
         "POST / HTTP/1.1\r\nhost: {}\r\nx-amz-target: AmazonSQS.ListQueues\r\n\
@@ -60,7 +60,7 @@ fn a_second_signal_ends_it_at_once() {
     let mut go_on = [0; 25];
     stream.read_exact(&mut go_on).unwrap();
     server.signal(Signal::TERM);
-    // The first was taken note of when new connections are no longer accepted.
+    // The server has handled the first signal when it no longer accepts connections.
     while TcpStream::connect(server.address()).is_ok() {
         std::thread::yield_now();
     }

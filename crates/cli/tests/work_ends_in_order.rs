@@ -1,4 +1,4 @@
-//! `hapax work`: drains, stops what does not end, takes along what its commands started, survives its own crash.
+//! `hapax work`: drains, stops commands that do not end, ends the processes that they started, survives its own crash.
 
 mod common;
 
@@ -27,7 +27,7 @@ impl Work {
         Self { child, server }
     }
 
-    /// The content of a file, as soon as there is some.
+    /// Waits until a file has content; returns it.
     fn file(&self, name: &str) -> String {
         let path = self.server.folder.path().join(name);
         let mut text = String::new();
@@ -42,7 +42,7 @@ impl Work {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Its exit code, and what it reported.
+    /// Its exit code and its report.
     fn end(&mut self) -> (Option<i32>, Vec<Value>) {
         until("hapax work ends", || self.child.try_wait().unwrap().is_some());
         let mut text = String::new();
@@ -75,7 +75,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 fn is_alive(pid: &str) -> bool {
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
-    // One that ended and waits to be reaped by whoever adopted it is dead, too.
+    // A zombie process that waits to be reaped counts as dead.
     let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     test_kill_process(pid).is_ok() && !state.contains(") Z ")
 }
@@ -106,7 +106,7 @@ fn a_drain_lets_the_command_finish() {
 
 #[test]
 fn behind_the_bound_the_command_and_what_it_started_are_stopped_and_the_message_is_put_back_uncounted() {
-    // Neither the command nor what it started cares about SIGTERM.
+    // Neither the command nor the process that it started reacts to SIGTERM.
     let script = "trap '' TERM; sh -c 'trap \"\" TERM; while :; do sleep 0.05; done' & echo $! > grandchild; \
                   echo $$ > child; while :; do sleep 0.05; done";
     let mut work = Work::start(jobs(&[]), &["--drain", "50ms", "--kill-after", "100ms"], script);
@@ -127,7 +127,7 @@ fn a_second_signal_does_not_wait() {
     let mut work = Work::start(jobs(&[]), &["--drain", "10m"], "echo $$ > child; sleep 600");
     let child = work.file("child");
     work.signal(Signal::TERM);
-    // Both might be taken for one if they came at once: the second is repeated until it is heard.
+    // Two signals in quick succession may be merged into one: the second one is repeated until it takes effect.
     let deadline = Instant::now() + PATIENCE;
     while work.child.try_wait().unwrap().is_none() {
         assert!(Instant::now() < deadline, "it waits for the drain's bound");
@@ -162,7 +162,7 @@ fn what_a_command_left_behind_ends_with_it() {
 
 #[test]
 fn a_lost_lease_kills_the_command() {
-    // The store does not answer any more: the worker's own clock ends its right to act.
+    // The store no longer answers: the lease ends by the worker's own clock.
     let script = "echo $$ > child; sleep 600";
     let mut work = Work::start(jobs(&[]), &["--lease", "600ms", "--drain", "0"], script);
     let child = work.file("child");
@@ -205,7 +205,7 @@ fn a_command_that_cannot_be_started_costs_no_attempt() {
         let error = server.run(&["work", "jobs", "--", program]).failed(1);
         assert!(error.contains(&format!("the command {program} cannot be started")), "{error}");
     }
-    // There when looked for, gone when wanted: a script whose interpreter is missing passes every check before.
+    // A script whose interpreter is missing passes every check before the start, and then cannot be run.
     let script = server.folder.path().join("script");
     std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -219,7 +219,8 @@ fn a_command_that_cannot_be_started_costs_no_attempt() {
     assert_eq!(server.run(&["receive", "jobs", "--json"]).json()[0]["attempt"], 1);
 }
 
-/// Killed with SIGKILL, `hapax work` cannot clean up; its commands and what they started end all the same.
+/// Killed with SIGKILL, `hapax work` cannot clean up; its commands and the processes that they started end
+/// nevertheless.
 #[test]
 fn a_kill_takes_the_commands_along() {
     let script = "sh -c 'while :; do sleep 0.05; done' & echo $! > grandchild; echo $$ > child; wait";
@@ -231,7 +232,7 @@ fn a_kill_takes_the_commands_along() {
     until("both are dead", || !is_alive(&child) && !is_alive(&grandchild));
 }
 
-/// What a command prints is shown line by line with its message, and a summary ends it all.
+/// The output of a command is printed line by line with its message's id, and a summary follows at the end.
 #[test]
 fn output_has_a_prefix_and_the_end_a_summary() {
     let server = jobs(&[]);

@@ -1,4 +1,4 @@
-//! `hapax work`: what a command says by its exit code is what becomes of its delivery.
+//! `hapax work`: the exit code of a command determines the end of its delivery.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::process::Stdio;
 use common::{Done, Server, hapax};
 use serde_json::Value;
 
-/// Runs `hapax work` to its end; one JSON line for each delivery.
+/// Runs `hapax work` to its end; returns one JSON line per delivery.
 fn work(server: &Server, args: &[&str]) -> Vec<Value> {
     let done = server.run(&[&["work", "--json"], args].concat());
     let text = done.ok();
@@ -21,7 +21,7 @@ fn sh<'a>(args: &[&'a str], script: &'a str) -> Vec<&'a str> {
 fn jobs(tier: &str) -> Server {
     let server = Server::start();
     server.run(&["queue", "create", "dead"]).ok();
-    // Retries come at once: what is delayed is not waited for by --until-empty.
+    // Retries without delay, because --until-empty does not wait for delayed messages.
     let policy = ["--tier", tier, "--dead-letter", "dead", "--max-attempts", "3", "--retry-base", "0s"];
     server.run(&[&["queue", "create", "jobs"][..], &policy].concat()).ok();
     server
@@ -46,7 +46,7 @@ fn what_the_command_prints_is_the_outcome() {
         assert_eq!(entry["state"], "completed");
         assert_eq!(entry["outcome"]["value"], expected, "{entry}");
     }
-    // A mebibyte is the limit: of more, only the fact is kept, and the command is not run again.
+    // The limit is 1 MiB: of a larger outcome only a marker is kept, and the command is not run again.
     server.run(&["send", "jobs", "7", "--key", "large"]).ok();
     let lines = work(&server, &sh(&[], "head -c 3000000 /dev/zero | tr '\\0' x"));
     assert_eq!(lines[0]["ended"], "done");
@@ -97,7 +97,7 @@ fn a_duplicate_of_what_runs_here_is_not_put_back_for_a_whole_lease() {
     for _ in 0..2 {
         server.run(&["send", "jobs", "7", "--key", "order-7"]).ok();
     }
-    // Both are received at once; the second finds the key in progress and waits for the first to end.
+    // Both are received at the same time; the second finds the key in progress and waits for the first to end.
     let lines = work(&server, &sh(&["--concurrency", "2", "--lease", "1h"], "sleep 0.2; echo ran >> runs"));
     let ended: Vec<_> = lines.iter().map(|line| line["ended"].as_str().unwrap()).collect();
     assert_eq!(ended, ["done", "replayed"], "{lines:?}");
@@ -123,7 +123,7 @@ fn sixty_five_rejects_at_once_and_duplicates_are_rejected_too() {
         server.run(&["send", "jobs", "x", "--key", "k"]).ok();
     }
     let lines = work(&server, &sh(&[], "echo ran >> runs; echo no such account >&2; exit 65"));
-    // The second may come while the first is being recorded; it is put back for a moment then.
+    // The second may arrive while the first is being recorded; then it is deferred briefly.
     let ended = lines.iter().filter(|line| line["ended"] != "deferred");
     let ended: Vec<_> = ended.map(|line| (&line["ended"], &line["ran"])).collect();
     assert_eq!(ended, [(&"rejected".into(), &true.into()), (&"rejected".into(), &false.into())], "{lines:?}");
@@ -136,7 +136,7 @@ fn sixty_five_rejects_at_once_and_duplicates_are_rejected_too() {
 
 #[test]
 fn other_codes_are_in_doubt_unless_told_otherwise() {
-    // Doubt is retried, and the next run is told that it takes over.
+    // A doubt is retried, and the next run is a takeover.
     let server = jobs("effectively-once");
     server.run(&["send", "jobs", "x", "--key", "k"]).ok();
     let script = "test $HAPAX_TAKEOVER = 1 && exit 0; echo half done >&2; exit 3";
@@ -145,7 +145,7 @@ fn other_codes_are_in_doubt_unless_told_otherwise() {
     assert_eq!(ended, ["retried", "done"], "{lines:?}");
     assert_eq!(lines[0]["detail"], "exit code 3: half done");
 
-    // Or parked, until someone decides.
+    // Or the message is parked until an operator decides.
     server.run(&["send", "jobs", "x", "--key", "parked"]).ok();
     let lines = work(&server, &sh(&["--on-doubt", "park"], "exit 3"));
     assert_eq!(lines[0]["ended"], "parked");
@@ -154,7 +154,7 @@ fn other_codes_are_in_doubt_unless_told_otherwise() {
     let lines = work(&server, &sh(&["--on-doubt", "park"], "exit 0"));
     assert_eq!(lines[0]["ended"], "done", "released by the decision");
 
-    // The command's code may be declared to mean that nothing happened.
+    // The exit code may be declared to mean that nothing happened.
     server.run(&["send", "jobs", "x", "--key", "retry"]).ok();
     let script = "test $HAPAX_TAKEOVER = 0 || exit 65; test $HAPAX_ATTEMPT = 2 && exit 0; exit 3";
     let lines = work(&server, &sh(&["--on-error", "retry"], script));
@@ -185,9 +185,9 @@ fn a_large_body_deadlocks_nobody() {
     for script in [
         // Reads nothing, writes nothing.
         "exit 0",
-        // Writes much before it reads.
+        // Writes much output before it reads.
         "head -c 2000000 /dev/zero; head -c 2000000 /dev/zero >&2; test $(wc -c) = 1048576",
-        // Closes its input and goes on.
+        // Closes its input and continues.
         "exec <&-; sleep 0.1",
     ] {
         std::fs::write(server.folder.path().join("body"), &body).unwrap();

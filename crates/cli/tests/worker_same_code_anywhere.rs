@@ -1,4 +1,4 @@
-//! The library's worker: the same code over a folder of this machine and over a server.
+//! The library's worker: the same code over a local store and over a server.
 
 mod common;
 
@@ -18,7 +18,7 @@ struct Charge {
     cents: u64,
 }
 
-/// What an effect was told about its run.
+/// The context that a run saw.
 #[derive(Debug, Clone, PartialEq)]
 struct Seen {
     derived_key: String,
@@ -41,7 +41,7 @@ async fn run_until(builder: WorkerBuilder, enough: impl Fn(Counts) -> bool) -> C
     report.counts
 }
 
-/// The whole story: an effect in doubt, its takeover, and duplicates that get the outcome.
+/// The whole scenario: an effect in doubt, its takeover, and duplicates that get the outcome.
 async fn story(url: &str) {
     let hapax = Hapax::open(url).await.unwrap();
     let charges = hapax.queue::<Charge>("charges").unwrap();

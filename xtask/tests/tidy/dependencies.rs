@@ -1,10 +1,10 @@
-//! Rules on crates: which may know which.
+//! Rules on crates: which may depend on which.
 
 use crate::workspace::Package;
 
 const HERE: &str = "xtask/tests/tidy/dependencies.rs";
 
-/// A crate may depend only on those above it. A new crate goes behind everything that it needs.
+/// A crate may depend only on those listed before it. A new crate goes after all of its dependencies.
 const ORDER: [&str; 19] = [
     "hapax-faults",
     "hapax-core",
@@ -27,17 +27,17 @@ const ORDER: [&str; 19] = [
     "xtask",
 ];
 
-/// Crates that only tests may use; they themselves know no crate of ours but the core.
+/// Crates for tests only; of our crates they may depend only on the core.
 const FOR_TESTS: [&str; 1] = ["hapax-simdisk"];
 
-/// Crates of the order that the tests of any other may use too.
+/// Crates of the order that the tests of any other crate may also use.
 const ALSO_FOR_TESTS: [&str; 2] = ["hapax-conformance", "hapax-faults"];
 
-/// The crate that breaks things; it runs the others, so it stands above them, and the CLI starts it.
+/// The crate that injects faults into the others; it depends on them, and the CLI starts it.
 const VERIFY: &str = "hapax-verify";
 const CLI: &str = "hapax-cli";
 
-/// Crates with lints of their own, and why.
+/// Crates with their own lints, and the reason.
 const OWN_LINTS: [(&str, &str); 1] =
     [("hapax-simdisk", "a SQLite VFS is a table of C functions: it needs unsafe")];
 
@@ -49,7 +49,7 @@ fn is_ours(name: &str) -> bool {
     name == "hapax" || name == "xtask" || name.starts_with("hapax-")
 }
 
-/// Dependencies that point the wrong way, and crates that have no place in the order.
+/// Dependencies against the order, and crates that are missing in it.
 pub fn out_of_order(packages: &[Package]) -> Vec<String> {
     packages.iter().flat_map(wrong_way).collect()
 }
@@ -83,7 +83,7 @@ fn wrong_way(package: &Package) -> Vec<String> {
     breaches
 }
 
-/// Who depends on the harness without being the CLI.
+/// Crates other than the CLI that depend on the fault harness.
 pub fn on_verify(packages: &[Package]) -> Vec<String> {
     let depends = |package: &&Package| {
         package.name != CLI && package.needs.iter().chain(&package.tests_need).any(|other| other == VERIFY)
@@ -92,7 +92,7 @@ pub fn on_verify(packages: &[Package]) -> Vec<String> {
     packages.iter().filter(depends).map(breach).collect()
 }
 
-/// Crates whose lints are not the workspace's, and are not excused.
+/// Crates that do not use the workspace's lints without an exception.
 pub fn without_lints(packages: &[Package]) -> Vec<String> {
     let excused = |package: &&Package| OWN_LINTS.iter().any(|(name, _why)| *name == package.name);
     let lacking =
@@ -115,7 +115,7 @@ fn takes_workspace_lints(manifest: &str) -> bool {
     false
 }
 
-/// `cargo run` without a name must find one binary: the CLI's. Nothing to check until the CLI is there.
+/// `cargo run` without a name must find one binary: the CLI's. Not checked if the CLI does not exist.
 pub fn ambiguous_run(packages: &[Package], default_members: &[String]) -> Vec<String> {
     let cli_exists = packages.iter().any(|package| package.name == CLI);
     let runs = |package: &&Package| package.has_binary && default_members.contains(&package.name);
@@ -129,7 +129,8 @@ pub fn ambiguous_run(packages: &[Package], default_members: &[String]) -> Vec<St
     )]
 }
 
-/// A container image that is built with another Rust than `rust-version`: it is what shows that version to suffice.
+/// A container image that is built with another Rust than `rust-version`: its build proves that this version is
+/// sufficient.
 pub fn other_rust(manifest: &str, image: &str) -> Vec<String> {
     let version = manifest.lines().find_map(|line| line.strip_prefix("rust-version = "));
     let version = version.map_or("(none)", |version| version.trim_matches('"'));

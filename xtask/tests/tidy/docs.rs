@@ -1,4 +1,4 @@
-//! Rules on the pages that users read.
+//! Rules on the pages for users.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,15 +6,15 @@ use crate::workspace::{Workspace, has_extension};
 
 const START: &str = "README.md";
 
-/// What a reader tries first, in this order.
+/// The first commands that a reader runs, in order.
 const COMMANDS: [&str; 2] = ["cargo run --release -- serve", "cargo xtask test"];
 
-/// Pages under `docs/` that no chain of links from the README leads to.
+/// Pages under `docs/` that cannot be reached by links from the README.
 pub fn unreachable(workspace: &Workspace) -> Vec<String> {
     unreachable_of(&pages(workspace))
 }
 
-/// Links to files that are not there.
+/// Links to files that do not exist.
 pub fn broken_links(workspace: &Workspace) -> Vec<String> {
     let exists = |file: &str| {
         let folder = format!("{}/", file.trim_end_matches('/'));
@@ -68,7 +68,7 @@ fn links(page: &str, text: &str) -> Vec<String> {
     .collect()
 }
 
-/// What keeps the README from starting with the two commands.
+/// The problem if the README does not start with the two commands.
 pub fn first_commands(readme: &str) -> Vec<String> {
     let found: Vec<&str> = shell_lines(readme).into_iter().take(COMMANDS.len()).collect();
     if found == COMMANDS {
@@ -95,7 +95,7 @@ fn shell_lines(text: &str) -> Vec<&str> {
     lines
 }
 
-/// A CI file that does not run the one command.
+/// A CI file that does not run the test command.
 pub fn runs_the_tests(file: &str, text: &str) -> Vec<String> {
     let runs = |line: &str| {
         let command = line.trim().trim_start_matches("- ").trim_start_matches("run: ");

@@ -1,4 +1,4 @@
-//! Every code that a caller can be given has a page under `docs/errors/`, and every page a code.
+//! Every error code has a page under `docs/errors/`, and every page has a code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,10 +7,10 @@ use crate::workspace::{Workspace, has_extension};
 const FOLDER: &str = "docs/errors/";
 const INDEX: &str = "docs/errors/README.md";
 
-/// Where findings are made: calls of `refusal` and `warning` have a code there.
+/// The files with findings: there, calls of `refusal` and `warning` have a code.
 const FINDINGS: &[&str] = &["crates/core/src/policy/tier/", "crates/embedded/src/surroundings.rs"];
 
-/// Codes without a page, pages without a code, pages that are not what they should be.
+/// Codes without a page, pages without a code, and pages with a wrong form.
 pub fn unexplained(workspace: &Workspace) -> Vec<String> {
     let sources = workspace.files.iter().filter(|file| is_source(file));
     let codes = sources.flat_map(|file| {
@@ -33,7 +33,7 @@ fn is_source(file: &str) -> bool {
         && has_extension(file, &["rs"])
 }
 
-/// What a code stands for.
+/// The kind of a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Refusal,
@@ -42,7 +42,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// How its page's second paragraph begins.
+    /// The first word of the second paragraph of its page.
     fn word(self) -> &'static str {
         match self {
             Self::Refusal => "Refusal",
@@ -52,13 +52,13 @@ impl Kind {
     }
 }
 
-/// The codes that a file of Rust gives out, tests left out.
+/// The codes in a Rust file, without its tests.
 fn codes(file: &str, text: &str) -> BTreeSet<(String, Kind)> {
     let text = text.split("\n#[cfg(test)]").next().unwrap_or_default();
     let mut found = BTreeSet::new();
     for body in text.split("fn code(&self) -> &'static str {").skip(1) {
         let body = body.split("\n    }").next().unwrap_or_default();
-        // An attribute names a feature, not a code.
+        // An attribute contains the name of a feature, not a code.
         let lines = body.lines().filter(|line| !line.trim_start().starts_with("#["));
         found.extend(lines.flat_map(literals).map(|code| (code, Kind::Error)));
     }
@@ -74,7 +74,7 @@ fn codes(file: &str, text: &str) -> BTreeSet<(String, Kind)> {
     found
 }
 
-/// The code among a call's arguments: the first, or the one behind the status.
+/// The code among a call's arguments: the first one, or the one after the status.
 fn code_among(arguments: &str) -> Option<String> {
     let mut arguments = arguments.split(',').map(str::trim);
     let first = arguments.next()?;

@@ -1,5 +1,5 @@
-//! The rules of the house that matter enough to be tests. Each rule is a checker that returns what breaks it, tried
-//! here on the workspace and beside its code on a small bad sample, so that it is seen to fail.
+//! Project rules that are important enough to be tests. Each rule is a function that returns its violations. It is run
+//! here on the workspace, and next to its code on a small bad sample, which shows that it can fail.
 
 mod counters;
 mod dependencies;
@@ -10,7 +10,7 @@ mod workspace;
 
 use workspace::Workspace;
 
-/// Fails with every breach, not just the first.
+/// Fails with all violations, not just the first.
 #[track_caller]
 fn assert_none(breaches: &[String]) {
     assert!(breaches.is_empty(), "\n{}\n", breaches.join("\n"));

@@ -1,4 +1,4 @@
-//! Rules on the text of single files. Each returns `path:line: what`.
+//! Rules on the text of single files. Each returns `path:line: problem`.
 
 const LINES_MAX: usize = 800;
 
@@ -6,7 +6,7 @@ fn at(file: &str, index: usize, what: &str) -> String {
     format!("{file}:{}: {what}", index + 1)
 }
 
-/// Files past the length at which they should be split by what changes together.
+/// Files that are too long and should be split into parts that change together.
 pub fn too_long(file: &str, text: &str) -> Vec<String> {
     let lines = text.lines().count();
     let breach =
@@ -14,7 +14,7 @@ pub fn too_long(file: &str, text: &str) -> Vec<String> {
     (lines > LINES_MAX).then(breach).into_iter().collect()
 }
 
-/// Macros that mark work left undone or looked at by hand.
+/// Macros that mark unfinished work or debugging.
 pub fn unfinished(file: &str, text: &str) -> Vec<String> {
     let mut breaches = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -27,7 +27,7 @@ pub fn unfinished(file: &str, text: &str) -> Vec<String> {
     breaches
 }
 
-/// Tests and examples that do not run and do not say why.
+/// Tests and examples that are ignored without a reason.
 pub fn ignored_without_reason(file: &str, text: &str) -> Vec<String> {
     let mut breaches = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -57,9 +57,9 @@ fn behind<'a>(text: &'a str, what: &str) -> Option<&'a str> {
     text.find(what).map(|start| &text[start + what.len()..])
 }
 
-/// Absolute paths that are true on one machine only.
+/// Absolute paths that exist on one machine only.
 pub fn machine_paths(file: &str, text: &str) -> Vec<String> {
-    // Spelt so that this line is no breach itself.
+    // Written so that this line does not break the rule itself.
     let folder = concat!("/", "work/");
     let mut breaches = Vec::new();
     for (index, line) in text.lines().enumerate() {

@@ -1,4 +1,4 @@
-//! The workspace as the rules see it: files and packages.
+//! The files and packages of the workspace, as the rules see them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,23 +6,23 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Folders that hold nothing of ours, besides hidden ones.
+/// Folders without files of this project, in addition to hidden ones.
 const FOREIGN: [&str; 4] = ["hapax-data", "node_modules", "proptest-regressions", "target"];
 
-/// Hidden folders that are ours.
+/// Hidden folders with files of this project.
 const HIDDEN: [&str; 3] = [".cargo", ".ci", ".github"];
 
-/// Where these rules are written, with samples of what they forbid.
+/// The folder of these rules, with samples of forbidden text.
 const TIDY: &str = "xtask/tests/tidy/";
 
-/// Everything the rules look at.
+/// The input of all rules.
 pub struct Workspace {
     root: PathBuf,
     /// Every file, by its path from the root, sorted.
     pub files: Vec<String>,
     /// Every package of the workspace.
     pub packages: Vec<Package>,
-    /// Names of the packages that cargo takes when none is named.
+    /// Names of the packages that cargo uses by default.
     pub default_members: Vec<String>,
 }
 
@@ -42,7 +42,7 @@ pub struct Package {
 }
 
 impl Workspace {
-    /// Reads the workspace that these rules belong to.
+    /// Reads the workspace of these rules.
     pub fn load() -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a folder above").to_owned();
         let mut files = Vec::new();
@@ -52,12 +52,12 @@ impl Workspace {
         Self { root, files, packages, default_members }
     }
 
-    /// A file's text, which must be there.
+    /// The text of an existing file.
     pub fn text(&self, file: &str) -> String {
         fs::read_to_string(self.root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
     }
 
-    /// What `rule` finds in every file that ends so.
+    /// The results of `rule` for every file with one of these extensions.
     pub fn each(&self, extensions: &[&str], rule: fn(&str, &str) -> Vec<String>) -> Vec<String> {
         let files = self.files.iter().filter(|file| has_extension(file, extensions));
         let found: Vec<&String> = files.collect();
@@ -65,7 +65,7 @@ impl Workspace {
         found.into_iter().flat_map(|file| rule(file, &self.text(file))).collect()
     }
 
-    /// The same, except for the rules' own samples.
+    /// The same, without the rules' own samples.
     pub fn each_but_tidy(&self, extensions: &[&str], rule: fn(&str, &str) -> Vec<String>) -> Vec<String> {
         let mut breaches = self.each(extensions, rule);
         breaches.retain(|breach| !breach.starts_with(TIDY));
@@ -73,7 +73,7 @@ impl Workspace {
     }
 }
 
-/// Whether the file's name ends in one of these.
+/// Whether the file has one of these extensions.
 pub fn has_extension(file: &str, extensions: &[&str]) -> bool {
     Path::new(file).extension().is_some_and(|found| extensions.iter().any(|wanted| found == *wanted))
 }
@@ -96,7 +96,7 @@ fn is_ours(folder: &str) -> bool {
     if folder.starts_with('.') { HIDDEN.contains(&folder) } else { !FOREIGN.contains(&folder) }
 }
 
-/// The packages, and the names of the default members, as cargo reads them.
+/// The packages, and the names of the default members, from cargo's metadata.
 fn packages(root: &Path) -> (Vec<Package>, Vec<String>) {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);

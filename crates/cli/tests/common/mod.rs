@@ -1,6 +1,6 @@
 //! Runs the real binary: servers on free ports, commands against them.
 
-// Each test file uses its part.
+// Each test file uses only a part.
 #![allow(dead_code)]
 
 pub mod proxied;
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Longer than anything takes on a slow machine; only failures wait for it.
+/// Timeout of every wait; only failures reach it.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// The program, without the environment and the folder that the tests run in.
+/// The program in the given folder, without the environment of the tests.
 pub fn hapax(folder: &TempDir, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
     for (name, _) in std::env::vars_os() {
@@ -29,7 +29,7 @@ pub fn hapax(folder: &TempDir, args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end, which must come: a server that should have refused to start is stopped.
+/// Runs a command to its end, with a timeout: a server that should have refused to start is stopped.
 #[track_caller]
 pub fn run(folder: &TempDir, args: &[&str]) -> Done {
     let mut command = hapax(folder, args);
@@ -57,7 +57,7 @@ pub fn run(folder: &TempDir, args: &[&str]) -> Done {
     done
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Done {
     pub code: Option<i32>,
@@ -74,21 +74,21 @@ impl Done {
         }
     }
 
-    /// What it printed, if it succeeded.
+    /// Its standard output, if it succeeded.
     #[track_caller]
     pub fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{self:?}");
         self.stdout
     }
 
-    /// What it printed as JSON, if it succeeded.
+    /// Its output parsed as JSON, if it succeeded.
     #[track_caller]
     pub fn json(self) -> serde_json::Value {
         let text = self.ok();
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
-    /// Its one line of complaint, if it failed with this code.
+    /// Its one-line error message, if it failed with this code.
     #[track_caller]
     pub fn failed(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -97,7 +97,7 @@ impl Done {
     }
 }
 
-/// A running server in a folder of its own.
+/// A running server in its own folder.
 pub struct Server {
     child: Child,
     lines: Receiver<String>,
@@ -106,12 +106,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts one on a free port and waits until it says that it is ready.
+    /// Starts one on a free port and waits until it is ready.
     pub fn start() -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), &[])
     }
 
-    /// Starts one in a folder, with more arguments.
+    /// Starts one in a folder, with additional arguments.
     pub fn start_in(folder: TempDir, args: &[&str]) -> Self {
         let mut command = hapax(&folder, &["serve", "--listen", "127.0.0.1:0"]);
         command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -125,7 +125,7 @@ impl Server {
         server
     }
 
-    /// The next line that contains this.
+    /// The next line that contains this text.
     #[track_caller]
     pub fn line(&mut self, containing: &str) -> String {
         loop {
@@ -140,7 +140,7 @@ impl Server {
         }
     }
 
-    /// A client command against it.
+    /// Runs a client command against it.
     pub fn run(&self, args: &[&str]) -> Done {
         let output = hapax(&self.folder, args).env("HAPAX_ENDPOINT", &self.endpoint).output();
         Done::new(output.unwrap())
@@ -155,7 +155,7 @@ impl Server {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// What else it prints until its end.
+    /// The rest of its output until its end.
     #[track_caller]
     pub fn rest(&mut self) -> Vec<String> {
         let deadline = Instant::now() + PATIENCE;
@@ -172,14 +172,14 @@ impl Server {
         self.child.wait().unwrap()
     }
 
-    /// What it logged; to be called after its end.
+    /// Its log; call this after its end.
     pub fn log(&mut self) -> String {
         let mut log = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
         log
     }
 
-    /// Ends it in good order; gives back its folder.
+    /// Shuts it down in order; returns its folder.
     pub fn stop(mut self) -> TempDir {
         self.signal(Signal::TERM);
         assert_eq!(self.wait().code(), Some(0));
