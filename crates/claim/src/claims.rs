@@ -86,7 +86,7 @@ pub enum Answer {
     /// The ledger refused the claim: another request under the same key, a value out of range, a damaged entry, or too
     /// many keys of its scope in doubt.
     Refused(ClaimError),
-    /// The ledger did not answer. The handler must not run; a claim that may have been granted is released.
+    /// The ledger was unavailable. The handler must not run; a claim that may have been granted is released.
     Unavailable(StoreError),
     /// The ledger granted the claim late and did not confirm it: another holder may have the key. The handler must not
     /// run, not even if requests pass during a ledger outage; a claim that may have been granted is released.

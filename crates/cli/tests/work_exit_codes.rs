@@ -168,7 +168,7 @@ fn other_codes_are_in_doubt_unless_told_otherwise() {
 fn a_command_that_is_killed_leaves_doubt_and_dies_by_its_attempts() {
     let server = jobs("effectively-once");
     server.run(&["send", "jobs", "x", "--key", "k"]).ok();
-    // Even where every exit code is declared harmless.
+    // Even if every exit code is declared to mean that nothing happened.
     let lines = work(&server, &sh(&["--on-error", "retry"], "echo $HAPAX_TAKEOVER >> runs; kill -9 $$"));
     let ended: Vec<_> = lines.iter().map(|line| &line["ended"]).collect();
     assert_eq!(ended, ["retried", "retried", "dead"], "{lines:?}");

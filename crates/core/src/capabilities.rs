@@ -88,9 +88,9 @@ pub struct Capabilities {
     pub atomic_moves: bool,
     /// A settle may end a claim of the ledger in the same store, in the same transaction.
     pub settle_ends_claims: bool,
-    /// A delivery survives the death of the store's process.
+    /// A delivery survives a crash of the store's process.
     pub durable_lease: bool,
-    /// Fences only grow, through restart and restore.
+    /// Fences only grow, also across restarts and restores.
     pub fence: bool,
     /// The order that is kept.
     pub order: Order,

@@ -1,4 +1,4 @@
-//! Time as a parameter: a store asks a [`Clock`], a test moves it.
+//! Time as a parameter: a store reads a [`Clock`], which a test can move.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

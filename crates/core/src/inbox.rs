@@ -30,7 +30,7 @@ pub enum Entered {
         /// Start of the doubt, in milliseconds since 1970.
         since_ms: u64,
     },
-    /// The key was used for a message with another content.
+    /// The key was used for a message with other content.
     Mismatch,
 }
 

@@ -13,7 +13,7 @@ use crate::store::DeadLetter;
 /// The attribute that carries a message's idempotency key.
 pub const IDEMPOTENCY_KEY_ATTRIBUTE: &str = "hapax-idempotency-key";
 
-/// Named values beside the body.
+/// Named values sent with the body.
 pub type Attributes = BTreeMap<String, Attribute>;
 
 /// One attribute: a value and the type its sender gave it, for example `String`, `Number.int`, `Binary.png`.
@@ -97,7 +97,7 @@ impl Priority {
 pub struct NewMessage {
     /// The payload; any bytes.
     pub body: Bytes,
-    /// Named values beside the body.
+    /// Named values sent with the body.
     pub attributes: Attributes,
     /// How long the message stays invisible after the send, at most 15 min; the queue's default when `None`.
     pub delay_ms: Option<u64>,
@@ -248,7 +248,7 @@ pub struct Delivery {
     pub id: MessageId,
     /// The payload.
     pub body: Bytes,
-    /// Named values beside the body.
+    /// Named values sent with the body.
     pub attributes: Attributes,
     /// Identifies this delivery; needed to settle or extend it.
     pub receipt: Receipt,

@@ -13,7 +13,7 @@ use thiserror::Error;
 pub struct NameError {
     /// The kind of identifier, for example `queue name`.
     pub kind: &'static str,
-    /// The offending value, cut to 100 characters.
+    /// The offending value, truncated to 100 characters.
     pub value: String,
     /// The rule that it breaks.
     pub rule: &'static str,

@@ -22,7 +22,7 @@ pub enum QueueKind {
     Fifo,
 }
 
-/// The guarantee a queue's consumers want; checked against what the store can do, never just asserted.
+/// The guarantee that a queue's consumers want; checked against the store's features, never just asserted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tier {

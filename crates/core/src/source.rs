@@ -26,7 +26,7 @@ pub struct SourceDescription {
     /// How long its dead-letter queue keeps messages; `None` without one.
     pub dead_retention_ms: Option<u64>,
     /// How long a delivery is leased by default. `None`: deliveries have no lease and are held until they are settled
-    /// or [`Source::lost`] names them.
+    /// or [`Source::lost`] returns their receipt.
     pub lease_ms: Option<u64>,
     /// The features of the store behind it.
     pub capabilities: Capabilities,

@@ -290,7 +290,7 @@ pub struct MessageView {
     pub state: MessageState,
     /// The payload; `None` when it is damaged.
     pub body: Option<bytes::Bytes>,
-    /// Named values beside the body.
+    /// Named values sent with the body.
     pub attributes: Attributes,
     /// Attempts so far: deliveries that count against the queue's `retry.max_attempts`.
     pub attempts: u32,
@@ -563,7 +563,7 @@ crate::metrics! {
 /// The administration seam.
 #[async_trait]
 pub trait QueueAdmin: QueueStore {
-    /// Creates a queue; `true` if it is new. The same name with an equal configuration is no error.
+    /// Creates a queue; `true` if it is new. An existing queue with an equal configuration is not an error.
     async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError> {
         self.create_queue_spaced(name, config, 0).await
     }

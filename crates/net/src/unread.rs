@@ -80,7 +80,7 @@ impl Room {
         self.used.load(SeqCst) < self.bytes_max && connection.unread.load(SeqCst) <= self.bytes_max / SHARES
     }
 
-    /// Whether a response of this size can be created. A response without others beside it always can.
+    /// Whether a response of this size can be created. It always can if no other response is unread.
     fn fits(&self, connection: &Connection, bytes: usize) -> bool {
         let (used, own) = (self.used(), connection.unread.load(Relaxed));
         let fits = |used: usize, max: usize| used == 0 || used.saturating_add(bytes) <= max;

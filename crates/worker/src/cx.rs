@@ -170,7 +170,7 @@ impl Cx {
         self.job.delivery.group.as_ref()
     }
 
-    /// Named values beside the body.
+    /// Named values sent with the body.
     pub fn attributes(&self) -> &Attributes {
         &self.job.delivery.attributes
     }

@@ -32,7 +32,7 @@ hapax_core::process_counters! {
     done,
     /// Deliveries returned for another attempt.
     retried,
-    /// Deliveries rejected: by the handler, or because they do not fit it.
+    /// Deliveries rejected by the handler, or because of a body that cannot be parsed or a reused key.
     rejected,
     /// Duplicates that got the recorded outcome; their handler did not run.
     replayed,

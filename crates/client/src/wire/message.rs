@@ -66,7 +66,7 @@ pub struct SendItem {
     /// The payload in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body_base64: Option<String>,
-    /// Named values beside the body.
+    /// Named values sent with the body.
     #[serde(skip_serializing_if = "AttributeItems::is_empty")]
     pub attributes: AttributeItems,
     /// How long the message stays invisible after the send; the queue's default when absent.
@@ -141,7 +141,7 @@ pub struct DeliveryItem {
     /// The payload in base64, if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body_base64: Option<String>,
-    /// Named values beside the body.
+    /// Named values sent with the body.
     #[serde(default, skip_serializing_if = "AttributeItems::is_empty")]
     pub attributes: AttributeItems,
     /// Identifies this delivery; needed to settle or extend it.
@@ -253,7 +253,7 @@ pub struct MessageItem {
     /// The payload in base64, if it is not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body_base64: Option<String>,
-    /// Named values beside the body.
+    /// Named values sent with the body.
     #[serde(default, skip_serializing_if = "AttributeItems::is_empty")]
     pub attributes: AttributeItems,
     /// Attempts so far: deliveries that count against the queue's limit.

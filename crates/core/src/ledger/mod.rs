@@ -203,7 +203,7 @@ impl RecordedOutcome {
         Self { failed: false, value: Some(value), omitted_bytes: None }
     }
 
-    /// A failure that no retry will change.
+    /// A permanent failure.
     pub fn failed(value: Json) -> Self {
         Self { failed: true, value: Some(value), omitted_bytes: None }
     }
@@ -556,7 +556,7 @@ pub struct LedgerCapabilities {
     pub name: String,
     /// A confirmed change survives a crash of the process and a power failure.
     pub durable: bool,
-    /// Fences only grow, through restart and restore.
+    /// Fences only grow, also across restarts and restores.
     pub fence: bool,
     /// Entries may be deleted before their time, for example by eviction.
     pub may_evict: bool,
@@ -605,7 +605,7 @@ pub trait Ledger: Send + Sync {
     /// Keeps claims from lapsing.
     async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError>;
 
-    /// Ends claims. Safe to repeat after an unknown outcome: the same completion again is no error.
+    /// Ends claims. Safe to repeat after an unknown outcome: repeating the same completion is not an error.
     async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError>;
 
     /// Reads an entry.
