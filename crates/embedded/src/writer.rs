@@ -1,6 +1,6 @@
-//! Group commit: everything that waits is applied as one wave, written in one transaction, then answered.
+//! Group commit: all pending operations are applied as one wave, written in one transaction, then answered.
 //!
-//! No answer leaves before its wave is committed. That one rule is what makes "accepted" mean "durable".
+//! No answer is sent before its wave is committed. That rule is why "accepted" means "durable".
 
 mod ledger;
 mod transfer;
@@ -28,7 +28,7 @@ use crate::waiters::{Waiter, Waiters};
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// A delivery as the writer makes it; the caller's thread makes it presentable.
+/// A delivery as the writer produces it. The caller's thread converts it to the public type.
 #[derive(Debug)]
 pub(crate) struct RawDelivery {
     pub leased: Leased,
@@ -38,12 +38,12 @@ pub(crate) struct RawDelivery {
     pub lease_ms: u64,
 }
 
-/// Runs after the wave: `None` when it was committed.
+/// Runs after the wave; the argument is `None` if the wave was committed.
 pub(crate) type Done = Box<dyn FnOnce(Option<StoreError>) + Send>;
-/// Runs inside the wave and says what to do after it.
+/// Runs inside the wave and returns what to do after it.
 pub(crate) type Job = Box<dyn FnOnce(&mut Engine, Now) -> Done + Send>;
 
-/// What callers ask of the writer.
+/// An operation for the writer.
 pub(crate) enum Op {
     Send {
         queue: QueueName,
@@ -55,15 +55,15 @@ pub(crate) enum Op {
         queue: QueueName,
         request: Request,
         wait_ms: Option<u64>,
-        /// When the caller asked: its wait counts from then, not from when the writer gets to it.
+        /// When the caller sent the request. Its wait counts from then, not from when the writer processes it.
         asked: Now,
         reply: Reply<Vec<RawDelivery>>,
     },
-    /// The caller of this receive went away.
+    /// The caller of this receive dropped it.
     Cancel {
         id: u64,
     },
-    /// These deliveries were made but never seen.
+    /// Deliveries that were made but never reached their receiver.
     GiveBack(Vec<DeliveryRef>),
     Settle {
         queue: QueueName,
@@ -84,7 +84,7 @@ pub(crate) enum Op {
     Job(Job),
 }
 
-/// Ends a delivery, and perhaps the claim that was made for it.
+/// Ends a delivery, and its claim if one was made for it.
 pub(crate) struct Settling {
     pub named: Option<DeliveryRef>,
     pub how: How,
@@ -106,12 +106,13 @@ impl Op {
         }
     }
 
-    /// Adds something to the store, rather than taking something out.
+    /// Whether the operation adds data to the store.
     pub fn takes_room(&self) -> bool {
         matches!(self, Self::Send { .. } | Self::Import { .. } | Self::Ledger(LedgerOp::Claim { .. }))
     }
 
-    /// Need not wait for the disk: a delivery survives a power cut or comes again.
+    /// Whether the operation need not wait for the disk: after a power cut a delivery is either still known or made
+    /// again.
     fn is_light(&self) -> bool {
         match self {
             Self::Receive { request, .. } => !request.ack_on_receive,
@@ -122,8 +123,8 @@ impl Op {
     }
 }
 
-/// A dead letter's content on its way back, with its key: where that is its id it goes along, since the id will be
-/// another.
+/// A dead letter's content for redelivery, and its key. If the key is the message's id, it is stored with the content,
+/// because the redriven message gets a new id.
 fn with_key(id: MessageId, content: Content) -> (Content, IdempotencyKey) {
     let attributes = content.attributes.as_deref().map(parse_attributes).unwrap_or_default();
     let decided = content.decided_key(&attributes, id);
@@ -134,7 +135,7 @@ fn with_key(id: MessageId, content: Content) -> (Content, IdempotencyKey) {
     (Content::new(content.dedup, content.attributes, Some(decided), content.body), key)
 }
 
-/// Answers that wait for the commit.
+/// Answers to send after the commit.
 enum Answer {
     Sent(Reply<Vec<Result<Sent, SendError>>>, Vec<Result<Sent, SendError>>),
     Received {
@@ -153,9 +154,10 @@ enum Answer {
 
 /// A wave takes at most so many operations, so that its transaction stays short.
 const WAVE_OPS_MAX: usize = 4_096;
-/// ... and at most so many bytes of bodies.
+/// Maximum bytes of bodies in a wave.
 const WAVE_BYTES_MAX: usize = 32 * 1024 * 1024;
-/// After a full disk, time acts on nothing for so long: the same rows would fail again.
+/// After a commit failed on a full disk, timers, pruning and redrives pause for this long: the same rows would fail
+/// again.
 const HOLD_MS: u64 = 500;
 
 pub(crate) struct Writer<S> {
@@ -168,15 +170,15 @@ pub(crate) struct Writer<S> {
     waiters: Waiters,
     claims: ClaimWaiters,
     answers: Vec<Answer>,
-    /// Deliveries whose receiver went away before it saw them.
+    /// Deliveries whose receiver was dropped before they reached it.
     unseen: Vec<DeliveryRef>,
-    /// Those among them that this wave gives back.
+    /// Those of `unseen` that this wave gives back.
     given_back: Vec<DeliveryRef>,
     /// Ids that this wave took over from another store.
     imported: Vec<ImportedRow>,
     /// Sends are refused when less room is left.
     reserve_bytes: u64,
-    /// Room left on the disk, asked for once per wave; all there is where that cannot be told.
+    /// Free disk space, queried once per wave; `u64::MAX` if unknown.
     free_bytes: Option<u64>,
     hold_until_ms: u64,
     pub stopped: Option<StoreError>,
@@ -220,21 +222,21 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// How long to sleep when nobody asks for anything: `None` for ever.
+    /// How long to sleep if no operation arrives; `None` means until one arrives.
     pub fn sleep(&self) -> Option<Duration> {
         let timer = self.engine.next_timer().map(|at_ms| at_ms.max(self.hold_until_ms));
         let unseen = (!self.unseen.is_empty()).then_some(self.hold_until_ms);
         let waits = self.waiters.next_deadline_ms().into_iter().chain(self.claims.next_ms());
         let next_ms = timer.into_iter().chain(unseen).chain(waits).min();
-        // What is due already does not wait for a clock that is moved by hand.
+        // Work that is already due runs now, even if a test moves the clock by hand.
         if next_ms.is_some_and(|next_ms| next_ms <= self.time.now().ms()) {
             return Some(Duration::ZERO);
         }
         self.time.sleep_until(next_ms?)
     }
 
-    /// Applies what need not wait for the disk, in a wave of its own, and leaves the rest. A receive that shared a
-    /// wave with sends would wait for their sync, and its ack would come one sync later.
+    /// Applies the operations that need not wait for the disk in a wave of their own and leaves the rest. A receive in
+    /// the same wave as sends would wait for their sync, and its ack would come one sync later.
     pub fn run_light(&mut self, ops: &mut Vec<Op>) {
         if ops.iter().any(Op::is_light) {
             let mut light: Vec<_> = ops.extract_if(.., |op| op.is_light()).collect();
@@ -242,7 +244,7 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// Applies everything in waves.
+    /// Applies all operations, in one or more waves.
     pub fn run(&mut self, ops: &mut Vec<Op>) {
         let mut ops = ops.drain(..).peekable();
         loop {
@@ -268,7 +270,7 @@ impl<S: Storage> Writer<S> {
             return now;
         }
         if now.ms() >= self.hold_until_ms {
-            // First: what the storage says of links is what is so.
+            // Pruning runs first: before the wave's own changes, the links in the storage are up to date.
             self.prune(now);
             let unseen = std::mem::take(&mut self.unseen);
             self.give_back(now, unseen);
@@ -341,7 +343,7 @@ impl<S: Storage> Writer<S> {
             }
             Err(CommitError::Full(problem)) => {
                 self.engine.rollback();
-                // Taken back too: nobody else will give these deliveries back.
+                // The rollback also undid the return of these deliveries: the writer must return them again.
                 self.unseen.append(&mut self.given_back);
                 self.hold_until_ms = now.ms() + HOLD_MS;
                 Some(StoreError::Full(problem))
@@ -355,7 +357,7 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// Turns every further operation away. What is in memory may be ahead of the disk, so it is not used again.
+    /// Rejects every further operation. Memory may be ahead of the disk, so it is not used again.
     fn stop(&mut self, error: StoreError) {
         for waiter in self.waiters.drain() {
             let _ = waiter.reply.send(Err(error.clone()));
@@ -366,14 +368,14 @@ impl<S: Storage> Writer<S> {
         self.stopped = Some(error);
     }
 
-    /// A read failed: nothing of this wave was written, and nothing more will be.
+    /// Stops after a failed read: nothing of this wave was written, and nothing more will be.
     fn stop_unread(&mut self, error: &ReadError) {
         self.engine.rollback();
         let remedy = "the store has stopped; look at the disk, then start it again";
         self.stop(StoreError::Unavailable(format!("a read failed ({error}); {remedy}")));
     }
 
-    /// ... while this receive was served, which is told why.
+    /// As `stop_unread`, for a failure while this receive was being served; its caller gets the error.
     fn stop_receive(&mut self, waiter: Waiter, error: &ReadError) {
         self.stop_unread(error);
         let stopped = self.stopped.clone().expect("just stopped");
@@ -382,7 +384,7 @@ impl<S: Storage> Writer<S> {
 
     fn answer(&mut self, answer: Answer, failed: Option<&StoreError>) {
         fn give<T>(reply: Reply<T>, value: T, failed: Option<&StoreError>) {
-            // A caller that went away needs no answer: what it asked for is done or not, durably.
+            // A caller that is gone needs no answer: the outcome of its operation is durable either way.
             let _ = reply.send(failed.map_or(Ok(value), |error| Err(error.clone())));
         }
         match answer {
@@ -431,7 +433,7 @@ impl<S: Storage> Writer<S> {
             Op::Ledger(op) => self.apply_ledger(now, op),
             Op::Import { to, items, reply } => self.import(now, &to, items, reply),
             Op::Job(job) => {
-                // A stopped store still answers: the error replaces whatever the job finds.
+                // A stopped store still answers: the error replaces the job's result.
                 let done = job(&mut self.engine, now);
                 self.answers.push(Answer::Job(done));
                 self.drop_orphans();
@@ -453,7 +455,7 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// Receives that wait on a queue which was just deleted will never be served.
+    /// Fails the receives that wait on a queue that was just deleted.
     fn drop_orphans(&mut self) {
         for (queue, name) in self.engine.take_deleted() {
             while let Some(waiter) = self.waiters.next(queue) {
@@ -498,8 +500,8 @@ impl<S: Storage> Writer<S> {
         self.answers.push(Answer::Sent(reply, sent));
     }
 
-    /// What a send must know that memory does not hold: the first one with its deduplication id, and its entry in the
-    /// ledger, if its queue wants that.
+    /// Reads what a send needs and memory does not hold: the first message with its deduplication id, and, if its queue
+    /// requires it, its ledger entry.
     fn before_send(
         &mut self,
         now: Now,
@@ -512,14 +514,14 @@ impl<S: Storage> Writer<S> {
         let Some((entry, source)) = self.engine.entry_of(queue, message, id) else {
             return Ok((stored, None));
         };
-        // An entry for an id that was never given out cannot exist.
+        // A new id cannot have an entry yet.
         if source != KeySource::MessageId {
             self.clear_entry(now, &entry, false)?;
         }
         Ok((stored, Some(entry)))
     }
 
-    /// Looks a deduplication id up where memory does not reach.
+    /// Looks up a deduplication id that memory may no longer hold.
     fn known(
         &mut self,
         now: Now,
@@ -602,7 +604,7 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// Serves those who wait on a queue, longest first, while there is something to hand out.
+    /// Serves the waiting receives of a queue, oldest first, while messages are available.
     fn serve(&mut self, now: Now, queue: u32) {
         while self.waiters.any(queue) && self.engine.has_available(queue) {
             let Some(waiter) = self.waiters.next(queue) else { return };
@@ -614,7 +616,7 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// Leases messages and reads their bodies. A damaged one is parked and another taken in its place.
+    /// Leases messages and reads their bodies. A damaged message is parked and another one is taken instead.
     fn hand_out(&mut self, now: Now, waiter: &Waiter) -> Result<Vec<RawDelivery>, ReadError> {
         let mut handed = Vec::new();
         let mut request = waiter.request.clone();
@@ -623,7 +625,7 @@ impl<S: Storage> Writer<S> {
             for leased in self.engine.receive(now, waiter.queue, &request) {
                 let seq = leased.named.seq;
                 if !self.engine.stands(leased.named) {
-                    // A damaged message ahead of it has halted its group.
+                    // A damaged message ahead of it halted its group.
                     continue;
                 }
                 let found = match self.engine.wave.fresh_body(seq) {
@@ -666,7 +668,8 @@ impl<S: Storage> Writer<S> {
         let dead = if leased.entry.flags & FLAG_DEAD == 0 {
             None
         } else if let Some(dead) = self.engine.wave.fresh_dead(seq).cloned() {
-            // A lease that ran out brings no error of its own: the last one that was given is what helps.
+            // An expired lease has no error of its own, so the latest reported error is shown: it is the most useful
+            // one.
             let error = match dead.error.clone().or_else(|| self.engine.wave.fresh_error(seq)) {
                 Some(error) => Some(error),
                 None => self.storage.last_error(seq)?,
@@ -680,7 +683,7 @@ impl<S: Storage> Writer<S> {
         Ok(RawDelivery { leased, content: body.content, group, dead: dead.map(Into::into), lease_ms })
     }
 
-    /// Moves what running redrives may move by now.
+    /// Moves as many messages as the running redrives may move by now.
     fn step_redrives(&mut self, now: Now) {
         for step in self.engine.redrive_steps(now) {
             let (mut moved, mut left) = (0, 0);
@@ -721,7 +724,7 @@ impl<S: Storage> Writer<S> {
         Ok(self.engine.redrive(now, task, candidate, to, content, dead.as_ref(), link))
     }
 
-    /// Answers everyone who waits; the store is closing.
+    /// Answers all waiting receives and claims because the store is closing.
     pub fn close(&mut self) {
         for waiter in self.waiters.drain() {
             let _ = waiter.reply.send(Ok(Vec::new()));
@@ -734,7 +737,7 @@ impl<S: Storage> Writer<S> {
     }
 }
 
-/// Why sends are refused when so many bytes are left on the disk.
+/// The reason to refuse sends with `free_bytes` left on the disk, or `None`.
 pub(crate) fn no_room(free_bytes: u64, reserve_bytes: u64) -> Option<String> {
     (free_bytes < reserve_bytes).then(|| {
         format!(

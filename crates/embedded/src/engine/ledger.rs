@@ -1,8 +1,8 @@
-//! The ledger: open entries in memory, ended ones in the storage, every decision by the protocol of the core.
+//! The ledger: open entries in memory, ended ones in the storage; the protocol in the core makes every decision.
 //!
-//! An entry's time is over at its [`protocol::LedgerEntry::prune_ms`], unless a message that lives in this store needs it.
-//! From then on nobody sees it, whether or not its row was pruned already: a decision starts from [`Known`], which the
-//! writer makes, and an entry that is over is replaced before a message is linked to its key again.
+//! An entry expires at its [`protocol::LedgerEntry::prune_ms`], unless a message in this store needs it. From then on
+//! no operation sees it, even if its row was not pruned yet: every decision starts from a [`Known`], which the writer
+//! makes, and an expired entry is replaced before a message is linked to its key again.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -23,34 +23,34 @@ use crate::time::Now;
 const LAPSE_MAX: usize = 1_000;
 /// Entries looked at for pruning in one wave.
 pub(crate) const PRUNE_MAX: usize = 500;
-/// Entries whose time is over are looked for at most this often, unless a wave left some.
+/// Minimum interval between two pruning passes, unless a wave left expired entries.
 const PRUNE_EVERY_MS: u64 = 1_000;
-/// An entry that a message needs is looked at again after so long.
+/// Time until an expired entry that a message needs is checked again.
 const NEEDED_AGAIN_MS: u64 = 3_600_000;
-/// A damaged entry, which stays, after so long.
+/// Time until a damaged entry is checked again; it stays in the storage.
 const DAMAGED_AGAIN_MS: u64 = 24 * 3_600_000;
-/// Who decided something, as the audit keeps it.
+/// Maximum bytes of the operator's name in the audit.
 const BY_BYTES_MAX: usize = 256;
 
-/// The open entries and what is known of all.
+/// The open entries, and totals over all entries.
 #[derive(Default)]
 pub(super) struct Entries {
     open: HashMap<u128, Open>,
-    /// Open entries by when to look whether they can go.
+    /// Open entries by the time when to check whether they can be pruned.
     fading: BTreeSet<(u64, u128)>,
     /// Open entries by scope, and those in doubt.
     pub doubts: Doubts,
     /// Rows in the storage.
     pub tally: Tally,
     stats: LedgerStats,
-    /// When ended entries are looked at next.
+    /// When ended entries are checked next.
     prune_ms: Option<u64>,
     pruned_ms: u64,
 }
 
 struct Open {
     row: LedgerRow,
-    /// Its place in `fading`.
+    /// Its time in `fading`.
     fades_ms: Option<u64>,
 }
 
@@ -64,7 +64,7 @@ impl Entries {
         (self.tally, self.prune_ms) = (tally, prune_ms);
     }
 
-    /// Puts an open entry into memory or takes it out; gives what was there.
+    /// Sets or removes an open entry in memory; returns the previous one.
     pub fn set(&mut self, hash: u128, row: Option<LedgerRow>) -> Option<LedgerRow> {
         let fades_ms = row.as_ref().and_then(|row| row.entry.prune_ms());
         let before = self.open.remove(&hash);
@@ -82,7 +82,7 @@ impl Entries {
         before.map(|before| before.row)
     }
 
-    /// Looks at an entry whose time is over again later.
+    /// Checks an expired entry again later.
     fn fade_later(&mut self, hash: u128, at_ms: u64) {
         let Some(open) = self.open.get_mut(&hash) else { return };
         if let Some(before) = open.fades_ms.replace(at_ms) {
@@ -108,7 +108,7 @@ impl Entries {
 
     pub fn take_back(&mut self, changes: &Changes) {
         (self.tally, self.stats) = (changes.tally, changes.stats);
-        // Entries that were to be pruned by this wave are still there.
+        // The entries that this wave was to prune still exist.
         (self.prune_ms, self.pruned_ms) = (Some(0), 0);
     }
 
@@ -124,18 +124,18 @@ impl Entries {
     }
 }
 
-/// What a wave did to the ledger.
+/// A wave's changes to the ledger.
 #[derive(Default)]
 pub(crate) struct Changes {
-    /// Entries that ended in this wave, and, `None`, those that are gone: the storage does not know yet.
+    /// Entries that ended in this wave; `None` for removed ones. The storage does not have these changes yet.
     ended: HashMap<u128, Option<LedgerRow>>,
-    /// Entries that nobody holds any more, for whoever waits for them.
+    /// Entries whose holder released them in this wave; waiting claims are retried.
     freed: Vec<u128>,
-    /// Entries that were in doubt and are not any more, for messages that are parked for them.
+    /// Entries whose doubt ended in this wave; the messages parked for them are released.
     cleared: Vec<u128>,
-    /// Messages that need an entry since this wave.
+    /// Messages that were linked to an entry in this wave.
     linked: HashMap<u128, Vec<u64>>,
-    /// Messages that are gone since this wave.
+    /// Messages that were deleted in this wave.
     unlinked: HashSet<u64>,
     tally: Tally,
     stats: LedgerStats,
@@ -167,18 +167,18 @@ impl Changes {
     }
 }
 
-/// What a decision about a key starts from.
+/// The state of a key from which a decision starts.
 #[derive(Debug, Clone)]
 pub(crate) struct Known {
     pub id: EntryId,
     pub hash: u128,
-    /// The row that is there.
+    /// The stored row.
     pub row: Option<LedgerRow>,
-    /// Its time is over, and no message needs it: it counts as absent.
+    /// The entry has expired and no message needs it: it counts as absent.
     pub over: bool,
 }
 
-/// What memory says about a key.
+/// What memory knows about a key.
 pub(crate) enum InMemory {
     There(LedgerRow),
     Gone,
@@ -192,7 +192,7 @@ impl Known {
 }
 
 impl Engine {
-    /// What memory says about a key.
+    /// What memory knows about a key.
     pub fn entry_in_memory(&self, hash: u128) -> InMemory {
         if let Some(open) = self.ledger.open.get(&hash) {
             return InMemory::There(open.row.clone());
@@ -226,7 +226,7 @@ impl Engine {
         self.wave.journal.push(Undo::Held { hash, before });
     }
 
-    /// Removes the row that is known, if there is one.
+    /// Removes the known row, if there is one.
     pub fn drop_entry(&mut self, known: &Known) {
         let Some(row) = &known.row else { return };
         self.set_open(known.hash, None);
@@ -235,7 +235,7 @@ impl Engine {
         self.wave.records.push(Record::DropEntry { fence: row.entry.fence.0 });
     }
 
-    /// Remembers that an entry was in doubt until now, unless it still is.
+    /// Records that an entry's doubt has ended, unless it is still in doubt.
     fn note_cleared(&mut self, now: Now, known: &Known, after: Option<&protocol::LedgerEntry>) {
         let in_doubt = |entry: &protocol::LedgerEntry| entry.state(now.ms()) == EntryState::InDoubt;
         if known.entry().is_some_and(in_doubt) && !after.is_some_and(in_doubt) {
@@ -295,7 +295,7 @@ impl Engine {
         self.wave.ledger.freed.push(known.hash);
     }
 
-    /// Decides a claim. `again` when the claim was counted before, and has waited since.
+    /// Decides a claim. `again` is set if the claim has waited and was counted before.
     pub fn claim(
         &mut self,
         now: Now,
@@ -365,14 +365,15 @@ impl Engine {
         self.ledger.doubts.take_alarms()
     }
 
-    /// Has the entry kept as long as the message lives that a delivery names.
+    /// Keeps the entry as long as the message of this delivery lives.
     pub fn link_delivery(&mut self, named: DeliveryRef, hash: u128, granted: bool) {
         let Some(queue) = self.queues.get(named.queue as usize).and_then(Option::as_ref) else { return };
         let Some(slot) = queue.table.delivered(named.seq) else { return };
         let entry = *queue.table.get(slot);
         let linked = entry.flags & FLAG_KEYED != 0;
         if linked && !granted {
-            // Linked to its key when it was sent. Only a claim that writes anyway makes sure that it was to this one.
+            // The message was linked to its key when it was sent. Only a claim that writes anyway also links it to this
+            // entry.
             return;
         }
         if !linked {
@@ -433,7 +434,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Decides about an entry in doubt.
+    /// Applies an operator's decision about an entry in doubt.
     pub fn resolve_entry(
         &mut self,
         now: Now,
@@ -475,8 +476,8 @@ impl Engine {
         self.wave.durable = true;
     }
 
-    /// Before a message of this key is sent: what is over is gone for good, so that the message does not bring it back.
-    /// A redriven one clears its failure too, or it would fail unrun.
+    /// Prepares a key for a new message: an expired entry is removed for good, so that the message does not revive it.
+    /// A redriven message also clears the recorded failure; otherwise it would fail without running.
     pub fn clear_entry(&mut self, now: Now, known: &Known, redriven: bool) {
         let failed = known.entry().is_some_and(|entry| entry.state(now.ms()) == EntryState::Failed);
         if known.over || (redriven && failed) {
@@ -488,16 +489,16 @@ impl Engine {
         self.ledger.next_prune_ms().is_some_and(|next_ms| next_ms <= now.ms())
     }
 
-    /// Open entries whose time is over.
+    /// Open entries that have expired.
     pub fn expired_entries(&self, now: Now) -> Vec<u128> {
         let due = self.ledger.fading.iter().take_while(|(at_ms, _)| *at_ms <= now.ms());
         due.map(|(_, hash)| *hash).take(PRUNE_MAX).collect()
     }
 
-    /// Prunes an open entry whose time is over, or looks at it again later.
+    /// Prunes an expired open entry, or checks it again later if it is still needed.
     pub fn prune_open(&mut self, now: Now, hash: u128, needed: bool) {
         if needed {
-            // Not journaled: it is a reminder, not a fact.
+            // Not journaled: a reminder need not be rolled back.
             return self.ledger.fade_later(hash, now.ms() + NEEDED_AGAIN_MS);
         }
         let Some(row) = self.ledger.open.get(&hash).map(|open| open.row.clone()) else { return };
@@ -505,7 +506,7 @@ impl Engine {
         self.ledger.stats.pruned += 1;
     }
 
-    /// Prunes ended entries whose time is over and that no message needs.
+    /// Prunes expired ended entries that no message needs.
     pub fn prune(&mut self, now: Now, due: &[DueEntry], next_ms: Option<u64>) {
         for entry in due {
             if entry.linked || entry.damaged {
@@ -546,7 +547,7 @@ impl Engine {
         hashes.iter().map(|hash| self.ledger.open.get(hash).map(|open| open.row.entry.clone())).collect()
     }
 
-    /// The open entries as they would be after the store was opened now, and how many there are in all.
+    /// The open entries as they would be if the store were reopened now, and the total count.
     #[cfg(test)]
     pub fn ledger_snapshot(&self, now: Now) -> Vec<String> {
         let reopened =

@@ -1,9 +1,9 @@
-//! The state machine: pure and deterministic. Time and randomness are passed in; what must be written comes out as
-//! records; nothing here does I/O.
+//! The state machine: pure and deterministic. Time and randomness are passed in, changes to store come out as records,
+//! and nothing here does I/O.
 //!
-//! Work happens in waves. A wave applies operations to memory, journals what it overwrote and collects records. The
-//! writer commits the records; then the wave is either kept ([`Engine::commit`]) or undone ([`Engine::rollback`]),
-//! so memory never runs ahead of the disk.
+//! Work happens in waves. A wave applies operations to memory, journals what it overwrites and collects records. The
+//! writer commits the records. Then the wave is either kept ([`Engine::commit`]) or undone ([`Engine::rollback`]), so
+//! memory never runs ahead of the disk.
 
 mod admin;
 mod attempts;
@@ -44,24 +44,24 @@ pub(crate) use transfer::{ExportStep, PageMessage, PageOf, Undecided, Wait};
 use crate::record::{Header, MessageMeta, Record};
 use crate::time::Now;
 
-/// How much the store may hold in all queues together.
+/// Limits for all queues of the store together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StoreQuota {
-    /// The most messages. Default no limit.
+    /// Maximum number of messages. Default: no limit.
     pub messages_max: Option<u64>,
-    /// The most bytes of bodies and attributes. Default no limit.
+    /// Maximum bytes of bodies and attributes. Default: no limit.
     pub bytes_max: Option<u64>,
-    /// The most memory that messages may take, at [`MEMORY_BYTES_A_MESSAGE`] each. Default no limit.
+    /// Maximum memory for messages in bytes, at [`MEMORY_BYTES_A_MESSAGE`] each. Default: no limit.
     pub memory_bytes_max: Option<u64>,
 }
 
-/// What a message is reckoned to take in memory.
+/// Estimated memory per message, in bytes.
 pub const MEMORY_BYTES_A_MESSAGE: u64 = 200;
 
-/// How far ahead of its use the fence floor is made durable: 10 s.
+/// How far ahead of the fences in use the durable fence floor is set: 10 s.
 const FENCE_AHEAD_US: u64 = 10_000_000;
 
-/// Counters of the whole store that a rollback takes back.
+/// Counters of the whole store; a rollback restores them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Counters {
     pub next_seq: u64,
@@ -70,7 +70,7 @@ pub(crate) struct Counters {
     pub bytes: u64,
 }
 
-/// How to take one change back.
+/// How to undo one change.
 enum Undo {
     Entry {
         queue: u32,
@@ -81,7 +81,7 @@ enum Undo {
         queue: u32,
         totals: hapax_core::store::QueueTotals,
     },
-    /// What a queue's row said.
+    /// The previous content of a queue's row.
     Row(Box<crate::record::QueueRow>),
     Deletion {
         name: QueueName,
@@ -106,7 +106,7 @@ enum Undo {
         seq: u64,
         was: bool,
     },
-    /// A queue that is gone no longer waits for a message.
+    /// A deleted queue no longer waits for a message.
     NotAwaited {
         seq: u64,
         queue: u32,
@@ -154,7 +154,7 @@ enum Undo {
     },
 }
 
-/// What the wave under way has done so far.
+/// The changes of the current wave.
 #[derive(Default)]
 pub(crate) struct Wave {
     number: u64,
@@ -162,15 +162,15 @@ pub(crate) struct Wave {
     saved: Counters,
     saved_floor: u64,
     pub records: Vec<Record>,
-    /// Sequence numbers inserted in this wave and where their records are, ascending.
+    /// Sequence numbers inserted in this wave and the positions of their records, ascending.
     inserted: Vec<(u64, usize)>,
     journal: Vec<Undo>,
     touched: BTreeSet<u32>,
-    /// Rows to delete bit by bit once this wave is committed.
+    /// Rows to delete in small steps once this wave is committed.
     purged: Vec<(u64, u8)>,
-    /// What the wave did to the ledger beside what its open entries show.
+    /// The wave's changes to the ledger, except those to open entries.
     pub ledger: ledger::Changes,
-    /// The wave holds something whose loss at a power cut would break a promise.
+    /// The wave holds a change whose loss in a power cut would break a promise.
     pub durable: bool,
 }
 
@@ -199,15 +199,15 @@ pub(crate) struct Engine {
     kept_letters: HashMap<u64, u32>,
     /// Rows of purged and deleted queues that are still to be deleted.
     sweep: VecDeque<(u64, u8)>,
-    /// Deleted queues whose rows are still there.
+    /// Deleted queues whose rows still exist.
     tombstones: Vec<u32>,
-    /// Queues deleted since the last [`Engine::take_deleted`], for the receives that wait on them.
+    /// Queues deleted since the last call of [`Engine::take_deleted`]; receives may wait on them.
     deleted: Vec<(u32, QueueName)>,
-    /// When queues of these names were deleted, for as long as someone may ask.
+    /// Deletion times of queues by name, kept as long as a create or delete may need them.
     deletions: HashMap<QueueName, u64>,
     documents: documents::Held,
     header: Header,
-    /// Damaged rows that belong to no message: they stay in the file, so they count as rows.
+    /// Damaged rows that belong to no message. They stay in the file, so they count as rows.
     unclaimed_rows: u64,
     ledger: ledger::Entries,
     /// Entries whose doubt is over while messages are parked for it, and up to which message they have been released.
@@ -229,7 +229,7 @@ impl Engine {
         self.queues[id as usize].as_ref().expect("a named queue is there")
     }
 
-    /// The queue and the wave, both to be changed.
+    /// The queue and the wave, both mutable.
     fn at(&mut self, id: u32) -> (&mut Queue, &mut Wave) {
         let queue = self.queues[id as usize].as_mut().expect("a named queue is there");
         queue.touch(&mut self.wave);
@@ -254,8 +254,8 @@ impl Engine {
         self.wave.touched.iter().copied().filter(|&id| self.queues[id as usize].is_some()).collect()
     }
 
-    /// Completes the wave's records: the header goes with every commit, so that time, sequence numbers and fences
-    /// never step back. Returns `false` when there is nothing to commit.
+    /// Completes the wave's records. The header is part of every commit, so that time, sequence numbers and fences
+    /// never go back. Returns `false` if there is nothing to commit.
     pub fn seal(&mut self, now: Now) -> bool {
         if self.wave.records.is_empty() {
             return false;
@@ -276,7 +276,6 @@ impl Engine {
         true
     }
 
-    /// Keeps the wave.
     pub fn commit(&mut self) {
         for queue in std::mem::take(&mut self.wave.touched) {
             self.reschedule(queue);
@@ -295,14 +294,14 @@ impl Engine {
         self.wave.number += 1;
     }
 
-    /// Takes the wave back: memory is as before it.
+    /// Undoes the wave: memory returns to its state before it.
     pub fn rollback(&mut self) {
         for undo in std::mem::take(&mut self.wave.journal).into_iter().rev() {
             self.undo(undo);
         }
         // A fence is never used again, not even one of a wave that was taken back.
         self.wave.counters = Counters { fence: self.wave.counters.fence, ..self.wave.saved };
-        // A floor that did not reach the disk protects nobody.
+        // A floor that did not reach the disk gives no protection.
         self.header.fence_floor = self.wave.saved_floor;
         self.wave.purged.clear();
         self.ledger.take_back(&self.wave.ledger);

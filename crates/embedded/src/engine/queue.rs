@@ -23,7 +23,7 @@ pub(crate) struct Queue {
     pub purged_before: u64,
     /// The configuration's revision.
     pub revision: u64,
-    /// When it was last purged; 0 if never.
+    /// When it was last purged, in ms; 0 if never.
     pub purged_ms: u64,
     pub paused: Option<QueuePause>,
     pub table: Table,
@@ -120,7 +120,7 @@ impl Queue {
         entry
     }
 
-    /// Adds to a message's history; the caller updates the entry, whose flag this sets.
+    /// Adds to a message's history and sets the flag in `entry`; the caller stores the entry.
     pub(super) fn record_failure(
         &mut self,
         wave: &mut Wave,
@@ -158,7 +158,7 @@ impl Queue {
         }
     }
 
-    /// Takes back what [`Queue::row`] shows, apart from the messages.
+    /// Restores the fields of [`Queue::row`], but not the messages.
     pub(super) fn restore(&mut self, row: QueueRow) {
         self.config = row.config;
         self.modified_ms = row.modified_ms;

@@ -1,4 +1,4 @@
-//! Redrives: dead letters on their way back, a bounded number per second, through restarts.
+//! Redrives: move dead letters back at a bounded rate, and continue after a restart.
 
 use std::collections::VecDeque;
 
@@ -15,21 +15,21 @@ use crate::time::Now;
 
 /// A running redrive moves this often, or as often as it may move one message.
 const STEP_MS: u64 = 100;
-/// Ended redrives that are kept as the audit, per store.
+/// Maximum number of ended redrives per store that are kept for the audit.
 const ENDED_MAX: usize = 1_000;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Task {
     pub info: RedriveTask,
-    /// Messages that were in the queue when the redrive started have a smaller order.
+    /// Only messages with a smaller order are moved: they were in the queue when the redrive started.
     upto: u64,
-    /// Messages up to this order have been looked at.
+    /// Messages up to this order have been processed.
     cursor: u64,
     pending: VecDeque<(u64, Slot, u64)>,
     stepped_ms: u64,
 }
 
-/// A dead letter that a redrive looks at next.
+/// A dead letter that a redrive processes next.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Candidate {
     pub seq: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Candidate {
     slot: Slot,
 }
 
-/// What a redrive does next.
+/// The next step of a redrive.
 pub(crate) struct RedriveStep {
     pub task: u64,
     pub candidates: Vec<Candidate>,
@@ -97,7 +97,7 @@ impl Engine {
         Ok(info)
     }
 
-    /// Lists what a task has still to look at.
+    /// Lists the messages that a task still has to process.
     pub(super) fn fill(&self, task: &mut Task) {
         let Ok(from) = self.find(&task.info.from) else { return };
         let table = &self.queue(from).table;
@@ -148,7 +148,7 @@ impl Engine {
         Ok(info)
     }
 
-    /// What each running redrive may look at by now.
+    /// The candidates that each running redrive may process by now.
     pub fn redrive_steps(&self, now: Now) -> Vec<RedriveStep> {
         let due = self.tasks.values().filter(|task| task.next_ms().is_some_and(|at_ms| at_ms <= now.ms()));
         let step = |task: &Task| {
@@ -161,14 +161,14 @@ impl Engine {
         due.map(step).collect()
     }
 
-    /// Whether the candidate is still where it was and waits; what is in flight is left alone.
+    /// Whether the candidate still waits in its slot. In-flight messages are left alone.
     pub fn redrivable(&self, task: u64, candidate: &Candidate) -> bool {
         let Ok(from) = self.find(&self.tasks[&task].info.from) else { return false };
         let entry = self.queue(from).table.holds(candidate.slot, candidate.seq);
         entry.is_some_and(|entry| matches!(entry.state, State::Ready | State::Delayed))
     }
 
-    /// Whether a redrive is meant for this dead letter.
+    /// Whether a redrive's filter matches this dead letter.
     pub fn redrive_matches(&self, task: u64, id: MessageId, dead: Option<&DeadRow>) -> bool {
         let death = dead.map(|dead| Death {
             source: &dead.source,
@@ -179,14 +179,14 @@ impl Engine {
         self.tasks[&task].info.filter.selects(id, death)
     }
 
-    /// Where a dead letter goes, if that is still there.
+    /// The queue to which a dead letter moves, if it still exists.
     pub fn redrive_target(&self, task: u64, dead: Option<&DeadRow>) -> Option<u32> {
         let info = &self.tasks[&task].info;
         let source = dead.map(|dead| &dead.source);
         self.find(info.to.as_ref().or(source)?).ok()
     }
 
-    /// Whether the dead letter's effect is to happen once, by the ledger: then its key goes with it.
+    /// Whether the ledger must make the dead letter's effect happen once; then its key moves with it.
     pub fn redrive_keyed(&self, task: u64, candidate: &Candidate, to: u32, dead: Option<&DeadRow>) -> bool {
         let once = |id: u32| self.queue(id).config.tier == Tier::EffectivelyOnce;
         let linked = |id: u32| {
@@ -197,8 +197,8 @@ impl Engine {
         once(to) || source.is_some_and(once) || self.find(&self.tasks[&task].info.from).is_ok_and(linked)
     }
 
-    /// Moves one dead letter: it leaves and arrives in the same wave, under a new id. `link` is the entry of the ledger
-    /// that it needs. `false` if the queue that it was in is gone.
+    /// Moves one dead letter: it leaves and arrives in the same wave, under a new id. `link` is the ledger entry that
+    /// it needs. Returns `false` if its previous queue is gone.
     #[expect(clippy::too_many_arguments, reason = "a decision's inputs, each of another type")]
     pub fn redrive(
         &mut self,
@@ -251,7 +251,7 @@ impl Engine {
         true
     }
 
-    /// Notes how far a step came; a task with nothing left is completed.
+    /// Records the progress of a step; a task with nothing left is completed.
     pub fn redrive_progress(&mut self, now: Now, step: &RedriveStep, moved: u64, left: u64) {
         let mut task = self.tasks[&step.task].clone();
         task.stepped_ms = now.ms();

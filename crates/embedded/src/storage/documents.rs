@@ -1,4 +1,4 @@
-//! Rows of documents and of queues that were deleted a short time ago.
+//! Rows of documents and of recently deleted queues.
 
 use hapax_core::{Document, DocumentName, Json, QueueName, Revision};
 use rusqlite::{Connection, params};
@@ -65,7 +65,7 @@ pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Res
         });
         match document {
             Some(document) if crc == document_crc(&document) => loader.add(Loaded::Document(document)),
-            // As for a queue's row: going on without it would lose a decision of an operator silently.
+            // As for a queue's row: if loading continued without it, an operator's decision would be lost silently.
             _ => {
                 return Ok(Err(ReadError(format!(
                     "the row of document {name:?} is damaged (its checksum does not fit); restore a backup"

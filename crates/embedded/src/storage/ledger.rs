@@ -1,4 +1,4 @@
-//! The ledger's rows: into values, out of them, and by what they are found.
+//! The ledger's rows: encoding, decoding and lookup.
 
 use hapax_core::ledger::protocol::{LedgerEntry, Stage};
 use hapax_core::{EntryFilter, EntryId, EntryState, Fence, Json, OnDoubt, Page, RecordedOutcome};
@@ -10,11 +10,11 @@ use crate::crc::Crc;
 use crate::engine::{Loaded, Loader};
 use crate::record::{LedgerRow, Tally};
 
-/// The columns in the order that [`entry`] reads; the outcome is last, where it need not be read.
+/// The columns in the order in which [`entry`] reads them. The outcome is last, so that a query can leave it out.
 const COLUMNS: &str = "fence, id, scope, key, state, owner, fingerprint, lease_ms, at_ms, ttl_ms, on_doubt, claimed_ms, \
                        takeovers, omitted, outcome_crc, prune_ms, crc, outcome";
 
-/// What the columns but the outcome say. Its checksum covers them all.
+/// All columns except the outcome. The row's checksum covers them and the outcome's checksum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Columns {
     fence: u64,
@@ -69,7 +69,8 @@ impl Columns {
             takeovers: entry.takeovers.into(),
             omitted: outcome.and_then(|outcome| outcome.omitted_bytes),
             outcome_crc: outcome_crc(value),
-            // Open entries are in memory, which knows when they may go; a heartbeat would move them in the index.
+            // Open entries are in memory, and the engine knows when they expire. With a time here, every heartbeat
+            // would move the entry in the index.
             prune_ms: outcome.and_then(|_| entry.prune_ms()),
         };
         (columns, value)
@@ -89,7 +90,7 @@ impl Columns {
         crc.end()
     }
 
-    /// `None` when a column is of another type than was written, or the checksum does not fit.
+    /// Returns `None` if a column has an unexpected type or the checksum does not match.
     fn read(row: &Row<'_>) -> rusqlite::Result<Option<Self>> {
         let mut sound = true;
         let mut number = |at: usize| {
@@ -124,7 +125,7 @@ impl Columns {
         Ok((sound && crc == u64::from(columns.crc())).then_some(columns))
     }
 
-    /// `None` when the outcome does not fit, or what is written makes no sense.
+    /// Returns `None` if the outcome does not match its checksum or a value is invalid.
     fn row(self, outcome: Option<&str>) -> Option<LedgerRow> {
         if outcome_crc(outcome) != self.outcome_crc {
             return None;
@@ -159,7 +160,7 @@ impl Columns {
     }
 }
 
-/// An entry; `None` when its row is damaged.
+/// Decodes an entry; `None` if its row is damaged.
 fn entry(row: &Row<'_>) -> rusqlite::Result<Option<LedgerRow>> {
     let Some(columns) = Columns::read(row)? else { return Ok(None) };
     let outcome = match row.get_ref(17)? {
@@ -177,8 +178,8 @@ fn fence_of(db: &Connection, hash: u128) -> rusqlite::Result<Option<i64>> {
     db.prepare_cached(sql)?.query_row([&hash.to_le_bytes()[..]], |row| row.get(0)).optional()
 }
 
-/// Looks an entry up by its hash. In two steps: in one, SQLite takes the id from the index, and a row whose own is damaged
-/// passes for sound.
+/// Looks up an entry by its hash, in two steps: with a single query SQLite would take the id from the index, and a row
+/// whose own id is damaged would look sound.
 pub(super) fn find(db: &Connection, hash: u128) -> rusqlite::Result<FoundEntry> {
     let look = || -> rusqlite::Result<FoundEntry> {
         let Some(fence) = fence_of(db, hash)? else { return Ok(FoundEntry::Absent) };
@@ -248,7 +249,7 @@ fn load_released(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Ended entries whose time is over, and when the next one's is.
+/// Ended entries that have expired, and the time when the next one expires.
 pub(super) fn due(
     db: &Connection,
     now_ms: u64,
@@ -264,7 +265,8 @@ pub(super) fn due(
     let mut due = Vec::new();
     while let Some(row) = found.next()? {
         let columns = Columns::read(row)?;
-        // A moved bit in the index's copy, or a future time: not now.
+        // A flipped bit, in the row or in the index's copy of `prune_ms`, may make an entry look due too early: it
+        // stays.
         let damaged = columns.as_ref().is_none_or(|columns| columns.hash.len() != 16);
         let hash = columns.and_then(|columns| columns.hash.try_into().ok()).map(u128::from_le_bytes);
         due.push(DueEntry {
@@ -282,14 +284,14 @@ pub(super) fn due(
 pub(super) const INSERT: &str = "INSERT INTO ledger (fence, id, scope, key, state, owner, fingerprint, lease_ms, at_ms, \
                                 ttl_ms, on_doubt, claimed_ms, takeovers, omitted, outcome_crc, prune_ms, crc, outcome) \
                                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)";
-/// Scope and key stay as long as the fence does.
+/// Scope and key never change while the fence stays the same.
 pub(super) const UPDATE: &str = "UPDATE ledger SET state = ?5, owner = ?6, fingerprint = ?7, lease_ms = ?8, at_ms = ?9, \
                                 ttl_ms = ?10, on_doubt = ?11, claimed_ms = ?12, takeovers = ?13, omitted = ?14, \
                                 outcome_crc = ?15, prune_ms = ?16, crc = ?17, outcome = ?18 \
                                 WHERE fence = ?1 AND id = ?2 AND scope = ?3 AND key = ?4";
 pub(super) const DELETE: &str = "DELETE FROM ledger WHERE fence = ?1";
 
-/// Binds a row to [`INSERT`] or [`UPDATE`]; tells how many rows it wrote.
+/// Binds a row to [`INSERT`] or [`UPDATE`] and returns the number of rows written.
 pub(super) fn put(to: &mut CachedStatement<'_>, row: &LedgerRow) -> rusqlite::Result<usize> {
     let (columns, outcome) = Columns::of(row);
     to.execute(params![
@@ -314,7 +316,7 @@ pub(super) fn put(to: &mut CachedStatement<'_>, row: &LedgerRow) -> rusqlite::Re
     ])
 }
 
-/// Moves when an ended entry is looked at again. A damaged one stays damaged.
+/// Changes the time when an ended entry is checked again. A damaged entry stays damaged.
 pub(super) fn postpone(db: &Connection, fence: u64, prune_ms: u64) -> rusqlite::Result<()> {
     let sql = format!("SELECT {COLUMNS} FROM ledger WHERE fence = ?1");
     let read = |row: &Row<'_>| Columns::read(row);
@@ -325,7 +327,7 @@ pub(super) fn postpone(db: &Connection, fence: u64, prune_ms: u64) -> rusqlite::
     Ok(())
 }
 
-/// Removes a damaged entry. Where its row and the index disagree, the index is made anew first.
+/// Removes a damaged entry. If its row and the index disagree, the index is rebuilt first.
 pub(super) fn drop_damaged(db: &Connection, hash: u128) -> rusqlite::Result<()> {
     let Some(fence) = fence_of(db, hash)? else { return Ok(()) };
     db.execute_batch("SAVEPOINT damaged")?;
@@ -334,7 +336,7 @@ pub(super) fn drop_damaged(db: &Connection, hash: u128) -> rusqlite::Result<()> 
         Err(error) if !rows::is_corrupt(&error) => return Err(error),
         _ => {
             db.execute_batch("ROLLBACK TO damaged; REINDEX ledger")?;
-            // Found by its hash if that is sound, or else by its number.
+            // Looked up by its hash if the hash is sound, otherwise by its fence.
             let fence = fence_of(db, hash)?.unwrap_or(fence);
             db.execute(DELETE, [fence])?;
         }
@@ -342,7 +344,7 @@ pub(super) fn drop_damaged(db: &Connection, hash: u128) -> rusqlite::Result<()> 
     db.execute_batch("RELEASE damaged")
 }
 
-/// Whether SQLite can remove a damaged entry at all: tries, and takes it back.
+/// Whether SQLite can remove a damaged entry at all: tries it and rolls back.
 pub(super) fn can_drop(db: &Connection, hash: u128) -> rusqlite::Result<bool> {
     db.execute_batch("BEGIN IMMEDIATE")?;
     let dropped = drop_damaged(db, hash);
@@ -359,12 +361,13 @@ pub(super) fn can_drop(db: &Connection, hash: u128) -> rusqlite::Result<bool> {
     }
 }
 
-/// The most rows that one page looks at, and the most bytes of outcomes in it, but for a page of one.
+/// Maximum number of rows that one page scans, and maximum bytes of outcomes in a page. A page with a single entry may
+/// exceed the bytes.
 const PAGE_ROWS_MAX: usize = 20_000;
 const PAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// One page of entries in the order of their claims. What is damaged is left out, and what is over. A page may be short,
-/// or empty, while there are more.
+/// One page of entries, ordered by fence. Damaged and expired entries are left out. A page may be short or empty even
+/// if more entries follow.
 pub(crate) fn page(db: &Connection, filter: &EntryFilter, now_ms: u64) -> rusqlite::Result<Page<LedgerRow>> {
     let state = match filter.state {
         None => "1",
@@ -451,7 +454,7 @@ pub(super) fn put_tally(db: &Connection, tally: Tally) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// What was written; `None` when that is damaged itself.
+/// The tally as stored; `None` if its row is damaged.
 fn written(db: &Connection) -> Option<Tally> {
     let sql = "SELECT rows, sum, crc FROM ledger_rows";
     let read = db.query_row(sql, [], |row| {
@@ -461,13 +464,13 @@ fn written(db: &Connection) -> Option<Tally> {
     });
     match read.optional() {
         Ok(Some((tally, crc))) if crc == tally_crc(tally) => Some(tally),
-        // Never written: there never was an entry.
+        // Never written: there has never been an entry.
         Ok(None) => Some(Tally::default()),
         _ => None,
     }
 }
 
-/// What is there, as the index or the table tells; `None` when that cannot be read.
+/// The tally counted from the index or the table; `None` if it cannot be read.
 fn seen(db: &Connection, from: &str) -> rusqlite::Result<Option<Tally>> {
     let count = || -> rusqlite::Result<Tally> {
         let mut statement = db.prepare(&format!("SELECT id FROM ledger {from}"))?;
@@ -488,12 +491,12 @@ fn seen(db: &Connection, from: &str) -> rusqlite::Result<Option<Tally>> {
 const BY_INDEX: &str = "INDEXED BY ledger_id";
 const BY_TABLE: &str = "NOT INDEXED";
 
-/// Gives the open entries to the loader, and how many there are in all.
+/// Passes the open entries and the total count to the loader.
 pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
     let written = written(db);
     let mut found = seen(db, BY_INDEX)?;
     if found != written && written.is_some() && seen(db, BY_TABLE)? == written {
-        // All rows are there, but the index does not lead to all of them: a claim would take one for absent.
+        // All rows exist, but the index does not reach all of them: a claim would treat such an entry as absent.
         match db.execute_batch("REINDEX ledger") {
             Err(error) if rows::is_corrupt(&error) => {}
             reindexed => reindexed?,
@@ -522,7 +525,7 @@ pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()>
     load_released(db, loader)?;
     // What is missing stays expected, so that every opening says so.
     let tally = written.or(found).unwrap_or_default();
-    // What is due shows itself; until then nothing needs to be known.
+    // 0 makes the first pruning pass find out which entries are due.
     loader.add(Loaded::Entries { tally, prune_ms: Some(0) });
     Ok(())
 }

@@ -5,16 +5,16 @@ use serde_json::{Value, json};
 
 use super::{rows, write};
 
-/// Version 3: the limit on attempts belongs to the retry policy, a message's key is stored with it, and a group is halted
-/// for messages.
+/// Version 3: the limit on attempts is part of the retry policy, a message's key is stored with the message, and a
+/// group is halted because of specific messages.
 pub(super) fn to_version_3(db: &Connection) -> rusqlite::Result<()> {
     move_limits(db)?;
     halt_for_messages(db)?;
     super::migrate_keys::decide_keys(db)
 }
 
-/// A group that was halted waits for its dead letters; where none is left, for a message that does not exist, until the
-/// group is released.
+/// A halted group now waits for its dead letters. If none is left, it waits for a message that does not exist, until
+/// the group is released.
 fn halt_for_messages(db: &Connection) -> rusqlite::Result<()> {
     let sql = "SELECT halted_groups.queue, halted_groups.grp, letter.seq FROM halted_groups \
                LEFT JOIN queue ON queue.id = halted_groups.queue \
@@ -30,8 +30,8 @@ fn halt_for_messages(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch("DROP TABLE halted_groups")
 }
 
-/// The limit on attempts moves from the dead-letter policy to the retry policy. A queue keeps what it had: one without a
-/// dead-letter queue has no limit, also now that new queues have one.
+/// Moves the limit on attempts from the dead-letter policy to the retry policy. Existing queues keep their behavior:
+/// one without a dead-letter queue has no limit, although new queues have one by default.
 fn move_limits(db: &Connection) -> rusqlite::Result<()> {
     let mut statement = db.prepare(
         "SELECT id, config, created_ms, modified_ms, purged_before, deleted, crc, CAST(name AS BLOB) FROM queue",
@@ -40,7 +40,7 @@ fn move_limits(db: &Connection) -> rusqlite::Result<()> {
         let numbers = [row.get(0)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?];
         Ok((numbers, row.get::<_, i64>(6)?, row.get::<_, Vec<u8>>(7)?, row.get::<_, String>(1)?))
     };
-    // A row that cannot be read, or whose checksum does not fit, stays as it is: opening the store reports it.
+    // A row that is unreadable or whose checksum does not match stays unchanged; opening the store reports it.
     let rows: Vec<([i64; 5], i64, Vec<u8>, String)> = statement.query_map([], read)?.flatten().collect();
     for (numbers, crc, name, config) in rows {
         let words = numbers.map(|number| number as u64);
@@ -54,7 +54,7 @@ fn move_limits(db: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// A queue's configuration as version 3 writes it.
+/// The queue's configuration in the format of version 3.
 fn with_limit(config: &str) -> Option<String> {
     let mut config: Value = serde_json::from_str(config).ok()?;
     let fields = config.as_object_mut()?;

@@ -1,4 +1,4 @@
-//! What a newer version stores and an older one worked out: done once, when the file is brought to the newer version.
+//! Migration of message keys: version 2 derived them at delivery, version 3 stores them.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::{FoundBody, rows};
 use crate::browse::parse_attributes;
 use crate::record::{BodyRow, Content, key_source_code};
 
-/// The key pointers of the queues, by number and by name.
+/// The key pointers of the queues, by id and by name.
 struct Pointers {
     by_id: HashMap<u32, String>,
     by_name: HashMap<String, Option<String>>,
@@ -34,8 +34,8 @@ fn pointers(db: &Connection) -> rusqlite::Result<Pointers> {
     Ok(found)
 }
 
-/// Gives each stored message the key that version 2 would have found in its body at the next delivery. A dead letter
-/// gets the one of the queue that it died in.
+/// Stores with each message the key that version 2 would have read from its body at the next delivery. A dead letter
+/// gets the key by the pointer of the queue in which it died.
 pub(super) fn decide_keys(db: &Connection) -> rusqlite::Result<()> {
     let pointers = pointers(db)?;
     if pointers.by_id.is_empty() {
@@ -63,7 +63,7 @@ pub(super) fn decide_keys(db: &Connection) -> rusqlite::Result<()> {
 }
 
 fn store_key(db: &Connection, seq: u64, pointer: &str) -> rusqlite::Result<()> {
-    // A damaged message is parked when it is loaded, whatever its key.
+    // A damaged message is parked when it is loaded, so its key does not matter.
     let FoundBody::Sound(BodyRow { origin, content, .. }) = rows::body(db, seq)? else { return Ok(()) };
     let attributes = content.attributes.as_deref().map(parse_attributes).unwrap_or_default();
     let stated = MessageKey::stated(&attributes, &content.body, Some(pointer));

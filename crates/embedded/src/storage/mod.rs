@@ -1,5 +1,5 @@
-//! The narrow seam between the engine and what holds its rows. Faults are injected here in tests, and another
-//! storage could stand here.
+//! The narrow interface between the engine and its storage. Tests inject faults here, and another storage could
+//! implement it.
 
 mod attempts;
 mod documents;
@@ -19,45 +19,45 @@ use thiserror::Error;
 use crate::engine::Loader;
 use crate::record::{BodyRow, DeadRow, DedupRow, Header, LedgerRow, Record};
 
-/// How a commit ended, if not well.
+/// How a commit failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(crate) enum CommitError {
-    /// No room; rolled back.
+    /// No space left; the commit was rolled back.
     #[error("{0}")]
     Full(String),
-    /// The rows may or may not be on the disk. Nothing may be tried again before the store is opened anew.
+    /// The rows may or may not be on the disk. Nothing may be retried before the store is reopened.
     #[error("{0}")]
     Unknown(String),
 }
 
-/// A read failed for good: the medium, not the content.
+/// A read failed permanently: the medium failed, not the content.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub(crate) struct ReadError(pub String);
 
-/// A body as it was found.
+/// Result of reading a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FoundBody {
     Sound(BodyRow),
-    /// Missing, or its bytes do not match their checksum.
+    /// The body is missing, or its bytes do not match their checksum.
     Damaged(String),
 }
 
-/// An entry of the ledger as it was found.
+/// Result of looking up a ledger entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FoundEntry {
     Absent,
     Sound(LedgerRow),
-    /// There is one, but its bytes do not match their checksum.
+    /// The entry exists, but its bytes do not match their checksum.
     Damaged(String),
 }
 
-/// An ended entry that is to be looked at, because its time is over or was over before.
+/// An ended entry that has expired and is due for pruning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DueEntry {
     pub hash: u128,
     pub fence: u64,
-    /// A message needs it.
+    /// A message still needs the entry.
     pub linked: bool,
     pub damaged: bool,
 }
@@ -67,16 +67,17 @@ pub(crate) struct DueEntry {
 pub(crate) enum Durability {
     /// Survives a power cut once committed.
     PowerLoss,
-    /// Survives the death of the process; a power cut may take it back.
+    /// Survives the death of the process; a power cut may undo it.
     ProcessDeath,
 }
 
-/// What holds the rows.
+/// Holds the rows.
 pub(crate) trait Storage: Send {
     /// The store's counters.
     fn header(&mut self) -> Result<Header, ReadError>;
 
-    /// Gives every row but bodies to the loader. What it gives survives a power cut: the engine answers from it.
+    /// Passes every row except bodies to the loader. These rows must survive a power cut, because the engine answers
+    /// from them.
     fn load(&mut self, loader: &mut Loader) -> Result<(), ReadError>;
 
     /// Writes all records or none.
@@ -86,7 +87,7 @@ pub(crate) trait Storage: Send {
 
     fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError>;
 
-    /// The last error in a message's history.
+    /// The latest error in a message's history.
     fn last_error(&mut self, seq: u64) -> Result<Option<String>, ReadError>;
 
     fn dedup(&mut self, queue: u32, key: u128) -> Result<Option<DedupRow>, ReadError>;
@@ -94,15 +95,15 @@ pub(crate) trait Storage: Send {
     /// The entry with this hash.
     fn entry(&mut self, hash: u128) -> Result<FoundEntry, ReadError>;
 
-    /// Whether a damaged entry can be removed by [`Record::DropDamaged`].
+    /// Whether [`Record::DropDamaged`] can remove the damaged entry.
     fn can_drop(&mut self, hash: u128) -> Result<bool, ReadError>;
 
     /// Messages that need an entry, each with its queue, in their order; at most `limit`, those after `after`.
     fn links(&mut self, hash: u128, after: u64, limit: usize) -> Result<Vec<(u64, u32)>, ReadError>;
 
-    /// Ended entries whose time is over, at most `limit`; and when the next one's is.
+    /// Ended entries that have expired, at most `limit`, and the time when the next one expires.
     fn due_entries(&mut self, now_ms: u64, limit: usize) -> Result<(Vec<DueEntry>, Option<u64>), ReadError>;
 
-    /// Room left on the medium, where that can be told.
+    /// Free space on the medium, if known.
     fn free_bytes(&self) -> Option<u64>;
 }

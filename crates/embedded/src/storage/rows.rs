@@ -1,4 +1,4 @@
-//! Rows into values and back.
+//! Conversion between rows and values.
 
 use bytes::Bytes;
 use hapax_core::store::FailedAttempt;
@@ -13,16 +13,16 @@ use crate::record::{
     key_source_of,
 };
 
-/// The columns of `message` in the order that [`message`] reads.
+/// The columns of `message` in the order in which [`message`] reads them.
 pub(crate) const MESSAGE_COLUMNS: &str = "seq, queue, ord, state, due_ms, attempts, fence, sent_ms, base_ms, \
      first_ms, received_ms, bytes, priority, flags, grp, crc, deliveries";
 
-/// SQLite's integers are signed; a flipped bit may make one negative, which no checksum will fit.
+/// SQLite's integers are signed. A flipped bit may make one negative; then the checksum does not match.
 fn unsigned(row: &Row<'_>, at: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(at).map(|value| value as u64)
 }
 
-/// A number as it is, and 0 where a flipped bit has made something else of it; `sound` tells.
+/// Reads a number. If a flipped bit has changed its type, the result is 0 and `sound` becomes false.
 fn lenient(row: &Row<'_>, at: usize, sound: &mut bool) -> rusqlite::Result<u64> {
     if let ValueRef::Integer(value) = row.get_ref(at)? {
         return Ok(value as u64);
@@ -31,7 +31,7 @@ fn lenient(row: &Row<'_>, at: usize, sound: &mut bool) -> rusqlite::Result<u64> 
     Ok(0)
 }
 
-/// A metadata row and whether it is sound.
+/// A metadata row, and whether it is sound.
 pub(crate) fn message(row: &Row<'_>) -> rusqlite::Result<(MessageRow, bool)> {
     let mut sound = true;
     let mut number = |at: usize| lenient(row, at, &mut sound);
@@ -64,26 +64,26 @@ pub(crate) fn message(row: &Row<'_>) -> rusqlite::Result<(MessageRow, bool)> {
     Ok((message, sound))
 }
 
-/// What is left of a row that SQLite cannot take apart: its key, and perhaps its queue.
+/// The readable part of a row that SQLite cannot decode: its key, and its queue if possible.
 pub(crate) fn broken_message(connection: &Connection, seq: u64) -> MessageRow {
     let sql = "SELECT queue FROM message WHERE seq = ?1";
     let queue = connection.query_row(sql, [seq as i64], |row| row.get(0)).unwrap_or(u32::MAX);
     MessageRow { queue, entry: MessageMeta::unreadable(seq), group: None }
 }
 
-/// Rows are not in the order of their keys, or not found by them.
+/// The error for rows that are not in key order or cannot be found by their keys.
 pub(crate) fn broken_tree() -> rusqlite::Error {
     let corrupt = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
     let problem = "the messages are not in order of their keys: the database is malformed";
     rusqlite::Error::SqliteFailure(corrupt, Some(problem.into()))
 }
 
-/// A page or a row that SQLite itself finds broken damages the messages on it, not the store.
+/// Whether SQLite reports a broken page or row. That damages the messages on it, not the whole store.
 pub(crate) fn is_corrupt(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
 }
 
-/// The columns of `queue` in the order that [`queue`] reads.
+/// The columns of `queue` in the order in which [`queue`] reads them.
 pub(crate) const QUEUE_COLUMNS: &str =
     "id, name, config, created_ms, modified_ms, purged_before, deleted, crc, revision, purged_ms, paused";
 
@@ -94,8 +94,8 @@ pub(crate) fn queue_crc(row: &QueueRow, config: &str, paused: Option<&str>) -> u
     queue_row_crc(words, row.name.as_str().as_bytes(), config, more)
 }
 
-/// The checksum of a queue's row: id, created, modified, purged before, deleted; name; configuration; revision, last
-/// purge and pause. A row of version 2 has none of the last three, and keeps the checksum that it was written with.
+/// The checksum of a queue's row. It covers id, created, modified, purged before, deleted, name, configuration,
+/// revision, last purge and pause. A row of version 2 lacks the last three and keeps its original checksum.
 pub(crate) fn queue_row_crc(
     words: [u64; 5],
     name: &[u8],
@@ -162,7 +162,7 @@ pub(crate) fn header_crc(header: &Header, secret: &[u8]) -> u32 {
     crc.end()
 }
 
-/// The store's row and its secret.
+/// The store's header row and its secret.
 pub(crate) fn header(connection: &Connection) -> Result<(Header, [u8; 32]), ReadError> {
     let sql = "SELECT clock_ms, fence_floor, next_seq, paused, secret, crc, message_rows FROM store";
     let read = connection.query_row(sql, [], |row| {
@@ -254,7 +254,7 @@ pub(crate) fn dead(connection: &Connection, seq: u64) -> rusqlite::Result<Option
             first_ms: unsigned(row, 5)?,
             died_ms: unsigned(row, 6)?,
         };
-        // A damaged story is none: a redrive must not follow it to a queue that it never named.
+        // A damaged dead-letter row counts as absent: a redrive must not follow it to a queue that it never named.
         let sound = unsigned(row, 7)? as u32 == dead.crc();
         Ok(sound.then_some(dead))
     });
@@ -287,7 +287,7 @@ pub(crate) fn history(connection: &Connection, seq: u64) -> rusqlite::Result<Vec
     let mut rows = statement.query([seq as i64])?;
     let mut history = Vec::new();
     while let Some(row) = rows.next()? {
-        // Text that cannot be read is as damaged as text that does not fit.
+        // Text that cannot be decoded is as damaged as text that does not match the checksum.
         let Ok((cause_text, error, consumer)) = texts(row) else { continue };
         let failed = FailedAttempt {
             attempt: unsigned(row, 0)? as u32,
@@ -304,7 +304,7 @@ pub(crate) fn history(connection: &Connection, seq: u64) -> rusqlite::Result<Vec
     Ok(history)
 }
 
-/// The last error in a message's history.
+/// The latest error in a message's history.
 pub(crate) fn last_error(connection: &Connection, seq: u64) -> rusqlite::Result<Option<String>> {
     Ok(history(connection, seq)?.into_iter().rev().find_map(|failed| failed.error))
 }
@@ -313,7 +313,7 @@ fn texts(row: &Row<'_>) -> rusqlite::Result<(String, Option<String>, Option<Stri
     Ok((row.get(2)?, row.get(3)?, row.get(4)?))
 }
 
-/// A remembered id; `None` when its row is damaged: a send that comes twice is better than one that is swallowed.
+/// A remembered deduplication id; `None` if its row is damaged: accepting a send twice is better than dropping one.
 pub(crate) fn dedup(row: &Row<'_>) -> rusqlite::Result<Option<(u32, DedupRow)>> {
     let (Ok(key), queue) =
         (<[u8; 16]>::try_from(row.get_ref(0)?.as_blob().unwrap_or_default()), unsigned(row, 4)?)
@@ -330,5 +330,5 @@ pub(crate) fn dedup(row: &Row<'_>) -> rusqlite::Result<Option<(u32, DedupRow)>> 
     Ok(sound.then_some((queue as u32, dedup)))
 }
 
-/// The columns of `dedup` in the order that [`dedup`] reads.
+/// The columns of `dedup` in the order in which [`dedup`] reads them.
 pub(crate) const DEDUP_COLUMNS: &str = "key, seq, ord, sent_ms, queue, crc";

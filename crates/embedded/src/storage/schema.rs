@@ -1,8 +1,8 @@
-//! The tables, their versions, and how an older version becomes a newer one.
+//! The tables, their versions, and the migrations from older versions.
 //!
-//! What is assumed of the medium: a page that was written and synced reads back the same or fails; a page that was
-//! not synced may be old, new or torn after a power cut. SQLite's WAL copes with the second, the rows' checksums
-//! notice a medium that breaks the first.
+//! Assumptions about the medium: a page that was written and synced reads back unchanged or the read fails; a page that
+//! was not synced may be old, new or torn after a power cut. SQLite's WAL handles unsynced pages. The rows' checksums
+//! detect a medium that returns changed pages.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use rusqlite::Connection;
 use super::migrate;
 use crate::OpenError;
 
-/// `HAPX`, in the header of the file, so that another program's database is not taken for ours.
+/// `HAPX`, in the header of the file, so that another program's database is not mistaken for a store.
 const APPLICATION_ID: i64 = 0x4841_5058;
 
-/// How a version becomes the next one: statements, then what SQL cannot do.
+/// A migration from one version to the next: SQL statements, then a function for what SQL cannot do.
 #[derive(Clone, Copy)]
 pub(crate) struct Step {
     pub sql: &'static str,
@@ -25,7 +25,7 @@ const fn sql(sql: &'static str) -> Step {
     Step { sql, then: |_| Ok(()) }
 }
 
-/// Steps from an empty file to the present version; version N is what the first N steps make.
+/// Steps from an empty file to the current version. Version N is the result of the first N steps.
 pub(crate) const STEPS: &[Step] = &[
     sql("
 CREATE TABLE store (
@@ -226,7 +226,7 @@ CREATE TABLE released (
 "),
 ];
 
-/// The file's version; 0 for an empty one. Refuses what is not a store of ours, or of a version that is not known.
+/// The file's version; 0 for an empty file. Fails if the file is not a Hapax store or its version is unknown.
 fn version(connection: &Connection, file: &Path, known: i64) -> Result<i64, OpenError> {
     let application: i64 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
@@ -240,12 +240,12 @@ fn version(connection: &Connection, file: &Path, known: i64) -> Result<i64, Open
     Ok(version)
 }
 
-/// Refuses, before anything is changed, what `steps` cannot bring to their version.
+/// Fails, before anything is changed, if `steps` cannot migrate the file.
 pub(crate) fn check(connection: &Connection, file: &Path, steps: &[Step]) -> Result<(), OpenError> {
     version(connection, file, steps.len() as i64).map(drop)
 }
 
-/// Refuses a file that this version cannot open.
+/// Fails if the file is not a store that this version can open.
 pub(crate) fn recognise(connection: &Connection, file: &Path) -> Result<(), OpenError> {
     match version(connection, file, STEPS.len() as i64)? {
         0 => Err(OpenError::NotOurs { file: file.to_owned() }),
@@ -253,8 +253,8 @@ pub(crate) fn recognise(connection: &Connection, file: &Path) -> Result<(), Open
     }
 }
 
-/// Brings the file to the version that `steps` make. Before an older version is changed, a backup is written beside
-/// it that the older version opens.
+/// Migrates the file to the version that `steps` produce. Before an older version is changed, a backup is written
+/// beside it; the older version can open that backup.
 pub(crate) fn prepare(connection: &mut Connection, file: &Path, steps: &[Step]) -> Result<(), OpenError> {
     let wanted = steps.len() as i64;
     let version = version(connection, file, wanted)?;
@@ -263,8 +263,8 @@ pub(crate) fn prepare(connection: &mut Connection, file: &Path, steps: &[Step]) 
     }
     if version > 0 {
         let backup = file.with_file_name(format!("before-migration-from-v{version}.db"));
-        // One that is there is of an earlier try, killed before it changed anything, or of an earlier migration that was
-        // taken back: then it is older than what this migration changes.
+        // An existing backup comes from an earlier attempt that was killed before it changed anything, or from an
+        // earlier migration that was undone. In the second case it is older than the data that this migration changes.
         if backup.exists() {
             let io = |error| OpenError::Io { path: backup.clone(), error };
             std::fs::remove_file(&backup).map_err(io)?;

@@ -1,4 +1,4 @@
-//! SQLite under the seam: one writing connection, WAL, one transaction per wave.
+//! Storage in SQLite: one writing connection, WAL, one transaction per wave.
 
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use crate::engine::{Loaded, Loader};
 use crate::ids::Ids;
 use crate::record::{DeadRow, DedupRow, Header, Record, halted_crc, redrive_crc};
 
-/// A file and how to open it.
+/// A database file and how to open it.
 #[derive(Debug, Clone)]
 pub(crate) struct DbLocation {
     pub file: PathBuf,
-    /// Another VFS than the operating system's, for tests.
+    /// VFS to use instead of the operating system's, for tests.
     pub vfs: Option<String>,
 }
 
@@ -46,32 +46,32 @@ impl DbLocation {
     }
 }
 
-/// How full the WAL may get before it is copied back into the database, in pages of 4 KiB, unless a test says less.
+/// Size of the WAL, in pages of 4 KiB, at which it is checkpointed. Tests may set less.
 const WAL_PAGES_MAX: u64 = 4_000;
-/// Page cache of the writing connection, in KiB. A queue works at its two ends, so little is enough; and more costs:
-/// where a commit has split a page into freed ones, SQLite walks the whole cache (`pcache1TruncateUnsafe`; measured at
-/// 32 MiB: 5% of the server's processor time).
+/// Page cache of the writing connection, in KiB. A queue works at its two ends, so a small cache is enough. A larger
+/// one costs time: when a commit frees pages, SQLite walks the whole cache (`pcache1TruncateUnsafe`; measured at 32
+/// MiB: 5% of the server's CPU time).
 const CACHE_KIB: i64 = 8 * 1024;
 
-/// A ledger whose pages are damaged is looked at again for pruning after so long.
+/// Time until a ledger with damaged pages is checked for pruning again.
 const DAMAGED_AGAIN_MS: u64 = 24 * 3600 * 1000;
 
 pub(crate) struct Sqlite {
-    /// Not closed after a failed write: closing would checkpoint, and so retry what failed.
+    /// Not closed after a failed write: closing would checkpoint and thereby retry the failed write.
     db: ManuallyDrop<Connection>,
     place: DbLocation,
     secret: [u8; 32],
     ids: Ids,
     durability: Durability,
     wal_pages: Arc<AtomicU64>,
-    /// How full the WAL may get before it is copied back, in pages.
+    /// Size of the WAL, in pages, at which it is checkpointed.
     pub wal_pages_max: u64,
     checkpointer: Checkpointer,
     broken: bool,
 }
 
 impl Sqlite {
-    /// Opens or creates the file, at the version that `steps` make.
+    /// Opens or creates the file at the version that `steps` produce.
     pub fn open(
         place: DbLocation,
         steps: &[schema::Step],
@@ -99,7 +99,7 @@ impl Sqlite {
         }))?;
         let (header, secret) = rows::header(&db).map_err(crate::damaged)?;
         if header.paused.is_some() {
-            // Restored: ids that were given out after the backup was taken must not be given out again.
+            // Restored from a backup: ids issued after the backup was taken must not be issued again.
             Ids::begin_epoch(&db, header.next_seq)?;
         }
         Ids::prune_imported(&db, header.clock_ms)?;
@@ -142,7 +142,7 @@ impl Sqlite {
         Ok(())
     }
 
-    /// Begins a transaction for the bodies that a wave reads; else each read would take the file's locks anew.
+    /// Begins a transaction for the bodies that a wave reads. Without it, each read would take the file's locks again.
     fn begin_reads(&self) -> rusqlite::Result<()> {
         if self.db.is_autocommit() {
             self.db.prepare_cached("BEGIN")?.execute([])?;
@@ -152,20 +152,21 @@ impl Sqlite {
 
     fn end_reads(&self) -> rusqlite::Result<()> {
         if !self.db.is_autocommit() {
-            // Not a commit: where a read met a damaged page, that would fail, and there is nothing to keep.
+            // A rollback, not a commit: after a read of a damaged page a commit would fail, and there is nothing to
+            // commit.
             self.db.prepare_cached("ROLLBACK")?.execute([])?;
         }
         Ok(())
     }
 
-    /// Rolls back after `error`; tells whether that left everything as it was before.
+    /// Rolls back after `error`. Returns whether the state before the transaction is restored.
     fn rolled_back(&mut self, error: &rusqlite::Error) -> bool {
         let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
         full && (self.db.is_autocommit() || self.db.execute_batch("ROLLBACK").is_ok())
             && self.db.is_autocommit()
     }
 
-    /// Has the WAL copied back when it has grown; the bulk of it off this thread.
+    /// Checkpoints the WAL when it has grown. Most of the copying happens on the checkpointing thread.
     fn bound_wal(&mut self) -> Result<(), CommitError> {
         let unknown = |problem: String| CommitError::Unknown(format!("checkpoint failed: {problem}"));
         if let Some(problem) = self.checkpointer.failure() {
@@ -175,8 +176,9 @@ impl Sqlite {
             return Ok(());
         }
         if self.checkpointer.ask() {
-            // The other thread has copied nearly all of it. What came meanwhile is copied here, between two waves,
-            // so that the WAL starts anew: a writer that never pauses would let it grow for ever.
+            // The checkpointing thread has copied nearly all of the WAL. The pages written meanwhile are copied here,
+            // between two waves, so that the WAL restarts from its beginning. Otherwise a writer that never pauses
+            // would let it grow without bound.
             match crate::checkpoint::run(&self.db) {
                 Ok(Pass::Ran | Pass::Full) => {}
                 Err(error) => return Err(unknown(error.to_string())),
@@ -185,17 +187,17 @@ impl Sqlite {
         Ok(())
     }
 
-    /// A checkpoint that failed since the last commit is not tried again either.
+    /// A checkpoint that has failed since the last commit is not retried either.
     fn stop_checkpoints(&mut self) {
         self.checkpointer.stop();
         self.broken |= self.checkpointer.failure().is_some();
     }
 
-    /// Closes in good order.
+    /// Checkpoints and closes.
     pub fn close(mut self) {
         self.stop_checkpoints();
         if !self.broken {
-            // A failure here leaves the WAL, which the next open recovers from.
+            // If this fails, the WAL remains, and the next open recovers from it.
             let _ = self.end_reads();
             let _ = self.db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         }
@@ -206,7 +208,7 @@ impl Drop for Sqlite {
     fn drop(&mut self) {
         self.stop_checkpoints();
         if !self.broken {
-            // `ManuallyDrop::drop` would need unsafe code; putting another connection there drops this one.
+            // `ManuallyDrop::drop` would need unsafe code; replacing the connection drops the old one.
             drop(std::mem::replace(
                 &mut *self.db,
                 Connection::open_in_memory().expect("memory for a connection"),
@@ -215,20 +217,20 @@ impl Drop for Sqlite {
     }
 }
 
-/// Writes what the WAL holds to the disk once more, and waits for that.
+/// Rewrites the WAL's bytes in place and syncs them.
 ///
-/// What is found there may have been written and never synced: the process died before its fsync, or the fsync failed
-/// and the operating system took the pages for clean. It is served from now on (a repeated send answers "duplicate", a
-/// repeated ack "gone") and commits go behind it, so a power cut must not take it back. Syncing alone is not enough
-/// after a failed fsync; the same bytes in the same place are safe at any moment.
+/// The WAL may hold data that was written but never synced: the process died before its fsync, or the fsync failed and
+/// the operating system marked the pages as clean. From now on the store serves this data (a repeated send returns
+/// "duplicate", a repeated ack "gone") and commits follow it, so a power cut must not undo it. After a failed fsync
+/// another sync is not enough. Writing the same bytes to the same place is safe at any time.
 fn make_wal_durable(db: &Connection, place: &DbLocation) -> Result<(), OpenError> {
     let path = place.wal();
     let io = |error| OpenError::Io { path: path.clone(), error };
-    // A simulated disk is not in the file system; its tests do this by themselves.
+    // A simulated disk is not in the file system; its tests do this themselves.
     if place.vfs.is_some() || std::fs::metadata(&path).map_or(0, |file| file.len()) == 0 {
         return Ok(());
     }
-    // Nobody else writes meanwhile, not even someone with another program.
+    // The lock keeps out every other writer, including other programs.
     db.execute_batch("BEGIN IMMEDIATE")?;
     let rewritten = rewrite(&path).map_err(io);
     db.execute_batch("ROLLBACK")?;
@@ -250,13 +252,13 @@ fn rewrite(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Gives a new store its secret, its first epoch and its counters.
+/// Creates a new store's secret, first epoch and counters.
 fn first_rows(db: &mut Connection) -> Result<(), OpenError> {
     let rows: i64 = db.query_row("SELECT count(*) FROM store", [], |row| row.get(0))?;
     if rows > 0 {
         return Ok(());
     }
-    // Both were written together: one without the other is damage, not a new store.
+    // Both rows were written in one transaction: if only one exists, the file is damaged, not new.
     let epochs: i64 = db.query_row("SELECT count(*) FROM epoch", [], |row| row.get(0))?;
     if epochs > 0 {
         return Err(OpenError::Damaged(
@@ -342,7 +344,7 @@ impl Storage for Sqlite {
 
     fn due_entries(&mut self, now_ms: u64, limit: usize) -> Result<(Vec<DueEntry>, Option<u64>), ReadError> {
         match ledger::due(&self.db, now_ms, limit) {
-            // What is damaged is not pruned; claims on it say so.
+            // A damaged ledger is not pruned; claims on damaged entries report the damage.
             Err(error) if rows::is_corrupt(&error) => Ok((Vec::new(), Some(now_ms + DAMAGED_AGAIN_MS))),
             due => due.map_err(read),
         }
@@ -361,11 +363,11 @@ pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
     Some(stat.f_bavail * stat.f_frsize)
 }
 
-/// One scan, in order of the key. Where SQLite cannot take a row apart, the scan goes on behind it.
+/// Scans the messages once, in key order. If SQLite cannot decode a row, the scan continues after it.
 fn load_messages(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
     let sql = format!("SELECT {} FROM message WHERE seq > ?1 ORDER BY seq", rows::MESSAGE_COLUMNS);
     let mut statement = db.prepare(&sql)?;
-    // The key of the last sound row: where to go on. A damaged row's key may be damaged too.
+    // The key of the last sound row, where the scan continues. A damaged row's key may be damaged too.
     let mut last = i64::MIN;
     loop {
         let mut found = statement.query([last])?;
@@ -387,7 +389,7 @@ fn load_messages(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
         drop(found);
         match ended {
             Err(error) if rows::is_corrupt(&error) && !strayed => {
-                // Its key is not part of what is broken, or else the tree is: then this fails too.
+                // Either the row's key is readable, or the tree itself is broken, and then this query fails too.
                 let next = "SELECT min(seq) FROM message WHERE seq > ?1";
                 let seq: Option<i64> = db.query_row(next, [last], |row| row.get(0))?;
                 let seq = seq.filter(|seq| *seq > last).ok_or(error)?;

@@ -1,4 +1,4 @@
-//! Records into SQL.
+//! Writes records as SQL.
 
 use hapax_core::{IdempotencyKey, MessageKey};
 use rusqlite::{CachedStatement, Connection, params};
@@ -9,7 +9,8 @@ use crate::record::{
     QueueRow, Record, halted_crc, history_crc, key_source_code, key_source_of, redrive_crc,
 };
 
-/// One wave's writing. Holds the statements of every lifecycle, which are then looked up once per wave.
+/// The writing of one wave. Holds the statements used in every message's lifecycle, so that each is looked up once per
+/// wave.
 pub(super) struct Writing<'a> {
     db: &'a Connection,
     secret: &'a [u8; 32],
@@ -57,7 +58,7 @@ impl<'a> Writing<'a> {
     }
 }
 
-/// Writes what is not part of every lifecycle.
+/// Writes records that are not part of every message's lifecycle.
 fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::Result<()> {
     match record {
         Record::Insert(..) | Record::Update(_) | Record::Delete { .. } => unreachable!("written above"),
@@ -223,7 +224,7 @@ fn insert(to: &mut CachedStatement<'_>, row: &MessageRow) -> rusqlite::Result<()
     Ok(())
 }
 
-/// Writes every column: the old ones need not be read, and may be what was damaged.
+/// Writes every column: the old values need not be read, and they may be damaged.
 const UPDATE: &str = "UPDATE message SET queue = ?2, ord = ?3, state = ?4, due_ms = ?5, attempts = ?6, fence = ?7, \
                       sent_ms = ?8, base_ms = ?9, first_ms = ?10, received_ms = ?11, bytes = ?12, priority = ?13, \
                       flags = ?14, grp = ?15, crc = ?16, deliveries = ?17 WHERE seq = ?1";
@@ -252,8 +253,8 @@ fn update(to: &mut CachedStatement<'_>, row: &MessageRow) -> rusqlite::Result<()
     found(count)
 }
 
-/// A row that was scanned or written must be found by its key. Where it is not, the tree is broken, and going on would
-/// bring settled messages back at the next scan.
+/// A row that was scanned or written must be found by its key. If it is not, the tree is broken, and continuing would
+/// let settled messages reappear at the next scan.
 fn found(count: usize) -> rusqlite::Result<()> {
     if count == 1 { Ok(()) } else { Err(rows::broken_tree()) }
 }
@@ -304,7 +305,7 @@ fn put_entry(db: &Connection, row: &LedgerRow, before: Option<u64>) -> rusqlite:
 fn insert_dead(db: &Connection, row: &DeadRow) -> rusqlite::Result<()> {
     let mut row = row.clone();
     if row.error.is_none() {
-        // A lease that ran out brings no error of its own: the last one that was given is what helps.
+        // An expired lease has no error of its own, so the latest reported error is kept: it is the most useful one.
         row.error = rows::last_error(db, row.seq)?;
     }
     let sql = "INSERT OR REPLACE INTO dead (seq, source, source_ord, cause, error, attempts, first_ms, died_ms, crc, \
@@ -353,8 +354,8 @@ fn put_queue(db: &Connection, row: &QueueRow) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Recomputes a body's checksum from what is there now. A body that is missing becomes an empty one. The update
-/// that follows does the same for the metadata.
+/// Recomputes a body's checksum from the current bytes. A missing body becomes an empty one. The caller's next update
+/// does the same for the metadata.
 fn accept_body(db: &Connection, seq: u64) -> rusqlite::Result<()> {
     let found = db.query_row(
         "SELECT origin, CAST(dedup AS BLOB), CAST(attributes AS BLOB), CAST(body AS BLOB), \
@@ -372,7 +373,7 @@ fn accept_body(db: &Connection, seq: u64) -> rusqlite::Result<()> {
     );
     let (origin, dedup, attributes, key, body) = match found {
         Ok(found) => found,
-        // SQLite cannot take the row apart: nothing of it is left to accept.
+        // SQLite cannot decode the row: nothing in it can be accepted.
         Err(error) if rows::is_corrupt(&error) => (0, None, None, None, Vec::new()),
         Err(rusqlite::Error::QueryReturnedNoRows) => (0, None, None, None, Vec::new()),
         Err(error) => return Err(error),

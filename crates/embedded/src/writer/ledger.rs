@@ -1,4 +1,4 @@
-//! The ledger's side of the writer: reads what memory does not hold, lets the engine decide, and has claims wait.
+//! The ledger operations of the writer: reads what memory does not hold, lets the engine decide, and makes claims wait.
 
 use hapax_core::ledger::protocol::Claimed;
 use hapax_core::{
@@ -18,7 +18,7 @@ const RELEASE_STEP: usize = 1_000;
 pub(super) enum Unknown {
     /// The medium failed: the store stops.
     Unread(ReadError),
-    /// The entry is there, but nobody can tell what it says.
+    /// The entry exists but its content is unreadable.
     Damaged(StoreError),
 }
 
@@ -54,19 +54,19 @@ impl<S: Storage> Writer<S> {
         Ok(Known { id: id.clone(), hash, row, over })
     }
 
-    /// Before a message of this key comes: what is over is gone, so that the message does not bring it back, and a
-    /// redriven one is not to meet the failure that it died of.
+    /// Prepares a key for a new message: an expired entry is removed, so that the message does not revive it. A
+    /// redriven message must not meet the failure that it died of.
     pub(super) fn clear_entry(&mut self, now: Now, id: &EntryId, redriven: bool) -> Result<(), ReadError> {
         match self.known_entry(now, id, id.hash()) {
             Ok(known) => self.engine.clear_entry(now, &known, redriven),
             Err(Unknown::Unread(error)) => return Err(error),
-            // Whoever claims it is told.
+            // The next claim on the entry reports the damage.
             Err(Unknown::Damaged(_)) => {}
         }
         Ok(())
     }
 
-    /// Whether a message that lives in this store needs the entry.
+    /// Whether a message in this store needs the entry.
     fn is_linked(&mut self, hash: u128) -> Result<bool, ReadError> {
         let wave = &self.engine.wave.ledger;
         if wave.is_linked(hash) {
@@ -77,7 +77,7 @@ impl<S: Storage> Writer<S> {
         Ok(links.iter().any(|(seq, _)| !gone.contains(seq)))
     }
 
-    /// Ends the wave for a reason that nobody in it can do anything about; gives what to answer.
+    /// Returns the error to answer with. After a failed read it stops the store.
     fn refused(&mut self, unknown: Unknown) -> StoreError {
         match unknown {
             Unknown::Damaged(error) => error,
@@ -212,7 +212,7 @@ impl<S: Storage> Writer<S> {
         })
     }
 
-    /// Ends deliveries and the claims that were made for them, both in this wave.
+    /// Ends deliveries and their claims, both in this wave.
     pub(super) fn settle(
         &mut self,
         now: Now,
@@ -255,7 +255,7 @@ impl<S: Storage> Writer<S> {
         Ok(self.engine.settle(now, queue, named, how, self.rng.u64(..)))
     }
 
-    /// Decides a claim, or has it wait. `number` is its place among those who wait, if it has waited.
+    /// Decides a claim or makes it wait. `number` is its position in the wait queue, if it has waited before.
     fn try_claim(&mut self, now: Now, number: Option<u64>, waiter: ClaimWaiter) {
         if waiter.reply.is_closed() {
             return;
@@ -301,7 +301,7 @@ impl<S: Storage> Writer<S> {
         Ok(claimed.map(|claimed| (claimed, now.ms())))
     }
 
-    /// However a doubt ended, by a decision or because its holder was only asleep: messages that are parked for it go on.
+    /// When a doubt ends, by a decision or because the holder was only slow, the messages parked for it are released.
     pub(super) fn release_parked(&mut self, now: Now) {
         for hash in self.engine.wave.ledger.take_cleared() {
             if let Err(error) = self.release_step(now, hash, 0) {
@@ -342,7 +342,7 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// Prunes entries whose time is over, a bounded number at a time.
+    /// Prunes expired entries, a bounded number at a time.
     pub(super) fn prune(&mut self, now: Now) {
         if !self.engine.prune_due(now) {
             return;
