@@ -1,4 +1,4 @@
-//! Copies of a store while it runs, and their way back.
+//! Copies of a running store, and their restoration.
 
 use std::fs::{File, Metadata, TryLockError};
 use std::io::{ErrorKind, Read as _};
@@ -34,7 +34,7 @@ fn copy_and(
     }
     let filled = fill(db, &part, change).and_then(|()| std::fs::rename(&part, to).map_err(io));
     if let Err(error) = filled {
-        // Ours, and of no use.
+        // This call created the file, and it is incomplete.
         let _ = std::fs::remove_file(&part);
         return Err(error);
     }
@@ -117,15 +117,15 @@ fn fill(
     let name = part.to_str().ok_or_else(|| OpenError::Path { path: part.to_owned() })?;
     db.execute("VACUUM INTO ?1", [name])?;
     let mut copy = Connection::open(part)?;
-    // One file that can be carried away: no WAL beside it.
+    // A single file that can be copied: no WAL beside it.
     let _: String = copy.query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0))?;
     change(&mut copy)?;
     copy.close().map_err(|(_, error)| error)?;
     File::open(part).and_then(|file| file.sync_all()).map_err(io)
 }
 
-/// Writes a backup. Opened in place of a store it is paused: what was settled after the backup was taken would be
-/// handed out again.
+/// Writes a backup. It is paused when it is opened as a store: messages that were settled after the backup was taken
+/// would be delivered again.
 pub(crate) fn take(place: &DbLocation, to: &Path, now_ms: u64) -> Result<(), OpenError> {
     let db = place.connect()?;
     copy_and(&db, to, |copy| {
@@ -141,7 +141,7 @@ pub(crate) fn take(place: &DbLocation, to: &Path, now_ms: u64) -> Result<(), Ope
     })
 }
 
-/// Puts a backup into an empty or new folder.
+/// Copies a backup into an empty or new folder.
 pub(crate) fn restore(backup: &Path, folder: &Path) -> Result<(), OpenError> {
     let io = |path: &Path| {
         let path = path.to_owned();
@@ -150,7 +150,7 @@ pub(crate) fn restore(backup: &Path, folder: &Path) -> Result<(), OpenError> {
     std::fs::create_dir_all(folder).map_err(io(folder))?;
     let to = folder.join(DATABASE);
     for journal in ["-wal", "-journal"] {
-        // SQLite would take another store's log for this one's.
+        // SQLite would replay another store's log into this one.
         let path = folder.join(format!("{DATABASE}{journal}"));
         if path.exists() {
             return Err(OpenError::Exists { path });

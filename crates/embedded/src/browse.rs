@@ -1,4 +1,4 @@
-//! Looking at messages without delivering them: a reading connection on a thread of its own.
+//! Browsing messages without delivering them, with a reading connection on its own thread.
 
 use std::sync::mpsc;
 
@@ -11,7 +11,7 @@ use crate::record::{FLAG_DEAD, FLAG_HISTORY, State, parked_cause};
 use crate::storage::sqlite::DbLocation;
 use crate::storage::{self, FoundBody};
 
-/// The most bytes of bodies in one page, but for a page of one.
+/// Maximum bytes of bodies in one page; a page with a single message may exceed it.
 const PAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 type Look = Box<dyn FnOnce(&Connection) + Send>;
@@ -45,15 +45,15 @@ impl Reader {
     }
 }
 
-/// Where to look.
+/// The part of a queue to browse.
 pub(crate) struct BrowseScope {
     pub queue: u32,
     pub purged_before: u64,
-    /// Messages that the engine has parked because their rows are damaged, which the rows themselves do not tell.
+    /// Messages that the engine has parked because their rows are damaged; the rows themselves do not show that.
     pub damaged: Vec<u64>,
 }
 
-/// One page of a queue's messages in order of their place.
+/// One page of a queue's messages, by position.
 pub(crate) fn page(
     db: &Connection,
     ids: &Ids,
@@ -61,7 +61,7 @@ pub(crate) fn page(
     browse: &Browse,
     now_ms: u64,
 ) -> rusqlite::Result<Page<MessageView>> {
-    // A delayed message whose time has come is ready, though its row is not rewritten for that.
+    // A delayed message that has become due is ready, although its row is not rewritten.
     let damaged: Vec<_> = scope.damaged.iter().map(u64::to_string).collect();
     let parked = format!("(state = 3 OR seq IN ({}))", damaged.join(", "));
     let state = match browse.state {
@@ -87,7 +87,7 @@ pub(crate) fn page(
     while let Some(row) = rows.next()? {
         let view = view(db, ids, row, now_ms)?;
         bytes += view.body.as_ref().map_or(0, bytes::Bytes::len);
-        // A page of large bodies is a short one.
+        // Large bodies make a page short.
         if items.len() == browse.limit || (bytes > PAGE_BYTES_MAX && !items.is_empty()) {
             more = true;
             break;
@@ -96,7 +96,7 @@ pub(crate) fn page(
     }
     let next = items.last().filter(|_| more).map(|last: &MessageView| last.sequence);
     if let Some(state) = browse.state {
-        // A damaged row is parked, whatever it says of itself.
+        // A damaged row counts as parked, regardless of its stored state.
         items.retain(|item| item.state == state);
     }
     Ok(Page { items, next })
@@ -147,8 +147,8 @@ fn view(db: &Connection, ids: &Ids, row: &rusqlite::Row<'_>, now_ms: u64) -> rus
     })
 }
 
-/// Attributes as they are stored. They were written by this crate and are covered by a checksum, so a failure to read
-/// them is a defect; an operator still gets the message.
+/// Decodes stored attributes. This crate wrote them and a checksum covers them, so a failure is a defect; an operator
+/// still gets the message.
 pub(crate) fn parse_attributes(json: &str) -> Attributes {
     serde_json::from_str(json).unwrap_or_default()
 }

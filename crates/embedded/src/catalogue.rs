@@ -1,5 +1,5 @@
-//! The queues and their configurations as of the last commit, for callers that only look: a listing of many thousand
-//! queues does not stop the writer.
+//! The queues and their configurations as of the last commit, for read-only calls: listing many thousand queues does
+//! not block the writer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -44,8 +44,8 @@ impl Catalogue {
         Self { queues: RwLock::new(queues), hints: RwLock::new(hints) }
     }
 
-    /// Takes over what a wave has changed. The writer calls it between the commit and the answers, so a caller whose
-    /// change was answered finds it here.
+    /// Applies a wave's changes. The writer calls this between the commit and the answers, so a caller that got the
+    /// answer to its change sees the change here.
     pub fn committed(&self, records: &[Record]) {
         let changed = records.iter().filter_map(|record| match record {
             Record::Queue(row) => Some(row),
@@ -76,7 +76,7 @@ impl Catalogue {
         self.queues.read().unwrap_or_else(PoisonError::into_inner).get(name).map(QueueRow::info)
     }
 
-    /// All queues in order of their names. Rows share their configuration, so the lock is held for a moment only.
+    /// All queues by name. Rows share their configuration, so the lock is held only briefly.
     pub fn list(&self) -> Vec<QueueInfo> {
         let rows: Vec<QueueRow> =
             self.queues.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();

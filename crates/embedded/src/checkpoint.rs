@@ -1,4 +1,4 @@
-//! Copies the WAL back into the database, off the writer's thread.
+//! Checkpoints the WAL on a thread of its own.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -11,20 +11,20 @@ use crate::storage::sqlite::DbLocation;
 /// Where checkpoints run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Checkpoint {
-    /// On a thread of their own.
+    /// On a separate thread.
     Background,
     /// On the writer's thread, so that a simulation is deterministic.
     Inline,
 }
 
-/// What is wanted of the checkpointing thread and how it fares.
+/// Requests to the checkpointing thread and its results.
 #[derive(Debug, Default)]
 struct State {
     asked: bool,
-    /// A pass is over and the writer has not yet asked how it went.
+    /// A pass has ended and the writer has not yet noticed.
     done: bool,
     stop: bool,
-    /// Stays, so that whoever looks last still learns of it.
+    /// Never cleared, so that every later check sees the failure.
     failed: Option<String>,
 }
 
@@ -57,12 +57,12 @@ impl Checkpointer {
         Ok(Self { shared, thread: Some(thread), inline })
     }
 
-    /// Why checkpoints stopped, if they did.
+    /// Why checkpoints stopped, or `None`.
     pub fn failure(&self) -> Option<String> {
         lock(&self.shared).failed.clone()
     }
 
-    /// Asks for a pass; `true` when one has just ended and only a rest remains.
+    /// Requests a pass. Returns `true` if one has just ended and only the newest pages remain to be copied.
     pub fn ask(&self) -> bool {
         if self.inline {
             return true;
@@ -78,7 +78,7 @@ impl Checkpointer {
         false
     }
 
-    /// Waits for a pass that is under way. Its failure can still be asked for.
+    /// Waits for a running pass. Its failure can still be queried.
     pub fn stop(&mut self) {
         if let Some(thread) = self.thread.take() {
             lock(&self.shared).stop = true;
@@ -103,10 +103,11 @@ fn serve(db: Connection, shared: &StoreState) {
         state.asked = false;
         match ran {
             Ok(Pass::Ran) => state.done = true,
-            // The writer asks again after its next commit.
+            // The writer requests another pass after its next commit.
             Ok(Pass::Full) => {}
             Err(error) => {
-                // Closing would checkpoint again. A failed fsync must not be retried: it may then claim success.
+                // Closing would checkpoint again. A failed fsync must not be retried: the retry may report success
+                // wrongly.
                 std::mem::forget(db);
                 state.failed = Some(error.to_string());
                 return;
@@ -119,12 +120,12 @@ fn serve(db: Connection, shared: &StoreState) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pass {
     Ran,
-    /// The database could not grow. Nothing is lost: the WAL still holds it all, and no fsync failed, so another try is
+    /// The database could not grow. Nothing is lost: the WAL still holds all pages, and no fsync failed, so a retry is
     /// safe.
     Full,
 }
 
-/// One pass; stops for nobody and copies what it can.
+/// One pass: copies what it can without blocking readers or writers.
 pub(crate) fn run(db: &Connection) -> rusqlite::Result<Pass> {
     match db.prepare_cached("PRAGMA wal_checkpoint(PASSIVE)")?.query_row([], |_| Ok(())) {
         Ok(()) => Ok(Pass::Ran),

@@ -1,7 +1,7 @@
-//! What callers ask of the ledger, and claims that wait while someone else holds their key.
+//! Operations on the ledger, and claims that wait while another holder has their key.
 //!
-//! A claim that waits is tried again when its entry is freed, when its holder's lease ends, and when its own wait is
-//! over; nothing polls.
+//! A waiting claim is retried when its entry is freed, when its holder's lease expires, and at its own deadline;
+//! nothing polls.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,25 +16,25 @@ use crate::receipt::{DeliveryRef, ReceiptCodec};
 use crate::time::Now;
 use crate::writer::Reply;
 
-/// The most claims that wait; those beyond are answered at once.
+/// Maximum number of waiting claims; further ones are answered at once.
 const WAITERS_MAX: usize = 100_000;
 
-/// A claim on its way.
+/// A claim to be decided.
 pub(crate) struct Claiming {
     pub hash: u128,
     pub request: ClaimRequest,
-    /// The delivery that it is for.
+    /// The delivery that the claim belongs to.
     pub named: Option<DeliveryRef>,
 }
 
-/// What a claim came to, and when.
+/// The result of a claim, and when it was decided, in ms.
 pub(crate) type Claimings = Result<(Claimed, u64), ClaimError>;
 
-/// A renewal whose token was opened.
+/// A renewal with its decoded token.
 pub(crate) struct Keep {
     pub id: EntryId,
     pub hash: u128,
-    /// `None` when this store did not make the token.
+    /// `None` if this store did not issue the token.
     pub fence: Option<u64>,
     pub lease_ms: u64,
 }
@@ -47,11 +47,11 @@ impl Keep {
     }
 }
 
-/// The end of a claim whose token was opened.
+/// The end of a claim with its decoded token.
 pub(crate) struct End {
     pub id: EntryId,
     pub hash: u128,
-    /// `None` when this store did not make the token.
+    /// `None` if this store did not issue the token.
     pub fence: Option<u64>,
     pub ending: Ending,
 }
@@ -60,7 +60,7 @@ impl End {
     pub fn new(codec: &ReceiptCodec, end: ClaimEnd) -> Self {
         let hash = end.id.hash();
         let fence = codec.open_token(hash, &end.token);
-        // What is too large to keep need not wait in memory either.
+        // Outcomes too large to store are dropped here, so that they do not take memory while the operation waits.
         let ending = match end.ending {
             Ending::Complete { outcome, ttl_ms } => Ending::Complete { outcome: outcome.kept(), ttl_ms },
             ending => ending,
@@ -76,11 +76,11 @@ impl End {
     }
 }
 
-/// What callers ask of the ledger.
+/// An operation on the ledger.
 pub(crate) enum LedgerOp {
     Claim {
         claiming: Box<Claiming>,
-        /// When the caller asked: its wait counts from then.
+        /// When the caller sent the request; its wait counts from then.
         asked: Now,
         reply: Reply<Claimings>,
     },
@@ -118,13 +118,13 @@ impl LedgerOp {
         }
     }
 
-    /// A renewal that a power cut takes back costs nothing: whoever opens the store gives every claim a full lease.
+    /// A renewal may be lost in a power cut: opening the store gives every claim a full lease.
     pub fn is_light(&self) -> bool {
         matches!(self, Self::Renew { .. } | Self::Look { .. })
     }
 }
 
-/// A claim that waits.
+/// A waiting claim.
 pub(crate) struct ClaimWaiter {
     pub claiming: Box<Claiming>,
     pub deadline_ms: u64,
@@ -137,12 +137,12 @@ pub(crate) struct ClaimWaiters {
     /// By number: the smallest has waited longest.
     waiting: HashMap<u64, (u64, ClaimWaiter)>,
     by_entry: HashMap<u128, BTreeSet<u64>>,
-    /// By when to try again.
+    /// Wake-up times.
     wakes: BTreeSet<(u64, u64)>,
 }
 
 impl ClaimWaiters {
-    /// Has a claim wait, at the longest until `wake_ms`; gives it back if too many wait.
+    /// Makes a claim wait at most until `wake_ms`. Returns it if too many claims wait.
     pub fn add(&mut self, waiter: ClaimWaiter, wake_ms: u64) -> Result<(), ClaimWaiter> {
         if self.waiting.len() >= WAITERS_MAX {
             return Err(waiter);
@@ -153,7 +153,7 @@ impl ClaimWaiters {
         Ok(())
     }
 
-    /// Has a claim wait on in its old place.
+    /// Makes a claim continue to wait in its old position.
     pub fn put(&mut self, number: u64, waiter: ClaimWaiter, wake_ms: u64) {
         self.wakes.insert((wake_ms, number));
         self.by_entry.entry(waiter.claiming.hash).or_default().insert(number);
@@ -172,13 +172,13 @@ impl ClaimWaiters {
         Some(waiter)
     }
 
-    /// Takes out those who wait for an entry, longest first.
+    /// Removes and returns the claims that wait for an entry, longest wait first.
     pub fn of_entry(&mut self, hash: u128) -> Vec<(u64, ClaimWaiter)> {
         let numbers: Vec<_> = self.by_entry.get(&hash).into_iter().flatten().copied().collect();
         numbers.into_iter().filter_map(|number| Some((number, self.remove(number)?))).collect()
     }
 
-    /// Takes out those whose time to try again has come, longest first.
+    /// Removes and returns the claims whose wake-up time has come, longest wait first.
     pub fn due(&mut self, now_ms: u64) -> Vec<(u64, ClaimWaiter)> {
         let due = self.wakes.iter().take_while(|(wake_ms, _)| *wake_ms <= now_ms);
         let mut numbers: Vec<_> = due.map(|(_, number)| *number).collect();

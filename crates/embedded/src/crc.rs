@@ -1,4 +1,4 @@
-//! Checksums over rows. SQLite returns a flipped byte without a word, so every row carries its own.
+//! Checksums of rows. SQLite does not detect a flipped byte, so every row has its own checksum.
 
 /// A running CRC-32.
 pub(crate) struct Crc(crc32fast::Hasher);
@@ -13,7 +13,7 @@ impl Crc {
         self
     }
 
-    /// An optional part with its length, so that moving a byte between two parts is seen.
+    /// Adds an optional part with its length, so that a byte moved between two parts is detected.
     pub fn part(&mut self, bytes: Option<&[u8]>) -> &mut Self {
         let len = bytes.map_or(u64::MAX, |bytes| bytes.len() as u64);
         self.bytes(&len.to_le_bytes()).bytes(bytes.unwrap_or_default())

@@ -1,4 +1,4 @@
-//! The documents' seam, answered by the writer thread.
+//! Implements the document store; the writer thread answers.
 
 use async_trait::async_trait;
 use hapax_core::{

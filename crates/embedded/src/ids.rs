@@ -47,7 +47,7 @@ impl Ids {
         Self { epochs: [(1, salt)].into(), imported: Arc::default() }
     }
 
-    /// `None` when a row is damaged: ids made with a wrong salt would name no message.
+    /// `None` if a row is damaged: ids made with a wrong salt would match no message.
     pub fn load(db: &Connection) -> rusqlite::Result<Option<Self>> {
         let mut statement = db.prepare("SELECT first_seq, salt, crc FROM epoch ORDER BY first_seq")?;
         let epoch = |row: &rusqlite::Row<'_>| {
@@ -119,7 +119,7 @@ impl Ids {
         crc.end()
     }
 
-    /// Numbers from `first_seq` on get ids that no earlier epoch gave out.
+    /// Numbers from `first_seq` on get ids that no earlier epoch has issued.
     pub fn begin_epoch(db: &Connection, first_seq: u64) -> rusqlite::Result<()> {
         let salt: i64 = db.query_row("SELECT random()", [], |row| row.get(0))?;
         let sql = "INSERT OR REPLACE INTO epoch (first_seq, salt, crc) VALUES (?1, ?2, ?3)";

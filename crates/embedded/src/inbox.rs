@@ -1,4 +1,4 @@
-//! What callers hand to the writer thread: a bounded list that is taken whole, one lock per wave.
+//! Operations for the writer thread: a bounded list that the writer takes as a whole, one lock per wave.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,16 +7,16 @@ use hapax_core::StoreError;
 
 use crate::writer::Op;
 
-/// The most operations that may wait.
+/// Maximum number of pending operations.
 const OPS_MAX: usize = 50_000;
-/// The most bytes of bodies that may wait.
+/// Maximum bytes of pending bodies.
 const BYTES_MAX: usize = 256 * 1024 * 1024;
 
 #[derive(Default)]
 struct Waiting {
     ops: Vec<Op>,
     bytes: usize,
-    /// The writer sleeps and wants to be woken.
+    /// The writer sleeps and must be woken.
     asleep: bool,
     /// The clock was moved by hand.
     nudged: bool,
@@ -39,7 +39,7 @@ impl Inbox {
         self.add(takes_room, bytes, std::iter::once(op))
     }
 
-    /// Adds all or none, side by side: they are applied in one wave, but where that is full.
+    /// Adds all operations or none. They are applied in one wave, unless the wave is full.
     pub fn push_all(&self, ops: Vec<Op>) -> Result<(), StoreError> {
         let takes_room = ops.iter().any(Op::takes_room);
         let bytes = ops.iter().map(Op::bytes).sum();
@@ -51,7 +51,7 @@ impl Inbox {
         if let Some(error) = &waiting.closed {
             return Err(error.clone());
         }
-        // What frees room is never turned away for lack of it.
+        // Operations that free space are never refused for lack of it.
         if takes_room && (waiting.ops.len() >= OPS_MAX || waiting.bytes + bytes > BYTES_MAX) {
             return Err(StoreError::Overloaded(format!(
                 "{} operations wait to be written",
@@ -67,7 +67,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Has the writer look at its timers.
+    /// Makes the writer check its timers.
     pub fn nudge(&self) {
         let mut waiting = self.lock();
         waiting.nudged = true;
@@ -77,7 +77,7 @@ impl Inbox {
         }
     }
 
-    /// Turns further operations away and wakes the writer.
+    /// Rejects further operations and wakes the writer.
     pub fn close(&self, error: StoreError) {
         let mut waiting = self.lock();
         waiting.closed.get_or_insert(error);
@@ -85,12 +85,12 @@ impl Inbox {
         self.wake.notify_one();
     }
 
-    /// Why operations are turned away, if they are.
+    /// Why operations are rejected, or `None`.
     pub fn closed(&self) -> Option<StoreError> {
         self.lock().closed.clone()
     }
 
-    /// Adds what has come meanwhile to `into`, without sleeping; tells how much that was.
+    /// Moves the operations that arrived meanwhile to `into`, without sleeping. Returns their count.
     pub fn take_more(&self, into: &mut Vec<Op>) -> usize {
         let mut waiting = self.lock();
         waiting.bytes = 0;
@@ -99,8 +99,8 @@ impl Inbox {
         count
     }
 
-    /// Everything that waits, into `into`; sleeps until there is something, the clock moves, the time is over
-    /// (`None`: for ever) or the inbox is closed. `false` when it is closed and empty.
+    /// Moves all pending operations to `into`. Sleeps until there is one, the clock is moved, `sleep` has passed
+    /// (`None`: no limit) or the inbox is closed. Returns `false` if it is closed and empty.
     pub fn take(&self, into: &mut Vec<Op>, sleep: Option<Duration>) -> bool {
         let mut waiting = self.lock();
         let idle = |w: &Waiting| w.ops.is_empty() && !w.nudged && w.closed.is_none();

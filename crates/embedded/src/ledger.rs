@@ -1,4 +1,4 @@
-//! The ledger's seam, answered by the writer thread; listings by the reading thread.
+//! Implements the ledger: the writer thread answers operations, the reading thread listings.
 
 use std::sync::PoisonError;
 
@@ -105,7 +105,8 @@ impl Ledger for Embedded {
         });
         self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
         let page = StoreState::answer(answer).await?;
-        // Memory knows until when open ones are held; rows do not tell of leases that were given anew at the opening.
+        // Memory knows the current leases of open entries; the rows do not have the leases renewed at the opening of
+        // the store.
         let hashes: Vec<_> = page.items.iter().map(|row| row.id.hash()).collect();
         let found = self.shared.job(move |engine, now| (engine.open_entries(now, &hashes), now.ms())).await?;
         let (open, now_ms) = found;

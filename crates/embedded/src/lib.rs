@@ -1,7 +1,8 @@
-//! The default store of Hapax: queues in one folder, durable when a call returns, with nothing to run beside it.
+//! The default store of Hapax: queues in one folder, durable when a call returns, with no other process to run.
 //!
-//! A pure state machine holds the metadata of live messages in memory. One writer thread applies whatever waits as
-//! one wave, writes it in one SQLite transaction and then answers: group commit. `docs/ARCHITECTURE.md` draws it.
+//! A pure state machine holds the metadata of live messages in memory. One writer thread applies all pending operations
+//! as one wave, writes it in one SQLite transaction and then answers: group commit. `docs/ARCHITECTURE.md` has a
+//! diagram.
 //!
 //! ```
 //! use hapax_core::{NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore, Receive, Settle};
@@ -74,21 +75,21 @@ use storage::{ReadError, Storage};
 use time::StoreTime;
 use writer::{Op, Writer};
 
-/// The database inside a store's folder.
+/// Name of the database file in a store's folder.
 const DATABASE: &str = "hapax.db";
 
-/// How a store is opened.
+/// Options for opening a store.
 #[derive(Clone)]
 pub struct Options {
-    /// How much the store may hold. Default no limit.
+    /// Limits on the store's content. Default: no limit.
     pub quota: StoreQuota,
-    /// Sends are refused when the disk has less room than this, so that messages can still be settled. Default
-    /// 64 MiB.
+    /// Sends are refused when the disk has less free space than this, in bytes, so that messages can still be settled.
+    /// Default: 64 MiB.
     pub reserve_bytes: u64,
-    /// What time it is. Default the machine's clock; tests pass one that they move.
+    /// The source of time. Default: the machine's clock; tests pass one that they move.
     pub clock: Arc<dyn Clock>,
-    /// Opens a store on a network file system all the same. Its locks and syncs cannot be relied on: two processes may
-    /// write at once, and what was answered may be lost. Default no: such a folder is refused.
+    /// Opens a store even if it is on a network file system. Its locks and syncs are not reliable: two processes may
+    /// write at the same time, and acknowledged changes may be lost. Default: no; such a folder is refused.
     pub allow_network_file_system: bool,
     /// Maximum count of open claims in one scope, held or in doubt: a claim beyond it is refused, other scopes are not
     /// affected. At least 1, default 100,000. At 80% in doubt the store warns.
@@ -132,7 +133,7 @@ pub enum OpenError {
         /// Where that process answers for the store over HTTP, if it has said so ([`Embedded::announce`]).
         endpoint: Option<String>,
     },
-    /// This very process has the folder open.
+    /// This process already has the folder open.
     #[error(
         "the store in {folder} is already open in this process; share it (a `Hapax` is cheap to clone) instead of \
          opening it again",
@@ -142,7 +143,7 @@ pub enum OpenError {
         /// The folder.
         folder: PathBuf,
     },
-    /// The folder is on a network file system, whose locks and syncs cannot be relied on.
+    /// The folder is on a network file system, whose locks and syncs are not reliable.
     #[error(
         "{folder} is on a network file system ({kind}), which does not keep what a store needs (locks, fsync); \
          use a folder on a local disk (see docs/errors/network-file-system.md)",
@@ -151,7 +152,7 @@ pub enum OpenError {
     NetworkFileSystem {
         /// The folder.
         folder: PathBuf,
-        /// The file system.
+        /// The type of the file system.
         kind: String,
     },
     /// The file was written by a newer version.
@@ -165,10 +166,10 @@ pub enum OpenError {
         file: PathBuf,
         /// Its version.
         version: i64,
-        /// The newest version that is known here.
+        /// The newest version that this program knows.
         known: i64,
     },
-    /// The file is a database of something else.
+    /// The file is not a Hapax database.
     #[error("{file} is not a Hapax store; use another folder", file = .file.display())]
     NotOurs {
         /// The file.
@@ -179,42 +180,42 @@ pub enum OpenError {
     NoWal {
         /// The file.
         file: PathBuf,
-        /// The mode that SQLite fell back to.
+        /// The journal mode that SQLite uses instead.
         mode: String,
     },
-    /// What must not be overwritten exists.
+    /// The target exists and must not be overwritten.
     #[error("{path} exists; name a file that does not", path = .path.display())]
     Exists {
         /// The path.
         path: PathBuf,
     },
-    /// SQLite takes only paths in UTF-8.
+    /// The path is not UTF-8, which SQLite requires.
     #[error("{path} is not valid UTF-8; use another path", path = .path.display())]
     Path {
         /// The path.
         path: PathBuf,
     },
-    /// Rows without which the store means nothing are damaged.
+    /// Rows that the store cannot work without are damaged.
     #[error("the store is damaged: {0}")]
     Damaged(String),
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("{path}: {error}", path = .path.display())]
     Io {
         /// The path.
         path: PathBuf,
-        /// What it said.
+        /// The operating system's error.
         error: std::io::Error,
     },
-    /// SQLite refused.
+    /// SQLite returned an error.
     #[error("the database cannot be used: {0}")]
     Sqlite(#[from] rusqlite::Error),
     /// The store was closed or has stopped.
     #[error("{0}")]
     Closed(StoreError),
-    /// The operating system gave no thread.
+    /// The operating system could not start a thread.
     #[error("no thread could be started: {0}")]
     Thread(std::io::Error),
-    /// The operating system gave no random numbers.
+    /// The operating system provided no random numbers.
     #[error("no random numbers could be had: {0}")]
     Random(String),
 }
@@ -223,7 +224,7 @@ fn damaged(error: ReadError) -> OpenError {
     OpenError::Damaged(error.0)
 }
 
-/// What callers and the writer share.
+/// State shared by callers and the writer.
 struct StoreState {
     inbox: Inbox,
     clock: Arc<dyn Clock>,
@@ -252,7 +253,7 @@ impl StoreState {
     }
 }
 
-/// A store in one folder. Cheap to share behind an [`Arc`]; dropping it closes the store in good order.
+/// A store in one folder. Cheap to share behind an [`Arc`]. Dropping it closes the store.
 pub struct Embedded {
     shared: Arc<StoreState>,
     threads: Arc<Threads>,
@@ -265,11 +266,11 @@ struct Threads {
 }
 
 impl Threads {
-    /// Turns callers away and waits until everything is written.
+    /// Rejects further operations and waits until everything is written.
     fn close(&self, shared: &StoreState) {
         shared.inbox.close(StoreError::Unavailable("the store is closed".into()));
         self.reader.lock().unwrap_or_else(PoisonError::into_inner).stop();
-        // Held while joining: a second close also returns only when the store is closed.
+        // Held while joining: a second close also returns only once the store is closed.
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = writer.take() {
             let _ = thread.join();
@@ -278,7 +279,7 @@ impl Threads {
 }
 
 impl Embedded {
-    /// Opens the store in `folder`, or makes a new one there.
+    /// Opens the store in `folder`, or creates one there.
     pub fn open(folder: impl AsRef<Path>, options: Options) -> Result<Self, OpenError> {
         let folder = folder.as_ref();
         let found = options.medium.or_else(|| medium(folder));
@@ -358,18 +359,18 @@ impl Embedded {
         self.threads.close(&self.shared);
     }
 
-    /// Writes a backup of the running store to `to`, a file that must not exist. Blocks until it is written; sends
-    /// and settles go on meanwhile.
+    /// Writes a backup of the running store to `to`, a file that must not exist. Blocks until it is written; sends and
+    /// settles continue meanwhile.
     pub fn backup(&self, to: impl AsRef<Path>) -> Result<(), OpenError> {
         if let Some(closed) = self.shared.inbox.closed() {
-            // The folder may be another process's by now.
+            // Another process may have opened the folder by now.
             return Err(OpenError::Closed(closed));
         }
         backup::take(&self.shared.place, to.as_ref(), self.shared.clock.wall_ms())
     }
 
-    /// Puts a backup into `folder`, which must not hold a store. Opened, it is paused until someone resumes it,
-    /// since what was settled after the backup was taken would be handed out again.
+    /// Restores a backup into `folder`, which must not hold a store. The restored store is paused until it is resumed,
+    /// because messages settled after the backup was taken would be delivered again.
     pub fn restore(backup: impl AsRef<Path>, folder: impl AsRef<Path>) -> Result<(), OpenError> {
         medium::admit(folder.as_ref(), medium(folder.as_ref()), false)?;
         let _lock = FolderLock::take(folder.as_ref())?;
@@ -396,7 +397,7 @@ impl Drop for Embedded {
     }
 }
 
-/// Turns callers away when the writer ends in a panic: they would wait for ever for an answer.
+/// Rejects callers if the writer panics; otherwise they would wait for an answer that never comes.
 struct Ending<'a>(&'a StoreState);
 
 impl Drop for Ending<'_> {
@@ -407,7 +408,7 @@ impl Drop for Ending<'_> {
             self.0.report.lock().unwrap_or_else(PoisonError::into_inner).stopped = Some(stopped.clone());
         }
         self.0.inbox.close(stopped);
-        // Whatever still waits is dropped, which answers it.
+        // Dropping the pending operations answers them.
         let mut waiting = Vec::new();
         while self.0.inbox.take(&mut waiting, None) {
             waiting.clear();
@@ -415,12 +416,12 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// When nobody has come for so long, nobody is on the way.
+/// No new operation within this gap means none is coming.
 const COMPANY_GAP: Duration = Duration::from_micros(100);
 
-/// Serves receives at once, and holds what must be synced until as many have come as came before (`expected`): those
-/// who were answered then are on their way, and whoever misses this sync waits for the next. Never holds for longer
-/// than two syncs take. Returns how many to expect the next time.
+/// Serves receives at once, and delays operations that need a sync until as many have arrived as in the last wave
+/// (`expected`): the callers answered then are likely to send again, and an operation that misses this sync waits for
+/// the next. Delays no longer than two syncs take. Returns the number to expect next time.
 fn gather(writer: &mut Writer<Sqlite>, inbox: &Inbox, ops: &mut Vec<Op>, expected: usize) -> usize {
     let start = Instant::now();
     let gap = COMPANY_GAP.min(writer.sync_time);
@@ -462,7 +463,7 @@ fn serve(mut writer: Writer<Sqlite>, shared: &StoreState, lock: Option<FolderLoc
     }
     writer.close();
     if writer.stopped.is_some() {
-        // The file is left as it is, and locked until this process ends: only a fresh start recovers it.
+        // The file is left unchanged and locked until this process ends: only a restart recovers it.
         std::mem::forget((writer.storage, lock));
     } else {
         writer.storage.close();

@@ -21,7 +21,7 @@ const NOTE_BYTES_MAX: u64 = 4096;
 /// The lock files that this process holds, by device and inode: a process id in a file cannot tell two containers apart.
 static HELD: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 
-/// Holds the folder as long as it lives. The operating system unlocks it when the process dies.
+/// Locks the folder until it is dropped. The operating system unlocks it if the process dies.
 pub(crate) struct FolderLock {
     file: File,
     id: (u64, u64),
@@ -30,7 +30,7 @@ pub(crate) struct FolderLock {
 impl Drop for FolderLock {
     fn drop(&mut self) {
         held().remove(&self.id);
-        // Before the lock is free: whoever takes it next, in this process too, is recorded after this.
+        // The entry was removed before the unlock, so that the next holder, also in this process, is recorded after it.
         let _ = self.file.unlock();
     }
 }
@@ -42,7 +42,7 @@ fn held() -> MutexGuard<'static, BTreeSet<(u64, u64)>> {
 impl FolderLock {
     pub fn take(folder: &Path) -> Result<Self, OpenError> {
         let io = |error| OpenError::Io { path: folder.to_owned(), error };
-        // Only the owner may read messages; a folder that is there already keeps the rights it has.
+        // Only the owner may read messages. An existing folder keeps its permissions.
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
         let path = folder.join(LOCK);
         let mut file =

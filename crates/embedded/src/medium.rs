@@ -1,21 +1,21 @@
-//! What a folder lies on: a disk of this machine, a network file system, memory.
+//! Detects the medium of a folder: a local disk, a network file system, or memory.
 
 use std::path::{Path, PathBuf};
 
 use crate::OpenError;
 
-/// What a store's data lies on.
+/// The medium that holds a store's data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Medium {
-    /// Its kind, as the operating system names it.
+    /// The file system's type, as the operating system names it.
     pub kind: String,
-    /// It is reached over a network: locks and syncs cannot be relied on.
+    /// It is reached over a network: its locks and syncs are not reliable.
     pub network: bool,
     /// It is memory: nothing survives a reboot.
     pub volatile: bool,
 }
 
-/// File systems whose locks and syncs cannot be relied on, as `/proc/self/mountinfo` names them.
+/// File systems without reliable locks and syncs, by their names in `/proc/self/mountinfo`.
 const NETWORK: &[&str] = &[
     "nfs",
     "nfs4",
@@ -49,8 +49,8 @@ const NETWORK: &[&str] = &[
 /// File systems in memory.
 const VOLATILE: &[&str] = &["tmpfs", "ramfs"];
 
-/// What `statfs` calls them, for where the mounts cannot be read. FUSE is missing: its number does not tell what is
-/// behind it.
+/// File system numbers of `statfs`, used if the mounts cannot be read. FUSE is missing: its number does not show what
+/// is behind it.
 const MAGIC: &[(u32, &str)] = &[
     (0x6969, "nfs"),
     (0x517b, "smbfs"),
@@ -67,7 +67,8 @@ const MAGIC: &[(u32, &str)] = &[
     (0x8584_58f6, "ramfs"),
 ];
 
-/// What a folder lies on, or will once it is made; `None` where the operating system does not tell.
+/// The medium of a folder, or of its nearest existing ancestor if it does not exist yet. `None` if the operating system
+/// does not report it.
 ///
 /// ```
 /// let folder = tempfile::tempdir().unwrap();
@@ -76,22 +77,22 @@ const MAGIC: &[(u32, &str)] = &[
 /// ```
 pub fn medium(folder: impl AsRef<Path>) -> Option<Medium> {
     let folder = std::path::absolute(folder.as_ref()).ok()?;
-    // Links are followed, as opening a file there will do.
+    // Links are followed, as they are when a file is opened there.
     let there = folder.ancestors().find_map(|above| above.canonicalize().ok())?;
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok();
     kind(mounts.as_deref(), &there).map(of_kind)
 }
 
-/// By the mounts; where those cannot be read, by what the file system says of itself.
+/// The type by the mounts; if those cannot be read, by `statfs`.
 fn kind(mounts: Option<&str>, folder: &Path) -> Option<String> {
     mounts.and_then(|mounts| kind_by_mount(mounts, folder)).or_else(|| {
         let magic = rustix::fs::statfs(folder).ok()?.f_type;
-        // Its width and sign depend on the machine; the numbers have 32 bits.
+        // The field's width and sign depend on the machine; the numbers have 32 bits.
         kind_by_magic(magic as u32).map(ToOwned::to_owned)
     })
 }
 
-/// Refuses a folder that no store can be relied on in, unless that is allowed; then says what is risked.
+/// Refuses a folder in which a store is not reliable, unless that is allowed; then returns a warning about the risk.
 pub(crate) fn admit(
     folder: &Path,
     medium: Option<Medium>,
@@ -118,7 +119,7 @@ fn kind_by_magic(magic: u32) -> Option<&'static str> {
     MAGIC.iter().find(|(known, _)| *known == magic).map(|(_, kind)| *kind)
 }
 
-/// The file system's kind by the longest mount point above the folder; the last of equal ones is on top.
+/// The file system's type by the longest mount point above the folder. Of equal mount points the last one is on top.
 fn kind_by_mount(mounts: &str, folder: &Path) -> Option<String> {
     let mount = |line: &str| {
         let (before, after) = line.split_once(" - ")?;
@@ -188,7 +189,7 @@ mod tests {
 
     #[test]
     fn without_mounts_the_file_system_itself_is_asked() {
-        // Devices are kept in memory on every Linux.
+        // Device files are in memory on every Linux.
         assert_eq!(kind(None, Path::new("/dev")).as_deref(), Some("tmpfs"));
         assert_eq!(kind(Some(MOUNTS), Path::new("/dev")).as_deref(), Some("ext4"), "mounts know more");
     }

@@ -1,10 +1,11 @@
-//! Receipts: a delivery's name, sealed so that a made-up one is told from a stale one.
+//! Receipts: references to deliveries, sealed so that a forged one is distinguished from a stale
+//! one.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hapax_core::{Receipt, Token};
 
-/// What a receipt names: a queue, a message, and the delivery by its fence.
+/// The content of a receipt: a queue, a message, and the delivery by its fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct DeliveryRef {
     pub queue: u32,
@@ -15,10 +16,10 @@ pub(crate) struct DeliveryRef {
 const LEN: usize = 28;
 const SEALED: usize = 20;
 
-/// A token: the fence, and a tag over it and the entry that it is for.
+/// Length of a token in bytes: the fence, and a tag over the fence and its entry.
 const TOKEN_LEN: usize = 24;
 
-/// Makes and opens receipts with the store's secret.
+/// Creates and verifies receipts with the store's secret.
 #[derive(Clone)]
 pub(crate) struct ReceiptCodec {
     key: [u8; 32],
@@ -44,7 +45,7 @@ impl ReceiptCodec {
         Receipt::new(URL_SAFE_NO_PAD.encode(bytes)).expect("a sealed receipt is short")
     }
 
-    /// `None` if this store did not make it.
+    /// `None` if this store did not issue it.
     pub fn open(&self, receipt: &Receipt) -> Option<DeliveryRef> {
         let mut bytes = [0u8; LEN];
         let len = URL_SAFE_NO_PAD.decode_slice(receipt.as_str(), &mut bytes).ok()?;
@@ -52,7 +53,7 @@ impl ReceiptCodec {
             return None;
         }
         let tag = self.tag(&bytes[..SEALED]);
-        // Constant time: the tag is all that stands between a guess and someone else's delivery.
+        // Constant time: the tag alone keeps a guess from reaching another consumer's delivery.
         let differs = tag.iter().zip(&bytes[SEALED..]).fold(0, |acc, (a, b)| acc | (a ^ b));
         (differs == 0).then(|| DeliveryRef {
             queue: u32::from_le_bytes(bytes[..4].try_into().expect("4 bytes")),
@@ -63,14 +64,14 @@ impl ReceiptCodec {
 
     fn token_tag(&self, entry: u128, fence: u64) -> [u8; 16] {
         let mut named = [0u8; TOKEN_LEN];
-        // Longer than what a receipt's tag is over, so that neither is taken for the other.
+        // Longer than the sealed part of a receipt, so that neither is accepted as the other.
         named[..16].copy_from_slice(&entry.to_le_bytes());
         named[16..].copy_from_slice(&fence.to_le_bytes());
         let hash = blake3::keyed_hash(&self.key, &named);
         hash.as_bytes()[..16].try_into().expect("a hash has 32 bytes")
     }
 
-    /// The right to end the claim of an entry that was given under `fence`.
+    /// The token for the claim of an entry that was granted under `fence`.
     pub fn token(&self, entry: u128, fence: u64) -> Token {
         let mut bytes = [0u8; TOKEN_LEN];
         bytes[..8].copy_from_slice(&fence.to_le_bytes());
@@ -78,7 +79,7 @@ impl ReceiptCodec {
         Token::new(URL_SAFE_NO_PAD.encode(bytes)).expect("a sealed token is short")
     }
 
-    /// The fence that a token of this entry stands for; `None` if this store did not make it.
+    /// The fence in a token of this entry; `None` if this store did not issue it.
     pub fn open_token(&self, entry: u128, token: &Token) -> Option<u64> {
         let mut bytes = [0u8; TOKEN_LEN];
         let len = URL_SAFE_NO_PAD.decode_slice(token.as_str(), &mut bytes).ok()?;

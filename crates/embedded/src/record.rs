@@ -1,4 +1,4 @@
-//! What the engine asks the storage to write: one list of records per wave, committed together.
+//! The records that the engine passes to the storage: one list per wave, committed together.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use crate::crc::Crc;
 pub(crate) enum State {
     /// Can be received.
     Ready = 0,
-    /// Invisible until `due_ms`. The row keeps this state after that; time alone makes it ready.
+    /// Invisible until `due_ms`. The row keeps this state afterwards; the message becomes ready by time alone.
     Delayed = 1,
     /// Leased until `due_ms`.
     InFlight = 2,
-    /// Set aside until someone decides.
+    /// Set aside until an operator decides.
     Parked = 3,
 }
 
@@ -69,30 +69,29 @@ pub(crate) fn unpark_flags(flags: u8) -> u8 {
     flags & 0x0f
 }
 
-/// The metadata of one live message: what the engine keeps in memory for each, so every byte counts.
+/// The metadata of one live message. The engine keeps it in memory for each message, so every byte counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MessageMeta {
-    /// The store's number for the message; its id is made from it.
+    /// The message's number in the store; its id is derived from it.
     pub seq: u64,
-    /// Its place in its queue; drawn from the same counter as `seq` whenever it enters a queue.
+    /// Its position in its queue; taken from the same counter as `seq` each time it enters a queue.
     pub order: u64,
-    /// When it was sent.
     pub sent_ms: u64,
-    /// What its retention counts from.
+    /// Start of its retention.
     pub base_ms: u64,
-    /// When it becomes visible, or when its lease runs out.
+    /// When it becomes visible, or when its lease expires.
     pub due_ms: u64,
     /// The fence of its last delivery; 0 before the first.
     pub fence: u64,
-    /// When it was first delivered in this queue; 0 before.
+    /// When it was first delivered in this queue; 0 before that.
     pub first_ms: u64,
-    /// When its last delivery was made; bounds how far a lease may be extended.
+    /// Time of its latest delivery; limits how far a lease can be extended.
     pub received_ms: u64,
-    /// Deliveries in this queue that count against its limit.
+    /// Deliveries in this queue that count against the limit.
     pub attempts: u32,
-    /// All deliveries, in this queue and in the one where it died; at least as many as the attempts.
+    /// All deliveries, in this queue and in the one where it died; never fewer than the attempts.
     pub deliveries: u32,
-    /// Size of body and attributes.
+    /// Size of body and attributes, in bytes.
     pub bytes: u32,
     /// Index of its group in its queue's table.
     pub group: u32,
@@ -102,7 +101,7 @@ pub(crate) struct MessageMeta {
 }
 
 impl MessageMeta {
-    /// What stands for a message of whose row nothing but the key can be read.
+    /// A placeholder for a message whose row is unreadable except for the key.
     pub fn unreadable(seq: u64) -> Self {
         Self {
             seq,
@@ -133,8 +132,8 @@ pub(crate) struct MessageRow {
 }
 
 impl MessageRow {
-    /// Covers every column, so that a flipped bit anywhere is seen. The deliveries count only where they differ from the
-    /// attempts: a row that version 2 wrote stays sound.
+    /// Covers every column, so that a flipped bit anywhere is detected. The deliveries are included only if they differ
+    /// from the attempts, so that rows written by version 2 stay valid.
     pub fn crc(&self) -> u32 {
         let e = &self.entry;
         let mut fixed = [0u8; 80];
@@ -162,7 +161,7 @@ fn deliveries_crc(crc: &mut Crc, attempts: u32, deliveries: u32) {
     }
 }
 
-/// A row of `body`. `origin` is the queue it was sent to, which stays when it is moved.
+/// A row of `body`. `origin` is the queue to which the message was sent; it stays the same when the message moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BodyRow {
     pub seq: u64,
@@ -170,14 +169,14 @@ pub(crate) struct BodyRow {
     pub content: Content,
 }
 
-/// What a sender gave, with the checksum computed where it was given (off the writer thread).
+/// The sender's content, with a checksum computed on the sender's thread, not on the writer's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Content {
     pub dedup: Option<String>,
-    /// JSON; `None` when there are none.
+    /// JSON; `None` if there are no attributes.
     pub attributes: Option<String>,
-    /// The idempotency key, where the other fields and the message id do not tell it: it was found in the body by a
-    /// pointer that may have changed since, or it is the id that the message had before a redrive.
+    /// The idempotency key, if it cannot be derived from the other fields and the message id: it was found in the body
+    /// by a pointer that may have changed since, or it is the message's id before a redrive.
     pub key: Option<MessageKey>,
     pub body: Bytes,
     pub crc: u32,
@@ -193,7 +192,7 @@ impl Content {
         let mut crc = Crc::new();
         crc.text(dedup.as_deref()).text(attributes.as_deref());
         if let Some(key) = &key {
-            // Nothing is added without one: rows that were written before there were keys keep their checksum.
+            // A body without a key adds nothing: rows written before keys existed keep their checksum.
             crc.text(Some(key.key.as_str())).word(u64::from(key_source_code(key.source)));
         }
         crc.bytes(&body);
@@ -201,14 +200,14 @@ impl Content {
         Self { dedup, attributes, key, body, crc }
     }
 
-    /// The idempotency key as it was decided when the message was sent.
+    /// The idempotency key that was decided when the message was sent.
     pub fn decided_key(&self, attributes: &Attributes, id: MessageId) -> MessageKey {
         let stated = self.key.clone().or_else(|| MessageKey::stated(attributes, &self.body, None));
         MessageKey::decide(stated, self.dedup.as_deref(), id)
     }
 }
 
-/// A key's source as its row has it.
+/// A key source's code in the row.
 pub(crate) fn key_source_code(source: KeySource) -> u8 {
     match source {
         KeySource::Attribute => 0,
@@ -238,7 +237,7 @@ impl BodyRow {
 pub(crate) struct DeadRow {
     pub seq: u64,
     pub source: QueueName,
-    /// Its place in the source queue, to return to when its group stands still for it.
+    /// Its position in the source queue. It returns there if its group is halted for it.
     pub source_order: u64,
     pub cause: Cause,
     pub error: Option<String>,
@@ -312,13 +311,13 @@ pub(crate) struct QueueRow {
     pub config: Arc<QueueConfig>,
     pub created_ms: u64,
     pub modified_ms: u64,
-    /// Messages of a smaller order were purged; their rows go away bit by bit.
+    /// Messages with a smaller order were purged; their rows are deleted in small steps.
     pub purged_before: u64,
-    /// The queue is deleted; its rows go away bit by bit.
+    /// The queue is deleted; its rows are deleted in small steps.
     pub deleted: bool,
-    /// The configuration's revision; 0 if it is older than revisions.
+    /// The configuration's revision; 0 if it was written before revisions existed.
     pub revision: u64,
-    /// When it was last purged; 0 if never.
+    /// When it was last purged, in ms; 0 if never.
     pub purged_ms: u64,
     pub paused: Option<QueuePause>,
 }
@@ -351,7 +350,7 @@ impl QueueRow {
     }
 }
 
-/// A row of `dedup`: a deduplication id that is remembered.
+/// A row of `dedup`: a remembered deduplication id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DedupRow {
     pub key: u128,
@@ -395,7 +394,7 @@ impl AttemptRow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Tally {
     pub rows: u64,
-    /// Exclusive or of their hashes.
+    /// Exclusive or of the rows' hashes.
     pub sum: u128,
 }
 
@@ -419,22 +418,22 @@ pub(crate) struct LedgerRow {
 }
 
 impl LedgerRow {
-    /// When the entry's time is over; `None` while it waits for someone to decide.
+    /// Whether the entry has expired. An entry that waits for a decision never does.
     pub fn is_over(&self, now_ms: u64) -> bool {
         self.entry.prune_ms().is_some_and(|prune_ms| prune_ms <= now_ms)
     }
 }
 
-/// The store's single row: counters that must never step back.
+/// The store's single row: counters that must never go back.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Header {
     pub clock_ms: u64,
-    /// No fence at or above this has been handed out.
+    /// All fences issued so far are below this.
     pub fence_floor: u64,
     pub next_seq: u64,
-    /// How many rows `message` has: a page that hides some of them is noticed by this alone.
+    /// Number of rows in `message`. It is the only way to notice a damaged page that hides rows.
     pub rows: u64,
-    /// Why deliveries are paused, if they are.
+    /// Why deliveries are paused, or `None`.
     pub paused: Option<String>,
 }
 
@@ -460,7 +459,7 @@ pub(crate) enum Record {
     ForgetHistory {
         seq: u64,
     },
-    /// Makes a damaged body's checksum fit again, because an operator decided to take it as it is.
+    /// Recomputes a damaged body's checksum, because an operator decided to accept the body as it is.
     AcceptBody {
         seq: u64,
     },
@@ -490,7 +489,7 @@ pub(crate) enum Record {
         name: QueueName,
         at_ms: u64,
     },
-    /// Forgets deletions before this time.
+    /// Removes the records of deletions before this time.
     PruneDeletedQueues {
         before_ms: u64,
     },
@@ -498,7 +497,7 @@ pub(crate) enum Record {
     DropDocument {
         name: DocumentName,
     },
-    /// A FIFO group is halted until someone decides about a message.
+    /// A FIFO group is halted until an operator decides about a message.
     Halt {
         queue: u32,
         group: GroupId,
@@ -517,7 +516,7 @@ pub(crate) enum Record {
     ForgetRedrive {
         id: u64,
     },
-    /// An entry of the ledger. `before` is the fence of the row that it replaces, if there is one.
+    /// A ledger entry. `before` is the fence of the row that it replaces, if there is one.
     Ledger {
         row: Box<LedgerRow>,
         before: Option<u64>,
@@ -525,16 +524,16 @@ pub(crate) enum Record {
     DropEntry {
         fence: u64,
     },
-    /// Removes an entry whose row is damaged: only its place in the index is sure.
+    /// Removes an entry whose row is damaged: only its position in the index is reliable.
     DropDamaged {
         hash: u128,
     },
-    /// Looks again whether the entry can go at `prune_ms`.
+    /// Checks again at `prune_ms` whether the entry can be pruned.
     PostponeEntry {
         fence: u64,
         prune_ms: u64,
     },
-    /// How many rows `ledger` has, and what their hashes come to.
+    /// Number of rows in `ledger`, and the exclusive or of their hashes.
     LedgerRows(Tally),
     /// Messages after this one are still parked for an entry whose doubt is over; `None`: none are.
     Released {

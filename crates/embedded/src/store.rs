@@ -1,4 +1,4 @@
-//! The seams, answered by the writer thread.
+//! Implements the store's traits; the writer thread answers.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -26,7 +26,7 @@ use crate::{Embedded, StoreState};
 
 type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
 
-/// The writer went away without an answer: what was asked may have been done.
+/// The writer ended without an answer: the operation may have been executed.
 fn gone() -> StoreError {
     StoreError::OutcomeUnknown("the store ended before it answered".into())
 }
@@ -36,13 +36,13 @@ impl StoreState {
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Why the disk is too full for sends, if it is.
+    /// Why the disk is too full for sends, or `None`.
     fn no_room(&self) -> Option<String> {
         let folder = self.place.file.parent().filter(|_| self.place.vfs.is_none())?;
         no_room(free_bytes(folder)?, self.reserve_bytes)
     }
 
-    /// Runs something on the engine, inside a wave, and waits until that is committed.
+    /// Runs a job on the engine inside a wave and waits for the commit.
     pub(crate) async fn job<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Engine, Now) -> T + Send + 'static,
@@ -56,7 +56,7 @@ impl StoreState {
         Self::answer(answer).await
     }
 
-    /// Turns callers away whose question the writer need not answer, as the writer would.
+    /// Fails calls that bypass the writer in the same way as the writer would.
     fn check_running(&self) -> Result<(), StoreError> {
         match self.inbox.closed().or_else(|| self.report().stopped) {
             Some(stopped) => Err(stopped),
@@ -91,7 +91,8 @@ impl StoreState {
     }
 }
 
-/// A receive under way. Dropped early, it takes itself back, and so it does with deliveries that it never handed on.
+/// A receive in progress. If it is dropped early, it cancels itself or returns the deliveries that did not reach the
+/// caller.
 struct Receiving<'a> {
     shared: &'a StoreState,
     id: u64,
@@ -110,7 +111,7 @@ impl Drop for Receiving<'_> {
             Ok(Err(_)) => return,
             Err(_) => Op::Cancel { id: self.id },
         };
-        // If the store is closed there is nobody left to tell.
+        // If the store is closed, there is nothing to cancel.
         let _ = self.shared.inbox.push(op);
     }
 }
@@ -152,7 +153,7 @@ impl QueueStore for Embedded {
         can.wake_up = WakeUp::Push;
         can.dedup_ms_max = policy::RETENTION_MS_MAX;
         can.message_bytes_max = policy::MESSAGE_BYTES_MAX;
-        // Only one process has the folder open, but its counters begin with it.
+        // Only one process has the folder open, and the counters start with it.
         can.counters = CounterScope::Process;
         can
     }
@@ -259,7 +260,7 @@ impl QueueAdmin for Embedded {
         self.shared.check_running()?;
         let (reply, answer) = oneshot::channel();
         let shared = self.shared.clone();
-        // Copying many configurations takes a while, which neither the writer nor the caller's runtime has to spend.
+        // Copying many configurations takes time, so neither the writer nor the caller's runtime does it.
         let look = Box::new(move |_: &rusqlite::Connection| drop(reply.send(Ok(shared.catalogue.list()))));
         self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
         StoreState::answer(answer).await
@@ -357,7 +358,7 @@ impl QueueAdmin for Embedded {
         let report = self.shared.report();
         let (usage, paused, over_quota) = match found {
             Ok(found) => found,
-            // A store that has stopped says so; its figures are not to be had any more.
+            // A stopped store reports that it stopped; its figures are no longer available.
             Err(_) if report.stopped.is_some() => Default::default(),
             Err(error) => return Err(error),
         };
@@ -386,7 +387,7 @@ impl QueueAdmin for Embedded {
     async fn close(&self) -> Result<(), StoreError> {
         let (done, closed) = oneshot::channel();
         let (shared, threads) = (self.shared.clone(), self.threads.clone());
-        // Joining the writer blocks, which the caller's runtime must not.
+        // Joining the writer blocks, and the caller's runtime must not block.
         let close = move || {
             threads.close(&shared);
             let _ = done.send(());

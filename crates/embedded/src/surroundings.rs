@@ -1,4 +1,4 @@
-//! What a store finds in its surroundings: the disk, the file system, the machine's clock.
+//! Examines the environment of a store: the disk, the file system, the machine's clock.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ pub(crate) fn halted_finding(halted: &[(QueueName, u64, u64)]) -> Option<Finding
 /// A clock that is corrected in small steps is no finding.
 const AHEAD_MS_MAX: u64 = 60_000;
 
-/// A folder and what it stands on. It need not hold a store yet, and nothing is opened.
+/// A folder and its medium. The folder need not hold a store yet, and nothing is opened.
 #[derive(Debug, Clone)]
 pub struct Surroundings {
     pub(crate) folder: PathBuf,
@@ -71,25 +71,25 @@ pub struct Surroundings {
     pub(crate) reserve_bytes: u64,
 }
 
-/// What was measured. What cannot be told is left out.
+/// The measurements; `None` for unknown values.
 #[derive(Debug, Default)]
 struct Measured {
     medium: Option<Medium>,
     free_bytes: Option<u64>,
     reserve_bytes: u64,
-    /// How far the last write lies in the machine's future.
+    /// How far the last write lies in the machine's future, in ms.
     ahead_ms: Option<u64>,
 }
 
 impl Surroundings {
-    /// Of a folder that a store would be opened in with `options`.
+    /// For a folder in which a store would be opened with `options`.
     pub fn of(folder: impl AsRef<Path>, options: &Options) -> Self {
         let folder = folder.as_ref().to_owned();
         let medium = options.medium.clone().or_else(|| medium(&folder));
         Self { folder, medium, reserve_bytes: options.reserve_bytes }
     }
 
-    /// Looks around, now.
+    /// Measures the environment now.
     pub fn examine(&self) -> Examination {
         let file = |name: &str| self.folder.join(name).metadata().ok();
         let log = format!("{DATABASE}-wal");

@@ -1,4 +1,4 @@
-//! The store's time: never steps back, whatever the wall clock does.
+//! The store's time. It never goes back, even if the wall clock does.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl StoreTime {
         Now { us: self.base_us + (self.clock.monotonic_us() - self.start_us) }
     }
 
-    /// How long a thread may sleep until the store's time is `until_ms`; `None` when the clock moves by hand.
+    /// How long a thread may sleep until the store's time is `until_ms`; `None` if the clock is moved by hand.
     pub fn sleep_until(&self, until_ms: u64) -> Option<std::time::Duration> {
         self.clock.sleep_for((until_ms * 1000).saturating_sub(self.now().us))
     }

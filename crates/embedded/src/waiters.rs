@@ -1,5 +1,5 @@
-//! Receives that wait for a message. Each has a deadline and nothing polls: whoever makes a message available
-//! serves the one that has waited longest.
+//! Receives that wait for a message. Each has a deadline and nothing polls: the operation that makes a message
+//! available serves the receive that has waited longest.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -33,7 +33,7 @@ impl Waiters {
         self.queues.contains_key(&queue)
     }
 
-    /// Takes out the one of a queue that has waited longest and whose caller is still there.
+    /// Removes and returns the receive of a queue that has waited longest and whose caller still waits.
     pub fn next(&mut self, queue: u32) -> Option<Waiter> {
         loop {
             let id = *self.queues.get(&queue)?.first_key_value()?.0;
@@ -71,7 +71,7 @@ impl Waiters {
         self.deadlines.first().map(|(deadline_ms, ..)| *deadline_ms)
     }
 
-    /// Takes out one whose time is over.
+    /// Removes and returns a receive whose deadline has passed.
     pub fn overdue(&mut self, now_ms: u64) -> Option<Waiter> {
         let (_, id, _) = *self.deadlines.first().filter(|(deadline_ms, ..)| *deadline_ms <= now_ms)?;
         self.remove(id)

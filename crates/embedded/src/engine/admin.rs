@@ -11,7 +11,7 @@ use super::{Engine, Queue, Undo};
 use crate::record::{FLAG_HISTORY, MessageMeta, QueueRow, Record, State, parked_cause, unpark_flags};
 use crate::time::Now;
 
-/// The most queues of one store.
+/// Maximum number of queues per store.
 const QUEUES_MAX: usize = 100_000;
 
 impl Engine {
@@ -132,7 +132,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Empties the queue at once; the rows go away bit by bit.
+    /// Empties the queue at once; the rows are deleted in small steps.
     pub fn purge(&mut self, now: Now, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let id = self.find(name)?;
         let last = Some(self.queue(id).purged_ms).filter(|at_ms| *at_ms > 0);
@@ -146,11 +146,11 @@ impl Engine {
         Ok(count)
     }
 
-    /// Remembers when a queue of this name was deleted, and forgets what nothing asks about any more.
+    /// Records when a queue of this name was deleted, and removes records that are too old to matter.
     fn note_deletion(&mut self, now: Now, name: &QueueName) {
         let before_ms = now.ms().saturating_sub(policy::INTERVAL_MS_MAX);
         let known = self.deletions.len();
-        // Not journaled: what is this old is of no use, whether or not the wave is committed.
+        // Not journaled: records this old are not needed, whether or not the wave is committed.
         self.deletions.retain(|_, at_ms| *at_ms >= before_ms);
         if self.deletions.len() < known {
             self.wave.records.push(Record::PruneDeletedQueues { before_ms });
@@ -213,8 +213,8 @@ impl Engine {
         queues
     }
 
-    /// Deletes waiting and parked messages by number, and gives those that are in flight. Looks at every message once,
-    /// however many are asked for.
+    /// Deletes waiting and parked messages by number and returns those that are in flight. Scans the messages once,
+    /// regardless of how many are requested.
     pub fn discard(
         &mut self,
         now: Now,
@@ -298,12 +298,12 @@ impl Engine {
         }
     }
 
-    /// Sets aside a message whose stored bytes do not match their checksum.
+    /// Parks a message whose stored bytes do not match their checksum.
     pub fn park_damaged(&mut self, now: Now, named: crate::receipt::DeliveryRef) {
         let (queue, wave) = self.at(named.queue);
         if let Some(slot) = queue.table.delivered(named.seq) {
             let mut entry = *queue.table.get(slot);
-            // No consumer saw this delivery.
+            // No consumer received this delivery.
             entry.attempts = entry.attempts.saturating_sub(1);
             entry.deliveries = entry.deliveries.saturating_sub(1);
             queue.replace(wave, slot, entry);

@@ -6,8 +6,8 @@ use crate::record::{DeadRow, FLAG_DEAD, MessageMeta, MessageRow, Record, State, 
 use crate::time::Now;
 
 impl Engine {
-    /// A message is out of attempts or rejected: it moves to its dead-letter queue in this very wave, so it is never
-    /// in both or in neither. Where there is no such queue it is parked, not dropped.
+    /// Moves a message that is out of attempts or rejected to its dead-letter queue, within this wave, so it is never
+    /// in both queues or in neither. Without a dead-letter queue it is parked, not dropped.
     pub(super) fn die(
         &mut self,
         now: Now,
@@ -43,7 +43,7 @@ impl Engine {
         let (target, wave) = self.at(target);
         let mut entry = died;
         entry.order = wave.next_seq();
-        // As SQS: a standard queue's dead letter keeps its age, a FIFO queue's starts anew.
+        // As in SQS: a standard queue's dead letter keeps its age, a FIFO queue's age starts again.
         entry.base_ms = if target.config.is_fifo() { now.ms() } else { died.base_ms };
         entry.due_ms = now.ms();
         entry.state = State::Ready;
@@ -58,7 +58,7 @@ impl Engine {
         Settled::Dead
     }
 
-    /// Sets a message aside in its own queue until someone decides.
+    /// Parks a message in its own queue until an operator decides.
     pub(super) fn park(&mut self, now: Now, queue: u32, slot: Slot, cause: Cause) {
         self.halt(now, queue, slot);
         let (queue, wave) = self.at(queue);
@@ -68,8 +68,9 @@ impl Engine {
         queue.update(wave, slot, entry);
     }
 
-    /// A message is about to be parked or dead: where the queue says so, its group is halted until someone decides about
-    /// it. What is in flight behind it comes back uncounted; who works on one ahead of it may finish.
+    /// Called before a message is parked or moved to the dead letters. If the queue is configured so, its group is
+    /// halted until an operator decides about the message. In-flight messages behind it are put back uncounted;
+    /// consumers of messages ahead of it may finish.
     fn halt(&mut self, now: Now, queue: u32, slot: Slot) {
         let source = self.queue(queue);
         let entry = *source.table.get(slot);

@@ -1,4 +1,4 @@
-//! Deduplication ids that are remembered. Recent ones are in memory; older ones of long windows only in the index.
+//! Remembered deduplication ids. Recent ones are in memory; with long windows, older ones are only in the index.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,7 +14,7 @@ pub(crate) const MEMORY_MS: u64 = policy::DEDUP_WINDOW_MS_DEFAULT;
 const PRUNE_MAX: u64 = 2_000;
 const MINUTE_MS: u64 = 60_000;
 
-/// The first send with some id.
+/// The first message sent with an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub seq: u64,
@@ -68,7 +68,7 @@ impl Dedup {
         self.recent.insert(row.key, row.into())
     }
 
-    /// Counts rows that stay in the index only.
+    /// Counts rows that are only in the index.
     pub fn count(&mut self, minute: u64, rows: u64) {
         *self.minutes.entry(minute).or_default() += rows;
     }
@@ -96,7 +96,7 @@ impl Dedup {
         self.count(minute, count);
     }
 
-    /// Ids that still count, in order of key.
+    /// Ids inside their window, in key order.
     #[cfg(test)]
     pub fn remembered(&self, now_ms: u64) -> Vec<(u128, Seen)> {
         let mut seen: Vec<_> =
@@ -105,7 +105,7 @@ impl Dedup {
         seen
     }
 
-    /// When ids next leave memory or the index.
+    /// When the next ids leave memory or the index.
     pub fn next_ms(&self, window_ms: u64) -> Option<u64> {
         let forget = self.by_age.first().map(|(sent_ms, _)| sent_ms + MEMORY_MS + MINUTE_MS);
         let prune = self.minutes.first_key_value().map(|(minute, _)| (minute + 1) * MINUTE_MS + window_ms);

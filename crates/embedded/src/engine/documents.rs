@@ -1,4 +1,4 @@
-//! Named documents: all of them are in memory, since they are few and small.
+//! Named documents. All of them are in memory, because they are few and small.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -12,7 +12,7 @@ use super::{Engine, Undo};
 use crate::record::Record;
 use crate::time::Now;
 
-/// The documents and how much they hold.
+/// The documents and their total size.
 #[derive(Default)]
 pub(super) struct Held {
     by_name: BTreeMap<DocumentName, Document>,
@@ -28,7 +28,7 @@ impl Held {
         self.set(&document.name.clone(), Some(document));
     }
 
-    /// Puts a document there or takes it away; gives what was there.
+    /// Sets or removes a document; returns the previous one.
     pub fn set(&mut self, name: &DocumentName, document: Option<Document>) -> Option<Document> {
         self.bytes += document.as_ref().map_or(0, bytes);
         let before = match document {

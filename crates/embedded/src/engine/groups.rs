@@ -1,12 +1,12 @@
-//! Which message comes next: groups, their order, and fairness between them.
+//! Selects the next message: groups, their order, and fairness between them.
 //!
-//! Every message belongs to a group; those without one share group 0. A group's waiting messages are ordered by
-//! priority, then by place. `heads` holds the first message of every group that may be received from now, so the
-//! next message is found without looking at groups that are blocked.
+//! Every message belongs to a group; messages without one share group 0. The waiting messages of a group are ordered by
+//! priority, then by position. `heads` holds the first message of every group that can be received from now, so the
+//! next message is found without checking blocked groups.
 //!
-//! A message that failed gets a new turn: on a standard queue it waits behind those that are ready. On a FIFO queue it
-//! keeps its place, and its group waits behind the other groups. Turns are not stored: after a restart a message that
-//! failed may come first once more.
+//! A failed message gets a new turn: on a standard queue it waits behind the ready messages. On a FIFO queue it keeps
+//! its position, and its group waits behind the other groups. Turns are not stored: after a restart a failed message
+//! may come first again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -18,7 +18,7 @@ pub(crate) type Slot = u32;
 /// The group of messages without one.
 pub(crate) const UNGROUPED: u32 = 0;
 
-/// Orders messages: smaller comes first. The priority sits in the top byte, the place below it.
+/// Orders messages: smaller comes first. The priority is in the top byte, the position below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key(u64);
 
@@ -33,30 +33,30 @@ impl Key {
     }
 }
 
-/// A tenant is noisy with at least so many messages in flight ...
+/// Minimum number of in-flight messages of a noisy tenant.
 const NOISY_IN_FLIGHT_MIN: u32 = 30;
-/// ... and more than one in so many of the queue's.
+/// A noisy tenant also holds more than this fraction (1/10) of the queue's in-flight messages.
 const NOISY_SHARE: u64 = 10;
 
 #[derive(Debug, Default)]
 struct Group {
     name: Option<GroupId>,
-    /// Waiting messages and whether each is visible. Invisible ones are kept only where order matters (FIFO).
+    /// Waiting messages and whether each is visible. Invisible ones are kept only in FIFO queues, where order matters.
     waiting: BTreeMap<Key, (Slot, bool)>,
-    /// In flight, by place; only where order matters (FIFO).
+    /// In-flight messages by position; only in FIFO queues, where order matters.
     flying: BTreeMap<u64, Slot>,
     in_flight: u32,
     /// Messages in any state.
     members: u32,
-    /// Messages that are parked or dead and that someone has to decide about: the group is halted while there are any.
+    /// Parked messages and dead letters that need a decision: while there are any, the group is halted.
     undecided: BTreeSet<u64>,
-    /// Since when it waits behind other groups, on the scale of places (FIFO).
+    /// The position from which it waits behind other groups (FIFO).
     turn: u64,
     head: Option<Key>,
 }
 
 impl Group {
-    /// The first place that is in flight (FIFO): nothing behind it can be delivered.
+    /// The first position in flight (FIFO): nothing behind it can be delivered.
     fn flying_from(&self) -> u64 {
         self.flying.first_key_value().map_or(u64::MAX, |(order, _)| *order)
     }
@@ -72,7 +72,7 @@ pub(crate) struct Groups {
     heads: BTreeMap<Key, u32>,
     in_flight: u64,
     halted: BTreeSet<u32>,
-    /// Groups that may have become empty; dropped when the wave is committed, so that a rollback finds them.
+    /// Groups that may have become empty. They are dropped when the wave is committed, because a rollback needs them.
     idle: Vec<u32>,
 }
 
@@ -106,7 +106,7 @@ impl Groups {
         self.names.get(name).copied()
     }
 
-    /// The group's index; the group is made if it is new.
+    /// The group's index; creates the group if it is new.
     pub fn intern(&mut self, name: Option<&GroupId>) -> u32 {
         let Some(name) = name else { return UNGROUPED };
         if let Some(&at) = self.names.get(name) {
@@ -135,7 +135,7 @@ impl Groups {
         }
     }
 
-    /// Forgets groups that nothing refers to any more.
+    /// Removes groups that are no longer referenced.
     pub fn sweep(&mut self) {
         for at in std::mem::take(&mut self.idle) {
             let gone = self.list[at as usize]
@@ -149,7 +149,7 @@ impl Groups {
         }
     }
 
-    /// A message waits to be received, `visible` or not yet.
+    /// Adds a message that waits to be received, `visible` or not yet.
     pub fn wait(&mut self, at: u32, key: Key, slot: Slot, visible: bool) {
         if visible || self.fifo {
             let before = self.group_mut(at).waiting.insert(key, (slot, visible));
@@ -184,7 +184,7 @@ impl Groups {
         }
     }
 
-    /// Messages of a FIFO group that are in flight behind the given place.
+    /// In-flight messages of a FIFO group behind the given position.
     pub fn flying_behind(&self, at: u32, order: u64) -> Vec<Slot> {
         self.group(at).flying.range(order + 1..).map(|(_, &slot)| slot).collect()
     }
@@ -212,7 +212,7 @@ impl Groups {
         &self.group(at).undecided
     }
 
-    /// Adds a message to those that someone has to decide about, or takes it out; says whether it was there.
+    /// Adds a message to those that need a decision, or removes it. Returns whether it was there.
     pub fn set_undecided(&mut self, at: u32, seq: u64, undecided: bool) -> bool {
         let group = self.group_mut(at);
         let was = if undecided { !group.undecided.insert(seq) } else { group.undecided.remove(&seq) };
@@ -226,7 +226,7 @@ impl Groups {
         was
     }
 
-    /// Halted groups in order of name, each with the messages it waits for.
+    /// Halted groups by name, each with the messages that it waits for.
     pub fn halted(&self) -> Vec<(GroupId, Vec<u64>)> {
         let named = |&at: &u32| {
             let group = self.group(at);
@@ -279,8 +279,8 @@ impl Groups {
         !self.heads.is_empty()
     }
 
-    /// The next messages of one group: one on a standard queue; on FIFO as many in a row as are visible with nothing in
-    /// flight before them, at most `max`.
+    /// The next messages of one group. Standard queue: one. FIFO: up to `max` consecutive visible messages with nothing
+    /// in flight before them.
     pub fn next(&self, max: usize) -> Vec<Slot> {
         let Some(at) = self.pick() else { return Vec::new() };
         let (group, take) = (self.group(at), if self.fifo { max } else { 1 });
@@ -290,13 +290,13 @@ impl Groups {
         row.take(take).map(|(_, (slot, _))| *slot).collect()
     }
 
-    /// Quiet tenants first; among noisy ones, the one with the fewest in flight.
+    /// Picks quiet tenants first; among noisy ones, the one with the fewest messages in flight.
     fn pick(&self) -> Option<u32> {
         let first = *self.heads.first_key_value()?.1;
         if self.fifo || !self.is_noisy(first) {
             return Some(first);
         }
-        // More than a tenth each: at most nine groups are noisy, so few heads are passed over.
+        // Each noisy group holds more than a tenth, so there are at most nine, and few heads are skipped.
         let quiet = self.heads.values().copied().find(|&at| !self.is_noisy(at));
         quiet.or_else(|| self.heads.values().copied().min_by_key(|&at| self.group(at).in_flight))
     }
@@ -308,7 +308,7 @@ impl Groups {
             && u64::from(in_flight) * NOISY_SHARE > self.in_flight
     }
 
-    /// Checks what must hold; `waiting` is how many messages wait visibly.
+    /// Checks the invariants; `waiting` is the number of visible waiting messages.
     #[cfg(test)]
     pub fn check(&self, waiting: usize, in_flight: usize) {
         let groups = || self.list.iter().flatten();

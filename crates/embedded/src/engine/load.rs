@@ -1,4 +1,4 @@
-//! Rebuilding the engine from its rows, by one scan.
+//! Rebuilds the engine from its rows in one scan.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -10,29 +10,29 @@ use crate::record::{
 };
 use crate::time::Now;
 
-/// A number that no store reaches; one beyond it comes from a flipped bit.
+/// Upper bound for sequence numbers; no store reaches it. A larger number comes from a flipped bit.
 const SEQ_END: u64 = 1 << 60;
 
-/// One row as it comes out of the storage.
+/// One row read from the storage.
 pub(crate) enum Loaded {
     Queue(QueueRow),
-    /// `damaged` when the row's checksum does not fit.
+    /// `damaged` is set if the row's checksum does not match.
     Message {
         row: MessageRow,
         damaged: bool,
     },
-    /// A FIFO group is halted for a message.
+    /// A FIFO group is halted because of a message.
     Halted {
         queue: u32,
         group: GroupId,
         seq: u64,
     },
-    /// A deduplication id that is young enough for memory; ascending by `sent_ms`, after [`Loaded::DedupMinute`].
+    /// A deduplication id recent enough for memory; ascending by `sent_ms`, after [`Loaded::DedupMinute`].
     Dedup {
         queue: u32,
         row: DedupRow,
     },
-    /// How many older ids of a minute the index holds.
+    /// How many older ids of one minute are in the index.
     DedupMinute {
         queue: u32,
         minute: u64,
@@ -68,7 +68,7 @@ pub(crate) enum Loaded {
     },
 }
 
-/// Takes rows and gives the engine. Queues come first, then the rest in any order.
+/// Takes the rows and builds the engine. Queues come first, the rest in any order.
 pub(crate) struct Loader {
     engine: Engine,
     now: Now,
@@ -126,7 +126,7 @@ impl Loader {
         }
     }
 
-    /// Notes what an operator should know.
+    /// Adds a warning for the operator.
     pub fn warn(&mut self, warning: &str) {
         if self.warnings.len() < 100 {
             self.warnings.push(warning.to_owned());
@@ -199,7 +199,7 @@ impl Loader {
         let mut entry = row.entry;
         let queue = engine.queues.get_mut(row.queue as usize).and_then(Option::as_mut);
         let Some(queue) = queue.filter(|queue| entry.order >= queue.purged_before) else {
-            // Of a deleted queue, or purged.
+            // Belongs to a deleted queue, or was purged.
             engine.sweep.push_back((entry.seq, entry.flags));
             return;
         };
@@ -207,7 +207,7 @@ impl Loader {
         put(queue, &mut engine.wave.counters, entry);
     }
 
-    /// Compares how many rows came with how many were written. Call it when all have been added.
+    /// Compares the number of loaded rows with the number written. Call it after all rows were added.
     pub fn check_rows(&mut self) {
         let (written, seen) = (self.engine.header.rows, self.seen_rows);
         if seen < written {
@@ -219,8 +219,8 @@ impl Loader {
         }
     }
 
-    /// Parks what is damaged, after all else: of such a row only the key is used, and only if no sound message has it.
-    /// A row that names no queue or a number in use stays in the file for whoever looks.
+    /// Parks damaged messages after all others were loaded: only the key of such a row is used, and only if no sound
+    /// message has it. A row without a known queue, or whose number is in use, stays in the file for inspection.
     fn park_damaged(&mut self) {
         let rows = std::mem::take(&mut self.damaged_rows);
         let keys: HashSet<u64> = rows.iter().map(|row| row.entry.seq).collect();
@@ -247,10 +247,10 @@ impl Loader {
         }
     }
 
-    /// The engine, with every queue's timer set.
+    /// Returns the engine with every queue's timer set.
     pub fn finish(mut self) -> Engine {
         self.park_damaged();
-        // What is missing stays expected, so that every opening says so.
+        // Missing rows stay in the expected count, so that every opening of the store reports them.
         let rows = self.engine.header.rows.max(self.seen_rows);
         let claimed = self.engine.wave.counters.messages + self.engine.sweep.len() as u64;
         self.engine.unclaimed_rows = rows.saturating_sub(claimed);
@@ -267,7 +267,7 @@ impl Loader {
         self.engine
     }
 
-    /// From when on deduplication ids belong into memory.
+    /// Deduplication ids since this time belong in memory.
     pub fn dedup_memory_from_ms(&self) -> u64 {
         self.now.ms().saturating_sub(dedup::MEMORY_MS)
     }

@@ -203,7 +203,7 @@ pub(crate) struct Engine {
     tombstones: Vec<u32>,
     /// Queues deleted since the last call of [`Engine::take_deleted`]; receives may wait on them.
     deleted: Vec<(u32, QueueName)>,
-    /// Deletion times of queues by name, kept as long as a create or delete may need them.
+    /// Deletion times of queues by name, kept as long as creating a queue of that name may have to wait.
     deletions: HashMap<QueueName, u64>,
     documents: documents::Held,
     header: Header,

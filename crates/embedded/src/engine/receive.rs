@@ -6,7 +6,7 @@ use crate::receipt::DeliveryRef;
 use crate::record::{FLAG_OWN_LEASE, MessageMeta, State};
 use crate::time::Now;
 
-/// A receive as the engine sees it: everything filled in, the waiting done elsewhere.
+/// A receive as the engine sees it: all defaults are filled in, and the caller does the waiting.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub max: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Leased {
 const RECEIVE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 impl Engine {
-    /// Leases up to `max` messages. Messages that turn out to be out of attempts die instead.
+    /// Leases up to `max` messages. Messages without attempts left are moved to the dead letters instead.
     pub fn receive(&mut self, now: Now, queue: u32, request: &Request) -> Vec<Leased> {
         let again = self.receive_again(now, queue, request);
         if !again.is_empty() {
@@ -48,8 +48,8 @@ impl Engine {
                 let queue = self.queue(queue);
                 queue.max_attempts().is_some_and(|max| queue.table.get(slot).attempts >= max)
             };
-            // The limit was lowered while a message waited: it dies when its turn comes, not while those ahead of
-            // it are handed out, or a group that halts would take them back at once.
+            // The limit was lowered while a message waited. It becomes a dead letter when its turn comes, not while
+            // messages ahead of it are handed out: otherwise halting its group would take those back at once.
             if spent(next[0]) {
                 self.die(now, queue, next[0], Cause::Retry, None);
                 continue;
@@ -67,9 +67,10 @@ impl Engine {
         leased
     }
 
-    /// How many messages of a group one receive may take, its head being `head`. On a queue with a limit, a head that has
-    /// failed comes alone: a crash counts as an attempt of the first of a batch, whichever of them caused it, and neither
-    /// a healthy head nor healthy followers are to die of a poison neighbour.
+    /// Maximum number of messages that one receive may take from a group whose first message is `head`. On a queue with
+    /// a limit on attempts, a head that has failed is delivered alone. A crash counts as an attempt of the first
+    /// message of a batch, regardless of which one caused it, and healthy messages must not become dead letters because
+    /// of a poison message in their batch.
     fn batch_max(&self, queue: u32, head: Slot) -> usize {
         let queue = self.queue(queue);
         let failed = queue.table.get(head).attempts > 0;
@@ -97,7 +98,7 @@ impl Engine {
         }
         queue.totals.delivered += 1;
         if request.ack_on_receive {
-            // Memory only: `ack_leased` follows in the same wave, once the body was found to be sound.
+            // In memory only: `ack_leased` follows in the same wave, once the body was found to be sound.
             queue.replace(wave, slot, entry);
         } else {
             queue.update(wave, slot, entry);
@@ -119,12 +120,12 @@ impl Engine {
         wave.durable = true;
     }
 
-    /// Whether a delivery is still the one that holds its message.
+    /// Whether a delivery still holds its message.
     pub fn stands(&self, named: DeliveryRef) -> bool {
         self.held(named.queue, named).is_ok_and(|(_, entry)| entry.state == State::InFlight)
     }
 
-    /// How many more messages of the queue may be in flight.
+    /// How many more messages of the queue can be in flight.
     pub fn in_flight_room(&self, queue: u32) -> u64 {
         policy::IN_FLIGHT_MAX.saturating_sub(self.queue(queue).table.counts().in_flight)
     }

@@ -13,7 +13,7 @@ use crate::record::{
 };
 use crate::time::Now;
 
-/// A message ready for the engine: encoded and checksummed by its sender's thread.
+/// A message ready for the engine, encoded and checksummed on the sender's thread.
 #[derive(Debug, Clone)]
 pub(crate) struct PreparedMessage {
     pub content: Content,
@@ -24,9 +24,9 @@ pub(crate) struct PreparedMessage {
     pub deliver_at_ms: Option<u64>,
     pub group: Option<GroupId>,
     pub priority: Priority,
-    /// SHA-256 of the body in hexadecimal, where the queue wants content-based deduplication.
+    /// SHA-256 of the body in hexadecimal, if the queue uses content-based deduplication.
     pub content_id: Option<String>,
-    /// The key that the sender wrote, if it was looked for.
+    /// The sender's key; `None` if it was not looked up yet.
     pub stated: Option<Box<Stated>>,
 }
 
@@ -47,7 +47,7 @@ impl PreparedMessage {
 /// The idempotency key that a message itself states.
 #[derive(Debug, Clone)]
 pub(crate) struct Stated {
-    /// Where in the body it was looked for.
+    /// JSON pointer in the body at which it was looked up.
     pub pointer: Option<Arc<str>>,
     pub key: Option<MessageKey>,
 }
@@ -58,15 +58,15 @@ impl Stated {
         Self { pointer, key }
     }
 
-    /// What has to be stored of it: an attribute is stored anyway.
+    /// The part that must be stored separately: a key in an attribute is stored with the attributes.
     pub fn stored(&self) -> Option<MessageKey> {
         self.key.clone().filter(|key| key.source == KeySource::Body)
     }
 }
 
 impl Engine {
-    /// The deduplication key of a message whose window reaches beyond what memory holds; the writer looks it up in
-    /// the index and passes the answer to [`Engine::send`].
+    /// The deduplication key of a message whose window is longer than memory covers. The writer looks it up in the
+    /// index and passes the result to [`Engine::send`].
     pub fn dedup_lookup(&self, queue: u32, message: &PreparedMessage, now: Now) -> Option<u128> {
         let queue = self.queue(queue);
         let key = dedup::key(&queue.config, message)?;
@@ -74,7 +74,7 @@ impl Engine {
             .then_some(key)
     }
 
-    /// Looks for the key that the sender wrote, unless the sender's thread has done so with the queue's present pointer.
+    /// Looks up the sender's key, unless the sender's thread already did so with the queue's current pointer.
     pub fn find_stated(&self, queue: u32, message: &mut PreparedMessage) {
         let config = &self.queue(queue).config;
         let pointer = config.key_pointer.as_deref();
@@ -93,8 +93,7 @@ impl Engine {
         message.stated = Some(Box::new(stated));
     }
 
-    /// The ledger's entry of a message that gets the id `id`, where its queue wants its effect once; and where its key
-    /// comes from.
+    /// The ledger entry of a message with the id `id` and the source of its key, if its queue is effectively once.
     pub fn entry_of(
         &self,
         queue: u32,
@@ -113,12 +112,12 @@ impl Engine {
         Some((EntryId::of_queue(&queue.name, decided.key), decided.source))
     }
 
-    /// The number that the next accepted message gets.
+    /// The sequence number of the next accepted message.
     pub fn next_seq(&self) -> u64 {
         self.wave.counters.next_seq
     }
 
-    /// Accepts one message, or answers with the first of its kind inside the window.
+    /// Accepts one message, or returns the first message with the same deduplication id inside the window.
     pub fn send(
         &mut self,
         now: Now,
@@ -142,14 +141,14 @@ impl Engine {
         let key = dedup::key(&queue.config, &message);
         if let Some(key) = key {
             let seen = queue.dedup.seen(key, now.ms()).or_else(|| stored.map(dedup::Seen::from));
-            // A purge forgets the ids together with their messages.
+            // A purge also forgets the deduplication ids of the purged messages.
             let seen = seen.filter(|seen| seen.seq >= queue.purged_before);
             if let Some(seen) = seen.filter(|seen| policy::is_duplicate(seen.sent_ms, window_ms, now.ms())) {
                 queue.totals.duplicates += 1;
                 return Ok(Sent { id: ids(seen.seq), sequence: seen.order, duplicate: true });
             }
         }
-        // Only now: a repeated send takes no room, and its sender must learn that the first one was accepted.
+        // Checked only now: a repeated send takes no space, and its sender must learn that the first one was accepted.
         within_quotas(queue, wave, &quota, message.bytes)?;
 
         let seq = wave.next_seq();
@@ -201,7 +200,7 @@ impl Queue {
 }
 
 impl Wave {
-    /// The body of a message that this wave inserted: it is not in the storage yet.
+    /// The body of a message inserted in this wave; the storage does not have it yet.
     pub fn fresh_body(&self, seq: u64) -> Option<&BodyRow> {
         let at = self.inserted.binary_search_by_key(&seq, |(seq, _)| *seq).ok()?;
         match &self.records[self.inserted[at].1] {
@@ -210,7 +209,7 @@ impl Wave {
         }
     }
 
-    /// Where a message that died in this wave came from: that is not in the storage yet either.
+    /// The dead-letter row of a message that died in this wave; the storage does not have it yet either.
     pub fn fresh_dead(&self, seq: u64) -> Option<&DeadRow> {
         self.records.iter().rev().find_map(|record| match record {
             Record::Dead(dead) if dead.seq == seq => Some(dead),
@@ -218,7 +217,7 @@ impl Wave {
         })
     }
 
-    /// The last error of a message that this wave knows of.
+    /// The latest error of a message in this wave's records.
     pub fn fresh_error(&self, seq: u64) -> Option<String> {
         self.records.iter().rev().find_map(|record| match record {
             Record::History { seq: of, failed } if *of == seq => failed.error.clone(),
@@ -234,7 +233,7 @@ pub(super) fn within_quotas(
     bytes: u64,
 ) -> Result<(), SendError> {
     let of_queue = |field: &str, used: u64, more: u64, max: Option<u64>| match max {
-        // The name is put together only where there is a quota.
+        // Formats the name only if there is a quota.
         Some(_) => check(&format!("{field} of queue {}", queue.name), used, more, max),
         None => Ok(()),
     };
@@ -251,7 +250,7 @@ fn check(quota: &str, used: u64, more: u64, max: Option<u64>) -> Result<(), Send
     }
 }
 
-/// Whether the whole store takes one more message of `bytes`.
+/// Whether the whole store can take one more message of `bytes`.
 fn within_store_quota(wave: &Wave, store: &super::StoreQuota, bytes: u64) -> Result<(), SendError> {
     let memory = wave.counters.messages * MEMORY_BYTES_A_MESSAGE;
     check("the store's messages_max", wave.counters.messages, 1, store.messages_max)?;
@@ -260,7 +259,7 @@ fn within_store_quota(wave: &Wave, store: &super::StoreQuota, bytes: u64) -> Res
 }
 
 impl super::Engine {
-    /// Why not even the smallest message would be taken, if that is so.
+    /// The reason why even the smallest message would be refused, if it would.
     pub fn refuses_sends(&self) -> Option<String> {
         within_store_quota(&self.wave, &self.quota, 1).err().map(|error| error.to_string())
     }

@@ -8,7 +8,7 @@ use crate::record::{FLAG_DEAD, FLAG_OWN_LEASE, MessageMeta, Record, State, parke
 use crate::time::Now;
 
 impl Engine {
-    /// The message that a receipt names, if no newer delivery holds it.
+    /// The message that a receipt names, unless a newer delivery holds it.
     pub(super) fn held(&self, queue: u32, named: DeliveryRef) -> Result<(Slot, MessageMeta), SettleError> {
         if named.queue != queue {
             return Err(SettleError::Malformed);
@@ -46,7 +46,7 @@ impl Engine {
         held
     }
 
-    /// Ends a delivery. `random` is uniform over all of `u64`.
+    /// Ends a delivery. `random` is uniform over all `u64` values.
     pub fn settle(
         &mut self,
         now: Now,
@@ -58,7 +58,8 @@ impl Engine {
         let (slot, entry) = self.held_or_counted(queue, named)?;
         let fifo = self.queue(queue).config.is_fifo();
         match (how, entry.state) {
-            // Nobody else holds it, so a late ack still counts; in a FIFO group others may have gone on.
+            // No other delivery holds it, so a late ack still counts. In a FIFO group, later messages may have been
+            // delivered since.
             (How::Ack, State::Ready | State::Delayed) if fifo => return Err(SettleError::Expired),
             (How::Ack, State::Ready | State::Delayed) | (_, State::InFlight) => {}
             _ => return Err(SettleError::NotInFlight),
@@ -109,8 +110,8 @@ impl Engine {
         }
     }
 
-    /// Changes a lease. Zero gives the message back at once: literal, whatever the retry policy says. On a standard
-    /// queue a lease that ran out can be taken again while no newer delivery holds the message, as in SQS.
+    /// Changes a lease. Zero returns the message immediately, regardless of the retry policy. On a standard queue an
+    /// expired lease can be resumed while no newer delivery holds the message, as in SQS.
     pub fn extend(
         &mut self,
         now: Now,
@@ -166,7 +167,7 @@ impl Engine {
         Ok(Remaining { lease_ms: entry.due_ms - now.ms() })
     }
 
-    /// A counted delivery failed: the message returns, or dies.
+    /// A counted delivery failed: the message is retried or becomes a dead letter.
     #[expect(clippy::too_many_arguments, reason = "a decision's inputs, each of another type")]
     pub(super) fn fail(
         &mut self,
@@ -198,8 +199,8 @@ impl Engine {
         }
     }
 
-    /// A delivery failed or was deferred: its message waits behind those that are ready, its FIFO group behind the other
-    /// groups, so that a message that keeps failing starves no other.
+    /// Called when a delivery failed or was deferred: its message moves behind the ready ones, or its FIFO group behind
+    /// the other groups, so that a message that keeps failing does not starve the others.
     fn wait_behind(&mut self, queue: u32, slot: Slot) {
         let (queue, wave) = self.at(queue);
         let turn = wave.next_seq();
@@ -214,8 +215,8 @@ impl Engine {
         }
     }
 
-    /// Puts a message back without counting the attempt. The fence and the deliveries stay: they only grow. The time
-    /// of the receive goes, so that the delivery cannot be extended any more.
+    /// Puts a message back without counting the attempt. The fence and the number of deliveries stay, because they only
+    /// grow. The receive time is cleared, so that the delivery cannot be extended any more.
     pub(super) fn put_back(&mut self, now: Now, queue: u32, slot: Slot, after_ms: u64) {
         let (queue, wave) = self.at(queue);
         let mut entry = *queue.table.get(slot);
@@ -227,7 +228,8 @@ impl Engine {
         queue.update(wave, slot, entry);
     }
 
-    /// A message of a FIFO batch did not succeed: those behind it in its group must not overtake it.
+    /// A message of a FIFO batch failed: the messages behind it in its group must not overtake it, so they are put
+    /// back.
     pub(super) fn return_rest(&mut self, now: Now, queue: u32, failed: &MessageMeta) {
         if !self.queue(queue).config.is_fifo() {
             return;

@@ -1,4 +1,4 @@
-//! What the engine holds, written down so that two states can be compared in tests.
+//! The engine's state as text, so that tests can compare two states.
 
 use hapax_core::{GroupId, QueueName};
 
@@ -7,13 +7,13 @@ use crate::record::{MessageMeta, State};
 use crate::time::Now;
 
 impl Engine {
-    /// The queues in which something is due, in the order in which time acts on them.
+    /// The queues with due timers, in the order in which `run_timers` processes them.
     pub fn due_queues(&self, now_ms: u64) -> Vec<QueueName> {
         let due = self.timers.iter().take_while(|(at_ms, _)| *at_ms <= now_ms);
         due.map(|(_, queue)| self.queue(*queue).name.clone()).collect()
     }
 
-    /// Every message with its queue and group, in order of number.
+    /// Every message with its queue and group, by sequence number.
     pub fn messages(&self) -> Vec<(u32, MessageMeta, Option<GroupId>)> {
         let of_queue = |queue: &super::Queue| {
             let with_group =
@@ -33,7 +33,7 @@ impl Engine {
             if entry.state == State::Delayed && entry.due_ms <= now.ms() {
                 entry.state = State::Ready;
             }
-            // An index into memory, not a fact.
+            // An index into memory, not stored state.
             entry.group = 0;
             lines.push(format!("message {queue} {group:?} {entry:?}"));
         }

@@ -1,7 +1,7 @@
 //! The live messages of one queue, with every index derived from their state.
 //!
-//! `insert`, `replace` and `remove` are the only ways to change a message; each moves it between the indexes. That
-//! is why a wave can be undone by putting old entries back.
+//! Only `insert`, `replace` and `remove` change a message; each moves it between the indexes. Therefore a wave can be
+//! undone by restoring old entries.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -16,10 +16,10 @@ pub(crate) struct Table {
     entries: Vec<Option<MessageMeta>>,
     free: Vec<Slot>,
     pub groups: Groups,
-    /// Delayed and in-flight messages by when that ends, then by place: leases that run out together do so in order,
-    /// whatever slots a restart has given the messages.
+    /// Delayed and in-flight messages by due time, then by position: leases that expire at the same time expire in
+    /// order, even though a restart assigns new slots.
     due: BTreeSet<(u64, u64, Slot)>,
-    /// Waiting messages by what their retention counts from.
+    /// Waiting messages by the start of their retention.
     aging: BTreeSet<(u64, Slot)>,
     /// Messages in flight and those in `kept` likewise: they are not dropped, but count for the oldest.
     aging_kept: BTreeSet<(u64, Slot)>,
@@ -31,7 +31,7 @@ pub(crate) struct Table {
     recheck: BTreeSet<u32>,
     /// The turn of messages of a standard queue that failed: they wait behind those that were ready then.
     turns: HashMap<u64, u64>,
-    /// Messages that were delivered at least once: only those can be named by a receipt.
+    /// Messages that were delivered at least once: only these can be named by a receipt.
     delivered: HashMap<u64, Slot>,
     parked: BTreeMap<u64, Slot>,
     /// All messages by place and number, while the queue is exported.
@@ -68,7 +68,7 @@ impl Table {
         self.entries[slot as usize].as_ref().expect("a slot in use holds an entry")
     }
 
-    /// The entry at `slot`, if it is still the message `seq`.
+    /// The entry at `slot`, if it still belongs to message `seq`.
     pub fn holds(&self, slot: Slot, seq: u64) -> Option<&MessageMeta> {
         self.entries.get(slot as usize)?.as_ref().filter(|entry| entry.seq == seq)
     }
@@ -82,7 +82,7 @@ impl Table {
         slot
     }
 
-    /// Puts an entry into a free slot; for undoing.
+    /// Puts an entry back into a free slot, to undo a removal.
     pub fn restore(&mut self, slot: Slot, entry: MessageMeta) {
         let at = self.free.iter().rposition(|&free| free == slot).expect("a removed slot is free");
         self.free.swap_remove(at);
@@ -106,7 +106,7 @@ impl Table {
         entry
     }
 
-    /// Changes an entry in place; its message, group and size stay.
+    /// Replaces an entry; its message, group and size must stay the same.
     pub fn replace(&mut self, slot: Slot, entry: MessageMeta) -> MessageMeta {
         let before = self.entries[slot as usize].replace(entry).expect("a slot in use holds an entry");
         assert!(before.seq == entry.seq && before.group == entry.group && before.bytes == entry.bytes);
@@ -115,8 +115,8 @@ impl Table {
         before
     }
 
-    /// A message in flight failed: it is to wait behind those that are ready now. `turn` is on the scale of places.
-    /// Gives the turn that it had.
+    /// Makes a failed in-flight message wait behind the messages that are ready now. `turn` is comparable with
+    /// positions. Returns the previous turn.
     pub fn set_turn(&mut self, slot: Slot, turn: u64) -> Option<u64> {
         let entry = self.get(slot);
         assert_eq!(entry.state, State::InFlight, "a waiting message is found by its turn");
@@ -124,7 +124,7 @@ impl Table {
         self.turns.insert(seq, turn)
     }
 
-    /// Takes a message's turn back; the message is in flight, as it was when the turn was set.
+    /// Restores a message's previous turn; the message is in flight, as it was when the turn was set.
     pub fn restore_turn(&mut self, seq: u64, before: Option<u64>) {
         match before {
             Some(turn) => drop(self.turns.insert(seq, turn)),
@@ -132,7 +132,7 @@ impl Table {
         }
     }
 
-    /// Adds a message to those that its group waits for, or takes it out; says whether it was there.
+    /// Adds a message to those that its group waits for, or removes it. Returns whether it was there.
     pub fn set_undecided(&mut self, group: u32, seq: u64, undecided: bool) -> bool {
         let was = self.groups.set_undecided(group, seq, undecided);
         if !self.groups.is_halted(group) {
@@ -246,7 +246,7 @@ impl Table {
         }
     }
 
-    /// A message that a receipt may name.
+    /// The slot of a message that a receipt may name.
     pub fn delivered(&self, seq: u64) -> Option<Slot> {
         self.delivered.get(&seq).copied()
     }
@@ -260,12 +260,12 @@ impl Table {
         self.parked.iter().filter(of).map(|(seq, _)| *seq).collect()
     }
 
-    /// The delayed or in-flight message that is due first, if that is by `now_ms`.
+    /// The first due delayed or in-flight message, if it is due by `now_ms`.
     pub fn first_due(&self, now_ms: u64) -> Option<Slot> {
         self.due.first().filter(|(due_ms, ..)| *due_ms <= now_ms).map(|(.., slot)| *slot)
     }
 
-    /// The waiting message whose retention counts from the earliest time, if that is before `before_ms`.
+    /// The waiting message with the earliest start of retention, if that is before `before_ms`.
     pub fn first_aged(&self, before_ms: u64) -> Option<Slot> {
         self.aging.first().filter(|(base_ms, _)| *base_ms < before_ms).map(|(_, slot)| *slot)
     }
@@ -357,7 +357,7 @@ impl Table {
     }
 }
 
-/// How many messages of a table are in each state.
+/// Number of messages in each state.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Counts {
     pub ready: u64,

@@ -1,4 +1,4 @@
-//! What time alone brings about: delays end, leases run out, retention ends, rows are swept.
+//! Changes caused by time: delays end, leases expire, retention ends, rows are swept.
 
 use hapax_core::Cause;
 
@@ -6,13 +6,13 @@ use super::{Engine, Undo};
 use crate::record::{Record, State};
 use crate::time::Now;
 
-/// How many messages one wave lets time act upon, so that a wave stays short.
+/// Maximum number of messages whose timers one wave processes, so that it stays short.
 const STEPS_MAX: usize = 2_000;
-/// How many rows of purged and deleted queues one wave deletes.
+/// Maximum number of rows of purged and deleted queues that one wave deletes.
 const SWEEP_MAX: usize = 500;
 
 impl Engine {
-    /// When something will happen by itself next, in the store's time.
+    /// When the next timer is due, in the store's time.
     pub fn next_timer(&self) -> Option<u64> {
         let idle = self.sweep.is_empty() && self.tombstones.is_empty() && self.releases.is_empty();
         let now = if idle { None } else { Some(0) };
@@ -21,7 +21,8 @@ impl Engine {
         now.into_iter().chain(queues).chain(tasks).chain(self.ledger.next_ms()).min()
     }
 
-    /// Lets time act, up to a bound; what is left stays due. Redrives are stepped by the writer, since they read.
+    /// Processes due timers up to a bound; the rest stays due. The writer steps the redrives, because they read from
+    /// the storage.
     pub fn run_timers(&mut self, now: Now, mut random: impl FnMut() -> u64) {
         let mut steps = 0;
         while let Some(&(at_ms, queue)) = self.timers.first() {
@@ -48,7 +49,7 @@ impl Engine {
             let mut entry = *self.queue(queue).table.get(slot);
             match entry.state {
                 State::Delayed => {
-                    // Memory only: the row says since when it is ready.
+                    // In memory only: the row holds the time since when it is ready.
                     entry.state = State::Ready;
                     let (queue, wave) = self.at(queue);
                     queue.replace(wave, slot, entry);
