@@ -1,5 +1,5 @@
 //! Serves SQS over an embedded store: `cargo run -p hapax-server --example serve -- FOLDER [CONFIG.json]`.
-//! The `hapax serve` command does the same with everything around it; this is for trying the library.
+//! The `hapax serve` command does the same with all features; this example shows the library.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Where a request goes: health, SQS, or the router.
+//! Dispatches requests: to the health checks, to SQS, or to the router.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub(crate) struct App {
     read_timeout: Duration,
     request_timeout: Duration,
     bodies: BodyLimits,
-    /// What the router takes, out of the same room.
+    /// The router's body limits; its bodies share the same budget.
     routed_bodies: BodyLimits,
 }
 
@@ -123,7 +123,7 @@ impl App {
 
     async fn sqs(&self, sqs: &Sqs, request: Request, peer: Peer, guard: &RequestGuard) -> Response<Body> {
         let (parts, body) = request.into_parts();
-        // A client without a key does not get to send a body.
+        // A client without a known key cannot send a body.
         if let Err(error) = self.auth.claims_known_key(&parts) {
             return Sqs::unauthenticated(&parts.headers, error);
         }
@@ -219,7 +219,7 @@ fn unread(error: BodyError) -> Response<Body> {
     problem(status, code, detail)
 }
 
-/// A refusal of the router's paths, in the form of its other errors.
+/// A refusal on the router's paths, in the same form as its other errors.
 fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Response<Body> {
     let mut problem = Problem::new(code, detail, false);
     problem.status = Some(status.as_u16());
@@ -228,7 +228,7 @@ fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Respons
     response
 }
 
-/// A short answer in plain text, for paths that are not SQS's.
+/// A short response in plain text, for paths that are not part of SQS.
 pub(crate) fn plain(status: StatusCode, text: impl Into<String>) -> Response<Body> {
     let mut text = text.into();
     text.push('\n');

@@ -1,4 +1,4 @@
-//! The server's configuration: every field with its meaning, unit and default. Unknown keys are refused.
+//! The server's configuration: every field with its meaning, unit and default. Unknown keys are rejected.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,7 +11,7 @@ use crate::error::ServerError;
 use crate::runtime::tls_acceptor;
 use crate::sqs::Names;
 
-/// Everything that the server's behaviour depends on, apart from its store.
+/// All settings of the server, except those of its store.
 ///
 /// ```
 /// let config = hapax_server::ServerConfig::default();
@@ -21,12 +21,12 @@ use crate::sqs::Names;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerConfig {
-    /// Addresses to listen on. Any other than loopback needs `auth.keys` (or `auth.insecure`).
-    /// Default `127.0.0.1:9324`.
+    /// Addresses to listen on. Any address other than loopback requires `auth.keys` (or `auth.insecure`). Default
+    /// `127.0.0.1:9324`.
     pub listen: Vec<SocketAddr>,
     /// Serve HTTPS with this certificate. Default none: plain HTTP.
     pub tls: Option<TlsConfig>,
-    /// Who may do what.
+    /// Keys and their rights.
     pub auth: AuthConfig,
     /// Bounds on connections and requests.
     pub limits: LimitsConfig,
@@ -47,8 +47,8 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Every reason why a server would not start with this configuration, before anything is opened or bound. Secrets
-    /// and certificates are read.
+    /// Every reason why a server would not start with this configuration, found before anything is opened or bound.
+    /// Reads secrets and certificates.
     ///
     /// ```
     /// let mut config = hapax_server::ServerConfig::default();
@@ -78,49 +78,49 @@ impl ServerConfig {
     }
 }
 
-/// Where the certificate is.
+/// The location of the certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// PEM file with the certificate chain, the server's own first.
+    /// PEM file with the certificate chain; the server's own certificate comes first.
     pub cert_file: PathBuf,
     /// PEM file with the private key.
     pub key_file: PathBuf,
 }
 
-/// Who may do what.
+/// Keys and their rights.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthConfig {
-    /// Keys that requests must be signed with. Default none: on loopback any credentials are accepted.
+    /// Keys with which requests must be signed. Default none: on loopback any credentials are accepted.
     pub keys: Vec<KeyConfig>,
-    /// Listen beyond loopback although there are no keys: anyone who reaches the port may do anything. Default off.
+    /// Listen beyond loopback even without keys: anyone who can reach the port may do anything. Default off.
     pub insecure: bool,
-    /// Host names (without port) by which clients may call a server that has no keys, besides loopback's own names.
-    /// They keep a web page from reaching the server through a name of its own that resolves to this machine; for
-    /// example `host.docker.internal`. Default none.
+    /// Host names (without port) that clients may use for a server without keys, besides the names of loopback; for
+    /// example `host.docker.internal`. Other host names are refused, so that a web page cannot reach the server through
+    /// its own name that resolves to this machine. Default none.
     pub allowed_hosts: Vec<String>,
 }
 
-/// One key and its rights. Give the secret by exactly one of `secret`, `secret_file` and `secret_env`.
+/// One key and its rights. Give the secret in exactly one of `secret`, `secret_file` and `secret_env`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyConfig {
-    /// The access key id: what AWS SDKs call `aws_access_key_id`.
+    /// The access key id: `aws_access_key_id` of AWS SDKs.
     pub id: String,
-    /// The secret itself; better in a file or the environment.
+    /// The secret itself; prefer a file or the environment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<Secret>,
-    /// A file that holds the secret; white space around it is dropped.
+    /// A file that contains the secret; surrounding white space is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_file: Option<PathBuf>,
-    /// An environment variable that holds the secret.
+    /// An environment variable that contains the secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_env: Option<String>,
-    /// Queues it may use, with `*` and `?` as wild cards. Default all.
+    /// Queues that the key may use, with the wildcards `*` and `?`. Default all.
     #[serde(default = "everything")]
     pub queues: Vec<String>,
-    /// Actions it may call, named as SQS does (`SendMessage`, `Receive*`), with wild cards. Default all.
+    /// Actions that the key may call, by SQS name (`SendMessage`, `Receive*`), with wildcards. Default all.
     #[serde(default = "everything")]
     pub actions: Vec<String>,
 }
@@ -129,7 +129,7 @@ fn everything() -> Vec<String> {
     vec!["*".to_owned()]
 }
 
-/// A secret: never shown by `Debug`, never written out.
+/// A secret. `Debug` does not show it, and it is never serialized.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -162,28 +162,27 @@ impl Serialize for Secret {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsConfig {
-    /// The most connections at once; past it the one that has been idle longest is closed for a new one.
-    /// Default 4096.
+    /// Maximum number of connections. At the limit, the longest idle connection is closed for a new one. Default 4096.
     pub connections_max: usize,
-    /// How long a request's head, a TLS handshake or a body may take to arrive, in milliseconds. Default 30,000.
+    /// Maximum time for a request's head, a TLS handshake or a body to arrive, in milliseconds. Default 30,000.
     pub read_timeout_ms: u64,
-    /// How long a connection may stay open without a request, in milliseconds. Default 120,000.
+    /// Maximum time that a connection may stay open without a request, in milliseconds. Default 120,000.
     pub idle_timeout_ms: u64,
-    /// How long a request may take once it has arrived, in milliseconds; more than the longest poll of 20 s.
-    /// Default 60,000.
+    /// Maximum time for a request once it has arrived, in milliseconds; more than the longest poll of 20 s. Default
+    /// 60,000.
     pub request_timeout_ms: u64,
-    /// The largest request body, in bytes. A message of 1 MiB grows when it is escaped. Default 6 MiB.
+    /// Maximum size of a request body, in bytes. A message of 1 MiB grows when it is escaped. Default 6 MiB.
     pub body_bytes_max: usize,
-    /// How many bytes of bodies that are still arriving the server holds at once; past it, requests are told to
-    /// retry. Default 256 MiB.
+    /// Maximum bytes of arriving bodies that the server holds at once; above it, clients are told to retry. Default 256
+    /// MiB.
     pub bodies_bytes_max: usize,
-    /// How long a client may leave an answer unread, in milliseconds; a tenth of it, and 3 s at most, while
-    /// `unread_bytes_max` is nearly reached. Default 30,000.
+    /// Maximum time that a client may leave a response unread, in milliseconds. While `unread_bytes_max` is nearly
+    /// reached, it is a tenth of this, and at most 3 s. Default 30,000.
     pub write_timeout_ms: u64,
-    /// How many bytes of answers may wait to be read by all clients together; past it, requests wait a moment and are
-    /// then told to retry, and clients that read slowly are disconnected. Default 256 MiB.
+    /// Maximum bytes of unread responses of all clients together. Above it, requests wait briefly and are then told to
+    /// retry, and clients that read slowly are disconnected. Default 256 MiB.
     pub unread_bytes_max: usize,
-    /// How long a shutdown waits for requests under way, in milliseconds. Default 10,000.
+    /// Maximum time that a shutdown waits for running requests, in milliseconds. Default 10,000.
     pub shutdown_timeout_ms: u64,
 }
 
@@ -204,7 +203,7 @@ impl Default for LimitsConfig {
 }
 
 impl LimitsConfig {
-    /// Limits that would let nothing through.
+    /// Limits of zero, which would refuse everything.
     fn problems(&self) -> Vec<ServerError> {
         let limits = [
             ("connections_max", self.connections_max as u64),
@@ -231,14 +230,14 @@ impl LimitsConfig {
 pub struct SqsConfig {
     /// The account id in queue URLs and ARNs: 12 digits. Default `000000000000`.
     pub account: String,
-    /// The region in ARNs. Requests signed for any region are accepted; there is one name space. Default
+    /// The region in ARNs. Requests signed for any region are accepted; all regions share one namespace. Default
     /// `us-east-1`.
     pub region: String,
-    /// Refuse a second purge of a queue within this time, in milliseconds; SQS has 60,000. At most 300,000. Default 0:
-    /// never.
+    /// Refuse a second purge of a queue within this time, in milliseconds (SQS: 60,000). Maximum 300,000. Default 0:
+    /// never refuse.
     pub purge_interval_ms: u64,
-    /// Refuse to create a queue whose name was deleted within this time, in milliseconds; SQS has 60,000. At most
-    /// 300,000. Default 0: never.
+    /// Refuse to create a queue whose name was deleted within this time, in milliseconds (SQS: 60,000). Maximum
+    /// 300,000. Default 0: never refuse.
     pub recreate_interval_ms: u64,
 }
 

@@ -1,11 +1,11 @@
-//! Deliveries on their way to a client: how large they are, and what happens to those that cannot be answered.
+//! Deliveries in responses: their size, and their return if the response cannot be sent.
 
 use hapax_core::{Delivery, How, QueueName, QueueStore, Settle};
 
-/// What a delivery's receipt, times and counters take in an answer, about.
+/// Approximate size of a delivery's receipt, times and counters in a response.
 const OVERHEAD_BYTES: usize = 512;
 
-/// About how many bytes an answer with these takes, before bodies and attributes are encoded.
+/// Approximate size of a response with these deliveries, before bodies and attributes are encoded.
 pub(crate) fn bytes(deliveries: &[Delivery]) -> usize {
     let of = |delivery: &Delivery| {
         let attributes = delivery.attributes.iter();
@@ -15,7 +15,7 @@ pub(crate) fn bytes(deliveries: &[Delivery]) -> usize {
     deliveries.iter().map(of).sum()
 }
 
-/// Gives back deliveries that no client has seen: no attempt is counted. If that fails too, their leases run out.
+/// Returns deliveries that no client received: no attempt is counted. If that fails too, their leases expire.
 pub(crate) async fn give_back<S>(store: &S, queue: &QueueName, deliveries: &[Delivery])
 where
     S: QueueStore + ?Sized,

@@ -1,42 +1,42 @@
-//! Why the server does not start.
+//! Reasons why the server does not start.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why the server does not start.
+/// Why the server did not start.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// An address beyond loopback without keys.
+    /// The server would listen beyond loopback without keys.
     #[error(
         "refusing to listen on {0} without keys: anyone who reaches it could read and delete messages; \
          configure auth.keys, or set auth.insecure (--insecure) if the network itself is trusted"
     )]
     Exposed(SocketAddr),
-    /// An address cannot be listened on.
+    /// The server cannot listen on an address.
     #[error("cannot listen on {address}: {source}")]
     Bind {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// The certificate or its key cannot be used.
+    /// The certificate or its key is unusable.
     #[error("TLS: {}: {problem}", file.display())]
     Tls {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// A value of the configuration is not acceptable.
+    /// A configuration value is not acceptable.
     #[error("{field}: {problem}")]
     Config {
-        /// The field, as it is written in configuration.
+        /// The field's name in the configuration.
         field: String,
-        /// What is wrong and what is allowed.
+        /// The problem and the allowed values.
         problem: String,
     },
 }

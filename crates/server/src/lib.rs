@@ -1,9 +1,9 @@
-//! The server: AWS SQS on the wire, any Hapax store behind it.
+//! The server: the AWS SQS protocol, with any Hapax store behind it.
 //!
-//! | module | holds |
+//! | module | content |
 //! |---|---|
 //! | [`config`] | every option with its meaning, unit and default |
-//! | [`runtime`] | configured, bound, run, drained; connections are those of `hapax-net` |
+//! | [`runtime`] | configure, bind, run, drain; `hapax-net` handles the connections |
 //! | [`auth`] | keys and their rights, SigV4, bearer tokens |
 //! | [`native`] | the native JSON API under `/v1`, with its OpenAPI description |
 //! | [`sqs`] | the SQS protocol: one model, two codecs (AWS JSON and Query) |

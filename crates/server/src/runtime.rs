@@ -1,4 +1,4 @@
-//! The server as a service: configured, bound, run until a signal, drained. Connections are [`hapax_net`]'s.
+//! The server's lifecycle: configure, bind, run until a signal, drain. [`hapax_net`] handles the connections.
 
 use std::sync::Arc;
 
@@ -48,9 +48,9 @@ impl Server {
         Ok(Self { app, config, runtime })
     }
 
-    /// Adds what is not SQS: `/v1`, metrics, the dashboard. Each request to it must carry a bearer token or a
-    /// signature of a configured key, and finds its [`Identity`](crate::auth::Identity) in its extensions; except on
-    /// paths that begin with one of `public`, which anyone may read.
+    /// Adds a router for everything that is not SQS: `/v1`, metrics, the dashboard. Each request to it must have a
+    /// bearer token or a signature of a configured key, and gets its [`Identity`](crate::auth::Identity) in its
+    /// extensions. Paths that begin with one of `public` are exempt: anyone may read them.
     #[must_use]
     pub fn with_router(mut self, router: axum::Router, public: &[&str]) -> Self {
         self.app.router = Some(router);
@@ -58,17 +58,17 @@ impl Server {
         self
     }
 
-    /// The signal that long polls have to watch.
+    /// The signal that long polls must watch.
     pub fn shutdown(&self) -> Shutdown {
         self.runtime.shutdown()
     }
 
-    /// How many bytes of answers wait to be read by clients.
+    /// Bytes of responses that clients have not read yet.
     pub fn unread(&self) -> Arc<Room> {
         self.runtime.unread()
     }
 
-    /// Listens on the configured addresses; refuses one beyond loopback without keys.
+    /// Listens on the configured addresses. Fails for an address beyond loopback if there are no keys.
     pub async fn bind(&self) -> Result<Vec<TcpListener>, ServerError> {
         let mut listeners = Vec::with_capacity(self.config.listen.len());
         for &address in &self.config.listen {
@@ -81,8 +81,8 @@ impl Server {
         Ok(listeners)
     }
 
-    /// Serves until `shutdown` resolves; then stops accepting, lets long polls answer empty and requests under way
-    /// finish, and returns within the configured bound.
+    /// Serves until `shutdown` resolves. Then it stops accepting connections, lets long polls return empty and running
+    /// requests finish, and returns within the configured timeout.
     pub async fn run(self, listeners: Vec<TcpListener>, shutdown: impl Future<Output = ()>) {
         let app = Arc::new(self.app);
         self.runtime.run(listeners, move |peer| Connected { app: app.clone(), peer }, shutdown).await;

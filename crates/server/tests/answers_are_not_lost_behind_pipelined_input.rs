@@ -1,4 +1,5 @@
-//! A client that sends requests without waiting for answers gets every answer, whatever stands behind a request.
+//! A client that pipelines requests without waiting gets every response, regardless of the input that follows a
+//! request.
 
 mod support;
 
@@ -12,7 +13,7 @@ fn kept_alive(action: &str, body: &str) -> String {
     json(action, body).replace("connection: close\r\n", "")
 }
 
-/// Everything that the server sends on one connection until it closes it, or `count` answers.
+/// All bytes that the server sends on one connection until it closes it, or until `count` responses.
 async fn answers(server: &Running, sent: &str, count: usize) -> String {
     let mut stream = server.connect().await;
     stream.write_all(sent.as_bytes()).await.unwrap();

@@ -1,4 +1,5 @@
-//! A message's life over real sockets and a real store, in both protocols; and what is not SQS.
+//! A message's lifecycle over real sockets and a real store, in both protocols; and requests that
+//! are not SQS.
 
 mod support;
 

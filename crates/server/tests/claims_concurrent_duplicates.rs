@@ -1,4 +1,4 @@
-//! Fifty duplicates at once over HTTP: one of them may act, the others wait and get its outcome.
+//! Fifty concurrent duplicates over HTTP: one of them may act, the others wait and get its outcome.
 
 mod support;
 
@@ -22,7 +22,7 @@ fn all(api: &Arc<Api>, ask: &Value) -> Vec<tokio::task::JoinHandle<support::Repl
 async fn fifty_duplicates_cause_one_effect_and_get_equal_answers() {
     let api = Arc::new(Api::start().await);
     let asked = all(&api, &json!({"lease_ms": 60_000, "wait_ms": 20_000}));
-    // One is answered; the others are at the store, waiting. Its own claim counts as waiting until it is.
+    // One claim is answered; the others wait at the store. A claim counts as waiting until it is answered.
     let answered = async {
         while !asked.iter().any(tokio::task::JoinHandle::is_finished) {
             tokio::time::sleep(Duration::from_millis(2)).await;

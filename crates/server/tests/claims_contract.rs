@@ -1,4 +1,4 @@
-//! The claims API over a real socket: each status, and the very fields of each answer.
+//! The claims API over a real socket: each status, and the exact fields of each response.
 
 mod support;
 
@@ -11,7 +11,7 @@ async fn claim(api: &Api, body: Value) -> support::Reply {
     api.call("PUT", PATH, body).await
 }
 
-/// The token of a claim that is given.
+/// The token of a granted claim.
 async fn token(api: &Api, body: Value) -> String {
     claim(api, body).await.expect(201)["token"].as_str().unwrap().to_owned()
 }
@@ -44,13 +44,13 @@ async fn a_duplicate_gets_what_was_recorded() {
     assert_eq!(completed["state"], "completed");
     assert_eq!(completed["outcome"], outcome);
     assert_eq!(completed["completed_at"], "2027-01-15T08:00:00.000Z");
-    // Its answer may have got lost: the same again is no error, another outcome is.
+    // The first response may have been lost: the same completion again is no error, a different outcome is.
     post(&api, "complete", done).await.expect(200);
     let other = post(&api, "complete", json!({"token": token, "outcome": 2})).await;
     other.problem(409, "claim-ended");
     post(&api, "renew", json!({"token": token, "lease_ms": 1})).await.problem(409, "claim-ended");
     post(&api, "release", json!({"token": token})).await.problem(409, "claim-ended");
-    // Its time is over.
+    // The entry expires.
     api.clock.advance_ms(60_000);
     claim(&api, json!({"lease_ms": 30_000})).await.expect(201);
 }
@@ -91,7 +91,7 @@ async fn what_ended_without_a_value_or_without_success_says_so() {
         let again = again.expect(200);
         assert_eq!((&again["state"], &again["outcome"]), (&state, &outcome), "{n}");
         assert_eq!((&again["omitted_bytes"], keys), (&omitted, 3 + usize::from(!omitted.is_null())), "{n}");
-        // Repeated, it is still the same.
+        // A repetition returns the same.
         api.call("POST", &format!("{}/complete", key(n)), body).await.expect(200);
     }
 }
@@ -122,7 +122,7 @@ async fn the_same_owner_gets_the_same_claim_again() {
     let second = claim(&api, ask.clone()).await.expect(201);
     assert_eq!((&second["token"], &second["fence"]), (&first["token"], &first["fence"]));
     claim(&api, json!({"owner": "worker-2", "lease_ms": 10_000})).await.problem(409, "in-progress");
-    // Who does not say who it is, is nobody that was there before.
+    // A claim without an owner never counts as a repetition of an earlier one.
     claim(&api, json!({"lease_ms": 10_000})).await.problem(409, "in-progress");
 }
 
@@ -248,7 +248,7 @@ async fn operators_see_decide_and_forget() {
     assert_eq!(claim(&api, json!({"lease_ms": 1})).await.expect(201)["takeover"], false);
 }
 
-/// What duplicates of an HTTP request get is an answer, so that is what an operator has to write down.
+/// Duplicates of an HTTP request get a stored response, so an operator must resolve with a response.
 #[tokio::test]
 async fn a_doubt_about_an_http_request_is_resolved_with_an_answer() {
     let api = Api::start().await;
@@ -307,7 +307,7 @@ async fn a_scope_and_a_key_may_hold_anything_but_control_characters() {
     api.call("POST", &format!("{path}/complete"), done).await.expect(200);
     let listed = api.call("GET", "/v1/claims?scope=tenant%2F%C3%A4%3F", Value::Null).await.expect(200);
     assert_eq!(listed["entries"][0]["key"], "a/b c#%");
-    // A slash that is not encoded is another path.
+    // An unencoded slash makes a different path.
     api.call("PUT", "/v1/claims/tenant/a/b", json!({"lease_ms": 1})).await.problem(404, "no-such-path");
 
     let long = "k".repeat(256);
@@ -358,7 +358,7 @@ async fn what_is_out_of_range_or_unknown_is_refused_and_named() {
     for query in ["limit=0", "limit=1001", "state=lost", "scoop=a", "after=x"] {
         api.call("GET", &format!("/v1/claims?{query}"), Value::Null).await.problem(400, "invalid");
     }
-    // None of it did anything.
+    // None of these requests had an effect.
     post(&api, "complete", json!({"token": held, "outcome": 1})).await.expect(200);
 }
 

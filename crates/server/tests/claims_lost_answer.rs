@@ -1,4 +1,4 @@
-//! A claim whose answer is lost on the way is an unknown outcome; asked again by the same owner, it is the same claim.
+//! A claim whose response is lost has an unknown outcome; repeated by the same owner, it is the same claim.
 
 mod support;
 
@@ -64,7 +64,7 @@ async fn a_claim_may_wait_longer_than_an_answer_may_take() {
     });
     api.waiting(1).await;
     assert_eq!(client.waiting(), 1);
-    // Longer than the timeout, and nothing has happened.
+    // This is longer than the timeout, and the claim still waits.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(!waiting.is_finished());
     let ending = Ending::Complete { outcome: RecordedOutcome::done(Json::of("x").unwrap()), ttl_ms: 60_000 };

@@ -1,4 +1,4 @@
-//! A key claims, looks at and decides about the scopes that it has a right to, and no other.
+//! A key can claim, read and resolve entries in the scopes that it has a right to, and in no other.
 
 mod support;
 
@@ -56,7 +56,7 @@ async fn a_worker_claims_in_the_scopes_of_its_queues_and_decides_nothing() {
             worker("POST", &format!("{path}/{what}"), body).await.problem(403, "forbidden");
         }
     }
-    // A delivery of another's queue.
+    // A delivery of a queue that the key has no right to.
     let stray = json!({"lease_ms": 1_000, "queue": "secrets", "receipt": "r"});
     worker("PUT", "/v1/claims/queue%2Forders/other", stray).await.problem(403, "forbidden");
     worker("POST", &format!("{ORDERS}/resolve"), json!({"as": "absent"})).await.problem(403, "forbidden");

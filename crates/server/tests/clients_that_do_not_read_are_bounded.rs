@@ -1,5 +1,5 @@
-//! Answers that clients do not read take a bounded number of bytes, whoever asks for them; the clients are
-//! disconnected in the end, and others are answered meanwhile.
+//! Unread responses take a bounded number of bytes, regardless of the clients that request them. Such clients are
+//! disconnected eventually, and others are served meanwhile.
 
 mod support;
 
@@ -13,7 +13,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 const MESSAGE: usize = 1_000_000;
 const BUDGET: usize = 32_000_000;
-/// What is encoded around the bodies of ten messages.
+/// Size of the encoding around the bodies of ten messages.
 const AROUND: usize = 20_000;
 
 async fn server(unread_bytes_max: usize, write_timeout_ms: u64) -> Running {
@@ -41,7 +41,7 @@ fn receive(queue: &str, wait_s: u64, lease_s: u64) -> String {
     json("ReceiveMessage", &body)
 }
 
-/// A client that asks for ten large messages and does not read its answer.
+/// A client that requests ten large messages and does not read the response.
 async fn slow_reader(server: &Running) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
@@ -50,13 +50,13 @@ async fn slow_reader(server: &Running) -> TcpStream {
     stream
 }
 
-/// So many of them, one after the other: each gets all ten messages.
+/// Starts `count` slow readers, one after the other: each gets all ten messages.
 async fn slow_readers(server: &Running, count: usize) -> Vec<TcpStream> {
     let mut slow = Vec::new();
     for nth in 1..=count {
         slow.push(slow_reader(server).await);
         until("an answer is unread", || server.unread.used() >= nth * 10 * MESSAGE).await;
-        // A lease of nothing is over with the next millisecond.
+        // A lease of zero expires with the next millisecond.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     slow
@@ -79,7 +79,7 @@ async fn slow_readers_take_a_bounded_number_of_bytes_and_others_are_served() {
         slow.push(slow_reader(&server).await);
     }
     until("the answers are there", || room.used() > BUDGET / 2).await;
-    // Others may wait a moment or be told to retry; they are never starved.
+    // Other clients may wait briefly or be told to retry; they are never starved.
     let begun = Instant::now();
     let mut answered = 0;
     while answered < 5 {
@@ -91,7 +91,7 @@ async fn slow_readers_take_a_bounded_number_of_bytes_and_others_are_served() {
         answered += usize::from(answer.status == 200);
         assert!(begun.elapsed() < Duration::from_mins(1), "others are starved");
     }
-    // Those that never read are disconnected; room comes back.
+    // Clients that never read are disconnected, which frees their bytes.
     until("slow readers are disconnected", || room.used() == 0).await;
     assert!(room.peak() <= BUDGET + AROUND, "{} bytes were unread at once", room.peak());
     for mut stream in slow {
@@ -104,7 +104,7 @@ async fn slow_readers_take_a_bounded_number_of_bytes_and_others_are_served() {
     }
 }
 
-/// The control: without the bound, the same clients hold all that they asked for.
+/// The control: without the bound, the same clients hold everything that they requested.
 #[tokio::test]
 async fn without_a_bound_the_same_clients_hold_everything() {
     let server = server(10_000_000_000, 600_000).await;
@@ -114,7 +114,7 @@ async fn without_a_bound_the_same_clients_hold_everything() {
 
 #[tokio::test]
 async fn messages_of_an_answer_without_room_are_given_back() {
-    // One answer fits, and not one more message: the receive that waits already is told that there is no room.
+    // One response fits, but not one more message: the waiting receive finds no space for its response.
     let server = server(10 * MESSAGE + AROUND + MESSAGE / 2, 600_000).await;
     let room = server.unread.clone();
     for _ in 0..10 {
@@ -135,7 +135,7 @@ async fn messages_of_an_answer_without_room_are_given_back() {
             );
             return;
         }
-        // The slow reader was disconnected first because this machine is busy: try again.
+        // On a busy machine the slow reader may have been disconnected first: try again.
         assert_eq!(refused.status, 200);
         assert_eq!(
             server.json("PurgeQueue", r#"{"QueueUrl":"http://localhost/000000000000/other"}"#).await.status,

@@ -1,5 +1,5 @@
-//! The native API carries every semantic of the seams: client, HTTP, server and embedded store together pass the suite
-//! that the embedded store passes alone.
+//! The native API preserves all semantics of the store's traits: client, HTTP, server and embedded store together pass
+//! the suite that the embedded store passes alone.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -21,10 +21,10 @@ use tokio::task::JoinHandle;
 
 struct Fresh;
 
-/// A server on a port of its own, in this process, and a client of it.
+/// A server on its own port in this process, and its client.
 struct Running {
     client: Client,
-    /// A second process would have a client of its own.
+    /// A second process would have its own client.
     second: Client,
     native: Native,
     stop: oneshot::Sender<()>,
@@ -51,8 +51,8 @@ impl Running {
         self.serving.await.unwrap();
     }
 
-    /// Waits until every receive and every claim that waits is at the store: the suite's time must not pass while one is still
-    /// on the wire.
+    /// Waits until every waiting receive and claim is at the store: the suite's clock must not advance while one is
+    /// still on the network.
     async fn quiet(&self) {
         while self.client.waiting() + self.second.waiting() != self.native.waiting() {
             tokio::time::sleep(Duration::from_micros(200)).await;
@@ -118,7 +118,7 @@ impl Harness for Remote {
 
     async fn quiet(&self) {
         self.running.as_ref().unwrap().quiet().await;
-        // What is at the store has been looked at when the writer, which answers in order, answers this.
+        // The writer answers in order: once it answers this, it has processed everything that is at the store.
         self.store.as_ref().unwrap().ledger_stats().await.unwrap();
     }
 
@@ -133,7 +133,7 @@ impl Harness for Remote {
         self.start().await;
     }
 
-    /// What a killed process leaves is what its files hold at that moment.
+    /// A killed process leaves the current content of its files.
     async fn crash(&mut self) {
         self.crashes += 1;
         let after = self.root.path().join(self.crashes.to_string());

@@ -1,4 +1,4 @@
-//! What a network adds to a store: connections that break, keys that are wrong, servers that go.
+//! Failures that a network adds to a store: broken connections, wrong keys, servers that disappear.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -117,7 +117,7 @@ async fn a_server_that_goes_answers_long_polls_and_is_unavailable_afterwards() {
     assert!(matches!(sent, Err(StoreError::Unavailable(_))), "{sent:?}");
     let status = client.status().await;
     assert!(matches!(status, Err(StoreError::Unavailable(_))), "{status:?}");
-    // A client that was closed does not try any more, and says so.
+    // A closed client does not retry, and says that it is closed.
     client.close().await.unwrap();
     let sent = client.send(&jobs(), vec![NewMessage::new("x")]).await.unwrap_err().to_string();
     assert!(sent.contains("the client is closed"), "{sent}");

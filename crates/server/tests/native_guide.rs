@@ -8,7 +8,7 @@ use hapax_server::{Server, ServerConfig, native};
 
 const GUIDE: &str = include_str!("../../../docs/native-api.md");
 
-/// Every block of one language.
+/// All code blocks of one language.
 fn blocks(language: &str) -> Vec<&'static str> {
     GUIDE.split(&format!("```{language}\n")).skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
@@ -46,7 +46,7 @@ async fn the_guide_works_as_printed() {
     let python = {
         let endpoint = endpoint.clone();
         move || {
-            // The block after it is a part of examples/claims/worker.py, which has a test of its own.
+            // The block after it is a part of examples/claims/worker.py, which has its own test.
             let script = blocks("python")[0];
             let mut python = std::process::Command::new("python3");
             python.args(["-c", script]).env("HAPAX", endpoint).env("NO_PROXY", "127.0.0.1").output().unwrap()

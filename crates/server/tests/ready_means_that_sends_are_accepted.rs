@@ -1,4 +1,4 @@
-//! `/readyz` says what a send would be told.
+//! `/readyz` reports the same problem as a send.
 
 mod support;
 
@@ -25,7 +25,7 @@ async fn ready(server: &Running) -> (u16, String) {
 
 #[tokio::test]
 async fn a_full_disk_is_not_ready() {
-    // No disk has so much room left that this reserve could be kept.
+    // No disk has enough free space for this reserve.
     let server = over(Options { reserve_bytes: u64::MAX, ..Options::default() }).await;
     assert_ne!(send(&server).await, 200);
     let (status, body) = ready(&server).await;
@@ -53,7 +53,7 @@ async fn a_long_poll_on_a_queue_that_is_deleted_names_it() {
     let stream = server.connect().await;
     let request = support::json("ReceiveMessage", poll);
     let waiting = tokio::spawn(async move { support::exchange(stream, &request).await });
-    // Whether it waits already or asks afterwards, the queue is gone.
+    // The queue is gone whether the receive already waits or arrives later.
     let delete = r#"{"QueueUrl":"http://localhost/000000000000/q"}"#;
     assert_eq!(server.json("DeleteQueue", delete).await.status, 200);
     let answer = waiting.await.unwrap();

@@ -1,4 +1,4 @@
-//! The worker against a server, over the native API: the same tiers, the same heartbeat, the same outcomes.
+//! The worker against a server over the native API: the same tiers, heartbeat and outcomes as locally.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use hapax_server::{Server, ServerConfig};
 use hapax_worker::testing::Trial;
 use hapax_worker::{Counts, Cx, HandlerOutcome, Point, Report, Worker, WorkerBuilder};
 
-/// A server on threads of its own, as a server is: a blocked test must not block it.
+/// A server on its own threads, like a real one: a blocked test must not block it.
 struct Remote {
     client: Arc<Client>,
     queue: QueueName,
@@ -26,7 +26,7 @@ struct Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // Waiting for it is not allowed in here.
+        // A blocking shutdown is not allowed inside a runtime.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -107,8 +107,7 @@ async fn outcomes_are_recorded_and_replayed() {
     assert_eq!((stats.ready, stats.in_flight, stats.delayed), (0, 0, 0));
 }
 
-/// The handler blocks the only thread of the runtime that the client was made on: the heartbeat has connections of its
-/// own.
+/// The handler blocks the only thread of the client's runtime: the heartbeat has its own connections.
 #[tokio::test(flavor = "current_thread")]
 async fn a_blocked_thread_keeps_its_lease() {
     let remote = Remote::start(Tier::EffectivelyOnce).await;

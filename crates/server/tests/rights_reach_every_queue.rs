@@ -1,4 +1,5 @@
-//! A key of some queues reaches no other queue, by whatever call, and sees neither its name nor figures that include it.
+//! A key limited to some queues cannot reach another queue by any call, and sees neither its name nor figures that
+//! include it.
 
 mod support;
 
@@ -19,10 +20,10 @@ fn key(id: &str, queues: &[&str]) -> KeyConfig {
 }
 
 const ROOT: Option<&str> = Some("ROOT:s");
-/// May do everything, with the queues `mine` and `mine-dead` only.
+/// May call every action, but only on the queues `mine` and `mine-dead`.
 const SOME: Option<&str> = Some("SOME:s");
 
-/// `theirs` and `mine` both send their dead letters to `mine-dead`; each has one there.
+/// `theirs` and `mine` both use `mine-dead` as their dead-letter queue; each has one dead letter there.
 async fn start(theirs_dies_here: bool) -> Api {
     let keys = vec![key("ROOT", &["*"]), key("SOME", &["mine", "mine-*"])];
     let auth = AuthConfig { keys, ..AuthConfig::default() };
@@ -82,7 +83,7 @@ async fn every_call_on_another_queue_is_refused() {
         ("PUT", "/v1/queues/mine/config", json!({"dead_letter": {"queue": "theirs-dead"}})),
         ("PUT", "/v1/queues/mine-new", json!({"dead_letter": {"queue": "theirs-dead"}})),
         ("PUT", "/v1/claims/queue%2Ftheirs/k", json!({"lease_ms": 1_000})),
-        // These are about the whole store.
+        // These concern the whole store.
         ("GET", "/v1/ledger", Value::Null),
         ("POST", "/v1/resume", json!({})),
         ("POST", "/v1/backup", json!({"to": "/tmp/x"})),
@@ -101,7 +102,7 @@ async fn every_call_on_another_queue_is_refused() {
 
 #[tokio::test]
 async fn a_redrive_home_moves_only_what_may_go_home() {
-    // A dead letter of `theirs` lies in `mine-dead`, though `theirs` sends its dead letters elsewhere by now.
+    // A dead letter of `theirs` is in `mine-dead`, although `theirs` now uses another dead-letter queue.
     let api = start(true).await;
     let elsewhere = json!({"dead_letter": {"queue": "theirs-dead"}});
     api.call_as("PATCH", "/v1/queues/theirs", elsewhere, ROOT).await.expect(200);
@@ -136,7 +137,7 @@ async fn listings_name_no_other_queue() {
     let queues = api.call_as("GET", "/v1/queues", Value::Null, SOME).await.expect(200);
     let names: Vec<_> = queues["queues"].as_array().unwrap().iter().map(|queue| &queue["name"]).collect();
     assert_eq!(names, ["mine", "mine-dead"]);
-    // A redrive of the root's, into a queue that is not the key's.
+    // A redrive started by the root key, into a queue that the other key has no right to.
     let redrive = json!({"from": "mine-dead", "to": "theirs", "per_second": 1});
     let task = api.call_as("POST", "/v1/redrives", redrive, ROOT).await.expect(201);
     let tasks = api.call_as("GET", "/v1/redrives?from=mine-dead", Value::Null, SOME).await.expect(200);

@@ -1,4 +1,4 @@
-//! A settle over HTTP ends the claim that was made for its delivery, in one step.
+//! A settle over HTTP ends the delivery's claim in the same step.
 
 mod support;
 
@@ -13,7 +13,7 @@ struct Held {
 
 const ENTRY: &str = "/v1/claims/queue%2Fjobs/k";
 
-/// A delivery, and the claim for it.
+/// A delivery and its claim.
 async fn held() -> Held {
     let api = Api::start().await;
     api.call("PUT", "/v1/queues/jobs", json!({"lease_ms": 10_000, "retry": {"base_ms": 0, "cap_ms": 0}}))

@@ -1,4 +1,4 @@
-//! A shutdown answers parked long polls, finishes what is under way, accepts nothing new, and ends within its bound.
+//! A shutdown answers waiting long polls, finishes running requests, accepts no new ones, and ends within its timeout.
 
 mod support;
 
@@ -21,11 +21,11 @@ async fn parked_polls_are_answered_empty_and_the_server_ends() {
             tokio::spawn(async move { exchange(TcpStream::connect(address).await.unwrap(), &poll).await })
         })
         .collect();
-    // Idle and half-open connections must not hold the server up either.
+    // Idle and half-open connections must not delay the shutdown either.
     let _idle = server.connect().await;
     let mut half = server.connect().await;
     half.write_all(b"POST / HTTP/1.1\r\nhost:").await.unwrap();
-    // Every poll is parked once a later request has been answered on each worker; a message wakes none of them.
+    // Every poll waits once a later request has been answered on each worker; a message wakes none of them.
     for _ in 0..20 {
         server.json("ListQueues", "{}").await;
     }

@@ -1,4 +1,5 @@
-//! Slow and half-open connections are bounded in time, and give way when the server is full.
+//! Slow and half-open connections have timeouts, and are closed for new ones when the server is
+//! full.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! TLS by rustls with both versions of HTTP, and HTTP/2 without TLS.
+//! TLS with rustls over HTTP/1.1 and HTTP/2, and HTTP/2 without TLS.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! A server without keys does what anyone on this machine asks, except what a web page made a browser ask for.
+//! A server without keys serves every local client, but not requests that a web page makes a browser send.
 
 mod support;
 
@@ -14,7 +14,7 @@ const BROWSER: (&str, &str) = ("user-agent", "Mozilla/5.0 (Macintosh) Version/15
 struct Case {
     what: &'static str,
     path: &'static str,
-    /// In HTTP/2 the first `host` is `:authority`, and further ones are header fields.
+    /// In HTTP/2 the first `host` becomes `:authority`; further ones are header fields.
     headers: &'static [(&'static str, &'static str)],
     status: u16,
 }
@@ -31,7 +31,7 @@ const fn case(
 const ACT: &str = "/000000000000/q?Action=GetQueueUrl&QueueName=q";
 
 const CASES: &[Case] = &[
-    // The host.
+    // Host checks.
     case("its own name", ACT, &[("host", "localhost:9324")], 200),
     case("its own name in capitals", ACT, &[("host", "LOCALHOST")], 200),
     case("its own name with the final dot", ACT, &[("host", "localhost.:9324")], 200),
@@ -49,7 +49,7 @@ const CASES: &[Case] = &[
     case("the same host twice", ACT, &[("host", "localhost"), ("host", "localhost")], 403),
     case("two hosts, its own first", ACT, &[("host", "localhost"), ("host", "evil.example")], 403),
     case("two hosts, its own last", ACT, &[("host", "evil.example"), ("host", "localhost")], 403),
-    // The query, by GET, from a browser that does not say which site asks.
+    // Query checks: GET requests from a browser that does not name the requesting site.
     case("a browser that acts", ACT, &[("host", "localhost"), BROWSER], 403),
     case("a program that acts", ACT, &[("host", "localhost"), ("user-agent", "curl/8.0")], 200),
     case(
@@ -66,7 +66,7 @@ const CASES: &[Case] = &[
     ),
     case("a browser that looks", "/healthz", &[("host", "localhost"), BROWSER], 200),
     case("a browser with words alike", "/healthz?x=Action=1", &[("host", "localhost"), BROWSER], 200),
-    // The site.
+    // Site checks.
     case("another site", ACT, &[("host", "localhost"), ("sec-fetch-site", "cross-site")], 403),
     case("a sibling site", ACT, &[("host", "localhost"), ("sec-fetch-site", "same-site")], 403),
     case("a site of unknown form", ACT, &[("host", "localhost"), ("sec-fetch-site", "x")], 403),
@@ -78,7 +78,7 @@ const CASES: &[Case] = &[
     ),
     case("the same site", ACT, &[("host", "localhost"), ("sec-fetch-site", "same-origin")], 200),
     case("typed by hand", ACT, &[("host", "localhost"), ("sec-fetch-site", "none"), BROWSER], 200),
-    // The origin.
+    // Origin checks.
     case("another origin", ACT, &[("host", "localhost:9324"), ("origin", "https://evil.example")], 403),
     case("another port", ACT, &[("host", "localhost:9324"), ("origin", "http://localhost:3000")], 403),
     case("no origin in so many words", ACT, &[("host", "localhost:9324"), ("origin", "null")], 403),
@@ -119,7 +119,7 @@ async fn hostile_requests_over_http1() {
             wrong.push(format!("{what}: {} instead of {status}", answer.status));
         }
     }
-    // A target with a host of its own: it is the one that counts (RFC 9112, 3.2.2), and must not differ.
+    // An absolute target: its host is the one that counts (RFC 9112, 3.2.2), and it must not differ from the header.
     for (target, host, status) in [
         ("http://evil.example/healthz", "localhost", 403),
         ("http://localhost/healthz", "evil.example", 403),
@@ -144,7 +144,7 @@ async fn hostile_requests_over_http2() {
     let mut wrong = Vec::new();
     for Case { what, path, headers, status } in CASES {
         let authority = headers.iter().find(|(name, _)| *name == "host").unwrap().1;
-        // What is no authority cannot be sent as one by this client.
+        // This client cannot send an invalid authority.
         let Ok(mut request) =
             Request::get(format!("http://{authority}{path}")).body(Full::<Bytes>::default())
         else {
@@ -157,7 +157,7 @@ async fn hostile_requests_over_http2() {
                 request.headers_mut().append(*name, value.parse().unwrap());
             }
         }
-        // One more field that says the same as `:authority` is no second host.
+        // A further field equal to `:authority` does not count as a second host.
         let same_again =
             hosts == 2 && headers.iter().all(|(name, value)| *name != "host" || *value == authority);
         let status = if same_again { 200 } else { *status };

@@ -1,5 +1,5 @@
-//! A worker process that sleeps past its lease (SIGSTOP) while another takes its work over, and wakes again (SIGCONT):
-//! nothing that it then says about the work counts. What it *does* counts unless the sink checks the fence, or the
+//! A worker process is stopped (SIGSTOP) past its lease while another takes over its work, and then resumes (SIGCONT):
+//! nothing that it then reports about the work counts. Its *effects* do count, unless the sink checks the fence or the
 //! handler awaits.
 
 use std::fs::OpenOptions;
@@ -22,7 +22,7 @@ use hapax_worker::{Cx, Worker};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-/// The zombie sleeps for longer than this.
+/// The zombie is stopped for longer than this.
 const LEASE_ZOMBIE: Duration = Duration::from_millis(1_500);
 /// Its successor must not lose its own lease on a busy machine.
 const LEASE: Duration = Duration::from_secs(10);
@@ -37,14 +37,14 @@ fn queue() -> QueueName {
     QueueName::new("jobs").unwrap()
 }
 
-/// Whole lines, one by one, for the reader.
+/// Writes a whole line at once for the reader.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     out.write_all(format!("{line}\n").as_bytes()).unwrap();
     out.flush().unwrap();
 }
 
-/// What the sink was asked to do, and by whom: `effect` or `refused`, a name, a fence.
+/// The sink's log: `effect` or `refused`, a worker's name, a fence.
 fn sink_lines(folder: &Path) -> Vec<(String, String, u64)> {
     let text = std::fs::read_to_string(folder.join("sink")).unwrap_or_default();
     let line = |line: &str| {
@@ -54,7 +54,7 @@ fn sink_lines(folder: &Path) -> Vec<(String, String, u64)> {
     text.lines().map(line).collect()
 }
 
-/// A sink in a file. With `fenced` it turns away whoever comes with a smaller fence than it has seen.
+/// A sink in a file. With `fenced`, it refuses fences smaller than the largest one seen.
 fn act(folder: &Path, fenced: bool, name: &str, fence: u64) {
     let largest = sink_lines(folder).iter().map(|(.., fence)| *fence).max().unwrap_or(0);
     let what = if fenced && fence < largest { "refused" } else { "effect" };
@@ -63,7 +63,7 @@ fn act(folder: &Path, fenced: bool, name: &str, fence: u64) {
     file.sync_all().unwrap();
 }
 
-/// Blocks the thread until the parent sends something.
+/// Blocks the thread until the parent sends a byte.
 fn wait_blocking(holds: &str) {
     let mut gate = TcpStream::connect(std::env::var(GATE).unwrap()).unwrap();
     gate.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -71,7 +71,7 @@ fn wait_blocking(holds: &str) {
     gate.read_exact(&mut [0]).unwrap();
 }
 
-/// Awaits until the parent sends something. Says so when nothing but another poll can lead past the await.
+/// Awaits until the parent sends a byte. Reports once nothing but another poll can continue past the await.
 async fn wait_awaiting(holds: &str) {
     let gate = tokio::net::TcpStream::connect(std::env::var(GATE).unwrap()).await.unwrap();
     let mut readable = std::pin::pin!(gate.readable());
@@ -87,7 +87,7 @@ async fn wait_awaiting(holds: &str) {
     waiting.await.unwrap();
 }
 
-/// The zombie and its successor: a worker against the server, until it has run its handler once.
+/// The zombie or its successor: a worker against the server, until it has run its handler once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child_process() {
     let Ok(endpoint) = std::env::var(ENDPOINT) else { return };
@@ -95,7 +95,7 @@ async fn child_process() {
     let (folder, name) = (PathBuf::from(var(FOLDER)), var(NAME));
     let (fenced, waits) = (var(SINK) == "fenced", var(WAITS));
     let lease = if name == "zombie" { LEASE_ZOMBIE } else { LEASE };
-    // The test harness has begun a line of its own.
+    // The test harness has already begun a line.
     say("");
     let ended_by = name.clone();
     let handler = move |_: Value, cx: Cx| {
@@ -144,11 +144,11 @@ fn report_of(process: &Process) -> Value {
     serde_json::from_str(&process.hear("report")).unwrap()
 }
 
-/// A server in this process, with one message in its queue.
+/// A server in this process with one message in its queue.
 struct Scene {
     store: Arc<Embedded>,
     endpoint: String,
-    /// Where the zombie waits.
+    /// The listener at which the zombie waits.
     gate: TcpListener,
     folder: tempfile::TempDir,
     _stop: oneshot::Sender<()>,
@@ -175,7 +175,8 @@ impl Scene {
         Self { store, endpoint, gate, folder, _stop: stop }
     }
 
-    /// Everything up to the zombie's awakening and its report. The zombie's fence, the successor's, the report.
+    /// Runs the scene up to the zombie's resumption and its report. Returns the zombie's fence, the successor's fence,
+    /// and the report.
     async fn play(&self, sink: &str, waits: &str) -> (u64, u64, Value) {
         let id = EntryId::of_queue(&queue(), "order-7".parse().unwrap());
         let zombie = start(self, "zombie", sink, waits);
@@ -199,12 +200,12 @@ impl Scene {
         let ledger = self.store.ledger_stats().await.unwrap();
         assert_eq!((ledger.granted, ledger.takeovers, ledger.completed, ledger.stale), (2, 1, 1, 0));
 
-        // It finds this when it wakes: nothing keeps it from going on at once.
+        // The zombie finds this byte when it resumes, so it can continue at once.
         self.gate.accept().unwrap().0.write_all(b"!").unwrap();
         zombie.resume();
         let report = report_of(&zombie);
 
-        // Nothing that it said has changed anything.
+        // Nothing that it reported has changed anything.
         assert_eq!(self.store.entry(&id).await.unwrap().unwrap(), before);
         let ledger = self.store.ledger_stats().await.unwrap();
         assert_eq!((ledger.granted, ledger.takeovers, ledger.completed), (2, 1, 1), "{ledger:?}");
@@ -226,7 +227,7 @@ fn line(what: &str, name: &str, fence: u64) -> (String, String, u64) {
     (what.into(), name.into(), fence)
 }
 
-/// Honestly: no ledger can stop a process that wakes up and goes on. A sink that checks nothing has a second effect.
+/// No ledger can stop a process that resumes and continues. A sink that checks nothing gets a second effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn its_word_is_refused_but_a_sink_that_checks_nothing_has_two_effects() {
     if std::env::var_os(ENDPOINT).is_some() {
@@ -249,7 +250,7 @@ async fn a_sink_that_remembers_the_largest_fence_turns_it_away() {
     assert_eq!(report["done"], 1, "it has run to its end: {report}");
 }
 
-/// A handler that awaits is dropped there: it looks at the clock before it goes on, and does nothing more.
+/// A handler that awaits is dropped at the await: the lease is checked before it continues, so it does nothing more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_awaits_does_not_go_on() {
     if std::env::var_os(ENDPOINT).is_some() {
@@ -258,6 +259,6 @@ async fn a_handler_that_awaits_does_not_go_on() {
     let scene = Scene::new().await;
     let (_, successor, report) = scene.play("blind", "awaiting").await;
     assert_eq!(scene.sink(), [line("effect", "successor", successor)]);
-    // A second one if a receive that it had left open was handed the message while it slept.
+    // There is a second lost lease if a receive that it had left open got the message while it was stopped.
     assert!(report["done"] == 0 && report["lost_leases"].as_u64().unwrap() >= 1, "{report}");
 }

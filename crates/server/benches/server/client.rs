@@ -1,4 +1,4 @@
-//! A client that does as little as it can: prepared requests, answers searched rather than parsed.
+//! A minimal client: prepared requests, and responses that are searched instead of parsed.
 
 use std::fmt::{self, Write as _};
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use crate::text;
 /// One kind of load.
 #[derive(Clone, Copy)]
 pub struct Load {
-    /// Send, receive and delete; or send alone.
+    /// Send, receive and delete if true; otherwise send only.
     pub cycle: bool,
     pub body_bytes: usize,
-    /// Messages a request.
+    /// Messages per request.
     pub batch: usize,
     pub connections: usize,
 }
@@ -27,19 +27,19 @@ impl fmt::Display for Load {
     }
 }
 
-/// What one round gave.
+/// The result of one round.
 pub struct Measured {
     pub messages: u64,
     pub time: Duration,
-    /// Of each request, in microseconds.
+    /// Latency of each request, in microseconds.
     pub latencies_us: Vec<u32>,
-    /// Of the server.
+    /// CPU time of the server, in microseconds.
     pub cpu_us: u64,
-    /// Waits for the disk, where the server counts them.
+    /// Number of disk syncs, if the server counts them.
     pub synced: Option<u64>,
 }
 
-/// Runs a load on a queue of its own.
+/// Runs a load on its own queue.
 pub async fn measure(server: &Server, load: Load, time: Duration) -> Result<Measured, String> {
     let mut control = Connection::open(server).await?;
     let created = control.call("CreateQueue", r#"{"QueueName":"bench"}"#).await?;
@@ -64,7 +64,7 @@ pub async fn measure(server: &Server, load: Load, time: Duration) -> Result<Meas
     Ok(Measured { messages, time, latencies_us, cpu_us, synced })
 }
 
-/// Long polls on an empty queue, each on its own connection.
+/// Starts long polls on an empty queue, each on its own connection.
 pub async fn park(server: &Server, count: usize) -> Result<Vec<TcpStream>, String> {
     let mut control = Connection::open(server).await?;
     let created = control.call("CreateQueue", r#"{"QueueName":"parked"}"#).await?;
@@ -80,7 +80,7 @@ pub async fn park(server: &Server, count: usize) -> Result<Vec<TcpStream>, Strin
     Ok(polls)
 }
 
-/// One connection's part of a load.
+/// One connection's share of a load.
 struct Worker {
     connection: Connection,
     url: String,
@@ -134,7 +134,8 @@ impl Worker {
             messages += receipts.len() as u64;
             let (url, url_bytes) = (&self.url, self.url.len());
             let delete = match receipts.as_slice() {
-                // Another connection took it; what that one sent is there for the next.
+                // Another connection took the message; the one that it sent remains for the next
+                // receive.
                 [] => None,
                 [one] if self.load.batch == 1 => {
                     Some(("DeleteMessage", format!(r#"{{"QueueUrl":"{url}","ReceiptHandle":"{one}"}}"#)))
@@ -197,7 +198,7 @@ impl Connection {
         self.exchange(&request).await.map(str::to_owned)
     }
 
-    /// How often the server has waited for the disk, if it says.
+    /// How often the server has synced to disk, if it reports that.
     async fn synced(&mut self) -> Option<u64> {
         let request = format!("GET /v1/status HTTP/1.1\r\nHost: {}\r\n\r\n", self.host);
         let status = self.exchange(request.as_bytes()).await.ok()?;
@@ -205,7 +206,7 @@ impl Connection {
         value.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     }
 
-    /// Sends a request and returns the answer's body; anything but 200 is an error.
+    /// Sends a request and returns the response's body; any status other than 200 is an error.
     async fn exchange(&mut self, request: &[u8]) -> Result<&str, String> {
         self.stream.write_all(request).await.map_err(text)?;
         self.buffer.clear();
@@ -240,7 +241,7 @@ fn content_length(head: &[u8]) -> Result<usize, String> {
     value.and_then(|value| value.trim().parse().ok()).ok_or("an answer without Content-Length".to_owned())
 }
 
-/// The values of a text field, wherever it is. None of those asked for has anything to unescape.
+/// The values of a text field, anywhere in the JSON. None of the requested fields needs unescaping.
 fn field<'a>(json: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     let mark = format!("\"{name}\":");
     let mut rest = json;

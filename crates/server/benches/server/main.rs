@@ -1,8 +1,8 @@
 //! `cargo xtask bench server`: the same client load on Hapax and on ElasticMQ, interleaved in one run.
 //!
-//! Ours is the real `hapax` binary with every answer on disk; ElasticMQ keeps its messages in memory. Both are
-//! processes of their own, on this machine, over loopback, beside one client thread: on few cores all three compete,
-//! so only the ratios of one run say something, and processor time a message says most.
+//! Hapax is the real `hapax` binary, which answers after data is on disk; ElasticMQ keeps its messages in memory. Both
+//! run as separate processes on this machine, over loopback, beside one client thread. On few cores all three compete,
+//! so only ratios within one run are meaningful, and CPU time per message is the most reliable figure.
 
 mod client;
 mod report;
@@ -24,7 +24,7 @@ cargo xtask bench server [OPTIONS]
 Environment: HAPAX_BIN is the binary to measure [default: target/release/hapax, built first], HAPAX_BENCH_DIR the
 folder for data [default: target/bench]; it must be on a real disk.";
 
-/// What the command line asked for.
+/// The command-line arguments.
 struct Args {
     quick: bool,
     markdown: bool,
@@ -45,7 +45,7 @@ impl Args {
                 "--no-peer" => args.peer = false,
                 "--only" => args.only = Some(value()?),
                 "--rounds" => args.rounds = value()?.parse().map_err(|_| "--rounds needs a number")?,
-                // cargo's own.
+                // Passed by cargo.
                 "--bench" => {}
                 _ => return Err(format!("unknown option {word}\n\n{HELP}")),
             }
@@ -88,7 +88,7 @@ fn main() {
 }
 
 fn run(args: &Args) -> Result<(), String> {
-    // One thread: the client must leave the cores to the servers, and the same to each.
+    // One thread: the client must leave the cores to the servers, equally for each.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(text)?;
     let mut servers = vec![servers::hapax()?];
     let empty_kib = servers[0].rss_kib();
@@ -99,7 +99,7 @@ fn run(args: &Args) -> Result<(), String> {
         }
     }
     for server in &servers {
-        // A JVM needs its time before it is what it will be; ours is what it is.
+        // A JVM needs time to warm up; Hapax does not.
         let jvm_s = if args.quick { 8 } else { 40 };
         let warm = Duration::from_secs(if server.name == "ElasticMQ" { jvm_s } else { 2 });
         runtime.block_on(warm_up(server, warm))?;
@@ -138,7 +138,7 @@ async fn warm_up(server: &Server, time: Duration) -> Result<(), String> {
     Ok(())
 }
 
-/// What a thousand long polls cost that nobody answers.
+/// The cost of a thousand idle long polls.
 async fn parked(server: &Server) -> Result<(), String> {
     let window = Duration::from_secs(15);
     let polls = client::park(server, 1_000).await?;

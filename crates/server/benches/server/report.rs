@@ -4,13 +4,13 @@ use std::fmt::{self, Write as _};
 
 use crate::client::{Load, Measured};
 
-/// A load's rounds on each server, ours first.
+/// A load's rounds on each server, Hapax first.
 pub struct Row {
     pub load: Load,
     pub servers: Vec<(&'static str, Vec<Measured>)>,
 }
 
-/// A server's rounds in short: the median round's rate, latencies of all requests.
+/// A summary of a server's rounds: the median round's rate, and latencies of all requests.
 struct Summary {
     rate: f64,
     p50_us: u32,
@@ -72,7 +72,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// The tables in full, after the last round.
+/// Prints the full tables after the last round.
 pub fn print(rows: &[Row], markdown: bool) {
     if !markdown {
         for row in rows {

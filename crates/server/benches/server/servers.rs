@@ -1,4 +1,4 @@
-//! The servers under test, as processes of their own.
+//! The servers under test, as separate processes.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::text;
 
-/// The newest when this was written; from 1.5 on it speaks AWS JSON.
+/// The newest version when this was written; ElasticMQ supports AWS JSON since 1.5.
 const ELASTICMQ: &str = "1.7.1";
 
 /// A server that runs until it is dropped.
@@ -15,7 +15,7 @@ pub struct Server {
     pub name: &'static str,
     pub address: SocketAddr,
     child: Child,
-    /// Its data, deleted at the end.
+    /// Its data, deleted on drop.
     _folder: Option<tempfile::TempDir>,
 }
 
@@ -49,16 +49,16 @@ impl Server {
         Ok(server)
     }
 
-    /// Processor time used so far, in microseconds; the kernel counts in hundredths of a second.
+    /// CPU time used so far, in microseconds; the kernel counts in hundredths of a second.
     pub fn cpu_us(&self) -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
-        // The name in parentheses may hold anything.
+        // The process name in parentheses may contain any characters.
         let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
         let times = fields.split_whitespace().skip(11).take(2);
         times.filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>() * 10_000
     }
 
-    /// Resident memory.
+    /// Resident memory, in KiB.
     pub fn rss_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -70,7 +70,7 @@ fn free_address() -> Result<SocketAddr, String> {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(text)
 }
 
-/// The target folder: this binary lies in `target/release/deps`.
+/// The target folder: this binary is in `target/release/deps`.
 fn target() -> Result<PathBuf, String> {
     let own = std::env::current_exe().map_err(text)?;
     own.ancestors().nth(3).map(Path::to_owned).ok_or("no target folder above the benchmark".to_owned())
@@ -85,7 +85,7 @@ fn bench_folder() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// The release binary of this workspace.
+/// Builds the release binary of this workspace and returns its path.
 fn built() -> Result<PathBuf, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
@@ -97,7 +97,7 @@ fn built() -> Result<PathBuf, String> {
     Ok(target()?.join("release/hapax"))
 }
 
-/// Ours: the real binary, its data on the disk that the target folder is on.
+/// Hapax: the real binary, with its data on the same disk as the target folder.
 pub fn hapax() -> Result<Server, String> {
     let binary = std::env::var_os("HAPAX_BIN").map_or_else(built, |binary| Ok(PathBuf::from(binary)))?;
     let folder = tempfile::tempdir_in(bench_folder()?).map_err(text)?;
@@ -108,7 +108,7 @@ pub fn hapax() -> Result<Server, String> {
     Server::start("Hapax", address, &mut command, Some(folder))
 }
 
-/// The peer, by Maven; in memory, as it is by default.
+/// ElasticMQ, fetched with Maven; it keeps messages in memory, its default.
 pub fn elasticmq() -> Result<Server, String> {
     let folder = bench_folder()?.join(format!("elasticmq-{ELASTICMQ}"));
     let jars = folder.join("jars");

@@ -8,13 +8,14 @@ use ring::hmac;
 use crate::config::KeyConfig;
 use crate::error::ServerError;
 
-/// One key, loaded.
+/// A loaded key.
 pub(crate) struct Key {
     pub(crate) id: String,
     secret: String,
     pub(crate) queues: Globs,
     pub(crate) actions: Globs,
-    /// The last derived signing key and its scope: clients sign thousands of requests with one.
+    /// The last derived signing key and its scope: clients sign thousands of requests with the same
+    /// one.
     signing: Mutex<Option<(String, hmac::Key)>>,
 }
 
@@ -74,7 +75,7 @@ impl Key {
     }
 }
 
-/// Patterns with `*` and `?`, any of which may match.
+/// Patterns with `*` and `?`; one of them must match.
 #[derive(Debug, Clone)]
 pub(crate) struct Globs(Vec<String>);
 
@@ -83,7 +84,7 @@ impl Globs {
         self.0.iter().any(|pattern| glob(pattern.as_bytes(), text.as_bytes()))
     }
 
-    /// Whether everything matches, whatever it is called.
+    /// Whether every name matches.
     pub(crate) fn match_all(&self) -> bool {
         self.0.iter().any(|pattern| pattern == "*")
     }

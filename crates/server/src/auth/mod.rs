@@ -1,4 +1,4 @@
-//! Who is calling, and what may they do: keys and their rights, SigV4 for SQS, bearer tokens for the rest.
+//! Authentication and authorization: keys and their rights, SigV4 for SQS, bearer tokens for the rest.
 
 mod keys;
 mod sigv4;
@@ -16,17 +16,17 @@ pub(crate) use self::sigv4::SignedRequest;
 use crate::config::AuthConfig;
 use crate::error::ServerError;
 
-/// Why a caller was turned away.
+/// Why credentials were rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AuthError {
-    /// No credentials at all.
+    /// The request has no credentials.
     #[error("Request is missing Authentication Token")]
     Missing,
-    /// Credentials that cannot be read.
+    /// The credentials cannot be parsed.
     #[error("{0}")]
     Incomplete(String),
-    /// No such key.
+    /// The key is unknown.
     #[error("The security token included in the request is invalid.")]
     UnknownKey,
     /// The signature or secret is wrong.
@@ -35,49 +35,49 @@ pub enum AuthError {
          Access Key and signing method. Consult the service documentation for details."
     )]
     Mismatch,
-    /// Signed too long ago, or in the future.
+    /// The signature is too old, or from the future.
     #[error("{0}")]
     Expired(String),
 }
 
-/// Who is calling; what it may do.
+/// An authenticated caller and its rights.
 #[derive(Debug, Clone)]
 pub struct Identity {
-    /// `None`: the server has no keys, and anyone who reaches it may do anything.
+    /// `None` if the server has no keys: then any caller may do anything.
     key: Option<Arc<Key>>,
 }
 
 impl Identity {
-    /// A name for logs and audits: the key's id.
+    /// A name for logs and audits: the key's id, or `anonymous`.
     pub fn name(&self) -> &str {
         self.key.as_ref().map_or("anonymous", |key| &key.id)
     }
 
-    /// Whether it may call `action` (named as SQS does) on `queue`; `None` for actions that name no queue.
+    /// Whether the caller may call `action` (an SQS action name) on `queue`; `None` for actions without a queue.
     pub fn may(&self, action: &str, queue: Option<&str>) -> bool {
         self.key.as_ref().is_none_or(|key| {
             key.actions.matches(action) && queue.is_none_or(|queue| key.queues.matches(queue))
         })
     }
 
-    /// Whether it may do what concerns every queue, for example copy the store: only a key for all queues may.
+    /// Whether the caller may do an action on the whole store, for example copy it: only a key for all queues may.
     pub fn may_operate(&self, action: &str) -> bool {
         self.key.as_ref().is_none_or(|key| key.actions.matches(action) && key.queues.match_all())
     }
 
-    /// Whether it may see figures of the whole store: only a key for all queues may.
+    /// Whether the caller may see figures of the whole store: only a key for all queues may.
     pub fn may_see_all(&self) -> bool {
         self.key.as_ref().is_none_or(|key| key.queues.match_all())
     }
 
-    /// Whether it may see a redrive in a listing: it names no queue that is not the caller's.
+    /// Whether the caller may see a redrive in a listing: it may if it may see every queue that the redrive names.
     pub(crate) fn may_see_task(&self, task: &RedriveTask) -> bool {
         let filter = &task.filter;
         let named = task.to.iter().chain(&filter.source).chain(&filter.sources);
         named.into_iter().all(|queue| self.may_see(queue.as_str()))
     }
 
-    /// Whether it may see `queue` in a listing.
+    /// Whether the caller may see `queue` in a listing.
     pub fn may_see(&self, queue: &str) -> bool {
         self.key.as_ref().is_none_or(|key| key.queues.matches(queue))
     }
@@ -109,7 +109,7 @@ impl Authenticator {
         Ok(Self { keys })
     }
 
-    /// Every key that cannot be used, not just the first.
+    /// The problems of all unusable keys, not just of the first.
     pub(crate) fn problems(config: &AuthConfig) -> Vec<ServerError> {
         let mut found: Vec<ServerError> = config.keys.iter().filter_map(|key| Key::load(key).err()).collect();
         for (at, key) in config.keys.iter().enumerate() {
@@ -121,7 +121,7 @@ impl Authenticator {
         found
     }
 
-    /// Whether credentials are needed at all.
+    /// Whether credentials are required.
     pub fn has_keys(&self) -> bool {
         !self.keys.is_empty()
     }
@@ -139,7 +139,7 @@ impl Authenticator {
         if key.secret_is(secret) { Ok(Identity { key: Some(key.clone()) }) } else { Err(AuthError::Mismatch) }
     }
 
-    /// Whether a request claims a signature by a known key: all that can be told before its body is there.
+    /// Whether a request states a signature by a known key: nothing more can be checked before the body has arrived.
     pub(crate) fn claims_known_key(&self, parts: &http::request::Parts) -> Result<(), AuthError> {
         if !self.has_keys() {
             return Ok(());
@@ -149,8 +149,8 @@ impl Authenticator {
         self.keys.get(claim.key_id.as_ref()).map(drop).ok_or(AuthError::UnknownKey)
     }
 
-    /// Checks a SigV4 signature, in the headers or in the query of a presigned URL, made at most 15 minutes from
-    /// `now_s` (seconds since 1970).
+    /// Checks a SigV4 signature, in the headers or in the query of a presigned URL. It must have been made at most 15
+    /// minutes from `now_s` (seconds since 1970).
     pub(crate) fn sigv4(&self, request: &SignedRequest<'_>, now_s: u64) -> Result<Identity, AuthError> {
         if !self.has_keys() {
             return Ok(Identity { key: None });

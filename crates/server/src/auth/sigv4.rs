@@ -1,4 +1,4 @@
-//! AWS Signature Version 4, the verifying side: header and presigned query.
+//! Verification of AWS Signature Version 4, in the header or in a presigned query.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -12,12 +12,12 @@ use super::keys::Key;
 use crate::sqs::{form_pairs, percent_decode};
 
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
-/// How far the client's clock may be off.
+/// Maximum difference of the client's clock, in seconds.
 const SKEW_S: u64 = 15 * 60;
-/// The longest life of a presigned URL: 7 days.
+/// Maximum lifetime of a presigned URL: 7 days.
 const EXPIRES_S_MAX: u64 = 7 * 24 * 3600;
 
-/// A request as far as its signature covers it.
+/// The parts of a request that its signature covers.
 #[derive(Clone, Copy)]
 pub(crate) struct SignedRequest<'a> {
     pub(crate) method: &'a Method,
@@ -26,7 +26,7 @@ pub(crate) struct SignedRequest<'a> {
     pub(crate) body: &'a [u8],
 }
 
-/// What a request says about its own signature.
+/// The signature of a request, as stated by the request.
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
     pub(crate) key_id: Cow<'a, str>,
@@ -120,7 +120,7 @@ impl<'a> Claim<'a> {
         if !self.signed_headers.split(';').any(|name| name == "host") {
             return Err(incomplete("'Host' must be a 'SignedHeader' in the AWS Authorization."));
         }
-        // It names the action: left out of the signature, a request for one could be sent again as another.
+        // The header names the action: if it were not signed, a request for one action could be replayed as another.
         let signs_target = self.signed_headers.split(';').any(|name| name == "x-amz-target");
         if request.headers.contains_key("x-amz-target") && !signs_target {
             return Err(incomplete("'X-Amz-Target' must be a 'SignedHeader' in the AWS Authorization."));
@@ -130,7 +130,8 @@ impl<'a> Claim<'a> {
         let _ = write!(to_sign, "{ALGORITHM}\n{}\n{}\n", self.date, self.scope);
         push_hex(&mut to_sign, hash.as_ref());
         let signature = unhex(&self.signature).ok_or(AuthError::Mismatch)?;
-        // Constant time. The date comes after, so that only someone with the secret learns that it was the date.
+        // Constant time. The date is checked afterwards, so that only a client with the secret learns that the date was
+        // wrong.
         hmac::verify(&key.signing_key(&self.scope), to_sign.as_bytes(), &signature)
             .map_err(|_| AuthError::Mismatch)?;
         self.check_time(signed_s, now_s)
@@ -234,7 +235,8 @@ fn push_header(text: &mut String, name: &str, request: &SignedRequest<'_>) -> Re
     Ok(())
 }
 
-/// The path with dot segments and double slashes resolved, and encoded once more (as all services but S3 want it).
+/// Appends the path with dot segments and double slashes resolved, and encoded once more (as all services but S3
+/// require).
 fn push_path(text: &mut String, path: &str) {
     let mut segments: Vec<&str> = Vec::new();
     for segment in path.split('/') {

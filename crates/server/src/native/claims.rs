@@ -1,4 +1,4 @@
-//! The ledger: claim, renew, complete, release; and for operators show, list, resolve, forget.
+//! The ledger: claim, renew, complete, release; for operators: show, list, resolve, forget.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl<S: Send + Sync> FromRequestParts<S> for EntryPath {
     }
 }
 
-/// The only answer of a batch of one.
+/// The result of a batch with one element.
 fn one<T, E>(batch: Batch<T, E>) -> Result<T, ApiError>
 where
     ApiError: From<E>,
@@ -54,12 +54,12 @@ where
     Ok(answer?)
 }
 
-/// A token as text. One that no ledger could have made is stale like any other.
+/// Parses a token. A text that cannot be a token is reported as stale, like any unknown token.
 fn token(text: String) -> Result<Token, ApiError> {
     Token::new(text).map_err(|_| TokenError::Stale.into())
 }
 
-/// A name for a caller that gave none. Whoever knows it can ask for the claim again, so it must not be guessed.
+/// A name for a caller that gave none. A client that knows it can repeat the claim, so it must be unguessable.
 fn nobody() -> Owner {
     let mut random = [0; 16];
     ring::rand::SystemRandom::new().fill(&mut random).expect("the operating system has random numbers");
@@ -285,7 +285,7 @@ impl Default for ListParams {
     }
 }
 
-/// Without a scope: entries of every scope that the caller may see, so that a page may be short.
+/// Lists entries. Without a scope it lists all scopes that the caller may see, so a page may be short.
 pub(super) async fn list(
     State(native): State<Arc<Api>>,
     caller: Caller,

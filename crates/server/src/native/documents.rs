@@ -1,4 +1,4 @@
-//! Named JSON documents with compare-and-set. They belong to no queue, so only a key for all queues may touch them.
+//! Named JSON documents with compare-and-set. They belong to no queue, so only a key for all queues may access them.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ impl Default for ListParams {
     }
 }
 
-/// What a change expects to find.
+/// The state that a change requires.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ChangeParams {

@@ -1,4 +1,4 @@
-//! Requests, read strictly: bounded in size and time, unknown fields refused with the one that was probably meant.
+//! Strict parsing of requests: bounded in size and time; an unknown field is rejected with a suggestion.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::BODY_BYTES_MAX;
 use super::problem::ApiError;
 use crate::auth::{Identity, sources_of};
 
-/// How long a body may take to arrive.
+/// Maximum time for a body to arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A JSON body. An empty one counts as `{}`.
@@ -41,7 +41,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     }
 }
 
-/// Reads JSON; the error says where it is wrong.
+/// Parses JSON; the error names the position.
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let body = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(body).map_err(|error| ApiError::invalid(did_you_mean(&error.to_string())))
@@ -61,7 +61,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
     }
 }
 
-/// Who is calling. A request without an identity did not come through the server's checks and is refused.
+/// The caller. A request without an identity bypassed the server's checks and is refused.
 pub(super) struct Caller(Identity);
 
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
@@ -73,7 +73,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
 }
 
 impl Caller {
-    /// The queue of the path, if the caller may do `action` on it.
+    /// The queue in the path, if the caller may do `action` on it.
     pub(super) fn queue(&self, action: &str, queue: &str) -> Result<QueueName, ApiError> {
         let name = QueueName::new(queue).map_err(|error| ApiError::invalid(error.to_string()))?;
         self.on(action, &name)?;
@@ -99,12 +99,12 @@ impl Caller {
         self.0.may_see(governed_by(scope))
     }
 
-    /// Whether the caller may do `action`, which is about the whole store.
+    /// Whether the caller may do `action`, which concerns no single queue.
     pub(super) fn store(&self, action: &str) -> Result<(), ApiError> {
         if self.0.may(action, None) { Ok(()) } else { Err(ApiError::forbidden(action, None)) }
     }
 
-    /// Whether the caller may have a queue's dead letters go where its configuration sends them.
+    /// Whether the caller may send to the dead-letter queue of this configuration.
     pub(super) fn may_fill(&self, config: &hapax_core::QueueConfig) -> Result<(), ApiError> {
         match &config.dead_letter {
             Some(dead) => self.queue("SendMessage", dead.queue.as_str()).map(drop),
@@ -112,7 +112,7 @@ impl Caller {
         }
     }
 
-    /// Whether the caller may do `action`, which reaches into every queue.
+    /// Whether the caller may do `action`, which affects every queue.
     pub(super) fn operate(&self, action: &str) -> Result<(), ApiError> {
         if self.0.may_operate(action) { Ok(()) } else { Err(ApiError::forbidden(action, None)) }
     }
@@ -121,8 +121,8 @@ impl Caller {
         &self.0
     }
 
-    /// Whether the caller may have dead letters of `from` go where a redrive sends them. For a key of some queues the
-    /// filter is narrowed to what it may fill.
+    /// Whether the caller may send dead letters of `from` to the redrive's targets. For a key limited to some queues,
+    /// the filter is narrowed to the sources that it may send to.
     pub(super) async fn may_redrive(
         &self,
         store: &SharedStore,
@@ -140,7 +140,7 @@ impl Caller {
             filter.sources = sources_of(&store.queues().await?, from);
         }
         filter.sources.iter().try_for_each(|source| self.on("SendMessage", source))?;
-        // Without this the empty filter would mean every source.
+        // An empty filter would mean every source.
         if filter.sources.is_empty() { self.operate("SendMessage") } else { Ok(()) }
     }
 
@@ -148,7 +148,7 @@ impl Caller {
         self.0.may_see(queue.as_str())
     }
 
-    /// Who it is, for the books: the key's id, and whom the caller says it acts for.
+    /// The caller's name for audits: the key's id, and the person for whom the caller says it acts.
     pub(super) fn name(&self, by: Option<String>) -> String {
         let by: Option<String> = by.map(|by| by.chars().take(200).collect());
         match (self.0.name(), by) {
@@ -158,13 +158,13 @@ impl Caller {
         }
     }
 
-    /// Distinguishes callers, so that none can cancel another's receive.
+    /// Identifies the caller, so that no caller can cancel another's receive.
     pub(super) fn key(&self) -> &str {
         self.0.name()
     }
 }
 
-/// What a key's list of queues is compared with: the queue whose messages the scope is about, else the scope itself.
+/// The name that a key's list of queues is matched against: the queue of the scope, or else the scope itself.
 fn governed_by(scope: &Scope) -> &str {
     scope.as_str().strip_prefix("queue/").unwrap_or(scope.as_str())
 }

@@ -42,7 +42,7 @@ where
             Err(error) => places.push(Some(error)),
         }
     }
-    // The store is asked even when nothing is left, since the queue may not exist.
+    // The store is called even if no item is left, because the queue may not exist.
     let expected = good.len();
     let answers = call(good).await?;
     assert_eq!(answers.len(), expected, "a store answers each element");
@@ -84,7 +84,7 @@ pub(super) async fn receive(
     let name = cancel_id.map(|id| (caller.key().to_owned(), queue.clone(), id));
     let poll = native.polls.begin(name);
     let poll = poll.ok_or_else(|| ApiError::invalid("cancel_id: a receive of that name is waiting"))?;
-    // What ends the wait drops the store's receive, and so takes nothing. If both are ready, messages were taken.
+    // A cancelled wait drops the store's receive, and so takes no messages. If both are ready, the messages win.
     let deliveries = tokio::select! {
         biased;
         got = native.store.receive(&queue, Receive::from(request)) => got?,
@@ -104,7 +104,7 @@ pub(super) async fn receive(
     }
     let answer = Deliveries { deliveries: deliveries.into_iter().map(Into::into).collect() };
     let mut response = axum::Json(answer).into_response();
-    // These messages are leased, and the receive has asked for room; or they are deleted.
+    // The messages are leased and the receive has checked that they fit, or they are already deleted.
     response.extensions_mut().insert(AlwaysSent);
     Ok(response)
 }

@@ -1,12 +1,12 @@
-//! The native JSON API under `/v1`: everything that the seams can do, for any language.
+//! The native JSON API under `/v1`: all operations of the store's traits, for any language.
 //!
 //! The JSON is defined in [`hapax_client::wire`], which both ends share; `openapi.json` beside this file describes it
 //! and is served. A new route goes into `ROUTES` or `OPERATOR_ROUTES`, and into `openapi.json`; a test compares the two.
 //!
-//! | file | holds |
+//! | file | content |
 //! |---|---|
 //! | `messages.rs` | send, receive, settle, extend |
-//! | `claims.rs` | the ledger: claims, and what operators do about them |
+//! | `claims.rs` | the ledger: claims, and operations on them for operators |
 //! | `documents.rs` | named JSON documents |
 //! | `queues.rs` | queues and their configuration |
 //! | `backups.rs` | where backups may be written |
@@ -40,7 +40,7 @@ pub use self::backups::{Backup, Backups};
 use self::polls::Polls;
 use self::problem::ApiError;
 
-/// The largest request body: a few of the largest messages, escaped.
+/// Maximum size of a request body, in bytes: a few of the largest messages, escaped.
 pub const BODY_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// The native API over one store. Cheap to clone.
@@ -49,7 +49,7 @@ pub struct Native {
     api: Arc<Api>,
 }
 
-/// What the handlers share.
+/// State shared by the handlers.
 struct Api {
     store: SharedStore,
     shutdown: Shutdown,
@@ -71,12 +71,12 @@ impl Native {
         Self { api: Arc::new(api) }
     }
 
-    /// How many receives, and claims that may wait, are at the store now.
+    /// Number of receives, and of claims that may wait, currently at the store.
     pub fn waiting(&self) -> usize {
         self.api.polls.len()
     }
 
-    /// The routes. Paths under `/v1` that do not exist are answered in the API's own form.
+    /// The routes. Unknown paths under `/v1` get an error in the API's own format.
     pub fn router(&self) -> Router {
         self.nested(OPERATOR_ROUTES.iter().chain(ROUTES))
     }
@@ -160,7 +160,7 @@ const ROUTES: &[Route] = &[
     ("post", "/transfer/items", || post(transfer::import)),
 ];
 
-/// The API's description, OpenAPI 3.1.
+/// The API's OpenAPI 3.1 description.
 pub const OPENAPI: &str = include_str!("openapi.json");
 
 async fn openapi() -> impl axum::response::IntoResponse {

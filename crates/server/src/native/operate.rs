@@ -1,4 +1,4 @@
-//! For operators: messages at rest, parked ones, halted groups, redrives, the store itself.
+//! For operators: stored messages, parked ones, halted groups, redrives, the store itself.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use super::problem::ApiError;
 
 type Answer<T> = Result<axum::Json<T>, ApiError>;
 
-/// Messages of a page when nothing else is asked for.
+/// Default number of messages per page.
 const LIMIT_DEFAULT: usize = 100;
 
 #[derive(Deserialize)]
@@ -122,8 +122,8 @@ pub(super) async fn redrives(
     }))
 }
 
-/// The number alone does not say whose queue it is about, so it is looked for among the queues that the caller may
-/// decide on.
+/// Cancels a redrive. The number does not tell to which queue it belongs, so it is searched among the queues that the
+/// caller may manage.
 pub(super) async fn cancel_redrive(
     State(native): State<Arc<Api>>,
     caller: Caller,
@@ -147,7 +147,7 @@ pub(super) async fn cancel_redrive(
     Err(missing().into())
 }
 
-/// What the store can do is for everyone; how much is in it, and what troubles it, only for a key for all queues.
+/// Capabilities are visible to every caller; the store's size and problems only to a key for all queues.
 pub(super) async fn status(State(native): State<Arc<Api>>, caller: Caller) -> Answer<Status<StatusPart>> {
     let status = native.store.status().await?;
     let withheld = !caller.identity().may_see_all();
@@ -165,7 +165,7 @@ pub(super) async fn status(State(native): State<Arc<Api>>, caller: Caller) -> An
     }))
 }
 
-/// How the store is doing, as far as the caller may know.
+/// The store's status, as far as the caller may see it.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum StatusPart {

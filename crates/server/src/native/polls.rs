@@ -1,4 +1,5 @@
-//! Receives that wait for messages: counted, and cancelled by the name that their caller gave them.
+//! Receives that wait for messages: counts them, and cancels them by the name that their caller
+//! chose.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,7 +23,7 @@ impl Polls {
         self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a receive until the guard is dropped; `None` when its name is taken.
+    /// Registers a receive until the guard is dropped; `None` if its name is in use.
     pub(super) fn begin(&self, name: Option<Name>) -> Option<Poll<'_>> {
         let cancel = Arc::new(Notify::new());
         if let Some(name) = &name {
@@ -35,7 +36,7 @@ impl Polls {
         Some(Poll { polls: self, name, cancel })
     }
 
-    /// Cancels a receive; `false` when there is none of that name.
+    /// Cancels a receive; `false` if there is none with this name.
     pub(super) fn cancel(&self, name: &Name) -> bool {
         let found = self.lock().get(name).cloned();
         if let Some(cancel) = &found {

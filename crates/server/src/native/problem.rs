@@ -1,4 +1,4 @@
-//! Errors as `application/problem+json`: a stable code, a sentence that says what to do, the right status.
+//! Errors as `application/problem+json`: a stable code, a sentence with the remedy, the matching status.
 
 use axum::response::{IntoResponse, Response};
 use hapax_client::wire::Problem;
@@ -6,7 +6,7 @@ use hapax_core::{AdminError, ClaimError, DocumentError, ResolveError, StoreError
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Debug)]
 pub(super) struct ApiError(StatusCode, Box<Problem>);
 
@@ -15,12 +15,12 @@ impl ApiError {
         Self(status, Box::new(problem))
     }
 
-    /// A value of the request is not acceptable.
+    /// A value in the request is not acceptable.
     pub(super) fn invalid(detail: impl Into<String>) -> Self {
         StoreError::Invalid(detail.into()).into()
     }
 
-    /// `on` is what it was about, for example `queue payments`.
+    /// `on` is the subject of the action, for example `queue payments`.
     pub(super) fn forbidden(action: &str, on: Option<String>) -> Self {
         let on = on.map(|on| format!(" on {on}")).unwrap_or_default();
         let detail = format!("the key has no right to {action}{on}; add it to the key's actions and queues");
@@ -47,7 +47,7 @@ impl ApiError {
     }
 }
 
-/// The status for a code, wherever the error comes from.
+/// The status for an error code.
 fn status(code: &str) -> StatusCode {
     match code {
         "no-such-queue" | "not-found" | "no-such-entry" => StatusCode::NOT_FOUND,
@@ -88,8 +88,8 @@ impl From<Problem> for ApiError {
     }
 }
 
-/// When to come back, in whole seconds: never before the time is over, and spread, so that those who were turned away
-/// together do not come back together.
+/// The time until a retry in whole seconds: never too early, and randomized, so that clients rejected together do not
+/// retry together.
 fn retry_after_s(ms: u64, random: u64) -> u64 {
     let seconds = ms.div_ceil(1000).max(1);
     seconds + random % (1 + (seconds / 4).clamp(1, 30))

@@ -23,7 +23,7 @@ pub(super) async fn list(State(native): State<Arc<Api>>, caller: Caller) -> Answ
     Ok(axum::Json(Queues { queues: visible.map(QueueItem::from).collect() }))
 }
 
-/// A queue that was created, or was there already.
+/// A queue that was created or already existed.
 #[derive(Serialize)]
 struct Created {
     created: bool,
@@ -31,7 +31,7 @@ struct Created {
     queue: QueueItem,
 }
 
-/// A configuration as it is written for a new queue: the name says whether it is FIFO, if nothing else does.
+/// Parses a new queue's configuration. Without a `kind`, the name decides whether it is FIFO.
 fn config_of(name: &QueueName, mut fields: Map<String, Value>) -> Result<QueueConfig, ApiError> {
     if name.is_fifo() && !fields.contains_key("kind") {
         fields.insert("kind".to_owned(), "fifo".into());
@@ -42,7 +42,7 @@ fn config_of(name: &QueueName, mut fields: Map<String, Value>) -> Result<QueueCo
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct CreateParams {
-    /// Refuses to create what was deleted less than this ago.
+    /// Fails if a queue of this name was deleted within this time, in ms.
     interval_ms: u64,
 }
 
@@ -71,7 +71,7 @@ pub(super) async fn show(
     Ok(axum::Json(native.store.queue(&name).await?.into()))
 }
 
-/// RFC 7396: what is given replaces, what is null goes back to its default.
+/// Merges as in RFC 7396: given values replace, null restores the default.
 fn merge(target: &mut Value, change: Value) {
     let Value::Object(change) = change else {
         *target = change;
@@ -93,11 +93,11 @@ fn merge(target: &mut Value, change: Value) {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ChangeParams {
-    /// Changes nothing unless the configuration still has this revision.
+    /// Fails unless the configuration still has this revision.
     revision: Option<Revision>,
 }
 
-/// How often a patch is laid over a configuration that others change at the same time.
+/// Maximum number of attempts to apply a patch while others change the configuration.
 const CHANGES_MAX: usize = 20;
 
 pub(super) async fn change(
@@ -116,7 +116,7 @@ pub(super) async fn change(
             caller.may_fill(&config)?;
         }
         match set(&native, &name, config, Some(revision.unwrap_or(before.revision))).await {
-            // The caller did not say which configuration it meant: the patch is laid over the newest.
+            // The caller named no revision: the patch is applied to the newest one.
             Err(AdminError::RevisionConflict { .. }) if revision.is_none() && tries < CHANGES_MAX => {
                 tries += 1;
             }
@@ -152,7 +152,7 @@ async fn set(
 ) -> Result<axum::Json<QueueItem>, AdminError> {
     let revision = native.store.set_queue(name, config.clone(), expected).await?;
     let after = native.store.queue(name).await?;
-    // What this call wrote, even if another change came right behind it.
+    // The values that this call wrote, even if another change followed immediately.
     Ok(axum::Json(QueueItem { config, revision, ..QueueItem::from(after) }))
 }
 

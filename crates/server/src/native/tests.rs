@@ -60,7 +60,7 @@ impl Fixture {
         self.router.clone().call(request.body(body.into()).unwrap()).await.unwrap()
     }
 
-    /// The status and the JSON of an answer.
+    /// Returns the status and the JSON of a response.
     async fn call(&self, method: &str, path: &str, body: Value) -> (u16, Value) {
         let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
         let response = self.raw(method, path, body).await;
@@ -86,7 +86,7 @@ fn described() -> Value {
     serde_json::from_str(OPENAPI).unwrap()
 }
 
-/// OpenAPI has no name for a parameter that may have slashes.
+/// OpenAPI has no syntax for a parameter that may contain slashes.
 fn described_path(path: &str) -> String {
     format!("/v1{}", path.replace("{*", "{"))
 }
@@ -112,7 +112,7 @@ fn every_route_is_described_and_every_description_has_a_route() {
     assert_eq!(operations, routes);
 }
 
-/// What the table says about a handler is what the router does.
+/// Each route's method in the table is the one that the router accepts.
 #[tokio::test]
 async fn every_route_answers_its_method() {
     let f = fixture();
@@ -150,7 +150,7 @@ fn every_reference_of_the_description_leads_somewhere() {
     walk(&document, &document);
 }
 
-/// The other way round is what `every_reference_of_the_description_leads_somewhere` and the contract's tests are for.
+/// The reverse direction is tested by `every_reference_of_the_description_leads_somewhere` and the contract's tests.
 #[test]
 fn the_described_ledger_is_the_real_one() {
     let described = described();
@@ -172,7 +172,7 @@ fn the_described_ledger_is_the_real_one() {
     assert_eq!(entry["outcome"], json!({"value": null, "failed": true}));
 }
 
-/// A field that exists in code and not in the description, or the other way round, misleads.
+/// A field that exists only in the code or only in the description is misleading.
 #[test]
 fn the_described_configuration_is_the_real_one() {
     let real = serde_json::to_value(hapax_core::QueueConfig::default()).unwrap();
@@ -276,7 +276,7 @@ async fn errors_have_their_status_and_code() {
     f.refused("POST", "/v1/queues/jobs/messages", large, 413, "request-too-large").await;
     f.store.close();
     f.refused("GET", "/v1/queues/jobs", Value::Null, 503, "unavailable").await;
-    // Closed while the store is: nobody acts without a claim.
+    // Claims are refused while the store is closed, so that no caller acts without a claim.
     f.refused("PUT", "/v1/claims/s/k", json!({"lease_ms": 1_000}), 503, "unavailable").await;
     f.refused("POST", "/v1/claims/s/k/complete", json!({"token": "t"}), 503, "unavailable").await;
     f.refused("GET", "/v1/claims", Value::Null, 503, "unavailable").await;
@@ -331,7 +331,7 @@ async fn a_changed_key_pointer_affects_new_messages_only() {
     f.call("POST", "/v1/queues/jobs/purge", Value::Null).await;
     send().await;
     assert_eq!(key().await, "2");
-    // A queue that is made again has its own pointer.
+    // A queue that is created again has its own pointer.
     f.call("DELETE", "/v1/queues/jobs", Value::Null).await;
     f.call("PUT", "/v1/queues/jobs", json!({"lease_ms": 0, "retry": {"base_ms": 0}, "key_pointer": "/a"}))
         .await;
@@ -346,7 +346,7 @@ async fn a_key_for_some_queues_reaches_no_other() {
     f.identity = Some(identity(&["orders*"], &["*"]));
     f.refused("POST", "/v1/backup", json!({"to": "/tmp/x"}), 403, "forbidden").await;
     f.refused("POST", "/v1/resume", json!({}), 403, "forbidden").await;
-    // What dies in a queue arrives in its dead-letter queue.
+    // Dead letters of a queue arrive in its dead-letter queue, so they need the right to send there.
     let dead = json!({"dead_letter": {"queue": "secrets"}});
     f.refused("PUT", "/v1/queues/orders", dead.clone(), 403, "forbidden").await;
     assert_eq!(f.call("PUT", "/v1/queues/orders", Value::Null).await.0, 201);

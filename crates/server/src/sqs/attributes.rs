@@ -1,4 +1,4 @@
-//! Queue attributes: SQS's names and texts to and from a queue's configuration.
+//! Queue attributes: conversion between SQS's names and texts and a queue's configuration.
 
 use hapax_core::policy::RetryPolicy;
 use hapax_core::{DeadLetterPolicy, DedupScope, QueueConfig, QueueInfo, QueueName, QueueStats, RedriveAllow};
@@ -8,14 +8,14 @@ use super::error::{Kind, Result, SqsError};
 use super::model::{Settings, Text};
 use super::names::{Names, queue_of_arn};
 
-/// Attributes that the store does not interpret; they are kept with the queue.
+/// Attributes that the store does not interpret; they are stored with the queue.
 const KEPT: [&str; 4] = [KMS, KMS_REUSE, SSE, POLICY];
 const SSE: &str = "SqsManagedSseEnabled";
 const KMS: &str = "KmsMasterKeyId";
 const KMS_REUSE: &str = "KmsDataKeyReusePeriodSeconds";
-/// Kept with the queue, since the store has no such limit.
+/// Stored with the queue, because the store has no such limit.
 const THROUGHPUT: &str = "FifoThroughputLimit";
-/// The permissions' document.
+/// The document of the permissions.
 pub(crate) const POLICY: &str = "Policy";
 
 fn unknown(name: &str) -> SqsError {
@@ -32,7 +32,7 @@ fn seconds(name: &str, text: &str, min: u64, max: u64) -> Result<u64> {
     value.map(|seconds| seconds * 1000).ok_or_else(|| bad_value(name))
 }
 
-/// SQS takes booleans in any case, for example Python's `str(True)`.
+/// SQS accepts booleans in any case, for example Python's `str(True)`.
 pub(crate) fn boolean(name: &str, text: &str) -> Result<bool> {
     match text.to_ascii_lowercase().as_str() {
         "true" => Ok(true),
@@ -41,7 +41,7 @@ pub(crate) fn boolean(name: &str, text: &str) -> Result<bool> {
     }
 }
 
-/// Sets attributes in a configuration.
+/// Applies attributes to a configuration.
 pub(crate) fn apply(config: &mut QueueConfig, settings: &Settings) -> Result<()> {
     for (name, value) in settings {
         set(config, name, &value.0)?;
@@ -73,7 +73,7 @@ pub(crate) fn set(config: &mut QueueConfig, name: &str, text: &str) -> Result<()
             config.retry.max_attempts = max_attempts.unwrap_or(0);
         }
         "RedriveAllowPolicy" => config.redrive_allow = redrive_allow(text)?,
-        // The kind is decided at creation, before this.
+        // The kind was already decided at creation.
         "FifoQueue" | "ContentBasedDeduplication" if !fifo => return Err(unknown(name)),
         "FifoQueue" => fifo_stays(text)?,
         "ContentBasedDeduplication" => config.dedup.content_based = boolean(name, text)?,
@@ -140,7 +140,7 @@ fn keep(config: &mut QueueConfig, name: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Where dead letters go, and after how many attempts.
+/// The dead-letter queue and the maximum number of attempts.
 fn redrive_policy(text: &str) -> Result<Option<(DeadLetterPolicy, u32)>> {
     if text.is_empty() {
         return Ok(None);
@@ -170,8 +170,8 @@ fn redrive_policy(text: &str) -> Result<Option<(DeadLetterPolicy, u32)>> {
     Ok(Some((DeadLetterPolicy { queue }, max_attempts as u32)))
 }
 
-/// The limit on attempts as SQS says it. A native queue may have dead letters without a limit, for what is rejected: then
-/// it is the highest number that SQS knows.
+/// The limit on attempts in SQS's form. A native queue may have dead letters without a limit, for rejected messages:
+/// then this is the highest number that SQS allows.
 pub(crate) fn max_receive_count(config: &QueueConfig) -> u32 {
     config.retry.limit().unwrap_or(RetryPolicy::MAX_ATTEMPTS_MAX)
 }
@@ -198,7 +198,7 @@ fn redrive_allow(text: &str) -> Result<RedriveAllow> {
     }
 }
 
-/// All attributes that can be asked for, in the order in which they are shown.
+/// All readable attributes, in the order of the response.
 const READABLE: [&str; 21] = [
     "QueueArn",
     "ApproximateNumberOfMessages",
@@ -223,7 +223,7 @@ const READABLE: [&str; 21] = [
     SSE,
 ];
 
-/// The attributes that a client asks for, by their names in [`READABLE`].
+/// The attributes that a client requests, by their names in [`READABLE`].
 pub(crate) fn wanted(names: Option<&[Text<'_>]>) -> Result<Vec<&'static str>> {
     let names = names.unwrap_or_default();
     for name in names.iter().map(Text::as_str) {
@@ -235,7 +235,7 @@ pub(crate) fn wanted(names: Option<&[Text<'_>]>) -> Result<Vec<&'static str>> {
     Ok(READABLE.into_iter().filter(asked).collect())
 }
 
-/// Whether a counter is among the attributes, so that the store has to be asked.
+/// Whether a counter is among the attributes, so that the store must be queried.
 pub(crate) fn needs_stats(wanted: &[&str]) -> bool {
     wanted.iter().any(|name| name.starts_with("ApproximateNumber"))
 }
@@ -262,7 +262,8 @@ fn value(name: &str, info: &QueueInfo, stats: &QueueStats, names: &Names) -> Opt
     }
 }
 
-/// The value of an attribute that is set, not counted; two configurations with equal values are equal to a client.
+/// The value of a configured attribute, not of a counter. Two configurations with equal values look the same to a
+/// client.
 pub(crate) fn configured(name: &str, config: &QueueConfig, names: &Names) -> Option<String> {
     let in_seconds = |ms: u64| Some((ms / 1000).to_string());
     let on_fifo = |text: &str| config.is_fifo().then(|| text.to_owned());
@@ -291,9 +292,9 @@ pub(crate) fn configured(name: &str, config: &QueueConfig, names: &Names) -> Opt
             DedupScope::Group => "messageGroup",
         }),
         THROUGHPUT => on_fifo(config.extra.get(name).map_or("perQueue", String::as_str)),
-        // Kept and told as SQS does, `true` by default; what encrypts is the disk below the store.
+        // Stored and returned as in SQS, `true` by default; the encryption is done by the disk below the store.
         SSE => Some(config.extra.get(name).map_or("true", String::as_str).to_owned()),
-        // Told with a key only.
+        // Returned only if there is a key.
         KMS_REUSE => {
             let period = config.extra.get(name).map_or("300", String::as_str);
             config.extra.contains_key(KMS).then(|| period.to_owned())

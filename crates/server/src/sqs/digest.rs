@@ -1,4 +1,4 @@
-//! The MD5 digests by which AWS SDKs check that nothing was changed on the way.
+//! The MD5 digests by which AWS SDKs verify that messages arrive unchanged.
 
 use hapax_core::{Attribute, AttributeValue};
 use md5::{Digest as _, Md5};
@@ -13,13 +13,13 @@ fn hex(digest: impl AsRef<[u8]>) -> String {
     text
 }
 
-/// Of a body.
+/// Digest of a body.
 pub(crate) fn of_body(body: &[u8]) -> String {
     hex(Md5::digest(body))
 }
 
-/// Of attributes, in order of their names; `None` if there are none. Each contributes its name, its type, one byte for
-/// the kind of its value, and the value; the three with their length in front.
+/// Digest of attributes, ordered by name; `None` if there are none. Each contributes its name, its type, one byte for
+/// the kind of its value, and the value. Name, type and value are preceded by their length.
 pub(crate) fn of_attributes<'a>(
     attributes: impl IntoIterator<Item = (&'a str, &'a Attribute)>,
 ) -> Option<String> {
@@ -57,7 +57,7 @@ mod tests {
         of_attributes(attributes.iter().map(|(name, attribute)| (name.as_str(), attribute)))
     }
 
-    /// Digests that AWS itself answered.
+    /// Digests returned by AWS itself.
     #[test]
     fn digests_are_those_of_aws() {
         assert_eq!(of_body(b"msg"), "6e2baaf3b97dbeef01c0043275f9a0e7");

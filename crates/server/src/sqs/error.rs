@@ -7,7 +7,7 @@ use http::StatusCode;
 
 use crate::auth::AuthError;
 
-/// Which error. Each has a shape (JSON), a code (Query) and a status.
+/// The kind of an error. Each has a shape (JSON), a code (Query) and a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     AccessDenied,
@@ -56,7 +56,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// Whose fault it is, in AWS's words.
+    /// Who caused the error, in AWS's terms.
     pub(crate) fn fault(&self) -> &'static str {
         if self.status.is_server_error() { "Receiver" } else { "Sender" }
     }
@@ -139,7 +139,8 @@ impl Kind {
                 ("com.amazonaws.sqs#ReceiptHandleIsInvalid", "ReceiptHandleIsInvalid", StatusCode::NOT_FOUND)
             }
             Self::RequestExpired => ("com.amazon.coral.service#RequestExpired", "RequestExpired", BAD),
-            // SQS itself answers 403; 503 is what every client retries, whatever codes it knows.
+            // SQS itself returns 403. Here it is 503, because every client retries that, regardless
+            // of the codes it knows.
             Self::RequestThrottled => {
                 ("com.amazonaws.sqs#RequestThrottled", "RequestThrottled", StatusCode::SERVICE_UNAVAILABLE)
             }
@@ -183,7 +184,7 @@ impl Kind {
     }
 }
 
-/// An error as SQS answers it.
+/// An error in SQS's form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SqsError {
     pub(crate) kind: Kind,
@@ -199,7 +200,7 @@ impl SqsError {
 
     /// A parameter's value is not acceptable.
     pub(crate) fn value(parameter: &str, value: impl std::fmt::Display, reason: &str) -> Self {
-        // Values are the client's own, but an error need not carry a megabyte back.
+        // The values come from the client, but an error need not return a megabyte.
         let value = value.to_string();
         let value = hapax_core::policy::cut(&value, 1024);
         Self::invalid(format!("Value {value} for parameter {parameter} is invalid. Reason: {reason}"))
@@ -252,7 +253,8 @@ impl From<AdminError> for SqsError {
                 "There is already a task running. Only one active task is allowed for a source queue arn at a \
                  given time.",
             ),
-            // The bound on repeated changes was reached: the client's own retry is the next try.
+            // The bound on internal retries was reached: the client's own retry is the next
+            // attempt.
             AdminError::RevisionConflict { .. } => Self::new(Kind::ServiceUnavailable, error.to_string()),
             AdminError::NotFound(_) => Self::new(Kind::ResourceNotFound, error.to_string()),
             AdminError::Refused(_) => Self::new(Kind::UnsupportedOperation, error.to_string()),
@@ -271,14 +273,14 @@ impl From<SendError> for SqsError {
     }
 }
 
-/// One message is larger than its queue allows.
+/// A message is larger than its queue allows.
 pub(crate) fn too_large(bytes_max: u64) -> SqsError {
     SqsError::invalid(format!(
         "One or more parameters are invalid. Reason: Message must be shorter than {bytes_max} bytes."
     ))
 }
 
-/// Why a delivery was not deleted or its visibility not changed.
+/// Why a delivery was not deleted, or its visibility not changed.
 pub(crate) fn settle_error(error: &SettleError, receipt: &str) -> SqsError {
     match error {
         SettleError::Malformed => SqsError::new(

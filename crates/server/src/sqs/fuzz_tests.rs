@@ -1,4 +1,4 @@
-//! Whatever bytes come in: no panic, and an answer that an AWS SDK can read.
+//! For arbitrary input bytes there is no panic, and the response is one that an AWS SDK can parse.
 
 use std::sync::Arc;
 
@@ -132,7 +132,7 @@ struct Answer {
     body: String,
 }
 
-/// Sends one request through everything but the socket.
+/// Sends one request through the whole stack except the socket.
 fn ask(request: http::request::Builder, body: &[u8]) -> Answer {
     let (begin, shutdown) = tokio::sync::watch::channel(false);
     let auth = Arc::new(Authenticator::new(&AuthConfig::default()).unwrap());
@@ -165,7 +165,7 @@ fn query(uri: &str, body: &[u8]) -> Answer {
     ask(Request::post(uri).header("host", "localhost"), body)
 }
 
-/// An SDK can read it: a success, or an error of AWS's shape.
+/// Checks that an SDK can parse the response: a success, or an error in AWS's shape.
 fn check(answer: &Answer) {
     if answer.kind == "application/x-amz-json-1.0" {
         let body: serde_json::Value = serde_json::from_str(&answer.body).expect("JSON");
@@ -266,7 +266,7 @@ fn a_missing_queue_is_told_in_each_protocol_s_words() {
     let answer = json("AmazonSQS.SendMessage", br#"{"QueueUrl":"http://h/1/q","MessageBody":"x"}"#);
     assert_eq!(answer.query_error.as_deref(), Some("AWS.SimpleQueueService.NonExistentQueue;Sender"));
     assert!(answer.body.contains("com.amazonaws.sqs#QueueDoesNotExist"));
-    // The queue may be named by the path alone.
+    // The path alone may name the queue.
     let answer = query("/000000000000/q", b"Action=PurgeQueue");
     assert!(answer.body.contains("<Code>AWS.SimpleQueueService.NonExistentQueue</Code>"), "{}", answer.body);
     assert!(answer.body.contains("wsdl version"));

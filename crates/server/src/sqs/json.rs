@@ -1,4 +1,4 @@
-//! AWS JSON 1.0; and the Query protocol's answers to clients that accept JSON.
+//! AWS JSON 1.0, and responses of the Query protocol to clients that accept JSON.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -15,15 +15,14 @@ pub(crate) fn decode<'a, T: Deserialize<'a> + Default>(body: &'a [u8]) -> Result
     serde_json::from_slice(body).map_err(|error| SqsError::new(Kind::Serialization, error.to_string()))
 }
 
-/// Encodes an answer.
 pub(crate) fn encode(output: &Output) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(512);
-    // Writing to memory cannot fail, and no type here refuses to be written.
+    // Writing to memory cannot fail, and all types here can be serialized.
     let _ = serde_json::to_writer(&mut bytes, output);
     bytes
 }
 
-/// Encodes an answer of the Query protocol for a client that accepts JSON.
+/// Encodes a response of the Query protocol for a client that accepts JSON.
 pub(crate) fn encode_query(action: Action, output: &Output, request_id: &str) -> Vec<u8> {
     let name = action.name();
     let mut response = serde_json::Map::new();
@@ -34,8 +33,8 @@ pub(crate) fn encode_query(action: Action, output: &Output, request_id: &str) ->
     json!({ format!("{name}Response"): response }).to_string().into_bytes()
 }
 
-/// The result as the JSON protocol has it, but for a few names, lists that are there even when they are empty, and
-/// maps, which are lists of pairs.
+/// The result as in the JSON protocol, except for a few names, lists that are present even when empty, and maps, which
+/// become lists of pairs.
 fn query_result(output: &Output) -> Value {
     let mut result = serde_json::to_value(output).unwrap_or_default();
     let list = |result: &mut Value, from: &str, to: &str| {
@@ -71,7 +70,6 @@ pub(crate) fn encode_query_error(error: &SqsError, request_id: &str) -> Vec<u8> 
     json!({ "Error": error, "RequestId": request_id }).to_string().into_bytes()
 }
 
-/// Encodes an error.
 pub(crate) fn encode_error(error: &SqsError) -> Vec<u8> {
     let body = serde_json::json!({ "__type": error.kind.spec().shape, "message": error.message });
     body.to_string().into_bytes()

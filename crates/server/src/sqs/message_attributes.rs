@@ -1,4 +1,4 @@
-//! Message attributes: what is acceptable, and which of them a receive asked for.
+//! Message attributes: their validation, and the selection of those that a receive requests.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,8 +8,8 @@ use super::error::{Kind, Result, SqsError};
 use super::model::{AttributeIn, AttributesIn, Text};
 use super::xml::is_xml;
 
-/// The system attribute that senders may set. It is kept among the ordinary ones as [`TRACE_ATTRIBUTE`], which no
-/// client can use, since `AWS.` is reserved.
+/// The system attribute that senders may set. It is stored among the ordinary ones as [`TRACE_ATTRIBUTE`], which no
+/// client can use, because `AWS.` is reserved.
 pub(crate) const TRACE_HEADER: &str = "AWSTraceHeader";
 const ATTRIBUTES_MAX: usize = 10;
 const NAME_BYTES_MAX: usize = 256;
@@ -17,9 +17,9 @@ const NAME_BYTES_MAX: usize = 256;
 const CHARACTERS: &str = "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | \
      #xE000 to #xFFFD | #x10000 to #x10FFFF";
 
-/// Whether a text consists of characters that SQS takes: those of XML.
+/// Whether a text contains only characters that SQS accepts: those of XML.
 fn is_text(text: &str) -> bool {
-    // Most texts are ASCII and pass the first test, which looks at many bytes at once: it has no early way out.
+    // Most texts are ASCII and pass the first test. It has no early exit, so it can check many bytes at once.
     let plain = |b: u8| matches!(b, b' '..=0x7f | b'\t' | b'\n' | b'\r');
     text.bytes().fold(true, |all, b| all & plain(b)) || text.chars().all(is_xml)
 }
@@ -29,7 +29,7 @@ pub(crate) fn check_text(text: &str) -> Result<()> {
     if is_text(text) { Ok(()) } else { Err(SqsError::new(Kind::InvalidMessageContents, CHARACTERS)) }
 }
 
-/// Checks the characters of an attribute's type or value, for which AWS has another code.
+/// Checks the characters of an attribute's type or value; AWS has a different error code for them.
 fn check_attribute_text(text: &str) -> Result<()> {
     if is_text(text) { Ok(()) } else { Err(SqsError::invalid(CHARACTERS)) }
 }
@@ -80,7 +80,7 @@ fn check_name(name: &str) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(SqsError::invalid("Message (user) attribute names must be shorter than 256 Bytes"));
     }
-    // Letters and digits of any script, as AWS takes them.
+    // Letters and digits of any script, as in AWS.
     if !name.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c)) {
         return Err(SqsError::invalid(
             "Message (user) attributes name can only contain upper and lower score characters, digits, periods, \
@@ -161,7 +161,7 @@ fn binary_value(name: &str, attribute: &AttributeIn<'_>) -> Result<Vec<u8>> {
     })
 }
 
-/// A decimal number of up to 38 digits, perhaps with an exponent.
+/// A decimal number with up to 38 digits and an optional exponent.
 fn is_number(text: &str) -> bool {
     let text = text.trim();
     let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
@@ -174,7 +174,7 @@ fn is_number(text: &str) -> bool {
         && exponent.parse::<i32>().is_ok_and(|exponent| (-128..=126).contains(&exponent))
 }
 
-/// Keeps the attributes that a receive asked for: by name, by `prefix.*`, or all of them.
+/// Keeps the attributes that a receive requests: by name, by `prefix.*`, or all of them.
 pub(crate) fn select(attributes: Attributes, names: &[Text<'_>]) -> Attributes {
     let wanted = |name: &str| {
         names.iter().map(Text::as_str).any(|wanted| match wanted {

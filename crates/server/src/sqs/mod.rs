@@ -1,5 +1,5 @@
-//! The SQS protocol: one model, two codecs (AWS JSON 1.0 and Query), 23 actions. Wire only: what a queue does is the
-//! store's business.
+//! The SQS protocol: one model, two codecs (AWS JSON 1.0 and Query), 23 actions. Only the wire format: the store
+//! implements the behavior of queues.
 
 mod attributes;
 mod digest;
@@ -52,7 +52,7 @@ const JSON_TYPE: HeaderValue = HeaderValue::from_static("application/x-amz-json-
 const XML_TYPE: HeaderValue = HeaderValue::from_static("text/xml");
 const QUERY_JSON_TYPE: HeaderValue = HeaderValue::from_static("application/json");
 
-/// Whether a request is meant for SQS: by its target, by its form, or by a queue's path `/{account}/{name}`.
+/// Whether a request is for SQS: by its target header, by its form, or by a queue's path `/{account}/{name}`.
 pub(crate) fn is_sqs<B>(request: &Request<B>) -> bool {
     let uri = request.uri();
     if request.headers().contains_key(TARGET) {
@@ -64,7 +64,7 @@ pub(crate) fn is_sqs<B>(request: &Request<B>) -> bool {
     }
 }
 
-/// Whether the query names an action, decoded as it will be when it is carried out.
+/// Whether the query names an action. It is decoded in the same way as when the action is executed.
 pub(crate) fn names_action(uri: &http::Uri) -> bool {
     uri.query().is_some_and(|query| form_pairs(query).any(|(name, _)| name == "Action"))
 }
@@ -76,17 +76,17 @@ fn queue_path(path: &str) -> Option<&str> {
     (account_like && !name.is_empty() && !name.contains('/')).then_some(name)
 }
 
-/// Which of the two codecs a client speaks.
+/// The codec that a client uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Json,
     Query,
-    /// Query parameters in, JSON out.
+    /// Query parameters in the request, JSON in the response.
     QueryJson,
 }
 
 impl Protocol {
-    /// By GET, the Query protocol answers in JSON if the client prefers it.
+    /// For GET, the Query protocol responds in JSON if the client prefers it.
     fn of_request(parts: &Parts) -> Self {
         let protocol = Self::of(&parts.headers);
         let accept = || parts.headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
@@ -105,7 +105,7 @@ impl Protocol {
     }
 }
 
-/// Whether JSON is named in `Accept` before anything else that would do.
+/// Whether `Accept` names JSON before any other acceptable type.
 fn prefers_json(accept: &str) -> bool {
     let types = accept.split(',').map(|part| part.split(';').next().unwrap_or_default().trim());
     let known = ["application/json", "application/xml", "text/xml", "*/*"];
@@ -202,7 +202,7 @@ impl Sqs {
         self.operations.call(&caller, call).await
     }
 
-    /// The answer to a request whose body did not arrive.
+    /// The response to a request whose body did not arrive.
     pub(crate) fn unreadable(headers: &HeaderMap, error: BodyError) -> Response<Body> {
         let error = match error {
             BodyError::TooLarge => SqsError::new(Kind::RequestTooLarge, "The request body is too large."),
@@ -218,17 +218,17 @@ impl Sqs {
         respond(Protocol::of(headers), None, &Err(error))
     }
 
-    /// The answer to a request that no page of another web site may make.
+    /// The response to a request refused because it may come from another site's web page.
     pub(crate) fn refused(headers: &HeaderMap, reason: &'static str) -> Response<Body> {
         respond(Protocol::of(headers), None, &Err(SqsError::new(Kind::AccessDenied, reason)))
     }
 
-    /// The answer to a request without a known key.
+    /// The response to a request without a known key.
     pub(crate) fn unauthenticated(headers: &HeaderMap, error: AuthError) -> Response<Body> {
         respond(Protocol::of(headers), None, &Err(error.into()))
     }
 
-    /// The answer to a request for whose answer there is no room.
+    /// The response to a request for whose response there is no space.
     pub(crate) fn overloaded(headers: &HeaderMap) -> Response<Body> {
         let text = "Too many answers wait to be read by their clients; retry with backoff.";
         let mut response =
@@ -237,12 +237,12 @@ impl Sqs {
         response
     }
 
-    /// Whether an answer is one of these.
+    /// Whether a response was made by SQS.
     pub(crate) fn is_answer(answer: &Response<Body>) -> bool {
         answer.headers().contains_key(REQUEST_ID)
     }
 
-    /// The answer when the store took too long.
+    /// The response if the store took too long.
     pub(crate) fn timed_out(headers: &HeaderMap) -> Response<Body> {
         tracing::warn!("a request took too long and was given up");
         let error =
@@ -270,7 +270,7 @@ fn query_form<'a>(parts: &'a Parts, body: &'a [u8]) -> Result<Form<'a>> {
     Form::read(parts.uri.query().unwrap_or_default(), body)
 }
 
-/// The action of a form. A GET of a queue's URL without one is no operation at all to AWS.
+/// The action in a form. AWS treats a GET of a queue's URL without an action as no operation at all.
 fn query_action(form: &Form<'_>, is_queue_page: bool) -> Result<Action> {
     let name = form.get("Action").filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| {
@@ -296,7 +296,7 @@ fn respond(protocol: Protocol, action: Option<Action>, result: &Result<Output>) 
     let must_be_sent = body.len() > SMALL_BYTES_MAX && matches!(result, Ok(Output::Messages(_)));
     let mut response = Response::new(Body::whole(body.into()));
     if must_be_sent {
-        // These messages are leased, and the receive has asked for room.
+        // The messages are leased, and the receive has checked that they fit.
         response.extensions_mut().insert(AlwaysSent);
     }
     let headers = response.headers_mut();

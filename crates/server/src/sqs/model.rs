@@ -1,5 +1,5 @@
-//! What clients ask, whichever protocol they speak. Names and types are SQS's own; everything is optional here, so
-//! that one place, the operation, says what is missing.
+//! Requests of clients, independent of the protocol. Names and types are SQS's own. Everything is optional here, so
+//! that one place, the operation, reports what is missing.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use super::error::{Result, SqsError};
 use super::json;
 use super::query::{Form, FromForm};
 
-/// Text that borrows from the request where it can.
+/// Text that borrows from the request if possible.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Text<'a>(pub(crate) Cow<'a, str>);
 
@@ -41,7 +41,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// A queue attribute's value: text in SQS, but clients write numbers and booleans too.
+/// A queue attribute's value: text in SQS, but clients also send numbers and booleans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Loose(pub(crate) String);
 
@@ -79,9 +79,9 @@ pub(crate) struct AttributeIn<'a> {
     /// Base64 in both protocols.
     #[serde(borrow)]
     pub(crate) binary_value: Option<Text<'a>>,
-    /// Reserved by SQS; refused when used.
+    /// Reserved by SQS; rejected if set.
     pub(crate) string_list_values: Option<serde_json::Value>,
-    /// Reserved by SQS; refused when used.
+    /// Reserved by SQS; rejected if set.
     pub(crate) binary_list_values: Option<serde_json::Value>,
 }
 
@@ -119,14 +119,14 @@ requests! {
         receive_request_attempt_id: Text<'a>,
     }
     DeleteMessage { queue_url: Text<'a>, receipt_handle: Text<'a> }
-    /// Also the entry of a visibility change.
+    /// Also used as the entry of a visibility change.
     SettleEntry { id: Text<'a>, receipt_handle: Text<'a>, visibility_timeout: i64 }
     /// Deletes or visibility changes.
     SettleBatch { queue_url: Text<'a>, entries: Vec<SettleEntry<'a>> }
     ChangeMessageVisibility { queue_url: Text<'a>, receipt_handle: Text<'a>, visibility_timeout: i64 }
     CreateQueue { queue_name: Text<'a>, attributes: Settings, #[serde(rename = "tags", alias = "Tags")] tags: Settings }
     GetQueueUrl { queue_name: Text<'a> }
-    /// Requests that name a queue and nothing else.
+    /// Requests with a queue as their only parameter.
     OnQueue { queue_url: Text<'a> }
     ListQueues { queue_name_prefix: Text<'a>, max_results: i64, next_token: Text<'a> }
     ListDeadLetterSourceQueues { queue_url: Text<'a>, max_results: i64, next_token: Text<'a> }
@@ -177,7 +177,7 @@ macro_rules! actions {
             }
         }
 
-        /// A request, decoded.
+        /// A decoded request.
         #[derive(Debug)]
         pub(crate) enum Call<'a> {
             $($name($type<'a>),)*
@@ -227,7 +227,7 @@ actions! {
     UntagQueue(UntagQueue),
 }
 
-/// A parameter that has to be there. An empty text counts as missing, as it does for SQS.
+/// A required parameter. Empty text counts as missing, as in SQS.
 pub(crate) fn required<'t>(value: Option<&'t Text<'_>>, parameter: &str) -> Result<&'t str> {
     value.map(Text::as_str).filter(|text| !text.is_empty()).ok_or_else(|| SqsError::missing(parameter))
 }

@@ -1,4 +1,4 @@
-//! Queue names as SQS writes them: URLs and ARNs.
+//! Queue names in SQS's forms: URLs and ARNs.
 
 use hapax_core::QueueName;
 
@@ -6,7 +6,7 @@ use super::error::{Result, SqsError};
 use super::model::{Text, required};
 use crate::error::ServerError;
 
-/// The account and region that names are made with.
+/// The account and region used in names.
 #[derive(Debug, Clone)]
 pub(crate) struct Names {
     pub(crate) account: String,
@@ -29,7 +29,7 @@ impl Names {
         Ok(Self { account: account.to_owned(), region: region.to_owned() })
     }
 
-    /// A queue's URL, under the host that the client used: SDKs send what follows to it.
+    /// A queue's URL, with the host that the client used: SDKs send further requests to it.
     pub(crate) fn url(&self, tls: bool, host: &str, queue: &QueueName) -> String {
         let scheme = if tls { "https" } else { "http" };
         format!("{scheme}://{host}/{}/{queue}", self.account)
@@ -40,8 +40,8 @@ impl Names {
     }
 }
 
-/// The queue that a `QueueUrl` means: only the last segment of its path counts, so URLs made for another host or
-/// account keep working, and so does a bare name. Without one, the queue in the request's own path.
+/// The queue of a `QueueUrl`. Only the last segment of its path counts, so URLs made for another host or account still
+/// work, and so does a bare name. Without a URL, it is the queue in the request's own path.
 pub(crate) fn queue_of(url: Option<&Text<'_>>, path_queue: Option<&str>) -> Result<QueueName> {
     let name = match (url.map(Text::as_str).filter(|url| !url.is_empty()), path_queue) {
         (Some(url), _) => {
@@ -57,7 +57,7 @@ pub(crate) fn queue_of(url: Option<&Text<'_>>, path_queue: Option<&str>) -> Resu
         (None, Some(name)) => name,
         (None, None) => required(None, "QueueUrl")?,
     };
-    // A name that no queue can have is the name of no queue.
+    // An invalid name cannot belong to a queue.
     QueueName::new(name).map_err(|_| SqsError::no_queue())
 }
 

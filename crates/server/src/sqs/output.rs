@@ -1,4 +1,4 @@
-//! What SQS answers, whichever protocol the client speaks.
+//! Responses of SQS, independent of the protocol.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,10 +9,10 @@ use serde::ser::{SerializeMap, Serializer};
 
 use super::error::SqsError;
 
-/// An action's answer.
+/// An action's result.
 #[derive(Debug)]
 pub(crate) enum Output {
-    /// Nothing but success.
+    /// Success without content.
     Empty,
     /// Of `CreateQueue` and `GetQueueUrl`.
     QueueUrl(String),
@@ -56,11 +56,11 @@ pub(crate) struct SentOut {
     pub(crate) md5_body: String,
     pub(crate) md5_attributes: Option<String>,
     pub(crate) md5_system_attributes: Option<String>,
-    /// On FIFO queues.
+    /// Only for FIFO queues.
     pub(crate) sequence: Option<String>,
 }
 
-/// A batch's answer: what worked and what did not, by entry id.
+/// A batch's result: successes and failures by entry id.
 #[derive(Debug)]
 pub(crate) struct BatchOut<T> {
     pub(crate) successful: Vec<(String, T)>,
@@ -80,7 +80,7 @@ pub(crate) struct MessageOut {
 }
 
 impl MessageOut {
-    /// The body as text. SQS only takes text, but a message may have come in by another door.
+    /// The body as text. SQS accepts only text, but a message may have been sent through another API.
     pub(crate) fn text(&self) -> Cow<'_, str> {
         text_of(&self.body)
     }
@@ -142,7 +142,7 @@ impl Serialize for Output {
     }
 }
 
-/// Writes its own entries into a map that holds others too.
+/// Writes its entries into a map that also holds others.
 trait Entries {
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 }
@@ -171,7 +171,7 @@ impl Entries for SentOut {
 }
 
 impl<T: Entries> Entries for BatchOut<T> {
-    /// A list without entries is left out, as AWS does.
+    /// Empty lists are left out, as in AWS.
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         if !self.successful.is_empty() {
             let entries: Vec<_> = self.successful.iter().map(|(id, entry)| Success { id, entry }).collect();
@@ -265,19 +265,19 @@ impl Serialize for MessageAttributes<'_> {
     }
 }
 
-/// A body as text. The strict check runs over many bytes at once, the lossy one byte by byte.
+/// A body as text. The strict check handles many bytes at once, the lossy one byte by byte.
 pub(crate) fn text_of(body: &[u8]) -> Cow<'_, str> {
     std::str::from_utf8(body).map_or_else(|_| String::from_utf8_lossy(body), Cow::Borrowed)
 }
 
-/// A sequence number as SQS writes them: 20 digits, the first of them not zero. No run of zeros in it could be taken for
+/// A sequence number in SQS's form: 20 digits, the first of them not zero. No run of zeros in it can be mistaken for
 /// the default account.
 pub(crate) fn sequence_number(sequence: u64) -> String {
     const FIRST: u64 = 11_111_111_111_000_000_000;
     FIRST.saturating_add(sequence).to_string()
 }
 
-/// Standard base64, as both protocols write bytes.
+/// Standard base64, as in both protocols.
 pub(crate) fn base64(bytes: &[u8]) -> String {
     use base64::Engine as _;
     base64::engine::general_purpose::STANDARD.encode(bytes)

@@ -1,4 +1,4 @@
-//! The Query protocol, the request side: flattened lists and maps in a form.
+//! Parsing of the Query protocol: flattened lists and maps in a form.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,8 @@ use super::model::{
     SetQueueAttributes, Settings, SettleBatch, SettleEntry, StartMessageMoveTask, TagQueue, Text, UntagQueue,
 };
 
-/// The most parameters of one request: ten messages with ten attributes each take under 600.
+/// Maximum number of parameters per request: ten messages with ten attributes each take fewer than
+/// 600.
 const PARAMETERS_MAX: usize = 4096;
 
 /// A request's parameters, sorted by name.
@@ -21,18 +22,17 @@ pub(crate) struct Form<'a> {
 }
 
 impl<'a> Form<'a> {
-    /// Reads parameters from the query and from the body. The first of a name counts.
+    /// Reads parameters from the query and from the body. The first value of a name counts.
     pub(crate) fn read(query: &'a str, body: &'a str) -> Result<Self> {
         let mut pairs: Vec<_> = form_pairs(query).chain(form_pairs(body)).take(PARAMETERS_MAX + 1).collect();
         if pairs.len() > PARAMETERS_MAX {
             return Err(SqsError::invalid(format!("A request has at most {PARAMETERS_MAX} parameters.")));
         }
-        // Stable, so that the first of a name stays first.
+        // Stable, so that the first value of a name stays first.
         pairs.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(Self { pairs })
     }
 
-    /// A parameter's value.
     pub(crate) fn get(&self, name: &str) -> Option<&Cow<'a, str>> {
         let at = self.pairs.partition_point(|(key, _)| key.as_ref() < name);
         self.pairs.get(at).filter(|(key, _)| key == name).map(|(_, value)| value)
@@ -48,7 +48,7 @@ impl<'a> Form<'a> {
         parsed.map(Some).map_err(|_| SqsError::value(name, value, "Must be an integer."))
     }
 
-    /// The numbers N for which a parameter `prefix.N` or `prefix.N.…` is there, in order.
+    /// The numbers N of all parameters `prefix.N` or `prefix.N.…`, in order.
     fn indices(&self, prefix: &str) -> Vec<u64> {
         let from = self.pairs.partition_point(|(key, _)| key.as_ref() < prefix);
         let mut indices: Vec<u64> = self.pairs[from..]
@@ -69,7 +69,7 @@ impl<'a> Form<'a> {
         indices.iter().map(|index| read(&format!("{prefix}.{index}"))).collect::<Result<Vec<T>>>().map(Some)
     }
 
-    /// A list of texts; one alone may come without its number, as `AttributeName=All`.
+    /// A list of texts. A single one may come without a number, as in `AttributeName=All`.
     fn texts(&self, prefix: &str) -> Option<Vec<Text<'a>>> {
         let numbered: Vec<_> =
             self.indices(prefix).iter().filter_map(|index| self.text(&format!("{prefix}.{index}"))).collect();
@@ -119,7 +119,7 @@ pub(crate) trait FromForm<'a>: Sized {
     fn from_form(form: &Form<'a>) -> Result<Self>;
 }
 
-/// A parameter, read as what the request wants it to be.
+/// A parameter, parsed as the type that the request declares.
 trait Parameter<'a>: Sized {
     fn read(form: &Form<'a>, name: &str) -> Result<Option<Self>>;
 }
@@ -154,7 +154,7 @@ impl<'a> Parameter<'a> for Settings {
     }
 }
 
-/// Most requests are a row of parameters: the field, and what the parameter is called.
+/// Most requests are a list of fields with the names of their parameters.
 macro_rules! from_form {
     ($($type:ident { $($field:ident: $name:literal),* $(,)? })*) => {
         $(impl<'a> FromForm<'a> for $type<'a> {

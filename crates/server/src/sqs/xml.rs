@@ -1,4 +1,4 @@
-//! The Query protocol, the answering side.
+//! Responses of the Query protocol.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,6 @@ use super::output::{BatchOut, MessageOut, MoveOut, Output, QueuePage, SentOut, b
 
 const NAMESPACE: &str = "http://queue.amazonaws.com/doc/2012-11-05/";
 
-/// Encodes an answer.
 pub(crate) fn encode(action: Action, output: &Output, request_id: &str) -> Vec<u8> {
     let mut xml = Xml(String::with_capacity(1024));
     let name = action.name();
@@ -33,10 +32,9 @@ pub(crate) fn encode(action: Action, output: &Output, request_id: &str) -> Vec<u
     xml.0.into_bytes()
 }
 
-/// Encodes an error.
 pub(crate) fn encode_error(error: &SqsError, request_id: &str) -> Vec<u8> {
     if error.kind == Kind::UnknownOperation {
-        // AWS answers before it knows which protocol is spoken.
+        // AWS responds like this before it determines the protocol.
         return b"<UnknownOperationException/>\n".to_vec();
     }
     let spec = error.kind.spec();
@@ -44,7 +42,7 @@ pub(crate) fn encode_error(error: &SqsError, request_id: &str) -> Vec<u8> {
     let _ = write!(xml.0, "<?xml version=\"1.0\"?><ErrorResponse xmlns=\"{NAMESPACE}\"><Error>");
     xml.element("Type", spec.fault());
     xml.element("Code", spec.code);
-    // The one message that AWS words differently in the two protocols.
+    // The only message that differs between the two protocols in AWS.
     let message = match error.kind {
         Kind::QueueDoesNotExist => "The specified queue does not exist for this wsdl version.",
         _ => &error.message,
@@ -71,7 +69,7 @@ impl Xml {
         let _ = write!(self.0, "</{name}>");
     }
 
-    /// Escapes, and replaces what XML cannot carry at all (it may have come in by another protocol).
+    /// Escapes the text, and replaces characters that XML cannot represent (they may come from another protocol).
     fn text(&mut self, text: &str) {
         for c in text.chars() {
             match c {
@@ -79,7 +77,7 @@ impl Xml {
                 '<' => self.0.push_str("&lt;"),
                 '>' => self.0.push_str("&gt;"),
                 '"' => self.0.push_str("&quot;"),
-                // A parser would turn it into a line feed.
+                // An XML parser would convert it to a line feed.
                 '\r' => self.0.push_str("&#13;"),
                 c if is_xml(c) => self.0.push(c),
                 _ => self.0.push('\u{fffd}'),

@@ -1,4 +1,4 @@
-//! A server over a real embedded store on a free port, and a client of bare sockets.
+//! A server over a real embedded store on a free port, and a client on bare sockets.
 #![allow(dead_code, missing_docs, reason = "each test uses its part")]
 
 use std::net::SocketAddr;
@@ -33,7 +33,7 @@ impl Running {
         Self::start_over(Options::default(), config, with).await
     }
 
-    /// Over a store with these options.
+    /// Starts a server over a store with these options.
     pub async fn start_over(
         options: Options,
         config: ServerConfig,
@@ -124,7 +124,7 @@ pub async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: 
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut bytes = Vec::new();
     let read = stream.read_to_end(&mut bytes);
-    // A TLS peer may close without saying so.
+    // A TLS peer may close without a close notification.
     let _ = tokio::time::timeout(Duration::from_secs(30), read).await.expect("an answer in time");
     let text = String::from_utf8(bytes).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
@@ -132,7 +132,7 @@ pub async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: 
     Answer { status, head: head.to_owned(), body: body.to_owned() }
 }
 
-/// A server with the native API, on a clock that tests move.
+/// A server with the native API and a manual clock.
 pub struct Api {
     pub address: SocketAddr,
     pub clock: Arc<ManualClock>,
@@ -141,7 +141,7 @@ pub struct Api {
     _folder: TempDir,
 }
 
-/// When the clock of an [`Api`] begins: 2027-01-15T08:00:00Z.
+/// Start of the clock of an [`Api`]: 2027-01-15T08:00:00Z.
 pub const START_MS: u64 = 1_800_000_000_000;
 
 impl Api {
@@ -175,7 +175,7 @@ impl Api {
         drop(self.stop.lock().unwrap().take());
     }
 
-    /// Waits until so many calls wait at the store.
+    /// Waits until `count` calls wait at the store.
     pub async fn waiting(&self, count: usize) {
         let reached = async {
             while self.native.waiting() != count {
@@ -189,7 +189,7 @@ impl Api {
         self.call_as(method, path, body, None).await
     }
 
-    /// One request on a connection of its own; `token` is `ID:SECRET`.
+    /// One request on its own connection; `token` is `ID:SECRET`.
     pub async fn call_as(&self, method: &str, path: &str, body: Value, token: Option<&str>) -> Reply {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
@@ -208,7 +208,7 @@ impl Api {
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
-    /// The head in small letters.
+    /// The response's head in lower case.
     pub head: String,
     pub text: String,
     pub json: Value,
@@ -220,14 +220,14 @@ impl Reply {
         self.head.lines().find_map(|line| line.strip_prefix(&start))
     }
 
-    /// The fields of the answer.
+    /// The names of the response's fields, sorted.
     pub fn keys(&self) -> Vec<&str> {
         let mut keys: Vec<_> = self.json.as_object().unwrap().keys().map(String::as_str).collect();
         keys.sort_unstable();
         keys
     }
 
-    /// The JSON, if the status is this and the media type goes with it.
+    /// Returns the JSON; panics unless the status and the matching media type are as expected.
     #[track_caller]
     pub fn expect(self, status: u16) -> Value {
         assert_eq!(self.status, status, "{self:?}");
@@ -237,7 +237,7 @@ impl Reply {
         self.json
     }
 
-    /// What it says to people, if it is this problem.
+    /// Returns the problem's detail; panics unless it is this problem.
     #[track_caller]
     pub fn problem(self, status: u16, code: &str) -> String {
         let json = self.expect(status);

@@ -1,4 +1,4 @@
-//! What all batches have in common: how many entries, and their ids.
+//! Common checks of batches: the number of entries, and their ids.
 
 use hapax_core::policy::BATCH_MAX;
 

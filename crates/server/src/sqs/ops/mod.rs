@@ -1,4 +1,4 @@
-//! The actions, in terms of the store.
+//! The SQS actions, implemented on the store.
 
 mod batch;
 mod moves;
@@ -25,7 +25,7 @@ use super::output::Output;
 use crate::auth::Identity;
 use crate::config::SqsConfig;
 
-/// Who calls, and by which name it reached the server.
+/// The caller, and the name by which it reached the server.
 pub(crate) struct Caller<'a> {
     pub(crate) identity: Identity,
     pub(crate) peer: Peer,
@@ -37,7 +37,7 @@ pub(crate) struct Caller<'a> {
     pub(crate) trace: Option<&'a str>,
 }
 
-/// Carries out actions.
+/// Executes actions.
 pub(crate) struct Operations {
     names: Names,
     store: Arc<dyn QueueAdmin>,
@@ -92,8 +92,8 @@ impl Operations {
         }
     }
 
-    /// The queue that a request names, if the caller may do `action` on it. For a batch that is the single action, as
-    /// in IAM.
+    /// The queue that a request names, if the caller may do `action` on it. A batch needs the right for the single
+    /// action, as in IAM.
     fn queue(&self, caller: &Caller<'_>, action: &str, url: Option<&Text<'_>>) -> Result<QueueName> {
         let queue = queue_of(url, caller.path_queue)?;
         self.authorize(caller, action, Some(&queue))?;
@@ -117,7 +117,7 @@ impl Operations {
     }
 }
 
-/// A number within its limits.
+/// Checks that a number is within its limits.
 fn in_range(parameter: &str, value: i64, min: i64, max: i64, reason: &str) -> Result<u64> {
     if (min..=max).contains(&value) {
         Ok(value as u64)
@@ -126,7 +126,7 @@ fn in_range(parameter: &str, value: i64, min: i64, max: i64, reason: &str) -> Re
     }
 }
 
-/// A visibility timeout in milliseconds.
+/// Converts a visibility timeout to milliseconds.
 fn visibility_ms(seconds: i64) -> Result<u64> {
     let reason = "Must be between 0 and 43200, if provided.";
     in_range("VisibilityTimeout", seconds, 0, 43_200, reason).map(|seconds| seconds * 1000)

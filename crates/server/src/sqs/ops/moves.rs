@@ -13,10 +13,10 @@ use super::super::names::queue_of_arn;
 use super::super::output::{MoveOut, Output};
 use super::{Caller, Operations, in_range};
 
-/// SQS's own rate when none is asked for is not told; a task with the store's default shows none either.
+/// SQS does not report its own rate if none was requested; likewise, a task with the store's default rate shows none.
 const PER_SECOND_DEFAULT: u32 = 500;
 
-/// What a task handle holds: opaque to clients, but the same as AWS's.
+/// The content of a task handle: opaque to clients, but in the same format as AWS's.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Handle {
@@ -24,7 +24,7 @@ struct Handle {
     source_arn: String,
 }
 
-/// A task's number as a UUID of version 7: when it started, and the number in place of random bits.
+/// A task's number as a UUID of version 7: its start time, with the number in place of random bits.
 fn task_uuid(task: &RedriveTask) -> String {
     let at = u128::from(task.started_ms & 0xffff_ffff_ffff) << 80;
     let number = u128::from(task.id & 0x3fff_ffff_ffff_ffff);
@@ -61,7 +61,7 @@ fn status(state: RedriveState) -> &'static str {
 }
 
 impl Operations {
-    /// The source queue of a task, which has to exist.
+    /// The source queue of a task; it must exist.
     async fn source(&self, caller: &Caller<'_>, action: &str, text: &str) -> Result<QueueName> {
         let queue = arn(text, "SourceArn")?;
         self.authorize(caller, action, Some(&queue))?;
@@ -109,7 +109,8 @@ impl Operations {
         let by = caller.identity.name().to_owned();
         let mut filter = RedriveFilter::default();
         if to.is_none() && !caller.identity.may_operate("SendMessage") {
-            // Some may have come from a queue that does not name this one any more, and is not the caller's.
+            // Some dead letters may come from a queue that no longer names this one and that the caller has no right
+            // to.
             filter.sources = sources;
         }
         let redrive = RedriveRequest { from, to, filter, per_second, by };
@@ -146,7 +147,7 @@ impl Operations {
                 .then_some(task.per_second),
             approximate_number_of_messages_moved: task.moved,
             approximate_number_of_messages_to_move: task.total,
-            // A task fails for one reason: the queue that it takes from or gives to was deleted.
+            // A task fails only if its source or target queue was deleted.
             failure_reason: task.failure.as_ref().map(|_| Kind::QueueDoesNotExist.spec().code.to_owned()),
             started_timestamp: task.started_ms,
         }

@@ -1,5 +1,5 @@
-//! AddPermission and RemovePermission keep a policy document with the queue, as SQS does. It is a record for tools that
-//! read it back; who may do what here is decided by the keys.
+//! AddPermission and RemovePermission keep a policy document with the queue, as SQS does. It is only stored for tools
+//! that read it back; the keys decide who may do what.
 
 use serde_json::{Map, Value, json};
 
@@ -9,11 +9,11 @@ use super::super::model::{Action, AddPermission, RemovePermission, Text, require
 use super::super::output::Output;
 use super::{Caller, Operations};
 
-/// The most statements of a policy that AddPermission adds to.
+/// Maximum number of statements in a policy to which AddPermission adds.
 const STATEMENTS_MAX: usize = 20;
-/// The most actions of one statement.
+/// Maximum number of actions in a statement.
 const ACTIONS_MAX: usize = 7;
-/// Actions that only the owner of a queue may do, so that no other account can be allowed them.
+/// Actions reserved to the owner of a queue: they cannot be allowed to another account.
 const OWNER_ONLY: [&str; 12] = [
     "AddPermission",
     "CancelMessageMoveTask",
@@ -50,7 +50,7 @@ fn has_label(statement: &Value, label: &str) -> bool {
     statement.get("Sid").and_then(Value::as_str) == Some(label)
 }
 
-/// One value stands for itself, several make a list.
+/// A single value stands alone; several become a list.
 fn one_or_many(mut values: Vec<String>) -> Value {
     if values.len() == 1 { Value::String(values.remove(0)) } else { json!(values) }
 }

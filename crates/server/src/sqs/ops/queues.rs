@@ -1,4 +1,4 @@
-//! Queues themselves: create, delete, list, purge, attributes.
+//! Operations on queues: create, delete, list, purge, attributes.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -16,7 +16,7 @@ use crate::auth::sources_of;
 
 const PAGE_MAX: usize = 1000;
 
-/// How often a change is made again because another one came between.
+/// Maximum number of attempts to apply a change while others change the configuration.
 const CHANGES_MAX: usize = 20;
 
 fn new_name(name: &str, fifo: bool) -> Result<QueueName> {
@@ -32,7 +32,7 @@ fn new_name(name: &str, fifo: bool) -> Result<QueueName> {
     }
 }
 
-/// One page of names in order, and where the next begins.
+/// One page of names in order, and the start of the next.
 fn page(
     mut names: Vec<QueueName>,
     max_results: Option<i64>,
@@ -48,7 +48,7 @@ fn page(
     let limit = max.map_or(PAGE_MAX, |max| max as usize);
     let more = names.len() > limit;
     names.truncate(limit);
-    // Without MaxResults SQS gives no token.
+    // Without MaxResults, SQS returns no token.
     let next = names.last().filter(|_| more && max.is_some());
     let next = next.map(|name| URL_SAFE_NO_PAD.encode(name.as_str()));
     Ok((names, next))
@@ -90,7 +90,7 @@ impl Operations {
                              same name.",
                         ));
                     }
-                    // Another server on the same store was faster.
+                    // Another server on the same store created it first.
                     Err(AdminError::Exists(..)) => {
                         self.same_attributes(&self.store.queue(&name).await?.config, settings)?;
                     }
@@ -102,7 +102,7 @@ impl Operations {
         Ok(Output::QueueUrl(self.url(caller, &name)))
     }
 
-    /// A dead-letter queue has to exist, be of the same kind, and allow it.
+    /// Checks that a dead-letter queue exists, is of the same kind, and allows this queue.
     async fn check_dead_letters(
         &self,
         caller: &Caller<'_>,
@@ -110,7 +110,7 @@ impl Operations {
         config: &QueueConfig,
     ) -> Result<()> {
         let Some(dead) = &config.dead_letter else { return Ok(()) };
-        // What dies here arrives there.
+        // Dead letters of this queue arrive there, so the caller needs the right to send there.
         self.authorize(caller, "SendMessage", Some(&dead.queue))?;
         let arn = self.names.arn(&dead.queue);
         let shown = format!(
@@ -232,7 +232,7 @@ impl Operations {
         }
     }
 
-    /// Changes a queue's configuration. `change` is made again on the newest one if another change came between.
+    /// Changes a queue's configuration. `change` is applied again to the newest one if another change came first.
     pub(super) async fn change(
         &self,
         queue: &QueueName,
@@ -249,7 +249,7 @@ impl Operations {
         }
     }
 
-    /// Writes a configuration that was made from `revision`; `false` if that is not the newest any more.
+    /// Writes a configuration that was derived from `revision`; `false` if that is no longer the newest.
     async fn changed(
         &self,
         queue: &QueueName,
@@ -267,7 +267,7 @@ impl Operations {
         }
     }
 
-    /// A queue that exists may be created again if every attribute in the request is as it is.
+    /// Creating an existing queue is allowed if every attribute in the request equals the current one.
     fn same_attributes(&self, config: &QueueConfig, settings: &Settings) -> Result<()> {
         let mut changed = config.clone();
         attributes::apply(&mut changed, settings)?;

@@ -11,7 +11,7 @@ use super::super::output::{MessageOut, Output, sequence_number, text_of};
 use super::{Caller, Operations, in_range, visibility_ms};
 use crate::deliveries::{bytes, give_back};
 
-/// The system attributes that a receive may ask for, in the order in which they are shown.
+/// The system attributes that a receive may request, in the order of the response.
 const SYSTEM: [&str; 9] = [
     "SenderId",
     "ApproximateFirstReceiveTimestamp",
@@ -24,7 +24,7 @@ const SYSTEM: [&str; 9] = [
     "DeadLetterQueueSourceArn",
 ];
 
-/// Which attributes to answer with.
+/// The attributes to return.
 struct Wanted<'a> {
     fifo: bool,
     system: Vec<&'static str>,
@@ -95,7 +95,8 @@ impl Operations {
             tokio::select! {
                 biased;
                 deliveries = receiving => deliveries,
-                // Dropping a receive leases nothing: the long poll ends as if nothing had come.
+                // Dropping a receive leases nothing: the long poll ends as if no message had
+                // arrived.
                 () = self.shutdown.requested() => Ok(Vec::new()),
             }
         };
@@ -122,7 +123,7 @@ impl Operations {
     fn message(&self, mut delivery: Delivery, wanted: &Wanted<'_>) -> MessageOut {
         let id = delivery.id.to_string();
         if delivery.key_source == KeySource::MessageId && delivery.key.as_str() != id {
-            // Redriven: its key is the id that it had before, which SQS has no other way to tell.
+            // Redriven: its key is its id before the redrive, and SQS has no other field for that.
             let key = Attribute::text(delivery.key.as_str());
             delivery.attributes.insert(IDEMPOTENCY_KEY_ATTRIBUTE.to_owned(), key);
         }
@@ -156,7 +157,7 @@ impl Operations {
                     delivery.dead.as_ref().map_or(delivery.first_received_ms, |d| d.first_received_ms);
                 Some(first.to_string())
             }
-            // As SQS, the count continues in the dead-letter queue.
+            // As in SQS, the count continues in the dead-letter queue.
             "ApproximateReceiveCount" => Some(delivery.deliveries.to_string()),
             "SentTimestamp" => Some(delivery.sent_ms.to_string()),
             "SequenceNumber" => fifo.then(|| sequence_number(delivery.sequence)),

@@ -13,7 +13,7 @@ use super::super::model::{AttributesIn, SendMessage, SendMessageBatch, Text, req
 use super::super::output::{BatchOut, Output, SentOut, sequence_number};
 use super::{Caller, Operations, batch, in_range};
 
-/// A message to send, as both actions give it.
+/// A message to send, from either action.
 struct Parts<'a> {
     body: Option<&'a Text<'a>>,
     delay_seconds: Option<i64>,
@@ -21,11 +21,11 @@ struct Parts<'a> {
     system_attributes: Option<&'a AttributesIn<'a>>,
     dedup: Option<&'a Text<'a>>,
     group: Option<&'a Text<'a>>,
-    /// The trace header of the HTTP request.
+    /// The `X-Amzn-Trace-Id` header of the HTTP request.
     http_trace: Option<&'a str>,
 }
 
-/// A message ready for the store, and the digests that its sender will compare.
+/// A message ready for the store, and the digests for its sender.
 struct Prepared {
     message: NewMessage,
     md5_body: String,
@@ -48,7 +48,8 @@ impl Prepared {
         let md5_attributes = digest::of_attributes(attributes.iter().map(|(name, a)| (name.as_str(), a)));
         let trace: Option<Attribute> = message_attributes::system(parts.system_attributes)?;
         let md5_system_attributes = digest::of_attributes(trace.iter().map(|a| (TRACE_HEADER, a)));
-        // The sender's own goes before that of the request, whose digest is not told.
+        // The sender's trace header takes precedence over the request's, whose digest is not
+        // returned.
         if let Some(trace) = trace.or_else(|| parts.http_trace.and_then(http_trace)) {
             attributes.insert(TRACE_ATTRIBUTE.to_owned(), trace);
         }
@@ -59,13 +60,13 @@ impl Prepared {
     }
 }
 
-/// A trace header of HTTP as an attribute; one that could not be told again is left out.
+/// A trace header of HTTP as an attribute; `None` if it could not be returned unchanged.
 fn http_trace(header: &str) -> Option<Attribute> {
     let fits = (1..=TRACE_BYTES_MAX).contains(&header.len());
     (fits && header.bytes().all(|b| b.is_ascii_graphic() || b == b' ')).then(|| Attribute::text(header))
 }
 
-/// The digests alone, once the message is on its way.
+/// The digests alone, kept after the message was handed to the store.
 struct Digests {
     body: String,
     attributes: Option<String>,
@@ -94,7 +95,7 @@ fn sent_out(queue: &QueueName, sent: Sent, digests: Digests) -> SentOut {
 fn delay_ms(seconds: Option<i64>, fifo: bool) -> Result<Option<u64>> {
     match seconds {
         None => Ok(None),
-        // On a FIFO queue only the queue itself has a delay; zero is taken as not given.
+        // On a FIFO queue only the queue itself has a delay; zero counts as not set.
         Some(0) if fifo => Ok(None),
         Some(seconds) if fifo => Err(SqsError::value(
             "DelaySeconds",
@@ -215,7 +216,8 @@ impl Operations {
         Ok(Output::SentBatch(BatchOut { successful, failed }))
     }
 
-    /// A message without a deduplication id needs a FIFO queue that makes one from the content.
+    /// Fails if a message has no deduplication id and its FIFO queue does not derive one from the
+    /// content.
     async fn check_dedup(&self, queue: &QueueName) -> Result<()> {
         if !queue.is_fifo() || self.store.queue(queue).await?.config.dedup.content_based {
             return Ok(());
@@ -227,7 +229,7 @@ impl Operations {
     }
 }
 
-/// Within a batch, SQS words it differently.
+/// The error of a batch entry; SQS words it differently there.
 fn entry_error(error: SendError) -> SqsError {
     match error {
         SendError::TooLarge { bytes_max, .. } => SqsError::invalid(format!(

@@ -7,15 +7,15 @@ use super::super::model::{ChangeMessageVisibility, DeleteMessage, SettleBatch, S
 use super::super::output::{BatchOut, Output};
 use super::{Caller, Operations, batch, visibility_ms};
 
-/// A receipt that cannot be one gives SQS's error for garbage.
+/// Parses a receipt. A malformed one gets SQS's error for invalid handles.
 fn receipt_of(handle: Option<&Text<'_>>) -> Result<Receipt> {
     let text = required(handle, "ReceiptHandle")?;
     Receipt::new(text).map_err(|_| settle_error(&SettleError::Malformed, text))
 }
 
-/// SQS's answer to a delete. A standard queue forgives a receipt that has been superseded: nothing is deleted that a
-/// newer delivery holds, but the client is not told. A FIFO queue tells. Both tell of a message that has died: nothing was
-/// deleted, and a redrive would repeat its effect, which a client that got a success would not expect.
+/// SQS's result of a delete. A standard queue ignores a superseded receipt: a message held by a newer delivery is not
+/// deleted, but the client gets no error. A FIFO queue reports it. Both report a dead letter: nothing was deleted, and
+/// a redrive would repeat its effect, which a client would not expect after a success.
 fn deleted(queue: &QueueName, receipt: &Receipt, error: &SettleError) -> Result<()> {
     match error {
         SettleError::Gone => Ok(()),
@@ -25,11 +25,11 @@ fn deleted(queue: &QueueName, receipt: &Receipt, error: &SettleError) -> Result<
     }
 }
 
-/// SQS's answer to a change of visibility.
+/// SQS's result of a visibility change.
 fn changed(queue: &QueueName, extend: &Extend, error: &SettleError) -> SqsError {
     let receipt = extend.receipt.as_str();
     match error {
-        // Another delivery holds the message: this one is in flight no more.
+        // Another delivery holds the message: this one is no longer in flight.
         SettleError::Stale if !queue.is_fifo() => settle_error(&SettleError::NotInFlight, receipt),
         SettleError::Dead => settle_error(&SettleError::Gone, receipt),
         SettleError::NotInFlight if queue.is_fifo() => settle_error(&SettleError::Expired, receipt),
@@ -48,7 +48,7 @@ fn extend_of(handle: Option<&Text<'_>>, seconds: Option<i64>) -> Result<Extend> 
     Ok(Extend { receipt, lease_ms: visibility_ms(seconds)?, own: true })
 }
 
-/// Keeps the good entries of a batch with their ids; the others fail on their own.
+/// The valid entries of a batch with their ids, and the errors of the others.
 type Sorted<T> = (Vec<(String, T)>, Vec<(String, SqsError)>);
 
 fn sort<'e, T>(

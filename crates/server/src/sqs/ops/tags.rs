@@ -16,7 +16,7 @@ fn check_key(key: &str) -> Result<()> {
     Err(SqsError::invalid("Tag keys must be between 1 and 128 characters in length."))
 }
 
-/// Adds tags to those of a queue.
+/// Adds tags to a queue.
 pub(super) fn add(config: &mut QueueConfig, queue: &QueueName, tags: &Settings) -> Result<()> {
     for (key, value) in tags {
         check_key(key)?;

@@ -1,4 +1,4 @@
-//! What two servers over one store share, and what a key of some queues may do.
+//! State shared by two servers on one store, and the rights of a key limited to some queues.
 
 use hapax_core::{DeadLetterPolicy, How, NewMessage, QueueConfig, QueueStore as _, Receive, Settle};
 use hapax_embedded::{Embedded, Options};
@@ -12,7 +12,7 @@ fn store(folder: &std::path::Path) -> Arc<Embedded> {
     Arc::new(Embedded::open(folder, Options::default()).unwrap())
 }
 
-/// A server's operations over a store.
+/// A server's operations on a store.
 fn server(store: &Arc<Embedded>) -> Operations {
     let config =
         SqsConfig { purge_interval_ms: 60_000, recreate_interval_ms: 60_000, ..SqsConfig::default() };
