@@ -1,7 +1,7 @@
-//! `cargo xtask bench proxy`: our proxy beside the least that a reverse-proxy hop can cost, interleaved in one run.
+//! `cargo xtask bench proxy`: the proxy beside a minimal reverse-proxy hop, interleaved in one run.
 //!
-//! Service, plain hop, proxy and client share this process and its two threads, over loopback: absolute times are
-//! high, the ratios of one run say something. The plain hop is hyper's server and hyper-util's pooled client and
+//! Service, plain hop, proxy and client share this process and its two threads, over loopback: absolute times are high,
+//! and only ratios within one run are meaningful. The plain hop is hyper's server and hyper-util's pooled client, with
 //! nothing between them but the removal of hop-by-hop headers.
 
 use std::convert::Infallible;
@@ -35,18 +35,18 @@ cargo xtask bench proxy [OPTIONS]
   --passes N     the same through the proxy, without a key
 Environment: HAPAX_BENCH_DIR is the folder for data [default: target/bench]; it must be on a real disk.";
 
-/// What is measured, by turns.
+/// The measured variants, in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// Through the plain hop.
     Plain,
-    /// Through our proxy, without a key.
+    /// Through the proxy, without a key.
     NoKey,
-    /// Through our proxy, each request with a key of its own.
+    /// Through the proxy, each request with its own key.
     Key,
-    /// Through our proxy, one key: all but the first are replays.
+    /// Through the proxy, with one key: all but the first are replays.
     Replay,
-    /// What the ledger alone takes for a claim and its end.
+    /// The ledger alone: a claim and its end.
     Ledger,
 }
 
@@ -56,7 +56,7 @@ struct Args {
     markdown: bool,
     rounds: usize,
     round: Duration,
-    /// Only so many requests, one way.
+    /// Send only this many requests of one variant.
     only: Option<(Way, usize)>,
 }
 
@@ -76,7 +76,7 @@ fn args() -> Result<Args, String> {
                 let requests = words.next().and_then(|requests| requests.parse().ok());
                 args.only = Some((way, requests.ok_or_else(|| format!("{word} needs a number"))?));
             }
-            // cargo's own.
+            // Passed by cargo.
             "--bench" => {}
             _ => return Err(format!("unknown option {word}\n\n{HELP}")),
         }
@@ -84,7 +84,7 @@ fn args() -> Result<Args, String> {
     Ok(args)
 }
 
-/// Serves connections with one function.
+/// Serves connections with a function.
 async fn serve<F, R>(answer: F) -> std::io::Result<SocketAddr>
 where
     F: Fn(Request<Incoming>) -> R + Clone + Send + Sync + 'static,
@@ -110,7 +110,7 @@ where
     Ok(address)
 }
 
-/// The service: reads the body, answers 256 bytes.
+/// The service: reads the body, responds with 256 bytes.
 async fn service() -> std::io::Result<SocketAddr> {
     serve(|request| async {
         let _ = request.into_body().collect().await;
@@ -150,7 +150,8 @@ async fn proxy(upstream: SocketAddr, ledger: Arc<dyn Ledger>) -> Result<SocketAd
     Ok(address)
 }
 
-/// One connection, one request after the other, while `more` of how many are done; how long each took.
+/// Sends requests one after the other on one connection while `more` of the number done is true; returns the duration
+/// of each.
 async fn drive(to: SocketAddr, way: Way, more: impl Fn(usize) -> bool) -> Result<Vec<Duration>, Error> {
     let stream = TcpStream::connect(to).await?;
     stream.set_nodelay(true)?;
@@ -206,7 +207,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// p50 and p99 of each way in each round, in microseconds.
+/// p50 and p99 of each variant in each round, in microseconds.
 struct Measured {
     rounds: Vec<[(f64, f64); WAYS.len()]>,
 }
@@ -230,7 +231,7 @@ async fn measure(
     args: &Args,
 ) -> Result<Measured, Error> {
     let mut rounds = Vec::new();
-    // One round more than asked for: the first warms up.
+    // One round more than requested: the first is a warm-up.
     for at in 0..=args.rounds {
         let mut round = [(0.0, 0.0); WAYS.len()];
         for turn in 0..WAYS.len() {

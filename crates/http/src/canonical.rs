@@ -1,9 +1,9 @@
-//! JSON in one form: the order of keys and white space do not matter, everything else does.
+//! JSON in a canonical form: the order of keys and white space do not matter, everything else does.
 //!
-//! Numbers stay as they are written. Read as floats, two large numbers that differ would look alike, and a request
-//! would get the answer to another one.
+//! Numbers stay as written. Parsed as floats, two different large numbers could become equal, and a request would get
+//! another request's response.
 
-/// Deeper than this a body is not looked into, as in `serde_json`.
+/// Maximum nesting depth of a parsed body, as in `serde_json`.
 const DEPTH_MAX: usize = 128;
 
 /// A JSON value.
@@ -11,27 +11,29 @@ const DEPTH_MAX: usize = 128;
 pub(crate) enum Node<'a> {
     /// `true`, `false`, `null`.
     Literal(&'a str),
-    /// As it is written.
+    /// As written.
     Number(&'a str),
-    /// Without its escapes, in WTF-8: half of a surrogate pair, which UTF-8 cannot say, has bytes that no other text has.
+    /// Without escapes, in WTF-8: an unpaired surrogate, which UTF-8 cannot represent, gets bytes that no other text
+    /// has.
     Text(Vec<u8>),
     /// In order.
     Array(Vec<Node<'a>>),
-    /// By key; the same key twice stays twice, in order, since servers differ in which one they take.
+    /// By key. A repeated key stays, in order, because servers differ in which value they use.
     Object(Vec<(Vec<u8>, Node<'a>)>),
 }
 
 impl<'a> Node<'a> {
-    /// Parses a text; `None` where it is no JSON, or nested too deeply.
+    /// Parses a text; `None` if it is not JSON or is nested too deeply.
     pub(crate) fn parse(text: &'a [u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
-        // It judges what is JSON; the reader below may then trust the text.
+        // serde_json validates the text, so the reader below may rely on it.
         serde_json::from_str::<serde::de::IgnoredAny>(text).ok()?;
         let mut reader = Reader { text, at: 0 };
         reader.value(0)
     }
 
-    /// The value at a JSON pointer (RFC 6901). Of a field that is there twice, services differ in which one they take.
+    /// The value at a JSON pointer (RFC 6901). Fails for a repeated field, because services differ in which one they
+    /// use.
     pub(crate) fn at(&self, pointer: &str) -> Result<Option<&Self>, Twice> {
         let mut node = self;
         for token in pointer.split('/').skip(1) {
@@ -54,7 +56,7 @@ impl<'a> Node<'a> {
         Ok(Some(node))
     }
 
-    /// Takes out the value at a JSON pointer, if it is there.
+    /// Removes the value at a JSON pointer, if it exists.
     pub(crate) fn remove(&mut self, pointer: &str) {
         let Some((path, last)) = pointer.rsplit_once('/') else { return };
         let mut node = self;
@@ -74,7 +76,7 @@ impl<'a> Node<'a> {
         match node {
             Self::Object(fields) => fields.retain(|(key, _)| key != last.as_bytes()),
             Self::Array(items) => {
-                // Put aside, not shifted: the items behind it keep their places.
+                // Blanked, not removed: the later items keep their positions.
                 if let Some(item) = last.parse::<usize>().ok().and_then(|at| items.get_mut(at)) {
                     *item = Self::Literal("");
                 }
@@ -83,7 +85,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Hashes the value: each part with its kind and length, so that no two values run together.
+    /// Hashes the value: each part with its kind and length, so that different values never give the same input.
     pub(crate) fn hash(&self, into: &mut blake3::Hasher) {
         match self {
             Self::Literal(text) => part(into, b'l', text.as_bytes()),
@@ -116,7 +118,7 @@ fn part(into: &mut blake3::Hasher, kind: u8, text: &[u8]) {
     into.update(text);
 }
 
-/// A field is there twice.
+/// A field occurs twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Twice;
 
@@ -137,7 +139,7 @@ impl<'a> Reader<'a> {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    /// Skips one byte, if it is the next.
+    /// Skips the next byte if it is `byte`.
     fn skip(&mut self, byte: u8) -> bool {
         let there = self.peek() == Some(byte);
         self.at += usize::from(there);
@@ -192,7 +194,7 @@ impl<'a> Reader<'a> {
         without_escapes(self.text.get(start..end)?)
     }
 
-    /// A number or a word: up to the next mark or space.
+    /// A number or a literal: up to the next delimiter or space.
     fn plain(&mut self) -> &'a str {
         let rest = &self.text[self.at..];
         let length = rest.bytes().take_while(|byte| !b",]} \t\r\n".contains(byte)).count();
@@ -235,12 +237,12 @@ fn without_escapes(written: &str) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// The number that four hex digits say.
+/// The value of four hex digits.
 fn unit(text: &str) -> Option<u32> {
     u32::from_str_radix(text.get(..4)?, 16).ok()
 }
 
-/// Adds a code point; half of a surrogate pair as UTF-8 would write it, if it could.
+/// Appends a code point; an unpaired surrogate is encoded in the way of UTF-8.
 fn push(text: &mut Vec<u8>, point: u32) {
     match char::from_u32(point) {
         Some(c) => text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
@@ -353,7 +355,7 @@ mod tests {
     }
 
     proptest! {
-        /// Two values have the same hash when they are equal, and only then, however they are written.
+        /// Two values have the same hash exactly if they are equal, regardless of their formatting.
         #[test]
         fn the_hash_is_the_value(a in json(), b in json()) {
             let (plain, pretty) = (a.to_string(), serde_json::to_string_pretty(&a).unwrap());
@@ -361,7 +363,7 @@ mod tests {
             prop_assert_eq!(a == b, hash(&plain) == hash(&b.to_string()));
         }
 
-        /// Whatever bytes come in, reading them ends.
+        /// Reading arbitrary bytes terminates.
         #[test]
         fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let _ = Node::parse(&bytes);

@@ -1,4 +1,4 @@
-//! What the layer has done: counted as it happens.
+//! Counters of the layer.
 
 use serde::Serialize;
 
@@ -10,26 +10,26 @@ hapax_core::process_counters! {
     passed,
     /// Requests that ran under a claim: misses.
     ran,
-    /// Of these, runs over an earlier one that broke off.
+    /// Of these, runs after an interrupted earlier run.
     takeovers,
-    /// Duplicates that got the recorded answer: hits.
+    /// Duplicates that got the recorded response: hits.
     replayed,
-    /// Duplicates of an answer that was not kept: 409.
+    /// Duplicates of a response that was not stored: 409.
     unreplayable,
-    /// Duplicates that met the first one still running: 409.
+    /// Duplicates that arrived while the first request was running: 409.
     conflicts,
-    /// Keys used again for another request: 422.
+    /// Keys reused for another request: 422.
     mismatches,
     /// Runs that ended in doubt.
     doubts,
-    /// Requests turned away because their key is in doubt: 409.
+    /// Requests refused because their key is in doubt: 409.
     in_doubt,
-    /// Requests refused for their key, their tenant or their body: 400, 408, 413.
+    /// Requests refused because of their key, their tenant or their body: 400, 408, 413.
     refused,
     /// Requests refused because the ledger could not be reached: 503.
     outages,
     /// Requests that ran without protection because the ledger could not be reached.
     open_passes,
-    /// Answers that could not be recorded.
+    /// Responses that could not be recorded.
     unrecorded,
 }

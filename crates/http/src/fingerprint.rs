@@ -1,4 +1,5 @@
-//! What a request says, hashed: two requests have one fingerprint only if a service has no reason to tell them apart.
+//! A hash of a request's content: two requests have the same fingerprint only if a service has no reason to distinguish
+//! them.
 
 use hapax_core::Fingerprint;
 use http::header::{HOST, HeaderName};
@@ -10,8 +11,8 @@ use crate::canonical::Node;
 use crate::media::Media;
 use crate::policy::Policy;
 
-/// Headers that say what a request asks for, beside its body: what the body is, what the operation depends on, and which
-/// operation it is. Many services read `X_Http_Method` as `X-Http-Method` (CGI, WSGI, Rack).
+/// Headers that describe the request beside its body: the type of the body, the conditions of the operation, and the
+/// operation itself. Many services read `X_Http_Method` as `X-Http-Method` (CGI, WSGI, Rack).
 const COUNTED: [&str; 13] = [
     "content-encoding",
     "content-language",
@@ -28,8 +29,8 @@ const COUNTED: [&str; 13] = [
     "x-method-override",
 ];
 
-/// Method, host, path, query, kind of body and the body, and the headers that count. A JSON body counts by its value, and
-/// without its excluded fields.
+/// Covers method, host, path, query, media type, body and the counted headers. A JSON body counts by its value, without
+/// its excluded fields.
 pub(crate) fn fingerprint(
     parts: &Parts,
     policy: &Policy,
@@ -38,7 +39,7 @@ pub(crate) fn fingerprint(
     json: Option<Node<'_>>,
 ) -> Fingerprint {
     let extras = extras(parts, policy, media, body);
-    // A request without extras has the fingerprint that it had before there were any.
+    // A request without extras keeps the fingerprint that it had before extras existed.
     let context = if extras.is_empty() { "hapax request" } else { "hapax request with headers" };
     let mut hasher = blake3::Hasher::new_derive_key(context);
     if !extras.is_empty() {
@@ -63,13 +64,13 @@ pub(crate) fn fingerprint(
     Fingerprint::new(hasher.finalize().to_hex().as_str()).expect("64 hex digits")
 }
 
-/// Hashes a part with its length, so that no two parts run together.
+/// Hashes a part with its length, so that different divisions into parts never give the same hash.
 fn part(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes());
     hasher.update(bytes);
 }
 
-/// What only some requests have, by name. Names with a colon are no headers.
+/// Parts that only some requests have, by name. Names with a colon are not headers.
 fn extras(parts: &Parts, policy: &Policy, media: &Media, body: &Read) -> Vec<(String, Vec<u8>)> {
     let mut extras = Vec::new();
     for (name, value) in &parts.headers {
@@ -89,19 +90,19 @@ fn extras(parts: &Parts, policy: &Policy, media: &Media, body: &Read) -> Vec<(St
     if parts.uri.query() == Some("") {
         extras.push(("query:".to_owned(), Vec::new()));
     }
-    // The proxy refuses two hosts; behind the layer alone a service may see both.
+    // The proxy refuses two hosts; a service behind the layer alone may see both.
     let hosts = parts.headers.get_all(HOST).iter().skip(1).map(|host| host.as_bytes().to_vec());
     extras.extend(hosts.map(|host| ("host:".to_owned(), host)));
     let authority = parts.uri.authority().map(|authority| name_of(authority.as_str()));
     if let Some(authority) = authority.filter(|authority| *authority != host(parts)) {
         extras.push(("authority:".to_owned(), authority.into_bytes()));
     }
-    // Lines of one name keep their order; lines of different names have none.
+    // Lines with the same name keep their order; the order of different names does not matter.
     extras.sort_by(|one, other| one.0.cmp(&other.0));
     extras
 }
 
-/// The name under which a header counts, if it does.
+/// The name under which a header counts, or `None` if it does not count.
 fn counted(name: &HeaderName, policy: &Policy) -> Option<String> {
     let name = name.as_str();
     if policy.counted_headers.iter().any(|counted| counted.eq_ignore_ascii_case(name)) {
@@ -111,8 +112,8 @@ fn counted(name: &HeaderName, policy: &Policy) -> Option<String> {
     COUNTED.contains(&spelt.as_str()).then_some(spelt)
 }
 
-/// The host name that was asked for, without its port. A service may tell its tenants apart by it: the same key at another
-/// name is refused, which neither gives one's answer to the other nor runs the request twice.
+/// The requested host name without its port. A service may distinguish its tenants by it: the same key at another host
+/// name is refused, so neither gets the other's response, and the request does not run twice.
 fn host(parts: &Parts) -> String {
     let header = parts.headers.get(HOST).map(|value| String::from_utf8_lossy(value.as_bytes()));
     match (header, parts.uri.authority()) {
@@ -126,15 +127,15 @@ fn name_of(authority: &str) -> String {
     name.map_or(authority, |(name, _)| name).to_ascii_lowercase()
 }
 
-/// Hashes a body that is no JSON. One of several parts goes in piece by piece, without its delimiter: clients draw a
-/// new one for every sending. Each piece has its length, so that no content looks like a delimiter.
+/// Hashes a body that is not JSON. A multipart body is hashed part by part, without its delimiter, because clients
+/// choose a new one for every attempt. Each part is preceded by its length, so that no content looks like a delimiter.
 fn hash_plain(hasher: &mut blake3::Hasher, media: &Media, body: &[u8]) {
     let Some(boundary) = media.boundary() else { return part(hasher, body) };
     let delimiter = format!("--{boundary}");
     let delimiter = delimiter.as_bytes();
     let (mut piece, mut at) = (0, 0);
     while at < body.len() {
-        // Only at the start of a line, and only if the line ends with it: elsewhere it is content.
+        // Only a whole line is a delimiter; elsewhere the same bytes are content.
         let starts_line = at == 0 || body[..at].ends_with(b"\r\n");
         let delimits =
             body[at..].strip_prefix(delimiter).is_some_and(|rest| starts_line && ends_delimiter(rest));
@@ -349,17 +350,17 @@ mod tests {
             form(kind, A),
             form(kind, "--abc\r\nname: a\r\n\r\nx\r\n--abc\r\nname: b\r\n\r\ny\r\n--abc--\r\n"),
             form(kind, "--abc\r\nname: a\r\n\r\nx\r\n--\r\nname: b\r\n\r\ny\r\n--abc--\r\n"),
-            // A longer word at the start of a line is content, and so counts letter by letter.
+            // A longer word at the start of a line is content, so every byte of it counts.
             form(kind, "--abc\r\n\r\n\r\n--abcd\r\n--abc--\r\n"),
             form("multipart/form-data; boundary=xyz", "--xyz\r\n\r\n\r\n--xyzd\r\n--xyz--\r\n"),
-            // The boundary of what is no form is a parameter as any other.
+            // Outside of multipart types, the boundary is an ordinary parameter.
             form("text/plain; boundary=abc", A),
             form("text/plain; boundary=xyz", A),
         ]);
     }
 
     proptest! {
-        /// One byte more, less or other in a body that is no JSON is another request; and so is any other JSON value.
+        /// A body that is not JSON and differs in one byte is another request; so is any other JSON value.
         #[test]
         fn every_byte_of_a_body_counts(body in "[ -~]{1,40}", at in 0_usize..40, byte in "[ -~]") {
             let print = |body: &str| {

@@ -1,18 +1,18 @@
-//! Headers that belong to one connection, and those that are ours.
+//! Hop-by-hop headers, and the headers that Hapax sets.
 
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{HeaderMap, Method, StatusCode};
 
 use crate::key::{IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY};
 
-/// The fence of the claim that a request runs under: grows with every claim of its key.
+/// The fence of the claim under which a request runs; it grows with every claim of its key.
 pub const HAPAX_FENCE: HeaderName = HeaderName::from_static("hapax-fence");
-/// `true` where an earlier run of the same key broke off and may have acted.
+/// `true` if an earlier run of the same key was interrupted and may have had an effect.
 pub const HAPAX_TAKEOVER: HeaderName = HeaderName::from_static("hapax-takeover");
 
-/// Headers that are about one connection, not about the message.
+/// Headers that concern one connection, not the message.
 pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
-    // By their text: an array of names would be built again for every name that is looked at.
+    // Compared as text: an array of names would be rebuilt for every name.
     matches!(
         name.as_str(),
         "connection"
@@ -27,7 +27,7 @@ pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
     )
 }
 
-/// Further headers that `Connection` declares to be about the connection.
+/// Further headers that `Connection` declares as hop-by-hop.
 pub(crate) fn listed_in_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     let lines = headers.get_all(CONNECTION).iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(',')).filter_map(|name| name.trim().parse().ok()).collect()
@@ -45,16 +45,16 @@ pub(crate) fn is_plainly_coded(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Makes `Content-Length` of an answer follow from its body, whose length is `length` where that is known. A service may
-/// send a length beside `Transfer-Encoding`, which overrides it (RFC 9112, 6.3), or several. Passed on, it would put the
-/// caller's connection out of step with its answers.
+/// Makes a response's `Content-Length` agree with its body, whose length is `length` if known. A service may send a
+/// length beside `Transfer-Encoding`, which overrides it (RFC 9112, 6.3), or several lengths. If such a length were
+/// forwarded, the caller could no longer separate the responses on its connection.
 pub(crate) fn fit_length(headers: &mut HeaderMap, method: &Method, status: StatusCode, length: Option<u64>) {
     let mut sent = headers.get_all(CONTENT_LENGTH).iter();
     let (first, more) = (sent.next(), sent.next().is_some());
     let Some(first) = first else { return };
     let named = first.to_str().ok().and_then(|text| text.parse::<u64>().ok()).filter(|_| !more);
     let without_body = *method == Method::HEAD || status == StatusCode::NOT_MODIFIED;
-    // Without a body the length is a statement of its own, unless it is ambiguous. 204 and 1xx never have one.
+    // Without a body the length is information of its own, unless it is ambiguous. 204 and 1xx never have one.
     let fits = match named {
         Some(_) if without_body => !headers.contains_key(TRANSFER_ENCODING),
         Some(named) => Some(named) == length && status != StatusCode::NO_CONTENT,
@@ -69,13 +69,14 @@ pub(crate) fn fit_length(headers: &mut HeaderMap, method: &Method, status: Statu
     }
 }
 
-/// Headers that only we may say to the service. Many services read `Hapax_Fence` as `Hapax-Fence` (CGI, WSGI, Rack).
+/// Headers that only Hapax may send to the service. Many services read `Hapax_Fence` as `Hapax-Fence` (CGI, WSGI,
+/// Rack).
 pub(crate) fn is_ours(name: &HeaderName) -> bool {
     let name = name.as_str().as_bytes();
     name.starts_with(b"hapax-") || name.starts_with(b"hapax_") || name == IDEMPOTENCY_KEY.as_str().as_bytes()
 }
 
-/// Takes out what only we may say to the service, but for the key, which is the caller's until there is a claim.
+/// Removes the headers that only Hapax may send, except the key, which belongs to the caller until there is a claim.
 pub(crate) fn strip_ours(headers: &mut HeaderMap) {
     let ours: Vec<HeaderName> =
         headers.keys().filter(|name| is_ours(name) && **name != IDEMPOTENCY_KEY).cloned().collect();
@@ -84,10 +85,10 @@ pub(crate) fn strip_ours(headers: &mut HeaderMap) {
     }
 }
 
-/// Puts in what the service is told of its run.
+/// Adds the headers that describe the run to the service.
 pub(crate) fn add_ours(headers: &mut HeaderMap, run: &crate::KeyedRun) {
     headers.remove(X_IDEMPOTENCY_KEY);
-    // Read as the same name by many services; see `is_ours`.
+    // Many services read this as the same name; see `is_ours`.
     headers.remove("idempotency_key");
     let key = HeaderValue::from_str(&format!("\"{}\"", run.derived_key)).expect("hex digits");
     headers.insert(IDEMPOTENCY_KEY, key);

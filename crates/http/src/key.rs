@@ -8,10 +8,10 @@ use crate::canonical::{Node, Twice};
 
 /// The header of draft-ietf-httpapi-idempotency-key-header.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// What some clients send instead.
+/// An alternative header that some clients send.
 pub const X_IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("x-idempotency-key");
 
-/// The rule for a key, for answers to callers.
+/// The rule for a key, for error responses.
 const RULE: &str = "send one Idempotency-Key of 1 to 255 characters, as a string of structured fields (\"9f0c…\") or bare \
                     (visible ASCII without quotes, commas, semicolons and backslashes)";
 
@@ -39,7 +39,7 @@ fn one(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>,
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
-        // Which of them the upstream would take is anyone's guess, be they equal or not.
+        // It is unknown which of them the upstream would use, even if they are equal.
         return Err(bad(&format!("the header {name} came more than once")));
     }
     parse(value).map(Some)
@@ -51,7 +51,7 @@ fn parse(value: &HeaderValue) -> Result<IdempotencyKey, BadKey> {
         let item = sfv::Parser::new(text).parse::<sfv::Item>();
         let item =
             item.map_err(|error| bad(&format!("the key is no string of structured fields ({error})")))?;
-        // Parameters are ignored, as structured fields ask for where none are defined.
+        // Parameters are ignored, as structured fields require if none are defined.
         let string = item.bare_item.as_string().map(|string| string.as_str().to_owned());
         string.ok_or_else(|| bad("the key is no string of structured fields"))?
     } else {
@@ -72,7 +72,7 @@ fn checked(key: &str) -> Result<IdempotencyKey, BadKey> {
     })
 }
 
-/// The key in a field of the body: a string, or a number as it is written.
+/// The key in a field of the body: a string, or a number as written.
 pub(crate) fn from_body(body: Option<&Node>, pointer: &str) -> Result<Option<IdempotencyKey>, BadKey> {
     let Some(body) = body else { return Ok(None) };
     let found =

@@ -1,4 +1,4 @@
-//! The tower layer: which requests it is for, and what it tells their callers.
+//! The tower layer: which requests it handles, and its responses to callers.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -27,26 +27,25 @@ use crate::run::{RECORD_MS_MAX, Run, Running};
 use crate::scope::{METHOD_MAX, Tenant, scope, service_name};
 use crate::{headers, key, path};
 
-/// What a request with a key finds in its extensions, and in its headers.
+/// Information about the run of a request with a key; in the request's extensions and headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyedRun {
-    /// The caller's key and whose it is.
+    /// The caller's key and its scope.
     pub id: EntryId,
-    /// For calls to other systems on behalf of this request: the same for every run of it, with or without the ledger.
+    /// A key for calls to other systems on behalf of this request: the same for every run, with or without the ledger.
     /// Header `Idempotency-Key`.
     pub derived_key: IdempotencyKey,
-    /// Grows with every claim of the key: a sink that remembers the largest it has seen can turn away a run that was
-    /// overtaken. `None` where the request runs without a claim ([`OnOutage::Open`](crate::OnOutage::Open)). Header
-    /// `Hapax-Fence`.
+    /// Grows with every claim of the key: a sink that remembers the largest fence can refuse a superseded run. `None`
+    /// if the request runs without a claim ([`OnOutage::Open`](crate::OnOutage::Open)). Header `Hapax-Fence`.
     pub fence: Option<Fence>,
-    /// An earlier run broke off and may have acted. Not known without a claim. Header `Hapax-Takeover`.
+    /// An earlier run was interrupted and may have had an effect. Unknown without a claim. Header `Hapax-Takeover`.
     pub takeover: bool,
 }
 
-/// Names a request's route, for its scope.
+/// Returns the name of a request's route, for its scope.
 type RouteFunction = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
-/// Makes an [`IdempotencyLayer`].
+/// Builds an [`IdempotencyLayer`].
 pub struct Builder {
     service: String,
     ledger: Arc<dyn Ledger>,
@@ -74,7 +73,7 @@ impl Builder {
         self
     }
 
-    /// The policy for routes that have none of their own.
+    /// The policy for routes without their own.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
@@ -82,14 +81,14 @@ impl Builder {
     }
 
     /// The policy for a route: a path with `{name}` for one segment and `{*rest}` for the rest. The same key on two
-    /// paths of one route is a mistake of the caller's (422); on two routes it is two keys.
+    /// paths of one route is the caller's mistake (422); on two routes it is two keys.
     #[must_use]
     pub fn route(mut self, pattern: impl Into<String>, policy: Policy) -> Self {
         self.routes.push((pattern.into(), policy));
         self
     }
 
-    /// How to name the routes that are not named by [`Builder::route`]; by default each path is one. With axum:
+    /// How to name the routes that [`Builder::route`] does not name; by default each path is its own route. With axum:
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -134,7 +133,7 @@ impl Builder {
     }
 }
 
-/// Makes requests with an `Idempotency-Key` take effect once: the first one runs, its duplicates get its answer.
+/// Makes requests with an `Idempotency-Key` take effect once: the first one runs, its duplicates get its response.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -149,7 +148,7 @@ impl Builder {
 /// # Ok::<(), hapax_http::ConfigError>(())
 /// ```
 ///
-/// It goes outside of whatever must not run twice, and inside of whatever authenticates. Cloning shares everything.
+/// Place it outside of everything that must not run twice, and inside of the authentication. Clones share all state.
 #[derive(Clone)]
 pub struct IdempotencyLayer(pub(crate) Arc<LayerState>);
 
@@ -158,7 +157,7 @@ pub(crate) struct LayerState {
     pub(crate) claims: Claims,
     pub(crate) timer: Timer,
     pub(crate) owners: Owners,
-    /// Renews the claims of requests that run.
+    /// Renews the claims of running requests.
     pub(crate) holder: Arc<Holder>,
     tenant: Tenant,
     route_name: Option<RouteFunction>,
@@ -170,8 +169,8 @@ pub(crate) struct LayerState {
 }
 
 impl IdempotencyLayer {
-    /// A layer with every default: `POST` and `PATCH` requests that carry a key take effect once for each caller, a run that
-    /// broke off is parked, and nothing runs while the ledger is down. See [`Policy`] and [`Tenant`].
+    /// A layer with all defaults: `POST` and `PATCH` requests with a key take effect once per caller, an interrupted
+    /// run is parked, and nothing runs while the ledger is down. See [`Policy`] and [`Tenant`].
     ///
     /// ```
     /// use axum::{Router, body::Body, routing::post};
@@ -194,7 +193,7 @@ impl IdempotencyLayer {
     /// # }
     /// ```
     ///
-    /// Its service is named `http` in the ledger. Services that share a ledger need names of their own: see
+    /// The service is named `http` in the ledger. Services that share a ledger need different names: see
     /// [`IdempotencyLayer::builder`].
     pub fn new(ledger: Arc<dyn Ledger>) -> Self {
         Self::builder("http", ledger)
@@ -202,8 +201,8 @@ impl IdempotencyLayer {
             .expect("the defaults are valid, and the heartbeat has its thread")
     }
 
-    /// Begins a layer. `service` is part of every scope: services that share a ledger need different names, and a
-    /// service that changes its name forgets its keys.
+    /// Starts building a layer. `service` is part of every scope: services that share a ledger need different names,
+    /// and a service that changes its name loses its keys.
     pub fn builder(service: impl Into<String>, ledger: Arc<dyn Ledger>) -> Builder {
         Builder {
             service: service.into(),
@@ -217,7 +216,7 @@ impl IdempotencyLayer {
         }
     }
 
-    /// What it has done.
+    /// Counters since the layer was built.
     pub fn counters(&self) -> Counters {
         self.0.counters.read()
     }
@@ -232,8 +231,8 @@ impl IdempotencyLayer {
         self.0.running.count()
     }
 
-    /// Resolves when no request runs under a claim. A server that shuts down waits for it, within a bound of its own:
-    /// a run that is cut off is in doubt.
+    /// Resolves when no request runs under a claim. A server waits for this at shutdown, with its own timeout: a run
+    /// that is aborted is in doubt.
     pub async fn idle(&self) {
         self.0.running.idle().await;
     }
@@ -279,7 +278,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that is ready is used; the clone takes its place.
+        // The ready service is used; the clone replaces it.
         let fresh = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, fresh);
         let shared = self.shared.clone();
@@ -300,14 +299,14 @@ where
 }
 
 enum Prepared {
-    /// Not ours.
+    /// Not handled by the layer.
     Pass(Box<Request<Body>>),
     Refused(Problem),
     Keyed(Box<Run>),
 }
 
 impl LayerState {
-    /// Finds out what is to be done with a request; reads its body if it has a key.
+    /// Decides how to handle a request; reads its body if it has a key.
     async fn prepare<B>(self: &Arc<Self>, request: Request<B>) -> Prepared
     where
         B: HttpBody<Data = Bytes> + Send + 'static,
@@ -391,7 +390,7 @@ impl LayerState {
         match read(body, policy.request_bytes_max, time_max).await {
             Bounded::Whole(read) => Ok(read),
             Bounded::Large(mut rest) => {
-                // A client that waits to be told to go on is told not to, and has nothing under way.
+                // A client that waits for `100 Continue` is told not to send, so there is no body to discard.
                 if !parts.headers.contains_key(EXPECT) {
                     let _ = tokio::time::timeout(time_max, discard(&mut rest)).await;
                 }

@@ -3,21 +3,21 @@
 //! [`IdempotencyLayer`] is a tower layer for axum and any other tower service, over any
 //! [`Ledger`](hapax_core::Ledger). It follows draft-ietf-httpapi-idempotency-key-header-07:
 //!
-//! | request | answer |
+//! | request | response |
 //! |---|---|
-//! | first with its key | runs; the answer is recorded, then sent |
-//! | the same again | the recorded answer, with `Idempotent-Replayed: true` |
-//! | the same, while the first runs | waits for its answer; 409 with `Retry-After` when that takes too long |
+//! | first with its key | runs; the response is recorded, then sent |
+//! | the same again | the recorded response, with `Idempotent-Replayed: true` |
+//! | the same, while the first runs | waits for its response; 409 with `Retry-After` if that takes too long |
 //! | another request with the same key | 422 |
-//! | without a key where one is required, or with one of bad form | 400 |
-//! | after a run that broke off | 409 until someone decides, or another run: [`Policy::on_doubt`] |
+//! | without a key where one is required, or with a malformed one | 400 |
+//! | after an interrupted run | 409 until an operator decides, or another run: [`Policy::on_doubt`] |
 //! | while the ledger is down | 503 with `Retry-After`, or unprotected and counted: [`Policy::on_outage`] |
 //!
-//! With the feature `proxy`, [`proxy`] puts the same before any HTTP service.
+//! With the feature `proxy`, [`proxy`] provides the same in front of any HTTP service.
 //!
-//! Boundary: the effect happens once as far as the service behind acts only through requests that came through the
-//! layer. A run that breaks off (a crash, a cut connection, a 5xx) is *in doubt*; whether it is run again is the
-//! policy's to say, and once only if the service honours the key or the fence that it is sent.
+//! Limits: the effect happens once if the service acts only through requests that came through the layer. An
+//! interrupted run (a crash, a lost connection, a 5xx) is *in doubt*. The policy decides whether it is run again; then
+//! the effect happens once only if the service honors the key or the fence that it is sent.
 
 mod canonical;
 mod counters;

@@ -1,4 +1,4 @@
-//! What kind of body a request says it has: its `Content-Type`, read so that two writings of one kind are one.
+//! The media type of a body: its `Content-Type`, parsed so that equivalent spellings are equal.
 
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
@@ -6,14 +6,14 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 /// A `Content-Type`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Media {
-    /// In lower case, without its parameters; empty where there is none, or none that can be read.
+    /// In lower case, without parameters; empty if the header is missing or unreadable.
     pub(crate) kind: String,
     /// Names in lower case, values without quotes; sorted by name.
     pub(crate) parameters: Vec<(String, String)>,
-    /// The header as it came, where it came more than once or cannot be read: no two such are the same unless they are
-    /// written alike.
+    /// The raw header if it was sent more than once or is unreadable: two such headers are equal only if their bytes
+    /// are.
     pub(crate) unreadable: Vec<Vec<u8>>,
-    /// The body is coded: what is in it can be known only to the service.
+    /// The body has a content coding, so its content is unknown here.
     coded: bool,
 }
 
@@ -62,24 +62,25 @@ impl Media {
     fn parameter(&self, name: &str) -> Option<&str> {
         let mut found =
             self.parameters.iter().filter(|(key, _)| key == name).map(|(_, value)| value.as_str());
-        // Of two, services differ in which one they take.
+        // If there are two, services differ in which one they use.
         found.next().filter(|_| found.next().is_none())
     }
 
-    /// Whether the body is meant as JSON in UTF-8, as it is.
+    /// Whether the body is uncoded JSON in UTF-8.
     pub(crate) fn is_json(&self) -> bool {
         let json = self.kind == "application/json" || self.kind.ends_with("+json");
         let utf8 = self.parameters.iter().all(|(name, value)| name != "charset" || value == "utf-8");
         json && utf8 && !self.coded
     }
 
-    /// What separates the parts of a body of several.
+    /// The boundary of a multipart body.
     pub(crate) fn boundary(&self) -> Option<&str> {
         let multipart = self.kind.starts_with("multipart/") && !self.coded;
         self.parameter("boundary").filter(|boundary| multipart && !boundary.is_empty())
     }
 
-    /// The parameters that say something about the body. A boundary only separates; and JSON is in UTF-8, said or not.
+    /// The parameters that describe the body. A boundary only separates parts, and JSON is in UTF-8 with or without a
+    /// charset.
     pub(crate) fn meaningful(&self) -> impl Iterator<Item = &(String, String)> {
         let (boundary, json) = (self.boundary().is_some(), self.is_json());
         self.parameters.iter().filter(move |(name, _)| match name.as_str() {
@@ -90,7 +91,7 @@ impl Media {
     }
 }
 
-/// The content of a quoted string whose opening quote is gone, and what is behind it.
+/// The content of a quoted string after its opening quote, and the text behind it.
 fn unquote(text: &str) -> Option<(String, &str)> {
     let mut content = String::new();
     let mut chars = text.char_indices();

@@ -1,9 +1,10 @@
-//! The normal form of a path, for finding its route.
+//! The normal form of a path, used to find its route.
 
-/// Writes a path as most services read it: `//payments`, `/payments/`, `/./payments`, `/x/../payments` and `/%70ayments` are
-/// `/payments`. A policy that is found by the path as it is written could be walked around by writing it otherwise.
+/// Normalizes a path in the way most services read it: `//payments`, `/payments/`, `/./payments`, `/x/../payments` and
+/// `/%70ayments` become `/payments`. If a policy were looked up by the path as written, a caller could bypass it with
+/// another spelling.
 ///
-/// Only the route is found by it: the service is sent the path as it came, and the fingerprint is of that.
+/// The normal form is only used to find the route: the service gets the path as sent, and the fingerprint covers that.
 pub(crate) fn normal(path: &str) -> String {
     if !path.starts_with('/') {
         return path.to_owned();
@@ -22,8 +23,8 @@ pub(crate) fn normal(path: &str) -> String {
     format!("/{}", segments.join("/"))
 }
 
-/// Decodes what needs no encoding (RFC 3986, 6.2.2), and writes the digits of the rest in capitals. `%2F` stays: it is no
-/// slash to most services.
+/// Decodes characters that need no encoding (RFC 3986, 6.2.2) and writes the other hex digits in upper case. `%2F`
+/// stays, because most services do not treat it as a slash.
 fn decode_unreserved(path: &str) -> String {
     let mut decoded = String::with_capacity(path.len());
     let mut rest = path;

@@ -1,4 +1,4 @@
-//! What is done with a request, by its route.
+//! How a request is handled, by its route.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use http::{Method, StatusCode};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use thiserror::Error;
 
-/// The most of a request's or an answer's body that a policy may ask to hold in memory: 64 MiB.
+/// Upper limit for a policy's maximum body size of requests and responses: 64 MiB.
 const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// What to do with requests that carry a key. Every field has a default. In configuration a time has its unit in its name:
+/// How to handle requests with a key. Every field has a default. In the configuration, a time has its unit in its name:
 /// `ttl_ms`, `wait_ms`, `lease_ms`, `run_ms_max`, `read_ms_max`, `response_ms_max`.
 ///
 /// ```
@@ -27,56 +27,59 @@ const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
-    /// Methods that it is for; requests with others pass through untouched. Default `POST` and `PATCH`.
+    /// Methods to which the policy applies; requests with other methods pass through unchanged. Default `POST` and
+    /// `PATCH`.
     #[serde(with = "methods")]
     pub methods: Vec<Method>,
-    /// Refuse requests without a key with 400. Default off: they pass through, as often as they come.
+    /// Refuse requests without a key with 400. Default off: they pass through, every time.
     pub required: bool,
-    /// Where in a JSON body the key is, as a JSON pointer, for requests without the header. Default nowhere.
+    /// JSON pointer to the key in a JSON body, for requests without the header. Default none.
     pub key_pointer: Option<String>,
-    /// Fields of a JSON body that may differ between two sendings of the same request, as JSON pointers: a time of
+    /// Fields of a JSON body that may differ between two attempts of the same request, as JSON pointers: a time of
     /// sending, a trace id. Default none.
     pub excluded: Vec<String>,
     /// Further headers that tell two requests apart, by name: with another value of one, the same key is refused with
     /// 422. The headers that say what a body is, that a request depends on (`If-Match` and its kind), and that stand for
     /// a method count always. Default none.
     pub counted_headers: Vec<String>,
-    /// Statuses that state that nothing happened: the answer passes, the key is free again, and the next request with
-    /// it runs. Default 401, 408, 409, 425 and 429. Add 503 only if nothing before the service answers so by itself.
+    /// Statuses that mean that nothing happened: the response is forwarded, the key is free again, and the next request
+    /// with it runs. Default 401, 408, 409, 425 and 429. Add 503 only if no component in front of the service sends it
+    /// by itself.
     pub released: Statuses,
-    /// Statuses after which it is open whether anything happened; `on_doubt` decides about the next request with the
+    /// Statuses after which it is unknown whether anything happened; `on_doubt` decides about the next request with the
     /// key. Default all of 5xx. Every status in neither list is an outcome: recorded, and replayed to duplicates.
     pub doubtful: Statuses,
-    /// What to do about a request whose run broke off, or ended with a doubtful status. `park`: its key answers 409
-    /// until someone decides; never twice. `retry`: the next request with the key runs, told so by `Hapax-Takeover`;
-    /// right where the service honours the key or the fence that it is sent. Default `park`.
+    /// What to do about a request whose run was interrupted or ended with a doubtful status. `park`: the key gets 409
+    /// until an operator decides; it never runs twice. `retry`: the next request with the key runs, and
+    /// `Hapax-Takeover` tells the service; use it if the service honors the key or the fence that it is sent. Default
+    /// `park`.
     pub on_doubt: OnDoubt,
-    /// How long an outcome is kept. Default 4 days.
+    /// How long an outcome is stored. Default 4 days.
     #[serde(rename = "ttl_ms", with = "millis")]
     pub ttl: Duration,
-    /// How long a duplicate waits for the first request's answer before it gets 409; at most 20 s, zero for not at all.
+    /// How long a duplicate waits for the first request's response before it gets 409; at most 20 s, zero for no wait.
     /// Default 10 s.
     #[serde(rename = "wait_ms", with = "millis")]
     pub wait: Duration,
-    /// How long a claim outlives the process that holds it; renewed while a request runs. Default 30 s.
+    /// How long a claim remains after the process that holds it has died; renewed while a request runs. Default 30 s.
     #[serde(rename = "lease_ms", with = "millis")]
     pub lease: Duration,
-    /// How long a request may run; past it, it is cut off and in doubt. Default 2 min.
+    /// Maximum duration of a run; a longer one is aborted and in doubt. Default 2 min.
     #[serde(rename = "run_ms_max", with = "millis")]
     pub run_max: Duration,
-    /// How long a request's body may take to arrive. Default 30 s.
+    /// Maximum time for a request's body to arrive. Default 30 s.
     #[serde(rename = "read_ms_max", with = "millis")]
     pub read_max: Duration,
-    /// The largest body of a request with a key, in bytes; a larger one gets 413. Default 1 MiB.
+    /// Maximum size of the body of a request with a key, in bytes; a larger one gets 413. Default 1 MiB.
     pub request_bytes_max: usize,
-    /// The largest body of an answer that is recorded, in bytes. A larger one passes through, and its duplicates get
-    /// 409. Default 512 KiB.
+    /// Maximum size of a recorded response body, in bytes. A larger one passes through, and its duplicates get 409.
+    /// Default 512 KiB.
     pub response_bytes_max: usize,
-    /// How long an answer's body is waited for before it passes through as a stream; its duplicates get 409. Default
-    /// 10 s.
+    /// Maximum time to wait for a response's body; after it, the body passes through as a stream, and its duplicates
+    /// get 409. Default 10 s.
     #[serde(rename = "response_ms_max", with = "millis")]
     pub response_max: Duration,
-    /// What to do when the ledger cannot be reached. `closed`: 503. `open`: the request runs unprotected, and is counted.
+    /// What to do if the ledger cannot be reached. `closed`: 503. `open`: the request runs unprotected and is counted.
     /// Default `closed`.
     pub on_outage: OnOutage,
 }
@@ -105,7 +108,7 @@ impl Default for Policy {
     }
 }
 
-/// What to do when the ledger cannot be reached.
+/// What to do if the ledger cannot be reached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnOutage {
@@ -116,7 +119,7 @@ pub enum OnOutage {
     Open,
 }
 
-/// What an answer says about the effect. A service may put it into its response's extensions, where it beats the
+/// What a response says about the effect. A service may put it into its response's extensions, where it overrides the
 /// policy's lists of statuses.
 ///
 /// ```
@@ -127,7 +130,7 @@ pub enum OnOutage {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is the outcome: recorded, replayed to duplicates.
+    /// The response is the outcome: recorded, and replayed to duplicates.
     Final,
     /// Nothing happened: the key is free again.
     NothingHappened,
@@ -135,7 +138,7 @@ pub enum Verdict {
     InDoubt,
 }
 
-/// Why a policy or a route was refused: which field, what is wrong, what is allowed.
+/// Why a policy or a route was rejected: the field, the problem, and the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct ConfigError(pub(crate) String);
@@ -197,12 +200,12 @@ impl Policy {
 pub struct Statuses(Vec<(u16, u16)>);
 
 impl Statuses {
-    /// These and no others.
+    /// Exactly these statuses.
     pub fn of(statuses: &[u16]) -> Self {
         Self(statuses.iter().map(|status| (*status, *status)).collect())
     }
 
-    /// Whether it is one of them.
+    /// Whether the set contains a status.
     pub fn contains(&self, status: StatusCode) -> bool {
         self.0.iter().any(|(from, to)| (*from..=*to).contains(&status.as_u16()))
     }
@@ -211,7 +214,7 @@ impl Statuses {
 impl std::str::FromStr for Statuses {
     type Err = ConfigError;
 
-    /// From a list with commas, as on a command line: `429,5xx`.
+    /// Parses a comma-separated list, as on a command line: `429,5xx`.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
         items.map(range).collect::<Result<_, _>>().map(Self)
@@ -267,7 +270,7 @@ impl Serialize for Statuses {
     }
 }
 
-/// Whole milliseconds.
+/// Converts to whole milliseconds.
 pub(crate) fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -300,8 +303,8 @@ mod methods {
     }
 }
 
-/// Policies by route. A pattern is a path with `{name}` for one segment and `{*rest}` for the rest. Patterns and paths meet
-/// in their normal form.
+/// Policies by route. A pattern is a path with `{name}` for one segment and `{*rest}` for the rest. Patterns and paths
+/// are compared in their normal form.
 #[derive(Debug, Clone)]
 pub(crate) struct Routes {
     fallback: Arc<Policy>,
@@ -325,7 +328,7 @@ impl Routes {
         Ok(Self { fallback: Arc::new(fallback), routes, policies })
     }
 
-    /// The policy for a path in its normal form, and the pattern that it was found by.
+    /// The policy for a path in its normal form, and the matching pattern.
     pub(crate) fn find(&self, path: &str) -> (Option<&str>, &Arc<Policy>) {
         match self.routes.at(path) {
             Ok(found) => {

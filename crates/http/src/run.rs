@@ -1,6 +1,6 @@
-//! One request with a key: claim, run, record, answer.
+//! One request with a key: claim, run, record, respond.
 //!
-//! Each runs in a task of its own, so that a client that hangs up cancels nothing: what has begun is finished and
+//! Each runs in its own task, so that a client that disconnects cancels nothing: a run that has begun is finished and
 //! recorded.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,16 +27,17 @@ use crate::policy::{OnOutage, Policy, Verdict, ms};
 use crate::problem::Problem;
 use crate::stored::{self, Replay};
 
-/// How long to go on trying to record the outcome of a run: its caller waits for it. The claim is renewed meanwhile.
+/// Maximum time for retries to record a run's outcome, in milliseconds: its caller waits. The claim is renewed
+/// meanwhile.
 pub(crate) const RECORD_MS_MAX: u64 = 10_000;
-/// How many requests with keys may be under way at once; each may hold a body of the policy's size.
+/// Maximum number of concurrent requests with keys; each may hold a body of the policy's maximum size.
 const RUNS_MAX: usize = 10_000;
-/// What the derived key of a request is derived with.
+/// The label from which a request's derived key is made.
 const LABEL: &str = "http";
 /// Why a request ended whose service was not called within the time of a run.
 const NOT_READY_IN_TIME: &str = "the service did not become ready in time";
 
-/// A request with a key, read and ready to run.
+/// A request with a key, ready to run.
 pub(crate) struct Run {
     pub(crate) shared: Arc<LayerState>,
     pub(crate) id: EntryId,
@@ -46,7 +47,7 @@ pub(crate) struct Run {
     pub(crate) body: Read,
 }
 
-/// Counts the runs under way.
+/// Counts the current runs.
 #[derive(Default)]
 pub(crate) struct Running {
     count: AtomicUsize,
@@ -90,19 +91,19 @@ impl Drop for RunPermit {
     }
 }
 
-/// What a service made of a request.
+/// The result of the service.
 enum Produced<E> {
-    /// An answer with its whole body.
+    /// A response with its complete body.
     Whole(Box<response::Parts>, Read),
-    /// An answer whose body is passed on as it comes, and why.
+    /// A response whose body is streamed through, and the reason.
     Stream(Box<response::Parts>, Body, &'static str),
-    /// It did not end with an answer.
+    /// The service failed without a response.
     Failed(E),
-    /// The answer's body broke off.
+    /// The response's body was interrupted.
     Broken(BoxError),
 }
 
-/// What came of waiting for it.
+/// The result of waiting for the service.
 enum Waited<E> {
     Produced(Produced<E>),
     Panicked,
@@ -111,7 +112,7 @@ enum Waited<E> {
 }
 
 impl Run {
-    /// Runs it in a task of its own and waits for the answer.
+    /// Runs it in its own task and waits for the response.
     pub(crate) async fn spawn<S, R>(self, inner: S) -> Result<Response<Body>, S::Error>
     where
         S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
@@ -215,7 +216,7 @@ impl Run {
         }
     }
 
-    /// Runs it without a claim: what `on_outage = open` asks for. The time to its answer has the usual bound.
+    /// Runs the request without a claim, as `on_outage = open` requires. The usual timeout for the response applies.
     async fn run_open<S, R>(mut self, inner: S) -> Result<Response<Body>, S::Error>
     where
         S: Service<Request<Body>, Response = Response<R>>,
@@ -233,8 +234,8 @@ impl Run {
         }
     }
 
-    /// Tells the service about its run, in headers and extensions. The derived key depends on the entry alone: a service
-    /// that honours it recognises a run without a claim too.
+    /// Describes the run to the service, in headers and extensions. The derived key depends only on the entry: a
+    /// service that honors it also recognizes a run without a claim.
     fn describe(&mut self, grant: Option<&Grant>) {
         let run = KeyedRun {
             derived_key: self.id.derived_key(LABEL),
@@ -268,17 +269,17 @@ impl Run {
     }
 }
 
-/// A run under its claim, until that has ended.
+/// A run that holds its claim until the claim has ended.
 struct HeldRun {
     shared: Arc<LayerState>,
     policy: Arc<Policy>,
     claim: HeldClaim,
 }
 
-/// What came of ending a claim.
+/// The result of ending a claim.
 enum Ended {
     Done,
-    /// The claim is someone else's, or gone.
+    /// The claim has another holder, or is gone.
     Superseded(TokenError),
     /// The ledger could not be reached.
     Unreachable,
@@ -381,13 +382,13 @@ impl HeldRun {
         waited
     }
 
-    /// What the answer says about the effect: the service's own word, or else its status.
+    /// What the response says about the effect: the service's own verdict, or else the one by its status.
     fn verdict(&self, parts: &mut response::Parts) -> Verdict {
         let verdict = parts.extensions.remove::<Verdict>();
         verdict.unwrap_or_else(|| self.policy.verdict(parts.status))
     }
 
-    /// Records what came of the run, before anyone sees it.
+    /// Records the result of the run before the caller sees it.
     async fn settle(
         &mut self,
         verdict: Verdict,
@@ -412,7 +413,8 @@ impl HeldRun {
                 tracing::warn!(id = %self.claim.id(), fence = %self.claim.fence(), %error, "a run was overtaken");
                 Err(in_progress(0))
             }
-            // Ended; or nothing happened, the caller is told so, and the claim lapses by itself.
+            // Either the claim has ended, or nothing happened: then the caller is told so, and the claim expires by
+            // itself.
             _ => Ok(()),
         }
     }
@@ -423,7 +425,7 @@ impl HeldRun {
         let _ = self.end(Ending::Doubt).await;
     }
 
-    /// Ends the claim; tries again for a while if the ledger cannot be reached.
+    /// Ends the claim; retries for a while if the ledger cannot be reached.
     async fn end(&mut self, ending: Ending) -> Ended {
         match self.claim.end(ending).await {
             Ok(()) => Ended::Done,
@@ -482,7 +484,7 @@ where
     };
     let (parts, body) = response.into_parts();
     if parts.status.is_informational() {
-        // 101 hands the connection over to another protocol: there is no answer to keep, and none to give.
+        // 101 switches the connection to another protocol: there is no response to store or to return.
         return Produced::Broken(format!("it answered {}, which is no final answer", parts.status).into());
     }
     let parts = Box::new(parts);

@@ -1,4 +1,4 @@
-//! Whose key it is: the scope of an entry.
+//! The scope of an entry: to whom a key belongs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,31 +11,34 @@ use crate::policy::ConfigError;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Who is calling. Two callers with the same key never meet: each runs its own request and sees its own answer.
+/// How callers are identified. Two callers with the same key never share an entry: each runs its own request and gets
+/// its own response.
 ///
-/// The default, [`Tenant::Credentials`], knows callers by `Authorization`, `X-Api-Key` and `Cookie` only. Where the
-/// service tells them apart by anything else (`Private-Token`, a gateway's header), name that: otherwise they
-/// are one caller, and see each other's answers. The price of the default: a caller whose credentials change between two sendings (a token that is refreshed, a session that
-/// is rotated) is someone else, and the request runs again. Where that may happen, name what stays: a header that a
-/// gateway has verified, the session's cookie, or a function of the request.
+/// The default, [`Tenant::Credentials`], identifies callers only by `Authorization`, `X-Api-Key` and `Cookie`. If the
+/// service distinguishes them by anything else (`Private-Token`, a gateway's header), name that: otherwise they count
+/// as one caller and get each other's responses. The default has a cost: a caller whose credentials change between two
+/// attempts (a refreshed token, a rotated session) counts as another caller, and the request runs again. If that may
+/// happen, name something that stays the same: a header that a gateway has verified, the session's cookie, or a
+/// function of the request.
 #[derive(Clone, Default)]
 pub enum Tenant {
-    /// Whoever sends the same `Authorization`, `X-Api-Key` and `Cookie`.
+    /// Callers with the same `Authorization`, `X-Api-Key` and `Cookie` are one.
     #[default]
     Credentials,
-    /// Whoever sends the same value of this header, which someone before has verified. Without it a request with a
-    /// key is refused.
+    /// Callers with the same value of this header are one; an earlier hop must have verified it. A request with a key
+    /// but without this header is refused.
     Header(HeaderName),
-    /// Whoever sends the same value of this cookie. Without it a request with a key is refused.
+    /// Callers with the same value of this cookie are one. A request with a key but without this cookie is refused.
     Cookie(String),
-    /// What a function makes of the request; `None` refuses a request with a key. Read what is *verified*: something
-    /// that a caller may choose freely lets it see another's answers.
+    /// The result of a function of the request; `None` refuses a request with a key. Use only *verified* data: a value
+    /// that callers choose freely lets them get another caller's responses.
     Function(TenantFunction),
-    /// Everyone: whoever knows a key and the request may see its answer. For services with a single caller.
+    /// All callers are one: a caller who knows a key and the request may get its response. For services with a single
+    /// caller.
     Shared,
 }
 
-/// Tells who sent a request.
+/// Returns the caller of a request.
 pub type TenantFunction = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 impl fmt::Debug for Tenant {
@@ -44,7 +47,7 @@ impl fmt::Debug for Tenant {
     }
 }
 
-/// As in configuration.
+/// The form used in the configuration.
 impl fmt::Display for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -94,19 +97,20 @@ impl Tenant {
         Self::Function(Arc::new(tenant))
     }
 
-    /// Whether a header may decide who is calling.
+    /// Whether a header may determine the caller.
     #[cfg(feature = "proxy")]
     pub(crate) fn is_decided_by(&self, name: &HeaderName) -> bool {
         match self {
             Self::Credentials => [AUTHORIZATION, X_API_KEY, COOKIE].contains(name),
             Self::Header(header) => header == name,
             Self::Cookie(_) => *name == COOKIE,
-            // A function sees the request as the upstream does; see `Forward::admit`.
+            // A function sees the same request as the upstream; see `Forward::admit`.
             Self::Function(_) | Self::Shared => false,
         }
     }
 
-    /// The caller's name in scopes, or what is missing. It is hashed: credentials are no one's to read in a ledger.
+    /// The caller's name in scopes, or an error that names the missing part. It is hashed: credentials must not be
+    /// readable in a ledger.
     fn of(&self, parts: &Parts) -> Result<String, String> {
         let mut hasher = blake3::Hasher::new_derive_key("hapax tenant");
         match self {
@@ -144,7 +148,7 @@ impl Tenant {
     }
 }
 
-/// The value of a header that decides who is calling. Sent twice, it is anyone's guess which one the service takes.
+/// The value of a header that identifies the caller. If it is sent twice, it is unknown which one the service uses.
 fn at_most_one<'a>(parts: &'a Parts, name: &HeaderName) -> Result<Option<&'a [u8]>, String> {
     let mut values = parts.headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -153,8 +157,8 @@ fn at_most_one<'a>(parts: &'a Parts, name: &HeaderName) -> Result<Option<&'a [u8
     }
 }
 
-/// The cookies in order, however they are spread over header fields: HTTP/2 may send each in a field of its own, and
-/// they mean the same (RFC 9113, 8.2.3).
+/// The cookies in order, even if spread over several header fields: HTTP/2 may send each in its own field, with the
+/// same meaning (RFC 9113, 8.2.3).
 fn cookies(parts: &Parts) -> Vec<&[u8]> {
     let lines =
         parts.headers.get_all(COOKIE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
@@ -176,13 +180,13 @@ fn cookie<'a>(parts: &'a Parts, name: &str) -> Result<&'a [u8], String> {
     found.filter(|value| !value.is_empty()).ok_or_else(|| format!("the cookie {name}"))
 }
 
-/// Hashes a part with its length, so that no two parts run together.
+/// Hashes a part with its length, so that different divisions into parts never give the same hash.
 fn part(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes());
     hasher.update(bytes);
 }
 
-/// 128 bits.
+/// The first 128 bits, in hexadecimal.
 fn hex(hasher: &blake3::Hasher) -> String {
     hasher.finalize().to_hex()[..32].to_owned()
 }
@@ -195,13 +199,13 @@ pub(crate) fn scope(service: &str, tenant: &Tenant, route: &str, parts: &Parts) 
     Ok(readable.unwrap_or_else(|_| {
         let mut hasher = blake3::Hasher::new_derive_key("hapax route");
         part(&mut hasher, route.as_bytes());
-        // The colon keeps it apart from every readable one: a route begins with a slash.
+        // The colon distinguishes it from every readable form: a route begins with a slash.
         let short = format!("http/{service}/{tenant}/{}:{}", method.as_str(), hex(&hasher));
         Scope::new(&short).expect("service and method are short; see `service_name` and `METHOD_MAX`")
     }))
 }
 
-/// Methods longer than this are not kept under a key; HTTP's own are shorter.
+/// Maximum length of a method for requests with keys; HTTP's own methods are shorter.
 pub(crate) const METHOD_MAX: usize = 32;
 
 /// Checks the name of a service: it is part of every scope.

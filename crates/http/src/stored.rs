@@ -1,7 +1,8 @@
-//! An answer as an outcome of the ledger, and back.
+//! Conversion between a response and an outcome in the ledger.
 //!
-//! It is kept as `{"http_response": {"status": 201, "headers": [["location", "/orders/7"]], "body": {"text": "paid"}}}`. The
-//! name tells it apart from any other JSON: whoever decides a doubt by hand writes the same form.
+//! The stored form is `{"http_response": {"status": 201, "headers": [["location", "/orders/7"]], "body": {"text":
+//! "paid"}}}`. The name distinguishes it from any other JSON: an operator who resolves a doubt by hand writes the same
+//! form.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -15,17 +16,17 @@ use serde::{Deserialize, Serialize};
 use crate::body::{Body, Read};
 use crate::headers::is_hop_by_hop;
 
-/// Marks an answer that was given before.
+/// Marks a replayed response.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// What is recorded: an answer under its name.
+/// The recorded JSON: a response under its name.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Envelope<T> {
     http_response: T,
 }
 
-/// An answer, as it is kept.
+/// A stored response.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -36,7 +37,7 @@ struct Stored {
     body: Option<StoredBody>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     trailers: Vec<(String, String)>,
-    /// Why the body is not there.
+    /// Why the body is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     omitted: Option<String>,
 }
@@ -46,16 +47,16 @@ struct Stored {
 enum StoredBody {
     Text(String),
     Base64(String),
-    /// For those who write an answer by hand: `application/json`, unless a header says otherwise.
+    /// For responses written by hand: `application/json`, unless a header names another type.
     Json(Json),
 }
 
-/// Why an outcome cannot be the answer to an HTTP request.
+/// Why an outcome cannot be the response to an HTTP request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct OutcomeError(String);
 
-/// Checks what duplicates of an HTTP request are to get, before it is recorded by hand. Outcomes of other scopes pass.
+/// Checks the response for duplicates of an HTTP request before it is recorded by hand. Outcomes of other scopes pass.
 ///
 /// ```
 /// use hapax_core::{Json, RecordedOutcome, Resolution, Scope};
@@ -95,7 +96,7 @@ pub fn check_resolution(scope: &Scope, resolution: &Resolution) -> Result<(), Ou
     Ok(())
 }
 
-/// Whether a scope is one that [`scope`](crate::scope::scope) makes.
+/// Whether [`scope`](crate::scope::scope) makes scopes of this form.
 fn is_of_http(scope: &Scope) -> bool {
     let mut parts = scope.as_str().splitn(4, '/');
     let (Some("http"), Some(_), Some(_), Some(operation)) =
@@ -107,22 +108,22 @@ fn is_of_http(scope: &Scope) -> bool {
     method.len() < operation.len() && Method::from_bytes(method.as_bytes()).is_ok()
 }
 
-/// What a duplicate gets.
+/// The result for a duplicate.
 pub(crate) enum Replay {
-    /// The answer.
+    /// The recorded response.
     Answer(Box<Response<Body>>),
-    /// The answer was too large to keep, or a stream: its status, where it is known, and why.
+    /// The response was too large to store, or a stream: its status, if known, and the reason.
     Omitted { status: Option<u16>, why: String },
 }
 
-/// The outcome of an answer with its whole body.
+/// The outcome of a response with its complete body.
 pub(crate) fn whole(method: &Method, parts: &response::Parts, read: &Read) -> RecordedOutcome {
     let body = match std::str::from_utf8(&read.bytes) {
         Ok("") => None,
         Ok(text) => Some(StoredBody::Text(text.to_owned())),
         Err(_) => Some(StoredBody::Base64(BASE64_STANDARD.encode(&read.bytes))),
     };
-    // A length without a body is a statement of its own; elsewhere it follows from the body.
+    // A length without a body is information of its own; otherwise it follows from the body.
     let keep_length = *method == Method::HEAD || parts.status == StatusCode::NOT_MODIFIED;
     let stored = Stored {
         status: parts.status.as_u16(),
@@ -139,7 +140,7 @@ pub(crate) fn whole(method: &Method, parts: &response::Parts, read: &Read) -> Re
     outcome(parts.status, json)
 }
 
-/// The outcome of an answer whose body is not kept.
+/// The outcome of a response whose body is not stored.
 pub(crate) fn omitted(parts: &response::Parts, why: &str) -> RecordedOutcome {
     let stored = Stored {
         status: parts.status.as_u16(),
@@ -169,7 +170,7 @@ fn pairs(headers: &HeaderMap, keep_length: bool) -> Vec<(String, String)> {
     pairs.map(|(name, value)| (name.as_str().to_owned(), latin1(value.as_bytes()))).collect()
 }
 
-/// Header values are bytes; each becomes the character of that number, so that they all fit into JSON.
+/// Header values are bytes; each byte becomes the character with that number, so that all values fit into JSON.
 fn latin1(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| char::from(*byte)).collect()
 }
@@ -185,11 +186,11 @@ fn header_map(pairs: &[(String, String)]) -> Option<HeaderMap> {
     Some(headers)
 }
 
-/// What a duplicate gets for a recorded outcome.
+/// The result for a duplicate of a recorded outcome.
 pub(crate) fn replay(outcome: &RecordedOutcome) -> Replay {
     let json = match &outcome.value {
         None => return Replay::Omitted { status: None, why: "its answer was not kept".into() },
-        // Decided by hand, past `check_resolution`: that it ran is all that is known.
+        // Resolved by hand, bypassing `check_resolution`: it is only known that the request ran.
         Some(json) if json.as_str() == "null" => {
             let why = "it was decided that it has run, and no answer was recorded with that";
             return Replay::Omitted { status: None, why: why.into() };
@@ -206,12 +207,12 @@ pub(crate) fn replay(outcome: &RecordedOutcome) -> Replay {
     )
 }
 
-/// The answer in an outcome, if it is one.
+/// The response in an outcome, if it contains one.
 fn stored(json: &Json) -> Option<Stored> {
     if let Ok(Envelope { http_response }) = json.get::<Envelope<Stored>>() {
         return Some(http_response);
     }
-    // Recorded before answers had a name of their own. A status alone may be anything that a person wrote.
+    // Recorded before responses had a name of their own. JSON with only a status could be anything written by hand.
     let stored = json.get::<Stored>().ok()?;
     let more = stored.body.is_some() || stored.omitted.is_some() || !stored.headers.is_empty();
     more.then_some(stored)
@@ -237,7 +238,7 @@ fn answer(stored: &Stored) -> Option<Response<Body>> {
     Some(response)
 }
 
-/// What someone who resolved a doubt wrote down: the answer's body, as JSON.
+/// The outcome that an operator recorded for a doubt: the response's body, as JSON.
 fn decided(outcome: &RecordedOutcome, json: &Json) -> Response<Body> {
     let mut response = Response::new(Body::whole(Bytes::from(json.as_str().to_owned())));
     *response.status_mut() = if outcome.failed { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
@@ -306,7 +307,7 @@ mod tests {
         assert!(matches!(replay(&null), Replay::Omitted { status: None, .. }));
     }
 
-    /// A field named `status` does not make an outcome an answer; what was recorded before answers had a name is one.
+    /// A field named `status` does not make an outcome a response; a response recorded before the name existed is one.
     #[tokio::test]
     async fn an_answer_is_known_by_its_name() {
         let answer = |json: &str| match replay(&RecordedOutcome::done(Json::parse(json).unwrap())) {
@@ -361,7 +362,7 @@ mod tests {
                 let refused = check(scope, json).unwrap_err();
                 assert!(refused.contains("http_response") && refused.contains(scope), "{json}: {refused}");
             }
-            // Another's scope, another's outcome.
+            // Outcomes of other scopes are not checked.
             for scope in ["queue/orders", "http", "http/orders", "http/a/b/c", "tenant/http/a/POST /x"] {
                 assert_eq!(check(scope, json), Ok(()), "{scope} {json}");
             }

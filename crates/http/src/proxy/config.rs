@@ -1,4 +1,4 @@
-//! The proxy's configuration: every field with its meaning, unit and default. Unknown keys are refused.
+//! The proxy's configuration: every field with its meaning, unit and default. Unknown keys are rejected.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use crate::policy::{ConfigError, Policy};
 use crate::scope::{Tenant, service_name};
 
-/// Everything that the proxy's behaviour depends on, apart from its ledger.
+/// All settings of the proxy, except those of its ledger.
 ///
 /// ```
 /// use hapax_http::proxy::ProxyConfig;
@@ -18,31 +18,32 @@ use crate::scope::{Tenant, service_name};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ProxyConfig {
-    /// The service's name in the ledger. Proxies that share a ledger need different names, unless they stand before
-    /// the same service; and a proxy that changes its name forgets its keys. Default `proxy`.
+    /// The service's name in the ledger. Proxies that share a ledger need different names, unless they serve the same
+    /// service; a proxy that changes its name loses its keys. Default `proxy`.
     pub name: String,
-    /// Address to listen on. Any other than loopback needs `tls` or `insecure`. Default `127.0.0.1:9325`.
+    /// Address to listen on. Any address other than loopback requires `tls` or `insecure`. Default `127.0.0.1:9325`.
     pub listen: SocketAddr,
-    /// Where requests go: `http://HOST:PORT` or `https://HOST`, perhaps with a path that is put before every other.
+    /// The service to which requests are forwarded: `http://HOST:PORT` or `https://HOST`, optionally with a path that
+    /// is put before every request's path.
     pub upstream: String,
-    /// Listen beyond loopback without TLS: callers' credentials and answers can be read on their way. Right inside a
-    /// private network, or behind something that has ended TLS. Default off.
+    /// Listen beyond loopback without TLS: credentials and responses can be read on the network. Use it inside a
+    /// private network, or behind a TLS-terminating proxy. Default off.
     pub insecure: bool,
-    /// Which `Host` the upstream sees. Default `preserve`.
+    /// The `Host` header for the upstream. Default `preserve`.
     pub host: HostPolicy,
-    /// Keep what callers send as `Forwarded` and `X-Forwarded-*`, and add to it. Right behind a load balancer that
-    /// sets them; anyone else may forge them. Default off: they are replaced.
+    /// Keep the callers' `Forwarded` and `X-Forwarded-*` headers, and append to them. Use it behind a load balancer
+    /// that sets them; any other caller may forge them. Default off: they are replaced.
     pub trust_forwarded: bool,
-    /// Who is calling: `credentials`, `header:NAME`, `cookie:NAME` or `shared`. Default `credentials`.
+    /// How callers are identified: `credentials`, `header:NAME`, `cookie:NAME` or `shared`. Default `credentials`.
     #[serde(serialize_with = "write_tenant")]
     pub tenant: Tenant,
     /// Serve HTTPS with this certificate. Default none: plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Bounds on connections and waits.
+    /// Bounds on connections and timeouts.
     pub limits: ProxyLimits,
-    /// What to do with requests that carry a key.
+    /// How to handle requests with a key.
     pub policy: Policy,
-    /// The same for single routes; what one leaves out is as in `policy`.
+    /// Policies of single routes; a field that one leaves out is taken from `policy`.
     #[serde(rename = "route", skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<RoutePolicy>,
 }
@@ -65,57 +66,56 @@ impl Default for ProxyConfig {
     }
 }
 
-/// Where the certificate is.
+/// The location of the certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
-    /// PEM file with the certificate chain, the server's own first.
+    /// PEM file with the certificate chain; the server's own certificate comes first.
     pub cert_file: PathBuf,
     /// PEM file with the private key.
     pub key_file: PathBuf,
 }
 
-/// Which `Host` the upstream sees.
+/// The `Host` header for the upstream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostPolicy {
-    /// The caller's.
+    /// The caller's host.
     #[default]
     Preserve,
-    /// The one in the upstream's URL.
+    /// The host in the upstream's URL.
     Upstream,
 }
 
-/// Bounds on connections and waits.
+/// Bounds on connections and timeouts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProxyLimits {
-    /// The most connections from callers at once; past it the one that has been idle longest is closed for a new one.
+    /// Maximum number of connections from callers. At the limit, the longest idle connection is closed for a new one.
     /// Default 4,096.
     pub connections_max: usize,
-    /// The largest head of a request, in bytes. Default 32 KiB.
+    /// Maximum size of a request's head, in bytes. Default 32 KiB.
     pub header_bytes_max: usize,
-    /// How long a caller may take for a TLS handshake or the head of a request, or keep a connection open without
-    /// one, in milliseconds. Default 60,000.
+    /// Maximum time for a TLS handshake or a request's head, or for an idle connection, in milliseconds. Default
+    /// 60,000.
     pub read_timeout_ms: u64,
-    /// How long connecting to the upstream may take, in milliseconds. Default 5,000.
+    /// Maximum time for connecting to the upstream, in milliseconds. Default 5,000.
     pub connect_timeout_ms: u64,
     /// How long the upstream may take for the head of its answer, in milliseconds, counted from the last part of the
     /// request that it took; the time in which the caller's body is waited for does not count. Default 60,000.
     pub response_timeout_ms: u64,
-    /// How long a body, either way, may stand still, in milliseconds; for callers that do not read their answers a
-    /// tenth of it, and 3 s at most, while `unread_bytes_max` is nearly reached. Default 60,000.
+    /// Maximum time that a body may stall in either direction, in milliseconds. For callers that do not read their
+    /// responses it is a tenth of this, and at most 3 s, while `unread_bytes_max` is nearly reached. Default 60,000.
     pub idle_timeout_ms: u64,
-    /// How many bytes of answers may wait to be read by all callers together; past it, requests wait a moment and are
-    /// then told to retry, streamed answers stand still, and callers that read slowly are disconnected.
-    /// Default 256 MiB.
+    /// Maximum bytes of unread responses of all callers together. Above it, requests wait briefly and are then told to
+    /// retry, streamed responses pause, and callers that read slowly are disconnected. Default 256 MiB.
     pub unread_bytes_max: usize,
-    /// How long a connection to the upstream is kept for the next request, in milliseconds. Shorter than the
-    /// upstream keeps it: a request on a connection that is just being closed is in doubt. Default 3,000.
+    /// How long an idle connection to the upstream is kept for the next request, in milliseconds. It must be shorter
+    /// than the upstream's own timeout: a request on a connection that is just being closed is in doubt. Default 3,000.
     pub pool_idle_ms: u64,
-    /// The most connections to the upstream that are kept so. Default 256.
+    /// Maximum number of idle connections to the upstream. Default 256.
     pub pool_idle_max: usize,
-    /// How long a shutdown waits for requests under way, in milliseconds. Default 10,000.
+    /// Maximum time that a shutdown waits for running requests, in milliseconds. Default 10,000.
     pub shutdown_timeout_ms: u64,
 }
 
@@ -141,7 +141,7 @@ impl Default for ProxyLimits {
 pub struct RoutePolicy {
     /// A path, with `{name}` for one segment and `{*rest}` for the rest.
     pub path: String,
-    /// What to do there.
+    /// The policy of this route.
     pub policy: Policy,
 }
 
@@ -149,7 +149,7 @@ impl Serialize for RoutePolicy {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let json = serde_json::to_value(&self.policy).map_err(serde::ser::Error::custom)?;
         let serde_json::Value::Object(mut fields) = json else { unreachable!("a policy is a table") };
-        // TOML knows no null.
+        // TOML has no null.
         fields.retain(|_, value| !value.is_null());
         fields.insert("path".into(), self.path.clone().into());
         fields.serialize(to)
@@ -204,7 +204,7 @@ impl<'de> Deserialize<'de> for ProxyConfig {
     }
 }
 
-/// A route's policy: the general one, with the route's own fields laid over it.
+/// A route's policy: the general one, overridden by the route's own fields.
 fn route(
     general: &Policy,
     mut fields: serde_json::Map<String, serde_json::Value>,

@@ -1,4 +1,4 @@
-//! The way to the upstream: connections, headers, and what it means when one fails.
+//! Forwarding to the upstream: connections, headers, and the interpretation of failures.
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -35,22 +35,22 @@ use crate::policy::{ConfigError, Verdict};
 use crate::problem::Problem;
 use crate::scope::Tenant;
 
-/// How many headers an answer of the upstream may have. hyper's own bound, 100, is below what real services send, and
-/// an answer that is refused leaves its key in doubt.
+/// Maximum number of headers in an upstream's response. hyper's default, 100, is less than real services send, and a
+/// rejected response leaves its key in doubt.
 const ANSWER_HEADERS_MAX: usize = 512;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// Who is calling, on which connection; and how the upstream is told.
+/// The caller of a connection, and how it is described to the upstream.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     proto: HeaderValue,
     /// For `X-Forwarded-For`.
     ip: HeaderValue,
-    /// For `Forwarded`; the host comes after it.
+    /// For `Forwarded`; the host is appended.
     element: String,
 }
 
@@ -68,12 +68,12 @@ impl Peer {
     }
 }
 
-/// Where requests go.
+/// The upstream's address.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     scheme: Scheme,
     authority: Authority,
-    /// Put before every path; without a slash at its end.
+    /// Put before every path; has no trailing slash.
     prefix: String,
 }
 
@@ -122,7 +122,7 @@ impl Target {
 #[derive(Clone)]
 pub(crate) struct Forward(Arc<Inner>);
 
-/// Sends one connection's requests to the upstream.
+/// Sends the requests of one connection to the upstream.
 #[derive(Clone)]
 pub(crate) struct ForwardFor {
     inner: Arc<Inner>,
@@ -176,8 +176,8 @@ impl Forward {
         ForwardFor { inner: self.0.clone(), peer }
     }
 
-    /// Refuses a request that cannot be passed on as it is meant, and takes out what is about the caller's connection. It
-    /// comes before the idempotency layer, so that the tenant and the fingerprint are those of what the upstream sees.
+    /// Refuses a request that cannot be forwarded unchanged in meaning, and removes the hop-by-hop headers. It runs
+    /// before the idempotency layer, so that the tenant and the fingerprint are derived from what the upstream sees.
     pub(crate) fn admit<B>(&self, request: &mut Request<B>) -> Result<(), Problem> {
         if *request.method() == Method::CONNECT || asks_for_upgrade(request.headers()) {
             let detail =
@@ -279,7 +279,7 @@ impl Inner {
         }
     }
 
-    /// Makes the upstream's answer one for the caller.
+    /// Converts the upstream's response to one for the caller.
     fn answer(&self, method: &Method, mut parts: response::Parts, body: Incoming) -> Response<Body> {
         if parts.status.is_informational() {
             return self.unacceptable(&format!("it is {}, which was not asked for", parts.status));
@@ -298,7 +298,7 @@ impl Inner {
         Response::from_parts(parts, body)
     }
 
-    /// The upstream has answered, but not with anything that can be passed on.
+    /// The upstream responded, but the response cannot be forwarded.
     fn unacceptable(&self, why: &str) -> Response<Body> {
         tracing::warn!(upstream = %self.target.authority, why, "an answer of the upstream cannot be passed on");
         let detail = format!(
@@ -308,8 +308,8 @@ impl Inner {
         with(Problem::new("upstream-invalid", StatusCode::BAD_GATEWAY, title, detail), Verdict::InDoubt)
     }
 
-    /// Headers that a caller cannot have taken out by naming them in `Connection`: they decide who is calling and what
-    /// is asked for, or an earlier hop vouches for them.
+    /// Headers that a caller cannot remove by listing them in `Connection`: they determine the caller and the content
+    /// of the request, or an earlier hop vouches for them.
     fn is_end_to_end(&self, name: &HeaderName) -> bool {
         let text = name.as_str();
         let described = text.starts_with("content-") || text.starts_with("x-forwarded-");
@@ -317,13 +317,13 @@ impl Inner {
         described || named || is_ours(name) || self.tenant.is_decided_by(name)
     }
 
-    /// Makes a caller's headers those of a request to the upstream.
+    /// Converts a caller's headers to those of a request to the upstream.
     fn prepare(&self, parts: &mut Parts, peer: &Peer) {
         let host = parts.headers.get(HOST).cloned().or_else(|| {
             parts.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
         });
         let headers = &mut parts.headers;
-        // Ours to answer: the caller is told to continue when its body is read.
+        // Handled by the proxy: the caller is told to continue when its body is read.
         headers.remove(EXPECT);
         forwarded(headers, peer, host.as_ref(), self.trust_forwarded);
         let host = match self.host {
@@ -370,7 +370,8 @@ fn with(problem: Problem, verdict: Verdict) -> Response<Body> {
     response
 }
 
-/// An answer to a request that is not sent on. What follows it on its connection may be part of it to others.
+/// The response to a request that is not forwarded. It closes the connection, because other parties may read the
+/// following bytes as part of the request.
 pub(crate) fn refused(problem: Problem, version: Version) -> Response<Body> {
     let mut response = with(problem, Verdict::NothingHappened);
     if version <= Version::HTTP_11 {
@@ -389,7 +390,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Whether an answer came that is no HTTP.
+/// Whether the response could not be parsed as HTTP.
 fn is_unreadable(error: &hyper_util::client::legacy::Error) -> bool {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
@@ -401,7 +402,7 @@ fn is_unreadable(error: &hyper_util::client::legacy::Error) -> bool {
     false
 }
 
-/// A request is for one host and has a path: services and proxies differ in which of two hosts they take.
+/// Checks that a request has a path and only one host: services and proxies differ in which of two hosts they use.
 fn one_host<B>(request: &Request<B>) -> Result<(), String> {
     if !request.uri().path().starts_with('/') && request.method() != Method::OPTIONS {
         return Err(format!("the target {:?} has no path", request.uri().to_string()));
@@ -428,8 +429,8 @@ fn is_same_host(one: &[u8], other: &[u8]) -> bool {
     bare(one) == bare(other)
 }
 
-/// Says how long a request's body is where hyper would not. It drops a body of unknown length from a request that seldom
-/// has one, and says nothing about an empty body, where many services insist on a length (411).
+/// Sets the framing of a request's body where hyper would not. hyper drops a body of unknown length from methods that
+/// rarely have one, and sends no length for an empty body, although many services require one (411).
 fn frame(method: &Method, headers: &mut HeaderMap, body: &Body) {
     if body.is_end_stream() {
         let usual = [Method::POST, Method::PUT, Method::PATCH].contains(method);
@@ -446,7 +447,7 @@ fn wants_trailers(headers: &HeaderMap) -> bool {
     lines.flat_map(|line| line.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
 }
 
-/// Takes out what is about one connection: what always is, and what `Connection` lists unless it is to be kept.
+/// Removes hop-by-hop headers: the standard ones, and those listed in `Connection` unless they must be kept.
 fn remove_hop_by_hop(headers: &mut HeaderMap, keep: impl Fn(&HeaderName) -> bool) {
     let listed = if headers.contains_key(CONNECTION) { listed_in_connection(headers) } else { Vec::new() };
     let dropped = |name: &HeaderName| is_hop_by_hop(name) || (listed.contains(name) && !keep(name));
@@ -456,7 +457,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap, keep: impl Fn(&HeaderName) -> bool
     }
 }
 
-/// HTTP/2 may split cookies over several fields; HTTP/1 knows one.
+/// Joins cookies: HTTP/2 may split them over several fields, HTTP/1 allows one.
 fn join_cookies(headers: &mut HeaderMap) {
     if headers.get_all(COOKIE).iter().count() > 1 {
         let lines: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
@@ -466,7 +467,7 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Tells the upstream who is calling.
+/// Adds the headers that describe the caller to the upstream.
 fn forwarded(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>, trust: bool) {
     if !trust {
         let forged: Vec<HeaderName> =
@@ -476,10 +477,10 @@ fn forwarded(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>, t
         }
         headers.remove(FORWARDED);
     }
-    // One growth of the map instead of two; if that is one too many, the headers are not added.
+    // Grows the map once instead of twice. If it cannot grow, the headers are not added.
     let _ = headers.try_reserve(4);
     append(headers, &X_FORWARDED_FOR, peer.ip.clone());
-    // What an earlier, trusted hop saw is nearer to the caller.
+    // The value of an earlier, trusted hop is closer to the caller.
     headers.entry(X_FORWARDED_PROTO).or_insert_with(|| peer.proto.clone());
     let mut element = String::with_capacity(peer.element.len() + host.map_or(0, |host| host.len() + 8));
     element.push_str(&peer.element);
@@ -498,7 +499,7 @@ fn forwarded(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>, t
     }
 }
 
-/// Adds to a list, as one line.
+/// Appends to a list header, as one line.
 fn append(headers: &mut HeaderMap, name: &HeaderName, item: HeaderValue) {
     let lines = headers.get_all(name).iter().map(HeaderValue::as_bytes);
     let lines: Vec<&[u8]> = lines.filter(|line| line.is_ascii()).collect();
@@ -512,14 +513,14 @@ fn append(headers: &mut HeaderMap, name: &HeaderName, item: HeaderValue) {
     }
 }
 
-/// Whether a request asks for another protocol that we do not speak. An offer of HTTP/2 may be ignored, and is.
+/// Whether a request asks for a protocol that the proxy does not support. An offer of HTTP/2 may be ignored, and is.
 fn asks_for_upgrade(headers: &HeaderMap) -> bool {
     let lines = headers.get_all(UPGRADE).iter().filter_map(|line| line.to_str().ok());
     let mut protocols = lines.flat_map(|line| line.split(',')).map(str::trim).filter(|name| !name.is_empty());
     protocols.any(|protocol| !protocol.eq_ignore_ascii_case("h2c"))
 }
 
-/// Connects within a bound, handshake included.
+/// Connects with a timeout that includes the TLS handshake.
 #[derive(Clone)]
 struct Timed {
     inner: HttpsConnector<HttpConnector>,

@@ -1,7 +1,8 @@
-//! The reverse proxy: any HTTP service behind an [`IdempotencyLayer`], in any language.
+//! The reverse proxy: puts an [`IdempotencyLayer`] in front of any HTTP service, in any language.
 //!
-//! Requests without a key are streamed through, both ways. HTTP/1.1 and HTTP/2, with and without TLS, from callers; to
-//! the upstream HTTP/1.1, or over TLS whichever it offers. Upgrades (WebSocket) and `CONNECT` are refused.
+//! Requests without a key are streamed through in both directions. Callers may use HTTP/1.1 and HTTP/2, with and
+//! without TLS. The upstream is called over HTTP/1.1, or over TLS with the version that it offers. Upgrades (WebSocket)
+//! and `CONNECT` are refused.
 //!
 //! ```no_run
 //! # async fn example(ledger: std::sync::Arc<dyn hapax_core::Ledger>) -> Result<(), Box<dyn std::error::Error>> {
@@ -43,27 +44,27 @@ use crate::layer::{Idempotency, IdempotencyLayer};
 use crate::policy::ConfigError;
 use crate::stored::IDEMPOTENT_REPLAYED;
 
-/// Why the proxy does not start.
+/// Why the proxy did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProxyError {
-    /// The configuration cannot be meant.
+    /// The configuration is invalid.
     #[error("proxy {name}: {source}")]
     Config {
-        /// Which proxy.
+        /// The name of the proxy.
         name: String,
-        /// What is wrong.
+        /// The problem.
         source: ConfigError,
     },
-    /// The certificate cannot be used.
+    /// The certificate is unusable.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The address cannot be listened on.
+    /// The proxy cannot listen on the address.
     #[error("cannot listen on {address}: {source}")]
     Bind {
         /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }
@@ -108,7 +109,7 @@ impl Proxy {
         Ok(Self { config, layer, forward, runtime })
     }
 
-    /// How it is configured.
+    /// Its configuration.
     pub fn config(&self) -> &ProxyConfig {
         &self.config
     }
@@ -118,7 +119,7 @@ impl Proxy {
         self.layer.clone()
     }
 
-    /// How many bytes of answers wait to be read by callers.
+    /// Bytes of responses that callers have not read yet.
     pub fn unread(&self) -> Arc<Room> {
         self.runtime.unread()
     }
@@ -129,8 +130,8 @@ impl Proxy {
         TcpListener::bind(address).await.map_err(|source| ProxyError::Bind { address, source })
     }
 
-    /// Serves until `shutdown` resolves; then stops accepting, lets requests under way finish, those of callers that
-    /// hung up too, and returns within the configured bound. What is cut off then is in doubt.
+    /// Serves until `shutdown` resolves. Then it stops accepting connections, lets running requests finish, including
+    /// those of disconnected callers, and returns within the configured timeout. Requests aborted then are in doubt.
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
         let bound = Duration::from_millis(self.config.limits.shutdown_timeout_ms);
         let layer = self.layer.clone();
@@ -172,7 +173,7 @@ struct ProxyState {
     forward: Forward,
 }
 
-/// A connection, for its requests.
+/// A caller's connection.
 struct Caller {
     shared: Arc<ProxyState>,
     peer: Arc<Peer>,
@@ -181,9 +182,9 @@ struct Caller {
 
 impl Answer for Caller {
     async fn answer(&self, mut request: Request, guard: &RequestGuard) -> Response<Body> {
-        // Bodies are passed on as they come: the upstream is at work.
+        // Bodies are streamed: the upstream is already working.
         guard.body_read();
-        // Without the query: it may hold what is not for logs.
+        // Without the query, which may contain data that does not belong in logs.
         let told = tracing::enabled!(tracing::Level::INFO)
             .then(|| (Instant::now(), request.method().clone(), request.uri().path().to_owned()));
         let response = match self.shared.forward.admit(&mut request) {
