@@ -17,7 +17,7 @@
 //!
 //! Limits: the effect happens once if the service acts only through requests that came through the layer. An
 //! interrupted run (a crash, a lost connection, a 5xx) is *in doubt*. The policy decides whether it is run again; then
-//! the effect happens once only if the service honors the key or the fence that it is sent.
+//! the effect happens once only if the service honours the key or the fence that it is sent.
 
 mod canonical;
 mod counters;

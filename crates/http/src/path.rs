@@ -1,6 +1,6 @@
 //! The normal form of a path, used to find its route.
 
-/// Normalizes a path in the way most services read it: `//payments`, `/payments/`, `/./payments`, `/x/../payments` and
+/// Normalises a path in the way most services read it: `//payments`, `/payments/`, `/./payments`, `/x/../payments` and
 /// `/%70ayments` become `/payments`. If a policy were looked up by the path as written, a caller could bypass it with
 /// another spelling.
 ///

@@ -38,9 +38,9 @@ pub struct Policy {
     /// Fields of a JSON body that may differ between two attempts of the same request, as JSON pointers: a time of
     /// sending, a trace id. Default none.
     pub excluded: Vec<String>,
-    /// Further headers that tell two requests apart, by name: with another value of one, the same key is refused with
-    /// 422. The headers that say what a body is, that a request depends on (`If-Match` and its kind), and that stand for
-    /// a method count always. Default none.
+    /// Further headers that distinguish requests, by name: with another value of one, the same key is refused with 422.
+    /// Headers that describe the body, that are conditions of the request (`If-Match` and similar), and that override
+    /// the method always count. Default none.
     pub counted_headers: Vec<String>,
     /// Statuses that mean that nothing happened: the response is forwarded, the key is free again, and the next request
     /// with it runs. Default 401, 408, 409, 425 and 429. Add 503 only if no component in front of the service sends it
@@ -51,7 +51,7 @@ pub struct Policy {
     pub doubtful: Statuses,
     /// What to do about a request whose run was interrupted or ended with a doubtful status. `park`: the key gets 409
     /// until an operator decides; it never runs twice. `retry`: the next request with the key runs, and
-    /// `Hapax-Takeover` tells the service; use it if the service honors the key or the fence that it is sent. Default
+    /// `Hapax-Takeover` tells the service; use it if the service honours the key or the fence that it is sent. Default
     /// `park`.
     pub on_doubt: OnDoubt,
     /// How long an outcome is stored. Default 4 days.

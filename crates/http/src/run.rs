@@ -235,7 +235,7 @@ impl Run {
     }
 
     /// Describes the run to the service, in headers and extensions. The derived key depends only on the entry: a
-    /// service that honors it also recognizes a run without a claim.
+    /// service that honours it also recognises a run without a claim.
     fn describe(&mut self, grant: Option<&Grant>) {
         let run = KeyedRun {
             derived_key: self.id.derived_key(LABEL),

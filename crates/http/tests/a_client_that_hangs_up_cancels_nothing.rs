@@ -1,4 +1,4 @@
-//! Callers that go away, callers that are slow, and a shutdown meanwhile.
+//! Callers that disconnect, slow callers, and a shutdown during requests.
 #![cfg(feature = "proxy")]
 
 mod common;
@@ -124,7 +124,7 @@ async fn a_caller_that_does_not_read_is_cut_off() {
     let proxy = Proxied::router(large, store.ledger(), config).await;
     let mut deaf = connect(proxy.address).await;
     deaf.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    // Its answer waits, and then it does not wait any more although nothing was read.
+    // First its response waits; then it is dropped although nothing was read.
     for waits in [true, false] {
         soon(async {
             while (proxy.unread.used() > 0) != waits {

@@ -1,4 +1,4 @@
-//! The ledger goes away before, during and after a run; the usual middleware beside ours.
+//! The ledger fails before, during and after a run; compared with the usual middleware.
 #![cfg(feature = "proxy")]
 
 mod common;
@@ -42,7 +42,7 @@ async fn closed_runs_nothing_and_says_when_to_come_back() {
     assert!(waits.iter().all(|wait| (1..=10).contains(wait)), "{waits:?}");
     assert!(waits.iter().any(|wait| *wait != waits[0]), "not jittered: {waits:?}");
     assert_eq!((gate.arrived(), proxy.layer.counters().outages), (0, 20), "duplicates of ours");
-    // Without a key there is nothing to protect.
+    // A request without a key needs no protection.
     let plain = http::Request::post(format!("http://{}/orders", proxy.address));
     let plain = client.send(plain.body(http_body_util::Full::default()).unwrap()).await;
     assert_eq!(plain.text(), "call 1");
@@ -97,7 +97,7 @@ async fn an_outcome_that_cannot_be_recorded_is_not_given_away() {
         answer.text()
     );
     ledger.down(false);
-    // Its lease ran out: in doubt, and by default it stays so.
+    // Its lease expired: in doubt, and by default it stays so.
     let again = client.post(to, "/orders", "k", "{}").await;
     assert_eq!((again.status.as_u16(), again.problem().as_str()), (409, "in-doubt"));
     assert_eq!(gate.arrived(), 1);
@@ -128,7 +128,7 @@ async fn a_claim_whose_answer_got_lost_is_asked_for_again_or_given_back() {
     ledger.lose_claims(6);
     let answer = client.post(proxy.address, "/orders", "twice", "{}").await;
     assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (503, "ledger-unavailable"));
-    // Nothing ran under it, so it must not end up in doubt.
+    // Nothing ran under the claim, so it must not end up in doubt.
     let filter = EntryFilter { limit: 10, ..EntryFilter::default() };
     let mut open = true;
     let deadline = std::time::Instant::now() + common::SOON;
@@ -158,8 +158,8 @@ async fn a_claim_is_renewed_while_its_request_runs() {
     assert_eq!((gate.arrived(), proxy.layer.counters().doubts), (1, 0));
 }
 
-/// A claim that waited for another's end is confirmed before anything runs. Where that fails nothing ran, so the key
-/// must come free, not be in doubt.
+/// A claim that waited for another claim's end is confirmed before anything runs. If that fails, nothing ran, so the
+/// key must become free and not be in doubt.
 #[tokio::test]
 async fn a_claim_that_cannot_be_confirmed_is_given_back() {
     unconfirmed(OnOutage::Closed).await;

@@ -1,6 +1,6 @@
-//! kill -9 of the proxy between the claim and the answer; then the caller tries again.
+//! kill -9 of the proxy between the claim and the response; then the caller tries again.
 //!
-//! The proxy is this very test binary, started again with a variable that says so, on the embedded ledger.
+//! The proxy is this test binary, started again with an environment variable, on the embedded ledger.
 #![cfg(feature = "proxy")]
 
 mod common;
@@ -21,7 +21,7 @@ use hapax_http::{IDEMPOTENCY_KEY, Policy};
 
 const AS_PROXY: &str = "HAPAX_TEST_PROXY";
 
-/// Not a test of its own: what the started process does.
+/// Not a test: the code that the started process runs.
 #[tokio::test]
 async fn the_proxy_itself() {
     let Ok(settings) = std::env::var(AS_PROXY) else { return };
@@ -52,7 +52,7 @@ fn start(folder: &Path, upstream: SocketAddr, on_doubt: &str) -> (Process, Socke
     (process, address)
 }
 
-/// Kills the proxy while the service works; gives what the next request with the key gets from the next proxy.
+/// Kills the proxy while the service works. Returns the response of the next proxy to the next request with the key.
 async fn killed(on_doubt: &str) -> (common::Answer, usize, Vec<http::HeaderMap>) {
     let store = tempfile::tempdir().unwrap();
     let gate = Gate::closed();

@@ -1,4 +1,4 @@
-//! Upstreams that are not there, die, hang, or break off: what is known is said, what is not is in doubt.
+//! Upstreams that are absent, die, hang, or disconnect: known results are reported, unknown ones are in doubt.
 #![cfg(feature = "proxy")]
 
 mod common;
@@ -18,7 +18,7 @@ use http::StatusCode;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// An upstream that reads each request's head and body and then does what the test says.
+/// An upstream that reads each request's head and body and then follows the test's script.
 struct Raw {
     address: SocketAddr,
     heads: Arc<std::sync::Mutex<Vec<String>>>,
@@ -44,7 +44,7 @@ impl Raw {
                     });
                     continue;
                 }
-                // Whatever it says, the connection ends there.
+                // After each step the connection ends.
                 let _ = stream.write_all(step.as_bytes()).await;
             }
         });
@@ -56,7 +56,7 @@ impl Raw {
     }
 }
 
-/// Reads a request of ours, whose body is two bytes.
+/// Reads a request of this test, whose body is two bytes.
 async fn read_request(stream: &mut TcpStream) -> Option<String> {
     let mut bytes = Vec::new();
     while !bytes.ends_with(b"{}") {
@@ -103,7 +103,7 @@ async fn one_that_is_not_there_leaves_the_key_free() {
     assert_eq!((answer.status, answer.text().as_str()), (StatusCode::OK, "done"));
 }
 
-/// Breaks in some way, then answers well: what a retry sees under either policy.
+/// The upstream first breaks as scripted, then responds well; checks what a retry sees under either policy.
 async fn breaks(script: &'static [&'static str], status: u16, code: &str) {
     let client = Client::new();
     let (store, upstream) = (Store::new(), Raw::serve(script).await);
@@ -126,7 +126,7 @@ async fn breaks(script: &'static [&'static str], status: u16, code: &str) {
     let header = |head: &str, name: &str| {
         head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")).map(str::to_owned))
     };
-    // The second is told so; both carry the same derived key, under a fence that has grown.
+    // The second run is told that it is a takeover; both have the same derived key, and the fence has grown.
     let takeovers: Vec<_> = heads.iter().map(|head| header(head, "hapax-takeover")).collect();
     assert_eq!(takeovers, [None, Some("true".to_owned())]);
     assert!(header(&heads[0], "idempotency-key").unwrap().starts_with("\"hapax-"));

@@ -1,4 +1,4 @@
-//! The same key with a request that a service could tell apart is refused; with one that it could not, it is replayed.
+//! The same key with a request that a service could distinguish is refused; with an equivalent request it is replayed.
 #![cfg(feature = "proxy")]
 
 mod common;
@@ -82,7 +82,7 @@ async fn requests_that_differ_are_refused_and_those_that_do_not_are_replayed() {
     }
 }
 
-/// However a path is written, it has the policy of its route; and one key of two writings is no two runs.
+/// Every spelling of a path gets the policy of its route, and one key with two spellings does not run twice.
 #[tokio::test]
 async fn another_writing_of_a_path_is_the_same_route() {
     let json =
@@ -103,14 +103,14 @@ async fn another_writing_of_a_path_is_the_same_route() {
     }
     assert_eq!(upstream.seen().len(), 0);
     assert_eq!(send(&proxy, "//payments", "k", JSON, b"{}").await.status(), 201);
-    // The service is sent the path as it came.
+    // The service gets the path as sent.
     assert_eq!(upstream.seen()[0].first_line, "POST //payments HTTP/1.1");
     assert!(send(&proxy, "//payments", "k", JSON, b"{}").await.is_replay());
     for path in ["/payments", "/payments/", "/%70ayments"] {
         let answer = send(&proxy, path, "k", JSON, b"{}").await;
         assert_eq!(answer.problem(), "fingerprint-mismatch", "{path}");
     }
-    // Without a route of its own too, and with one that is written with a slash at its end.
+    // The same without a route of its own, and with a route written with a trailing slash.
     for (first, second) in [("/refunds", "/refunds/"), ("/orders/7", "/orders/7/")] {
         assert_eq!(send(&proxy, first, "k", JSON, b"{}").await.status(), 201);
         assert_eq!(
@@ -122,7 +122,7 @@ async fn another_writing_of_a_path_is_the_same_route() {
     assert_eq!(upstream.seen().len(), 3);
 }
 
-/// What a person decided about a parked key is what duplicates get, and a status in it is only a field.
+/// Duplicates get what an operator decided about a parked key; a status in it is only a field.
 #[tokio::test]
 async fn what_was_decided_by_hand_is_the_answer() {
     let upstream = Upstream::answering("HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n").await;

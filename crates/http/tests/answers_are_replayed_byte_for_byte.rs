@@ -1,4 +1,4 @@
-//! Replays of what services answer: binary, nothing, errors, redirects, large and endless bodies.
+//! Replays of responses: binary, empty, errors, redirects, large and endless bodies.
 #![cfg(feature = "proxy")]
 
 mod common;
@@ -134,7 +134,7 @@ async fn an_answer_too_large_to_keep_passes_and_its_duplicate_is_told_so() {
     assert!(client.post(roomy.address, "/large", "k", "{}").await.is_replay());
 }
 
-/// A service whose answer is fed by the test.
+/// A service whose response body is fed by the test.
 fn streaming(content_type: &'static str) -> (Router, Calls, mpsc::Sender<Bytes>) {
     let (feed, eaten) = mpsc::channel::<Bytes>(1);
     let eaten = Arc::new(tokio::sync::Mutex::new(eaten));
@@ -170,7 +170,7 @@ async fn an_endless_answer_arrives_while_it_is_made(content_type: &'static str, 
     let mut response = soon(pool.request(post(proxy.address, "/", "k", "{}"))).await.unwrap();
     let frame = soon(response.frame()).await.unwrap().unwrap();
     assert_eq!(frame.into_data().unwrap(), "one ");
-    // The answer is still being made; the marker is there already.
+    // The response is still being produced, but its outcome is already recorded.
     let again = Client::new().post(proxy.address, "/", "k", "{}").await;
     assert_eq!((again.status, again.problem().as_str()), (StatusCode::CONFLICT, "response-not-stored"));
     feed.send(Bytes::from_static(b"two")).await.unwrap();
@@ -195,7 +195,7 @@ async fn without_a_key_both_ways_are_streamed() {
     let store = Store::new();
     let (feed, eaten) = mpsc::channel::<Bytes>(1);
     let eaten = Arc::new(tokio::sync::Mutex::new(eaten));
-    // Answers with what it is sent, as it is sent.
+    // Echoes the request's body as it arrives.
     let echo = |request: axum::extract::Request| async { Response::new(request.into_body()) };
     let proxy =
         Proxied::router(Router::new().fallback(any(echo)), store.ledger(), with_policy(Policy::default()))

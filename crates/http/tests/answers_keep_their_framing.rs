@@ -1,4 +1,5 @@
-//! However an upstream frames its answers, a caller's connection stays in step: the next answer on it is the next one.
+//! Regardless of how an upstream frames its responses, a caller's connection stays in sync: the next response on it is
+//! the right one.
 #![cfg(feature = "proxy")]
 
 mod common;
@@ -10,7 +11,7 @@ use common::{Client, Store};
 use hapax_http::proxy::ProxyConfig;
 use http_body_util::Full;
 
-/// Answers whose header fields say two things about their length.
+/// Responses whose header fields contradict each other about their length.
 fn ambiguous() -> Vec<(&'static str, String, &'static str)> {
     let chunked = "6\r\npaid 7\r\n0\r\n\r\n";
     let head = "HTTP/1.1 201 Created\r\ncontent-type: text/plain\r\n";
@@ -68,7 +69,7 @@ async fn proxied() -> (Store, Proxied, Upstream) {
     (store, proxy, upstream)
 }
 
-/// Each ambiguous answer with a follower on the same connection: unkeyed, keyed, and replayed.
+/// Each ambiguous response with a following request on the same connection: unkeyed, keyed, and replayed.
 #[tokio::test]
 async fn an_answer_with_two_lengths_is_followed_by_the_next_answer() {
     let (_store, proxy, _upstream) = proxied().await;
@@ -76,7 +77,7 @@ async fn an_answer_with_two_lengths_is_followed_by_the_next_answer() {
         for (key, replay) in [(None, false), (Some("k"), false), (Some("k"), true)] {
             let mut wire = Wire::connect(proxy.address).await;
             let first = request(&format!("/{kind}"), key);
-            // Both at once: a follower that is there already must not be mistaken for anything either.
+            // Both at once: a pipelined request must not be misread either.
             wire.send(format!("{first}{}", request("/next", None))).await;
             let answer = wire.answer("POST").await;
             assert_eq!((answer.status(), answer.text().as_str()), (201, body), "{kind} {key:?}: {answer:?}");
@@ -104,7 +105,8 @@ async fn over_http2_too() {
     }
 }
 
-/// A body where none may be is not taken for the next answer, whichever request comes next on the upstream's connection.
+/// A body where none is allowed is not read as the next response, whichever request comes next on the upstream's
+/// connection.
 #[tokio::test]
 async fn bytes_after_an_answer_without_a_body_answer_nothing() {
     let forged = "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged";

@@ -1,4 +1,4 @@
-//! What the service is told of its claim is ours alone: callers can neither take it out nor add to it.
+//! Only the proxy describes the claim to the service: callers can neither remove nor add to the description.
 #![cfg(feature = "proxy")]
 
 mod common;
@@ -10,7 +10,7 @@ use common::{Client, Store, post};
 use hapax_http::proxy::ProxyConfig;
 use http::{HeaderMap, HeaderValue};
 
-/// Answers with the names and values of what it was sent that looks like ours, as CGI would name them.
+/// Returns the names and values of the headers that look like Hapax's, with their CGI names.
 fn echo() -> Router {
     Router::new().fallback(any(|headers: HeaderMap| async move {
         let cgi = |name: &str| name.replace('-', "_").to_uppercase();

@@ -1,4 +1,4 @@
-//! The layer in an axum service: concurrent duplicates run once, where the usual middleware runs them all.
+//! The layer in an axum service: concurrent duplicates run once, whereas the usual middleware runs them all.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn payments(gate: &Arc<Gate>) -> Router {
     Router::new().route("/payments", post(pay))
 }
 
-/// Sends the same request from many callers at once; lets the service answer when `arrivals` of them are in it.
+/// Sends the same request from many callers at once; lets the service respond when `arrivals` of them have reached it.
 async fn at_once(to: std::net::SocketAddr, gate: &Gate, arrivals: usize) -> Vec<Answer> {
     let calls: Vec<_> = (0..CALLERS)
         .map(|_| {
@@ -56,7 +56,7 @@ async fn the_usual_middleware_runs_all_fifty() {
     let gate = Gate::closed();
     let naive = axum::middleware::from_fn_with_state(Naive::default(), naive::middleware);
     let to = serve(payments(&gate).layer(naive)).await;
-    // Each of them is in the service before any answer is stored.
+    // All of them reach the service before any response is stored.
     at_once(to, &gate, CALLERS).await;
     let duplicates = gate.arrived() - 1;
     assert_eq!(duplicates, CALLERS - 1, "duplicates of the usual middleware");

@@ -17,7 +17,7 @@ use hapax_http::{Policy, Tenant};
 use http::{Request, StatusCode};
 use http_body_util::Full;
 
-/// A service that says how often it was called.
+/// A service that returns how often it was called.
 fn counting() -> (Router, Arc<AtomicUsize>) {
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
@@ -48,7 +48,7 @@ async fn a_retry_gets_the_first_answer_and_is_marked() {
     let first = client.post(proxy.address, "/orders", "\"8e03978e-40d5-43e8-bc93-6894a57f9324\"", "{}").await;
     assert_eq!((first.status, first.text().as_str()), (StatusCode::OK, "call 1"));
     assert!(!first.is_replay());
-    // Bare, and by its alias: the same key.
+    // The bare form and the alias header name the same key.
     let again = client.post(proxy.address, "/orders", "8e03978e-40d5-43e8-bc93-6894a57f9324", "{}").await;
     assert_eq!((again.status, again.text().as_str()), (StatusCode::OK, "call 1"));
     assert!(again.is_replay());
@@ -97,7 +97,7 @@ async fn another_request_with_the_same_key_is_422_in_every_state() {
     });
     gate.wait(1).await;
     assert_problem(&client.post(to, "/orders", "k", r#"{"a":2}"#).await, 422, "fingerprint-mismatch");
-    // The same value, written otherwise, is the same request: it is under way.
+    // The same value with other formatting is the same request: it is in progress.
     let busy = client.post(to, "/orders", "k", r#"{ "b" : 2, "a" : 1 }"#).await;
     assert_problem(&busy, 409, "in-progress");
     assert!(busy.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
@@ -197,12 +197,12 @@ async fn policies_go_by_route_and_method() {
     assert_problem(&send("PUT", "/payments/1", None).await, 400, "key-missing");
     assert_eq!(send("PATCH", "/payments/1", None).await.status, StatusCode::OK);
     assert_eq!(send("POST", "/payments/1", Some("k")).await.text(), "call 2");
-    // One route, one key: another path of it is another request.
+    // On one route a key is used once: another path of it is another request.
     assert_problem(&send("POST", "/payments/2", Some("k")).await, 422, "fingerprint-mismatch");
     // Another method is another scope; so is another path without a route.
     assert_eq!(send("PUT", "/payments/1", Some("k")).await.text(), "call 3");
     assert_eq!(send("POST", "/other", Some("k")).await.text(), "call 4");
-    // No policy for keys there, nor for GET: each passes.
+    // There is no policy for keys there, nor for GET: each request passes.
     for expected in 5..7 {
         assert_eq!(send("POST", "/free/a/b", Some("k")).await.text(), format!("call {expected}"));
     }

@@ -1,4 +1,4 @@
-//! Requests on the wire: what a caller sends, and what the upstream sees of it.
+//! Requests on the wire: the bytes that a caller sends, and those that the upstream receives.
 #![cfg(feature = "proxy")]
 
 mod common;
@@ -32,7 +32,7 @@ fn every_method() -> ProxyConfig {
     with_policy(Policy { methods, ..Policy::default() })
 }
 
-/// Sends bytes on a connection of their own.
+/// Sends bytes on their own connection.
 async fn exchange(proxy: &Proxied, method: &str, bytes: impl AsRef<[u8]>) -> Option<Message> {
     let mut wire = Wire::connect(proxy.address).await;
     wire.send(bytes).await;
@@ -139,7 +139,7 @@ async fn bodies_arrive_whatever_their_method_and_framing() {
     }
 }
 
-/// HTTP/2 says nothing of an empty body; HTTP/1 has to.
+/// HTTP/2 needs no length for an empty body; HTTP/1 does.
 #[tokio::test]
 async fn bodies_of_http2_arrive_too() {
     let (_store, proxy, upstream) = proxied(every_method()).await;
@@ -156,7 +156,7 @@ async fn bodies_of_http2_arrive_too() {
             assert_eq!(seen.all("content-length"), ["0"], "{method} {key:?}: {seen:?}");
         }
     }
-    // A body of unknown length where there seldom is one.
+    // A body of unknown length with methods that rarely have one.
     let pool = Pool::builder(TokioExecutor::new()).http2_only(true).build_http();
     for method in [Method::GET, Method::DELETE] {
         for key in [None, Some("k")] {
@@ -174,7 +174,7 @@ async fn bodies_of_http2_arrive_too() {
     }
 }
 
-/// A body of unknown length; the last piece comes first.
+/// A body of unknown length; its pieces are in reverse order.
 struct Pieces(Vec<&'static str>);
 
 impl http_body::Body for Pieces {
@@ -189,7 +189,7 @@ impl http_body::Body for Pieces {
     }
 }
 
-/// What a caller may try to make two parties see two requests: each is refused, or reaches the upstream as one request.
+/// Attempts to make two parties see two requests: each is refused, or reaches the upstream as one request.
 #[tokio::test]
 async fn one_request_stays_one_request() {
     let (_store, proxy, upstream) = proxied(ProxyConfig::default()).await;
@@ -220,13 +220,14 @@ async fn one_request_stays_one_request() {
             let request = format!("POST /first HTTP/1.1\r\nhost: shop\r\n{key}{rest}");
             let answer = exchange(&proxy, "POST", &request).await;
             let status = answer.as_ref().map(Message::status);
-            // Broken chunking of a streamed body is found only when the request is under way.
+            // Broken chunking of a streamed body is found only when the request is already being forwarded.
             assert!(status.is_none_or(|status| [400, 501, 502].contains(&status)), "{request:?}: {answer:?}");
             let paths: Vec<String> = upstream.seen().into_iter().map(|seen| seen.first_line).collect();
             assert!(paths.is_empty(), "{request:?} reached the upstream: {paths:?}");
         }
     }
-    // Both lengths: the coding wins, the connection ends, and what follows is not read as a request (RFC 9112, 6.1).
+    // Both framings: the coding wins, the connection ends, and the following bytes are not read as a request (RFC 9112,
+    // 6.1).
     for both in [
         format!("content-length: {length}\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n{smuggled}"),
         format!("transfer-encoding: chunked\r\ncontent-length: {length}\r\n\r\n0\r\n\r\n{smuggled}"),
@@ -267,7 +268,7 @@ async fn one_request_stays_one_request() {
     }
 }
 
-/// A target with a host of its own must agree with `Host`, and the upstream is sent a path.
+/// An absolute target must agree with `Host`, and the upstream gets a path.
 #[tokio::test]
 async fn a_target_names_one_host() {
     let (_store, proxy, upstream) = proxied(ProxyConfig::default()).await;
@@ -296,12 +297,12 @@ async fn a_target_names_one_host() {
             }
         }
     }
-    // HTTP/1.0 knows no host.
+    // HTTP/1.0 has no host.
     let answer = exchange(&proxy, "POST", "POST /a HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}").await;
     assert_eq!(answer.expect("an answer").status(), 201);
 }
 
-/// The caller is told to continue once its body is wanted, and only then.
+/// The caller is told to continue once its body is needed, and only then.
 #[tokio::test]
 async fn a_caller_that_waits_to_be_told_to_continue() {
     let policy = Policy { request_bytes_max: 10, ..Policy::default() };
@@ -321,7 +322,7 @@ async fn a_caller_that_waits_to_be_told_to_continue() {
         let seen = upstream.seen().pop().unwrap();
         assert!(seen.all("expect").is_empty() && seen.text() == "body", "{seen:?}");
     }
-    // Refused for its key or its size: no word to continue, and nothing is waited for.
+    // Refused because of its key or its size: it is not told to continue, and the proxy does not wait for the body.
     for (key, length, status) in
         [("idempotency-key: a,b\r\n", 4, 400), ("idempotency-key: large\r\n", 11, 413)]
     {
@@ -329,14 +330,14 @@ async fn a_caller_that_waits_to_be_told_to_continue() {
         wire.send(head(key, length)).await;
         assert_eq!(wire.head().await.unwrap().status(), status, "{key}");
     }
-    // A body that comes without waiting is read all the same.
+    // A body sent without waiting is also read.
     let mut wire = Wire::connect(proxy.address).await;
     wire.send(head("idempotency-key: at-once\r\n", 4) + "body").await;
     assert_eq!(wire.answer("POST").await.status(), 201);
     assert_eq!(upstream.seen().len(), 3);
 }
 
-/// One caller, whether its cookies come in one field or in several, over HTTP/1 or HTTP/2.
+/// Cookies in one field or in several, over HTTP/1 or HTTP/2, identify the same caller.
 #[tokio::test]
 async fn cookies_in_pieces_are_the_same_caller() {
     for tenant in ["credentials", "cookie:session"] {
@@ -368,7 +369,7 @@ async fn cookies_in_pieces_are_the_same_caller() {
     }
 }
 
-/// What decides who is calling cannot be hidden from the upstream, and what is hidden decides nothing.
+/// Headers that determine the caller cannot be hidden from the upstream, and hidden headers determine nothing.
 #[tokio::test]
 async fn connection_takes_out_nothing_that_decides_the_tenant() {
     let by_header: Tenant = "header:x-account".parse().unwrap();
@@ -400,14 +401,14 @@ async fn connection_takes_out_nothing_that_decides_the_tenant() {
                 assert!(!other.is_replay(), "{tenant} {name}");
                 assert_eq!(seen.all(name), ["s=2"], "{tenant}: the service does not see who is calling");
             } else {
-                // Hidden from the upstream and from the function alike: both are the caller without a name.
+                // Hidden from both the upstream and the function: both see a caller without a name.
                 assert!(other.is_replay() && seen.all(name).is_empty(), "{tenant} {name}: {seen:?}");
             }
         }
     }
 }
 
-/// `Connection` may take out what is about the connection, and nothing that the request is made of.
+/// `Connection` can remove hop-by-hop headers, but nothing that belongs to the request.
 #[tokio::test]
 async fn connection_takes_out_what_it_lists() {
     let (_store, proxy, upstream) =

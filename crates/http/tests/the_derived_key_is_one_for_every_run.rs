@@ -16,16 +16,16 @@ use hapax_core::OnDoubt;
 use hapax_http::{IdempotencyLayer, KeyedRun, OnOutage, Policy};
 use http::{HeaderMap, StatusCode, Uri};
 
-/// What one path has seen of one tenant.
+/// The requests of one tenant to one path.
 #[derive(Default)]
 struct Seen {
-    /// Every value of every header that a service may take for the key.
+    /// Every value of every header that a service may read as the key.
     keys: BTreeSet<String>,
     runs: usize,
     effects: usize,
 }
 
-/// A service that honours keys: one effect for each key. Its first two runs of a path break off after the effect.
+/// A service that honours keys: one effect per key. Its first two runs of a path are interrupted after the effect.
 #[derive(Clone, Default)]
 struct Payments(Arc<Mutex<BTreeMap<(String, String), Seen>>>);
 
@@ -34,7 +34,7 @@ const BROKEN_RUNS: usize = 2;
 async fn pay(State(payments): State<Payments>, uri: Uri, headers: HeaderMap) -> StatusCode {
     let tenant = headers["authorization"].to_str().unwrap().to_owned();
     let mut seen = payments.0.lock().unwrap();
-    // Keys are one space for the whole service: two tenants with one key are one payment there.
+    // Keys are global to the service: two tenants with the same key would be one payment there.
     let names = ["idempotency-key", "x-idempotency-key", "idempotency_key"];
     let sent = names.into_iter().flat_map(|name| headers.get_all(name));
     let keys: BTreeSet<String> = sent.map(|key| key.to_str().unwrap().to_owned()).collect();

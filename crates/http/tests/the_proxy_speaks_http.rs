@@ -17,7 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-/// Answers with what it was asked.
+/// Returns the request that it received.
 fn mirror() -> Router {
     Router::new().fallback(any(|request: axum::extract::Request| async move {
         let (parts, body) = request.into_parts();
@@ -52,7 +52,7 @@ async fn http2_without_tls() {
     let held = gate.clone();
     let app = Router::new().fallback(any(move || async move { held.pass().await.to_string() }));
     let proxy = Proxied::router(app, store.ledger(), ProxyConfig::default()).await;
-    // Fifty streams of one connection.
+    // Fifty streams on one connection.
     let client = Client::http2();
     let to = proxy.address;
     let calls: Vec<_> = (0..50)
@@ -135,7 +135,7 @@ async fn other_protocols_are_refused_and_an_offer_of_http2_is_ignored() {
     assert!(header(&mirrored(&answer), "upgrade").is_empty());
 }
 
-/// A certificate of our own for 127.0.0.1, and a client that trusts it.
+/// A self-signed certificate for 127.0.0.1, and a client that trusts it.
 fn certificate(folder: &std::path::Path) -> (TlsFiles, Arc<rustls::ClientConfig>) {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
     let files = TlsFiles { cert_file: folder.join("cert.pem"), key_file: folder.join("key.pem") };
@@ -208,13 +208,13 @@ async fn a_connection_that_says_nothing_does_not_hold_up_a_shutdown() {
     let config = ProxyConfig { limits, ..ProxyConfig::default() };
     let proxy = Proxied::router(Router::new(), store.ledger(), config).await;
     let _silent = tokio::net::TcpStream::connect(proxy.address).await.unwrap();
-    // The next one is accepted after it.
+    // The next connection is accepted after it.
     let plain = http::Request::get(format!("http://{}/", proxy.address)).body(Full::default()).unwrap();
     assert_eq!(Client::new().send(plain).await.status, 404);
     proxy.stop().await;
 }
 
-/// What cannot be read as HTTP is answered, not just hung up on; and so is a last request with more behind it.
+/// Input that is not HTTP gets a response before the connection closes; so does a last request followed by more bytes.
 #[tokio::test]
 async fn bad_requests_and_last_requests_are_answered() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

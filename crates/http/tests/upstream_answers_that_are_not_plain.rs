@@ -1,4 +1,4 @@
-//! Answers of an upstream that are unusual, or no answers at all: what becomes of them, and of their keys.
+//! Unusual and invalid responses of an upstream: how they and their keys are handled.
 #![cfg(feature = "proxy")]
 
 mod common;
@@ -25,7 +25,7 @@ async fn post(proxy: &Proxied, path: &str, key: Option<&str>) -> Message {
     wire.answer("POST").await
 }
 
-/// 101 is no outcome, whether the upstream or a handler of the same process says it.
+/// 101 is not an outcome, whether the upstream or a handler in the same process sends it.
 #[tokio::test]
 async fn a_change_of_protocol_that_was_not_asked_for_is_never_recorded() {
     let upstream =
@@ -49,7 +49,7 @@ async fn a_change_of_protocol_that_was_not_asked_for_is_never_recorded() {
     assert_eq!((again.status.as_u16(), again.problem().as_str()), (409, "in-doubt"));
 }
 
-/// The payload would be coded, and the header that says so stays with the connection.
+/// The payload would be encoded, but the header that names the coding is hop-by-hop.
 #[tokio::test]
 async fn a_transfer_coding_that_was_not_asked_for_is_refused() {
     for coding in ["gzip, chunked", "gzip", "chunked, chunked", "identity"] {
@@ -85,7 +85,7 @@ async fn many_headers_are_passed_on_and_replayed() {
             assert_eq!(passed, count - 1);
         }
     }
-    // Beyond the bound the upstream has acted, and its answer cannot be read.
+    // Beyond the limit the upstream has acted, but its response cannot be read.
     let answer = post(&proxy, "/513", Some("k")).await;
     assert_eq!((answer.status(), answer.problem().as_str()), (502, "upstream-invalid"));
 }
@@ -103,7 +103,7 @@ async fn interim_answers_are_left_out() {
     }
 }
 
-/// An answer that only the end of its connection ends, and one of HTTP/1.0.
+/// A response that ends only with its connection, and one over HTTP/1.0.
 #[tokio::test]
 async fn a_body_that_ends_with_its_connection_is_whole() {
     for version in ["1.0", "1.1"] {
@@ -116,7 +116,7 @@ async fn a_body_that_ends_with_its_connection_is_whole() {
     }
 }
 
-/// `Content-Length` of a stream of events in capitals is one of a stream too: its media type counts in any case.
+/// An event stream in capitals with a `Content-Length` is still a stream: media types are case-insensitive.
 #[tokio::test]
 async fn a_stream_of_events_is_known_in_any_case() {
     let answer = "HTTP/1.1 200 OK\r\ncontent-type: Text/Event-Stream\r\ncontent-length: 9\r\n\r\ndata: 1\n\n";

@@ -30,7 +30,7 @@ fn halt_for_messages(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch("DROP TABLE halted_groups")
 }
 
-/// Moves the limit on attempts from the dead-letter policy to the retry policy. Existing queues keep their behavior:
+/// Moves the limit on attempts from the dead-letter policy to the retry policy. Existing queues keep their behaviour:
 /// one without a dead-letter queue has no limit, although new queues have one by default.
 fn move_limits(db: &Connection) -> rusqlite::Result<()> {
     let mut statement = db.prepare(

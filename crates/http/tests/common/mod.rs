@@ -1,4 +1,4 @@
-//! What the tests share: a service that counts, a client that reads, ledgers.
+//! Shared by the tests: a counting service, a client, ledgers.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -25,10 +25,10 @@ pub mod outage;
 pub mod proxied;
 pub mod raw;
 
-/// The bound of every wait: only a broken test reaches it.
+/// Maximum time of every wait: only a broken test reaches it.
 pub const SOON: Duration = Duration::from_secs(30);
 
-/// Waits within the bound.
+/// Waits with that timeout.
 pub async fn soon<F: Future>(future: F) -> F::Output {
     tokio::time::timeout(SOON, future).await.expect("it took too long")
 }
@@ -67,19 +67,19 @@ pub async fn serve(router: Router) -> SocketAddr {
     address
 }
 
-/// Counts what reached a service, and holds it there until the test lets it go on.
+/// Counts the requests that reached a service, and holds them until the test releases them.
 pub struct Gate {
     arrived: AtomicUsize,
     open: Semaphore,
 }
 
 impl Gate {
-    /// Nothing passes yet.
+    /// A gate that holds every request.
     pub fn closed() -> Arc<Self> {
         Arc::new(Self { arrived: AtomicUsize::new(0), open: Semaphore::new(0) })
     }
 
-    /// Everything passes.
+    /// A gate that lets every request pass.
     pub fn opened() -> Arc<Self> {
         let gate = Self::closed();
         gate.open();
@@ -93,23 +93,23 @@ impl Gate {
         number
     }
 
-    /// How many have come.
+    /// Number of requests that have arrived.
     pub fn arrived(&self) -> usize {
         self.arrived.load(Ordering::SeqCst)
     }
 
-    /// Lets everyone pass from now on.
+    /// Lets all requests pass from now on.
     pub fn open(&self) {
         self.open.add_permits(1 << 20);
     }
 
-    /// Waits until so many have come.
+    /// Waits until `count` requests have arrived.
     pub async fn wait(&self, count: usize) {
         until(&format!("{count} requests at the service"), || self.arrived() >= count).await;
     }
 }
 
-/// An answer, read whole.
+/// A response with its complete body.
 #[derive(Debug, Clone)]
 pub struct Answer {
     pub status: StatusCode,
@@ -126,7 +126,7 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The code of a problem, once it is well formed.
+    /// The code of a problem; panics if it is malformed.
     pub fn problem(&self) -> String {
         assert_eq!(self.headers["content-type"], "application/problem+json", "{self:?}");
         let json: serde_json::Value = serde_json::from_slice(&self.body).unwrap();
@@ -137,7 +137,7 @@ impl Answer {
     }
 }
 
-/// A client that reads whole answers.
+/// A client that reads complete responses.
 #[derive(Clone)]
 pub struct Client(Pool<HttpConnector, Full<Bytes>>);
 
@@ -146,7 +146,7 @@ impl Client {
         Self(Pool::builder(TokioExecutor::new()).build_http())
     }
 
-    /// Speaks HTTP/2 from the first byte.
+    /// Uses HTTP/2 with prior knowledge.
     pub fn http2() -> Self {
         Self(Pool::builder(TokioExecutor::new()).http2_only(true).build_http())
     }

@@ -1,5 +1,5 @@
-//! The usual middleware, as many services have it: look the key up, run, store the answer afterwards, let everything
-//! pass when the store is down. Here to be counted beside ours.
+//! The usual middleware of many services, for comparison: looks up the key, runs, stores the response afterwards, and
+//! lets everything pass if the store is down.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use http_body_util::BodyExt as _;
 
 type Answer = (StatusCode, HeaderMap, Bytes);
 
-/// Answers by key.
+/// Stored responses by key.
 #[derive(Clone, Default)]
 pub struct Naive {
     answers: Arc<Mutex<HashMap<String, Answer>>>,

@@ -1,4 +1,4 @@
-//! A ledger that goes away when the test says so: the real one behind a switch.
+//! A ledger that the test can make unavailable: the real one behind a switch.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,9 +14,9 @@ use hapax_core::{
 pub struct Switched {
     inner: Arc<dyn Ledger>,
     down: AtomicBool,
-    /// So many answers to claims get lost, after the claim was made.
+    /// Number of claims whose result is to be lost after the claim was made.
     lose_claims: AtomicUsize,
-    /// Claims that were asked for.
+    /// Number of requested claims.
     claims: AtomicUsize,
     renews_fail: AtomicBool,
 }

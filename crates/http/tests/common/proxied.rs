@@ -1,4 +1,4 @@
-//! A proxy before a service, both on real sockets.
+//! A proxy in front of a service, both on real sockets.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use super::{serve, soon};
 pub struct Proxied {
     pub address: SocketAddr,
     pub layer: IdempotencyLayer,
-    /// What callers have not read yet.
+    /// Bytes that callers have not read yet.
     pub unread: Arc<hapax_net::unread::Room>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
 
 impl Proxied {
-    /// A proxy with these settings before that address.
+    /// Starts a proxy with these settings in front of an address.
     pub async fn before(upstream: SocketAddr, ledger: Arc<dyn Ledger>, config: ProxyConfig) -> Self {
         let config = ProxyConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
@@ -41,18 +41,18 @@ impl Proxied {
         Self { address, layer, unread, stop: Some(stop), task }
     }
 
-    /// The same before a router.
+    /// The same in front of a router.
     pub async fn router(router: Router, ledger: Arc<dyn Ledger>, config: ProxyConfig) -> Self {
         Self::before(serve(router).await, ledger, config).await
     }
 
-    /// Shuts it down in good order.
+    /// Shuts it down and waits.
     pub async fn stop(mut self) {
         self.begin_stop();
         soon(&mut self.task).await.unwrap();
     }
 
-    /// Asks for a shutdown.
+    /// Begins the shutdown.
     pub fn begin_stop(&mut self) {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());

@@ -1,4 +1,4 @@
-//! HTTP/1.1 by hand: what is on the wire, not what a library makes of it.
+//! HTTP/1.1 by hand: the bytes on the wire, not a library's view of them.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,13 +9,13 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::soon;
 
-/// A message as it came: its first line, its headers in order, and its body without its framing.
+/// A message as received: its first line, its headers in order, and its body without framing.
 #[derive(Debug, Clone)]
 pub struct Message {
     pub first_line: String,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// Which connection of the upstream it came on; 0 for answers.
+    /// Number of the upstream's connection on which it arrived; 0 for responses.
     pub connection: usize,
 }
 
@@ -46,7 +46,7 @@ impl Message {
     }
 }
 
-/// One end of a connection that reads messages one after another.
+/// One end of a connection; reads messages one after another.
 pub struct Wire {
     stream: TcpStream,
     read: Vec<u8>,
@@ -127,7 +127,7 @@ impl Wire {
         Some(Message { first_line, headers, body: Vec::new(), connection: 0 })
     }
 
-    /// Reads the body that a head announces. Both framings at once are what no peer may be sent.
+    /// Reads the body that a head announces. No peer may be sent both framings at once.
     async fn body(&mut self, message: &mut Message, until_close: bool) -> Option<()> {
         let (lengths, codings) = (message.all("content-length"), message.all("transfer-encoding"));
         assert!(lengths.len() <= 1, "several lengths: {message:?}");
@@ -147,12 +147,12 @@ impl Wire {
         Some(())
     }
 
-    /// The next final answer to a request of this method.
+    /// The next final response to a request with this method.
     pub async fn answer(&mut self, method: &str) -> Message {
         self.try_answer(method).await.expect("the connection ended before its answer")
     }
 
-    /// The same; `None` where the connection ends first.
+    /// The same; `None` if the connection ends first.
     pub async fn try_answer(&mut self, method: &str) -> Option<Message> {
         loop {
             let mut message = self.head().await?;
@@ -167,24 +167,24 @@ impl Wire {
         }
     }
 
-    /// Whatever else comes until the other side closes.
+    /// All bytes until the other side closes.
     pub async fn rest(&mut self) -> Vec<u8> {
         while self.fill().await {}
         std::mem::take(&mut self.read)
     }
 }
 
-/// What an upstream sends for a request.
+/// Returns the bytes that an upstream sends for a request.
 pub type Script = dyn Fn(&Message) -> Vec<u8> + Send + Sync;
 
-/// An upstream that answers with bytes of the test's own.
+/// An upstream that responds with bytes chosen by the test.
 pub struct Upstream {
     pub address: SocketAddr,
     seen: Arc<Mutex<Vec<Message>>>,
 }
 
 impl Upstream {
-    /// Answers every request with what the script makes of it. An answer that ends in nothing closes the connection.
+    /// Responds to every request by the script. A response without a defined end closes the connection.
     pub async fn start(script: impl Fn(&Message) -> Vec<u8> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -201,13 +201,13 @@ impl Upstream {
         Self { address, seen }
     }
 
-    /// The same answer to every request.
+    /// Sends the same response to every request.
     pub async fn answering(answer: impl Into<Vec<u8>>) -> Self {
         let answer = answer.into();
         Self::start(move |_| answer.clone()).await
     }
 
-    /// What came so far.
+    /// The requests received so far.
     pub fn seen(&self) -> Vec<Message> {
         self.seen.lock().unwrap().clone()
     }
@@ -228,7 +228,7 @@ async fn serve(mut wire: Wire, number: usize, script: &Script, record: &Mutex<Ve
     }
 }
 
-/// Whether an answer says where its body ends; if not, the end of the connection does.
+/// Whether a response declares where its body ends; if not, the body ends with the connection.
 fn has_an_end(answer: &[u8]) -> bool {
     let text = String::from_utf8_lossy(answer).to_ascii_lowercase();
     let head = text.split("\r\n\r\n").next().unwrap_or_default();

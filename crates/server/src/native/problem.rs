@@ -88,7 +88,7 @@ impl From<Problem> for ApiError {
     }
 }
 
-/// The time until a retry in whole seconds: never too early, and randomized, so that clients rejected together do not
+/// The time until a retry in whole seconds: never too early, and randomised, so that clients rejected together do not
 /// retry together.
 fn retry_after_s(ms: u64, random: u64) -> u64 {
     let seconds = ms.div_ceil(1000).max(1);

@@ -1,5 +1,5 @@
 //! The SQS protocol: one model, two codecs (AWS JSON 1.0 and Query), 23 actions. Only the wire format: the store
-//! implements the behavior of queues.
+//! implements the behaviour of queues.
 
 mod attributes;
 mod digest;
