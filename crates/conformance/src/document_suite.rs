@@ -1,10 +1,9 @@
-//! The list of cases about documents, its only place: a case that is not listed is dead code, which the compiler warns
-//! of.
+//! The only list of the document cases: a case that is not listed is dead code, and the compiler warns about it.
 
 use crate::Case;
 use crate::suite::suite;
 
-/// Every case of the documents' suite.
+/// Every case of the document suite.
 pub fn document_cases() -> &'static [Case] {
     DOCUMENT_CASES
 }

@@ -1,6 +1,7 @@
-//! The suite of the transactional seam, for both of its forms.
+//! The suite for transactional inboxes, blocking and async.
 //!
-//! A new inbox writes an [`InboxHarness`], usually by [`Blocking`] or [`Async`], and then in a test file of its own:
+//! A new inbox implements an [`InboxHarness`], usually through [`Blocking`] or [`Async`], and then needs its own test
+//! file:
 //!
 //! ```text
 //! hapax_conformance::inbox_suite!(fresh); // async fn fresh() -> Box<dyn InboxHarness>
@@ -17,12 +18,12 @@ use hapax_core::{
     AsyncInbox, BlockingInbox, Entered, EntryId, Fingerprint, InboxEntry, InboxError, Json, RecordedOutcome,
 };
 
-/// One transaction that a case makes: enter; where the key is fresh, a business write and the outcome; then its end.
+/// One transaction of a case: enter; if the key is fresh, a business write and the outcome; then the end.
 #[derive(Debug, Clone)]
 pub struct Attempt {
     /// The intended effect.
     pub entry: InboxEntry,
-    /// What is recorded where it is fresh.
+    /// The outcome to record if the key is fresh.
     pub outcome: RecordedOutcome,
     /// How the transaction ends.
     pub end: TxEnd,
@@ -31,17 +32,17 @@ pub struct Attempt {
 /// One inbox under test.
 #[async_trait]
 pub trait InboxHarness: Send + Sync {
-    /// Makes the attempt; the answer of `enter`.
+    /// Runs the attempt and returns the result of `enter`.
     async fn attempt(&self, attempt: Attempt) -> Result<Entered, InboxError>;
 
-    /// How many business writes have been committed.
+    /// Number of committed business writes.
     async fn effects(&self) -> u64;
 
-    /// Opens the same database again, as another process would.
+    /// Reopens the same database, as another process would.
     async fn reopen(&mut self);
 
-    /// Holds a transaction that has entered `entry` open, and makes the attempt meanwhile. The lock timeout of the
-    /// inbox must be short.
+    /// Runs the attempt while another transaction that has entered `entry` is open. The inbox's lock timeout must be
+    /// short.
     async fn attempt_while_entered(&self, attempt: Attempt) -> Result<Entered, InboxError>;
 }
 
@@ -52,7 +53,7 @@ fn attempt(key: &str, content: &str) -> Attempt {
     Attempt { entry: InboxEntry { id, fingerprint }, outcome, end: TxEnd::Commit }
 }
 
-/// The first attempt is fresh, each one behind it gets the outcome of the first, and the effect happens once.
+/// The first attempt is fresh, each later one gets the outcome of the first, and the effect happens once.
 pub async fn a_duplicate_gets_the_outcome(inbox: Box<dyn InboxHarness>) {
     let first = attempt("order-1", "a");
     assert_eq!(inbox.attempt(first.clone()).await.unwrap(), Entered::Fresh);
@@ -74,7 +75,7 @@ pub async fn a_rollback_leaves_nothing(inbox: Box<dyn InboxHarness>) {
     assert_eq!(inbox.effects().await, 1);
 }
 
-/// Another content under the same key is refused, and a failed outcome is kept as one.
+/// A different content under the same key is refused, and a failed outcome stays failed.
 pub async fn another_content_is_a_mismatch(inbox: Box<dyn InboxHarness>) {
     let failed = RecordedOutcome::failed(Json::of("no account").unwrap());
     let first = Attempt { outcome: failed.clone(), ..attempt("order-1", "a") };
@@ -84,7 +85,7 @@ pub async fn another_content_is_a_mismatch(inbox: Box<dyn InboxHarness>) {
     assert_eq!(inbox.effects().await, 1);
 }
 
-/// A key means nothing outside its scope.
+/// A key is valid only within its scope.
 pub async fn scopes_do_not_share_keys(inbox: Box<dyn InboxHarness>) {
     let first = attempt("order-1", "a");
     let mut other = first.clone();
@@ -94,7 +95,7 @@ pub async fn scopes_do_not_share_keys(inbox: Box<dyn InboxHarness>) {
     assert_eq!(inbox.effects().await, 2);
 }
 
-/// Twenty attempts at once, one effect. One that waited too long may say so; it then finds the outcome.
+/// Twenty concurrent attempts have one effect. One that waited too long may report that; it then finds the outcome.
 pub async fn concurrent_duplicates_have_one_effect(inbox: Box<dyn InboxHarness>) {
     let inbox: Arc<dyn InboxHarness> = inbox.into();
     let tasks: Vec<_> = (0..20)
@@ -131,7 +132,7 @@ pub async fn entries_survive_a_restart(mut inbox: Box<dyn InboxHarness>) {
     assert_eq!(inbox.effects().await, 2);
 }
 
-/// Of an outcome that is too large the fact is kept, never an invitation to run again.
+/// If an outcome is too large, the fact of completion is stored, so the effect never runs again.
 pub async fn a_large_outcome_becomes_a_marker(inbox: Box<dyn InboxHarness>) {
     let outcome = RecordedOutcome::done(Json::of(&"x".repeat(OUTCOME_BYTES_MAX)).unwrap());
     let first = Attempt { outcome: outcome.clone(), ..attempt("order-1", "a") };
@@ -139,7 +140,7 @@ pub async fn a_large_outcome_becomes_a_marker(inbox: Box<dyn InboxHarness>) {
     assert_eq!(inbox.attempt(first).await.unwrap(), Entered::Completed(outcome.kept()));
 }
 
-/// A key that another transaction is working on is not entered; the wait is bounded.
+/// A key that another transaction has entered is not entered; the wait is bounded.
 pub async fn a_key_in_progress_is_not_entered(inbox: Box<dyn InboxHarness>) {
     let met = inbox.attempt_while_entered(attempt("order-1", "a")).await;
     let in_progress = matches!(met, Ok(Entered::InProgress { .. }) | Err(InboxError::Locked { .. }));
@@ -148,13 +149,13 @@ pub async fn a_key_in_progress_is_not_entered(inbox: Box<dyn InboxHarness>) {
     assert_eq!(inbox.attempt(attempt("order-1", "a")).await.unwrap(), Entered::Fresh);
 }
 
-/// Runs one case on a runtime of its own; what [`inbox_suite!`](macro@crate::inbox_suite) calls.
+/// Runs one case on its own runtime; called by [`inbox_suite!`](macro@crate::inbox_suite).
 pub fn run(case: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(case);
 }
 
-/// Makes one `#[test]` per case of the transactional seam, each on a fresh inbox.
+/// Defines one `#[test]` per case of the inbox suite, each with a fresh inbox.
 #[macro_export]
 macro_rules! inbox_suite {
     ($fresh:path) => {
@@ -179,11 +180,11 @@ macro_rules! inbox_suite {
     };
 }
 
-/// Drives a [`BlockingInbox`].
+/// Runs the suite on a [`BlockingInbox`].
 pub struct Blocking<I: BlockingInbox> {
     /// The inbox under test.
     pub inbox: Arc<I>,
-    /// Opens the same database once more.
+    /// Opens the same database again.
     pub open: Box<dyn Fn() -> I + Send + Sync>,
     /// Makes one business write.
     pub write: fn(&I::Tx<'_>),
@@ -239,11 +240,11 @@ impl<I: BlockingInbox> InboxHarness for Blocking<I> {
 /// A business read or write in a transaction.
 pub type BusinessFuture<'t, T> = Pin<Box<dyn Future<Output = T> + Send + 't>>;
 
-/// Drives an [`AsyncInbox`].
+/// Runs the suite on an [`AsyncInbox`].
 pub struct Async<I: AsyncInbox> {
     /// The inbox under test.
     pub inbox: I,
-    /// Opens the same database once more.
+    /// Opens the same database again.
     pub open: Box<dyn Fn() -> I + Send + Sync>,
     /// Makes one business write.
     pub write: for<'t> fn(&'t mut I::Tx) -> BusinessFuture<'t, ()>,

@@ -1,5 +1,4 @@
-//! The list of cases about the ledger, its only place: a case that is not listed is dead code, which the compiler
-//! warns of.
+//! The only list of the ledger cases: a case that is not listed is dead code, and the compiler warns about it.
 
 use crate::Case;
 use crate::suite::suite;

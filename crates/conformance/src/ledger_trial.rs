@@ -1,4 +1,4 @@
-//! The verbs that cases about the ledger are written in.
+//! Helpers for the ledger cases.
 
 use std::future::Future;
 use std::panic::Location;
@@ -14,10 +14,10 @@ use tokio::task::JoinHandle;
 
 use crate::trial::{LEASE, PATIENCE, SLACK_MS, Trial};
 
-/// A lease that does not lapse by itself while a case runs.
+/// A lease, in ms, that does not expire while a case runs.
 pub(crate) const LONG: u64 = 600_000;
 
-/// How long outcomes are kept where a case does not care.
+/// How long outcomes are stored, in ms, if the case does not depend on it.
 pub(crate) const KEPT: u64 = 3_600_000;
 
 pub(crate) fn id(key: &str) -> EntryId {
@@ -28,28 +28,28 @@ pub(crate) fn owner(name: &str) -> Owner {
     Owner::new(name).expect("an owner")
 }
 
-/// What a request says, hashed; as a request carries it.
+/// The fingerprint of a request, as the request carries it.
 #[allow(clippy::unnecessary_wraps, reason = "a request may carry none")]
 pub(crate) fn fingerprint(text: &str) -> Option<Fingerprint> {
     Some(Fingerprint::new(text).expect("a fingerprint"))
 }
 
-/// A claim that does not wait, takes over what lapsed, and does not lapse itself.
+/// A claim that does not wait, takes over expired claims, and does not expire itself.
 pub(crate) fn ask(id: &EntryId, by: &str) -> ClaimRequest {
     ClaimRequest::new(id.clone(), owner(by), LONG)
 }
 
-/// A claim that lapses after the suite's lease.
+/// A claim that expires after the suite's lease.
 pub(crate) fn brief(id: &EntryId, by: &str) -> ClaimRequest {
     ClaimRequest { lease_ms: LEASE, ..ask(id, by) }
 }
 
-/// A claim that leaves what lapsed.
+/// A claim that does not take over expired claims.
 pub(crate) fn parking(id: &EntryId, by: &str) -> ClaimRequest {
     ClaimRequest { on_doubt: OnDoubt::Park, ..ask(id, by) }
 }
 
-/// A claim that waits as long as it may.
+/// A claim that waits the maximum time.
 pub(crate) fn waiting(id: &EntryId, by: &str) -> ClaimRequest {
     ClaimRequest { wait_ms: 20_000, ..ask(id, by) }
 }
@@ -79,7 +79,7 @@ pub(crate) fn happened(outcome: &RecordedOutcome) -> Resolution {
     Resolution::Completed { outcome: outcome.clone(), ttl_ms: KEPT }
 }
 
-/// What an answer replays.
+/// The outcome that a claim replays.
 pub(crate) fn replayed(claim: &Claim) -> Option<&RecordedOutcome> {
     match claim {
         Claim::Completed { outcome, .. } => Some(outcome),
@@ -87,7 +87,7 @@ pub(crate) fn replayed(claim: &Claim) -> Option<&RecordedOutcome> {
     }
 }
 
-/// An entry without what changes as time passes.
+/// An entry without its time-dependent fields.
 pub(crate) fn at_rest(view: Option<EntryView>) -> Option<EntryView> {
     view.map(|view| EntryView { lease_ms: 0, ..view })
 }
@@ -114,7 +114,7 @@ impl Trial {
         self.try_claim(request).await.expect("the claim is acceptable")
     }
 
-    /// Claims a key that can be had.
+    /// Claims an available key.
     #[track_caller]
     pub(crate) fn grant(&self, request: ClaimRequest) -> impl Future<Output = Grant> + Send {
         let at = Location::caller();
@@ -127,7 +127,7 @@ impl Trial {
         }
     }
 
-    /// A claim lasts so long, as far as a clock can tell.
+    /// Checks a claim's lease, as exactly as the clock allows.
     #[track_caller]
     pub(crate) fn lasts(&self, lease_ms: u64, expected_ms: u64) {
         let least = if self.exact() { expected_ms } else { expected_ms.saturating_sub(SLACK_MS) };
@@ -135,7 +135,7 @@ impl Trial {
         assert!(fits, "{}: {lease_ms} ms are left, not {expected_ms}", self.case);
     }
 
-    /// Someone else holds the key for so long.
+    /// Checks that another owner holds the key for this long.
     #[track_caller]
     pub(crate) fn busy(&self, claim: &Claim, expected_ms: u64) {
         match claim {
@@ -167,7 +167,7 @@ impl Trial {
         grant
     }
 
-    /// Lets a claim lapse.
+    /// Lets a claim expire.
     pub(crate) async fn lapsed(&self, id: &EntryId, by: &str) -> Grant {
         let grant = self.grant(brief(id, by)).await;
         self.pass(LEASE).await;
@@ -196,7 +196,7 @@ impl Trial {
         self.within("ledger_stats", self.ledger().ledger_stats()).await.expect("ledger_stats")
     }
 
-    /// All entries that a filter lets through, by pages of its size.
+    /// All entries that match a filter, read in pages of its size.
     pub(crate) async fn entries(&self, filter: EntryFilter) -> Vec<EntryView> {
         let (mut all, mut after) = (Vec::new(), None);
         loop {
@@ -211,7 +211,7 @@ impl Trial {
         }
     }
 
-    /// Waits until an entry is gone, as it must be after some time has passed.
+    /// Waits until an entry is gone, which must happen after some time.
     #[track_caller]
     pub(crate) fn vanishes(&self, id: &EntryId) -> impl Future<Output = ()> + Send {
         let (at, id) = (Location::caller(), id.clone());
@@ -226,7 +226,7 @@ impl Trial {
 
     // Waiting.
 
-    /// Starts a claim that waits, and lets it reach the ledger.
+    /// Starts a waiting claim, and lets it reach the ledger.
     pub(crate) async fn claim_waiting(&self, request: ClaimRequest) -> WaitingClaim {
         let ledger = self.ledger();
         let task = tokio::spawn(async move { ledger.claim(vec![request]).await });
@@ -234,12 +234,13 @@ impl Trial {
         for _ in 0..3 {
             tokio::task::yield_now().await;
         }
-        // A ledger may look at it on a thread of its own: whatever is asked for later is answered later.
+        // A ledger may process the claim on its own thread; it answers later requests later, so this waits for the
+        // claim.
         self.ledger_stats().await;
         WaitingClaim { task }
     }
 
-    /// What a waiting claim got.
+    /// The result of a waiting claim.
     #[track_caller]
     pub(crate) fn answered(&self, waiting: WaitingClaim) -> impl Future<Output = Claim> + Send {
         let answer = self.within("a waiting claim", waiting.task);

@@ -1,7 +1,8 @@
-//! One suite for [`QueueStore`](hapax_core::QueueStore) and [`QueueAdmin`], one for [`Ledger`], one for [`Documents`]: every
-//! store passes them, or says in its [`Capabilities`](hapax_core::Capabilities) what it cannot do.
+//! Conformance suites: one for [`QueueStore`](hapax_core::QueueStore) and [`QueueAdmin`], one for [`Ledger`], one for
+//! [`Documents`]. Every store passes them, or declares in its [`Capabilities`](hapax_core::Capabilities) what it cannot
+//! do.
 //!
-//! A new store writes a [`Harness`] and a [`Factory`], and then a test binary of its own (`harness = false`):
+//! A new store implements a [`Harness`] and a [`Factory`], and then needs its own test binary (`harness = false`):
 //!
 //! ```text
 //! fn main() -> std::process::ExitCode {
@@ -12,14 +13,13 @@
 //!
 //! It takes the arguments of any Rust test binary and runs each case as a test on a fresh store:
 //! `p02_receipts::a_stale_receipt_settles_nothing`, `l04_tokens::a_stale_token_changes_nothing`. A case that the store
-//! cannot run is reported as ignored, never as passed, and the list of them is stated by the store and checked. A plain
-//! loop can run the cases as well. What each store must answer is written in the cases; the lists of them are in
-//! `suite.rs`, `ledger_suite.rs` and `document_suite.rs`, their only places.
+//! cannot run is reported as ignored, never as passed. The store states the list of these cases, and the list is
+//! checked. A plain loop can run the cases as well. The cases define the expected results; the only lists of them are
+//! in `suite.rs`, `ledger_suite.rs` and `document_suite.rs`.
 //!
-//! What the suites expect of a harness beyond its signatures: an operation that starts after
-//! [`Harness::advance_ms`] has returned sees the new time, and so does one that waits inside the store. What a store
-//! does by itself as time passes (expiry into the dead letters, retention, redrive, pruning) may lag behind; the suites
-//! wait for it.
+//! Requirements for a harness beyond its signatures: an operation that starts after [`Harness::advance_ms`] has
+//! returned sees the new time, and so does one that waits inside the store. Timed work of the store (expiry into the
+//! dead letters, retention, redrive, pruning) may lag behind; the suites wait for it.
 
 mod cases;
 mod document_cases;
@@ -52,53 +52,53 @@ pub use runner::main;
 pub use suite::cases;
 use trial::Trial;
 
-/// A future that a case runs as.
+/// A case's future.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// One store under test, and what a test may do to it.
+/// One store under test, with the operations that a test needs.
 #[async_trait]
 pub trait Harness: Send + Sync {
-    /// The store; after a restart or a crash, the new one. The suite keeps no copy across either.
+    /// The store; after a restart or a crash, the new one. The suite keeps no copy across them.
     fn store(&self) -> Arc<dyn QueueAdmin>;
 
-    /// The ledger, on the same clock: the store's own, or one beside it. `None`: only the queue suite runs.
+    /// The ledger, on the same clock: the store's own, or a separate one. `None`: only the queue suite runs.
     fn ledger(&self) -> Option<Arc<dyn Ledger>> {
         None
     }
 
-    /// The documents, on the same data; `None`: their suite does not run.
+    /// The documents, on the same data. `None`: their suite does not run.
     fn documents(&self) -> Option<Arc<dyn Documents>> {
         None
     }
 
-    /// A second handle to the same data, as another process would have it. `None`: the store belongs to one process,
-    /// and the cases about two are skipped.
+    /// A second handle to the same data, as another process would have. `None`: the store allows one process only, and
+    /// the cases with two handles are skipped.
     fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
         None
     }
 
-    /// The ledger as the second handle sees it.
+    /// The ledger through the second handle.
     fn second_ledger(&self) -> Option<Arc<dyn Ledger>> {
         None
     }
 
-    /// Returns when every call that was started has reached the store and no background work is pending.
+    /// Returns when every started call has reached the store and no background work is pending.
     async fn quiet(&self);
 
-    /// Lets the store's time pass: moves a test clock, or sleeps.
+    /// Advances the store's time: moves a test clock, or sleeps.
     async fn advance_ms(&self, ms: u64);
 
     /// Closes the store and opens it again on the same data.
     async fn restart(&mut self);
 
-    /// Opens the store again on the same data without having closed it, as after `kill -9`. A harness that cannot do
-    /// that restarts.
+    /// Reopens the store on the same data without closing it, as after `kill -9`. A harness that cannot do that
+    /// restarts the store.
     async fn crash(&mut self);
 
-    /// Whether [`advance_ms`](Self::advance_ms) costs no real time; if not, cases that need minutes are skipped.
+    /// Whether [`advance_ms`](Self::advance_ms) takes no real time; if it does, cases that need minutes are skipped.
     fn fast_time(&self) -> bool;
 
-    /// Whether the store's time stands still unless [`advance_ms`](Self::advance_ms) moves it, so that cases can count
+    /// Whether only [`advance_ms`](Self::advance_ms) moves the store's time, so that cases can expect exact
     /// milliseconds.
     fn exact_time(&self) -> bool {
         false
@@ -116,14 +116,14 @@ pub trait Harness: Send + Sync {
 /// Makes stores to test.
 #[async_trait]
 pub trait Factory: Send + Sync {
-    /// A store with nothing in it, that shares nothing with any other.
+    /// An empty store that shares nothing with any other.
     async fn fresh(&self) -> Box<dyn Harness>;
 }
 
-/// What a case needs; it is skipped where the store does not have it.
+/// A requirement of a case; the case is skipped if the store does not meet it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// Minutes or hours pass.
+    /// Minutes or hours of the store's time.
     FastTime,
     /// Order inside a FIFO group.
     Order,
@@ -137,9 +137,9 @@ pub enum Need {
     WallBack,
     /// A ledger that survives the death of its process.
     DurableLedger,
-    /// A ledger whose fences only grow, through restart too.
+    /// A ledger whose fences only grow, also across restarts.
     LedgerFence,
-    /// Queues and ledger in one store: a settle may end a claim, an entry lives as long as its message.
+    /// Queues and ledger in one store: a settle may end a claim, and an entry lives as long as its message.
     OneStore,
     /// A second handle to the same store.
     SecondHandle,
@@ -150,7 +150,7 @@ pub enum Need {
 }
 
 impl Need {
-    /// Why the case cannot run on this store, if it cannot.
+    /// Why the case cannot run on this store, or `None` if it can.
     fn missing(self, harness: &dyn Harness) -> Option<&'static str> {
         let can = harness.store().capabilities();
         let ledger = || harness.ledger().map(|ledger| ledger.ledger_capabilities());
@@ -176,16 +176,16 @@ impl Need {
     }
 }
 
-/// One promise that the suite checks.
+/// One guarantee that the suite checks.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// The point of the design's queue semantics, or of its ledger protocol; 0 for administration.
+    /// The number of the point in the design's queue semantics or ledger protocol; 0 for administration.
     pub point: u8,
     /// The group of cases, for example `p02_receipts`.
     pub module: &'static str,
-    /// What is promised.
+    /// The guarantee.
     pub name: &'static str,
-    /// What the store must have for it.
+    /// Requirements for the store.
     pub needs: &'static [Need],
     body: fn(Trial) -> BoxFuture<()>,
 }
@@ -202,27 +202,27 @@ impl fmt::Display for Case {
     }
 }
 
-/// What became of a case that did not panic.
+/// The result of a case that did not panic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CaseOutcome {
-    /// It ran, and the promise held.
+    /// The case ran, and the guarantee held.
     Passed,
-    /// The store does not have what it needs.
+    /// The store does not meet a requirement; the reason.
     Skipped(&'static str),
 }
 
 impl Case {
-    /// Why the case cannot run on this store, if it cannot.
+    /// Why the case cannot run on this store, or `None` if it can.
     pub fn missing(&self, harness: &dyn Harness) -> Option<&'static str> {
         self.needs.iter().find_map(|need| need.missing(harness))
     }
 
-    /// Whether only a long run has it.
+    /// Whether the case runs only if `HAPAX_LONG` is set.
     pub fn is_heavy(&self) -> bool {
         self.needs.contains(&Need::Heavy)
     }
 
-    /// Runs the case on a fresh store, on a tokio runtime with time enabled. Panics if the promise does not hold.
+    /// Runs the case on a fresh store, on a tokio runtime with time enabled. Panics if the guarantee does not hold.
     pub fn run(&'static self, harness: Box<dyn Harness>) -> BoxFuture<CaseOutcome> {
         if let Some(why) = self.missing(&*harness) {
             return Box::pin(std::future::ready(CaseOutcome::Skipped(why)));

@@ -1,5 +1,5 @@
-//! The simplest [`AsyncInbox`]: a map and a list of effects, one transaction at a time. The reference of the suite, and
-//! a database for tests that need none.
+//! A minimal [`AsyncInbox`]: a map and a list of effects, one transaction at a time. It is the reference for the suite,
+//! and serves tests that do not need a real database.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct MemoryInbox {
     lock_timeout: Duration,
 }
 
-/// A transaction of a [`MemoryInbox`]; dropped, it is rolled back.
+/// A transaction of a [`MemoryInbox`]; rolled back if it is dropped.
 #[derive(Debug)]
 pub struct MemoryTx {
     committed: OwnedMutexGuard<Data>,
@@ -32,7 +32,7 @@ pub struct MemoryTx {
 }
 
 impl MemoryTx {
-    /// The business write.
+    /// Makes a business write.
     pub fn write(&mut self, effect: impl Into<String>) {
         self.changed.effects.push(effect.into());
     }
@@ -44,12 +44,12 @@ impl MemoryTx {
 }
 
 impl MemoryInbox {
-    /// An empty database whose transactions wait so long for each other.
+    /// An empty database with the maximum time that transactions wait for each other.
     pub fn new(lock_timeout: Duration) -> Self {
         Self { data: Arc::default(), lock_timeout }
     }
 
-    /// The business writes that are committed.
+    /// The committed business writes.
     pub async fn effects(&self) -> Vec<String> {
         self.data.lock().await.effects.clone()
     }
@@ -60,7 +60,7 @@ impl AsyncInbox for MemoryInbox {
     type Tx = MemoryTx;
 
     fn inbox_capabilities(&self) -> LedgerCapabilities {
-        // A test does not outlive its process.
+        // Declared durable because a test does not outlive its process.
         LedgerCapabilities { name: "memory".into(), durable: true, fence: true, may_evict: false }
     }
 

@@ -7,10 +7,10 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::{Case, CaseOutcome, Factory};
 
-/// Runs every case as a test of its own, and one more that checks the list of skipped cases.
+/// Runs every case as its own test, and one more test that checks the list of skipped cases.
 ///
-/// `skips` is the exact list of cases that the store cannot run: `module::case`, or `module::*` for all cases of a module.
-/// Cases that only a long run has are not in it.
+/// `skips` is the exact list of the cases that the store cannot run: `module::case`, or `module::*` for all cases of a
+/// module. It does not contain cases that only run with `HAPAX_LONG`.
 pub fn main(
     factory: impl Factory + 'static,
     suites: &[&'static [Case]],

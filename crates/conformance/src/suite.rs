@@ -1,8 +1,8 @@
-//! The list of cases, its only place: a case that is not listed is dead code, which the compiler warns of.
+//! The only list of the cases: a case that is not listed is dead code, and the compiler warns about it.
 
 use crate::Case;
 
-/// Makes the list `$list` of the cases in `$folder`.
+/// Defines `$list` with the cases in `$folder`.
 macro_rules! suite {
     (
         $list:ident from $folder:ident;

@@ -1,6 +1,6 @@
-//! One case's run: the harness with the verbs that cases are written in.
+//! The run of one case: the harness with helpers for the cases.
 //!
-//! Every wait for the store has a limit in real time. Helpers that assert say where the case called them.
+//! Every wait for the store has a timeout in real time. Helpers that assert report where the case called them.
 
 use std::future::Future;
 use std::panic::Location;
@@ -23,10 +23,10 @@ use crate::{Case, Harness};
 /// The lease of queues in cases: short, for stores that run on real time.
 pub(crate) const LEASE: u64 = 2_000;
 
-/// How long anything may take in real time.
+/// Timeout for any operation, in real time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a real clock and a busy machine may add to a time.
+/// Time that a real clock and a busy machine may add, in ms.
 pub(crate) const SLACK_MS: u64 = 300;
 
 pub(crate) type Received = Result<Vec<Delivery>, StoreError>;
@@ -45,7 +45,7 @@ impl Trial {
         self.harness.store()
     }
 
-    /// Whether the store's time stands still unless it is moved, so that milliseconds can be counted.
+    /// Whether only the case moves the store's time, so that exact milliseconds can be expected.
     pub(crate) fn exact(&self) -> bool {
         self.harness.exact_time()
     }
@@ -54,7 +54,7 @@ impl Trial {
         self.harness.advance_ms(ms).await;
     }
 
-    /// Lets at least so much time pass, with what a real clock needs on top.
+    /// Advances the time by at least `ms`, with the slack that a real clock needs.
     pub(crate) async fn pass(&self, ms: u64) {
         self.advance(if self.exact() { ms } else { ms + SLACK_MS }).await;
     }
@@ -71,7 +71,7 @@ impl Trial {
         over.unwrap_or_else(|_| panic!("{case}: crash and reopen took over {PATIENCE:?}"));
     }
 
-    /// Waits until every call that was started has reached the store.
+    /// Waits until every started call has reached the store.
     pub(crate) async fn quiet(&self) {
         self.within("quiet", self.harness.quiet()).await;
     }
@@ -87,7 +87,7 @@ impl Trial {
         self.harness.set_wall_back(ms);
     }
 
-    /// Waits for the store, but not for ever.
+    /// Waits for the store with a timeout.
     #[track_caller]
     pub(crate) fn within<F: Future + Send>(
         &self,
@@ -143,7 +143,7 @@ impl Trial {
         self.within("stats", self.store().stats(name)).await.expect("stats")
     }
 
-    /// The store's time, as a new message has it.
+    /// The store's time, read from a new message.
     pub(crate) async fn now_ms(&self) -> u64 {
         let probe = self.create("clock-probe", crate::values::config()).await;
         self.send_all(&probe, &["now"]).await;
@@ -173,14 +173,14 @@ impl Trial {
         self.try_send(to, message).await.expect("the message is accepted")
     }
 
-    /// Sends a message for each body; all are accepted and new.
+    /// Sends a message for each body; all must be accepted and new.
     pub(crate) async fn send_all(&self, to: &QueueName, bodies: &[&str]) -> Vec<Sent> {
         let batch = bodies.iter().map(|body| NewMessage::new((*body).to_owned())).collect();
         let sent: Result<Vec<Sent>, SendError> = self.send_batch(to, batch).await.into_iter().collect();
         sent.expect("all are accepted")
     }
 
-    /// Sends to one group of a FIFO queue, each body its own deduplication id.
+    /// Sends to one group of a FIFO queue; each body is its own deduplication id.
     pub(crate) async fn send_group(&self, to: &QueueName, group: &str, bodies: &[&str]) -> Vec<Sent> {
         let batch = bodies.iter().map(|body| in_group(group, body)).collect();
         let sent: Result<Vec<Sent>, SendError> = self.send_batch(to, batch).await.into_iter().collect();
@@ -200,7 +200,7 @@ impl Trial {
         self.receive_with(from, now(max)).await
     }
 
-    /// Receives the one message that can be received.
+    /// Receives the only available message.
     #[track_caller]
     pub(crate) fn one(&self, from: &QueueName) -> impl Future<Output = Delivery> + Send {
         let at = Location::caller();
@@ -217,7 +217,7 @@ impl Trial {
         }
     }
 
-    /// Nothing can be received.
+    /// Checks that nothing can be received.
     #[track_caller]
     pub(crate) fn none(&self, from: &QueueName) -> impl Future<Output = ()> + Send {
         let at = Location::caller();
@@ -232,7 +232,7 @@ impl Trial {
         }
     }
 
-    /// Nothing can be received before so much time has passed; then it has.
+    /// Checks that nothing can be received until `ms` have passed; afterwards they have.
     #[track_caller]
     pub(crate) fn hidden_for(&self, from: &QueueName, ms: u64) -> impl Future<Output = ()> + Send {
         let at = Location::caller();
@@ -273,7 +273,7 @@ impl Trial {
         }
     }
 
-    /// Fails a delivery; the queue's policy decides.
+    /// Fails a delivery; the queue's policy decides what happens.
     pub(crate) async fn fail(&self, queue: &QueueName, d: &Delivery, error: &str) -> Settled {
         self.settle(queue, d, retry(error)).await.expect("the delivery can be retried")
     }
@@ -314,7 +314,7 @@ impl Trial {
         }
     }
 
-    /// Waits until a queue holds exactly so many messages, as it must after some time has passed.
+    /// Waits until a queue holds exactly this many messages, which must happen after some time.
     #[track_caller]
     pub(crate) fn holds(
         &self,
@@ -340,7 +340,7 @@ impl Trial {
         }
     }
 
-    /// Lets time pass in small steps until a redrive has ended.
+    /// Advances the time in small steps until a redrive has ended.
     pub(crate) async fn redriven(&self, task: &RedriveTask) -> RedriveTask {
         let start = std::time::Instant::now();
         loop {
@@ -373,7 +373,7 @@ impl Trial {
 
     // Waiting.
 
-    /// Starts a receive that waits, and lets it reach the store.
+    /// Starts a waiting receive, and lets it reach the store.
     pub(crate) async fn wait(&self, from: &QueueName, receive: Receive) -> Waiting {
         let (store, queue) = (self.store(), from.clone());
         let task = tokio::spawn(async move { store.receive(&queue, receive).await });
@@ -385,14 +385,14 @@ impl Trial {
         Waiting { task }
     }
 
-    /// What a waiting receive got.
+    /// The deliveries of a waiting receive.
     #[track_caller]
     pub(crate) fn woken(&self, waiting: Waiting) -> impl Future<Output = Vec<Delivery>> + Send {
         let ended = self.ended(waiting);
         async move { ended.await.expect("receive") }
     }
 
-    /// How a waiting receive ended.
+    /// The result of a waiting receive.
     #[track_caller]
     pub(crate) fn ended(&self, waiting: Waiting) -> impl Future<Output = Received> + Send {
         let ended = self.within("a waiting receive", waiting.task);
@@ -400,7 +400,7 @@ impl Trial {
     }
 }
 
-/// The second handle of a harness. What is done to the store as a whole is done through the harness itself.
+/// The second handle of a harness. Operations on the store as a whole go through the harness itself.
 struct OtherHandle {
     store: Arc<dyn QueueAdmin>,
     ledger: Option<Arc<dyn Ledger>>,
@@ -454,7 +454,7 @@ impl Waiting {
     }
 }
 
-/// Polls a future once by hand, so that it reaches the store, and leaves it.
+/// Polls a future once, so that it reaches the store, and leaves it pending.
 pub(crate) fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }

@@ -1,4 +1,4 @@
-//! Values that cases are full of.
+//! Common values of the cases.
 
 use hapax_core::policy::{Jitter, RetryPolicy};
 use hapax_core::{
@@ -18,13 +18,13 @@ pub(crate) fn fifo_config() -> QueueConfig {
     QueueConfig { lease_ms: LEASE, ..QueueConfig::sqs_fifo() }
 }
 
-/// Adds a limit on attempts, and where the dead letters go.
+/// Adds a limit on attempts and a dead-letter queue.
 pub(crate) fn dying(dead: &QueueName, max_attempts: u32, config: QueueConfig) -> QueueConfig {
     let dead_letter = Some(DeadLetterPolicy { queue: dead.clone() });
     QueueConfig { retry: config.retry.attempts(max_attempts), dead_letter, ..config }
 }
 
-/// Backoff without chance.
+/// Backoff without jitter.
 pub(crate) fn exactly(base_ms: u64, cap_ms: u64) -> RetryPolicy {
     RetryPolicy { base_ms, cap_ms, jitter: Jitter::None, max_attempts: 0 }
 }
@@ -41,7 +41,7 @@ pub(crate) fn dedup(id: &str) -> DedupId {
     DedupId::new(id).expect("a deduplication id")
 }
 
-/// A message of a FIFO group, its body as its deduplication id.
+/// A message of a FIFO group with its body as the deduplication id.
 pub(crate) fn in_group(name: &str, body: &str) -> NewMessage {
     NewMessage::new(body.to_owned()).group(group(name)).dedup(dedup(body))
 }
@@ -59,7 +59,7 @@ pub(crate) fn now(max: usize) -> Receive {
     Receive { max, wait_ms: Some(0), ..Receive::default() }
 }
 
-/// A receive that waits as long as it may.
+/// A receive that waits the maximum time.
 pub(crate) fn patient(max: usize) -> Receive {
     Receive { max, wait_ms: Some(20_000), ..Receive::default() }
 }
@@ -83,7 +83,7 @@ pub(crate) fn seen(views: &[MessageView]) -> Vec<String> {
     views.iter().map(text).collect()
 }
 
-/// A redrive of everything to where it came from.
+/// A redrive of all messages to their source queues.
 pub(crate) fn redrive_from(from: &QueueName) -> RedriveRequest {
     RedriveRequest {
         from: from.clone(),

@@ -1,4 +1,4 @@
-//! The reference inbox passes the suite of the transactional seam in its async form.
+//! The reference inbox passes the async inbox suite.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Every point of the design has cases, and a case is named once.
+//! Every point of the design has cases, and every case name is unique.
 
 use hapax_conformance::cases;
 

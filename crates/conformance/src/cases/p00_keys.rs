@@ -74,7 +74,7 @@ pub(crate) async fn a_changed_pointer_affects_new_messages_only(mut t: Trial) {
     t.set(&jobs, config()).await;
     let sent = t.send(&jobs, text(BODY)).await;
     assert_eq!(key_of(&t.one(&jobs).await), key(sent.id.to_string(), KeySource::MessageId));
-    // Sent when there was no pointer: a later one is none of its business.
+    // Sent when there was no pointer: a later pointer does not affect it.
     let waiting = t.send(&jobs, text(BODY)).await;
     t.set(&jobs, pointing("/a")).await;
     assert_eq!(key_of(&t.one(&jobs).await), key(waiting.id.to_string(), KeySource::MessageId));

@@ -1,4 +1,4 @@
-//! Messages as an operator sees them: browse, discard, purge, counters; and batches.
+//! Messages from an operator's view: browse, discard, purge, counters; and batches.
 
 use hapax_core::metrics::{self, Metrics as _};
 use hapax_core::store::QueueTotals;

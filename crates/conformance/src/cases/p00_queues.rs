@@ -1,4 +1,4 @@
-//! Queues themselves: creating, changing, listing, deleting.
+//! Operations on queues: creating, changing, listing, deleting.
 
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::{

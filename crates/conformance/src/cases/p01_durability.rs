@@ -1,4 +1,4 @@
-//! Point 1: a send is durable when it returns; a receive hides a message for its lease; unsettled, it returns.
+//! Point 1: a send is durable when it returns; a receive hides a message for its lease; an unsettled message returns.
 
 use std::collections::BTreeMap;
 

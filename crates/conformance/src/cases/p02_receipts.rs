@@ -161,7 +161,7 @@ pub(crate) async fn a_late_extend_takes_a_message_that_no_other_delivery_holds(t
     assert_eq!(t.extend(&jobs, &got, 0).await.map(|left| left.lease_ms), Ok(0), "it is visible as it is");
     t.extend(&jobs, &got, LEASE).await.unwrap();
     t.hidden_for(&jobs, LEASE).await;
-    // The lease ran out a second time; the message was delivered once.
+    // The lease expired a second time; the message was delivered once.
     let again = t.one(&jobs).await;
     assert_eq!((again.attempt, again.deliveries), (2, 2));
     assert_eq!(t.extend(&jobs, &got, LEASE).await, Err(SettleError::Stale), "another delivery holds it");
@@ -249,7 +249,7 @@ pub(crate) async fn a_refused_late_extension_keeps_the_failure(t: Trial) {
 }
 
 pub(crate) async fn an_extension_to_zero_gives_the_message_back_at_once(t: Trial) {
-    // Literal: the policy's backoff does not apply.
+    // Zero is taken literally: the policy's backoff does not apply.
     let jobs = t.create("jobs", QueueConfig { retry: exactly(60_000, 0), ..config() }).await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;

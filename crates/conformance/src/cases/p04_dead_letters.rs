@@ -1,4 +1,5 @@
-//! Point 4: out of attempts or rejected, a message goes to its dead-letter queue; atomically, with its story.
+//! Point 4: a message that is out of attempts or rejected moves to its dead-letter queue, atomically and with its
+//! history.
 
 use hapax_core::policy::{ERROR_BYTES_MAX, HISTORY_MAX};
 use hapax_core::{Cause, DedupId, How, Priority, QueueConfig, Receive, SettleError, Settled};
@@ -40,7 +41,7 @@ pub(crate) async fn the_last_lease_that_runs_out_moves_a_message_to_the_dead_let
         t.one(&jobs).await;
         t.pass(LEASE).await;
     }
-    // Eagerly: nobody has to receive for it.
+    // It moves by itself: no receive is needed.
     let view = t.holds(&dead, 1).await.remove(0);
     let story = view.dead.expect("a dead letter has a story");
     assert_eq!((story.cause, story.attempts), (Cause::Expired, 2));

@@ -10,7 +10,7 @@ use hapax_core::{
 use crate::trial::Trial;
 use crate::values::{bodies, config, dedup, group, queue, redrive_from, reject, seen, text};
 
-/// Sends messages and fails each once, which kills it; the error is the body.
+/// Sends messages and fails each once, which makes it a dead letter; the error is the body.
 async fn kill(t: &Trial, jobs: &QueueName, all: &[&str]) -> Vec<MessageId> {
     let sent = t.send_all(jobs, all).await;
     for got in t.receive(jobs, all.len()).await {
@@ -48,7 +48,7 @@ pub(crate) async fn a_redriven_message_returns_to_its_source_as_a_new_one(t: Tri
     assert_eq!((task.by.as_str(), &task.from, &task.to), ("conformance", &dead, &None));
     assert!(task.ended_ms >= Some(task.started_ms));
     assert!(t.browse(&dead).await.is_empty());
-    // Inside the deduplication window, and yet it comes back.
+    // It returns although it is inside the deduplication window.
     let back = t.one(&jobs).await;
     assert_ne!(back.id, sent.id, "the message id is new");
     assert_eq!((back.attempt, back.dead.as_ref()), (1, None));
@@ -225,7 +225,7 @@ pub(crate) async fn a_redrive_goes_on_after_a_crash_without_losing_or_doubling(m
             t.restart().await;
         }
         let everywhere = [seen(&t.browse(&jobs).await), seen(&t.browse(&dead).await)].concat();
-        // Two looks are not one: a message may move in between, and is then seen twice or not at all.
+        // The two listings are not atomic: a message may move in between, and then appears twice or not at all.
         assert!(!t.exact() || everywhere.len().abs_diff(30) <= 10, "{everywhere:?}");
     }
     let ended = t.redriven(&task).await;

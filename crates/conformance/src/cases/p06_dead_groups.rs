@@ -1,11 +1,11 @@
-//! Point 6: what a death does to its FIFO group.
+//! Point 6: the effect of a dead letter on its FIFO group.
 
 use hapax_core::{How, OnDead, QueueConfig, QueueName, Settled};
 
 use crate::trial::{LEASE, Trial};
 use crate::values::{bodies, dying, fifo_config, group, redrive_from, reject, seen};
 
-/// A queue whose groups stand still after a death, with the head `a` of group `g` dead and `b`, `c` behind it.
+/// A queue whose groups are halted after a dead letter: the head `a` of group `g` is dead, `b` and `c` wait behind it.
 async fn halted(t: &Trial) -> (QueueName, QueueName) {
     let (jobs, dead) = t.with_dead(1, QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() }).await;
     t.send_group(&jobs, "g", &["a", "b", "c"]).await;
@@ -14,7 +14,7 @@ async fn halted(t: &Trial) -> (QueueName, QueueName) {
     (jobs, dead)
 }
 
-/// Receives and acks until nothing is ready; where a message may die at its first attempt, each comes alone.
+/// Receives and acks until nothing is ready. If a message may die at its first attempt, each is delivered alone.
 async fn one_by_one(t: &Trial, jobs: &QueueName) -> Vec<String> {
     let mut order = Vec::new();
     loop {
@@ -117,7 +117,8 @@ pub(crate) async fn a_redrive_elsewhere_decides_about_the_message_too(t: Trial) 
     assert_eq!(t.receive(&jobs, 1).await[0].body, "b");
 }
 
-/// How a message leaves the flow, and how someone decides about it: every pair, with a restart in between or not.
+/// All combinations of how a message leaves the group and how it is decided about, with and without a restart in
+/// between.
 pub(crate) async fn a_group_is_halted_until_each_of_its_messages_is_decided_about(mut t: Trial) {
     let ends =
         [("reject", true), ("reject", false), ("park", false), ("attempts", true), ("attempts", false)];
@@ -149,7 +150,7 @@ async fn decided(
     t.send_group(&jobs, "g", &["a", "b", "c", "d"]).await;
     t.send_group(&jobs, "h", &["h1"]).await;
 
-    // Two of the group leave the flow, one after the other: the second while the first is undecided.
+    // Two messages of the group leave it, one after the other: the second while the first is undecided.
     let mut got = t.receive(&jobs, 2).await;
     if limit == 1 {
         assert_eq!(bodies(&got), ["a", "h1"], "{case}: one at a time");
@@ -158,7 +159,7 @@ async fn decided(
     } else {
         got.truncate(2);
         assert_eq!(bodies(&got), ["a", "b"], "{case}");
-        // What works ahead may finish, and may fail as well.
+        // Consumers of messages ahead may finish, and may fail as well.
         assert_ends(t, &jobs, &got[1], end).await;
         assert_ends(t, &jobs, &got[0], end).await;
         let other = t.receive(&jobs, 10).await;

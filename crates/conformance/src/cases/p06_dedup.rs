@@ -16,7 +16,7 @@ fn window(window_ms: u64) -> DedupPolicy {
     DedupPolicy { window_ms, ..DedupPolicy::default() }
 }
 
-/// Receives and acks what is ready; its bodies.
+/// Receives and acks all ready messages; returns their bodies.
 async fn drain(t: &Trial, jobs: &QueueName) -> Vec<String> {
     let got = t.receive(jobs, 10).await;
     for delivery in &got {

@@ -239,7 +239,7 @@ pub(crate) async fn a_repeated_receive_attempt_gives_the_same_deliveries(t: Tria
     t.none(&jobs).await;
     let other = Receive { attempt_id: Some("try-2".into()), ..now(2) };
     assert!(t.receive_with(&jobs, other).await.is_empty(), "another attempt finds the group blocked");
-    // The lease began anew with the repetition.
+    // The repetition restarted the lease.
     t.hidden_for(&jobs, LEASE).await;
     assert_eq!(t.receive(&jobs, 1).await[0].attempt, 2);
 }
@@ -314,7 +314,8 @@ pub(crate) async fn a_group_that_failed_waits_behind_the_other_groups(t: Trial) 
     assert_eq!(t.receive(&jobs, 1).await[0].body, "h1", "a deferred one yields likewise");
 }
 
-/// Receives up to three until the queue is empty; a batch with the poison in it crashes, so its lease runs out.
+/// Receives up to three messages at a time until the queue is empty. A batch with the poison message crashes, so its
+/// lease expires.
 async fn work_off(t: &Trial, jobs: &hapax_core::QueueName, one_by_one: bool) -> Vec<String> {
     let mut acked = Vec::new();
     for _ in 0..60 {

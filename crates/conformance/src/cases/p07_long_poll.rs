@@ -218,7 +218,7 @@ pub(crate) async fn a_receive_dropped_when_it_is_ready_takes_nothing(t: Trial) {
     let mut receive = store.receive(&jobs, patient(1));
     assert!(poll_once(receive.as_mut()).is_pending());
     t.send_all(&jobs, &["a"]).await;
-    // The store has answered by now, but nobody has looked.
+    // The store has answered by now, but the receive was not polled.
     t.stats(&jobs).await;
     drop(receive);
     let got = t.receive_with(&jobs, patient(1)).await;
@@ -235,7 +235,7 @@ pub(crate) async fn a_receive_dropped_before_its_answer_takes_nothing(t: Trial) 
         let store = t.store();
         let mut receive = store.receive(&jobs, now(1));
         if poll_once(receive.as_mut()).is_ready() {
-            // A store that answers at the first poll leaves nothing to drop.
+            // If a store answers at the first poll, there is nothing to drop.
             return;
         }
         drop(receive);

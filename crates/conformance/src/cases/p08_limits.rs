@@ -1,4 +1,4 @@
-//! Point 8: limits are SQS's; each is accepted at its edge and refused beyond it.
+//! Point 8: the limits are SQS's; each is accepted at its edge and refused beyond it.
 
 use hapax_core::policy::{DELAY_MS_MAX, IN_FLIGHT_MAX, LEASE_MS_MAX, MESSAGE_BYTES_MAX, WAIT_MS_MAX};
 use hapax_core::validate::{ATTRIBUTES_MAX, BATCH_MAX};
@@ -27,7 +27,7 @@ pub(crate) async fn the_largest_message_is_one_mebibyte(mut t: Trial) {
 
 pub(crate) async fn a_queue_sets_its_own_largest_message(t: Trial) {
     let jobs = t.create("jobs", QueueConfig { message_bytes_max: 1024, ..config() }).await;
-    // Name 1, type 6 ("String"), value 17.
+    // Bytes of the attribute: name 1, type 6 ("String"), value 17.
     let message = |body: usize| text("x".repeat(body)).attribute("k", attribute(&"v".repeat(17)));
     assert!(t.try_send(&jobs, message(1000)).await.is_ok());
     let larger = t.try_send(&jobs, message(1001)).await;
@@ -169,7 +169,7 @@ pub(crate) async fn a_delay_is_at_most_fifteen_minutes(t: Trial) {
     assert_eq!(seen(&t.browse(&jobs).await), ["b"]);
 }
 
-/// Puts as many messages in flight as a queue may have, one group per thousand.
+/// Puts the maximum number of a queue's messages in flight, one group per thousand.
 async fn fill(t: &Trial, config: QueueConfig, name: &str) -> hapax_core::QueueName {
     let jobs = t.create(name, QueueConfig { lease_ms: LEASE_MS_MAX, ..config }).await;
     for round in 0..IN_FLIGHT_MAX / 1000 {

@@ -5,7 +5,7 @@ use hapax_core::{Delivery, Fence, How, QueueName};
 use crate::trial::{LEASE, Trial};
 use crate::values::text;
 
-/// Sends and receives one message; its fence is beyond all before.
+/// Sends and receives one message; its fence must be greater than all before.
 async fn beyond(t: &Trial, jobs: &QueueName, last: &mut Fence) -> Delivery {
     t.send_all(jobs, &["a"]).await;
     let got = t.one(jobs).await;

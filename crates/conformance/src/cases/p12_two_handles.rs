@@ -1,4 +1,4 @@
-//! Several processes over one store: what one did, the other meets.
+//! Several processes on one store: each sees the effects of the other.
 
 use hapax_core::{How, QueueConfig, RedriveRequest, RedriveState, Settled};
 

@@ -17,7 +17,7 @@ fn json(text: &str) -> Json {
     Json::parse(text).expect("JSON")
 }
 
-/// JSON of exactly so many bytes.
+/// JSON of exactly this many bytes.
 fn large(bytes: usize) -> Json {
     json(&format!("\"{}\"", "x".repeat(bytes - 2)))
 }

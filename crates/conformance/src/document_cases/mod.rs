@@ -1,3 +1,3 @@
-//! The cases about documents; `document_suite.rs` lists them.
+//! The document cases; `document_suite.rs` lists them.
 
 pub(crate) mod d00_documents;

@@ -1,4 +1,4 @@
-//! What operators see, what is counted, and what is refused.
+//! Operators' views, counters, and refused requests.
 
 use hapax_core::ledger::{TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::policy::{LEASE_MS_MAX, WAIT_MS_MAX};
@@ -95,7 +95,7 @@ pub(crate) async fn counters_are_exact(t: Trial) {
     let grant = t.grant(ask(&paid, "ann")).await; // granted 2
     t.claim(ask(&paid, "bob")).await; // conflicts 1
     t.end(&paid, &grant.token, complete(&done("paid"))).await.unwrap(); // completed 1
-    t.end(&paid, &grant.token, complete(&done("paid"))).await.unwrap(); // the same
+    t.end(&paid, &grant.token, complete(&done("paid"))).await.unwrap(); // unchanged
     for by in ["bob", "eve", "ann"] {
         t.claim(ask(&paid, by)).await; // replayed 3
     }

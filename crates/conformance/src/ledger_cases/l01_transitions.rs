@@ -1,4 +1,4 @@
-//! Point 1: what each operation does in each state, and that a refused one changes nothing.
+//! Point 1: the effect of each operation in each state; a refused operation changes nothing.
 
 use hapax_core::{
     Claim, ClaimRequest, Ending, EntryId, EntryState, Fence, OnDoubt, RecordedOutcome, Resolution,
@@ -8,23 +8,23 @@ use hapax_core::{
 use crate::ledger_trial::{LONG, ask, at_rest, brief, complete, done, failed, happened, id, parking};
 use crate::trial::{LEASE, Trial};
 
-/// The ways in which an entry may stand, as seen by its first holder.
+/// The possible states of an entry, as seen by its first holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Is {
-    /// An operator removed it.
+    /// An operator removed the entry.
     Forgotten,
-    /// Its holder gave it back.
+    /// Its holder released it.
     Released,
     Held,
-    /// Its lease ran out.
+    /// Its lease expired.
     Lapsed,
-    /// Its holder said that it does not know.
+    /// Its holder reported a doubt.
     Doubted,
-    /// It lapsed, and someone else holds it.
+    /// It expired, and another owner holds it.
     TakenOver,
     Completed,
     Failed,
-    /// It lapsed, and an operator said that it happened.
+    /// It expired, and an operator recorded that it happened.
     Resolved,
 }
 
@@ -52,7 +52,7 @@ impl Is {
     }
 }
 
-/// An entry, and the token of whoever claimed it first.
+/// An entry, and the token of its first holder.
 struct Subject {
     is: Is,
     id: EntryId,
@@ -99,7 +99,7 @@ async fn each(t: &Trial, on_doubt: OnDoubt) -> Vec<Subject> {
     all
 }
 
-/// What a claim comes to, in a word.
+/// The kind of a claim's result, in a word.
 fn word(claim: &Claim) -> &'static str {
     match claim {
         Claim::Granted(grant) if grant.takeover => "taken over",
@@ -183,7 +183,7 @@ pub(crate) async fn a_claim_repeated_by_its_owner_meets_every_state(t: Trial) {
     }
 }
 
-/// What a holder may do with its token where it can only end or keep its own claim.
+/// The error for an operation that only the claim's holder may do, if it is refused.
 fn refusal(is: Is) -> Option<TokenError> {
     match is {
         Forgotten | Released => Some(TokenError::Gone),
@@ -197,7 +197,7 @@ pub(crate) async fn a_renewal_meets_every_state(t: Trial) {
     for Subject { is, id, token, fence } in each(&t, OnDoubt::Retry).await {
         let before = at_rest(t.entry(&id).await);
         let renewed = t.renew(&id, &token, LONG / 2).await;
-        // Who said that something may have happened cannot go on as if it had not.
+        // A holder that reported a doubt cannot continue as if nothing had happened.
         let refused = if is == Doubted { Some(TokenError::Stale) } else { refusal(is) };
         match (renewed, refused) {
             (Ok(lease_ms), None) => {
@@ -235,7 +235,7 @@ pub(crate) async fn a_release_meets_every_state(t: Trial) {
     for Subject { is, id, token, .. } in each(&t, OnDoubt::Retry).await {
         let before = at_rest(t.entry(&id).await);
         let ended = t.end(&id, &token, Ending::Release).await;
-        // Who said that something may have happened cannot say that nothing did.
+        // A holder that reported a doubt cannot report that nothing happened.
         let refused = if is == Doubted { Some(TokenError::Stale) } else { refusal(is) };
         assert_eq!(ended.err(), refused, "{is:?}");
         let left = if refused.is_some() { before } else { None };
@@ -260,7 +260,7 @@ pub(crate) async fn a_doubt_meets_every_state(t: Trial) {
     }
 }
 
-/// Why an operator may not decide, in a word.
+/// Why an operator's decision was refused, in a word.
 fn why(error: ResolveError) -> &'static str {
     match error {
         ResolveError::NotFound(_) => "not found",
@@ -295,7 +295,7 @@ pub(crate) async fn a_resolution_meets_every_state(t: Trial) {
                 assert_eq!(t.end(&id, &token, complete(&outcome)).await, Err(TokenError::Stale), "{is:?}");
             }
         }
-        // Make room for the next round.
+        // Clears the entries for the next round.
         for is in ALL.map(|is| id(&format!("{is:?}"))) {
             clear(&t, &is).await;
         }

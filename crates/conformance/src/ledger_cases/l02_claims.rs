@@ -1,4 +1,5 @@
-//! Point 2: a claim is one atomic step; duplicates wait and replay, or are told.
+//! Point 2: a claim is one atomic step; duplicates wait and get the outcome, or are told that the
+//! key is in progress.
 
 use hapax_core::{Claim, ClaimRequest, Ending, EntryState};
 use tokio::task::JoinSet;
@@ -6,7 +7,7 @@ use tokio::task::JoinSet;
 use crate::ledger_trial::{LONG, ask, brief, complete, done, failed, id, parking, replayed, waiting};
 use crate::trial::{LEASE, Trial};
 
-/// Starts fifty claims of one key, each in a task of its own.
+/// Starts fifty claims of one key, each in its own task.
 fn fifty(t: &Trial, request: impl Fn(&str) -> ClaimRequest) -> JoinSet<Claim> {
     let mut all = JoinSet::new();
     for n in 0..50 {

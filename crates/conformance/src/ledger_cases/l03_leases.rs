@@ -1,4 +1,4 @@
-//! Point 3: a lease is short, renewed, and not what an outcome is kept by.
+//! Point 3: a lease is short and renewed; it does not determine how long an outcome is stored.
 
 use hapax_core::ledger::DOUBT_MS;
 use hapax_core::{Claim, ClaimRequest, Ending, EntryFilter, EntryState, OnDoubt, Resolution, TokenError};

@@ -106,7 +106,7 @@ pub(crate) async fn a_token_is_stale_once_its_key_was_released_and_claimed_anew(
     let first = t.grant(ask(&order, "ann")).await;
     t.end(&order, &first.token, Ending::Release).await.unwrap();
     assert_eq!(t.end(&order, &first.token, complete(&done("late"))).await, Err(TokenError::Gone));
-    // The same owner, and yet another claim.
+    // The same owner, but a new claim.
     let second = t.grant(ask(&order, "ann")).await;
     assert_ne!(second.token, first.token);
     for ending in [complete(&done("late")), Ending::Release, Ending::Doubt] {

@@ -1,4 +1,4 @@
-//! Point 5: what becomes of a claim whose holder may have acted.
+//! Point 5: claims whose holder may have acted.
 
 use hapax_core::{Claim, Ending, EntryState, Resolution, TokenError};
 
@@ -57,7 +57,7 @@ pub(crate) async fn a_holder_can_doubt_at_once(t: Trial) {
         Claim::InDoubt { since_ms } => assert_eq!(since_ms, since),
         other => panic!("in doubt, got {other:?}"),
     }
-    // It gave the claim up: it comes back as anyone else does.
+    // It gave up the claim: it is now treated like any other owner.
     assert!(matches!(t.claim(parking(&order, "ann")).await, Claim::InDoubt { .. }));
     assert!(t.grant(ask(&order, "bob")).await.takeover);
 }

@@ -1,4 +1,4 @@
-//! Point 6: a settle ends the claim that was made for its delivery, both or neither.
+//! Point 6: a settle also ends its delivery's claim; both happen or neither.
 
 use hapax_core::{
     ClaimRequest, Delivery, Ending, EntryId, EntryState, Grant, How, IdempotencyKey, MessageState,
@@ -9,12 +9,12 @@ use crate::ledger_trial::{KEPT, LONG, ask, complete, done, ends, failed, happene
 use crate::trial::{LEASE, Trial};
 use crate::values::{config, reject, retry, text};
 
-/// Settings of a queue whose handlers claim.
+/// Configuration of a queue whose handlers make claims.
 pub(crate) fn once() -> QueueConfig {
     QueueConfig { tier: Tier::EffectivelyOnce, ..config() }
 }
 
-/// A message that names its effect.
+/// A message with an idempotency key.
 pub(crate) fn keyed(key: &str) -> NewMessage {
     text(key).idempotency_key(&IdempotencyKey::new(key).expect("a key"))
 }
@@ -30,7 +30,7 @@ pub(crate) fn ask_for(queue: &QueueName, delivery: &Delivery, by: &str) -> Claim
     ClaimRequest { delivery: delivery_of, ..ask(&entry_of(queue, delivery), by) }
 }
 
-/// A queue with one message in flight and the claim for it.
+/// A queue with one message in flight, and its claim.
 async fn at_work(t: &Trial) -> (QueueName, Delivery, EntryId, Grant) {
     let jobs = t.create("jobs", once()).await;
     t.send(&jobs, keyed("order-7")).await;
@@ -137,7 +137,7 @@ pub(crate) async fn a_claim_that_is_gone_or_has_ended_blocks_the_settle(t: Trial
     let ended = settle_with(&t, &jobs, &got, How::Ack, (&gone, &released, Ending::Release)).await;
     assert_eq!(ended, Err(SettleError::Claim(TokenError::Gone)));
     assert_eq!(t.browse(&jobs).await[0].state, MessageState::InFlight);
-    // A lost answer: the completion is there, the ack was not told.
+    // A lost response: the completion was recorded, but the client did not get the result.
     let ended = settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, complete(&done("paid")))).await;
     assert_eq!(ended, Ok(Settled::Acked), "the same completion again");
     assert!(t.browse(&jobs).await.is_empty());
@@ -378,7 +378,7 @@ pub(crate) async fn a_waiting_claim_wakes_when_a_settle_completes_it(t: Trial) {
 pub(crate) async fn a_claim_for_a_delivery_that_is_not_there_is_a_claim(t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
     settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, Ending::Release)).await.unwrap();
-    // The receipt is that of a message that is gone: the key is claimed all the same.
+    // The receipt belongs to a deleted message; the key can still be claimed.
     let grant = t.grant(ask_for(&jobs, &got, "late")).await;
     t.lasts(grant.lease_ms, LONG);
     t.end(&id, &grant.token, complete(&done("paid"))).await.unwrap();

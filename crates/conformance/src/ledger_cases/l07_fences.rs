@@ -1,4 +1,4 @@
-//! Point 7: the fence that reaches the effect grows with every grant of its key.
+//! Point 7: the fence given to the effect grows with every grant of its key.
 
 use hapax_core::{Ending, EntryId, Fence, Grant, Resolution};
 
@@ -11,7 +11,7 @@ fn beyond(grant: &Grant, last: &mut Fence) {
     *last = grant.fence;
 }
 
-/// Grants a key again and again, in every way in which it can be had.
+/// Grants a key repeatedly, in every possible way.
 async fn in_every_way(t: &Trial, order: &EntryId, last: &mut Fence) {
     let grant = t.grant(ask(order, "released")).await;
     beyond(&grant, last);

@@ -1,4 +1,4 @@
-//! Point 9: a key stands for one request; another one under it is an error in every state, never a replay.
+//! Point 9: a key belongs to one request; a different request with it is an error in every state, never a replay.
 
 use hapax_core::{ClaimError, ClaimRequest, Ending, Fingerprint};
 

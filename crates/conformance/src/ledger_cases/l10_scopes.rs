@@ -1,4 +1,4 @@
-//! Point 10: a key means nothing outside its scope.
+//! Point 10: a key is valid only within its scope.
 
 use hapax_core::{EntryFilter, EntryId, EntryState, IdempotencyKey, Scope};
 

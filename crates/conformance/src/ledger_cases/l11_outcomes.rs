@@ -1,4 +1,5 @@
-//! Point 11: what came of an effect comes back as it was recorded, failures too; what is too large is never run again.
+//! Point 11: an outcome is returned as recorded, including failures; an effect whose outcome is too large never runs
+//! again.
 
 use hapax_core::ledger::OUTCOME_BYTES_MAX;
 use hapax_core::{ClaimRequest, EntryState, Json, OnDoubt, RecordedOutcome};
@@ -44,13 +45,13 @@ pub(crate) async fn an_outcome_comes_back_byte_for_byte(mut t: Trial) {
         for (n, text) in texts.iter().enumerate() {
             let claim = t.claim(ask(&id(&n.to_string()), "other")).await;
             let value = replayed(&claim).and_then(|outcome| outcome.value.clone());
-            // A wire may trim what stands outside of the value.
+            // A protocol may trim white space around the value.
             assert_eq!(value.map(|json| json.as_str().trim().to_owned()).as_deref(), Some(text.trim()));
         }
     }
 }
 
-/// A JSON text of exactly so many bytes, not all of them ASCII.
+/// A JSON text of exactly this many bytes, not all of them ASCII.
 fn sized(bytes: usize) -> Json {
     let text = format!("ä{}", "x".repeat(bytes - 4));
     let json = json(&text);

@@ -1,4 +1,5 @@
-//! Point 13: an outcome is kept for its time, and as long as a message lives that might ask for it.
+//! Point 13: an outcome is stored for its time to live, and as long as a message exists that may
+//! need it.
 
 use hapax_core::ledger::TTL_MS_MIN;
 use hapax_core::{
@@ -11,7 +12,7 @@ use crate::ledger_trial::{ask, complete, done, failed, id, replayed};
 use crate::trial::Trial;
 use crate::values::{config, redrive_from, reject, retry};
 
-/// Completes for the shortest time.
+/// Completes with the shortest time to live.
 fn briefly(outcome: &hapax_core::RecordedOutcome) -> Ending {
     Ending::Complete { outcome: outcome.clone(), ttl_ms: TTL_MS_MIN }
 }
@@ -81,7 +82,7 @@ pub(crate) async fn a_time_that_was_over_while_the_store_was_down_is_over(mut t:
     assert!(t.grant(ask(&short, "bob")).await.fence > grant.fence);
 }
 
-/// A message in flight with its claim.
+/// A message in flight, and its claim.
 async fn at_work(t: &Trial, jobs: &QueueName) -> (Delivery, EntryId, Grant) {
     t.send(jobs, keyed("order-7")).await;
     let got = t.one(jobs).await;
@@ -90,10 +91,10 @@ async fn at_work(t: &Trial, jobs: &QueueName) -> (Delivery, EntryId, Grant) {
     (got, id, grant)
 }
 
-/// The entry is still there after so much more than its time.
+/// Checks that the entry still exists long after its time to live.
 async fn kept(t: &Trial, id: &EntryId, outcome: &hapax_core::RecordedOutcome) {
     t.pass(3 * TTL_MS_MIN).await;
-    // Whatever prunes has had its chance.
+    // By now pruning has had a chance to run.
     t.completed(&self::id(&format!("bystander-{}", t.ledger_stats().await.granted)), &done("x")).await;
     assert_eq!(replayed(&t.claim(ask(id, "duplicate")).await), Some(outcome), "its message lives");
 }
@@ -163,7 +164,7 @@ pub(crate) async fn the_entry_of_a_dead_letter_is_kept(mut t: Trial) {
     t.vanishes(&id).await;
 }
 
-/// Kills a message whose entry ended in one way; its entry afterwards.
+/// Makes a message a dead letter with this ending of its claim; returns its entry.
 async fn dead_with(t: &Trial, jobs: &QueueName, ending: Ending, how: How) -> EntryId {
     let (got, id, grant) = at_work(t, jobs).await;
     assert_eq!(settle_with(t, jobs, &got, how, (&id, &grant, ending)).await, Ok(Settled::Dead));

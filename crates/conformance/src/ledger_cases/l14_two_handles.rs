@@ -1,4 +1,4 @@
-//! Several processes over one ledger: what one claimed, the other meets.
+//! Several processes on one ledger: each sees the claims of the other.
 
 use hapax_core::{Claim, Ending, TokenError};
 use tokio::task::JoinSet;

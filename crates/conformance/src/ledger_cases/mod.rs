@@ -1,4 +1,4 @@
-//! The cases about the ledger, one file per point of its protocol; `ledger_suite.rs` lists them.
+//! The ledger cases, one file per point of the protocol; `ledger_suite.rs` lists them.
 
 pub(crate) mod l00_operators;
 pub(crate) mod l01_transitions;

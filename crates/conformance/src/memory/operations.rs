@@ -247,7 +247,7 @@ impl State {
         Revision(self.revision)
     }
 
-    /// Refuses what was done at `last_ms` to be done again before the interval is over.
+    /// Fails if less than the interval has passed since `last_ms`.
     pub fn wait(&self, last_ms: Option<u64>, interval_ms: u64) -> Result<(), AdminError> {
         validate::interval(self.now_ms, last_ms, interval_ms, || "it".into())
     }

@@ -99,7 +99,7 @@ impl QueueAdmin for MemoryStore {
         let revision = state.new_revision();
         let (created_ms, modified_ms) = (now_ms, now_ms);
         let info = QueueInfo { name: name.clone(), config, revision, created_ms, modified_ms, paused: None };
-        // Sequences are never used twice, or an old queue's receipt might fit the new one.
+        // Sequences are never reused; otherwise a receipt of the old queue might match the new one.
         let sequence = state.next_id as u64;
         let (messages, dedup) = (BTreeMap::new(), HashMap::new());
         let (undecided, turns) = (BTreeMap::new(), HashMap::new());

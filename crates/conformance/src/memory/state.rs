@@ -40,21 +40,21 @@ pub struct Message {
     pub group: Option<GroupId>,
     pub dedup: Option<DedupId>,
     pub priority: Priority,
-    /// Decided when the message was sent; stays with it wherever it goes.
+    /// Decided when the message was sent; it stays with the message.
     pub key: MessageKey,
     /// Entries of the ledger that are kept as long as it lives.
     pub needs: BTreeSet<EntryId>,
     pub dead: Option<DeadLetter>,
-    /// Its sequence in the queue it died in.
+    /// Its sequence in the queue in which it died.
     pub died_at: u64,
     pub parked: Option<(Cause, Option<String>)>,
     pub history: Vec<FailedAttempt>,
     pub consumer: Option<String>,
     pub fence: u64,
-    /// When the last delivery was made; 0 once it was taken back uncounted.
+    /// Time of the latest delivery; 0 once it was taken back uncounted.
     pub received_ms: u64,
     pub bytes: u64,
-    /// Since when it waits behind others, on the scale of sequences (standard queues).
+    /// The sequence from which it waits behind others (standard queues).
     pub turn: u64,
 }
 
@@ -63,9 +63,9 @@ pub struct Queue {
     pub messages: BTreeMap<u64, Message>,
     pub sequence: u64,
     pub dedup: HashMap<String, (u64, MessageId, u64)>,
-    /// Messages that someone has to decide about, by id, and their groups: those are halted.
+    /// Messages that need a decision, by id, with their groups, which are halted.
     pub undecided: BTreeMap<MessageId, GroupId>,
-    /// Groups that wait behind the others, and since when.
+    /// Groups that wait behind the others, with the sequence since which they wait.
     pub turns: HashMap<GroupId, u64>,
     pub tries: HashMap<String, (u64, Vec<Receipt>)>,
     pub totals: QueueTotals,
@@ -149,7 +149,7 @@ impl Queue {
         }
     }
 
-    /// What a receive would take, in order.
+    /// The messages that a receive would take, in order.
     pub fn candidates(&self) -> Vec<u64> {
         if self.info.paused.is_some() {
             return Vec::new();
@@ -174,7 +174,7 @@ impl Queue {
         found.into_iter().map(|(.., sequence)| sequence).collect()
     }
 
-    /// Group by group: what has nothing before it that is in flight or delayed.
+    /// Group by group: the messages with nothing in flight or delayed before them.
     fn fifo_candidates(&self) -> Vec<u64> {
         let mut blocked: BTreeSet<&GroupId> = self.undecided.values().collect();
         let mut groups: BTreeMap<&GroupId, Vec<u64>> = BTreeMap::new();
@@ -184,7 +184,7 @@ impl Queue {
                 continue;
             }
             let row = groups.entry(group).or_default();
-            // Where attempts are limited, a head that has failed comes alone.
+            // If attempts are limited, a head that has failed is delivered alone.
             let alone = |first: &u64| self.max_attempts() == Some(1) || self.messages[first].attempts > 0;
             if m.place != Place::Ready || (self.max_attempts().is_some() && row.first().is_some_and(alone)) {
                 blocked.insert(group);
@@ -236,7 +236,7 @@ impl Queue {
         self.take_back_behind(sequence);
     }
 
-    /// Those in flight behind a message of a FIFO group return, uncounted.
+    /// Puts back, uncounted, the messages in flight behind a message of a FIFO group.
     pub fn take_back_behind(&mut self, sequence: u64) {
         if !self.info.config.is_fifo() {
             return;
@@ -283,7 +283,7 @@ impl State {
         MessageId(1 << 100 | self.next_id)
     }
 
-    /// A delivery failed: by policy it returns or dies.
+    /// A delivery failed: by policy it is retried or becomes a dead letter.
     pub fn fail(
         &mut self,
         name: &QueueName,
@@ -308,7 +308,7 @@ impl State {
         settled.unwrap_or_else(|| self.die(name, sequence, cause, error))
     }
 
-    /// Makes a message visible, behind those that are ready, and its FIFO group behind the other groups.
+    /// Makes a message visible behind the ready ones, and moves its FIFO group behind the other groups.
     pub fn put_back(queue: &mut Queue, sequence: u64, after_ms: u64, now_ms: u64) {
         queue.sequence += 1;
         let turn = queue.sequence;
@@ -365,7 +365,7 @@ impl State {
         Settled::Dead
     }
 
-    /// What happens by itself until now.
+    /// Processes everything that time alone causes up to now.
     pub fn tick(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
         let mut names: Vec<QueueName> = self.queues.keys().cloned().collect();
@@ -421,7 +421,7 @@ impl State {
         self.queues.values().map(Queue::next_ms).min().unwrap_or(u64::MAX).min(step_ms)
     }
 
-    /// Someone decided about a message: the group that it came from no longer waits for it.
+    /// An operator decided about a message: its source group no longer waits for it.
     pub fn decide(&mut self, m: &Message, source: &QueueName) -> bool {
         let now_ms = self.now_ms;
         self.queues.get_mut(source).is_some_and(|queue| queue.unhalt(now_ms, |id, _| *id == m.id))
