@@ -1,4 +1,4 @@
-//! A backup of a running store is whole; restored, it waits for a decision and repeats no id and no fence.
+//! A backup of a running store is complete; restored, it waits for a decision and reuses no id and no fence.
 
 mod common;
 
@@ -46,7 +46,7 @@ async fn numbers(store: &Embedded) -> BTreeSet<u64> {
     }
 }
 
-/// One task sends 0, 1, 2... and another acks them in that order: at any moment the store holds one run of numbers.
+/// One task sends 0, 1, 2... and another acks them in that order: at any moment the store holds one range of numbers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backup_under_load_is_one_moment_of_the_store() {
     let root = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ async fn a_backup_under_load_is_one_moment_of_the_store() {
     });
 
     for round in 0..5 {
-        // Some way into the load, however fast the machine is.
+        // Waits until the load has progressed, on a machine of any speed.
         while sent.load(Ordering::SeqCst) < (round + 1) * 40 {
             tokio::task::yield_now().await;
         }
@@ -165,11 +165,11 @@ async fn ids_and_fences_issued_after_the_backup_are_not_issued_again() {
     original.extend(before.iter().cloned());
 
     let mut issued = original;
-    // Two stores from one backup are no more alike than either and the original.
+    // Two stores from one backup differ from each other as they do from the original.
     for name in ["one", "two"] {
         let folder = root.path().join(name);
         Embedded::restore(root.path().join("b.db"), &folder).unwrap();
-        // Paused, resumed, and after that: every open may begin new ids.
+        // Paused, resumed, and afterwards: every open may begin new ids.
         for resume in [false, true, false] {
             let store = open(&folder);
             if resume {
@@ -199,7 +199,7 @@ async fn nothing_is_overwritten() {
     assert!(matches!(store.backup(&backup), Err(OpenError::Exists { .. })));
     assert_eq!(std::fs::read(&backup).unwrap(), b"precious");
     std::fs::remove_file(&backup).unwrap();
-    // A file that only looks like something of ours.
+    // A file that only looks like a file of the backup.
     std::fs::write(root.path().join("b.part"), "precious").unwrap();
     store.backup(&backup).unwrap();
     assert_eq!(std::fs::read(root.path().join("b.part")).unwrap(), b"precious");
@@ -268,7 +268,7 @@ async fn a_copy_under_way_and_another_programs_file_are_left_alone() {
 
 #[tokio::test]
 async fn a_closed_store_is_not_backed_up() {
-    // Its folder may be another process's by now.
+    // Another process may have opened its folder by now.
     let root = tempfile::tempdir().unwrap();
     let store = started(&root.path().join("store")).await;
     store.close();

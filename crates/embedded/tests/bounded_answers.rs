@@ -1,4 +1,4 @@
-//! What one call holds in memory is bounded in bytes, not only in messages.
+//! The memory of one call is bounded in bytes, not only in messages.
 
 use hapax_core::{Browse, NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore, Receive};
 use hapax_embedded::{Embedded, Options};

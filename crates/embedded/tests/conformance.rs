@@ -1,4 +1,4 @@
-//! The embedded store keeps every promise of the queue seam and of the ledger seam.
+//! The embedded store passes the queue suite and the ledger suite.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -51,7 +51,7 @@ impl Harness for InFolder {
     }
 
     async fn quiet(&self) {
-        // The writer answers in order: what was asked for before this has been looked at when this is answered.
+        // The writer answers in order: once it answers this, it has processed all earlier operations.
         self.store.as_ref().unwrap().ledger_stats().await.unwrap();
     }
 
@@ -64,7 +64,7 @@ impl Harness for InFolder {
         self.store = Some(open(&self.folder, &self.clock));
     }
 
-    /// What a killed process leaves is what its files hold at that moment.
+    /// A killed process leaves the current content of its files.
     async fn crash(&mut self) {
         self.crashes += 1;
         let after = self.root.path().join(self.crashes.to_string());
@@ -93,7 +93,7 @@ impl Harness for InFolder {
     }
 }
 
-/// A folder belongs to one process.
+/// Only one process may open a folder.
 const SKIPS: &[&str] = &["p12_two_handles::*", "l14_two_handles::*"];
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! A byte that rots on the disk is reported and its message set aside; it is never handed out, and nothing else stops.
+//! A flipped byte on the disk is reported and its message parked; it is never delivered, and everything else continues.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn queue() -> QueueName {
     QueueName::new("jobs").unwrap()
 }
 
-/// Time stands still, so that a seed finds the same bytes in the same places.
+/// The clock does not move, so that a seed finds the same bytes in the same places.
 fn options() -> Options {
     Options { clock: Arc::new(ManualClock::at_ms(1_800_000_000_000)), ..Options::default() }
 }
@@ -28,7 +28,7 @@ fn browse_all() -> Browse {
     Browse { limit: 1_000, ..Browse::default() }
 }
 
-/// The bytes of a body that occur nowhere else in the file.
+/// A body that occurs only once in the file.
 fn body(number: usize) -> Vec<u8> {
     format!("<{number:03}> {}", "lorem ipsum ".repeat(5 + number % 7)).into_bytes()
 }
@@ -49,7 +49,7 @@ async fn closed_store(count: usize) -> tempfile::TempDir {
     folder
 }
 
-/// Inverts a byte of the database, `at` bytes into the only place where `needle` occurs.
+/// Inverts a byte of the database, `at` bytes into the only occurrence of `needle`.
 fn flip(folder: &Path, needle: &[u8], at: usize) {
     let file = folder.join("hapax.db");
     let mut bytes = std::fs::read(&file).unwrap();
@@ -60,7 +60,7 @@ fn flip(folder: &Path, needle: &[u8], at: usize) {
     std::fs::write(file, bytes).unwrap();
 }
 
-/// Receives and acks everything; the bodies that were handed out, by number.
+/// Receives and acks everything; returns the delivered bodies by number.
 async fn drain(store: &Embedded) -> BTreeMap<usize, Vec<u8>> {
     let mut found = BTreeMap::new();
     drain_into(store, &mut found).await.unwrap();
@@ -106,7 +106,7 @@ async fn message_3_is_parked(folder: &Path) -> Embedded {
     store
 }
 
-/// An operator takes the damaged message as it is; it is delivered, also after a restart.
+/// An operator accepts the damaged message as it is; it is delivered, also after a restart.
 async fn release_accepts_it(store: Embedded, folder: &Path) -> Vec<u8> {
     let id = store.browse(&queue(), browse_all()).await.unwrap().items[0].id;
     assert_eq!(store.release(&queue(), vec![id]).await.unwrap(), 1);
@@ -232,7 +232,8 @@ async fn anywhere_in_the_pages_of_messages_no_wrong_body_is_delivered() {
         let folder = tempfile::tempdir().unwrap();
         let mut damaged = bytes.clone();
         let page = pages[rng.usize(..pages.len())];
-        // Cells grow from the end of a page, their index from its start: half of the flips go to each.
+        // Cells grow from the end of a page, their index from its start: a quarter of the flips go to the first 160
+        // bytes.
         let within = if rng.u8(..4) == 0 { rng.u64(..160) } else { rng.u64(..4096) };
         let at = (page - 1) * 4096 + within;
         let bit = 1 << rng.u8(..8);
@@ -240,13 +241,13 @@ async fn anywhere_in_the_pages_of_messages_no_wrong_body_is_delivered() {
         let context = format!("round {round}: page {page}, byte {within}, bit {bit:#x}");
         std::fs::write(folder.path().join("hapax.db"), damaged).unwrap();
         let malformed = |error: &str| {
-            // A key that is out of order makes SQLite say either.
+            // For a key that is out of order SQLite reports either.
             let tree = error.contains("malformed") || error.contains("UNIQUE constraint failed");
             assert!(tree, "{context}: one message damages the store: {error}");
         };
         let store = match Embedded::open(folder.path(), options()) {
             Ok(store) => store,
-            // Not a row but the tree that holds them: SQLite cannot walk it.
+            // Not a row but the tree is damaged: SQLite cannot walk it.
             Err(error) => {
                 malformed(&error.to_string());
                 broken += 1;
@@ -269,11 +270,11 @@ async fn anywhere_in_the_pages_of_messages_no_wrong_body_is_delivered() {
             let missing = 60 - found.len();
             assert!(!status.warnings.is_empty(), "{context}: {missing} messages went silently");
         }
-        // An operator takes what is parked as it is: that works for good, or is refused.
+        // An operator accepts parked messages as they are: that works permanently, or is refused.
         let Ok(page) = store.browse(&queue(), browse_all()).await else { continue };
         let ids: Vec<_> = page.items.iter().map(|item| item.id).collect();
         match store.release(&queue(), ids).await {
-            // A row whose key is another message's by now is listed and left alone.
+            // A row whose key now belongs to another message is listed and left alone.
             Ok(released) => assert!(released <= page.items.len() as u64, "{context}"),
             Err(error) => malformed(&error.to_string()),
         }
@@ -282,14 +283,14 @@ async fn anywhere_in_the_pages_of_messages_no_wrong_body_is_delivered() {
     assert!(parked > rounds / 4, "the flips hit nothing: {parked}");
 }
 
-/// The count of rows in a page is under no checksum of ours: a page that says too few hides the rest.
+/// The number of rows in a page is not covered by a checksum: a page with too low a number hides the rest.
 #[tokio::test]
 async fn rows_that_a_page_hides_are_missed() {
     let folder = closed_store(60).await;
     let page = message_pages(folder.path())[0];
     let file = folder.path().join("hapax.db");
     let mut bytes = std::fs::read(&file).unwrap();
-    // A leaf of a table: its kind, then, after two bytes, how many rows it has.
+    // A leaf page of a table: its kind, then, after two bytes, the number of its rows.
     let leaf = |page: u64| bytes[(page as usize - 1) * 4096] == 13;
     let page = message_pages(folder.path()).into_iter().find(|page| leaf(*page)).unwrap_or(page);
     let at = (page as usize - 1) * 4096 + 3;

@@ -1,4 +1,4 @@
-//! A process killed under load, again and again: nothing accepted is lost, nothing acked comes back, fences only grow.
+//! A process is killed repeatedly under load: nothing accepted is lost, nothing acked comes back, fences only grow.
 
 mod common;
 
@@ -53,7 +53,7 @@ async fn child() {
     let Some(folder) = child_folder() else { return };
     let store = Arc::new(Embedded::open(folder, Options::default()).unwrap());
     store.create_queue(&queue(), QueueConfig::sqs()).await.unwrap();
-    // The test harness has begun a line of its own.
+    // The test harness has already begun a line.
     say("");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -66,7 +66,7 @@ async fn child() {
     tasks.join_next().await.unwrap().unwrap();
 }
 
-/// What the killed processes said.
+/// The output of the killed processes.
 #[derive(Default)]
 struct Heard {
     next: u64,
@@ -109,7 +109,7 @@ impl Heard {
         true
     }
 
-    /// After a kill: compares, and learns how what was unknown ended.
+    /// After a kill: compares, and resolves the unknown outcomes.
     fn check(&mut self, found: &BTreeSet<u64>) {
         let lost = self.there.iter().find(|n| !found.contains(n) && !self.maybe_acked.contains(n));
         assert_eq!(lost, None, "an accepted message is lost");
@@ -120,7 +120,7 @@ impl Heard {
         self.there.clone_from(found);
         self.maybe_sent.clear();
         self.maybe_acked.clear();
-        // Consumers of one process say their fences in any order; those of the next process are all greater.
+        // Consumers of one process print their fences in any order; those of the next process are all greater.
         self.fence_max = self.fences.last().copied().unwrap_or(self.fence_max).max(self.fence_max);
         self.fences.clear();
     }

@@ -34,7 +34,7 @@ async fn completed(rig: &Rig, id: &EntryId) -> bool {
     }
 }
 
-/// Lets time act.
+/// Advances the clock and lets the store process its timers.
 async fn pass(rig: &Rig, ms: u64) {
     rig.clock.advance_ms(ms);
     // Two waves: the first may find that there is more to do.
@@ -58,7 +58,7 @@ async fn an_entry_whose_time_is_over_is_gone_for_everyone_and_pruned_soon() {
     rig.clock.advance_ms(TTL_MS - 1);
     assert!(completed(&rig, &id("k0")).await);
     rig.clock.advance_ms(1);
-    // Whether it was pruned already is nobody's business.
+    // Whether it was pruned already does not matter.
     for number in [0, 500, 1_199] {
         assert_eq!(rig.store.entry(&id(&format!("k{number}"))).await.unwrap(), None);
     }
@@ -100,7 +100,7 @@ async fn an_entry_of_a_live_message_is_never_pruned_and_is_gone_with_it() {
     let grant = rig.granted(for_delivery(&queue, &delivery, "a")).await;
     rig.end(ending(&entry, &grant, complete("paid"))).await.unwrap();
 
-    // Its worker dies before the ack. Time passes: the entry's is over many times.
+    // Its worker dies before the ack. The entry's time to live passes many times over.
     pass(&rig, TTL_MS + 5 * HOUR_MS).await;
     assert!(completed(&rig, &entry).await);
     rig.reopen();
@@ -108,11 +108,11 @@ async fn an_entry_of_a_live_message_is_never_pruned_and_is_gone_with_it() {
     assert!(completed(&rig, &entry).await);
     let again = rig.receive(&queue).await.unwrap();
     rig.store.settle(&queue, vec![Settle::ack(again.receipt)]).await.unwrap();
-    // From here on its time counts, and it is over, though the row stays for a while.
+    // From here on the time to live counts; it has passed, although the row stays for a while.
     assert_eq!(rig.rows("SELECT count(*) FROM ledger"), 1);
     assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 0);
     assert_eq!(rig.store.entry(&entry).await.unwrap(), None);
-    // A new message of the same key does not bring it back.
+    // A new message with the same key does not revive it.
     rig.send(&queue, NewMessage::new("y").idempotency_key(&key("order-7"))).await;
     assert!(!completed(&rig, &entry).await);
 }

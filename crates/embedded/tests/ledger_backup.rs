@@ -1,4 +1,5 @@
-//! A restored ledger gives nothing before someone accepts what may repeat; then what the backup knows is not run again.
+//! A restored ledger grants nothing until an operator accepts possible repetitions; then entries in the backup do not
+//! run again.
 
 #[path = "common/ledger.rs"]
 mod ledger;
@@ -36,7 +37,7 @@ async fn a_restored_ledger_waits_for_resume_and_repeats_only_what_came_after_the
     assert_eq!(claim("b", "held").await, Claim::InProgress { retry_after_ms: LEASE_MS });
     let Claim::Granted(again) = claim("b", "after").await else { panic!("the backup does not know of it") };
     assert!(again.fence > after.fence, "no fence is given out twice");
-    // Tokens of before the backup still count; those of after it do not.
+    // Tokens from before the backup are still valid; later ones are not.
     store.end(vec![ending(&id("held"), &held, complete("done"))]).await.unwrap()[0].unwrap();
     let stale = store.end(vec![ending(&id("after"), &after, complete("other"))]).await.unwrap();
     assert_eq!(stale, [Err(hapax_core::TokenError::Stale)]);

@@ -1,4 +1,4 @@
-//! A damaged entry is never taken for an absent one: its effect might happen again.
+//! A damaged entry is never treated as absent: its effect might happen again.
 
 #[path = "common/ledger.rs"]
 mod ledger;
@@ -47,7 +47,7 @@ async fn a_damaged_entry_refuses_claims_until_it_is_forgotten() {
         let refused = rig.store.claim(vec![by("b", "done")]).await;
         assert!(is_damaged(&refused), "{change}: {refused:?}");
         assert!(matches!(rig.store.entry(&id("done")).await, Err(StoreError::Damaged(_))), "{change}");
-        // Nothing else stops.
+        // Everything else continues.
         assert!(matches!(rig.claim(by("b", "held")).await, Claim::InProgress { .. }), "{change}");
         let listed = rig.store.entries(EntryFilter { limit: 10, ..EntryFilter::default() }).await.unwrap();
         assert_eq!(listed.items.len(), 1, "{change}: the damaged one cannot be shown");
@@ -136,7 +136,7 @@ async fn an_index_that_has_lost_an_entry_is_made_anew() {
     assert_eq!(healed, 1);
 }
 
-/// Flips every byte of the table's pages that a row of the ledger is on, one at a time.
+/// Flips every byte of a ledger row in the table's pages, one at a time.
 #[tokio::test]
 async fn no_flipped_byte_makes_a_completed_key_run_again() {
     let rig = Rig::new();
@@ -165,7 +165,8 @@ async fn no_flipped_byte_makes_a_completed_key_run_again() {
             Err(ClaimError::Store(StoreError::Damaged(_))) => refused += 1,
             other => panic!("byte {place}: {other:?}"),
         }
-        // An operator can let it go, or is told that the file is beyond that; the store goes on.
+        // An operator can forget it, or is told that the file is too damaged for that; the store
+        // continues.
         if store.forget(&id("done"), "eva").await.is_ok() {
             forgotten += 1;
             let claims = store.claim(vec![by("b", "done")]).await.unwrap();

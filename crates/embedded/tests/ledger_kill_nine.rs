@@ -1,5 +1,5 @@
-//! Workers killed under load, again and again: a message's ack and the completion of its claim are there both or neither,
-//! and a claim that was answered is there.
+//! Workers are killed repeatedly under load: a message's ack and its claim's completion exist both or neither, and an
+//! acknowledged claim exists.
 
 mod common;
 
@@ -63,7 +63,7 @@ async fn run(store: &Embedded, delivery: Delivery) {
 async fn child() {
     let Some(folder) = child_folder() else { return };
     let store = Arc::new(Embedded::open(folder, Options::default()).unwrap());
-    // A lease that outlasts the test: each message is delivered once, so whoever holds it can always settle it.
+    // The lease outlasts the test: each message is delivered once, so its holder can always settle it.
     let config = QueueConfig { tier: Tier::EffectivelyOnce, lease_ms: 12 * 3_600_000, ..QueueConfig::sqs() };
     store.create_queue(&queue(), config).await.unwrap();
     say("");
@@ -78,7 +78,7 @@ async fn child() {
     tasks.join_next().await.unwrap().unwrap();
 }
 
-/// What the killed processes said.
+/// The output of the killed processes.
 #[derive(Default)]
 struct Heard {
     next: u64,
@@ -108,7 +108,7 @@ impl Heard {
     }
 }
 
-/// Messages that are there, and entries with their states.
+/// The existing messages, and the entries with their states.
 async fn found(folder: &Path) -> (BTreeSet<u64>, BTreeMap<u64, (EntryState, u64)>) {
     let store = Embedded::open(folder, Options::default()).unwrap();
     assert_eq!(store.status().await.unwrap().warnings, Vec::<String>::new());

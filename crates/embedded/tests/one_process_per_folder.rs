@@ -1,11 +1,11 @@
-//! A folder belongs to one process at a time, and the second is told who has it.
+//! Only one process may open a folder at a time; the second one is told which process has it open.
 
 mod common;
 
 use common::{child_folder, say, start_child};
 use hapax_embedded::{Embedded, OpenError, Options};
 
-/// The other process: holds the folder until its input ends.
+/// The other process: keeps the folder open until its input ends.
 #[test]
 fn child() {
     let Some(folder) = child_folder() else { return };

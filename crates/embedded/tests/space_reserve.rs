@@ -1,4 +1,4 @@
-//! When the disk runs out, sends are refused first, so that messages can still be settled.
+//! When the disk becomes full, sends are refused first, so that messages can still be settled.
 
 mod common;
 
@@ -13,7 +13,7 @@ use libtest_mimic::{Arguments, Completion, Trial};
 async fn settles_still_commit(store: &Embedded, expected: usize) {
     let mut settled = 0;
     loop {
-        // A receive is bounded in bytes too, so there may be several.
+        // A receive is also bounded in bytes, so several may be needed.
         let deliveries = store.receive(&queue(), Receive::up_to(1_000)).await.unwrap();
         if deliveries.is_empty() {
             break;
@@ -42,7 +42,7 @@ async fn sends_are_refused_below_the_reserve_and_settles_are_not() -> Completion
     store.send(&queue(), vec![NewMessage::new("1"), NewMessage::new("2")]).await.unwrap();
     drop(store);
 
-    // No disk has that much room.
+    // No disk has that much free space.
     let store =
         Embedded::open(folder.path(), Options { reserve_bytes: u64::MAX, ..Options::default() }).unwrap();
     let why = full(store.send(&queue(), vec![NewMessage::new("3")]).await);
@@ -55,7 +55,7 @@ async fn sends_are_refused_below_the_reserve_and_settles_are_not() -> Completion
     Completion::Completed
 }
 
-/// A small file system in memory, or `None` where that is not permitted.
+/// A small file system in memory. `new` returns `None` if mounting is not permitted.
 struct Mounted<'a>(&'a Path);
 
 impl<'a> Mounted<'a> {
@@ -77,7 +77,7 @@ impl Drop for Mounted<'_> {
     }
 }
 
-/// Sends until the store is full; how many were accepted.
+/// Sends until the store is full; returns the number of accepted messages.
 async fn fill(store: &Embedded) -> usize {
     store.create_queue(&queue(), QueueConfig::sqs()).await.unwrap();
     let body = || vec![NewMessage::new(vec![7; 50_000])];

@@ -1,4 +1,4 @@
-//! The log does not grow with the work that goes through it.
+//! The log does not grow with the amount of work.
 
 mod common;
 

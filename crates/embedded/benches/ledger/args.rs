@@ -1,19 +1,19 @@
-//! The command line.
+//! The command-line arguments.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What to run.
+/// The benchmark to run.
 pub struct Args {
-    /// Callers at a time.
+    /// Numbers of concurrent callers.
     pub in_flight: Vec<usize>,
-    /// Completed entries in the deep ledger; 0 leaves it out.
+    /// Completed entries in the deep ledger; 0 skips it.
     pub depth: u64,
     pub rounds: usize,
-    /// How long one contestant runs at a time.
+    /// Duration of one contestant's turn.
     pub time: Duration,
     pub markdown: bool,
-    /// Where the stores are put: a real disk, else the syncs cost nothing.
+    /// Folder of the stores: must be on a real disk, otherwise the syncs cost nothing.
     pub folder: PathBuf,
 }
 
@@ -39,7 +39,7 @@ impl Args {
                 numbers.map_err(|error| format!("{arg} {value}: {error}; {USAGE}"))
             };
             match arg.as_str() {
-                // Cargo adds it.
+                // Passed by cargo.
                 "--bench" => {}
                 "--quick" => {
                     parsed.in_flight = vec![1, 64];

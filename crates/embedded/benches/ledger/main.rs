@@ -1,9 +1,8 @@
-//! Claim and complete of one key, many at a time: Hapax beside a bare SQLite loop over the same rows.
+//! Claim and complete one key, with many concurrent callers: Hapax beside a bare SQLite loop over the same rows.
 //!
 //! A *miss* is a fresh key: claimed (synced), then completed (synced). A *hit* is a key that was completed before: one
-//! claim that is answered with the recorded outcome. All contestants run in one process and take turns, in an order
-//! that rotates from round to round; a ratio is the median of the rounds' ratios. `docs/BENCHMARKS.md` says how to read
-//! the tables.
+//! claim that returns the recorded outcome. All contestants run in one process and take turns, in an order that rotates
+//! from round to round; a ratio is the median of the rounds' ratios. `docs/BENCHMARKS.md` explains the tables.
 
 mod args;
 #[path = "../shared/measure.rs"]
@@ -20,7 +19,7 @@ use ours::Ours;
 use report::Cell;
 use sqlite::Sqlite;
 
-/// Completed entries in a ledger that counts as empty: there must be something to hit.
+/// Completed entries in a ledger that counts as empty: hits need some entries.
 const SHALLOW: u64 = 1_000;
 const SCOPE: &str = "queue/payments";
 const OUTCOME: &str = r#"{"charge":"ch_1234567890","cents":1999,"status":"succeeded"}"#;
@@ -33,7 +32,7 @@ fn owner(number: u64) -> String {
     format!("worker-12345-0123456789abcdef/{number}")
 }
 
-/// As long as a hash of a body is in hex.
+/// As long as the hex hash of a body.
 fn fingerprint(number: u64) -> String {
     format!("{number:064x}")
 }
@@ -49,22 +48,22 @@ enum Kind {
     Hit,
 }
 
-/// What one contestant did in one turn.
+/// The result of one contestant's turn.
 #[derive(Debug, Clone, Default)]
 struct Turn {
     done: u64,
     secs: f64,
     /// Commits that waited for the disk.
     synced: u64,
-    /// Time on a processor, of all threads.
+    /// CPU time of all threads, in seconds.
     cpu_secs: f64,
-    /// How long claims took, or in the bare loop groups of them.
+    /// Durations of claims; in the bare loop, of groups of claims.
     first: Vec<Duration>,
-    /// How long completions took.
+    /// Durations of completions.
     second: Vec<Duration>,
 }
 
-/// Something that can be kept busy for a while.
+/// A contestant that can be run for a given time.
 trait Contestant {
     fn turn(&mut self, kind: Kind, in_flight: usize, time: Duration) -> Turn;
 }
@@ -107,7 +106,7 @@ fn compare(args: &Args, runtime: &tokio::runtime::Runtime, folder: &Path) -> Vec
         cells.extend(args.in_flight.iter().map(|&in_flight| Cell { kind, in_flight, rounds: Vec::new() }));
     }
     for round in 0..args.rounds {
-        // Anew each round: what a round has entered would make the next one's ledger less empty.
+        // Recreated each round: the entries of one round would make the next round's ledger less empty.
         let shallow = make(folder, "shallow");
         let mut ours = Ours::open(runtime, &make(&shallow, "ours"), SHALLOW);
         let mut sqlite = Sqlite::open(&make(&shallow, "sqlite"), SHALLOW);

@@ -1,4 +1,4 @@
-//! Hapax in process: as many tasks as callers, each claims a key and, where that is granted, completes it.
+//! Hapax in process: one task per caller; each claims a key and, if granted, completes it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl StoreState {
     }
 
     async fn replay(&self, below: u64) -> Duration {
-        // Whoever repeats a request is another owner with the same request.
+        // A repeated request comes from another owner with the same request.
         let number = random_below(below);
         let request = ClaimRequest { owner: Owner::new("again").expect("an owner"), ..request(number) };
         let start = Instant::now();
@@ -68,7 +68,7 @@ impl StoreState {
 }
 
 impl<'a> Ours<'a> {
-    /// A ledger with so many completed entries, made through its API.
+    /// A ledger with this many completed entries, created through its API.
     pub fn open(runtime: &'a Runtime, folder: &Path, entries: u64) -> Self {
         const BATCH: u64 = 1000;
         let store = Embedded::open(folder, Options::default()).expect("the store opens");

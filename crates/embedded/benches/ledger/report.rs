@@ -37,7 +37,7 @@ impl Cell {
         self.median_of(|round| rate(&round[which]) / rate(&round[than]))
     }
 
-    /// Processor time of one claim, with its completion.
+    /// CPU time of one claim with its completion, in microseconds.
     fn cpu_us(&self, which: usize) -> f64 {
         self.median_of(|round| each(round[which].cpu_secs * 1e6, &round[which]))
     }
@@ -60,7 +60,7 @@ impl Cell {
         ]
     }
 
-    /// Latencies of one caller, all rounds together.
+    /// Latencies of one contestant over all rounds.
     fn latencies(&self, which: usize, of: impl Fn(&Turn) -> &Vec<Duration>) -> String {
         let mut all: Vec<_> = self.rounds.iter().flat_map(|round| of(&round[which])).copied().collect();
         all.sort_unstable();

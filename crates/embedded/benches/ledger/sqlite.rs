@@ -1,5 +1,5 @@
 //! A bare SQLite loop over the same rows: one thread, statements prepared once, one transaction per group. No engine,
-//! no checksums, no answers to anybody.
+//! no checksums, no responses.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,9 +19,9 @@ CREATE TABLE ledger (
 CREATE UNIQUE INDEX ledger_id ON ledger (id);
 CREATE INDEX ledger_prune ON ledger (prune_ms);
 ";
-/// A point in time like those that a store writes.
+/// A time like those that a store writes, in ms.
 const NOW_MS: i64 = 1_760_000_000_000;
-/// What a fence is like: a time in microseconds.
+/// The start of fences: a time in microseconds.
 const FENCE: i64 = NOW_MS * 1000;
 const TTL_MS: i64 = 4 * 24 * 3600 * 1000;
 
@@ -38,7 +38,7 @@ struct Statements<'a> {
     find: Statement<'a>,
 }
 
-/// Stands for the hash of scope and key: as random as that, and cheaper.
+/// Stands for the hash of scope and key: equally random, and cheaper.
 fn id(number: i64) -> [u8; 16] {
     let mut x = (number as u64).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x ^= x >> 31;
@@ -70,7 +70,7 @@ impl<'a> Statements<'a> {
         })
     }
 
-    /// Looks each key up and enters it, synced.
+    /// Looks up each key and inserts it, synced.
     fn claim(&mut self, numbers: std::ops::Range<i64>) -> rusqlite::Result<()> {
         self.begin.execute([])?;
         for number in numbers {
@@ -121,7 +121,7 @@ impl Sqlite {
         let db = Connection::open(folder.join("bare.db")).expect("a database can be made");
         let mode: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).expect("a mode");
         assert_eq!(mode, "wal");
-        // As the store has them.
+        // The store's settings.
         db.pragma_update(None, "synchronous", "FULL").expect("a mode is set");
         db.pragma_update(None, "cache_size", -8 * 1024).expect("a cache");
         db.pragma_update(None, "wal_autocheckpoint", 4_000).expect("a bound on the WAL");

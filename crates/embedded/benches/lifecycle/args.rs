@@ -1,23 +1,24 @@
-//! The command line.
+//! The command-line arguments.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What to run.
+/// The benchmark to run.
 pub struct Args {
-    /// Sizes of bodies.
+    /// Body sizes, in bytes.
     pub bytes: Vec<usize>,
-    /// Lifecycles in flight.
+    /// Numbers of lifecycles in flight.
     pub in_flight: Vec<usize>,
-    /// Messages in the deep queue; 0 leaves it out.
+    /// Messages in the deep queue; 0 skips it.
     pub depth: u64,
     pub rounds: usize,
-    /// How long one contestant runs at a time.
+    /// Duration of one contestant's turn.
     pub time: Duration,
     pub markdown: bool,
-    /// Where the stores are put: a real disk, else the syncs cost nothing.
+    /// Folder of the stores: must be on a real disk, otherwise the syncs cost nothing.
     pub folder: PathBuf,
-    /// Only open this store, tell about it and end; the benchmark starts itself with it.
+    /// Only open this store, print its figures and exit; the benchmark starts itself with this
+    /// option.
     pub open: Option<PathBuf>,
 }
 
@@ -45,7 +46,7 @@ impl Args {
                 numbers.map_err(|error| format!("{arg} {value}: {error}; {USAGE}"))
             };
             match arg.as_str() {
-                // Cargo adds it.
+                // Passed by cargo.
                 "--bench" => {}
                 "--quick" => {
                     parsed.bytes = vec![256];

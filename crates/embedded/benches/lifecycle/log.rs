@@ -1,5 +1,5 @@
-//! A bare log: records appended to a file that was zeroed before, one fdatasync per group. No index, nothing can be
-//! found again: the least that a durable queue could do.
+//! A bare log: records appended to a file that was zeroed before, one fdatasync per group. It has no index and cannot
+//! find records again: the minimum that a durable queue must do.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use crate::{Contestant, Turn};
 
 const FILE_BYTES: u64 = 64 * 1024 * 1024;
-/// What a row of `message` takes.
+/// Size of a row of `message`.
 const ROW_BYTES: usize = 80;
-/// A message's number and what became of it.
+/// Size of a message's number and its result.
 const ACK_BYTES: usize = 16;
 
 pub struct Log {

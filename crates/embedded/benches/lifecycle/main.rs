@@ -1,7 +1,7 @@
-//! Send, receive and ack of one message, many at a time: Hapax beside a bare SQLite loop and a bare log.
+//! Send, receive and ack one message, with many in flight: Hapax beside a bare SQLite loop and a bare log.
 //!
 //! All contestants run in one process and take turns, in an order that rotates from round to round; a ratio is the
-//! median of the rounds' ratios. `docs/BENCHMARKS.md` says how to read the tables.
+//! median of the rounds' ratios. `docs/BENCHMARKS.md` explains the tables.
 
 mod args;
 mod log;
@@ -21,7 +21,7 @@ use ours::Ours;
 use report::{Cell, Series, Store};
 use sqlite::Sqlite;
 
-/// What one contestant did in one turn.
+/// The result of one contestant's turn.
 #[derive(Debug, Clone, Copy, Default)]
 struct Turn {
     lifecycles: u64,
@@ -29,7 +29,7 @@ struct Turn {
     commits: u64,
     synced: u64,
     operations: u64,
-    /// Time on a processor, of all threads.
+    /// CPU time of all threads, in seconds.
     cpu_secs: f64,
 }
 
@@ -39,7 +39,7 @@ impl Turn {
     }
 }
 
-/// Something that can be kept busy for a while.
+/// A contestant that can be run for a given time.
 trait Contestant {
     fn turn(&mut self, in_flight: usize, time: Duration) -> Turn;
 }
@@ -75,7 +75,7 @@ fn main() {
     report::print(&args, &series, &stores);
 }
 
-/// Runs every contestant on one size of body.
+/// Runs every contestant with one body size.
 fn compare(
     args: &Args,
     runtime: &tokio::runtime::Runtime,
@@ -90,7 +90,7 @@ fn compare(
     let mut store = None;
     let mut deep = None;
     if args.depth > 0 {
-        // First, while the process has allocated next to nothing, so that memory can be told.
+        // Runs first, while the process has allocated almost nothing, so that memory can be measured.
         eprintln!("{bytes} B: filling {} messages", args.depth);
         let (ours, measured) = memory::fill_and_reopen(runtime, &make("deep"), bytes, args);
         store = Some(measured);

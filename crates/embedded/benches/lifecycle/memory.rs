@@ -1,4 +1,4 @@
-//! What the process takes: memory for a deep queue, and time to open that again.
+//! Memory of the process for a deep queue, and the time to reopen that queue.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::measure::median;
 use crate::ours::Ours;
 use crate::report::Store;
 
-/// Memory that is the process's own: without pages of files, which the operating system can take back.
+/// Memory of the process without file pages, which the operating system can reclaim.
 fn own_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux tells a process about itself");
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line for it");
@@ -20,7 +20,8 @@ fn own_bytes() -> u64 {
     kib * 1024
 }
 
-/// Has the operating system forget what it cached of the store's files. Needs no privileges, unlike dropping all.
+/// Makes the operating system drop its cache of the store's files. Unlike dropping all caches, this needs no
+/// privileges.
 fn forget_cached(folder: &Path) {
     for entry in std::fs::read_dir(folder).expect("the folder is there").flatten() {
         let file = File::open(entry.path()).expect("the file is there");
@@ -29,8 +30,8 @@ fn forget_cached(folder: &Path) {
     }
 }
 
-/// Opens the store in a process of its own, where nothing else has used memory; tells how long that took and how
-/// much memory it left in use.
+/// Opens the store in a separate process, where nothing else has used memory. Returns the time that took and the memory
+/// left in use.
 fn open_elsewhere(folder: &Path, bytes: usize, args: &Args) -> (f64, u64) {
     let program = std::env::current_exe().expect("a program knows where it is");
     let output = Command::new(program)
@@ -44,7 +45,7 @@ fn open_elsewhere(folder: &Path, bytes: usize, args: &Args) -> (f64, u64) {
     (secs.parse().expect("a number"), memory.parse().expect("a number"))
 }
 
-/// The other side of [`open_elsewhere`].
+/// The part of [`open_elsewhere`] that runs in the other process.
 pub fn open_here(runtime: &Runtime, folder: &Path, args: &Args) {
     let before = own_bytes();
     let start = Instant::now();
@@ -54,7 +55,7 @@ pub fn open_here(runtime: &Runtime, folder: &Path, args: &Args) {
     println!("{secs} {}", own_bytes().saturating_sub(before));
 }
 
-/// Fills a store through its API, then opens it again and again. Gives it back open.
+/// Fills a store through its API, then reopens it repeatedly. Returns it open.
 pub fn fill_and_reopen<'a>(
     runtime: &'a Runtime,
     folder: &Path,
@@ -66,7 +67,7 @@ pub fn fill_and_reopen<'a>(
     let ours = Ours::open(runtime, folder, bytes);
     ours.fill(args.depth);
     let fill = start.elapsed();
-    // Later sizes find memory that the first has left behind, so they would tell too little.
+    // Later sizes reuse memory that the first one left behind, so their figures would be too low.
     let first = args.bytes.first() == Some(&bytes);
     let memory = first.then(|| own_bytes().saturating_sub(before));
     drop(ours);

@@ -1,4 +1,4 @@
-//! Hapax in process: as many tasks as lifecycles are in flight, each sends, receives and acks one message at a time.
+//! Hapax in process: one task per lifecycle in flight; each sends, receives and acks one message at a time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl<'a> Ours<'a> {
         Self { runtime, store, queue, body: vec![7; bytes].into() }
     }
 
-    /// Sends so many messages, in batches.
+    /// Sends this many messages, in batches.
     pub fn fill(&self, messages: u64) {
         const BATCH: u64 = 1000;
         let mut left = messages;

@@ -11,20 +11,20 @@ pub const OURS_DEEP: usize = 3;
 pub const SQLITE_DEEP: usize = 4;
 pub const CONTESTANTS: usize = 5;
 
-/// The rounds of all contestants at one number of lifecycles in flight.
+/// The rounds of all contestants with one number of lifecycles in flight.
 pub struct Cell {
     pub in_flight: usize,
     pub rounds: Vec<[Turn; CONTESTANTS]>,
 }
 
-/// All cells of one size of body.
+/// All cells of one body size.
 pub struct Series {
     pub bytes: usize,
     pub depth: u64,
     pub cells: Vec<Cell>,
 }
 
-/// What was measured on a deep queue at rest.
+/// Measurements of an idle deep queue.
 pub struct Store {
     pub bytes: usize,
     pub messages: u64,
@@ -53,7 +53,7 @@ impl Cell {
         self.median_of(|round| round[which].rate() / round[than].rate())
     }
 
-    /// Processor time of one lifecycle.
+    /// CPU time of one lifecycle, in microseconds.
     fn cpu_us(&self, which: usize) -> f64 {
         self.median_of(|round| round[which].cpu_secs * 1e6 / round[which].lifecycles.max(1) as f64)
     }

@@ -1,5 +1,5 @@
 //! A bare SQLite loop over the same rows: one thread, statements prepared once, one transaction per group. No engine,
-//! no checksums, no answers to anybody.
+//! no checksums, no responses.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ CREATE TABLE body (
     crc INTEGER NOT NULL
 );
 ";
-/// A point in time like those that a store writes.
+/// A time like those that a store writes, in ms.
 const NOW_MS: i64 = 1_760_000_000_000;
 
 pub struct Sqlite {
     db: Connection,
     body: Vec<u8>,
-    /// The first message of the queue and the one behind its last.
+    /// The first message of the queue, and the position after its last.
     head: i64,
     tail: i64,
 }
@@ -108,7 +108,7 @@ impl Sqlite {
         let db = Connection::open(folder.join("bare.db")).expect("a database can be made");
         let mode: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).expect("a mode");
         assert_eq!(mode, "wal");
-        // As the store has them.
+        // The bound on the WAL is the store's; the cache is larger than the store's 8 MiB.
         db.pragma_update(None, "cache_size", -32 * 1024).expect("a cache");
         db.pragma_update(None, "wal_autocheckpoint", 4_000).expect("a bound on the WAL");
         db.execute_batch(TABLES).expect("tables can be made");

@@ -1,7 +1,7 @@
-//! What the benchmarks have in common: medians, processor time, tables.
+//! Shared by the benchmarks: medians, CPU time, tables.
 #![allow(dead_code, reason = "each benchmark uses its part")]
 
-/// The middle one; robust against a busy moment.
+/// The median, which is robust against a busy moment.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -13,7 +13,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// How long the process's threads have been on a processor: says more than the clock on a machine that others use.
+/// CPU time of the process's threads: more meaningful than wall time on a shared machine.
 pub fn cpu_secs() -> f64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux tells a process about itself");
     let times = tasks.flatten().map(|task| {
@@ -23,7 +23,7 @@ pub fn cpu_secs() -> f64 {
     times.sum::<f64>() / 1e9
 }
 
-/// A whole number with commas.
+/// Formats a whole number with commas.
 pub fn thousands(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut grouped = String::new();

@@ -1,4 +1,4 @@
-//! Corners that were wrong once, each as small as it can be shown.
+//! Corner cases that were wrong once, each as small as possible.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn a_refused_receive_repeated_does_not_give_another_ones_delivery() {
     rig::create(&mut writer, &queue, QueueConfig::sqs_fifo());
     let send = |number: u8| rig::outgoing("x", Some(&format!("d{number}")), Some(rig::group(number)));
     writer.run(&mut vec![rig::send(&queue, vec![send(1), send(2)]).0]);
-    // After a restart the fences are ahead of the clock for a while, so that time alone does not tell them apart.
+    // After a restart the fences are ahead of the clock for a while, so that time alone does not distinguish them.
     assert!(receive(&mut writer, None).is_some());
     let mut writer = rig::open(writer.storage.after_process_death(), &clock, Ids::fixed(1), 1);
 

@@ -1,5 +1,5 @@
-//! What clients were told, and what must follow from it. Knows nothing of the engine but its answers, and what is in
-//! the queues after each wave.
+//! What clients were told, and what must follow from it. It knows only the engine's answers, and the content of the
+//! queues after each wave.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +16,7 @@ pub(super) enum Accepted {
     Yes,
 }
 
-/// Whether a message may be, or must be, gone.
+/// Whether a message may be gone, or must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gone {
     No,
@@ -24,31 +24,31 @@ pub(super) enum Gone {
     Yes,
 }
 
-/// A delivery that a client was given.
+/// A delivery that a client received.
 #[derive(Debug, Clone)]
 struct Made {
     named: DeliveryRef,
     group: Option<String>,
     until_ms: u64,
     commit: u64,
-    /// Its holder may count on it.
+    /// Its holder may rely on it.
     live: bool,
 }
 
-/// One message as its sender knows it; a repeated send is the same message.
+/// One message as its sender knows it; a repeated send counts as the same message.
 #[derive(Debug)]
 pub(super) struct Message {
     pub queue: usize,
     pub group: Option<u8>,
     pub dedup: Option<String>,
-    /// Its send may be repeated: it has a deduplication id, and no purge has made the store forget it.
+    /// Its send can be repeated: it has a deduplication id, and no purge has removed that id.
     pub repeatable: bool,
     pub first_try_ms: u64,
     pub outcome: Accepted,
     gone: Gone,
     id: Option<u128>,
     made: Vec<Made>,
-    /// Someone saw it, whatever a power cut has taken back since.
+    /// A client received it, even if a power cut has undone that since.
     seen: bool,
 }
 
@@ -56,9 +56,9 @@ pub(super) struct Message {
 pub(super) struct History {
     pub messages: Vec<Message>,
     fence_max: u64,
-    /// The place of the last first delivery, by queue and group of FIFO queues.
+    /// The position of the latest first delivery, by queue and group of FIFO queues.
     first_places: HashMap<(u32, String), u64>,
-    /// Repeated receives may give a delivery again.
+    /// Deliveries that a repeated receive may return again.
     pub repeated: Vec<DeliveryRef>,
 }
 
@@ -91,7 +91,7 @@ impl History {
         number
     }
 
-    /// A send was answered, or (`None`) may have been done.
+    /// A send was answered, or (`None`) its outcome is unknown.
     pub fn sent(&mut self, message: usize, answer: Option<&hapax_core::Sent>) {
         let message = &mut self.messages[message];
         let Some(sent) = answer else {
@@ -109,7 +109,7 @@ impl History {
         (message.outcome, message.id) = (Accepted::Yes, Some(sent.id.0));
     }
 
-    /// Deliveries were handed to a client in the wave of commit number `commit`.
+    /// Deliveries were given to a client in the wave of commit number `commit`.
     pub fn delivered(&mut self, raw: &[RawDelivery], fifo: bool, acked: bool, now_ms: u64, commit: u64) {
         for raw in raw {
             let named = raw.leased.named;
@@ -143,7 +143,7 @@ impl History {
         }
     }
 
-    /// All fences of one wave, against all that went before.
+    /// Checks all fences of one wave against all earlier ones.
     pub fn fences(&mut self, mut fences: Vec<u64>) {
         fences.sort_unstable();
         assert!(fences.windows(2).all(|pair| pair[0] < pair[1]), "two deliveries have the same fence");
@@ -159,7 +159,7 @@ impl History {
         })
     }
 
-    /// Deliveries of the group of this one may have been put back.
+    /// Deliveries of this one's group may have been put back.
     fn end_group(&mut self, named: DeliveryRef) {
         let Some((message, at)) = self.made(named) else { return };
         let group = message.made[at].group.clone();
@@ -169,7 +169,7 @@ impl History {
         }
     }
 
-    /// A settle was answered, or (`None`) may have been done.
+    /// A settle was answered, or (`None`) its outcome is unknown.
     pub fn settled(
         &mut self,
         named: DeliveryRef,
@@ -202,7 +202,7 @@ impl History {
         }
     }
 
-    /// An extension was answered with the new lease, or (`None`) may have been done.
+    /// An extension was answered with the new lease, or (`None`) its outcome is unknown.
     pub fn extended(
         &mut self,
         named: DeliveryRef,
@@ -226,19 +226,19 @@ impl History {
             }
             None => made.live = false,
         }
-        // Of a lease that may be shorter now nobody can tell when it sends the rest of its group back.
+        // If the lease may be shorter now, the time at which it puts back the rest of its group is unknown.
         let may_return = asked_ms == 0 || answer.is_none();
         if may_return && fifo && !matches!(answer, Some(Err(_))) {
             self.end_group(named);
         }
     }
 
-    /// The holder of this delivery of a FIFO group cannot count on it any more, nor can the others of the group.
+    /// The holder of this delivery of a FIFO group cannot rely on it any more, nor can the other holders of the group.
     pub fn uncertain(&mut self, named: DeliveryRef) {
         self.end_group(named);
     }
 
-    /// Leases of FIFO groups that ran out may have sent the rest of their batch back.
+    /// Expired leases of FIFO groups may have put back the rest of their batch.
     pub fn expire(&mut self, now_ms: u64) {
         let made = self.messages.iter().flat_map(|message| &message.made);
         let over: Vec<_> =
@@ -248,7 +248,7 @@ impl History {
         }
     }
 
-    /// Any of these may be gone from now on.
+    /// Any of these messages may be gone from now on.
     pub fn maybe_gone(&mut self, numbers: impl Iterator<Item = usize>) {
         for number in numbers {
             let message = &mut self.messages[number];
@@ -259,7 +259,7 @@ impl History {
         }
     }
 
-    /// The power went: what was made after commit number `commit` is forgotten, and leases may be shorter again.
+    /// A power cut: deliveries after commit number `commit` are lost, and leases may be shorter again.
     pub fn power_loss(&mut self, commit: u64, lost: bool) {
         for message in &mut self.messages {
             message.made.retain(|made| made.commit <= commit);
@@ -267,7 +267,7 @@ impl History {
         }
     }
 
-    /// What is in the queues now must be what the answers say. Each entry is a message and its queue.
+    /// Checks that the queues' content agrees with the answers. Each entry is a message and its queue.
     pub fn census(&self, there: &[(usize, u32)]) {
         let mut seen = BTreeMap::new();
         for (number, queue) in there {

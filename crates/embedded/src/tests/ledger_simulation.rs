@@ -1,8 +1,8 @@
 //! Claimants, workers, operators, faults and time from one seed, on the ledger and the queue beside it.
 //!
-//! What is checked, through crashes, power cuts and full disks: never two live tokens of one key; what completed does not
-//! run again before its time is over; a superseded token writes nothing; an ack and the completion that goes with it happen
-//! both or neither; no entry of a live message is pruned; a rollback leaves nothing; memory and disk agree.
+//! The checks, through crashes, power cuts and full disks: a key never has two live tokens; a completed effect does not
+//! run again before its entry expires; a superseded token writes nothing; an ack and its completion happen both or
+//! neither; no entry of a live message is pruned; a rollback leaves nothing; memory and disk agree.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,24 +24,24 @@ use crate::time::StoreTime;
 use crate::writer::{Op, RawDelivery, Settling, Writer};
 
 const KEYS: usize = 6;
-/// Keys from here on are of messages.
+/// Keys from here on belong to messages.
 const QUEUED: usize = 3;
 const STEPS: usize = 200;
 const FOR_EVER_MS: u64 = 366 * 24 * 3_600_000;
 
-/// What everyone together knows about one key.
+/// What all participants together know about one key.
 #[derive(Default)]
 struct Known {
-    /// The newest grant that someone was told of, and until when it surely holds.
+    /// The newest grant that an owner was told of, and until when it holds for sure.
     held: Option<(u64, u64)>,
     newest: u64,
-    /// Its holder gave it up, or may have; or an operator decided, or may have.
+    /// Its holder gave it up or may have, or an operator decided or may have.
     free: bool,
-    /// Something happened that nobody heard the end of.
+    /// An operation on it has an unknown outcome.
     disturbed: bool,
-    /// When it was first known to be completed, how long that is kept, and as what.
+    /// When it was first known to be completed, its time to live, and its outcome.
     completed: Option<(u64, u64, RecordedOutcome)>,
-    /// What it may have been completed as.
+    /// Outcomes with which it may have been completed.
     possible: Vec<RecordedOutcome>,
 }
 
@@ -63,18 +63,18 @@ struct Sim {
     queue: QueueName,
     keys: Vec<Known>,
     waiting: Vec<Asked>,
-    /// Grants that someone was told of: key, owner, fence.
+    /// Grants that owners were told of: key, owner, fence.
     tokens: Vec<(usize, String, u64)>,
     deliveries: Vec<(usize, DeliveryRef)>,
-    /// Messages that were accepted, and their keys.
+    /// Accepted messages and their keys.
     sent: BTreeMap<u64, usize>,
     /// Settles that ended a claim: delivery, key, fence.
     pairs: Vec<(DeliveryRef, usize, u64)>,
-    /// How many times each claim was asked to complete, and when first.
+    /// How many times completion was requested for each claim, and when first.
     completions: BTreeMap<u64, (u32, u64)>,
     /// Completed entries that a live message needs: fence and message.
     needed: Vec<(u64, u64)>,
-    /// Keys for which someone waits in this wave: who came first is not known.
+    /// Keys for which a claim waits in this wave: the order of the claims is unknown.
     contested: Vec<usize>,
     next: u64,
     tell: bool,
@@ -163,7 +163,7 @@ impl Sim {
             }
         }
         if self.chance(10) && !self.waiting.is_empty() {
-            // A caller goes away.
+            // A caller drops its claim.
             let at = self.rng.usize(..self.waiting.len());
             if let Asked::Claim(key, ..) = self.waiting.swap_remove(at) {
                 self.keys[key].disturbed = true;
@@ -285,7 +285,7 @@ impl Sim {
         (Op::Ledger(op), Asked::Claim(key, owner, waits, answer))
     }
 
-    /// A token: mostly one of the latest.
+    /// Picks a token, mostly one of the latest.
     fn token(&mut self) -> Option<(usize, String, u64)> {
         let back =
             if self.chance(80) { self.rng.usize(..4) } else { self.rng.usize(..self.tokens.len().max(1)) };
@@ -304,7 +304,7 @@ impl Sim {
                 self.keys[key].possible.push(outcome.clone());
                 let now_ms = self.now_ms();
                 self.completions.entry(fence).or_insert((0, now_ms)).0 += 1;
-                // What a message needs is completed for ever: its disappearance would tell nothing.
+                // Entries of messages never expire, because otherwise their disappearance would prove nothing.
                 let ttl_ms = if key < QUEUED { 1_000 + fence % 2_000_000 } else { FOR_EVER_MS };
                 Ending::Complete { outcome, ttl_ms }
             }
@@ -313,7 +313,7 @@ impl Sim {
         }
     }
 
-    /// Messages go away only together with a completion, or after one was seen.
+    /// A message is deleted only together with a completion, or after one was seen.
     fn ask_settle(&mut self) -> Option<(Op, Asked)> {
         let (key, named) = self.delivery()?;
         let token = self.tokens.iter().rev().find(|(at, ..)| *at == key).map(|(_, _, fence)| *fence);
@@ -362,14 +362,14 @@ impl Sim {
                 asked => drop(self.hear_one(asked, crashed)),
             }
         }
-        // Whoever waits is served last.
+        // Waiting claims are served last.
         for asked in later {
             let left = self.hear_one(asked, crashed);
             self.waiting.extend(left);
         }
     }
 
-    /// Notes an answer; gives back what has none yet.
+    /// Records an answer; returns the operation if it has none yet.
     fn hear_one(&mut self, asked: Asked, crashed: bool) -> Option<Asked> {
         let now_ms = self.now_ms();
         match asked {
@@ -471,7 +471,7 @@ impl Sim {
                 if let Some((_, _, before)) = &known.completed {
                     assert!(*before == outcome || known.disturbed, "the outcome of key {key} changed");
                 }
-                // Its time is known to whoever completed it only; from here on it is at least in the past.
+                // Only the completing client knows the time to live; from here on it may already have passed.
                 let ttl_ms = if key < QUEUED { 0 } else { FOR_EVER_MS };
                 known.completed.get_or_insert((at_ms, ttl_ms, outcome));
             }
@@ -501,7 +501,7 @@ impl Sim {
         }
     }
 
-    /// What must be so in the rows after every wave.
+    /// Checks the rows after every wave.
     fn check(&mut self) {
         let writer = self.writer.as_ref().expect("open");
         writer.engine.check();
@@ -523,7 +523,7 @@ impl Sim {
                 .messages
                 .get(&named.seq)
                 .is_some_and(|row| row.entry.fence == named.fence && row.entry.state == State::InFlight);
-            // Asked for more than once, nobody knows which of them ended it.
+            // If completion was requested more than once, it is unknown which request ended the claim.
             let once = self.completions[fence].0 == 1;
             assert!(
                 !ended || !held || !once,
@@ -545,7 +545,7 @@ impl Sim {
 }
 
 impl Known {
-    /// Something may have ended the claim.
+    /// An operation may have ended the claim.
     fn unknown(&mut self) {
         self.free = true;
         self.disturbed = true;

@@ -1,4 +1,4 @@
-//! Tests below the public surface.
+//! Tests below the public API.
 
 mod below_sqlite;
 mod corners;

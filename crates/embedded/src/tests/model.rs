@@ -1,5 +1,5 @@
-//! The queue semantics of the design, as plainly as they can be written: one list per queue, searched from end to
-//! end, no index, no rows, no waves.
+//! The queue semantics of the design, as simple as possible: one list per queue with linear search, no index, no rows,
+//! no waves.
 
 mod queue;
 
@@ -15,7 +15,7 @@ pub(super) enum At {
     Parked,
 }
 
-/// Where a dead letter came from.
+/// The origin of a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Death {
     pub source: QueueName,
@@ -31,7 +31,7 @@ pub(super) struct Death {
 #[derive(Debug, Clone)]
 pub(super) struct Message {
     pub body: String,
-    /// The store's number, once an answer told it.
+    /// The store's number, once an answer contained it.
     pub seq: Option<u64>,
     pub fence: u64,
     place: u64,
@@ -46,7 +46,7 @@ pub(super) struct Message {
     pub first_ms: u64,
     pub attempts: u32,
     pub deliveries: u32,
-    /// Since when it waits behind others, on the scale of places (standard queues).
+    /// The position from which it waits behind others (standard queues).
     turn: u64,
     pub at: At,
     pub death: Option<Death>,
@@ -69,9 +69,9 @@ pub(super) struct Queue {
     pub name: QueueName,
     pub config: QueueConfig,
     pub messages: Vec<Message>,
-    /// Numbers of messages that someone has to decide about, and their groups: those are halted.
+    /// Numbers of messages that need a decision, with their groups, which are halted.
     pub undecided: Vec<(u64, u8)>,
-    /// Groups that wait behind the others, and since when.
+    /// Groups that wait behind the others, with the position since which they wait.
     turns: Vec<(u8, u64)>,
     attempts: Vec<Attempt>,
     /// Key, when, and the number of the first send.
@@ -93,12 +93,12 @@ pub(super) struct Redrive {
     pub left: u64,
     upto: u64,
     cursor: u64,
-    /// Places still to look at.
+    /// Positions that still have to be processed.
     pending: Vec<u64>,
     stepped_ms: u64,
 }
 
-/// What is sent.
+/// A message to send.
 #[derive(Debug, Clone)]
 pub(super) struct New {
     pub body: String,
@@ -140,8 +140,8 @@ impl Model {
         self.queues.iter().position(|queue| queue.name == *name)
     }
 
-    /// `Some(number)` of the first send if this one repeats it; `Err` if it is not acceptable. A new message gets
-    /// the number `seq`.
+    /// Returns `Some(number)` of the first send if this one repeats it, `Err` if it is not acceptable. A new message
+    /// gets the number `seq`.
     pub fn send(&mut self, queue: usize, new: &New, seq: u64) -> Result<Option<u64>, ()> {
         let place = self.next_place();
         let now_ms = self.now_ms;
@@ -193,7 +193,7 @@ impl Model {
         Ok(None)
     }
 
-    /// Leases messages; the caller tells each its fence and number.
+    /// Leases messages; the caller sets the fence and number of each.
     pub fn receive(&mut self, queue: usize, max: usize, lease_ms: Option<u64>, ack: bool) -> Vec<Message> {
         let mut leased = Vec::new();
         while leased.len() < max {
@@ -206,7 +206,7 @@ impl Model {
                 continue;
             }
             let fifo = self.queues[queue].config.is_fifo();
-            // Where attempts are limited, a head that has failed comes alone.
+            // If attempts are limited, a head that has failed is delivered alone.
             let failed = self.queues[queue].by_place(*first).attempts > 0;
             let alone = fifo && limit < u32::MAX && (failed || limit == 1);
             for place in places.into_iter().take(if alone { 1 } else { max }) {
@@ -431,7 +431,7 @@ impl Model {
         message.due_ms = self.now_ms + after_ms;
     }
 
-    /// Those of the same FIFO group that are in flight behind `place` return uncounted.
+    /// Puts back, uncounted, the messages of the same FIFO group in flight behind `place`.
     fn return_rest(&mut self, queue: usize, failed: &Message, place: u64) {
         if !self.queues[queue].config.is_fifo() {
             return;
@@ -490,7 +490,7 @@ impl Model {
         Settled::Dead
     }
 
-    /// A message is parked or dead: where the queue says so, its group is halted for it.
+    /// A message is parked or dead: if the queue is configured so, its group is halted for it.
     fn halt(&mut self, queue: usize, message: &Message) {
         if self.queues[queue].config.on_dead != OnDead::HaltGroup {
             return;
@@ -500,14 +500,14 @@ impl Model {
         self.queues[queue].undecided.push((message.seq.expect("it was delivered"), group));
     }
 
-    /// Someone decided about a message, wherever it is: no group waits for it any more. Says which queue had.
+    /// A message was decided about, wherever it is: no group waits for it any more. Returns the queue that waited.
     fn decide(&mut self, message: &Message) -> Option<usize> {
         let seq = message.seq?;
         let now_ms = self.now_ms;
         self.queues.iter_mut().position(|queue| queue.unhalt(now_ms, |other, _| other == seq))
     }
 
-    /// A message that failed waits behind those that are ready, its FIFO group behind the other groups.
+    /// A failed message waits behind the ready ones, its FIFO group behind the other groups.
     fn wait_behind(&mut self, queue: usize, at: usize) {
         let turn = self.next_place();
         let queue = &mut self.queues[queue];
@@ -619,7 +619,7 @@ impl Model {
     fn step_redrives(&mut self) {
         for at in 0..self.redrives.len() {
             let mut task = self.redrives[at].clone();
-            // Ten times a second, or as often as the rate allows one message.
+            // Ten times a second, or at the rate of single messages if that is lower.
             let step_ms = 1_000_u64.div_ceil(task.per_second).max(100);
             if task.state != RedriveState::Running || task.stepped_ms + step_ms > self.now_ms {
                 continue;
@@ -676,7 +676,7 @@ impl Model {
     pub fn restart(&mut self) {
         for queue in &mut self.queues {
             queue.totals = QueueTotals::default();
-            // Not stored: a message that failed may come first once more.
+            // Not stored: a failed message may come first again.
             queue.turns.clear();
             queue.messages.iter_mut().for_each(|message| message.turn = 0);
         }
@@ -690,7 +690,7 @@ impl Model {
         }
     }
 
-    /// Everything that time alone brings about. In which order the queues come is the engine's choice.
+    /// Processes everything that time alone causes. The order of the queues is the engine's choice.
     pub fn tick(&mut self, first: &[QueueName]) {
         self.step_redrives();
         let rest = (0..self.queues.len()).filter(|queue| !first.contains(&self.queues[*queue].name));

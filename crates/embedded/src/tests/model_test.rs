@@ -25,7 +25,7 @@ const QUEUES: [&str; 4] = ["std", "std-dead", "ord.fifo", "ord-dead.fifo"];
 const MAIN: [usize; 2] = [0, 2];
 const RETENTION_MS: u64 = 600_000;
 
-/// What the queues are like.
+/// The configuration of the queues.
 #[derive(Debug, Clone)]
 struct Setup {
     halt: bool,
@@ -36,7 +36,7 @@ struct Setup {
     max_attempts: u32,
 }
 
-/// One thing to do; `pick` chooses among the deliveries made so far, the latest first.
+/// One operation; `pick` selects among the deliveries made so far, the latest first.
 #[derive(Debug, Clone)]
 enum Do {
     Send { queue: usize, news: Vec<New> },
@@ -100,7 +100,7 @@ fn how() -> impl Strategy<Value = How> {
     ]
 }
 
-/// Mostly what both kinds of queue take, so that few sends are wasted.
+/// Mostly messages that both kinds of queue accept, so that few sends are wasted.
 fn new(queue: usize) -> impl Strategy<Value = New> {
     let dedup = prop_oneof![3 => 0u32..1_000_000, 1 => 0u32..4];
     let odd = prop_oneof![5 => Just(false), 1 => Just(true)];
@@ -203,7 +203,7 @@ impl Setup {
     }
 }
 
-/// The answers of one wave, to be compared when it is over.
+/// The answers of one wave, compared when it has ended.
 enum Awaited {
     Sent(usize, Vec<New>, Answer<rig::Sends>),
     Received(Receive, Answer<Vec<RawDelivery>>),
@@ -254,7 +254,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
         self.writer.as_mut().expect("open")
     }
 
-    /// Lets everything happen that is due; in the model too.
+    /// Processes everything that is due, also in the model.
     fn drain(&mut self) {
         let now_ms = self.model.now_ms;
         let writer = self.writer();
@@ -337,7 +337,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 let (queue, _) = self.picked(settles[0].0)?;
                 let settle = |(pick, bend, how): &(usize, Bend, How)| {
                     let (own, named) = self.picked(*pick).expect("something was picked before");
-                    // Those of other queues are malformed here, which is worth trying too.
+                    // Receipts of other queues are malformed here, which is tested too.
                     (Self::bent(own, named, *bend).1, how.clone())
                 };
                 let settles: Vec<_> = settles.iter().map(settle).collect();

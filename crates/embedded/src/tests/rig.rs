@@ -1,4 +1,4 @@
-//! A writer on any storage, driven by hand: no thread, no waiting, time moves when told.
+//! A writer on any storage, driven by hand: no thread, no waiting, and a manual clock.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::storage::Storage;
 use crate::time::{Now, StoreTime};
 use crate::writer::{Op, RawDelivery, Settling, Writer};
 
-/// Where every run starts.
+/// Start time of every run.
 pub(super) const START_MS: u64 = 1_800_000_000_000;
-/// Sends are refused below this much room.
+/// Sends are refused if less space is left, in bytes.
 pub(super) const RESERVE_BYTES: u64 = 1_000;
 
-/// The answer to come.
+/// A pending answer.
 pub(super) type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
 pub(super) type Sends = Vec<Result<Sent, SendError>>;
 pub(super) type Settles = Vec<Result<Settled, SettleError>>;
@@ -81,7 +81,7 @@ pub(super) fn receive(
     (Op::Receive { id, queue: queue.clone(), request, wait_ms: Some(wait_ms), asked, reply }, answer)
 }
 
-/// The writer is given opened receipts; the sealed one is not looked at again.
+/// The writer gets decoded receipts and does not read the sealed one.
 fn unread() -> Receipt {
     Receipt::new("unread").expect("a valid receipt")
 }
@@ -107,7 +107,7 @@ pub(super) fn extend(
     (Op::Extend { queue: queue.clone(), batch, reply }, answer)
 }
 
-/// Something done to the engine inside a wave.
+/// A job on the engine inside a wave.
 pub(super) fn job<T: Send + 'static>(
     job: impl FnOnce(&mut Engine, Now) -> T + Send + 'static,
 ) -> (Op, Answer<T>) {
@@ -119,7 +119,7 @@ pub(super) fn job<T: Send + 'static>(
     (Op::Job(Box::new(job)), answer)
 }
 
-/// Runs one job alone, which must succeed.
+/// Runs one job alone; it must succeed.
 pub(super) fn now<S: Storage, T: Send + 'static>(
     writer: &mut Writer<S>,
     run: impl FnOnce(&mut Engine, Now) -> T + Send + 'static,

@@ -1,4 +1,4 @@
-//! Files of other versions and other programs, and the way from one version to the next.
+//! Files of other versions and other programs, and the migrations between versions.
 
 use std::path::Path;
 
@@ -119,13 +119,13 @@ async fn a_migration_that_is_killed_leaves_the_old_version() {
     let mut db = Connection::open(folder.path().join(DATABASE)).unwrap();
     db.pragma_update(None, "cache_size", 5).unwrap();
     let transaction = db.transaction_with_behavior(rusqlite::TransactionBehavior::Exclusive).unwrap();
-    // More than the cache holds, so that half of it is in the log already.
+    // More than the cache holds, so that half of it is already in the log.
     let half =
         "CREATE TABLE extra AS WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200)
                 SELECT randomblob(1000) AS x FROM n; UPDATE message SET flags = 99; PRAGMA user_version = 5";
     transaction.execute_batch(half).unwrap();
 
-    // What a killed process leaves is what its files hold at that moment.
+    // A killed process leaves the current content of its files.
     let killed = tempfile::tempdir().unwrap();
     for file in [DATABASE.to_owned(), format!("{DATABASE}-wal")] {
         std::fs::copy(folder.path().join(&file), killed.path().join(&file)).unwrap();
@@ -135,7 +135,7 @@ async fn a_migration_that_is_killed_leaves_the_old_version() {
     migrate(killed.path(), "CREATE TABLE extra (x)").unwrap();
 }
 
-/// A file as an older version wrote it.
+/// Writes a file as an older version did.
 fn written_by(folder: &Path, version: i64, sql: &str) {
     let db = Connection::open(folder.join(DATABASE)).unwrap();
     db.execute_batch(sql).unwrap();
@@ -144,13 +144,13 @@ fn written_by(folder: &Path, version: i64, sql: &str) {
     db.close().unwrap();
 }
 
-/// What version 1 wrote: messages ready, dead, parked in doubt and in a FIFO group, of a queue of the tier that now looks
-/// at the ledger.
+/// A file of version 1: messages that are ready, dead, parked in doubt and in a FIFO group, of a queue whose tier now
+/// uses the ledger.
 fn version_1(folder: &Path) {
     written_by(folder, 1, include_str!("v1.sql"));
 }
 
-/// What version 2 wrote: messages of a queue with a key pointer, one of them dead, and one of a queue without.
+/// A file of version 2: messages of a queue with a key pointer, one of them dead, and one of a queue without.
 fn version_2(folder: &Path) {
     written_by(folder, 2, include_str!("v2.sql"));
 }
@@ -186,7 +186,7 @@ fn opened(folder: &Path, at_ms: u64) -> Embedded {
     Embedded::open(folder, Options { clock, ..Options::default() }).unwrap()
 }
 
-/// The keys of a queue's messages by what their bodies contain.
+/// The keys of a queue's messages with their bodies.
 async fn keys(store: &Embedded, queue: &QueueName) -> Vec<(String, String, KeySource)> {
     let deliveries = store.receive(queue, hapax_core::Receive::up_to(10)).await.unwrap();
     let key = |delivery: hapax_core::Delivery| {
@@ -210,7 +210,7 @@ async fn messages_of_version_2_keep_the_keys_that_they_would_have_had() {
     let store = opened(folder.path(), 1_794_808_900_500);
     assert_eq!(store.status().await.unwrap().warnings, Vec::<String>::new());
     let (pay, dead) = (QueueName::new("pay").unwrap(), QueueName::new("pay-dead").unwrap());
-    // Too late for them.
+    // This change comes too late to affect these messages.
     let moved = QueueConfig { key_pointer: Some("/at".into()), ..store.queue(&pay).await.unwrap().config };
     store.set_queue(&pay, moved, None).await.unwrap();
     let found = |body: &str, key: &str, source| (body.to_owned(), key.to_owned(), source);
@@ -306,7 +306,7 @@ async fn version_1_becomes_a_store_with_a_ledger_and_loses_no_message() {
         assert_eq!(store.stats(&QueueName::new(name).unwrap()).await.unwrap().ready, 1, "{name}");
     }
 
-    // The limit on attempts has moved; a queue that had none has none, whatever the default of new ones is.
+    // The limit on attempts has moved; a queue without one still has none, regardless of the default for new queues.
     for (name, limit) in [("jobs", Some(3)), ("jobs-dead", None), ("ord.fifo", None)] {
         let config = store.queue(&QueueName::new(name).unwrap()).await.unwrap().config;
         let sqs = if config.is_fifo() { QueueConfig::sqs_fifo() } else { QueueConfig::sqs() };
@@ -323,7 +323,7 @@ async fn version_1_becomes_a_store_with_a_ledger_and_loses_no_message() {
     let parked = store.browse(&queue(), parked).await.unwrap().items.remove(0);
     assert_eq!(parked.deliveries, parked.attempts, "all deliveries counted as far as anyone knew");
 
-    // A message that was sent before there was a ledger is bound to its entry when it is claimed.
+    // A message sent before the ledger existed is linked to its entry when it is claimed.
     let delivery = store.receive(&queue(), hapax_core::Receive::up_to(1)).await.unwrap().remove(0);
     let id = hapax_core::EntryId::of_queue(&queue(), delivery.key);
     let mut request = hapax_core::ClaimRequest::new(id, "a".parse().unwrap(), 1_000);

@@ -1,5 +1,5 @@
-//! The storage seam in memory, with the faults of a real disk: what a power cut leaves differs from what a killed
-//! process leaves, and a commit may fail in every way that the seam allows.
+//! The storage trait in memory, with the faults of a real disk: a power cut and a killed process leave different
+//! states, and a commit may fail in every way that the trait allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,18 +14,18 @@ use crate::record::{
 };
 use crate::storage::{CommitError, DueEntry, Durability, FoundBody, FoundEntry, ReadError, Storage};
 
-/// How the next commit goes wrong.
+/// How the next commit fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// No room; rolled back.
+    /// No space left; rolled back.
     Full,
-    /// The write failed, yet the rows are there.
+    /// The write failed, but the rows exist.
     UnknownApplied,
-    /// The write failed, and the rows are not there.
+    /// The write failed, and the rows do not exist.
     UnknownLost,
     /// The process dies before the commit.
     CrashBefore,
-    /// The process dies after the commit, before anyone was answered.
+    /// The process dies after the commit, before any answer was sent.
     CrashAfter,
 }
 
@@ -34,7 +34,7 @@ impl Fault {
         [Self::Full, Self::UnknownApplied, Self::UnknownLost, Self::CrashBefore, Self::CrashAfter];
 }
 
-/// The rows. Stricter than SQL: an update of a row that is not there, or of a column that never changes, panics.
+/// The rows. Stricter than SQL: an update of a missing row, or of a column that never changes, panics.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Tables {
     pub header: Header,
@@ -47,7 +47,7 @@ pub(super) struct Tables {
     pub attempts: BTreeMap<(u32, u128), AttemptRow>,
     halted: BTreeSet<(u32, GroupId, u64)>,
     redrives: BTreeMap<u64, (RedriveTask, u64, u64)>,
-    /// By fence; with when to look whether it can go.
+    /// By fence, with the time when to check whether it can be pruned.
     pub ledger: BTreeMap<u64, (LedgerRow, Option<u64>)>,
     tally: Tally,
     pub keyed: BTreeSet<(u64, u128)>,
@@ -162,7 +162,7 @@ impl Tables {
         links.filter_map(|(seq, _)| Some((*seq, self.messages.get(seq)?.queue)))
     }
 
-    /// What must hold between the tables after every commit.
+    /// Checks the invariants between the tables; call it after every commit.
     pub fn check(&self) {
         assert!(
             self.messages.keys().eq(self.bodies.keys()),
@@ -188,17 +188,16 @@ impl Tables {
 }
 
 pub(super) struct SimStorage {
-    /// What a reader sees, and what a killed process leaves.
+    /// The state that a reader sees and that a killed process leaves.
     pub committed: Tables,
-    /// What a power cut is sure to leave.
+    /// The state that survives a power cut for sure.
     durable: Tables,
     unsynced: Vec<Vec<Record>>,
-    /// Commits so far.
     pub commits: u64,
     pub fault: Option<Fault>,
     pub fail_reads: bool,
     pub free_bytes: Option<u64>,
-    /// The process is dead: nobody may look at its answers.
+    /// The process is dead: its answers must not be read.
     pub crashed: bool,
     broken: bool,
 }
@@ -234,18 +233,18 @@ impl SimStorage {
         }
     }
 
-    /// How many commits a power cut may take back.
+    /// Number of commits that a power cut may undo.
     pub fn unsynced(&self) -> u64 {
         self.unsynced.len() as u64
     }
 
-    /// The process was killed: every commit stays.
+    /// The process was killed: every commit survives.
     pub fn after_process_death(mut self) -> Self {
         (self.fault, self.fail_reads, self.crashed, self.broken) = (None, false, false, false);
         self
     }
 
-    /// The power went: of the commits that nobody waited for, the last `lost` are gone.
+    /// A power cut: of the commits that were not synced, the last `lost` are gone.
     pub fn after_power_loss(mut self, lost: u64) -> Self {
         self.unsynced.truncate(self.unsynced.len() - lost as usize);
         self.commits -= lost;
@@ -261,7 +260,7 @@ impl Storage for SimStorage {
     }
 
     fn load(&mut self, loader: &mut Loader) -> Result<(), ReadError> {
-        // The seam's promise: what is loaded survives a power cut.
+        // The trait's guarantee: loaded rows survive a power cut.
         self.sync();
         let tables = &self.committed;
         tables.queues.values().for_each(|row| loader.add(Loaded::Queue(row.clone())));

@@ -1,4 +1,4 @@
-//! Clients, faults and time from one seed. Fails with the seed and how to replay it.
+//! Clients, faults and time from one seed. A failure reports the seed and how to replay it.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,13 +19,13 @@ use crate::time::StoreTime;
 use crate::writer::{Op, RawDelivery, Writer};
 
 const QUEUES: [&str; 5] = ["jobs", "jobs-dead", "ord.fifo", "ord-dead.fifo", "once"];
-/// Acked as it is handed out.
+/// The queue whose messages are acked on receive.
 const ONCE: usize = 4;
 const STEPS: usize = 150;
-/// A send is repeated for so long: inside the deduplication window of 5 min.
+/// Sends are repeated for this long: inside the deduplication window of 5 min.
 const REPEAT_MS: u64 = 240_000;
 
-/// What a client waits for.
+/// A pending answer of a client.
 enum Asked {
     Send(Vec<usize>, Answer<rig::Sends>),
     Receive(Receive),
@@ -46,7 +46,7 @@ struct Sim {
     rng: fastrand::Rng,
     clock: Arc<ManualClock>,
     writer: Option<Writer<SimStorage>>,
-    /// Runs beside the store's own, to know what time it is there.
+    /// Runs beside the store's own clock, to know the store's time.
     time: StoreTime,
     names: Vec<QueueName>,
     history: History,
@@ -54,11 +54,11 @@ struct Sim {
     waiting: Vec<Receive>,
     /// Deliveries that clients hold or once held, the latest last.
     receipts: Vec<(usize, DeliveryRef)>,
-    /// Receives that may be repeated, and what they gave.
+    /// Receives that can be repeated, and their deliveries.
     attempts: BTreeMap<String, Vec<DeliveryRef>>,
     next_id: u64,
     hash: DefaultHasher,
-    /// A single seed is replayed: tell what happens.
+    /// A single seed is replayed: print the events.
     tell: bool,
 }
 
@@ -169,7 +169,7 @@ impl Sim {
             }
         }
         if self.chance(10) && !self.waiting.is_empty() {
-            // A client loses patience.
+            // A client drops its receive.
             let at = self.rng.usize(..self.waiting.len());
             self.waiting.swap_remove(at);
         }
@@ -198,7 +198,7 @@ impl Sim {
         self.check();
     }
 
-    /// A stopped store turns everything away.
+    /// A stopped store rejects every operation.
     fn refused(&mut self) {
         if self.writer().storage.crashed {
             return;
@@ -209,7 +209,7 @@ impl Sim {
         assert!(refused, "a stopped store took a message");
     }
 
-    /// What is in the queues: message and queue.
+    /// The content of the queues: message and queue.
     fn there(&self) -> Vec<(usize, u32)> {
         let writer = self.writer.as_ref().expect("open");
         let bodies = &writer.storage.committed.bodies;
@@ -224,7 +224,7 @@ impl Sim {
         self.history.census(&self.there());
     }
 
-    /// The process dies or the power goes; the store is opened again.
+    /// The process dies or the power is cut; the store is reopened.
     fn restart(&mut self) {
         self.waiting.clear();
         self.attempts.clear();
@@ -282,7 +282,7 @@ impl Sim {
                 let queue = self.rng.usize(..QUEUES.len());
                 let name = self.names[queue].clone();
                 let (op, answer) = rig::job(move |engine, now| engine.purge(now, &name, 0));
-                // The ids are forgotten with the messages: a send from before is not repeated after it.
+                // A purge also forgets the deduplication ids: earlier sends are not repeated after it.
                 for message in self.history.messages.iter_mut().filter(|message| message.queue == queue) {
                     message.repeatable = false;
                 }
@@ -315,7 +315,7 @@ impl Sim {
         (op, Asked::Send(numbers, answer))
     }
 
-    /// A send is repeated, because its outcome is unknown or its sender is not sure.
+    /// Repeats a send whose outcome is unknown, or whose sender is not sure.
     fn ask_again(&mut self) -> Option<(Op, Asked)> {
         let now_ms = self.now_ms();
         let may = |message: &history::Message| {
@@ -348,7 +348,7 @@ impl Sim {
         (op, Asked::Receive(Receive { queue, attempt_id, waits, answer }))
     }
 
-    /// A delivery: mostly one of the latest, sometimes a very old one.
+    /// Picks a delivery: mostly one of the latest, sometimes a very old one.
     fn pick(&mut self) -> Option<(usize, DeliveryRef)> {
         let count = self.receipts.len();
         let back = if self.chance(80) { self.rng.usize(..8) } else { self.rng.usize(..count.max(1)) };
@@ -375,7 +375,7 @@ impl Sim {
         Some((op, Asked::Settle(queue, batch, answer)))
     }
 
-    /// Clients look at their answers, and what follows from them is noted.
+    /// Clients read their answers, and the consequences are recorded.
     fn hear(&mut self, asked: Vec<Asked>) {
         let crashed = self.writer().storage.crashed;
         let now_ms = self.now_ms();
@@ -399,7 +399,7 @@ impl Sim {
                         }
                     }
                 },
-                // Whoever waits is served last, or with what nobody in this wave has a receipt for.
+                // Waiting receives are served last, or with messages for which no client of this wave has a receipt.
                 Asked::Receive(receive) if receive.waits => receives.push(receive),
                 Asked::Receive(receive) => self.hear_receive(receive, crashed, now_ms, &mut fences),
                 Asked::Settle(queue, batch, mut answer) => {
@@ -476,7 +476,7 @@ impl Sim {
         }
     }
 
-    /// Everything of a queue may be gone: purged, or handed out to nobody.
+    /// Every message of a queue may be gone: purged, or delivered to a client that is gone.
     fn may_be_gone(&mut self, queue: usize) {
         let of_queue = |message: &history::Message| message.queue == queue || message.queue + 1 == queue;
         let numbers: Vec<_> =
@@ -499,7 +499,7 @@ fn heard<T>(crashed: bool, answer: &mut Answer<T>) -> Heard<T> {
     match answer.try_recv() {
         Ok(Ok(done)) => Heard::Done(done),
         Ok(Err(StoreError::OutcomeUnknown(_))) => Heard::Unknown,
-        // The writer drops a reply unanswered only when a read failed: then nothing of its wave was written.
+        // The writer drops a reply without an answer only after a failed read: then nothing of its wave was written.
         Ok(Err(_)) | Err(_) => Heard::Nothing,
     }
 }
@@ -508,7 +508,7 @@ fn totals(writer: &Writer<SimStorage>) -> Vec<hapax_core::store::QueueTotals> {
     writer.engine.queues().iter().map(|queue| queue.totals).collect()
 }
 
-/// Says how to replay a seed that failed.
+/// Prints how to replay a failed seed.
 struct Replay(u64);
 
 impl Drop for Replay {
@@ -526,7 +526,7 @@ fn simulate(seed: u64) -> u64 {
 
 #[test]
 fn simulation_of_faults_loses_nothing_and_repeats_nothing_acked() {
-    // Enough in the ordinary run to catch each break that was tried on purpose many times over.
+    // Enough seeds in the ordinary run to catch each deliberately introduced defect many times over.
     let seeds = match (std::env::var("HAPAX_SEED"), std::env::var("HAPAX_LONG")) {
         (Ok(seed), _) => {
             let seed = seed.parse().expect("HAPAX_SEED is a number");

@@ -1,4 +1,4 @@
-//! However the writer ends, nobody waits for ever.
+//! However the writer ends, no caller waits without an end.
 
 use std::sync::Arc;
 
@@ -28,10 +28,10 @@ async fn a_panic_in_the_writer_answers_those_who_wait_and_turns_others_away() {
     let failed = store.shared.job(|_, _| panic!("a defect, on purpose")).await;
     let failed: Result<(), _> = failed;
     assert!(matches!(failed, Err(StoreError::OutcomeUnknown(_))), "{failed:?}");
-    // The receive waited, or came after the panic.
+    // The receive was waiting, or came after the panic.
     let waited = waiting.await.unwrap().unwrap_err();
     assert!(matches!(waited, StoreError::OutcomeUnknown(_) | StoreError::Unavailable(_)), "{waited}");
-    // Joins the thread: what comes after it must be turned away.
+    // Joins the thread: later operations must be rejected.
     store.close();
     let sent = store.send(&queue(), vec![NewMessage::new("x")]).await;
     assert!(matches!(sent, Err(StoreError::Unavailable(_))), "{sent:?}");

@@ -1,4 +1,4 @@
-//! A store on a clock that is moved by hand, and the ledger's values in short.
+//! A store with a manual clock, and short forms of the ledger's values.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Rig {
         self.store.end(vec![end]).await.unwrap().remove(0)
     }
 
-    /// A queue of the effectively-once tier, with one message sent.
+    /// Creates a queue of the effectively-once tier and sends one message.
     pub async fn once_queue(&self, name: &str, config: QueueConfig) -> QueueName {
         let queue = QueueName::new(name).unwrap();
         let config = QueueConfig { tier: Tier::EffectivelyOnce, ..config };

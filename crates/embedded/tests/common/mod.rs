@@ -10,25 +10,25 @@ use hapax_faults::{Process, rerun_test};
 
 const FOLDER: &str = "HAPAX_TEST_CHILD_FOLDER";
 
-/// The folder to work in, when this process is the child.
+/// The working folder, if this process is the child.
 pub fn child_folder() -> Option<PathBuf> {
     std::env::var_os(FOLDER).map(PathBuf::from)
 }
 
-/// Starts the test `name` of this binary as a process of its own.
+/// Starts the test `name` of this binary as a separate process.
 pub fn start_child(name: &str, folder: &Path) -> Process {
     Process::start(rerun_test(name).env(FOLDER, folder)).unwrap()
 }
 
-/// Prints one line from the child: the reader gets it whole or not at all.
+/// Prints one line from the child: the reader gets it complete or not at all.
 pub fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     out.write_all(format!("{line}\n").as_bytes()).unwrap();
     out.flush().unwrap();
 }
 
-/// Starts the test `child` as a process, tells it a number, and kills it when `hear` has accepted `enough` lines. What it
-/// printed before it died is heard too.
+/// Starts the test `child` as a process, tells it a number, and kills it when `hear` has accepted `enough` lines. The
+/// lines that it printed before it died are also passed to `hear`.
 pub fn kill_child_after(folder: &Path, number: u64, enough: usize, mut hear: impl FnMut(&str) -> bool) {
     let mut child = start_child("child", folder);
     child.tell(&number.to_string());
@@ -47,7 +47,7 @@ pub fn queue() -> QueueName {
     QueueName::new("jobs").unwrap()
 }
 
-/// `HAPAX_SEED`, or the test's own; printed, so that a failure can be replayed.
+/// `HAPAX_SEED`, or the test's own seed; printed, so that a failure can be replayed.
 pub fn seed(own: u64) -> u64 {
     let seed = std::env::var("HAPAX_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(own);
     println!("HAPAX_SEED={seed} replays this");

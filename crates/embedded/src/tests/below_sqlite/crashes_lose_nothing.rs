@@ -1,4 +1,4 @@
-//! Power loss and process death at every point: what was answered holds.
+//! Power loss and process death at every point: acknowledged operations survive.
 
 use super::{Rig, say, scale, seeds, sweep};
 
@@ -16,7 +16,7 @@ fn arm(rig: &Rig, crash: Crash, nth: u64) {
     }
 }
 
-/// Opens the store again after a crash and checks it.
+/// Reopens the store after a crash and checks it.
 fn recover(rig: &mut Rig, crash: Crash) {
     rig.disk.clear_faults();
     match crash {
@@ -28,7 +28,7 @@ fn recover(rig: &mut Rig, crash: Crash) {
     rig.verify().unwrap();
 }
 
-/// A store from its very first write: creation, queues, work, checkpoints; a crash at the nth change.
+/// A store from its first write: creation, queues, work, checkpoints; it crashes at the nth change.
 fn crash_at(seed: u64, crash: Crash, nth: u64) -> bool {
     let mut rig = Rig::new(seed);
     rig.wal_pages_max = 25;
@@ -74,7 +74,7 @@ fn a_store_that_crashes_again_and_again() {
                     Crash::Process => rig.disk.process_crash(),
                 }
             }
-            // Now and then recovery itself is cut short.
+            // Sometimes recovery itself is interrupted.
             if rig.rng.u8(..3) == 0 {
                 rig.disk.clear_faults();
                 let nth = rig.rng.u64(1..20);
@@ -92,7 +92,7 @@ fn a_store_that_crashes_again_and_again() {
 
 #[test]
 fn a_disk_that_lies_about_fsync_is_found_out() {
-    // Proves that the checks above can fail: the promise cannot be kept on such a disk.
+    // Proves that the checks above can fail: the guarantee cannot hold on such a disk.
     let found_out = |seed: u64| {
         let mut rig = Rig::started(seed);
         rig.disk.lie_on_sync(true);

@@ -1,4 +1,4 @@
-//! A failed write or fsync: *unknown*, then silence on the disk until the store is opened anew.
+//! After a failed write or fsync the outcome is *unknown*, and the disk is not touched until the store is reopened.
 
 use hapax_core::StoreError;
 
@@ -25,7 +25,7 @@ fn arm(rig: &Rig, fault: Fault, nth: u64) {
     }
 }
 
-/// The store must answer nothing but `Unavailable`, and the disk must not be touched again.
+/// The store must only return `Unavailable`, and the disk must not be touched again.
 fn stays_stopped(rig: &mut Rig) {
     let before = rig.disk.counters();
     let stopped = rig.writer().stopped.clone().expect("the store has stopped");
@@ -42,7 +42,7 @@ fn stays_stopped(rig: &mut Rig) {
     );
 }
 
-/// False when the run ended before the nth operation.
+/// Returns false if the run ended before the nth operation.
 fn fail_at(seed: u64, fault: Fault, suffix: &str, nth: u64, then: Then) -> bool {
     let mut rig = Rig::started(seed);
     rig.wal_pages_max = 25;
@@ -53,7 +53,7 @@ fn fail_at(seed: u64, fault: Fault, suffix: &str, nth: u64, then: Then) -> bool 
     let Some(error) = rig.steps(16) else { return false };
     let expected = match fault {
         Fault::Sync | Fault::Write => matches!(error, StoreError::OutcomeUnknown(_)),
-        // Nothing was written yet, so nothing is unknown; unless it was read in the commit itself.
+        // Nothing was written yet, so nothing is unknown, unless the read happened in the commit itself.
         Fault::Read => matches!(error, StoreError::OutcomeUnknown(_) | StoreError::Unavailable(_)),
     };
     assert!(expected, "{fault:?} {nth}: {error}");
@@ -72,7 +72,7 @@ fn fail_at(seed: u64, fault: Fault, suffix: &str, nth: u64, then: Then) -> bool 
     rig.verify().unwrap();
     assert_eq!(rig.steps(6), None);
     rig.verify().unwrap();
-    // What the failed fsync left in the page cache must not carry what came after it.
+    // Later data must not depend on what the failed fsync left in the page cache.
     rig.power_loss();
     rig.open().unwrap();
     rig.verify().unwrap();
@@ -115,7 +115,7 @@ fn when_a_read_fails() {
 
 #[test]
 fn without_the_log_being_rewritten_a_failed_fsync_would_take_later_sends_with_it() {
-    // Why `Embedded::open` rewrites the log: proves that the sweeps above would notice if it did not.
+    // Shows why `Embedded::open` rewrites the log: the sweeps above would notice if it did not.
     let loses = |seed: u64| {
         let mut rig = Rig::started(seed);
         rig.wal_pages_max = 10_000;

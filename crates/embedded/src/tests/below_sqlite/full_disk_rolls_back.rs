@@ -1,4 +1,4 @@
-//! A full disk: operations are refused, memory goes back with SQLite, and room is all it takes to go on.
+//! A full disk: operations are refused, memory rolls back with SQLite, and free space is enough to continue.
 
 use hapax_core::StoreError;
 
@@ -9,7 +9,7 @@ fn used_bytes(rig: &Rig) -> u64 {
     rig.disk.files().iter().filter_map(|file| rig.disk.contents(file)).map(|bytes| bytes.len() as u64).sum()
 }
 
-/// Steps once; when the wave was refused, nothing may have changed but the fence, which only grows.
+/// Steps once. If the wave was refused, nothing may have changed except the fence, which only grows.
 fn step(rig: &mut Rig) -> bool {
     let usage = |rig: &mut Rig| Counters { fence: 0, ..rig.writer().engine.usage() };
     let before = (rig.stats(), usage(rig));
@@ -40,7 +40,7 @@ fn refused_while_full_and_going_on_with_room() {
             }
             rig.verify().unwrap();
             rig.disk.set_capacity(None);
-            // Longer than the store holds its timers back.
+            // Longer than the store pauses its timers.
             rig.clock.advance_ms(1_000);
             assert_eq!(rig.steps(3), None, "there is room again");
             rig.verify().unwrap();

@@ -1,4 +1,4 @@
-//! What a client was told, and whether the store agrees.
+//! What clients were told, and whether the store agrees.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,18 +10,18 @@ use super::rig::{DATABASE, Rig};
 #[derive(Default)]
 pub struct Ledger {
     pub next: u64,
-    /// Sends that were answered and not yet acked.
+    /// Sends that were acknowledged and not yet acked.
     pub there: BTreeSet<u64>,
-    /// Acked, or refused, or found missing after an unknown outcome: never to be seen again.
+    /// Acked, refused, or missing after an unknown outcome: must never appear again.
     pub gone: BTreeSet<u64>,
     pub maybe_sent: BTreeSet<u64>,
     pub maybe_acked: BTreeSet<u64>,
     pub fence_max: u64,
-    /// The fence of the last delivery of each message; forgotten at a power loss, which may take a delivery back.
+    /// The fence of the latest delivery of each message; cleared at a power loss, which may undo a delivery.
     pub latest: BTreeMap<u64, u64>,
-    /// Claims that were answered: the newest of each number.
+    /// Acknowledged claims: the newest of each number.
     pub granted: BTreeMap<u64, u64>,
-    /// Claims that were completed, for sure.
+    /// Claims that were completed for sure.
     pub completed: BTreeMap<u64, u64>,
     /// Acks that were to complete a claim: message, delivery, claim.
     pub pairs: Vec<(u64, u64, u64)>,
@@ -54,12 +54,12 @@ impl Ledger {
         self.gone.insert(number);
     }
 
-    /// Answered claims and completions are there; an ack and its completion are there both or neither.
+    /// Acknowledged claims and completions must exist; an ack and its completion exist both or neither.
     fn verify_claims(&self, rig: &Rig) -> Result<(), String> {
         let (entries, flying) = claims(rig).map_err(|error| format!("the ledger cannot be read: {error}"))?;
         let newest = |number: u64| entries.iter().rev().find(|(_, (of, _))| *of == number);
         for (number, fence) in &self.granted {
-            // A newer one may have been given to someone who was not told.
+            // A newer one may have been granted to a client that did not get the answer.
             if newest(*number).is_none_or(|(found, _)| found < fence) {
                 return Err(format!("the claim {fence} of {number} is lost"));
             }
@@ -78,7 +78,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Compares the rows on the disk with what was answered. What was unknown is known afterwards.
+    /// Compares the rows on the disk with the answers. Unknown outcomes are known afterwards.
     pub fn verify(&mut self, rig: &Rig) -> Result<(), String> {
         let rows = rows(rig).map_err(|error| format!("the rows cannot be read: {error}"))?;
         let mut found = BTreeSet::new();
@@ -109,7 +109,7 @@ impl Ledger {
     }
 }
 
-/// Entries by fence: number and whether it is completed; deliveries under way by message: fence.
+/// Entries by fence: number and whether it is completed; deliveries in flight by message: fence.
 type Claims = (BTreeMap<u64, (u64, bool)>, BTreeMap<u64, u64>);
 
 fn claims(rig: &Rig) -> rusqlite::Result<Claims> {

@@ -11,7 +11,7 @@ mod rig;
 use ledger::Ledger;
 use rig::Rig;
 
-/// The seeds of this run; `few` of them, or many more when asked to.
+/// The seeds of this run: `few` of them, or many more if requested.
 fn seeds(few: u64) -> Vec<u64> {
     if let Some(seed) = std::env::var("HAPAX_SEED").ok().and_then(|seed| seed.parse().ok()) {
         return vec![seed];
@@ -23,13 +23,13 @@ fn scale() -> u64 {
     if std::env::var_os("HAPAX_LONG").is_some() { 50 } else { 1 }
 }
 
-/// Shown when the test fails.
+/// Printed if the test fails.
 fn say(seed: u64, what: &str) {
     println!("HAPAX_SEED={seed} replays this ({what})");
 }
 
-/// Calls `at` for the 1st, 2nd... place of a fault until it says that the run ended before; in CI for one place in
-/// `stride`, from a different start with each seed.
+/// Calls `at` with the 1st, 2nd... position of a fault until it returns that the run ended before. CI tests one
+/// position in `stride`, from a different start with each seed.
 fn sweep(seed: u64, stride: u64, at_least: u64, mut at: impl FnMut(u64) -> bool) {
     let stride = if scale() > 1 { 1 } else { stride };
     let mut nth = 1 + seed % stride;

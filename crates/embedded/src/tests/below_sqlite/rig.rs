@@ -40,13 +40,13 @@ pub const DATABASE: &str = "hapax.db";
 const QUEUES: [&str; 2] = ["jobs", "dead"];
 type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
 
-/// A delivery in a client's hands.
+/// A delivery that a client holds.
 #[derive(Clone, Copy)]
 pub struct Held {
     number: u64,
     named: DeliveryRef,
     queue: usize,
-    /// The fence of the claim that was made for it.
+    /// The fence of its claim.
     claim: Option<u64>,
 }
 
@@ -57,10 +57,10 @@ enum Asked {
     Claim(Held, Answer<Claimings>),
 }
 
-/// What became of a wave.
+/// The result of a wave.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct StepResult {
-    /// The error that every operation of the wave got; `None` when all were answered.
+    /// The error of every operation in the wave; `None` if all were answered.
     pub error: Option<StoreError>,
 }
 
@@ -90,7 +90,7 @@ impl Rig {
         }
     }
 
-    /// A rig whose store is open and has its queues.
+    /// A rig with an open store and its queues.
     pub fn started(seed: u64) -> Self {
         let mut rig = Self::new(seed);
         rig.open().unwrap();
@@ -115,7 +115,7 @@ impl Rig {
         Ok(())
     }
 
-    /// What `Embedded::open` does to real files before SQLite sees them.
+    /// Does what `Embedded::open` does to real files before SQLite reads them.
     pub fn rewrite_wal(&self) {
         let wal = format!("{DATABASE}-wal");
         if let Some(bytes) = self.disk.contents(&wal) {
@@ -127,7 +127,7 @@ impl Rig {
         self.writer.as_mut().expect("the store is open")
     }
 
-    /// Lets go of the writer as a program does that ends in good order.
+    /// Drops the writer, as a program does that ends regularly.
     pub fn drop_writer(&mut self) {
         self.writer = None;
     }
@@ -161,7 +161,7 @@ impl Rig {
         engine.queues().iter().map(|queue| queue.stats()).collect()
     }
 
-    /// One wave of one to four random operations, after a random while.
+    /// One wave of one to four random operations, after a random delay.
     pub fn step(&mut self) -> StepResult {
         let passed_ms = [0, 0, 1, 40, 1_000, 6_000, 120_000][self.rng.usize(..7)];
         self.clock.advance_ms(passed_ms);
@@ -191,7 +191,7 @@ impl Rig {
         outcome
     }
 
-    /// Steps until something fails or it was enough.
+    /// Steps `count` times, or until an operation fails.
     pub fn steps(&mut self, count: usize) -> Option<StoreError> {
         (0..count).find_map(|_| self.step().error)
     }
@@ -232,7 +232,7 @@ impl Rig {
             attempt_id: None,
         };
         let (reply, answer) = oneshot::channel();
-        // No wait: when it was asked does not matter.
+        // It does not wait, so the request time does not matter.
         let asked = crate::time::Now { us: 0 };
         let op = Op::Receive { id: 0, queue: queue_name(queue), request, wait_ms: Some(0), asked, reply };
         (Asked::Receive(queue, answer), op)
@@ -280,7 +280,7 @@ impl Rig {
         (Asked::Claim(held, answer), Op::Ledger(LedgerOp::Claim { claiming, asked, reply }))
     }
 
-    /// Notes what was answered.
+    /// Records the answers.
     fn take(&mut self, asked: Asked) -> Option<StoreError> {
         let ledger = &mut self.ledger;
         match asked {
@@ -362,7 +362,7 @@ impl Rig {
         }
     }
 
-    /// Compares the open store with what was answered.
+    /// Compares the open store with the answers.
     pub fn verify(&mut self) -> Result<(), String> {
         let mut ledger = std::mem::take(&mut self.ledger);
         let verified = ledger.verify(self);
