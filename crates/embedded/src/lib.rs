@@ -419,7 +419,7 @@ impl Drop for Ending<'_> {
 /// No new operation within this gap means none is coming.
 const COMPANY_GAP: Duration = Duration::from_micros(100);
 
-/// Serves receives at once, and delays operations that need a sync until as many have arrived as in the last wave
+/// Serves receives at once, and delays operations that need a sync until as many have arrived as in recent waves
 /// (`expected`): the callers answered then are likely to send again, and an operation that misses this sync waits for
 /// the next. Delays no longer than two syncs take. Returns the number to expect next time.
 fn gather(writer: &mut Writer<Sqlite>, inbox: &Inbox, ops: &mut Vec<Op>, expected: usize) -> usize {

@@ -1,4 +1,4 @@
-//! One process per folder.
+//! Locks a folder, so that only one process opens it.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, TryLockError};

@@ -1,5 +1,4 @@
-//! Receipts: references to deliveries, sealed so that a forged one is distinguished from a stale
-//! one.
+//! Receipts: references to deliveries, sealed so that a forged one is distinguished from a stale one.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -165,8 +165,7 @@ async fn no_flipped_byte_makes_a_completed_key_run_again() {
             Err(ClaimError::Store(StoreError::Damaged(_))) => refused += 1,
             other => panic!("byte {place}: {other:?}"),
         }
-        // An operator can forget it, or is told that the file is too damaged for that; the store
-        // continues.
+        // An operator can forget it, or is told that the file is too damaged for that; the store continues.
         if store.forget(&id("done"), "eva").await.is_ok() {
             forgotten += 1;
             let claims = store.claim(vec![by("b", "done")]).await.unwrap();

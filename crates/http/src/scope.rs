@@ -92,7 +92,7 @@ impl std::str::FromStr for Tenant {
 }
 
 impl Tenant {
-    /// A function of the request.
+    /// Identifies callers by a function of the request.
     pub fn function(tenant: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self::Function(Arc::new(tenant))
     }

@@ -1,8 +1,8 @@
 //! Conversion between a response and an outcome in the ledger.
 //!
-//! The stored form is `{"http_response": {"status": 201, "headers": [["location", "/orders/7"]], "body": {"text":
-//! "paid"}}}`. The name distinguishes it from any other JSON: an operator who resolves a doubt by hand writes the same
-//! form.
+//! The name `http_response` distinguishes a stored response from any other JSON: an operator who resolves a doubt by
+//! hand writes the same form. Example:
+//! `{"http_response": {"status": 201, "headers": [["location", "/orders/7"]], "body": {"text": "paid"}}}`
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;

@@ -1,5 +1,4 @@
-//! A message's lifecycle over real sockets and a real store, in both protocols; and requests that
-//! are not SQS.
+//! A message's lifecycle over real sockets and a real store, in both protocols; and requests that are not SQS.
 
 mod support;
 

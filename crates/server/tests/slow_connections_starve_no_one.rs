@@ -1,5 +1,4 @@
-//! Slow and half-open connections have timeouts, and are closed for new ones when the server is
-//! full.
+//! Slow and half-open connections have timeouts, and are closed for new ones when the server is full.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Point 9: a delivery is committed before it is answered.
+//! Point 9: a delivery is committed before it is returned.
 
 use hapax_core::{How, Receive, SettleError};
 

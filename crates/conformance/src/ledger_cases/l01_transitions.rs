@@ -302,7 +302,7 @@ pub(crate) async fn a_resolution_meets_every_state(t: Trial) {
     }
 }
 
-/// Removes an entry, whoever holds it.
+/// Removes an entry, regardless of its holder.
 async fn clear(t: &Trial, id: &EntryId) {
     for by in ["first", "second"] {
         if let Claim::Granted(grant) = t.claim(brief(id, by)).await {

@@ -1,5 +1,4 @@
-//! Point 2: a claim is one atomic step; duplicates wait and get the outcome, or are told that the
-//! key is in progress.
+//! Point 2: a claim is one atomic step; duplicates wait and get the outcome, or are told that the key is in progress.
 
 use hapax_core::{Claim, ClaimRequest, Ending, EntryState};
 use tokio::task::JoinSet;

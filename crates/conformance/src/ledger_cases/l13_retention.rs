@@ -1,5 +1,4 @@
-//! Point 13: an outcome is stored for its time to live, and as long as a message exists that may
-//! need it.
+//! Point 13: an outcome is stored for its time to live, and as long as a message exists that may need it.
 
 use hapax_core::ledger::TTL_MS_MIN;
 use hapax_core::{

@@ -17,8 +17,7 @@ pub struct Args {
     pub markdown: bool,
     /// Folder of the stores: must be on a real disk, otherwise the syncs cost nothing.
     pub folder: PathBuf,
-    /// Only open this store, print its figures and exit; the benchmark starts itself with this
-    /// option.
+    /// Only open this store, print its figures and exit; the benchmark starts itself with this option.
     pub open: Option<PathBuf>,
 }
 

@@ -10,7 +10,7 @@ use crate::record::{DedupRow, Record};
 
 /// How long an id stays in memory: 5 min.
 pub(crate) const MEMORY_MS: u64 = policy::DEDUP_WINDOW_MS_DEFAULT;
-/// Rows deleted from the index in one wave.
+/// Maximum number of rows deleted from the index in one wave.
 const PRUNE_MAX: u64 = 2_000;
 const MINUTE_MS: u64 = 60_000;
 

@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use hapax_core::GroupId;
 
-/// Position in a table.
+/// Index of an entry in a table.
 pub(crate) type Slot = u32;
 
-/// The group of messages without one.
+/// The group shared by all messages without a group.
 pub(crate) const UNGROUPED: u32 = 0;
 
 /// Orders messages: smaller comes first. The priority is in the top byte, the position below it.
@@ -35,7 +35,7 @@ impl Key {
 
 /// Minimum number of in-flight messages of a noisy tenant.
 const NOISY_IN_FLIGHT_MIN: u32 = 30;
-/// A noisy tenant also holds more than this fraction (1/10) of the queue's in-flight messages.
+/// A noisy tenant also holds more than one in this many of the queue's in-flight messages.
 const NOISY_SHARE: u64 = 10;
 
 #[derive(Debug, Default)]

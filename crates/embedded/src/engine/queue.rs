@@ -63,7 +63,7 @@ impl Queue {
         }
     }
 
-    /// The first change of a wave saves the counters.
+    /// Saves the counters before the first change of a wave.
     pub(super) fn touch(&mut self, wave: &mut Wave) {
         if self.wave != wave.number {
             self.wave = wave.number;

@@ -49,8 +49,8 @@ impl DbLocation {
 /// Size of the WAL, in pages of 4 KiB, at which it is checkpointed. Tests may set less.
 const WAL_PAGES_MAX: u64 = 4_000;
 /// Page cache of the writing connection, in KiB. A queue works at its two ends, so a small cache is enough. A larger
-/// one costs time: when a commit frees pages, SQLite walks the whole cache (`pcache1TruncateUnsafe`; measured at 32
-/// MiB: 5% of the server's CPU time).
+/// one costs time: if a commit has split a page into freed pages, SQLite walks the whole cache
+/// (`pcache1TruncateUnsafe`; measured at 32 MiB: 5% of the server's CPU time).
 const CACHE_KIB: i64 = 8 * 1024;
 
 /// Time until a ledger with damaged pages is checked for pruning again.

@@ -1,4 +1,4 @@
-//! However the writer ends, no caller waits without an end.
+//! However the writer ends, every caller gets an answer.
 
 use std::sync::Arc;
 

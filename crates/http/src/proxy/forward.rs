@@ -370,7 +370,7 @@ fn with(problem: Problem, verdict: Verdict) -> Response<Body> {
     response
 }
 
-/// The response to a request that is not forwarded. It closes the connection, because other parties may read the
+/// The response to a request that is not forwarded. It closes an HTTP/1 connection, because other parties may read the
 /// following bytes as part of the request.
 pub(crate) fn refused(problem: Problem, version: Version) -> Response<Body> {
     let mut response = with(problem, Verdict::NothingHappened);

@@ -134,8 +134,7 @@ impl Worker {
             messages += receipts.len() as u64;
             let (url, url_bytes) = (&self.url, self.url.len());
             let delete = match receipts.as_slice() {
-                // Another connection took the message; the one that it sent remains for the next
-                // receive.
+                // Another connection took the message; the one that it sent remains for the next receive.
                 [] => None,
                 [one] if self.load.batch == 1 => {
                     Some(("DeleteMessage", format!(r#"{{"QueueUrl":"{url}","ReceiptHandle":"{one}"}}"#)))

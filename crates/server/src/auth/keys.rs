@@ -14,8 +14,7 @@ pub(crate) struct Key {
     secret: String,
     pub(crate) queues: Globs,
     pub(crate) actions: Globs,
-    /// The last derived signing key and its scope: clients sign thousands of requests with the same
-    /// one.
+    /// The last derived signing key and its scope: clients sign thousands of requests with the same one.
     signing: Mutex<Option<(String, hmac::Key)>>,
 }
 

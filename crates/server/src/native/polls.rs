@@ -1,5 +1,4 @@
-//! Receives that wait for messages: counts them, and cancels them by the name that their caller
-//! chose.
+//! Receives that wait for messages: counts them, and cancels them by the name that their caller chose.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -253,8 +253,7 @@ impl From<AdminError> for SqsError {
                 "There is already a task running. Only one active task is allowed for a source queue arn at a \
                  given time.",
             ),
-            // The bound on internal retries was reached: the client's own retry is the next
-            // attempt.
+            // The bound on internal retries was reached: the client's own retry is the next attempt.
             AdminError::RevisionConflict { .. } => Self::new(Kind::ServiceUnavailable, error.to_string()),
             AdminError::NotFound(_) => Self::new(Kind::ResourceNotFound, error.to_string()),
             AdminError::Refused(_) => Self::new(Kind::UnsupportedOperation, error.to_string()),

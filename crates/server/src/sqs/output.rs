@@ -14,31 +14,31 @@ use super::error::SqsError;
 pub(crate) enum Output {
     /// Success without content.
     Empty,
-    /// Of `CreateQueue` and `GetQueueUrl`.
+    /// Result of `CreateQueue` and `GetQueueUrl`.
     QueueUrl(String),
-    /// Of `ListQueues`.
+    /// Result of `ListQueues`.
     Queues(QueuePage),
-    /// Of `ListDeadLetterSourceQueues`, whose JSON spells its list differently.
+    /// Result of `ListDeadLetterSourceQueues`, whose JSON spells its list differently.
     Sources(QueuePage),
-    /// Of `GetQueueAttributes`.
+    /// Result of `GetQueueAttributes`.
     Attributes(Vec<(&'static str, String)>),
-    /// Of `ListQueueTags`.
+    /// Result of `ListQueueTags`.
     Tags(BTreeMap<String, String>),
-    /// Of `SendMessage`.
+    /// Result of `SendMessage`.
     Sent(SentOut),
-    /// Of `SendMessageBatch`.
+    /// Result of `SendMessageBatch`.
     SentBatch(BatchOut<SentOut>),
-    /// Of `DeleteMessageBatch`.
+    /// Result of `DeleteMessageBatch`.
     DeletedBatch(BatchOut<()>),
-    /// Of `ChangeMessageVisibilityBatch`.
+    /// Result of `ChangeMessageVisibilityBatch`.
     ChangedBatch(BatchOut<()>),
-    /// Of `ReceiveMessage`.
+    /// Result of `ReceiveMessage`.
     Messages(Vec<MessageOut>),
-    /// Of `StartMessageMoveTask`.
+    /// Result of `StartMessageMoveTask`.
     MoveStarted(String),
-    /// Of `CancelMessageMoveTask`.
+    /// Result of `CancelMessageMoveTask`.
     MoveCancelled(u64),
-    /// Of `ListMessageMoveTasks`.
+    /// Result of `ListMessageMoveTasks`.
     Moves(Vec<MoveOut>),
 }
 

@@ -11,8 +11,7 @@ use super::model::{
     SetQueueAttributes, Settings, SettleBatch, SettleEntry, StartMessageMoveTask, TagQueue, Text, UntagQueue,
 };
 
-/// Maximum number of parameters per request: ten messages with ten attributes each take fewer than
-/// 600.
+/// Maximum number of parameters per request: ten messages with ten attributes each take fewer than 600.
 const PARAMETERS_MAX: usize = 4096;
 
 /// A request's parameters, sorted by name.

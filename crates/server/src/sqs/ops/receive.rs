@@ -95,8 +95,7 @@ impl Operations {
             tokio::select! {
                 biased;
                 deliveries = receiving => deliveries,
-                // Dropping a receive leases nothing: the long poll ends as if no message had
-                // arrived.
+                // Dropping a receive leases nothing: the long poll ends as if no message had arrived.
                 () = self.shutdown.requested() => Ok(Vec::new()),
             }
         };

@@ -48,8 +48,7 @@ impl Prepared {
         let md5_attributes = digest::of_attributes(attributes.iter().map(|(name, a)| (name.as_str(), a)));
         let trace: Option<Attribute> = message_attributes::system(parts.system_attributes)?;
         let md5_system_attributes = digest::of_attributes(trace.iter().map(|a| (TRACE_HEADER, a)));
-        // The sender's trace header takes precedence over the request's, whose digest is not
-        // returned.
+        // The sender's trace header takes precedence over the request's, whose digest is not returned.
         if let Some(trace) = trace.or_else(|| parts.http_trace.and_then(http_trace)) {
             attributes.insert(TRACE_ATTRIBUTE.to_owned(), trace);
         }
@@ -216,8 +215,7 @@ impl Operations {
         Ok(Output::SentBatch(BatchOut { successful, failed }))
     }
 
-    /// Fails if a message has no deduplication id and its FIFO queue does not derive one from the
-    /// content.
+    /// Fails if a message has no deduplication id and its FIFO queue does not derive one from the content.
     async fn check_dedup(&self, queue: &QueueName) -> Result<()> {
         if !queue.is_fifo() || self.store.queue(queue).await?.config.dedup.content_based {
             return Ok(());
