@@ -310,13 +310,14 @@ impl Importing<'_> {
         item: ExportedItem,
         report: &mut ImportReport,
     ) -> Result<(), TransferError> {
+        if queue != self.queue || self.batch.len() == BATCH || self.bytes > PAGE_BYTES_MAX {
+            self.flush(report).await?;
+        }
+        // After the flush: it may have refused an item of the same group.
         let groups = queue.as_ref().and_then(|queue| self.groups.get(queue));
         if let Some(Err(error)) = groups.map(|groups| groups.check(&item)) {
             report.refuse(&error);
             return Ok(());
-        }
-        if queue != self.queue || self.batch.len() == BATCH || self.bytes > PAGE_BYTES_MAX {
-            self.flush(report).await?;
         }
         self.queue = queue;
         self.bytes += item.bytes();

@@ -169,8 +169,8 @@ impl WorkerState {
                     return None;
                 }
                 let max = self.room().await;
-                let asked_us = self.timer().now_us();
-                Some((max, asked_us, self.source.next(self.receive(max)).await))
+                let (asked_us, idle) = (self.timer().now_us(), self.is_idle());
+                Some((max, asked_us, idle, self.source.next(self.receive(max)).await))
             };
             let received = tokio::select! {
                 biased;
@@ -178,7 +178,7 @@ impl WorkerState {
                 received = receiving => received,
             };
             // `None`: the single delivery of `StopWhen::AfterOne` has ended.
-            let (max, asked_us, received) = received?;
+            let (max, asked_us, idle, received) = received?;
             pause_ms = match received {
                 Ok(deliveries) => {
                     failures = 0;
@@ -189,7 +189,9 @@ impl WorkerState {
                         tokio::select! {
                             biased;
                             () = &mut shutdown => return None,
-                            over = self.empty_or_changed() => if over { return None },
+                            // Only a worker that was idle when it asked knows that the queue is empty: a delivery that ran
+                            // meanwhile may have put its message back after the answer.
+                            over = self.empty_or_changed() => if over && idle { return None },
                         }
                         continue;
                     }
@@ -231,8 +233,6 @@ impl WorkerState {
     /// `true`: the queue is empty, nothing is running, and no delivery is to return that was deferred behind a twin.
     /// Otherwise waits until that may have changed.
     async fn empty_or_changed(&self) -> bool {
-        let waiting = self.per_key.as_ref().is_some_and(crate::limits::PerKey::is_waiting);
-        let settled = self.unsettled.load(Ordering::SeqCst) == 0;
         if !self.slots.all_free() {
             tokio::select! {
                 () = self.slots.wait_for_all() => {}
@@ -241,7 +241,7 @@ impl WorkerState {
             }
             return false;
         }
-        if waiting || !settled || !self.twins.is_empty() {
+        if !self.is_idle() {
             let _ = self.timer().timeout(EMPTY_LOOK_MS, self.settled.notified()).await;
             return false;
         }
@@ -251,6 +251,13 @@ impl WorkerState {
             return false;
         }
         true
+    }
+
+    /// Whether no delivery is running, waiting or still to be settled.
+    fn is_idle(&self) -> bool {
+        let waiting = self.per_key.as_ref().is_some_and(crate::limits::PerKey::is_waiting);
+        let settled = self.unsettled.load(Ordering::SeqCst) == 0;
+        !waiting && settled && self.twins.is_empty() && self.slots.all_free()
     }
 
     fn receive(&self, max: usize) -> Receive {

@@ -140,7 +140,7 @@ impl Engine {
             let entry = queue.table.get(slot);
             let renewed_ms = policy::extend_deadline(entry.received_ms, now.ms(), lease_ms);
             let due_ms = renewed_ms.map_or(entry.due_ms, |due_ms| due_ms.max(entry.due_ms));
-            (due_ms > now.ms()).then_some((named, slot, due_ms))
+            (due_ms >= now.ms()).then_some((named, slot, due_ms))
         };
         let row = request.attempt_id.as_ref().and_then(|id| queue.attempts.get(id, now.ms()));
         let held = row.map(|row| queue.held_of(row)).unwrap_or_default();
