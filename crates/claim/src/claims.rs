@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use hapax_core::{
-    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, EntryState, Grant, Ledger, OnDoubt,
+    Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryId, EntryState, Grant, Ledger, OnDoubt,
     RecordedOutcome, Renew, StoreError, TokenError,
 };
 use thiserror::Error;
@@ -58,7 +58,7 @@ impl Drop for Granted {
     fn drop(&mut self) {
         if self.spend() {
             let (id, token) = (self.id.clone(), self.grant.token.clone());
-            self.claims.pay_back(Owed::Release(ClaimEnd { id, token, ending: Ending::Release }));
+            self.claims.pay_back(Owed::Release(EndClaim { id, token, ending: ClaimEnding::Release }));
         }
     }
 }
@@ -252,11 +252,11 @@ impl Claims {
     }
 
     /// Ends claims, with one result each; retries the call while the ledger does not answer.
-    pub async fn end(&self, ends: Vec<ClaimEnd>) -> Vec<Result<(), EndError>> {
+    pub async fn end(&self, ends: Vec<EndClaim>) -> Vec<Result<(), EndError>> {
         self.end_until(ends, self.timer.now_us() + self.end_ms_max * 1000).await
     }
 
-    async fn end_until(&self, ends: Vec<ClaimEnd>, until_us: u64) -> Vec<Result<(), EndError>> {
+    async fn end_until(&self, ends: Vec<EndClaim>, until_us: u64) -> Vec<Result<(), EndError>> {
         let (mut unknown, mut pause_ms) = (false, 20);
         loop {
             let error = match self.timer.timeout(CALL_MS_MAX, self.ledger.end(ends.clone())).await {
@@ -330,9 +330,9 @@ impl Claims {
 }
 
 /// Whether the end was recorded. A release that is repeated after an unknown outcome finds its entry gone.
-fn ended_so(end: &ClaimEnd, answer: Result<(), TokenError>, unknown: bool) -> Result<(), EndError> {
+fn ended_so(end: &EndClaim, answer: Result<(), TokenError>, unknown: bool) -> Result<(), EndError> {
     match answer {
-        Err(TokenError::Gone) if unknown && end.ending == Ending::Release => Ok(()),
+        Err(TokenError::Gone) if unknown && end.ending == ClaimEnding::Release => Ok(()),
         // No other holder has it: its end is not recorded, and never will be.
         Err(TokenError::Damaged) => {
             Err(EndError::Unrecorded(StoreError::Damaged(format!("the ledger's entry {}", end.id))))
@@ -403,7 +403,7 @@ enum Owed {
         request: ClaimRequest,
         waits_until_us: u64,
     },
-    Release(ClaimEnd),
+    Release(EndClaim),
 }
 
 impl Owed {
@@ -423,7 +423,7 @@ impl Owed {
                 let asked = timer.timeout(CALL_MS_MAX, ledger.claim(vec![request.clone()])).await;
                 match asked.map(|asked| asked.map(|mut answers| answers.pop())) {
                     Some(Ok(Some(Ok(Claim::Granted(Grant { token, .. }))))) => {
-                        ClaimEnd { id: request.id, token, ending: Ending::Release }
+                        EndClaim { id: request.id, token, ending: ClaimEnding::Release }
                     }
                     // Another holder's: one that the ledger lets wait may still get it.
                     Some(Ok(Some(Ok(Claim::InProgress { .. } | Claim::InDoubt { .. }))))

@@ -390,10 +390,10 @@ impl Holder {
         let extend = |(one, receipt): &(&Arc<dyn Held>, &Receipt)| Extend {
             receipt: (*receipt).clone(),
             lease_ms: one.lease_ms(),
-            own: false,
+            own_lease: false,
         };
         let asked_us = self.timer.now_us();
-        match source.keep(kept.iter().map(extend).collect()).await {
+        match source.extend(kept.iter().map(extend).collect()).await {
             Ok(answers) => {
                 for ((one, _), answer) in kept.iter().zip(answers) {
                     match answer {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hapax_core::{ClaimEnd, Ending, EntryId, Fence, Receipt, Token};
+use hapax_core::{ClaimEnding, EndClaim, EntryId, Fence, Receipt, Token};
 
 use crate::claims::{Claims, EndError, Granted};
 use crate::heartbeat::{Held, Holder};
@@ -82,10 +82,10 @@ impl HeldClaim {
     }
 
     /// Ends the claim; retries while the ledger does not answer. The claim is renewed meanwhile.
-    pub async fn end(&self, ending: Ending) -> Result<(), EndError> {
+    pub async fn end(&self, ending: ClaimEnding) -> Result<(), EndError> {
         self.single.lease.enter(Phase::Settling);
         let Granted { id, grant, .. } = &self.single.granted;
-        let end = ClaimEnd { id: id.clone(), token: grant.token.clone(), ending };
+        let end = EndClaim { id: id.clone(), token: grant.token.clone(), ending };
         let ended = self.claims.end(vec![end]).await.pop();
         self.single.lease.enter(Phase::Over);
         ended.unwrap_or_else(|| Err(EndError::no_answer()))

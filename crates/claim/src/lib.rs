@@ -9,7 +9,7 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use std::sync::Arc;
 //! use hapax_claim::{Answer, Claims, Holder, Owners, Timer};
-//! use hapax_core::{ClaimRequest, Ending, EntryId, Json, RecordedOutcome};
+//! use hapax_core::{ClaimRequest, ClaimEnding, EntryId, Json, RecordedOutcome};
 //!
 //! let timer = Timer::system();
 //! let ledger = hapax_conformance::MemoryStore::new(Arc::new(hapax_core::SystemClock::default()));
@@ -24,7 +24,7 @@
 //!     () = held.lost() => { /* another holder may have the key: stop */ }
 //!     () = async { /* the effect */ } => {
 //!         let outcome = RecordedOutcome::done(Json::of("paid")?);
-//!         held.end(Ending::Complete { outcome, ttl_ms: 86_400_000 }).await?;
+//!         held.end(ClaimEnding::Complete { outcome, ttl_ms: 86_400_000 }).await?;
 //!     }
 //! }
 //! # Ok(())

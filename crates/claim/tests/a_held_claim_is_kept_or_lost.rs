@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax_claim::{Answer, Claims, EndError, HeldClaim, Holder, Owners, Stop, Timer};
 use hapax_conformance::MemoryStore;
 use hapax_core::{
-    ClaimRequest, Ending, EntryId, EntryState, Json, Ledger as _, ManualClock, OnDoubt, RecordedOutcome,
+    ClaimEnding, ClaimRequest, EntryId, EntryState, Json, Ledger as _, ManualClock, OnDoubt, RecordedOutcome,
 };
 
 const LEASE_MS: u64 = 30_000;
@@ -64,7 +64,7 @@ async fn it_is_renewed_for_as_long_as_it_is_held() {
     }
     assert_eq!(held.lease().stop(), None);
     let outcome = RecordedOutcome::done(Json::of("paid").unwrap());
-    held.end(Ending::Complete { outcome, ttl_ms: 1_000_000 }).await.unwrap();
+    held.end(ClaimEnding::Complete { outcome, ttl_ms: 1_000_000 }).await.unwrap();
     let entry = rig.ledger.entry(&id()).await.unwrap().unwrap();
     assert_eq!((entry.state, entry.takeovers), (EntryState::Completed, 0));
 }
@@ -92,9 +92,9 @@ async fn a_holder_that_slept_past_its_lease_is_told() {
     // Another holder takes over; the end of the first claim is refused.
     let other = rig.hold(OnDoubt::Retry).await;
     assert!(other.is_takeover() && other.fence() > held.fence());
-    let refused = held.end(Ending::Release).await.unwrap_err();
+    let refused = held.end(ClaimEnding::Release).await.unwrap_err();
     assert!(matches!(refused, EndError::Superseded(_)), "{refused}");
-    other.end(Ending::Release).await.unwrap();
+    other.end(ClaimEnding::Release).await.unwrap();
 }
 
 #[tokio::test]

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use hapax_claim::{Answer, Claims, Owners, Timer};
 use hapax_conformance::MemoryStore;
 use hapax_core::{
-    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Ledger,
-    LedgerCapabilities, LedgerStats, ManualClock, OnDoubt, Owner, Page, Remaining, Renew, Resolution,
+    Batch, Claim, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryView, Ledger,
+    LedgerCapabilities, LedgerStats, ManualClock, OnDoubt, Owner, Page, RemainingLease, Renew, Resolution,
     ResolveError, StoreError, TokenError,
 };
 use tokio::sync::Notify;
@@ -86,12 +86,12 @@ impl Ledger for Lossy {
         Ok(answer)
     }
 
-    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<RemainingLease, TokenError> {
         lose(&self.renewals_lost, ())?;
         self.inner.renew(batch).await
     }
 
-    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+    async fn end(&self, batch: Vec<EndClaim>) -> Batch<(), TokenError> {
         lose(&self.ends_lost, ())?;
         self.inner.end(batch).await
     }

@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use hapax_claim::{Answer, Claims, HeldClaim, Holder, Owners, Timer};
 use hapax_conformance::MemoryStore;
 use hapax_core::{
-    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Ledger,
-    LedgerCapabilities, LedgerStats, ManualClock, Page, Remaining, Renew, Resolution, ResolveError,
+    Batch, Claim, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryView, Ledger,
+    LedgerCapabilities, LedgerStats, ManualClock, Page, RemainingLease, Renew, Resolution, ResolveError,
     StoreError, TokenError,
 };
 
@@ -45,7 +45,7 @@ impl Ledger for Hanging {
         self.inner.claim(batch).await
     }
 
-    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<RemainingLease, TokenError> {
         let now = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
         self.under_way_max.fetch_max(now, Ordering::SeqCst);
         let _under_way = UnderWay(&self.under_way);
@@ -59,7 +59,7 @@ impl Ledger for Hanging {
         self.inner.renew(batch).await
     }
 
-    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+    async fn end(&self, batch: Vec<EndClaim>) -> Batch<(), TokenError> {
         self.inner.end(batch).await
     }
 

@@ -57,7 +57,11 @@ pub fn findings(
 /// The ledger in the queue's own store, if it has one.
 fn own_ledger(store: &dyn Store) -> Option<LedgerFacts> {
     let held = store.capabilities().settle_ends_claims;
-    let facts = || LedgerFacts { can: store.ledger_capabilities(), same_store: true, ttl_ms: TTL_MS_DEFAULT };
+    let facts = || LedgerFacts {
+        capabilities: store.ledger_capabilities(),
+        same_store: true,
+        ttl_ms: TTL_MS_DEFAULT,
+    };
     held.then(facts)
 }
 

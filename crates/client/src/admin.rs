@@ -47,7 +47,7 @@ fn state_word(state: MessageState) -> &'static str {
 
 #[async_trait]
 impl QueueAdmin for Client {
-    async fn create_queue_spaced(
+    async fn create_queue_with_interval(
         &self,
         name: &QueueName,
         config: QueueConfig,
@@ -103,7 +103,7 @@ impl QueueAdmin for Client {
         self.transport.get(&format!("/v1/queues/{name}/stats")).await.map_err(read)
     }
 
-    async fn purge_spaced(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
+    async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let path = format!("/v1/queues/{name}/purge");
         let body = PurgeBody { interval_ms: (interval_ms > 0).then_some(interval_ms) };
         let answer: Count = self.transport.post(&path, &body).await.map_err(admin)?;

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use async_trait::async_trait;
 use hapax_core::{
-    Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, Documents, Expected, Json, Revision,
-    StoreError,
+    Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, Documents, ExpectedRevision, Json,
+    Revision, StoreError,
 };
 use http::StatusCode;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -15,12 +15,12 @@ use crate::transport::{Effect, Failure};
 use crate::wire::{Deleted, DocumentRevision, DocumentsPage};
 
 /// The URL path of a document; no character of a name needs escaping.
-fn path(name: &DocumentName, expected: Expected) -> String {
+fn path(name: &DocumentName, expected: ExpectedRevision) -> String {
     let mut path = format!("/v1/documents/{name}");
     match expected {
-        Expected::Any => {}
-        Expected::Absent => path.push_str("?absent=true"),
-        Expected::Revision(revision) => {
+        ExpectedRevision::Any => {}
+        ExpectedRevision::Absent => path.push_str("?absent=true"),
+        ExpectedRevision::Revision(revision) => {
             let _ = write!(path, "?revision={revision}");
         }
     }
@@ -39,7 +39,7 @@ fn failed(failure: Failure) -> DocumentError {
 #[async_trait]
 impl Documents for Client {
     async fn document(&self, name: &DocumentName) -> Result<Option<Document>, StoreError> {
-        match self.transport.get(&path(name, Expected::Any)).await {
+        match self.transport.get(&path(name, ExpectedRevision::Any)).await {
             Ok(document) => Ok(Some(document)),
             Err(Failure::Refused(StatusCode::NOT_FOUND, problem)) if problem.code == "not-found" => Ok(None),
             Err(failure) => Err(failure.into_store(Effect::None)),
@@ -61,14 +61,18 @@ impl Documents for Client {
         &self,
         name: &DocumentName,
         value: Json,
-        expected: Expected,
+        expected: ExpectedRevision,
     ) -> Result<Revision, DocumentError> {
         let answer: DocumentRevision =
             self.transport.put(&path(name, expected), &value).await.map_err(failed)?;
         Ok(answer.revision)
     }
 
-    async fn delete_document(&self, name: &DocumentName, expected: Expected) -> Result<bool, DocumentError> {
+    async fn delete_document(
+        &self,
+        name: &DocumentName,
+        expected: ExpectedRevision,
+    ) -> Result<bool, DocumentError> {
         let answer: Deleted = self.transport.delete(&path(name, expected)).await.map_err(failed)?;
         Ok(answer.deleted)
     }

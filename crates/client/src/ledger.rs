@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::{
-    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Ledger,
-    LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError,
+    Batch, Claim, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryView, Ledger,
+    LedgerCapabilities, LedgerStats, Page, RemainingLease, Renew, Resolution, ResolveError, StoreError,
     TokenError, validate,
 };
 use http::{Method, StatusCode};
@@ -52,7 +52,7 @@ impl Ledger for Client {
         })
     }
 
-    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<RemainingLease, TokenError> {
         validate::batch("renew", batch.len())?;
         let item = |Renew { id: EntryId { scope, key }, token, lease_ms }| {
             // A store takes what it can of a lease that is out of range; the server refuses it.
@@ -66,7 +66,7 @@ impl Ledger for Client {
         elements(results, |remaining| Some(Ok(remaining)), |problem| problem.to_token().map(Err))
     }
 
-    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+    async fn end(&self, batch: Vec<EndClaim>) -> Batch<(), TokenError> {
         validate::batch("end", batch.len())?;
         let parts = end_parts(batch.into_iter().map(ClaimEndItem::from).collect());
         let (count, mut answers) = (parts.len(), Vec::new());
@@ -209,11 +209,11 @@ fn not_resolved(failure: Failure, id: &EntryId) -> ResolveError {
 mod tests {
     use super::*;
 
-    fn problem(code: &str) -> Element<Remaining> {
+    fn problem(code: &str) -> Element<RemainingLease> {
         Element::Failed { error: Box::new(Problem::new(code, "why", false)) }
     }
 
-    fn read(results: Vec<Element<Remaining>>) -> Batch<Remaining, TokenError> {
+    fn read(results: Vec<Element<RemainingLease>>) -> Batch<RemainingLease, TokenError> {
         let failed = results.iter().filter(|element| matches!(element, Element::Failed { .. })).count();
         let results = Results { failed, results };
         elements(results, |remaining| Some(Ok(remaining)), |problem| problem.to_token().map(Err))
@@ -221,9 +221,9 @@ mod tests {
 
     #[test]
     fn each_element_has_its_answer_and_an_unknown_one_leaves_the_rest_unknown() {
-        let done = || Element::Done(Remaining { lease_ms: 7 });
+        let done = || Element::Done(RemainingLease { lease_ms: 7 });
         let answers = read(vec![done(), problem("stale-token"), done()]).unwrap();
-        let kept = Ok(Remaining { lease_ms: 7 });
+        let kept = Ok(RemainingLease { lease_ms: 7 });
         assert_eq!(answers, [kept, Err(TokenError::Stale), kept]);
         let half = read(vec![done(), problem("forbidden")]).unwrap_err();
         assert!(

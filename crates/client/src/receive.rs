@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hapax_core::cancel_safe::{self, Fetch};
 use hapax_core::policy::WAIT_MS_MAX;
-use hapax_core::{Delivery, How, QueueName, Receive, Settle, StoreError};
+use hapax_core::{Delivery, QueueName, Receive, Settle, Settlement, StoreError};
 use tokio::runtime::Handle;
 
 use crate::Client;
@@ -58,7 +58,7 @@ impl Fetch for Call {
     }
 
     async fn give_back(&self, deliveries: Vec<Delivery>) {
-        let defer = |delivery: Delivery| Settle::new(delivery.receipt, How::Defer { after_ms: 0 });
+        let defer = |delivery: Delivery| Settle::new(delivery.receipt, Settlement::Defer { after_ms: 0 });
         settle_quietly(&self.client, &self.queue, deliveries.into_iter().map(defer).collect()).await;
     }
 }

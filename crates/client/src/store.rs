@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use hapax_core::{
-    Batch, Capabilities, Delivery, Extend, How, NewMessage, QueueName, QueueStore, Receive, Remaining,
-    SendError, Sent, Settle, SettleError, Settled, StoreError, policy, validate,
+    Batch, Capabilities, Delivery, Extend, NewMessage, QueueName, QueueStore, Receive, RemainingLease,
+    SendError, Sent, Settle, SettleError, Settled, Settlement, StoreError, policy, validate,
 };
 use http::Method;
 use serde::Serialize;
@@ -69,13 +69,13 @@ impl QueueStore for Client {
         Ok(answers)
     }
 
-    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
         validate::batch("extend", batch.len())?;
         let expected = batch.len();
         let item = |extend: Extend| ExtendItem {
             receipt: extend.receipt.into(),
             lease_ms: extend.lease_ms,
-            own: extend.own,
+            own: extend.own_lease,
         };
         let extend = batch.into_iter().map(item).collect();
         let results = self.batch(queue, "extend", &ExtendRequest { extend }, expected).await?;
@@ -176,12 +176,12 @@ pub(crate) fn settle_item(settle: Settle) -> SettleItem {
         claim,
         parked_for: settle.parked_for,
     };
-    match settle.how {
-        How::Ack => item(HowWord::Ack),
-        How::Retry { after_ms, error } => SettleItem { after_ms, error, ..item(HowWord::Retry) },
-        How::Defer { after_ms } => SettleItem { after_ms: Some(after_ms), ..item(HowWord::Defer) },
-        How::Park { reason } => SettleItem { reason: Some(reason), ..item(HowWord::Park) },
-        How::Reject { reason } => SettleItem { reason: Some(reason), ..item(HowWord::Reject) },
+    match settle.settlement {
+        Settlement::Ack => item(HowWord::Ack),
+        Settlement::Retry { after_ms, error } => SettleItem { after_ms, error, ..item(HowWord::Retry) },
+        Settlement::Defer { after_ms } => SettleItem { after_ms: Some(after_ms), ..item(HowWord::Defer) },
+        Settlement::Park { reason } => SettleItem { reason: Some(reason), ..item(HowWord::Park) },
+        Settlement::Reject { reason } => SettleItem { reason: Some(reason), ..item(HowWord::Reject) },
     }
 }
 
@@ -240,9 +240,9 @@ mod tests {
         let settle = |bytes: usize| {
             let outcome =
                 hapax_core::RecordedOutcome::done(hapax_core::Json::of(&"x".repeat(bytes)).unwrap());
-            let ending = hapax_core::Ending::Complete { outcome, ttl_ms: 1000 };
+            let ending = hapax_core::ClaimEnding::Complete { outcome, ttl_ms: 1000 };
             let id = hapax_core::EntryId::new("s".parse().unwrap(), "k".parse().unwrap());
-            let claim = hapax_core::ClaimEnd { id, token: "t".parse().unwrap(), ending };
+            let claim = hapax_core::EndClaim { id, token: "t".parse().unwrap(), ending };
             settle_item(Settle { claim: Some(claim), ..Settle::ack("r".parse().unwrap()) })
         };
         let lens = |count: usize, bytes: usize| -> Vec<usize> {

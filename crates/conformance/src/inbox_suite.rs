@@ -12,10 +12,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use hapax_core::inbox::TxEnd;
+use hapax_core::inbox::TransactionEnd;
 use hapax_core::ledger::OUTCOME_BYTES_MAX;
 use hapax_core::{
-    AsyncInbox, BlockingInbox, Entered, EntryId, Fingerprint, InboxEntry, InboxError, Json, RecordedOutcome,
+    AsyncInbox, BlockingInbox, EntryId, Fingerprint, InboxEntry, InboxError, InboxLookup, Json,
+    RecordedOutcome,
 };
 
 /// One transaction of a case: enter; if the key is fresh, a business write and the outcome; then the end.
@@ -26,14 +27,14 @@ pub struct Attempt {
     /// The outcome to record if the key is fresh.
     pub outcome: RecordedOutcome,
     /// How the transaction ends.
-    pub end: TxEnd,
+    pub end: TransactionEnd,
 }
 
 /// One inbox under test.
 #[async_trait]
 pub trait InboxHarness: Send + Sync {
     /// Runs the attempt and returns the result of `enter`.
-    async fn attempt(&self, attempt: Attempt) -> Result<Entered, InboxError>;
+    async fn attempt(&self, attempt: Attempt) -> Result<InboxLookup, InboxError>;
 
     /// Number of committed business writes.
     async fn effects(&self) -> u64;
@@ -43,35 +44,35 @@ pub trait InboxHarness: Send + Sync {
 
     /// Runs the attempt while another transaction that has entered `entry` is open. The inbox's lock timeout must be
     /// short.
-    async fn attempt_while_entered(&self, attempt: Attempt) -> Result<Entered, InboxError>;
+    async fn attempt_while_entered(&self, attempt: Attempt) -> Result<InboxLookup, InboxError>;
 }
 
 fn attempt(key: &str, content: &str) -> Attempt {
     let id = EntryId::new("suite".parse().expect("a scope"), key.parse().expect("a key"));
     let fingerprint = Fingerprint::new(content).expect("a fingerprint");
     let outcome = RecordedOutcome::done(Json::of(key).expect("a text is JSON"));
-    Attempt { entry: InboxEntry { id, fingerprint }, outcome, end: TxEnd::Commit }
+    Attempt { entry: InboxEntry { id, fingerprint }, outcome, end: TransactionEnd::Commit }
 }
 
 /// The first attempt is fresh, each later one gets the outcome of the first, and the effect happens once.
 pub async fn a_duplicate_gets_the_outcome(inbox: Box<dyn InboxHarness>) {
     let first = attempt("order-1", "a");
-    assert_eq!(inbox.attempt(first.clone()).await.unwrap(), Entered::Fresh);
+    assert_eq!(inbox.attempt(first.clone()).await.unwrap(), InboxLookup::Fresh);
     for _ in 0..3 {
         let later = Attempt { outcome: RecordedOutcome::done(Json::of("other").unwrap()), ..first.clone() };
-        assert_eq!(inbox.attempt(later).await.unwrap(), Entered::Completed(first.outcome.clone()));
+        assert_eq!(inbox.attempt(later).await.unwrap(), InboxLookup::Completed(first.outcome.clone()));
     }
     assert_eq!(inbox.effects().await, 1);
 }
 
 /// A transaction that is rolled back leaves neither the effect nor the entry.
 pub async fn a_rollback_leaves_nothing(inbox: Box<dyn InboxHarness>) {
-    let undone = Attempt { end: TxEnd::Rollback, ..attempt("order-1", "a") };
+    let undone = Attempt { end: TransactionEnd::Rollback, ..attempt("order-1", "a") };
     for _ in 0..2 {
-        assert_eq!(inbox.attempt(undone.clone()).await.unwrap(), Entered::Fresh);
+        assert_eq!(inbox.attempt(undone.clone()).await.unwrap(), InboxLookup::Fresh);
         assert_eq!(inbox.effects().await, 0);
     }
-    assert_eq!(inbox.attempt(attempt("order-1", "a")).await.unwrap(), Entered::Fresh);
+    assert_eq!(inbox.attempt(attempt("order-1", "a")).await.unwrap(), InboxLookup::Fresh);
     assert_eq!(inbox.effects().await, 1);
 }
 
@@ -80,8 +81,8 @@ pub async fn another_content_is_a_mismatch(inbox: Box<dyn InboxHarness>) {
     let failed = RecordedOutcome::failed(Json::of("no account").unwrap());
     let first = Attempt { outcome: failed.clone(), ..attempt("order-1", "a") };
     inbox.attempt(first.clone()).await.unwrap();
-    assert_eq!(inbox.attempt(attempt("order-1", "b")).await.unwrap(), Entered::Mismatch);
-    assert_eq!(inbox.attempt(first).await.unwrap(), Entered::Completed(failed));
+    assert_eq!(inbox.attempt(attempt("order-1", "b")).await.unwrap(), InboxLookup::Mismatch);
+    assert_eq!(inbox.attempt(first).await.unwrap(), InboxLookup::Completed(failed));
     assert_eq!(inbox.effects().await, 1);
 }
 
@@ -90,8 +91,8 @@ pub async fn scopes_do_not_share_keys(inbox: Box<dyn InboxHarness>) {
     let first = attempt("order-1", "a");
     let mut other = first.clone();
     other.entry.id.scope = "elsewhere".parse().expect("a scope");
-    assert_eq!(inbox.attempt(first).await.unwrap(), Entered::Fresh);
-    assert_eq!(inbox.attempt(other).await.unwrap(), Entered::Fresh);
+    assert_eq!(inbox.attempt(first).await.unwrap(), InboxLookup::Fresh);
+    assert_eq!(inbox.attempt(other).await.unwrap(), InboxLookup::Fresh);
     assert_eq!(inbox.effects().await, 2);
 }
 
@@ -104,7 +105,7 @@ pub async fn concurrent_duplicates_have_one_effect(inbox: Box<dyn InboxHarness>)
             tokio::spawn(async move {
                 loop {
                     match inbox.attempt(attempt("order-1", "a")).await {
-                        Ok(Entered::InProgress { .. }) | Err(InboxError::Locked { .. }) => {}
+                        Ok(InboxLookup::InProgress { .. }) | Err(InboxError::Locked { .. }) => {}
                         entered => return entered.unwrap(),
                     }
                 }
@@ -114,8 +115,8 @@ pub async fn concurrent_duplicates_have_one_effect(inbox: Box<dyn InboxHarness>)
     let mut fresh = 0;
     for task in tasks {
         match task.await.expect("no panic") {
-            Entered::Fresh => fresh += 1,
-            entered => assert!(matches!(entered, Entered::Completed(_)), "{entered:?}"),
+            InboxLookup::Fresh => fresh += 1,
+            entered => assert!(matches!(entered, InboxLookup::Completed(_)), "{entered:?}"),
         }
     }
     assert_eq!((fresh, inbox.effects().await), (1, 1));
@@ -125,10 +126,10 @@ pub async fn concurrent_duplicates_have_one_effect(inbox: Box<dyn InboxHarness>)
 pub async fn entries_survive_a_restart(mut inbox: Box<dyn InboxHarness>) {
     let first = attempt("order-1", "a");
     inbox.attempt(first.clone()).await.unwrap();
-    inbox.attempt(Attempt { end: TxEnd::Rollback, ..attempt("order-2", "a") }).await.unwrap();
+    inbox.attempt(Attempt { end: TransactionEnd::Rollback, ..attempt("order-2", "a") }).await.unwrap();
     inbox.reopen().await;
-    assert_eq!(inbox.attempt(first.clone()).await.unwrap(), Entered::Completed(first.outcome));
-    assert_eq!(inbox.attempt(attempt("order-2", "a")).await.unwrap(), Entered::Fresh);
+    assert_eq!(inbox.attempt(first.clone()).await.unwrap(), InboxLookup::Completed(first.outcome));
+    assert_eq!(inbox.attempt(attempt("order-2", "a")).await.unwrap(), InboxLookup::Fresh);
     assert_eq!(inbox.effects().await, 2);
 }
 
@@ -137,16 +138,16 @@ pub async fn a_large_outcome_becomes_a_marker(inbox: Box<dyn InboxHarness>) {
     let outcome = RecordedOutcome::done(Json::of(&"x".repeat(OUTCOME_BYTES_MAX)).unwrap());
     let first = Attempt { outcome: outcome.clone(), ..attempt("order-1", "a") };
     inbox.attempt(first.clone()).await.unwrap();
-    assert_eq!(inbox.attempt(first).await.unwrap(), Entered::Completed(outcome.kept()));
+    assert_eq!(inbox.attempt(first).await.unwrap(), InboxLookup::Completed(outcome.without_oversize_value()));
 }
 
 /// A key that another transaction has entered is not entered; the wait is bounded.
 pub async fn a_key_in_progress_is_not_entered(inbox: Box<dyn InboxHarness>) {
     let met = inbox.attempt_while_entered(attempt("order-1", "a")).await;
-    let in_progress = matches!(met, Ok(Entered::InProgress { .. }) | Err(InboxError::Locked { .. }));
+    let in_progress = matches!(met, Ok(InboxLookup::InProgress { .. }) | Err(InboxError::Locked { .. }));
     assert!(in_progress, "{met:?}");
     assert_eq!(inbox.effects().await, 0);
-    assert_eq!(inbox.attempt(attempt("order-1", "a")).await.unwrap(), Entered::Fresh);
+    assert_eq!(inbox.attempt(attempt("order-1", "a")).await.unwrap(), InboxLookup::Fresh);
 }
 
 /// Runs one case on its own runtime; called by [`inbox_suite!`](macro@crate::inbox_suite).
@@ -193,16 +194,16 @@ pub struct Blocking<I: BlockingInbox> {
 }
 
 impl<I: BlockingInbox> Blocking<I> {
-    fn make(inbox: &I, write: fn(&I::Tx<'_>), attempt: Attempt) -> Result<Entered, InboxError> {
+    fn make(inbox: &I, write: fn(&I::Tx<'_>), attempt: Attempt) -> Result<InboxLookup, InboxError> {
         inbox.in_transaction(|tx| {
             let made = inbox.enter(tx, &attempt.entry).and_then(|entered| {
-                if entered == Entered::Fresh {
+                if entered == InboxLookup::Fresh {
                     write(tx);
                     inbox.record(tx, &attempt.entry, attempt.outcome, 60_000)?;
                 }
                 Ok(entered)
             });
-            let end = if made.is_ok() { attempt.end } else { TxEnd::Rollback };
+            let end = if made.is_ok() { attempt.end } else { TransactionEnd::Rollback };
             (made, end)
         })?
     }
@@ -210,14 +211,14 @@ impl<I: BlockingInbox> Blocking<I> {
 
 #[async_trait]
 impl<I: BlockingInbox> InboxHarness for Blocking<I> {
-    async fn attempt(&self, attempt: Attempt) -> Result<Entered, InboxError> {
+    async fn attempt(&self, attempt: Attempt) -> Result<InboxLookup, InboxError> {
         let (inbox, write) = (self.inbox.clone(), self.write);
         tokio::task::spawn_blocking(move || Self::make(&inbox, write, attempt)).await.expect("no panic")
     }
 
     async fn effects(&self) -> u64 {
         let (inbox, count) = (self.inbox.clone(), self.count);
-        let counting = move || inbox.in_transaction(|tx| (count(tx), TxEnd::Rollback));
+        let counting = move || inbox.in_transaction(|tx| (count(tx), TransactionEnd::Rollback));
         tokio::task::spawn_blocking(counting).await.expect("no panic").expect("the count")
     }
 
@@ -225,12 +226,12 @@ impl<I: BlockingInbox> InboxHarness for Blocking<I> {
         self.inbox = Arc::new((self.open)());
     }
 
-    async fn attempt_while_entered(&self, attempt: Attempt) -> Result<Entered, InboxError> {
+    async fn attempt_while_entered(&self, attempt: Attempt) -> Result<InboxLookup, InboxError> {
         let (inbox, other, write) = (self.inbox.clone(), (self.open)(), self.write);
         let holding = move || {
             other.in_transaction(|tx| {
-                assert_eq!(other.enter(tx, &attempt.entry).expect("it is entered"), Entered::Fresh);
-                (Self::make(&inbox, write, attempt), TxEnd::Rollback)
+                assert_eq!(other.enter(tx, &attempt.entry).expect("it is entered"), InboxLookup::Fresh);
+                (Self::make(&inbox, write, attempt), TransactionEnd::Rollback)
             })
         };
         tokio::task::spawn_blocking(holding).await.expect("no panic")?
@@ -253,14 +254,14 @@ pub struct Async<I: AsyncInbox> {
 }
 
 impl<I: AsyncInbox> Async<I> {
-    async fn make(&self, inbox: &I, attempt: Attempt) -> Result<Entered, InboxError> {
+    async fn make(&self, inbox: &I, attempt: Attempt) -> Result<InboxLookup, InboxError> {
         let mut tx = inbox.begin().await?;
         let entered = inbox.enter(&mut tx, &attempt.entry).await?;
-        if entered == Entered::Fresh {
+        if entered == InboxLookup::Fresh {
             (self.write)(&mut tx).await;
             inbox.record(&mut tx, &attempt.entry, attempt.outcome, 60_000).await?;
         }
-        if attempt.end == TxEnd::Commit {
+        if attempt.end == TransactionEnd::Commit {
             inbox.commit(tx).await?;
         }
         Ok(entered)
@@ -269,7 +270,7 @@ impl<I: AsyncInbox> Async<I> {
 
 #[async_trait]
 impl<I: AsyncInbox> InboxHarness for Async<I> {
-    async fn attempt(&self, attempt: Attempt) -> Result<Entered, InboxError> {
+    async fn attempt(&self, attempt: Attempt) -> Result<InboxLookup, InboxError> {
         self.make(&self.inbox, attempt).await
     }
 
@@ -282,10 +283,10 @@ impl<I: AsyncInbox> InboxHarness for Async<I> {
         self.inbox = (self.open)();
     }
 
-    async fn attempt_while_entered(&self, attempt: Attempt) -> Result<Entered, InboxError> {
+    async fn attempt_while_entered(&self, attempt: Attempt) -> Result<InboxLookup, InboxError> {
         let other = (self.open)();
         let mut tx = other.begin().await?;
-        assert_eq!(other.enter(&mut tx, &attempt.entry).await?, Entered::Fresh);
+        assert_eq!(other.enter(&mut tx, &attempt.entry).await?, InboxLookup::Fresh);
         self.make(&self.inbox, attempt).await
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::{
-    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView,
+    Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryState, EntryView,
     Fingerprint, Grant, IdempotencyKey, Json, Ledger, LedgerStats, OnDoubt, Owner, RecordedOutcome, Renew,
     Resolution, ResolveError, Scope, StoreError, Token, TokenError,
 };
@@ -66,13 +66,13 @@ pub(crate) fn failed(text: &str) -> RecordedOutcome {
     RecordedOutcome::failed(json(text))
 }
 
-pub(crate) fn complete(outcome: &RecordedOutcome) -> Ending {
-    Ending::Complete { outcome: outcome.clone(), ttl_ms: KEPT }
+pub(crate) fn complete(outcome: &RecordedOutcome) -> ClaimEnding {
+    ClaimEnding::Complete { outcome: outcome.clone(), ttl_ms: KEPT }
 }
 
 /// The end of a claim.
-pub(crate) fn ends(id: &EntryId, token: &Token, ending: Ending) -> ClaimEnd {
-    ClaimEnd { id: id.clone(), token: token.clone(), ending }
+pub(crate) fn ends(id: &EntryId, token: &Token, ending: ClaimEnding) -> EndClaim {
+    EndClaim { id: id.clone(), token: token.clone(), ending }
 }
 
 pub(crate) fn happened(outcome: &RecordedOutcome) -> Resolution {
@@ -153,7 +153,12 @@ impl Trial {
         answers.remove(0).map(|remaining| remaining.lease_ms)
     }
 
-    pub(crate) async fn end(&self, id: &EntryId, token: &Token, ending: Ending) -> Result<(), TokenError> {
+    pub(crate) async fn end(
+        &self,
+        id: &EntryId,
+        token: &Token,
+        ending: ClaimEnding,
+    ) -> Result<(), TokenError> {
         let end = ends(id, token, ending);
         let mut answers = self.within("end", self.ledger().end(vec![end])).await.expect("end");
         assert_eq!(answers.len(), 1, "one answer per end");

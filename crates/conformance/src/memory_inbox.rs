@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax_core::{
-    AsyncInbox, Entered, EntryId, Fingerprint, InboxEntry, InboxError, LedgerCapabilities, RecordedOutcome,
+    AsyncInbox, EntryId, Fingerprint, InboxEntry, InboxError, InboxLookup, LedgerCapabilities,
+    RecordedOutcome,
 };
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
@@ -77,11 +78,11 @@ impl AsyncInbox for MemoryInbox {
         Ok(())
     }
 
-    async fn enter(&self, tx: &mut MemoryTx, entry: &InboxEntry) -> Result<Entered, InboxError> {
+    async fn enter(&self, tx: &mut MemoryTx, entry: &InboxEntry) -> Result<InboxLookup, InboxError> {
         Ok(match tx.changed.entries.get(&entry.id) {
-            None => Entered::Fresh,
-            Some((known, _)) if *known != entry.fingerprint => Entered::Mismatch,
-            Some((_, outcome)) => Entered::Completed(outcome.clone()),
+            None => InboxLookup::Fresh,
+            Some((known, _)) if *known != entry.fingerprint => InboxLookup::Mismatch,
+            Some((_, outcome)) => InboxLookup::Completed(outcome.clone()),
         })
     }
 
@@ -92,7 +93,9 @@ impl AsyncInbox for MemoryInbox {
         outcome: RecordedOutcome,
         _ttl_ms: u64,
     ) -> Result<(), InboxError> {
-        tx.changed.entries.insert(entry.id.clone(), (entry.fingerprint.clone(), outcome.kept()));
+        tx.changed
+            .entries
+            .insert(entry.id.clone(), (entry.fingerprint.clone(), outcome.without_oversize_value()));
         Ok(())
     }
 }

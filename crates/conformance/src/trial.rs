@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax_core::{
-    AdminError, Browse, Delivery, Extend, How, Ledger, MessageView, NewMessage, QueueAdmin, QueueConfig,
-    QueueName, QueueStats, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining, SendError, Sent,
-    Settle, SettleError, Settled, StoreError,
+    AdminError, Browse, Delivery, Extend, Ledger, MessageView, NewMessage, QueueAdmin, QueueConfig,
+    QueueName, QueueStats, Receive, RedriveRequest, RedriveState, RedriveTask, RemainingLease, SendError,
+    Sent, Settle, SettleError, Settled, Settlement, StoreError,
 };
 use tokio::task::JoinHandle;
 
@@ -255,9 +255,9 @@ impl Trial {
         &self,
         queue: &QueueName,
         d: &Delivery,
-        how: How,
+        settlement: Settlement,
     ) -> Result<Settled, SettleError> {
-        let settle = Settle::new(d.receipt.clone(), how);
+        let settle = Settle::new(d.receipt.clone(), settlement);
         let mut answers =
             self.within("settle", self.store().settle(queue, vec![settle])).await.expect("settle");
         assert_eq!(answers.len(), 1, "one answer per settle");
@@ -268,7 +268,7 @@ impl Trial {
     pub(crate) fn ack(&self, queue: &QueueName, d: &Delivery) -> impl Future<Output = ()> + Send {
         let at = Location::caller();
         async move {
-            let settled = self.settle(queue, d, How::Ack).await;
+            let settled = self.settle(queue, d, Settlement::Ack).await;
             assert_eq!(settled, Ok(Settled::Acked), "{}: ack of {:?} (at {at})", self.case, d.body);
         }
     }
@@ -283,8 +283,8 @@ impl Trial {
         queue: &QueueName,
         d: &Delivery,
         ms: u64,
-    ) -> Result<Remaining, SettleError> {
-        let extend = Extend { receipt: d.receipt.clone(), lease_ms: ms, own: false };
+    ) -> Result<RemainingLease, SettleError> {
+        let extend = Extend { receipt: d.receipt.clone(), lease_ms: ms, own_lease: false };
         let mut answers =
             self.within("extend", self.store().extend(queue, vec![extend])).await.expect("extend");
         assert_eq!(answers.len(), 1, "one answer per extend");
@@ -293,9 +293,9 @@ impl Trial {
 
     /// Changes the lease of this delivery alone, as SQS's visibility change does.
     pub(crate) async fn set_visibility(&self, queue: &QueueName, d: &Delivery, ms: u64) {
-        let extend = Extend { receipt: d.receipt.clone(), lease_ms: ms, own: true };
+        let extend = Extend { receipt: d.receipt.clone(), lease_ms: ms, own_lease: true };
         let answers = self.within("extend", self.store().extend(queue, vec![extend])).await.expect("extend");
-        assert_eq!(answers, [Ok(Remaining { lease_ms: ms })]);
+        assert_eq!(answers, [Ok(RemainingLease { lease_ms: ms })]);
     }
 
     // Looking.

@@ -2,8 +2,8 @@
 
 use hapax_core::policy::{Jitter, RetryPolicy};
 use hapax_core::{
-    Attribute, DeadLetterPolicy, DedupId, Delivery, GroupId, How, MessageView, NewMessage, QueueConfig,
-    QueueName, Receive, RedriveFilter, RedriveRequest,
+    Attribute, DeadLetterPolicy, DedupId, Delivery, GroupId, MessageView, NewMessage, QueueConfig, QueueName,
+    Receive, RedriveFilter, RedriveRequest, Settlement,
 };
 
 use crate::trial::LEASE;
@@ -64,12 +64,12 @@ pub(crate) fn patient(max: usize) -> Receive {
     Receive { max, wait_ms: Some(20_000), ..Receive::default() }
 }
 
-pub(crate) fn retry(error: &str) -> How {
-    How::Retry { after_ms: None, error: Some(error.to_owned()) }
+pub(crate) fn retry(error: &str) -> Settlement {
+    Settlement::Retry { after_ms: None, error: Some(error.to_owned()) }
 }
 
-pub(crate) fn reject(reason: &str) -> How {
-    How::Reject { reason: reason.to_owned() }
+pub(crate) fn reject(reason: &str) -> Settlement {
+    Settlement::Reject { reason: reason.to_owned() }
 }
 
 pub(crate) fn bodies(deliveries: &[Delivery]) -> Vec<String> {

@@ -72,47 +72,48 @@ pub async fn receive<F: Fetch>(
     fetch: F,
     spawn: impl Fn(Work) + Clone + Send + 'static,
 ) -> Result<Vec<Delivery>, StoreError> {
-    let (tell, told) = oneshot::channel();
-    let returns = !receive.ack_on_receive && receive.attempt_id.is_none();
-    spawn(Box::pin(run(fetch, returns, spawn.clone(), tell)));
-    match told.await {
-        Ok(fetched) => fetched.map(Held::take),
+    let (sender, receiver) = oneshot::channel();
+    let give_back = !receive.ack_on_receive && receive.attempt_id.is_none();
+    spawn(Box::pin(run(fetch, give_back, spawn.clone(), sender)));
+    match receiver.await {
+        Ok(fetched) => fetched.map(GiveBackGuard::take),
         Err(_) => Err(StoreError::OutcomeUnknown("the runtime is shutting down".into())),
     }
 }
 
 async fn run<F: Fetch, S: Fn(Work) + Send + 'static>(
     fetch: F,
-    returns: bool,
+    give_back: bool,
     spawn: S,
-    mut tell: oneshot::Sender<Result<Held<F, S>, StoreError>>,
+    mut sender: oneshot::Sender<Result<GiveBackGuard<F, S>, StoreError>>,
 ) {
-    if tell.is_closed() {
+    if sender.is_closed() {
         return;
     }
-    let fetched = fetch.fetch(tell.closed()).await;
-    let held = fetched.map(|deliveries| Held { fetched: Some((fetch, deliveries)), returns, spawn });
+    let fetched = fetch.fetch(sender.closed()).await;
+    let guard =
+        fetched.map(|deliveries| GiveBackGuard { fetched: Some((fetch, deliveries)), give_back, spawn });
     // Without a caller this is handed back and dropped, and so given back.
-    drop(tell.send(held));
+    drop(sender.send(guard));
 }
 
 /// Deliveries on their way to the caller. Dropped, they are given back.
-struct Held<F: Fetch, S: Fn(Work)> {
+struct GiveBackGuard<F: Fetch, S: Fn(Work)> {
     fetched: Option<(F, Vec<Delivery>)>,
-    returns: bool,
+    give_back: bool,
     spawn: S,
 }
 
-impl<F: Fetch, S: Fn(Work)> Held<F, S> {
+impl<F: Fetch, S: Fn(Work)> GiveBackGuard<F, S> {
     fn take(mut self) -> Vec<Delivery> {
         self.fetched.take().map(|(_, deliveries)| deliveries).unwrap_or_default()
     }
 }
 
-impl<F: Fetch, S: Fn(Work)> Drop for Held<F, S> {
+impl<F: Fetch, S: Fn(Work)> Drop for GiveBackGuard<F, S> {
     fn drop(&mut self) {
         let Some((fetch, deliveries)) = self.fetched.take() else { return };
-        if self.returns && !deliveries.is_empty() {
+        if self.give_back && !deliveries.is_empty() {
             (self.spawn)(Box::pin(async move { fetch.give_back(deliveries).await }));
         }
     }

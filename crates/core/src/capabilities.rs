@@ -44,7 +44,7 @@ pub enum CounterScope {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
-pub struct Settles {
+pub struct SupportedSettlements {
     /// A retry after the delay of the queue's policy, or at once.
     pub retry: bool,
     /// A retry after a delay that the consumer asks for.
@@ -57,7 +57,7 @@ pub struct Settles {
     pub park: bool,
 }
 
-impl Settles {
+impl SupportedSettlements {
     /// All of them.
     pub const ALL: Self = Self { retry: true, retry_after: true, defer: true, reject: true, park: true };
 }
@@ -80,7 +80,7 @@ pub struct Capabilities {
     /// A delivery has a lease, which ends by itself and can be extended.
     pub leases: bool,
     /// How a delivery may end other than by an ack.
-    pub settles: Settles,
+    pub settles: SupportedSettlements,
     /// A settle's parts (ack, dead letter, history) happen in one transaction.
     pub atomic_settle: bool,
     /// A message moves to the dead letters and back in one transaction. Otherwise it takes two steps, and is in neither

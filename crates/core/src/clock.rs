@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Called after a clock was moved by hand, so that threads waiting on it check the time again.
-pub type Moved = Arc<dyn Fn() + Send + Sync>;
+pub type ClockHook = Arc<dyn Fn() + Send + Sync>;
 
 /// Wall time, which may jump, and monotonic time, which may not.
 pub trait Clock: Send + Sync {
@@ -20,7 +20,7 @@ pub trait Clock: Send + Sync {
     fn sleep_for(&self, us: u64) -> Option<Duration>;
 
     /// Registers a hook that is called after each move by hand. Clocks that run by themselves ignore it.
-    fn on_moved(&self, _hook: Moved) {}
+    fn on_moved(&self, _hook: ClockHook) {}
 }
 
 /// The machine's clock.
@@ -60,7 +60,7 @@ impl Clock for SystemClock {
 pub struct ManualClock {
     wall_us: AtomicU64,
     monotonic_us: AtomicU64,
-    hooks: Mutex<Vec<Moved>>,
+    hooks: Mutex<Vec<ClockHook>>,
 }
 
 impl ManualClock {
@@ -78,16 +78,16 @@ impl ManualClock {
     pub fn advance_us(&self, us: u64) {
         self.wall_us.fetch_add(us, Ordering::SeqCst);
         self.monotonic_us.fetch_add(us, Ordering::SeqCst);
-        self.tell();
+        self.call_hooks();
     }
 
     /// Sets the wall clock, as an operator or NTP would; no time passes.
     pub fn set_wall_ms(&self, wall_ms: u64) {
         self.wall_us.store(wall_ms * 1000, Ordering::SeqCst);
-        self.tell();
+        self.call_hooks();
     }
 
-    fn tell(&self) {
+    fn call_hooks(&self) {
         let hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for hook in hooks {
             hook();
@@ -108,7 +108,7 @@ impl Clock for ManualClock {
         None
     }
 
-    fn on_moved(&self, hook: Moved) {
+    fn on_moved(&self, hook: ClockHook) {
         self.hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
     }
 }

@@ -2,12 +2,12 @@
 //! that such a feature needs no new code in a store.
 //!
 //! ```
-//! # use hapax_core::{Documents, DocumentName, Expected, Json};
+//! # use hapax_core::{Documents, DocumentName, ExpectedRevision, Json};
 //! # async fn example(store: &dyn Documents) -> Result<(), hapax_core::DocumentError> {
 //! let name = DocumentName::new("schedules/nightly").unwrap();
-//! let first = store.put_document(&name, Json::parse(r#"{"at":"02:00"}"#).unwrap(), Expected::Absent).await?;
+//! let first = store.put_document(&name, Json::parse(r#"{"at":"02:00"}"#).unwrap(), ExpectedRevision::Absent).await?;
 //! // Changes what was read, or nothing.
-//! store.put_document(&name, Json::parse(r#"{"at":"03:00"}"#).unwrap(), Expected::Revision(first)).await?;
+//! store.put_document(&name, Json::parse(r#"{"at":"03:00"}"#).unwrap(), ExpectedRevision::Revision(first)).await?;
 //! # Ok(())
 //! # }
 //! ```
@@ -34,7 +34,7 @@ pub const PAGE_BYTES_MAX: usize = 1024 * 1024;
 pub struct Document {
     /// Its name.
     pub name: DocumentName,
-    /// Its revision; pass it as [`Expected::Revision`] to change only the version that was read.
+    /// Its revision; pass it as [`ExpectedRevision::Revision`] to change only the version that was read.
     pub revision: Revision,
     /// When it was last put.
     pub modified_ms: u64,
@@ -44,7 +44,7 @@ pub struct Document {
 
 /// The state in which a change expects the document. In any other state the change is refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Expected {
+pub enum ExpectedRevision {
     /// Any state.
     #[default]
     Any,
@@ -54,7 +54,7 @@ pub enum Expected {
     Revision(Revision),
 }
 
-impl Expected {
+impl ExpectedRevision {
     /// Compares the expectation with the document's actual revision.
     pub fn check(self, name: &DocumentName, actual: Option<Revision>) -> Result<(), DocumentError> {
         let (holds, expected) = match self {
@@ -172,11 +172,15 @@ pub trait Documents: Send + Sync {
         &self,
         name: &DocumentName,
         value: Json,
-        expected: Expected,
+        expected: ExpectedRevision,
     ) -> Result<Revision, DocumentError>;
 
     /// Deletes a document; `false` if it did not exist.
-    async fn delete_document(&self, name: &DocumentName, expected: Expected) -> Result<bool, DocumentError>;
+    async fn delete_document(
+        &self,
+        name: &DocumentName,
+        expected: ExpectedRevision,
+    ) -> Result<bool, DocumentError>;
 }
 
 #[cfg(test)]
@@ -198,17 +202,17 @@ mod tests {
         let name = DocumentName::new("a").unwrap();
         let (one, two) = (Revision(1), Revision(2));
         for (expected, actual, holds) in [
-            (Expected::Any, None, true),
-            (Expected::Any, Some(one), true),
-            (Expected::Absent, None, true),
-            (Expected::Absent, Some(one), false),
-            (Expected::Revision(one), None, false),
-            (Expected::Revision(one), Some(one), true),
-            (Expected::Revision(one), Some(two), false),
+            (ExpectedRevision::Any, None, true),
+            (ExpectedRevision::Any, Some(one), true),
+            (ExpectedRevision::Absent, None, true),
+            (ExpectedRevision::Absent, Some(one), false),
+            (ExpectedRevision::Revision(one), None, false),
+            (ExpectedRevision::Revision(one), Some(one), true),
+            (ExpectedRevision::Revision(one), Some(two), false),
         ] {
             assert_eq!(expected.check(&name, actual).is_ok(), holds, "{expected:?} {actual:?}");
         }
-        let error = Expected::Revision(one).check(&name, Some(two)).unwrap_err().to_string();
+        let error = ExpectedRevision::Revision(one).check(&name, Some(two)).unwrap_err().to_string();
         assert!(error.contains("document a was expected with revision 1 and has revision 2"), "{error}");
     }
 }

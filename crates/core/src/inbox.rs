@@ -1,7 +1,7 @@
 //! The transactional seam: `enter` and `record` on the caller's own connection, so that the ledger entry and the
 //! business write are one transaction.
 //!
-//! There are two traits over one [`Entered`], because databases differ in a point that Rust's types can see: a SQLite
+//! There are two traits over one [`InboxLookup`], because databases differ in a point that Rust's types can see: a SQLite
 //! transaction belongs to its thread and cannot live across an `await` ([`BlockingInbox`]), a Postgres transaction can
 //! ([`AsyncInbox`]). One trait with an associated future was rejected: without a `Send` bound a worker could not spawn
 //! it, and with one SQLite could not implement it. The conformance suite runs the same cases over both.
@@ -14,7 +14,7 @@ use crate::name::Fingerprint;
 
 /// The state of a key, as the caller's transaction sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Entered {
+pub enum InboxLookup {
     /// The key is unknown: the effect may happen, in this transaction.
     Fresh,
     /// The effect ended earlier, with this outcome.
@@ -63,7 +63,7 @@ pub enum InboxError {
 
 /// How a transaction ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TxEnd {
+pub enum TransactionEnd {
     /// Everything in it takes effect.
     Commit,
     /// Nothing in it does.
@@ -80,10 +80,13 @@ pub trait BlockingInbox: Send + Sync + 'static {
 
     /// Runs `work` in one transaction that excludes other writers, and ends it as `work` says. A panic in `work` rolls
     /// it back. Waits at most the lock timeout for the transaction to begin, then fails with [`InboxError::Locked`].
-    fn in_transaction<R>(&self, work: impl FnOnce(&Self::Tx<'_>) -> (R, TxEnd)) -> Result<R, InboxError>;
+    fn in_transaction<R>(
+        &self,
+        work: impl FnOnce(&Self::Tx<'_>) -> (R, TransactionEnd),
+    ) -> Result<R, InboxError>;
 
     /// Looks a key up, in the caller's transaction.
-    fn enter(&self, tx: &Self::Tx<'_>, entry: &InboxEntry) -> Result<Entered, InboxError>;
+    fn enter(&self, tx: &Self::Tx<'_>, entry: &InboxEntry) -> Result<InboxLookup, InboxError>;
 
     /// Records the outcome of a key that [`enter`](Self::enter) found fresh, in the caller's transaction, together with
     /// the caller's own writes. The outcome is kept for `ttl_ms`.
@@ -112,8 +115,8 @@ pub trait AsyncInbox: Send + Sync + 'static {
     async fn commit(&self, tx: Self::Tx) -> Result<(), InboxError>;
 
     /// Looks a key up in the caller's transaction, and prevents others from entering it until that transaction ends.
-    /// Waits at most a bounded lock timeout, then returns [`Entered::InProgress`].
-    async fn enter(&self, tx: &mut Self::Tx, entry: &InboxEntry) -> Result<Entered, InboxError>;
+    /// Waits at most a bounded lock timeout, then returns [`InboxLookup::InProgress`].
+    async fn enter(&self, tx: &mut Self::Tx, entry: &InboxEntry) -> Result<InboxLookup, InboxError>;
 
     /// Records the outcome of a key that [`enter`](Self::enter) found fresh, in the caller's transaction, together with
     /// the caller's own writes. The outcome is kept for `ttl_ms`.

@@ -40,15 +40,15 @@ pub mod store;
 pub mod transfer;
 pub mod validate;
 
-pub use capabilities::{Capabilities, CounterScope, Order, Settles, WakeUp};
+pub use capabilities::{Capabilities, CounterScope, Order, SupportedSettlements, WakeUp};
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use documents::{Document, DocumentError, DocumentFilter, DocumentPage, Documents, Expected};
+pub use documents::{Document, DocumentError, DocumentFilter, DocumentPage, Documents, ExpectedRevision};
 pub use error::{AdminError, SendError, SettleError, StoreError};
-pub use inbox::{AsyncInbox, BlockingInbox, Entered, InboxEntry, InboxError};
+pub use inbox::{AsyncInbox, BlockingInbox, InboxEntry, InboxError, InboxLookup};
 pub use ledger::{
-    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView, Grant,
-    Json, Ledger, LedgerCapabilities, LedgerStats, OnDoubt, RecordedOutcome, Renew, Resolution, ResolveError,
-    Store, TokenError,
+    Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryState, EntryView,
+    Grant, Json, Ledger, LedgerCapabilities, LedgerStats, OnDoubt, RecordedOutcome, Renew, Resolution,
+    ResolveError, Store, TokenError,
 };
 pub use message::{
     Attribute, AttributeValue, Attributes, Delivery, KeySource, MessageKey, NewMessage, Priority,
@@ -63,9 +63,10 @@ pub use queue::{
 };
 pub use source::{QueueSource, Source, SourceDescription};
 pub use store::{
-    Batch, Browse, Cause, DeadLetter, Discarded, Examination, Extend, How, Maintenance, MessageState,
+    Batch, Browse, DeadLetter, Discarded, Examination, Extend, FailureCause, Maintenance, MessageState,
     MessageView, Page, QueueAdmin, QueueInfo, QueuePause, QueueStats, QueueStore, Receive, RedriveFilter,
-    RedriveRequest, RedriveState, RedriveTask, Remaining, Sent, Settle, Settled, StoreStatus, StoreTotals,
+    RedriveRequest, RedriveState, RedriveTask, RemainingLease, Sent, Settle, Settled, Settlement,
+    StoreStatus, StoreTotals,
 };
 pub use transfer::{
     ExportPage, ExportedEntry, ExportedItem, ExportedMessage, ExportedStage, Imported, RememberedId,

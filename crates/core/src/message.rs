@@ -207,20 +207,20 @@ pub struct MessageKey {
 }
 
 impl MessageKey {
-    /// The key of a message: `stated` if given (see [`MessageKey::stated`]), else the deduplication id, else the
+    /// The key of a message: `explicit` if given (see [`MessageKey::explicit`]), else the deduplication id, else the
     /// message id. This is the only place that decides it.
     ///
     /// ```
     /// # use hapax_core::message::{KeySource, MessageKey};
     /// # use hapax_core::{MessageId, NewMessage};
     /// let message = NewMessage::new(r#"{"order":{"id":42}}"#);
-    /// let stated = MessageKey::stated(&message.attributes, &message.body, Some("/order/id"));
-    /// let key = MessageKey::decide(stated, None, MessageId(7));
+    /// let explicit = MessageKey::explicit(&message.attributes, &message.body, Some("/order/id"));
+    /// let key = MessageKey::decide(explicit, None, MessageId(7));
     /// assert_eq!((key.key.as_str(), key.source), ("42", KeySource::Body));
     /// ```
-    pub fn decide(stated: Option<Self>, dedup: Option<&str>, id: MessageId) -> Self {
-        if let Some(stated) = stated {
-            return stated;
+    pub fn decide(explicit: Option<Self>, dedup: Option<&str>, id: MessageId) -> Self {
+        if let Some(explicit) = explicit {
+            return explicit;
         }
         if let Some(key) = dedup.and_then(|dedup| IdempotencyKey::new(dedup).ok()) {
             return Self { key, source: KeySource::DedupId };
@@ -231,7 +231,7 @@ impl MessageKey {
 
     /// The key that the sender wrote: the `hapax-idempotency-key` attribute, else the value at the queue's pointer into
     /// a JSON body. A value that is not a valid key (empty, too long, control characters) is ignored.
-    pub fn stated(attributes: &Attributes, body: &[u8], key_pointer: Option<&str>) -> Option<Self> {
+    pub fn explicit(attributes: &Attributes, body: &[u8], key_pointer: Option<&str>) -> Option<Self> {
         let attribute = attributes.get(IDEMPOTENCY_KEY_ATTRIBUTE).and_then(Attribute::as_text);
         if let Some(key) = attribute.and_then(|text| IdempotencyKey::new(text).ok()) {
             return Some(Self { key, source: KeySource::Attribute });
@@ -301,8 +301,8 @@ mod tests {
         let all = NewMessage::new("{\"order\":{\"id\":42}}").idempotency_key(&key);
         let plain = NewMessage { attributes: Attributes::new(), ..all.clone() };
         let decide = |message: &NewMessage, pointer: Option<&str>, dedup: Option<&str>| {
-            let stated = MessageKey::stated(&message.attributes, &message.body, pointer);
-            let decided = MessageKey::decide(stated, dedup, MessageId(7));
+            let explicit = MessageKey::explicit(&message.attributes, &message.body, pointer);
+            let decided = MessageKey::decide(explicit, dedup, MessageId(7));
             (decided.key.as_str().to_owned(), decided.source)
         };
         let found = |key: &str, source| (key.to_owned(), source);

@@ -152,7 +152,7 @@ pub async fn of_store(
 
 /// What is wrong with a table of metrics, as sentences: names that are taken twice or badly formed, help that is no
 /// sentence. For tests of those who declare some.
-pub fn faults(table: &[&'static Metric]) -> Vec<String> {
+pub fn table_problems(table: &[&'static Metric]) -> Vec<String> {
     let mut faults = Vec::new();
     for (at, metric) in table.iter().enumerate() {
         let Metric { name, help, kind, .. } = metric;
@@ -337,7 +337,7 @@ mod tests {
     fn the_tables_of_a_store_are_sound() {
         let table: Vec<_> =
             [StoreStatus::table(), QueueStats::table(), LedgerStats::table()].into_iter().flatten().collect();
-        assert_eq!(faults(&table), Vec::<String>::new());
+        assert_eq!(table_problems(&table), Vec::<String>::new());
         assert!(table.iter().all(|metric| metric.kept_by == KeptBy::Store));
     }
 
@@ -352,7 +352,7 @@ mod tests {
             labels: &[],
         };
         let leak = |metric: Metric| -> &'static Metric { Box::leak(Box::new(metric)) };
-        assert_eq!(faults(&[leak(good)]), Vec::<String>::new());
+        assert_eq!(table_problems(&[leak(good)]), Vec::<String>::new());
         for bad in [
             Metric { kind: Kind::Gauge, ..good },
             Metric { name: "demo", ..good },
@@ -360,9 +360,9 @@ mod tests {
             Metric { help: "", ..good },
             Metric { help: "something", ..good },
         ] {
-            assert_eq!(faults(&[leak(bad)]).len(), 1, "{bad:?}");
+            assert_eq!(table_problems(&[leak(bad)]).len(), 1, "{bad:?}");
         }
-        assert_eq!(faults(&[leak(good), leak(good)]), ["demo_total is declared twice"]);
+        assert_eq!(table_problems(&[leak(good), leak(good)]), ["demo_total is declared twice"]);
     }
 
     /// What JSON shows of a queue is what its metrics show: no field is forgotten.

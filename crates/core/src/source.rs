@@ -9,7 +9,7 @@ use crate::error::{SettleError, StoreError};
 use crate::message::Delivery;
 use crate::name::{MessageId, QueueName, Receipt, Scope};
 use crate::queue::QueueConfig;
-use crate::store::{Batch, Extend, QueueAdmin, Receive, Remaining, Settle, Settled};
+use crate::store::{Batch, Extend, QueueAdmin, Receive, RemainingLease, Settle, Settled};
 
 /// A [`Source`]'s description of itself. A worker is configured from this alone.
 #[derive(Debug, Clone)]
@@ -26,7 +26,7 @@ pub struct SourceDescription {
     /// How long its dead-letter queue keeps messages; `None` without one.
     pub dead_retention_ms: Option<u64>,
     /// How long a delivery is leased by default. `None`: deliveries have no lease and are held until they are settled
-    /// or [`Source::lost`] returns their receipt.
+    /// or [`Source::revoked`] returns their receipt.
     pub lease_ms: Option<u64>,
     /// The features of the store behind it.
     pub capabilities: Capabilities,
@@ -43,10 +43,10 @@ pub trait Source: Send + Sync {
     async fn next(&self, receive: Receive) -> Result<Vec<Delivery>, StoreError>;
 
     /// Ends deliveries. Safe to repeat after an unknown outcome.
-    async fn finish(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError>;
+    async fn settle(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError>;
 
     /// Extends the leases of deliveries: the heartbeat. Not called for a source without leases.
-    async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError>;
+    async fn extend(&self, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError>;
 
     /// Lets parked messages go on: they were parked for a doubt in another store's ledger that was over by then. Needed
     /// only of a source that can park.
@@ -57,7 +57,7 @@ pub trait Source: Send + Sync {
     /// Completes when deliveries were taken from this consumer, as those of a revoked partition are, and names them.
     /// The worker stops their handlers, and asks again. Never completes for a source whose deliveries end by their
     /// lease alone.
-    async fn lost(&self) -> Vec<Receipt> {
+    async fn revoked(&self) -> Vec<Receipt> {
         std::future::pending().await
     }
 }
@@ -98,11 +98,11 @@ impl Source for QueueSource {
         self.store.receive(&self.queue, receive).await
     }
 
-    async fn finish(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+    async fn settle(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
         self.store.settle(&self.queue, batch).await
     }
 
-    async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+    async fn extend(&self, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
         self.store.extend(&self.queue, batch).await
     }
 

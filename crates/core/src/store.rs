@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::capabilities::Capabilities;
 use crate::error::{AdminError, SendError, SettleError, StoreError};
-use crate::ledger::{ClaimEnd, EntryId, Store};
+use crate::ledger::{EndClaim, EntryId, Store};
 use crate::message::{Attributes, Delivery, NewMessage, Priority};
 use crate::name::{DedupId, GroupId, MessageId, QueueName, Receipt, Revision};
 use crate::policy::tier::Finding;
@@ -76,7 +76,7 @@ impl Receive {
 /// How a delivery ends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "how")]
-pub enum How {
+pub enum Settlement {
     /// Done: the message is deleted.
     Ack,
     /// Failed: the message returns after the delay of the queue's policy or the requested one. When it is out of
@@ -114,11 +114,11 @@ pub struct Settle {
     /// The delivery's receipt.
     pub receipt: Receipt,
     /// How it ends.
-    pub how: How,
+    pub settlement: Settlement,
     /// Ends the claim that was made for the delivery, in the same transaction. A stale token blocks the settle; a stale
     /// receipt does not block the end of the claim.
-    pub claim: Option<ClaimEnd>,
-    /// With [`How::Park`]: the ledger's entry whose doubt it is parked for. A store that ends claims
+    pub claim: Option<EndClaim>,
+    /// With [`Settlement::Park`]: the ledger's entry whose doubt it is parked for. A store that ends claims
     /// ([`Capabilities::settle_ends_claims`](crate::Capabilities::settle_ends_claims)) parks the message only while that
     /// entry is in doubt: one that was decided about meanwhile would never release it. Instead the message is returned
     /// at once, uncounted, which is told by [`Settled::Returned`]. Other stores take no notice of it.
@@ -127,18 +127,18 @@ pub struct Settle {
 
 impl Settle {
     /// Ends a delivery without a claim.
-    pub fn new(receipt: Receipt, how: How) -> Self {
-        Self { receipt, how, claim: None, parked_for: None }
+    pub fn new(receipt: Receipt, settlement: Settlement) -> Self {
+        Self { receipt, settlement, claim: None, parked_for: None }
     }
 
     /// An ack.
     pub fn ack(receipt: Receipt) -> Self {
-        Self::new(receipt, How::Ack)
+        Self::new(receipt, Settlement::Ack)
     }
 
     /// A retry by the queue's policy.
     pub fn retry(receipt: Receipt, error: impl Into<String>) -> Self {
-        Self::new(receipt, How::Retry { after_ms: None, error: Some(error.into()) })
+        Self::new(receipt, Settlement::Retry { after_ms: None, error: Some(error.into()) })
     }
 }
 
@@ -170,12 +170,12 @@ pub struct Extend {
     /// Whether the delivery has a lease of its own from now on, as after a visibility change of SQS: in a FIFO group its
     /// end takes back no delivery behind it, and it is not taken back when the lease of one before it ends. A heartbeat
     /// says `false`.
-    pub own: bool,
+    pub own_lease: bool,
 }
 
 /// Time left of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Remaining {
+pub struct RemainingLease {
     /// Milliseconds since the store's answer.
     pub lease_ms: u64,
 }
@@ -199,13 +199,13 @@ pub trait QueueStore: Send + Sync {
 
     /// Changes leases: the heartbeat, and SQS's visibility change. On a standard queue a lease that ran out, or that was
     /// set to 0, can be taken again while no newer delivery holds the message; one that was nacked or deferred cannot.
-    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError>;
+    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError>;
 }
 
 /// Why a delivery failed, or why a message is dead or parked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Cause {
+pub enum FailureCause {
     /// The consumer asked for a retry.
     Retry,
     /// The lease ran out: the consumer crashed, hung or was too slow.
@@ -218,7 +218,7 @@ pub enum Cause {
     InDoubt,
 }
 
-impl Cause {
+impl FailureCause {
     /// The cause's name in JSON, output and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -241,7 +241,7 @@ pub struct FailedAttempt {
     /// When it ended.
     pub at_ms: u64,
     /// How it ended.
-    pub cause: Cause,
+    pub cause: FailureCause,
     /// The consumer's error message.
     pub error: Option<String>,
     /// The consumer's name.
@@ -254,7 +254,7 @@ pub struct DeadLetter {
     /// The queue in which it died.
     pub source: QueueName,
     /// Why it died.
-    pub cause: Cause,
+    pub cause: FailureCause,
     /// The last error, or the reason of the rejection.
     pub error: Option<String>,
     /// How many attempts it had in that queue.
@@ -311,7 +311,7 @@ pub struct MessageView {
     /// Its origin and cause of death, if it is a dead letter.
     pub dead: Option<DeadLetter>,
     /// Why it is parked, if it is.
-    pub parked: Option<(Cause, Option<String>)>,
+    pub parked: Option<(FailureCause, Option<String>)>,
     /// The most recent failed attempts, oldest first.
     pub history: Vec<FailedAttempt>,
 }
@@ -439,7 +439,7 @@ pub struct RedriveFilter {
     /// Only these messages.
     pub ids: Vec<MessageId>,
     /// Only those that died of this cause.
-    pub cause: Option<Cause>,
+    pub cause: Option<FailureCause>,
     /// Only those that came from this queue.
     pub source: Option<QueueName>,
     /// Only those that came from one of these queues; empty means any.
@@ -565,12 +565,12 @@ crate::metrics! {
 pub trait QueueAdmin: QueueStore {
     /// Creates a queue; `true` if it is new. An existing queue with an equal configuration is not an error.
     async fn create_queue(&self, name: &QueueName, config: QueueConfig) -> Result<bool, AdminError> {
-        self.create_queue_spaced(name, config, 0).await
+        self.create_queue_with_interval(name, config, 0).await
     }
 
     /// As [`create_queue`](Self::create_queue), but refused as [`AdminError::TooSoon`] while a queue of that name was
     /// deleted less than `interval_ms` ago; at most [`INTERVAL_MS_MAX`](crate::policy::INTERVAL_MS_MAX).
-    async fn create_queue_spaced(
+    async fn create_queue_with_interval(
         &self,
         name: &QueueName,
         config: QueueConfig,
@@ -608,7 +608,7 @@ pub trait QueueAdmin: QueueStore {
 
     /// Deletes all messages that are in the queue now; returns their number.
     async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {
-        match self.purge_spaced(name, 0).await {
+        match self.purge_with_interval(name, 0).await {
             Ok(count) => Ok(count),
             Err(AdminError::Store(error)) => Err(error),
             Err(error) => Err(StoreError::Invalid(error.to_string())),
@@ -617,7 +617,7 @@ pub trait QueueAdmin: QueueStore {
 
     /// As [`purge`](Self::purge), but refused as [`AdminError::TooSoon`] if the last purge was less than `interval_ms`
     /// ago; at most [`INTERVAL_MS_MAX`](crate::policy::INTERVAL_MS_MAX).
-    async fn purge_spaced(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError>;
+    async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError>;
 
     /// Lists messages without delivering them, ordered by sequence.
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError>;

@@ -7,7 +7,7 @@
 //!
 //! In the source an entry is kept as long as a message needs it, and a dead letter as long as a group waits for it. Such
 //! an entry or letter may be older than its retention, and in the target nothing needs it yet. So what is imported is kept
-//! for at least [`MOVE_MS_MAX`]: the rest has to follow within that time.
+//! for at least [`IMPORTED_MS_MIN`]: the rest has to follow within that time.
 
 use std::collections::HashSet;
 
@@ -19,13 +19,13 @@ use crate::error::{AdminError, SendError, StoreError};
 use crate::ledger::{EntryId, OnDoubt, RecordedOutcome};
 use crate::message::{AttributeValue, Attributes, KeySource, Priority};
 use crate::name::{DedupId, Fence, Fingerprint, GroupId, IdempotencyKey, MessageId, Owner, QueueName};
-use crate::store::{Batch, Cause, DeadLetter, FailedAttempt};
+use crate::store::{Batch, DeadLetter, FailedAttempt, FailureCause};
 
 /// Bytes of JSON that the items of one page of an export have at most; one item alone may be larger. Such a page fits into
 /// one request of the native API.
 pub const PAGE_BYTES_MAX: usize = 3 * 1024 * 1024;
 /// What is imported is kept at least this long, or for a queue's whole retention if that is shorter: 1 day.
-pub const MOVE_MS_MAX: u64 = 24 * 3600 * 1000;
+pub const IMPORTED_MS_MIN: u64 = 24 * 3600 * 1000;
 /// The highest fence of an import, and the highest bound that fences can be raised to: far ahead of any clock, and with as
 /// much room above it.
 pub const FENCE_BOUND_MAX: u64 = 1 << 52;
@@ -123,7 +123,7 @@ pub struct ExportedMessage {
     pub fence: Fence,
     /// Set if it is parked: why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parked: Option<Cause>,
+    pub parked: Option<FailureCause>,
     /// It is parked, and its FIFO group is halted until someone decides about it.
     #[serde(default)]
     pub undecided: bool,

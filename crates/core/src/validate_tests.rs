@@ -211,7 +211,7 @@ fn exported_messages() {
         message
     };
     let last = NUMBER_END - 1;
-    let parked = Some(crate::store::Cause::Rejected);
+    let parked = Some(crate::store::FailureCause::Rejected);
     let rows = vec![
         (whole.clone(), ""),
         (with(&|m| m.group = None), "group: "),

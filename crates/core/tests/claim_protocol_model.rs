@@ -5,10 +5,10 @@
 //! after they acted. The invariants are checked only against variables beside the entry (the second half of `World`),
 //! so that a mistake in the protocol cannot hide itself.
 
-use hapax_core::ledger::protocol::{self, Claimed, Ended, LedgerEntry};
+use hapax_core::ledger::protocol::{self, ClaimDecision, EntryChange, LedgerEntry};
 use hapax_core::ledger::{TTL_MS_MIN, protocol::Stage};
 use hapax_core::{
-    ClaimRequest, Ending, EntryId, EntryState, Fence, Json, OnDoubt, Owner, QueueName, RecordedOutcome,
+    ClaimEnding, ClaimRequest, EntryId, EntryState, Fence, Json, OnDoubt, Owner, QueueName, RecordedOutcome,
     Resolution,
 };
 use stateright::{Checker as _, Model, Property};
@@ -143,7 +143,7 @@ impl World {
         self.fence = fence;
         let own = self.holder.is_some_and(|(_, holder, of)| (holder, of) == (worker, run)) && !self.gave_up;
         let step = match claimed.expect("no fingerprints") {
-            Claimed::Granted { entry, takeover } => {
+            ClaimDecision::Granted { entry, takeover } => {
                 if self.completed.is_some() {
                     self.breaks(Broken::CompletedRanAgain);
                 }
@@ -171,8 +171,8 @@ impl World {
                 self.breaks(Broken::OwnerLockedOut);
                 Step::Over
             }
-            Claimed::Completed { .. } => Step::Over,
-            Claimed::InProgress { .. } | Claimed::InDoubt { .. } => Step::Idle,
+            ClaimDecision::Completed { .. } => Step::Over,
+            ClaimDecision::InProgress { .. } | ClaimDecision::InDoubt { .. } => Step::Idle,
         };
         self.workers[worker].step = if lost { Step::Unanswered } else { step };
     }
@@ -208,37 +208,37 @@ impl World {
         }
     }
 
-    fn end(&mut self, worker: usize, ending: &Ending, lost: bool) {
+    fn end(&mut self, worker: usize, ending: &ClaimEnding, lost: bool) {
         let Step::Holding { fence, .. } = self.workers[worker].step else { unreachable!() };
         let ended = protocol::end(self.entry.as_ref(), fence, ending, self.now_ms);
-        if matches!(ended, Ok(Ended::Write(_) | Ended::Delete)) {
+        if matches!(ended, Ok(EntryChange::Write(_) | EntryChange::Delete)) {
             self.wrote_by(fence);
             match ending {
-                Ending::Complete { .. } => {
+                ClaimEnding::Complete { .. } => {
                     if self.completed.is_some() {
                         self.breaks(Broken::TwoCompletions);
                     }
                     self.completed = Some(By::Holder(fence));
                 }
-                Ending::Release if self.gave_up => self.breaks(Broken::DoubtTakenBack),
-                Ending::Release if ended == Ok(Ended::Delete) => self.holder = None,
+                ClaimEnding::Release if self.gave_up => self.breaks(Broken::DoubtTakenBack),
+                ClaimEnding::Release if ended == Ok(EntryChange::Delete) => self.holder = None,
                 // A release after an earlier doubt restores the doubt.
-                Ending::Release | Ending::Doubt => self.gave_up = true,
+                ClaimEnding::Release | ClaimEnding::Doubt => self.gave_up = true,
             }
         }
         // A repetition of the same completion may succeed; a different completion may not.
-        let again = ended == Ok(Ended::Unchanged) && matches!(ending, Ending::Complete { .. });
+        let again = ended == Ok(EntryChange::Unchanged) && matches!(ending, ClaimEnding::Complete { .. });
         if again && self.completed != Some(By::Holder(fence)) {
             self.breaks(Broken::StaleTokenWrote);
         }
         match ended {
-            Ok(Ended::Write(entry)) => self.entry = Some(entry),
-            Ok(Ended::Delete) => self.entry = None,
-            Ok(Ended::Unchanged) | Err(_) => {}
+            Ok(EntryChange::Write(entry)) => self.entry = Some(entry),
+            Ok(EntryChange::Delete) => self.entry = None,
+            Ok(EntryChange::Unchanged) | Err(_) => {}
         }
         // A worker that declared doubt may continue, as a thread that cannot be stopped does, and may learn the
         // outcome.
-        if !lost && *ending != Ending::Doubt {
+        if !lost && *ending != ClaimEnding::Doubt {
             self.workers[worker].step = Step::Over;
         }
     }
@@ -277,9 +277,9 @@ impl World {
             self.operator_freed = true;
         }
         match ended {
-            Ended::Write(entry) => self.entry = Some(entry),
-            Ended::Delete => self.entry = None,
-            Ended::Unchanged => {}
+            EntryChange::Write(entry) => self.entry = Some(entry),
+            EntryChange::Delete => self.entry = None,
+            EntryChange::Unchanged => {}
         }
     }
 
@@ -381,7 +381,7 @@ impl Model for Bounds {
                 next.restarts += 1;
                 // The store ran when the lease ended, so it has recorded that: only a claim that is held is extended.
                 let lapsed = next.entry.as_ref().and_then(|entry| entry.lapsed(next.now_ms));
-                next.entry = lapsed.or(next.entry).map(|entry| entry.reopened(next.now_ms));
+                next.entry = lapsed.or(next.entry).map(|entry| entry.after_restart(next.now_ms));
                 if next.is_held() {
                     next.held_until_ms = next.held_until_ms.max(next.now_ms + LEASE_MS);
                 }
@@ -392,14 +392,14 @@ impl Model for Bounds {
             Action::Renew(worker) => next.renew(worker),
             Action::Complete { worker, lost } => {
                 let (outcome, ttl_ms) = complete();
-                next.end(worker, &Ending::Complete { outcome, ttl_ms }, lost);
+                next.end(worker, &ClaimEnding::Complete { outcome, ttl_ms }, lost);
             }
             Action::CompleteOtherwise(worker) => {
                 let outcome = RecordedOutcome::failed(Json::of("refused").unwrap());
-                next.end(worker, &Ending::Complete { outcome, ttl_ms: TTL_MS_MIN }, true);
+                next.end(worker, &ClaimEnding::Complete { outcome, ttl_ms: TTL_MS_MIN }, true);
             }
-            Action::Release(worker) => next.end(worker, &Ending::Release, false),
-            Action::Doubt(worker) => next.end(worker, &Ending::Doubt, false),
+            Action::Release(worker) => next.end(worker, &ClaimEnding::Release, false),
+            Action::Doubt(worker) => next.end(worker, &ClaimEnding::Doubt, false),
             Action::Crash(worker) => {
                 let worker = &mut next.workers[worker];
                 worker.step = if worker.run < self.runs { Step::Idle } else { Step::Over };

@@ -120,9 +120,9 @@ fn view(db: &Connection, ids: &Ids, row: &rusqlite::Row<'_>, now_ms: u64) -> rus
     };
     let history = if entry.flags & FLAG_HISTORY == 0 { Vec::new() } else { storage::history(db, entry.seq)? };
     let parked = match parked_cause(entry.flags) {
-        Some(hapax_core::Cause::Damaged) => Some((hapax_core::Cause::Damaged, damage)),
+        Some(hapax_core::FailureCause::Damaged) => Some((hapax_core::FailureCause::Damaged, damage)),
         Some(cause) => Some((cause, history.last().and_then(|failed| failed.error.clone()))),
-        None if !sound => Some((hapax_core::Cause::Damaged, damage)),
+        None if !sound => Some((hapax_core::FailureCause::Damaged, damage)),
         None => None,
     };
     let dead =

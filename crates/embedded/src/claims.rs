@@ -6,9 +6,9 @@
 use std::collections::{BTreeSet, HashMap};
 
 use hapax_core::ledger::OUTCOME_BYTES_MAX;
-use hapax_core::ledger::protocol::Claimed;
+use hapax_core::ledger::protocol::ClaimDecision;
 use hapax_core::{
-    ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, EntryView, Remaining, Renew, Resolution,
+    ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryId, EntryView, RemainingLease, Renew, Resolution,
     ResolveError, TokenError,
 };
 
@@ -28,7 +28,7 @@ pub(crate) struct Claiming {
 }
 
 /// The result of a claim, and when it was decided, in ms.
-pub(crate) type Claimings = Result<(Claimed, u64), ClaimError>;
+pub(crate) type Claimings = Result<(ClaimDecision, u64), ClaimError>;
 
 /// A renewal with its decoded token.
 pub(crate) struct Keep {
@@ -53,16 +53,18 @@ pub(crate) struct End {
     pub hash: u128,
     /// `None` if this store did not issue the token.
     pub fence: Option<u64>,
-    pub ending: Ending,
+    pub ending: ClaimEnding,
 }
 
 impl End {
-    pub fn new(codec: &ReceiptCodec, end: ClaimEnd) -> Self {
+    pub fn new(codec: &ReceiptCodec, end: EndClaim) -> Self {
         let hash = end.id.hash();
         let fence = codec.open_token(hash, &end.token);
         // Outcomes too large to store are dropped here, so that they do not take memory while the operation waits.
         let ending = match end.ending {
-            Ending::Complete { outcome, ttl_ms } => Ending::Complete { outcome: outcome.kept(), ttl_ms },
+            ClaimEnding::Complete { outcome, ttl_ms } => {
+                ClaimEnding::Complete { outcome: outcome.without_oversize_value(), ttl_ms }
+            }
             ending => ending,
         };
         Self { id: end.id, hash, fence, ending }
@@ -70,8 +72,10 @@ impl End {
 
     pub fn bytes(&self) -> usize {
         match &self.ending {
-            Ending::Complete { outcome, .. } => outcome.value.as_ref().map_or(0, |json| json.as_str().len()),
-            Ending::Release | Ending::Doubt => 0,
+            ClaimEnding::Complete { outcome, .. } => {
+                outcome.value.as_ref().map_or(0, |json| json.as_str().len())
+            }
+            ClaimEnding::Release | ClaimEnding::Doubt => 0,
         }
     }
 }
@@ -86,7 +90,7 @@ pub(crate) enum LedgerOp {
     },
     Renew {
         batch: Vec<Keep>,
-        reply: Reply<Vec<Result<Remaining, TokenError>>>,
+        reply: Reply<Vec<Result<RemainingLease, TokenError>>>,
     },
     End {
         batch: Vec<End>,

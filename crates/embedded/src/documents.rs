@@ -2,8 +2,8 @@
 
 use async_trait::async_trait;
 use hapax_core::{
-    Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, Documents, Expected, Json, Revision,
-    StoreError,
+    Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, Documents, ExpectedRevision, Json,
+    Revision, StoreError,
 };
 
 use crate::Embedded;
@@ -24,13 +24,17 @@ impl Documents for Embedded {
         &self,
         name: &DocumentName,
         value: Json,
-        expected: Expected,
+        expected: ExpectedRevision,
     ) -> Result<Revision, DocumentError> {
         let name = name.clone();
         self.shared.job(move |engine, now| engine.put_document(now, &name, value, expected)).await?
     }
 
-    async fn delete_document(&self, name: &DocumentName, expected: Expected) -> Result<bool, DocumentError> {
+    async fn delete_document(
+        &self,
+        name: &DocumentName,
+        expected: ExpectedRevision,
+    ) -> Result<bool, DocumentError> {
         let name = name.clone();
         self.shared.job(move |engine, _| engine.delete_document(&name, expected)).await?
     }

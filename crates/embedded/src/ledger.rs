@@ -3,10 +3,10 @@
 use std::sync::PoisonError;
 
 use async_trait::async_trait;
-use hapax_core::ledger::protocol::{Claimed, Stage};
+use hapax_core::ledger::protocol::{ClaimDecision, Stage};
 use hapax_core::{
-    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Grant, Ledger,
-    LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError,
+    Batch, Claim, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryView, Grant, Ledger,
+    LedgerCapabilities, LedgerStats, Page, RemainingLease, Renew, Resolution, ResolveError, StoreError,
     TokenError, validate,
 };
 use tokio::sync::oneshot;
@@ -19,7 +19,7 @@ impl StoreState {
     fn claimed(&self, hash: u128, claimed: Claimings) -> Result<Claim, ClaimError> {
         let (claimed, now_ms) = claimed?;
         Ok(match claimed {
-            Claimed::Granted { entry, takeover } => {
+            ClaimDecision::Granted { entry, takeover } => {
                 let Stage::Processing { until_ms, .. } = entry.stage else {
                     unreachable!("a granted entry is held")
                 };
@@ -30,9 +30,9 @@ impl StoreState {
                     takeover,
                 })
             }
-            Claimed::Completed { outcome, at_ms } => Claim::Completed { outcome, at_ms },
-            Claimed::InProgress { retry_after_ms } => Claim::InProgress { retry_after_ms },
-            Claimed::InDoubt { since_ms } => Claim::InDoubt { since_ms },
+            ClaimDecision::Completed { outcome, at_ms } => Claim::Completed { outcome, at_ms },
+            ClaimDecision::InProgress { retry_after_ms } => Claim::InProgress { retry_after_ms },
+            ClaimDecision::InDoubt { since_ms } => Claim::InDoubt { since_ms },
         })
     }
 
@@ -76,13 +76,13 @@ impl Ledger for Embedded {
         Ok(claims)
     }
 
-    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<RemainingLease, TokenError> {
         validate::batch("renew", batch.len())?;
         let batch = batch.into_iter().map(|renew| Keep::new(&self.shared.codec, renew)).collect();
         self.shared.ask(|reply| LedgerOp::Renew { batch, reply }).await
     }
 
-    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+    async fn end(&self, batch: Vec<EndClaim>) -> Batch<(), TokenError> {
         validate::batch("end", batch.len())?;
         let batch = batch.into_iter().map(|end| End::new(&self.shared.codec, end)).collect();
         self.shared.ask(|reply| LedgerOp::End { batch, reply }).await

@@ -398,9 +398,9 @@ impl Drop for Embedded {
 }
 
 /// Rejects callers if the writer panics; otherwise they would wait for an answer that never comes.
-struct Ending<'a>(&'a StoreState);
+struct WriterExitGuard<'a>(&'a StoreState);
 
-impl Drop for Ending<'_> {
+impl Drop for WriterExitGuard<'_> {
     fn drop(&mut self) {
         let defect = "the writer failed, which is a defect; start the store again and report it";
         let stopped = StoreError::Unavailable(defect.into());
@@ -445,7 +445,7 @@ fn gather(writer: &mut Writer<Sqlite>, inbox: &Inbox, ops: &mut Vec<Op>, expecte
 
 /// The writer thread.
 fn serve(mut writer: Writer<Sqlite>, shared: &StoreState, lock: Option<FolderLock>) {
-    let _ending = Ending(shared);
+    let _ending = WriterExitGuard(shared);
     let mut ops = Vec::new();
     let mut expected = 0;
     while shared.inbox.take(&mut ops, writer.sleep()) {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hapax_core::ledger::protocol;
 use hapax_core::store::FailedAttempt;
 use hapax_core::{
-    Attributes, Cause, Document, DocumentName, EntryId, GroupId, KeySource, MessageId, MessageKey,
+    Attributes, Document, DocumentName, EntryId, FailureCause, GroupId, KeySource, MessageId, MessageKey,
     QueueConfig, QueueInfo, QueueName, QueuePause, RedriveTask, Revision,
 };
 
@@ -43,24 +43,24 @@ pub(crate) const FLAG_OWN_LEASE: u8 = 8;
 /// Bits that hold why the message is parked.
 const PARK_SHIFT: u8 = 4;
 
-pub(crate) fn park_flags(flags: u8, cause: Cause) -> u8 {
+pub(crate) fn park_flags(flags: u8, cause: FailureCause) -> u8 {
     let bits = match cause {
-        Cause::Retry => 1,
-        Cause::Expired => 2,
-        Cause::Rejected => 3,
-        Cause::Damaged => 4,
-        Cause::InDoubt => 5,
+        FailureCause::Retry => 1,
+        FailureCause::Expired => 2,
+        FailureCause::Rejected => 3,
+        FailureCause::Damaged => 4,
+        FailureCause::InDoubt => 5,
     };
     (flags & 0x0f) | (bits << PARK_SHIFT)
 }
 
-pub(crate) fn parked_cause(flags: u8) -> Option<Cause> {
+pub(crate) fn parked_cause(flags: u8) -> Option<FailureCause> {
     match flags >> PARK_SHIFT {
-        1 => Some(Cause::Retry),
-        2 => Some(Cause::Expired),
-        3 => Some(Cause::Rejected),
-        4 => Some(Cause::Damaged),
-        5 => Some(Cause::InDoubt),
+        1 => Some(FailureCause::Retry),
+        2 => Some(FailureCause::Expired),
+        3 => Some(FailureCause::Rejected),
+        4 => Some(FailureCause::Damaged),
+        5 => Some(FailureCause::InDoubt),
         _ => None,
     }
 }
@@ -202,7 +202,7 @@ impl Content {
 
     /// The idempotency key that was decided when the message was sent.
     pub fn decided_key(&self, attributes: &Attributes, id: MessageId) -> MessageKey {
-        let stated = self.key.clone().or_else(|| MessageKey::stated(attributes, &self.body, None));
+        let stated = self.key.clone().or_else(|| MessageKey::explicit(attributes, &self.body, None));
         MessageKey::decide(stated, self.dedup.as_deref(), id)
     }
 }
@@ -239,7 +239,7 @@ pub(crate) struct DeadRow {
     pub source: QueueName,
     /// Its position in the source queue. It returns there if its group is halted for it.
     pub source_order: u64,
-    pub cause: Cause,
+    pub cause: FailureCause,
     pub error: Option<String>,
     pub attempts: u32,
     pub deliveries: u32,
@@ -567,7 +567,13 @@ mod tests {
 
     #[test]
     fn the_reason_for_parking_survives_in_the_flags() {
-        for cause in [Cause::Retry, Cause::Expired, Cause::Rejected, Cause::Damaged, Cause::InDoubt] {
+        for cause in [
+            FailureCause::Retry,
+            FailureCause::Expired,
+            FailureCause::Rejected,
+            FailureCause::Damaged,
+            FailureCause::InDoubt,
+        ] {
             let flags = park_flags(FLAG_DEAD | FLAG_HISTORY, cause);
             assert_eq!(parked_cause(flags), Some(cause));
             assert_eq!(unpark_flags(flags), FLAG_DEAD | FLAG_HISTORY);

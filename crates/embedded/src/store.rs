@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use hapax_core::{
-    AdminError, Batch, Browse, Capabilities, Cause, CounterScope, Delivery, Discarded, Examination, Extend,
-    Fence, GroupId, Maintenance, MessageId, MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig,
-    QueueInfo, QueueName, QueueStats, QueueStore, Receive, RedriveRequest, RedriveTask, Remaining, Revision,
-    SendError, Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, Transfer, WakeUp,
-    policy, validate,
+    AdminError, Batch, Browse, Capabilities, CounterScope, Delivery, Discarded, Examination, Extend,
+    FailureCause, Fence, GroupId, Maintenance, MessageId, MessageView, NewMessage, Order, Page, QueueAdmin,
+    QueueConfig, QueueInfo, QueueName, QueueStats, QueueStore, Receive, RedriveRequest, RedriveTask,
+    RemainingLease, Revision, SendError, Sent, Settle, SettleError, Settled, StoreError, StoreStatus,
+    SupportedSettlements, Transfer, WakeUp, policy, validate,
 };
 use tokio::sync::oneshot;
 
@@ -145,7 +145,7 @@ impl QueueStore for Embedded {
     fn capabilities(&self) -> Capabilities {
         let mut can = Capabilities::none("embedded");
         can.leases = true;
-        can.settles = Settles::ALL;
+        can.settles = SupportedSettlements::ALL;
         (can.atomic_settle, can.atomic_moves, can.settle_ends_claims) = (true, true, true);
         (can.durable_lease, can.fence) = (true, true);
         (can.order, can.halt_group) = (Order::PerGroup, true);
@@ -195,7 +195,7 @@ impl QueueStore for Embedded {
         let codec = &self.shared.codec;
         let settling = |settle: Settle| Settling {
             named: codec.open(&settle.receipt),
-            how: settle.how,
+            settlement: settle.settlement,
             claim: settle.claim.map(|end| End::new(codec, end)),
             parked_for: settle.parked_for.map(|id| id.hash()),
         };
@@ -204,7 +204,7 @@ impl QueueStore for Embedded {
         StoreState::answer(answer).await
     }
 
-    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
         validate::batch("extend", batch.len())?;
         let (reply, answer) = oneshot::channel();
         let batch =
@@ -216,7 +216,7 @@ impl QueueStore for Embedded {
 
 #[async_trait]
 impl QueueAdmin for Embedded {
-    async fn create_queue_spaced(
+    async fn create_queue_with_interval(
         &self,
         name: &QueueName,
         config: QueueConfig,
@@ -271,7 +271,7 @@ impl QueueAdmin for Embedded {
         self.shared.job(move |engine, _| engine.find(&name).map(|id| engine.queue(id).stats())).await?
     }
 
-    async fn purge_spaced(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
+    async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let name = name.clone();
         self.shared.job(move |engine, now| engine.purge(now, &name, interval_ms)).await?
     }
@@ -282,7 +282,7 @@ impl QueueAdmin for Embedded {
         let found = self.shared.job(move |engine, now| {
             let id = engine.find(&name)?;
             let queue = engine.queue(id);
-            let damaged = queue.table.parked_for(Cause::Damaged);
+            let damaged = queue.table.parked_for(FailureCause::Damaged);
             let place = BrowseScope { queue: id, purged_before: queue.purged_before, damaged };
             Ok::<_, StoreError>((place, now.ms()))
         });

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use hapax_core::ledger::protocol::Stage;
 use hapax_core::transfer::PAGE_BYTES_MAX;
 use hapax_core::{
-    AdminError, Attributes, Batch, Cause, ExportPage, ExportedEntry, ExportedItem, ExportedMessage,
-    ExportedStage, Fence, Imported, MessageKey, Priority, QueueName, RememberedId, SendError, StoreError,
+    AdminError, Attributes, Batch, ExportPage, ExportedEntry, ExportedItem, ExportedMessage, ExportedStage,
+    FailureCause, Fence, Imported, MessageKey, Priority, QueueName, RememberedId, SendError, StoreError,
     Transfer, TransferScope, policy, validate,
 };
 use rusqlite::{Connection, OptionalExtension as _, params};
@@ -44,7 +44,7 @@ fn content(message: &ExportedMessage) -> Content {
     let encode = || serde_json::to_string(&message.attributes).expect("attributes are plain data");
     let attributes = (!message.attributes.is_empty()).then(encode);
     let given = MessageKey { key: message.key.clone(), source: message.key_source };
-    let stated = MessageKey::stated(&message.attributes, &message.body, None);
+    let stated = MessageKey::explicit(&message.attributes, &message.body, None);
     let told =
         MessageKey::decide(stated, message.dedup.as_ref().map(hapax_core::DedupId::as_str), message.id);
     let key = (given != told).then_some(given);
@@ -252,7 +252,7 @@ fn exported(
         attempts: entry.attempts,
         deliveries: entry.deliveries,
         fence: Fence(entry.fence),
-        parked: parked_cause(entry.flags).filter(|cause| *cause != Cause::Damaged),
+        parked: parked_cause(entry.flags).filter(|cause| *cause != FailureCause::Damaged),
         undecided,
         dead: dead.map(Into::into),
         history: if entry.flags & FLAG_HISTORY == 0 { Vec::new() } else { storage::history(db, seq)? },

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::{
-    DeadLetter, EntryId, Extend, GroupId, How, IdempotencyKey, Imported, KeySource, MessageId, QueueName,
-    Remaining, SendError, Sent, SettleError, Settled, StoreError, StoreTotals, TransferScope,
+    DeadLetter, EntryId, Extend, GroupId, IdempotencyKey, Imported, KeySource, MessageId, QueueName,
+    RemainingLease, SendError, Sent, SettleError, Settled, Settlement, StoreError, StoreTotals,
+    TransferScope,
 };
 use tokio::sync::oneshot;
 
@@ -73,7 +74,7 @@ pub(crate) enum Op {
     Extend {
         queue: QueueName,
         batch: Vec<(Option<DeliveryRef>, Extend)>,
-        reply: Reply<Vec<Result<Remaining, SettleError>>>,
+        reply: Reply<Vec<Result<RemainingLease, SettleError>>>,
     },
     Ledger(LedgerOp),
     Import {
@@ -87,7 +88,7 @@ pub(crate) enum Op {
 /// Ends a delivery, and its claim if one was made for it.
 pub(crate) struct Settling {
     pub named: Option<DeliveryRef>,
-    pub how: How,
+    pub settlement: Settlement,
     pub claim: Option<End>,
     /// Parked only while the entry with this hash is in doubt.
     pub parked_for: Option<u128>,
@@ -145,7 +146,7 @@ enum Answer {
         repeatable: bool,
     },
     Settled(Reply<Vec<Result<Settled, SettleError>>>, Vec<Result<Settled, SettleError>>),
-    Extended(Reply<Vec<Result<Remaining, SettleError>>>, Vec<Result<Remaining, SettleError>>),
+    Extended(Reply<Vec<Result<RemainingLease, SettleError>>>, Vec<Result<RemainingLease, SettleError>>),
     Imported(Reply<Vec<Result<Imported, SendError>>>, Vec<Result<Imported, SendError>>),
     /// Of the ledger: run with the error, if there was one.
     Ledger(Done),
@@ -424,7 +425,7 @@ impl<S: Storage> Writer<S> {
                     self.stats.operations += batch.len() as u64;
                     let extended = batch.into_iter().map(|(named, extend)| {
                         let named = named.ok_or(SettleError::Malformed)?;
-                        self.engine.extend(now, id, named, extend.lease_ms, extend.own)
+                        self.engine.extend(now, id, named, extend.lease_ms, extend.own_lease)
                     });
                     let extended = extended.collect();
                     self.answers.push(Answer::Extended(reply, extended));

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use hapax_conformance::MemoryStore;
 use hapax_core::policy::{Jitter, RetryPolicy};
 use hapax_core::{
-    Claim, ClaimEnd, ClaimRequest, DeadLetterPolicy, Delivery, Ending, EntryId, Extend, Grant, GroupId, How,
+    Claim, ClaimEnding, ClaimRequest, DeadLetterPolicy, Delivery, EndClaim, EntryId, Extend, Grant, GroupId,
     Json, ManualClock, NewMessage, OnDead, OnDoubt, QueueConfig, QueueName, QueueStats, Receive,
-    RecordedOutcome, Resolution, Settle, Store, Tier,
+    RecordedOutcome, Resolution, Settle, Settlement, Store, Tier,
 };
 use hapax_embedded::{Embedded, Options};
 
@@ -154,43 +154,44 @@ impl Pair {
         (count > 0).then(|| count - 1 - self.rng.usize(0..count.min(6)))
     }
 
-    fn how(&mut self) -> How {
+    fn settlement(&mut self) -> Settlement {
         match self.rng.u8(0..8) {
-            0..3 => How::Ack,
-            3..5 => How::Retry {
+            0..3 => Settlement::Ack,
+            3..5 => Settlement::Retry {
                 after_ms: self.rng.bool().then(|| self.rng.u64(0..2_000)),
                 error: self.rng.bool().then(|| "boom".to_owned()),
             },
-            5 => How::Defer { after_ms: self.rng.u64(0..2_000) },
-            6 => How::Reject { reason: "bad".into() },
-            _ => How::Park { reason: "in doubt".into() },
+            5 => Settlement::Defer { after_ms: self.rng.u64(0..2_000) },
+            6 => Settlement::Reject { reason: "bad".into() },
+            _ => Settlement::Park { reason: "in doubt".into() },
         }
     }
 
     async fn settle(&mut self) {
         let Some(at) = self.pick() else { return };
-        let how = self.how();
+        let settlement = self.settlement();
         let with_claim = self.granted.len().checked_sub(1).filter(|_| self.rng.bool());
         let ending = self.ending();
         let (queue, both) = &self.made[at];
         let settle = |delivery: &Delivery, which: fn(&Both<Grant>) -> &Grant| {
             let claim = with_claim.map(|at| {
                 let (id, grants) = &self.granted[at];
-                ClaimEnd { id: id.clone(), token: which(grants).token.clone(), ending: ending.clone() }
+                EndClaim { id: id.clone(), token: which(grants).token.clone(), ending: ending.clone() }
             });
-            vec![Settle { claim, ..Settle::new(delivery.receipt.clone(), how.clone()) }]
+            vec![Settle { claim, ..Settle::new(delivery.receipt.clone(), settlement.clone()) }]
         };
         let ours = self.stores.ours.settle(queue, settle(&both.ours, |grants| &grants.ours)).await;
         let memory = self.stores.memory.settle(queue, settle(&both.memory, |grants| &grants.memory)).await;
-        assert_eq!(ours, memory, "{how:?} of {} in {queue}", seen(&both.ours));
+        assert_eq!(ours, memory, "{settlement:?} of {} in {queue}", seen(&both.ours));
     }
 
     async fn extend(&mut self) {
         let Some(at) = self.pick() else { return };
         let lease_ms = if self.rng.u8(0..4) == 0 { 0 } else { self.rng.u64(1..5_000) };
-        let own = self.rng.bool();
+        let own_lease = self.rng.bool();
         let (queue, both) = &self.made[at];
-        let extend = |delivery: &Delivery| vec![Extend { receipt: delivery.receipt.clone(), lease_ms, own }];
+        let extend =
+            |delivery: &Delivery| vec![Extend { receipt: delivery.receipt.clone(), lease_ms, own_lease }];
         let ours = self.stores.ours.extend(queue, extend(&both.ours)).await;
         let memory = self.stores.memory.extend(queue, extend(&both.memory)).await;
         assert_eq!(ours, memory, "extended by {lease_ms} in {queue}: {}", seen(&both.ours));
@@ -221,12 +222,12 @@ impl Pair {
         assert_eq!(ours.is_ok(), memory.is_ok(), "release {group}");
     }
 
-    fn ending(&mut self) -> Ending {
+    fn ending(&mut self) -> ClaimEnding {
         let outcome = RecordedOutcome::done(Json::of("done").unwrap());
         match self.rng.u8(0..3) {
-            0 => Ending::Complete { outcome, ttl_ms: 1_000 * self.rng.u64(1..4) },
-            1 => Ending::Release,
-            _ => Ending::Doubt,
+            0 => ClaimEnding::Complete { outcome, ttl_ms: 1_000 * self.rng.u64(1..4) },
+            1 => ClaimEnding::Release,
+            _ => ClaimEnding::Doubt,
         }
     }
 
@@ -274,7 +275,7 @@ impl Pair {
             return;
         }
         let end = |grant: &Grant| {
-            vec![ClaimEnd { id: id.clone(), token: grant.token.clone(), ending: ending.clone() }]
+            vec![EndClaim { id: id.clone(), token: grant.token.clone(), ending: ending.clone() }]
         };
         let ours = self.stores.ours.end(end(&both.ours)).await;
         assert_eq!(ours, self.stores.memory.end(end(&both.memory)).await, "{ending:?} of {id}");

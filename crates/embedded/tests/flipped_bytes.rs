@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hapax_core::{
-    Attribute, Browse, Cause, GroupId, ManualClock, MessageState, NewMessage, QueueAdmin, QueueConfig,
+    Attribute, Browse, FailureCause, GroupId, ManualClock, MessageState, NewMessage, QueueAdmin, QueueConfig,
     QueueName, QueueStore, Receive, Settle, StoreError,
 };
 use hapax_embedded::{Embedded, OpenError, Options};
@@ -102,7 +102,7 @@ async fn message_3_is_parked(folder: &Path) -> Embedded {
     assert_eq!(page, store.browse(&queue(), browse_all()).await.unwrap());
     let parked = &page.items[0];
     assert_eq!(parked.state, MessageState::Parked);
-    assert_eq!(parked.parked.as_ref().unwrap().0, Cause::Damaged);
+    assert_eq!(parked.parked.as_ref().unwrap().0, FailureCause::Damaged);
     store
 }
 
@@ -358,7 +358,7 @@ async fn in_the_row_of_a_message_that_its_group_waits_for() {
         };
         store.send(&jobs, vec![message("a"), message("b")]).await.unwrap();
         let head = store.receive(&jobs, Receive::up_to(1)).await.unwrap().remove(0);
-        let park = hapax_core::How::Park { reason: "in doubt".into() };
+        let park = hapax_core::Settlement::Park { reason: "in doubt".into() };
         store.settle(&jobs, vec![Settle::new(head.receipt, park)]).await.unwrap()[0].as_ref().unwrap();
         store.close();
         let db = rusqlite::Connection::open(folder.path().join("hapax.db")).unwrap();

@@ -1,6 +1,8 @@
 //! A group that is halted is a finding, so that an operator learns of it before the callers do.
 
-use hapax_core::{How, NewMessage, OnDead, QueueAdmin, QueueConfig, QueueName, QueueStore, Receive, Settle};
+use hapax_core::{
+    NewMessage, OnDead, QueueAdmin, QueueConfig, QueueName, QueueStore, Receive, Settle, Settlement,
+};
 use hapax_embedded::{Embedded, Options};
 
 async fn findings(store: &Embedded) -> Vec<(String, String)> {
@@ -21,7 +23,7 @@ async fn a_halted_group_is_a_finding_until_it_is_decided_about() {
     }
     assert_eq!(findings(&store).await, []);
     let got = store.receive(&jobs, Receive::up_to(1)).await.unwrap().remove(0);
-    let park = Settle::new(got.receipt, How::Park { reason: "in doubt".into() });
+    let park = Settle::new(got.receipt, Settlement::Park { reason: "in doubt".into() });
     store.settle(&jobs, vec![park]).await.unwrap().remove(0).unwrap();
     for _ in 0..2 {
         let found = findings(&store).await;

@@ -5,8 +5,8 @@
 mod ledger;
 
 use hapax_core::{
-    Claim, ClaimRequest, Delivery, Ending, EntryId, How, Ledger, NewMessage, QueueAdmin, QueueConfig,
-    QueueName, QueueStore, Settle, Settled,
+    Claim, ClaimEnding, ClaimRequest, Delivery, EntryId, Ledger, NewMessage, QueueAdmin, QueueConfig,
+    QueueName, QueueStore, Settle, Settled, Settlement,
 };
 use ledger::*;
 
@@ -27,7 +27,7 @@ async fn completed(rig: &Rig, id: &EntryId) -> bool {
     match rig.claim(request).await {
         Claim::Completed { .. } => true,
         Claim::Granted(grant) => {
-            rig.end(ending(id, &grant, Ending::Release)).await.unwrap();
+            rig.end(ending(id, &grant, ClaimEnding::Release)).await.unwrap();
             false
         }
         other => panic!("{other:?}"),
@@ -80,7 +80,7 @@ async fn a_lapsed_claim_that_may_be_taken_over_is_pruned_and_a_parked_one_is_not
     let mut rig = Rig::new();
     rig.granted(by("a", "retry")).await;
     rig.granted(parking(by("a", "park"))).await;
-    pass(&rig, LEASE_MS + hapax_core::ledger::DOUBT_MS - 1).await;
+    pass(&rig, LEASE_MS + hapax_core::ledger::DOUBT_RETENTION_MS - 1).await;
     assert!(rig.store.entry(&id("retry")).await.unwrap().is_some());
     pass(&rig, 2_000).await;
     assert_eq!(rig.store.entry(&id("retry")).await.unwrap(), None);
@@ -130,7 +130,7 @@ async fn only_messages_that_need_an_entry_are_linked_and_no_link_outlives_its_me
     let grant = rig.granted(for_delivery(&plain, &delivery, "a")).await;
     assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 1);
     let claim = Some(ending(&entry_of(&plain, &delivery), &grant, complete("done")));
-    let settle = Settle { receipt: delivery.receipt, how: How::Ack, claim, parked_for: None };
+    let settle = Settle { receipt: delivery.receipt, settlement: Settlement::Ack, claim, parked_for: None };
     assert_eq!(rig.store.settle(&plain, vec![settle]).await.unwrap(), [Ok(Settled::Acked)]);
     assert_eq!(rig.rows("SELECT count(*) FROM keyed"), 0);
 

@@ -3,7 +3,7 @@
 #[path = "common/ledger.rs"]
 mod ledger;
 
-use hapax_core::{Ending, Ledger, Resolution, ResolveError};
+use hapax_core::{ClaimEnding, Ledger, Resolution, ResolveError};
 use ledger::*;
 
 #[tokio::test]
@@ -20,14 +20,14 @@ async fn a_claim_whose_caller_went_away_is_not_given() {
     }
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
-    rig.end(ending(&id("k"), &first, Ending::Release)).await.unwrap();
+    rig.end(ending(&id("k"), &first, ClaimEnding::Release)).await.unwrap();
     assert_eq!(rig.store.entry(&id("k")).await.unwrap(), None);
 }
 
 #[tokio::test]
 async fn decisions_are_audited() {
     let rig = Rig::new();
-    for (name, end) in [("lapsed", Ending::Doubt), ("done", complete("done"))] {
+    for (name, end) in [("lapsed", ClaimEnding::Doubt), ("done", complete("done"))] {
         let grant = rig.granted(by("a", name)).await;
         rig.end(ending(&id(name), &grant, end)).await.unwrap();
     }

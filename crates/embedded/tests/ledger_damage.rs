@@ -4,9 +4,9 @@
 mod ledger;
 
 use hapax_core::{
-    Batch, Claim, ClaimEnd, ClaimError, Ending, EntryFilter, How, Ledger, NewMessage, QueueAdmin,
-    QueueConfig, QueueStore, Receive, Renew, ResolveError, Settle, SettleError, Settled, StoreError,
-    TokenError,
+    Batch, Claim, ClaimEnding, ClaimError, EndClaim, EntryFilter, Ledger, NewMessage, QueueAdmin,
+    QueueConfig, QueueStore, Receive, Renew, ResolveError, Settle, SettleError, Settled, Settlement,
+    StoreError, TokenError,
 };
 use ledger::*;
 
@@ -213,14 +213,16 @@ async fn a_damaged_entry_fails_no_other_of_its_batch() {
         "{claims:?}"
     );
 
-    let end = |at: usize| ClaimEnd {
+    let end = |at: usize| EndClaim {
         id: id(KEYS[at]),
         token: grants[at].token.clone(),
-        ending: if at == 0 { complete("paid") } else { Ending::Doubt },
+        ending: if at == 0 { complete("paid") } else { ClaimEnding::Doubt },
     };
     // The first with its delivery, the others without.
-    let settle =
-        |at: usize| Settle { claim: Some(end(at)), ..Settle::new(deliveries[at].receipt.clone(), How::Ack) };
+    let settle = |at: usize| Settle {
+        claim: Some(end(at)),
+        ..Settle::new(deliveries[at].receipt.clone(), Settlement::Ack)
+    };
     let settled = rig.store.settle(&queue, vec![settle(1), settle(0)]).await.unwrap();
     assert_eq!(settled, [Err(SettleError::Claim(TokenError::Damaged)), Ok(Settled::Acked)]);
     let ended = rig.store.end(vec![end(1), end(2)]).await.unwrap();

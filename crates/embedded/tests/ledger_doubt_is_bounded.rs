@@ -4,10 +4,10 @@
 #[path = "common/ledger.rs"]
 mod ledger;
 
-use hapax_core::ledger::DOUBT_MS;
+use hapax_core::ledger::DOUBT_RETENTION_MS;
 use hapax_core::{
-    Claim, ClaimError, ClaimRequest, Ending, EntryId, EntryState, ExportedItem, How, Imported, Ledger,
-    NewMessage, QueueAdmin as _, QueueConfig, QueueStore as _, Resolution, Settle, Transfer as _,
+    Claim, ClaimEnding, ClaimError, ClaimRequest, EntryId, EntryState, ExportedItem, Imported, Ledger,
+    NewMessage, QueueAdmin as _, QueueConfig, QueueStore as _, Resolution, Settle, Settlement, Transfer as _,
     TransferScope,
 };
 use ledger::{LEASE_MS, Rig, by, ending, id, key, parking};
@@ -37,7 +37,7 @@ async fn doubt(rig: &Rig, keys: std::ops::Range<u64>) {
         let name = format!("k{n}");
         let grant = rig.granted(parking(by("ann", &name))).await;
         if n % 2 == 0 {
-            rig.end(ending(&id(&name), &grant, Ending::Doubt)).await.unwrap();
+            rig.end(ending(&id(&name), &grant, ClaimEnding::Doubt)).await.unwrap();
         }
     }
     rig.clock.advance_ms(LEASE_MS);
@@ -80,7 +80,7 @@ async fn a_claim_that_may_come_to_be_in_doubt_counts_before_it_is() {
         grants.push(rig.granted(parking(by("ann", &format!("k{n}")))).await);
     }
     assert_eq!(try_claim(&rig, parking(by("bob", "new"))).await, refused(MAX, 0));
-    rig.end(ending(&id("k0"), &grants[0], Ending::Release)).await.unwrap();
+    rig.end(ending(&id("k0"), &grants[0], ClaimEnding::Release)).await.unwrap();
     rig.granted(parking(by("bob", "new"))).await;
     rig.clock.advance_ms(LEASE_MS);
     assert_eq!(
@@ -121,7 +121,7 @@ async fn what_is_pruned_is_counted_no_longer() {
     for n in 0..MAX {
         rig.granted(by("ann", &format!("k{n}"))).await;
     }
-    rig.clock.advance_ms(LEASE_MS + DOUBT_MS - 1);
+    rig.clock.advance_ms(LEASE_MS + DOUBT_RETENTION_MS - 1);
     assert_eq!(try_claim(&rig, by("bob", "new")).await, refused(MAX, MAX));
     rig.clock.advance_ms(1);
     rig.granted(by("bob", "new")).await;
@@ -169,8 +169,8 @@ async fn messages_parked_in_doubt_count_and_their_group_goes_on_after_the_decisi
     };
     let grant = rig.granted(ask(&first, "ann")).await;
     let park = Settle {
-        claim: Some(ending(&of(&first), &grant, Ending::Doubt)),
-        ..Settle::new(first.receipt.clone(), How::Park { reason: "503".into() })
+        claim: Some(ending(&of(&first), &grant, ClaimEnding::Doubt)),
+        ..Settle::new(first.receipt.clone(), Settlement::Park { reason: "503".into() })
     };
     rig.store.settle(&queue, vec![park]).await.unwrap().remove(0).unwrap();
     let second = rig.receive(&queue).await.unwrap();
@@ -217,7 +217,7 @@ async fn imported_claims_count_also_beyond_the_bound_and_after_a_restart() {
         assert_eq!(rig.store.ledger_stats().await.unwrap().open, OPEN);
         let other = elsewhere(if restarted { "a" } else { "b" });
         let grant = rig.granted(other.clone()).await;
-        rig.end(ending(&other.id, &grant, Ending::Release)).await.unwrap();
+        rig.end(ending(&other.id, &grant, ClaimEnding::Release)).await.unwrap();
         rig.reopen();
     }
     for n in 0..OPEN - MAX {

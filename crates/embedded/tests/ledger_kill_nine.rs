@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::{child_folder, kill_child_after, long, queue, say, seed};
 use hapax_core::ledger::TTL_MS_DEFAULT;
 use hapax_core::{
-    Browse, Claim, ClaimEnd, ClaimRequest, Delivery, Ending, EntryFilter, EntryId, EntryState, How, Json,
-    Ledger, NewMessage, QueueAdmin, QueueConfig, QueueStore, Receive, RecordedOutcome, Settle, Settled, Tier,
+    Browse, Claim, ClaimEnding, ClaimRequest, Delivery, EndClaim, EntryFilter, EntryId, EntryState, Json,
+    Ledger, NewMessage, QueueAdmin, QueueConfig, QueueStore, Receive, RecordedOutcome, Settle, Settled,
+    Settlement, Tier,
 };
 use hapax_embedded::{Embedded, Options};
 
@@ -49,9 +50,9 @@ async fn run(store: &Embedded, delivery: Delivery) {
     };
     say(&format!("granted {number} {}", grant.fence));
     let outcome = RecordedOutcome::done(Json::of(&number).unwrap());
-    let ending = Ending::Complete { outcome, ttl_ms: TTL_MS_DEFAULT };
-    let claim = Some(ClaimEnd { id: entry(number), token: grant.token, ending });
-    let settle = Settle { receipt: delivery.receipt, how: How::Ack, claim, parked_for: None };
+    let ending = ClaimEnding::Complete { outcome, ttl_ms: TTL_MS_DEFAULT };
+    let claim = Some(EndClaim { id: entry(number), token: grant.token, ending });
+    let settle = Settle { receipt: delivery.receipt, settlement: Settlement::Ack, claim, parked_for: None };
     say(&format!("completing {number}"));
     let settled = store.settle(&queue(), vec![settle]).await.unwrap().remove(0).unwrap();
     assert_eq!(settled, Settled::Acked);

@@ -89,10 +89,10 @@ pub use hapax_client as client;
 pub use hapax_core as core;
 pub use hapax_core::{
     AdminError, AsyncInbox, Attribute, Attributes, Batch, BlockingInbox, Browse, DeadLetterPolicy, DedupId,
-    DedupPolicy, Delivery, EntryId, Extend, Fence, GroupId, How, IdempotencyKey, KeySource, Ledger,
-    MessageId, NewMessage, OnDead, OnDoubt, Priority, QueueConfig, QueueKind, QueueName, Quota, Receipt,
-    Receive, RedriveFilter, RedriveRequest, Resolution, Scope, SendError, Sent, Settle, SettleError, Settled,
-    StoreError, Tier, policy::RetryPolicy,
+    DedupPolicy, Delivery, EntryId, Extend, Fence, GroupId, IdempotencyKey, KeySource, Ledger, MessageId,
+    NewMessage, OnDead, OnDoubt, Priority, QueueConfig, QueueKind, QueueName, Quota, Receipt, Receive,
+    RedriveFilter, RedriveRequest, Resolution, Scope, SendError, Sent, Settle, SettleError, Settled,
+    Settlement, StoreError, Tier, policy::RetryPolicy,
 };
 #[cfg(feature = "embedded")]
 pub use hapax_embedded as embedded;

@@ -4,8 +4,8 @@ use std::time::Duration;
 use hapax_core::name::IdempotencyKey;
 use hapax_core::store::SharedStore;
 use hapax_core::{
-    AdminError, Delivery, Extend, Fence, How, NewMessage, QueueConfig, QueueName, Receive, Sent, Settle,
-    Settled, StoreError,
+    AdminError, Delivery, Extend, Fence, NewMessage, QueueConfig, QueueName, Receive, Sent, Settle, Settled,
+    Settlement, StoreError,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -388,40 +388,40 @@ impl<T> Received<T> {
 
     /// Done: the message is deleted.
     pub async fn ack(self) -> Result<(), Error> {
-        self.settle(How::Ack).await.map(drop)
+        self.settle(Settlement::Ack).await.map(drop)
     }
 
     /// Failed: the message returns after the delay of the queue's policy, or goes to the dead letters when it is out of
     /// attempts.
     pub async fn retry(self, error: impl Into<String>) -> Result<Settled, Error> {
-        self.settle(How::Retry { after_ms: None, error: Some(error.into()) }).await
+        self.settle(Settlement::Retry { after_ms: None, error: Some(error.into()) }).await
     }
 
     /// Failed: the message returns after this time instead of the policy's delay, or goes to the dead letters when it
     /// is out of attempts.
     pub async fn retry_after(self, after: Duration, error: impl Into<String>) -> Result<Settled, Error> {
-        self.settle(How::Retry { after_ms: Some(ms(after)), error: Some(error.into()) }).await
+        self.settle(Settlement::Retry { after_ms: Some(ms(after)), error: Some(error.into()) }).await
     }
 
     /// Puts the message back for this time, without counting the attempt.
     pub async fn defer(self, after: Duration) -> Result<Settled, Error> {
-        self.settle(How::Defer { after_ms: ms(after) }).await
+        self.settle(Settlement::Defer { after_ms: ms(after) }).await
     }
 
     /// No attempt can succeed: the message goes to the dead letters at once.
     pub async fn reject(self, reason: impl Into<String>) -> Result<Settled, Error> {
-        self.settle(How::Reject { reason: reason.into() }).await
+        self.settle(Settlement::Reject { reason: reason.into() }).await
     }
 
     /// Extends the lease to this time from now. Returns the remaining lease according to the store.
     pub async fn extend(&self, lease: Duration) -> Result<Duration, Error> {
-        let extend = Extend { receipt: self.delivery.receipt.clone(), lease_ms: ms(lease), own: false };
+        let extend = Extend { receipt: self.delivery.receipt.clone(), lease_ms: ms(lease), own_lease: false };
         let left = only(self.queue.store.extend(&self.queue.name, vec![extend]).await?)?;
         Ok(Duration::from_millis(left.lease_ms))
     }
 
-    async fn settle(self, how: How) -> Result<Settled, Error> {
-        let settle = Settle::new(self.delivery.receipt, how);
+    async fn settle(self, settlement: Settlement) -> Result<Settled, Error> {
+        let settle = Settle::new(self.delivery.receipt, settlement);
         only(self.queue.store.settle(&self.queue.name, vec![settle]).await?)
     }
 }

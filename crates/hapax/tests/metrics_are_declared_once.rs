@@ -1,7 +1,7 @@
 //! Store, worker and HTTP layer declare their metrics apart; a page that shows all of them needs each name once.
 #![cfg(all(feature = "worker", feature = "http"))]
 
-use hapax::core::metrics::{KeptBy, Metric, Metrics, faults};
+use hapax::core::metrics::{KeptBy, Metric, Metrics, table_problems};
 use hapax::core::{LedgerStats, QueueStats, StoreStatus};
 
 fn of_processes() -> Vec<&'static Metric> {
@@ -14,7 +14,7 @@ fn of_stores() -> Vec<&'static Metric> {
 
 #[test]
 fn names_are_unique_and_well_formed() {
-    assert_eq!(faults(&[of_stores(), of_processes()].concat()), Vec::<String>::new());
+    assert_eq!(table_problems(&[of_stores(), of_processes()].concat()), Vec::<String>::new());
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hapax_core::{
-    Claim, ClaimEnd, ClaimRequest, Ending, EntryId, Json, Ledger, Owner, RecordedOutcome, Scope,
+    Claim, ClaimEnding, ClaimRequest, EndClaim, EntryId, Json, Ledger, Owner, RecordedOutcome, Scope,
 };
 use hapax_embedded::{Embedded, Options};
 use hapax_http::proxy::{Proxy, ProxyConfig};
@@ -191,8 +191,8 @@ async fn claims(ledger: Arc<dyn Ledger>, until: Instant) -> Result<Vec<Duration>
         let claim =
             ledger.claim(vec![ClaimRequest::new(id.clone(), Owner::new(&name)?, 30_000)]).await?.pop();
         let Some(Ok(Claim::Granted(grant))) = claim else { return Err(format!("{claim:?}").into()) };
-        let ending = Ending::Complete { outcome: outcome.clone(), ttl_ms: 60_000 };
-        ledger.end(vec![ClaimEnd { id, token: grant.token, ending }]).await?.pop().ok_or("no answer")??;
+        let ending = ClaimEnding::Complete { outcome: outcome.clone(), ttl_ms: 60_000 };
+        ledger.end(vec![EndClaim { id, token: grant.token, ending }]).await?.pop().ok_or("no answer")??;
         times.push(begun.elapsed());
     }
     Ok(times)

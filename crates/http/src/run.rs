@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_claim::{Answer, EndError, Granted, HeldClaim};
 use hapax_core::{
-    ClaimError, ClaimRequest, Ending, EntryId, Fingerprint, Grant, RecordedOutcome, TokenError,
+    ClaimEnding, ClaimError, ClaimRequest, EntryId, Fingerprint, Grant, RecordedOutcome, TokenError,
 };
 use http::header::{CONTENT_TYPE, TRANSFER_ENCODING};
 use http::request::Parts;
@@ -359,7 +359,7 @@ impl HeldRun {
             Waited::Lost => "the claim on the key was lost before the service was ready",
         };
         tracing::warn!(id = %self.claim.id(), fence = %self.claim.fence(), why, "nothing was run");
-        let _ = self.end(Ending::Release).await;
+        let _ = self.end(ClaimEnding::Release).await;
         match waited {
             Waited::Produced(Produced::Failed(error)) => Err(error),
             _ => Ok(not_ready(why).into_response()),
@@ -396,8 +396,8 @@ impl HeldRun {
     ) -> Result<(), Problem> {
         let ttl_ms = ms(self.policy.ttl);
         let ending = match verdict {
-            Verdict::Final => Ending::Complete { outcome: record(), ttl_ms },
-            Verdict::NothingHappened => Ending::Release,
+            Verdict::Final => ClaimEnding::Complete { outcome: record(), ttl_ms },
+            Verdict::NothingHappened => ClaimEnding::Release,
             Verdict::InDoubt => {
                 self.doubt("its status leaves open whether anything happened").await;
                 return Ok(());
@@ -422,11 +422,11 @@ impl HeldRun {
     async fn doubt(&mut self, why: &'static str) {
         self.shared.counters.doubts.add();
         tracing::warn!(id = %self.claim.id(), fence = %self.claim.fence(), why, "a run is in doubt");
-        let _ = self.end(Ending::Doubt).await;
+        let _ = self.end(ClaimEnding::Doubt).await;
     }
 
     /// Ends the claim; retries for a while if the ledger cannot be reached.
-    async fn end(&mut self, ending: Ending) -> Ended {
+    async fn end(&mut self, ending: ClaimEnding) -> Ended {
         match self.claim.end(ending).await {
             Ok(()) => Ended::Done,
             Err(EndError::Superseded(error)) => Ended::Superseded(error),

@@ -1,6 +1,6 @@
 //! Deliveries in responses: their size, and their return if the response cannot be sent.
 
-use hapax_core::{Delivery, How, QueueName, QueueStore, Settle};
+use hapax_core::{Delivery, QueueName, QueueStore, Settle, Settlement};
 
 /// Approximate size of a delivery's receipt, times and counters in a response.
 const OVERHEAD_BYTES: usize = 512;
@@ -20,7 +20,8 @@ pub(crate) async fn give_back<S>(store: &S, queue: &QueueName, deliveries: &[Del
 where
     S: QueueStore + ?Sized,
 {
-    let defer = |delivery: &Delivery| Settle::new(delivery.receipt.clone(), How::Defer { after_ms: 0 });
+    let defer =
+        |delivery: &Delivery| Settle::new(delivery.receipt.clone(), Settlement::Defer { after_ms: 0 });
     match store.settle(queue, deliveries.iter().map(defer).collect()).await {
         Ok(answers) => {
             for error in answers.into_iter().filter_map(Result::err) {

@@ -4,7 +4,7 @@ mod support;
 
 use hapax_client::Client;
 use hapax_core::{
-    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, Fingerprint, Json, Ledger as _,
+    Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryId, Fingerprint, Json, Ledger as _,
     RecordedOutcome, Renew, TokenError,
 };
 use hapax_faults::{Action, FaultProxy, Match, Protocol};
@@ -21,8 +21,11 @@ fn request(key: &str) -> ClaimRequest {
     ClaimRequest::new(id(key), "ann".parse().unwrap(), 60_000)
 }
 
-fn paid(bytes: usize) -> Ending {
-    Ending::Complete { outcome: RecordedOutcome::done(Json::of(&"x".repeat(bytes)).unwrap()), ttl_ms: 60_000 }
+fn paid(bytes: usize) -> ClaimEnding {
+    ClaimEnding::Complete {
+        outcome: RecordedOutcome::done(Json::of(&"x".repeat(bytes)).unwrap()),
+        ttl_ms: 60_000,
+    }
 }
 
 #[tokio::test]
@@ -50,7 +53,7 @@ async fn a_batch_of_the_client_is_one_request() {
     assert!(renewed.len() == 200 && renewed.iter().all(Result::is_ok));
     assert_eq!(requests.count(), 2, "200 renewals");
 
-    let end = |(key, token): (&String, &hapax_core::Token)| ClaimEnd {
+    let end = |(key, token): (&String, &hapax_core::Token)| EndClaim {
         id: id(key),
         token: token.clone(),
         ending: paid(10),
@@ -71,12 +74,12 @@ async fn each_element_has_its_own_answer() {
         Ok(Claim::Granted(grant)) => grant.token.clone(),
         other => panic!("{other:?}"),
     };
-    let end = |key: &str, at: usize, ending| ClaimEnd { id: id(key), token: token(at), ending };
+    let end = |key: &str, at: usize, ending| EndClaim { id: id(key), token: token(at), ending };
     let ends = vec![
         end("done", 1, paid(3)),
-        end("doubt", 2, Ending::Doubt),
-        end("held", 1, Ending::Release),
-        end("gone", 1, Ending::Release),
+        end("doubt", 2, ClaimEnding::Doubt),
+        end("held", 1, ClaimEnding::Release),
+        end("gone", 1, ClaimEnding::Release),
     ];
     let ended = client.end(ends).await.unwrap();
     assert_eq!(ended, [Ok(()), Ok(()), Err(TokenError::Stale), Err(TokenError::Stale)]);
@@ -85,8 +88,8 @@ async fn each_element_has_its_own_answer() {
     let Ok(Claim::Granted(grant)) = client.claim(vec![request("spaced")]).await.unwrap().remove(0) else {
         panic!("it is free")
     };
-    let ending = Ending::Complete { outcome: spaced.clone(), ttl_ms: 60_000 };
-    client.end(vec![ClaimEnd { id: id("spaced"), token: grant.token, ending }]).await.unwrap()[0].unwrap();
+    let ending = ClaimEnding::Complete { outcome: spaced.clone(), ttl_ms: 60_000 };
+    client.end(vec![EndClaim { id: id("spaced"), token: grant.token, ending }]).await.unwrap()[0].unwrap();
     let again = client.claim(vec![request("spaced")]).await.unwrap().remove(0);
     assert!(matches!(&again, Ok(Claim::Completed { outcome, .. }) if *outcome == spaced), "{again:?}");
 
@@ -128,7 +131,7 @@ async fn outcomes_beyond_one_request_are_sent_in_several() {
     let claims = client.claim(keys.iter().map(|key| request(key)).collect()).await.unwrap();
     let end = |(key, claim): (&String, Result<Claim, ClaimError>)| {
         let Ok(Claim::Granted(grant)) = claim else { panic!("{claim:?}") };
-        ClaimEnd { id: id(key), token: grant.token, ending: paid(1_000_000) }
+        EndClaim { id: id(key), token: grant.token, ending: paid(1_000_000) }
     };
     let ended = client.end(keys.iter().zip(claims).map(end).collect()).await.unwrap();
     assert_eq!(ended, vec![Ok(()); 10]);

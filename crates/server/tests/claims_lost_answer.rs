@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hapax_client::{Client, Options};
 use hapax_core::{
-    Claim, ClaimEnd, ClaimRequest, Ending, EntryId, Json, Ledger as _, RecordedOutcome, Renew, StoreError,
-    TokenError,
+    Claim, ClaimEnding, ClaimRequest, EndClaim, EntryId, Json, Ledger as _, RecordedOutcome, Renew,
+    StoreError, TokenError,
 };
 use hapax_faults::{Action, FaultProxy, Match, Protocol};
 use support::Api;
@@ -37,8 +37,9 @@ async fn every_call_may_be_repeated_after_its_answer_was_lost() {
     let other = client.claim(vec![request("p")]).await.unwrap().remove(0).unwrap();
     assert!(matches!(other, Claim::InProgress { .. }), "{other:?}");
 
-    let ending = Ending::Complete { outcome: RecordedOutcome::done(Json::of(&7).unwrap()), ttl_ms: 60_000 };
-    let end = ClaimEnd { id: id.clone(), token: grant.token.clone(), ending };
+    let ending =
+        ClaimEnding::Complete { outcome: RecordedOutcome::done(Json::of(&7).unwrap()), ttl_ms: 60_000 };
+    let end = EndClaim { id: id.clone(), token: grant.token.clone(), ending };
     let losing = between.inject(Match::answer_to(""), Action::Cut);
     let lost = client.end(vec![end.clone()]).await;
     assert!(matches!(lost, Err(StoreError::OutcomeUnknown(_))), "{lost:?}");
@@ -67,8 +68,9 @@ async fn a_claim_may_wait_longer_than_an_answer_may_take() {
     // This is longer than the timeout, and the claim still waits.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(!waiting.is_finished());
-    let ending = Ending::Complete { outcome: RecordedOutcome::done(Json::of("x").unwrap()), ttl_ms: 60_000 };
-    client.end(vec![ClaimEnd { id: request("o").id, token: grant.token, ending }]).await.unwrap();
+    let ending =
+        ClaimEnding::Complete { outcome: RecordedOutcome::done(Json::of("x").unwrap()), ttl_ms: 60_000 };
+    client.end(vec![EndClaim { id: request("o").id, token: grant.token, ending }]).await.unwrap();
     let answer = waiting.await.unwrap().unwrap().remove(0).unwrap();
     assert!(matches!(answer, Claim::Completed { .. }), "{answer:?}");
 }

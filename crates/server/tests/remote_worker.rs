@@ -135,7 +135,7 @@ async fn a_crash_leaves_doubt_and_park_sets_it_aside() {
     let message = NewMessage::new("1").idempotency_key(&"k".parse().unwrap());
     trial.send_and_crash(message, Point::AfterEffect).await.unwrap();
     let ran = trial.run().await.unwrap();
-    assert!(matches!(ran.how, hapax_core::How::Park { .. }), "{ran:?}");
+    assert!(matches!(ran.settlement, hapax_core::Settlement::Park { .. }), "{ran:?}");
     let id = EntryId::of_queue(&remote.queue, "k".parse().unwrap());
     assert_eq!(remote.client.entry(&id).await.unwrap().unwrap().state, EntryState::InDoubt);
     assert_eq!(remote.client.stats(&remote.queue).await.unwrap().parked, 1);

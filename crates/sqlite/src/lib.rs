@@ -3,8 +3,8 @@
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
-//! use hapax_core::{BlockingInbox as _, EntryId, Entered, InboxEntry, Json, RecordedOutcome};
-//! use hapax_core::inbox::TxEnd;
+//! use hapax_core::{BlockingInbox as _, EntryId, InboxLookup, InboxEntry, Json, RecordedOutcome};
+//! use hapax_core::inbox::TransactionEnd;
 //! use hapax_sqlite::SqliteInbox;
 //!
 //! let connection = rusqlite::Connection::open(folder.path().join("shop.db"))?;
@@ -17,16 +17,16 @@
 //! let pay = || {
 //!     inbox.in_transaction(|tx| {
 //!         let entered = inbox.enter(tx, &entry).unwrap();
-//!         if entered == Entered::Fresh {
+//!         if entered == InboxLookup::Fresh {
 //!             tx.execute("INSERT INTO payments VALUES (1999)", []).unwrap();
 //!             let paid = RecordedOutcome::done(Json::of("paid").unwrap());
 //!             inbox.record(tx, &entry, paid, 86_400_000).unwrap();
 //!         }
-//!         (entered, TxEnd::Commit)
+//!         (entered, TransactionEnd::Commit)
 //!     })
 //! };
-//! assert_eq!(pay()?, Entered::Fresh);
-//! assert!(matches!(pay()?, Entered::Completed(_)), "the second payment is not made");
+//! assert_eq!(pay()?, InboxLookup::Fresh);
+//! assert!(matches!(pay()?, InboxLookup::Completed(_)), "the second payment is not made");
 //! # Ok(())
 //! # }
 //! ```
@@ -35,9 +35,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax_core::inbox::TxEnd;
+use hapax_core::inbox::TransactionEnd;
 use hapax_core::{
-    BlockingInbox, Clock, Entered, InboxEntry, InboxError, Json, LedgerCapabilities, RecordedOutcome,
+    BlockingInbox, Clock, InboxEntry, InboxError, InboxLookup, Json, LedgerCapabilities, RecordedOutcome,
     SystemClock, ledger,
 };
 use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Transaction, TransactionBehavior, params};
@@ -184,7 +184,10 @@ impl BlockingInbox for SqliteInbox {
         LedgerCapabilities { name: "sqlite".into(), durable: true, fence: true, may_evict: false }
     }
 
-    fn in_transaction<R>(&self, work: impl FnOnce(&Transaction<'_>) -> (R, TxEnd)) -> Result<R, InboxError> {
+    fn in_transaction<R>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>) -> (R, TransactionEnd),
+    ) -> Result<R, InboxError> {
         let mut connection = self.connection()?;
         // Take the write lock at the start; otherwise two transactions could both find no entry.
         let tx = connection
@@ -192,13 +195,13 @@ impl BlockingInbox for SqliteInbox {
             .map_err(|error| self.failed(error))?;
         let (value, end) = work(&tx);
         match end {
-            TxEnd::Commit => tx.commit().map_err(|error| self.failed(error))?,
-            TxEnd::Rollback => tx.rollback().map_err(database)?,
+            TransactionEnd::Commit => tx.commit().map_err(|error| self.failed(error))?,
+            TransactionEnd::Rollback => tx.rollback().map_err(database)?,
         }
         Ok(value)
     }
 
-    fn enter(&self, tx: &Transaction<'_>, entry: &InboxEntry) -> Result<Entered, InboxError> {
+    fn enter(&self, tx: &Transaction<'_>, entry: &InboxEntry) -> Result<InboxLookup, InboxError> {
         let mut select = tx
             .prepare_cached(
                 "SELECT fingerprint, failed, outcome, omitted_bytes FROM hapax_inbox WHERE scope = ?1 AND key = ?2",
@@ -216,9 +219,9 @@ impl BlockingInbox for SqliteInbox {
             Ok((known, outcome))
         });
         Ok(match row.optional().map_err(database)? {
-            None => Entered::Fresh,
-            Some((known, _)) if known.as_deref() != Some(entry.fingerprint.as_str()) => Entered::Mismatch,
-            Some((_, outcome)) => Entered::Completed(outcome),
+            None => InboxLookup::Fresh,
+            Some((known, _)) if known.as_deref() != Some(entry.fingerprint.as_str()) => InboxLookup::Mismatch,
+            Some((_, outcome)) => InboxLookup::Completed(outcome),
         })
     }
 
@@ -229,7 +232,7 @@ impl BlockingInbox for SqliteInbox {
         outcome: RecordedOutcome,
         ttl_ms: u64,
     ) -> Result<(), InboxError> {
-        let outcome = outcome.kept();
+        let outcome = outcome.without_oversize_value();
         let now_ms = self.clock.wall_ms();
         let ttl_ms = ttl_ms.clamp(ledger::TTL_MS_MIN, ledger::TTL_MS_MAX);
         let mut insert = tx

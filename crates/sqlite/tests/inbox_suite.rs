@@ -46,7 +46,7 @@ fn a_database_that_may_forget_is_refused() {
 #[test]
 fn a_panic_rolls_back_and_the_connection_is_usable() {
     use hapax_core::BlockingInbox as _;
-    use hapax_core::inbox::TxEnd;
+    use hapax_core::inbox::TransactionEnd;
 
     let folder = tempfile::tempdir().unwrap();
     let connection = Connection::open(folder.path().join("shop.db")).unwrap();
@@ -54,11 +54,11 @@ fn a_panic_rolls_back_and_the_connection_is_usable() {
     let inbox = SqliteInbox::new(connection).unwrap();
     let panicking = inbox.clone();
     let panicked = std::thread::spawn(move || {
-        panicking.in_transaction(|tx| -> ((), TxEnd) {
+        panicking.in_transaction(|tx| -> ((), TransactionEnd) {
             write(tx);
             panic!("told so");
         })
     });
     assert!(panicked.join().is_err());
-    assert_eq!(inbox.in_transaction(|tx| (count(tx), TxEnd::Rollback)).unwrap(), 0);
+    assert_eq!(inbox.in_transaction(|tx| (count(tx), TransactionEnd::Rollback)).unwrap(), 0);
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_claim::{Claims, Holder, Owners, Timer};
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
-use hapax_core::policy::tier::{self, Database, Facts, Finding, HandlerFacts, LedgerFacts};
+use hapax_core::policy::tier::{self, Facts, Finding, HandlerDatabase, HandlerFacts, LedgerFacts};
 use hapax_core::{
     Clock, Delivery, Ledger, OnDoubt, QueueAdmin, QueueName, QueueSource, QueueStore, Receive, Source,
     SourceDescription, Store, StoreError, Tier, policy,
@@ -24,7 +24,7 @@ use crate::cx::{Cx, Env};
 use crate::decide::Policy;
 use crate::handler::{self, Handler};
 use crate::limits::{KeyOf, PerKey, Rate, Slots};
-use crate::observe::{OnSettled, One, Settlement, StopWhen};
+use crate::observe::{OnSettled, One, SettledDelivery, StopWhen};
 use crate::outcome::{IntoOutcome, OnError};
 use crate::point::{Hook, Hooks, Point};
 use crate::state::WorkerState;
@@ -114,7 +114,7 @@ pub struct WorkerBuilder {
     ttl: Option<Duration>,
     drain: Duration,
     consumer: Option<String>,
-    honours_derived_key: bool,
+    idempotent_by_derived_key: bool,
     stop_when: StopWhen,
     on_settled: Option<OnSettled>,
     clock: Option<Arc<dyn Clock>>,
@@ -201,7 +201,7 @@ impl Worker {
             ttl: None,
             drain: Duration::from_millis(DRAIN_MS_DEFAULT),
             consumer: None,
-            honours_derived_key: false,
+            idempotent_by_derived_key: false,
             stop_when: StopWhen::Told,
             on_settled: None,
             clock: None,
@@ -366,7 +366,7 @@ impl WorkerBuilder {
     }
 
     /// Called for each ended delivery, after the store has answered. It must not block: settles wait for it.
-    pub fn on_settled(mut self, tell: impl Fn(&Settlement<'_>) + Send + Sync + 'static) -> Self {
+    pub fn on_settled(mut self, tell: impl Fn(&SettledDelivery<'_>) + Send + Sync + 'static) -> Self {
         self.on_settled = Some(Arc::new(tell));
         self
     }
@@ -392,8 +392,8 @@ impl WorkerBuilder {
 
     /// Declares that the effect is idempotent by [`Cx::derived_key`]: it happens once per key, for any number of calls.
     /// This only affects the tier check, which otherwise warns if a doubt leads to a retry.
-    pub fn honours_derived_key(mut self) -> Self {
-        self.honours_derived_key = true;
+    pub fn idempotent_by_derived_key(mut self) -> Self {
+        self.idempotent_by_derived_key = true;
         self
     }
 
@@ -507,18 +507,18 @@ impl WorkerBuilder {
             ));
         }
         let ledger = if let Some(can) = inbox {
-            Some(LedgerFacts { can: can.clone(), same_store: false, ttl_ms })
+            Some(LedgerFacts { capabilities: can.clone(), same_store: false, ttl_ms })
         } else {
             let facts = |ledger: &Arc<dyn Ledger>| LedgerFacts {
-                can: ledger.ledger_capabilities(),
+                capabilities: ledger.ledger_capabilities(),
                 same_store: self.own_ledger,
                 ttl_ms,
             };
             self.ledger.as_ref().map(facts)
         };
         let lease = match lease {
-            LeaseLength::Fixed { ms } => tier::Lease::Fixed { lease_ms: ms },
-            LeaseLength::Auto(_) => tier::Lease::Auto,
+            LeaseLength::Fixed { ms } => tier::HandlerLease::Fixed { lease_ms: ms },
+            LeaseLength::Auto(_) => tier::HandlerLease::Auto,
         };
         let heartbeat = self.run_max.map_or(policy::LEASE_MS_MAX, |max| max.as_millis() as u64);
         let handler = HandlerFacts {
@@ -526,8 +526,8 @@ impl WorkerBuilder {
             heartbeat_ms_max: Some(heartbeat),
             p99_ms: None,
             on_doubt: self.on_doubt,
-            honours_derived_key: self.honours_derived_key,
-            database: if inbox.is_some() { Database::WithLedger } else { Database::None },
+            idempotent_by_derived_key: self.idempotent_by_derived_key,
+            database: if inbox.is_some() { HandlerDatabase::WithLedger } else { HandlerDatabase::None },
         };
         let facts = Facts {
             tier: wanted,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hapax_claim::Answer;
-use hapax_core::{ClaimError, ClaimRequest, How, StoreError, policy};
+use hapax_core::{ClaimError, ClaimRequest, Settlement, StoreError, policy};
 use tokio::sync::Notify;
 
 use crate::cx::Job;
@@ -26,7 +26,7 @@ pub(crate) enum Verdict {
     /// Another delivery with the same key, its twin, is running.
     Twin { retry_after_ms: u64 },
     /// It ends in this way without running.
-    End(How),
+    End(Settlement),
 }
 
 /// Limits the deliveries that wait for a twin. They hold no slot: the twin has one, here or elsewhere.
@@ -87,9 +87,9 @@ impl WorkerState {
             let verdict = match self.verdict(job, answer) {
                 Ok(verdict) => verdict,
                 Err(error) => {
-                    let how = put_back.get_or_insert_with(|| self.fail_closed(&error));
+                    let settlement = put_back.get_or_insert_with(|| self.fail_closed(&error));
                     self.stats.fail_closed.add();
-                    Verdict::End(how.clone())
+                    Verdict::End(settlement.clone())
                 }
             };
             if matches!(verdict, Verdict::Run) && !self.env.hooks.none() {
@@ -139,7 +139,7 @@ impl WorkerState {
                     "what became of the effect of {} is in doubt; resolve the ledger's entry, then release this",
                     job.entry()
                 );
-                Verdict::End(How::Park { reason })
+                Verdict::End(Settlement::Park { reason })
             }
             Answer::Refused(ClaimError::Mismatch) => {
                 self.stats.mismatches.add();
@@ -157,12 +157,12 @@ impl WorkerState {
     }
 
     /// The ledger is unavailable: nothing runs; the deliveries are put back for a while without counting an attempt.
-    fn fail_closed(&self, error: &StoreError) -> How {
+    fn fail_closed(&self, error: &StoreError) -> Settlement {
         let failures = self.ledger_failures.fetch_add(1, Ordering::Relaxed);
         let queue = &self.env.name;
         tracing::warn!(%queue, %error, "the ledger cannot be asked; deliveries are put back");
         let ceiling_ms = (500u64 << failures.min(6)).min(30_000);
-        How::Defer { after_ms: fastrand::u64(ceiling_ms / 2..=ceiling_ms) }
+        Settlement::Defer { after_ms: fastrand::u64(ceiling_ms / 2..=ceiling_ms) }
     }
 
     /// Claims again and waits until the twin has ended, at most the ledger's maximum wait. `None`: the worker shuts
@@ -178,21 +178,21 @@ impl WorkerState {
     }
 
     /// The settle of a delivery whose twin is still running.
-    pub fn defer_behind_twin(&self, retry_after_ms: u64) -> How {
+    pub fn defer_behind_twin(&self, retry_after_ms: u64) -> Settlement {
         self.defer_for(retry_after_ms.min(TWIN_DEFER_MS_MAX))
     }
 
-    fn defer_for(&self, after_ms: u64) -> How {
+    fn defer_for(&self, after_ms: u64) -> Settlement {
         self.stats.deferred.add();
         let after_ms = after_ms.max(1);
         let returns_us = self.timer().now_us() + after_ms * 1000;
         self.returns_us.fetch_max(returns_us, Ordering::SeqCst);
-        How::Defer { after_ms }
+        Settlement::Defer { after_ms }
     }
 
     /// How a delivery ends whose twin is at work and that finds no room to wait for it: it comes back after 1 s, then 2 s,
     /// 4 s and so on up to 32 s, not later than the twin's claim lapses.
-    pub fn defer_unwaited(&self, job: &Job, retry_after_ms: u64) -> How {
+    pub fn defer_unwaited(&self, job: &Job, retry_after_ms: u64) -> Settlement {
         let doublings = job.delivery.deliveries.saturating_sub(1).min(5);
         self.defer_for(retry_after_ms.min(TWIN_DEFER_MS_MAX << doublings))
     }
@@ -200,8 +200,8 @@ impl WorkerState {
     /// Lets a delivery wait for its twin without a slot, and then run or end as the twin did.
     pub fn wait_behind_twin(self: &Arc<Self>, job: Arc<Job>, mut turn: Turn, retry_after_ms: u64) {
         let Some(seat) = self.twins.enter() else {
-            let how = self.defer_unwaited(&job, retry_after_ms);
-            return self.end_as(job, how);
+            let settlement = self.defer_unwaited(&job, retry_after_ms);
+            return self.end_as(job, settlement);
         };
         drop(turn.slot.take());
         self.return_token(&job);
@@ -212,10 +212,10 @@ impl WorkerState {
                     let stop = job.lease.stop().unwrap_or(Stop::Drained);
                     state.end(job, Ended::NotStarted(stop), None);
                 }
-                Some(Verdict::End(how)) => state.end_as(job, how),
+                Some(Verdict::End(settlement)) => state.end_as(job, settlement),
                 Some(Verdict::Twin { retry_after_ms }) => {
-                    let how = state.defer_behind_twin(retry_after_ms);
-                    state.end_as(job, how);
+                    let settlement = state.defer_behind_twin(retry_after_ms);
+                    state.end_as(job, settlement);
                 }
                 Some(Verdict::Run) => match state.start_unless_draining(&job).await {
                     Some(slot) => {

@@ -1,7 +1,7 @@
 //! Translates the end of a run into a settle and the end of its claim. A pure function; the crate's documentation has
 //! the same table.
 
-use hapax_core::{Ending, How, Json, OnDoubt, RecordedOutcome, Tier, policy};
+use hapax_core::{ClaimEnding, Json, OnDoubt, RecordedOutcome, Settlement, Tier, policy};
 
 use crate::outcome::{Ended, OnError, Stop};
 
@@ -17,34 +17,34 @@ pub(crate) struct Policy {
 /// How a delivery ends, and its claim if it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Decision {
-    pub how: How,
-    pub ending: Ending,
+    pub settlement: Settlement,
+    pub ending: ClaimEnding,
 }
 
-fn retry(error: &str, after_ms: Option<u64>) -> How {
-    let error = policy::cut(error, policy::ERROR_BYTES_MAX).to_owned();
-    How::Retry { after_ms, error: Some(error) }
+fn retry(error: &str, after_ms: Option<u64>) -> Settlement {
+    let error = policy::truncate(error, policy::ERROR_BYTES_MAX).to_owned();
+    Settlement::Retry { after_ms, error: Some(error) }
 }
 
-fn reject(reason: &str) -> How {
-    How::Reject { reason: policy::cut(reason, policy::ERROR_BYTES_MAX).to_owned() }
+fn reject(reason: &str) -> Settlement {
+    Settlement::Reject { reason: policy::truncate(reason, policy::ERROR_BYTES_MAX).to_owned() }
 }
 
-fn park(reason: &str) -> How {
-    How::Park { reason: policy::cut(reason, policy::ERROR_BYTES_MAX).to_owned() }
+fn park(reason: &str) -> Settlement {
+    Settlement::Park { reason: policy::truncate(reason, policy::ERROR_BYTES_MAX).to_owned() }
 }
 
 /// How a duplicate of a recorded outcome is settled.
-pub(crate) fn replay(outcome: &RecordedOutcome) -> How {
+pub(crate) fn replay(outcome: &RecordedOutcome) -> Settlement {
     if !outcome.failed {
-        return How::Ack;
+        return Settlement::Ack;
     }
     let text =
         outcome.value.as_ref().map(|json| json.get::<String>().unwrap_or_else(|_| json.as_str().into()));
     reject(&text.unwrap_or_else(|| "it was rejected before".into()))
 }
 
-pub(crate) fn mismatch(key: &str) -> How {
+pub(crate) fn mismatch(key: &str) -> Settlement {
     reject(&format!(
         "the idempotency key {key:?} was used before for a message with another body; give each effect its own key"
     ))
@@ -52,29 +52,29 @@ pub(crate) fn mismatch(key: &str) -> How {
 
 impl Policy {
     fn doubt(&self, error: &str) -> Decision {
-        let how = match (self.tier, self.on_doubt) {
+        let settlement = match (self.tier, self.on_doubt) {
             (Tier::EffectivelyOnce, OnDoubt::Park) => park(error),
             _ => retry(error, None),
         };
-        Decision { how, ending: Ending::Doubt }
+        Decision { settlement, ending: ClaimEnding::Doubt }
     }
 
     /// A doubt that the message did not cause: the attempt is not counted.
     fn uncounted_doubt(&self, error: &str) -> Decision {
         match self.doubt(error) {
-            Decision { how: How::Retry { .. }, ending } => {
-                Decision { how: How::Defer { after_ms: 0 }, ending }
+            Decision { settlement: Settlement::Retry { .. }, ending } => {
+                Decision { settlement: Settlement::Defer { after_ms: 0 }, ending }
             }
             parked => parked,
         }
     }
 
     fn rejected(&self, reason: &str) -> Decision {
-        let how = reject(reason);
-        let How::Reject { reason } = &how else { unreachable!("just made") };
+        let settlement = reject(reason);
+        let Settlement::Reject { reason } = &settlement else { unreachable!("just made") };
         let outcome = RecordedOutcome::failed(Json::of(reason).expect("a text is JSON"));
-        let ending = Ending::Complete { outcome, ttl_ms: self.ttl_ms };
-        Decision { how, ending }
+        let ending = ClaimEnding::Complete { outcome, ttl_ms: self.ttl_ms };
+        Decision { settlement, ending }
     }
 
     /// Decides how a run's end is recorded.
@@ -84,22 +84,27 @@ impl Policy {
                 // A value that cannot be written as JSON leaves a marker: the effect happened, so it must not run
                 // again.
                 let outcome = RecordedOutcome { failed: false, value, omitted_bytes: None };
-                Decision { how: How::Ack, ending: Ending::Complete { outcome, ttl_ms: self.ttl_ms } }
+                Decision {
+                    settlement: Settlement::Ack,
+                    ending: ClaimEnding::Complete { outcome, ttl_ms: self.ttl_ms },
+                }
             }
             Ended::Retry { after_ms, error } => {
-                Decision { how: retry(&error, after_ms), ending: Ending::Release }
+                Decision { settlement: retry(&error, after_ms), ending: ClaimEnding::Release }
             }
             Ended::Reject { reason } => self.rejected(&reason),
             Ended::InDoubt { error } | Ended::Panicked(error) => self.doubt(&error),
             Ended::Failed { error } => match self.on_error {
-                OnError::Retry => Decision { how: retry(&error, None), ending: Ending::Release },
+                OnError::Retry => Decision { settlement: retry(&error, None), ending: ClaimEnding::Release },
                 OnError::InDoubt => self.doubt(&error),
                 OnError::Reject => self.rejected(&error),
             },
             // The claim is not completed: a later version of the handler may be able to parse the body.
-            Ended::Unparsable(reason) => Decision { how: reject(&reason), ending: Ending::Release },
+            Ended::Unparsable(reason) => {
+                Decision { settlement: reject(&reason), ending: ClaimEnding::Release }
+            }
             Ended::Deferred { after_ms, .. } => {
-                Decision { how: How::Defer { after_ms }, ending: Ending::Release }
+                Decision { settlement: Settlement::Defer { after_ms }, ending: ClaimEnding::Release }
             }
             Ended::Interrupted { error } => self.uncounted_doubt(&error),
             Ended::Stopped(Stop::Drained) => self.uncounted_doubt("the worker ended while the handler ran"),
@@ -107,10 +112,14 @@ impl Policy {
             Ended::Stopped(Stop::Lost | Stop::Abandoned) => {
                 self.doubt("the lease was lost while the handler ran")
             }
-            Ended::NotStarted(_) => Decision { how: How::Defer { after_ms: 0 }, ending: Ending::Release },
-            Ended::Replayed(outcome) => Decision { how: replay(&outcome), ending: Ending::Release },
-            Ended::Held(reason) => Decision { how: park(&reason), ending: Ending::Release },
-            Ended::Mismatch(key) => Decision { how: mismatch(&key), ending: Ending::Release },
+            Ended::NotStarted(_) => {
+                Decision { settlement: Settlement::Defer { after_ms: 0 }, ending: ClaimEnding::Release }
+            }
+            Ended::Replayed(outcome) => {
+                Decision { settlement: replay(&outcome), ending: ClaimEnding::Release }
+            }
+            Ended::Held(reason) => Decision { settlement: park(&reason), ending: ClaimEnding::Release },
+            Ended::Mismatch(key) => Decision { settlement: mismatch(&key), ending: ClaimEnding::Release },
         }
     }
 }
@@ -123,10 +132,10 @@ mod tests {
         Policy { tier: Tier::EffectivelyOnce, on_doubt, on_error, ttl_ms: 5_000 }
     }
 
-    fn text(how: &How) -> &str {
-        match how {
-            How::Retry { error, .. } => error.as_deref().unwrap(),
-            How::Reject { reason } | How::Park { reason } => reason,
+    fn text(settlement: &Settlement) -> &str {
+        match settlement {
+            Settlement::Retry { error, .. } => error.as_deref().unwrap(),
+            Settlement::Reject { reason } | Settlement::Park { reason } => reason,
             other => panic!("{other:?}"),
         }
     }
@@ -135,8 +144,8 @@ mod tests {
     fn only_the_handlers_own_retry_and_reject_say_that_nothing_happened() {
         let policy = policy(OnDoubt::Retry, OnError::Retry);
         let own = policy.decide(Ended::Retry { after_ms: Some(7), error: "busy".into() });
-        assert_eq!(own.ending, Ending::Release);
-        assert_eq!(own.how, How::Retry { after_ms: Some(7), error: Some("busy".into()) });
+        assert_eq!(own.ending, ClaimEnding::Release);
+        assert_eq!(own.settlement, Settlement::Retry { after_ms: Some(7), error: Some("busy".into()) });
         for ended in [
             Ended::Panicked("boom".into()),
             Ended::InDoubt { error: "boom".into() },
@@ -144,8 +153,8 @@ mod tests {
             Ended::Stopped(Stop::Lost),
         ] {
             let decision = policy.decide(ended);
-            assert_eq!(decision.ending, Ending::Doubt);
-            assert!(matches!(decision.how, How::Retry { after_ms: None, .. }), "{decision:?}");
+            assert_eq!(decision.ending, ClaimEnding::Doubt);
+            assert!(matches!(decision.settlement, Settlement::Retry { after_ms: None, .. }), "{decision:?}");
         }
     }
 
@@ -154,29 +163,38 @@ mod tests {
         let policy = policy(OnDoubt::Park, OnError::InDoubt);
         for ended in [Ended::Panicked("boom".into()), Ended::Failed { error: "boom".into() }] {
             let decision = policy.decide(ended);
-            assert!(matches!(decision.how, How::Park { .. }) && text(&decision.how).contains("boom"));
-            assert_eq!(decision.ending, Ending::Doubt);
+            assert!(
+                matches!(decision.settlement, Settlement::Park { .. })
+                    && text(&decision.settlement).contains("boom")
+            );
+            assert_eq!(decision.ending, ClaimEnding::Doubt);
         }
         let drained = policy.decide(Ended::Stopped(Stop::Drained));
-        assert!(matches!(drained.how, How::Park { .. }), "a half-done effect is not run again");
+        assert!(matches!(drained.settlement, Settlement::Park { .. }), "a half-done effect is not run again");
     }
 
     #[test]
     fn a_rejection_is_recorded_and_replayed_as_one() {
         let decision =
             policy(OnDoubt::Retry, OnError::Reject).decide(Ended::Failed { error: "no account".into() });
-        let Ending::Complete { outcome, ttl_ms: 5_000 } = decision.ending else { panic!() };
+        let ClaimEnding::Complete { outcome, ttl_ms: 5_000 } = decision.ending else { panic!() };
         assert!(outcome.failed);
-        assert_eq!(replay(&outcome), decision.how);
-        assert_eq!(replay(&RecordedOutcome::done(Json::of("x").unwrap())), How::Ack);
+        assert_eq!(replay(&outcome), decision.settlement);
+        assert_eq!(replay(&RecordedOutcome::done(Json::of("x").unwrap())), Settlement::Ack);
     }
 
     #[test]
     fn a_drain_counts_no_attempt() {
         let policy = policy(OnDoubt::Retry, OnError::Retry);
         let running = policy.decide(Ended::Stopped(Stop::Drained));
-        assert_eq!(running, Decision { how: How::Defer { after_ms: 0 }, ending: Ending::Doubt });
+        assert_eq!(
+            running,
+            Decision { settlement: Settlement::Defer { after_ms: 0 }, ending: ClaimEnding::Doubt }
+        );
         let waiting = policy.decide(Ended::NotStarted(Stop::Drained));
-        assert_eq!(waiting, Decision { how: How::Defer { after_ms: 0 }, ending: Ending::Release });
+        assert_eq!(
+            waiting,
+            Decision { settlement: Settlement::Defer { after_ms: 0 }, ending: ClaimEnding::Release }
+        );
     }
 }

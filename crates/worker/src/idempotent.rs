@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax_claim::{Answer, Claims, EndError, HeldClaim, Holder, Owners, Timer};
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::{
-    ClaimError, ClaimRequest, Clock, Ending, EntryId, Fence, Fingerprint, IdempotencyKey, Json, Ledger,
+    ClaimEnding, ClaimError, ClaimRequest, Clock, EntryId, Fence, Fingerprint, IdempotencyKey, Json, Ledger,
     OnDoubt, RecordedOutcome, StoreError, policy,
 };
 use serde::Serialize;
@@ -224,7 +224,7 @@ impl Idempotent {
             Ok(Ok(value)) => {
                 let outcome =
                     RecordedOutcome { failed: false, value: Json::of(&value).ok(), omitted_bytes: None };
-                recorded(held.end(Ending::Complete { outcome, ttl_ms: self.ttl_ms }).await)?;
+                recorded(held.end(ClaimEnding::Complete { outcome, ttl_ms: self.ttl_ms }).await)?;
                 Ok(value)
             }
             Ok(Err(error)) => {
@@ -234,7 +234,8 @@ impl Idempotent {
             }
             Err(ended) => {
                 // A run that never started had no effect.
-                let ending = if let Ended::NotStarted(_) = ended { Ending::Release } else { Ending::Doubt };
+                let ending =
+                    if let Ended::NotStarted(_) = ended { ClaimEnding::Release } else { ClaimEnding::Doubt };
                 let ended_so = held.end(ending).await;
                 if let Ended::Panicked(text) = ended {
                     std::panic::resume_unwind(Box::new(text));
@@ -245,15 +246,15 @@ impl Idempotent {
         }
     }
 
-    fn after_error(&self, error: &impl fmt::Display) -> Ending {
+    fn after_error(&self, error: &impl fmt::Display) -> ClaimEnding {
         match self.on_error.unwrap_or(OnError::InDoubt) {
-            OnError::Retry => Ending::Release,
-            OnError::InDoubt => Ending::Doubt,
+            OnError::Retry => ClaimEnding::Release,
+            OnError::InDoubt => ClaimEnding::Doubt,
             OnError::Reject => {
                 let reason = format!("{error:#}");
-                let reason = policy::cut(&reason, policy::ERROR_BYTES_MAX);
+                let reason = policy::truncate(&reason, policy::ERROR_BYTES_MAX);
                 let outcome = RecordedOutcome::failed(Json::of(reason).expect("a text is JSON"));
-                Ending::Complete { outcome, ttl_ms: self.ttl_ms }
+                ClaimEnding::Complete { outcome, ttl_ms: self.ttl_ms }
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hapax_claim::Phase;
-use hapax_core::{How, Settled, Tier};
+use hapax_core::{Settled, Settlement, Tier};
 use tokio::sync::oneshot;
 
 use crate::claiming::{TwinSeat, Verdict};
@@ -22,7 +22,7 @@ struct Place {
 /// What becomes of a lane's next delivery.
 enum Next {
     Run,
-    End(How),
+    End(Settlement),
     NotStarted(Stop),
 }
 
@@ -43,7 +43,7 @@ impl WorkerState {
                     let ended = self.run(&job).await;
                     self.end(job, ended, Some(tell));
                 }
-                Next::End(how) => self.finish(job, how, None, Some(tell)),
+                Next::End(settlement) => self.finish(job, settlement, None, Some(tell)),
                 Next::NotStarted(stop) => self.end(job, Ended::NotStarted(stop), Some(tell)),
             }
             if self.policy.tier == Tier::AtMostOnce {
@@ -64,7 +64,7 @@ impl WorkerState {
                 job.lease.enter(Phase::Over);
             } else {
                 self.stats.deferred.add();
-                self.end_as(job, How::Defer { after_ms: 0 });
+                self.end_as(job, Settlement::Defer { after_ms: 0 });
             }
         }
         drop(place);
@@ -96,7 +96,7 @@ impl WorkerState {
                 }
                 None => Next::NotStarted(Stop::Drained),
             },
-            Some(Verdict::End(how)) => Next::End(how),
+            Some(Verdict::End(settlement)) => Next::End(settlement),
             Some(Verdict::Twin { retry_after_ms }) => Next::End(self.defer_behind_twin(retry_after_ms)),
             None => Next::NotStarted(job.lease.stop().unwrap_or(Stop::Drained)),
         }

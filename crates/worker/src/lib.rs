@@ -50,7 +50,7 @@ pub use auto::{AutoLease, TimeSketch};
 pub use builder::{BuildError, WorkerBuilder};
 pub use cx::Cx;
 pub use idempotent::{Idempotent, IdempotentError, Run, idempotent};
-pub use observe::{OnSettled, Settlement, StopWhen};
+pub use observe::{OnSettled, SettledDelivery, StopWhen};
 pub use outcome::{HandlerOutcome, IntoOutcome, OnError};
 pub use point::{Hook, Point};
 pub use stats::Counts;

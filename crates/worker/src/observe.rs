@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Delivery, How, IdempotencyKey, Settled};
+use hapax_core::{Delivery, IdempotencyKey, Settled, Settlement};
 
 /// The end of one delivery, with the store's answer.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Settlement<'a> {
+pub struct SettledDelivery<'a> {
     /// The delivery.
     pub delivery: &'a Delivery,
     /// Its idempotency key.
@@ -18,7 +18,7 @@ pub struct Settlement<'a> {
     /// How long this worker has held it.
     pub held: Duration,
     /// How the worker settled it; at `at-most-once`, how it would have settled it.
-    pub how: &'a How,
+    pub settlement: &'a Settlement,
     /// The store's answer. `None`: refused or missing; see `error`. At `at-most-once` the delivery is acked on receive.
     pub settled: Option<Settled>,
     /// Why it was not settled.
@@ -26,7 +26,7 @@ pub struct Settlement<'a> {
 }
 
 /// Called for each ended delivery; see [`WorkerBuilder::on_settled`](crate::WorkerBuilder::on_settled).
-pub type OnSettled = Arc<dyn Fn(&Settlement<'_>) + Send + Sync>;
+pub type OnSettled = Arc<dyn Fn(&SettledDelivery<'_>) + Send + Sync>;
 
 /// When a worker stops by itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

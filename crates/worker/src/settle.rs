@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hapax_claim::{EndError, Held as _, Phase};
-use hapax_core::{ClaimEnd, Ending, EntryId, How, MessageId, Settle, SettleError, Settled, StoreError};
+use hapax_core::{
+    ClaimEnding, EndClaim, EntryId, MessageId, Settle, SettleError, Settled, Settlement, StoreError,
+};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cx::Job;
@@ -22,11 +24,11 @@ const CALL_MS_MAX: u64 = 30_000;
 /// An ended delivery.
 pub(crate) struct Finish {
     pub job: Arc<Job>,
-    pub how: How,
+    pub settlement: Settlement,
     /// How its claim ends, if it has one that has not ended yet.
-    pub ending: Option<Ending>,
+    pub ending: Option<ClaimEnding>,
     /// How the claim of a run was meant to end, for the observer of a trial.
-    pub ran: Option<Ending>,
+    pub ran: Option<ClaimEnding>,
     /// Receives the effect of the settle; `None` if it failed.
     pub tell: Option<oneshot::Sender<Option<Settled>>>,
 }
@@ -93,7 +95,7 @@ impl WorkerState {
     /// Makes one call; returns the settles to send again.
     async fn settle_once(&self, mut open: Vec<Open>, tries: u32, deadline_us: u64) -> Vec<Open> {
         let settles = open.iter().map(|one| self.as_settle(&one.finish)).collect();
-        let call = self.timer().timeout(CALL_MS_MAX, self.source.finish(settles)).await;
+        let call = self.timer().timeout(CALL_MS_MAX, self.source.settle(settles)).await;
         let unanswered = || Err(StoreError::OutcomeUnknown("the store did not answer in time".into()));
         let error = match call.unwrap_or_else(unanswered) {
             Ok(answers) => {
@@ -136,9 +138,9 @@ impl WorkerState {
         let claim = self.same_store.then(|| claim_end(finish)).flatten();
         let receipt = finish.job.delivery.receipt.clone();
         // A store with a ledger of its own would look for the entry there.
-        let in_doubt = self.same_store && matches!(finish.how, How::Park { .. });
+        let in_doubt = self.same_store && matches!(finish.settlement, Settlement::Park { .. });
         let parked_for = in_doubt.then(|| finish.job.entry().clone());
-        Settle { receipt, how: finish.how.clone(), claim, parked_for }
+        Settle { receipt, settlement: finish.settlement.clone(), claim, parked_for }
     }
 
     /// The ledger is elsewhere: whoever resolved a key before its message was parked did not find it there, and nothing
@@ -182,8 +184,8 @@ impl WorkerState {
                 self.stats.stale_settles.add();
                 tracing::warn!(%error, id = %finish.job.delivery.id, "an outcome was refused: the claim passed to another holder");
                 // The next delivery finds the outcome of the other holder.
-                let how = How::Defer { after_ms: 0 };
-                Some(Open { finish: Finish { how, ending: None, ..finish }, unknown })
+                let settlement = Settlement::Defer { after_ms: 0 };
+                Some(Open { finish: Finish { settlement, ending: None, ..finish }, unknown })
             }
             Err(
                 error @ (SettleError::Gone
@@ -193,7 +195,7 @@ impl WorkerState {
             ) if unknown => {
                 // Only an acked message is gone. In any other case the messages behind it in its group must not
                 // continue.
-                let acked = finish.how == How::Ack && error == SettleError::Gone;
+                let acked = finish.settlement == Settlement::Ack && error == SettleError::Gone;
                 self.over(finish, acked.then_some(Settled::Acked), Some(error.to_string()));
                 None
             }
@@ -235,12 +237,12 @@ impl WorkerState {
                     // progress, then in doubt.
                     tracing::error!(%error, message_id = %finish.job.delivery.id, "an outcome could not be recorded");
                     self.stats.fail_closed.add();
-                    finish.how = How::Defer { after_ms: self.lease.ms() };
+                    finish.settlement = Settlement::Defer { after_ms: self.lease.ms() };
                 }
                 Err(error) => {
                     self.stats.stale_settles.add();
                     tracing::warn!(%error, message_id = %finish.job.delivery.id, "an outcome was refused: the claim passed to another holder");
-                    finish.how = How::Defer { after_ms: 0 };
+                    finish.settlement = Settlement::Defer { after_ms: 0 };
                 }
             }
         }
@@ -259,14 +261,14 @@ impl WorkerState {
     /// Completes the processing of a delivery.
     fn over(&self, finish: Finish, settled: Option<Settled>, error: Option<String>) {
         if let Some(observer) = &finish.job.env.hooks.observer {
-            let (how, ending) = (finish.how.clone(), finish.ran.clone());
-            observer.ended(crate::testing::Ran { how, ending, settled });
+            let (settlement, ending) = (finish.settlement.clone(), finish.ran.clone());
+            observer.ended(crate::testing::Ran { settlement, ending, settled });
         }
         finish.job.lease.enter(Phase::Over);
         if settled.is_some() && finish.ending.is_some() {
             finish.job.claim_spent();
         }
-        self.settled(&finish.job, &finish.how, settled, error);
+        self.settled(&finish.job, &finish.settlement, settled, error);
         if let Some(tell) = finish.tell {
             // The lane may have ended already.
             let _ = tell.send(settled);
@@ -277,20 +279,21 @@ impl WorkerState {
 /// The entry and the message, if it was parked.
 fn parked((one, answer): (&Open, &Result<Settled, SettleError>)) -> Option<(EntryId, MessageId)> {
     let job = &one.finish.job;
-    (*answer == Ok(Settled::Parked) && matches!(one.finish.how, How::Park { .. }))
+    (*answer == Ok(Settled::Parked) && matches!(one.finish.settlement, Settlement::Park { .. }))
         .then(|| (job.entry().clone(), job.delivery.id))
 }
 
 /// How the claim of a delivery ends, if it has one.
-fn claim_end(finish: &Finish) -> Option<ClaimEnd> {
+fn claim_end(finish: &Finish) -> Option<EndClaim> {
     let ((id, token), ending) = (finish.job.claim()?, finish.ending.clone()?);
-    Some(ClaimEnd { id: id.clone(), token: token.clone(), ending })
+    Some(EndClaim { id: id.clone(), token: token.clone(), ending })
 }
 
 /// Logs one line for each failed attempt: the message, the cause, and the next step.
 fn log_failure(finish: &Finish, settled: Settled) {
-    let (How::Retry { error: Some(error), .. } | How::Reject { reason: error } | How::Park { reason: error }) =
-        &finish.how
+    let (Settlement::Retry { error: Some(error), .. }
+    | Settlement::Reject { reason: error }
+    | Settlement::Park { reason: error }) = &finish.settlement
     else {
         return;
     };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::time::Duration;
 
 use hapax_claim::{Claims, Held, Holder, Lease, Owners, Phase, Timer};
-use hapax_core::{Delivery, GroupId, How, OnDoubt, QueueName, Settled, Source, Tier};
+use hapax_core::{Delivery, GroupId, OnDoubt, QueueName, Settled, Settlement, Source, Tier};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tracing::Instrument as _;
 
@@ -17,7 +17,7 @@ use crate::decide::Policy;
 use crate::guard::guard;
 use crate::handler::{Handler, RunMany, RunOne};
 use crate::limits::{Admission, PerKey, Rate, Slot, Slots};
-use crate::observe::{OnSettled, One, Settlement, StopWhen};
+use crate::observe::{OnSettled, One, SettledDelivery, StopWhen};
 use crate::outcome::{Ended, Stop};
 use crate::point::Point;
 use crate::settle::Finish;
@@ -128,7 +128,7 @@ impl WorkerState {
                 Admission::Refused => {
                     refused = true;
                     self.stats.deferred.add();
-                    self.end_as(job, How::Defer { after_ms: fastrand::u64(100..=1_000) });
+                    self.end_as(job, Settlement::Defer { after_ms: fastrand::u64(100..=1_000) });
                 }
             }
         }
@@ -177,7 +177,7 @@ impl WorkerState {
             match verdict {
                 Verdict::Run => drop(tokio::spawn(self.clone().process_claimed(job, turn))),
                 Verdict::Twin { retry_after_ms } => self.wait_behind_twin(job, turn, retry_after_ms),
-                Verdict::End(how) => self.end_as(job, how),
+                Verdict::End(settlement) => self.end_as(job, settlement),
             }
         }
     }
@@ -214,17 +214,17 @@ impl WorkerState {
                 Verdict::Twin { retry_after_ms } if blocked || (self.fifo && !running.is_empty()) => {
                     // When it comes back it is the first of its group, and may wait.
                     blocked = true;
-                    let how = self.defer_behind_twin(retry_after_ms);
-                    self.end_as(job, how);
+                    let settlement = self.defer_behind_twin(retry_after_ms);
+                    self.end_as(job, settlement);
                 }
                 Verdict::Twin { retry_after_ms } => {
                     blocked |= self.fifo;
                     let turn = Turn { slot: None, key: None, shared: self.clone() };
                     self.wait_behind_twin(job, turn, retry_after_ms);
                 }
-                Verdict::End(how) => {
-                    blocked |= self.fifo && how != How::Ack;
-                    self.end_as(job, how);
+                Verdict::End(settlement) => {
+                    blocked |= self.fifo && settlement != Settlement::Ack;
+                    self.end_as(job, settlement);
                 }
             }
         }
@@ -316,12 +316,12 @@ impl WorkerState {
         self.count(&job, &ended);
         let ran = ended.ran();
         let decision = self.policy.decide(ended);
-        self.finish(job, decision.how, ran.then_some(decision.ending), tell);
+        self.finish(job, decision.settlement, ran.then_some(decision.ending), tell);
     }
 
     /// Ends a delivery whose handler did not run.
-    pub fn end_as(&self, job: Arc<Job>, how: How) {
-        self.finish(job, how, None, None);
+    pub fn end_as(&self, job: Arc<Job>, settlement: Settlement) {
+        self.finish(job, settlement, None, None);
     }
 
     /// Puts back a delivery that was never started.
@@ -339,8 +339,8 @@ impl WorkerState {
     pub fn finish(
         &self,
         job: Arc<Job>,
-        how: How,
-        ending: Option<hapax_core::Ending>,
+        settlement: Settlement,
+        ending: Option<hapax_core::ClaimEnding>,
         tell: Option<oneshot::Sender<Option<Settled>>>,
     ) {
         self.return_token(&job);
@@ -349,10 +349,10 @@ impl WorkerState {
         if self.policy.tier == Tier::AtMostOnce || job.lease.stop() == Some(Stop::Abandoned) {
             job.lease.enter(Phase::Over);
             if self.policy.tier == Tier::AtMostOnce {
-                self.settled(&job, &how, Some(Settled::Acked), None);
+                self.settled(&job, &settlement, Some(Settled::Acked), None);
             }
             if let Some(observer) = observer {
-                observer.ended(crate::testing::Ran { how, ending: ran, settled: None });
+                observer.ended(crate::testing::Ran { settlement, ending: ran, settled: None });
                 observer.passed();
             }
             return;
@@ -360,21 +360,27 @@ impl WorkerState {
         job.lease.enter(Phase::Settling);
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         // The collector runs as long as the worker; after that nothing is settled any more.
-        let _ = self.finishes.send(Finish { job, how, ending, ran, tell });
+        let _ = self.finishes.send(Finish { job, settlement, ending, ran, tell });
     }
 
     /// Reports how a delivery ended.
-    pub fn settled(&self, job: &Job, how: &How, settled: Option<Settled>, error: Option<String>) {
+    pub fn settled(
+        &self,
+        job: &Job,
+        settlement: &Settlement,
+        settled: Option<Settled>,
+        error: Option<String>,
+    ) {
         let ran = job.began.load(Ordering::SeqCst);
         if let Some(tell) = &self.on_settled {
             let held = Duration::from_micros(self.timer().now_us().saturating_sub(job.received_us));
             let (delivery, key) = (&job.delivery, &job.entry().key);
-            tell(&Settlement { delivery, key, ran, held, how, settled, error });
+            tell(&SettledDelivery { delivery, key, ran, held, settlement, settled, error });
         }
         if self.stop_when == StopWhen::AfterOne {
             // The delivery was put back without a run: another run of its key is not over, or the ledger was
             // unavailable.
-            let put_back = !ran && matches!(how, How::Defer { .. });
+            let put_back = !ran && matches!(settlement, Settlement::Defer { .. });
             self.one.send_replace(if put_back { One::Free } else { One::Done });
         }
     }

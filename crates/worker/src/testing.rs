@@ -41,8 +41,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax_core::{
-    Batch, Delivery, Ending, Extend, How, NewMessage, Receive, Remaining, SendError, Settle, SettleError,
-    Settled, Source, SourceDescription, StoreError,
+    Batch, ClaimEnding, Delivery, Extend, NewMessage, Receive, RemainingLease, SendError, Settle,
+    SettleError, Settled, Settlement, Source, SourceDescription, StoreError,
 };
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -90,9 +90,9 @@ pub enum TrialError {
 #[derive(Debug, Clone)]
 pub struct Ran {
     /// How the delivery was settled; for `at-most-once`, how it would have been.
-    pub how: How,
+    pub settlement: Settlement,
     /// How its claim was meant to end; `None` if the handler did not run.
-    pub ending: Option<Ending>,
+    pub ending: Option<ClaimEnding>,
     /// The effect of the settle; `None` if the store refused it, or there was nothing to settle.
     pub settled: Option<Settled>,
 }
@@ -100,23 +100,23 @@ pub struct Ran {
 impl Ran {
     /// The handler ran and succeeded.
     pub fn is_done(&self) -> bool {
-        self.how == How::Ack && self.ending.is_some()
+        self.settlement == Settlement::Ack && self.ending.is_some()
     }
 
     /// The outcome was recorded earlier: acked without running the handler.
     pub fn is_replay(&self) -> bool {
-        self.how == How::Ack && self.ending.is_none()
+        self.settlement == Settlement::Ack && self.ending.is_none()
     }
 
     /// Its key was in progress, so it was put back.
     fn waits(&self) -> bool {
-        self.ending.is_none() && matches!(self.how, How::Defer { .. })
+        self.ending.is_none() && matches!(self.settlement, Settlement::Defer { .. })
     }
 
     /// The handler's return value, as recorded. The error describes any other result.
     pub fn value<R: DeserializeOwned>(&self) -> Result<R, String> {
         match &self.ending {
-            Some(Ending::Complete { outcome, .. }) if !outcome.failed => {
+            Some(ClaimEnding::Complete { outcome, .. }) if !outcome.failed => {
                 let json = outcome.value.as_ref().ok_or("the value cannot be written as JSON")?;
                 json.get().map_err(|error| format!("{json:?} is not of this type: {error}"))
             }
@@ -265,11 +265,11 @@ impl Source for OneDelivery {
         Ok(deliveries)
     }
 
-    async fn finish(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
-        self.source.finish(batch).await
+    async fn settle(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+        self.source.settle(batch).await
     }
 
-    async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
-        self.source.keep(batch).await
+    async fn extend(&self, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
+        self.source.extend(batch).await
     }
 }

@@ -5,8 +5,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use hapax_core::inbox::TxEnd;
-use hapax_core::{AsyncInbox, BlockingInbox, Entered, InboxEntry, InboxError, RecordedOutcome, Tier};
+use hapax_core::inbox::TransactionEnd;
+use hapax_core::{AsyncInbox, BlockingInbox, InboxEntry, InboxError, InboxLookup, RecordedOutcome, Tier};
 use serde::de::DeserializeOwned;
 
 use crate::builder::WorkerBuilder;
@@ -126,19 +126,19 @@ fn failed(error: &InboxError) -> Ended {
 }
 
 /// How the run ends without the handler; `None`: the handler runs.
-fn not_fresh(entered: Entered, cx: &Cx) -> Option<Ended> {
+fn not_fresh(entered: InboxLookup, cx: &Cx) -> Option<Ended> {
     match entered {
-        Entered::Fresh => None,
-        Entered::Completed(outcome) => Some(Ended::Replayed(outcome)),
-        Entered::InProgress { retry_after_ms } => Some(Ended::Deferred {
+        InboxLookup::Fresh => None,
+        InboxLookup::Completed(outcome) => Some(Ended::Replayed(outcome)),
+        InboxLookup::InProgress { retry_after_ms } => Some(Ended::Deferred {
             after_ms: retry_after_ms,
             reason: "another transaction works on the key".into(),
         }),
-        Entered::InDoubt { .. } => Some(Ended::Held(format!(
+        InboxLookup::InDoubt { .. } => Some(Ended::Held(format!(
             "what became of the effect of {} is in doubt; resolve it, then release this",
             cx.entry_id()
         ))),
-        Entered::Mismatch => Some(Ended::Mismatch(cx.idempotency_key().as_str().to_owned())),
+        InboxLookup::Mismatch => Some(Ended::Mismatch(cx.idempotency_key().as_str().to_owned())),
     }
 }
 
@@ -155,11 +155,11 @@ fn run_blocking<I: BlockingInbox>(
     let cx = Cx { job: job.clone() };
     let ran = inbox.in_transaction(|tx| match in_blocking(inbox, tx, &cx, handler) {
         Ok((ended, end)) => (Ok((ended, end)), end),
-        Err(error) => (Err(error), TxEnd::Rollback),
+        Err(error) => (Err(error), TransactionEnd::Rollback),
     });
     match ran {
-        Ok(Ok((ended, TxEnd::Commit))) => committed(job, ended),
-        Ok(Ok((ended, TxEnd::Rollback))) => ended,
+        Ok(Ok((ended, TransactionEnd::Commit))) => committed(job, ended),
+        Ok(Ok((ended, TransactionEnd::Rollback))) => ended,
         Ok(Err(error)) | Err(error) => failed(&error),
     }
 }
@@ -169,17 +169,17 @@ fn in_blocking<I: BlockingInbox>(
     tx: &I::Tx<'_>,
     cx: &Cx,
     handler: impl FnOnce(&I::Tx<'_>, &Cx) -> Ended,
-) -> Result<(Ended, TxEnd), InboxError> {
+) -> Result<(Ended, TransactionEnd), InboxError> {
     let job = &cx.job;
     if job.is_lost() {
-        return Ok((Ended::NotStarted(job.lease.stop().unwrap_or(Stop::Lost)), TxEnd::Rollback));
+        return Ok((Ended::NotStarted(job.lease.stop().unwrap_or(Stop::Lost)), TransactionEnd::Rollback));
     }
     let entry = entry(cx);
     if let Some(ended) = not_fresh(inbox.enter(tx, &entry)?, cx) {
-        return Ok((ended, TxEnd::Rollback));
+        return Ok((ended, TransactionEnd::Rollback));
     }
     let ended = handler(tx, cx);
-    let Ended::Done(value) = &ended else { return Ok((ended, TxEnd::Rollback)) };
+    let Ended::Done(value) = &ended else { return Ok((ended, TransactionEnd::Rollback)) };
     let outcome = RecordedOutcome { failed: false, value: value.clone(), omitted_bytes: None };
     inbox.record(tx, &entry, outcome, job.env.ttl_ms)?;
     Ok(before_commit(job, ended))
@@ -205,11 +205,11 @@ where
         let outcome = RecordedOutcome { failed: false, value: value.clone(), omitted_bytes: None };
         inbox.record(&mut tx, &entry, outcome, job.env.ttl_ms).await?;
         match before_commit(job, ended) {
-            (ended, TxEnd::Commit) => {
+            (ended, TransactionEnd::Commit) => {
                 inbox.commit(tx).await?;
                 Ok(committed(job, ended))
             }
-            (ended, TxEnd::Rollback) => Ok(ended),
+            (ended, TransactionEnd::Rollback) => Ok(ended),
         }
     };
     run.await.unwrap_or_else(|error: InboxError| failed(&error))
@@ -217,14 +217,14 @@ where
 
 /// The last check of the lease. If another worker has the message by now, it runs the message itself; a commit after
 /// this check is found there by its key.
-fn before_commit(job: &Job, ended: Ended) -> (Ended, TxEnd) {
+fn before_commit(job: &Job, ended: Ended) -> (Ended, TransactionEnd) {
     if !job.env.hooks.pass_blocking(Point::BeforeCommit) {
-        return (Ended::NotStarted(Stop::Abandoned), TxEnd::Rollback);
+        return (Ended::NotStarted(Stop::Abandoned), TransactionEnd::Rollback);
     }
     if job.is_lost() {
-        return (Ended::Stopped(job.lease.stop().unwrap_or(Stop::Lost)), TxEnd::Rollback);
+        return (Ended::Stopped(job.lease.stop().unwrap_or(Stop::Lost)), TransactionEnd::Rollback);
     }
-    (ended, TxEnd::Commit)
+    (ended, TransactionEnd::Commit)
 }
 
 fn committed(job: &Job, ended: Ended) -> Ended {

@@ -135,7 +135,7 @@ struct Abandon {
 /// Stops the handlers of deliveries that the source has taken back.
 async fn stop_revoked(shared: Arc<WorkerState>) {
     loop {
-        let receipts = shared.source.lost().await;
+        let receipts = shared.source.revoked().await;
         shared.holder.revoked(&receipts);
     }
 }

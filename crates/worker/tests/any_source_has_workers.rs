@@ -9,9 +9,9 @@ use std::time::Duration;
 use common::{Rig, run_until, wait_for};
 use hapax_conformance::MemoryInbox;
 use hapax_core::{
-    Batch, Capabilities, Delivery, Extend, How, NewMessage, QueueAdmin as _, QueueConfig, QueueSource,
-    QueueStore as _, Receipt, Receive, Remaining, Scope, Settle, SettleError, Settled, Source,
-    SourceDescription, StoreError, Tier,
+    Batch, Capabilities, Delivery, Extend, NewMessage, QueueAdmin as _, QueueConfig, QueueSource,
+    QueueStore as _, Receipt, Receive, RemainingLease, Scope, Settle, SettleError, Settled, Settlement,
+    Source, SourceDescription, StoreError, Tier,
 };
 use hapax_worker::{Cx, HandlerOutcome, Worker};
 use tokio::sync::Notify;
@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 struct Log {
     capabilities: Capabilities,
     waiting: Mutex<VecDeque<Delivery>>,
-    settled: Mutex<Vec<How>>,
+    settled: Mutex<Vec<Settlement>>,
     revoked: Mutex<Vec<Receipt>>,
     revoke: Notify,
     arrived: Notify,
@@ -71,22 +71,22 @@ impl Source for Log {
         Ok(next)
     }
 
-    async fn finish(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+    async fn settle(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
         let mut settled = self.settled.lock().unwrap();
         Ok(batch
             .into_iter()
             .map(|settle| {
-                settled.push(settle.how);
+                settled.push(settle.settlement);
                 Ok(Settled::Acked)
             })
             .collect())
     }
 
-    async fn keep(&self, _: Vec<Extend>) -> Batch<Remaining, SettleError> {
+    async fn extend(&self, _: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
         panic!("a source without leases is not asked to keep any");
     }
 
-    async fn lost(&self) -> Vec<Receipt> {
+    async fn revoked(&self) -> Vec<Receipt> {
         self.revoke.notified().await;
         std::mem::take(&mut *self.revoked.lock().unwrap())
     }

@@ -49,7 +49,7 @@ async fn crash(builder: WorkerBuilder, at: Point) -> Result<(u32, Second), Trial
         Ok(true) => Second::Takeover,
         Ok(false) => Second::Fresh,
         Err(_) if ran.is_replay() => Second::Replay,
-        Err(_) if matches!(ran.how, hapax_core::How::Park { .. }) => Second::Parked,
+        Err(_) if matches!(ran.settlement, hapax_core::Settlement::Park { .. }) => Second::Parked,
         Err(other) => panic!("{other}"),
     };
     Ok((effects.load(Ordering::SeqCst), second))

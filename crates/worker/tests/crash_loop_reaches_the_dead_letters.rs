@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Rig, dies_after, run_until};
-use hapax_core::{Cause, NewMessage, QueueConfig, Tier};
+use hapax_core::{FailureCause, NewMessage, QueueConfig, Tier};
 use hapax_worker::testing::Trial;
 use hapax_worker::{Cx, HandlerOutcome, Point};
 
@@ -21,7 +21,7 @@ async fn by_panics() {
         assert!(report.drained);
         let dead = rig.messages("dead").await.pop().unwrap();
         let why = dead.dead.unwrap();
-        assert_eq!((why.cause, why.attempts), (Cause::Retry, 3), "{tier:?}");
+        assert_eq!((why.cause, why.attempts), (FailureCause::Retry, 3), "{tier:?}");
         assert!(why.error.unwrap().contains("poison at attempt 3"));
         assert_eq!(dead.history.len(), 3);
         assert!(dead.history.iter().all(|failed| failed.consumer.as_deref().unwrap().starts_with("worker-")));
@@ -43,7 +43,7 @@ async fn by_crashes() {
         }
         common::until("it is dead", async || rig.messages("dead").await.len() == 1).await;
         let dead = rig.messages("dead").await.pop().unwrap().dead.unwrap();
-        assert_eq!((dead.cause, dead.attempts), (Cause::Expired, 2), "{tier:?}");
+        assert_eq!((dead.cause, dead.attempts), (FailureCause::Expired, 2), "{tier:?}");
         assert_eq!(rig.messages("jobs").await, []);
     }
 }

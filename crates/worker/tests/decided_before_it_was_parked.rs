@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Rig, run_until};
 use hapax_core::{
-    Batch, Claim, ClaimEnd, ClaimRequest, Delivery, Ending, EntryId, Extend, How, Ledger, MessageId,
-    NewMessage, OnDoubt, QueueSource, Receive, Remaining, Resolution, Settle, SettleError, Settled, Source,
-    SourceDescription, StoreError, Tier,
+    Batch, Claim, ClaimEnding, ClaimRequest, Delivery, EndClaim, EntryId, Extend, Ledger, MessageId,
+    NewMessage, OnDoubt, QueueSource, Receive, RemainingLease, Resolution, Settle, SettleError, Settled,
+    Settlement, Source, SourceDescription, StoreError, Tier,
 };
 use hapax_worker::{Cx, HandlerOutcome};
 
@@ -32,17 +32,18 @@ impl Source for DecidedBefore {
         self.inner.next(receive).await
     }
 
-    async fn finish(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
-        let parks =
-            batch.iter().any(|settle| matches!(settle.how, How::Park { .. }) && settle.claim.is_none());
+    async fn settle(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+        let parks = batch
+            .iter()
+            .any(|settle| matches!(settle.settlement, Settlement::Park { .. }) && settle.claim.is_none());
         if parks && !self.decided.swap(true, Ordering::SeqCst) {
             self.ledger.resolve(&self.id, Resolution::Absent, "eva").await.unwrap();
         }
-        self.inner.finish(batch).await
+        self.inner.settle(batch).await
     }
 
-    async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
-        self.inner.keep(batch).await
+    async fn extend(&self, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
+        self.inner.extend(batch).await
     }
 
     async fn release(&self, messages: Vec<MessageId>) -> Result<(), StoreError> {
@@ -60,7 +61,7 @@ async fn runs_after_the_decision(elsewhere: bool, met: bool) {
         let request = ClaimRequest { on_doubt: OnDoubt::Park, fingerprint, ..request };
         let claim = ledger.claim(vec![request]).await.unwrap();
         let Ok(Claim::Granted(grant)) = &claim[0] else { panic!("{claim:?}") };
-        let end = ClaimEnd { id: id.clone(), token: grant.token.clone(), ending: Ending::Doubt };
+        let end = EndClaim { id: id.clone(), token: grant.token.clone(), ending: ClaimEnding::Doubt };
         ledger.end(vec![end]).await.unwrap()[0].unwrap();
     }
     let source = Arc::new(DecidedBefore {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Rig, run_until, until};
 use hapax_core::{
-    Cause, EntryId, EntryState, Json, Ledger as _, NewMessage, QueueStore as _, RecordedOutcome, Tier,
+    EntryId, EntryState, FailureCause, Json, Ledger as _, NewMessage, QueueStore as _, RecordedOutcome, Tier,
 };
 use hapax_worker::{Cx, Worker};
 use tokio::sync::Notify;
@@ -89,7 +89,7 @@ async fn one_refusal_and_fifty_equal_reasons() {
     for message in parked {
         let (cause, reason) =
             message.parked.expect("without a dead-letter queue a rejected message is parked");
-        assert_eq!((cause, reason.as_deref()), (Cause::Rejected, Some("the account is closed")));
+        assert_eq!((cause, reason.as_deref()), (FailureCause::Rejected, Some("the account is closed")));
     }
     assert_eq!(rig.stats().await.parked, COPIES);
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Rig, TestSource, until, wait_for};
 use hapax_core::{
-    Claim, ClaimEnd, ClaimRequest, Ending, EntryId, EntryState, Json, Ledger as _, NewMessage,
+    Claim, ClaimEnding, ClaimRequest, EndClaim, EntryId, EntryState, Json, Ledger as _, NewMessage,
     QueueStore as _, Receive, RecordedOutcome, Settle, Settled, Tier,
 };
 use hapax_worker::Cx;
@@ -112,8 +112,8 @@ async fn a_zombies_outcome_is_refused_and_its_message_replays_the_successors() {
         wait_for(&watch, |counts| counts.stale_settles == 1).await;
         assert_eq!(rig.stats().await.totals.acked, 0, "a stale token blocks the ack");
         let outcome = RecordedOutcome::done(Json::of("the successor's").unwrap());
-        let ending = Ending::Complete { outcome, ttl_ms: 60_000 };
-        let end = ClaimEnd { id: id.clone(), token: grant.token, ending };
+        let ending = ClaimEnding::Complete { outcome, ttl_ms: 60_000 };
+        let end = EndClaim { id: id.clone(), token: grant.token, ending };
         assert_eq!(ledger.end(vec![end]).await.unwrap(), [Ok(())]);
         wait_for(&watch, |counts| counts.replayed == 1).await;
     };

@@ -182,18 +182,18 @@ async fn a_heartbeat_that_panics_is_followed_by_others() {
         ) -> Result<Vec<hapax_core::Delivery>, hapax_core::StoreError> {
             self.0.next(receive).await
         }
-        async fn finish(
+        async fn settle(
             &self,
             batch: Vec<hapax_core::Settle>,
         ) -> hapax_core::Batch<hapax_core::Settled, hapax_core::SettleError> {
-            self.0.finish(batch).await
+            self.0.settle(batch).await
         }
-        async fn keep(
+        async fn extend(
             &self,
             batch: Vec<hapax_core::Extend>,
-        ) -> hapax_core::Batch<hapax_core::Remaining, hapax_core::SettleError> {
+        ) -> hapax_core::Batch<hapax_core::RemainingLease, hapax_core::SettleError> {
             assert!(self.1.fetch_add(1, Ordering::SeqCst) > 0, "the first heartbeat panics");
-            self.0.keep(batch).await
+            self.0.extend(batch).await
         }
     }
 

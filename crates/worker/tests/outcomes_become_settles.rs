@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{Rig, dies_after, run_until};
 use hapax_core::{
-    Cause, EntryId, EntryState, IdempotencyKey, KeySource, Ledger, NewMessage, OnDoubt, QueueConfig, Tier,
+    EntryId, EntryState, FailureCause, IdempotencyKey, KeySource, Ledger, NewMessage, OnDoubt, QueueConfig,
+    Tier,
 };
 use hapax_worker::{Cx, HandlerOutcome, OnError};
 
@@ -41,7 +42,7 @@ async fn at_least_once() {
     assert_eq!((counts.retried, counts.panics, counts.delivered, counts.in_doubt), (3, 1, 9, 0));
     let dead = rig.messages("dead").await;
     let errors: Vec<_> = dead.iter().map(|dead| dead.dead.clone().unwrap()).collect();
-    assert!(errors.iter().all(|dead| dead.cause == Cause::Rejected));
+    assert!(errors.iter().all(|dead| dead.cause == FailureCause::Rejected));
     let errors: Vec<_> = errors.into_iter().map(|dead| dead.error.unwrap()).collect();
     assert!(errors.iter().any(|error| error == "never"));
     assert!(
@@ -160,7 +161,10 @@ async fn doubt_is_parked_where_asked_for() {
         "an error that says nothing is doubt, too"
     );
     let parked = rig.messages("jobs").await;
-    assert!(parked.iter().all(|message| message.parked.as_ref().unwrap().0 == Cause::InDoubt), "{parked:?}");
+    assert!(
+        parked.iter().all(|message| message.parked.as_ref().unwrap().0 == FailureCause::InDoubt),
+        "{parked:?}"
+    );
 
     // A duplicate finds the key in doubt and is parked without a run.
     rig.send(keyed("\"panic\"", "k1")).await;

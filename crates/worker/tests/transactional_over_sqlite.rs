@@ -65,7 +65,7 @@ async fn failures_roll_back_and_duplicates_replay() {
     let other =
         trial.send_and_run(NewMessage::new("11").idempotency_key(&"10".parse().unwrap())).await.unwrap();
     assert!(
-        matches!(&other.how, hapax_core::How::Reject { reason } if reason.contains("another body")),
+        matches!(&other.settlement, hapax_core::Settlement::Reject { reason } if reason.contains("another body")),
         "{other:?}"
     );
     assert_eq!((count(rig.folder.path(), "payments"), count(rig.folder.path(), "hapax_inbox")), (3, 3));
@@ -171,7 +171,7 @@ async fn killed_at_every_point_the_effect_happens_once() {
         let builder = Worker::over(store.clone(), queue.clone()).transactional_handler(&inbox, pay);
         if point != Point::AfterSettle {
             let ran = Trial::new(builder).run().await.unwrap();
-            assert_eq!(ran.how, hapax_core::How::Ack, "{point}");
+            assert_eq!(ran.settlement, hapax_core::Settlement::Ack, "{point}");
         }
         assert_eq!(rows(), (1, 1), "{point}: once");
         let stats = store.stats(&queue).await.unwrap();

@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use hapax::core::store::SharedStore;
 use hapax::core::validate::BATCH_MAX;
-use hapax::core::{Browse, Cause, Discarded, MessageView, RedriveState, RedriveTask, StoreError};
+use hapax::core::{Browse, Discarded, FailureCause, MessageView, RedriveState, RedriveTask, StoreError};
 use hapax::{MessageId, QueueName, RedriveFilter, RedriveRequest};
 use hapax_client::wire::MessageItem;
 use serde_json::json;
@@ -103,8 +103,8 @@ struct Redrive {
     #[arg(long)]
     id: Vec<MessageId>,
     /// Only those that died of this cause: retry, expired, rejected, damaged.
-    #[arg(long, value_parser = parse_word::<Cause>)]
-    cause: Option<Cause>,
+    #[arg(long, value_parser = parse_word::<FailureCause>)]
+    cause: Option<FailureCause>,
     /// Only those that came from this queue.
     #[arg(long, value_name = "QUEUE")]
     source: Option<QueueName>,

@@ -2,9 +2,9 @@
 
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::{
-    Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryId, EntryState, EntryView, Fence, Fingerprint,
-    Grant, IdempotencyKey, Json, LedgerCapabilities, LedgerStats, OnDoubt, Owner, QueueName, Receipt,
-    RecordedOutcome, Resolution, ResolveError, Scope, Token, TokenError, validate,
+    Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryId, EntryState, EntryView, Fence,
+    Fingerprint, Grant, IdempotencyKey, Json, LedgerCapabilities, LedgerStats, OnDoubt, Owner, QueueName,
+    Receipt, RecordedOutcome, Resolution, ResolveError, Scope, Token, TokenError, validate,
 };
 use serde::{Deserialize, Serialize};
 
@@ -278,7 +278,7 @@ pub struct Completion {
 impl Completion {
     /// Converts an outcome. Of an oversize outcome, only the size is sent.
     pub fn new(outcome: RecordedOutcome, ttl_ms: u64) -> Self {
-        let outcome = outcome.kept();
+        let outcome = outcome.without_oversize_value();
         let ttl_ms = Some(ttl_ms.clamp(TTL_MS_MIN, TTL_MS_MAX));
         Self { omitted_bytes: omitted(&outcome), failed: outcome.failed, outcome: outcome.value, ttl_ms }
     }
@@ -358,12 +358,12 @@ pub struct StateAnswer {
 
 impl StateAnswer {
     /// The state after this end of a claim.
-    pub fn after(ending: &Ending) -> Self {
+    pub fn after(ending: &ClaimEnding) -> Self {
         let state = match ending {
-            Ending::Complete { outcome, .. } if outcome.failed => "failed",
-            Ending::Complete { .. } => "completed",
-            Ending::Release => "absent",
-            Ending::Doubt => "in_doubt",
+            ClaimEnding::Complete { outcome, .. } if outcome.failed => "failed",
+            ClaimEnding::Complete { .. } => "completed",
+            ClaimEnding::Release => "absent",
+            ClaimEnding::Doubt => "in_doubt",
         };
         Self { state: state.to_owned() }
     }
@@ -457,36 +457,36 @@ pub struct ClaimEndItem {
     pub in_doubt: bool,
 }
 
-impl From<ClaimEnd> for ClaimEndItem {
-    fn from(end: ClaimEnd) -> Self {
+impl From<EndClaim> for ClaimEndItem {
+    fn from(end: EndClaim) -> Self {
         let EntryId { scope, key } = end.id;
         let item =
             Self { scope, key, token: end.token.into(), complete: None, release: false, in_doubt: false };
         match end.ending {
-            Ending::Complete { outcome, ttl_ms } => {
+            ClaimEnding::Complete { outcome, ttl_ms } => {
                 Self { complete: Some(Completion::new(outcome, ttl_ms)), ..item }
             }
-            Ending::Release => Self { release: true, ..item },
-            Ending::Doubt => Self { in_doubt: true, ..item },
+            ClaimEnding::Release => Self { release: true, ..item },
+            ClaimEnding::Doubt => Self { in_doubt: true, ..item },
         }
     }
 }
 
 impl ClaimEndItem {
     /// The end of the claim; the inner error is about the token, the outer one about the request.
-    pub fn into_end(self) -> Result<Result<ClaimEnd, TokenError>, String> {
+    pub fn into_end(self) -> Result<Result<EndClaim, TokenError>, String> {
         let ending = match (self.complete, self.release, self.in_doubt) {
             (Some(completion), false, false) => {
                 let (outcome, ttl_ms) = completion.into_outcome()?;
-                Ending::Complete { outcome, ttl_ms }
+                ClaimEnding::Complete { outcome, ttl_ms }
             }
-            (None, true, false) => Ending::Release,
-            (None, false, true) => Ending::Doubt,
+            (None, true, false) => ClaimEnding::Release,
+            (None, false, true) => ClaimEnding::Doubt,
             _ => return Err("claim: give exactly one of complete, release and in_doubt".to_owned()),
         };
         let id = EntryId::new(self.scope, self.key);
         let token = Token::new(self.token).map_err(|_| TokenError::Stale);
-        Ok(token.map(|token| ClaimEnd { id, token, ending }))
+        Ok(token.map(|token| EndClaim { id, token, ending }))
     }
 }
 
@@ -654,9 +654,9 @@ mod tests {
         request.fingerprint = Some(Fingerprint::new("f").unwrap());
         let body = over_the_wire(&ClaimBody::from(request.clone()));
         assert_eq!(body.into_request(id(), || unreachable!("it names itself")), Ok(request));
-        let endings = outcomes().map(|outcome| Ending::Complete { outcome, ttl_ms: 5_000 });
-        for ending in endings.into_iter().chain([Ending::Release, Ending::Doubt]) {
-            let end = ClaimEnd { id: id(), token: Token::new("t").unwrap(), ending };
+        let endings = outcomes().map(|outcome| ClaimEnding::Complete { outcome, ttl_ms: 5_000 });
+        for ending in endings.into_iter().chain([ClaimEnding::Release, ClaimEnding::Doubt]) {
+            let end = EndClaim { id: id(), token: Token::new("t").unwrap(), ending };
             assert_eq!(over_the_wire(&ClaimEndItem::from(end.clone())).into_end(), Ok(Ok(end)));
         }
         let resolutions = outcomes().map(|outcome| Resolution::Completed { outcome, ttl_ms: 5_000 });
@@ -689,7 +689,7 @@ mod tests {
             RecordedOutcome::done(Json::of(&"x".repeat(hapax_core::ledger::OUTCOME_BYTES_MAX)).unwrap());
         let completion = Completion::new(large.clone(), 5_000);
         assert!(serde_json::to_string(&completion).unwrap().len() < 100);
-        assert_eq!(over_the_wire(&completion).into_outcome(), Ok((large.kept(), 5_000)));
+        assert_eq!(over_the_wire(&completion).into_outcome(), Ok((large.without_oversize_value(), 5_000)));
     }
 
     #[test]

@@ -4,8 +4,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use hapax_core::{
-    Attributes, Cause, DeadLetter, DedupId, Delivery, Fence, GroupId, IdempotencyKey, KeySource, MessageId,
-    MessageState, MessageView, NewMessage, Priority, Receipt, SendError, store::FailedAttempt,
+    Attributes, DeadLetter, DedupId, Delivery, FailureCause, Fence, GroupId, IdempotencyKey, KeySource,
+    MessageId, MessageState, MessageView, NewMessage, Priority, Receipt, SendError, store::FailedAttempt,
 };
 use serde::{Deserialize, Serialize};
 
@@ -234,7 +234,7 @@ impl TryFrom<DeliveryItem> for Delivery {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ParkedItem {
     /// The cause.
-    pub cause: Cause,
+    pub cause: FailureCause,
     /// The last error or the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

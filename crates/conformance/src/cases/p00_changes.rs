@@ -87,38 +87,49 @@ fn too_soon<T: std::fmt::Debug>(answer: Result<T, AdminError>) -> u64 {
 
 pub(crate) async fn purges_keep_the_interval_that_is_asked_for(mut t: Trial) {
     let jobs = t.standard("jobs").await;
-    assert_eq!(t.store().purge_spaced(&jobs, 60_000).await, Ok(0), "the first purge waits for nothing");
+    assert_eq!(
+        t.store().purge_with_interval(&jobs, 60_000).await,
+        Ok(0),
+        "the first purge waits for nothing"
+    );
     t.send_all(&jobs, &["a"]).await;
-    assert!((1..=60_000).contains(&too_soon(t.store().purge_spaced(&jobs, 60_000).await)));
+    assert!((1..=60_000).contains(&too_soon(t.store().purge_with_interval(&jobs, 60_000).await)));
     t.restart().await;
-    assert!(too_soon(t.store().purge_spaced(&jobs, 60_000).await) > 0, "the interval survives a restart");
+    assert!(
+        too_soon(t.store().purge_with_interval(&jobs, 60_000).await) > 0,
+        "the interval survives a restart"
+    );
     assert_eq!(t.stats(&jobs).await.ready, 1, "a refused purge deletes nothing");
     t.advance(60_000).await;
-    assert_eq!(t.store().purge_spaced(&jobs, 60_000).await, Ok(1));
+    assert_eq!(t.store().purge_with_interval(&jobs, 60_000).await, Ok(1));
     assert_eq!(t.store().purge(&jobs).await, Ok(0), "a purge that asks for no interval is done");
     let other = t.standard("other").await;
-    assert_eq!(t.store().purge_spaced(&other, 60_000).await, Ok(0), "queues do not share the interval");
-    let long = t.store().purge_spaced(&jobs, INTERVAL_MS_MAX + 1).await;
+    assert_eq!(
+        t.store().purge_with_interval(&other, 60_000).await,
+        Ok(0),
+        "queues do not share the interval"
+    );
+    let long = t.store().purge_with_interval(&jobs, INTERVAL_MS_MAX + 1).await;
     assert!(matches!(long, Err(AdminError::Config { field: "interval_ms", .. })), "{long:?}");
 }
 
 pub(crate) async fn a_name_can_be_used_again_after_the_interval(mut t: Trial) {
     let jobs = t.standard("jobs").await;
-    assert_eq!(t.store().create_queue_spaced(&jobs, config(), 60_000).await, Ok(false), "it is there");
+    assert_eq!(t.store().create_queue_with_interval(&jobs, config(), 60_000).await, Ok(false), "it is there");
     t.store().delete_queue(&jobs).await.unwrap();
-    let created = t.store().create_queue_spaced(&jobs, config(), 60_000).await;
+    let created = t.store().create_queue_with_interval(&jobs, config(), 60_000).await;
     assert!((1..=60_000).contains(&too_soon(created)));
     t.crash().await;
     assert!(
-        too_soon(t.store().create_queue_spaced(&jobs, config(), 60_000).await) > 0,
+        too_soon(t.store().create_queue_with_interval(&jobs, config(), 60_000).await) > 0,
         "it survives a crash"
     );
-    assert_eq!(t.store().create_queue_spaced(&queue("other"), config(), 60_000).await, Ok(true));
+    assert_eq!(t.store().create_queue_with_interval(&queue("other"), config(), 60_000).await, Ok(true));
     t.advance(60_000).await;
-    assert_eq!(t.store().create_queue_spaced(&jobs, config(), 60_000).await, Ok(true));
+    assert_eq!(t.store().create_queue_with_interval(&jobs, config(), 60_000).await, Ok(true));
     t.store().delete_queue(&jobs).await.unwrap();
     assert_eq!(t.store().create_queue(&jobs, config()).await, Ok(true), "no interval was asked for");
-    let long = t.store().create_queue_spaced(&queue("new"), config(), INTERVAL_MS_MAX + 1).await;
+    let long = t.store().create_queue_with_interval(&queue("new"), config(), INTERVAL_MS_MAX + 1).await;
     assert!(matches!(long, Err(AdminError::Config { field: "interval_ms", .. })), "{long:?}");
 }
 

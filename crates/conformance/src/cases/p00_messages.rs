@@ -3,8 +3,8 @@
 use hapax_core::metrics::{self, Metrics as _};
 use hapax_core::store::QueueTotals;
 use hapax_core::{
-    Attribute, AttributeValue, Browse, Discarded, Extend, How, MessageId, MessageState, Priority, QueueStats,
-    Receipt, Receive, SendError, Settle, SettleError, Settled,
+    Attribute, AttributeValue, Browse, Discarded, Extend, MessageId, MessageState, Priority, QueueStats,
+    Receipt, Receive, SendError, Settle, SettleError, Settled, Settlement,
 };
 
 use crate::trial::{LEASE, Trial};
@@ -137,7 +137,7 @@ pub(crate) async fn purging_deletes_everything_that_is_there(mut t: Trial) {
     t.settle(&jobs, &parked, reject("bad")).await.unwrap();
     t.send(&jobs, text("delayed").delay_ms(1_000)).await;
     assert_eq!(t.store().purge(&jobs).await, Ok(4));
-    assert_eq!(t.settle(&jobs, &held, How::Ack).await, Err(SettleError::Gone));
+    assert_eq!(t.settle(&jobs, &held, Settlement::Ack).await, Err(SettleError::Gone));
     assert_eq!(t.extend(&jobs, &held, LEASE).await, Err(SettleError::Gone));
     t.send_all(&jobs, &["new"]).await;
 
@@ -168,7 +168,7 @@ pub(crate) async fn counters_are_exact(mut t: Trial) {
     t.ack(&jobs, &first).await;
     let got = t.receive(&jobs, 2).await;
     t.fail(&jobs, &got[0], "boom").await;
-    t.settle(&jobs, &got[1], How::Defer { after_ms: 60_000 }).await.unwrap();
+    t.settle(&jobs, &got[1], Settlement::Defer { after_ms: 60_000 }).await.unwrap();
     assert_eq!(t.receive(&jobs, 1).await.len(), 1);
 
     let stats = t.stats(&jobs).await;
@@ -274,18 +274,18 @@ pub(crate) async fn batches_answer_in_order_and_one_failure_fails_no_other(t: Tr
     }
 
     let garbage = Receipt::new("garbage").unwrap();
-    let extend = |receipt: &Receipt| Extend { receipt: receipt.clone(), lease_ms: 5_000, own: false };
+    let extend = |receipt: &Receipt| Extend { receipt: receipt.clone(), lease_ms: 5_000, own_lease: false };
     let extended = t.store().extend(&jobs, vec![extend(&garbage), extend(&got[0].receipt)]).await.unwrap();
     assert_eq!(extended[0], Err(SettleError::Malformed));
     assert!(extended[1].is_ok(), "{:?}", extended[1]);
 
-    let settle = |how, at: usize| Settle::new(got[at].receipt.clone(), how);
+    let settle = |settlement, at: usize| Settle::new(got[at].receipt.clone(), settlement);
     let batch = vec![
-        settle(How::Defer { after_ms: 0 }, 0),
+        settle(Settlement::Defer { after_ms: 0 }, 0),
         Settle::ack(garbage),
-        settle(How::Ack, 1),
+        settle(Settlement::Ack, 1),
         settle(reject("bad"), 2),
-        settle(How::Ack, 1),
+        settle(Settlement::Ack, 1),
     ];
     let settled = t.store().settle(&jobs, batch).await.unwrap();
     let expected = [

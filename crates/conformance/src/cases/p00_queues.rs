@@ -36,7 +36,7 @@ pub(crate) async fn a_missing_queue_is_named(t: Trial) {
     assert_eq!(s.receive(&gone, now(1)).await, Err(no_such.clone()));
     assert_eq!(s.settle(&gone, vec![Settle::ack(receipt.clone())]).await, Err(no_such.clone()));
     assert_eq!(
-        s.extend(&gone, vec![Extend { receipt, lease_ms: 1, own: false }]).await,
+        s.extend(&gone, vec![Extend { receipt, lease_ms: 1, own_lease: false }]).await,
         Err(no_such.clone())
     );
     assert_eq!(s.queue(&gone).await, Err(no_such.clone()));
@@ -145,7 +145,7 @@ pub(crate) async fn a_deleted_queue_is_gone_and_its_name_starts_empty(mut t: Tri
     assert!(t.browse(&jobs).await.is_empty());
     assert_eq!(t.stats(&jobs).await.bytes, 0);
     assert!(
-        t.settle(&jobs, &held, hapax_core::How::Ack).await.is_err(),
+        t.settle(&jobs, &held, hapax_core::Settlement::Ack).await.is_err(),
         "the old queue's receipt settles nothing"
     );
     assert!(!t.send(&jobs, message()).await.duplicate, "deduplication ids went with the queue");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hapax_core::{How, MessageState, QueueConfig, Receive, Settled};
+use hapax_core::{MessageState, QueueConfig, Receive, Settled, Settlement};
 
 use crate::trial::{LEASE, Trial};
 use crate::values::{config, now, reject, text};
@@ -89,8 +89,8 @@ pub(crate) async fn delays_and_backoff_survive_a_crash(mut t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["retried"]).await;
     let got = t.one(&jobs).await;
-    let how = How::Retry { after_ms: Some(LEASE), error: None };
-    assert_eq!(t.settle(&jobs, &got, how).await, Ok(Settled::Returned { after_ms: LEASE }));
+    let settlement = Settlement::Retry { after_ms: Some(LEASE), error: None };
+    assert_eq!(t.settle(&jobs, &got, settlement).await, Ok(Settled::Returned { after_ms: LEASE }));
     t.send(&jobs, text("delayed").delay_ms(LEASE)).await;
     t.crash().await;
     t.hidden_for(&jobs, LEASE).await;

@@ -1,7 +1,7 @@
 //! Point 2: a receipt settles only the delivery that it names.
 
 use hapax_core::policy::LEASE_MS_MAX;
-use hapax_core::{Cause, How, QueueConfig, Receipt, Settle, SettleError, Settled};
+use hapax_core::{FailureCause, QueueConfig, Receipt, Settle, SettleError, Settled, Settlement};
 
 use crate::trial::{LEASE, Trial};
 use crate::values::{bodies, config, exactly, reject, retry, seen};
@@ -24,9 +24,13 @@ pub(crate) async fn a_stale_receipt_settles_nothing(t: Trial) {
     let old = t.one(&jobs).await;
     t.pass(LEASE).await;
     let new = t.one(&jobs).await;
-    let hows = [How::Ack, retry("boom"), How::Defer { after_ms: 0 }, reject("bad")];
-    for how in hows {
-        assert_eq!(t.settle(&jobs, &old, how.clone()).await, Err(SettleError::Stale), "{how:?}");
+    let hows = [Settlement::Ack, retry("boom"), Settlement::Defer { after_ms: 0 }, reject("bad")];
+    for settlement in hows {
+        assert_eq!(
+            t.settle(&jobs, &old, settlement.clone()).await,
+            Err(SettleError::Stale),
+            "{settlement:?}"
+        );
     }
     assert_eq!(t.extend(&jobs, &old, 0).await, Err(SettleError::Stale));
     t.none(&jobs).await;
@@ -41,7 +45,7 @@ pub(crate) async fn a_stale_fifo_receipt_settles_nothing(t: Trial) {
     let old = t.one(&jobs).await;
     t.pass(LEASE).await;
     let new = t.one(&jobs).await;
-    assert_eq!(t.settle(&jobs, &old, How::Ack).await, Err(SettleError::Stale));
+    assert_eq!(t.settle(&jobs, &old, Settlement::Ack).await, Err(SettleError::Stale));
     assert_eq!(t.extend(&jobs, &old, 0).await, Err(SettleError::Stale));
     t.none(&jobs).await;
     t.ack(&jobs, &new).await;
@@ -53,7 +57,7 @@ pub(crate) async fn a_receipt_is_stale_after_a_retry_was_redelivered(t: Trial) {
     let old = t.one(&jobs).await;
     t.fail(&jobs, &old, "boom").await;
     let new = t.one(&jobs).await;
-    assert_eq!(t.settle(&jobs, &old, How::Ack).await, Err(SettleError::Stale));
+    assert_eq!(t.settle(&jobs, &old, Settlement::Ack).await, Err(SettleError::Stale));
     t.ack(&jobs, &new).await;
 }
 
@@ -72,7 +76,7 @@ pub(crate) async fn a_late_ack_is_expired_on_a_fifo_queue(t: Trial) {
     t.send_group(&jobs, "g", &["a"]).await;
     let got = t.one(&jobs).await;
     t.pass(LEASE).await;
-    assert_eq!(t.settle(&jobs, &got, How::Ack).await, Err(SettleError::Expired));
+    assert_eq!(t.settle(&jobs, &got, Settlement::Ack).await, Err(SettleError::Expired));
     assert_eq!(t.one(&jobs).await.id, got.id);
 }
 
@@ -81,10 +85,10 @@ pub(crate) async fn a_late_settle_on_a_fifo_queue_is_refused(t: Trial) {
     t.send_group(&jobs, "g", &["a"]).await;
     let got = t.one(&jobs).await;
     t.pass(LEASE).await;
-    let park = How::Park { reason: "in doubt".into() };
-    for how in [retry("boom"), How::Defer { after_ms: 0 }, reject("bad"), park] {
-        let late = t.settle(&jobs, &got, how.clone()).await;
-        assert_eq!(late, Err(SettleError::NotInFlight), "{how:?}");
+    let park = Settlement::Park { reason: "in doubt".into() };
+    for settlement in [retry("boom"), Settlement::Defer { after_ms: 0 }, reject("bad"), park] {
+        let late = t.settle(&jobs, &got, settlement.clone()).await;
+        assert_eq!(late, Err(SettleError::NotInFlight), "{settlement:?}");
     }
     assert_eq!(t.one(&jobs).await.attempt, 2);
 }
@@ -94,7 +98,7 @@ pub(crate) async fn an_acked_message_is_gone(t: Trial) {
     t.send_all(&jobs, &["a", "b"]).await;
     let got = t.receive(&jobs, 2).await;
     t.ack(&jobs, &got[0]).await;
-    assert_eq!(t.settle(&jobs, &got[0], How::Ack).await, Err(SettleError::Gone));
+    assert_eq!(t.settle(&jobs, &got[0], Settlement::Ack).await, Err(SettleError::Gone));
     assert_eq!(t.extend(&jobs, &got[0], LEASE).await, Err(SettleError::Gone));
     let twice = vec![Settle::ack(got[1].receipt.clone()), Settle::ack(got[1].receipt.clone())];
     assert_eq!(t.store().settle(&jobs, twice).await.unwrap(), [Ok(Settled::Acked), Err(SettleError::Gone)]);
@@ -105,13 +109,13 @@ pub(crate) async fn a_foreign_receipt_is_malformed(t: Trial) {
     t.send_all(&jobs, &["a"]).await;
     t.send_all(&other, &["b"]).await;
     let got = t.one(&jobs).await;
-    assert_eq!(t.settle(&other, &got, How::Ack).await, Err(SettleError::Malformed));
+    assert_eq!(t.settle(&other, &got, Settlement::Ack).await, Err(SettleError::Malformed));
     assert_eq!(t.extend(&other, &got, LEASE).await, Err(SettleError::Malformed));
     for garbage in ["garbage", "AAAA", "\u{1f980}", "-", &"x".repeat(1024)] {
         let receipt = Receipt::new(garbage).unwrap();
         let settled = t.store().settle(&jobs, vec![Settle::ack(receipt.clone())]).await.unwrap();
         assert_eq!(settled, [Err(SettleError::Malformed)], "{garbage}");
-        let extend = hapax_core::Extend { receipt, lease_ms: 1, own: false };
+        let extend = hapax_core::Extend { receipt, lease_ms: 1, own_lease: false };
         assert_eq!(
             t.store().extend(&jobs, vec![extend]).await.unwrap(),
             [Err(SettleError::Malformed)],
@@ -196,11 +200,11 @@ pub(crate) async fn a_delivery_that_was_given_back_cannot_be_extended(t: Trial) 
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["deferred"]).await;
     let got = t.one(&jobs).await;
-    t.settle(&jobs, &got, How::Defer { after_ms: 0 }).await.unwrap();
+    t.settle(&jobs, &got, Settlement::Defer { after_ms: 0 }).await.unwrap();
     assert_eq!(t.extend(&jobs, &got, LEASE).await, Err(SettleError::NotInFlight), "it did not count");
     let got = t.one(&jobs).await;
     assert_eq!(got.attempt, 1);
-    t.settle(&jobs, &got, How::Park { reason: "unknown".into() }).await.unwrap();
+    t.settle(&jobs, &got, Settlement::Park { reason: "unknown".into() }).await.unwrap();
     let parked = t.extend(&jobs, &got, LEASE).await;
     assert!(parked.is_err(), "{parked:?}");
     t.store().release(&jobs, vec![got.id]).await.unwrap();
@@ -244,7 +248,7 @@ pub(crate) async fn a_refused_late_extension_keeps_the_failure(t: Trial) {
     let long = t.extend(&jobs, &got, LEASE_MS_MAX).await;
     assert!(matches!(long, Err(SettleError::LeaseTooLong { .. })), "{long:?}");
     let view = t.browse(&jobs).await.remove(0);
-    assert_eq!(view.history.iter().map(|failed| failed.cause).collect::<Vec<_>>(), [Cause::Expired]);
+    assert_eq!(view.history.iter().map(|failed| failed.cause).collect::<Vec<_>>(), [FailureCause::Expired]);
     assert_eq!(t.one(&jobs).await.attempt, 2, "it stays visible");
 }
 
@@ -257,7 +261,7 @@ pub(crate) async fn an_extension_to_zero_gives_the_message_back_at_once(t: Trial
     let again = t.one(&jobs).await;
     assert_eq!((again.id, again.attempt), (got.id, 2));
     assert!(again.fence > got.fence);
-    assert_eq!(t.settle(&jobs, &got, How::Ack).await, Err(SettleError::Stale));
+    assert_eq!(t.settle(&jobs, &got, Settlement::Ack).await, Err(SettleError::Stale));
 }
 
 pub(crate) async fn a_receipt_survives_a_crash(mut t: Trial) {
@@ -269,7 +273,7 @@ pub(crate) async fn a_receipt_survives_a_crash(mut t: Trial) {
     t.restart().await;
     assert!(t.extend(&jobs, &got[1], 60_000).await.is_ok());
     t.ack(&jobs, &got[1]).await;
-    assert_eq!(t.settle(&jobs, &got[0], How::Ack).await, Err(SettleError::Gone));
+    assert_eq!(t.settle(&jobs, &got[0], Settlement::Ack).await, Err(SettleError::Gone));
 }
 
 pub(crate) async fn a_stale_receipt_stays_stale_after_a_crash(mut t: Trial) {
@@ -279,7 +283,7 @@ pub(crate) async fn a_stale_receipt_stays_stale_after_a_crash(mut t: Trial) {
     t.extend(&jobs, &old, 0).await.unwrap();
     let new = t.one(&jobs).await;
     t.crash().await;
-    assert_eq!(t.settle(&jobs, &old, How::Ack).await, Err(SettleError::Stale));
+    assert_eq!(t.settle(&jobs, &old, Settlement::Ack).await, Err(SettleError::Stale));
     t.none(&jobs).await;
     t.ack(&jobs, &new).await;
 }
@@ -289,7 +293,7 @@ pub(crate) async fn a_delivery_that_was_nacked_cannot_be_extended(mut t: Trial) 
     for after_ms in [Some(0), Some(60_000), None] {
         t.send_all(&jobs, &["a"]).await;
         let got = t.one(&jobs).await;
-        t.settle(&jobs, &got, How::Retry { after_ms, error: None }).await.unwrap();
+        t.settle(&jobs, &got, Settlement::Retry { after_ms, error: None }).await.unwrap();
         for crash in [false, true] {
             if crash {
                 t.crash().await;
@@ -334,5 +338,5 @@ pub(crate) async fn late_extends_leave_one_failure_of_their_delivery(mut t: Tria
     t.quiet().await;
     let history = t.browse(&jobs).await.remove(0).history;
     let causes: Vec<_> = history.iter().map(|failed| (failed.deliveries, failed.cause)).collect();
-    assert_eq!(causes, [(1, Cause::Retry), (2, Cause::Expired)]);
+    assert_eq!(causes, [(1, FailureCause::Retry), (2, FailureCause::Expired)]);
 }

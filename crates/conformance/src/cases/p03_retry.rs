@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use hapax_core::policy::RetryPolicy;
 use hapax_core::{
-    Cause, How, MessageState, NewMessage, Priority, QueueConfig, Receive, SettleError, Settled,
+    FailureCause, MessageState, NewMessage, Priority, QueueConfig, Receive, SettleError, Settled, Settlement,
 };
 
 use crate::trial::{LEASE, Trial};
@@ -58,7 +58,7 @@ pub(crate) async fn a_lease_that_runs_out_backs_off_by_policy(t: Trial) {
     let view = t.browse(&jobs).await.remove(0);
     assert_eq!(
         view.history.iter().map(|failed| (failed.attempt, failed.cause)).collect::<Vec<_>>(),
-        [(1, Cause::Expired)]
+        [(1, FailureCause::Expired)]
     );
 }
 
@@ -66,12 +66,12 @@ pub(crate) async fn a_delay_that_was_asked_for_is_literal(t: Trial) {
     let jobs = t.create("jobs", QueueConfig { retry: exactly(600_000, 0), ..config() }).await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    let how = How::Retry { after_ms: Some(700), error: None };
-    assert_eq!(t.settle(&jobs, &got, how).await, Ok(Settled::Returned { after_ms: 700 }));
+    let settlement = Settlement::Retry { after_ms: Some(700), error: None };
+    assert_eq!(t.settle(&jobs, &got, settlement).await, Ok(Settled::Returned { after_ms: 700 }));
     t.hidden_for(&jobs, 700).await;
     let got = t.one(&jobs).await;
-    let how = How::Retry { after_ms: Some(0), error: None };
-    assert_eq!(t.settle(&jobs, &got, how).await, Ok(Settled::Returned { after_ms: 0 }));
+    let settlement = Settlement::Retry { after_ms: Some(0), error: None };
+    assert_eq!(t.settle(&jobs, &got, settlement).await, Ok(Settled::Returned { after_ms: 0 }));
     assert_eq!(t.one(&jobs).await.attempt, 3);
 }
 
@@ -80,7 +80,7 @@ pub(crate) async fn a_deferred_delivery_counts_no_attempt(t: Trial) {
     t.send_all(&jobs, &["a"]).await;
     let mut last = t.one(&jobs).await;
     for _ in 0..3 {
-        let settled = t.settle(&jobs, &last, How::Defer { after_ms: 700 }).await;
+        let settled = t.settle(&jobs, &last, Settlement::Defer { after_ms: 700 }).await;
         assert_eq!(settled, Ok(Settled::Returned { after_ms: 700 }));
         t.hidden_for(&jobs, 700).await;
         let next = t.one(&jobs).await;
@@ -99,7 +99,7 @@ pub(crate) async fn a_deferred_message_never_dies_of_it(t: Trial) {
     t.send_all(&jobs, &["a"]).await;
     for _ in 0..3 {
         let got = t.one(&jobs).await;
-        t.settle(&jobs, &got, How::Defer { after_ms: 0 }).await.unwrap();
+        t.settle(&jobs, &got, Settlement::Defer { after_ms: 0 }).await.unwrap();
     }
     assert!(t.browse(&dead).await.is_empty());
     assert_eq!(t.one(&jobs).await.attempt, 1);
@@ -115,7 +115,7 @@ pub(crate) async fn a_rejected_message_is_parked_where_there_is_no_dead_letter_q
     t.none(&jobs).await;
     let view = t.browse(&jobs).await.remove(0);
     assert_eq!(view.state, MessageState::Parked);
-    assert_eq!(view.parked, Some((Cause::Rejected, Some("malformed order".to_owned()))));
+    assert_eq!(view.parked, Some((FailureCause::Rejected, Some("malformed order".to_owned()))));
     assert_eq!(t.stats(&jobs).await.parked, 1);
 }
 
@@ -126,7 +126,7 @@ pub(crate) async fn a_delivery_in_doubt_is_parked_and_counts_no_attempt(mut t: T
     t.fail(&jobs, &got, "boom").await;
     let got = t.one(&jobs).await;
     assert_eq!(got.attempt, 2, "its last one");
-    let park = How::Park { reason: "the bank did not answer".to_owned() };
+    let park = Settlement::Park { reason: "the bank did not answer".to_owned() };
     assert_eq!(t.settle(&jobs, &got, park).await, Ok(Settled::Parked));
     t.pass(LEASE).await;
     t.crash().await;
@@ -135,15 +135,15 @@ pub(crate) async fn a_delivery_in_doubt_is_parked_and_counts_no_attempt(mut t: T
     let view = t.browse(&jobs).await.remove(0);
     assert_eq!((view.id, view.state), (got.id, MessageState::Parked));
     assert_eq!(view.attempts, 1, "the attempt is not counted");
-    assert_eq!(view.parked, Some((Cause::InDoubt, Some("the bank did not answer".to_owned()))));
+    assert_eq!(view.parked, Some((FailureCause::InDoubt, Some("the bank did not answer".to_owned()))));
     assert_eq!(t.stats(&jobs).await.parked, 1);
-    assert!(t.settle(&jobs, &got, How::Ack).await.is_err(), "the delivery has ended");
+    assert!(t.settle(&jobs, &got, Settlement::Ack).await.is_err(), "the delivery has ended");
 
     assert_eq!(t.store().release(&jobs, vec![got.id]).await, Ok(1));
     let again = t.one(&jobs).await;
     assert_eq!((again.id, again.body.clone(), again.attempt), (got.id, got.body.clone(), 1));
     assert!(again.fence > got.fence);
-    assert_eq!(t.settle(&jobs, &got, How::Ack).await, Err(SettleError::Stale));
+    assert_eq!(t.settle(&jobs, &got, Settlement::Ack).await, Err(SettleError::Stale));
     t.ack(&jobs, &again).await;
 }
 
@@ -156,7 +156,7 @@ pub(crate) async fn a_parked_message_outlives_its_retention_and_its_release(mut 
             let jobs = t.create(&name, QueueConfig { retention_ms: 60_000, ..own }).await;
             let sent = t.send(&jobs, if fifo { in_group("g", "a") } else { NewMessage::new("a") }).await;
             let got = t.one(&jobs).await;
-            let park = How::Park { reason: "in doubt".to_owned() };
+            let park = Settlement::Park { reason: "in doubt".to_owned() };
             assert_eq!(t.settle(&jobs, &got, park).await, Ok(Settled::Parked));
             t.advance(200_000).await;
             if restart {
@@ -209,7 +209,8 @@ pub(crate) async fn failed_attempts_are_remembered_with_who_and_why(t: Trial) {
         .iter()
         .map(|f| (f.attempt, f.cause, f.error.as_deref(), f.consumer.as_deref()))
         .collect();
-    let expected = [(1, Cause::Retry, Some("boom"), Some("ann")), (2, Cause::Expired, None, Some("bob"))];
+    let expected =
+        [(1, FailureCause::Retry, Some("boom"), Some("ann")), (2, FailureCause::Expired, None, Some("bob"))];
     assert_eq!(told, expected);
     assert!(view.history[0].at_ms >= view.sent_ms && view.history[1].at_ms >= view.history[0].at_ms);
 }

@@ -2,7 +2,7 @@
 //! history.
 
 use hapax_core::policy::{ERROR_BYTES_MAX, HISTORY_MAX};
-use hapax_core::{Cause, DedupId, How, Priority, QueueConfig, Receive, SettleError, Settled};
+use hapax_core::{DedupId, FailureCause, Priority, QueueConfig, Receive, SettleError, Settled, Settlement};
 
 use crate::trial::{LEASE, Trial};
 use crate::values::{attribute, bodies, config, dying, fifo_config, group, now, reject, seen, text};
@@ -20,7 +20,7 @@ pub(crate) async fn the_last_failure_moves_a_message_to_the_dead_letters(t: Tria
     let view = t.browse(&dead).await.remove(0);
     assert_eq!((view.id, view.body.as_deref()), (sent.id, Some(b"a".as_slice())));
     let story = view.dead.expect("a dead letter has a story");
-    assert_eq!((story.source, story.cause, story.attempts), (jobs.clone(), Cause::Retry, 2));
+    assert_eq!((story.source, story.cause, story.attempts), (jobs.clone(), FailureCause::Retry, 2));
     assert_eq!(story.error.as_deref(), Some("second"));
     assert_eq!(story.first_received_ms, first.first_received_ms);
     assert!(story.died_ms >= first.first_received_ms);
@@ -28,10 +28,10 @@ pub(crate) async fn the_last_failure_moves_a_message_to_the_dead_letters(t: Tria
         assert_eq!(story.died_ms, first.first_received_ms + 500);
     }
     let told: Vec<_> = view.history.iter().map(|f| (f.attempt, f.cause, f.error.as_deref())).collect();
-    assert_eq!(told, [(1, Cause::Retry, Some("first")), (2, Cause::Retry, Some("second"))]);
+    assert_eq!(told, [(1, FailureCause::Retry, Some("first")), (2, FailureCause::Retry, Some("second"))]);
     assert_eq!(t.stats(&jobs).await.totals.dead, 1);
     assert_eq!(t.stats(&dead).await.ready, 1);
-    assert_eq!(t.settle(&jobs, &second, How::Ack).await, Err(SettleError::Dead));
+    assert_eq!(t.settle(&jobs, &second, Settlement::Ack).await, Err(SettleError::Dead));
 }
 
 pub(crate) async fn the_last_lease_that_runs_out_moves_a_message_to_the_dead_letters(t: Trial) {
@@ -44,7 +44,7 @@ pub(crate) async fn the_last_lease_that_runs_out_moves_a_message_to_the_dead_let
     // It moves by itself: no receive is needed.
     let view = t.holds(&dead, 1).await.remove(0);
     let story = view.dead.expect("a dead letter has a story");
-    assert_eq!((story.cause, story.attempts), (Cause::Expired, 2));
+    assert_eq!((story.cause, story.attempts), (FailureCause::Expired, 2));
     t.none(&jobs).await;
     assert!(t.browse(&jobs).await.is_empty());
     assert_eq!(t.stats(&jobs).await.totals.expired, 2);
@@ -65,18 +65,18 @@ pub(crate) async fn a_rejected_message_goes_to_the_dead_letters_at_once(t: Trial
     let got = t.one(&jobs).await;
     assert_eq!(t.settle(&jobs, &got, reject("no such customer")).await, Ok(Settled::Dead));
     let story = t.browse(&dead).await.remove(0).dead.expect("a dead letter has a story");
-    assert_eq!((story.cause, story.error.as_deref()), (Cause::Rejected, Some("no such customer")));
+    assert_eq!((story.cause, story.error.as_deref()), (FailureCause::Rejected, Some("no such customer")));
     assert_eq!(story.attempts, 1);
     t.none(&jobs).await;
-    assert_eq!(t.settle(&jobs, &got, How::Ack).await, Err(SettleError::Dead));
+    assert_eq!(t.settle(&jobs, &got, Settlement::Ack).await, Err(SettleError::Dead));
 }
 
 pub(crate) async fn a_delay_that_was_asked_for_does_not_save_the_last_attempt(t: Trial) {
     let (jobs, dead) = t.with_dead(1, config()).await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    let how = How::Retry { after_ms: Some(60_000), error: None };
-    assert_eq!(t.settle(&jobs, &got, how).await, Ok(Settled::Dead));
+    let settlement = Settlement::Retry { after_ms: Some(60_000), error: None };
+    assert_eq!(t.settle(&jobs, &got, settlement).await, Ok(Settled::Dead));
     assert_eq!(t.browse(&dead).await.len(), 1);
 }
 
@@ -200,7 +200,7 @@ pub(crate) async fn a_message_is_dropped_when_its_retention_ends(t: Trial) {
     assert_eq!(seen(&kept), ["held", "young"], "what is in flight stays");
     assert_eq!(t.stats(&jobs).await.totals.retention_dropped, 1);
     t.ack(&jobs, &got[1]).await;
-    assert_eq!(t.settle(&jobs, &got[0], How::Ack).await, Err(SettleError::Gone));
+    assert_eq!(t.settle(&jobs, &got[0], Settlement::Ack).await, Err(SettleError::Gone));
     t.advance(60_000).await;
     t.holds(&jobs, 0).await;
     let stats = t.stats(&jobs).await;
@@ -253,11 +253,13 @@ pub(crate) async fn a_settle_that_comes_after_the_death_is_told_so(mut t: Trial)
             t.pass(LEASE).await;
             t.none(&jobs).await;
             t.crash().await;
-            for how in [How::Ack, How::Retry { after_ms: None, error: None }, reject("no")] {
+            for settlement in
+                [Settlement::Ack, Settlement::Retry { after_ms: None, error: None }, reject("no")]
+            {
                 assert_eq!(
-                    t.settle(&jobs, &got, how.clone()).await,
+                    t.settle(&jobs, &got, settlement.clone()).await,
                     Err(SettleError::Dead),
-                    "{name}, {how:?}"
+                    "{name}, {settlement:?}"
                 );
             }
             assert_eq!(t.extend(&jobs, &got, 1_000).await, Err(SettleError::Dead), "{name}");
@@ -273,10 +275,10 @@ pub(crate) async fn deliveries_grow_where_attempts_do_not(mut t: Trial) {
     let numbers = |d: &hapax_core::Delivery| (d.attempt, d.deliveries);
     let got = t.one(&jobs).await;
     assert_eq!(numbers(&got), (1, 1));
-    t.settle(&jobs, &got, How::Defer { after_ms: 0 }).await.unwrap();
+    t.settle(&jobs, &got, Settlement::Defer { after_ms: 0 }).await.unwrap();
     let got = t.one(&jobs).await;
     assert_eq!(numbers(&got), (1, 2), "a deferred delivery is no attempt");
-    t.settle(&jobs, &got, How::Park { reason: "in doubt".into() }).await.unwrap();
+    t.settle(&jobs, &got, Settlement::Park { reason: "in doubt".into() }).await.unwrap();
     t.restart().await;
     let view = t.browse(&jobs).await.remove(0);
     assert_eq!((view.attempts, view.deliveries), (0, 2));
@@ -310,6 +312,6 @@ pub(crate) async fn out_of_attempts_without_a_dead_letter_queue_is_parked(mut t:
     t.none(&jobs).await;
     t.restart().await;
     let view = t.holds(&jobs, 1).await.remove(0);
-    assert_eq!(view.parked, Some((Cause::Retry, Some("boom".to_owned()))));
+    assert_eq!(view.parked, Some((FailureCause::Retry, Some("boom".to_owned()))));
     assert_eq!(t.stats(&jobs).await.parked, 1);
 }

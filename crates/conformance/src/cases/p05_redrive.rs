@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use hapax_core::{
-    AdminError, Cause, IdempotencyKey, KeySource, MessageId, QueueName, RedriveFilter, RedriveRequest,
+    AdminError, FailureCause, IdempotencyKey, KeySource, MessageId, QueueName, RedriveFilter, RedriveRequest,
     RedriveState, RedriveTask,
 };
 
@@ -95,8 +95,9 @@ pub(crate) async fn a_filter_chooses_what_is_redriven(t: Trial) {
     t.settle(&jobs, &got, reject("bad")).await.unwrap();
 
     let only = |filter| RedriveRequest { filter, ..redrive_from(&dead) };
-    let task =
-        t.redrive(only(RedriveFilter { cause: Some(Cause::Rejected), ..RedriveFilter::default() })).await;
+    let task = t
+        .redrive(only(RedriveFilter { cause: Some(FailureCause::Rejected), ..RedriveFilter::default() }))
+        .await;
     assert_eq!((task.moved, task.total - task.left), (1, 1));
     assert_eq!(t.one(&jobs).await.body, "rejected");
 

@@ -89,7 +89,7 @@ pub(crate) async fn a_repeat_after_the_lease_ran_out_is_a_new_receive(mut t: Tri
         t.pass(LEASE).await;
         let new = t.receive_with(&jobs, attempt("try-1", 1)).await.remove(0);
         assert_eq!((new.body.as_ref(), new.attempt), (body.as_bytes(), 2));
-        assert_eq!(t.settle(&jobs, &old, hapax_core::How::Ack).await, Err(SettleError::Stale));
+        assert_eq!(t.settle(&jobs, &old, hapax_core::Settlement::Ack).await, Err(SettleError::Stale));
         t.ack(&jobs, &new).await;
     }
 }

@@ -3,7 +3,8 @@
 
 use hapax_core::policy::RetryPolicy;
 use hapax_core::{
-    How, OnDead, QueueConfig, QueueName, Quota, RedriveRequest, RedriveState, SendError, SettleError, Settled,
+    OnDead, QueueConfig, QueueName, Quota, RedriveRequest, RedriveState, SendError, SettleError, Settled,
+    Settlement,
 };
 
 use crate::trial::{LEASE, Trial};
@@ -248,7 +249,7 @@ pub(crate) async fn a_held_dead_letter_comes_back_to_be_kept(t: Trial) {
     t.advance(61_000).await;
     t.quiet().await;
     let letter = t.one(&dead).await;
-    t.settle(&dead, &letter, How::Defer { after_ms: 0 }).await.unwrap();
+    t.settle(&dead, &letter, Settlement::Defer { after_ms: 0 }).await.unwrap();
     t.advance(1_000).await;
     t.quiet().await;
     assert_eq!(t.holds(&dead, 1).await.len(), 1);

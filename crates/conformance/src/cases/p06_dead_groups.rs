@@ -1,6 +1,6 @@
 //! Point 6: the effect of a dead letter on its FIFO group.
 
-use hapax_core::{How, OnDead, QueueConfig, QueueName, Settled};
+use hapax_core::{OnDead, QueueConfig, QueueName, Settled, Settlement};
 
 use crate::trial::{LEASE, Trial};
 use crate::values::{bodies, dying, fifo_config, group, redrive_from, reject, seen};
@@ -72,8 +72,8 @@ pub(crate) async fn who_works_ahead_of_a_death_may_finish(t: Trial) {
     t.send_group(&jobs, "g", &["a", "b", "c"]).await;
     let got = t.receive(&jobs, 3).await;
     assert_eq!(t.settle(&jobs, &got[1], reject("bad")).await, Ok(Settled::Dead));
-    assert!(t.settle(&jobs, &got[2], How::Ack).await.is_err(), "what was behind it came back");
-    assert_eq!(t.settle(&jobs, &got[0], How::Ack).await, Ok(Settled::Acked));
+    assert!(t.settle(&jobs, &got[2], Settlement::Ack).await.is_err(), "what was behind it came back");
+    assert_eq!(t.settle(&jobs, &got[0], Settlement::Ack).await, Ok(Settled::Acked));
     assert_eq!(seen(&t.browse(&jobs).await), ["c"]);
 }
 
@@ -216,7 +216,7 @@ async fn decided(
 async fn assert_ends(t: &Trial, jobs: &QueueName, delivery: &hapax_core::Delivery, end: &str) {
     let settled = match end {
         "reject" => t.settle(jobs, delivery, reject("bad")).await.unwrap(),
-        "park" => t.settle(jobs, delivery, How::Park { reason: "in doubt".into() }).await.unwrap(),
+        "park" => t.settle(jobs, delivery, Settlement::Park { reason: "in doubt".into() }).await.unwrap(),
         _ => t.fail(jobs, delivery, "boom").await,
     };
     assert!(matches!(settled, Settled::Dead | Settled::Parked), "{settled:?}");
@@ -238,7 +238,7 @@ pub(crate) async fn what_waits_in_a_halted_group_is_not_dropped_by_age(mut t: Tr
     t.send_group(&jobs, "g", &["a", "b"]).await;
     t.send_group(&jobs, "h", &["h1"]).await;
     let got = t.receive(&jobs, 1).await.remove(0);
-    t.settle(&jobs, &got, How::Park { reason: "in doubt".into() }).await.unwrap();
+    t.settle(&jobs, &got, Settlement::Park { reason: "in doubt".into() }).await.unwrap();
     t.advance(61_000).await;
     t.none(&jobs).await;
     assert_eq!(seen(&t.browse(&jobs).await), ["a", "b"], "h1 was too old");
@@ -315,7 +315,7 @@ async fn kept_and_decided(t: &mut Trial, case: &str, letters: bool, decision: &s
 /// Receives the dead letter `a` and parks it where it is; then an operator lets it go on there.
 async fn park_and_release(t: &Trial, dead: &QueueName) {
     let letter = t.one(dead).await;
-    let parked = t.settle(dead, &letter, How::Park { reason: "in doubt".into() }).await;
+    let parked = t.settle(dead, &letter, Settlement::Park { reason: "in doubt".into() }).await;
     assert_eq!(parked, Ok(Settled::Parked));
     assert_eq!(t.store().release(dead, vec![letter.id]).await, Ok(1));
 }

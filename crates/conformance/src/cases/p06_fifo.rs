@@ -1,6 +1,6 @@
 //! Point 6: FIFO groups.
 
-use hapax_core::{How, QueueConfig, Receive, SendError, SettleError, Settled};
+use hapax_core::{QueueConfig, Receive, SendError, SettleError, Settled, Settlement};
 
 use crate::trial::{LEASE, Trial};
 use crate::values::{bodies, dedup, dying, exactly, fifo_config, group, in_group, now, seen, text};
@@ -79,7 +79,7 @@ pub(crate) async fn a_failure_inside_a_batch_returns_the_rest_uncounted(t: Trial
     let got = t.receive(&jobs, 3).await;
     t.ack(&jobs, &got[0]).await;
     assert_eq!(t.fail(&jobs, &got[1], "boom").await, Settled::Returned { after_ms: 0 });
-    let late = t.settle(&jobs, &got[2], How::Ack).await;
+    let late = t.settle(&jobs, &got[2], Settlement::Ack).await;
     assert!(
         matches!(late, Err(SettleError::Stale | SettleError::NotInFlight | SettleError::Expired)),
         "{late:?}"
@@ -87,7 +87,7 @@ pub(crate) async fn a_failure_inside_a_batch_returns_the_rest_uncounted(t: Trial
     let again = t.receive(&jobs, 10).await;
     assert_eq!(bodies(&again), ["b", "c", "d"]);
     assert_eq!(again.iter().map(|d| d.attempt).collect::<Vec<_>>(), [2, 1, 1]);
-    assert_eq!(t.settle(&jobs, &got[2], How::Ack).await, Err(SettleError::Stale));
+    assert_eq!(t.settle(&jobs, &got[2], Settlement::Ack).await, Err(SettleError::Stale));
 }
 
 pub(crate) async fn a_failure_leaves_earlier_messages_of_its_batch_in_flight(t: Trial) {
@@ -188,7 +188,7 @@ pub(crate) async fn a_deferred_head_blocks_its_group(t: Trial) {
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a", "b"]).await;
     let got = t.receive(&jobs, 1).await.remove(0);
-    t.settle(&jobs, &got, How::Defer { after_ms: 1_000 }).await.unwrap();
+    t.settle(&jobs, &got, Settlement::Defer { after_ms: 1_000 }).await.unwrap();
     t.hidden_for(&jobs, 1_000).await;
     let again = t.receive(&jobs, 10).await;
     assert_eq!(bodies(&again), ["a", "b"]);
@@ -288,9 +288,9 @@ pub(crate) async fn a_parked_message_takes_back_the_rest_of_its_batch(t: Trial) 
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a", "b", "c"]).await;
     let got = t.receive(&jobs, 3).await;
-    let park = How::Park { reason: "in doubt".into() };
+    let park = Settlement::Park { reason: "in doubt".into() };
     assert_eq!(t.settle(&jobs, &got[0], park).await, Ok(Settled::Parked));
-    assert!(t.settle(&jobs, &got[1], How::Ack).await.is_err(), "it was taken back");
+    assert!(t.settle(&jobs, &got[1], Settlement::Ack).await.is_err(), "it was taken back");
     let again = t.receive(&jobs, 10).await;
     assert_eq!(bodies(&again), ["b", "c"], "on_dead is continue");
     assert_eq!(again.iter().map(|d| (d.attempt, d.deliveries)).collect::<Vec<_>>(), [(1, 2), (1, 2)]);
@@ -310,7 +310,7 @@ pub(crate) async fn a_group_that_failed_waits_behind_the_other_groups(t: Trial) 
     assert_eq!(seen, ["g1", "h1", "i1"]);
     let got = t.receive(&jobs, 1).await.remove(0);
     assert_eq!(got.body, "g1", "and comes again after them, in its own order");
-    t.settle(&jobs, &got, How::Defer { after_ms: 0 }).await.unwrap();
+    t.settle(&jobs, &got, Settlement::Defer { after_ms: 0 }).await.unwrap();
     assert_eq!(t.receive(&jobs, 1).await[0].body, "h1", "a deferred one yields likewise");
 }
 
@@ -372,7 +372,7 @@ pub(crate) async fn a_discarded_head_frees_its_group(t: Trial) {
     let head = t.receive(&jobs, 1).await.remove(0);
     let refused = t.store().discard(&jobs, vec![sent[0].id], "suite").await.unwrap();
     assert_eq!((refused.count, refused.in_flight), (0, vec![sent[0].id]), "its consumer has it");
-    t.settle(&jobs, &head, How::Retry { after_ms: Some(600_000), error: None }).await.unwrap();
+    t.settle(&jobs, &head, Settlement::Retry { after_ms: Some(600_000), error: None }).await.unwrap();
     t.none(&jobs).await;
     let discarded = t.store().discard(&jobs, vec![sent[0].id], "suite").await.unwrap();
     assert_eq!((discarded.count, discarded.in_flight), (1, Vec::new()));

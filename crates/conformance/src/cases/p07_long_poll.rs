@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_core::{How, QueueConfig, Receive, StoreError};
+use hapax_core::{QueueConfig, Receive, Settlement, StoreError};
 
 use crate::trial::{LEASE, Trial, poll_once};
 use crate::values::{bodies, config, dying, fifo_config, now, patient, redrive_from, reject, text};
@@ -54,7 +54,7 @@ pub(crate) async fn a_waiting_receive_wakes_when_a_message_is_given_back(t: Tria
     assert_eq!(got.attempt, 3);
 
     let waiting = t.wait(&jobs, patient(1)).await;
-    t.settle(&jobs, &got, How::Defer { after_ms: 0 }).await.unwrap();
+    t.settle(&jobs, &got, Settlement::Defer { after_ms: 0 }).await.unwrap();
     assert_eq!(t.woken(waiting).await[0].attempt, 3);
 }
 
@@ -75,7 +75,7 @@ pub(crate) async fn a_waiting_receive_wakes_when_a_delay_is_over(t: Trial) {
     t.pass(1_000).await;
     let got = t.woken(waiting).await.remove(0);
     let waiting = t.wait(&jobs, patient(1)).await;
-    t.settle(&jobs, &got, How::Retry { after_ms: Some(1_000), error: None }).await.unwrap();
+    t.settle(&jobs, &got, Settlement::Retry { after_ms: Some(1_000), error: None }).await.unwrap();
     t.pass(1_000).await;
     assert_eq!(t.woken(waiting).await[0].attempt, 2);
 }

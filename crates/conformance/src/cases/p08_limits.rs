@@ -48,7 +48,7 @@ pub(crate) async fn a_batch_beyond_a_thousand_is_refused_whole(t: Trial) {
     let jobs = t.standard("jobs").await;
     let (many, s) = (BATCH_MAX + 1, t.store());
     let receipt = Receipt::new("any").unwrap();
-    let extend = Extend { receipt: receipt.clone(), lease_ms: 1, own: false };
+    let extend = Extend { receipt: receipt.clone(), lease_ms: 1, own_lease: false };
     let ids = vec![MessageId(1); many];
     let refused = |list: &str, said: Option<StoreError>| {
         let words = format!("{list}: 1001 elements are too many; use at most 1000");

@@ -1,6 +1,6 @@
 //! Point 9: a delivery is committed before it is returned.
 
-use hapax_core::{How, Receive, SettleError};
+use hapax_core::{Receive, SettleError, Settlement};
 
 use crate::trial::{LEASE, Trial};
 use crate::values::{bodies, config, now, seen};
@@ -18,7 +18,7 @@ pub(crate) async fn a_lease_survives_a_restart_and_ends_when_it_would_have(mut t
     }
     let second = t.one(&jobs).await;
     assert_eq!((second.id, second.attempt), (first.id, 2));
-    assert_eq!(t.settle(&jobs, &first, How::Ack).await, Err(SettleError::Stale));
+    assert_eq!(t.settle(&jobs, &first, Settlement::Ack).await, Err(SettleError::Stale));
 }
 
 pub(crate) async fn a_lease_survives_a_crash(mut t: Trial) {

@@ -1,6 +1,6 @@
 //! Point 10: fences only grow, and fit in 2^53.
 
-use hapax_core::{Delivery, Fence, How, QueueName};
+use hapax_core::{Delivery, Fence, QueueName, Settlement};
 
 use crate::trial::{LEASE, Trial};
 use crate::values::text;
@@ -41,7 +41,7 @@ pub(crate) async fn a_message_has_a_larger_fence_at_every_delivery(t: Trial) {
         last = got.fence;
         match round {
             0 => drop(t.fail(&jobs, &got, "boom").await),
-            1 => drop(t.settle(&jobs, &got, How::Defer { after_ms: 0 }).await.unwrap()),
+            1 => drop(t.settle(&jobs, &got, Settlement::Defer { after_ms: 0 }).await.unwrap()),
             2 => drop(t.extend(&jobs, &got, 0).await.unwrap()),
             _ => t.pass(LEASE).await,
         }

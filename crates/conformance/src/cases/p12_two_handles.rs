@@ -1,6 +1,6 @@
 //! Several processes on one store: each sees the effects of the other.
 
-use hapax_core::{How, QueueConfig, RedriveRequest, RedriveState, Settled};
+use hapax_core::{QueueConfig, RedriveRequest, RedriveState, Settled, Settlement};
 
 use crate::trial::Trial;
 use crate::values::{bodies, config, dedup, patient, redrive_from, reject, text};
@@ -28,8 +28,8 @@ pub(crate) async fn a_receipt_settles_on_the_other_handle(t: Trial) {
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
     assert!(other.extend(&jobs, &got, 60_000).await.is_ok());
-    assert_eq!(other.settle(&jobs, &got, How::Ack).await, Ok(Settled::Acked));
-    assert!(t.settle(&jobs, &got, How::Ack).await.is_err());
+    assert_eq!(other.settle(&jobs, &got, Settlement::Ack).await, Ok(Settled::Acked));
+    assert!(t.settle(&jobs, &got, Settlement::Ack).await.is_err());
     assert!(t.browse(&jobs).await.is_empty());
 }
 

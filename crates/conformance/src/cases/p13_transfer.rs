@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    Claim, ClaimEnd, ClaimRequest, Ending, EntryId, EntryState, ExportedItem, ExportedMessage, Fence, How,
+    Claim, ClaimEnding, ClaimRequest, EndClaim, EntryId, EntryState, ExportedItem, ExportedMessage, Fence,
     Imported, Json, Ledger, MessageState, OnDead, OnDoubt, Priority, QueueConfig, QueueName, RecordedOutcome,
-    Resolution, SendError, Tier, TransferScope,
+    Resolution, SendError, Settlement, Tier, TransferScope,
 };
 
 use hapax_core::store::FailedAttempt;
@@ -137,7 +137,7 @@ pub(crate) async fn a_moved_message_is_as_it_was(t: Trial) {
     let jobs = t.create("jobs", keyed).await;
     t.send(&jobs, text("tried").attribute("k", attribute("v")).dedup(dedup("d"))).await;
     let tried = t.one(&jobs).await;
-    t.settle(&jobs, &tried, How::Retry { after_ms: Some(3_600_000), error: Some("no".into()) })
+    t.settle(&jobs, &tried, Settlement::Retry { after_ms: Some(3_600_000), error: Some("no".into()) })
         .await
         .unwrap();
     t.send(&jobs, text("parked")).await;
@@ -173,7 +173,7 @@ pub(crate) async fn a_moved_message_is_as_it_was(t: Trial) {
     assert!(flown.fence > flying.fence);
     let order = got.iter().find(|d| d.priority == Priority(3)).unwrap();
     assert_eq!(order.key.as_str(), "7");
-    let foreign = t.settle(&jobs, &flying, How::Ack).await;
+    let foreign = t.settle(&jobs, &flying, Settlement::Ack).await;
     assert!(foreign.is_err(), "a receipt of the source is not valid");
     assert_eq!(t.store().release(&jobs, vec![parked.id]).await, Ok(1), "it is found by its id");
 }
@@ -333,9 +333,9 @@ async fn claim(ledger: &dyn Ledger, id: &EntryId, owner: &str) -> Claim {
     ledger.claim(vec![request]).await.unwrap().remove(0).unwrap()
 }
 
-async fn end(ledger: &dyn Ledger, id: &EntryId, claim: Claim, ending: Ending) {
+async fn end(ledger: &dyn Ledger, id: &EntryId, claim: Claim, ending: ClaimEnding) {
     let Claim::Granted(grant) = claim else { panic!("{claim:?}") };
-    ledger.end(vec![ClaimEnd { id: id.clone(), token: grant.token, ending }]).await.unwrap()[0].unwrap();
+    ledger.end(vec![EndClaim { id: id.clone(), token: grant.token, ending }]).await.unwrap()[0].unwrap();
 }
 
 pub(crate) async fn a_moved_entry_replays_and_an_open_claim_is_in_doubt(mut t: Trial) {
@@ -344,14 +344,14 @@ pub(crate) async fn a_moved_entry_replays_and_an_open_claim_is_in_doubt(mut t: T
     let (done, open) = (id("done"), id("open"));
     let outcome = RecordedOutcome::done(Json::parse(r#"{"paid":1}"#).unwrap());
     let claimed = claim(&*ledger, &done, "me").await;
-    let ending = Ending::Complete { outcome: outcome.clone(), ttl_ms: 3_600_000 };
+    let ending = ClaimEnding::Complete { outcome: outcome.clone(), ttl_ms: 3_600_000 };
     end(&*ledger, &done, claimed, ending).await;
     let held = claim(&*ledger, &open, "me").await;
 
     let items = t.export(&TransferScope::Ledger).await;
     assert_eq!(items.len(), 2);
     assert_eq!(t.import(&TransferScope::Ledger, &items).await, 0, "both are there");
-    end(&*ledger, &open, held, Ending::Release).await;
+    end(&*ledger, &open, held, ClaimEnding::Release).await;
     ledger.forget(&done, "suite").await.unwrap();
     assert_eq!(t.import(&TransferScope::Ledger, &items).await, 2);
     assert_eq!(t.import(&TransferScope::Ledger, &items).await, 0);
@@ -371,8 +371,8 @@ pub(crate) async fn a_message_that_was_parked_for_an_entry_goes_on_when_it_is_re
     let delivery = t.one(&jobs).await;
     let id = EntryId::of_queue(&jobs, delivery.key.clone());
     let claimed = claim(&*ledger, &id, "me").await;
-    end(&*ledger, &id, claimed, Ending::Doubt).await;
-    t.settle(&jobs, &delivery, How::Park { reason: "in doubt".into() }).await.unwrap();
+    end(&*ledger, &id, claimed, ClaimEnding::Doubt).await;
+    t.settle(&jobs, &delivery, Settlement::Park { reason: "in doubt".into() }).await.unwrap();
 
     t.pause(&jobs).await;
     let (entries, items) = (t.export(&TransferScope::Ledger).await, t.export(&of(&jobs)).await);
@@ -397,7 +397,7 @@ fn by_order() -> QueueConfig {
 async fn complete_for_a_minute(ledger: &dyn Ledger, id: &EntryId) {
     let claimed = claim(ledger, id, "me").await;
     let outcome = RecordedOutcome::done(Json::parse("1").unwrap());
-    end(ledger, id, claimed, Ending::Complete { outcome, ttl_ms: 60_000 }).await;
+    end(ledger, id, claimed, ClaimEnding::Complete { outcome, ttl_ms: 60_000 }).await;
 }
 
 /// Imports a ledger and a queue in either order, with time between the two.

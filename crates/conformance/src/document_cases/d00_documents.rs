@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use hapax_core::documents::BYTES_MAX;
 use hapax_core::{
-    Document, DocumentError, DocumentFilter, DocumentName, Documents, Expected, Json, Revision, StoreError,
+    Document, DocumentError, DocumentFilter, DocumentName, Documents, ExpectedRevision, Json, Revision,
+    StoreError,
 };
 
 use crate::trial::Trial;
@@ -27,7 +28,12 @@ impl Trial {
         self.harness.documents().expect("a store with documents")
     }
 
-    async fn put(&self, at: &str, value: &str, expected: Expected) -> Result<Revision, DocumentError> {
+    async fn put(
+        &self,
+        at: &str,
+        value: &str,
+        expected: ExpectedRevision,
+    ) -> Result<Revision, DocumentError> {
         let (documents, name) = (self.documents(), name(at));
         self.within("put", async move { documents.put_document(&name, json(value), expected).await }).await
     }
@@ -48,52 +54,52 @@ fn conflict(at: &str, expected: Option<Revision>, actual: Option<Revision>) -> D
 
 pub(crate) async fn a_document_is_read_as_it_was_put(t: Trial) {
     let text = r#"{ "b":1,  "a":[true,null,"\u00e4",1.50] }"#;
-    let revision = t.put("schedules/nightly", text, Expected::Any).await.unwrap();
+    let revision = t.put("schedules/nightly", text, ExpectedRevision::Any).await.unwrap();
     let document = t.get("schedules/nightly").await.expect("it was put");
     assert_eq!((document.name, document.revision), (name("schedules/nightly"), revision));
     assert_eq!(document.value.as_str(), text, "byte for byte");
     assert!(document.modified_ms > 0);
     for value in ["null", "0", "\"\"", "[]"] {
-        t.put("any", value, Expected::Any).await.unwrap();
+        t.put("any", value, ExpectedRevision::Any).await.unwrap();
         assert_eq!(t.get("any").await.unwrap().value.as_str(), value);
     }
 }
 
 pub(crate) async fn what_is_not_there_is_none(t: Trial) {
     assert_eq!(t.get("gone").await, None);
-    assert_eq!(t.documents().delete_document(&name("gone"), Expected::Any).await, Ok(false));
-    assert_eq!(t.documents().delete_document(&name("gone"), Expected::Absent).await, Ok(false));
+    assert_eq!(t.documents().delete_document(&name("gone"), ExpectedRevision::Any).await, Ok(false));
+    assert_eq!(t.documents().delete_document(&name("gone"), ExpectedRevision::Absent).await, Ok(false));
     assert!(t.listed(DocumentFilter::default()).await.is_empty());
 }
 
 pub(crate) async fn a_change_expects_what_it_read(t: Trial) {
-    let first = t.put("a", "1", Expected::Any).await.unwrap();
-    let second = t.put("a", "2", Expected::Revision(first)).await.unwrap();
+    let first = t.put("a", "1", ExpectedRevision::Any).await.unwrap();
+    let second = t.put("a", "2", ExpectedRevision::Revision(first)).await.unwrap();
     assert!(second > first);
-    let stale = t.put("a", "3", Expected::Revision(first)).await;
+    let stale = t.put("a", "3", ExpectedRevision::Revision(first)).await;
     assert_eq!(stale, Err(conflict("a", Some(first), Some(second))));
-    let missing = t.put("b", "3", Expected::Revision(first)).await;
+    let missing = t.put("b", "3", ExpectedRevision::Revision(first)).await;
     assert_eq!(missing, Err(conflict("b", Some(first), None)));
-    let stale = t.documents().delete_document(&name("a"), Expected::Revision(first)).await;
+    let stale = t.documents().delete_document(&name("a"), ExpectedRevision::Revision(first)).await;
     assert_eq!(stale, Err(conflict("a", Some(first), Some(second))));
     assert_eq!(t.get("a").await.unwrap().value, json("2"));
-    assert_eq!(t.documents().delete_document(&name("a"), Expected::Revision(second)).await, Ok(true));
+    assert_eq!(t.documents().delete_document(&name("a"), ExpectedRevision::Revision(second)).await, Ok(true));
 }
 
 pub(crate) async fn what_must_not_exist_is_created_once(t: Trial) {
-    let first = t.put("a", "1", Expected::Absent).await.unwrap();
-    assert_eq!(t.put("a", "2", Expected::Absent).await, Err(conflict("a", None, Some(first))));
+    let first = t.put("a", "1", ExpectedRevision::Absent).await.unwrap();
+    assert_eq!(t.put("a", "2", ExpectedRevision::Absent).await, Err(conflict("a", None, Some(first))));
     assert_eq!(t.get("a").await.unwrap().value, json("1"));
 }
 
 pub(crate) async fn of_many_concurrent_changes_of_one_revision_one_wins(t: Trial) {
-    let first = t.put("a", "0", Expected::Absent).await.unwrap();
+    let first = t.put("a", "0", ExpectedRevision::Absent).await.unwrap();
     let change = |n: usize| {
         let documents = t.documents();
         let value = json(&n.to_string());
-        tokio::spawn(
-            async move { documents.put_document(&name("a"), value, Expected::Revision(first)).await },
-        )
+        tokio::spawn(async move {
+            documents.put_document(&name("a"), value, ExpectedRevision::Revision(first)).await
+        })
     };
     let changes: Vec<_> = (1..=20).map(change).collect();
     let mut won = Vec::new();
@@ -112,33 +118,37 @@ pub(crate) async fn of_many_concurrent_changes_of_one_revision_one_wins(t: Trial
 pub(crate) async fn a_revision_is_never_used_twice(mut t: Trial) {
     let mut seen = Vec::new();
     for _ in 0..2 {
-        seen.push(t.put("a", "1", Expected::Absent).await.unwrap());
-        seen.push(t.put("a", "1", Expected::Any).await.unwrap());
-        assert_eq!(t.documents().delete_document(&name("a"), Expected::Any).await, Ok(true));
+        seen.push(t.put("a", "1", ExpectedRevision::Absent).await.unwrap());
+        seen.push(t.put("a", "1", ExpectedRevision::Any).await.unwrap());
+        assert_eq!(t.documents().delete_document(&name("a"), ExpectedRevision::Any).await, Ok(true));
         t.restart().await;
     }
     assert!(seen.windows(2).all(|pair| pair[0] < pair[1]), "{seen:?}");
 }
 
 pub(crate) async fn a_deleted_document_is_gone(t: Trial) {
-    t.put("a", "1", Expected::Any).await.unwrap();
-    assert_eq!(t.documents().delete_document(&name("a"), Expected::Any).await, Ok(true));
-    assert_eq!(t.documents().delete_document(&name("a"), Expected::Any).await, Ok(false));
+    t.put("a", "1", ExpectedRevision::Any).await.unwrap();
+    assert_eq!(t.documents().delete_document(&name("a"), ExpectedRevision::Any).await, Ok(true));
+    assert_eq!(t.documents().delete_document(&name("a"), ExpectedRevision::Any).await, Ok(false));
     assert_eq!(t.get("a").await, None);
     assert!(t.listed(DocumentFilter::default()).await.is_empty());
 }
 
 pub(crate) async fn a_refused_change_changes_nothing(t: Trial) {
-    t.put("a", "1", Expected::Any).await.unwrap();
+    t.put("a", "1", ExpectedRevision::Any).await.unwrap();
     let before = t.get("a").await;
-    let _ = t.put("a", "2", Expected::Absent).await.unwrap_err();
-    let _ = t.documents().put_document(&name("a"), large(BYTES_MAX + 1), Expected::Any).await.unwrap_err();
+    let _ = t.put("a", "2", ExpectedRevision::Absent).await.unwrap_err();
+    let _ = t
+        .documents()
+        .put_document(&name("a"), large(BYTES_MAX + 1), ExpectedRevision::Any)
+        .await
+        .unwrap_err();
     assert_eq!(t.get("a").await, before);
 }
 
 pub(crate) async fn documents_are_listed_in_order_of_name_by_prefix(t: Trial) {
     for at in ["b", "a/2", "a-x", "a/1", "ab", "a"] {
-        t.put(at, "1", Expected::Any).await.unwrap();
+        t.put(at, "1", ExpectedRevision::Any).await.unwrap();
     }
     let all = t.listed(DocumentFilter::default()).await;
     assert_eq!(all, ["a", "a-x", "a/1", "a/2", "ab", "b"]);
@@ -151,9 +161,9 @@ pub(crate) async fn documents_are_listed_in_order_of_name_by_prefix(t: Trial) {
 pub(crate) async fn a_listing_goes_page_by_page(t: Trial) {
     let names: Vec<_> = (0..25).map(|n| format!("p/{n:02}")).collect();
     for at in &names {
-        t.put(at, "1", Expected::Any).await.unwrap();
+        t.put(at, "1", ExpectedRevision::Any).await.unwrap();
     }
-    t.put("q", "1", Expected::Any).await.unwrap();
+    t.put("q", "1", ExpectedRevision::Any).await.unwrap();
     let (mut seen, mut after) = (Vec::new(), None);
     loop {
         let filter = DocumentFilter { prefix: "p/".into(), after, limit: 10 };
@@ -173,7 +183,7 @@ pub(crate) async fn a_listing_goes_page_by_page(t: Trial) {
 pub(crate) async fn a_page_of_large_documents_is_short(t: Trial) {
     for n in 0..20 {
         t.documents()
-            .put_document(&name(&format!("d{n:02}")), large(BYTES_MAX), Expected::Any)
+            .put_document(&name(&format!("d{n:02}")), large(BYTES_MAX), ExpectedRevision::Any)
             .await
             .unwrap();
     }
@@ -184,25 +194,27 @@ pub(crate) async fn a_page_of_large_documents_is_short(t: Trial) {
 }
 
 pub(crate) async fn a_document_has_at_most_64_kibibytes(t: Trial) {
-    t.documents().put_document(&name("a"), large(BYTES_MAX), Expected::Any).await.unwrap();
-    let refused = t.documents().put_document(&name("a"), large(BYTES_MAX + 1), Expected::Any).await;
+    t.documents().put_document(&name("a"), large(BYTES_MAX), ExpectedRevision::Any).await.unwrap();
+    let refused = t.documents().put_document(&name("a"), large(BYTES_MAX + 1), ExpectedRevision::Any).await;
     let (bytes, bytes_max) = (BYTES_MAX as u64 + 1, BYTES_MAX as u64);
     assert_eq!(refused, Err(DocumentError::TooLarge { bytes, bytes_max }));
 }
 
 pub(crate) async fn documents_survive_a_restart_and_a_crash(mut t: Trial) {
-    t.put("kept", "[1]", Expected::Any).await.unwrap();
-    t.put("dropped", "[2]", Expected::Any).await.unwrap();
-    t.documents().delete_document(&name("dropped"), Expected::Any).await.unwrap();
+    t.put("kept", "[1]", ExpectedRevision::Any).await.unwrap();
+    t.put("dropped", "[2]", ExpectedRevision::Any).await.unwrap();
+    t.documents().delete_document(&name("dropped"), ExpectedRevision::Any).await.unwrap();
     let before = t.get("kept").await;
     t.restart().await;
     assert_eq!(t.get("kept").await, before);
-    t.put("later", "[3]", Expected::Absent).await.unwrap();
+    t.put("later", "[3]", ExpectedRevision::Absent).await.unwrap();
     t.crash().await;
     assert_eq!(t.get("kept").await, before);
     assert_eq!(t.listed(DocumentFilter::default()).await, ["kept", "later"]);
     let revision = before.unwrap().revision;
-    t.put("kept", "[4]", Expected::Revision(revision)).await.expect("the revision that was read before");
+    t.put("kept", "[4]", ExpectedRevision::Revision(revision))
+        .await
+        .expect("the revision that was read before");
 }
 
 pub(crate) async fn a_listing_out_of_range_is_refused(t: Trial) {

@@ -3,8 +3,8 @@
 use hapax_core::ledger::{TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::policy::{LEASE_MS_MAX, WAIT_MS_MAX};
 use hapax_core::{
-    Claim, ClaimError, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView, IdempotencyKey,
-    LedgerStats, Resolution, Scope, StoreError,
+    Claim, ClaimEnding, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryState, EntryView,
+    IdempotencyKey, LedgerStats, Resolution, Scope, StoreError,
 };
 
 use crate::ledger_trial::{
@@ -57,7 +57,7 @@ pub(crate) async fn a_filter_chooses_by_scope_and_state(t: Trial) {
     for make in [id as fn(&str) -> EntryId, other] {
         t.grant(ask(&make("held"), "ann")).await;
         let doubted = t.grant(ask(&make("doubted"), "ann")).await;
-        t.end(&make("doubted"), &doubted.token, Ending::Doubt).await.unwrap();
+        t.end(&make("doubted"), &doubted.token, ClaimEnding::Doubt).await.unwrap();
         t.completed(&make("completed"), &done("paid")).await;
         t.completed(&make("failed"), &failed("no")).await;
     }
@@ -104,13 +104,13 @@ pub(crate) async fn counters_are_exact(t: Trial) {
     t.grant(ask(&held, "ann")).await; // granted 3
     assert!(t.grant(ask(&lapsed, "bob")).await.takeover); // granted 4, takeovers 1
     t.renew(&lapsed, &zombie.token, LONG).await.unwrap_err(); // stale 1
-    t.end(&lapsed, &zombie.token, Ending::Release).await.unwrap_err(); // stale 2
+    t.end(&lapsed, &zombie.token, ClaimEnding::Release).await.unwrap_err(); // stale 2
     let grant = t.grant(parking(&parked, "ann")).await; // granted 5
-    t.end(&parked, &grant.token, Ending::Doubt).await.unwrap();
+    t.end(&parked, &grant.token, ClaimEnding::Doubt).await.unwrap();
     t.claim(parking(&parked, "bob")).await; // in_doubt 1
     let gone = t.grant(ask(&id("gone"), "ann")).await; // granted 6
-    t.end(&id("gone"), &gone.token, Ending::Release).await.unwrap();
-    t.end(&id("gone"), &gone.token, Ending::Release).await.unwrap_err(); // gone, not stale
+    t.end(&id("gone"), &gone.token, ClaimEnding::Release).await.unwrap();
+    t.end(&id("gone"), &gone.token, ClaimEnding::Release).await.unwrap_err(); // gone, not stale
     t.completed(&id("failed"), &failed("no")).await; // granted 7, completed 2
     let expected = LedgerStats {
         entries: 5,
@@ -166,7 +166,7 @@ pub(crate) async fn entries_are_counted_after_a_crash(mut t: Trial) {
     t.completed(&id("paid"), &done("paid")).await;
     t.grant(ask(&id("held"), "ann")).await;
     let grant = t.grant(ask(&id("gone"), "ann")).await;
-    t.end(&id("gone"), &grant.token, Ending::Release).await.unwrap();
+    t.end(&id("gone"), &grant.token, ClaimEnding::Release).await.unwrap();
     t.crash().await;
     let expected = LedgerStats { entries: 2, open: 1, ..LedgerStats::default() };
     assert_eq!(t.ledger_stats().await, expected, "counters start anew, entries do not");
@@ -219,7 +219,7 @@ pub(crate) async fn a_ttl_out_of_range_is_brought_into_range(t: Trial) {
     ] {
         let order = id(key);
         let grant = t.grant(ask(&order, "ann")).await;
-        t.end(&order, &grant.token, Ending::Complete { outcome: done("paid"), ttl_ms }).await.unwrap();
+        t.end(&order, &grant.token, ClaimEnding::Complete { outcome: done("paid"), ttl_ms }).await.unwrap();
         let view = t.entry(&order).await.expect("an entry");
         let ended_ms = view.ended_ms.expect("it has ended");
         assert_eq!(view.prune_ms, Some(ended_ms + kept_ms), "{key}");

@@ -1,7 +1,7 @@
 //! Point 1: the effect of each operation in each state; a refused operation changes nothing.
 
 use hapax_core::{
-    Claim, ClaimRequest, Ending, EntryId, EntryState, Fence, OnDoubt, RecordedOutcome, Resolution,
+    Claim, ClaimEnding, ClaimRequest, EntryId, EntryState, Fence, OnDoubt, RecordedOutcome, Resolution,
     ResolveError, Token, TokenError,
 };
 
@@ -76,8 +76,8 @@ async fn each(t: &Trial, on_doubt: OnDoubt) -> Vec<Subject> {
     for Subject { is, id, token, .. } in &all {
         let ending = match is {
             Held | Lapsed => continue,
-            Released => Ending::Release,
-            Doubted | Forgotten => Ending::Doubt,
+            Released => ClaimEnding::Release,
+            Doubted | Forgotten => ClaimEnding::Doubt,
             Completed | Failed => complete(&is.outcome()),
             TakenOver => {
                 assert!(t.grant(ask(id, "second")).await.takeover, "told so");
@@ -234,7 +234,7 @@ pub(crate) async fn a_completion_meets_every_state(t: Trial) {
 pub(crate) async fn a_release_meets_every_state(t: Trial) {
     for Subject { is, id, token, .. } in each(&t, OnDoubt::Retry).await {
         let before = at_rest(t.entry(&id).await);
-        let ended = t.end(&id, &token, Ending::Release).await;
+        let ended = t.end(&id, &token, ClaimEnding::Release).await;
         // A holder that reported a doubt cannot report that nothing happened.
         let refused = if is == Doubted { Some(TokenError::Stale) } else { refusal(is) };
         assert_eq!(ended.err(), refused, "{is:?}");
@@ -246,7 +246,7 @@ pub(crate) async fn a_release_meets_every_state(t: Trial) {
 pub(crate) async fn a_doubt_meets_every_state(t: Trial) {
     for Subject { is, id, token, fence } in each(&t, OnDoubt::Park).await {
         let before = at_rest(t.entry(&id).await);
-        let ended = t.end(&id, &token, Ending::Doubt).await;
+        let ended = t.end(&id, &token, ClaimEnding::Doubt).await;
         assert_eq!(ended.err(), refusal(is), "{is:?}");
         let view = t.entry(&id).await;
         if refusal(is).is_some() || is == Doubted {
@@ -306,7 +306,7 @@ pub(crate) async fn a_resolution_meets_every_state(t: Trial) {
 async fn clear(t: &Trial, id: &EntryId) {
     for by in ["first", "second"] {
         if let Claim::Granted(grant) = t.claim(brief(id, by)).await {
-            t.end(id, &grant.token, Ending::Doubt).await.expect("its own claim");
+            t.end(id, &grant.token, ClaimEnding::Doubt).await.expect("its own claim");
             break;
         }
     }

@@ -1,6 +1,6 @@
 //! Point 2: a claim is one atomic step; duplicates wait and get the outcome, or are told that the key is in progress.
 
-use hapax_core::{Claim, ClaimRequest, Ending, EntryState};
+use hapax_core::{Claim, ClaimEnding, ClaimRequest, EntryState};
 use tokio::task::JoinSet;
 
 use crate::ledger_trial::{LONG, ask, brief, complete, done, failed, id, parking, replayed, waiting};
@@ -54,7 +54,7 @@ pub(crate) async fn when_the_holder_gives_up_one_of_the_waiting_goes_on(t: Trial
         tokio::task::yield_now().await;
     }
     t.quiet().await;
-    t.end(&order, &holder.token, Ending::Release).await.unwrap();
+    t.end(&order, &holder.token, ClaimEnding::Release).await.unwrap();
     let next = t.within("the next holder", all.join_next()).await.expect("fifty").expect("no panic");
     let Claim::Granted(grant) = next else { panic!("one is granted, got {next:?}") };
     assert!(!grant.takeover && grant.fence > holder.fence, "{grant:?}");
@@ -169,7 +169,7 @@ pub(crate) async fn a_waiting_claim_wakes_when_its_holder_is_in_doubt(t: Trial) 
     let order = id("order-7");
     let holder = t.grant(ask(&order, "holder")).await;
     let waits = t.claim_waiting(ClaimRequest { wait_ms: 20_000, ..parking(&order, "ann") }).await;
-    t.end(&order, &holder.token, Ending::Doubt).await.unwrap();
+    t.end(&order, &holder.token, ClaimEnding::Doubt).await.unwrap();
     let claim = t.answered(waits).await;
     assert!(matches!(claim, Claim::InDoubt { .. }), "{claim:?}");
 }
@@ -236,7 +236,8 @@ pub(crate) async fn each_answer_of_many_rounds_survives_a_crash(mut t: Trial) {
         for n in 0..4 {
             let order = id(&format!("{round}-{n}"));
             let grant = t.grant(parking(&order, "ann")).await;
-            let ending = [complete(&done("yes")), complete(&failed("no")), Ending::Release, Ending::Doubt];
+            let ending =
+                [complete(&done("yes")), complete(&failed("no")), ClaimEnding::Release, ClaimEnding::Doubt];
             t.end(&order, &grant.token, ending[n].clone()).await.unwrap();
             tokens.push((order, n));
         }

@@ -1,7 +1,9 @@
 //! Point 3: a lease is short and renewed; it does not determine how long an outcome is stored.
 
-use hapax_core::ledger::DOUBT_MS;
-use hapax_core::{Claim, ClaimRequest, Ending, EntryFilter, EntryState, OnDoubt, Resolution, TokenError};
+use hapax_core::ledger::DOUBT_RETENTION_MS;
+use hapax_core::{
+    Claim, ClaimEnding, ClaimRequest, EntryFilter, EntryState, OnDoubt, Resolution, TokenError,
+};
 
 use crate::ledger_trial::{KEPT, LONG, ask, brief, complete, done, id, parking, replayed};
 use crate::trial::{LEASE, Trial};
@@ -80,11 +82,11 @@ pub(crate) async fn a_lapsed_claim_is_remembered_for_days(t: Trial) {
     let (retried, parked) = (id("retried"), id("parked"));
     t.grant(brief(&retried, "ann")).await;
     t.grant(ClaimRequest { on_doubt: OnDoubt::Park, ..brief(&parked, "ann") }).await;
-    t.pass(LEASE + DOUBT_MS - 1).await;
+    t.pass(LEASE + DOUBT_RETENTION_MS - 1).await;
     assert_eq!(t.state(&retried).await, Some(EntryState::InDoubt));
     t.pass(1).await;
     t.vanishes(&retried).await;
-    t.pass(30 * DOUBT_MS).await;
+    t.pass(30 * DOUBT_RETENTION_MS).await;
     assert_eq!(t.state(&parked).await, Some(EntryState::InDoubt), "someone must decide");
     assert_eq!(t.entry(&parked).await.expect("an entry").prune_ms, None);
     assert!(matches!(t.claim(parking(&parked, "bob")).await, Claim::InDoubt { .. }));
@@ -113,7 +115,7 @@ pub(crate) async fn what_was_in_doubt_stays_so_after_a_crash(mut t: Trial) {
     let (doubted, parked) = (id("doubted"), id("parked"));
     for order in [&doubted, &parked] {
         let grant = t.grant(parking(order, "ann")).await;
-        t.end(order, &grant.token, Ending::Doubt).await.unwrap();
+        t.end(order, &grant.token, ClaimEnding::Doubt).await.unwrap();
     }
     let since = t.entry(&doubted).await.expect("an entry").ended_ms;
     t.crash().await;
@@ -167,6 +169,6 @@ pub(crate) async fn a_claim_held_when_the_store_stops_is_held_when_it_opens(mut 
         t.forget(&other).await.unwrap();
     }
     t.lasts(t.renew(&order, &grant.token, LONG).await.expect("its holder comes back in time"), LONG);
-    t.end(&order, &grant.token, Ending::Complete { outcome: done("paid"), ttl_ms: KEPT }).await.unwrap();
+    t.end(&order, &grant.token, ClaimEnding::Complete { outcome: done("paid"), ttl_ms: KEPT }).await.unwrap();
     assert_eq!(replayed(&t.claim(ask(&order, "bob")).await), Some(&done("paid")));
 }

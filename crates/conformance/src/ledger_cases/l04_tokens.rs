@@ -1,6 +1,6 @@
 //! Point 4: every write compares the token. Stale means superseded, not late.
 
-use hapax_core::{ClaimEnd, Ending, EntryState, Renew, Token, TokenError};
+use hapax_core::{ClaimEnding, EndClaim, EntryState, Renew, Token, TokenError};
 
 use crate::ledger_trial::{KEPT, LONG, ask, at_rest, complete, done, ends, failed, id, parking, replayed};
 use crate::trial::Trial;
@@ -10,7 +10,7 @@ pub(crate) async fn a_stale_token_changes_nothing(t: Trial) {
     let zombie = t.lapsed(&order, "zombie").await;
     let holder = t.grant(ask(&order, "holder")).await;
     let before = at_rest(t.entry(&order).await);
-    for ending in [complete(&done("zombie")), Ending::Release, Ending::Doubt] {
+    for ending in [complete(&done("zombie")), ClaimEnding::Release, ClaimEnding::Doubt] {
         assert_eq!(t.end(&order, &zombie.token, ending.clone()).await, Err(TokenError::Stale), "{ending:?}");
         assert_eq!(at_rest(t.entry(&order).await), before, "{ending:?}");
     }
@@ -18,7 +18,9 @@ pub(crate) async fn a_stale_token_changes_nothing(t: Trial) {
     assert_eq!(at_rest(t.entry(&order).await), before);
     t.end(&order, &holder.token, complete(&done("holder"))).await.expect("the holder is not disturbed");
     let before = at_rest(t.entry(&order).await);
-    for ending in [complete(&done("zombie")), complete(&done("holder")), Ending::Release, Ending::Doubt] {
+    for ending in
+        [complete(&done("zombie")), complete(&done("holder")), ClaimEnding::Release, ClaimEnding::Doubt]
+    {
         assert_eq!(t.end(&order, &zombie.token, ending.clone()).await, Err(TokenError::Stale), "{ending:?}");
     }
     assert_eq!(t.renew(&order, &zombie.token, LONG).await, Err(TokenError::Stale));
@@ -52,7 +54,7 @@ pub(crate) async fn a_late_completion_counts_while_nobody_took_over(t: Trial) {
 pub(crate) async fn a_late_release_counts_while_nobody_took_over(t: Trial) {
     let order = id("order-7");
     let late = t.lapsed(&order, "late").await;
-    t.end(&order, &late.token, Ending::Release).await.expect("nobody took over");
+    t.end(&order, &late.token, ClaimEnding::Release).await.expect("nobody took over");
     let grant = t.grant(parking(&order, "other")).await;
     assert!(!grant.takeover && grant.fence > late.fence);
 }
@@ -78,7 +80,9 @@ pub(crate) async fn a_completion_cannot_be_changed(t: Trial) {
     let order = id("order-7");
     let grant = t.completed(&order, &done("paid")).await;
     let before = t.entry(&order).await;
-    for ending in [complete(&done("more")), complete(&failed("paid")), Ending::Release, Ending::Doubt] {
+    for ending in
+        [complete(&done("more")), complete(&failed("paid")), ClaimEnding::Release, ClaimEnding::Doubt]
+    {
         assert_eq!(t.end(&order, &grant.token, ending.clone()).await, Err(TokenError::Ended), "{ending:?}");
     }
     assert_eq!(t.renew(&order, &grant.token, LONG).await, Err(TokenError::Ended));
@@ -89,12 +93,12 @@ pub(crate) async fn a_token_of_another_key_is_stale(t: Trial) {
     let (a, b) = (id("a"), id("b"));
     let (own, other) = (t.grant(ask(&a, "ann")).await, t.grant(ask(&b, "ann")).await);
     let before = at_rest(t.entry(&b).await);
-    for ending in [complete(&done("a")), Ending::Release, Ending::Doubt] {
+    for ending in [complete(&done("a")), ClaimEnding::Release, ClaimEnding::Doubt] {
         assert_eq!(t.end(&b, &own.token, ending).await, Err(TokenError::Stale));
     }
     assert_eq!(t.renew(&b, &own.token, LONG).await, Err(TokenError::Stale));
     let made_up = Token::new("made-up").unwrap();
-    assert_eq!(t.end(&b, &made_up, Ending::Release).await, Err(TokenError::Stale));
+    assert_eq!(t.end(&b, &made_up, ClaimEnding::Release).await, Err(TokenError::Stale));
     assert_eq!(t.renew(&b, &made_up, LONG).await, Err(TokenError::Stale));
     assert_eq!(at_rest(t.entry(&b).await), before);
     t.end(&a, &own.token, complete(&done("a"))).await.expect("its own key");
@@ -104,12 +108,12 @@ pub(crate) async fn a_token_of_another_key_is_stale(t: Trial) {
 pub(crate) async fn a_token_is_stale_once_its_key_was_released_and_claimed_anew(t: Trial) {
     let order = id("order-7");
     let first = t.grant(ask(&order, "ann")).await;
-    t.end(&order, &first.token, Ending::Release).await.unwrap();
+    t.end(&order, &first.token, ClaimEnding::Release).await.unwrap();
     assert_eq!(t.end(&order, &first.token, complete(&done("late"))).await, Err(TokenError::Gone));
     // The same owner, but a new claim.
     let second = t.grant(ask(&order, "ann")).await;
     assert_ne!(second.token, first.token);
-    for ending in [complete(&done("late")), Ending::Release, Ending::Doubt] {
+    for ending in [complete(&done("late")), ClaimEnding::Release, ClaimEnding::Doubt] {
         assert_eq!(t.end(&order, &first.token, ending).await, Err(TokenError::Stale));
     }
     t.end(&order, &second.token, complete(&done("paid"))).await.unwrap();
@@ -119,7 +123,7 @@ pub(crate) async fn batches_answer_in_order_and_one_failure_fails_no_other(t: Tr
     let (a, b, c) = (id("a"), id("b"), id("c"));
     let (held_a, held_c) = (t.grant(ask(&a, "ann")).await, t.grant(ask(&c, "ann")).await);
     let gone = t.grant(ask(&b, "ann")).await;
-    t.end(&b, &gone.token, Ending::Release).await.unwrap();
+    t.end(&b, &gone.token, ClaimEnding::Release).await.unwrap();
     let renew = |id, token: &Token| Renew { id, token: token.clone(), lease_ms: LONG };
     let batch = vec![
         renew(a.clone(), &held_a.token),
@@ -131,12 +135,12 @@ pub(crate) async fn batches_answer_in_order_and_one_failure_fails_no_other(t: Tr
     let answers: Vec<_> = answers.into_iter().map(|answer| answer.map(|_| ())).collect();
     assert_eq!(answers, [Ok(()), Err(TokenError::Gone), Err(TokenError::Stale), Ok(())]);
 
-    let end = |id, token, ending| -> ClaimEnd { ends(id, token, ending) };
+    let end = |id, token, ending| -> EndClaim { ends(id, token, ending) };
     let batch = vec![
         end(&a, &held_a.token, complete(&done("a"))),
-        end(&b, &gone.token, Ending::Release),
-        end(&a, &held_a.token, Ending::Complete { outcome: done("b"), ttl_ms: KEPT }),
-        end(&c, &held_c.token, Ending::Release),
+        end(&b, &gone.token, ClaimEnding::Release),
+        end(&a, &held_a.token, ClaimEnding::Complete { outcome: done("b"), ttl_ms: KEPT }),
+        end(&c, &held_c.token, ClaimEnding::Release),
         end(&c, &held_c.token, complete(&done("c"))),
     ];
     let answers = t.ledger().end(batch).await.expect("end");

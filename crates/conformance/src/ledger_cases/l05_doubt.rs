@@ -1,6 +1,6 @@
 //! Point 5: claims whose holder may have acted.
 
-use hapax_core::{Claim, Ending, EntryState, Resolution, TokenError};
+use hapax_core::{Claim, ClaimEnding, EntryState, Resolution, TokenError};
 
 use crate::ledger_trial::{LONG, ask, brief, complete, done, failed, happened, id, parking, replayed};
 use crate::trial::{LEASE, Trial};
@@ -25,7 +25,7 @@ pub(crate) async fn a_release_after_a_takeover_leaves_the_older_doubt(t: Trial) 
     let order = id("order-7");
     t.lapsed(&order, "ann").await;
     let bob = t.grant(ask(&order, "bob")).await;
-    t.end(&order, &bob.token, Ending::Release).await.unwrap();
+    t.end(&order, &bob.token, ClaimEnding::Release).await.unwrap();
     assert_eq!(t.state(&order).await, Some(EntryState::InDoubt), "bob did nothing; ann may have");
     let claim = t.claim(parking(&order, "eve")).await;
     assert!(matches!(claim, Claim::InDoubt { .. }), "{claim:?}");
@@ -48,8 +48,8 @@ pub(crate) async fn a_holder_can_doubt_at_once(t: Trial) {
     let order = id("order-7");
     let grant = t.grant(ask(&order, "ann")).await;
     t.pass(1_000).await;
-    t.end(&order, &grant.token, Ending::Doubt).await.unwrap();
-    t.end(&order, &grant.token, Ending::Doubt).await.expect("the same again");
+    t.end(&order, &grant.token, ClaimEnding::Doubt).await.unwrap();
+    t.end(&order, &grant.token, ClaimEnding::Doubt).await.expect("the same again");
     let view = t.entry(&order).await.expect("an entry");
     let since = view.ended_ms.expect("in doubt since");
     assert!(since >= view.claimed_ms + 1_000 && since < view.claimed_ms + LONG, "not when its lease ends");
@@ -65,7 +65,7 @@ pub(crate) async fn a_holder_can_doubt_at_once(t: Trial) {
 pub(crate) async fn who_doubted_may_still_learn_that_it_happened(t: Trial) {
     let order = id("order-7");
     let grant = t.grant(ask(&order, "ann")).await;
-    t.end(&order, &grant.token, Ending::Doubt).await.unwrap();
+    t.end(&order, &grant.token, ClaimEnding::Doubt).await.unwrap();
     t.end(&order, &grant.token, complete(&done("paid after all"))).await.expect("nobody took over");
     assert_eq!(replayed(&t.claim(parking(&order, "bob")).await), Some(&done("paid after all")));
 }
@@ -81,7 +81,8 @@ pub(crate) async fn a_doubt_resolved_as_completed_is_replayed(t: Trial) {
         for claim in [t.claim(ask(&order, "bob")).await, t.claim(parking(&order, "late")).await] {
             assert_eq!(replayed(&claim), Some(&outcome));
         }
-        for ending in [complete(&done("late")), complete(&outcome), Ending::Release, Ending::Doubt] {
+        for ending in [complete(&done("late")), complete(&outcome), ClaimEnding::Release, ClaimEnding::Doubt]
+        {
             assert_eq!(t.end(&order, &late.token, ending).await, Err(TokenError::Stale), "shut out");
         }
         assert_eq!(t.renew(&order, &late.token, LONG).await, Err(TokenError::Stale));
@@ -105,7 +106,7 @@ pub(crate) async fn a_resolution_survives_a_crash(mut t: Trial) {
     let (paid, gone) = (id("paid"), id("gone"));
     let (late, lost) = (t.grant(parking(&paid, "late")).await, t.grant(parking(&gone, "late")).await);
     for (order, grant) in [(&paid, &late), (&gone, &lost)] {
-        t.end(order, &grant.token, Ending::Doubt).await.unwrap();
+        t.end(order, &grant.token, ClaimEnding::Doubt).await.unwrap();
     }
     t.resolve(&paid, happened(&done("seen"))).await.unwrap();
     t.resolve(&gone, Resolution::Absent).await.unwrap();
@@ -125,5 +126,5 @@ pub(crate) async fn a_takeover_survives_a_crash(mut t: Trial) {
     assert_eq!((view.fence, view.takeovers, view.owner.as_str()), (holder.fence, 1, "holder"));
     let again = t.grant(ask(&order, "holder")).await;
     assert_eq!((&again.token, again.takeover), (&holder.token, true));
-    assert_eq!(t.end(&order, &zombie.token, Ending::Release).await, Err(TokenError::Stale));
+    assert_eq!(t.end(&order, &zombie.token, ClaimEnding::Release).await, Err(TokenError::Stale));
 }

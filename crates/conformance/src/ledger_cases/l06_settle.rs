@@ -1,8 +1,9 @@
 //! Point 6: a settle also ends its delivery's claim; both happen or neither.
 
 use hapax_core::{
-    ClaimRequest, Delivery, Ending, EntryId, EntryState, Grant, How, IdempotencyKey, MessageState,
-    NewMessage, QueueConfig, QueueName, Resolution, Settle, SettleError, Settled, Tier, TokenError,
+    ClaimEnding, ClaimRequest, Delivery, EntryId, EntryState, Grant, IdempotencyKey, MessageState,
+    NewMessage, QueueConfig, QueueName, Resolution, Settle, SettleError, Settled, Settlement, Tier,
+    TokenError,
 };
 
 use crate::ledger_trial::{KEPT, LONG, ask, complete, done, ends, failed, happened, parking, replayed};
@@ -52,18 +53,18 @@ pub(crate) async fn settle_with(
     t: &Trial,
     queue: &QueueName,
     delivery: &Delivery,
-    how: How,
-    claim: (&EntryId, &Grant, Ending),
+    settlement: Settlement,
+    claim: (&EntryId, &Grant, ClaimEnding),
 ) -> Result<Settled, SettleError> {
     let (id, grant, ending) = claim;
     let claim = Some(ends(id, &grant.token, ending));
-    let settle = Settle { claim, ..Settle::new(delivery.receipt.clone(), how) };
+    let settle = Settle { claim, ..Settle::new(delivery.receipt.clone(), settlement) };
     settle_all(t, queue, vec![settle]).await.remove(0)
 }
 
 pub(crate) async fn an_ack_completes_its_claim(mut t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
-    let ended = settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, complete(&done("paid")))).await;
+    let ended = settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, complete(&done("paid")))).await;
     assert_eq!(ended, Ok(Settled::Acked));
     for crashed in [false, true] {
         if crashed {
@@ -76,7 +77,7 @@ pub(crate) async fn an_ack_completes_its_claim(mut t: Trial) {
 
 pub(crate) async fn a_retry_releases_its_claim(mut t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
-    let ended = settle_with(&t, &jobs, &got, retry("try later"), (&id, &grant, Ending::Release)).await;
+    let ended = settle_with(&t, &jobs, &got, retry("try later"), (&id, &grant, ClaimEnding::Release)).await;
     assert_eq!(ended, Ok(Settled::Returned { after_ms: 0 }));
     t.crash().await;
     assert_eq!(t.entry(&id).await, None);
@@ -101,44 +102,44 @@ pub(crate) async fn a_reject_records_its_failure(mut t: Trial) {
 pub(crate) async fn a_stale_token_blocks_the_settle(mut t: Trial) {
     let (jobs, got, id, _) = at_work(&t).await;
     let zombie = t.grant(ask_for(&jobs, &got, "worker-1")).await;
-    t.end(&id, &zombie.token, Ending::Doubt).await.unwrap();
+    t.end(&id, &zombie.token, ClaimEnding::Doubt).await.unwrap();
     let holder = t.grant(ask(&id, "worker-2")).await;
-    let dead = How::Reject { reason: "bad".into() };
-    for (how, ending) in [
-        (How::Ack, complete(&done("zombie"))),
-        (retry("again"), Ending::Release),
+    let dead = Settlement::Reject { reason: "bad".into() };
+    for (settlement, ending) in [
+        (Settlement::Ack, complete(&done("zombie"))),
+        (retry("again"), ClaimEnding::Release),
         (dead, complete(&failed("bad"))),
-        (How::Defer { after_ms: 0 }, Ending::Release),
-        (How::Park { reason: "?".into() }, Ending::Doubt),
+        (Settlement::Defer { after_ms: 0 }, ClaimEnding::Release),
+        (Settlement::Park { reason: "?".into() }, ClaimEnding::Doubt),
     ] {
-        let ended = settle_with(&t, &jobs, &got, how.clone(), (&id, &zombie, ending)).await;
-        assert_eq!(ended, Err(SettleError::Claim(TokenError::Stale)), "{how:?}");
+        let ended = settle_with(&t, &jobs, &got, settlement.clone(), (&id, &zombie, ending)).await;
+        assert_eq!(ended, Err(SettleError::Claim(TokenError::Stale)), "{settlement:?}");
         let view = t.browse(&jobs).await.remove(0);
-        assert_eq!((view.state, view.attempts), (MessageState::InFlight, 1), "{how:?}");
+        assert_eq!((view.state, view.attempts), (MessageState::InFlight, 1), "{settlement:?}");
         let view = t.entry(&id).await.expect("an entry");
-        assert_eq!((view.state, view.fence), (EntryState::Processing, holder.fence), "{how:?}");
+        assert_eq!((view.state, view.fence), (EntryState::Processing, holder.fence), "{settlement:?}");
     }
     t.crash().await;
     assert_eq!(t.browse(&jobs).await[0].state, MessageState::InFlight);
     t.none(&jobs).await;
-    let ended = settle_with(&t, &jobs, &got, How::Ack, (&id, &holder, complete(&done("paid")))).await;
+    let ended = settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &holder, complete(&done("paid")))).await;
     assert_eq!(ended, Ok(Settled::Acked), "the delivery was left as it was");
 }
 
 pub(crate) async fn a_claim_that_is_gone_or_has_ended_blocks_the_settle(t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
     t.end(&id, &grant.token, complete(&done("paid"))).await.unwrap();
-    let ended = settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, complete(&done("other")))).await;
+    let ended = settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, complete(&done("other")))).await;
     assert_eq!(ended, Err(SettleError::Claim(TokenError::Ended)));
     assert_eq!(t.browse(&jobs).await[0].state, MessageState::InFlight);
     let gone = EntryId::of_queue(&jobs, IdempotencyKey::new("gone").unwrap());
     let released = t.grant(ask(&gone, "worker-1")).await;
-    t.end(&gone, &released.token, Ending::Release).await.unwrap();
-    let ended = settle_with(&t, &jobs, &got, How::Ack, (&gone, &released, Ending::Release)).await;
+    t.end(&gone, &released.token, ClaimEnding::Release).await.unwrap();
+    let ended = settle_with(&t, &jobs, &got, Settlement::Ack, (&gone, &released, ClaimEnding::Release)).await;
     assert_eq!(ended, Err(SettleError::Claim(TokenError::Gone)));
     assert_eq!(t.browse(&jobs).await[0].state, MessageState::InFlight);
     // A lost response: the completion was recorded, but the client did not get the result.
-    let ended = settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, complete(&done("paid")))).await;
+    let ended = settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, complete(&done("paid")))).await;
     assert_eq!(ended, Ok(Settled::Acked), "the same completion again");
     assert!(t.browse(&jobs).await.is_empty());
 }
@@ -148,7 +149,7 @@ pub(crate) async fn a_stale_receipt_does_not_block_the_completion(mut t: Trial) 
     t.pass(LEASE).await;
     let newer = t.one(&jobs).await;
     assert_eq!(newer.attempt, 2, "the lease of the delivery ran out, the claim's did not");
-    let ended = settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, complete(&done("paid")))).await;
+    let ended = settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, complete(&done("paid")))).await;
     assert_eq!(ended, Err(SettleError::Stale));
     assert_eq!(t.browse(&jobs).await[0].state, MessageState::InFlight, "the newer delivery has it");
     t.crash().await;
@@ -159,7 +160,8 @@ pub(crate) async fn a_stale_receipt_does_not_block_the_completion(mut t: Trial) 
 pub(crate) async fn a_settle_repeated_after_a_lost_answer_keeps_the_outcome(t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
     for expected in [Ok(Settled::Acked), Err(SettleError::Gone)] {
-        let ended = settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, complete(&done("paid")))).await;
+        let ended =
+            settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, complete(&done("paid")))).await;
         assert_eq!(ended, expected);
         assert_eq!(t.entry(&id).await.expect("an entry").outcome, Some(done("paid")));
     }
@@ -175,7 +177,7 @@ pub(crate) async fn batches_end_each_claim_for_itself(mut t: Trial) {
     for (n, d) in got.iter().enumerate() {
         let (id, grant) = (entry_of(&jobs, d), t.grant(ask_for(&jobs, d, "worker")).await);
         if n == 1 {
-            t.end(&id, &grant.token, Ending::Doubt).await.unwrap();
+            t.end(&id, &grant.token, ClaimEnding::Doubt).await.unwrap();
             t.grant(ask(&id, "other")).await;
         }
         // The third is settled without its claim.
@@ -207,7 +209,7 @@ pub(crate) async fn a_fifo_group_goes_on_when_its_claim_is_completed(t: Trial) {
         let got = t.receive(&jobs, 1).await.remove(0);
         assert_eq!(got.body, body);
         let (id, grant) = (entry_of(&jobs, &got), t.grant(ask_for(&jobs, &got, "worker")).await);
-        let ended = settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, complete(&done(body)))).await;
+        let ended = settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, complete(&done(body)))).await;
         assert_eq!(ended, Ok(Settled::Acked));
     }
 }
@@ -219,8 +221,8 @@ pub(crate) async fn a_message_parked_in_doubt_goes_on_when_it_is_resolved(mut t:
         let got = t.one(&jobs).await;
         let request = ask_for(&jobs, &got, "worker");
         let grant = t.grant(ClaimRequest { on_doubt: hapax_core::OnDoubt::Park, ..request }).await;
-        let (id, park) = (entry_of(&jobs, &got), How::Park { reason: "panicked".into() });
-        let ended = settle_with(&t, &jobs, &got, park, (&id, &grant, Ending::Doubt)).await;
+        let (id, park) = (entry_of(&jobs, &got), Settlement::Park { reason: "panicked".into() });
+        let ended = settle_with(&t, &jobs, &got, park, (&id, &grant, ClaimEnding::Doubt)).await;
         assert_eq!(ended, Ok(Settled::Parked));
         t.crash().await;
         t.none(&jobs).await;
@@ -244,8 +246,8 @@ pub(crate) async fn a_message_parked_in_doubt_beyond_its_retention_continues_whe
         let got = t.one(&jobs).await;
         let request = ask_for(&jobs, &got, "worker");
         let grant = t.grant(ClaimRequest { on_doubt: hapax_core::OnDoubt::Park, ..request }).await;
-        let (id, park) = (entry_of(&jobs, &got), How::Park { reason: "panicked".into() });
-        let ended = settle_with(&t, &jobs, &got, park, (&id, &grant, Ending::Doubt)).await;
+        let (id, park) = (entry_of(&jobs, &got), Settlement::Park { reason: "panicked".into() });
+        let ended = settle_with(&t, &jobs, &got, park, (&id, &grant, ClaimEnding::Doubt)).await;
         assert_eq!(ended, Ok(Settled::Parked));
         t.advance(200_000).await;
         t.quiet().await;
@@ -271,12 +273,12 @@ pub(crate) async fn every_message_parked_for_an_entry_goes_on_and_no_other(t: Tr
     let first = t.grant(parks(&got[0], "worker-1")).await;
     let other = t.grant(parks(&got[2], "worker-3")).await;
     let (id, other_id) = (entry_of(&jobs, &got[0]), entry_of(&jobs, &got[2]));
-    t.end(&id, &first.token, Ending::Doubt).await.unwrap();
-    t.end(&other_id, &other.token, Ending::Doubt).await.unwrap();
+    t.end(&id, &first.token, ClaimEnding::Doubt).await.unwrap();
+    t.end(&other_id, &other.token, ClaimEnding::Doubt).await.unwrap();
     let met = t.claim(parks(&got[1], "worker-2")).await;
     assert!(matches!(met, hapax_core::Claim::InDoubt { .. }), "{met:?}");
     for d in &got {
-        let parked = t.settle(&jobs, d, How::Park { reason: "in doubt".into() }).await;
+        let parked = t.settle(&jobs, d, Settlement::Park { reason: "in doubt".into() }).await;
         assert_eq!(parked, Ok(Settled::Parked));
     }
     t.resolve(&id, happened(&done("seen"))).await.unwrap();
@@ -306,12 +308,12 @@ pub(crate) async fn whatever_ends_a_doubt_lets_parked_messages_continue(t: Trial
         let again = t.one(&jobs).await;
         let met = t.claim(parks(&again, "next")).await;
         assert!(matches!(met, hapax_core::Claim::InDoubt { .. }), "{ends}: {met:?}");
-        let parked = t.settle(&jobs, &again, How::Park { reason: "in doubt".into() }).await;
+        let parked = t.settle(&jobs, &again, Settlement::Park { reason: "in doubt".into() }).await;
         assert_eq!(parked, Ok(Settled::Parked), "{ends}");
         t.none(&jobs).await;
         match ends {
             "completed-late" => t.end(&id, &sleeper.token, complete(&done("paid"))).await.unwrap(),
-            "released-late" => t.end(&id, &sleeper.token, Ending::Release).await.unwrap(),
+            "released-late" => t.end(&id, &sleeper.token, ClaimEnding::Release).await.unwrap(),
             "renewed" => drop(t.renew(&id, &sleeper.token, LONG).await.unwrap()),
             "taken-over" => drop(t.grant(ask(&id, "heir")).await),
             _ => t.forget(&id).await.unwrap(),
@@ -331,7 +333,7 @@ pub(crate) async fn a_message_is_parked_only_while_its_entry_is_in_doubt(t: Tria
         let got = t.receive(&jobs, 2).await;
         let id = entry_of(&jobs, &got[0]);
         let grant = t.grant(parking(&id, "worker-1")).await;
-        t.end(&id, &grant.token, Ending::Doubt).await.unwrap();
+        t.end(&id, &grant.token, ClaimEnding::Doubt).await.unwrap();
         for d in &got {
             let request = ask_for(&jobs, d, "worker-2");
             let met = t.claim(ClaimRequest { on_doubt: hapax_core::OnDoubt::Park, ..request }).await;
@@ -342,7 +344,7 @@ pub(crate) async fn a_message_is_parked_only_while_its_entry_is_in_doubt(t: Tria
         }
         let park = |d: &Delivery| Settle {
             parked_for: Some(id.clone()),
-            ..Settle::new(d.receipt.clone(), How::Park { reason: "in doubt".into() })
+            ..Settle::new(d.receipt.clone(), Settlement::Park { reason: "in doubt".into() })
         };
         let settled = settle_all(&t, &jobs, got.iter().map(park).collect()).await;
         if decision.is_none() {
@@ -359,8 +361,8 @@ pub(crate) async fn a_message_is_parked_only_while_its_entry_is_in_doubt(t: Tria
 
 pub(crate) async fn a_waiting_receive_wakes_when_a_doubt_is_resolved(t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
-    let park = How::Park { reason: "?".into() };
-    settle_with(&t, &jobs, &got, park, (&id, &grant, Ending::Doubt)).await.unwrap();
+    let park = Settlement::Park { reason: "?".into() };
+    settle_with(&t, &jobs, &got, park, (&id, &grant, ClaimEnding::Doubt)).await.unwrap();
     let waits = t.wait(&jobs, crate::values::patient(1)).await;
     t.resolve(&id, Resolution::Absent).await.unwrap();
     assert_eq!(t.woken(waits).await[0].id, got.id);
@@ -370,14 +372,14 @@ pub(crate) async fn a_waiting_claim_wakes_when_a_settle_completes_it(t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
     let waits = t.claim_waiting(ClaimRequest { wait_ms: 20_000, ..parking(&id, "other") }).await;
     assert!(!waits.is_over());
-    let ending = Ending::Complete { outcome: done("paid"), ttl_ms: KEPT };
-    settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, ending)).await.unwrap();
+    let ending = ClaimEnding::Complete { outcome: done("paid"), ttl_ms: KEPT };
+    settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, ending)).await.unwrap();
     assert_eq!(replayed(&t.answered(waits).await), Some(&done("paid")));
 }
 
 pub(crate) async fn a_claim_for_a_delivery_that_is_not_there_is_a_claim(t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
-    settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, Ending::Release)).await.unwrap();
+    settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, ClaimEnding::Release)).await.unwrap();
     // The receipt belongs to a deleted message; the key can still be claimed.
     let grant = t.grant(ask_for(&jobs, &got, "late")).await;
     t.lasts(grant.lease_ms, LONG);

@@ -1,6 +1,6 @@
 //! Point 7: the fence given to the effect grows with every grant of its key.
 
-use hapax_core::{Ending, EntryId, Fence, Grant, Resolution};
+use hapax_core::{ClaimEnding, EntryId, Fence, Grant, Resolution};
 
 use crate::ledger_trial::{ask, brief, id, parking};
 use crate::trial::{LEASE, Trial};
@@ -15,20 +15,20 @@ fn beyond(grant: &Grant, last: &mut Fence) {
 async fn in_every_way(t: &Trial, order: &EntryId, last: &mut Fence) {
     let grant = t.grant(ask(order, "released")).await;
     beyond(&grant, last);
-    t.end(order, &grant.token, Ending::Release).await.unwrap();
+    t.end(order, &grant.token, ClaimEnding::Release).await.unwrap();
     let grant = t.grant(brief(order, "lapsed")).await;
     beyond(&grant, last);
     t.pass(LEASE).await;
     let grant = t.grant(ask(order, "doubted")).await;
     beyond(&grant, last);
-    t.end(order, &grant.token, Ending::Doubt).await.unwrap();
+    t.end(order, &grant.token, ClaimEnding::Doubt).await.unwrap();
     let grant = t.grant(ask(order, "took-over")).await;
     beyond(&grant, last);
-    t.end(order, &grant.token, Ending::Doubt).await.unwrap();
+    t.end(order, &grant.token, ClaimEnding::Doubt).await.unwrap();
     t.resolve(order, Resolution::Absent).await.unwrap();
     let grant = t.grant(parking(order, "resolved")).await;
     beyond(&grant, last);
-    t.end(order, &grant.token, Ending::Doubt).await.unwrap();
+    t.end(order, &grant.token, ClaimEnding::Doubt).await.unwrap();
     t.forget(order).await.unwrap();
 }
 
@@ -53,7 +53,7 @@ pub(crate) async fn fences_grow_when_the_wall_clock_was_set_back(mut t: Trial) {
     let mut release = async |t: &Trial| {
         let grant = t.grant(ask(&order, "ann")).await;
         beyond(&grant, &mut last);
-        t.end(&order, &grant.token, Ending::Release).await.unwrap();
+        t.end(&order, &grant.token, ClaimEnding::Release).await.unwrap();
     };
     release(&t).await;
     t.set_wall_back(3_600_000);

@@ -1,6 +1,6 @@
 //! Point 9: a key belongs to one request; a different request with it is an error in every state, never a replay.
 
-use hapax_core::{ClaimError, ClaimRequest, Ending, Fingerprint};
+use hapax_core::{ClaimEnding, ClaimError, ClaimRequest, Fingerprint};
 
 use crate::ledger_trial::{ask, at_rest, brief, complete, done, failed, fingerprint, id, replayed};
 use crate::trial::{LEASE, Trial};
@@ -17,7 +17,7 @@ pub(crate) async fn another_fingerprint_is_refused_in_every_state(t: Trial) {
     for order in [&held, &doubted, &done_id, &failed_id] {
         let grant = t.grant(with(ask(order, "ann"), fingerprint("f1"))).await;
         let ending = match order.key.as_str() {
-            "doubted" => Ending::Doubt,
+            "doubted" => ClaimEnding::Doubt,
             "completed" => complete(&done("paid")),
             "failed" => complete(&failed("no")),
             _ => continue,

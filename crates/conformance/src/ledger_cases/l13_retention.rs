@@ -2,8 +2,8 @@
 
 use hapax_core::ledger::TTL_MS_MIN;
 use hapax_core::{
-    Claim, Delivery, Ending, EntryId, EntryState, Grant, How, QueueName, RedriveFilter, RedriveRequest,
-    Settled,
+    Claim, ClaimEnding, Delivery, EntryId, EntryState, Grant, QueueName, RedriveFilter, RedriveRequest,
+    Settled, Settlement,
 };
 
 use super::l06_settle::{ask_for, entry_of, keyed, once, settle_with};
@@ -12,8 +12,8 @@ use crate::trial::Trial;
 use crate::values::{config, redrive_from, reject, retry};
 
 /// Completes with the shortest time to live.
-fn briefly(outcome: &hapax_core::RecordedOutcome) -> Ending {
-    Ending::Complete { outcome: outcome.clone(), ttl_ms: TTL_MS_MIN }
+fn briefly(outcome: &hapax_core::RecordedOutcome) -> ClaimEnding {
+    ClaimEnding::Complete { outcome: outcome.clone(), ttl_ms: TTL_MS_MIN }
 }
 
 pub(crate) async fn an_outcome_is_kept_for_its_time_and_no_longer(t: Trial) {
@@ -142,7 +142,7 @@ pub(crate) async fn the_entry_of_a_claim_that_names_a_delivery_is_kept(mut t: Tr
 pub(crate) async fn the_entry_of_an_acked_message_is_kept_for_its_time(t: Trial) {
     let jobs = t.create("jobs", once()).await;
     let (got, id, grant) = at_work(&t, &jobs).await;
-    let ended = settle_with(&t, &jobs, &got, How::Ack, (&id, &grant, briefly(&done("paid")))).await;
+    let ended = settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, briefly(&done("paid")))).await;
     assert_eq!(ended, Ok(Settled::Acked));
     assert_eq!(replayed(&t.claim(ask(&id, "duplicate")).await), Some(&done("paid")));
     t.pass(TTL_MS_MIN).await;
@@ -164,9 +164,9 @@ pub(crate) async fn the_entry_of_a_dead_letter_is_kept(mut t: Trial) {
 }
 
 /// Makes a message a dead letter with this ending of its claim; returns its entry.
-async fn dead_with(t: &Trial, jobs: &QueueName, ending: Ending, how: How) -> EntryId {
+async fn dead_with(t: &Trial, jobs: &QueueName, ending: ClaimEnding, settlement: Settlement) -> EntryId {
     let (got, id, grant) = at_work(t, jobs).await;
-    assert_eq!(settle_with(t, jobs, &got, how, (&id, &grant, ending)).await, Ok(Settled::Dead));
+    assert_eq!(settle_with(t, jobs, &got, settlement, (&id, &grant, ending)).await, Ok(Settled::Dead));
     id
 }
 
@@ -180,7 +180,7 @@ pub(crate) async fn a_redrive_clears_a_final_failure(mut t: Trial) {
     let back = t.one(&jobs).await;
     let grant = t.grant(ask_for(&jobs, &back, "again")).await;
     assert!(!grant.takeover);
-    let ended = settle_with(&t, &jobs, &back, How::Ack, (&id, &grant, complete(&done("paid")))).await;
+    let ended = settle_with(&t, &jobs, &back, Settlement::Ack, (&id, &grant, complete(&done("paid")))).await;
     assert_eq!(ended, Ok(Settled::Acked));
 }
 
@@ -198,7 +198,7 @@ pub(crate) async fn a_redrive_keeps_what_was_completed(t: Trial) {
 
 pub(crate) async fn a_redrive_leaves_a_doubt_to_be_resolved(t: Trial) {
     let (jobs, dead) = t.with_dead(1, once()).await;
-    let id = dead_with(&t, &jobs, Ending::Doubt, retry("panicked")).await;
+    let id = dead_with(&t, &jobs, ClaimEnding::Doubt, retry("panicked")).await;
     assert_eq!(t.redrive(redrive_from(&dead)).await.moved, 1);
     assert_eq!(t.state(&id).await, Some(EntryState::InDoubt));
     let back = t.one(&jobs).await;

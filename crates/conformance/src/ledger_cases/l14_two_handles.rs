@@ -1,6 +1,6 @@
 //! Several processes on one ledger: each sees the claims of the other.
 
-use hapax_core::{Claim, Ending, TokenError};
+use hapax_core::{Claim, ClaimEnding, TokenError};
 use tokio::task::JoinSet;
 
 use crate::ledger_trial::{LONG, ask, brief, complete, done, id, replayed, waiting};
@@ -39,7 +39,7 @@ pub(crate) async fn a_waiting_claim_wakes_when_the_other_handle_ends_it(t: Trial
     }
     t.quiet().await;
     assert!(!task.is_finished());
-    other.end(&order, &grant.token, Ending::Release).await.unwrap();
+    other.end(&order, &grant.token, ClaimEnding::Release).await.unwrap();
     let answer = t.within("the waiting claim", task).await.expect("no panic").expect("claim").remove(0);
     assert!(matches!(answer, Ok(Claim::Granted(_))), "{answer:?}");
 }

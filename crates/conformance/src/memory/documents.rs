@@ -1,8 +1,8 @@
 use async_trait::async_trait;
 use hapax_core::documents::{BYTES_MAX, PAGE_BYTES_MAX};
 use hapax_core::{
-    Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, Documents, Expected, Json, Revision,
-    StoreError,
+    Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, Documents, ExpectedRevision, Json,
+    Revision, StoreError,
 };
 
 use super::MemoryStore;
@@ -35,7 +35,7 @@ impl Documents for MemoryStore {
         &self,
         name: &DocumentName,
         value: Json,
-        expected: Expected,
+        expected: ExpectedRevision,
     ) -> Result<Revision, DocumentError> {
         let mut state = self.now();
         expected.check(name, state.documents.get(name).map(|document| document.revision))?;
@@ -48,7 +48,11 @@ impl Documents for MemoryStore {
         Ok(revision)
     }
 
-    async fn delete_document(&self, name: &DocumentName, expected: Expected) -> Result<bool, DocumentError> {
+    async fn delete_document(
+        &self,
+        name: &DocumentName,
+        expected: ExpectedRevision,
+    ) -> Result<bool, DocumentError> {
         let mut state = self.now();
         expected.check(name, state.documents.get(name).map(|document| document.revision))?;
         Ok(state.documents.remove(name).is_some())

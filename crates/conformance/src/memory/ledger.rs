@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use hapax_core::ledger::protocol::{self, Claimed, Ended, LedgerEntry, Stage};
+use hapax_core::ledger::protocol::{self, ClaimDecision, EntryChange, LedgerEntry, Stage};
 use hapax_core::{
-    Batch, Cause, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryState, EntryView,
-    Fence, Grant, Ledger, LedgerCapabilities, LedgerStats, MessageId, Page, QueueName, Receipt, Remaining,
-    Renew, Resolution, ResolveError, StoreError, Token, TokenError, validate,
+    Batch, Claim, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryState, EntryView,
+    FailureCause, Fence, Grant, Ledger, LedgerCapabilities, LedgerStats, MessageId, Page, QueueName, Receipt,
+    RemainingLease, Renew, Resolution, ResolveError, StoreError, Token, TokenError, validate,
 };
 
 use super::MemoryStore;
@@ -26,7 +26,7 @@ impl Entries {
         self.stats = LedgerStats::default();
         for entry in self.map.values_mut() {
             let lapsed = entry.lapsed(now_ms);
-            *entry = lapsed.unwrap_or_else(|| entry.clone()).reopened(now_ms);
+            *entry = lapsed.unwrap_or_else(|| entry.clone()).after_restart(now_ms);
         }
     }
 
@@ -57,48 +57,49 @@ impl State {
         let claimed = protocol::claim(self.ledger.map.get(&request.id), request, now_ms, || fence);
         let stats = &mut self.ledger.stats;
         match &claimed {
-            Ok(Claimed::Granted { entry, takeover }) if before != Some(entry.fence) => {
+            Ok(ClaimDecision::Granted { entry, takeover }) if before != Some(entry.fence) => {
                 stats.granted += 1;
                 stats.takeovers += u64::from(*takeover);
             }
-            Ok(Claimed::Completed { .. }) => stats.replayed += 1,
-            Ok(Claimed::InProgress { .. }) => stats.conflicts += u64::from(!waited),
-            Ok(Claimed::InDoubt { .. }) => stats.in_doubt += 1,
+            Ok(ClaimDecision::Completed { .. }) => stats.replayed += 1,
+            Ok(ClaimDecision::InProgress { .. }) => stats.conflicts += u64::from(!waited),
+            Ok(ClaimDecision::InDoubt { .. }) => stats.in_doubt += 1,
             Err(ClaimError::Mismatch) => stats.mismatches += 1,
-            Ok(Claimed::Granted { .. }) | Err(_) => {}
+            Ok(ClaimDecision::Granted { .. }) | Err(_) => {}
         }
         let claimed = claimed?;
         if let Some((queue, receipt)) = &request.delivery {
-            self.link(queue, receipt, &request.id, matches!(claimed, Claimed::Granted { .. }));
+            self.link(queue, receipt, &request.id, matches!(claimed, ClaimDecision::Granted { .. }));
         }
         Ok(match claimed {
-            Claimed::Granted { entry, takeover } => {
+            ClaimDecision::Granted { entry, takeover } => {
                 let (fence, view) = (entry.fence, entry.view(request.id.clone(), now_ms));
                 self.write(&request.id, Some(entry));
                 Claim::Granted(Grant { token: token(fence), fence, lease_ms: view.lease_ms, takeover })
             }
-            Claimed::Completed { outcome, at_ms } => Claim::Completed { outcome, at_ms },
-            Claimed::InProgress { retry_after_ms } => Claim::InProgress { retry_after_ms },
-            Claimed::InDoubt { since_ms } => Claim::InDoubt { since_ms },
+            ClaimDecision::Completed { outcome, at_ms } => Claim::Completed { outcome, at_ms },
+            ClaimDecision::InProgress { retry_after_ms } => Claim::InProgress { retry_after_ms },
+            ClaimDecision::InDoubt { since_ms } => Claim::InDoubt { since_ms },
         })
     }
 
-    fn renew(&mut self, renew: &Renew) -> Result<Remaining, TokenError> {
+    fn renew(&mut self, renew: &Renew) -> Result<RemainingLease, TokenError> {
         let entry = self.ledger.map.get(&renew.id);
         let renewed = fence_of(&renew.token)
             .and_then(|fence| protocol::renew(entry, fence, renew.lease_ms, self.now_ms));
         let entry = self.ledger.count_stale(renewed)?;
         let lease_ms = entry.view(renew.id.clone(), self.now_ms).lease_ms;
         self.write(&renew.id, Some(entry));
-        Ok(Remaining { lease_ms })
+        Ok(RemainingLease { lease_ms })
     }
 
-    pub fn end(&mut self, end: &ClaimEnd) -> Result<(), TokenError> {
+    pub fn end(&mut self, end: &EndClaim) -> Result<(), TokenError> {
         let entry = self.ledger.map.get(&end.id);
         let ended =
             fence_of(&end.token).and_then(|fence| protocol::end(entry, fence, &end.ending, self.now_ms));
         let ended = self.ledger.count_stale(ended)?;
-        let completed = matches!(&ended, Ended::Write(LedgerEntry { stage: Stage::Completed { .. }, .. }));
+        let completed =
+            matches!(&ended, EntryChange::Write(LedgerEntry { stage: Stage::Completed { .. }, .. }));
         self.ledger.stats.completed += u64::from(completed);
         self.apply(&end.id, ended);
         Ok(())
@@ -111,11 +112,11 @@ impl State {
         Ok(())
     }
 
-    fn apply(&mut self, id: &EntryId, ended: Ended) {
+    fn apply(&mut self, id: &EntryId, ended: EntryChange) {
         match ended {
-            Ended::Write(entry) => self.write(id, Some(entry)),
-            Ended::Delete => self.write(id, None),
-            Ended::Unchanged => {}
+            EntryChange::Write(entry) => self.write(id, Some(entry)),
+            EntryChange::Delete => self.write(id, None),
+            EntryChange::Unchanged => {}
         }
     }
 
@@ -135,7 +136,7 @@ impl State {
         }
         for queue in self.queues.values_mut().filter(|_| cleared) {
             let waits = queue.messages.values().filter(|m| {
-                matches!(m.parked, Some((Cause::InDoubt, _)))
+                matches!(m.parked, Some((FailureCause::InDoubt, _)))
                     && m.place == Place::Parked
                     && m.needs.contains(id)
             });
@@ -218,13 +219,13 @@ impl Ledger for MemoryStore {
         }
     }
 
-    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<RemainingLease, TokenError> {
         validate::batch("renew", batch.len())?;
         let mut state = self.change();
         Ok(batch.iter().map(|renew| state.renew(renew)).collect())
     }
 
-    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+    async fn end(&self, batch: Vec<EndClaim>) -> Batch<(), TokenError> {
         validate::batch("end", batch.len())?;
         let mut state = self.change();
         Ok(batch.iter().map(|end| state.end(end)).collect())

@@ -1,9 +1,9 @@
 use hapax_core::policy;
 use hapax_core::store::FailedAttempt;
 use hapax_core::{
-    AdminError, Cause, DedupId, Delivery, EntryId, Extend, How, MessageId, MessageKey, MessageState,
-    MessageView, NewMessage, QueueConfig, QueueName, QueueStats, Receipt, Receive, Remaining, Revision,
-    SendError, Sent, Settle, SettleError, Settled, StoreError, validate,
+    AdminError, DedupId, Delivery, EntryId, Extend, FailureCause, MessageId, MessageKey, MessageState,
+    MessageView, NewMessage, QueueConfig, QueueName, QueueStats, Receipt, Receive, RemainingLease, Revision,
+    SendError, Sent, Settle, SettleError, Settled, Settlement, StoreError, validate,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -44,10 +44,10 @@ impl State {
         if let Some(key) = key {
             queue.dedup.insert(key, (now_ms, id, queue.sequence));
         }
-        let stated = MessageKey::stated(&new.attributes, &new.body, config.key_pointer.as_deref());
+        let explicit = MessageKey::explicit(&new.attributes, &new.body, config.key_pointer.as_deref());
         let due_ms = visible.due_ms;
         let place = if due_ms == now_ms { Place::Ready } else { Place::Hidden { until: due_ms } };
-        let key = MessageKey::decide(stated, dedup.as_ref().map(DedupId::as_str), id);
+        let key = MessageKey::decide(explicit, dedup.as_ref().map(DedupId::as_str), id);
         let entry = queue.is_once().then(|| EntryId::of_queue(name, key.key.clone()));
         let message = Message {
             key,
@@ -87,7 +87,7 @@ impl State {
         {
             let own = |r: &Receipt| queue.find(r).ok().filter(|s| queue.messages[s].in_flight());
             let found: Vec<u64> = receipts.iter().filter_map(own).take(ask.max).collect();
-            if now_ms < since_ms + policy::ATTEMPT_MS && !found.is_empty() {
+            if now_ms < since_ms + policy::ATTEMPT_ID_MS && !found.is_empty() {
                 for sequence in &found {
                     let m = queue.messages.get_mut(sequence).unwrap();
                     let Place::Flight { until, received, own } = m.place else { panic!("not in flight") };
@@ -102,7 +102,7 @@ impl State {
             let over: Vec<u64> = queue.messages.iter().filter(|(_, m)| out(m)).map(|(s, _)| *s).collect();
             for sequence in over {
                 let last = self.queues[name].messages[&sequence].history.last().cloned();
-                let (cause, error) = last.map_or((Cause::Expired, None), |f| (f.cause, f.error));
+                let (cause, error) = last.map_or((FailureCause::Expired, None), |f| (f.cause, f.error));
                 self.die(name, sequence, cause, error.as_deref());
             }
         }
@@ -144,27 +144,29 @@ impl State {
         }
         // What would release it has happened already.
         let decided = |id: &EntryId| !self.ledger.is_in_doubt(id, now_ms);
-        if matches!(settle.how, How::Park { .. }) && settle.parked_for.as_ref().is_some_and(decided) {
-            settle.how = How::Defer { after_ms: 0 };
+        if matches!(settle.settlement, Settlement::Park { .. })
+            && settle.parked_for.as_ref().is_some_and(decided)
+        {
+            settle.settlement = Settlement::Defer { after_ms: 0 };
         }
         let sequence = self.find(name, &settle.receipt)?;
         let queue = self.queues.get_mut(name).unwrap();
         if !queue.messages[&sequence].in_flight() {
-            match settle.how {
-                How::Ack if !queue.info.config.is_fifo() => {}
-                How::Ack => return Err(SettleError::Expired),
+            match settle.settlement {
+                Settlement::Ack if !queue.info.config.is_fifo() => {}
+                Settlement::Ack => return Err(SettleError::Expired),
                 _ => return Err(SettleError::NotInFlight),
             }
         }
-        Ok(match settle.how {
-            How::Ack => self.ack(name, sequence),
-            How::Retry { after_ms, error } => {
+        Ok(match settle.settlement {
+            Settlement::Ack => self.ack(name, sequence),
+            Settlement::Retry { after_ms, error } => {
                 queue.totals.retried += 1;
                 queue.take_back_behind(sequence);
                 queue.messages.get_mut(&sequence).unwrap().received_ms = 0;
-                self.fail(name, sequence, Cause::Retry, error.as_deref(), after_ms)
+                self.fail(name, sequence, FailureCause::Retry, error.as_deref(), after_ms)
             }
-            How::Defer { after_ms } => {
+            Settlement::Defer { after_ms } => {
                 queue.totals.deferred += 1;
                 queue.take_back_behind(sequence);
                 State::put_back(queue, sequence, after_ms, now_ms);
@@ -172,20 +174,20 @@ impl State {
                 (m.attempts, m.received_ms) = (m.attempts - 1, 0);
                 Settled::Returned { after_ms }
             }
-            How::Park { reason } => {
+            Settlement::Park { reason } => {
                 queue.take_back_behind(sequence);
-                self.remember(name, sequence, Cause::InDoubt, Some(&reason));
+                self.remember(name, sequence, FailureCause::InDoubt, Some(&reason));
                 let queue = self.queues.get_mut(name).unwrap();
                 queue.halt(sequence);
                 let m = queue.messages.get_mut(&sequence).unwrap();
                 m.attempts -= 1;
-                (m.place, m.parked) = (Place::Parked, Some((Cause::InDoubt, Some(reason))));
+                (m.place, m.parked) = (Place::Parked, Some((FailureCause::InDoubt, Some(reason))));
                 Settled::Parked
             }
-            How::Reject { reason } => {
+            Settlement::Reject { reason } => {
                 queue.take_back_behind(sequence);
-                self.remember(name, sequence, Cause::Rejected, Some(&reason));
-                self.die(name, sequence, Cause::Rejected, Some(&reason))
+                self.remember(name, sequence, FailureCause::Rejected, Some(&reason));
+                self.die(name, sequence, FailureCause::Rejected, Some(&reason))
             }
         })
     }
@@ -211,20 +213,20 @@ impl State {
         if found == Err(SettleError::Gone) && died { Err(SettleError::Dead) } else { found }
     }
 
-    pub fn extend(&mut self, name: &QueueName, extend: &Extend) -> Result<Remaining, SettleError> {
+    pub fn extend(&mut self, name: &QueueName, extend: &Extend) -> Result<RemainingLease, SettleError> {
         let now_ms = self.now_ms;
         let sequence = self.find(name, &extend.receipt)?;
         let queue = self.queues.get_mut(name).unwrap();
         let fifo = queue.info.config.is_fifo();
         let m = queue.messages.get_mut(&sequence).unwrap();
         let (received, own) = match m.place {
-            Place::Flight { received, own, .. } => (received, own || extend.own),
+            Place::Flight { received, own, .. } => (received, own || extend.own_lease),
             Place::Ready | Place::Hidden { .. } if m.received_ms != 0 && !fifo => {
                 if extend.lease_ms == 0 {
                     m.place = Place::Ready;
-                    return Ok(Remaining { lease_ms: 0 });
+                    return Ok(RemainingLease { lease_ms: 0 });
                 }
-                (m.received_ms, extend.own)
+                (m.received_ms, extend.own_lease)
             }
             _ => return Err(SettleError::NotInFlight),
         };
@@ -235,11 +237,11 @@ impl State {
         }
         if extend.lease_ms == 0 {
             queue.totals.retried += 1;
-            self.fail(name, sequence, Cause::Retry, None, Some(0));
+            self.fail(name, sequence, FailureCause::Retry, None, Some(0));
         } else {
             m.place = Place::Flight { until, received, own };
         }
-        Ok(Remaining { lease_ms: extend.lease_ms })
+        Ok(RemainingLease { lease_ms: extend.lease_ms })
     }
 
     pub fn new_revision(&mut self) -> Revision {
@@ -298,7 +300,7 @@ impl Queue {
             return Err(SettleError::Stale);
         }
         match &m.parked {
-            Some((Cause::InDoubt | Cause::Damaged, _)) => Err(SettleError::NotInFlight),
+            Some((FailureCause::InDoubt | FailureCause::Damaged, _)) => Err(SettleError::NotInFlight),
             Some(_) => Err(SettleError::Dead),
             None => Ok(sequence),
         }

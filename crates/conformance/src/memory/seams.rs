@@ -6,8 +6,9 @@ use hapax_core::store::QueueTotals;
 use hapax_core::{
     AdminError, Batch, Browse, Capabilities, Delivery, Discarded, Examination, Extend, GroupId, MessageId,
     MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueuePause,
-    QueueStats, QueueStore, Receive, RedriveRequest, RedriveState, RedriveTask, Remaining, Revision,
-    SendError, Sent, Settle, SettleError, Settled, Settles, StoreError, StoreStatus, WakeUp, validate,
+    QueueStats, QueueStore, Receive, RedriveRequest, RedriveState, RedriveTask, RemainingLease, Revision,
+    SendError, Sent, Settle, SettleError, Settled, StoreError, StoreStatus, SupportedSettlements, WakeUp,
+    validate,
 };
 
 use super::MemoryStore;
@@ -18,7 +19,7 @@ impl QueueStore for MemoryStore {
     fn capabilities(&self) -> Capabilities {
         let mut can = Capabilities::none("memory");
         can.leases = true;
-        can.settles = Settles::ALL;
+        can.settles = SupportedSettlements::ALL;
         (can.atomic_settle, can.atomic_moves, can.settle_ends_claims) = (true, true, true);
         (can.durable_lease, can.fence) = (true, true);
         (can.order, can.halt_group) = (Order::PerGroup, true);
@@ -71,7 +72,7 @@ impl QueueStore for MemoryStore {
         Ok(answers)
     }
 
-    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+    async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
         validate::batch("extend", batch.len())?;
         let mut state = self.change();
         state.of(queue)?;
@@ -82,7 +83,7 @@ impl QueueStore for MemoryStore {
 
 #[async_trait]
 impl QueueAdmin for MemoryStore {
-    async fn create_queue_spaced(
+    async fn create_queue_with_interval(
         &self,
         name: &QueueName,
         config: QueueConfig,
@@ -166,7 +167,7 @@ impl QueueAdmin for MemoryStore {
         Ok(self.now().of(name)?.stats())
     }
 
-    async fn purge_spaced(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
+    async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let mut state = self.change();
         let last_ms = state.of(name)?.purged_ms;
         state.wait(last_ms, interval_ms)?;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use hapax_core::policy::{self, AfterFailure};
 use hapax_core::store::{FailedAttempt, QueueTotals};
 use hapax_core::{
-    Attributes, Cause, DeadLetter, DedupId, Delivery, Document, DocumentName, EntryId, Fence, GroupId,
+    Attributes, DeadLetter, DedupId, Delivery, Document, DocumentName, EntryId, FailureCause, Fence, GroupId,
     MessageId, MessageKey, OnDead, Priority, QueueInfo, QueueName, Receipt, RedriveState, RedriveTask,
     Settled, Tier,
 };
@@ -47,7 +47,7 @@ pub struct Message {
     pub dead: Option<DeadLetter>,
     /// Its sequence in the queue in which it died.
     pub died_at: u64,
-    pub parked: Option<(Cause, Option<String>)>,
+    pub parked: Option<(FailureCause, Option<String>)>,
     pub history: Vec<FailedAttempt>,
     pub consumer: Option<String>,
     pub fence: u64,
@@ -288,7 +288,7 @@ impl State {
         &mut self,
         name: &QueueName,
         sequence: u64,
-        cause: Cause,
+        cause: FailureCause,
         error: Option<&str>,
         asked: Option<u64>,
     ) -> Settled {
@@ -320,14 +320,14 @@ impl State {
         }
     }
 
-    pub fn remember(&mut self, name: &QueueName, sequence: u64, cause: Cause, error: Option<&str>) {
+    pub fn remember(&mut self, name: &QueueName, sequence: u64, cause: FailureCause, error: Option<&str>) {
         let m = self.queues.get_mut(name).unwrap().messages.get_mut(&sequence).unwrap();
         m.history.push(FailedAttempt {
             attempt: m.attempts,
             deliveries: m.deliveries,
             at_ms: self.now_ms,
             cause,
-            error: error.map(|error| policy::cut(error, policy::ERROR_BYTES_MAX).to_owned()),
+            error: error.map(|error| policy::truncate(error, policy::ERROR_BYTES_MAX).to_owned()),
             consumer: m.consumer.take(),
         });
         if m.history.len() > policy::HISTORY_MAX as usize {
@@ -335,7 +335,13 @@ impl State {
         }
     }
 
-    pub fn die(&mut self, name: &QueueName, sequence: u64, cause: Cause, error: Option<&str>) -> Settled {
+    pub fn die(
+        &mut self,
+        name: &QueueName,
+        sequence: u64,
+        cause: FailureCause,
+        error: Option<&str>,
+    ) -> Settled {
         let queue = self.queues.get_mut(name).unwrap();
         queue.totals.dead += 1;
         queue.halt(sequence);
@@ -383,7 +389,7 @@ impl State {
                     let queue = self.queues.get_mut(name).unwrap();
                     queue.totals.expired += 1;
                     queue.take_back_batch(sequence);
-                    self.fail(name, sequence, Cause::Expired, None, None);
+                    self.fail(name, sequence, FailureCause::Expired, None, None);
                 }
             }
             let awaited: BTreeSet<MessageId> =

@@ -28,7 +28,7 @@ use thiserror::Error;
 use crate::documents::Documents;
 use crate::error::StoreError;
 use crate::name::{Fence, Fingerprint, IdempotencyKey, Owner, QueueName, Receipt, Scope, Token};
-use crate::store::{Batch, Page, QueueAdmin, Remaining};
+use crate::store::{Batch, Page, QueueAdmin, RemainingLease};
 
 /// How long an outcome is kept by default: 4 days, as long as a message.
 pub const TTL_MS_DEFAULT: u64 = 4 * 24 * 3600 * 1000;
@@ -39,7 +39,7 @@ pub const TTL_MS_MIN: u64 = 1000;
 /// Maximum size of a recorded outcome. Of a larger one, the ledger keeps only the fact that the effect ended.
 pub const OUTCOME_BYTES_MAX: usize = 1024 * 1024;
 /// How long a lapsed claim is kept if the next claimant may take it over: 14 days.
-pub const DOUBT_MS: u64 = 14 * 24 * 3600 * 1000;
+pub const DOUBT_RETENTION_MS: u64 = 14 * 24 * 3600 * 1000;
 
 /// Lookup key of an entry: a key is unique only within its scope.
 ///
@@ -210,7 +210,7 @@ impl RecordedOutcome {
 
     /// The form in which a ledger keeps it: an oversize value becomes a marker, so that the effect never runs again.
     #[must_use]
-    pub fn kept(self) -> Self {
+    pub fn without_oversize_value(self) -> Self {
         match self.value {
             Some(json) if json.as_str().len() > OUTCOME_BYTES_MAX => {
                 Self { value: None, omitted_bytes: Some(json.as_str().len() as u64), ..self }
@@ -404,7 +404,7 @@ pub struct Renew {
 
 /// How a claim ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ending {
+pub enum ClaimEnding {
     /// The effect has ended, with success or with a permanent failure; duplicates get this outcome.
     Complete {
         /// The outcome to record.
@@ -421,13 +421,13 @@ pub enum Ending {
 
 /// Ends one claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClaimEnd {
+pub struct EndClaim {
     /// The entry's lookup key.
     pub id: EntryId,
     /// The claim's token.
     pub token: Token,
     /// How it ends.
-    pub ending: Ending,
+    pub ending: ClaimEnding,
 }
 
 /// An operator's decision about an entry in doubt.
@@ -603,10 +603,10 @@ pub trait Ledger: Send + Sync {
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError>;
 
     /// Keeps claims from lapsing.
-    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError>;
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<RemainingLease, TokenError>;
 
     /// Ends claims. Safe to repeat after an unknown outcome: repeating the same completion is not an error.
-    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError>;
+    async fn end(&self, batch: Vec<EndClaim>) -> Batch<(), TokenError>;
 
     /// Reads an entry.
     async fn entry(&self, id: &EntryId) -> Result<Option<EntryView>, StoreError>;

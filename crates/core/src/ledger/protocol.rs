@@ -2,8 +2,8 @@
 //! write and the answer. A store executes each call and the write of its result as one atomic step.
 
 use super::{
-    ClaimError, ClaimRequest, DOUBT_MS, Ending, EntryId, EntryState, EntryView, OnDoubt, RecordedOutcome,
-    Resolution, ResolveError, TTL_MS_MAX, TTL_MS_MIN, TokenError,
+    ClaimEnding, ClaimError, ClaimRequest, DOUBT_RETENTION_MS, EntryId, EntryState, EntryView, OnDoubt,
+    RecordedOutcome, Resolution, ResolveError, TTL_MS_MAX, TTL_MS_MIN, TokenError,
 };
 use crate::name::{Fence, Fingerprint, Owner};
 use crate::policy::LEASE_MS_MAX;
@@ -58,7 +58,7 @@ impl std::hash::Hash for RecordedOutcome {
 
 /// The decision about a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Claimed {
+pub enum ClaimDecision {
     /// Write this entry; the caller holds it.
     Granted {
         /// The entry to write.
@@ -87,7 +87,7 @@ pub enum Claimed {
 
 /// The decision about the end of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum EntryChange {
     /// Write this entry.
     Write(LedgerEntry),
     /// Delete the entry.
@@ -113,7 +113,7 @@ impl LedgerEntry {
     pub fn prune_ms(&self) -> Option<u64> {
         match &self.stage {
             Stage::Processing { on_doubt: OnDoubt::Park, .. } => None,
-            Stage::Processing { until_ms, .. } => Some(until_ms + DOUBT_MS),
+            Stage::Processing { until_ms, .. } => Some(until_ms + DOUBT_RETENTION_MS),
             Stage::Completed { at_ms, ttl_ms, .. } => Some(at_ms + ttl_ms),
         }
     }
@@ -121,7 +121,7 @@ impl LedgerEntry {
     /// The entry after its store was opened: an open claim gets at least one full lease, since its holder could not
     /// renew it while the store was down. One whose lapse is [recorded](Self::lapsed) stays in doubt.
     #[must_use]
-    pub fn reopened(mut self, now_ms: u64) -> Self {
+    pub fn after_restart(mut self, now_ms: u64) -> Self {
         if let Stage::Processing { lease_ms: lease_ms @ 1.., until_ms, doubted: false, .. } = &mut self.stage
         {
             *until_ms = (*until_ms).max(now_ms + *lease_ms);
@@ -177,7 +177,7 @@ pub fn claim(
     request: &ClaimRequest,
     now_ms: u64,
     fence: impl FnOnce() -> Fence,
-) -> Result<Claimed, ClaimError> {
+) -> Result<ClaimDecision, ClaimError> {
     let stage = |until_ms, on_doubt| Stage::Processing {
         lease_ms: request.lease_ms,
         until_ms,
@@ -194,14 +194,14 @@ pub fn claim(
         stage: stage(until_ms, request.on_doubt),
     };
     let Some(entry) = entry else {
-        return Ok(Claimed::Granted { entry: grant(fence(), 0), takeover: false });
+        return Ok(ClaimDecision::Granted { entry: grant(fence(), 0), takeover: false });
     };
     if entry.fingerprint != request.fingerprint {
         return Err(ClaimError::Mismatch);
     }
     match &entry.stage {
         Stage::Completed { at_ms, outcome, .. } => {
-            Ok(Claimed::Completed { outcome: outcome.clone(), at_ms: *at_ms })
+            Ok(ClaimDecision::Completed { outcome: outcome.clone(), at_ms: *at_ms })
         }
         // The same claim again: its answer was lost. It is still held, be it past its lease, and what its first request
         // said about doubt stands.
@@ -210,15 +210,15 @@ pub fn claim(
         {
             let stage = stage(until_ms.max(*before_ms), *on_doubt);
             let again = LedgerEntry { stage, ..entry.clone() };
-            Ok(Claimed::Granted { entry: again, takeover: entry.takeovers > 0 })
+            Ok(ClaimDecision::Granted { entry: again, takeover: entry.takeovers > 0 })
         }
         Stage::Processing { until_ms, doubted: false, .. } if now_ms < *until_ms => {
-            Ok(Claimed::InProgress { retry_after_ms: until_ms - now_ms })
+            Ok(ClaimDecision::InProgress { retry_after_ms: until_ms - now_ms })
         }
         Stage::Processing { until_ms, .. } => match request.on_doubt {
-            OnDoubt::Park => Ok(Claimed::InDoubt { since_ms: *until_ms }),
+            OnDoubt::Park => Ok(ClaimDecision::InDoubt { since_ms: *until_ms }),
             OnDoubt::Retry => {
-                Ok(Claimed::Granted { entry: grant(fence(), entry.takeovers + 1), takeover: true })
+                Ok(ClaimDecision::Granted { entry: grant(fence(), entry.takeovers + 1), takeover: true })
             }
         },
     }
@@ -254,43 +254,46 @@ pub fn renew(
 pub fn end(
     entry: Option<&LedgerEntry>,
     fence: Fence,
-    ending: &Ending,
+    ending: &ClaimEnding,
     now_ms: u64,
-) -> Result<Ended, TokenError> {
+) -> Result<EntryChange, TokenError> {
     let entry = entry.ok_or(TokenError::Gone)?;
     if entry.fence != fence {
         return Err(TokenError::Stale);
     }
     match (&entry.stage, ending) {
-        (Stage::Completed { outcome: before, .. }, Ending::Complete { outcome, .. })
-            if *before == outcome.clone().kept() =>
+        (Stage::Completed { outcome: before, .. }, ClaimEnding::Complete { outcome, .. })
+            if *before == outcome.clone().without_oversize_value() =>
         {
-            Ok(Ended::Unchanged)
+            Ok(EntryChange::Unchanged)
         }
         (Stage::Completed { .. }, _) => Err(TokenError::Ended),
-        (Stage::Processing { .. }, Ending::Complete { outcome, ttl_ms }) => {
-            Ok(Ended::Write(completed(entry.clone(), outcome, *ttl_ms, now_ms)))
+        (Stage::Processing { .. }, ClaimEnding::Complete { outcome, ttl_ms }) => {
+            Ok(EntryChange::Write(completed(entry.clone(), outcome, *ttl_ms, now_ms)))
         }
         // The holder declared that the effect may have happened, and cannot withdraw that.
-        (Stage::Processing { doubted: true, .. }, Ending::Release) => Err(TokenError::Stale),
-        (Stage::Processing { .. }, Ending::Release) if entry.takeovers == 0 => Ok(Ended::Delete),
-        (Stage::Processing { doubted: true, .. }, Ending::Doubt) => Ok(Ended::Unchanged),
+        (Stage::Processing { doubted: true, .. }, ClaimEnding::Release) => Err(TokenError::Stale),
+        (Stage::Processing { .. }, ClaimEnding::Release) if entry.takeovers == 0 => Ok(EntryChange::Delete),
+        (Stage::Processing { doubted: true, .. }, ClaimEnding::Doubt) => Ok(EntryChange::Unchanged),
         // A release after a takeover says nothing about the earlier holder's effect. The entry stays in doubt, so that
         // the next claimant learns of it.
-        (Stage::Processing { lease_ms, until_ms, on_doubt, .. }, Ending::Release | Ending::Doubt) => {
+        (
+            Stage::Processing { lease_ms, until_ms, on_doubt, .. },
+            ClaimEnding::Release | ClaimEnding::Doubt,
+        ) => {
             let stage = Stage::Processing {
                 lease_ms: *lease_ms,
                 until_ms: now_ms.min(*until_ms),
                 on_doubt: *on_doubt,
                 doubted: true,
             };
-            Ok(Ended::Write(LedgerEntry { stage, ..entry.clone() }))
+            Ok(EntryChange::Write(LedgerEntry { stage, ..entry.clone() }))
         }
     }
 }
 
 fn completed(entry: LedgerEntry, outcome: &RecordedOutcome, ttl_ms: u64, now_ms: u64) -> LedgerEntry {
-    let outcome = outcome.clone().kept();
+    let outcome = outcome.clone().without_oversize_value();
     let ttl_ms = ttl_ms.clamp(TTL_MS_MIN, TTL_MS_MAX);
     LedgerEntry { stage: Stage::Completed { at_ms: now_ms, ttl_ms, outcome }, ..entry }
 }
@@ -302,16 +305,16 @@ pub fn resolve(
     resolution: &Resolution,
     now_ms: u64,
     fence: impl FnOnce() -> Fence,
-) -> Result<Ended, ResolveError> {
+) -> Result<EntryChange, ResolveError> {
     let entry = entry.ok_or_else(|| ResolveError::NotFound(id.clone()))?;
     match entry.state(now_ms) {
         EntryState::Processing => Err(in_progress(entry, now_ms)),
         EntryState::Completed | EntryState::Failed => Err(ResolveError::NotInDoubt),
         EntryState::InDoubt => Ok(match resolution {
-            Resolution::Absent => Ended::Delete,
+            Resolution::Absent => EntryChange::Delete,
             Resolution::Completed { outcome, ttl_ms } => {
                 let entry = LedgerEntry { fence: fence(), ..entry.clone() };
-                Ended::Write(completed(entry, outcome, *ttl_ms, now_ms))
+                EntryChange::Write(completed(entry, outcome, *ttl_ms, now_ms))
             }
         }),
     }

@@ -3,17 +3,17 @@
 mod backoff;
 mod dead_letter;
 mod dedup;
-mod deliver;
 mod lease;
 mod redrive;
 pub mod tier;
+mod visibility;
 
 pub use backoff::{Jitter, RetryPolicy};
 pub use dead_letter::{AfterFailure, after_failure};
 pub use dedup::{content_id, dedup_hash, dedup_key, is_duplicate};
-pub use deliver::{DELIVER_AHEAD_MS_MAX, Visibility, visibility};
 pub use lease::{extend_deadline, lease_deadline};
-pub use redrive::Death;
+pub use redrive::DeadLetterRef;
+pub use visibility::{DELIVER_AHEAD_MS_MAX, Visibility, visibility};
 
 /// The lease if neither queue nor receive sets one: 30 s.
 pub const LEASE_MS_DEFAULT: u64 = 30_000;
@@ -36,7 +36,7 @@ pub const BATCH_MAX: usize = 10;
 /// Maximum number of messages of one queue in flight.
 pub const IN_FLIGHT_MAX: u64 = 120_000;
 /// How long a receive that names its attempt can be repeated: 5 min.
-pub const ATTEMPT_MS: u64 = 5 * 60 * 1000;
+pub const ATTEMPT_ID_MS: u64 = 5 * 60 * 1000;
 /// How long a deduplication id is remembered by default: 5 min.
 pub const DEDUP_WINDOW_MS_DEFAULT: u64 = 5 * 60 * 1000;
 /// Maximum length of a stored error or reason; longer ones are truncated.
@@ -49,6 +49,6 @@ pub const HISTORY_MAX: u32 = 20;
 pub const INTERVAL_MS_MAX: u64 = 5 * 60 * 1000;
 
 /// Truncates a text to at most `bytes_max` bytes at a character boundary.
-pub fn cut(text: &str, bytes_max: usize) -> &str {
+pub fn truncate(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
 }

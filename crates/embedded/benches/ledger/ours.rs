@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::ledger::TTL_MS_DEFAULT;
 use hapax_core::{
-    Claim, ClaimEnd, ClaimRequest, Ending, EntryId, Fingerprint, Grant, Ledger, Owner, RecordedOutcome,
+    Claim, ClaimEnding, ClaimRequest, EndClaim, EntryId, Fingerprint, Grant, Ledger, Owner, RecordedOutcome,
 };
 use hapax_embedded::{Embedded, Options};
 use tokio::runtime::Runtime;
@@ -37,9 +37,9 @@ fn request(number: u64) -> ClaimRequest {
 }
 
 impl StoreState {
-    fn complete(&self, id: EntryId, grant: Grant) -> ClaimEnd {
-        let ending = Ending::Complete { outcome: self.outcome.clone(), ttl_ms: TTL_MS_DEFAULT };
-        ClaimEnd { id, token: grant.token, ending }
+    fn complete(&self, id: EntryId, grant: Grant) -> EndClaim {
+        let ending = ClaimEnding::Complete { outcome: self.outcome.clone(), ttl_ms: TTL_MS_DEFAULT };
+        EndClaim { id, token: grant.token, ending }
     }
 
     async fn claim_and_complete(&self) -> (Duration, Duration) {

@@ -84,8 +84,8 @@ impl Engine {
         if self.queue(id).paused.is_some() {
             return Ok(());
         }
-        let by = policy::cut(by, 256).to_owned();
-        let reason = reason.map(|reason| policy::cut(reason, policy::ERROR_BYTES_MAX).to_owned());
+        let by = policy::truncate(by, 256).to_owned();
+        let reason = reason.map(|reason| policy::truncate(reason, policy::ERROR_BYTES_MAX).to_owned());
         let why = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
         let what = format!("paused queue {name}{why}");
         self.set_paused(now, id, by.clone(), Some(QueuePause { since_ms: now.ms(), by, reason }), what);
@@ -95,7 +95,13 @@ impl Engine {
     pub fn resume_queue(&mut self, now: Now, name: &QueueName, by: &str) -> Result<(), StoreError> {
         let id = self.find(name)?;
         if self.queue(id).paused.is_some() {
-            self.set_paused(now, id, policy::cut(by, 256).to_owned(), None, format!("resumed queue {name}"));
+            self.set_paused(
+                now,
+                id,
+                policy::truncate(by, 256).to_owned(),
+                None,
+                format!("resumed queue {name}"),
+            );
         }
         Ok(())
     }
@@ -242,7 +248,7 @@ impl Engine {
             let _ = write!(what, " {}", ids(entry.seq));
         }
         if !found.is_empty() {
-            let by = policy::cut(by, 256).to_owned();
+            let by = policy::truncate(by, 256).to_owned();
             wave.records.push(Record::Audit { at_ms: now.ms(), by, what });
             wave.durable = true;
         }
@@ -258,7 +264,7 @@ impl Engine {
             self.decide_here(now, id, slot);
             let (queue, wave) = self.at(id);
             let mut entry = *queue.table.get(slot);
-            if parked_cause(entry.flags) == Some(hapax_core::Cause::Damaged) {
+            if parked_cause(entry.flags) == Some(hapax_core::FailureCause::Damaged) {
                 wave.records.push(Record::AcceptBody { seq: *seq });
             }
             if entry.flags & FLAG_HISTORY != 0 {
@@ -309,7 +315,7 @@ impl Engine {
             queue.replace(wave, slot, entry);
             queue.totals.delivered -= 1;
             queue.totals.damaged += 1;
-            self.park(now, named.queue, slot, hapax_core::Cause::Damaged);
+            self.park(now, named.queue, slot, hapax_core::FailureCause::Damaged);
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
 
-use hapax_core::policy::{self, ATTEMPT_MS};
+use hapax_core::policy::{self, ATTEMPT_ID_MS};
 
 use super::groups::Slot;
 use super::receive::{Leased, Request};
@@ -55,19 +55,19 @@ impl Attempts {
     }
 
     fn get(&self, id: &str, now_ms: u64) -> Option<&AttemptRow> {
-        self.known.get(&key(id)).filter(|row| now_ms < row.at_ms + ATTEMPT_MS)
+        self.known.get(&key(id)).filter(|row| now_ms < row.at_ms + ATTEMPT_ID_MS)
     }
 
     /// When rows are to be deleted next.
     pub fn next_ms(&self) -> Option<u64> {
-        self.by_age.first().map(|(at_ms, _)| (at_ms + ATTEMPT_MS).next_multiple_of(PRUNE_EVERY_MS))
+        self.by_age.first().map(|(at_ms, _)| (at_ms + ATTEMPT_ID_MS).next_multiple_of(PRUNE_EVERY_MS))
     }
 
     /// Those that can still be repeated, in order of key.
     #[cfg(test)]
     pub fn remembered(&self, now_ms: u64) -> Vec<AttemptRow> {
         let mut rows: Vec<_> =
-            self.known.values().filter(|row| now_ms < row.at_ms + ATTEMPT_MS).cloned().collect();
+            self.known.values().filter(|row| now_ms < row.at_ms + ATTEMPT_ID_MS).cloned().collect();
         rows.sort_by_key(|row| row.key);
         rows
     }
@@ -91,7 +91,7 @@ impl Queue {
 
     /// Forgets attempts that are too old to be repeated, at most `max`; says how many.
     pub(super) fn forget_attempts(&mut self, wave: &mut Wave, now_ms: u64, max: usize) -> usize {
-        let old = |&&(at_ms, _): &&(u64, u128)| at_ms + ATTEMPT_MS <= now_ms;
+        let old = |&&(at_ms, _): &&(u64, u128)| at_ms + ATTEMPT_ID_MS <= now_ms;
         let keys: Vec<u128> =
             self.attempts.by_age.iter().take_while(old).take(max).map(|(_, key)| *key).collect();
         for key in &keys {

@@ -1,4 +1,4 @@
-use hapax_core::{Cause, GroupId, OnDead, Settled, policy};
+use hapax_core::{FailureCause, GroupId, OnDead, Settled, policy};
 
 use super::groups::{Slot, UNGROUPED};
 use super::{Engine, Undo};
@@ -13,7 +13,7 @@ impl Engine {
         now: Now,
         queue: u32,
         slot: Slot,
-        cause: Cause,
+        cause: FailureCause,
         error: Option<&str>,
     ) -> Settled {
         let policy = self.queue(queue).config.dead_letter.as_ref();
@@ -34,7 +34,7 @@ impl Engine {
             source: source.name.clone(),
             source_order: died.order,
             cause,
-            error: error.map(|error| policy::cut(error, policy::ERROR_BYTES_MAX).to_owned()),
+            error: error.map(|error| policy::truncate(error, policy::ERROR_BYTES_MAX).to_owned()),
             attempts: died.attempts,
             deliveries: died.deliveries,
             first_ms: died.first_ms,
@@ -59,7 +59,7 @@ impl Engine {
     }
 
     /// Parks a message in its own queue until an operator decides.
-    pub(super) fn park(&mut self, now: Now, queue: u32, slot: Slot, cause: Cause) {
+    pub(super) fn park(&mut self, now: Now, queue: u32, slot: Slot, cause: FailureCause) {
         self.halt(now, queue, slot);
         let (queue, wave) = self.at(queue);
         let mut entry = *queue.table.get(slot);

@@ -5,7 +5,8 @@ use std::ops::Bound;
 
 use hapax_core::documents::{BYTES_MAX, COUNT_MAX, PAGE_BYTES_MAX, TOTAL_BYTES_MAX};
 use hapax_core::{
-    Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, Expected, Json, Revision, StoreError,
+    Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, ExpectedRevision, Json, Revision,
+    StoreError,
 };
 
 use super::{Engine, Undo};
@@ -74,7 +75,7 @@ impl Engine {
         now: Now,
         name: &DocumentName,
         value: Json,
-        expected: Expected,
+        expected: ExpectedRevision,
     ) -> Result<Revision, DocumentError> {
         let before = self.documents.by_name.get(name);
         expected.check(name, before.map(|before| before.revision))?;
@@ -103,7 +104,7 @@ impl Engine {
     pub fn delete_document(
         &mut self,
         name: &DocumentName,
-        expected: Expected,
+        expected: ExpectedRevision,
     ) -> Result<bool, DocumentError> {
         let before = self.documents.by_name.get(name);
         expected.check(name, before.map(|before| before.revision))?;

@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use hapax_core::ledger::protocol::{self, Claimed, Ended, Stage};
+use hapax_core::ledger::protocol::{self, ClaimDecision, EntryChange, Stage};
 use hapax_core::{
-    Cause, ClaimError, ClaimRequest, Ending, EntryId, EntryState, Fence, LedgerStats, Remaining, Resolution,
-    ResolveError, TokenError, policy,
+    ClaimEnding, ClaimError, ClaimRequest, EntryId, EntryState, FailureCause, Fence, LedgerStats,
+    RemainingLease, Resolution, ResolveError, TokenError, policy,
 };
 
 use super::doubt::{Doubts, NearBound};
@@ -56,7 +56,7 @@ struct Open {
 
 impl Entries {
     pub fn load(&mut self, mut row: LedgerRow, now: Now) {
-        row.entry = row.entry.reopened(now.ms());
+        row.entry = row.entry.after_restart(now.ms());
         self.set(row.id.hash(), Some(row));
     }
 
@@ -274,22 +274,22 @@ impl Engine {
             else {
                 continue;
             };
-            let in_doubt = |slot| parked_cause(table.get(slot).flags) == Some(Cause::InDoubt);
+            let in_doubt = |slot| parked_cause(table.get(slot).flags) == Some(FailureCause::InDoubt);
             if table.parked(seq).is_some_and(in_doubt) {
                 self.release(now, queue, &[seq]);
             }
         }
     }
 
-    fn write(&mut self, now: Now, known: &Known, ended: Ended) {
-        let after = if let Ended::Write(entry) = &ended { Some(entry) } else { None };
-        if ended != Ended::Unchanged {
+    fn write(&mut self, now: Now, known: &Known, ended: EntryChange) {
+        let after = if let EntryChange::Write(entry) = &ended { Some(entry) } else { None };
+        if ended != EntryChange::Unchanged {
             self.note_cleared(now, known, after);
         }
         match ended {
-            Ended::Unchanged => return,
-            Ended::Write(entry) => self.put_entry(known, entry),
-            Ended::Delete => self.drop_entry(known),
+            EntryChange::Unchanged => return,
+            EntryChange::Write(entry) => self.put_entry(known, entry),
+            EntryChange::Delete => self.drop_entry(known),
         }
         self.wave.durable = true;
         self.wave.ledger.freed.push(known.hash);
@@ -302,17 +302,17 @@ impl Engine {
         known: &Known,
         request: &ClaimRequest,
         again: bool,
-    ) -> Result<Claimed, ClaimError> {
+    ) -> Result<ClaimDecision, ClaimError> {
         let wave = &mut self.wave;
         let before = known.entry().map(|entry| entry.fence);
         let claimed = protocol::claim(known.entry(), request, now.ms(), || Fence(wave.next_fence(now)));
-        let opens = matches!(claimed, Ok(Claimed::Granted { .. }));
+        let opens = matches!(claimed, Ok(ClaimDecision::Granted { .. }));
         if opens && !self.ledger.open.contains_key(&known.hash) {
             self.ledger.doubts.check_room(&known.id.scope)?;
         }
         let stats = &mut self.ledger.stats;
         match &claimed {
-            Ok(Claimed::Granted { entry, takeover }) => {
+            Ok(ClaimDecision::Granted { entry, takeover }) => {
                 if before != Some(entry.fence) {
                     stats.granted += 1;
                     stats.takeovers += u64::from(*takeover);
@@ -321,9 +321,9 @@ impl Engine {
                 self.put_entry(known, entry.clone());
                 self.wave.durable = true;
             }
-            Ok(Claimed::Completed { .. }) => stats.replayed += 1,
-            Ok(Claimed::InProgress { .. }) => stats.conflicts += u64::from(!again),
-            Ok(Claimed::InDoubt { .. }) => {
+            Ok(ClaimDecision::Completed { .. }) => stats.replayed += 1,
+            Ok(ClaimDecision::InProgress { .. }) => stats.conflicts += u64::from(!again),
+            Ok(ClaimDecision::InDoubt { .. }) => {
                 stats.in_doubt += 1;
                 self.note_lapse(now, known.hash);
             }
@@ -396,7 +396,7 @@ impl Engine {
         known: &Known,
         fence: Option<u64>,
         lease_ms: u64,
-    ) -> Result<Remaining, TokenError> {
+    ) -> Result<RemainingLease, TokenError> {
         let renewed = fence.ok_or(TokenError::Stale).and_then(|fence| {
             let entry = protocol::renew(known.entry(), Fence(fence), lease_ms, now.ms())?;
             let held_ms = |entry: &protocol::LedgerEntry| match entry.stage {
@@ -409,7 +409,7 @@ impl Engine {
             self.wave.durable |= known.entry().is_some_and(|before| held_ms(before) < lease_ms);
             self.note_cleared(now, known, Some(&entry));
             self.put_entry(known, entry);
-            Ok(Remaining { lease_ms })
+            Ok(RemainingLease { lease_ms })
         });
         self.ledger.stats.stale += u64::from(renewed == Err(TokenError::Stale));
         renewed
@@ -420,7 +420,7 @@ impl Engine {
         now: Now,
         known: &Known,
         fence: Option<u64>,
-        ending: &Ending,
+        ending: &ClaimEnding,
     ) -> Result<(), TokenError> {
         let ended = fence
             .ok_or(TokenError::Stale)
@@ -428,7 +428,7 @@ impl Engine {
         self.ledger.stats.stale += u64::from(ended == Err(TokenError::Stale));
         let ended = ended?;
         let completed =
-            matches!(&ended, Ended::Write(entry) if !matches!(entry.stage, Stage::Processing { .. }));
+            matches!(&ended, EntryChange::Write(entry) if !matches!(entry.stage, Stage::Processing { .. }));
         self.ledger.stats.completed += u64::from(completed);
         self.write(now, known, ended);
         Ok(())
@@ -457,7 +457,7 @@ impl Engine {
 
     pub fn forget_entry(&mut self, now: Now, known: &Known, by: &str) -> Result<(), ResolveError> {
         protocol::forget(&known.id, known.entry(), now.ms())?;
-        self.write(now, known, Ended::Delete);
+        self.write(now, known, EntryChange::Delete);
         self.audit(now, by, format!("forgot the ledger's entry {}", known.id));
         Ok(())
     }
@@ -471,7 +471,7 @@ impl Engine {
     }
 
     fn audit(&mut self, now: Now, by: &str, what: String) {
-        let by = policy::cut(by, BY_BYTES_MAX).to_owned();
+        let by = policy::truncate(by, BY_BYTES_MAX).to_owned();
         self.wave.records.push(Record::Audit { at_ms: now.ms(), by, what });
         self.wave.durable = true;
     }
@@ -551,7 +551,7 @@ impl Engine {
     #[cfg(test)]
     pub fn ledger_snapshot(&self, now: Now) -> Vec<String> {
         let reopened =
-            |row: &LedgerRow| format!("entry {} {:?}", row.id, row.entry.clone().reopened(now.ms()));
+            |row: &LedgerRow| format!("entry {} {:?}", row.id, row.entry.clone().after_restart(now.ms()));
         let mut lines: Vec<_> = self.ledger.open.values().map(|open| reopened(&open.row)).collect();
         lines.sort();
         lines.push(format!("entries {:?}", self.ledger.tally));

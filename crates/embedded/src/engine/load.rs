@@ -235,7 +235,7 @@ impl Loader {
             }
             let now_ms = self.now.ms();
             let entry = MessageMeta {
-                flags: park_flags(0, hapax_core::Cause::Damaged),
+                flags: park_flags(0, hapax_core::FailureCause::Damaged),
                 sent_ms: row.entry.sent_ms.min(now_ms),
                 base_ms: now_ms,
                 due_ms: now_ms,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use hapax_core::store::{FailedAttempt, QueueTotals};
-use hapax_core::{Cause, GroupId, QueueConfig, QueueName, QueuePause, QueueStats, policy};
+use hapax_core::{FailureCause, GroupId, QueueConfig, QueueName, QueuePause, QueueStats, policy};
 
 use super::attempts::Attempts;
 use super::dedup::Dedup;
@@ -126,11 +126,11 @@ impl Queue {
         wave: &mut Wave,
         entry: &mut MessageMeta,
         at_ms: u64,
-        cause: Cause,
+        cause: FailureCause,
         error: Option<&str>,
     ) {
         let consumer = self.holders.get(&entry.seq).map(ToString::to_string);
-        let error = error.map(|error| policy::cut(error, policy::ERROR_BYTES_MAX).to_owned());
+        let error = error.map(|error| policy::truncate(error, policy::ERROR_BYTES_MAX).to_owned());
         entry.flags |= FLAG_HISTORY;
         let failed = FailedAttempt {
             attempt: entry.attempts,

@@ -1,4 +1,4 @@
-use hapax_core::{Cause, policy};
+use hapax_core::{FailureCause, policy};
 
 use super::Engine;
 use super::groups::Slot;
@@ -51,7 +51,7 @@ impl Engine {
             // The limit was lowered while a message waited. It becomes a dead letter when its turn comes, not while
             // messages ahead of it are handed out: otherwise halting its group would take those back at once.
             if spent(next[0]) {
-                self.die(now, queue, next[0], Cause::Retry, None);
+                self.die(now, queue, next[0], FailureCause::Retry, None);
                 continue;
             }
             let fit =

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use hapax_core::policy::Death;
+use hapax_core::policy::DeadLetterRef;
 use hapax_core::{
     AdminError, GroupId, MessageId, Priority, QueueName, RedriveRequest, RedriveState, RedriveTask,
     StoreError, Tier, policy, validate,
@@ -78,7 +78,7 @@ impl Engine {
             to: request.to,
             filter: request.filter,
             per_second,
-            by: policy::cut(&request.by, 256).to_owned(),
+            by: policy::truncate(&request.by, 256).to_owned(),
             state: RedriveState::Running,
             started_ms: now.ms(),
             ended_ms: None,
@@ -170,7 +170,7 @@ impl Engine {
 
     /// Whether a redrive's filter matches this dead letter.
     pub fn redrive_matches(&self, task: u64, id: MessageId, dead: Option<&DeadRow>) -> bool {
-        let death = dead.map(|dead| Death {
+        let death = dead.map(|dead| DeadLetterRef {
             source: &dead.source,
             cause: dead.cause,
             error: dead.error.as_deref(),

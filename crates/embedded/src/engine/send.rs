@@ -54,7 +54,7 @@ pub(crate) struct Stated {
 
 impl Stated {
     pub fn find(attributes: &Attributes, body: &[u8], pointer: Option<Arc<str>>) -> Self {
-        let key = MessageKey::stated(attributes, body, pointer.as_deref());
+        let key = MessageKey::explicit(attributes, body, pointer.as_deref());
         Self { pointer, key }
     }
 

@@ -1,5 +1,5 @@
 use hapax_core::policy::{self, AfterFailure};
-use hapax_core::{Cause, How, Remaining, SettleError, Settled};
+use hapax_core::{FailureCause, RemainingLease, SettleError, Settled, Settlement};
 
 use super::groups::Slot;
 use super::{Engine, Undo};
@@ -18,7 +18,7 @@ impl Engine {
             return Err(if self.died(queue, named.seq) { SettleError::Dead } else { SettleError::Gone });
         };
         let entry = *table.get(slot);
-        let dead = [Cause::Retry, Cause::Expired, Cause::Rejected];
+        let dead = [FailureCause::Retry, FailureCause::Expired, FailureCause::Rejected];
         match parked_cause(entry.flags) {
             _ if entry.fence != named.fence => Err(SettleError::Stale),
             Some(cause) if dead.contains(&cause) => Err(SettleError::Dead),
@@ -52,36 +52,36 @@ impl Engine {
         now: Now,
         queue: u32,
         named: DeliveryRef,
-        how: &How,
+        settlement: &Settlement,
         random: u64,
     ) -> Result<Settled, SettleError> {
         let (slot, entry) = self.held_or_counted(queue, named)?;
         let fifo = self.queue(queue).config.is_fifo();
-        match (how, entry.state) {
+        match (settlement, entry.state) {
             // No other delivery holds it, so a late ack still counts. In a FIFO group, later messages may have been
             // delivered since.
-            (How::Ack, State::Ready | State::Delayed) if fifo => return Err(SettleError::Expired),
-            (How::Ack, State::Ready | State::Delayed) | (_, State::InFlight) => {}
+            (Settlement::Ack, State::Ready | State::Delayed) if fifo => return Err(SettleError::Expired),
+            (Settlement::Ack, State::Ready | State::Delayed) | (_, State::InFlight) => {}
             _ => return Err(SettleError::NotInFlight),
         }
         self.wave.durable = true;
-        match how {
-            How::Ack => {
+        match settlement {
+            Settlement::Ack => {
                 self.decide(now, queue, slot);
                 let (queue, wave) = self.at(queue);
                 queue.delete(wave, slot);
                 queue.totals.acked += 1;
                 Ok(Settled::Acked)
             }
-            How::Retry { after_ms, error } => {
+            Settlement::Retry { after_ms, error } => {
                 self.return_rest(now, queue, &entry);
                 let (queue_ref, wave) = self.at(queue);
                 queue_ref.totals.retried += 1;
                 // The consumer gave it up: unlike one that ran out of its lease, it cannot be extended any more.
                 queue_ref.replace(wave, slot, MessageMeta { received_ms: 0, ..entry });
-                Ok(self.fail(now, queue, slot, Cause::Retry, error.as_deref(), *after_ms, random))
+                Ok(self.fail(now, queue, slot, FailureCause::Retry, error.as_deref(), *after_ms, random))
             }
-            How::Defer { after_ms } => {
+            Settlement::Defer { after_ms } => {
                 self.at(queue).0.totals.deferred += 1;
                 self.return_rest(now, queue, &entry);
                 let after_ms = (*after_ms).min(policy::LEASE_MS_MAX);
@@ -89,22 +89,22 @@ impl Engine {
                 self.put_back(now, queue, slot, after_ms);
                 Ok(Settled::Returned { after_ms })
             }
-            How::Reject { reason } => {
+            Settlement::Reject { reason } => {
                 self.return_rest(now, queue, &entry);
                 let (queue_ref, wave) = self.at(queue);
                 let mut entry = entry;
-                queue_ref.record_failure(wave, &mut entry, now.ms(), Cause::Rejected, Some(reason));
+                queue_ref.record_failure(wave, &mut entry, now.ms(), FailureCause::Rejected, Some(reason));
                 queue_ref.replace(wave, slot, entry);
-                Ok(self.die(now, queue, slot, Cause::Rejected, Some(reason)))
+                Ok(self.die(now, queue, slot, FailureCause::Rejected, Some(reason)))
             }
-            How::Park { reason } => {
+            Settlement::Park { reason } => {
                 self.return_rest(now, queue, &entry);
                 let (queue_ref, wave) = self.at(queue);
                 let mut entry = entry;
-                queue_ref.record_failure(wave, &mut entry, now.ms(), Cause::InDoubt, Some(reason));
+                queue_ref.record_failure(wave, &mut entry, now.ms(), FailureCause::InDoubt, Some(reason));
                 entry.attempts -= 1;
                 queue_ref.replace(wave, slot, entry);
-                self.park(now, queue, slot, Cause::InDoubt);
+                self.park(now, queue, slot, FailureCause::InDoubt);
                 Ok(Settled::Parked)
             }
         }
@@ -118,8 +118,8 @@ impl Engine {
         queue: u32,
         named: DeliveryRef,
         lease_ms: u64,
-        own: bool,
-    ) -> Result<Remaining, SettleError> {
+        own_lease: bool,
+    ) -> Result<RemainingLease, SettleError> {
         let (slot, mut entry) = self.held_or_counted(queue, named)?;
         match entry.state {
             State::InFlight => {}
@@ -133,16 +133,16 @@ impl Engine {
         }
         if lease_ms == 0 {
             self.at(queue).0.totals.retried += 1;
-            self.fail(now, queue, slot, Cause::Retry, None, Some(0), 0);
-            return Ok(Remaining { lease_ms: 0 });
+            self.fail(now, queue, slot, FailureCause::Retry, None, Some(0), 0);
+            return Ok(RemainingLease { lease_ms: 0 });
         }
         entry.due_ms = policy::extend_deadline(entry.received_ms, now.ms(), lease_ms)?;
-        if own {
+        if own_lease {
             entry.flags |= FLAG_OWN_LEASE;
         }
         let (queue, wave) = self.at(queue);
         queue.update(wave, slot, entry);
-        Ok(Remaining { lease_ms: entry.due_ms - now.ms() })
+        Ok(RemainingLease { lease_ms: entry.due_ms - now.ms() })
     }
 
     /// Resumes a delivery whose lease ran out. The failure that was noted then is taken back: it is noted again if the
@@ -153,7 +153,7 @@ impl Engine {
         queue: u32,
         slot: Slot,
         lease_ms: u64,
-    ) -> Result<Remaining, SettleError> {
+    ) -> Result<RemainingLease, SettleError> {
         let (queue, wave) = self.at(queue);
         let mut entry = *queue.table.get(slot);
         if lease_ms == 0 {
@@ -164,7 +164,7 @@ impl Engine {
             wave.records.push(Record::TakeBackFailure { seq: entry.seq, deliveries: entry.deliveries });
         }
         queue.update(wave, slot, entry);
-        Ok(Remaining { lease_ms: entry.due_ms - now.ms() })
+        Ok(RemainingLease { lease_ms: entry.due_ms - now.ms() })
     }
 
     /// A counted delivery failed: the message is retried or becomes a dead letter.
@@ -174,7 +174,7 @@ impl Engine {
         now: Now,
         queue: u32,
         slot: Slot,
-        cause: Cause,
+        cause: FailureCause,
         error: Option<&str>,
         asked_ms: Option<u64>,
         random: u64,

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 
-use hapax_core::{Cause, GroupId};
+use hapax_core::{FailureCause, GroupId};
 
 use super::groups::{Groups, Key, Slot};
 use crate::record::{MessageMeta, State, parked_cause};
@@ -255,7 +255,7 @@ impl Table {
         self.parked.get(&seq).copied()
     }
 
-    pub fn parked_for(&self, cause: Cause) -> Vec<u64> {
+    pub fn parked_for(&self, cause: FailureCause) -> Vec<u64> {
         let of = |(_, slot): &(&u64, &Slot)| parked_cause(self.get(**slot).flags) == Some(cause);
         self.parked.iter().filter(of).map(|(seq, _)| *seq).collect()
     }

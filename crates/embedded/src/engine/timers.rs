@@ -1,6 +1,6 @@
 //! Changes caused by time: delays end, leases expire, retention ends, rows are swept.
 
-use hapax_core::Cause;
+use hapax_core::FailureCause;
 
 use super::{Engine, Undo};
 use crate::record::{Record, State};
@@ -57,7 +57,7 @@ impl Engine {
                 State::InFlight => {
                     self.at(queue).0.totals.expired += 1;
                     self.return_batch(now, queue, &entry);
-                    self.fail(now, queue, slot, Cause::Expired, None, None, random());
+                    self.fail(now, queue, slot, FailureCause::Expired, None, None, random());
                 }
                 State::Ready | State::Parked => unreachable!("only delayed and in-flight messages are due"),
             }

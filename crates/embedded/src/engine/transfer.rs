@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 
 use hapax_core::ledger::protocol::{LedgerEntry, Stage};
-use hapax_core::ledger::{DOUBT_MS, TTL_MS_MAX};
-use hapax_core::transfer::{FENCE_BOUND_MAX, MOVE_MS_MAX};
+use hapax_core::ledger::{DOUBT_RETENTION_MS, TTL_MS_MAX};
+use hapax_core::transfer::{FENCE_BOUND_MAX, IMPORTED_MS_MIN};
 use hapax_core::{
-    AdminError, Cause, EntryId, ExportedEntry, ExportedMessage, ExportedStage, Fence, GroupId, MessageId,
-    QueueName, SendError, Tier, policy, validate,
+    AdminError, EntryId, ExportedEntry, ExportedMessage, ExportedStage, FailureCause, Fence, GroupId,
+    MessageId, QueueName, SendError, Tier, policy, validate,
 };
 
 use super::ledger::Known;
@@ -98,7 +98,7 @@ impl Queue {
             seq: entry.seq,
             order: entry.order,
             undecided: groups.undecided(entry.group).contains(&entry.seq),
-            damaged: parked_cause(entry.flags) == Some(Cause::Damaged),
+            damaged: parked_cause(entry.flags) == Some(FailureCause::Damaged),
         };
         let own = |entry: &&MessageMeta| upto.is_none_or(|upto| entry.order < upto);
         (found.iter().filter(own).map(message).collect(), waits, upto)
@@ -204,7 +204,7 @@ impl Engine {
         };
         // What will need a message that is over, for example a group that waits for it, may come later.
         let retention_ms = queue.config.retention_ms;
-        let base_min_ms = (now.ms() + retention_ms.min(MOVE_MS_MAX)).saturating_sub(retention_ms);
+        let base_min_ms = (now.ms() + retention_ms.min(IMPORTED_MS_MIN)).saturating_sub(retention_ms);
         let entry = MessageMeta {
             seq,
             order: seq,
@@ -306,16 +306,20 @@ impl Engine {
     ) -> Result<(), SendError> {
         validate::import_entry(&exported)?;
         // Its time may be over because a message needed it, which may come later.
-        let kept_ms = now.ms() + MOVE_MS_MAX;
+        let kept_ms = now.ms() + IMPORTED_MS_MIN;
         let stage = match exported.stage {
             ExportedStage::InDoubt { since_ms, on_doubt } => {
                 self.ledger.doubts.check_import(&exported.id)?;
-                let until_ms = since_ms.max(kept_ms.saturating_sub(DOUBT_MS));
+                let until_ms = since_ms.max(kept_ms.saturating_sub(DOUBT_RETENTION_MS));
                 Stage::Processing { lease_ms: 1, until_ms, on_doubt, doubted: true }
             }
             ExportedStage::Completed { at_ms, ttl_ms, outcome } => {
                 let end_ms = (at_ms + ttl_ms).clamp(kept_ms, now.ms() + TTL_MS_MAX);
-                Stage::Completed { at_ms, ttl_ms: end_ms.saturating_sub(at_ms), outcome: outcome.kept() }
+                Stage::Completed {
+                    at_ms,
+                    ttl_ms: end_ms.saturating_sub(at_ms),
+                    outcome: outcome.without_oversize_value(),
+                }
             }
         };
         let entry = LedgerEntry {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use hapax_core::store::FailedAttempt;
-use hapax_core::{Cause, DeadLetter, GroupId, IdempotencyKey, MessageKey, QueueName};
+use hapax_core::{DeadLetter, FailureCause, GroupId, IdempotencyKey, MessageKey, QueueName};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, params};
 
@@ -231,11 +231,11 @@ fn read_body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundBody> {
     Ok(FoundBody::Sound(BodyRow { seq, origin, content }))
 }
 
-fn cause(text: &str) -> Cause {
-    [Cause::Retry, Cause::Expired, Cause::Rejected, Cause::InDoubt]
+fn cause(text: &str) -> FailureCause {
+    [FailureCause::Retry, FailureCause::Expired, FailureCause::Rejected, FailureCause::InDoubt]
         .into_iter()
         .find(|c| c.as_str() == text)
-        .unwrap_or(Cause::Damaged)
+        .unwrap_or(FailureCause::Damaged)
 }
 
 pub(crate) fn dead(connection: &Connection, seq: u64) -> rusqlite::Result<Option<DeadRow>> {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use hapax_core::{How, SettleError, Settled};
+use hapax_core::{SettleError, Settled, Settlement};
 
 use crate::receipt::DeliveryRef;
 use crate::writer::RawDelivery;
@@ -173,7 +173,7 @@ impl History {
     pub fn settled(
         &mut self,
         named: DeliveryRef,
-        how: &How,
+        settlement: &Settlement,
         fifo: bool,
         now_ms: u64,
         answer: Option<&Result<Settled, SettleError>>,
@@ -194,7 +194,7 @@ impl History {
             None => {}
         }
         message.made[at].live = false;
-        if *how == How::Ack {
+        if *settlement == Settlement::Ack {
             let known = if answer.is_some() { Gone::Yes } else { Gone::Maybe };
             message.gone = if message.gone == Gone::Yes { Gone::Yes } else { known };
         } else if fifo {

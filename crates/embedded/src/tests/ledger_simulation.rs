@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hapax_core::ledger::protocol::{Claimed, Stage};
+use hapax_core::ledger::protocol::{ClaimDecision, Stage};
 use hapax_core::{
-    ClaimRequest, Ending, EntryId, How, Json, ManualClock, OnDoubt, QueueConfig, QueueName, RecordedOutcome,
-    Resolution, ResolveError, SettleError, StoreError, Tier, TokenError,
+    ClaimEnding, ClaimRequest, EntryId, Json, ManualClock, OnDoubt, QueueConfig, QueueName, RecordedOutcome,
+    Resolution, ResolveError, SettleError, Settlement, StoreError, Tier, TokenError,
 };
 use tokio::sync::oneshot;
 
@@ -49,9 +49,9 @@ enum Asked {
     Send(usize, Answer<rig::Sends>),
     Receive(Answer<Vec<RawDelivery>>),
     Claim(usize, String, bool, Answer<Claimings>),
-    Renew(usize, u64, u64, Answer<Vec<Result<hapax_core::Remaining, TokenError>>>),
-    End(usize, u64, Ending, Answer<Vec<Result<(), TokenError>>>),
-    Settle(usize, DeliveryRef, Option<(u64, Ending)>, Answer<rig::Settles>),
+    Renew(usize, u64, u64, Answer<Vec<Result<hapax_core::RemainingLease, TokenError>>>),
+    End(usize, u64, ClaimEnding, Answer<Vec<Result<(), TokenError>>>),
+    Settle(usize, DeliveryRef, Option<(u64, ClaimEnding)>, Answer<rig::Settles>),
     Decide(usize, Answer<Result<(), ResolveError>>),
 }
 
@@ -297,7 +297,7 @@ impl Sim {
         self.deliveries.get(count.checked_sub(self.rng.usize(..4) + 1)?).copied()
     }
 
-    fn ending(&mut self, key: usize, fence: u64) -> Ending {
+    fn ending(&mut self, key: usize, fence: u64) -> ClaimEnding {
         match self.rng.u32(..10) {
             0..6 => {
                 let outcome = RecordedOutcome::done(Json::of(&fence).unwrap());
@@ -306,10 +306,10 @@ impl Sim {
                 self.completions.entry(fence).or_insert((0, now_ms)).0 += 1;
                 // Entries of messages never expire, because otherwise their disappearance would prove nothing.
                 let ttl_ms = if key < QUEUED { 1_000 + fence % 2_000_000 } else { FOR_EVER_MS };
-                Ending::Complete { outcome, ttl_ms }
+                ClaimEnding::Complete { outcome, ttl_ms }
             }
-            6..8 => Ending::Release,
-            _ => Ending::Doubt,
+            6..8 => ClaimEnding::Release,
+            _ => ClaimEnding::Doubt,
         }
     }
 
@@ -318,19 +318,19 @@ impl Sim {
         let (key, named) = self.delivery()?;
         let token = self.tokens.iter().rev().find(|(at, ..)| *at == key).map(|(_, _, fence)| *fence);
         let completed = self.keys[key].completed.is_some();
-        let (how, claim) = match (token, self.rng.u32(..10)) {
+        let (settlement, claim) = match (token, self.rng.u32(..10)) {
             (Some(fence), 0..6) => {
                 let ending = self.ending(key, fence);
-                let how = match ending {
-                    Ending::Complete { .. } => How::Ack,
-                    _ => How::Defer { after_ms: 0 },
+                let settlement = match ending {
+                    ClaimEnding::Complete { .. } => Settlement::Ack,
+                    _ => Settlement::Defer { after_ms: 0 },
                 };
-                (how, Some((fence, ending)))
+                (settlement, Some((fence, ending)))
             }
-            (_, 6..8) if completed => (How::Ack, None),
-            _ => (How::Retry { after_ms: Some(0), error: None }, None),
+            (_, 6..8) if completed => (Settlement::Ack, None),
+            _ => (Settlement::Retry { after_ms: Some(0), error: None }, None),
         };
-        if let (How::Ack, Some((fence, _))) = (&how, &claim) {
+        if let (Settlement::Ack, Some((fence, _))) = (&settlement, &claim) {
             self.pairs.push((named, key, *fence));
         }
         let end = claim.clone().map(|(fence, ending)| End {
@@ -340,8 +340,8 @@ impl Sim {
             ending,
         });
         let (reply, answer) = oneshot::channel();
-        self.note(("settle", key, named, &how, &claim));
-        let batch = vec![Settling { named: Some(named), how, claim: end, parked_for: None }];
+        self.note(("settle", key, named, &settlement, &claim));
+        let batch = vec![Settling { named: Some(named), settlement, claim: end, parked_for: None }];
         Some((
             Op::Settle { queue: self.queue.clone(), batch, reply },
             Asked::Settle(key, named, claim, answer),
@@ -439,10 +439,10 @@ impl Sim {
         None
     }
 
-    fn claimed(&mut self, key: usize, owner: String, claimed: Claimed, now_ms: u64) {
+    fn claimed(&mut self, key: usize, owner: String, claimed: ClaimDecision, now_ms: u64) {
         let known = &mut self.keys[key];
         match claimed {
-            Claimed::Granted { entry, .. } => {
+            ClaimDecision::Granted { entry, .. } => {
                 let Stage::Processing { until_ms, .. } = entry.stage else { panic!("granted, but not held") };
                 let fence = entry.fence.0;
                 if known.held.is_some_and(|(held, _)| held == fence) {
@@ -466,7 +466,7 @@ impl Sim {
                 *known = Known { possible, ..newest };
                 self.tokens.push((key, owner, fence));
             }
-            Claimed::Completed { outcome, at_ms } => {
+            ClaimDecision::Completed { outcome, at_ms } => {
                 assert!(known.possible.contains(&outcome), "key {key} has an outcome that nobody gave");
                 if let Some((_, _, before)) = &known.completed {
                     assert!(*before == outcome || known.disturbed, "the outcome of key {key} changed");
@@ -475,11 +475,18 @@ impl Sim {
                 let ttl_ms = if key < QUEUED { 0 } else { FOR_EVER_MS };
                 known.completed.get_or_insert((at_ms, ttl_ms, outcome));
             }
-            Claimed::InProgress { .. } | Claimed::InDoubt { .. } => {}
+            ClaimDecision::InProgress { .. } | ClaimDecision::InDoubt { .. } => {}
         }
     }
 
-    fn ended(&mut self, key: usize, fence: u64, ending: &Ending, ended: Result<(), TokenError>, now_ms: u64) {
+    fn ended(
+        &mut self,
+        key: usize,
+        fence: u64,
+        ending: &ClaimEnding,
+        ended: Result<(), TokenError>,
+        now_ms: u64,
+    ) {
         let contested = self.contested.contains(&key);
         let at_ms = self.completions.get(&fence).map_or(now_ms, |(_, first_ms)| *first_ms);
         let known = &mut self.keys[key];
@@ -488,12 +495,12 @@ impl Sim {
             Ok(()) => {
                 assert!(newest, "key {key}: a superseded token ended a claim");
                 known.free = true;
-                if let Ending::Complete { outcome, ttl_ms } = ending {
+                if let ClaimEnding::Complete { outcome, ttl_ms } = ending {
                     known.completed.get_or_insert((at_ms, *ttl_ms, outcome.clone()));
                 }
             }
             Err(TokenError::Stale) => {
-                let completes = matches!(ending, Ending::Complete { .. });
+                let completes = matches!(ending, ClaimEnding::Complete { .. });
                 let kept = newest && !known.disturbed && !contested && completes;
                 assert!(!kept, "key {key}: the completion of the newest holder was refused");
             }
@@ -590,7 +597,7 @@ fn a_longer_lease_that_was_answered_survives_a_power_cut() {
         writer.run(&mut vec![Op::Ledger(LedgerOp::Claim { claiming, asked, reply })]);
         answer.try_recv().unwrap().unwrap().unwrap().0
     };
-    let Claimed::Granted { entry, .. } = claim(&mut writer, "a") else { panic!("the key is free") };
+    let ClaimDecision::Granted { entry, .. } = claim(&mut writer, "a") else { panic!("the key is free") };
     let (reply, mut answer) = oneshot::channel();
     let keep = Keep { id: id(0), hash: id(0).hash(), fence: Some(entry.fence.0), lease_ms: 60_000 };
     writer.run(&mut vec![Op::Ledger(LedgerOp::Renew { batch: vec![keep], reply })]);
@@ -599,5 +606,5 @@ fn a_longer_lease_that_was_answered_survives_a_power_cut() {
     let mut writer = rig::open(writer.storage.after_power_loss(lost), &clock, Ids::fixed(1), 1);
     clock.advance_ms(59_999);
     let claimed = claim(&mut writer, "b");
-    assert!(matches!(claimed, Claimed::InProgress { .. }), "two live tokens: {claimed:?}");
+    assert!(matches!(claimed, ClaimDecision::InProgress { .. }), "two live tokens: {claimed:?}");
 }

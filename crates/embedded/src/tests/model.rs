@@ -5,7 +5,9 @@ mod queue;
 
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::store::QueueTotals;
-use hapax_core::{Cause, How, OnDead, QueueConfig, QueueName, RedriveState, SettleError, Settled};
+use hapax_core::{
+    FailureCause, OnDead, QueueConfig, QueueName, RedriveState, SettleError, Settled, Settlement,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
@@ -20,7 +22,7 @@ pub(super) enum At {
 pub(super) struct Death {
     pub source: QueueName,
     place: u64,
-    pub cause: Cause,
+    pub cause: FailureCause,
     pub error: Option<String>,
     pub attempts: u32,
     pub deliveries: u32,
@@ -85,7 +87,7 @@ pub(super) struct Redrive {
     pub id: u64,
     pub from: usize,
     to: Option<usize>,
-    cause: Option<Cause>,
+    cause: Option<FailureCause>,
     per_second: u64,
     pub state: RedriveState,
     pub total: u64,
@@ -202,7 +204,7 @@ impl Model {
             let limit = self.max_attempts(queue);
             if self.queues[queue].by_place(*first).attempts >= limit {
                 let at = self.queues[queue].index(*first);
-                self.die(queue, at, Cause::Retry, None);
+                self.die(queue, at, FailureCause::Retry, None);
                 continue;
             }
             let fifo = self.queues[queue].config.is_fifo();
@@ -311,31 +313,37 @@ impl Model {
         Ok(at)
     }
 
-    pub fn settle(&mut self, queue: usize, seq: u64, fence: u64, how: &How) -> Result<Settled, SettleError> {
+    pub fn settle(
+        &mut self,
+        queue: usize,
+        seq: u64,
+        fence: u64,
+        settlement: &Settlement,
+    ) -> Result<Settled, SettleError> {
         let at = self.held(queue, seq, fence)?;
         let fifo = self.queues[queue].config.is_fifo();
         let message = self.queues[queue].messages[at].clone();
         let late = matches!(message.at, At::Ready | At::Delayed);
-        if *how == How::Ack && late && fifo {
+        if *settlement == Settlement::Ack && late && fifo {
             return Err(SettleError::Expired);
         }
-        if message.at != At::InFlight && !(*how == How::Ack && late) {
+        if message.at != At::InFlight && !(*settlement == Settlement::Ack && late) {
             return Err(SettleError::NotInFlight);
         }
-        match how {
-            How::Ack => {
+        match settlement {
+            Settlement::Ack => {
                 let message = self.queues[queue].messages.remove(at);
                 self.decide(&message);
                 self.queues[queue].totals.acked += 1;
                 Ok(Settled::Acked)
             }
-            How::Retry { after_ms, error } => {
+            Settlement::Retry { after_ms, error } => {
                 self.queues[queue].totals.retried += 1;
                 self.return_rest(queue, &message, message.place);
                 self.queues[queue].messages[at].received_ms = 0;
-                Ok(self.fail(queue, at, Cause::Retry, error.clone(), *after_ms))
+                Ok(self.fail(queue, at, FailureCause::Retry, error.clone(), *after_ms))
             }
-            How::Defer { after_ms } => {
+            Settlement::Defer { after_ms } => {
                 self.queues[queue].totals.deferred += 1;
                 self.return_rest(queue, &message, message.place);
                 let after_ms = (*after_ms).min(LEASE_MS_MAX);
@@ -343,7 +351,7 @@ impl Model {
                 self.put_back(queue, at, after_ms);
                 Ok(Settled::Returned { after_ms })
             }
-            How::Park { reason } => {
+            Settlement::Park { reason } => {
                 self.return_rest(queue, &message, message.place);
                 self.halt(queue, &message);
                 let message = &mut self.queues[queue].messages[at];
@@ -352,10 +360,10 @@ impl Model {
                 message.at = At::Parked;
                 Ok(Settled::Parked)
             }
-            How::Reject { reason } => {
+            Settlement::Reject { reason } => {
                 self.return_rest(queue, &message, message.place);
                 self.queues[queue].messages[at].last_error = Some(reason.clone());
-                Ok(self.die(queue, at, Cause::Rejected, Some(reason.clone())))
+                Ok(self.die(queue, at, FailureCause::Rejected, Some(reason.clone())))
             }
         }
     }
@@ -382,7 +390,7 @@ impl Model {
         }
         if lease_ms == 0 {
             self.queues[queue].totals.retried += 1;
-            self.fail(queue, at, Cause::Retry, None, Some(0));
+            self.fail(queue, at, FailureCause::Retry, None, Some(0));
             return Ok(0);
         }
         let total_ms = now_ms + lease_ms - message.received_ms;
@@ -399,7 +407,7 @@ impl Model {
         &mut self,
         queue: usize,
         at: usize,
-        cause: Cause,
+        cause: FailureCause,
         error: Option<String>,
         asked_ms: Option<u64>,
     ) -> Settled {
@@ -458,7 +466,7 @@ impl Model {
         }
     }
 
-    fn die(&mut self, queue: usize, at: usize, cause: Cause, error: Option<String>) -> Settled {
+    fn die(&mut self, queue: usize, at: usize, cause: FailureCause, error: Option<String>) -> Settled {
         self.queues[queue].totals.dead += 1;
         let target = self.queues[queue].config.dead_letter.clone().and_then(|dead| self.find(&dead.queue));
         let message = self.queues[queue].messages[at].clone();
@@ -574,7 +582,7 @@ impl Model {
         id: u64,
         from: usize,
         to: Option<usize>,
-        cause: Option<Cause>,
+        cause: Option<FailureCause>,
         per_second: u64,
     ) -> bool {
         let running = |task: &Redrive| task.from == from && task.state == RedriveState::Running;
@@ -704,7 +712,7 @@ impl Model {
                         self.queues[queue].totals.expired += 1;
                         let message = self.queues[queue].messages[at].clone();
                         self.return_batch(queue, &message);
-                        self.fail(queue, at, Cause::Expired, None, None);
+                        self.fail(queue, at, FailureCause::Expired, None, None);
                     }
                 }
                 let awaited: Vec<u64> =

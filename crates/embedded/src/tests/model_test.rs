@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hapax_core::policy::{Jitter, RetryPolicy};
 use hapax_core::{
-    AdminError, Cause, DeadLetterPolicy, DedupPolicy, DedupScope, How, ManualClock, OnDead, Priority,
-    QueueConfig, QueueName, RedriveFilter, RedriveRequest, SettleError,
+    AdminError, DeadLetterPolicy, DedupPolicy, DedupScope, FailureCause, ManualClock, OnDead, Priority,
+    QueueConfig, QueueName, RedriveFilter, RedriveRequest, SettleError, Settlement,
 };
 use proptest::prelude::*;
 
@@ -41,14 +41,14 @@ struct Setup {
 enum Do {
     Send { queue: usize, news: Vec<New> },
     Receive(Receive),
-    Settle { settles: Vec<(usize, Bend, How)> },
-    Extend { pick: usize, bend: Bend, lease_ms: u64, own: bool },
+    Settle { settles: Vec<(usize, Bend, Settlement)> },
+    Extend { pick: usize, bend: Bend, lease_ms: u64, own_lease: bool },
     Purge { queue: usize },
     SetQueue { main: usize, max_attempts: u32, base_ms: u64 },
     Release { pick: usize },
     ReleaseGroup { group: u8 },
     Discard { pick: usize },
-    Redrive { from: usize, to_other: bool, cause: Option<Cause>, per_second: u32 },
+    Redrive { from: usize, to_other: bool, cause: Option<FailureCause>, per_second: u32 },
     CancelRedrive,
 }
 
@@ -88,15 +88,15 @@ fn bend() -> impl Strategy<Value = Bend> {
     prop_oneof![20 => Just(Bend::None), 1 => Just(Bend::Garbage), 1 => Just(Bend::OtherQueue), 1 => Just(Bend::OtherFence)]
 }
 
-fn how() -> impl Strategy<Value = How> {
+fn settlement() -> impl Strategy<Value = Settlement> {
     let error = proptest::option::of(Just("boom".to_owned()));
     prop_oneof![
-        3 => Just(How::Ack),
+        3 => Just(Settlement::Ack),
         4 => (proptest::option::of(prop_oneof![Just(0), 1u64..5_000]), error)
-            .prop_map(|(after_ms, error)| How::Retry { after_ms, error }),
-        2 => prop_oneof![Just(0), 1u64..3_000].prop_map(|after_ms| How::Defer { after_ms }),
-        1 => Just(How::Reject { reason: "bad".into() }),
-        1 => Just(How::Park { reason: "in doubt".into() }),
+            .prop_map(|(after_ms, error)| Settlement::Retry { after_ms, error }),
+        2 => prop_oneof![Just(0), 1u64..3_000].prop_map(|after_ms| Settlement::Defer { after_ms }),
+        1 => Just(Settlement::Reject { reason: "bad".into() }),
+        1 => Just(Settlement::Park { reason: "in doubt".into() }),
     ]
 }
 
@@ -127,8 +127,9 @@ fn an_op() -> impl Strategy<Value = Do> {
     let lease_ms = prop_oneof![2 => Just(None), 1 => Just(Some(0)), 3 => (1u64..5_000).prop_map(Some)];
     let to_extend =
         prop_oneof![1 => Just(0u64), 4 => 1u64..10_000, 1 => Just(hapax_core::policy::LEASE_MS_MAX)];
-    let cause =
-        proptest::option::of(proptest::sample::select(&[Cause::Retry, Cause::Expired, Cause::Rejected][..]));
+    let cause = proptest::option::of(proptest::sample::select(
+        &[FailureCause::Retry, FailureCause::Expired, FailureCause::Rejected][..],
+    ));
     let kind = prop_oneof![
         5 => Just(Kind::Plain), 1 => Just(Kind::AckOnReceive), 4 => (0u8..3).prop_map(Kind::Attempt)
     ];
@@ -138,9 +139,9 @@ fn an_op() -> impl Strategy<Value = Do> {
         }),
         8 => (any_queue(), 1usize..5, lease_ms, kind)
             .prop_map(|(queue, max, lease_ms, kind)| Do::Receive(Receive { queue, max, lease_ms, kind })),
-        8 => proptest::collection::vec((pick(), bend(), how()), 1..4).prop_map(|settles| Do::Settle { settles }),
+        8 => proptest::collection::vec((pick(), bend(), settlement()), 1..4).prop_map(|settles| Do::Settle { settles }),
         3 => (pick(), bend(), to_extend, any::<bool>())
-            .prop_map(|(pick, bend, lease_ms, own)| Do::Extend { pick, bend, lease_ms, own }),
+            .prop_map(|(pick, bend, lease_ms, own_lease)| Do::Extend { pick, bend, lease_ms, own_lease }),
         1 => any_queue().prop_map(|queue| Do::Purge { queue }),
         1 => (main(), 1u32..4, prop_oneof![Just(0u64), Just(700)])
             .prop_map(|(main, max_attempts, base_ms)| Do::SetQueue { main, max_attempts, base_ms }),
@@ -207,14 +208,14 @@ impl Setup {
 enum Awaited {
     Sent(usize, Vec<New>, Answer<rig::Sends>),
     Received(Receive, Answer<Vec<RawDelivery>>),
-    Settled(usize, Vec<(Option<DeliveryRef>, How)>, Answer<rig::Settles>),
+    Settled(usize, Vec<(Option<DeliveryRef>, Settlement)>, Answer<rig::Settles>),
     Extended(usize, Option<DeliveryRef>, u64, bool, Answer<rig::Extends>),
     Purged(usize, Answer<Result<u64, AdminError>>),
     Set(usize, QueueConfig, Answer<Result<hapax_core::Revision, AdminError>>),
     Released(DeliveryRef, Answer<u64>),
     ReleasedGroup(u8, Answer<Result<(), AdminError>>),
     Discarded(DeliveryRef, Answer<u64>),
-    Redriven(usize, Option<usize>, Option<Cause>, u32, Answer<Result<u64, AdminError>>),
+    Redriven(usize, Option<usize>, Option<FailureCause>, u32, Answer<Result<u64, AdminError>>),
     Cancelled(u64, Answer<bool>),
 }
 
@@ -335,20 +336,20 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
             }
             Do::Settle { settles } => {
                 let (queue, _) = self.picked(settles[0].0)?;
-                let settle = |(pick, bend, how): &(usize, Bend, How)| {
+                let settle = |(pick, bend, settlement): &(usize, Bend, Settlement)| {
                     let (own, named) = self.picked(*pick).expect("something was picked before");
                     // Receipts of other queues are malformed here, which is tested too.
-                    (Self::bent(own, named, *bend).1, how.clone())
+                    (Self::bent(own, named, *bend).1, settlement.clone())
                 };
                 let settles: Vec<_> = settles.iter().map(settle).collect();
                 let (op, answer) = rig::settle(&name(queue), settles.clone());
                 (op, Awaited::Settled(queue, settles, answer))
             }
-            Do::Extend { pick, bend, lease_ms, own } => {
+            Do::Extend { pick, bend, lease_ms, own_lease } => {
                 let (queue, named) = self.picked(pick)?;
                 let (queue, named) = Self::bent(queue, named, bend);
-                let (op, answer) = rig::extend(&name(queue), vec![(named, lease_ms, own)]);
-                (op, Awaited::Extended(queue, named, lease_ms, own, answer))
+                let (op, answer) = rig::extend(&name(queue), vec![(named, lease_ms, own_lease)]);
+                (op, Awaited::Extended(queue, named, lease_ms, own_lease, answer))
             }
             Do::Purge { queue } => {
                 let name = name(queue);
@@ -434,18 +435,18 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
             }
             Awaited::Received(receive, answer) => self.compare_deliveries(receive, &got(answer)),
             Awaited::Settled(queue, settles, answer) => {
-                for ((named, how), settled) in settles.iter().zip(got(answer)) {
+                for ((named, settlement), settled) in settles.iter().zip(got(answer)) {
                     let expected = match named.filter(|named| self.index(*named) == *queue) {
                         None => Err(SettleError::Malformed),
-                        Some(named) => self.model.settle(*queue, named.seq, named.fence, how),
+                        Some(named) => self.model.settle(*queue, named.seq, named.fence, settlement),
                     };
-                    assert_eq!(settled, expected, "{how:?}");
+                    assert_eq!(settled, expected, "{settlement:?}");
                 }
             }
-            Awaited::Extended(queue, named, lease_ms, own, answer) => {
+            Awaited::Extended(queue, named, lease_ms, own_lease, answer) => {
                 let expected = match named.filter(|named| self.index(*named) == *queue) {
                     None => Err(SettleError::Malformed),
-                    Some(named) => self.model.extend(*queue, named.seq, named.fence, *lease_ms, *own),
+                    Some(named) => self.model.extend(*queue, named.seq, named.fence, *lease_ms, *own_lease),
                 };
                 assert_eq!(got(answer)[0].clone().map(|left| left.lease_ms), expected);
             }
@@ -613,7 +614,7 @@ proptest! {
             let (op, mut answer) = rig::receive(0, &queue, rig::request(1, None), Now { us: 0 }, 0);
             writer.run(&mut vec![op]);
             let named = got(&mut answer)[0].leased.named;
-            let (op, mut answer) = rig::settle(&queue, vec![(Some(named), How::Retry { after_ms: None, error: None })]);
+            let (op, mut answer) = rig::settle(&queue, vec![(Some(named), Settlement::Retry { after_ms: None, error: None })]);
             writer.run(&mut vec![op]);
             let Ok(hapax_core::Settled::Returned { after_ms }) = got(&mut answer)[0] else { panic!("not returned") };
             prop_assert!(after_ms <= (base_ms << (attempt - 1)).min(cap_ms));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    ClaimRequest, Clock as _, EntryId, How, ManualClock, OnDoubt, QueueConfig, QueueName, Resolution,
-    SettleError, Settled, Tier,
+    ClaimRequest, Clock as _, EntryId, ManualClock, OnDoubt, QueueConfig, QueueName, Resolution, SettleError,
+    Settled, Settlement, Tier,
 };
 use tokio::sync::oneshot;
 
@@ -72,7 +72,7 @@ impl Parked {
         let hash = self.id.hash();
         let settling = |named| Settling {
             named: Some(named),
-            how: How::Park { reason: "in doubt".into() },
+            settlement: Settlement::Park { reason: "in doubt".into() },
             claim: None,
             parked_for: Some(hash),
         };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    Extend, GroupId, How, ManualClock, Priority, QueueConfig, QueueName, Receipt, Remaining, SendError, Sent,
-    SettleError, Settled, StoreError,
+    Extend, GroupId, ManualClock, Priority, QueueConfig, QueueName, Receipt, RemainingLease, SendError, Sent,
+    SettleError, Settled, Settlement, StoreError,
 };
 use tokio::sync::oneshot;
 
@@ -25,7 +25,7 @@ pub(super) const RESERVE_BYTES: u64 = 1_000;
 pub(super) type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
 pub(super) type Sends = Vec<Result<Sent, SendError>>;
 pub(super) type Settles = Vec<Result<Settled, SettleError>>;
-pub(super) type Extends = Vec<Result<Remaining, SettleError>>;
+pub(super) type Extends = Vec<Result<RemainingLease, SettleError>>;
 
 /// Opens a store as `Embedded::open` does, on any storage.
 pub(super) fn open<S: Storage>(mut storage: S, clock: &Arc<ManualClock>, ids: Ids, seed: u64) -> Writer<S> {
@@ -86,11 +86,14 @@ fn unread() -> Receipt {
     Receipt::new("unread").expect("a valid receipt")
 }
 
-pub(super) fn settle(queue: &QueueName, batch: Vec<(Option<DeliveryRef>, How)>) -> (Op, Answer<Settles>) {
+pub(super) fn settle(
+    queue: &QueueName,
+    batch: Vec<(Option<DeliveryRef>, Settlement)>,
+) -> (Op, Answer<Settles>) {
     let (reply, answer) = oneshot::channel();
     let batch = batch
         .into_iter()
-        .map(|(named, how)| Settling { named, how, claim: None, parked_for: None })
+        .map(|(named, settlement)| Settling { named, settlement, claim: None, parked_for: None })
         .collect();
     (Op::Settle { queue: queue.clone(), batch, reply }, answer)
 }
@@ -102,7 +105,7 @@ pub(super) fn extend(
     let (reply, answer) = oneshot::channel();
     let batch = batch
         .into_iter()
-        .map(|(named, lease_ms, own)| (named, Extend { receipt: unread(), lease_ms, own }))
+        .map(|(named, lease_ms, own_lease)| (named, Extend { receipt: unread(), lease_ms, own_lease }))
         .collect();
     (Op::Extend { queue: queue.clone(), batch, reply }, answer)
 }

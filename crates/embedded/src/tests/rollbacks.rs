@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    DeadLetterPolicy, ExportedItem, How, ManualClock, MessageId, OnDead, QueueConfig, QueueName,
-    RememberedId, TransferScope,
+    DeadLetterPolicy, ExportedItem, ManualClock, MessageId, OnDead, QueueConfig, QueueName, RememberedId,
+    Settlement, TransferScope,
 };
 
 use super::rig;
@@ -53,7 +53,7 @@ fn refused_then_done(writer: &mut Writer<SimStorage>, op: impl Fn() -> Op) {
 /// A nack that was refused does not send the message, or its group, to the end.
 #[test]
 fn a_refused_retry_changes_no_turn() {
-    let retry = || How::Retry { after_ms: Some(0), error: None };
+    let retry = || Settlement::Retry { after_ms: Some(0), error: None };
     for (name, config) in [("q", QueueConfig::sqs()), ("q.fifo", QueueConfig::sqs_fifo())] {
         let (mut writer, queue) = (open(), rig::name(name));
         rig::create(&mut writer, &queue, config);
@@ -69,7 +69,7 @@ fn a_refused_retry_changes_no_turn() {
             run(&mut writer, None, rig::settle(&queue, vec![(Some(again), retry())]).0);
             let other = receive(&mut writer, &queue, 1)[0];
             assert_ne!(other.seq, first.seq, "{name}: one that failed waits behind");
-            run(&mut writer, None, rig::settle(&queue, vec![(Some(other), How::Ack)]).0);
+            run(&mut writer, None, rig::settle(&queue, vec![(Some(other), Settlement::Ack)]).0);
         }
     }
 }
@@ -87,7 +87,7 @@ fn a_full_disk_leaves_two_groups_as_they_were() {
     assert_eq!(heads.len(), 4);
     // Both groups are halted for their heads; what was in flight behind them is taken back.
     let heads: Vec<_> = heads.into_iter().filter(|named| named.seq < 5).collect();
-    let reject = |named: &DeliveryRef| (Some(*named), How::Reject { reason: "bad".into() });
+    let reject = |named: &DeliveryRef| (Some(*named), Settlement::Reject { reason: "bad".into() });
     refused_then_done(&mut writer, || rig::settle(&queue, heads.iter().map(reject).collect()).0);
     assert!(receive(&mut writer, &queue, 10).is_empty());
     // A purge of the dead letters decides about both.
@@ -98,7 +98,7 @@ fn a_full_disk_leaves_two_groups_as_they_were() {
     });
     let held = receive(&mut writer, &queue, 10);
     assert_eq!(held.len(), 2);
-    let park = |named: &DeliveryRef| (Some(*named), How::Park { reason: "in doubt".into() });
+    let park = |named: &DeliveryRef| (Some(*named), Settlement::Park { reason: "in doubt".into() });
     refused_then_done(&mut writer, || rig::settle(&queue, held.iter().map(park).collect()).0);
     let seqs: Vec<u64> = held.iter().map(|named| named.seq).collect();
     refused_then_done(&mut writer, || {

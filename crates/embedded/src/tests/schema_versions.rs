@@ -259,7 +259,7 @@ async fn groups_that_version_2_had_halted_wait_for_their_dead_letters() {
     assert_eq!(letters.len(), 2);
     for letter in letters {
         assert_eq!(store.stats(&ord).await.unwrap().halted, 2);
-        let ack = hapax_core::Settle::new(letter.receipt, hapax_core::How::Ack);
+        let ack = hapax_core::Settle::new(letter.receipt, hapax_core::Settlement::Ack);
         store.settle(&dead, vec![ack]).await.unwrap().remove(0).unwrap();
     }
     let waited = receive(&store, &ord, None).await;

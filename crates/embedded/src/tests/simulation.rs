@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hapax_core::policy::RetryPolicy;
 use hapax_core::{
-    DeadLetterPolicy, How, ManualClock, OnDead, QueueConfig, QueueName, RedriveFilter, RedriveRequest,
+    DeadLetterPolicy, ManualClock, OnDead, QueueConfig, QueueName, RedriveFilter, RedriveRequest, Settlement,
     StoreError,
 };
 
@@ -29,7 +29,7 @@ const REPEAT_MS: u64 = 240_000;
 enum Asked {
     Send(Vec<usize>, Answer<rig::Sends>),
     Receive(Receive),
-    Settle(usize, Vec<(Option<DeliveryRef>, How)>, Answer<rig::Settles>),
+    Settle(usize, Vec<(Option<DeliveryRef>, Settlement)>, Answer<rig::Settles>),
     Extend(usize, DeliveryRef, u64, Answer<rig::Extends>),
     Purge(usize, Answer<Result<u64, hapax_core::AdminError>>),
     Admin(Answer<bool>),
@@ -357,19 +357,19 @@ impl Sim {
 
     fn ask_settle(&mut self) -> Option<(Op, Asked)> {
         let (queue, named) = self.pick()?;
-        let how = match self.rng.u32(..10) {
-            0..5 => How::Ack,
-            5..8 => How::Retry {
+        let settlement = match self.rng.u32(..10) {
+            0..5 => Settlement::Ack,
+            5..8 => Settlement::Retry {
                 after_ms: self.rng.bool().then(|| self.rng.u64(..2_000)),
                 error: Some("boom".into()),
             },
-            8 => How::Defer { after_ms: self.rng.u64(..2_000) },
-            _ => How::Reject { reason: "bad".into() },
+            8 => Settlement::Defer { after_ms: self.rng.u64(..2_000) },
+            _ => Settlement::Reject { reason: "bad".into() },
         };
-        let mut batch = vec![(Some(named), how)];
+        let mut batch = vec![(Some(named), settlement)];
         if self.chance(10) {
-            batch.push((None, How::Ack));
-            batch.push((Some(DeliveryRef { seq: named.seq + 100_000, ..named }), How::Ack));
+            batch.push((None, Settlement::Ack));
+            batch.push((Some(DeliveryRef { seq: named.seq + 100_000, ..named }), Settlement::Ack));
         }
         let (op, answer) = rig::settle(&self.names[queue], batch.clone());
         Some((op, Asked::Settle(queue, batch, answer)))
@@ -405,14 +405,14 @@ impl Sim {
                 Asked::Settle(queue, batch, mut answer) => {
                     let answer = heard(crashed, &mut answer);
                     let fifo = is_fifo(queue);
-                    for (at, (named, how)) in batch.iter().enumerate() {
+                    for (at, (named, settlement)) in batch.iter().enumerate() {
                         let Some(named) = named else { continue };
                         match &answer {
                             Heard::Nothing => {}
-                            Heard::Unknown => self.history.settled(*named, how, fifo, now_ms, None),
+                            Heard::Unknown => self.history.settled(*named, settlement, fifo, now_ms, None),
                             Heard::Done(settled) => {
                                 self.note((named, &settled[at]));
-                                self.history.settled(*named, how, fifo, now_ms, Some(&settled[at]));
+                                self.history.settled(*named, settlement, fifo, now_ms, Some(&settled[at]));
                             }
                         }
                     }

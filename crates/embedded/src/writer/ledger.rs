@@ -1,8 +1,9 @@
 //! The ledger operations of the writer: reads what memory does not hold, lets the engine decide, and makes claims wait.
 
-use hapax_core::ledger::protocol::Claimed;
+use hapax_core::ledger::protocol::ClaimDecision;
 use hapax_core::{
-    ClaimError, EntryId, How, Remaining, ResolveError, SettleError, Settled, StoreError, TokenError,
+    ClaimError, EntryId, RemainingLease, ResolveError, SettleError, Settled, Settlement, StoreError,
+    TokenError,
 };
 
 use super::{Answer, Reply, Settling, Writer};
@@ -181,7 +182,11 @@ impl<S: Storage> Writer<S> {
         Ok(Ok(()))
     }
 
-    fn renew(&mut self, now: Now, batch: Vec<Keep>) -> Result<Vec<Result<Remaining, TokenError>>, ReadError> {
+    fn renew(
+        &mut self,
+        now: Now,
+        batch: Vec<Keep>,
+    ) -> Result<Vec<Result<RemainingLease, TokenError>>, ReadError> {
         let renew = |keep: Keep| {
             Ok(match self.known_by_token(now, &keep.id, keep.hash)? {
                 Ok(known) => self.engine.renew_claim(now, &known, keep.fence, keep.lease_ms),
@@ -247,12 +252,12 @@ impl<S: Storage> Writer<S> {
         }
         let Some(named) = settling.named else { return Ok(Err(SettleError::Malformed)) };
         let decided = settling.parked_for.is_some_and(|hash| !self.engine.is_in_doubt(now, hash));
-        let how = match &settling.how {
+        let settlement = match &settling.settlement {
             // What would release it has happened already.
-            How::Park { .. } if decided => &How::Defer { after_ms: 0 },
-            how => how,
+            Settlement::Park { .. } if decided => &Settlement::Defer { after_ms: 0 },
+            settlement => settlement,
         };
-        Ok(self.engine.settle(now, queue, named, how, self.rng.u64(..)))
+        Ok(self.engine.settle(now, queue, named, settlement, self.rng.u64(..)))
     }
 
     /// Decides a claim or makes it wait. `number` is its position in the wait queue, if it has waited before.
@@ -268,7 +273,7 @@ impl<S: Storage> Writer<S> {
             }
         };
         let left = match &claimed {
-            Ok((Claimed::InProgress { retry_after_ms }, _)) if now.ms() < waiter.deadline_ms => {
+            Ok((ClaimDecision::InProgress { retry_after_ms }, _)) if now.ms() < waiter.deadline_ms => {
                 *retry_after_ms
             }
             _ => return self.answer_later(waiter.reply, claimed),
@@ -295,7 +300,7 @@ impl<S: Storage> Writer<S> {
         let queue = delivery.and_then(|(queue, _)| self.engine.find(queue).ok());
         let named = claiming.named.filter(|named| Some(named.queue) == queue);
         if let (Some(named), Ok(claimed)) = (named, &claimed) {
-            let granted = matches!(claimed, Claimed::Granted { .. });
+            let granted = matches!(claimed, ClaimDecision::Granted { .. });
             self.engine.link_delivery(named, claiming.hash, granted);
         }
         Ok(claimed.map(|claimed| (claimed, now.ms())))

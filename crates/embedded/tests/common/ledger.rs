@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    Claim, ClaimEnd, ClaimRequest, Delivery, Ending, EntryId, Grant, IdempotencyKey, Json, Ledger,
+    Claim, ClaimEnding, ClaimRequest, Delivery, EndClaim, EntryId, Grant, IdempotencyKey, Json, Ledger,
     ManualClock, NewMessage, OnDoubt, QueueAdmin, QueueConfig, QueueName, QueueStore, Receive,
     RecordedOutcome, Tier,
 };
@@ -48,7 +48,7 @@ impl Rig {
         }
     }
 
-    pub async fn end(&self, end: ClaimEnd) -> Result<(), hapax_core::TokenError> {
+    pub async fn end(&self, end: EndClaim) -> Result<(), hapax_core::TokenError> {
         self.store.end(vec![end]).await.unwrap().remove(0)
     }
 
@@ -102,10 +102,10 @@ pub fn outcome(text: &str) -> RecordedOutcome {
     RecordedOutcome::done(Json::of(text).unwrap())
 }
 
-pub fn complete(text: &str) -> Ending {
-    Ending::Complete { outcome: outcome(text), ttl_ms: TTL_MS }
+pub fn complete(text: &str) -> ClaimEnding {
+    ClaimEnding::Complete { outcome: outcome(text), ttl_ms: TTL_MS }
 }
 
-pub fn ending(id: &EntryId, grant: &Grant, ending: Ending) -> ClaimEnd {
-    ClaimEnd { id: id.clone(), token: grant.token.clone(), ending }
+pub fn ending(id: &EntryId, grant: &Grant, ending: ClaimEnding) -> EndClaim {
+    EndClaim { id: id.clone(), token: grant.token.clone(), ending }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use hapax_core::{
-    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, EntryFilter, EntryId, EntryView, Ledger,
-    LedgerCapabilities, LedgerStats, Page, Remaining, Renew, Resolution, ResolveError, StoreError,
+    Batch, Claim, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryView, Ledger,
+    LedgerCapabilities, LedgerStats, Page, RemainingLease, Renew, Resolution, ResolveError, StoreError,
     TokenError,
 };
 
@@ -72,14 +72,14 @@ impl Ledger for Switched {
         Ok(claims)
     }
 
-    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<RemainingLease, TokenError> {
         if self.renews_fail.load(Ordering::SeqCst) {
             return Err(StoreError::Unavailable("no renewals".into()));
         }
         self.up()?.renew(batch).await
     }
 
-    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+    async fn end(&self, batch: Vec<EndClaim>) -> Batch<(), TokenError> {
         self.up()?.end(batch).await
     }
 

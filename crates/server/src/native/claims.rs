@@ -10,9 +10,9 @@ use hapax_client::wire::{
 };
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::{
-    Batch, Claim, ClaimEnd, ClaimError, ClaimRequest, Ending, EntryFilter, EntryId, EntryState, EntryView,
-    IdempotencyKey, Owner, Remaining, Renew, Resolution, ResolveError, Scope, StoreError, Token, TokenError,
-    validate,
+    Batch, Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryState,
+    EntryView, IdempotencyKey, Owner, RemainingLease, Renew, Resolution, ResolveError, Scope, StoreError,
+    Token, TokenError, validate,
 };
 use http::StatusCode;
 use http::request::Parts;
@@ -110,9 +110,9 @@ impl Api {
         claims
     }
 
-    async fn end(&self, id: EntryId, by: String, ending: Ending) -> Answer<StateAnswer> {
+    async fn end(&self, id: EntryId, by: String, ending: ClaimEnding) -> Answer<StateAnswer> {
         let answer = StateAnswer::after(&ending);
-        one(self.store.end(vec![ClaimEnd { id, token: token(by)?, ending }]).await)?;
+        one(self.store.end(vec![EndClaim { id, token: token(by)?, ending }]).await)?;
         Ok(axum::Json(answer))
     }
 }
@@ -159,7 +159,7 @@ pub(super) async fn renew_batch(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Json(request): Json<RenewsRequest>,
-) -> Answers<Remaining> {
+) -> Answers<RemainingLease> {
     validate::batch("renew", request.renew.len())?;
     let item = |item: RenewItem| {
         let RenewItem { scope, key, token, lease_ms } = item;
@@ -180,9 +180,9 @@ pub(super) async fn end_batch(
         caller.scope("ClaimKey", &item.scope)?;
         Ok(item.into_end().map_err(ApiError::invalid)??)
     };
-    let items: Vec<Result<ClaimEnd, ApiError>> = request.end.into_iter().map(item).collect();
+    let items: Vec<Result<EndClaim, ApiError>> = request.end.into_iter().map(item).collect();
     let after =
-        |item: &Result<ClaimEnd, ApiError>| item.as_ref().ok().map(|end| StateAnswer::after(&end.ending));
+        |item: &Result<EndClaim, ApiError>| item.as_ref().ok().map(|end| StateAnswer::after(&end.ending));
     let states: Vec<_> = items.iter().map(after).collect();
     let answers = each(items, |batch| native.store.end(batch)).await?;
     let state = |(answer, state): (Result<(), ApiError>, Option<StateAnswer>)| {
@@ -197,7 +197,7 @@ pub(super) async fn renew(
     caller: Caller,
     EntryPath(id): EntryPath,
     Json(RenewBody { token: by, lease_ms }): Json<RenewBody>,
-) -> Answer<Remaining> {
+) -> Answer<RemainingLease> {
     one(native.store.renew(vec![renewal(&caller, id, by, lease_ms)?]).await).map(axum::Json)
 }
 
@@ -210,7 +210,7 @@ pub(super) async fn complete(
     caller.scope("ClaimKey", &id.scope)?;
     let (token, completion) = body.split();
     let (outcome, ttl_ms) = completion.into_outcome().map_err(ApiError::invalid)?;
-    native.end(id, token, Ending::Complete { outcome, ttl_ms }).await
+    native.end(id, token, ClaimEnding::Complete { outcome, ttl_ms }).await
 }
 
 pub(super) async fn release(
@@ -220,7 +220,7 @@ pub(super) async fn release(
     Json(ReleaseBody { token, in_doubt }): Json<ReleaseBody>,
 ) -> Answer<StateAnswer> {
     caller.scope("ClaimKey", &id.scope)?;
-    native.end(id, token, if in_doubt { Ending::Doubt } else { Ending::Release }).await
+    native.end(id, token, if in_doubt { ClaimEnding::Doubt } else { ClaimEnding::Release }).await
 }
 
 pub(super) async fn resolve(
@@ -234,9 +234,9 @@ pub(super) async fn resolve(
     hapax_http::check_resolution(&id.scope, &resolution)
         .map_err(|error| ApiError::invalid(error.to_string()))?;
     let answer = StateAnswer::after(&match &resolution {
-        Resolution::Absent => Ending::Release,
+        Resolution::Absent => ClaimEnding::Release,
         Resolution::Completed { outcome, ttl_ms } => {
-            Ending::Complete { outcome: outcome.clone(), ttl_ms: *ttl_ms }
+            ClaimEnding::Complete { outcome: outcome.clone(), ttl_ms: *ttl_ms }
         }
     });
     native.store.resolve(&id, resolution, &caller.name(by)).await?;

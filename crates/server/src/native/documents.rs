@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use hapax_client::wire::{Deleted, DocumentRevision, DocumentsPage};
-use hapax_core::{AdminError, Document, DocumentFilter, DocumentName, Expected, Revision};
+use hapax_core::{AdminError, Document, DocumentFilter, DocumentName, ExpectedRevision, Revision};
 use serde::Deserialize;
 
 use super::Api;
@@ -37,14 +37,14 @@ pub(super) struct ChangeParams {
 }
 
 impl ChangeParams {
-    fn expected(&self) -> Result<Expected, ApiError> {
+    fn expected(&self) -> Result<ExpectedRevision, ApiError> {
         match (self.revision, self.absent) {
             (Some(_), true) => {
                 Err(ApiError::invalid("absent: a document that is absent has no revision; give one"))
             }
-            (Some(revision), false) => Ok(Expected::Revision(revision)),
-            (None, true) => Ok(Expected::Absent),
-            (None, false) => Ok(Expected::Any),
+            (Some(revision), false) => Ok(ExpectedRevision::Revision(revision)),
+            (None, true) => Ok(ExpectedRevision::Absent),
+            (None, false) => Ok(ExpectedRevision::Any),
         }
     }
 }

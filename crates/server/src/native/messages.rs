@@ -10,7 +10,7 @@ use hapax_client::wire::{
     SendRequest, SettleItem, SettleRequest, SettledItem, SettledWord,
 };
 use hapax_core::{
-    Extend, How, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled, validate,
+    Extend, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled, Settlement, validate,
 };
 use hapax_net::tracker::AnswerRoom;
 use hapax_net::unread::AlwaysSent;
@@ -127,7 +127,7 @@ fn settle_of(item: SettleItem) -> Result<Result<Settle, SettleError>, ApiError> 
         let how = format!("{:?}", item.how).to_lowercase();
         Err(ApiError::invalid(format!("{field} does not go with how = {how}")))
     };
-    let how = match item.how {
+    let settlement = match item.how {
         HowWord::Ack | HowWord::Reject | HowWord::Park if item.after_ms.is_some() => {
             return stray("after_ms");
         }
@@ -138,11 +138,11 @@ fn settle_of(item: SettleItem) -> Result<Result<Settle, SettleError>, ApiError> 
         HowWord::Ack | HowWord::Retry | HowWord::Defer | HowWord::Reject if item.parked_for.is_some() => {
             return stray("parked_for");
         }
-        HowWord::Ack => How::Ack,
-        HowWord::Retry => How::Retry { after_ms: item.after_ms, error: item.error },
-        HowWord::Defer => How::Defer { after_ms: item.after_ms.unwrap_or_default() },
-        HowWord::Park => How::Park { reason: item.reason.unwrap_or_default() },
-        HowWord::Reject => How::Reject { reason: item.reason.unwrap_or_default() },
+        HowWord::Ack => Settlement::Ack,
+        HowWord::Retry => Settlement::Retry { after_ms: item.after_ms, error: item.error },
+        HowWord::Defer => Settlement::Defer { after_ms: item.after_ms.unwrap_or_default() },
+        HowWord::Park => Settlement::Park { reason: item.reason.unwrap_or_default() },
+        HowWord::Reject => Settlement::Reject { reason: item.reason.unwrap_or_default() },
     };
     let claim =
         match item.claim.map(ClaimEndItem::into_end).transpose().map_err(ApiError::invalid)?.transpose() {
@@ -150,7 +150,7 @@ fn settle_of(item: SettleItem) -> Result<Result<Settle, SettleError>, ApiError> 
             Err(error) => return Ok(Err(SettleError::Claim(error))),
         };
     Ok(match Receipt::new(item.receipt) {
-        Ok(receipt) => Ok(Settle { receipt, how, claim, parked_for: item.parked_for }),
+        Ok(receipt) => Ok(Settle { receipt, settlement, claim, parked_for: item.parked_for }),
         Err(_) => Err(SettleError::Malformed),
     })
 }
@@ -189,11 +189,11 @@ pub(super) async fn extend(
     caller: Caller,
     Path(queue): Path<String>,
     Json(request): Json<ExtendRequest>,
-) -> Answer<Results<hapax_core::Remaining>> {
+) -> Answer<Results<hapax_core::RemainingLease>> {
     let queue = caller.queue("ChangeMessageVisibility", &queue)?;
     validate::batch("extend", request.extend.len())?;
     let item = |item: ExtendItem| match Receipt::new(item.receipt) {
-        Ok(receipt) => Ok(Extend { receipt, lease_ms: item.lease_ms, own: item.own }),
+        Ok(receipt) => Ok(Extend { receipt, lease_ms: item.lease_ms, own_lease: item.own }),
         Err(_) => Err(SettleError::Malformed),
     };
     let items = request.extend.into_iter().map(item).collect();

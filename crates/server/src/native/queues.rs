@@ -56,7 +56,7 @@ pub(super) async fn create(
     let name = caller.queue("CreateQueue", &queue)?;
     let config = config_of(&name, fields)?;
     caller.may_fill(&config)?;
-    let created = native.store.create_queue_spaced(&name, config, interval_ms).await?;
+    let created = native.store.create_queue_with_interval(&name, config, interval_ms).await?;
     let queue = native.store.queue(&name).await?.into();
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, axum::Json(Created { created, queue })).into_response())
@@ -207,6 +207,6 @@ pub(super) async fn purge(
     Json(PurgeBody { interval_ms }): Json<PurgeBody>,
 ) -> Answer<Count> {
     let name = caller.queue("PurgeQueue", &queue)?;
-    let count = native.store.purge_spaced(&name, interval_ms.unwrap_or_default()).await?;
+    let count = native.store.purge_with_interval(&name, interval_ms.unwrap_or_default()).await?;
     Ok(axum::Json(Count { count }))
 }

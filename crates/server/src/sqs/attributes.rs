@@ -19,7 +19,7 @@ const THROUGHPUT: &str = "FifoThroughputLimit";
 pub(crate) const POLICY: &str = "Policy";
 
 fn unknown(name: &str) -> SqsError {
-    let name = hapax_core::policy::cut(name, 100);
+    let name = hapax_core::policy::truncate(name, 100);
     SqsError::new(Kind::InvalidAttributeName, format!("Unknown Attribute {name}."))
 }
 

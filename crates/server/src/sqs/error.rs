@@ -202,7 +202,7 @@ impl SqsError {
     pub(crate) fn value(parameter: &str, value: impl std::fmt::Display, reason: &str) -> Self {
         // The values come from the client, but an error need not return a megabyte.
         let value = value.to_string();
-        let value = hapax_core::policy::cut(&value, 1024);
+        let value = hapax_core::policy::truncate(&value, 1024);
         Self::invalid(format!("Value {value} for parameter {parameter} is invalid. Reason: {reason}"))
     }
 
@@ -286,7 +286,7 @@ pub(crate) fn settle_error(error: &SettleError, receipt: &str) -> SqsError {
             Kind::ReceiptHandleIsInvalid,
             format!(
                 "The input receipt handle \"{}\" is not a valid receipt handle.",
-                hapax_core::policy::cut(receipt, 1024)
+                hapax_core::policy::truncate(receipt, 1024)
             ),
         ),
         SettleError::Expired | SettleError::Stale => {
@@ -297,7 +297,7 @@ pub(crate) fn settle_error(error: &SettleError, receipt: &str) -> SqsError {
             format!(
                 "Value {} for parameter ReceiptHandle is invalid. Reason: Message does not exist or is not \
                  available for visibility timeout change.",
-                hapax_core::policy::cut(receipt, 1024)
+                hapax_core::policy::truncate(receipt, 1024)
             ),
         ),
         SettleError::Dead => SqsError::value(

@@ -32,14 +32,14 @@ impl QueueStore for Nothing {
     async fn settle(&self, queue: &QueueName, _: Vec<Settle>) -> Batch<Settled, SettleError> {
         none(queue)
     }
-    async fn extend(&self, queue: &QueueName, _: Vec<Extend>) -> Batch<Remaining, SettleError> {
+    async fn extend(&self, queue: &QueueName, _: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
         none(queue)
     }
 }
 
 #[async_trait]
 impl QueueAdmin for Nothing {
-    async fn create_queue_spaced(
+    async fn create_queue_with_interval(
         &self,
         _: &QueueName,
         _: QueueConfig,
@@ -78,7 +78,7 @@ impl QueueAdmin for Nothing {
     async fn stats(&self, name: &QueueName) -> std::result::Result<QueueStats, StoreError> {
         none(name)
     }
-    async fn purge_spaced(&self, name: &QueueName, _: u64) -> std::result::Result<u64, AdminError> {
+    async fn purge_with_interval(&self, name: &QueueName, _: u64) -> std::result::Result<u64, AdminError> {
         Ok(none(name)?)
     }
     async fn browse(

@@ -59,7 +59,7 @@ pub(crate) fn system(attributes: Option<&AttributesIn<'_>>) -> Result<Option<Att
         if name.as_str() != TRACE_HEADER {
             return Err(SqsError::invalid(format!(
                 "Message system attribute name '{}' is invalid. Reason: only {TRACE_HEADER} can be set.",
-                hapax_core::policy::cut(name.as_str(), NAME_BYTES_MAX)
+                hapax_core::policy::truncate(name.as_str(), NAME_BYTES_MAX)
             )));
         }
         let attribute = convert(TRACE_HEADER, attribute)?;

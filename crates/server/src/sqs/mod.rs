@@ -252,7 +252,7 @@ impl Sqs {
 }
 
 fn unknown_action(name: &str) -> SqsError {
-    let name = hapax_core::policy::cut(name, 100);
+    let name = hapax_core::policy::truncate(name, 100);
     SqsError::new(Kind::InvalidAction, format!("The action {name} is not valid for this endpoint."))
 }
 

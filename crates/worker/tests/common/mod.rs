@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use hapax_conformance::MemoryStore;
 use hapax_core::{
-    Batch, Browse, Claim, ClaimEnd, ClaimError, ClaimRequest, Clock, DeadLetterPolicy, Delivery, EntryFilter,
+    Batch, Browse, Claim, ClaimError, ClaimRequest, Clock, DeadLetterPolicy, Delivery, EndClaim, EntryFilter,
     EntryId, EntryView, Extend, Ledger, LedgerCapabilities, LedgerStats, MessageView, NewMessage, Page,
-    QueueAdmin, QueueConfig, QueueName, QueueSource, QueueStats, QueueStore as _, Receive, Remaining, Renew,
-    Resolution, ResolveError, Settle, SettleError, Settled, Source, StoreError, SystemClock, Tier,
+    QueueAdmin, QueueConfig, QueueName, QueueSource, QueueStats, QueueStore as _, Receive, RemainingLease,
+    Renew, Resolution, ResolveError, Settle, SettleError, Settled, Source, StoreError, SystemClock, Tier,
     TokenError,
 };
 use hapax_embedded::{Embedded, Options};
@@ -161,12 +161,12 @@ impl Ledger for TestLedger {
         self.answer(answers)
     }
 
-    async fn renew(&self, batch: Vec<Renew>) -> Batch<Remaining, TokenError> {
+    async fn renew(&self, batch: Vec<Renew>) -> Batch<RemainingLease, TokenError> {
         self.up()?;
         self.inner.renew(batch).await
     }
 
-    async fn end(&self, batch: Vec<ClaimEnd>) -> Batch<(), TokenError> {
+    async fn end(&self, batch: Vec<EndClaim>) -> Batch<(), TokenError> {
         self.up()?;
         self.answer(self.inner.end(batch).await?)
     }
@@ -237,11 +237,11 @@ impl Source for TestSource {
         self.inner.next(receive).await
     }
 
-    async fn finish(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+    async fn settle(&self, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
         self.settle_calls.fetch_add(1, Ordering::SeqCst);
         self.up()?;
         self.settles.fetch_add(batch.len() as u32, Ordering::SeqCst);
-        let answers = self.inner.finish(batch).await?;
+        let answers = self.inner.settle(batch).await?;
         let lose = |left: u32| left.checked_sub(1);
         match self.unanswered.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lose) {
             Ok(_) => Err(StoreError::OutcomeUnknown("told so".into())),
@@ -249,7 +249,7 @@ impl Source for TestSource {
         }
     }
 
-    async fn keep(&self, batch: Vec<Extend>) -> Batch<Remaining, SettleError> {
+    async fn extend(&self, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
         self.up()?;
         let stuck = self.stuck.lock().unwrap().clone();
         if stuck.is_some_and(|stuck| batch.iter().any(|extend| extend.receipt == stuck)) {
@@ -262,6 +262,6 @@ impl Source for TestSource {
             };
             return Ok(batch.into_iter().map(|extend| Err(too_long(extend))).collect());
         }
-        self.inner.keep(batch).await
+        self.inner.extend(batch).await
     }
 }

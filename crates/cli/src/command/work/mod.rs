@@ -376,7 +376,7 @@ fn settings(builder: WorkerBuilder, args: &WorkArgs) -> WorkerBuilder {
         builder = builder.run_max(longest + MARGIN);
     }
     if args.honours_derived_key {
-        builder = builder.honours_derived_key();
+        builder = builder.idempotent_by_derived_key();
     }
     match args.rate {
         Some(rate) => builder.per_second(rate),

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use hapax::worker::{Counts, Settlement};
-use hapax::{How, Settled};
+use hapax::worker::{Counts, SettledDelivery};
+use hapax::{Settled, Settlement};
 use serde_json::json;
 
 use crate::output::{Output, note, raw};
@@ -19,7 +19,7 @@ impl Reporter {
     }
 
     /// `words` describes how the command ended.
-    pub fn print(self, end: &Settlement<'_>, words: &str) {
+    pub fn print(self, end: &SettledDelivery<'_>, words: &str) {
         let (ended, detail) = (ended(end), detail(end, words));
         let (id, attempt, ms) = (end.delivery.id, end.delivery.attempt, end.held.as_millis() as u64);
         let text = if self.0.is_json() {
@@ -47,26 +47,28 @@ impl Reporter {
 }
 
 /// One word for the end of a delivery.
-fn ended(end: &Settlement<'_>) -> &'static str {
-    match (end.settled, end.how) {
+fn ended(end: &SettledDelivery<'_>) -> &'static str {
+    match (end.settled, end.settlement) {
         (Some(Settled::Acked), _) if end.ran => "done",
         (Some(Settled::Acked), _) => "replayed",
-        (Some(Settled::Returned { .. }), How::Defer { .. }) => "deferred",
+        (Some(Settled::Returned { .. }), Settlement::Defer { .. }) => "deferred",
         (Some(Settled::Returned { .. }), _) => "retried",
-        (Some(Settled::Dead | Settled::Parked), How::Reject { .. }) => "rejected",
+        (Some(Settled::Dead | Settled::Parked), Settlement::Reject { .. }) => "rejected",
         (Some(Settled::Dead), _) => "dead",
         (Some(Settled::Parked), _) => "parked",
         (None, _) => "lost",
     }
 }
 
-fn detail(end: &Settlement<'_>, words: &str) -> String {
-    match (end.settled, end.how) {
+fn detail(end: &SettledDelivery<'_>, words: &str) -> String {
+    match (end.settled, end.settlement) {
         (None, _) => end.error.clone().unwrap_or_default(),
         (Some(Settled::Acked), _) => words.to_owned(),
         (
             _,
-            How::Retry { error: Some(why), .. } | How::Reject { reason: why } | How::Park { reason: why },
+            Settlement::Retry { error: Some(why), .. }
+            | Settlement::Reject { reason: why }
+            | Settlement::Park { reason: why },
         ) => why.clone(),
         _ => words.to_owned(),
     }

@@ -84,7 +84,7 @@ impl Facts {
 #[derive(Debug, Clone)]
 pub struct LedgerFacts {
     /// Its features.
-    pub can: LedgerCapabilities,
+    pub capabilities: LedgerCapabilities,
     /// It is the queue's own store, which keeps the entries of its messages and dead letters regardless of their age.
     pub same_store: bool,
     /// How long it keeps an outcome.
@@ -93,7 +93,7 @@ pub struct LedgerFacts {
 
 /// How long a delivery is leased.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lease {
+pub enum HandlerLease {
     /// The same lease for each delivery.
     Fixed {
         /// The lease.
@@ -105,7 +105,7 @@ pub enum Lease {
 
 /// The database that a `transactional` handler writes to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Database {
+pub enum HandlerDatabase {
     /// The handler has none.
     None,
     /// It also holds the ledger's entries, so one transaction covers both.
@@ -123,7 +123,7 @@ pub enum Database {
 #[derive(Debug, Clone)]
 pub struct HandlerFacts {
     /// How its deliveries are leased.
-    pub lease: Lease,
+    pub lease: HandlerLease,
     /// Maximum time for which a heartbeat extends a lease; `None`: there is no heartbeat.
     pub heartbeat_ms_max: Option<u64>,
     /// 99th percentile of the run time, once there were runs.
@@ -131,9 +131,9 @@ pub struct HandlerFacts {
     /// What is done about a lapsed claim whose holder may have caused the effect.
     pub on_doubt: OnDoubt,
     /// The handler is declared idempotent by the derived key: the effect happens once per key, for any number of calls.
-    pub honours_derived_key: bool,
+    pub idempotent_by_derived_key: bool,
     /// The database of its business write.
-    pub database: Database,
+    pub database: HandlerDatabase,
 }
 
 /// The severity of a finding.

@@ -1,6 +1,8 @@
 //! One function per finding. It returns the problem and its remedy, or `None`.
 
-use super::{Database, Facts, Lease, LedgerFacts, Severity, redrive_horizon_ms, retry_horizon_ms};
+use super::{
+    Facts, HandlerDatabase, HandlerLease, LedgerFacts, Severity, redrive_horizon_ms, retry_horizon_ms,
+};
 use crate::capabilities::Order;
 use crate::ledger::OnDoubt;
 use crate::message::KeySource;
@@ -8,20 +10,20 @@ use crate::policy::RetryPolicy;
 use crate::queue::{OnDead, Tier};
 
 /// The problem and its remedy.
-type Found = Option<(String, String)>;
+type RuleResult = Option<(String, String)>;
 
 /// A possible finding.
 pub(super) struct Rule {
     pub code: &'static str,
     pub severity: Severity,
-    pub find: fn(&Facts) -> Found,
+    pub find: fn(&Facts) -> RuleResult,
 }
 
-const fn refusal(code: &'static str, find: fn(&Facts) -> Found) -> Rule {
+const fn refusal(code: &'static str, find: fn(&Facts) -> RuleResult) -> Rule {
     Rule { code, severity: Severity::Refusal, find }
 }
 
-const fn warning(code: &'static str, find: fn(&Facts) -> Found) -> Rule {
+const fn warning(code: &'static str, find: fn(&Facts) -> RuleResult) -> Rule {
     Rule { code, severity: Severity::Warning, find }
 }
 
@@ -62,7 +64,7 @@ const EXPIRED_MIN: u64 = 10;
 const EXPIRED_PER_MILLE: u64 = 10;
 
 #[expect(clippy::unnecessary_wraps, reason = "a rule ends with it")]
-fn found(message: impl Into<String>, remedy: impl Into<String>) -> Found {
+fn found(message: impl Into<String>, remedy: impl Into<String>) -> RuleResult {
     Some((message.into(), remedy.into()))
 }
 
@@ -96,12 +98,14 @@ impl Facts {
         self.ledger.as_ref().filter(|_| self.records())
     }
 
-    fn lease(&self) -> Lease {
-        self.handler.as_ref().map_or(Lease::Fixed { lease_ms: self.queue.lease_ms }, |handler| handler.lease)
+    fn lease(&self) -> HandlerLease {
+        self.handler
+            .as_ref()
+            .map_or(HandlerLease::Fixed { lease_ms: self.queue.lease_ms }, |handler| handler.lease)
     }
 
     /// The database of a handler with the `transactional` tier.
-    fn database(&self) -> Option<&Database> {
+    fn database(&self) -> Option<&HandlerDatabase> {
         let handler = self.handler.as_ref().filter(|_| self.tier == Tier::Transactional);
         handler.map(|handler| &handler.database)
     }
@@ -119,7 +123,7 @@ impl Facts {
     }
 }
 
-fn ledger_missing(facts: &Facts) -> Found {
+fn ledger_missing(facts: &Facts) -> RuleResult {
     // A transactional handler's ledger is in its database, which has findings of its own.
     if facts.tier != Tier::EffectivelyOnce || facts.ledger.is_some() {
         return None;
@@ -131,38 +135,41 @@ fn ledger_missing(facts: &Facts) -> Found {
     )
 }
 
-fn ledger_not_durable(facts: &Facts) -> Found {
-    let ledger = facts.needed_ledger().filter(|ledger| !ledger.can.durable)?;
+fn ledger_not_durable(facts: &Facts) -> RuleResult {
+    let ledger = facts.needed_ledger().filter(|ledger| !ledger.capabilities.durable)?;
     found(
-        format!("the {} ledger may forget what it has answered when it stops", ledger.can.name),
+        format!("the {} ledger may forget what it has answered when it stops", ledger.capabilities.name),
         "turn on its persistence or use a durable ledger; a forgotten outcome is a second effect",
     )
 }
 
-fn ledger_may_evict(facts: &Facts) -> Found {
-    let ledger = facts.needed_ledger().filter(|ledger| ledger.can.may_evict)?;
+fn ledger_may_evict(facts: &Facts) -> RuleResult {
+    let ledger = facts.needed_ledger().filter(|ledger| ledger.capabilities.may_evict)?;
     found(
-        format!("the {} ledger may drop entries before their time when it runs out of room", ledger.can.name),
+        format!(
+            "the {} ledger may drop entries before their time when it runs out of room",
+            ledger.capabilities.name
+        ),
         "set it to refuse writes instead (Redis: maxmemory-policy noeviction), or use another ledger",
     )
 }
 
-fn ledger_fence_may_repeat(facts: &Facts) -> Found {
+fn ledger_fence_may_repeat(facts: &Facts) -> RuleResult {
     // In a transaction the row lock takes the place of the fence.
-    let ledger = facts.needed_ledger().filter(|ledger| !ledger.can.fence)?;
+    let ledger = facts.needed_ledger().filter(|ledger| !ledger.capabilities.fence)?;
     if facts.tier != Tier::EffectivelyOnce {
         return None;
     }
     found(
         format!(
             "the {} ledger's fences may repeat, so a lapsed holder may end its successor's claim",
-            ledger.can.name
+            ledger.capabilities.name
         ),
         "use a ledger whose fences only grow, also through a failover",
     )
 }
 
-fn ledger_ttl_too_short(facts: &Facts) -> Found {
+fn ledger_ttl_too_short(facts: &Facts) -> RuleResult {
     let ledger = facts.needed_ledger().filter(|ledger| !ledger.same_store)?;
     let horizon_ms = retry_horizon_ms(&facts.queue);
     if ledger.ttl_ms >= horizon_ms {
@@ -179,32 +186,32 @@ fn ledger_ttl_too_short(facts: &Facts) -> Found {
     )
 }
 
-fn database_missing(facts: &Facts) -> Found {
-    facts.database().filter(|database| **database == Database::None)?;
+fn database_missing(facts: &Facts) -> RuleResult {
+    facts.database().filter(|database| **database == HandlerDatabase::None)?;
     found(
         "transactional needs the database that the handler writes to, and the handler has none",
         "give the worker the handler's database, or want effectively-once",
     )
 }
 
-fn database_not_supported(facts: &Facts) -> Found {
-    let Some(Database::Unsupported { kind }) = facts.database() else { return None };
+fn database_not_supported(facts: &Facts) -> RuleResult {
+    let Some(HandlerDatabase::Unsupported { kind }) = facts.database() else { return None };
     found(
         format!("transactional cannot take part in the transactions of {kind}"),
         "use a database that Hapax keeps a ledger in, or want effectively-once",
     )
 }
 
-fn ledger_in_other_database(facts: &Facts) -> Found {
-    facts.database().filter(|database| **database == Database::Other)?;
+fn ledger_in_other_database(facts: &Facts) -> RuleResult {
+    facts.database().filter(|database| **database == HandlerDatabase::Other)?;
     found(
         "transactional needs ledger and business write in one database, and the ledger is in another one",
         "put the ledger into the handler's database, or want effectively-once",
     )
 }
 
-fn lease_zero(facts: &Facts) -> Found {
-    if !facts.redelivers() || facts.lease() != (Lease::Fixed { lease_ms: 0 }) {
+fn lease_zero(facts: &Facts) -> RuleResult {
+    if !facts.redelivers() || facts.lease() != (HandlerLease::Fixed { lease_ms: 0 }) {
         return None;
     }
     found(
@@ -213,7 +220,7 @@ fn lease_zero(facts: &Facts) -> Found {
     )
 }
 
-fn order_not_kept(facts: &Facts) -> Found {
+fn order_not_kept(facts: &Facts) -> RuleResult {
     if !facts.queue.is_fifo() || facts.store.order != Order::None {
         return None;
     }
@@ -223,7 +230,7 @@ fn order_not_kept(facts: &Facts) -> Found {
     )
 }
 
-fn dedup_window_too_long(facts: &Facts) -> Found {
+fn dedup_window_too_long(facts: &Facts) -> RuleResult {
     let (window_ms, most_ms) = (facts.queue.dedup.window_ms, facts.store.dedup_ms_max);
     if window_ms <= most_ms {
         return None;
@@ -239,9 +246,11 @@ fn dedup_window_too_long(facts: &Facts) -> Found {
     )
 }
 
-fn lease_below_p99(facts: &Facts) -> Found {
+fn lease_below_p99(facts: &Facts) -> RuleResult {
     let handler = facts.handler.as_ref().filter(|_| facts.redelivers())?;
-    let (Lease::Fixed { lease_ms }, Some(p99_ms)) = (handler.lease, handler.p99_ms) else { return None };
+    let (HandlerLease::Fixed { lease_ms }, Some(p99_ms)) = (handler.lease, handler.p99_ms) else {
+        return None;
+    };
     let held_ms = lease_ms.max(handler.heartbeat_ms_max.unwrap_or(0));
     if held_ms >= p99_ms {
         return None;
@@ -254,7 +263,7 @@ fn lease_below_p99(facts: &Facts) -> Found {
     )
 }
 
-fn leases_expire(facts: &Facts) -> Found {
+fn leases_expire(facts: &Facts) -> RuleResult {
     let totals = facts.totals.as_ref().filter(|_| facts.redelivers())?;
     let per_mille = totals.expired.saturating_mul(1000).checked_div(totals.delivered)?;
     if totals.expired < EXPIRED_MIN || per_mille < EXPIRED_PER_MILLE {
@@ -273,7 +282,7 @@ fn leases_expire(facts: &Facts) -> Found {
     )
 }
 
-fn key_is_message_id(facts: &Facts) -> Found {
+fn key_is_message_id(facts: &Facts) -> RuleResult {
     if !facts.records() || facts.weakest_key() != KeySource::MessageId {
         return None;
     }
@@ -288,7 +297,7 @@ fn key_is_message_id(facts: &Facts) -> Found {
     )
 }
 
-fn key_is_content(facts: &Facts) -> Found {
+fn key_is_content(facts: &Facts) -> RuleResult {
     if !facts.records() || !facts.queue.dedup.content_based || facts.weakest_key() != KeySource::DedupId {
         return None;
     }
@@ -299,9 +308,9 @@ fn key_is_content(facts: &Facts) -> Found {
     )
 }
 
-fn effect_may_repeat(facts: &Facts) -> Found {
+fn effect_may_repeat(facts: &Facts) -> RuleResult {
     let handler = facts.handler.as_ref().filter(|_| facts.tier == Tier::EffectivelyOnce)?;
-    if handler.on_doubt != OnDoubt::Retry || handler.honours_derived_key {
+    if handler.on_doubt != OnDoubt::Retry || handler.idempotent_by_derived_key {
         return None;
     }
     found(
@@ -311,7 +320,7 @@ fn effect_may_repeat(facts: &Facts) -> Found {
     )
 }
 
-fn no_attempt_limit(facts: &Facts) -> Found {
+fn no_attempt_limit(facts: &Facts) -> RuleResult {
     if !facts.records() || facts.queue.retry.limit().is_some() {
         return None;
     }
@@ -324,7 +333,7 @@ fn no_attempt_limit(facts: &Facts) -> Found {
     )
 }
 
-fn retries_at_once(facts: &Facts) -> Found {
+fn retries_at_once(facts: &Facts) -> RuleResult {
     if facts.queue.retry.base_ms > 0 || !facts.redelivers() {
         return None;
     }
@@ -350,7 +359,7 @@ fn backoff_ms(retry: &RetryPolicy, max_attempts: u32) -> u64 {
     (1..max_attempts).fold(0, |sum: u64, attempt| sum.saturating_add(retry.ceiling_ms(attempt)))
 }
 
-fn retention_ends_retries(facts: &Facts) -> Found {
+fn retention_ends_retries(facts: &Facts) -> RuleResult {
     let max_attempts = facts.queue.retry.limit().filter(|_| facts.redelivers())?;
     let backoff_ms = backoff_ms(&facts.queue.retry, max_attempts);
     if backoff_ms < facts.queue.retention_ms {
@@ -367,7 +376,7 @@ fn retention_ends_retries(facts: &Facts) -> Found {
     )
 }
 
-fn retention_drops_messages(facts: &Facts) -> Found {
+fn retention_drops_messages(facts: &Facts) -> RuleResult {
     let dropped = facts.totals.as_ref()?.retention_dropped;
     if dropped == 0 || !facts.redelivers() {
         return None;
@@ -381,7 +390,7 @@ fn retention_drops_messages(facts: &Facts) -> Found {
     )
 }
 
-fn dead_letter_queue_missing(facts: &Facts) -> Found {
+fn dead_letter_queue_missing(facts: &Facts) -> RuleResult {
     let dead = facts.queue.dead_letter.as_ref().filter(|_| facts.dead_queue_missing)?;
     found(
         format!(
@@ -392,7 +401,7 @@ fn dead_letter_queue_missing(facts: &Facts) -> Found {
     )
 }
 
-fn dead_letters_short_lived(facts: &Facts) -> Found {
+fn dead_letters_short_lived(facts: &Facts) -> RuleResult {
     let kept_ms =
         facts.dead_retention_ms.filter(|_| facts.redelivers() && facts.queue.dead_letter.is_some())?;
     if facts.queue.is_fifo() || kept_ms > facts.queue.retention_ms {
@@ -409,7 +418,7 @@ fn dead_letters_short_lived(facts: &Facts) -> Found {
     )
 }
 
-fn ledger_ttl_below_redrive(facts: &Facts) -> Found {
+fn ledger_ttl_below_redrive(facts: &Facts) -> RuleResult {
     let ledger =
         facts.needed_ledger().filter(|ledger| !ledger.same_store && facts.queue.dead_letter.is_some())?;
     let horizon_ms = redrive_horizon_ms(&facts.queue, facts.dead_retention_ms?);
@@ -426,7 +435,7 @@ fn ledger_ttl_below_redrive(facts: &Facts) -> Found {
     )
 }
 
-fn dedup_window_short(facts: &Facts) -> Found {
+fn dedup_window_short(facts: &Facts) -> RuleResult {
     let retry_ms = facts.producer_retry_ms?;
     let window_ms = facts.queue.dedup.window_ms;
     // A duplicate sent after the window still finds the outcome of the first message, as long as the ledger keeps it.
@@ -447,7 +456,7 @@ fn dedup_window_short(facts: &Facts) -> Found {
     )
 }
 
-fn order_has_holes(facts: &Facts) -> Found {
+fn order_has_holes(facts: &Facts) -> RuleResult {
     let queue = &facts.queue;
     let ends = queue.dead_letter.is_some() || queue.retry.limit().is_some();
     if !facts.redelivers() || !queue.is_fifo() || !ends || queue.on_dead != OnDead::Continue {
@@ -459,7 +468,7 @@ fn order_has_holes(facts: &Facts) -> Found {
     )
 }
 
-fn delivery_fence_may_repeat(facts: &Facts) -> Found {
+fn delivery_fence_may_repeat(facts: &Facts) -> RuleResult {
     if !facts.redelivers() || facts.store.fence {
         return None;
     }
@@ -469,7 +478,7 @@ fn delivery_fence_may_repeat(facts: &Facts) -> Found {
     )
 }
 
-fn delivery_not_durable(facts: &Facts) -> Found {
+fn delivery_not_durable(facts: &Facts) -> RuleResult {
     if !facts.redelivers() || facts.store.durable_lease {
         return None;
     }
@@ -482,7 +491,7 @@ fn delivery_not_durable(facts: &Facts) -> Found {
     )
 }
 
-fn settle_not_atomic(facts: &Facts) -> Found {
+fn settle_not_atomic(facts: &Facts) -> RuleResult {
     if !facts.redelivers() || facts.store.atomic_settle {
         return None;
     }

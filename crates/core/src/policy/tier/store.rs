@@ -13,19 +13,19 @@ pub struct StoreFacts {
     pub versions: Option<(String, String)>,
 }
 
-type Found = Vec<(String, String)>;
+type RuleResult = Vec<(String, String)>;
 
 struct Rule {
     code: &'static str,
     severity: Severity,
-    find: fn(&StoreFacts) -> Found,
+    find: fn(&StoreFacts) -> RuleResult,
 }
 
-const fn refusal(code: &'static str, find: fn(&StoreFacts) -> Found) -> Rule {
+const fn refusal(code: &'static str, find: fn(&StoreFacts) -> RuleResult) -> Rule {
     Rule { code, severity: Severity::Refusal, find }
 }
 
-const fn warning(code: &'static str, find: fn(&StoreFacts) -> Found) -> Rule {
+const fn warning(code: &'static str, find: fn(&StoreFacts) -> RuleResult) -> Rule {
     Rule { code, severity: Severity::Warning, find }
 }
 
@@ -60,16 +60,16 @@ pub(super) fn codes() -> impl Iterator<Item = (&'static str, Severity)> {
     RULES.iter().map(|rule| (rule.code, rule.severity))
 }
 
-fn one(message: String, remedy: &str) -> Found {
+fn one(message: String, remedy: &str) -> RuleResult {
     vec![(message, remedy.to_owned())]
 }
 
-fn stopped(facts: &StoreFacts) -> Found {
+fn stopped(facts: &StoreFacts) -> RuleResult {
     let remedy = "see to the cause, then start the server again: it recovers what was committed";
     facts.status.stopped.iter().flat_map(|why| one(format!("the store has stopped: {why}"), remedy)).collect()
 }
 
-fn paused(facts: &StoreFacts) -> Found {
+fn paused(facts: &StoreFacts) -> RuleResult {
     let remedy = "purge what must not be repeated, then `hapax resume`";
     facts
         .status
@@ -79,7 +79,7 @@ fn paused(facts: &StoreFacts) -> Found {
         .collect()
 }
 
-fn warnings(facts: &StoreFacts) -> Found {
+fn warnings(facts: &StoreFacts) -> RuleResult {
     // A paused store also warns about its pause; report that only once.
     let said =
         |warning: &&String| facts.status.paused.as_ref().is_none_or(|paused| !warning.contains(paused));
@@ -87,7 +87,7 @@ fn warnings(facts: &StoreFacts) -> Found {
     facts.status.warnings.iter().filter(said).flat_map(|warning| one(warning.clone(), remedy)).collect()
 }
 
-fn versions(facts: &StoreFacts) -> Found {
+fn versions(facts: &StoreFacts) -> RuleResult {
     match &facts.versions {
         Some((ours, theirs)) if ours != theirs => one(
             format!("this program is version {ours}, the server {theirs}"),

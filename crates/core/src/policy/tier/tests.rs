@@ -36,14 +36,14 @@ fn sound(tier: Tier) -> Facts {
         totals: Some(QueueTotals { delivered: 100_000, expired: 999, ..QueueTotals::default() }),
         key_source: Some(KeySource::Body),
         producer_retry_ms: Some(300_000),
-        ledger: Some(LedgerFacts { can, same_store: true, ttl_ms: 4 * DAY_MS }),
+        ledger: Some(LedgerFacts { capabilities: can, same_store: true, ttl_ms: 4 * DAY_MS }),
         handler: Some(HandlerFacts {
-            lease: Lease::Fixed { lease_ms: 30_000 },
+            lease: HandlerLease::Fixed { lease_ms: 30_000 },
             heartbeat_ms_max: None,
             p99_ms: Some(30_000),
             on_doubt: OnDoubt::Retry,
-            honours_derived_key: true,
-            database: Database::WithLedger,
+            idempotent_by_derived_key: true,
+            database: HandlerDatabase::WithLedger,
         }),
         ..Facts::new(queue, store)
     }
@@ -90,19 +90,19 @@ const CASES: &[Case] = &[
         misses: &[(AtLeastOnce, |f| f.ledger = None), (Transactional, |f| f.ledger = None)],
     },
     Case {
-        code: "ledger-not-durable", tier: EffectivelyOnce, hit: |f| ledger(f).can.durable = false,
-        misses: &[(AtLeastOnce, |f| ledger(f).can.durable = false)],
+        code: "ledger-not-durable", tier: EffectivelyOnce, hit: |f| ledger(f).capabilities.durable = false,
+        misses: &[(AtLeastOnce, |f| ledger(f).capabilities.durable = false)],
     },
     Case {
-        code: "ledger-not-durable", tier: Transactional, hit: |f| ledger(f).can.durable = false, misses: &[],
+        code: "ledger-not-durable", tier: Transactional, hit: |f| ledger(f).capabilities.durable = false, misses: &[],
     },
     Case {
-        code: "ledger-may-evict", tier: EffectivelyOnce, hit: |f| ledger(f).can.may_evict = true,
-        misses: &[(AtLeastOnce, |f| ledger(f).can.may_evict = true)],
+        code: "ledger-may-evict", tier: EffectivelyOnce, hit: |f| ledger(f).capabilities.may_evict = true,
+        misses: &[(AtLeastOnce, |f| ledger(f).capabilities.may_evict = true)],
     },
     Case {
-        code: "ledger-fence-may-repeat", tier: EffectivelyOnce, hit: |f| ledger(f).can.fence = false,
-        misses: &[(AtLeastOnce, |f| ledger(f).can.fence = false), (Transactional, |f| ledger(f).can.fence = false)],
+        code: "ledger-fence-may-repeat", tier: EffectivelyOnce, hit: |f| ledger(f).capabilities.fence = false,
+        misses: &[(AtLeastOnce, |f| ledger(f).capabilities.fence = false), (Transactional, |f| ledger(f).capabilities.fence = false)],
     },
     Case {
         code: "ledger-ttl-too-short", tier: EffectivelyOnce,
@@ -118,29 +118,29 @@ const CASES: &[Case] = &[
         hit: |f| { ledger(f).same_store = false; ledger(f).ttl_ms = DAY_MS; }, misses: &[],
     },
     Case {
-        code: "database-missing", tier: Transactional, hit: |f| handler(f).database = Database::None,
-        misses: &[(EffectivelyOnce, |f| handler(f).database = Database::None), (Transactional, |f| f.handler = None)],
+        code: "database-missing", tier: Transactional, hit: |f| handler(f).database = HandlerDatabase::None,
+        misses: &[(EffectivelyOnce, |f| handler(f).database = HandlerDatabase::None), (Transactional, |f| f.handler = None)],
     },
     Case {
         code: "database-not-supported", tier: Transactional,
-        hit: |f| handler(f).database = Database::Unsupported { kind: "a spreadsheet".into() },
-        misses: &[(EffectivelyOnce, |f| handler(f).database = Database::Unsupported { kind: "x".into() })],
+        hit: |f| handler(f).database = HandlerDatabase::Unsupported { kind: "a spreadsheet".into() },
+        misses: &[(EffectivelyOnce, |f| handler(f).database = HandlerDatabase::Unsupported { kind: "x".into() })],
     },
     Case {
-        code: "ledger-in-other-database", tier: Transactional, hit: |f| handler(f).database = Database::Other,
-        misses: &[(EffectivelyOnce, |f| handler(f).database = Database::Other)],
+        code: "ledger-in-other-database", tier: Transactional, hit: |f| handler(f).database = HandlerDatabase::Other,
+        misses: &[(EffectivelyOnce, |f| handler(f).database = HandlerDatabase::Other)],
     },
     Case {
         code: "lease-zero", tier: AtLeastOnce, hit: |f| { f.handler = None; f.queue.lease_ms = 0; },
         misses: &[
             (AtMostOnce, |f| { f.handler = None; f.queue.lease_ms = 0; }),
             (AtLeastOnce, |f| { f.handler = None; f.queue.lease_ms = 1; }),
-            (AtLeastOnce, |f| { handler(f).lease = Lease::Auto; f.queue.lease_ms = 0; }),
+            (AtLeastOnce, |f| { handler(f).lease = HandlerLease::Auto; f.queue.lease_ms = 0; }),
         ],
     },
     Case {
         code: "lease-zero", tier: EffectivelyOnce,
-        hit: |f| { handler(f).lease = Lease::Fixed { lease_ms: 0 }; handler(f).p99_ms = None; }, misses: &[],
+        hit: |f| { handler(f).lease = HandlerLease::Fixed { lease_ms: 0 }; handler(f).p99_ms = None; }, misses: &[],
     },
     Case {
         code: "order-not-kept", tier: AtLeastOnce, hit: |f| { fifo(f); f.store.order = Order::None; },
@@ -155,7 +155,7 @@ const CASES: &[Case] = &[
         misses: &[
             (AtMostOnce, |f| handler(f).p99_ms = Some(30_001)),
             (AtLeastOnce, |f| { handler(f).p99_ms = Some(60_000); handler(f).heartbeat_ms_max = Some(60_000); }),
-            (AtLeastOnce, |f| { handler(f).p99_ms = Some(60_000); handler(f).lease = Lease::Auto; }),
+            (AtLeastOnce, |f| { handler(f).p99_ms = Some(60_000); handler(f).lease = HandlerLease::Auto; }),
             (AtLeastOnce, |f| handler(f).p99_ms = None),
         ],
     },
@@ -198,11 +198,11 @@ const CASES: &[Case] = &[
         ],
     },
     Case {
-        code: "effect-may-repeat", tier: EffectivelyOnce, hit: |f| handler(f).honours_derived_key = false,
+        code: "effect-may-repeat", tier: EffectivelyOnce, hit: |f| handler(f).idempotent_by_derived_key = false,
         misses: &[
-            (AtLeastOnce, |f| handler(f).honours_derived_key = false),
-            (Transactional, |f| handler(f).honours_derived_key = false),
-            (EffectivelyOnce, |f| { handler(f).honours_derived_key = false; handler(f).on_doubt = OnDoubt::Park; }),
+            (AtLeastOnce, |f| handler(f).idempotent_by_derived_key = false),
+            (Transactional, |f| handler(f).idempotent_by_derived_key = false),
+            (EffectivelyOnce, |f| { handler(f).idempotent_by_derived_key = false; handler(f).on_doubt = OnDoubt::Park; }),
             (EffectivelyOnce, |f| f.handler = None),
         ],
     },
@@ -344,7 +344,7 @@ fn refusals_come_first() {
     let findings = found(EffectivelyOnce, |facts| {
         facts.queue.retry.max_attempts = 0;
         facts.queue.dedup.window_ms = RETENTION_MS_MAX + 1;
-        ledger(facts).can.durable = false;
+        ledger(facts).capabilities.durable = false;
     });
     let refused: Vec<_> = findings.iter().map(Finding::is_refusal).collect();
     assert_eq!(refused, [true, true, false]);

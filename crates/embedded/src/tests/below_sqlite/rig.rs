@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use hapax_core::ledger::TTL_MS_MAX;
-use hapax_core::ledger::protocol::Claimed;
+use hapax_core::ledger::protocol::ClaimDecision;
 use hapax_core::policy::{RETENTION_MS_MAX, RetryPolicy};
 use hapax_core::{
-    ClaimRequest, DeadLetterPolicy, Ending, EntryId, How, Json, ManualClock, Priority, QueueConfig,
-    QueueName, QueueStats, Receipt, SendError, Sent, SettleError, Settled, StoreError,
+    ClaimEnding, ClaimRequest, DeadLetterPolicy, EntryId, Json, ManualClock, Priority, QueueConfig,
+    QueueName, QueueStats, Receipt, SendError, Sent, SettleError, Settled, Settlement, StoreError,
 };
 use hapax_simdisk::SimDisk;
 use tokio::sync::oneshot;
@@ -31,7 +31,7 @@ fn entry_id(number: u64) -> EntryId {
 
 fn complete(number: u64, fence: u64) -> End {
     let outcome = hapax_core::RecordedOutcome::done(Json::of(&number).unwrap());
-    let ending = Ending::Complete { outcome, ttl_ms: TTL_MS_MAX };
+    let ending = ClaimEnding::Complete { outcome, ttl_ms: TTL_MS_MAX };
     let id = entry_id(number);
     End { hash: id.hash(), id, fence: Some(fence), ending }
 }
@@ -53,7 +53,7 @@ pub struct Held {
 enum Asked {
     Send(Vec<u64>, Answer<Vec<Result<Sent, SendError>>>),
     Receive(usize, Answer<Vec<RawDelivery>>),
-    Settle(Vec<(Held, How)>, Answer<Vec<Result<Settled, SettleError>>>),
+    Settle(Vec<(Held, Settlement)>, Answer<Vec<Result<Settled, SettleError>>>),
     Claim(Held, Answer<Claimings>),
 }
 
@@ -245,23 +245,26 @@ impl Rig {
             if held.queue == first.queue && batch.len() < 3 { batch.push(held) } else { rest.push(held) }
         }
         self.held = rest;
-        let how = |rng: &mut fastrand::Rng| match rng.u8(..10) {
-            0..6 => How::Ack,
-            6 => How::Reject { reason: "no".into() },
-            7 => How::Defer { after_ms: 100 },
-            _ => How::Retry { after_ms: None, error: Some("again".into()) },
+        let settlement = |rng: &mut fastrand::Rng| match rng.u8(..10) {
+            0..6 => Settlement::Ack,
+            6 => Settlement::Reject { reason: "no".into() },
+            7 => Settlement::Defer { after_ms: 100 },
+            _ => Settlement::Retry { after_ms: None, error: Some("again".into()) },
         };
-        let batch: Vec<_> = batch.into_iter().map(|held| (held, how(&mut self.rng))).collect();
-        let settling = |(held, how): &(Held, How)| Settling {
+        let batch: Vec<_> = batch.into_iter().map(|held| (held, settlement(&mut self.rng))).collect();
+        let settling = |(held, settlement): &(Held, Settlement)| Settling {
             named: Some(held.named),
-            how: how.clone(),
-            claim: held.claim.filter(|_| *how == How::Ack).map(|fence| complete(held.number, fence)),
+            settlement: settlement.clone(),
+            claim: held
+                .claim
+                .filter(|_| *settlement == Settlement::Ack)
+                .map(|fence| complete(held.number, fence)),
             parked_for: None,
         };
         let settles = batch.iter().map(settling);
         let (reply, answer) = oneshot::channel();
         let op = Op::Settle { queue: queue_name(first.queue), batch: settles.collect(), reply };
-        let pairs = batch.iter().filter(|(_, how)| *how == How::Ack);
+        let pairs = batch.iter().filter(|(_, settlement)| *settlement == Settlement::Ack);
         let pairs = pairs.filter_map(|(held, _)| Some((held.named.seq, held.named.fence, held.claim?)));
         self.ledger.pairs.extend(pairs);
         (Asked::Settle(batch, answer), op)
@@ -320,12 +323,12 @@ impl Rig {
             },
             Asked::Settle(batch, mut answer) => match answer.try_recv().expect("a settle is answered") {
                 Ok(settled) => {
-                    for ((held, how), settled) in batch.iter().zip(settled) {
-                        if *how == How::Ack && settled.is_ok() {
+                    for ((held, settlement), settled) in batch.iter().zip(settled) {
+                        if *settlement == Settlement::Ack && settled.is_ok() {
                             ledger.acked(held.number, held.named.fence);
                         }
-                        if let (How::Ack, Some(fence), false) =
-                            (how, held.claim, matches!(settled, Err(SettleError::Claim(_))))
+                        if let (Settlement::Ack, Some(fence), false) =
+                            (settlement, held.claim, matches!(settled, Err(SettleError::Claim(_))))
                         {
                             ledger.completed.insert(held.number, fence);
                         }
@@ -334,7 +337,7 @@ impl Rig {
                 }
                 Err(error) => {
                     if matches!(error, StoreError::OutcomeUnknown(_)) {
-                        let acks = batch.iter().filter(|(_, how)| *how == How::Ack);
+                        let acks = batch.iter().filter(|(_, settlement)| *settlement == Settlement::Ack);
                         ledger.maybe_acked.extend(acks.map(|(held, _)| held.number));
                     }
                     Some(error)
@@ -343,9 +346,9 @@ impl Rig {
         }
     }
 
-    fn claimed(&mut self, held: &Held, claimed: Claimed) {
+    fn claimed(&mut self, held: &Held, claimed: ClaimDecision) {
         match claimed {
-            Claimed::Granted { entry, .. } => {
+            ClaimDecision::Granted { entry, .. } => {
                 let fence = entry.fence.0;
                 assert!(!self.ledger.completed.contains_key(&held.number), "{} runs again", held.number);
                 let before = self.ledger.granted.insert(held.number, fence);
@@ -354,11 +357,11 @@ impl Rig {
                     other.claim = Some(fence);
                 }
             }
-            Claimed::Completed { .. } => {
+            ClaimDecision::Completed { .. } => {
                 let asked = self.ledger.pairs.iter().any(|(seq, ..)| *seq == held.named.seq);
                 assert!(asked, "{} was completed by nobody", held.number);
             }
-            Claimed::InProgress { .. } | Claimed::InDoubt { .. } => {}
+            ClaimDecision::InProgress { .. } | ClaimDecision::InDoubt { .. } => {}
         }
     }
 

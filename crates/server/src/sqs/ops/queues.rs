@@ -81,7 +81,7 @@ impl Operations {
             Ok(info) => self.same_attributes(&info.config, settings)?,
             Err(StoreError::NoSuchQueue(_)) => {
                 self.check_dead_letters(caller, &name, &config).await?;
-                match self.store.create_queue_spaced(&name, config, self.recreate_interval_ms).await {
+                match self.store.create_queue_with_interval(&name, config, self.recreate_interval_ms).await {
                     Ok(_) => {}
                     Err(AdminError::TooSoon { .. }) => {
                         return Err(SqsError::new(
@@ -186,7 +186,7 @@ impl Operations {
 
     pub(super) async fn purge_queue(&self, caller: &Caller<'_>, request: &OnQueue<'_>) -> Result<Output> {
         let queue = self.queue(caller, "PurgeQueue", request.queue_url.as_ref())?;
-        match self.store.purge_spaced(&queue, self.purge_interval_ms).await {
+        match self.store.purge_with_interval(&queue, self.purge_interval_ms).await {
             Err(AdminError::TooSoon { .. }) => {
                 let text = format!("Only one PurgeQueue operation on {queue} is allowed every 60 seconds.");
                 Err(SqsError::new(Kind::PurgeQueueInProgress, text))

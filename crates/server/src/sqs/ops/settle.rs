@@ -45,7 +45,7 @@ fn changed(queue: &QueueName, extend: &Extend, error: &SettleError) -> SqsError 
 fn extend_of(handle: Option<&Text<'_>>, seconds: Option<i64>) -> Result<Extend> {
     let receipt = receipt_of(handle)?;
     let seconds = seconds.ok_or_else(|| SqsError::missing("VisibilityTimeout"))?;
-    Ok(Extend { receipt, lease_ms: visibility_ms(seconds)?, own: true })
+    Ok(Extend { receipt, lease_ms: visibility_ms(seconds)?, own_lease: true })
 }
 
 /// The valid entries of a batch with their ids, and the errors of the others.

@@ -1,6 +1,6 @@
 //! State shared by two servers on one store, and the rights of a key limited to some queues.
 
-use hapax_core::{DeadLetterPolicy, How, NewMessage, QueueConfig, QueueStore as _, Receive, Settle};
+use hapax_core::{DeadLetterPolicy, NewMessage, QueueConfig, QueueStore as _, Receive, Settle, Settlement};
 use hapax_embedded::{Embedded, Options};
 
 use super::*;
@@ -127,7 +127,7 @@ async fn a_key_of_some_queues_moves_nothing_into_another_and_sees_no_other_name(
         store.create_queue(&name(queue), config).await.unwrap();
         store.send(&name(queue), vec![NewMessage::new("x")]).await.unwrap();
         let got = store.receive(&name(queue), Receive::up_to(1)).await.unwrap().remove(0);
-        let reject = Settle::new(got.receipt, How::Reject { reason: "bad".into() });
+        let reject = Settle::new(got.receipt, Settlement::Reject { reason: "bad".into() });
         store.settle(&name(queue), vec![reject]).await.unwrap();
     }
     let (some, all) = (identity(&["mine", "dead"]), identity(&["*"]));
