@@ -1,0 +1,222 @@
+//! What a store's URL and options say about its connections.
+
+use std::path::PathBuf;
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use sqlx::postgres::PgConnectOptions;
+use thiserror::Error;
+
+use crate::pool::Bounds;
+
+/// The URL's parameters that are ours; all others are PostgreSQL's.
+const PREFIX: &str = "hapax_";
+
+/// Options for opening a store. The URL may set some of them, as `hapax_` and their name; the URL wins.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Maximum count of connections of this process, in addition to one that listens for changes. 2 to 1,000, default 10.
+    /// In the URL: `hapax_connections_max`.
+    pub connections_max: usize,
+    /// Time to wait for a connection. Default 5 s. In the URL, in milliseconds: `hapax_connect_timeout_ms`.
+    pub connect_timeout: Duration,
+    /// Time to wait for an operation; after it the outcome is unknown. The server ends statements a little earlier.
+    /// Default 20 s. In the URL, in milliseconds: `hapax_operation_timeout_ms`.
+    pub operation_timeout: Duration,
+    /// The connections lead to a pooler that assigns a server per transaction, for example PgBouncer: no prepared
+    /// statements, no settings of the session, no LISTEN except through [`listen_url`](Self::listen_url). Default: no. In
+    /// the URL: `hapax_pooler=true`.
+    pub pooler: bool,
+    /// Another URL for the connection that listens for changes, which must not lead through a pooler. Default: the
+    /// store's own URL, or none behind a pooler. In the URL: `hapax_listen_url`, percent-encoded.
+    pub listen_url: Option<String>,
+    /// A file whose first line is the password. Default: the URL's password, else `PGPASSWORD`. In the URL:
+    /// `hapax_password_file`.
+    pub password_file: Option<PathBuf>,
+    /// Applies missing migrations when the store is opened. Default: no; a store with an older schema is refused.
+    pub migrate: bool,
+    /// Maximum count of open claims in one scope, held or in doubt: a claim beyond it is refused, other scopes are not
+    /// affected. At least 1, default 100,000. Several processes may together exceed it a little.
+    pub in_doubt_per_scope_max: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            connections_max: 10,
+            connect_timeout: Duration::from_secs(5),
+            operation_timeout: Duration::from_secs(20),
+            pooler: false,
+            listen_url: None,
+            password_file: None,
+            migrate: false,
+            in_doubt_per_scope_max: 100_000,
+        }
+    }
+}
+
+/// Why a URL or an option is not acceptable. It never contains the password.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct UrlError(pub(crate) String);
+
+/// Where to connect to, after the URL was read.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub options: Options,
+    pub connect: PgConnectOptions,
+    /// For the connection that listens; `None`: changes of other processes are found by polling.
+    pub listen: Option<PgConnectOptions>,
+    pub bounds: Bounds,
+}
+
+impl Target {
+    /// Reads a URL.
+    pub fn new(url: &str, options: &Options) -> Result<Self, UrlError> {
+        let mut options = options.clone();
+        let (base, query) = url.split_once('?').unwrap_or((url, ""));
+        let mut theirs = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.strip_prefix(PREFIX) {
+                Some(ours) => set(&mut options, ours)?,
+                None => theirs.push(pair),
+            }
+        }
+        check(&options)?;
+        let url = if theirs.is_empty() { base.to_owned() } else { format!("{base}?{}", theirs.join("&")) };
+        let connect = session(parse(&url)?, &options)?;
+        let listen = match &options.listen_url {
+            Some(url) => Some(with_password(parse(url)?, &options)?),
+            None => (!options.pooler).then(|| connect.clone()),
+        };
+        let (connections_max, connect_limit) = (options.connections_max, options.connect_timeout);
+        let bounds = Bounds { connections_max, connect: connect_limit, operation: options.operation_timeout };
+        Ok(Self { options, connect, listen, bounds })
+    }
+}
+
+fn parse(url: &str) -> Result<PgConnectOptions, UrlError> {
+    if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+        return Err(UrlError("a PostgreSQL store's URL begins with postgres://".to_owned()));
+    }
+    let parsed = PgConnectOptions::from_str(url);
+    parsed.map_err(|error| UrlError(format!("the PostgreSQL URL cannot be read: {error}")))
+}
+
+/// Sets one of our parameters, `name=value`.
+fn set(options: &mut Options, pair: &str) -> Result<(), UrlError> {
+    let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+    let value = percent_encoding::percent_decode_str(value).decode_utf8();
+    let value = value.map_err(|_| UrlError(format!("{PREFIX}{name}: its value is not UTF-8")))?;
+    let number = || {
+        let parsed = value.parse::<u64>();
+        parsed.map_err(|_| UrlError(format!("{PREFIX}{name}: {value:?} is not a number")))
+    };
+    match name {
+        "connections_max" => options.connections_max = number()? as usize,
+        "connect_timeout_ms" => options.connect_timeout = Duration::from_millis(number()?),
+        "operation_timeout_ms" => options.operation_timeout = Duration::from_millis(number()?),
+        "pooler" => options.pooler = boolean(name, &value)?,
+        "listen_url" => options.listen_url = Some(value.into_owned()),
+        "password_file" => options.password_file = Some(value.into_owned().into()),
+        _ => {
+            return Err(UrlError(format!(
+                "{PREFIX}{name} is not a parameter; use {PREFIX}connections_max, {PREFIX}connect_timeout_ms, \
+                 {PREFIX}operation_timeout_ms, {PREFIX}pooler, {PREFIX}listen_url or {PREFIX}password_file"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn boolean(name: &str, value: &str) -> Result<bool, UrlError> {
+    match value {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(UrlError(format!("{PREFIX}{name}: {value:?} is neither true nor false"))),
+    }
+}
+
+fn check(options: &Options) -> Result<(), UrlError> {
+    let ms = |limit: Duration| limit.as_millis().min(u128::from(u64::MAX)) as u64;
+    let bounds = [
+        ("connections_max", options.connections_max as u64, 2, 1_000),
+        ("connect_timeout_ms", ms(options.connect_timeout), 100, 60_000),
+        ("operation_timeout_ms", ms(options.operation_timeout), 1_000, 300_000),
+        ("in_doubt_per_scope_max", options.in_doubt_per_scope_max, 1, u64::MAX),
+    ];
+    for (field, value, min, max) in bounds {
+        hapax_core::validate::within(field, value, min, max).map_err(|error| UrlError(error.to_string()))?;
+    }
+    Ok(())
+}
+
+fn with_password(connect: PgConnectOptions, options: &Options) -> Result<PgConnectOptions, UrlError> {
+    let Some(file) = &options.password_file else { return Ok(connect) };
+    let text = std::fs::read_to_string(file);
+    let text = text.map_err(|error| UrlError(format!("the password file {}: {error}", file.display())))?;
+    Ok(connect.password(text.lines().next().unwrap_or_default()))
+}
+
+/// The settings of every session. Behind a pooler a session belongs to several clients, so it keeps its own settings.
+fn session(connect: PgConnectOptions, options: &Options) -> Result<PgConnectOptions, UrlError> {
+    let connect = with_password(connect, options)?.application_name("hapax");
+    if options.pooler {
+        return Ok(connect.statement_cache_capacity(0).extra_float_digits(None));
+    }
+    // The server ends a statement before we stop to wait for it: its outcome is then known.
+    let statement_ms = (options.operation_timeout.as_millis() * 4 / 5).to_string();
+    let lock_ms = (options.operation_timeout.as_millis() / 4).to_string();
+    let idle_ms = options.operation_timeout.as_millis().to_string();
+    Ok(connect.options([
+        ("statement_timeout", statement_ms.as_str()),
+        ("lock_timeout", lock_ms.as_str()),
+        ("idle_in_transaction_session_timeout", idle_ms.as_str()),
+        ("tcp_keepalives_idle", "30"),
+        ("tcp_keepalives_interval", "10"),
+        ("tcp_keepalives_count", "3"),
+        ("jit", "off"),
+    ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(url: &str) -> Result<Target, UrlError> {
+        Target::new(url, &Options::default())
+    }
+
+    #[test]
+    fn our_parameters_are_read_and_theirs_passed_on() {
+        let url = "postgres://ann:secret@db.example:6432/shop?sslmode=require&hapax_connections_max=3&hapax_pooler=true";
+        let target = target(url).unwrap();
+        assert_eq!((target.options.connections_max, target.options.pooler), (3, true));
+        assert_eq!((target.connect.get_host(), target.connect.get_port()), ("db.example", 6432));
+        assert_eq!((target.connect.get_username(), target.connect.get_database()), ("ann", Some("shop")));
+        assert!(target.listen.is_none(), "a pooler passes no notifications on");
+    }
+
+    #[test]
+    fn a_pooler_may_be_passed_by_to_listen() {
+        let url = "postgres://pooler/shop?hapax_pooler=true&hapax_listen_url=postgres%3A%2F%2Fdb%2Fshop";
+        assert_eq!(target(url).unwrap().listen.unwrap().get_host(), "db");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_and_the_password_is_not() {
+        for (url, named) in [
+            ("mysql://ann:secret@db/shop", "postgres://"),
+            ("postgres://ann:secret@db/shop?hapax_conections=3", "hapax_conections"),
+            ("postgres://ann:secret@db/shop?hapax_pooler=maybe", "maybe"),
+            ("postgres://ann:secret@db/shop?hapax_connections_max=1", "connections_max"),
+            ("postgres://ann:secret@db/shop?hapax_connections_max=many", "many"),
+            ("postgres://ann:secret@db:port/shop", "URL"),
+            ("postgres://ann:secret@db/shop?hapax_password_file=%2Fnot%2Fthere", "/not/there"),
+        ] {
+            let error = target(url).err().unwrap_or_else(|| panic!("{url} was accepted")).to_string();
+            assert!(error.contains(named), "{url}: {error}");
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The schema `hapax` and its versions. Each migration is a numbered file in `migrations/`, and is applied once, in order,
+//! in one transaction with all others that are missing.
+
+use hapax_core::StoreError;
+use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};
+
+use crate::connect::{Options, Target};
+use crate::error::{Access, Failure};
+use crate::{BoxFuture, OpenError};
+
+/// One step of the schema.
+struct Migration {
+    version: i32,
+    name: &'static str,
+    sql: &'static str,
+    /// The lowest version that a program must know to work on the schema after this step. A program that knows less is
+    /// refused; one that knows at least this much works beside newer ones.
+    readers_from: i32,
+}
+
+/// Every migration, in order. A released one is never changed.
+const MIGRATIONS: &[Migration] = &[Migration {
+    version: 1,
+    name: "base",
+    sql: include_str!("../migrations/0001_base.sql"),
+    readers_from: 1,
+}];
+
+/// The version of the schema that this program makes.
+pub const SCHEMA_VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
+
+/// What a migration did, or would do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MigrationReport {
+    /// The version of the schema before; 0: there was none.
+    pub from: i32,
+    /// The migrations that were missing, in order: version and name.
+    pub applied: Vec<(i32, &'static str)>,
+    /// The changes were rolled back.
+    pub dry_run: bool,
+}
+
+/// Applies the migrations that a database is missing. With `dry_run` it applies them and rolls back, which shows that
+/// they can be applied. Several processes may call it at the same time.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), hapax_postgres::OpenError> {
+/// let report = hapax_postgres::migrate("postgres://localhost/shop", &Default::default(), true).await?;
+/// println!("{} migrations are missing", report.applied.len());
+/// # Ok(())
+/// # }
+/// ```
+pub async fn migrate(url: &str, options: &Options, dry_run: bool) -> Result<MigrationReport, OpenError> {
+    let target = Target::new(url, options)?;
+    let limit = target.bounds.connect;
+    let unavailable = |problem: String| StoreError::Unavailable(format!("migrate: {problem}"));
+    let connect = tokio::time::timeout(limit, PgConnection::connect_with(&target.connect)).await;
+    let connect =
+        connect.map_err(|_| unavailable(format!("no connection within {} ms", limit.as_millis())))?;
+    let mut connection = connect.map_err(|error| unavailable(format!("no connection: {error}")))?;
+    let report = apply(&mut connection, dry_run).await;
+    let report = report.map_err(|failure| failure.into_store_error("migrate", Access::Write))?;
+    // Its work is committed; a failed goodbye changes nothing.
+    let _ = connection.close().await;
+    Ok(report)
+}
+
+/// A migration may take long, but must not wait long for a lock while everything else queues behind it.
+const PREPARE: &str = "
+SET LOCAL statement_timeout = '30min';
+SET LOCAL lock_timeout = '10s';
+SELECT pg_advisory_xact_lock(hashtext('hapax.migrate'));
+CREATE SCHEMA IF NOT EXISTS hapax;
+CREATE TABLE IF NOT EXISTS hapax.migration (
+  version int PRIMARY KEY,
+  name text NOT NULL,
+  readers_from int NOT NULL,
+  applied timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+";
+
+async fn apply(connection: &mut PgConnection, dry_run: bool) -> Result<MigrationReport, Failure> {
+    let mut transaction = connection.begin().await?;
+    run_script(&mut transaction, PREPARE).await?;
+    let from = version(&mut transaction).await?;
+    let mut applied = Vec::new();
+    for step in MIGRATIONS.iter().filter(|step| step.version > from) {
+        run_script(&mut transaction, step.sql).await?;
+        sqlx::query("INSERT INTO hapax.migration (version, name, readers_from) VALUES ($1, $2, $3)")
+            .bind(step.version)
+            .bind(step.name)
+            .bind(step.readers_from)
+            .execute(&mut *transaction)
+            .await?;
+        applied.push((step.version, step.name));
+    }
+    sqlx::query("INSERT INTO hapax.store (secret) VALUES ($1) ON CONFLICT DO NOTHING")
+        .bind(new_secret()?)
+        .execute(&mut *transaction)
+        .await?;
+    if dry_run {
+        transaction.rollback().await?;
+    } else {
+        transaction.commit().await?;
+    }
+    Ok(MigrationReport { from, applied, dry_run })
+}
+
+/// Boxed, since the compiler cannot see otherwise that the future is `Send`.
+fn run_script<'c>(
+    connection: &'c mut PgConnection,
+    sql: &'static str,
+) -> BoxFuture<'c, Result<(), sqlx::Error>> {
+    Box::pin(async move { connection.execute(sqlx::raw_sql(sql)).await.map(drop) })
+}
+
+fn new_secret() -> Result<Vec<u8>, Failure> {
+    let mut secret = vec![0; 32];
+    let filled = getrandom::fill(&mut secret);
+    filled.map_err(|error| StoreError::Unavailable(format!("no randomness from the system: {error}")))?;
+    Ok(secret)
+}
+
+async fn version(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
+    let row =
+        sqlx::query("SELECT coalesce(max(version), 0) FROM hapax.migration").fetch_one(connection).await?;
+    row.try_get(0)
+}
+
+/// What an opened database says about its schema.
+pub(crate) struct Schema {
+    /// 0: there is none.
+    pub version: i32,
+    /// The lowest version that a program must know.
+    pub readers_from: i32,
+}
+
+impl Schema {
+    pub async fn read(connection: &mut PgConnection) -> Result<Self, Failure> {
+        let exists = sqlx::query("SELECT to_regclass('hapax.migration') IS NOT NULL");
+        if !exists.fetch_one(&mut *connection).await?.try_get::<bool, _>(0)? {
+            return Ok(Self { version: 0, readers_from: 0 });
+        }
+        let row = sqlx::query(
+            "SELECT coalesce(max(version), 0), coalesce(max(readers_from), 0) FROM hapax.migration",
+        )
+        .fetch_one(connection)
+        .await?;
+        Ok(Self { version: row.try_get(0)?, readers_from: row.try_get(1)? })
+    }
+
+    /// Whether this program can work on the schema.
+    pub fn check(&self) -> Result<(), OpenError> {
+        if self.version < SCHEMA_VERSION {
+            return Err(OpenError::OldSchema { found: self.version, needed: SCHEMA_VERSION });
+        }
+        if self.readers_from > SCHEMA_VERSION {
+            return Err(OpenError::NewSchema { needed: self.readers_from, known: SCHEMA_VERSION });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn migrations_are_numbered_without_gaps() {
+        for (at, step) in MIGRATIONS.iter().enumerate() {
+            assert_eq!(step.version as usize, at + 1, "{}", step.name);
+            assert!((1..=step.version).contains(&step.readers_from), "{}", step.name);
+        }
+    }
+
+    #[test]
+    fn neighbouring_versions_work_side_by_side_unless_a_migration_says_otherwise() {
+        let schema = |version, readers_from| Schema { version, readers_from };
+        assert!(schema(SCHEMA_VERSION, 1).check().is_ok());
+        assert!(schema(SCHEMA_VERSION + 1, 1).check().is_ok(), "a newer program has migrated");
+        let newer = schema(SCHEMA_VERSION + 1, SCHEMA_VERSION + 1).check();
+        assert!(matches!(newer, Err(OpenError::NewSchema { .. })), "{newer:?}");
+        let older = schema(SCHEMA_VERSION - 1, 1).check();
+        assert!(matches!(older, Err(OpenError::OldSchema { .. })), "{older:?}");
+    }
+}

@@ -1,0 +1,230 @@
+//! Connections to the database, and the rule for giving one back: only one on which nothing is under way.
+//!
+//! It is not the pool of sqlx, for three reasons. That one waits for a server that refuses connections until its time is
+//! over, while a store that is down has to say so at once. It returns a connection whose operation was cancelled. And it
+//! makes a round trip whenever a connection is taken and given back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hapax_core::StoreError;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection as _, PgConnection};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::BoxFuture;
+use crate::error::{Access, Failure, broken, late};
+
+/// A connection that was idle for longer is tested before it is used.
+const TEST_AFTER: Duration = Duration::from_secs(1);
+/// A connection that was idle for longer is closed when the next one is taken.
+const IDLE_MAX: Duration = Duration::from_mins(1);
+/// After a failed connect, further ones fail at once for this long, so that a server that is down is not flooded.
+const CONNECT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Bounds on the use of the database.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    /// Maximum count of connections.
+    pub connections_max: usize,
+    /// Time for opening a connection, or for waiting until one is free.
+    pub connect: Duration,
+    /// Time for one operation.
+    pub operation: Duration,
+}
+
+struct Idle {
+    connection: PgConnection,
+    since: Instant,
+    epoch: u64,
+}
+
+#[derive(Default)]
+struct State {
+    idle: Vec<Idle>,
+    /// Grows whenever a connection breaks: those that are older are tested before they are used.
+    epoch: u64,
+    failed: Option<(Instant, String)>,
+    closed: bool,
+}
+
+struct Inner {
+    options: PgConnectOptions,
+    bounds: Bounds,
+    permits: Arc<Semaphore>,
+    state: Mutex<State>,
+    runtime: Handle,
+    has_schema: AtomicBool,
+}
+
+/// The connections of one store. It belongs to the runtime on which it was made.
+#[derive(Clone)]
+pub(crate) struct Pool {
+    inner: Arc<Inner>,
+}
+
+/// A connection that was taken. It is closed when dropped, unless it is given back.
+struct Taken {
+    connection: PgConnection,
+    epoch: u64,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Pool {
+    pub fn new(options: PgConnectOptions, bounds: Bounds) -> Self {
+        let permits = Arc::new(Semaphore::new(bounds.connections_max));
+        let (state, runtime) = (Mutex::default(), Handle::current());
+        let has_schema = AtomicBool::new(false);
+        Self { inner: Arc::new(Inner { options, bounds, permits, state, runtime, has_schema }) }
+    }
+
+    pub fn runtime(&self) -> &Handle {
+        &self.inner.runtime
+    }
+
+    pub fn bounds(&self) -> Bounds {
+        self.inner.bounds
+    }
+
+    pub fn options(&self) -> &PgConnectOptions {
+        &self.inner.options
+    }
+
+    /// Runs an operation on a connection, in a task of its own: a caller that is dropped does not interrupt it.
+    pub async fn run<T, F>(&self, what: &'static str, access: Access, operation: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send + 'static,
+    {
+        let pool = self.clone();
+        let task = self.inner.runtime.spawn(async move { pool.run_here(what, access, operation).await });
+        task.await.unwrap_or_else(|error| Err(broken(what, &error.to_string(), access)))
+    }
+
+    /// Runs an operation on a connection, in the caller's task. The caller must not be cancelled by a user.
+    pub async fn run_here<T, F>(
+        &self,
+        what: &'static str,
+        access: Access,
+        operation: F,
+    ) -> Result<T, StoreError>
+    where
+        F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send,
+    {
+        let mut taken = self.take(what).await?;
+        let limit = self.inner.bounds.operation;
+        match tokio::time::timeout(limit, operation(&mut taken.connection)).await {
+            Ok(Ok(done)) => {
+                self.give_back(taken);
+                Ok(done)
+            }
+            Ok(Err(failure)) => {
+                if failure.leaves_connection() {
+                    self.give_back(taken);
+                } else {
+                    self.state().epoch += 1;
+                }
+                Err(failure.into_store_error(what, access))
+            }
+            // Dropping the connection closes it; the server's own statement timeout ends what runs there.
+            Err(_) => Err(late(what, limit, access)),
+        }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn take(&self, what: &str) -> Result<Taken, StoreError> {
+        let Bounds { connections_max, connect, .. } = self.inner.bounds;
+        let permit = tokio::time::timeout(connect, self.inner.permits.clone().acquire_owned()).await;
+        let permit = match permit {
+            Ok(Ok(permit)) => permit,
+            Ok(Err(_)) => return Err(closed()),
+            Err(_) => {
+                return Err(StoreError::Overloaded(format!(
+                    "{what}: all {connections_max} connections to PostgreSQL were busy for {} ms",
+                    connect.as_millis()
+                )));
+            }
+        };
+        loop {
+            let (idle, epoch) = {
+                let mut state = self.state();
+                if state.closed {
+                    return Err(closed());
+                }
+                state.idle.retain(|idle| idle.since.elapsed() < IDLE_MAX);
+                (state.idle.pop(), state.epoch)
+            };
+            let Some(mut idle) = idle else {
+                return Ok(Taken { connection: self.connect(what).await?, epoch, permit });
+            };
+            let doubtful = idle.epoch != epoch || idle.since.elapsed() > TEST_AFTER;
+            if !doubtful || answers(&mut idle.connection, connect).await {
+                return Ok(Taken { connection: idle.connection, epoch, permit });
+            }
+        }
+    }
+
+    fn give_back(&self, taken: Taken) {
+        let mut state = self.state();
+        if !state.closed {
+            state.idle.push(Idle { connection: taken.connection, since: Instant::now(), epoch: taken.epoch });
+        }
+        drop(taken.permit);
+    }
+
+    async fn connect(&self, what: &str) -> Result<PgConnection, StoreError> {
+        if let Some((at, problem)) = &self.state().failed
+            && at.elapsed() < CONNECT_PAUSE
+        {
+            return Err(StoreError::Unavailable(format!("{what}: {problem}")));
+        }
+        let limit = self.inner.bounds.connect;
+        let problem = match tokio::time::timeout(limit, self.open()).await {
+            Ok(Ok(connection)) => {
+                self.state().failed = None;
+                return Ok(connection);
+            }
+            Ok(Err(error)) => format!("no connection to PostgreSQL: {error}"),
+            Err(_) => format!("no connection to PostgreSQL within {} ms", limit.as_millis()),
+        };
+        self.state().failed = Some((Instant::now(), problem.clone()));
+        Err(StoreError::Unavailable(format!("{what}: {problem}")))
+    }
+
+    async fn open(&self) -> Result<PgConnection, sqlx::Error> {
+        let mut connection = PgConnection::connect_with(&self.inner.options).await?;
+        if self.inner.has_schema.load(Ordering::Relaxed) {
+            sqlx::query("SELECT hapax.raise_fence()").execute(&mut connection).await?;
+        }
+        Ok(connection)
+    }
+
+    /// The schema is there: from now on, every new connection brings the fences up to the clock.
+    pub fn set_has_schema(&self) {
+        self.inner.has_schema.store(true, Ordering::Relaxed);
+    }
+
+    /// Closes idle connections, and lets no other be taken.
+    pub fn close(&self) {
+        let idle = {
+            let mut state = self.state();
+            state.closed = true;
+            std::mem::take(&mut state.idle)
+        };
+        self.inner.permits.close();
+        drop(idle);
+    }
+}
+
+fn closed() -> StoreError {
+    StoreError::Unavailable("the store is closed".to_owned())
+}
+
+async fn answers(connection: &mut PgConnection, limit: Duration) -> bool {
+    matches!(tokio::time::timeout(limit, connection.ping()).await, Ok(Ok(())))
+}

@@ -1,0 +1,156 @@
+//! A private PostgreSQL server for the tests of one process, and a database of its own for each test.
+//!
+//! The server is the one that `HAPAX_TEST_POSTGRES` names (a URL whose role may create databases; `cargo xtask test` sets
+//! it), or else one that is started here from the binaries of PostgreSQL 15. It ends with the process, also if that is
+//! killed.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+pub mod server;
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use hapax_postgres::{Options, PostgresStore};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use sqlx::{Executor as _, PgConnection};
+
+pub use server::Server;
+
+/// The server of this process; `Err`: why there is none.
+pub fn shared() -> Result<&'static Server, &'static str> {
+    static SERVER: OnceLock<Result<Server, String>> = OnceLock::new();
+    let server = SERVER.get_or_init(|| match std::env::var("HAPAX_TEST_POSTGRES") {
+        Ok(url) => Ok(Server::given(&url)),
+        Err(_) => Server::start(&["fsync=off"]),
+    });
+    server.as_ref().map_err(String::as_str)
+}
+
+/// A test of a store, as a function that is given the shared server.
+pub struct Test {
+    pub name: &'static str,
+    pub run: fn(&'static Server),
+}
+
+/// Lists tests by their names.
+#[macro_export]
+macro_rules! tests {
+    ($($name:ident),+ $(,)?) => {
+        &[$($crate::common::Test { name: stringify!($name), run: |server| $crate::common::block_on($name(server)) }),+]
+    };
+}
+
+/// Runs tests. Without a server each is reported as ignored, with the reason.
+pub fn main(tests: &'static [Test]) -> std::process::ExitCode {
+    let trial = |test: &'static Test| {
+        Trial::ignorable_test(test.name, move || match shared() {
+            Ok(server) => {
+                (test.run)(server);
+                Ok::<_, Failed>(Completion::Completed)
+            }
+            Err(why) => Ok(Completion::ignored_with(format!("needs PostgreSQL 15: {why}"))),
+        })
+    };
+    libtest_mimic::run(&Arguments::from_args(), tests.iter().map(trial).collect()).exit_code()
+}
+
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime can be made").block_on(future)
+}
+
+/// A database of its own, dropped at the end.
+pub struct Database {
+    server: &'static Server,
+    pub name: String,
+}
+
+impl Database {
+    /// An empty database.
+    pub async fn empty(server: &'static Server) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("test_{}_{number}", std::process::id());
+        let mut admin = server.connect("postgres").await;
+        admin
+            .execute(format!("CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE template0").as_str())
+            .await
+            .unwrap();
+        Self { server, name }
+    }
+
+    /// A database with the schema.
+    pub async fn migrated(server: &'static Server) -> Self {
+        let database = Self::empty(server).await;
+        hapax_postgres::migrate(&database.url(), &Options::default(), false).await.unwrap();
+        database
+    }
+
+    pub fn url(&self) -> String {
+        self.server.url(&self.name)
+    }
+
+    pub async fn connect(&self) -> PgConnection {
+        self.server.connect(&self.name).await
+    }
+
+    pub async fn open(&self) -> PostgresStore {
+        PostgresStore::open(&self.url(), Options::default()).await.unwrap()
+    }
+
+    /// Replaces the database's clock by one that only [`Clock::advance_ms`] moves. Call it before stores are opened.
+    pub async fn with_clock(&self) -> Clock {
+        let mut connection = self.connect().await;
+        connection.execute(CLOCK).await.unwrap();
+        Clock { connection: tokio::sync::Mutex::new(connection) }
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let (server, name) = (self.server, self.name.clone());
+        // The test's runtime may be at its end. A database that stays does no harm: its server is private.
+        let drop = async move {
+            let mut admin = server.connect("postgres").await;
+            admin.execute(format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)").as_str()).await
+        };
+        std::thread::spawn(move || drop_quietly(block_on(drop))).join().ok();
+    }
+}
+
+fn drop_quietly<T>(_result: T) {}
+
+/// The clock of a database, for tests. Every time of a store comes from `hapax.now_us()` and `hapax.started_ms()`, so
+/// replacing these two functions is all there is to it; the store itself has no part in it.
+pub struct Clock {
+    connection: tokio::sync::Mutex<PgConnection>,
+}
+
+const CLOCK: &str = "
+CREATE SCHEMA hapax_test;
+CREATE TABLE hapax_test.clock (now_us bigint NOT NULL, started_ms bigint NOT NULL);
+INSERT INTO hapax_test.clock VALUES (1800000000000000, 1700000000000);
+CREATE OR REPLACE FUNCTION hapax.now_us() RETURNS bigint LANGUAGE sql VOLATILE AS 'SELECT now_us FROM hapax_test.clock';
+CREATE OR REPLACE FUNCTION hapax.started_ms() RETURNS bigint LANGUAGE sql VOLATILE AS 'SELECT started_ms FROM hapax_test.clock';
+";
+
+impl Clock {
+    pub async fn advance_ms(&self, ms: u64) {
+        let mut connection = self.connection.lock().await;
+        let advance = sqlx::query("UPDATE hapax_test.clock SET now_us = now_us + $1").bind(ms as i64 * 1000);
+        advance.execute(&mut *connection).await.unwrap();
+    }
+
+    /// Sets the wall clock back; no time passes.
+    pub async fn set_back_ms(&self, ms: u64) {
+        let mut connection = self.connection.lock().await;
+        let back = sqlx::query("UPDATE hapax_test.clock SET now_us = now_us - $1").bind(ms as i64 * 1000);
+        back.execute(&mut *connection).await.unwrap();
+    }
+
+    /// As if the server had been started now.
+    pub async fn server_restarted(&self) {
+        let mut connection = self.connection.lock().await;
+        connection.execute("UPDATE hapax_test.clock SET started_ms = now_us / 1000").await.unwrap();
+    }
+}
