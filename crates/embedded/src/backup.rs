@@ -126,8 +126,8 @@ fn fill(
 
 /// Writes a backup. It is paused when it is opened as a store: messages that were settled after the backup was taken
 /// would be delivered again.
-pub(crate) fn take(place: &DbLocation, to: &Path, now_ms: u64) -> Result<(), OpenError> {
-    let db = place.connect()?;
+pub(crate) fn take(location: &DbLocation, to: &Path, now_ms: u64) -> Result<(), OpenError> {
+    let db = location.connect()?;
     copy_and(&db, to, |copy| {
         let transaction = copy.transaction()?;
         let (mut header, secret) = storage::header(&transaction).map_err(crate::damaged)?;

@@ -14,31 +14,31 @@ use crate::storage::{self, FoundBody};
 /// Maximum bytes of bodies in one page; a page with a single message may exceed it.
 const PAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-type Look = Box<dyn FnOnce(&Connection) + Send>;
+type ReadJob = Box<dyn FnOnce(&Connection) + Send>;
 
 /// The reading thread.
 pub(crate) struct Reader {
-    looks: Option<mpsc::Sender<Look>>,
+    jobs: Option<mpsc::Sender<ReadJob>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Reader {
-    pub fn start(place: &DbLocation) -> Result<Self, OpenError> {
-        let db = place.connect()?;
+    pub fn start(location: &DbLocation) -> Result<Self, OpenError> {
+        let db = location.connect()?;
         db.pragma_update(None, "query_only", true)?;
-        let (looks, asked) = mpsc::channel::<Look>();
+        let (jobs, submitted) = mpsc::channel::<ReadJob>();
         let spawn = std::thread::Builder::new().name("hapax-reader".into());
-        let serve = move || asked.into_iter().for_each(|look| look(&db));
-        Ok(Self { looks: Some(looks), thread: Some(spawn.spawn(serve).map_err(OpenError::Thread)?) })
+        let serve = move || submitted.into_iter().for_each(|job| job(&db));
+        Ok(Self { jobs: Some(jobs), thread: Some(spawn.spawn(serve).map_err(OpenError::Thread)?) })
     }
 
-    pub fn look(&self, look: Look) -> Result<(), StoreError> {
+    pub fn submit(&self, job: ReadJob) -> Result<(), StoreError> {
         let gone = || StoreError::Unavailable("the store is closed".into());
-        self.looks.as_ref().ok_or_else(gone)?.send(look).map_err(|_| gone())
+        self.jobs.as_ref().ok_or_else(gone)?.send(job).map_err(|_| gone())
     }
 
     pub fn stop(&mut self) {
-        self.looks = None;
+        self.jobs = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -9,7 +9,7 @@ use hapax_core::{QueueConfig, QueueInfo, QueueName, Tier};
 use crate::record::{QueueRow, Record};
 
 /// What a queue wants to know of its messages beside what they say.
-pub(crate) struct Hint {
+pub(crate) struct SenderHints {
     /// A hash of the body, for deduplication by content.
     pub by_content: bool,
     /// The idempotency key: for the tier that looks at the ledger, or because it may be in the body.
@@ -18,7 +18,7 @@ pub(crate) struct Hint {
     pub pointer: Option<Arc<str>>,
 }
 
-impl Hint {
+impl SenderHints {
     /// `None` for a queue that wants nothing.
     fn of(config: &QueueConfig) -> Option<Arc<Self>> {
         let by_content = config.dedup.content_based;
@@ -33,13 +33,13 @@ pub(crate) struct Catalogue {
     queues: RwLock<BTreeMap<QueueName, QueueRow>>,
     /// What senders can find out about messages of some queues, so that the writer need not. Only hints: where one is
     /// out of date, the writer works, or what the sender found is not used.
-    hints: RwLock<HashMap<QueueName, Arc<Hint>>>,
+    hints: RwLock<HashMap<QueueName, Arc<SenderHints>>>,
 }
 
 impl Catalogue {
     pub fn new(rows: impl Iterator<Item = QueueRow>) -> Self {
         let queues: BTreeMap<_, _> = rows.map(|row| (row.name.clone(), row)).collect();
-        let hint = |row: &QueueRow| Some((row.name.clone(), Hint::of(&row.config)?));
+        let hint = |row: &QueueRow| Some((row.name.clone(), SenderHints::of(&row.config)?));
         let hints = queues.values().filter_map(hint).collect();
         Self { queues: RwLock::new(queues), hints: RwLock::new(hints) }
     }
@@ -52,7 +52,7 @@ impl Catalogue {
             _ => None,
         });
         for row in changed {
-            let hint = Hint::of(&row.config).filter(|_| !row.deleted);
+            let hint = SenderHints::of(&row.config).filter(|_| !row.deleted);
             let mut hints = self.hints.write().unwrap_or_else(PoisonError::into_inner);
             match hint {
                 Some(hint) => hints.insert(row.name.clone(), hint),
@@ -68,7 +68,7 @@ impl Catalogue {
         }
     }
 
-    pub fn hint(&self, name: &QueueName) -> Option<Arc<Hint>> {
+    pub fn sender_hints(&self, name: &QueueName) -> Option<Arc<SenderHints>> {
         self.hints.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 

@@ -19,7 +19,7 @@ pub(crate) enum Checkpoint {
 
 /// Requests to the checkpointing thread and its results.
 #[derive(Debug, Default)]
-struct State {
+struct CheckpointRequests {
     asked: bool,
     /// A pass has ended and the writer has not yet noticed.
     done: bool,
@@ -28,27 +28,27 @@ struct State {
     failed: Option<String>,
 }
 
-type StoreState = (Mutex<State>, Condvar);
+type SharedRequests = (Mutex<CheckpointRequests>, Condvar);
 
 /// The writer's handle on the checkpointing thread.
 pub(crate) struct Checkpointer {
-    shared: Arc<StoreState>,
+    shared: Arc<SharedRequests>,
     thread: Option<JoinHandle<()>>,
     inline: bool,
 }
 
-fn lock(shared: &StoreState) -> MutexGuard<'_, State> {
+fn lock(shared: &SharedRequests) -> MutexGuard<'_, CheckpointRequests> {
     shared.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Checkpointer {
-    pub fn start(place: &DbLocation, checkpoint: Checkpoint) -> Result<Self, OpenError> {
-        let shared: Arc<StoreState> = Arc::default();
+    pub fn start(location: &DbLocation, checkpoint: Checkpoint) -> Result<Self, OpenError> {
+        let shared: Arc<SharedRequests> = Arc::default();
         let inline = checkpoint == Checkpoint::Inline;
         if inline {
             return Ok(Self { shared, thread: None, inline });
         }
-        let db = place.connect()?;
+        let db = location.connect()?;
         db.pragma_update(None, "wal_autocheckpoint", 0)?;
         db.pragma_update(None, "synchronous", "FULL")?;
         let theirs = shared.clone();
@@ -88,7 +88,7 @@ impl Checkpointer {
     }
 }
 
-fn serve(db: Connection, shared: &StoreState) {
+fn serve(db: Connection, shared: &SharedRequests) {
     loop {
         let mut state = lock(shared);
         while !state.asked && !state.stop {

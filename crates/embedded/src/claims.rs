@@ -20,18 +20,18 @@ use crate::writer::Reply;
 const WAITERS_MAX: usize = 100_000;
 
 /// A claim to be decided.
-pub(crate) struct Claiming {
+pub(crate) struct ClaimOp {
     pub hash: u128,
     pub request: ClaimRequest,
     /// The delivery that the claim belongs to.
-    pub named: Option<DeliveryRef>,
+    pub delivery: Option<DeliveryRef>,
 }
 
 /// The result of a claim, and when it was decided, in ms.
-pub(crate) type Claimings = Result<(ClaimDecision, u64), ClaimError>;
+pub(crate) type ClaimReply = Result<(ClaimDecision, u64), ClaimError>;
 
 /// A renewal with its decoded token.
-pub(crate) struct Keep {
+pub(crate) struct RenewOp {
     pub id: EntryId,
     pub hash: u128,
     /// `None` if this store did not issue the token.
@@ -39,7 +39,7 @@ pub(crate) struct Keep {
     pub lease_ms: u64,
 }
 
-impl Keep {
+impl RenewOp {
     pub fn new(codec: &ReceiptCodec, renew: Renew) -> Self {
         let hash = renew.id.hash();
         let fence = codec.open_token(hash, &renew.token);
@@ -48,7 +48,7 @@ impl Keep {
 }
 
 /// The end of a claim with its decoded token.
-pub(crate) struct End {
+pub(crate) struct EndOp {
     pub id: EntryId,
     pub hash: u128,
     /// `None` if this store did not issue the token.
@@ -56,7 +56,7 @@ pub(crate) struct End {
     pub ending: ClaimEnding,
 }
 
-impl End {
+impl EndOp {
     pub fn new(codec: &ReceiptCodec, end: EndClaim) -> Self {
         let hash = end.id.hash();
         let fence = codec.open_token(hash, &end.token);
@@ -83,20 +83,20 @@ impl End {
 /// An operation on the ledger.
 pub(crate) enum LedgerOp {
     Claim {
-        claiming: Box<Claiming>,
+        claiming: Box<ClaimOp>,
         /// When the caller sent the request; its wait counts from then.
         asked: Now,
-        reply: Reply<Claimings>,
+        reply: Reply<ClaimReply>,
     },
     Renew {
-        batch: Vec<Keep>,
+        batch: Vec<RenewOp>,
         reply: Reply<Vec<Result<RemainingLease, TokenError>>>,
     },
     End {
-        batch: Vec<End>,
+        batch: Vec<EndOp>,
         reply: Reply<Vec<Result<(), TokenError>>>,
     },
-    Look {
+    Read {
         id: EntryId,
         reply: Reply<Option<EntryView>>,
     },
@@ -116,23 +116,23 @@ pub(crate) enum LedgerOp {
 impl LedgerOp {
     pub fn bytes(&self) -> usize {
         match self {
-            Self::End { batch, .. } => batch.iter().map(End::bytes).sum(),
+            Self::End { batch, .. } => batch.iter().map(EndOp::bytes).sum(),
             Self::Resolve { .. } => OUTCOME_BYTES_MAX,
             _ => 0,
         }
     }
 
     /// A renewal may be lost in a power cut: opening the store gives every claim a full lease.
-    pub fn is_light(&self) -> bool {
-        matches!(self, Self::Renew { .. } | Self::Look { .. })
+    pub fn skips_sync(&self) -> bool {
+        matches!(self, Self::Renew { .. } | Self::Read { .. })
     }
 }
 
 /// A waiting claim.
 pub(crate) struct ClaimWaiter {
-    pub claiming: Box<Claiming>,
+    pub claiming: Box<ClaimOp>,
     pub deadline_ms: u64,
-    pub reply: Reply<Claimings>,
+    pub reply: Reply<ClaimReply>,
 }
 
 #[derive(Default)]

@@ -12,12 +12,12 @@ use crate::Embedded;
 impl Documents for Embedded {
     async fn document(&self, name: &DocumentName) -> Result<Option<Document>, StoreError> {
         let name = name.clone();
-        self.shared.job(move |engine, _| engine.document(&name)).await
+        self.state.job(move |engine, _| engine.document(&name)).await
     }
 
     async fn documents(&self, filter: DocumentFilter) -> Result<DocumentPage, StoreError> {
         filter.validate()?;
-        self.shared.job(move |engine, _| engine.documents(&filter)).await
+        self.state.job(move |engine, _| engine.documents(&filter)).await
     }
 
     async fn put_document(
@@ -27,7 +27,7 @@ impl Documents for Embedded {
         expected: ExpectedRevision,
     ) -> Result<Revision, DocumentError> {
         let name = name.clone();
-        self.shared.job(move |engine, now| engine.put_document(now, &name, value, expected)).await?
+        self.state.job(move |engine, now| engine.put_document(now, &name, value, expected)).await?
     }
 
     async fn delete_document(
@@ -36,6 +36,6 @@ impl Documents for Embedded {
         expected: ExpectedRevision,
     ) -> Result<bool, DocumentError> {
         let name = name.clone();
-        self.shared.job(move |engine, _| engine.delete_document(&name, expected)).await?
+        self.state.job(move |engine, _| engine.delete_document(&name, expected)).await?
     }
 }

@@ -31,16 +31,16 @@ mod claims;
 mod crc;
 mod documents;
 mod engine;
+mod environment;
 mod ids;
-mod inbox;
 mod ledger;
 mod lock;
 mod medium;
+mod op_queue;
 mod receipt;
 mod record;
 mod storage;
 mod store;
-mod surroundings;
 mod time;
 mod transfer;
 mod waiters;
@@ -59,16 +59,16 @@ use hapax_core::{Clock, StoreError, StoreTotals, SystemClock};
 use thiserror::Error;
 
 pub use engine::{MEMORY_BYTES_A_MESSAGE, StoreQuota};
+pub use environment::{Environment, FINDING_CODES};
 pub use medium::{Medium, medium};
-pub use surroundings::{FINDING_CODES, Surroundings};
 
 use browse::Reader;
 use catalogue::Catalogue;
 use checkpoint::Checkpoint;
 use engine::Loader;
 use ids::Ids;
-use inbox::Inbox;
 use lock::FolderLock;
+use op_queue::OpQueue;
 use receipt::ReceiptCodec;
 use storage::sqlite::{DbLocation, Sqlite};
 use storage::{ReadError, Storage};
@@ -226,36 +226,36 @@ fn damaged(error: ReadError) -> OpenError {
 
 /// State shared by callers and the writer.
 struct StoreState {
-    inbox: Inbox,
+    op_queue: OpQueue,
     clock: Arc<dyn Clock>,
     time: Arc<StoreTime>,
     codec: ReceiptCodec,
     ids: Ids,
-    place: DbLocation,
+    location: DbLocation,
     receives: AtomicU64,
     catalogue: Arc<Catalogue>,
-    report: Mutex<Report>,
-    surroundings: Surroundings,
+    report: Mutex<WriterReport>,
+    environment: Environment,
     reserve_bytes: u64,
 }
 
 /// What the writer tells about itself, without being asked.
 #[derive(Default, Clone)]
-struct Report {
+struct WriterReport {
     stopped: Option<StoreError>,
     warnings: Vec<String>,
     stats: StoreTotals,
 }
 
 impl StoreState {
-    fn report(&self) -> Report {
+    fn report(&self) -> WriterReport {
         self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 /// A store in one folder. Cheap to share behind an [`Arc`]. Dropping it closes the store.
 pub struct Embedded {
-    shared: Arc<StoreState>,
+    state: Arc<StoreState>,
     threads: Arc<Threads>,
 }
 
@@ -267,8 +267,8 @@ struct Threads {
 
 impl Threads {
     /// Rejects further operations and waits until everything is written.
-    fn close(&self, shared: &StoreState) {
-        shared.inbox.close(StoreError::Unavailable("the store is closed".into()));
+    fn close(&self, state: &StoreState) {
+        state.op_queue.close(StoreError::Unavailable("the store is closed".into()));
         self.reader.lock().unwrap_or_else(PoisonError::into_inner).stop();
         // Held while joining: a second close also returns only once the store is closed.
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
@@ -283,19 +283,19 @@ impl Embedded {
     pub fn open(folder: impl AsRef<Path>, options: Options) -> Result<Self, OpenError> {
         let folder = folder.as_ref();
         let found = options.medium.or_else(|| medium(folder));
-        let surroundings = Surroundings {
+        let environment = Environment {
             folder: folder.to_owned(),
             medium: found.clone(),
             reserve_bytes: options.reserve_bytes,
         };
         let risk = medium::admit(folder, found, options.allow_network_file_system)?;
         let lock = if options.vfs.is_none() { Some(FolderLock::take(folder)?) } else { None };
-        let place = DbLocation { file: folder.join(DATABASE), vfs: options.vfs };
-        let mut storage = Sqlite::open(place.clone(), storage::schema::STEPS, Checkpoint::Background)?;
+        let location = DbLocation { file: folder.join(DATABASE), vfs: options.vfs };
+        let mut storage = Sqlite::open(location.clone(), storage::schema::STEPS, Checkpoint::Background)?;
         let (codec, ids) = (ReceiptCodec::new(storage.secret()), storage.ids());
         let header = storage.header().map_err(damaged)?;
         let time = Arc::new(StoreTime::start(options.clock.clone(), header.clock_ms));
-        let mut report = Report::default();
+        let mut report = WriterReport::default();
         report.warnings.extend(risk);
         report.warnings.extend(header.paused.as_ref().map(|paused| format!("the store is paused: {paused}")));
         let mut loader = Loader::new(header, options.quota, time.now());
@@ -309,44 +309,44 @@ impl Embedded {
         report.warnings.append(&mut loader.warnings);
         let mut engine = loader.finish();
         engine.set_in_doubt_per_scope_max(options.in_doubt_per_scope_max);
-        let reader = Reader::start(&place)?;
+        let reader = Reader::start(&location)?;
 
         let mut seed = [0u8; 8];
         getrandom::fill(&mut seed).map_err(|error| OpenError::Random(error.to_string()))?;
         let seed = u64::from_le_bytes(seed);
         let writer = Writer::new(engine, storage, time.clone(), ids.clone(), seed, options.reserve_bytes);
-        let shared = Arc::new(StoreState {
-            inbox: Inbox::default(),
+        let state = Arc::new(StoreState {
+            op_queue: OpQueue::default(),
             clock: options.clock,
             time,
             codec,
             ids,
-            place,
+            location,
             receives: AtomicU64::new(0),
             catalogue: writer.catalogue.clone(),
             report: Mutex::new(report),
-            surroundings,
+            environment,
             reserve_bytes: options.reserve_bytes,
         });
-        let nudged = Arc::downgrade(&shared);
-        shared.clock.on_moved(Arc::new(move || {
-            if let Some(shared) = nudged.upgrade() {
-                shared.inbox.nudge();
+        let nudged = Arc::downgrade(&state);
+        state.clock.on_moved(Arc::new(move || {
+            if let Some(state) = nudged.upgrade() {
+                state.op_queue.nudge();
             }
         }));
-        let theirs = shared.clone();
+        let theirs = state.clone();
         let spawn = std::thread::Builder::new().name("hapax-writer".into());
         let thread = spawn.spawn(move || serve(writer, &theirs, lock)).map_err(OpenError::Thread)?;
         let threads = Threads { writer: Mutex::new(Some(thread)), reader: Mutex::new(reader) };
-        Ok(Self { shared, threads: Arc::new(threads) })
+        Ok(Self { state, threads: Arc::new(threads) })
     }
 
     /// Tells other processes that try to open the folder at which URL this one answers for the store: they are refused with
     /// [`OpenError::InUse`], which names it.
     pub fn announce(&self, endpoint: &str) {
-        let DbLocation { file, vfs } = &self.shared.place;
+        let DbLocation { file, vfs } = &self.state.location;
         // Once closed, the folder may be another process's.
-        let (Some(folder), None, None) = (file.parent(), vfs, self.shared.inbox.closed()) else { return };
+        let (Some(folder), None, None) = (file.parent(), vfs, self.state.op_queue.closed()) else { return };
         if let Err(error) = lock::announce(folder, endpoint) {
             // Only the hint is lost.
             tracing::debug!(%error, "the store's address cannot be written into its lock file");
@@ -356,17 +356,17 @@ impl Embedded {
     /// Closes the store: answers those who wait, writes what was accepted, copies the log back. Further calls answer
     /// `Unavailable`.
     pub fn close(&self) {
-        self.threads.close(&self.shared);
+        self.threads.close(&self.state);
     }
 
     /// Writes a backup of the running store to `to`, a file that must not exist. Blocks until it is written; sends and
     /// settles continue meanwhile.
     pub fn backup(&self, to: impl AsRef<Path>) -> Result<(), OpenError> {
-        if let Some(closed) = self.shared.inbox.closed() {
+        if let Some(closed) = self.state.op_queue.closed() {
             // Another process may have opened the folder by now.
             return Err(OpenError::Closed(closed));
         }
-        backup::take(&self.shared.place, to.as_ref(), self.shared.clock.wall_ms())
+        backup::take(&self.state.location, to.as_ref(), self.state.clock.wall_ms())
     }
 
     /// Restores a backup into `folder`, which must not hold a store. The restored store is paused until it is resumed,
@@ -379,7 +379,7 @@ impl Embedded {
 
     /// How many transactions were committed and how much was in them.
     pub fn commit_stats(&self) -> StoreTotals {
-        self.shared.report().stats
+        self.state.report().stats
     }
 }
 
@@ -407,36 +407,37 @@ impl Drop for WriterExitGuard<'_> {
         if std::thread::panicking() {
             self.0.report.lock().unwrap_or_else(PoisonError::into_inner).stopped = Some(stopped.clone());
         }
-        self.0.inbox.close(stopped);
+        self.0.op_queue.close(stopped);
         // Dropping the pending operations answers them.
         let mut waiting = Vec::new();
-        while self.0.inbox.take(&mut waiting, None) {
+        while self.0.op_queue.take(&mut waiting, None) {
             waiting.clear();
         }
     }
 }
 
 /// No new operation within this gap means none is coming.
-const COMPANY_GAP: Duration = Duration::from_micros(100);
+const ARRIVAL_GAP: Duration = Duration::from_micros(100);
 
 /// Serves receives at once, and delays operations that need a sync until as many have arrived as in recent waves
 /// (`expected`): the callers answered then are likely to send again, and an operation that misses this sync waits for
 /// the next. Delays no longer than two syncs take. Returns the number to expect next time.
-fn gather(writer: &mut Writer<Sqlite>, inbox: &Inbox, ops: &mut Vec<Op>, expected: usize) -> usize {
+fn gather(writer: &mut Writer<Sqlite>, op_queue: &OpQueue, ops: &mut Vec<Op>, expected: usize) -> usize {
     let start = Instant::now();
-    let gap = COMPANY_GAP.min(writer.sync_time);
+    let gap = ARRIVAL_GAP.min(writer.sync_time);
     loop {
-        writer.run_light(ops);
+        writer.run_unsynced(ops);
         if ops.is_empty() {
             return expected;
         }
-        let came = Instant::now();
+        let last_arrival = Instant::now();
         loop {
-            if ops.len() >= expected || came.elapsed() > gap || start.elapsed() > writer.sync_time * 2 {
+            if ops.len() >= expected || last_arrival.elapsed() > gap || start.elapsed() > writer.sync_time * 2
+            {
                 return ops.len().max(expected - expected.div_ceil(8));
             }
             std::thread::yield_now();
-            if inbox.take_more(ops) > 0 {
+            if op_queue.take_more(ops) > 0 {
                 break;
             }
         }
@@ -444,21 +445,21 @@ fn gather(writer: &mut Writer<Sqlite>, inbox: &Inbox, ops: &mut Vec<Op>, expecte
 }
 
 /// The writer thread.
-fn serve(mut writer: Writer<Sqlite>, shared: &StoreState, lock: Option<FolderLock>) {
-    let _ending = WriterExitGuard(shared);
+fn serve(mut writer: Writer<Sqlite>, state: &StoreState, lock: Option<FolderLock>) {
+    let _ending = WriterExitGuard(state);
     let mut ops = Vec::new();
     let mut expected = 0;
-    while shared.inbox.take(&mut ops, writer.sleep()) {
-        expected = gather(&mut writer, &shared.inbox, &mut ops, expected);
+    while state.op_queue.take(&mut ops, writer.sleep()) {
+        expected = gather(&mut writer, &state.op_queue, &mut ops, expected);
         writer.run(&mut ops);
-        let mut report = shared.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut report = state.report.lock().unwrap_or_else(PoisonError::into_inner);
         report.stats = writer.stats;
         report.warnings.append(&mut writer.damaged);
         let excess = report.warnings.len().saturating_sub(1_000);
         report.warnings.drain(..excess);
         report.stopped.clone_from(&writer.stopped);
         if let Some(stopped) = &writer.stopped {
-            shared.inbox.close(stopped.clone());
+            state.op_queue.close(stopped.clone());
         }
     }
     writer.close();

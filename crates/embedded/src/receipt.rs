@@ -29,16 +29,16 @@ impl ReceiptCodec {
         Self { key }
     }
 
-    fn tag(&self, named: &[u8]) -> [u8; 8] {
-        let hash = blake3::keyed_hash(&self.key, named);
+    fn tag(&self, bytes: &[u8]) -> [u8; 8] {
+        let hash = blake3::keyed_hash(&self.key, bytes);
         hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes")
     }
 
-    pub fn seal(&self, named: DeliveryRef) -> Receipt {
+    pub fn seal(&self, delivery: DeliveryRef) -> Receipt {
         let mut bytes = [0u8; LEN];
-        bytes[..4].copy_from_slice(&named.queue.to_le_bytes());
-        bytes[4..12].copy_from_slice(&named.seq.to_le_bytes());
-        bytes[12..SEALED].copy_from_slice(&named.fence.to_le_bytes());
+        bytes[..4].copy_from_slice(&delivery.queue.to_le_bytes());
+        bytes[4..12].copy_from_slice(&delivery.seq.to_le_bytes());
+        bytes[12..SEALED].copy_from_slice(&delivery.fence.to_le_bytes());
         let tag = self.tag(&bytes[..SEALED]);
         bytes[SEALED..].copy_from_slice(&tag);
         Receipt::new(URL_SAFE_NO_PAD.encode(bytes)).expect("a sealed receipt is short")
@@ -62,11 +62,11 @@ impl ReceiptCodec {
     }
 
     fn token_tag(&self, entry: u128, fence: u64) -> [u8; 16] {
-        let mut named = [0u8; TOKEN_LEN];
+        let mut bytes = [0u8; TOKEN_LEN];
         // Longer than the sealed part of a receipt, so that neither is accepted as the other.
-        named[..16].copy_from_slice(&entry.to_le_bytes());
-        named[16..].copy_from_slice(&fence.to_le_bytes());
-        let hash = blake3::keyed_hash(&self.key, &named);
+        bytes[..16].copy_from_slice(&entry.to_le_bytes());
+        bytes[16..].copy_from_slice(&fence.to_le_bytes());
+        let hash = blake3::keyed_hash(&self.key, &bytes);
         hash.as_bytes()[..16].try_into().expect("a hash has 32 bytes")
     }
 
@@ -99,16 +99,16 @@ mod tests {
     #[test]
     fn a_receipt_opens_only_where_it_was_made_and_only_unchanged() {
         let codec = ReceiptCodec::new([7; 32]);
-        let named = DeliveryRef { queue: 3, seq: 99, fence: 1 << 50 };
-        let receipt = codec.seal(named);
-        assert_eq!(codec.open(&receipt), Some(named));
+        let delivery = DeliveryRef { queue: 3, seq: 99, fence: 1 << 50 };
+        let receipt = codec.seal(delivery);
+        assert_eq!(codec.open(&receipt), Some(delivery));
         assert_eq!(ReceiptCodec::new([8; 32]).open(&receipt), None);
 
         for at in 0..receipt.as_str().len() {
             let mut text = receipt.as_str().as_bytes().to_vec();
             text[at] = if text[at] == b'A' { b'B' } else { b'A' };
             let forged = Receipt::new(String::from_utf8(text).unwrap()).unwrap();
-            assert!(forged == receipt || codec.open(&forged) != Some(named), "byte {at}");
+            assert!(forged == receipt || codec.open(&forged) != Some(delivery), "byte {at}");
         }
         for garbage in ["x", "AAAA", &"A".repeat(39), "ünsinn", &receipt.as_str().repeat(2)] {
             assert_eq!(codec.open(&Receipt::new(garbage).unwrap()), None, "{garbage}");

@@ -202,8 +202,8 @@ impl Content {
 
     /// The idempotency key that was decided when the message was sent.
     pub fn decided_key(&self, attributes: &Attributes, id: MessageId) -> MessageKey {
-        let stated = self.key.clone().or_else(|| MessageKey::explicit(attributes, &self.body, None));
-        MessageKey::decide(stated, self.dedup.as_deref(), id)
+        let sender_key = self.key.clone().or_else(|| MessageKey::explicit(attributes, &self.body, None));
+        MessageKey::decide(sender_key, self.dedup.as_deref(), id)
     }
 }
 

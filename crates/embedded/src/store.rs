@@ -14,17 +14,17 @@ use hapax_core::{
 use tokio::sync::oneshot;
 
 use crate::browse::{self, BrowseScope, parse_attributes};
-use crate::catalogue::Hint;
-use crate::claims::End;
-use crate::engine::{Engine, PreparedMessage, Request, Stated, content_id};
+use crate::catalogue::SenderHints;
+use crate::claims::EndOp;
+use crate::engine::{Engine, PreparedMessage, ReceiveRequest, SenderKey, content_id};
+use crate::environment::{halted_finding, many_in_doubt};
 use crate::record::Content;
 use crate::storage::sqlite::free_bytes;
-use crate::surroundings::{halted_finding, many_in_doubt};
 use crate::time::Now;
-use crate::writer::{Done, Op, RawDelivery, Settling, no_room};
+use crate::writer::{Done, Op, RawDelivery, SettleOp, no_room};
 use crate::{Embedded, StoreState};
 
-type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
+type ReplyReceiver<T> = oneshot::Receiver<Result<T, StoreError>>;
 
 /// The writer ended without an answer: the operation may have been executed.
 fn gone() -> StoreError {
@@ -32,13 +32,13 @@ fn gone() -> StoreError {
 }
 
 impl StoreState {
-    pub(crate) async fn answer<T>(answer: Answer<T>) -> Result<T, StoreError> {
+    pub(crate) async fn answer<T>(answer: ReplyReceiver<T>) -> Result<T, StoreError> {
         answer.await.unwrap_or_else(|_| Err(gone()))
     }
 
     /// Why the disk is too full for sends, or `None`.
     fn no_room(&self) -> Option<String> {
-        let folder = self.place.file.parent().filter(|_| self.place.vfs.is_none())?;
+        let folder = self.location.file.parent().filter(|_| self.location.vfs.is_none())?;
         no_room(free_bytes(folder)?, self.reserve_bytes)
     }
 
@@ -52,13 +52,13 @@ impl StoreState {
             let value = job(engine, now);
             Box::new(move |failed| drop(reply.send(failed.map_or(Ok(value), Err))))
         };
-        self.inbox.push(Op::Job(Box::new(job)))?;
+        self.op_queue.push(Op::Job(Box::new(job)))?;
         Self::answer(answer).await
     }
 
     /// Fails calls that bypass the writer in the same way as the writer would.
     fn check_running(&self) -> Result<(), StoreError> {
-        match self.inbox.closed().or_else(|| self.report().stopped) {
+        match self.op_queue.closed().or_else(|| self.report().stopped) {
             Some(stopped) => Err(stopped),
             None => Ok(()),
         }
@@ -73,8 +73,8 @@ impl StoreState {
             id,
             attributes,
             body: raw.content.body,
-            receipt: self.codec.seal(raw.leased.named),
-            fence: Fence(raw.leased.named.fence),
+            receipt: self.codec.seal(raw.leased.delivery),
+            fence: Fence(raw.leased.delivery.fence),
             attempt: entry.attempts,
             deliveries: entry.deliveries,
             lease_ms: raw.lease_ms,
@@ -94,11 +94,11 @@ impl StoreState {
 /// A receive in progress. If it is dropped early, it cancels itself or returns the deliveries that did not reach the
 /// caller.
 struct Receiving<'a> {
-    shared: &'a StoreState,
+    state: &'a StoreState,
     id: u64,
     /// It names its attempt: its repeat may hold the same deliveries already, so they are not given back.
     repeatable: bool,
-    answer: Option<Answer<Vec<RawDelivery>>>,
+    answer: Option<ReplyReceiver<Vec<RawDelivery>>>,
 }
 
 impl Drop for Receiving<'_> {
@@ -107,25 +107,26 @@ impl Drop for Receiving<'_> {
         answer.close();
         let op = match answer.try_recv() {
             Ok(Ok(raw)) if raw.is_empty() || self.repeatable => return,
-            Ok(Ok(raw)) => Op::GiveBack(raw.iter().map(|raw| raw.leased.named).collect()),
+            Ok(Ok(raw)) => Op::GiveBack(raw.iter().map(|raw| raw.leased.delivery).collect()),
             Ok(Err(_)) => return,
             Err(_) => Op::Cancel { id: self.id },
         };
         // If the store is closed, there is nothing to cancel.
-        let _ = self.shared.inbox.push(op);
+        let _ = self.state.op_queue.push(op);
     }
 }
 
-fn prepare(message: NewMessage, hint: Option<&Hint>) -> PreparedMessage {
+fn prepare(message: NewMessage, sender_hints: Option<&SenderHints>) -> PreparedMessage {
     let bytes = message.bytes();
     let encode = || serde_json::to_string(&message.attributes).expect("attributes are plain data");
     let attributes = (!message.attributes.is_empty()).then(encode);
-    let by_content = hint.is_some_and(|hint| hint.by_content) && message.dedup.is_none();
+    let by_content =
+        sender_hints.is_some_and(|sender_hints| sender_hints.by_content) && message.dedup.is_none();
     let content_id = by_content.then(|| content_id(&message.body));
-    let stated = hint
-        .filter(|hint| hint.keyed)
-        .map(|hint| Box::new(Stated::find(&message.attributes, &message.body, hint.pointer.clone())));
-    let key = stated.as_ref().and_then(|stated| stated.stored());
+    let sender_key = sender_hints.filter(|sender_hints| sender_hints.keyed).map(|sender_hints| {
+        Box::new(SenderKey::find(&message.attributes, &message.body, sender_hints.pointer.clone()))
+    });
+    let key = sender_key.as_ref().and_then(|sender_key| sender_key.stored());
     let dedup = message.dedup.map(String::from);
     PreparedMessage {
         content: Content::new(dedup, attributes, key, message.body),
@@ -136,7 +137,7 @@ fn prepare(message: NewMessage, hint: Option<&Hint>) -> PreparedMessage {
         group: message.group,
         priority: message.priority,
         content_id,
-        stated,
+        sender_key,
     }
 }
 
@@ -161,46 +162,46 @@ impl QueueStore for Embedded {
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
         validate::batch("messages", batch.len())?;
         let (reply, answer) = oneshot::channel();
-        let hint = self.shared.catalogue.hint(queue);
-        let batch = batch.into_iter().map(|message| Ok(prepare(message, hint.as_deref()))).collect();
-        self.shared.inbox.push(Op::Send { queue: queue.clone(), batch, reply })?;
+        let sender_hints = self.state.catalogue.sender_hints(queue);
+        let batch = batch.into_iter().map(|message| Ok(prepare(message, sender_hints.as_deref()))).collect();
+        self.state.op_queue.push(Op::Send { queue: queue.clone(), batch, reply })?;
         StoreState::answer(answer).await
     }
 
     async fn receive(&self, queue: &QueueName, receive: Receive) -> Result<Vec<Delivery>, StoreError> {
         validate::receive(&receive)?;
         let (reply, answer) = oneshot::channel();
-        let id = self.shared.receives.fetch_add(1, Ordering::Relaxed);
+        let id = self.state.receives.fetch_add(1, Ordering::Relaxed);
         let repeatable = receive.attempt_id.is_some();
-        let request = Request {
+        let request = ReceiveRequest {
             max: receive.max,
             lease_ms: receive.lease_ms,
             consumer: receive.consumer.map(Into::into),
             ack_on_receive: receive.ack_on_receive,
             attempt_id: receive.attempt_id,
         };
-        let asked = self.shared.time.now();
+        let asked = self.state.time.now();
         let op = Op::Receive { id, queue: queue.clone(), request, wait_ms: receive.wait_ms, asked, reply };
-        self.shared.inbox.push(op)?;
-        let mut receiving = Receiving { shared: &self.shared, id, repeatable, answer: Some(answer) };
+        self.state.op_queue.push(op)?;
+        let mut receiving = Receiving { state: &self.state, id, repeatable, answer: Some(answer) };
         let answer = receiving.answer.as_mut().expect("just put there").await;
         receiving.answer = None;
         let raw = answer.unwrap_or_else(|_| Err(gone()))?;
-        Ok(raw.into_iter().map(|raw| self.shared.delivery(raw)).collect())
+        Ok(raw.into_iter().map(|raw| self.state.delivery(raw)).collect())
     }
 
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
         validate::batch("settle", batch.len())?;
         let (reply, answer) = oneshot::channel();
-        let codec = &self.shared.codec;
-        let settling = |settle: Settle| Settling {
-            named: codec.open(&settle.receipt),
+        let codec = &self.state.codec;
+        let settling = |settle: Settle| SettleOp {
+            delivery: codec.open(&settle.receipt),
             settlement: settle.settlement,
-            claim: settle.claim.map(|end| End::new(codec, end)),
+            claim: settle.claim.map(|end| EndOp::new(codec, end)),
             parked_for: settle.parked_for.map(|id| id.hash()),
         };
         let batch = batch.into_iter().map(settling).collect();
-        self.shared.inbox.push(Op::Settle { queue: queue.clone(), batch, reply })?;
+        self.state.op_queue.push(Op::Settle { queue: queue.clone(), batch, reply })?;
         StoreState::answer(answer).await
     }
 
@@ -208,8 +209,8 @@ impl QueueStore for Embedded {
         validate::batch("extend", batch.len())?;
         let (reply, answer) = oneshot::channel();
         let batch =
-            batch.into_iter().map(|extend| (self.shared.codec.open(&extend.receipt), extend)).collect();
-        self.shared.inbox.push(Op::Extend { queue: queue.clone(), batch, reply })?;
+            batch.into_iter().map(|extend| (self.state.codec.open(&extend.receipt), extend)).collect();
+        self.state.op_queue.push(Op::Extend { queue: queue.clone(), batch, reply })?;
         StoreState::answer(answer).await
     }
 }
@@ -223,12 +224,12 @@ impl QueueAdmin for Embedded {
         interval_ms: u64,
     ) -> Result<bool, AdminError> {
         let name = name.clone();
-        self.shared.job(move |engine, now| engine.create_queue(now, &name, config, interval_ms)).await?
+        self.state.job(move |engine, now| engine.create_queue(now, &name, config, interval_ms)).await?
     }
 
     async fn queue(&self, name: &QueueName) -> Result<QueueInfo, StoreError> {
-        self.shared.check_running()?;
-        self.shared.catalogue.find(name).ok_or_else(|| StoreError::NoSuchQueue(name.clone()))
+        self.state.check_running()?;
+        self.state.catalogue.find(name).ok_or_else(|| StoreError::NoSuchQueue(name.clone()))
     }
 
     async fn set_queue(
@@ -238,63 +239,63 @@ impl QueueAdmin for Embedded {
         expected: Option<Revision>,
     ) -> Result<Revision, AdminError> {
         let name = name.clone();
-        self.shared.job(move |engine, now| engine.set_queue(now, &name, config, expected)).await?
+        self.state.job(move |engine, now| engine.set_queue(now, &name, config, expected)).await?
     }
 
     async fn pause_queue(&self, name: &QueueName, by: &str, reason: Option<&str>) -> Result<(), StoreError> {
         let (name, by, reason) = (name.clone(), by.to_owned(), reason.map(str::to_owned));
-        self.shared.job(move |engine, now| engine.pause_queue(now, &name, &by, reason.as_deref())).await?
+        self.state.job(move |engine, now| engine.pause_queue(now, &name, &by, reason.as_deref())).await?
     }
 
     async fn resume_queue(&self, name: &QueueName, by: &str) -> Result<(), StoreError> {
         let (name, by) = (name.clone(), by.to_owned());
-        self.shared.job(move |engine, now| engine.resume_queue(now, &name, &by)).await?
+        self.state.job(move |engine, now| engine.resume_queue(now, &name, &by)).await?
     }
 
     async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError> {
         let name = name.clone();
-        self.shared.job(move |engine, now| engine.delete_queue(now, &name)).await?
+        self.state.job(move |engine, now| engine.delete_queue(now, &name)).await?
     }
 
     async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
-        self.shared.check_running()?;
+        self.state.check_running()?;
         let (reply, answer) = oneshot::channel();
-        let shared = self.shared.clone();
+        let state = self.state.clone();
         // Copying many configurations takes time, so neither the writer nor the caller's runtime does it.
-        let look = Box::new(move |_: &rusqlite::Connection| drop(reply.send(Ok(shared.catalogue.list()))));
-        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
+        let job = Box::new(move |_: &rusqlite::Connection| drop(reply.send(Ok(state.catalogue.list()))));
+        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).submit(job)?;
         StoreState::answer(answer).await
     }
 
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
         let name = name.clone();
-        self.shared.job(move |engine, _| engine.find(&name).map(|id| engine.queue(id).stats())).await?
+        self.state.job(move |engine, _| engine.find(&name).map(|id| engine.queue(id).stats())).await?
     }
 
     async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let name = name.clone();
-        self.shared.job(move |engine, now| engine.purge(now, &name, interval_ms)).await?
+        self.state.job(move |engine, now| engine.purge(now, &name, interval_ms)).await?
     }
 
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
         validate::page(browse.limit)?;
         let name = name.clone();
-        let found = self.shared.job(move |engine, now| {
+        let found = self.state.job(move |engine, now| {
             let id = engine.find(&name)?;
             let queue = engine.queue(id);
             let damaged = queue.table.parked_for(FailureCause::Damaged);
-            let place = BrowseScope { queue: id, purged_before: queue.purged_before, damaged };
-            Ok::<_, StoreError>((place, now.ms()))
+            let scope = BrowseScope { queue: id, purged_before: queue.purged_before, damaged };
+            Ok::<_, StoreError>((scope, now.ms()))
         });
-        let (place, now_ms) = found.await??;
+        let (scope, now_ms) = found.await??;
         let (reply, answer) = oneshot::channel();
-        let ids = self.shared.ids.clone();
-        let look = Box::new(move |db: &rusqlite::Connection| {
-            let page = browse::page(db, &ids, &place, &browse, now_ms);
+        let ids = self.state.ids.clone();
+        let job = Box::new(move |db: &rusqlite::Connection| {
+            let page = browse::page(db, &ids, &scope, &browse, now_ms);
             let _ =
                 reply.send(page.map_err(|error| StoreError::Unavailable(format!("a read failed ({error})"))));
         });
-        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
+        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).submit(job)?;
         StoreState::answer(answer).await
     }
 
@@ -306,31 +307,29 @@ impl QueueAdmin for Embedded {
     ) -> Result<Discarded, StoreError> {
         validate::batch("ids", ids.len())?;
         let (name, seqs, by) = (name.clone(), self.seqs(&ids), by.to_owned());
-        let ids = self.shared.ids.clone();
+        let ids = self.state.ids.clone();
         let discard = move |engine: &mut Engine, now| {
             let (count, in_flight) = engine.discard(now, engine.find(&name)?, &seqs, &by, |seq| ids.id(seq));
             let in_flight = in_flight.into_iter().map(|seq| ids.id(seq)).collect();
             Ok(Discarded { count, in_flight })
         };
-        self.shared.job(discard).await?
+        self.state.job(discard).await?
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
         validate::batch("ids", ids.len())?;
         let (name, seqs) = (name.clone(), self.seqs(&ids));
-        self.shared
-            .job(move |engine, now| engine.find(&name).map(|id| engine.release(now, id, &seqs)))
-            .await?
+        self.state.job(move |engine, now| engine.find(&name).map(|id| engine.release(now, id, &seqs))).await?
     }
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
         let (name, group) = (name.clone(), group.clone());
-        self.shared.job(move |engine, now| engine.release_group(now, engine.find(&name)?, &group)).await?
+        self.state.job(move |engine, now| engine.release_group(now, engine.find(&name)?, &group)).await?
     }
 
     async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {
         let name = name.clone();
-        self.shared
+        self.state
             .job(move |engine, _| {
                 let halted = engine.queue(engine.find(&name)?).table.groups.halted();
                 Ok(halted.into_iter().map(|(group, _)| group).collect())
@@ -339,23 +338,23 @@ impl QueueAdmin for Embedded {
     }
 
     async fn start_redrive(&self, request: RedriveRequest) -> Result<RedriveTask, AdminError> {
-        self.shared.job(move |engine, now| engine.start_redrive(now, request)).await?
+        self.state.job(move |engine, now| engine.start_redrive(now, request)).await?
     }
 
     async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError> {
         let from = from.clone();
-        self.shared.job(move |engine, _| engine.redrives(&from)).await?
+        self.state.job(move |engine, _| engine.redrives(&from)).await?
     }
 
     async fn cancel_redrive(&self, id: u64) -> Result<RedriveTask, AdminError> {
-        self.shared.job(move |engine, now| engine.cancel_redrive(now, id)).await?
+        self.state.job(move |engine, now| engine.cancel_redrive(now, id)).await?
     }
 
     async fn status(&self) -> Result<StoreStatus, StoreError> {
         let look =
             |engine: &mut Engine, _| (engine.usage(), engine.header().paused.clone(), engine.refuses_sends());
-        let found = self.shared.job(look).await;
-        let report = self.shared.report();
+        let found = self.state.job(look).await;
+        let report = self.state.report();
         let (usage, paused, over_quota) = match found {
             Ok(found) => found,
             // A stopped store reports that it stopped; its figures are no longer available.
@@ -364,7 +363,7 @@ impl QueueAdmin for Embedded {
         };
         Ok(StoreStatus {
             paused,
-            refuses_sends: self.shared.no_room().or(over_quota),
+            refuses_sends: self.state.no_room().or(over_quota),
             stopped: report.stopped.map(|stopped| stopped.to_string()),
             warnings: report.warnings,
             withheld: false,
@@ -375,10 +374,10 @@ impl QueueAdmin for Embedded {
     }
 
     async fn examine(&self) -> Result<Examination, StoreError> {
-        let mut examination = self.shared.surroundings.examine();
+        let mut examination = self.state.environment.examine();
         // A store that has stopped is still examined.
         let look = |engine: &mut Engine, _| (engine.halted_queues(), engine.near_bound());
-        if let Ok((halted, near)) = self.shared.job(look).await {
+        if let Ok((halted, near)) = self.state.job(look).await {
             examination.findings.extend(halted_finding(&halted).into_iter().chain(many_in_doubt(&near)));
         }
         Ok(examination)
@@ -386,10 +385,10 @@ impl QueueAdmin for Embedded {
 
     async fn close(&self) -> Result<(), StoreError> {
         let (done, closed) = oneshot::channel();
-        let (shared, threads) = (self.shared.clone(), self.threads.clone());
+        let (state, threads) = (self.state.clone(), self.threads.clone());
         // Joining the writer blocks, and the caller's runtime must not block.
         let close = move || {
-            threads.close(&shared);
+            threads.close(&state);
             let _ = done.send(());
         };
         let failed = |error| StoreError::Unavailable(format!("no thread could be started: {error}"));
@@ -410,12 +409,12 @@ impl QueueAdmin for Embedded {
 impl Maintenance for Embedded {
     async fn resume(&self, by: &str) -> Result<(), StoreError> {
         let by = by.to_owned();
-        self.shared.job(move |engine, now| engine.resume(now, &by)).await
+        self.state.job(move |engine, now| engine.resume(now, &by)).await
     }
 }
 
 impl Embedded {
     fn seqs(&self, ids: &[MessageId]) -> Vec<u64> {
-        ids.iter().filter_map(|id| self.shared.ids.seq(*id)).collect()
+        ids.iter().filter_map(|id| self.state.ids.seq(*id)).collect()
     }
 }

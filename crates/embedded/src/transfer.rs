@@ -44,9 +44,9 @@ fn content(message: &ExportedMessage) -> Content {
     let encode = || serde_json::to_string(&message.attributes).expect("attributes are plain data");
     let attributes = (!message.attributes.is_empty()).then(encode);
     let given = MessageKey { key: message.key.clone(), source: message.key_source };
-    let stated = MessageKey::explicit(&message.attributes, &message.body, None);
+    let sender_key = MessageKey::explicit(&message.attributes, &message.body, None);
     let told =
-        MessageKey::decide(stated, message.dedup.as_ref().map(hapax_core::DedupId::as_str), message.id);
+        MessageKey::decide(sender_key, message.dedup.as_ref().map(hapax_core::DedupId::as_str), message.id);
     let key = (given != told).then_some(given);
     Content::new(message.dedup.clone().map(String::from), attributes, key, message.body.clone())
 }
@@ -78,11 +78,11 @@ impl Cursor {
 #[async_trait]
 impl Transfer for Embedded {
     async fn fence_bound(&self) -> Result<Fence, StoreError> {
-        self.shared.job(|engine, _| engine.fence_bound()).await
+        self.state.job(|engine, _| engine.fence_bound()).await
     }
 
     async fn raise_fence(&self, bound: Fence) -> Result<(), StoreError> {
-        self.shared.job(move |engine, now| engine.raise_fence(now, bound)).await?
+        self.state.job(move |engine, now| engine.raise_fence(now, bound)).await?
     }
 
     async fn export(
@@ -92,8 +92,8 @@ impl Transfer for Embedded {
         limit: usize,
     ) -> Result<ExportPage, AdminError> {
         validate::page(limit)?;
-        let ids = self.shared.ids.clone();
-        let look: Box<dyn FnOnce(&Connection) -> rusqlite::Result<ExportPage> + Send> = match from {
+        let ids = self.state.ids.clone();
+        let read: Box<dyn FnOnce(&Connection) -> rusqlite::Result<ExportPage> + Send> = match from {
             TransferScope::Queue(queue) => {
                 let (queue, cursor) = (queue.clone(), Cursor::parse(after)?);
                 let place = if let Cursor::Messages(place) = cursor { Some(place) } else { None };
@@ -106,31 +106,31 @@ impl Transfer for Embedded {
             TransferScope::Ledger => {
                 let wrong = |_| StoreError::Invalid("after: use the `next` of an earlier page".into());
                 let after = after.map(str::parse).transpose().map_err(wrong)?.unwrap_or(0);
-                let now_ms = self.shared.time.now().ms();
+                let now_ms = self.state.time.now().ms();
                 Box::new(move |db| entries(db, after, limit, now_ms))
             }
         };
-        Ok(self.look(look).await?)
+        Ok(self.read(read).await?)
     }
 
     async fn import(&self, to: &TransferScope, items: Vec<ExportedItem>) -> Batch<Imported, SendError> {
         validate::batch("items", items.len())?;
         let items = items.into_iter().map(PreparedItem::from).collect();
         let (reply, answer) = oneshot::channel();
-        self.shared.inbox.push(Op::Import { to: to.clone(), items, reply })?;
+        self.state.op_queue.push(Op::Import { to: to.clone(), items, reply })?;
         StoreState::answer(answer).await
     }
 }
 
 impl Embedded {
-    async fn look<T: Send + 'static>(
+    async fn read<T: Send + 'static>(
         &self,
-        look: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        read: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
         let failed = |error| StoreError::Unavailable(format!("a read failed ({error})"));
-        let look = Box::new(move |db: &Connection| drop(reply.send(look(db).map_err(failed))));
-        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).look(look)?;
+        let job = Box::new(move |db: &Connection| drop(reply.send(read(db).map_err(failed))));
+        self.threads.reader.lock().unwrap_or_else(PoisonError::into_inner).submit(job)?;
         StoreState::answer(answer).await
     }
 
@@ -139,12 +139,12 @@ impl Embedded {
         let mut read = None;
         loop {
             let (name, waits) = (name.clone(), read.take());
-            let step = self.shared.job(move |engine, now| engine.export(now, &name, after, limit, waits));
+            let step = self.state.job(move |engine, now| engine.export(now, &name, after, limit, waits));
             match step.await?? {
                 ExportStep::Page(page) => return Ok(page),
                 ExportStep::ReadWaits { queue, name, undecided } => {
-                    let ids = self.shared.ids.clone();
-                    read = Some(self.look(move |db| waits_of(db, &ids, queue, &name, undecided)).await?);
+                    let ids = self.state.ids.clone();
+                    read = Some(self.read(move |db| waits_of(db, &ids, queue, &name, undecided)).await?);
                 }
             }
         }

@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::engine::Request;
+use crate::engine::ReceiveRequest;
 use crate::writer::{RawDelivery, Reply};
 
 pub(crate) struct Waiter {
     pub id: u64,
     pub queue: u32,
-    pub request: Request,
+    pub request: ReceiveRequest,
     pub deadline_ms: u64,
     pub reply: Reply<Vec<RawDelivery>>,
 }

@@ -17,8 +17,8 @@ use tokio::sync::oneshot;
 
 use crate::browse::parse_attributes;
 use crate::catalogue::Catalogue;
-use crate::claims::{ClaimWaiters, End, LedgerOp};
-use crate::engine::{Engine, Leased, NearBound, PreparedMessage, Queue, Request};
+use crate::claims::{ClaimWaiters, EndOp, LedgerOp};
+use crate::engine::{Engine, Leased, NearBound, PreparedMessage, Queue, ReceiveRequest};
 use crate::ids::Ids;
 use crate::receipt::DeliveryRef;
 use crate::record::{BodyRow, Content, FLAG_DEAD, ImportedRow};
@@ -54,7 +54,7 @@ pub(crate) enum Op {
     Receive {
         id: u64,
         queue: QueueName,
-        request: Request,
+        request: ReceiveRequest,
         wait_ms: Option<u64>,
         /// When the caller sent the request. Its wait counts from then, not from when the writer processes it.
         asked: Now,
@@ -68,7 +68,7 @@ pub(crate) enum Op {
     GiveBack(Vec<DeliveryRef>),
     Settle {
         queue: QueueName,
-        batch: Vec<Settling>,
+        batch: Vec<SettleOp>,
         reply: Reply<Vec<Result<Settled, SettleError>>>,
     },
     Extend {
@@ -86,10 +86,10 @@ pub(crate) enum Op {
 }
 
 /// Ends a delivery, and its claim if one was made for it.
-pub(crate) struct Settling {
-    pub named: Option<DeliveryRef>,
+pub(crate) struct SettleOp {
+    pub delivery: Option<DeliveryRef>,
     pub settlement: Settlement,
-    pub claim: Option<End>,
+    pub claim: Option<EndOp>,
     /// Parked only while the entry with this hash is in doubt.
     pub parked_for: Option<u128>,
 }
@@ -99,7 +99,7 @@ impl Op {
         match self {
             Self::Send { batch, .. } => batch.iter().flatten().map(|message| message.bytes as usize).sum(),
             Self::Settle { batch, .. } => {
-                batch.iter().filter_map(|settling| settling.claim.as_ref()).map(End::bytes).sum()
+                batch.iter().filter_map(|settling| settling.claim.as_ref()).map(EndOp::bytes).sum()
             }
             Self::Ledger(op) => op.bytes(),
             Self::Import { items, .. } => items.iter().map(|item| item.item.bytes()).sum(),
@@ -108,17 +108,17 @@ impl Op {
     }
 
     /// Whether the operation adds data to the store.
-    pub fn takes_room(&self) -> bool {
+    pub fn adds_data(&self) -> bool {
         matches!(self, Self::Send { .. } | Self::Import { .. } | Self::Ledger(LedgerOp::Claim { .. }))
     }
 
     /// Whether the operation need not wait for the disk: after a power cut a delivery is either still known or made
     /// again.
-    fn is_light(&self) -> bool {
+    fn skips_sync(&self) -> bool {
         match self {
             Self::Receive { request, .. } => !request.ack_on_receive,
             Self::Cancel { .. } | Self::GiveBack(_) => true,
-            Self::Ledger(op) => op.is_light(),
+            Self::Ledger(op) => op.skips_sync(),
             _ => false,
         }
     }
@@ -137,7 +137,7 @@ fn with_key(id: MessageId, content: Content) -> (Content, IdempotencyKey) {
 }
 
 /// Answers to send after the commit.
-enum Answer {
+enum PendingReply {
     Sent(Reply<Vec<Result<Sent, SendError>>>, Vec<Result<Sent, SendError>>),
     Received {
         reply: Reply<Vec<RawDelivery>>,
@@ -170,7 +170,7 @@ pub(crate) struct Writer<S> {
     rng: fastrand::Rng,
     waiters: Waiters,
     claims: ClaimWaiters,
-    answers: Vec<Answer>,
+    pending_replies: Vec<PendingReply>,
     /// Deliveries whose receiver was dropped before they reached it.
     unseen: Vec<DeliveryRef>,
     /// Those of `unseen` that this wave gives back.
@@ -209,7 +209,7 @@ impl<S: Storage> Writer<S> {
             rng: fastrand::Rng::with_seed(seed),
             waiters: Waiters::default(),
             claims: ClaimWaiters::default(),
-            answers: Vec::new(),
+            pending_replies: Vec::new(),
             unseen: Vec::new(),
             given_back: Vec::new(),
             imported: Vec::new(),
@@ -238,10 +238,10 @@ impl<S: Storage> Writer<S> {
 
     /// Applies the operations that need not wait for the disk in a wave of their own and leaves the rest. A receive in
     /// the same wave as sends would wait for their sync, and its ack would come one sync later.
-    pub fn run_light(&mut self, ops: &mut Vec<Op>) {
-        if ops.iter().any(Op::is_light) {
-            let mut light: Vec<_> = ops.extract_if(.., |op| op.is_light()).collect();
-            self.run(&mut light);
+    pub fn run_unsynced(&mut self, ops: &mut Vec<Op>) {
+        if ops.iter().any(Op::skips_sync) {
+            let mut unsynced: Vec<_> = ops.extract_if(.., |op| op.skips_sync()).collect();
+            self.run(&mut unsynced);
         }
     }
 
@@ -304,8 +304,8 @@ impl<S: Storage> Writer<S> {
             );
         }
         let failed = self.commit(now);
-        for answer in std::mem::take(&mut self.answers) {
-            self.answer(answer, failed.as_ref());
+        for answer in std::mem::take(&mut self.pending_replies) {
+            self.send_reply(answer, failed.as_ref());
         }
     }
 
@@ -324,7 +324,7 @@ impl<S: Storage> Writer<S> {
         if let Some(stopped) = &self.stopped {
             return Some(stopped.clone());
         }
-        if !self.engine.seal(now) {
+        if !self.engine.finish_records(now) {
             self.engine.commit();
             return None;
         }
@@ -383,21 +383,21 @@ impl<S: Storage> Writer<S> {
         let _ = waiter.reply.send(Err(stopped));
     }
 
-    fn answer(&mut self, answer: Answer, failed: Option<&StoreError>) {
+    fn send_reply(&mut self, answer: PendingReply, failed: Option<&StoreError>) {
         fn give<T>(reply: Reply<T>, value: T, failed: Option<&StoreError>) {
             // A caller that is gone needs no answer: the outcome of its operation is durable either way.
             let _ = reply.send(failed.map_or(Ok(value), |error| Err(error.clone())));
         }
         match answer {
-            Answer::Sent(reply, sent) => give(reply, sent, failed),
-            Answer::Settled(reply, settled) => give(reply, settled, failed),
-            Answer::Extended(reply, remaining) => give(reply, remaining, failed),
-            Answer::Imported(reply, imported) => give(reply, imported, failed),
-            Answer::Ledger(done) | Answer::Job(done) => done(failed.cloned()),
-            Answer::Received { reply, raw, repeatable } => {
+            PendingReply::Sent(reply, sent) => give(reply, sent, failed),
+            PendingReply::Settled(reply, settled) => give(reply, settled, failed),
+            PendingReply::Extended(reply, remaining) => give(reply, remaining, failed),
+            PendingReply::Imported(reply, imported) => give(reply, imported, failed),
+            PendingReply::Ledger(done) | PendingReply::Job(done) => done(failed.cloned()),
+            PendingReply::Received { reply, raw, repeatable } => {
                 let answer = failed.map_or(Ok(raw), |error| Err(error.clone()));
                 if let (Err(Ok(raw)), false) = (reply.send(answer), repeatable) {
-                    self.unseen.extend(raw.iter().map(|raw| raw.leased.named));
+                    self.unseen.extend(raw.iter().map(|raw| raw.leased.delivery));
                 }
             }
         }
@@ -410,9 +410,9 @@ impl<S: Storage> Writer<S> {
                 self.receive(now, id, &queue, request, wait_ms, asked, reply);
             }
             Op::Cancel { id } => drop(self.waiters.remove(id)),
-            Op::GiveBack(named) => {
+            Op::GiveBack(delivery) => {
                 if self.stopped.is_none() {
-                    self.give_back(now, named);
+                    self.give_back(now, delivery);
                 }
             }
             Op::Settle { queue, batch, reply } => match self.ready(&queue) {
@@ -423,12 +423,12 @@ impl<S: Storage> Writer<S> {
                 Err(error) => drop(reply.send(Err(error))),
                 Ok(id) => {
                     self.stats.operations += batch.len() as u64;
-                    let extended = batch.into_iter().map(|(named, extend)| {
-                        let named = named.ok_or(SettleError::Malformed)?;
-                        self.engine.extend(now, id, named, extend.lease_ms, extend.own_lease)
+                    let extended = batch.into_iter().map(|(delivery, extend)| {
+                        let delivery = delivery.ok_or(SettleError::Malformed)?;
+                        self.engine.extend(now, id, delivery, extend.lease_ms, extend.own_lease)
                     });
                     let extended = extended.collect();
-                    self.answers.push(Answer::Extended(reply, extended));
+                    self.pending_replies.push(PendingReply::Extended(reply, extended));
                 }
             },
             Op::Ledger(op) => self.apply_ledger(now, op),
@@ -436,15 +436,15 @@ impl<S: Storage> Writer<S> {
             Op::Job(job) => {
                 // A stopped store still answers: the error replaces the job's result.
                 let done = job(&mut self.engine, now);
-                self.answers.push(Answer::Job(done));
+                self.pending_replies.push(PendingReply::Job(done));
                 self.drop_orphans();
             }
         }
     }
 
     fn give_back(&mut self, now: Now, unseen: Vec<DeliveryRef>) {
-        for named in &unseen {
-            self.engine.give_back(now, *named);
+        for delivery in &unseen {
+            self.engine.give_back(now, *delivery);
         }
         self.given_back.extend(unseen);
     }
@@ -498,7 +498,7 @@ impl<S: Storage> Writer<S> {
                 }
             }
         }
-        self.answers.push(Answer::Sent(reply, sent));
+        self.pending_replies.push(PendingReply::Sent(reply, sent));
     }
 
     /// Reads what a send needs and memory does not hold: the first message with its deduplication id, and, if its queue
@@ -510,7 +510,7 @@ impl<S: Storage> Writer<S> {
         message: &mut PreparedMessage,
     ) -> Result<(Option<crate::record::DedupRow>, Option<hapax_core::EntryId>), ReadError> {
         let stored = self.known(now, queue, message)?;
-        self.engine.find_stated(queue, message);
+        self.engine.find_sender_key(queue, message);
         let id = self.ids.id(self.engine.next_seq());
         let Some((entry, source)) = self.engine.entry_of(queue, message, id) else {
             return Ok((stored, None));
@@ -547,7 +547,7 @@ impl<S: Storage> Writer<S> {
         now: Now,
         id: u64,
         queue: &QueueName,
-        request: Request,
+        request: ReceiveRequest,
         wait_ms: Option<u64>,
         asked: Now,
         reply: Reply<Vec<RawDelivery>>,
@@ -595,12 +595,20 @@ impl<S: Storage> Writer<S> {
     /// Answers a receive, and with it those that wait under the same attempt id: they are repeats of it.
     fn received(&mut self, now: Now, waiter: Waiter, raw: Vec<RawDelivery>) {
         let attempt_id = waiter.request.attempt_id.filter(|_| !raw.is_empty());
-        self.answers.push(Answer::Received { reply: waiter.reply, raw, repeatable: attempt_id.is_some() });
+        self.pending_replies.push(PendingReply::Received {
+            reply: waiter.reply,
+            raw,
+            repeatable: attempt_id.is_some(),
+        });
         let Some(id) = attempt_id else { return };
         while let Some(same) = self.waiters.next_attempt(waiter.queue, &id) {
             match self.hand_out(now, &same) {
                 Err(error) => return self.stop_receive(same, &error),
-                Ok(raw) => self.answers.push(Answer::Received { reply: same.reply, raw, repeatable: true }),
+                Ok(raw) => self.pending_replies.push(PendingReply::Received {
+                    reply: same.reply,
+                    raw,
+                    repeatable: true,
+                }),
             }
         }
     }
@@ -624,8 +632,8 @@ impl<S: Storage> Writer<S> {
         loop {
             let mut damaged = 0;
             for leased in self.engine.receive(now, waiter.queue, &request) {
-                let seq = leased.named.seq;
-                if !self.engine.stands(leased.named) {
+                let seq = leased.delivery.seq;
+                if !self.engine.is_current(leased.delivery) {
                     // A damaged message ahead of it halted its group.
                     continue;
                 }
@@ -637,12 +645,12 @@ impl<S: Storage> Writer<S> {
                     FoundBody::Sound(body) => {
                         handed.push(self.raw(now, leased, body)?);
                         if request.ack_on_receive {
-                            self.engine.ack_leased(now, leased.named);
+                            self.engine.ack_leased(now, leased.delivery);
                         }
                     }
                     FoundBody::Damaged(problem) => {
                         damaged += 1;
-                        self.engine.park_damaged(now, leased.named);
+                        self.engine.park_damaged(now, leased.delivery);
                         let message = self.ids.id(seq);
                         tracing::error!(message_id = %message, %problem, "a damaged message is parked, not delivered");
                         self.damaged.push(format!("message {message} is parked: {problem}"));
@@ -658,14 +666,14 @@ impl<S: Storage> Writer<S> {
             request.attempt_id = None;
         }
         if let (Some(id), false) = (&waiter.request.attempt_id, handed.is_empty()) {
-            let deliveries: Vec<_> = handed.iter().map(|raw| raw.leased.named).collect();
+            let deliveries: Vec<_> = handed.iter().map(|raw| raw.leased.delivery).collect();
             self.engine.remember_receive(now, waiter.queue, id, &deliveries);
         }
         Ok(handed)
     }
 
     fn raw(&mut self, now: Now, leased: Leased, body: BodyRow) -> Result<RawDelivery, ReadError> {
-        let seq = leased.named.seq;
+        let seq = leased.delivery.seq;
         let dead = if leased.entry.flags & FLAG_DEAD == 0 {
             None
         } else if let Some(dead) = self.engine.wave.fresh_dead(seq).cloned() {
@@ -679,7 +687,7 @@ impl<S: Storage> Writer<S> {
         } else {
             self.storage.dead(seq)?
         };
-        let group = self.engine.queue(leased.named.queue).table.group_name(&leased.entry);
+        let group = self.engine.queue(leased.delivery.queue).table.group_name(&leased.entry);
         let lease_ms = leased.entry.due_ms.saturating_sub(now.ms());
         Ok(RawDelivery { leased, content: body.content, group, dead: dead.map(Into::into), lease_ms })
     }

@@ -9,7 +9,7 @@ use comfy_table::{Attribute, Cell, Color};
 use hapax::core::policy::tier::{Finding, StoreFacts, check_store};
 use hapax::core::store::SharedStore;
 use hapax::core::{Examination, Store as AllSeams, StoreError, Tier};
-use hapax::embedded::{self, Options, Surroundings};
+use hapax::embedded::{self, Environment, Options};
 use hapax_client::wire::Status;
 use serde::Serialize;
 use serde_json::Value;
@@ -158,7 +158,7 @@ async fn of_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<
         )));
     };
     let options = Options::default();
-    let surroundings = Surroundings::of(path, &options);
+    let environment = Environment::of(path, &options);
     let mut report = Report {
         store: StoreSection {
             place: path.display().to_string(),
@@ -193,7 +193,7 @@ async fn of_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<
         },
     }
     // Also for a store that could not be opened: a server that uses it need not be stopped.
-    report.store.examined(surroundings.examine());
+    report.store.examined(environment.examine());
     Ok(report)
 }
 

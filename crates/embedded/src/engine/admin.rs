@@ -63,7 +63,7 @@ impl Engine {
         if *self.queue(id).config == config {
             return Ok(actual);
         }
-        let (queue, wave) = self.at(id);
+        let (queue, wave) = self.queue_and_wave(id);
         wave.journal.push(Undo::Row(Box::new(queue.row())));
         queue.config = Arc::new(config);
         queue.modified_ms = now.ms();
@@ -107,7 +107,7 @@ impl Engine {
     }
 
     fn set_paused(&mut self, now: Now, id: u32, by: String, paused: Option<QueuePause>, what: String) {
-        let (queue, wave) = self.at(id);
+        let (queue, wave) = self.queue_and_wave(id);
         wave.journal.push(Undo::Row(Box::new(queue.row())));
         queue.paused = paused;
         queue.end_export();
@@ -144,7 +144,7 @@ impl Engine {
         let last = Some(self.queue(id).purged_ms).filter(|at_ms| *at_ms > 0);
         validate::interval(now.ms(), last, interval_ms, || format!("queue {name} was purged"))?;
         let count = self.take_table(now, id);
-        let (queue, wave) = self.at(id);
+        let (queue, wave) = self.queue_and_wave(id);
         wave.journal.push(Undo::Row(Box::new(queue.row())));
         queue.purged_ms = now.ms();
         wave.records.push(Record::Queue(queue.row()));
@@ -176,7 +176,7 @@ impl Engine {
             entries.map(|(slot, _)| slot).collect()
         };
         for slot in awaited {
-            self.decide(now, id, slot);
+            self.clear_waits(now, id, slot);
         }
         let halted = self.queue(id).table.groups.halted();
         for seq in halted.iter().flat_map(|(_, seqs)| seqs) {
@@ -184,7 +184,7 @@ impl Engine {
                 self.wave.journal.push(Undo::NotAwaited { seq: *seq, queue: id });
             }
         }
-        let (queue, wave) = self.at(id);
+        let (queue, wave) = self.queue_and_wave(id);
         let fresh = Table::new(queue.config.is_fifo());
         let table = std::mem::replace(&mut queue.table, fresh);
         let purged_before = std::mem::replace(&mut queue.purged_before, wave.counters.next_seq);
@@ -239,9 +239,9 @@ impl Engine {
             }
         }
         for &slot in &found {
-            self.decide(now, id, slot);
+            self.clear_waits(now, id, slot);
         }
-        let (queue, wave) = self.at(id);
+        let (queue, wave) = self.queue_and_wave(id);
         let mut what = format!("discarded from queue {}:", queue.name);
         for &slot in &found {
             let entry = queue.delete(wave, slot);
@@ -261,8 +261,8 @@ impl Engine {
         let mut released = 0;
         for seq in seqs {
             let Some(slot) = self.queue(id).table.parked(*seq) else { continue };
-            self.decide_here(now, id, slot);
-            let (queue, wave) = self.at(id);
+            self.clear_waits_here(now, id, slot);
+            let (queue, wave) = self.queue_and_wave(id);
             let mut entry = *queue.table.get(slot);
             if parked_cause(entry.flags) == Some(hapax_core::FailureCause::Damaged) {
                 wave.records.push(Record::AcceptBody { seq: *seq });
@@ -290,7 +290,7 @@ impl Engine {
             .ok_or_else(|| AdminError::NotFound(format!("halted group {group} in queue {}", queue.name)))?;
         let undecided: Vec<u64> = queue.table.groups.undecided(at).iter().copied().collect();
         for seq in undecided {
-            self.decided(now, id, Some(group), seq);
+            self.clear_wait(now, id, Some(group), seq);
         }
         Ok(())
     }
@@ -305,9 +305,9 @@ impl Engine {
     }
 
     /// Parks a message whose stored bytes do not match their checksum.
-    pub fn park_damaged(&mut self, now: Now, named: crate::receipt::DeliveryRef) {
-        let (queue, wave) = self.at(named.queue);
-        if let Some(slot) = queue.table.delivered(named.seq) {
+    pub fn park_damaged(&mut self, now: Now, delivery: crate::receipt::DeliveryRef) {
+        let (queue, wave) = self.queue_and_wave(delivery.queue);
+        if let Some(slot) = queue.table.delivered(delivery.seq) {
             let mut entry = *queue.table.get(slot);
             // No consumer received this delivery.
             entry.attempts = entry.attempts.saturating_sub(1);
@@ -315,7 +315,7 @@ impl Engine {
             queue.replace(wave, slot, entry);
             queue.totals.delivered -= 1;
             queue.totals.damaged += 1;
-            self.park(now, named.queue, slot, hapax_core::FailureCause::Damaged);
+            self.park(now, delivery.queue, slot, hapax_core::FailureCause::Damaged);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::ops::Bound;
 use hapax_core::policy::{self, ATTEMPT_ID_MS};
 
 use super::groups::Slot;
-use super::receive::{Leased, Request};
+use super::receive::{Leased, ReceiveRequest};
 use super::{Engine, Queue, Undo, Wave};
 use crate::receipt::DeliveryRef;
 use crate::record::{AttemptRow, MessageMeta, Record, State};
@@ -105,8 +105,8 @@ impl Queue {
         let held = |&(seq, fence): &(u64, u64)| {
             let slot = self.table.delivered(seq)?;
             let entry = self.table.get(slot);
-            let named = DeliveryRef { queue: self.id, seq, fence };
-            (entry.fence == fence && entry.state == State::InFlight).then_some((named, slot))
+            let delivery = DeliveryRef { queue: self.id, seq, fence };
+            (entry.fence == fence && entry.state == State::InFlight).then_some((delivery, slot))
         };
         row.deliveries.iter().filter_map(held).collect()
     }
@@ -133,14 +133,14 @@ impl Engine {
     /// What a receive gives again, because it was answered before, and until when each is leased then. Leases begin again,
     /// but none becomes shorter: its consumer may have extended it meanwhile. What cannot be renewed and whose lease is
     /// over, although no timer has looked yet, is not given.
-    fn held_again(&self, now: Now, queue: u32, request: &Request) -> Vec<(DeliveryRef, Slot, u64)> {
+    fn held_again(&self, now: Now, queue: u32, request: &ReceiveRequest) -> Vec<(DeliveryRef, Slot, u64)> {
         let queue = self.queue(queue);
         let lease_ms = request.lease_ms.unwrap_or(queue.config.lease_ms);
-        let renewed = |(named, slot): (DeliveryRef, Slot)| {
+        let renewed = |(delivery, slot): (DeliveryRef, Slot)| {
             let entry = queue.table.get(slot);
             let renewed_ms = policy::extend_deadline(entry.received_ms, now.ms(), lease_ms);
             let due_ms = renewed_ms.map_or(entry.due_ms, |due_ms| due_ms.max(entry.due_ms));
-            (due_ms >= now.ms()).then_some((named, slot, due_ms))
+            (due_ms >= now.ms()).then_some((delivery, slot, due_ms))
         };
         let row = request.attempt_id.as_ref().and_then(|id| queue.attempts.get(id, now.ms()));
         let held = row.map(|row| queue.held_of(row)).unwrap_or_default();
@@ -148,30 +148,30 @@ impl Engine {
     }
 
     /// Whether a receive repeats one whose deliveries are still held.
-    pub fn repeats(&self, now: Now, queue: u32, request: &Request) -> bool {
+    pub fn repeats(&self, now: Now, queue: u32, request: &ReceiveRequest) -> bool {
         !self.held_again(now, queue, request).is_empty()
     }
 
     /// The deliveries of a receive that is repeated, as far as they still hold their messages and as many as are asked
     /// for.
-    pub(super) fn receive_again(&mut self, now: Now, queue: u32, request: &Request) -> Vec<Leased> {
+    pub(super) fn receive_again(&mut self, now: Now, queue: u32, request: &ReceiveRequest) -> Vec<Leased> {
         let held = self.held_again(now, queue, request);
         if held.is_empty() {
             return Vec::new();
         }
-        let (queue, wave) = self.at(queue);
-        let renew = |(named, slot, due_ms): (DeliveryRef, Slot, u64)| {
+        let (queue, wave) = self.queue_and_wave(queue);
+        let renew = |(delivery, slot, due_ms): (DeliveryRef, Slot, u64)| {
             let entry = MessageMeta { due_ms, ..*queue.table.get(slot) };
             queue.update(wave, slot, entry);
-            Leased { named, entry }
+            Leased { delivery, entry }
         };
         held.into_iter().take(request.max).map(renew).collect()
     }
 
     /// Remembers what a receive gave, so that it can be repeated.
     pub fn remember_receive(&mut self, now: Now, queue: u32, id: &str, deliveries: &[DeliveryRef]) {
-        let (queue, wave) = self.at(queue);
-        let deliveries: Vec<_> = deliveries.iter().map(|named| (named.seq, named.fence)).collect();
+        let (queue, wave) = self.queue_and_wave(queue);
+        let deliveries: Vec<_> = deliveries.iter().map(|delivery| (delivery.seq, delivery.fence)).collect();
         let known = queue.attempts.get(id, now.ms());
         let repeated =
             |row: &&AttemptRow| deliveries.iter().any(|delivery| row.deliveries.contains(delivery));

@@ -8,7 +8,7 @@ use crate::time::Now;
 impl Engine {
     /// Moves a message that is out of attempts or rejected to its dead-letter queue, within this wave, so it is never
     /// in both queues or in neither. Without a dead-letter queue it is parked, not dropped.
-    pub(super) fn die(
+    pub(super) fn move_to_dead_letters(
         &mut self,
         now: Now,
         queue: u32,
@@ -18,13 +18,13 @@ impl Engine {
     ) -> Settled {
         let policy = self.queue(queue).config.dead_letter.as_ref();
         let target = policy.and_then(|dead| self.names.get(&dead.queue)).copied();
-        self.at(queue).0.totals.dead += 1;
+        self.queue_and_wave(queue).0.totals.dead += 1;
         let Some(target) = target else {
             self.park(now, queue, slot, cause);
             return Settled::Parked;
         };
         self.halt(now, queue, slot);
-        let (source, wave) = self.at(queue);
+        let (source, wave) = self.queue_and_wave(queue);
 
         let died = *source.table.get(slot);
         let group = source.table.group_name(&died);
@@ -40,7 +40,7 @@ impl Engine {
             first_ms: died.first_ms,
             died_ms: now.ms(),
         };
-        let (target, wave) = self.at(target);
+        let (target, wave) = self.queue_and_wave(target);
         let mut entry = died;
         entry.order = wave.next_seq();
         // As in SQS: a standard queue's dead letter keeps its age, a FIFO queue's age starts again.
@@ -61,7 +61,7 @@ impl Engine {
     /// Parks a message in its own queue until an operator decides.
     pub(super) fn park(&mut self, now: Now, queue: u32, slot: Slot, cause: FailureCause) {
         self.halt(now, queue, slot);
-        let (queue, wave) = self.at(queue);
+        let (queue, wave) = self.queue_and_wave(queue);
         let mut entry = *queue.table.get(slot);
         entry.state = State::Parked;
         entry.flags = park_flags(entry.flags, cause);
@@ -79,12 +79,12 @@ impl Engine {
         }
         let group = source.table.group_name(&entry).expect("a group has a name");
         self.await_decision(queue, &group, entry.seq);
-        self.return_rest(now, queue, &entry);
+        self.put_back_later_in_group(now, queue, &entry);
     }
 
     /// Halts a group until someone decides about a message; 0 stands for one that is not known.
     pub(super) fn await_decision(&mut self, queue: u32, group: &GroupId, seq: u64) {
-        let (source, wave) = self.at(queue);
+        let (source, wave) = self.queue_and_wave(queue);
         let at = source.table.groups.intern(Some(group));
         let was = source.table.set_undecided(at, seq, true);
         wave.journal.push(Undo::Undecided { queue, group: at, seq, was });
@@ -102,23 +102,23 @@ impl Engine {
 
     /// Someone decided about a message, here or among the dead letters: no group waits for it any more. Gives the queues
     /// that had waited.
-    pub(super) fn decide(&mut self, now: Now, queue: u32, slot: Slot) -> Vec<u32> {
+    pub(super) fn clear_waits(&mut self, now: Now, queue: u32, slot: Slot) -> Vec<u32> {
         let table = &self.queue(queue).table;
         let entry = *table.get(slot);
         let group = table.group_name(&entry);
         let mut waited: Vec<u32> = self.waiting_for(entry.seq).collect();
-        waited.retain(|waits| self.decided(now, *waits, group.as_ref(), entry.seq));
+        waited.retain(|waits| self.clear_wait(now, *waits, group.as_ref(), entry.seq));
         waited
     }
 
     /// Someone let a parked message go on in its own queue. A queue that it died in waits on: the message is still a
     /// dead letter.
-    pub(super) fn decide_here(&mut self, now: Now, queue: u32, slot: Slot) {
+    pub(super) fn clear_waits_here(&mut self, now: Now, queue: u32, slot: Slot) {
         let table = &self.queue(queue).table;
         let entry = *table.get(slot);
         let group = table.group_name(&entry);
         if self.undecided.contains(&(entry.seq, queue)) {
-            self.decided(now, queue, group.as_ref(), entry.seq);
+            self.clear_wait(now, queue, group.as_ref(), entry.seq);
         }
     }
 
@@ -139,14 +139,14 @@ impl Engine {
 
     /// Takes a message out of those that a group waits for; says whether it was among them. `group` is the message's, as
     /// far as that is known.
-    pub(super) fn decided(&mut self, now: Now, queue: u32, group: Option<&GroupId>, seq: u64) -> bool {
+    pub(super) fn clear_wait(&mut self, now: Now, queue: u32, group: Option<&GroupId>, seq: u64) -> bool {
         self.not_awaited(seq, queue);
         if self.queues.get(queue as usize).is_none_or(Option::is_none) {
             return false;
         }
         let groups = &self.queue(queue).table.groups;
         let Some((at, group)) = groups.waiting_for(group, seq) else { return false };
-        let (source, wave) = self.at(queue);
+        let (source, wave) = self.queue_and_wave(queue);
         source.table.set_undecided(at, seq, false);
         wave.journal.push(Undo::Undecided { queue, group: at, seq, was: true });
         wave.records.push(Record::Unhalt { queue, group, seq });
@@ -158,7 +158,7 @@ impl Engine {
     /// A group is no longer halted: what was kept in it beyond the retention has a whole retention from now on. In this
     /// very wave, since a restart finds no trace of the halt. That costs a write for each such message, once.
     fn renew_kept(&mut self, now: Now, queue: u32, group: u32) {
-        let (queue, wave) = self.at(queue);
+        let (queue, wave) = self.queue_and_wave(queue);
         if queue.table.groups.is_halted(group) {
             return;
         }

@@ -15,7 +15,7 @@ use crate::time::Now;
 
 /// The documents and their total size.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct DocumentMap {
     by_name: BTreeMap<DocumentName, Document>,
     bytes: usize,
 }
@@ -24,7 +24,7 @@ fn bytes(document: &Document) -> usize {
     document.name.as_str().len() + document.value.as_str().len()
 }
 
-impl Held {
+impl DocumentMap {
     pub fn load(&mut self, document: Document) {
         self.set(&document.name.clone(), Some(document));
     }

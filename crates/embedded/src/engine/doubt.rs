@@ -210,13 +210,13 @@ mod tests {
     use hapax_core::{ExportedEntry, ExportedStage, Json, OnDoubt, RecordedOutcome};
 
     use super::*;
-    use crate::engine::{Engine, Known, Loader, StoreQuota};
+    use crate::engine::{Engine, EntrySnapshot, Loader, StoreQuota};
     use crate::record::Header;
     use crate::time::Now;
 
     fn import(engine: &mut Engine, key: &str, stage: ExportedStage) -> Result<(), SendError> {
         let id = EntryId::new("api/orders".parse().unwrap(), key.parse().unwrap());
-        let known = Known { id: id.clone(), hash: id.hash(), row: None, over: false };
+        let known = EntrySnapshot { id: id.clone(), hash: id.hash(), row: None, over: false };
         let owner = "ann".parse().unwrap();
         let entry = ExportedEntry { id, owner, fingerprint: None, claimed_ms: 1, takeovers: 0, stage };
         engine.import_entry(Now { us: 5_000_000 }, &known, entry)

@@ -4,9 +4,9 @@
 //! priority, then by position. `heads` holds the first message of every group that can be received from now, so the
 //! next message is found without checking blocked groups.
 //!
-//! A failed message gets a new turn: on a standard queue it waits behind the ready messages. On a FIFO queue it keeps
-//! its position, and its group waits behind the other groups. Turns are not stored: after a restart a failed message
-//! may come first again.
+//! A failed message gets a new requeue order: on a standard queue it waits behind the ready messages. On a FIFO queue
+//! it keeps its position, and its group waits behind the other groups. The order is not stored: after a restart a failed
+//! message may come first again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -44,21 +44,21 @@ struct Group {
     /// Waiting messages and whether each is visible. Invisible ones are kept only in FIFO queues, where order matters.
     waiting: BTreeMap<Key, (Slot, bool)>,
     /// In-flight messages by position; only in FIFO queues, where order matters.
-    flying: BTreeMap<u64, Slot>,
+    in_flight_by_order: BTreeMap<u64, Slot>,
     in_flight: u32,
     /// Messages in any state.
     members: u32,
     /// Parked messages and dead letters that need a decision: while there are any, the group is halted.
     undecided: BTreeSet<u64>,
     /// The position from which it waits behind other groups (FIFO).
-    turn: u64,
+    requeue_order: u64,
     head: Option<Key>,
 }
 
 impl Group {
     /// The first position in flight (FIFO): nothing behind it can be delivered.
-    fn flying_from(&self) -> u64 {
-        self.flying.first_key_value().map_or(u64::MAX, |(order, _)| *order)
+    fn first_in_flight(&self) -> u64 {
+        self.in_flight_by_order.first_key_value().map_or(u64::MAX, |(order, _)| *order)
     }
 }
 
@@ -150,7 +150,7 @@ impl Groups {
     }
 
     /// Adds a message that waits to be received, `visible` or not yet.
-    pub fn wait(&mut self, at: u32, key: Key, slot: Slot, visible: bool) {
+    pub fn add_waiting(&mut self, at: u32, key: Key, slot: Slot, visible: bool) {
         if visible || self.fifo {
             let before = self.group_mut(at).waiting.insert(key, (slot, visible));
             assert!(before.is_none(), "two messages have the same place");
@@ -158,7 +158,7 @@ impl Groups {
         }
     }
 
-    pub fn unwait(&mut self, at: u32, key: Key, visible: bool) {
+    pub fn remove_waiting(&mut self, at: u32, key: Key, visible: bool) {
         if visible || self.fifo {
             let before = self.group_mut(at).waiting.remove(&key);
             assert!(before.is_some(), "a waiting message is in its group");
@@ -166,27 +166,27 @@ impl Groups {
         }
     }
 
-    pub fn fly(&mut self, at: u32, order: u64, slot: Slot) {
+    pub fn add_in_flight(&mut self, at: u32, order: u64, slot: Slot) {
         self.in_flight += 1;
         self.group_mut(at).in_flight += 1;
         if self.fifo {
-            self.group_mut(at).flying.insert(order, slot);
+            self.group_mut(at).in_flight_by_order.insert(order, slot);
             self.refresh(at);
         }
     }
 
-    pub fn land(&mut self, at: u32, order: u64) {
+    pub fn remove_in_flight(&mut self, at: u32, order: u64) {
         self.in_flight -= 1;
         self.group_mut(at).in_flight -= 1;
         if self.fifo {
-            self.group_mut(at).flying.remove(&order);
+            self.group_mut(at).in_flight_by_order.remove(&order);
             self.refresh(at);
         }
     }
 
     /// In-flight messages of a FIFO group behind the given position.
-    pub fn flying_behind(&self, at: u32, order: u64) -> Vec<Slot> {
-        self.group(at).flying.range(order + 1..).map(|(_, &slot)| slot).collect()
+    pub fn in_flight_behind(&self, at: u32, order: u64) -> Vec<Slot> {
+        self.group(at).in_flight_by_order.range(order + 1..).map(|(_, &slot)| slot).collect()
     }
 
     pub fn is_halted(&self, at: u32) -> bool {
@@ -246,9 +246,9 @@ impl Groups {
         self.halted.iter().map(|at| self.group(*at).waiting.len() as u64).sum()
     }
 
-    /// A FIFO group waits behind the others from `turn` on; gives its turn before.
-    pub fn set_turn(&mut self, at: u32, turn: u64) -> u64 {
-        let before = std::mem::replace(&mut self.group_mut(at).turn, turn);
+    /// A FIFO group waits behind the others from `requeue_order` on; returns the previous value.
+    pub fn set_requeue_order(&mut self, at: u32, requeue_order: u64) -> u64 {
+        let before = std::mem::replace(&mut self.group_mut(at).requeue_order, requeue_order);
         self.refresh(at);
         before
     }
@@ -259,8 +259,8 @@ impl Groups {
         let first = group.waiting.first_key_value().filter(|(_, (_, visible))| *visible);
         let head = match first {
             Some((key, _)) if !fifo => Some(*key),
-            Some((key, _)) if group.undecided.is_empty() && group.flying_from() > key.order() => {
-                Some(Key::new(0, key.order().max(group.turn)))
+            Some((key, _)) if group.undecided.is_empty() && group.first_in_flight() > key.order() => {
+                Some(Key::new(0, key.order().max(group.requeue_order)))
             }
             _ => None,
         };
@@ -284,9 +284,9 @@ impl Groups {
     pub fn next(&self, max: usize) -> Vec<Slot> {
         let Some(at) = self.pick() else { return Vec::new() };
         let (group, take) = (self.group(at), if self.fifo { max } else { 1 });
-        let flying_from = group.flying_from();
+        let first_in_flight = group.first_in_flight();
         let row =
-            group.waiting.iter().take_while(|(key, (_, visible))| *visible && key.order() < flying_from);
+            group.waiting.iter().take_while(|(key, (_, visible))| *visible && key.order() < first_in_flight);
         row.take(take).map(|(_, (slot, _))| *slot).collect()
     }
 
@@ -323,10 +323,10 @@ impl Groups {
         }
         if self.fifo {
             for group in groups() {
-                assert_eq!(group.flying.len(), group.in_flight as usize);
+                assert_eq!(group.in_flight_by_order.len(), group.in_flight as usize);
                 let first = group.waiting.first_key_value().map_or(u64::MAX, |(key, _)| key.order());
                 assert!(
-                    group.head.is_none() || first < group.flying_from(),
+                    group.head.is_none() || first < group.first_in_flight(),
                     "nothing is in flight before a head"
                 );
             }

@@ -1,7 +1,7 @@
 //! The ledger: open entries in memory, ended ones in the storage; the protocol in the core makes every decision.
 //!
 //! An entry expires at its [`protocol::LedgerEntry::prune_ms`], unless a message in this store needs it. From then on
-//! no operation sees it, even if its row was not pruned yet: every decision starts from a [`Known`], which the writer
+//! no operation sees it, even if its row was not pruned yet: every decision starts from an [`EntrySnapshot`], which the writer
 //! makes, and an expired entry is replaced before a message is linked to its key again.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -37,7 +37,7 @@ const BY_BYTES_MAX: usize = 256;
 pub(super) struct Entries {
     open: HashMap<u128, Open>,
     /// Open entries by the time when to check whether they can be pruned.
-    fading: BTreeSet<(u64, u128)>,
+    prune_schedule: BTreeSet<(u64, u128)>,
     /// Open entries by scope, and those in doubt.
     pub doubts: Doubts,
     /// Rows in the storage.
@@ -50,8 +50,8 @@ pub(super) struct Entries {
 
 struct Open {
     row: LedgerRow,
-    /// Its time in `fading`.
-    fades_ms: Option<u64>,
+    /// Its time in `prune_schedule`.
+    prune_check_ms: Option<u64>,
 }
 
 impl Entries {
@@ -66,34 +66,35 @@ impl Entries {
 
     /// Sets or removes an open entry in memory; returns the previous one.
     pub fn set(&mut self, hash: u128, row: Option<LedgerRow>) -> Option<LedgerRow> {
-        let fades_ms = row.as_ref().and_then(|row| row.entry.prune_ms());
+        let prune_check_ms = row.as_ref().and_then(|row| row.entry.prune_ms());
         let before = self.open.remove(&hash);
         if let Some(before) = &before {
             self.doubts.remove(hash, &before.row);
-            if let Some(at_ms) = before.fades_ms {
-                self.fading.remove(&(at_ms, hash));
+            if let Some(at_ms) = before.prune_check_ms {
+                self.prune_schedule.remove(&(at_ms, hash));
             }
         }
         if let Some(row) = row {
             self.doubts.add(hash, &row);
-            self.open.insert(hash, Open { row, fades_ms });
+            self.open.insert(hash, Open { row, prune_check_ms });
         }
-        self.fading.extend(fades_ms.map(|at_ms| (at_ms, hash)));
+        self.prune_schedule.extend(prune_check_ms.map(|at_ms| (at_ms, hash)));
         before.map(|before| before.row)
     }
 
     /// Checks an expired entry again later.
-    fn fade_later(&mut self, hash: u128, at_ms: u64) {
+    fn check_later(&mut self, hash: u128, at_ms: u64) {
         let Some(open) = self.open.get_mut(&hash) else { return };
-        if let Some(before) = open.fades_ms.replace(at_ms) {
-            self.fading.remove(&(before, hash));
+        if let Some(before) = open.prune_check_ms.replace(at_ms) {
+            self.prune_schedule.remove(&(before, hash));
         }
-        self.fading.insert((at_ms, hash));
+        self.prune_schedule.insert((at_ms, hash));
     }
 
     /// When to look for entries whose time is over.
     fn next_prune_ms(&self) -> Option<u64> {
-        let next = self.prune_ms.into_iter().chain(self.fading.first().map(|(at_ms, _)| *at_ms)).min()?;
+        let next =
+            self.prune_ms.into_iter().chain(self.prune_schedule.first().map(|(at_ms, _)| *at_ms)).min()?;
         Some(next.max(self.pruned_ms))
     }
 
@@ -117,9 +118,12 @@ impl Entries {
         assert!(self.open.len() as u64 <= self.tally.rows);
         for (hash, open) in &self.open {
             assert!(*hash == open.row.id.hash() && matches!(open.row.entry.stage, Stage::Processing { .. }));
-            assert!(open.fades_ms.is_none_or(|at_ms| self.fading.contains(&(at_ms, *hash))));
+            assert!(open.prune_check_ms.is_none_or(|at_ms| self.prune_schedule.contains(&(at_ms, *hash))));
         }
-        assert_eq!(self.open.values().filter(|open| open.fades_ms.is_some()).count(), self.fading.len());
+        assert_eq!(
+            self.open.values().filter(|open| open.prune_check_ms.is_some()).count(),
+            self.prune_schedule.len()
+        );
         self.doubts.check(self.open.iter().map(|(hash, open)| (*hash, &open.row)));
     }
 }
@@ -169,7 +173,7 @@ impl Changes {
 
 /// The state of a key from which a decision starts.
 #[derive(Debug, Clone)]
-pub(crate) struct Known {
+pub(crate) struct EntrySnapshot {
     pub id: EntryId,
     pub hash: u128,
     /// The stored row.
@@ -179,13 +183,13 @@ pub(crate) struct Known {
 }
 
 /// What memory knows about a key.
-pub(crate) enum InMemory {
-    There(LedgerRow),
-    Gone,
-    AskStorage,
+pub(crate) enum CachedEntry {
+    Present(LedgerRow),
+    Removed,
+    NotCached,
 }
 
-impl Known {
+impl EntrySnapshot {
     pub fn entry(&self) -> Option<&protocol::LedgerEntry> {
         if self.over { None } else { self.row.as_ref().map(|row| &row.entry) }
     }
@@ -193,53 +197,53 @@ impl Known {
 
 impl Engine {
     /// What memory knows about a key.
-    pub fn entry_in_memory(&self, hash: u128) -> InMemory {
+    pub fn cached_entry(&self, hash: u128) -> CachedEntry {
         if let Some(open) = self.ledger.open.get(&hash) {
-            return InMemory::There(open.row.clone());
+            return CachedEntry::Present(open.row.clone());
         }
         match self.wave.ledger.ended.get(&hash) {
-            Some(Some(row)) => InMemory::There(row.clone()),
-            Some(None) => InMemory::Gone,
-            None => InMemory::AskStorage,
+            Some(Some(row)) => CachedEntry::Present(row.clone()),
+            Some(None) => CachedEntry::Removed,
+            None => CachedEntry::NotCached,
         }
     }
 
     /// Writes an entry in place of what is known.
-    pub(super) fn put_entry(&mut self, known: &Known, entry: protocol::LedgerEntry) {
-        let row = LedgerRow { id: known.id.clone(), entry };
-        let before = known.row.as_ref().map(|row| row.entry.fence.0);
+    pub(super) fn put_entry(&mut self, snapshot: &EntrySnapshot, entry: protocol::LedgerEntry) {
+        let row = LedgerRow { id: snapshot.id.clone(), entry };
+        let before = snapshot.row.as_ref().map(|row| row.entry.fence.0);
         if before.is_none() {
-            self.ledger.tally.add(known.hash);
+            self.ledger.tally.add(snapshot.hash);
         }
         let open = matches!(row.entry.stage, Stage::Processing { .. });
         if let (Some(prune_ms), false) = (row.entry.prune_ms(), open) {
             let next = self.ledger.prune_ms.unwrap_or(u64::MAX);
             self.ledger.prune_ms = Some(next.min(prune_ms));
-            self.wave.ledger.ended.insert(known.hash, Some(row.clone()));
+            self.wave.ledger.ended.insert(snapshot.hash, Some(row.clone()));
         }
-        self.set_open(known.hash, open.then(|| row.clone()));
+        self.set_open(snapshot.hash, open.then(|| row.clone()));
         self.wave.records.push(Record::Ledger { row: Box::new(row), before });
     }
 
     fn set_open(&mut self, hash: u128, row: Option<LedgerRow>) {
         let before = self.ledger.set(hash, row).map(Box::new);
-        self.wave.journal.push(Undo::Held { hash, before });
+        self.wave.journal.push(Undo::OpenEntry { hash, before });
     }
 
     /// Removes the known row, if there is one.
-    pub fn drop_entry(&mut self, known: &Known) {
-        let Some(row) = &known.row else { return };
-        self.set_open(known.hash, None);
-        self.wave.ledger.ended.insert(known.hash, None);
-        self.ledger.tally.remove(known.hash);
+    pub fn drop_entry(&mut self, snapshot: &EntrySnapshot) {
+        let Some(row) = &snapshot.row else { return };
+        self.set_open(snapshot.hash, None);
+        self.wave.ledger.ended.insert(snapshot.hash, None);
+        self.ledger.tally.remove(snapshot.hash);
         self.wave.records.push(Record::DropEntry { fence: row.entry.fence.0 });
     }
 
     /// Records that an entry's doubt has ended, unless it is still in doubt.
-    fn note_cleared(&mut self, now: Now, known: &Known, after: Option<&protocol::LedgerEntry>) {
+    fn note_cleared(&mut self, now: Now, snapshot: &EntrySnapshot, after: Option<&protocol::LedgerEntry>) {
         let in_doubt = |entry: &protocol::LedgerEntry| entry.state(now.ms()) == EntryState::InDoubt;
-        if known.entry().is_some_and(in_doubt) && !after.is_some_and(in_doubt) {
-            self.wave.ledger.cleared.push(known.hash);
+        if snapshot.entry().is_some_and(in_doubt) && !after.is_some_and(in_doubt) {
+            self.wave.ledger.cleared.push(snapshot.hash);
         }
     }
 
@@ -281,34 +285,34 @@ impl Engine {
         }
     }
 
-    fn write(&mut self, now: Now, known: &Known, ended: EntryChange) {
+    fn write(&mut self, now: Now, snapshot: &EntrySnapshot, ended: EntryChange) {
         let after = if let EntryChange::Write(entry) = &ended { Some(entry) } else { None };
         if ended != EntryChange::Unchanged {
-            self.note_cleared(now, known, after);
+            self.note_cleared(now, snapshot, after);
         }
         match ended {
             EntryChange::Unchanged => return,
-            EntryChange::Write(entry) => self.put_entry(known, entry),
-            EntryChange::Delete => self.drop_entry(known),
+            EntryChange::Write(entry) => self.put_entry(snapshot, entry),
+            EntryChange::Delete => self.drop_entry(snapshot),
         }
         self.wave.durable = true;
-        self.wave.ledger.freed.push(known.hash);
+        self.wave.ledger.freed.push(snapshot.hash);
     }
 
     /// Decides a claim. `again` is set if the claim has waited and was counted before.
     pub fn claim(
         &mut self,
         now: Now,
-        known: &Known,
+        snapshot: &EntrySnapshot,
         request: &ClaimRequest,
         again: bool,
     ) -> Result<ClaimDecision, ClaimError> {
         let wave = &mut self.wave;
-        let before = known.entry().map(|entry| entry.fence);
-        let claimed = protocol::claim(known.entry(), request, now.ms(), || Fence(wave.next_fence(now)));
+        let before = snapshot.entry().map(|entry| entry.fence);
+        let claimed = protocol::claim(snapshot.entry(), request, now.ms(), || Fence(wave.next_fence(now)));
         let opens = matches!(claimed, Ok(ClaimDecision::Granted { .. }));
-        if opens && !self.ledger.open.contains_key(&known.hash) {
-            self.ledger.doubts.check_room(&known.id.scope)?;
+        if opens && !self.ledger.open.contains_key(&snapshot.hash) {
+            self.ledger.doubts.check_room(&snapshot.id.scope)?;
         }
         let stats = &mut self.ledger.stats;
         match &claimed {
@@ -317,15 +321,15 @@ impl Engine {
                     stats.granted += 1;
                     stats.takeovers += u64::from(*takeover);
                 }
-                self.note_cleared(now, known, Some(entry));
-                self.put_entry(known, entry.clone());
+                self.note_cleared(now, snapshot, Some(entry));
+                self.put_entry(snapshot, entry.clone());
                 self.wave.durable = true;
             }
             Ok(ClaimDecision::Completed { .. }) => stats.replayed += 1,
             Ok(ClaimDecision::InProgress { .. }) => stats.conflicts += u64::from(!again),
             Ok(ClaimDecision::InDoubt { .. }) => {
                 stats.in_doubt += 1;
-                self.note_lapse(now, known.hash);
+                self.note_lapse(now, snapshot.hash);
             }
             Err(ClaimError::Mismatch) => stats.mismatches += 1,
             Err(_) => {}
@@ -350,7 +354,7 @@ impl Engine {
     pub fn note_lapse(&mut self, now: Now, hash: u128) {
         let Some(row) = self.ledger.open.get(&hash).map(|open| open.row.clone()) else { return };
         if let Some(entry) = row.entry.lapsed(now.ms()) {
-            self.put_entry(&Known { id: row.id.clone(), hash, row: Some(row), over: false }, entry);
+            self.put_entry(&EntrySnapshot { id: row.id.clone(), hash, row: Some(row), over: false }, entry);
             self.wave.durable = true;
         }
     }
@@ -366,9 +370,9 @@ impl Engine {
     }
 
     /// Keeps the entry as long as the message of this delivery lives.
-    pub fn link_delivery(&mut self, named: DeliveryRef, hash: u128, granted: bool) {
-        let Some(queue) = self.queues.get(named.queue as usize).and_then(Option::as_ref) else { return };
-        let Some(slot) = queue.table.delivered(named.seq) else { return };
+    pub fn link_delivery(&mut self, delivery: DeliveryRef, hash: u128, granted: bool) {
+        let Some(queue) = self.queues.get(delivery.queue as usize).and_then(Option::as_ref) else { return };
+        let Some(slot) = queue.table.delivered(delivery.seq) else { return };
         let entry = *queue.table.get(slot);
         let linked = entry.flags & FLAG_KEYED != 0;
         if linked && !granted {
@@ -377,12 +381,12 @@ impl Engine {
             return;
         }
         if !linked {
-            let (queue, wave) = self.at(named.queue);
+            let (queue, wave) = self.queue_and_wave(delivery.queue);
             let mut entry = entry;
             entry.flags |= FLAG_KEYED;
             queue.update(wave, slot, entry);
         }
-        self.link(named.seq, hash);
+        self.link(delivery.seq, hash);
     }
 
     pub(super) fn link(&mut self, seq: u64, hash: u128) {
@@ -393,12 +397,12 @@ impl Engine {
     pub fn renew_claim(
         &mut self,
         now: Now,
-        known: &Known,
+        snapshot: &EntrySnapshot,
         fence: Option<u64>,
         lease_ms: u64,
     ) -> Result<RemainingLease, TokenError> {
         let renewed = fence.ok_or(TokenError::Stale).and_then(|fence| {
-            let entry = protocol::renew(known.entry(), Fence(fence), lease_ms, now.ms())?;
+            let entry = protocol::renew(snapshot.entry(), Fence(fence), lease_ms, now.ms())?;
             let held_ms = |entry: &protocol::LedgerEntry| match entry.stage {
                 Stage::Processing { lease_ms, .. } => lease_ms,
                 Stage::Completed { .. } => unreachable!("only an open claim is renewed"),
@@ -406,9 +410,9 @@ impl Engine {
             let lease_ms = held_ms(&entry);
             // A heartbeat that a power cut takes back is made up for by the full lease that every claim gets when the
             // store is opened; but that must not be a shorter one than was promised, and one that had lapsed gets none.
-            self.wave.durable |= known.entry().is_some_and(|before| held_ms(before) < lease_ms);
-            self.note_cleared(now, known, Some(&entry));
-            self.put_entry(known, entry);
+            self.wave.durable |= snapshot.entry().is_some_and(|before| held_ms(before) < lease_ms);
+            self.note_cleared(now, snapshot, Some(&entry));
+            self.put_entry(snapshot, entry);
             Ok(RemainingLease { lease_ms })
         });
         self.ledger.stats.stale += u64::from(renewed == Err(TokenError::Stale));
@@ -418,19 +422,19 @@ impl Engine {
     pub fn end_claim(
         &mut self,
         now: Now,
-        known: &Known,
+        snapshot: &EntrySnapshot,
         fence: Option<u64>,
         ending: &ClaimEnding,
     ) -> Result<(), TokenError> {
         let ended = fence
             .ok_or(TokenError::Stale)
-            .and_then(|fence| protocol::end(known.entry(), Fence(fence), ending, now.ms()));
+            .and_then(|fence| protocol::end(snapshot.entry(), Fence(fence), ending, now.ms()));
         self.ledger.stats.stale += u64::from(ended == Err(TokenError::Stale));
         let ended = ended?;
         let completed =
             matches!(&ended, EntryChange::Write(entry) if !matches!(entry.stage, Stage::Processing { .. }));
         self.ledger.stats.completed += u64::from(completed);
-        self.write(now, known, ended);
+        self.write(now, snapshot, ended);
         Ok(())
     }
 
@@ -438,27 +442,27 @@ impl Engine {
     pub fn resolve_entry(
         &mut self,
         now: Now,
-        known: &Known,
+        snapshot: &EntrySnapshot,
         resolution: &Resolution,
         by: &str,
     ) -> Result<(), ResolveError> {
         let wave = &mut self.wave;
         let fence = || Fence(wave.next_fence(now));
-        let ended = protocol::resolve(&known.id, known.entry(), resolution, now.ms(), fence)?;
-        self.write(now, known, ended);
+        let ended = protocol::resolve(&snapshot.id, snapshot.entry(), resolution, now.ms(), fence)?;
+        self.write(now, snapshot, ended);
         let decision = match resolution {
             Resolution::Absent => "absent",
             Resolution::Completed { outcome, .. } if outcome.failed => "failed",
             Resolution::Completed { .. } => "completed",
         };
-        self.audit(now, by, format!("resolved the ledger's entry {} as {decision}", known.id));
+        self.audit(now, by, format!("resolved the ledger's entry {} as {decision}", snapshot.id));
         Ok(())
     }
 
-    pub fn forget_entry(&mut self, now: Now, known: &Known, by: &str) -> Result<(), ResolveError> {
-        protocol::forget(&known.id, known.entry(), now.ms())?;
-        self.write(now, known, EntryChange::Delete);
-        self.audit(now, by, format!("forgot the ledger's entry {}", known.id));
+    pub fn forget_entry(&mut self, now: Now, snapshot: &EntrySnapshot, by: &str) -> Result<(), ResolveError> {
+        protocol::forget(&snapshot.id, snapshot.entry(), now.ms())?;
+        self.write(now, snapshot, EntryChange::Delete);
+        self.audit(now, by, format!("forgot the ledger's entry {}", snapshot.id));
         Ok(())
     }
 
@@ -478,10 +482,10 @@ impl Engine {
 
     /// Prepares a key for a new message: an expired entry is removed for good, so that the message does not revive it.
     /// A redriven message also clears the recorded failure; otherwise it would fail without running.
-    pub fn clear_entry(&mut self, now: Now, known: &Known, redriven: bool) {
-        let failed = known.entry().is_some_and(|entry| entry.state(now.ms()) == EntryState::Failed);
-        if known.over || (redriven && failed) {
-            self.drop_entry(known);
+    pub fn clear_entry(&mut self, now: Now, snapshot: &EntrySnapshot, redriven: bool) {
+        let failed = snapshot.entry().is_some_and(|entry| entry.state(now.ms()) == EntryState::Failed);
+        if snapshot.over || (redriven && failed) {
+            self.drop_entry(snapshot);
         }
     }
 
@@ -491,7 +495,7 @@ impl Engine {
 
     /// Open entries that have expired.
     pub fn expired_entries(&self, now: Now) -> Vec<u128> {
-        let due = self.ledger.fading.iter().take_while(|(at_ms, _)| *at_ms <= now.ms());
+        let due = self.ledger.prune_schedule.iter().take_while(|(at_ms, _)| *at_ms <= now.ms());
         due.map(|(_, hash)| *hash).take(PRUNE_MAX).collect()
     }
 
@@ -499,10 +503,10 @@ impl Engine {
     pub fn prune_open(&mut self, now: Now, hash: u128, needed: bool) {
         if needed {
             // Not journaled: a reminder need not be rolled back.
-            return self.ledger.fade_later(hash, now.ms() + NEEDED_AGAIN_MS);
+            return self.ledger.check_later(hash, now.ms() + NEEDED_AGAIN_MS);
         }
         let Some(row) = self.ledger.open.get(&hash).map(|open| open.row.clone()) else { return };
-        self.drop_entry(&Known { id: row.id.clone(), hash, row: Some(row), over: true });
+        self.drop_entry(&EntrySnapshot { id: row.id.clone(), hash, row: Some(row), over: true });
         self.ledger.stats.pruned += 1;
     }
 

@@ -107,7 +107,7 @@ impl Loader {
             tombstones: Vec::new(),
             deleted: Vec::new(),
             deletions: HashMap::new(),
-            documents: super::documents::Held::default(),
+            documents: super::documents::DocumentMap::default(),
             header,
             unclaimed_rows: 0,
             ledger: super::ledger::Entries::default(),

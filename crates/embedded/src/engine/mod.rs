@@ -31,13 +31,13 @@ use hapax_core::{QueueName, StoreError};
 
 pub(crate) use dedup::content_id;
 pub(crate) use doubt::{NearBound, PER_SCOPE_MAX_DEFAULT};
-pub(crate) use ledger::{InMemory, Known, PRUNE_MAX};
+pub(crate) use ledger::{CachedEntry, EntrySnapshot, PRUNE_MAX};
 pub(crate) use load::{Loaded, Loader};
 pub(crate) use queue::Queue;
-pub(crate) use receive::{Leased, Request};
+pub(crate) use receive::{Leased, ReceiveRequest};
 pub(crate) use redrive::Candidate;
 use redrive::Task;
-pub(crate) use send::{PreparedMessage, Stated};
+pub(crate) use send::{PreparedMessage, SenderKey};
 use table::Table;
 pub(crate) use transfer::{ExportStep, PageMessage, PageOf, Undecided, Wait};
 
@@ -111,12 +111,12 @@ enum Undo {
         seq: u64,
         queue: u32,
     },
-    Turn {
+    GroupRequeueOrder {
         queue: u32,
         group: u32,
         before: u64,
     },
-    MessageTurn {
+    MessageRequeueOrder {
         queue: u32,
         seq: u64,
         before: Option<u64>,
@@ -144,7 +144,7 @@ enum Undo {
     Swept(Vec<(u64, u8)>),
     Forgotten(Vec<u32>),
     Paused(Option<String>),
-    Held {
+    OpenEntry {
         hash: u128,
         before: Option<Box<crate::record::LedgerRow>>,
     },
@@ -205,7 +205,7 @@ pub(crate) struct Engine {
     deleted: Vec<(u32, QueueName)>,
     /// Deletion times of queues by name, kept as long as creating a queue of that name may have to wait.
     deletions: HashMap<QueueName, u64>,
-    documents: documents::Held,
+    documents: documents::DocumentMap,
     header: Header,
     /// Damaged rows that belong to no message. They stay in the file, so they count as rows.
     unclaimed_rows: u64,
@@ -230,7 +230,7 @@ impl Engine {
     }
 
     /// The queue and the wave, both mutable.
-    fn at(&mut self, id: u32) -> (&mut Queue, &mut Wave) {
+    fn queue_and_wave(&mut self, id: u32) -> (&mut Queue, &mut Wave) {
         let queue = self.queues[id as usize].as_mut().expect("a named queue is there");
         queue.touch(&mut self.wave);
         (queue, &mut self.wave)
@@ -256,7 +256,7 @@ impl Engine {
 
     /// Completes the wave's records. The header is part of every commit, so that time, sequence numbers and fences
     /// never go back. Returns `false` if there is nothing to commit.
-    pub fn seal(&mut self, now: Now) -> bool {
+    pub fn finish_records(&mut self, now: Now) -> bool {
         if self.wave.records.is_empty() {
             return false;
         }
@@ -347,11 +347,11 @@ impl Engine {
                 }
             }
             Undo::NotAwaited { seq, queue } => drop(self.undecided.insert((seq, queue))),
-            Undo::Turn { queue, group, before } => {
-                self.queue_mut(queue).table.groups.set_turn(group, before);
+            Undo::GroupRequeueOrder { queue, group, before } => {
+                self.queue_mut(queue).table.groups.set_requeue_order(group, before);
             }
-            Undo::MessageTurn { queue, seq, before } => {
-                self.queue_mut(queue).table.restore_turn(seq, before);
+            Undo::MessageRequeueOrder { queue, seq, before } => {
+                self.queue_mut(queue).table.restore_requeue_order(seq, before);
             }
             Undo::DedupAdded { queue, key, before, sent_ms } => {
                 self.queue_mut(queue).dedup.undo_add(key, before, sent_ms);
@@ -367,7 +367,7 @@ impl Engine {
             Undo::Swept(rows) => rows.into_iter().rev().for_each(|row| self.sweep.push_front(row)),
             Undo::Forgotten(ids) => self.tombstones.extend(ids),
             Undo::Paused(paused) => self.header.paused = paused,
-            Undo::Held { hash, before } => drop(self.ledger.set(hash, before.map(|row| *row))),
+            Undo::OpenEntry { hash, before } => drop(self.ledger.set(hash, before.map(|row| *row))),
             Undo::Release { hash, before: Some(after) } => drop(self.releases.insert(hash, after)),
             Undo::Release { hash, before: None } => drop(self.releases.remove(&hash)),
         }

@@ -8,7 +8,7 @@ use crate::time::Now;
 
 /// A receive as the engine sees it: all defaults are filled in, and the caller does the waiting.
 #[derive(Debug, Clone)]
-pub(crate) struct Request {
+pub(crate) struct ReceiveRequest {
     pub max: usize,
     pub lease_ms: Option<u64>,
     pub consumer: Option<std::sync::Arc<str>>,
@@ -19,7 +19,7 @@ pub(crate) struct Request {
 /// A delivery that was just made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Leased {
-    pub named: DeliveryRef,
+    pub delivery: DeliveryRef,
     pub entry: MessageMeta,
 }
 
@@ -28,7 +28,7 @@ const RECEIVE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 impl Engine {
     /// Leases up to `max` messages. Messages without attempts left are moved to the dead letters instead.
-    pub fn receive(&mut self, now: Now, queue: u32, request: &Request) -> Vec<Leased> {
+    pub fn receive(&mut self, now: Now, queue: u32, request: &ReceiveRequest) -> Vec<Leased> {
         let again = self.receive_again(now, queue, request);
         if !again.is_empty() {
             return again;
@@ -51,7 +51,7 @@ impl Engine {
             // The limit was lowered while a message waited. It becomes a dead letter when its turn comes, not while
             // messages ahead of it are handed out: otherwise halting its group would take those back at once.
             if spent(next[0]) {
-                self.die(now, queue, next[0], FailureCause::Retry, None);
+                self.move_to_dead_letters(now, queue, next[0], FailureCause::Retry, None);
                 continue;
             }
             let fit =
@@ -80,8 +80,8 @@ impl Engine {
         }
     }
 
-    fn lease(&mut self, now: Now, queue: u32, slot: Slot, request: &Request) -> Leased {
-        let (queue, wave) = self.at(queue);
+    fn lease(&mut self, now: Now, queue: u32, slot: Slot, request: &ReceiveRequest) -> Leased {
+        let (queue, wave) = self.queue_and_wave(queue);
         let mut entry = *queue.table.get(slot);
         assert_eq!(entry.state, State::Ready, "only a ready message is leased");
         let fence = wave.next_fence(now);
@@ -106,23 +106,23 @@ impl Engine {
                 queue.holders.insert(entry.seq, consumer.clone());
             }
         }
-        Leased { named: DeliveryRef { queue: queue.id, seq: entry.seq, fence }, entry }
+        Leased { delivery: DeliveryRef { queue: queue.id, seq: entry.seq, fence }, entry }
     }
 
     /// Acks what was just leased for an `ack_on_receive`: gone before it is handed out, and durably so. It may be lost
     /// but never repeated.
-    pub fn ack_leased(&mut self, now: Now, named: DeliveryRef) {
-        let (slot, _) = self.held(named.queue, named).expect("it was leased in this wave");
-        self.decide(now, named.queue, slot);
-        let (queue, wave) = self.at(named.queue);
+    pub fn ack_leased(&mut self, now: Now, delivery: DeliveryRef) {
+        let (slot, _) = self.held(delivery.queue, delivery).expect("it was leased in this wave");
+        self.clear_waits(now, delivery.queue, slot);
+        let (queue, wave) = self.queue_and_wave(delivery.queue);
         queue.delete(wave, slot);
         queue.totals.acked += 1;
         wave.durable = true;
     }
 
     /// Whether a delivery still holds its message.
-    pub fn stands(&self, named: DeliveryRef) -> bool {
-        self.held(named.queue, named).is_ok_and(|(_, entry)| entry.state == State::InFlight)
+    pub fn is_current(&self, delivery: DeliveryRef) -> bool {
+        self.held(delivery.queue, delivery).is_ok_and(|(_, entry)| entry.state == State::InFlight)
     }
 
     /// How many more messages of the queue can be in flight.
@@ -132,18 +132,18 @@ impl Engine {
 
     /// Takes back a delivery whose receiver went away before it saw it: neither the attempt nor the delivery counts for the
     /// message. The queue's counter stays: counters only grow.
-    pub fn give_back(&mut self, now: Now, named: DeliveryRef) {
-        let there = self.queues.get(named.queue as usize).is_some_and(Option::is_some);
+    pub fn give_back(&mut self, now: Now, delivery: DeliveryRef) {
+        let there = self.queues.get(delivery.queue as usize).is_some_and(Option::is_some);
         if !there {
             return;
         }
-        if let Ok((slot, mut entry)) = self.held(named.queue, named)
+        if let Ok((slot, mut entry)) = self.held(delivery.queue, delivery)
             && entry.state == State::InFlight
         {
-            let (queue, wave) = self.at(named.queue);
+            let (queue, wave) = self.queue_and_wave(delivery.queue);
             entry.deliveries -= 1;
             queue.replace(wave, slot, entry);
-            self.put_back(now, named.queue, slot, 0);
+            self.put_back(now, delivery.queue, slot, 0);
         }
     }
 }

@@ -211,12 +211,12 @@ impl Engine {
         link: Option<u128>,
     ) -> bool {
         let Ok(from) = self.find(&self.tasks[&task].info.from) else { return false };
-        let waited = self.decide(now, from, candidate.slot);
-        let (queue, wave) = self.at(from);
+        let waited = self.clear_waits(now, from, candidate.slot);
+        let (queue, wave) = self.queue_and_wave(from);
         let group: Option<GroupId> = queue.table.group_name(queue.table.get(candidate.slot));
         let before = queue.delete(wave, candidate.slot);
 
-        let (queue, wave) = self.at(to);
+        let (queue, wave) = self.queue_and_wave(to);
         let seq = wave.next_seq();
         let mut order = seq;
         if let Some(dead) = dead

@@ -27,7 +27,7 @@ pub(crate) struct PreparedMessage {
     /// SHA-256 of the body in hexadecimal, if the queue uses content-based deduplication.
     pub content_id: Option<String>,
     /// The sender's key; `None` if it was not looked up yet.
-    pub stated: Option<Box<Stated>>,
+    pub sender_key: Option<Box<SenderKey>>,
 }
 
 impl PreparedMessage {
@@ -46,13 +46,13 @@ impl PreparedMessage {
 
 /// The idempotency key that a message itself states.
 #[derive(Debug, Clone)]
-pub(crate) struct Stated {
+pub(crate) struct SenderKey {
     /// JSON pointer in the body at which it was looked up.
     pub pointer: Option<Arc<str>>,
     pub key: Option<MessageKey>,
 }
 
-impl Stated {
+impl SenderKey {
     pub fn find(attributes: &Attributes, body: &[u8], pointer: Option<Arc<str>>) -> Self {
         let key = MessageKey::explicit(attributes, body, pointer.as_deref());
         Self { pointer, key }
@@ -75,12 +75,12 @@ impl Engine {
     }
 
     /// Looks up the sender's key, unless the sender's thread already did so with the queue's current pointer.
-    pub fn find_stated(&self, queue: u32, message: &mut PreparedMessage) {
+    pub fn find_sender_key(&self, queue: u32, message: &mut PreparedMessage) {
         let config = &self.queue(queue).config;
         let pointer = config.key_pointer.as_deref();
         let wanted = pointer.is_some() || config.tier == Tier::EffectivelyOnce;
-        let found = match &message.stated {
-            Some(stated) => stated.pointer.as_deref() == pointer,
+        let found = match &message.sender_key {
+            Some(sender_key) => sender_key.pointer.as_deref() == pointer,
             None => !wanted,
         };
         if found {
@@ -88,9 +88,9 @@ impl Engine {
         }
         let Content { dedup, attributes, body, .. } = message.content.clone();
         let parsed = attributes.as_deref().map(parse_attributes).unwrap_or_default();
-        let stated = Stated::find(&parsed, &body, pointer.map(Into::into));
-        message.content = Content::new(dedup, attributes, stated.stored(), body);
-        message.stated = Some(Box::new(stated));
+        let sender_key = SenderKey::find(&parsed, &body, pointer.map(Into::into));
+        message.content = Content::new(dedup, attributes, sender_key.stored(), body);
+        message.sender_key = Some(Box::new(sender_key));
     }
 
     /// The ledger entry of a message with the id `id` and the source of its key, if its queue is effectively once.
@@ -107,8 +107,8 @@ impl Engine {
         let content = &message.content;
         let hashed = (content.dedup.is_none() && queue.config.dedup.content_based)
             .then(|| message.content_id.clone().unwrap_or_else(|| dedup::content_id(&content.body)));
-        let stated = message.stated.as_ref().and_then(|stated| stated.key.clone());
-        let decided = MessageKey::decide(stated, content.dedup.as_deref().or(hashed.as_deref()), id);
+        let sender_key = message.sender_key.as_ref().and_then(|sender_key| sender_key.key.clone());
+        let decided = MessageKey::decide(sender_key, content.dedup.as_deref().or(hashed.as_deref()), id);
         Some((EntryId::of_queue(&queue.name, decided.key), decided.source))
     }
 
@@ -128,7 +128,7 @@ impl Engine {
         ids: impl Fn(u64) -> MessageId,
     ) -> Result<Sent, SendError> {
         let quota = self.quota;
-        let (queue, wave) = self.at(queue);
+        let (queue, wave) = self.queue_and_wave(queue);
         let visible = validate::message(&queue.config, message.shape(), now.ms())?;
         if message.content.dedup.is_none() && queue.config.dedup.content_based {
             let content_id =

@@ -9,18 +9,18 @@ use crate::time::Now;
 
 impl Engine {
     /// The message that a receipt names, unless a newer delivery holds it.
-    pub(super) fn held(&self, queue: u32, named: DeliveryRef) -> Result<(Slot, MessageMeta), SettleError> {
-        if named.queue != queue {
+    pub(super) fn held(&self, queue: u32, delivery: DeliveryRef) -> Result<(Slot, MessageMeta), SettleError> {
+        if delivery.queue != queue {
             return Err(SettleError::Malformed);
         }
         let table = &self.queue(queue).table;
-        let Some(slot) = table.delivered(named.seq) else {
-            return Err(if self.died(queue, named.seq) { SettleError::Dead } else { SettleError::Gone });
+        let Some(slot) = table.delivered(delivery.seq) else {
+            return Err(if self.died(queue, delivery.seq) { SettleError::Dead } else { SettleError::Gone });
         };
         let entry = *table.get(slot);
         let dead = [FailureCause::Retry, FailureCause::Expired, FailureCause::Rejected];
         match parked_cause(entry.flags) {
-            _ if entry.fence != named.fence => Err(SettleError::Stale),
+            _ if entry.fence != delivery.fence => Err(SettleError::Stale),
             Some(cause) if dead.contains(&cause) => Err(SettleError::Dead),
             _ => Ok((slot, entry)),
         }
@@ -37,11 +37,11 @@ impl Engine {
     fn held_or_counted(
         &mut self,
         queue: u32,
-        named: DeliveryRef,
+        delivery: DeliveryRef,
     ) -> Result<(Slot, MessageMeta), SettleError> {
-        let held = self.held(queue, named);
+        let held = self.held(queue, delivery);
         if held == Err(SettleError::Stale) {
-            self.at(queue).0.totals.stale += 1;
+            self.queue_and_wave(queue).0.totals.stale += 1;
         }
         held
     }
@@ -51,11 +51,11 @@ impl Engine {
         &mut self,
         now: Now,
         queue: u32,
-        named: DeliveryRef,
+        delivery: DeliveryRef,
         settlement: &Settlement,
         random: u64,
     ) -> Result<Settled, SettleError> {
-        let (slot, entry) = self.held_or_counted(queue, named)?;
+        let (slot, entry) = self.held_or_counted(queue, delivery)?;
         let fifo = self.queue(queue).config.is_fifo();
         match (settlement, entry.state) {
             // No other delivery holds it, so a late ack still counts. In a FIFO group, later messages may have been
@@ -67,39 +67,39 @@ impl Engine {
         self.wave.durable = true;
         match settlement {
             Settlement::Ack => {
-                self.decide(now, queue, slot);
-                let (queue, wave) = self.at(queue);
+                self.clear_waits(now, queue, slot);
+                let (queue, wave) = self.queue_and_wave(queue);
                 queue.delete(wave, slot);
                 queue.totals.acked += 1;
                 Ok(Settled::Acked)
             }
             Settlement::Retry { after_ms, error } => {
-                self.return_rest(now, queue, &entry);
-                let (queue_ref, wave) = self.at(queue);
+                self.put_back_later_in_group(now, queue, &entry);
+                let (queue_ref, wave) = self.queue_and_wave(queue);
                 queue_ref.totals.retried += 1;
                 // The consumer gave it up: unlike one that ran out of its lease, it cannot be extended any more.
                 queue_ref.replace(wave, slot, MessageMeta { received_ms: 0, ..entry });
                 Ok(self.fail(now, queue, slot, FailureCause::Retry, error.as_deref(), *after_ms, random))
             }
             Settlement::Defer { after_ms } => {
-                self.at(queue).0.totals.deferred += 1;
-                self.return_rest(now, queue, &entry);
+                self.queue_and_wave(queue).0.totals.deferred += 1;
+                self.put_back_later_in_group(now, queue, &entry);
                 let after_ms = (*after_ms).min(policy::LEASE_MS_MAX);
                 self.wait_behind(queue, slot);
                 self.put_back(now, queue, slot, after_ms);
                 Ok(Settled::Returned { after_ms })
             }
             Settlement::Reject { reason } => {
-                self.return_rest(now, queue, &entry);
-                let (queue_ref, wave) = self.at(queue);
+                self.put_back_later_in_group(now, queue, &entry);
+                let (queue_ref, wave) = self.queue_and_wave(queue);
                 let mut entry = entry;
                 queue_ref.record_failure(wave, &mut entry, now.ms(), FailureCause::Rejected, Some(reason));
                 queue_ref.replace(wave, slot, entry);
-                Ok(self.die(now, queue, slot, FailureCause::Rejected, Some(reason)))
+                Ok(self.move_to_dead_letters(now, queue, slot, FailureCause::Rejected, Some(reason)))
             }
             Settlement::Park { reason } => {
-                self.return_rest(now, queue, &entry);
-                let (queue_ref, wave) = self.at(queue);
+                self.put_back_later_in_group(now, queue, &entry);
+                let (queue_ref, wave) = self.queue_and_wave(queue);
                 let mut entry = entry;
                 queue_ref.record_failure(wave, &mut entry, now.ms(), FailureCause::InDoubt, Some(reason));
                 entry.attempts -= 1;
@@ -116,11 +116,11 @@ impl Engine {
         &mut self,
         now: Now,
         queue: u32,
-        named: DeliveryRef,
+        delivery: DeliveryRef,
         lease_ms: u64,
         own_lease: bool,
     ) -> Result<RemainingLease, SettleError> {
-        let (slot, mut entry) = self.held_or_counted(queue, named)?;
+        let (slot, mut entry) = self.held_or_counted(queue, delivery)?;
         match entry.state {
             State::InFlight => {}
             // Without the time of its receive, the delivery was given up or taken back: there is none to resume.
@@ -132,7 +132,7 @@ impl Engine {
             _ => return Err(SettleError::NotInFlight),
         }
         if lease_ms == 0 {
-            self.at(queue).0.totals.retried += 1;
+            self.queue_and_wave(queue).0.totals.retried += 1;
             self.fail(now, queue, slot, FailureCause::Retry, None, Some(0), 0);
             return Ok(RemainingLease { lease_ms: 0 });
         }
@@ -140,7 +140,7 @@ impl Engine {
         if own_lease {
             entry.flags |= FLAG_OWN_LEASE;
         }
-        let (queue, wave) = self.at(queue);
+        let (queue, wave) = self.queue_and_wave(queue);
         queue.update(wave, slot, entry);
         Ok(RemainingLease { lease_ms: entry.due_ms - now.ms() })
     }
@@ -154,7 +154,7 @@ impl Engine {
         slot: Slot,
         lease_ms: u64,
     ) -> Result<RemainingLease, SettleError> {
-        let (queue, wave) = self.at(queue);
+        let (queue, wave) = self.queue_and_wave(queue);
         let mut entry = *queue.table.get(slot);
         if lease_ms == 0 {
             (entry.state, entry.due_ms) = (State::Ready, now.ms());
@@ -179,14 +179,14 @@ impl Engine {
         asked_ms: Option<u64>,
         random: u64,
     ) -> Settled {
-        let (queue_ref, wave) = self.at(queue);
+        let (queue_ref, wave) = self.queue_and_wave(queue);
         let mut entry = *queue_ref.table.get(slot);
         queue_ref.record_failure(wave, &mut entry, now.ms(), cause, error);
         let after = policy::after_failure(&queue_ref.config.retry, entry.attempts, asked_ms, random);
         match after {
             AfterFailure::Retry { after_ms } => {
                 self.wait_behind(queue, slot);
-                let (queue_ref, wave) = self.at(queue);
+                let (queue_ref, wave) = self.queue_and_wave(queue);
                 entry.state = if after_ms == 0 { State::Ready } else { State::Delayed };
                 entry.due_ms = now.ms() + after_ms;
                 queue_ref.update(wave, slot, entry);
@@ -194,7 +194,7 @@ impl Engine {
             }
             AfterFailure::Dead => {
                 queue_ref.replace(wave, slot, entry);
-                self.die(now, queue, slot, cause, error)
+                self.move_to_dead_letters(now, queue, slot, cause, error)
             }
         }
     }
@@ -202,23 +202,23 @@ impl Engine {
     /// Called when a delivery failed or was deferred: its message moves behind the ready ones, or its FIFO group behind
     /// the other groups, so that a message that keeps failing does not starve the others.
     fn wait_behind(&mut self, queue: u32, slot: Slot) {
-        let (queue, wave) = self.at(queue);
-        let turn = wave.next_seq();
+        let (queue, wave) = self.queue_and_wave(queue);
+        let requeue_order = wave.next_seq();
         if queue.config.is_fifo() {
             let group = queue.table.get(slot).group;
-            let before = queue.table.groups.set_turn(group, turn);
-            wave.journal.push(Undo::Turn { queue: queue.id, group, before });
+            let before = queue.table.groups.set_requeue_order(group, requeue_order);
+            wave.journal.push(Undo::GroupRequeueOrder { queue: queue.id, group, before });
         } else {
             let seq = queue.table.get(slot).seq;
-            let before = queue.table.set_turn(slot, turn);
-            wave.journal.push(Undo::MessageTurn { queue: queue.id, seq, before });
+            let before = queue.table.set_requeue_order(slot, requeue_order);
+            wave.journal.push(Undo::MessageRequeueOrder { queue: queue.id, seq, before });
         }
     }
 
     /// Puts a message back without counting the attempt. The fence and the number of deliveries stay, because they only
     /// grow. The receive time is cleared, so that the delivery cannot be extended any more.
     pub(super) fn put_back(&mut self, now: Now, queue: u32, slot: Slot, after_ms: u64) {
-        let (queue, wave) = self.at(queue);
+        let (queue, wave) = self.queue_and_wave(queue);
         let mut entry = *queue.table.get(slot);
         assert_eq!(entry.state, State::InFlight, "only a delivery can be put back");
         entry.attempts -= 1;
@@ -230,23 +230,23 @@ impl Engine {
 
     /// A message of a FIFO batch failed: the messages behind it in its group must not overtake it, so they are put
     /// back.
-    pub(super) fn return_rest(&mut self, now: Now, queue: u32, failed: &MessageMeta) {
+    pub(super) fn put_back_later_in_group(&mut self, now: Now, queue: u32, failed: &MessageMeta) {
         if !self.queue(queue).config.is_fifo() {
             return;
         }
-        for slot in self.queue(queue).table.groups.flying_behind(failed.group, failed.order) {
+        for slot in self.queue(queue).table.groups.in_flight_behind(failed.group, failed.order) {
             self.put_back(now, queue, slot, 0);
         }
     }
 
     /// A lease ended. The batch's lease ends with the first of it: those behind were perhaps never worked on. A delivery
     /// with a lease of its own is no part of a batch any more.
-    pub(super) fn return_batch(&mut self, now: Now, queue: u32, ended: &MessageMeta) {
+    pub(super) fn put_back_rest_of_batch(&mut self, now: Now, queue: u32, ended: &MessageMeta) {
         if !self.queue(queue).config.is_fifo() || ended.flags & FLAG_OWN_LEASE != 0 {
             return;
         }
         let table = &self.queue(queue).table;
-        let mut behind = table.groups.flying_behind(ended.group, ended.order);
+        let mut behind = table.groups.in_flight_behind(ended.group, ended.order);
         behind.retain(|slot| table.get(*slot).flags & FLAG_OWN_LEASE == 0);
         for slot in behind {
             self.put_back(now, queue, slot, 0);

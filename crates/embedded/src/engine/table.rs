@@ -29,8 +29,8 @@ pub(crate) struct Table {
     kept: BTreeSet<(u32, Slot)>,
     /// Groups whose kept messages may have to be dropped now.
     recheck: BTreeSet<u32>,
-    /// The turn of messages of a standard queue that failed: they wait behind those that were ready then.
-    turns: HashMap<u64, u64>,
+    /// Requeue order of failed messages of a standard queue: they wait behind those that were ready then.
+    requeue_orders: HashMap<u64, u64>,
     /// Messages that were delivered at least once: only these can be named by a receipt.
     delivered: HashMap<u64, Slot>,
     parked: BTreeMap<u64, Slot>,
@@ -53,7 +53,7 @@ impl Table {
             aging_kept: BTreeSet::new(),
             kept: BTreeSet::new(),
             recheck: BTreeSet::new(),
-            turns: HashMap::new(),
+            requeue_orders: HashMap::new(),
             delivered: HashMap::new(),
             parked: BTreeMap::new(),
             places: None,
@@ -99,7 +99,7 @@ impl Table {
     pub fn remove(&mut self, slot: Slot) -> MessageMeta {
         let entry = self.entries[slot as usize].take().expect("a slot in use holds an entry");
         self.unindex(slot, &entry);
-        self.turns.remove(&entry.seq);
+        self.requeue_orders.remove(&entry.seq);
         self.groups.leave(entry.group);
         self.bytes -= u64::from(entry.bytes);
         self.free.push(slot);
@@ -115,20 +115,20 @@ impl Table {
         before
     }
 
-    /// Makes a failed in-flight message wait behind the messages that are ready now. `turn` is comparable with
-    /// positions. Returns the previous turn.
-    pub fn set_turn(&mut self, slot: Slot, turn: u64) -> Option<u64> {
+    /// Makes a failed in-flight message wait behind the messages that are ready now. `requeue_order` is comparable with
+    /// positions. Returns the previous value.
+    pub fn set_requeue_order(&mut self, slot: Slot, requeue_order: u64) -> Option<u64> {
         let entry = self.get(slot);
-        assert_eq!(entry.state, State::InFlight, "a waiting message is found by its turn");
+        assert_eq!(entry.state, State::InFlight, "a waiting message is found by its requeue order");
         let seq = entry.seq;
-        self.turns.insert(seq, turn)
+        self.requeue_orders.insert(seq, requeue_order)
     }
 
-    /// Restores a message's previous turn; the message is in flight, as it was when the turn was set.
-    pub fn restore_turn(&mut self, seq: u64, before: Option<u64>) {
+    /// Restores a message's previous requeue order; the message is in flight, as it was when the order was set.
+    pub fn restore_requeue_order(&mut self, seq: u64, before: Option<u64>) {
         match before {
-            Some(turn) => drop(self.turns.insert(seq, turn)),
-            None => drop(self.turns.remove(&seq)),
+            Some(requeue_order) => drop(self.requeue_orders.insert(seq, requeue_order)),
+            None => drop(self.requeue_orders.remove(&seq)),
         }
     }
 
@@ -173,7 +173,7 @@ impl Table {
     }
 
     fn key(&self, entry: &MessageMeta) -> Key {
-        Key::new(entry.priority, self.turns.get(&entry.seq).copied().unwrap_or(entry.order))
+        Key::new(entry.priority, self.requeue_orders.get(&entry.seq).copied().unwrap_or(entry.order))
     }
 
     fn forget_age(&mut self, slot: Slot, entry: &MessageMeta) {
@@ -191,19 +191,19 @@ impl Table {
             State::Ready => {
                 self.ready += 1;
                 self.aging.insert((entry.base_ms, slot));
-                self.groups.wait(entry.group, key, slot, true);
+                self.groups.add_waiting(entry.group, key, slot, true);
             }
             State::Delayed => {
                 self.delayed += 1;
                 self.aging.insert((entry.base_ms, slot));
                 self.due.insert((entry.due_ms, entry.order, slot));
-                self.groups.wait(entry.group, key, slot, false);
+                self.groups.add_waiting(entry.group, key, slot, false);
             }
             State::InFlight => {
                 self.in_flight += 1;
                 self.aging_kept.insert((entry.base_ms, slot));
                 self.due.insert((entry.due_ms, entry.order, slot));
-                self.groups.fly(entry.group, entry.order, slot);
+                self.groups.add_in_flight(entry.group, entry.order, slot);
             }
             State::Parked => {
                 self.parked.insert(entry.seq, slot);
@@ -223,19 +223,19 @@ impl Table {
             State::Ready => {
                 self.ready -= 1;
                 self.forget_age(slot, entry);
-                self.groups.unwait(entry.group, key, true);
+                self.groups.remove_waiting(entry.group, key, true);
             }
             State::Delayed => {
                 self.delayed -= 1;
                 self.forget_age(slot, entry);
                 self.due.remove(&(entry.due_ms, entry.order, slot));
-                self.groups.unwait(entry.group, key, false);
+                self.groups.remove_waiting(entry.group, key, false);
             }
             State::InFlight => {
                 self.in_flight -= 1;
                 self.aging_kept.remove(&(entry.base_ms, slot));
                 self.due.remove(&(entry.due_ms, entry.order, slot));
-                self.groups.land(entry.group, entry.order);
+                self.groups.remove_in_flight(entry.group, entry.order);
             }
             State::Parked => {
                 self.parked.remove(&entry.seq);

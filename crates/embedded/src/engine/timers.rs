@@ -51,19 +51,19 @@ impl Engine {
                 State::Delayed => {
                     // In memory only: the row holds the time since when it is ready.
                     entry.state = State::Ready;
-                    let (queue, wave) = self.at(queue);
+                    let (queue, wave) = self.queue_and_wave(queue);
                     queue.replace(wave, slot, entry);
                 }
                 State::InFlight => {
-                    self.at(queue).0.totals.expired += 1;
-                    self.return_batch(now, queue, &entry);
+                    self.queue_and_wave(queue).0.totals.expired += 1;
+                    self.put_back_rest_of_batch(now, queue, &entry);
                     self.fail(now, queue, slot, FailureCause::Expired, None, None, random());
                 }
                 State::Ready | State::Parked => unreachable!("only delayed and in-flight messages are due"),
             }
             steps += 1;
         }
-        let (queue, wave) = self.at(queue);
+        let (queue, wave) = self.queue_and_wave(queue);
         queue.forget_ids(wave, now.ms());
         steps += queue.forget_attempts(wave, now.ms(), steps_max.saturating_sub(steps));
         let id = queue.id;
@@ -76,7 +76,7 @@ impl Engine {
     /// Drops one message whose retention is over, or notes why it is kept; says whether there was one to look at. What
     /// waits in a halted group and the dead letters that a group waits for are not dropped: someone has to decide first.
     fn drop_aged(&mut self, now: Now, id: u32) -> bool {
-        let queue = self.at(id).0;
+        let queue = self.queue_and_wave(id).0;
         if queue.table.recheck_one() {
             return true;
         }
@@ -88,7 +88,7 @@ impl Engine {
         if awaited {
             self.kept_letters.insert(entry.seq, id);
         }
-        let (queue, wave) = self.at(id);
+        let (queue, wave) = self.queue_and_wave(id);
         if halted || awaited {
             queue.table.keep(slot);
         } else {

@@ -10,7 +10,7 @@ use hapax_core::{
     MessageId, QueueName, SendError, Tier, policy, validate,
 };
 
-use super::ledger::Known;
+use super::ledger::EntrySnapshot;
 use super::send::within_quotas;
 use super::{Engine, Queue, dedup};
 use crate::record::{
@@ -117,7 +117,7 @@ impl Engine {
         waits: Option<Vec<Wait>>,
     ) -> Result<ExportStep, AdminError> {
         let id = self.find(name)?;
-        let queue = self.at(id).0;
+        let queue = self.queue_and_wave(id).0;
         if queue.paused.is_none() {
             let problem =
                 format!("queue {name} is not paused, so it changes while it is exported; pause it first");
@@ -187,7 +187,7 @@ impl Engine {
         content: Content,
     ) -> Result<u64, SendError> {
         let quota = self.quota;
-        let (queue, wave) = self.at(id);
+        let (queue, wave) = self.queue_and_wave(id);
         validate::import(&queue.config, &message)?;
         let bytes = message.bytes_counted();
         within_quotas(queue, wave, &quota, bytes)?;
@@ -284,7 +284,7 @@ impl Engine {
 
     /// Remembers a deduplication id that another store has remembered.
     pub fn import_dedup(&mut self, id: u32, key: u128, seq: u64, sent_ms: u64) {
-        let (queue, wave) = self.at(id);
+        let (queue, wave) = self.queue_and_wave(id);
         queue.remember(wave, DedupRow { key, seq, order: seq, sent_ms });
         wave.durable = true;
     }
@@ -301,7 +301,7 @@ impl Engine {
     pub fn import_entry(
         &mut self,
         now: Now,
-        known: &Known,
+        known: &EntrySnapshot,
         exported: ExportedEntry,
     ) -> Result<(), SendError> {
         validate::import_entry(&exported)?;

@@ -66,8 +66,8 @@ fn store_key(db: &Connection, seq: u64, pointer: &str) -> rusqlite::Result<()> {
     // A damaged message is parked when it is loaded, so its key does not matter.
     let FoundBody::Sound(BodyRow { origin, content, .. }) = rows::body(db, seq)? else { return Ok(()) };
     let attributes = content.attributes.as_deref().map(parse_attributes).unwrap_or_default();
-    let stated = MessageKey::explicit(&attributes, &content.body, Some(pointer));
-    let Some(key) = stated.filter(|key| key.source == KeySource::Body) else { return Ok(()) };
+    let sender_key = MessageKey::explicit(&attributes, &content.body, Some(pointer));
+    let Some(key) = sender_key.filter(|key| key.source == KeySource::Body) else { return Ok(()) };
     let (text, code) = (key.key.clone(), key_source_code(key.source));
     let content = Content::new(content.dedup, content.attributes, Some(key), content.body);
     let crc = BodyRow::crc(seq, origin, content.crc);

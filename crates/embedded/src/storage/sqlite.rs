@@ -59,7 +59,7 @@ const DAMAGED_AGAIN_MS: u64 = 24 * 3600 * 1000;
 pub(crate) struct Sqlite {
     /// Not closed after a failed write: closing would checkpoint and thereby retry the failed write.
     db: ManuallyDrop<Connection>,
-    place: DbLocation,
+    location: DbLocation,
     secret: [u8; 32],
     ids: Ids,
     durability: Durability,
@@ -73,22 +73,22 @@ pub(crate) struct Sqlite {
 impl Sqlite {
     /// Opens or creates the file at the version that `steps` produce.
     pub fn open(
-        place: DbLocation,
+        location: DbLocation,
         steps: &[schema::Step],
         checkpoint: Checkpoint,
     ) -> Result<Self, OpenError> {
-        let mut db = place.connect()?;
-        schema::check(&db, &place.file, steps)?;
+        let mut db = location.connect()?;
+        schema::check(&db, &location.file, steps)?;
         let mode: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
         if mode != "wal" {
-            return Err(OpenError::NoWal { file: place.file, mode });
+            return Err(OpenError::NoWal { file: location.file, mode });
         }
         db.pragma_update(None, "synchronous", "FULL")?;
         db.pragma_update(None, "wal_autocheckpoint", 0)?;
         db.pragma_update(None, "cache_size", -CACHE_KIB)?;
         db.pragma_update(None, "foreign_keys", false)?;
-        make_wal_durable(&db, &place)?;
-        schema::prepare(&mut db, &place.file, steps)?;
+        make_wal_durable(&db, &location)?;
+        schema::prepare(&mut db, &location.file, steps)?;
         first_rows(&mut db)?;
 
         let wal_pages = Arc::new(AtomicU64::new(0));
@@ -105,11 +105,21 @@ impl Sqlite {
         Ids::prune_imported(&db, header.clock_ms)?;
         let ids = Ids::load(&db)?
             .ok_or_else(|| OpenError::Damaged("an epoch's row is damaged; restore a backup".into()))?;
-        let checkpointer = Checkpointer::start(&place, checkpoint)?;
+        let checkpointer = Checkpointer::start(&location, checkpoint)?;
         let durability = Durability::PowerLoss;
         let db = ManuallyDrop::new(db);
         let wal_pages_max = WAL_PAGES_MAX;
-        Ok(Self { db, place, secret, ids, durability, wal_pages, wal_pages_max, checkpointer, broken: false })
+        Ok(Self {
+            db,
+            location,
+            secret,
+            ids,
+            durability,
+            wal_pages,
+            wal_pages_max,
+            checkpointer,
+            broken: false,
+        })
     }
 
     pub fn secret(&self) -> [u8; 32] {
@@ -223,11 +233,11 @@ impl Drop for Sqlite {
 /// the operating system marked the pages as clean. From now on the store serves this data (a repeated send returns
 /// "duplicate", a repeated ack "gone") and commits follow it, so a power cut must not undo it. After a failed fsync
 /// another sync is not enough. Writing the same bytes to the same place is safe at any time.
-fn make_wal_durable(db: &Connection, place: &DbLocation) -> Result<(), OpenError> {
-    let path = place.wal();
+fn make_wal_durable(db: &Connection, location: &DbLocation) -> Result<(), OpenError> {
+    let path = location.wal();
     let io = |error| OpenError::Io { path: path.clone(), error };
     // A simulated disk is not in the file system; its tests do this themselves.
-    if place.vfs.is_some() || std::fs::metadata(&path).map_or(0, |file| file.len()) == 0 {
+    if location.vfs.is_some() || std::fs::metadata(&path).map_or(0, |file| file.len()) == 0 {
         return Ok(());
     }
     // The lock keeps out every other writer, including other programs.
@@ -351,10 +361,10 @@ impl Storage for Sqlite {
     }
 
     fn free_bytes(&self) -> Option<u64> {
-        if self.place.vfs.is_some() {
+        if self.location.vfs.is_some() {
             return None;
         }
-        free_bytes(self.place.file.parent()?)
+        free_bytes(self.location.file.parent()?)
     }
 }
 

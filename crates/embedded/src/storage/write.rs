@@ -14,24 +14,24 @@ use crate::record::{
 pub(super) struct Writing<'a> {
     db: &'a Connection,
     secret: &'a [u8; 32],
-    insert: Held<'a>,
-    insert_body: Held<'a>,
-    update: Held<'a>,
-    delete: Held<'a>,
-    delete_body: Held<'a>,
+    insert: PreparedStatement<'a>,
+    insert_body: PreparedStatement<'a>,
+    update: PreparedStatement<'a>,
+    delete: PreparedStatement<'a>,
+    delete_body: PreparedStatement<'a>,
 }
 
-type Held<'a> = Option<CachedStatement<'a>>;
+type PreparedStatement<'a> = Option<CachedStatement<'a>>;
 
-fn held<'h, 'a>(
-    held: &'h mut Held<'a>,
+fn prepared<'h, 'a>(
+    prepared: &'h mut PreparedStatement<'a>,
     db: &'a Connection,
     sql: &str,
 ) -> rusqlite::Result<&'h mut CachedStatement<'a>> {
-    if held.is_none() {
-        *held = Some(db.prepare_cached(sql)?);
+    if prepared.is_none() {
+        *prepared = Some(db.prepare_cached(sql)?);
     }
-    Ok(held.as_mut().expect("just put there"))
+    Ok(prepared.as_mut().expect("just put there"))
 }
 
 impl<'a> Writing<'a> {
@@ -44,13 +44,13 @@ impl<'a> Writing<'a> {
         let db = self.db;
         match record {
             Record::Insert(message, body) => {
-                insert(held(&mut self.insert, db, INSERT)?, message)?;
-                insert_body(held(&mut self.insert_body, db, INSERT_BODY)?, body)
+                insert(prepared(&mut self.insert, db, INSERT)?, message)?;
+                insert_body(prepared(&mut self.insert_body, db, INSERT_BODY)?, body)
             }
-            Record::Update(message) => update(held(&mut self.update, db, UPDATE)?, message),
+            Record::Update(message) => update(prepared(&mut self.update, db, UPDATE)?, message),
             Record::Delete { seq, flags } => {
-                found(held(&mut self.delete, db, DELETE)?.execute([*seq as i64])?)?;
-                held(&mut self.delete_body, db, DELETE_BODY)?.execute([*seq as i64])?;
+                found(prepared(&mut self.delete, db, DELETE)?.execute([*seq as i64])?)?;
+                prepared(&mut self.delete_body, db, DELETE_BODY)?.execute([*seq as i64])?;
                 delete_rest(db, *seq, *flags)
             }
             record => write_rare(db, record, self.secret),

@@ -44,12 +44,13 @@ fn a_repeated_receive_gives_no_delivery_whose_lease_is_over() {
     let (over_ms, again) = rig::now(&mut writer, move |engine, now| {
         let id = engine.find(&queue).unwrap();
         let request =
-            crate::engine::Request { attempt_id: Some("mine".into()), ..rig::request(1, Some(2_000)) };
+            crate::engine::ReceiveRequest { attempt_id: Some("mine".into()), ..rig::request(1, Some(2_000)) };
         let first = engine.receive(now, id, &request);
-        engine.remember_receive(now, id, "mine", &[first[0].named]);
+        engine.remember_receive(now, id, "mine", &[first[0].delivery]);
         // No timer has looked yet. From its receive on, no lease may be this long.
         let later = Now { us: now.us + 3_000_000 };
-        let request = crate::engine::Request { lease_ms: Some(hapax_core::policy::LEASE_MS_MAX), ..request };
+        let request =
+            crate::engine::ReceiveRequest { lease_ms: Some(hapax_core::policy::LEASE_MS_MAX), ..request };
         (first[0].entry.due_ms.max(later.ms()), engine.receive(later, id, &request))
     });
     assert!(again.iter().all(|leased| leased.entry.due_ms > over_ms), "{again:?}");
@@ -66,8 +67,8 @@ fn with_groups(groups: u8) -> (Writer<SimStorage>, Arc<ManualClock>) {
     (writer, clock)
 }
 
-fn named(raw: &[RawDelivery]) -> Vec<crate::receipt::DeliveryRef> {
-    raw.iter().map(|raw| raw.leased.named).collect()
+fn delivery(raw: &[RawDelivery]) -> Vec<crate::receipt::DeliveryRef> {
+    raw.iter().map(|raw| raw.leased.delivery).collect()
 }
 
 fn attempts(writer: &mut Writer<SimStorage>) -> usize {
@@ -84,15 +85,15 @@ fn an_attempt_is_not_forgotten_for_many_others() {
         let raw = receive(&mut writer, Some(&format!("{number}"))).expect("no fault");
         assert_eq!(raw.len(), 1);
         // Visible again at once.
-        writer.run(&mut vec![rig::extend(&queue, vec![(Some(raw[0].leased.named), 0, false)]).0]);
+        writer.run(&mut vec![rig::extend(&queue, vec![(Some(raw[0].leased.delivery), 0, false)]).0]);
     }
     assert!(attempts(&mut writer) < 12_000, "attempts that tell nothing are forgotten");
-    assert_eq!(named(&receive(&mut writer, Some("first")).expect("no fault")), named(&first));
+    assert_eq!(delivery(&receive(&mut writer, Some("first")).expect("no fault")), delivery(&first));
     let rows = writer.storage.committed.attempts.len();
     assert_eq!(rows, attempts(&mut writer), "rows and memory agree");
 
     let mut writer = rig::open(writer.storage.after_process_death(), &clock, Ids::fixed(1), 1);
-    assert_eq!(named(&receive(&mut writer, Some("first")).expect("no fault")), named(&first));
+    assert_eq!(delivery(&receive(&mut writer, Some("first")).expect("no fault")), delivery(&first));
     // When they are too old to be repeated, nothing of them is left.
     clock.advance_ms(400_000);
     while attempts(&mut writer) > 0 {
@@ -114,7 +115,7 @@ fn an_attempt_that_was_rolled_back_is_not_remembered() {
     writer.run(&mut Vec::new());
     assert_eq!(writer.storage.fault, None, "something was to be committed");
     assert_eq!(writer.storage.committed.attempts.len(), 1);
-    assert_eq!(named(&first).len(), 1);
+    assert_eq!(delivery(&first).len(), 1);
     clock.advance_ms(1_000);
     writer.run(&mut Vec::new());
     assert_eq!(attempts(&mut writer), 0);
@@ -129,10 +130,10 @@ fn a_power_cut_takes_delivery_and_attempt_together() {
     assert_eq!((first.len(), second.len()), (1, 1));
     assert!(writer.storage.unsynced() > 0);
     let mut writer = rig::open(writer.storage.after_power_loss(1), &clock, Ids::fixed(1), 1);
-    assert_eq!(named(&receive(&mut writer, Some("mine")).expect("no fault")), named(&first));
+    assert_eq!(delivery(&receive(&mut writer, Some("mine")).expect("no fault")), delivery(&first));
     let again = receive(&mut writer, Some("lost")).expect("no fault");
-    assert_eq!(again[0].leased.named.seq, second[0].leased.named.seq);
-    assert!(again[0].leased.named.fence > second[0].leased.named.fence);
+    assert_eq!(again[0].leased.delivery.seq, second[0].leased.delivery.seq);
+    assert!(again[0].leased.delivery.fence > second[0].leased.delivery.fence);
 }
 
 #[test]
@@ -142,7 +143,7 @@ fn what_replaces_a_damaged_message_is_repeated_too() {
     writer.storage.committed.bodies.remove(&damaged);
     let first = receive(&mut writer, Some("mine")).expect("no fault");
     assert_eq!(first.len(), 1);
-    assert_eq!(named(&receive(&mut writer, Some("mine")).expect("no fault")), named(&first));
+    assert_eq!(delivery(&receive(&mut writer, Some("mine")).expect("no fault")), delivery(&first));
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(super) enum Gone {
 /// A delivery that a client received.
 #[derive(Debug, Clone)]
 struct Made {
-    named: DeliveryRef,
+    delivery: DeliveryRef,
     group: Option<String>,
     until_ms: u64,
     commit: u64,
@@ -112,7 +112,7 @@ impl History {
     /// Deliveries were given to a client in the wave of commit number `commit`.
     pub fn delivered(&mut self, raw: &[RawDelivery], fifo: bool, acked: bool, now_ms: u64, commit: u64) {
         for raw in raw {
-            let named = raw.leased.named;
+            let delivery = raw.leased.delivery;
             let at = number(&raw.content.body);
             let group = raw.group.as_ref().map(ToString::to_string);
             let message = &mut self.messages[at];
@@ -120,23 +120,23 @@ impl History {
             assert_ne!(message.gone, Gone::Yes, "message {at} was acked and comes again");
             assert_ne!(message.outcome, Accepted::No, "message {at} was never accepted");
             let until_ms = now_ms + raw.lease_ms;
-            if let Some(made) = message.made.iter_mut().find(|made| made.named == named) {
-                assert!(self.repeated.contains(&named), "message {at}: one delivery was handed out twice");
+            if let Some(made) = message.made.iter_mut().find(|made| made.delivery == delivery) {
+                assert!(self.repeated.contains(&delivery), "message {at}: one delivery was handed out twice");
                 made.until_ms = until_ms;
                 continue;
             }
             for made in &message.made {
-                assert!(made.named.fence < named.fence, "message {at}: fences grow");
+                assert!(made.delivery.fence < delivery.fence, "message {at}: fences grow");
                 let held = made.live && made.until_ms > now_ms;
-                assert!(!held, "message {at} is delivered while {:?} still holds it", made.named);
+                assert!(!held, "message {at} is delivered while {:?} still holds it", made.delivery);
             }
-            message.made.push(Made { named, group: group.clone(), until_ms, commit, live: true });
+            message.made.push(Made { delivery, group: group.clone(), until_ms, commit, live: true });
             if acked {
                 message.gone = Gone::Yes;
             }
-            assert!(named.fence < 1 << 53);
+            assert!(delivery.fence < 1 << 53);
             if fifo && first {
-                let key = (named.queue, group.expect("a FIFO message has a group"));
+                let key = (delivery.queue, group.expect("a FIFO message has a group"));
                 let before = self.first_places.insert(key, raw.leased.entry.order);
                 assert!(before < Some(raw.leased.entry.order), "message {at} overtook its group");
             }
@@ -152,19 +152,19 @@ impl History {
     }
 
     /// The message and delivery that a receipt names.
-    fn made(&mut self, named: DeliveryRef) -> Option<(&mut Message, usize)> {
+    fn made(&mut self, delivery: DeliveryRef) -> Option<(&mut Message, usize)> {
         self.messages.iter_mut().find_map(|message| {
-            let at = message.made.iter().position(|made| made.named == named)?;
+            let at = message.made.iter().position(|made| made.delivery == delivery)?;
             Some((message, at))
         })
     }
 
     /// Deliveries of this one's group may have been put back.
-    fn end_group(&mut self, named: DeliveryRef) {
-        let Some((message, at)) = self.made(named) else { return };
+    fn end_group(&mut self, delivery: DeliveryRef) {
+        let Some((message, at)) = self.made(delivery) else { return };
         let group = message.made[at].group.clone();
         let all = self.messages.iter_mut().flat_map(|message| &mut message.made);
-        for made in all.filter(|made| made.named.queue == named.queue && made.group == group) {
+        for made in all.filter(|made| made.delivery.queue == delivery.queue && made.group == group) {
             made.live = false;
         }
     }
@@ -172,24 +172,24 @@ impl History {
     /// A settle was answered, or (`None`) its outcome is unknown.
     pub fn settled(
         &mut self,
-        named: DeliveryRef,
+        delivery: DeliveryRef,
         settlement: &Settlement,
         fifo: bool,
         now_ms: u64,
         answer: Option<&Result<Settled, SettleError>>,
     ) {
-        let Some((message, at)) = self.made(named) else { return };
+        let Some((message, at)) = self.made(delivery) else { return };
         match answer {
             Some(Err(error)) => {
                 let made = &message.made[at];
                 let held = made.live && made.until_ms > now_ms && message.gone == Gone::No;
-                assert!(!held, "{named:?} is held, yet its settle was refused: {error}");
+                assert!(!held, "{delivery:?} is held, yet its settle was refused: {error}");
                 return;
             }
             Some(Ok(_)) => {
-                let newer = message.made.iter().any(|made| made.named.fence > named.fence);
-                assert!(!newer, "a stale receipt settled {named:?}");
-                assert_ne!(message.gone, Gone::Yes, "{named:?} was acked before");
+                let newer = message.made.iter().any(|made| made.delivery.fence > delivery.fence);
+                assert!(!newer, "a stale receipt settled {delivery:?}");
+                assert_ne!(message.gone, Gone::Yes, "{delivery:?} was acked before");
             }
             None => {}
         }
@@ -198,53 +198,53 @@ impl History {
             let known = if answer.is_some() { Gone::Yes } else { Gone::Maybe };
             message.gone = if message.gone == Gone::Yes { Gone::Yes } else { known };
         } else if fifo {
-            self.end_group(named);
+            self.end_group(delivery);
         }
     }
 
     /// An extension was answered with the new lease, or (`None`) its outcome is unknown.
     pub fn extended(
         &mut self,
-        named: DeliveryRef,
+        delivery: DeliveryRef,
         asked_ms: u64,
         fifo: bool,
         now_ms: u64,
         answer: Option<&Result<u64, SettleError>>,
     ) {
-        let Some((message, at)) = self.made(named) else { return };
-        let newer = message.made.iter().any(|made| made.named.fence > named.fence);
+        let Some((message, at)) = self.made(delivery) else { return };
+        let newer = message.made.iter().any(|made| made.delivery.fence > delivery.fence);
         let made = &mut message.made[at];
         match answer {
             Some(Ok(lease_ms)) => {
-                assert!(!newer, "a stale receipt extended {named:?}");
+                assert!(!newer, "a stale receipt extended {delivery:?}");
                 made.until_ms = now_ms + lease_ms;
                 made.live &= *lease_ms > 0;
             }
             Some(Err(error)) => {
                 let held = made.live && made.until_ms > now_ms && message.gone == Gone::No;
-                assert!(!held, "{named:?} is held, yet its extension was refused: {error}");
+                assert!(!held, "{delivery:?} is held, yet its extension was refused: {error}");
             }
             None => made.live = false,
         }
         // If the lease may be shorter now, the time at which it puts back the rest of its group is unknown.
         let may_return = asked_ms == 0 || answer.is_none();
         if may_return && fifo && !matches!(answer, Some(Err(_))) {
-            self.end_group(named);
+            self.end_group(delivery);
         }
     }
 
     /// The holder of this delivery of a FIFO group cannot rely on it any more, nor can the other holders of the group.
-    pub fn uncertain(&mut self, named: DeliveryRef) {
-        self.end_group(named);
+    pub fn uncertain(&mut self, delivery: DeliveryRef) {
+        self.end_group(delivery);
     }
 
     /// Expired leases of FIFO groups may have put back the rest of their batch.
     pub fn expire(&mut self, now_ms: u64) {
         let made = self.messages.iter().flat_map(|message| &message.made);
         let over: Vec<_> =
-            made.filter(|made| made.live && made.until_ms <= now_ms).map(|made| made.named).collect();
-        for named in over {
-            self.end_group(named);
+            made.filter(|made| made.live && made.until_ms <= now_ms).map(|made| made.delivery).collect();
+        for delivery in over {
+            self.end_group(delivery);
         }
     }
 

@@ -14,24 +14,24 @@ use hapax_core::{
 };
 use tokio::sync::oneshot;
 
-use super::rig::{self, Answer};
+use super::rig::{self, ReplyReceiver};
 use super::sim_storage::{Fault, SimStorage};
-use crate::claims::{Claiming, Claimings, End, Keep, LedgerOp};
+use crate::claims::{ClaimOp, ClaimReply, EndOp, LedgerOp, RenewOp};
 use crate::ids::Ids;
 use crate::receipt::DeliveryRef;
 use crate::record::{Content, State};
 use crate::time::StoreTime;
-use crate::writer::{Op, RawDelivery, Settling, Writer};
+use crate::writer::{Op, RawDelivery, SettleOp, Writer};
 
 const KEYS: usize = 6;
 /// Keys from here on belong to messages.
 const QUEUED: usize = 3;
 const STEPS: usize = 200;
-const FOR_EVER_MS: u64 = 366 * 24 * 3_600_000;
+const FAR_FUTURE_MS: u64 = 366 * 24 * 3_600_000;
 
 /// What all participants together know about one key.
 #[derive(Default)]
-struct Known {
+struct ExpectedEntry {
     /// The newest grant that an owner was told of, and until when it holds for sure.
     held: Option<(u64, u64)>,
     newest: u64,
@@ -46,13 +46,13 @@ struct Known {
 }
 
 enum Asked {
-    Send(usize, Answer<rig::Sends>),
-    Receive(Answer<Vec<RawDelivery>>),
-    Claim(usize, String, bool, Answer<Claimings>),
-    Renew(usize, u64, u64, Answer<Vec<Result<hapax_core::RemainingLease, TokenError>>>),
-    End(usize, u64, ClaimEnding, Answer<Vec<Result<(), TokenError>>>),
-    Settle(usize, DeliveryRef, Option<(u64, ClaimEnding)>, Answer<rig::Settles>),
-    Decide(usize, Answer<Result<(), ResolveError>>),
+    Send(usize, ReplyReceiver<rig::Sends>),
+    Receive(ReplyReceiver<Vec<RawDelivery>>),
+    Claim(usize, String, bool, ReplyReceiver<ClaimReply>),
+    Renew(usize, u64, u64, ReplyReceiver<Vec<Result<hapax_core::RemainingLease, TokenError>>>),
+    End(usize, u64, ClaimEnding, ReplyReceiver<Vec<Result<(), TokenError>>>),
+    Settle(usize, DeliveryRef, Option<(u64, ClaimEnding)>, ReplyReceiver<rig::Settles>),
+    Decide(usize, ReplyReceiver<Result<(), ResolveError>>),
 }
 
 struct Sim {
@@ -61,7 +61,7 @@ struct Sim {
     writer: Option<Writer<SimStorage>>,
     time: StoreTime,
     queue: QueueName,
-    keys: Vec<Known>,
+    keys: Vec<ExpectedEntry>,
     waiting: Vec<Asked>,
     /// Grants that owners were told of: key, owner, fence.
     tokens: Vec<(usize, String, u64)>,
@@ -85,7 +85,7 @@ fn id(key: usize) -> EntryId {
     EntryId::new(scope.parse().unwrap(), format!("k{key}").parse().unwrap())
 }
 
-fn heard<T>(crashed: bool, answer: &mut Answer<T>) -> Option<Result<T, StoreError>> {
+fn heard<T>(crashed: bool, answer: &mut ReplyReceiver<T>) -> Option<Result<T, StoreError>> {
     if crashed {
         return Some(Err(StoreError::OutcomeUnknown("crashed".into())));
     }
@@ -106,7 +106,7 @@ impl Sim {
             clock,
             writer: Some(writer),
             queue,
-            keys: (0..KEYS).map(|_| Known::default()).collect(),
+            keys: (0..KEYS).map(|_| ExpectedEntry::default()).collect(),
             waiting: Vec::new(),
             tokens: Vec::new(),
             deliveries: Vec::new(),
@@ -225,7 +225,7 @@ impl Sim {
                 let (key, _, fence) = self.token()?;
                 let lease_ms = self.rng.u64(1..6_000);
                 let (reply, answer) = oneshot::channel();
-                let keep = Keep { id: id(key), hash: id(key).hash(), fence: Some(fence), lease_ms };
+                let keep = RenewOp { id: id(key), hash: id(key).hash(), fence: Some(fence), lease_ms };
                 let op = Op::Ledger(LedgerOp::Renew { batch: vec![keep], reply });
                 (op, Asked::Renew(key, fence, lease_ms, answer))
             }
@@ -234,7 +234,7 @@ impl Sim {
                 let ending = self.ending(key, fence);
                 let (reply, answer) = oneshot::channel();
                 let end =
-                    End { id: id(key), hash: id(key).hash(), fence: Some(fence), ending: ending.clone() };
+                    EndOp { id: id(key), hash: id(key).hash(), fence: Some(fence), ending: ending.clone() };
                 self.note(("end", key, fence, &ending));
                 (
                     Op::Ledger(LedgerOp::End { batch: vec![end], reply }),
@@ -277,10 +277,10 @@ impl Sim {
         request.wait_ms = if self.chance(30) { self.rng.u64(..20_000) } else { 0 };
         let receipt = || hapax_core::Receipt::new("opened").unwrap();
         request.delivery = delivery.map(|_| (self.queue.clone(), receipt()));
-        let named = delivery.map(|(_, named)| named);
+        let delivery = delivery.map(|(_, delivery)| delivery);
         let waits = request.wait_ms > 0;
         let (reply, answer) = oneshot::channel();
-        let claiming = Box::new(Claiming { hash: id(key).hash(), request, named });
+        let claiming = Box::new(ClaimOp { hash: id(key).hash(), request, delivery });
         let op = LedgerOp::Claim { claiming, asked: self.time.now(), reply };
         (Op::Ledger(op), Asked::Claim(key, owner, waits, answer))
     }
@@ -305,7 +305,7 @@ impl Sim {
                 let now_ms = self.now_ms();
                 self.completions.entry(fence).or_insert((0, now_ms)).0 += 1;
                 // Entries of messages never expire, because otherwise their disappearance would prove nothing.
-                let ttl_ms = if key < QUEUED { 1_000 + fence % 2_000_000 } else { FOR_EVER_MS };
+                let ttl_ms = if key < QUEUED { 1_000 + fence % 2_000_000 } else { FAR_FUTURE_MS };
                 ClaimEnding::Complete { outcome, ttl_ms }
             }
             6..8 => ClaimEnding::Release,
@@ -315,7 +315,7 @@ impl Sim {
 
     /// A message is deleted only together with a completion, or after one was seen.
     fn ask_settle(&mut self) -> Option<(Op, Asked)> {
-        let (key, named) = self.delivery()?;
+        let (key, delivery) = self.delivery()?;
         let token = self.tokens.iter().rev().find(|(at, ..)| *at == key).map(|(_, _, fence)| *fence);
         let completed = self.keys[key].completed.is_some();
         let (settlement, claim) = match (token, self.rng.u32(..10)) {
@@ -331,20 +331,20 @@ impl Sim {
             _ => (Settlement::Retry { after_ms: Some(0), error: None }, None),
         };
         if let (Settlement::Ack, Some((fence, _))) = (&settlement, &claim) {
-            self.pairs.push((named, key, *fence));
+            self.pairs.push((delivery, key, *fence));
         }
-        let end = claim.clone().map(|(fence, ending)| End {
+        let end = claim.clone().map(|(fence, ending)| EndOp {
             id: id(key),
             hash: id(key).hash(),
             fence: Some(fence),
             ending,
         });
         let (reply, answer) = oneshot::channel();
-        self.note(("settle", key, named, &settlement, &claim));
-        let batch = vec![Settling { named: Some(named), settlement, claim: end, parked_for: None }];
+        self.note(("settle", key, delivery, &settlement, &claim));
+        let batch = vec![SettleOp { delivery: Some(delivery), settlement, claim: end, parked_for: None }];
         Some((
             Op::Settle { queue: self.queue.clone(), batch, reply },
-            Asked::Settle(key, named, claim, answer),
+            Asked::Settle(key, delivery, claim, answer),
         ))
     }
 
@@ -382,7 +382,7 @@ impl Sim {
                 if let Some(Ok(raw)) = heard(crashed, &mut answer) {
                     for raw in raw {
                         let key = std::str::from_utf8(&raw.content.body).unwrap().parse().unwrap();
-                        self.deliveries.push((key, raw.leased.named));
+                        self.deliveries.push((key, raw.leased.delivery));
                     }
                 }
             }
@@ -416,9 +416,9 @@ impl Sim {
                 Some(Err(StoreError::OutcomeUnknown(_))) => self.keys[key].unknown(),
                 _ => {}
             },
-            Asked::Settle(key, named, claim, mut answer) => match (heard(crashed, &mut answer), claim) {
+            Asked::Settle(key, delivery, claim, mut answer) => match (heard(crashed, &mut answer), claim) {
                 (Some(Ok(settled)), Some((fence, ending))) => {
-                    self.note(("settled", key, named, &settled[0]));
+                    self.note(("settled", key, delivery, &settled[0]));
                     let ended = match settled[0] {
                         Err(SettleError::Claim(error)) => Err(error),
                         _ => Ok(()),
@@ -461,9 +461,13 @@ impl Sim {
                 if let (Some((held, until_ms)), false) = (known.held, known.free) {
                     assert!(now_ms >= until_ms, "two live tokens of key {key}: {held} and {fence}");
                 }
-                let newest = Known { held: Some((fence, until_ms)), newest: fence, ..Known::default() };
+                let newest = ExpectedEntry {
+                    held: Some((fence, until_ms)),
+                    newest: fence,
+                    ..ExpectedEntry::default()
+                };
                 let possible = std::mem::take(&mut known.possible);
-                *known = Known { possible, ..newest };
+                *known = ExpectedEntry { possible, ..newest };
                 self.tokens.push((key, owner, fence));
             }
             ClaimDecision::Completed { outcome, at_ms } => {
@@ -472,7 +476,7 @@ impl Sim {
                     assert!(*before == outcome || known.disturbed, "the outcome of key {key} changed");
                 }
                 // Only the completing client knows the time to live; from here on it may already have passed.
-                let ttl_ms = if key < QUEUED { 0 } else { FOR_EVER_MS };
+                let ttl_ms = if key < QUEUED { 0 } else { FAR_FUTURE_MS };
                 known.completed.get_or_insert((at_ms, ttl_ms, outcome));
             }
             ClaimDecision::InProgress { .. } | ClaimDecision::InDoubt { .. } => {}
@@ -522,19 +526,19 @@ impl Sim {
             let there = tables.messages.contains_key(seq);
             assert!(there || completed(*key), "message {seq} is gone and key {key} is not completed");
         }
-        for (named, key, fence) in &self.pairs {
+        for (delivery, key, fence) in &self.pairs {
             let ended = tables.ledger.get(fence).is_some_and(|(row, _)| {
                 row.id == id(*key) && matches!(row.entry.stage, Stage::Completed { .. })
             });
             let held = tables
                 .messages
-                .get(&named.seq)
-                .is_some_and(|row| row.entry.fence == named.fence && row.entry.state == State::InFlight);
+                .get(&delivery.seq)
+                .is_some_and(|row| row.entry.fence == delivery.fence && row.entry.state == State::InFlight);
             // If completion was requested more than once, it is unknown which request ended the claim.
             let once = self.completions[fence].0 == 1;
             assert!(
                 !ended || !held || !once,
-                "key {key} is completed and its delivery {named:?} was not acked"
+                "key {key} is completed and its delivery {delivery:?} was not acked"
             );
         }
         for (fence, seq) in &self.needed {
@@ -551,7 +555,7 @@ impl Sim {
     }
 }
 
-impl Known {
+impl ExpectedEntry {
     /// An operation may have ended the claim.
     fn unknown(&mut self) {
         self.free = true;
@@ -591,7 +595,7 @@ fn a_longer_lease_that_was_answered_survives_a_power_cut() {
     let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);
     let claim = |writer: &mut Writer<SimStorage>, owner: &str| {
         let request = ClaimRequest::new(id(0), owner.parse().unwrap(), 1_000);
-        let claiming = Box::new(Claiming { hash: id(0).hash(), request, named: None });
+        let claiming = Box::new(ClaimOp { hash: id(0).hash(), request, delivery: None });
         let (reply, mut answer) = oneshot::channel();
         let asked = crate::time::Now { us: 0 };
         writer.run(&mut vec![Op::Ledger(LedgerOp::Claim { claiming, asked, reply })]);
@@ -599,7 +603,7 @@ fn a_longer_lease_that_was_answered_survives_a_power_cut() {
     };
     let ClaimDecision::Granted { entry, .. } = claim(&mut writer, "a") else { panic!("the key is free") };
     let (reply, mut answer) = oneshot::channel();
-    let keep = Keep { id: id(0), hash: id(0).hash(), fence: Some(entry.fence.0), lease_ms: 60_000 };
+    let keep = RenewOp { id: id(0), hash: id(0).hash(), fence: Some(entry.fence.0), lease_ms: 60_000 };
     writer.run(&mut vec![Op::Ledger(LedgerOp::Renew { batch: vec![keep], reply })]);
     assert_eq!(answer.try_recv().unwrap().unwrap()[0].map(|left| left.lease_ms), Ok(60_000));
     let lost = writer.storage.unsynced();

@@ -21,7 +21,7 @@ fn hold_writer(store: &Embedded) -> mpsc::Sender<()> {
         let _ = held.recv();
         Box::new(drop) as Done
     });
-    store.shared.inbox.push(Op::Job(job)).unwrap();
+    store.state.op_queue.push(Op::Job(job)).unwrap();
     begins.recv().unwrap();
     release
 }

@@ -49,7 +49,7 @@ pub(super) struct Message {
     pub attempts: u32,
     pub deliveries: u32,
     /// The position from which it waits behind others (standard queues).
-    turn: u64,
+    requeue_order: u64,
     pub at: At,
     pub death: Option<Death>,
     last_error: Option<String>,
@@ -74,7 +74,7 @@ pub(super) struct Queue {
     /// Numbers of messages that need a decision, with their groups, which are halted.
     pub undecided: Vec<(u64, u8)>,
     /// Groups that wait behind the others, with the position since which they wait.
-    turns: Vec<(u8, u64)>,
+    requeue_orders: Vec<(u8, u64)>,
     attempts: Vec<Attempt>,
     /// Key, when, and the number of the first send.
     seen: Vec<((Option<u8>, String), u64, u64)>,
@@ -125,7 +125,7 @@ impl Model {
             config,
             messages: Vec::new(),
             undecided: Vec::new(),
-            turns: Vec::new(),
+            requeue_orders: Vec::new(),
             attempts: Vec::new(),
             seen: Vec::new(),
             purged_before: 0,
@@ -186,7 +186,7 @@ impl Model {
             first_ms: 0,
             attempts: 0,
             deliveries: 0,
-            turn: 0,
+            requeue_order: 0,
             at: if delay_ms == 0 { At::Ready } else { At::Delayed },
             death: None,
             last_error: None,
@@ -204,7 +204,7 @@ impl Model {
             let limit = self.max_attempts(queue);
             if self.queues[queue].by_place(*first).attempts >= limit {
                 let at = self.queues[queue].index(*first);
-                self.die(queue, at, FailureCause::Retry, None);
+                self.move_to_dead_letters(queue, at, FailureCause::Retry, None);
                 continue;
             }
             let fifo = self.queues[queue].config.is_fifo();
@@ -237,7 +237,7 @@ impl Model {
             let at = self.queues[queue].index(message.place);
             self.queues[queue].messages.remove(at);
             self.queues[queue].totals.acked += 1;
-            self.decide(message);
+            self.clear_waits(message);
         }
         leased
     }
@@ -333,26 +333,26 @@ impl Model {
         match settlement {
             Settlement::Ack => {
                 let message = self.queues[queue].messages.remove(at);
-                self.decide(&message);
+                self.clear_waits(&message);
                 self.queues[queue].totals.acked += 1;
                 Ok(Settled::Acked)
             }
             Settlement::Retry { after_ms, error } => {
                 self.queues[queue].totals.retried += 1;
-                self.return_rest(queue, &message, message.place);
+                self.put_back_later_in_group(queue, &message, message.place);
                 self.queues[queue].messages[at].received_ms = 0;
                 Ok(self.fail(queue, at, FailureCause::Retry, error.clone(), *after_ms))
             }
             Settlement::Defer { after_ms } => {
                 self.queues[queue].totals.deferred += 1;
-                self.return_rest(queue, &message, message.place);
+                self.put_back_later_in_group(queue, &message, message.place);
                 let after_ms = (*after_ms).min(LEASE_MS_MAX);
                 self.wait_behind(queue, at);
                 self.put_back(queue, at, after_ms);
                 Ok(Settled::Returned { after_ms })
             }
             Settlement::Park { reason } => {
-                self.return_rest(queue, &message, message.place);
+                self.put_back_later_in_group(queue, &message, message.place);
                 self.halt(queue, &message);
                 let message = &mut self.queues[queue].messages[at];
                 message.last_error = Some(reason.clone());
@@ -361,9 +361,9 @@ impl Model {
                 Ok(Settled::Parked)
             }
             Settlement::Reject { reason } => {
-                self.return_rest(queue, &message, message.place);
+                self.put_back_later_in_group(queue, &message, message.place);
                 self.queues[queue].messages[at].last_error = Some(reason.clone());
-                Ok(self.die(queue, at, FailureCause::Rejected, Some(reason.clone())))
+                Ok(self.move_to_dead_letters(queue, at, FailureCause::Rejected, Some(reason.clone())))
             }
         }
     }
@@ -419,7 +419,7 @@ impl Model {
             message.last_error.clone_from(&error);
         }
         if message.attempts >= limit {
-            return self.die(queue, at, cause, error);
+            return self.move_to_dead_letters(queue, at, cause, error);
         }
         self.wait_behind(queue, at);
         let message = &mut self.queues[queue].messages[at];
@@ -440,7 +440,7 @@ impl Model {
     }
 
     /// Puts back, uncounted, the messages of the same FIFO group in flight behind `place`.
-    fn return_rest(&mut self, queue: usize, failed: &Message, place: u64) {
+    fn put_back_later_in_group(&mut self, queue: usize, failed: &Message, place: u64) {
         if !self.queues[queue].config.is_fifo() {
             return;
         }
@@ -453,7 +453,7 @@ impl Model {
     }
 
     /// The same when a lease ends, but for deliveries with a lease of their own.
-    fn return_batch(&mut self, queue: usize, ended: &Message) {
+    fn put_back_rest_of_batch(&mut self, queue: usize, ended: &Message) {
         if !self.queues[queue].config.is_fifo() || ended.own {
             return;
         }
@@ -466,7 +466,13 @@ impl Model {
         }
     }
 
-    fn die(&mut self, queue: usize, at: usize, cause: FailureCause, error: Option<String>) -> Settled {
+    fn move_to_dead_letters(
+        &mut self,
+        queue: usize,
+        at: usize,
+        cause: FailureCause,
+        error: Option<String>,
+    ) -> Settled {
         self.queues[queue].totals.dead += 1;
         let target = self.queues[queue].config.dead_letter.clone().and_then(|dead| self.find(&dead.queue));
         let message = self.queues[queue].messages[at].clone();
@@ -493,7 +499,7 @@ impl Model {
         }
         message.due_ms = self.now_ms;
         message.at = At::Ready;
-        (message.attempts, message.first_ms, message.received_ms, message.turn) = (0, 0, 0, 0);
+        (message.attempts, message.first_ms, message.received_ms, message.requeue_order) = (0, 0, 0, 0);
         self.queues[target].messages.push(message);
         Settled::Dead
     }
@@ -503,13 +509,13 @@ impl Model {
         if self.queues[queue].config.on_dead != OnDead::HaltGroup {
             return;
         }
-        self.return_rest(queue, message, message.place);
+        self.put_back_later_in_group(queue, message, message.place);
         let group = message.group.expect("a FIFO message has a group");
         self.queues[queue].undecided.push((message.seq.expect("it was delivered"), group));
     }
 
     /// A message was decided about, wherever it is: no group waits for it any more. Returns the queue that waited.
-    fn decide(&mut self, message: &Message) -> Option<usize> {
+    fn clear_waits(&mut self, message: &Message) -> Option<usize> {
         let seq = message.seq?;
         let now_ms = self.now_ms;
         self.queues.iter_mut().position(|queue| queue.unhalt(now_ms, |other, _| other == seq))
@@ -517,25 +523,25 @@ impl Model {
 
     /// A failed message waits behind the ready ones, its FIFO group behind the other groups.
     fn wait_behind(&mut self, queue: usize, at: usize) {
-        let turn = self.next_place();
+        let requeue_order = self.next_place();
         let queue = &mut self.queues[queue];
         let fifo = queue.config.is_fifo();
         let message = &mut queue.messages[at];
         match message.group.filter(|_| fifo) {
             Some(group) => {
-                queue.turns.retain(|(other, _)| *other != group);
-                queue.turns.push((group, turn));
+                queue.requeue_orders.retain(|(other, _)| *other != group);
+                queue.requeue_orders.push((group, requeue_order));
             }
-            None => message.turn = turn,
+            None => message.requeue_order = requeue_order,
         }
     }
 
     pub fn purge(&mut self, queue: usize) -> u64 {
         let place = self.next_place();
         for message in self.queues[queue].messages.clone() {
-            self.decide(&message);
+            self.clear_waits(&message);
         }
-        self.queues[queue].turns.clear();
+        self.queues[queue].requeue_orders.clear();
         let queue = &mut self.queues[queue];
         queue.purged_before = place;
         queue.undecided.clear();
@@ -553,7 +559,7 @@ impl Model {
             return 0;
         };
         let message = messages.remove(at);
-        self.decide(&message);
+        self.clear_waits(&message);
         1
     }
 
@@ -663,7 +669,7 @@ impl Model {
         let Some(to) = task.to.or(source) else { return false };
         self.queues[task.from].messages.remove(at);
         message.place = self.next_place();
-        let waited = self.decide(&message);
+        let waited = self.clear_waits(&message);
         let queue = &mut self.queues[to];
         if let Some(death) = death
             && waited == Some(to)
@@ -674,7 +680,7 @@ impl Model {
         let now_ms = self.now_ms;
         (message.sent_ms, message.base_ms, message.due_ms) = (now_ms, now_ms, now_ms);
         (message.fence, message.first_ms, message.received_ms, message.attempts) = (0, 0, 0, 0);
-        (message.deliveries, message.turn) = (0, 0);
+        (message.deliveries, message.requeue_order) = (0, 0);
         (message.seq, message.last_error, message.at) = (None, None, At::Ready);
         queue.messages.push(message);
         true
@@ -685,8 +691,8 @@ impl Model {
         for queue in &mut self.queues {
             queue.totals = QueueTotals::default();
             // Not stored: a failed message may come first again.
-            queue.turns.clear();
-            queue.messages.iter_mut().for_each(|message| message.turn = 0);
+            queue.requeue_orders.clear();
+            queue.messages.iter_mut().for_each(|message| message.requeue_order = 0);
         }
         for at in 0..self.redrives.len() {
             let mut task = self.redrives[at].clone();
@@ -711,7 +717,7 @@ impl Model {
                     } else {
                         self.queues[queue].totals.expired += 1;
                         let message = self.queues[queue].messages[at].clone();
-                        self.return_batch(queue, &message);
+                        self.put_back_rest_of_batch(queue, &message);
                         self.fail(queue, at, FailureCause::Expired, None, None);
                     }
                 }

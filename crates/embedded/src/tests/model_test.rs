@@ -11,7 +11,7 @@ use hapax_core::{
 use proptest::prelude::*;
 
 use super::model::{At, Model, New};
-use super::rig::{self, Answer};
+use super::rig::{self, ReplyReceiver};
 use super::sim_storage::SimStorage;
 use crate::checkpoint::Checkpoint;
 use crate::ids::Ids;
@@ -206,17 +206,17 @@ impl Setup {
 
 /// The answers of one wave, compared when it has ended.
 enum Awaited {
-    Sent(usize, Vec<New>, Answer<rig::Sends>),
-    Received(Receive, Answer<Vec<RawDelivery>>),
-    Settled(usize, Vec<(Option<DeliveryRef>, Settlement)>, Answer<rig::Settles>),
-    Extended(usize, Option<DeliveryRef>, u64, bool, Answer<rig::Extends>),
-    Purged(usize, Answer<Result<u64, AdminError>>),
-    Set(usize, QueueConfig, Answer<Result<hapax_core::Revision, AdminError>>),
-    Released(DeliveryRef, Answer<u64>),
-    ReleasedGroup(u8, Answer<Result<(), AdminError>>),
-    Discarded(DeliveryRef, Answer<u64>),
-    Redriven(usize, Option<usize>, Option<FailureCause>, u32, Answer<Result<u64, AdminError>>),
-    Cancelled(u64, Answer<bool>),
+    Sent(usize, Vec<New>, ReplyReceiver<rig::Sends>),
+    Received(Receive, ReplyReceiver<Vec<RawDelivery>>),
+    Settled(usize, Vec<(Option<DeliveryRef>, Settlement)>, ReplyReceiver<rig::Settles>),
+    Extended(usize, Option<DeliveryRef>, u64, bool, ReplyReceiver<rig::Extends>),
+    Purged(usize, ReplyReceiver<Result<u64, AdminError>>),
+    Set(usize, QueueConfig, ReplyReceiver<Result<hapax_core::Revision, AdminError>>),
+    Released(DeliveryRef, ReplyReceiver<u64>),
+    ReleasedGroup(u8, ReplyReceiver<Result<(), AdminError>>),
+    Discarded(DeliveryRef, ReplyReceiver<u64>),
+    Redriven(usize, Option<usize>, Option<FailureCause>, u32, ReplyReceiver<Result<u64, AdminError>>),
+    Cancelled(u64, ReplyReceiver<bool>),
 }
 
 struct Run<S, R> {
@@ -231,7 +231,7 @@ struct Run<S, R> {
     seq: u64,
 }
 
-fn got<T>(answer: &mut Answer<T>) -> T {
+fn got<T>(answer: &mut ReplyReceiver<T>) -> T {
     answer.try_recv().expect("an answer").expect("no fault")
 }
 
@@ -296,17 +296,19 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
     }
 
     fn picked(&self, pick: usize) -> Option<(usize, DeliveryRef)> {
-        let named = *self.made.iter().rev().nth(pick.checked_rem(self.made.len())?)?;
-        let name = &self.writer.as_ref()?.engine.queue(named.queue).name;
-        Some((self.names.iter().position(|other| other == name)?, named))
+        let delivery = *self.made.iter().rev().nth(pick.checked_rem(self.made.len())?)?;
+        let name = &self.writer.as_ref()?.engine.queue(delivery.queue).name;
+        Some((self.names.iter().position(|other| other == name)?, delivery))
     }
 
-    fn bent(queue: usize, named: DeliveryRef, bend: Bend) -> (usize, Option<DeliveryRef>) {
+    fn bent(queue: usize, delivery: DeliveryRef, bend: Bend) -> (usize, Option<DeliveryRef>) {
         match bend {
-            Bend::None => (queue, Some(named)),
+            Bend::None => (queue, Some(delivery)),
             Bend::Garbage => (queue, None),
-            Bend::OtherQueue => ((queue + 1) % QUEUES.len(), Some(named)),
-            Bend::OtherFence => (queue, Some(DeliveryRef { fence: named.fence + 1_000_000_000, ..named })),
+            Bend::OtherQueue => ((queue + 1) % QUEUES.len(), Some(delivery)),
+            Bend::OtherFence => {
+                (queue, Some(DeliveryRef { fence: delivery.fence + 1_000_000_000, ..delivery }))
+            }
         }
     }
 
@@ -337,19 +339,19 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
             Do::Settle { settles } => {
                 let (queue, _) = self.picked(settles[0].0)?;
                 let settle = |(pick, bend, settlement): &(usize, Bend, Settlement)| {
-                    let (own, named) = self.picked(*pick).expect("something was picked before");
+                    let (own, delivery) = self.picked(*pick).expect("something was picked before");
                     // Receipts of other queues are malformed here, which is tested too.
-                    (Self::bent(own, named, *bend).1, settlement.clone())
+                    (Self::bent(own, delivery, *bend).1, settlement.clone())
                 };
                 let settles: Vec<_> = settles.iter().map(settle).collect();
                 let (op, answer) = rig::settle(&name(queue), settles.clone());
                 (op, Awaited::Settled(queue, settles, answer))
             }
             Do::Extend { pick, bend, lease_ms, own_lease } => {
-                let (queue, named) = self.picked(pick)?;
-                let (queue, named) = Self::bent(queue, named, bend);
-                let (op, answer) = rig::extend(&name(queue), vec![(named, lease_ms, own_lease)]);
-                (op, Awaited::Extended(queue, named, lease_ms, own_lease, answer))
+                let (queue, delivery) = self.picked(pick)?;
+                let (queue, delivery) = Self::bent(queue, delivery, bend);
+                let (op, answer) = rig::extend(&name(queue), vec![(delivery, lease_ms, own_lease)]);
+                (op, Awaited::Extended(queue, delivery, lease_ms, own_lease, answer))
             }
             Do::Purge { queue } => {
                 let name = name(queue);
@@ -365,10 +367,10 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 (op, Awaited::Set(main, config, answer))
             }
             Do::Release { pick } => {
-                let (_, named) = self.picked(pick)?;
+                let (_, delivery) = self.picked(pick)?;
                 let (op, answer) =
-                    rig::job(move |engine, now| engine.release(now, named.queue, &[named.seq]));
-                (op, Awaited::Released(named, answer))
+                    rig::job(move |engine, now| engine.release(now, delivery.queue, &[delivery.seq]));
+                (op, Awaited::Released(delivery, answer))
             }
             Do::ReleaseGroup { group } => {
                 let id = self.writer.as_ref()?.engine.find(&name(2)).ok()?;
@@ -377,15 +379,15 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 (op, Awaited::ReleasedGroup(group, answer))
             }
             Do::Discard { pick } => {
-                let (_, named) = self.picked(pick)?;
+                let (_, delivery) = self.picked(pick)?;
                 let (op, answer) = rig::job(move |engine, now| {
                     engine
-                        .discard(now, named.queue, &[named.seq], "model", |seq| {
+                        .discard(now, delivery.queue, &[delivery.seq], "model", |seq| {
                             hapax_core::MessageId(seq.into())
                         })
                         .0
                 });
-                (op, Awaited::Discarded(named, answer))
+                (op, Awaited::Discarded(delivery, answer))
             }
             Do::Redrive { from, to_other, cause, per_second } => {
                 let to = to_other.then_some(from ^ 1);
@@ -409,8 +411,8 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
         })
     }
 
-    fn index(&self, named: DeliveryRef) -> usize {
-        let name = &self.writer.as_ref().expect("open").engine.queue(named.queue).name;
+    fn index(&self, delivery: DeliveryRef) -> usize {
+        let name = &self.writer.as_ref().expect("open").engine.queue(delivery.queue).name;
         self.names.iter().position(|other| other == name).expect("one of ours")
     }
 
@@ -435,18 +437,20 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
             }
             Awaited::Received(receive, answer) => self.compare_deliveries(receive, &got(answer)),
             Awaited::Settled(queue, settles, answer) => {
-                for ((named, settlement), settled) in settles.iter().zip(got(answer)) {
-                    let expected = match named.filter(|named| self.index(*named) == *queue) {
+                for ((delivery, settlement), settled) in settles.iter().zip(got(answer)) {
+                    let expected = match delivery.filter(|delivery| self.index(*delivery) == *queue) {
                         None => Err(SettleError::Malformed),
-                        Some(named) => self.model.settle(*queue, named.seq, named.fence, settlement),
+                        Some(delivery) => self.model.settle(*queue, delivery.seq, delivery.fence, settlement),
                     };
                     assert_eq!(settled, expected, "{settlement:?}");
                 }
             }
-            Awaited::Extended(queue, named, lease_ms, own_lease, answer) => {
-                let expected = match named.filter(|named| self.index(*named) == *queue) {
+            Awaited::Extended(queue, delivery, lease_ms, own_lease, answer) => {
+                let expected = match delivery.filter(|delivery| self.index(*delivery) == *queue) {
                     None => Err(SettleError::Malformed),
-                    Some(named) => self.model.extend(*queue, named.seq, named.fence, *lease_ms, *own_lease),
+                    Some(delivery) => {
+                        self.model.extend(*queue, delivery.seq, delivery.fence, *lease_ms, *own_lease)
+                    }
                 };
                 assert_eq!(got(answer)[0].clone().map(|left| left.lease_ms), expected);
             }
@@ -455,16 +459,16 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 got(answer).expect("a valid configuration");
                 self.model.queues[*queue].config = config.clone();
             }
-            Awaited::Released(named, answer) => {
-                let queue = self.index(*named);
-                assert_eq!(got(answer), self.model.release(queue, named.seq));
+            Awaited::Released(delivery, answer) => {
+                let queue = self.index(*delivery);
+                assert_eq!(got(answer), self.model.release(queue, delivery.seq));
             }
             Awaited::ReleasedGroup(group, answer) => {
                 assert_eq!(got(answer).is_ok(), self.model.release_group(2, *group));
             }
-            Awaited::Discarded(named, answer) => {
-                let queue = self.index(*named);
-                assert_eq!(got(answer), self.model.discard(queue, named.seq));
+            Awaited::Discarded(delivery, answer) => {
+                let queue = self.index(*delivery);
+                assert_eq!(got(answer), self.model.discard(queue, delivery.seq));
             }
             Awaited::Redriven(from, to, cause, per_second, answer) => {
                 let started = got(answer);
@@ -491,13 +495,17 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
         let expected_bodies: Vec<_> = expected.iter().map(|message| message.body.clone()).collect();
         assert_eq!(bodies, expected_bodies, "from {}", QUEUES[queue]);
         for (message, raw) in expected.iter().zip(raw) {
-            let (named, entry) = (raw.leased.named, raw.leased.entry);
+            let (delivery, entry) = (raw.leased.delivery, raw.leased.entry);
             if repeated {
-                assert_eq!((Some(named.seq), named.fence), (message.seq, message.fence), "the same delivery");
+                assert_eq!(
+                    (Some(delivery.seq), delivery.fence),
+                    (message.seq, message.fence),
+                    "the same delivery"
+                );
             } else {
-                assert!(named.fence > self.fence, "fences grow");
-                self.fence = named.fence;
-                self.made.push(named);
+                assert!(delivery.fence > self.fence, "fences grow");
+                self.fence = delivery.fence;
+                self.made.push(delivery);
             }
             assert_eq!((entry.attempts, entry.deliveries), (message.attempts, message.deliveries));
             assert_eq!((entry.sent_ms, entry.first_ms), (message.sent_ms, message.first_ms));
@@ -511,10 +519,10 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 assert_eq!(dead.died_ms, death.died_ms);
                 assert_eq!(dead.error, death.error);
             }
-            self.model.delivered(queue, message, named.seq, named.fence);
+            self.model.delivered(queue, message, delivery.seq, delivery.fence);
         }
         if let (Kind::Attempt(id), false, false) = (kind, repeated, raw.is_empty()) {
-            let deliveries = raw.iter().map(|raw| (raw.leased.named.seq, raw.leased.named.fence));
+            let deliveries = raw.iter().map(|raw| (raw.leased.delivery.seq, raw.leased.delivery.fence));
             self.model.remember(queue, id, deliveries.collect());
         }
     }
@@ -613,8 +621,8 @@ proptest! {
         for attempt in 1..6 {
             let (op, mut answer) = rig::receive(0, &queue, rig::request(1, None), Now { us: 0 }, 0);
             writer.run(&mut vec![op]);
-            let named = got(&mut answer)[0].leased.named;
-            let (op, mut answer) = rig::settle(&queue, vec![(Some(named), Settlement::Retry { after_ms: None, error: None })]);
+            let delivery = got(&mut answer)[0].leased.delivery;
+            let (op, mut answer) = rig::settle(&queue, vec![(Some(delivery), Settlement::Retry { after_ms: None, error: None })]);
             writer.run(&mut vec![op]);
             let Ok(hapax_core::Settled::Returned { after_ms }) = got(&mut answer)[0] else { panic!("not returned") };
             prop_assert!(after_ms <= (base_ms << (attempt - 1)).min(cap_ms));

@@ -10,10 +10,10 @@ use tokio::sync::oneshot;
 
 use super::rig;
 use super::sim_storage::{Fault, SimStorage};
-use crate::claims::{Claiming, LedgerOp};
+use crate::claims::{ClaimOp, LedgerOp};
 use crate::ids::Ids;
 use crate::record::Content;
-use crate::writer::{Op, Settling, Writer};
+use crate::writer::{Op, SettleOp, Writer};
 
 const MESSAGES: usize = 2_500;
 const LEASE_MS: u64 = 1_000;
@@ -56,7 +56,7 @@ impl Parked {
         let (reply, _answer) = oneshot::channel();
         let mut request = ClaimRequest::new(self.id.clone(), "ann".parse().unwrap(), LEASE_MS);
         request.on_doubt = OnDoubt::Park;
-        let claiming = Box::new(Claiming { hash: self.id.hash(), request, named: None });
+        let claiming = Box::new(ClaimOp { hash: self.id.hash(), request, delivery: None });
         let asked = rig::now(&mut self.writer, |_, now| now);
         self.writer.run(&mut vec![Op::Ledger(LedgerOp::Claim { claiming, asked, reply })]);
     }
@@ -70,13 +70,13 @@ impl Parked {
         let raw = answer.try_recv().expect("an answer").expect("no fault");
         assert_eq!(raw.len(), count);
         let hash = self.id.hash();
-        let settling = |named| Settling {
-            named: Some(named),
+        let settling = |delivery| SettleOp {
+            delivery: Some(delivery),
             settlement: Settlement::Park { reason: "in doubt".into() },
             claim: None,
             parked_for: Some(hash),
         };
-        let batch = raw.iter().map(|raw| settling(raw.leased.named)).collect();
+        let batch = raw.iter().map(|raw| settling(raw.leased.delivery)).collect();
         let (reply, mut answer) = oneshot::channel();
         self.writer.run(&mut vec![Op::Settle { queue: self.queue.clone(), batch, reply }]);
         answer.try_recv().expect("an answer").expect("no fault")
@@ -160,7 +160,7 @@ fn a_key_that_is_in_doubt_again_keeps_what_is_still_parked() {
     let (reply, _answer) = oneshot::channel();
     let mut request = ClaimRequest::new(parked.id.clone(), "bob".parse().unwrap(), 1);
     request.on_doubt = OnDoubt::Park;
-    let claiming = Box::new(Claiming { hash: parked.id.hash(), request, named: None });
+    let claiming = Box::new(ClaimOp { hash: parked.id.hash(), request, delivery: None });
     let asked = crate::time::Now { us: parked.clock.wall_ms() * 1000 };
     // Claimed in the next wave, which releases another part, and lapsed before the one after it.
     parked.writer.run(&mut vec![Op::Ledger(LedgerOp::Claim { claiming, asked, reply })]);

@@ -8,13 +8,13 @@ use hapax_core::{
 };
 use tokio::sync::oneshot;
 
-use crate::engine::{Engine, Loader, PreparedMessage, Request, StoreQuota};
+use crate::engine::{Engine, Loader, PreparedMessage, ReceiveRequest, StoreQuota};
 use crate::ids::Ids;
 use crate::receipt::DeliveryRef;
 use crate::record::Content;
 use crate::storage::Storage;
 use crate::time::{Now, StoreTime};
-use crate::writer::{Op, RawDelivery, Settling, Writer};
+use crate::writer::{Op, RawDelivery, SettleOp, Writer};
 
 /// Start time of every run.
 pub(super) const START_MS: u64 = 1_800_000_000_000;
@@ -22,7 +22,7 @@ pub(super) const START_MS: u64 = 1_800_000_000_000;
 pub(super) const RESERVE_BYTES: u64 = 1_000;
 
 /// A pending answer.
-pub(super) type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
+pub(super) type ReplyReceiver<T> = oneshot::Receiver<Result<T, StoreError>>;
 pub(super) type Sends = Vec<Result<Sent, SendError>>;
 pub(super) type Settles = Vec<Result<Settled, SettleError>>;
 pub(super) type Extends = Vec<Result<RemainingLease, SettleError>>;
@@ -57,26 +57,26 @@ pub(super) fn outgoing(body: &str, dedup: Option<&str>, group: Option<GroupId>) 
         priority: Priority::default(),
         attributes: 0,
         content_id: None,
-        stated: None,
+        sender_key: None,
     }
 }
 
-pub(super) fn send(queue: &QueueName, batch: Vec<PreparedMessage>) -> (Op, Answer<Sends>) {
+pub(super) fn send(queue: &QueueName, batch: Vec<PreparedMessage>) -> (Op, ReplyReceiver<Sends>) {
     let (reply, answer) = oneshot::channel();
     (Op::Send { queue: queue.clone(), batch: batch.into_iter().map(Ok).collect(), reply }, answer)
 }
 
-pub(super) fn request(max: usize, lease_ms: Option<u64>) -> Request {
-    Request { max, lease_ms, consumer: Some("c".into()), ack_on_receive: false, attempt_id: None }
+pub(super) fn request(max: usize, lease_ms: Option<u64>) -> ReceiveRequest {
+    ReceiveRequest { max, lease_ms, consumer: Some("c".into()), ack_on_receive: false, attempt_id: None }
 }
 
 pub(super) fn receive(
     id: u64,
     queue: &QueueName,
-    request: Request,
+    request: ReceiveRequest,
     asked: Now,
     wait_ms: u64,
-) -> (Op, Answer<Vec<RawDelivery>>) {
+) -> (Op, ReplyReceiver<Vec<RawDelivery>>) {
     let (reply, answer) = oneshot::channel();
     (Op::Receive { id, queue: queue.clone(), request, wait_ms: Some(wait_ms), asked, reply }, answer)
 }
@@ -89,11 +89,11 @@ fn unread() -> Receipt {
 pub(super) fn settle(
     queue: &QueueName,
     batch: Vec<(Option<DeliveryRef>, Settlement)>,
-) -> (Op, Answer<Settles>) {
+) -> (Op, ReplyReceiver<Settles>) {
     let (reply, answer) = oneshot::channel();
     let batch = batch
         .into_iter()
-        .map(|(named, settlement)| Settling { named, settlement, claim: None, parked_for: None })
+        .map(|(delivery, settlement)| SettleOp { delivery, settlement, claim: None, parked_for: None })
         .collect();
     (Op::Settle { queue: queue.clone(), batch, reply }, answer)
 }
@@ -101,11 +101,11 @@ pub(super) fn settle(
 pub(super) fn extend(
     queue: &QueueName,
     batch: Vec<(Option<DeliveryRef>, u64, bool)>,
-) -> (Op, Answer<Extends>) {
+) -> (Op, ReplyReceiver<Extends>) {
     let (reply, answer) = oneshot::channel();
     let batch = batch
         .into_iter()
-        .map(|(named, lease_ms, own_lease)| (named, Extend { receipt: unread(), lease_ms, own_lease }))
+        .map(|(delivery, lease_ms, own_lease)| (delivery, Extend { receipt: unread(), lease_ms, own_lease }))
         .collect();
     (Op::Extend { queue: queue.clone(), batch, reply }, answer)
 }
@@ -113,7 +113,7 @@ pub(super) fn extend(
 /// A job on the engine inside a wave.
 pub(super) fn job<T: Send + 'static>(
     job: impl FnOnce(&mut Engine, Now) -> T + Send + 'static,
-) -> (Op, Answer<T>) {
+) -> (Op, ReplyReceiver<T>) {
     let (reply, answer) = oneshot::channel();
     let job = move |engine: &mut Engine, now: Now| -> crate::writer::Done {
         let value = job(engine, now);

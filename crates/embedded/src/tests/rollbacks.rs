@@ -30,7 +30,7 @@ fn receive(writer: &mut Writer<SimStorage>, queue: &QueueName, max: usize) -> Ve
     let (op, mut answer) = rig::receive(1, queue, rig::request(max, None), Now { us: 0 }, 0);
     writer.run(&mut vec![op]);
     let raw = answer.try_recv().expect("an answer").expect("no fault");
-    raw.iter().map(|raw| raw.leased.named).collect()
+    raw.iter().map(|raw| raw.leased.delivery).collect()
 }
 
 fn run(writer: &mut Writer<SimStorage>, fault: Option<Fault>, op: Op) {
@@ -52,13 +52,13 @@ fn refused_then_done(writer: &mut Writer<SimStorage>, op: impl Fn() -> Op) {
 
 /// A nack that was refused does not send the message, or its group, to the end.
 #[test]
-fn a_refused_retry_changes_no_turn() {
+fn a_refused_retry_changes_no_order() {
     let retry = || Settlement::Retry { after_ms: Some(0), error: None };
     for (name, config) in [("q", QueueConfig::sqs()), ("q.fifo", QueueConfig::sqs_fifo())] {
         let (mut writer, queue) = (open(), rig::name(name));
         rig::create(&mut writer, &queue, config);
         send(&mut writer, &queue, &[0, 1, 2]);
-        // Once without an earlier turn, once with one.
+        // Once without an earlier requeue order, once with one.
         for _ in 0..2 {
             let first = receive(&mut writer, &queue, 1)[0];
             run(&mut writer, Some(Fault::Full), rig::settle(&queue, vec![(Some(first), retry())]).0);
@@ -86,8 +86,8 @@ fn a_full_disk_leaves_two_groups_as_they_were() {
     let heads = receive(&mut writer, &queue, 10);
     assert_eq!(heads.len(), 4);
     // Both groups are halted for their heads; what was in flight behind them is taken back.
-    let heads: Vec<_> = heads.into_iter().filter(|named| named.seq < 5).collect();
-    let reject = |named: &DeliveryRef| (Some(*named), Settlement::Reject { reason: "bad".into() });
+    let heads: Vec<_> = heads.into_iter().filter(|delivery| delivery.seq < 5).collect();
+    let reject = |delivery: &DeliveryRef| (Some(*delivery), Settlement::Reject { reason: "bad".into() });
     refused_then_done(&mut writer, || rig::settle(&queue, heads.iter().map(reject).collect()).0);
     assert!(receive(&mut writer, &queue, 10).is_empty());
     // A purge of the dead letters decides about both.
@@ -98,9 +98,9 @@ fn a_full_disk_leaves_two_groups_as_they_were() {
     });
     let held = receive(&mut writer, &queue, 10);
     assert_eq!(held.len(), 2);
-    let park = |named: &DeliveryRef| (Some(*named), Settlement::Park { reason: "in doubt".into() });
+    let park = |delivery: &DeliveryRef| (Some(*delivery), Settlement::Park { reason: "in doubt".into() });
     refused_then_done(&mut writer, || rig::settle(&queue, held.iter().map(park).collect()).0);
-    let seqs: Vec<u64> = held.iter().map(|named| named.seq).collect();
+    let seqs: Vec<u64> = held.iter().map(|delivery| delivery.seq).collect();
     refused_then_done(&mut writer, || {
         let (queue, seqs) = (queue.clone(), seqs.clone());
         rig::job(move |engine, now| {

@@ -31,8 +31,8 @@ async fn messages(folder: &Path) -> u64 {
 
 fn migrate(folder: &Path, step: &'static str) -> Result<(), OpenError> {
     let steps: Vec<_> = STEPS.iter().copied().chain([Step { sql: step, then: |_| Ok(()) }]).collect();
-    let place = DbLocation { file: folder.join(DATABASE), vfs: None };
-    Sqlite::open(place, &steps, Checkpoint::Inline).map(Sqlite::close)
+    let location = DbLocation { file: folder.join(DATABASE), vfs: None };
+    Sqlite::open(location, &steps, Checkpoint::Inline).map(Sqlite::close)
 }
 
 fn refusal(folder: &Path) -> OpenError {

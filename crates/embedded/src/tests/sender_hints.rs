@@ -5,7 +5,11 @@ use hapax_core::{QueueAdmin, QueueConfig, QueueName, Revision};
 use crate::{Embedded, Options};
 
 fn pointer(store: &Embedded, queue: &QueueName) -> Option<String> {
-    store.shared.catalogue.hint(queue).and_then(|hint| hint.pointer.as_deref().map(str::to_owned))
+    store
+        .state
+        .catalogue
+        .sender_hints(queue)
+        .and_then(|sender_hints| sender_hints.pointer.as_deref().map(str::to_owned))
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use hapax_core::{
 };
 
 use super::history::{self, Accepted, History};
-use super::rig::{self, Answer};
+use super::rig::{self, ReplyReceiver};
 use super::sim_storage::{Fault, SimStorage};
 use crate::ids::Ids;
 use crate::receipt::DeliveryRef;
@@ -27,19 +27,19 @@ const REPEAT_MS: u64 = 240_000;
 
 /// A pending answer of a client.
 enum Asked {
-    Send(Vec<usize>, Answer<rig::Sends>),
+    Send(Vec<usize>, ReplyReceiver<rig::Sends>),
     Receive(Receive),
-    Settle(usize, Vec<(Option<DeliveryRef>, Settlement)>, Answer<rig::Settles>),
-    Extend(usize, DeliveryRef, u64, Answer<rig::Extends>),
-    Purge(usize, Answer<Result<u64, hapax_core::AdminError>>),
-    Admin(Answer<bool>),
+    Settle(usize, Vec<(Option<DeliveryRef>, Settlement)>, ReplyReceiver<rig::Settles>),
+    Extend(usize, DeliveryRef, u64, ReplyReceiver<rig::Extends>),
+    Purge(usize, ReplyReceiver<Result<u64, hapax_core::AdminError>>),
+    Admin(ReplyReceiver<bool>),
 }
 
 struct Receive {
     queue: usize,
     attempt_id: Option<String>,
     waits: bool,
-    answer: Answer<Vec<RawDelivery>>,
+    answer: ReplyReceiver<Vec<RawDelivery>>,
 }
 
 struct Sim {
@@ -260,11 +260,11 @@ impl Sim {
             29..62 => self.ask_receive(),
             62..88 => self.ask_settle()?,
             88..95 => {
-                let (queue, named) = self.pick()?;
+                let (queue, delivery) = self.pick()?;
                 let lease_ms = if self.chance(15) { 0 } else { self.rng.u64(1..20_000) };
                 let (op, answer) =
-                    rig::extend(&self.names[queue], vec![(Some(named), lease_ms, self.rng.bool())]);
-                (op, Asked::Extend(queue, named, lease_ms, answer))
+                    rig::extend(&self.names[queue], vec![(Some(delivery), lease_ms, self.rng.bool())]);
+                (op, Asked::Extend(queue, delivery, lease_ms, answer))
             }
             95..99 => {
                 let from = if self.rng.bool() { 1 } else { 3 };
@@ -356,7 +356,7 @@ impl Sim {
     }
 
     fn ask_settle(&mut self) -> Option<(Op, Asked)> {
-        let (queue, named) = self.pick()?;
+        let (queue, delivery) = self.pick()?;
         let settlement = match self.rng.u32(..10) {
             0..5 => Settlement::Ack,
             5..8 => Settlement::Retry {
@@ -366,10 +366,10 @@ impl Sim {
             8 => Settlement::Defer { after_ms: self.rng.u64(..2_000) },
             _ => Settlement::Reject { reason: "bad".into() },
         };
-        let mut batch = vec![(Some(named), settlement)];
+        let mut batch = vec![(Some(delivery), settlement)];
         if self.chance(10) {
             batch.push((None, Settlement::Ack));
-            batch.push((Some(DeliveryRef { seq: named.seq + 100_000, ..named }), Settlement::Ack));
+            batch.push((Some(DeliveryRef { seq: delivery.seq + 100_000, ..delivery }), Settlement::Ack));
         }
         let (op, answer) = rig::settle(&self.names[queue], batch.clone());
         Some((op, Asked::Settle(queue, batch, answer)))
@@ -405,27 +405,27 @@ impl Sim {
                 Asked::Settle(queue, batch, mut answer) => {
                     let answer = heard(crashed, &mut answer);
                     let fifo = is_fifo(queue);
-                    for (at, (named, settlement)) in batch.iter().enumerate() {
-                        let Some(named) = named else { continue };
+                    for (at, (delivery, settlement)) in batch.iter().enumerate() {
+                        let Some(delivery) = delivery else { continue };
                         match &answer {
                             Heard::Nothing => {}
-                            Heard::Unknown => self.history.settled(*named, settlement, fifo, now_ms, None),
+                            Heard::Unknown => self.history.settled(*delivery, settlement, fifo, now_ms, None),
                             Heard::Done(settled) => {
-                                self.note((named, &settled[at]));
-                                self.history.settled(*named, settlement, fifo, now_ms, Some(&settled[at]));
+                                self.note((delivery, &settled[at]));
+                                self.history.settled(*delivery, settlement, fifo, now_ms, Some(&settled[at]));
                             }
                         }
                     }
                 }
-                Asked::Extend(queue, named, lease_ms, mut answer) => {
+                Asked::Extend(queue, delivery, lease_ms, mut answer) => {
                     let fifo = is_fifo(queue);
                     let answer = match heard(crashed, &mut answer) {
                         Heard::Nothing => continue,
                         Heard::Unknown => None,
                         Heard::Done(mut extended) => Some(extended.remove(0).map(|left| left.lease_ms)),
                     };
-                    self.note((named, &answer));
-                    self.history.extended(named, lease_ms, fifo, now_ms, answer.as_ref());
+                    self.note((delivery, &answer));
+                    self.history.extended(delivery, lease_ms, fifo, now_ms, answer.as_ref());
                 }
                 Asked::Purge(queue, mut answer) => {
                     if !matches!(heard(crashed, &mut answer), Heard::Nothing) {
@@ -451,28 +451,30 @@ impl Sim {
             Heard::Unknown => {
                 // If it was a repeated one, its leases may have begun again.
                 let again = receive.attempt_id.and_then(|id| self.attempts.get(&id));
-                return again.into_iter().flatten().for_each(|named| self.history.uncertain(*named));
+                return again.into_iter().flatten().for_each(|delivery| self.history.uncertain(*delivery));
             }
             Heard::Done(raw) => raw,
         };
-        let named: Vec<_> = raw.iter().map(|raw| raw.leased.named).collect();
-        self.note(&named);
+        let delivery: Vec<_> = raw.iter().map(|raw| raw.leased.delivery).collect();
+        self.note(&delivery);
         let fifo = is_fifo(receive.queue);
         // What is still held of the first answer, or else only new deliveries.
         let first = receive.attempt_id.as_ref().and_then(|id| self.attempts.get(id));
-        let again = first.is_some_and(|first| named.iter().any(|named| first.contains(named)));
-        assert!(!again || named.iter().all(|named| first.is_some_and(|first| first.contains(named))));
+        let again = first.is_some_and(|first| delivery.iter().any(|delivery| first.contains(delivery)));
+        assert!(
+            !again || delivery.iter().all(|delivery| first.is_some_and(|first| first.contains(delivery)))
+        );
         if again {
-            self.history.repeated.extend(&named);
+            self.history.repeated.extend(&delivery);
         } else {
-            fences.extend(named.iter().map(|named| named.fence));
+            fences.extend(delivery.iter().map(|delivery| delivery.fence));
         }
         self.history.delivered(&raw, fifo, receive.queue == ONCE, now_ms, commit);
         if receive.queue != ONCE && !again {
-            self.receipts.extend(named.iter().map(|named| (receive.queue, *named)));
+            self.receipts.extend(delivery.iter().map(|delivery| (receive.queue, *delivery)));
         }
         if let (Some(id), false) = (receive.attempt_id, raw.is_empty() || again) {
-            self.attempts.insert(id, named);
+            self.attempts.insert(id, delivery);
         }
     }
 
@@ -492,7 +494,7 @@ enum Heard<T> {
     Done(T),
 }
 
-fn heard<T>(crashed: bool, answer: &mut Answer<T>) -> Heard<T> {
+fn heard<T>(crashed: bool, answer: &mut ReplyReceiver<T>) -> Heard<T> {
     if crashed {
         return Heard::Unknown;
     }

@@ -25,7 +25,7 @@ async fn a_panic_in_the_writer_answers_those_who_wait_and_turns_others_away() {
         let wait = Receive { wait_ms: Some(20_000), ..Receive::default() };
         async move { store.receive(&queue(), wait).await }
     });
-    let failed = store.shared.job(|_, _| panic!("a defect, on purpose")).await;
+    let failed = store.state.job(|_, _| panic!("a defect, on purpose")).await;
     let failed: Result<(), _> = failed;
     assert!(matches!(failed, Err(StoreError::OutcomeUnknown(_))), "{failed:?}");
     // The receive was waiting, or came after the panic.

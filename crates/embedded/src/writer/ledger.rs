@@ -6,9 +6,9 @@ use hapax_core::{
     TokenError,
 };
 
-use super::{Answer, Reply, Settling, Writer};
-use crate::claims::{ClaimWaiter, Claimings, End, Keep, LedgerOp};
-use crate::engine::{InMemory, Known, PRUNE_MAX};
+use super::{PendingReply, Reply, SettleOp, Writer};
+use crate::claims::{ClaimReply, ClaimWaiter, EndOp, LedgerOp, RenewOp};
+use crate::engine::{CachedEntry, EntrySnapshot, PRUNE_MAX};
 use crate::storage::{FoundEntry, ReadError, Storage};
 use crate::time::Now;
 
@@ -31,17 +31,22 @@ impl From<ReadError> for Unknown {
 
 impl<S: Storage> Writer<S> {
     /// What there is about a key, at this point of the wave.
-    pub(super) fn known_entry(&mut self, now: Now, id: &EntryId, hash: u128) -> Result<Known, Unknown> {
+    pub(super) fn entry_snapshot(
+        &mut self,
+        now: Now,
+        id: &EntryId,
+        hash: u128,
+    ) -> Result<EntrySnapshot, Unknown> {
         let damaged = |problem: &str| {
             Unknown::Damaged(StoreError::Damaged(format!(
                 "the ledger's entry {id}: {problem}; what became of its effect cannot be told, `forget` it to let it \
                  happen again"
             )))
         };
-        let row = match self.engine.entry_in_memory(hash) {
-            InMemory::There(row) => Some(row),
-            InMemory::Gone => None,
-            InMemory::AskStorage => match self.storage.entry(hash)? {
+        let row = match self.engine.cached_entry(hash) {
+            CachedEntry::Present(row) => Some(row),
+            CachedEntry::Removed => None,
+            CachedEntry::NotCached => match self.storage.entry(hash)? {
                 FoundEntry::Absent => None,
                 FoundEntry::Sound(row) => Some(row),
                 FoundEntry::Damaged(problem) => return Err(damaged(&problem)),
@@ -52,14 +57,14 @@ impl<S: Storage> Writer<S> {
         }
         let is_over = row.as_ref().is_some_and(|row| row.is_over(now.ms()));
         let over = is_over && !self.is_linked(hash)?;
-        Ok(Known { id: id.clone(), hash, row, over })
+        Ok(EntrySnapshot { id: id.clone(), hash, row, over })
     }
 
     /// Prepares a key for a new message: an expired entry is removed, so that the message does not revive it. A
     /// redriven message must not meet the failure that it died of.
     pub(super) fn clear_entry(&mut self, now: Now, id: &EntryId, redriven: bool) -> Result<(), ReadError> {
-        match self.known_entry(now, id, id.hash()) {
-            Ok(known) => self.engine.clear_entry(now, &known, redriven),
+        match self.entry_snapshot(now, id, id.hash()) {
+            Ok(snapshot) => self.engine.clear_entry(now, &snapshot, redriven),
             Err(Unknown::Unread(error)) => return Err(error),
             // The next claim on the entry reports the damage.
             Err(Unknown::Damaged(_)) => {}
@@ -92,7 +97,7 @@ impl<S: Storage> Writer<S> {
     /// Answers after the commit.
     fn answer_later<T: Send + 'static>(&mut self, reply: Reply<T>, value: T) {
         let done = move |failed: Option<StoreError>| drop(reply.send(failed.map_or(Ok(value), Err)));
-        self.answers.push(Answer::Ledger(Box::new(done)));
+        self.pending_replies.push(PendingReply::Ledger(Box::new(done)));
     }
 
     /// Answers after the commit, or with the error at once.
@@ -134,13 +139,13 @@ impl<S: Storage> Writer<S> {
                 let ended: Result<Vec<_>, _> = batch.iter().map(|end| self.end_claim(now, end)).collect();
                 self.answer_result(reply, ended.map_err(Unknown::Unread));
             }
-            LedgerOp::Look { id, reply } => {
+            LedgerOp::Read { id, reply } => {
                 if let Some(error) = stopped {
                     return drop(reply.send(Err(error)));
                 }
                 self.engine.note_lapse(now, id.hash());
-                let known = self.known_entry(now, &id, id.hash());
-                let view = known.map(|known| known.entry().map(|entry| entry.view(id, now.ms())));
+                let snapshot = self.entry_snapshot(now, &id, id.hash());
+                let view = snapshot.map(|snapshot| snapshot.entry().map(|entry| entry.view(id, now.ms())));
                 self.answer_result(reply, view);
             }
             LedgerOp::Resolve { id, resolution, by, reply } => {
@@ -148,8 +153,9 @@ impl<S: Storage> Writer<S> {
                     return drop(reply.send(Err(error)));
                 }
                 let hash = id.hash();
-                let known = self.known_entry(now, &id, hash);
-                let resolved = known.map(|known| self.engine.resolve_entry(now, &known, &resolution, &by));
+                let snapshot = self.entry_snapshot(now, &id, hash);
+                let resolved =
+                    snapshot.map(|snapshot| self.engine.resolve_entry(now, &snapshot, &resolution, &by));
                 self.answer_result(reply, resolved);
             }
             LedgerOp::Forget { id, by, reply } => {
@@ -157,8 +163,8 @@ impl<S: Storage> Writer<S> {
                     return drop(reply.send(Err(error)));
                 }
                 let hash = id.hash();
-                let forgotten = match self.known_entry(now, &id, hash) {
-                    Ok(known) => Ok(self.engine.forget_entry(now, &known, &by)),
+                let forgotten = match self.entry_snapshot(now, &id, hash) {
+                    Ok(snapshot) => Ok(self.engine.forget_entry(now, &snapshot, &by)),
                     Err(Unknown::Damaged(_)) => self.forget_damaged(now, &id, &by),
                     Err(unread) => Err(unread),
                 };
@@ -185,11 +191,11 @@ impl<S: Storage> Writer<S> {
     fn renew(
         &mut self,
         now: Now,
-        batch: Vec<Keep>,
+        batch: Vec<RenewOp>,
     ) -> Result<Vec<Result<RemainingLease, TokenError>>, ReadError> {
-        let renew = |keep: Keep| {
+        let renew = |keep: RenewOp| {
             Ok(match self.known_by_token(now, &keep.id, keep.hash)? {
-                Ok(known) => self.engine.renew_claim(now, &known, keep.fence, keep.lease_ms),
+                Ok(snapshot) => self.engine.renew_claim(now, &snapshot, keep.fence, keep.lease_ms),
                 Err(damaged) => Err(damaged),
             })
         };
@@ -202,17 +208,17 @@ impl<S: Storage> Writer<S> {
         now: Now,
         id: &EntryId,
         hash: u128,
-    ) -> Result<Result<Known, TokenError>, ReadError> {
-        match self.known_entry(now, id, hash) {
-            Ok(known) => Ok(Ok(known)),
+    ) -> Result<Result<EntrySnapshot, TokenError>, ReadError> {
+        match self.entry_snapshot(now, id, hash) {
+            Ok(snapshot) => Ok(Ok(snapshot)),
             Err(Unknown::Damaged(_)) => Ok(Err(TokenError::Damaged)),
             Err(Unknown::Unread(error)) => Err(error),
         }
     }
 
-    fn end_claim(&mut self, now: Now, end: &End) -> Result<Result<(), TokenError>, ReadError> {
+    fn end_claim(&mut self, now: Now, end: &EndOp) -> Result<Result<(), TokenError>, ReadError> {
         Ok(match self.known_by_token(now, &end.id, end.hash)? {
-            Ok(known) => self.engine.end_claim(now, &known, end.fence, &end.ending),
+            Ok(snapshot) => self.engine.end_claim(now, &snapshot, end.fence, &end.ending),
             Err(damaged) => Err(damaged),
         })
     }
@@ -222,14 +228,14 @@ impl<S: Storage> Writer<S> {
         &mut self,
         now: Now,
         queue: u32,
-        batch: &[Settling],
+        batch: &[SettleOp],
         reply: Reply<Vec<Result<Settled, SettleError>>>,
     ) {
         self.stats.operations += batch.len() as u64;
         let settled: Result<_, ReadError> =
             batch.iter().map(|settling| self.settle_one(now, queue, settling)).collect();
         match settled {
-            Ok(settled) => self.answers.push(Answer::Settled(reply, settled)),
+            Ok(settled) => self.pending_replies.push(PendingReply::Settled(reply, settled)),
             Err(error) => {
                 let error = self.refused(Unknown::Unread(error));
                 let _ = reply.send(Err(error));
@@ -241,7 +247,7 @@ impl<S: Storage> Writer<S> {
         &mut self,
         now: Now,
         queue: u32,
-        settling: &Settling,
+        settling: &SettleOp,
     ) -> Result<Result<Settled, SettleError>, ReadError> {
         if let Some(end) = &settling.claim
             // A holder that lost the claim must not take the message away from the one that has it now. The other way
@@ -250,14 +256,14 @@ impl<S: Storage> Writer<S> {
         {
             return Ok(Err(SettleError::Claim(error)));
         }
-        let Some(named) = settling.named else { return Ok(Err(SettleError::Malformed)) };
+        let Some(delivery) = settling.delivery else { return Ok(Err(SettleError::Malformed)) };
         let decided = settling.parked_for.is_some_and(|hash| !self.engine.is_in_doubt(now, hash));
         let settlement = match &settling.settlement {
             // What would release it has happened already.
             Settlement::Park { .. } if decided => &Settlement::Defer { after_ms: 0 },
             settlement => settlement,
         };
-        Ok(self.engine.settle(now, queue, named, settlement, self.rng.u64(..)))
+        Ok(self.engine.settle(now, queue, delivery, settlement, self.rng.u64(..)))
     }
 
     /// Decides a claim or makes it wait. `number` is its position in the wait queue, if it has waited before.
@@ -265,7 +271,7 @@ impl<S: Storage> Writer<S> {
         if waiter.reply.is_closed() {
             return;
         }
-        let claimed = match self.decide(now, number.is_some(), &waiter) {
+        let claimed = match self.decide_claim(now, number.is_some(), &waiter) {
             Ok(claimed) => claimed,
             Err(unknown) => {
                 let error = self.refused(unknown);
@@ -289,19 +295,19 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    fn decide(&mut self, now: Now, again: bool, waiter: &ClaimWaiter) -> Result<Claimings, Unknown> {
+    fn decide_claim(&mut self, now: Now, again: bool, waiter: &ClaimWaiter) -> Result<ClaimReply, Unknown> {
         let claiming = &waiter.claiming;
-        let known = match self.known_entry(now, &claiming.request.id, claiming.hash) {
+        let snapshot = match self.entry_snapshot(now, &claiming.request.id, claiming.hash) {
             Err(Unknown::Damaged(error)) => return Ok(Err(ClaimError::Store(error))),
-            known => known?,
+            snapshot => snapshot?,
         };
-        let claimed = self.engine.claim(now, &known, &claiming.request, again);
-        let delivery = claiming.request.delivery.as_ref();
-        let queue = delivery.and_then(|(queue, _)| self.engine.find(queue).ok());
-        let named = claiming.named.filter(|named| Some(named.queue) == queue);
-        if let (Some(named), Ok(claimed)) = (named, &claimed) {
+        let claimed = self.engine.claim(now, &snapshot, &claiming.request, again);
+        let request = claiming.request.delivery.as_ref();
+        let queue = request.and_then(|(queue, _)| self.engine.find(queue).ok());
+        let delivery = claiming.delivery.filter(|delivery| Some(delivery.queue) == queue);
+        if let (Some(delivery), Ok(claimed)) = (delivery, &claimed) {
             let granted = matches!(claimed, ClaimDecision::Granted { .. });
-            self.engine.link_delivery(named, claiming.hash, granted);
+            self.engine.link_delivery(delivery, claiming.hash, granted);
         }
         Ok(claimed.map(|claimed| (claimed, now.ms())))
     }

@@ -9,7 +9,7 @@ use hapax_core::{
 };
 
 use super::ledger::Unknown;
-use super::{Answer, Reply, Writer};
+use super::{PendingReply, Reply, Writer};
 use crate::record::{Content, ImportedRow, Record};
 use crate::storage::{ReadError, Storage};
 use crate::time::Now;
@@ -38,7 +38,7 @@ impl<S: Storage> Writer<S> {
             })
         });
         match answers {
-            Ok(answers) => self.answers.push(Answer::Imported(reply, answers)),
+            Ok(answers) => self.pending_replies.push(PendingReply::Imported(reply, answers)),
             Err(error) => drop(reply.send(Err(error))),
         }
     }
@@ -216,7 +216,7 @@ impl<S: Storage> Writer<S> {
 
     fn import_entry(&mut self, now: Now, entry: ExportedEntry) -> One {
         let hash = entry.id.hash();
-        match self.known_entry(now, &entry.id, hash) {
+        match self.entry_snapshot(now, &entry.id, hash) {
             Err(Unknown::Unread(error)) => Err(error),
             Err(Unknown::Damaged(error)) => Ok(invalid(error.to_string())),
             Ok(known) if known.entry().is_some() => Ok(Ok(Imported::AlreadyThere)),

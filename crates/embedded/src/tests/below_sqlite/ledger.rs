@@ -56,7 +56,8 @@ impl Ledger {
 
     /// Acknowledged claims and completions must exist; an ack and its completion exist both or neither.
     fn verify_claims(&self, rig: &Rig) -> Result<(), String> {
-        let (entries, flying) = claims(rig).map_err(|error| format!("the ledger cannot be read: {error}"))?;
+        let (entries, in_flight) =
+            claims(rig).map_err(|error| format!("the ledger cannot be read: {error}"))?;
         let newest = |number: u64| entries.iter().rev().find(|(_, (of, _))| *of == number);
         for (number, fence) in &self.granted {
             // A newer one may have been granted to a client that did not get the answer.
@@ -71,7 +72,7 @@ impl Ledger {
         }
         for (seq, delivery, claim) in &self.pairs {
             let completed = entries.get(claim).is_some_and(|(_, completed)| *completed);
-            if completed && flying.get(seq) == Some(delivery) {
+            if completed && in_flight.get(seq) == Some(delivery) {
                 return Err(format!("claim {claim} is completed and message {seq} was not acked"));
             }
         }
@@ -124,9 +125,10 @@ fn claims(rig: &Rig) -> rusqlite::Result<Claims> {
     };
     let entries = statement.query_map([], entry)?.collect::<rusqlite::Result<_>>()?;
     let mut statement = db.prepare("SELECT seq, fence FROM message WHERE state = 2")?;
-    let flying = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u64));
-    let flying = statement.query_map([], flying)?.collect::<rusqlite::Result<_>>()?;
-    Ok((entries, flying))
+    let in_flight =
+        |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u64));
+    let in_flight = statement.query_map([], in_flight)?.collect::<rusqlite::Result<_>>()?;
+    Ok((entries, in_flight))
 }
 
 fn rows(rig: &Rig) -> rusqlite::Result<Vec<Vec<u8>>> {

@@ -15,46 +15,46 @@ use tokio::sync::oneshot;
 use super::Ledger;
 use crate::OpenError;
 use crate::checkpoint::Checkpoint;
-use crate::claims::{Claiming, Claimings, End, LedgerOp};
-use crate::engine::{Loader, PreparedMessage, Request};
+use crate::claims::{ClaimOp, ClaimReply, EndOp, LedgerOp};
+use crate::engine::{Loader, PreparedMessage, ReceiveRequest};
 use crate::receipt::DeliveryRef;
 use crate::record::Content;
 use crate::storage::Storage;
 use crate::storage::schema::STEPS;
 use crate::storage::sqlite::{DbLocation, Sqlite};
 use crate::time::StoreTime;
-use crate::writer::{Op, RawDelivery, Settling, Writer};
+use crate::writer::{Op, RawDelivery, SettleOp, Writer};
 
 fn entry_id(number: u64) -> EntryId {
     EntryId::of_queue(&queue_name(0), format!("n{number}").parse().unwrap())
 }
 
-fn complete(number: u64, fence: u64) -> End {
+fn complete(number: u64, fence: u64) -> EndOp {
     let outcome = hapax_core::RecordedOutcome::done(Json::of(&number).unwrap());
     let ending = ClaimEnding::Complete { outcome, ttl_ms: TTL_MS_MAX };
     let id = entry_id(number);
-    End { hash: id.hash(), id, fence: Some(fence), ending }
+    EndOp { hash: id.hash(), id, fence: Some(fence), ending }
 }
 
 pub const DATABASE: &str = "hapax.db";
 const QUEUES: [&str; 2] = ["jobs", "dead"];
-type Answer<T> = oneshot::Receiver<Result<T, StoreError>>;
+type ReplyReceiver<T> = oneshot::Receiver<Result<T, StoreError>>;
 
 /// A delivery that a client holds.
 #[derive(Clone, Copy)]
-pub struct Held {
+pub struct HeldDelivery {
     number: u64,
-    named: DeliveryRef,
+    delivery: DeliveryRef,
     queue: usize,
     /// The fence of its claim.
     claim: Option<u64>,
 }
 
 enum Asked {
-    Send(Vec<u64>, Answer<Vec<Result<Sent, SendError>>>),
-    Receive(usize, Answer<Vec<RawDelivery>>),
-    Settle(Vec<(Held, Settlement)>, Answer<Vec<Result<Settled, SettleError>>>),
-    Claim(Held, Answer<Claimings>),
+    Send(Vec<u64>, ReplyReceiver<Vec<Result<Sent, SendError>>>),
+    Receive(usize, ReplyReceiver<Vec<RawDelivery>>),
+    Settle(Vec<(HeldDelivery, Settlement)>, ReplyReceiver<Vec<Result<Settled, SettleError>>>),
+    Claim(HeldDelivery, ReplyReceiver<ClaimReply>),
 }
 
 /// The result of a wave.
@@ -72,7 +72,7 @@ pub struct Rig {
     /// Small, so that checkpoints happen often.
     pub wal_pages_max: u64,
     pub body_bytes_max: usize,
-    held: Vec<Held>,
+    held: Vec<HeldDelivery>,
     writer: Option<Writer<Sqlite>>,
 }
 
@@ -100,8 +100,8 @@ impl Rig {
 
     pub fn open(&mut self) -> Result<(), OpenError> {
         self.writer = None;
-        let place = DbLocation { file: DATABASE.into(), vfs: Some(self.disk.vfs_name().into()) };
-        let mut storage = Sqlite::open(place, STEPS, Checkpoint::Inline)?;
+        let location = DbLocation { file: DATABASE.into(), vfs: Some(self.disk.vfs_name().into()) };
+        let mut storage = Sqlite::open(location, STEPS, Checkpoint::Inline)?;
         storage.wal_pages_max = self.wal_pages_max;
         let header = storage.header().map_err(crate::damaged)?;
         let time = std::sync::Arc::new(StoreTime::start(self.clock.clone(), header.clock_ms));
@@ -214,7 +214,7 @@ impl Rig {
                 priority: Priority(0),
                 attributes: 0,
                 content_id: None,
-                stated: None,
+                sender_key: None,
             })
         });
         let batch = batch.collect();
@@ -224,7 +224,7 @@ impl Rig {
 
     fn receive(&mut self) -> (Asked, Op) {
         let queue = usize::from(self.rng.u8(..4) == 0);
-        let request = Request {
+        let request = ReceiveRequest {
             max: self.rng.usize(1..4),
             lease_ms: self.rng.bool().then(|| self.rng.u64(..10_000)),
             consumer: None,
@@ -252,8 +252,8 @@ impl Rig {
             _ => Settlement::Retry { after_ms: None, error: Some("again".into()) },
         };
         let batch: Vec<_> = batch.into_iter().map(|held| (held, settlement(&mut self.rng))).collect();
-        let settling = |(held, settlement): &(Held, Settlement)| Settling {
-            named: Some(held.named),
+        let settling = |(held, settlement): &(HeldDelivery, Settlement)| SettleOp {
+            delivery: Some(held.delivery),
             settlement: settlement.clone(),
             claim: held
                 .claim
@@ -265,7 +265,7 @@ impl Rig {
         let (reply, answer) = oneshot::channel();
         let op = Op::Settle { queue: queue_name(first.queue), batch: settles.collect(), reply };
         let pairs = batch.iter().filter(|(_, settlement)| *settlement == Settlement::Ack);
-        let pairs = pairs.filter_map(|(held, _)| Some((held.named.seq, held.named.fence, held.claim?)));
+        let pairs = pairs.filter_map(|(held, _)| Some((held.delivery.seq, held.delivery.fence, held.claim?)));
         self.ledger.pairs.extend(pairs);
         (Asked::Settle(batch, answer), op)
     }
@@ -273,11 +273,11 @@ impl Rig {
     /// A claim for one of the deliveries.
     fn claim(&mut self) -> (Asked, Op) {
         let held = self.held[self.rng.usize(..self.held.len())];
-        let owner = format!("o{}", held.named.fence).parse().unwrap();
+        let owner = format!("o{}", held.delivery.fence).parse().unwrap();
         let mut request = ClaimRequest::new(entry_id(held.number), owner, 3_000);
         request.delivery = Some((queue_name(held.queue), Receipt::new("opened").unwrap()));
         let hash = request.id.hash();
-        let claiming = Box::new(Claiming { hash, request, named: Some(held.named) });
+        let claiming = Box::new(ClaimOp { hash, request, delivery: Some(held.delivery) });
         let (reply, answer) = oneshot::channel();
         let asked = crate::time::Now { us: 0 };
         (Asked::Claim(held, answer), Op::Ledger(LedgerOp::Claim { claiming, asked, reply }))
@@ -314,8 +314,13 @@ impl Rig {
                 Ok(deliveries) => {
                     for raw in deliveries {
                         let number = Ledger::number(&raw.content.body).expect("a body of ours");
-                        ledger.delivered(number, raw.leased.named.fence);
-                        self.held.push(Held { number, named: raw.leased.named, queue, claim: None });
+                        ledger.delivered(number, raw.leased.delivery.fence);
+                        self.held.push(HeldDelivery {
+                            number,
+                            delivery: raw.leased.delivery,
+                            queue,
+                            claim: None,
+                        });
                     }
                     None
                 }
@@ -325,7 +330,7 @@ impl Rig {
                 Ok(settled) => {
                     for ((held, settlement), settled) in batch.iter().zip(settled) {
                         if *settlement == Settlement::Ack && settled.is_ok() {
-                            ledger.acked(held.number, held.named.fence);
+                            ledger.acked(held.number, held.delivery.fence);
                         }
                         if let (Settlement::Ack, Some(fence), false) =
                             (settlement, held.claim, matches!(settled, Err(SettleError::Claim(_))))
@@ -346,19 +351,19 @@ impl Rig {
         }
     }
 
-    fn claimed(&mut self, held: &Held, claimed: ClaimDecision) {
+    fn claimed(&mut self, held: &HeldDelivery, claimed: ClaimDecision) {
         match claimed {
             ClaimDecision::Granted { entry, .. } => {
                 let fence = entry.fence.0;
                 assert!(!self.ledger.completed.contains_key(&held.number), "{} runs again", held.number);
                 let before = self.ledger.granted.insert(held.number, fence);
                 assert!(before.is_none_or(|before| before <= fence), "fences of a key step back");
-                for other in self.held.iter_mut().filter(|other| other.named == held.named) {
+                for other in self.held.iter_mut().filter(|other| other.delivery == held.delivery) {
                     other.claim = Some(fence);
                 }
             }
             ClaimDecision::Completed { .. } => {
-                let asked = self.ledger.pairs.iter().any(|(seq, ..)| *seq == held.named.seq);
+                let asked = self.ledger.pairs.iter().any(|(seq, ..)| *seq == held.delivery.seq);
                 assert!(asked, "{} was completed by nobody", held.number);
             }
             ClaimDecision::InProgress { .. } | ClaimDecision::InDoubt { .. } => {}

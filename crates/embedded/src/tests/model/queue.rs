@@ -61,7 +61,7 @@ impl Queue {
     pub(super) fn next(&self, max: usize) -> Vec<u64> {
         let mut waiting: Vec<_> =
             self.messages.iter().filter(|message| matches!(message.at, At::Ready | At::Delayed)).collect();
-        waiting.sort_by_key(|message| (u8::MAX - message.priority, message.place.max(message.turn)));
+        waiting.sort_by_key(|message| (u8::MAX - message.priority, message.place.max(message.requeue_order)));
         if !self.config.is_fifo() {
             waiting.retain(|message| message.at == At::Ready);
             let total = self.count(At::InFlight) as usize;
@@ -75,9 +75,9 @@ impl Queue {
         }
         let halted = |group: Option<u8>| self.undecided.iter().any(|(_, other)| Some(*other) == group);
         // The first place of a group that is in flight: nothing behind it can be delivered.
-        let flying_from = |group: Option<u8>| {
-            let flying = self.messages.iter().filter(|m| m.group == group && m.at == At::InFlight);
-            flying.map(|message| message.place).min().unwrap_or(u64::MAX)
+        let first_in_flight = |group: Option<u8>| {
+            let in_flight = self.messages.iter().filter(|m| m.group == group && m.at == At::InFlight);
+            in_flight.map(|message| message.place).min().unwrap_or(u64::MAX)
         };
         let heads = waiting.iter().filter(|message| {
             let ahead =
@@ -85,15 +85,18 @@ impl Queue {
             !ahead
                 && message.at == At::Ready
                 && !halted(message.group)
-                && message.place < flying_from(message.group)
+                && message.place < first_in_flight(message.group)
         });
-        let turn = |group: Option<u8>| {
-            self.turns.iter().find(|(other, _)| Some(*other) == group).map_or(0, |(_, turn)| *turn)
+        let requeue_order = |group: Option<u8>| {
+            self.requeue_orders
+                .iter()
+                .find(|(other, _)| Some(*other) == group)
+                .map_or(0, |(_, requeue_order)| *requeue_order)
         };
-        let Some(head) = heads.min_by_key(|message| message.place.max(turn(message.group))) else {
+        let Some(head) = heads.min_by_key(|message| message.place.max(requeue_order(message.group))) else {
             return Vec::new();
         };
-        let (group, until) = (head.group, flying_from(head.group));
+        let (group, until) = (head.group, first_in_flight(head.group));
         let of_group = waiting.iter().filter(|message| message.group == group);
         let in_a_row =
             of_group.take_while(|message| message.at == At::Ready && message.place < until).take(max);

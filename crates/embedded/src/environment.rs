@@ -65,7 +65,7 @@ const AHEAD_MS_MAX: u64 = 60_000;
 
 /// A folder and its medium. The folder need not hold a store yet, and nothing is opened.
 #[derive(Debug, Clone)]
-pub struct Surroundings {
+pub struct Environment {
     pub(crate) folder: PathBuf,
     pub(crate) medium: Option<Medium>,
     pub(crate) reserve_bytes: u64,
@@ -81,7 +81,7 @@ struct Measured {
     ahead_ms: Option<u64>,
 }
 
-impl Surroundings {
+impl Environment {
     /// For a folder in which a store would be opened with `options`.
     pub fn of(folder: impl AsRef<Path>, options: &Options) -> Self {
         let folder = folder.as_ref().to_owned();
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_folder_is_described_before_a_store_is_in_it() {
         let folder = tempfile::tempdir().unwrap();
-        let facts = Surroundings::of(folder.path(), &Options::default()).examine().facts;
+        let facts = Environment::of(folder.path(), &Options::default()).examine().facts;
         assert!(facts["free_bytes"].as_u64().is_some() && facts["clock_ms"].as_u64().is_some(), "{facts:?}");
         assert!(!facts.contains_key("database_bytes"), "{facts:?}");
     }

@@ -13,7 +13,7 @@ const OPS_MAX: usize = 50_000;
 const BYTES_MAX: usize = 256 * 1024 * 1024;
 
 #[derive(Default)]
-struct Waiting {
+struct PendingOps {
     ops: Vec<Op>,
     bytes: usize,
     /// The writer sleeps and must be woken.
@@ -24,44 +24,44 @@ struct Waiting {
 }
 
 #[derive(Default)]
-pub(crate) struct Inbox {
-    waiting: Mutex<Waiting>,
+pub(crate) struct OpQueue {
+    pending: Mutex<PendingOps>,
     wake: Condvar,
 }
 
-impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+impl OpQueue {
+    fn lock(&self) -> MutexGuard<'_, PendingOps> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn push(&self, op: Op) -> Result<(), StoreError> {
-        let (takes_room, bytes) = (op.takes_room(), op.bytes());
-        self.add(takes_room, bytes, std::iter::once(op))
+        let (adds_data, bytes) = (op.adds_data(), op.bytes());
+        self.add(adds_data, bytes, std::iter::once(op))
     }
 
     /// Adds all operations or none. They are applied in one wave, unless the wave is full.
     pub fn push_all(&self, ops: Vec<Op>) -> Result<(), StoreError> {
-        let takes_room = ops.iter().any(Op::takes_room);
+        let adds_data = ops.iter().any(Op::adds_data);
         let bytes = ops.iter().map(Op::bytes).sum();
-        self.add(takes_room, bytes, ops.into_iter())
+        self.add(adds_data, bytes, ops.into_iter())
     }
 
-    fn add(&self, takes_room: bool, bytes: usize, ops: impl Iterator<Item = Op>) -> Result<(), StoreError> {
-        let mut waiting = self.lock();
-        if let Some(error) = &waiting.closed {
+    fn add(&self, adds_data: bool, bytes: usize, ops: impl Iterator<Item = Op>) -> Result<(), StoreError> {
+        let mut pending = self.lock();
+        if let Some(error) = &pending.closed {
             return Err(error.clone());
         }
         // Operations that free space are never refused for lack of it.
-        if takes_room && (waiting.ops.len() >= OPS_MAX || waiting.bytes + bytes > BYTES_MAX) {
+        if adds_data && (pending.ops.len() >= OPS_MAX || pending.bytes + bytes > BYTES_MAX) {
             return Err(StoreError::Overloaded(format!(
                 "{} operations wait to be written",
-                waiting.ops.len()
+                pending.ops.len()
             )));
         }
-        waiting.bytes += bytes;
-        waiting.ops.extend(ops);
-        if waiting.asleep {
-            waiting.asleep = false;
+        pending.bytes += bytes;
+        pending.ops.extend(ops);
+        if pending.asleep {
+            pending.asleep = false;
             self.wake.notify_one();
         }
         Ok(())
@@ -69,19 +69,19 @@ impl Inbox {
 
     /// Makes the writer check its timers.
     pub fn nudge(&self) {
-        let mut waiting = self.lock();
-        waiting.nudged = true;
-        if waiting.asleep {
-            waiting.asleep = false;
+        let mut pending = self.lock();
+        pending.nudged = true;
+        if pending.asleep {
+            pending.asleep = false;
             self.wake.notify_one();
         }
     }
 
     /// Rejects further operations and wakes the writer.
     pub fn close(&self, error: StoreError) {
-        let mut waiting = self.lock();
-        waiting.closed.get_or_insert(error);
-        waiting.asleep = false;
+        let mut pending = self.lock();
+        pending.closed.get_or_insert(error);
+        pending.asleep = false;
         self.wake.notify_one();
     }
 
@@ -92,33 +92,33 @@ impl Inbox {
 
     /// Moves the operations that arrived meanwhile to `into`, without sleeping. Returns their count.
     pub fn take_more(&self, into: &mut Vec<Op>) -> usize {
-        let mut waiting = self.lock();
-        waiting.bytes = 0;
-        let count = waiting.ops.len();
-        into.append(&mut waiting.ops);
+        let mut pending = self.lock();
+        pending.bytes = 0;
+        let count = pending.ops.len();
+        into.append(&mut pending.ops);
         count
     }
 
     /// Moves all pending operations to `into`. Sleeps until there is one, the clock is moved, `sleep` has passed
-    /// (`None`: no limit) or the inbox is closed. Returns `false` if it is closed and empty.
+    /// (`None`: no limit) or the queue is closed. Returns `false` if it is closed and empty.
     pub fn take(&self, into: &mut Vec<Op>, sleep: Option<Duration>) -> bool {
-        let mut waiting = self.lock();
-        let idle = |w: &Waiting| w.ops.is_empty() && !w.nudged && w.closed.is_none();
-        if idle(&waiting) && sleep != Some(Duration::ZERO) {
-            waiting.asleep = true;
-            let asleep = |w: &mut Waiting| w.asleep && idle(w);
-            waiting = match sleep {
-                None => self.wake.wait_while(waiting, asleep).unwrap_or_else(PoisonError::into_inner),
+        let mut pending = self.lock();
+        let idle = |w: &PendingOps| w.ops.is_empty() && !w.nudged && w.closed.is_none();
+        if idle(&pending) && sleep != Some(Duration::ZERO) {
+            pending.asleep = true;
+            let asleep = |w: &mut PendingOps| w.asleep && idle(w);
+            pending = match sleep {
+                None => self.wake.wait_while(pending, asleep).unwrap_or_else(PoisonError::into_inner),
                 Some(sleep) => {
-                    let slept = self.wake.wait_timeout_while(waiting, sleep, asleep);
+                    let slept = self.wake.wait_timeout_while(pending, sleep, asleep);
                     slept.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
-            waiting.asleep = false;
+            pending.asleep = false;
         }
-        waiting.nudged = false;
-        waiting.bytes = 0;
-        std::mem::swap(&mut waiting.ops, into);
-        !into.is_empty() || waiting.closed.is_none()
+        pending.nudged = false;
+        pending.bytes = 0;
+        std::mem::swap(&mut pending.ops, into);
+        !into.is_empty() || pending.closed.is_none()
     }
 }
