@@ -18,15 +18,15 @@ const CALL_MS_MAX: u64 = 5_000;
 /// Maximum number of retries of a claim whose answer was lost.
 const CLAIM_TRIES: u32 = 5;
 /// A grant whose answer took more than a quarter of its lease is renewed before anything runs under it.
-const LATE_PART: u64 = 4;
+const LATE_DIVISOR: u64 = 4;
 /// Default time for which the end of a claim is retried while the ledger does not answer.
 const END_MS_MAX_DEFAULT: u64 = 60_000;
 /// Retry delay for a key whose claim is being released in the background.
-const GIVEN_BACK_MS: u64 = 1_000;
+const BEING_RELEASED_RETRY_MS: u64 = 1_000;
 /// How long the release of an unused claim is retried.
-const GIVE_BACK_MS_MAX: u64 = 600_000;
+const RELEASE_MS_MAX: u64 = 600_000;
 /// The longest pause between two tries to give back a claim.
-const GIVE_BACK_PAUSE_MS_MAX: u64 = 5_000;
+const RELEASE_PAUSE_MS_MAX: u64 = 5_000;
 
 /// A claim that was given, and is known to be in time. Dropped before something ran under it, it is given back in the
 /// background: nothing happened, so its key must not end in doubt.
@@ -49,16 +49,20 @@ impl Granted {
 
     /// Something runs under it from now on, or it has been ended: it is not given back any more. `false` if that was so
     /// before.
-    pub fn spend(&self) -> bool {
+    pub fn mark_used(&self) -> bool {
         self.unused.swap(false, Ordering::SeqCst)
     }
 }
 
 impl Drop for Granted {
     fn drop(&mut self) {
-        if self.spend() {
+        if self.mark_used() {
             let (id, token) = (self.id.clone(), self.grant.token.clone());
-            self.claims.pay_back(Owed::Release(EndClaim { id, token, ending: ClaimEnding::Release }));
+            self.claims.release_in_background(ReleaseStep::Release(EndClaim {
+                id,
+                token,
+                ending: ClaimEnding::Release,
+            }));
         }
     }
 }
@@ -71,7 +75,7 @@ impl std::fmt::Debug for Granted {
 
 /// The answer to a claim.
 #[derive(Debug)]
-pub enum Answer {
+pub enum ClaimResponse {
     /// The caller holds the key: it may act.
     Granted(Granted),
     /// The effect ended earlier, with this outcome.
@@ -136,35 +140,36 @@ impl Claims {
     /// Claims keys. A call without an answer is repeated: the same owner gets the same claim. A grant that came late is
     /// renewed first. A claim that may have been granted without the caller learning of it is released, also when the
     /// future is dropped early: nothing ran under it, so its key must not be left in doubt.
-    pub async fn claim(&self, requests: Vec<ClaimRequest>) -> Vec<Answer> {
+    pub async fn claim(&self, requests: Vec<ClaimRequest>) -> Vec<ClaimResponse> {
         let wait_ms = requests.iter().map(|request| request.wait_ms).max().unwrap_or(0);
         let began_us = self.timer.now_us();
-        let mut asking = Asking { claims: self, requests, may_be_claimed: false, asked_us: began_us };
+        let mut pending = PendingClaims { claims: self, requests, may_be_claimed: false, asked_us: began_us };
         let mut tries = 0;
         let error = loop {
             let asked_us = self.timer.now_us();
-            asking.asked_us = asked_us;
-            let before = std::mem::replace(&mut asking.may_be_claimed, true);
+            pending.asked_us = asked_us;
+            let before = std::mem::replace(&mut pending.may_be_claimed, true);
             // Checked before and after the call: the release may finish while the call is running.
-            let given_back = asking.requests.iter().map(|request| self.is_given_back(&request.id)).collect();
-            let call = self.ledger.claim(asking.requests.clone());
+            let being_released =
+                pending.requests.iter().map(|request| self.is_being_released(&request.id)).collect();
+            let call = self.ledger.claim(pending.requests.clone());
             let error = match self.timer.timeout(CALL_MS_MAX + wait_ms, call).await {
-                Some(Ok(answers)) if answers.len() == asking.requests.len() => {
-                    asking.may_be_claimed = false;
-                    let requests = std::mem::take(&mut asking.requests);
-                    return self.answered(requests, answers, asked_us, given_back).await;
+                Some(Ok(answers)) if answers.len() == pending.requests.len() => {
+                    pending.may_be_claimed = false;
+                    let requests = std::mem::take(&mut pending.requests);
+                    return self.answered(requests, answers, asked_us, being_released).await;
                 }
                 Some(Ok(answers)) => StoreError::OutcomeUnknown(format!(
                     "the ledger gave {} answers to {} claims",
                     answers.len(),
-                    asking.requests.len()
+                    pending.requests.len()
                 )),
                 Some(Err(error)) => error,
                 None => StoreError::OutcomeUnknown("the ledger did not answer in time".into()),
             };
             let unknown = matches!(error, StoreError::OutcomeUnknown(_));
             // Any other error means that this call had no effect; an earlier call may have had one.
-            asking.may_be_claimed = before || unknown;
+            pending.may_be_claimed = before || unknown;
             // A ledger that hangs is called at most twice, because a caller is waiting.
             let took_ms = (self.timer.now_us() - began_us) / 1000;
             if !unknown || tries == CLAIM_TRIES || took_ms > CALL_MS_MAX + wait_ms + CALL_MS_MAX / 2 {
@@ -173,9 +178,9 @@ impl Claims {
             self.timer.sleep_ms(fastrand::u64(5..=20 << tries)).await;
             tries += 1;
         };
-        let count = asking.requests.len();
-        drop(asking);
-        (0..count).map(|_| Answer::Unavailable(error.clone())).collect()
+        let count = pending.requests.len();
+        drop(pending);
+        (0..count).map(|_| ClaimResponse::Unavailable(error.clone())).collect()
     }
 
     async fn answered(
@@ -183,31 +188,31 @@ impl Claims {
         requests: Vec<ClaimRequest>,
         answers: Vec<Result<Claim, ClaimError>>,
         asked_us: u64,
-        given_back: Vec<bool>,
-    ) -> Vec<Answer> {
+        being_released: Vec<bool>,
+    ) -> Vec<ClaimResponse> {
         let took_us = self.timer.now_us().saturating_sub(asked_us);
         let mut late = Vec::new();
         let mut all = Vec::with_capacity(answers.len());
-        for (at, ((request, answer), given_back)) in
-            requests.into_iter().zip(answers).zip(given_back).enumerate()
+        for (at, ((request, answer), being_released)) in
+            requests.into_iter().zip(answers).zip(being_released).enumerate()
         {
             all.push(match answer {
                 Ok(Claim::Granted(grant)) => {
-                    if took_us * LATE_PART > grant.lease_ms * 1000 {
+                    if took_us * LATE_DIVISOR > grant.lease_ms * 1000 {
                         late.push((at, request.lease_ms));
                     }
-                    Answer::Granted(Granted::new(self, request.id, grant, asked_us))
+                    ClaimResponse::Granted(Granted::new(self, request.id, grant, asked_us))
                 }
-                Ok(Claim::Completed { outcome, .. }) => Answer::Completed(outcome),
+                Ok(Claim::Completed { outcome, .. }) => ClaimResponse::Completed(outcome),
                 // The entry is the remains of this process's own claim, which is being released. Nothing ran under it,
                 // so there is no doubt.
-                Ok(Claim::InDoubt { .. }) if given_back || self.is_given_back(&request.id) => {
-                    Answer::InProgress { retry_after_ms: GIVEN_BACK_MS }
+                Ok(Claim::InDoubt { .. }) if being_released || self.is_being_released(&request.id) => {
+                    ClaimResponse::InProgress { retry_after_ms: BEING_RELEASED_RETRY_MS }
                 }
-                Ok(Claim::InProgress { retry_after_ms }) => Answer::InProgress { retry_after_ms },
-                Ok(Claim::InDoubt { .. }) => Answer::InDoubt,
-                Err(ClaimError::Store(error)) if error.is_retryable() => Answer::Unavailable(error),
-                Err(error) => Answer::Refused(error),
+                Ok(Claim::InProgress { retry_after_ms }) => ClaimResponse::InProgress { retry_after_ms },
+                Ok(Claim::InDoubt { .. }) => ClaimResponse::InDoubt,
+                Err(ClaimError::Store(error)) if error.is_retryable() => ClaimResponse::Unavailable(error),
+                Err(error) => ClaimResponse::Refused(error),
             });
         }
         if !late.is_empty() {
@@ -218,11 +223,11 @@ impl Claims {
 
     /// Renews grants whose answer took long. A claim that waited reports the lease that remained when the answer was
     /// sent, and the age of the answer is unknown. A grant that is not confirmed is released.
-    async fn confirm(&self, answers: &mut [Answer], late: Vec<(usize, u64)>) {
+    async fn confirm(&self, answers: &mut [ClaimResponse], late: Vec<(usize, u64)>) {
         let mut renewals = Vec::new();
         let mut bound_ms = CALL_MS_MAX;
         for (at, lease_ms) in &late {
-            let Answer::Granted(granted) = &answers[*at] else { continue };
+            let ClaimResponse::Granted(granted) = &answers[*at] else { continue };
             bound_ms = bound_ms.min((lease_ms / 3).max(1));
             let (id, token) = (granted.id.clone(), granted.grant.token.clone());
             renewals.push(Renew { id, token, lease_ms: *lease_ms });
@@ -234,7 +239,7 @@ impl Claims {
             _ => Vec::new().into_iter(),
         };
         for (at, _) in late {
-            let Answer::Granted(granted) = &mut answers[at] else { continue };
+            let ClaimResponse::Granted(granted) = &mut answers[at] else { continue };
             let why = match renewed.next() {
                 Some(Ok(left)) => {
                     granted.grant.lease_ms = left.lease_ms;
@@ -242,12 +247,12 @@ impl Claims {
                     continue;
                 }
                 Some(Err(error)) => {
-                    granted.spend();
+                    granted.mark_used();
                     format!("the claim was lost before it was confirmed: {error}")
                 }
                 None => "the claim was not confirmed in time".to_owned(),
             };
-            answers[at] = Answer::Unconfirmed(StoreError::Unavailable(why));
+            answers[at] = ClaimResponse::Unconfirmed(StoreError::Unavailable(why));
         }
     }
 
@@ -262,7 +267,7 @@ impl Claims {
             let error = match self.timer.timeout(CALL_MS_MAX, self.ledger.end(ends.clone())).await {
                 Some(Ok(answers)) if answers.len() == ends.len() => {
                     let ended = ends.iter().zip(answers);
-                    return ended.map(|(end, answer)| ended_so(end, answer, unknown)).collect();
+                    return ended.map(|(end, answer)| end_result(end, answer, unknown)).collect();
                 }
                 Some(Ok(_)) => StoreError::OutcomeUnknown("the ledger did not answer each claim".into()),
                 Some(Err(error)) => error,
@@ -287,7 +292,7 @@ impl Claims {
 
     /// Gives back a claim that may have been made, in the background: asks for it as the same owner, then releases it.
     /// `asked_us`: when it was asked for last.
-    fn give_back(&self, request: ClaimRequest, asked_us: u64) {
+    fn release_if_granted(&self, request: ClaimRequest, asked_us: u64) {
         // A ledger may go on waiting for a caller that has gone, at most until this.
         let waits_until_us = match request.wait_ms {
             0 => asked_us,
@@ -295,42 +300,42 @@ impl Claims {
         };
         // Another holder's lapsed claim is not for this to take over.
         let request = ClaimRequest { wait_ms: 0, on_doubt: OnDoubt::Park, ..request };
-        self.pay_back(Owed::Claim { request, waits_until_us });
+        self.release_in_background(ReleaseStep::Claim { request, waits_until_us });
     }
 
-    fn pay_back(&self, mut owed: Owed) {
+    fn release_in_background(&self, mut step: ReleaseStep) {
         let timer = self.timer.clone();
-        let mark = GivenBack::mark(&self.ledger, owed.id());
+        let mark = ReleaseMark::mark(&self.ledger, step.id());
         heartbeat::spawn(async move {
-            let until_us = timer.now_us() + GIVE_BACK_MS_MAX * 1000;
+            let until_us = timer.now_us() + RELEASE_MS_MAX * 1000;
             let mut pause_ms = 50;
             loop {
                 // Upgraded for one attempt only: this task must not keep open a store that its owner has closed.
                 let Some(ledger) = mark.ledger.upgrade() else { return };
-                owed = match owed.try_once(&*ledger, &timer).await {
-                    Some(owed) => owed,
+                step = match step.try_once(&*ledger, &timer).await {
+                    Some(step) => step,
                     None => return,
                 };
                 drop(ledger);
                 if timer.now_us() >= until_us {
-                    let id = owed.id();
+                    let id = step.id();
                     tracing::error!(%id, "a claim that nothing ran under could not be given back; it may be in doubt");
                     return;
                 }
                 timer.sleep_ms(pause_ms).await;
-                pause_ms = (pause_ms * 2).min(GIVE_BACK_PAUSE_MS_MAX);
+                pause_ms = (pause_ms * 2).min(RELEASE_PAUSE_MS_MAX);
             }
         });
     }
 
-    fn is_given_back(&self, id: &EntryId) -> bool {
-        let marks = GIVEN_BACK.lock().unwrap_or_else(PoisonError::into_inner);
+    fn is_being_released(&self, id: &EntryId) -> bool {
+        let marks = BEING_RELEASED.lock().unwrap_or_else(PoisonError::into_inner);
         !marks.is_empty() && marks.contains_key(&(address(&self.ledger), id.clone()))
     }
 }
 
 /// Whether the end was recorded. A release that is repeated after an unknown outcome finds its entry gone.
-fn ended_so(end: &EndClaim, answer: Result<(), TokenError>, unknown: bool) -> Result<(), EndError> {
+fn end_result(end: &EndClaim, answer: Result<(), TokenError>, unknown: bool) -> Result<(), EndError> {
     match answer {
         Err(TokenError::Gone) if unknown && end.ending == ClaimEnding::Release => Ok(()),
         // No other holder has it: its end is not recorded, and never will be.
@@ -342,7 +347,7 @@ fn ended_so(end: &EndClaim, answer: Result<(), TokenError>, unknown: bool) -> Re
 }
 
 /// Claims that are being requested. If dropped while one may have been granted, it releases them.
-struct Asking<'a> {
+struct PendingClaims<'a> {
     claims: &'a Claims,
     requests: Vec<ClaimRequest>,
     may_be_claimed: bool,
@@ -350,11 +355,11 @@ struct Asking<'a> {
     asked_us: u64,
 }
 
-impl Drop for Asking<'_> {
+impl Drop for PendingClaims<'_> {
     fn drop(&mut self) {
         if self.may_be_claimed {
             for request in self.requests.drain(..) {
-                self.claims.give_back(request, self.asked_us);
+                self.claims.release_if_granted(request, self.asked_us);
             }
         }
     }
@@ -363,9 +368,9 @@ impl Drop for Asking<'_> {
 /// Keys whose claims are being given back, by the address of their ledger: until that is done, another claim of this
 /// process must not take the remains of its own for a duplicate at work, or for a doubt. With how many claims of the key
 /// are being given back: only the last one ends the mark.
-static GIVEN_BACK: LazyLock<Mutex<HashMap<(usize, EntryId), usize>>> = LazyLock::new(Mutex::default);
+static BEING_RELEASED: LazyLock<Mutex<HashMap<(usize, EntryId), usize>>> = LazyLock::new(Mutex::default);
 
-struct GivenBack {
+struct ReleaseMark {
     mark: (usize, EntryId),
     /// As long as it exists, no other ledger can have the same address.
     ledger: Weak<dyn Ledger>,
@@ -375,18 +380,18 @@ fn address(ledger: &Arc<dyn Ledger>) -> usize {
     Arc::as_ptr(ledger).cast::<()>() as usize
 }
 
-impl GivenBack {
+impl ReleaseMark {
     fn mark(ledger: &Arc<dyn Ledger>, id: &EntryId) -> Self {
         let mark = (address(ledger), id.clone());
-        let mut marks = GIVEN_BACK.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut marks = BEING_RELEASED.lock().unwrap_or_else(PoisonError::into_inner);
         *marks.entry(mark.clone()).or_default() += 1;
         Self { mark, ledger: Arc::downgrade(ledger) }
     }
 }
 
-impl Drop for GivenBack {
+impl Drop for ReleaseMark {
     fn drop(&mut self) {
-        let mut marks = GIVEN_BACK.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut marks = BEING_RELEASED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = marks.get_mut(&self.mark) {
             *count -= 1;
             if *count == 0 {
@@ -397,7 +402,7 @@ impl Drop for GivenBack {
 }
 
 /// The next step of releasing a claim under which nothing ran.
-enum Owed {
+enum ReleaseStep {
     /// It may have been made: ask for it as the same owner. Until `waits_until_us` the ledger may still make it.
     Claim {
         request: ClaimRequest,
@@ -406,7 +411,7 @@ enum Owed {
     Release(EndClaim),
 }
 
-impl Owed {
+impl ReleaseStep {
     fn id(&self) -> &EntryId {
         match self {
             Self::Claim { request, .. } => &request.id,

@@ -11,7 +11,7 @@ pub const NEVER: u64 = u64::MAX;
 
 /// Why a run was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopReason {
     /// Its lease has ended, or another holder has it.
     Lost,
     /// It exceeded its maximum run time.
@@ -70,12 +70,12 @@ impl Lease {
     /// The lease of a claim without a delivery.
     pub fn of_claim(asked_us: u64, lease_ms: u64) -> Self {
         let lease = Self::new(asked_us, lease_ms);
-        lease.claimed(asked_us, lease_ms);
+        lease.claim_granted(asked_us, lease_ms);
         lease
     }
 
     /// A lease without an end: the delivery was acked when it was received, or its source has no leases.
-    pub fn endless() -> Self {
+    pub fn without_expiry() -> Self {
         let lease = Self::new(0, 0);
         lease.delivery_until_us.store(NEVER, Ordering::Relaxed);
         lease.renew_at_us.store(NEVER, Ordering::Relaxed);
@@ -91,12 +91,12 @@ impl Lease {
     }
 
     /// Another consumer has the delivery, but this holder still has the claim: the delivery is not renewed any more.
-    pub fn delivery_gone(&self) {
+    pub fn mark_delivery_gone(&self) {
         self.delivery_until_us.store(0, Ordering::SeqCst);
     }
 
     /// Whether the delivery's lease never ends.
-    pub fn is_endless(&self) -> bool {
+    pub fn never_expires(&self) -> bool {
         self.delivery_until_us.load(Ordering::SeqCst) == NEVER
     }
 
@@ -106,7 +106,7 @@ impl Lease {
     }
 
     /// Records that a claim was granted.
-    pub fn claimed(&self, asked_us: u64, lease_ms: u64) {
+    pub fn claim_granted(&self, asked_us: u64, lease_ms: u64) {
         self.claim_until_us.store(asked_us + lease_ms * 1000, Ordering::SeqCst);
         // Without a lease on the delivery, `renew_at_us` was `NEVER`.
         self.renew_at_us.fetch_min(asked_us + lease_ms * 1000 / 3, Ordering::SeqCst);
@@ -126,7 +126,7 @@ impl Lease {
 
     /// A heartbeat was answered, for claim and delivery: the next one is due after a third of what ends first,
     /// and not before a tenth of the lease: what has ended meanwhile is not renewed any more.
-    pub(crate) fn answered(&self, asked_us: u64, lease_ms: u64) {
+    pub(crate) fn heartbeat_answered(&self, asked_us: u64, lease_ms: u64) {
         self.unanswered.store(0, Ordering::SeqCst);
         if self.renew_at_us() == NEVER {
             return;
@@ -138,7 +138,7 @@ impl Lease {
         let until_us = self.claim_until_us.load(Ordering::SeqCst).min(delivery_until_us);
         if until_us != NEVER {
             let third_us = until_us.saturating_sub(asked_us) / 3;
-            self.renew_at(asked_us + third_us.max(lease_ms * 100).max(2_000));
+            self.set_renew_at(asked_us + third_us.max(lease_ms * 100).max(2_000));
         }
     }
 
@@ -159,7 +159,7 @@ impl Lease {
     }
 
     /// Sets when the next heartbeat is due.
-    pub fn renew_at(&self, us: u64) {
+    pub fn set_renew_at(&self, us: u64) {
         self.renew_at_us.store(us, Ordering::SeqCst);
     }
 
@@ -182,12 +182,12 @@ impl Lease {
     }
 
     /// Sets the phase of the run.
-    pub fn enter(&self, phase: Phase) {
+    pub fn set_phase(&self, phase: Phase) {
         self.phase.store(phase as u8, Ordering::SeqCst);
     }
 
     /// Sets the time at which the run times out.
-    pub fn run_until(&self, us: u64) {
+    pub fn set_run_deadline(&self, us: u64) {
         self.run_until_us.store(us, Ordering::SeqCst);
     }
 
@@ -197,23 +197,23 @@ impl Lease {
     }
 
     /// Why the handler has to stop, if it has to.
-    pub fn stop(&self) -> Option<Stop> {
+    pub fn stop(&self) -> Option<StopReason> {
         match self.stop.load(Ordering::SeqCst) {
             0 => None,
-            1 => Some(Stop::Lost),
-            2 => Some(Stop::TimedOut),
-            3 => Some(Stop::Drained),
-            _ => Some(Stop::Abandoned),
+            1 => Some(StopReason::Lost),
+            2 => Some(StopReason::TimedOut),
+            3 => Some(StopReason::Drained),
+            _ => Some(StopReason::Abandoned),
         }
     }
 
     /// Stops the handler at its next await. The first reason wins; returns whether this call was the first.
-    pub fn stop_for(&self, stop: Stop) -> bool {
+    pub fn stop_because(&self, stop: StopReason) -> bool {
         let code = match stop {
-            Stop::Lost => 1,
-            Stop::TimedOut => 2,
-            Stop::Drained => 3,
-            Stop::Abandoned => 4,
+            StopReason::Lost => 1,
+            StopReason::TimedOut => 2,
+            StopReason::Drained => 3,
+            StopReason::Abandoned => 4,
         };
         let first = self.stop.compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if first {
@@ -227,13 +227,13 @@ impl Lease {
     }
 
     /// Checks the clock: stops a run whose time is over. Returns the reason if this call stopped it.
-    pub fn look(&self, now_us: u64) -> Option<Stop> {
+    pub fn check(&self, now_us: u64) -> Option<StopReason> {
         let stop = match self.phase() {
-            Phase::Running if self.run_until_us() <= now_us => Stop::TimedOut,
-            Phase::Waiting | Phase::Running if self.until_us() <= now_us => Stop::Lost,
+            Phase::Running if self.run_until_us() <= now_us => StopReason::TimedOut,
+            Phase::Waiting | Phase::Running if self.until_us() <= now_us => StopReason::Lost,
             _ => return None,
         };
-        self.stop_for(stop).then_some(stop)
+        self.stop_because(stop).then_some(stop)
     }
 
     /// Whether the right to act is lost, as far as this process can know.
@@ -252,7 +252,7 @@ impl Lease {
     }
 
     /// Registers the waker to call when the handler has to stop.
-    pub fn watch(&self, waker: &Waker) {
+    pub fn register_waker(&self, waker: &Waker) {
         let mut known = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
         if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
             *known = Some(waker.clone());

@@ -8,18 +8,18 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use std::sync::Arc;
-//! use hapax_claim::{Answer, Claims, Holder, Owners, Timer};
+//! use hapax_claim::{ClaimResponse, Claims, LeaseKeeper, Owners, Timer};
 //! use hapax_core::{ClaimRequest, ClaimEnding, EntryId, Json, RecordedOutcome};
 //!
 //! let timer = Timer::system();
 //! let ledger = hapax_conformance::MemoryStore::new(Arc::new(hapax_core::SystemClock::default()));
 //! let claims = Claims::new(ledger.clone(), timer.clone());
-//! let holder = Holder::new(None, Some(ledger), timer, Arc::new(()))?;
+//! let lease_keeper = LeaseKeeper::new(None, Some(ledger), timer, Arc::new(()))?;
 //!
 //! let id = EntryId::new("payments".parse()?, "order-7".parse()?);
 //! let request = ClaimRequest::new(id, Owners::new("example").next(), 30_000);
-//! let Answer::Granted(granted) = claims.claim(vec![request]).await.remove(0) else { panic!("it is free") };
-//! let held = claims.hold(&holder, granted, 30_000);
+//! let ClaimResponse::Granted(granted) = claims.claim(vec![request]).await.remove(0) else { panic!("it is free") };
+//! let held = claims.hold(&lease_keeper, granted, 30_000);
 //! tokio::select! {
 //!     () = held.lost() => { /* another holder may have the key: stop */ }
 //!     () = async { /* the effect */ } => {
@@ -33,14 +33,14 @@
 
 mod claims;
 mod heartbeat;
-mod held;
+mod held_claim;
 mod lease;
 mod owner;
 mod time;
 
-pub use claims::{Answer, Claims, EndError, Granted};
-pub use heartbeat::{HeartbeatEvents, Held, Holder};
-pub use held::HeldClaim;
-pub use lease::{Lease, NEVER, Phase, Stop};
+pub use claims::{ClaimResponse, Claims, EndError, Granted};
+pub use heartbeat::{HeartbeatEvents, LeaseKeeper, LeasedItem};
+pub use held_claim::HeldClaim;
+pub use lease::{Lease, NEVER, Phase, StopReason};
 pub use owner::Owners;
 pub use time::Timer;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_claim::{Answer, Claims, EndError, HeldClaim, Holder, Owners, Stop, Timer};
+use hapax_claim::{ClaimResponse, Claims, EndError, HeldClaim, LeaseKeeper, Owners, StopReason, Timer};
 use hapax_conformance::MemoryStore;
 use hapax_core::{
     ClaimEnding, ClaimRequest, EntryId, EntryState, Json, Ledger as _, ManualClock, OnDoubt, RecordedOutcome,
@@ -16,7 +16,7 @@ struct Rig {
     ledger: Arc<MemoryStore>,
     clock: Arc<ManualClock>,
     claims: Claims,
-    holder: Arc<Holder>,
+    holder: Arc<LeaseKeeper>,
 }
 
 fn id() -> EntryId {
@@ -29,14 +29,14 @@ impl Rig {
         let ledger = MemoryStore::new(clock.clone());
         let timer = Timer::new(clock.clone());
         let claims = Claims::new(ledger.clone(), timer.clone());
-        let holder = Holder::new(None, Some(ledger.clone()), timer, Arc::new(())).unwrap();
+        let holder = LeaseKeeper::new(None, Some(ledger.clone()), timer, Arc::new(())).unwrap();
         Self { ledger, clock, claims, holder }
     }
 
     async fn hold(&self, on_doubt: OnDoubt) -> HeldClaim {
         let request = ClaimRequest::new(id(), Owners::new("test").next(), LEASE_MS);
         let answer = self.claims.claim(vec![ClaimRequest { on_doubt, ..request }]).await.remove(0);
-        let Answer::Granted(granted) = answer else { panic!("{answer:?}") };
+        let ClaimResponse::Granted(granted) = answer else { panic!("{answer:?}") };
         self.claims.hold(&self.holder, granted, LEASE_MS)
     }
 
@@ -88,7 +88,7 @@ async fn a_holder_that_slept_past_its_lease_is_told() {
     let held = rig.hold(OnDoubt::Retry).await;
     rig.clock.advance_ms(2 * LEASE_MS);
     tokio::time::timeout(Duration::from_mins(1), held.lost()).await.expect("it is told");
-    assert_eq!(held.lease().stop(), Some(Stop::Lost));
+    assert_eq!(held.lease().stop(), Some(StopReason::Lost));
     // Another holder takes over; the end of the first claim is refused.
     let other = rig.hold(OnDoubt::Retry).await;
     assert!(other.is_takeover() && other.fence() > held.fence());

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hapax_claim::{Answer, Claims, Owners, Timer};
+use hapax_claim::{ClaimResponse, Claims, Owners, Timer};
 use hapax_conformance::MemoryStore;
 use hapax_core::{
     Batch, Claim, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryView, Ledger,
@@ -170,7 +170,7 @@ async fn a_claim_whose_every_answer_was_lost() {
     let request = request("order-1");
     let id = request.id.clone();
     let answer = with_time(&ledger.clock, claims(&ledger).claim(vec![request])).await.remove(0);
-    assert!(matches!(answer, Answer::Unavailable(StoreError::OutcomeUnknown(_))), "{answer:?}");
+    assert!(matches!(answer, ClaimResponse::Unavailable(StoreError::OutcomeUnknown(_))), "{answer:?}");
     until_absent(&ledger, &id).await;
 }
 
@@ -188,14 +188,14 @@ async fn an_outage_that_outlasts_the_lease() {
     let mut met = Vec::new();
     while ledger.entry(&id).await.unwrap().is_some() {
         let answer = with_time(&ledger.clock, claims(&ledger).claim(vec![other.clone()])).await.remove(0);
-        let granted = matches!(answer, Answer::Granted(_));
+        let granted = matches!(answer, ClaimResponse::Granted(_));
         met.push(answer);
         if granted {
             break;
         }
     }
-    let doubts = met.iter().filter(|answer| matches!(answer, Answer::InDoubt)).count();
-    let waits = met.iter().filter(|answer| matches!(answer, Answer::InProgress { .. })).count();
+    let doubts = met.iter().filter(|answer| matches!(answer, ClaimResponse::InDoubt)).count();
+    let waits = met.iter().filter(|answer| matches!(answer, ClaimResponse::InProgress { .. })).count();
     assert!(doubts == 0 && waits > 0, "{doubts} doubts, {waits} times in progress");
 }
 
@@ -223,7 +223,7 @@ async fn a_grant_that_came_late_and_cannot_be_confirmed() {
     let id = request.id.clone();
     let answer = claims(&ledger).claim(vec![request]).await.remove(0);
     assert!(
-        matches!(&answer, Answer::Unconfirmed(error) if error.to_string().contains("confirmed")),
+        matches!(&answer, ClaimResponse::Unconfirmed(error) if error.to_string().contains("confirmed")),
         "{answer:?}"
     );
     until_absent(&ledger, &id).await;
@@ -233,11 +233,11 @@ async fn a_grant_that_came_late_and_cannot_be_confirmed() {
 async fn a_grant_that_came_late_counts_from_its_confirmation() {
     let ledger = Arc::new(Lossy { claim_takes_ms: LEASE_MS / 2, ..lossy(0) });
     let answer = claims(&ledger).claim(vec![request("order-1")]).await.remove(0);
-    let Answer::Granted(granted) = answer else { panic!("{answer:?}") };
+    let ClaimResponse::Granted(granted) = answer else { panic!("{answer:?}") };
     assert_eq!((granted.asked_us, granted.grant.lease_ms), (LEASE_MS / 2 * 1000, LEASE_MS));
     let quick = Arc::new(Lossy { claim_takes_ms: LEASE_MS / 5, ..lossy(0) });
     let answer = claims(&quick).claim(vec![request("order-1")]).await.remove(0);
-    let Answer::Granted(granted) = answer else { panic!("{answer:?}") };
+    let ClaimResponse::Granted(granted) = answer else { panic!("{answer:?}") };
     assert_eq!(granted.asked_us, 0, "it came in time");
 }
 
@@ -245,7 +245,7 @@ async fn a_grant_that_came_late_counts_from_its_confirmation() {
 async fn a_lost_answer_is_the_same_claim() {
     let ledger = Arc::new(lossy(3));
     let answer = with_time(&ledger.clock, claims(&ledger).claim(vec![request("order-1")])).await.remove(0);
-    let Answer::Granted(granted) = answer else { panic!("{answer:?}") };
+    let ClaimResponse::Granted(granted) = answer else { panic!("{answer:?}") };
     assert!(!granted.grant.takeover);
     assert_eq!(ledger.claims_lost.load(Ordering::SeqCst), 0, "three answers were lost");
     assert_eq!(ledger.ledger_stats().await.unwrap().granted, 1, "asked four times, one claim");
@@ -261,7 +261,7 @@ async fn two_claims_of_one_key_that_are_given_back() {
     *ledger.lost_to.lock().unwrap() = vec![first.owner.clone(), second.owner.clone()];
     for request in [first.clone(), second.clone()] {
         let answer = with_time(&ledger.clock, claims(&ledger).claim(vec![request])).await.remove(0);
-        assert!(matches!(answer, Answer::Unavailable(_)), "{answer:?}");
+        assert!(matches!(answer, ClaimResponse::Unavailable(_)), "{answer:?}");
     }
     ledger.cut_off.lock().unwrap().push(first.owner.clone());
     ledger.clock.advance_ms(2 * LEASE_MS);
@@ -269,13 +269,16 @@ async fn two_claims_of_one_key_that_are_given_back() {
     ledger.until_answered(&second.owner).await;
     for _ in 0..50 {
         let answer = claims(&ledger).claim(vec![again()]).await.remove(0);
-        assert!(matches!(answer, Answer::InProgress { .. }), "{answer:?}: the first one is still owed");
+        assert!(
+            matches!(answer, ClaimResponse::InProgress { .. }),
+            "{answer:?}: the first one is still owed"
+        );
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     ledger.cut_off.lock().unwrap().clear();
     until_absent(&ledger, &id).await;
     let answer = claims(&ledger).claim(vec![again()]).await.remove(0);
-    assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
+    assert!(matches!(answer, ClaimResponse::Granted(_)), "{answer:?}");
 }
 
 /// A server goes on waiting for a caller that has gone, and grants the claim when the holder has ended.
@@ -286,7 +289,7 @@ async fn a_claim_that_is_dropped_while_it_waits_for_its_holder() {
         let held = ClaimRequest { on_doubt, ..request("order-1") };
         let id = held.id.clone();
         let answer = claims(&ledger).claim(vec![held.clone()]).await.remove(0);
-        let Answer::Granted(holder) = answer else { panic!("{answer:?}") };
+        let ClaimResponse::Granted(holder) = answer else { panic!("{answer:?}") };
         let owner = Owners::new("test").next();
         let waits = ClaimRequest { owner: owner.clone(), wait_ms: 5_000, ..held };
         let claims = claims(&ledger);
@@ -322,7 +325,7 @@ async fn a_claim_that_the_store_cannot_answer_when_it_is_given_back() {
     let asking = claims(&ledger);
     ledger.lost_to.lock().unwrap().push(request.owner.clone());
     let answer = with_time(&ledger.clock, asking.claim(vec![request])).await.remove(0);
-    assert!(matches!(answer, Answer::Unavailable(_)), "{answer:?}");
+    assert!(matches!(answer, ClaimResponse::Unavailable(_)), "{answer:?}");
     ledger.failing.store(3, Ordering::SeqCst);
     ledger.claims_lost.store(0, Ordering::SeqCst);
     ledger.lost_to.lock().unwrap().clear();

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hapax_claim::{Answer, Claims, HeldClaim, Holder, Owners, Timer};
+use hapax_claim::{ClaimResponse, Claims, HeldClaim, LeaseKeeper, Owners, Timer};
 use hapax_conformance::MemoryStore;
 use hapax_core::{
     Batch, Claim, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryView, Ledger,
@@ -89,7 +89,7 @@ struct Rig {
     clock: Arc<ManualClock>,
     timer: Timer,
     claims: Claims,
-    holder: Arc<Holder>,
+    holder: Arc<LeaseKeeper>,
 }
 
 impl Rig {
@@ -103,7 +103,7 @@ impl Rig {
         });
         let timer = Timer::new(clock.clone());
         let claims = Claims::new(ledger.clone(), timer.clone());
-        let holder = Holder::new(None, Some(ledger.clone()), timer.clone(), Arc::new(())).unwrap();
+        let holder = LeaseKeeper::new(None, Some(ledger.clone()), timer.clone(), Arc::new(())).unwrap();
         Self { ledger, clock, timer, claims, holder }
     }
 
@@ -111,7 +111,7 @@ impl Rig {
         let id = EntryId::new("shop".parse().unwrap(), key.parse().unwrap());
         let request = ClaimRequest::new(id, Owners::new("test").next(), LEASE_MS);
         let answer = self.claims.claim(vec![request]).await.remove(0);
-        let Answer::Granted(granted) = answer else { panic!("{answer:?}") };
+        let ClaimResponse::Granted(granted) = answer else { panic!("{answer:?}") };
         self.claims.hold(&self.holder, granted, LEASE_MS)
     }
 

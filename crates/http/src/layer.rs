@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hapax_claim::{Claims, Holder, Owners, Timer};
+use hapax_claim::{Claims, LeaseKeeper, Owners, Timer};
 use hapax_core::metrics::{Metrics as _, Sample};
 use hapax_core::{Clock, EntryId, Fence, Fingerprint, IdempotencyKey, Ledger};
 use http::header::EXPECT;
@@ -115,7 +115,7 @@ impl Builder {
     pub fn build(self) -> Result<IdempotencyLayer, ConfigError> {
         service_name(&self.service).map_err(ConfigError)?;
         let timer = self.clock.map_or_else(Timer::system, Timer::new);
-        let holder = Holder::new(None, Some(self.ledger.clone()), timer.clone(), Arc::new(()))
+        let holder = LeaseKeeper::new(None, Some(self.ledger.clone()), timer.clone(), Arc::new(()))
             .map_err(|error| ConfigError(format!("the heartbeat cannot be started: {error}")))?;
         Ok(IdempotencyLayer(Arc::new(LayerState {
             service: self.service,
@@ -158,7 +158,7 @@ pub(crate) struct LayerState {
     pub(crate) timer: Timer,
     pub(crate) owners: Owners,
     /// Renews the claims of running requests.
-    pub(crate) holder: Arc<Holder>,
+    pub(crate) holder: Arc<LeaseKeeper>,
     tenant: Tenant,
     route_name: Option<RouteFunction>,
     routes: Routes,

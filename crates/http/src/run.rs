@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_claim::{Answer, EndError, Granted, HeldClaim};
+use hapax_claim::{ClaimResponse, EndError, Granted, HeldClaim};
 use hapax_core::{
     ClaimEnding, ClaimError, ClaimRequest, EntryId, Fingerprint, Grant, RecordedOutcome, TokenError,
 };
@@ -147,37 +147,37 @@ impl Run {
     {
         let counters = &self.shared.counters;
         let refused = match self.shared.claims.claim(vec![self.claim_request()]).await.pop() {
-            Some(Answer::Granted(granted)) => return self.run(inner, granted).await,
-            Some(Answer::Completed(outcome)) => return Ok(self.replayed(&outcome)),
-            Some(Answer::InProgress { retry_after_ms }) => {
+            Some(ClaimResponse::Granted(granted)) => return self.run(inner, granted).await,
+            Some(ClaimResponse::Completed(outcome)) => return Ok(self.replayed(&outcome)),
+            Some(ClaimResponse::InProgress { retry_after_ms }) => {
                 counters.conflicts.add();
                 in_progress(retry_after_ms)
             }
-            Some(Answer::InDoubt) => {
+            Some(ClaimResponse::InDoubt) => {
                 counters.in_doubt.add();
                 in_doubt(&self.id, self.shared.admin.as_deref())
             }
-            Some(Answer::Refused(ClaimError::Mismatch)) => {
+            Some(ClaimResponse::Refused(ClaimError::Mismatch)) => {
                 counters.mismatches.add();
                 mismatch()
             }
-            Some(Answer::Refused(ClaimError::TooManyInDoubt { scope, open, in_doubt, max })) => {
+            Some(ClaimResponse::Refused(ClaimError::TooManyInDoubt { scope, open, in_doubt, max })) => {
                 tracing::warn!(%scope, open, in_doubt, max, "no claim: too many keys of this scope are in doubt");
                 counters.outages.add();
                 too_many_in_doubt(in_doubt)
             }
-            Some(Answer::Refused(error)) => {
+            Some(ClaimResponse::Refused(error)) => {
                 tracing::error!(id = %self.id, %error, "the ledger refused a claim");
                 outage("the ledger refused the claim")
             }
-            Some(Answer::Unconfirmed(error)) => {
+            Some(ClaimResponse::Unconfirmed(error)) => {
                 tracing::warn!(id = %self.id, %error, "no claim: the ledger did not confirm it");
                 counters.outages.add();
                 outage("the ledger did not confirm the claim in time")
             }
-            answer @ (Some(Answer::Unavailable(_)) | None) => {
+            answer @ (Some(ClaimResponse::Unavailable(_)) | None) => {
                 let error = match answer {
-                    Some(Answer::Unavailable(error)) => error.to_string(),
+                    Some(ClaimResponse::Unavailable(error)) => error.to_string(),
                     _ => "no answer".to_owned(),
                 };
                 tracing::warn!(id = %self.id, error, "no claim: the ledger cannot be reached");

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_claim::{Claims, Holder, Owners, Timer};
+use hapax_claim::{Claims, LeaseKeeper, Owners, Timer};
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::policy::tier::{self, Facts, Finding, HandlerDatabase, HandlerFacts, LedgerFacts};
 use hapax_core::{
@@ -435,8 +435,9 @@ impl WorkerBuilder {
         let lease = Arc::new(LeaseTime::new(lease));
         let stats = Arc::new(Stats::default());
         let time = self.clock.map_or_else(Timer::system, Timer::new);
-        let holder = Holder::new(Some(source.clone()), ledger.clone(), time.clone(), stats.clone())
-            .map_err(|error| BuildError::Heartbeat(error.to_string()))?;
+        let lease_keeper =
+            LeaseKeeper::new(Some(source.clone()), ledger.clone(), time.clone(), stats.clone())
+                .map_err(|error| BuildError::Heartbeat(error.to_string()))?;
         let default_error = OnError::default_at(tier);
         let policy = Policy {
             tier,
@@ -470,7 +471,7 @@ impl WorkerBuilder {
             consumer,
             lease,
             stats,
-            holder,
+            lease_keeper,
             twins: Twins::new(self.concurrency),
             slots: Slots::new(self.concurrency),
             rate: self.per_second.map(|rate| Rate::new(rate, time.now_us())),

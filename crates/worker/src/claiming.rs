@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hapax_claim::Answer;
+use hapax_claim::ClaimResponse;
 use hapax_core::{ClaimError, ClaimRequest, Settlement, StoreError, policy};
 use tokio::sync::Notify;
 
 use crate::cx::Job;
 use crate::decide;
 use crate::limits::Slot;
-use crate::outcome::{Ended, Stop};
+use crate::outcome::{Ended, StopReason};
 use crate::point::Point;
 use crate::state::{Turn, WorkerState};
 
@@ -117,23 +117,23 @@ impl WorkerState {
     }
 
     /// An error: the ledger was unavailable.
-    fn verdict(&self, job: &Job, answer: Answer) -> Result<Verdict, StoreError> {
+    fn verdict(&self, job: &Job, answer: ClaimResponse) -> Result<Verdict, StoreError> {
         Ok(match answer {
-            Answer::Granted(granted) => {
+            ClaimResponse::Granted(granted) => {
                 if granted.grant.takeover {
                     self.stats.takeovers.add();
                 }
                 job.granted(granted);
                 // The claim may be due before all leases that the heartbeat knows so far.
-                self.holder.expect(job.lease.renew_at_us().min(job.lease.until_us()));
+                self.lease_keeper.check_by(job.lease.renew_at_us().min(job.lease.until_us()));
                 Verdict::Run
             }
-            Answer::Completed(outcome) => {
+            ClaimResponse::Completed(outcome) => {
                 self.stats.replayed.add();
                 Verdict::End(decide::replay(&outcome))
             }
-            Answer::InProgress { retry_after_ms } => Verdict::Twin { retry_after_ms },
-            Answer::InDoubt => {
+            ClaimResponse::InProgress { retry_after_ms } => Verdict::Twin { retry_after_ms },
+            ClaimResponse::InDoubt => {
                 self.stats.parked.add();
                 let reason = format!(
                     "what became of the effect of {} is in doubt; resolve the ledger's entry, then release this",
@@ -141,18 +141,18 @@ impl WorkerState {
                 );
                 Verdict::End(Settlement::Park { reason })
             }
-            Answer::Refused(ClaimError::Mismatch) => {
+            ClaimResponse::Refused(ClaimError::Mismatch) => {
                 self.stats.mismatches.add();
                 self.stats.rejected.add();
                 Verdict::End(decide::mismatch(job.entry().key.as_str()))
             }
-            Answer::Refused(error @ ClaimError::TooManyInDoubt { .. }) => {
+            ClaimResponse::Refused(error @ ClaimError::TooManyInDoubt { .. }) => {
                 return Err(StoreError::Full(error.to_string()));
             }
-            Answer::Refused(ClaimError::Store(error))
-            | Answer::Unavailable(error)
-            | Answer::Unconfirmed(error) => return Err(error),
-            Answer::Refused(error) => return Err(StoreError::Invalid(error.to_string())),
+            ClaimResponse::Refused(ClaimError::Store(error))
+            | ClaimResponse::Unavailable(error)
+            | ClaimResponse::Unconfirmed(error) => return Err(error),
+            ClaimResponse::Refused(error) => return Err(StoreError::Invalid(error.to_string())),
         })
     }
 
@@ -209,7 +209,7 @@ impl WorkerState {
         tokio::spawn(async move {
             match state.claim_behind_twin(&job).await {
                 None => {
-                    let stop = job.lease.stop().unwrap_or(Stop::Drained);
+                    let stop = job.lease.stop().unwrap_or(StopReason::Drained);
                     state.end(job, Ended::NotStarted(stop), None);
                 }
                 Some(Verdict::End(settlement)) => state.end_as(job, settlement),

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use hapax_claim::{Granted, Held, Lease, Timer};
+use hapax_claim::{Granted, Lease, LeasedItem, Timer};
 use hapax_core::{
     Attributes, Delivery, EntryId, Fence, Fingerprint, Grant, GroupId, IdempotencyKey, KeySource, MessageId,
     Receipt, Scope, Token,
@@ -76,24 +76,24 @@ impl Job {
     pub fn begin(&self) {
         self.began.store(true, Ordering::SeqCst);
         self.has_token.store(false, Ordering::SeqCst);
-        self.claim_spent();
+        self.mark_claim_used();
     }
 
     /// The claim is not given back any more when the last reference to this is dropped.
-    pub fn claim_spent(&self) {
+    pub fn mark_claim_used(&self) {
         if let Some(granted) = self.granted.get() {
-            granted.spend();
+            granted.mark_used();
         }
     }
 
     pub fn granted(&self, granted: Granted) {
-        self.lease.claimed(granted.asked_us, granted.grant.lease_ms);
+        self.lease.claim_granted(granted.asked_us, granted.grant.lease_ms);
         let fresh = self.granted.set(granted).is_ok();
         assert!(fresh, "a delivery is claimed once");
     }
 }
 
-impl Held for Job {
+impl LeasedItem for Job {
     fn lease(&self) -> &Lease {
         &self.lease
     }

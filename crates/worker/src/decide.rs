@@ -3,7 +3,7 @@
 
 use hapax_core::{ClaimEnding, Json, OnDoubt, RecordedOutcome, Settlement, Tier, policy};
 
-use crate::outcome::{Ended, OnError, Stop};
+use crate::outcome::{Ended, OnError, StopReason};
 
 /// The settings that the decision depends on.
 #[derive(Debug, Clone, Copy)]
@@ -107,9 +107,11 @@ impl Policy {
                 Decision { settlement: Settlement::Defer { after_ms }, ending: ClaimEnding::Release }
             }
             Ended::Interrupted { error } => self.uncounted_doubt(&error),
-            Ended::Stopped(Stop::Drained) => self.uncounted_doubt("the worker ended while the handler ran"),
-            Ended::Stopped(Stop::TimedOut) => self.doubt("the handler ran for longer than run_ms_max"),
-            Ended::Stopped(Stop::Lost | Stop::Abandoned) => {
+            Ended::Stopped(StopReason::Drained) => {
+                self.uncounted_doubt("the worker ended while the handler ran")
+            }
+            Ended::Stopped(StopReason::TimedOut) => self.doubt("the handler ran for longer than run_ms_max"),
+            Ended::Stopped(StopReason::Lost | StopReason::Abandoned) => {
                 self.doubt("the lease was lost while the handler ran")
             }
             Ended::NotStarted(_) => {
@@ -149,8 +151,8 @@ mod tests {
         for ended in [
             Ended::Panicked("boom".into()),
             Ended::InDoubt { error: "boom".into() },
-            Ended::Stopped(Stop::TimedOut),
-            Ended::Stopped(Stop::Lost),
+            Ended::Stopped(StopReason::TimedOut),
+            Ended::Stopped(StopReason::Lost),
         ] {
             let decision = policy.decide(ended);
             assert_eq!(decision.ending, ClaimEnding::Doubt);
@@ -169,7 +171,7 @@ mod tests {
             );
             assert_eq!(decision.ending, ClaimEnding::Doubt);
         }
-        let drained = policy.decide(Ended::Stopped(Stop::Drained));
+        let drained = policy.decide(Ended::Stopped(StopReason::Drained));
         assert!(matches!(drained.settlement, Settlement::Park { .. }), "a half-done effect is not run again");
     }
 
@@ -186,12 +188,12 @@ mod tests {
     #[test]
     fn a_drain_counts_no_attempt() {
         let policy = policy(OnDoubt::Retry, OnError::Retry);
-        let running = policy.decide(Ended::Stopped(Stop::Drained));
+        let running = policy.decide(Ended::Stopped(StopReason::Drained));
         assert_eq!(
             running,
             Decision { settlement: Settlement::Defer { after_ms: 0 }, ending: ClaimEnding::Doubt }
         );
-        let waiting = policy.decide(Ended::NotStarted(Stop::Drained));
+        let waiting = policy.decide(Ended::NotStarted(StopReason::Drained));
         assert_eq!(
             waiting,
             Decision { settlement: Settlement::Defer { after_ms: 0 }, ending: ClaimEnding::Release }

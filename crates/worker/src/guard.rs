@@ -29,8 +29,8 @@ pub(crate) async fn guard<T>(
     poll_fn(move |cx| {
         let now_us = timer.now_us();
         for lease in leases.clone() {
-            lease.watch(cx.waker());
-            if let Some(stop) = lease.look(now_us) {
+            lease.register_waker(cx.waker());
+            if let Some(stop) = lease.check(now_us) {
                 stats.stopped(stop);
             }
         }

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use hapax_claim::{Answer, Claims, EndError, HeldClaim, Holder, Owners, Timer};
+use hapax_claim::{ClaimResponse, Claims, EndError, HeldClaim, LeaseKeeper, Owners, Timer};
 use hapax_core::ledger::{TTL_MS_DEFAULT, TTL_MS_MAX, TTL_MS_MIN};
 use hapax_core::{
     ClaimEnding, ClaimError, ClaimRequest, Clock, EntryId, Fence, Fingerprint, IdempotencyKey, Json, Ledger,
@@ -236,11 +236,11 @@ impl Idempotent {
                 // A run that never started had no effect.
                 let ending =
                     if let Ended::NotStarted(_) = ended { ClaimEnding::Release } else { ClaimEnding::Doubt };
-                let ended_so = held.end(ending).await;
+                let end_result = held.end(ending).await;
                 if let Ended::Panicked(text) = ended {
                     std::panic::resume_unwind(Box::new(text));
                 }
-                recorded(ended_so)?;
+                recorded(end_result)?;
                 Err(IdempotentError::Lost)
             }
         }
@@ -266,8 +266,8 @@ impl Idempotent {
                 "the heartbeat cannot be started: {error}"
             )))
         };
-        let holder =
-            Holder::new(None, Some(self.ledger.clone()), timer.clone(), Arc::new(())).map_err(no_thread)?;
+        let lease_keeper = LeaseKeeper::new(None, Some(self.ledger.clone()), timer.clone(), Arc::new(()))
+            .map_err(no_thread)?;
         let request = ClaimRequest {
             fingerprint: self.fingerprint.clone(),
             wait_ms: self.wait_ms,
@@ -275,19 +275,21 @@ impl Idempotent {
             ..ClaimRequest::new(self.id.clone(), OWNERS.next(), self.lease_ms)
         };
         match claims.claim(vec![request]).await.pop() {
-            Some(Answer::Granted(granted)) => Ok(Claimed::Mine(claims.hold(&holder, granted, self.lease_ms))),
-            Some(Answer::Completed(outcome)) => Ok(Claimed::Done(outcome)),
-            Some(Answer::InProgress { retry_after_ms }) => {
+            Some(ClaimResponse::Granted(granted)) => {
+                Ok(Claimed::Mine(claims.hold(&lease_keeper, granted, self.lease_ms)))
+            }
+            Some(ClaimResponse::Completed(outcome)) => Ok(Claimed::Done(outcome)),
+            Some(ClaimResponse::InProgress { retry_after_ms }) => {
                 Err(IdempotentError::InProgress { retry_after_ms })
             }
-            Some(Answer::InDoubt) => Err(IdempotentError::InDoubt),
-            Some(Answer::Refused(ClaimError::Mismatch)) => Err(IdempotentError::Mismatch),
-            Some(Answer::Refused(ClaimError::Store(error))) => Err(IdempotentError::Ledger(error)),
-            Some(Answer::Refused(error @ ClaimError::TooManyInDoubt { .. })) => {
+            Some(ClaimResponse::InDoubt) => Err(IdempotentError::InDoubt),
+            Some(ClaimResponse::Refused(ClaimError::Mismatch)) => Err(IdempotentError::Mismatch),
+            Some(ClaimResponse::Refused(ClaimError::Store(error))) => Err(IdempotentError::Ledger(error)),
+            Some(ClaimResponse::Refused(error @ ClaimError::TooManyInDoubt { .. })) => {
                 Err(IdempotentError::Ledger(StoreError::Full(error.to_string())))
             }
-            Some(Answer::Refused(error)) => Err(IdempotentError::Invalid(error.to_string())),
-            Some(Answer::Unavailable(error) | Answer::Unconfirmed(error)) => {
+            Some(ClaimResponse::Refused(error)) => Err(IdempotentError::Invalid(error.to_string())),
+            Some(ClaimResponse::Unavailable(error) | ClaimResponse::Unconfirmed(error)) => {
                 Err(IdempotentError::Ledger(error))
             }
             None => Err(IdempotentError::Ledger(StoreError::Unavailable("the ledger gave no answer".into()))),

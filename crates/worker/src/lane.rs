@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use crate::claiming::{TwinSeat, Verdict};
 use crate::cx::Job;
 use crate::limits::Slot;
-use crate::outcome::{Ended, Stop};
+use crate::outcome::{Ended, StopReason};
 use crate::state::WorkerState;
 
 /// By what right a lane is there: a slot, or a seat among those that wait for a twin. It has one of them until it ends, so
@@ -23,7 +23,7 @@ struct Place {
 enum Next {
     Run,
     End(Settlement),
-    NotStarted(Stop),
+    NotStarted(StopReason),
 }
 
 impl WorkerState {
@@ -61,7 +61,7 @@ impl WorkerState {
         for job in lane {
             if went_back {
                 self.return_token(&job);
-                job.lease.enter(Phase::Over);
+                job.lease.set_phase(Phase::Over);
             } else {
                 self.stats.deferred.add();
                 self.end_as(job, Settlement::Defer { after_ms: 0 });
@@ -94,11 +94,11 @@ impl WorkerState {
                     *place = Place { slot: Some(slot), seat: None };
                     Next::Run
                 }
-                None => Next::NotStarted(Stop::Drained),
+                None => Next::NotStarted(StopReason::Drained),
             },
             Some(Verdict::End(settlement)) => Next::End(settlement),
             Some(Verdict::Twin { retry_after_ms }) => Next::End(self.defer_behind_twin(retry_after_ms)),
-            None => Next::NotStarted(job.lease.stop().unwrap_or(Stop::Drained)),
+            None => Next::NotStarted(job.lease.stop().unwrap_or(StopReason::Drained)),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-pub(crate) use hapax_claim::Stop;
+pub(crate) use hapax_claim::StopReason;
 use hapax_core::{Json, Tier};
 use serde::Serialize;
 
@@ -188,9 +188,9 @@ pub(crate) enum Ended {
     Unparsable(String),
     Panicked(String),
     /// Stopped at an await.
-    Stopped(Stop),
+    Stopped(StopReason),
     /// Stopped before the first poll: nothing happened.
-    NotStarted(Stop),
+    NotStarted(StopReason),
     /// The outcome was recorded earlier; the handler did not run.
     Replayed(hapax_core::RecordedOutcome),
     /// The key was used earlier for another body; the handler did not run.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hapax_claim::{EndError, Held as _, Phase};
+use hapax_claim::{EndError, LeasedItem as _, Phase};
 use hapax_core::{
     ClaimEnding, EndClaim, EntryId, MessageId, Settle, SettleError, Settled, Settlement, StoreError,
 };
@@ -264,9 +264,9 @@ impl WorkerState {
             let (settlement, ending) = (finish.settlement.clone(), finish.ran.clone());
             observer.ended(crate::testing::Ran { settlement, ending, settled });
         }
-        finish.job.lease.enter(Phase::Over);
+        finish.job.lease.set_phase(Phase::Over);
         if settled.is_some() && finish.ending.is_some() {
-            finish.job.claim_spent();
+            finish.job.mark_claim_used();
         }
         self.settled(&finish.job, &finish.settlement, settled, error);
         if let Some(tell) = finish.tell {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hapax_claim::{Claims, Held, Holder, Lease, Owners, Phase, Timer};
+use hapax_claim::{Claims, Lease, LeaseKeeper, LeasedItem, Owners, Phase, Timer};
 use hapax_core::{Delivery, GroupId, OnDoubt, QueueName, Settled, Settlement, Source, Tier};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tracing::Instrument as _;
@@ -18,7 +18,7 @@ use crate::guard::guard;
 use crate::handler::{Handler, RunMany, RunOne};
 use crate::limits::{Admission, PerKey, Rate, Slot, Slots};
 use crate::observe::{OnSettled, One, SettledDelivery, StopWhen};
-use crate::outcome::{Ended, Stop};
+use crate::outcome::{Ended, StopReason};
 use crate::point::Point;
 use crate::settle::Finish;
 use crate::stats::Stats;
@@ -45,7 +45,7 @@ pub(crate) struct WorkerState {
     pub consumer: String,
     pub lease: Arc<LeaseTime>,
     pub stats: Arc<Stats>,
-    pub holder: Arc<Holder>,
+    pub lease_keeper: Arc<LeaseKeeper>,
     pub twins: Arc<Twins>,
     pub slots: Arc<Slots>,
     pub rate: Option<Rate>,
@@ -86,8 +86,8 @@ impl WorkerState {
         let take = |delivery: Delivery| {
             let lease_ms = delivery.lease_ms;
             let lease = match self.policy.tier {
-                Tier::AtMostOnce => Lease::endless(),
-                _ if !self.leased => Lease::endless(),
+                Tier::AtMostOnce => Lease::without_expiry(),
+                _ if !self.leased => Lease::without_expiry(),
                 _ if (answered_us - asked_us) * 4 <= lease_ms * 1000 => Lease::new(asked_us, lease_ms),
                 _ => Lease::of_unknown_age(answered_us, lease_ms),
             };
@@ -96,7 +96,7 @@ impl WorkerState {
             Arc::new(job)
         };
         let jobs: Vec<_> = deliveries.into_iter().map(take).collect();
-        self.holder.keep(jobs.iter().map(|job| job.clone() as Arc<dyn Held>));
+        self.lease_keeper.add(jobs.iter().map(|job| job.clone() as Arc<dyn LeasedItem>));
         if matches!(self.handler, Handler::Many { .. }) {
             for chunk in self.chunks(jobs) {
                 tokio::spawn(self.clone().process_batch(chunk, self.slots.enter()));
@@ -209,7 +209,7 @@ impl WorkerState {
         for (job, verdict) in jobs.into_iter().zip(verdicts) {
             match verdict {
                 // In a FIFO group no message may overtake one that is put back.
-                Verdict::Run if blocked => self.end(job, Ended::NotStarted(Stop::Lost), None),
+                Verdict::Run if blocked => self.end(job, Ended::NotStarted(StopReason::Lost), None),
                 Verdict::Run => running.push(job),
                 Verdict::Twin { retry_after_ms } if blocked || (self.fifo && !running.is_empty()) => {
                     // When it comes back it is the first of its group, and may wait.
@@ -251,7 +251,7 @@ impl WorkerState {
             // A delivery that waited for its twin is a batch of one.
             Handler::Many { run, .. } => {
                 let ended = self.run_many(run, std::slice::from_ref(job)).await.pop();
-                return ended.unwrap_or(Ended::NotStarted(Stop::Lost));
+                return ended.unwrap_or(Ended::NotStarted(StopReason::Lost));
             }
         };
         self.prepare(std::slice::from_ref(job)).await;
@@ -278,7 +278,7 @@ impl WorkerState {
         let each = |stopped: &Ended| match stopped {
             Ended::Panicked(error) => Ended::Panicked(error.clone()),
             Ended::Stopped(stop) => Ended::Stopped(*stop),
-            _ => Ended::NotStarted(Stop::Lost),
+            _ => Ended::NotStarted(StopReason::Lost),
         };
         ended.unwrap_or_else(|stopped| jobs.iter().map(|_| each(&stopped)).collect())
     }
@@ -292,16 +292,16 @@ impl WorkerState {
         for job in jobs {
             if let Some(max_us) = self.run_us_max {
                 let until_us = self.timer().now_us() + max_us;
-                job.lease.run_until(until_us);
-                self.holder.expect(until_us);
+                job.lease.set_run_deadline(until_us);
+                self.lease_keeper.check_by(until_us);
             }
-            job.lease.enter(Phase::Running);
+            job.lease.set_phase(Phase::Running);
         }
     }
 
     async fn ran(&self, jobs: &[Arc<Job>]) {
         for job in jobs {
-            job.lease.enter(Phase::Settling);
+            job.lease.set_phase(Phase::Settling);
             self.lease.record(self.timer().now_us().saturating_sub(job.received_us));
         }
         if !self.env.hooks.none() {
@@ -326,7 +326,7 @@ impl WorkerState {
 
     /// Puts back a delivery that was never started.
     pub fn put_back(&self, job: Arc<Job>) {
-        self.end(job, Ended::NotStarted(Stop::Drained), None);
+        self.end(job, Ended::NotStarted(StopReason::Drained), None);
     }
 
     /// The same for many.
@@ -346,8 +346,8 @@ impl WorkerState {
         self.return_token(&job);
         let observer = self.env.hooks.observer.as_ref();
         let ran = observer.and(ending.clone());
-        if self.policy.tier == Tier::AtMostOnce || job.lease.stop() == Some(Stop::Abandoned) {
-            job.lease.enter(Phase::Over);
+        if self.policy.tier == Tier::AtMostOnce || job.lease.stop() == Some(StopReason::Abandoned) {
+            job.lease.set_phase(Phase::Over);
             if self.policy.tier == Tier::AtMostOnce {
                 self.settled(&job, &settlement, Some(Settled::Acked), None);
             }
@@ -357,7 +357,7 @@ impl WorkerState {
             }
             return;
         }
-        job.lease.enter(Phase::Settling);
+        job.lease.set_phase(Phase::Settling);
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         // The collector runs as long as the worker; after that nothing is settled any more.
         let _ = self.finishes.send(Finish { job, settlement, ending, ran, tell });
@@ -415,7 +415,7 @@ impl WorkerState {
                 tracing::info!(%queue, message_id = %message, after_ms, reason, "a delivery is put back, uncounted");
                 stats.deferred.add();
             }
-            Ended::Interrupted { .. } | Ended::Stopped(Stop::Drained) => {
+            Ended::Interrupted { .. } | Ended::Stopped(StopReason::Drained) => {
                 self.put_back.fetch_add(1, Ordering::SeqCst);
                 if self.claims() {
                     stats.in_doubt.add();
@@ -424,7 +424,7 @@ impl WorkerState {
             }
             Ended::InDoubt { .. } | Ended::Stopped(_) => doubt(),
             Ended::NotStarted(stop) => {
-                if *stop == Stop::Drained {
+                if *stop == StopReason::Drained {
                     self.put_back.fetch_add(1, Ordering::SeqCst);
                 }
                 stats.deferred.add();

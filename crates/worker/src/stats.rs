@@ -1,6 +1,6 @@
 //! A worker's counters, readable while it runs.
 
-use hapax_claim::{HeartbeatEvents, Stop};
+use hapax_claim::{HeartbeatEvents, StopReason};
 use serde::Serialize;
 
 impl HeartbeatEvents for Stats {
@@ -12,11 +12,11 @@ impl HeartbeatEvents for Stats {
         self.heartbeat_errors.add();
     }
 
-    fn stopped(&self, stop: Stop) {
+    fn stopped(&self, stop: StopReason) {
         match stop {
-            Stop::Lost => self.lost_leases.add(),
-            Stop::TimedOut => self.timeouts.add(),
-            Stop::Drained | Stop::Abandoned => {}
+            StopReason::Lost => self.lost_leases.add(),
+            StopReason::TimedOut => self.timeouts.add(),
+            StopReason::Drained | StopReason::Abandoned => {}
         }
     }
 }

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::builder::WorkerBuilder;
 use crate::cx::{Cx, Job};
 use crate::handler::{Boxed, Handler, parse};
-use crate::outcome::{Ended, IntoOutcome, Stop, panic_text};
+use crate::outcome::{Ended, IntoOutcome, StopReason, panic_text};
 use crate::point::Point;
 
 /// Delay of a delivery that is put back because its transaction could not begin in time.
@@ -79,7 +79,7 @@ impl WorkerBuilder {
                     Ok(ended) => ended,
                     Err(error) if error.is_panic() => Ended::Panicked(panic_text(&*error.into_panic())),
                     // The runtime is shutting down: nothing was committed.
-                    Err(_) => Ended::NotStarted(Stop::Abandoned),
+                    Err(_) => Ended::NotStarted(StopReason::Abandoned),
                 }
             }) as Boxed<Ended>
         };
@@ -172,7 +172,10 @@ fn in_blocking<I: BlockingInbox>(
 ) -> Result<(Ended, TransactionEnd), InboxError> {
     let job = &cx.job;
     if job.is_lost() {
-        return Ok((Ended::NotStarted(job.lease.stop().unwrap_or(Stop::Lost)), TransactionEnd::Rollback));
+        return Ok((
+            Ended::NotStarted(job.lease.stop().unwrap_or(StopReason::Lost)),
+            TransactionEnd::Rollback,
+        ));
     }
     let entry = entry(cx);
     if let Some(ended) = not_fresh(inbox.enter(tx, &entry)?, cx) {
@@ -219,14 +222,18 @@ where
 /// this check is found there by its key.
 fn before_commit(job: &Job, ended: Ended) -> (Ended, TransactionEnd) {
     if !job.env.hooks.pass_blocking(Point::BeforeCommit) {
-        return (Ended::NotStarted(Stop::Abandoned), TransactionEnd::Rollback);
+        return (Ended::NotStarted(StopReason::Abandoned), TransactionEnd::Rollback);
     }
     if job.is_lost() {
-        return (Ended::Stopped(job.lease.stop().unwrap_or(Stop::Lost)), TransactionEnd::Rollback);
+        return (Ended::Stopped(job.lease.stop().unwrap_or(StopReason::Lost)), TransactionEnd::Rollback);
     }
     (ended, TransactionEnd::Commit)
 }
 
 fn committed(job: &Job, ended: Ended) -> Ended {
-    if job.env.hooks.pass_blocking(Point::AfterCommit) { ended } else { Ended::NotStarted(Stop::Abandoned) }
+    if job.env.hooks.pass_blocking(Point::AfterCommit) {
+        ended
+    } else {
+        Ended::NotStarted(StopReason::Abandoned)
+    }
 }

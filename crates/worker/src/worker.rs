@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use crate::handler::Handler;
 use crate::observe::{One, StopWhen};
-use crate::outcome::Stop;
+use crate::outcome::StopReason;
 use crate::settle::{self, Finish};
 use crate::state::WorkerState;
 use crate::stats::Counts;
@@ -136,7 +136,7 @@ struct Abandon {
 async fn stop_revoked(shared: Arc<WorkerState>) {
     loop {
         let receipts = shared.source.revoked().await;
-        shared.holder.revoked(&receipts);
+        shared.lease_keeper.revoked(&receipts);
     }
 }
 
@@ -144,8 +144,8 @@ impl Drop for Abandon {
     fn drop(&mut self) {
         self.shared.abandoned.store(true, Ordering::SeqCst);
         self.shared.draining.send_replace(true);
-        self.shared.holder.stop_all(Stop::Abandoned);
-        self.shared.holder.release_all();
+        self.shared.lease_keeper.stop_all(StopReason::Abandoned);
+        self.shared.lease_keeper.release_all();
         for task in &self.tasks {
             task.abort();
         }
@@ -316,9 +316,9 @@ impl WorkerState {
         let mut drained = self.timer().timeout(self.drain_ms, ended).await.is_some();
         let mut left = 0;
         if !drained {
-            self.holder.stop_all(Stop::Drained);
+            self.lease_keeper.stop_all(StopReason::Drained);
             let _ = self.timer().timeout(GRACE_MS, self.slots.wait_for_all()).await;
-            left = self.holder.unfinished();
+            left = self.lease_keeper.unfinished();
         }
         let settled = async {
             while self.unsettled.load(Ordering::SeqCst) > 0 {

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use hapax_core::{ClaimEnding, EndClaim, EntryId, Fence, Receipt, Token};
 
 use crate::claims::{Claims, EndError, Granted};
-use crate::heartbeat::{Held, Holder};
+use crate::heartbeat::{LeaseKeeper, LeasedItem};
 use crate::lease::{Lease, Phase};
 
-struct Single {
+struct LeasedClaim {
     granted: Granted,
     lease: Lease,
     lease_ms: u64,
 }
 
-impl Held for Single {
+impl LeasedItem for LeasedClaim {
     fn lease(&self) -> &Lease {
         &self.lease
     }
@@ -36,64 +36,64 @@ impl Held for Single {
 /// its holder may have caused the effect.
 #[must_use = "dropped, the claim lapses"]
 pub struct HeldClaim {
-    single: Arc<Single>,
+    leased: Arc<LeasedClaim>,
     claims: Claims,
     /// Its heartbeat renews the claim.
-    _holder: Arc<Holder>,
+    _lease_keeper: Arc<LeaseKeeper>,
 }
 
 impl Claims {
     /// Renews a granted claim from now on, for `lease_ms` each time.
-    pub fn hold(&self, holder: &Arc<Holder>, granted: Granted, lease_ms: u64) -> HeldClaim {
-        granted.spend();
+    pub fn hold(&self, lease_keeper: &Arc<LeaseKeeper>, granted: Granted, lease_ms: u64) -> HeldClaim {
+        granted.mark_used();
         let lease = Lease::of_claim(granted.asked_us, granted.grant.lease_ms);
-        lease.enter(Phase::Running);
-        let single = Arc::new(Single { granted, lease, lease_ms });
-        holder.keep([single.clone() as Arc<dyn Held>]);
-        HeldClaim { single, claims: self.clone(), _holder: holder.clone() }
+        lease.set_phase(Phase::Running);
+        let leased = Arc::new(LeasedClaim { granted, lease, lease_ms });
+        lease_keeper.add([leased.clone() as Arc<dyn LeasedItem>]);
+        HeldClaim { leased, claims: self.clone(), _lease_keeper: lease_keeper.clone() }
     }
 }
 
 impl HeldClaim {
     /// The entry's lookup key.
     pub fn id(&self) -> &EntryId {
-        &self.single.granted.id
+        &self.leased.granted.id
     }
 
     /// Grows with every grant of the key.
     pub fn fence(&self) -> Fence {
-        self.single.granted.grant.fence
+        self.leased.granted.grant.fence
     }
 
     /// The claim of an earlier holder lapsed: its effect may have happened.
     pub fn is_takeover(&self) -> bool {
-        self.single.granted.grant.takeover
+        self.leased.granted.grant.takeover
     }
 
     /// The lease, as this process knows it.
     pub fn lease(&self) -> &Lease {
-        &self.single.lease
+        &self.leased.lease
     }
 
     /// Completes when this holder has lost the claim, or may have: the ledger refused a renewal, or the lease ran out
     /// on this process's clock.
     pub async fn lost(&self) {
-        self.single.lease.cancelled().await;
+        self.leased.lease.cancelled().await;
     }
 
     /// Ends the claim; retries while the ledger does not answer. The claim is renewed meanwhile.
     pub async fn end(&self, ending: ClaimEnding) -> Result<(), EndError> {
-        self.single.lease.enter(Phase::Settling);
-        let Granted { id, grant, .. } = &self.single.granted;
+        self.leased.lease.set_phase(Phase::Settling);
+        let Granted { id, grant, .. } = &self.leased.granted;
         let end = EndClaim { id: id.clone(), token: grant.token.clone(), ending };
         let ended = self.claims.end(vec![end]).await.pop();
-        self.single.lease.enter(Phase::Over);
+        self.leased.lease.set_phase(Phase::Over);
         ended.unwrap_or_else(|| Err(EndError::no_answer()))
     }
 }
 
 impl Drop for HeldClaim {
     fn drop(&mut self) {
-        self.single.lease.enter(Phase::Over);
+        self.leased.lease.set_phase(Phase::Over);
     }
 }
