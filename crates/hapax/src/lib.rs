@@ -103,8 +103,8 @@ pub use hapax_http as http;
 pub use hapax_sqlite::SqliteInbox;
 #[cfg(feature = "worker")]
 pub use hapax_worker::{
-    self as worker, Cx, HandlerOutcome, Idempotent, IdempotentError, IntoOutcome, OnError, Report, Worker,
-    WorkerBuilder, idempotent, testing,
+    self as worker, Cx, HandlerOutcome, Idempotent, IdempotentError, IntoOutcome, OnError, Worker,
+    WorkerBuilder, WorkerReport, idempotent, testing,
 };
 pub use pair::QueuePair;
 pub use queue::{Queue, Received};

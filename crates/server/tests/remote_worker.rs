@@ -14,7 +14,7 @@ use hapax_embedded::{Embedded, Options};
 use hapax_server::native::Native;
 use hapax_server::{Server, ServerConfig};
 use hapax_worker::testing::Trial;
-use hapax_worker::{Counts, Cx, HandlerOutcome, Point, Report, Worker, WorkerBuilder};
+use hapax_worker::{Counts, Cx, HandlerOutcome, Point, Worker, WorkerBuilder, WorkerReport};
 
 /// A server on its own threads, like a real one: a blocked test must not block it.
 struct Remote {
@@ -68,7 +68,7 @@ impl Remote {
     }
 }
 
-async fn run_until(worker: Worker, enough: impl Fn(&Counts) -> bool) -> Report {
+async fn run_until(worker: Worker, enough: impl Fn(&Counts) -> bool) -> WorkerReport {
     let watch = worker.watch();
     let done = async move {
         while !enough(&watch.counts()) {

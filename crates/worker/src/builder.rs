@@ -19,12 +19,12 @@ use thiserror::Error;
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::auto::{AutoLease, LeaseLength, LeaseTime};
-use crate::claiming::Twins;
+use crate::claiming::DuplicateWaiters;
 use crate::cx::{Cx, Env};
 use crate::decide::Policy;
 use crate::handler::{self, Handler};
 use crate::limits::{KeyOf, PerKey, Rate, Slots};
-use crate::observe::{OnSettled, One, SettledDelivery, StopWhen};
+use crate::observe::{OnSettled, SettledDelivery, SingleDelivery, StopWhen};
 use crate::outcome::{IntoOutcome, OnError};
 use crate::point::{Hook, Hooks, Point};
 use crate::state::WorkerState;
@@ -202,7 +202,7 @@ impl Worker {
             drain: Duration::from_millis(DRAIN_MS_DEFAULT),
             consumer: None,
             idempotent_by_derived_key: false,
-            stop_when: StopWhen::Told,
+            stop_when: StopWhen::Never,
             on_settled: None,
             clock: None,
             hooks: Hooks::default(),
@@ -453,9 +453,9 @@ impl WorkerBuilder {
             lease: lease.clone(),
             hooks: self.hooks,
         };
-        let (sender, finishes) = mpsc::unbounded_channel();
+        let (sender, ended_deliveries) = mpsc::unbounded_channel();
         let per_key = self.per_key.map(|(max, of)| PerKey::new(of, max, self.concurrency));
-        let shared = WorkerState {
+        let worker_state = WorkerState {
             env: Arc::new(env),
             source,
             own_ledger: self.own_ledger && ledger.is_some(),
@@ -472,12 +472,12 @@ impl WorkerBuilder {
             lease,
             stats,
             lease_keeper,
-            twins: Twins::new(self.concurrency),
+            duplicate_waiters: DuplicateWaiters::new(self.concurrency),
             slots: Slots::new(self.concurrency),
             rate: self.per_second.map(|rate| Rate::new(rate, time.now_us())),
             per_key,
             drain_ms: self.drain.as_millis() as u64,
-            finishes: sender,
+            ended_deliveries: sender,
             unsettled: AtomicUsize::new(0),
             settled: Notify::new(),
             put_back: AtomicUsize::new(0),
@@ -485,11 +485,11 @@ impl WorkerBuilder {
             ledger_failures: AtomicU32::new(0),
             draining: watch::Sender::new(false),
             stop_when: self.stop_when,
-            one: watch::Sender::new(One::Free),
+            single_delivery: watch::Sender::new(SingleDelivery::Free),
             returns_us: AtomicU64::new(0),
             on_settled: self.on_settled,
         };
-        Ok(Worker { shared: Arc::new(shared), finishes, warnings })
+        Ok(Worker { state: Arc::new(worker_state), ended_deliveries, warnings })
     }
 
     /// Compares the tier with the features of store, ledger and handler; returns the warnings.

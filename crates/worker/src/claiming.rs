@@ -1,4 +1,4 @@
-//! Claims for deliveries, and waiting for a running duplicate (a twin).
+//! Claims for deliveries, and waiting for a running duplicate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,45 +10,45 @@ use tokio::sync::Notify;
 use crate::cx::Job;
 use crate::decide;
 use crate::limits::Slot;
-use crate::outcome::{Ended, StopReason};
+use crate::outcome::{RunResult, StopReason};
 use crate::point::Point;
-use crate::state::{Turn, WorkerState};
+use crate::state::{RunPermit, WorkerState};
 
-/// Maximum delay of a delivery that is put back because its twin was still running after the wait. The next delivery
-/// waits again.
-const TWIN_DEFER_MS_MAX: u64 = 1_000;
+/// Maximum delay of a delivery that is put back because its running duplicate had not ended after the wait. The next
+/// delivery waits again.
+const DUPLICATE_DEFER_MS_MAX: u64 = 1_000;
 
 /// What to do with a delivery after its claim.
 #[derive(Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum DeliveryAction {
     /// It may run.
     Run,
-    /// Another delivery with the same key, its twin, is running.
-    Twin { retry_after_ms: u64 },
+    /// Another delivery with the same key is running.
+    WaitForDuplicate { retry_after_ms: u64 },
     /// It ends in this way without running.
     End(Settlement),
 }
 
-/// Limits the deliveries that wait for a twin. They hold no slot: the twin has one, here or elsewhere.
-pub(crate) struct Twins {
+/// Limits the deliveries that wait for a running duplicate. They hold no slot: the duplicate has one, here or elsewhere.
+pub(crate) struct DuplicateWaiters {
     max: usize,
     count: AtomicUsize,
     left: Notify,
 }
 
 /// The permit of one waiting delivery; returned when dropped.
-pub(crate) struct TwinSeat(Arc<Twins>);
+pub(crate) struct WaitPermit(Arc<DuplicateWaiters>);
 
-impl Twins {
+impl DuplicateWaiters {
     pub fn new(max: usize) -> Arc<Self> {
         Arc::new(Self { max, count: AtomicUsize::new(0), left: Notify::new() })
     }
 
     /// `None`: as many wait already as may.
-    pub fn enter(self: &Arc<Self>) -> Option<TwinSeat> {
+    pub fn enter(self: &Arc<Self>) -> Option<WaitPermit> {
         let more = |count: usize| (count < self.max).then_some(count + 1);
         let entered = self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
-        entered.is_ok().then(|| TwinSeat(self.clone()))
+        entered.is_ok().then(|| WaitPermit(self.clone()))
     }
 
     pub fn is_empty(&self) -> bool {
@@ -68,7 +68,7 @@ impl Twins {
     }
 }
 
-impl Drop for TwinSeat {
+impl Drop for WaitPermit {
     fn drop(&mut self) {
         self.0.count.fetch_sub(1, Ordering::SeqCst);
         self.0.left.notify_waiters();
@@ -77,30 +77,30 @@ impl Drop for TwinSeat {
 
 impl WorkerState {
     /// Claims the keys of these deliveries.
-    pub async fn claim(&self, jobs: &[Arc<Job>], wait_ms: u64) -> Vec<Verdict> {
+    pub async fn claim(&self, jobs: &[Arc<Job>], wait_ms: u64) -> Vec<DeliveryAction> {
         let Some(claims) = &self.claims else { unreachable!("checked when the worker was built") };
         let requests = jobs.iter().map(|job| self.claim_request(job, wait_ms)).collect();
         let answers = claims.claim(requests).await;
         let mut put_back = None;
-        let mut verdicts = Vec::with_capacity(jobs.len());
+        let mut actions = Vec::with_capacity(jobs.len());
         for (job, answer) in jobs.iter().zip(answers) {
-            let verdict = match self.verdict(job, answer) {
-                Ok(verdict) => verdict,
+            let action = match self.action(job, answer) {
+                Ok(action) => action,
                 Err(error) => {
                     let settlement = put_back.get_or_insert_with(|| self.fail_closed(&error));
                     self.stats.fail_closed.add();
-                    Verdict::End(settlement.clone())
+                    DeliveryAction::End(settlement.clone())
                 }
             };
-            if matches!(verdict, Verdict::Run) && !self.env.hooks.none() {
+            if matches!(action, DeliveryAction::Run) && !self.env.hooks.is_empty() {
                 self.env.hooks.pass(Point::AfterClaim).await;
             }
-            verdicts.push(verdict);
+            actions.push(action);
         }
         if put_back.is_none() {
             self.ledger_failures.store(0, Ordering::Relaxed);
         }
-        verdicts
+        actions
     }
 
     fn claim_request(&self, job: &Job, wait_ms: u64) -> ClaimRequest {
@@ -117,7 +117,7 @@ impl WorkerState {
     }
 
     /// An error: the ledger was unavailable.
-    fn verdict(&self, job: &Job, answer: ClaimResponse) -> Result<Verdict, StoreError> {
+    fn action(&self, job: &Job, answer: ClaimResponse) -> Result<DeliveryAction, StoreError> {
         Ok(match answer {
             ClaimResponse::Granted(granted) => {
                 if granted.grant.takeover {
@@ -126,25 +126,27 @@ impl WorkerState {
                 job.granted(granted);
                 // The claim may be due before all leases that the heartbeat knows so far.
                 self.lease_keeper.check_by(job.lease.renew_at_us().min(job.lease.until_us()));
-                Verdict::Run
+                DeliveryAction::Run
             }
             ClaimResponse::Completed(outcome) => {
                 self.stats.replayed.add();
-                Verdict::End(decide::replay(&outcome))
+                DeliveryAction::End(decide::replay(&outcome))
             }
-            ClaimResponse::InProgress { retry_after_ms } => Verdict::Twin { retry_after_ms },
+            ClaimResponse::InProgress { retry_after_ms } => {
+                DeliveryAction::WaitForDuplicate { retry_after_ms }
+            }
             ClaimResponse::InDoubt => {
                 self.stats.parked.add();
                 let reason = format!(
                     "what became of the effect of {} is in doubt; resolve the ledger's entry, then release this",
                     job.entry()
                 );
-                Verdict::End(Settlement::Park { reason })
+                DeliveryAction::End(Settlement::Park { reason })
             }
             ClaimResponse::Refused(ClaimError::Mismatch) => {
                 self.stats.mismatches.add();
                 self.stats.rejected.add();
-                Verdict::End(decide::mismatch(job.entry().key.as_str()))
+                DeliveryAction::End(decide::mismatch(job.entry().key.as_str()))
             }
             ClaimResponse::Refused(error @ ClaimError::TooManyInDoubt { .. }) => {
                 return Err(StoreError::Full(error.to_string()));
@@ -165,21 +167,21 @@ impl WorkerState {
         Settlement::Defer { after_ms: fastrand::u64(ceiling_ms / 2..=ceiling_ms) }
     }
 
-    /// Claims again and waits until the twin has ended, at most the ledger's maximum wait. `None`: the worker shuts
-    /// down, or the lease of the delivery ends.
-    pub async fn claim_behind_twin(&self, job: &Arc<Job>) -> Option<Verdict> {
+    /// Claims again and waits until the running duplicate has ended, at most the ledger's maximum wait. `None`: the
+    /// worker shuts down, or the lease of the delivery ends.
+    pub async fn claim_after_duplicate(&self, job: &Arc<Job>) -> Option<DeliveryAction> {
         let mut draining = self.draining.subscribe();
         tokio::select! {
             biased;
             _ = draining.wait_for(|draining| *draining) => None,
             () = job.lease.cancelled() => None,
-            mut verdicts = self.claim(std::slice::from_ref(job), policy::WAIT_MS_MAX) => verdicts.pop(),
+            mut actions = self.claim(std::slice::from_ref(job), policy::WAIT_MS_MAX) => actions.pop(),
         }
     }
 
-    /// The settle of a delivery whose twin is still running.
-    pub fn defer_behind_twin(&self, retry_after_ms: u64) -> Settlement {
-        self.defer_for(retry_after_ms.min(TWIN_DEFER_MS_MAX))
+    /// The settle of a delivery whose duplicate is still running.
+    pub fn defer_behind_duplicate(&self, retry_after_ms: u64) -> Settlement {
+        self.defer_for(retry_after_ms.min(DUPLICATE_DEFER_MS_MAX))
     }
 
     fn defer_for(&self, after_ms: u64) -> Settlement {
@@ -190,48 +192,53 @@ impl WorkerState {
         Settlement::Defer { after_ms }
     }
 
-    /// How a delivery ends whose twin is at work and that finds no room to wait for it: it comes back after 1 s, then 2 s,
-    /// 4 s and so on up to 32 s, not later than the twin's claim lapses.
-    pub fn defer_unwaited(&self, job: &Job, retry_after_ms: u64) -> Settlement {
+    /// How a delivery ends whose duplicate is running and that finds no room to wait for it: it comes back after 1 s,
+    /// then 2 s, 4 s and so on up to 32 s, not later than the duplicate's claim lapses.
+    pub fn defer_without_wait(&self, job: &Job, retry_after_ms: u64) -> Settlement {
         let doublings = job.delivery.deliveries.saturating_sub(1).min(5);
-        self.defer_for(retry_after_ms.min(TWIN_DEFER_MS_MAX << doublings))
+        self.defer_for(retry_after_ms.min(DUPLICATE_DEFER_MS_MAX << doublings))
     }
 
-    /// Lets a delivery wait for its twin without a slot, and then run or end as the twin did.
-    pub fn wait_behind_twin(self: &Arc<Self>, job: Arc<Job>, mut turn: Turn, retry_after_ms: u64) {
-        let Some(seat) = self.twins.enter() else {
-            let settlement = self.defer_unwaited(&job, retry_after_ms);
+    /// Lets a delivery wait for its running duplicate without a slot, and then run or end as the duplicate did.
+    pub fn wait_for_duplicate(
+        self: &Arc<Self>,
+        job: Arc<Job>,
+        mut run_permit: RunPermit,
+        retry_after_ms: u64,
+    ) {
+        let Some(permit) = self.duplicate_waiters.enter() else {
+            let settlement = self.defer_without_wait(&job, retry_after_ms);
             return self.end_as(job, settlement);
         };
-        drop(turn.slot.take());
+        drop(run_permit.slot.take());
         self.return_token(&job);
         let state = self.clone();
         tokio::spawn(async move {
-            match state.claim_behind_twin(&job).await {
+            match state.claim_after_duplicate(&job).await {
                 None => {
                     let stop = job.lease.stop().unwrap_or(StopReason::Drained);
-                    state.end(job, Ended::NotStarted(stop), None);
+                    state.end(job, RunResult::NotStarted(stop), None);
                 }
-                Some(Verdict::End(settlement)) => state.end_as(job, settlement),
-                Some(Verdict::Twin { retry_after_ms }) => {
-                    let settlement = state.defer_behind_twin(retry_after_ms);
+                Some(DeliveryAction::End(settlement)) => state.end_as(job, settlement),
+                Some(DeliveryAction::WaitForDuplicate { retry_after_ms }) => {
+                    let settlement = state.defer_behind_duplicate(retry_after_ms);
                     state.end_as(job, settlement);
                 }
-                Some(Verdict::Run) => match state.start_unless_draining(&job).await {
+                Some(DeliveryAction::Run) => match state.start_unless_draining(&job).await {
                     Some(slot) => {
-                        turn.slot = Some(slot);
-                        drop(seat);
-                        return state.process_claimed(job, turn).await;
+                        run_permit.slot = Some(slot);
+                        drop(permit);
+                        return state.process_claimed(job, run_permit).await;
                     }
                     None => state.put_back(job),
                 },
             }
-            drop(seat);
+            drop(permit);
         });
     }
 
-    /// Waits for a slot and for a start of the rate, for a delivery that gave up its own while it waited. `None`: the worker
-    /// ends.
+    /// Waits for a slot and for a start of the rate, for a delivery that gave up its own while it waited. `None`: the
+    /// worker ends.
     pub async fn start_unless_draining(&self, job: &Job) -> Option<Slot> {
         let mut draining = self.draining.subscribe();
         let starting = async {

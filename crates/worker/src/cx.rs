@@ -212,7 +212,7 @@ impl Cx {
 
     /// Marks the point of the effect for crash tests: [`Point::InEffect`]. Does nothing otherwise.
     pub async fn effect_point(&self) {
-        if !self.job.env.hooks.none() {
+        if !self.job.env.hooks.is_empty() {
             self.job.env.hooks.pass(Point::InEffect).await;
         }
     }

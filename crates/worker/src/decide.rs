@@ -3,7 +3,7 @@
 
 use hapax_core::{ClaimEnding, Json, OnDoubt, RecordedOutcome, Settlement, Tier, policy};
 
-use crate::outcome::{Ended, OnError, StopReason};
+use crate::outcome::{OnError, RunResult, StopReason};
 
 /// The settings that the decision depends on.
 #[derive(Debug, Clone, Copy)]
@@ -78,9 +78,9 @@ impl Policy {
     }
 
     /// Decides how a run's end is recorded.
-    pub fn decide(&self, ended: Ended) -> Decision {
+    pub fn decide(&self, ended: RunResult) -> Decision {
         match ended {
-            Ended::Done(value) => {
+            RunResult::Done(value) => {
                 // A value that cannot be written as JSON leaves a marker: the effect happened, so it must not run
                 // again.
                 let outcome = RecordedOutcome { failed: false, value, omitted_bytes: None };
@@ -89,39 +89,43 @@ impl Policy {
                     ending: ClaimEnding::Complete { outcome, ttl_ms: self.ttl_ms },
                 }
             }
-            Ended::Retry { after_ms, error } => {
+            RunResult::Retry { after_ms, error } => {
                 Decision { settlement: retry(&error, after_ms), ending: ClaimEnding::Release }
             }
-            Ended::Reject { reason } => self.rejected(&reason),
-            Ended::InDoubt { error } | Ended::Panicked(error) => self.doubt(&error),
-            Ended::Failed { error } => match self.on_error {
+            RunResult::Reject { reason } => self.rejected(&reason),
+            RunResult::InDoubt { error } | RunResult::Panicked(error) => self.doubt(&error),
+            RunResult::Failed { error } => match self.on_error {
                 OnError::Retry => Decision { settlement: retry(&error, None), ending: ClaimEnding::Release },
                 OnError::InDoubt => self.doubt(&error),
                 OnError::Reject => self.rejected(&error),
             },
             // The claim is not completed: a later version of the handler may be able to parse the body.
-            Ended::Unparsable(reason) => {
+            RunResult::Unparsable(reason) => {
                 Decision { settlement: reject(&reason), ending: ClaimEnding::Release }
             }
-            Ended::Deferred { after_ms, .. } => {
+            RunResult::Deferred { after_ms, .. } => {
                 Decision { settlement: Settlement::Defer { after_ms }, ending: ClaimEnding::Release }
             }
-            Ended::Interrupted { error } => self.uncounted_doubt(&error),
-            Ended::Stopped(StopReason::Drained) => {
+            RunResult::Interrupted { error } => self.uncounted_doubt(&error),
+            RunResult::Stopped(StopReason::Drained) => {
                 self.uncounted_doubt("the worker ended while the handler ran")
             }
-            Ended::Stopped(StopReason::TimedOut) => self.doubt("the handler ran for longer than run_ms_max"),
-            Ended::Stopped(StopReason::Lost | StopReason::Abandoned) => {
+            RunResult::Stopped(StopReason::TimedOut) => {
+                self.doubt("the handler ran for longer than run_ms_max")
+            }
+            RunResult::Stopped(StopReason::Lost | StopReason::Abandoned) => {
                 self.doubt("the lease was lost while the handler ran")
             }
-            Ended::NotStarted(_) => {
+            RunResult::NotStarted(_) => {
                 Decision { settlement: Settlement::Defer { after_ms: 0 }, ending: ClaimEnding::Release }
             }
-            Ended::Replayed(outcome) => {
+            RunResult::Replayed(outcome) => {
                 Decision { settlement: replay(&outcome), ending: ClaimEnding::Release }
             }
-            Ended::Held(reason) => Decision { settlement: park(&reason), ending: ClaimEnding::Release },
-            Ended::Mismatch(key) => Decision { settlement: mismatch(&key), ending: ClaimEnding::Release },
+            RunResult::ParkedInDoubt(reason) => {
+                Decision { settlement: park(&reason), ending: ClaimEnding::Release }
+            }
+            RunResult::Mismatch(key) => Decision { settlement: mismatch(&key), ending: ClaimEnding::Release },
         }
     }
 }
@@ -145,14 +149,14 @@ mod tests {
     #[test]
     fn only_the_handlers_own_retry_and_reject_say_that_nothing_happened() {
         let policy = policy(OnDoubt::Retry, OnError::Retry);
-        let own = policy.decide(Ended::Retry { after_ms: Some(7), error: "busy".into() });
+        let own = policy.decide(RunResult::Retry { after_ms: Some(7), error: "busy".into() });
         assert_eq!(own.ending, ClaimEnding::Release);
         assert_eq!(own.settlement, Settlement::Retry { after_ms: Some(7), error: Some("busy".into()) });
         for ended in [
-            Ended::Panicked("boom".into()),
-            Ended::InDoubt { error: "boom".into() },
-            Ended::Stopped(StopReason::TimedOut),
-            Ended::Stopped(StopReason::Lost),
+            RunResult::Panicked("boom".into()),
+            RunResult::InDoubt { error: "boom".into() },
+            RunResult::Stopped(StopReason::TimedOut),
+            RunResult::Stopped(StopReason::Lost),
         ] {
             let decision = policy.decide(ended);
             assert_eq!(decision.ending, ClaimEnding::Doubt);
@@ -163,7 +167,7 @@ mod tests {
     #[test]
     fn doubt_is_parked_where_the_worker_says_so() {
         let policy = policy(OnDoubt::Park, OnError::InDoubt);
-        for ended in [Ended::Panicked("boom".into()), Ended::Failed { error: "boom".into() }] {
+        for ended in [RunResult::Panicked("boom".into()), RunResult::Failed { error: "boom".into() }] {
             let decision = policy.decide(ended);
             assert!(
                 matches!(decision.settlement, Settlement::Park { .. })
@@ -171,14 +175,14 @@ mod tests {
             );
             assert_eq!(decision.ending, ClaimEnding::Doubt);
         }
-        let drained = policy.decide(Ended::Stopped(StopReason::Drained));
+        let drained = policy.decide(RunResult::Stopped(StopReason::Drained));
         assert!(matches!(drained.settlement, Settlement::Park { .. }), "a half-done effect is not run again");
     }
 
     #[test]
     fn a_rejection_is_recorded_and_replayed_as_one() {
         let decision =
-            policy(OnDoubt::Retry, OnError::Reject).decide(Ended::Failed { error: "no account".into() });
+            policy(OnDoubt::Retry, OnError::Reject).decide(RunResult::Failed { error: "no account".into() });
         let ClaimEnding::Complete { outcome, ttl_ms: 5_000 } = decision.ending else { panic!() };
         assert!(outcome.failed);
         assert_eq!(replay(&outcome), decision.settlement);
@@ -188,12 +192,12 @@ mod tests {
     #[test]
     fn a_drain_counts_no_attempt() {
         let policy = policy(OnDoubt::Retry, OnError::Retry);
-        let running = policy.decide(Ended::Stopped(StopReason::Drained));
+        let running = policy.decide(RunResult::Stopped(StopReason::Drained));
         assert_eq!(
             running,
             Decision { settlement: Settlement::Defer { after_ms: 0 }, ending: ClaimEnding::Doubt }
         );
-        let waiting = policy.decide(Ended::NotStarted(StopReason::Drained));
+        let waiting = policy.decide(RunResult::NotStarted(StopReason::Drained));
         assert_eq!(
             waiting,
             Decision { settlement: Settlement::Defer { after_ms: 0 }, ending: ClaimEnding::Release }

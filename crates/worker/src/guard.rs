@@ -7,7 +7,7 @@ use std::task::Poll;
 
 use hapax_claim::{HeartbeatEvents as _, Lease, Timer};
 
-use crate::outcome::{Ended, panic_text};
+use crate::outcome::{RunResult, panic_text};
 use crate::stats::Stats;
 
 /// Runs a handler until it ends, panics, or is stopped at an await because all of its leases have stopped.
@@ -21,7 +21,7 @@ pub(crate) async fn guard<T>(
     stats: &Stats,
     begin: impl FnOnce(),
     handler: Pin<Box<dyn Future<Output = T> + Send + '_>>,
-) -> Result<T, Ended> {
+) -> Result<T, RunResult> {
     let mut handler = Some(handler);
     let mut begin = Some(begin);
     // User code may panic when it is dropped, too.
@@ -38,9 +38,9 @@ pub(crate) async fn guard<T>(
         if let Some(stop) = stop {
             forget(handler.take());
             return Poll::Ready(Err(if begin.is_none() {
-                Ended::Stopped(stop)
+                RunResult::Stopped(stop)
             } else {
-                Ended::NotStarted(stop)
+                RunResult::NotStarted(stop)
             }));
         }
         if let Some(begin) = begin.take() {
@@ -55,7 +55,7 @@ pub(crate) async fn guard<T>(
             }
             Err(panic) => {
                 forget(handler.take());
-                Poll::Ready(Err(Ended::Panicked(panic_text(&*panic))))
+                Poll::Ready(Err(RunResult::Panicked(panic_text(&*panic))))
             }
         }
     })

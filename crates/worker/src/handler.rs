@@ -9,14 +9,14 @@ use hapax_core::LedgerCapabilities;
 use serde::de::DeserializeOwned;
 
 use crate::cx::{Cx, Job};
-use crate::outcome::{Ended, IntoOutcome};
+use crate::outcome::{IntoOutcome, RunResult};
 
 pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Runs one delivery; the flag tells whether its value is recorded.
-pub(crate) type RunOne = Arc<dyn Fn(&Arc<Job>, bool) -> Boxed<Ended> + Send + Sync>;
+pub(crate) type RunOne = Arc<dyn Fn(&Arc<Job>, bool) -> Boxed<RunResult> + Send + Sync>;
 /// Runs several deliveries; returns one result each, in order.
-pub(crate) type RunMany = Arc<dyn Fn(&[Arc<Job>], bool) -> Boxed<Vec<Ended>> + Send + Sync>;
+pub(crate) type RunMany = Arc<dyn Fn(&[Arc<Job>], bool) -> Boxed<Vec<RunResult>> + Send + Sync>;
 
 /// The handler of a worker.
 #[derive(Clone)]
@@ -44,9 +44,9 @@ impl Handler {
     }
 }
 
-pub(crate) fn parse<T: DeserializeOwned>(job: &Job) -> Result<T, Ended> {
+pub(crate) fn parse<T: DeserializeOwned>(job: &Job) -> Result<T, RunResult> {
     serde_json::from_slice(&job.delivery.body).map_err(|error| {
-        Ended::Unparsable(format!(
+        RunResult::Unparsable(format!(
             "the body is not what the handler takes: {error}; fix its sender, or the type"
         ))
     })
@@ -68,7 +68,7 @@ where
                 Ok(value) => handler(value, Cx { job }),
                 Err(ended) => return ended,
             };
-            Ended::of(running.await, record)
+            RunResult::of(running.await, record)
         })
     })
 }
@@ -84,7 +84,7 @@ where
         let (handler, job) = (handler.clone(), job.clone());
         Box::pin(async move {
             let running = handler(job.delivery.body.clone(), Cx { job });
-            Ended::of(running.await, record)
+            RunResult::of(running.await, record)
         })
     })
 }
@@ -100,7 +100,7 @@ where
     Arc::new(move |jobs, record| {
         let (handler, jobs) = (handler.clone(), jobs.to_vec());
         Box::pin(async move {
-            let mut ended: Vec<Option<Ended>> = Vec::with_capacity(jobs.len());
+            let mut ended: Vec<Option<RunResult>> = Vec::with_capacity(jobs.len());
             let mut values = Vec::with_capacity(jobs.len());
             for job in jobs {
                 match parse::<T>(&job) {
@@ -118,15 +118,15 @@ where
             let running = handler(values);
             let outcomes = running.await;
             let given = outcomes.len();
-            let mut outcomes = outcomes.into_iter().map(|outcome| Ended::of(outcome, record));
+            let mut outcomes = outcomes.into_iter().map(|outcome| RunResult::of(outcome, record));
             // Without one outcome per message, it is unknown which outcome belongs to which
             // message.
-            let unknown = || Ended::InDoubt {
+            let unknown = || RunResult::InDoubt {
                 error: format!(
                     "the batch handler returned {given} outcomes for {wanted} messages; return one each"
                 ),
             };
-            let fill = |ended: Option<Ended>| match ended {
+            let fill = |ended: Option<RunResult>| match ended {
                 Some(ended) => ended,
                 None if given == wanted => outcomes.next().unwrap_or_else(unknown),
                 None => unknown(),

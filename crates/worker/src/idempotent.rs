@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use crate::guard::guard;
-use crate::outcome::{Ended, OnError};
+use crate::outcome::{OnError, RunResult};
 use crate::stats::Stats;
 
 /// Why an idempotent call returns no value.
@@ -212,8 +212,8 @@ impl Idempotent {
         let timer = self.clock.clone().map_or_else(Timer::system, Timer::new);
         let claims = Claims::new(self.ledger.clone(), timer.clone());
         let held = match self.claim(&claims, &timer).await? {
-            Claimed::Mine(held) => held,
-            Claimed::Done(outcome) => return replay(&outcome),
+            KeyClaim::Held(held) => held,
+            KeyClaim::Completed(outcome) => return replay(&outcome),
         };
         let known = Run { id: self.id.clone(), fence: held.fence(), takeover: held.is_takeover() };
         // The closure is called at the first poll, after the check of the lease: its synchronous part may also have
@@ -234,10 +234,13 @@ impl Idempotent {
             }
             Err(ended) => {
                 // A run that never started had no effect.
-                let ending =
-                    if let Ended::NotStarted(_) = ended { ClaimEnding::Release } else { ClaimEnding::Doubt };
+                let ending = if let RunResult::NotStarted(_) = ended {
+                    ClaimEnding::Release
+                } else {
+                    ClaimEnding::Doubt
+                };
                 let end_result = held.end(ending).await;
-                if let Ended::Panicked(text) = ended {
+                if let RunResult::Panicked(text) = ended {
                     std::panic::resume_unwind(Box::new(text));
                 }
                 recorded(end_result)?;
@@ -259,7 +262,7 @@ impl Idempotent {
         }
     }
 
-    async fn claim<E>(&self, claims: &Claims, timer: &Timer) -> Result<Claimed, IdempotentError<E>> {
+    async fn claim<E>(&self, claims: &Claims, timer: &Timer) -> Result<KeyClaim, IdempotentError<E>> {
         static OWNERS: LazyLock<Owners> = LazyLock::new(|| Owners::new("once"));
         let no_thread = |error: std::io::Error| {
             IdempotentError::Ledger(StoreError::Unavailable(format!(
@@ -276,9 +279,9 @@ impl Idempotent {
         };
         match claims.claim(vec![request]).await.pop() {
             Some(ClaimResponse::Granted(granted)) => {
-                Ok(Claimed::Mine(claims.hold(&lease_keeper, granted, self.lease_ms)))
+                Ok(KeyClaim::Held(claims.hold(&lease_keeper, granted, self.lease_ms)))
             }
-            Some(ClaimResponse::Completed(outcome)) => Ok(Claimed::Done(outcome)),
+            Some(ClaimResponse::Completed(outcome)) => Ok(KeyClaim::Completed(outcome)),
             Some(ClaimResponse::InProgress { retry_after_ms }) => {
                 Err(IdempotentError::InProgress { retry_after_ms })
             }
@@ -304,9 +307,9 @@ fn recorded<E>(ended: Result<(), EndError>) -> Result<(), IdempotentError<E>> {
     })
 }
 
-enum Claimed {
-    Mine(HeldClaim),
-    Done(RecordedOutcome),
+enum KeyClaim {
+    Held(HeldClaim),
+    Completed(RecordedOutcome),
 }
 
 fn replay<R: DeserializeOwned, E>(outcome: &RecordedOutcome) -> Result<R, IdempotentError<E>> {

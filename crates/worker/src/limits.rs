@@ -198,9 +198,9 @@ struct Keys {
 /// Whether a delivery may start.
 pub(crate) enum Admission {
     Free,
-    Turn(String),
+    Permit(String),
     /// It is queued, and starts when its turn comes.
-    Waits,
+    Queued,
     /// Too many deliveries are already waiting.
     Refused,
 }
@@ -220,14 +220,14 @@ impl PerKey {
         let running = keys.running.entry(key.clone()).or_default();
         if *running < self.max {
             *running += 1;
-            return Admission::Turn(key);
+            return Admission::Permit(key);
         }
         if keys.waiting_count >= self.waiting_max {
             return Admission::Refused;
         }
         keys.waiting.entry(key).or_default().push_back(job.clone());
         keys.waiting_count += 1;
-        Admission::Waits
+        Admission::Queued
     }
 
     /// Call this when a run of the key has ended. The delivery that has waited longest takes over its permit; without

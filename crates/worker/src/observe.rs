@@ -33,7 +33,7 @@ pub type OnSettled = Arc<dyn Fn(&SettledDelivery<'_>) + Send + Sync>;
 pub enum StopWhen {
     /// Only when it is told to.
     #[default]
-    Told,
+    Never,
     /// After one delivery that was not just put back.
     AfterOne,
     /// When the queue is empty and nothing is running here. The worker does not wait for delayed messages.
@@ -42,7 +42,7 @@ pub enum StopWhen {
 
 /// The progress of a worker that stops after one delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum One {
+pub(crate) enum SingleDelivery {
     Free,
     Taken,
     Done,

@@ -159,7 +159,7 @@ impl<R: Serialize + Send, E: Display + Send> IntoOutcome for Result<HandlerOutco
 
 /// An untyped outcome, on which the worker acts.
 #[derive(Debug)]
-pub(crate) enum Ended {
+pub(crate) enum RunResult {
     /// The value's JSON, if the tier records it.
     Done(Option<Json>),
     Retry {
@@ -196,13 +196,13 @@ pub(crate) enum Ended {
     /// The key was used earlier for another body; the handler did not run.
     Mismatch(String),
     /// An operator has to decide about the key first; the handler did not run.
-    Held(String),
+    ParkedInDoubt(String),
 }
 
-impl Ended {
+impl RunResult {
     /// Whether there was a run, or a claim for a run.
     pub fn ran(&self) -> bool {
-        !matches!(self, Self::Replayed(_) | Self::Mismatch(_) | Self::Held(_))
+        !matches!(self, Self::Replayed(_) | Self::Mismatch(_) | Self::ParkedInDoubt(_))
     }
 
     /// Removes the type; the value is written as JSON only if `record` is set.

@@ -131,7 +131,7 @@ impl Hooks {
         }
     }
 
-    pub fn none(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.hook.is_none() && self.halt.is_none()
     }
 }

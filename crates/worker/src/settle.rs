@@ -22,7 +22,7 @@ const SETTLE_MS_MAX: u64 = 60_000;
 const CALL_MS_MAX: u64 = 30_000;
 
 /// An ended delivery.
-pub(crate) struct Finish {
+pub(crate) struct EndedDelivery {
     pub job: Arc<Job>,
     pub settlement: Settlement,
     /// How its claim ends, if it has one that has not ended yet.
@@ -30,59 +30,63 @@ pub(crate) struct Finish {
     /// How the claim of a run was meant to end, for the observer of a trial.
     pub ran: Option<ClaimEnding>,
     /// Receives the effect of the settle; `None` if it failed.
-    pub tell: Option<oneshot::Sender<Option<Settled>>>,
+    pub reply: Option<oneshot::Sender<Option<Settled>>>,
 }
 
 /// Settles until all senders are dropped.
-pub(crate) async fn collect(shared: Arc<WorkerState>, mut finishes: mpsc::UnboundedReceiver<Finish>) {
+pub(crate) async fn collect(
+    state: Arc<WorkerState>,
+    mut ended_deliveries: mpsc::UnboundedReceiver<EndedDelivery>,
+) {
     let mut batch = Vec::new();
-    while finishes.recv_many(&mut batch, BATCH_MAX).await > 0 {
+    while ended_deliveries.recv_many(&mut batch, BATCH_MAX).await > 0 {
         if batch.len() < BATCH_MAX / 4 {
             // Lets other tasks end first, to settle them in the same call; costs nothing if there are none.
             tokio::task::yield_now().await;
             while batch.len() < BATCH_MAX
-                && let Ok(more) = finishes.try_recv()
+                && let Ok(more) = ended_deliveries.try_recv()
             {
                 batch.push(more);
             }
         }
-        shared.settle(std::mem::take(&mut batch)).await;
+        state.settle(std::mem::take(&mut batch)).await;
     }
 }
 
 /// A delivery that is not settled yet.
-struct Open {
-    finish: Finish,
+struct UnsettledDelivery {
+    ended: EndedDelivery,
     /// A settle for it was sent without an answer: it may have taken effect.
     unknown: bool,
 }
 
 impl WorkerState {
-    async fn settle(&self, batch: Vec<Finish>) {
+    async fn settle(&self, batch: Vec<EndedDelivery>) {
         let count = batch.len();
-        if !self.env.hooks.none() {
+        if !self.env.hooks.is_empty() {
             for _ in &batch {
                 self.env.hooks.pass(Point::BeforeSettle).await;
             }
         }
-        let mut open: Vec<Open> = batch.into_iter().map(|finish| Open { finish, unknown: false }).collect();
+        let mut unsettled: Vec<UnsettledDelivery> =
+            batch.into_iter().map(|ended| UnsettledDelivery { ended, unknown: false }).collect();
         if !self.same_store {
-            self.end_claims(&mut open).await;
-            if !self.env.hooks.none() {
-                for _ in open.iter().filter(|one| one.finish.job.claim().is_some()) {
+            self.end_claims(&mut unsettled).await;
+            if !self.env.hooks.is_empty() {
+                for _ in unsettled.iter().filter(|one| one.ended.job.claim().is_some()) {
                     self.env.hooks.pass(Point::AfterComplete).await;
                 }
             }
         }
         let deadline_us = self.timer().now_us() + SETTLE_MS_MAX * 1000;
         let mut tries = 0;
-        while !open.is_empty() {
-            open = self.settle_once(open, tries, deadline_us).await;
+        while !unsettled.is_empty() {
+            unsettled = self.settle_once(unsettled, tries, deadline_us).await;
             tries += 1;
         }
         self.unsettled.fetch_sub(count, Ordering::SeqCst);
         self.settled.notify_one();
-        if !self.env.hooks.none() {
+        if !self.env.hooks.is_empty() {
             for _ in 0..count {
                 self.env.hooks.pass(Point::AfterSettle).await;
             }
@@ -93,54 +97,59 @@ impl WorkerState {
     }
 
     /// Makes one call; returns the settles to send again.
-    async fn settle_once(&self, mut open: Vec<Open>, tries: u32, deadline_us: u64) -> Vec<Open> {
-        let settles = open.iter().map(|one| self.as_settle(&one.finish)).collect();
+    async fn settle_once(
+        &self,
+        mut unsettled: Vec<UnsettledDelivery>,
+        tries: u32,
+        deadline_us: u64,
+    ) -> Vec<UnsettledDelivery> {
+        let settles = unsettled.iter().map(|one| self.as_settle(&one.ended)).collect();
         let call = self.timer().timeout(CALL_MS_MAX, self.source.settle(settles)).await;
         let unanswered = || Err(StoreError::OutcomeUnknown("the store did not answer in time".into()));
         let error = match call.unwrap_or_else(unanswered) {
             Ok(answers) => {
-                let parked: Vec<_> = open.iter().zip(&answers).filter_map(parked).collect();
+                let parked: Vec<_> = unsettled.iter().zip(&answers).filter_map(parked).collect();
                 if !self.same_store {
                     self.release_decided(parked).await;
                 }
-                let answered = open.drain(..).zip(answers);
+                let answered = unsettled.drain(..).zip(answers);
                 return answered.filter_map(|(one, answer)| self.answered(one, answer)).collect();
             }
             Err(error) => error,
         };
-        if !error.is_retryable() && open.len() > 1 {
+        if !error.is_retryable() && unsettled.len() > 1 {
             // One of them is invalid; settle each on its own, so that the others succeed.
             let mut again = Vec::new();
-            for one in open {
+            for one in unsettled {
                 again.append(&mut Box::pin(self.settle_once(vec![one], tries, deadline_us)).await);
             }
             return again;
         }
         let give_up = !error.is_retryable() || self.timer().now_us() > deadline_us || self.is_abandoned();
         if give_up {
-            tracing::error!(%error, deliveries = open.len(), "deliveries could not be settled; they return by their lease");
-            self.stats.settle_failures.add_many(open.len());
-            for one in open {
-                self.over(one.finish, None, Some(error.to_string()));
+            tracing::error!(%error, deliveries = unsettled.len(), "deliveries could not be settled; they return by their lease");
+            self.stats.settle_failures.add_many(unsettled.len());
+            for one in unsettled {
+                self.complete(one.ended, None, Some(error.to_string()));
             }
             return Vec::new();
         }
-        self.stats.settle_repeats.add_many(open.len());
+        self.stats.settle_repeats.add_many(unsettled.len());
         let unknown = matches!(error, StoreError::OutcomeUnknown(_));
-        for one in &mut open {
+        for one in &mut unsettled {
             one.unknown |= unknown;
         }
         self.pause(tries).await;
-        open
+        unsettled
     }
 
-    fn as_settle(&self, finish: &Finish) -> Settle {
-        let claim = self.same_store.then(|| claim_end(finish)).flatten();
-        let receipt = finish.job.delivery.receipt.clone();
+    fn as_settle(&self, ended: &EndedDelivery) -> Settle {
+        let claim = self.same_store.then(|| claim_end(ended)).flatten();
+        let receipt = ended.job.delivery.receipt.clone();
         // A store with a ledger of its own would look for the entry there.
-        let in_doubt = self.same_store && matches!(finish.settlement, Settlement::Park { .. });
-        let parked_for = in_doubt.then(|| finish.job.entry().clone());
-        Settle { receipt, settlement: finish.settlement.clone(), claim, parked_for }
+        let in_doubt = self.same_store && matches!(ended.settlement, Settlement::Park { .. });
+        let parked_for = in_doubt.then(|| ended.job.entry().clone());
+        Settle { receipt, settlement: ended.settlement.clone(), claim, parked_for }
     }
 
     /// The ledger is elsewhere: whoever resolved a key before its message was parked did not find it there, and nothing
@@ -171,21 +180,28 @@ impl WorkerState {
     }
 
     /// Handles one result; returns a settle to send instead, if any.
-    fn answered(&self, one: Open, answer: Result<Settled, SettleError>) -> Option<Open> {
-        let Open { finish, unknown } = one;
+    fn answered(
+        &self,
+        one: UnsettledDelivery,
+        answer: Result<Settled, SettleError>,
+    ) -> Option<UnsettledDelivery> {
+        let UnsettledDelivery { ended, unknown } = one;
         match answer {
             Ok(settled) => {
-                self.near_expiry(&finish.job);
-                log_failure(&finish, settled);
-                self.over(finish, Some(settled), None);
+                self.near_expiry(&ended.job);
+                log_failure(&ended, settled);
+                self.complete(ended, Some(settled), None);
                 None
             }
-            Err(SettleError::Claim(error)) if finish.ending.is_some() => {
+            Err(SettleError::Claim(error)) if ended.ending.is_some() => {
                 self.stats.stale_settles.add();
-                tracing::warn!(%error, id = %finish.job.delivery.id, "an outcome was refused: the claim passed to another holder");
+                tracing::warn!(%error, id = %ended.job.delivery.id, "an outcome was refused: the claim passed to another holder");
                 // The next delivery finds the outcome of the other holder.
                 let settlement = Settlement::Defer { after_ms: 0 };
-                Some(Open { finish: Finish { settlement, ending: None, ..finish }, unknown })
+                Some(UnsettledDelivery {
+                    ended: EndedDelivery { settlement, ending: None, ..ended },
+                    unknown,
+                })
             }
             Err(
                 error @ (SettleError::Gone
@@ -195,14 +211,14 @@ impl WorkerState {
             ) if unknown => {
                 // Only an acked message is gone. In any other case the messages behind it in its group must not
                 // continue.
-                let acked = finish.settlement == Settlement::Ack && error == SettleError::Gone;
-                self.over(finish, acked.then_some(Settled::Acked), Some(error.to_string()));
+                let acked = ended.settlement == Settlement::Ack && error == SettleError::Gone;
+                self.complete(ended, acked.then_some(Settled::Acked), Some(error.to_string()));
                 None
             }
             Err(error) => {
                 self.stats.stale_settles.add();
-                tracing::warn!(%error, id = %finish.job.delivery.id, "a settle was refused");
-                self.over(finish, None, Some(error.to_string()));
+                tracing::warn!(%error, id = %ended.job.delivery.id, "a settle was refused");
+                self.complete(ended, None, Some(error.to_string()));
                 None
             }
         }
@@ -216,11 +232,11 @@ impl WorkerState {
     }
 
     /// The ledger is in another store: claims end before their deliveries are settled. A stale token prevents the ack.
-    async fn end_claims(&self, open: &mut [Open]) {
+    async fn end_claims(&self, unsettled: &mut [UnsettledDelivery]) {
         let Some(claims) = &self.claims else { return };
         let (mut places, mut ends) = (Vec::new(), Vec::new());
-        for (at, one) in open.iter().enumerate() {
-            if let Some(end) = claim_end(&one.finish) {
+        for (at, one) in unsettled.iter().enumerate() {
+            if let Some(end) = claim_end(&one.ended) {
                 places.push(at);
                 ends.push(end);
             }
@@ -229,20 +245,20 @@ impl WorkerState {
             return;
         }
         for (at, answer) in places.into_iter().zip(claims.end(ends).await) {
-            let finish = &mut open[at].finish;
+            let ended = &mut unsettled[at].ended;
             match answer {
                 Ok(()) => {}
                 Err(EndError::Unrecorded(error)) => {
                     // Without a recorded outcome an ack would lose it; the message comes back and finds the key in
                     // progress, then in doubt.
-                    tracing::error!(%error, message_id = %finish.job.delivery.id, "an outcome could not be recorded");
+                    tracing::error!(%error, message_id = %ended.job.delivery.id, "an outcome could not be recorded");
                     self.stats.fail_closed.add();
-                    finish.settlement = Settlement::Defer { after_ms: self.lease.ms() };
+                    ended.settlement = Settlement::Defer { after_ms: self.lease.ms() };
                 }
                 Err(error) => {
                     self.stats.stale_settles.add();
-                    tracing::warn!(%error, message_id = %finish.job.delivery.id, "an outcome was refused: the claim passed to another holder");
-                    finish.settlement = Settlement::Defer { after_ms: 0 };
+                    tracing::warn!(%error, message_id = %ended.job.delivery.id, "an outcome was refused: the claim passed to another holder");
+                    ended.settlement = Settlement::Defer { after_ms: 0 };
                 }
             }
         }
@@ -259,46 +275,48 @@ impl WorkerState {
     }
 
     /// Completes the processing of a delivery.
-    fn over(&self, finish: Finish, settled: Option<Settled>, error: Option<String>) {
-        if let Some(observer) = &finish.job.env.hooks.observer {
-            let (settlement, ending) = (finish.settlement.clone(), finish.ran.clone());
-            observer.ended(crate::testing::Ran { settlement, ending, settled });
+    fn complete(&self, ended: EndedDelivery, settled: Option<Settled>, error: Option<String>) {
+        if let Some(observer) = &ended.job.env.hooks.observer {
+            let (settlement, ending) = (ended.settlement.clone(), ended.ran.clone());
+            observer.ended(crate::testing::TrialRun { settlement, ending, settled });
         }
-        finish.job.lease.set_phase(Phase::Over);
-        if settled.is_some() && finish.ending.is_some() {
-            finish.job.mark_claim_used();
+        ended.job.lease.set_phase(Phase::Over);
+        if settled.is_some() && ended.ending.is_some() {
+            ended.job.mark_claim_used();
         }
-        self.settled(&finish.job, &finish.settlement, settled, error);
-        if let Some(tell) = finish.tell {
-            // The lane may have ended already.
-            let _ = tell.send(settled);
+        self.settled(&ended.job, &ended.settlement, settled, error);
+        if let Some(reply) = ended.reply {
+            // The group queue may have ended already.
+            let _ = reply.send(settled);
         }
     }
 }
 
 /// The entry and the message, if it was parked.
-fn parked((one, answer): (&Open, &Result<Settled, SettleError>)) -> Option<(EntryId, MessageId)> {
-    let job = &one.finish.job;
-    (*answer == Ok(Settled::Parked) && matches!(one.finish.settlement, Settlement::Park { .. }))
+fn parked(
+    (one, answer): (&UnsettledDelivery, &Result<Settled, SettleError>),
+) -> Option<(EntryId, MessageId)> {
+    let job = &one.ended.job;
+    (*answer == Ok(Settled::Parked) && matches!(one.ended.settlement, Settlement::Park { .. }))
         .then(|| (job.entry().clone(), job.delivery.id))
 }
 
 /// How the claim of a delivery ends, if it has one.
-fn claim_end(finish: &Finish) -> Option<EndClaim> {
-    let ((id, token), ending) = (finish.job.claim()?, finish.ending.clone()?);
+fn claim_end(ended: &EndedDelivery) -> Option<EndClaim> {
+    let ((id, token), ending) = (ended.job.claim()?, ended.ending.clone()?);
     Some(EndClaim { id: id.clone(), token: token.clone(), ending })
 }
 
 /// Logs one line for each failed attempt: the message, the cause, and the next step.
-fn log_failure(finish: &Finish, settled: Settled) {
+fn log_failure(ended: &EndedDelivery, settled: Settled) {
     let (Settlement::Retry { error: Some(error), .. }
     | Settlement::Reject { reason: error }
-    | Settlement::Park { reason: error }) = &finish.settlement
+    | Settlement::Park { reason: error }) = &ended.settlement
     else {
         return;
     };
-    let delivery = &finish.job.delivery;
-    let (queue, message, attempt) = (&finish.job.env.name, delivery.id, delivery.attempt);
+    let delivery = &ended.job.delivery;
+    let (queue, message, attempt) = (&ended.job.env.name, delivery.id, delivery.attempt);
     match settled {
         Settled::Returned { after_ms } => {
             tracing::warn!(%queue, message_id = %message, attempt, error, next_try_ms = after_ms, "an attempt failed; it is tried again");

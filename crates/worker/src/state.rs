@@ -11,16 +11,16 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tracing::Instrument as _;
 
 use crate::auto::LeaseTime;
-use crate::claiming::{Twins, Verdict};
+use crate::claiming::{DeliveryAction, DuplicateWaiters};
 use crate::cx::{Env, Job};
 use crate::decide::Policy;
 use crate::guard::guard;
 use crate::handler::{Handler, RunMany, RunOne};
 use crate::limits::{Admission, PerKey, Rate, Slot, Slots};
-use crate::observe::{OnSettled, One, SettledDelivery, StopWhen};
-use crate::outcome::{Ended, StopReason};
+use crate::observe::{OnSettled, SettledDelivery, SingleDelivery, StopWhen};
+use crate::outcome::{RunResult, StopReason};
 use crate::point::Point;
-use crate::settle::Finish;
+use crate::settle::EndedDelivery;
 use crate::stats::Stats;
 
 /// State shared by all tasks of one worker.
@@ -46,12 +46,12 @@ pub(crate) struct WorkerState {
     pub lease: Arc<LeaseTime>,
     pub stats: Arc<Stats>,
     pub lease_keeper: Arc<LeaseKeeper>,
-    pub twins: Arc<Twins>,
+    pub duplicate_waiters: Arc<DuplicateWaiters>,
     pub slots: Arc<Slots>,
     pub rate: Option<Rate>,
     pub per_key: Option<PerKey>,
     pub drain_ms: u64,
-    pub finishes: mpsc::UnboundedSender<Finish>,
+    pub ended_deliveries: mpsc::UnboundedSender<EndedDelivery>,
     pub unsettled: AtomicUsize,
     pub settled: Notify,
     pub put_back: AtomicUsize,
@@ -59,8 +59,8 @@ pub(crate) struct WorkerState {
     pub ledger_failures: AtomicU32,
     pub draining: watch::Sender<bool>,
     pub stop_when: StopWhen,
-    pub one: watch::Sender<One>,
-    /// When the last delivery that was deferred behind a twin returns.
+    pub single_delivery: watch::Sender<SingleDelivery>,
+    /// When the last delivery that was deferred behind a running duplicate returns.
     pub returns_us: AtomicU64,
     pub on_settled: Option<OnSettled>,
 }
@@ -103,8 +103,8 @@ impl WorkerState {
             }
             false
         } else if self.fifo {
-            for lane in by_group(jobs) {
-                tokio::spawn(self.clone().process_lane(lane, self.slots.enter()));
+            for group_queue in by_group(jobs) {
+                tokio::spawn(self.clone().process_group_queue(group_queue, self.slots.enter()));
             }
             false
         } else {
@@ -122,9 +122,9 @@ impl WorkerState {
         let mut refused = false;
         for job in jobs {
             match self.per_key.as_ref().map_or(Admission::Free, |limit| limit.admit(&job)) {
-                Admission::Free => starting.push((job, self.turn(None))),
-                Admission::Turn(key) => starting.push((job, self.turn(Some(key)))),
-                Admission::Waits => {}
+                Admission::Free => starting.push((job, self.run_permit(None))),
+                Admission::Permit(key) => starting.push((job, self.run_permit(Some(key)))),
+                Admission::Queued => {}
                 Admission::Refused => {
                     refused = true;
                     self.stats.deferred.add();
@@ -136,61 +136,64 @@ impl WorkerState {
         refused
     }
 
-    fn turn(self: &Arc<Self>, key: Option<String>) -> Turn {
-        Turn { slot: Some(self.slots.enter()), key, shared: self.clone() }
+    fn run_permit(self: &Arc<Self>, key: Option<String>) -> RunPermit {
+        RunPermit { slot: Some(self.slots.enter()), key, state: self.clone() }
     }
 
     /// Starts these, each as soon as its slot may be used.
-    fn spawn(self: &Arc<Self>, starting: Vec<(Arc<Job>, Turn)>) {
-        let (at_once, later): (Vec<_>, Vec<_>) = starting.into_iter().partition(|(_, turn)| turn.is_held());
-        for (job, turn) in later {
-            tokio::spawn(self.clone().process_later(job, turn));
+    fn spawn(self: &Arc<Self>, starting: Vec<(Arc<Job>, RunPermit)>) {
+        let (at_once, later): (Vec<_>, Vec<_>) =
+            starting.into_iter().partition(|(_, run_permit)| run_permit.is_held());
+        for (job, run_permit) in later {
+            tokio::spawn(self.clone().process_later(job, run_permit));
         }
         if self.claims() && !at_once.is_empty() {
             tokio::spawn(self.clone().claim_and_process(at_once));
         } else {
-            for (job, turn) in at_once {
-                tokio::spawn(self.clone().process(job, turn));
+            for (job, run_permit) in at_once {
+                tokio::spawn(self.clone().process(job, run_permit));
             }
         }
     }
 
-    /// No slot was free: a delivery that had waited for its twin took it while the receive was open.
-    async fn process_later(self: Arc<Self>, job: Arc<Job>, mut turn: Turn) {
-        let may_start = match &mut turn.slot {
+    /// No slot was free: a delivery that had waited for its duplicate took it while the receive was open.
+    async fn process_later(self: Arc<Self>, job: Arc<Job>, mut run_permit: RunPermit) {
+        let may_start = match &mut run_permit.slot {
             Some(slot) => self.hold_unless_draining(slot).await,
             None => true,
         };
         if may_start {
-            self.spawn(vec![(job, turn)]);
+            self.spawn(vec![(job, run_permit)]);
         } else {
             self.put_back(job);
-            drop(turn);
+            drop(run_permit);
         }
     }
 
-    async fn claim_and_process(self: Arc<Self>, starting: Vec<(Arc<Job>, Turn)>) {
-        let (jobs, turns): (Vec<_>, Vec<_>) = starting.into_iter().unzip();
+    async fn claim_and_process(self: Arc<Self>, starting: Vec<(Arc<Job>, RunPermit)>) {
+        let (jobs, run_permits): (Vec<_>, Vec<_>) = starting.into_iter().unzip();
         self.after_receive(jobs.len()).await;
-        let verdicts = self.claim(&jobs, 0).await;
-        for ((job, turn), verdict) in jobs.into_iter().zip(turns).zip(verdicts) {
-            match verdict {
-                Verdict::Run => drop(tokio::spawn(self.clone().process_claimed(job, turn))),
-                Verdict::Twin { retry_after_ms } => self.wait_behind_twin(job, turn, retry_after_ms),
-                Verdict::End(settlement) => self.end_as(job, settlement),
+        let actions = self.claim(&jobs, 0).await;
+        for ((job, run_permit), action) in jobs.into_iter().zip(run_permits).zip(actions) {
+            match action {
+                DeliveryAction::Run => drop(tokio::spawn(self.clone().process_claimed(job, run_permit))),
+                DeliveryAction::WaitForDuplicate { retry_after_ms } => {
+                    self.wait_for_duplicate(job, run_permit, retry_after_ms);
+                }
+                DeliveryAction::End(settlement) => self.end_as(job, settlement),
             }
         }
     }
 
-    async fn process(self: Arc<Self>, job: Arc<Job>, turn: Turn) {
+    async fn process(self: Arc<Self>, job: Arc<Job>, run_permit: RunPermit) {
         self.after_receive(1).await;
-        self.process_claimed(job, turn).await;
+        self.process_claimed(job, run_permit).await;
     }
 
-    pub async fn process_claimed(self: Arc<Self>, job: Arc<Job>, turn: Turn) {
+    pub async fn process_claimed(self: Arc<Self>, job: Arc<Job>, run_permit: RunPermit) {
         let ended = self.run(&job).await;
         self.end(job, ended, None);
-        drop(turn);
+        drop(run_permit);
     }
 
     /// Deliveries for one call of a batch handler.
@@ -200,29 +203,33 @@ impl WorkerState {
             return self.put_back_all(jobs);
         }
         let Handler::Many { run, .. } = &self.handler else { unreachable!("only batch handlers") };
-        let verdicts = if self.claims() {
+        let actions = if self.claims() {
             self.claim(&jobs, 0).await
         } else {
-            jobs.iter().map(|_| Verdict::Run).collect()
+            jobs.iter().map(|_| DeliveryAction::Run).collect()
         };
         let (mut running, mut blocked) = (Vec::with_capacity(jobs.len()), false);
-        for (job, verdict) in jobs.into_iter().zip(verdicts) {
-            match verdict {
+        for (job, action) in jobs.into_iter().zip(actions) {
+            match action {
                 // In a FIFO group no message may overtake one that is put back.
-                Verdict::Run if blocked => self.end(job, Ended::NotStarted(StopReason::Lost), None),
-                Verdict::Run => running.push(job),
-                Verdict::Twin { retry_after_ms } if blocked || (self.fifo && !running.is_empty()) => {
+                DeliveryAction::Run if blocked => {
+                    self.end(job, RunResult::NotStarted(StopReason::Lost), None);
+                }
+                DeliveryAction::Run => running.push(job),
+                DeliveryAction::WaitForDuplicate { retry_after_ms }
+                    if blocked || (self.fifo && !running.is_empty()) =>
+                {
                     // When it comes back it is the first of its group, and may wait.
                     blocked = true;
-                    let settlement = self.defer_behind_twin(retry_after_ms);
+                    let settlement = self.defer_behind_duplicate(retry_after_ms);
                     self.end_as(job, settlement);
                 }
-                Verdict::Twin { retry_after_ms } => {
+                DeliveryAction::WaitForDuplicate { retry_after_ms } => {
                     blocked |= self.fifo;
-                    let turn = Turn { slot: None, key: None, shared: self.clone() };
-                    self.wait_behind_twin(job, turn, retry_after_ms);
+                    let run_permit = RunPermit { slot: None, key: None, state: self.clone() };
+                    self.wait_for_duplicate(job, run_permit, retry_after_ms);
                 }
-                Verdict::End(settlement) => {
+                DeliveryAction::End(settlement) => {
                     blocked |= self.fifo && settlement != Settlement::Ack;
                     self.end_as(job, settlement);
                 }
@@ -238,33 +245,33 @@ impl WorkerState {
     }
 
     pub async fn after_receive(&self, count: usize) {
-        if !self.env.hooks.none() {
+        if !self.env.hooks.is_empty() {
             for _ in 0..count {
                 self.env.hooks.pass(Point::AfterReceive).await;
             }
         }
     }
 
-    pub async fn run(&self, job: &Arc<Job>) -> Ended {
+    pub async fn run(&self, job: &Arc<Job>) -> RunResult {
         let run: &RunOne = match &self.handler {
             Handler::One(run) | Handler::Transactional { run, .. } => run,
-            // A delivery that waited for its twin is a batch of one.
+            // A delivery that waited for its duplicate is a batch of one.
             Handler::Many { run, .. } => {
                 let ended = self.run_many(run, std::slice::from_ref(job)).await.pop();
-                return ended.unwrap_or(Ended::NotStarted(StopReason::Lost));
+                return ended.unwrap_or(RunResult::NotStarted(StopReason::Lost));
             }
         };
-        self.prepare(std::slice::from_ref(job)).await;
+        self.before_run(std::slice::from_ref(job)).await;
         let leases = std::iter::once(&job.lease);
         let running = guard(leases, self.timer(), &self.stats, || job.begin(), run(job, self.records()))
             .instrument(job.span());
         let ended = running.await.unwrap_or_else(|stopped| stopped);
-        self.ran(std::slice::from_ref(job)).await;
+        self.after_run(std::slice::from_ref(job)).await;
         ended
     }
 
-    async fn run_many(&self, run: &RunMany, jobs: &[Arc<Job>]) -> Vec<Ended> {
-        self.prepare(jobs).await;
+    async fn run_many(&self, run: &RunMany, jobs: &[Arc<Job>]) -> Vec<RunResult> {
+        self.before_run(jobs).await;
         let leases = jobs.iter().map(|job| &job.lease);
         let span = tracing::info_span!("batch", queue = %self.env.name, messages = jobs.len());
         let begin = || {
@@ -274,17 +281,17 @@ impl WorkerState {
         };
         let ended =
             guard(leases, self.timer(), &self.stats, begin, run(jobs, self.records())).instrument(span).await;
-        self.ran(jobs).await;
-        let each = |stopped: &Ended| match stopped {
-            Ended::Panicked(error) => Ended::Panicked(error.clone()),
-            Ended::Stopped(stop) => Ended::Stopped(*stop),
-            _ => Ended::NotStarted(StopReason::Lost),
+        self.after_run(jobs).await;
+        let each = |stopped: &RunResult| match stopped {
+            RunResult::Panicked(error) => RunResult::Panicked(error.clone()),
+            RunResult::Stopped(stop) => RunResult::Stopped(*stop),
+            _ => RunResult::NotStarted(StopReason::Lost),
         };
         ended.unwrap_or_else(|stopped| jobs.iter().map(|_| each(&stopped)).collect())
     }
 
-    async fn prepare(&self, jobs: &[Arc<Job>]) {
-        if !self.env.hooks.none() {
+    async fn before_run(&self, jobs: &[Arc<Job>]) {
+        if !self.env.hooks.is_empty() {
             for _ in jobs {
                 self.env.hooks.pass(Point::BeforeEffect).await;
             }
@@ -299,12 +306,12 @@ impl WorkerState {
         }
     }
 
-    async fn ran(&self, jobs: &[Arc<Job>]) {
+    async fn after_run(&self, jobs: &[Arc<Job>]) {
         for job in jobs {
             job.lease.set_phase(Phase::Settling);
             self.lease.record(self.timer().now_us().saturating_sub(job.received_us));
         }
-        if !self.env.hooks.none() {
+        if !self.env.hooks.is_empty() {
             for _ in jobs {
                 self.env.hooks.pass(Point::AfterEffect).await;
             }
@@ -312,21 +319,21 @@ impl WorkerState {
     }
 
     /// Ends a delivery whose handler ended.
-    pub fn end(&self, job: Arc<Job>, ended: Ended, tell: Option<oneshot::Sender<Option<Settled>>>) {
+    pub fn end(&self, job: Arc<Job>, ended: RunResult, reply: Option<oneshot::Sender<Option<Settled>>>) {
         self.count(&job, &ended);
         let ran = ended.ran();
         let decision = self.policy.decide(ended);
-        self.finish(job, decision.settlement, ran.then_some(decision.ending), tell);
+        self.queue_settle(job, decision.settlement, ran.then_some(decision.ending), reply);
     }
 
     /// Ends a delivery whose handler did not run.
     pub fn end_as(&self, job: Arc<Job>, settlement: Settlement) {
-        self.finish(job, settlement, None, None);
+        self.queue_settle(job, settlement, None, None);
     }
 
     /// Puts back a delivery that was never started.
     pub fn put_back(&self, job: Arc<Job>) {
-        self.end(job, Ended::NotStarted(StopReason::Drained), None);
+        self.end(job, RunResult::NotStarted(StopReason::Drained), None);
     }
 
     /// The same for many.
@@ -336,12 +343,12 @@ impl WorkerState {
         }
     }
 
-    pub fn finish(
+    pub fn queue_settle(
         &self,
         job: Arc<Job>,
         settlement: Settlement,
         ending: Option<hapax_core::ClaimEnding>,
-        tell: Option<oneshot::Sender<Option<Settled>>>,
+        reply: Option<oneshot::Sender<Option<Settled>>>,
     ) {
         self.return_token(&job);
         let observer = self.env.hooks.observer.as_ref();
@@ -352,7 +359,7 @@ impl WorkerState {
                 self.settled(&job, &settlement, Some(Settled::Acked), None);
             }
             if let Some(observer) = observer {
-                observer.ended(crate::testing::Ran { settlement, ending: ran, settled: None });
+                observer.ended(crate::testing::TrialRun { settlement, ending: ran, settled: None });
                 observer.passed();
             }
             return;
@@ -360,7 +367,7 @@ impl WorkerState {
         job.lease.set_phase(Phase::Settling);
         self.unsettled.fetch_add(1, Ordering::SeqCst);
         // The collector runs as long as the worker; after that nothing is settled any more.
-        let _ = self.finishes.send(Finish { job, settlement, ending, ran, tell });
+        let _ = self.ended_deliveries.send(EndedDelivery { job, settlement, ending, ran, reply });
     }
 
     /// Reports how a delivery ended.
@@ -372,20 +379,24 @@ impl WorkerState {
         error: Option<String>,
     ) {
         let ran = job.began.load(Ordering::SeqCst);
-        if let Some(tell) = &self.on_settled {
+        if let Some(on_settled) = &self.on_settled {
             let held = Duration::from_micros(self.timer().now_us().saturating_sub(job.received_us));
             let (delivery, key) = (&job.delivery, &job.entry().key);
-            tell(&SettledDelivery { delivery, key, ran, held, settlement, settled, error });
+            on_settled(&SettledDelivery { delivery, key, ran, held, settlement, settled, error });
         }
         if self.stop_when == StopWhen::AfterOne {
             // The delivery was put back without a run: another run of its key is not over, or the ledger was
             // unavailable.
             let put_back = !ran && matches!(settlement, Settlement::Defer { .. });
-            self.one.send_replace(if put_back { One::Free } else { One::Done });
+            self.single_delivery.send_replace(if put_back {
+                SingleDelivery::Free
+            } else {
+                SingleDelivery::Done
+            });
         }
     }
 
-    fn count(&self, job: &Job, ended: &Ended) {
+    fn count(&self, job: &Job, ended: &RunResult) {
         let stats = &self.stats;
         let doubt = || {
             if self.claims() {
@@ -397,41 +408,41 @@ impl WorkerState {
             stats.retried.add();
         };
         match ended {
-            Ended::Done(_) => stats.done.add(),
-            Ended::Retry { .. } => stats.retried.add(),
-            Ended::Reject { .. } | Ended::Unparsable(_) => stats.rejected.add(),
-            Ended::Failed { .. } => match self.policy.on_error {
+            RunResult::Done(_) => stats.done.add(),
+            RunResult::Retry { .. } => stats.retried.add(),
+            RunResult::Reject { .. } | RunResult::Unparsable(_) => stats.rejected.add(),
+            RunResult::Failed { .. } => match self.policy.on_error {
                 crate::OnError::Reject => stats.rejected.add(),
                 crate::OnError::Retry => stats.retried.add(),
                 crate::OnError::InDoubt => doubt(),
             },
-            Ended::Panicked(error) => {
+            RunResult::Panicked(error) => {
                 tracing::error!(%error, message_id = %job.delivery.id, queue = %self.env.name, "a handler panicked");
                 stats.panics.add();
                 doubt();
             }
-            Ended::Deferred { reason, after_ms } => {
+            RunResult::Deferred { reason, after_ms } => {
                 let (queue, message) = (&self.env.name, job.delivery.id);
                 tracing::info!(%queue, message_id = %message, after_ms, reason, "a delivery is put back, uncounted");
                 stats.deferred.add();
             }
-            Ended::Interrupted { .. } | Ended::Stopped(StopReason::Drained) => {
+            RunResult::Interrupted { .. } | RunResult::Stopped(StopReason::Drained) => {
                 self.put_back.fetch_add(1, Ordering::SeqCst);
                 if self.claims() {
                     stats.in_doubt.add();
                 }
                 stats.deferred.add();
             }
-            Ended::InDoubt { .. } | Ended::Stopped(_) => doubt(),
-            Ended::NotStarted(stop) => {
+            RunResult::InDoubt { .. } | RunResult::Stopped(_) => doubt(),
+            RunResult::NotStarted(stop) => {
                 if *stop == StopReason::Drained {
                     self.put_back.fetch_add(1, Ordering::SeqCst);
                 }
                 stats.deferred.add();
             }
-            Ended::Replayed(_) => stats.replayed.add(),
-            Ended::Held(_) => stats.parked.add(),
-            Ended::Mismatch(_) => {
+            RunResult::Replayed(_) => stats.replayed.add(),
+            RunResult::ParkedInDoubt(_) => stats.parked.add(),
+            RunResult::Mismatch(_) => {
                 stats.mismatches.add();
                 stats.rejected.add();
             }
@@ -441,43 +452,43 @@ impl WorkerState {
 
 /// The right of one delivery to run: a slot, and one of its key's permits. Dropping it starts the next delivery that
 /// waits for the key.
-pub(crate) struct Turn {
+pub(crate) struct RunPermit {
     pub slot: Option<Slot>,
     key: Option<String>,
-    shared: Arc<WorkerState>,
+    state: Arc<WorkerState>,
 }
 
-impl Turn {
+impl RunPermit {
     /// It waits for no slot.
     fn is_held(&self) -> bool {
         self.slot.as_ref().is_none_or(Slot::is_held)
     }
 }
 
-impl Drop for Turn {
+impl Drop for RunPermit {
     fn drop(&mut self) {
-        let (Some(key), Some(limit)) = (self.key.take(), &self.shared.per_key) else { return };
+        let (Some(key), Some(limit)) = (self.key.take(), &self.state.per_key) else { return };
         let Some(job) = limit.next(&key) else { return };
-        let slot = self.slot.take().unwrap_or_else(|| self.shared.slots.enter());
-        let turn = Turn { slot: Some(slot), key: Some(key), shared: self.shared.clone() };
-        let shared = self.shared.clone();
-        if shared.abandoned.load(Ordering::SeqCst) || tokio::runtime::Handle::try_current().is_err() {
+        let slot = self.slot.take().unwrap_or_else(|| self.state.slots.enter());
+        let run_permit = RunPermit { slot: Some(slot), key: Some(key), state: self.state.clone() };
+        let state = self.state.clone();
+        if state.abandoned.load(Ordering::SeqCst) || tokio::runtime::Handle::try_current().is_err() {
             return;
         }
-        shared.spawn(vec![(job, turn)]);
+        state.spawn(vec![(job, run_permit)]);
     }
 }
 
 /// Splits deliveries by group, each in the order of its receive.
 fn by_group(jobs: Vec<Arc<Job>>) -> Vec<Vec<Arc<Job>>> {
     let mut places: HashMap<Option<GroupId>, usize> = HashMap::new();
-    let mut lanes: Vec<Vec<Arc<Job>>> = Vec::new();
+    let mut group_queues: Vec<Vec<Arc<Job>>> = Vec::new();
     for job in jobs {
         let place = *places.entry(job.delivery.group.clone()).or_insert_with(|| {
-            lanes.push(Vec::new());
-            lanes.len() - 1
+            group_queues.push(Vec::new());
+            group_queues.len() - 1
         });
-        lanes[place].push(job);
+        group_queues[place].push(job);
     }
-    lanes
+    group_queues
 }

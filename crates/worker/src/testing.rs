@@ -88,7 +88,7 @@ pub enum TrialError {
 
 /// The result of one delivery.
 #[derive(Debug, Clone)]
-pub struct Ran {
+pub struct TrialRun {
     /// How the delivery was settled; for `at-most-once`, how it would have been.
     pub settlement: Settlement,
     /// How its claim was meant to end; `None` if the handler did not run.
@@ -97,7 +97,7 @@ pub struct Ran {
     pub settled: Option<Settled>,
 }
 
-impl Ran {
+impl TrialRun {
     /// The handler ran and succeeded.
     pub fn is_done(&self) -> bool {
         self.settlement == Settlement::Ack && self.ending.is_some()
@@ -128,17 +128,17 @@ impl Ran {
 /// Reports the result of a delivery to a trial, after the delivery has passed its last point.
 #[derive(Clone)]
 pub(crate) struct Observer {
-    ended: Arc<Mutex<Vec<Ran>>>,
-    tell: mpsc::UnboundedSender<Ran>,
+    ended: Arc<Mutex<Vec<TrialRun>>>,
+    tell: mpsc::UnboundedSender<TrialRun>,
 }
 
 impl Observer {
-    fn new() -> (Self, mpsc::UnboundedReceiver<Ran>) {
+    fn new() -> (Self, mpsc::UnboundedReceiver<TrialRun>) {
         let (tell, told) = mpsc::unbounded_channel();
         (Self { ended: Arc::default(), tell }, told)
     }
 
-    pub fn ended(&self, ran: Ran) {
+    pub fn ended(&self, ran: TrialRun) {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).push(ran);
     }
 
@@ -172,7 +172,7 @@ impl Trial {
     }
 
     /// Sends a message, then runs the next delivery.
-    pub async fn send_and_run(&self, message: NewMessage) -> Result<Ran, TrialError> {
+    pub async fn send_and_run(&self, message: NewMessage) -> Result<TrialRun, TrialError> {
         self.send(message).await?;
         self.run().await
     }
@@ -185,7 +185,7 @@ impl Trial {
 
     /// Runs the next delivery to its end. If its key is in progress, for example shortly after a crash, this waits for
     /// the next delivery.
-    pub async fn run(&self) -> Result<Ran, TrialError> {
+    pub async fn run(&self) -> Result<TrialRun, TrialError> {
         loop {
             let ran = self.run_once().await?;
             if !ran.waits() {
@@ -194,7 +194,7 @@ impl Trial {
         }
     }
 
-    async fn run_once(&self) -> Result<Ran, TrialError> {
+    async fn run_once(&self) -> Result<TrialRun, TrialError> {
         let (observer, mut told) = Observer::new();
         let mut builder = self.one_delivery();
         builder.hooks.observer = Some(observer);
@@ -222,7 +222,7 @@ impl Trial {
     }
 
     /// `None`: it crashed at the point. `Some`: the delivery ended earlier.
-    async fn crash_once(&self, at: Point) -> Result<Option<Ran>, TrialError> {
+    async fn crash_once(&self, at: Point) -> Result<Option<TrialRun>, TrialError> {
         let halt = Arc::new(Halt { at, reached: Notify::new() });
         let (observer, mut told) = Observer::new();
         let mut builder = self.one_delivery();

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::builder::WorkerBuilder;
 use crate::cx::{Cx, Job};
 use crate::handler::{Boxed, Handler, parse};
-use crate::outcome::{Ended, IntoOutcome, StopReason, panic_text};
+use crate::outcome::{IntoOutcome, RunResult, StopReason, panic_text};
 use crate::point::Point;
 
 /// Delay of a delivery that is put back because its transaction could not begin in time.
@@ -72,16 +72,16 @@ impl WorkerBuilder {
                     Ok(value) => value,
                     Err(unparsable) => return unparsable,
                 };
-                run_blocking(&inbox, &job, |tx, cx| Ended::of(handler(value, tx, cx), true))
+                run_blocking(&inbox, &job, |tx, cx| RunResult::of(handler(value, tx, cx), true))
             };
             Box::pin(async move {
                 match tokio::task::spawn_blocking(blocking).await {
                     Ok(ended) => ended,
-                    Err(error) if error.is_panic() => Ended::Panicked(panic_text(&*error.into_panic())),
+                    Err(error) if error.is_panic() => RunResult::Panicked(panic_text(&*error.into_panic())),
                     // The runtime is shutting down: nothing was committed.
-                    Err(_) => Ended::NotStarted(StopReason::Abandoned),
+                    Err(_) => RunResult::NotStarted(StopReason::Abandoned),
                 }
-            }) as Boxed<Ended>
+            }) as Boxed<RunResult>
         };
         self.transactional(Handler::Transactional { run: Arc::new(run), inbox: can })
     }
@@ -104,7 +104,7 @@ impl WorkerBuilder {
                     Ok(value) => run_async(&inbox, &job, value, &*handler).await,
                     Err(unparsable) => unparsable,
                 }
-            }) as Boxed<Ended>
+            }) as Boxed<RunResult>
         };
         self.transactional(Handler::Transactional { run: Arc::new(run), inbox: can })
     }
@@ -116,29 +116,29 @@ impl WorkerBuilder {
 }
 
 /// The end of a run whose transaction did not begin, or was not committed.
-fn failed(error: &InboxError) -> Ended {
+fn failed(error: &InboxError) -> RunResult {
     match error {
         InboxError::Locked { .. } => {
-            Ended::Deferred { after_ms: fastrand::u64(BUSY_MS), reason: error.to_string() }
+            RunResult::Deferred { after_ms: fastrand::u64(BUSY_MS), reason: error.to_string() }
         }
-        _ => Ended::Retry { after_ms: None, error: format!("the transaction was rolled back: {error}") },
+        _ => RunResult::Retry { after_ms: None, error: format!("the transaction was rolled back: {error}") },
     }
 }
 
 /// How the run ends without the handler; `None`: the handler runs.
-fn not_fresh(entered: InboxLookup, cx: &Cx) -> Option<Ended> {
+fn not_fresh(entered: InboxLookup, cx: &Cx) -> Option<RunResult> {
     match entered {
         InboxLookup::Fresh => None,
-        InboxLookup::Completed(outcome) => Some(Ended::Replayed(outcome)),
-        InboxLookup::InProgress { retry_after_ms } => Some(Ended::Deferred {
+        InboxLookup::Completed(outcome) => Some(RunResult::Replayed(outcome)),
+        InboxLookup::InProgress { retry_after_ms } => Some(RunResult::Deferred {
             after_ms: retry_after_ms,
             reason: "another transaction works on the key".into(),
         }),
-        InboxLookup::InDoubt { .. } => Some(Ended::Held(format!(
+        InboxLookup::InDoubt { .. } => Some(RunResult::ParkedInDoubt(format!(
             "what became of the effect of {} is in doubt; resolve it, then release this",
             cx.entry_id()
         ))),
-        InboxLookup::Mismatch => Some(Ended::Mismatch(cx.idempotency_key().as_str().to_owned())),
+        InboxLookup::Mismatch => Some(RunResult::Mismatch(cx.idempotency_key().as_str().to_owned())),
     }
 }
 
@@ -150,8 +150,8 @@ fn entry(cx: &Cx) -> InboxEntry {
 fn run_blocking<I: BlockingInbox>(
     inbox: &I,
     job: &Arc<Job>,
-    handler: impl FnOnce(&I::Tx<'_>, &Cx) -> Ended,
-) -> Ended {
+    handler: impl FnOnce(&I::Tx<'_>, &Cx) -> RunResult,
+) -> RunResult {
     let cx = Cx { job: job.clone() };
     let ran = inbox.in_transaction(|tx| match in_blocking(inbox, tx, &cx, handler) {
         Ok((ended, end)) => (Ok((ended, end)), end),
@@ -168,12 +168,12 @@ fn in_blocking<I: BlockingInbox>(
     inbox: &I,
     tx: &I::Tx<'_>,
     cx: &Cx,
-    handler: impl FnOnce(&I::Tx<'_>, &Cx) -> Ended,
-) -> Result<(Ended, TransactionEnd), InboxError> {
+    handler: impl FnOnce(&I::Tx<'_>, &Cx) -> RunResult,
+) -> Result<(RunResult, TransactionEnd), InboxError> {
     let job = &cx.job;
     if job.is_lost() {
         return Ok((
-            Ended::NotStarted(job.lease.stop().unwrap_or(StopReason::Lost)),
+            RunResult::NotStarted(job.lease.stop().unwrap_or(StopReason::Lost)),
             TransactionEnd::Rollback,
         ));
     }
@@ -182,14 +182,14 @@ fn in_blocking<I: BlockingInbox>(
         return Ok((ended, TransactionEnd::Rollback));
     }
     let ended = handler(tx, cx);
-    let Ended::Done(value) = &ended else { return Ok((ended, TransactionEnd::Rollback)) };
+    let RunResult::Done(value) = &ended else { return Ok((ended, TransactionEnd::Rollback)) };
     let outcome = RecordedOutcome { failed: false, value: value.clone(), omitted_bytes: None };
     inbox.record(tx, &entry, outcome, job.env.ttl_ms)?;
     Ok(before_commit(job, ended))
 }
 
 /// One run in a transaction that lives across awaits.
-async fn run_async<T, I, F, O>(inbox: &I, job: &Arc<Job>, value: T, handler: &F) -> Ended
+async fn run_async<T, I, F, O>(inbox: &I, job: &Arc<Job>, value: T, handler: &F) -> RunResult
 where
     I: AsyncInbox,
     F: for<'t> Fn(T, &'t mut I::Tx, Cx) -> TxFuture<'t, O>,
@@ -203,8 +203,8 @@ where
             return Ok(ended);
         }
         let running = handler(value, &mut tx, cx);
-        let ended = Ended::of(running.await, true);
-        let Ended::Done(value) = &ended else { return Ok(ended) };
+        let ended = RunResult::of(running.await, true);
+        let RunResult::Done(value) = &ended else { return Ok(ended) };
         let outcome = RecordedOutcome { failed: false, value: value.clone(), omitted_bytes: None };
         inbox.record(&mut tx, &entry, outcome, job.env.ttl_ms).await?;
         match before_commit(job, ended) {
@@ -220,20 +220,20 @@ where
 
 /// The last check of the lease. If another worker has the message by now, it runs the message itself; a commit after
 /// this check is found there by its key.
-fn before_commit(job: &Job, ended: Ended) -> (Ended, TransactionEnd) {
+fn before_commit(job: &Job, ended: RunResult) -> (RunResult, TransactionEnd) {
     if !job.env.hooks.pass_blocking(Point::BeforeCommit) {
-        return (Ended::NotStarted(StopReason::Abandoned), TransactionEnd::Rollback);
+        return (RunResult::NotStarted(StopReason::Abandoned), TransactionEnd::Rollback);
     }
     if job.is_lost() {
-        return (Ended::Stopped(job.lease.stop().unwrap_or(StopReason::Lost)), TransactionEnd::Rollback);
+        return (RunResult::Stopped(job.lease.stop().unwrap_or(StopReason::Lost)), TransactionEnd::Rollback);
     }
     (ended, TransactionEnd::Commit)
 }
 
-fn committed(job: &Job, ended: Ended) -> Ended {
+fn committed(job: &Job, ended: RunResult) -> RunResult {
     if job.env.hooks.pass_blocking(Point::AfterCommit) {
         ended
     } else {
-        Ended::NotStarted(StopReason::Abandoned)
+        RunResult::NotStarted(StopReason::Abandoned)
     }
 }

@@ -12,9 +12,9 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 
 use crate::handler::Handler;
-use crate::observe::{One, StopWhen};
+use crate::observe::{SingleDelivery, StopWhen};
 use crate::outcome::StopReason;
-use crate::settle::{self, Finish};
+use crate::settle::{self, EndedDelivery};
 use crate::state::WorkerState;
 use crate::stats::Counts;
 
@@ -25,21 +25,21 @@ const UNSETTLED_MAX: usize = 1024;
 /// How long a stopped handler has to reach an await before the worker stops waiting for it.
 const GRACE_MS: u64 = 1_000;
 /// Check interval of a busy worker that stops when its queue is empty.
-const EMPTY_LOOK_MS: u64 = 500;
+const EMPTY_CHECK_MS: u64 = 500;
 /// Timeout of the last settles, after all handlers have ended.
 const LAST_SETTLES_MS: u64 = 10_000;
 
 /// Runs a handler for the deliveries of a queue. Created by [`Worker::builder`]; runs until it is told to stop.
 pub struct Worker {
-    pub(crate) shared: Arc<WorkerState>,
-    pub(crate) finishes: mpsc::UnboundedReceiver<Finish>,
+    pub(crate) state: Arc<WorkerState>,
+    pub(crate) ended_deliveries: mpsc::UnboundedReceiver<EndedDelivery>,
     pub(crate) warnings: Vec<Finding>,
 }
 
 /// How a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Report {
+pub struct WorkerReport {
     /// Its counters.
     pub counts: Counts,
     /// All received deliveries were finished and settled within the drain timeout.
@@ -62,7 +62,7 @@ pub struct Stopped {
     #[source]
     pub error: StoreError,
     /// The report until then.
-    pub report: Report,
+    pub report: WorkerReport,
 }
 
 /// A worker's counters, readable while it runs. Clones are cheap.
@@ -89,7 +89,7 @@ impl Watch {
 impl Worker {
     /// Its counters, readable while it runs.
     pub fn watch(&self) -> Watch {
-        Watch(self.shared.clone())
+        Watch(self.state.clone())
     }
 
     /// Doubts about the tier, although it holds: each with a code, a remedy and a page.
@@ -99,7 +99,7 @@ impl Worker {
 
     /// Its consumer name: unique for every start.
     pub fn consumer(&self) -> &str {
-        &self.shared.consumer
+        &self.state.consumer
     }
 
     /// Receives and runs handlers until `shutdown` completes, or until the condition of
@@ -108,44 +108,44 @@ impl Worker {
     ///
     /// Dropped instead, it stops its handlers at their next await and settles nothing more: what it held returns when
     /// its lease runs out. Keys that were claimed for handlers that had not begun are given back, since nothing ran.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Report, Stopped> {
-        let Self { shared, finishes, warnings } = self;
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<WorkerReport, Stopped> {
+        let Self { state, ended_deliveries, warnings } = self;
         for warning in warnings {
-            tracing::warn!(queue = %shared.env.name, code = %warning.code, "{warning}");
+            tracing::warn!(queue = %state.env.name, code = %warning.code, "{warning}");
         }
-        let mut ending = Abandon { shared: shared.clone(), tasks: Vec::new() };
-        ending.tasks.push(tokio::spawn(settle::collect(shared.clone(), finishes)));
-        ending.tasks.push(tokio::spawn(stop_revoked(shared.clone())));
-        let error = shared.receive_until(std::pin::pin!(shutdown)).await;
-        let report = shared.drain().await;
+        let mut ending = RunGuard { state: state.clone(), tasks: Vec::new() };
+        ending.tasks.push(tokio::spawn(settle::collect(state.clone(), ended_deliveries)));
+        ending.tasks.push(tokio::spawn(stop_revoked(state.clone())));
+        let error = state.receive_until(std::pin::pin!(shutdown)).await;
+        let report = state.drain().await;
         drop(ending);
         match error {
             None => Ok(report),
-            Some(error) => Err(Stopped { queue: shared.env.name.clone(), error, report }),
+            Some(error) => Err(Stopped { queue: state.env.name.clone(), error, report }),
         }
     }
 }
 
 /// Stops all tasks of a run when it ends in any way.
-struct Abandon {
-    shared: Arc<WorkerState>,
+struct RunGuard {
+    state: Arc<WorkerState>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
 /// Stops the handlers of deliveries that the source has taken back.
-async fn stop_revoked(shared: Arc<WorkerState>) {
+async fn stop_revoked(state: Arc<WorkerState>) {
     loop {
-        let receipts = shared.source.revoked().await;
-        shared.lease_keeper.revoked(&receipts);
+        let receipts = state.source.revoked().await;
+        state.lease_keeper.revoked(&receipts);
     }
 }
 
-impl Drop for Abandon {
+impl Drop for RunGuard {
     fn drop(&mut self) {
-        self.shared.abandoned.store(true, Ordering::SeqCst);
-        self.shared.draining.send_replace(true);
-        self.shared.lease_keeper.stop_all(StopReason::Abandoned);
-        self.shared.lease_keeper.release_all();
+        self.state.abandoned.store(true, Ordering::SeqCst);
+        self.state.draining.send_replace(true);
+        self.state.lease_keeper.stop_all(StopReason::Abandoned);
+        self.state.lease_keeper.release_all();
         for task in &self.tasks {
             task.abort();
         }
@@ -196,7 +196,7 @@ impl WorkerState {
                         continue;
                     }
                     if !deliveries.is_empty() {
-                        self.one.send_replace(One::Taken);
+                        self.single_delivery.send_replace(SingleDelivery::Taken);
                     }
                     // Pause if the source does not wait, to avoid a busy loop.
                     let at_once = deliveries.is_empty() && self.timer().now_us() - asked_us < 20_000;
@@ -226,23 +226,28 @@ impl WorkerState {
         if self.stop_when != StopWhen::AfterOne {
             return false;
         }
-        let one = self.one.subscribe().wait_for(|one| *one != One::Taken).await.map(|one| *one);
-        matches!(one, Ok(One::Done))
+        let one = self
+            .single_delivery
+            .subscribe()
+            .wait_for(|one| *one != SingleDelivery::Taken)
+            .await
+            .map(|one| *one);
+        matches!(one, Ok(SingleDelivery::Done))
     }
 
-    /// `true`: the queue is empty, nothing is running, and no delivery is to return that was deferred behind a twin.
-    /// Otherwise waits until that may have changed.
+    /// `true`: the queue is empty, nothing is running, and no delivery is to return that was deferred behind a running
+    /// duplicate. Otherwise waits until that may have changed.
     async fn empty_or_changed(&self) -> bool {
         if !self.slots.all_free() {
             tokio::select! {
                 () = self.slots.wait_for_all() => {}
                 () = self.settled.notified() => {}
-                () = self.timer().sleep_ms(EMPTY_LOOK_MS) => {}
+                () = self.timer().sleep_ms(EMPTY_CHECK_MS) => {}
             }
             return false;
         }
         if !self.is_idle() {
-            let _ = self.timer().timeout(EMPTY_LOOK_MS, self.settled.notified()).await;
+            let _ = self.timer().timeout(EMPTY_CHECK_MS, self.settled.notified()).await;
             return false;
         }
         let returns_us = self.returns_us.load(Ordering::SeqCst);
@@ -257,7 +262,7 @@ impl WorkerState {
     fn is_idle(&self) -> bool {
         let waiting = self.per_key.as_ref().is_some_and(crate::limits::PerKey::is_waiting);
         let settled = self.unsettled.load(Ordering::SeqCst) == 0;
-        !waiting && settled && self.twins.is_empty() && self.slots.all_free()
+        !waiting && settled && self.duplicate_waiters.is_empty() && self.slots.all_free()
     }
 
     fn receive(&self, max: usize) -> Receive {
@@ -291,13 +296,13 @@ impl WorkerState {
             if self.slots.room() > 0 {
                 return allowed;
             }
-            // A delivery that had waited for its twin took the slot meanwhile.
+            // A delivery that had waited for its duplicate took the slot meanwhile.
             rate.give_back(allowed);
         }
     }
 
     /// Finishes the running deliveries, within the timeouts.
-    async fn drain(&self) -> Report {
+    async fn drain(&self) -> WorkerReport {
         self.draining.send_replace(true);
         let waiting = self.per_key.as_ref().map(crate::limits::PerKey::give_up).unwrap_or_default();
         for job in waiting {
@@ -305,10 +310,11 @@ impl WorkerState {
         }
         let ended = async {
             loop {
-                self.twins.wait_until_empty().await;
+                self.duplicate_waiters.wait_until_empty().await;
                 self.slots.wait_for_all().await;
-                // One that had a slot may have met its twin since: it gave up the slot for a place behind it.
-                if self.twins.is_empty() {
+                // One that had a slot may have met its running duplicate since: it gave up the slot for a place behind
+                // it.
+                if self.duplicate_waiters.is_empty() {
                     return;
                 }
             }
@@ -326,7 +332,7 @@ impl WorkerState {
             }
         };
         drained &= self.timer().timeout(LAST_SETTLES_MS, settled).await.is_some();
-        Report {
+        WorkerReport {
             counts: self.stats.read(),
             drained,
             put_back: self.put_back.load(Ordering::SeqCst) as u64,

@@ -1,4 +1,4 @@
-//! No more handlers run at once than `concurrency` says, also when a delivery that waited for its twin starts while a
+//! No more handlers run at once than `concurrency` says, also when a delivery that waited for its duplicate starts while a
 //! receive is open; and a worker that drains waits for each delivery that it has.
 
 mod common;
@@ -78,8 +78,8 @@ fn message(key: &str, group: Option<&str>) -> NewMessage {
     }
 }
 
-/// A worker elsewhere that holds the key `twin` until the returned permit is added, then ends as told.
-async fn twin_elsewhere(
+/// A worker elsewhere that holds the key `duplicate` until the returned permit is added, then ends as told.
+async fn duplicate_elsewhere(
     rig: &Rig,
     group: Option<&str>,
     ends: HandlerOutcome<()>,
@@ -96,7 +96,7 @@ async fn twin_elsewhere(
     };
     let builder = rig.builder().handler(handler).lease(LEASE).stop_when(StopWhen::AfterOne);
     let worker = builder.build().await.unwrap();
-    rig.send(message("twin", group)).await;
+    rig.send(message("duplicate", group)).await;
     let task = tokio::spawn(async move {
         worker.run(std::future::pending()).await.unwrap();
     });
@@ -109,13 +109,13 @@ async fn one_at_a_time(fifo: bool, batch: bool) {
     let rig = Rig::new(QueueConfig { tier: Tier::EffectivelyOnce, ..config }).await;
     let group = |name: &'static str| fifo.then_some(name);
     let ends = HandlerOutcome::retry_after(Duration::from_mins(5), "not now");
-    let (go_on, elsewhere) = twin_elsewhere(&rig, group("first"), ends).await;
+    let (go_on, elsewhere) = duplicate_elsewhere(&rig, group("first"), ends).await;
 
     let calls = Calls::new();
     let worker = calls.handle(rig.builder().concurrency(1).lease(LEASE), batch).build().await.unwrap();
     let watch = worker.watch();
     let script = async {
-        rig.send(message("twin", group("second"))).await;
+        rig.send(message("duplicate", group("second"))).await;
         let received = async || rig.stats().await.in_flight == 2;
         until("the duplicate is received", received).await;
         // It is woken while the next receive is open, and takes the slot.
@@ -179,13 +179,13 @@ async fn with_groups_that_one_receive_brought() {
 #[tokio::test]
 async fn with_a_turn_that_is_handed_on() {
     let rig = Rig::tier(Tier::EffectivelyOnce).await;
-    let (go_on, elsewhere) = twin_elsewhere(&rig, None, HandlerOutcome::Done(())).await;
+    let (go_on, elsewhere) = duplicate_elsewhere(&rig, None, HandlerOutcome::Done(())).await;
     let calls = Calls::new();
     let builder = rig.builder().concurrency(1).lease(LEASE).per_group(1);
     let worker = calls.handle(builder, false).build().await.unwrap();
     let watch = worker.watch();
     let script = async {
-        rig.send(message("twin", None).group(GroupId::new("hot").unwrap())).await;
+        rig.send(message("duplicate", None).group(GroupId::new("hot").unwrap())).await;
         wait_for(&watch, |counts| counts.delivered == 1).await;
         rig.send(message("second", None).group(GroupId::new("hot").unwrap())).await;
         wait_for(&watch, |counts| counts.delivered == 2).await;
@@ -223,9 +223,9 @@ async fn a_drain_puts_back_what_waits_for_a_slot() {
     assert_eq!((stats.in_flight, stats.ready, stats.totals.acked), (0, 2, 1), "{stats:?}");
 }
 
-/// A claim that is under way when the worker is told to stop, and finds a twin at work: the delivery goes back at once.
+/// A claim that is under way when the worker is told to stop, and finds a running duplicate: the delivery goes back at once.
 #[tokio::test]
-async fn a_drain_waits_for_a_delivery_that_meets_its_twin_meanwhile() {
+async fn a_drain_waits_for_a_delivery_that_meets_a_duplicate_meanwhile() {
     for (fifo, batch) in [(false, false), (true, false), (false, true), (true, true)] {
         let config = if fifo { QueueConfig::fifo() } else { QueueConfig::sqs() };
         let rig = Rig::new(QueueConfig { tier: Tier::EffectivelyOnce, ..config }).await;
@@ -233,7 +233,7 @@ async fn a_drain_waits_for_a_delivery_that_meets_its_twin_meanwhile() {
         let busy = Calls::new();
         let builder = rig.builder_elsewhere().lease(LEASE).stop_when(StopWhen::AfterOne);
         let holder = busy.handle(builder, false).build().await.unwrap();
-        rig.send(message("twin", group("first"))).await;
+        rig.send(message("duplicate", group("first"))).await;
         let holder = tokio::spawn(holder.run(std::future::pending()));
         busy.is_running().await;
 
@@ -245,7 +245,7 @@ async fn a_drain_waits_for_a_delivery_that_meets_its_twin_meanwhile() {
             let _ = stopped.await;
         }));
         let before = rig.elsewhere.calls.load(Ordering::SeqCst);
-        rig.send(message("twin", group("second"))).await;
+        rig.send(message("duplicate", group("second"))).await;
         until("it is asked for", async || rig.elsewhere.calls.load(Ordering::SeqCst) > before).await;
         stop.send(()).unwrap();
         // The drain has begun when the worker has seen the stop.

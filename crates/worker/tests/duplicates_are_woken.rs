@@ -1,4 +1,4 @@
-//! A duplicate whose twin is running gets the outcome when the twin ends, not when the twin's lease would end.
+//! A duplicate of a running delivery gets the outcome when that delivery ends, not when its lease would end.
 
 mod common;
 
@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 /// Far longer than the test may take: a duplicate that waits for the end of the lease fails the test.
 const LEASE: Duration = Duration::from_mins(10);
 
-fn twin(group: Option<&str>) -> NewMessage {
+fn duplicate(group: Option<&str>) -> NewMessage {
     let message = NewMessage::new("1").idempotency_key(&"order-7".parse().unwrap());
     match group {
         Some(group) => {
@@ -51,9 +51,9 @@ async fn woken(config: QueueConfig, groups: [Option<&str>; 2], concurrency: usiz
     let watch = worker.watch();
     let begun = Instant::now();
     let script = async {
-        rig.send(twin(groups[0])).await;
+        rig.send(duplicate(groups[0])).await;
         started.notified().await;
-        rig.send(twin(groups[1])).await;
+        rig.send(duplicate(groups[1])).await;
         until("the duplicate is received", async || watch.counts().delivered == 2).await;
         go_on.notify_one();
         wait_for(&watch, |counts| counts.replayed == 1).await;
@@ -76,14 +76,14 @@ async fn in_another_group_of_a_fifo_queue() {
     woken(config, [Some("a"), Some("b")], 2).await;
 }
 
-/// A worker elsewhere that holds the twins' key until it is aborted.
+/// A worker elsewhere that holds the duplicates' key until it is aborted.
 async fn busy_elsewhere(rig: &Rig, group: Option<&str>) -> tokio::task::JoinHandle<()> {
     let (started, _, handler) = held_up();
     let worker = rig.builder().handler(handler).lease(LEASE).concurrency(1).build().await.unwrap();
     let running = tokio::spawn(async move {
         let _ = worker.run(std::future::pending()).await;
     });
-    rig.send(twin(group)).await;
+    rig.send(duplicate(group)).await;
     started.notified().await;
     running
 }
@@ -98,8 +98,8 @@ fn other(group: Option<&str>) -> NewMessage {
     }
 }
 
-/// What waits for a twin holds no slot, so another message runs meanwhile; and at its end the worker puts it back at
-/// once instead of waiting for the twin.
+/// What waits for a running duplicate holds no slot, so another message runs meanwhile; and at its end the worker puts
+/// it back at once instead of waiting for the duplicate.
 async fn in_nobodys_way(config: QueueConfig, batch: bool, duplicates: usize) {
     let fifo = config.is_fifo();
     let rig = Rig::new(QueueConfig { tier: Tier::EffectivelyOnce, ..config }).await;
@@ -118,7 +118,7 @@ async fn in_nobodys_way(config: QueueConfig, batch: bool, duplicates: usize) {
     let script = async {
         for number in 0..duplicates {
             let group = format!("duplicate-{number}");
-            rig.send(twin(fifo.then_some(&group))).await;
+            rig.send(duplicate(fifo.then_some(&group))).await;
         }
         wait_for(&watch, |counts| counts.delivered >= 1).await;
         rig.send(other(in_group("other"))).await;
@@ -161,7 +161,7 @@ async fn a_duplicate_uses_no_start_of_the_rate() {
         let elsewhere = busy_elsewhere(&rig, fifo.then_some("first")).await;
         for number in 0..5 {
             let group = format!("duplicate-{number}");
-            rig.send(twin(fifo.then_some(&group))).await;
+            rig.send(duplicate(fifo.then_some(&group))).await;
         }
         rig.send(other(fifo.then_some("other"))).await;
         let builder =
@@ -177,7 +177,7 @@ async fn a_duplicate_uses_no_start_of_the_rate() {
     }
 }
 
-/// A duplicate that finds no room to wait comes back less and less often while its twin is at work.
+/// A duplicate that finds no room to wait comes back less and less often while its duplicate is running.
 #[tokio::test]
 async fn a_duplicate_without_room_to_wait_does_not_spin() {
     for config in [QueueConfig::sqs(), QueueConfig::fifo()] {
@@ -188,7 +188,7 @@ async fn a_duplicate_without_room_to_wait_does_not_spin() {
         let elsewhere = busy_elsewhere(&rig, fifo.then_some("first")).await;
         for number in 0..10 {
             let group = format!("duplicate-{number}");
-            rig.send(twin(fifo.then_some(&group))).await;
+            rig.send(duplicate(fifo.then_some(&group))).await;
         }
         let builder = rig.builder().handler(async |_: u32, _: Cx| {}).clock(clock.clone()).lease(LEASE);
         let worker = builder.concurrency(1).build().await.unwrap();
@@ -212,7 +212,7 @@ async fn a_duplicate_without_room_to_wait_does_not_spin() {
 async fn a_worker_that_stops_when_its_queue_is_empty_waits_for_duplicates() {
     let rig = Rig::tier(Tier::EffectivelyOnce).await;
     for _ in 0..5 {
-        rig.send(twin(None)).await;
+        rig.send(duplicate(None)).await;
     }
     rig.send(NewMessage::new("2")).await;
     let settled = Arc::new(std::sync::Mutex::new(Vec::new()));

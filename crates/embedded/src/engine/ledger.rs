@@ -1,8 +1,8 @@
 //! The ledger: open entries in memory, ended ones in the storage; the protocol in the core makes every decision.
 //!
 //! An entry expires at its [`protocol::LedgerEntry::prune_ms`], unless a message in this store needs it. From then on
-//! no operation sees it, even if its row was not pruned yet: every decision starts from an [`EntrySnapshot`], which the writer
-//! makes, and an expired entry is replaced before a message is linked to its key again.
+//! no operation sees it, even if its row was not pruned yet: every decision starts from an [`EntrySnapshot`], which the
+//! writer makes, and an expired entry is replaced before a message is linked to its key again.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 

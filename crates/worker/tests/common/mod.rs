@@ -14,7 +14,7 @@ use hapax_core::{
     TokenError,
 };
 use hapax_embedded::{Embedded, Options};
-use hapax_worker::{Counts, Report, Watch, Worker, WorkerBuilder};
+use hapax_worker::{Counts, Watch, Worker, WorkerBuilder, WorkerReport};
 
 /// Timeout of every wait; only a test that hangs reaches it.
 pub const PATIENCE: Duration = Duration::from_mins(1);
@@ -91,7 +91,7 @@ pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 }
 
 /// Runs a worker until its counters meet the condition.
-pub async fn run_until(worker: Worker, enough: impl Fn(&Counts) -> bool) -> Report {
+pub async fn run_until(worker: Worker, enough: impl Fn(&Counts) -> bool) -> WorkerReport {
     let watch = worker.watch();
     let done = async move { wait_for(&watch, enough).await };
     tokio::time::timeout(PATIENCE, worker.run(done)).await.expect("the worker hangs").unwrap()
