@@ -2,8 +2,34 @@
 
 use crate::workspace::{Workspace, has_extension};
 
-/// The crate that has to count what the seams in `core` declare.
-const STORE: &str = "embedded";
+/// Where the counters of a struct are counted: the files, by how their paths begin, and the fields or variables through
+/// which code there reaches the struct. A name that stands in two structs is looked for in each.
+struct Place {
+    of: &'static str,
+    files: &'static str,
+    through: &'static [&'static str],
+}
+
+const fn place(of: &'static str, files: &'static str, through: &'static [&'static str]) -> Place {
+    Place { of, files, through }
+}
+
+/// What the seams in `core` declare is counted by the embedded store.
+const PLACES: &[Place] = &[
+    place("QueueTotals", "crates/embedded/src/engine/", &["totals"]),
+    place("LedgerStats", "crates/embedded/src/engine/ledger.rs", &["stats"]),
+    place("StoreTotals", "crates/embedded/src/writer", &["stats"]),
+    place("Counts", "crates/worker/src/", &["stats", "self"]),
+    place("Counters", "crates/http/src/", &["counters"]),
+];
+
+/// A counter, and what declares it.
+#[derive(Debug, PartialEq)]
+struct Declared<'a> {
+    file: &'a str,
+    of: &'a str,
+    counter: &'a str,
+}
 
 /// Counters that are declared in the sources of a crate and counted nowhere.
 pub fn uncounted(workspace: &Workspace) -> Vec<String> {
@@ -16,19 +42,25 @@ pub fn uncounted(workspace: &Workspace) -> Vec<String> {
         .collect();
     let all: Vec<_> = sources.iter().flat_map(|(file, text)| declared(file, text)).collect();
     assert!(all.len() > 50, "{} counters were found: the rule looks at nothing", all.len());
-    let breaches = all.iter().filter_map(|(file, counter)| {
-        let declares = file.split('/').nth(1).unwrap_or_default();
-        let counts = format!("crates/{}/src/", if declares == "core" { STORE } else { declares });
-        let mut texts = sources.iter().filter(|(file, _)| file.starts_with(&counts)).map(|(_, text)| text);
-        (!texts.any(|text| is_counted(text, counter)))
-            .then(|| format!("{file}: the counter `{counter}` is counted nowhere in {counts}"))
-    });
-    breaches.collect()
+    all.iter().filter_map(|one| breach(one, PLACES, &sources)).collect()
+}
+
+fn breach(one: &Declared<'_>, places: &[Place], sources: &[(&str, String)]) -> Option<String> {
+    let Declared { file, of, counter } = one;
+    let Some(place) = places.iter().find(|place| place.of == *of) else {
+        return Some(format!("{file}: where the counters of {of} are counted is not listed in {}", file!()));
+    };
+    let mut texts = sources.iter().filter(|(file, _)| file.starts_with(place.files)).map(|(_, text)| text);
+    let counted = texts.any(|text| place.through.iter().any(|through| is_counted(text, through, counter)));
+    (!counted).then(|| {
+        let (through, files) = (place.through.join("` or `"), place.files);
+        format!("{file}: the counter `{counter}` of {of} is counted nowhere in {files}* through `{through}`")
+    })
 }
 
 /// The counters that a file declares by `metrics!` or `process_counters!`; its comments declare nothing.
-fn declared<'a>(file: &'a str, text: &'a str) -> Vec<(&'a str, &'a str)> {
-    let (mut found, mut within) = (Vec::new(), None);
+fn declared<'a>(file: &'a str, text: &'a str) -> Vec<Declared<'a>> {
+    let (mut found, mut within, mut of) = (Vec::new(), None, "");
     for line in text.lines() {
         let code = line.trim_start();
         match within {
@@ -37,10 +69,13 @@ fn declared<'a>(file: &'a str, text: &'a str) -> Vec<(&'a str, &'a str)> {
             None if code.ends_with("metrics! {") && !code.starts_with('$') => within = Some("counter "),
             Some(_) if line == "}" => within = None,
             Some(keyword) => {
+                if let Some((_, rest)) = code.split_once("struct ").filter(|_| !code.starts_with("//")) {
+                    of = rest.split([' ', ',', ';']).next().unwrap_or_default();
+                }
                 let name = code.strip_prefix(keyword).and_then(|rest| rest.strip_suffix(','));
                 let is_name =
                     |name: &&str| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
-                found.extend(name.filter(is_name).map(|name| (file, name)));
+                found.extend(name.filter(is_name).map(|counter| Declared { file, of, counter }));
             }
             None => {}
         }
@@ -48,9 +83,18 @@ fn declared<'a>(file: &'a str, text: &'a str) -> Vec<(&'a str, &'a str)> {
     found
 }
 
-fn is_counted(text: &str, counter: &str) -> bool {
-    ["add();", "add(),", "add_many("].iter().any(|add| text.contains(&format!(".{counter}.{add}")))
-        || text.contains(&format!(".{counter} += "))
+/// Whether a text adds to a counter that it reaches through this field or variable.
+fn is_counted(text: &str, through: &str, counter: &str) -> bool {
+    let reached = format!("{through}.{counter}");
+    let whole = |at: usize| {
+        let before = text[..at].chars().next_back();
+        !before.is_some_and(|before| before.is_ascii_alphanumeric() || before == '_')
+    };
+    let adds = |at: usize| {
+        let after = &text[at + reached.len()..];
+        [".add();", ".add(),", ".add_many(", " += "].iter().any(|add| after.starts_with(add))
+    };
+    text.match_indices(&reached).any(|(at, _)| whole(at) && adds(at))
 }
 
 #[cfg(test)]
@@ -62,17 +106,42 @@ mod tests {
         let text = "//! metrics! {\n//!     counter example,\n//! }\n\ncrate::metrics! {\n    pub struct A;\n    /// Sent.\n    \
                     counter sent,\n    /// Waiting.\n    gauge waiting,\n}\nhapax_core::process_counters! {\n    pub \
                     struct B, is \"b\";\n    /// Done.\n    done,\n}\nlet x = [\n    y,\n];\n";
-        assert_eq!(declared("a.rs", text), [("a.rs", "sent"), ("a.rs", "done")]);
+        let declared_by = |of, counter| Declared { file: "a.rs", of, counter };
+        assert_eq!(declared("a.rs", text), [declared_by("A", "sent"), declared_by("B", "done")]);
     }
 
     #[test]
     fn only_what_is_added_to_is_counted() {
-        for counted in ["self.stats.done.add();", "x => s.done.add(),", "s.done.add_many(2)", "t.done += 1;"]
-        {
-            assert!(is_counted(counted, "done"), "{counted}");
+        for counted in [
+            "self.stats.done.add();",
+            "x => stats.done.add(),",
+            "stats.done.add_many(2)",
+            "let a = stats.done; stats.done += 1;",
+        ] {
+            assert!(is_counted(counted, "stats", "done"), "{counted}");
         }
-        for idle in ["let done = stats.done;", "stats.undone.add();", "report.done == 1"] {
-            assert!(!is_counted(idle, "done"), "{idle}");
+        for idle in [
+            "let done = stats.done;",
+            "stats.undone.add();",
+            "report.done == 1",
+            "totals.done += 1;",
+            "mystats.done += 1;",
+            "stats.done_late += 1;",
+        ] {
+            assert!(!is_counted(idle, "stats", "done"), "{idle}");
         }
+    }
+
+    #[test]
+    fn a_name_of_two_structs_is_looked_for_in_each() {
+        let places =
+            [place("Queue", "crates/a/src/", &["totals"]), place("Ledger", "crates/a/src/", &["stats"])];
+        let sources = [("crates/a/src/engine.rs", "self.totals.stale += 1;".to_owned())];
+        let of = |of| Declared { file: "crates/core/src/store.rs", of, counter: "stale" };
+        assert_eq!(breach(&of("Queue"), &places, &sources), None);
+        let found = breach(&of("Ledger"), &places, &sources).unwrap();
+        assert!(found.contains("`stale` of Ledger is counted nowhere"), "{found}");
+        let found = breach(&of("Relay"), &places, &sources).unwrap();
+        assert!(found.contains("where the counters of Relay are counted is not listed"), "{found}");
     }
 }
