@@ -48,7 +48,7 @@ def test_a_message_that_returns_comes_before_those_behind_it(fifo):
 
 
 def test_order_holds_when_a_lease_runs_out(make):
-    fifo = make(fifo=True, VisibilityTimeout=1)
+    fifo = make(fifo=True, VisibilityTimeout=3)
     for body in "abc":
         fifo.send(body)
     assert fifo.bodies(2) == ["a", "b"]
@@ -219,11 +219,11 @@ def test_another_receive_attempt_gives_nothing_of_a_blocked_group(fifo):
 
 def test_a_receive_attempt_asked_again_starts_the_lease_anew(fifo):
     fifo.send()
-    first = fifo.receive(VisibilityTimeout=2, ReceiveRequestAttemptId="try-1")
-    time.sleep(1.2)
-    again = fifo.receive(VisibilityTimeout=2, ReceiveRequestAttemptId="try-1")
+    first = fifo.receive(VisibilityTimeout=6, ReceiveRequestAttemptId="try-1")
+    time.sleep(3.5)
+    again = fifo.receive(VisibilityTimeout=6, ReceiveRequestAttemptId="try-1")
     assert ids(again) == ids(first)
-    time.sleep(1.2)
+    time.sleep(3.5)
     assert fifo.counts() == (0, 1, 0)
 
 

@@ -10,6 +10,10 @@ import pytest
 from sqs import GONE, Queue, fails
 
 
+# A long poll of 20 s that is not woken takes longer; one that is woken does not, even on a busy machine.
+WOKEN_S = 15
+
+
 def timed(call):
     start = time.monotonic()
     answer = call()
@@ -72,16 +76,17 @@ def test_a_message_returns_after_the_timeout_of_the_queue(make):
     queue = make(VisibilityTimeout=1)
     sent = queue.send()["MessageId"]
     assert queue.one()["MessageId"] == sent
-    again, took = timed(lambda: queue.one(wait=10))
-    assert again["MessageId"] == sent and took < 4
+    again, took = timed(lambda: queue.one(wait=20))
+    assert again["MessageId"] == sent and took < WOKEN_S
 
 
 def test_a_message_returns_after_the_timeout_of_the_receive(queue):
     queue.send()
-    queue.one(VisibilityTimeout=1)
+    start = time.monotonic()
+    queue.one(VisibilityTimeout=3)
     assert queue.receive() == []
-    _, took = timed(lambda: queue.one(wait=10))
-    assert 0.5 < took < 4
+    _, took = timed(lambda: queue.one(wait=20))
+    assert time.monotonic() - start >= 2.9 and took < WOKEN_S
 
 
 def test_a_timeout_of_zero_hides_nothing(queue):
@@ -107,31 +112,31 @@ def test_a_standard_queue_hands_out_in_about_the_order_of_sending(queue):
 
 def test_a_short_poll_answers_at_once(queue):
     _, took = timed(queue.receive)
-    assert took < 1
+    assert took < WOKEN_S
 
 
 def test_a_long_poll_waits_its_time_when_nothing_comes(queue):
     messages, took = timed(lambda: queue.receive(wait=1))
-    assert messages == [] and 0.9 <= took < 3
+    assert messages == [] and 0.9 <= took < WOKEN_S
 
 
 def test_a_long_poll_answers_at_once_when_there_is_something(queue):
     queue.send()
     _, took = timed(lambda: queue.one(wait=20))
-    assert took < 2
+    assert took < WOKEN_S
 
 
 def test_a_long_poll_wakes_on_a_send(queue):
     timer = later(0.5, queue.send)
     _, took = timed(lambda: queue.one(wait=20))
     timer.join()
-    assert 0.4 < took < 3
+    assert took < WOKEN_S
 
 
 def test_a_long_poll_wakes_on_the_end_of_a_delay(queue):
     queue.send(DelaySeconds=1)
     _, took = timed(lambda: queue.one(wait=20))
-    assert took < 4
+    assert took < WOKEN_S
 
 
 def test_a_long_poll_wakes_on_a_visibility_change(queue):
@@ -140,14 +145,15 @@ def test_a_long_poll_wakes_on_a_visibility_change(queue):
     timer = later(0.5, lambda: queue.change(held, 0))
     _, took = timed(lambda: queue.one(wait=20))
     timer.join()
-    assert 0.4 < took < 3
+    assert took < WOKEN_S
 
 
 def test_a_long_poll_wakes_on_the_end_of_a_shortened_lease(queue):
     queue.send()
+    start = time.monotonic()
     queue.change(queue.one(VisibilityTimeout=600), 1)
     _, took = timed(lambda: queue.one(wait=20))
-    assert 0.5 < took < 4
+    assert time.monotonic() - start >= 0.9 and took < WOKEN_S
 
 
 def test_a_long_poll_wakes_when_a_fifo_group_is_free_again(fifo):
@@ -158,7 +164,7 @@ def test_a_long_poll_wakes_when_a_fifo_group_is_free_again(fifo):
     timer = later(0.5, lambda: fifo.delete(held))
     message, took = timed(lambda: fifo.one(wait=20))
     timer.join()
-    assert message["Body"] == "second" and took < 3
+    assert message["Body"] == "second" and took < WOKEN_S
 
 
 def test_the_wait_of_the_queue_applies_when_the_receive_gives_none(sqs, make):
@@ -166,18 +172,18 @@ def test_the_wait_of_the_queue_applies_when_the_receive_gives_none(sqs, make):
     timer = later(0.5, queue.send)
     answer, took = timed(lambda: sqs.receive_message(QueueUrl=queue.url))
     timer.join()
-    assert len(answer["Messages"]) == 1 and took < 5
+    assert len(answer["Messages"]) == 1 and took < WOKEN_S
 
 
 def test_the_wait_of_the_receive_goes_before_that_of_the_queue(make):
     queue = make(ReceiveMessageWaitTimeSeconds=20)
     _, took = timed(lambda: queue.receive(wait=0))
-    assert took < 2
+    assert took < WOKEN_S
 
 
 def test_one_message_wakes_one_of_several_long_polls(queue):
     found = []
-    pollers = [threading.Thread(target=lambda: found.append(queue.receive(wait=2))) for _ in range(5)]
+    pollers = [threading.Thread(target=lambda: found.append(queue.receive(wait=6))) for _ in range(5)]
     for poller in pollers:
         poller.start()
     time.sleep(0.4)
@@ -191,7 +197,7 @@ def test_each_message_goes_to_one_of_several_consumers(queue):
     for batch in range(5):
         queue.send_batch(*[f"{batch}-{n}" for n in range(10)])
     found = []
-    consumers = [threading.Thread(target=lambda: found.extend(queue.drain(50, within=3))) for _ in range(5)]
+    consumers = [threading.Thread(target=lambda: found.extend(queue.drain(50, within=8))) for _ in range(5)]
     for consumer in consumers:
         consumer.start()
     for consumer in consumers:

@@ -41,7 +41,7 @@ fn a_long_poll_is_answered_before_the_server_ends() {
         poll.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
         assert_eq!(server.wait().code(), Some(0));
-        assert!(start.elapsed().as_secs() < 10, "within the bound, not when the poll's 20 s are over");
+        assert!(start.elapsed().as_secs() < 15, "within the bound, not when the poll's 20 s are over");
     }
 }
 

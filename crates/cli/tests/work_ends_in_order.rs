@@ -164,7 +164,7 @@ fn what_a_command_left_behind_ends_with_it() {
 fn a_lost_lease_kills_the_command() {
     // The store no longer answers: the lease ends by the worker's own clock.
     let script = "echo $$ > child; sleep 600";
-    let mut work = Work::start(jobs(&[]), &["--lease", "600ms", "--drain", "0"], script);
+    let mut work = Work::start(jobs(&[]), &["--lease", "5s", "--drain", "0"], script);
     let child = work.file("child");
     let entry = work.server.run(&["ledger", "show", "--queue", "jobs", "k", "--json"]).json();
     assert_eq!(entry["state"], "processing");
@@ -179,7 +179,7 @@ fn a_lost_lease_kills_the_command() {
 #[test]
 fn a_crash_of_the_worker_brings_the_message_back_as_a_takeover() {
     let script = "echo $$ > child; echo $HAPAX_FENCE $HAPAX_DERIVED_KEY > first; exec sleep 600";
-    let mut work = Work::start(jobs(&[]), &["--lease", "300ms"], script);
+    let mut work = Work::start(jobs(&[]), &["--lease", "3s"], script);
     let (orphan, first) = (work.file("child"), work.file("first"));
     work.child.kill().unwrap();
     work.child.wait().unwrap();

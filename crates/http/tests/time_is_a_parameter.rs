@@ -17,7 +17,7 @@ async fn a_claim_is_renewed_and_a_run_is_bounded_by_the_clock_that_was_given() {
     let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
     let ledger = MemoryStore::new(clock.clone());
     let run_max = Duration::from_mins(10);
-    let policy = Policy { lease: Duration::from_mins(1), run_max, ..Policy::default() };
+    let policy = Policy { lease: Duration::from_mins(1), wait: Duration::ZERO, run_max, ..Policy::default() };
     let builder = IdempotencyLayer::builder("shop", ledger.clone()).policy(policy).clock(clock.clone());
     let layer = builder.build().unwrap();
     let gate = Gate::closed();
@@ -40,6 +40,8 @@ async fn a_claim_is_renewed_and_a_run_is_bounded_by_the_clock_that_was_given() {
         }
     }
     assert!(!call.is_finished(), "five minutes are less than its limit");
+    assert_eq!(Client::new().post(to, "/orders", "k", "{}").await.problem(), "in-progress");
+    assert_eq!((gate.arrived(), layer.counters().doubts), (1, 0));
     clock.advance_ms(300_000);
     let answer = call.await.unwrap();
     assert!([502, 504].contains(&answer.status.as_u16()), "{}", answer.text());

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hapax_client::Client;
 use hapax_core::{
-    DeadLetterPolicy, EntryId, EntryState, IdempotencyKey, Ledger as _, NewMessage, OnDoubt, QueueAdmin as _,
-    QueueConfig, QueueName, QueueStore as _, Tier,
+    Browse, Clock, DeadLetterPolicy, EntryId, EntryState, IdempotencyKey, Ledger as _, ManualClock,
+    NewMessage, OnDoubt, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, SystemClock, Tier,
 };
 use hapax_embedded::{Embedded, Options};
 use hapax_server::native::Native;
@@ -19,6 +19,7 @@ use hapax_worker::{Counts, Cx, HandlerOutcome, Point, Worker, WorkerBuilder, Wor
 /// A server on its own threads, like a real one: a blocked test must not block it.
 struct Remote {
     client: Arc<Client>,
+    store: Arc<Embedded>,
     queue: QueueName,
     runtime: Option<tokio::runtime::Runtime>,
     _folder: tempfile::TempDir,
@@ -35,15 +36,20 @@ impl Drop for Remote {
 
 impl Remote {
     async fn start(tier: Tier) -> Self {
+        Self::on_clock(tier, Arc::new(SystemClock::default())).await
+    }
+
+    async fn on_clock(tier: Tier, clock: Arc<dyn Clock>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let store = Arc::new(Embedded::open(folder.path(), Options::default()).unwrap());
+        let store = Arc::new(Embedded::open(folder.path(), Options { clock, ..Options::default() }).unwrap());
+        let shared = store.clone();
         let config = ServerConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..ServerConfig::default() };
         let (told, address) = tokio::sync::oneshot::channel::<SocketAddr>();
         runtime.spawn(async move {
-            let server = Server::new(config, store.clone()).unwrap();
-            let native = Native::new(store, server.shutdown(), None);
+            let server = Server::new(config, shared.clone()).unwrap();
+            let native = Native::new(shared, server.shutdown(), None);
             let server = server.with_router(native.router(), &[]);
             let listeners = server.bind().await.unwrap();
             told.send(listeners[0].local_addr().unwrap()).unwrap();
@@ -55,7 +61,7 @@ impl Remote {
         client.create_queue(&dead, QueueConfig::sqs()).await.unwrap();
         let dead_letter = Some(DeadLetterPolicy { queue: dead });
         client.create_queue(&queue, QueueConfig { tier, dead_letter, ..QueueConfig::sqs() }).await.unwrap();
-        Self { client, queue, runtime: Some(runtime), _folder: folder }
+        Self { client, store, queue, runtime: Some(runtime), _folder: folder }
     }
 
     fn builder(&self) -> WorkerBuilder {
@@ -107,20 +113,46 @@ async fn outcomes_are_recorded_and_replayed() {
     assert_eq!((stats.ready, stats.in_flight, stats.delayed), (0, 0, 0));
 }
 
+/// Lets time pass, a sixth of a lease at a time; each time the heartbeat has to renew the delivery before half of its
+/// lease is over.
+async fn pass_four_leases(clock: &ManualClock, lease: Duration, store: &Embedded, queue: &QueueName) {
+    let lease_ms = lease.as_millis() as u64;
+    for _ in 0..24 {
+        clock.advance_ms(lease_ms / 6);
+        let deadline = std::time::Instant::now() + Duration::from_mins(1);
+        while store.browse(queue, Browse { limit: 1, ..Browse::default() }).await.unwrap().items[0].due_ms
+            <= clock.wall_ms() + lease_ms / 2
+        {
+            assert!(std::time::Instant::now() < deadline, "the lease is not renewed");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
 /// The handler blocks the only thread of the client's runtime: the heartbeat has its own connections.
 #[tokio::test(flavor = "current_thread")]
 async fn a_blocked_thread_keeps_its_lease() {
-    let remote = Remote::start(Tier::EffectivelyOnce).await;
+    const LEASE: Duration = Duration::from_mins(1);
+    let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
+    let remote = Remote::on_clock(Tier::EffectivelyOnce, clock.clone()).await;
     remote.send("1", "k").await;
     let runs = Arc::new(AtomicU32::new(0));
-    let counted = runs.clone();
-    let handler = move |_: u32, cx: Cx| {
-        counted.fetch_add(1, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_millis(2_500));
-        assert!(!cx.is_cancelled());
-        async {}
+    let handler = {
+        let (runs, clock, store, queue) =
+            (runs.clone(), clock.clone(), remote.store.clone(), remote.queue.clone());
+        move |_: u32, cx: Cx| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            std::thread::scope(|scope| {
+                let four_leases = pass_four_leases(&clock, LEASE, &store, &queue);
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                scope.spawn(move || runtime.block_on(four_leases));
+            });
+            assert!(!cx.is_cancelled());
+            async {}
+        }
     };
-    let worker = remote.builder().handler(handler).lease(Duration::from_millis(600)).build().await.unwrap();
+    let builder = remote.builder().handler(handler).clock(clock).lease(LEASE);
+    let worker = builder.build().await.unwrap();
     let report = run_until(worker, |counts| counts.done + counts.panics == 1).await;
     assert_eq!((report.counts.done, report.counts.lost_leases), (1, 0), "{report:?}");
     let totals = remote.client.stats(&remote.queue).await.unwrap().totals;

@@ -37,7 +37,7 @@ async fn parked_polls_are_answered_empty_and_the_server_ends() {
     }
     let address = server.address;
     server.stopped().await;
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     assert!(TcpStream::connect(address).await.is_err());
 }
 
@@ -51,5 +51,5 @@ async fn a_request_that_never_arrives_does_not_hold_the_shutdown_beyond_its_boun
     let begun = Instant::now();
     server.stop();
     server.stopped().await;
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
 }

@@ -29,20 +29,20 @@ async fn half_open_connections_give_way_when_the_server_is_full() {
 
 #[tokio::test]
 async fn a_head_that_does_not_arrive_is_given_up() {
-    let limits = LimitsConfig { read_timeout_ms: 100, ..LimitsConfig::default() };
+    let limits = LimitsConfig { read_timeout_ms: 1_000, ..LimitsConfig::default() };
     let server = Running::start(ServerConfig { limits, ..ServerConfig::default() }).await;
     for part in ["P", "PR", "POST / HTTP/1.1\r\nhost: local"] {
         let mut slow = server.connect().await;
         slow.write_all(part.as_bytes()).await.unwrap();
         let mut rest = Vec::new();
-        let closed = tokio::time::timeout(Duration::from_secs(5), slow.read_to_end(&mut rest)).await;
+        let closed = tokio::time::timeout(Duration::from_mins(1), slow.read_to_end(&mut rest)).await;
         assert!(closed.is_ok(), "{part}");
     }
 }
 
 #[tokio::test]
 async fn a_body_that_does_not_arrive_is_answered_in_aws_s_shape() {
-    let limits = LimitsConfig { read_timeout_ms: 100, body_bytes_max: 1000, ..LimitsConfig::default() };
+    let limits = LimitsConfig { read_timeout_ms: 1_000, body_bytes_max: 1000, ..LimitsConfig::default() };
     let server = Running::start(ServerConfig { limits, ..ServerConfig::default() }).await;
     let head =
         "POST / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-amz-target: AmazonSQS.ListQueues\r\n";
@@ -56,23 +56,23 @@ async fn a_body_that_does_not_arrive_is_answered_in_aws_s_shape() {
 
 #[tokio::test]
 async fn an_idle_connection_is_closed_after_its_time_and_not_before() {
-    let limits = LimitsConfig { idle_timeout_ms: 300, ..LimitsConfig::default() };
+    let limits = LimitsConfig { idle_timeout_ms: 4_000, ..LimitsConfig::default() };
     let server = Running::start(ServerConfig { limits, ..ServerConfig::default() }).await;
     let mut idle = server.connect().await;
     let request = support::json("ListQueues", "{}").replace("connection: close\r\n", "");
     for _ in 0..3 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
         idle.write_all(request.as_bytes()).await.unwrap();
         let mut some = [0; 4096];
         assert!(idle.read(&mut some).await.unwrap() > 0, "kept alive");
     }
     let mut rest = Vec::new();
-    tokio::time::timeout(Duration::from_secs(5), idle.read_to_end(&mut rest)).await.unwrap().unwrap();
+    tokio::time::timeout(Duration::from_mins(1), idle.read_to_end(&mut rest)).await.unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn a_body_for_the_router_is_bounded_like_any_other() {
-    let limits = LimitsConfig { read_timeout_ms: 100, bodies_bytes_max: 100, ..LimitsConfig::default() };
+    let limits = LimitsConfig { read_timeout_ms: 1_000, bodies_bytes_max: 100, ..LimitsConfig::default() };
     let config = ServerConfig { limits, ..ServerConfig::default() };
     let router = axum::Router::new().route("/v1/echo", axum::routing::post(|body: String| async { body }));
     let server = Running::start_with(config, |server| server.with_router(router, &[])).await;

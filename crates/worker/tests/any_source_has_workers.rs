@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Rig, run_until, wait_for};
+use common::time::{claim_left_ms, manual_clock, pass_leases};
+use common::{PATIENCE, Rig, run_until, wait_for};
 use hapax_conformance::MemoryInbox;
 use hapax_core::{
     Batch, Capabilities, Delivery, Extend, NewMessage, QueueAdmin as _, QueueConfig, QueueSource,
@@ -117,13 +118,32 @@ async fn a_source_without_leases_is_worked_on() {
 /// The claim is the only lease here: the heartbeat must be told of it when it is granted.
 #[tokio::test]
 async fn a_claim_is_renewed_where_the_source_has_no_leases() {
-    let rig = Rig::tier(Tier::EffectivelyOnce).await;
+    const LEASE: Duration = Duration::from_mins(1);
+    let clock = manual_clock();
+    let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::sqs() };
+    let rig = Rig::on_clock(config, clock.clone()).await;
     let log = Log::of(&rig, &["1"]).await;
-    let lease = Duration::from_millis(300);
-    let handler = move |_: u32, _: Cx| async move { tokio::time::sleep(lease * 4).await };
+    let (started, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let handler = {
+        let (started, go_on) = (started.clone(), go_on.clone());
+        move |_: u32, _: Cx| {
+            let (started, go_on) = (started.clone(), go_on.clone());
+            async move {
+                started.notify_one();
+                go_on.notified().await;
+            }
+        }
+    };
     let builder = Worker::from_source(log.clone()).tier(Tier::EffectivelyOnce).ledger(rig.store.clone());
-    let worker = builder.handler(handler).lease(lease).build().await.unwrap();
-    let report = run_until(worker, |counts| counts.done + counts.lost_leases == 1).await;
+    let worker = builder.handler(handler).clock(clock.clone()).lease(LEASE).build().await.unwrap();
+    let watch = worker.watch();
+    let script = async {
+        started.notified().await;
+        pass_leases(&clock, LEASE, 4, async || claim_left_ms(&*rig.store).await).await;
+        go_on.notify_one();
+        wait_for(&watch, |counts| counts.done + counts.lost_leases == 1).await;
+    };
+    let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
     assert_eq!((report.counts.done, report.counts.lost_leases), (1, 0), "{report:?}");
 }
 

@@ -5,9 +5,9 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use common::{Rig, run_until};
+use common::time::manual_clock;
+use common::{PATIENCE, Rig, until};
 use hapax_core::{
     ManualClock, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive, Settle, Tier,
 };
@@ -82,28 +82,39 @@ async fn a_plain_consumer_whose_handler_slows_down() {
     );
 }
 
-/// The same with a worker, in scaled-down real time. One run is also far slower than all before it: the heartbeat
-/// covers that case.
+/// The same with a worker. One run is also far slower than all before it: the heartbeat covers that case.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_whose_handler_slows_down() {
-    let rig = Rig::new(QueueConfig { lease_ms: 400, tier: Tier::AtLeastOnce, ..QueueConfig::sqs() }).await;
+    const MIN_MS: u64 = 300;
+    let clock = manual_clock();
+    let config = QueueConfig { lease_ms: 400, tier: Tier::AtLeastOnce, ..QueueConfig::sqs() };
+    let rig = Rig::on_clock(config, clock.clone()).await;
     for number in 0..40u64 {
         rig.send(NewMessage::new(number.to_string())).await;
     }
     let runs = Arc::new(Mutex::new(BTreeMap::<u64, u32>::new()));
     let handler = {
-        let runs = runs.clone();
+        let (runs, timer) = (runs.clone(), hapax_claim::Timer::new(clock.clone()));
         move |number: u64, _: Cx| {
             *runs.lock().unwrap().entry(number).or_default() += 1;
             let took_ms = if number < 30 { 5 } else { 150 * (number - 29) };
-            async move { tokio::time::sleep(Duration::from_millis(took_ms)).await }
+            let timer = timer.clone();
+            async move { timer.sleep_ms(took_ms).await }
         }
     };
-    let auto = AutoLease { start_ms: 400, min_ms: 300, max_ms: 10_000, margin: 2.0 };
-    let worker = rig.builder().handler(handler).concurrency(10).lease_auto_with(auto).build().await.unwrap();
+    let auto = AutoLease { start_ms: 400, min_ms: MIN_MS, max_ms: 10_000, margin: 2.0 };
+    let builder = rig.builder().handler(handler).clock(clock.clone()).concurrency(10);
+    let worker = builder.lease_auto_with(auto).build().await.unwrap();
     let watch = worker.watch();
     assert_eq!(watch.lease_ms(), 400, "it starts from what it is given");
-    let report = run_until(worker, |counts| counts.done == 40).await;
+    let script = async {
+        while watch.counts().done < 40 {
+            clock.advance_ms(MIN_MS / 12);
+            // A heartbeat is due after a third of a lease.
+            until("every lease is renewed", async || rig.delivery_left_ms(&clock).await >= MIN_MS / 2).await;
+        }
+    };
+    let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
     let totals = rig.stats().await.totals;
     assert_eq!((totals.expired, totals.stale, totals.delivered), (0, 0, 40), "{report:?}");
     assert!(runs.lock().unwrap().values().all(|runs| *runs == 1));

@@ -7,23 +7,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use common::time::{block_on_another_thread, manual_clock, pass_leases};
 use common::{Rig, run_until};
-use hapax_core::{NewMessage, Tier};
+use hapax_core::{NewMessage, QueueConfig, Tier};
 use hapax_worker::Cx;
 
+const LEASE: Duration = Duration::from_mins(1);
+
 async fn block(tier: Tier) {
-    let rig = Rig::tier(tier).await;
+    let clock = manual_clock();
+    let config = QueueConfig { tier, ..QueueConfig::sqs() };
+    let rig = Arc::new(Rig::on_clock(config, clock.clone()).await);
     rig.send(NewMessage::new("1")).await;
     let runs = Arc::new(AtomicU32::new(0));
-    let counted = runs.clone();
-    let handler = move |_: u32, cx: Cx| {
-        counted.fetch_add(1, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_secs(2));
-        assert!(!cx.is_cancelled());
-        async {}
+    let handler = {
+        let (runs, rig, clock) = (runs.clone(), rig.clone(), clock.clone());
+        move |_: u32, cx: Cx| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            let left_ms = async || rig.delivery_left_ms(&clock).await;
+            block_on_another_thread(|| pass_leases(&clock, LEASE, 4, left_ms));
+            assert!(!cx.is_cancelled());
+            async {}
+        }
     };
-    let worker = rig.builder().handler(handler).lease(Duration::from_millis(400)).build().await.unwrap();
-    let report = run_until(worker, |counts| counts.done == 1).await;
+    let worker = rig.builder().handler(handler).clock(clock).lease(LEASE).build().await.unwrap();
+    let report = run_until(worker, |counts| counts.done + counts.panics == 1).await;
     let stats = rig.stats().await;
     assert_eq!((stats.totals.expired, stats.totals.delivered, stats.totals.acked), (0, 1, 1), "{report:?}");
     assert_eq!((runs.load(Ordering::SeqCst), report.counts.lost_leases), (1, 0));

@@ -5,11 +5,16 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{Rig, until};
-use hapax_core::{EntryId, EntryState, Ledger as _, MessageState, NewMessage, Tier};
+use common::time::{manual_clock, ticking};
+use common::{PATIENCE, Rig, until};
+use hapax_core::{EntryId, EntryState, Ledger as _, MessageState, NewMessage, QueueConfig, Tier};
 use hapax_worker::Cx;
+
+/// Far longer than a drain, which itself needs some time to pass.
+const LEASE: Duration = Duration::from_hours(10);
+const STEP: Duration = Duration::from_millis(500);
 
 #[tokio::test]
 async fn what_ends_in_time_is_settled() {
@@ -41,7 +46,8 @@ async fn what_ends_in_time_is_settled() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_does_not_is_put_back_or_left() {
     for tier in [Tier::AtLeastOnce, Tier::EffectivelyOnce] {
-        let rig = Rig::tier(tier).await;
+        let clock = manual_clock();
+        let rig = Rig::on_clock(QueueConfig { tier, ..QueueConfig::sqs() }, clock.clone()).await;
         rig.send(NewMessage::new("\"awaits\"").idempotency_key(&"awaits".parse().unwrap())).await;
         rig.send(NewMessage::new("\"blocks\"").idempotency_key(&"blocks".parse().unwrap())).await;
         let (started, end) = (Arc::<AtomicU32>::default(), Arc::<AtomicBool>::default());
@@ -58,12 +64,11 @@ async fn what_does_not_is_put_back_or_left() {
                 }
             }
         };
-        let builder = rig.builder().handler(handler).drain(Duration::from_millis(100));
-        let worker = builder.lease(Duration::from_millis(2_500)).build().await.unwrap();
+        let builder = rig.builder().handler(handler).clock(clock.clone()).drain(Duration::from_secs(10));
+        let worker = builder.lease(LEASE).build().await.unwrap();
         let stop = async { until("both run", async || started.load(Ordering::SeqCst) == 2).await };
-        let begun = Instant::now();
-        let report = worker.run(stop).await.unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(8), "the bound holds");
+        let stopping = tokio::time::timeout(PATIENCE, worker.run(stop));
+        let report = ticking(&clock, STEP, stopping).await.expect("the bound holds").unwrap();
         assert_eq!((report.drained, report.put_back, report.left), (false, 1, 1), "{tier:?}: {report:?}");
         let found = |word: &str, all: &[hapax_core::MessageView]| {
             let message = all.iter().find(|message| message.body.as_ref().unwrap() == word).unwrap();
@@ -76,30 +81,39 @@ async fn what_does_not_is_put_back_or_left() {
             let id = EntryId::of_queue(&rig.queue, "awaits".parse().unwrap());
             assert_eq!(rig.store.entry(&id).await.unwrap().unwrap().state, EntryState::InDoubt);
         }
-        until("the lease runs out: no heartbeat goes on", async || {
+        let runs_out = until("the lease runs out: no heartbeat continues", async || {
             found("\"blocks\"", &rig.messages("jobs").await).0 == MessageState::Ready
-        })
-        .await;
+        });
+        ticking(&clock, LEASE / 12, runs_out).await;
         end.store(true, Ordering::SeqCst);
     }
 }
 
 #[tokio::test]
 async fn a_dropped_worker_settles_nothing_more() {
-    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    let clock = manual_clock();
+    let config = QueueConfig { tier: Tier::AtLeastOnce, ..QueueConfig::sqs() };
+    let rig = Rig::on_clock(config, clock.clone()).await;
     rig.send(NewMessage::new("1")).await;
-    let started = Arc::<AtomicBool>::default();
+    let (started, go_on) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
     let handler = {
-        let started = started.clone();
+        let (started, go_on) = (started.clone(), go_on.clone());
         move |_: u32, _: Cx| {
-            started.store(true, Ordering::SeqCst);
-            async { tokio::time::sleep(Duration::from_millis(300)).await }
+            let (started, go_on) = (started.clone(), go_on.clone());
+            async move {
+                started.notify_one();
+                go_on.notified().await;
+            }
         }
     };
-    let worker = rig.builder().handler(handler).lease(Duration::from_millis(700)).build().await.unwrap();
+    let builder = rig.builder().handler(handler).clock(clock.clone());
+    let worker = builder.lease(LEASE).build().await.unwrap();
     let running = tokio::spawn(worker.run(std::future::pending()));
-    until("it runs", async || started.load(Ordering::SeqCst)).await;
+    started.notified().await;
     running.abort();
-    until("the message returns by its lease", async || rig.stats().await.totals.expired == 1).await;
+    assert!(running.await.unwrap_err().is_cancelled());
+    go_on.notify_one();
+    let returns = until("it returns by its lease", async || rig.stats().await.totals.expired == 1);
+    ticking(&clock, LEASE / 12, returns).await;
     assert_eq!(rig.stats().await.totals.acked, 0);
 }

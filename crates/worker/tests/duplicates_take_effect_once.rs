@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use common::time::{claim_left_ms, manual_clock, pass_leases, ticking};
 use common::{Rig, run_until, until};
-use hapax_core::{EntryId, Fence, IdempotencyKey, NewMessage, OnDoubt, Tier};
+use hapax_core::{EntryId, Fence, IdempotencyKey, Ledger as _, NewMessage, OnDoubt, QueueConfig, Tier};
 use hapax_worker::{Cx, Idempotent, IdempotentError, OnError, idempotent};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 fn id(key: &str) -> EntryId {
@@ -54,7 +56,7 @@ async fn messages_of_a_queue_with_two_workers() {
             }
         }
     };
-    let builder = rig.builder().handler(charge).lease(Duration::from_millis(500));
+    let builder = rig.builder().handler(charge).lease(Duration::from_mins(1));
     let (one, two) = (builder.clone().build().await.unwrap(), builder.build().await.unwrap());
     let (watch, other) = (one.watch(), two.watch());
     let both = move |counts: &hapax_worker::Counts, other: &hapax_worker::Watch| {
@@ -118,26 +120,37 @@ async fn another_request_under_the_same_key_is_refused() {
 
 #[tokio::test]
 async fn a_long_run_keeps_its_claim_and_a_dropped_one_lets_it_lapse() {
-    let rig = Rig::tier(Tier::AtLeastOnce).await;
-    let once = || Idempotent::new(rig.store.clone(), id("a")).lease(Duration::from_millis(300));
-    let started = Arc::new(AtomicU32::new(0));
-    let (first, seen) = (once(), started.clone());
+    const LEASE: Duration = Duration::from_secs(15);
+    let clock = manual_clock();
+    let rig = Rig::on_clock(QueueConfig::sqs(), clock.clone()).await;
+    let once = |key| Idempotent::new(rig.store.clone(), id(key)).clock(clock.clone()).lease(LEASE);
+    let (started, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (first, begun, wait) = (once("a"), started.clone(), go_on.clone());
     let long = tokio::spawn(async move {
         first
             .run(async |_| {
-                seen.store(1, Ordering::SeqCst);
-                tokio::time::sleep(Duration::from_millis(1_200)).await;
+                begun.notify_one();
+                wait.notified().await;
                 Ok::<_, String>(1)
             })
             .await
     });
-    until("it runs", async || started.load(Ordering::SeqCst) == 1).await;
-    assert_eq!(once().run(async |_| Ok::<_, String>(2)).await.unwrap(), 1, "the duplicate waits for it");
+    started.notified().await;
+    pass_leases(&clock, LEASE, 4, async || claim_left_ms(&*rig.store).await).await;
+    let duplicate = tokio::spawn(once("a").run(async |_| Ok::<_, String>(2)));
+    until("the duplicate asks", async || rig.store.ledger_stats().await.unwrap().conflicts == 1).await;
+    go_on.notify_one();
+    assert_eq!(duplicate.await.unwrap().unwrap(), 1, "the duplicate waits for it");
     assert_eq!(long.await.unwrap().unwrap(), 1);
 
-    let hang = Idempotent::new(rig.store.clone(), id("b")).lease(Duration::from_millis(300));
-    let never = hang.run(async |_| std::future::pending::<Result<bool, String>>().await);
-    tokio::time::timeout(Duration::from_millis(50), never).await.unwrap_err();
-    let next = Idempotent::new(rig.store.clone(), id("b"));
-    assert!(next.run(async |run| Ok::<_, String>(run.is_takeover())).await.unwrap());
+    let hanging = once("b").run(async |_| {
+        started.notify_one();
+        std::future::pending::<Result<bool, String>>().await
+    });
+    tokio::select! {
+        _ = hanging => panic!("it hangs"),
+        () = started.notified() => {}
+    }
+    let next = once("b").run(async |run| Ok::<_, String>(run.is_takeover()));
+    assert!(ticking(&clock, Duration::from_millis(50), next).await.unwrap());
 }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{Rig, run_until};
+use common::time::{manual_clock, ticking};
+use common::{PATIENCE, Rig, run_until, until, wait_for};
 use hapax_core::{
     DedupId, EntryId, EntryState, GroupId, Ledger as _, ManualClock, NewMessage, OnDoubt, QueueConfig, Tier,
 };
@@ -118,13 +119,13 @@ async fn what_goes_back_behind_a_retry_uses_no_start() {
     let worker = builder.build().await.unwrap();
     let (watch, counters) = (worker.watch(), worker.watch());
     let script = async {
-        common::wait_for(&watch, |counts| counts.retried == 1).await;
+        wait_for(&watch, |counts| counts.retried == 1).await;
         for number in 3..5 {
             rig.send(message("b", number)).await;
         }
-        common::wait_for(&watch, |counts| counts.done == 2).await;
+        wait_for(&watch, |counts| counts.done == 2).await;
     };
-    let ended = tokio::time::timeout(Duration::from_secs(10), worker.run(script)).await;
+    let ended = tokio::time::timeout(PATIENCE, worker.run(script)).await;
     let counts = counters.counts();
     assert!(ended.is_ok(), "one start was used of three: {counts:?}");
     assert_eq!((counts.retried, counts.done), (1, 2), "{counts:?}");
@@ -132,29 +133,40 @@ async fn what_goes_back_behind_a_retry_uses_no_start() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_is_stopped_when_its_time_is_over() {
+    const RUN_MAX: Duration = Duration::from_secs(10);
     for on_doubt in [OnDoubt::Retry, OnDoubt::Park] {
-        let rig = Rig::tier(Tier::EffectivelyOnce).await;
+        let clock = manual_clock();
+        let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::sqs() };
+        let rig = Rig::on_clock(config, clock.clone()).await;
         rig.send(NewMessage::new("1").idempotency_key(&"k".parse().unwrap())).await;
         let (takeovers, dropped) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let started = Arc::new(tokio::sync::Notify::new());
         let handler = {
-            let (takeovers, dropped) = (takeovers.clone(), dropped.clone());
+            let (takeovers, dropped, started) = (takeovers.clone(), dropped.clone(), started.clone());
             move |_: u32, cx: Cx| {
-                let (takeovers, dropped) = (takeovers.clone(), dropped.clone());
+                let (takeovers, dropped, started) = (takeovers.clone(), dropped.clone(), started.clone());
                 async move {
-                    assert!(cx.remaining() <= Duration::from_millis(150), "{:?}", cx.remaining());
+                    assert!(cx.remaining() <= RUN_MAX, "{:?}", cx.remaining());
                     if cx.is_takeover() {
                         takeovers.fetch_add(1, Ordering::SeqCst);
                         return;
                     }
+                    started.notify_one();
                     let canary = scopeguard(move || dropped.store(true, Ordering::SeqCst));
                     std::future::pending::<()>().await;
                     drop(canary);
                 }
             }
         };
-        let builder = rig.builder().handler(handler).on_doubt(on_doubt);
-        let worker = builder.run_max(Duration::from_millis(150)).build().await.unwrap();
-        let report = run_until(worker, |counts| counts.done == 1 || counts.parked == 1).await;
+        let builder = rig.builder().handler(handler).clock(clock.clone()).on_doubt(on_doubt);
+        let worker = builder.run_max(RUN_MAX).build().await.unwrap();
+        let watch = worker.watch();
+        let script = async {
+            started.notified().await;
+            clock.advance_ms(RUN_MAX.as_millis() as u64);
+            wait_for(&watch, |counts| counts.done == 1 || counts.parked == 1).await;
+        };
+        let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
         assert!(dropped.load(Ordering::SeqCst));
         assert_eq!((report.counts.timeouts, report.counts.lost_leases), (1, 0), "{report:?}");
         let entry =
@@ -170,7 +182,10 @@ async fn a_run_is_stopped_when_its_time_is_over() {
 /// A handler that never awaits cannot be stopped, but its lease is not renewed forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn heartbeats_end_with_the_time_limit() {
-    let rig = Rig::tier(Tier::AtLeastOnce).await;
+    const LEASE: Duration = Duration::from_mins(1);
+    let clock = manual_clock();
+    let config = QueueConfig { tier: Tier::AtLeastOnce, ..QueueConfig::sqs() };
+    let rig = Rig::on_clock(config, clock.clone()).await;
     rig.send(NewMessage::new("1")).await;
     let end = Arc::<AtomicBool>::default();
     let handler = {
@@ -182,11 +197,14 @@ async fn heartbeats_end_with_the_time_limit() {
             async {}
         }
     };
-    let builder = rig.builder().handler(handler).run_max(Duration::from_millis(100));
-    let worker = builder.lease(Duration::from_millis(300)).build().await.unwrap();
+    let builder = rig.builder().handler(handler).clock(clock.clone()).run_max(LEASE / 3);
+    let worker = builder.lease(LEASE).build().await.unwrap();
     let watch = worker.watch();
     let second = async {
-        common::wait_for(&watch, |counts| counts.done == 1).await;
+        wait_for(&watch, |counts| counts.delivered == 1).await;
+        let expires = until("its lease runs out", async || rig.stats().await.totals.expired == 1);
+        ticking(&clock, LEASE / 12, expires).await;
+        wait_for(&watch, |counts| counts.done == 1).await;
         assert_eq!(rig.stats().await.totals.expired, 1);
         end.store(true, Ordering::SeqCst);
     };

@@ -7,9 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use common::time::{manual_clock, ticking};
 use common::{Rig, TestSource, run_until, until, wait_for};
-use hapax_core::{NewMessage, Tier};
+use hapax_core::{NewMessage, QueueConfig, Tier};
 use hapax_worker::Cx;
+
+const LEASE: Duration = Duration::from_secs(15);
+const STEP: Duration = Duration::from_millis(50);
 
 type Answer = std::future::Ready<Result<u32, String>>;
 
@@ -112,7 +116,9 @@ async fn a_claim_and_a_completion_without_an_answer_are_repeated() {
 /// Nothing ran under a claim whose every answer was lost, so its message is neither parked nor a takeover.
 #[tokio::test]
 async fn a_claim_whose_every_answer_was_lost_is_no_doubt() {
-    let rig = Rig::tier(Tier::EffectivelyOnce).await;
+    let clock = manual_clock();
+    let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::sqs() };
+    let rig = Rig::on_clock(config, clock.clone()).await;
     rig.elsewhere.unanswered.store(6, Ordering::SeqCst);
     rig.send(NewMessage::new("1")).await;
     let (runs, handler) = counting();
@@ -121,9 +127,10 @@ async fn a_claim_whose_every_answer_was_lost_is_no_doubt() {
         handler(number, cx)
     };
     let builder = rig.builder_elsewhere().handler(told).on_doubt(hapax_core::OnDoubt::Park);
-    // Shorter than the pause until the next delivery: the lost claim lapses meanwhile, unless it is released.
-    let worker = builder.lease(Duration::from_millis(100)).build().await.unwrap();
-    let report = run_until(worker, |counts| counts.done + counts.parked == 1).await;
+    // Shorter than a wait in the ledger: the lost claim lapses while the next delivery waits, unless it is released.
+    let worker = builder.clock(clock.clone()).lease(LEASE).build().await.unwrap();
+    let running = run_until(worker, |counts| counts.done + counts.parked == 1);
+    let report = ticking(&clock, STEP, running).await;
     assert_eq!((report.counts.parked, report.counts.in_doubt, report.counts.panics), (0, 0, 0), "{report:?}");
     assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
@@ -131,17 +138,17 @@ async fn a_claim_whose_every_answer_was_lost_is_no_doubt() {
 /// The same for a call without a queue.
 #[tokio::test]
 async fn an_idempotent_call_whose_every_answer_was_lost_is_no_doubt() {
-    let ledger = Arc::new(common::TestLedger::on_clock(Arc::new(hapax_core::SystemClock::default())));
+    let clock = manual_clock();
+    let ledger = Arc::new(common::TestLedger::on_clock(clock.clone()));
     ledger.unanswered.store(6, Ordering::SeqCst);
     let id = hapax_core::EntryId::new("shop".parse().unwrap(), "order-7".parse().unwrap());
     let once = || {
-        let once =
-            hapax_worker::Idempotent::new(ledger.clone(), id.clone()).lease(Duration::from_millis(100));
-        once.on_doubt(hapax_core::OnDoubt::Park).wait(Duration::ZERO)
+        let once = hapax_worker::Idempotent::new(ledger.clone(), id.clone()).clock(clock.clone());
+        once.lease(LEASE).on_doubt(hapax_core::OnDoubt::Park).wait(Duration::ZERO)
     };
-    let lost = once().run(async |_| Ok::<u32, String>(7)).await.unwrap_err();
+    let lost = ticking(&clock, STEP, once().run(async |_| Ok::<u32, String>(7))).await.unwrap_err();
     assert!(matches!(lost, hapax_worker::IdempotentError::Ledger(_)), "{lost}");
-    until("it runs, and is never in doubt", async || {
+    let runs = until("it runs, and is never in doubt", async || {
         match once().run(async |run| Ok::<_, String>(run.is_takeover())).await {
             Ok(takeover) => {
                 assert!(!takeover);
@@ -150,8 +157,8 @@ async fn an_idempotent_call_whose_every_answer_was_lost_is_no_doubt() {
             Err(hapax_worker::IdempotentError::InProgress { .. }) => false,
             Err(error) => panic!("{error}"),
         }
-    })
-    .await;
+    });
+    ticking(&clock, STEP, runs).await;
 }
 
 #[tokio::test]

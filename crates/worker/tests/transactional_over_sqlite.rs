@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::time::{manual_clock, ticking};
 use common::{Rig, dies_after, run_until};
 use hapax_core::{NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Tier};
 use hapax_embedded::{Embedded, Options};
@@ -73,15 +74,19 @@ async fn failures_roll_back_and_duplicates_replay() {
 
 #[tokio::test]
 async fn a_lost_lease_commits_nothing() {
-    let rig = Rig::tier(Tier::Transactional).await;
+    const LEASE: Duration = Duration::from_hours(1);
+    let clock = manual_clock();
+    let config = QueueConfig { tier: Tier::Transactional, ..QueueConfig::sqs() };
+    let rig = Rig::on_clock(config, clock.clone()).await;
     let source = common::TestSource::new(&rig);
     let inbox = SqliteInbox::new(database(rig.folder.path())).unwrap();
     rig.send(NewMessage::new("10")).await;
-    let (down, runs) = (source.clone(), std::sync::atomic::AtomicU32::new(0));
+    let (down, runs, moved) = (source.clone(), std::sync::atomic::AtomicU32::new(0), clock.clone());
     let handler = move |cents: i64, tx: &Transaction<'_>, cx: &Cx| {
         let first = runs.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
         down.down.store(first, std::sync::atomic::Ordering::SeqCst);
         // The handler cannot be stopped; the store is unreachable until its lease is over.
+        moved.advance_ms(if first { LEASE.as_millis() as u64 } else { 0 });
         while first && !cx.is_cancelled() {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -89,8 +94,9 @@ async fn a_lost_lease_commits_nothing() {
         pay(cents, tx, cx)
     };
     let builder = rig.builder().source(source).transactional_handler(&inbox, handler);
-    let worker = builder.lease(Duration::from_millis(300)).build().await.unwrap();
-    let report = run_until(worker, |counts| counts.done == 1).await;
+    let worker = builder.clock(clock.clone()).lease(LEASE).build().await.unwrap();
+    let running = run_until(worker, |counts| counts.done == 1);
+    let report = ticking(&clock, Duration::from_millis(50), running).await;
     assert_eq!(report.counts.lost_leases, 1, "{report:?}");
     assert_eq!((count(rig.folder.path(), "payments"), count(rig.folder.path(), "hapax_inbox")), (1, 1));
 }

@@ -1,6 +1,8 @@
 //! A real store in its own folder, and a worker that runs until a condition holds.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod time;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
