@@ -15,11 +15,11 @@
 //!
 //! [`merge`]: self
 
-#![allow(dead_code, reason = "the seams come next")]
-
 mod connect;
+mod documents;
 mod error;
 mod hints;
+mod ledger;
 mod merge;
 mod migrate;
 mod pool;
@@ -38,6 +38,7 @@ pub use migrate::{MigrationReport, SCHEMA_VERSION, migrate};
 use connect::Target;
 use error::{Access, Failure};
 use hints::Hints;
+use ledger::PostgresLedger;
 use migrate::Schema;
 use pool::Pool;
 use queues::Queues;
@@ -93,6 +94,7 @@ pub(crate) struct Base {
 #[derive(Clone)]
 pub struct PostgresStore {
     base: Arc<Base>,
+    ledger: Arc<PostgresLedger>,
     queues: Arc<Queues>,
 }
 
@@ -112,16 +114,32 @@ impl PostgresStore {
         pool.set_has_schema();
         let hints = Hints::new(pool.clone(), target.listen);
         let base = Arc::new(Base { pool, hints, seal: Seal::new(found.secret), options: target.options });
+        let ledger = Arc::new(PostgresLedger::new(&base));
         let queues = Arc::new(Queues::new(&base));
-        Ok(Self { base, queues })
+        Ok(Self { base, ledger, queues })
     }
 
     /// Stops the store's background work and closes its connections. Operations that are under way are not interrupted;
     /// later ones fail.
     pub fn shut_down(&self) {
         self.queues.close();
+        self.ledger.close();
         self.base.hints.close();
         self.base.pool.close();
+    }
+}
+
+impl PostgresStore {
+    /// For tests: returns when all calls that were made before have been answered, or wait for a change.
+    #[doc(hidden)]
+    pub async fn quiet(&self) {
+        self.ledger.quiet().await;
+    }
+
+    /// For tests that replace the database's clock: lets waiting calls and timed work look at it again.
+    #[doc(hidden)]
+    pub async fn clock_moved(&self) -> Result<(), StoreError> {
+        self.ledger.clock_moved().await
     }
 }
 

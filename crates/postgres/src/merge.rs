@@ -111,11 +111,6 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Merger<In, Out> {
             progress.await;
         }
     }
-
-    /// Whether no call is waiting or under way.
-    pub fn is_idle(&self) -> bool {
-        self.inner.state().open.is_empty()
-    }
 }
 
 impl<In: Send + Sync + 'static, Out: Send + 'static> Inner<In, Out> {

@@ -19,12 +19,21 @@ struct Migration {
 }
 
 /// Every migration, in order. A released one is never changed.
-const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "base",
-    sql: include_str!("../migrations/0001_base.sql"),
-    readers_from: 1,
-}];
+const MIGRATIONS: &[Migration] = &[
+    Migration { version: 1, name: "base", sql: include_str!("../migrations/0001_base.sql"), readers_from: 1 },
+    Migration {
+        version: 2,
+        name: "ledger",
+        sql: include_str!("../migrations/0002_ledger.sql"),
+        readers_from: 1,
+    },
+    Migration {
+        version: 3,
+        name: "documents",
+        sql: include_str!("../migrations/0003_documents.sql"),
+        readers_from: 1,
+    },
+];
 
 /// The version of the schema that this program makes.
 pub const SCHEMA_VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;

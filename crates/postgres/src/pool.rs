@@ -88,10 +88,6 @@ impl Pool {
         self.inner.bounds
     }
 
-    pub fn options(&self) -> &PgConnectOptions {
-        &self.inner.options
-    }
-
     /// Runs an operation on a connection, in a task of its own: a caller that is dropped does not interrupt it.
     pub async fn run<T, F>(&self, what: &'static str, access: Access, operation: F) -> Result<T, StoreError>
     where
@@ -121,7 +117,8 @@ impl Pool {
                 Ok(done)
             }
             Ok(Err(failure)) => {
-                if failure.leaves_connection() {
+                // A transaction that the operation has left is rolled back before someone else uses the connection.
+                if failure.leaves_connection() && answers(&mut taken.connection, limit).await {
                     self.give_back(taken);
                 } else {
                     self.state().epoch += 1;

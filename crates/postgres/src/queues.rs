@@ -14,6 +14,8 @@
 
 use std::sync::Arc;
 
+use hapax_core::{QueueName, Receipt};
+
 use crate::Base;
 
 /// The queues' part of a store.
@@ -24,6 +26,12 @@ pub(crate) struct Queues {
 impl Queues {
     pub fn new(base: &Arc<Base>) -> Self {
         Self { base: base.clone() }
+    }
+
+    /// The message that a receipt names.
+    #[expect(clippy::unused_self, reason = "there are no queues yet")]
+    pub fn message_of(&self, _queue: &QueueName, _receipt: &Receipt) -> Option<i64> {
+        None
     }
 
     /// Stops the background work of the queues.

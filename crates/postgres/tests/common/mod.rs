@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use hapax_postgres::{Options, PostgresStore};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use sqlx::{Executor as _, PgConnection};
+use sqlx::{Connection as _, Executor as _, PgConnection};
 
 pub use server::Server;
 
@@ -68,22 +68,34 @@ pub struct Database {
 impl Database {
     /// An empty database.
     pub async fn empty(server: &'static Server) -> Self {
+        Self::copy_of(server, "template0").await
+    }
+
+    /// A database with the schema: a copy of one that is migrated once.
+    pub async fn migrated(server: &'static Server) -> Self {
+        static TEMPLATE: OnceLock<String> = OnceLock::new();
+        let template = TEMPLATE.get_or_init(|| {
+            let make = async move {
+                let database = Self::empty(server).await;
+                hapax_postgres::migrate(&database.url(), &Options::default(), false).await.unwrap();
+                // It is kept for the whole process.
+                std::mem::ManuallyDrop::new(database).name.clone()
+            };
+            std::thread::spawn(move || block_on(make)).join().expect("a database is migrated")
+        });
+        Self::copy_of(server, template).await
+    }
+
+    async fn copy_of(server: &'static Server, template: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("test_{}_{number}", std::process::id());
         let mut admin = server.connect("postgres").await;
         admin
-            .execute(format!("CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE template0").as_str())
+            .execute(format!("CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE {template}").as_str())
             .await
             .unwrap();
         Self { server, name }
-    }
-
-    /// A database with the schema.
-    pub async fn migrated(server: &'static Server) -> Self {
-        let database = Self::empty(server).await;
-        hapax_postgres::migrate(&database.url(), &Options::default(), false).await.unwrap();
-        database
     }
 
     pub fn url(&self) -> String {
@@ -114,11 +126,9 @@ impl Drop for Database {
             let mut admin = server.connect("postgres").await;
             admin.execute(format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)").as_str()).await
         };
-        std::thread::spawn(move || drop_quietly(block_on(drop))).join().ok();
+        std::thread::spawn(move || block_on(drop).is_ok());
     }
 }
-
-fn drop_quietly<T>(_result: T) {}
 
 /// The clock of a database, for tests. Every time of a store comes from `hapax.now_us()` and `hapax.started_ms()`, so
 /// replacing these two functions is all there is to it; the store itself has no part in it.
@@ -141,16 +151,16 @@ impl Clock {
         advance.execute(&mut *connection).await.unwrap();
     }
 
-    /// Sets the wall clock back; no time passes.
-    pub async fn set_back_ms(&self, ms: u64) {
-        let mut connection = self.connection.lock().await;
-        let back = sqlx::query("UPDATE hapax_test.clock SET now_us = now_us - $1").bind(ms as i64 * 1000);
-        back.execute(&mut *connection).await.unwrap();
-    }
-
     /// As if the server had been started now.
     pub async fn server_restarted(&self) {
         let mut connection = self.connection.lock().await;
         connection.execute("UPDATE hapax_test.clock SET started_ms = now_us / 1000").await.unwrap();
     }
+}
+
+/// Sets the clock of a database back, as an operator or NTP would; no time passes.
+pub async fn set_back_ms(url: &str, ms: u64) {
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    let back = sqlx::query("UPDATE hapax_test.clock SET now_us = now_us - $1").bind(ms as i64 * 1000);
+    back.execute(&mut connection).await.unwrap();
 }

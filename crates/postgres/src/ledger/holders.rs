@@ -1,0 +1,169 @@
+//! What the holder of a claim does: renewing and ending it.
+
+use std::collections::HashSet;
+
+use hapax_core::ledger::protocol::{self, LedgerEntry, Stage};
+use hapax_core::{ClaimEnding, EndClaim, EntryId, Fence, RemainingLease, Renew, Token, TokenError};
+use sqlx::PgConnection;
+
+use super::claim::lease_ms;
+use super::rows::{Hash, Reading, Snapshot, hash_of};
+use super::{LedgerState, ROUNDS_MAX, contended};
+use crate::error::Failure;
+
+/// Entries that were freed or given up, so that a claim which waits for them may be answered.
+pub(crate) type Freed = Vec<Hash>;
+
+/// An operation of a holder on one entry.
+trait Holding {
+    type Answer: Clone;
+
+    fn id(&self) -> &EntryId;
+
+    fn token(&self) -> &Token;
+
+    /// Decides, and changes the entry. Also says whether a claim that waits should look again.
+    fn decide(&self, fence: Fence, hash: &Hash, snapshot: &mut Snapshot) -> Held<Self::Answer>;
+}
+
+impl Holding for Renew {
+    type Answer = RemainingLease;
+
+    fn id(&self) -> &EntryId {
+        &self.id
+    }
+
+    fn token(&self) -> &Token {
+        &self.token
+    }
+
+    fn decide(&self, fence: Fence, hash: &Hash, snapshot: &mut Snapshot) -> Held<RemainingLease> {
+        let now_ms = snapshot.now_ms;
+        let known = snapshot.key(hash);
+        let renewed = protocol::renew(known.entry.as_ref(), fence, self.lease_ms, now_ms)?;
+        let remaining = RemainingLease { lease_ms: lease_ms(&renewed, now_ms) };
+        let shorter = known.entry.as_ref().is_some_and(|before| until_ms(&renewed) < until_ms(before));
+        known.set(now_ms, Some(renewed));
+        Ok((remaining, shorter))
+    }
+}
+
+fn until_ms(entry: &LedgerEntry) -> u64 {
+    match entry.stage {
+        Stage::Processing { until_ms, .. } => until_ms,
+        Stage::Completed { at_ms, .. } => at_ms,
+    }
+}
+
+impl Holding for EndClaim {
+    type Answer = ();
+
+    fn id(&self) -> &EntryId {
+        &self.id
+    }
+
+    fn token(&self) -> &Token {
+        &self.token
+    }
+
+    fn decide(&self, fence: Fence, hash: &Hash, snapshot: &mut Snapshot) -> Held<()> {
+        let now_ms = snapshot.now_ms;
+        let known = snapshot.key(hash);
+        let change = protocol::end(known.entry.as_ref(), fence, &self.ending, now_ms)?;
+        Ok(((), known.apply(now_ms, change)))
+    }
+}
+
+/// Renews the claims of several calls.
+pub(super) async fn renew_batch(
+    ledger: &LedgerState,
+    connection: &mut PgConnection,
+    calls: &[Vec<Renew>],
+) -> Result<Vec<Vec<Result<RemainingLease, TokenError>>>, Failure> {
+    let all: Vec<&Renew> = calls.iter().flatten().collect();
+    let answers = hold(ledger, connection, &all, Reading::default()).await?;
+    ledger.count_stale(&answers);
+    ledger.waiters.freed(&freed(&all, &answers));
+    Ok(regroup(calls, answers))
+}
+
+/// Ends the claims of several calls.
+pub(super) async fn end_batch(
+    ledger: &LedgerState,
+    connection: &mut PgConnection,
+    calls: &[Vec<EndClaim>],
+) -> Result<Vec<Vec<Result<(), TokenError>>>, Failure> {
+    let all: Vec<&EndClaim> = calls.iter().flatten().collect();
+    let answers = hold(ledger, connection, &all, Reading::default()).await?;
+    ledger.count_ends(&all, &answers);
+    ledger.waiters.freed(&freed(&all, &answers));
+    Ok(regroup(calls, answers))
+}
+
+/// Ends claims in the transaction of a settle. After its commit, the caller passes `freed` to [`LedgerState::freed`].
+#[allow(dead_code, reason = "the queues call it")]
+pub(super) async fn end_in(
+    ledger: &LedgerState,
+    connection: &mut PgConnection,
+    ends: &[&EndClaim],
+) -> Result<(Vec<Result<(), TokenError>>, Freed), Failure> {
+    let reading = Reading { lock: true, ..Reading::default() };
+    let answers = hold(ledger, connection, ends, reading).await?;
+    ledger.count_ends(ends, &answers);
+    let freed = freed(ends, &answers);
+    Ok((answers.into_iter().map(|answer| answer.map(|_| ())).collect(), freed))
+}
+
+/// The answer to one operation, and whether it changed the entry so that a claim which waits should look again.
+pub(super) type Held<T> = Result<(T, bool), TokenError>;
+
+fn freed<H: Holding>(all: &[&H], answers: &[Held<H::Answer>]) -> Freed {
+    let changed = all.iter().zip(answers).filter(|(_, answer)| matches!(answer, Ok((_, true))));
+    changed.map(|(one, _)| hash_of(one.id())).collect()
+}
+
+async fn hold<H: Holding + Sync>(
+    ledger: &LedgerState,
+    connection: &mut PgConnection,
+    all: &[&H],
+    reading: Reading,
+) -> Result<Vec<Held<H::Answer>>, Failure>
+where
+    H::Answer: Send,
+{
+    let mut answers: Vec<Option<Held<H::Answer>>> = all.iter().map(|_| None).collect();
+    for _ in 0..ROUNDS_MAX {
+        let open: Vec<usize> = (0..all.len()).filter(|at| answers[*at].is_none()).collect();
+        if open.is_empty() {
+            return Ok(answers.into_iter().flatten().collect());
+        }
+        let mut snapshot = Snapshot::read(connection, open.iter().map(|at| all[*at].id()), reading).await?;
+        let mut decided = Vec::new();
+        for at in open {
+            let hash = hash_of(all[at].id());
+            let fence = ledger.fence_of(&hash, all[at].token()).ok_or(TokenError::Stale);
+            let decision = fence.and_then(|fence| all[at].decide(fence, &hash, &mut snapshot));
+            decided.push((at, hash, decision));
+        }
+        let lost: HashSet<Hash> = snapshot.write(connection).await?;
+        for (at, _, decision) in decided.into_iter().filter(|(_, hash, _)| !lost.contains(hash)) {
+            answers[at] = Some(decision);
+        }
+    }
+    Err(contended())
+}
+
+fn regroup<In, Out>(calls: &[Vec<In>], answers: Vec<Held<Out>>) -> Vec<Vec<Result<Out, TokenError>>> {
+    let mut answers = answers.into_iter().map(|answer| answer.map(|(answer, _)| answer));
+    calls.iter().map(|call| answers.by_ref().take(call.len()).collect()).collect()
+}
+
+/// The part of a batch that an end takes up: its outcome may be large.
+pub(super) fn weight(end: &EndClaim) -> usize {
+    match &end.ending {
+        ClaimEnding::Complete { outcome, .. } => {
+            1 + outcome.value.as_ref().map_or(0, |value| value.as_str().len() / 4096)
+        }
+        ClaimEnding::Release | ClaimEnding::Doubt => 1,
+    }
+}
