@@ -6,7 +6,7 @@ use http::header::{HOST, HeaderName};
 use http::request::Parts;
 use http::uri::Authority;
 
-use crate::body::Read;
+use crate::body::CompleteBody;
 use crate::canonical::Node;
 use crate::media::Media;
 use crate::policy::Policy;
@@ -35,7 +35,7 @@ pub(crate) fn fingerprint(
     parts: &Parts,
     policy: &Policy,
     media: &Media,
-    body: &Read,
+    body: &CompleteBody,
     json: Option<Node<'_>>,
 ) -> Fingerprint {
     let extras = extras(parts, policy, media, body);
@@ -71,7 +71,7 @@ fn part(hasher: &mut blake3::Hasher, bytes: &[u8]) {
 }
 
 /// Parts that only some requests have, by name. Names with a colon are not headers.
-fn extras(parts: &Parts, policy: &Policy, media: &Media, body: &Read) -> Vec<(String, Vec<u8>)> {
+fn extras(parts: &Parts, policy: &Policy, media: &Media, body: &CompleteBody) -> Vec<(String, Vec<u8>)> {
     let mut extras = Vec::new();
     for (name, value) in &parts.headers {
         if let Some(name) = counted(name, policy) {
@@ -192,7 +192,7 @@ mod tests {
                 .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
                 .collect();
             let trailers = (!trailers.is_empty()).then_some(trailers);
-            let read = Read { bytes: Bytes::from(self.body), trailers };
+            let read = CompleteBody { bytes: Bytes::from(self.body), trailers };
             let media = Media::of(&parts.headers);
             let json = media.is_json().then(|| Node::parse(&read.bytes)).flatten();
             fingerprint(&parts, policy, &media, &read, json)
@@ -367,7 +367,7 @@ mod tests {
                 let mut request = Request::post("/");
                 request = request.header("content-type", "text/plain");
                 let parts = request.body(()).unwrap().into_parts().0;
-                let read = Read { bytes: Bytes::from(body.to_owned()), trailers: None };
+                let read = CompleteBody { bytes: Bytes::from(body.to_owned()), trailers: None };
                 fingerprint(&parts, &policy(), &Media::of(&parts.headers), &read, None)
             };
             let at = at % body.len();

@@ -16,7 +16,7 @@ use http_body::Body as HttpBody;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::body::{Body, Bounded, BoxError, Read, discard, read};
+use crate::body::{Body, BoxError, CompleteBody, ReadResult, discard, read};
 use crate::canonical::Node;
 use crate::counters::{Cells, Counters};
 use crate::fingerprint::fingerprint;
@@ -341,7 +341,9 @@ impl LayerState {
         let key = match key {
             Ok(Some(key)) => key,
             Ok(None) if policy.required => return Prepared::Refused(missing_key(policy)),
-            Ok(None) => return Prepared::Pass(Box::new(Request::from_parts(parts, Body::read(read)))),
+            Ok(None) => {
+                return Prepared::Pass(Box::new(Request::from_parts(parts, Body::from_complete(read))));
+            }
             Err(key::BadKey(why)) => return Prepared::Refused(bad_key(why)),
         };
         let fingerprint = fingerprint(&parts, policy, &media, &read, json);
@@ -357,7 +359,7 @@ impl LayerState {
         fingerprint: Fingerprint,
         policy: Arc<Policy>,
         parts: Parts,
-        body: Read,
+        body: CompleteBody,
     ) -> Box<Run> {
         Box::new(Run { shared: self.clone(), id, fingerprint, policy, parts, body })
     }
@@ -381,15 +383,15 @@ impl LayerState {
         Ok(EntryId::new(scope, key))
     }
 
-    async fn read_body<B>(&self, parts: &Parts, policy: &Policy, body: B) -> Result<Read, Problem>
+    async fn read_body<B>(&self, parts: &Parts, policy: &Policy, body: B) -> Result<CompleteBody, Problem>
     where
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
         let time_max = policy.read_max;
         match read(body, policy.request_bytes_max, time_max).await {
-            Bounded::Whole(read) => Ok(read),
-            Bounded::Large(mut rest) => {
+            ReadResult::Complete(read) => Ok(read),
+            ReadResult::TooLarge(mut rest) => {
                 // A client that waits for `100 Continue` is told not to send, so there is no body to discard.
                 if !parts.headers.contains_key(EXPECT) {
                     let _ = tokio::time::timeout(time_max, discard(&mut rest)).await;
@@ -400,7 +402,7 @@ impl LayerState {
                 let title = "The body is too large";
                 Err(Problem::new("body-too-large", StatusCode::PAYLOAD_TOO_LARGE, title, detail))
             }
-            Bounded::Slow(_) => {
+            ReadResult::TooSlow(_) => {
                 let detail = format!(
                     "the body did not arrive within {} ms; nothing was run",
                     policy.read_max.as_millis()
@@ -408,7 +410,7 @@ impl LayerState {
                 let title = "The body took too long";
                 Err(Problem::new("body-too-slow", StatusCode::REQUEST_TIMEOUT, title, detail))
             }
-            Bounded::Broken(error) => {
+            ReadResult::Broken(error) => {
                 let detail = format!("the body could not be read: {error}; nothing was run");
                 Err(Problem::new("body-broken", StatusCode::BAD_REQUEST, "The body broke off", detail))
             }

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tower_service::Service;
 
-use crate::body::{Body, Bounded, BoxError, Read, read};
+use crate::body::{Body, BoxError, CompleteBody, ReadResult, read};
 use crate::headers;
 use crate::layer::{KeyedRun, LayerState};
 use crate::policy::{OnOutage, Policy, Verdict, ms};
@@ -44,7 +44,7 @@ pub(crate) struct Run {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) policy: Arc<Policy>,
     pub(crate) parts: Parts,
-    pub(crate) body: Read,
+    pub(crate) body: CompleteBody,
 }
 
 /// Counts the current runs.
@@ -94,7 +94,7 @@ impl Drop for RunPermit {
 /// The result of the service.
 enum Produced<E> {
     /// A response with its complete body.
-    Whole(Box<response::Parts>, Read),
+    Whole(Box<response::Parts>, CompleteBody),
     /// A response whose body is streamed through, and the reason.
     Stream(Box<response::Parts>, Body, &'static str),
     /// The service failed without a response.
@@ -225,7 +225,7 @@ impl Run {
     {
         self.describe(None);
         let run_max = self.policy.run_max;
-        let request = Request::from_parts(self.parts, Body::read(self.body));
+        let request = Request::from_parts(self.parts, Body::from_complete(self.body));
         let begin = Begin::default();
         match self.shared.timer.timeout(ms(run_max), call(inner, request, begin.clone())).await {
             Some(answered) => answered.map(|response| response.map(Body::stream)),
@@ -264,7 +264,7 @@ impl Run {
         let claim = self.shared.claims.hold(&self.shared.holder, granted, ms(self.policy.lease));
         let held = HeldRun { shared: self.shared, policy: self.policy, claim };
         let method = self.parts.method.clone();
-        let request = Request::from_parts(self.parts, Body::read(self.body));
+        let request = Request::from_parts(self.parts, Body::from_complete(self.body));
         held.run(inner, request, &method).await
     }
 }
@@ -315,7 +315,7 @@ impl HeldRun {
                 if let Err(problem) = self.settle(verdict, record).await {
                     return Ok(problem.into_response());
                 }
-                Ok(Response::from_parts(*parts, Body::read(read)))
+                Ok(Response::from_parts(*parts, Body::from_complete(read)))
             }
             Waited::Produced(Produced::Stream(mut parts, body, why)) => {
                 let verdict = self.verdict(&mut parts);
@@ -492,10 +492,10 @@ where
         return Produced::Stream(parts, Body::stream(body), "it was a stream of events");
     }
     match read(body, policy.response_bytes_max, policy.response_max).await {
-        Bounded::Whole(read) => Produced::Whole(parts, read),
-        Bounded::Large(body) => Produced::Stream(parts, body, "its body was too large to keep"),
-        Bounded::Slow(body) => Produced::Stream(parts, body, "its body came as a slow stream"),
-        Bounded::Broken(error) => Produced::Broken(error),
+        ReadResult::Complete(read) => Produced::Whole(parts, read),
+        ReadResult::TooLarge(body) => Produced::Stream(parts, body, "its body was too large to keep"),
+        ReadResult::TooSlow(body) => Produced::Stream(parts, body, "its body came as a slow stream"),
+        ReadResult::Broken(error) => Produced::Broken(error),
     }
 }
 

@@ -13,7 +13,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderName, HeaderValue, 
 use http::{HeaderMap, Method, Response, StatusCode, response};
 use serde::{Deserialize, Serialize};
 
-use crate::body::{Body, Read};
+use crate::body::{Body, CompleteBody};
 use crate::headers::is_hop_by_hop;
 
 /// Marks a replayed response.
@@ -117,7 +117,7 @@ pub(crate) enum Replay {
 }
 
 /// The outcome of a response with its complete body.
-pub(crate) fn whole(method: &Method, parts: &response::Parts, read: &Read) -> RecordedOutcome {
+pub(crate) fn whole(method: &Method, parts: &response::Parts, read: &CompleteBody) -> RecordedOutcome {
     let body = match std::str::from_utf8(&read.bytes) {
         Ok("") => None,
         Ok(text) => Some(StoredBody::Text(text.to_owned())),
@@ -227,7 +227,7 @@ fn answer(stored: &Stored) -> Option<Response<Body>> {
     };
     let trailers = header_map(&stored.trailers)?;
     let trailers = (!trailers.is_empty()).then_some(trailers);
-    let mut response = Response::new(Body::read(Read { bytes, trailers }));
+    let mut response = Response::new(Body::from_complete(CompleteBody { bytes, trailers }));
     *response.status_mut() = StatusCode::from_u16(stored.status).ok()?;
     *response.headers_mut() = header_map(&stored.headers)?;
     if matches!(stored.body, Some(StoredBody::Json(_))) {
@@ -240,7 +240,7 @@ fn answer(stored: &Stored) -> Option<Response<Body>> {
 
 /// The outcome that an operator recorded for a doubt: the response's body, as JSON.
 fn decided(outcome: &RecordedOutcome, json: &Json) -> Response<Body> {
-    let mut response = Response::new(Body::whole(Bytes::from(json.as_str().to_owned())));
+    let mut response = Response::new(Body::complete(Bytes::from(json.as_str().to_owned())));
     *response.status_mut() = if outcome.failed { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     async fn round_trip(parts: &response::Parts, bytes: &[u8]) -> (response::Parts, Bytes) {
-        let read = Read { bytes: Bytes::copy_from_slice(bytes), trailers: None };
+        let read = CompleteBody { bytes: Bytes::copy_from_slice(bytes), trailers: None };
         let outcome = whole(&Method::POST, parts, &read);
         let Replay::Answer(response) = replay(&outcome.without_oversize_value()) else { panic!("omitted") };
         let (parts, body) = response.into_parts();
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn what_is_too_large_for_the_ledger_keeps_its_status() {
-        let read = Read { bytes: Bytes::from(vec![0xff; OUTCOME_BYTES_MAX]), trailers: None };
+        let read = CompleteBody { bytes: Bytes::from(vec![0xff; OUTCOME_BYTES_MAX]), trailers: None };
         let outcome = whole(&Method::POST, &parts(200, &[]), &read).without_oversize_value();
         assert!(matches!(replay(&outcome), Replay::Omitted { status: Some(200), .. }));
     }

@@ -28,11 +28,11 @@ enum Kind {
 impl Body {
     /// No body.
     pub fn empty() -> Self {
-        Self::whole(Bytes::new())
+        Self::complete(Bytes::new())
     }
 
     /// A body that is complete in memory.
-    pub fn whole(bytes: Bytes) -> Self {
+    pub fn complete(bytes: Bytes) -> Self {
         Self::parts(bytes, None, None)
     }
 
@@ -64,7 +64,7 @@ impl Body {
         let mut cx = Context::from_waker(Waker::noop());
         match Pin::new(&mut body).poll_frame(&mut cx) {
             Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                Ok(data) if data.len() as u64 == length && body.is_end_stream() => Self::whole(data),
+                Ok(data) if data.len() as u64 == length && body.is_end_stream() => Self::complete(data),
                 Ok(data) => Self::parts(data, Some(body.map_err(Into::into).boxed_unsync()), None),
                 Err(frame) => Self::parts(Bytes::new(), None, frame.into_trailers().ok()),
             },
@@ -76,12 +76,12 @@ impl Body {
     }
 
     /// A body that was read to its end.
-    pub fn read(read: Read) -> Self {
+    pub fn from_complete(read: CompleteBody) -> Self {
         Self::parts(read.bytes, None, read.trailers)
     }
 
     /// Number of its bytes that are already in memory.
-    pub fn held(&self) -> usize {
+    pub fn bytes_in_memory(&self) -> usize {
         match &self.0 {
             Kind::Stream(_) => 0,
             Kind::Parts { first, .. } => first.as_ref().map_or(0, Bytes::len),
@@ -180,7 +180,7 @@ impl HttpBody for Failed {
 
 /// A body that was read to its end.
 #[derive(Debug, Default)]
-pub struct Read {
+pub struct CompleteBody {
     /// Its data.
     pub bytes: Bytes,
     /// The trailers after the data.
@@ -188,25 +188,25 @@ pub struct Read {
 }
 
 /// The result of reading a body within bounds.
-pub enum Bounded {
+pub enum ReadResult {
     /// The complete body.
-    Whole(Read),
+    Complete(CompleteBody),
     /// It exceeds the size limit: the part that was read, followed by the rest.
-    Large(Body),
+    TooLarge(Body),
     /// It exceeds the time limit: the part that was read, followed by the rest.
-    Slow(Body),
+    TooSlow(Body),
     /// The connection broke before the end of the body.
     Broken(BoxError),
 }
 
 /// The chunks of a body. Most bodies consist of one chunk, which is not copied.
 #[derive(Default)]
-struct Pieces {
+struct Chunks {
     first: Bytes,
     more: BytesMut,
 }
 
-impl Pieces {
+impl Chunks {
     fn push(&mut self, data: Bytes) {
         if self.first.is_empty() {
             self.first = data;
@@ -228,40 +228,40 @@ impl Pieces {
 }
 
 /// Reads a body of at most `bytes_max`, in at most `time_max`.
-pub async fn read<B>(body: B, bytes_max: usize, time_max: Duration) -> Bounded
+pub async fn read<B>(body: B, bytes_max: usize, time_max: Duration) -> ReadResult
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
     let mut body = body.map_err(Into::into).boxed_unsync();
     if body.is_end_stream() {
-        return Bounded::Whole(Read::default());
+        return ReadResult::Complete(CompleteBody::default());
     }
     if body.size_hint().lower() > bytes_max as u64 {
-        return Bounded::Large(Body(Kind::Stream(body)));
+        return ReadResult::TooLarge(Body(Kind::Stream(body)));
     }
     let timer = tokio::time::sleep(time_max);
     tokio::pin!(timer);
-    let mut pieces = Pieces::default();
+    let mut chunks = Chunks::default();
     loop {
         let frame = tokio::select! {
             biased;
             frame = body.frame() => frame,
-            () = &mut timer => return Bounded::Slow(Body::parts(pieces.joined(), Some(body), None)),
+            () = &mut timer => return ReadResult::TooSlow(Body::parts(chunks.joined(), Some(body), None)),
         };
         match frame {
-            None => return Bounded::Whole(Read { bytes: pieces.joined(), trailers: None }),
-            Some(Err(error)) => return Bounded::Broken(error),
+            None => return ReadResult::Complete(CompleteBody { bytes: chunks.joined(), trailers: None }),
+            Some(Err(error)) => return ReadResult::Broken(error),
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => {
-                    pieces.push(data);
-                    if pieces.len() > bytes_max {
-                        return Bounded::Large(Body::parts(pieces.joined(), Some(body), None));
+                    chunks.push(data);
+                    if chunks.len() > bytes_max {
+                        return ReadResult::TooLarge(Body::parts(chunks.joined(), Some(body), None));
                     }
                 }
                 Err(frame) => {
                     let trailers = frame.into_trailers().ok();
-                    return Bounded::Whole(Read { bytes: pieces.joined(), trailers });
+                    return ReadResult::Complete(CompleteBody { bytes: chunks.joined(), trailers });
                 }
             },
         }
@@ -302,38 +302,38 @@ pub enum BodyError {
 /// Size limits for one body, and for all bodies that arrive at the same time.
 #[derive(Debug)]
 pub struct BodyLimits {
-    one_bytes_max: usize,
-    all_bytes_max: usize,
+    body_bytes_max: usize,
+    total_bytes_max: usize,
     arriving_bytes: Arc<AtomicUsize>,
 }
 
 impl BodyLimits {
     /// Limits in bytes, for one body and for all together.
-    pub fn new(one_bytes_max: usize, all_bytes_max: usize) -> Self {
-        Self { one_bytes_max, all_bytes_max, arriving_bytes: Arc::default() }
+    pub fn new(body_bytes_max: usize, total_bytes_max: usize) -> Self {
+        Self { body_bytes_max, total_bytes_max, arriving_bytes: Arc::default() }
     }
 
     /// The same shared limit for all together, with another limit for one body.
     #[must_use]
-    pub fn with_one(&self, one_bytes_max: usize) -> Self {
-        let (all_bytes_max, arriving_bytes) = (self.all_bytes_max, self.arriving_bytes.clone());
-        Self { one_bytes_max, all_bytes_max, arriving_bytes }
+    pub fn with_body_bytes_max(&self, body_bytes_max: usize) -> Self {
+        let (total_bytes_max, arriving_bytes) = (self.total_bytes_max, self.arriving_bytes.clone());
+        Self { body_bytes_max, total_bytes_max, arriving_bytes }
     }
 }
 
 /// A body that is being read. Only bytes that have arrived count; a `Content-Length` alone takes no room.
-struct Arriving<'a> {
+struct ArrivingBody<'a> {
     limits: &'a BodyLimits,
     bytes: usize,
 }
 
-impl Arriving<'_> {
+impl ArrivingBody<'_> {
     fn add(&mut self, bytes: usize) -> Result<(), BodyError> {
         self.bytes += bytes;
         let all = self.limits.arriving_bytes.fetch_add(bytes, Relaxed) + bytes;
-        if self.bytes > self.limits.one_bytes_max {
+        if self.bytes > self.limits.body_bytes_max {
             Err(BodyError::TooLarge)
-        } else if all > self.limits.all_bytes_max {
+        } else if all > self.limits.total_bytes_max {
             Err(BodyError::Overloaded)
         } else {
             Ok(())
@@ -341,7 +341,7 @@ impl Arriving<'_> {
     }
 }
 
-impl Drop for Arriving<'_> {
+impl Drop for ArrivingBody<'_> {
     fn drop(&mut self) {
         self.limits.arriving_bytes.fetch_sub(self.bytes, Relaxed);
     }
@@ -355,7 +355,7 @@ where
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    let fits = body.size_hint().lower() <= limits.one_bytes_max as u64;
+    let fits = body.size_hint().lower() <= limits.body_bytes_max as u64;
     let result = if fits {
         // Polls the body first: the timer is armed only if the body has not arrived yet.
         tokio::time::timeout(timeout, collect(&mut body, limits)).await.unwrap_or(Err(BodyError::Timeout))
@@ -372,14 +372,14 @@ async fn collect<B>(body: &mut B, limits: &BodyLimits) -> Result<Bytes, BodyErro
 where
     B: HttpBody<Data = Bytes> + Unpin,
 {
-    let mut arriving = Arriving { limits, bytes: 0 };
-    let mut pieces = Pieces::default();
+    let mut arriving = ArrivingBody { limits, bytes: 0 };
+    let mut chunks = Chunks::default();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|_| BodyError::Broken)?.into_data() else { continue };
         arriving.add(data.len())?;
-        pieces.push(data);
+        chunks.push(data);
     }
-    Ok(pieces.joined())
+    Ok(chunks.joined())
 }
 
 #[cfg(test)]
@@ -395,7 +395,7 @@ mod tests {
         let limits = BodyLimits::new(4, 8);
         assert_eq!(read_within(body(), &limits, second).await.unwrap(), "four");
         assert_eq!(read_within(body(), &BodyLimits::new(3, 8), second).await, Err(BodyError::TooLarge));
-        let mut others = Arriving { limits: &limits, bytes: 0 };
+        let mut others = ArrivingBody { limits: &limits, bytes: 0 };
         let _ = others.add(5);
         assert_eq!(read_within(body(), &limits, second).await, Err(BodyError::Overloaded));
         drop(others);
@@ -426,9 +426,9 @@ mod tests {
     #[tokio::test]
     async fn a_body_that_is_ready_is_at_hand() {
         let at_hand = Body::ready_or_stream(Full::new(Bytes::from_static(b"four")));
-        assert_eq!((at_hand.held(), at_hand.is_streamed()), (4, false));
+        assert_eq!((at_hand.bytes_in_memory(), at_hand.is_streamed()), (4, false));
         let streamed = Body::ready_or_stream(Never);
-        assert_eq!((streamed.held(), streamed.is_streamed()), (0, true));
+        assert_eq!((streamed.bytes_in_memory(), streamed.is_streamed()), (0, true));
         let empty = Body::ready_or_stream(Full::new(Bytes::new()));
         assert!(empty.is_end_stream());
         let read = at_hand.collect().await.unwrap().to_bytes();

@@ -19,14 +19,14 @@ pub fn raise_file_limit() {
 
 /// The possible number of connections if `wanted` are configured.
 pub fn connections_max(wanted: usize) -> usize {
-    let possible = within(wanted, getrlimit(Resource::Nofile).current);
+    let possible = connections_within(wanted, getrlimit(Resource::Nofile).current);
     if possible < wanted {
         tracing::warn!(wanted, possible, "the limit of open files allows fewer connections than configured");
     }
     possible
 }
 
-fn within(wanted: usize, files: Option<u64>) -> usize {
+fn connections_within(wanted: usize, files: Option<u64>) -> usize {
     files.map_or(wanted, |files| wanted.min(files.saturating_sub(RESERVED).max(1) as usize))
 }
 
@@ -36,9 +36,9 @@ mod tests {
 
     #[test]
     fn some_files_are_kept_for_the_store() {
-        assert_eq!(within(4096, None), 4096);
-        assert_eq!(within(4096, Some(1_000_000)), 4096);
-        assert_eq!(within(4096, Some(1024)), 960);
-        assert_eq!(within(4096, Some(10)), 1);
+        assert_eq!(connections_within(4096, None), 4096);
+        assert_eq!(connections_within(4096, Some(1_000_000)), 4096);
+        assert_eq!(connections_within(4096, Some(1024)), 960);
+        assert_eq!(connections_within(4096, Some(10)), 1);
     }
 }

@@ -11,7 +11,7 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Decides from a request's head whether to refuse it.
 #[derive(Debug)]
-pub struct Guard {
+pub struct BrowserGuard {
     /// Host names of the listener besides those of loopback, without ports.
     pub allowed_hosts: Vec<String>,
     /// Requests must carry a secret. A page does not have it, so DNS rebinding is harmless; and the names under which
@@ -21,35 +21,35 @@ pub struct Guard {
     pub insecure: bool,
 }
 
-impl Guard {
-    /// `Err` holds the reason of the refusal. `local` is the address that the client connected to; `acts_by_get` tells
+impl BrowserGuard {
+    /// `Err` holds the reason of the refusal. `local` is the address that the client connected to; `has_side_effect` tells
     /// whether the request has a side effect although it is a GET.
     pub fn check<B>(
         &self,
         request: &Request<B>,
         local: SocketAddr,
-        acts_by_get: impl FnOnce() -> bool,
+        has_side_effect: impl FnOnce() -> bool,
     ) -> Result<(), &'static str> {
         let headers = request.headers();
-        let host = one_host(headers, request.uri())?;
+        let host = validated_host(headers, request.uri())?;
         if !self.host_allowed(host, local)? {
             return Err("this Host is not one of the server's names; add it to auth.allowed_hosts");
         }
         let foreign = "requests from other web sites are refused";
-        let site = only(headers, &FETCH_SITE, foreign)?;
+        let site = single_value(headers, &FETCH_SITE, foreign)?;
         if site.is_some_and(|site| site != "same-origin" && site != "none") {
             return Err(foreign);
         }
         // An image in a page of another site is fetched by GET without an Origin, and older browsers send no
         // Sec-Fetch-Site either. They do identify as browsers: programs may cause side effects by GET, pages may not.
         let browser = headers.get(USER_AGENT).is_some_and(|agent| agent.as_bytes().starts_with(b"Mozilla/"));
-        if browser && site.is_none() && acts_by_get() {
+        if browser && site.is_none() && has_side_effect() {
             return Err("a browser cannot act by GET; use POST");
         }
-        let Some(origin) = only(headers, &ORIGIN, foreign)? else { return Ok(()) };
+        let Some(origin) = single_value(headers, &ORIGIN, foreign)? else { return Ok(()) };
         let authority = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, a)| a);
         let own = |authority: &str| host.is_some_and(|host| authority.eq_ignore_ascii_case(host));
-        let named = |authority: &str| name_of(authority).is_some_and(|name| self.is_named(name));
+        let named = |authority: &str| host_name(authority).is_some_and(|name| self.is_allowed_host(name));
         if authority.is_some_and(|authority| own(authority) || named(authority)) {
             Ok(())
         } else {
@@ -60,7 +60,7 @@ impl Guard {
     fn host_allowed(&self, host: Option<&str>, local: SocketAddr) -> Result<bool, &'static str> {
         // HTTP/1.0 clients and hand-written requests send no Host; a browser always does.
         let Some(host) = host else { return Ok(true) };
-        let name = name_of(host).ok_or("the Host is not a name or an address with a port")?;
+        let name = host_name(host).ok_or("the Host is not a name or an address with a port")?;
         let any = self.insecure && !local.ip().is_loopback() && self.allowed_hosts.is_empty();
         if self.has_keys || any {
             return Ok(true);
@@ -70,16 +70,16 @@ impl Guard {
         let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
         Ok(loopback_name
             || address.is_ok_and(|ip| ip.is_loopback() || ip == local.ip())
-            || self.is_named(name))
+            || self.is_allowed_host(name))
     }
 
-    fn is_named(&self, name: &str) -> bool {
+    fn is_allowed_host(&self, name: &str) -> bool {
         self.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(name))
     }
 }
 
 /// The value of a header that may occur only once; several values are refused like a foreign one.
-fn only<'a>(
+fn single_value<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
     refusal: &'static str,
@@ -91,8 +91,8 @@ fn only<'a>(
 
 /// The host of a request, with its port: from the header, the target, or HTTP/2's `:authority`. If they differ, the
 /// request is refused, because intermediaries could route it to different hosts.
-pub fn one_host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Result<Option<&'a str>, &'static str> {
-    let Some(host) = only(headers, &HOST, "the request has several Host headers; send one")? else {
+pub fn validated_host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Result<Option<&'a str>, &'static str> {
+    let Some(host) = single_value(headers, &HOST, "the request has several Host headers; send one")? else {
         return Ok(uri.authority().map(http::uri::Authority::as_str));
     };
     let host = host.to_str().map_err(|_| "the Host is not a name or an address with a port")?;
@@ -104,14 +104,14 @@ pub fn one_host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Result<Option<&'a s
     }
 }
 
-/// The host of a request, with its port, after [`one_host`] has accepted the request.
+/// The host of a request, with its port, after [`validated_host`] has accepted the request.
 pub fn host_of<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<&'a str> {
-    one_host(headers, uri).ok().flatten()
+    validated_host(headers, uri).ok().flatten()
 }
 
 /// A host without its port and without the final dot of a fully qualified name. `None`: it is not `NAME[:PORT]`,
 /// `IPV4[:PORT]` or `[IPV6][:PORT]`.
-fn name_of(host: &str) -> Option<&str> {
+fn host_name(host: &str) -> Option<&str> {
     let (name, port) = match host.find(']') {
         Some(end) if host.starts_with('[') => host.split_at(end + 1),
         _ => host.split_at(host.find(':').unwrap_or(host.len())),
@@ -130,7 +130,7 @@ fn name_of(host: &str) -> Option<&str> {
 mod tests {
     use super::*;
 
-    fn check(guard: &Guard, local: &str, headers: &[(&str, &str)]) -> bool {
+    fn check(guard: &BrowserGuard, local: &str, headers: &[(&str, &str)]) -> bool {
         let mut request = Request::builder().uri("/");
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -138,8 +138,8 @@ mod tests {
         guard.check(&request.body(()).unwrap(), local.parse().unwrap(), || false).is_ok()
     }
 
-    fn open() -> Guard {
-        Guard { allowed_hosts: vec!["Host.Docker.Internal".into()], has_keys: false, insecure: false }
+    fn open() -> BrowserGuard {
+        BrowserGuard { allowed_hosts: vec!["Host.Docker.Internal".into()], has_keys: false, insecure: false }
     }
 
     #[test]
@@ -164,7 +164,7 @@ mod tests {
         ] {
             assert!(!check(&open(), "127.0.0.1:9324", &[("host", host)]), "{host}");
         }
-        let with_keys = Guard { has_keys: true, ..open() };
+        let with_keys = BrowserGuard { has_keys: true, ..open() };
         assert!(check(&with_keys, "10.0.0.1:9324", &[("host", "queue.corp")]));
         assert!(!check(&with_keys, "10.0.0.1:9324", &[("host", "queue.corp"), ("host", "queue.corp")]));
     }
@@ -223,7 +223,7 @@ mod tests {
             ("a]:1", None),
             ("a/b", None),
         ] {
-            assert_eq!(name_of(host), name, "{host}");
+            assert_eq!(host_name(host), name, "{host}");
         }
     }
 }

@@ -17,27 +17,27 @@ const SPARE_MAX: usize = 256;
 
 /// A pool of timers with the same duration. A new timer costs an allocation and two operations on the runtime's timer
 /// wheel; moving the deadline of a running timer is one atomic store.
-pub struct Timers {
-    bound: Duration,
+pub struct TimerPool {
+    timeout: Duration,
     spare: Mutex<Vec<Pin<Box<Sleep>>>>,
 }
 
-impl Timers {
+impl TimerPool {
     /// A pool of timers with this duration.
-    pub fn new(bound: Duration) -> Arc<Self> {
-        Arc::new(Self { bound, spare: Mutex::default() })
+    pub fn new(timeout: Duration) -> Arc<Self> {
+        Arc::new(Self { timeout, spare: Mutex::default() })
     }
 
     /// The duration of each timer.
-    pub fn bound(&self) -> Duration {
-        self.bound
+    pub fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// A timer that expires one duration from now.
     fn take(&self) -> Pin<Box<Sleep>> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let Some(mut timer) = spare else { return Box::pin(sleep(self.bound)) };
-        timer.as_mut().reset(Instant::now() + self.bound);
+        let Some(mut timer) = spare else { return Box::pin(sleep(self.timeout)) };
+        timer.as_mut().reset(Instant::now() + self.timeout);
         timer
     }
 
@@ -51,30 +51,30 @@ impl Timers {
 }
 
 /// A stall detector: its timer is armed only while the task waits.
-pub struct Stall {
-    timers: Arc<Timers>,
+pub struct StallDetector {
+    timers: Arc<TimerPool>,
     timer: Option<Pin<Box<Sleep>>>,
     armed: bool,
 }
 
-impl Stall {
+impl StallDetector {
     /// A stall detector that is not armed yet.
-    pub fn new(timers: Arc<Timers>) -> Self {
+    pub fn new(timers: Arc<TimerPool>) -> Self {
         Self { timers, timer: None, armed: false }
     }
 
     /// Records progress.
-    fn moved(&mut self) {
+    fn progressed(&mut self) {
         self.armed = false;
     }
 
     /// Records that there was no progress; returns whether the stall has lasted too long.
-    pub fn waited(&mut self, cx: &mut Context<'_>) -> bool {
+    pub fn poll_stalled(&mut self, cx: &mut Context<'_>) -> bool {
         let armed = std::mem::replace(&mut self.armed, true);
         let timer = match &mut self.timer {
             Some(timer) => {
                 if !armed {
-                    timer.as_mut().reset(Instant::now() + self.timers.bound);
+                    timer.as_mut().reset(Instant::now() + self.timers.timeout);
                 }
                 timer
             }
@@ -83,14 +83,14 @@ impl Stall {
         timer.as_mut().poll(cx).is_ready()
     }
 
-    /// Waits until this time instead; to be followed by [`waited`](Self::waited), which has the task woken then.
+    /// Waits until this time instead; to be followed by [`poll_stalled`](Self::poll_stalled), which has the task woken then.
     pub fn wait_until(&mut self, deadline: Instant) {
         self.armed = true;
         self.timer.get_or_insert_with(|| self.timers.take()).as_mut().reset(deadline);
     }
 }
 
-impl Drop for Stall {
+impl Drop for StallDetector {
     fn drop(&mut self) {
         if let Some(timer) = self.timer.take() {
             self.timers.give_back(timer);
@@ -98,35 +98,35 @@ impl Drop for Stall {
     }
 }
 
-/// The error of a body that stood still for too long.
+/// The error of a body that stalled for too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StoodStill {
-    /// The bound.
-    pub bound: Duration,
+pub struct StallError {
+    /// How long it stalled.
+    pub timeout: Duration,
 }
 
-impl std::fmt::Display for StoodStill {
+impl std::fmt::Display for StallError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "the body stood still for {} ms", self.bound.as_millis())
+        write!(f, "the body stalled for {} ms", self.timeout.as_millis())
     }
 }
 
-impl std::error::Error for StoodStill {}
+impl std::error::Error for StallError {}
 
-/// A body that ends with an error when it stands still.
-pub struct IdleBody<B> {
+/// A body that ends with an error when it stalls.
+pub struct StallTimeoutBody<B> {
     body: B,
-    stall: Stall,
+    stall: StallDetector,
 }
 
-impl<B> IdleBody<B> {
+impl<B> StallTimeoutBody<B> {
     /// Limits how long `body` may stall.
-    pub fn new(body: B, timers: &Arc<Timers>) -> Self {
-        Self { body, stall: Stall::new(timers.clone()) }
+    pub fn new(body: B, timers: &Arc<TimerPool>) -> Self {
+        Self { body, stall: StallDetector::new(timers.clone()) }
     }
 }
 
-impl<B> Body for IdleBody<B>
+impl<B> Body for StallTimeoutBody<B>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
@@ -140,11 +140,11 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let Self { body, stall } = self.get_mut();
         if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
-            stall.moved();
+            stall.progressed();
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
-        if stall.waited(cx) {
-            return Poll::Ready(Some(Err(StoodStill { bound: stall.timers.bound }.into())));
+        if stall.poll_stalled(cx) {
+            return Poll::Ready(Some(Err(StallError { timeout: stall.timers.timeout }.into())));
         }
         Poll::Pending
     }
@@ -165,17 +165,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_timer_that_is_used_again_has_its_whole_bound() {
-        let timers = Timers::new(Duration::from_millis(30));
+    async fn a_reused_timer_has_its_whole_duration() {
+        let timers = TimerPool::new(Duration::from_millis(30));
         // The second round reuses a timer that has expired, the third one that is still armed.
         for end in [true, false, true] {
-            let mut stall = Stall::new(timers.clone());
+            let mut stall = StallDetector::new(timers.clone());
             let begun = std::time::Instant::now();
-            assert!(!poll_fn(|cx| Poll::Ready(stall.waited(cx))).await, "it ended before it began");
+            assert!(!poll_fn(|cx| Poll::Ready(stall.poll_stalled(cx))).await, "it ended before it began");
             assert!(timers.spare.lock().unwrap().is_empty(), "it is used twice at once");
             if end {
-                poll_fn(|cx| if stall.waited(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
-                assert!(begun.elapsed() >= timers.bound(), "{:?}", begun.elapsed());
+                poll_fn(|cx| if stall.poll_stalled(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
+                assert!(begun.elapsed() >= timers.timeout(), "{:?}", begun.elapsed());
             }
             drop(stall);
             assert_eq!(timers.spare.lock().unwrap().len(), 1, "it was not kept");

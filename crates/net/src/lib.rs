@@ -15,23 +15,23 @@
 #![cfg_attr(feature = "listen", doc = "```no_run")]
 #![cfg_attr(not(feature = "listen"), doc = "```text")]
 //! use hapax_net::body::Body;
-//! use hapax_net::connection::{Answer, Request};
+//! use hapax_net::connection::{Request, RequestHandler};
 //! use hapax_net::listen::{Limits, Runtime};
 //! use hapax_net::tracker::RequestGuard;
 //! use http::Response;
 //!
 //! struct Hello;
 //!
-//! impl Answer for Hello {
-//!     async fn answer(&self, _: Request, _: &RequestGuard) -> Response<Body> {
-//!         Response::new(Body::whole("hello\n".into()))
+//! impl RequestHandler for Hello {
+//!     async fn handle(&self, _: Request, _: &RequestGuard) -> Response<Body> {
+//!         Response::new(Body::complete("hello\n".into()))
 //!     }
 //!
-//!     fn busy(&self, _: &Request) -> Response<Body> {
+//!     fn refuse_request(&self, _: &Request) -> Response<Body> {
 //!         hapax_net::problem::overloaded().into_response()
 //!     }
 //!
-//!     fn too_much(&self, _: &Response<Body>) -> Response<Body> {
+//!     fn replace_response(&self, _: &Response<Body>) -> Response<Body> {
 //!         hapax_net::problem::overloaded().into_response()
 //!     }
 //! }

@@ -9,15 +9,15 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use crate::connection::{self, Answer, Peer};
+use crate::connection::{self, Peer, RequestHandler};
 use crate::files;
-use crate::tracker::{Patience, Tracker};
-use crate::unread::Room;
+use crate::tracker::{ConnectionTimeouts, Tracker};
+use crate::unread::UnreadBudget;
 
 /// How long a connection without a request may stay open once the shutdown has begun.
-const QUIET: Duration = Duration::from_millis(500);
+const SHUTDOWN_IDLE_MAX: Duration = Duration::from_millis(500);
 /// How long a connection may take to end after the shutdown has closed it.
-const CUT_OFF: Duration = Duration::from_secs(1);
+const SHUTDOWN_CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// Limits on the connections of a listener.
 #[derive(Debug, Clone)]
@@ -30,8 +30,8 @@ pub struct Limits {
     pub read_timeout_ms: u64,
     /// How long a connection may stay open without a request, in milliseconds.
     pub idle_timeout_ms: u64,
-    /// How long a client may leave a response unread, in milliseconds. While room for responses is short: a tenth of
-    /// it, at most 3 s.
+    /// How long a client may leave a response unread, in milliseconds. While the budget is low: a tenth of it, at most
+    /// 3 s.
     pub write_timeout_ms: u64,
     /// Maximum bytes of unread responses, over all clients.
     pub unread_bytes_max: usize,
@@ -80,26 +80,26 @@ impl Shutdown {
 pub struct Runtime {
     limits: Limits,
     tls: Option<TlsAcceptor>,
-    room: Arc<Room>,
+    budget: Arc<UnreadBudget>,
     begin_shutdown: watch::Sender<bool>,
 }
 
 /// The state shared by all accepted connections.
-pub(crate) struct Listening<C> {
-    pub(crate) connect: C,
+pub(crate) struct ListenerState<C> {
+    pub(crate) new_handler: C,
     pub(crate) limits: Limits,
     pub(crate) tls: Option<TlsAcceptor>,
     pub(crate) shutdown: Shutdown,
-    /// How long a request waits for room for its response.
-    pub(crate) room_wait: Duration,
+    /// How long a request waits for the budget.
+    pub(crate) budget_wait: Duration,
     tracker: Arc<Tracker>,
 }
 
 impl Runtime {
     /// A runtime with these limits; `tls` encrypts its connections.
     pub fn new(limits: Limits, tls: Option<TlsAcceptor>) -> Self {
-        let room = Room::new(limits.unread_bytes_max);
-        Self { limits, tls, room, begin_shutdown: watch::Sender::new(false) }
+        let budget = UnreadBudget::new(limits.unread_bytes_max);
+        Self { limits, tls, budget, begin_shutdown: watch::Sender::new(false) }
     }
 
     /// The signal that long polls watch.
@@ -108,44 +108,44 @@ impl Runtime {
     }
 
     /// The counter of response bytes that clients have not read.
-    pub fn unread(&self) -> Arc<Room> {
-        self.room.clone()
+    pub fn unread_budget(&self) -> Arc<UnreadBudget> {
+        self.budget.clone()
     }
 
     /// Serves until `shutdown` resolves; then stops accepting, lets running requests finish, and returns within the
-    /// configured timeout: `false` if requests were cut off. `connect` creates the request handler of a connection.
+    /// configured timeout: `false` if requests were cut off. `new_handler` creates the request handler of a connection.
     pub async fn run<A, C>(
         self,
         listeners: Vec<TcpListener>,
-        connect: C,
+        new_handler: C,
         shutdown: impl Future<Output = ()>,
     ) -> bool
     where
-        A: Answer,
+        A: RequestHandler,
         C: Fn(Peer) -> A + Send + Sync + 'static,
     {
         let stop = self.shutdown();
         let mut limits = self.limits;
         limits.connections_max = files::connections_max(limits.connections_max);
-        let patience = Patience {
+        let timeouts = ConnectionTimeouts {
             head_ms_max: limits.read_timeout_ms,
             idle_ms_max: limits.idle_timeout_ms,
             write_ms_max: limits.write_timeout_ms,
         };
-        let tracker = Tracker::new(patience, self.room);
+        let tracker = Tracker::new(timeouts, self.budget);
         let bound = Duration::from_millis(limits.shutdown_timeout_ms);
-        let listening = Arc::new(Listening {
-            connect,
+        let listener_state = Arc::new(ListenerState {
+            new_handler,
             limits,
             tls: self.tls,
             shutdown: stop,
             // A slow reader is closed within this time: one sweep detects it, and the next one closes it.
-            room_wait: Duration::from_millis(patience.short_ms()) + 2 * tracker.sweep(),
+            budget_wait: Duration::from_millis(timeouts.write_ms_when_low()) + 2 * tracker.sweep(),
             tracker: tracker.clone(),
         });
         let mut tasks = JoinSet::new();
         for listener in listeners {
-            tasks.spawn(accept(listener, listening.clone()));
+            tasks.spawn(accept(listener, listener_state.clone()));
         }
         tasks.spawn(sweep(tracker.clone()));
         shutdown.await;
@@ -160,23 +160,23 @@ impl Runtime {
             "requests still under way at the end of the shutdown's time are cut off"
         );
         tracker.close_all();
-        let _ = tokio::time::timeout(CUT_OFF, tracker.empty()).await;
+        let _ = tokio::time::timeout(SHUTDOWN_CLOSE_MAX, tracker.all_closed()).await;
         false
     }
 }
 
-async fn accept<A, C>(listener: TcpListener, listening: Arc<Listening<C>>)
+async fn accept<A, C>(listener: TcpListener, listener_state: Arc<ListenerState<C>>)
 where
-    A: Answer,
+    A: RequestHandler,
     C: Fn(Peer) -> A + Send + Sync + 'static,
 {
     loop {
         match listener.accept().await {
             Ok((stream, address)) => {
                 // Only after accepting a client: before that, there is no need to close idle connections.
-                listening.tracker.make_room(listening.limits.connections_max).await;
-                let registration = listening.tracker.register();
-                tokio::spawn(connection::serve(stream, address, registration, listening.clone()));
+                listener_state.tracker.free_slot(listener_state.limits.connections_max).await;
+                let registration = listener_state.tracker.register();
+                tokio::spawn(connection::serve(stream, address, registration, listener_state.clone()));
             }
             Err(error) => {
                 // Most likely out of file descriptors: wait until some are closed.
@@ -190,8 +190,8 @@ where
 /// Waits until the last connection is closed; closes half-open ones itself.
 async fn drain(tracker: &Tracker) {
     // The sweep also closes clients that do not read their response, as during normal operation.
-    while tokio::time::timeout(QUIET / 5, tracker.empty()).await.is_err() {
-        tracker.close_quiet(QUIET);
+    while tokio::time::timeout(SHUTDOWN_IDLE_MAX / 5, tracker.all_closed()).await.is_err() {
+        tracker.close_idle(SHUTDOWN_IDLE_MAX);
         tracker.sweep();
     }
 }

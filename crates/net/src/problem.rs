@@ -19,7 +19,7 @@ pub struct Problem {
 }
 
 #[derive(Serialize)]
-struct Wire<'a> {
+struct ProblemJson<'a> {
     r#type: String,
     title: &'a str,
     status: u16,
@@ -57,7 +57,7 @@ impl Problem {
 
     /// The HTTP response for this problem.
     pub fn into_response(self) -> Response<Body> {
-        let wire = Wire {
+        let wire = ProblemJson {
             r#type: format!("urn:hapax:problem:{}", self.code),
             title: self.title,
             status: self.status.as_u16(),
@@ -66,7 +66,7 @@ impl Problem {
             original_status: self.original_status,
         };
         let json = serde_json::to_vec(&wire).expect("strings and numbers are JSON");
-        let mut response = Response::new(Body::whole(Bytes::from(json)));
+        let mut response = Response::new(Body::complete(Bytes::from(json)));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));

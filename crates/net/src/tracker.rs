@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use crate::unread::{self, Room};
+use crate::unread::{self, UnreadBudget};
 
 /// Open, without a request.
 const IDLE: u8 = 0;
@@ -19,7 +19,7 @@ const BUSY: u8 = 2;
 
 /// Timeouts of a connection, in milliseconds.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
+pub(crate) struct ConnectionTimeouts {
     /// From the first byte of a request head to its last.
     pub(crate) head_ms_max: u64,
     /// Without a request.
@@ -28,9 +28,9 @@ pub(crate) struct Patience {
     pub(crate) write_ms_max: u64,
 }
 
-impl Patience {
-    /// The write timeout while room for responses is short.
-    pub(crate) fn short_ms(self) -> u64 {
+impl ConnectionTimeouts {
+    /// The write timeout while little of the budget is left.
+    pub(crate) fn write_ms_when_low(self) -> u64 {
         (self.write_ms_max / 10).clamp(1, 3_000)
     }
 }
@@ -50,12 +50,12 @@ pub(crate) struct Connection {
     written: AtomicU64,
     /// Bytes of responses that the socket has not accepted yet.
     pub(crate) unread: AtomicUsize,
-    pub(crate) room: Arc<Room>,
+    pub(crate) budget: Arc<UnreadBudget>,
     close: Notify,
 }
 
 impl Connection {
-    fn new(start: Instant, now_us: u64, room: Arc<Room>) -> Self {
+    fn new(start: Instant, now_us: u64, budget: Arc<UnreadBudget>) -> Self {
         Self {
             start,
             phase: AtomicU8::new(IDLE),
@@ -64,7 +64,7 @@ impl Connection {
             working: AtomicU32::new(0),
             written: AtomicU64::new(0),
             unread: AtomicUsize::new(0),
-            room,
+            budget,
             close: Notify::new(),
         }
     }
@@ -75,7 +75,7 @@ impl Connection {
     }
 
     /// Bytes have arrived at a point where a request head may start.
-    pub(crate) fn on_bytes(&self) {
+    pub(crate) fn on_bytes_read(&self) {
         if self.phase.load(Relaxed) == IDLE {
             self.enter(HEAD);
         }
@@ -87,10 +87,10 @@ impl Connection {
     }
 
     /// A request's head has arrived. The request counts as running until the guard is dropped.
-    pub(crate) fn begin(self: &Arc<Self>) -> RequestGuard {
+    pub(crate) fn begin_request(self: &Arc<Self>) -> RequestGuard {
         self.requests.fetch_add(1, Relaxed);
         self.enter(BUSY);
-        RequestGuard { room: AnswerRoom(self.clone()), working: AtomicBool::new(false) }
+        RequestGuard { budget: ConnectionBudget(self.clone()), working: AtomicBool::new(false) }
     }
 
     /// Resolves when the connection has to close.
@@ -99,7 +99,7 @@ impl Connection {
     }
 
     /// Whether no request is running and no response is unread.
-    fn is_quiet(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.requests.load(Relaxed) == 0 && self.unread.load(Relaxed) == 0
     }
 }
@@ -107,32 +107,32 @@ impl Connection {
 /// One running request: from its head to the end of its response.
 #[derive(Debug)]
 pub struct RequestGuard {
-    room: AnswerRoom,
+    budget: ConnectionBudget,
     working: AtomicBool,
 }
 
 impl RequestGuard {
     pub(crate) fn connection(&self) -> &Arc<Connection> {
-        &self.room.0
+        &self.budget.0
     }
 
     /// Marks the body as complete or as forwarded while it arrives. From then on the connection is not closed to make
     /// room for another one.
-    pub fn body_read(&self) {
+    pub fn mark_body_read(&self) {
         if !self.working.swap(true, Relaxed) {
             self.connection().working.fetch_add(1, Relaxed);
         }
     }
 
-    /// The room for this request's response.
-    pub fn answer_room(&self) -> &AnswerRoom {
-        &self.room
+    /// The budget for this request's response.
+    pub fn budget(&self) -> &ConnectionBudget {
+        &self.budget
     }
 }
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        let connection = &self.room.0;
+        let connection = &self.budget.0;
         if *self.working.get_mut() {
             connection.working.fetch_sub(1, Relaxed);
         }
@@ -142,14 +142,14 @@ impl Drop for RequestGuard {
     }
 }
 
-/// The room for responses on one connection.
+/// The budget for unread responses on one connection.
 #[derive(Debug, Clone)]
-pub struct AnswerRoom(Arc<Connection>);
+pub struct ConnectionBudget(Arc<Connection>);
 
-impl AnswerRoom {
-    /// Unlimited room, for responses that are not sent over a connection.
+impl ConnectionBudget {
+    /// An unlimited budget, for responses that are not sent over a connection.
     pub fn unbounded() -> Self {
-        Self(Arc::new(Connection::new(Instant::now(), 0, Room::new(usize::MAX))))
+        Self(Arc::new(Connection::new(Instant::now(), 0, UnreadBudget::new(usize::MAX))))
     }
 
     /// Whether a response of about this size can be sent now: see [`unread`](crate::unread).
@@ -159,51 +159,51 @@ impl AnswerRoom {
 }
 
 /// An open connection, and its client's progress at the last sweep.
-struct Open {
+struct OpenConnection {
     connection: Arc<Connection>,
     written: u64,
     /// Start of the slow reading, in microseconds since the tracker's start.
     slow_since_us: u64,
 }
 
-impl Open {
+impl OpenConnection {
     /// Whether the client has been reading too slowly for too long. `since_us` is the time of the last sweep.
-    fn reads_too_slowly(&mut self, now_us: u64, since_us: u64, patience: Patience) -> bool {
+    fn reads_too_slowly(&mut self, now_us: u64, since_us: u64, timeouts: ConnectionTimeouts) -> bool {
         let unread = self.connection.unread.load(Relaxed) as u64;
         let written = self.connection.written.load(Relaxed);
-        let moved = written - std::mem::replace(&mut self.written, written);
-        let short = self.connection.room.is_short_for(&self.connection);
+        let progress_bytes = written - std::mem::replace(&mut self.written, written);
+        let short = self.connection.budget.is_low_for(&self.connection);
         let enough = if short {
             // At this speed, the client would read all ready bytes within the write timeout.
-            u128::from(moved) * u128::from(patience.write_ms_max) * 1000
+            u128::from(progress_bytes) * u128::from(timeouts.write_ms_max) * 1000
                 >= u128::from(unread) * u128::from(now_us.saturating_sub(since_us))
         } else {
-            moved > 0
+            progress_bytes > 0
         };
         if unread == 0 || enough {
             self.slow_since_us = now_us;
             return false;
         }
-        let limit_ms = if short { patience.short_ms() } else { patience.write_ms_max };
+        let limit_ms = if short { timeouts.write_ms_when_low() } else { timeouts.write_ms_max };
         now_us.saturating_sub(self.slow_since_us) >= limit_ms * 1000
     }
 }
 
 #[derive(Default)]
-struct All {
+struct Connections {
     last_id: u64,
     swept_us: u64,
-    open: HashMap<u64, Open>,
+    open: HashMap<u64, OpenConnection>,
 }
 
 /// All open connections of a listener.
 pub(crate) struct Tracker {
     start: Instant,
-    all: Mutex<All>,
+    connections: Mutex<Connections>,
     /// Notified whenever a connection has closed.
-    gone: Notify,
-    patience: Patience,
-    room: Arc<Room>,
+    connection_closed: Notify,
+    timeouts: ConnectionTimeouts,
+    budget: Arc<UnreadBudget>,
 }
 
 /// Keeps a connection registered.
@@ -216,17 +216,23 @@ pub(crate) struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         self.tracker.lock().open.remove(&self.id);
-        self.tracker.gone.notify_waiters();
+        self.tracker.connection_closed.notify_waiters();
     }
 }
 
 impl Tracker {
-    pub(crate) fn new(patience: Patience, room: Arc<Room>) -> Arc<Self> {
-        Arc::new(Self { start: Instant::now(), all: Mutex::default(), gone: Notify::new(), patience, room })
+    pub(crate) fn new(timeouts: ConnectionTimeouts, budget: Arc<UnreadBudget>) -> Arc<Self> {
+        Arc::new(Self {
+            start: Instant::now(),
+            connections: Mutex::default(),
+            connection_closed: Notify::new(),
+            timeouts,
+            budget,
+        })
     }
 
-    fn lock(&self) -> MutexGuard<'_, All> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now_us(&self) -> u64 {
@@ -235,12 +241,12 @@ impl Tracker {
 
     pub(crate) fn register(self: &Arc<Self>) -> Registration {
         let now_us = self.now_us();
-        let connection = Arc::new(Connection::new(self.start, now_us, self.room.clone()));
-        let mut all = self.lock();
-        all.last_id += 1;
-        let id = all.last_id;
-        let open = Open { connection: connection.clone(), written: 0, slow_since_us: now_us };
-        all.open.insert(id, open);
+        let connection = Arc::new(Connection::new(self.start, now_us, self.budget.clone()));
+        let mut connections = self.lock();
+        connections.last_id += 1;
+        let id = connections.last_id;
+        let open = OpenConnection { connection: connection.clone(), written: 0, slow_since_us: now_us };
+        connections.open.insert(id, open);
         Registration { tracker: self.clone(), id, connection }
     }
 
@@ -249,28 +255,28 @@ impl Tracker {
     }
 
     /// Waits until there are fewer than `max` connections; closes the one that has waited longest for its client.
-    pub(crate) async fn make_room(&self, max: usize) {
+    pub(crate) async fn free_slot(&self, max: usize) {
         loop {
-            let gone = self.gone.notified();
-            tokio::pin!(gone);
-            gone.as_mut().enable();
+            let connection_closed = self.connection_closed.notified();
+            tokio::pin!(connection_closed);
+            connection_closed.as_mut().enable();
             if self.len() < max {
                 return;
             }
             self.evict_one();
             // All connections may be busy: then one of them must end first.
-            let _ = tokio::time::timeout(Duration::from_millis(100), gone).await;
+            let _ = tokio::time::timeout(Duration::from_millis(100), connection_closed).await;
         }
     }
 
     fn evict_one(&self) {
-        let all = self.lock();
+        let connections = self.lock();
         // A connection with an unread response is left to the sweeper.
         let is_waiting = |c: &&Arc<Connection>| c.working.load(Relaxed) == 0 && c.unread.load(Relaxed) == 0;
-        let waiting = all.open.values().map(|open| &open.connection).filter(is_waiting);
+        let waiting = connections.open.values().map(|open| &open.connection).filter(is_waiting);
         if let Some(oldest) = waiting.min_by_key(|c| c.since_us.load(Relaxed)) {
             tracing::warn!(
-                connections = all.open.len(),
+                connections = connections.open.len(),
                 "connection limit reached; closing the idlest connection"
             );
             oldest.close.notify_one();
@@ -279,12 +285,12 @@ impl Tracker {
 
     /// Closes connections that have exceeded a timeout. Returns the time until the next sweep.
     pub(crate) fn sweep(&self) -> Duration {
-        let Patience { head_ms_max, idle_ms_max, write_ms_max } = self.patience;
-        let mut all = self.lock();
+        let ConnectionTimeouts { head_ms_max, idle_ms_max, write_ms_max } = self.timeouts;
+        let mut connections = self.lock();
         let now_us = self.now_us();
-        let since_us = std::mem::replace(&mut all.swept_us, now_us);
-        for open in all.open.values_mut() {
-            if open.reads_too_slowly(now_us, since_us, self.patience) {
+        let since_us = std::mem::replace(&mut connections.swept_us, now_us);
+        for open in connections.open.values_mut() {
+            if open.reads_too_slowly(now_us, since_us, self.timeouts) {
                 tracing::warn!("closing a connection that does not read its answer");
                 open.connection.close.notify_one();
                 continue;
@@ -303,12 +309,12 @@ impl Tracker {
         Duration::from_millis((shortest_ms / 4).clamp(20, 1000))
     }
 
-    /// Closes connections that have had no complete request for `quiet` and no unread response.
-    pub(crate) fn close_quiet(&self, quiet: Duration) {
-        let (now_us, quiet_us) = (self.now_us(), quiet.as_micros() as u64);
-        for Open { connection, .. } in self.lock().open.values() {
+    /// Closes connections that have had no complete request for `idle_min` and no unread response.
+    pub(crate) fn close_idle(&self, idle_min: Duration) {
+        let (now_us, idle_min_us) = (self.now_us(), idle_min.as_micros() as u64);
+        for OpenConnection { connection, .. } in self.lock().open.values() {
             let since_us = connection.since_us.load(Relaxed);
-            if connection.is_quiet() && now_us.saturating_sub(since_us) >= quiet_us {
+            if connection.is_idle() && now_us.saturating_sub(since_us) >= idle_min_us {
                 connection.close.notify_one();
             }
         }
@@ -322,15 +328,15 @@ impl Tracker {
     }
 
     /// Resolves when no connection is left.
-    pub(crate) async fn empty(&self) {
+    pub(crate) async fn all_closed(&self) {
         loop {
-            let gone = self.gone.notified();
-            tokio::pin!(gone);
-            gone.as_mut().enable();
+            let connection_closed = self.connection_closed.notified();
+            tokio::pin!(connection_closed);
+            connection_closed.as_mut().enable();
             if self.len() == 0 {
                 return;
             }
-            gone.await;
+            connection_closed.await;
         }
     }
 }
@@ -340,25 +346,25 @@ mod tests {
     use super::*;
 
     fn tracker(head_ms_max: u64, idle_ms_max: u64) -> Arc<Tracker> {
-        let patience = Patience { head_ms_max, idle_ms_max, write_ms_max: 1_000_000 };
-        Tracker::new(patience, Room::new(1_000_000))
+        let timeouts = ConnectionTimeouts { head_ms_max, idle_ms_max, write_ms_max: 1_000_000 };
+        Tracker::new(timeouts, UnreadBudget::new(1_000_000))
     }
 
     #[tokio::test]
     async fn the_idlest_connection_makes_room_and_a_working_one_does_not() {
         let tracker = tracker(1000, 1000);
         let working = tracker.register();
-        let request = working.connection.begin();
-        request.body_read();
+        let request = working.connection.begin_request();
+        request.mark_body_read();
         let idle = tracker.register();
         let closing = idle.connection.clone();
-        let room = tokio::spawn({
+        let slot = tokio::spawn({
             let tracker = tracker.clone();
-            async move { tracker.make_room(2).await }
+            async move { tracker.free_slot(2).await }
         });
         closing.closed().await;
         drop(idle);
-        room.await.unwrap();
+        slot.await.unwrap();
         assert_eq!(tracker.len(), 1);
     }
 
@@ -382,8 +388,8 @@ mod tests {
     async fn a_half_sent_head_is_closed_and_a_request_under_way_is_not() {
         let tracker = tracker(0, 1_000_000);
         let (slow, busy) = (tracker.register(), tracker.register());
-        slow.connection.on_bytes();
-        let _request = busy.connection.begin();
+        slow.connection.on_bytes_read();
+        let _request = busy.connection.begin_request();
         tracker.sweep();
         slow.connection.closed().await;
         let still_open = tokio::time::timeout(Duration::from_millis(20), busy.connection.closed()).await;
@@ -393,16 +399,16 @@ mod tests {
     /// One sweep per second: `read` holds the bytes that the client reads before each; returns whether each one closes
     /// it.
     fn slow_reader(unread: usize, short: bool, read: &[u64]) -> Vec<bool> {
-        let patience = Patience { head_ms_max: 1000, idle_ms_max: 1000, write_ms_max: 10_000 };
-        let tracker = Tracker::new(patience, Room::new(if short { unread } else { unread * 100 }));
+        let timeouts = ConnectionTimeouts { head_ms_max: 1000, idle_ms_max: 1000, write_ms_max: 10_000 };
+        let tracker = Tracker::new(timeouts, UnreadBudget::new(if short { unread } else { unread * 100 }));
         let registration = tracker.register();
         let connection = registration.connection.clone();
         let _answer = unread::tests::charge(&connection, unread);
-        let mut open = Open { connection: connection.clone(), written: 0, slow_since_us: 0 };
+        let mut open = OpenConnection { connection: connection.clone(), written: 0, slow_since_us: 0 };
         let second = |(at, bytes): (usize, &u64)| {
             connection.on_written(*bytes as usize);
             let at_us = (at as u64 + 1) * 1_000_000;
-            open.reads_too_slowly(at_us, at_us - 1_000_000, patience)
+            open.reads_too_slowly(at_us, at_us - 1_000_000, timeouts)
         };
         read.iter().enumerate().map(second).collect()
     }
@@ -410,20 +416,21 @@ mod tests {
     /// The requests of a connection that fills its share wait. A client that reads slowly beside it is not hurried by that.
     #[tokio::test]
     async fn a_greedy_connection_does_not_make_room_short_for_others() {
-        let patience = Patience { head_ms_max: 1000, idle_ms_max: 1000, write_ms_max: 10_000 };
-        let tracker = Tracker::new(patience, Room::new(8_000));
+        let timeouts = ConnectionTimeouts { head_ms_max: 1000, idle_ms_max: 1000, write_ms_max: 10_000 };
+        let tracker = Tracker::new(timeouts, UnreadBudget::new(8_000));
         let (greedy, other) = (tracker.register(), tracker.register());
         let _large = unread::tests::charge(&greedy.connection, 2_000);
         let _small = unread::tests::charge(&other.connection, 100);
         let waits = greedy.connection.clone();
-        let waiting = tokio::spawn(async move { unread::is_admitted(&waits, Duration::from_mins(1)).await });
-        while !tracker.room.is_waited_for() {
+        let waiting =
+            tokio::spawn(async move { unread::wait_for_budget(&waits, Duration::from_mins(1)).await });
+        while !tracker.budget.has_waiters() {
             tokio::task::yield_now().await;
         }
         let closed = |registration: &Registration| {
             let connection = registration.connection.clone();
-            let mut open = Open { connection, written: 0, slow_since_us: 0 };
-            open.reads_too_slowly(2_000_000, 1_000_000, patience)
+            let mut open = OpenConnection { connection, written: 0, slow_since_us: 0 };
+            open.reads_too_slowly(2_000_000, 1_000_000, timeouts)
         };
         assert!(closed(&greedy), "it fills more than its share and reads nothing");
         assert!(!closed(&other), "there is room enough for it");

@@ -1,10 +1,10 @@
 //! Responses that clients have not read yet: counted in bytes from their creation until they are written to the socket,
 //! with a limit over all connections of a listener.
 //!
-//! Three rules enforce the limit. A request starts only while there is room; it waits briefly for room, and is then
+//! Three rules enforce the limit. A request starts only while the budget has room; it waits briefly, and is then
 //! told to retry. A large response that does not fit after it was created is replaced by an error. The next chunk of a
-//! streamed response is polled only while there is room. Room becomes free because a connection that reads too slowly
-//! is closed (see [`tracker`](crate::tracker)), much sooner when room is short. A connection that uses more than its
+//! streamed response is polled only while the budget has room. Room becomes free because a connection that reads too slowly
+//! is closed (see [`tracker`](crate::tracker)), much sooner when the budget is low. A connection that uses more than its
 //! share is closed just as soon if it reads slowly.
 
 use std::pin::Pin;
@@ -22,16 +22,16 @@ use tokio::sync::futures::OwnedNotified;
 use crate::body::{Body, BoxError};
 use crate::tracker::{Connection, RequestGuard};
 
-/// Responses up to this size are sent even without room: refusing them would save almost no memory, and most of them
+/// Responses up to this size are sent even if the budget is used up: refusing them would save almost no memory, and most of them
 /// confirm a completed operation.
 pub const SMALL_BYTES_MAX: usize = 256 * 1024;
 
-/// One connection may use 1/8 of the total room.
+/// One connection may use 1/8 of the budget.
 const SHARES: usize = 8;
 
 /// The memory budget for unread responses of one listener.
 #[derive(Debug)]
-pub struct Room {
+pub struct UnreadBudget {
     bytes_max: usize,
     used: AtomicUsize,
     peak: AtomicUsize,
@@ -39,7 +39,7 @@ pub struct Room {
     freed: Arc<Notify>,
 }
 
-impl Room {
+impl UnreadBudget {
     /// A budget of `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -62,21 +62,21 @@ impl Room {
     }
 
     /// Whether slow readers have to be closed soon: at least half of the budget is used.
-    fn is_short(&self) -> bool {
+    fn is_low(&self) -> bool {
         self.used() >= self.bytes_max / 2
     }
 
-    /// Whether this connection has to be closed soon if it reads slowly: room is short, or it uses more than its share.
-    pub(crate) fn is_short_for(&self, connection: &Connection) -> bool {
-        self.is_short() || connection.unread.load(Relaxed) > self.bytes_max / SHARES
+    /// Whether this connection has to be closed soon if it reads slowly: the budget is low, or it uses more than its share.
+    pub(crate) fn is_low_for(&self, connection: &Connection) -> bool {
+        self.is_low() || connection.unread.load(Relaxed) > self.bytes_max / SHARES
     }
 
     #[cfg(test)]
-    pub(crate) fn is_waited_for(&self) -> bool {
+    pub(crate) fn has_waiters(&self) -> bool {
         self.waiting.load(SeqCst) > 0
     }
 
-    fn is_free(&self, connection: &Connection) -> bool {
+    fn admits(&self, connection: &Connection) -> bool {
         self.used.load(SeqCst) < self.bytes_max && connection.unread.load(SeqCst) <= self.bytes_max / SHARES
     }
 
@@ -102,49 +102,49 @@ impl Room {
     }
 }
 
-/// Waits for room for one connection. Counts as waiting until it is dropped.
-struct Waiting {
+/// Waits for the budget on behalf of one connection. Counts as waiting until it is dropped.
+struct BudgetWait {
     connection: Arc<Connection>,
     freed: Pin<Box<OwnedNotified>>,
 }
 
-impl Waiting {
+impl BudgetWait {
     fn new(connection: Arc<Connection>) -> Self {
-        connection.room.waiting.fetch_add(1, SeqCst);
-        let freed = Box::pin(connection.room.freed.clone().notified_owned());
+        connection.budget.waiting.fetch_add(1, SeqCst);
+        let freed = Box::pin(connection.budget.freed.clone().notified_owned());
         Self { connection, freed }
     }
 
-    fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_admitted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             self.freed.as_mut().enable();
-            if self.connection.room.is_free(&self.connection) {
+            if self.connection.budget.admits(&self.connection) {
                 return Poll::Ready(());
             }
             ready!(self.freed.as_mut().poll(cx));
-            self.freed = Box::pin(self.connection.room.freed.clone().notified_owned());
+            self.freed = Box::pin(self.connection.budget.freed.clone().notified_owned());
         }
     }
 }
 
-impl Drop for Waiting {
+impl Drop for BudgetWait {
     fn drop(&mut self) {
-        self.connection.room.waiting.fetch_sub(1, SeqCst);
+        self.connection.budget.waiting.fetch_sub(1, SeqCst);
     }
 }
 
 /// Waits until a request may start, at most `wait`; `false` after that.
-pub(crate) async fn is_admitted(connection: &Arc<Connection>, wait: Duration) -> bool {
-    if connection.room.is_free(connection) {
+pub(crate) async fn wait_for_budget(connection: &Arc<Connection>, wait: Duration) -> bool {
+    if connection.budget.admits(connection) {
         return true;
     }
-    let mut waiting = Waiting::new(connection.clone());
-    tokio::time::timeout(wait, std::future::poll_fn(|cx| waiting.poll_free(cx))).await.is_ok()
+    let mut waiting = BudgetWait::new(connection.clone());
+    tokio::time::timeout(wait, std::future::poll_fn(|cx| waiting.poll_admitted(cx))).await.is_ok()
 }
 
 /// Whether a response of about this size can be created for this connection now.
 pub(crate) fn fits(connection: &Connection, bytes: usize) -> bool {
-    bytes <= SMALL_BYTES_MAX || connection.room.fits(connection, bytes)
+    bytes <= SMALL_BYTES_MAX || connection.budget.fits(connection, bytes)
 }
 
 /// Bytes of a response, counted until this is dropped.
@@ -157,7 +157,7 @@ struct Charge {
 impl Charge {
     fn new(connection: Arc<Connection>, bytes: usize) -> Self {
         connection.unread.fetch_add(bytes, SeqCst);
-        connection.room.add(bytes);
+        connection.budget.add(bytes);
         Self { connection, bytes }
     }
 }
@@ -165,7 +165,7 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.connection.unread.fetch_sub(self.bytes, SeqCst);
-        self.connection.room.remove(self.bytes);
+        self.connection.budget.remove(self.bytes);
     }
 }
 
@@ -190,37 +190,37 @@ impl Buf for Chunk {
     }
 }
 
-/// Marks a response that is sent even without room, because its result cannot be requested again. While its handler
-/// could still undo the operation, it checked the room with [`AnswerRoom::fits`](crate::tracker::AnswerRoom::fits).
+/// Marks a response that is sent even if the budget is used up, because its result cannot be requested again. While its handler
+/// could still undo the operation, it checked with [`ConnectionBudget::fits`](crate::tracker::ConnectionBudget::fits).
 #[derive(Debug, Clone, Copy)]
 pub struct AlwaysSent;
 
 /// The body of a response that is being sent; its request counts as running until this is dropped.
-pub(crate) struct Outgoing {
+pub(crate) struct ResponseBody {
     body: Body,
     guard: RequestGuard,
     charge: Option<Charge>,
-    waiting: Option<Box<Waiting>>,
+    waiting: Option<Box<BudgetWait>>,
 }
 
-impl Outgoing {
+impl ResponseBody {
     /// Counts the bytes of a response that are in memory, or those of `refusal` if there is no room for it.
-    pub(crate) fn response(
+    pub(crate) fn wrap(
         response: Response<Body>,
         guard: RequestGuard,
         refusal: impl FnOnce(&Response<Body>) -> Response<Body>,
     ) -> Response<Self> {
-        let held = response.body().held();
+        let held = response.body().bytes_in_memory();
         let may_be_sent =
             fits(guard.connection(), held) || response.extensions().get::<AlwaysSent>().is_some();
         let response = if may_be_sent { response } else { refusal(&response) };
-        let held = response.body().held();
+        let held = response.body().bytes_in_memory();
         let charge = (held > 0).then(|| Charge::new(guard.connection().clone(), held));
         response.map(|body| Self { body, guard, charge, waiting: None })
     }
 }
 
-impl HttpBody for Outgoing {
+impl HttpBody for ResponseBody {
     type Data = Chunk;
     type Error = BoxError;
 
@@ -231,11 +231,11 @@ impl HttpBody for Outgoing {
         let this = self.get_mut();
         let connection = this.guard.connection();
         if this.charge.is_none() && this.body.is_streamed() {
-            if this.waiting.is_none() && !connection.room.is_free(connection) {
-                this.waiting = Some(Box::new(Waiting::new(connection.clone())));
+            if this.waiting.is_none() && !connection.budget.admits(connection) {
+                this.waiting = Some(Box::new(BudgetWait::new(connection.clone())));
             }
             if let Some(waiting) = &mut this.waiting {
-                ready!(waiting.poll_free(cx));
+                ready!(waiting.poll_admitted(cx));
                 this.waiting = None;
             }
         }
@@ -272,39 +272,40 @@ pub(crate) mod tests {
         Charge::new(connection.clone(), bytes)
     }
 
-    fn connection(room: &Arc<Room>) -> Arc<Connection> {
-        let patience = crate::tracker::Patience { head_ms_max: 1000, idle_ms_max: 1000, write_ms_max: 1000 };
-        crate::tracker::Tracker::new(patience, room.clone()).register().connection.clone()
+    fn connection(budget: &Arc<UnreadBudget>) -> Arc<Connection> {
+        let timeouts =
+            crate::tracker::ConnectionTimeouts { head_ms_max: 1000, idle_ms_max: 1000, write_ms_max: 1000 };
+        crate::tracker::Tracker::new(timeouts, budget.clone()).register().connection.clone()
     }
 
     #[tokio::test]
     async fn one_connection_fills_no_more_than_its_share() {
-        let room = Room::new(80_000_000);
-        let (greedy, other) = (connection(&room), connection(&room));
+        let budget = UnreadBudget::new(80_000_000);
+        let (greedy, other) = (connection(&budget), connection(&budget));
         assert!(fits(&greedy, 20_000_000), "an answer that is alone may be larger than the share");
         let unread = charge(&greedy, 20_000_000);
         assert!(!fits(&greedy, 1_000_000) && fits(&greedy, SMALL_BYTES_MAX));
         assert!(fits(&other, 10_000_000) && fits(&other, 60_000_000) && !fits(&other, 60_000_001));
-        assert!(is_admitted(&other, Duration::ZERO).await);
-        assert!(!is_admitted(&greedy, Duration::from_millis(10)).await);
-        assert!(room.is_short_for(&greedy) && !room.is_short_for(&other));
+        assert!(wait_for_budget(&other, Duration::ZERO).await);
+        assert!(!wait_for_budget(&greedy, Duration::from_millis(10)).await);
+        assert!(budget.is_low_for(&greedy) && !budget.is_low_for(&other));
         drop(unread);
-        assert!(is_admitted(&greedy, Duration::ZERO).await);
-        assert_eq!((room.used(), room.peak()), (0, 20_000_000));
+        assert!(wait_for_budget(&greedy, Duration::ZERO).await);
+        assert_eq!((budget.used(), budget.peak()), (0, 20_000_000));
     }
 
     #[tokio::test]
     async fn a_request_that_waits_begins_when_an_answer_was_read() {
-        let room = Room::new(1000);
-        let (slow, other) = (connection(&room), connection(&room));
+        let budget = UnreadBudget::new(1000);
+        let (slow, other) = (connection(&budget), connection(&budget));
         let unread = charge(&slow, 1000);
-        let waiting = tokio::spawn(async move { is_admitted(&other, Duration::from_secs(10)).await });
-        while room.waiting.load(SeqCst) == 0 {
+        let waiting = tokio::spawn(async move { wait_for_budget(&other, Duration::from_secs(10)).await });
+        while budget.waiting.load(SeqCst) == 0 {
             tokio::task::yield_now().await;
         }
-        assert!(room.is_short());
+        assert!(budget.is_low());
         drop(unread);
         assert!(waiting.await.unwrap());
-        assert!(!room.is_short());
+        assert!(!budget.is_low());
     }
 }

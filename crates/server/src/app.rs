@@ -6,8 +6,8 @@ use std::time::Duration;
 use hapax_client::wire::Problem;
 use hapax_core::store::SharedStore;
 use hapax_net::body::{Body, BodyError, BodyLimits, read_within};
-use hapax_net::connection::{Answer, Peer, Request};
-use hapax_net::guard::Guard;
+use hapax_net::connection::{Peer, Request, RequestHandler};
+use hapax_net::guard::BrowserGuard;
 use hapax_net::listen::Shutdown;
 use hapax_net::tracker::RequestGuard;
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -33,7 +33,7 @@ pub(crate) struct App {
     pub(crate) auth: Arc<Authenticator>,
     pub(crate) router: Option<axum::Router>,
     pub(crate) public: Vec<String>,
-    guard: Guard,
+    guard: BrowserGuard,
     /// `None` on a listener for operators: everything goes to the router.
     sqs: Option<Sqs>,
     store: SharedStore,
@@ -60,7 +60,7 @@ impl App {
         };
         let bodies = BodyLimits::new(config.limits.body_bytes_max, config.limits.bodies_bytes_max);
         Ok(Self {
-            guard: Guard {
+            guard: BrowserGuard {
                 allowed_hosts: config.auth.allowed_hosts.clone(),
                 has_keys: auth.has_keys(),
                 insecure: config.auth.insecure,
@@ -73,15 +73,16 @@ impl App {
             shutdown,
             read_timeout: Duration::from_millis(config.limits.read_timeout_ms),
             request_timeout: Duration::from_millis(config.limits.request_timeout_ms),
-            routed_bodies: bodies.with_one(config.limits.body_bytes_max.max(crate::native::BODY_BYTES_MAX)),
+            routed_bodies: bodies
+                .with_body_bytes_max(config.limits.body_bytes_max.max(crate::native::BODY_BYTES_MAX)),
             bodies,
         })
     }
 
     async fn handle(&self, request: Request, peer: Peer, guard: &RequestGuard) -> Response<Body> {
         let path = request.uri().path();
-        let acts_by_get = || request.method() == Method::GET && sqs::names_action(request.uri());
-        if let Err(reason) = self.guard.check(&request, peer.local, acts_by_get) {
+        let has_side_effect = || request.method() == Method::GET && sqs::names_action(request.uri());
+        if let Err(reason) = self.guard.check(&request, peer.local, has_side_effect) {
             tracing::warn!(address = %peer.address, path, reason, "request refused");
             return if self.is_sqs(&request) {
                 Sqs::refused(request.headers(), reason)
@@ -131,8 +132,8 @@ impl App {
             Ok(body) => body,
             Err(error) => return Sqs::unreadable(&parts.headers, error),
         };
-        guard.body_read();
-        let answer = sqs.handle(&parts, &body, peer, guard.answer_room());
+        guard.mark_body_read();
+        let answer = sqs.handle(&parts, &body, peer, guard.budget());
         match tokio::time::timeout(self.request_timeout, answer).await {
             Ok(response) => response,
             Err(_) => Sqs::timed_out(&parts.headers),
@@ -158,9 +159,9 @@ impl App {
             Ok(body) => body,
             Err(error) => return unread(error),
         };
-        guard.body_read();
+        guard.mark_body_read();
         let mut request = http::Request::from_parts(parts, axum::body::Body::from(body));
-        request.extensions_mut().insert(guard.answer_room().clone());
+        request.extensions_mut().insert(guard.budget().clone());
         match router.clone().call(request).await {
             Ok(response) => response.map(Body::ready_or_stream),
             Err(never) => match never {},
@@ -174,20 +175,20 @@ pub(crate) struct Connected {
     pub(crate) peer: Peer,
 }
 
-impl Answer for Connected {
-    async fn answer(&self, request: Request, guard: &RequestGuard) -> Response<Body> {
+impl RequestHandler for Connected {
+    async fn handle(&self, request: Request, guard: &RequestGuard) -> Response<Body> {
         self.app.handle(request, self.peer, guard).await
     }
 
-    fn needs_room(&self, request: &Request) -> bool {
+    fn needs_unread_budget(&self, request: &Request) -> bool {
         !matches!(request.uri().path(), "/healthz" | "/readyz")
     }
 
-    fn busy(&self, request: &Request) -> Response<Body> {
+    fn refuse_request(&self, request: &Request) -> Response<Body> {
         if self.app.is_sqs(request) { Sqs::overloaded(request.headers()) } else { overloaded() }
     }
 
-    fn too_much(&self, answer: &Response<Body>) -> Response<Body> {
+    fn replace_response(&self, answer: &Response<Body>) -> Response<Body> {
         if Sqs::is_answer(answer) { Sqs::overloaded(answer.headers()) } else { overloaded() }
     }
 }
@@ -232,7 +233,7 @@ fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Respons
 pub(crate) fn plain(status: StatusCode, text: impl Into<String>) -> Response<Body> {
     let mut text = text.into();
     text.push('\n');
-    let mut response = Response::new(Body::whole(text.into()));
+    let mut response = Response::new(Body::complete(text.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response

@@ -6,7 +6,7 @@ use hapax_core::store::SharedStore;
 pub use hapax_net::listen::Shutdown;
 use hapax_net::listen::{Limits, Runtime};
 use hapax_net::tls::{self, TlsAcceptor};
-use hapax_net::unread::Room;
+use hapax_net::unread::UnreadBudget;
 use tokio::net::TcpListener;
 
 use crate::app::{App, Connected, Surface};
@@ -64,8 +64,8 @@ impl Server {
     }
 
     /// Bytes of responses that clients have not read yet.
-    pub fn unread(&self) -> Arc<Room> {
-        self.runtime.unread()
+    pub fn unread_budget(&self) -> Arc<UnreadBudget> {
+        self.runtime.unread_budget()
     }
 
     /// Listens on the configured addresses. Fails for an address beyond loopback if there are no keys.

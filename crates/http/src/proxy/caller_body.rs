@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Instant;
 
-use super::idle::{IdleBody, StoodStill};
+use super::idle::{StallError, StallTimeoutBody};
 use crate::body::{Body, BoxError};
 
 /// How far a caller's body has come, as seen by the one who waits for the upstream's answer.
@@ -48,12 +48,12 @@ impl Upload {
 }
 
 pub(crate) struct CallerBody {
-    body: IdleBody<Body>,
+    body: StallTimeoutBody<Body>,
     upload: Upload,
 }
 
 impl CallerBody {
-    pub(crate) fn new(body: IdleBody<Body>) -> (Self, Upload) {
+    pub(crate) fn new(body: StallTimeoutBody<Body>) -> (Self, Upload) {
         let state = State { waits_for_caller: false, moved: Instant::now(), failure: None };
         let upload = Upload(Arc::new(Mutex::new(state)));
         (Self { body, upload: upload.clone() }, upload)
@@ -76,7 +76,7 @@ impl HttpBody for CallerBody {
         }
         state.waits_for_caller = polled.is_pending();
         if let Poll::Ready(Some(Err(error))) = &polled {
-            state.failure = Some((error.to_string(), error.is::<StoodStill>()));
+            state.failure = Some((error.to_string(), error.is::<StallError>()));
         }
         drop(state);
         polled

@@ -27,7 +27,7 @@ use tower_service::Service;
 
 use super::caller_body::{CallerBody, Upload};
 use super::config::{HostPolicy, ProxyConfig};
-use super::idle::{IdleBody, Stall, Timers};
+use super::idle::{StallDetector, StallTimeoutBody, TimerPool};
 use crate::body::{Body, BoxError};
 use crate::headers::{fit_length, is_hop_by_hop, is_ours, is_plainly_coded, listed_in_connection};
 use crate::key::X_IDEMPOTENCY_KEY;
@@ -135,8 +135,8 @@ struct Inner {
     host: HostPolicy,
     trust_forwarded: bool,
     tenant: Tenant,
-    answers: Arc<Timers>,
-    bodies: Arc<Timers>,
+    answers: Arc<TimerPool>,
+    bodies: Arc<TimerPool>,
 }
 
 impl Forward {
@@ -152,7 +152,7 @@ impl Forward {
             .https_or_http()
             .enable_all_versions()
             .wrap_connector(http);
-        let connector = Timed { inner: https, bound: Duration::from_millis(limits.connect_timeout_ms) };
+        let connector = Timed { inner: https, timeout: Duration::from_millis(limits.connect_timeout_ms) };
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
@@ -167,8 +167,8 @@ impl Forward {
             host: config.host,
             trust_forwarded: config.trust_forwarded,
             tenant: config.tenant.clone(),
-            answers: Timers::new(Duration::from_millis(limits.response_timeout_ms)),
-            bodies: Timers::new(Duration::from_millis(limits.idle_timeout_ms)),
+            answers: TimerPool::new(Duration::from_millis(limits.response_timeout_ms)),
+            bodies: TimerPool::new(Duration::from_millis(limits.idle_timeout_ms)),
         })))
     }
 
@@ -220,22 +220,22 @@ impl Inner {
         parts.uri = uri;
         parts.version = Version::HTTP_11;
         let method = parts.method.clone();
-        let (body, upload) = CallerBody::new(IdleBody::new(body, &self.bodies));
+        let (body, upload) = CallerBody::new(StallTimeoutBody::new(body, &self.bodies));
         let mut answer = pin!(self.client.request(Request::from_parts(parts, body)));
-        let mut stall = Stall::new(self.answers.clone());
+        let mut stall = StallDetector::new(self.answers.clone());
         let answered = poll_fn(|cx| {
             if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
                 return Poll::Ready(Some(answer));
             }
             // The deadline is asked for only when the timer ends: a body that moves does not have to set it again.
-            while stall.waited(cx) {
-                let (now, bound) = (Instant::now(), self.answers.bound());
-                let deadline = upload.deadline(bound, self.bodies.bound());
+            while stall.poll_stalled(cx) {
+                let (now, timeout) = (Instant::now(), self.answers.timeout());
+                let deadline = upload.deadline(timeout, self.bodies.timeout());
                 if deadline <= now {
                     return Poll::Ready(None);
                 }
                 // The deadline comes closer when the caller sends the rest, but not closer than this.
-                stall.wait_until(deadline.min(now + bound));
+                stall.wait_until(deadline.min(now + timeout));
             }
             Poll::Pending
         });
@@ -265,7 +265,7 @@ impl Inner {
                 )
             }
             None => {
-                let ms = self.answers.bound().as_millis();
+                let ms = self.answers.timeout().as_millis();
                 tracing::warn!(upstream = %self.target.authority, ms, "upstream does not answer");
                 let detail = format!(
                     "the upstream did not answer in {ms} ms; it is open whether the request took effect"
@@ -293,7 +293,7 @@ impl Inner {
         let body = if body.is_end_stream() {
             Body::empty()
         } else {
-            Body::stream(IdleBody::new(body, &self.bodies))
+            Body::stream(StallTimeoutBody::new(body, &self.bodies))
         };
         Response::from_parts(parts, body)
     }
@@ -524,7 +524,7 @@ fn asks_for_upgrade(headers: &HeaderMap) -> bool {
 #[derive(Clone)]
 struct Timed {
     inner: HttpsConnector<HttpConnector>,
-    bound: Duration,
+    timeout: Duration,
 }
 
 impl Service<Uri> for Timed {
@@ -537,8 +537,8 @@ impl Service<Uri> for Timed {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = tokio::time::timeout(self.bound, self.inner.call(uri));
-        let ms = self.bound.as_millis();
+        let connecting = tokio::time::timeout(self.timeout, self.inner.call(uri));
+        let ms = self.timeout.as_millis();
         Box::pin(async move {
             connecting.await.unwrap_or_else(|_| Err(format!("no connection within {ms} ms").into()))
         })

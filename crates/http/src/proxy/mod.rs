@@ -26,11 +26,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::Ledger;
-use hapax_net::connection::{Answer, Request};
+use hapax_net::connection::{Request, RequestHandler};
 use hapax_net::listen::{Limits, Runtime};
 use hapax_net::tls::{self, TlsError};
 use hapax_net::tracker::RequestGuard;
-use hapax_net::unread::Room;
+use hapax_net::unread::UnreadBudget;
 use hapax_net::{idle, problem};
 use http::Response;
 use tokio::net::TcpListener;
@@ -120,8 +120,8 @@ impl Proxy {
     }
 
     /// Bytes of responses that callers have not read yet.
-    pub fn unread(&self) -> Arc<Room> {
-        self.runtime.unread()
+    pub fn unread_budget(&self) -> Arc<UnreadBudget> {
+        self.runtime.unread_budget()
     }
 
     /// Listens on the configured address.
@@ -133,7 +133,7 @@ impl Proxy {
     /// Serves until `shutdown` resolves. Then it stops accepting connections, lets running requests finish, including
     /// those of disconnected callers, and returns within the configured timeout. Requests aborted then are in doubt.
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
-        let bound = Duration::from_millis(self.config.limits.shutdown_timeout_ms);
+        let timeout = Duration::from_millis(self.config.limits.shutdown_timeout_ms);
         let layer = self.layer.clone();
         let shared = Arc::new(ProxyState { config: self.config, layer: self.layer, forward: self.forward });
         let connect = move |peer: hapax_net::connection::Peer| {
@@ -144,7 +144,7 @@ impl Proxy {
         let mut end = None;
         let noted = async {
             shutdown.await;
-            end = Some(Instant::now() + bound);
+            end = Some(Instant::now() + timeout);
         };
         self.runtime.run(vec![listener], connect, noted).await;
         let left = end.map_or(Duration::ZERO, |end| end.saturating_duration_since(Instant::now()));
@@ -180,10 +180,10 @@ struct Caller {
     behind: Idempotency<ForwardFor>,
 }
 
-impl Answer for Caller {
-    async fn answer(&self, mut request: Request, guard: &RequestGuard) -> Response<Body> {
+impl RequestHandler for Caller {
+    async fn handle(&self, mut request: Request, guard: &RequestGuard) -> Response<Body> {
         // Bodies are streamed: the upstream is already working.
-        guard.body_read();
+        guard.mark_body_read();
         // Without the query, which may contain data that does not belong in logs.
         let told = tracing::enabled!(tracing::Level::INFO)
             .then(|| (Instant::now(), request.method().clone(), request.uri().path().to_owned()));
@@ -203,11 +203,11 @@ impl Answer for Caller {
         response
     }
 
-    fn busy(&self, request: &Request) -> Response<Body> {
+    fn refuse_request(&self, request: &Request) -> Response<Body> {
         refused(problem::overloaded(), request.version())
     }
 
-    fn too_much(&self, _: &Response<Body>) -> Response<Body> {
+    fn replace_response(&self, _: &Response<Body>) -> Response<Body> {
         problem::overloaded().into_response()
     }
 }

@@ -17,7 +17,7 @@ pub struct Proxied {
     pub address: SocketAddr,
     pub layer: IdempotencyLayer,
     /// Bytes that callers have not read yet.
-    pub unread: Arc<hapax_net::unread::Room>,
+    pub unread: Arc<hapax_net::unread::UnreadBudget>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
@@ -33,7 +33,7 @@ impl Proxied {
         let proxy = Proxy::new(config, ledger).unwrap();
         let listener = proxy.bind().await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (layer, unread) = (proxy.layer(), proxy.unread());
+        let (layer, unread) = (proxy.layer(), proxy.unread_budget());
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(proxy.run(listener, async {
             let _ = stopped.await;

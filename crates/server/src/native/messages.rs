@@ -12,7 +12,7 @@ use hapax_client::wire::{
 use hapax_core::{
     Extend, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled, Settlement, validate,
 };
-use hapax_net::tracker::AnswerRoom;
+use hapax_net::tracker::ConnectionBudget;
 use hapax_net::unread::AlwaysSent;
 use http::StatusCode;
 
@@ -68,7 +68,7 @@ pub(super) async fn send(
 pub(super) async fn receive(
     State(native): State<Arc<Api>>,
     caller: Caller,
-    room: Option<Extension<AnswerRoom>>,
+    room: Option<Extension<ConnectionBudget>>,
     Path(queue): Path<String>,
     Json(mut request): Json<ReceiveRequest>,
 ) -> Result<Response, ApiError> {

@@ -141,7 +141,7 @@ fn ask(request: http::request::Builder, body: &[u8]) -> Answer {
     let (parts, ()) = request.body(()).unwrap().into_parts();
     let address = "127.0.0.1:1".parse().unwrap();
     let peer = Peer { address, local: address, tls: false };
-    let room = hapax_net::tracker::AnswerRoom::unbounded();
+    let room = hapax_net::tracker::ConnectionBudget::unbounded();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let answer = runtime.block_on(async {
         let response = sqs.handle(&parts, &Bytes::copy_from_slice(body), peer, &room).await;

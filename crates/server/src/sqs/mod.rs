@@ -27,7 +27,7 @@ use hapax_net::body::{Body, BodyError};
 use hapax_net::connection::Peer;
 use hapax_net::guard::host_of;
 use hapax_net::listen::Shutdown;
-use hapax_net::tracker::AnswerRoom;
+use hapax_net::tracker::ConnectionBudget;
 use hapax_net::unread::{AlwaysSent, SMALL_BYTES_MAX};
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::request::Parts;
@@ -144,7 +144,7 @@ impl Sqs {
         parts: &Parts,
         body: &Bytes,
         peer: Peer,
-        room: &AnswerRoom,
+        room: &ConnectionBudget,
     ) -> Response<Body> {
         let protocol = Protocol::of_request(parts);
         let mut action = None;
@@ -163,7 +163,7 @@ impl Sqs {
         protocol: Protocol,
         parts: &Parts,
         body: &Bytes,
-        (peer, room): (Peer, &AnswerRoom),
+        (peer, room): (Peer, &ConnectionBudget),
         action: &mut Option<Action>,
     ) -> Result<Output> {
         if !matches!(parts.method, Method::POST | Method::GET) {
@@ -294,7 +294,7 @@ fn respond(protocol: Protocol, action: Option<Action>, result: &Result<Output>) 
         (Protocol::QueryJson, Err(error), _) => json::encode_query_error(error, &id),
     };
     let must_be_sent = body.len() > SMALL_BYTES_MAX && matches!(result, Ok(Output::Messages(_)));
-    let mut response = Response::new(Body::whole(body.into()));
+    let mut response = Response::new(Body::complete(body.into()));
     if must_be_sent {
         // The messages are leased, and the receive has checked that they fit.
         response.extensions_mut().insert(AlwaysSent);

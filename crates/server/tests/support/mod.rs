@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 pub struct Running {
     pub address: SocketAddr,
-    pub unread: Arc<hapax_net::unread::Room>,
+    pub unread: Arc<hapax_net::unread::UnreadBudget>,
     stop: Option<oneshot::Sender<()>>,
     done: JoinHandle<()>,
     _folder: TempDir,
@@ -60,7 +60,7 @@ impl Running {
         let store = Arc::new(Embedded::open(folder.path(), options).unwrap());
         config.listen = vec!["127.0.0.1:0".parse().unwrap()];
         let server = with(Server::new(config, store.clone()).unwrap(), store);
-        let unread = server.unread();
+        let unread = server.unread_budget();
         let listeners = server.bind().await.unwrap();
         let address = listeners[0].local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use hapax_core::{QueueAdmin, QueueName};
 use hapax_net::connection::Peer;
 use hapax_net::listen::Shutdown;
-use hapax_net::tracker::AnswerRoom;
+use hapax_net::tracker::ConnectionBudget;
 
 use super::error::{Kind, Result, SqsError};
 use super::model::{Call, Text};
@@ -29,7 +29,7 @@ use crate::config::SqsConfig;
 pub(crate) struct Caller<'a> {
     pub(crate) identity: Identity,
     pub(crate) peer: Peer,
-    pub(crate) room: &'a AnswerRoom,
+    pub(crate) room: &'a ConnectionBudget,
     pub(crate) host: &'a str,
     /// The queue in the request's path.
     pub(crate) path_queue: Option<&'a str>,

@@ -44,7 +44,7 @@ async fn call(
 ) -> Result<Output> {
     let address = "127.0.0.1:1".parse().unwrap();
     let peer = Peer { address, local: address, tls: false };
-    let room = AnswerRoom::unbounded();
+    let room = ConnectionBudget::unbounded();
     let caller = Caller {
         identity: identity.clone(),
         peer,
