@@ -34,7 +34,7 @@ impl<'a> Node<'a> {
 
     /// The value at a JSON pointer (RFC 6901). Fails for a repeated field, because services differ in which one they
     /// use.
-    pub(crate) fn at(&self, pointer: &str) -> Result<Option<&Self>, Twice> {
+    pub(crate) fn at(&self, pointer: &str) -> Result<Option<&Self>, RepeatedField> {
         let mut node = self;
         for token in pointer.split('/').skip(1) {
             let token = unescape(token);
@@ -43,7 +43,7 @@ impl<'a> Node<'a> {
                     let mut found = fields.iter().filter(|(key, _)| key == token.as_bytes());
                     let first = found.next().map(|(_, value)| value);
                     if found.next().is_some() {
-                        return Err(Twice);
+                        return Err(RepeatedField);
                     }
                     first
                 }
@@ -88,19 +88,19 @@ impl<'a> Node<'a> {
     /// Hashes the value: each part with its kind and length, so that different values never give the same input.
     pub(crate) fn hash(&self, into: &mut blake3::Hasher) {
         match self {
-            Self::Literal(text) => part(into, b'l', text.as_bytes()),
-            Self::Number(text) => part(into, b'n', text.as_bytes()),
-            Self::Text(text) => part(into, b's', text),
+            Self::Literal(text) => hash_tagged(into, b'l', text.as_bytes()),
+            Self::Number(text) => hash_tagged(into, b'n', text.as_bytes()),
+            Self::Text(text) => hash_tagged(into, b's', text),
             Self::Array(items) => {
-                count(into, b'a', items.len());
+                hash_length(into, b'a', items.len());
                 for item in items {
                     item.hash(into);
                 }
             }
             Self::Object(fields) => {
-                count(into, b'o', fields.len());
+                hash_length(into, b'o', fields.len());
                 for (key, value) in fields {
-                    part(into, b'k', key);
+                    hash_tagged(into, b'k', key);
                     value.hash(into);
                 }
             }
@@ -108,19 +108,19 @@ impl<'a> Node<'a> {
     }
 }
 
-fn count(into: &mut blake3::Hasher, kind: u8, length: usize) {
+fn hash_length(into: &mut blake3::Hasher, kind: u8, length: usize) {
     into.update(&[kind]);
     into.update(&(length as u64).to_le_bytes());
 }
 
-fn part(into: &mut blake3::Hasher, kind: u8, text: &[u8]) {
-    count(into, kind, text.len());
+fn hash_tagged(into: &mut blake3::Hasher, kind: u8, text: &[u8]) {
+    hash_length(into, kind, text.len());
     into.update(text);
 }
 
 /// A field occurs twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Twice;
+pub(crate) struct RepeatedField;
 
 fn unescape(token: &str) -> String {
     token.replace("~1", "/").replace("~0", "~")
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(node.at("/order/id"), Ok(Some(&Node::Text(b"o-7".to_vec()))));
         assert_eq!(node.at("/a~1b/1"), Ok(Some(&Node::Number("6"))));
         assert_eq!(node.at("/order/nope"), Ok(None));
-        assert_eq!(Node::parse(br#"{"a":1,"a":2}"#).unwrap().at("/a"), Err(Twice));
+        assert_eq!(Node::parse(br#"{"a":1,"a":2}"#).unwrap().at("/a"), Err(RepeatedField));
         node.remove("/order/at");
         node.remove("/nope/at");
         assert_eq!(node, Node::parse(br#"{"order":{"id":"o-7"},"a/b":[5,6]}"#).unwrap());

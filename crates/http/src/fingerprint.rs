@@ -8,12 +8,12 @@ use http::uri::Authority;
 
 use crate::body::CompleteBody;
 use crate::canonical::Node;
-use crate::media::Media;
+use crate::media::MediaType;
 use crate::policy::Policy;
 
 /// Headers that describe the request beside its body: the type of the body, the conditions of the operation, and the
 /// operation itself. Many services read `X_Http_Method` as `X-Http-Method` (CGI, WSGI, Rack).
-const COUNTED: [&str; 13] = [
+const ALWAYS_INCLUDED_HEADERS: [&str; 13] = [
     "content-encoding",
     "content-language",
     "content-location",
@@ -34,7 +34,7 @@ const COUNTED: [&str; 13] = [
 pub(crate) fn fingerprint(
     parts: &Parts,
     policy: &Policy,
-    media: &Media,
+    media: &MediaType,
     body: &CompleteBody,
     json: Option<Node<'_>>,
 ) -> Fingerprint {
@@ -45,45 +45,45 @@ pub(crate) fn fingerprint(
     if !extras.is_empty() {
         hasher.update(&(extras.len() as u64).to_le_bytes());
         for (name, value) in &extras {
-            part(&mut hasher, name.as_bytes());
-            part(&mut hasher, value);
+            hash_part(&mut hasher, name.as_bytes());
+            hash_part(&mut hasher, value);
         }
     }
-    part(&mut hasher, parts.method.as_str().as_bytes());
-    part(&mut hasher, host(parts).as_bytes());
-    part(&mut hasher, parts.uri.path().as_bytes());
-    part(&mut hasher, parts.uri.query().unwrap_or_default().as_bytes());
-    part(&mut hasher, media.kind.as_bytes());
+    hash_part(&mut hasher, parts.method.as_str().as_bytes());
+    hash_part(&mut hasher, host(parts).as_bytes());
+    hash_part(&mut hasher, parts.uri.path().as_bytes());
+    hash_part(&mut hasher, parts.uri.query().unwrap_or_default().as_bytes());
+    hash_part(&mut hasher, media.kind.as_bytes());
     match json {
         Some(mut json) => {
             policy.excluded.iter().for_each(|pointer| json.remove(pointer));
             json.hash(&mut hasher);
         }
-        None => hash_plain(&mut hasher, media, &body.bytes),
+        None => hash_body(&mut hasher, media, &body.bytes),
     }
     Fingerprint::new(hasher.finalize().to_hex().as_str()).expect("64 hex digits")
 }
 
 /// Hashes a part with its length, so that different divisions into parts never give the same hash.
-fn part(hasher: &mut blake3::Hasher, bytes: &[u8]) {
+fn hash_part(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes());
     hasher.update(bytes);
 }
 
 /// Parts that only some requests have, by name. Names with a colon are not headers.
-fn extras(parts: &Parts, policy: &Policy, media: &Media, body: &CompleteBody) -> Vec<(String, Vec<u8>)> {
+fn extras(parts: &Parts, policy: &Policy, media: &MediaType, body: &CompleteBody) -> Vec<(String, Vec<u8>)> {
     let mut extras = Vec::new();
     for (name, value) in &parts.headers {
-        if let Some(name) = counted(name, policy) {
+        if let Some(name) = fingerprint_name(name, policy) {
             let folded = name == "content-encoding" || name.contains("method");
             let value = value.as_bytes().trim_ascii();
             extras.push((name, if folded { value.to_ascii_lowercase() } else { value.to_vec() }));
         }
     }
-    for (name, value) in media.meaningful() {
+    for (name, value) in media.content_parameters() {
         extras.push((format!("type:{name}"), value.clone().into_bytes()));
     }
-    extras.extend(media.unreadable.iter().map(|line| ("type:".to_owned(), line.clone())));
+    extras.extend(media.unparsed.iter().map(|line| ("type:".to_owned(), line.clone())));
     for (name, value) in body.trailers.iter().flatten() {
         extras.push((format!("trailer:{name}"), value.as_bytes().to_vec()));
     }
@@ -93,7 +93,7 @@ fn extras(parts: &Parts, policy: &Policy, media: &Media, body: &CompleteBody) ->
     // The proxy refuses two hosts; a service behind the layer alone may see both.
     let hosts = parts.headers.get_all(HOST).iter().skip(1).map(|host| host.as_bytes().to_vec());
     extras.extend(hosts.map(|host| ("host:".to_owned(), host)));
-    let authority = parts.uri.authority().map(|authority| name_of(authority.as_str()));
+    let authority = parts.uri.authority().map(|authority| host_name(authority.as_str()));
     if let Some(authority) = authority.filter(|authority| *authority != host(parts)) {
         extras.push(("authority:".to_owned(), authority.into_bytes()));
     }
@@ -103,13 +103,13 @@ fn extras(parts: &Parts, policy: &Policy, media: &Media, body: &CompleteBody) ->
 }
 
 /// The name under which a header counts, or `None` if it does not count.
-fn counted(name: &HeaderName, policy: &Policy) -> Option<String> {
+fn fingerprint_name(name: &HeaderName, policy: &Policy) -> Option<String> {
     let name = name.as_str();
-    if policy.counted_headers.iter().any(|counted| counted.eq_ignore_ascii_case(name)) {
+    if policy.fingerprint_headers.iter().any(|counted| counted.eq_ignore_ascii_case(name)) {
         return Some(name.to_owned());
     }
     let spelt = name.replace('_', "-");
-    COUNTED.contains(&spelt.as_str()).then_some(spelt)
+    ALWAYS_INCLUDED_HEADERS.contains(&spelt.as_str()).then_some(spelt)
 }
 
 /// The requested host name without its port. A service may distinguish its tenants by it: the same key at another host
@@ -117,20 +117,20 @@ fn counted(name: &HeaderName, policy: &Policy) -> Option<String> {
 fn host(parts: &Parts) -> String {
     let header = parts.headers.get(HOST).map(|value| String::from_utf8_lossy(value.as_bytes()));
     match (header, parts.uri.authority()) {
-        (Some(header), _) => name_of(&header),
-        (None, authority) => name_of(authority.map_or("", Authority::as_str)),
+        (Some(header), _) => host_name(&header),
+        (None, authority) => host_name(authority.map_or("", Authority::as_str)),
     }
 }
 
-fn name_of(authority: &str) -> String {
+fn host_name(authority: &str) -> String {
     let name = authority.rsplit_once(':').filter(|(_, port)| port.bytes().all(|b| b.is_ascii_digit()));
     name.map_or(authority, |(name, _)| name).to_ascii_lowercase()
 }
 
 /// Hashes a body that is not JSON. A multipart body is hashed part by part, without its delimiter, because clients
 /// choose a new one for every attempt. Each part is preceded by its length, so that no content looks like a delimiter.
-fn hash_plain(hasher: &mut blake3::Hasher, media: &Media, body: &[u8]) {
-    let Some(boundary) = media.boundary() else { return part(hasher, body) };
+fn hash_body(hasher: &mut blake3::Hasher, media: &MediaType, body: &[u8]) {
+    let Some(boundary) = media.boundary() else { return hash_part(hasher, body) };
     let delimiter = format!("--{boundary}");
     let delimiter = delimiter.as_bytes();
     let (mut piece, mut at) = (0, 0);
@@ -140,14 +140,14 @@ fn hash_plain(hasher: &mut blake3::Hasher, media: &Media, body: &[u8]) {
         let delimits =
             body[at..].strip_prefix(delimiter).is_some_and(|rest| starts_line && ends_delimiter(rest));
         if delimits {
-            part(hasher, &body[piece..at]);
+            hash_part(hasher, &body[piece..at]);
             at += delimiter.len();
             piece = at;
         } else {
             at = body[at..].iter().position(|byte| *byte == b'\n').map_or(body.len(), |line| at + line + 1);
         }
     }
-    part(hasher, &body[piece..]);
+    hash_part(hasher, &body[piece..]);
 }
 
 /// Whether a delimiter may end here: after the last part's two dashes, white space, and the end of the line.
@@ -193,7 +193,7 @@ mod tests {
                 .collect();
             let trailers = (!trailers.is_empty()).then_some(trailers);
             let read = CompleteBody { bytes: Bytes::from(self.body), trailers };
-            let media = Media::of(&parts.headers);
+            let media = MediaType::of(&parts.headers);
             let json = media.is_json().then(|| Node::parse(&read.bytes)).flatten();
             fingerprint(&parts, policy, &media, &read, json)
         }
@@ -202,7 +202,7 @@ mod tests {
     fn policy() -> Policy {
         Policy {
             excluded: vec!["/at".into()],
-            counted_headers: vec!["X-Api-Version".into()],
+            fingerprint_headers: vec!["X-Api-Version".into()],
             ..Policy::default()
         }
     }
@@ -368,7 +368,7 @@ mod tests {
                 request = request.header("content-type", "text/plain");
                 let parts = request.body(()).unwrap().into_parts().0;
                 let read = CompleteBody { bytes: Bytes::from(body.to_owned()), trailers: None };
-                fingerprint(&parts, &policy(), &Media::of(&parts.headers), &read, None)
+                fingerprint(&parts, &policy(), &MediaType::of(&parts.headers), &read, None)
             };
             let at = at % body.len();
             let changed = format!("{}{byte}{}", &body[..at], &body[at + 1..]);

@@ -28,7 +28,7 @@ pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
 }
 
 /// Further headers that `Connection` declares as hop-by-hop.
-pub(crate) fn listed_in_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+pub(crate) fn names_in_connection_header(headers: &HeaderMap) -> Vec<HeaderName> {
     let lines = headers.get_all(CONNECTION).iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(',')).filter_map(|name| name.trim().parse().ok()).collect()
 }
@@ -36,7 +36,7 @@ pub(crate) fn listed_in_connection(headers: &HeaderMap) -> Vec<HeaderName> {
 /// Whether the only transfer coding, if any, is `chunked`. The payload of any other is coded, and the header that says so
 /// belongs to one connection: passed on, it could not be read.
 #[cfg(feature = "proxy")]
-pub(crate) fn is_plainly_coded(headers: &HeaderMap) -> bool {
+pub(crate) fn has_supported_transfer_coding(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
         (None, _) => true,
@@ -48,7 +48,12 @@ pub(crate) fn is_plainly_coded(headers: &HeaderMap) -> bool {
 /// Makes a response's `Content-Length` agree with its body, whose length is `length` if known. A service may send a
 /// length beside `Transfer-Encoding`, which overrides it (RFC 9112, 6.3), or several lengths. If such a length were
 /// forwarded, the caller could no longer separate the responses on its connection.
-pub(crate) fn fit_length(headers: &mut HeaderMap, method: &Method, status: StatusCode, length: Option<u64>) {
+pub(crate) fn correct_content_length(
+    headers: &mut HeaderMap,
+    method: &Method,
+    status: StatusCode,
+    length: Option<u64>,
+) {
     let mut sent = headers.get_all(CONTENT_LENGTH).iter();
     let (first, more) = (sent.next(), sent.next().is_some());
     let Some(first) = first else { return };
@@ -71,24 +76,24 @@ pub(crate) fn fit_length(headers: &mut HeaderMap, method: &Method, status: Statu
 
 /// Headers that only Hapax may send to the service. Many services read `Hapax_Fence` as `Hapax-Fence` (CGI, WSGI,
 /// Rack).
-pub(crate) fn is_ours(name: &HeaderName) -> bool {
+pub(crate) fn is_reserved(name: &HeaderName) -> bool {
     let name = name.as_str().as_bytes();
     name.starts_with(b"hapax-") || name.starts_with(b"hapax_") || name == IDEMPOTENCY_KEY.as_str().as_bytes()
 }
 
 /// Removes the headers that only Hapax may send, except the key, which belongs to the caller until there is a claim.
-pub(crate) fn strip_ours(headers: &mut HeaderMap) {
+pub(crate) fn strip_reserved(headers: &mut HeaderMap) {
     let ours: Vec<HeaderName> =
-        headers.keys().filter(|name| is_ours(name) && **name != IDEMPOTENCY_KEY).cloned().collect();
+        headers.keys().filter(|name| is_reserved(name) && **name != IDEMPOTENCY_KEY).cloned().collect();
     for name in ours {
         headers.remove(name);
     }
 }
 
 /// Adds the headers that describe the run to the service.
-pub(crate) fn add_ours(headers: &mut HeaderMap, run: &crate::KeyedRun) {
+pub(crate) fn add_run_headers(headers: &mut HeaderMap, run: &crate::KeyedRun) {
     headers.remove(X_IDEMPOTENCY_KEY);
-    // Many services read this as the same name; see `is_ours`.
+    // Many services read this as the same name; see `is_reserved`.
     headers.remove("idempotency_key");
     let key = HeaderValue::from_str(&format!("\"{}\"", run.derived_key)).expect("hex digits");
     headers.insert(IDEMPOTENCY_KEY, key);

@@ -4,7 +4,7 @@ use hapax_core::IdempotencyKey;
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 
-use crate::canonical::{Node, Twice};
+use crate::canonical::{Node, RepeatedField};
 
 /// The header of draft-ietf-httpapi-idempotency-key-header.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -12,79 +12,80 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 pub const X_IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("x-idempotency-key");
 
 /// The rule for a key, for error responses.
-const RULE: &str = "send one Idempotency-Key of 1 to 255 characters, as a string of structured fields (\"9f0c…\") or bare \
+const KEY_RULE: &str = "send one Idempotency-Key of 1 to 255 characters, as a string of structured fields (\"9f0c…\") or bare \
                     (visible ASCII without quotes, commas, semicolons and backslashes)";
 
 /// Why a key was not accepted: a sentence for the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct BadKey(pub(crate) String);
+pub(crate) struct KeyError(pub(crate) String);
 
-fn bad(problem: &str) -> BadKey {
-    BadKey(format!("{problem}; {RULE}"))
+fn key_error(problem: &str) -> KeyError {
+    KeyError(format!("{problem}; {RULE}"))
 }
 
 /// The key in the headers, if there is one.
-pub(crate) fn from_headers(headers: &HeaderMap) -> Result<Option<IdempotencyKey>, BadKey> {
-    let key = one(headers, &IDEMPOTENCY_KEY)?;
-    let alias = one(headers, &X_IDEMPOTENCY_KEY)?;
+pub(crate) fn from_headers(headers: &HeaderMap) -> Result<Option<IdempotencyKey>, KeyError> {
+    let key = single_key(headers, &IDEMPOTENCY_KEY)?;
+    let alias = single_key(headers, &X_IDEMPOTENCY_KEY)?;
     match (key, alias) {
         (Some(key), Some(alias)) if key != alias => {
-            Err(bad("Idempotency-Key and X-Idempotency-Key name different keys"))
+            Err(key_error("Idempotency-Key and X-Idempotency-Key name different keys"))
         }
         (key, alias) => Ok(key.or(alias)),
     }
 }
 
-fn one(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>, BadKey> {
+fn single_key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>, KeyError> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
         // It is unknown which of them the upstream would use, even if they are equal.
-        return Err(bad(&format!("the header {name} came more than once")));
+        return Err(key_error(&format!("the header {name} came more than once")));
     }
     parse(value).map(Some)
 }
 
-fn parse(value: &HeaderValue) -> Result<IdempotencyKey, BadKey> {
-    let text = value.to_str().map_err(|_| bad("the key has characters beyond ASCII"))?.trim();
+fn parse(value: &HeaderValue) -> Result<IdempotencyKey, KeyError> {
+    let text = value.to_str().map_err(|_| key_error("the key has characters beyond ASCII"))?.trim();
     let key = if text.starts_with('"') {
         let item = sfv::Parser::new(text).parse::<sfv::Item>();
         let item =
-            item.map_err(|error| bad(&format!("the key is no string of structured fields ({error})")))?;
+            item.map_err(|error| key_error(&format!("the key is no string of structured fields ({error})")))?;
         // Parameters are ignored, as structured fields require if none are defined.
         let string = item.bare_item.as_string().map(|string| string.as_str().to_owned());
-        string.ok_or_else(|| bad("the key is no string of structured fields"))?
+        string.ok_or_else(|| key_error("the key is no string of structured fields"))?
     } else {
         let fits = |byte: u8| byte.is_ascii_graphic() && !br#"",;\"#.contains(&byte);
         if !text.bytes().all(fits) {
-            return Err(bad("the bare key has a character that is not allowed there"));
+            return Err(key_error("the bare key has a character that is not allowed there"));
         }
         text.to_owned()
     };
-    checked(&key)
+    new_key(&key)
 }
 
-fn checked(key: &str) -> Result<IdempotencyKey, BadKey> {
+fn new_key(key: &str) -> Result<IdempotencyKey, KeyError> {
     IdempotencyKey::new(key).map_err(|_| match key.len() {
-        0 => bad("the key is empty"),
-        length if length > 255 => bad(&format!("the key has {length} bytes")),
-        _ => bad("the key has a control character"),
+        0 => key_error("the key is empty"),
+        length if length > 255 => key_error(&format!("the key has {length} bytes")),
+        _ => key_error("the key has a control character"),
     })
 }
 
 /// The key in a field of the body: a string, or a number as written.
-pub(crate) fn from_body(body: Option<&Node>, pointer: &str) -> Result<Option<IdempotencyKey>, BadKey> {
+pub(crate) fn from_body(body: Option<&Node>, pointer: &str) -> Result<Option<IdempotencyKey>, KeyError> {
     let Some(body) = body else { return Ok(None) };
-    let found =
-        body.at(pointer).map_err(|Twice| bad(&format!("the body's field {pointer} is there twice")))?;
+    let found = body
+        .at(pointer)
+        .map_err(|RepeatedField| key_error(&format!("the body's field {pointer} is there twice")))?;
     match found {
         None | Some(Node::Literal("null")) => Ok(None),
         Some(Node::Text(text)) => match std::str::from_utf8(text) {
-            Ok(text) => checked(text).map(Some),
-            Err(_) => Err(bad(&format!("the body's field {pointer} has half of a surrogate pair"))),
+            Ok(text) => new_key(text).map(Some),
+            Err(_) => Err(key_error(&format!("the body's field {pointer} has half of a surrogate pair"))),
         },
-        Some(Node::Number(number)) => checked(number).map(Some),
-        Some(_) => Err(bad(&format!("the body's field {pointer} is neither a string nor a number"))),
+        Some(Node::Number(number)) => new_key(number).map(Some),
+        Some(_) => Err(key_error(&format!("the body's field {pointer} is neither a string nor a number"))),
     }
 }
 
@@ -92,7 +93,7 @@ pub(crate) fn from_body(body: Option<&Node>, pointer: &str) -> Result<Option<Ide
 mod tests {
     use super::*;
 
-    fn header(value: &str) -> Result<Option<IdempotencyKey>, BadKey> {
+    fn header(value: &str) -> Result<Option<IdempotencyKey>, KeyError> {
         let mut headers = HeaderMap::new();
         headers.insert(IDEMPOTENCY_KEY, HeaderValue::from_bytes(value.as_bytes()).unwrap());
         from_headers(&headers)
@@ -128,7 +129,7 @@ mod tests {
             "a;b",
             &long,
         ] {
-            let BadKey(why) = header(value).unwrap_err();
+            let KeyError(why) = header(value).unwrap_err();
             assert!(why.contains("1 to 255"), "{value}: {why}");
         }
         assert!(header(&"k".repeat(255)).is_ok());

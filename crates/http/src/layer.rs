@@ -20,11 +20,11 @@ use crate::body::{Body, BoxError, CompleteBody, ReadResult, discard, read};
 use crate::canonical::Node;
 use crate::counters::{Cells, Counters};
 use crate::fingerprint::fingerprint;
-use crate::media::Media;
+use crate::media::MediaType;
 use crate::policy::{ConfigError, Policy, Routes};
 use crate::problem::Problem;
-use crate::run::{RECORD_MS_MAX, Run, Running};
-use crate::scope::{METHOD_MAX, Tenant, scope, service_name};
+use crate::run::{KeyedRequest, RECORD_MS_MAX, RunCounter};
+use crate::scope::{METHOD_BYTES_MAX, Tenant, check_service_name, scope};
 use crate::{headers, key, path};
 
 /// Information about the run of a request with a key; in the request's extensions and headers.
@@ -113,7 +113,7 @@ impl Builder {
 
     /// Checks everything and makes the layer.
     pub fn build(self) -> Result<IdempotencyLayer, ConfigError> {
-        service_name(&self.service).map_err(ConfigError)?;
+        check_service_name(&self.service).map_err(ConfigError)?;
         let timer = self.clock.map_or_else(Timer::system, Timer::new);
         let holder = LeaseKeeper::new(None, Some(self.ledger.clone()), timer.clone(), Arc::new(()))
             .map_err(|error| ConfigError(format!("the heartbeat cannot be started: {error}")))?;
@@ -127,7 +127,7 @@ impl Builder {
             route_name: self.route_name,
             routes: Routes::new(self.policy, self.routes)?,
             counters: Cells::default(),
-            running: Running::default(),
+            running: RunCounter::default(),
             admin: self.admin,
         })))
     }
@@ -163,7 +163,7 @@ pub(crate) struct LayerState {
     route_name: Option<RouteFunction>,
     routes: Routes,
     pub(crate) counters: Cells,
-    pub(crate) running: Running,
+    pub(crate) running: RunCounter,
     /// Where operators reach the ledger.
     pub(crate) admin: Option<String>,
 }
@@ -302,7 +302,7 @@ enum Prepared {
     /// Not handled by the layer.
     Pass(Box<Request<Body>>),
     Refused(Problem),
-    Keyed(Box<Run>),
+    Keyed(Box<KeyedRequest>),
 }
 
 impl LayerState {
@@ -313,21 +313,21 @@ impl LayerState {
         B::Error: Into<BoxError>,
     {
         let (mut parts, body) = request.into_parts();
-        headers::strip_ours(&mut parts.headers);
-        let route = path::normal(parts.uri.path());
+        headers::strip_reserved(&mut parts.headers);
+        let route = path::normalize(parts.uri.path());
         let (pattern, policy) = self.routes.find(&route);
         let pass = |parts, body| Prepared::Pass(Box::new(Request::from_parts(parts, Body::stream(body))));
-        if !policy.methods.contains(&parts.method) || parts.method.as_str().len() > METHOD_MAX {
+        if !policy.methods.contains(&parts.method) || parts.method.as_str().len() > METHOD_BYTES_MAX {
             return pass(parts, body);
         }
         let key = match key::from_headers(&parts.headers) {
             Ok(key) => key,
-            Err(key::BadKey(why)) => return Prepared::Refused(bad_key(why)),
+            Err(key::KeyError(why)) => return Prepared::Refused(key_invalid(why)),
         };
-        let media = Media::of(&parts.headers);
+        let media = MediaType::of(&parts.headers);
         let key_in_body = policy.key_pointer.as_deref().filter(|_| key.is_none() && media.is_json());
         if key.is_none() && key_in_body.is_none() {
-            return if policy.required { Prepared::Refused(missing_key(policy)) } else { pass(parts, body) };
+            return if policy.required { Prepared::Refused(key_missing(policy)) } else { pass(parts, body) };
         }
         let read = match self.read_body(&parts, policy, body).await {
             Ok(read) => read,
@@ -340,11 +340,11 @@ impl LayerState {
         };
         let key = match key {
             Ok(Some(key)) => key,
-            Ok(None) if policy.required => return Prepared::Refused(missing_key(policy)),
+            Ok(None) if policy.required => return Prepared::Refused(key_missing(policy)),
             Ok(None) => {
                 return Prepared::Pass(Box::new(Request::from_parts(parts, Body::from_complete(read))));
             }
-            Err(key::BadKey(why)) => return Prepared::Refused(bad_key(why)),
+            Err(key::KeyError(why)) => return Prepared::Refused(key_invalid(why)),
         };
         let fingerprint = fingerprint(&parts, policy, &media, &read, json);
         match self.entry(&parts, pattern, &route, key) {
@@ -360,8 +360,8 @@ impl LayerState {
         policy: Arc<Policy>,
         parts: Parts,
         body: CompleteBody,
-    ) -> Box<Run> {
-        Box::new(Run { shared: self.clone(), id, fingerprint, policy, parts, body })
+    ) -> Box<KeyedRequest> {
+        Box::new(KeyedRequest { shared: self.clone(), id, fingerprint, policy, parts, body })
     }
 
     fn entry(
@@ -418,11 +418,11 @@ impl LayerState {
     }
 }
 
-fn bad_key(why: String) -> Problem {
+fn key_invalid(why: String) -> Problem {
     Problem::new("key-invalid", StatusCode::BAD_REQUEST, "The Idempotency-Key is not valid", why)
 }
 
-fn missing_key(policy: &Policy) -> Problem {
+fn key_missing(policy: &Policy) -> Problem {
     let mut detail =
         "this operation needs an Idempotency-Key: a new one, such as a UUID, for every request that \
                       you mean, and the same one when you send it again"

@@ -41,6 +41,6 @@ pub use hapax_net::body::{Body, BoxError};
 pub use headers::{HAPAX_FENCE, HAPAX_TAKEOVER};
 pub use key::{IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY};
 pub use layer::{Builder, Idempotency, IdempotencyLayer, KeyedRun};
-pub use policy::{ConfigError, OnOutage, Policy, Statuses, Verdict};
+pub use policy::{ConfigError, EffectVerdict, OnOutage, Policy, Statuses};
 pub use scope::{Tenant, TenantFunction};
 pub use stored::{IDEMPOTENT_REPLAYED, OutcomeError, check_resolution};

@@ -5,31 +5,31 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 
 /// A `Content-Type`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Media {
+pub(crate) struct MediaType {
     /// In lower case, without parameters; empty if the header is missing or unreadable.
     pub(crate) kind: String,
     /// Names in lower case, values without quotes; sorted by name.
     pub(crate) parameters: Vec<(String, String)>,
     /// The raw header if it was sent more than once or is unreadable: two such headers are equal only if their bytes
     /// are.
-    pub(crate) unreadable: Vec<Vec<u8>>,
+    pub(crate) unparsed: Vec<Vec<u8>>,
     /// The body has a content coding, so its content is unknown here.
     coded: bool,
 }
 
-impl Media {
+impl MediaType {
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         let lines: Vec<&[u8]> = headers.get_all(CONTENT_TYPE).iter().map(HeaderValue::as_bytes).collect();
         let coded = headers.contains_key(CONTENT_ENCODING);
         match lines.as_slice() {
             [] => Self { coded, ..Self::default() },
             [line] => std::str::from_utf8(line).ok().and_then(Self::parse).map_or_else(
-                || Self { unreadable: vec![line.to_vec()], coded, ..Self::default() },
+                || Self { unparsed: vec![line.to_vec()], coded, ..Self::default() },
                 |media| Self { coded, ..media },
             ),
             several => {
-                let unreadable = several.iter().map(|line| line.to_vec()).collect();
-                Self { unreadable, coded, ..Self::default() }
+                let unparsed = several.iter().map(|line| line.to_vec()).collect();
+                Self { unparsed, coded, ..Self::default() }
             }
         }
     }
@@ -81,7 +81,7 @@ impl Media {
 
     /// The parameters that describe the body. A boundary only separates parts, and JSON is in UTF-8 with or without a
     /// charset.
-    pub(crate) fn meaningful(&self) -> impl Iterator<Item = &(String, String)> {
+    pub(crate) fn content_parameters(&self) -> impl Iterator<Item = &(String, String)> {
         let (boundary, json) = (self.boundary().is_some(), self.is_json());
         self.parameters.iter().filter(move |(name, _)| match name.as_str() {
             "boundary" => !boundary,
@@ -112,12 +112,12 @@ fn unquote(text: &str) -> Option<(String, &str)> {
 mod tests {
     use super::*;
 
-    fn media(lines: &[&str]) -> Media {
+    fn media(lines: &[&str]) -> MediaType {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(CONTENT_TYPE, line.parse().unwrap());
         }
-        Media::of(&headers)
+        MediaType::of(&headers)
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
         for lines in [&["text/plain; x"][..], &["text/plain; x=\"open"], &["a/b; x=\"1\"2"], &["a/b", "a/b"]]
         {
             let read = media(lines);
-            assert_eq!(read.unreadable.len(), lines.len(), "{lines:?}");
+            assert_eq!(read.unparsed.len(), lines.len(), "{lines:?}");
             assert!(!read.is_json() && read.boundary().is_none());
         }
     }
@@ -155,7 +155,7 @@ mod tests {
         }
         let coded = [(CONTENT_TYPE, "application/json"), (CONTENT_ENCODING, "gzip")];
         assert!(
-            !Media::of(&coded.into_iter().map(|(name, value)| (name, value.parse().unwrap())).collect())
+            !MediaType::of(&coded.into_iter().map(|(name, value)| (name, value.parse().unwrap())).collect())
                 .is_json()
         );
     }

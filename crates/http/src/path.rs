@@ -5,7 +5,7 @@
 /// another spelling.
 ///
 /// The normal form is only used to find the route: the service gets the path as sent, and the fingerprint covers that.
-pub(crate) fn normal(path: &str) -> String {
+pub(crate) fn normalize(path: &str) -> String {
     if !path.starts_with('/') {
         return path.to_owned();
     }
@@ -68,7 +68,7 @@ mod tests {
             "/%70ayments",
             "/%70%61yments/",
         ] {
-            assert_eq!(normal(written), "/payments", "{written}");
+            assert_eq!(normalize(written), "/payments", "{written}");
         }
         for (written, kept) in [
             ("/", "/"),
@@ -84,7 +84,7 @@ mod tests {
             ("/a b/ä", "/a b/ä"),
             ("/%25%37%30", "/%2570"),
         ] {
-            assert_eq!(normal(written), kept, "{written}");
+            assert_eq!(normalize(written), kept, "{written}");
         }
     }
 }

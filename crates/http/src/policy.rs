@@ -41,7 +41,7 @@ pub struct Policy {
     /// Further headers that distinguish requests, by name: with another value of one, the same key is refused with 422.
     /// Headers that describe the body, that are conditions of the request (`If-Match` and similar), and that override
     /// the method always count. Default none.
-    pub counted_headers: Vec<String>,
+    pub fingerprint_headers: Vec<String>,
     /// Statuses that mean that nothing happened: the response is forwarded, the key is free again, and the next request
     /// with it runs. Default 401, 408, 409, 425 and 429. Add 503 only if no component in front of the service sends it
     /// by itself.
@@ -91,7 +91,7 @@ impl Default for Policy {
             required: false,
             key_pointer: None,
             excluded: Vec::new(),
-            counted_headers: Vec::new(),
+            fingerprint_headers: Vec::new(),
             released: Statuses::of(&[401, 408, 409, 425, 429]),
             doubtful: Statuses(vec![(500, 599)]),
             on_doubt: OnDoubt::Park,
@@ -123,13 +123,13 @@ pub enum OnOutage {
 /// policy's lists of statuses.
 ///
 /// ```
-/// use hapax_http::Verdict;
+/// use hapax_http::EffectVerdict;
 /// let mut response = http::Response::new("not now");
 /// *response.status_mut() = http::StatusCode::SERVICE_UNAVAILABLE;
-/// response.extensions_mut().insert(Verdict::NothingHappened);
+/// response.extensions_mut().insert(EffectVerdict::NothingHappened);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum EffectVerdict {
     /// The response is the outcome: recorded, and replayed to duplicates.
     Final,
     /// Nothing happened: the key is free again.
@@ -161,9 +161,9 @@ impl Policy {
                 return Err(ConfigError(format!("{field}: {value} is out of range; use {min} to {max}")));
             }
         }
-        for name in &self.counted_headers {
+        for name in &self.fingerprint_headers {
             if name.parse::<http::HeaderName>().is_err() {
-                return Err(ConfigError(format!("counted_headers: {name:?} is no name of a header")));
+                return Err(ConfigError(format!("fingerprint_headers: {name:?} is no name of a header")));
             }
         }
         let key_pointer = self.key_pointer.iter().map(|pointer| ("key_pointer", pointer));
@@ -177,13 +177,13 @@ impl Policy {
     }
 
     /// What a status says about the effect.
-    pub fn verdict(&self, status: StatusCode) -> Verdict {
+    pub fn verdict(&self, status: StatusCode) -> EffectVerdict {
         if self.released.contains(status) {
-            Verdict::NothingHappened
+            EffectVerdict::NothingHappened
         } else if self.doubtful.contains(status) {
-            Verdict::InDoubt
+            EffectVerdict::InDoubt
         } else {
-            Verdict::Final
+            EffectVerdict::Final
         }
     }
 }
@@ -322,7 +322,7 @@ impl Routes {
                 return Err(refused(&"a route begins with /"));
             }
             policy.validate().map_err(|error| refused(&error))?;
-            routes.insert(crate::path::normal(pattern), at).map_err(|error| refused(&error))?;
+            routes.insert(crate::path::normalize(pattern), at).map_err(|error| refused(&error))?;
         }
         let policies = policies.into_iter().map(|(pattern, policy)| (pattern, Arc::new(policy))).collect();
         Ok(Self { fallback: Arc::new(fallback), routes, policies })
@@ -348,16 +348,16 @@ mod tests {
     fn verdicts_by_default() {
         let policy = Policy::default();
         for (status, verdict) in [
-            (200, Verdict::Final),
-            (204, Verdict::Final),
-            (302, Verdict::Final),
-            (400, Verdict::Final),
-            (422, Verdict::Final),
-            (401, Verdict::NothingHappened),
-            (409, Verdict::NothingHappened),
-            (429, Verdict::NothingHappened),
-            (500, Verdict::InDoubt),
-            (503, Verdict::InDoubt),
+            (200, EffectVerdict::Final),
+            (204, EffectVerdict::Final),
+            (302, EffectVerdict::Final),
+            (400, EffectVerdict::Final),
+            (422, EffectVerdict::Final),
+            (401, EffectVerdict::NothingHappened),
+            (409, EffectVerdict::NothingHappened),
+            (429, EffectVerdict::NothingHappened),
+            (500, EffectVerdict::InDoubt),
+            (503, EffectVerdict::InDoubt),
         ] {
             assert_eq!(policy.verdict(StatusCode::from_u16(status).unwrap()), verdict, "{status}");
         }

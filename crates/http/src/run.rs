@@ -23,7 +23,7 @@ use tower_service::Service;
 use crate::body::{Body, BoxError, CompleteBody, ReadResult, read};
 use crate::headers;
 use crate::layer::{KeyedRun, LayerState};
-use crate::policy::{OnOutage, Policy, Verdict, ms};
+use crate::policy::{EffectVerdict, OnOutage, Policy, ms};
 use crate::problem::Problem;
 use crate::stored::{self, Replay};
 
@@ -38,7 +38,7 @@ const LABEL: &str = "http";
 const NOT_READY_IN_TIME: &str = "the service did not become ready in time";
 
 /// A request with a key, ready to run.
-pub(crate) struct Run {
+pub(crate) struct KeyedRequest {
     pub(crate) shared: Arc<LayerState>,
     pub(crate) id: EntryId,
     pub(crate) fingerprint: Fingerprint,
@@ -49,12 +49,12 @@ pub(crate) struct Run {
 
 /// Counts the current runs.
 #[derive(Default)]
-pub(crate) struct Running {
+pub(crate) struct RunCounter {
     count: AtomicUsize,
     none: Notify,
 }
 
-impl Running {
+impl RunCounter {
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::SeqCst)
     }
@@ -92,26 +92,26 @@ impl Drop for RunPermit {
 }
 
 /// The result of the service.
-enum Produced<E> {
+enum ServiceResult<E> {
     /// A response with its complete body.
-    Whole(Box<response::Parts>, CompleteBody),
+    Complete(Box<response::Parts>, CompleteBody),
     /// A response whose body is streamed through, and the reason.
-    Stream(Box<response::Parts>, Body, &'static str),
+    Streamed(Box<response::Parts>, Body, &'static str),
     /// The service failed without a response.
     Failed(E),
     /// The response's body was interrupted.
-    Broken(BoxError),
+    Interrupted(BoxError),
 }
 
 /// The result of waiting for the service.
-enum Waited<E> {
-    Produced(Produced<E>),
+enum RunEnd<E> {
+    Finished(ServiceResult<E>),
     Panicked,
     TooLong,
     Lost,
 }
 
-impl Run {
+impl KeyedRequest {
     /// Runs it in its own task and waits for the response.
     pub(crate) async fn spawn<S, R>(self, inner: S) -> Result<Response<Body>, S::Error>
     where
@@ -132,7 +132,7 @@ impl Run {
             Ok(answer) => answer,
             Err(error) => {
                 tracing::error!(%error, "a request's task ended without an answer; its key is in doubt");
-                Ok(broken_off("it ended unexpectedly").into_response())
+                Ok(run_interrupted("it ended unexpectedly").into_response())
             }
         }
     }
@@ -148,7 +148,7 @@ impl Run {
         let counters = &self.shared.counters;
         let refused = match self.shared.claims.claim(vec![self.claim_request()]).await.pop() {
             Some(ClaimResponse::Granted(granted)) => return self.run(inner, granted).await,
-            Some(ClaimResponse::Completed(outcome)) => return Ok(self.replayed(&outcome)),
+            Some(ClaimResponse::Completed(outcome)) => return Ok(self.replay(&outcome)),
             Some(ClaimResponse::InProgress { retry_after_ms }) => {
                 counters.conflicts.add();
                 in_progress(retry_after_ms)
@@ -159,7 +159,7 @@ impl Run {
             }
             Some(ClaimResponse::Refused(ClaimError::Mismatch)) => {
                 counters.mismatches.add();
-                mismatch()
+                fingerprint_mismatch()
             }
             Some(ClaimResponse::Refused(ClaimError::TooManyInDoubt { scope, open, in_doubt, max })) => {
                 tracing::warn!(%scope, open, in_doubt, max, "no claim: too many keys of this scope are in doubt");
@@ -168,12 +168,12 @@ impl Run {
             }
             Some(ClaimResponse::Refused(error)) => {
                 tracing::error!(id = %self.id, %error, "the ledger refused a claim");
-                outage("the ledger refused the claim")
+                ledger_unavailable("the ledger refused the claim")
             }
             Some(ClaimResponse::Unconfirmed(error)) => {
                 tracing::warn!(id = %self.id, %error, "no claim: the ledger did not confirm it");
                 counters.outages.add();
-                outage("the ledger did not confirm the claim in time")
+                ledger_unavailable("the ledger did not confirm the claim in time")
             }
             answer @ (Some(ClaimResponse::Unavailable(_)) | None) => {
                 let error = match answer {
@@ -183,10 +183,10 @@ impl Run {
                 tracing::warn!(id = %self.id, error, "no claim: the ledger cannot be reached");
                 if self.policy.on_outage == OnOutage::Open {
                     counters.open_passes.add();
-                    return self.run_open(inner).await;
+                    return self.run_unprotected(inner).await;
                 }
                 counters.outages.add();
-                outage(
+                ledger_unavailable(
                     "the ledger cannot be reached, so it cannot be known whether this request has run before",
                 )
             }
@@ -203,47 +203,48 @@ impl Run {
         }
     }
 
-    fn replayed(&self, outcome: &RecordedOutcome) -> Response<Body> {
+    fn replay(&self, outcome: &RecordedOutcome) -> Response<Body> {
         match stored::replay(outcome) {
-            Replay::Answer(response) => {
+            Replay::Response(response) => {
                 self.shared.counters.replayed.add();
                 *response
             }
             Replay::Omitted { status, why } => {
                 self.shared.counters.unreplayable.add();
-                not_kept(status, &why).into_response()
+                response_not_stored(status, &why).into_response()
             }
         }
     }
 
     /// Runs the request without a claim, as `on_outage = open` requires. The usual timeout for the response applies.
-    async fn run_open<S, R>(mut self, inner: S) -> Result<Response<Body>, S::Error>
+    async fn run_unprotected<S, R>(mut self, inner: S) -> Result<Response<Body>, S::Error>
     where
         S: Service<Request<Body>, Response = Response<R>>,
         R: HttpBody<Data = Bytes> + Send + 'static,
         R::Error: Into<BoxError>,
     {
-        self.describe(None);
+        self.add_run_info(None);
         let run_max = self.policy.run_max;
         let request = Request::from_parts(self.parts, Body::from_complete(self.body));
-        let begin = Begin::default();
-        match self.shared.timer.timeout(ms(run_max), call(inner, request, begin.clone())).await {
+        let decision = CallDecision::default();
+        match self.shared.timer.timeout(ms(run_max), call_when_ready(inner, request, decision.clone())).await
+        {
             Some(answered) => answered.map(|response| response.map(Body::stream)),
-            None if begin.give_up() => Ok(not_ready(NOT_READY_IN_TIME).into_response()),
-            None => Ok(too_long(run_max).into_response()),
+            None if decision.try_give_up() => Ok(service_not_ready(NOT_READY_IN_TIME).into_response()),
+            None => Ok(run_too_long(run_max).into_response()),
         }
     }
 
     /// Describes the run to the service, in headers and extensions. The derived key depends only on the entry: a
     /// service that honours it also recognises a run without a claim.
-    fn describe(&mut self, grant: Option<&Grant>) {
+    fn add_run_info(&mut self, grant: Option<&Grant>) {
         let run = KeyedRun {
             derived_key: self.id.derived_key(LABEL),
             id: self.id.clone(),
             fence: grant.map(|grant| grant.fence),
             takeover: grant.is_some_and(|grant| grant.takeover),
         };
-        headers::add_ours(&mut self.parts.headers, &run);
+        headers::add_run_headers(&mut self.parts.headers, &run);
         self.parts.extensions.insert(run);
     }
 
@@ -260,7 +261,7 @@ impl Run {
             self.shared.counters.takeovers.add();
             tracing::warn!(id = %self.id, fence = %granted.grant.fence, "an earlier run broke off; running again");
         }
-        self.describe(Some(&granted.grant));
+        self.add_run_info(Some(&granted.grant));
         let claim = self.shared.claims.hold(&self.shared.holder, granted, ms(self.policy.lease));
         let held = HeldRun { shared: self.shared, policy: self.policy, claim };
         let method = self.parts.method.clone();
@@ -277,8 +278,8 @@ struct HeldRun {
 }
 
 /// The result of ending a claim.
-enum Ended {
-    Done,
+enum EndResult {
+    Recorded,
     /// The claim has another holder, or is gone.
     Superseded(TokenError),
     /// The ledger could not be reached.
@@ -299,116 +300,116 @@ impl HeldRun {
         R: HttpBody<Data = Bytes> + Send + 'static,
         R::Error: Into<BoxError>,
     {
-        let begin = Begin::default();
-        let task = tokio::spawn(produce(inner, request, self.policy.clone(), begin.clone()));
-        let waited = self.wait(task).await;
-        if begin.give_up() {
-            return self.never_called(waited).await;
+        let decision = CallDecision::default();
+        let task = tokio::spawn(call_service(inner, request, self.policy.clone(), decision.clone()));
+        let end = self.wait_for_service(task).await;
+        if decision.try_give_up() {
+            return self.end_uncalled(end).await;
         }
-        match waited {
-            Waited::Produced(Produced::Whole(mut parts, read)) => {
+        match end {
+            RunEnd::Finished(ServiceResult::Complete(mut parts, read)) => {
                 let length = Some(read.bytes.len() as u64);
-                headers::fit_length(&mut parts.headers, method, parts.status, length);
+                headers::correct_content_length(&mut parts.headers, method, parts.status, length);
                 parts.headers.remove(TRANSFER_ENCODING);
                 let verdict = self.verdict(&mut parts);
-                let record = || stored::whole(method, &parts, &read);
-                if let Err(problem) = self.settle(verdict, record).await {
+                let record = || stored::outcome_with_body(method, &parts, &read);
+                if let Err(problem) = self.record_result(verdict, record).await {
                     return Ok(problem.into_response());
                 }
                 Ok(Response::from_parts(*parts, Body::from_complete(read)))
             }
-            Waited::Produced(Produced::Stream(mut parts, body, why)) => {
+            RunEnd::Finished(ServiceResult::Streamed(mut parts, body, why)) => {
                 let verdict = self.verdict(&mut parts);
-                let record = || stored::omitted(&parts, why);
-                if let Err(problem) = self.settle(verdict, record).await {
+                let record = || stored::outcome_without_body(&parts, why);
+                if let Err(problem) = self.record_result(verdict, record).await {
                     return Ok(problem.into_response());
                 }
                 Ok(Response::from_parts(*parts, body))
             }
-            Waited::Produced(Produced::Failed(error)) => {
-                self.doubt("the service failed").await;
+            RunEnd::Finished(ServiceResult::Failed(error)) => {
+                self.end_in_doubt("the service failed").await;
                 Err(error)
             }
-            Waited::Produced(Produced::Broken(error)) => {
-                self.doubt("the answer broke off").await;
+            RunEnd::Finished(ServiceResult::Interrupted(error)) => {
+                self.end_in_doubt("the answer broke off").await;
                 tracing::warn!(id = %self.claim.id(), %error, "an answer broke off");
-                Ok(broken_off("its answer broke off").into_response())
+                Ok(run_interrupted("its answer broke off").into_response())
             }
-            Waited::Panicked => {
-                self.doubt("the service panicked").await;
-                Ok(broken_off("the service panicked").into_response())
+            RunEnd::Panicked => {
+                self.end_in_doubt("the service panicked").await;
+                Ok(run_interrupted("the service panicked").into_response())
             }
-            Waited::TooLong => {
-                self.doubt("it ran too long").await;
-                Ok(too_long(self.policy.run_max).into_response())
+            RunEnd::TooLong => {
+                self.end_in_doubt("it ran too long").await;
+                Ok(run_too_long(self.policy.run_max).into_response())
             }
-            Waited::Lost => {
-                self.doubt("its claim was lost").await;
-                Ok(broken_off("its claim on the key was lost").into_response())
+            RunEnd::Lost => {
+                self.end_in_doubt("its claim was lost").await;
+                Ok(run_interrupted("its claim on the key was lost").into_response())
             }
         }
     }
 
     /// Ends a run whose service was not called: it was not ready in time, or failed before it was. Nothing happened, so
     /// the key is free again.
-    async fn never_called<E>(&mut self, waited: Waited<E>) -> Result<Response<Body>, E> {
-        let why = match &waited {
-            Waited::Produced(_) => "the service failed before it was ready",
-            Waited::Panicked => "the service panicked before it was ready",
-            Waited::TooLong => NOT_READY_IN_TIME,
-            Waited::Lost => "the claim on the key was lost before the service was ready",
+    async fn end_uncalled<E>(&mut self, end: RunEnd<E>) -> Result<Response<Body>, E> {
+        let why = match &end {
+            RunEnd::Finished(_) => "the service failed before it was ready",
+            RunEnd::Panicked => "the service panicked before it was ready",
+            RunEnd::TooLong => NOT_READY_IN_TIME,
+            RunEnd::Lost => "the claim on the key was lost before the service was ready",
         };
         tracing::warn!(id = %self.claim.id(), fence = %self.claim.fence(), why, "nothing was run");
         let _ = self.end(ClaimEnding::Release).await;
-        match waited {
-            Waited::Produced(Produced::Failed(error)) => Err(error),
-            _ => Ok(not_ready(why).into_response()),
+        match end {
+            RunEnd::Finished(ServiceResult::Failed(error)) => Err(error),
+            _ => Ok(service_not_ready(why).into_response()),
         }
     }
 
-    async fn wait<E>(&mut self, mut task: JoinHandle<Produced<E>>) -> Waited<E> {
-        let waited = tokio::select! {
+    async fn wait_for_service<E>(&mut self, mut task: JoinHandle<ServiceResult<E>>) -> RunEnd<E> {
+        let end = tokio::select! {
             biased;
-            produced = &mut task => match produced {
-                Ok(produced) => Waited::Produced(produced),
-                Err(_) => Waited::Panicked,
+            result = &mut task => match result {
+                Ok(result) => RunEnd::Finished(result),
+                Err(_) => RunEnd::Panicked,
             },
-            () = self.claim.lost() => Waited::Lost,
-            () = self.shared.timer.sleep_ms(ms(self.policy.run_max)) => Waited::TooLong,
+            () = self.claim.lost() => RunEnd::Lost,
+            () = self.shared.timer.sleep_ms(ms(self.policy.run_max)) => RunEnd::TooLong,
         };
-        if matches!(waited, Waited::Lost | Waited::TooLong) {
+        if matches!(end, RunEnd::Lost | RunEnd::TooLong) {
             task.abort();
         }
-        waited
+        end
     }
 
     /// What the response says about the effect: the service's own verdict, or else the one by its status.
-    fn verdict(&self, parts: &mut response::Parts) -> Verdict {
-        let verdict = parts.extensions.remove::<Verdict>();
+    fn verdict(&self, parts: &mut response::Parts) -> EffectVerdict {
+        let verdict = parts.extensions.remove::<EffectVerdict>();
         verdict.unwrap_or_else(|| self.policy.verdict(parts.status))
     }
 
     /// Records the result of the run before the caller sees it.
-    async fn settle(
+    async fn record_result(
         &mut self,
-        verdict: Verdict,
+        verdict: EffectVerdict,
         record: impl FnOnce() -> RecordedOutcome,
     ) -> Result<(), Problem> {
         let ttl_ms = ms(self.policy.ttl);
         let ending = match verdict {
-            Verdict::Final => ClaimEnding::Complete { outcome: record(), ttl_ms },
-            Verdict::NothingHappened => ClaimEnding::Release,
-            Verdict::InDoubt => {
-                self.doubt("its status leaves open whether anything happened").await;
+            EffectVerdict::Final => ClaimEnding::Complete { outcome: record(), ttl_ms },
+            EffectVerdict::NothingHappened => ClaimEnding::Release,
+            EffectVerdict::InDoubt => {
+                self.end_in_doubt("its status leaves open whether anything happened").await;
                 return Ok(());
             }
         };
         match (self.end(ending).await, verdict) {
-            (Ended::Unreachable, Verdict::Final) => {
+            (EndResult::Unreachable, EffectVerdict::Final) => {
                 self.shared.counters.unrecorded.add();
-                if self.policy.on_outage == OnOutage::Open { Ok(()) } else { Err(unrecorded()) }
+                if self.policy.on_outage == OnOutage::Open { Ok(()) } else { Err(outcome_unrecorded()) }
             }
-            (Ended::Superseded(error), Verdict::Final) => {
+            (EndResult::Superseded(error), EffectVerdict::Final) => {
                 self.shared.counters.unrecorded.add();
                 tracing::warn!(id = %self.claim.id(), fence = %self.claim.fence(), %error, "a run was overtaken");
                 Err(in_progress(0))
@@ -419,20 +420,20 @@ impl HeldRun {
         }
     }
 
-    async fn doubt(&mut self, why: &'static str) {
+    async fn end_in_doubt(&mut self, why: &'static str) {
         self.shared.counters.doubts.add();
         tracing::warn!(id = %self.claim.id(), fence = %self.claim.fence(), why, "a run is in doubt");
         let _ = self.end(ClaimEnding::Doubt).await;
     }
 
     /// Ends the claim; retries for a while if the ledger cannot be reached.
-    async fn end(&mut self, ending: ClaimEnding) -> Ended {
+    async fn end(&mut self, ending: ClaimEnding) -> EndResult {
         match self.claim.end(ending).await {
-            Ok(()) => Ended::Done,
-            Err(EndError::Superseded(error)) => Ended::Superseded(error),
+            Ok(()) => EndResult::Recorded,
+            Err(EndError::Superseded(error)) => EndResult::Superseded(error),
             Err(error) => {
                 tracing::error!(id = %self.claim.id(), %error, "the outcome of a run cannot be recorded");
-                Ended::Unreachable
+                EndResult::Unreachable
             }
         }
     }
@@ -440,26 +441,30 @@ impl HeldRun {
 
 /// Whether a service was called, decided once: either it is called, or its run is given up before that.
 #[derive(Clone, Default)]
-struct Begin(Arc<OnceLock<bool>>);
+struct CallDecision(Arc<OnceLock<bool>>);
 
-impl Begin {
+impl CallDecision {
     /// `false`: the run was given up; the service must not be called.
-    fn call(&self) -> bool {
+    fn try_call(&self) -> bool {
         *self.0.get_or_init(|| true)
     }
 
     /// `true`: the service was not called, and never will be.
-    fn give_up(&self) -> bool {
+    fn try_give_up(&self) -> bool {
         !*self.0.get_or_init(|| false)
     }
 }
 
-async fn call<S, R>(mut inner: S, request: Request<Body>, begin: Begin) -> Result<Response<R>, S::Error>
+async fn call_when_ready<S, R>(
+    mut inner: S,
+    request: Request<Body>,
+    decision: CallDecision,
+) -> Result<Response<R>, S::Error>
 where
     S: Service<Request<Body>, Response = Response<R>>,
 {
     std::future::poll_fn(|cx| inner.poll_ready(cx)).await?;
-    if !begin.call() {
+    if !decision.try_call() {
         // Its task is aborted.
         std::future::pending::<()>().await;
     }
@@ -467,35 +472,37 @@ where
 }
 
 /// Lets the service answer, and reads the answer as far as it is to be recorded.
-async fn produce<S, R>(
+async fn call_service<S, R>(
     inner: S,
     request: Request<Body>,
     policy: Arc<Policy>,
-    begin: Begin,
-) -> Produced<S::Error>
+    decision: CallDecision,
+) -> ServiceResult<S::Error>
 where
     S: Service<Request<Body>, Response = Response<R>>,
     R: HttpBody<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
-    let response = match call(inner, request, begin).await {
+    let response = match call_when_ready(inner, request, decision).await {
         Ok(response) => response,
-        Err(error) => return Produced::Failed(error),
+        Err(error) => return ServiceResult::Failed(error),
     };
     let (parts, body) = response.into_parts();
     if parts.status.is_informational() {
         // 101 switches the connection to another protocol: there is no response to store or to return.
-        return Produced::Broken(format!("it answered {}, which is no final answer", parts.status).into());
+        return ServiceResult::Interrupted(
+            format!("it answered {}, which is no final answer", parts.status).into(),
+        );
     }
     let parts = Box::new(parts);
     if is_event_stream(&parts.headers) {
-        return Produced::Stream(parts, Body::stream(body), "it was a stream of events");
+        return ServiceResult::Streamed(parts, Body::stream(body), "it was a stream of events");
     }
     match read(body, policy.response_bytes_max, policy.response_max).await {
-        ReadResult::Complete(read) => Produced::Whole(parts, read),
-        ReadResult::TooLarge(body) => Produced::Stream(parts, body, "its body was too large to keep"),
-        ReadResult::TooSlow(body) => Produced::Stream(parts, body, "its body came as a slow stream"),
-        ReadResult::Broken(error) => Produced::Broken(error),
+        ReadResult::Complete(read) => ServiceResult::Complete(parts, read),
+        ReadResult::TooLarge(body) => ServiceResult::Streamed(parts, body, "its body was too large to keep"),
+        ReadResult::TooSlow(body) => ServiceResult::Streamed(parts, body, "its body came as a slow stream"),
+        ReadResult::Broken(error) => ServiceResult::Interrupted(error),
     }
 }
 
@@ -524,14 +531,14 @@ fn in_doubt(id: &EntryId, admin: Option<&str>) -> Problem {
     Problem::new("in-doubt", StatusCode::CONFLICT, "The request is in doubt", detail)
 }
 
-fn mismatch() -> Problem {
+fn fingerprint_mismatch() -> Problem {
     let detail =
         "this Idempotency-Key was used before for a different request; use a new key for a new request";
     let title = "The Idempotency-Key belongs to another request";
     Problem::new("fingerprint-mismatch", StatusCode::UNPROCESSABLE_ENTITY, title, detail)
 }
 
-fn not_kept(status: Option<u16>, why: &str) -> Problem {
+fn response_not_stored(status: Option<u16>, why: &str) -> Problem {
     let answered = status.map(|status| format!(" and was answered with {status}")).unwrap_or_default();
     let detail = format!(
         "the request with this Idempotency-Key has run{answered}; the answer cannot be given again: {why}"
@@ -548,7 +555,7 @@ fn not_kept(status: Option<u16>, why: &str) -> Problem {
     }
 }
 
-fn outage(detail: &str) -> Problem {
+fn ledger_unavailable(detail: &str) -> Problem {
     let title = "The idempotency ledger is unavailable";
     let detail = format!("{detail}; nothing was run, send it again later");
     Problem::new("ledger-unavailable", StatusCode::SERVICE_UNAVAILABLE, title, detail).retry_after(1, 9)
@@ -568,25 +575,25 @@ fn overloaded() -> Problem {
     Problem::new("overloaded", StatusCode::SERVICE_UNAVAILABLE, "Too much at once", detail).retry_after(1, 9)
 }
 
-fn not_ready(why: &str) -> Problem {
+fn service_not_ready(why: &str) -> Problem {
     let detail = format!("{why}; nothing was run, send it again later");
     let title = "The service is not ready";
     Problem::new("service-not-ready", StatusCode::SERVICE_UNAVAILABLE, title, detail).retry_after(1, 9)
 }
 
-fn unrecorded() -> Problem {
+fn outcome_unrecorded() -> Problem {
     let detail =
         "the request has run, but its outcome could not be recorded; send it again later with the same key";
     let title = "The outcome could not be recorded";
     Problem::new("outcome-unrecorded", StatusCode::SERVICE_UNAVAILABLE, title, detail).retry_after(1, 9)
 }
 
-fn broken_off(how: &str) -> Problem {
+fn run_interrupted(how: &str) -> Problem {
     let detail = format!("{how}; it is open whether the request took effect");
     Problem::new("run-interrupted", StatusCode::BAD_GATEWAY, "The request broke off", detail)
 }
 
-fn too_long(run_max: Duration) -> Problem {
+fn run_too_long(run_max: Duration) -> Problem {
     let ms = run_max.as_millis();
     let detail = format!("the request was cut off after {ms} ms; it is open whether it took effect");
     Problem::new("run-too-long", StatusCode::GATEWAY_TIMEOUT, "The request ran too long", detail)

@@ -99,7 +99,7 @@ impl Tenant {
 
     /// Whether a header may determine the caller.
     #[cfg(feature = "proxy")]
-    pub(crate) fn is_decided_by(&self, name: &HeaderName) -> bool {
+    pub(crate) fn uses_header(&self, name: &HeaderName) -> bool {
         match self {
             Self::Credentials => [AUTHORIZATION, X_API_KEY, COOKIE].contains(name),
             Self::Header(header) => header == name,
@@ -111,45 +111,45 @@ impl Tenant {
 
     /// The caller's name in scopes, or an error that names the missing part. It is hashed: credentials must not be
     /// readable in a ledger.
-    fn of(&self, parts: &Parts) -> Result<String, String> {
+    fn identify(&self, parts: &Parts) -> Result<String, String> {
         let mut hasher = blake3::Hasher::new_derive_key("hapax tenant");
         match self {
             Self::Shared => return Ok("shared".into()),
             Self::Credentials => {
                 let mut any = false;
                 for name in [AUTHORIZATION, X_API_KEY] {
-                    if let Some(value) = at_most_one(parts, &name)? {
+                    if let Some(value) = single_value(parts, &name)? {
                         any = true;
-                        part(&mut hasher, name.as_str().as_bytes());
-                        part(&mut hasher, value);
+                        hash_part(&mut hasher, name.as_str().as_bytes());
+                        hash_part(&mut hasher, value);
                     }
                 }
                 let cookies = cookies(parts);
                 if !cookies.is_empty() {
                     any = true;
-                    part(&mut hasher, COOKIE.as_str().as_bytes());
-                    part(&mut hasher, &cookies.join(&b"; "[..]));
+                    hash_part(&mut hasher, COOKIE.as_str().as_bytes());
+                    hash_part(&mut hasher, &cookies.join(&b"; "[..]));
                 }
                 if !any {
                     return Ok("anyone".into());
                 }
             }
-            Self::Header(name) => match at_most_one(parts, name)? {
-                Some(value) if !value.is_empty() => part(&mut hasher, value),
+            Self::Header(name) => match single_value(parts, name)? {
+                Some(value) if !value.is_empty() => hash_part(&mut hasher, value),
                 _ => return Err(format!("the header {name}, once")),
             },
-            Self::Cookie(name) => part(&mut hasher, cookie(parts, name)?),
+            Self::Cookie(name) => hash_part(&mut hasher, cookie(parts, name)?),
             Self::Function(function) => match function(parts) {
-                Some(value) => part(&mut hasher, value.as_bytes()),
+                Some(value) => hash_part(&mut hasher, value.as_bytes()),
                 None => return Err("credentials that tell who is calling".into()),
             },
         }
-        Ok(hex(&hasher))
+        Ok(hex_128(&hasher))
     }
 }
 
 /// The value of a header that identifies the caller. If it is sent twice, it is unknown which one the service uses.
-fn at_most_one<'a>(parts: &'a Parts, name: &HeaderName) -> Result<Option<&'a [u8]>, String> {
+fn single_value<'a>(parts: &'a Parts, name: &HeaderName) -> Result<Option<&'a [u8]>, String> {
     let mut values = parts.headers.get_all(name).iter();
     match (values.next(), values.next()) {
         (value, None) => Ok(value.map(HeaderValue::as_bytes)),
@@ -181,35 +181,36 @@ fn cookie<'a>(parts: &'a Parts, name: &str) -> Result<&'a [u8], String> {
 }
 
 /// Hashes a part with its length, so that different divisions into parts never give the same hash.
-fn part(hasher: &mut blake3::Hasher, bytes: &[u8]) {
+fn hash_part(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes());
     hasher.update(bytes);
 }
 
 /// The first 128 bits, in hexadecimal.
-fn hex(hasher: &blake3::Hasher) -> String {
+fn hex_128(hasher: &blake3::Hasher) -> String {
     hasher.finalize().to_hex()[..32].to_owned()
 }
 
 /// The scope of a request's key: service, caller, method and route.
 pub(crate) fn scope(service: &str, tenant: &Tenant, route: &str, parts: &Parts) -> Result<Scope, String> {
-    let tenant = tenant.of(parts)?;
+    let tenant = tenant.identify(parts)?;
     let method = &parts.method;
     let readable = Scope::new(format!("http/{service}/{tenant}/{method} {route}"));
     Ok(readable.unwrap_or_else(|_| {
         let mut hasher = blake3::Hasher::new_derive_key("hapax route");
-        part(&mut hasher, route.as_bytes());
+        hash_part(&mut hasher, route.as_bytes());
         // The colon distinguishes it from every readable form: a route begins with a slash.
-        let short = format!("http/{service}/{tenant}/{}:{}", method.as_str(), hex(&hasher));
-        Scope::new(&short).expect("service and method are short; see `service_name` and `METHOD_MAX`")
+        let short = format!("http/{service}/{tenant}/{}:{}", method.as_str(), hex_128(&hasher));
+        Scope::new(&short)
+            .expect("service and method are short; see `check_service_name` and `METHOD_BYTES_MAX`")
     }))
 }
 
 /// Maximum length of a method for requests with keys; HTTP's own methods are shorter.
-pub(crate) const METHOD_MAX: usize = 32;
+pub(crate) const METHOD_BYTES_MAX: usize = 32;
 
 /// Checks the name of a service: it is part of every scope.
-pub(crate) fn service_name(name: &str) -> Result<(), String> {
+pub(crate) fn check_service_name(name: &str) -> Result<(), String> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     if (1..=80).contains(&name.len()) && name.bytes().all(fits) {
         return Ok(());

@@ -29,7 +29,7 @@ struct Envelope<T> {
 /// A stored response.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Stored {
+struct StoredResponse {
     status: u16,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     headers: Vec<(String, String)>,
@@ -72,7 +72,7 @@ pub struct OutcomeError(String);
 /// ```
 pub fn check_resolution(scope: &Scope, resolution: &Resolution) -> Result<(), OutcomeError> {
     let Resolution::Completed { outcome, .. } = resolution else { return Ok(()) };
-    if !is_of_http(scope) {
+    if !is_http_scope(scope) {
         return Ok(());
     }
     let refused = |problem: String| {
@@ -85,19 +85,19 @@ pub fn check_resolution(scope: &Scope, resolution: &Resolution) -> Result<(), Ou
     };
     let Some(json) = &outcome.value else { return Err(refused("it is missing".into())) };
     let Envelope { http_response: stored } =
-        json.get::<Envelope<Stored>>().map_err(|error| refused(error.to_string()))?;
+        json.get::<Envelope<StoredResponse>>().map_err(|error| refused(error.to_string()))?;
     let status = StatusCode::from_u16(stored.status).ok().filter(|status| !status.is_informational());
     if status.is_none() {
         return Err(refused(format!("{} is no status of a final answer", stored.status)));
     }
-    if stored.omitted.is_none() && answer(&stored).is_none() {
+    if stored.omitted.is_none() && to_response(&stored).is_none() {
         return Err(refused("a header or the body cannot be sent".into()));
     }
     Ok(())
 }
 
 /// Whether [`scope`](crate::scope::scope) makes scopes of this form.
-fn is_of_http(scope: &Scope) -> bool {
+fn is_http_scope(scope: &Scope) -> bool {
     let mut parts = scope.as_str().splitn(4, '/');
     let (Some("http"), Some(_), Some(_), Some(operation)) =
         (parts.next(), parts.next(), parts.next(), parts.next())
@@ -111,13 +111,17 @@ fn is_of_http(scope: &Scope) -> bool {
 /// The result for a duplicate.
 pub(crate) enum Replay {
     /// The recorded response.
-    Answer(Box<Response<Body>>),
+    Response(Box<Response<Body>>),
     /// The response was too large to store, or a stream: its status, if known, and the reason.
     Omitted { status: Option<u16>, why: String },
 }
 
 /// The outcome of a response with its complete body.
-pub(crate) fn whole(method: &Method, parts: &response::Parts, read: &CompleteBody) -> RecordedOutcome {
+pub(crate) fn outcome_with_body(
+    method: &Method,
+    parts: &response::Parts,
+    read: &CompleteBody,
+) -> RecordedOutcome {
     let body = match std::str::from_utf8(&read.bytes) {
         Ok("") => None,
         Ok(text) => Some(StoredBody::Text(text.to_owned())),
@@ -125,24 +129,24 @@ pub(crate) fn whole(method: &Method, parts: &response::Parts, read: &CompleteBod
     };
     // A length without a body is information of its own; otherwise it follows from the body.
     let keep_length = *method == Method::HEAD || parts.status == StatusCode::NOT_MODIFIED;
-    let stored = Stored {
+    let stored = StoredResponse {
         status: parts.status.as_u16(),
-        headers: pairs(&parts.headers, keep_length),
+        headers: header_pairs(&parts.headers, keep_length),
         body,
-        trailers: read.trailers.as_ref().map(|trailers| pairs(trailers, false)).unwrap_or_default(),
+        trailers: read.trailers.as_ref().map(|trailers| header_pairs(trailers, false)).unwrap_or_default(),
         omitted: None,
     };
     let json = Json::of(&Envelope { http_response: stored }).expect("strings and numbers are JSON");
     if json.as_str().len() > OUTCOME_BYTES_MAX {
         let bytes = read.bytes.len();
-        return omitted(parts, &format!("its body of {bytes} bytes was too large to keep"));
+        return outcome_without_body(parts, &format!("its body of {bytes} bytes was too large to keep"));
     }
     outcome(parts.status, json)
 }
 
 /// The outcome of a response whose body is not stored.
-pub(crate) fn omitted(parts: &response::Parts, why: &str) -> RecordedOutcome {
-    let stored = Stored {
+pub(crate) fn outcome_without_body(parts: &response::Parts, why: &str) -> RecordedOutcome {
+    let stored = StoredResponse {
         status: parts.status.as_u16(),
         headers: Vec::new(),
         body: None,
@@ -160,8 +164,8 @@ fn outcome(status: StatusCode, json: Json) -> RecordedOutcome {
     if failed { RecordedOutcome::failed(json) } else { RecordedOutcome::done(json) }
 }
 
-fn pairs(headers: &HeaderMap, keep_length: bool) -> Vec<(String, String)> {
-    let listed = crate::headers::listed_in_connection(headers);
+fn header_pairs(headers: &HeaderMap, keep_length: bool) -> Vec<(String, String)> {
+    let listed = crate::headers::names_in_connection_header(headers);
     let kept = |name: &HeaderName| {
         let dropped = [SET_COOKIE, DATE].contains(name) || (*name == CONTENT_LENGTH && !keep_length);
         !dropped && !is_hop_by_hop(name) && !listed.contains(name)
@@ -197,28 +201,30 @@ pub(crate) fn replay(outcome: &RecordedOutcome) -> Replay {
         }
         Some(json) => json,
     };
-    let Some(stored) = stored(json) else { return Replay::Answer(Box::new(decided(outcome, json))) };
+    let Some(stored) = stored_response(json) else {
+        return Replay::Response(Box::new(operator_response(outcome, json)));
+    };
     if let Some(why) = stored.omitted {
         return Replay::Omitted { status: Some(stored.status), why };
     }
-    answer(&stored).map_or_else(
+    to_response(&stored).map_or_else(
         || Replay::Omitted { status: Some(stored.status), why: "its record cannot be read".into() },
-        |response| Replay::Answer(Box::new(response)),
+        |response| Replay::Response(Box::new(response)),
     )
 }
 
 /// The response in an outcome, if it contains one.
-fn stored(json: &Json) -> Option<Stored> {
-    if let Ok(Envelope { http_response }) = json.get::<Envelope<Stored>>() {
+fn stored_response(json: &Json) -> Option<StoredResponse> {
+    if let Ok(Envelope { http_response }) = json.get::<Envelope<StoredResponse>>() {
         return Some(http_response);
     }
     // Recorded before responses had a name of their own. JSON with only a status could be anything written by hand.
-    let stored = json.get::<Stored>().ok()?;
+    let stored = json.get::<StoredResponse>().ok()?;
     let more = stored.body.is_some() || stored.omitted.is_some() || !stored.headers.is_empty();
     more.then_some(stored)
 }
 
-fn answer(stored: &Stored) -> Option<Response<Body>> {
+fn to_response(stored: &StoredResponse) -> Option<Response<Body>> {
     let bytes = match &stored.body {
         None => Bytes::new(),
         Some(StoredBody::Text(text)) => Bytes::from(text.clone()),
@@ -239,7 +245,7 @@ fn answer(stored: &Stored) -> Option<Response<Body>> {
 }
 
 /// The outcome that an operator recorded for a doubt: the response's body, as JSON.
-fn decided(outcome: &RecordedOutcome, json: &Json) -> Response<Body> {
+fn operator_response(outcome: &RecordedOutcome, json: &Json) -> Response<Body> {
     let mut response = Response::new(Body::complete(Bytes::from(json.as_str().to_owned())));
     *response.status_mut() = if outcome.failed { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -256,8 +262,8 @@ mod tests {
 
     async fn round_trip(parts: &response::Parts, bytes: &[u8]) -> (response::Parts, Bytes) {
         let read = CompleteBody { bytes: Bytes::copy_from_slice(bytes), trailers: None };
-        let outcome = whole(&Method::POST, parts, &read);
-        let Replay::Answer(response) = replay(&outcome.without_oversize_value()) else { panic!("omitted") };
+        let outcome = outcome_with_body(&Method::POST, parts, &read);
+        let Replay::Response(response) = replay(&outcome.without_oversize_value()) else { panic!("omitted") };
         let (parts, body) = response.into_parts();
         (parts, body.collect().await.unwrap().to_bytes())
     }
@@ -299,7 +305,7 @@ mod tests {
     #[test]
     fn what_a_person_decided_is_an_answer() {
         let outcome = RecordedOutcome::done(Json::parse(r#"{"charged":true}"#).unwrap());
-        let Replay::Answer(response) = replay(&outcome) else { panic!("omitted") };
+        let Replay::Response(response) = replay(&outcome) else { panic!("omitted") };
         assert_eq!(response.status(), StatusCode::OK);
         let nothing = RecordedOutcome { failed: false, value: None, omitted_bytes: None };
         assert!(matches!(replay(&nothing), Replay::Omitted { status: None, .. }));
@@ -311,7 +317,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_is_known_by_its_name() {
         let answer = |json: &str| match replay(&RecordedOutcome::done(Json::parse(json).unwrap())) {
-            Replay::Answer(response) => *response,
+            Replay::Response(response) => *response,
             Replay::Omitted { why, .. } => panic!("{json}: {why}"),
         };
         for json in [r#"{"status":201}"#, r#"{"status":404,"charged":true}"#, r#"{"status":7,"headers":[]}"#]
@@ -373,7 +379,7 @@ mod tests {
     #[test]
     fn what_is_too_large_for_the_ledger_keeps_its_status() {
         let read = CompleteBody { bytes: Bytes::from(vec![0xff; OUTCOME_BYTES_MAX]), trailers: None };
-        let outcome = whole(&Method::POST, &parts(200, &[]), &read).without_oversize_value();
+        let outcome = outcome_with_body(&Method::POST, &parts(200, &[]), &read).without_oversize_value();
         assert!(matches!(replay(&outcome), Replay::Omitted { status: Some(200), .. }));
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::any;
 use common::naive::{self, Naive};
-use common::outage::Switched;
+use common::outage::SwitchedLedger;
 use common::proxied::{Proxied, with_policy};
 use common::{Client, Gate, Store, serve, until};
 use hapax_core::{EntryFilter, Ledger};
@@ -20,9 +20,9 @@ fn gated(gate: &Arc<Gate>) -> Router {
     Router::new().fallback(any(move || async move { format!("call {}", gate.pass().await) }))
 }
 
-async fn proxied(policy: Policy, gate: &Arc<Gate>) -> (Store, Arc<Switched>, Proxied) {
+async fn proxied(policy: Policy, gate: &Arc<Gate>) -> (Store, Arc<SwitchedLedger>, Proxied) {
     let store = Store::new();
-    let ledger = Switched::new(store.ledger());
+    let ledger = SwitchedLedger::new(store.ledger());
     let proxy = Proxied::router(gated(gate), ledger.clone(), with_policy(policy)).await;
     (store, ledger, proxy)
 }
@@ -162,7 +162,7 @@ async fn unconfirmed(on_outage: OnOutage) {
         if first { http::StatusCode::TOO_MANY_REQUESTS } else { http::StatusCode::CREATED }
     }));
     let store = Store::new();
-    let ledger = Switched::new(store.ledger());
+    let ledger = SwitchedLedger::new(store.ledger());
     let lease_ms = 9000;
     let policy = Policy { lease: Duration::from_millis(lease_ms), on_outage, ..Policy::default() };
     let proxy = Proxied::router(router, ledger.clone(), with_policy(policy)).await;

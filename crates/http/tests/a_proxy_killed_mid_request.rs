@@ -53,7 +53,7 @@ fn start(folder: &Path, upstream: SocketAddr, on_doubt: &str) -> (Process, Socke
 }
 
 /// Kills the proxy while the service works. Returns the response of the next proxy to the next request with the key.
-async fn killed(on_doubt: &str) -> (common::Answer, usize, Vec<http::HeaderMap>) {
+async fn killed(on_doubt: &str) -> (common::TestResponse, usize, Vec<http::HeaderMap>) {
     let store = tempfile::tempdir().unwrap();
     let gate = Gate::closed();
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::routing::post;
 use axum::{Extension, Router};
 use common::naive::{self, Naive};
-use common::{Answer, Client, Gate, Store, serve, soon};
+use common::{Client, Gate, Store, TestResponse, serve, soon};
 use hapax_http::{IdempotencyLayer, KeyedRun, Policy, Tenant};
 use http::StatusCode;
 
@@ -20,7 +20,7 @@ fn payments(gate: &Arc<Gate>) -> Router {
 }
 
 /// Sends the same request from many callers at once; lets the service respond when `arrivals` of them have reached it.
-async fn at_once(to: std::net::SocketAddr, gate: &Gate, arrivals: usize) -> Vec<Answer> {
+async fn at_once(to: std::net::SocketAddr, gate: &Gate, arrivals: usize) -> Vec<TestResponse> {
     let calls: Vec<_> = (0..CALLERS)
         .map(|_| {
             tokio::spawn(async move { Client::new().post(to, "/payments", "\"k1\"", r#"{"cents":5}"#).await })

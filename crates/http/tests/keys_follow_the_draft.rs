@@ -11,7 +11,7 @@ use axum::Router;
 use axum::routing::any;
 use bytes::Bytes;
 use common::proxied::{Proxied, with_policy};
-use common::{Answer, Client, Gate, Store, post};
+use common::{Client, Gate, Store, TestResponse, post};
 use hapax_http::proxy::ProxyConfig;
 use hapax_http::{Policy, Tenant};
 use http::{Request, StatusCode};
@@ -37,7 +37,7 @@ fn required() -> ProxyConfig {
 }
 
 #[track_caller]
-fn assert_problem(answer: &Answer, status: u16, code: &str) {
+fn assert_problem(answer: &TestResponse, status: u16, code: &str) {
     assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (status, code), "{}", answer.text());
 }
 

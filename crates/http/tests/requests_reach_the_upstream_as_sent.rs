@@ -20,7 +20,7 @@ use hyper_util::client::legacy::Client as Pool;
 use hyper_util::rt::TokioExecutor;
 
 async fn proxied(config: ProxyConfig) -> (Store, Proxied, Upstream) {
-    let upstream = Upstream::answering("HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok").await;
+    let upstream = Upstream::responding("HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok").await;
     let store = Store::new();
     let proxy = Proxied::before(upstream.address, store.ledger(), config).await;
     (store, proxy, upstream)
@@ -36,7 +36,7 @@ fn every_method() -> ProxyConfig {
 async fn exchange(proxy: &Proxied, method: &str, bytes: impl AsRef<[u8]>) -> Option<Message> {
     let mut wire = Wire::connect(proxy.address).await;
     wire.send(bytes).await;
-    wire.try_answer(method).await
+    wire.try_response(method).await
 }
 
 /// {chunks that are none, a body that ends early} x {keyed, not}: the caller's fault, and the upstream is not blamed.

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use axum::Router;
 use axum::extract::State;
 use axum::routing::any;
-use common::outage::Switched;
+use common::outage::SwitchedLedger;
 use common::proxied::{Proxied, with_policy};
-use common::{Answer, Client, Store, post, serve};
+use common::{Client, Store, TestResponse, post, serve};
 use hapax_core::OnDoubt;
 use hapax_http::{IdempotencyLayer, KeyedRun, OnOutage, Policy};
 use http::{HeaderMap, StatusCode, Uri};
@@ -60,7 +60,7 @@ enum Front {
     Proxy,
 }
 
-async fn send(client: &Client, to: std::net::SocketAddr, path: &str, tenant: &str) -> Answer {
+async fn send(client: &Client, to: std::net::SocketAddr, path: &str, tenant: &str) -> TestResponse {
     let mut request = post(to, path, "raw-key", "{}");
     request.headers_mut().insert("authorization", tenant.parse().unwrap());
     request.headers_mut().insert("x-idempotency-key", "raw-key".parse().unwrap());
@@ -73,7 +73,7 @@ async fn send(client: &Client, to: std::net::SocketAddr, path: &str, tenant: &st
 async fn with_and_without_the_ledger() {
     for front in [Front::Layer, Front::Proxy] {
         let store = Store::new();
-        let ledger = Switched::new(store.ledger());
+        let ledger = SwitchedLedger::new(store.ledger());
         let payments = Payments::default();
         let service = Router::new().fallback(any(pay)).with_state(payments.clone());
         let mut proxy = None;
@@ -117,7 +117,7 @@ async fn with_and_without_the_ledger() {
 #[tokio::test]
 async fn handlers_find_the_derived_key_without_a_claim_too() {
     let store = Store::new();
-    let ledger = Switched::new(store.ledger());
+    let ledger = SwitchedLedger::new(store.ledger());
     let layer = IdempotencyLayer::builder("shop", ledger.clone()).policy(policy()).build().unwrap();
     let handler = |request: axum::extract::Request| async move {
         let run = request.extensions().get::<KeyedRun>().expect("the run is described").clone();

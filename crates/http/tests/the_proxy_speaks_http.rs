@@ -9,7 +9,7 @@ use axum::Router;
 use axum::routing::any;
 use bytes::Bytes;
 use common::proxied::Proxied;
-use common::{Answer, Client, Gate, Store, post, soon};
+use common::{Client, Gate, Store, TestResponse, post, soon};
 use hapax_http::proxy::{HostPolicy, Proxy, ProxyConfig, ProxyLimits, TlsFiles};
 use http::{Request, StatusCode, Version};
 use http_body_util::{BodyExt as _, Full};
@@ -37,7 +37,7 @@ fn mirror() -> Router {
     }))
 }
 
-fn mirrored(answer: &Answer) -> serde_json::Value {
+fn mirrored(answer: &TestResponse) -> serde_json::Value {
     serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{error}: {}", answer.text()))
 }
 

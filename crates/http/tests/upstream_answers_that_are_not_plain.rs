@@ -29,7 +29,7 @@ async fn post(proxy: &Proxied, path: &str, key: Option<&str>) -> Message {
 #[tokio::test]
 async fn a_change_of_protocol_that_was_not_asked_for_is_never_recorded() {
     let upstream =
-        Upstream::answering("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n")
+        Upstream::responding("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n")
             .await;
     let (_store, proxy) = before(&upstream).await;
     let unkeyed = post(&proxy, "/", None).await;
@@ -54,7 +54,7 @@ async fn a_change_of_protocol_that_was_not_asked_for_is_never_recorded() {
 async fn a_transfer_coding_that_was_not_asked_for_is_refused() {
     for coding in ["gzip, chunked", "gzip", "chunked, chunked", "identity"] {
         let answer = format!("HTTP/1.1 200 OK\r\ntransfer-encoding: {coding}\r\n\r\n3\r\nxyz\r\n0\r\n\r\n");
-        let upstream = Upstream::answering(answer).await;
+        let upstream = Upstream::responding(answer).await;
         let (_store, proxy) = before(&upstream).await;
         for (key, status, code) in [
             (None, 502, "upstream-invalid"),
@@ -94,7 +94,7 @@ async fn many_headers_are_passed_on_and_replayed() {
 async fn interim_answers_are_left_out() {
     let chain = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\nx-step: 1\r\n\r\n\
                  HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok";
-    let upstream = Upstream::answering(chain).await;
+    let upstream = Upstream::responding(chain).await;
     let (_store, proxy) = before(&upstream).await;
     for (key, replay) in [(None, false), (Some("k"), false), (Some("k"), true)] {
         let answer = post(&proxy, "/", key).await;
@@ -107,7 +107,7 @@ async fn interim_answers_are_left_out() {
 #[tokio::test]
 async fn a_body_that_ends_with_its_connection_is_whole() {
     for version in ["1.0", "1.1"] {
-        let upstream = Upstream::answering(format!("HTTP/{version} 201 Created\r\n\r\nuntil the end")).await;
+        let upstream = Upstream::responding(format!("HTTP/{version} 201 Created\r\n\r\nuntil the end")).await;
         let (_store, proxy) = before(&upstream).await;
         for (key, replay) in [(None, false), (Some("k"), false), (Some("k"), true)] {
             let answer = post(&proxy, "/", key).await;
@@ -120,7 +120,7 @@ async fn a_body_that_ends_with_its_connection_is_whole() {
 #[tokio::test]
 async fn a_stream_of_events_is_known_in_any_case() {
     let answer = "HTTP/1.1 200 OK\r\ncontent-type: Text/Event-Stream\r\ncontent-length: 9\r\n\r\ndata: 1\n\n";
-    let upstream = Upstream::answering(answer).await;
+    let upstream = Upstream::responding(answer).await;
     let (_store, proxy) = before(&upstream).await;
     assert_eq!(post(&proxy, "/", Some("k")).await.text(), "data: 1\n\n");
     assert_eq!(post(&proxy, "/", Some("k")).await.problem(), "response-not-stored");

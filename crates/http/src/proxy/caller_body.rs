@@ -14,28 +14,28 @@ use crate::body::{Body, BoxError};
 
 /// How far a caller's body has come, as seen by the one who waits for the upstream's answer.
 #[derive(Clone)]
-pub(crate) struct Upload(Arc<Mutex<State>>);
+pub(crate) struct UploadProgress(Arc<Mutex<State>>);
 
 struct State {
     /// The upstream takes more than the caller has sent so far.
-    waits_for_caller: bool,
+    waiting_for_caller: bool,
     /// When that last changed, or a part of the body was last passed on.
-    moved: Instant,
+    last_progress: Instant,
     /// Why the body ended early, and whether it was only too slow.
     failure: Option<(String, bool)>,
 }
 
-impl Upload {
+impl UploadProgress {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the upstream has had `answer_max` for its answer. The time in which the caller was waited for is not the
+    /// When the upstream has had `response_max` for its answer. The time in which the caller was waited for is not the
     /// upstream's; the body itself ends it after `idle_max`, hence before this deadline.
-    pub(crate) fn deadline(&self, answer_max: Duration, idle_max: Duration) -> Instant {
+    pub(crate) fn deadline(&self, response_max: Duration, idle_max: Duration) -> Instant {
         let state = self.state();
-        let deadline = state.moved + answer_max;
-        if state.waits_for_caller { deadline + idle_max } else { deadline }
+        let deadline = state.last_progress + response_max;
+        if state.waiting_for_caller { deadline + idle_max } else { deadline }
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -49,14 +49,14 @@ impl Upload {
 
 pub(crate) struct CallerBody {
     body: StallTimeoutBody<Body>,
-    upload: Upload,
+    progress: UploadProgress,
 }
 
 impl CallerBody {
-    pub(crate) fn new(body: StallTimeoutBody<Body>) -> (Self, Upload) {
-        let state = State { waits_for_caller: false, moved: Instant::now(), failure: None };
-        let upload = Upload(Arc::new(Mutex::new(state)));
-        (Self { body, upload: upload.clone() }, upload)
+    pub(crate) fn new(body: StallTimeoutBody<Body>) -> (Self, UploadProgress) {
+        let state = State { waiting_for_caller: false, last_progress: Instant::now(), failure: None };
+        let progress = UploadProgress(Arc::new(Mutex::new(state)));
+        (Self { body, progress: progress.clone() }, progress)
     }
 }
 
@@ -70,11 +70,11 @@ impl HttpBody for CallerBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.body).poll_frame(cx);
-        let mut state = this.upload.state();
-        if polled.is_ready() || !state.waits_for_caller {
-            state.moved = Instant::now();
+        let mut state = this.progress.state();
+        if polled.is_ready() || !state.waiting_for_caller {
+            state.last_progress = Instant::now();
         }
-        state.waits_for_caller = polled.is_pending();
+        state.waiting_for_caller = polled.is_pending();
         if let Poll::Ready(Some(Err(error))) = &polled {
             state.failure = Some((error.to_string(), error.is::<StallError>()));
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::policy::{ConfigError, Policy};
-use crate::scope::{Tenant, service_name};
+use crate::scope::{Tenant, check_service_name};
 
 /// All settings of the proxy, except those of its ledger.
 ///
@@ -223,7 +223,7 @@ fn write_tenant<S: Serializer>(tenant: &Tenant, to: S) -> Result<S::Ok, S::Error
 impl ProxyConfig {
     /// Checks everything that can be checked without opening anything.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        service_name(&self.name).map_err(ConfigError)?;
+        check_service_name(&self.name).map_err(ConfigError)?;
         super::forward::Target::parse(&self.upstream)?;
         let limits = &self.limits;
         let counts = [

@@ -25,19 +25,22 @@ use tokio::time::Instant;
 use tokio_rustls::rustls;
 use tower_service::Service;
 
-use super::caller_body::{CallerBody, Upload};
+use super::caller_body::{CallerBody, UploadProgress};
 use super::config::{HostPolicy, ProxyConfig};
 use super::idle::{StallDetector, StallTimeoutBody, TimerPool};
 use crate::body::{Body, BoxError};
-use crate::headers::{fit_length, is_hop_by_hop, is_ours, is_plainly_coded, listed_in_connection};
+use crate::headers::{
+    correct_content_length, has_supported_transfer_coding, is_hop_by_hop, is_reserved,
+    names_in_connection_header,
+};
 use crate::key::X_IDEMPOTENCY_KEY;
-use crate::policy::{ConfigError, Verdict};
+use crate::policy::{ConfigError, EffectVerdict};
 use crate::problem::Problem;
 use crate::scope::Tenant;
 
 /// Maximum number of headers in an upstream's response. hyper's default, 100, is less than real services send, and a
 /// rejected response leaves its key in doubt.
-const ANSWER_HEADERS_MAX: usize = 512;
+const RESPONSE_HEADERS_MAX: usize = 512;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -45,7 +48,7 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 
 /// The caller of a connection, and how it is described to the upstream.
 #[derive(Debug)]
-pub(crate) struct Peer {
+pub(crate) struct CallerInfo {
     pub(crate) address: SocketAddr,
     proto: HeaderValue,
     /// For `X-Forwarded-For`.
@@ -54,7 +57,7 @@ pub(crate) struct Peer {
     element: String,
 }
 
-impl Peer {
+impl CallerInfo {
     pub(crate) fn new(address: SocketAddr, tls: bool) -> Self {
         let ip = address.ip().to_canonical();
         let proto = if tls { "https" } else { "http" };
@@ -120,26 +123,26 @@ impl Target {
 
 /// Sends requests to the upstream.
 #[derive(Clone)]
-pub(crate) struct Forward(Arc<Inner>);
+pub(crate) struct Forwarder(Arc<ForwarderState>);
 
 /// Sends the requests of one connection to the upstream.
 #[derive(Clone)]
-pub(crate) struct ForwardFor {
-    inner: Arc<Inner>,
-    peer: Arc<Peer>,
+pub(crate) struct ConnectionForwarder {
+    inner: Arc<ForwarderState>,
+    peer: Arc<CallerInfo>,
 }
 
-struct Inner {
+struct ForwarderState {
     target: Target,
-    client: Client<Timed, CallerBody>,
+    client: Client<TimeoutConnector, CallerBody>,
     host: HostPolicy,
     trust_forwarded: bool,
     tenant: Tenant,
-    answers: Arc<TimerPool>,
+    responses: Arc<TimerPool>,
     bodies: Arc<TimerPool>,
 }
 
-impl Forward {
+impl Forwarder {
     pub(crate) fn new(config: &ProxyConfig) -> Result<Self, ConfigError> {
         let limits = &config.limits;
         let mut http = HttpConnector::new();
@@ -152,28 +155,29 @@ impl Forward {
             .https_or_http()
             .enable_all_versions()
             .wrap_connector(http);
-        let connector = Timed { inner: https, timeout: Duration::from_millis(limits.connect_timeout_ms) };
+        let connector =
+            TimeoutConnector { inner: https, timeout: Duration::from_millis(limits.connect_timeout_ms) };
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
             .pool_idle_timeout(Duration::from_millis(limits.pool_idle_ms))
             .pool_max_idle_per_host(limits.pool_idle_max)
             .http2_keep_alive_interval(Duration::from_secs(30))
-            .http1_max_headers(ANSWER_HEADERS_MAX)
+            .http1_max_headers(RESPONSE_HEADERS_MAX)
             .build(connector);
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(ForwarderState {
             target: Target::parse(&config.upstream)?,
             client,
             host: config.host,
             trust_forwarded: config.trust_forwarded,
             tenant: config.tenant.clone(),
-            answers: TimerPool::new(Duration::from_millis(limits.response_timeout_ms)),
+            responses: TimerPool::new(Duration::from_millis(limits.response_timeout_ms)),
             bodies: TimerPool::new(Duration::from_millis(limits.idle_timeout_ms)),
         })))
     }
 
-    pub(crate) fn of(&self, peer: Arc<Peer>) -> ForwardFor {
-        ForwardFor { inner: self.0.clone(), peer }
+    pub(crate) fn for_caller(&self, peer: Arc<CallerInfo>) -> ConnectionForwarder {
+        ConnectionForwarder { inner: self.0.clone(), peer }
     }
 
     /// Refuses a request that cannot be forwarded unchanged in meaning, and removes the hop-by-hop headers. It runs
@@ -185,13 +189,13 @@ impl Forward {
             let title = "Other protocols are not passed on";
             return Err(Problem::new("upgrade-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail));
         }
-        if !is_plainly_coded(request.headers()) {
+        if !has_supported_transfer_coding(request.headers()) {
             let detail =
                 "the only transfer coding that this proxy understands is chunked, once; nothing was run";
             let title = "The transfer coding is not known";
             return Err(Problem::new("coding-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail));
         }
-        one_host(request).map_err(|problem| {
+        check_target(request).map_err(|problem| {
             let detail = format!("{problem}; nothing was run");
             Problem::new("target-invalid", StatusCode::BAD_REQUEST, "The target is not valid", detail)
         })?;
@@ -206,31 +210,31 @@ impl Forward {
     }
 }
 
-impl Inner {
-    async fn forward(&self, request: Request<Body>, peer: &Peer) -> Response<Body> {
+impl ForwarderState {
+    async fn forward(&self, request: Request<Body>, peer: &CallerInfo) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let Some(uri) = self.target.uri(&parts.uri) else {
             let detail = format!("the target {:?} cannot be sent on", parts.uri.path());
             let title = "The target is not valid";
             let problem = Problem::new("target-invalid", StatusCode::BAD_REQUEST, title, detail);
-            return with(problem, Verdict::NothingHappened);
+            return problem_with_verdict(problem, EffectVerdict::NothingHappened);
         };
         self.prepare(&mut parts, peer);
-        frame(&parts.method, &mut parts.headers, &body);
+        set_framing(&parts.method, &mut parts.headers, &body);
         parts.uri = uri;
         parts.version = Version::HTTP_11;
         let method = parts.method.clone();
-        let (body, upload) = CallerBody::new(StallTimeoutBody::new(body, &self.bodies));
+        let (body, progress) = CallerBody::new(StallTimeoutBody::new(body, &self.bodies));
         let mut answer = pin!(self.client.request(Request::from_parts(parts, body)));
-        let mut stall = StallDetector::new(self.answers.clone());
+        let mut stall = StallDetector::new(self.responses.clone());
         let answered = poll_fn(|cx| {
             if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
                 return Poll::Ready(Some(answer));
             }
             // The deadline is asked for only when the timer ends: a body that moves does not have to set it again.
             while stall.poll_stalled(cx) {
-                let (now, timeout) = (Instant::now(), self.answers.timeout());
-                let deadline = upload.deadline(timeout, self.bodies.timeout());
+                let (now, timeout) = (Instant::now(), self.responses.timeout());
+                let deadline = progress.deadline(timeout, self.bodies.timeout());
                 if deadline <= now {
                     return Poll::Ready(None);
                 }
@@ -242,52 +246,57 @@ impl Inner {
         match answered.await {
             Some(Ok(response)) => {
                 let (parts, body) = response.into_parts();
-                self.answer(&method, parts, body)
+                self.convert_response(&method, parts, body)
             }
             Some(Err(error)) if error.is_connect() => {
-                tracing::warn!(upstream = %self.target.authority, error = %chain(&error), "upstream unreachable");
+                tracing::warn!(upstream = %self.target.authority, error = %error_chain(&error), "upstream unreachable");
                 let detail = "the upstream cannot be reached; nothing was sent to it";
                 let title = "The upstream is unreachable";
                 let problem = Problem::new("upstream-unreachable", StatusCode::BAD_GATEWAY, title, detail);
-                with(problem.retry_after(1, 4), Verdict::NothingHappened)
+                problem_with_verdict(problem.retry_after(1, 4), EffectVerdict::NothingHappened)
             }
             // The request broke off before the upstream did.
-            Some(Err(_)) if upload.has_failed() => broken_by_caller(&upload),
-            Some(Err(error)) if is_unreadable(&error) => self.unacceptable(&chain(&error)),
+            Some(Err(_)) if progress.has_failed() => caller_body_failed(&progress),
+            Some(Err(error)) if is_parse_error(&error) => self.upstream_invalid(&error_chain(&error)),
             Some(Err(error)) => {
-                tracing::warn!(upstream = %self.target.authority, error = %chain(&error), "upstream broke off");
+                tracing::warn!(upstream = %self.target.authority, error = %error_chain(&error), "upstream broke off");
                 let detail =
                     "the connection to the upstream broke; it is open whether the request took effect";
                 let title = "The upstream broke off";
-                with(
+                problem_with_verdict(
                     Problem::new("upstream-broken", StatusCode::BAD_GATEWAY, title, detail),
-                    Verdict::InDoubt,
+                    EffectVerdict::InDoubt,
                 )
             }
             None => {
-                let ms = self.answers.timeout().as_millis();
+                let ms = self.responses.timeout().as_millis();
                 tracing::warn!(upstream = %self.target.authority, ms, "upstream does not answer");
                 let detail = format!(
                     "the upstream did not answer in {ms} ms; it is open whether the request took effect"
                 );
                 let title = "The upstream does not answer";
-                with(
+                problem_with_verdict(
                     Problem::new("upstream-timeout", StatusCode::GATEWAY_TIMEOUT, title, detail),
-                    Verdict::InDoubt,
+                    EffectVerdict::InDoubt,
                 )
             }
         }
     }
 
     /// Converts the upstream's response to one for the caller.
-    fn answer(&self, method: &Method, mut parts: response::Parts, body: Incoming) -> Response<Body> {
+    fn convert_response(
+        &self,
+        method: &Method,
+        mut parts: response::Parts,
+        body: Incoming,
+    ) -> Response<Body> {
         if parts.status.is_informational() {
-            return self.unacceptable(&format!("it is {}, which was not asked for", parts.status));
+            return self.upstream_invalid(&format!("it is {}, which was not asked for", parts.status));
         }
-        if !is_plainly_coded(&parts.headers) {
-            return self.unacceptable("its transfer coding is not chunked");
+        if !has_supported_transfer_coding(&parts.headers) {
+            return self.upstream_invalid("its transfer coding is not chunked");
         }
-        fit_length(&mut parts.headers, method, parts.status, body.size_hint().exact());
+        correct_content_length(&mut parts.headers, method, parts.status, body.size_hint().exact());
         remove_hop_by_hop(&mut parts.headers, |_| false);
         parts.version = Version::default();
         let body = if body.is_end_stream() {
@@ -299,13 +308,16 @@ impl Inner {
     }
 
     /// The upstream responded, but the response cannot be forwarded.
-    fn unacceptable(&self, why: &str) -> Response<Body> {
+    fn upstream_invalid(&self, why: &str) -> Response<Body> {
         tracing::warn!(upstream = %self.target.authority, why, "an answer of the upstream cannot be passed on");
         let detail = format!(
             "the upstream's answer cannot be passed on: {why}; it is open whether the request took effect"
         );
         let title = "The upstream's answer is not valid";
-        with(Problem::new("upstream-invalid", StatusCode::BAD_GATEWAY, title, detail), Verdict::InDoubt)
+        problem_with_verdict(
+            Problem::new("upstream-invalid", StatusCode::BAD_GATEWAY, title, detail),
+            EffectVerdict::InDoubt,
+        )
     }
 
     /// Headers that a caller cannot remove by listing them in `Connection`: they determine the caller and the content
@@ -314,18 +326,18 @@ impl Inner {
         let text = name.as_str();
         let described = text.starts_with("content-") || text.starts_with("x-forwarded-");
         let named = [HOST, FORWARDED, X_IDEMPOTENCY_KEY].contains(name);
-        described || named || is_ours(name) || self.tenant.is_decided_by(name)
+        described || named || is_reserved(name) || self.tenant.uses_header(name)
     }
 
     /// Converts a caller's headers to those of a request to the upstream.
-    fn prepare(&self, parts: &mut Parts, peer: &Peer) {
+    fn prepare(&self, parts: &mut Parts, peer: &CallerInfo) {
         let host = parts.headers.get(HOST).cloned().or_else(|| {
             parts.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
         });
         let headers = &mut parts.headers;
         // Handled by the proxy: the caller is told to continue when its body is read.
         headers.remove(EXPECT);
-        forwarded(headers, peer, host.as_ref(), self.trust_forwarded);
+        add_forwarded_headers(headers, peer, host.as_ref(), self.trust_forwarded);
         let host = match self.host {
             HostPolicy::Preserve => host,
             HostPolicy::Upstream => HeaderValue::from_str(self.target.authority.as_str()).ok(),
@@ -337,8 +349,8 @@ impl Inner {
 }
 
 /// The answer to a caller whose body ended before it was complete. The upstream has got the beginning of it.
-fn broken_by_caller(upload: &Upload) -> Response<Body> {
-    let (why, slow) = upload.take_failure();
+fn caller_body_failed(progress: &UploadProgress) -> Response<Body> {
+    let (why, slow) = progress.take_failure();
     tracing::debug!(why, "a caller's body broke off");
     let detail = format!("the body could not be read: {why}; the upstream has seen only a part of it");
     let problem = if slow {
@@ -346,10 +358,10 @@ fn broken_by_caller(upload: &Upload) -> Response<Body> {
     } else {
         Problem::new("body-broken", StatusCode::BAD_REQUEST, "The body broke off", detail)
     };
-    with(problem, Verdict::InDoubt)
+    problem_with_verdict(problem, EffectVerdict::InDoubt)
 }
 
-impl Service<Request<Body>> for ForwardFor {
+impl Service<Request<Body>> for ConnectionForwarder {
     type Response = Response<Body>;
     type Error = std::convert::Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Self::Error>> + Send>>;
@@ -364,7 +376,7 @@ impl Service<Request<Body>> for ForwardFor {
     }
 }
 
-fn with(problem: Problem, verdict: Verdict) -> Response<Body> {
+fn problem_with_verdict(problem: Problem, verdict: EffectVerdict) -> Response<Body> {
     let mut response = problem.into_response();
     response.extensions_mut().insert(verdict);
     response
@@ -373,14 +385,14 @@ fn with(problem: Problem, verdict: Verdict) -> Response<Body> {
 /// The response to a request that is not forwarded. It closes an HTTP/1 connection, because other parties may read the
 /// following bytes as part of the request.
 pub(crate) fn refused(problem: Problem, version: Version) -> Response<Body> {
-    let mut response = with(problem, Verdict::NothingHappened);
+    let mut response = problem_with_verdict(problem, EffectVerdict::NothingHappened);
     if version <= Version::HTTP_11 {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -391,7 +403,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Whether the response could not be parsed as HTTP.
-fn is_unreadable(error: &hyper_util::client::legacy::Error) -> bool {
+fn is_parse_error(error: &hyper_util::client::legacy::Error) -> bool {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
         if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse) {
@@ -403,7 +415,7 @@ fn is_unreadable(error: &hyper_util::client::legacy::Error) -> bool {
 }
 
 /// Checks that a request has a path and only one host: services and proxies differ in which of two hosts they use.
-fn one_host<B>(request: &Request<B>) -> Result<(), String> {
+fn check_target<B>(request: &Request<B>) -> Result<(), String> {
     if !request.uri().path().starts_with('/') && request.method() != Method::OPTIONS {
         return Err(format!("the target {:?} has no path", request.uri().to_string()));
     }
@@ -431,7 +443,7 @@ fn is_same_host(one: &[u8], other: &[u8]) -> bool {
 
 /// Sets the framing of a request's body where hyper would not. hyper drops a body of unknown length from methods that
 /// rarely have one, and sends no length for an empty body, although many services require one (411).
-fn frame(method: &Method, headers: &mut HeaderMap, body: &Body) {
+fn set_framing(method: &Method, headers: &mut HeaderMap, body: &Body) {
     if body.is_end_stream() {
         let usual = [Method::POST, Method::PUT, Method::PATCH].contains(method);
         if usual && !headers.contains_key(CONTENT_LENGTH) {
@@ -449,7 +461,8 @@ fn wants_trailers(headers: &HeaderMap) -> bool {
 
 /// Removes hop-by-hop headers: the standard ones, and those listed in `Connection` unless they must be kept.
 fn remove_hop_by_hop(headers: &mut HeaderMap, keep: impl Fn(&HeaderName) -> bool) {
-    let listed = if headers.contains_key(CONNECTION) { listed_in_connection(headers) } else { Vec::new() };
+    let listed =
+        if headers.contains_key(CONNECTION) { names_in_connection_header(headers) } else { Vec::new() };
     let dropped = |name: &HeaderName| is_hop_by_hop(name) || (listed.contains(name) && !keep(name));
     let present: Vec<HeaderName> = headers.keys().filter(|name| dropped(name)).cloned().collect();
     for name in present {
@@ -468,7 +481,12 @@ fn join_cookies(headers: &mut HeaderMap) {
 }
 
 /// Adds the headers that describe the caller to the upstream.
-fn forwarded(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>, trust: bool) {
+fn add_forwarded_headers(
+    headers: &mut HeaderMap,
+    peer: &CallerInfo,
+    host: Option<&HeaderValue>,
+    trust: bool,
+) {
     if !trust {
         let forged: Vec<HeaderName> =
             headers.keys().filter(|name| name.as_str().starts_with("x-forwarded-")).cloned().collect();
@@ -479,7 +497,7 @@ fn forwarded(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>, t
     }
     // Grows the map once instead of twice. If it cannot grow, the headers are not added.
     let _ = headers.try_reserve(4);
-    append(headers, &X_FORWARDED_FOR, peer.ip.clone());
+    append_to_list(headers, &X_FORWARDED_FOR, peer.ip.clone());
     // The value of an earlier, trusted hop is closer to the caller.
     headers.entry(X_FORWARDED_PROTO).or_insert_with(|| peer.proto.clone());
     let mut element = String::with_capacity(peer.element.len() + host.map_or(0, |host| host.len() + 8));
@@ -495,12 +513,12 @@ fn forwarded(headers: &mut HeaderMap, peer: &Peer, host: Option<&HeaderValue>, t
         }
     }
     if let Ok(element) = HeaderValue::from_maybe_shared(Bytes::from(element)) {
-        append(headers, &FORWARDED, element);
+        append_to_list(headers, &FORWARDED, element);
     }
 }
 
 /// Appends to a list header, as one line.
-fn append(headers: &mut HeaderMap, name: &HeaderName, item: HeaderValue) {
+fn append_to_list(headers: &mut HeaderMap, name: &HeaderName, item: HeaderValue) {
     let lines = headers.get_all(name).iter().map(HeaderValue::as_bytes);
     let lines: Vec<&[u8]> = lines.filter(|line| line.is_ascii()).collect();
     if lines.is_empty() {
@@ -522,12 +540,12 @@ fn asks_for_upgrade(headers: &HeaderMap) -> bool {
 
 /// Connects with a timeout that includes the TLS handshake.
 #[derive(Clone)]
-struct Timed {
+struct TimeoutConnector {
     inner: HttpsConnector<HttpConnector>,
     timeout: Duration,
 }
 
-impl Service<Uri> for Timed {
+impl Service<Uri> for TimeoutConnector {
     type Response = <HttpsConnector<HttpConnector> as Service<Uri>>::Response;
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
@@ -563,8 +581,8 @@ mod tests {
         }
     }
 
-    fn peer() -> Peer {
-        Peer::new("[2001:db8::1]:7".parse().unwrap(), true)
+    fn peer() -> CallerInfo {
+        CallerInfo::new("[2001:db8::1]:7".parse().unwrap(), true)
     }
 
     #[test]
@@ -579,14 +597,14 @@ mod tests {
         };
         let host = HeaderValue::from_static("shop.example");
         let mut headers = sent();
-        forwarded(&mut headers, &peer(), Some(&host), false);
+        add_forwarded_headers(&mut headers, &peer(), Some(&host), false);
         assert_eq!(headers[X_FORWARDED_FOR], "2001:db8::1");
         assert_eq!(headers[X_FORWARDED_PROTO], "https");
         assert_eq!(headers[X_FORWARDED_HOST], "shop.example");
         assert_eq!(headers[FORWARDED], "for=\"[2001:db8::1]\";proto=https;host=\"shop.example\"");
         assert!(!headers.contains_key("x-forwarded-user"));
         let mut headers = sent();
-        forwarded(&mut headers, &peer(), Some(&host), true);
+        add_forwarded_headers(&mut headers, &peer(), Some(&host), true);
         assert_eq!(headers[X_FORWARDED_FOR], "10.0.0.1, 2001:db8::1");
         assert_eq!(headers[X_FORWARDED_PROTO], "http");
         assert!(headers[FORWARDED].to_str().unwrap().starts_with("for=10.0.0.1, for="));

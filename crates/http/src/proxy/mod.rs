@@ -38,7 +38,7 @@ use tower_layer::Layer as _;
 use tower_service::Service as _;
 
 pub use self::config::{HostPolicy, ProxyConfig, ProxyLimits, RoutePolicy, TlsFiles};
-use self::forward::{Forward, ForwardFor, Peer, refused};
+use self::forward::{CallerInfo, ConnectionForwarder, Forwarder, refused};
 use crate::body::Body;
 use crate::layer::{Idempotency, IdempotencyLayer};
 use crate::policy::ConfigError;
@@ -73,7 +73,7 @@ pub enum ProxyError {
 pub struct Proxy {
     config: ProxyConfig,
     layer: IdempotencyLayer,
-    forward: Forward,
+    forward: Forwarder,
     runtime: Runtime,
 }
 
@@ -104,7 +104,7 @@ impl Proxy {
             layer = layer.admin(url);
         }
         let layer = layer.build().map_err(refused)?;
-        let forward = Forward::new(&config).map_err(refused)?;
+        let forward = Forwarder::new(&config).map_err(refused)?;
         let runtime = Runtime::new(limits(&config.limits), tls);
         Ok(Self { config, layer, forward, runtime })
     }
@@ -137,9 +137,9 @@ impl Proxy {
         let layer = self.layer.clone();
         let shared = Arc::new(ProxyState { config: self.config, layer: self.layer, forward: self.forward });
         let connect = move |peer: hapax_net::connection::Peer| {
-            let peer = Arc::new(Peer::new(peer.address, peer.tls));
-            let behind = shared.layer.layer(shared.forward.of(peer.clone()));
-            Caller { shared: shared.clone(), peer, behind }
+            let peer = Arc::new(CallerInfo::new(peer.address, peer.tls));
+            let idempotent = shared.layer.layer(shared.forward.for_caller(peer.clone()));
+            CallerConnection { shared: shared.clone(), peer, idempotent }
         };
         let mut end = None;
         let noted = async {
@@ -170,17 +170,17 @@ fn limits(config: &ProxyLimits) -> Limits {
 struct ProxyState {
     config: ProxyConfig,
     layer: IdempotencyLayer,
-    forward: Forward,
+    forward: Forwarder,
 }
 
 /// A caller's connection.
-struct Caller {
+struct CallerConnection {
     shared: Arc<ProxyState>,
-    peer: Arc<Peer>,
-    behind: Idempotency<ForwardFor>,
+    peer: Arc<CallerInfo>,
+    idempotent: Idempotency<ConnectionForwarder>,
 }
 
-impl RequestHandler for Caller {
+impl RequestHandler for CallerConnection {
     async fn handle(&self, mut request: Request, guard: &RequestGuard) -> Response<Body> {
         // Bodies are streamed: the upstream is already working.
         guard.mark_body_read();
@@ -189,7 +189,7 @@ impl RequestHandler for Caller {
             .then(|| (Instant::now(), request.method().clone(), request.uri().path().to_owned()));
         let response = match self.shared.forward.admit(&mut request) {
             Ok(()) => {
-                let Ok(response) = self.behind.clone().call(request).await;
+                let Ok(response) = self.idempotent.clone().call(request).await;
                 response
             }
             Err(problem) => refused(problem, request.version()),

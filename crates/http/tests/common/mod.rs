@@ -111,13 +111,13 @@ impl Gate {
 
 /// A response with its complete body.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct TestResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Bytes,
 }
 
-impl Answer {
+impl TestResponse {
     pub fn is_replay(&self) -> bool {
         self.headers.get("idempotent-replayed").is_some_and(|value| value == "true")
     }
@@ -151,22 +151,22 @@ impl Client {
         Self(Pool::builder(TokioExecutor::new()).http2_only(true).build_http())
     }
 
-    pub async fn try_send(&self, request: Request<Full<Bytes>>) -> Result<Answer, String> {
+    pub async fn try_send(&self, request: Request<Full<Bytes>>) -> Result<TestResponse, String> {
         let sent = async {
             let response = self.0.request(request).await.map_err(|error| format!("{error:?}"))?;
             let (parts, body) = response.into_parts();
             let body = body.collect().await.map_err(|error| format!("{error:?}"))?.to_bytes();
-            Ok(Answer { status: parts.status, headers: parts.headers, body })
+            Ok(TestResponse { status: parts.status, headers: parts.headers, body })
         };
         soon(sent).await
     }
 
-    pub async fn send(&self, request: Request<Full<Bytes>>) -> Answer {
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> TestResponse {
         self.try_send(request).await.unwrap()
     }
 
     /// POSTs JSON with a key.
-    pub async fn post(&self, to: SocketAddr, path: &str, key: &str, body: &str) -> Answer {
+    pub async fn post(&self, to: SocketAddr, path: &str, key: &str, body: &str) -> TestResponse {
         self.send(post(to, path, key, body)).await
     }
 }

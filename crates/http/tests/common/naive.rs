@@ -13,12 +13,12 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
 
-type Answer = (StatusCode, HeaderMap, Bytes);
+type TestResponse = (StatusCode, HeaderMap, Bytes);
 
 /// Stored responses by key.
 #[derive(Clone, Default)]
 pub struct Naive {
-    answers: Arc<Mutex<HashMap<String, Answer>>>,
+    answers: Arc<Mutex<HashMap<String, TestResponse>>>,
     down: Arc<AtomicBool>,
 }
 
@@ -28,7 +28,7 @@ impl Naive {
         self.down.store(true, Ordering::SeqCst);
     }
 
-    fn look_up(&self, key: &str) -> Option<Answer> {
+    fn look_up(&self, key: &str) -> Option<TestResponse> {
         if self.down.load(Ordering::SeqCst) {
             return None;
         }

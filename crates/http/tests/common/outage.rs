@@ -11,7 +11,7 @@ use hapax_core::{
 };
 
 /// A ledger behind a switch.
-pub struct Switched {
+pub struct SwitchedLedger {
     inner: Arc<dyn Ledger>,
     down: AtomicBool,
     /// Number of claims whose result is to be lost after the claim was made.
@@ -21,7 +21,7 @@ pub struct Switched {
     renews_fail: AtomicBool,
 }
 
-impl Switched {
+impl SwitchedLedger {
     pub fn new(inner: Arc<dyn Ledger>) -> Arc<Self> {
         Arc::new(Self {
             inner,
@@ -57,7 +57,7 @@ impl Switched {
 }
 
 #[async_trait]
-impl Ledger for Switched {
+impl Ledger for SwitchedLedger {
     fn ledger_capabilities(&self) -> LedgerCapabilities {
         self.inner.ledger_capabilities()
     }

@@ -149,11 +149,11 @@ impl Wire {
 
     /// The next final response to a request with this method.
     pub async fn answer(&mut self, method: &str) -> Message {
-        self.try_answer(method).await.expect("the connection ended before its answer")
+        self.try_response(method).await.expect("the connection ended before its answer")
     }
 
     /// The same; `None` if the connection ends first.
-    pub async fn try_answer(&mut self, method: &str) -> Option<Message> {
+    pub async fn try_response(&mut self, method: &str) -> Option<Message> {
         loop {
             let mut message = self.head().await?;
             let status = message.status();
@@ -202,7 +202,7 @@ impl Upstream {
     }
 
     /// Sends the same response to every request.
-    pub async fn answering(answer: impl Into<Vec<u8>>) -> Self {
+    pub async fn responding(response: impl Into<Vec<u8>>) -> Self {
         let answer = answer.into();
         Self::start(move |_| answer.clone()).await
     }
