@@ -28,7 +28,7 @@ def service():
 
 @pytest.fixture
 def proxy(service, tmp_path):
-    command = [os.environ["HAPAX_BIN"], "proxy", "--listen", "127.0.0.1:0", "--upstream", service, "--required"]
+    command = [os.environ["HAPAX_BIN"], "proxy", "--listen", "127.0.0.1:0", "--upstream", service, "--key-required"]
     command += ["--ledger", f"embedded:{tmp_path / 'ledger'}", "--log-level", "warn"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -55,7 +55,7 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     #[command(after_help = "\
 Examples:
   hapax proxy --upstream http://127.0.0.1:8080
-  hapax proxy --upstream http://127.0.0.1:8080 --required --on-doubt retry --ledger http://127.0.0.1:9324
+  hapax proxy --upstream http://127.0.0.1:8080 --key-required --on-doubt retry --ledger http://127.0.0.1:9324
   hapax proxy --config proxy.toml --print-config
 
 A request that is sent again with its key gets the first answer, marked Idempotent-Replayed: true.

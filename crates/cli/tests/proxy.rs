@@ -95,11 +95,22 @@ fn what_cannot_be_meant_is_refused_before_anything_is_made() {
 #[test]
 fn what_is_printed_means_the_same_when_it_is_read() {
     let folder = tempfile::tempdir().unwrap();
-    let args = ["proxy", "--print-config", "--upstream", "http://x", "--required", "--released", "429,503"];
+    let args = [
+        "proxy",
+        "--print-config",
+        "--upstream",
+        "http://x",
+        "--key-required",
+        "--released-statuses",
+        "429,503",
+    ];
     let printed = run(&folder, &args).ok();
-    for expected in
-        ["required = true", "released = [429, 503]", "on_doubt = \"park\"", "tenant = \"credentials\""]
-    {
+    for expected in [
+        "key_required = true",
+        "released_statuses = [429, 503]",
+        "on_doubt = \"park\"",
+        "tenant = \"credentials\"",
+    ] {
         assert!(printed.contains(expected), "{expected}: {printed}");
     }
     std::fs::write(folder.path().join("proxy.toml"), &printed).unwrap();

@@ -56,7 +56,7 @@ pub(crate) fn fingerprint(
     hash_part(&mut hasher, media.kind.as_bytes());
     match json {
         Some(mut json) => {
-            policy.excluded.iter().for_each(|pointer| json.remove(pointer));
+            policy.fingerprint_excluded_fields.iter().for_each(|pointer| json.remove(pointer));
             json.hash(&mut hasher);
         }
         None => hash_body(&mut hasher, media, &body.bytes),
@@ -201,7 +201,7 @@ mod tests {
 
     fn policy() -> Policy {
         Policy {
-            excluded: vec!["/at".into()],
+            fingerprint_excluded_fields: vec!["/at".into()],
             fingerprint_headers: vec!["X-Api-Version".into()],
             ..Policy::default()
         }

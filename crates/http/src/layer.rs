@@ -142,7 +142,7 @@ impl Builder {
 ///
 /// # let ledger = hapax_conformance::MemoryStore::new(Arc::new(hapax_core::SystemClock::default()));
 /// let layer = IdempotencyLayer::builder("shop", ledger)
-///     .route("/payments", Policy { required: true, ..Policy::default() })
+///     .route("/payments", Policy { key_required: true, ..Policy::default() })
 ///     .build()?;
 /// let app: Router = Router::new().route("/payments", post(|| async { "paid" })).layer(layer);
 /// # Ok::<(), hapax_http::ConfigError>(())
@@ -327,7 +327,11 @@ impl LayerState {
         let media = MediaType::of(&parts.headers);
         let key_in_body = policy.key_pointer.as_deref().filter(|_| key.is_none() && media.is_json());
         if key.is_none() && key_in_body.is_none() {
-            return if policy.required { Prepared::Refused(key_missing(policy)) } else { pass(parts, body) };
+            return if policy.key_required {
+                Prepared::Refused(key_missing(policy))
+            } else {
+                pass(parts, body)
+            };
         }
         let read = match self.read_body(&parts, policy, body).await {
             Ok(read) => read,
@@ -340,7 +344,7 @@ impl LayerState {
         };
         let key = match key {
             Ok(Some(key)) => key,
-            Ok(None) if policy.required => return Prepared::Refused(key_missing(policy)),
+            Ok(None) if policy.key_required => return Prepared::Refused(key_missing(policy)),
             Ok(None) => {
                 return Prepared::Pass(Box::new(Request::from_parts(parts, Body::from_complete(read))));
             }

@@ -20,7 +20,7 @@ const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// ```
 /// use hapax_http::Policy;
 /// use std::time::Duration;
-/// let policy = Policy { required: true, wait: Duration::ZERO, ..Policy::default() };
+/// let policy = Policy { key_required: true, wait: Duration::ZERO, ..Policy::default() };
 /// assert!(policy.validate().is_ok());
 /// assert!(Policy { lease: Duration::ZERO, ..Policy::default() }.validate().is_err());
 /// ```
@@ -32,12 +32,12 @@ pub struct Policy {
     #[serde(with = "methods")]
     pub methods: Vec<Method>,
     /// Refuse requests without a key with 400. Default off: they pass through, every time.
-    pub required: bool,
+    pub key_required: bool,
     /// JSON pointer to the key in a JSON body, for requests without the header. Default none.
     pub key_pointer: Option<String>,
     /// Fields of a JSON body that may differ between two attempts of the same request, as JSON pointers: a time of
     /// sending, a trace id. Default none.
-    pub excluded: Vec<String>,
+    pub fingerprint_excluded_fields: Vec<String>,
     /// Further headers that distinguish requests, by name: with another value of one, the same key is refused with 422.
     /// Headers that describe the body, that are conditions of the request (`If-Match` and similar), and that override
     /// the method always count. Default none.
@@ -45,10 +45,10 @@ pub struct Policy {
     /// Statuses that mean that nothing happened: the response is forwarded, the key is free again, and the next request
     /// with it runs. Default 401, 408, 409, 425 and 429. Add 503 only if no component in front of the service sends it
     /// by itself.
-    pub released: Statuses,
+    pub released_statuses: Statuses,
     /// Statuses after which it is unknown whether anything happened; `on_doubt` decides about the next request with the
     /// key. Default all of 5xx. Every status in neither list is an outcome: recorded, and replayed to duplicates.
-    pub doubtful: Statuses,
+    pub doubtful_statuses: Statuses,
     /// What to do about a request whose run was interrupted or ended with a doubtful status. `park`: the key gets 409
     /// until an operator decides; it never runs twice. `retry`: the next request with the key runs, and
     /// `Hapax-Takeover` tells the service; use it if the service honours the key or the fence that it is sent. Default
@@ -88,12 +88,12 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             methods: vec![Method::POST, Method::PATCH],
-            required: false,
+            key_required: false,
             key_pointer: None,
-            excluded: Vec::new(),
+            fingerprint_excluded_fields: Vec::new(),
             fingerprint_headers: Vec::new(),
-            released: Statuses::of(&[401, 408, 409, 425, 429]),
-            doubtful: Statuses(vec![(500, 599)]),
+            released_statuses: Statuses::of(&[401, 408, 409, 425, 429]),
+            doubtful_statuses: Statuses(vec![(500, 599)]),
             on_doubt: OnDoubt::Park,
             ttl: Duration::from_millis(hapax_core::ledger::TTL_MS_DEFAULT),
             wait: Duration::from_secs(10),
@@ -167,7 +167,9 @@ impl Policy {
             }
         }
         let key_pointer = self.key_pointer.iter().map(|pointer| ("key_pointer", pointer));
-        for (field, pointer) in key_pointer.chain(self.excluded.iter().map(|pointer| ("excluded", pointer))) {
+        for (field, pointer) in key_pointer.chain(
+            self.fingerprint_excluded_fields.iter().map(|pointer| ("fingerprint_excluded_fields", pointer)),
+        ) {
             if !pointer.starts_with('/') {
                 let problem = format!("{field}: {pointer:?} is no JSON pointer; write it as /order/id");
                 return Err(ConfigError(problem));
@@ -178,9 +180,9 @@ impl Policy {
 
     /// What a status says about the effect.
     pub fn verdict(&self, status: StatusCode) -> EffectVerdict {
-        if self.released.contains(status) {
+        if self.released_statuses.contains(status) {
             EffectVerdict::NothingHappened
-        } else if self.doubtful.contains(status) {
+        } else if self.doubtful_statuses.contains(status) {
             EffectVerdict::InDoubt
         } else {
             EffectVerdict::Final
@@ -366,24 +368,30 @@ mod tests {
     #[test]
     fn policies_are_read_and_refused() {
         let policy: Policy =
-            serde_json::from_str(r#"{"methods":["put"],"doubtful":["5xx",404],"on_doubt":"retry"}"#).unwrap();
+            serde_json::from_str(r#"{"methods":["put"],"doubtful_statuses":["5xx",404],"on_doubt":"retry"}"#)
+                .unwrap();
         assert_eq!((policy.methods[0].as_str(), policy.on_doubt), ("PUT", OnDoubt::Retry));
-        assert_eq!(policy.doubtful.to_string(), "5xx,404");
-        for json in
-            [r#"{"weit_ms":1}"#, r#"{"doubtful":["6xx"]}"#, r#"{"released":[42]}"#, r#"{"methods":["A B"]}"#]
-        {
+        assert_eq!(policy.doubtful_statuses.to_string(), "5xx,404");
+        for json in [
+            r#"{"weit_ms":1}"#,
+            r#"{"doubtful_statuses":["6xx"]}"#,
+            r#"{"released_statuses":[42]}"#,
+            r#"{"methods":["A B"]}"#,
+        ] {
             assert!(serde_json::from_str::<Policy>(json).is_err(), "{json}");
         }
-        let error = Policy { excluded: vec!["at".into()], ..Policy::default() }.validate().unwrap_err();
+        let error = Policy { fingerprint_excluded_fields: vec!["at".into()], ..Policy::default() }
+            .validate()
+            .unwrap_err();
         assert!(error.to_string().contains("JSON pointer"), "{error}");
     }
 
     #[test]
     fn routes_are_found_by_pattern() {
-        let strict = Policy { required: true, ..Policy::default() };
+        let strict = Policy { key_required: true, ..Policy::default() };
         let routes = Routes::new(Policy::default(), vec![("/orders/{id}/pay".into(), strict)]).unwrap();
         assert_eq!(routes.find("/orders/7/pay").0, Some("/orders/{id}/pay"));
-        assert!(routes.find("/orders/7/pay").1.required && !routes.find("/orders/7").1.required);
+        assert!(routes.find("/orders/7/pay").1.key_required && !routes.find("/orders/7").1.key_required);
         assert!(Routes::new(Policy::default(), vec![("orders".into(), Policy::default())]).is_err());
         assert!(Routes::new(Policy::default(), vec![("/{a}{b}".into(), Policy::default())]).is_err());
     }

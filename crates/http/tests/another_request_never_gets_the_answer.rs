@@ -85,8 +85,7 @@ async fn requests_that_differ_are_refused_and_those_that_do_not_are_replayed() {
 /// Every spelling of a path gets the policy of its route, and one key with two spellings does not run twice.
 #[tokio::test]
 async fn another_writing_of_a_path_is_the_same_route() {
-    let json =
-        r#"{"upstream":"http://x","route":[{"path":"/payments","required":true},{"path":"/orders/{id}/"}]}"#;
+    let json = r#"{"upstream":"http://x","route":[{"path":"/payments","key_required":true},{"path":"/orders/{id}/"}]}"#;
     let (_store, proxy, upstream) = proxied(serde_json::from_str(json).unwrap()).await;
     let writings = [
         "/payments",

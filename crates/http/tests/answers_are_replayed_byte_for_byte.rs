@@ -109,8 +109,11 @@ async fn a_server_error_is_in_doubt_and_the_policy_decides() {
     }
     assert_eq!((calls.load(Ordering::SeqCst), retrying.layer.counters().takeovers), (2, 1));
 
-    let policy =
-        Policy { released: "503".parse().unwrap(), doubtful: "504".parse().unwrap(), ..Policy::default() };
+    let policy = Policy {
+        released_statuses: "503".parse().unwrap(),
+        doubtful_statuses: "504".parse().unwrap(),
+        ..Policy::default()
+    };
     let (_store, told, calls) = proxied(policy).await;
     for status in ["/503", "/503", "/500", "/500"] {
         client.post(told.address, status, "k", "{}").await;

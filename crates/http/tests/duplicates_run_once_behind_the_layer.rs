@@ -78,7 +78,7 @@ async fn the_handler_is_told_its_key_and_fence_and_a_forged_one_is_dropped() {
         .tenant(Tenant::function(|parts| {
             parts.headers.get("x-user").and_then(|user| user.to_str().ok()).map(str::to_owned)
         }))
-        .route("/payments", Policy { required: true, ..Policy::default() })
+        .route("/payments", Policy { key_required: true, ..Policy::default() })
         .build()
         .unwrap();
     let to = serve(app.layer(layer)).await;

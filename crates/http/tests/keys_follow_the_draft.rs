@@ -33,7 +33,7 @@ async fn proxied(config: ProxyConfig) -> (Store, Proxied, Arc<AtomicUsize>) {
 }
 
 fn required() -> ProxyConfig {
-    with_policy(Policy { required: true, wait: Duration::ZERO, ..Policy::default() })
+    with_policy(Policy { key_required: true, wait: Duration::ZERO, ..Policy::default() })
 }
 
 #[track_caller]
@@ -160,9 +160,9 @@ async fn a_tenant_by_header_survives_new_credentials_and_must_be_there() {
 #[tokio::test]
 async fn a_key_in_the_body_and_fields_that_do_not_count() {
     let policy = Policy {
-        required: true,
+        key_required: true,
         key_pointer: Some("/order/id".into()),
-        excluded: vec!["/sent_at".into()],
+        fingerprint_excluded_fields: vec!["/sent_at".into()],
         ..Policy::default()
     };
     let (_store, proxy, calls) = proxied(with_policy(policy)).await;
@@ -183,7 +183,7 @@ async fn a_key_in_the_body_and_fields_that_do_not_count() {
 #[tokio::test]
 async fn policies_go_by_route_and_method() {
     let json = r#"{"upstream":"http://x","route":[
-        {"path":"/payments/{id}","required":true,"methods":["POST","PUT"]},
+        {"path":"/payments/{id}","key_required":true,"methods":["POST","PUT"]},
         {"path":"/free/{*rest}","methods":[]}]}"#;
     let (_store, proxy, calls) = proxied(serde_json::from_str(json).unwrap()).await;
     let client = Client::new();

@@ -58,7 +58,7 @@ impl App {
             Surface::Queues => Some(Sqs::new(&config.sqs, store.clone(), auth.clone(), shutdown.clone())?),
             Surface::Router => None,
         };
-        let bodies = BodyLimits::new(config.limits.body_bytes_max, config.limits.bodies_bytes_max);
+        let bodies = BodyLimits::new(config.limits.body_bytes_max, config.limits.arriving_bytes_max);
         Ok(Self {
             guard: BrowserGuard {
                 allowed_hosts: config.auth.allowed_hosts.clone(),

@@ -175,7 +175,7 @@ pub struct LimitsConfig {
     pub body_bytes_max: usize,
     /// Maximum bytes of arriving bodies that the server holds at once; above it, clients are told to retry. Default 256
     /// MiB.
-    pub bodies_bytes_max: usize,
+    pub arriving_bytes_max: usize,
     /// Maximum time that a client may leave a response unread, in milliseconds. While `unread_bytes_max` is nearly
     /// reached, it is a tenth of this, and at most 3 s. Default 30,000.
     pub write_timeout_ms: u64,
@@ -194,7 +194,7 @@ impl Default for LimitsConfig {
             idle_timeout_ms: 120_000,
             request_timeout_ms: 60_000,
             body_bytes_max: 6 * 1024 * 1024,
-            bodies_bytes_max: 256 * 1024 * 1024,
+            arriving_bytes_max: 256 * 1024 * 1024,
             write_timeout_ms: 30_000,
             unread_bytes_max: 256 * 1024 * 1024,
             shutdown_timeout_ms: 10_000,
@@ -213,7 +213,7 @@ impl LimitsConfig {
             ("write_timeout_ms", self.write_timeout_ms),
             ("unread_bytes_max", self.unread_bytes_max as u64),
             ("body_bytes_max", self.body_bytes_max as u64),
-            ("bodies_bytes_max", self.bodies_bytes_max as u64),
+            ("arriving_bytes_max", self.arriving_bytes_max as u64),
         ];
         let zero = limits.iter().filter(|(_, value)| *value == 0);
         let problem = |(field, _): &(&str, u64)| ServerError::Config {

@@ -72,7 +72,7 @@ async fn an_idle_connection_is_closed_after_its_time_and_not_before() {
 
 #[tokio::test]
 async fn a_body_for_the_router_is_bounded_like_any_other() {
-    let limits = LimitsConfig { read_timeout_ms: 1_000, bodies_bytes_max: 100, ..LimitsConfig::default() };
+    let limits = LimitsConfig { read_timeout_ms: 1_000, arriving_bytes_max: 100, ..LimitsConfig::default() };
     let config = ServerConfig { limits, ..ServerConfig::default() };
     let router = axum::Router::new().route("/v1/echo", axum::routing::post(|body: String| async { body }));
     let server = Running::start_with(config, |server| server.with_router(router, &[])).await;

@@ -118,8 +118,8 @@ struct Bounds {
     #[arg(long, value_name = "BYTES", env = "HAPAX_BODY_BYTES_MAX")]
     body_bytes_max: Option<usize>,
     /// Maximum bytes of all request bodies that are still arriving [default: 268435456].
-    #[arg(long, value_name = "BYTES", env = "HAPAX_BODIES_BYTES_MAX")]
-    bodies_bytes_max: Option<usize>,
+    #[arg(long, value_name = "BYTES", env = "HAPAX_ARRIVING_BYTES_MAX")]
+    arriving_bytes_max: Option<usize>,
     /// How long a client may leave a response unread [default: 30s].
     #[arg(long, value_name = "TIME", env = "HAPAX_WRITE_TIMEOUT", value_parser = parse_ms)]
     write_timeout: Option<Ms>,
@@ -245,7 +245,7 @@ impl Bounds {
             idle_timeout_ms,
             request_timeout_ms,
             body_bytes_max,
-            bodies_bytes_max,
+            arriving_bytes_max,
             write_timeout_ms,
             unread_bytes_max,
             shutdown_timeout_ms,
@@ -255,7 +255,7 @@ impl Bounds {
         set(idle_timeout_ms, self.idle_timeout);
         set(request_timeout_ms, self.request_timeout);
         set(body_bytes_max, self.body_bytes_max);
-        set(bodies_bytes_max, self.bodies_bytes_max);
+        set(arriving_bytes_max, self.arriving_bytes_max);
         set(write_timeout_ms, self.write_timeout);
         set(unread_bytes_max, self.unread_bytes_max);
         set(shutdown_timeout_ms, self.shutdown_timeout);

@@ -112,9 +112,9 @@ pub struct ProxyLimits {
     pub unread_bytes_max: usize,
     /// How long an idle connection to the upstream is kept for the next request, in milliseconds. It must be shorter
     /// than the upstream's own timeout: a request on a connection that is just being closed is in doubt. Default 3,000.
-    pub pool_idle_ms: u64,
+    pub pool_idle_timeout_ms: u64,
     /// Maximum number of idle connections to the upstream. Default 256.
-    pub pool_idle_max: usize,
+    pub pool_idle_connections_max: usize,
     /// Maximum time that a shutdown waits for running requests, in milliseconds. Default 10,000.
     pub shutdown_timeout_ms: u64,
 }
@@ -129,8 +129,8 @@ impl Default for ProxyLimits {
             response_timeout_ms: 60_000,
             idle_timeout_ms: 60_000,
             unread_bytes_max: 256 * 1024 * 1024,
-            pool_idle_ms: 3000,
-            pool_idle_max: 256,
+            pool_idle_timeout_ms: 3000,
+            pool_idle_connections_max: 256,
             shutdown_timeout_ms: 10_000,
         }
     }
@@ -261,12 +261,12 @@ mod tests {
 
     #[test]
     fn a_route_has_the_general_policy_but_for_its_own_fields() {
-        let json = r#"{"upstream":"http://u","policy":{"wait_ms":7,"required":true},
-                       "route":[{"path":"/a/{id}","required":false,"methods":["PUT"]}]}"#;
+        let json = r#"{"upstream":"http://u","policy":{"wait_ms":7,"key_required":true},
+                       "route":[{"path":"/a/{id}","key_required":false,"methods":["PUT"]}]}"#;
         let config = parse(json).unwrap();
         let route = &config.routes[0].policy;
         let wait = std::time::Duration::from_millis(7);
-        assert_eq!((route.wait, route.required, route.methods[0].as_str()), (wait, false, "PUT"));
+        assert_eq!((route.wait, route.key_required, route.methods[0].as_str()), (wait, false, "PUT"));
         let again: ProxyConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
         assert_eq!(again, config);
     }

@@ -160,8 +160,8 @@ impl Forwarder {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
-            .pool_idle_timeout(Duration::from_millis(limits.pool_idle_ms))
-            .pool_max_idle_per_host(limits.pool_idle_max)
+            .pool_idle_timeout(Duration::from_millis(limits.pool_idle_timeout_ms))
+            .pool_max_idle_per_host(limits.pool_idle_connections_max)
             .http2_keep_alive_interval(Duration::from_secs(30))
             .http1_max_headers(RESPONSE_HEADERS_MAX)
             .build(connector);

@@ -99,7 +99,7 @@ struct Keys {
     tenant: Option<Tenant>,
     /// Refuses requests without a key.
     #[arg(long)]
-    required: bool,
+    key_required: bool,
     /// Methods whose keys are honoured; may be repeated [default: POST, PATCH].
     #[arg(long, value_name = "METHOD", value_delimiter = ',')]
     method: Vec<String>,
@@ -108,13 +108,13 @@ struct Keys {
     key_pointer: Option<String>,
     /// Field of a JSON body that may differ between repeated requests; may be repeated: /sent_at.
     #[arg(long, value_name = "POINTER", value_delimiter = ',')]
-    exclude: Vec<String>,
+    fingerprint_exclude: Vec<String>,
     /// Statuses which mean that nothing happened; they free the key [default: 401,408,409,425,429].
     #[arg(long, value_name = "STATUSES")]
-    released: Option<Statuses>,
+    released_statuses: Option<Statuses>,
     /// Statuses after which the effect may have happened [default: 5xx].
     #[arg(long, value_name = "STATUSES")]
-    doubtful: Option<Statuses>,
+    doubtful_statuses: Option<Statuses>,
     /// After an interrupted run or such a status: park the key until an operator decides, or retry [default: park].
     #[arg(long, value_name = "WHAT")]
     on_doubt: Option<Doubt>,
@@ -271,7 +271,7 @@ impl Keys {
     fn lay_over(self, proxy: &mut ProxyConfig) -> anyhow::Result<()> {
         set(&mut proxy.tenant, self.tenant);
         let policy = &mut proxy.policy;
-        policy.required |= self.required;
+        policy.key_required |= self.key_required;
         if !self.method.is_empty() {
             let parse = |text: &String| {
                 let method = text.to_ascii_uppercase().parse();
@@ -282,11 +282,11 @@ impl Keys {
         if self.key_pointer.is_some() {
             policy.key_pointer = self.key_pointer;
         }
-        if !self.exclude.is_empty() {
-            policy.excluded = self.exclude;
+        if !self.fingerprint_exclude.is_empty() {
+            policy.fingerprint_excluded_fields = self.fingerprint_exclude;
         }
-        set(&mut policy.released, self.released);
-        set(&mut policy.doubtful, self.doubtful);
+        set(&mut policy.released_statuses, self.released_statuses);
+        set(&mut policy.doubtful_statuses, self.doubtful_statuses);
         set(
             &mut policy.on_doubt,
             self.on_doubt.map(|doubt| match doubt {
