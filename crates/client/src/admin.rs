@@ -14,29 +14,29 @@ use serde::Deserialize;
 use crate::Client;
 use crate::transport::{Effect, Failure};
 use crate::wire::{
-    Count, DiscardBody, Halted, Ids, Messages, PauseBody, PurgeBody, QueueItem, Queues, RedriveBody,
-    Redrives, ResumeBody, Status,
+    CountResponse, DiscardBody, HaltedGroups, MessagesPage, PauseBody, PurgeBody, QueueItem, QueuesResponse,
+    RedriveBody, RedrivesResponse, ReleaseMessagesBody, ResumeBody, ServerStatus,
 };
 
-fn read(failure: Failure) -> StoreError {
-    failure.into_store(Effect::None)
+fn read_error(failure: Failure) -> StoreError {
+    failure.into_store_error(Effect::None)
 }
 
-fn change(failure: Failure) -> StoreError {
-    failure.into_store(Effect::Change)
+fn change_error(failure: Failure) -> StoreError {
+    failure.into_store_error(Effect::Change)
 }
 
-fn admin(failure: Failure) -> AdminError {
-    failure.into_admin(Effect::Change)
+fn admin_error(failure: Failure) -> AdminError {
+    failure.into_admin_error(Effect::Change)
 }
 
 /// The body of the response to a create.
 #[derive(Deserialize)]
-struct Created {
+struct CreateResponse {
     created: bool,
 }
 
-fn state_word(state: MessageState) -> &'static str {
+fn state_parameter(state: MessageState) -> &'static str {
     match state {
         MessageState::Ready => "ready",
         MessageState::Delayed => "delayed",
@@ -57,12 +57,12 @@ impl QueueAdmin for Client {
         if interval_ms > 0 {
             let _ = write!(path, "?interval_ms={interval_ms}");
         }
-        let created: Result<Created, _> = self.transport.put(&path, &config).await;
-        created.map(|answer| answer.created).map_err(admin)
+        let created: Result<CreateResponse, _> = self.transport.put(&path, &config).await;
+        created.map(|answer| answer.created).map_err(admin_error)
     }
 
     async fn queue(&self, name: &QueueName) -> Result<QueueInfo, StoreError> {
-        let item: QueueItem = self.transport.get(&format!("/v1/queues/{name}")).await.map_err(read)?;
+        let item: QueueItem = self.transport.get(&format!("/v1/queues/{name}")).await.map_err(read_error)?;
         Ok(item.into())
     }
 
@@ -76,44 +76,44 @@ impl QueueAdmin for Client {
         if let Some(expected) = expected {
             let _ = write!(path, "?revision={expected}");
         }
-        let item: QueueItem = self.transport.put(&path, &config).await.map_err(admin)?;
+        let item: QueueItem = self.transport.put(&path, &config).await.map_err(admin_error)?;
         Ok(item.revision)
     }
 
     async fn pause_queue(&self, name: &QueueName, by: &str, reason: Option<&str>) -> Result<(), StoreError> {
         let body = PauseBody { by: Some(by.to_owned()), reason: reason.map(str::to_owned) };
-        self.transport.post(&format!("/v1/queues/{name}/pause"), &body).await.map_err(change)
+        self.transport.post(&format!("/v1/queues/{name}/pause"), &body).await.map_err(change_error)
     }
 
     async fn resume_queue(&self, name: &QueueName, by: &str) -> Result<(), StoreError> {
         let body = ResumeBody { by: Some(by.to_owned()) };
-        self.transport.post(&format!("/v1/queues/{name}/resume"), &body).await.map_err(change)
+        self.transport.post(&format!("/v1/queues/{name}/resume"), &body).await.map_err(change_error)
     }
 
     async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError> {
-        self.transport.delete(&format!("/v1/queues/{name}")).await.map_err(change)
+        self.transport.delete(&format!("/v1/queues/{name}")).await.map_err(change_error)
     }
 
     async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
-        let answer: Queues = self.transport.get("/v1/queues").await.map_err(read)?;
+        let answer: QueuesResponse = self.transport.get("/v1/queues").await.map_err(read_error)?;
         Ok(answer.queues.into_iter().map(Into::into).collect())
     }
 
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
-        self.transport.get(&format!("/v1/queues/{name}/stats")).await.map_err(read)
+        self.transport.get(&format!("/v1/queues/{name}/stats")).await.map_err(read_error)
     }
 
     async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let path = format!("/v1/queues/{name}/purge");
         let body = PurgeBody { interval_ms: (interval_ms > 0).then_some(interval_ms) };
-        let answer: Count = self.transport.post(&path, &body).await.map_err(admin)?;
+        let answer: CountResponse = self.transport.post(&path, &body).await.map_err(admin_error)?;
         Ok(answer.count)
     }
 
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
         let mut path = format!("/v1/queues/{name}/messages?limit={}", browse.limit);
         if let Some(state) = browse.state {
-            let _ = write!(path, "&state={}", state_word(state));
+            let _ = write!(path, "&state={}", state_parameter(state));
         }
         if let Some(id) = browse.id {
             let _ = write!(path, "&id={id}");
@@ -121,7 +121,7 @@ impl QueueAdmin for Client {
         if let Some(after) = browse.after {
             let _ = write!(path, "&after={after}");
         }
-        let answer: Messages = self.transport.get(&path).await.map_err(read)?;
+        let answer: MessagesPage = self.transport.get(&path).await.map_err(read_error)?;
         let unreadable = |why| StoreError::Unavailable(format!("the server's answer cannot be read: {why}"));
         let views = answer.messages.into_iter().map(MessageView::try_from).collect::<Result<Vec<_>, _>>();
         Ok(Page { items: views.map_err(unreadable)?, next: answer.next })
@@ -135,48 +135,50 @@ impl QueueAdmin for Client {
     ) -> Result<Discarded, StoreError> {
         validate::batch("ids", ids.len())?;
         let body = DiscardBody { ids, by: Some(by.to_owned()) };
-        self.transport.post(&format!("/v1/queues/{name}/discard"), &body).await.map_err(change)
+        self.transport.post(&format!("/v1/queues/{name}/discard"), &body).await.map_err(change_error)
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
         validate::batch("ids", ids.len())?;
         let path = format!("/v1/queues/{name}/release");
-        let answer: Count = self.transport.post(&path, &Ids { ids }).await.map_err(change)?;
+        let answer: CountResponse =
+            self.transport.post(&path, &ReleaseMessagesBody { ids }).await.map_err(change_error)?;
         Ok(answer.count)
     }
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
         let group = utf8_percent_encode(group.as_str(), NON_ALPHANUMERIC);
         let path = format!("/v1/queues/{name}/halted/{group}/release");
-        self.transport.post(&path, &()).await.map_err(admin)
+        self.transport.post(&path, &()).await.map_err(admin_error)
     }
 
     async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {
-        let answer: Halted = self.transport.get(&format!("/v1/queues/{name}/halted")).await.map_err(read)?;
+        let answer: HaltedGroups =
+            self.transport.get(&format!("/v1/queues/{name}/halted")).await.map_err(read_error)?;
         Ok(answer.groups)
     }
 
     async fn start_redrive(&self, request: RedriveRequest) -> Result<RedriveTask, AdminError> {
-        self.transport.post("/v1/redrives", &RedriveBody::from(request)).await.map_err(admin)
+        self.transport.post("/v1/redrives", &RedriveBody::from(request)).await.map_err(admin_error)
     }
 
     async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError> {
-        let answer: Redrives =
-            self.transport.get(&format!("/v1/redrives?from={from}")).await.map_err(read)?;
+        let answer: RedrivesResponse =
+            self.transport.get(&format!("/v1/redrives?from={from}")).await.map_err(read_error)?;
         Ok(answer.redrives)
     }
 
     async fn cancel_redrive(&self, id: u64) -> Result<RedriveTask, AdminError> {
-        self.transport.delete(&format!("/v1/redrives/{id}")).await.map_err(admin)
+        self.transport.delete(&format!("/v1/redrives/{id}")).await.map_err(admin_error)
     }
 
     async fn status(&self) -> Result<StoreStatus, StoreError> {
-        let Status { status, withheld, .. } = self.server_status().await?;
+        let ServerStatus { status, withheld, .. } = self.server_status().await?;
         Ok(StoreStatus { withheld, ..status })
     }
 
     async fn examine(&self) -> Result<Examination, StoreError> {
-        self.transport.get("/v1/examine").await.map_err(read)
+        self.transport.get("/v1/examine").await.map_err(read_error)
     }
 
     /// Ends the use of this client and its clones. The server continues to run, and running calls finish.
@@ -198,13 +200,13 @@ impl QueueAdmin for Client {
 impl Maintenance for Client {
     async fn resume(&self, by: &str) -> Result<(), StoreError> {
         let body = ResumeBody { by: Some(by.to_owned()) };
-        self.transport.post("/v1/resume", &body).await.map_err(change)
+        self.transport.post("/v1/resume", &body).await.map_err(change_error)
     }
 }
 
 impl Client {
     /// The server's version and the status of its store, with whether this client's key may see all of it.
-    pub async fn server_status(&self) -> Result<Status, StoreError> {
-        self.transport.get::<Status>("/v1/status").await.map_err(read)
+    pub async fn server_status(&self) -> Result<ServerStatus, StoreError> {
+        self.transport.get::<ServerStatus>("/v1/status").await.map_err(read_error)
     }
 }

@@ -8,7 +8,7 @@ use http::StatusCode;
 use thiserror::Error;
 
 use crate::transport::{Effect, Failure, Transport};
-use crate::wire::{BackupAnswer, BackupBody, Status};
+use crate::wire::{BackupBody, BackupResponse, ServerStatus};
 
 /// A bearer token, `ID:SECRET` of one of the server's keys. `Debug` hides it.
 #[derive(Clone, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl ConnectError {
     }
 }
 
-fn no_client(transport: &Transport, failure: Failure) -> ConnectError {
+fn connect_error(transport: &Transport, failure: Failure) -> ConnectError {
     let endpoint = transport.endpoint().to_owned();
     let error = match failure {
         Failure::Unreachable(why) => {
@@ -110,7 +110,7 @@ fn no_client(transport: &Transport, failure: Failure) -> ConnectError {
         } else {
             "the server wants a token; put ID:SECRET of one of its keys into HAPAX_TOKEN".to_owned()
         }),
-        failure => match failure.into_store(Effect::None) {
+        failure => match failure.into_store_error(Effect::None) {
             StoreError::Invalid(why) => {
                 StoreError::Invalid(format!("this does not answer as a Hapax server: {why}"))
             }
@@ -139,8 +139,8 @@ impl Client {
     /// Connects with the given options.
     pub async fn connect_with(endpoint: &str, options: Options) -> Result<Self, ConnectError> {
         let transport = Transport::new(endpoint, options)?;
-        let status = transport.get::<Status>("/v1/status").await;
-        let status = status.map_err(|failure| no_client(&transport, failure))?;
+        let status = transport.get::<ServerStatus>("/v1/status").await;
+        let status = status.map_err(|failure| connect_error(&transport, failure))?;
         // An older server has no ledger: it answers claims with "no such path".
         let name = format!("{} (no ledger)", status.capabilities.name);
         let no_ledger = LedgerCapabilities { name, durable: false, fence: false, may_evict: true };
@@ -163,8 +163,8 @@ impl Client {
         let body = BackupBody { to: to.to_owned() };
         // Copying a large store may take hours.
         let timeout = Duration::from_hours(24);
-        let answer = self.transport.post_within::<_, BackupAnswer>("/v1/backup", &body, timeout).await;
-        answer.map(|answer| answer.path).map_err(|failure| failure.into_store(Effect::Change))
+        let answer = self.transport.post_within::<_, BackupResponse>("/v1/backup", &body, timeout).await;
+        answer.map(|answer| answer.path).map_err(|failure| failure.into_store_error(Effect::Change))
     }
 
     /// Number of running calls that may wait: receives (including those being cancelled) and claims.
@@ -172,16 +172,16 @@ impl Client {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn begin_wait(&self) -> UnderWay {
+    pub(crate) fn count_call(&self) -> CallGuard {
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        UnderWay(self.waiting.clone())
+        CallGuard(self.waiting.clone())
     }
 
-    pub(crate) fn known_ledger(&self) -> LedgerCapabilities {
+    pub(crate) fn cached_ledger_capabilities(&self) -> LedgerCapabilities {
         (*self.ledger).clone()
     }
 
-    pub(crate) fn known_capabilities(&self) -> Capabilities {
+    pub(crate) fn cached_capabilities(&self) -> Capabilities {
         (*self.capabilities).clone()
     }
 }
@@ -193,9 +193,9 @@ impl fmt::Debug for Client {
 }
 
 /// Counts one running call until it is dropped.
-pub(crate) struct UnderWay(Arc<AtomicUsize>);
+pub(crate) struct CallGuard(Arc<AtomicUsize>);
 
-impl Drop for UnderWay {
+impl Drop for CallGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }

@@ -12,7 +12,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::Client;
 use crate::transport::{Effect, Failure};
-use crate::wire::{Deleted, DocumentRevision, DocumentsPage};
+use crate::wire::{DeleteResponse, DocumentResponse, DocumentsPage};
 
 /// The URL path of a document; no character of a name needs escaping.
 fn path(name: &DocumentName, expected: ExpectedRevision) -> String {
@@ -27,13 +27,13 @@ fn path(name: &DocumentName, expected: ExpectedRevision) -> String {
     path
 }
 
-fn failed(failure: Failure) -> DocumentError {
+fn document_error(failure: Failure) -> DocumentError {
     if let Failure::Refused(_, problem) = &failure
-        && let Some(error) = problem.to_document()
+        && let Some(error) = problem.to_document_error()
     {
         return error;
     }
-    failure.into_store(Effect::Change).into()
+    failure.into_store_error(Effect::Change).into()
 }
 
 #[async_trait]
@@ -42,7 +42,7 @@ impl Documents for Client {
         match self.transport.get(&path(name, ExpectedRevision::Any)).await {
             Ok(document) => Ok(Some(document)),
             Err(Failure::Refused(StatusCode::NOT_FOUND, problem)) if problem.code == "not-found" => Ok(None),
-            Err(failure) => Err(failure.into_store(Effect::None)),
+            Err(failure) => Err(failure.into_store_error(Effect::None)),
         }
     }
 
@@ -53,7 +53,7 @@ impl Documents for Client {
             let _ = write!(path, "&after={}", utf8_percent_encode(after.as_str(), NON_ALPHANUMERIC));
         }
         let page: DocumentsPage =
-            self.transport.get(&path).await.map_err(|failure| failure.into_store(Effect::None))?;
+            self.transport.get(&path).await.map_err(|failure| failure.into_store_error(Effect::None))?;
         Ok(DocumentPage { items: page.documents, next: page.next })
     }
 
@@ -63,8 +63,8 @@ impl Documents for Client {
         value: Json,
         expected: ExpectedRevision,
     ) -> Result<Revision, DocumentError> {
-        let answer: DocumentRevision =
-            self.transport.put(&path(name, expected), &value).await.map_err(failed)?;
+        let answer: DocumentResponse =
+            self.transport.put(&path(name, expected), &value).await.map_err(document_error)?;
         Ok(answer.revision)
     }
 
@@ -73,7 +73,8 @@ impl Documents for Client {
         name: &DocumentName,
         expected: ExpectedRevision,
     ) -> Result<bool, DocumentError> {
-        let answer: Deleted = self.transport.delete(&path(name, expected)).await.map_err(failed)?;
+        let answer: DeleteResponse =
+            self.transport.delete(&path(name, expected)).await.map_err(document_error)?;
         Ok(answer.deleted)
     }
 }

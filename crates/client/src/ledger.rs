@@ -19,11 +19,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Client;
-use crate::store::{REQUEST_BYTES_MAX, half_done};
+use crate::store::{REQUEST_BYTES_MAX, partial_failure};
 use crate::transport::{Effect, Failure, encode};
 use crate::wire::{
-    ClaimAnswer, ClaimEndItem, ClaimItem, ClaimsRequest, Element, EndsRequest, Entries, LedgerReport,
-    Problem, RenewItem, RenewsRequest, ResolveBody, Results, StateAnswer,
+    ClaimEndItem, ClaimItem, ClaimResponse, ClaimsRequest, EndsRequest, EntriesPage, ItemResult,
+    LedgerReport, Problem, RenewItem, RenewsRequest, ResolveBody, Results, StateResponse,
 };
 
 fn path(id: &EntryId) -> String {
@@ -34,21 +34,21 @@ fn path(id: &EntryId) -> String {
 #[async_trait]
 impl Ledger for Client {
     fn ledger_capabilities(&self) -> LedgerCapabilities {
-        self.known_ledger()
+        self.cached_ledger_capabilities()
     }
 
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
         validate::batch("claims", batch.len())?;
         let wait_ms = batch.iter().map(|request| request.wait_ms).max().unwrap_or_default();
-        let under_way = (wait_ms > 0).then(|| self.begin_wait());
+        let call_guard = (wait_ms > 0).then(|| self.count_call());
         let wait = Duration::from_millis(wait_ms);
         let claims: Vec<_> = batch.into_iter().map(ClaimItem::from).collect();
         let expected = claims.len();
-        let results = self.in_batch("/v1/claims", &ClaimsRequest { claims }, expected, wait).await?;
-        drop(under_way);
-        let claimed = |answer: ClaimAnswer| answer.into_claim().map(Ok);
-        elements(results, claimed, |problem| {
-            problem.to_claim().or_else(|| Some(Err(ClaimError::Store(problem.to_store()?))))
+        let results = self.call_batch("/v1/claims", &ClaimsRequest { claims }, expected, wait).await?;
+        drop(call_guard);
+        let claimed = |answer: ClaimResponse| answer.into_claim().map(Ok);
+        convert_results(results, claimed, |problem| {
+            problem.to_claim_result().or_else(|| Some(Err(ClaimError::Store(problem.to_store_error()?))))
         })
     }
 
@@ -62,22 +62,22 @@ impl Ledger for Client {
         let renew: Vec<_> = batch.into_iter().map(item).collect();
         let expected = renew.len();
         let body = RenewsRequest { renew };
-        let results = self.in_batch("/v1/claims/renew", &body, expected, Duration::ZERO).await?;
-        elements(results, |remaining| Some(Ok(remaining)), |problem| problem.to_token().map(Err))
+        let results = self.call_batch("/v1/claims/renew", &body, expected, Duration::ZERO).await?;
+        convert_results(results, |remaining| Some(Ok(remaining)), |problem| problem.to_token_error().map(Err))
     }
 
     async fn end(&self, batch: Vec<EndClaim>) -> Batch<(), TokenError> {
         validate::batch("end", batch.len())?;
-        let parts = end_parts(batch.into_iter().map(ClaimEndItem::from).collect());
+        let parts = split_ends(batch.into_iter().map(ClaimEndItem::from).collect());
         let (count, mut answers) = (parts.len(), Vec::new());
         for (at, end) in parts.into_iter().enumerate() {
             let expected = end.len();
             let body = EndsRequest { end };
-            let results = self.in_batch("/v1/claims/end", &body, expected, Duration::ZERO).await;
-            let part = results.and_then(|results: Results<StateAnswer>| {
-                elements(results, |_| Some(Ok(())), |problem| problem.to_token().map(Err))
+            let results = self.call_batch("/v1/claims/end", &body, expected, Duration::ZERO).await;
+            let part = results.and_then(|results: Results<StateResponse>| {
+                convert_results(results, |_| Some(Ok(())), |problem| problem.to_token_error().map(Err))
             });
-            answers.extend(part.map_err(|error| half_done(error, at, count))?);
+            answers.extend(part.map_err(|error| partial_failure(error, at, count))?);
         }
         Ok(answers)
     }
@@ -88,7 +88,7 @@ impl Ledger for Client {
             Err(Failure::Refused(StatusCode::NOT_FOUND, problem)) if problem.code == "no-such-entry" => {
                 Ok(None)
             }
-            Err(failure) => Err(failure.into_store(Effect::None)),
+            Err(failure) => Err(failure.into_store_error(Effect::None)),
         }
     }
 
@@ -103,32 +103,32 @@ impl Ledger for Client {
         if let Some(after) = filter.after {
             let _ = write!(path, "&after={after}");
         }
-        let answer: Result<Entries, Failure> = self.transport.get(&path).await;
-        let answer = answer.map_err(|failure| failure.into_store(Effect::None))?;
+        let answer: Result<EntriesPage, Failure> = self.transport.get(&path).await;
+        let answer = answer.map_err(|failure| failure.into_store_error(Effect::None))?;
         Ok(Page { items: answer.entries, next: answer.next })
     }
 
     async fn resolve(&self, id: &EntryId, resolution: Resolution, by: &str) -> Result<(), ResolveError> {
         let body = ResolveBody::new(resolution, by);
-        let answer: Result<StateAnswer, Failure> =
+        let answer: Result<StateResponse, Failure> =
             self.transport.post(&format!("{}/resolve", path(id)), &body).await;
-        answer.map(drop).map_err(|failure| not_resolved(failure, id))
+        answer.map(drop).map_err(|failure| resolve_error(failure, id))
     }
 
     async fn forget(&self, id: &EntryId, by: &str) -> Result<(), ResolveError> {
         let path = format!("{}?by={}", path(id), utf8_percent_encode(by, NON_ALPHANUMERIC));
-        self.transport.delete(&path).await.map_err(|failure| not_resolved(failure, id))
+        self.transport.delete(&path).await.map_err(|failure| resolve_error(failure, id))
     }
 
     async fn ledger_stats(&self) -> Result<LedgerStats, StoreError> {
         let answer: Result<LedgerReport, Failure> = self.transport.get("/v1/ledger").await;
-        answer.map(|report| report.stats).map_err(|failure| failure.into_store(Effect::None))
+        answer.map(|report| report.stats).map_err(|failure| failure.into_store_error(Effect::None))
     }
 }
 
 impl Client {
     /// One request for all elements; `wait` is how long the server may take beyond the usual.
-    async fn in_batch<B: Serialize, T: DeserializeOwned>(
+    async fn call_batch<B: Serialize, T: DeserializeOwned>(
         &self,
         path: &str,
         body: &B,
@@ -138,11 +138,11 @@ impl Client {
         if expected == 0 {
             return Ok(Results { failed: 0, results: Vec::new() });
         }
-        let body = encode(body).map_err(|failure| failure.into_store(Effect::None))?;
+        let body = encode(body).map_err(|failure| failure.into_store_error(Effect::None))?;
         let timeout = self.transport.timeout + wait;
         let answer: Result<Results<T>, Failure> =
             self.transport.call(Method::POST, path, body, timeout).await;
-        let answer = answer.map_err(|failure| failure.into_store(Effect::Change))?;
+        let answer = answer.map_err(|failure| failure.into_store_error(Effect::Change))?;
         if answer.results.len() == expected {
             return Ok(answer);
         }
@@ -153,16 +153,16 @@ impl Client {
 
 /// The answer to each element. One that is not known here says nothing about the others, which may have been done: the
 /// whole is then neither done nor undone, unless it is the only one.
-fn elements<T, A, E>(
+fn convert_results<T, A, E>(
     results: Results<T>,
     done: impl Fn(T) -> Option<Result<A, E>>,
     failed: impl Fn(&Problem) -> Option<Result<A, E>>,
 ) -> Batch<A, E> {
     let count = results.results.len();
     let answer = |(at, element)| match element {
-        Element::Done(answer) => done(answer)
+        ItemResult::Done(answer) => done(answer)
             .ok_or_else(|| StoreError::OutcomeUnknown("the server's answer cannot be read".into())),
-        Element::Failed { error } => failed(&error).ok_or_else(|| {
+        ItemResult::Failed { error } => failed(&error).ok_or_else(|| {
             let detail = format!("the server answered {}: {}", error.code, error.detail);
             match count {
                 1 => StoreError::Invalid(detail),
@@ -174,7 +174,7 @@ fn elements<T, A, E>(
 }
 
 /// Cuts a batch whose outcomes are large; each alone is at most 1 MiB.
-fn end_parts(batch: Vec<ClaimEndItem>) -> Vec<Vec<ClaimEndItem>> {
+fn split_ends(batch: Vec<ClaimEndItem>) -> Vec<Vec<ClaimEndItem>> {
     let (mut parts, mut part, mut size) = (Vec::new(), Vec::new(), 0);
     for item in batch {
         let outcome = item.complete.as_ref().and_then(|completion| completion.outcome.as_ref());
@@ -192,36 +192,36 @@ fn end_parts(batch: Vec<ClaimEndItem>) -> Vec<Vec<ClaimEndItem>> {
 }
 
 /// What a refusal says about one element, if it is about that; else why the whole failed.
-fn refused<T>(failure: Failure, read: impl Fn(&Problem) -> Option<T>) -> Result<T, StoreError> {
+fn refusal_or_error<T>(failure: Failure, read: impl Fn(&Problem) -> Option<T>) -> Result<T, StoreError> {
     if let Failure::Refused(_, problem) = &failure
         && let Some(answer) = read(problem)
     {
         return Ok(answer);
     }
-    Err(failure.into_store(Effect::Change))
+    Err(failure.into_store_error(Effect::Change))
 }
 
-fn not_resolved(failure: Failure, id: &EntryId) -> ResolveError {
-    refused(failure, |problem| problem.to_resolve(id)).unwrap_or_else(ResolveError::Store)
+fn resolve_error(failure: Failure, id: &EntryId) -> ResolveError {
+    refusal_or_error(failure, |problem| problem.to_resolve_error(id)).unwrap_or_else(ResolveError::Store)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn problem(code: &str) -> Element<RemainingLease> {
-        Element::Failed { error: Box::new(Problem::new(code, "why", false)) }
+    fn problem(code: &str) -> ItemResult<RemainingLease> {
+        ItemResult::Failed { error: Box::new(Problem::new(code, "why", false)) }
     }
 
-    fn read(results: Vec<Element<RemainingLease>>) -> Batch<RemainingLease, TokenError> {
-        let failed = results.iter().filter(|element| matches!(element, Element::Failed { .. })).count();
+    fn read(results: Vec<ItemResult<RemainingLease>>) -> Batch<RemainingLease, TokenError> {
+        let failed = results.iter().filter(|element| matches!(element, ItemResult::Failed { .. })).count();
         let results = Results { failed, results };
-        elements(results, |remaining| Some(Ok(remaining)), |problem| problem.to_token().map(Err))
+        convert_results(results, |remaining| Some(Ok(remaining)), |problem| problem.to_token_error().map(Err))
     }
 
     #[test]
     fn each_element_has_its_answer_and_an_unknown_one_leaves_the_rest_unknown() {
-        let done = || Element::Done(RemainingLease { lease_ms: 7 });
+        let done = || ItemResult::Done(RemainingLease { lease_ms: 7 });
         let answers = read(vec![done(), problem("stale-token"), done()]).unwrap();
         let kept = Ok(RemainingLease { lease_ms: 7 });
         assert_eq!(answers, [kept, Err(TokenError::Stale), kept]);
@@ -248,7 +248,7 @@ mod tests {
             in_doubt: false,
         };
         let sizes =
-            |batch: Vec<ClaimEndItem>| -> Vec<usize> { end_parts(batch).iter().map(Vec::len).collect() };
+            |batch: Vec<ClaimEndItem>| -> Vec<usize> { split_ends(batch).iter().map(Vec::len).collect() };
         assert_eq!(sizes((0..100).map(|_| item(10)).collect()), [100]);
         let large = sizes((0..20).map(|_| item(1_000_000)).collect());
         assert!(large.len() > 2 && large.iter().sum::<usize>() == 20, "{large:?}");

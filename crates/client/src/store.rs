@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 use crate::Client;
 use crate::transport::{Effect, Failure, encode};
 use crate::wire::{
-    Element, ExtendItem, ExtendRequest, HowWord, Problem, Results, SendItem, SendRequest, SettleItem,
-    SettleRequest, SettledItem, SettledWord,
+    ExtendItem, ExtendRequest, ItemResult, Problem, Results, SendItem, SendRequest, SettleItem, SettleKind,
+    SettleRequest, SettledItem, SettledKind,
 };
 
 /// Requests stay below this, well within what the server reads (8 MiB); larger batches are sent in parts.
@@ -26,15 +26,15 @@ const SERVER_BYTES_MAX: usize = 8 * 1024 * 1024;
 #[async_trait]
 impl QueueStore for Client {
     fn capabilities(&self) -> Capabilities {
-        self.known_capabilities()
+        self.cached_capabilities()
     }
 
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
         validate::batch("messages", batch.len())?;
-        let parts = parts(batch)?;
+        let parts = split_sends(batch)?;
         let count = parts.len();
         let mut answers = Vec::new();
-        for (at, Part { messages, bytes, size }) in parts.into_iter().enumerate() {
+        for (at, SendPart { messages, bytes, size }) in parts.into_iter().enumerate() {
             if messages.len() == 1 && size > SERVER_BYTES_MAX {
                 // The server would refuse the request with an error that suggests a smaller batch.
                 answers.push(Err(SendError::TooLarge { bytes, bytes_max: policy::MESSAGE_BYTES_MAX }));
@@ -42,9 +42,11 @@ impl QueueStore for Client {
             }
             let expected = messages.len();
             let sent = self.batch(queue, "messages", &SendRequest { messages }, expected).await;
-            match sent.and_then(|results| each(results, |sent| sent, |problem| Ok(problem.to_send()))) {
+            match sent.and_then(|results| {
+                convert_results(results, |sent| sent, |problem| Ok(problem.to_send_error()))
+            }) {
                 Ok(part) => answers.extend(part),
-                Err(error) => return Err(half_done(error, at, count)),
+                Err(error) => return Err(partial_failure(error, at, count)),
             }
         }
         Ok(answers)
@@ -56,14 +58,14 @@ impl QueueStore for Client {
 
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
         validate::batch("settle", batch.len())?;
-        let parts = settle_parts(batch.into_iter().map(settle_item).collect());
+        let parts = split_settles(batch.into_iter().map(settle_item).collect());
         let (count, mut answers) = (parts.len(), Vec::new());
         for (at, settle) in parts.into_iter().enumerate() {
             let expected = settle.len();
             let part = self.batch(queue, "settle", &SettleRequest { settle }, expected).await;
-            match part.and_then(|results| each(results, settled, settle_error)) {
+            match part.and_then(|results| convert_results(results, settled, settle_error)) {
                 Ok(part) => answers.extend(part),
-                Err(error) => return Err(half_done(error, at, count)),
+                Err(error) => return Err(partial_failure(error, at, count)),
             }
         }
         Ok(answers)
@@ -79,7 +81,7 @@ impl QueueStore for Client {
         };
         let extend = batch.into_iter().map(item).collect();
         let results = self.batch(queue, "extend", &ExtendRequest { extend }, expected).await?;
-        each(results, |remaining| remaining, settle_error)
+        convert_results(results, |remaining| remaining, settle_error)
     }
 }
 
@@ -93,7 +95,7 @@ impl Client {
     ) -> Result<Results<T>, StoreError> {
         let path = format!("/v1/queues/{queue}/{what}");
         let answer: Result<Results<T>, Failure> = self.transport.post(&path, body).await;
-        let answer = answer.map_err(|failure| failure.into_store(Effect::Change))?;
+        let answer = answer.map_err(|failure| failure.into_store_error(Effect::Change))?;
         if answer.results.len() == expected {
             return Ok(answer);
         }
@@ -104,7 +106,7 @@ impl Client {
 
 /// The content of one request.
 #[derive(Default)]
-struct Part {
+struct SendPart {
     messages: Vec<SendItem>,
     /// Bytes of bodies and attributes.
     bytes: u64,
@@ -113,8 +115,8 @@ struct Part {
 }
 
 /// Splits a batch so that each request stays below the server's limit.
-fn parts(batch: Vec<NewMessage>) -> Result<Vec<Part>, StoreError> {
-    let (mut parts, mut part) = (Vec::new(), Part::default());
+fn split_sends(batch: Vec<NewMessage>) -> Result<Vec<SendPart>, StoreError> {
+    let (mut parts, mut part) = (Vec::new(), SendPart::default());
     for message in batch {
         // Attributes are small compared with a body; their escapes fit into the margin.
         let bytes = message.bytes();
@@ -134,7 +136,7 @@ fn parts(batch: Vec<NewMessage>) -> Result<Vec<Part>, StoreError> {
 }
 
 /// If part of a batch was done, the whole is neither done nor undone.
-pub(crate) fn half_done(error: StoreError, at: usize, count: usize) -> StoreError {
+pub(crate) fn partial_failure(error: StoreError, at: usize, count: usize) -> StoreError {
     if at == 0 {
         return error;
     }
@@ -142,7 +144,7 @@ pub(crate) fn half_done(error: StoreError, at: usize, count: usize) -> StoreErro
 }
 
 /// Splits a batch with large outcomes; each outcome is at most 1 MiB.
-fn settle_parts(batch: Vec<SettleItem>) -> Vec<Vec<SettleItem>> {
+fn split_settles(batch: Vec<SettleItem>) -> Vec<Vec<SettleItem>> {
     let (mut parts, mut part, mut size) = (Vec::new(), Vec::new(), 0);
     for item in batch {
         let words = [&item.error, &item.reason].into_iter().flatten().map(String::len).sum::<usize>();
@@ -162,7 +164,7 @@ fn settle_parts(batch: Vec<SettleItem>) -> Vec<Vec<SettleItem>> {
 }
 
 fn encoded_len(item: &SendItem) -> Result<usize, StoreError> {
-    encode(item).map(|json: Bytes| json.len()).map_err(|failure| failure.into_store(Effect::None))
+    encode(item).map(|json: Bytes| json.len()).map_err(|failure| failure.into_store_error(Effect::None))
 }
 
 pub(crate) fn settle_item(settle: Settle) -> SettleItem {
@@ -177,43 +179,43 @@ pub(crate) fn settle_item(settle: Settle) -> SettleItem {
         parked_for: settle.parked_for,
     };
     match settle.settlement {
-        Settlement::Ack => item(HowWord::Ack),
-        Settlement::Retry { after_ms, error } => SettleItem { after_ms, error, ..item(HowWord::Retry) },
-        Settlement::Defer { after_ms } => SettleItem { after_ms: Some(after_ms), ..item(HowWord::Defer) },
-        Settlement::Park { reason } => SettleItem { reason: Some(reason), ..item(HowWord::Park) },
-        Settlement::Reject { reason } => SettleItem { reason: Some(reason), ..item(HowWord::Reject) },
+        Settlement::Ack => item(SettleKind::Ack),
+        Settlement::Retry { after_ms, error } => SettleItem { after_ms, error, ..item(SettleKind::Retry) },
+        Settlement::Defer { after_ms } => SettleItem { after_ms: Some(after_ms), ..item(SettleKind::Defer) },
+        Settlement::Park { reason } => SettleItem { reason: Some(reason), ..item(SettleKind::Park) },
+        Settlement::Reject { reason } => SettleItem { reason: Some(reason), ..item(SettleKind::Reject) },
     }
 }
 
 fn settled(item: SettledItem) -> Settled {
     match item.settled {
-        SettledWord::Acked => Settled::Acked,
-        SettledWord::Returned => Settled::Returned { after_ms: item.after_ms.unwrap_or_default() },
-        SettledWord::Dead => Settled::Dead,
-        SettledWord::Parked => Settled::Parked,
+        SettledKind::Acked => Settled::Acked,
+        SettledKind::Returned => Settled::Returned { after_ms: item.after_ms.unwrap_or_default() },
+        SettledKind::Dead => Settled::Dead,
+        SettledKind::Parked => Settled::Parked,
     }
 }
 
 /// A newer server may send a code that is unknown here; the refusal of the element must not get lost.
 fn settle_error(problem: &Problem) -> Result<SettleError, StoreError> {
     let unknown = || StoreError::Invalid(format!("the server answered {}: {}", problem.code, problem.detail));
-    problem.to_settle().ok_or_else(unknown)
+    problem.to_settle_error().ok_or_else(unknown)
 }
 
-fn each<T, A, E>(
+fn convert_results<T, A, E>(
     results: Results<T>,
     done: impl Fn(T) -> A,
     failed: impl Fn(&Problem) -> Result<E, StoreError>,
 ) -> Batch<A, E> {
     let answer = |element| match element {
-        Element::Done(item) => Ok(Ok(done(item))),
-        Element::Failed { error } => failed(&error).map(Err),
+        ItemResult::Done(item) => Ok(Ok(done(item))),
+        ItemResult::Failed { error } => failed(&error).map(Err),
     };
     results.results.into_iter().map(answer).collect()
 }
 
 /// Settles deliveries and ignores the results.
-pub(crate) async fn settle_quietly(client: &Client, queue: &QueueName, settle: Vec<Settle>) {
+pub(crate) async fn settle_ignoring_errors(client: &Client, queue: &QueueName, settle: Vec<Settle>) {
     let body = SettleRequest { settle: settle.into_iter().map(settle_item).collect() };
     let Ok(body) = encode(&body) else { return };
     let path = format!("/v1/queues/{queue}/settle");
@@ -229,7 +231,8 @@ mod tests {
     #[test]
     fn a_large_batch_is_cut_and_a_small_one_is_not() {
         let batch = |count: usize, bytes: usize| vec![NewMessage::new(vec![b'x'; bytes]); count];
-        let lens = |batch| parts(batch).unwrap().iter().map(|part| part.messages.len()).collect::<Vec<_>>();
+        let lens =
+            |batch| split_sends(batch).unwrap().iter().map(|part| part.messages.len()).collect::<Vec<_>>();
         assert_eq!(lens(batch(1000, 100)), [1000]);
         assert_eq!(lens(batch(12, 1 << 20)), [5, 5, 2]);
         assert_eq!(lens(batch(0, 0)), [0]);
@@ -246,12 +249,12 @@ mod tests {
             settle_item(Settle { claim: Some(claim), ..Settle::ack("r".parse().unwrap()) })
         };
         let lens = |count: usize, bytes: usize| -> Vec<usize> {
-            settle_parts((0..count).map(|_| settle(bytes)).collect()).iter().map(Vec::len).collect()
+            split_settles((0..count).map(|_| settle(bytes)).collect()).iter().map(Vec::len).collect()
         };
         assert_eq!(lens(0, 0), [0]);
         assert_eq!(lens(1000, 10), [1000]);
         assert_eq!(lens(12, 1_000_000), [6, 6]);
-        for part in settle_parts((0..12).map(|_| settle(1_000_000)).collect()) {
+        for part in split_settles((0..12).map(|_| settle(1_000_000)).collect()) {
             assert!(encode(&SettleRequest { settle: part }).unwrap().len() < SERVER_BYTES_MAX);
         }
     }

@@ -12,21 +12,21 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::Client;
 use crate::transport::{Effect, Failure};
-use crate::wire::{Element, FenceBound, ImportBody, ImportedAnswer, Results};
+use crate::wire::{FenceBound, ImportBody, ImportResponse, ItemResult, Results};
 
-fn change(failure: Failure) -> StoreError {
-    failure.into_store(Effect::Change)
+fn change_error(failure: Failure) -> StoreError {
+    failure.into_store_error(Effect::Change)
 }
 
 #[async_trait]
 impl Transfer for Client {
     async fn fence_bound(&self) -> Result<Fence, StoreError> {
         let answer: Result<FenceBound, Failure> = self.transport.get("/v1/transfer").await;
-        answer.map(|bound| bound.fence).map_err(|failure| failure.into_store(Effect::None))
+        answer.map(|bound| bound.fence).map_err(|failure| failure.into_store_error(Effect::None))
     }
 
     async fn raise_fence(&self, bound: Fence) -> Result<(), StoreError> {
-        self.transport.post("/v1/transfer/fence", &FenceBound { fence: bound }).await.map_err(change)
+        self.transport.post("/v1/transfer/fence", &FenceBound { fence: bound }).await.map_err(change_error)
     }
 
     async fn export(
@@ -42,14 +42,14 @@ impl Transfer for Client {
         if let Some(after) = after {
             let _ = write!(path, "&after={}", utf8_percent_encode(after, NON_ALPHANUMERIC));
         }
-        self.transport.get(&path).await.map_err(|failure| failure.into_admin(Effect::None))
+        self.transport.get(&path).await.map_err(|failure| failure.into_admin_error(Effect::None))
     }
 
     async fn import(&self, to: &TransferScope, items: Vec<ExportedItem>) -> Batch<Imported, SendError> {
         validate::batch("items", items.len())?;
         let mut answers = Vec::with_capacity(items.len());
         let mut refused = RefusedGroups::default();
-        for part in parts(items) {
+        for part in split_batch(items) {
             let checks: Vec<_> =
                 part.iter().map(|item| (refused.check(item), item.group().cloned())).collect();
             let items: Vec<_> = part
@@ -84,22 +84,22 @@ impl Client {
         };
         let expected = items.len();
         let body = ImportBody { queue, items };
-        let part: Results<ImportedAnswer> =
-            self.transport.post("/v1/transfer/items", &body).await.map_err(change)?;
+        let part: Results<ImportResponse> =
+            self.transport.post("/v1/transfer/items", &body).await.map_err(change_error)?;
         if part.results.len() != expected {
             let why = format!("the server gave {} answers to {expected} items", part.results.len());
             return Err(StoreError::OutcomeUnknown(why));
         }
         let answer = |element| match element {
-            Element::Done(ImportedAnswer { imported }) => Ok(imported),
-            Element::Failed { error } => Err(error.to_send()),
+            ItemResult::Done(ImportResponse { imported }) => Ok(imported),
+            ItemResult::Failed { error } => Err(error.to_send_error()),
         };
         Ok(part.results.into_iter().map(answer).collect())
     }
 }
 
 /// Cuts a batch into requests that the server reads. An import can be repeated, so it may be done in parts.
-fn parts(items: Vec<ExportedItem>) -> Vec<Vec<ExportedItem>> {
+fn split_batch(items: Vec<ExportedItem>) -> Vec<Vec<ExportedItem>> {
     let (mut parts, mut part, mut bytes) = (Vec::new(), Vec::new(), 0);
     for item in items {
         let size = item.bytes() + 1;

@@ -43,31 +43,31 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) fn into_store(self, effect: Effect) -> StoreError {
+    pub(crate) fn into_store_error(self, effect: Effect) -> StoreError {
         match self {
             Self::Unreachable(why) | Self::NotSent(why) => StoreError::Unavailable(why),
-            Self::Lost(why) => lost(why, effect),
-            Self::Refused(status, problem) => match problem.to_store() {
+            Self::Lost(why) => lost_response_error(why, effect),
+            Self::Refused(status, problem) => match problem.to_store_error() {
                 Some(error) => error,
                 None if status == StatusCode::TOO_MANY_REQUESTS => StoreError::Overloaded(problem.detail),
                 None if status == StatusCode::SERVICE_UNAVAILABLE => StoreError::Unavailable(problem.detail),
-                None if status.is_server_error() => lost(problem.detail, effect),
+                None if status.is_server_error() => lost_response_error(problem.detail, effect),
                 None => StoreError::Invalid(problem.detail),
             },
         }
     }
 
-    pub(crate) fn into_admin(self, effect: Effect) -> AdminError {
+    pub(crate) fn into_admin_error(self, effect: Effect) -> AdminError {
         if let Self::Refused(_, problem) = &self
-            && let Some(error) = problem.to_admin()
+            && let Some(error) = problem.to_admin_error()
         {
             return error;
         }
-        self.into_store(effect).into()
+        self.into_store_error(effect).into()
     }
 }
 
-fn lost(why: String, effect: Effect) -> StoreError {
+fn lost_response_error(why: String, effect: Effect) -> StoreError {
     match effect {
         Effect::None => StoreError::Unavailable(why),
         Effect::Change => StoreError::OutcomeUnknown(why),
@@ -126,7 +126,7 @@ impl Transport {
                 .enable_http1()
                 .wrap_connector(tcp)
         } else {
-            plain(tcp)
+            http_only_connector(tcp)
         };
         let base = endpoint.trim_end_matches('/').to_owned();
         let (pools, idle_timeout) = (Mutex::default(), options.idle_timeout);
@@ -231,7 +231,7 @@ impl Transport {
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), Failure> {
         let response = self.http().request(request).await.map_err(|error| {
-            let why = format!("{}: {}", self.base, chain(&error));
+            let why = format!("{}: {}", self.base, error_chain(&error));
             if error.is_connect() && is_unreachable(&error) {
                 return Failure::Unreachable(why);
             }
@@ -245,7 +245,7 @@ impl Transport {
         })?;
         let status = response.status();
         let body = response.into_body().collect().await;
-        let body = body.map_err(|error| Failure::Lost(format!("{}: {}", self.base, chain(&error))))?;
+        let body = body.map_err(|error| Failure::Lost(format!("{}: {}", self.base, error_chain(&error))))?;
         Ok((status, body.to_bytes()))
     }
 }
@@ -259,7 +259,7 @@ fn is_unreachable(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// Plain HTTP, with the same connector type.
-fn plain(tcp: HttpConnector) -> HttpsConnector<HttpConnector> {
+fn http_only_connector(tcp: HttpConnector) -> HttpsConnector<HttpConnector> {
     let config = rustls::ClientConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
         .with_safe_default_protocol_versions()
         .expect("ring knows the default versions")
@@ -289,7 +289,7 @@ fn problem(status: StatusCode, body: &[u8]) -> Problem {
 }
 
 /// The text of an error with its causes: hyper's own text alone says little.
-fn chain(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -346,9 +346,9 @@ mod tests {
             stream.read_exact(&mut [0; 4]).await.unwrap();
         });
         let lost = transport.post::<_, ()>("/", &7).await.unwrap_err();
-        assert!(matches!(lost.into_store(Effect::Change), StoreError::OutcomeUnknown(_)));
+        assert!(matches!(lost.into_store_error(Effect::Change), StoreError::OutcomeUnknown(_)));
         accept.await.unwrap();
         let refused = transport.post::<_, ()>("/", &7).await.unwrap_err();
-        assert!(matches!(refused.into_store(Effect::Change), StoreError::Unavailable(_)));
+        assert!(matches!(refused.into_store_error(Effect::Change), StoreError::Unavailable(_)));
     }
 }

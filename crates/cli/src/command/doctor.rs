@@ -10,7 +10,7 @@ use hapax::core::policy::tier::{Finding, StoreFacts, check_store};
 use hapax::core::store::SharedStore;
 use hapax::core::{Examination, Store as AllSeams, StoreError, Tier};
 use hapax::embedded::{self, Environment, Options};
-use hapax_client::wire::Status;
+use hapax_client::wire::ServerStatus;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -127,7 +127,7 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
 
 async fn of_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyhow::Result<Report> {
     let client = remote.client().await?;
-    let Status { version: theirs, status, withheld, .. } = client.server_status().await?;
+    let ServerStatus { version: theirs, status, withheld, .. } = client.server_status().await?;
     let place = client.endpoint().to_owned();
     let store: SharedStore = Arc::new(client);
     let ours = env!("CARGO_PKG_VERSION");

@@ -15,7 +15,7 @@ pub struct AttributeItem(pub Attribute);
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Typed {
+struct TypedAttribute {
     #[serde(rename = "type")]
     data_type: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,10 +30,10 @@ impl Serialize for AttributeItem {
         match &self.0.value {
             AttributeValue::Text(text) if self.0.data_type == "String" => to.serialize_str(text),
             AttributeValue::Text(text) => {
-                Typed { data_type, text: Some(text.clone()), base64: None }.serialize(to)
+                TypedAttribute { data_type, text: Some(text.clone()), base64: None }.serialize(to)
             }
             AttributeValue::Binary(bytes) => {
-                Typed { data_type, text: None, base64: Some(STANDARD.encode(bytes)) }.serialize(to)
+                TypedAttribute { data_type, text: None, base64: Some(STANDARD.encode(bytes)) }.serialize(to)
             }
         }
     }
@@ -41,13 +41,13 @@ impl Serialize for AttributeItem {
 
 impl<'de> Deserialize<'de> for AttributeItem {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(Either)
+        from.deserialize_any(AttributeVisitor)
     }
 }
 
-struct Either;
+struct AttributeVisitor;
 
-impl<'de> Visitor<'de> for Either {
+impl<'de> Visitor<'de> for AttributeVisitor {
     type Value = AttributeItem;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,7 +59,7 @@ impl<'de> Visitor<'de> for Either {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<AttributeItem, A::Error> {
-        let typed = Typed::deserialize(MapAccessDeserializer::new(map))?;
+        let typed = TypedAttribute::deserialize(MapAccessDeserializer::new(map))?;
         let (usual, value) = match (typed.text, typed.base64) {
             (Some(text), None) => ("String", AttributeValue::Text(text)),
             (None, Some(base64)) => {

@@ -158,7 +158,7 @@ pub struct EndsRequest {
 /// What a claim answers: a grant (201), or what came of the effect before (200).
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ClaimAnswer {
+pub struct ClaimResponse {
     /// 201: needed to renew or end the claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<Token>,
@@ -206,7 +206,7 @@ fn outcome_of(failed: bool, value: Option<Json>, omitted_bytes: Option<u64>) -> 
     }
 }
 
-impl ClaimAnswer {
+impl ClaimResponse {
     /// Converts a store's answer; a claim that was not granted becomes a problem.
     pub fn new(claim: Claim) -> Result<Self, Box<Problem>> {
         match claim {
@@ -227,12 +227,12 @@ impl ClaimAnswer {
             Claim::InProgress { retry_after_ms } => {
                 let detail = "someone else holds this key; ask again later, or wait with wait_ms";
                 let problem = Problem::new("in-progress", detail, true);
-                Err(Box::new(problem.in_state("in_progress").after(retry_after_ms)))
+                Err(Box::new(problem.with_state("in_progress").with_retry_after(retry_after_ms)))
             }
             Claim::InDoubt { since_ms } => {
                 let detail = "a claim of this key lapsed while its holder may have acted; find out whether it did, then resolve it";
                 let problem = Problem::new("in-doubt", detail, false);
-                Err(Box::new(Problem { since_ms: Some(since_ms), ..problem.in_state("in_doubt") }))
+                Err(Box::new(Problem { since_ms: Some(since_ms), ..problem.with_state("in_doubt") }))
             }
         }
     }
@@ -351,12 +351,12 @@ pub struct ReleaseBody {
 
 /// An entry's state after a request: `completed`, `failed`, `in_doubt`, or `absent`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StateAnswer {
+pub struct StateResponse {
     /// The name of the state.
     pub state: String,
 }
 
-impl StateAnswer {
+impl StateResponse {
     /// The state after this end of a claim.
     pub fn after(ending: &ClaimEnding) -> Self {
         let state = match ending {
@@ -492,7 +492,7 @@ impl ClaimEndItem {
 
 /// `GET /v1/claims`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Entries {
+pub struct EntriesPage {
     /// The entries, ordered by their last claim.
     pub entries: Vec<EntryView>,
     /// Pass it as `after` for the next page; absent at the end.
@@ -513,7 +513,7 @@ impl From<ClaimError> for Problem {
     fn from(error: ClaimError) -> Self {
         let problem = Self::new(error.code(), error.to_string(), error.is_retryable());
         match error {
-            ClaimError::Invalid(reason) => problem.because(&reason),
+            ClaimError::Invalid(reason) => problem.with_reason(&reason),
             ClaimError::TooManyInDoubt { scope, open, in_doubt, max } => Self {
                 scope: Some(scope.to_string()),
                 used: Some(open),
@@ -539,25 +539,25 @@ impl From<ResolveError> for Problem {
         match error {
             ResolveError::Store(error) => error.into(),
             ResolveError::InProgress { retry_after_ms } => {
-                Self { retryable: true, ..problem.in_state("in_progress").after(retry_after_ms) }
+                Self { retryable: true, ..problem.with_state("in_progress").with_retry_after(retry_after_ms) }
             }
-            ResolveError::Invalid(reason) => problem.because(&reason),
+            ResolveError::Invalid(reason) => problem.with_reason(&reason),
             _ => problem,
         }
     }
 }
 
 impl Problem {
-    fn in_state(self, state: &str) -> Self {
+    fn with_state(self, state: &str) -> Self {
         Self { state: Some(state.to_owned()), ..self }
     }
 
-    fn after(self, retry_after_ms: u64) -> Self {
+    fn with_retry_after(self, retry_after_ms: u64) -> Self {
         Self { retry_after_ms: Some(retry_after_ms), ..self }
     }
 
     /// The original answer to a claim; `None` if its code is not known here.
-    pub fn to_claim(&self) -> Option<Result<Claim, ClaimError>> {
+    pub fn to_claim_result(&self) -> Option<Result<Claim, ClaimError>> {
         Some(match self.code.as_str() {
             "in-progress" => Ok(Claim::InProgress { retry_after_ms: self.retry_after_ms? }),
             "in-doubt" => Ok(Claim::InDoubt { since_ms: self.since_ms? }),
@@ -574,7 +574,7 @@ impl Problem {
     }
 
     /// The original token error; `None` if its code is not known here.
-    pub fn to_token(&self) -> Option<TokenError> {
+    pub fn to_token_error(&self) -> Option<TokenError> {
         Some(match self.code.as_str() {
             "stale-token" => TokenError::Stale,
             "claim-gone" => TokenError::Gone,
@@ -585,7 +585,7 @@ impl Problem {
     }
 
     /// The original error of a resolve or forget of `id`; `None` if its code is not known here.
-    pub fn to_resolve(&self, id: &EntryId) -> Option<ResolveError> {
+    pub fn to_resolve_error(&self, id: &EntryId) -> Option<ResolveError> {
         Some(match self.code.as_str() {
             "no-such-entry" => ResolveError::NotFound(id.clone()),
             "in-progress" => ResolveError::InProgress { retry_after_ms: self.retry_after_ms? },
@@ -634,15 +634,15 @@ mod tests {
             Claim::InProgress { retry_after_ms: 9 },
             Claim::InDoubt { since_ms: 3 },
         ]) {
-            let back = match ClaimAnswer::new(claim.clone()) {
+            let back = match ClaimResponse::new(claim.clone()) {
                 Ok(answer) => over_the_wire(&answer).into_claim(),
-                Err(problem) => over_the_wire(&problem).to_claim().map(Result::unwrap),
+                Err(problem) => over_the_wire(&problem).to_claim_result().map(Result::unwrap),
             };
             assert_eq!(back, Some(claim));
         }
         let full = ClaimError::TooManyInDoubt { scope: id().scope, open: 9, in_doubt: 7, max: 8 };
         for error in [ClaimError::Mismatch, ClaimError::Invalid("why".into()), full] {
-            assert_eq!(over_the_wire(&Problem::from(error.clone())).to_claim(), Some(Err(error)));
+            assert_eq!(over_the_wire(&Problem::from(error.clone())).to_claim_result(), Some(Err(error)));
         }
     }
 
@@ -669,9 +669,9 @@ mod tests {
     #[test]
     fn every_refusal_is_the_same_at_the_other_end() {
         for error in [TokenError::Stale, TokenError::Gone, TokenError::Ended, TokenError::Damaged] {
-            assert_eq!(over_the_wire(&Problem::from(error)).to_token(), Some(error));
+            assert_eq!(over_the_wire(&Problem::from(error)).to_token_error(), Some(error));
             let settle = SettleError::Claim(error);
-            assert_eq!(over_the_wire(&Problem::from(settle.clone())).to_settle(), Some(settle));
+            assert_eq!(over_the_wire(&Problem::from(settle.clone())).to_settle_error(), Some(settle));
         }
         for error in [
             ResolveError::NotFound(id()),
@@ -679,7 +679,7 @@ mod tests {
             ResolveError::NotInDoubt,
             ResolveError::Invalid("why".into()),
         ] {
-            assert_eq!(over_the_wire(&Problem::from(error.clone())).to_resolve(&id()), Some(error));
+            assert_eq!(over_the_wire(&Problem::from(error.clone())).to_resolve_error(&id()), Some(error));
         }
     }
 

@@ -21,13 +21,13 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 pub use attribute::AttributeItem;
 pub use claim::{
-    ClaimAnswer, ClaimBody, ClaimEndItem, ClaimItem, ClaimsRequest, CompleteBody, Completion, EndsRequest,
-    Entries, LedgerReport, ReleaseBody, RenewBody, RenewItem, RenewsRequest, ResolveAs, ResolveBody,
-    StateAnswer,
+    ClaimBody, ClaimEndItem, ClaimItem, ClaimResponse, ClaimsRequest, CompleteBody, Completion, EndsRequest,
+    EntriesPage, LedgerReport, ReleaseBody, RenewBody, RenewItem, RenewsRequest, ResolveAs, ResolveBody,
+    StateResponse,
 };
 pub use message::{DeliveryItem, MessageItem, ParkedItem, SendItem};
 pub use problem::Problem;
-pub use transfer::{FenceBound, ImportBody, ImportedAnswer, scope_of};
+pub use transfer::{FenceBound, ImportBody, ImportResponse, transfer_scope};
 
 /// Attributes by name.
 pub type AttributeItems = BTreeMap<String, AttributeItem>;
@@ -35,7 +35,7 @@ pub type AttributeItems = BTreeMap<String, AttributeItem>;
 /// One element's answer: what was asked for, or why not.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
-pub enum Element<T> {
+pub enum ItemResult<T> {
     /// The element failed.
     Failed {
         /// Why.
@@ -46,7 +46,7 @@ pub enum Element<T> {
 }
 
 /// By hand: serde's own way reads either form from a copy in which a JSON text is no longer as it was written.
-impl<'de, T: DeserializeOwned> Deserialize<'de> for Element<T> {
+impl<'de, T: DeserializeOwned> Deserialize<'de> for ItemResult<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         struct Failed {
@@ -67,7 +67,7 @@ pub struct Results<T> {
     /// Number of elements that failed.
     pub failed: usize,
     /// One per element.
-    pub results: Vec<Element<T>>,
+    pub results: Vec<ItemResult<T>>,
 }
 
 impl<T> Results<T> {
@@ -78,8 +78,8 @@ impl<T> Results<T> {
     {
         let failed = answers.iter().filter(|answer| answer.is_err()).count();
         let element = |answer| match answer {
-            Ok(answer) => Element::Done(done(answer)),
-            Err(error) => Element::Failed { error: Box::new(Problem::from(error)) },
+            Ok(answer) => ItemResult::Done(done(answer)),
+            Err(error) => ItemResult::Failed { error: Box::new(Problem::from(error)) },
         };
         Self { failed, results: answers.into_iter().map(element).collect() }
     }
@@ -140,7 +140,7 @@ impl From<ReceiveRequest> for Receive {
 
 /// The response to a receive.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Deliveries {
+pub struct ReceiveResponse {
     /// The deliveries; empty if no message came in time.
     pub deliveries: Vec<DeliveryItem>,
 }
@@ -148,7 +148,7 @@ pub struct Deliveries {
 /// The ways to settle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum HowWord {
+pub enum SettleKind {
     /// Done.
     Ack,
     /// Failed, to be tried again.
@@ -168,7 +168,7 @@ pub struct SettleItem {
     /// The delivery's receipt.
     pub receipt: String,
     /// How it ends.
-    pub how: HowWord,
+    pub how: SettleKind,
     /// With `retry` and `defer`: the delay until the message returns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_ms: Option<u64>,
@@ -197,7 +197,7 @@ pub struct SettleRequest {
 /// The new state of a settled message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum SettledWord {
+pub enum SettledKind {
     /// Deleted.
     Acked,
     /// It returns.
@@ -212,7 +212,7 @@ pub enum SettledWord {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct SettledItem {
     /// The new state of the message.
-    pub settled: SettledWord,
+    pub settled: SettledKind,
     /// The delay until it returns, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_ms: Option<u64>,
@@ -294,14 +294,14 @@ pub struct PauseBody {
 
 /// `GET /v1/queues`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Queues {
+pub struct QueuesResponse {
     /// All queues, ordered by name.
     pub queues: Vec<QueueItem>,
 }
 
 /// `GET /v1/queues/{queue}/messages`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Messages {
+pub struct MessagesPage {
     /// The messages, ordered by sequence.
     pub messages: Vec<MessageItem>,
     /// Pass it as `after` for the next page; absent at the end.
@@ -323,21 +323,21 @@ pub struct DiscardBody {
 /// Messages by id, to release.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Ids {
+pub struct ReleaseMessagesBody {
     /// The ids, at most 1,000.
     pub ids: Vec<MessageId>,
 }
 
 /// Number of messages that an operation changed.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Count {
+pub struct CountResponse {
     /// Number of messages.
     pub count: u64,
 }
 
 /// `GET /v1/queues/{queue}/halted`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Halted {
+pub struct HaltedGroups {
     /// The halted groups.
     pub groups: Vec<GroupId>,
 }
@@ -371,7 +371,7 @@ impl From<RedriveRequest> for RedriveBody {
 
 /// `GET /v1/redrives?from=`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Redrives {
+pub struct RedrivesResponse {
     /// Newest first.
     pub redrives: Vec<RedriveTask>,
 }
@@ -388,7 +388,7 @@ pub struct DocumentsPage {
 
 /// The response to a put of a document.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct DocumentRevision {
+pub struct DocumentResponse {
     /// The document.
     pub name: DocumentName,
     /// Its new revision.
@@ -397,7 +397,7 @@ pub struct DocumentRevision {
 
 /// The response to the deletion of a document.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Deleted {
+pub struct DeleteResponse {
     /// Whether the document existed.
     pub deleted: bool,
 }
@@ -431,14 +431,14 @@ pub struct BackupBody {
 
 /// Answer to `POST /v1/backup`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct BackupAnswer {
+pub struct BackupResponse {
     /// The file that was written, on the server's machine.
     pub path: String,
 }
 
 /// `GET /v1/status`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Status<S = StoreStatus> {
+pub struct ServerStatus<S = StoreStatus> {
     /// The server's version.
     pub version: String,
     /// The features of the server's store.

@@ -84,16 +84,16 @@ impl Problem {
         Self { code: code.to_owned(), detail: detail.into(), retryable, ..Self::default() }
     }
 
-    pub(super) fn because(self, reason: &str) -> Self {
+    pub(super) fn with_reason(self, reason: &str) -> Self {
         Self { reason: Some(reason.to_owned()), ..self }
     }
 
-    fn about(self, queue: &QueueName) -> Self {
+    fn with_queue(self, queue: &QueueName) -> Self {
         Self { queue: Some(queue.to_string()), ..self }
     }
 
     /// The original store error; `None` if its code is not known here.
-    pub fn to_store(&self) -> Option<StoreError> {
+    pub fn to_store_error(&self) -> Option<StoreError> {
         let reason = || self.reason.clone().unwrap_or_else(|| self.detail.clone());
         let queue = || self.queue.as_ref().and_then(|queue| QueueName::new(queue).ok());
         Some(match self.code.as_str() {
@@ -113,7 +113,7 @@ impl Problem {
     }
 
     /// The original send error.
-    pub fn to_send(&self) -> SendError {
+    pub fn to_send_error(&self) -> SendError {
         let known = || match self.code.as_str() {
             "too-large" => Some(SendError::TooLarge { bytes: self.bytes?, bytes_max: self.bytes_max? }),
             "quota-exceeded" => Some(SendError::QuotaExceeded {
@@ -127,7 +127,7 @@ impl Problem {
     }
 
     /// The original settle error; `None` if its code is not known here.
-    pub fn to_settle(&self) -> Option<SettleError> {
+    pub fn to_settle_error(&self) -> Option<SettleError> {
         Some(match self.code.as_str() {
             "malformed-receipt" => SettleError::Malformed,
             "stale-receipt" => SettleError::Stale,
@@ -138,12 +138,12 @@ impl Problem {
             "lease-too-long" => {
                 SettleError::LeaseTooLong { lease_ms: self.lease_ms?, lease_ms_max: self.lease_ms_max? }
             }
-            _ => SettleError::Claim(self.to_token()?),
+            _ => SettleError::Claim(self.to_token_error()?),
         })
     }
 
     /// The original document error; `None` if its code is not known here.
-    pub fn to_document(&self) -> Option<DocumentError> {
+    pub fn to_document_error(&self) -> Option<DocumentError> {
         Some(match self.code.as_str() {
             "revision-conflict" => DocumentError::Conflict {
                 name: DocumentName::new(self.document.as_ref()?).ok()?,
@@ -151,12 +151,12 @@ impl Problem {
                 actual: self.revision,
             },
             "too-large" => DocumentError::TooLarge { bytes: self.bytes?, bytes_max: self.bytes_max? },
-            _ => DocumentError::Store(self.to_store()?),
+            _ => DocumentError::Store(self.to_store_error()?),
         })
     }
 
     /// The original administrative error; `None` if its code is not known here.
-    pub fn to_admin(&self) -> Option<AdminError> {
+    pub fn to_admin_error(&self) -> Option<AdminError> {
         let reason = || self.reason.clone().unwrap_or_else(|| self.detail.clone());
         let queue = || self.queue.as_ref().and_then(|queue| QueueName::new(queue).ok());
         Some(match self.code.as_str() {
@@ -173,7 +173,7 @@ impl Problem {
             },
             "not-found" => AdminError::NotFound(reason()),
             "refused" => AdminError::Refused(reason()),
-            _ => AdminError::Store(self.to_store()?),
+            _ => AdminError::Store(self.to_store_error()?),
         })
     }
 }
@@ -216,9 +216,9 @@ impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         let problem = Self::new(error.code(), error.to_string(), error.is_retryable());
         match &error {
-            StoreError::NoSuchQueue(queue) => problem.about(queue),
+            StoreError::NoSuchQueue(queue) => problem.with_queue(queue),
             StoreError::TooManyInFlight { queue, in_flight } => {
-                Self { in_flight: Some(*in_flight), ..problem.about(queue) }
+                Self { in_flight: Some(*in_flight), ..problem.with_queue(queue) }
             }
             StoreError::Unavailable(reason)
             | StoreError::OutcomeUnknown(reason)
@@ -226,7 +226,7 @@ impl From<StoreError> for Problem {
             | StoreError::Overloaded(reason)
             | StoreError::Paused(reason)
             | StoreError::Damaged(reason)
-            | StoreError::Invalid(reason) => problem.because(reason),
+            | StoreError::Invalid(reason) => problem.with_reason(reason),
             _ => problem,
         }
     }
@@ -288,18 +288,20 @@ impl From<AdminError> for Problem {
         let retryable = matches!(error, AdminError::RedriveRunning(_) | AdminError::TooSoon { .. });
         let problem = Self::new(error.code(), error.to_string(), retryable);
         match &error {
-            AdminError::Exists(queue, field) => Self { field: Some(field.clone()), ..problem.about(queue) },
-            AdminError::Config { field, problem: reason } => {
-                Self { field: Some((*field).to_owned()), ..problem.because(reason) }
+            AdminError::Exists(queue, field) => {
+                Self { field: Some(field.clone()), ..problem.with_queue(queue) }
             }
-            AdminError::RedriveRunning(queue) => problem.about(queue),
+            AdminError::Config { field, problem: reason } => {
+                Self { field: Some((*field).to_owned()), ..problem.with_reason(reason) }
+            }
+            AdminError::RedriveRunning(queue) => problem.with_queue(queue),
             AdminError::RevisionConflict { what, expected, actual } => {
-                Self { expected: Some(*expected), revision: Some(*actual), ..problem.because(what) }
+                Self { expected: Some(*expected), revision: Some(*actual), ..problem.with_reason(what) }
             }
             AdminError::TooSoon { what, retry_after_ms } => {
-                Self { retry_after_ms: Some(*retry_after_ms), ..problem.because(what) }
+                Self { retry_after_ms: Some(*retry_after_ms), ..problem.with_reason(what) }
             }
-            AdminError::NotFound(reason) | AdminError::Refused(reason) => problem.because(reason),
+            AdminError::NotFound(reason) | AdminError::Refused(reason) => problem.with_reason(reason),
             _ => problem,
         }
     }
@@ -329,9 +331,9 @@ mod tests {
             StoreError::Invalid(why()),
         ];
         for error in store {
-            assert_eq!(over_the_wire(error.clone()).to_store(), Some(error.clone()));
+            assert_eq!(over_the_wire(error.clone()).to_store_error(), Some(error.clone()));
             let admin = AdminError::Store(error);
-            assert_eq!(over_the_wire(admin.clone()).to_admin(), Some(admin));
+            assert_eq!(over_the_wire(admin.clone()).to_admin_error(), Some(admin));
         }
         let admin = [
             AdminError::Exists(queue.clone(), "delay_ms".into()),
@@ -343,7 +345,7 @@ mod tests {
             AdminError::Refused(why()),
         ];
         for error in admin {
-            assert_eq!(over_the_wire(error.clone()).to_admin(), Some(error));
+            assert_eq!(over_the_wire(error.clone()).to_admin_error(), Some(error));
         }
         let name = DocumentName::new("schedules/nightly").unwrap();
         let documents = [
@@ -353,7 +355,7 @@ mod tests {
             DocumentError::TooLarge { bytes: 2, bytes_max: 1 },
         ];
         for error in documents {
-            assert_eq!(over_the_wire(error.clone()).to_document(), Some(error));
+            assert_eq!(over_the_wire(error.clone()).to_document_error(), Some(error));
         }
         let send = [
             SendError::TooLarge { bytes: 2, bytes_max: 1 },
@@ -361,7 +363,7 @@ mod tests {
             SendError::Invalid(why()),
         ];
         for error in send {
-            assert_eq!(over_the_wire(error.clone()).to_send(), error);
+            assert_eq!(over_the_wire(error.clone()).to_send_error(), error);
         }
         let settle = [
             SettleError::Malformed,
@@ -373,13 +375,16 @@ mod tests {
             SettleError::LeaseTooLong { lease_ms: 2, lease_ms_max: 1 },
         ];
         for error in settle {
-            assert_eq!(over_the_wire(error.clone()).to_settle(), Some(error));
+            assert_eq!(over_the_wire(error.clone()).to_settle_error(), Some(error));
         }
     }
 
     #[test]
     fn an_unknown_code_is_no_error_of_ours() {
         let problem = Problem::new("from-the-future", "?", false);
-        assert_eq!((problem.to_store(), problem.to_settle(), problem.to_admin()), (None, None, None));
+        assert_eq!(
+            (problem.to_store_error(), problem.to_settle_error(), problem.to_admin_error()),
+            (None, None, None)
+        );
     }
 }

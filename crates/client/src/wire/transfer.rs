@@ -23,12 +23,12 @@ pub struct ImportBody {
 
 /// The answer to one item.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct ImportedAnswer {
+pub struct ImportResponse {
     /// What was done with it.
     pub imported: Imported,
 }
 
 /// The scope that a queue's name, or none, stands for.
-pub fn scope_of(queue: Option<QueueName>) -> TransferScope {
+pub fn transfer_scope(queue: Option<QueueName>) -> TransferScope {
     queue.map_or(TransferScope::Ledger, TransferScope::Queue)
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::extract::{FromRequestParts, Path, State};
 use axum::response::{IntoResponse, Response};
 use hapax_client::wire::{
-    ClaimAnswer, ClaimBody, ClaimEndItem, ClaimItem, ClaimsRequest, CompleteBody, EndsRequest, Entries,
-    LedgerReport, ReleaseBody, RenewBody, RenewItem, RenewsRequest, ResolveBody, Results, StateAnswer,
+    ClaimBody, ClaimEndItem, ClaimItem, ClaimResponse, ClaimsRequest, CompleteBody, EndsRequest, EntriesPage,
+    LedgerReport, ReleaseBody, RenewBody, RenewItem, RenewsRequest, ResolveBody, Results, StateResponse,
 };
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::{
@@ -74,7 +74,7 @@ pub(super) async fn claim(
 ) -> Result<Response, ApiError> {
     let claim = one(native.claim(vec![claim_request(&caller, id, body)?]).await)?;
     let status = if matches!(claim, Claim::Granted(_)) { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, axum::Json(ClaimAnswer::new(claim).map_err(|problem| *problem)?)).into_response())
+    Ok((status, axum::Json(ClaimResponse::new(claim).map_err(|problem| *problem)?)).into_response())
 }
 
 /// A claim, if the caller may make it.
@@ -110,8 +110,8 @@ impl Api {
         claims
     }
 
-    async fn end(&self, id: EntryId, by: String, ending: ClaimEnding) -> Answer<StateAnswer> {
-        let answer = StateAnswer::after(&ending);
+    async fn end(&self, id: EntryId, by: String, ending: ClaimEnding) -> Answer<StateResponse> {
+        let answer = StateResponse::after(&ending);
         one(self.store.end(vec![EndClaim { id, token: token(by)?, ending }]).await)?;
         Ok(axum::Json(answer))
     }
@@ -140,7 +140,7 @@ pub(super) async fn claim_batch(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Json(request): Json<ClaimsRequest>,
-) -> Answers<ClaimAnswer> {
+) -> Answers<ClaimResponse> {
     validate::batch("claims", request.claims.len())?;
     let item = |item: ClaimItem| {
         let (id, body) = item.split();
@@ -149,7 +149,7 @@ pub(super) async fn claim_batch(
     let items = request.claims.into_iter().map(item).collect();
     let answers = each(items, |batch| native.claim(batch)).await?;
     let answer = |answer: Result<Claim, ApiError>| {
-        ClaimAnswer::new(answer?).map_err(|problem| ApiError::from(*problem))
+        ClaimResponse::new(answer?).map_err(|problem| ApiError::from(*problem))
     };
     let answers: Vec<_> = answers.into_iter().map(answer).collect();
     Ok(axum::Json(Results::new(answers, |answer| answer)))
@@ -174,7 +174,7 @@ pub(super) async fn end_batch(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Json(request): Json<EndsRequest>,
-) -> Answers<StateAnswer> {
+) -> Answers<StateResponse> {
     validate::batch("end", request.end.len())?;
     let item = |item: ClaimEndItem| {
         caller.scope("ClaimKey", &item.scope)?;
@@ -182,10 +182,10 @@ pub(super) async fn end_batch(
     };
     let items: Vec<Result<EndClaim, ApiError>> = request.end.into_iter().map(item).collect();
     let after =
-        |item: &Result<EndClaim, ApiError>| item.as_ref().ok().map(|end| StateAnswer::after(&end.ending));
+        |item: &Result<EndClaim, ApiError>| item.as_ref().ok().map(|end| StateResponse::after(&end.ending));
     let states: Vec<_> = items.iter().map(after).collect();
     let answers = each(items, |batch| native.store.end(batch)).await?;
-    let state = |(answer, state): (Result<(), ApiError>, Option<StateAnswer>)| {
+    let state = |(answer, state): (Result<(), ApiError>, Option<StateResponse>)| {
         answer.map(|()| state.expect("an element that was ended was acceptable"))
     };
     let answers: Vec<_> = answers.into_iter().zip(states).map(state).collect();
@@ -206,7 +206,7 @@ pub(super) async fn complete(
     caller: Caller,
     EntryPath(id): EntryPath,
     Json(body): Json<CompleteBody>,
-) -> Answer<StateAnswer> {
+) -> Answer<StateResponse> {
     caller.scope("ClaimKey", &id.scope)?;
     let (token, completion) = body.split();
     let (outcome, ttl_ms) = completion.into_outcome().map_err(ApiError::invalid)?;
@@ -218,7 +218,7 @@ pub(super) async fn release(
     caller: Caller,
     EntryPath(id): EntryPath,
     Json(ReleaseBody { token, in_doubt }): Json<ReleaseBody>,
-) -> Answer<StateAnswer> {
+) -> Answer<StateResponse> {
     caller.scope("ClaimKey", &id.scope)?;
     native.end(id, token, if in_doubt { ClaimEnding::Doubt } else { ClaimEnding::Release }).await
 }
@@ -228,12 +228,12 @@ pub(super) async fn resolve(
     caller: Caller,
     EntryPath(id): EntryPath,
     Json(body): Json<ResolveBody>,
-) -> Answer<StateAnswer> {
+) -> Answer<StateResponse> {
     caller.scope("ResolveClaims", &id.scope)?;
     let (resolution, by) = body.split().map_err(ApiError::invalid)?;
     hapax_http::check_resolution(&id.scope, &resolution)
         .map_err(|error| ApiError::invalid(error.to_string()))?;
-    let answer = StateAnswer::after(&match &resolution {
+    let answer = StateResponse::after(&match &resolution {
         Resolution::Absent => ClaimEnding::Release,
         Resolution::Completed { outcome, ttl_ms } => {
             ClaimEnding::Complete { outcome: outcome.clone(), ttl_ms: *ttl_ms }
@@ -290,14 +290,14 @@ pub(super) async fn list(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Params(ListParams { scope, state, after, limit }): Params<ListParams>,
-) -> Answer<Entries> {
+) -> Answer<EntriesPage> {
     match &scope {
         Some(scope) => caller.scope("BrowseClaims", scope)?,
         None => caller.store("BrowseClaims")?,
     }
     let page = native.store.entries(EntryFilter { scope, state, after, limit }).await?;
     let entries = page.items.into_iter().filter(|entry| caller.sees_scope(&entry.id.scope)).collect();
-    Ok(axum::Json(Entries { entries, next: page.next }))
+    Ok(axum::Json(EntriesPage { entries, next: page.next }))
 }
 
 pub(super) async fn ledger(State(native): State<Arc<Api>>, caller: Caller) -> Answer<LedgerReport> {

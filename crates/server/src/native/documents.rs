@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{Path, State};
-use hapax_client::wire::{Deleted, DocumentRevision, DocumentsPage};
+use hapax_client::wire::{DeleteResponse, DocumentResponse, DocumentsPage};
 use hapax_core::{AdminError, Document, DocumentFilter, DocumentName, ExpectedRevision, Revision};
 use serde::Deserialize;
 
@@ -81,11 +81,11 @@ pub(super) async fn put(
     Path(name): Path<String>,
     Params(params): Params<ChangeParams>,
     Json(value): Json<hapax_core::Json>,
-) -> Answer<DocumentRevision> {
+) -> Answer<DocumentResponse> {
     caller.operate("PutDocument")?;
     let name = named(&name)?;
     let revision = native.store.put_document(&name, value, params.expected()?).await?;
-    Ok(axum::Json(DocumentRevision { name, revision }))
+    Ok(axum::Json(DocumentResponse { name, revision }))
 }
 
 pub(super) async fn remove(
@@ -93,8 +93,8 @@ pub(super) async fn remove(
     caller: Caller,
     Path(name): Path<String>,
     Params(params): Params<ChangeParams>,
-) -> Answer<Deleted> {
+) -> Answer<DeleteResponse> {
     caller.operate("DeleteDocument")?;
     let deleted = native.store.delete_document(&named(&name)?, params.expected()?).await?;
-    Ok(axum::Json(Deleted { deleted }))
+    Ok(axum::Json(DeleteResponse { deleted }))
 }

@@ -6,8 +6,8 @@ use axum::Extension;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use hapax_client::wire::{
-    ClaimEndItem, Deliveries, ExtendItem, ExtendRequest, HowWord, Problem, ReceiveRequest, Results,
-    SendRequest, SettleItem, SettleRequest, SettledItem, SettledWord,
+    ClaimEndItem, ExtendItem, ExtendRequest, Problem, ReceiveRequest, ReceiveResponse, Results, SendRequest,
+    SettleItem, SettleKind, SettleRequest, SettledItem, SettledKind,
 };
 use hapax_core::{
     Extend, NewMessage, Receipt, Receive, SendError, Settle, SettleError, Settled, Settlement, validate,
@@ -93,7 +93,7 @@ pub(super) async fn receive(
     };
     drop(poll);
     if deliveries.is_empty() {
-        return Ok(axum::Json(Deliveries { deliveries: Vec::new() }).into_response());
+        return Ok(axum::Json(ReceiveResponse { deliveries: Vec::new() }).into_response());
     }
     if !deletes && room.is_some_and(|room| !room.fits(deliveries::bytes(&deliveries))) {
         if !keeps {
@@ -102,7 +102,7 @@ pub(super) async fn receive(
         let detail = "too many answers wait to be read by their clients; retry with backoff";
         return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Problem::new("overloaded", detail, true)));
     }
-    let answer = Deliveries { deliveries: deliveries.into_iter().map(Into::into).collect() };
+    let answer = ReceiveResponse { deliveries: deliveries.into_iter().map(Into::into).collect() };
     let mut response = axum::Json(answer).into_response();
     // The messages are leased and the receive has checked that they fit, or they are already deleted.
     response.extensions_mut().insert(AlwaysSent);
@@ -128,21 +128,27 @@ fn settle_of(item: SettleItem) -> Result<Result<Settle, SettleError>, ApiError> 
         Err(ApiError::invalid(format!("{field} does not go with how = {how}")))
     };
     let settlement = match item.how {
-        HowWord::Ack | HowWord::Reject | HowWord::Park if item.after_ms.is_some() => {
+        SettleKind::Ack | SettleKind::Reject | SettleKind::Park if item.after_ms.is_some() => {
             return stray("after_ms");
         }
-        HowWord::Ack | HowWord::Defer | HowWord::Reject | HowWord::Park if item.error.is_some() => {
+        SettleKind::Ack | SettleKind::Defer | SettleKind::Reject | SettleKind::Park
+            if item.error.is_some() =>
+        {
             return stray("error");
         }
-        HowWord::Ack | HowWord::Defer | HowWord::Retry if item.reason.is_some() => return stray("reason"),
-        HowWord::Ack | HowWord::Retry | HowWord::Defer | HowWord::Reject if item.parked_for.is_some() => {
+        SettleKind::Ack | SettleKind::Defer | SettleKind::Retry if item.reason.is_some() => {
+            return stray("reason");
+        }
+        SettleKind::Ack | SettleKind::Retry | SettleKind::Defer | SettleKind::Reject
+            if item.parked_for.is_some() =>
+        {
             return stray("parked_for");
         }
-        HowWord::Ack => Settlement::Ack,
-        HowWord::Retry => Settlement::Retry { after_ms: item.after_ms, error: item.error },
-        HowWord::Defer => Settlement::Defer { after_ms: item.after_ms.unwrap_or_default() },
-        HowWord::Park => Settlement::Park { reason: item.reason.unwrap_or_default() },
-        HowWord::Reject => Settlement::Reject { reason: item.reason.unwrap_or_default() },
+        SettleKind::Ack => Settlement::Ack,
+        SettleKind::Retry => Settlement::Retry { after_ms: item.after_ms, error: item.error },
+        SettleKind::Defer => Settlement::Defer { after_ms: item.after_ms.unwrap_or_default() },
+        SettleKind::Park => Settlement::Park { reason: item.reason.unwrap_or_default() },
+        SettleKind::Reject => Settlement::Reject { reason: item.reason.unwrap_or_default() },
     };
     let claim =
         match item.claim.map(ClaimEndItem::into_end).transpose().map_err(ApiError::invalid)?.transpose() {
@@ -177,10 +183,10 @@ pub(super) async fn settle(
 fn settled_item(settled: Settled) -> SettledItem {
     let item = |settled, after_ms| SettledItem { settled, after_ms };
     match settled {
-        Settled::Acked => item(SettledWord::Acked, None),
-        Settled::Returned { after_ms } => item(SettledWord::Returned, Some(after_ms)),
-        Settled::Dead => item(SettledWord::Dead, None),
-        Settled::Parked => item(SettledWord::Parked, None),
+        Settled::Acked => item(SettledKind::Acked, None),
+        Settled::Returned { after_ms } => item(SettledKind::Returned, Some(after_ms)),
+        Settled::Dead => item(SettledKind::Dead, None),
+        Settled::Parked => item(SettledKind::Parked, None),
     }
 }
 

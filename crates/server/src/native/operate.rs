@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use hapax_client::wire::{
-    BackupAnswer, BackupBody, Count, DiscardBody, Halted, Ids, Messages, RedriveBody, Redrives, ResumeBody,
-    Status,
+    BackupBody, BackupResponse, CountResponse, DiscardBody, HaltedGroups, MessagesPage, RedriveBody,
+    RedrivesResponse, ReleaseMessagesBody, ResumeBody, ServerStatus,
 };
 use hapax_core::{
     AdminError, Browse, Discarded, Examination, GroupId, MessageId, MessageState, QueueName, RedriveRequest,
@@ -43,12 +43,12 @@ pub(super) async fn browse(
     caller: Caller,
     Path(queue): Path<String>,
     Params(params): Params<BrowseParams>,
-) -> Answer<Messages> {
+) -> Answer<MessagesPage> {
     let queue = caller.queue("BrowseMessages", &queue)?;
     let BrowseParams { state, id, after, limit } = params;
     let page = native.store.browse(&queue, Browse { state, id, after, limit }).await?;
     let messages = page.items.into_iter().map(Into::into).collect();
-    Ok(axum::Json(Messages { messages, next: page.next }))
+    Ok(axum::Json(MessagesPage { messages, next: page.next }))
 }
 
 pub(super) async fn discard(
@@ -65,19 +65,19 @@ pub(super) async fn release(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(queue): Path<String>,
-    Json(Ids { ids }): Json<Ids>,
-) -> Answer<Count> {
+    Json(ReleaseMessagesBody { ids }): Json<ReleaseMessagesBody>,
+) -> Answer<CountResponse> {
     let queue = caller.queue("ReleaseMessages", &queue)?;
-    Ok(axum::Json(Count { count: native.store.release(&queue, ids).await? }))
+    Ok(axum::Json(CountResponse { count: native.store.release(&queue, ids).await? }))
 }
 
 pub(super) async fn halted(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(queue): Path<String>,
-) -> Answer<Halted> {
+) -> Answer<HaltedGroups> {
     let queue = caller.queue("GetQueueAttributes", &queue)?;
-    Ok(axum::Json(Halted { groups: native.store.halted_groups(&queue).await? }))
+    Ok(axum::Json(HaltedGroups { groups: native.store.halted_groups(&queue).await? }))
 }
 
 pub(super) async fn release_group(
@@ -114,10 +114,10 @@ pub(super) async fn redrives(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Params(RedriveParams { from }): Params<RedriveParams>,
-) -> Answer<Redrives> {
+) -> Answer<RedrivesResponse> {
     caller.on("ListMessageMoveTasks", &from)?;
     let redrives = native.store.redrives(&from).await?.into_iter();
-    Ok(axum::Json(Redrives {
+    Ok(axum::Json(RedrivesResponse {
         redrives: redrives.filter(|task| caller.identity().may_see_task(task)).collect(),
     }))
 }
@@ -148,7 +148,10 @@ pub(super) async fn cancel_redrive(
 }
 
 /// Capabilities are visible to every caller; the store's size and problems only to a key for all queues.
-pub(super) async fn status(State(native): State<Arc<Api>>, caller: Caller) -> Answer<Status<StatusPart>> {
+pub(super) async fn status(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+) -> Answer<ServerStatus<StatusPart>> {
     let status = native.store.status().await?;
     let withheld = !caller.identity().may_see_all();
     let status = if withheld {
@@ -156,7 +159,7 @@ pub(super) async fn status(State(native): State<Arc<Api>>, caller: Caller) -> An
     } else {
         StatusPart::All(status)
     };
-    Ok(axum::Json(Status {
+    Ok(axum::Json(ServerStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         capabilities: native.store.capabilities(),
         ledger: Some(native.store.ledger_capabilities()),
@@ -194,14 +197,14 @@ pub(super) async fn backup(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Json(BackupBody { to }): Json<BackupBody>,
-) -> Answer<BackupAnswer> {
+) -> Answer<BackupResponse> {
     caller.operate("BackupStore")?;
     let unsupported = "this server's store has its own tools for backups; use those";
     let backups = native.backups.clone().ok_or_else(|| ApiError::not_implemented(unsupported))?;
     let file = backups.file(&to).map_err(ApiError::invalid)?;
     let path = file.display().to_string();
     match tokio::task::spawn_blocking(move || backups.take(&file)).await {
-        Ok(Ok(())) => Ok(axum::Json(BackupAnswer { path })),
+        Ok(Ok(())) => Ok(axum::Json(BackupResponse { path })),
         Ok(Err(problem)) => Err(AdminError::Refused(problem).into()),
         Err(_) => Err(hapax_core::StoreError::OutcomeUnknown("the backup was interrupted".into()).into()),
     }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use hapax_client::wire::{Count, PauseBody, PurgeBody, QueueItem, Queues, ResumeBody, pause_reason_problem};
+use hapax_client::wire::{
+    CountResponse, PauseBody, PurgeBody, QueueItem, QueuesResponse, ResumeBody, pause_reason_problem,
+};
 use hapax_core::{AdminError, QueueConfig, QueueName, QueueStats, Revision};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -16,11 +18,11 @@ use super::problem::ApiError;
 
 type Answer<T> = Result<axum::Json<T>, ApiError>;
 
-pub(super) async fn list(State(native): State<Arc<Api>>, caller: Caller) -> Answer<Queues> {
+pub(super) async fn list(State(native): State<Arc<Api>>, caller: Caller) -> Answer<QueuesResponse> {
     caller.store("ListQueues")?;
     let queues = native.store.queues().await?;
     let visible = queues.into_iter().filter(|info| caller.sees(&info.name));
-    Ok(axum::Json(Queues { queues: visible.map(QueueItem::from).collect() }))
+    Ok(axum::Json(QueuesResponse { queues: visible.map(QueueItem::from).collect() }))
 }
 
 /// A queue that was created or already existed.
@@ -205,8 +207,8 @@ pub(super) async fn purge(
     caller: Caller,
     Path(queue): Path<String>,
     Json(PurgeBody { interval_ms }): Json<PurgeBody>,
-) -> Answer<Count> {
+) -> Answer<CountResponse> {
     let name = caller.queue("PurgeQueue", &queue)?;
     let count = native.store.purge_with_interval(&name, interval_ms.unwrap_or_default()).await?;
-    Ok(axum::Json(Count { count }))
+    Ok(axum::Json(CountResponse { count }))
 }

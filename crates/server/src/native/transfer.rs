@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use hapax_client::wire::{FenceBound, ImportBody, ImportedAnswer, Results, scope_of};
+use hapax_client::wire::{FenceBound, ImportBody, ImportResponse, Results, transfer_scope};
 use hapax_core::{ExportPage, QueueName, Transfer};
 use http::StatusCode;
 use serde::Deserialize;
@@ -55,7 +55,7 @@ pub(super) async fn export(
     Params(ExportParams { queue, after, limit }): Params<ExportParams>,
 ) -> Answer<ExportPage> {
     caller.operate("ExportStore")?;
-    let page = native.transfer()?.export(&scope_of(queue), after.as_deref(), limit).await?;
+    let page = native.transfer()?.export(&transfer_scope(queue), after.as_deref(), limit).await?;
     Ok(axum::Json(page))
 }
 
@@ -63,8 +63,8 @@ pub(super) async fn import(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Json(ImportBody { queue, items }): Json<ImportBody>,
-) -> Answer<Results<ImportedAnswer>> {
+) -> Answer<Results<ImportResponse>> {
     caller.operate("ImportStore")?;
-    let answers = native.transfer()?.import(&scope_of(queue), items).await?;
-    Ok(axum::Json(Results::new(answers, |imported| ImportedAnswer { imported })))
+    let answers = native.transfer()?.import(&transfer_scope(queue), items).await?;
+    Ok(axum::Json(Results::new(answers, |imported| ImportResponse { imported })))
 }
