@@ -168,7 +168,7 @@ impl Client {
     }
 
     /// Number of running calls that may wait: receives (including those being cancelled) and claims.
-    pub fn waiting(&self) -> usize {
+    pub fn waiting_calls(&self) -> usize {
         self.waiting.load(Ordering::SeqCst)
     }
 

@@ -21,9 +21,9 @@ use crate::sqs::{self, Sqs};
 
 /// What a listener is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Surface {
+pub(crate) enum ListenerKind {
     /// SQS, and what the router adds to it.
-    Queues,
+    SqsAndRouter,
     /// The router alone.
     Router,
 }
@@ -42,7 +42,7 @@ pub(crate) struct App {
     request_timeout: Duration,
     bodies: BodyLimits,
     /// The router's body limits; its bodies share the same budget.
-    routed_bodies: BodyLimits,
+    router_bodies: BodyLimits,
 }
 
 impl App {
@@ -51,12 +51,14 @@ impl App {
         store: SharedStore,
         auth: Authenticator,
         shutdown: Shutdown,
-        surface: Surface,
+        kind: ListenerKind,
     ) -> Result<Self, ServerError> {
         let auth = Arc::new(auth);
-        let sqs = match surface {
-            Surface::Queues => Some(Sqs::new(&config.sqs, store.clone(), auth.clone(), shutdown.clone())?),
-            Surface::Router => None,
+        let sqs = match kind {
+            ListenerKind::SqsAndRouter => {
+                Some(Sqs::new(&config.sqs, store.clone(), auth.clone(), shutdown.clone())?)
+            }
+            ListenerKind::Router => None,
         };
         let bodies = BodyLimits::new(config.limits.body_bytes_max, config.limits.arriving_bytes_max);
         Ok(Self {
@@ -73,7 +75,7 @@ impl App {
             shutdown,
             read_timeout: Duration::from_millis(config.limits.read_timeout_ms),
             request_timeout: Duration::from_millis(config.limits.request_timeout_ms),
-            routed_bodies: bodies
+            router_bodies: bodies
                 .with_body_bytes_max(config.limits.body_bytes_max.max(crate::native::BODY_BYTES_MAX)),
             bodies,
         })
@@ -87,12 +89,12 @@ impl App {
             return if self.is_sqs(&request) {
                 Sqs::refused(request.headers(), reason)
             } else {
-                problem(StatusCode::FORBIDDEN, "forbidden", reason)
+                problem_response(StatusCode::FORBIDDEN, "forbidden", reason)
             };
         }
         match path {
-            "/healthz" => plain(StatusCode::OK, "ok"),
-            "/readyz" => self.ready().await,
+            "/healthz" => text_response(StatusCode::OK, "ok"),
+            "/readyz" => self.readiness().await,
             _ => match &self.sqs {
                 Some(sqs) if self.is_sqs(&request) || self.router.is_none() => {
                     self.sqs(sqs, request, peer, guard).await
@@ -108,24 +110,24 @@ impl App {
     }
 
     /// Ready means: hands out and accepts messages.
-    async fn ready(&self) -> Response<Body> {
+    async fn readiness(&self) -> Response<Body> {
         if self.shutdown.is_requested() {
-            return plain(StatusCode::SERVICE_UNAVAILABLE, "shutting down");
+            return text_response(StatusCode::SERVICE_UNAVAILABLE, "shutting down");
         }
-        let trouble = match self.store.status().await {
+        let problem = match self.store.status().await {
             Ok(status) => status.stopped.or(status.paused).or(status.refuses_sends),
             Err(error) => Some(error.to_string()),
         };
-        match trouble {
-            Some(why) => plain(StatusCode::SERVICE_UNAVAILABLE, why),
-            None => plain(StatusCode::OK, "ready"),
+        match problem {
+            Some(why) => text_response(StatusCode::SERVICE_UNAVAILABLE, why),
+            None => text_response(StatusCode::OK, "ready"),
         }
     }
 
     async fn sqs(&self, sqs: &Sqs, request: Request, peer: Peer, guard: &RequestGuard) -> Response<Body> {
         let (parts, body) = request.into_parts();
         // A client without a known key cannot send a body.
-        if let Err(error) = self.auth.claims_known_key(&parts) {
+        if let Err(error) = self.auth.names_known_key(&parts) {
             return Sqs::unauthenticated(&parts.headers, error);
         }
         let body = match read_within(body, &self.bodies, self.read_timeout).await {
@@ -141,13 +143,14 @@ impl App {
     }
 
     async fn route(&self, mut request: Request, guard: &RequestGuard) -> Response<Body> {
-        let Some(router) = &self.router else { return plain(StatusCode::NOT_FOUND, "not found") };
+        let Some(router) = &self.router else { return text_response(StatusCode::NOT_FOUND, "not found") };
         let path = request.uri().path();
         if !self.public.iter().any(|prefix| path.starts_with(prefix.as_str())) {
             match self.auth.bearer(request.headers()) {
                 Ok(identity) => request.extensions_mut().insert(identity),
                 Err(error) => {
-                    let mut refusal = problem(StatusCode::UNAUTHORIZED, "unauthenticated", error.to_string());
+                    let mut refusal =
+                        problem_response(StatusCode::UNAUTHORIZED, "unauthenticated", error.to_string());
                     let challenge = HeaderValue::from_static("Bearer");
                     refusal.headers_mut().insert(http::header::WWW_AUTHENTICATE, challenge);
                     return refusal;
@@ -155,9 +158,9 @@ impl App {
             };
         }
         let (parts, body) = request.into_parts();
-        let body = match read_within(body, &self.routed_bodies, self.read_timeout).await {
+        let body = match read_within(body, &self.router_bodies, self.read_timeout).await {
             Ok(body) => body,
-            Err(error) => return unread(error),
+            Err(error) => return body_error_response(error),
         };
         guard.mark_body_read();
         let mut request = http::Request::from_parts(parts, axum::body::Body::from(body));
@@ -170,12 +173,12 @@ impl App {
 }
 
 /// A connection to the server.
-pub(crate) struct Connected {
+pub(crate) struct ConnectionHandler {
     pub(crate) app: Arc<App>,
     pub(crate) peer: Peer,
 }
 
-impl RequestHandler for Connected {
+impl RequestHandler for ConnectionHandler {
     async fn handle(&self, request: Request, guard: &RequestGuard) -> Response<Body> {
         self.app.handle(request, self.peer, guard).await
     }
@@ -188,19 +191,19 @@ impl RequestHandler for Connected {
         if self.app.is_sqs(request) { Sqs::overloaded(request.headers()) } else { overloaded() }
     }
 
-    fn replace_response(&self, answer: &Response<Body>) -> Response<Body> {
-        if Sqs::is_answer(answer) { Sqs::overloaded(answer.headers()) } else { overloaded() }
+    fn replace_response(&self, response: &Response<Body>) -> Response<Body> {
+        if Sqs::is_sqs_response(response) { Sqs::overloaded(response.headers()) } else { overloaded() }
     }
 }
 
 fn overloaded() -> Response<Body> {
     let detail = "too many answers wait to be read by their clients; retry with backoff";
-    let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "overloaded", detail);
+    let mut response = problem_response(StatusCode::SERVICE_UNAVAILABLE, "overloaded", detail);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(1 + fastrand::u64(0..=4)));
     response
 }
 
-fn unread(error: BodyError) -> Response<Body> {
+fn body_error_response(error: BodyError) -> Response<Body> {
     let (status, code, detail) = match error {
         BodyError::TooLarge => (
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -217,20 +220,21 @@ fn unread(error: BodyError) -> Response<Body> {
         ),
         BodyError::Broken => (StatusCode::BAD_REQUEST, "invalid", "the body could not be read"),
     };
-    problem(status, code, detail)
+    problem_response(status, code, detail)
 }
 
 /// A refusal on the router's paths, in the same form as its other errors.
-fn problem(status: StatusCode, code: &str, detail: impl Into<String>) -> Response<Body> {
+fn problem_response(status: StatusCode, code: &str, detail: impl Into<String>) -> Response<Body> {
     let mut problem = Problem::new(code, detail, false);
     problem.status = Some(status.as_u16());
-    let mut response = plain(status, serde_json::to_string(&problem).expect("a problem is plain data"));
+    let mut response =
+        text_response(status, serde_json::to_string(&problem).expect("a problem is plain data"));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     response
 }
 
 /// A short response in plain text, for paths that are not part of SQS.
-pub(crate) fn plain(status: StatusCode, text: impl Into<String>) -> Response<Body> {
+pub(crate) fn text_response(status: StatusCode, text: impl Into<String>) -> Response<Body> {
     let mut text = text.into();
     text.push('\n');
     let mut response = Response::new(Body::complete(text.into()));

@@ -6,7 +6,7 @@ use hapax_core::{Delivery, QueueName, QueueStore, Settle, Settlement};
 const OVERHEAD_BYTES: usize = 512;
 
 /// Approximate size of a response with these deliveries, before bodies and attributes are encoded.
-pub(crate) fn bytes(deliveries: &[Delivery]) -> usize {
+pub(crate) fn response_bytes(deliveries: &[Delivery]) -> usize {
     let of = |delivery: &Delivery| {
         let attributes = delivery.attributes.iter();
         let attributes = attributes.map(|(name, value)| name.len() + value.value.len()).sum::<usize>();

@@ -9,7 +9,7 @@ use hapax_net::tls::{self, TlsAcceptor};
 use hapax_net::unread::UnreadBudget;
 use tokio::net::TcpListener;
 
-use crate::app::{App, Connected, Surface};
+use crate::app::{App, ConnectionHandler, ListenerKind};
 use crate::auth::Authenticator;
 use crate::config::{LimitsConfig, ServerConfig, TlsConfig};
 use crate::error::ServerError;
@@ -25,7 +25,7 @@ pub struct Server {
 impl Server {
     /// Checks the configuration and loads keys and certificate.
     pub fn new(config: ServerConfig, store: SharedStore) -> Result<Self, ServerError> {
-        Self::with_surface(config, store, Surface::Queues)
+        Self::with_kind(config, store, ListenerKind::SqsAndRouter)
     }
 
     /// A listener for the operators of a ledger, such as that of a standalone proxy: the part of the native API with which
@@ -35,16 +35,16 @@ impl Server {
         store: SharedStore,
         backups: Option<Backups>,
     ) -> Result<Self, ServerError> {
-        let server = Self::with_surface(config, store.clone(), Surface::Router)?;
+        let server = Self::with_kind(config, store.clone(), ListenerKind::Router)?;
         let router = Native::new(store, server.shutdown(), backups).operator_router();
         Ok(server.with_router(router, &[]))
     }
 
-    fn with_surface(config: ServerConfig, store: SharedStore, surface: Surface) -> Result<Self, ServerError> {
+    fn with_kind(config: ServerConfig, store: SharedStore, kind: ListenerKind) -> Result<Self, ServerError> {
         let tls = config.tls.as_ref().map(tls_acceptor).transpose()?;
         let authenticator = Authenticator::new(&config.auth)?;
         let runtime = Runtime::new(limits(&config.limits), tls);
-        let app = App::new(&config, store, authenticator, runtime.shutdown(), surface)?;
+        let app = App::new(&config, store, authenticator, runtime.shutdown(), kind)?;
         Ok(Self { app, config, runtime })
     }
 
@@ -85,7 +85,7 @@ impl Server {
     /// requests finish, and returns within the configured timeout.
     pub async fn run(self, listeners: Vec<TcpListener>, shutdown: impl Future<Output = ()>) {
         let app = Arc::new(self.app);
-        self.runtime.run(listeners, move |peer| Connected { app: app.clone(), peer }, shutdown).await;
+        self.runtime.run(listeners, move |peer| ConnectionHandler { app: app.clone(), peer }, shutdown).await;
     }
 }
 

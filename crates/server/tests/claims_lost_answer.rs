@@ -64,7 +64,7 @@ async fn a_claim_may_wait_longer_than_an_answer_may_take() {
         async move { client.claim(vec![ClaimRequest { wait_ms: 20_000, ..request("p") }]).await }
     });
     api.waiting(1).await;
-    assert_eq!(client.waiting(), 1);
+    assert_eq!(client.waiting_calls(), 1);
     // This is longer than the timeout, and the claim still waits.
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(!waiting.is_finished());
@@ -87,5 +87,5 @@ async fn a_claim_whose_caller_is_gone_waits_no_longer() {
     api.waiting(1).await;
     waiting.abort();
     api.waiting(0).await;
-    assert_eq!(client.waiting(), 0);
+    assert_eq!(client.waiting_calls(), 0);
 }

@@ -163,7 +163,7 @@ async fn receive_without_room(
     server: &Running,
     receive: &serde_json::Value,
     message: &str,
-) -> support::Answer {
+) -> support::TestResponse {
     let room = server.unread.clone();
     for _ in 0..10 {
         let stream = server.connect().await;

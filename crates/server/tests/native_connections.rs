@@ -47,7 +47,7 @@ impl Running {
 
     async fn receives(&self, count: usize) {
         let reached = async {
-            while self.native.waiting() != count {
+            while self.native.waiting_calls() != count {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };

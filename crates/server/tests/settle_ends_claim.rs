@@ -5,7 +5,7 @@ mod support;
 use serde_json::{Value, json};
 use support::Api;
 
-struct Held {
+struct HeldDelivery {
     api: Api,
     receipt: Value,
     token: Value,
@@ -14,7 +14,7 @@ struct Held {
 const ENTRY: &str = "/v1/claims/queue%2Fjobs/k";
 
 /// A delivery and its claim.
-async fn held() -> Held {
+async fn held() -> HeldDelivery {
     let api = Api::start().await;
     api.call("PUT", "/v1/queues/jobs", json!({"lease_ms": 10_000, "retry": {"base_ms": 0, "cap_ms": 0}}))
         .await
@@ -24,7 +24,7 @@ async fn held() -> Held {
     let receipt = receive(&api).await["receipt"].clone();
     let ask = json!({"lease_ms": 10_000, "on_doubt": "park", "queue": "jobs", "receipt": receipt});
     let token = api.call("PUT", ENTRY, ask).await.expect(201)["token"].clone();
-    Held { api, receipt, token }
+    HeldDelivery { api, receipt, token }
 }
 
 async fn receive(api: &Api) -> Value {
@@ -57,7 +57,7 @@ async fn the_store_says_that_it_can() {
 
 #[tokio::test]
 async fn an_ack_completes_its_claim() {
-    let Held { api, receipt, token } = held().await;
+    let HeldDelivery { api, receipt, token } = held().await;
     let claim = end(&token, &json!({"complete": {"outcome": {"n": 1}, "ttl_ms": 60_000}}));
     assert_eq!(
         settle(&api, json!({"receipt": receipt, "how": "ack", "claim": claim})).await,
@@ -69,7 +69,7 @@ async fn an_ack_completes_its_claim() {
 
 #[tokio::test]
 async fn a_retry_releases_its_claim_and_a_park_leaves_it_in_doubt() {
-    let Held { api, receipt, token } = held().await;
+    let HeldDelivery { api, receipt, token } = held().await;
     let item = json!({"receipt": receipt, "how": "retry", "claim": end(&token, &json!({"release": true}))});
     assert_eq!(settle(&api, item).await["settled"], "returned");
     assert_eq!(state(&api).await, None);
@@ -85,7 +85,7 @@ async fn a_retry_releases_its_claim_and_a_park_leaves_it_in_doubt() {
 
 #[tokio::test]
 async fn a_rejection_records_a_failure() {
-    let Held { api, receipt, token } = held().await;
+    let HeldDelivery { api, receipt, token } = held().await;
     let claim = end(&token, &json!({"complete": {"outcome": "no such account", "failed": true}}));
     settle(&api, json!({"receipt": receipt, "how": "reject", "reason": "no such account", "claim": claim}))
         .await;
@@ -94,7 +94,7 @@ async fn a_rejection_records_a_failure() {
 
 #[tokio::test]
 async fn a_stale_token_keeps_the_delivery_from_being_settled() {
-    let Held { api, receipt, token } = held().await;
+    let HeldDelivery { api, receipt, token } = held().await;
     api.call("POST", &format!("{ENTRY}/release"), json!({"token": token})).await.expect(200);
     api.call("PUT", ENTRY, json!({"lease_ms": 60_000})).await.expect(201);
     for stale in [token, json!("garbage"), json!("")] {
@@ -109,7 +109,7 @@ async fn a_stale_token_keeps_the_delivery_from_being_settled() {
 
 #[tokio::test]
 async fn a_stale_receipt_does_not_keep_the_claim_from_being_completed() {
-    let Held { api, receipt, token } = held().await;
+    let HeldDelivery { api, receipt, token } = held().await;
     api.clock.advance_ms(10_000);
     receive(&api).await;
     let claim = end(&token, &json!({"complete": {"outcome": 1}}));
@@ -120,7 +120,7 @@ async fn a_stale_receipt_does_not_keep_the_claim_from_being_completed() {
 
 #[tokio::test]
 async fn an_end_that_says_nothing_or_two_things_is_refused() {
-    let Held { api, receipt, token } = held().await;
+    let HeldDelivery { api, receipt, token } = held().await;
     for how in [json!({}), json!({"release": true, "in_doubt": true}), json!({"complete": {"ttl_ms": 1}})] {
         let item = json!({"receipt": receipt, "how": "ack", "claim": end(&token, &how)});
         let reply = api.call("POST", "/v1/queues/jobs/settle", json!({"settle": [item]})).await;

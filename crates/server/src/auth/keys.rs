@@ -80,7 +80,7 @@ pub(crate) struct Globs(Vec<String>);
 
 impl Globs {
     pub(crate) fn matches(&self, text: &str) -> bool {
-        self.0.iter().any(|pattern| glob(pattern.as_bytes(), text.as_bytes()))
+        self.0.iter().any(|pattern| glob_matches(pattern.as_bytes(), text.as_bytes()))
     }
 
     /// Whether every name matches.
@@ -90,7 +90,7 @@ impl Globs {
 }
 
 /// Linear in practice: only the last `*` is ever revisited.
-fn glob(pattern: &[u8], text: &[u8]) -> bool {
+fn glob_matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     while t < text.len() {
@@ -135,7 +135,7 @@ mod tests {
             ("", "a", false),
             ("*a*b*", "xxaxxbxx", true),
         ] {
-            assert_eq!(glob(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
+            assert_eq!(glob_matches(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
         }
     }
 }

@@ -140,12 +140,12 @@ impl Authenticator {
     }
 
     /// Whether a request states a signature by a known key: nothing more can be checked before the body has arrived.
-    pub(crate) fn claims_known_key(&self, parts: &http::request::Parts) -> Result<(), AuthError> {
+    pub(crate) fn names_known_key(&self, parts: &http::request::Parts) -> Result<(), AuthError> {
         if !self.has_keys() {
             return Ok(());
         }
         let (method, uri, headers) = (&parts.method, &parts.uri, &parts.headers);
-        let claim = sigv4::Claim::read(&SignedRequest { method, uri, headers, body: &[] })?;
+        let claim = sigv4::StatedSignature::read(&SignedRequest { method, uri, headers, body: &[] })?;
         self.keys.get(claim.key_id.as_ref()).map(drop).ok_or(AuthError::UnknownKey)
     }
 
@@ -155,7 +155,7 @@ impl Authenticator {
         if !self.has_keys() {
             return Ok(Identity { key: None });
         }
-        let claim = sigv4::Claim::read(request)?;
+        let claim = sigv4::StatedSignature::read(request)?;
         let key = self.keys.get(claim.key_id.as_ref()).ok_or(AuthError::UnknownKey)?;
         claim.verify(request, key, "sqs", now_s)?;
         Ok(Identity { key: Some(key.clone()) })

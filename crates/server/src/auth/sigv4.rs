@@ -28,7 +28,7 @@ pub(crate) struct SignedRequest<'a> {
 
 /// The signature of a request, as stated by the request.
 #[derive(Debug)]
-pub(crate) struct Claim<'a> {
+pub(crate) struct StatedSignature<'a> {
     pub(crate) key_id: Cow<'a, str>,
     /// `date/region/service/aws4_request`
     scope: Cow<'a, str>,
@@ -44,7 +44,7 @@ fn incomplete(problem: impl Into<String>) -> AuthError {
     AuthError::Incomplete(problem.into())
 }
 
-impl<'a> Claim<'a> {
+impl<'a> StatedSignature<'a> {
     /// Finds the signature in the headers or in the query.
     pub(crate) fn read(request: &SignedRequest<'a>) -> Result<Self, AuthError> {
         match request.headers.get(AUTHORIZATION) {

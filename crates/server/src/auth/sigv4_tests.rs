@@ -33,7 +33,7 @@ impl Case {
             headers: self.request.headers(),
             body: self.request.body(),
         };
-        Claim::read(&signed)?.verify(&signed, &key(secret), self.service, now_s)
+        StatedSignature::read(&signed)?.verify(&signed, &key(secret), self.service, now_s)
     }
 }
 

@@ -21,10 +21,10 @@ use serde::Deserialize;
 
 use super::Api;
 use super::input::{Caller, Json, Params};
-use super::messages::merged;
+use super::messages::call_valid_items;
 use super::problem::ApiError;
 
-type Answer<T> = Result<axum::Json<T>, ApiError>;
+type JsonResult<T> = Result<axum::Json<T>, ApiError>;
 
 /// Entries of a page when nothing else is asked for.
 const LIMIT_DEFAULT: usize = 100;
@@ -45,7 +45,7 @@ impl<S: Send + Sync> FromRequestParts<S> for EntryPath {
 }
 
 /// The result of a batch with one element.
-fn one<T, E>(batch: Batch<T, E>) -> Result<T, ApiError>
+fn single_result<T, E>(batch: Batch<T, E>) -> Result<T, ApiError>
 where
     ApiError: From<E>,
 {
@@ -60,7 +60,7 @@ fn token(text: String) -> Result<Token, ApiError> {
 }
 
 /// A name for a caller that gave none. A client that knows it can repeat the claim, so it must be unguessable.
-fn nobody() -> Owner {
+fn random_owner() -> Owner {
     let mut random = [0; 16];
     ring::rand::SystemRandom::new().fill(&mut random).expect("the operating system has random numbers");
     Owner::new(format!("{:032x}", u128::from_be_bytes(random))).expect("hex digits are a valid owner")
@@ -72,23 +72,23 @@ pub(super) async fn claim(
     EntryPath(id): EntryPath,
     Json(body): Json<ClaimBody>,
 ) -> Result<Response, ApiError> {
-    let claim = one(native.claim(vec![claim_request(&caller, id, body)?]).await)?;
+    let claim = single_result(native.claim(vec![claim_request(&caller, id, body)?]).await)?;
     let status = if matches!(claim, Claim::Granted(_)) { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, axum::Json(ClaimResponse::new(claim).map_err(|problem| *problem)?)).into_response())
 }
 
 /// A claim, if the caller may make it.
 fn claim_request(caller: &Caller, id: EntryId, body: ClaimBody) -> Result<ClaimRequest, ApiError> {
-    caller.scope("ClaimKey", &id.scope)?;
+    caller.check_scope("ClaimKey", &id.scope)?;
     if let Some(queue) = &body.queue {
-        caller.on("ClaimKey", queue)?;
+        caller.check_queue("ClaimKey", queue)?;
     }
-    Ok(body.into_request(id, nobody)?)
+    Ok(body.into_request(id, random_owner)?)
 }
 
 /// A renewal, if the caller may make it.
 fn renewal(caller: &Caller, id: EntryId, by: String, lease_ms: u64) -> Result<Renew, ApiError> {
-    caller.scope("ClaimKey", &id.scope)?;
+    caller.check_scope("ClaimKey", &id.scope)?;
     validate::within("lease_ms", lease_ms, 1, LEASE_MS_MAX)?;
     Ok(Renew { id, token: token(by)?, lease_ms })
 }
@@ -98,7 +98,7 @@ impl Api {
         if batch.iter().all(|request| request.wait_ms == 0) {
             return self.store.claim(batch).await;
         }
-        let waiting = self.polls.begin(None);
+        let waiting = self.waiting_receives.begin(None);
         let at_once = batch.iter().map(|request| ClaimRequest { wait_ms: 0, ..request.clone() }).collect();
         let claims = tokio::select! {
             biased;
@@ -110,18 +110,18 @@ impl Api {
         claims
     }
 
-    async fn end(&self, id: EntryId, by: String, ending: ClaimEnding) -> Answer<StateResponse> {
+    async fn end(&self, id: EntryId, by: String, ending: ClaimEnding) -> JsonResult<StateResponse> {
         let answer = StateResponse::after(&ending);
-        one(self.store.end(vec![EndClaim { id, token: token(by)?, ending }]).await)?;
+        single_result(self.store.end(vec![EndClaim { id, token: token(by)?, ending }]).await)?;
         Ok(axum::Json(answer))
     }
 }
 
 /// An element's answer, or why it has none.
-type Answers<T> = Answer<Results<T>>;
+type BatchResult<T> = JsonResult<Results<T>>;
 
 /// Has the acceptable elements of a batch answered; the others keep their problems. Rights are checked element by element.
-async fn each<A, T, E, F>(
+async fn call_valid_claims<A, T, E, F>(
     items: Vec<Result<A, ApiError>>,
     call: impl FnOnce(Vec<A>) -> F,
 ) -> Result<Vec<Result<T, ApiError>>, ApiError>
@@ -133,21 +133,21 @@ where
         let answers: Vec<Result<T, E>> = call(good).await?;
         Ok(answers.into_iter().map(|answer| answer.map_err(ApiError::from)).collect())
     };
-    Ok(merged(items, call).await?)
+    Ok(call_valid_items(items, call).await?)
 }
 
 pub(super) async fn claim_batch(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Json(request): Json<ClaimsRequest>,
-) -> Answers<ClaimResponse> {
+) -> BatchResult<ClaimResponse> {
     validate::batch("claims", request.claims.len())?;
     let item = |item: ClaimItem| {
         let (id, body) = item.split();
         claim_request(&caller, id, body)
     };
     let items = request.claims.into_iter().map(item).collect();
-    let answers = each(items, |batch| native.claim(batch)).await?;
+    let answers = call_valid_claims(items, |batch| native.claim(batch)).await?;
     let answer = |answer: Result<Claim, ApiError>| {
         ClaimResponse::new(answer?).map_err(|problem| ApiError::from(*problem))
     };
@@ -159,14 +159,14 @@ pub(super) async fn renew_batch(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Json(request): Json<RenewsRequest>,
-) -> Answers<RemainingLease> {
+) -> BatchResult<RemainingLease> {
     validate::batch("renew", request.renew.len())?;
     let item = |item: RenewItem| {
         let RenewItem { scope, key, token, lease_ms } = item;
         renewal(&caller, EntryId::new(scope, key), token, lease_ms)
     };
     let items = request.renew.into_iter().map(item).collect();
-    let answers = each(items, |batch| native.store.renew(batch)).await?;
+    let answers = call_valid_claims(items, |batch| native.store.renew(batch)).await?;
     Ok(axum::Json(Results::new(answers, |remaining| remaining)))
 }
 
@@ -174,17 +174,17 @@ pub(super) async fn end_batch(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Json(request): Json<EndsRequest>,
-) -> Answers<StateResponse> {
+) -> BatchResult<StateResponse> {
     validate::batch("end", request.end.len())?;
     let item = |item: ClaimEndItem| {
-        caller.scope("ClaimKey", &item.scope)?;
+        caller.check_scope("ClaimKey", &item.scope)?;
         Ok(item.into_end().map_err(ApiError::invalid)??)
     };
     let items: Vec<Result<EndClaim, ApiError>> = request.end.into_iter().map(item).collect();
     let after =
         |item: &Result<EndClaim, ApiError>| item.as_ref().ok().map(|end| StateResponse::after(&end.ending));
     let states: Vec<_> = items.iter().map(after).collect();
-    let answers = each(items, |batch| native.store.end(batch)).await?;
+    let answers = call_valid_claims(items, |batch| native.store.end(batch)).await?;
     let state = |(answer, state): (Result<(), ApiError>, Option<StateResponse>)| {
         answer.map(|()| state.expect("an element that was ended was acceptable"))
     };
@@ -197,8 +197,8 @@ pub(super) async fn renew(
     caller: Caller,
     EntryPath(id): EntryPath,
     Json(RenewBody { token: by, lease_ms }): Json<RenewBody>,
-) -> Answer<RemainingLease> {
-    one(native.store.renew(vec![renewal(&caller, id, by, lease_ms)?]).await).map(axum::Json)
+) -> JsonResult<RemainingLease> {
+    single_result(native.store.renew(vec![renewal(&caller, id, by, lease_ms)?]).await).map(axum::Json)
 }
 
 pub(super) async fn complete(
@@ -206,8 +206,8 @@ pub(super) async fn complete(
     caller: Caller,
     EntryPath(id): EntryPath,
     Json(body): Json<CompleteBody>,
-) -> Answer<StateResponse> {
-    caller.scope("ClaimKey", &id.scope)?;
+) -> JsonResult<StateResponse> {
+    caller.check_scope("ClaimKey", &id.scope)?;
     let (token, completion) = body.split();
     let (outcome, ttl_ms) = completion.into_outcome().map_err(ApiError::invalid)?;
     native.end(id, token, ClaimEnding::Complete { outcome, ttl_ms }).await
@@ -218,8 +218,8 @@ pub(super) async fn release(
     caller: Caller,
     EntryPath(id): EntryPath,
     Json(ReleaseBody { token, in_doubt }): Json<ReleaseBody>,
-) -> Answer<StateResponse> {
-    caller.scope("ClaimKey", &id.scope)?;
+) -> JsonResult<StateResponse> {
+    caller.check_scope("ClaimKey", &id.scope)?;
     native.end(id, token, if in_doubt { ClaimEnding::Doubt } else { ClaimEnding::Release }).await
 }
 
@@ -228,8 +228,8 @@ pub(super) async fn resolve(
     caller: Caller,
     EntryPath(id): EntryPath,
     Json(body): Json<ResolveBody>,
-) -> Answer<StateResponse> {
-    caller.scope("ResolveClaims", &id.scope)?;
+) -> JsonResult<StateResponse> {
+    caller.check_scope("ResolveClaims", &id.scope)?;
     let (resolution, by) = body.split().map_err(ApiError::invalid)?;
     hapax_http::check_resolution(&id.scope, &resolution)
         .map_err(|error| ApiError::invalid(error.to_string()))?;
@@ -239,7 +239,7 @@ pub(super) async fn resolve(
             ClaimEnding::Complete { outcome: outcome.clone(), ttl_ms: *ttl_ms }
         }
     });
-    native.store.resolve(&id, resolution, &caller.name(by)).await?;
+    native.store.resolve(&id, resolution, &caller.audit_name(by)).await?;
     Ok(axum::Json(answer))
 }
 
@@ -255,8 +255,8 @@ pub(super) async fn forget(
     EntryPath(id): EntryPath,
     Params(ForgetParams { by }): Params<ForgetParams>,
 ) -> Result<StatusCode, ApiError> {
-    caller.scope("ForgetClaims", &id.scope)?;
-    native.store.forget(&id, &caller.name(by)).await?;
+    caller.check_scope("ForgetClaims", &id.scope)?;
+    native.store.forget(&id, &caller.audit_name(by)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -264,8 +264,8 @@ pub(super) async fn show(
     State(native): State<Arc<Api>>,
     caller: Caller,
     EntryPath(id): EntryPath,
-) -> Answer<EntryView> {
-    caller.scope("BrowseClaims", &id.scope)?;
+) -> JsonResult<EntryView> {
+    caller.check_scope("BrowseClaims", &id.scope)?;
     let entry = native.store.entry(&id).await?;
     Ok(axum::Json(entry.ok_or(ResolveError::NotFound(id))?))
 }
@@ -290,18 +290,18 @@ pub(super) async fn list(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Params(ListParams { scope, state, after, limit }): Params<ListParams>,
-) -> Answer<EntriesPage> {
+) -> JsonResult<EntriesPage> {
     match &scope {
-        Some(scope) => caller.scope("BrowseClaims", scope)?,
-        None => caller.store("BrowseClaims")?,
+        Some(scope) => caller.check_scope("BrowseClaims", scope)?,
+        None => caller.check_action("BrowseClaims")?,
     }
     let page = native.store.entries(EntryFilter { scope, state, after, limit }).await?;
-    let entries = page.items.into_iter().filter(|entry| caller.sees_scope(&entry.id.scope)).collect();
+    let entries = page.items.into_iter().filter(|entry| caller.may_see_scope(&entry.id.scope)).collect();
     Ok(axum::Json(EntriesPage { entries, next: page.next }))
 }
 
-pub(super) async fn ledger(State(native): State<Arc<Api>>, caller: Caller) -> Answer<LedgerReport> {
-    caller.operate("BrowseClaims")?;
+pub(super) async fn ledger(State(native): State<Arc<Api>>, caller: Caller) -> JsonResult<LedgerReport> {
+    caller.check_operator("BrowseClaims")?;
     let stats = native.store.ledger_stats().await?;
     Ok(axum::Json(LedgerReport { capabilities: native.store.ledger_capabilities(), stats }))
 }

@@ -11,7 +11,7 @@ use super::Api;
 use super::input::{Caller, Json, Params};
 use super::problem::ApiError;
 
-type Answer<T> = Result<axum::Json<T>, ApiError>;
+type JsonResult<T> = Result<axum::Json<T>, ApiError>;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -57,8 +57,8 @@ pub(super) async fn list(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Params(ListParams { prefix, after, limit }): Params<ListParams>,
-) -> Answer<DocumentsPage> {
-    caller.operate("ListDocuments")?;
+) -> JsonResult<DocumentsPage> {
+    caller.check_operator("ListDocuments")?;
     let page = native.store.documents(DocumentFilter { prefix, after, limit }).await?;
     Ok(axum::Json(DocumentsPage { documents: page.items, next: page.next }))
 }
@@ -67,8 +67,8 @@ pub(super) async fn show(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(name): Path<String>,
-) -> Answer<Document> {
-    caller.operate("GetDocument")?;
+) -> JsonResult<Document> {
+    caller.check_operator("GetDocument")?;
     let name = named(&name)?;
     let found = native.store.document(&name).await?;
     let missing = || AdminError::NotFound(format!("document {name}"));
@@ -81,8 +81,8 @@ pub(super) async fn put(
     Path(name): Path<String>,
     Params(params): Params<ChangeParams>,
     Json(value): Json<hapax_core::Json>,
-) -> Answer<DocumentResponse> {
-    caller.operate("PutDocument")?;
+) -> JsonResult<DocumentResponse> {
+    caller.check_operator("PutDocument")?;
     let name = named(&name)?;
     let revision = native.store.put_document(&name, value, params.expected()?).await?;
     Ok(axum::Json(DocumentResponse { name, revision }))
@@ -93,8 +93,8 @@ pub(super) async fn remove(
     caller: Caller,
     Path(name): Path<String>,
     Params(params): Params<ChangeParams>,
-) -> Answer<DeleteResponse> {
-    caller.operate("DeleteDocument")?;
+) -> JsonResult<DeleteResponse> {
+    caller.check_operator("DeleteDocument")?;
     let deleted = native.store.delete_document(&named(&name)?, params.expected()?).await?;
     Ok(axum::Json(DeleteResponse { deleted }))
 }

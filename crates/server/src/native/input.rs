@@ -74,13 +74,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
 
 impl Caller {
     /// The queue in the path, if the caller may do `action` on it.
-    pub(super) fn queue(&self, action: &str, queue: &str) -> Result<QueueName, ApiError> {
+    pub(super) fn allowed_queue(&self, action: &str, queue: &str) -> Result<QueueName, ApiError> {
         let name = QueueName::new(queue).map_err(|error| ApiError::invalid(error.to_string()))?;
-        self.on(action, &name)?;
+        self.check_queue(action, &name)?;
         Ok(name)
     }
 
-    pub(super) fn on(&self, action: &str, queue: &QueueName) -> Result<(), ApiError> {
+    pub(super) fn check_queue(&self, action: &str, queue: &QueueName) -> Result<(), ApiError> {
         if self.0.may(action, Some(queue.as_str())) {
             return Ok(());
         }
@@ -88,32 +88,32 @@ impl Caller {
     }
 
     /// Whether the caller may do `action` in a scope.
-    pub(super) fn scope(&self, action: &str, scope: &Scope) -> Result<(), ApiError> {
-        if self.0.may(action, Some(governed_by(scope))) {
+    pub(super) fn check_scope(&self, action: &str, scope: &Scope) -> Result<(), ApiError> {
+        if self.0.may(action, Some(rights_name(scope))) {
             return Ok(());
         }
         Err(ApiError::forbidden(action, Some(format!("scope {scope}"))))
     }
 
-    pub(super) fn sees_scope(&self, scope: &Scope) -> bool {
-        self.0.may_see(governed_by(scope))
+    pub(super) fn may_see_scope(&self, scope: &Scope) -> bool {
+        self.0.may_see(rights_name(scope))
     }
 
     /// Whether the caller may do `action`, which concerns no single queue.
-    pub(super) fn store(&self, action: &str) -> Result<(), ApiError> {
+    pub(super) fn check_action(&self, action: &str) -> Result<(), ApiError> {
         if self.0.may(action, None) { Ok(()) } else { Err(ApiError::forbidden(action, None)) }
     }
 
     /// Whether the caller may send to the dead-letter queue of this configuration.
-    pub(super) fn may_fill(&self, config: &hapax_core::QueueConfig) -> Result<(), ApiError> {
+    pub(super) fn check_dead_letter_right(&self, config: &hapax_core::QueueConfig) -> Result<(), ApiError> {
         match &config.dead_letter {
-            Some(dead) => self.queue("SendMessage", dead.queue.as_str()).map(drop),
+            Some(dead) => self.allowed_queue("SendMessage", dead.queue.as_str()).map(drop),
             None => Ok(()),
         }
     }
 
     /// Whether the caller may do `action`, which affects every queue.
-    pub(super) fn operate(&self, action: &str) -> Result<(), ApiError> {
+    pub(super) fn check_operator(&self, action: &str) -> Result<(), ApiError> {
         if self.0.may_operate(action) { Ok(()) } else { Err(ApiError::forbidden(action, None)) }
     }
 
@@ -123,7 +123,7 @@ impl Caller {
 
     /// Whether the caller may send dead letters of `from` to the redrive's targets. For a key limited to some queues,
     /// the filter is narrowed to the sources that it may send to.
-    pub(super) async fn may_redrive(
+    pub(super) async fn check_redrive(
         &self,
         store: &SharedStore,
         from: &QueueName,
@@ -131,7 +131,7 @@ impl Caller {
         filter: &mut RedriveFilter,
     ) -> Result<(), ApiError> {
         if let Some(target) = to.or(filter.source.as_ref()) {
-            return self.on("SendMessage", target);
+            return self.check_queue("SendMessage", target);
         }
         if self.0.may_operate("SendMessage") {
             return Ok(());
@@ -139,17 +139,17 @@ impl Caller {
         if filter.sources.is_empty() {
             filter.sources = sources_of(&store.queues().await?, from);
         }
-        filter.sources.iter().try_for_each(|source| self.on("SendMessage", source))?;
+        filter.sources.iter().try_for_each(|source| self.check_queue("SendMessage", source))?;
         // An empty filter would mean every source.
-        if filter.sources.is_empty() { self.operate("SendMessage") } else { Ok(()) }
+        if filter.sources.is_empty() { self.check_operator("SendMessage") } else { Ok(()) }
     }
 
-    pub(super) fn sees(&self, queue: &QueueName) -> bool {
+    pub(super) fn may_see_queue(&self, queue: &QueueName) -> bool {
         self.0.may_see(queue.as_str())
     }
 
     /// The caller's name for audits: the key's id, and the person for whom the caller says it acts.
-    pub(super) fn name(&self, by: Option<String>) -> String {
+    pub(super) fn audit_name(&self, by: Option<String>) -> String {
         let by: Option<String> = by.map(|by| by.chars().take(200).collect());
         match (self.0.name(), by) {
             (key, None) => key.to_owned(),
@@ -159,13 +159,13 @@ impl Caller {
     }
 
     /// Identifies the caller, so that no caller can cancel another's receive.
-    pub(super) fn key(&self) -> &str {
+    pub(super) fn key_id(&self) -> &str {
         self.0.name()
     }
 }
 
 /// The name that a key's list of queues is matched against: the queue of the scope, or else the scope itself.
-fn governed_by(scope: &Scope) -> &str {
+fn rights_name(scope: &Scope) -> &str {
     scope.as_str().strip_prefix("queue/").unwrap_or(scope.as_str())
 }
 

@@ -21,10 +21,10 @@ use super::input::{Caller, Json};
 use super::problem::ApiError;
 use crate::deliveries::{self, give_back};
 
-type Answer<T> = Result<axum::Json<T>, ApiError>;
+type JsonResult<T> = Result<axum::Json<T>, ApiError>;
 
 /// Does what can be done of a batch: `items` that are no request fail alone, and answers keep their places.
-pub(super) async fn merged<A, T, E, F>(
+pub(super) async fn call_valid_items<A, T, E, F>(
     items: Vec<Result<A, E>>,
     call: impl FnOnce(Vec<A>) -> F,
 ) -> Result<Vec<Result<T, E>>, hapax_core::StoreError>
@@ -56,23 +56,23 @@ pub(super) async fn send(
     caller: Caller,
     Path(queue): Path<String>,
     Json(request): Json<SendRequest>,
-) -> Answer<Results<hapax_core::Sent>> {
-    let queue = caller.queue("SendMessage", &queue)?;
+) -> JsonResult<Results<hapax_core::Sent>> {
+    let queue = caller.allowed_queue("SendMessage", &queue)?;
     validate::batch("messages", request.messages.len())?;
     let items: Vec<Result<NewMessage, SendError>> =
         request.messages.into_iter().map(TryInto::try_into).collect();
-    let answers = merged(items, |batch| native.store.send(&queue, batch)).await?;
+    let answers = call_valid_items(items, |batch| native.store.send(&queue, batch)).await?;
     Ok(axum::Json(Results::new(answers, |sent| sent)))
 }
 
 pub(super) async fn receive(
     State(native): State<Arc<Api>>,
     caller: Caller,
-    room: Option<Extension<ConnectionBudget>>,
+    budget: Option<Extension<ConnectionBudget>>,
     Path(queue): Path<String>,
     Json(mut request): Json<ReceiveRequest>,
 ) -> Result<Response, ApiError> {
-    let queue = caller.queue("ReceiveMessage", &queue)?;
+    let queue = caller.allowed_queue("ReceiveMessage", &queue)?;
     let cancel_id = request.cancel_id.take();
     if cancel_id.as_ref().is_some_and(|id| id.is_empty() || id.len() > 128) {
         return Err(ApiError::invalid("cancel_id: use 1 to 128 bytes"));
@@ -81,8 +81,8 @@ pub(super) async fn receive(
     // have been answered already.
     let keeps = request.attempt_id.is_some();
     let deletes = request.ack_on_receive;
-    let name = cancel_id.map(|id| (caller.key().to_owned(), queue.clone(), id));
-    let poll = native.polls.begin(name);
+    let name = cancel_id.map(|id| (caller.key_id().to_owned(), queue.clone(), id));
+    let poll = native.waiting_receives.begin(name);
     let poll = poll.ok_or_else(|| ApiError::invalid("cancel_id: a receive of that name is waiting"))?;
     // A cancelled wait drops the store's receive, and so takes no messages. If both are ready, the messages win.
     let deliveries = tokio::select! {
@@ -95,7 +95,7 @@ pub(super) async fn receive(
     if deliveries.is_empty() {
         return Ok(axum::Json(ReceiveResponse { deliveries: Vec::new() }).into_response());
     }
-    if !deletes && room.is_some_and(|room| !room.fits(deliveries::bytes(&deliveries))) {
+    if !deletes && budget.is_some_and(|budget| !budget.fits(deliveries::response_bytes(&deliveries))) {
         if !keeps {
             give_back(native.store.as_ref(), &queue, &deliveries).await;
         }
@@ -114,8 +114,8 @@ pub(super) async fn cancel_receive(
     caller: Caller,
     Path((queue, id)): Path<(String, String)>,
 ) -> Result<impl IntoResponse, ApiError> {
-    let queue = caller.queue("ReceiveMessage", &queue)?;
-    if native.polls.cancel(&(caller.key().to_owned(), queue, id)) {
+    let queue = caller.allowed_queue("ReceiveMessage", &queue)?;
+    if native.waiting_receives.cancel(&(caller.key_id().to_owned(), queue, id)) {
         return Ok(StatusCode::NO_CONTENT);
     }
     let problem = Problem::new("no-such-receive", "no receive of that name is waiting", false);
@@ -166,17 +166,17 @@ pub(super) async fn settle(
     caller: Caller,
     Path(queue): Path<String>,
     Json(request): Json<SettleRequest>,
-) -> Answer<Results<SettledItem>> {
-    let queue = caller.queue("DeleteMessage", &queue)?;
+) -> JsonResult<Results<SettledItem>> {
+    let queue = caller.allowed_queue("DeleteMessage", &queue)?;
     validate::batch("settle", request.settle.len())?;
     for claim in request.settle.iter().filter_map(|item| item.claim.as_ref()) {
-        caller.scope("ClaimKey", &claim.scope)?;
+        caller.check_scope("ClaimKey", &claim.scope)?;
     }
     for entry in request.settle.iter().filter_map(|item| item.parked_for.as_ref()) {
-        caller.scope("ClaimKey", &entry.scope)?;
+        caller.check_scope("ClaimKey", &entry.scope)?;
     }
     let items = request.settle.into_iter().map(settle_of).collect::<Result<Vec<_>, _>>()?;
-    let answers = merged(items, |batch| native.store.settle(&queue, batch)).await?;
+    let answers = call_valid_items(items, |batch| native.store.settle(&queue, batch)).await?;
     Ok(axum::Json(Results::new(answers, settled_item)))
 }
 
@@ -195,14 +195,14 @@ pub(super) async fn extend(
     caller: Caller,
     Path(queue): Path<String>,
     Json(request): Json<ExtendRequest>,
-) -> Answer<Results<hapax_core::RemainingLease>> {
-    let queue = caller.queue("ChangeMessageVisibility", &queue)?;
+) -> JsonResult<Results<hapax_core::RemainingLease>> {
+    let queue = caller.allowed_queue("ChangeMessageVisibility", &queue)?;
     validate::batch("extend", request.extend.len())?;
     let item = |item: ExtendItem| match Receipt::new(item.receipt) {
         Ok(receipt) => Ok(Extend { receipt, lease_ms: item.lease_ms, own_lease: item.own }),
         Err(_) => Err(SettleError::Malformed),
     };
     let items = request.extend.into_iter().map(item).collect();
-    let answers = merged(items, |batch| native.store.extend(&queue, batch)).await?;
+    let answers = call_valid_items(items, |batch| native.store.extend(&queue, batch)).await?;
     Ok(axum::Json(Results::new(answers, |remaining| remaining)))
 }

@@ -20,12 +20,12 @@ mod documents;
 mod input;
 mod messages;
 mod operate;
-mod polls;
 mod problem;
 mod queues;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod waiting_receives;
 
 use std::sync::Arc;
 
@@ -37,8 +37,8 @@ use hapax_net::listen::Shutdown;
 use http::header::{CONTENT_TYPE, HeaderValue};
 
 pub use self::backups::{Backup, Backups};
-use self::polls::Polls;
 use self::problem::ApiError;
+use self::waiting_receives::WaitingReceives;
 
 /// Maximum size of a request body, in bytes: a few of the largest messages, escaped.
 pub const BODY_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -54,7 +54,7 @@ struct Api {
     store: SharedStore,
     shutdown: Shutdown,
     backups: Option<Backups>,
-    polls: Polls,
+    waiting_receives: WaitingReceives,
 }
 
 /// The native API as a router. Requests must carry an [`Identity`](crate::auth::Identity) in their extensions, which
@@ -67,13 +67,13 @@ impl Native {
     /// The API over `store`. Long polls are answered empty when `shutdown` begins; `backups` is there where the
     /// store can be copied.
     pub fn new(store: SharedStore, shutdown: Shutdown, backups: Option<Backups>) -> Self {
-        let api = Api { store, shutdown, backups, polls: Polls::default() };
+        let api = Api { store, shutdown, backups, waiting_receives: WaitingReceives::default() };
         Self { api: Arc::new(api) }
     }
 
     /// Number of receives, and of claims that may wait, currently at the store.
-    pub fn waiting(&self) -> usize {
-        self.api.polls.len()
+    pub fn waiting_calls(&self) -> usize {
+        self.api.waiting_receives.len()
     }
 
     /// The routes. Unknown paths under `/v1` get an error in the API's own format.

@@ -18,7 +18,7 @@ use super::Api;
 use super::input::{Caller, Json, Params};
 use super::problem::ApiError;
 
-type Answer<T> = Result<axum::Json<T>, ApiError>;
+type JsonResult<T> = Result<axum::Json<T>, ApiError>;
 
 /// Default number of messages per page.
 const LIMIT_DEFAULT: usize = 100;
@@ -43,8 +43,8 @@ pub(super) async fn browse(
     caller: Caller,
     Path(queue): Path<String>,
     Params(params): Params<BrowseParams>,
-) -> Answer<MessagesPage> {
-    let queue = caller.queue("BrowseMessages", &queue)?;
+) -> JsonResult<MessagesPage> {
+    let queue = caller.allowed_queue("BrowseMessages", &queue)?;
     let BrowseParams { state, id, after, limit } = params;
     let page = native.store.browse(&queue, Browse { state, id, after, limit }).await?;
     let messages = page.items.into_iter().map(Into::into).collect();
@@ -56,9 +56,9 @@ pub(super) async fn discard(
     caller: Caller,
     Path(queue): Path<String>,
     Json(DiscardBody { ids, by }): Json<DiscardBody>,
-) -> Answer<Discarded> {
-    let queue = caller.queue("DiscardMessages", &queue)?;
-    Ok(axum::Json(native.store.discard(&queue, ids, &caller.name(by)).await?))
+) -> JsonResult<Discarded> {
+    let queue = caller.allowed_queue("DiscardMessages", &queue)?;
+    Ok(axum::Json(native.store.discard(&queue, ids, &caller.audit_name(by)).await?))
 }
 
 pub(super) async fn release(
@@ -66,8 +66,8 @@ pub(super) async fn release(
     caller: Caller,
     Path(queue): Path<String>,
     Json(ReleaseMessagesBody { ids }): Json<ReleaseMessagesBody>,
-) -> Answer<CountResponse> {
-    let queue = caller.queue("ReleaseMessages", &queue)?;
+) -> JsonResult<CountResponse> {
+    let queue = caller.allowed_queue("ReleaseMessages", &queue)?;
     Ok(axum::Json(CountResponse { count: native.store.release(&queue, ids).await? }))
 }
 
@@ -75,8 +75,8 @@ pub(super) async fn halted(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(queue): Path<String>,
-) -> Answer<HaltedGroups> {
-    let queue = caller.queue("GetQueueAttributes", &queue)?;
+) -> JsonResult<HaltedGroups> {
+    let queue = caller.allowed_queue("GetQueueAttributes", &queue)?;
     Ok(axum::Json(HaltedGroups { groups: native.store.halted_groups(&queue).await? }))
 }
 
@@ -85,7 +85,7 @@ pub(super) async fn release_group(
     caller: Caller,
     Path((queue, group)): Path<(String, String)>,
 ) -> Result<StatusCode, ApiError> {
-    let queue = caller.queue("ReleaseMessages", &queue)?;
+    let queue = caller.allowed_queue("ReleaseMessages", &queue)?;
     let group = GroupId::new(group).map_err(|error| ApiError::invalid(error.to_string()))?;
     native.store.release_group(&queue, &group).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -96,10 +96,10 @@ pub(super) async fn start_redrive(
     caller: Caller,
     Json(body): Json<RedriveBody>,
 ) -> Result<(StatusCode, axum::Json<RedriveTask>), ApiError> {
-    caller.on("StartMessageMoveTask", &body.from)?;
+    caller.check_queue("StartMessageMoveTask", &body.from)?;
     let RedriveBody { from, to, mut filter, per_second, by } = body;
-    caller.may_redrive(&native.store, &from, to.as_ref(), &mut filter).await?;
-    let by = caller.name(by);
+    caller.check_redrive(&native.store, &from, to.as_ref(), &mut filter).await?;
+    let by = caller.audit_name(by);
     let task = native.store.start_redrive(RedriveRequest { from, to, filter, per_second, by }).await?;
     Ok((StatusCode::CREATED, axum::Json(task)))
 }
@@ -114,8 +114,8 @@ pub(super) async fn redrives(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Params(RedriveParams { from }): Params<RedriveParams>,
-) -> Answer<RedrivesResponse> {
-    caller.on("ListMessageMoveTasks", &from)?;
+) -> JsonResult<RedrivesResponse> {
+    caller.check_queue("ListMessageMoveTasks", &from)?;
     let redrives = native.store.redrives(&from).await?.into_iter();
     Ok(axum::Json(RedrivesResponse {
         redrives: redrives.filter(|task| caller.identity().may_see_task(task)).collect(),
@@ -128,12 +128,12 @@ pub(super) async fn cancel_redrive(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Answer<RedriveTask> {
-    caller.store("CancelMessageMoveTask")?;
+) -> JsonResult<RedriveTask> {
+    caller.check_action("CancelMessageMoveTask")?;
     let missing = || AdminError::NotFound(format!("redrive {id}"));
     let number: u64 = id.parse().map_err(|_| missing())?;
     for queue in native.store.queues().await? {
-        if caller.on("CancelMessageMoveTask", &queue.name).is_ok()
+        if caller.check_queue("CancelMessageMoveTask", &queue.name).is_ok()
             && native
                 .store
                 .redrives(&queue.name)
@@ -151,13 +151,13 @@ pub(super) async fn cancel_redrive(
 pub(super) async fn status(
     State(native): State<Arc<Api>>,
     caller: Caller,
-) -> Answer<ServerStatus<StatusPart>> {
+) -> JsonResult<ServerStatus<VisibleStatus>> {
     let status = native.store.status().await?;
     let withheld = !caller.identity().may_see_all();
     let status = if withheld {
-        StatusPart::Own { paused: status.paused, stopped: status.stopped }
+        VisibleStatus::Restricted { paused: status.paused, stopped: status.stopped }
     } else {
-        StatusPart::All(status)
+        VisibleStatus::All(status)
     };
     Ok(axum::Json(ServerStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -171,13 +171,13 @@ pub(super) async fn status(
 /// The store's status, as far as the caller may see it.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(super) enum StatusPart {
+pub(super) enum VisibleStatus {
     All(StoreStatus),
-    Own { paused: Option<String>, stopped: Option<String> },
+    Restricted { paused: Option<String>, stopped: Option<String> },
 }
 
-pub(super) async fn examine(State(native): State<Arc<Api>>, caller: Caller) -> Answer<Examination> {
-    caller.operate("ExamineStore")?;
+pub(super) async fn examine(State(native): State<Arc<Api>>, caller: Caller) -> JsonResult<Examination> {
+    caller.check_operator("ExamineStore")?;
     Ok(axum::Json(native.store.examine().await?))
 }
 
@@ -186,10 +186,10 @@ pub(super) async fn resume(
     caller: Caller,
     Json(body): Json<ResumeBody>,
 ) -> Result<StatusCode, ApiError> {
-    caller.operate("ResumeStore")?;
+    caller.check_operator("ResumeStore")?;
     let unsupported = "this server's store is never paused by a restored backup";
     let maintenance = native.store.maintenance().ok_or_else(|| ApiError::not_implemented(unsupported))?;
-    maintenance.resume(&caller.name(body.by)).await?;
+    maintenance.resume(&caller.audit_name(body.by)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -197,8 +197,8 @@ pub(super) async fn backup(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Json(BackupBody { to }): Json<BackupBody>,
-) -> Answer<BackupResponse> {
-    caller.operate("BackupStore")?;
+) -> JsonResult<BackupResponse> {
+    caller.check_operator("BackupStore")?;
     let unsupported = "this server's store has its own tools for backups; use those";
     let backups = native.backups.clone().ok_or_else(|| ApiError::not_implemented(unsupported))?;
     let file = backups.file(&to).map_err(ApiError::invalid)?;

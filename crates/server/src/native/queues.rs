@@ -16,12 +16,12 @@ use super::Api;
 use super::input::{Caller, Json, Params, parse};
 use super::problem::ApiError;
 
-type Answer<T> = Result<axum::Json<T>, ApiError>;
+type JsonResult<T> = Result<axum::Json<T>, ApiError>;
 
-pub(super) async fn list(State(native): State<Arc<Api>>, caller: Caller) -> Answer<QueuesResponse> {
-    caller.store("ListQueues")?;
+pub(super) async fn list(State(native): State<Arc<Api>>, caller: Caller) -> JsonResult<QueuesResponse> {
+    caller.check_action("ListQueues")?;
     let queues = native.store.queues().await?;
-    let visible = queues.into_iter().filter(|info| caller.sees(&info.name));
+    let visible = queues.into_iter().filter(|info| caller.may_see_queue(&info.name));
     Ok(axum::Json(QueuesResponse { queues: visible.map(QueueItem::from).collect() }))
 }
 
@@ -55,9 +55,9 @@ pub(super) async fn create(
     Params(CreateParams { interval_ms }): Params<CreateParams>,
     Json(fields): Json<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
-    let name = caller.queue("CreateQueue", &queue)?;
+    let name = caller.allowed_queue("CreateQueue", &queue)?;
     let config = config_of(&name, fields)?;
-    caller.may_fill(&config)?;
+    caller.check_dead_letter_right(&config)?;
     let created = native.store.create_queue_with_interval(&name, config, interval_ms).await?;
     let queue = native.store.queue(&name).await?.into();
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };
@@ -68,8 +68,8 @@ pub(super) async fn show(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(queue): Path<String>,
-) -> Answer<QueueItem> {
-    let name = caller.queue("GetQueueAttributes", &queue)?;
+) -> JsonResult<QueueItem> {
+    let name = caller.allowed_queue("GetQueueAttributes", &queue)?;
     Ok(axum::Json(native.store.queue(&name).await?.into()))
 }
 
@@ -108,14 +108,14 @@ pub(super) async fn change(
     Path(queue): Path<String>,
     Params(ChangeParams { revision }): Params<ChangeParams>,
     Json(patch): Json<Map<String, Value>>,
-) -> Answer<QueueItem> {
-    let name = caller.queue("SetQueueAttributes", &queue)?;
+) -> JsonResult<QueueItem> {
+    let name = caller.allowed_queue("SetQueueAttributes", &queue)?;
     let mut tries = 1;
     loop {
         let before = native.store.queue(&name).await?;
         let config = patched(&before.config, patch.clone())?;
         if config.dead_letter != before.config.dead_letter {
-            caller.may_fill(&config)?;
+            caller.check_dead_letter_right(&config)?;
         }
         match set(&native, &name, config, Some(revision.unwrap_or(before.revision))).await {
             // The caller named no revision: the patch is applied to the newest one.
@@ -139,10 +139,10 @@ pub(super) async fn replace(
     Path(queue): Path<String>,
     Params(ChangeParams { revision }): Params<ChangeParams>,
     Json(fields): Json<Map<String, Value>>,
-) -> Answer<QueueItem> {
-    let name = caller.queue("SetQueueAttributes", &queue)?;
+) -> JsonResult<QueueItem> {
+    let name = caller.allowed_queue("SetQueueAttributes", &queue)?;
     let config = config_of(&name, fields)?;
-    caller.may_fill(&config)?;
+    caller.check_dead_letter_right(&config)?;
     Ok(set(&native, &name, config, revision).await?)
 }
 
@@ -164,11 +164,11 @@ pub(super) async fn pause(
     Path(queue): Path<String>,
     Json(body): Json<PauseBody>,
 ) -> Result<StatusCode, ApiError> {
-    let name = caller.queue("PauseQueue", &queue)?;
+    let name = caller.allowed_queue("PauseQueue", &queue)?;
     if let Some(problem) = body.reason.as_deref().and_then(pause_reason_problem) {
         return Err(ApiError::invalid(problem));
     }
-    native.store.pause_queue(&name, &caller.name(body.by), body.reason.as_deref()).await?;
+    native.store.pause_queue(&name, &caller.audit_name(body.by), body.reason.as_deref()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -178,8 +178,8 @@ pub(super) async fn resume(
     Path(queue): Path<String>,
     Json(body): Json<ResumeBody>,
 ) -> Result<StatusCode, ApiError> {
-    let name = caller.queue("PauseQueue", &queue)?;
-    native.store.resume_queue(&name, &caller.name(body.by)).await?;
+    let name = caller.allowed_queue("PauseQueue", &queue)?;
+    native.store.resume_queue(&name, &caller.audit_name(body.by)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -188,7 +188,7 @@ pub(super) async fn remove(
     caller: Caller,
     Path(queue): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    let name = caller.queue("DeleteQueue", &queue)?;
+    let name = caller.allowed_queue("DeleteQueue", &queue)?;
     native.store.delete_queue(&name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -197,8 +197,8 @@ pub(super) async fn stats(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Path(queue): Path<String>,
-) -> Answer<QueueStats> {
-    let name = caller.queue("GetQueueAttributes", &queue)?;
+) -> JsonResult<QueueStats> {
+    let name = caller.allowed_queue("GetQueueAttributes", &queue)?;
     Ok(axum::Json(native.store.stats(&name).await?))
 }
 
@@ -207,8 +207,8 @@ pub(super) async fn purge(
     caller: Caller,
     Path(queue): Path<String>,
     Json(PurgeBody { interval_ms }): Json<PurgeBody>,
-) -> Answer<CountResponse> {
-    let name = caller.queue("PurgeQueue", &queue)?;
+) -> JsonResult<CountResponse> {
+    let name = caller.allowed_queue("PurgeQueue", &queue)?;
     let count = native.store.purge_with_interval(&name, interval_ms.unwrap_or_default()).await?;
     Ok(axum::Json(CountResponse { count }))
 }

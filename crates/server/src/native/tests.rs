@@ -408,7 +408,7 @@ async fn a_shutdown_and_a_cancel_answer_a_long_poll_empty() {
                     .await
             }
         });
-        while f.native.waiting() == 0 {
+        while f.native.waiting_calls() == 0 {
             tokio::task::yield_now().await;
         }
         if end == "cancel" {
@@ -418,7 +418,7 @@ async fn a_shutdown_and_a_cancel_answer_a_long_poll_empty() {
         }
         assert_eq!(waiting.await.unwrap(), (200, json!({"deliveries": []})), "{end}");
     }
-    assert_eq!(f.native.waiting(), 0);
+    assert_eq!(f.native.waiting_calls(), 0);
     let jobs = hapax_core::QueueName::new("jobs").unwrap();
     let sent = f.store.send(&jobs, vec![hapax_core::NewMessage::new("x")]).await.unwrap();
     assert!(sent[0].is_ok());

@@ -12,7 +12,7 @@ use super::Api;
 use super::input::{Caller, Json, Params};
 use super::problem::ApiError;
 
-type Answer<T> = Result<axum::Json<T>, ApiError>;
+type JsonResult<T> = Result<axum::Json<T>, ApiError>;
 
 impl Api {
     fn transfer(&self) -> Result<&dyn Transfer, ApiError> {
@@ -21,8 +21,8 @@ impl Api {
     }
 }
 
-pub(super) async fn fence(State(native): State<Arc<Api>>, caller: Caller) -> Answer<FenceBound> {
-    caller.operate("ExportStore")?;
+pub(super) async fn fence(State(native): State<Arc<Api>>, caller: Caller) -> JsonResult<FenceBound> {
+    caller.check_operator("ExportStore")?;
     Ok(axum::Json(FenceBound { fence: native.transfer()?.fence_bound().await? }))
 }
 
@@ -31,7 +31,7 @@ pub(super) async fn raise_fence(
     caller: Caller,
     Json(FenceBound { fence }): Json<FenceBound>,
 ) -> Result<StatusCode, ApiError> {
-    caller.operate("ImportStore")?;
+    caller.check_operator("ImportStore")?;
     native.transfer()?.raise_fence(fence).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -53,8 +53,8 @@ pub(super) async fn export(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Params(ExportParams { queue, after, limit }): Params<ExportParams>,
-) -> Answer<ExportPage> {
-    caller.operate("ExportStore")?;
+) -> JsonResult<ExportPage> {
+    caller.check_operator("ExportStore")?;
     let page = native.transfer()?.export(&transfer_scope(queue), after.as_deref(), limit).await?;
     Ok(axum::Json(page))
 }
@@ -63,8 +63,8 @@ pub(super) async fn import(
     State(native): State<Arc<Api>>,
     caller: Caller,
     Json(ImportBody { queue, items }): Json<ImportBody>,
-) -> Answer<Results<ImportResponse>> {
-    caller.operate("ImportStore")?;
+) -> JsonResult<Results<ImportResponse>> {
+    caller.check_operator("ImportStore")?;
     let answers = native.transfer()?.import(&transfer_scope(queue), items).await?;
     Ok(axum::Json(Results::new(answers, |imported| ImportResponse { imported })))
 }

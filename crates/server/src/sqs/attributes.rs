@@ -4,7 +4,7 @@ use hapax_core::policy::RetryPolicy;
 use hapax_core::{DeadLetterPolicy, DedupScope, QueueConfig, QueueInfo, QueueName, QueueStats, RedriveAllow};
 use serde_json::{Value, json};
 
-use super::error::{Kind, Result, SqsError};
+use super::error::{ErrorKind, Result, SqsError};
 use super::model::{Settings, Text};
 use super::names::{Names, queue_of_arn};
 
@@ -20,11 +20,11 @@ pub(crate) const POLICY: &str = "Policy";
 
 fn unknown(name: &str) -> SqsError {
     let name = hapax_core::policy::truncate(name, 100);
-    SqsError::new(Kind::InvalidAttributeName, format!("Unknown Attribute {name}."))
+    SqsError::new(ErrorKind::InvalidAttributeName, format!("Unknown Attribute {name}."))
 }
 
 fn bad_value(name: &str) -> SqsError {
-    SqsError::new(Kind::InvalidAttributeValue, format!("Invalid value for the parameter {name}."))
+    SqsError::new(ErrorKind::InvalidAttributeValue, format!("Invalid value for the parameter {name}."))
 }
 
 fn seconds(name: &str, text: &str, min: u64, max: u64) -> Result<u64> {
@@ -50,7 +50,7 @@ pub(crate) fn apply(config: &mut QueueConfig, settings: &Settings) -> Result<()>
         && config.dedup.scope != DedupScope::Group
     {
         return Err(SqsError::new(
-            Kind::InvalidAttributeValue,
+            ErrorKind::InvalidAttributeValue,
             "Invalid value for the parameter FifoThroughputLimit. Reason: perMessageGroupId is allowed only when \
              the value for DeduplicationScope is messageGroup.",
         ));
@@ -79,7 +79,7 @@ pub(crate) fn set(config: &mut QueueConfig, name: &str, text: &str) -> Result<()
         "ContentBasedDeduplication" => config.dedup.content_based = boolean(name, text)?,
         "DeduplicationScope" | THROUGHPUT if !fifo => {
             let text = format!("You can specify the {name} only when FifoQueue is set to true.");
-            return Err(SqsError::new(Kind::InvalidAttributeName, text));
+            return Err(SqsError::new(ErrorKind::InvalidAttributeName, text));
         }
         "DeduplicationScope" => {
             config.dedup.scope = match text {
@@ -104,7 +104,7 @@ fn fifo_stays(text: &str) -> Result<()> {
         return Ok(());
     }
     let text = "Invalid value for the parameter FifoQueue. Reason: Modifying queue type is not supported.";
-    Err(SqsError::new(Kind::InvalidAttributeValue, text))
+    Err(SqsError::new(ErrorKind::InvalidAttributeValue, text))
 }
 
 fn keep(config: &mut QueueConfig, name: &str, text: &str) -> Result<()> {
@@ -119,7 +119,7 @@ fn keep(config: &mut QueueConfig, name: &str, text: &str) -> Result<()> {
         }
         SSE if boolean(name, text)? && config.extra.contains_key(KMS) => {
             return Err(SqsError::new(
-                Kind::InvalidAttributeName,
+                ErrorKind::InvalidAttributeName,
                 "You can use one type of server-side encryption (SSE) at one time. You can either enable KMS SSE or \
                  SQS SSE.",
             ));

@@ -1,14 +1,14 @@
 use hapax_core::policy;
 
 use super::*;
-use crate::sqs::model::Loose;
+use crate::sqs::model::TextOrNumber;
 
 fn names() -> Names {
     Names::new("000000000000", "us-east-1").unwrap()
 }
 
 fn settings(pairs: &[(&str, &str)]) -> Settings {
-    pairs.iter().map(|(name, value)| ((*name).to_owned(), Loose((*value).to_owned()))).collect()
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), TextOrNumber((*value).to_owned()))).collect()
 }
 
 fn shown(config: QueueConfig, name: &str) -> Option<String> {
@@ -82,22 +82,22 @@ fn wrong_values_have_aws_s_errors() {
         apply(&mut config, &settings(&[(name, text)])).unwrap_err()
     };
     for (fifo, name, text, kind) in [
-        (false, "VisibilityTimeout", "43201", Kind::InvalidAttributeValue),
-        (false, "VisibilityTimeout", "-1", Kind::InvalidAttributeValue),
-        (false, "VisibilityTimeout", "x", Kind::InvalidAttributeValue),
-        (false, "MaximumMessageSize", "1023", Kind::InvalidAttributeValue),
-        (false, "MessageRetentionPeriod", "59", Kind::InvalidAttributeValue),
-        (false, "FifoQueue", "true", Kind::InvalidAttributeName),
-        (true, "FifoQueue", "false", Kind::InvalidAttributeValue),
-        (false, "ContentBasedDeduplication", "true", Kind::InvalidAttributeName),
-        (false, "DeduplicationScope", "queue", Kind::InvalidAttributeName),
-        (true, "FifoThroughputLimit", "perMessageGroupId", Kind::InvalidAttributeValue),
-        (false, "QueueArn", "x", Kind::InvalidAttributeName),
-        (false, "Nonsense", "x", Kind::InvalidAttributeName),
-        (false, "Policy", "no json", Kind::InvalidAttributeValue),
-        (false, "RedrivePolicy", "no json", Kind::InvalidParameterValue),
-        (false, "RedrivePolicy", "{\"maxReceiveCount\":1}", Kind::InvalidParameterValue),
-        (false, "RedriveAllowPolicy", "{\"redrivePermission\":\"some\"}", Kind::InvalidParameterValue),
+        (false, "VisibilityTimeout", "43201", ErrorKind::InvalidAttributeValue),
+        (false, "VisibilityTimeout", "-1", ErrorKind::InvalidAttributeValue),
+        (false, "VisibilityTimeout", "x", ErrorKind::InvalidAttributeValue),
+        (false, "MaximumMessageSize", "1023", ErrorKind::InvalidAttributeValue),
+        (false, "MessageRetentionPeriod", "59", ErrorKind::InvalidAttributeValue),
+        (false, "FifoQueue", "true", ErrorKind::InvalidAttributeName),
+        (true, "FifoQueue", "false", ErrorKind::InvalidAttributeValue),
+        (false, "ContentBasedDeduplication", "true", ErrorKind::InvalidAttributeName),
+        (false, "DeduplicationScope", "queue", ErrorKind::InvalidAttributeName),
+        (true, "FifoThroughputLimit", "perMessageGroupId", ErrorKind::InvalidAttributeValue),
+        (false, "QueueArn", "x", ErrorKind::InvalidAttributeName),
+        (false, "Nonsense", "x", ErrorKind::InvalidAttributeName),
+        (false, "Policy", "no json", ErrorKind::InvalidAttributeValue),
+        (false, "RedrivePolicy", "no json", ErrorKind::InvalidParameterValue),
+        (false, "RedrivePolicy", "{\"maxReceiveCount\":1}", ErrorKind::InvalidParameterValue),
+        (false, "RedriveAllowPolicy", "{\"redrivePermission\":\"some\"}", ErrorKind::InvalidParameterValue),
     ] {
         assert_eq!(refused(fifo, name, text).kind, kind, "{name} {text}");
     }
@@ -128,5 +128,5 @@ fn names_that_can_be_asked_for() {
     assert_eq!(wanted(Some(&text(&["All"]))).unwrap().len(), READABLE.len());
     assert_eq!(wanted(Some(&text(&["DelaySeconds"]))).unwrap(), ["DelaySeconds"]);
     assert!(wanted(None).unwrap().is_empty());
-    assert_eq!(wanted(Some(&text(&["Nonsense"]))).unwrap_err().kind, Kind::InvalidAttributeName);
+    assert_eq!(wanted(Some(&text(&["Nonsense"]))).unwrap_err().kind, ErrorKind::InvalidAttributeName);
 }

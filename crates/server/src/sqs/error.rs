@@ -9,7 +9,7 @@ use crate::auth::AuthError;
 
 /// The kind of an error. Each has a shape (JSON), a code (Query) and a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ErrorKind {
     AccessDenied,
     BatchEntryIdsNotDistinct,
     BatchRequestTooLong,
@@ -47,7 +47,7 @@ pub(crate) enum Kind {
 }
 
 /// An error's names and status.
-pub(crate) struct Spec {
+pub(crate) struct WireError {
     /// `__type` in JSON.
     pub(crate) shape: &'static str,
     /// `Code` in XML, and in the header `x-amzn-query-error`.
@@ -55,15 +55,15 @@ pub(crate) struct Spec {
     pub(crate) status: StatusCode,
 }
 
-impl Spec {
+impl WireError {
     /// Who caused the error, in AWS's terms.
     pub(crate) fn fault(&self) -> &'static str {
         if self.status.is_server_error() { "Receiver" } else { "Sender" }
     }
 }
 
-impl Kind {
-    pub(crate) fn spec(self) -> Spec {
+impl ErrorKind {
+    pub(crate) fn wire(self) -> WireError {
         const BAD: StatusCode = StatusCode::BAD_REQUEST;
         const DENIED: StatusCode = StatusCode::FORBIDDEN;
         let (shape, code, status) = match self {
@@ -180,21 +180,21 @@ impl Kind {
                 ("com.amazonaws.sqs#UnsupportedOperation", "AWS.SimpleQueueService.UnsupportedOperation", BAD)
             }
         };
-        Spec { shape, code, status }
+        WireError { shape, code, status }
     }
 }
 
 /// An error in SQS's form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SqsError {
-    pub(crate) kind: Kind,
+    pub(crate) kind: ErrorKind,
     pub(crate) message: Cow<'static, str>,
 }
 
 pub(crate) type Result<T, E = SqsError> = std::result::Result<T, E>;
 
 impl SqsError {
-    pub(crate) fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Self {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, message: message.into() }
     }
 
@@ -207,15 +207,15 @@ impl SqsError {
     }
 
     pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(Kind::InvalidParameterValue, message)
+        Self::new(ErrorKind::InvalidParameterValue, message)
     }
 
     pub(crate) fn missing(parameter: &str) -> Self {
-        Self::new(Kind::MissingParameter, format!("The request must contain the parameter {parameter}."))
+        Self::new(ErrorKind::MissingParameter, format!("The request must contain the parameter {parameter}."))
     }
 
     pub(crate) fn no_queue() -> Self {
-        Self::new(Kind::QueueDoesNotExist, "The specified queue does not exist.")
+        Self::new(ErrorKind::QueueDoesNotExist, "The specified queue does not exist.")
     }
 }
 
@@ -223,15 +223,15 @@ impl From<StoreError> for SqsError {
     fn from(error: StoreError) -> Self {
         let kind = match &error {
             StoreError::NoSuchQueue(_) => return Self::no_queue(),
-            StoreError::TooManyInFlight { .. } => Kind::OverLimit,
-            StoreError::Overloaded(_) => Kind::RequestThrottled,
+            StoreError::TooManyInFlight { .. } => ErrorKind::OverLimit,
+            StoreError::Overloaded(_) => ErrorKind::RequestThrottled,
             StoreError::Unavailable(_) | StoreError::Full(_) | StoreError::Paused(_) => {
-                Kind::ServiceUnavailable
+                ErrorKind::ServiceUnavailable
             }
-            StoreError::Invalid(_) => Kind::InvalidParameterValue,
-            _ => Kind::InternalFailure,
+            StoreError::Invalid(_) => ErrorKind::InvalidParameterValue,
+            _ => ErrorKind::InternalFailure,
         };
-        if matches!(kind, Kind::InternalFailure | Kind::ServiceUnavailable) {
+        if matches!(kind, ErrorKind::InternalFailure | ErrorKind::ServiceUnavailable) {
             tracing::warn!(code = error.code(), %error, "the store could not do it");
         }
         Self::new(kind, error.to_string())
@@ -243,21 +243,23 @@ impl From<AdminError> for SqsError {
         match error {
             AdminError::Store(error) => error.into(),
             AdminError::Exists(_, field) => Self::new(
-                Kind::QueueNameExists,
+                ErrorKind::QueueNameExists,
                 format!(
                     "A queue already exists with the same name and a different value for attribute {field}"
                 ),
             ),
-            AdminError::Config { .. } => Self::new(Kind::InvalidAttributeValue, error.to_string()),
+            AdminError::Config { .. } => Self::new(ErrorKind::InvalidAttributeValue, error.to_string()),
             AdminError::RedriveRunning(_) => Self::invalid(
                 "There is already a task running. Only one active task is allowed for a source queue arn at a \
                  given time.",
             ),
             // The bound on internal retries was reached: the client's own retry is the next attempt.
-            AdminError::RevisionConflict { .. } => Self::new(Kind::ServiceUnavailable, error.to_string()),
-            AdminError::NotFound(_) => Self::new(Kind::ResourceNotFound, error.to_string()),
-            AdminError::Refused(_) => Self::new(Kind::UnsupportedOperation, error.to_string()),
-            _ => Self::new(Kind::InternalFailure, error.to_string()),
+            AdminError::RevisionConflict { .. } => {
+                Self::new(ErrorKind::ServiceUnavailable, error.to_string())
+            }
+            AdminError::NotFound(_) => Self::new(ErrorKind::ResourceNotFound, error.to_string()),
+            AdminError::Refused(_) => Self::new(ErrorKind::UnsupportedOperation, error.to_string()),
+            _ => Self::new(ErrorKind::InternalFailure, error.to_string()),
         }
     }
 }
@@ -266,7 +268,7 @@ impl From<SendError> for SqsError {
     fn from(error: SendError) -> Self {
         match error {
             SendError::TooLarge { bytes_max, .. } => too_large(bytes_max),
-            SendError::QuotaExceeded { .. } => Self::new(Kind::RequestThrottled, error.to_string()),
+            SendError::QuotaExceeded { .. } => Self::new(ErrorKind::RequestThrottled, error.to_string()),
             _ => Self::invalid(error.to_string()),
         }
     }
@@ -283,7 +285,7 @@ pub(crate) fn too_large(bytes_max: u64) -> SqsError {
 pub(crate) fn settle_error(error: &SettleError, receipt: &str) -> SqsError {
     match error {
         SettleError::Malformed => SqsError::new(
-            Kind::ReceiptHandleIsInvalid,
+            ErrorKind::ReceiptHandleIsInvalid,
             format!(
                 "The input receipt handle \"{}\" is not a valid receipt handle.",
                 hapax_core::policy::truncate(receipt, 1024)
@@ -293,7 +295,7 @@ pub(crate) fn settle_error(error: &SettleError, receipt: &str) -> SqsError {
             SqsError::value("ReceiptHandle", receipt, "The receipt handle has expired.")
         }
         SettleError::NotInFlight => SqsError::new(
-            Kind::MessageNotInflight,
+            ErrorKind::MessageNotInflight,
             format!(
                 "Value {} for parameter ReceiptHandle is invalid. Reason: Message does not exist or is not \
                  available for visibility timeout change.",
@@ -315,18 +317,18 @@ pub(crate) fn settle_error(error: &SettleError, receipt: &str) -> SqsError {
             "given",
             "Total VisibilityTimeout for the message is beyond the limit [43200 seconds]",
         ),
-        _ => SqsError::new(Kind::InternalFailure, error.to_string()),
+        _ => SqsError::new(ErrorKind::InternalFailure, error.to_string()),
     }
 }
 
 impl From<AuthError> for SqsError {
     fn from(error: AuthError) -> Self {
         let kind = match error {
-            AuthError::Missing => Kind::MissingAuthenticationToken,
-            AuthError::Incomplete(_) => Kind::IncompleteSignature,
-            AuthError::UnknownKey => Kind::InvalidClientTokenId,
-            AuthError::Mismatch => Kind::SignatureDoesNotMatch,
-            AuthError::Expired(_) => Kind::RequestExpired,
+            AuthError::Missing => ErrorKind::MissingAuthenticationToken,
+            AuthError::Incomplete(_) => ErrorKind::IncompleteSignature,
+            AuthError::UnknownKey => ErrorKind::InvalidClientTokenId,
+            AuthError::Mismatch => ErrorKind::SignatureDoesNotMatch,
+            AuthError::Expired(_) => ErrorKind::RequestExpired,
         };
         Self::new(kind, error.to_string())
     }

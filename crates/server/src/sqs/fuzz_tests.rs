@@ -12,14 +12,14 @@ use super::*;
 use crate::config::AuthConfig;
 
 /// A store in which no queue exists.
-struct Nothing;
+struct EmptyStore;
 
 fn none<T>(queue: &QueueName) -> std::result::Result<T, StoreError> {
     Err(StoreError::NoSuchQueue(queue.clone()))
 }
 
 #[async_trait]
-impl QueueStore for Nothing {
+impl QueueStore for EmptyStore {
     fn capabilities(&self) -> Capabilities {
         unreachable!("the wire does not ask")
     }
@@ -38,7 +38,7 @@ impl QueueStore for Nothing {
 }
 
 #[async_trait]
-impl QueueAdmin for Nothing {
+impl QueueAdmin for EmptyStore {
     async fn create_queue_with_interval(
         &self,
         _: &QueueName,
@@ -125,7 +125,7 @@ impl QueueAdmin for Nothing {
     }
 }
 
-struct Answer {
+struct TestResponse {
     status: u16,
     kind: String,
     query_error: Option<String>,
@@ -133,40 +133,40 @@ struct Answer {
 }
 
 /// Sends one request through the whole stack except the socket.
-fn ask(request: http::request::Builder, body: &[u8]) -> Answer {
+fn call(request: http::request::Builder, body: &[u8]) -> TestResponse {
     let (begin, shutdown) = tokio::sync::watch::channel(false);
     let auth = Arc::new(Authenticator::new(&AuthConfig::default()).unwrap());
     let shutdown = Shutdown::from(shutdown);
-    let sqs = Sqs::new(&SqsConfig::default(), Arc::new(Nothing), auth, shutdown).unwrap();
+    let sqs = Sqs::new(&SqsConfig::default(), Arc::new(EmptyStore), auth, shutdown).unwrap();
     let (parts, ()) = request.body(()).unwrap().into_parts();
     let address = "127.0.0.1:1".parse().unwrap();
     let peer = Peer { address, local: address, tls: false };
-    let room = hapax_net::tracker::ConnectionBudget::unbounded();
+    let budget = hapax_net::tracker::ConnectionBudget::unbounded();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let answer = runtime.block_on(async {
-        let response = sqs.handle(&parts, &Bytes::copy_from_slice(body), peer, &room).await;
+        let response = sqs.handle(&parts, &Bytes::copy_from_slice(body), peer, &budget).await;
         let header = |name: &str| response.headers().get(name).map(|v| v.to_str().unwrap().to_owned());
         let (status, kind, query_error) =
             (response.status().as_u16(), header("content-type").unwrap(), header("x-amzn-query-error"));
         assert!(header("x-amzn-requestid").is_some());
         let bytes = response.into_body().collect().await.unwrap().to_bytes();
-        Answer { status, kind, query_error, body: String::from_utf8(bytes.to_vec()).unwrap() }
+        TestResponse { status, kind, query_error, body: String::from_utf8(bytes.to_vec()).unwrap() }
     });
     drop(begin);
     answer
 }
 
-fn json(target: &str, body: &[u8]) -> Answer {
+fn json(target: &str, body: &[u8]) -> TestResponse {
     let request = Request::post("/").header("x-amz-target", target).header("host", "localhost");
-    ask(request.header("content-type", "application/x-amz-json-1.0"), body)
+    call(request.header("content-type", "application/x-amz-json-1.0"), body)
 }
 
-fn query(uri: &str, body: &[u8]) -> Answer {
-    ask(Request::post(uri).header("host", "localhost"), body)
+fn query(uri: &str, body: &[u8]) -> TestResponse {
+    call(Request::post(uri).header("host", "localhost"), body)
 }
 
 /// Checks that an SDK can parse the response: a success, or an error in AWS's shape.
-fn check(answer: &Answer) {
+fn check(answer: &TestResponse) {
     if answer.kind == "application/x-amz-json-1.0" {
         let body: serde_json::Value = serde_json::from_str(&answer.body).expect("JSON");
         if answer.status != 200 {
@@ -256,7 +256,7 @@ fn what_is_not_an_action_is_answered_in_kind() {
     let answer = query("/", b"Action=Nothing");
     assert!(answer.body.contains("<Code>InvalidAction</Code>"), "{}", answer.body);
     assert!(query("/", b"").body.contains("<Code>MissingAction</Code>"));
-    let put = ask(Request::put("/").header("host", "localhost"), b"");
+    let put = call(Request::put("/").header("host", "localhost"), b"");
     check(&put);
     assert_eq!(put.status, 400);
 }

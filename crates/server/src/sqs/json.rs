@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::error::{Kind, Result, SqsError};
+use super::error::{ErrorKind, Result, SqsError};
 use super::model::Action;
 use super::output::Output;
 
@@ -12,7 +12,7 @@ pub(crate) fn decode<'a, T: Deserialize<'a> + Default>(body: &'a [u8]) -> Result
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(T::default());
     }
-    serde_json::from_slice(body).map_err(|error| SqsError::new(Kind::Serialization, error.to_string()))
+    serde_json::from_slice(body).map_err(|error| SqsError::new(ErrorKind::Serialization, error.to_string()))
 }
 
 pub(crate) fn encode(output: &Output) -> Vec<u8> {
@@ -65,12 +65,12 @@ fn pairs(parent: &mut Value, field: &str, key: &str) {
 
 /// Encodes an error of the Query protocol for a client that accepts JSON.
 pub(crate) fn encode_query_error(error: &SqsError, request_id: &str) -> Vec<u8> {
-    let spec = error.kind.spec();
-    let error = json!({ "Type": spec.fault(), "Code": spec.code, "Message": error.message });
+    let wire = error.kind.wire();
+    let error = json!({ "Type": wire.fault(), "Code": wire.code, "Message": error.message });
     json!({ "Error": error, "RequestId": request_id }).to_string().into_bytes()
 }
 
 pub(crate) fn encode_error(error: &SqsError) -> Vec<u8> {
-    let body = serde_json::json!({ "__type": error.kind.spec().shape, "message": error.message });
+    let body = serde_json::json!({ "__type": error.kind.wire().shape, "message": error.message });
     body.to_string().into_bytes()
 }

@@ -4,8 +4,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hapax_core::{Attribute, AttributeValue, Attributes, TRACE_ATTRIBUTE};
 
-use super::error::{Kind, Result, SqsError};
-use super::model::{AttributeIn, AttributesIn, Text};
+use super::error::{ErrorKind, Result, SqsError};
+use super::model::{AttributeInput, AttributeInputs, Text};
 use super::xml::is_xml;
 
 /// The system attribute that senders may set. It is stored among the ordinary ones as [`TRACE_ATTRIBUTE`], which no
@@ -26,7 +26,7 @@ fn is_text(text: &str) -> bool {
 
 /// Checks the characters of a body.
 pub(crate) fn check_text(text: &str) -> Result<()> {
-    if is_text(text) { Ok(()) } else { Err(SqsError::new(Kind::InvalidMessageContents, CHARACTERS)) }
+    if is_text(text) { Ok(()) } else { Err(SqsError::new(ErrorKind::InvalidMessageContents, CHARACTERS)) }
 }
 
 /// Checks the characters of an attribute's type or value; AWS has a different error code for them.
@@ -35,7 +35,7 @@ fn check_attribute_text(text: &str) -> Result<()> {
 }
 
 /// Checks and converts the attributes of a message.
-pub(crate) fn user(attributes: Option<&AttributesIn<'_>>) -> Result<Attributes> {
+pub(crate) fn user(attributes: Option<&AttributeInputs<'_>>) -> Result<Attributes> {
     let Some(attributes) = attributes else { return Ok(Attributes::new()) };
     if attributes.len() > ATTRIBUTES_MAX {
         return Err(SqsError::invalid(format!(
@@ -53,7 +53,7 @@ pub(crate) fn user(attributes: Option<&AttributesIn<'_>>) -> Result<Attributes> 
 }
 
 /// Checks and converts the system attributes of a message: only the trace header may be set.
-pub(crate) fn system(attributes: Option<&AttributesIn<'_>>) -> Result<Option<Attribute>> {
+pub(crate) fn system(attributes: Option<&AttributeInputs<'_>>) -> Result<Option<Attribute>> {
     let mut trace = None;
     for (name, attribute) in attributes.into_iter().flatten() {
         if name.as_str() != TRACE_HEADER {
@@ -98,7 +98,7 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn convert(name: &str, attribute: &AttributeIn<'_>) -> Result<Attribute> {
+fn convert(name: &str, attribute: &AttributeInput<'_>) -> Result<Attribute> {
     let used = |list: &Option<serde_json::Value>| match list {
         None | Some(serde_json::Value::Null) => false,
         Some(serde_json::Value::Array(items)) => !items.is_empty(),
@@ -106,7 +106,7 @@ fn convert(name: &str, attribute: &AttributeIn<'_>) -> Result<Attribute> {
     };
     if used(&attribute.string_list_values) || used(&attribute.binary_list_values) {
         let text = "Message attribute list values in SendMessage operation are not supported.";
-        return Err(SqsError::new(Kind::UnsupportedOperation, text));
+        return Err(SqsError::new(ErrorKind::UnsupportedOperation, text));
     }
     let data_type = attribute.data_type.as_ref().map(Text::as_str).filter(|text| !text.is_empty());
     let data_type = data_type.ok_or_else(|| {
@@ -146,14 +146,14 @@ fn empty(name: &str, kind: &str) -> SqsError {
     ))
 }
 
-fn text_value<'t>(name: &str, kind: &str, attribute: &'t AttributeIn<'_>) -> Result<&'t str> {
+fn text_value<'t>(name: &str, kind: &str, attribute: &'t AttributeInput<'_>) -> Result<&'t str> {
     let text = attribute.string_value.as_ref().map(Text::as_str).filter(|text| !text.is_empty());
     let text = text.ok_or_else(|| empty(name, kind))?;
     check_attribute_text(text)?;
     Ok(text)
 }
 
-fn binary_value(name: &str, attribute: &AttributeIn<'_>) -> Result<Vec<u8>> {
+fn binary_value(name: &str, attribute: &AttributeInput<'_>) -> Result<Vec<u8>> {
     let text = attribute.binary_value.as_ref().map(Text::as_str).filter(|text| !text.is_empty());
     let text = text.ok_or_else(|| empty(name, "Binary"))?;
     STANDARD.decode(text).map_err(|_| {
@@ -195,7 +195,7 @@ mod tests {
         let field = if data_type.starts_with("Binary") { "BinaryValue" } else { "StringValue" };
         json[name][field] = value.into();
         let text = json.to_string();
-        let attributes: AttributesIn<'_> = serde_json::from_str(&text).unwrap();
+        let attributes: AttributeInputs<'_> = serde_json::from_str(&text).unwrap();
         user(Some(&attributes))
     }
 
@@ -223,11 +223,11 @@ mod tests {
         ] {
             assert_eq!(
                 one("a", data_type, value).unwrap_err().kind,
-                Kind::InvalidParameterValue,
+                ErrorKind::InvalidParameterValue,
                 "{data_type}"
             );
         }
-        assert_eq!(one("a", "String", "\u{1}").unwrap_err().kind, Kind::InvalidParameterValue);
+        assert_eq!(one("a", "String", "\u{1}").unwrap_err().kind, ErrorKind::InvalidParameterValue);
     }
 
     #[test]

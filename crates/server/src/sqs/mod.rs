@@ -33,11 +33,11 @@ use http::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response};
 
-use self::error::{Kind, Result, SqsError};
+use self::error::{ErrorKind, Result, SqsError};
 pub(crate) use self::form::{form_pairs, percent_decode};
 use self::model::{Action, Call};
 pub(crate) use self::names::Names;
-use self::ops::{Caller, Operations};
+use self::ops::{CallContext, Operations};
 use self::output::Output;
 use self::query::Form;
 use crate::auth::{AuthError, Authenticator, SignedRequest};
@@ -144,15 +144,15 @@ impl Sqs {
         parts: &Parts,
         body: &Bytes,
         peer: Peer,
-        room: &ConnectionBudget,
+        budget: &ConnectionBudget,
     ) -> Response<Body> {
         let protocol = Protocol::of_request(parts);
         let mut action = None;
-        let result = self.answer(protocol, parts, body, (peer, room), &mut action).await;
+        let result = self.answer(protocol, parts, body, (peer, budget), &mut action).await;
         tracing::debug!(
             address = %peer.address,
             action = action.map_or("?", Action::name),
-            error = result.as_ref().err().map(|error| error.kind.spec().code),
+            error = result.as_ref().err().map(|error| error.kind.wire().code),
             "request"
         );
         respond(protocol, action, &result)
@@ -163,12 +163,12 @@ impl Sqs {
         protocol: Protocol,
         parts: &Parts,
         body: &Bytes,
-        (peer, room): (Peer, &ConnectionBudget),
+        (peer, budget): (Peer, &ConnectionBudget),
         action: &mut Option<Action>,
     ) -> Result<Output> {
         if !matches!(parts.method, Method::POST | Method::GET) {
             let text = format!("The HTTP method {} is not supported; use POST or GET.", parts.method);
-            return Err(SqsError::new(Kind::UnsupportedOperation, text));
+            return Err(SqsError::new(ErrorKind::UnsupportedOperation, text));
         }
         let signed = SignedRequest { method: &parts.method, uri: &parts.uri, headers: &parts.headers, body };
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -191,36 +191,40 @@ impl Sqs {
                 Call::from_form(found, &form)?
             }
         };
-        let caller = Caller {
+        let context = CallContext {
             identity,
             peer,
-            room,
+            budget,
             host: host_of(&parts.headers, &parts.uri).unwrap_or("localhost"),
             path_queue,
             trace: parts.headers.get(TRACE_ID).and_then(|value| value.to_str().ok()),
         };
-        self.operations.call(&caller, call).await
+        self.operations.call(&context, call).await
     }
 
     /// The response to a request whose body did not arrive.
     pub(crate) fn unreadable(headers: &HeaderMap, error: BodyError) -> Response<Body> {
         let error = match error {
-            BodyError::TooLarge => SqsError::new(Kind::RequestTooLarge, "The request body is too large."),
+            BodyError::TooLarge => {
+                SqsError::new(ErrorKind::RequestTooLarge, "The request body is too large.")
+            }
             BodyError::Timeout => {
-                SqsError::new(Kind::RequestTimeout, "The request body did not arrive in time.")
+                SqsError::new(ErrorKind::RequestTimeout, "The request body did not arrive in time.")
             }
             BodyError::Overloaded => SqsError::new(
-                Kind::RequestThrottled,
+                ErrorKind::RequestThrottled,
                 "The server is reading too many large requests; retry with backoff.",
             ),
-            BodyError::Broken => SqsError::new(Kind::Serialization, "The request body could not be read."),
+            BodyError::Broken => {
+                SqsError::new(ErrorKind::Serialization, "The request body could not be read.")
+            }
         };
         respond(Protocol::of(headers), None, &Err(error))
     }
 
     /// The response to a request refused because it may come from another site's web page.
     pub(crate) fn refused(headers: &HeaderMap, reason: &'static str) -> Response<Body> {
-        respond(Protocol::of(headers), None, &Err(SqsError::new(Kind::AccessDenied, reason)))
+        respond(Protocol::of(headers), None, &Err(SqsError::new(ErrorKind::AccessDenied, reason)))
     }
 
     /// The response to a request without a known key.
@@ -232,33 +236,38 @@ impl Sqs {
     pub(crate) fn overloaded(headers: &HeaderMap) -> Response<Body> {
         let text = "Too many answers wait to be read by their clients; retry with backoff.";
         let mut response =
-            respond(Protocol::of(headers), None, &Err(SqsError::new(Kind::ServiceUnavailable, text)));
+            respond(Protocol::of(headers), None, &Err(SqsError::new(ErrorKind::ServiceUnavailable, text)));
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(1 + fastrand::u64(0..=4)));
         response
     }
 
     /// Whether a response was made by SQS.
-    pub(crate) fn is_answer(answer: &Response<Body>) -> bool {
+    pub(crate) fn is_sqs_response(answer: &Response<Body>) -> bool {
         answer.headers().contains_key(REQUEST_ID)
     }
 
     /// The response if the store took too long.
     pub(crate) fn timed_out(headers: &HeaderMap) -> Response<Body> {
         tracing::warn!("a request took too long and was given up");
-        let error =
-            SqsError::new(Kind::ServiceUnavailable, "The request took too long; its outcome is unknown.");
+        let error = SqsError::new(
+            ErrorKind::ServiceUnavailable,
+            "The request took too long; its outcome is unknown.",
+        );
         respond(Protocol::of(headers), None, &Err(error))
     }
 }
 
 fn unknown_action(name: &str) -> SqsError {
     let name = hapax_core::policy::truncate(name, 100);
-    SqsError::new(Kind::InvalidAction, format!("The action {name} is not valid for this endpoint."))
+    SqsError::new(ErrorKind::InvalidAction, format!("The action {name} is not valid for this endpoint."))
 }
 
 fn json_action(headers: &HeaderMap) -> Result<Action> {
     let Some(target) = headers.get(TARGET) else {
-        return Err(SqsError::new(Kind::MissingAction, "The request must contain the header X-Amz-Target."));
+        return Err(SqsError::new(
+            ErrorKind::MissingAction,
+            "The request must contain the header X-Amz-Target.",
+        ));
     };
     let target = target.to_str().unwrap_or("?");
     target.strip_prefix("AmazonSQS.").and_then(Action::from_name).ok_or_else(|| unknown_action(target))
@@ -266,7 +275,7 @@ fn json_action(headers: &HeaderMap) -> Result<Action> {
 
 fn query_form<'a>(parts: &'a Parts, body: &'a [u8]) -> Result<Form<'a>> {
     let body = std::str::from_utf8(body)
-        .map_err(|_| SqsError::new(Kind::Serialization, "The request body is not form-encoded text."))?;
+        .map_err(|_| SqsError::new(ErrorKind::Serialization, "The request body is not form-encoded text."))?;
     Form::read(parts.uri.query().unwrap_or_default(), body)
 }
 
@@ -274,7 +283,7 @@ fn query_form<'a>(parts: &'a Parts, body: &'a [u8]) -> Result<Form<'a>> {
 fn query_action(form: &Form<'_>, is_queue_page: bool) -> Result<Action> {
     let name = form.get("Action").filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| {
-        let kind = if is_queue_page { Kind::UnknownOperation } else { Kind::MissingAction };
+        let kind = if is_queue_page { ErrorKind::UnknownOperation } else { ErrorKind::MissingAction };
         SqsError::new(kind, "The request must contain the parameter Action.")
     })?;
     Action::from_name(name).ok_or_else(|| unknown_action(name))
@@ -282,7 +291,7 @@ fn query_action(form: &Form<'_>, is_queue_page: bool) -> Result<Action> {
 
 fn respond(protocol: Protocol, action: Option<Action>, result: &Result<Output>) -> Response<Body> {
     let id = request_id();
-    let unknown = result.as_ref().is_err_and(|error| error.kind == Kind::UnknownOperation);
+    let unknown = result.as_ref().is_err_and(|error| error.kind == ErrorKind::UnknownOperation);
     let protocol = if unknown { Protocol::Query } else { protocol };
     let body = match (protocol, result, action) {
         (Protocol::Json, Ok(output), _) => json::encode(output),
@@ -311,13 +320,13 @@ fn respond(protocol: Protocol, action: Option<Action>, result: &Result<Output>) 
         headers.insert(REQUEST_ID, id);
     }
     if let Err(error) = result {
-        let spec = error.kind.spec();
+        let wire = error.kind.wire();
         if protocol == Protocol::Json
-            && let Ok(value) = HeaderValue::try_from(format!("{};{}", spec.code, spec.fault()))
+            && let Ok(value) = HeaderValue::try_from(format!("{};{}", wire.code, wire.fault()))
         {
             headers.insert(QUERY_ERROR, value);
         }
-        *response.status_mut() = spec.status;
+        *response.status_mut() = wire.status;
     }
     response
 }

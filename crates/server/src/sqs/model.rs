@@ -43,9 +43,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 
 /// A queue attribute's value: text in SQS, but clients also send numbers and booleans.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Loose(pub(crate) String);
+pub(crate) struct TextOrNumber(pub(crate) String);
 
-impl<'de> Deserialize<'de> for Loose {
+impl<'de> Deserialize<'de> for TextOrNumber {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         match serde_json::Value::deserialize(from)? {
             serde_json::Value::String(text) => Ok(Self(text)),
@@ -71,7 +71,7 @@ macro_rules! requests {
 /// A message attribute as sent.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub(crate) struct AttributeIn<'a> {
+pub(crate) struct AttributeInput<'a> {
     #[serde(borrow)]
     pub(crate) data_type: Option<Text<'a>>,
     #[serde(borrow)]
@@ -85,16 +85,16 @@ pub(crate) struct AttributeIn<'a> {
     pub(crate) binary_list_values: Option<serde_json::Value>,
 }
 
-pub(crate) type AttributesIn<'a> = BTreeMap<Text<'a>, AttributeIn<'a>>;
-pub(crate) type Settings = BTreeMap<String, Loose>;
+pub(crate) type AttributeInputs<'a> = BTreeMap<Text<'a>, AttributeInput<'a>>;
+pub(crate) type Settings = BTreeMap<String, TextOrNumber>;
 
 requests! {
     SendMessage {
         queue_url: Text<'a>,
         message_body: Text<'a>,
         delay_seconds: i64,
-        message_attributes: AttributesIn<'a>,
-        message_system_attributes: AttributesIn<'a>,
+        message_attributes: AttributeInputs<'a>,
+        message_system_attributes: AttributeInputs<'a>,
         message_deduplication_id: Text<'a>,
         message_group_id: Text<'a>,
     }
@@ -102,8 +102,8 @@ requests! {
         id: Text<'a>,
         message_body: Text<'a>,
         delay_seconds: i64,
-        message_attributes: AttributesIn<'a>,
-        message_system_attributes: AttributesIn<'a>,
+        message_attributes: AttributeInputs<'a>,
+        message_system_attributes: AttributeInputs<'a>,
         message_deduplication_id: Text<'a>,
         message_group_id: Text<'a>,
     }
@@ -127,7 +127,7 @@ requests! {
     CreateQueue { queue_name: Text<'a>, attributes: Settings, #[serde(rename = "tags", alias = "Tags")] tags: Settings }
     GetQueueUrl { queue_name: Text<'a> }
     /// Requests with a queue as their only parameter.
-    OnQueue { queue_url: Text<'a> }
+    QueueOnly { queue_url: Text<'a> }
     ListQueues { queue_name_prefix: Text<'a>, max_results: i64, next_token: Text<'a> }
     ListDeadLetterSourceQueues { queue_url: Text<'a>, max_results: i64, next_token: Text<'a> }
     GetQueueAttributes { queue_url: Text<'a>, attribute_names: Vec<Text<'a>> }
@@ -209,14 +209,14 @@ actions! {
     CreateQueue(CreateQueue),
     DeleteMessage(DeleteMessage),
     DeleteMessageBatch(SettleBatch),
-    DeleteQueue(OnQueue),
+    DeleteQueue(QueueOnly),
     GetQueueAttributes(GetQueueAttributes),
     GetQueueUrl(GetQueueUrl),
     ListDeadLetterSourceQueues(ListDeadLetterSourceQueues),
     ListMessageMoveTasks(ListMessageMoveTasks),
-    ListQueueTags(OnQueue),
+    ListQueueTags(QueueOnly),
     ListQueues(ListQueues),
-    PurgeQueue(OnQueue),
+    PurgeQueue(QueueOnly),
     ReceiveMessage(ReceiveMessage),
     RemovePermission(RemovePermission),
     SendMessage(SendMessage),

@@ -72,7 +72,7 @@ pub(crate) fn queue_of_arn(arn: &str) -> Option<QueueName> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::error::Kind;
+    use super::super::error::ErrorKind;
     use super::*;
 
     fn of(url: &str) -> Result<String> {
@@ -91,9 +91,9 @@ mod tests {
             assert_eq!(of(url).unwrap(), "q", "{url}");
         }
         assert_eq!(of("").unwrap(), "path");
-        assert_eq!(of("http://host").unwrap_err().kind, Kind::QueueDoesNotExist);
-        assert_eq!(of("http://host/1/no spaces").unwrap_err().kind, Kind::QueueDoesNotExist);
-        assert_eq!(queue_of(None, None).unwrap_err().kind, Kind::MissingParameter);
+        assert_eq!(of("http://host").unwrap_err().kind, ErrorKind::QueueDoesNotExist);
+        assert_eq!(of("http://host/1/no spaces").unwrap_err().kind, ErrorKind::QueueDoesNotExist);
+        assert_eq!(queue_of(None, None).unwrap_err().kind, ErrorKind::MissingParameter);
     }
 
     #[test]

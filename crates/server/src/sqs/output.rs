@@ -25,21 +25,21 @@ pub(crate) enum Output {
     /// Result of `ListQueueTags`.
     Tags(BTreeMap<String, String>),
     /// Result of `SendMessage`.
-    Sent(SentOut),
+    Sent(SentOutput),
     /// Result of `SendMessageBatch`.
-    SentBatch(BatchOut<SentOut>),
+    SentBatch(BatchOutput<SentOutput>),
     /// Result of `DeleteMessageBatch`.
-    DeletedBatch(BatchOut<()>),
+    DeletedBatch(BatchOutput<()>),
     /// Result of `ChangeMessageVisibilityBatch`.
-    ChangedBatch(BatchOut<()>),
+    ChangedBatch(BatchOutput<()>),
     /// Result of `ReceiveMessage`.
-    Messages(Vec<MessageOut>),
+    Messages(Vec<MessageOutput>),
     /// Result of `StartMessageMoveTask`.
     MoveStarted(String),
     /// Result of `CancelMessageMoveTask`.
     MoveCancelled(u64),
     /// Result of `ListMessageMoveTasks`.
-    Moves(Vec<MoveOut>),
+    Moves(Vec<MoveTaskOutput>),
 }
 
 /// One page of queue URLs.
@@ -51,7 +51,7 @@ pub(crate) struct QueuePage {
 
 /// An accepted message.
 #[derive(Debug)]
-pub(crate) struct SentOut {
+pub(crate) struct SentOutput {
     pub(crate) id: String,
     pub(crate) md5_body: String,
     pub(crate) md5_attributes: Option<String>,
@@ -62,14 +62,14 @@ pub(crate) struct SentOut {
 
 /// A batch's result: successes and failures by entry id.
 #[derive(Debug)]
-pub(crate) struct BatchOut<T> {
+pub(crate) struct BatchOutput<T> {
     pub(crate) successful: Vec<(String, T)>,
     pub(crate) failed: Vec<(String, SqsError)>,
 }
 
 /// A delivery.
 #[derive(Debug)]
-pub(crate) struct MessageOut {
+pub(crate) struct MessageOutput {
     pub(crate) id: String,
     pub(crate) receipt: String,
     pub(crate) md5_body: String,
@@ -79,7 +79,7 @@ pub(crate) struct MessageOut {
     pub(crate) attributes: Attributes,
 }
 
-impl MessageOut {
+impl MessageOutput {
     /// The body as text. SQS accepts only text, but a message may have been sent through another API.
     pub(crate) fn text(&self) -> Cow<'_, str> {
         text_of(&self.body)
@@ -89,7 +89,7 @@ impl MessageOut {
 /// A move task.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
-pub(crate) struct MoveOut {
+pub(crate) struct MoveTaskOutput {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) task_handle: Option<String>,
     pub(crate) status: &'static str,
@@ -143,17 +143,17 @@ impl Serialize for Output {
 }
 
 /// Writes its entries into a map that also holds others.
-trait Entries {
+trait WriteEntries {
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 }
 
-impl Entries for () {
+impl WriteEntries for () {
     fn entries<M: SerializeMap>(&self, _: &mut M) -> Result<(), M::Error> {
         Ok(())
     }
 }
 
-impl Entries for SentOut {
+impl WriteEntries for SentOutput {
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         map.serialize_entry("MessageId", &self.id)?;
         map.serialize_entry("MD5OfMessageBody", &self.md5_body)?;
@@ -170,7 +170,7 @@ impl Entries for SentOut {
     }
 }
 
-impl<T: Entries> Entries for BatchOut<T> {
+impl<T: WriteEntries> WriteEntries for BatchOutput<T> {
     /// Empty lists are left out, as in AWS.
     fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         if !self.successful.is_empty() {
@@ -190,7 +190,7 @@ struct Success<'a, T> {
     entry: &'a T,
 }
 
-impl<T: Entries> Serialize for Success<'_, T> {
+impl<T: WriteEntries> Serialize for Success<'_, T> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut map = to.serialize_map(None)?;
         map.serialize_entry("Id", self.id)?;
@@ -206,11 +206,11 @@ struct Failure<'a> {
 
 impl Serialize for Failure<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let spec = self.error.kind.spec();
+        let wire = self.error.kind.wire();
         let mut map = to.serialize_map(Some(4))?;
         map.serialize_entry("Id", self.id)?;
-        map.serialize_entry("SenderFault", &!spec.status.is_server_error())?;
-        map.serialize_entry("Code", spec.code)?;
+        map.serialize_entry("SenderFault", &!wire.status.is_server_error())?;
+        map.serialize_entry("Code", wire.code)?;
         map.serialize_entry("Message", &self.error.message)?;
         map.end()
     }
@@ -224,7 +224,7 @@ impl Serialize for Pairs<'_> {
     }
 }
 
-impl Serialize for MessageOut {
+impl Serialize for MessageOutput {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut map = to.serialize_map(None)?;
         map.serialize_entry("MessageId", &self.id)?;

@@ -5,10 +5,11 @@ use std::borrow::Cow;
 use super::error::{Result, SqsError};
 use super::form::form_pairs;
 use super::model::{
-    AddPermission, AttributeIn, AttributesIn, CancelMessageMoveTask, ChangeMessageVisibility, CreateQueue,
-    DeleteMessage, GetQueueAttributes, GetQueueUrl, ListDeadLetterSourceQueues, ListMessageMoveTasks,
-    ListQueues, Loose, OnQueue, ReceiveMessage, RemovePermission, SendEntry, SendMessage, SendMessageBatch,
-    SetQueueAttributes, Settings, SettleBatch, SettleEntry, StartMessageMoveTask, TagQueue, Text, UntagQueue,
+    AddPermission, AttributeInput, AttributeInputs, CancelMessageMoveTask, ChangeMessageVisibility,
+    CreateQueue, DeleteMessage, GetQueueAttributes, GetQueueUrl, ListDeadLetterSourceQueues,
+    ListMessageMoveTasks, ListQueues, QueueOnly, ReceiveMessage, RemovePermission, SendEntry, SendMessage,
+    SendMessageBatch, SetQueueAttributes, Settings, SettleBatch, SettleEntry, StartMessageMoveTask, TagQueue,
+    Text, TextOrNumber, UntagQueue,
 };
 
 /// Maximum number of parameters per request: ten messages with ten attributes each take fewer than 600.
@@ -84,11 +85,12 @@ impl<'a> Form<'a> {
         let part = |index: &u64, part: &str| {
             self.get(&format!("{prefix}.{index}.{part}")).map(|text| text.as_ref().to_owned())
         };
-        let pair = |index: &u64| Some((part(index, key)?, Loose(part(index, "Value").unwrap_or_default())));
+        let pair =
+            |index: &u64| Some((part(index, key)?, TextOrNumber(part(index, "Value").unwrap_or_default())));
         Some(indices.iter().filter_map(pair).collect())
     }
 
-    fn message_attributes(&self, prefix: &str) -> Option<AttributesIn<'a>> {
+    fn message_attributes(&self, prefix: &str) -> Option<AttributeInputs<'a>> {
         let indices = self.indices(prefix);
         if indices.is_empty() {
             return None;
@@ -100,7 +102,7 @@ impl<'a> Form<'a> {
                 let there = !self.indices(&format!("{at}.Value.{part}")).is_empty();
                 there.then_some(serde_json::Value::Bool(true))
             };
-            let attribute = AttributeIn {
+            let attribute = AttributeInput {
                 data_type: value("DataType"),
                 string_value: value("StringValue"),
                 binary_value: value("BinaryValue"),
@@ -141,7 +143,7 @@ impl<'a> Parameter<'a> for Vec<Text<'a>> {
     }
 }
 
-impl<'a> Parameter<'a> for AttributesIn<'a> {
+impl<'a> Parameter<'a> for AttributeInputs<'a> {
     fn read(form: &Form<'a>, name: &str) -> Result<Option<Self>> {
         Ok(form.message_attributes(name))
     }
@@ -196,7 +198,7 @@ from_form! {
         tags: "Tag",
     }
     GetQueueUrl { queue_name: "QueueName" }
-    OnQueue { queue_url: "QueueUrl" }
+    QueueOnly { queue_url: "QueueUrl" }
     ListQueues {
         queue_name_prefix: "QueueNamePrefix",
         max_results: "MaxResults",

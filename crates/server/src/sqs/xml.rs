@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use hapax_core::{AttributeValue, Attributes};
 
-use super::error::{Kind, SqsError};
+use super::error::{ErrorKind, SqsError};
 use super::model::Action;
-use super::output::{BatchOut, MessageOut, MoveOut, Output, QueuePage, SentOut, base64};
+use super::output::{BatchOutput, MessageOutput, MoveTaskOutput, Output, QueuePage, SentOutput, base64};
 
 const NAMESPACE: &str = "http://queue.amazonaws.com/doc/2012-11-05/";
 
@@ -33,18 +33,18 @@ pub(crate) fn encode(action: Action, output: &Output, request_id: &str) -> Vec<u
 }
 
 pub(crate) fn encode_error(error: &SqsError, request_id: &str) -> Vec<u8> {
-    if error.kind == Kind::UnknownOperation {
+    if error.kind == ErrorKind::UnknownOperation {
         // AWS responds like this before it determines the protocol.
         return b"<UnknownOperationException/>\n".to_vec();
     }
-    let spec = error.kind.spec();
+    let wire = error.kind.wire();
     let mut xml = Xml(String::with_capacity(512));
     let _ = write!(xml.0, "<?xml version=\"1.0\"?><ErrorResponse xmlns=\"{NAMESPACE}\"><Error>");
-    xml.element("Type", spec.fault());
-    xml.element("Code", spec.code);
+    xml.element("Type", wire.fault());
+    xml.element("Code", wire.code);
     // The only message that differs between the two protocols in AWS.
     let message = match error.kind {
-        Kind::QueueDoesNotExist => "The specified queue does not exist for this wsdl version.",
+        ErrorKind::QueueDoesNotExist => "The specified queue does not exist for this wsdl version.",
         _ => &error.message,
     };
     xml.element("Message", message);
@@ -139,7 +139,7 @@ impl Xml {
         }
     }
 
-    fn sent(&mut self, sent: &SentOut) {
+    fn sent(&mut self, sent: &SentOutput) {
         self.element("MessageId", &sent.id);
         self.element("MD5OfMessageBody", &sent.md5_body);
         for (name, value) in [
@@ -153,7 +153,7 @@ impl Xml {
         }
     }
 
-    fn batch<T>(&mut self, element: &str, batch: &BatchOut<T>, entry: impl Fn(&mut Self, &T)) {
+    fn batch<T>(&mut self, element: &str, batch: &BatchOutput<T>, entry: impl Fn(&mut Self, &T)) {
         for (id, success) in &batch.successful {
             self.within(element, |xml| {
                 xml.element("Id", id);
@@ -161,17 +161,17 @@ impl Xml {
             });
         }
         for (id, error) in &batch.failed {
-            let spec = error.kind.spec();
+            let wire = error.kind.wire();
             self.within("BatchResultErrorEntry", |xml| {
                 xml.element("Id", id);
-                xml.element("SenderFault", if spec.status.is_server_error() { "false" } else { "true" });
-                xml.element("Code", spec.code);
+                xml.element("SenderFault", if wire.status.is_server_error() { "false" } else { "true" });
+                xml.element("Code", wire.code);
                 xml.element("Message", &error.message);
             });
         }
     }
 
-    fn message(&mut self, message: &MessageOut) {
+    fn message(&mut self, message: &MessageOutput) {
         self.element("MessageId", &message.id);
         self.element("ReceiptHandle", &message.receipt);
         self.element("MD5OfBody", &message.md5_body);
@@ -200,7 +200,7 @@ impl Xml {
         }
     }
 
-    fn move_task(&mut self, task: &MoveOut) {
+    fn move_task(&mut self, task: &MoveTaskOutput) {
         let number = |n: u64| Some(n.to_string());
         for (name, value) in [
             ("TaskHandle", task.task_handle.clone()),
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn errors_have_aws_s_shape() {
-        let error = SqsError::new(Kind::OverLimit, "no <queue>\u{0}");
+        let error = SqsError::new(ErrorKind::OverLimit, "no <queue>\u{0}");
         let xml = String::from_utf8(encode_error(&error, "id-2")).unwrap();
         assert!(xml.contains("<Type>Sender</Type><Code>OverLimit</Code>"), "{xml}");
         assert!(xml.contains("<Message>no &lt;queue&gt;\u{fffd}</Message><Detail/></Error>"), "{xml}");

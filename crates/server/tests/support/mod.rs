@@ -88,15 +88,15 @@ impl Running {
     }
 
     /// One request on its own connection.
-    pub async fn send(&self, request: &str) -> Answer {
+    pub async fn send(&self, request: &str) -> TestResponse {
         exchange(self.connect().await, request).await
     }
 
-    pub async fn json(&self, action: &str, body: &str) -> Answer {
+    pub async fn json(&self, action: &str, body: &str) -> TestResponse {
         self.send(&json(action, body)).await
     }
 
-    pub async fn query(&self, path: &str, form: &str) -> Answer {
+    pub async fn query(&self, path: &str, form: &str) -> TestResponse {
         let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
         let kind = "content-type: application/x-www-form-urlencoded\r\n";
         self.send(&format!("{head}{kind}content-length: {}\r\n\r\n{form}", form.len())).await
@@ -113,14 +113,14 @@ pub fn json(action: &str, body: &str) -> String {
 }
 
 #[derive(Debug)]
-pub struct Answer {
+pub struct TestResponse {
     pub status: u16,
     pub head: String,
     pub body: String,
 }
 
 /// Sends a request and reads to the end of the connection.
-pub async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> Answer {
+pub async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> TestResponse {
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut bytes = Vec::new();
     let read = stream.read_to_end(&mut bytes);
@@ -129,7 +129,7 @@ pub async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: 
     let text = String::from_utf8(bytes).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-    Answer { status, head: head.to_owned(), body: body.to_owned() }
+    TestResponse { status, head: head.to_owned(), body: body.to_owned() }
 }
 
 /// A server with the native API and a manual clock.
@@ -178,7 +178,7 @@ impl Api {
     /// Waits until `count` calls wait at the store.
     pub async fn waiting(&self, count: usize) {
         let reached = async {
-            while self.native.waiting() != count {
+            while self.native.waiting_calls() != count {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };

@@ -5,13 +5,13 @@ use base64::engine::general_purpose::STANDARD;
 use hapax_core::{QueueName, RedriveFilter, RedriveRequest, RedriveState, RedriveTask, StoreError};
 use serde::{Deserialize, Serialize};
 
-use super::super::error::{Kind, Result, SqsError};
+use super::super::error::{ErrorKind, Result, SqsError};
 use super::super::model::{
     CancelMessageMoveTask, ListMessageMoveTasks, StartMessageMoveTask, Text, required,
 };
 use super::super::names::queue_of_arn;
-use super::super::output::{MoveOut, Output};
-use super::{Caller, Operations, in_range};
+use super::super::output::{MoveTaskOutput, Output};
+use super::{CallContext, Operations, in_range};
 
 /// SQS does not report its own rate if none was requested; likewise, a task with the store's default rate shows none.
 const PER_SECOND_DEFAULT: u32 = 500;
@@ -39,7 +39,7 @@ fn is_uuid(text: &str) -> bool {
 
 fn not_found(parameter: &str) -> SqsError {
     let text = format!("The resource that you specified for the {parameter} parameter doesn't exist.");
-    SqsError::new(Kind::ResourceNotFound, text)
+    SqsError::new(ErrorKind::ResourceNotFound, text)
 }
 
 fn arn(text: &str, parameter: &str) -> Result<QueueName> {
@@ -62,9 +62,9 @@ fn status(state: RedriveState) -> &'static str {
 
 impl Operations {
     /// The source queue of a task; it must exist.
-    async fn source(&self, caller: &Caller<'_>, action: &str, text: &str) -> Result<QueueName> {
+    async fn source(&self, context: &CallContext<'_>, action: &str, text: &str) -> Result<QueueName> {
         let queue = arn(text, "SourceArn")?;
-        self.authorize(caller, action, Some(&queue))?;
+        self.authorize(context, action, Some(&queue))?;
         match self.store.queue(&queue).await {
             Ok(_) => Ok(queue),
             Err(StoreError::NoSuchQueue(_)) => Err(not_found("SourceArn")),
@@ -74,11 +74,11 @@ impl Operations {
 
     pub(super) async fn start_move(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &StartMessageMoveTask<'_>,
     ) -> Result<Output> {
         let source = required(request.source_arn.as_ref(), "SourceArn")?;
-        let from = self.source(caller, "StartMessageMoveTask", source).await?;
+        let from = self.source(context, "StartMessageMoveTask", source).await?;
         let sources = self.sources_of(&from).await?;
         if sources.is_empty() {
             return Err(SqsError::invalid("Source queue must be configured as a Dead Letter Queue."));
@@ -87,13 +87,13 @@ impl Operations {
             None => {
                 // Each dead letter goes back to the queue that it came from.
                 for source in &sources {
-                    self.authorize(caller, "SendMessage", Some(source))?;
+                    self.authorize(context, "SendMessage", Some(source))?;
                 }
                 None
             }
             Some(text) => {
                 let queue = arn(text, "DestinationArn")?;
-                self.authorize(caller, "SendMessage", Some(&queue))?;
+                self.authorize(context, "SendMessage", Some(&queue))?;
                 match self.store.queue(&queue).await {
                     Ok(_) => Some(queue),
                     Err(StoreError::NoSuchQueue(_)) => return Err(not_found("DestinationArn")),
@@ -106,9 +106,9 @@ impl Operations {
             in_range("MaxNumberOfMessagesPerSecond", rate, 1, 500, reason).map(|rate| rate as u32)
         };
         let per_second = request.max_number_of_messages_per_second.map(rate).transpose()?;
-        let by = caller.identity.name().to_owned();
+        let by = context.identity.name().to_owned();
         let mut filter = RedriveFilter::default();
-        if to.is_none() && !caller.identity.may_operate("SendMessage") {
+        if to.is_none() && !context.identity.may_operate("SendMessage") {
             // Some dead letters may come from a queue that no longer names this one and that the caller has no right
             // to.
             filter.sources = sources;
@@ -125,20 +125,20 @@ impl Operations {
 
     pub(super) async fn list_moves(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &ListMessageMoveTasks<'_>,
     ) -> Result<Output> {
         let source = required(request.source_arn.as_ref(), "SourceArn")?;
         let reason = "MaxResults must be between 1 and 10.";
         let max = in_range("MaxResults", request.max_results.unwrap_or(1), 1, 10, reason)?;
-        let from = self.source(caller, "ListMessageMoveTasks", source).await?;
+        let from = self.source(context, "ListMessageMoveTasks", source).await?;
         let mut tasks = self.store.redrives(&from).await?;
-        tasks.retain(|task| caller.identity.may_see_task(task));
-        Ok(Output::Moves(tasks.iter().take(max as usize).map(|task| self.move_out(task)).collect()))
+        tasks.retain(|task| context.identity.may_see_task(task));
+        Ok(Output::Moves(tasks.iter().take(max as usize).map(|task| self.move_task_output(task)).collect()))
     }
 
-    fn move_out(&self, task: &RedriveTask) -> MoveOut {
-        MoveOut {
+    fn move_task_output(&self, task: &RedriveTask) -> MoveTaskOutput {
+        MoveTaskOutput {
             task_handle: (task.state == RedriveState::Running).then(|| self.handle(task)),
             status: status(task.state),
             source_arn: self.names.arn(&task.from),
@@ -148,14 +148,17 @@ impl Operations {
             approximate_number_of_messages_moved: task.moved,
             approximate_number_of_messages_to_move: task.total,
             // A task fails only if its source or target queue was deleted.
-            failure_reason: task.failure.as_ref().map(|_| Kind::QueueDoesNotExist.spec().code.to_owned()),
+            failure_reason: task
+                .failure
+                .as_ref()
+                .map(|_| ErrorKind::QueueDoesNotExist.wire().code.to_owned()),
             started_timestamp: task.started_ms,
         }
     }
 
     pub(super) async fn cancel_move(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &CancelMessageMoveTask<'_>,
     ) -> Result<Output> {
         let text = required(request.task_handle.as_ref(), "TaskHandle")?;
@@ -163,11 +166,11 @@ impl Operations {
             STANDARD.decode(text).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let handle = handle.filter(|handle| is_uuid(&handle.task_id));
         let handle = handle.ok_or_else(|| SqsError::invalid("Value for parameter TaskHandle is invalid."))?;
-        let from = self.source(caller, "CancelMessageMoveTask", &handle.source_arn).await?;
+        let from = self.source(context, "CancelMessageMoveTask", &handle.source_arn).await?;
         let mut tasks = self.store.redrives(&from).await?;
-        tasks.retain(|task| caller.identity.may_see_task(task));
+        tasks.retain(|task| context.identity.may_see_task(task));
         let task = tasks.iter().find(|task| task_uuid(task).eq_ignore_ascii_case(&handle.task_id));
-        let task = task.ok_or_else(|| SqsError::new(Kind::ResourceNotFound, "Task does not exist."))?;
+        let task = task.ok_or_else(|| SqsError::new(ErrorKind::ResourceNotFound, "Task does not exist."))?;
         if task.state != RedriveState::Running {
             return Err(SqsError::invalid("Only active tasks can be cancelled."));
         }

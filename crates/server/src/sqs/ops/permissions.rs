@@ -4,10 +4,10 @@
 use serde_json::{Map, Value, json};
 
 use super::super::attributes::POLICY;
-use super::super::error::{Kind, Result, SqsError};
+use super::super::error::{ErrorKind, Result, SqsError};
 use super::super::model::{Action, AddPermission, RemovePermission, Text, required};
 use super::super::output::Output;
-use super::{Caller, Operations};
+use super::{CallContext, Operations};
 
 /// Maximum number of statements in a policy to which AddPermission adds.
 const STATEMENTS_MAX: usize = 20;
@@ -65,7 +65,7 @@ fn check_label(label: &str) -> Result<()> {
 }
 
 fn over_limit(count: usize, what: &str, max: usize) -> SqsError {
-    SqsError::new(Kind::OverLimit, format!("{count} {what} were found, maximum allowed is {max}."))
+    SqsError::new(ErrorKind::OverLimit, format!("{count} {what} were found, maximum allowed is {max}."))
 }
 
 fn check_actions(actions: &[Text<'_>]) -> Result<Vec<String>> {
@@ -104,10 +104,10 @@ fn check_accounts(accounts: &[Text<'_>]) -> Result<Vec<String>> {
 impl Operations {
     pub(super) async fn add_permission(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &AddPermission<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "AddPermission", request.queue_url.as_ref())?;
+        let queue = self.queue(context, "AddPermission", request.queue_url.as_ref())?;
         let label = required(request.label.as_ref(), "Label")?;
         check_label(label)?;
         let accounts = request.aws_account_ids.as_ref().ok_or_else(|| SqsError::missing("AWSAccountIds"))?;
@@ -141,10 +141,10 @@ impl Operations {
 
     pub(super) async fn remove_permission(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &RemovePermission<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "RemovePermission", request.queue_url.as_ref())?;
+        let queue = self.queue(context, "RemovePermission", request.queue_url.as_ref())?;
         let label = required(request.label.as_ref(), "Label")?;
         let arn = self.names.arn(&queue);
         self.change(&queue, |config| {

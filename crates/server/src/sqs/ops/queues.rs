@@ -5,13 +5,13 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hapax_core::{AdminError, QueueConfig, QueueName, QueueStats, RedriveAllow, Revision, StoreError};
 
 use super::super::attributes;
-use super::super::error::{Kind, Result, SqsError};
+use super::super::error::{ErrorKind, Result, SqsError};
 use super::super::model::{
-    CreateQueue, GetQueueAttributes, GetQueueUrl, ListDeadLetterSourceQueues, ListQueues, OnQueue,
+    CreateQueue, GetQueueAttributes, GetQueueUrl, ListDeadLetterSourceQueues, ListQueues, QueueOnly,
     SetQueueAttributes, Settings, Text, required,
 };
 use super::super::output::{Output, QueuePage};
-use super::{Caller, Operations, in_range, tags};
+use super::{CallContext, Operations, in_range, tags};
 use crate::auth::sources_of;
 
 const PAGE_MAX: usize = 1000;
@@ -55,17 +55,21 @@ fn page(
 }
 
 impl Operations {
-    fn url(&self, caller: &Caller<'_>, queue: &QueueName) -> String {
-        self.names.url(caller.peer.tls, caller.host, queue)
+    fn url(&self, context: &CallContext<'_>, queue: &QueueName) -> String {
+        self.names.url(context.peer.tls, context.host, queue)
     }
 
-    fn queue_page(&self, caller: &Caller<'_>, (names, next): (Vec<QueueName>, Option<String>)) -> QueuePage {
-        QueuePage { urls: names.iter().map(|name| self.url(caller, name)).collect(), next }
+    fn queue_page(
+        &self,
+        context: &CallContext<'_>,
+        (names, next): (Vec<QueueName>, Option<String>),
+    ) -> QueuePage {
+        QueuePage { urls: names.iter().map(|name| self.url(context, name)).collect(), next }
     }
 
     pub(super) async fn create_queue(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &CreateQueue<'_>,
     ) -> Result<Output> {
         let name = request.queue_name.as_ref().ok_or_else(|| SqsError::missing("QueueName"))?.as_str();
@@ -73,19 +77,19 @@ impl Operations {
         let settings = request.attributes.as_ref().unwrap_or(&none);
         let fifo = settings.get("FifoQueue").is_some_and(|value| value.0.eq_ignore_ascii_case("true"));
         let name = new_name(name, fifo)?;
-        self.authorize(caller, "CreateQueue", Some(&name))?;
+        self.authorize(context, "CreateQueue", Some(&name))?;
         let mut config = if fifo { QueueConfig::sqs_fifo() } else { QueueConfig::sqs() };
         attributes::apply(&mut config, settings)?;
         tags::add(&mut config, &name, request.tags.as_ref().unwrap_or(&none))?;
         match self.store.queue(&name).await {
             Ok(info) => self.same_attributes(&info.config, settings)?,
             Err(StoreError::NoSuchQueue(_)) => {
-                self.check_dead_letters(caller, &name, &config).await?;
+                self.check_dead_letters(context, &name, &config).await?;
                 match self.store.create_queue_with_interval(&name, config, self.recreate_interval_ms).await {
                     Ok(_) => {}
                     Err(AdminError::TooSoon { .. }) => {
                         return Err(SqsError::new(
-                            Kind::QueueDeletedRecently,
+                            ErrorKind::QueueDeletedRecently,
                             "You must wait 60 seconds after deleting a queue before you can create another with the \
                              same name.",
                         ));
@@ -99,19 +103,19 @@ impl Operations {
             }
             Err(error) => return Err(error.into()),
         }
-        Ok(Output::QueueUrl(self.url(caller, &name)))
+        Ok(Output::QueueUrl(self.url(context, &name)))
     }
 
     /// Checks that a dead-letter queue exists, is of the same kind, and allows this queue.
     async fn check_dead_letters(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         name: &QueueName,
         config: &QueueConfig,
     ) -> Result<()> {
         let Some(dead) = &config.dead_letter else { return Ok(()) };
         // Dead letters of this queue arrive there, so the caller needs the right to send there.
-        self.authorize(caller, "SendMessage", Some(&dead.queue))?;
+        self.authorize(context, "SendMessage", Some(&dead.queue))?;
         let arn = self.names.arn(&dead.queue);
         let shown = format!(
             "{{\"deadLetterTargetArn\":\"{arn}\",\"maxReceiveCount\":{}}}",
@@ -138,45 +142,53 @@ impl Operations {
         }
     }
 
-    pub(super) async fn delete_queue(&self, caller: &Caller<'_>, request: &OnQueue<'_>) -> Result<Output> {
-        let queue = self.queue(caller, "DeleteQueue", request.queue_url.as_ref())?;
+    pub(super) async fn delete_queue(
+        &self,
+        context: &CallContext<'_>,
+        request: &QueueOnly<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(context, "DeleteQueue", request.queue_url.as_ref())?;
         self.store.delete_queue(&queue).await?;
         Ok(Output::Empty)
     }
 
     pub(super) async fn get_queue_url(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &GetQueueUrl<'_>,
     ) -> Result<Output> {
         let name = required(request.queue_name.as_ref(), "QueueName")?;
         let name = QueueName::new(name).map_err(|_| SqsError::no_queue())?;
-        self.authorize(caller, "GetQueueUrl", Some(&name))?;
+        self.authorize(context, "GetQueueUrl", Some(&name))?;
         self.store.queue(&name).await?;
-        Ok(Output::QueueUrl(self.url(caller, &name)))
+        Ok(Output::QueueUrl(self.url(context, &name)))
     }
 
-    pub(super) async fn list_queues(&self, caller: &Caller<'_>, request: &ListQueues<'_>) -> Result<Output> {
-        self.authorize(caller, "ListQueues", None)?;
+    pub(super) async fn list_queues(
+        &self,
+        context: &CallContext<'_>,
+        request: &ListQueues<'_>,
+    ) -> Result<Output> {
+        self.authorize(context, "ListQueues", None)?;
         let prefix = request.queue_name_prefix.as_ref().map_or("", Text::as_str);
         let names = self.store.queues().await?.into_iter().map(|info| info.name);
         let names =
-            names.filter(|name| name.as_str().starts_with(prefix) && caller.identity.may_see(name.as_str()));
+            names.filter(|name| name.as_str().starts_with(prefix) && context.identity.may_see(name.as_str()));
         let page = page(names.collect(), request.max_results, request.next_token.as_ref())?;
-        Ok(Output::Queues(self.queue_page(caller, page)))
+        Ok(Output::Queues(self.queue_page(context, page)))
     }
 
     pub(super) async fn list_sources(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &ListDeadLetterSourceQueues<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "ListDeadLetterSourceQueues", request.queue_url.as_ref())?;
+        let queue = self.queue(context, "ListDeadLetterSourceQueues", request.queue_url.as_ref())?;
         self.store.queue(&queue).await?;
         let mut names = self.sources_of(&queue).await?;
-        names.retain(|name| caller.identity.may_see(name.as_str()));
+        names.retain(|name| context.identity.may_see(name.as_str()));
         let page = page(names, request.max_results, request.next_token.as_ref())?;
-        Ok(Output::Sources(self.queue_page(caller, page)))
+        Ok(Output::Sources(self.queue_page(context, page)))
     }
 
     /// The queues that name `dead` as their dead-letter queue.
@@ -184,12 +196,16 @@ impl Operations {
         Ok(sources_of(&self.store.queues().await?, dead))
     }
 
-    pub(super) async fn purge_queue(&self, caller: &Caller<'_>, request: &OnQueue<'_>) -> Result<Output> {
-        let queue = self.queue(caller, "PurgeQueue", request.queue_url.as_ref())?;
+    pub(super) async fn purge_queue(
+        &self,
+        context: &CallContext<'_>,
+        request: &QueueOnly<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(context, "PurgeQueue", request.queue_url.as_ref())?;
         match self.store.purge_with_interval(&queue, self.purge_interval_ms).await {
             Err(AdminError::TooSoon { .. }) => {
                 let text = format!("Only one PurgeQueue operation on {queue} is allowed every 60 seconds.");
-                Err(SqsError::new(Kind::PurgeQueueInProgress, text))
+                Err(SqsError::new(ErrorKind::PurgeQueueInProgress, text))
             }
             purged => Ok(purged.map(|_| Output::Empty)?),
         }
@@ -197,10 +213,10 @@ impl Operations {
 
     pub(super) async fn get_queue_attributes(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &GetQueueAttributes<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "GetQueueAttributes", request.queue_url.as_ref())?;
+        let queue = self.queue(context, "GetQueueAttributes", request.queue_url.as_ref())?;
         let wanted = attributes::wanted(request.attribute_names.as_deref())?;
         let info = self.store.queue(&queue).await?;
         let stats = if attributes::needs_stats(&wanted) {
@@ -213,10 +229,10 @@ impl Operations {
 
     pub(super) async fn set_queue_attributes(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &SetQueueAttributes<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "SetQueueAttributes", request.queue_url.as_ref())?;
+        let queue = self.queue(context, "SetQueueAttributes", request.queue_url.as_ref())?;
         let settings = request.attributes.as_ref().ok_or_else(|| SqsError::missing("Attribute.Name"))?;
         let mut tries = 1;
         loop {
@@ -224,7 +240,7 @@ impl Operations {
             let mut config = before.config.clone();
             attributes::apply(&mut config, settings)?;
             if config.dead_letter != before.config.dead_letter {
-                self.check_dead_letters(caller, &queue, &config).await?;
+                self.check_dead_letters(context, &queue, &config).await?;
             }
             if self.changed(&queue, config, before.revision, &mut tries).await? {
                 return Ok(Output::Empty);
@@ -275,7 +291,7 @@ impl Operations {
         match settings.keys().find(|name| told(name, &changed) != told(name, config)) {
             None => Ok(()),
             Some(name) => Err(SqsError::new(
-                Kind::QueueNameExists,
+                ErrorKind::QueueNameExists,
                 format!(
                     "A queue already exists with the same name and a different value for attribute {name}"
                 ),

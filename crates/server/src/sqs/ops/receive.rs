@@ -4,15 +4,15 @@ use hapax_core::message::IDEMPOTENCY_KEY_ATTRIBUTE;
 use hapax_core::{Attribute, Delivery, KeySource, Receive, TRACE_ATTRIBUTE};
 
 use super::super::digest;
-use super::super::error::{Kind, Result, SqsError};
+use super::super::error::{ErrorKind, Result, SqsError};
 use super::super::message_attributes::{TRACE_HEADER, select};
 use super::super::model::{ReceiveMessage, Text};
-use super::super::output::{MessageOut, Output, sequence_number, text_of};
-use super::{Caller, Operations, in_range, visibility_ms};
-use crate::deliveries::{bytes, give_back};
+use super::super::output::{MessageOutput, Output, sequence_number, text_of};
+use super::{CallContext, Operations, in_range, visibility_ms};
+use crate::deliveries::{give_back, response_bytes};
 
 /// The system attributes that a receive may request, in the order of the response.
-const SYSTEM: [&str; 9] = [
+const SYSTEM_ATTRIBUTES: [&str; 9] = [
     "SenderId",
     "ApproximateFirstReceiveTimestamp",
     "ApproximateReceiveCount",
@@ -25,13 +25,13 @@ const SYSTEM: [&str; 9] = [
 ];
 
 /// The attributes to return.
-struct Wanted<'a> {
+struct WantedAttributes<'a> {
     fifo: bool,
     system: Vec<&'static str>,
     user: &'a [Text<'a>],
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> WantedAttributes<'a> {
     fn new(request: &'a ReceiveMessage<'_>, fifo: bool) -> Self {
         let lists = [&request.attribute_names, &request.message_system_attribute_names];
         let names = || lists.into_iter().flatten().flatten().map(Text::as_str);
@@ -39,13 +39,13 @@ impl<'a> Wanted<'a> {
             Vec::new()
         } else {
             let all = names().any(|name| name == "All");
-            SYSTEM.into_iter().filter(|known| all || names().any(|name| name == *known)).collect()
+            SYSTEM_ATTRIBUTES.into_iter().filter(|known| all || names().any(|name| name == *known)).collect()
         };
         Self { fifo, system, user: request.message_attribute_names.as_deref().unwrap_or_default() }
     }
 }
 
-fn read(request: &ReceiveMessage<'_>) -> Result<Receive> {
+fn receive_of(request: &ReceiveMessage<'_>) -> Result<Receive> {
     let max = request.max_number_of_messages.unwrap_or(1);
     let max = in_range("MaxNumberOfMessages", max, 1, 10, "Must be between 1 and 10, if provided.")?;
     let wait = |seconds| {
@@ -79,13 +79,13 @@ fn attempt_id(request: &ReceiveMessage<'_>, fifo: bool) -> Result<Option<String>
 impl Operations {
     pub(super) async fn receive_message(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &ReceiveMessage<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "ReceiveMessage", request.queue_url.as_ref())?;
-        let mut receive = read(request)?;
+        let queue = self.queue(context, "ReceiveMessage", request.queue_url.as_ref())?;
+        let mut receive = receive_of(request)?;
         receive.attempt_id = attempt_id(request, queue.is_fifo())?;
-        receive.consumer = Some(caller.peer.address.to_string());
+        receive.consumer = Some(context.peer.address.to_string());
         let short = receive.wait_ms == Some(0);
         let repeatable = receive.attempt_id.is_some();
         let receiving = self.store.receive(&queue, receive);
@@ -101,25 +101,25 @@ impl Operations {
         };
         let deliveries = deliveries.map_err(|error| match error {
             hapax_core::StoreError::TooManyInFlight { .. } => SqsError::new(
-                Kind::OverLimit,
+                ErrorKind::OverLimit,
                 "Too many messages are in flight. Delete some, or let their visibility timeout run out.",
             ),
             other => other.into(),
         })?;
-        if !caller.room.fits(bytes(&deliveries)) {
+        if !context.budget.fits(response_bytes(&deliveries)) {
             // Under an attempt id they stay for the repeat, which may have been answered already.
             if !repeatable {
                 give_back(self.store.as_ref(), &queue, &deliveries).await;
             }
             let text = "Too many answers wait to be read by their clients; retry with backoff.";
-            return Err(SqsError::new(Kind::ServiceUnavailable, text));
+            return Err(SqsError::new(ErrorKind::ServiceUnavailable, text));
         }
-        let wanted = Wanted::new(request, queue.is_fifo());
+        let wanted = WantedAttributes::new(request, queue.is_fifo());
         let messages = deliveries.into_iter().map(|delivery| self.message(delivery, &wanted)).collect();
         Ok(Output::Messages(messages))
     }
 
-    fn message(&self, mut delivery: Delivery, wanted: &Wanted<'_>) -> MessageOut {
+    fn message(&self, mut delivery: Delivery, wanted: &WantedAttributes<'_>) -> MessageOutput {
         let id = delivery.id.to_string();
         if delivery.key_source == KeySource::MessageId && delivery.key.as_str() != id {
             // Redriven: its key is its id before the redrive, and SQS has no other field for that.
@@ -137,7 +137,7 @@ impl Operations {
             select(delivery.attributes, wanted.user)
         };
         let text = text_of(&delivery.body);
-        MessageOut {
+        MessageOutput {
             id,
             receipt: delivery.receipt.as_str().to_owned(),
             md5_body: digest::of_body(text.as_bytes()),

@@ -7,18 +7,18 @@ use hapax_core::{
 };
 
 use super::super::digest;
-use super::super::error::{Kind, Result, SqsError, too_large};
+use super::super::error::{ErrorKind, Result, SqsError, too_large};
 use super::super::message_attributes::{self, TRACE_HEADER, check_text};
-use super::super::model::{AttributesIn, SendMessage, SendMessageBatch, Text, required};
-use super::super::output::{BatchOut, Output, SentOut, sequence_number};
-use super::{Caller, Operations, batch, in_range};
+use super::super::model::{AttributeInputs, SendMessage, SendMessageBatch, Text, required};
+use super::super::output::{BatchOutput, Output, SentOutput, sequence_number};
+use super::{CallContext, Operations, batch, in_range};
 
 /// A message to send, from either action.
-struct Parts<'a> {
+struct MessageInput<'a> {
     body: Option<&'a Text<'a>>,
     delay_seconds: Option<i64>,
-    attributes: Option<&'a AttributesIn<'a>>,
-    system_attributes: Option<&'a AttributesIn<'a>>,
+    attributes: Option<&'a AttributeInputs<'a>>,
+    system_attributes: Option<&'a AttributeInputs<'a>>,
     dedup: Option<&'a Text<'a>>,
     group: Option<&'a Text<'a>>,
     /// The `X-Amzn-Trace-Id` header of the HTTP request.
@@ -26,15 +26,15 @@ struct Parts<'a> {
 }
 
 /// A message ready for the store, and the digests for its sender.
-struct Prepared {
+struct PreparedSend {
     message: NewMessage,
     md5_body: String,
     md5_attributes: Option<String>,
     md5_system_attributes: Option<String>,
 }
 
-impl Prepared {
-    fn new(queue: &QueueName, parts: &Parts<'_>) -> Result<Self> {
+impl PreparedSend {
+    fn new(queue: &QueueName, parts: &MessageInput<'_>) -> Result<Self> {
         let body = required(parts.body, "MessageBody")?;
         check_text(body)?;
         let fifo = queue.is_fifo();
@@ -72,7 +72,7 @@ struct Digests {
     system_attributes: Option<String>,
 }
 
-fn split(prepared: Prepared) -> (NewMessage, Digests) {
+fn split(prepared: PreparedSend) -> (NewMessage, Digests) {
     let digests = Digests {
         body: prepared.md5_body,
         attributes: prepared.md5_attributes,
@@ -81,8 +81,8 @@ fn split(prepared: Prepared) -> (NewMessage, Digests) {
     (prepared.message, digests)
 }
 
-fn sent_out(queue: &QueueName, sent: Sent, digests: Digests) -> SentOut {
-    SentOut {
+fn sent_output(queue: &QueueName, sent: Sent, digests: Digests) -> SentOutput {
+    SentOutput {
         id: sent.id.to_string(),
         md5_body: digests.body,
         md5_attributes: digests.attributes,
@@ -124,20 +124,20 @@ fn dedup_id(text: &str, fifo: bool) -> Result<DedupId> {
 impl Operations {
     pub(super) async fn send_message(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &SendMessage<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "SendMessage", request.queue_url.as_ref())?;
-        let prepared = Prepared::new(
+        let queue = self.queue(context, "SendMessage", request.queue_url.as_ref())?;
+        let prepared = PreparedSend::new(
             &queue,
-            &Parts {
+            &MessageInput {
                 body: request.message_body.as_ref(),
                 delay_seconds: request.delay_seconds,
                 attributes: request.message_attributes.as_ref(),
                 system_attributes: request.message_system_attributes.as_ref(),
                 dedup: request.message_deduplication_id.as_ref(),
                 group: request.message_group_id.as_ref(),
-                http_trace: caller.trace,
+                http_trace: context.trace,
             },
         )?;
         if prepared.message.bytes() > MESSAGE_BYTES_MAX {
@@ -149,18 +149,18 @@ impl Operations {
         let (message, digests) = split(prepared);
         let mut answers = self.store.send(&queue, vec![message]).await?;
         match answers.pop() {
-            Some(Ok(sent)) => Ok(Output::Sent(sent_out(&queue, sent, digests))),
+            Some(Ok(sent)) => Ok(Output::Sent(sent_output(&queue, sent, digests))),
             Some(Err(error)) => Err(error.into()),
-            None => Err(SqsError::new(Kind::InternalFailure, "The store gave no answer.")),
+            None => Err(SqsError::new(ErrorKind::InternalFailure, "The store gave no answer.")),
         }
     }
 
     pub(super) async fn send_message_batch(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &SendMessageBatch<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "SendMessage", request.queue_url.as_ref())?;
+        let queue = self.queue(context, "SendMessage", request.queue_url.as_ref())?;
         let entries = request.entries.as_deref().unwrap_or_default();
         let ids = batch::entry_ids(entries.iter().map(|e| e.id.as_ref()), "SendMessageBatchRequestEntry")?;
         if queue.is_fifo() {
@@ -174,16 +174,16 @@ impl Operations {
         let (mut failed, mut messages, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
         let mut bytes = 0;
         for (entry, id) in entries.iter().zip(ids) {
-            let parts = Parts {
+            let parts = MessageInput {
                 body: entry.message_body.as_ref(),
                 delay_seconds: entry.delay_seconds,
                 attributes: entry.message_attributes.as_ref(),
                 system_attributes: entry.message_system_attributes.as_ref(),
                 dedup: entry.message_deduplication_id.as_ref(),
                 group: entry.message_group_id.as_ref(),
-                http_trace: caller.trace,
+                http_trace: context.trace,
             };
-            match Prepared::new(&queue, &parts) {
+            match PreparedSend::new(&queue, &parts) {
                 Ok(prepared) => {
                     bytes += prepared.message.bytes();
                     let (message, digests) = split(prepared);
@@ -200,19 +200,19 @@ impl Operations {
             let text = format!(
                 "Batch requests cannot be longer than {MESSAGE_BYTES_MAX} bytes. You have sent {bytes} bytes."
             );
-            return Err(SqsError::new(Kind::BatchRequestTooLong, text));
+            return Err(SqsError::new(ErrorKind::BatchRequestTooLong, text));
         }
         let mut successful = Vec::with_capacity(waiting.len());
         if !messages.is_empty() {
             let answers = self.store.send(&queue, messages).await?;
             for ((id, digests), answer) in waiting.into_iter().zip(answers) {
                 match answer {
-                    Ok(sent) => successful.push((id, sent_out(&queue, sent, digests))),
+                    Ok(sent) => successful.push((id, sent_output(&queue, sent, digests))),
                     Err(error) => failed.push((id, entry_error(error))),
                 }
             }
         }
-        Ok(Output::SentBatch(BatchOut { successful, failed }))
+        Ok(Output::SentBatch(BatchOutput { successful, failed }))
     }
 
     /// Fails if a message has no deduplication id and its FIFO queue does not derive one from the content.

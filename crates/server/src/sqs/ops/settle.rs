@@ -2,10 +2,10 @@
 
 use hapax_core::{Extend, QueueName, Receipt, Settle, SettleError};
 
-use super::super::error::{Kind, Result, SqsError, settle_error};
+use super::super::error::{ErrorKind, Result, SqsError, settle_error};
 use super::super::model::{ChangeMessageVisibility, DeleteMessage, SettleBatch, SettleEntry, Text, required};
-use super::super::output::{BatchOut, Output};
-use super::{Caller, Operations, batch, visibility_ms};
+use super::super::output::{BatchOutput, Output};
+use super::{CallContext, Operations, batch, visibility_ms};
 
 /// Parses a receipt. A malformed one gets SQS's error for invalid handles.
 fn receipt_of(handle: Option<&Text<'_>>) -> Result<Receipt> {
@@ -16,7 +16,7 @@ fn receipt_of(handle: Option<&Text<'_>>) -> Result<Receipt> {
 /// SQS's result of a delete. A standard queue ignores a superseded receipt: a message held by a newer delivery is not
 /// deleted, but the client gets no error. A FIFO queue reports it. Both report a dead letter: nothing was deleted, and
 /// a redrive would repeat its effect, which a client would not expect after a success.
-fn deleted(queue: &QueueName, receipt: &Receipt, error: &SettleError) -> Result<()> {
+fn delete_result(queue: &QueueName, receipt: &Receipt, error: &SettleError) -> Result<()> {
     match error {
         SettleError::Gone => Ok(()),
         SettleError::Stale | SettleError::Expired | SettleError::NotInFlight if !queue.is_fifo() => Ok(()),
@@ -26,7 +26,7 @@ fn deleted(queue: &QueueName, receipt: &Receipt, error: &SettleError) -> Result<
 }
 
 /// SQS's result of a visibility change.
-fn changed(queue: &QueueName, extend: &Extend, error: &SettleError) -> SqsError {
+fn change_error(queue: &QueueName, extend: &Extend, error: &SettleError) -> SqsError {
     let receipt = extend.receipt.as_str();
     match error {
         // Another delivery holds the message: this one is no longer in flight.
@@ -49,13 +49,13 @@ fn extend_of(handle: Option<&Text<'_>>, seconds: Option<i64>) -> Result<Extend> 
 }
 
 /// The valid entries of a batch with their ids, and the errors of the others.
-type Sorted<T> = (Vec<(String, T)>, Vec<(String, SqsError)>);
+type ValidAndFailed<T> = (Vec<(String, T)>, Vec<(String, SqsError)>);
 
-fn sort<'e, T>(
+fn split_valid<'e, T>(
     request: &'e SettleBatch<'e>,
     name: &str,
     read: impl Fn(&'e SettleEntry<'e>) -> Result<T>,
-) -> Result<Sorted<T>> {
+) -> Result<ValidAndFailed<T>> {
     let entries = request.entries.as_deref().unwrap_or_default();
     let ids = batch::entry_ids(entries.iter().map(|entry| entry.id.as_ref()), name)?;
     let (mut good, mut failed) = (Vec::with_capacity(entries.len()), Vec::new());
@@ -68,32 +68,32 @@ fn sort<'e, T>(
     Ok((good, failed))
 }
 
-fn no_answer() -> SqsError {
-    SqsError::new(Kind::InternalFailure, "The store gave no answer.")
+fn no_result() -> SqsError {
+    SqsError::new(ErrorKind::InternalFailure, "The store gave no answer.")
 }
 
 impl Operations {
     pub(super) async fn delete_message(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &DeleteMessage<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "DeleteMessage", request.queue_url.as_ref())?;
+        let queue = self.queue(context, "DeleteMessage", request.queue_url.as_ref())?;
         let receipt = receipt_of(request.receipt_handle.as_ref())?;
         let mut answers = self.store.settle(&queue, vec![Settle::ack(receipt.clone())]).await?;
-        match answers.pop().ok_or_else(no_answer)? {
+        match answers.pop().ok_or_else(no_result)? {
             Ok(_) => Ok(Output::Empty),
-            Err(error) => deleted(&queue, &receipt, &error).map(|()| Output::Empty),
+            Err(error) => delete_result(&queue, &receipt, &error).map(|()| Output::Empty),
         }
     }
 
     pub(super) async fn delete_message_batch(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &SettleBatch<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "DeleteMessage", request.queue_url.as_ref())?;
-        let (good, mut failed) = sort(request, "DeleteMessageBatchRequestEntry", |entry| {
+        let queue = self.queue(context, "DeleteMessage", request.queue_url.as_ref())?;
+        let (good, mut failed) = split_valid(request, "DeleteMessageBatchRequestEntry", |entry| {
             receipt_of(entry.receipt_handle.as_ref())
         })?;
         let mut successful = Vec::with_capacity(good.len());
@@ -101,36 +101,36 @@ impl Operations {
             let settles = good.iter().map(|(_, receipt)| Settle::ack(receipt.clone())).collect();
             let answers = self.store.settle(&queue, settles).await?;
             for ((id, receipt), answer) in good.into_iter().zip(answers) {
-                match answer.map(drop).or_else(|error| deleted(&queue, &receipt, &error)) {
+                match answer.map(drop).or_else(|error| delete_result(&queue, &receipt, &error)) {
                     Ok(()) => successful.push((id, ())),
                     Err(error) => failed.push((id, error)),
                 }
             }
         }
-        Ok(Output::DeletedBatch(BatchOut { successful, failed }))
+        Ok(Output::DeletedBatch(BatchOutput { successful, failed }))
     }
 
     pub(super) async fn change_visibility(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &ChangeMessageVisibility<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "ChangeMessageVisibility", request.queue_url.as_ref())?;
+        let queue = self.queue(context, "ChangeMessageVisibility", request.queue_url.as_ref())?;
         let extend = extend_of(request.receipt_handle.as_ref(), request.visibility_timeout)?;
         let mut answers = self.store.extend(&queue, vec![extend.clone()]).await?;
-        match answers.pop().ok_or_else(no_answer)? {
+        match answers.pop().ok_or_else(no_result)? {
             Ok(_) => Ok(Output::Empty),
-            Err(error) => Err(changed(&queue, &extend, &error)),
+            Err(error) => Err(change_error(&queue, &extend, &error)),
         }
     }
 
     pub(super) async fn change_visibility_batch(
         &self,
-        caller: &Caller<'_>,
+        context: &CallContext<'_>,
         request: &SettleBatch<'_>,
     ) -> Result<Output> {
-        let queue = self.queue(caller, "ChangeMessageVisibility", request.queue_url.as_ref())?;
-        let (good, mut failed) = sort(request, "ChangeMessageVisibilityBatchRequestEntry", |entry| {
+        let queue = self.queue(context, "ChangeMessageVisibility", request.queue_url.as_ref())?;
+        let (good, mut failed) = split_valid(request, "ChangeMessageVisibilityBatchRequestEntry", |entry| {
             extend_of(entry.receipt_handle.as_ref(), entry.visibility_timeout)
         })?;
         let mut successful = Vec::with_capacity(good.len());
@@ -140,10 +140,10 @@ impl Operations {
             for ((id, extend), answer) in good.into_iter().zip(answers) {
                 match answer {
                     Ok(_) => successful.push((id, ())),
-                    Err(error) => failed.push((id, changed(&queue, &extend, &error))),
+                    Err(error) => failed.push((id, change_error(&queue, &extend, &error))),
                 }
             }
         }
-        Ok(Output::ChangedBatch(BatchOut { successful, failed }))
+        Ok(Output::ChangedBatch(BatchOutput { successful, failed }))
     }
 }

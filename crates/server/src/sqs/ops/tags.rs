@@ -3,9 +3,9 @@
 use hapax_core::{QueueConfig, QueueName};
 
 use super::super::error::{Result, SqsError};
-use super::super::model::{OnQueue, Settings, TagQueue, Text, UntagQueue};
+use super::super::model::{QueueOnly, Settings, TagQueue, Text, UntagQueue};
 use super::super::output::Output;
-use super::{Caller, Operations};
+use super::{CallContext, Operations};
 
 const TAGS_MAX: usize = 50;
 
@@ -32,21 +32,33 @@ pub(super) fn add(config: &mut QueueConfig, queue: &QueueName, tags: &Settings) 
 }
 
 impl Operations {
-    pub(super) async fn list_queue_tags(&self, caller: &Caller<'_>, request: &OnQueue<'_>) -> Result<Output> {
-        let queue = self.queue(caller, "ListQueueTags", request.queue_url.as_ref())?;
+    pub(super) async fn list_queue_tags(
+        &self,
+        context: &CallContext<'_>,
+        request: &QueueOnly<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(context, "ListQueueTags", request.queue_url.as_ref())?;
         Ok(Output::Tags(self.store.queue(&queue).await?.config.tags))
     }
 
-    pub(super) async fn tag_queue(&self, caller: &Caller<'_>, request: &TagQueue<'_>) -> Result<Output> {
-        let queue = self.queue(caller, "TagQueue", request.queue_url.as_ref())?;
+    pub(super) async fn tag_queue(
+        &self,
+        context: &CallContext<'_>,
+        request: &TagQueue<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(context, "TagQueue", request.queue_url.as_ref())?;
         let tags = request.tags.as_ref().filter(|tags| !tags.is_empty());
         let tags = tags.ok_or_else(|| SqsError::missing("Tags"))?;
         self.change(&queue, |config| add(config, &queue, tags)).await?;
         Ok(Output::Empty)
     }
 
-    pub(super) async fn untag_queue(&self, caller: &Caller<'_>, request: &UntagQueue<'_>) -> Result<Output> {
-        let queue = self.queue(caller, "UntagQueue", request.queue_url.as_ref())?;
+    pub(super) async fn untag_queue(
+        &self,
+        context: &CallContext<'_>,
+        request: &UntagQueue<'_>,
+    ) -> Result<Output> {
+        let queue = self.queue(context, "UntagQueue", request.queue_url.as_ref())?;
         let keys = request.tag_keys.as_ref().ok_or_else(|| SqsError::missing("TagKeys"))?;
         keys.iter().map(Text::as_str).chain(keys.is_empty().then_some("")).try_for_each(check_key)?;
         self.change(&queue, |config| {

@@ -44,18 +44,18 @@ async fn call(
 ) -> Result<Output> {
     let address = "127.0.0.1:1".parse().unwrap();
     let peer = Peer { address, local: address, tls: false };
-    let room = ConnectionBudget::unbounded();
-    let caller = Caller {
+    let budget = ConnectionBudget::unbounded();
+    let context = CallContext {
         identity: identity.clone(),
         peer,
         host: "localhost",
         path_queue: None,
-        room: &room,
+        budget: &budget,
         trace: None,
     };
     let body = body.to_string();
     let call = Call::from_json(Action::from_name(action).unwrap(), body.as_bytes())?;
-    server.call(&caller, call).await
+    server.call(&context, call).await
 }
 
 fn url(queue: &str) -> String {
@@ -67,9 +67,9 @@ fn arn(queue: &str) -> String {
 }
 
 #[track_caller]
-fn refused(answer: Result<Output>, kind: Kind) {
+fn refused(answer: Result<Output>, kind: ErrorKind) {
     let error = answer.expect_err("it is refused");
-    assert_eq!(error.kind.spec().code, kind.spec().code);
+    assert_eq!(error.kind.wire().code, kind.wire().code);
 }
 
 #[tokio::test]
@@ -81,16 +81,16 @@ async fn intervals_hold_between_servers_and_through_a_restart() {
     call(&one, &all, "CreateQueue", serde_json::json!({"QueueName": "jobs"})).await.unwrap();
     call(&one, &all, "PurgeQueue", serde_json::json!({"QueueUrl": url("jobs")})).await.unwrap();
     let purge = serde_json::json!({"QueueUrl": url("jobs")});
-    refused(call(&other, &all, "PurgeQueue", purge.clone()).await, Kind::PurgeQueueInProgress);
+    refused(call(&other, &all, "PurgeQueue", purge.clone()).await, ErrorKind::PurgeQueueInProgress);
     first.close();
     drop((one, other, first));
 
     let second = store(folder.path());
     let later = server(&second);
-    refused(call(&later, &all, "PurgeQueue", purge.clone()).await, Kind::PurgeQueueInProgress);
+    refused(call(&later, &all, "PurgeQueue", purge.clone()).await, ErrorKind::PurgeQueueInProgress);
     call(&later, &all, "DeleteQueue", purge).await.unwrap();
     let create = serde_json::json!({"QueueName": "jobs"});
-    refused(call(&server(&second), &all, "CreateQueue", create).await, Kind::QueueDeletedRecently);
+    refused(call(&server(&second), &all, "CreateQueue", create).await, ErrorKind::QueueDeletedRecently);
 }
 
 #[tokio::test]
@@ -132,9 +132,9 @@ async fn a_key_of_some_queues_moves_nothing_into_another_and_sees_no_other_name(
     }
     let (some, all) = (identity(&["mine", "dead"]), identity(&["*"]));
     let home = serde_json::json!({"SourceArn": arn("dead")});
-    refused(call(&server, &some, "StartMessageMoveTask", home.clone()).await, Kind::AccessDenied);
+    refused(call(&server, &some, "StartMessageMoveTask", home.clone()).await, ErrorKind::AccessDenied);
     let there = serde_json::json!({"SourceArn": arn("dead"), "DestinationArn": arn("theirs")});
-    refused(call(&server, &some, "StartMessageMoveTask", there.clone()).await, Kind::AccessDenied);
+    refused(call(&server, &some, "StartMessageMoveTask", there.clone()).await, ErrorKind::AccessDenied);
     assert_eq!(store.stats(&name("dead")).await.unwrap().ready, 2, "nothing was moved");
 
     let Output::Sources(page) =

@@ -9,21 +9,21 @@ use hapax_core::QueueName;
 use tokio::sync::Notify;
 
 /// Caller, queue and the caller's name for the receive.
-type Name = (String, QueueName, String);
+type ReceiveName = (String, QueueName, String);
 
 #[derive(Default)]
-pub(super) struct Polls {
-    named: Mutex<HashMap<Name, Arc<Notify>>>,
+pub(super) struct WaitingReceives {
+    named: Mutex<HashMap<ReceiveName, Arc<Notify>>>,
     count: AtomicUsize,
 }
 
-impl Polls {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Name, Arc<Notify>>> {
+impl WaitingReceives {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ReceiveName, Arc<Notify>>> {
         self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Registers a receive until the guard is dropped; `None` if its name is in use.
-    pub(super) fn begin(&self, name: Option<Name>) -> Option<Poll<'_>> {
+    pub(super) fn begin(&self, name: Option<ReceiveName>) -> Option<WaitingReceive<'_>> {
         let cancel = Arc::new(Notify::new());
         if let Some(name) = &name {
             match self.lock().entry(name.clone()) {
@@ -32,11 +32,11 @@ impl Polls {
             }
         }
         self.count.fetch_add(1, Ordering::SeqCst);
-        Some(Poll { polls: self, name, cancel })
+        Some(WaitingReceive { waiting_receives: self, name, cancel })
     }
 
     /// Cancels a receive; `false` if there is none with this name.
-    pub(super) fn cancel(&self, name: &Name) -> bool {
+    pub(super) fn cancel(&self, name: &ReceiveName) -> bool {
         let found = self.lock().get(name).cloned();
         if let Some(cancel) = &found {
             cancel.notify_one();
@@ -49,24 +49,24 @@ impl Polls {
     }
 }
 
-pub(super) struct Poll<'a> {
-    polls: &'a Polls,
-    name: Option<Name>,
+pub(super) struct WaitingReceive<'a> {
+    waiting_receives: &'a WaitingReceives,
+    name: Option<ReceiveName>,
     cancel: Arc<Notify>,
 }
 
-impl Poll<'_> {
+impl WaitingReceive<'_> {
     /// Resolves when the receive has been cancelled.
     pub(super) async fn cancelled(&self) {
         self.cancel.notified().await;
     }
 }
 
-impl Drop for Poll<'_> {
+impl Drop for WaitingReceive<'_> {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
-            self.polls.lock().remove(name);
+            self.waiting_receives.lock().remove(name);
         }
-        self.polls.count.fetch_sub(1, Ordering::SeqCst);
+        self.waiting_receives.count.fetch_sub(1, Ordering::SeqCst);
     }
 }
