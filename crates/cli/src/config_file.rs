@@ -17,13 +17,26 @@ use crate::text::escape;
 const PROBLEMS_MAX: usize = 50;
 
 /// Renamed keys: the old and the new path, without the indexes of list elements.
-const MOVED: [(&str, &str); 6] = [
+const RENAMED_KEYS: [(&str, &str); 19] = [
     ("queue.dead_letter.max_attempts", "queue.retry.max_attempts"),
     ("store.reserve_bytes", "store.embedded.reserve_bytes"),
     ("store.messages_max", "store.embedded.messages_max"),
     ("store.bytes_max", "store.embedded.bytes_max"),
     ("store.memory_bytes_max", "store.embedded.memory_bytes_max"),
     ("store.allow_network_file_system", "store.embedded.allow_network_file_system"),
+    ("limits.bodies_bytes_max", "limits.arriving_bytes_max"),
+    ("proxy.limits.pool_idle_ms", "proxy.limits.pool_idle_timeout_ms"),
+    ("proxy.limits.pool_idle_max", "proxy.limits.pool_idle_connections_max"),
+    ("proxy.policy.required", "proxy.policy.key_required"),
+    ("proxy.policy.counted_headers", "proxy.policy.fingerprint_headers"),
+    ("proxy.policy.excluded", "proxy.policy.fingerprint_excluded_fields"),
+    ("proxy.policy.released", "proxy.policy.released_statuses"),
+    ("proxy.policy.doubtful", "proxy.policy.doubtful_statuses"),
+    ("proxy.route.required", "proxy.route.key_required"),
+    ("proxy.route.counted_headers", "proxy.route.fingerprint_headers"),
+    ("proxy.route.excluded", "proxy.route.fingerprint_excluded_fields"),
+    ("proxy.route.released", "proxy.route.released_statuses"),
+    ("proxy.route.doubtful", "proxy.route.doubtful_statuses"),
 ];
 
 /// The names of Rust's types in messages to users who write TOML.
@@ -323,7 +336,7 @@ fn remove_in(value: &mut DeValue<'_>, path: &str) {
 /// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a helpful message.
 fn explain(message: &str, path: &str) -> String {
     let keys: Vec<&str> = path.split('.').filter(|step| step.parse::<usize>().is_err()).collect();
-    if let Some((old, new)) = MOVED.iter().find(|(old, _)| *old == keys.join(".")) {
+    if let Some((old, new)) = RENAMED_KEYS.iter().find(|(old, _)| *old == keys.join(".")) {
         return format!("`{old}` is now `{new}`");
     }
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();

@@ -210,6 +210,32 @@ fn an_old_name_is_refused_with_the_new_one() {
     assert_eq!(said, [expected]);
     let said = refused("[store]\nallow_network_file_system = true\n");
     assert!(said[0].contains("is now `store.embedded.allow_network_file_system`"), "{said:?}");
+    let said = refused("[limits]\nbodies_bytes_max = 1\n");
+    assert_eq!(said, ["error: hapax.toml:2: `limits.bodies_bytes_max` is now `limits.arriving_bytes_max`"]);
+    for (table, old, new) in [
+        ("limits", "pool_idle_ms = 1", "pool_idle_timeout_ms"),
+        ("limits", "pool_idle_max = 1", "pool_idle_connections_max"),
+        ("policy", "required = true", "key_required"),
+        ("policy", "counted_headers = []", "fingerprint_headers"),
+        ("policy", "excluded = []", "fingerprint_excluded_fields"),
+        ("policy", "released = []", "released_statuses"),
+        ("policy", "doubtful = []", "doubtful_statuses"),
+        ("route", "required = true", "key_required"),
+        ("route", "counted_headers = []", "fingerprint_headers"),
+        ("route", "excluded = []", "fingerprint_excluded_fields"),
+        ("route", "released = []", "released_statuses"),
+        ("route", "doubtful = []", "doubtful_statuses"),
+    ] {
+        let heading = if table == "route" {
+            "[[proxy.route]]\npath = \"/a\"".to_owned()
+        } else {
+            format!("[proxy.{table}]")
+        };
+        let said = refused(&format!("[[proxy]]\nupstream = \"http://a\"\n{heading}\n{old}\n"));
+        let (name, _) = old.split_once(' ').unwrap();
+        let expected = format!("`proxy.{table}.{name}` is now `proxy.{table}.{new}`");
+        assert!(said.len() == 1 && said[0].ends_with(&expected), "{table} {old}: {said:?}");
+    }
 }
 
 #[test]

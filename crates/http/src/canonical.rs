@@ -88,9 +88,9 @@ impl<'a> Node<'a> {
     /// Hashes the value: each part with its kind and length, so that different values never give the same input.
     pub(crate) fn hash(&self, into: &mut blake3::Hasher) {
         match self {
-            Self::Literal(text) => hash_tagged(into, b'l', text.as_bytes()),
-            Self::Number(text) => hash_tagged(into, b'n', text.as_bytes()),
-            Self::Text(text) => hash_tagged(into, b's', text),
+            Self::Literal(text) => hash_value(into, b'l', text.as_bytes()),
+            Self::Number(text) => hash_value(into, b'n', text.as_bytes()),
+            Self::Text(text) => hash_value(into, b's', text),
             Self::Array(items) => {
                 hash_length(into, b'a', items.len());
                 for item in items {
@@ -100,7 +100,7 @@ impl<'a> Node<'a> {
             Self::Object(fields) => {
                 hash_length(into, b'o', fields.len());
                 for (key, value) in fields {
-                    hash_tagged(into, b'k', key);
+                    hash_value(into, b'k', key);
                     value.hash(into);
                 }
             }
@@ -113,9 +113,15 @@ fn hash_length(into: &mut blake3::Hasher, kind: u8, length: usize) {
     into.update(&(length as u64).to_le_bytes());
 }
 
-fn hash_tagged(into: &mut blake3::Hasher, kind: u8, text: &[u8]) {
-    hash_length(into, kind, text.len());
-    into.update(text);
+fn hash_value(into: &mut blake3::Hasher, kind: u8, text: &[u8]) {
+    into.update(&[kind]);
+    hash_part(into, text);
+}
+
+/// Hashes a part with its length, so that different divisions into parts never give the same hash.
+pub(crate) fn hash_part(into: &mut blake3::Hasher, bytes: &[u8]) {
+    into.update(&(bytes.len() as u64).to_le_bytes());
+    into.update(bytes);
 }
 
 /// A field occurs twice.

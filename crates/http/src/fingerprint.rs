@@ -7,7 +7,7 @@ use http::request::Parts;
 use http::uri::Authority;
 
 use crate::body::CompleteBody;
-use crate::canonical::Node;
+use crate::canonical::{Node, hash_part};
 use crate::media::MediaType;
 use crate::policy::Policy;
 
@@ -62,12 +62,6 @@ pub(crate) fn fingerprint(
         None => hash_body(&mut hasher, media, &body.bytes),
     }
     Fingerprint::new(hasher.finalize().to_hex().as_str()).expect("64 hex digits")
-}
-
-/// Hashes a part with its length, so that different divisions into parts never give the same hash.
-fn hash_part(hasher: &mut blake3::Hasher, bytes: &[u8]) {
-    hasher.update(&(bytes.len() as u64).to_le_bytes());
-    hasher.update(bytes);
 }
 
 /// Parts that only some requests have, by name. Names with a colon are not headers.

@@ -20,7 +20,7 @@ const KEY_RULE: &str = "send one Idempotency-Key of 1 to 255 characters, as a st
 pub(crate) struct KeyError(pub(crate) String);
 
 fn key_error(problem: &str) -> KeyError {
-    KeyError(format!("{problem}; {RULE}"))
+    KeyError(format!("{problem}; {KEY_RULE}"))
 }
 
 /// The key in the headers, if there is one.

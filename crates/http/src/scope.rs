@@ -7,6 +7,7 @@ use hapax_core::Scope;
 use http::header::{AUTHORIZATION, COOKIE, HeaderName, HeaderValue};
 use http::request::Parts;
 
+use crate::canonical::hash_part;
 use crate::policy::ConfigError;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -178,12 +179,6 @@ fn cookie<'a>(parts: &'a Parts, name: &str) -> Result<&'a [u8], String> {
         }
     }
     found.filter(|value| !value.is_empty()).ok_or_else(|| format!("the cookie {name}"))
-}
-
-/// Hashes a part with its length, so that different divisions into parts never give the same hash.
-fn hash_part(hasher: &mut blake3::Hasher, bytes: &[u8]) {
-    hasher.update(&(bytes.len() as u64).to_le_bytes());
-    hasher.update(bytes);
 }
 
 /// The first 128 bits, in hexadecimal.

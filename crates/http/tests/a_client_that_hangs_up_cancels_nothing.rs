@@ -77,7 +77,7 @@ async fn a_shutdown_waits_for_a_run_whose_caller_is_gone() {
 #[tokio::test]
 async fn a_shutdown_is_bounded() {
     let (store, gate) = (Store::new(), Gate::closed());
-    let limits = ProxyLimits { shutdown_timeout_ms: 50, ..ProxyLimits::default() };
+    let limits = ProxyLimits { shutdown_timeout: Duration::from_millis(50), ..ProxyLimits::default() };
     let config = ProxyConfig { limits, ..ProxyConfig::default() };
     let proxy = Proxied::router(gated(&gate), store.ledger(), config).await;
     let mut caller = connect(proxy.address).await;
@@ -89,7 +89,7 @@ async fn a_shutdown_is_bounded() {
 #[tokio::test]
 async fn a_head_that_never_ends_closes_the_connection() {
     let (store, gate) = (Store::new(), Gate::opened());
-    let limits = ProxyLimits { read_timeout_ms: 100, ..ProxyLimits::default() };
+    let limits = ProxyLimits { read_timeout: Duration::from_millis(100), ..ProxyLimits::default() };
     let config = ProxyConfig { limits, ..ProxyConfig::default() };
     let proxy = Proxied::router(gated(&gate), store.ledger(), config).await;
     let mut half = connect(proxy.address).await;
@@ -119,7 +119,7 @@ async fn a_body_that_never_ends_runs_nothing() {
 async fn a_caller_that_does_not_read_is_cut_off() {
     let store = Store::new();
     let large = Router::new().fallback(any(|| async { vec![b'x'; 64 * 1024 * 1024] }));
-    let limits = ProxyLimits { idle_timeout_ms: 200, ..ProxyLimits::default() };
+    let limits = ProxyLimits { idle_timeout: Duration::from_millis(200), ..ProxyLimits::default() };
     let config = ProxyConfig { limits, ..ProxyConfig::default() };
     let proxy = Proxied::router(large, store.ledger(), config).await;
     let mut deaf = connect(proxy.address).await;
@@ -167,7 +167,7 @@ async fn a_caller_that_asks_first_is_told_to_go_on_or_not() {
 #[tokio::test]
 async fn a_caller_that_says_nothing_is_cut_off() {
     let (store, gate) = (Store::new(), Gate::opened());
-    let limits = ProxyLimits { read_timeout_ms: 100, ..ProxyLimits::default() };
+    let limits = ProxyLimits { read_timeout: Duration::from_millis(100), ..ProxyLimits::default() };
     let config = ProxyConfig { limits, ..ProxyConfig::default() };
     let proxy = Proxied::router(gated(&gate), store.ledger(), config).await;
     for begins_with in ["", "PRI * HTTP/2"] {

@@ -71,7 +71,11 @@ const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\
 const CUT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\nonly the beginning";
 
 fn config(on_doubt: OnDoubt) -> ProxyConfig {
-    let limits = ProxyLimits { response_timeout_ms: 300, connect_timeout_ms: 2000, ..ProxyLimits::default() };
+    let limits = ProxyLimits {
+        response_timeout: Duration::from_millis(300),
+        connect_timeout: Duration::from_secs(2),
+        ..ProxyLimits::default()
+    };
     let policy = Policy { on_doubt, ..Policy::default() };
     ProxyConfig { policy, limits, ..ProxyConfig::default() }
 }

@@ -4,6 +4,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::routing::any;
@@ -203,7 +204,7 @@ async fn an_open_address_needs_tls_or_consent_and_bad_files_are_named() {
 
 #[tokio::test]
 async fn a_connection_that_says_nothing_does_not_hold_up_a_shutdown() {
-    let limits = ProxyLimits { shutdown_timeout_ms: 600_000, ..ProxyLimits::default() };
+    let limits = ProxyLimits { shutdown_timeout: Duration::from_mins(10), ..ProxyLimits::default() };
     let store = Store::new();
     let config = ProxyConfig { limits, ..ProxyConfig::default() };
     let proxy = Proxied::router(Router::new(), store.ledger(), config).await;

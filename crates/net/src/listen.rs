@@ -26,17 +26,16 @@ pub struct Limits {
     pub connections_max: usize,
     /// The largest head of a request, in bytes; 8 KiB or more.
     pub header_bytes_max: usize,
-    /// How long a TLS handshake or a request's head may take to arrive, in milliseconds.
-    pub read_timeout_ms: u64,
-    /// How long a connection may stay open without a request, in milliseconds.
-    pub idle_timeout_ms: u64,
-    /// How long a client may leave a response unread, in milliseconds. While the budget is low: a tenth of it, at most
-    /// 3 s.
-    pub write_timeout_ms: u64,
+    /// How long a TLS handshake or a request's head may take to arrive.
+    pub read_timeout: Duration,
+    /// How long a connection may stay open without a request.
+    pub idle_timeout: Duration,
+    /// How long a client may leave a response unread. While the budget is low: a tenth of it, at most 3 s.
+    pub write_timeout: Duration,
     /// Maximum bytes of unread responses, over all clients.
     pub unread_bytes_max: usize,
-    /// How long a shutdown waits for running requests, in milliseconds.
-    pub shutdown_timeout_ms: u64,
+    /// How long a shutdown waits for running requests.
+    pub shutdown_timeout: Duration,
 }
 
 impl Default for Limits {
@@ -44,11 +43,11 @@ impl Default for Limits {
         Self {
             connections_max: 4096,
             header_bytes_max: 64 * 1024,
-            read_timeout_ms: 30_000,
-            idle_timeout_ms: 120_000,
-            write_timeout_ms: 30_000,
+            read_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_mins(2),
+            write_timeout: Duration::from_secs(30),
             unread_bytes_max: 256 * 1024 * 1024,
-            shutdown_timeout_ms: 10_000,
+            shutdown_timeout: Duration::from_secs(10),
         }
     }
 }
@@ -128,12 +127,12 @@ impl Runtime {
         let mut limits = self.limits;
         limits.connections_max = files::connections_max(limits.connections_max);
         let timeouts = ConnectionTimeouts {
-            head_ms_max: limits.read_timeout_ms,
-            idle_ms_max: limits.idle_timeout_ms,
-            write_ms_max: limits.write_timeout_ms,
+            head_ms_max: ms(limits.read_timeout),
+            idle_ms_max: ms(limits.idle_timeout),
+            write_ms_max: ms(limits.write_timeout),
         };
         let tracker = Tracker::new(timeouts, self.budget);
-        let bound = Duration::from_millis(limits.shutdown_timeout_ms);
+        let shutdown_timeout = limits.shutdown_timeout;
         let listener_state = Arc::new(ListenerState {
             new_handler,
             limits,
@@ -152,7 +151,7 @@ impl Runtime {
         tracing::info!(connections = tracker.len(), "shutting down");
         self.begin_shutdown.send_replace(true);
         tasks.shutdown().await;
-        if tokio::time::timeout(bound, drain(&tracker)).await.is_ok() {
+        if tokio::time::timeout(shutdown_timeout, drain(&tracker)).await.is_ok() {
             return true;
         }
         tracing::warn!(
@@ -163,6 +162,11 @@ impl Runtime {
         let _ = tokio::time::timeout(SHUTDOWN_CLOSE_MAX, tracker.all_closed()).await;
         false
     }
+}
+
+/// Converts to whole milliseconds.
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 async fn accept<A, C>(listener: TcpListener, listener_state: Arc<ListenerState<C>>)

@@ -1,6 +1,7 @@
 //! The server's lifecycle: configure, bind, run until a signal, drain. [`hapax_net`] handles the connections.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hapax_core::store::SharedStore;
 pub use hapax_net::listen::Shutdown;
@@ -98,11 +99,11 @@ pub(crate) fn tls_acceptor(config: &TlsConfig) -> Result<TlsAcceptor, ServerErro
 fn limits(config: &LimitsConfig) -> Limits {
     Limits {
         connections_max: config.connections_max,
-        read_timeout_ms: config.read_timeout_ms,
-        idle_timeout_ms: config.idle_timeout_ms,
-        write_timeout_ms: config.write_timeout_ms,
+        read_timeout: Duration::from_millis(config.read_timeout_ms),
+        idle_timeout: Duration::from_millis(config.idle_timeout_ms),
+        write_timeout: Duration::from_millis(config.write_timeout_ms),
         unread_bytes_max: config.unread_bytes_max,
-        shutdown_timeout_ms: config.shutdown_timeout_ms,
+        shutdown_timeout: Duration::from_millis(config.shutdown_timeout_ms),
         ..Limits::default()
     }
 }

@@ -54,7 +54,7 @@ impl Running {
     /// Waits until every waiting receive and claim is at the store: the suite's clock must not advance while one is
     /// still on the network.
     async fn quiet(&self) {
-        while self.client.waiting_calls() + self.second.waiting() != self.native.waiting_calls() {
+        while self.client.waiting_calls() + self.second.waiting_calls() != self.native.waiting_calls() {
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
     }

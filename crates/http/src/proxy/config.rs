@@ -2,10 +2,11 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::policy::{ConfigError, Policy};
+use crate::policy::{ConfigError, Policy, millis, ms};
 use crate::scope::{Tenant, check_service_name};
 
 /// All settings of the proxy, except those of its ledger.
@@ -87,7 +88,7 @@ pub enum HostPolicy {
     Upstream,
 }
 
-/// Bounds on connections and timeouts.
+/// Bounds on connections and timeouts. In the configuration, a time has its unit in its name: `read_timeout_ms`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProxyLimits {
@@ -96,27 +97,32 @@ pub struct ProxyLimits {
     pub connections_max: usize,
     /// Maximum size of a request's head, in bytes. Default 32 KiB.
     pub header_bytes_max: usize,
-    /// Maximum time for a TLS handshake or a request's head, or for an idle connection, in milliseconds. Default
-    /// 60,000.
-    pub read_timeout_ms: u64,
-    /// Maximum time for connecting to the upstream, in milliseconds. Default 5,000.
-    pub connect_timeout_ms: u64,
-    /// How long the upstream may take for the head of its answer, in milliseconds, counted from the last part of the
-    /// request that it took; the time in which the caller's body is waited for does not count. Default 60,000.
-    pub response_timeout_ms: u64,
-    /// Maximum time that a body may stall in either direction, in milliseconds. For callers that do not read their
-    /// responses it is a tenth of this, and at most 3 s, while `unread_bytes_max` is nearly reached. Default 60,000.
-    pub idle_timeout_ms: u64,
+    /// Maximum time for a TLS handshake or a request's head, or for an idle connection. Default 60 s.
+    #[serde(rename = "read_timeout_ms", with = "millis")]
+    pub read_timeout: Duration,
+    /// Maximum time for connecting to the upstream. Default 5 s.
+    #[serde(rename = "connect_timeout_ms", with = "millis")]
+    pub connect_timeout: Duration,
+    /// How long the upstream may take for the head of its response, counted from the last part of the request that it
+    /// took; the time in which the caller's body is waited for does not count. Default 60 s.
+    #[serde(rename = "response_timeout_ms", with = "millis")]
+    pub response_timeout: Duration,
+    /// Maximum time that a body may stall in either direction. For callers that do not read their responses it is a tenth of
+    /// this, and at most 3 s, while `unread_bytes_max` is nearly reached. Default 60 s.
+    #[serde(rename = "idle_timeout_ms", with = "millis")]
+    pub idle_timeout: Duration,
     /// Maximum bytes of unread responses of all callers together. Above it, requests wait briefly and are then told to
     /// retry, streamed responses pause, and callers that read slowly are disconnected. Default 256 MiB.
     pub unread_bytes_max: usize,
-    /// How long an idle connection to the upstream is kept for the next request, in milliseconds. It must be shorter
-    /// than the upstream's own timeout: a request on a connection that is just being closed is in doubt. Default 3,000.
-    pub pool_idle_timeout_ms: u64,
+    /// How long an idle connection to the upstream is kept for the next request. It must be shorter than the upstream's own
+    /// timeout: a request on a connection that is just being closed is in doubt. Default 3 s.
+    #[serde(rename = "pool_idle_timeout_ms", with = "millis")]
+    pub pool_idle_timeout: Duration,
     /// Maximum number of idle connections to the upstream. Default 256.
     pub pool_idle_connections_max: usize,
-    /// Maximum time that a shutdown waits for running requests, in milliseconds. Default 10,000.
-    pub shutdown_timeout_ms: u64,
+    /// Maximum time that a shutdown waits for running requests. Default 10 s.
+    #[serde(rename = "shutdown_timeout_ms", with = "millis")]
+    pub shutdown_timeout: Duration,
 }
 
 impl Default for ProxyLimits {
@@ -124,14 +130,14 @@ impl Default for ProxyLimits {
         Self {
             connections_max: 4096,
             header_bytes_max: 32 * 1024,
-            read_timeout_ms: 60_000,
-            connect_timeout_ms: 5000,
-            response_timeout_ms: 60_000,
-            idle_timeout_ms: 60_000,
+            read_timeout: Duration::from_mins(1),
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_mins(1),
+            idle_timeout: Duration::from_mins(1),
             unread_bytes_max: 256 * 1024 * 1024,
-            pool_idle_timeout_ms: 3000,
+            pool_idle_timeout: Duration::from_secs(3),
             pool_idle_connections_max: 256,
-            shutdown_timeout_ms: 10_000,
+            shutdown_timeout: Duration::from_secs(10),
         }
     }
 }
@@ -229,10 +235,10 @@ impl ProxyConfig {
         let counts = [
             ("connections_max", limits.connections_max as u64),
             ("header_bytes_max", limits.header_bytes_max.saturating_sub(8 * 1024 - 1) as u64),
-            ("read_timeout_ms", limits.read_timeout_ms),
-            ("connect_timeout_ms", limits.connect_timeout_ms),
-            ("response_timeout_ms", limits.response_timeout_ms),
-            ("idle_timeout_ms", limits.idle_timeout_ms),
+            ("read_timeout_ms", ms(limits.read_timeout)),
+            ("connect_timeout_ms", ms(limits.connect_timeout)),
+            ("response_timeout_ms", ms(limits.response_timeout)),
+            ("idle_timeout_ms", ms(limits.idle_timeout)),
             ("unread_bytes_max", limits.unread_bytes_max as u64),
         ];
         if let Some((field, _)) = counts.iter().find(|(_, value)| *value == 0) {
@@ -265,7 +271,7 @@ mod tests {
                        "route":[{"path":"/a/{id}","key_required":false,"methods":["PUT"]}]}"#;
         let config = parse(json).unwrap();
         let route = &config.routes[0].policy;
-        let wait = std::time::Duration::from_millis(7);
+        let wait = Duration::from_millis(7);
         assert_eq!((route.wait, route.key_required, route.methods[0].as_str()), (wait, false, "PUT"));
         let again: ProxyConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
         assert_eq!(again, config);

@@ -155,12 +155,11 @@ impl Forwarder {
             .https_or_http()
             .enable_all_versions()
             .wrap_connector(http);
-        let connector =
-            TimeoutConnector { inner: https, timeout: Duration::from_millis(limits.connect_timeout_ms) };
+        let connector = TimeoutConnector { inner: https, timeout: limits.connect_timeout };
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
-            .pool_idle_timeout(Duration::from_millis(limits.pool_idle_timeout_ms))
+            .pool_idle_timeout(limits.pool_idle_timeout)
             .pool_max_idle_per_host(limits.pool_idle_connections_max)
             .http2_keep_alive_interval(Duration::from_secs(30))
             .http1_max_headers(RESPONSE_HEADERS_MAX)
@@ -171,8 +170,8 @@ impl Forwarder {
             host: config.host,
             trust_forwarded: config.trust_forwarded,
             tenant: config.tenant.clone(),
-            responses: TimerPool::new(Duration::from_millis(limits.response_timeout_ms)),
-            bodies: TimerPool::new(Duration::from_millis(limits.idle_timeout_ms)),
+            responses: TimerPool::new(limits.response_timeout),
+            bodies: TimerPool::new(limits.idle_timeout),
         })))
     }
 

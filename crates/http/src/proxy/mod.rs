@@ -133,7 +133,7 @@ impl Proxy {
     /// Serves until `shutdown` resolves. Then it stops accepting connections, lets running requests finish, including
     /// those of disconnected callers, and returns within the configured timeout. Requests aborted then are in doubt.
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
-        let timeout = Duration::from_millis(self.config.limits.shutdown_timeout_ms);
+        let timeout = self.config.limits.shutdown_timeout;
         let layer = self.layer.clone();
         let shared = Arc::new(ProxyState { config: self.config, layer: self.layer, forward: self.forward });
         let connect = move |peer: hapax_net::connection::Peer| {
@@ -159,11 +159,11 @@ fn limits(config: &ProxyLimits) -> Limits {
     Limits {
         connections_max: config.connections_max,
         header_bytes_max: config.header_bytes_max,
-        read_timeout_ms: config.read_timeout_ms,
-        idle_timeout_ms: config.read_timeout_ms,
-        write_timeout_ms: config.idle_timeout_ms,
+        read_timeout: config.read_timeout,
+        idle_timeout: config.read_timeout,
+        write_timeout: config.idle_timeout,
         unread_bytes_max: config.unread_bytes_max,
-        shutdown_timeout_ms: config.shutdown_timeout_ms,
+        shutdown_timeout: config.shutdown_timeout,
     }
 }
 

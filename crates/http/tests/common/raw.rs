@@ -203,8 +203,8 @@ impl Upstream {
 
     /// Sends the same response to every request.
     pub async fn responding(response: impl Into<Vec<u8>>) -> Self {
-        let answer = answer.into();
-        Self::start(move |_| answer.clone()).await
+        let response = response.into();
+        Self::start(move |_| response.clone()).await
     }
 
     /// The requests received so far.

@@ -22,9 +22,7 @@ use serde::Deserialize;
 use super::Api;
 use super::input::{Caller, Json, Params};
 use super::messages::call_valid_items;
-use super::problem::ApiError;
-
-type JsonResult<T> = Result<axum::Json<T>, ApiError>;
+use super::problem::{ApiError, JsonResult};
 
 /// Entries of a page when nothing else is asked for.
 const LIMIT_DEFAULT: usize = 100;

@@ -9,9 +9,7 @@ use serde::Deserialize;
 
 use super::Api;
 use super::input::{Caller, Json, Params};
-use super::problem::ApiError;
-
-type JsonResult<T> = Result<axum::Json<T>, ApiError>;
+use super::problem::{ApiError, JsonResult};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -18,10 +18,8 @@ use http::StatusCode;
 
 use super::Api;
 use super::input::{Caller, Json};
-use super::problem::ApiError;
+use super::problem::{ApiError, JsonResult};
 use crate::deliveries::{self, give_back};
-
-type JsonResult<T> = Result<axum::Json<T>, ApiError>;
 
 /// Does what can be done of a batch: `items` that are no request fail alone, and answers keep their places.
 pub(super) async fn call_valid_items<A, T, E, F>(

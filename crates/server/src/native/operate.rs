@@ -16,9 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Api;
 use super::input::{Caller, Json, Params};
-use super::problem::ApiError;
-
-type JsonResult<T> = Result<axum::Json<T>, ApiError>;
+use super::problem::{ApiError, JsonResult};
 
 /// Default number of messages per page.
 const LIMIT_DEFAULT: usize = 100;

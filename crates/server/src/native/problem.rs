@@ -10,6 +10,9 @@ use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 #[derive(Debug)]
 pub(super) struct ApiError(StatusCode, Box<Problem>);
 
+/// A JSON response, or why there is none.
+pub(super) type JsonResult<T> = Result<axum::Json<T>, ApiError>;
+
 impl ApiError {
     pub(super) fn new(status: StatusCode, problem: Problem) -> Self {
         Self(status, Box::new(problem))

@@ -14,9 +14,7 @@ use serde_json::{Map, Value};
 
 use super::Api;
 use super::input::{Caller, Json, Params, parse};
-use super::problem::ApiError;
-
-type JsonResult<T> = Result<axum::Json<T>, ApiError>;
+use super::problem::{ApiError, JsonResult};
 
 pub(super) async fn list(State(native): State<Arc<Api>>, caller: Caller) -> JsonResult<QueuesResponse> {
     caller.check_action("ListQueues")?;

@@ -10,9 +10,7 @@ use serde::Deserialize;
 
 use super::Api;
 use super::input::{Caller, Json, Params};
-use super::problem::ApiError;
-
-type JsonResult<T> = Result<axum::Json<T>, ApiError>;
+use super::problem::{ApiError, JsonResult};
 
 impl Api {
     fn transfer(&self) -> Result<&dyn Transfer, ApiError> {
