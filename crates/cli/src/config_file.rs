@@ -40,7 +40,7 @@ const RENAMED_KEYS: [(&str, &str); 19] = [
 ];
 
 /// The names of Rust's types in messages to users who write TOML.
-const TYPES: [(&str, &str); 6] = [
+const TYPE_NAMES: [(&str, &str); 6] = [
     ("expected u64", "expected a whole number, 0 or more"),
     ("expected usize", "expected a whole number, 0 or more"),
     ("expected u32", "expected a whole number, 0 or more"),
@@ -127,7 +127,7 @@ impl<'t> ConfigFile<'t> {
     }
 
     /// Parses a file's text; `name` is used in messages. Wrong values are left out of the result and kept for
-    /// [`ConfigFile::verdict`].
+    /// [`ConfigFile::check`].
     pub fn parse<T: DeserializeOwned>(text: &'t str, name: &str) -> Result<(T, Self), Problems> {
         let (tree, broken) = DeTable::parse_recoverable(text);
         let (span, tree) = (tree.span(), tree.into_inner());
@@ -163,7 +163,7 @@ impl<'t> ConfigFile<'t> {
 
     /// Decides whether the file can be used, given the problems with the effective values. `is_overridden` tells
     /// whether the value at a path comes from a flag or the environment, so that the file is not the cause.
-    pub fn verdict(
+    pub fn check(
         mut self,
         problems: Vec<Problem>,
         is_overridden: impl Fn(&str) -> bool,
@@ -343,7 +343,7 @@ fn explain(message: &str, path: &str) -> String {
     let unknown = message.starts_with("unknown field") || message.starts_with("unknown variant");
     let (Some((given, known)), true) = (quoted.split_first(), unknown) else {
         let mut text = message.trim().replace('\n', "; ");
-        for (rust, plain) in TYPES {
+        for (rust, plain) in TYPE_NAMES {
             text = text.replace(rust, plain);
         }
         return if path.is_empty() { text } else { format!("{path}: {text}") };

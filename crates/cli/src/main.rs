@@ -105,24 +105,24 @@ Examples:
 
 /// A usage error that is found only after the arguments were parsed.
 #[derive(Debug)]
-struct Usage(String);
+struct UsageError(String);
 
-impl fmt::Display for Usage {
+impl fmt::Display for UsageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Usage {}
+impl std::error::Error for UsageError {}
 
 /// An error that ends the program with exit code 2.
 fn usage(problem: impl Into<String>) -> anyhow::Error {
-    anyhow::Error::new(Usage(problem.into()))
+    anyhow::Error::new(UsageError(problem.into()))
 }
 
 fn main() -> ExitCode {
     // Not a command for users, and it needs no runtime.
-    if std::env::args_os().nth(1).is_some_and(|first| first == work::WATCHDOG) {
+    if std::env::args_os().nth(1).is_some_and(|first| first == work::WATCHDOG_COMMAND) {
         work::watch();
         return ExitCode::SUCCESS;
     }
@@ -146,7 +146,7 @@ fn main() -> ExitCode {
     };
     let lines: Vec<String> = lines.iter().map(|line| text::escape(line)).collect();
     output::note(&format!("error: {}", lines.join("\n")));
-    ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+    ExitCode::from(if error.is::<UsageError>() { 2 } else { 1 })
 }
 
 /// An error and its causes, with commands instead of library calls as advice.

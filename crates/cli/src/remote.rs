@@ -39,7 +39,7 @@ pub struct Remote {
 
 impl Remote {
     /// A server or store by its URL, with the token from the environment.
-    pub fn to(endpoint: &str) -> Self {
+    pub fn at(endpoint: &str) -> Self {
         Self { endpoint: endpoint.to_owned(), token_file: None, json: false }
     }
 
@@ -81,7 +81,7 @@ impl Remote {
     }
 
     /// The user's name, for the audit.
-    pub fn by() -> String {
+    pub fn user_name() -> String {
         let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
         user.map_or_else(|_| "hapax CLI".to_owned(), |user| format!("{user} (hapax CLI)"))
     }

@@ -58,7 +58,7 @@ impl Store {
     }
 
     /// The location of its data, for people.
-    pub fn place(&self) -> &str {
+    pub fn location(&self) -> &str {
         &self.place
     }
 

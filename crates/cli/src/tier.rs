@@ -7,7 +7,7 @@ use hapax::core::store::QueueTotals;
 use hapax::core::{QueueConfig, Store, StoreError};
 
 /// Facts that only a worker knows about its handler; the worker checks them when it starts.
-pub const NOT_KNOWN: [&str; 4] = [
+pub const UNKNOWN_HERE: [&str; 4] = [
     "how long the handler takes",
     "what is done about a claim in doubt, and whether the effect honours the derived key",
     "a database of the handler's own, or another ledger",

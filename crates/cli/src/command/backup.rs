@@ -102,6 +102,6 @@ pub async fn resume(args: ResumeArgs) -> anyhow::Result<()> {
     let Some(maintenance) = store.maintenance() else {
         anyhow::bail!("this store is never paused by a restored backup: there is nothing to resume");
     };
-    maintenance.resume(&Remote::by()).await?;
+    maintenance.resume(&Remote::user_name()).await?;
     args.remote.output().done("the store hands out messages", &json!({ "resumed": true }))
 }

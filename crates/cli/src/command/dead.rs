@@ -21,7 +21,7 @@ use crate::text::{escape, messages, parse_word, show_body, show_time, word};
 use crate::usage;
 
 /// Poll interval for the progress of a running redrive.
-const POLL: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Handles dead letters: messages out of attempts, or rejected.
 #[derive(Debug, Args)]
@@ -63,7 +63,7 @@ Examples:
   hapax dead redrive emails-dead --cause expired --per-second 50
   hapax dead redrive emails-dead --error-contains 'timed out' --to emails-slow
   hapax dead redrive emails-dead --id 0190a3c2-7b1e-8def-8000-0000000000ff")]
-    Redrive(Redrive),
+    Redrive(RedriveArgs),
     /// Lists redrives out of a queue, running and ended: by whom, when, how many messages.
     #[command(after_help = "Examples:\n  hapax dead redrives emails-dead")]
     Redrives {
@@ -93,7 +93,7 @@ Examples:
 }
 
 #[derive(Debug, Args)]
-struct Redrive {
+struct RedriveArgs {
     /// The dead-letter queue.
     queue: QueueName,
     /// Moves the messages to this queue instead of their source queues.
@@ -228,7 +228,7 @@ async fn show(store: &SharedStore, queue: &QueueName, id: MessageId, out: Output
     out.rows(&[], rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect())
 }
 
-async fn redrive(store: &SharedStore, redrive: Redrive, out: Output) -> anyhow::Result<()> {
+async fn redrive(store: &SharedStore, redrive: RedriveArgs, out: Output) -> anyhow::Result<()> {
     let filter = RedriveFilter {
         ids: redrive.id,
         cause: redrive.cause,
@@ -237,7 +237,7 @@ async fn redrive(store: &SharedStore, redrive: Redrive, out: Output) -> anyhow::
         ..RedriveFilter::default()
     };
     let (from, to, per_second) = (redrive.queue, redrive.to, redrive.per_second);
-    let request = RedriveRequest { from: from.clone(), to, filter, per_second, by: Remote::by() };
+    let request = RedriveRequest { from: from.clone(), to, filter, per_second, by: Remote::user_name() };
     let mut task = store.start_redrive(request).await?;
     if redrive.detach {
         return out.done(&format!("redrive {} of {} started", task.id, messages(task.total)), &task);
@@ -245,7 +245,7 @@ async fn redrive(store: &SharedStore, redrive: Redrive, out: Output) -> anyhow::
     let bar = progress(Some(task.total), "redriving");
     while task.state == RedriveState::Running {
         bar.set_position(task.moved + task.left);
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let tasks = store
             .redrives(&from)
             .await
@@ -277,7 +277,8 @@ pub async fn discard(
     let ids: BTreeSet<&MessageId> = ids.iter().collect();
     let ids: Vec<MessageId> = ids.into_iter().copied().collect();
     for batch in ids.chunks(BATCH_MAX) {
-        let Discarded { count, in_flight } = store.discard(queue, batch.to_vec(), &Remote::by()).await?;
+        let Discarded { count, in_flight } =
+            store.discard(queue, batch.to_vec(), &Remote::user_name()).await?;
         all.count += count;
         for id in &in_flight {
             note(&format!("message {id} is in flight and was left; discard it when its lease is over"));

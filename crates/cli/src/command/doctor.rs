@@ -18,7 +18,7 @@ use crate::output::{Output, cells, note};
 use crate::remote::Remote;
 use crate::store::{Store, folder};
 use crate::text::{escape, parse_ms, show_bytes, show_time, without_token, word};
-use crate::tier::{self, DeadQueue, NOT_KNOWN};
+use crate::tier::{self, DeadQueue, UNKNOWN_HERE};
 use crate::usage;
 
 /// Checks the guarantees of queues against the features of their store, and suggests remedies.
@@ -47,13 +47,13 @@ pub struct DoctorArgs {
 
 /// A finding and its page.
 #[derive(Debug, Serialize)]
-struct Item {
+struct FindingItem {
     #[serde(flatten)]
     finding: Finding,
     page: String,
 }
 
-impl From<Finding> for Item {
+impl From<Finding> for FindingItem {
     fn from(finding: Finding) -> Self {
         Self { page: finding.page(), finding }
     }
@@ -63,7 +63,7 @@ impl From<Finding> for Item {
 struct QueueSection {
     name: String,
     tier: Tier,
-    findings: Vec<Item>,
+    findings: Vec<FindingItem>,
     /// What could not be looked at, so that findings may be missing.
     not_seen: Vec<String>,
 }
@@ -84,11 +84,11 @@ struct StoreSection {
     /// Why the store could not be examined.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_examined: Option<String>,
-    findings: Vec<Item>,
+    findings: Vec<FindingItem>,
 }
 
 #[derive(Debug, Default, Serialize)]
-struct Report {
+struct DoctorReport {
     store: StoreSection,
     queues: Vec<QueueSection>,
     /// Why the queues could not be read.
@@ -102,14 +102,14 @@ struct Report {
 pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     let local = args.store.as_deref().or(args.remote.is_local().then_some(args.remote.endpoint.as_str()));
     let mut report = match local {
-        Some(url) => of_folder(url, args.producer_retry).await?,
-        None => of_server(&args.remote, args.producer_retry).await?,
+        Some(url) => examine_folder(url, args.producer_retry).await?,
+        None => examine_server(&args.remote, args.producer_retry).await?,
     };
     let all = || report.queues.iter().flat_map(|queue| &queue.findings).chain(&report.store.findings);
     let refusals = all().filter(|item| item.finding.is_refusal()).count();
     (report.refusals, report.warnings) = (refusals, all().count() - refusals);
     if report.queues.iter().any(|queue| matches!(queue.tier, Tier::EffectivelyOnce | Tier::Transactional)) {
-        report.not_known = NOT_KNOWN.to_vec();
+        report.not_known = UNKNOWN_HERE.to_vec();
     }
     let out = args.remote.output();
     if out.is_json() {
@@ -125,7 +125,7 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     }
 }
 
-async fn of_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyhow::Result<Report> {
+async fn examine_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyhow::Result<DoctorReport> {
     let client = remote.client().await?;
     let ServerStatus { version: theirs, status, withheld, .. } = client.server_status().await?;
     let place = client.endpoint().to_owned();
@@ -147,10 +147,10 @@ async fn of_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyhow::R
         Err(error) => section.not_examined = Some(error.to_string()),
     }
     let queues = queues(store.as_ref(), producer_retry_ms).await?;
-    Ok(Report { store: section, queues, ..Report::default() })
+    Ok(DoctorReport { store: section, queues, ..DoctorReport::default() })
 }
 
-async fn of_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<Report> {
+async fn examine_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<DoctorReport> {
     let Some(path) = folder(url) else {
         return Err(usage(format!(
             "--store {}: only an embedded:PATH can be looked at without its server",
@@ -159,14 +159,14 @@ async fn of_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<
     };
     let options = Options::default();
     let environment = Environment::of(path, &options);
-    let mut report = Report {
+    let mut report = DoctorReport {
         store: StoreSection {
             place: path.display().to_string(),
             kind: Some("embedded".to_owned()),
             version: env!("CARGO_PKG_VERSION"),
             ..StoreSection::default()
         },
-        ..Report::default()
+        ..DoctorReport::default()
     };
     match Store::open_existing(url, options).await {
         Ok(store) => {
@@ -207,16 +207,16 @@ async fn queues(store: &dyn AllSeams, producer_retry_ms: Option<u64>) -> anyhow:
             // It was deleted meanwhile.
             Err(StoreError::NoSuchQueue(_)) => None,
             Err(error) => {
-                not_seen.push(unseen("its counters", &error));
+                not_seen.push(not_seen_text("its counters", &error));
                 None
             }
         };
         let dead = DeadQueue::of(store, &info.config).await.unwrap_or_else(|(queue, error)| {
-            not_seen.push(unseen(&format!("its dead-letter queue {queue}"), &error));
+            not_seen.push(not_seen_text(&format!("its dead-letter queue {queue}"), &error));
             DeadQueue::default()
         });
         let found = tier::findings(store, &info.config, dead, totals, producer_retry_ms);
-        let findings = found.into_iter().map(Item::from).collect();
+        let findings = found.into_iter().map(FindingItem::from).collect();
         let (name, tier) = (info.name.to_string(), info.config.tier);
         sections.push(QueueSection { name, tier, findings, not_seen });
     }
@@ -224,7 +224,7 @@ async fn queues(store: &dyn AllSeams, producer_retry_ms: Option<u64>) -> anyhow:
 }
 
 /// What could not be looked at, and why. A server's refusal of this key arrives as `Invalid`.
-fn unseen(what: &str, error: &StoreError) -> String {
+fn not_seen_text(what: &str, error: &StoreError) -> String {
     let why =
         if matches!(error, StoreError::Invalid(_)) { "not allowed to see" } else { "could not look at" };
     format!("{why}: {what} ({error})")
@@ -232,7 +232,7 @@ fn unseen(what: &str, error: &StoreError) -> String {
 
 impl QueueSection {
     /// What is said beside the findings: a queue is sound only if everything could be looked at.
-    fn verdict(&self) -> Option<Vec<String>> {
+    fn summary(&self) -> Option<Vec<String>> {
         let not_seen: Vec<String> = self.not_seen.iter().map(|what| escape(what)).collect();
         let word = match (self.findings.is_empty(), not_seen.is_empty()) {
             (true, true) => return Some(vec!["sound".to_owned()]),
@@ -247,7 +247,7 @@ impl QueueSection {
 impl StoreSection {
     /// Adds findings, refusals first.
     fn add(&mut self, findings: Vec<Finding>) {
-        self.findings.extend(findings.into_iter().map(Item::from));
+        self.findings.extend(findings.into_iter().map(FindingItem::from));
         self.findings.sort_by_key(|item| item.finding.severity);
     }
 
@@ -284,7 +284,7 @@ fn fact(name: &str, value: &Value) -> (String, String) {
     }
 }
 
-fn print(report: &Report, out: Output) -> anyhow::Result<()> {
+fn print(report: &DoctorReport, out: Output) -> anyhow::Result<()> {
     if out.is_terminal() {
         print_tables(report)?;
     } else {
@@ -303,9 +303,9 @@ fn print(report: &Report, out: Output) -> anyhow::Result<()> {
 }
 
 /// One line per fact and finding, for other programs.
-fn lines(report: &Report) -> Vec<Vec<String>> {
+fn lines(report: &DoctorReport) -> Vec<Vec<String>> {
     let store = || vec!["store".to_owned(), "-".to_owned()];
-    let of_item = |item: &Item| {
+    let of_item = |item: &FindingItem| {
         let Finding { code, severity, message, remedy } = &item.finding;
         vec![word(severity), code.to_string(), escape(message), remedy.clone(), item.page.clone()]
     };
@@ -317,14 +317,14 @@ fn lines(report: &Report) -> Vec<Vec<String>> {
     for queue in &report.queues {
         let start = || vec![format!("queue {}", queue.name), word(&queue.tier)];
         lines.extend(queue.findings.iter().map(|item| [start(), of_item(item)].concat()));
-        lines.extend(queue.verdict().map(|verdict| [start(), verdict].concat()));
+        lines.extend(queue.summary().map(|summary| [start(), summary].concat()));
     }
     lines
 }
 
-fn print_tables(report: &Report) -> anyhow::Result<()> {
+fn print_tables(report: &DoctorReport) -> anyhow::Result<()> {
     let bold = |text: &str| Cell::new(text).add_attribute(Attribute::Bold);
-    let of_item = |item: &Item| {
+    let of_item = |item: &FindingItem| {
         let Finding { code, message, remedy, .. } = &item.finding;
         let (word, color) =
             if item.finding.is_refusal() { ("refusal", Color::Red) } else { ("warning", Color::Yellow) };
@@ -339,9 +339,9 @@ fn print_tables(report: &Report) -> anyhow::Result<()> {
         rows.push(vec![Cell::new(""), Cell::new("")]);
         rows.push(vec![bold(&queue.name), Cell::new(word(&queue.tier))]);
         rows.extend(queue.findings.iter().map(of_item));
-        if let Some(verdict) = queue.verdict() {
+        if let Some(summary) = queue.summary() {
             let color = if queue.not_seen.is_empty() { Color::Green } else { Color::Yellow };
-            rows.push(vec![Cell::new(&verdict[0]).fg(color), Cell::new(verdict[1..].join("; "))]);
+            rows.push(vec![Cell::new(&summary[0]).fg(color), Cell::new(summary[1..].join("; "))]);
         }
     }
     cells(rows)

@@ -107,7 +107,7 @@ impl EntryArgs {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum How {
+enum ResolveAsArg {
     /// The effect happened.
     Completed,
     /// The effect did not happen.
@@ -120,7 +120,7 @@ struct Resolve {
     entry: EntryArgs,
     /// Whether the effect happened.
     #[arg(long = "as", value_name = "HOW")]
-    how: How,
+    how: ResolveAsArg,
     /// With completed: the outcome for duplicates, as JSON [default: null]. For an HTTP request, a response: see the
     /// examples.
     #[arg(long, value_name = "JSON")]
@@ -139,11 +139,11 @@ struct Resolve {
 impl Resolve {
     fn resolution(&self) -> anyhow::Result<Resolution> {
         match self.how {
-            How::Absent if self.outcome.is_some() || self.failed || self.ttl.is_some() => {
+            ResolveAsArg::Absent if self.outcome.is_some() || self.failed || self.ttl.is_some() => {
                 Err(usage("--outcome, --failed and --ttl go with --as completed"))
             }
-            How::Absent => Ok(Resolution::Absent),
-            How::Completed => {
+            ResolveAsArg::Absent => Ok(Resolution::Absent),
+            ResolveAsArg::Completed => {
                 let outcome = self.outcome.as_deref().unwrap_or("null");
                 let value = Json::parse(outcome)
                     .map_err(|error| usage(format!("--outcome: {error}; write JSON, a text in quotes")))?;
@@ -174,7 +174,7 @@ pub async fn run(args: LedgerArgs) -> anyhow::Result<()> {
                 Resolution::Completed { outcome, .. } if outcome.failed => "failed",
                 Resolution::Completed { .. } => "completed",
             };
-            let by = resolve.by.unwrap_or_else(Remote::by);
+            let by = resolve.by.unwrap_or_else(Remote::user_name);
             args.remote.connect().await?.resolve(&id, resolution, &by).await?;
             out.done(
                 &format!("{id} is {state}"),
@@ -185,7 +185,7 @@ pub async fn run(args: LedgerArgs) -> anyhow::Result<()> {
             let id = entry.id()?;
             let store = args.remote.connect().await?;
             confirm.ask(&format!("Forget {id}, so that its effect may happen again?"))?;
-            store.forget(&id, &by.unwrap_or_else(Remote::by)).await?;
+            store.forget(&id, &by.unwrap_or_else(Remote::user_name)).await?;
             let json = json!({ "scope": id.scope, "key": id.key, "forgotten": true });
             out.done(&format!("{id} is forgotten"), &json)
         }

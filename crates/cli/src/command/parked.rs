@@ -14,7 +14,7 @@ use crate::remote::Remote;
 use crate::text::{self, escape, show_body, show_time};
 
 /// Maximum count of messages that one call releases, and of one page.
-const BATCH: usize = 100;
+const BATCH_MAX: usize = 100;
 
 /// Handles parked messages and halted groups, which wait for your decision.
 #[derive(Debug, Args)]
@@ -43,7 +43,7 @@ Examples:
         /// The queue.
         queue: QueueName,
         #[command(flatten)]
-        which: Which,
+        which: ParkedSelection,
     },
     /// Deletes parked messages permanently.
     #[command(after_help = "\
@@ -66,7 +66,7 @@ Examples:
 
 #[derive(Debug, Args)]
 #[group(required = true)]
-struct Which {
+struct ParkedSelection {
     /// The messages.
     id: Vec<MessageId>,
     /// All parked messages.
@@ -81,7 +81,7 @@ pub async fn run(args: ParkedArgs) -> anyhow::Result<()> {
     let (out, store) = (args.remote.output(), args.remote.connect().await?);
     match args.command {
         ParkedCommand::List { queue } => list(&store, &queue, out).await,
-        ParkedCommand::Release { queue, which: Which { group: Some(group), .. } } => {
+        ParkedCommand::Release { queue, which: ParkedSelection { group: Some(group), .. } } => {
             store.release_group(&queue, &group).await?;
             let json = json!({ "name": queue, "group": group, "released": true });
             out.done(&format!("group {group} released"), &json)
@@ -89,7 +89,7 @@ pub async fn run(args: ParkedArgs) -> anyhow::Result<()> {
         ParkedCommand::Release { queue, which } => {
             let ids = if which.all { ids(&parked(&store, &queue).await?) } else { which.id };
             let mut released = 0;
-            for batch in ids.chunks(BATCH) {
+            for batch in ids.chunks(BATCH_MAX) {
                 released += store.release(&queue, batch.to_vec()).await?;
             }
             let json = json!({ "name": queue, "released": released });
@@ -113,7 +113,8 @@ fn ids(messages: &[MessageView]) -> Vec<MessageId> {
 async fn parked(store: &SharedStore, queue: &QueueName) -> anyhow::Result<Vec<MessageView>> {
     let (mut found, mut after) = (Vec::new(), None);
     loop {
-        let browse = Browse { state: Some(MessageState::Parked), after, limit: BATCH, ..Browse::default() };
+        let browse =
+            Browse { state: Some(MessageState::Parked), after, limit: BATCH_MAX, ..Browse::default() };
         let page = store.browse(queue, browse).await?;
         found.extend(page.items);
         after = page.next;

@@ -87,7 +87,7 @@ fn set_limit(field: &mut Option<u64>, given: Option<u64>) {
 
 impl PolicyArgs {
     /// Overrides a configuration with the given flags.
-    pub fn lay_over(self, config: &mut QueueConfig) {
+    pub fn apply_to(self, config: &mut QueueConfig) {
         set(&mut config.lease_ms, self.lease);
         set(&mut config.retention_ms, self.retention);
         set(&mut config.delay_ms, self.delay);

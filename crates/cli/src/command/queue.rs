@@ -172,7 +172,7 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
         QueueCommand::Create { queue, dead_letters, policy } => {
             let kind = if queue.is_fifo() { QueueKind::Fifo } else { QueueKind::Standard };
             let mut config = QueueConfig::of(kind);
-            policy.lay_over(&mut config);
+            policy.apply_to(&mut config);
             let (created, dead) = if dead_letters {
                 let pair = QueuePair::new(queue.clone(), config)?;
                 let created = pair.create(&store).await?;
@@ -181,7 +181,7 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
             } else {
                 (store.create_queue(&queue, config.clone()).await?, None)
             };
-            tell(&tier::warnings(store.as_ref(), &queue, &config).await);
+            print_warnings(&tier::warnings(store.as_ref(), &queue, &config).await);
             let sentence = if created { "created" } else { "was there already, with the same policy" };
             let with =
                 dead.as_ref().map(|dead| format!("; its dead letters go to {dead}")).unwrap_or_default();
@@ -190,29 +190,29 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
         }
         QueueCommand::Set { queue, policy } => {
             let QueueInfo { mut config, revision, .. } = store.queue(&queue).await?;
-            policy.lay_over(&mut config);
+            policy.apply_to(&mut config);
             store.set_queue(&queue, config.clone(), Some(revision)).await?;
-            tell(&tier::warnings(store.as_ref(), &queue, &config).await);
+            print_warnings(&tier::warnings(store.as_ref(), &queue, &config).await);
             out.done(&format!("{queue} changed"), &json!({ "name": queue, "config": config }))
         }
         QueueCommand::Delete { queue, confirm } => {
-            let held = held(&store, &queue).await?;
+            let held = message_count(&store, &queue).await?;
             confirm.ask(&format!("Delete queue {queue} and {} in it?", messages(held)))?;
             store.delete_queue(&queue).await?;
             out.done(&format!("{queue} deleted"), &json!({ "name": queue, "deleted": true }))
         }
         QueueCommand::Purge { queue, confirm } => {
-            let held = held(&store, &queue).await?;
+            let held = message_count(&store, &queue).await?;
             confirm.ask(&format!("Delete {} of queue {queue}?", messages(held)))?;
             let purged = store.purge(&queue).await?;
             out.done(&format!("{} deleted", messages(purged)), &json!({ "name": queue, "purged": purged }))
         }
         QueueCommand::Pause { queue, reason } => {
-            store.pause_queue(&queue, &Remote::by(), reason.as_deref()).await?;
+            store.pause_queue(&queue, &Remote::user_name(), reason.as_deref()).await?;
             out.done(&format!("{queue} is paused"), &json!({ "name": queue, "paused": true }))
         }
         QueueCommand::Resume { queue } => {
-            store.resume_queue(&queue, &Remote::by()).await?;
+            store.resume_queue(&queue, &Remote::user_name()).await?;
             out.done(&format!("{queue} hands out messages"), &json!({ "name": queue, "paused": false }))
         }
         QueueCommand::Discard { queue, id, confirm } => {
@@ -230,13 +230,13 @@ pub async fn run(args: QueueArgs) -> anyhow::Result<()> {
 }
 
 /// Prints warnings about a queue that was created or changed; they are not a failure of the command.
-fn tell(warnings: &[String]) {
+fn print_warnings(warnings: &[String]) {
     for warning in warnings {
         note(&format!("warning: {}", escape(warning)));
     }
 }
 
-async fn held(store: &SharedStore, queue: &QueueName) -> anyhow::Result<u64> {
+async fn message_count(store: &SharedStore, queue: &QueueName) -> anyhow::Result<u64> {
     let stats = store.stats(queue).await?;
     Ok(stats.ready + stats.delayed + stats.in_flight + stats.parked)
 }

@@ -12,10 +12,10 @@ use crate::remote::Remote;
 use crate::text::{escape, parse_ms, show_body, show_ms, show_time};
 
 /// Maximum number of messages of one receive or ack request.
-const BATCH: usize = 100;
+const BATCH_MAX: usize = 100;
 
 /// The most that are held and printed at once.
-const MAX: u64 = 10_000;
+const RECEIVE_MAX: u64 = 10_000;
 
 /// Receives messages, and acks them if asked to.
 #[derive(Debug, Args)]
@@ -31,7 +31,7 @@ pub struct ReceiveArgs {
     /// The queue.
     queue: QueueName,
     /// Maximum count, 1 to 10000. More than 100 are asked for in several requests, until none is ready.
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX))]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=RECEIVE_MAX))]
     max: u64,
     /// How long to wait for the first message [default: the queue's].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
@@ -51,7 +51,7 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
     let (received, failure) = receive(&store, &args).await;
     match failure {
         Some(error) if received.is_empty() => return Err(error.into()),
-        None if received.is_empty() => explain_nothing(&store, &args.queue, out).await,
+        None if received.is_empty() => explain_no_messages(&store, &args.queue, out).await,
         _ => {}
     }
     show(&received, out)?;
@@ -76,13 +76,13 @@ pub async fn run(args: ReceiveArgs) -> anyhow::Result<()> {
 async fn receive(store: &SharedStore, args: &ReceiveArgs) -> (Vec<Delivery>, Option<StoreError>) {
     let mut received: Vec<Delivery> = Vec::new();
     while (received.len() as u64) < args.max {
-        let max = (args.max as usize - received.len()).min(BATCH);
+        let max = (args.max as usize - received.len()).min(BATCH_MAX);
         let wait_ms = if received.is_empty() { args.wait } else { Some(0) };
         let receive = Receive {
             max,
             wait_ms,
             lease_ms: args.lease,
-            consumer: Some(Remote::by()),
+            consumer: Some(Remote::user_name()),
             ..Receive::default()
         };
         match store.receive(&args.queue, receive).await {
@@ -112,7 +112,7 @@ fn show(received: &[Delivery], out: Output) -> anyhow::Result<()> {
 }
 
 async fn ack(store: &SharedStore, queue: &QueueName, received: &[Delivery]) -> anyhow::Result<()> {
-    for batch in received.chunks(BATCH) {
+    for batch in received.chunks(BATCH_MAX) {
         let acks = batch.iter().map(|delivery| Settle::ack(delivery.receipt.clone())).collect();
         let answers = store.settle(queue, acks).await?;
         for (delivery, answer) in batch.iter().zip(answers) {
@@ -125,7 +125,7 @@ async fn ack(store: &SharedStore, queue: &QueueName, received: &[Delivery]) -> a
 }
 
 /// Says why nothing was received: the queue is paused; or, to a person, that nothing is ready.
-async fn explain_nothing(store: &SharedStore, queue: &QueueName, out: Output) {
+async fn explain_no_messages(store: &SharedStore, queue: &QueueName, out: Output) {
     // A key that may receive need not be allowed to look at the queue.
     let Ok(QueueInfo { paused: Some(paused), .. }) = store.queue(queue).await else {
         if out.is_terminal() {

@@ -20,7 +20,7 @@ use crate::text::{parse_ms, parse_pair};
 use crate::usage;
 
 /// Maximum number of messages in one request.
-const BATCH: usize = 100;
+const BATCH_MAX: usize = 100;
 
 /// Sends a message, or one for each line of a file.
 #[derive(Debug, Args)]
@@ -154,8 +154,15 @@ async fn send_lines(store: &SharedStore, args: &SendArgs, out: Output) -> anyhow
     };
     // The number of lines is unknown; the number of bytes is known.
     let bar = progress(bytes, "sending (bytes)");
-    let mut bulk =
-        Bulk { store, queue: &args.queue, batch: Vec::new(), bytes: 0, line: 0, sent: 0, duplicates: 0 };
+    let mut bulk = BatchSender {
+        store,
+        queue: &args.queue,
+        batch: Vec::new(),
+        bytes: 0,
+        line: 0,
+        sent: 0,
+        duplicates: 0,
+    };
     for line in lines.split(b'\n') {
         let mut line = line.with_context(|| path.display().to_string())?;
         let length = line.len() as u64 + 1;
@@ -167,13 +174,13 @@ async fn send_lines(store: &SharedStore, args: &SendArgs, out: Output) -> anyhow
     }
     bulk.flush().await?;
     bar.finish_and_clear();
-    let Bulk { sent, duplicates, .. } = bulk;
+    let BatchSender { sent, duplicates, .. } = bulk;
     let sentence = format!("{sent} sent, {duplicates} of them sent before");
     out.done(&sentence, &json!({ "sent": sent, "duplicates": duplicates }))
 }
 
 /// Sends messages in batches, in order.
-struct Bulk<'a> {
+struct BatchSender<'a> {
     store: &'a SharedStore,
     queue: &'a QueueName,
     batch: Vec<NewMessage>,
@@ -184,10 +191,10 @@ struct Bulk<'a> {
     duplicates: u64,
 }
 
-impl Bulk<'_> {
+impl BatchSender<'_> {
     async fn push(&mut self, message: NewMessage) -> anyhow::Result<()> {
         let bytes = message.bytes();
-        if self.batch.len() == BATCH || self.bytes + bytes > policy::MESSAGE_BYTES_MAX {
+        if self.batch.len() == BATCH_MAX || self.bytes + bytes > policy::MESSAGE_BYTES_MAX {
             self.flush().await?;
         }
         self.bytes += bytes;
@@ -202,7 +209,7 @@ impl Bulk<'_> {
         self.bytes = 0;
         let after = format!("after line {}; what came before is sent", self.line);
         let answers = self.store.send(self.queue, std::mem::take(&mut self.batch)).await.context(after)?;
-        let mut refused = Refused::default();
+        let mut refused = RefusedLines::default();
         for answer in answers {
             self.line += 1;
             match answer {
@@ -219,9 +226,9 @@ impl Bulk<'_> {
 
 /// The lines that were refused, by reason, in the order of the first occurrence.
 #[derive(Debug, Default)]
-struct Refused(Vec<(String, Vec<u64>)>);
+struct RefusedLines(Vec<(String, Vec<u64>)>);
 
-impl Refused {
+impl RefusedLines {
     fn add(&mut self, line: u64, reason: String) {
         match self.0.iter_mut().find(|(known, _)| *known == reason) {
             Some((_, lines)) => lines.push(line),
@@ -260,14 +267,14 @@ mod tests {
 
     #[test]
     fn every_refused_line_is_named_with_its_reason() {
-        let mut refused = Refused::default();
+        let mut refused = RefusedLines::default();
         for (line, reason) in [(2, "large"), (5, "odd"), (7, "large"), (8, "large"), (9, "large")] {
             refused.add(line, reason.to_owned());
         }
         let expected = "lines 2, 7-9 were refused (large); line 5 was refused (odd); \
                         all other lines up to 100 are sent, none after it";
         assert_eq!(refused.sentence(100, 95), expected);
-        let mut refused = Refused::default();
+        let mut refused = RefusedLines::default();
         refused.add(1, "odd".to_owned());
         assert_eq!(refused.sentence(1, 0), "line 1 was refused (odd); no line is sent");
     }

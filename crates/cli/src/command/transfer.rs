@@ -58,7 +58,7 @@ pub struct ImportArgs {
 /// Runs `hapax export`.
 pub async fn export(args: ExportArgs) -> anyhow::Result<()> {
     let store = args.remote.connect().await?;
-    let request = ExportRequest { queues: args.queues, pause: args.pause, by: Remote::by() };
+    let request = ExportRequest { queues: args.queues, pause: args.pause, by: Remote::user_name() };
     let report = if let Some(path) = &args.to {
         let report = write_file(&store, &request, path).await?;
         args.remote.output().done(&summary(&report), &report)?;
@@ -111,10 +111,10 @@ pub async fn import(args: ImportArgs) -> anyhow::Result<()> {
     let report = match &args.from {
         Some(path) => {
             let file = File::open(path).with_context(|| path.display().to_string())?;
-            transfer::import(&store, &mut BufReader::new(file), &Remote::by()).await?
+            transfer::import(&store, &mut BufReader::new(file), &Remote::user_name()).await?
         }
         // Not locked: a lock of standard input cannot be held across an await.
-        None => transfer::import(&store, &mut BufReader::new(std::io::stdin()), &Remote::by()).await?,
+        None => transfer::import(&store, &mut BufReader::new(std::io::stdin()), &Remote::user_name()).await?,
     };
     for refusal in &report.refusals {
         note(&format!("refused: {refusal}"));

@@ -14,7 +14,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::logs::wrong_level;
+use super::logs::level_mistake;
 use crate::config_file::Problem;
 use crate::store::folder;
 use crate::text::without_token;
@@ -353,7 +353,7 @@ pub fn redacted_problems(keys: &[KeyConfig], path: &str) -> Vec<Problem> {
 
 /// An unknown level.
 pub fn level_problem(log: &LogConfig) -> Option<Problem> {
-    wrong_level(&log.level).map(|problem| Problem::at("log.level", format!("log.level: {problem}")))
+    level_mistake(&log.level).map(|problem| Problem::at("log.level", format!("log.level: {problem}")))
 }
 
 fn queue_problems(queues: &[DeclaredQueue]) -> Vec<Problem> {
@@ -443,7 +443,7 @@ mod tests {
 
     fn parse(text: &str) -> Result<Config, Problems> {
         let (config, file) = ConfigFile::parse::<Config>(text, "hapax.toml")?;
-        file.verdict(config.problems(), |_| false)?;
+        file.check(config.problems(), |_| false)?;
         Ok(config)
     }
 

@@ -16,7 +16,7 @@ use crate::config_file::nearest;
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// The problem with a `log.level`. The filter library treats every unknown word as the name of a module.
-pub fn wrong_level(level: &str) -> Option<String> {
+pub fn level_mistake(level: &str) -> Option<String> {
     level.split(',').map(str::trim).find_map(|part| {
         let given = part.rsplit_once('=').map_or(part, |(_, level)| level).to_ascii_lowercase();
         let meant = match nearest(&given, &LEVELS) {
@@ -30,7 +30,7 @@ pub fn wrong_level(level: &str) -> Option<String> {
 
 /// Starts logging.
 pub fn start(config: &LogConfig) -> anyhow::Result<()> {
-    if let Some(problem) = wrong_level(&config.level) {
+    if let Some(problem) = level_mistake(&config.level) {
         bail!("log.level: {problem}");
     }
     let levels: Targets = config.level.parse().with_context(|| format!("log.level: {:?}", config.level))?;

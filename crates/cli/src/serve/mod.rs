@@ -30,7 +30,7 @@ use crate::store::Store;
 use crate::tier;
 
 /// Timeout for closing the store. Every confirmed change is on disk before that: closing only cleans up.
-const CLOSE: Duration = Duration::from_secs(10);
+const CLOSE_MAX: Duration = Duration::from_secs(10);
 
 /// Serves until SIGTERM or SIGINT.
 pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
@@ -43,7 +43,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     hapax_net::files::raise_file_limit();
     let mut signals = Signals::new()?;
     let starting = start(&config);
-    let Started { store, server, listeners, proxies } = tokio::select! {
+    let StartedServer { store, server, listeners, proxies } = tokio::select! {
         started = starting => started?,
         () = signals.next() => return Ok(()),
     };
@@ -62,14 +62,14 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-struct Started {
+struct StartedServer {
     store: Store,
     server: Server,
     listeners: Vec<TcpListener>,
     proxies: Vec<(Proxy, TcpListener)>,
 }
 
-async fn start(config: &Config) -> anyhow::Result<Started> {
+async fn start(config: &Config) -> anyhow::Result<StartedServer> {
     let store = Store::open(&config.store.url, config.store.embedded.options()).await?;
     let first_start = store.admin().queues().await?.is_empty();
     declare(&store, &config.queue).await?;
@@ -86,7 +86,8 @@ async fn start(config: &Config) -> anyhow::Result<Started> {
         store.announce(url);
     }
     let status = store.admin().status().await?;
-    let banner = Banner { config, addresses: &addresses, place: store.place(), first_start, status: &status };
+    let banner =
+        Banner { config, addresses: &addresses, place: store.location(), first_start, status: &status };
     let printed = banner.print().and_then(|()| {
         proxies.iter().try_for_each(|(proxy, listener)| crate::output::raw(&proxy_line(proxy, listener)?))
     });
@@ -98,9 +99,9 @@ async fn start(config: &Config) -> anyhow::Result<Started> {
         tracing::warn!("{warning}");
     }
     for address in &addresses {
-        tracing::info!(%address, store = store.place(), messages = status.messages, "listening");
+        tracing::info!(%address, store = store.location(), messages = status.messages, "listening");
     }
-    Ok(Started { store, server, listeners, proxies })
+    Ok(StartedServer { store, server, listeners, proxies })
 }
 
 /// How a client on this machine reaches an address.
@@ -217,7 +218,7 @@ async fn declare_one(store: &Store, queue: &DeclaredQueue) -> Result<(), AdminEr
 pub async fn close(store: Store) {
     let store = Arc::new(store);
     let closing = tokio::task::spawn_blocking(move || store.close());
-    if tokio::time::timeout(CLOSE, closing).await.is_err() {
+    if tokio::time::timeout(CLOSE_MAX, closing).await.is_err() {
         tracing::warn!("the store takes long to close; leaving it, the next start recovers it");
     }
 }

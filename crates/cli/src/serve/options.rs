@@ -39,16 +39,16 @@ pub struct ServeArgs {
     #[arg(long, value_name = "LEVEL", env = "HAPAX_LOG_LEVEL")]
     log_level: Option<String>,
     #[command(flatten)]
-    access: Access,
+    access: AccessArgs,
     #[command(flatten)]
-    bounds: Bounds,
+    limits: LimitArgs,
     #[command(flatten)]
-    sqs: Sqs,
+    sqs: SqsArgs,
 }
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access")]
-struct Access {
+struct AccessArgs {
     /// Id of a key with all rights; its secret comes from --key-secret-file or HAPAX_KEY_SECRET. Define more keys, with
     /// fewer rights, in the configuration file.
     #[arg(long, value_name = "ID", env = "HAPAX_KEY_ID")]
@@ -73,7 +73,7 @@ struct Access {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits")]
-struct Bounds {
+struct LimitArgs {
     /// Maximum number of messages in all queues together [default: no limit].
     #[arg(long, value_name = "N", env = "HAPAX_STORE_MESSAGES_MAX")]
     store_messages_max: Option<u64>,
@@ -133,7 +133,7 @@ struct Bounds {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "SQS")]
-struct Sqs {
+struct SqsArgs {
     /// Account id in queue URLs and ARNs: 12 digits [default: 000000000000].
     #[arg(long, value_name = "ID", env = "HAPAX_ACCOUNT")]
     account: Option<String>,
@@ -174,29 +174,29 @@ impl ServeArgs {
         let print_only = self.print_config;
         let read = config_file::read(self.config.as_deref())?;
         let (before, file) = ConfigFile::parse_or_default::<Config>(read.as_ref())?;
-        let config = self.lay_over(before.clone());
+        let config = self.apply_to(before.clone());
         let mut problems = config.problems();
         if !print_only {
             problems.extend(config.machine_problems());
         }
-        file.verdict(problems, changed_paths(&before, &config)?)?;
+        file.check(problems, changed_paths(&before, &config)?)?;
         Ok(config)
     }
 
-    fn lay_over(self, mut config: Config) -> Config {
+    fn apply_to(self, mut config: Config) -> Config {
         set(&mut config.store.url, self.store);
         set_list(&mut config.listen, self.listen);
         set(&mut config.log.format, self.log_format);
         set(&mut config.log.level, self.log_level);
-        self.access.lay_over(&mut config);
-        self.bounds.lay_over(&mut config);
-        self.sqs.lay_over(&mut config);
+        self.access.apply_to(&mut config);
+        self.limits.apply_to(&mut config);
+        self.sqs.apply_to(&mut config);
         config
     }
 }
 
-impl Access {
-    fn lay_over(self, config: &mut Config) {
+impl AccessArgs {
+    fn apply_to(self, config: &mut Config) {
         if let Some(id) = self.key_id {
             let secret_env = self.key_secret_file.is_none().then(|| KEY_SECRET.to_owned());
             let everything = || vec!["*".to_owned()];
@@ -221,8 +221,8 @@ impl Access {
 
 // Destructured, so that a new option of the server does not compile without its flag.
 
-impl Bounds {
-    fn lay_over(self, config: &mut Config) {
+impl LimitArgs {
+    fn apply_to(self, config: &mut Config) {
         let EmbeddedConfig {
             reserve_bytes,
             messages_max,
@@ -262,8 +262,8 @@ impl Bounds {
     }
 }
 
-impl Sqs {
-    fn lay_over(self, config: &mut Config) {
+impl SqsArgs {
+    fn apply_to(self, config: &mut Config) {
         let SqsConfig { account, region, purge_interval_ms, recreate_interval_ms } = &mut config.sqs;
         set(account, self.account);
         set(region, self.region);

@@ -21,7 +21,7 @@ use crate::serve::url_of;
 use crate::store::{Store, folder};
 
 /// The port that is tried first.
-const PORT: u16 = 9326;
+const ADMIN_PORT: u16 = 9326;
 
 /// Maximum number of connections: operators are few.
 const CONNECTIONS_MAX: usize = 100;
@@ -47,7 +47,7 @@ impl FromStr for AdminListen {
             "none" => Ok(Self::None),
             _ => text.parse().map(Self::At).map_err(|_| {
                 format!(
-                    "{text:?} is no address; write it with its port, as 127.0.0.1:{PORT}, or auto or none"
+                    "{text:?} is no address; write it with its port, as 127.0.0.1:{ADMIN_PORT}, or auto or none"
                 )
             }),
         }
@@ -154,8 +154,8 @@ impl AdminConfig {
     }
 
     /// Listens for operators of `store`, if that is wanted.
-    pub async fn bind(&self, store: &Store, proxies: &[ProxyConfig]) -> anyhow::Result<Option<Admin>> {
-        let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+    pub async fn bind(&self, store: &Store, proxies: &[ProxyConfig]) -> anyhow::Result<Option<AdminServer>> {
+        let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, ADMIN_PORT));
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let backups = store.backups(self.backup_folder.as_deref(), "admin.backup_folder")?;
         let backups = backups.as_ref();
@@ -163,7 +163,7 @@ impl AdminConfig {
             AdminListen::None => return Ok(None),
             AdminListen::At(address) => self.bind_to(address, store, backups).await,
             // The proxies bind after this.
-            AdminListen::Auto if proxies.iter().any(|proxy| proxy.listen.port() == PORT) => {
+            AdminListen::Auto if proxies.iter().any(|proxy| proxy.listen.port() == ADMIN_PORT) => {
                 self.bind_to(any, store, backups).await
             }
             AdminListen::Auto => match self.bind_to(usual, store, backups).await {
@@ -181,23 +181,23 @@ impl AdminConfig {
         address: SocketAddr,
         store: &Store,
         backups: Option<&Backups>,
-    ) -> Result<Admin, ServerError> {
+    ) -> Result<AdminServer, ServerError> {
         let server = Server::for_operators(self.server(address), store.admin().clone(), backups.cloned())?;
         let listeners = server.bind().await?;
         let address = listeners.first().and_then(|listener| listener.local_addr().ok()).unwrap_or(address);
-        Ok(Admin { server, listeners, url: url_of(address, self.tls.is_some()) })
+        Ok(AdminServer { server, listeners, url: url_of(address, self.tls.is_some()) })
     }
 }
 
 /// The admin listener, bound.
-pub struct Admin {
+pub struct AdminServer {
     server: Server,
     listeners: Vec<TcpListener>,
     /// How a client on this machine reaches it.
     pub url: String,
 }
 
-impl Admin {
+impl AdminServer {
     /// Serves until `stop` resolves.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         self.server.run(self.listeners, stop).await;

@@ -17,7 +17,7 @@ use hapax_http::{OnOutage, Statuses, Tenant};
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::net::TcpListener;
 
-use self::admin::{Admin, AdminConfig, AdminListen};
+use self::admin::{AdminConfig, AdminListen, AdminServer};
 use crate::config_file::{self, ConfigFile, Problem, changed_paths};
 use crate::remote::Remote;
 use crate::serve::config::{
@@ -31,7 +31,7 @@ use crate::text::{parse_ms, without_token};
 use crate::{output, usage};
 
 /// Default ledger, which holds keys and responses.
-const LEDGER: &str = "embedded:./hapax-proxy-data";
+const LEDGER_DEFAULT: &str = "embedded:./hapax-proxy-data";
 
 /// Runs a reverse proxy that makes requests with an Idempotency-Key take effect once.
 #[derive(Debug, Args)]
@@ -66,14 +66,14 @@ pub struct ProxyArgs {
     #[arg(long, value_name = "LEVEL", env = "HAPAX_LOG_LEVEL")]
     log_level: Option<String>,
     #[command(flatten)]
-    connections: Connections,
+    connections: ConnectionArgs,
     #[command(flatten)]
-    keys: Keys,
+    keys: KeyArgs,
 }
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connections")]
-struct Connections {
+struct ConnectionArgs {
     /// PEM file with the certificate chain: serves HTTPS.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -85,7 +85,7 @@ struct Connections {
     insecure: bool,
     /// The Host header that the upstream sees: the caller's or its own [default: preserve].
     #[arg(long, value_name = "WHICH")]
-    host: Option<Host>,
+    host: Option<HostArg>,
     /// Adds to callers' Forwarded and X-Forwarded-* headers instead of replacing them.
     #[arg(long)]
     trust_forwarded: bool,
@@ -93,7 +93,7 @@ struct Connections {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Keys")]
-struct Keys {
+struct KeyArgs {
     /// The tenant that a key belongs to: credentials, header:NAME, cookie:NAME or shared [default: credentials].
     #[arg(long, value_name = "TENANT")]
     tenant: Option<Tenant>,
@@ -117,10 +117,10 @@ struct Keys {
     doubtful_statuses: Option<Statuses>,
     /// After an interrupted run or such a status: park the key until an operator decides, or retry [default: park].
     #[arg(long, value_name = "WHAT")]
-    on_doubt: Option<Doubt>,
+    on_doubt: Option<DoubtArg>,
     /// While the ledger is unreachable: closed (503) or open (unprotected, counted) [default: closed].
     #[arg(long, value_name = "WHAT")]
-    on_outage: Option<Outage>,
+    on_outage: Option<OutageArg>,
     /// How long a response is kept [default: 4d].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     ttl: Option<u64>,
@@ -142,19 +142,19 @@ struct Keys {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Host {
+enum HostArg {
     Preserve,
     Upstream,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Doubt {
+enum DoubtArg {
     Park,
     Retry,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Outage {
+enum OutageArg {
     Closed,
     Open,
 }
@@ -164,7 +164,7 @@ enum Outage {
 #[serde(deny_unknown_fields, default)]
 struct Config {
     /// Where keys and answers are kept.
-    #[serde(serialize_with = "shown_url")]
+    #[serde(serialize_with = "serialize_without_token")]
     ledger: String,
     /// The listener for operators.
     admin: AdminConfig,
@@ -177,7 +177,7 @@ struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            ledger: LEDGER.to_owned(),
+            ledger: LEDGER_DEFAULT.to_owned(),
             admin: AdminConfig::default(),
             log: LogConfig::default(),
             proxy: Vec::new(),
@@ -186,7 +186,7 @@ impl Default for Config {
 }
 
 /// What is printed is read by others: the token is left out, and can be given in `HAPAX_TOKEN`.
-fn shown_url<S: Serializer>(url: &str, to: S) -> Result<S::Ok, S::Error> {
+fn serialize_without_token<S: Serializer>(url: &str, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&without_token(url))
 }
 
@@ -202,11 +202,11 @@ impl ProxyArgs {
         let print_only = self.print_config;
         let read = config_file::read(self.config.as_deref())?;
         let (before, file) = ConfigFile::parse_or_default::<Config>(read.as_ref())?;
-        let config = match self.lay_over(before.clone()) {
+        let config = match self.apply_to(before.clone()) {
             Ok(config) => config,
             Err(error) => {
                 // A missing value may be missing because it is wrong in the file: report that first.
-                file.verdict(Vec::new(), |_| false)?;
+                file.check(Vec::new(), |_| false)?;
                 return Err(error);
             }
         };
@@ -218,11 +218,11 @@ impl ProxyArgs {
             problems.extend(config.admin.machine_problems());
             problems.extend(certificate_problems(&config.proxy));
         }
-        file.verdict(problems, changed_paths(&before, &config)?)?;
+        file.check(problems, changed_paths(&before, &config)?)?;
         Ok(config)
     }
 
-    fn lay_over(self, mut config: Config) -> anyhow::Result<Config> {
+    fn apply_to(self, mut config: Config) -> anyhow::Result<Config> {
         set(&mut config.ledger, self.ledger);
         set(&mut config.admin.listen, self.admin_listen);
         set(&mut config.log.format, self.log_format);
@@ -234,8 +234,8 @@ impl ProxyArgs {
             set(&mut proxy.upstream, self.upstream);
             set(&mut proxy.listen, self.listen);
             set(&mut proxy.name, self.name);
-            self.connections.lay_over(proxy);
-            self.keys.lay_over(proxy)?;
+            self.connections.apply_to(proxy);
+            self.keys.apply_to(proxy)?;
             if proxy.upstream.is_empty() {
                 return Err(usage(
                     "--upstream is missing: where do requests go? For example http://127.0.0.1:8080",
@@ -250,8 +250,8 @@ impl ProxyArgs {
     }
 }
 
-impl Connections {
-    fn lay_over(self, proxy: &mut ProxyConfig) {
+impl ConnectionArgs {
+    fn apply_to(self, proxy: &mut ProxyConfig) {
         if let (Some(cert_file), Some(key_file)) = (self.tls_cert, self.tls_key) {
             proxy.tls = Some(TlsFiles { cert_file, key_file });
         }
@@ -260,15 +260,15 @@ impl Connections {
         set(
             &mut proxy.host,
             self.host.map(|host| match host {
-                Host::Preserve => HostPolicy::Preserve,
-                Host::Upstream => HostPolicy::Upstream,
+                HostArg::Preserve => HostPolicy::Preserve,
+                HostArg::Upstream => HostPolicy::Upstream,
             }),
         );
     }
 }
 
-impl Keys {
-    fn lay_over(self, proxy: &mut ProxyConfig) -> anyhow::Result<()> {
+impl KeyArgs {
+    fn apply_to(self, proxy: &mut ProxyConfig) -> anyhow::Result<()> {
         set(&mut proxy.tenant, self.tenant);
         let policy = &mut proxy.policy;
         policy.key_required |= self.key_required;
@@ -290,15 +290,15 @@ impl Keys {
         set(
             &mut policy.on_doubt,
             self.on_doubt.map(|doubt| match doubt {
-                Doubt::Park => OnDoubt::Park,
-                Doubt::Retry => OnDoubt::Retry,
+                DoubtArg::Park => OnDoubt::Park,
+                DoubtArg::Retry => OnDoubt::Retry,
             }),
         );
         set(
             &mut policy.on_outage,
             self.on_outage.map(|outage| match outage {
-                Outage::Closed => OnOutage::Closed,
-                Outage::Open => OnOutage::Open,
+                OutageArg::Closed => OnOutage::Closed,
+                OutageArg::Open => OnOutage::Open,
             }),
         );
         set(&mut policy.ttl, self.ttl.map(Duration::from_millis));
@@ -322,7 +322,7 @@ pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     logs::start(&config.log)?;
     hapax_net::files::raise_file_limit();
     let mut signals = Signals::new()?;
-    let Started { store, admin, proxies } = tokio::select! {
+    let StartedProxies { store, admin, proxies } = tokio::select! {
         started = start(&config) => started?,
         () = signals.next() => return Ok(()),
     };
@@ -348,14 +348,14 @@ pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-struct Started {
+struct StartedProxies {
     /// The ledger, if it is a store of this machine.
     store: Option<Store>,
-    admin: Option<Admin>,
+    admin: Option<AdminServer>,
     proxies: Vec<(Proxy, TcpListener)>,
 }
 
-async fn start(config: &Config) -> anyhow::Result<Started> {
+async fn start(config: &Config) -> anyhow::Result<StartedProxies> {
     let (ledger, store) = open(&config.ledger).await?;
     let admin = match &store {
         Some(store) => config.admin.bind(store, &config.proxy).await?,
@@ -385,7 +385,7 @@ async fn start(config: &Config) -> anyhow::Result<Started> {
         // Standard output is closed: no reason not to serve.
         tracing::debug!("standard output: {error:#}");
     }
-    Ok(Started { store, admin, proxies })
+    Ok(StartedProxies { store, admin, proxies })
 }
 
 /// Says what is to be known about a store of this machine; returns where it is.
@@ -403,7 +403,7 @@ async fn opened(store: &Store, admin: Option<&str>, text: &mut String) -> anyhow
     for warning in &status.warnings {
         tracing::warn!("{warning}");
     }
-    Ok(store.place().to_owned())
+    Ok(store.location().to_owned())
 }
 
 /// Opens the ledger: a store of this machine, which is closed at the end, or a server's.
@@ -412,5 +412,5 @@ async fn open(url: &str) -> anyhow::Result<(SharedStore, Option<Store>)> {
         let store = Store::open(url, Options::default()).await?;
         return Ok((store.admin().clone(), Some(store)));
     }
-    Ok((Remote::to(url).connect().await?, None))
+    Ok((Remote::at(url).connect().await?, None))
 }

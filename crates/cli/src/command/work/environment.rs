@@ -9,9 +9,9 @@ use hapax::core::{AttributeValue, Attributes};
 /// Maximum total length of attribute values in variables; attributes beyond it are left out.
 const ATTRIBUTES_BYTES_MAX: usize = 64 * 1024;
 /// Prefix of the variables of attributes.
-const ATTRIBUTE: &str = "HAPAX_ATTR_";
+const ATTRIBUTE_PREFIX: &str = "HAPAX_ATTR_";
 /// Set only for some deliveries, so an inherited value would be mistaken for the delivery's own.
-const SOMETIMES: [&str; 1] = ["HAPAX_GROUP"];
+const OPTIONAL_VARIABLES: [&str; 1] = ["HAPAX_GROUP"];
 
 /// The variables of a delivery.
 pub fn variables(cx: &Cx) -> Vec<(OsString, OsString)> {
@@ -40,7 +40,7 @@ pub fn variables(cx: &Cx) -> Vec<(OsString, OsString)> {
 pub fn stale() -> Vec<OsString> {
     let ours = |name: &OsString| {
         let name = name.to_string_lossy();
-        name.starts_with(ATTRIBUTE) || SOMETIMES.contains(&&*name)
+        name.starts_with(ATTRIBUTE_PREFIX) || OPTIONAL_VARIABLES.contains(&&*name)
     };
     std::env::vars_os().map(|(name, _)| name).filter(ours).collect()
 }
@@ -54,7 +54,7 @@ fn attributes(attributes: &Attributes) -> Vec<(String, String)> {
     for (name, attribute) in attributes {
         let AttributeValue::Text(text) = &attribute.value else { continue };
         let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
-        let name = format!("{ATTRIBUTE}{}", name.chars().map(plain).collect::<String>());
+        let name = format!("{ATTRIBUTE_PREFIX}{}", name.chars().map(plain).collect::<String>());
         let bytes = name.len() + text.len();
         if text.contains('\0') || bytes > room || variables.iter().any(|(taken, _)| *taken == name) {
             continue;

@@ -24,21 +24,21 @@ use serde::{Serialize, Serializer};
 use tokio::sync::{Notify, watch};
 use tracing_subscriber::filter::LevelFilter;
 
-use self::process::{Captured, Halt, Ran, Task, Why};
+use self::process::{CapturedOutput, CommandResult, CommandRunner, HaltState, StopReason};
 use self::report::{Reporter, summary};
 use self::watchdog::Watchdog;
-pub use self::watchdog::{COMMAND as WATCHDOG, watch};
+pub use self::watchdog::{WATCHDOG_COMMAND, watch};
 use crate::output::note;
 use crate::remote::Remote;
 use crate::serve::Signals;
 use crate::text::{parse_ms, parse_word, show_bytes};
 
 /// Exit code: nothing happened, retry (`EX_TEMPFAIL` of sysexits.h).
-const RETRY: i32 = 75;
+const EXIT_RETRY: i32 = 75;
 /// Exit code: nothing happened, and no retry with this body can succeed (`EX_DATAERR`).
-const REJECT: i32 = 65;
+const EXIT_REJECT: i32 = 65;
 /// The worker waits this much longer than the commands, so that each delivery is settled by its command's result.
-const MARGIN: Duration = Duration::from_secs(3);
+const SETTLE_MARGIN: Duration = Duration::from_secs(3);
 
 /// Runs a command for each message of a queue, until SIGTERM or SIGINT.
 #[derive(Debug, Args)]
@@ -88,7 +88,7 @@ pub struct WorkArgs {
     /// How long a crash of this worker delays a message, or auto: adapted to the command's run times [default: the
     /// queue's].
     #[arg(long, value_name = "TIME", value_parser = parse_lease)]
-    lease: Option<Lease>,
+    lease: Option<LeaseArg>,
     /// Time limit of one command; after it the command gets SIGTERM [default: no limit].
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     run_max: Option<u64>,
@@ -125,15 +125,15 @@ pub struct WorkArgs {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Lease {
+enum LeaseArg {
     Auto,
     Fixed(Duration),
 }
 
-fn parse_lease(text: &str) -> Result<Lease, String> {
+fn parse_lease(text: &str) -> Result<LeaseArg, String> {
     match text {
-        "auto" => Ok(Lease::Auto),
-        _ => parse_ms(text).map(|ms| Lease::Fixed(Duration::from_millis(ms))).map_err(|e| e + ", or auto"),
+        "auto" => Ok(LeaseArg::Auto),
+        _ => parse_ms(text).map(|ms| LeaseArg::Fixed(Duration::from_millis(ms))).map_err(|e| e + ", or auto"),
     }
 }
 
@@ -158,12 +158,12 @@ impl From<ErrorPolicy> for OnError {
 }
 
 /// Standard output as an outcome. If it is too large it has no JSON: the ledger then keeps a marker.
-enum Recorded {
+enum CommandOutcome {
     Json(Json),
     TooLarge,
 }
 
-impl Serialize for Recorded {
+impl Serialize for CommandOutcome {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Json(json) => json.serialize(to),
@@ -172,9 +172,9 @@ impl Serialize for Recorded {
     }
 }
 
-fn recorded(stdout: &Captured) -> Recorded {
+fn outcome_value(stdout: &CapturedOutput) -> CommandOutcome {
     if stdout.is_cut() {
-        return Recorded::TooLarge;
+        return CommandOutcome::TooLarge;
     }
     let text = String::from_utf8_lossy(&stdout.bytes);
     let text = text.trim_end_matches(['\n', '\r']);
@@ -183,52 +183,54 @@ fn recorded(stdout: &Captured) -> Recorded {
         text => Json::parse(text).or_else(|_| Json::of(text)).ok(),
     };
     let fits = json.filter(|json| json.as_str().len() <= OUTCOME_BYTES_MAX);
-    fits.map_or(Recorded::TooLarge, Recorded::Json)
+    fits.map_or(CommandOutcome::TooLarge, CommandOutcome::Json)
 }
 
 /// The outcome that an exit stands for, and its description for people.
-fn outcome_of(ran: &Ran) -> (HandlerOutcome<Recorded>, String) {
-    let how = match (ran.code, ran.signal) {
+fn handler_outcome(result: &CommandResult) -> (HandlerOutcome<CommandOutcome>, String) {
+    let how = match (result.code, result.signal) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("killed by signal {signal}"),
         (None, None) => "ended in an unknown way".to_owned(),
     };
-    let how = match ran.stopped {
-        Some(Why::TimedOut) => format!("it ran for longer than --run-max and was stopped: {how}"),
-        Some(Why::Drained) => format!("it was stopped at the end of the drain: {how}"),
+    let how = match result.stopped {
+        Some(StopReason::TimedOut) => format!("it ran for longer than --run-max and was stopped: {how}"),
+        Some(StopReason::ShutDown) => format!("it was stopped at the end of the drain: {how}"),
         None => how,
     };
-    let own_words = |how: &str| if ran.stderr.is_empty() { how.to_owned() } else { ran.stderr.clone() };
-    let error = if ran.stderr.is_empty() { how.clone() } else { format!("{how}: {}", ran.stderr) };
-    let outcome = match ran.code {
+    let own_words = |how: &str| if result.stderr.is_empty() { how.to_owned() } else { result.stderr.clone() };
+    let error = if result.stderr.is_empty() { how.clone() } else { format!("{how}: {}", result.stderr) };
+    let outcome = match result.code {
         Some(0) => {
-            let value = recorded(&ran.stdout);
+            let value = outcome_value(&result.stdout);
             let words = match value {
-                Recorded::Json(_) => String::new(),
-                Recorded::TooLarge if ran.stdout.is_open => {
+                CommandOutcome::Json(_) => String::new(),
+                CommandOutcome::TooLarge if result.stdout.is_open => {
                     "its output is not kept: something that it started holds its output open".to_owned()
                 }
-                Recorded::TooLarge => {
-                    format!("its output of {} is too large to be kept", show_bytes(ran.stdout.total))
+                CommandOutcome::TooLarge => {
+                    format!("its output of {} is too large to be kept", show_bytes(result.stdout.total))
                 }
             };
             return (HandlerOutcome::Done(value), words);
         }
-        Some(RETRY) => HandlerOutcome::retry(own_words(&how)),
-        Some(REJECT) => HandlerOutcome::reject(own_words(&how)),
-        Some(_) if ran.stopped.is_none() => HandlerOutcome::Failed { error: error.clone() },
+        Some(EXIT_RETRY) => HandlerOutcome::retry(own_words(&how)),
+        Some(EXIT_REJECT) => HandlerOutcome::reject(own_words(&how)),
+        Some(_) if result.stopped.is_none() => HandlerOutcome::Failed { error: error.clone() },
         // A command that was stopped by our own shutdown is not the message's fault.
-        _ if ran.stopped == Some(Why::Drained) => HandlerOutcome::Interrupted { error: error.clone() },
+        _ if result.stopped == Some(StopReason::ShutDown) => {
+            HandlerOutcome::Interrupted { error: error.clone() }
+        }
         _ => HandlerOutcome::in_doubt(&error),
     };
     (outcome, error)
 }
 
 /// The handler of each delivery.
-struct Handler {
-    task: Task,
+struct CommandHandler {
+    runner: CommandRunner,
     stale: Vec<OsString>,
-    halt: watch::Receiver<Halt>,
+    halt: watch::Receiver<HaltState>,
     /// Number of running commands.
     running: AtomicUsize,
     /// How each command ended, as text, until its delivery is settled.
@@ -239,32 +241,32 @@ struct Handler {
 }
 
 /// Counts a running command until it is dropped.
-struct Counted<'a>(&'a AtomicUsize);
+struct RunningGuard<'a>(&'a AtomicUsize);
 
-impl Drop for Counted<'_> {
+impl Drop for RunningGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Handler {
-    async fn run(&self, body: Bytes, cx: &Cx) -> HandlerOutcome<Recorded> {
+impl CommandHandler {
+    async fn run(&self, body: Bytes, cx: &Cx) -> HandlerOutcome<CommandOutcome> {
         self.running.fetch_add(1, Ordering::SeqCst);
-        let _counted = Counted(&self.running);
+        let _guard = RunningGuard(&self.running);
         // The end of an id distinguishes messages better than its beginning, which is a time.
         let id = cx.message_id().to_string();
         let prefix = &id[id.len().saturating_sub(8)..];
-        let ran =
-            self.task.run(environment::variables(cx), &self.stale, body, prefix, self.halt.clone()).await;
-        match ran {
-            Ok(ran) => {
-                let (outcome, words) = outcome_of(&ran);
+        let result =
+            self.runner.run(environment::variables(cx), &self.stale, body, prefix, self.halt.clone()).await;
+        match result {
+            Ok(result) => {
+                let (outcome, words) = handler_outcome(&result);
                 lock(&self.words).insert(cx.delivery().receipt.clone(), words);
                 outcome
             }
             Err(error) => {
                 let problem =
-                    format!("the command {} cannot be started: {error}", self.task.program.display());
+                    format!("the command {} cannot be started: {error}", self.runner.program.display());
                 lock(&self.fatal).get_or_insert_with(|| problem.clone());
                 self.failed.notify_one();
                 HandlerOutcome::defer(Duration::ZERO, problem)
@@ -288,14 +290,20 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
     let store = args.remote.connect().await?;
     let begun = Instant::now();
     let watchdog = Arc::new(Watchdog::start().context("the watchdog of the commands cannot be started")?);
-    let (halt, halted) = watch::channel(Halt::No);
+    let (halt, halted) = watch::channel(HaltState::Running);
     let ms = Duration::from_millis;
     let (drain, grace) = (ms(args.drain), ms(args.kill_after));
     let (program, run_max) = (program.clone(), args.run_max.map(ms));
-    let task =
-        Task { program, args: arguments.to_vec(), run_max, grace, watchdog, shows_output: !args.quiet };
-    let commands = Arc::new(Handler {
-        task,
+    let runner = CommandRunner {
+        program,
+        args: arguments.to_vec(),
+        run_max,
+        grace,
+        watchdog,
+        shows_output: !args.quiet,
+    };
+    let commands = Arc::new(CommandHandler {
+        runner,
         stale: environment::stale(),
         halt: halted,
         running: AtomicUsize::new(0),
@@ -315,7 +323,7 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
         let words = lock(&ended.words).remove(&end.delivery.receipt);
         reporter.print(end, words.as_deref().unwrap_or_default());
     });
-    let worker = settings(builder, &args).drain(drain + grace + MARGIN).build().await?;
+    let worker = settings(builder, &args).drain(drain + grace + SETTLE_MARGIN).build().await?;
 
     let stop = Notify::new();
     let watching = async {
@@ -325,12 +333,12 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
         }
         stop.notify_one();
         tokio::select! {
-            () = process::pause(&halt, drain, Halt::Terminate) => {}
-            () = signals.next() => drop(halt.send_replace(Halt::Kill)),
+            () = process::raise_after(&halt, drain, HaltState::Terminate) => {}
+            () = signals.next() => drop(halt.send_replace(HaltState::Kill)),
         }
         tokio::select! {
-            () = process::pause(&halt, grace, Halt::Kill) => {}
-            () = signals.next() => drop(halt.send_replace(Halt::Kill)),
+            () = process::raise_after(&halt, grace, HaltState::Kill) => {}
+            () = signals.next() => drop(halt.send_replace(HaltState::Kill)),
         }
         std::future::pending::<()>().await;
     };
@@ -366,14 +374,14 @@ fn settings(builder: WorkerBuilder, args: &WorkArgs) -> WorkerBuilder {
         builder = builder.stop_when(StopWhen::Empty);
     }
     builder = match args.lease {
-        Some(Lease::Auto) => builder.lease_auto(),
-        Some(Lease::Fixed(lease)) => builder.lease(lease),
+        Some(LeaseArg::Auto) => builder.lease_auto(),
+        Some(LeaseArg::Fixed(lease)) => builder.lease(lease),
         None => builder,
     };
     if let Some(run_ms) = args.run_max {
         // The command's own time limit comes first: it gets SIGTERM before it is killed.
         let longest = Duration::from_millis(run_ms.saturating_add(args.kill_after));
-        builder = builder.run_max(longest + MARGIN);
+        builder = builder.run_max(longest + SETTLE_MARGIN);
     }
     if args.honours_derived_key {
         builder = builder.idempotent_by_derived_key();

@@ -22,17 +22,17 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::watchdog::Watchdog;
 
 /// How long to wait for the output of a command that has ended: a child of it may keep the pipe open.
-const LAST_OUTPUT: Duration = Duration::from_secs(1);
+const OUTPUT_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How often to check whether a command has ended, in case a signal was missed.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// A longer line of output is passed on in pieces of this size.
 const LINE_BYTES_MAX: usize = 8 * 1024;
 
 /// The state that all running commands watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Halt {
+pub enum HaltState {
     /// Continue.
-    No,
+    Running,
     /// End: SIGTERM.
     Terminate,
     /// The grace period is over: SIGKILL.
@@ -41,16 +41,16 @@ pub enum Halt {
 
 /// Why a command was told to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum StopReason {
     /// It exceeded its maximum run time.
     TimedOut,
     /// `hapax work` itself shuts down.
-    Drained,
+    ShutDown,
 }
 
 /// The command and its limits.
 #[derive(Clone)]
-pub struct Task {
+pub struct CommandRunner {
     pub program: OsString,
     pub args: Vec<OsString>,
     pub run_max: Option<Duration>,
@@ -64,20 +64,20 @@ pub struct Task {
 
 /// How a run ended.
 #[derive(Debug)]
-pub struct Ran {
+pub struct CommandResult {
     /// The exit code; `None`: ended by a signal.
     pub code: Option<i32>,
     pub signal: Option<i32>,
     /// Why it was told to end, if so.
-    pub stopped: Option<Why>,
-    pub stdout: Captured,
+    pub stopped: Option<StopReason>,
+    pub stdout: CapturedOutput,
     /// The end of its standard error.
     pub stderr: String,
 }
 
 /// Standard output, up to the maximum size of an outcome.
 #[derive(Debug, Default)]
-pub struct Captured {
+pub struct CapturedOutput {
     pub bytes: Vec<u8>,
     /// Total number of bytes.
     pub total: u64,
@@ -85,7 +85,7 @@ pub struct Captured {
     pub is_open: bool,
 }
 
-impl Captured {
+impl CapturedOutput {
     /// Whether `bytes` may not be all of it.
     pub fn is_cut(&self) -> bool {
         self.is_open || self.total > self.bytes.len() as u64
@@ -93,13 +93,13 @@ impl Captured {
 }
 
 /// Kills the whole process group when dropped: a lost lease drops the run that holds this.
-struct Group<'a> {
+struct ProcessGroup<'a> {
     leader: Pid,
     armed: bool,
     watchdog: &'a Watchdog,
 }
 
-impl Group<'_> {
+impl ProcessGroup<'_> {
     /// Must not be called after the leader was reaped: another process may then have its id.
     fn signal(&self, signal: Signal) {
         // All processes of the group may have ended already.
@@ -107,11 +107,11 @@ impl Group<'_> {
     }
 }
 
-impl Drop for Group<'_> {
+impl Drop for ProcessGroup<'_> {
     fn drop(&mut self) {
         if self.armed {
             self.signal(Signal::KILL);
-            self.watchdog.ended(self.leader);
+            self.watchdog.group_ended(self.leader);
         }
     }
 }
@@ -138,7 +138,7 @@ fn is_executable(place: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Task {
+impl CommandRunner {
     /// Runs the command once. An error: it could not be started, and nothing happened.
     ///
     /// If dropped while it runs, it kills the process group at once.
@@ -148,8 +148,8 @@ impl Task {
         stale: &[OsString],
         body: Bytes,
         prefix: &str,
-        halt: watch::Receiver<Halt>,
-    ) -> std::io::Result<Ran> {
+        halt: watch::Receiver<HaltState>,
+    ) -> std::io::Result<CommandResult> {
         // Registered before the start, so that no end is missed.
         let mut ends = signal(SignalKind::child())?;
         let mut command = tokio::process::Command::new(&self.program);
@@ -160,10 +160,10 @@ impl Task {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let leader = leader(&child)?;
-        let mut group = Group { leader, armed: true, watchdog: &self.watchdog };
-        self.watchdog.begun(leader);
+        let mut group = ProcessGroup { leader, armed: true, watchdog: &self.watchdog };
+        self.watchdog.group_started(leader);
 
-        let (mut stdout, mut stderr) = (Captured::default(), Vec::new());
+        let (mut stdout, mut stderr) = (CapturedOutput::default(), Vec::new());
         let mut io = Box::pin({
             let (feed, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
             let (stdout, stderr) = (&mut stdout, &mut stderr);
@@ -171,9 +171,9 @@ impl Task {
             let (out_echo, err_echo) = (echo(), echo());
             async move {
                 tokio::join!(
-                    feed_to(feed, body),
+                    write_body(feed, body),
                     capture(out, stdout, out_echo),
-                    keep_end(err, stderr, err_echo)
+                    capture_end(err, stderr, err_echo)
                 );
             }
         });
@@ -183,13 +183,13 @@ impl Task {
         loop {
             tokio::select! {
                 () = &mut io, if !io_done => io_done = true,
-                () = ended(leader, &mut ends) => break,
-                why = told(halt.clone(), run_until), if stopped.is_none() => {
+                () = exited(leader, &mut ends) => break,
+                why = stop_requested(halt.clone(), run_until), if stopped.is_none() => {
                     group.signal(Signal::TERM);
                     stopped = Some(why);
                     kill_at = Some(Instant::now() + self.grace);
                 }
-                () = out_of_time(halt.clone(), kill_at), if stopped.is_some() && !killed => {
+                () = grace_over(halt.clone(), kill_at), if stopped.is_some() && !killed => {
                     group.signal(Signal::KILL);
                     killed = true;
                 }
@@ -199,15 +199,15 @@ impl Task {
         // left of the delivery.
         group.signal(Signal::KILL);
         group.armed = false;
-        self.watchdog.ended(leader);
+        self.watchdog.group_ended(leader);
         let status = child.wait().await?;
         if !io_done {
-            io_done = timeout(LAST_OUTPUT, &mut io).await.is_ok();
+            io_done = timeout(OUTPUT_WAIT_MAX, &mut io).await.is_ok();
         }
         drop(io);
         stdout.is_open = !io_done;
         let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
-        Ok(Ran { code: status.code(), signal: status.signal(), stopped, stdout, stderr })
+        Ok(CommandResult { code: status.code(), signal: status.signal(), stopped, stdout, stderr })
     }
 }
 
@@ -217,16 +217,16 @@ fn leader(child: &Child) -> std::io::Result<Pid> {
 }
 
 /// Completes when the process has ended; does not reap it.
-async fn ended(process: Pid, ends: &mut tokio::signal::unix::Signal) {
+async fn exited(process: Pid, ends: &mut tokio::signal::unix::Signal) {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     // An error means that there is no such child any more.
     while matches!(waitid(WaitId::Pid(process), options), Ok(None)) {
-        let _ = timeout(LOOK, ends.recv()).await;
+        let _ = timeout(POLL_INTERVAL, ends.recv()).await;
     }
 }
 
 /// Completes when the command has to end.
-async fn told(halt: watch::Receiver<Halt>, run_until: Option<Instant>) -> Why {
+async fn stop_requested(halt: watch::Receiver<HaltState>, run_until: Option<Instant>) -> StopReason {
     let too_long = async {
         match run_until {
             Some(at) => sleep_until(at).await,
@@ -234,20 +234,20 @@ async fn told(halt: watch::Receiver<Halt>, run_until: Option<Instant>) -> Why {
         }
     };
     tokio::select! {
-        () = wait_for(halt, Halt::Terminate) => Why::Drained,
-        () = too_long => Why::TimedOut,
+        () = wait_for(halt, HaltState::Terminate) => StopReason::ShutDown,
+        () = too_long => StopReason::TimedOut,
     }
 }
 
 /// Completes when the grace period is over.
-async fn out_of_time(halt: watch::Receiver<Halt>, kill_at: Option<Instant>) {
+async fn grace_over(halt: watch::Receiver<HaltState>, kill_at: Option<Instant>) {
     tokio::select! {
-        () = wait_for(halt, Halt::Kill) => {}
+        () = wait_for(halt, HaltState::Kill) => {}
         () = sleep_until(kill_at.unwrap_or_else(Instant::now)) => {}
     }
 }
 
-async fn wait_for(mut halt: watch::Receiver<Halt>, at_least: Halt) {
+async fn wait_for(mut halt: watch::Receiver<HaltState>, at_least: HaltState) {
     if halt.wait_for(|halt| *halt >= at_least).await.is_err() {
         // The sender is gone, so the state cannot change any more.
         std::future::pending::<()>().await;
@@ -255,14 +255,14 @@ async fn wait_for(mut halt: watch::Receiver<Halt>, at_least: Halt) {
 }
 
 /// Writes the body to the command's input. A command that does not read it is not an error.
-async fn feed_to(stdin: Option<ChildStdin>, body: Bytes) {
+async fn write_body(stdin: Option<ChildStdin>, body: Bytes) {
     if let Some(mut stdin) = stdin {
         let _ = stdin.write_all(&body).await;
     }
 }
 
 /// Reads to the end; keeps the maximum size of an outcome.
-async fn capture(from: Option<impl AsyncRead + Unpin>, kept: &mut Captured, mut echo: Option<Echo>) {
+async fn capture(from: Option<impl AsyncRead + Unpin>, kept: &mut CapturedOutput, mut echo: Option<Echo>) {
     let Some(mut from) = from else { return };
     let mut chunk = vec![0; 16 * 1024];
     while let Ok(read @ 1..) = from.read(&mut chunk).await {
@@ -279,7 +279,7 @@ async fn capture(from: Option<impl AsyncRead + Unpin>, kept: &mut Captured, mut 
 }
 
 /// Reads to the end; keeps the last part.
-async fn keep_end(from: Option<impl AsyncRead + Unpin>, tail: &mut Vec<u8>, mut echo: Option<Echo>) {
+async fn capture_end(from: Option<impl AsyncRead + Unpin>, tail: &mut Vec<u8>, mut echo: Option<Echo>) {
     let Some(mut from) = from else { return };
     let mut chunk = vec![0; 4 * 1024];
     while let Ok(read @ 1..) = from.read(&mut chunk).await {
@@ -342,7 +342,7 @@ impl Echo {
 }
 
 /// Waits for this time, then raises the halt state.
-pub async fn pause(halt: &watch::Sender<Halt>, bound: Duration, say: Halt) {
+pub async fn raise_after(halt: &watch::Sender<HaltState>, bound: Duration, say: HaltState) {
     sleep(bound).await;
     halt.send_if_modified(|now| {
         let later = *now < say;

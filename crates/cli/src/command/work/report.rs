@@ -20,7 +20,7 @@ impl Reporter {
 
     /// `words` describes how the command ended.
     pub fn print(self, end: &SettledDelivery<'_>, words: &str) {
-        let (ended, detail) = (ended(end), detail(end, words));
+        let (ended, detail) = (end_word(end), detail(end, words));
         let (id, attempt, ms) = (end.delivery.id, end.delivery.attempt, end.held.as_millis() as u64);
         let text = if self.0.is_json() {
             let mut value = json!({
@@ -47,7 +47,7 @@ impl Reporter {
 }
 
 /// One word for the end of a delivery.
-fn ended(end: &SettledDelivery<'_>) -> &'static str {
+fn end_word(end: &SettledDelivery<'_>) -> &'static str {
     match (end.settled, end.settlement) {
         (Some(Settled::Acked), _) if end.ran => "done",
         (Some(Settled::Acked), _) => "replayed",

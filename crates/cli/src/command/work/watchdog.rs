@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// The subcommand of the second process.
-pub const COMMAND: &str = "__watchdog";
+pub const WATCHDOG_COMMAND: &str = "__watchdog";
 
 /// Handle of the second process. Dropping it ends that process.
 pub struct Watchdog {
@@ -29,24 +29,24 @@ impl Watchdog {
         let own = std::path::Path::new("/proc/self/exe");
         let program = if own.exists() { own.to_owned() } else { std::env::current_exe()? };
         let mut command = Command::new(program);
-        command.arg(COMMAND).process_group(0);
+        command.arg(WATCHDOG_COMMAND).process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn()?;
         Ok(Self { pipe: Mutex::new(child.stdin.take()), child: Mutex::new(child) })
     }
 
     /// Reports that a process group is running.
-    pub fn begun(&self, group: Pid) {
-        self.tell('+', group);
+    pub fn group_started(&self, group: Pid) {
+        self.write_line('+', group);
     }
 
     /// Reports that a process group has ended or was killed. Call this before its leader is reaped: after that, another
     /// process may have its id.
-    pub fn ended(&self, group: Pid) {
-        self.tell('-', group);
+    pub fn group_ended(&self, group: Pid) {
+        self.write_line('-', group);
     }
 
-    fn tell(&self, sign: char, group: Pid) {
+    fn write_line(&self, sign: char, group: Pid) {
         let mut pipe = self.pipe.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(open) = pipe.as_mut() else { return };
         let line = format!("{sign}{}\n", group.as_raw_nonzero());
