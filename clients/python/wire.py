@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 NAMESPACE = "{http://queue.amazonaws.com/doc/2012-11-05/}"
 
 
-class Answer:
+class Response:
     def __init__(self, response):
         self.status = response.status
         self.headers = response.headers
@@ -35,7 +35,7 @@ def request(endpoint, method, path, body=None, headers=None):
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(endpoint).netloc, timeout=30)
     try:
         connection.request(method, path, body=body, headers=headers or {})
-        return Answer(connection.getresponse())
+        return Response(connection.getresponse())
     finally:
         connection.close()
 

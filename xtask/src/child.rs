@@ -14,13 +14,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::totals::Reader;
 
 /// Poll interval for a running child.
-const POLL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a child's output may stay open after its end; then the processes that hold it are killed.
-const LINGER: Duration = Duration::from_secs(5);
+const OUTPUT_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How a child ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct ChildResult {
     /// `None` when it succeeded, else what went wrong.
     pub problem: Option<String>,
     /// Its test results.
@@ -29,31 +29,31 @@ pub struct Ended {
 
 /// Runs `command` to its end or to the time limit. It gets its own process group, so that all processes that it started
 /// end with it.
-pub fn run(command: &mut Command, limit: Duration) -> Ended {
+pub fn run(command: &mut Command, limit: Duration) -> ChildResult {
     run_into(command, limit, std::io::stdout())
 }
 
-fn run_into(command: &mut Command, limit: Duration, ours: impl Write + Send + 'static) -> Ended {
+fn run_into(command: &mut Command, limit: Duration, ours: impl Write + Send + 'static) -> ChildResult {
     let mut child = match command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn() {
         Ok(child) => child,
         Err(error) => {
             let problem = format!("{} could not be started: {error}", command.get_program().display());
-            return Ended { problem: Some(problem), results: Reader::default() };
+            return ChildResult { problem: Some(problem), results: Reader::default() };
         }
     };
     let output = read_aside(child.stdout.take().expect("stdout is piped"), ours);
     let mut problem = wait(&mut child, limit);
-    let results = output.recv_timeout(LINGER).or_else(|_| {
+    let results = output.recv_timeout(OUTPUT_WAIT_MAX).or_else(|_| {
         // A process that it started outlived it and holds its output open; its group still exists.
         kill(&child);
         problem.get_or_insert_with(|| "left processes behind, which were killed".to_owned());
-        output.recv_timeout(LINGER)
+        output.recv_timeout(OUTPUT_WAIT_MAX)
     });
     let results = results.unwrap_or_else(|_| {
         problem.get_or_insert_with(|| "its output never ended".to_owned());
         Reader::default()
     });
-    Ended { problem, results }
+    ChildResult { problem, results }
 }
 
 fn wait(child: &mut Child, limit: Duration) -> Option<String> {
@@ -70,7 +70,7 @@ fn wait(child: &mut Child, limit: Duration) -> Option<String> {
         } else if start.elapsed() >= limit {
             format!("killed after {} s, its time bound", limit.as_secs())
         } else {
-            thread::sleep(POLL);
+            thread::sleep(POLL_INTERVAL);
             continue;
         };
         kill(child);
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     /// Discards the child's output, because an outer run would count it.
-    fn shell(script: &str, limit: Duration) -> Ended {
+    fn shell(script: &str, limit: Duration) -> ChildResult {
         run_into(Command::new("sh").args(["-c", script]), limit, std::io::sink())
     }
 
@@ -146,6 +146,6 @@ mod tests {
         // The inner sleep holds the output open: the run ends soon only if the inner sleep is killed too.
         let ended = shell("echo begun; sleep 300 & sleep 300", Duration::from_millis(200));
         assert_eq!(ended.problem.as_deref(), Some("killed after 0 s, its time bound"));
-        assert!(start.elapsed() < LINGER, "{:?}", start.elapsed());
+        assert!(start.elapsed() < OUTPUT_WAIT_MAX, "{:?}", start.elapsed());
     }
 }

@@ -79,7 +79,7 @@ fn js(cx: &Context, step: &Step) -> Outcome {
         }
     }
     let from = cx.root().join("clients/js");
-    let installed = match Installed::new(cx, "js", &[&from.join("package-lock.json")]) {
+    let installed = match ToolFolder::new(cx, "js", &[&from.join("package-lock.json")]) {
         Ok(installed) => installed,
         Err(outcome) => return outcome,
     };
@@ -181,7 +181,7 @@ fn is_root() -> bool {
 fn venv(cx: &Context, step: &Step, requirements: &str) -> Result<PathBuf, Outcome> {
     version("python3").map_err(Outcome::Skipped)?;
     let file = cx.root().join(format!("clients/python/requirements-{requirements}.txt"));
-    let installed = Installed::new(cx, requirements, &[&file])?;
+    let installed = ToolFolder::new(cx, requirements, &[&file])?;
     let python = installed.folder.join("bin/python");
     let mut create = Command::new("python3");
     create.args(["-m", "venv", "--clear"]).arg(&installed.folder);
@@ -199,12 +199,12 @@ fn venv(cx: &Context, step: &Step, requirements: &str) -> Result<PathBuf, Outcom
 }
 
 /// An installation, in a folder named after a hash of its inputs.
-struct Installed {
+struct ToolFolder {
     folder: PathBuf,
     complete: PathBuf,
 }
 
-impl Installed {
+impl ToolFolder {
     fn new(cx: &Context, name: &str, made_from: &[&Path]) -> Result<Self, Outcome> {
         let mut hasher = DefaultHasher::new();
         for file in made_from {
@@ -241,7 +241,7 @@ fn out_of_reach_or_failed(problem: &str, mut probe: Command) -> Outcome {
 }
 
 fn failed(problem: String) -> Outcome {
-    Outcome::Ran(child::Ended { problem: Some(problem), results: crate::totals::Reader::default() })
+    Outcome::Ran(child::ChildResult { problem: Some(problem), results: crate::totals::Reader::default() })
 }
 
 /// Whether a program is installed.

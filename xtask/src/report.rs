@@ -18,7 +18,7 @@ pub struct Row {
 
 /// Skip reasons that are not a failure under `CI=true`: a store declares exactly which cases it cannot run, and its
 /// suite fails if the declaration is wrong; long cases run with `--long`.
-const EXCUSED: [&str; 2] = ["declared: ", "long: "];
+const ALLOWED_SKIP_REASONS: [&str; 2] = ["declared: ", "long: "];
 
 /// A skipped step or test.
 struct Skipped {
@@ -45,7 +45,7 @@ impl Row {
         }
     }
 
-    fn verdict(&self) -> String {
+    fn status_word(&self) -> String {
         match &self.outcome {
             Outcome::Skipped(_) => "skipped".to_owned(),
             Outcome::Ran(ended) => match &ended.problem {
@@ -71,7 +71,7 @@ impl Row {
                     .map(|test| Skipped {
                         name: format!("{}: {}", self.name, test.name),
                         reason: test.reason.clone(),
-                        excused: EXCUSED.iter().any(|prefix| test.reason.starts_with(prefix)),
+                        excused: ALLOWED_SKIP_REASONS.iter().any(|prefix| test.reason.starts_with(prefix)),
                     })
                     .collect()
             }
@@ -80,7 +80,7 @@ impl Row {
 }
 
 /// The results of all steps.
-pub struct Report {
+pub struct SuiteReport {
     /// One for each step, in order.
     pub rows: Vec<Row>,
     /// Whether a skip is a failure.
@@ -89,7 +89,7 @@ pub struct Report {
     pub filter: Option<String>,
 }
 
-impl Report {
+impl SuiteReport {
     fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for row in &self.rows {
@@ -124,7 +124,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for SuiteReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max("step".len());
         writeln!(
@@ -135,7 +135,7 @@ impl fmt::Display for Report {
         for row in &self.rows {
             let (totals, seconds) = (row.totals(), row.took.as_secs_f64());
             let Totals { passed, failed, skipped } = totals;
-            let verdict = row.verdict();
+            let verdict = row.status_word();
             writeln!(
                 f,
                 "{:width$}  {seconds:>8.1}  {passed:>7}  {failed:>7}  {skipped:>7}  {verdict}",
@@ -165,13 +165,13 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::child::Ended;
+    use crate::child::ChildResult;
     use crate::totals::Reader;
 
     fn ran(name: &'static str, output: &str, problem: Option<&str>) -> Row {
         let mut results = Reader::default();
         results.read(output.as_bytes());
-        let outcome = Outcome::Ran(Ended { problem: problem.map(str::to_owned), results });
+        let outcome = Outcome::Ran(ChildResult { problem: problem.map(str::to_owned), results });
         Row { name, took: Duration::from_millis(1250), outcome }
     }
 
@@ -179,11 +179,11 @@ mod tests {
         Row { name, took: Duration::ZERO, outcome: Outcome::Skipped(skip) }
     }
 
-    fn report(rows: Vec<Row>, ci: bool) -> Report {
-        Report { rows, ci, filter: None }
+    fn report(rows: Vec<Row>, ci: bool) -> SuiteReport {
+        SuiteReport { rows, ci, filter: None }
     }
 
-    fn last_line(report: &Report) -> String {
+    fn last_line(report: &SuiteReport) -> String {
         report.to_string().lines().last().unwrap().to_owned()
     }
 
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_filter_that_matches_nothing_is_a_failure() {
-        let filtered = |result: &str| Report {
+        let filtered = |result: &str| SuiteReport {
             rows: vec![ran("format", "", None), ran("tests", result, None)],
             ci: false,
             filter: Some("lease".into()),

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use crate::child::{self, Ended};
-use crate::report::{Report, Row};
+use crate::child::{self, ChildResult};
+use crate::report::{SuiteReport, Row};
 
 /// The inputs of every step.
 pub struct Context {
@@ -30,7 +30,7 @@ pub struct Step {
 pub enum Outcome {
     /// It ran. Result lines of Rust's test binaries, pytest and node on its standard output are counted; a step that
     /// prints none counts as one.
-    Ran(Ended),
+    Ran(ChildResult),
     /// It did not run.
     Skipped(Skip),
 }
@@ -57,7 +57,7 @@ const STEPS: &[Step] = &[
 
 /// Steps that need more than cargo: real clients, real services. To add one, write a function like those below and a
 /// line here. With a FILTER only the steps whose name contains it are run.
-const MORE_STEPS: &[Step] = crate::clients::STEPS;
+const CLIENT_STEPS: &[Step] = crate::clients::STEPS;
 
 fn format(cx: &Context, step: &Step) -> Outcome {
     step.run(cx, cx.cargo(&["fmt", "--all", "--check"]))
@@ -143,9 +143,9 @@ pub fn run(cx: &Context) -> ExitCode {
     // Installs the signal handler first, so that an interrupt is noticed from here on.
     let _ = child::interrupted();
     let wanted = |step: &&Step| cx.filter.as_deref().is_none_or(|filter| step.name.contains(filter));
-    let steps: Vec<&Step> = STEPS.iter().chain(MORE_STEPS.iter().filter(wanted)).collect();
+    let steps: Vec<&Step> = STEPS.iter().chain(CLIENT_STEPS.iter().filter(wanted)).collect();
     let ci = std::env::var("CI").is_ok_and(|value| value == "true");
-    let report = Report { rows: run_steps(cx, &steps), ci, filter: cx.filter.clone() };
+    let report = SuiteReport { rows: run_steps(cx, &steps), ci, filter: cx.filter.clone() };
     println!("{report}");
     if child::interrupted() {
         ExitCode::from(130)

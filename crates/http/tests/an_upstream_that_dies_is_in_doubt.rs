@@ -141,7 +141,7 @@ async fn breaks(script: &'static [&'static str], status: u16, code: &str) {
 
 #[tokio::test]
 async fn killed_before_its_answer() {
-    breaks(&["", OK], 502, "upstream-broken").await;
+    breaks(&["", OK], 502, "upstream-interrupted").await;
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn a_long_outage_stops_the_route_that_it_hits_and_no_other() {
         let proxy = Proxied::before(upstream.address, ledger.clone(), config).await;
         for n in 0..MAX {
             let broken = client.post(proxy.address, "/orders", &format!("k{n}"), "{}").await;
-            assert_eq!(broken.problem(), "upstream-broken");
+            assert_eq!(broken.problem(), "upstream-interrupted");
         }
         let answer = client.post(proxy.address, "/orders", "new", "{}").await;
         assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (503, "too-many-in-doubt"));

@@ -56,7 +56,7 @@ async fn a_body_that_breaks_off_is_the_callers_fault() {
                 wire.end().await;
             }
             let answer = wire.answer("POST").await;
-            assert_eq!((answer.status(), answer.problem().as_str()), (400, "body-broken"), "{key}{framing}");
+            assert_eq!((answer.status(), answer.problem().as_str()), (400, "body-incomplete"), "{key}{framing}");
             assert!(answer.text().contains("the body could not be read"), "{}", answer.text());
         }
     }

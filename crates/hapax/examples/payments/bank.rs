@@ -69,7 +69,7 @@ pub struct Request {
 /// A bank's response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Answer {
+pub enum BankResponse {
     /// The money was moved.
     Moved,
     /// The money was moved earlier, under the same key.
@@ -97,7 +97,7 @@ impl Books {
         self.moved.values().filter(|times| **times > 1).count()
     }
 
-    fn pay(&mut self, request: &Request) -> Answer {
+    fn pay(&mut self, request: &Request) -> BankResponse {
         let Request { bank, payment, derived_key, fence, takeover } = request;
         self.calls += 1;
         self.takeovers += u64::from(*takeover);
@@ -110,13 +110,13 @@ impl Books {
         let overtaken = fence < latest;
         *latest = (*latest).max(*fence);
         match bank {
-            Bank::Keyed if known => return Answer::Known,
-            Bank::Fenced if overtaken => return Answer::Overtaken,
+            Bank::Keyed if known => return BankResponse::Known,
+            Bank::Fenced if overtaken => return BankResponse::Overtaken,
             Bank::Keyed | Bank::Fenced | Bank::Trusting => {}
         }
         self.cents += payment.cents;
         *self.moved.entry(payment.id.clone()).or_default() += 1;
-        Answer::Moved
+        BankResponse::Moved
     }
 }
 
@@ -163,7 +163,7 @@ impl Banks {
 }
 
 /// Asks a bank to pay. After an error it is unknown whether it has.
-pub async fn pay(mut bank: TcpStream, request: &Request) -> io::Result<Answer> {
+pub async fn pay(mut bank: TcpStream, request: &Request) -> io::Result<BankResponse> {
     let call = async {
         let line = serde_json::to_string(request)? + "\n";
         bank.write_all(line.as_bytes()).await?;

@@ -192,7 +192,7 @@ impl Forwarder {
             let detail =
                 "the only transfer coding that this proxy understands is chunked, once; nothing was run";
             let title = "The transfer coding is not known";
-            return Err(Problem::new("coding-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail));
+            return Err(Problem::new("transfer-coding-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail));
         }
         check_target(request).map_err(|problem| {
             let detail = format!("{problem}; nothing was run");
@@ -263,7 +263,7 @@ impl ForwarderState {
                     "the connection to the upstream broke; it is open whether the request took effect";
                 let title = "The upstream broke off";
                 problem_with_verdict(
-                    Problem::new("upstream-broken", StatusCode::BAD_GATEWAY, title, detail),
+                    Problem::new("upstream-interrupted", StatusCode::BAD_GATEWAY, title, detail),
                     EffectVerdict::InDoubt,
                 )
             }
@@ -355,7 +355,7 @@ fn caller_body_failed(progress: &UploadProgress) -> Response<Body> {
     let problem = if slow {
         Problem::new("body-too-slow", StatusCode::REQUEST_TIMEOUT, "The body took too long", detail)
     } else {
-        Problem::new("body-broken", StatusCode::BAD_REQUEST, "The body broke off", detail)
+        Problem::new("body-incomplete", StatusCode::BAD_REQUEST, "The body broke off", detail)
     };
     problem_with_verdict(problem, EffectVerdict::InDoubt)
 }

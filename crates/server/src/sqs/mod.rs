@@ -148,7 +148,7 @@ impl Sqs {
     ) -> Response<Body> {
         let protocol = Protocol::of_request(parts);
         let mut action = None;
-        let result = self.answer(protocol, parts, body, (peer, budget), &mut action).await;
+        let result = self.execute(protocol, parts, body, (peer, budget), &mut action).await;
         tracing::debug!(
             address = %peer.address,
             action = action.map_or("?", Action::name),
@@ -158,7 +158,7 @@ impl Sqs {
         respond(protocol, action, &result)
     }
 
-    async fn answer(
+    async fn execute(
         &self,
         protocol: Protocol,
         parts: &Parts,
