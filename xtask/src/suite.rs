@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use crate::child::{self, ChildResult};
-use crate::report::{SuiteReport, Row};
+use crate::report::{Row, SuiteReport};
 
 /// The inputs of every step.
 pub struct Context {

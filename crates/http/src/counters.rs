@@ -15,21 +15,21 @@ hapax_core::process_counters! {
     /// Duplicates that got the recorded response: hits.
     replayed,
     /// Duplicates of a response that was not stored: 409.
-    unreplayable,
+    refused_not_stored,
     /// Duplicates that arrived while the first request was running: 409.
-    conflicts,
+    refused_in_progress,
     /// Keys reused for another request: 422.
-    mismatches,
+    refused_mismatch,
     /// Runs that ended in doubt.
-    doubts,
+    ended_in_doubt,
     /// Requests refused because their key is in doubt: 409.
-    in_doubt,
+    refused_in_doubt,
     /// Requests refused because of their key, their tenant or their body: 400, 408, 413.
-    refused,
+    refused_invalid,
     /// Requests refused because the ledger could not be reached: 503.
-    outages,
+    refused_by_outage,
     /// Requests that ran without protection because the ledger could not be reached.
-    open_passes,
+    ran_unprotected,
     /// Responses that could not be recorded.
     unrecorded,
 }

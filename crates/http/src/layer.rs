@@ -289,7 +289,7 @@ where
                     inner.call(*request).await.map(|response| response.map(Body::stream))
                 }
                 Prepared::Refused(problem) => {
-                    shared.counters.refused.add();
+                    shared.counters.refused_invalid.add();
                     Ok(problem.into_response())
                 }
                 Prepared::Keyed(run) => run.spawn(inner).await,

@@ -150,20 +150,20 @@ impl KeyedRequest {
             Some(ClaimResponse::Granted(granted)) => return self.run(inner, granted).await,
             Some(ClaimResponse::Completed(outcome)) => return Ok(self.replay(&outcome)),
             Some(ClaimResponse::InProgress { retry_after_ms }) => {
-                counters.conflicts.add();
+                counters.refused_in_progress.add();
                 in_progress(retry_after_ms)
             }
             Some(ClaimResponse::InDoubt) => {
-                counters.in_doubt.add();
+                counters.refused_in_doubt.add();
                 in_doubt(&self.id, self.shared.admin.as_deref())
             }
             Some(ClaimResponse::Refused(ClaimError::Mismatch)) => {
-                counters.mismatches.add();
+                counters.refused_mismatch.add();
                 fingerprint_mismatch()
             }
             Some(ClaimResponse::Refused(ClaimError::TooManyInDoubt { scope, open, in_doubt, max })) => {
                 tracing::warn!(%scope, open, in_doubt, max, "no claim: too many keys of this scope are in doubt");
-                counters.outages.add();
+                counters.refused_by_outage.add();
                 too_many_in_doubt(in_doubt)
             }
             Some(ClaimResponse::Refused(error)) => {
@@ -172,7 +172,7 @@ impl KeyedRequest {
             }
             Some(ClaimResponse::Unconfirmed(error)) => {
                 tracing::warn!(id = %self.id, %error, "no claim: the ledger did not confirm it");
-                counters.outages.add();
+                counters.refused_by_outage.add();
                 ledger_unavailable("the ledger did not confirm the claim in time")
             }
             answer @ (Some(ClaimResponse::Unavailable(_)) | None) => {
@@ -182,10 +182,10 @@ impl KeyedRequest {
                 };
                 tracing::warn!(id = %self.id, error, "no claim: the ledger cannot be reached");
                 if self.policy.on_outage == OnOutage::Open {
-                    counters.open_passes.add();
+                    counters.ran_unprotected.add();
                     return self.run_unprotected(inner).await;
                 }
-                counters.outages.add();
+                counters.refused_by_outage.add();
                 ledger_unavailable(
                     "the ledger cannot be reached, so it cannot be known whether this request has run before",
                 )
@@ -210,7 +210,7 @@ impl KeyedRequest {
                 *response
             }
             Replay::Omitted { status, why } => {
-                self.shared.counters.unreplayable.add();
+                self.shared.counters.refused_not_stored.add();
                 response_not_stored(status, &why).into_response()
             }
         }
@@ -421,7 +421,7 @@ impl HeldRun {
     }
 
     async fn end_in_doubt(&mut self, why: &'static str) {
-        self.shared.counters.doubts.add();
+        self.shared.counters.ended_in_doubt.add();
         tracing::warn!(id = %self.claim.id(), fence = %self.claim.fence(), why, "a run is in doubt");
         let _ = self.end(ClaimEnding::Doubt).await;
     }

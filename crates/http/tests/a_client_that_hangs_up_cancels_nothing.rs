@@ -69,7 +69,7 @@ async fn a_shutdown_waits_for_a_run_whose_caller_is_gone() {
     assert_eq!(layer.running(), 1);
     gate.open();
     proxy.stop().await;
-    assert_eq!((layer.running(), layer.counters().doubts), (0, 0));
+    assert_eq!((layer.running(), layer.counters().ended_in_doubt), (0, 0));
     let other = Proxied::router(gated(&gate), store.ledger(), ProxyConfig::default()).await;
     assert!(Client::new().post(other.address, "/orders", "k", "{}").await.is_replay());
 }

@@ -41,7 +41,7 @@ async fn closed_runs_nothing_and_says_when_to_come_back() {
     }
     assert!(waits.iter().all(|wait| (1..=10).contains(wait)), "{waits:?}");
     assert!(waits.iter().any(|wait| *wait != waits[0]), "not jittered: {waits:?}");
-    assert_eq!((gate.arrived(), proxy.layer.counters().outages), (0, 20), "duplicates of ours");
+    assert_eq!((gate.arrived(), proxy.layer.counters().refused_by_outage), (0, 20), "duplicates of ours");
     // A request without a key needs no protection.
     let plain = http::Request::post(format!("http://{}/orders", proxy.address));
     let plain = client.send(plain.body(http_body_util::Full::default()).unwrap()).await;
@@ -62,7 +62,7 @@ async fn open_runs_unprotected_and_counts_it() {
         let answer = client.post(proxy.address, "/orders", "k", "{}").await;
         assert_eq!((answer.text(), answer.is_replay()), (format!("call {call}"), false));
     }
-    assert_eq!(proxy.layer.counters().open_passes, 2);
+    assert_eq!(proxy.layer.counters().ran_unprotected, 2);
 }
 
 #[tokio::test]
@@ -181,7 +181,10 @@ async fn unconfirmed(on_outage: OnOutage) {
     assert_eq!(first.await.unwrap().status, 429);
     let waiting = waiting.await.unwrap();
     assert_eq!((waiting.status.as_u16(), gate.arrived()), (503, 1), "{}", waiting.text());
-    assert_eq!((waiting.problem().as_str(), proxy.layer.counters().open_passes), ("ledger-unavailable", 0));
+    assert_eq!(
+        (waiting.problem().as_str(), proxy.layer.counters().ran_unprotected),
+        ("ledger-unavailable", 0)
+    );
     ledger.renews_fail(false);
     let again = send().await.unwrap();
     assert_eq!((again.status.as_u16(), gate.arrived()), (201, 2), "{}", again.text());

@@ -79,7 +79,7 @@ async fn nothing_ran(says: Says) -> Result<Response<Body>, &'static str> {
     let filter = EntryFilter { limit: 1, ..EntryFilter::default() };
     let entries = ledger.entries(filter).await.unwrap().items;
     assert!(entries.is_empty(), "it was never called: {entries:?}");
-    assert_eq!((layer.counters().doubts, called.load(Ordering::SeqCst)), (0, 0));
+    assert_eq!((layer.counters().ended_in_doubt, called.load(Ordering::SeqCst)), (0, 0));
 
     is_ready.store(true, Ordering::SeqCst);
     let again = soon(service.call(request())).await.unwrap();

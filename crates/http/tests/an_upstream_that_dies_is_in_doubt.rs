@@ -96,7 +96,7 @@ async fn one_that_is_not_there_leaves_the_key_free() {
         );
         assert!(answer.headers.contains_key("retry-after"));
     }
-    assert_eq!(proxy.layer.counters().doubts, 0, "nothing was sent");
+    assert_eq!(proxy.layer.counters().ended_in_doubt, 0, "nothing was sent");
     let listener = TcpListener::bind(address).await.unwrap();
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -163,7 +163,7 @@ async fn a_run_that_takes_too_long_is_cut_off() {
             .await;
     let answer = Client::new().post(proxy.address, "/orders", "k", "{}").await;
     assert_eq!((answer.status.as_u16(), answer.problem().as_str()), (504, "run-too-long"));
-    assert_eq!(proxy.layer.counters().doubts, 1);
+    assert_eq!(proxy.layer.counters().ended_in_doubt, 1);
 }
 
 /// Each broken request leaves a key in doubt. At the bound of its scope a new key is turned away before it reaches the

@@ -105,5 +105,5 @@ async fn a_handler_that_panics_is_in_doubt() {
     assert_eq!((first.status, first.problem().as_str()), (StatusCode::BAD_GATEWAY, "run-interrupted"));
     let second = client.post(to, "/payments", "k1", "{}").await;
     assert_eq!((second.status, second.problem().as_str()), (StatusCode::CONFLICT, "in-doubt"));
-    assert_eq!((layer.counters().doubts, layer.counters().in_doubt), (1, 1));
+    assert_eq!((layer.counters().ended_in_doubt, layer.counters().refused_in_doubt), (1, 1));
 }

@@ -80,7 +80,7 @@ async fn a_key_that_is_missing_or_of_bad_form_is_400() {
     both.headers_mut().insert("x-idempotency-key", "b".parse().unwrap());
     assert_problem(&client.send(both).await, 400, "key-invalid");
     assert_eq!(calls.load(Ordering::SeqCst), 0, "a refused request reached the service");
-    assert_eq!(proxy.layer.counters().refused, 10);
+    assert_eq!(proxy.layer.counters().refused_invalid, 10);
 }
 
 #[tokio::test]
@@ -113,7 +113,7 @@ async fn another_request_with_the_same_key_is_422_in_every_state() {
     assert!(again.is_replay(), "{again:?}");
     assert_eq!(gate.arrived(), 1);
     let counters = proxy.layer.counters();
-    assert_eq!((counters.mismatches, counters.conflicts, counters.replayed), (3, 1, 1));
+    assert_eq!((counters.refused_mismatch, counters.refused_in_progress, counters.replayed), (3, 1, 1));
 }
 
 #[tokio::test]

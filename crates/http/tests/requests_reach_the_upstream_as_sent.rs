@@ -56,7 +56,11 @@ async fn a_body_that_breaks_off_is_the_callers_fault() {
                 wire.end().await;
             }
             let answer = wire.answer("POST").await;
-            assert_eq!((answer.status(), answer.problem().as_str()), (400, "body-incomplete"), "{key}{framing}");
+            assert_eq!(
+                (answer.status(), answer.problem().as_str()),
+                (400, "body-incomplete"),
+                "{key}{framing}"
+            );
             assert!(answer.text().contains("the body could not be read"), "{}", answer.text());
         }
     }
@@ -65,7 +69,7 @@ async fn a_body_that_breaks_off_is_the_callers_fault() {
     let whole = "POST /orders HTTP/1.1\r\nhost: shop\r\ncontent-length: 2\r\n\r\nok";
     assert_eq!(exchange(&proxy, "POST", whole).await.unwrap().status(), 201);
     let counters = proxy.layer.counters();
-    assert_eq!((counters.doubts, counters.ran), (0, 0), "{counters:?}");
+    assert_eq!((counters.ended_in_doubt, counters.ran), (0, 0), "{counters:?}");
 }
 
 /// A body that comes in these parts.
@@ -101,7 +105,7 @@ async fn a_reset_in_the_middle_of_a_body_breaks_nothing_else() {
         assert_eq!(answer.status(), 201);
     }
     assert_eq!(upstream.seen().len(), 2, "{:?}", upstream.seen());
-    assert_eq!(proxy.layer.counters().doubts, 0);
+    assert_eq!(proxy.layer.counters().ended_in_doubt, 0);
 }
 
 /// {chunked, length, none} x every method x {keyed, not}: the same body arrives, with one framing.

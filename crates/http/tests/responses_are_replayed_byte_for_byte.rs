@@ -130,7 +130,7 @@ async fn an_answer_too_large_to_keep_passes_and_its_duplicate_is_told_so() {
     let again = client.post(proxy.address, "/large", "k", "{}").await;
     assert_eq!((again.status, again.problem().as_str()), (StatusCode::CONFLICT, "response-not-stored"));
     assert!(again.text().contains(r#""original_status":200"#), "{}", again.text());
-    assert_eq!((calls.load(Ordering::SeqCst), proxy.layer.counters().unreplayable), (1, 1));
+    assert_eq!((calls.load(Ordering::SeqCst), proxy.layer.counters().refused_not_stored), (1, 1));
 
     let (_store, roomy, _) = proxied(Policy { response_bytes_max: 5000, ..Policy::default() }).await;
     client.post(roomy.address, "/large", "k", "{}").await;

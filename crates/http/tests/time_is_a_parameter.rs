@@ -45,5 +45,5 @@ async fn a_claim_is_renewed_and_a_run_is_bounded_by_the_clock_that_was_given() {
     clock.advance_ms(300_000);
     let answer = call.await.unwrap();
     assert!([502, 504].contains(&answer.status.as_u16()), "{}", answer.text());
-    until("it is in doubt", || layer.counters().doubts == 1).await;
+    until("it is in doubt", || layer.counters().ended_in_doubt == 1).await;
 }

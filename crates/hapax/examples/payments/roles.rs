@@ -11,7 +11,7 @@ use hapax::{Cx, HandlerOutcome, Hapax, IdempotencyKey, QueueConfig, QueueName, T
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::net::TcpStream;
 
-use crate::bank::{self, BankResponse, Bank, Payment, Request};
+use crate::bank::{self, Bank, BankResponse, Payment, Request};
 
 /// How long a crash delays a payment.
 const LEASE_MS: u64 = 300;
@@ -58,8 +58,12 @@ async fn pay(bank: Bank, address: SocketAddr, payment: Payment, cx: Cx) -> Handl
         takeover: cx.is_takeover(),
     };
     match bank::pay(connection, &request).await {
-        Ok(BankResponse::Moved | BankResponse::Known) => HandlerOutcome::Done(format!("{} paid", request.payment.id)),
-        Ok(BankResponse::Overtaken) => HandlerOutcome::in_doubt("a later run was at the bank before this one"),
+        Ok(BankResponse::Moved | BankResponse::Known) => {
+            HandlerOutcome::Done(format!("{} paid", request.payment.id))
+        }
+        Ok(BankResponse::Overtaken) => {
+            HandlerOutcome::in_doubt("a later run was at the bank before this one")
+        }
         Err(error) => HandlerOutcome::in_doubt(error), // The money may have moved.
     }
 }

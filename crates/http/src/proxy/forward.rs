@@ -192,7 +192,12 @@ impl Forwarder {
             let detail =
                 "the only transfer coding that this proxy understands is chunked, once; nothing was run";
             let title = "The transfer coding is not known";
-            return Err(Problem::new("transfer-coding-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail));
+            return Err(Problem::new(
+                "transfer-coding-not-supported",
+                StatusCode::NOT_IMPLEMENTED,
+                title,
+                detail,
+            ));
         }
         check_target(request).map_err(|problem| {
             let detail = format!("{problem}; nothing was run");
