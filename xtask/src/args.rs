@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_benchmark_is_answered_with_the_names() {
+    fn an_unknown_benchmark_is_refused_with_the_known_names() {
         assert_eq!(
             parsed("bench").unwrap_err(),
             "`bench` needs a name: embedded, ledger, server, proxy, worker"
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_command_is_answered_with_the_nearest() {
+    fn an_unknown_command_is_refused_with_the_nearest() {
         assert_eq!(parsed("tset").unwrap_err(), "unknown command `tset`; did you mean `test`?");
         assert_eq!(parsed("deploy").unwrap_err(), "unknown command `deploy`; there are: test, bench, help");
     }

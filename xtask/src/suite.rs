@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_a_build_is_skipped_when_there_is_none() {
+    fn steps_that_need_a_build_are_skipped_without_one() {
         let failing = step(BUILD, false, |cx, step| step.run(cx, shell("exit 101")));
         let needing = step("tests", true, |_, _| panic!("must not run"));
         let rows = run_steps(&context(), &[&failing, &needing]);

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_word_is_answered_with_those_that_are_known() {
+    fn an_unknown_word_is_refused_with_the_known_ones() {
         let error = parse_word::<hapax::Tier>("exactly-once").unwrap_err();
         assert_eq!(error, "use at-most-once, at-least-once, effectively-once, transactional");
     }
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_deceive_a_terminal_is_spelt_out() {
+    fn control_characters_are_escaped() {
         assert_eq!(escape("a\x1b[31mb\nc\u{202e}d"), "a\\u{1b}[31mb\\nc\\u{202e}d");
         assert_eq!(escape("Grüße \"x\" \\ y"), "Grüße \"x\" \\ y");
         assert_eq!(show_body(&[0xff, b'a', 0], 80), "\\xffa\\x00");

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
-use common::proxied::{Proxy, post, request, service, service_answering};
+use common::proxied::{Proxy, post, request, service, service_responding};
 use common::{Server, hapax, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -39,11 +39,11 @@ fn in_shell(folder: &TempDir, command: &str) -> common::Done {
 }
 
 #[test]
-fn a_parked_key_is_seen_and_decided_by_the_command_that_the_answer_names() {
+fn a_parked_key_is_resolved_by_the_command_in_the_response() {
     // A key that a shell would read as something else, and that looks like a flag.
     for key in ["k", "\"-it's `x` $HOME\""] {
         let folder = tempfile::tempdir().unwrap();
-        let (upstream, calls) = service_answering(&[500, 201]);
+        let (upstream, calls) = service_responding(&[500, 201]);
         let proxy = Proxy::start(&folder, &["--upstream", &format!("http://{upstream}")]);
         let admin = proxy.admin().unwrap_or_else(|| panic!("{:?}", proxy.ready));
         assert!(admin.starts_with("http://127.0.0.1:"), "{admin}");
@@ -199,7 +199,7 @@ fn an_address_that_was_asked_for_is_used_or_refused() {
 #[test]
 fn without_an_admin_listener_nothing_claims_that_there_is_one() {
     let folder = tempfile::tempdir().unwrap();
-    let (upstream, _) = service_answering(&[500, 201]);
+    let (upstream, _) = service_responding(&[500, 201]);
     let args = ["--upstream", &format!("http://{upstream}"), "--admin-listen", "none"];
     let proxy = Proxy::start(&folder, &args);
     assert!(!proxy.ready.iter().any(|line| line.contains("http://127.0.0.1:9326")), "{:?}", proxy.ready);
@@ -218,7 +218,7 @@ fn without_an_admin_listener_nothing_claims_that_there_is_one() {
 #[test]
 fn a_ledger_elsewhere_is_looked_into_there() {
     let server = Server::start();
-    let (upstream, _) = service_answering(&[500, 201]);
+    let (upstream, _) = service_responding(&[500, 201]);
     let upstream = format!("http://{upstream}");
     let args = ["--upstream", &upstream, "--ledger", &server.endpoint];
     let proxy = Proxy::start(&server.folder, &args);
@@ -234,7 +234,7 @@ fn a_ledger_elsewhere_is_looked_into_there() {
 #[test]
 fn a_proxy_beside_the_server_is_looked_into_there() {
     let folder = tempfile::tempdir().unwrap();
-    let (upstream, _) = service_answering(&[500, 201]);
+    let (upstream, _) = service_responding(&[500, 201]);
     let config = format!("[[proxy]]\nlisten = \"127.0.0.1:0\"\nupstream = \"http://{upstream}\"\n");
     std::fs::write(folder.path().join("hapax.toml"), config).unwrap();
     let mut server = Server::start_in(folder, &["--config", "hapax.toml"]);
@@ -347,7 +347,7 @@ fn with_a_certificate_the_admin_listener_speaks_https_only() {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     std::fs::write(folder.path().join("cert.pem"), made.cert.pem()).unwrap();
     std::fs::write(folder.path().join("key.pem"), made.signing_key.serialize_pem()).unwrap();
-    let (upstream, _) = service_answering(&[500]);
+    let (upstream, _) = service_responding(&[500]);
     let text = format!(
         "[admin]\nlisten = \"127.0.0.1:0\"\ntls = {{ cert_file = \"cert.pem\", key_file = \"key.pem\" }}\n\
          [[admin.keys]]\nid = \"OPS\"\nsecret = \"s\"\n[[proxy]]\nupstream = \"http://{upstream}\"\n"

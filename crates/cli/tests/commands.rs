@@ -9,7 +9,7 @@ use common::relay::relay;
 use common::{Done, Server, hapax, run};
 
 #[test]
-fn what_was_sent_is_received_and_gone_once_acked() {
+fn a_sent_message_is_received_and_gone_once_acked() {
     let server = Server::start();
     assert_eq!(server.run(&["queue", "create", "jobs"]).ok(), "jobs created\n");
     let id = server.run(&["send", "jobs", "hello", "--attribute", "kind=greeting", "--priority", "3"]).ok();
@@ -120,7 +120,7 @@ fn a_backup_is_restored_paused_and_resumed() {
 }
 
 #[test]
-fn destructive_commands_want_a_yes_where_nobody_can_be_asked() {
+fn destructive_commands_need_yes_without_a_terminal() {
     let server = Server::start();
     server.run(&["send", "jobs", "--create", "kept"]).ok();
     for args in [["queue", "delete", "jobs"], ["queue", "purge", "jobs"]] {
@@ -248,7 +248,7 @@ fn one_command_makes_a_queue_and_the_one_for_its_dead_letters() {
 
 /// Messages that were received are shown, and acked if asked for, even if a later request of the same command fails.
 #[test]
-fn what_was_received_before_a_failure_is_not_lost() {
+fn messages_received_before_a_failure_are_not_lost() {
     let server = Server::start();
     let bodies: Vec<String> = (0..150).map(|number| format!("body-{number}.")).collect();
     std::fs::write(server.folder.path().join("bodies"), bodies.join("\n")).unwrap();

@@ -24,7 +24,7 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn what_is_printed_means_the_same_when_it_is_read() {
+fn a_printed_configuration_reads_back_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let text = "listen = \"127.0.0.1:9999\"\n[log]\nformat = \"json\"\n[[queue]]\nname = \"a.fifo\"\n\
                 redrive_allow = { queues = [\"b.fifo\"] }\n";
@@ -161,7 +161,7 @@ weit_ms = 7
 }
 
 #[test]
-fn what_only_the_running_server_would_notice_is_noticed_before_it_starts() {
+fn problems_of_a_running_server_are_found_before_it_starts() {
     for (text, says) in [
         ("[[auth.keys]]\nid = \"AK\"\nsecret_env = \"HAPAX_TEST_NOT_SET\"\n", "hapax.toml:1: auth.keys.AK"),
         ("[[auth.keys]]\nid = \"AK\"\nsecret_file = \"nowhere\"\n", "hapax.toml:1: auth.keys.AK"),

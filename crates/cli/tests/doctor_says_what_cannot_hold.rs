@@ -163,7 +163,7 @@ fn wrong_stores_are_refused_and_none_is_made() {
 }
 
 #[test]
-fn whoever_makes_or_changes_a_queue_is_told_what_its_tier_lacks() {
+fn creating_or_changing_a_queue_warns_about_its_tier() {
     let server = Server::start();
     let done = server.run(&["queue", "create", "pay", "--tier", "transactional", "--max-attempts", "0"]);
     let expected = "warning: queue pay: no-attempt-limit: the queue has no limit on attempts";
@@ -209,7 +209,7 @@ fn doctor_and_worker_agree_that_a_lease_of_zero_is_refused() {
 
 /// A key for some queues does not learn how much is in the store, and is told so instead of being shown zeros.
 #[test]
-fn what_a_key_may_not_see_is_called_so() {
+fn hidden_facts_are_reported_as_not_allowed() {
     let folder = tempfile::tempdir().unwrap();
     let key = |id: &str, rights: &str| format!("[[auth.keys]]\nid = \"{id}\"\nsecret = \"s\"\n{rights}\n");
     let config = key("ALL", "")
@@ -309,7 +309,7 @@ fn a_dead_letter_queue_of_another_key_is_not_called_missing() {
 }
 
 #[test]
-fn what_could_not_be_asked_is_not_called_forbidden() {
+fn an_outage_is_not_reported_as_not_allowed() {
     let server = Server::start();
     server.run(&["queue", "create", "jobs"]).ok();
     let endpoint = relay(&server, |line| line.contains("/stats"));

@@ -27,7 +27,7 @@ fn doubt(server: &Server, path: &str) {
 }
 
 #[test]
-fn what_is_in_doubt_is_listed_shown_and_decided() {
+fn entries_in_doubt_are_listed_shown_and_resolved() {
     let server = Server::start();
     doubt(&server, "queue%2Fpayments/order-7");
     doubt(&server, "queue%2Fpayments/order-8");

@@ -66,7 +66,7 @@ fn a_proxy_beside_the_server_uses_its_store() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_before_anything_is_made() {
+fn invalid_configurations_are_refused_before_anything_is_created() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |args: &[&str], code: i32, says: &str| {
         let error = run(&folder, args).failed(code);
@@ -93,7 +93,7 @@ fn what_cannot_be_meant_is_refused_before_anything_is_made() {
 }
 
 #[test]
-fn what_is_printed_means_the_same_when_it_is_read() {
+fn a_printed_configuration_reads_back_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let args = [
         "proxy",

@@ -151,7 +151,7 @@ fn a_command_may_run_only_so_long() {
 }
 
 #[test]
-fn what_a_command_left_behind_ends_with_it() {
+fn processes_that_a_command_started_end_with_it() {
     let script = "sleep 600 & echo $! > grandchild; exit 0";
     let mut work = Work::start(jobs(&[]), &["--once"], script);
     let grandchild = work.file("grandchild");

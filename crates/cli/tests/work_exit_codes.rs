@@ -32,7 +32,7 @@ fn entry(server: &Server, key: &str) -> Value {
 }
 
 #[test]
-fn what_the_command_prints_is_the_outcome() {
+fn the_output_of_the_command_is_the_outcome() {
     let server = jobs("effectively-once");
     for (key, script, expected) in [
         ("json", "printf '{\"charge\": %s}\\n' \"$(cat)\"", serde_json::json!({ "charge": 7 })),
@@ -179,7 +179,7 @@ fn a_command_that_is_killed_leaves_doubt_and_dies_by_its_attempts() {
 }
 
 #[test]
-fn a_large_body_deadlocks_nobody() {
+fn a_large_body_causes_no_deadlock() {
     let server = jobs("at-least-once");
     let body = "x".repeat(1 << 20);
     for script in [

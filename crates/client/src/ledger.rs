@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn each_element_has_its_answer_and_an_unknown_one_leaves_the_rest_unknown() {
+    fn each_element_has_its_result_and_an_unknown_one_leaves_the_rest_unknown() {
         let done = || ItemResult::Done(RemainingLease { lease_ms: 7 });
         let answers = read(vec![done(), problem("stale-token"), done()]).unwrap();
         let kept = Ok(RemainingLease { lease_ms: 7 });

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_not_sent_is_unavailable_and_what_got_lost_is_unknown() {
+    async fn an_unsent_request_is_unavailable_and_a_lost_one_is_unknown() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let transport = Transport::new(&endpoint, Options::default()).unwrap();

@@ -9,7 +9,7 @@ fn message(group: &str, number: usize, body: String) -> NewMessage {
 }
 
 #[tokio::test]
-async fn what_comes_behind_a_refused_item_of_its_group_waits_for_the_repeated_import() {
+async fn items_behind_a_refused_one_of_their_group_wait_for_the_repeated_import() {
     let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let old = Hapax::open(&format!("embedded:{}", old.path().display())).await.unwrap();
     let new = Hapax::open(&format!("embedded:{}", new.path().display())).await.unwrap();

@@ -91,7 +91,7 @@ async fn a_key_given_at_the_send_is_the_messages_own() {
 }
 
 #[tokio::test]
-async fn a_batch_has_one_answer_for_each_value_in_their_order() {
+async fn a_batch_has_one_result_per_value_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let hapax = Hapax::open(&format!("embedded:{}", folder.path().display())).await.unwrap();
     let texts = hapax.queue::<String>("texts").unwrap();

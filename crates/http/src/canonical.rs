@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_or_too_deep_is_left_alone() {
+    fn invalid_or_too_deep_json_is_not_parsed() {
         for text in ["", "{", "nul", "{\"a\":1,}", "1 2", "\u{7f}"] {
             assert_eq!(Node::parse(text.as_bytes()), None, "{text}");
         }

@@ -222,7 +222,7 @@ mod tests {
     const TEXT: (&str, &str) = ("content-type", "text/plain");
 
     #[test]
-    fn what_a_service_can_tell_apart_is_not_the_same_request() {
+    fn requests_that_a_service_can_distinguish_differ() {
         let json = |body| Sent::new(&[JSON], body);
         let with = |name, value| Sent::new(&[JSON, (name, value)], "{}");
         let typed = |kind| Sent::new(&[("content-type", kind)], "{}");
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_service_can_tell_apart_is_the_same_request() {
+    fn requests_that_no_service_can_distinguish_are_equal() {
         let json = |kind, body| Sent::new(&[("content-type", kind)], body);
         all_equal(&[
             json("application/json", r#"{"a":"\u0041","b":[1]}"#),

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_names_the_rule() {
+    fn a_refusal_names_the_rule() {
         let long = "k".repeat(256);
         for value in [
             "",

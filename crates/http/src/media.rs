@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_stays_as_it_is() {
+    fn an_unparsable_type_is_kept_as_sent() {
         for lines in [&["text/plain; x"][..], &["text/plain; x=\"open"], &["a/b; x=\"1\"2"], &["a/b", "a/b"]]
         {
             let read = media(lines);

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writings_of_one_path_are_one_route() {
+    fn spellings_of_one_path_are_one_route() {
         for written in [
             "/payments",
             "/payments/",

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_belongs_to_one_connection_or_one_caller_is_not_replayed() {
+    async fn headers_of_one_connection_or_one_caller_are_not_replayed() {
         let original = parts(
             201,
             &[
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_decided_is_an_answer() {
+    fn an_operators_outcome_is_replayed_as_a_response() {
         let outcome = RecordedOutcome::done(Json::parse(r#"{"charged":true}"#).unwrap());
         let Replay::Response(response) = replay(&outcome) else { panic!("omitted") };
         assert_eq!(response.status(), StatusCode::OK);
@@ -315,7 +315,7 @@ mod tests {
 
     /// A field named `status` does not make an outcome a response; a response recorded before the name existed is one.
     #[tokio::test]
-    async fn an_answer_is_known_by_its_name() {
+    async fn a_stored_response_is_recognised_by_its_name() {
         let answer = |json: &str| match replay(&RecordedOutcome::done(Json::parse(json).unwrap())) {
             Replay::Response(response) => *response,
             Replay::Omitted { why, .. } => panic!("{json}: {why}"),
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_refused_before_it_is_recorded() {
+    fn an_outcome_that_is_no_response_is_refused_before_it_is_recorded() {
         let check = |scope: &str, json: &str| {
             let outcome = RecordedOutcome::done(Json::parse(json).unwrap());
             let resolution = Resolution::Completed { outcome, ttl_ms: 1000 };
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_for_the_ledger_keeps_its_status() {
+    fn a_response_too_large_for_the_ledger_keeps_its_status() {
         let read = CompleteBody { bytes: Bytes::from(vec![0xff; OUTCOME_BYTES_MAX]), trailers: None };
         let outcome = outcome_with_body(&Method::POST, &parts(200, &[]), &read).without_oversize_value();
         assert!(matches!(replay(&outcome), Replay::Omitted { status: Some(200), .. }));

@@ -119,7 +119,7 @@ async fn an_outage_shorter_than_the_lease_is_not_seen() {
 }
 
 #[tokio::test]
-async fn a_claim_whose_answer_got_lost_is_asked_for_again_or_given_back() {
+async fn a_claim_whose_response_got_lost_is_repeated_or_given_back() {
     let gate = Gate::opened();
     let (_store, ledger, proxy) = proxied(Policy::default(), &gate).await;
     let client = Client::new();
@@ -150,7 +150,7 @@ async fn a_claim_that_cannot_be_confirmed_is_given_back() {
 
 /// Another holder may have the key: what lets requests pass in an outage must not let this one run.
 #[tokio::test]
-async fn nor_does_it_run_where_an_outage_lets_requests_pass() {
+async fn an_unconfirmed_claim_does_not_run_with_on_outage_open() {
     unconfirmed(OnOutage::Open).await;
 }
 

@@ -97,7 +97,7 @@ async fn retried_it_runs_again_and_is_told_so() {
 }
 
 #[tokio::test]
-async fn killed_after_the_answer_it_is_replayed() {
+async fn killed_after_the_response_it_is_replayed() {
     let store = Store::new();
     let folder = store.folder.path().join("proxy");
     let gate = Gate::opened();

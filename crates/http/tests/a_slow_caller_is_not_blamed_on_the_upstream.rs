@@ -65,7 +65,7 @@ async fn a_caller_that_stops_sending_is_told_so_even_if_both_bounds_are_equal() 
 }
 
 #[tokio::test]
-async fn an_upload_may_take_longer_than_an_answer() {
+async fn an_upload_may_take_longer_than_a_response() {
     let upstream = Upstream::answering("HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok").await;
     // The upstream has this long to answer, however busy the machine is.
     let (_store, proxy) = before(upstream.address, 4_000, LONG_MS).await;

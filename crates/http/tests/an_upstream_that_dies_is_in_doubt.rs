@@ -140,12 +140,12 @@ async fn breaks(script: &'static [&'static str], status: u16, code: &str) {
 }
 
 #[tokio::test]
-async fn killed_before_its_answer() {
+async fn killed_before_its_response() {
     breaks(&["", OK], 502, "upstream-interrupted").await;
 }
 
 #[tokio::test]
-async fn killed_within_its_answer() {
+async fn killed_within_its_response() {
     breaks(&[CUT, OK], 502, "run-interrupted").await;
 }
 

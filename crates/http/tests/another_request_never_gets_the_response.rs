@@ -123,7 +123,7 @@ async fn another_writing_of_a_path_is_the_same_route() {
 
 /// Duplicates get what an operator decided about a parked key; a status in it is only a field.
 #[tokio::test]
-async fn what_was_decided_by_hand_is_the_answer() {
+async fn an_outcome_recorded_by_hand_is_the_response() {
     let upstream = Upstream::responding("HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n").await;
     let store = Store::new();
     let proxy = Proxied::before(upstream.address, store.ledger(), with_policy(Policy::default())).await;

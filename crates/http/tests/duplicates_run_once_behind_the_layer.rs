@@ -36,7 +36,7 @@ async fn at_once(to: std::net::SocketAddr, gate: &Gate, arrivals: usize) -> Vec<
 }
 
 #[tokio::test]
-async fn fifty_at_once_run_once_and_get_the_same_answer() {
+async fn fifty_at_once_run_once_and_get_the_same_response() {
     let gate = Gate::closed();
     let store = Store::new();
     let layer = IdempotencyLayer::builder("shop", store.ledger()).build().unwrap();

@@ -42,7 +42,7 @@ fn assert_problem(answer: &TestResponse, status: u16, code: &str) {
 }
 
 #[tokio::test]
-async fn a_retry_gets_the_first_answer_and_is_marked() {
+async fn a_retry_gets_the_first_response_and_is_marked() {
     let (_store, proxy, calls) = proxied(required()).await;
     let client = Client::new();
     let first = client.post(proxy.address, "/orders", "\"8e03978e-40d5-43e8-bc93-6894a57f9324\"", "{}").await;

@@ -122,7 +122,7 @@ async fn a_server_error_is_in_doubt_and_the_policy_decides() {
 }
 
 #[tokio::test]
-async fn an_answer_too_large_to_keep_passes_and_its_duplicate_is_told_so() {
+async fn a_response_too_large_to_store_passes_and_its_duplicate_gets_409() {
     let (_store, proxy, calls) = proxied(Policy { response_bytes_max: 4999, ..Policy::default() }).await;
     let client = Client::new();
     let first = client.post(proxy.address, "/large", "k", "{}").await;
@@ -164,7 +164,7 @@ impl http_body::Body for Fed {
     }
 }
 
-async fn an_endless_answer_arrives_while_it_is_made(content_type: &'static str, policy: Policy) {
+async fn an_endless_response_is_streamed(content_type: &'static str, policy: Policy) {
     let store = Store::new();
     let (app, calls, feed) = streaming(content_type);
     let proxy = Proxied::router(app, store.ledger(), with_policy(policy)).await;
@@ -184,13 +184,13 @@ async fn an_endless_answer_arrives_while_it_is_made(content_type: &'static str, 
 
 #[tokio::test]
 async fn a_stream_of_events_passes_through() {
-    an_endless_answer_arrives_while_it_is_made("text/event-stream", Policy::default()).await;
+    an_endless_response_is_streamed("text/event-stream", Policy::default()).await;
 }
 
 #[tokio::test]
-async fn a_slow_answer_passes_through() {
+async fn a_slow_response_passes_through() {
     let policy = Policy { response_max: Duration::from_millis(50), ..Policy::default() };
-    an_endless_answer_arrives_while_it_is_made("text/plain", policy).await;
+    an_endless_response_is_streamed("text/plain", policy).await;
 }
 
 #[tokio::test]

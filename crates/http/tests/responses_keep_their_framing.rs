@@ -71,7 +71,7 @@ async fn proxied() -> (Store, Proxied, Upstream) {
 
 /// Each ambiguous response with a following request on the same connection: unkeyed, keyed, and replayed.
 #[tokio::test]
-async fn an_answer_with_two_lengths_is_followed_by_the_next_answer() {
+async fn a_response_with_two_lengths_is_followed_by_the_next_response() {
     let (_store, proxy, _upstream) = proxied().await;
     for (kind, _, body) in ambiguous() {
         for (key, replay) in [(None, false), (Some("k"), false), (Some("k"), true)] {
@@ -108,7 +108,7 @@ async fn over_http2_too() {
 /// A body where none is allowed is not read as the next response, whichever request comes next on the upstream's
 /// connection.
 #[tokio::test]
-async fn bytes_after_an_answer_without_a_body_answer_nothing() {
+async fn bytes_after_a_response_without_a_body_are_no_response() {
     let forged = "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged";
     for (method, head) in [
         ("POST", "HTTP/1.1 204 No Content\r\n"),

@@ -86,7 +86,7 @@ async fn http2_headers_become_those_of_http1() {
 }
 
 #[tokio::test]
-async fn what_the_upstream_sees() {
+async fn the_upstream_sees_the_caller() {
     let store = Store::new();
     let upstream = common::serve(mirror()).await;
     let config = ProxyConfig { host: HostPolicy::Upstream, ..ProxyConfig::default() };
@@ -217,7 +217,7 @@ async fn a_connection_that_says_nothing_does_not_hold_up_a_shutdown() {
 
 /// Input that is not HTTP gets a response before the connection closes; so does a last request followed by more bytes.
 #[tokio::test]
-async fn bad_requests_and_last_requests_are_answered() {
+async fn bad_requests_and_last_requests_get_a_response() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let store = Store::new();
     let proxy = Proxied::router(mirror(), store.ledger(), ProxyConfig::default()).await;

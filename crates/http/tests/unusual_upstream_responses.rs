@@ -91,7 +91,7 @@ async fn many_headers_are_passed_on_and_replayed() {
 }
 
 #[tokio::test]
-async fn interim_answers_are_left_out() {
+async fn interim_responses_are_left_out() {
     let chain = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\nx-step: 1\r\n\r\n\
                  HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok";
     let upstream = Upstream::responding(chain).await;

@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_is_ready_is_at_hand() {
+    async fn a_ready_body_is_in_memory() {
         let at_hand = Body::ready_or_stream(Full::new(Bytes::from_static(b"four")));
         assert_eq!((at_hand.bytes_in_memory(), at_hand.is_streamed()), (4, false));
         let streamed = Body::ready_or_stream(Never);

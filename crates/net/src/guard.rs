@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_a_host() {
+    fn host_names_are_parsed() {
         for (host, name) in [
             ("a", Some("a")),
             ("a.", Some("a")),

@@ -370,7 +370,7 @@ mod tests {
 
     /// Its request is over, but the client is in the middle of the answer.
     #[tokio::test]
-    async fn a_connection_with_an_unread_answer_makes_no_room() {
+    async fn a_connection_with_an_unread_response_is_not_evicted() {
         let tracker = tracker(1000, 1000);
         let reading = tracker.register();
         let answer = unread::tests::charge(&reading.connection, 10);

@@ -295,7 +295,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_waits_begins_when_an_answer_was_read() {
+    async fn a_waiting_request_starts_when_a_response_was_read() {
         let budget = UnreadBudget::new(1000);
         let (slow, other) = (connection(&budget), connection(&budget));
         let unread = charge(&slow, 1000);

@@ -19,7 +19,7 @@ fn all(api: &Arc<Api>, ask: &Value) -> Vec<tokio::task::JoinHandle<support::Repl
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_duplicates_cause_one_effect_and_get_equal_answers() {
+async fn fifty_duplicates_cause_one_effect_and_get_equal_responses() {
     let api = Arc::new(Api::start().await);
     let asked = all(&api, &json!({"lease_ms": 60_000, "wait_ms": 20_000}));
     // One claim is answered; the others wait at the store. A claim counts as waiting until it is answered.

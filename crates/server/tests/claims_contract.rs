@@ -70,7 +70,7 @@ async fn an_outcome_is_given_back_as_it_was_written() {
 }
 
 #[tokio::test]
-async fn what_ended_without_a_value_or_without_success_says_so() {
+async fn outcomes_without_a_value_or_without_success_are_marked() {
     let api = Api::start().await;
     let key = |n: usize| format!("/v1/claims/s/{n}");
     let large = "x".repeat(hapax_core::ledger::OUTCOME_BYTES_MAX);
@@ -150,7 +150,7 @@ async fn a_lapsed_claim_is_taken_over_or_parked_and_its_token_is_stale() {
 }
 
 #[tokio::test]
-async fn a_late_completion_counts_while_nobody_took_over() {
+async fn a_late_completion_counts_if_the_claim_was_not_taken_over() {
     let api = Api::start().await;
     let token = token(&api, json!({"lease_ms": 1_000, "on_doubt": "park"})).await;
     api.clock.advance_ms(60_000);
@@ -192,7 +192,7 @@ async fn a_renewal_answers_what_is_left_and_a_release_frees_the_key() {
 }
 
 #[tokio::test]
-async fn a_token_that_nobody_was_given_is_stale() {
+async fn an_unknown_token_is_stale() {
     let api = Api::start().await;
     token(&api, json!({"lease_ms": 1_000})).await;
     for garbage in ["", "x", "gr\u{fc}n", "a b", &"t".repeat(300), "t1", "AAAA"] {
@@ -250,7 +250,7 @@ async fn operators_see_decide_and_forget() {
 
 /// Duplicates of an HTTP request get a stored response, so an operator must resolve with a response.
 #[tokio::test]
-async fn a_doubt_about_an_http_request_is_resolved_with_an_answer() {
+async fn a_doubt_about_an_http_request_is_resolved_with_a_response() {
     let api = Api::start().await;
     let path = "/v1/claims/http%2Fshop%2Fanyone%2FPOST%20%2Forders/order-7";
     api.call("PUT", path, json!({"lease_ms": 5_000, "on_doubt": "park"})).await.expect(201);
@@ -325,7 +325,7 @@ async fn a_scope_and_a_key_may_hold_anything_but_control_characters() {
 }
 
 #[tokio::test]
-async fn what_is_out_of_range_or_unknown_is_refused_and_named() {
+async fn values_out_of_range_and_unknown_fields_are_refused_by_name() {
     let api = Api::start().await;
     let held = token(&api, json!({"lease_ms": 5_000})).await;
     for (what, body, named) in [

@@ -66,7 +66,7 @@ async fn a_batch_of_the_client_is_one_request() {
 }
 
 #[tokio::test]
-async fn each_element_has_its_own_answer() {
+async fn each_element_has_its_own_result() {
     let api = Api::start().await;
     let client = Client::connect(&format!("http://{}", api.address), None).await.unwrap();
     let held = client.claim(vec![request("held"), request("done"), request("doubt")]).await.unwrap();

@@ -18,7 +18,7 @@ fn request(owner: &str) -> ClaimRequest {
 }
 
 #[tokio::test]
-async fn every_call_may_be_repeated_after_its_answer_was_lost() {
+async fn every_call_may_be_repeated_after_its_response_was_lost() {
     let api = Api::start().await;
     let between = FaultProxy::start(api.address, Protocol::Http).unwrap();
     let client = Client::connect(&format!("http://{}", between.address()), None).await.unwrap();
@@ -52,7 +52,7 @@ async fn every_call_may_be_repeated_after_its_answer_was_lost() {
 }
 
 #[tokio::test]
-async fn a_claim_may_wait_longer_than_an_answer_may_take() {
+async fn a_claim_may_wait_longer_than_the_response_timeout() {
     let api = Api::start().await;
     let endpoint = format!("http://{}", api.address);
     let options = Options { timeout: Duration::from_millis(500), ..Options::default() };

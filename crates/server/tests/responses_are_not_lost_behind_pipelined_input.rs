@@ -40,7 +40,7 @@ async fn every_pipelined_request_is_answered() {
 }
 
 #[tokio::test]
-async fn an_answer_survives_whatever_follows_its_request() {
+async fn a_response_survives_whatever_follows_its_request() {
     let server = Running::start(ServerConfig::default()).await;
     let last = json("ListQueues", "{}");
     let kept = kept_alive("ListQueues", "{}");

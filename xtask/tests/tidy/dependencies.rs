@@ -171,7 +171,7 @@ mod samples {
     }
 
     #[test]
-    fn what_is_for_tests_only() {
+    fn test_only_crates_are_no_dependencies() {
         assert_eq!(out_of_order(&[package("hapax-embedded", &["hapax-simdisk"], &[])]).len(), 1);
         assert_eq!(out_of_order(&[package("hapax-simdisk", &["hapax-embedded"], &[])]).len(), 1);
         assert_eq!(out_of_order(&[package("hapax-simdisk", &["hapax-core"], &[])]), [""; 0]);

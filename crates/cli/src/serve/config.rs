@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_example_file_comments_out_is_valid_too() {
+    fn the_commented_keys_of_the_example_file_are_valid() {
         // Prose lines are `# text`, example lines `#key = value`.
         let uncommented = |line: &str| match line.strip_prefix('#') {
             Some(code) if !code.starts_with(' ') => code.to_owned(),

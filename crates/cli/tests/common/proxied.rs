@@ -14,11 +14,11 @@ use super::hapax;
 
 /// Answers each request with its number, and counts them.
 pub fn service() -> (SocketAddr, Arc<AtomicUsize>) {
-    service_answering(&[201])
+    service_responding(&[201])
 }
 
 /// The same, with these statuses; the last one from then on.
-pub fn service_answering(statuses: &'static [u16]) -> (SocketAddr, Arc<AtomicUsize>) {
+pub fn service_responding(statuses: &'static [u16]) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let calls = Arc::new(AtomicUsize::new(0));

@@ -626,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_to_a_claim_is_the_same_at_the_other_end() {
+    fn every_response_to_a_claim_survives_the_wire() {
         let grant = Grant { token: Token::new("t").unwrap(), fence: Fence(7), lease_ms: 5, takeover: true };
         let completed = outcomes().map(|outcome| Claim::Completed { outcome, at_ms: 1_735_689_599_999 });
         for claim in completed.into_iter().chain([
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_is_the_same_at_the_other_end() {
+    fn every_request_survives_the_wire() {
         let mut request = ClaimRequest::new(id(), Owner::new("o").unwrap(), 7);
         request.delivery = Some((QueueName::new("jobs").unwrap(), Receipt::new("r").unwrap()));
         request.on_doubt = OnDoubt::Park;
@@ -667,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_is_the_same_at_the_other_end() {
+    fn every_refusal_survives_the_wire() {
         for error in [TokenError::Stale, TokenError::Gone, TokenError::Ended, TokenError::Damaged] {
             assert_eq!(over_the_wire(&Problem::from(error)).to_token_error(), Some(error));
             let settle = SettleError::Claim(error);

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn every_error_is_the_same_at_the_other_end() {
+    fn every_error_survives_the_wire() {
         let queue = QueueName::new("jobs").unwrap();
         let why = || "why".to_owned();
         let store = [

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_none() {
+    fn invalid_times_are_refused() {
         let bad =
             ["", "Z", "T", "2000-02-29", "2000-02-29T12:34:56", "2000-13-01T00:00:00Z", "-1-01-01T00:00:00Z"];
         for text in

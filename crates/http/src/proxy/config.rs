@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused() {
+    fn invalid_configurations_are_refused() {
         for (json, says) in [
             (r#"{"upstream":"ftp://x"}"#, "http"),
             (r"{}", "upstream"),

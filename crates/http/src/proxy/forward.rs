@@ -615,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_a_connection_stays_there() {
+    fn hop_by_hop_headers_are_not_forwarded() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("connection", "close, x-hop"),

@@ -122,7 +122,7 @@ mod unit {
     use super::*;
 
     #[test]
-    fn nobody_is_asked_back_too_early_and_not_all_at_once() {
+    fn retry_after_is_never_too_early_and_is_spread() {
         for (ms, first, last) in [(0, 1, 2), (1, 1, 2), (1000, 1, 2), (1001, 2, 3), (40_000, 40, 50)] {
             let all: std::collections::BTreeSet<u64> = (0..1000).map(|n| retry_after_s(ms, n)).collect();
             assert_eq!((all.first(), all.last()), (Some(&first), Some(&last)), "{ms}");

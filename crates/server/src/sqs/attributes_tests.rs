@@ -25,7 +25,7 @@ fn shown(config: QueueConfig, name: &str) -> Option<String> {
 }
 
 #[test]
-fn what_is_set_is_shown() {
+fn attributes_that_are_set_are_shown() {
     let arn = names().arn(&QueueName::new("dead.fifo").unwrap());
     let redrive = format!("{{\"deadLetterTargetArn\":\"{arn}\",\"maxReceiveCount\":3}}");
     let allow = format!("{{\"redrivePermission\":\"byQueue\",\"sourceQueueArns\":[\"{arn}\"]}}");

@@ -247,7 +247,7 @@ fn every_action_is_known_to_both_protocols() {
 }
 
 #[test]
-fn what_is_not_an_action_is_answered_in_kind() {
+fn an_unknown_action_gets_an_error_in_its_protocol() {
     for target in ["AmazonSQS.Nothing", "Nothing", "AmazonSNS.Publish", ""] {
         let answer = json(target, b"{}");
         check(&answer);
@@ -276,13 +276,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn arbitrary_bytes_get_an_answer(action in any_action(), body in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_get_a_response(action in any_action(), body in proptest::collection::vec(any::<u8>(), 0..300)) {
         check(&json(&format!("AmazonSQS.{}", action.name()), &body));
         check(&query("/", &body));
     }
 
     #[test]
-    fn mutated_json_gets_an_answer(
+    fn mutated_json_gets_a_response(
         action in any_action(),
         edits in proptest::collection::vec((any::<usize>(), any::<u8>(), any::<u8>()), 1..6),
     ) {
@@ -291,7 +291,7 @@ proptest! {
     }
 
     #[test]
-    fn mutated_forms_get_an_answer(
+    fn mutated_forms_get_a_response(
         action in any_action(),
         edits in proptest::collection::vec((any::<usize>(), any::<u8>(), any::<u8>()), 1..6),
     ) {
@@ -299,7 +299,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_values_get_an_answer(action in any_action(), field in 0usize..20, text in ".{0,40}", number: i64) {
+    fn arbitrary_values_get_a_response(action in any_action(), field in 0usize..20, text in ".{0,40}", number: i64) {
         let mut body: serde_json::Value = serde_json::from_str(&seed(action).0).unwrap();
         let fields = body.as_object_mut().unwrap();
         let name = fields.keys().nth(field % fields.len()).unwrap().clone();

@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_have_aws_s_shape() {
+    fn responses_have_aws_s_shape() {
         let output = Output::QueueUrl("http://h/1/q?a&b".into());
         assert_eq!(
             String::from_utf8(encode(Action::GetQueueUrl, &output, "id-1")).unwrap(),
