@@ -51,7 +51,7 @@ fn a_proxy_beside_the_server_uses_its_store() {
     let (upstream, calls) = service();
     let config = format!(
         "[[proxy]]\nname = \"shop\"\nlisten = \"127.0.0.1:0\"\nupstream = \"http://{upstream}\"\n\
-         [[proxy.route]]\npath = \"/orders\"\nrequired = true\n"
+         [[proxy.route]]\npath = \"/orders\"\nkey_required = true\n"
     );
     std::fs::write(folder.path().join("hapax.toml"), config).unwrap();
     let mut server = Server::start_in(folder, &["--config", "hapax.toml"]);

@@ -14,9 +14,9 @@ use crate::Error;
 use crate::pair::{self, QueuePair};
 
 /// Maximum number of messages in one call to the store.
-const BATCH: usize = 1_000;
+const BATCH_MAX: usize = 1_000;
 /// Maximum bytes of bodies and attributes in one call, unless a single message has more: limits the memory use.
-const BATCH_BYTES: u64 = 4 * 1024 * 1024;
+const BATCH_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// A queue whose messages are values of `T` in JSON. Clones are cheap.
 pub struct Queue<T> {
@@ -31,7 +31,7 @@ impl<T> Clone for Queue<T> {
     }
 }
 
-fn only<A, E>(answers: Vec<Result<A, E>>) -> Result<A, Error>
+fn single_result<A, E>(answers: Vec<Result<A, E>>) -> Result<A, Error>
 where
     Error: From<E>,
 {
@@ -183,7 +183,7 @@ impl<T: Serialize> Queue<T> {
                 Ok(body) => {
                     let message = with(value, NewMessage::new(body));
                     let size = message.bytes();
-                    if waiting.len() == BATCH || bytes + size > BATCH_BYTES && !waiting.is_empty() {
+                    if waiting.len() == BATCH_MAX || bytes + size > BATCH_BYTES_MAX && !waiting.is_empty() {
                         self.send_part(std::mem::take(&mut waiting), &mut answers).await;
                         bytes = 0;
                     }
@@ -220,7 +220,7 @@ impl<T: Serialize> Queue<T> {
         with: impl FnOnce(NewMessage) -> NewMessage,
     ) -> Result<Sent, Error> {
         let body = serde_json::to_vec(value).map_err(Error::Encode)?;
-        only(self.store.send(&self.name, vec![with(NewMessage::new(body))]).await?)
+        single_result(self.store.send(&self.name, vec![with(NewMessage::new(body))]).await?)
     }
 }
 
@@ -416,12 +416,12 @@ impl<T> Received<T> {
     /// Extends the lease to this time from now. Returns the remaining lease according to the store.
     pub async fn extend(&self, lease: Duration) -> Result<Duration, Error> {
         let extend = Extend { receipt: self.delivery.receipt.clone(), lease_ms: ms(lease), own_lease: false };
-        let left = only(self.queue.store.extend(&self.queue.name, vec![extend]).await?)?;
+        let left = single_result(self.queue.store.extend(&self.queue.name, vec![extend]).await?)?;
         Ok(Duration::from_millis(left.lease_ms))
     }
 
     async fn settle(self, settlement: Settlement) -> Result<Settled, Error> {
         let settle = Settle::new(self.delivery.receipt, settlement);
-        only(self.queue.store.settle(&self.queue.name, vec![settle]).await?)
+        single_result(self.queue.store.settle(&self.queue.name, vec![settle]).await?)
     }
 }

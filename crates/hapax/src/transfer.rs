@@ -41,11 +41,11 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of the file's format.
-const VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 1;
 /// The longest line that is read: the largest message, escaped, with its history.
 const LINE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Items of one import call.
-const BATCH: usize = 200;
+const BATCH_MAX: usize = 200;
 /// How many refusals are kept in words.
 const REFUSALS_MAX: usize = 100;
 
@@ -178,7 +178,7 @@ pub async fn export(
     }
     let mut report = ExportReport { queues: queues.len() as u64, ..ExportReport::default() };
     // Read after the pause: no delivery has a higher fence.
-    write(to, &Line::Header { version: VERSION, fence: source.fence_bound().await? })?;
+    write(to, &Line::Header { version: FORMAT_VERSION, fence: source.fence_bound().await? })?;
     let queues = dead_letters_first(queues);
     for QueueInfo { name, config, paused, .. } in &queues {
         let (name, config, paused) = (name.clone(), config.clone(), paused.clone());
@@ -204,7 +204,7 @@ async fn export_scope(
     let scope = queue.clone().map_or(TransferScope::Ledger, TransferScope::Queue);
     let mut after = None::<String>;
     loop {
-        let page = source.export(&scope, after.as_deref(), BATCH).await?;
+        let page = source.export(&scope, after.as_deref(), BATCH_MAX).await?;
         for item in page.items {
             if let ExportedItem::Damaged { what, problem } = &item {
                 report.damaged.push(format!("{what}: {problem}"));
@@ -243,7 +243,7 @@ pub async fn import(
 ) -> Result<ImportReport, TransferError> {
     let (batch, groups) = (Vec::new(), HashMap::new());
     let mut importing =
-        Importing { store, target: transfer(store)?, by, batch, bytes: 0, queue: None, groups };
+        Importer { store, target: transfer(store)?, by, batch, bytes: 0, queue: None, groups };
     let (mut report, mut number, mut text, mut items) = (ImportReport::default(), 0, Vec::new(), 0);
     let wrong = |line: u64, problem: &str| TransferError::Line { line, problem: problem.to_owned() };
     loop {
@@ -261,7 +261,7 @@ pub async fn import(
         }
         let line = serde_json::from_slice(&text).map_err(|error| wrong(number, &error.to_string()))?;
         match line {
-            Line::Header { version: VERSION, fence } if number == 1 => {
+            Line::Header { version: FORMAT_VERSION, fence } if number == 1 => {
                 importing.target.raise_fence(fence).await?;
             }
             _ if number == 1 => return Err(wrong(1, "this is no export of Hapax, or of another version")),
@@ -281,7 +281,7 @@ pub async fn import(
 }
 
 /// An import under way: items of one scope are collected and handed over together.
-struct Importing<'a> {
+struct Importer<'a> {
     store: &'a SharedStore,
     target: &'a dyn Transfer,
     by: &'a str,
@@ -292,7 +292,7 @@ struct Importing<'a> {
     groups: HashMap<QueueName, RefusedGroups>,
 }
 
-impl Importing<'_> {
+impl Importer<'_> {
     async fn create(&mut self, line: QueueLine) -> Result<(), TransferError> {
         if line.config.is_fifo() {
             self.groups.insert(line.name.clone(), RefusedGroups::default());
@@ -310,7 +310,7 @@ impl Importing<'_> {
         item: ExportedItem,
         report: &mut ImportReport,
     ) -> Result<(), TransferError> {
-        if queue != self.queue || self.batch.len() == BATCH || self.bytes > PAGE_BYTES_MAX {
+        if queue != self.queue || self.batch.len() == BATCH_MAX || self.bytes > PAGE_BYTES_MAX {
             self.flush(report).await?;
         }
         // After the flush: it may have refused an item of the same group.

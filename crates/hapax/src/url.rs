@@ -51,15 +51,15 @@ pub(crate) async fn open(url: &str) -> Result<SharedStore, OpenError> {
     if url.starts_with("http://") || url.starts_with("https://") {
         return Ok(Arc::new(hapax_client::Client::connect(url, None).await?));
     }
-    let known = match KNOWN {
+    let known = match KNOWN_URLS {
         [] => "(none: enable a feature)".to_owned(),
         known => known.join(", "),
     };
-    Err(OpenError::Unknown { url: without_secret(url), known })
+    Err(OpenError::Unknown { url: redacted(url), known })
 }
 
 /// The URLs that this build supports.
-const KNOWN: &[&str] = &[
+const KNOWN_URLS: &[&str] = &[
     #[cfg(feature = "embedded")]
     "embedded:PATH",
     #[cfg(feature = "client")]
@@ -69,7 +69,7 @@ const KNOWN: &[&str] = &[
 ];
 
 /// A URL for messages and logs: the part before an `@` is removed, because it may be a key.
-fn without_secret(url: &str) -> String {
+fn redacted(url: &str) -> String {
     match url.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1))) {
         Some((scheme, rest)) => format!("{scheme}://…@{rest}"),
         None => url.to_owned(),
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_key_in_a_url_is_not_shown() {
-        assert_eq!(without_secret("redis://id:secret@host:1/x"), "redis://…@host:1/x");
-        assert_eq!(without_secret("embedded:a@b"), "embedded:a@b");
+        assert_eq!(redacted("redis://id:secret@host:1/x"), "redis://…@host:1/x");
+        assert_eq!(redacted("embedded:a@b"), "embedded:a@b");
     }
 }

@@ -101,7 +101,7 @@ pub struct WorkArgs {
     on_error: Option<ErrorPolicy>,
     /// Declares that the effect happens once for each HAPAX_DERIVED_KEY, no matter how often the command runs.
     #[arg(long)]
-    honours_derived_key: bool,
+    idempotent_by_derived_key: bool,
     /// Maximum number of starts per second.
     #[arg(long, value_name = "PER-SECOND")]
     rate: Option<f64>,
@@ -383,7 +383,7 @@ fn settings(builder: WorkerBuilder, args: &WorkArgs) -> WorkerBuilder {
         let longest = Duration::from_millis(run_ms.saturating_add(args.kill_after));
         builder = builder.run_max(longest + SETTLE_MARGIN);
     }
-    if args.honours_derived_key {
+    if args.idempotent_by_derived_key {
         builder = builder.idempotent_by_derived_key();
     }
     match args.rate {
