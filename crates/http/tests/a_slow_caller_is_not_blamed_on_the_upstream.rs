@@ -13,7 +13,7 @@ use hapax_http::proxy::{ProxyConfig, ProxyLimits};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-const LONG_MS: u64 = 60_000;
+const LONG: Duration = Duration::from_mins(1);
 
 /// How a body of ten bytes says where it ends: the headers, its first half, its second half.
 const FRAMINGS: [[&str; 3]; 2] = [
@@ -21,9 +21,13 @@ const FRAMINGS: [[&str; 3]; 2] = [
     ["transfer-encoding: chunked\r\n", "5\r\n01234\r\n", "5\r\n56789\r\n0\r\n\r\n"],
 ];
 
-async fn before(upstream: SocketAddr, response_timeout_ms: u64, idle_timeout_ms: u64) -> (Store, Proxied) {
+async fn before(
+    upstream: SocketAddr,
+    response_timeout: Duration,
+    idle_timeout: Duration,
+) -> (Store, Proxied) {
     let store = Store::new();
-    let limits = ProxyLimits { response_timeout_ms, idle_timeout_ms, ..ProxyLimits::default() };
+    let limits = ProxyLimits { response_timeout, idle_timeout, ..ProxyLimits::default() };
     let config = ProxyConfig { limits, ..ProxyConfig::default() };
     let proxy = Proxied::before(upstream, store.ledger(), config).await;
     (store, proxy)
@@ -55,8 +59,9 @@ async fn silent(reads: bool) -> SocketAddr {
 
 #[tokio::test]
 async fn a_caller_that_stops_sending_is_told_so_even_if_both_bounds_are_equal() {
-    let upstream = Upstream::answering("HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok").await;
-    let (_store, proxy) = before(upstream.address, 300, 300).await;
+    let upstream = Upstream::responding("HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok").await;
+    let (_store, proxy) =
+        before(upstream.address, Duration::from_millis(300), Duration::from_millis(300)).await;
     for framing in &FRAMINGS {
         let answer = half(&proxy, framing).await.answer("POST").await;
         assert_eq!((answer.status(), answer.problem().as_str()), (408, "body-too-slow"), "{framing:?}");
@@ -66,9 +71,9 @@ async fn a_caller_that_stops_sending_is_told_so_even_if_both_bounds_are_equal() 
 
 #[tokio::test]
 async fn an_upload_may_take_longer_than_a_response() {
-    let upstream = Upstream::answering("HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok").await;
+    let upstream = Upstream::responding("HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\nok").await;
     // The upstream has this long to answer, however busy the machine is.
-    let (_store, proxy) = before(upstream.address, 4_000, LONG_MS).await;
+    let (_store, proxy) = before(upstream.address, Duration::from_secs(4), LONG).await;
     let upload = async |framing: &[&str; 3]| {
         let mut wire = half(&proxy, framing).await;
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -85,7 +90,7 @@ async fn an_upload_may_take_longer_than_a_response() {
 async fn an_upstream_that_has_it_all_and_is_silent_is_blamed() {
     const BOUND: Duration = Duration::from_millis(500);
     let upstream = silent(true).await;
-    let (_store, proxy) = before(upstream, BOUND.as_millis() as u64, LONG_MS).await;
+    let (_store, proxy) = before(upstream, BOUND, LONG).await;
     for framing in &FRAMINGS {
         for pause in [Duration::ZERO, BOUND * 3 / 2] {
             let mut wire = half(&proxy, framing).await;
@@ -103,7 +108,7 @@ async fn an_upstream_that_has_it_all_and_is_silent_is_blamed() {
 #[tokio::test]
 async fn an_upstream_that_does_not_read_is_blamed() {
     let upstream = silent(false).await;
-    let (_store, proxy) = before(upstream, 300, LONG_MS).await;
+    let (_store, proxy) = before(upstream, Duration::from_millis(300), LONG).await;
     let (mut read, mut write) = soon(TcpStream::connect(proxy.address)).await.unwrap().into_split();
     let sending = tokio::spawn(async move {
         let head = "POST / HTTP/1.1\r\nhost: shop\r\ncontent-length: 1000000000\r\n\r\n";

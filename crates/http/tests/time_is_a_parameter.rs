@@ -41,7 +41,7 @@ async fn a_claim_is_renewed_and_a_run_is_bounded_by_the_clock_that_was_given() {
     }
     assert!(!call.is_finished(), "five minutes are less than its limit");
     assert_eq!(Client::new().post(to, "/orders", "k", "{}").await.problem(), "in-progress");
-    assert_eq!((gate.arrived(), layer.counters().doubts), (1, 0));
+    assert_eq!((gate.arrived(), layer.counters().ended_in_doubt), (1, 0));
     clock.advance_ms(300_000);
     let answer = call.await.unwrap();
     assert!([502, 504].contains(&answer.status.as_u16()), "{}", answer.text());
