@@ -13,12 +13,16 @@ const FINDINGS: &[&str] = &["crates/core/src/policy/tier/", "crates/embedded/src
 /// Codes without a page, pages without a code, and pages with a wrong form.
 pub fn unexplained(workspace: &Workspace) -> Vec<String> {
     let sources = workspace.files.iter().filter(|file| is_source(file));
-    let codes = sources.flat_map(|file| {
-        let text = workspace.text(file);
-        let found = codes(file, &text);
+    let found = sources.flat_map(|file| {
+        let found = codes(file, &workspace.text(file));
         found.into_iter().map(|(code, kind)| (code, (kind, file.clone()))).collect::<Vec<_>>()
     });
-    let codes: BTreeMap<_, _> = codes.collect();
+    let mut codes = BTreeMap::new();
+    for (code, place) in found {
+        // The code of a finding may be that of an error too; its page explains the finding, whatever the files' names.
+        let known = codes.entry(code).or_insert_with(|| place.clone());
+        *known = place.min(known.clone());
+    }
     assert!(codes.len() > 50, "the rule looks at nothing: {codes:?}");
     let pages =
         workspace.files.iter().filter(|file| file.starts_with(FOLDER) && has_extension(file, &["md"]));
