@@ -185,3 +185,47 @@ def test_a_queue_may_allow_all_sources_again(make):
 def test_an_allow_policy_that_makes_no_sense_is_refused(queue, allow):
     with fails("InvalidParameterValue", "RedriveAllowPolicy"):
         queue.set(RedriveAllowPolicy=json.dumps(allow))
+
+
+@pytest.mark.parametrize("kind", ["standard", "fifo"])
+def test_a_queue_may_be_its_own_dead_letter_queue(sqs, make, kind):
+    fifo = kind == "fifo"
+    queue = make(fifo=fifo, VisibilityTimeout=0)
+    own = policy(queue.arn, 2)
+    queue.set(RedrivePolicy=own)
+    assert json.loads(queue.attributes("RedrivePolicy")["RedrivePolicy"]) == json.loads(own)
+    assert sqs.list_dead_letter_source_queues(QueueUrl=queue.url)["queueUrls"] == [queue.url]
+    # Creating it again with what it has is no conflict, as with any attribute.
+    again = {"RedrivePolicy": own, **({"FifoQueue": "true"} if fifo else {})}
+    assert sqs.create_queue(QueueName=queue.url.rsplit("/", 1)[1], Attributes=again)["QueueUrl"] == queue.url
+    groups = [{"MessageGroupId": group} for group in "ab"] if fifo else [{}, {}]
+    queue.send("poison", **groups[0])
+    counts = []
+    for _ in range(4):
+        message = queue.one(AttributeNames=["All"])
+        counts.append(message["Attributes"]["ApproximateReceiveCount"])
+        assert "DeadLetterQueueSourceArn" not in message["Attributes"]
+    assert counts == ["1", "2", "3", "4"] and queue.counts() == (1, 0, 0)
+    # A returned message goes behind what is ready, and can be deleted like any other.
+    queue.send("healthy", **groups[1])
+    assert queue.bodies(1) + queue.bodies(1) == ["poison", "healthy"]
+    queue.delete(queue.one(VisibilityTimeout=30))
+    assert queue.counts() == (1, 0, 0)
+    # Another policy takes its place.
+    queue.set(RedrivePolicy="")
+    assert "RedrivePolicy" not in queue.attributes()
+    assert sqs.list_dead_letter_source_queues(QueueUrl=queue.url).get("queueUrls", []) == []
+
+
+def test_a_queue_is_its_own_dead_letter_queue_only_where_it_may_be(sqs, make, name):
+    # At its creation it does not exist yet.
+    account = make("-other").arn.rsplit(":", 1)[0]
+    with fails("InvalidParameterValue", "does not exist"):
+        sqs.create_queue(QueueName=name, Attributes={"RedrivePolicy": policy(f"{account}:{name}")})
+    queue = make(RedriveAllowPolicy=json.dumps({"redrivePermission": "denyAll"}))
+    with fails("InvalidParameterValue", "RedriveAllowPolicy"):
+        queue.set(RedrivePolicy=policy(queue.arn))
+    queue.set(RedriveAllowPolicy="")
+    queue.set(RedrivePolicy=policy(queue.arn))
+    with fails("InvalidParameterValue", "Dead Letter Queue"):
+        sqs.start_message_move_task(SourceArn=queue.arn)

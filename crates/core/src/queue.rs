@@ -189,6 +189,10 @@ fn require(field: &'static str, holds: bool, problem: &str) -> Result<(), AdminE
 }
 
 impl QueueConfig {
+    /// The key in `extra` under which the SQS API keeps that a queue names itself as its dead-letter queue, as AWS allows.
+    /// Such a queue has neither a limit on attempts nor dead letters: a message that fails returns.
+    pub const EXTRA_OWN_DEAD_LETTERS: &'static str = "RedrivePolicy";
+
     /// The defaults of a queue of this kind.
     ///
     /// ```

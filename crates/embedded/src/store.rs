@@ -223,6 +223,7 @@ impl QueueAdmin for Embedded {
         config: QueueConfig,
         interval_ms: u64,
     ) -> Result<bool, AdminError> {
+        policy::tier::fits_store(&config, &self.capabilities())?;
         let name = name.clone();
         self.state.job(move |engine, now| engine.create_queue(now, &name, config, interval_ms)).await?
     }
@@ -238,6 +239,7 @@ impl QueueAdmin for Embedded {
         config: QueueConfig,
         expected: Option<Revision>,
     ) -> Result<Revision, AdminError> {
+        policy::tier::fits_store(&config, &self.capabilities())?;
         let name = name.clone();
         self.state.job(move |engine, now| engine.set_queue(now, &name, config, expected)).await?
     }

@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use hapax_core::Clock;
+use hapax_core::{Capabilities, Clock};
 use state::State;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -35,6 +35,8 @@ pub struct MemoryStore {
     state: Arc<Mutex<State>>,
     clock: Arc<dyn Clock>,
     changed: Arc<Notify>,
+    /// Takes away what the store is not to declare.
+    lacks: fn(&mut Capabilities),
 }
 
 impl MemoryStore {
@@ -42,7 +44,13 @@ impl MemoryStore {
     pub fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
         let start_ms = clock.wall_ms().saturating_sub(clock.monotonic_us() / 1000);
         let state = State { start_ms, ..State::default() };
-        Self::on(Arc::new(Mutex::new(state)), clock)
+        Self::on(Arc::new(Mutex::new(state)), clock, |_| {})
+    }
+
+    /// An empty store that declares less than it has: `lacks` takes features away. For tests of what is refused then.
+    pub fn lacking(clock: Arc<dyn Clock>, lacks: fn(&mut Capabilities)) -> Arc<Self> {
+        let store = Self::new(clock);
+        Self::on(Arc::clone(&store.state), Arc::clone(&store.clock), lacks)
     }
 
     /// The store as it is after a restart: the same data, and counters that begin again.
@@ -54,14 +62,14 @@ impl MemoryStore {
             queue.totals = hapax_core::store::QueueTotals::default();
         }
         drop(state);
-        Self::on(Arc::clone(&self.state), Arc::clone(&self.clock))
+        Self::on(Arc::clone(&self.state), Arc::clone(&self.clock), self.lacks)
     }
 
-    fn on(state: Arc<Mutex<State>>, clock: Arc<dyn Clock>) -> Arc<Self> {
+    fn on(state: Arc<Mutex<State>>, clock: Arc<dyn Clock>, lacks: fn(&mut Capabilities)) -> Arc<Self> {
         let changed = Arc::new(Notify::new());
         let moved = Arc::clone(&changed);
         clock.on_moved(Arc::new(move || moved.notify_waiters()));
-        Arc::new(Self { state, clock, changed })
+        Arc::new(Self { state, clock, changed, lacks })
     }
 
     /// The state as of now.

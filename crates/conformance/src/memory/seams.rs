@@ -27,14 +27,20 @@ impl QueueStore for MemoryStore {
         can.wake_up = WakeUp::Push;
         can.dedup_ms_max = policy::RETENTION_MS_MAX;
         can.message_bytes_max = policy::MESSAGE_BYTES_MAX;
+        (self.lacks)(&mut can);
         can
     }
 
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
         validate::batch("messages", batch.len())?;
+        let can = self.capabilities();
         let mut state = self.change();
         state.of(queue)?;
-        let answers = batch.into_iter().map(|message| state.send(queue, message)).collect();
+        let send = |message: NewMessage| {
+            policy::tier::priority_fits_store(message.priority, &can)?;
+            state.send(queue, message)
+        };
+        let answers = batch.into_iter().map(send).collect();
         Ok(answers)
     }
 
@@ -89,6 +95,7 @@ impl QueueAdmin for MemoryStore {
         config: QueueConfig,
         interval_ms: u64,
     ) -> Result<bool, AdminError> {
+        policy::tier::fits_store(&config, &self.capabilities())?;
         let mut state = self.now();
         state.check(name, &config)?;
         if let Some(queue) = state.queues.get(name) {
@@ -121,6 +128,7 @@ impl QueueAdmin for MemoryStore {
         config: QueueConfig,
         expected: Option<Revision>,
     ) -> Result<Revision, AdminError> {
+        policy::tier::fits_store(&config, &self.capabilities())?;
         let mut state = self.change();
         let actual = state.of(name)?.info.revision;
         if let Some(expected) = expected.filter(|expected| *expected != actual) {

@@ -69,6 +69,7 @@ pub(crate) fn set(config: &mut QueueConfig, name: &str, text: &str) -> Result<()
         "MaximumMessageSize" => config.message_bytes_max = seconds(name, text, 1024, 1_048_576)? / 1000,
         "RedrivePolicy" => {
             let (dead_letter, max_attempts) = redrive_policy(text)?.unzip();
+            config.extra.remove(QueueConfig::EXTRA_OWN_DEAD_LETTERS);
             config.dead_letter = dead_letter;
             config.retry.max_attempts = max_attempts.unwrap_or(0);
         }
@@ -168,6 +169,31 @@ fn redrive_policy(text: &str) -> Result<Option<(DeadLetterPolicy, u32)>> {
         ))
     })?;
     Ok(Some((DeadLetterPolicy { queue }, max_attempts as u32)))
+}
+
+/// AWS accepts a queue as its own dead-letter queue, the store does not: the policy is kept for the client to read, and
+/// messages beyond `maxReceiveCount` stay in the queue.
+pub(crate) fn keep_own_dead_letters(config: &mut QueueConfig, queue: &QueueName) {
+    if config.dead_letter.as_ref().is_some_and(|dead| dead.queue == *queue) {
+        let kept = format!("{} {queue}", max_receive_count(config));
+        config.extra.insert(QueueConfig::EXTRA_OWN_DEAD_LETTERS.to_owned(), kept);
+        config.dead_letter = None;
+        config.retry.max_attempts = 0;
+    }
+}
+
+/// Whether the queue of this configuration is its own dead-letter queue.
+pub(crate) fn has_own_dead_letters(config: &QueueConfig) -> bool {
+    config.dead_letter.is_none() && config.extra.contains_key(QueueConfig::EXTRA_OWN_DEAD_LETTERS)
+}
+
+/// The name of the dead-letter queue, and the limit on attempts.
+fn dead_letters(config: &QueueConfig) -> Option<(QueueName, u32)> {
+    if let Some(dead) = &config.dead_letter {
+        return Some((dead.queue.clone(), max_receive_count(config)));
+    }
+    let (count, queue) = config.extra.get(QueueConfig::EXTRA_OWN_DEAD_LETTERS)?.split_once(' ')?;
+    Some((QueueName::new(queue).ok()?, count.parse().ok()?))
 }
 
 /// The limit on attempts in SQS's form. A native queue may have dead letters without a limit, for rejected messages:
@@ -273,9 +299,8 @@ pub(crate) fn configured(name: &str, config: &QueueConfig, names: &Names) -> Opt
         "MessageRetentionPeriod" => in_seconds(config.retention_ms),
         "DelaySeconds" => in_seconds(config.delay_ms),
         "ReceiveMessageWaitTimeSeconds" => in_seconds(config.wait_ms),
-        "RedrivePolicy" => config.dead_letter.as_ref().map(|dead| {
-            let max = max_receive_count(config);
-            json!({ "deadLetterTargetArn": names.arn(&dead.queue), "maxReceiveCount": max }).to_string()
+        "RedrivePolicy" => dead_letters(config).map(|(queue, max)| {
+            json!({ "deadLetterTargetArn": names.arn(&queue), "maxReceiveCount": max }).to_string()
         }),
         "RedriveAllowPolicy" => match &config.redrive_allow {
             RedriveAllow::All => None,

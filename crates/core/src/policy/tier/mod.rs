@@ -7,6 +7,7 @@
 
 mod rules;
 mod store;
+mod store_fit;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use crate::queue::{QueueConfig, Tier};
 use crate::store::QueueTotals;
 
 pub use store::{StoreFacts, check_store};
+pub use store_fit::{fits_store, priority_fits_store};
 
 /// The known facts about a queue, its store and its handler. Unknown facts are left out, and rules that need them find
 /// nothing.
@@ -32,7 +34,8 @@ pub use store::{StoreFacts, check_store};
 /// use hapax_core::{Capabilities, QueueConfig, Tier};
 ///
 /// let mut store = Capabilities::none("my-store");
-/// (store.fence, store.durable_lease, store.dedup_ms_max) = (true, true, 1_209_600_000);
+/// (store.fence, store.durable_lease) = (true, true);
+/// (store.dedup_ms_max, store.message_bytes_max) = (1_209_600_000, 1_048_576);
 /// let queue = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::default() };
 /// let findings = check(&Facts::new(queue, store));
 /// assert_eq!(findings[0].code, "ledger-missing");

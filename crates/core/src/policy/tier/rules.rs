@@ -2,15 +2,15 @@
 
 use super::{
     Facts, HandlerDatabase, HandlerLease, LedgerFacts, Severity, redrive_horizon_ms, retry_horizon_ms,
+    store_fit,
 };
-use crate::capabilities::Order;
 use crate::ledger::OnDoubt;
 use crate::message::KeySource;
 use crate::policy::RetryPolicy;
-use crate::queue::{OnDead, Tier};
+use crate::queue::{OnDead, QueueConfig, Tier};
 
 /// The problem and its remedy.
-type RuleResult = Option<(String, String)>;
+pub(super) type RuleResult = Option<(String, String)>;
 
 /// A possible finding.
 pub(super) struct Rule {
@@ -38,14 +38,17 @@ pub(super) const RULES: &[Rule] = &[
     refusal("database-not-supported", database_not_supported),
     refusal("ledger-in-other-database", ledger_in_other_database),
     refusal("lease-zero", lease_zero),
-    refusal("order-not-kept", order_not_kept),
-    refusal("dedup-window-too-long", dedup_window_too_long),
+    refusal("order-not-kept", |facts| store_fit::order(&facts.queue, &facts.store)),
+    refusal("halt-group-not-supported", |facts| store_fit::halt_group(&facts.queue, &facts.store)),
+    refusal("dedup-window-too-long", |facts| store_fit::dedup_window(&facts.queue, &facts.store)),
+    refusal("message-size-not-supported", |facts| store_fit::message_size(&facts.queue, &facts.store)),
     warning("lease-below-p99", lease_below_p99),
     warning("leases-expire", leases_expire),
     warning("key-is-message-id", key_is_message_id),
     warning("key-is-content", key_is_content),
     warning("effect-may-repeat", effect_may_repeat),
     warning("no-attempt-limit", no_attempt_limit),
+    warning("own-dead-letters", own_dead_letters),
     warning("retries-at-once", retries_at_once),
     warning("retention-ends-retries", retention_ends_retries),
     warning("retention-drops-messages", retention_drops_messages),
@@ -64,12 +67,12 @@ const EXPIRED_MIN: u64 = 10;
 const EXPIRED_PER_MILLE: u64 = 10;
 
 #[expect(clippy::unnecessary_wraps, reason = "a rule ends with it")]
-fn found(message: impl Into<String>, remedy: impl Into<String>) -> RuleResult {
+pub(super) fn found(message: impl Into<String>, remedy: impl Into<String>) -> RuleResult {
     Some((message.into(), remedy.into()))
 }
 
 /// Formats milliseconds in their two largest units.
-fn span(ms: u64) -> String {
+pub(super) fn span(ms: u64) -> String {
     const UNITS: [(&str, u64); 5] =
         [("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)];
     let (mut parts, mut rest_ms) = (Vec::new(), ms);
@@ -220,32 +223,6 @@ fn lease_zero(facts: &Facts) -> RuleResult {
     )
 }
 
-fn order_not_kept(facts: &Facts) -> RuleResult {
-    if !facts.queue.is_fifo() || facts.store.order != Order::None {
-        return None;
-    }
-    found(
-        format!("the queue is FIFO, and the {} store keeps no order", facts.store.name),
-        "use another store, or a standard queue",
-    )
-}
-
-fn dedup_window_too_long(facts: &Facts) -> RuleResult {
-    let (window_ms, most_ms) = (facts.queue.dedup.window_ms, facts.store.dedup_ms_max);
-    if window_ms <= most_ms {
-        return None;
-    }
-    found(
-        format!(
-            "deduplication ids are to be remembered for {}, and the {} store remembers them for {} at most",
-            span(window_ms),
-            facts.store.name,
-            span(most_ms)
-        ),
-        "shorten dedup.window_ms, or use another store",
-    )
-}
-
 fn lease_below_p99(facts: &Facts) -> RuleResult {
     let handler = facts.handler.as_ref().filter(|_| facts.redelivers())?;
     let (HandlerLease::Fixed { lease_ms }, Some(p99_ms)) = (handler.lease, handler.p99_ms) else {
@@ -330,6 +307,20 @@ fn no_attempt_limit(facts: &Facts) -> RuleResult {
             span(facts.queue.retention_ms)
         ),
         "set retry.max_attempts, and dead_letter.queue to keep such messages apart",
+    )
+}
+
+fn own_dead_letters(facts: &Facts) -> RuleResult {
+    let queue = &facts.queue;
+    if queue.dead_letter.is_some() || !queue.extra.contains_key(QueueConfig::EXTRA_OWN_DEAD_LETTERS) {
+        return None;
+    }
+    found(
+        format!(
+            "the queue is its own dead-letter queue: a message that always fails stays in it for {} and is then dropped",
+            span(queue.retention_ms)
+        ),
+        "name another queue in its RedrivePolicy",
     )
 }
 

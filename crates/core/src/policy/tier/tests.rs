@@ -6,7 +6,7 @@ use super::*;
 use crate::capabilities::Order;
 use crate::message::KeySource;
 use crate::name::QueueName;
-use crate::policy::{LEASE_MS_MAX, RETENTION_MS_MAX, RetryPolicy};
+use crate::policy::{LEASE_MS_MAX, MESSAGE_BYTES_MAX, RETENTION_MS_MAX, RetryPolicy};
 use crate::queue::{DeadLetterPolicy, OnDead, QueueKind};
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
@@ -19,7 +19,9 @@ fn sound(tier: Tier) -> Facts {
         durable_lease: true,
         fence: true,
         order: Order::PerGroup,
+        halt_group: true,
         dedup_ms_max: RETENTION_MS_MAX,
+        message_bytes_max: MESSAGE_BYTES_MAX,
         ..Capabilities::none("perfect")
     };
     let dead_letter = Some(DeadLetterPolicy { queue: QueueName::new("dead").unwrap() });
@@ -147,6 +149,19 @@ const CASES: &[Case] = &[
         misses: &[(AtLeastOnce, |f| f.store.order = Order::None), (AtLeastOnce, fifo)],
     },
     Case {
+        code: "halt-group-not-supported", tier: AtLeastOnce, hit: |f| { fifo(f); f.store.halt_group = false; },
+        misses: &[
+            (AtLeastOnce, fifo),
+            (AtLeastOnce, |f| f.store.halt_group = false),
+            (AtLeastOnce, |f| { fifo(f); f.queue.on_dead = OnDead::Continue; f.store.halt_group = false; }),
+        ],
+    },
+    Case {
+        code: "message-size-not-supported", tier: AtLeastOnce,
+        hit: |f| f.store.message_bytes_max = MESSAGE_BYTES_MAX - 1,
+        misses: &[(AtLeastOnce, |f| { f.store.message_bytes_max = 4096; f.queue.message_bytes_max = 4096; })],
+    },
+    Case {
         code: "dedup-window-too-long", tier: AtLeastOnce, hit: |f| f.store.dedup_ms_max = 299_999,
         misses: &[(AtLeastOnce, |f| f.store.dedup_ms_max = 300_000)],
     },
@@ -212,6 +227,11 @@ const CASES: &[Case] = &[
             (AtLeastOnce, |f| f.queue.retry.max_attempts = 0),
             (EffectivelyOnce, |f| f.queue.dead_letter = None),
         ],
+    },
+    Case {
+        code: "own-dead-letters", tier: AtLeastOnce,
+        hit: |f| { f.queue.dead_letter = None; drop(f.queue.extra.insert("RedrivePolicy".into(), "3 q".into())); },
+        misses: &[(AtLeastOnce, |f| drop(f.queue.extra.insert("RedrivePolicy".into(), "3 q".into())))],
     },
     Case {
         code: "retries-at-once", tier: EffectivelyOnce, hit: |f| f.queue.retry.base_ms = 0,

@@ -184,8 +184,12 @@ impl Operations {
         request: &ListDeadLetterSourceQueues<'_>,
     ) -> Result<Output> {
         let queue = self.queue(context, "ListDeadLetterSourceQueues", request.queue_url.as_ref())?;
-        self.store.queue(&queue).await?;
+        let info = self.store.queue(&queue).await?;
         let mut names = self.sources_of(&queue).await?;
+        if attributes::has_own_dead_letters(&info.config) {
+            names.push(queue);
+            names.sort_unstable();
+        }
         names.retain(|name| context.identity.may_see(name.as_str()));
         let page = page(names, request.max_results, request.next_token.as_ref())?;
         Ok(Output::Sources(self.queue_page(context, page)))
@@ -241,6 +245,7 @@ impl Operations {
             attributes::apply(&mut config, settings)?;
             if config.dead_letter != before.config.dead_letter {
                 self.check_dead_letters(context, &queue, &config).await?;
+                attributes::keep_own_dead_letters(&mut config, &queue);
             }
             if self.changed(&queue, config, before.revision, &mut tries).await? {
                 return Ok(Output::Empty);
