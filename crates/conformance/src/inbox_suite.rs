@@ -1,6 +1,6 @@
 //! The suite for transactional inboxes, blocking and async.
 //!
-//! A new inbox implements an [`InboxHarness`], usually through [`Blocking`] or [`Async`], and then needs its own test
+//! A new inbox implements an [`InboxHarness`], usually through [`BlockingHarness`] or [`AsyncHarness`], and then needs its own test
 //! file:
 //!
 //! ```text
@@ -182,7 +182,7 @@ macro_rules! inbox_suite {
 }
 
 /// Runs the suite on a [`BlockingInbox`].
-pub struct Blocking<I: BlockingInbox> {
+pub struct BlockingHarness<I: BlockingInbox> {
     /// The inbox under test.
     pub inbox: Arc<I>,
     /// Opens the same database again.
@@ -193,7 +193,7 @@ pub struct Blocking<I: BlockingInbox> {
     pub count: fn(&I::Tx<'_>) -> u64,
 }
 
-impl<I: BlockingInbox> Blocking<I> {
+impl<I: BlockingInbox> BlockingHarness<I> {
     fn make(inbox: &I, write: fn(&I::Tx<'_>), attempt: Attempt) -> Result<InboxLookup, InboxError> {
         inbox.in_transaction(|tx| {
             let made = inbox.enter(tx, &attempt.entry).and_then(|entered| {
@@ -210,7 +210,7 @@ impl<I: BlockingInbox> Blocking<I> {
 }
 
 #[async_trait]
-impl<I: BlockingInbox> InboxHarness for Blocking<I> {
+impl<I: BlockingInbox> InboxHarness for BlockingHarness<I> {
     async fn attempt(&self, attempt: Attempt) -> Result<InboxLookup, InboxError> {
         let (inbox, write) = (self.inbox.clone(), self.write);
         tokio::task::spawn_blocking(move || Self::make(&inbox, write, attempt)).await.expect("no panic")
@@ -242,7 +242,7 @@ impl<I: BlockingInbox> InboxHarness for Blocking<I> {
 pub type BusinessFuture<'t, T> = Pin<Box<dyn Future<Output = T> + Send + 't>>;
 
 /// Runs the suite on an [`AsyncInbox`].
-pub struct Async<I: AsyncInbox> {
+pub struct AsyncHarness<I: AsyncInbox> {
     /// The inbox under test.
     pub inbox: I,
     /// Opens the same database again.
@@ -253,7 +253,7 @@ pub struct Async<I: AsyncInbox> {
     pub count: for<'t> fn(&'t mut I::Tx) -> BusinessFuture<'t, u64>,
 }
 
-impl<I: AsyncInbox> Async<I> {
+impl<I: AsyncInbox> AsyncHarness<I> {
     async fn make(&self, inbox: &I, attempt: Attempt) -> Result<InboxLookup, InboxError> {
         let mut tx = inbox.begin().await?;
         let entered = inbox.enter(&mut tx, &attempt.entry).await?;
@@ -269,7 +269,7 @@ impl<I: AsyncInbox> Async<I> {
 }
 
 #[async_trait]
-impl<I: AsyncInbox> InboxHarness for Async<I> {
+impl<I: AsyncInbox> InboxHarness for AsyncHarness<I> {
     async fn attempt(&self, attempt: Attempt) -> Result<InboxLookup, InboxError> {
         self.make(&self.inbox, attempt).await
     }

@@ -12,13 +12,13 @@ use hapax_core::{
 };
 use tokio::task::JoinHandle;
 
-use crate::trial::{LEASE, PATIENCE, SLACK_MS, Trial};
+use crate::trial::{LEASE_MS, SLACK_MS, TIMEOUT, Trial};
 
 /// A lease, in ms, that does not expire while a case runs.
-pub(crate) const LONG: u64 = 600_000;
+pub(crate) const LONG_LEASE_MS: u64 = 600_000;
 
 /// How long outcomes are stored, in ms, if the case does not depend on it.
-pub(crate) const KEPT: u64 = 3_600_000;
+pub(crate) const TTL_MS: u64 = 3_600_000;
 
 pub(crate) fn id(key: &str) -> EntryId {
     EntryId::new(Scope::new("suite").expect("a scope"), IdempotencyKey::new(key).expect("a key"))
@@ -36,12 +36,12 @@ pub(crate) fn fingerprint(text: &str) -> Option<Fingerprint> {
 
 /// A claim that does not wait, takes over expired claims, and does not expire itself.
 pub(crate) fn ask(id: &EntryId, by: &str) -> ClaimRequest {
-    ClaimRequest::new(id.clone(), owner(by), LONG)
+    ClaimRequest::new(id.clone(), owner(by), LONG_LEASE_MS)
 }
 
 /// A claim that expires after the suite's lease.
 pub(crate) fn brief(id: &EntryId, by: &str) -> ClaimRequest {
-    ClaimRequest { lease_ms: LEASE, ..ask(id, by) }
+    ClaimRequest { lease_ms: LEASE_MS, ..ask(id, by) }
 }
 
 /// A claim that does not take over expired claims.
@@ -67,7 +67,7 @@ pub(crate) fn failed(text: &str) -> RecordedOutcome {
 }
 
 pub(crate) fn complete(outcome: &RecordedOutcome) -> ClaimEnding {
-    ClaimEnding::Complete { outcome: outcome.clone(), ttl_ms: KEPT }
+    ClaimEnding::Complete { outcome: outcome.clone(), ttl_ms: TTL_MS }
 }
 
 /// The end of a claim.
@@ -76,7 +76,7 @@ pub(crate) fn ends(id: &EntryId, token: &Token, ending: ClaimEnding) -> EndClaim
 }
 
 pub(crate) fn happened(outcome: &RecordedOutcome) -> Resolution {
-    Resolution::Completed { outcome: outcome.clone(), ttl_ms: KEPT }
+    Resolution::Completed { outcome: outcome.clone(), ttl_ms: TTL_MS }
 }
 
 /// The outcome that a claim replays.
@@ -175,7 +175,7 @@ impl Trial {
     /// Lets a claim expire.
     pub(crate) async fn lapsed(&self, id: &EntryId, by: &str) -> Grant {
         let grant = self.grant(brief(id, by)).await;
-        self.pass(LEASE).await;
+        self.pass(LEASE_MS).await;
         grant
     }
 
@@ -223,7 +223,7 @@ impl Trial {
         async move {
             let start = Instant::now();
             while let Some(view) = self.entry(&id).await {
-                assert!(start.elapsed() < PATIENCE, "{}: still there: {view:?} (at {at})", self.case);
+                assert!(start.elapsed() < TIMEOUT, "{}: still there: {view:?} (at {at})", self.case);
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }

@@ -21,10 +21,10 @@ use crate::values::{bodies, config, dying, fifo_config, in_group, now, queue, re
 use crate::{Case, Harness};
 
 /// The lease of queues in cases: short, for stores that run on real time.
-pub(crate) const LEASE: u64 = 2_000;
+pub(crate) const LEASE_MS: u64 = 2_000;
 
 /// Timeout for any operation, in real time.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time that a real clock and a busy machine may add, in ms.
 pub(crate) const SLACK_MS: u64 = 300;
@@ -61,14 +61,14 @@ impl Trial {
 
     pub(crate) async fn restart(&mut self) {
         let (case, harness) = (self.case, &mut self.harness);
-        let over = tokio::time::timeout(PATIENCE, harness.restart()).await;
-        over.unwrap_or_else(|_| panic!("{case}: restart took over {PATIENCE:?}"));
+        let over = tokio::time::timeout(TIMEOUT, harness.restart()).await;
+        over.unwrap_or_else(|_| panic!("{case}: restart took over {TIMEOUT:?}"));
     }
 
     pub(crate) async fn crash(&mut self) {
         let (case, harness) = (self.case, &mut self.harness);
-        let over = tokio::time::timeout(PATIENCE, harness.crash()).await;
-        over.unwrap_or_else(|_| panic!("{case}: crash and reopen took over {PATIENCE:?}"));
+        let over = tokio::time::timeout(TIMEOUT, harness.crash()).await;
+        over.unwrap_or_else(|_| panic!("{case}: crash and reopen took over {TIMEOUT:?}"));
     }
 
     /// Waits until every started call has reached the store.
@@ -96,8 +96,8 @@ impl Trial {
     ) -> impl Future<Output = F::Output> + Send {
         let (case, at) = (self.case, Location::caller());
         async move {
-            let over = tokio::time::timeout(PATIENCE, future).await;
-            over.unwrap_or_else(|_| panic!("{case}: {what} took over {PATIENCE:?} (at {at})"))
+            let over = tokio::time::timeout(TIMEOUT, future).await;
+            over.unwrap_or_else(|_| panic!("{case}: {what} took over {TIMEOUT:?} (at {at})"))
         }
     }
 
@@ -331,7 +331,7 @@ impl Trial {
                 }
                 let case = self.case;
                 assert!(
-                    start.elapsed() < PATIENCE,
+                    start.elapsed() < TIMEOUT,
                     "{case}: {name} holds {}, not {count} (at {at})",
                     all.len()
                 );
@@ -348,7 +348,7 @@ impl Trial {
             if now.state != RedriveState::Running {
                 return now;
             }
-            assert!(start.elapsed() < PATIENCE, "{}: the redrive does not end: {now:?}", self.case);
+            assert!(start.elapsed() < TIMEOUT, "{}: the redrive does not end: {now:?}", self.case);
             self.advance(50).await;
             tokio::task::yield_now().await;
         }

@@ -6,16 +6,16 @@ use hapax_core::{
     Receive, RedriveFilter, RedriveRequest, Settlement,
 };
 
-use crate::trial::LEASE;
+use crate::trial::LEASE_MS;
 
 /// A standard queue on which a failed message returns at once, without a limit on attempts.
 pub(crate) fn config() -> QueueConfig {
-    QueueConfig { lease_ms: LEASE, ..QueueConfig::sqs() }
+    QueueConfig { lease_ms: LEASE_MS, ..QueueConfig::sqs() }
 }
 
 /// A FIFO queue on which a failed message returns at once, without a limit on attempts.
 pub(crate) fn fifo_config() -> QueueConfig {
-    QueueConfig { lease_ms: LEASE, ..QueueConfig::sqs_fifo() }
+    QueueConfig { lease_ms: LEASE_MS, ..QueueConfig::sqs_fifo() }
 }
 
 /// Adds a limit on attempts and a dead-letter queue.
@@ -60,7 +60,7 @@ pub(crate) fn now(max: usize) -> Receive {
 }
 
 /// A receive that waits the maximum time.
-pub(crate) fn patient(max: usize) -> Receive {
+pub(crate) fn receive_waiting(max: usize) -> Receive {
     Receive { max, wait_ms: Some(20_000), ..Receive::default() }
 }
 

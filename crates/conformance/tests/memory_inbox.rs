@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use hapax_conformance::inbox::{Async, InboxHarness};
+use hapax_conformance::inbox::{AsyncHarness, InboxHarness};
 use hapax_conformance::{MemoryInbox, inbox_suite};
 
 async fn fresh() -> Box<dyn InboxHarness> {
     let inbox = MemoryInbox::new(Duration::from_millis(50));
     let same = inbox.clone();
-    Box::new(Async {
+    Box::new(AsyncHarness {
         inbox,
         open: Box::new(move || same.clone()),
         write: |tx| Box::pin(async { tx.write("effect") }),

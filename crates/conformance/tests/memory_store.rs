@@ -46,7 +46,7 @@ impl Harness for InMemory {
     }
 
     async fn restart(&mut self) {
-        self.store = self.store.reopened();
+        self.store = self.store.after_restart();
     }
 
     async fn crash(&mut self) {

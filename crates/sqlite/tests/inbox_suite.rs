@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_conformance::inbox::{Blocking, InboxHarness};
+use hapax_conformance::inbox::{BlockingHarness, InboxHarness};
 use hapax_conformance::inbox_suite;
 use hapax_sqlite::SqliteInbox;
 use rusqlite::{Connection, Transaction};
@@ -27,7 +27,7 @@ async fn fresh() -> Box<dyn InboxHarness> {
         connection.execute_batch("CREATE TABLE IF NOT EXISTS effects (number INTEGER)").unwrap();
         SqliteInbox::new(connection).unwrap().lock_timeout(Duration::from_millis(100)).unwrap()
     };
-    Box::new(Blocking { inbox: Arc::new(open()), open: Box::new(open), write, count })
+    Box::new(BlockingHarness { inbox: Arc::new(open()), open: Box::new(open), write, count })
 }
 
 inbox_suite!(fresh);

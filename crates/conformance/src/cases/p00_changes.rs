@@ -3,8 +3,8 @@
 use hapax_core::policy::INTERVAL_MS_MAX;
 use hapax_core::{AdminError, QueueConfig, QueueInfo, QueueName, Revision};
 
-use crate::trial::{LEASE, Trial};
-use crate::values::{config, in_group, now, patient, queue, text};
+use crate::trial::{LEASE_MS, Trial};
+use crate::values::{config, in_group, now, queue, receive_waiting, text};
 
 impl Trial {
     async fn info(&self, name: &QueueName) -> QueueInfo {
@@ -178,7 +178,7 @@ pub(crate) async fn a_pause_survives_a_restart_and_changes_no_setting(mut t: Tri
 pub(crate) async fn a_waiting_receive_waits_through_a_pause_and_wakes_when_it_ends(t: Trial) {
     let jobs = t.standard("jobs").await;
     t.store().pause_queue(&jobs, "ann", None).await.unwrap();
-    let waiting = t.wait(&jobs, patient(1)).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
     t.send_all(&jobs, &["a"]).await;
     t.stats(&jobs).await;
     assert!(!waiting.is_over(), "it was served by a paused queue");
@@ -191,7 +191,7 @@ pub(crate) async fn leases_run_out_in_a_paused_queue(t: Trial) {
     t.send_all(&jobs, &["a"]).await;
     t.one(&jobs).await;
     t.store().pause_queue(&jobs, "ann", None).await.unwrap();
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     assert_eq!(t.store().receive(&jobs, now(1)).await, Ok(Vec::new()));
     assert_eq!(t.stats(&jobs).await.in_flight, 0);
     t.store().resume_queue(&jobs, "ann").await.unwrap();

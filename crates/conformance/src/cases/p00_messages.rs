@@ -7,7 +7,7 @@ use hapax_core::{
     Receipt, Receive, SendError, Settle, SettleError, Settled, Settlement,
 };
 
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::{attribute, bodies, config, dedup, group, reject, seen, text};
 
 pub(crate) async fn a_message_arrives_as_it_was_sent(mut t: Trial) {
@@ -29,7 +29,7 @@ pub(crate) async fn a_message_arrives_as_it_was_sent(mut t: Trial) {
     assert_eq!((got.group.clone(), got.dedup.clone(), got.priority), (sent.group, sent.dedup, sent.priority));
     assert!(got.dead.is_none());
     assert!(got.sent_ms > 0 && got.first_received_ms >= got.sent_ms);
-    assert!(got.lease_ms <= LEASE && got.lease_ms > 0);
+    assert!(got.lease_ms <= LEASE_MS && got.lease_ms > 0);
 }
 
 pub(crate) async fn an_empty_body_is_a_message(t: Trial) {
@@ -86,7 +86,11 @@ pub(crate) async fn browsing_shows_each_state(t: Trial) {
         assert_eq!(page.items[0].state, state);
     }
     let all = t.browse(&jobs).await;
-    assert_eq!(all[1].due_ms, all[1].sent_ms.max(held.first_received_ms) + LEASE, "a lease's end is shown");
+    assert_eq!(
+        all[1].due_ms,
+        all[1].sent_ms.max(held.first_received_ms) + LEASE_MS,
+        "a lease's end is shown"
+    );
     assert_eq!(all[3].due_ms, all[3].sent_ms + 60_000, "a delay's end is shown");
     let browse = Browse { id: Some(held.id), limit: 10, ..Browse::default() };
     assert_eq!(seen(&t.store().browse(&jobs, browse).await.unwrap().items), ["in-flight"]);
@@ -138,11 +142,11 @@ pub(crate) async fn purging_deletes_everything_that_is_there(mut t: Trial) {
     t.send(&jobs, text("delayed").delay_ms(1_000)).await;
     assert_eq!(t.store().purge(&jobs).await, Ok(4));
     assert_eq!(t.settle(&jobs, &held, Settlement::Ack).await, Err(SettleError::Gone));
-    assert_eq!(t.extend(&jobs, &held, LEASE).await, Err(SettleError::Gone));
+    assert_eq!(t.extend(&jobs, &held, LEASE_MS).await, Err(SettleError::Gone));
     t.send_all(&jobs, &["new"]).await;
 
     t.restart().await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     assert_eq!(seen(&t.browse(&jobs).await), ["new"]);
     assert_eq!(t.one(&jobs).await.body, "new");
     let stats = t.stats(&jobs).await;
@@ -242,7 +246,7 @@ pub(crate) async fn expiry_is_counted(t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     t.one(&jobs).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     t.one(&jobs).await;
     let stats = t.stats(&jobs).await;
     assert_eq!((stats.totals.expired, stats.totals.delivered, stats.in_flight), (1, 2, 1));

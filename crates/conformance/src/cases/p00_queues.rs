@@ -7,7 +7,7 @@ use hapax_core::{
 };
 
 use crate::trial::Trial;
-use crate::values::{config, dedup, dying, now, patient, queue, redrive_from, text};
+use crate::values::{config, dedup, dying, now, queue, receive_waiting, redrive_from, text};
 
 fn dies_into(dead: &QueueName) -> QueueConfig {
     dying(dead, 3, config())
@@ -54,7 +54,7 @@ pub(crate) async fn a_missing_queue_is_named(t: Trial) {
 }
 
 pub(crate) async fn a_waiting_receive_on_a_missing_queue_fails_at_once(t: Trial) {
-    let got = t.within("receive", t.store().receive(&queue("gone"), patient(1))).await;
+    let got = t.within("receive", t.store().receive(&queue("gone"), receive_waiting(1))).await;
     assert_eq!(got, Err(StoreError::NoSuchQueue(queue("gone"))));
 }
 

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use hapax_core::{MessageState, QueueConfig, Receive, Settled, Settlement};
 
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::{config, now, reject, text};
 
 pub(crate) async fn an_unsettled_message_returns_when_its_lease_ends(t: Trial) {
     let jobs = t.standard("jobs").await;
     let sent = t.send_all(&jobs, &["a"]).await[0];
     let first = t.one(&jobs).await;
-    t.hidden_for(&jobs, LEASE).await;
+    t.hidden_for(&jobs, LEASE_MS).await;
     let second = t.one(&jobs).await;
     assert_eq!((second.id, first.attempt, second.attempt), (sent.id, 1, 2));
     assert_ne!(first.receipt, second.receipt);
@@ -20,11 +20,11 @@ pub(crate) async fn an_unsettled_message_returns_when_its_lease_ends(t: Trial) {
 pub(crate) async fn a_receive_chooses_its_own_lease(t: Trial) {
     let jobs = t.create("jobs", QueueConfig { lease_ms: 60_000, ..config() }).await;
     t.send_all(&jobs, &["a"]).await;
-    let got = t.receive_with(&jobs, Receive { lease_ms: Some(LEASE), ..now(1) }).await;
+    let got = t.receive_with(&jobs, Receive { lease_ms: Some(LEASE_MS), ..now(1) }).await;
     if t.exact() {
-        assert_eq!(got[0].lease_ms, LEASE);
+        assert_eq!(got[0].lease_ms, LEASE_MS);
     }
-    t.hidden_for(&jobs, LEASE).await;
+    t.hidden_for(&jobs, LEASE_MS).await;
     t.one(&jobs).await;
 }
 
@@ -61,12 +61,12 @@ pub(crate) async fn what_was_acked_never_returns(mut t: Trial) {
     t.crash().await;
     t.ack(&jobs, &got[2]).await;
     t.crash().await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let back = t.one(&jobs).await;
     assert_eq!(back.id, got[1].id);
     t.ack(&jobs, &back).await;
     t.restart().await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     t.none(&jobs).await;
     assert!(t.browse(&jobs).await.is_empty());
 }
@@ -89,11 +89,11 @@ pub(crate) async fn delays_and_backoff_survive_a_crash(mut t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["retried"]).await;
     let got = t.one(&jobs).await;
-    let settlement = Settlement::Retry { after_ms: Some(LEASE), error: None };
-    assert_eq!(t.settle(&jobs, &got, settlement).await, Ok(Settled::Returned { after_ms: LEASE }));
-    t.send(&jobs, text("delayed").delay_ms(LEASE)).await;
+    let settlement = Settlement::Retry { after_ms: Some(LEASE_MS), error: None };
+    assert_eq!(t.settle(&jobs, &got, settlement).await, Ok(Settled::Returned { after_ms: LEASE_MS }));
+    t.send(&jobs, text("delayed").delay_ms(LEASE_MS)).await;
     t.crash().await;
-    t.hidden_for(&jobs, LEASE).await;
+    t.hidden_for(&jobs, LEASE_MS).await;
     assert_eq!(t.receive(&jobs, 10).await.len(), 2);
 }
 
@@ -103,7 +103,7 @@ pub(crate) async fn parked_messages_survive_a_crash(mut t: Trial) {
     let got = t.one(&jobs).await;
     t.settle(&jobs, &got, reject("bad")).await.unwrap();
     t.crash().await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     t.none(&jobs).await;
     let view = t.browse(&jobs).await.remove(0);
     assert_eq!((view.id, view.state), (got.id, MessageState::Parked));

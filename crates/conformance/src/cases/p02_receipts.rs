@@ -3,7 +3,7 @@
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::{FailureCause, QueueConfig, Receipt, Settle, SettleError, Settled, Settlement};
 
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::{bodies, config, exactly, reject, retry, seen};
 
 pub(crate) async fn an_ack_takes_its_message_and_no_other(t: Trial) {
@@ -12,7 +12,7 @@ pub(crate) async fn an_ack_takes_its_message_and_no_other(t: Trial) {
     let got = t.receive(&jobs, 3).await;
     t.ack(&jobs, &got[1]).await;
     assert_eq!(seen(&t.browse(&jobs).await), ["a", "c"]);
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let mut back = bodies(&t.receive(&jobs, 10).await);
     back.sort();
     assert_eq!(back, ["a", "c"]);
@@ -22,7 +22,7 @@ pub(crate) async fn a_stale_receipt_settles_nothing(t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     let old = t.one(&jobs).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let new = t.one(&jobs).await;
     let hows = [Settlement::Ack, retry("boom"), Settlement::Defer { after_ms: 0 }, reject("bad")];
     for settlement in hows {
@@ -43,7 +43,7 @@ pub(crate) async fn a_stale_fifo_receipt_settles_nothing(t: Trial) {
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a"]).await;
     let old = t.one(&jobs).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let new = t.one(&jobs).await;
     assert_eq!(t.settle(&jobs, &old, Settlement::Ack).await, Err(SettleError::Stale));
     assert_eq!(t.extend(&jobs, &old, 0).await, Err(SettleError::Stale));
@@ -65,7 +65,7 @@ pub(crate) async fn a_late_ack_holds_on_a_standard_queue_while_nobody_else_has_t
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     t.ack(&jobs, &got).await;
     t.none(&jobs).await;
     assert!(t.browse(&jobs).await.is_empty());
@@ -75,7 +75,7 @@ pub(crate) async fn a_late_ack_is_expired_on_a_fifo_queue(t: Trial) {
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a"]).await;
     let got = t.one(&jobs).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     assert_eq!(t.settle(&jobs, &got, Settlement::Ack).await, Err(SettleError::Expired));
     assert_eq!(t.one(&jobs).await.id, got.id);
 }
@@ -84,7 +84,7 @@ pub(crate) async fn a_late_settle_on_a_fifo_queue_is_refused(t: Trial) {
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a"]).await;
     let got = t.one(&jobs).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let park = Settlement::Park { reason: "in doubt".into() };
     for settlement in [retry("boom"), Settlement::Defer { after_ms: 0 }, reject("bad"), park] {
         let late = t.settle(&jobs, &got, settlement.clone()).await;
@@ -99,7 +99,7 @@ pub(crate) async fn an_acked_message_is_gone(t: Trial) {
     let got = t.receive(&jobs, 2).await;
     t.ack(&jobs, &got[0]).await;
     assert_eq!(t.settle(&jobs, &got[0], Settlement::Ack).await, Err(SettleError::Gone));
-    assert_eq!(t.extend(&jobs, &got[0], LEASE).await, Err(SettleError::Gone));
+    assert_eq!(t.extend(&jobs, &got[0], LEASE_MS).await, Err(SettleError::Gone));
     let twice = vec![Settle::ack(got[1].receipt.clone()), Settle::ack(got[1].receipt.clone())];
     assert_eq!(t.store().settle(&jobs, twice).await.unwrap(), [Ok(Settled::Acked), Err(SettleError::Gone)]);
 }
@@ -110,7 +110,7 @@ pub(crate) async fn a_foreign_receipt_is_malformed(t: Trial) {
     t.send_all(&other, &["b"]).await;
     let got = t.one(&jobs).await;
     assert_eq!(t.settle(&other, &got, Settlement::Ack).await, Err(SettleError::Malformed));
-    assert_eq!(t.extend(&other, &got, LEASE).await, Err(SettleError::Malformed));
+    assert_eq!(t.extend(&other, &got, LEASE_MS).await, Err(SettleError::Malformed));
     for garbage in ["garbage", "AAAA", "\u{1f980}", "-", &"x".repeat(1024)] {
         let receipt = Receipt::new(garbage).unwrap();
         let settled = t.store().settle(&jobs, vec![Settle::ack(receipt.clone())]).await.unwrap();
@@ -130,12 +130,12 @@ pub(crate) async fn extending_a_lease_hides_the_message_for_longer(t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    t.advance(LEASE / 2).await;
-    let left = t.extend(&jobs, &got, 3 * LEASE).await.unwrap();
+    t.advance(LEASE_MS / 2).await;
+    let left = t.extend(&jobs, &got, 3 * LEASE_MS).await.unwrap();
     if t.exact() {
-        assert_eq!(left.lease_ms, 3 * LEASE);
+        assert_eq!(left.lease_ms, 3 * LEASE_MS);
     }
-    t.hidden_for(&jobs, 3 * LEASE).await;
+    t.hidden_for(&jobs, 3 * LEASE_MS).await;
     assert_eq!(t.one(&jobs).await.attempt, 2);
 }
 
@@ -143,8 +143,8 @@ pub(crate) async fn a_lease_can_be_shortened(t: Trial) {
     let jobs = t.create("jobs", QueueConfig { lease_ms: 600_000, ..config() }).await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    t.extend(&jobs, &got, LEASE).await.unwrap();
-    t.hidden_for(&jobs, LEASE).await;
+    t.extend(&jobs, &got, LEASE_MS).await.unwrap();
+    t.hidden_for(&jobs, LEASE_MS).await;
     t.one(&jobs).await;
 }
 
@@ -152,8 +152,8 @@ pub(crate) async fn an_extended_delivery_can_be_acked_after_its_first_deadline(t
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a"]).await;
     let got = t.one(&jobs).await;
-    t.extend(&jobs, &got, 3 * LEASE).await.unwrap();
-    t.pass(LEASE).await;
+    t.extend(&jobs, &got, 3 * LEASE_MS).await.unwrap();
+    t.pass(LEASE_MS).await;
     t.ack(&jobs, &got).await;
 }
 
@@ -161,14 +161,14 @@ pub(crate) async fn a_late_extend_takes_a_message_that_no_other_delivery_holds(t
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     assert_eq!(t.extend(&jobs, &got, 0).await.map(|left| left.lease_ms), Ok(0), "it is visible as it is");
-    t.extend(&jobs, &got, LEASE).await.unwrap();
-    t.hidden_for(&jobs, LEASE).await;
+    t.extend(&jobs, &got, LEASE_MS).await.unwrap();
+    t.hidden_for(&jobs, LEASE_MS).await;
     // The lease expired a second time; the message was delivered once.
     let again = t.one(&jobs).await;
     assert_eq!((again.attempt, again.deliveries), (2, 2));
-    assert_eq!(t.extend(&jobs, &got, LEASE).await, Err(SettleError::Stale), "another delivery holds it");
+    assert_eq!(t.extend(&jobs, &got, LEASE_MS).await, Err(SettleError::Stale), "another delivery holds it");
     t.ack(&jobs, &again).await;
 }
 
@@ -176,11 +176,11 @@ pub(crate) async fn a_late_extend_holds_the_message_until_its_ack(t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    t.pass(LEASE).await;
-    t.extend(&jobs, &got, 3 * LEASE).await.unwrap();
+    t.pass(LEASE_MS).await;
+    t.extend(&jobs, &got, 3 * LEASE_MS).await.unwrap();
     t.none(&jobs).await;
     t.ack(&jobs, &got).await;
-    t.pass(3 * LEASE).await;
+    t.pass(3 * LEASE_MS).await;
     t.none(&jobs).await;
 }
 
@@ -188,8 +188,8 @@ pub(crate) async fn a_late_extend_on_a_fifo_queue_is_refused(t: Trial) {
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a"]).await;
     let got = t.one(&jobs).await;
-    t.pass(LEASE).await;
-    for lease_ms in [LEASE, 0] {
+    t.pass(LEASE_MS).await;
+    for lease_ms in [LEASE_MS, 0] {
         let late = t.extend(&jobs, &got, lease_ms).await;
         assert!(matches!(late, Err(SettleError::NotInFlight | SettleError::Expired)), "{late:?}");
     }
@@ -201,15 +201,15 @@ pub(crate) async fn a_delivery_that_was_given_back_cannot_be_extended(t: Trial) 
     t.send_all(&jobs, &["deferred"]).await;
     let got = t.one(&jobs).await;
     t.settle(&jobs, &got, Settlement::Defer { after_ms: 0 }).await.unwrap();
-    assert_eq!(t.extend(&jobs, &got, LEASE).await, Err(SettleError::NotInFlight), "it did not count");
+    assert_eq!(t.extend(&jobs, &got, LEASE_MS).await, Err(SettleError::NotInFlight), "it did not count");
     let got = t.one(&jobs).await;
     assert_eq!(got.attempt, 1);
     t.settle(&jobs, &got, Settlement::Park { reason: "unknown".into() }).await.unwrap();
-    let parked = t.extend(&jobs, &got, LEASE).await;
+    let parked = t.extend(&jobs, &got, LEASE_MS).await;
     assert!(parked.is_err(), "{parked:?}");
     t.store().release(&jobs, vec![got.id]).await.unwrap();
     assert_eq!(
-        t.extend(&jobs, &got, LEASE).await,
+        t.extend(&jobs, &got, LEASE_MS).await,
         Err(SettleError::NotInFlight),
         "released with a clean slate"
     );
@@ -220,14 +220,14 @@ pub(crate) async fn a_lease_lasts_at_most_twelve_hours_since_the_receive(t: Tria
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    t.advance(LEASE / 2).await;
+    t.advance(LEASE_MS / 2).await;
     let long = t.extend(&jobs, &got, LEASE_MS_MAX).await;
     assert!(matches!(long, Err(SettleError::LeaseTooLong { lease_ms_max: LEASE_MS_MAX, .. })), "{long:?}");
     let long = t.extend(&jobs, &got, u64::MAX).await;
     assert!(matches!(long, Err(SettleError::LeaseTooLong { .. })), "{long:?}");
-    let slack = if t.exact() { LEASE / 2 } else { 60_000 };
+    let slack = if t.exact() { LEASE_MS / 2 } else { 60_000 };
     assert!(t.extend(&jobs, &got, LEASE_MS_MAX - slack).await.is_ok());
-    assert!(t.extend(&jobs, &got, LEASE).await.is_ok());
+    assert!(t.extend(&jobs, &got, LEASE_MS).await.is_ok());
     t.ack(&jobs, &got).await;
 }
 
@@ -236,7 +236,7 @@ pub(crate) async fn a_refused_extension_changes_nothing(t: Trial) {
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
     assert!(t.extend(&jobs, &got, LEASE_MS_MAX + 1).await.is_err());
-    t.hidden_for(&jobs, LEASE).await;
+    t.hidden_for(&jobs, LEASE_MS).await;
     t.one(&jobs).await;
 }
 
@@ -244,7 +244,7 @@ pub(crate) async fn a_refused_late_extension_keeps_the_failure(t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let long = t.extend(&jobs, &got, LEASE_MS_MAX).await;
     assert!(matches!(long, Err(SettleError::LeaseTooLong { .. })), "{long:?}");
     let view = t.browse(&jobs).await.remove(0);
@@ -298,7 +298,7 @@ pub(crate) async fn a_delivery_that_was_nacked_cannot_be_extended(mut t: Trial) 
             if crash {
                 t.crash().await;
             }
-            for lease_ms in [LEASE, 0] {
+            for lease_ms in [LEASE_MS, 0] {
                 let extended = t.extend(&jobs, &got, lease_ms).await;
                 assert_eq!(extended, Err(SettleError::NotInFlight), "after {after_ms:?}, {crash}");
             }
@@ -315,7 +315,7 @@ pub(crate) async fn a_visibility_of_zero_can_be_followed_by_another(t: Trial) {
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
     t.extend(&jobs, &got, 0).await.unwrap();
-    t.extend(&jobs, &got, 3 * LEASE).await.unwrap();
+    t.extend(&jobs, &got, 3 * LEASE_MS).await.unwrap();
     t.none(&jobs).await;
     t.ack(&jobs, &got).await;
     assert!(t.browse(&jobs).await.is_empty());
@@ -328,13 +328,13 @@ pub(crate) async fn late_extends_leave_one_failure_of_their_delivery(mut t: Tria
     t.fail(&jobs, &failed, "boom").await;
     let got = t.one(&jobs).await;
     for round in 0..30 {
-        t.pass(LEASE).await;
+        t.pass(LEASE_MS).await;
         if round == 15 {
             t.crash().await;
         }
-        t.extend(&jobs, &got, LEASE).await.unwrap();
+        t.extend(&jobs, &got, LEASE_MS).await.unwrap();
     }
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     t.quiet().await;
     let history = t.browse(&jobs).await.remove(0).history;
     let causes: Vec<_> = history.iter().map(|failed| (failed.deliveries, failed.cause)).collect();

@@ -7,7 +7,7 @@ use hapax_core::{
     FailureCause, MessageState, NewMessage, Priority, QueueConfig, Receive, SettleError, Settled, Settlement,
 };
 
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::{bodies, config, exactly, fifo_config, in_group, now, reject, text};
 
 pub(crate) async fn by_default_a_retry_is_visible_at_once(t: Trial) {
@@ -51,7 +51,7 @@ pub(crate) async fn a_lease_that_runs_out_backs_off_by_policy(t: Trial) {
     let jobs = t.create("jobs", QueueConfig { retry: exactly(1_000, 0), ..config() }).await;
     t.send_all(&jobs, &["a"]).await;
     t.one(&jobs).await;
-    t.hidden_for(&jobs, LEASE).await;
+    t.hidden_for(&jobs, LEASE_MS).await;
     t.hidden_for(&jobs, 1_000).await;
     let again = t.one(&jobs).await;
     assert_eq!(again.attempt, 2);
@@ -111,7 +111,7 @@ pub(crate) async fn a_rejected_message_is_parked_where_there_is_no_dead_letter_q
     let got = t.receive(&jobs, 2).await;
     assert_eq!(t.settle(&jobs, &got[0], reject("malformed order")).await, Ok(Settled::Parked));
     t.ack(&jobs, &got[1]).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     t.none(&jobs).await;
     let view = t.browse(&jobs).await.remove(0);
     assert_eq!(view.state, MessageState::Parked);
@@ -128,7 +128,7 @@ pub(crate) async fn a_delivery_in_doubt_is_parked_and_counts_no_attempt(mut t: T
     assert_eq!(got.attempt, 2, "its last one");
     let park = Settlement::Park { reason: "the bank did not answer".to_owned() };
     assert_eq!(t.settle(&jobs, &got, park).await, Ok(Settled::Parked));
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     t.crash().await;
     t.none(&jobs).await;
     assert!(t.browse(&dead).await.is_empty(), "doubt is no failure");
@@ -171,7 +171,7 @@ pub(crate) async fn a_parked_message_outlives_its_retention_and_its_release(mut 
             t.advance(59_000).await;
             t.quiet().await;
             assert_eq!(t.one(&jobs).await.id, sent.id, "{name}");
-            t.advance(2_000 + LEASE).await;
+            t.advance(2_000 + LEASE_MS).await;
             t.holds(&jobs, 0).await;
         }
     }
@@ -201,7 +201,7 @@ pub(crate) async fn failed_attempts_are_remembered_with_who_and_why(t: Trial) {
     let got = t.receive_with(&jobs, by("ann")).await.remove(0);
     t.fail(&jobs, &got, "boom").await;
     t.receive_with(&jobs, by("bob")).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     t.one(&jobs).await;
     let view = t.browse(&jobs).await.remove(0);
     let told: Vec<_> = view

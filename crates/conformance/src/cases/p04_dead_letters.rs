@@ -4,7 +4,7 @@
 use hapax_core::policy::{ERROR_BYTES_MAX, HISTORY_MAX};
 use hapax_core::{DedupId, FailureCause, Priority, QueueConfig, Receive, SettleError, Settled, Settlement};
 
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::{attribute, bodies, config, dying, fifo_config, group, now, reject, seen, text};
 
 pub(crate) async fn the_last_failure_moves_a_message_to_the_dead_letters(t: Trial) {
@@ -39,7 +39,7 @@ pub(crate) async fn the_last_lease_that_runs_out_moves_a_message_to_the_dead_let
     t.send_all(&jobs, &["a"]).await;
     for _ in 0..2 {
         t.one(&jobs).await;
-        t.pass(LEASE).await;
+        t.pass(LEASE_MS).await;
     }
     // It moves by itself: no receive is needed.
     let view = t.holds(&dead, 1).await.remove(0);
@@ -108,7 +108,7 @@ pub(crate) async fn a_death_is_atomic(mut t: Trial) {
         .map(|s| s.id)
         .collect();
     ids.sort_unstable();
-    let receive = Receive { lease_ms: Some(3 * LEASE), ..now(20) };
+    let receive = Receive { lease_ms: Some(3 * LEASE_MS), ..now(20) };
     for (n, got) in t.receive_with(&jobs, receive).await.iter().enumerate() {
         match n % 4 {
             0 => assert_eq!(t.fail(&jobs, got, "boom").await, Settled::Dead),
@@ -123,7 +123,7 @@ pub(crate) async fn a_death_is_atomic(mut t: Trial) {
             assert_eq!(all, ids, "each message is in one of both queues");
         }
     }
-    t.pass(3 * LEASE).await;
+    t.pass(3 * LEASE_MS).await;
     t.crash().await;
     let mut all: Vec<_> = t.holds(&dead, 20).await.iter().map(|v| v.id).collect();
     all.sort_unstable();
@@ -137,7 +137,7 @@ pub(crate) async fn crashes_count_as_attempts(mut t: Trial) {
     for attempt in 1..=2 {
         assert_eq!(t.one(&jobs).await.attempt, attempt);
         t.crash().await;
-        t.pass(LEASE).await;
+        t.pass(LEASE_MS).await;
     }
     assert_eq!(t.holds(&dead, 1).await[0].dead.as_ref().map(|story| story.attempts), Some(2));
     t.none(&jobs).await;
@@ -250,7 +250,7 @@ pub(crate) async fn a_settle_that_comes_after_the_death_is_told_so(mut t: Trial)
             let jobs = t.create(&format!("{name}{end}"), dies).await;
             t.send_group(&jobs, "g", &[&name]).await;
             let got = t.one(&jobs).await;
-            t.pass(LEASE).await;
+            t.pass(LEASE_MS).await;
             t.none(&jobs).await;
             t.crash().await;
             for settlement in

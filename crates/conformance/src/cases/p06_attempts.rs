@@ -2,8 +2,8 @@
 
 use hapax_core::{Delivery, QueueConfig, QueueName, Receive, SettleError};
 
-use crate::trial::{LEASE, Trial, poll_once};
-use crate::values::{bodies, config, fifo_config, now, patient, retry};
+use crate::trial::{LEASE_MS, Trial, poll_once};
+use crate::values::{bodies, config, fifo_config, now, receive_waiting, retry};
 
 fn attempt(id: &str, max: usize) -> Receive {
     Receive { attempt_id: Some(id.into()), ..now(max) }
@@ -86,7 +86,7 @@ pub(crate) async fn a_repeat_after_the_lease_ran_out_is_a_new_receive(mut t: Tri
         if crash {
             t.crash().await;
         }
-        t.pass(LEASE).await;
+        t.pass(LEASE_MS).await;
         let new = t.receive_with(&jobs, attempt("try-1", 1)).await.remove(0);
         assert_eq!((new.body.as_ref(), new.attempt), (body.as_bytes(), 2));
         assert_eq!(t.settle(&jobs, &old, hapax_core::Settlement::Ack).await, Err(SettleError::Stale));
@@ -98,16 +98,16 @@ pub(crate) async fn a_repeat_does_not_shorten_a_lease(mut t: Trial) {
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a"]).await;
     let first = t.receive_with(&jobs, attempt("try-1", 1)).await;
-    t.extend(&jobs, &first[0], 20 * LEASE).await.unwrap();
+    t.extend(&jobs, &first[0], 20 * LEASE_MS).await.unwrap();
     for crash in [false, true] {
         if crash {
             t.crash().await;
         }
         let again = t.receive_with(&jobs, attempt("try-1", 1)).await;
         assert_eq!(told(&again), told(&first));
-        assert!(again[0].lease_ms > 15 * LEASE, "{} ms are left", again[0].lease_ms);
+        assert!(again[0].lease_ms > 15 * LEASE_MS, "{} ms are left", again[0].lease_ms);
     }
-    t.pass(2 * LEASE).await;
+    t.pass(2 * LEASE_MS).await;
     t.none(&jobs).await;
     t.ack(&jobs, &first[0]).await;
 }
@@ -169,10 +169,10 @@ pub(crate) async fn attempts_of_two_queues_are_told_apart(t: Trial) {
 pub(crate) async fn a_repeat_does_not_wait_behind_those_who_wait(t: Trial) {
     let jobs = three_groups(&t).await;
     let first = t.receive_with(&jobs, attempt("try-1", 3)).await;
-    let waiting = t.wait(&jobs, patient(1)).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
     let again = t.receive_with(&jobs, Receive { wait_ms: None, ..attempt("try-1", 3) }).await;
     assert_eq!(told(&again), told(&first));
-    let again = t.receive_with(&jobs, Receive { attempt_id: Some("try-1".into()), ..patient(3) });
+    let again = t.receive_with(&jobs, Receive { attempt_id: Some("try-1".into()), ..receive_waiting(3) });
     assert_eq!(told(&again.await), told(&first));
     assert!(!waiting.is_over());
     waiting.cancel().await;
@@ -180,7 +180,7 @@ pub(crate) async fn a_repeat_does_not_wait_behind_those_who_wait(t: Trial) {
 
 pub(crate) async fn two_waiting_receives_of_one_attempt_get_the_same(t: Trial) {
     let jobs = t.fifo("jobs").await;
-    let repeatable = Receive { attempt_id: Some("try-1".into()), ..patient(1) };
+    let repeatable = Receive { attempt_id: Some("try-1".into()), ..receive_waiting(1) };
     let one = t.wait(&jobs, repeatable.clone()).await;
     let two = t.wait(&jobs, repeatable).await;
     t.send_group(&jobs, "a", &["a"]).await;
@@ -192,7 +192,7 @@ pub(crate) async fn two_waiting_receives_of_one_attempt_get_the_same(t: Trial) {
 pub(crate) async fn a_dropped_receive_takes_nothing_from_its_repeat(t: Trial) {
     let jobs = t.create("jobs.fifo", QueueConfig { lease_ms: 600_000, ..fifo_config() }).await;
     for body in ["a", "b"] {
-        let repeatable = Receive { attempt_id: Some(format!("try {body}")), ..patient(1) };
+        let repeatable = Receive { attempt_id: Some(format!("try {body}")), ..receive_waiting(1) };
         let store = t.store();
         let mut dropped = store.receive(&jobs, repeatable.clone());
         assert!(poll_once(dropped.as_mut()).is_pending());
@@ -210,7 +210,7 @@ pub(crate) async fn a_dropped_receive_takes_nothing_from_its_repeat(t: Trial) {
 
 pub(crate) async fn a_dropped_receive_can_be_repeated(t: Trial) {
     let jobs = t.create("jobs.fifo", QueueConfig { lease_ms: 600_000, ..fifo_config() }).await;
-    let repeatable = Receive { attempt_id: Some("try-1".into()), ..patient(2) };
+    let repeatable = Receive { attempt_id: Some("try-1".into()), ..receive_waiting(2) };
     let store = t.store();
     let mut dropped = store.receive(&jobs, repeatable.clone());
     assert!(poll_once(dropped.as_mut()).is_pending());

@@ -7,7 +7,7 @@ use hapax_core::{
     Settlement,
 };
 
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::{bodies, config, exactly, fifo_config, group, redrive_from, reject, seen, text};
 
 /// A FIFO queue whose groups are halted by a death, and its dead letters.
@@ -166,17 +166,17 @@ pub(crate) async fn a_late_extend_does_not_reach_a_dead_letter(mut t: Trial) {
         };
         t.send_all(&jobs, &["a"]).await;
         let got = t.one(&jobs).await;
-        t.pass(LEASE).await;
+        t.pass(LEASE_MS).await;
         t.quiet().await;
-        for lease_ms in [LEASE, 0] {
+        for lease_ms in [LEASE_MS, 0] {
             assert_eq!(t.extend(&jobs, &got, lease_ms).await, Err(SettleError::Dead), "{with_dead}");
         }
         t.crash().await;
-        assert_eq!(t.extend(&jobs, &got, LEASE).await, Err(SettleError::Dead), "{with_dead}");
+        assert_eq!(t.extend(&jobs, &got, LEASE_MS).await, Err(SettleError::Dead), "{with_dead}");
         let Some(dead) = dead else { continue };
         // A delivery of the dead letter can be resumed, and then no redrive takes it.
         let letter = t.one(&dead).await;
-        t.pass(LEASE).await;
+        t.pass(LEASE_MS).await;
         t.extend(&dead, &letter, 600_000).await.unwrap();
         let task = t.try_redrive(redrive_from(&dead)).await.unwrap();
         assert_eq!((t.redriven(&task).await.moved, t.browse(&jobs).await.len()), (0, 0));

@@ -2,7 +2,7 @@
 
 use hapax_core::{OnDead, QueueConfig, QueueName, Settled, Settlement};
 
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::{bodies, dying, fifo_config, group, redrive_from, reject, seen};
 
 /// A queue whose groups are halted after a dead letter: the head `a` of group `g` is dead, `b` and `c` wait behind it.
@@ -52,7 +52,7 @@ pub(crate) async fn a_halted_group_stands_still_and_others_do_not(mut t: Trial) 
     t.crash().await;
     t.send_group(&jobs, "g", &["d"]).await;
     assert_eq!(halted_groups(&t, &jobs).await, ["g"]);
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     assert_eq!(seen(&t.holds(&dead, 2).await).len(), 2, "h1 died of its lease");
     t.none(&jobs).await;
 }
@@ -61,7 +61,7 @@ pub(crate) async fn a_lease_that_runs_out_halts_a_group_too(t: Trial) {
     let (jobs, dead) = t.with_dead(1, QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() }).await;
     t.send_group(&jobs, "g", &["a", "b"]).await;
     t.receive(&jobs, 1).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     t.holds(&dead, 1).await;
     t.none(&jobs).await;
     assert_eq!(halted_groups(&t, &jobs).await, ["g"]);
@@ -303,7 +303,7 @@ async fn kept_and_decided(t: &mut Trial, case: &str, letters: bool, decision: &s
     t.advance(59_000).await;
     t.quiet().await;
     assert_eq!(bodies(&t.receive(&jobs, 10).await), expected, "{case}: the retention began again");
-    t.advance(2_000 + LEASE).await;
+    t.advance(2_000 + LEASE_MS).await;
     // A group can be released without its parked message, which then waits on.
     t.holds(&jobs, usize::from(!letters && decision == "release-group")).await;
     t.store().delete_queue(&jobs).await.unwrap();

@@ -2,7 +2,7 @@
 
 use hapax_core::{MessageState, NewMessage, Priority, QueueConfig, SendError};
 
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::{bodies, config, group, in_group, text};
 
 fn tenant(name: &str, body: impl Into<String>) -> NewMessage {
@@ -30,10 +30,10 @@ pub(crate) async fn a_queue_delays_messages_that_do_not_say(t: Trial) {
 
 pub(crate) async fn a_delay_is_not_part_of_the_lease(t: Trial) {
     let jobs = t.standard("jobs").await;
-    t.send(&jobs, text("a").delay_ms(2 * LEASE)).await;
-    t.hidden_for(&jobs, 2 * LEASE).await;
+    t.send(&jobs, text("a").delay_ms(2 * LEASE_MS)).await;
+    t.hidden_for(&jobs, 2 * LEASE_MS).await;
     assert_eq!(t.one(&jobs).await.attempt, 1);
-    t.hidden_for(&jobs, LEASE).await;
+    t.hidden_for(&jobs, LEASE_MS).await;
     assert_eq!(t.one(&jobs).await.attempt, 2);
 }
 

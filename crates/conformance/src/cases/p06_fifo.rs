@@ -2,7 +2,7 @@
 
 use hapax_core::{QueueConfig, Receive, SendError, SettleError, Settled, Settlement};
 
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::{bodies, dedup, dying, exactly, fifo_config, group, in_group, now, seen, text};
 
 pub(crate) async fn a_group_is_received_in_the_order_of_its_sends(mut t: Trial) {
@@ -115,7 +115,7 @@ pub(crate) async fn order_holds_when_a_batch_runs_out_of_its_lease(t: Trial) {
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a", "b", "c", "d"]).await;
     t.receive(&jobs, 3).await;
-    t.hidden_for(&jobs, LEASE).await;
+    t.hidden_for(&jobs, LEASE_MS).await;
     let again = t.receive(&jobs, 10).await;
     assert_eq!(bodies(&again), ["a", "b", "c", "d"]);
     assert_eq!(
@@ -133,13 +133,13 @@ pub(crate) async fn a_lease_of_its_own_outlives_those_before_it(t: Trial) {
         let jobs = t.fifo(&format!("jobs-{extended}")).await;
         t.send_group(&jobs, "g", &["a", "b", "c"]).await;
         let got = t.receive(&jobs, 10).await;
-        t.set_visibility(&jobs, &got[extended], 4 * LEASE).await;
+        t.set_visibility(&jobs, &got[extended], 4 * LEASE_MS).await;
         // A heartbeat of the whole batch does not make it a part of the batch again.
         for delivery in &got {
-            let lease_ms = if delivery.body == got[extended].body { 4 * LEASE } else { LEASE };
+            let lease_ms = if delivery.body == got[extended].body { 4 * LEASE_MS } else { LEASE_MS };
             t.extend(&jobs, delivery, lease_ms).await.unwrap();
         }
-        t.advance(2 * LEASE).await;
+        t.advance(2 * LEASE_MS).await;
         assert_eq!(bodies(&t.receive(&jobs, 10).await), again, "message {extended} has a lease of its own");
         t.ack(&jobs, &got[extended]).await;
     }
@@ -149,9 +149,9 @@ pub(crate) async fn the_end_of_a_lease_of_its_own_takes_nothing_back(t: Trial) {
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a", "b"]).await;
     let got = t.receive(&jobs, 10).await;
-    t.extend(&jobs, &got[1], 4 * LEASE).await.unwrap();
-    t.set_visibility(&jobs, &got[0], LEASE).await;
-    t.advance(2 * LEASE).await;
+    t.extend(&jobs, &got[1], 4 * LEASE_MS).await.unwrap();
+    t.set_visibility(&jobs, &got[0], LEASE_MS).await;
+    t.advance(2 * LEASE_MS).await;
     let again = t.receive(&jobs, 10).await;
     assert_eq!(bodies(&again), ["a"]);
     t.ack(&jobs, &got[1]).await;
@@ -160,8 +160,8 @@ pub(crate) async fn the_end_of_a_lease_of_its_own_takes_nothing_back(t: Trial) {
     t.extend(&jobs, &again[0], 0).await.unwrap();
     let batch = t.receive(&jobs, 10).await;
     assert_eq!(bodies(&batch), ["a", "c"]);
-    t.extend(&jobs, &batch[1], 4 * LEASE).await.unwrap();
-    t.advance(2 * LEASE).await;
+    t.extend(&jobs, &batch[1], 4 * LEASE_MS).await.unwrap();
+    t.advance(2 * LEASE_MS).await;
     assert_eq!(bodies(&t.receive(&jobs, 10).await), ["a", "c"], "the batch's lease ended with its first");
 }
 
@@ -169,7 +169,7 @@ pub(crate) async fn a_lease_of_its_own_is_lost_with_a_failure_before_it(t: Trial
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a", "b"]).await;
     let got = t.receive(&jobs, 10).await;
-    t.set_visibility(&jobs, &got[1], 4 * LEASE).await;
+    t.set_visibility(&jobs, &got[1], 4 * LEASE_MS).await;
     t.fail(&jobs, &got[0], "boom").await;
     assert_eq!(bodies(&t.receive(&jobs, 10).await), ["a", "b"], "nothing overtakes what failed");
 }
@@ -229,7 +229,7 @@ pub(crate) async fn a_repeated_receive_attempt_gives_the_same_deliveries(t: Tria
     t.send_group(&jobs, "g", &["a", "b", "c"]).await;
     let receive = Receive { attempt_id: Some("try-1".into()), ..now(2) };
     let first = t.receive_with(&jobs, receive.clone()).await;
-    t.advance(LEASE / 2).await;
+    t.advance(LEASE_MS / 2).await;
     let again = t.receive_with(&jobs, receive).await;
     let told = |all: &[hapax_core::Delivery]| {
         all.iter().map(|d| (d.id, d.receipt.clone(), d.fence, d.attempt)).collect::<Vec<_>>()
@@ -240,7 +240,7 @@ pub(crate) async fn a_repeated_receive_attempt_gives_the_same_deliveries(t: Tria
     let other = Receive { attempt_id: Some("try-2".into()), ..now(2) };
     assert!(t.receive_with(&jobs, other).await.is_empty(), "another attempt finds the group blocked");
     // The repetition restarted the lease.
-    t.hidden_for(&jobs, LEASE).await;
+    t.hidden_for(&jobs, LEASE_MS).await;
     assert_eq!(t.receive(&jobs, 1).await[0].attempt, 2);
 }
 
@@ -325,7 +325,7 @@ async fn work_off(t: &Trial, jobs: &hapax_core::QueueName, one_by_one: bool) -> 
             if stats.ready + stats.delayed + stats.in_flight == 0 {
                 return acked;
             }
-            t.pass(LEASE).await;
+            t.pass(LEASE_MS).await;
             continue;
         }
         let poison = got.iter().position(|d| d.body.starts_with(b"poison"));
@@ -339,7 +339,7 @@ async fn work_off(t: &Trial, jobs: &hapax_core::QueueName, one_by_one: bool) -> 
             acked.extend(bodies(std::slice::from_ref(delivery)));
         }
         if poison.is_some() {
-            t.pass(LEASE).await;
+            t.pass(LEASE_MS).await;
         }
     }
     panic!("still not empty: {acked:?}");

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use hapax_core::{QueueConfig, Receive, Settlement, StoreError};
 
-use crate::trial::{LEASE, Trial, poll_once};
-use crate::values::{bodies, config, dying, fifo_config, now, patient, redrive_from, reject, text};
+use crate::trial::{LEASE_MS, Trial, poll_once};
+use crate::values::{bodies, config, dying, fifo_config, now, receive_waiting, redrive_from, reject, text};
 
 pub(crate) async fn a_waiting_receive_wakes_on_a_send(t: Trial) {
     let jobs = t.standard("jobs").await;
-    let waiting = t.wait(&jobs, patient(10)).await;
+    let waiting = t.wait(&jobs, receive_waiting(10)).await;
     let sent = t.send_all(&jobs, &["a"]).await[0];
     let got = t.woken(waiting).await;
     assert_eq!(got.iter().map(|d| d.id).collect::<Vec<_>>(), [sent.id]);
@@ -18,7 +18,7 @@ pub(crate) async fn a_waiting_receive_wakes_on_a_send(t: Trial) {
 
 pub(crate) async fn a_waiting_receive_is_told_that_its_queue_was_deleted(t: Trial) {
     for jobs in [t.standard("jobs").await, t.create("again", config()).await] {
-        let waiting = t.wait(&jobs, patient(10)).await;
+        let waiting = t.wait(&jobs, receive_waiting(10)).await;
         t.store().delete_queue(&jobs).await.unwrap();
         assert_eq!(t.ended(waiting).await, Err(StoreError::NoSuchQueue(jobs)));
     }
@@ -27,15 +27,19 @@ pub(crate) async fn a_waiting_receive_is_told_that_its_queue_was_deleted(t: Tria
 pub(crate) async fn a_receive_does_not_wait_when_something_is_ready(t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
-    assert_eq!(t.receive_with(&jobs, patient(10)).await.len(), 1, "it does not wait until ten are there");
+    assert_eq!(
+        t.receive_with(&jobs, receive_waiting(10)).await.len(),
+        1,
+        "it does not wait until ten are there"
+    );
 }
 
 pub(crate) async fn a_waiting_receive_wakes_on_expiry(t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     t.one(&jobs).await;
-    let waiting = t.wait(&jobs, patient(1)).await;
-    t.pass(LEASE).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
+    t.pass(LEASE_MS).await;
     assert_eq!(t.woken(waiting).await[0].attempt, 2);
 }
 
@@ -43,17 +47,17 @@ pub(crate) async fn a_waiting_receive_wakes_when_a_message_is_given_back(t: Tria
     let jobs = t.create("jobs", QueueConfig { lease_ms: 600_000, ..config() }).await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    let waiting = t.wait(&jobs, patient(1)).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
     t.extend(&jobs, &got, 0).await.unwrap();
     let got = t.woken(waiting).await.remove(0);
     assert_eq!(got.attempt, 2);
 
-    let waiting = t.wait(&jobs, patient(1)).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
     t.fail(&jobs, &got, "boom").await;
     let got = t.woken(waiting).await.remove(0);
     assert_eq!(got.attempt, 3);
 
-    let waiting = t.wait(&jobs, patient(1)).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
     t.settle(&jobs, &got, Settlement::Defer { after_ms: 0 }).await.unwrap();
     assert_eq!(t.woken(waiting).await[0].attempt, 3);
 }
@@ -62,7 +66,7 @@ pub(crate) async fn a_waiting_receive_wakes_when_a_lease_was_shortened(t: Trial)
     let jobs = t.create("jobs", QueueConfig { lease_ms: 600_000, ..config() }).await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    let waiting = t.wait(&jobs, patient(1)).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
     t.extend(&jobs, &got, 1_000).await.unwrap();
     t.pass(1_000).await;
     assert_eq!(t.woken(waiting).await[0].attempt, 2);
@@ -70,11 +74,11 @@ pub(crate) async fn a_waiting_receive_wakes_when_a_lease_was_shortened(t: Trial)
 
 pub(crate) async fn a_waiting_receive_wakes_when_a_delay_is_over(t: Trial) {
     let jobs = t.standard("jobs").await;
-    let waiting = t.wait(&jobs, patient(1)).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
     t.send(&jobs, text("a").delay_ms(1_000)).await;
     t.pass(1_000).await;
     let got = t.woken(waiting).await.remove(0);
-    let waiting = t.wait(&jobs, patient(1)).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
     t.settle(&jobs, &got, Settlement::Retry { after_ms: Some(1_000), error: None }).await.unwrap();
     t.pass(1_000).await;
     assert_eq!(t.woken(waiting).await[0].attempt, 2);
@@ -84,7 +88,7 @@ pub(crate) async fn a_waiting_receive_wakes_when_its_group_is_free(t: Trial) {
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a", "b"]).await;
     let got = t.receive(&jobs, 1).await.remove(0);
-    let waiting = t.wait(&jobs, patient(1)).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
     t.ack(&jobs, &got).await;
     assert_eq!(bodies(&t.woken(waiting).await), ["b"]);
 }
@@ -94,7 +98,7 @@ pub(crate) async fn a_waiting_receive_wakes_on_release_and_redrive(t: Trial) {
     t.send_all(&parked, &["a"]).await;
     let got = t.one(&parked).await;
     t.settle(&parked, &got, reject("bad")).await.unwrap();
-    let waiting = t.wait(&parked, patient(1)).await;
+    let waiting = t.wait(&parked, receive_waiting(1)).await;
     t.store().release(&parked, vec![got.id]).await.unwrap();
     assert_eq!(bodies(&t.woken(waiting).await), ["a"]);
 
@@ -102,7 +106,7 @@ pub(crate) async fn a_waiting_receive_wakes_on_release_and_redrive(t: Trial) {
     t.send_all(&jobs, &["b"]).await;
     let got = t.one(&jobs).await;
     t.fail(&jobs, &got, "boom").await;
-    let waiting = t.wait(&jobs, patient(1)).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
     t.redrive(redrive_from(&dead)).await;
     assert_eq!(bodies(&t.woken(waiting).await), ["b"]);
 }
@@ -114,7 +118,7 @@ pub(crate) async fn a_waiting_receive_wakes_on_a_death_at_another_receive(t: Tri
     let got = t.one(&jobs).await;
     t.fail(&jobs, &got, "boom").await;
     t.set(&jobs, dying(&dead, 1, config())).await;
-    let waiting = t.wait(&dead, patient(1)).await;
+    let waiting = t.wait(&dead, receive_waiting(1)).await;
     t.none(&jobs).await;
     assert_eq!(bodies(&t.woken(waiting).await), ["a"]);
 }
@@ -147,18 +151,18 @@ pub(crate) async fn a_queue_says_how_long_to_wait(t: Trial) {
 
 pub(crate) async fn a_lease_begins_with_the_delivery_not_with_the_wait(t: Trial) {
     let jobs = t.standard("jobs").await;
-    let waiting = t.wait(&jobs, patient(1)).await;
-    t.advance(LEASE + LEASE / 2).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
+    t.advance(LEASE_MS + LEASE_MS / 2).await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.woken(waiting).await;
-    assert!(got[0].lease_ms > LEASE / 2);
-    t.hidden_for(&jobs, LEASE).await;
+    assert!(got[0].lease_ms > LEASE_MS / 2);
+    t.hidden_for(&jobs, LEASE_MS).await;
     assert_eq!(t.one(&jobs).await.attempt, 2);
 }
 
 pub(crate) async fn one_message_wakes_one_of_two(t: Trial) {
     let jobs = t.create("jobs", QueueConfig { lease_ms: 600_000, ..config() }).await;
-    let (a, b) = (t.wait(&jobs, patient(1)).await, t.wait(&jobs, patient(1)).await);
+    let (a, b) = (t.wait(&jobs, receive_waiting(1)).await, t.wait(&jobs, receive_waiting(1)).await);
     t.send_all(&jobs, &["first"]).await;
     t.within("the first wake-up", async {
         while !a.is_over() && !b.is_over() {
@@ -178,7 +182,7 @@ pub(crate) async fn every_waiting_receive_is_served(t: Trial) {
     let jobs = t.create("jobs", QueueConfig { lease_ms: 600_000, ..config() }).await;
     let mut waiting = Vec::new();
     for _ in 0..20 {
-        waiting.push(t.wait(&jobs, patient(1)).await);
+        waiting.push(t.wait(&jobs, receive_waiting(1)).await);
     }
     let batch: Vec<String> = (0..20).map(|n| n.to_string()).collect();
     t.send_all(&jobs, &batch.iter().map(String::as_str).collect::<Vec<_>>()).await;
@@ -193,7 +197,7 @@ pub(crate) async fn every_waiting_receive_is_served(t: Trial) {
 
 pub(crate) async fn a_waiting_receive_on_one_queue_leaves_another_alone(t: Trial) {
     let (a, b) = (t.standard("a").await, t.standard("b").await);
-    let waiting = t.wait(&a, patient(1)).await;
+    let waiting = t.wait(&a, receive_waiting(1)).await;
     t.send_all(&b, &["for b"]).await;
     assert_eq!(t.one(&b).await.body, "for b");
     assert!(!waiting.is_over());
@@ -204,10 +208,10 @@ pub(crate) async fn a_waiting_receive_on_one_queue_leaves_another_alone(t: Trial
 pub(crate) async fn a_receive_dropped_while_it_waits_takes_nothing(t: Trial) {
     let jobs = t.standard("jobs").await;
     for _ in 0..5 {
-        t.wait(&jobs, patient(1)).await.cancel().await;
+        t.wait(&jobs, receive_waiting(1)).await.cancel().await;
     }
     t.send_all(&jobs, &["a"]).await;
-    let got = t.receive_with(&jobs, patient(1)).await;
+    let got = t.receive_with(&jobs, receive_waiting(1)).await;
     assert_eq!(got[0].attempt, 1);
     assert_eq!(t.stats(&jobs).await.in_flight, 1);
 }
@@ -215,13 +219,13 @@ pub(crate) async fn a_receive_dropped_while_it_waits_takes_nothing(t: Trial) {
 pub(crate) async fn a_receive_dropped_when_it_is_ready_takes_nothing(t: Trial) {
     let jobs = t.create("jobs", QueueConfig { lease_ms: 600_000, ..config() }).await;
     let store = t.store();
-    let mut receive = store.receive(&jobs, patient(1));
+    let mut receive = store.receive(&jobs, receive_waiting(1));
     assert!(poll_once(receive.as_mut()).is_pending());
     t.send_all(&jobs, &["a"]).await;
     // The store has answered by now, but the receive was not polled.
     t.stats(&jobs).await;
     drop(receive);
-    let got = t.receive_with(&jobs, patient(1)).await;
+    let got = t.receive_with(&jobs, receive_waiting(1)).await;
     assert_eq!(got[0].attempt, 1, "no attempt was counted");
     let view = t.browse(&jobs).await.remove(0);
     assert!(view.history.is_empty(), "nothing failed: {:?}", view.history);
@@ -240,19 +244,19 @@ pub(crate) async fn a_receive_dropped_before_its_answer_takes_nothing(t: Trial) 
         }
         drop(receive);
     }
-    let got = t.receive_with(&jobs, patient(1)).await;
+    let got = t.receive_with(&jobs, receive_waiting(1)).await;
     assert_eq!(got[0].attempt, 1);
 }
 
 pub(crate) async fn a_dropped_fifo_receive_leaves_order_and_group_as_they_were(t: Trial) {
     let jobs = t.create("jobs.fifo", QueueConfig { lease_ms: 600_000, ..fifo_config() }).await;
     let store = t.store();
-    let mut receive = store.receive(&jobs, patient(2));
+    let mut receive = store.receive(&jobs, receive_waiting(2));
     assert!(poll_once(receive.as_mut()).is_pending());
     t.send_group(&jobs, "g", &["a", "b", "c"]).await;
     t.stats(&jobs).await;
     drop(receive);
-    let got = t.receive_with(&jobs, patient(10)).await;
+    let got = t.receive_with(&jobs, receive_waiting(10)).await;
     assert_eq!(bodies(&got), ["a", "b", "c"]);
     assert!(got.iter().all(|d| d.attempt == 1));
 }

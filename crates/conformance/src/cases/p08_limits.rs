@@ -9,7 +9,8 @@ use hapax_core::{
 
 use crate::trial::Trial;
 use crate::values::{
-    attribute, bodies, config, dedup, fifo_config, group, in_group, now, patient, redrive_from, seen, text,
+    attribute, bodies, config, dedup, fifo_config, group, in_group, now, receive_waiting, redrive_from, seen,
+    text,
 };
 
 pub(crate) async fn the_largest_message_is_one_mebibyte(mut t: Trial) {
@@ -157,7 +158,7 @@ pub(crate) async fn a_receive_out_of_range_is_refused(t: Trial) {
         let got = t.store().receive(&jobs, refused.clone()).await;
         assert!(matches!(got, Err(StoreError::Invalid(_))), "{refused:?}: {got:?}");
     }
-    let edge = Receive { lease_ms: Some(LEASE_MS_MAX), ..patient(Receive::MAX) };
+    let edge = Receive { lease_ms: Some(LEASE_MS_MAX), ..receive_waiting(Receive::MAX) };
     assert_eq!(t.receive_with(&jobs, edge).await.len(), 1);
 }
 

@@ -2,19 +2,19 @@
 
 use hapax_core::{Receive, SettleError, Settlement};
 
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::{bodies, config, now, seen};
 
 pub(crate) async fn a_lease_survives_a_restart_and_ends_when_it_would_have(mut t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     let first = t.one(&jobs).await;
-    t.advance(LEASE / 2).await;
+    t.advance(LEASE_MS / 2).await;
     t.restart().await;
     if t.exact() {
-        t.hidden_for(&jobs, LEASE / 2).await;
+        t.hidden_for(&jobs, LEASE_MS / 2).await;
     } else {
-        t.pass(LEASE / 2).await;
+        t.pass(LEASE_MS / 2).await;
     }
     let second = t.one(&jobs).await;
     assert_eq!((second.id, second.attempt), (first.id, 2));
@@ -24,12 +24,12 @@ pub(crate) async fn a_lease_survives_a_restart_and_ends_when_it_would_have(mut t
 pub(crate) async fn a_lease_survives_a_crash(mut t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a", "b"]).await;
-    let receive = Receive { lease_ms: Some(3 * LEASE), ..now(2) };
+    let receive = Receive { lease_ms: Some(3 * LEASE_MS), ..now(2) };
     let got = t.receive_with(&jobs, receive).await;
     t.crash().await;
     t.none(&jobs).await;
     t.ack(&jobs, &got[0]).await;
-    t.pass(3 * LEASE).await;
+    t.pass(3 * LEASE_MS).await;
     let back = t.one(&jobs).await;
     assert_eq!((back.id, back.attempt), (got[1].id, 2), "the lost attempt was counted");
 }
@@ -38,9 +38,9 @@ pub(crate) async fn an_extension_survives_a_crash(mut t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["a"]).await;
     let got = t.one(&jobs).await;
-    t.extend(&jobs, &got, 3 * LEASE).await.unwrap();
+    t.extend(&jobs, &got, 3 * LEASE_MS).await.unwrap();
     t.crash().await;
-    t.advance(LEASE + LEASE / 2).await;
+    t.advance(LEASE_MS + LEASE_MS / 2).await;
     t.none(&jobs).await;
     t.ack(&jobs, &got).await;
 }
@@ -50,7 +50,7 @@ pub(crate) async fn a_lease_that_ran_out_while_the_store_was_down_is_over(mut t:
     t.send_all(&jobs, &["a"]).await;
     t.one(&jobs).await;
     t.crash().await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     t.crash().await;
     assert_eq!(t.one(&jobs).await.attempt, 2);
 }
@@ -63,7 +63,7 @@ pub(crate) async fn what_is_acked_on_receive_never_returns(mut t: Trial) {
     assert_eq!((bodies(&got), got[0].attempt), (vec!["a".to_owned()], 1));
     assert_eq!(t.stats(&jobs).await.in_flight, 0);
     t.crash().await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     assert_eq!(seen(&t.browse(&jobs).await), ["b"]);
     assert_eq!(bodies(&t.receive_with(&jobs, receive).await), ["b"]);
     t.none(&jobs).await;

@@ -2,7 +2,7 @@
 
 use hapax_core::{Delivery, Fence, QueueName, Settlement};
 
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::text;
 
 /// Sends and receives one message; its fence must be greater than all before.
@@ -43,7 +43,7 @@ pub(crate) async fn a_message_has_a_larger_fence_at_every_delivery(t: Trial) {
             0 => drop(t.fail(&jobs, &got, "boom").await),
             1 => drop(t.settle(&jobs, &got, Settlement::Defer { after_ms: 0 }).await.unwrap()),
             2 => drop(t.extend(&jobs, &got, 0).await.unwrap()),
-            _ => t.pass(LEASE).await,
+            _ => t.pass(LEASE_MS).await,
         }
     }
     assert!(t.one(&jobs).await.fence > last);
@@ -77,13 +77,13 @@ pub(crate) async fn fences_grow_when_the_wall_clock_was_set_back(mut t: Trial) {
 pub(crate) async fn a_wall_clock_set_back_holds_nothing_up(mut t: Trial) {
     let jobs = t.standard("jobs").await;
     t.send_all(&jobs, &["held"]).await;
-    t.send(&jobs, text("delayed").delay_ms(LEASE)).await;
+    t.send(&jobs, text("delayed").delay_ms(LEASE_MS)).await;
     let held = t.one(&jobs).await;
     t.set_wall_back(3_600_000);
     t.none(&jobs).await;
     t.restart().await;
     t.none(&jobs).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let got = t.receive(&jobs, 10).await;
     assert_eq!(got.len(), 2, "lease and delay last as long as before");
     t.send_all(&jobs, &["new"]).await;

@@ -3,11 +3,11 @@
 use hapax_core::{QueueConfig, RedriveRequest, RedriveState, Settled, Settlement};
 
 use crate::trial::Trial;
-use crate::values::{bodies, config, dedup, patient, redrive_from, reject, text};
+use crate::values::{bodies, config, dedup, receive_waiting, redrive_from, reject, text};
 
 pub(crate) async fn a_send_on_one_handle_wakes_a_receive_on_the_other(t: Trial) {
     let (jobs, other) = (t.standard("jobs").await, t.other_handle());
-    let waiting = t.wait(&jobs, patient(1)).await;
+    let waiting = t.wait(&jobs, receive_waiting(1)).await;
     assert!(!waiting.is_over());
     other.send(&jobs, text("a")).await;
     assert_eq!(bodies(&t.woken(waiting).await), ["a"]);

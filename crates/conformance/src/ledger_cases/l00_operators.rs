@@ -8,9 +8,9 @@ use hapax_core::{
 };
 
 use crate::ledger_trial::{
-    LONG, ask, brief, complete, done, failed, fingerprint, happened, id, parking, replayed, waiting,
+    LONG_LEASE_MS, ask, brief, complete, done, failed, fingerprint, happened, id, parking, replayed, waiting,
 };
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 
 fn keys(views: &[EntryView]) -> Vec<&str> {
     views.iter().map(|view| view.id.key.as_str()).collect()
@@ -24,7 +24,7 @@ pub(crate) async fn entries_are_listed_page_by_page_in_order_of_their_claims(t: 
     assert_eq!(t.entries(page(10)).await, []);
     let names: Vec<String> = (0..25).map(|n| format!("k{}", 99 - n)).collect();
     t.grant(brief(&id("k99"), "ann")).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     for name in &names[1..] {
         t.grant(ask(&id(name), "ann")).await;
     }
@@ -37,7 +37,7 @@ pub(crate) async fn entries_are_listed_page_by_page_in_order_of_their_claims(t: 
     let listed = t.entries(page(7)).await;
     assert_eq!(keys(&listed), moved, "by its last claim");
     for view in listed {
-        t.lasts(view.lease_ms, LONG);
+        t.lasts(view.lease_ms, LONG_LEASE_MS);
         let alone = t.entry(&view.id).await.expect("an entry");
         assert_eq!((alone.state, alone.fence, alone.owner), (view.state, view.fence, view.owner));
     }
@@ -53,7 +53,7 @@ pub(crate) async fn a_filter_chooses_by_scope_and_state(t: Trial) {
     for entry in [id("lapsed"), other("lapsed")] {
         t.grant(brief(&entry, "ann")).await;
     }
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     for make in [id as fn(&str) -> EntryId, other] {
         t.grant(ask(&make("held"), "ann")).await;
         let doubted = t.grant(ask(&make("doubted"), "ann")).await;
@@ -91,7 +91,7 @@ pub(crate) async fn counters_are_exact(t: Trial) {
     assert_eq!(t.ledger_stats().await, LedgerStats::default());
     let (paid, held, lapsed, parked) = (id("paid"), id("held"), id("lapsed"), id("parked"));
     let zombie = t.grant(brief(&lapsed, "ann")).await; // granted 1
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let grant = t.grant(ask(&paid, "ann")).await; // granted 2
     t.claim(ask(&paid, "bob")).await; // conflicts 1
     t.end(&paid, &grant.token, complete(&done("paid"))).await.unwrap(); // completed 1
@@ -103,7 +103,7 @@ pub(crate) async fn counters_are_exact(t: Trial) {
     t.try_claim(other).await.unwrap_err(); // mismatches 1
     t.grant(ask(&held, "ann")).await; // granted 3
     assert!(t.grant(ask(&lapsed, "bob")).await.takeover); // granted 4, takeovers 1
-    t.renew(&lapsed, &zombie.token, LONG).await.unwrap_err(); // stale 1
+    t.renew(&lapsed, &zombie.token, LONG_LEASE_MS).await.unwrap_err(); // stale 1
     t.end(&lapsed, &zombie.token, ClaimEnding::Release).await.unwrap_err(); // stale 2
     let grant = t.grant(parking(&parked, "ann")).await; // granted 5
     t.end(&parked, &grant.token, ClaimEnding::Doubt).await.unwrap();
@@ -137,10 +137,10 @@ pub(crate) async fn a_claim_that_is_repeated_or_waits_is_counted_once(t: Trial) 
     let grant = t.grant(brief(&order, "ann")).await; // granted 1
     assert_eq!(t.grant(brief(&order, "ann")).await.fence, grant.fence, "the same claim, asked for again");
     let waits = t.claim_waiting(waiting(&order, "bob")).await; // conflicts 1
-    t.advance(LEASE / 2).await;
-    t.renew(&order, &grant.token, LONG).await.unwrap();
+    t.advance(LEASE_MS / 2).await;
+    t.renew(&order, &grant.token, LONG_LEASE_MS).await.unwrap();
     // It was to end now, so the one that waits looks again.
-    t.advance(LEASE / 2).await;
+    t.advance(LEASE_MS / 2).await;
     t.quiet().await;
     assert!(!waits.is_over());
     t.end(&order, &grant.token, complete(&done("paid"))).await.unwrap(); // completed 1
@@ -233,7 +233,7 @@ pub(crate) async fn a_resolution_of_what_is_held_says_when_to_come_back(t: Trial
     for refused in [t.resolve(&order, happened(&done("x"))).await, t.forget(&order).await] {
         match refused {
             Err(hapax_core::ResolveError::InProgress { retry_after_ms }) => {
-                t.lasts(retry_after_ms, LONG - 1_000);
+                t.lasts(retry_after_ms, LONG_LEASE_MS - 1_000);
             }
             other => panic!("in progress, got {other:?}"),
         }

@@ -5,8 +5,10 @@ use hapax_core::{
     ResolveError, Token, TokenError,
 };
 
-use crate::ledger_trial::{LONG, ask, at_rest, brief, complete, done, failed, happened, id, parking};
-use crate::trial::{LEASE, Trial};
+use crate::ledger_trial::{
+    LONG_LEASE_MS, ask, at_rest, brief, complete, done, failed, happened, id, parking,
+};
+use crate::trial::{LEASE_MS, Trial};
 
 /// The possible states of an entry, as seen by its first holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,13 +68,13 @@ async fn each(t: &Trial, on_doubt: OnDoubt) -> Vec<Subject> {
     for is in ALL {
         let id = id(&format!("{is:?}"));
         let lapses = matches!(is, Lapsed | TakenOver | Resolved);
-        let lease_ms = if lapses { LEASE } else { LONG };
+        let lease_ms = if lapses { LEASE_MS } else { LONG_LEASE_MS };
         let grant = t.grant(ClaimRequest { lease_ms, on_doubt, ..ask(&id, "first") }).await;
         assert!(!grant.takeover, "{is:?}");
         t.lasts(grant.lease_ms, lease_ms);
         all.push(Subject { is, id, token: grant.token, fence: grant.fence });
     }
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     for Subject { is, id, token, .. } in &all {
         let ending = match is {
             Held | Lapsed => continue,
@@ -125,7 +127,7 @@ pub(crate) async fn a_claim_that_takes_over_meets_every_state(t: Trial) {
         assert_eq!(word(&claim), expected, "{is:?}");
         match claim {
             Claim::Granted(grant) => {
-                t.lasts(grant.lease_ms, LONG);
+                t.lasts(grant.lease_ms, LONG_LEASE_MS);
                 assert!(grant.fence > fence && grant.token != token, "{is:?}: a new right");
                 let view = t.entry(&id).await.expect("an entry");
                 assert_eq!((view.state, view.fence), (EntryState::Processing, grant.fence), "{is:?}");
@@ -177,7 +179,7 @@ pub(crate) async fn a_claim_repeated_by_its_owner_meets_every_state(t: Trial) {
         if let Claim::Granted(grant) = claim {
             let same = matches!(is, Held | Lapsed);
             assert_eq!(grant.token == token && grant.fence == fence, same, "{is:?}: the same claim");
-            t.lasts(grant.lease_ms, LONG);
+            t.lasts(grant.lease_ms, LONG_LEASE_MS);
             assert_eq!(t.state(&id).await, Some(EntryState::Processing), "{is:?}");
         }
     }
@@ -196,15 +198,15 @@ fn refusal(is: Is) -> Option<TokenError> {
 pub(crate) async fn a_renewal_meets_every_state(t: Trial) {
     for Subject { is, id, token, fence } in each(&t, OnDoubt::Retry).await {
         let before = at_rest(t.entry(&id).await);
-        let renewed = t.renew(&id, &token, LONG / 2).await;
+        let renewed = t.renew(&id, &token, LONG_LEASE_MS / 2).await;
         // A holder that reported a doubt cannot continue as if nothing had happened.
         let refused = if is == Doubted { Some(TokenError::Stale) } else { refusal(is) };
         match (renewed, refused) {
             (Ok(lease_ms), None) => {
-                t.lasts(lease_ms, LONG / 2);
+                t.lasts(lease_ms, LONG_LEASE_MS / 2);
                 let view = t.entry(&id).await.expect("an entry");
                 assert_eq!((view.state, view.fence), (EntryState::Processing, fence), "{is:?}");
-                t.lasts(view.lease_ms, LONG / 2);
+                t.lasts(view.lease_ms, LONG_LEASE_MS / 2);
             }
             (renewed, refused) => {
                 assert_eq!(renewed.err(), refused, "{is:?}");
@@ -255,7 +257,7 @@ pub(crate) async fn a_doubt_meets_every_state(t: Trial) {
             let view = view.expect("an entry");
             assert_eq!((view.state, view.fence), (EntryState::InDoubt, fence), "{is:?}");
             assert!(view.ended_ms.is_some() && view.lease_ms == 0, "{is:?}");
-            assert_eq!(t.renew(&id, &token, LONG).await, Err(TokenError::Stale), "{is:?}: given up");
+            assert_eq!(t.renew(&id, &token, LONG_LEASE_MS).await, Err(TokenError::Stale), "{is:?}: given up");
         }
     }
 }
@@ -344,7 +346,7 @@ pub(crate) async fn an_entry_shows_what_is_known_about_it(t: Trial) {
     assert_eq!((held.owner.as_str(), held.takeovers), ("ann", 0));
     assert_eq!(held.fingerprint, crate::ledger_trial::fingerprint("f1"));
     assert_eq!((held.ended_ms, held.outcome), (None, None));
-    t.lasts(held.lease_ms, LONG);
+    t.lasts(held.lease_ms, LONG_LEASE_MS);
     t.pass(1_000).await;
     t.end(&order, &grant.token, complete(&failed("refused"))).await.unwrap();
     let ended = t.entry(&order).await.expect("an entry");
@@ -353,5 +355,5 @@ pub(crate) async fn an_entry_shows_what_is_known_about_it(t: Trial) {
     assert_eq!(ended.outcome, Some(failed("refused")));
     let ended_ms = ended.ended_ms.expect("it has ended");
     assert!(ended_ms >= held.claimed_ms + 1_000, "{ended_ms}, claimed {}", held.claimed_ms);
-    assert_eq!(ended.prune_ms, Some(ended_ms + crate::ledger_trial::KEPT));
+    assert_eq!(ended.prune_ms, Some(ended_ms + crate::ledger_trial::TTL_MS));
 }

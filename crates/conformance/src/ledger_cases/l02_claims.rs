@@ -3,8 +3,10 @@
 use hapax_core::{Claim, ClaimEnding, ClaimRequest, EntryState};
 use tokio::task::JoinSet;
 
-use crate::ledger_trial::{LONG, ask, brief, complete, done, failed, id, parking, replayed, waiting};
-use crate::trial::{LEASE, Trial};
+use crate::ledger_trial::{
+    LONG_LEASE_MS, ask, brief, complete, done, failed, id, parking, replayed, waiting,
+};
+use crate::trial::{LEASE_MS, Trial};
 
 /// Starts fifty claims of one key, each in its own task.
 fn fifty(t: &Trial, request: impl Fn(&str) -> ClaimRequest) -> JoinSet<Claim> {
@@ -25,7 +27,7 @@ pub(crate) async fn of_fifty_concurrent_claims_one_is_granted(t: Trial) {
     let granted = claims.iter().filter(|claim| matches!(claim, Claim::Granted(_))).count();
     assert_eq!(granted, 1, "{claims:?}");
     for claim in claims.iter().filter(|claim| !matches!(claim, Claim::Granted(_))) {
-        t.busy(claim, LONG);
+        t.busy(claim, LONG_LEASE_MS);
     }
 }
 
@@ -75,7 +77,7 @@ pub(crate) async fn the_same_owner_gets_the_same_claim_again(t: Trial) {
     }
     let view = t.entry(&order).await.expect("an entry");
     assert_eq!((view.fence, view.takeovers), (first.fence, 0));
-    t.busy(&t.claim(ask(&order, "bob")).await, LONG);
+    t.busy(&t.claim(ask(&order, "bob")).await, LONG_LEASE_MS);
     t.end(&order, &first.token, complete(&done("paid"))).await.unwrap();
     assert_eq!(replayed(&t.claim(ask(&order, "ann")).await), Some(&done("paid")));
 }
@@ -85,17 +87,17 @@ pub(crate) async fn a_repeated_claim_never_shortens_its_lease(t: Trial) {
     let first = t.grant(ask(&order, "ann")).await;
     let again = t.grant(brief(&order, "ann")).await;
     assert_eq!(again.token, first.token);
-    t.lasts(again.lease_ms, LONG);
-    t.busy(&t.claim(ask(&order, "bob")).await, LONG);
+    t.lasts(again.lease_ms, LONG_LEASE_MS);
+    t.busy(&t.claim(ask(&order, "bob")).await, LONG_LEASE_MS);
 }
 
 pub(crate) async fn a_repeated_claim_lengthens_its_lease(t: Trial) {
     let order = id("order-7");
     t.grant(brief(&order, "ann")).await;
-    t.advance(LEASE / 2).await;
+    t.advance(LEASE_MS / 2).await;
     let again = t.grant(brief(&order, "ann")).await;
-    t.lasts(again.lease_ms, LEASE);
-    t.advance(LEASE / 2 + LEASE / 4).await;
+    t.lasts(again.lease_ms, LEASE_MS);
+    t.advance(LEASE_MS / 2 + LEASE_MS / 4).await;
     assert!(matches!(t.claim(ask(&order, "bob")).await, Claim::InProgress { .. }));
 }
 
@@ -122,7 +124,7 @@ pub(crate) async fn a_batch_may_name_a_key_twice(t: Trial) {
     let (second, again) = (answers.next().expect("four"), answers.next().expect("four"));
     let (Claim::Granted(first), Claim::Granted(other)) = (first, other) else { panic!("both keys are free") };
     assert_ne!(first.token, other.token);
-    t.busy(&second, LONG);
+    t.busy(&second, LONG_LEASE_MS);
     let Claim::Granted(again) = again else { panic!("the same owner, got {again:?}") };
     assert_eq!((again.token, again.fence), (first.token, first.fence));
 }
@@ -158,7 +160,7 @@ pub(crate) async fn a_waiting_claim_wakes_when_the_lease_lapses(t: Trial) {
     let takes = t.claim_waiting(waiting(&retried, "ann")).await;
     let parks = t.claim_waiting(ClaimRequest { wait_ms: 20_000, ..parking(&parked, "ann") }).await;
     assert!(!takes.is_over() && !parks.is_over());
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let claim = t.answered(takes).await;
     assert!(matches!(&claim, Claim::Granted(grant) if grant.takeover), "{claim:?}");
     let claim = t.answered(parks).await;
@@ -179,8 +181,8 @@ pub(crate) async fn a_waiting_claim_waits_on_while_the_lease_is_renewed(t: Trial
     let holder = t.grant(brief(&order, "holder")).await;
     let waits = t.claim_waiting(waiting(&order, "ann")).await;
     for _ in 0..3 {
-        t.advance(LEASE / 2).await;
-        t.renew(&order, &holder.token, LEASE).await.expect("the holder renews");
+        t.advance(LEASE_MS / 2).await;
+        t.renew(&order, &holder.token, LEASE_MS).await.expect("the holder renews");
     }
     t.quiet().await;
     assert!(!waits.is_over(), "the claim is held");
@@ -197,7 +199,7 @@ pub(crate) async fn a_waiting_claim_gives_up_at_its_deadline(t: Trial) {
         t.quiet().await;
         assert!(!waits.is_over(), "it waits to the end");
         t.advance(1).await;
-        t.busy(&t.answered(waits).await, LONG - 1_000);
+        t.busy(&t.answered(waits).await, LONG_LEASE_MS - 1_000);
     } else {
         t.pass(1_000).await;
         let claim = t.answered(waits).await;
@@ -222,7 +224,7 @@ pub(crate) async fn a_claim_survives_a_crash(mut t: Trial) {
     let grant = t.grant(ask(&held, "ann")).await;
     t.completed(&ended, &done("paid")).await;
     t.crash().await;
-    t.busy(&t.claim(ask(&held, "bob")).await, LONG);
+    t.busy(&t.claim(ask(&held, "bob")).await, LONG_LEASE_MS);
     assert_eq!(replayed(&t.claim(ask(&ended, "bob")).await), Some(&done("paid")));
     let again = t.grant(ask(&held, "ann")).await;
     assert_eq!((&again.token, again.fence), (&grant.token, grant.fence), "the same owner, the same claim");

@@ -2,7 +2,9 @@
 
 use hapax_core::{ClaimEnding, EndClaim, EntryState, Renew, Token, TokenError};
 
-use crate::ledger_trial::{KEPT, LONG, ask, at_rest, complete, done, ends, failed, id, parking, replayed};
+use crate::ledger_trial::{
+    LONG_LEASE_MS, TTL_MS, ask, at_rest, complete, done, ends, failed, id, parking, replayed,
+};
 use crate::trial::Trial;
 
 pub(crate) async fn a_stale_token_changes_nothing(t: Trial) {
@@ -14,7 +16,7 @@ pub(crate) async fn a_stale_token_changes_nothing(t: Trial) {
         assert_eq!(t.end(&order, &zombie.token, ending.clone()).await, Err(TokenError::Stale), "{ending:?}");
         assert_eq!(at_rest(t.entry(&order).await), before, "{ending:?}");
     }
-    assert_eq!(t.renew(&order, &zombie.token, LONG).await, Err(TokenError::Stale));
+    assert_eq!(t.renew(&order, &zombie.token, LONG_LEASE_MS).await, Err(TokenError::Stale));
     assert_eq!(at_rest(t.entry(&order).await), before);
     t.end(&order, &holder.token, complete(&done("holder"))).await.expect("the holder is not disturbed");
     let before = at_rest(t.entry(&order).await);
@@ -23,7 +25,7 @@ pub(crate) async fn a_stale_token_changes_nothing(t: Trial) {
     {
         assert_eq!(t.end(&order, &zombie.token, ending.clone()).await, Err(TokenError::Stale), "{ending:?}");
     }
-    assert_eq!(t.renew(&order, &zombie.token, LONG).await, Err(TokenError::Stale));
+    assert_eq!(t.renew(&order, &zombie.token, LONG_LEASE_MS).await, Err(TokenError::Stale));
     assert_eq!(at_rest(t.entry(&order).await), before);
     assert_eq!(replayed(&t.claim(ask(&order, "other")).await), Some(&done("holder")));
 }
@@ -34,7 +36,7 @@ pub(crate) async fn a_stale_token_stays_stale_after_a_crash(mut t: Trial) {
     let holder = t.grant(ask(&order, "holder")).await;
     t.crash().await;
     assert_eq!(t.end(&order, &zombie.token, complete(&done("no"))).await, Err(TokenError::Stale));
-    assert_eq!(t.renew(&order, &zombie.token, LONG).await, Err(TokenError::Stale));
+    assert_eq!(t.renew(&order, &zombie.token, LONG_LEASE_MS).await, Err(TokenError::Stale));
     t.end(&order, &holder.token, complete(&done("yes"))).await.unwrap();
     t.restart().await;
     assert_eq!(t.end(&order, &zombie.token, complete(&done("yes"))).await, Err(TokenError::Stale));
@@ -85,7 +87,7 @@ pub(crate) async fn a_completion_cannot_be_changed(t: Trial) {
     {
         assert_eq!(t.end(&order, &grant.token, ending.clone()).await, Err(TokenError::Ended), "{ending:?}");
     }
-    assert_eq!(t.renew(&order, &grant.token, LONG).await, Err(TokenError::Ended));
+    assert_eq!(t.renew(&order, &grant.token, LONG_LEASE_MS).await, Err(TokenError::Ended));
     assert_eq!(t.entry(&order).await, before);
 }
 
@@ -96,10 +98,10 @@ pub(crate) async fn a_token_of_another_key_is_stale(t: Trial) {
     for ending in [complete(&done("a")), ClaimEnding::Release, ClaimEnding::Doubt] {
         assert_eq!(t.end(&b, &own.token, ending).await, Err(TokenError::Stale));
     }
-    assert_eq!(t.renew(&b, &own.token, LONG).await, Err(TokenError::Stale));
+    assert_eq!(t.renew(&b, &own.token, LONG_LEASE_MS).await, Err(TokenError::Stale));
     let made_up = Token::new("made-up").unwrap();
     assert_eq!(t.end(&b, &made_up, ClaimEnding::Release).await, Err(TokenError::Stale));
-    assert_eq!(t.renew(&b, &made_up, LONG).await, Err(TokenError::Stale));
+    assert_eq!(t.renew(&b, &made_up, LONG_LEASE_MS).await, Err(TokenError::Stale));
     assert_eq!(at_rest(t.entry(&b).await), before);
     t.end(&a, &own.token, complete(&done("a"))).await.expect("its own key");
     t.end(&b, &other.token, complete(&done("b"))).await.expect("its own key");
@@ -124,7 +126,7 @@ pub(crate) async fn batches_answer_in_order_and_one_failure_fails_no_other(t: Tr
     let (held_a, held_c) = (t.grant(ask(&a, "ann")).await, t.grant(ask(&c, "ann")).await);
     let gone = t.grant(ask(&b, "ann")).await;
     t.end(&b, &gone.token, ClaimEnding::Release).await.unwrap();
-    let renew = |id, token: &Token| Renew { id, token: token.clone(), lease_ms: LONG };
+    let renew = |id, token: &Token| Renew { id, token: token.clone(), lease_ms: LONG_LEASE_MS };
     let batch = vec![
         renew(a.clone(), &held_a.token),
         renew(b.clone(), &gone.token),
@@ -139,7 +141,7 @@ pub(crate) async fn batches_answer_in_order_and_one_failure_fails_no_other(t: Tr
     let batch = vec![
         end(&a, &held_a.token, complete(&done("a"))),
         end(&b, &gone.token, ClaimEnding::Release),
-        end(&a, &held_a.token, ClaimEnding::Complete { outcome: done("b"), ttl_ms: KEPT }),
+        end(&a, &held_a.token, ClaimEnding::Complete { outcome: done("b"), ttl_ms: TTL_MS }),
         end(&c, &held_c.token, ClaimEnding::Release),
         end(&c, &held_c.token, complete(&done("c"))),
     ];

@@ -2,8 +2,10 @@
 
 use hapax_core::{Claim, ClaimEnding, EntryState, Resolution, TokenError};
 
-use crate::ledger_trial::{LONG, ask, brief, complete, done, failed, happened, id, parking, replayed};
-use crate::trial::{LEASE, Trial};
+use crate::ledger_trial::{
+    LONG_LEASE_MS, ask, brief, complete, done, failed, happened, id, parking, replayed,
+};
+use crate::trial::{LEASE_MS, Trial};
 
 pub(crate) async fn who_takes_over_is_told_so(t: Trial) {
     let order = id("order-7");
@@ -15,9 +17,9 @@ pub(crate) async fn who_takes_over_is_told_so(t: Trial) {
         let again = t.grant(brief(&order, &by)).await;
         assert_eq!((&again.token, again.takeover), (&grant.token, true), "told so again");
         assert_eq!(t.entry(&order).await.expect("an entry").takeovers, n);
-        assert_eq!(t.renew(&order, &last.token, LONG).await, Err(TokenError::Stale));
+        assert_eq!(t.renew(&order, &last.token, LONG_LEASE_MS).await, Err(TokenError::Stale));
         last = grant;
-        t.pass(LEASE).await;
+        t.pass(LEASE_MS).await;
     }
 }
 
@@ -39,7 +41,7 @@ pub(crate) async fn a_parked_doubt_is_granted_to_nobody(t: Trial) {
     t.lapsed(&order, "ann").await;
     for _ in 0..3 {
         assert!(matches!(t.claim(parking(&order, "bob")).await, Claim::InDoubt { .. }));
-        t.pass(LEASE).await;
+        t.pass(LEASE_MS).await;
     }
     assert_eq!(t.entry(&order).await.expect("an entry").takeovers, 0);
 }
@@ -52,7 +54,10 @@ pub(crate) async fn a_holder_can_doubt_at_once(t: Trial) {
     t.end(&order, &grant.token, ClaimEnding::Doubt).await.expect("the same again");
     let view = t.entry(&order).await.expect("an entry");
     let since = view.ended_ms.expect("in doubt since");
-    assert!(since >= view.claimed_ms + 1_000 && since < view.claimed_ms + LONG, "not when its lease ends");
+    assert!(
+        since >= view.claimed_ms + 1_000 && since < view.claimed_ms + LONG_LEASE_MS,
+        "not when its lease ends"
+    );
     match t.claim(parking(&order, "bob")).await {
         Claim::InDoubt { since_ms } => assert_eq!(since_ms, since),
         other => panic!("in doubt, got {other:?}"),
@@ -85,7 +90,7 @@ pub(crate) async fn a_doubt_resolved_as_completed_is_replayed(t: Trial) {
         {
             assert_eq!(t.end(&order, &late.token, ending).await, Err(TokenError::Stale), "shut out");
         }
-        assert_eq!(t.renew(&order, &late.token, LONG).await, Err(TokenError::Stale));
+        assert_eq!(t.renew(&order, &late.token, LONG_LEASE_MS).await, Err(TokenError::Stale));
         assert_eq!(t.entry(&order).await, Some(view));
     }
 }

@@ -6,8 +6,10 @@ use hapax_core::{
     TokenError,
 };
 
-use crate::ledger_trial::{KEPT, LONG, ask, complete, done, ends, failed, happened, parking, replayed};
-use crate::trial::{LEASE, Trial};
+use crate::ledger_trial::{
+    LONG_LEASE_MS, TTL_MS, ask, complete, done, ends, failed, happened, parking, replayed,
+};
+use crate::trial::{LEASE_MS, Trial};
 use crate::values::{config, reject, retry, text};
 
 /// Configuration of a queue whose handlers make claims.
@@ -146,7 +148,7 @@ pub(crate) async fn a_claim_that_is_gone_or_has_ended_blocks_the_settle(t: Trial
 
 pub(crate) async fn a_stale_receipt_does_not_block_the_completion(mut t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let newer = t.one(&jobs).await;
     assert_eq!(newer.attempt, 2, "the lease of the delivery ran out, the claim's did not");
     let ended = settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, complete(&done("paid")))).await;
@@ -300,11 +302,11 @@ pub(crate) async fn whatever_ends_a_doubt_lets_parked_messages_continue(t: Trial
         let id = entry_of(&jobs, &got);
         let parks = |d: &Delivery, by: &str| ClaimRequest {
             on_doubt: hapax_core::OnDoubt::Park,
-            lease_ms: LEASE,
+            lease_ms: LEASE_MS,
             ..ask_for(&jobs, d, by)
         };
         let sleeper = t.grant(parks(&got, "sleeper")).await;
-        t.pass(LEASE).await;
+        t.pass(LEASE_MS).await;
         let again = t.one(&jobs).await;
         let met = t.claim(parks(&again, "next")).await;
         assert!(matches!(met, hapax_core::Claim::InDoubt { .. }), "{ends}: {met:?}");
@@ -314,7 +316,7 @@ pub(crate) async fn whatever_ends_a_doubt_lets_parked_messages_continue(t: Trial
         match ends {
             "completed-late" => t.end(&id, &sleeper.token, complete(&done("paid"))).await.unwrap(),
             "released-late" => t.end(&id, &sleeper.token, ClaimEnding::Release).await.unwrap(),
-            "renewed" => drop(t.renew(&id, &sleeper.token, LONG).await.unwrap()),
+            "renewed" => drop(t.renew(&id, &sleeper.token, LONG_LEASE_MS).await.unwrap()),
             "taken-over" => drop(t.grant(ask(&id, "heir")).await),
             _ => t.forget(&id).await.unwrap(),
         }
@@ -363,7 +365,7 @@ pub(crate) async fn a_waiting_receive_wakes_when_a_doubt_is_resolved(t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
     let park = Settlement::Park { reason: "?".into() };
     settle_with(&t, &jobs, &got, park, (&id, &grant, ClaimEnding::Doubt)).await.unwrap();
-    let waits = t.wait(&jobs, crate::values::patient(1)).await;
+    let waits = t.wait(&jobs, crate::values::receive_waiting(1)).await;
     t.resolve(&id, Resolution::Absent).await.unwrap();
     assert_eq!(t.woken(waits).await[0].id, got.id);
 }
@@ -372,7 +374,7 @@ pub(crate) async fn a_waiting_claim_wakes_when_a_settle_completes_it(t: Trial) {
     let (jobs, got, id, grant) = at_work(&t).await;
     let waits = t.claim_waiting(ClaimRequest { wait_ms: 20_000, ..parking(&id, "other") }).await;
     assert!(!waits.is_over());
-    let ending = ClaimEnding::Complete { outcome: done("paid"), ttl_ms: KEPT };
+    let ending = ClaimEnding::Complete { outcome: done("paid"), ttl_ms: TTL_MS };
     settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, ending)).await.unwrap();
     assert_eq!(replayed(&t.answered(waits).await), Some(&done("paid")));
 }
@@ -382,6 +384,6 @@ pub(crate) async fn a_claim_for_a_delivery_that_is_not_there_is_a_claim(t: Trial
     settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, ClaimEnding::Release)).await.unwrap();
     // The receipt belongs to a deleted message; the key can still be claimed.
     let grant = t.grant(ask_for(&jobs, &got, "late")).await;
-    t.lasts(grant.lease_ms, LONG);
+    t.lasts(grant.lease_ms, LONG_LEASE_MS);
     t.end(&id, &grant.token, complete(&done("paid"))).await.unwrap();
 }

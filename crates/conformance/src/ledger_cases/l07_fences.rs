@@ -3,7 +3,7 @@
 use hapax_core::{ClaimEnding, EntryId, Fence, Grant, Resolution};
 
 use crate::ledger_trial::{ask, brief, id, parking};
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 
 fn beyond(grant: &Grant, last: &mut Fence) {
     assert!(grant.fence > *last, "{} after {last}", grant.fence);
@@ -18,7 +18,7 @@ async fn in_every_way(t: &Trial, order: &EntryId, last: &mut Fence) {
     t.end(order, &grant.token, ClaimEnding::Release).await.unwrap();
     let grant = t.grant(brief(order, "lapsed")).await;
     beyond(&grant, last);
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let grant = t.grant(ask(order, "doubted")).await;
     beyond(&grant, last);
     t.end(order, &grant.token, ClaimEnding::Doubt).await.unwrap();
@@ -70,6 +70,6 @@ pub(crate) async fn a_repeated_claim_keeps_its_fence(t: Trial) {
     let first = t.grant(ask(&order, "ann")).await;
     t.grant(ask(&id("another"), "bob")).await;
     assert_eq!(t.grant(ask(&order, "ann")).await.fence, first.fence);
-    t.renew(&order, &first.token, LEASE).await.unwrap();
+    t.renew(&order, &first.token, LEASE_MS).await.unwrap();
     assert_eq!(t.entry(&order).await.expect("an entry").fence, first.fence);
 }

@@ -3,7 +3,7 @@
 use hapax_core::{ClaimEnding, ClaimError, ClaimRequest, Fingerprint};
 
 use crate::ledger_trial::{ask, at_rest, brief, complete, done, failed, fingerprint, id, replayed};
-use crate::trial::{LEASE, Trial};
+use crate::trial::{LEASE_MS, Trial};
 
 fn with(request: ClaimRequest, fingerprint: Option<Fingerprint>) -> ClaimRequest {
     ClaimRequest { fingerprint, ..request }
@@ -13,7 +13,7 @@ pub(crate) async fn another_fingerprint_is_refused_in_every_state(t: Trial) {
     let (held, lapsed, doubted) = (id("held"), id("lapsed"), id("doubted"));
     let (done_id, failed_id) = (id("completed"), id("failed"));
     t.grant(with(brief(&lapsed, "ann"), fingerprint("f1"))).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     for order in [&held, &doubted, &done_id, &failed_id] {
         let grant = t.grant(with(ask(order, "ann"), fingerprint("f1"))).await;
         let ending = match order.key.as_str() {
@@ -63,7 +63,7 @@ pub(crate) async fn a_mismatch_does_not_wait(t: Trial) {
 pub(crate) async fn a_fingerprint_survives_takeover_and_crash(mut t: Trial) {
     let order = id("order-7");
     t.grant(with(brief(&order, "ann"), fingerprint("f1"))).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let grant = t.grant(with(ask(&order, "bob"), fingerprint("f1"))).await;
     t.crash().await;
     assert_eq!(t.try_claim(with(ask(&order, "eve"), fingerprint("f2"))).await, Err(ClaimError::Mismatch));

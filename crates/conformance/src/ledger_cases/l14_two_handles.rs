@@ -3,8 +3,8 @@
 use hapax_core::{Claim, ClaimEnding, TokenError};
 use tokio::task::JoinSet;
 
-use crate::ledger_trial::{LONG, ask, brief, complete, done, id, replayed, waiting};
-use crate::trial::{LEASE, Trial};
+use crate::ledger_trial::{LONG_LEASE_MS, ask, brief, complete, done, id, replayed, waiting};
+use crate::trial::{LEASE_MS, Trial};
 
 pub(crate) async fn of_claims_on_two_handles_one_is_granted(t: Trial) {
     let (order, other) = (id("order-7"), t.other_handle());
@@ -24,7 +24,7 @@ pub(crate) async fn of_claims_on_two_handles_one_is_granted(t: Trial) {
 pub(crate) async fn a_token_ends_its_claim_on_the_other_handle(t: Trial) {
     let (order, other) = (id("order-7"), t.other_handle());
     let grant = t.grant(ask(&order, "one")).await;
-    t.busy(&other.claim(ask(&order, "two")).await, LONG);
+    t.busy(&other.claim(ask(&order, "two")).await, LONG_LEASE_MS);
     other.end(&order, &grant.token, complete(&done("paid"))).await.unwrap();
     assert_eq!(replayed(&t.claim(ask(&order, "two")).await), Some(&done("paid")));
 }
@@ -47,7 +47,7 @@ pub(crate) async fn a_waiting_claim_wakes_when_the_other_handle_ends_it(t: Trial
 pub(crate) async fn a_takeover_on_one_handle_makes_the_token_of_the_other_stale(t: Trial) {
     let (order, other) = (id("order-7"), t.other_handle());
     let first = t.grant(brief(&order, "one")).await;
-    t.pass(LEASE).await;
+    t.pass(LEASE_MS).await;
     let second = other.grant(ask(&order, "two")).await;
     assert!(second.takeover && second.fence > first.fence, "{second:?}");
     let late = t.end(&order, &first.token, complete(&done("late"))).await;

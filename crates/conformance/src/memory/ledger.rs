@@ -11,7 +11,7 @@ use hapax_core::{
 };
 
 use super::MemoryStore;
-use super::state::{Place, State};
+use super::state::{MessagePlace, State};
 
 /// The entries, and what has happened to them since the store was opened.
 #[derive(Default)]
@@ -137,7 +137,7 @@ impl State {
         for queue in self.queues.values_mut().filter(|_| cleared) {
             let waits = queue.messages.values().filter(|m| {
                 matches!(m.parked, Some((FailureCause::InDoubt, _)))
-                    && m.place == Place::Parked
+                    && m.place == MessagePlace::Parked
                     && m.needs.contains(id)
             });
             let ids: Vec<MessageId> = waits.map(|m| m.id).collect();

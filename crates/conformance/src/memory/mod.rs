@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 /// Queues, ledger and documents in memory, behind one lock. What it holds outlives a handle, as a disk would:
-/// [`reopened`](Self::reopened) gives the store as it is after a restart.
+/// [`after_restart`](Self::after_restart) gives the store as it is after a restart.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -54,7 +54,7 @@ impl MemoryStore {
     }
 
     /// The store as it is after a restart: the same data, and counters that begin again.
-    pub fn reopened(&self) -> Arc<Self> {
+    pub fn after_restart(&self) -> Arc<Self> {
         let mut state = self.now();
         let now_ms = state.now_ms;
         state.ledger.reopen(now_ms);

@@ -7,7 +7,7 @@ use hapax_core::{
 };
 use sha2::{Digest as _, Sha256};
 
-use super::state::{Message, Place, Queue, State};
+use super::state::{Message, MessagePlace, Queue, State};
 
 impl State {
     pub fn of(&mut self, name: &QueueName) -> Result<&mut Queue, StoreError> {
@@ -46,9 +46,10 @@ impl State {
         }
         let explicit = MessageKey::explicit(&new.attributes, &new.body, config.key_pointer.as_deref());
         let due_ms = visible.due_ms;
-        let place = if due_ms == now_ms { Place::Ready } else { Place::Hidden { until: due_ms } };
+        let place =
+            if due_ms == now_ms { MessagePlace::Ready } else { MessagePlace::Hidden { until: due_ms } };
         let key = MessageKey::decide(explicit, dedup.as_ref().map(DedupId::as_str), id);
-        let entry = queue.is_once().then(|| EntryId::of_queue(name, key.key.clone()));
+        let entry = queue.is_effectively_once().then(|| EntryId::of_queue(name, key.key.clone()));
         let message = Message {
             key,
             needs: entry.into_iter().collect(),
@@ -90,20 +91,22 @@ impl State {
             if now_ms < since_ms + policy::ATTEMPT_ID_MS && !found.is_empty() {
                 for sequence in &found {
                     let m = queue.messages.get_mut(sequence).unwrap();
-                    let Place::Flight { until, received, own } = m.place else { panic!("not in flight") };
+                    let MessagePlace::InFlight { until, received, own } = m.place else {
+                        panic!("not in flight")
+                    };
                     let renewed = policy::extend_deadline(received, now_ms, lease_ms).unwrap_or(until);
-                    m.place = Place::Flight { until: until.max(renewed), received, own };
+                    m.place = MessagePlace::InFlight { until: until.max(renewed), received, own };
                 }
                 return Ok(found.iter().map(|s| queue.delivery(*s, now_ms)).collect());
             }
         }
         if let Some(max) = queue.max_attempts() {
-            let out = |m: &Message| m.place == Place::Ready && m.attempts >= max;
+            let out = |m: &Message| m.place == MessagePlace::Ready && m.attempts >= max;
             let over: Vec<u64> = queue.messages.iter().filter(|(_, m)| out(m)).map(|(s, _)| *s).collect();
             for sequence in over {
                 let last = self.queues[name].messages[&sequence].history.last().cloned();
                 let (cause, error) = last.map_or((FailureCause::Expired, None), |f| (f.cause, f.error));
-                self.die(name, sequence, cause, error.as_deref());
+                self.move_to_dead_letters(name, sequence, cause, error.as_deref());
             }
         }
         let (mut fence, queue) = (self.fence, self.queues.get_mut(name).unwrap());
@@ -115,7 +118,7 @@ impl State {
         for sequence in queue.candidates().into_iter().take(ask.max.min(room as usize)) {
             fence = (fence + 1).max(now_ms * 1000);
             let m = queue.messages.get_mut(&sequence).unwrap();
-            m.place = Place::Flight { until: now_ms + lease_ms, received: now_ms, own: false };
+            m.place = MessagePlace::InFlight { until: now_ms + lease_ms, received: now_ms, own: false };
             m.attempts += 1;
             m.deliveries += 1;
             m.fence = fence;
@@ -162,32 +165,32 @@ impl State {
             Settlement::Ack => self.ack(name, sequence),
             Settlement::Retry { after_ms, error } => {
                 queue.totals.retried += 1;
-                queue.take_back_behind(sequence);
+                queue.put_back_later_in_group(sequence);
                 queue.messages.get_mut(&sequence).unwrap().received_ms = 0;
                 self.fail(name, sequence, FailureCause::Retry, error.as_deref(), after_ms)
             }
             Settlement::Defer { after_ms } => {
                 queue.totals.deferred += 1;
-                queue.take_back_behind(sequence);
+                queue.put_back_later_in_group(sequence);
                 State::put_back(queue, sequence, after_ms, now_ms);
                 let m = queue.messages.get_mut(&sequence).unwrap();
                 (m.attempts, m.received_ms) = (m.attempts - 1, 0);
                 Settled::Returned { after_ms }
             }
             Settlement::Park { reason } => {
-                queue.take_back_behind(sequence);
+                queue.put_back_later_in_group(sequence);
                 self.remember(name, sequence, FailureCause::InDoubt, Some(&reason));
                 let queue = self.queues.get_mut(name).unwrap();
                 queue.halt(sequence);
                 let m = queue.messages.get_mut(&sequence).unwrap();
                 m.attempts -= 1;
-                (m.place, m.parked) = (Place::Parked, Some((FailureCause::InDoubt, Some(reason))));
+                (m.place, m.parked) = (MessagePlace::Parked, Some((FailureCause::InDoubt, Some(reason))));
                 Settled::Parked
             }
             Settlement::Reject { reason } => {
-                queue.take_back_behind(sequence);
+                queue.put_back_later_in_group(sequence);
                 self.remember(name, sequence, FailureCause::Rejected, Some(&reason));
-                self.die(name, sequence, FailureCause::Rejected, Some(&reason))
+                self.move_to_dead_letters(name, sequence, FailureCause::Rejected, Some(&reason))
             }
         })
     }
@@ -197,7 +200,7 @@ impl State {
         let m = queue.messages.remove(&sequence).unwrap();
         queue.totals.acked += 1;
         if let Some(story) = &m.dead {
-            self.decide(&m, &story.source);
+            self.clear_waits(&m, &story.source);
         }
         Settled::Acked
     }
@@ -220,10 +223,10 @@ impl State {
         let fifo = queue.info.config.is_fifo();
         let m = queue.messages.get_mut(&sequence).unwrap();
         let (received, own) = match m.place {
-            Place::Flight { received, own, .. } => (received, own || extend.own_lease),
-            Place::Ready | Place::Hidden { .. } if m.received_ms != 0 && !fifo => {
+            MessagePlace::InFlight { received, own, .. } => (received, own || extend.own_lease),
+            MessagePlace::Ready | MessagePlace::Hidden { .. } if m.received_ms != 0 && !fifo => {
                 if extend.lease_ms == 0 {
-                    m.place = Place::Ready;
+                    m.place = MessagePlace::Ready;
                     return Ok(RemainingLease { lease_ms: 0 });
                 }
                 (m.received_ms, extend.own_lease)
@@ -239,7 +242,7 @@ impl State {
             queue.totals.retried += 1;
             self.fail(name, sequence, FailureCause::Retry, None, Some(0));
         } else {
-            m.place = Place::Flight { until, received, own };
+            m.place = MessagePlace::InFlight { until, received, own };
         }
         Ok(RemainingLease { lease_ms: extend.lease_ms })
     }
@@ -281,8 +284,8 @@ impl Queue {
     pub fn release(&mut self, now_ms: u64, ids: &[MessageId]) -> u64 {
         let mut released = Vec::new();
         for m in self.messages.values_mut() {
-            if m.place == Place::Parked && ids.contains(&m.id) {
-                (m.place, m.attempts, m.received_ms, m.parked) = (Place::Ready, 0, 0, None);
+            if m.place == MessagePlace::Parked && ids.contains(&m.id) {
+                (m.place, m.attempts, m.received_ms, m.parked) = (MessagePlace::Ready, 0, 0, None);
                 m.history.clear();
                 m.retained_from_ms = now_ms;
                 released.push(m.id);
@@ -308,10 +311,10 @@ impl Queue {
 
     pub fn view(sequence: u64, m: &Message) -> MessageView {
         let (state, due_ms) = match m.place {
-            Place::Ready => (MessageState::Ready, m.sent_ms),
-            Place::Hidden { until } => (MessageState::Delayed, until),
-            Place::Flight { until, .. } => (MessageState::InFlight, until),
-            Place::Parked => (MessageState::Parked, m.sent_ms),
+            MessagePlace::Ready => (MessageState::Ready, m.sent_ms),
+            MessagePlace::Hidden { until } => (MessageState::Delayed, until),
+            MessagePlace::InFlight { until, .. } => (MessageState::InFlight, until),
+            MessagePlace::Parked => (MessageState::Parked, m.sent_ms),
         };
         MessageView {
             id: m.id,
@@ -333,12 +336,13 @@ impl Queue {
     }
 
     pub fn stats(&self) -> QueueStats {
-        let count = |f: fn(&Place) -> bool| self.messages.values().filter(|m| f(&m.place)).count() as u64;
+        let count =
+            |f: fn(&MessagePlace) -> bool| self.messages.values().filter(|m| f(&m.place)).count() as u64;
         QueueStats {
-            ready: count(|p| *p == Place::Ready),
-            delayed: count(|p| matches!(p, Place::Hidden { .. })),
+            ready: count(|p| *p == MessagePlace::Ready),
+            delayed: count(|p| matches!(p, MessagePlace::Hidden { .. })),
             in_flight: self.in_flight(),
-            parked: count(|p| *p == Place::Parked),
+            parked: count(|p| *p == MessagePlace::Parked),
             halted: self.waiting_in_halted(),
             bytes: self.bytes(),
             oldest_sent_ms: self.messages.values().map(|m| m.sent_ms).min(),

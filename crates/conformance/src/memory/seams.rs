@@ -161,7 +161,7 @@ impl QueueAdmin for MemoryStore {
         let mut state = self.change();
         state.of(name)?;
         let gone = state.queues.remove(name).into_iter().flat_map(|queue| queue.messages);
-        state.decide_all(gone.map(|(_, m)| m));
+        state.clear_all_waits(gone.map(|(_, m)| m));
         let now_ms = state.now_ms;
         state.deleted.insert(name.clone(), now_ms);
         Ok(())
@@ -186,7 +186,7 @@ impl QueueAdmin for MemoryStore {
         queue.undecided.clear();
         let gone = std::mem::take(&mut queue.messages);
         let count = gone.len() as u64;
-        state.decide_all(gone.into_values());
+        state.clear_all_waits(gone.into_values());
         Ok(count)
     }
 
@@ -218,7 +218,7 @@ impl QueueAdmin for MemoryStore {
         let gone: Vec<_> = queue.messages.extract_if(.., |_, m| asked(m) && !m.in_flight()).collect();
         queue.unhalt(now_ms, |id, _| gone.iter().any(|(_, m)| m.id == *id));
         let count = gone.len() as u64;
-        state.decide_all(gone.into_iter().map(|(_, m)| m));
+        state.clear_all_waits(gone.into_iter().map(|(_, m)| m));
         Ok(Discarded { count, in_flight })
     }
 

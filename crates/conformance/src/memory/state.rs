@@ -12,13 +12,13 @@ use hapax_core::{
 use super::ledger::Entries;
 
 #[derive(Clone, Copy, PartialEq)]
-pub enum Place {
+pub enum MessagePlace {
     Ready,
     Hidden {
         until: u64,
     },
     /// `own`: its lease was changed alone ([`hapax_core::Extend::own`]).
-    Flight {
+    InFlight {
         until: u64,
         received: u64,
         own: bool,
@@ -29,7 +29,7 @@ pub enum Place {
 #[derive(Clone)]
 pub struct Message {
     pub id: MessageId,
-    pub place: Place,
+    pub place: MessagePlace,
     pub body: Bytes,
     pub attributes: Attributes,
     pub sent_ms: u64,
@@ -94,7 +94,7 @@ pub struct State {
 
 impl Message {
     pub fn in_flight(&self) -> bool {
-        matches!(self.place, Place::Flight { .. })
+        matches!(self.place, MessagePlace::InFlight { .. })
     }
 }
 
@@ -106,14 +106,14 @@ impl Queue {
     /// When a lease or a delay ends next.
     fn next_ms(&self) -> u64 {
         let due = |m: &Message| match m.place {
-            Place::Hidden { until } | Place::Flight { until, .. } => until,
-            Place::Ready | Place::Parked => u64::MAX,
+            MessagePlace::Hidden { until } | MessagePlace::InFlight { until, .. } => until,
+            MessagePlace::Ready | MessagePlace::Parked => u64::MAX,
         };
         self.messages.values().map(due).min().unwrap_or(u64::MAX)
     }
 
     /// Whether its handlers claim keys of the ledger.
-    pub fn is_once(&self) -> bool {
+    pub fn is_effectively_once(&self) -> bool {
         self.info.config.tier == Tier::EffectivelyOnce
     }
 
@@ -127,7 +127,7 @@ impl Queue {
 
     pub fn delivery(&self, sequence: u64, now_ms: u64) -> Delivery {
         let m = &self.messages[&sequence];
-        let Place::Flight { until, .. } = m.place else { panic!("not in flight") };
+        let MessagePlace::InFlight { until, .. } = m.place else { panic!("not in flight") };
         Delivery {
             id: m.id,
             body: m.body.clone(),
@@ -167,7 +167,7 @@ impl Queue {
         let noisy = |m: &Message| {
             m.group.as_ref().and_then(|g| flight.get(g)).is_some_and(|&count| count >= 30 && count * 10 > all)
         };
-        let ready = self.messages.iter().filter(|(_, m)| m.place == Place::Ready);
+        let ready = self.messages.iter().filter(|(_, m)| m.place == MessagePlace::Ready);
         let mut found: Vec<_> =
             ready.map(|(s, m)| (9 - m.priority.0, noisy(m), m.turn.max(*s), *s)).collect();
         found.sort_unstable();
@@ -178,7 +178,7 @@ impl Queue {
     fn fifo_candidates(&self) -> Vec<u64> {
         let mut blocked: BTreeSet<&GroupId> = self.undecided.values().collect();
         let mut groups: BTreeMap<&GroupId, Vec<u64>> = BTreeMap::new();
-        for (sequence, m) in self.messages.iter().filter(|(_, m)| m.place != Place::Parked) {
+        for (sequence, m) in self.messages.iter().filter(|(_, m)| m.place != MessagePlace::Parked) {
             let group = m.group.as_ref().expect("a FIFO message has a group");
             if blocked.contains(group) {
                 continue;
@@ -186,7 +186,9 @@ impl Queue {
             let row = groups.entry(group).or_default();
             // If attempts are limited, a head that has failed is delivered alone.
             let alone = |first: &u64| self.max_attempts() == Some(1) || self.messages[first].attempts > 0;
-            if m.place != Place::Ready || (self.max_attempts().is_some() && row.first().is_some_and(alone)) {
+            if m.place != MessagePlace::Ready
+                || (self.max_attempts().is_some() && row.first().is_some_and(alone))
+            {
                 blocked.insert(group);
             } else {
                 row.push(*sequence);
@@ -204,7 +206,7 @@ impl Queue {
 
     pub fn waiting_in_halted(&self) -> u64 {
         let halted = self.halted_groups();
-        let waits = |m: &&Message| matches!(m.place, Place::Ready | Place::Hidden { .. });
+        let waits = |m: &&Message| matches!(m.place, MessagePlace::Ready | MessagePlace::Hidden { .. });
         let in_halted = |m: &&Message| m.group.as_ref().is_some_and(|group| halted.contains(group));
         self.messages.values().filter(waits).filter(in_halted).count() as u64
     }
@@ -218,7 +220,7 @@ impl Queue {
         let free = |group: &GroupId| before.contains(group) && !after.contains(group);
         let retention_ms = self.info.config.retention_ms;
         for m in self.messages.values_mut().filter(|m| m.group.as_ref().is_some_and(free)) {
-            let waits = matches!(m.place, Place::Ready | Place::Hidden { .. });
+            let waits = matches!(m.place, MessagePlace::Ready | MessagePlace::Hidden { .. });
             if waits && m.retained_from_ms + retention_ms < now_ms {
                 m.retained_from_ms = now_ms;
             }
@@ -233,33 +235,33 @@ impl Queue {
         }
         let m = &self.messages[&sequence];
         self.undecided.extend(m.group.clone().map(|group| (m.id, group)));
-        self.take_back_behind(sequence);
+        self.put_back_later_in_group(sequence);
     }
 
     /// Puts back, uncounted, the messages in flight behind a message of a FIFO group.
-    pub fn take_back_behind(&mut self, sequence: u64) {
+    pub fn put_back_later_in_group(&mut self, sequence: u64) {
         if !self.info.config.is_fifo() {
             return;
         }
         let group = self.messages[&sequence].group.clone();
         for (_, m) in self.messages.range_mut(sequence + 1..) {
             if m.group == group && m.in_flight() {
-                m.place = Place::Ready;
+                m.place = MessagePlace::Ready;
                 m.attempts -= 1;
             }
         }
     }
 
     /// A lease ended: so did those of its batch behind it, but for deliveries with a lease of their own.
-    fn take_back_batch(&mut self, sequence: u64) {
-        let own = |m: &Message| matches!(m.place, Place::Flight { own: true, .. });
+    fn put_back_rest_of_batch(&mut self, sequence: u64) {
+        let own = |m: &Message| matches!(m.place, MessagePlace::InFlight { own: true, .. });
         if !self.info.config.is_fifo() || own(&self.messages[&sequence]) {
             return;
         }
         let group = self.messages[&sequence].group.clone();
         for (_, m) in self.messages.range_mut(sequence + 1..) {
             if m.group == group && m.in_flight() && !own(m) {
-                m.place = Place::Ready;
+                m.place = MessagePlace::Ready;
                 m.attempts -= 1;
             }
         }
@@ -305,7 +307,7 @@ impl State {
                 Some(Settled::Returned { after_ms })
             }
         };
-        settled.unwrap_or_else(|| self.die(name, sequence, cause, error))
+        settled.unwrap_or_else(|| self.move_to_dead_letters(name, sequence, cause, error))
     }
 
     /// Makes a message visible behind the ready ones, and moves its FIFO group behind the other groups.
@@ -313,7 +315,11 @@ impl State {
         queue.sequence += 1;
         let turn = queue.sequence;
         let m = queue.messages.get_mut(&sequence).unwrap();
-        m.place = if after_ms == 0 { Place::Ready } else { Place::Hidden { until: now_ms + after_ms } };
+        m.place = if after_ms == 0 {
+            MessagePlace::Ready
+        } else {
+            MessagePlace::Hidden { until: now_ms + after_ms }
+        };
         m.turn = turn;
         if let Some(group) = m.group.clone() {
             queue.turns.insert(group, turn);
@@ -335,7 +341,7 @@ impl State {
         }
     }
 
-    pub fn die(
+    pub fn move_to_dead_letters(
         &mut self,
         name: &QueueName,
         sequence: u64,
@@ -347,7 +353,7 @@ impl State {
         queue.halt(sequence);
         let Some(target) = queue.info.config.dead_letter.as_ref().map(|dead| dead.queue.clone()) else {
             let m = queue.messages.get_mut(&sequence).unwrap();
-            (m.place, m.parked) = (Place::Parked, Some((cause, error.map(str::to_owned))));
+            (m.place, m.parked) = (MessagePlace::Parked, Some((cause, error.map(str::to_owned))));
             return Settled::Parked;
         };
         let mut m = queue.messages.remove(&sequence).unwrap();
@@ -360,7 +366,7 @@ impl State {
             first_received_ms: m.first_received_ms,
             died_ms: self.now_ms,
         });
-        (m.died_at, m.attempts, m.received_ms, m.place) = (sequence, 0, 0, Place::Ready);
+        (m.died_at, m.attempts, m.received_ms, m.place) = (sequence, 0, 0, MessagePlace::Ready);
         (m.first_received_ms, m.turn) = (0, 0);
         let dead = self.queues.get_mut(&target).unwrap();
         if dead.info.config.is_fifo() {
@@ -377,9 +383,11 @@ impl State {
         let mut names: Vec<QueueName> = self.queues.keys().cloned().collect();
         names.sort_by_key(|name| self.queues[name].next_ms());
         for name in &names {
-            let over = |m: &Message| matches!(m.place, Place::Flight { until, .. } if until <= now_ms);
-            let until =
-                |m: &Message| if let Place::Flight { until, .. } = m.place { until } else { u64::MAX };
+            let over =
+                |m: &Message| matches!(m.place, MessagePlace::InFlight { until, .. } if until <= now_ms);
+            let until = |m: &Message| {
+                if let MessagePlace::InFlight { until, .. } = m.place { until } else { u64::MAX }
+            };
             let expired = self.queues[name].messages.iter().filter(|(_, m)| over(m));
             let mut expired: Vec<(u64, u64)> = expired.map(|(s, m)| (until(m), *s)).collect();
             expired.sort_unstable();
@@ -388,7 +396,7 @@ impl State {
                 if self.queues[name].messages.get(&sequence).is_some_and(over) {
                     let queue = self.queues.get_mut(name).unwrap();
                     queue.totals.expired += 1;
-                    queue.take_back_batch(sequence);
+                    queue.put_back_rest_of_batch(sequence);
                     self.fail(name, sequence, FailureCause::Expired, None, None);
                 }
             }
@@ -396,21 +404,21 @@ impl State {
                 self.queues.values().flat_map(|queue| queue.undecided.keys().copied()).collect();
             let queue = self.queues.get_mut(name).unwrap();
             for m in queue.messages.values_mut() {
-                if matches!(m.place, Place::Hidden { until } if until <= now_ms) {
-                    m.place = Place::Ready;
+                if matches!(m.place, MessagePlace::Hidden { until } if until <= now_ms) {
+                    m.place = MessagePlace::Ready;
                 }
             }
             let before = queue.messages.len();
             let retention_ms = queue.info.config.retention_ms;
             let halted = queue.halted_groups();
             let in_halted = |m: &Message| m.group.as_ref().is_some_and(|g| halted.contains(g));
-            let set_aside = |m: &Message| m.in_flight() || m.place == Place::Parked;
+            let set_aside = |m: &Message| m.in_flight() || m.place == MessagePlace::Parked;
             let kept = |m: &Message| set_aside(m) || in_halted(m) || awaited.contains(&m.id);
             queue.messages.retain(|_, m| kept(m) || m.retained_from_ms + retention_ms >= now_ms);
             queue.totals.retention_dropped += (before - queue.messages.len()) as u64;
         }
         for at in 0..self.redrives.len() {
-            self.drive(at);
+            self.step_redrive(at);
         }
         self.prune();
     }
@@ -428,21 +436,21 @@ impl State {
     }
 
     /// An operator decided about a message: its source group no longer waits for it.
-    pub fn decide(&mut self, m: &Message, source: &QueueName) -> bool {
+    pub fn clear_waits(&mut self, m: &Message, source: &QueueName) -> bool {
         let now_ms = self.now_ms;
         self.queues.get_mut(source).is_some_and(|queue| queue.unhalt(now_ms, |id, _| *id == m.id))
     }
 
     /// These messages are gone: groups that waited for dead letters among them continue.
-    pub fn decide_all(&mut self, gone: impl Iterator<Item = Message>) {
+    pub fn clear_all_waits(&mut self, gone: impl Iterator<Item = Message>) {
         for m in gone {
             if let Some(story) = &m.dead {
-                self.decide(&m, &story.source);
+                self.clear_waits(&m, &story.source);
             }
         }
     }
 
-    fn drive(&mut self, at: usize) {
+    fn step_redrive(&mut self, at: usize) {
         loop {
             let now_ms = self.now_ms;
             let Redrive { task, pending } = &mut self.redrives[at];
@@ -458,7 +466,7 @@ impl State {
             }
             pending.remove(0);
             let (from, to) = (task.from.clone(), task.to.clone());
-            let waits = |m: &Message| matches!(m.place, Place::Ready | Place::Hidden { .. });
+            let waits = |m: &Message| matches!(m.place, MessagePlace::Ready | MessagePlace::Hidden { .. });
             let letters = self.queues.get_mut(&from).map(|queue| &mut queue.messages);
             let letters = letters.filter(|all| all.get(&sequence).is_some_and(waits));
             let Some(mut m) = letters.and_then(|all| all.remove(&sequence)) else {
@@ -466,11 +474,11 @@ impl State {
                 continue;
             };
             let story = m.dead.clone().expect("a dead letter");
-            let awaited = self.decide(&m, &story.source);
+            let awaited = self.clear_waits(&m, &story.source);
             let home = awaited && to.as_ref().is_none_or(|to| *to == story.source);
             let id = self.new_id();
             let to = to.unwrap_or_else(|| story.source.clone());
-            let once = |name| self.queues.get(name).is_some_and(Queue::is_once);
+            let once = |name| self.queues.get(name).is_some_and(Queue::is_effectively_once);
             if once(&to) || once(&story.source) || !m.needs.is_empty() {
                 m.needs = BTreeSet::from([EntryId::of_queue(&to, m.key.key.clone())]);
             }
@@ -485,7 +493,7 @@ impl State {
             if home {
                 place = m.died_at;
             }
-            (m.id, m.dead, m.place) = (id, None, Place::Ready);
+            (m.id, m.dead, m.place) = (id, None, MessagePlace::Ready);
             (m.sent_ms, m.retained_from_ms) = (now_ms, now_ms);
             (m.attempts, m.deliveries) = (0, 0);
             m.history.clear();
