@@ -174,7 +174,7 @@ async fn for_claims_that_are_due_at_other_times() {
 }
 
 #[tokio::test]
-async fn and_no_more_calls_are_under_way_than_a_few() {
+async fn heartbeat_calls_in_flight_are_bounded() {
     let rig = Rig::new();
     let mut held = Vec::new();
     for number in 0..200 {

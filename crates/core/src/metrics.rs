@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_table_is_found_out() {
+    fn a_bad_metric_table_is_detected() {
         let good = Metric {
             name: "demo_total",
             help: "Something.",

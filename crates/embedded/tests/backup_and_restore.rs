@@ -224,7 +224,7 @@ async fn nothing_is_overwritten() {
 
 /// What a process leaves that was killed while it wrote a copy: the copy can be made again under the same name.
 #[tokio::test]
-async fn a_copy_that_was_killed_is_in_the_way_of_none() {
+async fn a_leftover_partial_copy_blocks_no_later_backup() {
     let root = tempfile::tempdir().unwrap();
     let store = started(&root.path().join("store")).await;
     let sent = send(&store, &["1", "2"]).await;

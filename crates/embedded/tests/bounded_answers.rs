@@ -26,7 +26,7 @@ async fn a_receive_of_large_messages_gives_as_many_as_fit() {
 }
 
 #[tokio::test]
-async fn a_page_of_large_messages_is_short_and_the_next_goes_on() {
+async fn a_page_of_large_messages_is_short_and_the_next_continues() {
     let (_folder, store, queue) = twenty_large_messages().await;
     let all = Browse { limit: 1000, ..Browse::default() };
     let page = store.browse(&queue, all.clone()).await.unwrap();
@@ -47,7 +47,7 @@ async fn a_page_never_shows_what_was_purged() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn a_new_store_and_its_backups_are_nobody_elses_business() {
+async fn only_the_owner_can_read_a_new_store_and_its_backups() {
     use std::os::unix::fs::PermissionsExt as _;
     let (folder, store, _) = twenty_large_messages().await;
     let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o077;

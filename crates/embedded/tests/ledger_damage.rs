@@ -101,7 +101,7 @@ async fn rows_that_cannot_be_found_are_told_at_the_opening() {
 }
 
 #[tokio::test]
-async fn an_index_that_has_lost_an_entry_is_made_anew() {
+async fn an_index_that_has_lost_an_entry_is_rebuilt() {
     let rig = Rig::new();
     for name in ["done", "other"] {
         let grant = rig.granted(by("a", name)).await;

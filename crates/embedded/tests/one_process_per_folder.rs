@@ -18,7 +18,7 @@ fn child() {
 fn a_second_process_is_refused_and_told_who_holds_the_folder() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = start_child("child", folder.path());
-    child.line_with("open");
+    child.wait_for_line("open");
 
     for _ in 0..2 {
         let error = Embedded::open(folder.path(), Options::default()).err().unwrap();

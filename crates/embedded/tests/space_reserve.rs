@@ -112,7 +112,7 @@ async fn with_the_reserve_everything_can_be_settled_on_a_disk_that_takes_no_more
     Completion::Completed
 }
 
-async fn without_any_room_nothing_is_lost_and_room_is_all_it_takes() -> Completion {
+async fn a_full_disk_loses_nothing_and_recovers_with_free_space() -> Completion {
     let folder = tempfile::tempdir().unwrap();
     let Some(mounted) = Mounted::new(folder.path(), 8) else { return skip() };
     let options = || Options { reserve_bytes: 0, ..Options::default() };
@@ -148,8 +148,8 @@ fn main() -> ExitCode {
             with_the_reserve_everything_can_be_settled_on_a_disk_that_takes_no_more,
         ),
         test(
-            "without_any_room_nothing_is_lost_and_room_is_all_it_takes",
-            without_any_room_nothing_is_lost_and_room_is_all_it_takes,
+            "a_full_disk_loses_nothing_and_recovers_with_free_space",
+            a_full_disk_loses_nothing_and_recovers_with_free_space,
         ),
     ];
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()

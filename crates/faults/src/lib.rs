@@ -2,7 +2,7 @@
 //!
 //! [`Process`] runs a program that can be killed and paused; [`FaultProxy`] sits between a client and a server and
 //! cuts, delays, drops, duplicates or holds messages. Both report their actions: a fault that hit nothing proves
-//! nothing, so a test asserts on [`Injected::count`].
+//! nothing, so a test asserts on [`FaultHandle::count`].
 //!
 //! ```no_run
 //! # async fn example(server: std::net::SocketAddr) {
@@ -20,5 +20,5 @@ mod process;
 mod proxy;
 
 pub use frame::{Direction, Protocol};
-pub use process::{PATIENCE, Process, rerun_test};
-pub use proxy::{Action, FaultProxy, Injected, Match};
+pub use process::{Process, TIMEOUT, rerun_test};
+pub use proxy::{Action, FaultHandle, FaultProxy, Match};

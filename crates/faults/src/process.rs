@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// Timeout of every wait. It is longer than any step takes on a slow machine; only failures reach it.
-pub const PATIENCE: Duration = Duration::from_mins(1);
+pub const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Poll interval for states without an event.
 const POLL: Duration = Duration::from_millis(2);
@@ -35,7 +35,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program. Its standard output is read line by line, its standard error is kept for [`Self::log`].
+    /// Starts a program. Its standard output is read line by line, its standard error is collected for [`Self::log`].
     pub fn start(command: &mut Command) -> io::Result<Self> {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -43,7 +43,7 @@ impl Process {
         let stdout = child.stdout.take().expect("standard output is piped");
         let stderr = child.stderr.take().expect("standard error is piped");
         let log = Arc::new(Mutex::new(String::new()));
-        let kept = log.clone();
+        let collected = log.clone();
         let readers = vec![
             std::thread::spawn(move || {
                 let _ = BufReader::new(stdout)
@@ -51,7 +51,7 @@ impl Process {
                     .map_while(Result::ok)
                     .try_for_each(|line| sender.send(line));
             }),
-            std::thread::spawn(move || keep(stderr, &kept)),
+            std::thread::spawn(move || collect_log(stderr, &collected)),
         ];
         Ok(Self { child, lines, log, readers })
     }
@@ -63,7 +63,7 @@ impl Process {
 
     /// Writes a line to the program's standard input.
     #[track_caller]
-    pub fn tell(&mut self, line: &str) {
+    pub fn write_line(&mut self, line: &str) {
         let stdin = self.child.stdin.as_mut().expect("standard input is open");
         writeln!(stdin, "{line}").expect("the program reads its standard input");
     }
@@ -76,19 +76,19 @@ impl Process {
     /// The next line of its standard output; `None` at the end of the output.
     #[track_caller]
     pub fn next_line(&self) -> Option<String> {
-        match self.lines.recv_timeout(PATIENCE) {
+        match self.lines.recv_timeout(TIMEOUT) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
             Err(RecvTimeoutError::Timeout) => {
-                panic!("the program printed nothing for {PATIENCE:?}; it logged:\n{}", self.log())
+                panic!("the program printed nothing for {TIMEOUT:?}; it logged:\n{}", self.log())
             }
         }
     }
 
     /// Waits for a line that contains `text`, skipping others.
     #[track_caller]
-    pub fn line_with(&self, text: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
+    pub fn wait_for_line(&self, text: &str) -> String {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) if line.contains(text) => return line,
@@ -100,9 +100,9 @@ impl Process {
 
     /// Waits for a line that starts with `word`; returns the rest of the line, trimmed.
     #[track_caller]
-    pub fn hear(&self, word: &str) -> String {
+    pub fn wait_for_prefix(&self, word: &str) -> String {
         loop {
-            let line = self.line_with(word);
+            let line = self.wait_for_line(word);
             if let Some(rest) = line.strip_prefix(word) {
                 return rest.trim().to_owned();
             }
@@ -124,7 +124,7 @@ impl Process {
     #[track_caller]
     pub fn pause(&self) {
         self.signal(Signal::STOP);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let options = WaitOptions::UNTRACED | WaitOptions::NOHANG;
         while !waitpid(Some(self.pid()), options)
             .expect("the process is a child of this one")
@@ -157,7 +157,7 @@ impl Process {
     /// Waits for its end. Lines that were not read yet can still be read.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.ended() {
                 return status;
@@ -165,7 +165,7 @@ impl Process {
             if Instant::now() >= deadline {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
-                panic!("the program did not end within {PATIENCE:?}; it logged:\n{}", self.log());
+                panic!("the program did not end within {TIMEOUT:?}; it logged:\n{}", self.log());
             }
             std::thread::sleep(POLL);
         }
@@ -198,7 +198,7 @@ impl Drop for Process {
     }
 }
 
-fn keep(mut from: impl Read, log: &Mutex<String>) {
+fn collect_log(mut from: impl Read, log: &Mutex<String>) {
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
         let text = String::from_utf8_lossy(&buffer[..count]);

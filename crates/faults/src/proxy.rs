@@ -10,7 +10,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::frame::{Direction, Frame, Framer, Pending, Protocol};
 
 /// A held frame that is not released is dropped with its connection after this time.
@@ -53,13 +53,14 @@ pub enum Action {
     /// The frame arrives twice. The copy of an HTTP request is sent first, on a separate connection, and its response
     /// is discarded.
     Duplicate,
-    /// The frame waits until [`Injected::release`], and is then forwarded even if its sender has closed the connection.
+    /// The frame waits until [`FaultHandle::release`], and is then forwarded even if its sender has closed the
+    /// connection.
     Hold,
 }
 
 /// An injected fault. Dropping this handle does not remove the fault.
 #[derive(Debug, Clone)]
-pub struct Injected(Arc<Fault>);
+pub struct FaultHandle(Arc<Fault>);
 
 #[derive(Debug)]
 struct Fault {
@@ -76,7 +77,7 @@ struct Limits {
     times: u64,
 }
 
-impl Injected {
+impl FaultHandle {
     /// Limits the number of frames that are hit. By default all are.
     #[must_use]
     pub fn times(self, times: u64) -> Self {
@@ -96,10 +97,10 @@ impl Injected {
         *self.0.count.borrow()
     }
 
-    /// Waits until this many frames were hit. Panics if that takes longer than [`PATIENCE`].
+    /// Waits until this many frames were hit. Panics if that takes longer than [`TIMEOUT`].
     pub async fn wait_for(&self, frames: u64) {
         let mut count = self.0.count.subscribe();
-        let reached = tokio::time::timeout(PATIENCE, count.wait_for(|count| *count >= frames)).await;
+        let reached = tokio::time::timeout(TIMEOUT, count.wait_for(|count| *count >= frames)).await;
         assert!(reached.is_ok(), "{:?} hit {} frames, not {frames}", self.0.on, self.count());
     }
 
@@ -152,7 +153,7 @@ pub struct FaultProxy {
 struct State {
     protocol: Protocol,
     target: Mutex<SocketAddr>,
-    faults: Mutex<Vec<Injected>>,
+    faults: Mutex<Vec<FaultHandle>>,
     /// Incremented to close all connections.
     cuts: watch::Sender<u64>,
     partitioned: watch::Sender<bool>,
@@ -197,8 +198,8 @@ impl FaultProxy {
     }
 
     /// Injects a fault. The first fault that matches a frame applies.
-    pub fn inject(&self, on: Match, action: Action) -> Injected {
-        let injected = Injected(Arc::new(Fault {
+    pub fn inject(&self, on: Match, action: Action) -> FaultHandle {
+        let injected = FaultHandle(Arc::new(Fault {
             on,
             action,
             limits: Mutex::new(Limits { skip: 0, times: u64::MAX }),
@@ -235,7 +236,7 @@ async fn accept(listener: &TcpListener, state: &Arc<State>) {
 
 async fn connection(client: TcpStream, state: Arc<State>) {
     let mut cuts = state.cuts.subscribe();
-    state.healed().await;
+    state.wait_until_healed().await;
     let target = *state.target.lock().unwrap_or_else(PoisonError::into_inner);
     let Ok(server) = TcpStream::connect(target).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
@@ -256,7 +257,7 @@ async fn connection(client: TcpStream, state: Arc<State>) {
 }
 
 /// Signals that the connection has to be closed.
-struct Cut;
+struct ConnectionCut;
 
 struct Pump {
     framer: Framer,
@@ -265,7 +266,7 @@ struct Pump {
 }
 
 impl Pump {
-    async fn run(mut self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> Result<(), Cut> {
+    async fn run(mut self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> Result<(), ConnectionCut> {
         let mut buffer = vec![0; 64 * 1024];
         loop {
             let count = from.read(&mut buffer).await.unwrap_or(0);
@@ -289,22 +290,27 @@ impl Pump {
 
 impl State {
     /// The number of times a frame is forwarded, after the delay of its fault.
-    async fn fate(&self, direction: Direction, frame: &Frame) -> Result<usize, Cut> {
+    async fn fate(&self, direction: Direction, frame: &Frame) -> Result<usize, ConnectionCut> {
         let fault = {
             let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
             faults.iter().find(|fault| fault.hits(direction, frame)).cloned()
         };
         let copies = match &fault {
             None => 1,
-            Some(fault) => self.break_it(fault, direction, frame).await?,
+            Some(fault) => self.apply_fault(fault, direction, frame).await?,
         };
-        self.healed().await;
+        self.wait_until_healed().await;
         Ok(copies)
     }
 
-    async fn break_it(&self, fault: &Injected, direction: Direction, frame: &Frame) -> Result<usize, Cut> {
+    async fn apply_fault(
+        &self,
+        fault: &FaultHandle,
+        direction: Direction,
+        frame: &Frame,
+    ) -> Result<usize, ConnectionCut> {
         match fault.0.action {
-            Action::Cut => Err(Cut),
+            Action::Cut => Err(ConnectionCut),
             Action::Drop => Ok(0),
             Action::Delay(time) => {
                 tokio::time::sleep(time).await;
@@ -318,7 +324,10 @@ impl State {
             Action::Hold => {
                 let mut released = fault.0.released.subscribe();
                 let wait = released.wait_for(|released| *released);
-                tokio::time::timeout(HOLD_MAX, wait).await.map_err(|_| Cut)?.map_err(|_| Cut)?;
+                tokio::time::timeout(HOLD_MAX, wait)
+                    .await
+                    .map_err(|_| ConnectionCut)?
+                    .map_err(|_| ConnectionCut)?;
                 Ok(1)
             }
         }
@@ -336,7 +345,7 @@ impl State {
         let _ = tokio::time::timeout(DRAIN_MAX, drain).await;
     }
 
-    async fn healed(&self) {
+    async fn wait_until_healed(&self) {
         let mut partitioned = self.partitioned.subscribe();
         // The sender lives as long as this state.
         let _ = partitioned.wait_for(|partitioned| !partitioned).await;

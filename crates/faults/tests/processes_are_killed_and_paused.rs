@@ -24,15 +24,15 @@ fn child_process() {
 
 fn start() -> Process {
     let process = Process::start(rerun_test("child_process").env(CHILD, "1")).unwrap();
-    process.line_with("ready");
+    process.wait_for_line("ready");
     process
 }
 
 #[test]
 fn a_killed_process_ended_by_signal_9() {
     let mut process = start();
-    process.tell("a");
-    assert_eq!(process.hear("heard"), "0 a");
+    process.write_line("a");
+    assert_eq!(process.wait_for_prefix("heard"), "0 a");
     assert_eq!(process.kill().signal(), Some(9));
     assert_eq!(process.ended().and_then(|status| status.signal()), Some(9));
 }
@@ -41,19 +41,19 @@ fn a_killed_process_ended_by_signal_9() {
 fn a_paused_process_waits_and_continues() {
     let mut process = start();
     process.pause();
-    process.tell("a");
+    process.write_line("a");
     let state = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
     assert!(state.contains(") T "), "{state}");
     assert!(process.ended().is_none());
     process.resume();
-    assert_eq!(process.hear("heard"), "0 a");
+    assert_eq!(process.wait_for_prefix("heard"), "0 a");
 }
 
 #[test]
 fn the_end_gives_everything_that_was_printed() {
     let mut process = start();
-    process.tell("a");
-    process.tell("b");
+    process.write_line("a");
+    process.write_line("b");
     let (status, lines, log) = process.finish();
     assert!(status.success(), "{status}");
     assert!(

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_faults::{Action, FaultProxy, Match, PATIENCE, Protocol};
+use hapax_faults::{Action, FaultProxy, Match, Protocol, TIMEOUT};
 
 /// Answers each request with its path; records the paths in the order of arrival.
 fn service() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
@@ -46,7 +46,7 @@ fn read_head(stream: &mut TcpStream) -> Option<String> {
 
 fn connect(proxy: &FaultProxy) -> TcpStream {
     let stream = TcpStream::connect(proxy.address()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
@@ -127,7 +127,7 @@ async fn a_held_request_arrives_after_its_sender_has_gone() {
     drop(stream);
     assert_eq!(call(&mut connect(&proxy), "/other").as_deref(), Some("/other"), "others are not held up");
     held.release();
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     while seen.lock().unwrap().len() < 2 {
         assert!(std::time::Instant::now() < deadline, "the held request is lost");
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -145,7 +145,7 @@ fn a_partition_passes_nothing_until_it_heals() {
     stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     assert_eq!(*seen.lock().unwrap(), ["/a"]);
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     proxy.partition(false);
     assert_eq!(answer(&mut stream).as_deref(), Some("/b"));
 }

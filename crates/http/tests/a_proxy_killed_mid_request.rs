@@ -48,7 +48,7 @@ async fn the_proxy_itself() {
 fn start(folder: &Path, upstream: SocketAddr, on_doubt: &str) -> (Process, SocketAddr) {
     let settings = format!("{}|{upstream}|{on_doubt}", folder.display());
     let process = Process::start(rerun_test("the_proxy_itself").env(AS_PROXY, settings)).unwrap();
-    let address = process.hear("listening on").parse().unwrap();
+    let address = process.wait_for_prefix("listening on").parse().unwrap();
     (process, address)
 }
 

@@ -15,7 +15,7 @@ use hapax_core::{
     QueueStore as _, RecordedOutcome, Tier,
 };
 use hapax_embedded::{Embedded, Options};
-use hapax_faults::{PATIENCE, Process, rerun_test};
+use hapax_faults::{Process, TIMEOUT, rerun_test};
 use hapax_server::native::Native;
 use hapax_server::{Server, ServerConfig};
 use hapax_worker::{Cx, Worker};
@@ -66,7 +66,7 @@ fn act(folder: &Path, fenced: bool, name: &str, fence: u64) {
 /// Blocks the thread until the parent sends a byte.
 fn wait_blocking(holds: &str) {
     let mut gate = TcpStream::connect(std::env::var(GATE).unwrap()).unwrap();
-    gate.set_read_timeout(Some(PATIENCE)).unwrap();
+    gate.set_read_timeout(Some(TIMEOUT)).unwrap();
     say(holds);
     gate.read_exact(&mut [0]).unwrap();
 }
@@ -125,7 +125,7 @@ async fn child_process() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let report = tokio::time::timeout(PATIENCE, worker.run(ended)).await.expect("it takes too long").unwrap();
+    let report = tokio::time::timeout(TIMEOUT, worker.run(ended)).await.expect("it takes too long").unwrap();
     assert!(report.drained, "{report:?}");
     say(&format!("report {}", serde_json::to_string(&report.counts).unwrap()));
 }
@@ -141,7 +141,7 @@ fn start(scene: &Scene, name: &str, sink: &str, waits: &str) -> Process {
 }
 
 fn report_of(process: &Process) -> Value {
-    serde_json::from_str(&process.hear("report")).unwrap()
+    serde_json::from_str(&process.wait_for_prefix("report")).unwrap()
 }
 
 /// A server in this process with one message in its queue.
@@ -180,14 +180,14 @@ impl Scene {
     async fn play(&self, sink: &str, waits: &str) -> (u64, u64, Value) {
         let id = EntryId::of_queue(&queue(), "order-7".parse().unwrap());
         let zombie = start(self, "zombie", sink, waits);
-        let zombie_fence: u64 = zombie.hear("holds").parse().unwrap();
+        let zombie_fence: u64 = zombie.wait_for_prefix("holds").parse().unwrap();
         zombie.pause();
         let entry = self.store.entry(&id).await.unwrap().unwrap();
         assert_eq!((entry.state, entry.fence.0), (EntryState::Processing, zombie_fence));
         assert!(entry.owner.as_str().starts_with("zombie"), "{entry:?}");
 
         let successor = start(self, "successor", sink, "not");
-        let fence: u64 = successor.hear("holds").parse().unwrap();
+        let fence: u64 = successor.wait_for_prefix("holds").parse().unwrap();
         let report = report_of(&successor);
         assert_eq!(
             (&report["done"], &report["takeovers"], &report["stale_settles"]),

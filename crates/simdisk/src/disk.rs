@@ -11,7 +11,7 @@ use fastrand::Rng;
 use rusqlite::ffi;
 
 use crate::Counters;
-use crate::faults::{Faults, WriteFate};
+use crate::faults::{Faults, WriteOutcome};
 use crate::locks::{Busy, FileLocks, Level, ShmLocks};
 use crate::medium::Medium;
 
@@ -65,7 +65,7 @@ pub(crate) struct Disk {
     last_id: u64,
     names: BTreeMap<String, InodeId>,
     /// Files deleted without a directory sync: a power loss may restore them.
-    ghosts: BTreeMap<String, InodeId>,
+    deleted_unsynced: BTreeMap<String, InodeId>,
     inodes: BTreeMap<InodeId, Inode>,
     loss_rng: Rng,
     /// Separate from `loss_rng`: the number of SQLite's random requests must not change which data a power loss takes.
@@ -83,7 +83,7 @@ impl Disk {
             generation: 0,
             last_id: 0,
             names: BTreeMap::new(),
-            ghosts: BTreeMap::new(),
+            deleted_unsynced: BTreeMap::new(),
             inodes: BTreeMap::new(),
             loss_rng: rng.fork(),
             sqlite_rng: rng.fork(),
@@ -112,7 +112,7 @@ impl Disk {
     /// Puts a file with durable content on the disk; replaces an existing file of that name.
     pub(crate) fn install(&mut self, name: &str, bytes: &[u8]) {
         let replaced = self.names.remove(name);
-        self.ghosts.remove(name);
+        self.deleted_unsynced.remove(name);
         let inode = self.create(Some(name), Medium::durable(bytes));
         if let Some(inode) = self.inodes.get_mut(&inode) {
             inode.name_durable = true;
@@ -152,7 +152,7 @@ impl Disk {
         }
         self.names.remove(name);
         if self.inodes.get(&id).is_some_and(|inode| inode.name_durable) {
-            self.ghosts.insert(name.to_owned(), id);
+            self.deleted_unsynced.insert(name.to_owned(), id);
         }
         self.forget_if_unused(id);
         if sync_dir {
@@ -209,10 +209,10 @@ impl Disk {
         let room = (inode.medium.live().len() as u64).saturating_add(free_bytes).saturating_sub(offset);
         let fits = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
         let (count, answer) = match self.faults.on_write(&inode.name) {
-            WriteFate::Failed => (0, Err(ffi::SQLITE_IOERR_WRITE)),
-            WriteFate::Short => (fits.min(bytes.len() / 2), Err(ffi::SQLITE_FULL)),
-            WriteFate::Done if fits < bytes.len() => (fits, Err(ffi::SQLITE_FULL)),
-            WriteFate::Done => (fits, Ok(())),
+            WriteOutcome::Failed => (0, Err(ffi::SQLITE_IOERR_WRITE)),
+            WriteOutcome::Short => (fits.min(bytes.len() / 2), Err(ffi::SQLITE_FULL)),
+            WriteOutcome::Done if fits < bytes.len() => (fits, Err(ffi::SQLITE_FULL)),
+            WriteOutcome::Done => (fits, Ok(())),
         };
         inode.medium.write(offset, &bytes[..count]);
         self.counters.bytes_written += count as u64;
@@ -269,8 +269,8 @@ impl Disk {
     pub(crate) fn free_bytes(&self) -> u64 {
         let Some(capacity) = self.capacity_bytes else { return u64::MAX };
         // The blocks of a deleted file are free at once, even if a power loss may restore the file.
-        let is_ghost = |id: &InodeId| self.ghosts.values().any(|ghost| ghost == id);
-        let held = self.inodes.iter().filter(|(id, inode)| inode.open_handles > 0 || !is_ghost(id));
+        let is_deleted = |id: &InodeId| self.deleted_unsynced.values().any(|deleted| deleted == id);
+        let held = self.inodes.iter().filter(|(id, inode)| inode.open_handles > 0 || !is_deleted(id));
         capacity.saturating_sub(held.map(|(_, inode)| inode.medium.live().len() as u64).sum())
     }
 
@@ -367,7 +367,7 @@ impl Disk {
     }
 
     fn forget_if_unused(&mut self, id: InodeId) {
-        let named = self.names.values().chain(self.ghosts.values()).any(|named| *named == id);
+        let named = self.names.values().chain(self.deleted_unsynced.values()).any(|named| *named == id);
         if !named && self.inodes.get(&id).is_some_and(|inode| inode.open_handles == 0) {
             self.inodes.remove(&id);
         }

@@ -2,9 +2,9 @@
 
 /// A fault that fires once, at the nth operation after it was set.
 #[derive(Debug, Default)]
-pub(crate) struct Trip(u64);
+pub(crate) struct OneShotFault(u64);
 
-impl Trip {
+impl OneShotFault {
     /// `nth` is 1 for the very next operation; 0 disarms.
     pub(crate) fn set(&mut self, nth: u64) {
         self.0 = nth;
@@ -27,12 +27,12 @@ impl Trip {
 /// All faults that a test can arm.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    pub(crate) read: Trip,
-    pub(crate) write: Trip,
-    pub(crate) short_write: Trip,
-    pub(crate) sync: Trip,
-    pub(crate) power_loss: Trip,
-    pub(crate) process_crash: Trip,
+    pub(crate) read: OneShotFault,
+    pub(crate) write: OneShotFault,
+    pub(crate) short_write: OneShotFault,
+    pub(crate) sync: OneShotFault,
+    pub(crate) power_loss: OneShotFault,
+    pub(crate) process_crash: OneShotFault,
     /// Only files whose name ends in this are counted and affected.
     pub(crate) suffix: String,
 }
@@ -46,7 +46,7 @@ pub(crate) enum Crash {
 
 /// The result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WriteFate {
+pub(crate) enum WriteOutcome {
     Done,
     Failed,
     Short,
@@ -56,22 +56,22 @@ impl Faults {
     pub(crate) fn any_set(&self) -> bool {
         [&self.read, &self.write, &self.short_write, &self.sync, &self.power_loss, &self.process_crash]
             .iter()
-            .any(|trip| trip.is_set())
+            .any(|fault| fault.is_set())
     }
 
     pub(crate) fn on_read(&mut self, name: &str) -> bool {
         self.covers(name) && self.read.hit()
     }
 
-    pub(crate) fn on_write(&mut self, name: &str) -> WriteFate {
+    pub(crate) fn on_write(&mut self, name: &str) -> WriteOutcome {
         if !self.covers(name) {
-            return WriteFate::Done;
+            return WriteOutcome::Done;
         }
         // Count the write for both faults, even if only one fires: each has its own start.
         match (self.write.hit(), self.short_write.hit()) {
-            (true, _) => WriteFate::Failed,
-            (false, true) => WriteFate::Short,
-            (false, false) => WriteFate::Done,
+            (true, _) => WriteOutcome::Failed,
+            (false, true) => WriteOutcome::Short,
+            (false, false) => WriteOutcome::Done,
         }
     }
 

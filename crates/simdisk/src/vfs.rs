@@ -16,7 +16,7 @@ const PATH_BYTES_MAX: c_int = 1024;
 /// The longest real sleep. SQLite's busy handler counts the sleeps that it requested: a busy timeout of 5 s requests
 /// about 60 of them. If each were only a yield, the timeout would end before a lock holder on a loaded machine ran
 /// once.
-const NAP_MAX: Duration = Duration::from_millis(1);
+const SLEEP_MAX: Duration = Duration::from_millis(1);
 
 /// 2026-01-01 in milliseconds of the Julian day: the start of the simulated clock, which advances only by SQLite's
 /// sleeps.
@@ -198,7 +198,7 @@ unsafe extern "C" fn sleep(vfs: *mut ffi::sqlite3_vfs, micros: c_int) -> c_int {
         let disk = unsafe { disk_of(vfs) }?;
         let asked_us = u64::try_from(micros).unwrap_or(0);
         disk.slept_us.fetch_add(asked_us, Ordering::Relaxed);
-        std::thread::sleep(NAP_MAX.min(Duration::from_micros(asked_us)));
+        std::thread::sleep(SLEEP_MAX.min(Duration::from_micros(asked_us)));
         Ok(())
     });
     micros

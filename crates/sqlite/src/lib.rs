@@ -69,12 +69,12 @@ const LOCK_TIMEOUT_MS_DEFAULT: u64 = 5_000;
 /// each other, at most for the lock timeout.
 #[derive(Clone)]
 pub struct SqliteInbox {
-    shared: Arc<Shared>,
+    shared: Arc<SharedConnection>,
     clock: Arc<dyn Clock>,
     lock_timeout_ms: u64,
 }
 
-struct Shared {
+struct SharedConnection {
     /// `None` while a transaction uses it.
     connection: Mutex<Option<Connection>>,
     returned: Condvar,
@@ -99,7 +99,7 @@ impl SqliteInbox {
         }
         connection.busy_timeout(Duration::from_millis(LOCK_TIMEOUT_MS_DEFAULT)).map_err(database)?;
         connection.execute_batch(TABLE).map_err(database)?;
-        let shared = Shared { connection: Mutex::new(Some(connection)), returned: Condvar::new() };
+        let shared = SharedConnection { connection: Mutex::new(Some(connection)), returned: Condvar::new() };
         Ok(Self {
             shared: Arc::new(shared),
             clock: Arc::new(SystemClock::default()),
@@ -122,7 +122,7 @@ impl SqliteInbox {
     }
 
     /// Takes the connection; waits for the transaction that uses it.
-    fn connection(&self) -> Result<Taken<'_>, InboxError> {
+    fn connection(&self) -> Result<ConnectionGuard<'_>, InboxError> {
         let lock = self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let timeout = Duration::from_millis(self.lock_timeout_ms);
         let (mut lock, _) = self
@@ -131,7 +131,7 @@ impl SqliteInbox {
             .wait_timeout_while(lock, timeout, |connection| connection.is_none())
             .unwrap_or_else(PoisonError::into_inner);
         match lock.take() {
-            Some(connection) => Ok(Taken { connection: Some(connection), shared: &self.shared }),
+            Some(connection) => Ok(ConnectionGuard { connection: Some(connection), shared: &self.shared }),
             None => Err(InboxError::Locked { timeout_ms: self.lock_timeout_ms }),
         }
     }
@@ -147,12 +147,12 @@ impl SqliteInbox {
 }
 
 /// The connection while one transaction uses it; returned when dropped, also by a panic of the handler.
-struct Taken<'a> {
+struct ConnectionGuard<'a> {
     connection: Option<Connection>,
-    shared: &'a Shared,
+    shared: &'a SharedConnection,
 }
 
-impl Deref for Taken<'_> {
+impl Deref for ConnectionGuard<'_> {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
@@ -160,13 +160,13 @@ impl Deref for Taken<'_> {
     }
 }
 
-impl DerefMut for Taken<'_> {
+impl DerefMut for ConnectionGuard<'_> {
     fn deref_mut(&mut self) -> &mut Connection {
         self.connection.as_mut().expect("there until it is dropped")
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for ConnectionGuard<'_> {
     fn drop(&mut self) {
         *self.shared.connection.lock().unwrap_or_else(PoisonError::into_inner) = self.connection.take();
         self.shared.returned.notify_one();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PATIENCE, Rig, run_until, until};
+use common::{Rig, TIMEOUT, run_until, until};
 use hapax_core::{
     DedupId, EntryFilter, GroupId, Ledger, ManualClock, NewMessage, OnDoubt, QueueConfig, Tier,
 };
@@ -151,7 +151,7 @@ async fn when_its_run_is_dropped() {
                 () = looking => {}
             }
         };
-        tokio::time::timeout(PATIENCE, either).await.unwrap();
+        tokio::time::timeout(TIMEOUT, either).await.unwrap();
         bench.nothing_is_left().await;
     }
 }
@@ -192,7 +192,7 @@ fn when_its_runtime_is_dropped() {
         let worker = outside.block_on(bench.builder().hook(hook).build()).unwrap();
         inside.block_on(async move {
             tokio::spawn(worker.run(std::future::pending()));
-            tokio::time::timeout(PATIENCE, claimed.notified()).await.expect("a key is claimed");
+            tokio::time::timeout(TIMEOUT, claimed.notified()).await.expect("a key is claimed");
         });
         drop(inside);
         outside.block_on(bench.nothing_is_left());

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::time::{claim_left_ms, manual_clock, pass_leases};
-use common::{PATIENCE, Rig, run_until, wait_for};
+use common::{Rig, TIMEOUT, run_until, wait_for};
 use hapax_conformance::MemoryInbox;
 use hapax_core::{
     Batch, Capabilities, Delivery, Extend, NewMessage, QueueAdmin as _, QueueConfig, QueueSource,
@@ -143,7 +143,7 @@ async fn a_claim_is_renewed_where_the_source_has_no_leases() {
         go_on.notify_one();
         wait_for(&watch, |counts| counts.done + counts.lost_leases == 1).await;
     };
-    let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+    let report = tokio::time::timeout(TIMEOUT, worker.run(script)).await.unwrap().unwrap();
     assert_eq!((report.counts.done, report.counts.lost_leases), (1, 0), "{report:?}");
 }
 

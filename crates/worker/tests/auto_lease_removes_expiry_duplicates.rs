@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use common::time::manual_clock;
-use common::{PATIENCE, Rig, until};
+use common::{Rig, TIMEOUT, until};
 use hapax_core::{
     ManualClock, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive, Settle, Tier,
 };
@@ -114,7 +114,7 @@ async fn a_worker_whose_handler_slows_down() {
             until("every lease is renewed", async || rig.delivery_left_ms(&clock).await >= MIN_MS / 2).await;
         }
     };
-    let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+    let report = tokio::time::timeout(TIMEOUT, worker.run(script)).await.unwrap().unwrap();
     let totals = rig.stats().await.totals;
     assert_eq!((totals.expired, totals.stale, totals.delivered), (0, 0, 40), "{report:?}");
     assert!(runs.lock().unwrap().values().all(|runs| *runs == 1));

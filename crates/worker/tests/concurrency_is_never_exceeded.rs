@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{PATIENCE, Rig, until, wait_for};
+use common::{Rig, TIMEOUT, until, wait_for};
 use hapax_core::{DedupId, GroupId, Ledger as _, MessageState, NewMessage, QueueConfig, Tier};
 use hapax_worker::{Cx, HandlerOutcome, StopWhen, WorkerBuilder};
 use tokio::sync::Semaphore;
@@ -130,7 +130,7 @@ async fn one_at_a_time(fifo: bool, batch: bool) {
         calls.go_on.add_permits(100);
         wait_for(&watch, |counts| counts.done == 4).await;
     };
-    let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+    let report = tokio::time::timeout(TIMEOUT, worker.run(script)).await.unwrap().unwrap();
     assert!(report.drained, "{report:?}");
     assert_eq!(calls.most.load(Ordering::SeqCst), 1, "fifo {fifo}, batch {batch}");
 }
@@ -171,13 +171,13 @@ async fn with_groups_that_one_receive_brought() {
         calls.go_on.add_permits(100);
         wait_for(&watch, |counts| counts.done == 4).await;
     };
-    tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, worker.run(script)).await.unwrap().unwrap();
     assert_eq!(calls.most.load(Ordering::SeqCst), 1);
 }
 
 /// A turn of a key that is handed on by a delivery without a slot.
 #[tokio::test]
-async fn with_a_turn_that_is_handed_on() {
+async fn with_a_run_permit_that_is_passed_on() {
     let rig = Rig::tier(Tier::EffectivelyOnce).await;
     let (go_on, elsewhere) = duplicate_elsewhere(&rig, None, HandlerOutcome::Done(())).await;
     let calls = Calls::new();
@@ -198,7 +198,7 @@ async fn with_a_turn_that_is_handed_on() {
         calls.go_on.add_permits(100);
         wait_for(&watch, |counts| counts.done == 2).await;
     };
-    let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+    let report = tokio::time::timeout(TIMEOUT, worker.run(script)).await.unwrap().unwrap();
     assert!(report.drained, "{report:?}");
     assert_eq!(calls.most.load(Ordering::SeqCst), 1);
 }
@@ -217,7 +217,7 @@ async fn a_drain_puts_back_what_waits_for_a_slot() {
         calls.go_on.add_permits(100);
     };
     let both = async { tokio::join!(worker.run(calls.is_running()), then).0 };
-    let report = tokio::time::timeout(PATIENCE, both).await.unwrap().unwrap();
+    let report = tokio::time::timeout(TIMEOUT, both).await.unwrap().unwrap();
     assert_eq!((report.drained, report.counts.done, report.put_back), (true, 1, 2), "{report:?}");
     let stats = rig.stats().await;
     assert_eq!((stats.in_flight, stats.ready, stats.totals.acked), (0, 2, 1), "{stats:?}");
@@ -253,7 +253,7 @@ async fn a_drain_waits_for_a_delivery_that_meets_a_duplicate_meanwhile() {
             tokio::task::yield_now().await;
         }
         drop(hold);
-        let report = tokio::time::timeout(PATIENCE, running).await.unwrap().unwrap().unwrap();
+        let report = tokio::time::timeout(TIMEOUT, running).await.unwrap().unwrap().unwrap();
         assert_eq!((report.drained, report.put_back), (true, 1), "fifo {fifo}, batch {batch}: {report:?}");
         let states: Vec<_> = rig.messages(rig.queue.as_str()).await.iter().map(|one| one.state).collect();
         let ready = states.iter().filter(|state| **state == MessageState::Ready).count();

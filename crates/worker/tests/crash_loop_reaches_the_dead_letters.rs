@@ -29,7 +29,7 @@ async fn by_panics() {
 }
 
 #[tokio::test]
-async fn by_crashes() {
+async fn crashes_count_as_attempts() {
     for tier in [Tier::AtLeastOnce, Tier::EffectivelyOnce] {
         let rig = Rig::new(dies_after(2, QueueConfig { tier, ..QueueConfig::sqs() })).await;
         let handler = async |_: u32, cx: Cx| -> HandlerOutcome<()> {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::time::{manual_clock, ticking};
-use common::{PATIENCE, Rig, until};
+use common::{Rig, TIMEOUT, until};
 use hapax_core::{EntryId, EntryState, Ledger as _, MessageState, NewMessage, QueueConfig, Tier};
 use hapax_worker::Cx;
 
@@ -17,7 +17,7 @@ const LEASE: Duration = Duration::from_hours(10);
 const STEP: Duration = Duration::from_millis(500);
 
 #[tokio::test]
-async fn what_ends_in_time_is_settled() {
+async fn deliveries_that_end_in_time_are_settled() {
     let rig = Rig::tier(Tier::AtLeastOnce).await;
     for _ in 0..4 {
         rig.send(NewMessage::new("1")).await;
@@ -44,7 +44,7 @@ async fn what_ends_in_time_is_settled() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_does_not_is_put_back_or_left() {
+async fn deliveries_past_the_drain_timeout_are_put_back_or_left() {
     for tier in [Tier::AtLeastOnce, Tier::EffectivelyOnce] {
         let clock = manual_clock();
         let rig = Rig::on_clock(QueueConfig { tier, ..QueueConfig::sqs() }, clock.clone()).await;
@@ -67,7 +67,7 @@ async fn what_does_not_is_put_back_or_left() {
         let builder = rig.builder().handler(handler).clock(clock.clone()).drain(Duration::from_secs(10));
         let worker = builder.lease(LEASE).build().await.unwrap();
         let stop = async { until("both run", async || started.load(Ordering::SeqCst) == 2).await };
-        let stopping = tokio::time::timeout(PATIENCE, worker.run(stop));
+        let stopping = tokio::time::timeout(TIMEOUT, worker.run(stop));
         let report = ticking(&clock, STEP, stopping).await.expect("the bound holds").unwrap();
         assert_eq!((report.drained, report.put_back, report.left), (false, 1, 1), "{tier:?}: {report:?}");
         let found = |word: &str, all: &[hapax_core::MessageView]| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::time::manual_clock;
-use common::{PATIENCE, Rig, until, wait_for};
+use common::{Rig, TIMEOUT, until, wait_for};
 use hapax_core::{Clock as _, MessageState, MessageView, NewMessage, QueueConfig, QueueKind, Tier};
 use hapax_worker::{Cx, HandlerOutcome, StopWhen};
 use tokio::sync::Notify;
@@ -58,7 +58,7 @@ async fn woken(config: QueueConfig, groups: [Option<&str>; 2], concurrency: usiz
         go_on.notify_one();
         wait_for(&watch, |counts| counts.replayed == 1).await;
     };
-    let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+    let report = tokio::time::timeout(TIMEOUT, worker.run(script)).await.unwrap().unwrap();
     assert!(report.drained, "{report:?}");
     assert_eq!((report.counts.done, report.counts.replayed), (1, 1));
     assert_eq!(report.counts.deferred, 0, "it was woken; it did not come back to ask again");
@@ -100,7 +100,7 @@ fn other(group: Option<&str>) -> NewMessage {
 
 /// What waits for a running duplicate holds no slot, so another message runs meanwhile; and at its end the worker puts
 /// it back at once instead of waiting for the duplicate. No time passes: what waits for some to pass hangs.
-async fn in_nobodys_way(config: QueueConfig, batch: bool, duplicates: usize) {
+async fn holds_no_slot(config: QueueConfig, batch: bool, duplicates: usize) {
     let fifo = config.is_fifo();
     let clock = manual_clock();
     let rig = Rig::on_clock(QueueConfig { tier: Tier::EffectivelyOnce, ..config }, clock.clone()).await;
@@ -125,29 +125,29 @@ async fn in_nobodys_way(config: QueueConfig, batch: bool, duplicates: usize) {
         rig.send(other(in_group("other"))).await;
         wait_for(&watch, |counts| counts.done == 1).await;
     };
-    let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+    let report = tokio::time::timeout(TIMEOUT, worker.run(script)).await.unwrap().unwrap();
     assert!(report.drained, "{report:?}");
     assert_eq!((report.counts.done, report.counts.replayed), (1, 0), "{report:?}");
     elsewhere.abort();
 }
 
 #[tokio::test]
-async fn a_duplicate_that_waits_is_in_nobodys_way() {
-    in_nobodys_way(QueueConfig::sqs(), false, 1).await;
-    in_nobodys_way(QueueConfig::sqs(), true, 1).await;
+async fn a_waiting_duplicate_holds_no_slot() {
+    holds_no_slot(QueueConfig::sqs(), false, 1).await;
+    holds_no_slot(QueueConfig::sqs(), true, 1).await;
 }
 
 #[tokio::test]
-async fn nor_in_a_fifo_queue() {
-    in_nobodys_way(QueueConfig::fifo(), false, 1).await;
-    in_nobodys_way(QueueConfig::fifo(), true, 1).await;
+async fn a_waiting_duplicate_of_a_fifo_queue_holds_no_slot() {
+    holds_no_slot(QueueConfig::fifo(), false, 1).await;
+    holds_no_slot(QueueConfig::fifo(), true, 1).await;
 }
 
 #[tokio::test]
-async fn nor_are_many_of_them() {
-    in_nobodys_way(QueueConfig::sqs(), false, 30).await;
-    in_nobodys_way(QueueConfig::fifo(), false, 30).await;
-    in_nobodys_way(QueueConfig::fifo(), true, 30).await;
+async fn many_waiting_duplicates_hold_no_slot() {
+    holds_no_slot(QueueConfig::sqs(), false, 30).await;
+    holds_no_slot(QueueConfig::fifo(), false, 30).await;
+    holds_no_slot(QueueConfig::fifo(), true, 30).await;
 }
 
 /// On a clock that stands still, so that no token is added: only what starts uses one up.
@@ -171,7 +171,7 @@ async fn a_duplicate_uses_no_start_of_the_rate() {
         let script = async {
             wait_for(&watch, |counts| counts.done == 1).await;
         };
-        let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+        let report = tokio::time::timeout(TIMEOUT, worker.run(script)).await.unwrap().unwrap();
         assert_eq!((report.counts.done, report.counts.replayed), (1, 0), "{report:?}");
         elsewhere.abort();
     }
@@ -208,7 +208,7 @@ async fn a_duplicate_without_room_to_wait_does_not_spin() {
                 }
             }
         };
-        let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+        let report = tokio::time::timeout(TIMEOUT, worker.run(script)).await.unwrap().unwrap();
         assert_eq!(report.counts.delivered, 1 + 4 * 9, "{report:?}");
         elsewhere.abort();
     }
@@ -233,7 +233,7 @@ async fn a_worker_that_stops_when_its_queue_is_empty_waits_for_duplicates() {
         .build()
         .await
         .unwrap();
-    let report = tokio::time::timeout(PATIENCE, worker.run(std::future::pending())).await.unwrap().unwrap();
+    let report = tokio::time::timeout(TIMEOUT, worker.run(std::future::pending())).await.unwrap().unwrap();
     assert!(report.drained, "{report:?}");
     assert_eq!((report.counts.done, report.counts.replayed), (2, 4), "{report:?}");
     let settled = settled.lock().unwrap();
@@ -250,7 +250,7 @@ async fn a_worker_that_stops_after_one_leaves_the_rest() {
     }
     let builder = rig.builder().handler(async |_: u32, _: Cx| {}).stop_when(StopWhen::AfterOne);
     let worker = builder.build().await.unwrap();
-    let report = tokio::time::timeout(PATIENCE, worker.run(std::future::pending())).await.unwrap().unwrap();
+    let report = tokio::time::timeout(TIMEOUT, worker.run(std::future::pending())).await.unwrap().unwrap();
     assert_eq!((report.counts.delivered, report.counts.done), (1, 1), "{report:?}");
     assert_eq!(rig.stats().await.ready, 2);
 }

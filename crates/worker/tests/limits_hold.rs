@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::time::{manual_clock, ticking};
-use common::{PATIENCE, Rig, run_until, until, wait_for};
+use common::{Rig, TIMEOUT, run_until, until, wait_for};
 use hapax_core::{
     DedupId, EntryId, EntryState, GroupId, Ledger as _, ManualClock, NewMessage, OnDoubt, QueueConfig, Tier,
 };
@@ -69,13 +69,13 @@ async fn per_group(tier: Tier, hot: usize) {
 }
 
 #[tokio::test]
-async fn at_most_so_many_of_a_group_at_once() {
+async fn runs_per_group_are_limited() {
     per_group(Tier::AtLeastOnce, 30).await;
     per_group(Tier::EffectivelyOnce, 30).await;
 }
 
 #[tokio::test]
-async fn at_most_so_many_a_second() {
+async fn starts_per_second_are_limited() {
     let rig = Rig::tier(Tier::AtLeastOnce).await;
     for _ in 0..30 {
         rig.send(NewMessage::new("1")).await;
@@ -125,7 +125,7 @@ async fn what_goes_back_behind_a_retry_uses_no_start() {
         }
         wait_for(&watch, |counts| counts.done == 2).await;
     };
-    let ended = tokio::time::timeout(PATIENCE, worker.run(script)).await;
+    let ended = tokio::time::timeout(TIMEOUT, worker.run(script)).await;
     let counts = counters.counts();
     assert!(ended.is_ok(), "one start was used of three: {counts:?}");
     assert_eq!((counts.retried, counts.done), (1, 2), "{counts:?}");
@@ -166,7 +166,7 @@ async fn a_run_is_stopped_when_its_time_is_over() {
             clock.advance_ms(RUN_MAX.as_millis() as u64);
             wait_for(&watch, |counts| counts.done == 1 || counts.parked == 1).await;
         };
-        let report = tokio::time::timeout(PATIENCE, worker.run(script)).await.unwrap().unwrap();
+        let report = tokio::time::timeout(TIMEOUT, worker.run(script)).await.unwrap().unwrap();
         assert!(dropped.load(Ordering::SeqCst));
         assert_eq!((report.counts.timeouts, report.counts.lost_leases), (1, 0), "{report:?}");
         let entry =

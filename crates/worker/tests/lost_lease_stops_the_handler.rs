@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::time::{claim_left_ms, manual_clock, pass_leases, ticking};
-use common::{PATIENCE, Rig, TestSource, until, wait_for};
+use common::{Rig, TIMEOUT, TestSource, until, wait_for};
 use hapax_core::{
     Claim, ClaimEnding, ClaimRequest, EndClaim, EntryId, EntryState, Json, Ledger as _, ManualClock,
     NewMessage, QueueConfig, QueueStore as _, Receive, RecordedOutcome, Settle, Settled, Tier,
@@ -35,7 +35,7 @@ impl Drop for Canary {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_its_next_await_and_its_settle_is_refused() {
+async fn a_handler_stops_at_its_next_await_and_its_settle_is_refused() {
     let (clock, rig) = rig(Tier::AtLeastOnce).await;
     rig.send(NewMessage::new("1")).await;
     let source = TestSource::new(&rig);
@@ -77,7 +77,7 @@ async fn at_its_next_await_and_its_settle_is_refused() {
         let acked = rig.store.settle(&rig.queue, vec![Settle::ack(successor.receipt)]).await.unwrap();
         assert_eq!(acked, [Ok(Settled::Acked)]);
     };
-    let running = tokio::time::timeout(PATIENCE, worker.run(steal));
+    let running = tokio::time::timeout(TIMEOUT, worker.run(steal));
     let report = ticking(&clock, STEP, running).await.unwrap().unwrap();
     assert_eq!((report.counts.done, report.counts.stale_settles), (0, 1), "{report:?}");
 }
@@ -138,7 +138,7 @@ async fn a_zombies_outcome_is_refused_and_its_message_replays_the_successors() {
         assert_eq!(ledger.end(vec![end]).await.unwrap(), [Ok(())]);
         wait_for(&watch, |counts| counts.replayed == 1).await;
     };
-    let running = tokio::time::timeout(PATIENCE, worker.run(take_over));
+    let running = tokio::time::timeout(TIMEOUT, worker.run(take_over));
     let report = ticking(&clock, STEP, running).await.unwrap().unwrap();
     assert_eq!(report.counts.stale_settles, 1, "{report:?}");
     let outcome = rig.elsewhere.entry(&id).await.unwrap().unwrap().outcome.unwrap();
@@ -146,7 +146,7 @@ async fn a_zombies_outcome_is_refused_and_its_message_replays_the_successors() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn but_a_claim_is_kept_when_its_delivery_cannot_be_kept_any_longer() {
+async fn a_claim_is_renewed_after_its_delivery_reached_the_longest_lease() {
     let (clock, rig) = rig(Tier::EffectivelyOnce).await;
     rig.send(NewMessage::new("1")).await;
     let source = TestSource::new(&rig);
@@ -176,6 +176,6 @@ async fn but_a_claim_is_kept_when_its_delivery_cannot_be_kept_any_longer() {
         let acked = until("it is acked", async || rig.stats().await.totals.acked == 1);
         ticking(&clock, STEP, acked).await;
     };
-    tokio::time::timeout(PATIENCE, worker.run(acked)).await.unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, worker.run(acked)).await.unwrap().unwrap();
     assert_eq!(runs.load(Ordering::SeqCst), 1);
 }

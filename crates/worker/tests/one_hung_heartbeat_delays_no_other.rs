@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PATIENCE, Rig, TestSource, until};
+use common::{Rig, TIMEOUT, TestSource, until};
 use hapax_core::{Clock as _, ManualClock, MessageId, NewMessage, QueueConfig, Tier};
 use hapax_worker::{Cx, HandlerOutcome};
 use tokio::sync::watch;
@@ -67,7 +67,7 @@ async fn hang(tier: Tier) -> (u64, u64) {
     let running = worker.run(async {
         let _ = stopped.send(stop.await);
     });
-    tokio::time::timeout(PATIENCE, running).await.unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, running).await.unwrap().unwrap();
     stop_now.await.unwrap()
 }
 

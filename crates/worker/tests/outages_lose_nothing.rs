@@ -168,7 +168,7 @@ async fn a_worker_whose_queue_is_deleted_says_so() {
     let worker = rig.builder().handler(handler).build().await.unwrap();
     let running = tokio::spawn(worker.run(std::future::pending()));
     hapax_core::QueueAdmin::delete_queue(&*rig.store, &rig.queue).await.unwrap();
-    let stopped = tokio::time::timeout(common::PATIENCE, running).await.unwrap().unwrap().unwrap_err();
+    let stopped = tokio::time::timeout(common::TIMEOUT, running).await.unwrap().unwrap().unwrap_err();
     assert_eq!(stopped.error.code(), "no-such-queue");
     assert!(stopped.report.drained && stopped.to_string().contains("queue jobs"), "{stopped}");
 }

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{PATIENCE, Rig, until};
+use common::{Rig, TIMEOUT, until};
 use hapax_core::{
     Batch, Delivery, Extend, NewMessage, QueueSource, Receive, RemainingLease, Settle, SettleError, Settled,
     Source, SourceDescription, StoreError, Tier,
@@ -85,7 +85,7 @@ async fn a_retry_between_the_answer_and_the_look() {
             put_back.notify_one();
             std::future::pending::<()>().await;
         };
-        let report = tokio::time::timeout(PATIENCE, worker.run(idle)).await.unwrap().unwrap();
+        let report = tokio::time::timeout(TIMEOUT, worker.run(idle)).await.unwrap().unwrap();
         assert_eq!((report.counts.done, rig.stats().await.ready), (1, 0), "{tier:?}: {report:?}");
     }
 }

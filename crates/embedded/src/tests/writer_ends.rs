@@ -17,7 +17,7 @@ async fn started(folder: &std::path::Path) -> Arc<Embedded> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_in_the_writer_answers_those_who_wait_and_turns_others_away() {
+async fn a_panic_in_the_writer_answers_waiting_calls_and_refuses_new_ones() {
     let folder = tempfile::tempdir().unwrap();
     let store = started(folder.path()).await;
     let waiting = tokio::spawn({
@@ -41,7 +41,7 @@ async fn a_panic_in_the_writer_answers_those_who_wait_and_turns_others_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_answers_those_who_wait_and_whoever_closes_second_waits_too() {
+async fn closing_answers_waiting_calls_and_a_second_close_waits() {
     for _ in 0..20 {
         let folder = tempfile::tempdir().unwrap();
         let store = started(folder.path()).await;

@@ -31,7 +31,7 @@ pub fn say(line: &str) {
 /// lines that it printed before it died are also passed to `hear`.
 pub fn kill_child_after(folder: &Path, number: u64, enough: usize, mut hear: impl FnMut(&str) -> bool) {
     let mut child = start_child("child", folder);
-    child.tell(&number.to_string());
+    child.write_line(&number.to_string());
     let mut count = 0;
     while count < enough {
         let line = child.next_line().unwrap_or_else(|| panic!("it ended by itself:\n{}", child.log()));

@@ -18,8 +18,8 @@ impl Disk {
             inode.shm = Shm::default();
         }
         // Temporary files end with the process that had them open.
-        let Self { inodes, names, ghosts, .. } = self;
-        inodes.retain(|id, _| names.values().chain(ghosts.values()).any(|named| named == id));
+        let Self { inodes, names, deleted_unsynced, .. } = self;
+        inodes.retain(|id, _| names.values().chain(deleted_unsynced.values()).any(|named| named == id));
     }
 
     /// There is one directory. As in the unix VFS it is synced when a new file is synced for the first time, and when
@@ -30,7 +30,7 @@ impl Disk {
                 inode.name_durable = true;
             }
         }
-        for (_, id) in std::mem::take(&mut self.ghosts) {
+        for (_, id) in std::mem::take(&mut self.deleted_unsynced) {
             self.forget_if_unused(id);
         }
     }
@@ -45,7 +45,7 @@ impl Disk {
                 survivors.insert(name, id);
             }
         }
-        for (name, id) in std::mem::take(&mut self.ghosts) {
+        for (name, id) in std::mem::take(&mut self.deleted_unsynced) {
             let Some(inode) = self.inodes.get_mut(&id) else { continue };
             if !survivors.contains_key(&name) && self.loss_rng.bool() {
                 inode.medium.lose_power(&mut self.loss_rng);

@@ -19,7 +19,7 @@ use hapax_embedded::{Embedded, Options};
 use hapax_worker::{Counts, Watch, Worker, WorkerBuilder, WorkerReport};
 
 /// Timeout of every wait; only a test that hangs reaches it.
-pub const PATIENCE: Duration = Duration::from_mins(1);
+pub const TIMEOUT: Duration = Duration::from_mins(1);
 
 pub struct Rig {
     pub store: Arc<Embedded>,
@@ -85,7 +85,7 @@ pub fn dies_after(max_attempts: u32, config: QueueConfig) -> QueueConfig {
 
 /// Waits until a condition holds; fails after the timeout.
 pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds().await {
         assert!(Instant::now() < deadline, "it took too long until {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -96,11 +96,11 @@ pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 pub async fn run_until(worker: Worker, enough: impl Fn(&Counts) -> bool) -> WorkerReport {
     let watch = worker.watch();
     let done = async move { wait_for(&watch, enough).await };
-    tokio::time::timeout(PATIENCE, worker.run(done)).await.expect("the worker hangs").unwrap()
+    tokio::time::timeout(TIMEOUT, worker.run(done)).await.expect("the worker hangs").unwrap()
 }
 
 pub async fn wait_for(watch: &Watch, enough: impl Fn(&Counts) -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !enough(&watch.counts()) {
         assert!(Instant::now() < deadline, "it took too long: {:?}", watch.counts());
         tokio::time::sleep(Duration::from_millis(2)).await;

@@ -10,7 +10,7 @@ use hapax_sqlite::SqliteInbox;
 use hapax_worker::{Cx, Point, Worker, WorkerBuilder};
 use rusqlite::{Transaction, params};
 
-use super::{Case, Line, PATIENCE, database, effects, ledger_folder, note, open, queue, store_folder};
+use super::{Case, Line, TIMEOUT, database, effects, ledger_folder, note, open, queue, store_folder};
 
 /// The lease of the killed process. Short, because a crash delays its message by this time.
 const LEASE_KILLED: Duration = Duration::from_millis(500);
@@ -156,7 +156,7 @@ pub async fn child(case: Case) {
         }
     };
     let report =
-        tokio::time::timeout(PATIENCE / 2, worker.run(rest)).await.expect("it takes too long").unwrap();
+        tokio::time::timeout(TIMEOUT / 2, worker.run(rest)).await.expect("it takes too long").unwrap();
     assert!(report.drained, "{report:?}");
     store.close();
     if let Some(ledger) = ledger {

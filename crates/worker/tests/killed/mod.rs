@@ -19,7 +19,7 @@ use hapax_worker::Point;
 use rusqlite::{Connection, OptionalExtension as _};
 
 /// Timeout of every wait; only a test that hangs reaches it.
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 /// Locked for reading while this process has a store open, for writing while it forks: between fork and exec the child
 /// inherits the store's lock, which would then outlive the store.
 static FORK: RwLock<()> = RwLock::new(());
@@ -58,7 +58,7 @@ pub fn run_child(folder: &Path, column: Column, point: Option<Point>, what: &str
         let _alone = FORK.write().unwrap();
         command.spawn().unwrap()
     };
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
@@ -237,7 +237,7 @@ pub fn inspect(folder: &Path, column: Column) -> Found {
 }
 
 fn entry(ledger: &Embedded, id: &EntryId) -> (Option<String>, Option<String>) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let entry = loop {
         // Each time its store is opened, an open claim gets a full lease again.
         match block_on(ledger.entry(id)).unwrap() {
