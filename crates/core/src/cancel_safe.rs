@@ -44,7 +44,7 @@ use crate::message::Delivery;
 use crate::store::Receive;
 
 /// Work that runs to its end without its caller.
-pub type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub type DetachedTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// One receive of a store. It is dropped when the receive is over: its deliveries were handed to the caller or given
 /// back, or there were none.
@@ -70,7 +70,7 @@ pub trait Fetch: Send + Sync + 'static {
 pub async fn receive<F: Fetch>(
     receive: &Receive,
     fetch: F,
-    spawn: impl Fn(Work) + Clone + Send + 'static,
+    spawn: impl Fn(DetachedTask) + Clone + Send + 'static,
 ) -> Result<Vec<Delivery>, StoreError> {
     let (sender, receiver) = oneshot::channel();
     let give_back = !receive.ack_on_receive && receive.attempt_id.is_none();
@@ -81,7 +81,7 @@ pub async fn receive<F: Fetch>(
     }
 }
 
-async fn run<F: Fetch, S: Fn(Work) + Send + 'static>(
+async fn run<F: Fetch, S: Fn(DetachedTask) + Send + 'static>(
     fetch: F,
     give_back: bool,
     spawn: S,
@@ -98,19 +98,19 @@ async fn run<F: Fetch, S: Fn(Work) + Send + 'static>(
 }
 
 /// Deliveries on their way to the caller. Dropped, they are given back.
-struct GiveBackGuard<F: Fetch, S: Fn(Work)> {
+struct GiveBackGuard<F: Fetch, S: Fn(DetachedTask)> {
     fetched: Option<(F, Vec<Delivery>)>,
     give_back: bool,
     spawn: S,
 }
 
-impl<F: Fetch, S: Fn(Work)> GiveBackGuard<F, S> {
+impl<F: Fetch, S: Fn(DetachedTask)> GiveBackGuard<F, S> {
     fn take(mut self) -> Vec<Delivery> {
         self.fetched.take().map(|(_, deliveries)| deliveries).unwrap_or_default()
     }
 }
 
-impl<F: Fetch, S: Fn(Work)> Drop for GiveBackGuard<F, S> {
+impl<F: Fetch, S: Fn(DetachedTask)> Drop for GiveBackGuard<F, S> {
     fn drop(&mut self) {
         let Some((fetch, deliveries)) = self.fetched.take() else { return };
         if self.give_back && !deliveries.is_empty() {

@@ -102,9 +102,9 @@ fn serve(db: Connection, shared: &SharedRequests) {
         let mut state = lock(shared);
         state.asked = false;
         match ran {
-            Ok(Pass::Ran) => state.done = true,
+            Ok(CheckpointPass::Ran) => state.done = true,
             // The writer requests another pass after its next commit.
-            Ok(Pass::Full) => {}
+            Ok(CheckpointPass::Full) => {}
             Err(error) => {
                 // Closing would checkpoint again. A failed fsync must not be retried: the retry may report success
                 // wrongly.
@@ -118,7 +118,7 @@ fn serve(db: Connection, shared: &SharedRequests) {
 
 /// How a pass ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pass {
+pub(crate) enum CheckpointPass {
     Ran,
     /// The database could not grow. Nothing is lost: the WAL still holds all pages, and no fsync failed, so a retry is
     /// safe.
@@ -126,10 +126,10 @@ pub(crate) enum Pass {
 }
 
 /// One pass: copies what it can without blocking readers or writers.
-pub(crate) fn run(db: &Connection) -> rusqlite::Result<Pass> {
+pub(crate) fn run(db: &Connection) -> rusqlite::Result<CheckpointPass> {
     match db.prepare_cached("PRAGMA wal_checkpoint(PASSIVE)")?.query_row([], |_| Ok(())) {
-        Ok(()) => Ok(Pass::Ran),
-        Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => Ok(Pass::Full),
+        Ok(()) => Ok(CheckpointPass::Ran),
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => Ok(CheckpointPass::Full),
         Err(error) => Err(error),
     }
 }

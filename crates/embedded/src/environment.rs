@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use hapax_core::policy::tier::{Finding, Severity};
 use hapax_core::{Examination, QueueName};
 
-use crate::engine::NearBound;
+use crate::engine::NearDoubtLimit;
 use crate::medium::{Medium, medium};
 use crate::storage::sqlite::free_bytes;
 use crate::{DATABASE, Options};
@@ -73,7 +73,7 @@ pub struct Environment {
 
 /// The measurements; `None` for unknown values.
 #[derive(Debug, Default)]
-struct Measured {
+struct Measurements {
     medium: Option<Medium>,
     free_bytes: Option<u64>,
     reserve_bytes: u64,
@@ -95,7 +95,7 @@ impl Environment {
         let log = format!("{DATABASE}-wal");
         let written = [DATABASE, &log].into_iter().filter_map(|name| file(name)?.modified().ok()).max();
         let ahead = written.and_then(|last| last.duration_since(SystemTime::now()).ok());
-        let measured = Measured {
+        let measured = Measurements {
             medium: self.medium.clone(),
             free_bytes: free_bytes(&self.folder),
             reserve_bytes: self.reserve_bytes,
@@ -123,9 +123,9 @@ fn finding(code: &'static str, message: String, remedy: &str) -> Finding {
 }
 
 /// What there is to say about scopes that come near their bound of keys in doubt.
-pub(crate) fn many_in_doubt(near: &[NearBound]) -> Option<Finding> {
+pub(crate) fn many_in_doubt(near: &[NearDoubtLimit]) -> Option<Finding> {
     let max = near.first()?.max;
-    let name = |near: &NearBound| format!("{} ({})", near.scope, near.in_doubt);
+    let name = |near: &NearDoubtLimit| format!("{} ({})", near.scope, near.in_doubt);
     let named: Vec<_> = near.iter().take(SCOPES_NAMED_MAX).map(name).collect();
     let more = near.len() - named.len();
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -137,7 +137,7 @@ pub(crate) fn many_in_doubt(near: &[NearBound]) -> Option<Finding> {
     Some(finding("many-in-doubt", message, remedy))
 }
 
-impl Measured {
+impl Measurements {
     fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut found = |code, message, remedy| findings.push(finding(code, message, remedy));
@@ -182,8 +182,8 @@ impl Measured {
 mod tests {
     use super::*;
 
-    fn sound() -> Measured {
-        Measured {
+    fn sound() -> Measurements {
+        Measurements {
             medium: Some(Medium { kind: "ext4".into(), network: false, volatile: false }),
             free_bytes: Some(128 << 20),
             reserve_bytes: 64 << 20,
@@ -193,9 +193,9 @@ mod tests {
 
     #[test]
     fn each_finding_is_made_alone() {
-        type Change = fn(&mut Measured);
+        type Change = fn(&mut Measurements);
         assert_eq!(sound().findings(), []);
-        assert_eq!(Measured::default().findings(), [], "nothing is known");
+        assert_eq!(Measurements::default().findings(), [], "nothing is known");
         let changes: [Change; 4] = [
             |m| m.medium.as_mut().unwrap().network = true,
             |m| m.medium.as_mut().unwrap().volatile = true,

@@ -21,7 +21,7 @@ use crate::environment::{halted_finding, many_in_doubt};
 use crate::record::Content;
 use crate::storage::sqlite::free_bytes;
 use crate::time::Now;
-use crate::writer::{Done, Op, RawDelivery, SettleOp, no_room};
+use crate::writer::{AfterWave, Op, RawDelivery, SettleOp, no_room};
 use crate::{Embedded, StoreState};
 
 type ReplyReceiver<T> = oneshot::Receiver<Result<T, StoreError>>;
@@ -48,7 +48,7 @@ impl StoreState {
         job: impl FnOnce(&mut Engine, Now) -> T + Send + 'static,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        let job = move |engine: &mut Engine, now: Now| -> Done {
+        let job = move |engine: &mut Engine, now: Now| -> AfterWave {
             let value = job(engine, now);
             Box::new(move |failed| drop(reply.send(failed.map_or(Ok(value), Err))))
         };

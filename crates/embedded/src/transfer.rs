@@ -14,7 +14,7 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 use tokio::sync::oneshot;
 
 use crate::browse::parse_attributes;
-use crate::engine::{ExportStep, PageMessage, PageOf, Undecided, Wait};
+use crate::engine::{ExportStep, GroupWait, PageMessage, PageMetadata, Undecided};
 use crate::ids::Ids;
 use crate::record::{
     Content, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, LedgerRow, MessageRow, State, parked_cause,
@@ -135,7 +135,12 @@ impl Embedded {
     }
 
     /// What memory knows of a page. What its groups wait for is read once per export.
-    async fn page_of(&self, name: QueueName, after: Option<u64>, limit: usize) -> Result<PageOf, AdminError> {
+    async fn page_of(
+        &self,
+        name: QueueName,
+        after: Option<u64>,
+        limit: usize,
+    ) -> Result<PageMetadata, AdminError> {
         let mut read = None;
         loop {
             let (name, waits) = (name.clone(), read.take());
@@ -152,7 +157,7 @@ impl Embedded {
 }
 
 /// The messages of a page, and the places of dead letters that groups wait for.
-fn messages(db: &Connection, ids: &Ids, of: &PageOf) -> rusqlite::Result<ExportPage> {
+fn messages(db: &Connection, ids: &Ids, of: &PageMetadata) -> rusqlite::Result<ExportPage> {
     let sql = format!("SELECT {} FROM message WHERE seq = ?1", storage::MESSAGE_COLUMNS);
     let mut statement = db.prepare_cached(&sql)?;
     let (mut placed, mut bytes, mut upto) = (Vec::new(), 0, of.upto);
@@ -174,7 +179,7 @@ fn messages(db: &Connection, ids: &Ids, of: &PageOf) -> rusqlite::Result<ExportP
         placed.extend(items.into_iter().map(|item| (order, item)));
     }
     let own = of.waits.iter().filter(|wait| upto.is_none_or(|upto| wait.place < upto));
-    placed.extend(own.map(|Wait { place, group, id, .. }| {
+    placed.extend(own.map(|GroupWait { place, group, id, .. }| {
         (*place, ExportedItem::Undecided { group: group.clone(), id: *id })
     }));
     placed.sort_by_key(|(place, _)| *place);
@@ -194,7 +199,7 @@ fn waits_of(
     queue: u32,
     name: &QueueName,
     undecided: Undecided,
-) -> rusqlite::Result<Vec<Wait>> {
+) -> rusqlite::Result<Vec<GroupWait>> {
     let mut waits = Vec::new();
     for (group, seqs) in undecided {
         for seq in seqs {
@@ -207,7 +212,7 @@ fn waits_of(
             }
             let dead = storage::dead(db, seq)?.filter(|dead| dead.source == *name);
             let (place, id) = (dead.map_or(0, |dead| dead.source_order), found.map(|_| ids.id(seq)));
-            waits.push(Wait { place, group: group.clone(), seq, id });
+            waits.push(GroupWait { place, group: group.clone(), seq, id });
         }
     }
     waits.sort_by_key(|wait| wait.place);
@@ -218,7 +223,7 @@ fn waits_of(
 fn exported(
     db: &Connection,
     ids: &Ids,
-    of: &PageOf,
+    of: &PageMetadata,
     row: &MessageRow,
     undecided: bool,
 ) -> rusqlite::Result<Vec<ExportedItem>> {
@@ -270,7 +275,7 @@ fn exported(
 fn dedup(
     db: &Connection,
     ids: &Ids,
-    of: &PageOf,
+    of: &PageMetadata,
     after: Option<u128>,
     limit: usize,
 ) -> rusqlite::Result<ExportPage> {

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use crate::browse::parse_attributes;
 use crate::catalogue::Catalogue;
 use crate::claims::{ClaimWaiters, EndOp, LedgerOp};
-use crate::engine::{Engine, Leased, NearBound, PreparedMessage, Queue, ReceiveRequest};
+use crate::engine::{Engine, Leased, NearDoubtLimit, PreparedMessage, Queue, ReceiveRequest};
 use crate::ids::Ids;
 use crate::receipt::DeliveryRef;
 use crate::record::{BodyRow, Content, FLAG_DEAD, ImportedRow};
@@ -40,9 +40,9 @@ pub(crate) struct RawDelivery {
 }
 
 /// Runs after the wave; the argument is `None` if the wave was committed.
-pub(crate) type Done = Box<dyn FnOnce(Option<StoreError>) + Send>;
+pub(crate) type AfterWave = Box<dyn FnOnce(Option<StoreError>) + Send>;
 /// Runs inside the wave and returns what to do after it.
-pub(crate) type Job = Box<dyn FnOnce(&mut Engine, Now) -> Done + Send>;
+pub(crate) type EngineJob = Box<dyn FnOnce(&mut Engine, Now) -> AfterWave + Send>;
 
 /// An operation for the writer.
 pub(crate) enum Op {
@@ -82,7 +82,7 @@ pub(crate) enum Op {
         items: Vec<PreparedItem>,
         reply: Reply<Vec<Result<Imported, SendError>>>,
     },
-    Job(Job),
+    Job(EngineJob),
 }
 
 /// Ends a delivery, and its claim if one was made for it.
@@ -149,8 +149,8 @@ enum PendingReply {
     Extended(Reply<Vec<Result<RemainingLease, SettleError>>>, Vec<Result<RemainingLease, SettleError>>),
     Imported(Reply<Vec<Result<Imported, SendError>>>, Vec<Result<Imported, SendError>>),
     /// Of the ledger: run with the error, if there was one.
-    Ledger(Done),
-    Job(Done),
+    Ledger(AfterWave),
+    Job(AfterWave),
 }
 
 /// A wave takes at most so many operations, so that its transaction stays short.
@@ -297,7 +297,7 @@ impl<S: Storage> Writer<S> {
                 let _ = waiter.reply.send(Ok(Vec::new()));
             }
         }
-        for NearBound { scope, in_doubt, max } in self.engine.take_alarms() {
+        for NearDoubtLimit { scope, in_doubt, max } in self.engine.take_alarms() {
             tracing::warn!(
                 %scope, in_doubt, max,
                 "keys of this scope are in doubt; at the maximum its new keys are refused: resolve some"

@@ -68,7 +68,7 @@ async fn child() {
 
 /// The output of the killed processes.
 #[derive(Default)]
-struct Heard {
+struct ChildOutput {
     next: u64,
     there: BTreeSet<u64>,
     maybe_sent: BTreeSet<u64>,
@@ -78,8 +78,8 @@ struct Heard {
     fences: BTreeSet<u64>,
 }
 
-impl Heard {
-    fn hear(&mut self, line: &str) -> bool {
+impl ChildOutput {
+    fn read_line(&mut self, line: &str) -> bool {
         let words: Vec<_> = line.split(' ').collect();
         let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
         let (Some(what), Some(value)) = (words.first(), number(1)) else { return false };
@@ -152,11 +152,11 @@ async fn killed_under_load_many_times() {
     }
     let mut rng = fastrand::Rng::with_seed(seed(9));
     let folder = tempfile::tempdir().unwrap();
-    let mut heard = Heard::default();
+    let mut output = ChildOutput::default();
     for _ in 0..if long() { 1_000 } else { 40 } {
-        kill_child_after(folder.path(), heard.next, rng.usize(1..400), |line| heard.hear(line));
-        heard.check(&messages(folder.path()).await);
+        kill_child_after(folder.path(), output.next, rng.usize(1..400), |line| output.read_line(line));
+        output.check(&messages(folder.path()).await);
     }
-    println!("{} sent, {} acked, {} there", heard.next, heard.acked.len(), heard.there.len());
-    assert!(heard.acked.len() > 50 && heard.next > 500, "little happened");
+    println!("{} sent, {} acked, {} there", output.next, output.acked.len(), output.there.len());
+    assert!(output.acked.len() > 50 && output.next > 500, "little happened");
 }

@@ -81,7 +81,7 @@ async fn child() {
 
 /// The output of the killed processes.
 #[derive(Default)]
-struct Heard {
+struct ChildOutput {
     next: u64,
     sent: BTreeSet<u64>,
     maybe_sent: BTreeSet<u64>,
@@ -89,8 +89,8 @@ struct Heard {
     completed: BTreeSet<u64>,
 }
 
-impl Heard {
-    fn hear(&mut self, line: &str) -> bool {
+impl ChildOutput {
+    fn read_line(&mut self, line: &str) -> bool {
         let words: Vec<_> = line.split(' ').collect();
         let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
         let (Some(what), Some(value)) = (words.first(), number(1)) else { return false };
@@ -147,13 +147,13 @@ async fn acks_and_completions_are_there_both_or_neither() {
     }
     let mut rng = fastrand::Rng::with_seed(seed(5));
     let folder = tempfile::tempdir().unwrap();
-    let mut heard = Heard::default();
+    let mut output = ChildOutput::default();
     for _ in 0..if long() { 1_000 } else { 30 } {
-        kill_child_after(folder.path(), heard.next, rng.usize(1..300), |line| heard.hear(line));
+        kill_child_after(folder.path(), output.next, rng.usize(1..300), |line| output.read_line(line));
 
         let (messages, entries) = found(folder.path()).await;
         let state = |number: &u64| entries.get(number).map(|(state, _)| *state);
-        for number in &heard.sent {
+        for number in &output.sent {
             let (there, completed) =
                 (messages.contains(number), state(number) == Some(EntryState::Completed));
             assert!(there != completed, "message {number}: there {there}, completed {completed}");
@@ -166,11 +166,11 @@ async fn acks_and_completions_are_there_both_or_neither() {
                 "message {number} is {state:?}, there: {there}"
             );
         }
-        for (number, fence) in &heard.granted {
+        for (number, fence) in &output.granted {
             assert_eq!(entries.get(number).map(|(_, fence)| fence), Some(fence), "an answered claim is lost");
         }
-        assert!(heard.completed.iter().all(|number| state(number) == Some(EntryState::Completed)));
+        assert!(output.completed.iter().all(|number| state(number) == Some(EntryState::Completed)));
     }
-    println!("{} sent, {} granted, {} completed", heard.next, heard.granted.len(), heard.completed.len());
-    assert!(heard.completed.len() > 50, "little happened");
+    println!("{} sent, {} granted, {} completed", output.next, output.granted.len(), output.completed.len());
+    assert!(output.completed.len() > 50, "little happened");
 }

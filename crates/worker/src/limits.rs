@@ -185,11 +185,11 @@ pub(crate) struct PerKey {
     of: KeyOf,
     max: usize,
     waiting_max: usize,
-    state: Mutex<Keys>,
+    state: Mutex<KeyCounts>,
 }
 
 #[derive(Default)]
-struct Keys {
+struct KeyCounts {
     running: HashMap<String, usize>,
     waiting: HashMap<String, VecDeque<Arc<Job>>>,
     waiting_count: usize,
@@ -210,7 +210,7 @@ impl PerKey {
         Self { of, max, waiting_max, state: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Keys> {
+    fn lock(&self) -> MutexGuard<'_, KeyCounts> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -16,13 +16,13 @@ const MINUTE_MS: u64 = 60_000;
 
 /// The first message sent with an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct DedupEntry {
     pub seq: u64,
     pub order: u64,
     pub sent_ms: u64,
 }
 
-impl From<DedupRow> for Seen {
+impl From<DedupRow> for DedupEntry {
     fn from(row: DedupRow) -> Self {
         Self { seq: row.seq, order: row.order, sent_ms: row.sent_ms }
     }
@@ -49,7 +49,7 @@ pub(super) fn key(config: &QueueConfig, message: &PreparedMessage) -> Option<u12
 
 #[derive(Debug, Default)]
 pub(crate) struct Dedup {
-    recent: HashMap<u128, Seen>,
+    recent: HashMap<u128, DedupEntry>,
     /// Keys of `recent` by age; the first is the oldest.
     by_age: BTreeSet<(u64, u128)>,
     /// How many rows the index has for each minute, to prune without looking; never 0.
@@ -57,12 +57,12 @@ pub(crate) struct Dedup {
 }
 
 impl Dedup {
-    pub fn seen(&self, key: u128, now_ms: u64) -> Option<Seen> {
+    pub fn seen(&self, key: u128, now_ms: u64) -> Option<DedupEntry> {
         self.recent.get(&key).copied().filter(|seen| policy::is_duplicate(seen.sent_ms, MEMORY_MS, now_ms))
     }
 
     /// Takes a row into memory. Rows of an import come in any order of `sent_ms`.
-    pub fn add(&mut self, row: DedupRow) -> Option<Seen> {
+    pub fn add(&mut self, row: DedupRow) -> Option<DedupEntry> {
         self.count(row.sent_ms / MINUTE_MS, 1);
         self.by_age.insert((row.sent_ms, row.key));
         self.recent.insert(row.key, row.into())
@@ -73,7 +73,7 @@ impl Dedup {
         *self.minutes.entry(minute).or_default() += rows;
     }
 
-    pub(super) fn undo_add(&mut self, key: u128, before: Option<Seen>, sent_ms: u64) {
+    pub(super) fn undo_add(&mut self, key: u128, before: Option<DedupEntry>, sent_ms: u64) {
         if before.is_none_or(|seen| seen.sent_ms != sent_ms) {
             self.by_age.remove(&(sent_ms, key));
         }
@@ -98,7 +98,7 @@ impl Dedup {
 
     /// Ids inside their window, in key order.
     #[cfg(test)]
-    pub fn remembered(&self, now_ms: u64) -> Vec<(u128, Seen)> {
+    pub fn remembered(&self, now_ms: u64) -> Vec<(u128, DedupEntry)> {
         let mut seen: Vec<_> =
             self.recent.keys().filter_map(|&key| Some((key, self.seen(key, now_ms)?))).collect();
         seen.sort_unstable_by_key(|(key, _)| *key);

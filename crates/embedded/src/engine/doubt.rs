@@ -24,7 +24,7 @@ const CALM_PERCENT: u64 = 50;
 
 /// A scope that is near its bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NearBound {
+pub(crate) struct NearDoubtLimit {
     pub scope: Scope,
     pub in_doubt: u64,
     pub max: u64,
@@ -39,7 +39,7 @@ struct ScopeCount {
     alarmed: bool,
 }
 
-pub(super) struct Doubts {
+pub(super) struct DoubtCounts {
     per_scope_max: u64,
     scopes: HashMap<Scope, ScopeCount>,
     /// Held entries by the end of their lease.
@@ -48,10 +48,10 @@ pub(super) struct Doubts {
     open: u64,
     in_doubt: u64,
     /// Scopes whose alarm is still to be logged.
-    alarms: Vec<NearBound>,
+    alarms: Vec<NearDoubtLimit>,
 }
 
-impl Default for Doubts {
+impl Default for DoubtCounts {
     fn default() -> Self {
         Self {
             per_scope_max: PER_SCOPE_MAX_DEFAULT,
@@ -72,7 +72,7 @@ fn held_until_ms(row: &LedgerRow) -> Option<u64> {
     }
 }
 
-impl Doubts {
+impl DoubtCounts {
     pub fn set_per_scope_max(&mut self, max: u64) {
         self.per_scope_max = max.max(1);
     }
@@ -95,7 +95,7 @@ impl Doubts {
         if !count.alarmed && is_near(count.in_doubt, self.per_scope_max) {
             count.alarmed = true;
             let (in_doubt, max) = (count.in_doubt, self.per_scope_max);
-            self.alarms.push(NearBound { scope: row.id.scope.clone(), in_doubt, max });
+            self.alarms.push(NearDoubtLimit { scope: row.id.scope.clone(), in_doubt, max });
         }
     }
 
@@ -164,18 +164,18 @@ impl Doubts {
     }
 
     /// Scopes that are near their bound, those with most in doubt first.
-    pub fn near_bound(&self) -> Vec<NearBound> {
+    pub fn near_bound(&self) -> Vec<NearDoubtLimit> {
         let max = self.per_scope_max;
         let near = self.scopes.iter().filter(|(_, count)| is_near(count.in_doubt, max));
         let mut near: Vec<_> = near
-            .map(|(scope, count)| NearBound { scope: scope.clone(), in_doubt: count.in_doubt, max })
+            .map(|(scope, count)| NearDoubtLimit { scope: scope.clone(), in_doubt: count.in_doubt, max })
             .collect();
         near.sort_by(|a, b| b.in_doubt.cmp(&a.in_doubt).then_with(|| a.scope.cmp(&b.scope)));
         near
     }
 
     /// Alarms that were raised since the last call.
-    pub fn take_alarms(&mut self) -> Vec<NearBound> {
+    pub fn take_alarms(&mut self) -> Vec<NearDoubtLimit> {
         std::mem::take(&mut self.alarms)
     }
 

@@ -12,7 +12,7 @@ use hapax_core::{
     RemainingLease, Resolution, ResolveError, TokenError, policy,
 };
 
-use super::doubt::{Doubts, NearBound};
+use super::doubt::{DoubtCounts, NearDoubtLimit};
 use super::{Engine, Undo};
 use crate::receipt::DeliveryRef;
 use crate::record::{FLAG_KEYED, LedgerRow, Record, Tally, parked_cause};
@@ -35,11 +35,11 @@ const BY_BYTES_MAX: usize = 256;
 /// The open entries, and totals over all entries.
 #[derive(Default)]
 pub(super) struct Entries {
-    open: HashMap<u128, Open>,
+    open: HashMap<u128, OpenEntry>,
     /// Open entries by the time when to check whether they can be pruned.
     prune_schedule: BTreeSet<(u64, u128)>,
     /// Open entries by scope, and those in doubt.
-    pub doubts: Doubts,
+    pub doubts: DoubtCounts,
     /// Rows in the storage.
     pub tally: Tally,
     stats: LedgerStats,
@@ -48,7 +48,7 @@ pub(super) struct Entries {
     pruned_ms: u64,
 }
 
-struct Open {
+struct OpenEntry {
     row: LedgerRow,
     /// Its time in `prune_schedule`.
     prune_check_ms: Option<u64>,
@@ -76,7 +76,7 @@ impl Entries {
         }
         if let Some(row) = row {
             self.doubts.add(hash, &row);
-            self.open.insert(hash, Open { row, prune_check_ms });
+            self.open.insert(hash, OpenEntry { row, prune_check_ms });
         }
         self.prune_schedule.extend(prune_check_ms.map(|at_ms| (at_ms, hash)));
         before.map(|before| before.row)
@@ -103,11 +103,11 @@ impl Entries {
         self.next_prune_ms().into_iter().chain(self.doubts.next_ms()).min()
     }
 
-    pub fn no_changes(&self) -> Changes {
-        Changes { tally: self.tally, stats: self.stats, ..Changes::default() }
+    pub fn no_changes(&self) -> LedgerChanges {
+        LedgerChanges { tally: self.tally, stats: self.stats, ..LedgerChanges::default() }
     }
 
-    pub fn take_back(&mut self, changes: &Changes) {
+    pub fn take_back(&mut self, changes: &LedgerChanges) {
         (self.tally, self.stats) = (changes.tally, changes.stats);
         // The entries that this wave was to prune still exist.
         (self.prune_ms, self.pruned_ms) = (Some(0), 0);
@@ -130,7 +130,7 @@ impl Entries {
 
 /// A wave's changes to the ledger.
 #[derive(Default)]
-pub(crate) struct Changes {
+pub(crate) struct LedgerChanges {
     /// Entries that ended in this wave; `None` for removed ones. The storage does not have these changes yet.
     ended: HashMap<u128, Option<LedgerRow>>,
     /// Entries whose holder released them in this wave; waiting claims are retried.
@@ -145,7 +145,7 @@ pub(crate) struct Changes {
     stats: LedgerStats,
 }
 
-impl Changes {
+impl LedgerChanges {
     pub fn tally_before(&self) -> Tally {
         self.tally
     }
@@ -254,7 +254,7 @@ impl Engine {
 
     /// Whether an entry is in doubt, as memory knows it: every open one is there.
     pub fn is_in_doubt(&self, now: Now, hash: u128) -> bool {
-        let state = |open: &Open| open.row.entry.state(now.ms());
+        let state = |open: &OpenEntry| open.row.entry.state(now.ms());
         self.ledger.open.get(&hash).is_some_and(|open| state(open) == EntryState::InDoubt)
     }
 
@@ -360,12 +360,12 @@ impl Engine {
     }
 
     /// Scopes that are near their bound.
-    pub fn near_bound(&self) -> Vec<NearBound> {
+    pub fn near_bound(&self) -> Vec<NearDoubtLimit> {
         self.ledger.doubts.near_bound()
     }
 
     /// Scopes that have come near their bound since the last call.
-    pub fn take_alarms(&mut self) -> Vec<NearBound> {
+    pub fn take_alarms(&mut self) -> Vec<NearDoubtLimit> {
         self.ledger.doubts.take_alarms()
     }
 

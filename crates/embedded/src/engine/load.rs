@@ -14,7 +14,7 @@ use crate::time::Now;
 const SEQ_END: u64 = 1 << 60;
 
 /// One row read from the storage.
-pub(crate) enum Loaded {
+pub(crate) enum LoadedRow {
     Queue(QueueRow),
     /// `damaged` is set if the row's checksum does not match.
     Message {
@@ -27,7 +27,7 @@ pub(crate) enum Loaded {
         group: GroupId,
         seq: u64,
     },
-    /// A deduplication id recent enough for memory; ascending by `sent_ms`, after [`Loaded::DedupMinute`].
+    /// A deduplication id recent enough for memory; ascending by `sent_ms`, after [`LoadedRow::DedupMinute`].
     Dedup {
         queue: u32,
         row: DedupRow,
@@ -133,10 +133,10 @@ impl Loader {
         }
     }
 
-    pub fn add(&mut self, loaded: Loaded) {
+    pub fn add(&mut self, loaded: LoadedRow) {
         let engine = &mut self.engine;
         match loaded {
-            Loaded::Queue(row) => {
+            LoadedRow::Queue(row) => {
                 let at = row.id as usize;
                 if engine.queues.len() <= at {
                     engine.queues.resize_with(at + 1, || None);
@@ -154,8 +154,8 @@ impl Loader {
                 queue.paused = row.paused;
                 engine.queues[at] = Some(Box::new(queue));
             }
-            Loaded::Message { row, damaged } => self.add_message(row, damaged),
-            Loaded::Halted { queue, group, seq } => {
+            LoadedRow::Message { row, damaged } => self.add_message(row, damaged),
+            LoadedRow::Halted { queue, group, seq } => {
                 if let Some(queue) = engine.queues.get_mut(queue as usize).and_then(Option::as_mut) {
                     let at = queue.table.groups.intern(Some(&group));
                     queue.table.set_undecided(at, seq, true);
@@ -164,27 +164,27 @@ impl Loader {
                     }
                 }
             }
-            Loaded::Dedup { queue, row } => {
+            LoadedRow::Dedup { queue, row } => {
                 if let Some(queue) = engine.queues.get_mut(queue as usize).and_then(Option::as_mut) {
                     queue.dedup.add(row);
                 }
             }
-            Loaded::DedupMinute { queue, minute, rows } => {
+            LoadedRow::DedupMinute { queue, minute, rows } => {
                 if let Some(queue) = engine.queues.get_mut(queue as usize).and_then(Option::as_mut) {
                     queue.dedup.count(minute, rows);
                 }
             }
-            Loaded::Attempt { queue, row } => {
+            LoadedRow::Attempt { queue, row } => {
                 if let Some(queue) = engine.queues.get_mut(queue as usize).and_then(Option::as_mut) {
                     queue.attempts.set(row.key, Some(row));
                 }
             }
-            Loaded::DeletedQueue { name, at_ms } => drop(engine.deletions.insert(name, at_ms)),
-            Loaded::Document(document) => engine.documents.load(document),
-            Loaded::Redrive { task, upto, cursor } => self.redrives.push((task, upto, cursor)),
-            Loaded::Entry(row) => engine.ledger.load(row, self.now),
-            Loaded::Released { hash, after } => drop(engine.releases.insert(hash, after)),
-            Loaded::Entries { tally, prune_ms } => engine.ledger.load_counts(tally, prune_ms),
+            LoadedRow::DeletedQueue { name, at_ms } => drop(engine.deletions.insert(name, at_ms)),
+            LoadedRow::Document(document) => engine.documents.load(document),
+            LoadedRow::Redrive { task, upto, cursor } => self.redrives.push((task, upto, cursor)),
+            LoadedRow::Entry(row) => engine.ledger.load(row, self.now),
+            LoadedRow::Released { hash, after } => drop(engine.releases.insert(hash, after)),
+            LoadedRow::Entries { tally, prune_ms } => engine.ledger.load_counts(tally, prune_ms),
         }
     }
 

@@ -30,16 +30,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use hapax_core::{QueueName, StoreError};
 
 pub(crate) use dedup::content_id;
-pub(crate) use doubt::{NearBound, PER_SCOPE_MAX_DEFAULT};
+pub(crate) use doubt::{NearDoubtLimit, PER_SCOPE_MAX_DEFAULT};
 pub(crate) use ledger::{CachedEntry, EntrySnapshot, PRUNE_MAX};
-pub(crate) use load::{Loaded, Loader};
+pub(crate) use load::{LoadedRow, Loader};
 pub(crate) use queue::Queue;
 pub(crate) use receive::{Leased, ReceiveRequest};
 pub(crate) use redrive::Candidate;
 use redrive::Task;
 pub(crate) use send::{PreparedMessage, SenderKey};
 use table::Table;
-pub(crate) use transfer::{ExportStep, PageMessage, PageOf, Undecided, Wait};
+pub(crate) use transfer::{ExportStep, GroupWait, PageMessage, PageMetadata, Undecided};
 
 use crate::record::{Header, MessageMeta, Record};
 use crate::time::Now;
@@ -124,7 +124,7 @@ enum Undo {
     DedupAdded {
         queue: u32,
         key: u128,
-        before: Option<dedup::Seen>,
+        before: Option<dedup::DedupEntry>,
         sent_ms: u64,
     },
     DedupPruned {
@@ -169,7 +169,7 @@ pub(crate) struct Wave {
     /// Rows to delete in small steps once this wave is committed.
     purged: Vec<(u64, u8)>,
     /// The wave's changes to the ledger, except those to open entries.
-    pub ledger: ledger::Changes,
+    pub ledger: ledger::LedgerChanges,
     /// The wave holds a change whose loss in a power cut would break a promise.
     pub durable: bool,
 }

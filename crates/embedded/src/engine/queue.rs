@@ -10,7 +10,7 @@ use super::attempts::Attempts;
 use super::dedup::Dedup;
 use super::groups::Slot;
 use super::table::Table;
-use super::transfer::Wait;
+use super::transfer::GroupWait;
 use super::{Undo, Wave};
 use crate::record::{FLAG_HISTORY, FLAG_KEYED, MessageMeta, MessageRow, QueueRow, Record, State};
 
@@ -28,7 +28,7 @@ pub(crate) struct Queue {
     pub paused: Option<QueuePause>,
     pub table: Table,
     /// What its halted groups wait for in other queues, by place, while it is exported.
-    pub waits: Option<Vec<Wait>>,
+    pub waits: Option<Vec<GroupWait>>,
     pub dedup: Dedup,
     pub totals: QueueTotals,
     /// When this queue next needs attention, as filed in the engine's timers.

@@ -140,7 +140,7 @@ impl Engine {
         let window_ms = queue.config.dedup.window_ms;
         let key = dedup::key(&queue.config, &message);
         if let Some(key) = key {
-            let seen = queue.dedup.seen(key, now.ms()).or_else(|| stored.map(dedup::Seen::from));
+            let seen = queue.dedup.seen(key, now.ms()).or_else(|| stored.map(dedup::DedupEntry::from));
             // A purge also forgets the deduplication ids of the purged messages.
             let seen = seen.filter(|seen| seen.seq >= queue.purged_before);
             if let Some(seen) = seen.filter(|seen| policy::is_duplicate(seen.sent_ms, window_ms, now.ms())) {

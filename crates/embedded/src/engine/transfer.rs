@@ -32,7 +32,7 @@ pub(crate) struct PageMessage {
 
 /// A group of the queue waits for a message that is not in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Wait {
+pub(crate) struct GroupWait {
     /// The message's place in the queue; 0 if that is not known.
     pub place: u64,
     pub group: GroupId,
@@ -52,17 +52,17 @@ pub(crate) enum ExportStep {
         name: QueueName,
         undecided: Undecided,
     },
-    Page(PageOf),
+    Page(PageMetadata),
 }
 
 /// What memory knows of one page of a queue.
-pub(crate) struct PageOf {
+pub(crate) struct PageMetadata {
     pub queue: u32,
     pub now_ms: u64,
     /// The page's messages, in order of their places.
     pub messages: Vec<PageMessage>,
     /// What groups wait for at places of this page.
-    pub waits: Vec<Wait>,
+    pub waits: Vec<GroupWait>,
     /// Places from here on belong to a later page; `None`: this is the last page.
     pub upto: Option<u64>,
     pub purged_before: u64,
@@ -77,18 +77,18 @@ impl Queue {
     }
 
     /// The messages behind a place and what groups wait for there, at most `limit` of each.
-    fn page(&mut self, after: u64, limit: usize) -> (Vec<PageMessage>, Vec<Wait>, Option<u64>) {
+    fn page(&mut self, after: u64, limit: usize) -> (Vec<PageMessage>, Vec<GroupWait>, Option<u64>) {
         let found: Vec<MessageMeta> = self.table.behind(after).take(limit + 1).copied().collect();
         let mut upto = found.get(limit).map(|entry| entry.order);
         let groups = &self.table.groups;
         let all = self.waits.as_deref().unwrap_or_default();
         let first = all.partition_point(|wait| wait.place <= after && (wait.place, after) != (0, 0));
-        let own = |wait: &&Wait| upto.is_none_or(|upto| wait.place < upto);
+        let own = |wait: &&GroupWait| upto.is_none_or(|upto| wait.place < upto);
         // Some may have been decided about since the export began.
-        let waits = |wait: &&Wait| {
+        let waits = |wait: &&GroupWait| {
             groups.find(&wait.group).is_some_and(|at| groups.undecided(at).contains(&wait.seq))
         };
-        let mut waits: Vec<Wait> =
+        let mut waits: Vec<GroupWait> =
             all[first..].iter().take_while(own).filter(waits).take(limit + 1).cloned().collect();
         if let Some(last) = waits.get(limit).map(|wait| wait.place).filter(|place| *place > 0) {
             upto = Some(last);
@@ -114,7 +114,7 @@ impl Engine {
         name: &QueueName,
         after: Option<u64>,
         limit: usize,
-        waits: Option<Vec<Wait>>,
+        waits: Option<Vec<GroupWait>>,
     ) -> Result<ExportStep, AdminError> {
         let id = self.find(name)?;
         let queue = self.queue_and_wave(id).0;
@@ -130,7 +130,7 @@ impl Engine {
         if let Some(waits) = waits {
             queue.waits = Some(waits);
         }
-        let mut page = PageOf {
+        let mut page = PageMetadata {
             queue: id,
             now_ms: now.ms(),
             messages: Vec::new(),

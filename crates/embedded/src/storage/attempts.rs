@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, Row, params};
 
-use crate::engine::{Loaded, Loader};
+use crate::engine::{LoadedRow, Loader};
 use crate::record::AttemptRow;
 
 pub(super) fn put(db: &Connection, queue: u32, row: &AttemptRow) -> rusqlite::Result<()> {
@@ -49,7 +49,7 @@ pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()>
     while let Some(at) = found.next()? {
         // A value of another type is damage as well.
         match sound(at) {
-            Ok(Some((queue, row))) => loader.add(Loaded::Attempt { queue, row }),
+            Ok(Some((queue, row))) => loader.add(LoadedRow::Attempt { queue, row }),
             Ok(None) | Err(_) => {
                 loader.warn("a remembered receive is damaged; repeated, it may give other messages");
             }

@@ -4,7 +4,7 @@ use hapax_core::{Document, DocumentName, Json, QueueName, Revision};
 use rusqlite::{Connection, params};
 
 use super::ReadError;
-use crate::engine::{Loaded, Loader};
+use crate::engine::{LoadedRow, Loader};
 use crate::record::{deleted_queue_crc, document_crc};
 
 pub(super) fn put(db: &Connection, document: &Document) -> rusqlite::Result<()> {
@@ -44,7 +44,7 @@ pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Res
         let name = String::from_utf8_lossy(&name);
         match QueueName::new(&name) {
             Ok(name) if crc == deleted_queue_crc(name.as_str(), at_ms as u64) => {
-                loader.add(Loaded::DeletedQueue { name, at_ms: at_ms as u64 });
+                loader.add(LoadedRow::DeletedQueue { name, at_ms: at_ms as u64 });
             }
             _ => loader.warn("a row about a deleted queue is damaged; its name can be used again at once"),
         }
@@ -64,7 +64,7 @@ pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Res
             value,
         });
         match document {
-            Some(document) if crc == document_crc(&document) => loader.add(Loaded::Document(document)),
+            Some(document) if crc == document_crc(&document) => loader.add(LoadedRow::Document(document)),
             // As for a queue's row: if loading continued without it, an operator's decision would be lost silently.
             _ => {
                 return Ok(Err(ReadError(format!(

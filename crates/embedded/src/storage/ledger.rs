@@ -7,7 +7,7 @@ use rusqlite::{CachedStatement, Connection, ErrorCode, OptionalExtension, Row, p
 
 use super::{DueEntry, FoundEntry, rows};
 use crate::crc::Crc;
-use crate::engine::{Loaded, Loader};
+use crate::engine::{LoadedRow, Loader};
 use crate::record::{LedgerRow, Tally};
 
 /// The columns in the order in which [`entry`] reads them. The outcome is last, so that a query can leave it out.
@@ -239,7 +239,7 @@ fn load_released(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
         let (hash, after) = (hash.map(u128::from_le_bytes), row.get::<_, i64>(1)? as u64);
         match hash {
             Some(hash) if row.get::<_, u32>(2)? == released_crc(hash, after) => {
-                loader.add(Loaded::Released { hash, after });
+                loader.add(LoadedRow::Released { hash, after });
             }
             _ => loader.warn(
                 "a row about messages that are to be released is damaged; look at `parked list` and release them",
@@ -526,7 +526,7 @@ pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()>
     // What is missing stays expected, so that every opening says so.
     let tally = written.or(found).unwrap_or_default();
     // 0 makes the first pruning pass find out which entries are due.
-    loader.add(Loaded::Entries { tally, prune_ms: Some(0) });
+    loader.add(LoadedRow::Entries { tally, prune_ms: Some(0) });
     Ok(())
 }
 
@@ -537,7 +537,7 @@ fn load_open(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
     let mut damaged = 0;
     while let Some(row) = found.next()? {
         match entry(row)? {
-            Some(row) => loader.add(Loaded::Entry(row)),
+            Some(row) => loader.add(LoadedRow::Entry(row)),
             None => damaged += 1,
         }
     }

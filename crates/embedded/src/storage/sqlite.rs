@@ -12,8 +12,8 @@ use super::{
     ledger, rows, schema, write,
 };
 use crate::OpenError;
-use crate::checkpoint::{Checkpoint, Checkpointer, Pass};
-use crate::engine::{Loaded, Loader};
+use crate::checkpoint::{Checkpoint, CheckpointPass, Checkpointer};
+use crate::engine::{LoadedRow, Loader};
 use crate::ids::Ids;
 use crate::record::{DeadRow, DedupRow, Header, Record, halted_crc, redrive_crc};
 
@@ -143,7 +143,7 @@ impl Sqlite {
         self.end_reads()?;
         self.set_durability(durability)?;
         self.db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-        let mut to = write::Writing::new(&self.db, &self.secret);
+        let mut to = write::RecordWriter::new(&self.db, &self.secret);
         for record in records {
             to.write(record)?;
         }
@@ -190,7 +190,7 @@ impl Sqlite {
             // between two waves, so that the WAL restarts from its beginning. Otherwise a writer that never pauses
             // would let it grow without bound.
             match crate::checkpoint::run(&self.db) {
-                Ok(Pass::Ran | Pass::Full) => {}
+                Ok(CheckpointPass::Ran | CheckpointPass::Full) => {}
                 Err(error) => return Err(unknown(error.to_string())),
             }
         }
@@ -391,7 +391,7 @@ fn load_messages(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
                 Ok((row, true)) if row.entry.seq as i64 <= last => return Err(rows::broken_tree()),
                 Ok((row, sound)) => {
                     (last, strayed) = if sound { (row.entry.seq as i64, false) } else { (last, true) };
-                    loader.add(Loaded::Message { row, damaged: !sound });
+                    loader.add(LoadedRow::Message { row, damaged: !sound });
                 }
                 Err(error) => break Err(error),
             }
@@ -404,7 +404,7 @@ fn load_messages(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()> {
                 let seq: Option<i64> = db.query_row(next, [last], |row| row.get(0))?;
                 let seq = seq.filter(|seq| *seq > last).ok_or(error)?;
                 let row = rows::broken_message(db, seq as u64);
-                loader.add(Loaded::Message { row, damaged: true });
+                loader.add(LoadedRow::Message { row, damaged: true });
                 last = seq;
             }
             ended => return ended,
@@ -418,7 +418,7 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
     let mut found = statement.query([])?;
     while let Some(row) = found.next()? {
         match rows::queue(row)? {
-            Ok(queue) => loader.add(Loaded::Queue(queue)),
+            Ok(queue) => loader.add(LoadedRow::Queue(queue)),
             Err(error) => return Ok(Err(error)),
         }
     }
@@ -432,7 +432,7 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
         let seq = row.get::<_, i64>(3)? as u64;
         let group = String::from_utf8(group).ok().filter(|group| crc == halted_crc(queue, group, seq));
         match group.and_then(|group| hapax_core::GroupId::new(group).ok()) {
-            Some(group) => loader.add(Loaded::Halted { queue, group, seq }),
+            Some(group) => loader.add(LoadedRow::Halted { queue, group, seq }),
             None => loader.warn("a row about a halted group is damaged; that group may have continued"),
         }
     }
@@ -444,14 +444,14 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
     let mut found = statement.query([from_ms])?;
     while let Some(row) = found.next()? {
         let (minute, rows): (i64, i64) = (row.get(1)?, row.get(2)?);
-        loader.add(Loaded::DedupMinute { queue: row.get(0)?, minute: minute as u64, rows: rows as u64 });
+        loader.add(LoadedRow::DedupMinute { queue: row.get(0)?, minute: minute as u64, rows: rows as u64 });
     }
     let sql = format!("SELECT {} FROM dedup WHERE sent_ms >= ?1 ORDER BY sent_ms", rows::DEDUP_COLUMNS);
     let mut statement = db.prepare(&sql)?;
     let mut found = statement.query([from_ms])?;
     while let Some(row) = found.next()? {
         match rows::dedup(row)? {
-            Some((queue, row)) => loader.add(Loaded::Dedup { queue, row }),
+            Some((queue, row)) => loader.add(LoadedRow::Dedup { queue, row }),
             None => loader.warn("a remembered deduplication id is damaged; a repeated send may be accepted"),
         }
     }
@@ -466,7 +466,7 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
         let task =
             String::from_utf8(task).ok().filter(|task| crc == redrive_crc(id as u64, task, upto, cursor));
         match task.and_then(|task| serde_json::from_str(&task).ok()) {
-            Some(task) => loader.add(Loaded::Redrive { task, upto, cursor }),
+            Some(task) => loader.add(LoadedRow::Redrive { task, upto, cursor }),
             None => loader.warn("a redrive's row is damaged; it does not go on"),
         }
     }

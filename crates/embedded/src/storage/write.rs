@@ -11,7 +11,7 @@ use crate::record::{
 
 /// The writing of one wave. Holds the statements used in every message's lifecycle, so that each is looked up once per
 /// wave.
-pub(super) struct Writing<'a> {
+pub(super) struct RecordWriter<'a> {
     db: &'a Connection,
     secret: &'a [u8; 32],
     insert: PreparedStatement<'a>,
@@ -34,7 +34,7 @@ fn prepared<'h, 'a>(
     Ok(prepared.as_mut().expect("just put there"))
 }
 
-impl<'a> Writing<'a> {
+impl<'a> RecordWriter<'a> {
     pub fn new(db: &'a Connection, secret: &'a [u8; 32]) -> Self {
         Self { db, secret, insert: None, insert_body: None, update: None, delete: None, delete_body: None }
     }

@@ -26,7 +26,7 @@ pub(super) enum Gone {
 
 /// A delivery that a client received.
 #[derive(Debug, Clone)]
-struct Made {
+struct MadeDelivery {
     delivery: DeliveryRef,
     group: Option<String>,
     until_ms: u64,
@@ -47,7 +47,7 @@ pub(super) struct Message {
     pub outcome: Accepted,
     gone: Gone,
     id: Option<u128>,
-    made: Vec<Made>,
+    made: Vec<MadeDelivery>,
     /// A client received it, even if a power cut has undone that since.
     seen: bool,
 }
@@ -130,7 +130,7 @@ impl History {
                 let held = made.live && made.until_ms > now_ms;
                 assert!(!held, "message {at} is delivered while {:?} still holds it", made.delivery);
             }
-            message.made.push(Made { delivery, group: group.clone(), until_ms, commit, live: true });
+            message.made.push(MadeDelivery { delivery, group: group.clone(), until_ms, commit, live: true });
             if acked {
                 message.gone = Gone::Yes;
             }

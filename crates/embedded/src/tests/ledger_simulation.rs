@@ -45,7 +45,7 @@ struct ExpectedEntry {
     possible: Vec<RecordedOutcome>,
 }
 
-enum Asked {
+enum PendingOp {
     Send(usize, ReplyReceiver<rig::Sends>),
     Receive(ReplyReceiver<Vec<RawDelivery>>),
     Claim(usize, String, bool, ReplyReceiver<ClaimReply>),
@@ -62,7 +62,7 @@ struct Sim {
     time: StoreTime,
     queue: QueueName,
     keys: Vec<ExpectedEntry>,
-    waiting: Vec<Asked>,
+    waiting: Vec<PendingOp>,
     /// Grants that owners were told of: key, owner, fence.
     tokens: Vec<(usize, String, u64)>,
     deliveries: Vec<(usize, DeliveryRef)>,
@@ -85,7 +85,7 @@ fn id(key: usize) -> EntryId {
     EntryId::new(scope.parse().unwrap(), format!("k{key}").parse().unwrap())
 }
 
-fn heard<T>(crashed: bool, answer: &mut ReplyReceiver<T>) -> Option<Result<T, StoreError>> {
+fn received_reply<T>(crashed: bool, answer: &mut ReplyReceiver<T>) -> Option<Result<T, StoreError>> {
     if crashed {
         return Some(Err(StoreError::OutcomeUnknown("crashed".into())));
     }
@@ -165,7 +165,7 @@ impl Sim {
         if self.chance(10) && !self.waiting.is_empty() {
             // A caller drops its claim.
             let at = self.rng.usize(..self.waiting.len());
-            if let Asked::Claim(key, ..) = self.waiting.swap_remove(at) {
+            if let PendingOp::Claim(key, ..) = self.waiting.swap_remove(at) {
                 self.keys[key].disturbed = true;
             }
         }
@@ -181,7 +181,7 @@ impl Sim {
             let after = (writer.engine.snapshot(now), writer.engine.ledger_stats());
             assert_eq!(after, before, "a rollback left something behind");
         }
-        self.hear(asked);
+        self.collect_replies(asked);
         if self.writer().stopped.is_some() {
             return self.restart();
         }
@@ -190,7 +190,7 @@ impl Sim {
 
     fn restart(&mut self) {
         for asked in std::mem::take(&mut self.waiting) {
-            if let Asked::Claim(key, ..) = asked {
+            if let PendingOp::Claim(key, ..) = asked {
                 self.keys[key].disturbed = true;
             }
         }
@@ -211,14 +211,14 @@ impl Sim {
         self.check();
     }
 
-    fn ask(&mut self) -> Option<(Op, Asked)> {
+    fn ask(&mut self) -> Option<(Op, PendingOp)> {
         Some(match self.rng.u32(..100) {
             0..8 => self.ask_send(),
             8..18 => {
                 self.next += 1;
                 let request = rig::request(2, Some(self.rng.u64(1..5_000)));
                 let (op, answer) = rig::receive(self.next, &self.queue, request, self.time.now(), 0);
-                (op, Asked::Receive(answer))
+                (op, PendingOp::Receive(answer))
             }
             18..50 => self.ask_claim(),
             50..60 => {
@@ -227,7 +227,7 @@ impl Sim {
                 let (reply, answer) = oneshot::channel();
                 let keep = RenewOp { id: id(key), hash: id(key).hash(), fence: Some(fence), lease_ms };
                 let op = Op::Ledger(LedgerOp::Renew { batch: vec![keep], reply });
-                (op, Asked::Renew(key, fence, lease_ms, answer))
+                (op, PendingOp::Renew(key, fence, lease_ms, answer))
             }
             60..78 => {
                 let (key, _, fence) = self.token()?;
@@ -238,7 +238,7 @@ impl Sim {
                 self.note(("end", key, fence, &ending));
                 (
                     Op::Ledger(LedgerOp::End { batch: vec![end], reply }),
-                    Asked::End(key, fence, ending, answer),
+                    PendingOp::End(key, fence, ending, answer),
                 )
             }
             78..96 => self.ask_settle()?,
@@ -251,22 +251,22 @@ impl Sim {
                 } else {
                     LedgerOp::Forget { id, by, reply }
                 };
-                (Op::Ledger(op), Asked::Decide(key, answer))
+                (Op::Ledger(op), PendingOp::Decide(key, answer))
             }
         })
     }
 
-    fn ask_send(&mut self) -> (Op, Asked) {
+    fn ask_send(&mut self) -> (Op, PendingOp) {
         let key = self.rng.usize(QUEUED..KEYS);
         let attributes =
             format!(r#"{{"hapax-idempotency-key":{{"data_type":"String","value":{{"text":"k{key}"}}}}}}"#);
         let mut outgoing = rig::outgoing(&format!("{key}"), None, None);
         outgoing.content = Content::new(None, Some(attributes), None, format!("{key}").into());
         let (op, answer) = rig::send(&self.queue, vec![outgoing]);
-        (op, Asked::Send(key, answer))
+        (op, PendingOp::Send(key, answer))
     }
 
-    fn ask_claim(&mut self) -> (Op, Asked) {
+    fn ask_claim(&mut self) -> (Op, PendingOp) {
         let delivery = self.chance(50).then(|| self.delivery()).flatten();
         let key = delivery.map_or_else(|| self.rng.usize(..KEYS), |(key, _)| key);
         self.next += 1;
@@ -282,7 +282,7 @@ impl Sim {
         let (reply, answer) = oneshot::channel();
         let claiming = Box::new(ClaimOp { hash: id(key).hash(), request, delivery });
         let op = LedgerOp::Claim { claiming, asked: self.time.now(), reply };
-        (Op::Ledger(op), Asked::Claim(key, owner, waits, answer))
+        (Op::Ledger(op), PendingOp::Claim(key, owner, waits, answer))
     }
 
     /// Picks a token, mostly one of the latest.
@@ -314,7 +314,7 @@ impl Sim {
     }
 
     /// A message is deleted only together with a completion, or after one was seen.
-    fn ask_settle(&mut self) -> Option<(Op, Asked)> {
+    fn ask_settle(&mut self) -> Option<(Op, PendingOp)> {
         let (key, delivery) = self.delivery()?;
         let token = self.tokens.iter().rev().find(|(at, ..)| *at == key).map(|(_, _, fence)| *fence);
         let completed = self.keys[key].completed.is_some();
@@ -344,51 +344,51 @@ impl Sim {
         let batch = vec![SettleOp { delivery: Some(delivery), settlement, claim: end, parked_for: None }];
         Some((
             Op::Settle { queue: self.queue.clone(), batch, reply },
-            Asked::Settle(key, delivery, claim, answer),
+            PendingOp::Settle(key, delivery, claim, answer),
         ))
     }
 
-    fn hear(&mut self, asked: Vec<Asked>) {
+    fn collect_replies(&mut self, asked: Vec<PendingOp>) {
         let crashed = self.writer().storage.crashed;
         let mut later = std::mem::take(&mut self.waiting);
-        let waits = |asked: &Asked| match asked {
-            Asked::Claim(key, _, true, _) => Some(*key),
+        let waits = |asked: &PendingOp| match asked {
+            PendingOp::Claim(key, _, true, _) => Some(*key),
             _ => None,
         };
         self.contested = later.iter().chain(&asked).filter_map(waits).collect();
         for asked in asked {
             match asked {
-                Asked::Claim(_, _, true, _) => later.push(asked),
-                asked => drop(self.hear_one(asked, crashed)),
+                PendingOp::Claim(_, _, true, _) => later.push(asked),
+                asked => drop(self.collect_reply(asked, crashed)),
             }
         }
         // Waiting claims are served last.
         for asked in later {
-            let left = self.hear_one(asked, crashed);
+            let left = self.collect_reply(asked, crashed);
             self.waiting.extend(left);
         }
     }
 
     /// Records an answer; returns the operation if it has none yet.
-    fn hear_one(&mut self, asked: Asked, crashed: bool) -> Option<Asked> {
+    fn collect_reply(&mut self, asked: PendingOp, crashed: bool) -> Option<PendingOp> {
         let now_ms = self.now_ms();
         match asked {
-            Asked::Send(key, mut answer) => {
-                if let Some(Ok(sent)) = heard(crashed, &mut answer) {
+            PendingOp::Send(key, mut answer) => {
+                if let Some(Ok(sent)) = received_reply(crashed, &mut answer) {
                     self.sent.insert(sent[0].as_ref().expect("a valid message").sequence, key);
                 }
             }
-            Asked::Receive(mut answer) => {
-                if let Some(Ok(raw)) = heard(crashed, &mut answer) {
+            PendingOp::Receive(mut answer) => {
+                if let Some(Ok(raw)) = received_reply(crashed, &mut answer) {
                     for raw in raw {
                         let key = std::str::from_utf8(&raw.content.body).unwrap().parse().unwrap();
                         self.deliveries.push((key, raw.leased.delivery));
                     }
                 }
             }
-            Asked::Claim(key, owner, waits, mut answer) => match heard(crashed, &mut answer) {
+            PendingOp::Claim(key, owner, waits, mut answer) => match received_reply(crashed, &mut answer) {
                 None if answer.is_terminated() => {}
-                None => return Some(Asked::Claim(key, owner, waits, answer)),
+                None => return Some(PendingOp::Claim(key, owner, waits, answer)),
                 Some(Err(StoreError::OutcomeUnknown(_))) => self.keys[key].disturbed = true,
                 Some(Err(_)) => {}
                 Some(Ok(claimed)) => {
@@ -397,10 +397,10 @@ impl Sim {
                     self.claimed(key, owner, claimed, now_ms);
                 }
             },
-            Asked::Renew(key, fence, lease_ms, mut answer) => {
+            PendingOp::Renew(key, fence, lease_ms, mut answer) => {
                 let known = &mut self.keys[key];
                 let held = known.held.as_mut().filter(|(held, _)| *held == fence);
-                match (heard(crashed, &mut answer), held) {
+                match (received_reply(crashed, &mut answer), held) {
                     (Some(Ok(renewed)), held) if renewed[0].is_ok() => {
                         assert_eq!(known.newest, fence, "a superseded token was renewed");
                         held.expect("the newest is held").1 = now_ms + lease_ms;
@@ -411,26 +411,28 @@ impl Sim {
                     _ => {}
                 }
             }
-            Asked::End(key, fence, ending, mut answer) => match heard(crashed, &mut answer) {
+            PendingOp::End(key, fence, ending, mut answer) => match received_reply(crashed, &mut answer) {
                 Some(Ok(ended)) => self.ended(key, fence, &ending, ended[0], now_ms),
                 Some(Err(StoreError::OutcomeUnknown(_))) => self.keys[key].unknown(),
                 _ => {}
             },
-            Asked::Settle(key, delivery, claim, mut answer) => match (heard(crashed, &mut answer), claim) {
-                (Some(Ok(settled)), Some((fence, ending))) => {
-                    self.note(("settled", key, delivery, &settled[0]));
-                    let ended = match settled[0] {
-                        Err(SettleError::Claim(error)) => Err(error),
-                        _ => Ok(()),
-                    };
-                    self.ended(key, fence, &ending, ended, now_ms);
+            PendingOp::Settle(key, delivery, claim, mut answer) => {
+                match (received_reply(crashed, &mut answer), claim) {
+                    (Some(Ok(settled)), Some((fence, ending))) => {
+                        self.note(("settled", key, delivery, &settled[0]));
+                        let ended = match settled[0] {
+                            Err(SettleError::Claim(error)) => Err(error),
+                            _ => Ok(()),
+                        };
+                        self.ended(key, fence, &ending, ended, now_ms);
+                    }
+                    (Some(Err(StoreError::OutcomeUnknown(_))), Some(_)) => self.keys[key].unknown(),
+                    _ => {}
                 }
-                (Some(Err(StoreError::OutcomeUnknown(_))), Some(_)) => self.keys[key].unknown(),
-                _ => {}
-            },
-            Asked::Decide(key, mut answer) => {
-                let heard = heard(crashed, &mut answer);
-                if matches!(heard, Some(Ok(Ok(())) | Err(StoreError::OutcomeUnknown(_)))) {
+            }
+            PendingOp::Decide(key, mut answer) => {
+                let received_reply = received_reply(crashed, &mut answer);
+                if matches!(received_reply, Some(Ok(Ok(())) | Err(StoreError::OutcomeUnknown(_)))) {
                     self.keys[key].unknown();
                     self.keys[key].completed = None;
                 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax_core::{QueueAdmin, QueueConfig, QueueName, StoreError};
 
-use crate::writer::{Done, Job, Op};
+use crate::writer::{AfterWave, EngineJob, Op};
 use crate::{Embedded, Options};
 
 fn name(number: u32) -> QueueName {
@@ -16,10 +16,10 @@ fn name(number: u32) -> QueueName {
 fn hold_writer(store: &Embedded) -> mpsc::Sender<()> {
     let (release, held) = mpsc::channel::<()>();
     let (begun, begins) = mpsc::channel();
-    let job: Job = Box::new(move |_, _| {
+    let job: EngineJob = Box::new(move |_, _| {
         begun.send(()).unwrap();
         let _ = held.recv();
-        Box::new(drop) as Done
+        Box::new(drop) as AfterWave
     });
     store.state.op_queue.push(Op::Job(job)).unwrap();
     begins.recv().unwrap();

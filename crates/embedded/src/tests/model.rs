@@ -10,7 +10,7 @@ use hapax_core::{
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum ModelPlace {
     Ready,
     Delayed,
     InFlight,
@@ -50,7 +50,7 @@ pub(super) struct Message {
     pub deliveries: u32,
     /// The position from which it waits behind others (standard queues).
     requeue_order: u64,
-    pub at: At,
+    pub at: ModelPlace,
     pub death: Option<Death>,
     last_error: Option<String>,
     /// Parked because it is out of attempts or was rejected.
@@ -102,7 +102,7 @@ pub(super) struct Redrive {
 
 /// A message to send.
 #[derive(Debug, Clone)]
-pub(super) struct New {
+pub(super) struct NewModelMessage {
     pub body: String,
     pub group: Option<u8>,
     pub dedup: Option<String>,
@@ -144,7 +144,7 @@ impl Model {
 
     /// Returns `Some(number)` of the first send if this one repeats it, `Err` if it is not acceptable. A new message
     /// gets the number `seq`.
-    pub fn send(&mut self, queue: usize, new: &New, seq: u64) -> Result<Option<u64>, ()> {
+    pub fn send(&mut self, queue: usize, new: &NewModelMessage, seq: u64) -> Result<Option<u64>, ()> {
         let place = self.next_place();
         let now_ms = self.now_ms;
         let queue = &mut self.queues[queue];
@@ -187,7 +187,7 @@ impl Model {
             attempts: 0,
             deliveries: 0,
             requeue_order: 0,
-            at: if delay_ms == 0 { At::Ready } else { At::Delayed },
+            at: if delay_ms == 0 { ModelPlace::Ready } else { ModelPlace::Delayed },
             death: None,
             last_error: None,
             out: false,
@@ -222,7 +222,7 @@ impl Model {
                 let message = &mut queue.messages[at];
                 message.attempts += 1;
                 message.deliveries += 1;
-                message.at = At::InFlight;
+                message.at = ModelPlace::InFlight;
                 message.received_ms = now_ms;
                 message.own = false;
                 message.due_ms = now_ms + lease_ms.min(LEASE_MS_MAX);
@@ -258,7 +258,7 @@ impl Model {
         let held = |(seq, fence): &(u64, u64)| {
             let named = |message: &&mut Message| message.seq == Some(*seq) && message.fence == *fence;
             let message =
-                queue.messages.iter_mut().find(named).filter(|message| message.at == At::InFlight)?;
+                queue.messages.iter_mut().find(named).filter(|message| message.at == ModelPlace::InFlight)?;
             let until_ms = now_ms + lease_ms;
             if until_ms - message.received_ms <= LEASE_MS_MAX {
                 message.due_ms = message.due_ms.max(until_ms);
@@ -323,11 +323,11 @@ impl Model {
         let at = self.held(queue, seq, fence)?;
         let fifo = self.queues[queue].config.is_fifo();
         let message = self.queues[queue].messages[at].clone();
-        let late = matches!(message.at, At::Ready | At::Delayed);
+        let late = matches!(message.at, ModelPlace::Ready | ModelPlace::Delayed);
         if *settlement == Settlement::Ack && late && fifo {
             return Err(SettleError::Expired);
         }
-        if message.at != At::InFlight && !(*settlement == Settlement::Ack && late) {
+        if message.at != ModelPlace::InFlight && !(*settlement == Settlement::Ack && late) {
             return Err(SettleError::NotInFlight);
         }
         match settlement {
@@ -357,7 +357,7 @@ impl Model {
                 let message = &mut self.queues[queue].messages[at];
                 message.last_error = Some(reason.clone());
                 message.attempts -= 1;
-                message.at = At::Parked;
+                message.at = ModelPlace::Parked;
                 Ok(Settled::Parked)
             }
             Settlement::Reject { reason } => {
@@ -380,12 +380,14 @@ impl Model {
         let now_ms = self.now_ms;
         let fifo = self.queues[queue].config.is_fifo();
         let message = &mut self.queues[queue].messages[at];
-        let late = matches!(message.at, At::Ready | At::Delayed) && message.received_ms != 0 && !fifo;
-        if message.at != At::InFlight && !late {
+        let late = matches!(message.at, ModelPlace::Ready | ModelPlace::Delayed)
+            && message.received_ms != 0
+            && !fifo;
+        if message.at != ModelPlace::InFlight && !late {
             return Err(SettleError::NotInFlight);
         }
         if late && lease_ms == 0 {
-            (message.at, message.due_ms) = (At::Ready, now_ms);
+            (message.at, message.due_ms) = (ModelPlace::Ready, now_ms);
             return Ok(0);
         }
         if lease_ms == 0 {
@@ -398,7 +400,7 @@ impl Model {
             return Err(SettleError::LeaseTooLong { lease_ms: total_ms, lease_ms_max: LEASE_MS_MAX });
         }
         message.due_ms = now_ms + lease_ms;
-        message.at = At::InFlight;
+        message.at = ModelPlace::InFlight;
         message.own |= own;
         Ok(lease_ms)
     }
@@ -426,7 +428,7 @@ impl Model {
         let cap_ms = if retry.cap_ms == 0 { LEASE_MS_MAX } else { retry.cap_ms };
         let backoff_ms = (retry.base_ms * 2u64.pow(message.attempts.min(30) - 1)).min(cap_ms);
         let after_ms = asked_ms.unwrap_or(backoff_ms).min(LEASE_MS_MAX);
-        message.at = if after_ms == 0 { At::Ready } else { At::Delayed };
+        message.at = if after_ms == 0 { ModelPlace::Ready } else { ModelPlace::Delayed };
         message.due_ms = now_ms + after_ms;
         Settled::Returned { after_ms }
     }
@@ -435,7 +437,7 @@ impl Model {
         let message = &mut self.queues[queue].messages[at];
         message.attempts -= 1;
         message.received_ms = 0;
-        message.at = if after_ms == 0 { At::Ready } else { At::Delayed };
+        message.at = if after_ms == 0 { ModelPlace::Ready } else { ModelPlace::Delayed };
         message.due_ms = self.now_ms + after_ms;
     }
 
@@ -446,7 +448,7 @@ impl Model {
         }
         for at in 0..self.queues[queue].messages.len() {
             let other = &self.queues[queue].messages[at];
-            if other.group == failed.group && other.at == At::InFlight && other.place > place {
+            if other.group == failed.group && other.at == ModelPlace::InFlight && other.place > place {
                 self.put_back(queue, at, 0);
             }
         }
@@ -460,7 +462,7 @@ impl Model {
         for at in 0..self.queues[queue].messages.len() {
             let other = &self.queues[queue].messages[at];
             let behind = other.group == ended.group && other.place > ended.place;
-            if behind && other.at == At::InFlight && !other.own {
+            if behind && other.at == ModelPlace::InFlight && !other.own {
                 self.put_back(queue, at, 0);
             }
         }
@@ -479,7 +481,7 @@ impl Model {
         self.halt(queue, &message);
         let Some(target) = target else {
             let message = &mut self.queues[queue].messages[at];
-            (message.at, message.out) = (At::Parked, true);
+            (message.at, message.out) = (ModelPlace::Parked, true);
             return Settled::Parked;
         };
         let mut message = self.queues[queue].messages.remove(at);
@@ -498,7 +500,7 @@ impl Model {
             message.base_ms = self.now_ms;
         }
         message.due_ms = self.now_ms;
-        message.at = At::Ready;
+        message.at = ModelPlace::Ready;
         (message.attempts, message.first_ms, message.received_ms, message.requeue_order) = (0, 0, 0, 0);
         self.queues[target].messages.push(message);
         Settled::Dead
@@ -553,8 +555,9 @@ impl Model {
 
     pub fn discard(&mut self, queue: usize, seq: u64) -> u64 {
         let messages = &mut self.queues[queue].messages;
-        let Some(at) =
-            messages.iter().position(|message| message.seq == Some(seq) && message.at != At::InFlight)
+        let Some(at) = messages
+            .iter()
+            .position(|message| message.seq == Some(seq) && message.at != ModelPlace::InFlight)
         else {
             return 0;
         };
@@ -565,9 +568,9 @@ impl Model {
 
     pub fn release(&mut self, queue: usize, seq: u64) -> u64 {
         let now_ms = self.now_ms;
-        let named = |message: &&mut Message| message.seq == Some(seq) && message.at == At::Parked;
+        let named = |message: &&mut Message| message.seq == Some(seq) && message.at == ModelPlace::Parked;
         let Some(message) = self.queues[queue].messages.iter_mut().find(named) else { return 0 };
-        message.at = At::Ready;
+        message.at = ModelPlace::Ready;
         (message.due_ms, message.base_ms) = (now_ms, now_ms);
         message.attempts = 0;
         message.received_ms = 0;
@@ -657,8 +660,9 @@ impl Model {
     }
 
     fn redrive(&mut self, task: &Redrive, place: u64) -> bool {
-        let waits =
-            |message: &Message| message.place == place && matches!(message.at, At::Ready | At::Delayed);
+        let waits = |message: &Message| {
+            message.place == place && matches!(message.at, ModelPlace::Ready | ModelPlace::Delayed)
+        };
         let Some(at) = self.queues[task.from].messages.iter().position(waits) else { return false };
         let mut message = self.queues[task.from].messages[at].clone();
         let death = message.death.take();
@@ -681,7 +685,7 @@ impl Model {
         (message.sent_ms, message.base_ms, message.due_ms) = (now_ms, now_ms, now_ms);
         (message.fence, message.first_ms, message.received_ms, message.attempts) = (0, 0, 0, 0);
         (message.deliveries, message.requeue_order) = (0, 0);
-        (message.seq, message.last_error, message.at) = (None, None, At::Ready);
+        (message.seq, message.last_error, message.at) = (None, None, ModelPlace::Ready);
         queue.messages.push(message);
         true
     }
@@ -712,8 +716,8 @@ impl Model {
         for _round in 0..2 {
             for &queue in &order {
                 while let Some(at) = self.queues[queue].first_due(self.now_ms) {
-                    if self.queues[queue].messages[at].at == At::Delayed {
-                        self.queues[queue].messages[at].at = At::Ready;
+                    if self.queues[queue].messages[at].at == ModelPlace::Delayed {
+                        self.queues[queue].messages[at].at = ModelPlace::Ready;
                     } else {
                         self.queues[queue].totals.expired += 1;
                         let message = self.queues[queue].messages[at].clone();
@@ -729,8 +733,8 @@ impl Model {
                 let halted: Vec<_> = queue.undecided.iter().map(|(_, group)| Some(*group)).collect();
                 queue.messages.retain(|message| {
                     let waited_for = message.seq.is_some_and(|seq| awaited.contains(&seq));
-                    let kept =
-                        matches!(message.at, At::InFlight | At::Parked) || halted.contains(&message.group);
+                    let kept = matches!(message.at, ModelPlace::InFlight | ModelPlace::Parked)
+                        || halted.contains(&message.group);
                     kept || waited_for || message.base_ms >= from_ms
                 });
                 queue.totals.retention_dropped += (before - queue.messages.len()) as u64;

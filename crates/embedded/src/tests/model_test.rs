@@ -10,7 +10,7 @@ use hapax_core::{
 };
 use proptest::prelude::*;
 
-use super::model::{At, Model, New};
+use super::model::{Model, ModelPlace, NewModelMessage};
 use super::rig::{self, ReplyReceiver};
 use super::sim_storage::SimStorage;
 use crate::checkpoint::Checkpoint;
@@ -38,11 +38,11 @@ struct Setup {
 
 /// One operation; `pick` selects among the deliveries made so far, the latest first.
 #[derive(Debug, Clone)]
-enum Do {
-    Send { queue: usize, news: Vec<New> },
+enum Operation {
+    Send { queue: usize, news: Vec<NewModelMessage> },
     Receive(Receive),
-    Settle { settles: Vec<(usize, Bend, Settlement)> },
-    Extend { pick: usize, bend: Bend, lease_ms: u64, own_lease: bool },
+    Settle { settles: Vec<(usize, ReceiptChange, Settlement)> },
+    Extend { pick: usize, receipt_change: ReceiptChange, lease_ms: u64, own_lease: bool },
     Purge { queue: usize },
     SetQueue { main: usize, max_attempts: u32, base_ms: u64 },
     Release { pick: usize },
@@ -70,7 +70,7 @@ enum Kind {
 
 /// What is wrong with a receipt.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Bend {
+enum ReceiptChange {
     None,
     Garbage,
     OtherQueue,
@@ -79,13 +79,13 @@ enum Bend {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Wave(Vec<Do>),
+    Wave(Vec<Operation>),
     Advance(u64),
     Restart,
 }
 
-fn bend() -> impl Strategy<Value = Bend> {
-    prop_oneof![20 => Just(Bend::None), 1 => Just(Bend::Garbage), 1 => Just(Bend::OtherQueue), 1 => Just(Bend::OtherFence)]
+fn receipt_change() -> impl Strategy<Value = ReceiptChange> {
+    prop_oneof![20 => Just(ReceiptChange::None), 1 => Just(ReceiptChange::Garbage), 1 => Just(ReceiptChange::OtherQueue), 1 => Just(ReceiptChange::OtherFence)]
 }
 
 fn settlement() -> impl Strategy<Value = Settlement> {
@@ -101,14 +101,14 @@ fn settlement() -> impl Strategy<Value = Settlement> {
 }
 
 /// Mostly messages that both kinds of queue accept, so that few sends are wasted.
-fn new(queue: usize) -> impl Strategy<Value = New> {
+fn new(queue: usize) -> impl Strategy<Value = NewModelMessage> {
     let dedup = prop_oneof![3 => 0u32..1_000_000, 1 => 0u32..4];
     let odd = prop_oneof![5 => Just(false), 1 => Just(true)];
     let delay_ms = prop_oneof![3 => Just(None), 1 => (0u64..2_000).prop_map(Some)];
     (0u32..1_000_000, 0u8..3, dedup, 0u8..4, delay_ms, odd).prop_map(
         move |(body, group, dedup, priority, delay_ms, odd)| {
             let fifo = queue >= 2;
-            New {
+            NewModelMessage {
                 // A few bodies repeat, for deduplication by content.
                 body: format!("body {}", if odd { body % 4 } else { body }),
                 group: (fifo || group > 0).then_some(group),
@@ -120,7 +120,7 @@ fn new(queue: usize) -> impl Strategy<Value = New> {
     )
 }
 
-fn an_op() -> impl Strategy<Value = Do> {
+fn an_op() -> impl Strategy<Value = Operation> {
     let any_queue = || 0usize..QUEUES.len();
     let main = || proptest::sample::select(&MAIN[..]);
     let pick = || prop_oneof![4 => 0usize..4, 1 => 0usize..60];
@@ -135,22 +135,22 @@ fn an_op() -> impl Strategy<Value = Do> {
     ];
     prop_oneof![
         8 => main().prop_flat_map(|queue| {
-            proptest::collection::vec(new(queue), 1..4).prop_map(move |news| Do::Send { queue, news })
+            proptest::collection::vec(new(queue), 1..4).prop_map(move |news| Operation::Send { queue, news })
         }),
         8 => (any_queue(), 1usize..5, lease_ms, kind)
-            .prop_map(|(queue, max, lease_ms, kind)| Do::Receive(Receive { queue, max, lease_ms, kind })),
-        8 => proptest::collection::vec((pick(), bend(), settlement()), 1..4).prop_map(|settles| Do::Settle { settles }),
-        3 => (pick(), bend(), to_extend, any::<bool>())
-            .prop_map(|(pick, bend, lease_ms, own_lease)| Do::Extend { pick, bend, lease_ms, own_lease }),
-        1 => any_queue().prop_map(|queue| Do::Purge { queue }),
+            .prop_map(|(queue, max, lease_ms, kind)| Operation::Receive(Receive { queue, max, lease_ms, kind })),
+        8 => proptest::collection::vec((pick(), receipt_change(), settlement()), 1..4).prop_map(|settles| Operation::Settle { settles }),
+        3 => (pick(), receipt_change(), to_extend, any::<bool>())
+            .prop_map(|(pick, receipt_change, lease_ms, own_lease)| Operation::Extend { pick, receipt_change, lease_ms, own_lease }),
+        1 => any_queue().prop_map(|queue| Operation::Purge { queue }),
         1 => (main(), 1u32..4, prop_oneof![Just(0u64), Just(700)])
-            .prop_map(|(main, max_attempts, base_ms)| Do::SetQueue { main, max_attempts, base_ms }),
-        1 => pick().prop_map(|pick| Do::Release { pick }),
-        1 => (0u8..3).prop_map(|group| Do::ReleaseGroup { group }),
-        1 => pick().prop_map(|pick| Do::Discard { pick }),
+            .prop_map(|(main, max_attempts, base_ms)| Operation::SetQueue { main, max_attempts, base_ms }),
+        1 => pick().prop_map(|pick| Operation::Release { pick }),
+        1 => (0u8..3).prop_map(|group| Operation::ReleaseGroup { group }),
+        1 => pick().prop_map(|pick| Operation::Discard { pick }),
         2 => (any_queue(), any::<bool>(), cause, prop_oneof![Just(1u32), Just(20), Just(500)])
-            .prop_map(|(from, to_other, cause, per_second)| Do::Redrive { from, to_other, cause, per_second }),
-        1 => Just(Do::CancelRedrive),
+            .prop_map(|(from, to_other, cause, per_second)| Operation::Redrive { from, to_other, cause, per_second }),
+        1 => Just(Operation::CancelRedrive),
     ]
 }
 
@@ -205,8 +205,8 @@ impl Setup {
 }
 
 /// The answers of one wave, compared when it has ended.
-enum Awaited {
-    Sent(usize, Vec<New>, ReplyReceiver<rig::Sends>),
+enum ExpectedReply {
+    Sent(usize, Vec<NewModelMessage>, ReplyReceiver<rig::Sends>),
     Received(Receive, ReplyReceiver<Vec<RawDelivery>>),
     Settled(usize, Vec<(Option<DeliveryRef>, Settlement)>, ReplyReceiver<rig::Settles>),
     Extended(usize, Option<DeliveryRef>, u64, bool, ReplyReceiver<rig::Extends>),
@@ -301,31 +301,35 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
         Some((self.names.iter().position(|other| other == name)?, delivery))
     }
 
-    fn bent(queue: usize, delivery: DeliveryRef, bend: Bend) -> (usize, Option<DeliveryRef>) {
-        match bend {
-            Bend::None => (queue, Some(delivery)),
-            Bend::Garbage => (queue, None),
-            Bend::OtherQueue => ((queue + 1) % QUEUES.len(), Some(delivery)),
-            Bend::OtherFence => {
+    fn changed_receipt(
+        queue: usize,
+        delivery: DeliveryRef,
+        receipt_change: ReceiptChange,
+    ) -> (usize, Option<DeliveryRef>) {
+        match receipt_change {
+            ReceiptChange::None => (queue, Some(delivery)),
+            ReceiptChange::Garbage => (queue, None),
+            ReceiptChange::OtherQueue => ((queue + 1) % QUEUES.len(), Some(delivery)),
+            ReceiptChange::OtherFence => {
                 (queue, Some(DeliveryRef { fence: delivery.fence + 1_000_000_000, ..delivery }))
             }
         }
     }
 
-    fn make(&self, op: &Do) -> Option<(Op, Awaited)> {
+    fn make(&self, op: &Operation) -> Option<(Op, ExpectedReply)> {
         let name = |queue: usize| self.names[queue].clone();
         Some(match op.clone() {
-            Do::Send { queue, news } => {
-                let outgoing = |new: &New| {
+            Operation::Send { queue, news } => {
+                let outgoing = |new: &NewModelMessage| {
                     let mut outgoing =
                         rig::outgoing(&new.body, new.dedup.as_deref(), new.group.map(rig::group));
                     (outgoing.priority, outgoing.delay_ms) = (Priority(new.priority), new.delay_ms);
                     outgoing
                 };
                 let (op, answer) = rig::send(&name(queue), news.iter().map(outgoing).collect());
-                (op, Awaited::Sent(queue, news, answer))
+                (op, ExpectedReply::Sent(queue, news, answer))
             }
-            Do::Receive(receive) => {
+            Operation::Receive(receive) => {
                 let mut request = rig::request(receive.max, receive.lease_ms);
                 match receive.kind {
                     Kind::Plain => {}
@@ -334,51 +338,51 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 }
                 let now = Now { us: self.model.now_ms * 1000 };
                 let (op, answer) = rig::receive(0, &name(receive.queue), request, now, 0);
-                (op, Awaited::Received(receive, answer))
+                (op, ExpectedReply::Received(receive, answer))
             }
-            Do::Settle { settles } => {
+            Operation::Settle { settles } => {
                 let (queue, _) = self.picked(settles[0].0)?;
-                let settle = |(pick, bend, settlement): &(usize, Bend, Settlement)| {
+                let settle = |(pick, receipt_change, settlement): &(usize, ReceiptChange, Settlement)| {
                     let (own, delivery) = self.picked(*pick).expect("something was picked before");
                     // Receipts of other queues are malformed here, which is tested too.
-                    (Self::bent(own, delivery, *bend).1, settlement.clone())
+                    (Self::changed_receipt(own, delivery, *receipt_change).1, settlement.clone())
                 };
                 let settles: Vec<_> = settles.iter().map(settle).collect();
                 let (op, answer) = rig::settle(&name(queue), settles.clone());
-                (op, Awaited::Settled(queue, settles, answer))
+                (op, ExpectedReply::Settled(queue, settles, answer))
             }
-            Do::Extend { pick, bend, lease_ms, own_lease } => {
+            Operation::Extend { pick, receipt_change, lease_ms, own_lease } => {
                 let (queue, delivery) = self.picked(pick)?;
-                let (queue, delivery) = Self::bent(queue, delivery, bend);
+                let (queue, delivery) = Self::changed_receipt(queue, delivery, receipt_change);
                 let (op, answer) = rig::extend(&name(queue), vec![(delivery, lease_ms, own_lease)]);
-                (op, Awaited::Extended(queue, delivery, lease_ms, own_lease, answer))
+                (op, ExpectedReply::Extended(queue, delivery, lease_ms, own_lease, answer))
             }
-            Do::Purge { queue } => {
+            Operation::Purge { queue } => {
                 let name = name(queue);
                 let (op, answer) = rig::job(move |engine, now| engine.purge(now, &name, 0));
-                (op, Awaited::Purged(queue, answer))
+                (op, ExpectedReply::Purged(queue, answer))
             }
-            Do::SetQueue { main, max_attempts, base_ms } => {
+            Operation::SetQueue { main, max_attempts, base_ms } => {
                 let mut config = self.model.queues[main].config.clone();
                 config.retry.max_attempts = max_attempts;
                 config.retry.base_ms = base_ms;
                 let (name, set) = (name(main), config.clone());
                 let (op, answer) = rig::job(move |engine, now| engine.set_queue(now, &name, set, None));
-                (op, Awaited::Set(main, config, answer))
+                (op, ExpectedReply::Set(main, config, answer))
             }
-            Do::Release { pick } => {
+            Operation::Release { pick } => {
                 let (_, delivery) = self.picked(pick)?;
                 let (op, answer) =
                     rig::job(move |engine, now| engine.release(now, delivery.queue, &[delivery.seq]));
-                (op, Awaited::Released(delivery, answer))
+                (op, ExpectedReply::Released(delivery, answer))
             }
-            Do::ReleaseGroup { group } => {
+            Operation::ReleaseGroup { group } => {
                 let id = self.writer.as_ref()?.engine.find(&name(2)).ok()?;
                 let (op, answer) =
                     rig::job(move |engine, now| engine.release_group(now, id, &rig::group(group)));
-                (op, Awaited::ReleasedGroup(group, answer))
+                (op, ExpectedReply::ReleasedGroup(group, answer))
             }
-            Do::Discard { pick } => {
+            Operation::Discard { pick } => {
                 let (_, delivery) = self.picked(pick)?;
                 let (op, answer) = rig::job(move |engine, now| {
                     engine
@@ -387,9 +391,9 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                         })
                         .0
                 });
-                (op, Awaited::Discarded(delivery, answer))
+                (op, ExpectedReply::Discarded(delivery, answer))
             }
-            Do::Redrive { from, to_other, cause, per_second } => {
+            Operation::Redrive { from, to_other, cause, per_second } => {
                 let to = to_other.then_some(from ^ 1);
                 let filter = RedriveFilter { cause, ..RedriveFilter::default() };
                 let request = RedriveRequest {
@@ -401,12 +405,12 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 };
                 let (op, answer) =
                     rig::job(move |engine, now| engine.start_redrive(now, request).map(|task| task.id));
-                (op, Awaited::Redriven(from, to, cause, per_second, answer))
+                (op, ExpectedReply::Redriven(from, to, cause, per_second, answer))
             }
-            Do::CancelRedrive => {
+            Operation::CancelRedrive => {
                 let id = self.model.redrives.last()?.id;
                 let (op, answer) = rig::job(move |engine, now| engine.cancel_redrive(now, id).is_ok());
-                (op, Awaited::Cancelled(id, answer))
+                (op, ExpectedReply::Cancelled(id, answer))
             }
         })
     }
@@ -416,9 +420,9 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
         self.names.iter().position(|other| other == name).expect("one of ours")
     }
 
-    fn compare(&mut self, awaited: &mut Awaited) {
+    fn compare(&mut self, awaited: &mut ExpectedReply) {
         match awaited {
-            Awaited::Sent(queue, news, answer) => {
+            ExpectedReply::Sent(queue, news, answer) => {
                 for (new, sent) in news.iter().zip(got(answer)) {
                     let seq = sent.as_ref().map_or(0, |sent| sent.id.0 as u64 & ((1 << 62) - 1));
                     let expected = self.model.send(*queue, new, seq);
@@ -435,8 +439,8 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                     }
                 }
             }
-            Awaited::Received(receive, answer) => self.compare_deliveries(receive, &got(answer)),
-            Awaited::Settled(queue, settles, answer) => {
+            ExpectedReply::Received(receive, answer) => self.compare_deliveries(receive, &got(answer)),
+            ExpectedReply::Settled(queue, settles, answer) => {
                 for ((delivery, settlement), settled) in settles.iter().zip(got(answer)) {
                     let expected = match delivery.filter(|delivery| self.index(*delivery) == *queue) {
                         None => Err(SettleError::Malformed),
@@ -445,7 +449,7 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                     assert_eq!(settled, expected, "{settlement:?}");
                 }
             }
-            Awaited::Extended(queue, delivery, lease_ms, own_lease, answer) => {
+            ExpectedReply::Extended(queue, delivery, lease_ms, own_lease, answer) => {
                 let expected = match delivery.filter(|delivery| self.index(*delivery) == *queue) {
                     None => Err(SettleError::Malformed),
                     Some(delivery) => {
@@ -454,29 +458,29 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
                 };
                 assert_eq!(got(answer)[0].clone().map(|left| left.lease_ms), expected);
             }
-            Awaited::Purged(queue, answer) => assert_eq!(got(answer), Ok(self.model.purge(*queue))),
-            Awaited::Set(queue, config, answer) => {
+            ExpectedReply::Purged(queue, answer) => assert_eq!(got(answer), Ok(self.model.purge(*queue))),
+            ExpectedReply::Set(queue, config, answer) => {
                 got(answer).expect("a valid configuration");
                 self.model.queues[*queue].config = config.clone();
             }
-            Awaited::Released(delivery, answer) => {
+            ExpectedReply::Released(delivery, answer) => {
                 let queue = self.index(*delivery);
                 assert_eq!(got(answer), self.model.release(queue, delivery.seq));
             }
-            Awaited::ReleasedGroup(group, answer) => {
+            ExpectedReply::ReleasedGroup(group, answer) => {
                 assert_eq!(got(answer).is_ok(), self.model.release_group(2, *group));
             }
-            Awaited::Discarded(delivery, answer) => {
+            ExpectedReply::Discarded(delivery, answer) => {
                 let queue = self.index(*delivery);
                 assert_eq!(got(answer), self.model.discard(queue, delivery.seq));
             }
-            Awaited::Redriven(from, to, cause, per_second, answer) => {
+            ExpectedReply::Redriven(from, to, cause, per_second, answer) => {
                 let started = got(answer);
                 let id = started.as_ref().copied().unwrap_or(0);
                 let expected = self.model.start_redrive(id, *from, *to, *cause, u64::from(*per_second));
                 assert_eq!(started.is_ok(), expected, "{started:?}");
             }
-            Awaited::Cancelled(id, answer) => assert_eq!(got(answer), self.model.cancel_redrive(*id)),
+            ExpectedReply::Cancelled(id, answer) => assert_eq!(got(answer), self.model.cancel_redrive(*id)),
         }
     }
 
@@ -533,7 +537,8 @@ impl<S: Storage, R: Fn(S) -> (S, Ids)> Run<S, R> {
             let stats = engine.queue(engine.find(&name).expect("there")).stats();
             let model = &self.model.queues[queue];
             let counts = [stats.ready, stats.delayed, stats.in_flight, stats.parked];
-            let expected = [At::Ready, At::Delayed, At::InFlight, At::Parked].map(|at| model.count(at));
+            let expected = [ModelPlace::Ready, ModelPlace::Delayed, ModelPlace::InFlight, ModelPlace::Parked]
+                .map(|at| model.count(at));
             assert_eq!(counts, expected, "{name}: ready, delayed, in flight, parked");
             assert_eq!(
                 stats.bytes,

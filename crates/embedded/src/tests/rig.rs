@@ -115,7 +115,7 @@ pub(super) fn job<T: Send + 'static>(
     job: impl FnOnce(&mut Engine, Now) -> T + Send + 'static,
 ) -> (Op, ReplyReceiver<T>) {
     let (reply, answer) = oneshot::channel();
-    let job = move |engine: &mut Engine, now: Now| -> crate::writer::Done {
+    let job = move |engine: &mut Engine, now: Now| -> crate::writer::AfterWave {
         let value = job(engine, now);
         Box::new(move |failed| drop(reply.send(failed.map_or(Ok(value), Err))))
     };

@@ -7,7 +7,7 @@ use hapax_core::ledger::protocol::Stage;
 use hapax_core::store::FailedAttempt;
 use hapax_core::{Document, DocumentName, GroupId, QueueName, RedriveTask};
 
-use crate::engine::{Loaded, Loader};
+use crate::engine::{LoadedRow, Loader};
 use crate::record::{
     AttemptRow, BodyRow, DeadRow, DedupRow, FLAG_DEAD, FLAG_HISTORY, FLAG_KEYED, Header, LedgerRow,
     MessageRow, QueueRow, Record, Tally,
@@ -263,42 +263,42 @@ impl Storage for SimStorage {
         // The trait's guarantee: loaded rows survive a power cut.
         self.sync();
         let tables = &self.committed;
-        tables.queues.values().for_each(|row| loader.add(Loaded::Queue(row.clone())));
+        tables.queues.values().for_each(|row| loader.add(LoadedRow::Queue(row.clone())));
         for row in tables.messages.values() {
-            loader.add(Loaded::Message { row: row.clone(), damaged: false });
+            loader.add(LoadedRow::Message { row: row.clone(), damaged: false });
         }
         for (queue, group, seq) in &tables.halted {
-            loader.add(Loaded::Halted { queue: *queue, group: group.clone(), seq: *seq });
+            loader.add(LoadedRow::Halted { queue: *queue, group: group.clone(), seq: *seq });
         }
         let from_ms = loader.dedup_memory_from_ms();
         let mut dedup: Vec<_> = tables.dedup.iter().map(|((queue, _), row)| (*queue, *row)).collect();
         dedup.sort_unstable_by_key(|(_, row)| row.sent_ms);
         for (queue, row) in dedup {
             loader.add(if row.sent_ms < from_ms {
-                Loaded::DedupMinute { queue, minute: row.sent_ms / 60_000, rows: 1 }
+                LoadedRow::DedupMinute { queue, minute: row.sent_ms / 60_000, rows: 1 }
             } else {
-                Loaded::Dedup { queue, row }
+                LoadedRow::Dedup { queue, row }
             });
         }
         for ((queue, _), row) in &tables.attempts {
-            loader.add(Loaded::Attempt { queue: *queue, row: row.clone() });
+            loader.add(LoadedRow::Attempt { queue: *queue, row: row.clone() });
         }
         for (task, upto, cursor) in tables.redrives.values() {
-            loader.add(Loaded::Redrive { task: task.clone(), upto: *upto, cursor: *cursor });
+            loader.add(LoadedRow::Redrive { task: task.clone(), upto: *upto, cursor: *cursor });
         }
         for (row, prune_ms) in tables.ledger.values() {
             if prune_ms.is_none() {
-                loader.add(Loaded::Entry(row.clone()));
+                loader.add(LoadedRow::Entry(row.clone()));
             }
         }
         for (hash, after) in &tables.released {
-            loader.add(Loaded::Released { hash: *hash, after: *after });
+            loader.add(LoadedRow::Released { hash: *hash, after: *after });
         }
         for (name, at_ms) in &tables.deleted {
-            loader.add(Loaded::DeletedQueue { name: name.clone(), at_ms: *at_ms });
+            loader.add(LoadedRow::DeletedQueue { name: name.clone(), at_ms: *at_ms });
         }
-        tables.documents.values().for_each(|document| loader.add(Loaded::Document(document.clone())));
-        loader.add(Loaded::Entries { tally: tables.tally, prune_ms: Some(0) });
+        tables.documents.values().for_each(|document| loader.add(LoadedRow::Document(document.clone())));
+        loader.add(LoadedRow::Entries { tally: tables.tally, prune_ms: Some(0) });
         Ok(())
     }
 

@@ -26,7 +26,7 @@ const STEPS: usize = 150;
 const REPEAT_MS: u64 = 240_000;
 
 /// A pending answer of a client.
-enum Asked {
+enum PendingOp {
     Send(Vec<usize>, ReplyReceiver<rig::Sends>),
     Receive(Receive),
     Settle(usize, Vec<(Option<DeliveryRef>, Settlement)>, ReplyReceiver<rig::Settles>),
@@ -190,7 +190,7 @@ impl Sim {
                 "a rollback left something behind"
             );
         }
-        self.hear(asked);
+        self.collect_replies(asked);
         if self.writer().stopped.is_some() {
             self.refused();
             return self.restart();
@@ -253,7 +253,7 @@ impl Sim {
         self.check();
     }
 
-    fn ask(&mut self) -> Option<(Op, Asked)> {
+    fn ask(&mut self) -> Option<(Op, PendingOp)> {
         Some(match self.rng.u32(..100) {
             0..22 => self.ask_send(),
             22..29 => self.ask_again()?,
@@ -264,7 +264,7 @@ impl Sim {
                 let lease_ms = if self.chance(15) { 0 } else { self.rng.u64(1..20_000) };
                 let (op, answer) =
                     rig::extend(&self.names[queue], vec![(Some(delivery), lease_ms, self.rng.bool())]);
-                (op, Asked::Extend(queue, delivery, lease_ms, answer))
+                (op, PendingOp::Extend(queue, delivery, lease_ms, answer))
             }
             95..99 => {
                 let from = if self.rng.bool() { 1 } else { 3 };
@@ -276,7 +276,7 @@ impl Sim {
                     by: "simulation".into(),
                 };
                 let (op, answer) = rig::job(move |engine, now| engine.start_redrive(now, request).is_ok());
-                (op, Asked::Admin(answer))
+                (op, PendingOp::Admin(answer))
             }
             _ => {
                 let queue = self.rng.usize(..QUEUES.len());
@@ -286,7 +286,7 @@ impl Sim {
                 for message in self.history.messages.iter_mut().filter(|message| message.queue == queue) {
                     message.repeatable = false;
                 }
-                (op, Asked::Purge(queue, answer))
+                (op, PendingOp::Purge(queue, answer))
             }
         })
     }
@@ -296,7 +296,7 @@ impl Sim {
         rig::outgoing(&history::body(message), known.dedup.as_deref(), known.group.map(rig::group))
     }
 
-    fn ask_send(&mut self) -> (Op, Asked) {
+    fn ask_send(&mut self) -> (Op, PendingOp) {
         let queue = [0, 0, 2, 2, ONCE][self.rng.usize(..5)];
         let (mut batch, mut numbers) = (Vec::new(), Vec::new());
         for _ in 0..self.rng.usize(1..4) {
@@ -312,11 +312,11 @@ impl Sim {
             numbers.push(number);
         }
         let (op, answer) = rig::send(&self.names[queue], batch);
-        (op, Asked::Send(numbers, answer))
+        (op, PendingOp::Send(numbers, answer))
     }
 
     /// Repeats a send whose outcome is unknown, or whose sender is not sure.
-    fn ask_again(&mut self) -> Option<(Op, Asked)> {
+    fn ask_again(&mut self) -> Option<(Op, PendingOp)> {
         let now_ms = self.now_ms();
         let may = |message: &history::Message| {
             message.repeatable && message.outcome != Accepted::No && now_ms < message.first_try_ms + REPEAT_MS
@@ -327,10 +327,10 @@ impl Sim {
         let number = numbers.iter().copied().rev().find(unknown).or_else(|| self.rng.choice(numbers))?;
         let outgoing = self.outgoing(number);
         let (op, answer) = rig::send(&self.names[self.history.messages[number].queue], vec![outgoing]);
-        Some((op, Asked::Send(vec![number], answer)))
+        Some((op, PendingOp::Send(vec![number], answer)))
     }
 
-    fn ask_receive(&mut self) -> (Op, Asked) {
+    fn ask_receive(&mut self) -> (Op, PendingOp) {
         let queue = [0, 0, 0, 1, 2, 2, 2, 3, ONCE][self.rng.usize(..9)];
         let lease_ms = self.chance(70).then(|| self.rng.u64(..15_000));
         let mut request = rig::request(self.rng.usize(1..5), lease_ms);
@@ -345,7 +345,7 @@ impl Sim {
         let wait_ms = if waits { 20_000 } else { 0 };
         self.next_id += 1;
         let (op, answer) = rig::receive(self.next_id, &self.names[queue], request, self.time.now(), wait_ms);
-        (op, Asked::Receive(Receive { queue, attempt_id, waits, answer }))
+        (op, PendingOp::Receive(Receive { queue, attempt_id, waits, answer }))
     }
 
     /// Picks a delivery: mostly one of the latest, sometimes a very old one.
@@ -355,7 +355,7 @@ impl Sim {
         self.receipts.get(count.checked_sub(back + 1)?).copied()
     }
 
-    fn ask_settle(&mut self) -> Option<(Op, Asked)> {
+    fn ask_settle(&mut self) -> Option<(Op, PendingOp)> {
         let (queue, delivery) = self.pick()?;
         let settlement = match self.rng.u32(..10) {
             0..5 => Settlement::Ack,
@@ -372,11 +372,11 @@ impl Sim {
             batch.push((Some(DeliveryRef { seq: delivery.seq + 100_000, ..delivery }), Settlement::Ack));
         }
         let (op, answer) = rig::settle(&self.names[queue], batch.clone());
-        Some((op, Asked::Settle(queue, batch, answer)))
+        Some((op, PendingOp::Settle(queue, batch, answer)))
     }
 
     /// Clients read their answers, and the consequences are recorded.
-    fn hear(&mut self, asked: Vec<Asked>) {
+    fn collect_replies(&mut self, asked: Vec<PendingOp>) {
         let crashed = self.writer().storage.crashed;
         let now_ms = self.now_ms();
         let mut fences = Vec::new();
@@ -384,15 +384,15 @@ impl Sim {
         let mut receives = std::mem::take(&mut self.waiting);
         for asked in asked {
             match asked {
-                Asked::Send(numbers, mut answer) => match heard(crashed, &mut answer) {
-                    Heard::Nothing => {}
-                    Heard::Unknown => {
+                PendingOp::Send(numbers, mut answer) => match received_reply(crashed, &mut answer) {
+                    ReplyState::Nothing => {}
+                    ReplyState::Unknown => {
                         self.note(("unknown", &numbers));
                         for number in numbers {
                             self.history.sent(number, None);
                         }
                     }
-                    Heard::Done(sent) => {
+                    ReplyState::Done(sent) => {
                         self.note((&numbers, &sent));
                         for (number, sent) in numbers.iter().zip(sent) {
                             self.history.sent(*number, Some(&sent.expect("a valid message")));
@@ -400,40 +400,42 @@ impl Sim {
                     }
                 },
                 // Waiting receives are served last, or with messages for which no client of this wave has a receipt.
-                Asked::Receive(receive) if receive.waits => receives.push(receive),
-                Asked::Receive(receive) => self.hear_receive(receive, crashed, now_ms, &mut fences),
-                Asked::Settle(queue, batch, mut answer) => {
-                    let answer = heard(crashed, &mut answer);
+                PendingOp::Receive(receive) if receive.waits => receives.push(receive),
+                PendingOp::Receive(receive) => self.hear_receive(receive, crashed, now_ms, &mut fences),
+                PendingOp::Settle(queue, batch, mut answer) => {
+                    let answer = received_reply(crashed, &mut answer);
                     let fifo = is_fifo(queue);
                     for (at, (delivery, settlement)) in batch.iter().enumerate() {
                         let Some(delivery) = delivery else { continue };
                         match &answer {
-                            Heard::Nothing => {}
-                            Heard::Unknown => self.history.settled(*delivery, settlement, fifo, now_ms, None),
-                            Heard::Done(settled) => {
+                            ReplyState::Nothing => {}
+                            ReplyState::Unknown => {
+                                self.history.settled(*delivery, settlement, fifo, now_ms, None);
+                            }
+                            ReplyState::Done(settled) => {
                                 self.note((delivery, &settled[at]));
                                 self.history.settled(*delivery, settlement, fifo, now_ms, Some(&settled[at]));
                             }
                         }
                     }
                 }
-                Asked::Extend(queue, delivery, lease_ms, mut answer) => {
+                PendingOp::Extend(queue, delivery, lease_ms, mut answer) => {
                     let fifo = is_fifo(queue);
-                    let answer = match heard(crashed, &mut answer) {
-                        Heard::Nothing => continue,
-                        Heard::Unknown => None,
-                        Heard::Done(mut extended) => Some(extended.remove(0).map(|left| left.lease_ms)),
+                    let answer = match received_reply(crashed, &mut answer) {
+                        ReplyState::Nothing => continue,
+                        ReplyState::Unknown => None,
+                        ReplyState::Done(mut extended) => Some(extended.remove(0).map(|left| left.lease_ms)),
                     };
                     self.note((delivery, &answer));
                     self.history.extended(delivery, lease_ms, fifo, now_ms, answer.as_ref());
                 }
-                Asked::Purge(queue, mut answer) => {
-                    if !matches!(heard(crashed, &mut answer), Heard::Nothing) {
+                PendingOp::Purge(queue, mut answer) => {
+                    if !matches!(received_reply(crashed, &mut answer), ReplyState::Nothing) {
                         self.note(("purged", queue));
                         self.may_be_gone(queue);
                     }
                 }
-                Asked::Admin(mut answer) => self.note(answer.try_recv().is_ok()),
+                PendingOp::Admin(mut answer) => self.note(answer.try_recv().is_ok()),
             }
         }
         for receive in receives {
@@ -444,16 +446,16 @@ impl Sim {
 
     fn hear_receive(&mut self, mut receive: Receive, crashed: bool, now_ms: u64, fences: &mut Vec<u64>) {
         let commit = self.writer().storage.commits;
-        let raw = match heard(crashed, &mut receive.answer) {
-            Heard::Nothing if receive.answer.is_terminated() => return,
-            Heard::Nothing => return self.waiting.push(receive),
-            Heard::Unknown if receive.queue == ONCE => return self.may_be_gone(ONCE),
-            Heard::Unknown => {
+        let raw = match received_reply(crashed, &mut receive.answer) {
+            ReplyState::Nothing if receive.answer.is_terminated() => return,
+            ReplyState::Nothing => return self.waiting.push(receive),
+            ReplyState::Unknown if receive.queue == ONCE => return self.may_be_gone(ONCE),
+            ReplyState::Unknown => {
                 // If it was a repeated one, its leases may have begun again.
                 let again = receive.attempt_id.and_then(|id| self.attempts.get(&id));
                 return again.into_iter().flatten().for_each(|delivery| self.history.uncertain(*delivery));
             }
-            Heard::Done(raw) => raw,
+            ReplyState::Done(raw) => raw,
         };
         let delivery: Vec<_> = raw.iter().map(|raw| raw.leased.delivery).collect();
         self.note(&delivery);
@@ -487,22 +489,22 @@ impl Sim {
     }
 }
 
-enum Heard<T> {
+enum ReplyState<T> {
     /// Not done, or not yet answered.
     Nothing,
     Unknown,
     Done(T),
 }
 
-fn heard<T>(crashed: bool, answer: &mut ReplyReceiver<T>) -> Heard<T> {
+fn received_reply<T>(crashed: bool, answer: &mut ReplyReceiver<T>) -> ReplyState<T> {
     if crashed {
-        return Heard::Unknown;
+        return ReplyState::Unknown;
     }
     match answer.try_recv() {
-        Ok(Ok(done)) => Heard::Done(done),
-        Ok(Err(StoreError::OutcomeUnknown(_))) => Heard::Unknown,
+        Ok(Ok(done)) => ReplyState::Done(done),
+        Ok(Err(StoreError::OutcomeUnknown(_))) => ReplyState::Unknown,
         // The writer drops a reply without an answer only after a failed read: then nothing of its wave was written.
-        Ok(Err(_)) | Err(_) => Heard::Nothing,
+        Ok(Err(_)) | Err(_) => ReplyState::Nothing,
     }
 }
 

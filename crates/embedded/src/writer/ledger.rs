@@ -16,14 +16,14 @@ use crate::time::Now;
 const RELEASE_STEP: usize = 1_000;
 
 /// Why nothing is known about a key.
-pub(super) enum Unknown {
+pub(super) enum SnapshotError {
     /// The medium failed: the store stops.
     Unread(ReadError),
     /// The entry exists but its content is unreadable.
     Damaged(StoreError),
 }
 
-impl From<ReadError> for Unknown {
+impl From<ReadError> for SnapshotError {
     fn from(error: ReadError) -> Self {
         Self::Unread(error)
     }
@@ -36,9 +36,9 @@ impl<S: Storage> Writer<S> {
         now: Now,
         id: &EntryId,
         hash: u128,
-    ) -> Result<EntrySnapshot, Unknown> {
+    ) -> Result<EntrySnapshot, SnapshotError> {
         let damaged = |problem: &str| {
-            Unknown::Damaged(StoreError::Damaged(format!(
+            SnapshotError::Damaged(StoreError::Damaged(format!(
                 "the ledger's entry {id}: {problem}; what became of its effect cannot be told, `forget` it to let it \
                  happen again"
             )))
@@ -65,9 +65,9 @@ impl<S: Storage> Writer<S> {
     pub(super) fn clear_entry(&mut self, now: Now, id: &EntryId, redriven: bool) -> Result<(), ReadError> {
         match self.entry_snapshot(now, id, id.hash()) {
             Ok(snapshot) => self.engine.clear_entry(now, &snapshot, redriven),
-            Err(Unknown::Unread(error)) => return Err(error),
+            Err(SnapshotError::Unread(error)) => return Err(error),
             // The next claim on the entry reports the damage.
-            Err(Unknown::Damaged(_)) => {}
+            Err(SnapshotError::Damaged(_)) => {}
         }
         Ok(())
     }
@@ -84,10 +84,10 @@ impl<S: Storage> Writer<S> {
     }
 
     /// Returns the error to answer with. After a failed read it stops the store.
-    fn refused(&mut self, unknown: Unknown) -> StoreError {
+    fn refused(&mut self, unknown: SnapshotError) -> StoreError {
         match unknown {
-            Unknown::Damaged(error) => error,
-            Unknown::Unread(error) => {
+            SnapshotError::Damaged(error) => error,
+            SnapshotError::Unread(error) => {
                 self.stop_unread(&error);
                 self.stopped.clone().expect("just stopped")
             }
@@ -101,7 +101,7 @@ impl<S: Storage> Writer<S> {
     }
 
     /// Answers after the commit, or with the error at once.
-    fn answer_result<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, Unknown>) {
+    fn answer_result<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, SnapshotError>) {
         match result {
             Ok(value) => self.answer_later(reply, value),
             Err(unknown) => {
@@ -129,7 +129,7 @@ impl<S: Storage> Writer<S> {
                 }
                 self.stats.operations += batch.len() as u64;
                 let renewed = self.renew(now, batch);
-                self.answer_result(reply, renewed.map_err(Unknown::Unread));
+                self.answer_result(reply, renewed.map_err(SnapshotError::Unread));
             }
             LedgerOp::End { batch, reply } => {
                 if let Some(error) = stopped {
@@ -137,7 +137,7 @@ impl<S: Storage> Writer<S> {
                 }
                 self.stats.operations += batch.len() as u64;
                 let ended: Result<Vec<_>, _> = batch.iter().map(|end| self.end_claim(now, end)).collect();
-                self.answer_result(reply, ended.map_err(Unknown::Unread));
+                self.answer_result(reply, ended.map_err(SnapshotError::Unread));
             }
             LedgerOp::Read { id, reply } => {
                 if let Some(error) = stopped {
@@ -165,7 +165,7 @@ impl<S: Storage> Writer<S> {
                 let hash = id.hash();
                 let forgotten = match self.entry_snapshot(now, &id, hash) {
                     Ok(snapshot) => Ok(self.engine.forget_entry(now, &snapshot, &by)),
-                    Err(Unknown::Damaged(_)) => self.forget_damaged(now, &id, &by),
+                    Err(SnapshotError::Damaged(_)) => self.forget_damaged(now, &id, &by),
                     Err(unread) => Err(unread),
                 };
                 self.answer_result(reply, forgotten);
@@ -178,9 +178,9 @@ impl<S: Storage> Writer<S> {
         now: Now,
         id: &EntryId,
         by: &str,
-    ) -> Result<Result<(), ResolveError>, Unknown> {
+    ) -> Result<Result<(), ResolveError>, SnapshotError> {
         if !self.storage.can_drop(id.hash())? {
-            return Err(Unknown::Damaged(StoreError::Damaged(format!(
+            return Err(SnapshotError::Damaged(StoreError::Damaged(format!(
                 "the ledger's entry {id} is so damaged that it cannot be removed; restore a backup"
             ))));
         }
@@ -211,8 +211,8 @@ impl<S: Storage> Writer<S> {
     ) -> Result<Result<EntrySnapshot, TokenError>, ReadError> {
         match self.entry_snapshot(now, id, hash) {
             Ok(snapshot) => Ok(Ok(snapshot)),
-            Err(Unknown::Damaged(_)) => Ok(Err(TokenError::Damaged)),
-            Err(Unknown::Unread(error)) => Err(error),
+            Err(SnapshotError::Damaged(_)) => Ok(Err(TokenError::Damaged)),
+            Err(SnapshotError::Unread(error)) => Err(error),
         }
     }
 
@@ -237,7 +237,7 @@ impl<S: Storage> Writer<S> {
         match settled {
             Ok(settled) => self.pending_replies.push(PendingReply::Settled(reply, settled)),
             Err(error) => {
-                let error = self.refused(Unknown::Unread(error));
+                let error = self.refused(SnapshotError::Unread(error));
                 let _ = reply.send(Err(error));
             }
         }
@@ -295,10 +295,15 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    fn decide_claim(&mut self, now: Now, again: bool, waiter: &ClaimWaiter) -> Result<ClaimReply, Unknown> {
+    fn decide_claim(
+        &mut self,
+        now: Now,
+        again: bool,
+        waiter: &ClaimWaiter,
+    ) -> Result<ClaimReply, SnapshotError> {
         let claiming = &waiter.claiming;
         let snapshot = match self.entry_snapshot(now, &claiming.request.id, claiming.hash) {
-            Err(Unknown::Damaged(error)) => return Ok(Err(ClaimError::Store(error))),
+            Err(SnapshotError::Damaged(error)) => return Ok(Err(ClaimError::Store(error))),
             snapshot => snapshot?,
         };
         let claimed = self.engine.claim(now, &snapshot, &claiming.request, again);

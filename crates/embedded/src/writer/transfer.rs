@@ -8,7 +8,7 @@ use hapax_core::{
     QueueName, RememberedId, SendError, StoreError, TransferScope, policy,
 };
 
-use super::ledger::Unknown;
+use super::ledger::SnapshotError;
 use super::{PendingReply, Reply, Writer};
 use crate::record::{Content, ImportedRow, Record};
 use crate::storage::{ReadError, Storage};
@@ -17,7 +17,7 @@ use crate::transfer::PreparedItem;
 
 type Answers = Vec<Result<Imported, SendError>>;
 /// The answer to one item; the medium may fail.
-type One = Result<Result<Imported, SendError>, ReadError>;
+type ImportResult = Result<Result<Imported, SendError>, ReadError>;
 
 fn invalid(problem: impl Into<String>) -> Result<Imported, SendError> {
     Err(SendError::Invalid(problem.into()))
@@ -89,7 +89,13 @@ impl<S: Storage> Writer<S> {
         Ok(answers)
     }
 
-    fn import_one(&mut self, now: Now, queue: Option<u32>, item: PreparedItem, live: &HashSet<u64>) -> One {
+    fn import_one(
+        &mut self,
+        now: Now,
+        queue: Option<u32>,
+        item: PreparedItem,
+        live: &HashSet<u64>,
+    ) -> ImportResult {
         match (item.item, queue) {
             (ExportedItem::Message(message), Some(queue)) => {
                 let content = item.content.expect("a message was prepared");
@@ -115,7 +121,7 @@ impl<S: Storage> Writer<S> {
         message: ExportedMessage,
         content: Content,
         live: &HashSet<u64>,
-    ) -> One {
+    ) -> ImportResult {
         let id = message.id;
         if self.is_there(id, live) {
             return Ok(Ok(Imported::AlreadyThere));
@@ -153,7 +159,7 @@ impl<S: Storage> Writer<S> {
         group: &GroupId,
         id: Option<MessageId>,
         live: &HashSet<u64>,
-    ) -> One {
+    ) -> ImportResult {
         if !self.engine.queue(queue).config.is_fifo() {
             return Ok(invalid("only a FIFO queue has groups that can be halted"));
         }
@@ -184,7 +190,7 @@ impl<S: Storage> Writer<S> {
         Ok(Ok(Imported::Added))
     }
 
-    fn import_dedup(&mut self, now: Now, queue: u32, remembered: &RememberedId) -> One {
+    fn import_dedup(&mut self, now: Now, queue: u32, remembered: &RememberedId) -> ImportResult {
         let RememberedId { hash, id, sent_ms } = remembered;
         let Some(key) = u128::from_str_radix(hash, 16).ok().filter(|_| hash.len() == 32) else {
             return Ok(invalid(format!("hash {hash:?} is not valid: use 32 hexadecimal digits")));
@@ -214,11 +220,11 @@ impl<S: Storage> Writer<S> {
         seq
     }
 
-    fn import_entry(&mut self, now: Now, entry: ExportedEntry) -> One {
+    fn import_entry(&mut self, now: Now, entry: ExportedEntry) -> ImportResult {
         let hash = entry.id.hash();
         match self.entry_snapshot(now, &entry.id, hash) {
-            Err(Unknown::Unread(error)) => Err(error),
-            Err(Unknown::Damaged(error)) => Ok(invalid(error.to_string())),
+            Err(SnapshotError::Unread(error)) => Err(error),
+            Err(SnapshotError::Damaged(error)) => Ok(invalid(error.to_string())),
             Ok(known) if known.entry().is_some() => Ok(Ok(Imported::AlreadyThere)),
             Ok(known) => Ok(self.engine.import_entry(now, &known, entry).map(|()| Imported::Added)),
         }

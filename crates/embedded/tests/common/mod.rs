@@ -27,19 +27,19 @@ pub fn say(line: &str) {
     out.flush().unwrap();
 }
 
-/// Starts the test `child` as a process, tells it a number, and kills it when `hear` has accepted `enough` lines. The
-/// lines that it printed before it died are also passed to `hear`.
-pub fn kill_child_after(folder: &Path, number: u64, enough: usize, mut hear: impl FnMut(&str) -> bool) {
+/// Starts the test `child` as a process, tells it a number, and kills it when `read_line` has accepted `enough` lines. The
+/// lines that it printed before it died are also passed to `read_line`.
+pub fn kill_child_after(folder: &Path, number: u64, enough: usize, mut read_line: impl FnMut(&str) -> bool) {
     let mut child = start_child("child", folder);
     child.write_line(&number.to_string());
     let mut count = 0;
     while count < enough {
         let line = child.next_line().unwrap_or_else(|| panic!("it ended by itself:\n{}", child.log()));
-        count += usize::from(hear(&line));
+        count += usize::from(read_line(&line));
     }
     assert_eq!(child.kill().signal(), Some(9), "it ended by itself:\n{}", child.log());
     while let Some(line) = child.next_line() {
-        hear(&line);
+        read_line(&line);
     }
 }
 

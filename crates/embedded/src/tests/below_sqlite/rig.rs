@@ -50,7 +50,7 @@ pub struct HeldDelivery {
     claim: Option<u64>,
 }
 
-enum Asked {
+enum PendingOp {
     Send(Vec<u64>, ReplyReceiver<Vec<Result<Sent, SendError>>>),
     Receive(usize, ReplyReceiver<Vec<RawDelivery>>),
     Settle(Vec<(HeldDelivery, Settlement)>, ReplyReceiver<Vec<Result<Settled, SettleError>>>),
@@ -196,7 +196,7 @@ impl Rig {
         (0..count).find_map(|_| self.step().error)
     }
 
-    fn send(&mut self) -> (Asked, Op) {
+    fn send(&mut self) -> (PendingOp, Op) {
         let numbers: Vec<_> = (0..self.rng.u64(1..4)).map(|n| self.ledger.next + n).collect();
         self.ledger.next += numbers.len() as u64;
         let batch = numbers.iter().map(|&number| {
@@ -219,10 +219,10 @@ impl Rig {
         });
         let batch = batch.collect();
         let (reply, answer) = oneshot::channel();
-        (Asked::Send(numbers, answer), Op::Send { queue: queue_name(0), batch, reply })
+        (PendingOp::Send(numbers, answer), Op::Send { queue: queue_name(0), batch, reply })
     }
 
-    fn receive(&mut self) -> (Asked, Op) {
+    fn receive(&mut self) -> (PendingOp, Op) {
         let queue = usize::from(self.rng.u8(..4) == 0);
         let request = ReceiveRequest {
             max: self.rng.usize(1..4),
@@ -235,10 +235,10 @@ impl Rig {
         // It does not wait, so the request time does not matter.
         let asked = crate::time::Now { us: 0 };
         let op = Op::Receive { id: 0, queue: queue_name(queue), request, wait_ms: Some(0), asked, reply };
-        (Asked::Receive(queue, answer), op)
+        (PendingOp::Receive(queue, answer), op)
     }
 
-    fn settle(&mut self) -> (Asked, Op) {
+    fn settle(&mut self) -> (PendingOp, Op) {
         let first = self.held.swap_remove(self.rng.usize(..self.held.len()));
         let (mut batch, mut rest) = (vec![first], Vec::new());
         for held in std::mem::take(&mut self.held) {
@@ -267,11 +267,11 @@ impl Rig {
         let pairs = batch.iter().filter(|(_, settlement)| *settlement == Settlement::Ack);
         let pairs = pairs.filter_map(|(held, _)| Some((held.delivery.seq, held.delivery.fence, held.claim?)));
         self.ledger.pairs.extend(pairs);
-        (Asked::Settle(batch, answer), op)
+        (PendingOp::Settle(batch, answer), op)
     }
 
     /// A claim for one of the deliveries.
-    fn claim(&mut self) -> (Asked, Op) {
+    fn claim(&mut self) -> (PendingOp, Op) {
         let held = self.held[self.rng.usize(..self.held.len())];
         let owner = format!("o{}", held.delivery.fence).parse().unwrap();
         let mut request = ClaimRequest::new(entry_id(held.number), owner, 3_000);
@@ -280,21 +280,21 @@ impl Rig {
         let claiming = Box::new(ClaimOp { hash, request, delivery: Some(held.delivery) });
         let (reply, answer) = oneshot::channel();
         let asked = crate::time::Now { us: 0 };
-        (Asked::Claim(held, answer), Op::Ledger(LedgerOp::Claim { claiming, asked, reply }))
+        (PendingOp::Claim(held, answer), Op::Ledger(LedgerOp::Claim { claiming, asked, reply }))
     }
 
     /// Records the answers.
-    fn take(&mut self, asked: Asked) -> Option<StoreError> {
+    fn take(&mut self, asked: PendingOp) -> Option<StoreError> {
         let ledger = &mut self.ledger;
         match asked {
-            Asked::Claim(held, mut answer) => match answer.try_recv().expect("a claim is answered") {
+            PendingOp::Claim(held, mut answer) => match answer.try_recv().expect("a claim is answered") {
                 Ok(claimed) => {
                     self.claimed(&held, claimed.expect("a valid claim").0);
                     None
                 }
                 Err(error) => Some(error),
             },
-            Asked::Send(numbers, mut answer) => match answer.try_recv().expect("a send is answered") {
+            PendingOp::Send(numbers, mut answer) => match answer.try_recv().expect("a send is answered") {
                 Ok(sent) => {
                     assert!(sent.iter().all(Result::is_ok));
                     ledger.there.extend(numbers);
@@ -310,23 +310,25 @@ impl Rig {
                     Some(error)
                 }
             },
-            Asked::Receive(queue, mut answer) => match answer.try_recv().expect("a receive is answered") {
-                Ok(deliveries) => {
-                    for raw in deliveries {
-                        let number = Ledger::number(&raw.content.body).expect("a body of ours");
-                        ledger.delivered(number, raw.leased.delivery.fence);
-                        self.held.push(HeldDelivery {
-                            number,
-                            delivery: raw.leased.delivery,
-                            queue,
-                            claim: None,
-                        });
+            PendingOp::Receive(queue, mut answer) => {
+                match answer.try_recv().expect("a receive is answered") {
+                    Ok(deliveries) => {
+                        for raw in deliveries {
+                            let number = Ledger::number(&raw.content.body).expect("a body of ours");
+                            ledger.delivered(number, raw.leased.delivery.fence);
+                            self.held.push(HeldDelivery {
+                                number,
+                                delivery: raw.leased.delivery,
+                                queue,
+                                claim: None,
+                            });
+                        }
+                        None
                     }
-                    None
+                    Err(error) => Some(error),
                 }
-                Err(error) => Some(error),
-            },
-            Asked::Settle(batch, mut answer) => match answer.try_recv().expect("a settle is answered") {
+            }
+            PendingOp::Settle(batch, mut answer) => match answer.try_recv().expect("a settle is answered") {
                 Ok(settled) => {
                     for ((held, settlement), settled) in batch.iter().zip(settled) {
                         if *settlement == Settlement::Ack && settled.is_ok() {

@@ -1,6 +1,6 @@
 //! One queue of the model: what its own messages tell.
 
-use super::{At, Message, Queue};
+use super::{Message, ModelPlace, Queue};
 
 impl Queue {
     pub(super) fn index(&self, place: u64) -> usize {
@@ -22,7 +22,7 @@ impl Queue {
                 && !left.iter().any(|(_, other)| Some(*other) == group)
         };
         for message in self.messages.iter_mut().filter(|message| free(message.group)) {
-            if matches!(message.at, At::Ready | At::Delayed) && message.base_ms < from_ms {
+            if matches!(message.at, ModelPlace::Ready | ModelPlace::Delayed) && message.base_ms < from_ms {
                 message.base_ms = now_ms;
             }
         }
@@ -32,39 +32,45 @@ impl Queue {
 
     pub fn waiting_in_halted(&self) -> u64 {
         let halted = |group: Option<u8>| self.undecided.iter().any(|(_, other)| Some(*other) == group);
-        let waits = |message: &&Message| matches!(message.at, At::Ready | At::Delayed);
+        let waits = |message: &&Message| matches!(message.at, ModelPlace::Ready | ModelPlace::Delayed);
         self.messages.iter().filter(waits).filter(|message| halted(message.group)).count() as u64
     }
 
-    pub fn count(&self, at: At) -> u64 {
+    pub fn count(&self, at: ModelPlace) -> u64 {
         self.messages.iter().filter(|message| message.at == at).count() as u64
     }
 
     /// When the oldest message was sent; several answers where several are equally old.
     pub fn oldest_sent_ms(&self) -> Vec<u64> {
-        let waiting = || self.messages.iter().filter(|message| message.at != At::Parked);
+        let waiting = || self.messages.iter().filter(|message| message.at != ModelPlace::Parked);
         let Some(oldest_ms) = waiting().map(|message| message.base_ms).min() else { return Vec::new() };
         waiting().filter(|message| message.base_ms == oldest_ms).map(|message| message.sent_ms).collect()
     }
 
     pub(super) fn first_due(&self, now_ms: u64) -> Option<usize> {
-        let timed = |message: &&Message| matches!(message.at, At::Delayed | At::InFlight);
+        let timed = |message: &&Message| matches!(message.at, ModelPlace::Delayed | ModelPlace::InFlight);
         let due = self.messages.iter().filter(timed).filter(|message| message.due_ms <= now_ms);
         due.min_by_key(|message| (message.due_ms, message.place)).map(|message| self.index(message.place))
     }
 
     pub(super) fn in_flight(&self, group: Option<u8>) -> usize {
-        self.messages.iter().filter(|message| message.group == group && message.at == At::InFlight).count()
+        self.messages
+            .iter()
+            .filter(|message| message.group == group && message.at == ModelPlace::InFlight)
+            .count()
     }
 
     /// The places of the messages that come next, all of one group.
     pub(super) fn next(&self, max: usize) -> Vec<u64> {
-        let mut waiting: Vec<_> =
-            self.messages.iter().filter(|message| matches!(message.at, At::Ready | At::Delayed)).collect();
+        let mut waiting: Vec<_> = self
+            .messages
+            .iter()
+            .filter(|message| matches!(message.at, ModelPlace::Ready | ModelPlace::Delayed))
+            .collect();
         waiting.sort_by_key(|message| (u8::MAX - message.priority, message.place.max(message.requeue_order)));
         if !self.config.is_fifo() {
-            waiting.retain(|message| message.at == At::Ready);
-            let total = self.count(At::InFlight) as usize;
+            waiting.retain(|message| message.at == ModelPlace::Ready);
+            let total = self.count(ModelPlace::InFlight) as usize;
             let noisy = |message: &&&Message| {
                 let in_flight = self.in_flight(message.group);
                 message.group.is_some() && in_flight >= 30 && in_flight * 10 > total
@@ -76,14 +82,14 @@ impl Queue {
         let halted = |group: Option<u8>| self.undecided.iter().any(|(_, other)| Some(*other) == group);
         // The first place of a group that is in flight: nothing behind it can be delivered.
         let first_in_flight = |group: Option<u8>| {
-            let in_flight = self.messages.iter().filter(|m| m.group == group && m.at == At::InFlight);
+            let in_flight = self.messages.iter().filter(|m| m.group == group && m.at == ModelPlace::InFlight);
             in_flight.map(|message| message.place).min().unwrap_or(u64::MAX)
         };
         let heads = waiting.iter().filter(|message| {
             let ahead =
                 waiting.iter().any(|other| other.group == message.group && other.place < message.place);
             !ahead
-                && message.at == At::Ready
+                && message.at == ModelPlace::Ready
                 && !halted(message.group)
                 && message.place < first_in_flight(message.group)
         });
@@ -99,7 +105,7 @@ impl Queue {
         let (group, until) = (head.group, first_in_flight(head.group));
         let of_group = waiting.iter().filter(|message| message.group == group);
         let in_a_row =
-            of_group.take_while(|message| message.at == At::Ready && message.place < until).take(max);
+            of_group.take_while(|message| message.at == ModelPlace::Ready && message.place < until).take(max);
         in_a_row.map(|message| message.place).collect()
     }
 }
