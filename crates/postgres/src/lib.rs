@@ -134,11 +134,13 @@ impl PostgresStore {
     #[doc(hidden)]
     pub async fn quiet(&self) {
         self.ledger.quiet().await;
+        self.queues.quiet().await;
     }
 
     /// For tests that replace the database's clock: lets waiting calls and timed work look at it again.
     #[doc(hidden)]
     pub async fn clock_moved(&self) -> Result<(), StoreError> {
+        self.queues.look_again();
         self.ledger.clock_moved().await
     }
 }

@@ -33,6 +33,12 @@ const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../migrations/0003_documents.sql"),
         readers_from: 1,
     },
+    Migration {
+        version: 4,
+        name: "queues",
+        sql: include_str!("../migrations/0004_queues.sql"),
+        readers_from: 1,
+    },
 ];
 
 /// The version of the schema that this program makes.

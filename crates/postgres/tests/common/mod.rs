@@ -110,6 +110,24 @@ impl Database {
         PostgresStore::open(&self.url(), Options::default()).await.unwrap()
     }
 
+    /// Removes everything that earlier tests have left, but not the schema. Much faster than a new database.
+    pub async fn clear(&self) {
+        let mut connection = self.connect().await;
+        // A statement of an earlier test may still be under way.
+        let end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity \
+                   WHERE datname = current_database() AND pid <> pg_backend_pid()";
+        connection.execute(end).await.unwrap();
+        connection
+            .execute(
+                "DO $$ DECLARE t text; BEGIN
+                   FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'hapax'
+                     AND tablename NOT IN ('migration', 'store') LOOP EXECUTE format('DELETE FROM hapax.%I', t); END LOOP;
+                 END $$",
+            )
+            .await
+            .unwrap();
+    }
+
     /// Replaces the database's clock by one that only [`Clock::advance_ms`] moves. Call it before stores are opened.
     pub async fn with_clock(&self) -> Clock {
         let mut connection = self.connect().await;
@@ -137,6 +155,7 @@ pub struct Clock {
 }
 
 const CLOCK: &str = "
+DROP SCHEMA IF EXISTS hapax_test CASCADE;
 CREATE SCHEMA hapax_test;
 CREATE TABLE hapax_test.clock (now_us bigint NOT NULL, started_ms bigint NOT NULL);
 INSERT INTO hapax_test.clock VALUES (1800000000000000, 1700000000000);

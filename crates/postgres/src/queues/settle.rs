@@ -1,0 +1,370 @@
+//! SupportedSettlements and extensions. Acks and extensions of leases that have not ended, of all calls that wait, go into one
+//! statement; everything else is a transaction per call.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hapax_core::policy::LEASE_MS_MAX;
+use hapax_core::store::QueueTotals;
+use hapax_core::{
+    Batch, Extend, MessageId, QueueName, RemainingLease, Settle, SettleError, Settled, Settlement, validate,
+};
+use sqlx::{Connection as _, PgConnection, Row as _};
+
+use super::receipt::Named;
+use super::transaction::{Effects, finish, work_on};
+use super::write::seqs_of;
+use super::{Inner, Queue};
+use crate::error::{Access, Failure};
+use crate::merge::Merger;
+use crate::{Base, BoxFuture};
+
+/// The acks of one call.
+pub(super) struct Acks {
+    queue_id: i32,
+    named: Vec<Named>,
+}
+
+/// The extensions of one call; a receipt occurs once.
+pub(super) struct Extends {
+    queue_id: i32,
+    named: Vec<(Named, u64, bool)>,
+}
+
+/// An extension: the fence, the lease, and whether it is the delivery's own.
+type Wanted = (u64, u64, bool);
+
+/// Receipts of one statement.
+const WEIGHT_MAX: usize = 2_000;
+
+pub(super) fn ack_merger(base: &Base) -> Merger<Acks, Vec<(u64, u64)>> {
+    Merger::new(base.pool.clone(), "ack", Access::Write, WEIGHT_MAX, |db, calls| {
+        Box::pin(async move { ack_all(db, &calls).await })
+    })
+}
+
+pub(super) fn extend_merger(base: &Base) -> Merger<Extends, Vec<(u64, u64)>> {
+    Merger::new(base.pool.clone(), "extend", Access::Write, WEIGHT_MAX, |db, calls| {
+        Box::pin(async move { extend_all(db, &calls).await })
+    })
+}
+
+async fn ack_all(db: &mut PgConnection, calls: &[Acks]) -> Result<Vec<Vec<(u64, u64)>>, Failure> {
+    let mut queues: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
+    for (at, call) in calls.iter().enumerate() {
+        queues.entry(call.queue_id).or_default().push(at);
+    }
+    let mut answers = vec![Vec::new(); calls.len()];
+    if queues.len() == 1 {
+        ack_queues(db, calls, queues, &mut answers).await?;
+    } else {
+        let mut transaction = db.begin().await?;
+        ack_queues(&mut transaction, calls, queues, &mut answers).await?;
+        transaction.commit().await?;
+    }
+    Ok(answers)
+}
+
+async fn ack_queues(
+    db: &mut PgConnection,
+    calls: &[Acks],
+    queues: BTreeMap<i32, Vec<usize>>,
+    answers: &mut [Vec<(u64, u64)>],
+) -> Result<(), Failure> {
+    for (queue_id, at) in queues {
+        let mut named: Vec<(u64, u64)> =
+            at.iter().flat_map(|at| &calls[*at].named).map(|named| (named.seq, named.fence)).collect();
+        named.sort_unstable();
+        let (seqs, fences): (Vec<i64>, Vec<i64>) =
+            named.into_iter().map(|(seq, fence)| (seq as i64, fence as i64)).unzip();
+        let sql = "SELECT acked, fences FROM hapax.q_ack($1, $2, $3)";
+        let row = sqlx::query(sql).bind(queue_id).bind(seqs).bind(fences).fetch_one(&mut *db).await?;
+        let (acked, fences): (Vec<i64>, Vec<i64>) = (row.try_get("acked")?, row.try_get("fences")?);
+        let mut acked: Vec<(u64, u64)> =
+            acked.into_iter().zip(fences).map(|(seq, fence)| (seq as u64, fence as u64)).collect();
+        for at in at {
+            for named in &calls[at].named {
+                // Of two acks of the same delivery, the first is told.
+                if let Some(found) = acked.iter().position(|ended| *ended == (named.seq, named.fence)) {
+                    answers[at].push(acked.swap_remove(found));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn extend_all(db: &mut PgConnection, calls: &[Extends]) -> Result<Vec<Vec<(u64, u64)>>, Failure> {
+    let mut answers = vec![Vec::new(); calls.len()];
+    // The last extension of a delivery holds. One of another fence is left to a closer look.
+    let mut queues: BTreeMap<i32, BTreeMap<u64, Wanted>> = BTreeMap::new();
+    for call in calls {
+        for (named, lease_ms, own) in &call.named {
+            let of_queue = queues.entry(call.queue_id).or_default();
+            let own =
+                *own || of_queue.get(&named.seq).is_some_and(|(fence, _, own)| *own && *fence == named.fence);
+            of_queue.insert(named.seq, (named.fence, *lease_ms, own));
+        }
+    }
+    if queues.len() == 1 {
+        extend_queues(db, calls, queues, &mut answers).await?;
+    } else {
+        let mut transaction = db.begin().await?;
+        extend_queues(&mut transaction, calls, queues, &mut answers).await?;
+        transaction.commit().await?;
+    }
+    Ok(answers)
+}
+
+async fn extend_queues(
+    db: &mut PgConnection,
+    calls: &[Extends],
+    queues: BTreeMap<i32, BTreeMap<u64, Wanted>>,
+    answers: &mut [Vec<(u64, u64)>],
+) -> Result<(), Failure> {
+    for (queue_id, named) in queues {
+        let column = |of: fn(&Wanted) -> u64| named.values().map(|one| of(one) as i64).collect::<Vec<i64>>();
+        let sql = "SELECT seq, fence FROM hapax.q_extend($1, $2, $3, $4, $5, $6)";
+        let rows = sqlx::query(sql)
+            .bind(queue_id)
+            .bind(named.keys().map(|seq| *seq as i64).collect::<Vec<i64>>())
+            .bind(column(|(fence, ..)| *fence))
+            .bind(column(|(_, lease_ms, _)| *lease_ms))
+            .bind(named.values().map(|(.., own)| *own).collect::<Vec<bool>>())
+            .bind(LEASE_MS_MAX as i64)
+            .fetch_all(&mut *db)
+            .await?;
+        for row in rows {
+            let (seq, fence): (i64, i64) = (row.try_get("seq")?, row.try_get("fence")?);
+            let its = |named: &Named| (named.seq, named.fence) == (seq as u64, fence as u64);
+            for (answers, call) in answers.iter_mut().zip(calls) {
+                if call.queue_id == queue_id && call.named.iter().any(|(named, ..)| its(named)) {
+                    answers.push((seq as u64, fence as u64));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Inner {
+    pub(super) async fn settle(
+        self: &Arc<Self>,
+        name: &QueueName,
+        batch: Vec<Settle>,
+    ) -> Batch<Settled, SettleError> {
+        validate::batch("settle", batch.len())?;
+        let queue = self.known_or_read(name).await?;
+        if batch.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut answers: Vec<Option<Result<Settled, SettleError>>> = vec![None; batch.len()];
+        let plain = |settle: &Settle| settle.settlement == Settlement::Ack && settle.claim.is_none();
+        if !queue.config.is_fifo() && batch.iter().all(plain) {
+            self.ack_plain(&queue, &batch, &mut answers).await?;
+        }
+        let rest: Vec<(usize, Settle)> =
+            batch.into_iter().enumerate().filter(|(at, _)| answers[*at].is_none()).collect();
+        if !rest.is_empty() {
+            let decided = self.settle_careful(name, rest).await?;
+            for (at, answer) in decided {
+                answers[at] = Some(answer);
+            }
+        }
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// A queue for an operation on receipts. The number of a queue is never used again, so what is known of it holds,
+    /// unless the queue was deleted.
+    async fn known_or_read(&self, name: &QueueName) -> Result<Arc<Queue>, hapax_core::StoreError> {
+        self.queue(name).await
+    }
+
+    async fn ack_plain(
+        &self,
+        queue: &Queue,
+        batch: &[Settle],
+        answers: &mut [Option<Result<Settled, SettleError>>],
+    ) -> Result<(), hapax_core::StoreError> {
+        let named: Vec<Option<Named>> =
+            batch.iter().map(|settle| Named::of(queue.id, &settle.receipt).ok()).collect();
+        let all: Vec<Named> = named.iter().flatten().copied().collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let weight = all.len();
+        let mut acked = self.acks.call(Acks { queue_id: queue.id, named: all }, weight).await?;
+        self.count(queue.id, &QueueTotals { acked: acked.len() as u64, ..QueueTotals::default() });
+        for (answer, named) in answers.iter_mut().zip(&named) {
+            let found =
+                named.and_then(|named| acked.iter().position(|ended| *ended == (named.seq, named.fence)));
+            if let Some(found) = found {
+                acked.swap_remove(found);
+                *answer = Some(Ok(Settled::Acked));
+            }
+        }
+        Ok(())
+    }
+
+    async fn settle_careful(
+        &self,
+        name: &QueueName,
+        batch: Vec<(usize, Settle)>,
+    ) -> Result<Vec<(usize, Result<Settled, SettleError>)>, hapax_core::StoreError> {
+        let (name, batch) = (name.clone(), Arc::new(batch));
+        let settled = self.transact("settle", move |db| {
+            let (name, batch) = (name.clone(), batch.clone());
+            Box::pin(async move { careful_settle(db, &name, &batch).await }) as BoxFuture<'_, _>
+        });
+        let (answers, effects) = settled.await?;
+        self.publish(&effects);
+        Ok(answers)
+    }
+
+    pub(super) async fn extend(
+        self: &Arc<Self>,
+        name: &QueueName,
+        batch: Vec<Extend>,
+    ) -> Batch<RemainingLease, SettleError> {
+        validate::batch("extend", batch.len())?;
+        let queue = self.known_or_read(name).await?;
+        let mut answers: Vec<Option<Result<RemainingLease, SettleError>>> = vec![None; batch.len()];
+        let mut seen = std::collections::HashSet::new();
+        let named: Vec<Option<Named>> = batch
+            .iter()
+            .map(|extend| {
+                let plain = (1..=LEASE_MS_MAX).contains(&extend.lease_ms);
+                let named = Named::of(queue.id, &extend.receipt).ok().filter(|_| plain)?;
+                seen.insert(named.seq).then_some(named)
+            })
+            .collect();
+        let once = seen.len() == batch.len();
+        let all: Vec<_> = named
+            .iter()
+            .zip(&batch)
+            .filter_map(|(named, extend)| Some(((*named)?, extend.lease_ms, extend.own_lease)))
+            .collect();
+        if once && !all.is_empty() {
+            let weight = all.len();
+            let extended = self.extends.call(Extends { queue_id: queue.id, named: all }, weight).await?;
+            for ((answer, named), extend) in answers.iter_mut().zip(&named).zip(&batch) {
+                let done = named.is_some_and(|named| extended.contains(&(named.seq, named.fence)));
+                *answer = done.then_some(Ok(RemainingLease { lease_ms: extend.lease_ms }));
+            }
+            self.sweeper.sooner();
+            self.kick(queue.id);
+        }
+        let rest: Vec<(usize, Extend)> =
+            batch.into_iter().enumerate().filter(|(at, _)| answers[*at].is_none()).collect();
+        if !rest.is_empty() {
+            let (name, rest) = (name.clone(), Arc::new(rest));
+            let extended = self.transact("extend", move |db| {
+                let (name, rest) = (name.clone(), rest.clone());
+                Box::pin(async move { careful_extend(db, &name, &rest).await }) as BoxFuture<'_, _>
+            });
+            let (decided, effects) = extended.await?;
+            self.publish(&effects);
+            for (at, answer) in decided {
+                answers[at] = Some(answer);
+            }
+        }
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Undoes deliveries that reached no receiver.
+    pub(super) async fn give_back(&self, name: &QueueName, named: Vec<Named>) {
+        let (asked, named) = (name.clone(), Arc::new(named));
+        let given = self.transact("give back", move |db| {
+            let (name, named) = (asked.clone(), named.clone());
+            Box::pin(async move {
+                let queue = Queue::get(db, &name).await?;
+                let seqs: Vec<u64> = named.iter().map(|named| named.seq).collect();
+                let (mut work, held) = work_on(db, &queue, None, &seqs, &[]).await?;
+                for named in named.iter() {
+                    work.give_back(named);
+                }
+                finish(db, &work, &held).await
+            }) as BoxFuture<'_, _>
+        });
+        match given.await {
+            Ok(effects) => self.publish(&effects),
+            Err(error) => {
+                tracing::debug!(%error, queue = %name, "deliveries of a dropped receive return when their leases end");
+            }
+        }
+    }
+}
+
+type Answers<T> = Vec<(usize, Result<T, SettleError>)>;
+
+async fn careful_settle(
+    db: &mut PgConnection,
+    name: &QueueName,
+    batch: &[(usize, Settle)],
+) -> Result<(Answers<Settled>, Effects), Failure> {
+    let queue = Queue::get(db, name).await?;
+    let dead = queue.dead_letters(db).await?;
+    let named: Vec<_> = batch.iter().map(|(_, settle)| Named::of(queue.id, &settle.receipt)).collect();
+    let (seqs, ids) = targets(&named);
+    let (mut work, held) = work_on(db, &queue, dead.as_ref(), &seqs, &ids).await?;
+    let mut answers = Vec::new();
+    for ((at, settle), named) in batch.iter().zip(&named) {
+        let settled = named.clone().and_then(|named| work.settle(&named, settle.settlement.clone()));
+        answers.push((*at, settled));
+    }
+    let effects = finish(db, &work, &held).await?;
+    tell_deaths(db, dead.as_ref(), &named, &mut answers).await?;
+    Ok((answers, effects))
+}
+
+async fn careful_extend(
+    db: &mut PgConnection,
+    name: &QueueName,
+    batch: &[(usize, Extend)],
+) -> Result<(Answers<RemainingLease>, Effects), Failure> {
+    let queue = Queue::get(db, name).await?;
+    let dead = queue.dead_letters(db).await?;
+    let named: Vec<_> = batch.iter().map(|(_, extend)| Named::of(queue.id, &extend.receipt)).collect();
+    let (seqs, ids) = targets(&named);
+    let (mut work, held) = work_on(db, &queue, dead.as_ref(), &seqs, &ids).await?;
+    let mut answers = Vec::new();
+    for ((at, extend), named) in batch.iter().zip(&named) {
+        let extended = named.clone().and_then(|named| work.extend(&named, extend));
+        answers.push((*at, extended));
+    }
+    let effects = finish(db, &work, &held).await?;
+    tell_deaths(db, dead.as_ref(), &named, &mut answers).await?;
+    Ok((answers, effects))
+}
+
+fn targets(named: &[Result<Named, SettleError>]) -> (Vec<u64>, Vec<MessageId>) {
+    named.iter().flatten().map(|named| (named.seq, named.id)).unzip()
+}
+
+/// A message that is among the dead letters is not gone.
+async fn tell_deaths<T>(
+    db: &mut PgConnection,
+    dead: Option<&Queue>,
+    named: &[Result<Named, SettleError>],
+    answers: &mut Answers<T>,
+) -> Result<(), Failure> {
+    let Some(dead) = dead else { return Ok(()) };
+    let gone = |answer: &Result<T, SettleError>| matches!(answer, Err(SettleError::Gone));
+    let ids: Vec<MessageId> = named
+        .iter()
+        .zip(answers.iter())
+        .filter(|(_, (_, answer))| gone(answer))
+        .filter_map(|(named, _)| named.as_ref().ok().map(|named| named.id))
+        .collect();
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let found = seqs_of(db, dead.id, &ids).await?;
+    for (named, (_, answer)) in named.iter().zip(answers) {
+        let id = named.as_ref().ok().map(|named| named.id);
+        if gone(answer) && found.iter().any(|(found, _)| Some(*found) == id) {
+            *answer = Err(SettleError::Dead);
+        }
+    }
+    Ok(())
+}
