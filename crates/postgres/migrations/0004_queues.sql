@@ -47,7 +47,6 @@ CREATE TABLE hapax.q_parked (
   prio smallint NOT NULL,
   key_source smallint NOT NULL,
   own boolean,                          -- its lease was changed alone
-  linked boolean,                       -- q_need has rows for it
   grp text COLLATE "C",
   dedup text,
   key text,                             -- NULL: the message's id
@@ -88,6 +87,10 @@ CREATE TABLE hapax.q_undecided (queue_id int NOT NULL, id_hi bigint NOT NULL, id
   PRIMARY KEY (queue_id, id_hi, id_lo));
 CREATE INDEX q_undecided_group ON hapax.q_undecided (queue_id, grp);
 CREATE INDEX q_undecided_id ON hapax.q_undecided (id_lo, id_hi);
+
+-- Entries of the ledger that are kept as long as a message lives. A row whose message is gone does no harm.
+CREATE TABLE hapax.q_need (entry bytea NOT NULL, queue_id int NOT NULL, seq bigint NOT NULL, PRIMARY KEY (entry, seq));
+CREATE INDEX q_need_message ON hapax.q_need (queue_id, seq);
 
 CREATE TABLE hapax.q_dedup (queue_id int NOT NULL, hash bytea NOT NULL, first_ms bigint NOT NULL,
   id_hi bigint NOT NULL, id_lo bigint NOT NULL, seq bigint NOT NULL, PRIMARY KEY (queue_id, hash));
@@ -160,10 +163,10 @@ DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0
           ORDER BY x.pos LIMIT n - used FOR UPDATE SKIP LOCKED)) RETURNING r.*),
       live AS MATERIALIZED (SELECT row_number() OVER (ORDER BY g.pos) AS rn, g.* FROM got g WHERE g.retained_ms + p_retention >= t),
       c AS (INSERT INTO hapax.q_claim AS k (seq, id_hi, pos, sent_ms, retained_ms, fence, until_ms, received_ms, first_ms, id_lo, queue_id,
-            attempts, deliveries, bytes, lease_ms, prio, key_source, linked, grp, dedup, key, consumer, story, attrs, body)
+            attempts, deliveries, bytes, lease_ms, prio, key_source, grp, dedup, key, consumer, story, attrs, body)
         SELECT o.seq, o.id_hi, o.pos, o.sent_ms, o.retained_ms, greatest(o.fence + 1, nextval('hapax.fence')), t + o.lease, t,
                coalesce(o.first_ms, t), o.id_lo, o.queue_id, o.attempts + 1, o.deliveries + 1, o.bytes, o.lease, o.prio, o.key_source,
-               o.linked, o.grp, o.dedup, o.key, o.who, o.story, o.attrs, o.body
+               o.grp, o.dedup, o.key, o.who, o.story, o.attrs, o.body
         FROM (SELECT l.*, p_lease[used + l.rn] AS lease, p_consumer[used + l.rn] AS who FROM live l ORDER BY l.rn OFFSET 0) o RETURNING k.*)
       SELECT used + (SELECT l.rn FROM live l WHERE l.seq = c.seq)::int, t, c::hapax.q_claim FROM c
       UNION ALL SELECT -3, count(*) FILTER (WHERE g.retained_ms + p_retention < t), NULL FROM got g;
@@ -179,14 +182,16 @@ DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0
   IF used > 0 OR look = 2 THEN slot := -4; now_ms := p.next_ms; RETURN NEXT; RETURN; END IF;
   END LOOP; END $$;
 
--- Deletes deliveries of a standard queue; gives those that were there, with their fences. What needs more than its row
--- deleted (the ledger is linked to it, a group waits for it) is left.
+-- Deletes deliveries of a standard queue; gives those that were there, with their fences.
 CREATE FUNCTION hapax.q_ack(p_queue int, p_seq bigint[], p_fence bigint[], OUT acked bigint[], OUT fences bigint[]) LANGUAGE plpgsql
  SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
 BEGIN
-  WITH d AS (DELETE FROM hapax.q_claim k WHERE k.seq = ANY (p_seq) AND k.queue_id = p_queue AND k.linked IS NULL
+  WITH d AS (DELETE FROM hapax.q_claim k WHERE k.seq = ANY (p_seq) AND k.queue_id = p_queue
      AND k.fence = ANY (ARRAY(SELECT u.f FROM unnest(p_seq, p_fence) u(s, f) WHERE u.s = k.seq)) RETURNING k.seq, k.fence)
   SELECT coalesce(array_agg(d.seq), '{}'), coalesce(array_agg(d.fence), '{}') INTO acked, fences FROM d;
+  IF EXISTS (SELECT 1 FROM hapax.q_need n WHERE n.queue_id = p_queue AND n.seq = ANY (acked)) THEN
+    DELETE FROM hapax.q_need n WHERE n.queue_id = p_queue AND n.seq = ANY (acked);
+  END IF;
 END $$;
 
 -- Extends leases that have not ended. Whatever is not among the answers needs a closer look.
@@ -209,9 +214,9 @@ DECLARE r bigint; t bigint := hapax.now_ms(); BEGIN
       SELECT y.ctid FROM hapax.q_due y WHERE y.queue_id = p_queue AND y.until_ms <= t
       ORDER BY y.until_ms, y.seq LIMIT p_n FOR UPDATE SKIP LOCKED)) RETURNING k.*),
   i AS (INSERT INTO hapax.q_ready (seq, id_hi, pos, sent_ms, retained_ms, fence, received_ms, first_ms, id_lo, queue_id, attempts,
-       deliveries, bytes, prio, key_source, linked, grp, dedup, key, consumer, story, attrs, body)
+       deliveries, bytes, prio, key_source, grp, dedup, key, consumer, story, attrs, body)
     SELECT d.seq, d.id_hi, nextval('hapax.q_seq'), d.sent_ms, d.retained_ms, d.fence, d.received_ms, d.first_ms, d.id_lo, d.queue_id,
-       d.attempts, d.deliveries, d.bytes, d.prio, d.key_source, d.linked, d.grp, d.dedup, d.key, d.consumer, d.story, d.attrs, d.body
+       d.attempts, d.deliveries, d.bytes, d.prio, d.key_source, d.grp, d.dedup, d.key, d.consumer, d.story, d.attrs, d.body
     FROM (SELECT * FROM d ORDER BY d.until_ms, d.pos, d.seq OFFSET 0) d RETURNING 1)
   SELECT count(*) INTO r FROM i; RETURN r; END $$;
 
@@ -269,10 +274,10 @@ DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0
             AND u.id_lo = coalesce(r.id_lo, (1::bigint << 63) | r.seq)) THEN CONTINUE; END IF;
         used := used + 1; taken := taken + 1;
         INSERT INTO hapax.q_claim AS k (seq, id_hi, pos, sent_ms, retained_ms, fence, until_ms, received_ms, first_ms, id_lo, queue_id,
-            attempts, deliveries, bytes, lease_ms, prio, key_source, linked, grp, dedup, key, consumer, story, attrs, body)
+            attempts, deliveries, bytes, lease_ms, prio, key_source, grp, dedup, key, consumer, story, attrs, body)
         VALUES (r.seq, r.id_hi, r.pos, r.sent_ms, r.retained_ms, greatest(r.fence + 1, nextval('hapax.fence')), t + p_lease[used], t,
             coalesce(r.first_ms, t), r.id_lo, r.queue_id, r.attempts + 1, r.deliveries + 1, r.bytes, p_lease[used], r.prio, r.key_source,
-            r.linked, r.grp, r.dedup, r.key, p_consumer[used], r.story, r.attrs, r.body)
+            r.grp, r.dedup, r.key, p_consumer[used], r.story, r.attrs, r.body)
         RETURNING k.* INTO m;
         slot := used; RETURN NEXT;
         EXIT WHEN p_alone AND taken = 1 AND r.attempts > 0;
@@ -283,3 +288,70 @@ DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0
     waits := true;
   END LOOP;
   slot := -4; now_ms := p.next_ms; m := NULL; RETURN NEXT; END $$;
+
+-- What the ledger asks the queues.
+
+-- Whether a message is somewhere in its queue.
+CREATE FUNCTION hapax.q_lives(p_queue int, p_seq bigint) RETURNS boolean LANGUAGE plpgsql
+ SET enable_seqscan=off SET enable_bitmapscan=off SET plan_cache_mode=force_generic_plan AS $$
+BEGIN
+  RETURN EXISTS (SELECT 1 FROM hapax.q_claim x WHERE x.seq = p_seq AND x.queue_id = p_queue)
+    OR EXISTS (SELECT 1 FROM hapax.q_ready x WHERE x.queue_id = p_queue AND x.prio = ANY ('{0,1,2,3,4,5,6,7,8,9}'::smallint[])
+      AND x.pos = p_seq AND x.seq = p_seq)
+    OR EXISTS (SELECT 1 FROM hapax.q_ready x WHERE x.queue_id = p_queue AND x.seq = p_seq AND x.pos <> x.seq)
+    OR EXISTS (SELECT 1 FROM hapax.q_due x WHERE x.seq = p_seq AND x.queue_id = p_queue)
+    OR EXISTS (SELECT 1 FROM hapax.q_fifo x WHERE x.seq = p_seq AND x.queue_id = p_queue)
+    OR EXISTS (SELECT 1 FROM hapax.q_parked x WHERE x.seq = p_seq AND x.queue_id = p_queue);
+END $$;
+
+CREATE OR REPLACE FUNCTION hapax.entry_needed(p_id bytea) RETURNS boolean LANGUAGE plpgsql
+ SET enable_seqscan=off SET enable_bitmapscan=off AS $$
+BEGIN
+  RETURN EXISTS (SELECT 1 FROM hapax.q_need n WHERE n.entry = p_id AND hapax.q_lives(n.queue_id, n.seq));
+END $$;
+
+-- An entry that a claim was given for is linked to its message; another only if the message has none.
+CREATE OR REPLACE FUNCTION hapax.link_entries(p_ids bytea[], p_messages bigint[], p_granted boolean[]) RETURNS void LANGUAGE plpgsql
+ SET enable_seqscan=off SET enable_bitmapscan=off AS $$
+DECLARE q int; BEGIN
+  FOR i IN 1 .. cardinality(p_ids) LOOP
+    SELECT x.queue_id INTO q FROM hapax.q_claim x WHERE x.seq = p_messages[i];
+    IF NOT FOUND THEN
+      -- Its lease has ended; it need not be its newest delivery.
+      SELECT x.id INTO q FROM hapax.q_queue x WHERE hapax.q_lives(x.id, p_messages[i]) LIMIT 1;
+      CONTINUE WHEN NOT FOUND;
+    END IF;
+    CONTINUE WHEN NOT p_granted[i] AND EXISTS (SELECT 1 FROM hapax.q_need n WHERE n.queue_id = q AND n.seq = p_messages[i]);
+    INSERT INTO hapax.q_need (entry, queue_id, seq) VALUES (p_ids[i], q, p_messages[i]) ON CONFLICT DO NOTHING;
+  END LOOP; END $$;
+
+-- Messages that are parked because their effect is in doubt continue, as if an operator had released them.
+CREATE OR REPLACE FUNCTION hapax.doubt_cleared(p_ids bytea[]) RETURNS void LANGUAGE plpgsql
+ SET enable_seqscan=off SET enable_bitmapscan=off AS $$
+DECLARE n record; r hapax.q_parked; t bigint := hapax.now_ms(); story jsonb; fifo boolean; retention bigint; BEGIN
+  FOR n IN SELECT x.queue_id, x.seq FROM hapax.q_need x WHERE x.entry = ANY (p_ids) ORDER BY x.queue_id, x.seq LOOP
+    SELECT * INTO r FROM hapax.q_parked x WHERE x.seq = n.seq AND x.queue_id = n.queue_id
+      AND x.story::jsonb #>> '{parked,0}' = 'in-doubt';
+    CONTINUE WHEN NOT FOUND;
+    SELECT q.name LIKE '%.fifo', (q.config::jsonb ->> 'retention_ms')::bigint INTO fifo, retention FROM hapax.q_queue q WHERE q.id = r.queue_id;
+    CONTINUE WHEN NOT FOUND;
+    IF fifo THEN
+      PERFORM 1 FROM hapax.q_group g WHERE g.queue_id = r.queue_id AND g.grp = r.grp FOR UPDATE;
+    END IF;
+    DELETE FROM hapax.q_parked x WHERE x.seq = r.seq AND x.queue_id = r.queue_id;
+    CONTINUE WHEN NOT FOUND;
+    story := r.story::jsonb - 'history' - 'parked';
+    r.story := CASE WHEN story <> '{}' THEN story::text END;
+    r.attempts := 0; r.received_ms := NULL; r.retained_ms := t; r.until_ms := NULL; r.lease_ms := NULL; r.own := NULL; r.consumer := NULL;
+    IF fifo THEN
+      INSERT INTO hapax.q_fifo SELECT r.*;
+      DELETE FROM hapax.q_undecided u WHERE u.queue_id = r.queue_id AND u.id_hi = r.id_hi
+        AND u.id_lo = coalesce(r.id_lo, (1::bigint << 63) | r.seq);
+      UPDATE hapax.q_fifo f SET retained_ms = t WHERE f.queue_id = r.queue_id AND f.grp = r.grp AND f.retained_ms + retention < t
+        AND NOT EXISTS (SELECT 1 FROM hapax.q_undecided u WHERE u.queue_id = f.queue_id AND u.grp = f.grp);
+      PERFORM hapax.q_heads(ARRAY[r.queue_id], ARRAY[r.grp]);
+    ELSE
+      r.pos := nextval('hapax.q_seq');
+      INSERT INTO hapax.q_ready SELECT r.*;
+    END IF;
+  END LOOP; END $$;

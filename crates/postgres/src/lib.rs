@@ -115,7 +115,7 @@ impl PostgresStore {
         let hints = Hints::new(pool.clone(), target.listen);
         let base = Arc::new(Base { pool, hints, seal: Seal::new(found.secret), options: target.options });
         let ledger = Arc::new(PostgresLedger::new(&base));
-        let queues = Arc::new(Queues::new(&base));
+        let queues = Arc::new(Queues::new(&base, &ledger));
         Ok(Self { base, ledger, queues })
     }
 

@@ -1,4 +1,4 @@
-//! The queues on PostgreSQL pass the queue suite. The database's clock is replaced by one that only the suite moves.
+//! The queues on PostgreSQL pass the queue suite, and with the ledger the cases that need both in one store. The database's clock is replaced by one that only the suite moves.
 
 mod common;
 
@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use common::{Clock, Database};
-use hapax_conformance::{Case, CaseOutcome, Factory, Harness};
-use hapax_core::QueueAdmin;
+use hapax_conformance::{Case, CaseOutcome, Factory, Harness, Need};
+use hapax_core::{Ledger, QueueAdmin};
 use hapax_postgres::PostgresStore;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
@@ -46,6 +46,14 @@ impl InDatabase {
 impl Harness for InDatabase {
     fn store(&self) -> Arc<dyn QueueAdmin> {
         Arc::new(self.store.clone())
+    }
+
+    fn ledger(&self) -> Option<Arc<dyn Ledger>> {
+        Some(Arc::new(self.store.clone()))
+    }
+
+    fn second_ledger(&self) -> Option<Arc<dyn Ledger>> {
+        Some(Arc::new(self.second.clone()))
     }
 
     fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
@@ -112,6 +120,12 @@ impl Factory for Databases {
     }
 }
 
+/// The queue suite, and the cases of the ledger suite that need queues in the same store.
+fn cases() -> impl Iterator<Item = &'static Case> {
+    let ledger = hapax_conformance::ledger_cases().iter().filter(|case| case.needs.contains(&Need::OneStore));
+    hapax_conformance::cases().iter().chain(ledger)
+}
+
 fn is_listed(list: &[&str], case: &Case) -> bool {
     let all = format!("{}::*", case.module);
     list.iter().any(|name| *name == case.to_string() || *name == all)
@@ -143,14 +157,12 @@ fn the_lists_are_exact() -> Trial {
         }
         common::block_on(async {
             let harness = Databases.fresh().await;
-            let cases = hapax_conformance::cases();
-            let wrong: Vec<String> = cases
-                .iter()
+            let wrong: Vec<String> = cases()
                 .filter(|case| !case.is_heavy() && !is_listed(MISSING, case))
                 .filter(|case| case.missing(&*harness).is_some() != is_listed(SKIPS, case))
                 .map(ToString::to_string)
                 .collect();
-            let known = |name: &&str| cases.iter().any(|case| is_listed(&[name], case));
+            let known = |name: &&str| cases().any(|case| is_listed(&[name], case));
             let unknown: Vec<_> = MISSING.iter().chain(SKIPS).filter(|name| !known(name)).collect();
             if wrong.is_empty() && unknown.is_empty() {
                 return Ok(Completion::Completed);
@@ -161,6 +173,6 @@ fn the_lists_are_exact() -> Trial {
 }
 
 fn main() -> ExitCode {
-    let trials = hapax_conformance::cases().iter().map(trial).chain([the_lists_are_exact()]);
+    let trials = cases().map(trial).chain([the_lists_are_exact()]);
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
 }

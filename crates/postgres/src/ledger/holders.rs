@@ -101,7 +101,6 @@ pub(super) async fn end_batch(
 }
 
 /// Ends claims in the transaction of a settle. After its commit, the caller passes `freed` to [`LedgerState::freed`].
-#[allow(dead_code, reason = "the queues call it")]
 pub(super) async fn end_in(
     ledger: &LedgerState,
     connection: &mut PgConnection,

@@ -31,7 +31,8 @@ use crate::merge::Merger;
 use crate::pool::Pool;
 use crate::seal::Seal;
 use claim::{Asked, ClaimCall, Decided};
-use holders::{Freed, Held};
+pub(crate) use holders::Freed;
+use holders::Held;
 use operators::Decision;
 use rooms::{OpenCount, Rooms};
 use rows::{Hash, hash_of};
@@ -189,7 +190,6 @@ impl PostgresLedger {
 
     /// Ends claims in the transaction of a settle, one answer per claim. After its commit, the caller passes the second
     /// part to [`LedgerState::freed`].
-    #[allow(dead_code, reason = "the queues call it")]
     pub async fn end_in(
         &self,
         connection: &mut PgConnection,

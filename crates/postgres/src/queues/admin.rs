@@ -159,7 +159,7 @@ async fn empty(db: &mut PgConnection, queue: &Queue) -> Result<(u64, BTreeSet<i3
         let sql = format!("DELETE FROM {} WHERE queue_id = $1", table.name());
         count += sqlx::query(&sql).bind(queue.id).execute(&mut *db).await?.rows_affected();
     }
-    for table in ["q_head", "q_undecided", "q_dedup", "q_attempt"] {
+    for table in ["q_head", "q_undecided", "q_dedup", "q_attempt", "q_need"] {
         let sql = format!("DELETE FROM hapax.{table} WHERE queue_id = $1");
         sqlx::query(&sql).bind(queue.id).execute(&mut *db).await?;
     }

@@ -20,6 +20,7 @@
 mod admin;
 mod browse;
 mod catalogue;
+mod entries;
 mod feed;
 mod receipt;
 mod receive;
@@ -42,6 +43,7 @@ use hapax_core::{QueueName, Receipt, StoreError};
 
 use crate::Base;
 use crate::hints::Topic;
+use crate::ledger::PostgresLedger;
 use crate::merge::Merger;
 
 pub(crate) use catalogue::Queue;
@@ -55,6 +57,7 @@ pub(crate) struct Queues {
 /// What the queues' calls and background tasks share.
 pub(crate) struct Inner {
     base: Arc<Base>,
+    ledger: Arc<PostgresLedger>,
     /// Configurations as they were last read. Every statement that relies on one compares its version.
     known: Mutex<HashMap<QueueName, Arc<Queue>>>,
     totals: Mutex<HashMap<i32, QueueTotals>>,
@@ -74,9 +77,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Queues {
-    pub fn new(base: &Arc<Base>) -> Self {
+    pub fn new(base: &Arc<Base>, ledger: &Arc<PostgresLedger>) -> Self {
         let inner = Inner {
             base: base.clone(),
+            ledger: ledger.clone(),
             known: Mutex::default(),
             totals: Mutex::default(),
             feeds: Mutex::default(),

@@ -12,7 +12,7 @@ use super::row::{Message, Table, id_of, low_of, new_high};
 use super::transaction::{Effects, finish, work_on};
 use super::work::Item;
 use super::write::{self, unhalt};
-use super::{Inner, Queue, browse};
+use super::{Inner, Queue, browse, entries};
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
 
@@ -233,6 +233,8 @@ async fn move_one(
     held.groups
         .extend(message.group.clone().filter(|_| target.config.is_fifo()).map(|group| (target.id, group)));
     work.items.insert(seq, Item { was: None, table, changed: true, message });
+    let moved = &work.items[&seq].message;
+    entries::link_redriven(db, (from, letter.seq), source.as_ref(), &target, moved).await?;
     let mut effects = finish(db, &work, &held).await?;
     effects.freed.insert(target.id);
     effects.freed.extend(source.map(|source| source.id));

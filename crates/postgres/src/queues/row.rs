@@ -14,7 +14,7 @@ use super::receipt::Named;
 
 /// The columns of a message, in the order of the tables.
 pub(super) const COLUMNS: &str = "seq, id_hi, pos, sent_ms, retained_ms, fence, until_ms, received_ms, first_ms, id_lo, \
-     queue_id, attempts, deliveries, bytes, lease_ms, prio, key_source, own, linked, grp, dedup, key, consumer, story, \
+     queue_id, attempts, deliveries, bytes, lease_ms, prio, key_source, own, grp, dedup, key, consumer, story, \
      attrs, body";
 
 /// Where a message is, and in which table its row.
@@ -97,8 +97,6 @@ pub(super) struct Message {
     pub priority: Priority,
     pub key_source: KeySource,
     pub own: bool,
-    /// The ledger's entries that it needs are in `q_need`.
-    pub linked: bool,
     pub group: Option<GroupId>,
     pub dedup: Option<DedupId>,
     /// `None`: its id.
@@ -182,7 +180,6 @@ impl Message {
             priority: Priority(row.try_get::<i16, _>("prio")? as u8),
             key_source: source_of(row.try_get("key_source")?),
             own: row.try_get::<Option<bool>, _>("own")?.unwrap_or(false),
-            linked: row.try_get::<Option<bool>, _>("linked")?.unwrap_or(false),
             group: text("grp")?.map(GroupId::new).transpose().map_err(damaged)?,
             dedup: text("dedup")?.map(DedupId::new).transpose().map_err(damaged)?,
             key: text("key")?.map(IdempotencyKey::new).transpose().map_err(damaged)?,
@@ -289,8 +286,8 @@ pub(super) async fn insert(
     let sql = format!(
         "INSERT INTO {} ({COLUMNS}) SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], \
          $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::int[], $12::int[], \
-         $13::int[], $14::int[], $15::int[], $16::smallint[], $17::smallint[], $18::boolean[], $19::boolean[], \
-         $20::text[], $21::text[], $22::text[], $23::text[], $24::text[], $25::text[], $26::bytea[])",
+         $13::int[], $14::int[], $15::int[], $16::smallint[], $17::smallint[], $18::boolean[], $19::text[], \
+         $20::text[], $21::text[], $22::text[], $23::text[], $24::text[], $25::bytea[])",
         table.name()
     );
     sqlx::query(&sql)
@@ -312,7 +309,6 @@ pub(super) async fn insert(
         .bind(all(messages, |m| i16::from(m.priority.0)))
         .bind(all(messages, |m| source_number(m.key_source)))
         .bind(all(messages, |m| m.own.then_some(true)))
-        .bind(all(messages, |m| m.linked.then_some(true)))
         .bind(all(messages, |m| own(m.group.as_ref().map(GroupId::as_str))))
         .bind(all(messages, |m| own(m.dedup.as_ref().map(DedupId::as_str))))
         .bind(all(messages, |m| own(m.key.as_ref().map(IdempotencyKey::as_str))))

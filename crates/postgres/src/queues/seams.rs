@@ -23,7 +23,7 @@ impl QueueStore for PostgresStore {
         let mut can = Capabilities::none("postgres");
         can.leases = true;
         can.settles = SupportedSettlements::ALL;
-        (can.atomic_settle, can.atomic_moves) = (true, true);
+        (can.atomic_settle, can.atomic_moves, can.settle_ends_claims) = (true, true, true);
         (can.durable_lease, can.fence) = (true, true);
         (can.order, can.halt_group) = (Order::PerGroup, true);
         (can.priorities, can.browse, can.redrive) = (true, true, true);

@@ -17,7 +17,7 @@ use sqlx::{Connection as _, PgConnection, Row as _};
 
 use super::row::{Message, Story, Table, halves, id_of, insert, low_of, new_high, source_number};
 use super::write::{self, GroupOf};
-use super::{Inner, Queue};
+use super::{Inner, Queue, entries};
 use crate::error::{Access, Failure};
 use crate::merge::Merger;
 use crate::{Base, BoxFuture};
@@ -96,7 +96,6 @@ impl Prepared {
             priority: self.priority,
             key_source: self.key_source,
             own: false,
-            linked: false,
             group: self.group,
             dedup: self.dedup,
             key: self.key,
@@ -362,6 +361,7 @@ async fn store(
         write::announce(db, &groups).await?;
     }
     let all: Vec<&Message> = new.iter().map(|(_, _, message)| message).collect();
+    entries::link_new(db, queue, &all).await?;
     Ok(write::mark(db, queue, &all).await?)
 }
 

@@ -7,15 +7,17 @@ use std::sync::Arc;
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::store::QueueTotals;
 use hapax_core::{
-    Batch, Extend, MessageId, QueueName, RemainingLease, Settle, SettleError, Settled, Settlement, validate,
+    Batch, EndClaim, EntryId, Extend, MessageId, QueueName, RemainingLease, Settle, SettleError, Settled,
+    Settlement, validate,
 };
 use sqlx::{Connection as _, PgConnection, Row as _};
 
 use super::receipt::Named;
 use super::transaction::{Effects, finish, work_on};
 use super::write::seqs_of;
-use super::{Inner, Queue};
+use super::{Inner, Queue, entries};
 use crate::error::{Access, Failure};
+use crate::ledger::{Freed, PostgresLedger};
 use crate::merge::Merger;
 use crate::{Base, BoxFuture};
 
@@ -212,11 +214,13 @@ impl Inner {
         batch: Vec<(usize, Settle)>,
     ) -> Result<Vec<(usize, Result<Settled, SettleError>)>, hapax_core::StoreError> {
         let (name, batch) = (name.clone(), Arc::new(batch));
+        let ledger = self.ledger.clone();
         let settled = self.transact("settle", move |db| {
-            let (name, batch) = (name.clone(), batch.clone());
-            Box::pin(async move { careful_settle(db, &name, &batch).await }) as BoxFuture<'_, _>
+            let (ledger, name, batch) = (ledger.clone(), name.clone(), batch.clone());
+            Box::pin(async move { careful_settle(db, &ledger, &name, &batch).await }) as BoxFuture<'_, _>
         });
-        let (answers, effects) = settled.await?;
+        let (answers, effects, freed) = settled.await?;
+        self.ledger.freed(&freed);
         self.publish(&effects);
         Ok(answers)
     }
@@ -299,22 +303,44 @@ type Answers<T> = Vec<(usize, Result<T, SettleError>)>;
 
 async fn careful_settle(
     db: &mut PgConnection,
+    ledger: &PostgresLedger,
     name: &QueueName,
     batch: &[(usize, Settle)],
-) -> Result<(Answers<Settled>, Effects), Failure> {
+) -> Result<(Answers<Settled>, Effects, Freed), Failure> {
     let queue = Queue::get(db, name).await?;
+    // A claim that was lost keeps its message; an effect that happened is recorded even if its delivery is stale.
+    let ends: Vec<&EndClaim> = batch.iter().filter_map(|(_, settle)| settle.claim.as_ref()).collect();
+    let (ended, freed) = if ends.is_empty() { <_>::default() } else { ledger.end_in(db, &ends).await? };
+    let mut ended = ended.into_iter();
+    let decided = decided(db, batch).await?;
     let dead = queue.dead_letters(db).await?;
     let named: Vec<_> = batch.iter().map(|(_, settle)| Named::of(queue.id, &settle.receipt)).collect();
     let (seqs, ids) = targets(&named);
     let (mut work, held) = work_on(db, &queue, dead.as_ref(), &seqs, &ids).await?;
     let mut answers = Vec::new();
-    for ((at, settle), named) in batch.iter().zip(&named) {
-        let settled = named.clone().and_then(|named| work.settle(&named, settle.settlement.clone()));
-        answers.push((*at, settled));
+    for (((at, settle), named), decided) in batch.iter().zip(&named).zip(decided) {
+        let end = settle.claim.as_ref().map_or(Some(Ok(())), |_| ended.next()).unwrap_or(Ok(()));
+        // What would release it has happened already.
+        let settlement = if decided { Settlement::Defer { after_ms: 0 } } else { settle.settlement.clone() };
+        let settled = end.map_err(SettleError::Claim).and_then(|()| named.clone());
+        answers.push((*at, settled.and_then(|named| work.settle(&named, settlement))));
     }
     let effects = finish(db, &work, &held).await?;
     tell_deaths(db, dead.as_ref(), &named, &mut answers).await?;
-    Ok((answers, effects))
+    Ok((answers, effects, freed))
+}
+
+/// Which of these would be parked for an entry that is not in doubt any more.
+async fn decided(db: &mut PgConnection, batch: &[(usize, Settle)]) -> Result<Vec<bool>, Failure> {
+    let parked_for = |settle: &'_ Settle| {
+        let parks = matches!(settle.settlement, Settlement::Park { .. });
+        settle.parked_for.clone().filter(|_| parks)
+    };
+    let ids: Vec<Option<EntryId>> = batch.iter().map(|(_, settle)| parked_for(settle)).collect();
+    let asked: Vec<&EntryId> = ids.iter().flatten().collect();
+    let mut doubts =
+        if asked.is_empty() { Vec::new() } else { entries::in_doubt(db, &asked).await? }.into_iter();
+    Ok(ids.iter().map(|id| id.is_some() && !doubts.next().unwrap_or(true)).collect())
 }
 
 async fn careful_extend(

@@ -14,7 +14,7 @@ use super::row::{COLUMNS, Message, Table};
 use super::transaction::{Effects, finish, work_on_groups};
 use super::work::Work;
 use super::write;
-use super::{Inner, Queue, catalogue, lock};
+use super::{Inner, Queue, catalogue, entries, lock};
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
 
@@ -244,7 +244,7 @@ async fn drop_old(db: &mut PgConnection, name: &QueueName) -> Result<(u64, Effec
         for table in ["hapax.q_ready", "hapax.q_due"] {
             let sql = format!(
                 "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE queue_id = $1 \
-                 AND retained_ms < $2 LIMIT $3 FOR UPDATE SKIP LOCKED)) RETURNING seq, linked"
+                 AND retained_ms < $2 LIMIT $3 FOR UPDATE SKIP LOCKED)) RETURNING seq"
             );
             let rows =
                 sqlx::query(&sql).bind(queue.id).bind(before_ms).bind(BATCH).fetch_all(&mut *db).await?;
@@ -252,6 +252,7 @@ async fn drop_old(db: &mut PgConnection, name: &QueueName) -> Result<(u64, Effec
         }
         effects.totals = QueueTotals { retention_dropped: count, ..QueueTotals::default() };
     }
+    entries::forget_gone(db, &queue).await?;
     let over_ms = now_ms.saturating_sub(queue.config.dedup.window_ms) as i64;
     let sql = "DELETE FROM hapax.q_dedup WHERE ctid = ANY(ARRAY(SELECT ctid FROM hapax.q_dedup WHERE queue_id = $1 \
                AND first_ms <= $2 LIMIT 2000 FOR UPDATE SKIP LOCKED))";

@@ -9,7 +9,7 @@ use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};
 use super::row::{Message, Table, halves};
 use super::work::Work;
 use super::write::{self, GroupOf};
-use super::{Inner, Queue};
+use super::{Inner, Queue, entries};
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
 
@@ -174,6 +174,7 @@ pub(super) async fn work_on_groups<'q>(
 /// Writes what was decided, and announces what can be delivered then.
 pub(super) async fn finish(db: &mut PgConnection, work: &Work<'_>, held: &Held) -> Result<Effects, Failure> {
     write::write(db, work).await?;
+    entries::follow(db, work).await?;
     let mut by_source: BTreeMap<&QueueName, Vec<MessageId>> = BTreeMap::new();
     for (source, id) in &work.decided {
         by_source.entry(source).or_default().push(*id);

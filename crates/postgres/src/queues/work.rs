@@ -49,8 +49,10 @@ pub(super) struct Work<'a> {
     pub halts: Vec<(GroupId, MessageId)>,
     /// Dead letters that were decided about, and the queues that they died in.
     pub decided: Vec<(QueueName, MessageId)>,
-    /// Messages that have ended, and that the ledger is linked to.
-    pub unlinked: Vec<u64>,
+    /// Messages that have ended.
+    pub ended: Vec<u64>,
+    /// Messages that have died: their places before and after.
+    pub deaths: Vec<(u64, u64)>,
     pub totals: QueueTotals,
     /// Something can be received that could not before.
     pub freed: bool,
@@ -72,7 +74,8 @@ impl<'a> Work<'a> {
             numbers,
             halts: Vec::new(),
             decided: Vec::new(),
-            unlinked: Vec::new(),
+            ended: Vec::new(),
+            deaths: Vec::new(),
             totals: QueueTotals::default(),
             freed: false,
             died: false,
@@ -173,10 +176,10 @@ impl<'a> Work<'a> {
         let fifo = self.fifo();
         let item = self.item(seq);
         item.table = None;
-        let (id, linked) = (item.message.id, item.message.linked);
+        let id = item.message.id;
         let source = item.message.story.dead.as_ref().map(|dead| dead.source.clone());
         self.decided.extend(source.filter(|_| fifo).map(|source| (source, id)));
-        self.unlinked.extend(linked.then_some(seq));
+        self.ended.push(seq);
         self.freed |= fifo;
     }
 
@@ -303,6 +306,7 @@ impl<'a> Work<'a> {
             letter.retained_ms = now_ms;
         }
         let table = Some(if fifo { Table::Fifo } else { Table::Ready });
+        self.deaths.push((seq, number));
         self.items.insert(number, Item { was: None, table, changed: true, message: letter });
         (self.died, self.freed) = (true, self.freed || self.fifo());
         Settled::Dead
