@@ -152,7 +152,7 @@ fn with_binary(cx: &Context, program: &Path) -> Command {
 /// of the README then reports by name what it lacks.
 pub fn with_readme_tools(cx: &Context, step: &Step, command: &mut Command) {
     for (tool, packages) in [("curl", &["curl"][..]), ("python3", &["python3", "python3-venv"])] {
-        if version(tool).is_err() && is_root() {
+        if version(tool).is_err() && crate::services::is_root() {
             let mut install = Command::new("apt-get");
             install.args(["install", "--yes", "--no-install-recommends"]).args(packages);
             child::run(&mut install, Duration::from_mins(5));
@@ -169,12 +169,6 @@ pub fn with_readme_tools(cx: &Context, step: &Step, command: &mut Command) {
         }
         Err(_) => println!("==> {}: without the AWS CLI, which the README's examples need", step.name),
     }
-}
-
-/// Whether system packages can be installed.
-fn is_root() -> bool {
-    let id = Command::new("id").arg("-u").output();
-    id.is_ok_and(|id| id.stdout.trim_ascii() == b"0")
 }
 
 /// A Python with the requirements of one suite.

@@ -5,6 +5,7 @@ mod bench;
 mod child;
 mod clients;
 mod report;
+mod services;
 mod suite;
 mod totals;
 

@@ -143,7 +143,8 @@ pub fn run(cx: &Context) -> ExitCode {
     // Installs the signal handler first, so that an interrupt is noticed from here on.
     let _ = child::interrupted();
     let wanted = |step: &&Step| cx.filter.as_deref().is_none_or(|filter| step.name.contains(filter));
-    let steps: Vec<&Step> = STEPS.iter().chain(CLIENT_STEPS.iter().filter(wanted)).collect();
+    let steps = crate::services::STEPS.iter().chain(STEPS).chain(CLIENT_STEPS.iter().filter(wanted));
+    let steps: Vec<&Step> = steps.collect();
     let ci = std::env::var("CI").is_ok_and(|value| value == "true");
     let report = SuiteReport { rows: run_steps(cx, &steps), ci, filter: cx.filter.clone() };
     println!("{report}");
