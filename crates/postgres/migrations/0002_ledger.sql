@@ -59,7 +59,7 @@ CREATE FUNCTION hapax.link_entries(p_ids bytea[], p_messages bigint[], p_granted
 LANGUAGE plpgsql AS 'BEGIN END';
 
 -- One row for each id, in the order of the ids, with NULLs for an entry that is not there. `over`: its time is over, and no
--- message needs it. `spare`: a fence for a new claim, drawn if `p_spare` and the entry can be claimed.
+-- message needs it. `spare`: a fence for a new claim, drawn if `p_spare` and the entry is in doubt or over.
 CREATE FUNCTION hapax.ledger_read(p_ids bytea[], p_lock boolean, p_spare boolean)
 RETURNS TABLE (
   now_ms bigint, started_ms bigint, over boolean, spare bigint, id bytea, scope text, key text, fence bigint, version int,
@@ -76,7 +76,8 @@ BEGIN
   RETURN QUERY
     SELECT t, hapax.started_ms(),
       CASE WHEN e.prune_ms <= t THEN NOT hapax.entry_needed(e.id) ELSE false END,
-      CASE WHEN p_spare AND (e.stage < 2 OR e.prune_ms <= t) THEN nextval('hapax.fence') END,
+      CASE WHEN p_spare AND (e.stage = 1 OR (e.stage = 0 AND e.until_ms <= t) OR e.prune_ms <= t)
+        THEN hapax.next_fence() END,
       u.id, e.scope, e.key, e.fence, e.version, e.owner, e.fingerprint, e.claimed_ms, e.takeovers, e.stage,
       e.lease_ms, e.until_ms, e.parks, e.outcome, e.omitted_bytes
     FROM unnest(p_ids) WITH ORDINALITY u(id, n)
@@ -97,7 +98,7 @@ BEGIN
   FOR i IN 1 .. cardinality(p_ids) LOOP
     INSERT INTO hapax.ledger_entry AS e (id, scope, key, fence, version, owner, fingerprint, claimed_ms, takeovers, stage,
       lease_ms, until_ms, parks, prune_ms)
-    VALUES (p_ids[i], p_scopes[i], p_keys[i], nextval('hapax.fence'), 0, p_owners[i], p_fingerprints[i], t, 0, 0,
+    VALUES (p_ids[i], p_scopes[i], p_keys[i], hapax.next_fence(), 0, p_owners[i], p_fingerprints[i], t, 0, 0,
       p_leases[i], t + p_leases[i], p_parks[i],
       CASE WHEN p_parks[i] THEN NULL ELSE t + p_leases[i] + p_doubt_ms END)
     ON CONFLICT ON CONSTRAINT ledger_entry_pkey DO NOTHING
@@ -178,50 +179,16 @@ BEGIN
   END IF;
 END $$;
 
--- Removes ended entries whose time is over, at most `p_limit`, after those of the time `p_from`. One that a message needs is
--- looked at again after `p_again_ms`. Returns how many were looked at, how many were removed, and the time of the last.
-CREATE FUNCTION hapax.ledger_prune(p_from bigint, p_limit int, p_again_ms bigint)
-RETURNS TABLE (seen bigint, removed bigint, last_ms bigint)
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-DECLARE t bigint := hapax.now_ms(); due record;
-BEGIN
-  seen := 0; removed := 0; last_ms := p_from;
-  FOR due IN
-    SELECT d.* FROM hapax.ledger_due d WHERE d.prune_ms > p_from AND d.prune_ms <= t
-    ORDER BY d.prune_ms, d.fence LIMIT p_limit FOR UPDATE SKIP LOCKED
-  LOOP
-    seen := seen + 1;
-    last_ms := due.prune_ms;
-    PERFORM 1 FROM hapax.ledger_entry e WHERE e.id = due.id AND e.fence = due.fence AND e.stage >= 2
-    FOR UPDATE SKIP LOCKED;
-    IF FOUND THEN
-      IF hapax.entry_needed(due.id) THEN
-        INSERT INTO hapax.ledger_due VALUES (t + p_again_ms, due.fence, due.id) ON CONFLICT DO NOTHING;
-      ELSE
-        DELETE FROM hapax.ledger_entry e WHERE e.id = due.id AND e.fence = due.fence;
-        removed := removed + 1;
-      END IF;
-    ELSIF EXISTS (SELECT 1 FROM hapax.ledger_entry e WHERE e.id = due.id AND e.fence = due.fence AND e.stage >= 2) THEN
-      -- Someone is changing it just now.
-      INSERT INTO hapax.ledger_due VALUES (t + 1000, due.fence, due.id) ON CONFLICT DO NOTHING;
-    END IF;
-    DELETE FROM hapax.ledger_due d WHERE d.prune_ms = due.prune_ms AND d.fence = due.fence;
-  END LOOP;
-  IF removed > 0 THEN
-    INSERT INTO hapax.ledger_count VALUES (-removed, 0);
-  END IF;
-  RETURN NEXT;
-END $$;
-
 -- Adds up the rows of `ledger_count` if there are many. Two that run at the same time share the rows between them.
 CREATE FUNCTION hapax.ledger_fold() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE e bigint; o bigint;
 BEGIN
   IF (SELECT count(*) FROM (SELECT 1 FROM hapax.ledger_count LIMIT 100) x) < 100 THEN
     RETURN;
   END IF;
   WITH gone AS (DELETE FROM hapax.ledger_count RETURNING entries, open)
-  INSERT INTO hapax.ledger_count SELECT coalesce(sum(entries), 0), coalesce(sum(open), 0) FROM gone;
+  SELECT coalesce(sum(entries), 0), coalesce(sum(open), 0) INTO e, o FROM gone;
+  INSERT INTO hapax.ledger_count VALUES (e, o);
 END $$;
 
 -- Prepares keys for a new message, in the transaction that links the message to its key: an entry whose time is over is

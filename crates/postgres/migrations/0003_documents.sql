@@ -6,18 +6,16 @@ CREATE TABLE hapax.document (
   value text NOT NULL                 -- JSON as it was written
 );
 
--- Revisions are never used twice, also not after a document was deleted.
-CREATE SEQUENCE hapax.document_revision AS bigint;
-
 -- Puts or deletes a document. `p_expected`: NULL any, 0 absent, else the revision. `p_value` NULL deletes. Returns
 -- whether it was done, the new revision, the document's actual revision before, and what all documents together hold.
--- Changes take turns: the bounds hold for all documents together, and documents change seldom.
+-- Changes take turns: the bounds hold for all documents together, and documents change seldom. Revisions are drawn from the
+-- fences, so that none is used twice, also not after a document was deleted.
 CREATE FUNCTION hapax.document_change(p_name text, p_expected bigint, p_value text, p_count_max bigint, p_bytes_max bigint)
 RETURNS TABLE (done boolean, revision bigint, actual bigint, total_count bigint, total_bytes bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 BEGIN
-  LOCK TABLE hapax.document IN SHARE ROW EXCLUSIVE MODE;
+  PERFORM 1 FROM hapax.store FOR UPDATE;
   SELECT d.revision INTO actual FROM hapax.document d WHERE d.name = p_name;
   done := p_expected IS NULL OR p_expected = coalesce(actual, 0);
   IF NOT done THEN
@@ -35,7 +33,7 @@ BEGIN
     done := false;
     RETURN NEXT; RETURN;
   END IF;
-  revision := nextval('hapax.document_revision');
+  revision := hapax.next_fence();
   INSERT INTO hapax.document VALUES (p_name, revision, hapax.now_ms(), p_value)
   ON CONFLICT (name) DO UPDATE SET revision = excluded.revision, modified_ms = excluded.modified_ms, value = excluded.value;
   RETURN NEXT;

@@ -33,6 +33,10 @@ pub struct Options {
     /// A file whose first line is the password. Default: the URL's password, else `PGPASSWORD`. In the URL:
     /// `hapax_password_file`.
     pub password_file: Option<PathBuf>,
+    /// The portable form of the schema: a ledger and documents on databases that speak PostgreSQL's protocol without its
+    /// sequences, advisory locks, `SKIP LOCKED` and LISTEN. Slower; without queues. It is chosen when the schema is made.
+    /// Default: no. In the URL: `hapax_portable=true`.
+    pub portable: bool,
     /// Applies missing migrations when the store is opened. Default: no; a store with an older schema is refused.
     pub migrate: bool,
     /// Maximum count of open claims in one scope, held or in doubt: a claim beyond it is refused, other scopes are not
@@ -49,6 +53,7 @@ impl Default for Options {
             pooler: false,
             listen_url: None,
             password_file: None,
+            portable: false,
             migrate: false,
             in_doubt_per_scope_max: 100_000,
         }
@@ -86,6 +91,7 @@ impl Target {
         let url = if theirs.is_empty() { base.to_owned() } else { format!("{base}?{}", theirs.join("&")) };
         let connect = session(parse(&url)?, &options)?;
         let listen = match &options.listen_url {
+            _ if options.portable => None,
             Some(url) => Some(with_password(parse(url)?, &options)?),
             None => (!options.pooler).then(|| connect.clone()),
         };
@@ -117,12 +123,13 @@ fn set(options: &mut Options, pair: &str) -> Result<(), UrlError> {
         "connect_timeout_ms" => options.connect_timeout = Duration::from_millis(number()?),
         "operation_timeout_ms" => options.operation_timeout = Duration::from_millis(number()?),
         "pooler" => options.pooler = boolean(name, &value)?,
+        "portable" => options.portable = boolean(name, &value)?,
         "listen_url" => options.listen_url = Some(value.into_owned()),
         "password_file" => options.password_file = Some(value.into_owned().into()),
         _ => {
             return Err(UrlError(format!(
                 "{PREFIX}{name} is not a parameter; use {PREFIX}connections_max, {PREFIX}connect_timeout_ms, \
-                 {PREFIX}operation_timeout_ms, {PREFIX}pooler, {PREFIX}listen_url or {PREFIX}password_file"
+                 {PREFIX}operation_timeout_ms, {PREFIX}pooler, {PREFIX}portable, {PREFIX}listen_url or {PREFIX}password_file"
             )));
         }
     }
@@ -195,6 +202,20 @@ mod tests {
         assert_eq!((target.connect.get_host(), target.connect.get_port()), ("db.example", 6432));
         assert_eq!((target.connect.get_username(), target.connect.get_database()), ("ann", Some("shop")));
         assert!(target.listen.is_none(), "a pooler passes no notifications on");
+    }
+
+    #[test]
+    fn settings_of_the_url_are_kept_beside_ours() {
+        let url =
+            "postgres://db/shop?options[default_transaction_isolation]=serializable&hapax_portable=true";
+        let target = target(url).unwrap();
+        let settings = target.connect.get_options().unwrap();
+        for setting in
+            ["default_transaction_isolation=serializable", "statement_timeout=16000", "lock_timeout=5000"]
+        {
+            assert!(settings.contains(setting), "{setting} is not in {settings}");
+        }
+        assert!(target.options.portable && target.listen.is_none(), "the portable form does not listen");
     }
 
     #[test]

@@ -16,7 +16,8 @@ use crate::error::{Access, Failure};
 impl Documents for PostgresStore {
     async fn document(&self, name: &DocumentName) -> Result<Option<Document>, StoreError> {
         let name = name.clone();
-        let read = self.base.pool.run("document", Access::Read, move |connection| {
+        let read = self.base.pool.repeat("document", Access::Read, move |connection| {
+            let name = name.clone();
             Box::pin(async move {
                 let sql = "SELECT name, revision, modified_ms, value FROM hapax.document WHERE name = $1";
                 let row = sqlx::query(sql).bind(name.as_str()).fetch_optional(connection).await?;
@@ -28,7 +29,8 @@ impl Documents for PostgresStore {
 
     async fn documents(&self, filter: DocumentFilter) -> Result<DocumentPage, StoreError> {
         filter.validate()?;
-        let read = self.base.pool.run("documents", Access::Read, move |connection| {
+        let read = self.base.pool.repeat("documents", Access::Read, move |connection| {
+            let filter = filter.clone();
             Box::pin(async move { page(connection, &filter).await })
         });
         read.await
@@ -89,7 +91,8 @@ impl PostgresStore {
             ExpectedRevision::Absent => Some(0),
             ExpectedRevision::Revision(revision) => Some(revision.0 as i64),
         };
-        let change = self.base.pool.run("document", Access::Write, move |connection| {
+        let change = self.base.pool.repeat("document", Access::Write, move |connection| {
+            let (name, value) = (name.clone(), value.clone());
             Box::pin(async move {
                 let sql = "SELECT revision, actual, coalesce(total_count, 0), coalesce(total_bytes, 0)
                            FROM hapax.document_change($1, $2, $3, $4, $5)";

@@ -30,7 +30,7 @@ impl Failure {
         match self {
             Self::Store(_) => true,
             Self::Database(sqlx::Error::Database(error)) => {
-                !is_fatal(&**error) && code(&**error) != READ_ONLY
+                !is_fatal(&**error) && ![READ_ONLY, STALE_PLAN].contains(&code(&**error).as_str())
             }
             Self::Database(_) => false,
         }
@@ -51,6 +51,9 @@ impl Failure {
         }
     }
 }
+
+/// SQLSTATE `feature_not_supported`: a prepared statement of an older schema.
+const STALE_PLAN: &str = "0A000";
 
 /// SQLSTATE `read_only_sql_transaction`: the server has become a standby.
 const READ_ONLY: &str = "25006";

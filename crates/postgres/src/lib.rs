@@ -77,9 +77,23 @@ pub enum OpenError {
         /// The version that this program makes.
         known: i32,
     },
+    /// The schema has the other form than the one asked for.
+    #[error(
+        "the schema `hapax` was made in the {} form, and the URL asks for the {} one; set `hapax_portable={found}`",
+        form(*found),
+        form(!found)
+    )]
+    Form {
+        /// Whether the schema is in the portable form.
+        found: bool,
+    },
     /// The database cannot hold every text.
     #[error("the database's encoding is {0}; Hapax needs UTF8: create the database with ENCODING 'UTF8'")]
     Encoding(String),
+}
+
+fn form(portable: bool) -> &'static str {
+    if portable { "portable" } else { "standard" }
 }
 
 /// What all parts of a store share.
@@ -88,6 +102,13 @@ pub(crate) struct Base {
     pub hints: Hints,
     pub seal: Seal,
     pub options: Options,
+}
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        self.hints.close();
+        self.pool.close();
+    }
 }
 
 /// A store in a PostgreSQL database. Clones are the same store.
@@ -105,11 +126,14 @@ impl PostgresStore {
             migrate(url, &options, false).await?;
         }
         let target = Target::new(url, &options)?;
-        let pool = Pool::new(target.connect, target.bounds);
+        let pool = Pool::new(target.connect, target.bounds, target.options.pooler);
         let found = pool.run("open", Access::Read, |connection| Box::pin(examine(connection))).await?;
         found.schema.check()?;
         if found.encoding != "UTF8" {
             return Err(OpenError::Encoding(found.encoding));
+        }
+        if found.portable != target.options.portable {
+            return Err(OpenError::Form { found: found.portable });
         }
         pool.set_has_schema();
         let hints = Hints::new(pool.clone(), target.listen);
@@ -149,6 +173,7 @@ struct Found {
     schema: Schema,
     encoding: String,
     secret: [u8; 32],
+    portable: bool,
 }
 
 async fn examine(connection: &mut PgConnection) -> Result<Found, Failure> {
@@ -156,10 +181,10 @@ async fn examine(connection: &mut PgConnection) -> Result<Found, Failure> {
     let row = sqlx::query("SELECT current_setting('server_encoding')").fetch_one(&mut *connection).await?;
     let encoding = row.try_get(0)?;
     if schema.version == 0 {
-        return Ok(Found { schema, encoding, secret: [0; 32] });
+        return Ok(Found { schema, encoding, secret: [0; 32], portable: false });
     }
-    let row = sqlx::query("SELECT secret FROM hapax.store").fetch_one(connection).await?;
+    let row = sqlx::query("SELECT secret, portable FROM hapax.store").fetch_one(connection).await?;
     let secret: Vec<u8> = row.try_get(0)?;
     let secret = secret.try_into().map_err(|_| StoreError::Damaged("hapax.store: the secret".to_owned()))?;
-    Ok(Found { schema, encoding, secret })
+    Ok(Found { schema, encoding, secret, portable: row.try_get(1)? })
 }

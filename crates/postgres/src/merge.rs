@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use hapax_core::StoreError;
 use sqlx::PgConnection;
@@ -14,14 +13,12 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::BoxFuture;
 use crate::error::{Access, Failure, broken, late};
-use crate::pool::{Bounds, Pool};
+use crate::pool::{Bounds, Pool, repeat_conflicts};
 
 /// Batches of a kind that are under way at the same time.
 const UNDER_WAY_MAX: usize = 2;
 /// Calls of a kind that wait. Beyond that the store is overloaded.
 const WAITING_MAX: usize = 100_000;
-/// How often a batch that lost against another transaction is repeated.
-const CONFLICTS_MAX: u64 = 10;
 
 /// Handles a batch: one answer per call, in the same order.
 ///
@@ -218,7 +215,9 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Driver<In, Out> {
     async fn run_batch(&self, inputs: Arc<Vec<In>>) -> Result<Vec<Out>, StoreError> {
         let (inner, count) = (self.inner.clone(), inputs.len());
         let answers = self.inner.pool.run_here(inner.what, inner.access, move |connection| {
-            Box::pin(async move { repeat_conflicts(&*inner.handler, connection, inputs).await })
+            Box::pin(async move {
+                repeat_conflicts(connection, &|connection| (inner.handler)(connection, inputs.clone())).await
+            })
         });
         let answers = answers.await?;
         assert_eq!(answers.len(), count, "{}: one answer per call", self.inner.what);
@@ -233,22 +232,6 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Driver<In, Out> {
         drop(state);
         self.inner.progress.notify_waiters();
     }
-}
-
-async fn repeat_conflicts<In, Out>(
-    handler: &Handler<In, Out>,
-    connection: &mut PgConnection,
-    inputs: Arc<Vec<In>>,
-) -> Result<Vec<Out>, Failure> {
-    for conflicts in 0u64.. {
-        match handler(connection, inputs.clone()).await {
-            Err(failure) if failure.is_conflict() && conflicts < CONFLICTS_MAX => {
-                tokio::time::sleep(Duration::from_millis(fastrand::u64(0..=conflicts))).await;
-            }
-            ended => return ended,
-        }
-    }
-    unreachable!("the last conflict is returned")
 }
 
 impl<In, Out> Drop for Driver<In, Out> {

@@ -12,33 +12,53 @@ use crate::{BoxFuture, OpenError};
 struct Migration {
     version: i32,
     name: &'static str,
-    sql: &'static str,
+    /// The scripts, one after the other.
+    scripts: &'static [Script],
     /// The lowest version that a program must know to work on the schema after this step. A program that knows less is
     /// refused; one that knows at least this much works beside newer ones.
     readers_from: i32,
 }
 
+/// A part of a migration.
+enum Script {
+    Both(&'static str),
+    /// One script for each form of the schema.
+    ByForm {
+        standard: &'static str,
+        portable: &'static str,
+    },
+    /// Queues have no portable form.
+    StandardOnly(&'static str),
+}
+
+impl Script {
+    fn sql(&self, portable: bool) -> Option<&'static str> {
+        match self {
+            Self::Both(sql) => Some(sql),
+            Self::ByForm { standard, portable: other } => Some(if portable { other } else { standard }),
+            Self::StandardOnly(sql) => (!portable).then_some(sql),
+        }
+    }
+}
+
+const BASE: &[Script] = &[
+    Script::Both(include_str!("../migrations/0001_base.sql")),
+    Script::ByForm {
+        standard: include_str!("../migrations/0001_fences.sql"),
+        portable: include_str!("../migrations/0001_fences_portable.sql"),
+    },
+    Script::Both(include_str!("../migrations/0001_audit.sql")),
+];
+const LEDGER: &[Script] = &[Script::Both(include_str!("../migrations/0002_ledger.sql"))];
+const DOCUMENTS: &[Script] = &[Script::Both(include_str!("../migrations/0003_documents.sql"))];
+const QUEUES: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0004_queues.sql"))];
+
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
-    Migration { version: 1, name: "base", sql: include_str!("../migrations/0001_base.sql"), readers_from: 1 },
-    Migration {
-        version: 2,
-        name: "ledger",
-        sql: include_str!("../migrations/0002_ledger.sql"),
-        readers_from: 1,
-    },
-    Migration {
-        version: 3,
-        name: "documents",
-        sql: include_str!("../migrations/0003_documents.sql"),
-        readers_from: 1,
-    },
-    Migration {
-        version: 4,
-        name: "queues",
-        sql: include_str!("../migrations/0004_queues.sql"),
-        readers_from: 1,
-    },
+    Migration { version: 1, name: "base", scripts: BASE, readers_from: 1 },
+    Migration { version: 2, name: "ledger", scripts: LEDGER, readers_from: 1 },
+    Migration { version: 3, name: "documents", scripts: DOCUMENTS, readers_from: 1 },
+    Migration { version: 4, name: "queues", scripts: QUEUES, readers_from: 1 },
 ];
 
 /// The version of the schema that this program makes.
@@ -73,7 +93,7 @@ pub async fn migrate(url: &str, options: &Options, dry_run: bool) -> Result<Migr
     let connect =
         connect.map_err(|_| unavailable(format!("no connection within {} ms", limit.as_millis())))?;
     let mut connection = connect.map_err(|error| unavailable(format!("no connection: {error}")))?;
-    let report = apply(&mut connection, dry_run).await;
+    let report = apply(&mut connection, target.options.portable, dry_run).await;
     let report = report.map_err(|failure| failure.into_store_error("migrate", Access::Write))?;
     // Its work is committed; a failed goodbye changes nothing.
     let _ = connection.close().await;
@@ -84,7 +104,9 @@ pub async fn migrate(url: &str, options: &Options, dry_run: bool) -> Result<Migr
 const PREPARE: &str = "
 SET LOCAL statement_timeout = '30min';
 SET LOCAL lock_timeout = '10s';
-SELECT pg_advisory_xact_lock(hashtext('hapax.migrate'));
+";
+
+const VERSIONS: &str = "
 CREATE SCHEMA IF NOT EXISTS hapax;
 CREATE TABLE IF NOT EXISTS hapax.migration (
   version int PRIMARY KEY,
@@ -94,13 +116,23 @@ CREATE TABLE IF NOT EXISTS hapax.migration (
 );
 ";
 
-async fn apply(connection: &mut PgConnection, dry_run: bool) -> Result<MigrationReport, Failure> {
+async fn apply(
+    connection: &mut PgConnection,
+    portable: bool,
+    dry_run: bool,
+) -> Result<MigrationReport, Failure> {
     let mut transaction = connection.begin().await?;
     run_script(&mut transaction, PREPARE).await?;
+    if !portable {
+        run_script(&mut transaction, "SELECT pg_advisory_xact_lock(hashtext('hapax.migrate'))").await?;
+    }
+    run_script(&mut transaction, VERSIONS).await?;
     let from = version(&mut transaction).await?;
     let mut applied = Vec::new();
     for step in MIGRATIONS.iter().filter(|step| step.version > from) {
-        run_script(&mut transaction, step.sql).await?;
+        for sql in step.scripts.iter().filter_map(|script| script.sql(portable)) {
+            run_script(&mut transaction, sql).await?;
+        }
         sqlx::query("INSERT INTO hapax.migration (version, name, readers_from) VALUES ($1, $2, $3)")
             .bind(step.version)
             .bind(step.name)
@@ -109,8 +141,9 @@ async fn apply(connection: &mut PgConnection, dry_run: bool) -> Result<Migration
             .await?;
         applied.push((step.version, step.name));
     }
-    sqlx::query("INSERT INTO hapax.store (secret) VALUES ($1) ON CONFLICT DO NOTHING")
+    sqlx::query("INSERT INTO hapax.store (secret, portable) VALUES ($1, $2) ON CONFLICT DO NOTHING")
         .bind(new_secret()?)
+        .bind(portable)
         .execute(&mut *transaction)
         .await?;
     if dry_run {

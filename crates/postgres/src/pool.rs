@@ -57,6 +57,7 @@ struct Inner {
     state: Mutex<State>,
     runtime: Handle,
     has_schema: AtomicBool,
+    pooler: bool,
 }
 
 /// The connections of one store. It belongs to the runtime on which it was made.
@@ -73,11 +74,11 @@ struct Taken {
 }
 
 impl Pool {
-    pub fn new(options: PgConnectOptions, bounds: Bounds) -> Self {
+    pub fn new(options: PgConnectOptions, bounds: Bounds, pooler: bool) -> Self {
         let permits = Arc::new(Semaphore::new(bounds.connections_max));
         let (state, runtime) = (Mutex::default(), Handle::current());
         let has_schema = AtomicBool::new(false);
-        Self { inner: Arc::new(Inner { options, bounds, permits, state, runtime, has_schema }) }
+        Self { inner: Arc::new(Inner { options, bounds, permits, state, runtime, has_schema, pooler }) }
     }
 
     pub fn runtime(&self) -> &Handle {
@@ -97,6 +98,23 @@ impl Pool {
         let pool = self.clone();
         let task = self.inner.runtime.spawn(async move { pool.run_here(what, access, operation).await });
         task.await.unwrap_or_else(|error| Err(broken(what, &error.to_string(), access)))
+    }
+
+    /// The same for an operation that may lose against another transaction: it is then repeated.
+    pub async fn repeat<T, F>(
+        &self,
+        what: &'static str,
+        access: Access,
+        operation: F,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send + Sync + 'static,
+    {
+        self.run(what, access, move |connection| {
+            Box::pin(async move { repeat_conflicts(connection, &operation).await })
+        })
+        .await
     }
 
     /// Runs an operation on a connection, in the caller's task. The caller must not be cancelled by a user.
@@ -197,6 +215,12 @@ impl Pool {
         let mut connection = PgConnection::connect_with(&self.inner.options).await?;
         if self.inner.has_schema.load(Ordering::Relaxed) {
             sqlx::query("SELECT hapax.raise_fence()").execute(&mut connection).await?;
+            if !self.inner.pooler {
+                // A claim must not be lost after it was granted. Behind a pooler the session is not ours to change.
+                let sql = "SELECT set_config('synchronous_commit', 'on', false)
+                           WHERE current_setting('synchronous_commit') = 'off'";
+                sqlx::query(sql).execute(&mut connection).await?;
+            }
         }
         Ok(connection)
     }
@@ -216,6 +240,25 @@ impl Pool {
         self.inner.permits.close();
         drop(idle);
     }
+}
+
+/// How often an operation that lost against another transaction is repeated.
+const CONFLICTS_MAX: u64 = 50;
+
+/// Repeats an operation that lost against another transaction and was rolled back.
+pub(crate) async fn repeat_conflicts<T>(
+    connection: &mut PgConnection,
+    operation: &(dyn for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send + Sync),
+) -> Result<T, Failure> {
+    for conflicts in 0u64.. {
+        match operation(connection).await {
+            Err(failure) if failure.is_conflict() && conflicts < CONFLICTS_MAX => {
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(0..=conflicts.min(20)))).await;
+            }
+            ended => return ended,
+        }
+    }
+    unreachable!("the last conflict is returned")
 }
 
 fn closed() -> StoreError {

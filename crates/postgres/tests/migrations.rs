@@ -15,6 +15,8 @@ fn main() -> std::process::ExitCode {
         of_many_concurrent_migrations_one_does_the_work,
         a_database_without_the_schema_is_refused,
         a_schema_that_needs_a_newer_program_is_refused,
+        the_form_of_a_schema_is_chosen_once,
+        the_portable_form_has_no_sequences,
         the_secret_stays_when_a_store_is_opened_again,
         a_server_that_is_not_there_is_unavailable_at_once,
         the_server_of_the_tests_is_private,
@@ -74,6 +76,30 @@ async fn a_schema_that_needs_a_newer_program_is_refused(server: &'static Server)
     assert_eq!(refused, Some(OpenError::NewSchema { needed: next, known: SCHEMA_VERSION }));
     let refused = migrate(&database.url(), &Options::default(), false).await;
     assert!(refused.is_ok_and(|report| report.applied.is_empty()), "an older program changes nothing");
+}
+
+async fn the_form_of_a_schema_is_chosen_once(server: &'static Server) {
+    let portable = Options { portable: true, ..Options::default() };
+    let database = Database::migrated(server).await;
+    let refused = PostgresStore::open(&database.url(), portable.clone()).await.err();
+    assert_eq!(refused, Some(OpenError::Form { found: false }));
+    let database = Database::empty(server).await;
+    migrate(&database.url(), &portable, false).await.unwrap();
+    let refused = PostgresStore::open(&database.url(), Options::default()).await.err();
+    assert_eq!(refused, Some(OpenError::Form { found: true }));
+    PostgresStore::open(&database.url(), portable).await.unwrap();
+}
+
+async fn the_portable_form_has_no_sequences(server: &'static Server) {
+    let sequences =
+        "SELECT count(*) FROM pg_class WHERE relkind = 'S' AND relnamespace = 'hapax'::regnamespace";
+    for (portable, some) in [(false, true), (true, false)] {
+        let database = Database::empty(server).await;
+        migrate(&database.url(), &Options { portable, ..Options::default() }, false).await.unwrap();
+        let mut connection = database.connect().await;
+        let row = sqlx::query(sequences).fetch_one(&mut connection).await.unwrap();
+        assert_eq!(row.get::<i64, _>(0) > 0, some, "portable: {portable}");
+    }
 }
 
 async fn the_secret_stays_when_a_store_is_opened_again(server: &'static Server) {

@@ -95,27 +95,34 @@ async fn round(
             }
             continue;
         }
-        decisions.push((at, decide(asked, &mut snapshot)));
+        // Without a decision, it was in doubt only since it was read: the next round draws a fence for it.
+        decisions.extend(decide(asked, &mut snapshot).map(|decision| (at, decision)));
     }
     let lost = snapshot.write(connection).await?;
+    decisions.retain(|(at, _)| !lost.contains(&asked[*at].hash));
     link(connection, &decisions, asked).await?;
     for (at, (decision, granted_anew)) in decisions {
-        if lost.contains(&asked[at].hash) {
-            continue;
-        }
         ledger.count_claim(&decision, granted_anew, asked[at].again);
         decided[at] = Some(Decided { decision, now_ms: snapshot.now_ms });
     }
     Ok(())
 }
 
-/// Decides one claim of an entry that is there. Also says whether it was granted under a new fence.
-fn decide(asked: &Asked, snapshot: &mut Snapshot) -> (Result<ClaimDecision, ClaimError>, bool) {
+/// Decides one claim of an entry that is there. Also says whether it was granted under a new fence. `None`: it needs a new
+/// fence, and none was drawn.
+fn decide(asked: &Asked, snapshot: &mut Snapshot) -> Option<(Result<ClaimDecision, ClaimError>, bool)> {
     let now_ms = snapshot.now_ms;
     let known = snapshot.key(&asked.hash);
     let (before, spare) = (known.entry.as_ref().map(|entry| entry.fence), known.spare);
-    let fence = || spare.expect("a fence was drawn for an entry that can be claimed");
+    let mut missing = false;
+    let fence = || {
+        missing = spare.is_none();
+        spare.unwrap_or(Fence(0))
+    };
     let decision = protocol::claim(known.entry.as_ref(), &asked.request, now_ms, fence);
+    if missing {
+        return None;
+    }
     let mut granted_anew = false;
     match &decision {
         Ok(ClaimDecision::Granted { entry, .. }) => {
@@ -125,7 +132,7 @@ fn decide(asked: &Asked, snapshot: &mut Snapshot) -> (Result<ClaimDecision, Clai
         Ok(ClaimDecision::InDoubt { .. }) => known.note_lapse(now_ms),
         _ => {}
     }
-    (decision, granted_anew)
+    Some((decision, granted_anew))
 }
 
 type Decisions = [(usize, (Result<ClaimDecision, ClaimError>, bool))];

@@ -332,7 +332,8 @@ impl Ledger for PostgresStore {
 
     async fn entry(&self, id: &EntryId) -> Result<Option<EntryView>, StoreError> {
         let id = id.clone();
-        let read = self.base.pool.run("entry", Access::Read, move |connection| {
+        let read = self.base.pool.repeat("entry", Access::Read, move |connection| {
+            let id = id.clone();
             Box::pin(async move { operators::entry(connection, &id).await })
         });
         read.await
@@ -340,7 +341,8 @@ impl Ledger for PostgresStore {
 
     async fn entries(&self, filter: EntryFilter) -> Result<Page<EntryView>, StoreError> {
         validate::page(filter.limit)?;
-        let read = self.base.pool.run("entries", Access::Read, move |connection| {
+        let read = self.base.pool.repeat("entries", Access::Read, move |connection| {
+            let filter = filter.clone();
             Box::pin(async move { operators::entries(connection, &filter).await })
         });
         read.await
@@ -358,7 +360,7 @@ impl Ledger for PostgresStore {
         // What was asked before is counted.
         self.ledger.claims.passed().await;
         self.ledger.ends.passed().await;
-        let count = self.base.pool.run("ledger_stats", Access::Read, |connection| {
+        let count = self.base.pool.repeat("ledger_stats", Access::Read, |connection| {
             Box::pin(async move { operators::count(connection).await })
         });
         let (entries, open) = count.await?;
@@ -374,9 +376,10 @@ impl PostgresStore {
         decision: Decision,
         by: &str,
     ) -> Result<(), ResolveError> {
-        let (id, by) = (id.clone(), by.to_owned());
-        let decided = self.base.pool.run(what, Access::Write, move |connection| {
-            Box::pin(async move { operators::decide(connection, &id, &decision, &by).await })
+        let asked = Arc::new((id.clone(), decision, by.to_owned()));
+        let decided = self.base.pool.repeat(what, Access::Write, move |connection| {
+            let asked = asked.clone();
+            Box::pin(async move { operators::decide(connection, &asked.0, &asked.1, &asked.2).await })
         });
         let freed = decided.await??;
         self.ledger.freed(&freed);

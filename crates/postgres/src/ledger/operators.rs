@@ -121,7 +121,7 @@ pub(super) async fn decide(
     let (entry, spare) = (known.entry.as_ref(), known.spare);
     let what = match decision {
         Decision::Resolve(resolution) => {
-            let fence = || -> Fence { spare.expect("a fence was drawn for an open entry") };
+            let fence = || -> Fence { spare.expect("a fence was drawn for an entry in doubt") };
             match protocol::resolve(id, entry, resolution, now_ms, fence) {
                 Ok(change) => drop(known.apply(now_ms, change)),
                 Err(refused) => return Ok(Err(refused)),

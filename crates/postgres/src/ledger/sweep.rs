@@ -9,26 +9,32 @@ use sqlx::{PgConnection, Row as _};
 
 use super::LedgerState;
 use super::rooms::OpenCount;
-use super::rows::{Hash, Snapshot};
+use super::rows::{Hash, Known, Snapshot};
 use crate::error::{Access, Failure};
 
 /// Time between two sweeps.
 const EVERY: Duration = Duration::from_secs(2);
 /// Open entries that one sweep looks at. The next one continues after them.
 const OPEN_MAX: i64 = 1_000;
-/// Entries that one step removes, and the steps of one sweep.
-const PRUNE_MAX: i32 = 500;
-const PRUNE_STEPS: usize = 20;
+/// Ended entries that one step looks at, and the steps of one sweep.
+const DUE_MAX: i64 = 500;
+const DUE_STEPS: usize = 20;
 /// Time until an entry that a message needs is looked at again.
 const NEEDED_AGAIN_MS: i64 = 3_600_000;
-/// A sweep begins where the last one ended, and from the beginning this often: a row may have been locked or committed
-/// late.
-const FROM_THE_BEGINNING: Duration = Duration::from_mins(1);
+/// A sweep begins where the last one found something, so that it does not read what others have deleted and a long
+/// transaction keeps. From the beginning only this often, for what was committed late.
+const FROM_THE_BEGINNING: Duration = Duration::from_mins(5);
+/// Fences that a transaction which commits late may be behind.
+const LATE: i64 = 100_000;
 
 /// Where the next sweep continues.
+#[derive(Clone)]
 pub(super) struct Cursor {
     /// The last open entry that was looked at.
     open_fence: i64,
+    /// The first open entry of this round, and below which fence the next round need not look.
+    first_open: Option<i64>,
+    floor: i64,
     counts: HashMap<Scope, OpenCount>,
     /// Ended entries up to this time were removed.
     pruned_ms: i64,
@@ -37,7 +43,8 @@ pub(super) struct Cursor {
 
 impl Default for Cursor {
     fn default() -> Self {
-        Self { open_fence: 0, counts: HashMap::new(), pruned_ms: 0, begun: Instant::now() }
+        let begun = Instant::now();
+        Self { open_fence: 0, first_open: None, floor: 0, counts: HashMap::new(), pruned_ms: 0, begun }
     }
 }
 
@@ -55,9 +62,9 @@ pub(super) async fn run(ledger: Weak<LedgerState>) {
 /// Sweeps once.
 pub(super) async fn sweep(ledger: &Arc<LedgerState>) -> Result<(), StoreError> {
     let mut cursor = ledger.cursor.lock().await;
-    let state = ledger.clone();
-    let mut next = std::mem::take(&mut *cursor);
-    let swept = ledger.pool.run("sweep", Access::Read, move |connection| {
+    let (state, from) = (ledger.clone(), cursor.clone());
+    let swept = ledger.pool.repeat("sweep", Access::Read, move |connection| {
+        let (state, mut next) = (state.clone(), from.clone());
         Box::pin(async move {
             step(&state, connection, &mut next).await?;
             Ok(next)
@@ -72,21 +79,12 @@ async fn step(
     connection: &mut PgConnection,
     cursor: &mut Cursor,
 ) -> Result<(), Failure> {
-    lapse(ledger, connection, cursor).await?;
     if cursor.begun.elapsed() > FROM_THE_BEGINNING {
-        (cursor.pruned_ms, cursor.begun) = (0, Instant::now());
+        (cursor.pruned_ms, cursor.floor, cursor.begun) = (0, 0, Instant::now());
     }
-    for _ in 0..PRUNE_STEPS {
-        let prune = sqlx::query("SELECT seen, removed, last_ms FROM hapax.ledger_prune($1, $2, $3)")
-            .bind(cursor.pruned_ms)
-            .bind(PRUNE_MAX)
-            .bind(NEEDED_AGAIN_MS);
-        let row = prune.fetch_one(&mut *connection).await?;
-        let (seen, removed): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
-        // Others of the same millisecond may be left.
-        cursor.pruned_ms = row.try_get::<i64, _>(2)? - 1;
-        ledger.stats().pruned += removed as u64;
-        if seen < i64::from(PRUNE_MAX) {
+    lapse(ledger, connection, cursor).await?;
+    for _ in 0..DUE_STEPS {
+        if prune(ledger, connection, cursor).await? < DUE_MAX as usize {
             break;
         }
     }
@@ -101,19 +99,19 @@ async fn lapse(
     cursor: &mut Cursor,
 ) -> Result<(), Failure> {
     let sql = "SELECT fence, id FROM hapax.ledger_open WHERE fence > $1 ORDER BY fence LIMIT $2";
-    let rows = sqlx::query(sql).bind(cursor.open_fence).bind(OPEN_MAX).fetch_all(&mut *connection).await?;
+    let from = cursor.open_fence.max(cursor.floor);
+    let rows = sqlx::query(sql).bind(from).bind(OPEN_MAX).fetch_all(&mut *connection).await?;
     let mut hashes = Vec::new();
     for row in &rows {
         cursor.open_fence = row.try_get(0)?;
+        cursor.first_open.get_or_insert(cursor.open_fence);
         hashes.extend(Hash::try_from(row.try_get::<&[u8], _>(1)?));
     }
     let mut snapshot = Snapshot::read_stored(connection, &hashes).await?;
     let now_ms = snapshot.now_ms;
-    let mut removed = Vec::new();
-    for (hash, known) in snapshot.keys.iter_mut().filter(|(_, known)| known.was_open()) {
+    for known in snapshot.keys.values_mut().filter(|known| known.was_open()) {
         if known.is_over() {
             known.remove_over();
-            removed.push(*hash);
             continue;
         }
         known.note_lapse(now_ms);
@@ -122,11 +120,60 @@ async fn lapse(
         count.open += 1;
         count.in_doubt += u64::from(in_doubt);
     }
-    let lost = snapshot.write(connection).await?;
-    ledger.stats().pruned += removed.iter().filter(|hash| !lost.contains(*hash)).count() as u64;
+    remove(ledger, connection, &snapshot).await?;
     if (rows.len() as i64) < OPEN_MAX {
         ledger.counted(&std::mem::take(&mut cursor.counts));
+        // All that is open has a fence from here on, but for what was committed late.
+        let first = cursor.first_open.take().unwrap_or(cursor.open_fence.max(cursor.floor));
+        cursor.floor = cursor.floor.max(first - LATE);
         cursor.open_fence = 0;
     }
     Ok(())
+}
+
+/// Writes a snapshot, and counts the entries that were removed because their time was over.
+async fn remove(
+    ledger: &LedgerState,
+    connection: &mut PgConnection,
+    snapshot: &Snapshot,
+) -> Result<(), Failure> {
+    let lost = snapshot.write(connection).await?;
+    let removed = snapshot.keys.iter().filter(|(hash, known)| known.is_over() && !lost.contains(*hash));
+    ledger.stats().pruned += removed.count() as u64;
+    Ok(())
+}
+
+/// Removes ended entries whose time is over. Returns how many were looked at.
+async fn prune(
+    ledger: &LedgerState,
+    connection: &mut PgConnection,
+    cursor: &mut Cursor,
+) -> Result<usize, Failure> {
+    let sql = "SELECT prune_ms, fence, id FROM hapax.ledger_due
+               WHERE prune_ms > $1 AND prune_ms <= (SELECT hapax.now_ms()) ORDER BY prune_ms, fence LIMIT $2";
+    let rows = sqlx::query(sql).bind(cursor.pruned_ms).bind(DUE_MAX).fetch_all(&mut *connection).await?;
+    if rows.is_empty() {
+        return Ok(0);
+    }
+    let (mut times, mut fences, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
+    for row in &rows {
+        times.push(row.try_get::<i64, _>(0)?);
+        fences.push(row.try_get::<i64, _>(1)?);
+        hashes.extend(Hash::try_from(row.try_get::<&[u8], _>(2)?));
+    }
+    let mut snapshot = Snapshot::read_stored(connection, &hashes).await?;
+    snapshot.keys.values_mut().for_each(Known::remove_over);
+    remove(ledger, connection, &snapshot).await?;
+    // What is still there is needed by a message: it is looked at again later.
+    let again = "INSERT INTO hapax.ledger_due
+                 SELECT t.now_ms + $2, e.fence, e.id
+                 FROM hapax.ledger_entry e, (SELECT hapax.now_ms() AS now_ms OFFSET 0) t
+                 WHERE e.id = ANY ($1) AND e.stage >= 2 AND e.prune_ms <= t.now_ms ON CONFLICT DO NOTHING";
+    let ids: Vec<&[u8]> = hashes.iter().map(<[u8; 16]>::as_slice).collect();
+    sqlx::query(again).bind(ids).bind(NEEDED_AGAIN_MS).execute(&mut *connection).await?;
+    let done = "DELETE FROM hapax.ledger_due WHERE prune_ms = ANY ($1) AND fence = ANY ($2)";
+    sqlx::query(done).bind(&times).bind(fences).execute(connection).await?;
+    // Others of the same millisecond may be left.
+    cursor.pruned_ms = times.last().map_or(cursor.pruned_ms, |last| last - 1);
+    Ok(rows.len())
 }

@@ -6,10 +6,16 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod server;
+pub mod suite;
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
 
+use hapax_core::{
+    Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryId, Grant, Json, Ledger as _,
+    RecordedOutcome,
+};
 use hapax_postgres::{Options, PostgresStore};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use sqlx::{Connection as _, Executor as _, PgConnection};
@@ -63,30 +69,38 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 pub struct Database {
     server: &'static Server,
     pub name: String,
+    /// Parameters of the store's URL.
+    query: &'static str,
 }
 
 impl Database {
     /// An empty database.
     pub async fn empty(server: &'static Server) -> Self {
-        Self::copy_of(server, "template0").await
+        Self::copy_of(server, "template0", "").await
     }
 
-    /// A database with the schema: a copy of one that is migrated once.
+    /// A database with the schema.
     pub async fn migrated(server: &'static Server) -> Self {
-        static TEMPLATE: OnceLock<String> = OnceLock::new();
-        let template = TEMPLATE.get_or_init(|| {
+        Self::migrated_with(server, "").await
+    }
+
+    /// The same, with these parameters in the store's URL: a copy of a database that is migrated once.
+    pub async fn migrated_with(server: &'static Server, query: &'static str) -> Self {
+        static TEMPLATES: Mutex<BTreeMap<&str, String>> = Mutex::new(BTreeMap::new());
+        let make = move || {
             let make = async move {
-                let database = Self::empty(server).await;
+                let database = Self::copy_of(server, "template0", query).await;
                 hapax_postgres::migrate(&database.url(), &Options::default(), false).await.unwrap();
                 // It is kept for the whole process.
                 std::mem::ManuallyDrop::new(database).name.clone()
             };
             std::thread::spawn(move || block_on(make)).join().expect("a database is migrated")
-        });
-        Self::copy_of(server, template).await
+        };
+        let template = TEMPLATES.lock().unwrap().entry(query).or_insert_with(make).clone();
+        Self::copy_of(server, &template, query).await
     }
 
-    async fn copy_of(server: &'static Server, template: &str) -> Self {
+    async fn copy_of(server: &'static Server, template: &str, query: &'static str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("test_{}_{number}", std::process::id());
@@ -95,11 +109,15 @@ impl Database {
             .execute(format!("CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE {template}").as_str())
             .await
             .unwrap();
-        Self { server, name }
+        Self { server, name, query }
     }
 
     pub fn url(&self) -> String {
-        self.server.url(&self.name)
+        let url = self.server.url(&self.name);
+        match self.query {
+            "" => url,
+            query => format!("{url}{}{query}", if url.contains('?') { '&' } else { '?' }),
+        }
     }
 
     pub async fn connect(&self) -> PgConnection {
@@ -179,7 +197,34 @@ impl Clock {
 
 /// Sets the clock of a database back, as an operator or NTP would; no time passes.
 pub async fn set_back_ms(url: &str, ms: u64) {
-    let mut connection = PgConnection::connect(url).await.unwrap();
+    let mut connection = PgConnection::connect(url.split('?').next().unwrap_or(url)).await.unwrap();
     let back = sqlx::query("UPDATE hapax_test.clock SET now_us = now_us - $1").bind(ms as i64 * 1000);
     back.execute(&mut connection).await.unwrap();
+}
+
+pub fn id(key: &str) -> EntryId {
+    EntryId::new("orders".parse().unwrap(), key.parse().unwrap())
+}
+
+pub fn ask(key: &str, owner: &str) -> ClaimRequest {
+    ClaimRequest::new(id(key), owner.parse().unwrap(), 60_000)
+}
+
+/// The answer to one claim.
+pub async fn claim(store: &PostgresStore, request: ClaimRequest) -> Result<Claim, ClaimError> {
+    store.claim(vec![request]).await?.remove(0)
+}
+
+pub async fn granted(store: &PostgresStore, request: ClaimRequest) -> Grant {
+    match claim(store, request).await {
+        Ok(Claim::Granted(grant)) => grant,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+/// The end of a claim with an outcome.
+pub fn completed(key: &str, grant: &Grant, outcome: &str) -> EndClaim {
+    let outcome = RecordedOutcome::done(Json::of(outcome).unwrap());
+    let ending = ClaimEnding::Complete { outcome, ttl_ms: 3_600_000 };
+    EndClaim { id: id(key), token: grant.token.clone(), ending }
 }

@@ -1,0 +1,177 @@
+//! Calls of one process are merged into few transactions, and a call that is dropped harms no other.
+
+mod common;
+
+use std::future::Future as _;
+use std::pin::pin;
+use std::task::{Context, Waker};
+
+use common::{Database, Server, ask, claim, completed, granted, id};
+use hapax_core::{Claim, ClaimError, EntryState, Ledger as _};
+use hapax_postgres::{Options, PostgresStore};
+use sqlx::Row as _;
+use tokio::task::JoinSet;
+
+fn main() -> std::process::ExitCode {
+    common::main(tests![
+        concurrent_calls_share_transactions,
+        a_dropped_call_harms_no_other,
+        a_call_dropped_at_any_time_leaves_no_transaction_and_no_lock,
+        a_scope_has_a_bound_of_its_own,
+        duplicates_with_the_shortest_lease_are_all_answered,
+        calls_beyond_the_connections_wait_their_turn,
+    ])
+}
+
+async fn number(database: &Database, sql: &str) -> i64 {
+    let mut connection = database.connect().await;
+    sqlx::query(sql).fetch_one(&mut connection).await.unwrap().get(0)
+}
+
+async fn concurrent_calls_share_transactions(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let store = database.open().await;
+    let mut all = JoinSet::new();
+    for n in 0..200 {
+        let store = store.clone();
+        all.spawn(async move { granted(&store, ask(&format!("k{n}"), "ann")).await });
+    }
+    let fences: std::collections::BTreeSet<u64> =
+        all.join_all().await.iter().map(|grant| grant.fence.0).collect();
+    assert_eq!(fences.len(), 200, "each has a fence of its own");
+    // Every transaction that opens entries adds one row.
+    let transactions = number(&database, "SELECT count(*) FROM hapax.ledger_count").await;
+    assert!(transactions <= 20, "200 claims took {transactions} transactions");
+    assert_eq!(store.ledger_stats().await.unwrap().open, 200);
+}
+
+async fn a_dropped_call_harms_no_other(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let store = database.open().await;
+    let mut tasks = Vec::new();
+    for n in 0..60 {
+        let store = store.clone();
+        tasks.push(tokio::spawn(async move { claim(&store, ask(&format!("k{n}"), "ann")).await }));
+    }
+    tokio::task::yield_now().await;
+    for task in tasks.iter().step_by(2) {
+        task.abort();
+    }
+    for (n, task) in tasks.into_iter().enumerate() {
+        match task.await {
+            Ok(answer) => assert!(matches!(answer, Ok(Claim::Granted(_))), "{n}: {answer:?}"),
+            Err(aborted) => assert!(aborted.is_cancelled() && n % 2 == 0),
+        }
+    }
+    // What was dropped has happened or not; its owner asks again.
+    for n in 0..60 {
+        granted(&store, ask(&format!("k{n}"), "ann")).await;
+    }
+    assert_eq!(store.ledger_stats().await.unwrap().entries, 60);
+}
+
+/// Polls a call a number of times, then drops it.
+async fn a_call_dropped_at_any_time_leaves_no_transaction_and_no_lock(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let store = database.open().await;
+    let key = |n: usize| format!("k{n}");
+    for n in 0..40 {
+        let grant = granted(&store, ask(&key(n), "ann")).await;
+        let mut ended = pin!(store.end(vec![completed(&key(n), &grant, "paid")]));
+        let absent = id("absent");
+        let mut resolved = pin!(store.forget(&absent, "test"));
+        for _ in 0..n {
+            let mut context = Context::from_waker(Waker::noop());
+            if ended.as_mut().poll(&mut context).is_ready() || resolved.as_mut().poll(&mut context).is_ready()
+            {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+    store.quiet().await;
+    // An operation runs to its end without its caller, so it may still be under way: it must end by itself.
+    let open = "SELECT count(*) FROM pg_stat_activity
+                WHERE datname = current_database() AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%'";
+    for _ in 0..1_000 {
+        if number(&database, open).await == 0 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    assert_eq!(number(&database, open).await, 0);
+    let advisory = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
+                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+    assert_eq!(number(&database, advisory).await, 0);
+    for n in 0..40 {
+        let grant = claim(&store, ask(&key(n), "ann")).await.unwrap();
+        if let Claim::Granted(grant) = grant {
+            store.end(vec![completed(&key(n), &grant, "paid")]).await.unwrap().remove(0).unwrap();
+        }
+        assert_eq!(store.entry(&id(&key(n))).await.unwrap().unwrap().state, EntryState::Completed);
+    }
+}
+
+async fn a_scope_has_a_bound_of_its_own(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let options = Options { in_doubt_per_scope_max: 3, ..Options::default() };
+    let store = PostgresStore::open(&database.url(), options).await.unwrap();
+    let mut grants = Vec::new();
+    for n in 0..3 {
+        grants.push(granted(&store, ask(&n.to_string(), "ann")).await);
+    }
+    let doubt =
+        hapax_core::EndClaim { ending: hapax_core::ClaimEnding::Doubt, ..completed("0", &grants[0], "") };
+    store.end(vec![doubt]).await.unwrap().remove(0).unwrap();
+    let batch = vec![ask("3", "ann"), ask("1", "ann"), ask("4", "ann")];
+    let answers = store.claim(batch).await.unwrap();
+    assert!(
+        matches!(answers[1], Ok(Claim::Granted(_))),
+        "an entry that is there can be claimed: {:?}",
+        answers[1]
+    );
+    for answer in [&answers[0], &answers[2]] {
+        let Err(ClaimError::TooManyInDoubt { open, in_doubt, max, .. }) = answer else {
+            panic!("{answer:?}")
+        };
+        assert_eq!((*open, *in_doubt, *max), (3, 1, 3));
+    }
+    let mut elsewhere = ask("3", "ann");
+    elsewhere.id.scope = "other".parse().unwrap();
+    granted(&store, elsewhere).await;
+    store.end(vec![completed("1", &grants[1], "paid")]).await.unwrap().remove(0).unwrap();
+    granted(&store, ask("3", "ann")).await;
+    assert!(matches!(claim(&store, ask("4", "ann")).await, Err(ClaimError::TooManyInDoubt { .. })));
+    // Another process counts before it refuses, and after a sweep also before it grants.
+    let options = Options { in_doubt_per_scope_max: 3, ..Options::default() };
+    let other = PostgresStore::open(&database.url(), options).await.unwrap();
+    other.clock_moved().await.unwrap();
+    assert!(matches!(claim(&other, ask("4", "bob")).await, Err(ClaimError::TooManyInDoubt { .. })));
+}
+
+async fn duplicates_with_the_shortest_lease_are_all_answered(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let store = database.open().await;
+    for round in 0..20 {
+        let brief = |owner: &str| hapax_core::ClaimRequest { lease_ms: 1, ..ask(&round.to_string(), owner) };
+        let batch = (0..10).map(|n| brief(&format!("worker-{n}"))).collect();
+        for answer in store.claim(batch).await.unwrap() {
+            assert!(matches!(answer, Ok(Claim::Granted(_) | Claim::InProgress { .. })), "{answer:?}");
+        }
+    }
+}
+
+async fn calls_beyond_the_connections_wait_their_turn(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let options = Options { connections_max: 2, ..Options::default() };
+    let store = PostgresStore::open(&database.url(), options).await.unwrap();
+    let mut all = JoinSet::new();
+    for n in 0..50 {
+        let store = store.clone();
+        all.spawn(async move { store.entry(&id(&n.to_string())).await });
+    }
+    assert!(all.join_all().await.into_iter().all(|entry| entry == Ok(None)));
+    let sessions = "SELECT count(*) FROM pg_stat_activity
+                    WHERE datname = current_database() AND application_name = 'hapax'";
+    assert!(number(&database, sessions).await <= 2);
+}
