@@ -225,8 +225,7 @@ impl MessageKey {
         if let Some(key) = dedup.and_then(|dedup| IdempotencyKey::new(dedup).ok()) {
             return Self { key, source: KeySource::DedupId };
         }
-        let key = IdempotencyKey::new(id.to_string()).expect("a UUID is a valid key");
-        Self { key, source: KeySource::MessageId }
+        Self { key: id.into(), source: KeySource::MessageId }
     }
 
     /// The key that the sender wrote: the `hapax-idempotency-key` attribute, else the value at the queue's pointer into

@@ -87,6 +87,14 @@ macro_rules! text_id {
     };
 }
 
+/// Text of 1 to 255 bytes without control characters.
+fn without_controls(value: &str) -> bool {
+    // No early exit, so that the compiler checks many bytes at once: this runs for each key and scope.
+    let no_ascii_control = || value.bytes().fold(true, |none, byte| none & !byte.is_ascii_control());
+    (1..=255).contains(&value.len())
+        && if value.is_ascii() { no_ascii_control() } else { !value.chars().any(char::is_control) }
+}
+
 /// Letters, digits and ASCII punctuation: the characters that SQS allows in group and deduplication ids.
 fn printable(value: &str, max: usize) -> bool {
     !value.is_empty() && value.len() <= max && value.bytes().all(|b| b.is_ascii_graphic())
@@ -141,8 +149,15 @@ text_id!(
     IdempotencyKey,
     "idempotency key",
     "use 1 to 255 bytes without control characters",
-    |value| !value.is_empty() && value.len() <= 255 && !value.chars().any(char::is_control)
+    without_controls
 );
+
+impl From<MessageId> for IdempotencyKey {
+    /// The key of a message whose sender gave it none. A UUID needs no check.
+    fn from(id: MessageId) -> Self {
+        Self(id.text().as_str().into())
+    }
+}
 
 text_id!(
     /// A document's name: segments of `A-Z a-z 0-9 _ - .` with `/` between them, 1 to 200 bytes together.
@@ -186,7 +201,7 @@ text_id!(
     Scope,
     "scope",
     "use 1 to 255 bytes without control characters",
-    |value| !value.is_empty() && value.len() <= 255 && !value.chars().any(char::is_control)
+    without_controls
 );
 
 impl Scope {
@@ -232,18 +247,33 @@ text_id!(
 #[serde(try_from = "String", into = "String")]
 pub struct MessageId(pub u128);
 
+/// The text of a [`MessageId`]: hex digits and dashes.
+struct IdText([u8; 36]);
+
+impl IdText {
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).expect("hex digits and dashes are ASCII")
+    }
+}
+
+impl MessageId {
+    /// Written without `core::fmt`, which takes ten times as long: each delivery may need it.
+    fn text(self) -> IdText {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        /// Where the two digits of each byte stand.
+        const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
+        let mut text = [b'-'; 36];
+        for (byte, at) in self.0.to_be_bytes().into_iter().zip(PLACES) {
+            text[at] = DIGITS[usize::from(byte >> 4)];
+            text[at + 1] = DIGITS[usize::from(byte & 15)];
+        }
+        IdText(text)
+    }
+}
+
 impl fmt::Display for MessageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let v = self.0;
-        write!(
-            f,
-            "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
-            (v >> 96) as u32,
-            (v >> 80) as u16,
-            (v >> 64) as u16,
-            (v >> 48) as u16,
-            v as u64 & 0xffff_ffff_ffff
-        )
+        f.write_str(self.text().as_str())
     }
 }
 
@@ -280,7 +310,7 @@ impl TryFrom<String> for MessageId {
 
 impl From<MessageId> for String {
     fn from(value: MessageId) -> String {
-        value.to_string()
+        value.text().as_str().to_owned()
     }
 }
 
@@ -355,6 +385,39 @@ mod tests {
         assert_eq!(id.to_string().parse::<MessageId>().unwrap(), id);
         for bad in ["", "x", "0123456789abcdef0123456789abcdef", "zz234567-89ab-cdef-0123-456789abcdef"] {
             assert!(bad.parse::<MessageId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_message_id_is_written_as_a_uuid_and_is_a_key() {
+        for (id, text) in [
+            (0x0123_4567_89ab_cdef_0123_4567_89ab_cdef, "01234567-89ab-cdef-0123-456789abcdef"),
+            (0, "00000000-0000-0000-0000-000000000000"),
+            (u128::MAX, "ffffffff-ffff-ffff-ffff-ffffffffffff"),
+            (0xf0e1_d2c3_0000_0a0b_8000_0000_0000_00ff, "f0e1d2c3-0000-0a0b-8000-0000000000ff"),
+        ] {
+            let id = MessageId(id);
+            assert_eq!(
+                (id.to_string(), String::from(id), format!("{id:?}")),
+                (text.into(), text.into(), text.into())
+            );
+            assert_eq!(serde_json::to_string(&id).unwrap(), format!("\"{text}\""));
+            assert_eq!(IdempotencyKey::from(id), IdempotencyKey::new(text).unwrap());
+        }
+    }
+
+    #[test]
+    fn keys_and_scopes_have_no_control_characters() {
+        let long = "k".repeat(255);
+        for good in ["k", "a key, with spaces", "Schlüssel", "\u{a0}", "鍵", &long, "~ !"] {
+            assert!(IdempotencyKey::new(good).is_ok() && Scope::new(good).is_ok(), "{good:?}");
+        }
+        let (too_long, too_many) = ("k".repeat(256), "ü".repeat(128));
+        let ascii = (0u8..32).chain([127]).map(|byte| format!("key {} end", char::from(byte)));
+        let others = (0x80u8..=0x9f).map(|byte| format!("ü{}", char::from(byte)));
+        let bad = ["", &too_long, &too_many].map(str::to_owned).into_iter().chain(ascii).chain(others);
+        for bad in bad {
+            assert!(IdempotencyKey::new(&bad).is_err() && Scope::new(&bad).is_err(), "{bad:?}");
         }
     }
 

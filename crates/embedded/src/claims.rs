@@ -3,7 +3,7 @@
 //! A waiting claim is retried when its entry is freed, when its holder's lease expires, and at its own deadline;
 //! nothing polls.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use hapax_core::ledger::OUTCOME_BYTES_MAX;
 use hapax_core::ledger::protocol::ClaimDecision;
@@ -12,6 +12,7 @@ use hapax_core::{
     ResolveError, TokenError,
 };
 
+use crate::maps::NumberMap;
 use crate::receipt::{DeliveryRef, ReceiptCodec};
 use crate::time::Now;
 use crate::writer::Reply;
@@ -139,8 +140,8 @@ pub(crate) struct ClaimWaiter {
 pub(crate) struct ClaimWaiters {
     next: u64,
     /// By number: the smallest has waited longest.
-    waiting: HashMap<u64, (u64, ClaimWaiter)>,
-    by_entry: HashMap<u128, BTreeSet<u64>>,
+    waiting: NumberMap<u64, (u64, ClaimWaiter)>,
+    by_entry: NumberMap<u128, BTreeSet<u64>>,
     /// Wake-up times.
     wakes: BTreeSet<(u64, u64)>,
 }

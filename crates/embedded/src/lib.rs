@@ -35,6 +35,7 @@ mod environment;
 mod ids;
 mod ledger;
 mod lock;
+mod maps;
 mod medium;
 mod op_queue;
 mod receipt;

@@ -1,9 +1,10 @@
 //! Receives that wait for a message. Each has a deadline and nothing polls: the operation that makes a message
 //! available serves the receive that has waited longest.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::engine::ReceiveRequest;
+use crate::maps::NumberMap;
 use crate::writer::{RawDelivery, Reply};
 
 pub(crate) struct Waiter {
@@ -17,9 +18,9 @@ pub(crate) struct Waiter {
 #[derive(Default)]
 pub(crate) struct Waiters {
     /// By queue, then by id: ids grow, so the first has waited longest.
-    queues: HashMap<u32, BTreeMap<u64, Waiter>>,
+    queues: NumberMap<u32, BTreeMap<u64, Waiter>>,
     deadlines: BTreeSet<(u64, u64, u32)>,
-    by_id: HashMap<u64, u32>,
+    by_id: NumberMap<u64, u32>,
 }
 
 impl Waiters {

@@ -631,16 +631,21 @@ impl<S: Storage> Writer<S> {
         let mut request = waiter.request.clone();
         loop {
             let mut damaged = 0;
-            for leased in self.engine.receive(now, waiter.queue, &request) {
+            let leased = self.engine.receive(now, waiter.queue, &request);
+            let seqs = leased.iter().map(|leased| leased.delivery.seq);
+            let stored: Vec<_> = seqs.filter(|seq| self.engine.wave.fresh_body(*seq).is_none()).collect();
+            let mut stored = self.storage.bodies(&stored)?.into_iter();
+            handed.reserve(leased.len());
+            for leased in leased {
                 let seq = leased.delivery.seq;
-                if !self.engine.is_current(leased.delivery) {
+                let found = match self.engine.wave.fresh_body(seq) {
+                    Some(body) => FoundBody::Sound(body.clone()),
+                    None => stored.next().expect("one for each"),
+                };
+                if damaged > 0 && !self.engine.is_current(leased.delivery) {
                     // A damaged message ahead of it halted its group.
                     continue;
                 }
-                let found = match self.engine.wave.fresh_body(seq) {
-                    Some(body) => FoundBody::Sound(body.clone()),
-                    None => self.storage.body(seq)?,
-                };
                 match found {
                     FoundBody::Sound(body) => {
                         handed.push(self.raw(now, leased, body)?);

@@ -108,12 +108,13 @@ impl WorkerState {
         let unanswered = || Err(StoreError::OutcomeUnknown("the store did not answer in time".into()));
         let error = match call.unwrap_or_else(unanswered) {
             Ok(answers) => {
-                let parked: Vec<_> = unsettled.iter().zip(&answers).filter_map(parked).collect();
                 if !self.same_store {
+                    let parked = unsettled.iter().zip(&answers).filter_map(parked).collect();
                     self.release_decided(parked).await;
                 }
+                let now_us = self.timer().now_us();
                 let answered = unsettled.drain(..).zip(answers);
-                return answered.filter_map(|(one, answer)| self.answered(one, answer)).collect();
+                return answered.filter_map(|(one, answer)| self.answered(now_us, one, answer)).collect();
             }
             Err(error) => error,
         };
@@ -182,13 +183,14 @@ impl WorkerState {
     /// Handles one result; returns a settle to send instead, if any.
     fn answered(
         &self,
+        now_us: u64,
         one: UnsettledDelivery,
         answer: Result<Settled, SettleError>,
     ) -> Option<UnsettledDelivery> {
         let UnsettledDelivery { ended, unknown } = one;
         match answer {
             Ok(settled) => {
-                self.near_expiry(&ended.job);
+                self.near_expiry(now_us, &ended.job);
                 log_failure(&ended, settled);
                 self.complete(ended, Some(settled), None);
                 None
@@ -224,9 +226,9 @@ impl WorkerState {
         }
     }
 
-    fn near_expiry(&self, job: &Job) {
+    fn near_expiry(&self, now_us: u64, job: &Job) {
         let fifth_us = self.lease.ms() * 1000 / 5;
-        if job.lease.until_us() < self.timer().now_us() + fifth_us {
+        if job.lease.until_us() < now_us + fifth_us {
             self.stats.near_expiry.add();
         }
     }

@@ -4,7 +4,7 @@
 //! An attempt of which no delivery is held any more tells nothing: repeating it is a new receive. So at most as many are
 //! worth keeping as messages are in flight, and forgetting the others changes no answer.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ops::Bound;
 
 use hapax_core::policy::{self, ATTEMPT_ID_MS};
@@ -12,6 +12,7 @@ use hapax_core::policy::{self, ATTEMPT_ID_MS};
 use super::groups::Slot;
 use super::receive::{Leased, ReceiveRequest};
 use super::{Engine, Queue, Undo, Wave};
+use crate::maps::NumberMap;
 use crate::receipt::DeliveryRef;
 use crate::record::{AttemptRow, MessageMeta, Record, State};
 use crate::time::Now;
@@ -27,7 +28,7 @@ const PRUNE_EVERY_MS: u64 = 60_000;
 /// The attempts of one queue.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
-    known: HashMap<u128, AttemptRow>,
+    known: NumberMap<u128, AttemptRow>,
     by_age: BTreeSet<(u64, u128)>,
     /// Up to where [`Queue::forget_useless`] has looked.
     looked_at: (u64, u128),

@@ -103,6 +103,9 @@ impl Engine {
     /// Someone decided about a message, here or among the dead letters: no group waits for it any more. Gives the queues
     /// that had waited.
     pub(super) fn clear_waits(&mut self, now: Now, queue: u32, slot: Slot) -> Vec<u32> {
+        if self.undecided.is_empty() {
+            return Vec::new();
+        }
         let table = &self.queue(queue).table;
         let entry = *table.get(slot);
         let group = table.group_name(&entry);

@@ -1,11 +1,12 @@
 //! Remembered deduplication ids. Recent ones are in memory; with long windows, older ones are only in the index.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use hapax_core::QueueConfig;
 use hapax_core::policy;
 
 use super::{PreparedMessage, Queue, Undo, Wave};
+use crate::maps::NumberMap;
 use crate::record::{DedupRow, Record};
 
 /// How long an id stays in memory: 5 min.
@@ -49,7 +50,7 @@ pub(super) fn key(config: &QueueConfig, message: &PreparedMessage) -> Option<u12
 
 #[derive(Debug, Default)]
 pub(crate) struct Dedup {
-    recent: HashMap<u128, DedupEntry>,
+    recent: NumberMap<u128, DedupEntry>,
     /// Keys of `recent` by age; the first is the oldest.
     by_age: BTreeSet<(u64, u128)>,
     /// How many rows the index has for each minute, to prune without looking; never 0.

@@ -4,7 +4,7 @@
 //! no operation sees it, even if its row was not pruned yet: every decision starts from an [`EntrySnapshot`], which the
 //! writer makes, and an expired entry is replaced before a message is linked to its key again.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 
 use hapax_core::ledger::protocol::{self, ClaimDecision, EntryChange, Stage};
 use hapax_core::{
@@ -14,6 +14,7 @@ use hapax_core::{
 
 use super::doubt::{DoubtCounts, NearDoubtLimit};
 use super::{Engine, Undo};
+use crate::maps::{NumberMap, NumberSet};
 use crate::receipt::DeliveryRef;
 use crate::record::{FLAG_KEYED, LedgerRow, Record, Tally, parked_cause};
 use crate::storage::DueEntry;
@@ -35,7 +36,7 @@ const BY_BYTES_MAX: usize = 256;
 /// The open entries, and totals over all entries.
 #[derive(Default)]
 pub(super) struct Entries {
-    open: HashMap<u128, OpenEntry>,
+    open: NumberMap<u128, OpenEntry>,
     /// Open entries by the time when to check whether they can be pruned.
     prune_schedule: BTreeSet<(u64, u128)>,
     /// Open entries by scope, and those in doubt.
@@ -132,15 +133,15 @@ impl Entries {
 #[derive(Default)]
 pub(crate) struct LedgerChanges {
     /// Entries that ended in this wave; `None` for removed ones. The storage does not have these changes yet.
-    ended: HashMap<u128, Option<LedgerRow>>,
+    ended: NumberMap<u128, Option<LedgerRow>>,
     /// Entries whose holder released them in this wave; waiting claims are retried.
     freed: Vec<u128>,
     /// Entries whose doubt ended in this wave; the messages parked for them are released.
     cleared: Vec<u128>,
     /// Messages that were linked to an entry in this wave.
-    linked: HashMap<u128, Vec<u64>>,
+    linked: NumberMap<u128, Vec<u64>>,
     /// Messages that were deleted in this wave.
-    unlinked: HashSet<u64>,
+    unlinked: NumberSet<u64>,
     tally: Tally,
     stats: LedgerStats,
 }
@@ -154,7 +155,7 @@ impl LedgerChanges {
         self.unlinked.insert(seq);
     }
 
-    pub fn unlinked(&self) -> &HashSet<u64> {
+    pub fn unlinked(&self) -> &NumberSet<u64> {
         &self.unlinked
     }
 

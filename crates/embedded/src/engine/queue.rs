@@ -1,6 +1,5 @@
 //! One queue: its configuration, its messages, and the primitives that change them under a wave's journal.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use hapax_core::store::{FailedAttempt, QueueTotals};
@@ -12,6 +11,7 @@ use super::groups::Slot;
 use super::table::Table;
 use super::transfer::GroupWait;
 use super::{Undo, Wave};
+use crate::maps::NumberMap;
 use crate::record::{FLAG_HISTORY, FLAG_KEYED, MessageMeta, MessageRow, QueueRow, Record, State};
 
 pub(crate) struct Queue {
@@ -35,7 +35,7 @@ pub(crate) struct Queue {
     pub timer: Option<u64>,
     pub attempts: Attempts,
     /// Who holds what, for the history of failed attempts; only a help for people, so not journaled.
-    pub holders: HashMap<u64, Arc<str>>,
+    pub holders: NumberMap<u64, Arc<str>>,
     wave: u64,
 }
 
@@ -58,7 +58,7 @@ impl Queue {
             totals: QueueTotals::default(),
             timer: None,
             attempts: Attempts::default(),
-            holders: HashMap::new(),
+            holders: NumberMap::default(),
             wave: u64::MAX,
         }
     }

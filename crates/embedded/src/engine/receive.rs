@@ -112,7 +112,7 @@ impl Engine {
     /// Acks what was just leased for an `ack_on_receive`: gone before it is handed out, and durably so. It may be lost
     /// but never repeated.
     pub fn ack_leased(&mut self, now: Now, delivery: DeliveryRef) {
-        let (slot, _) = self.held(delivery.queue, delivery).expect("it was leased in this wave");
+        let slot = self.held(delivery.queue, delivery).expect("it was leased in this wave");
         self.clear_waits(now, delivery.queue, slot);
         let (queue, wave) = self.queue_and_wave(delivery.queue);
         queue.delete(wave, slot);
@@ -122,7 +122,8 @@ impl Engine {
 
     /// Whether a delivery still holds its message.
     pub fn is_current(&self, delivery: DeliveryRef) -> bool {
-        self.held(delivery.queue, delivery).is_ok_and(|(_, entry)| entry.state == State::InFlight)
+        let in_flight = |slot| self.queue(delivery.queue).table.get(slot).state == State::InFlight;
+        self.held(delivery.queue, delivery).is_ok_and(in_flight)
     }
 
     /// How many more messages of the queue can be in flight.
@@ -137,10 +138,11 @@ impl Engine {
         if !there {
             return;
         }
-        if let Ok((slot, mut entry)) = self.held(delivery.queue, delivery)
-            && entry.state == State::InFlight
+        if let Ok(slot) = self.held(delivery.queue, delivery)
+            && self.queue(delivery.queue).table.get(slot).state == State::InFlight
         {
             let (queue, wave) = self.queue_and_wave(delivery.queue);
+            let mut entry = *queue.table.get(slot);
             entry.deliveries -= 1;
             queue.replace(wave, slot, entry);
             self.put_back(now, delivery.queue, slot, 0);

@@ -8,8 +8,8 @@ use crate::record::{FLAG_DEAD, FLAG_OWN_LEASE, MessageMeta, Record, State, parke
 use crate::time::Now;
 
 impl Engine {
-    /// The message that a receipt names, unless a newer delivery holds it.
-    pub(super) fn held(&self, queue: u32, delivery: DeliveryRef) -> Result<(Slot, MessageMeta), SettleError> {
+    /// The slot of the message that a receipt names, unless a newer delivery holds it.
+    pub(super) fn held(&self, queue: u32, delivery: DeliveryRef) -> Result<Slot, SettleError> {
         if delivery.queue != queue {
             return Err(SettleError::Malformed);
         }
@@ -17,12 +17,13 @@ impl Engine {
         let Some(slot) = table.delivered(delivery.seq) else {
             return Err(if self.died(queue, delivery.seq) { SettleError::Dead } else { SettleError::Gone });
         };
-        let entry = *table.get(slot);
-        let dead = [FailureCause::Retry, FailureCause::Expired, FailureCause::Rejected];
+        let entry = table.get(slot);
         match parked_cause(entry.flags) {
             _ if entry.fence != delivery.fence => Err(SettleError::Stale),
-            Some(cause) if dead.contains(&cause) => Err(SettleError::Dead),
-            _ => Ok((slot, entry)),
+            Some(FailureCause::Retry | FailureCause::Expired | FailureCause::Rejected) => {
+                Err(SettleError::Dead)
+            }
+            _ => Ok(slot),
         }
     }
 
@@ -34,11 +35,7 @@ impl Engine {
         table.delivered(seq).is_some_and(|slot| table.get(slot).flags & FLAG_DEAD != 0)
     }
 
-    fn held_or_counted(
-        &mut self,
-        queue: u32,
-        delivery: DeliveryRef,
-    ) -> Result<(Slot, MessageMeta), SettleError> {
+    fn held_or_counted(&mut self, queue: u32, delivery: DeliveryRef) -> Result<Slot, SettleError> {
         let held = self.held(queue, delivery);
         if held == Err(SettleError::Stale) {
             self.queue_and_wave(queue).0.totals.stale += 1;
@@ -55,7 +52,8 @@ impl Engine {
         settlement: &Settlement,
         random: u64,
     ) -> Result<Settled, SettleError> {
-        let (slot, entry) = self.held_or_counted(queue, delivery)?;
+        let slot = self.held_or_counted(queue, delivery)?;
+        let entry = *self.queue(queue).table.get(slot);
         let fifo = self.queue(queue).config.is_fifo();
         match (settlement, entry.state) {
             // No other delivery holds it, so a late ack still counts. In a FIFO group, later messages may have been
@@ -120,7 +118,8 @@ impl Engine {
         lease_ms: u64,
         own_lease: bool,
     ) -> Result<RemainingLease, SettleError> {
-        let (slot, mut entry) = self.held_or_counted(queue, delivery)?;
+        let slot = self.held_or_counted(queue, delivery)?;
+        let mut entry = *self.queue(queue).table.get(slot);
         match entry.state {
             State::InFlight => {}
             // Without the time of its receive, the delivery was given up or taken back: there is none to resume.

@@ -3,12 +3,13 @@
 //! Only `insert`, `replace` and `remove` change a message; each moves it between the indexes. Therefore a wave can be
 //! undone by restoring old entries.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use hapax_core::{FailureCause, GroupId};
 
 use super::groups::{Groups, Key, Slot};
+use crate::maps::NumberMap;
 use crate::record::{MessageMeta, State, parked_cause};
 
 #[derive(Debug)]
@@ -30,9 +31,9 @@ pub(crate) struct Table {
     /// Groups whose kept messages may have to be dropped now.
     recheck: BTreeSet<u32>,
     /// Requeue order of failed messages of a standard queue: they wait behind those that were ready then.
-    requeue_orders: HashMap<u64, u64>,
+    requeue_orders: NumberMap<u64, u64>,
     /// Messages that were delivered at least once: only these can be named by a receipt.
-    delivered: HashMap<u64, Slot>,
+    delivered: NumberMap<u64, Slot>,
     parked: BTreeMap<u64, Slot>,
     /// All messages by place and number, while the queue is exported.
     places: Option<BTreeMap<(u64, u64), Slot>>,
@@ -53,8 +54,8 @@ impl Table {
             aging_kept: BTreeSet::new(),
             kept: BTreeSet::new(),
             recheck: BTreeSet::new(),
-            requeue_orders: HashMap::new(),
-            delivered: HashMap::new(),
+            requeue_orders: NumberMap::default(),
+            delivered: NumberMap::default(),
             parked: BTreeMap::new(),
             places: None,
             ready: 0,
@@ -99,7 +100,9 @@ impl Table {
     pub fn remove(&mut self, slot: Slot) -> MessageMeta {
         let entry = self.entries[slot as usize].take().expect("a slot in use holds an entry");
         self.unindex(slot, &entry);
-        self.requeue_orders.remove(&entry.seq);
+        if !self.requeue_orders.is_empty() {
+            self.requeue_orders.remove(&entry.seq);
+        }
         self.groups.leave(entry.group);
         self.bytes -= u64::from(entry.bytes);
         self.free.push(slot);

@@ -83,7 +83,12 @@ pub(crate) trait Storage: Send {
     /// Writes all records or none.
     fn commit(&mut self, records: &[Record], durability: Durability) -> Result<(), CommitError>;
 
-    fn body(&mut self, seq: u64) -> Result<FoundBody, ReadError>;
+    /// The bodies of these messages, one for each, in the same order.
+    fn bodies(&mut self, seqs: &[u64]) -> Result<Vec<FoundBody>, ReadError>;
+
+    fn body(&mut self, seq: u64) -> Result<FoundBody, ReadError> {
+        Ok(self.bodies(&[seq])?.pop().expect("one for each"))
+    }
 
     fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError>;
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use hapax_core::store::FailedAttempt;
 use hapax_core::{DeadLetter, FailureCause, GroupId, IdempotencyKey, MessageKey, QueueName};
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, params};
+use rusqlite::{CachedStatement, Connection, ErrorCode, OptionalExtension, Row, params};
 
 use super::{FoundBody, ReadError};
 use crate::crc::Crc;
@@ -185,15 +185,28 @@ pub(crate) fn header(connection: &Connection) -> Result<(Header, [u8; 32]), Read
 }
 
 pub(crate) fn body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundBody> {
-    match read_body(connection, seq) {
-        Err(error) if is_corrupt(&error) => Ok(FoundBody::Damaged(error.to_string())),
-        found => found,
-    }
+    Ok(bodies(connection, &[seq])?.pop().expect("one for each"))
 }
 
-fn read_body(connection: &Connection, seq: u64) -> rusqlite::Result<FoundBody> {
+/// Reads several bodies with one statement: looking that up takes longer than reading a small body.
+pub(crate) fn bodies(connection: &Connection, seqs: &[u64]) -> rusqlite::Result<Vec<FoundBody>> {
     let sql = "SELECT origin, dedup, attributes, body, crc, key_source, key FROM body WHERE seq = ?1";
-    let mut statement = connection.prepare_cached(sql)?;
+    let damaged = |error: &rusqlite::Error| FoundBody::Damaged(error.to_string());
+    let mut statement = match connection.prepare_cached(sql) {
+        Err(error) if is_corrupt(&error) => return Ok(seqs.iter().map(|_| damaged(&error)).collect()),
+        prepared => prepared?,
+    };
+    let mut found = Vec::with_capacity(seqs.len());
+    for seq in seqs {
+        found.push(match read_body(&mut statement, *seq) {
+            Err(error) if is_corrupt(&error) => damaged(&error),
+            found => found?,
+        });
+    }
+    Ok(found)
+}
+
+fn read_body(statement: &mut CachedStatement<'_>, seq: u64) -> rusqlite::Result<FoundBody> {
     let mut rows = statement.query(params![seq as i64])?;
     let Some(row) = rows.next()? else {
         return Ok(FoundBody::Damaged("its body is missing".into()));

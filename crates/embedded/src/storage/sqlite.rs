@@ -319,8 +319,11 @@ impl Storage for Sqlite {
         committed
     }
 
-    fn body(&mut self, seq: u64) -> Result<FoundBody, ReadError> {
-        self.begin_reads().and_then(|()| rows::body(&self.db, seq)).map_err(read)
+    fn bodies(&mut self, seqs: &[u64]) -> Result<Vec<FoundBody>, ReadError> {
+        if seqs.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.begin_reads().and_then(|()| rows::bodies(&self.db, seqs)).map_err(read)
     }
 
     fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError> {

@@ -319,12 +319,15 @@ impl Storage for SimStorage {
         if fault.is_some() { unknown() } else { Ok(()) }
     }
 
-    fn body(&mut self, seq: u64) -> Result<FoundBody, ReadError> {
-        if self.fail_reads {
+    fn bodies(&mut self, seqs: &[u64]) -> Result<Vec<FoundBody>, ReadError> {
+        if self.fail_reads && !seqs.is_empty() {
             return Err(ReadError("simulated".into()));
         }
-        let found = self.committed.bodies.get(&seq);
-        Ok(found.map_or(FoundBody::Damaged("missing".into()), |body| FoundBody::Sound(body.clone())))
+        let find = |seq: &u64| match self.committed.bodies.get(seq) {
+            Some(body) => FoundBody::Sound(body.clone()),
+            None => FoundBody::Damaged("missing".into()),
+        };
+        Ok(seqs.iter().map(find).collect())
     }
 
     fn dead(&mut self, seq: u64) -> Result<Option<DeadRow>, ReadError> {
