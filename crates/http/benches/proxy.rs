@@ -33,6 +33,8 @@ cargo xtask bench proxy [OPTIONS]
   --rounds N     rounds of each load [default: 9]
   --hops N       no times: N requests through the plain hop, for a profiler or `perf stat`
   --passes N     the same through the proxy, without a key
+  --keyed N      the same, each request with its own key
+  --replays N    the same, all with one key
 Environment: HAPAX_BENCH_DIR is the folder for data [default: target/bench]; it must be on a real disk.";
 
 /// The measured variants, in turn.
@@ -71,8 +73,13 @@ fn args() -> Result<Args, String> {
                 let rounds = words.next().and_then(|rounds| rounds.parse().ok());
                 args.rounds = rounds.ok_or("--rounds needs a number")?;
             }
-            "--hops" | "--passes" => {
-                let way = if word == "--hops" { Way::Plain } else { Way::NoKey };
+            "--hops" | "--passes" | "--keyed" | "--replays" => {
+                let way = match word.as_str() {
+                    "--hops" => Way::Plain,
+                    "--passes" => Way::NoKey,
+                    "--keyed" => Way::Key,
+                    _ => Way::Replay,
+                };
                 let requests = words.next().and_then(|requests| requests.parse().ok());
                 args.only = Some((way, requests.ok_or_else(|| format!("{word} needs a number"))?));
             }

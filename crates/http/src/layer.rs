@@ -324,14 +324,16 @@ impl LayerState {
             Ok(key) => key,
             Err(key::KeyError(why)) => return Prepared::Refused(key_invalid(why)),
         };
+        let without_key = |parts, body| {
+            if policy.key_required { Prepared::Refused(key_missing(policy)) } else { pass(parts, body) }
+        };
+        if key.is_none() && policy.key_pointer.is_none() {
+            return without_key(parts, body);
+        }
         let media = MediaType::of(&parts.headers);
         let key_in_body = policy.key_pointer.as_deref().filter(|_| key.is_none() && media.is_json());
         if key.is_none() && key_in_body.is_none() {
-            return if policy.key_required {
-                Prepared::Refused(key_missing(policy))
-            } else {
-                pass(parts, body)
-            };
+            return without_key(parts, body);
         }
         let read = match self.read_body(&parts, policy, body).await {
             Ok(read) => read,

@@ -324,7 +324,8 @@ impl Routes {
                 return Err(refused(&"a route begins with /"));
             }
             policy.validate().map_err(|error| refused(&error))?;
-            routes.insert(crate::path::normalize(pattern), at).map_err(|error| refused(&error))?;
+            let route = crate::path::normalize(pattern).into_owned();
+            routes.insert(route, at).map_err(|error| refused(&error))?;
         }
         let policies = policies.into_iter().map(|(pattern, policy)| (pattern, Arc::new(policy))).collect();
         Ok(Self { fallback: Arc::new(fallback), routes, policies })

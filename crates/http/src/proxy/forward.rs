@@ -39,8 +39,8 @@ use crate::problem::Problem;
 use crate::scope::Tenant;
 
 /// Maximum number of headers in an upstream's response. hyper's default, 100, is less than real services send, and a
-/// rejected response leaves its key in doubt.
-const RESPONSE_HEADERS_MAX: usize = 512;
+/// rejected response leaves its key in doubt. Each response pays for the maximum, about 10 instructions a header.
+const RESPONSE_HEADERS_MAX: usize = 256;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -182,13 +182,15 @@ impl Forwarder {
     /// Refuses a request that cannot be forwarded unchanged in meaning, and removes the hop-by-hop headers. It runs
     /// before the idempotency layer, so that the tenant and the fingerprint are derived from what the upstream sees.
     pub(crate) fn admit<B>(&self, request: &mut Request<B>) -> Result<(), Problem> {
-        if *request.method() == Method::CONNECT || asks_for_upgrade(request.headers()) {
+        // Most requests have no such header, and then there is nothing to look up.
+        let hop_by_hop = request.headers().keys().any(is_hop_by_hop);
+        if *request.method() == Method::CONNECT || (hop_by_hop && asks_for_upgrade(request.headers())) {
             let detail =
                 "this proxy passes on requests and answers; upgrades and CONNECT need a way around it";
             let title = "Other protocols are not passed on";
             return Err(Problem::new("upgrade-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail));
         }
-        if !has_supported_transfer_coding(request.headers()) {
+        if hop_by_hop && !has_supported_transfer_coding(request.headers()) {
             let detail =
                 "the only transfer coding that this proxy understands is chunked, once; nothing was run";
             let title = "The transfer coding is not known";
@@ -204,10 +206,12 @@ impl Forwarder {
             Problem::new("target-invalid", StatusCode::BAD_REQUEST, "The target is not valid", detail)
         })?;
         let headers = request.headers_mut();
-        let wants_trailers = wants_trailers(headers);
-        remove_hop_by_hop(headers, |name| self.0.is_end_to_end(name));
-        if wants_trailers {
-            headers.insert(TE, HeaderValue::from_static("trailers"));
+        if hop_by_hop {
+            let wants_trailers = wants_trailers(headers);
+            remove_hop_by_hop(headers, |name| self.0.is_end_to_end(name));
+            if wants_trailers {
+                headers.insert(TE, HeaderValue::from_static("trailers"));
+            }
         }
         join_cookies(headers);
         Ok(())
@@ -297,11 +301,14 @@ impl ForwarderState {
         if parts.status.is_informational() {
             return self.upstream_invalid(&format!("it is {}, which was not asked for", parts.status));
         }
-        if !has_supported_transfer_coding(&parts.headers) {
+        let hop_by_hop = parts.headers.keys().any(is_hop_by_hop);
+        if hop_by_hop && !has_supported_transfer_coding(&parts.headers) {
             return self.upstream_invalid("its transfer coding is not chunked");
         }
         correct_content_length(&mut parts.headers, method, parts.status, body.size_hint().exact());
-        remove_hop_by_hop(&mut parts.headers, |_| false);
+        if hop_by_hop {
+            remove_hop_by_hop(&mut parts.headers, |_| false);
+        }
         parts.version = Version::default();
         let body = if body.is_end_stream() {
             Body::empty()
