@@ -92,6 +92,10 @@ CREATE INDEX q_undecided_id ON hapax.q_undecided (id_lo, id_hi);
 CREATE TABLE hapax.q_need (entry bytea NOT NULL, queue_id int NOT NULL, seq bigint NOT NULL, PRIMARY KEY (entry, seq));
 CREATE INDEX q_need_message ON hapax.q_need (queue_id, seq);
 
+-- Ids of what was imported to a queue: what is gone since is not imported again.
+CREATE TABLE hapax.q_imported (id bytea NOT NULL, queue_id int NOT NULL, PRIMARY KEY (id, queue_id));
+CREATE INDEX q_imported_queue ON hapax.q_imported (queue_id);
+
 CREATE TABLE hapax.q_dedup (queue_id int NOT NULL, hash bytea NOT NULL, first_ms bigint NOT NULL,
   id_hi bigint NOT NULL, id_lo bigint NOT NULL, seq bigint NOT NULL, PRIMARY KEY (queue_id, hash));
 CREATE INDEX q_dedup_age ON hapax.q_dedup (queue_id, first_ms);

@@ -16,7 +16,7 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 const MISSING: &[&str] = &["p10_fences::a_wall_clock_set_back_holds_nothing_up"];
 
 /// Cases that the store declares it cannot run.
-const SKIPS: &[&str] = &["p13_transfer::*"];
+const SKIPS: &[&str] = &[];
 
 /// Databases that no test uses now.
 static FREE: Mutex<Vec<Database>> = Mutex::new(Vec::new());

@@ -9,6 +9,7 @@ mod operators;
 mod rooms;
 mod rows;
 mod sweep;
+pub(crate) mod transfer;
 mod waiters;
 
 use std::collections::HashMap;

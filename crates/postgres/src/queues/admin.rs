@@ -195,6 +195,8 @@ async fn delete(db: &mut PgConnection, name: &QueueName) -> Result<(i32, BTreeSe
     let sql = "INSERT INTO hapax.q_deleted (name, deleted_ms) VALUES ($1, hapax.now_ms()) \
                ON CONFLICT (name) DO UPDATE SET deleted_ms = excluded.deleted_ms";
     sqlx::query(sql).bind(name.as_str()).execute(&mut *db).await?;
+    let imported = "DELETE FROM hapax.q_imported WHERE queue_id = $1";
+    sqlx::query(imported).bind(queue.id).execute(&mut *db).await?;
     let old = "DELETE FROM hapax.q_deleted WHERE deleted_ms + $1 < hapax.now_ms()";
     sqlx::query(old).bind(2 * policy::INTERVAL_MS_MAX as i64).execute(db).await?;
     Ok((queue.id, freed))

@@ -65,8 +65,9 @@ pub(super) async fn link_redriven(
         return Ok(());
     }
     let entries = vec![own(&target.name, message)];
-    clear(db, &entries, true).await?;
-    link(db, entries, &[message]).await
+    // An outcome that the letter has kept beyond its time stays; only a failure is cleared.
+    link(db, entries.clone(), &[message]).await?;
+    clear(db, &entries, true).await
 }
 
 /// Messages that have ended need nothing; those that have died take what they need with them.
@@ -105,5 +106,25 @@ pub(super) async fn forget_gone(db: &mut PgConnection, queue: &Queue) -> Result<
     let sql = "DELETE FROM hapax.q_need WHERE ctid = ANY(ARRAY(SELECT n.ctid FROM hapax.q_need n WHERE n.queue_id = $1 \
                AND NOT hapax.q_lives(n.queue_id, n.seq) LIMIT 1000))";
     sqlx::query(sql).bind(queue.id).execute(db).await?;
+    Ok(())
+}
+
+/// Links an imported message to what it needed in its former store, and to the entry of its key.
+pub(super) async fn link_imported(
+    db: &mut PgConnection,
+    queue: &Queue,
+    message: &Message,
+    needed: &[EntryId],
+) -> Result<(), Failure> {
+    let mut entries: Vec<Vec<u8>> = needed.iter().map(bytes).collect();
+    let own = own(&queue.name, message);
+    if is_once(queue) && !entries.contains(&own) {
+        // As before a send: what is over is gone, so that the message does not bring it back.
+        clear(db, std::slice::from_ref(&own), false).await?;
+        entries.push(own);
+    }
+    for entry in entries {
+        link(db, vec![entry], &[message]).await?;
+    }
     Ok(())
 }

@@ -22,6 +22,7 @@ mod browse;
 mod catalogue;
 mod entries;
 mod feed;
+mod import;
 mod receipt;
 mod receive;
 mod redrive;
@@ -31,6 +32,7 @@ mod send;
 mod settle;
 mod sweep;
 mod transaction;
+mod transfer;
 mod work;
 mod write;
 

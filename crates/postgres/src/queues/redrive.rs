@@ -233,9 +233,9 @@ async fn move_one(
     held.groups
         .extend(message.group.clone().filter(|_| target.config.is_fifo()).map(|group| (target.id, group)));
     work.items.insert(seq, Item { was: None, table, changed: true, message });
+    let mut effects = finish(db, &work, &held).await?;
     let moved = &work.items[&seq].message;
     entries::link_redriven(db, (from, letter.seq), source.as_ref(), &target, moved).await?;
-    let mut effects = finish(db, &work, &held).await?;
     effects.freed.insert(target.id);
     effects.freed.extend(source.map(|source| source.id));
     Ok(Some(vec![effects]))

@@ -11,7 +11,7 @@ use hapax_core::{
 use crate::PostgresStore;
 
 impl PostgresStore {
-    fn opened(&self) -> Result<&std::sync::Arc<super::Inner>, StoreError> {
+    pub(super) fn opened(&self) -> Result<&std::sync::Arc<super::Inner>, StoreError> {
         self.queues.inner.begin()?;
         Ok(&self.queues.inner)
     }
@@ -147,5 +147,9 @@ impl QueueAdmin for PostgresStore {
     async fn close(&self) -> Result<(), StoreError> {
         self.shut_down();
         Ok(())
+    }
+
+    fn transfer(&self) -> Option<&dyn hapax_core::Transfer> {
+        Some(self)
     }
 }

@@ -366,13 +366,13 @@ async fn store(
 }
 
 /// What a queue with a quota has room for.
-struct Room {
+pub(super) struct Room {
     messages: Option<(u64, u64)>,
     bytes: Option<(u64, u64)>,
 }
 
 impl Room {
-    async fn of(db: &mut PgConnection, queue: &Queue) -> Result<Self, Failure> {
+    pub(super) async fn of(db: &mut PgConnection, queue: &Queue) -> Result<Self, Failure> {
         let quota = &queue.config.quota;
         if *quota == hapax_core::Quota::default() {
             return Ok(Self { messages: None, bytes: None });
@@ -394,7 +394,7 @@ impl Room {
         })
     }
 
-    fn take(&mut self, bytes: u64) -> Result<(), SendError> {
+    pub(super) fn take(&mut self, bytes: u64) -> Result<(), SendError> {
         let full = |quota: &str, used, max| SendError::QuotaExceeded { quota: quota.into(), used, max };
         if let Some((used, max)) = self.messages.filter(|(used, max)| used + 1 > *max) {
             return Err(full("quota.messages_max", used, max));
