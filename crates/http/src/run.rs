@@ -36,6 +36,7 @@ const RUNS_MAX: usize = 10_000;
 const LABEL: &str = "http";
 /// Why a request ended whose service was not called within the time of a run.
 const NOT_READY_IN_TIME: &str = "the service did not become ready in time";
+const NOT_READY_PANICKED: &str = "the service panicked before it was ready";
 
 /// A request with a key, ready to run.
 pub(crate) struct KeyedRequest {
@@ -182,7 +183,6 @@ impl KeyedRequest {
                 };
                 tracing::warn!(id = %self.id, error, "no claim: the ledger cannot be reached");
                 if self.policy.on_outage == OnOutage::Open {
-                    counters.ran_unprotected.add();
                     return self.run_unprotected(inner).await;
                 }
                 counters.refused_by_outage.add();
@@ -219,7 +219,9 @@ impl KeyedRequest {
     /// Runs the request without a claim, as `on_outage = open` requires. The usual timeout for the response applies.
     async fn run_unprotected<S, R>(mut self, inner: S) -> Result<Response<Body>, S::Error>
     where
-        S: Service<Request<Body>, Response = Response<R>>,
+        S: Service<Request<Body>, Response = Response<R>> + Send + 'static,
+        S::Future: Send,
+        S::Error: Send + 'static,
         R: HttpBody<Data = Bytes> + Send + 'static,
         R::Error: Into<BoxError>,
     {
@@ -227,12 +229,18 @@ impl KeyedRequest {
         let run_max = self.policy.run_max;
         let request = Request::from_parts(self.parts, Body::from_complete(self.body));
         let decision = CallDecision::default();
-        match self.shared.timer.timeout(ms(run_max), call_when_ready(inner, request, decision.clone())).await
-        {
-            Some(answered) => answered.map(|response| response.map(Body::stream)),
-            None if decision.try_give_up() => Ok(service_not_ready(NOT_READY_IN_TIME).into_response()),
-            None => Ok(run_too_long(run_max).into_response()),
-        }
+        let _count = CountIfCalled { decision: decision.clone(), shared: self.shared.clone() };
+        // A task of its own, so that a panic before the call can be told from one after it.
+        let mut task = tokio::spawn(call_when_ready(inner, request, decision.clone()));
+        let problem = match self.shared.timer.timeout(ms(run_max), &mut task).await {
+            Some(Ok(answered)) => return answered.map(|response| response.map(Body::stream)),
+            Some(Err(_)) if decision.try_give_up() => service_not_ready(NOT_READY_PANICKED),
+            Some(Err(_)) => run_interrupted("the service panicked"),
+            None if decision.try_give_up() => service_not_ready(NOT_READY_IN_TIME),
+            None => run_too_long(run_max),
+        };
+        task.abort();
+        Ok(problem.into_response())
     }
 
     /// Describes the run to the service, in headers and extensions. The derived key depends only on the entry: a
@@ -355,7 +363,7 @@ impl HeldRun {
     async fn end_uncalled<E>(&mut self, end: RunEnd<E>) -> Result<Response<Body>, E> {
         let why = match &end {
             RunEnd::Finished(_) => "the service failed before it was ready",
-            RunEnd::Panicked => "the service panicked before it was ready",
+            RunEnd::Panicked => NOT_READY_PANICKED,
             RunEnd::TooLong => NOT_READY_IN_TIME,
             RunEnd::Lost => "the claim on the key was lost before the service was ready",
         };
@@ -452,6 +460,20 @@ impl CallDecision {
     /// `true`: the service was not called, and never will be.
     fn try_give_up(&self) -> bool {
         !*self.0.get_or_init(|| false)
+    }
+}
+
+/// Counts a run without a claim when it ends in any way, unless the service was never called.
+struct CountIfCalled {
+    decision: CallDecision,
+    shared: Arc<LayerState>,
+}
+
+impl Drop for CountIfCalled {
+    fn drop(&mut self) {
+        if self.decision.0.get() == Some(&true) {
+            self.shared.counters.ran_unprotected.add();
+        }
     }
 }
 
