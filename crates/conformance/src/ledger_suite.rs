@@ -147,6 +147,7 @@ suite! {
         a_redrive_clears_a_final_failure: OneStore DurableLedger,
         a_redrive_keeps_what_was_completed: OneStore,
         a_redrive_leaves_a_doubt_to_be_resolved: OneStore,
+        a_redriven_message_in_doubt_stays_parked_until_it_is_resolved: OneStore DurableLedger,
         a_redrive_that_leaves_a_letter_leaves_its_entry: OneStore,
     }
     14 l14_two_handles {

@@ -203,6 +203,7 @@ suite! {
         a_dead_letter_that_is_released_among_the_dead_is_not_decided_about: Order,
         discarding_in_its_source_does_not_reach_a_dead_letter: Order,
         a_dead_letter_that_halts_two_groups_is_decided_about_once: Order,
+        a_message_that_died_twice_halts_both_groups_until_one_decision: Order,
         what_waits_in_a_halted_group_is_not_dropped_by_age: Order FastTime,
         a_group_that_waited_beyond_its_retention_is_delivered_once_decided: Order FastTime,
     }

@@ -341,3 +341,55 @@ pub(crate) async fn a_dead_letter_that_halts_two_groups_is_decided_about_once(mu
     assert!(halted_groups(&t, &jobs).await.is_empty());
     assert_eq!(one_by_one(&t, &jobs).await, ["a", "b", "c"], "it takes its old place");
 }
+
+/// A dead letter that dies among the dead as well: both groups that it left wait for one and the same decision.
+pub(crate) async fn a_message_that_died_twice_halts_both_groups_until_one_decision(mut t: Trial) {
+    for (number, decision) in ["ack", "discard", "purge", "redrive", "delete"].into_iter().enumerate() {
+        for crash in [false, true] {
+            let case = format!("{decision}, crash {crash}");
+            let create =
+                async |name: &str, config| t.create(&format!("{name}{number}{crash}.fifo"), config).await;
+            let own = QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() };
+            let last = create("last", fifo_config()).await;
+            let dead = create("dead", dying(&last, 1, own.clone())).await;
+            let jobs = create("jobs", dying(&dead, 1, own)).await;
+            t.send_group(&jobs, "g", &["a", "b"]).await;
+            let got = t.receive(&jobs, 1).await.remove(0);
+            assert_eq!(t.fail(&jobs, &got, "boom").await, Settled::Dead, "{case}");
+            t.send_group(&dead, "g", &["behind"]).await;
+            let letter = t.receive(&dead, 1).await.remove(0);
+            assert_eq!(letter.body, "a", "{case}");
+            assert_eq!(t.fail(&dead, &letter, "again").await, Settled::Dead, "{case}");
+            if crash {
+                t.crash().await;
+            }
+            for halted in [&jobs, &dead] {
+                assert_eq!(halted_groups(&t, halted).await, ["g"], "{case}: {halted}");
+                t.none(halted).await;
+            }
+            match decision {
+                "ack" => {
+                    let letter = t.one(&last).await;
+                    t.ack(&last, &letter).await;
+                }
+                "discard" => {
+                    let letter = t.browse(&last).await.remove(0);
+                    assert_eq!(t.store().discard(&last, vec![letter.id], "suite").await.unwrap().count, 1);
+                }
+                "purge" => drop(t.store().purge(&last).await.unwrap()),
+                "redrive" => assert_eq!(t.redrive(redrive_from(&last)).await.moved, 1, "{case}"),
+                _ => t.store().delete_queue(&last).await.unwrap(),
+            }
+            t.quiet().await;
+            if crash {
+                t.crash().await;
+            }
+            for halted in [&jobs, &dead] {
+                assert!(halted_groups(&t, halted).await.is_empty(), "{case}: {halted}");
+            }
+            assert_eq!(one_by_one(&t, &jobs).await, ["b"], "{case}");
+            let back: &[&str] = if decision == "redrive" { &["a", "behind"] } else { &["behind"] };
+            assert_eq!(one_by_one(&t, &dead).await, back, "{case}");
+        }
+    }
+}

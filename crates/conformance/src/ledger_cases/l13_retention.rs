@@ -2,12 +2,12 @@
 
 use hapax_core::ledger::TTL_MS_MIN;
 use hapax_core::{
-    Claim, ClaimEnding, Delivery, EntryId, EntryState, Grant, QueueName, RedriveFilter, RedriveRequest,
-    Settled, Settlement,
+    Claim, ClaimEnding, ClaimRequest, Delivery, EntryId, EntryState, Grant, OnDoubt, QueueName,
+    RedriveFilter, RedriveRequest, Resolution, Settle, Settled, Settlement,
 };
 
 use super::l06_settle::{ask_for, entry_of, keyed, once, settle_with};
-use crate::ledger_trial::{ask, complete, done, failed, id, replayed};
+use crate::ledger_trial::{ask, complete, done, failed, happened, id, replayed};
 use crate::trial::Trial;
 use crate::values::{config, redrive_from, reject, retry};
 
@@ -204,6 +204,36 @@ pub(crate) async fn a_redrive_leaves_a_doubt_to_be_resolved(t: Trial) {
     let back = t.one(&jobs).await;
     let claim = t.claim(ask_for(&jobs, &back, "again")).await;
     assert!(matches!(&claim, Claim::Granted(grant) if grant.takeover), "{claim:?}");
+}
+
+/// With `park`, the redriven message runs nothing: it is set aside again, and continues when someone decides.
+pub(crate) async fn a_redriven_message_in_doubt_stays_parked_until_it_is_resolved(mut t: Trial) {
+    let (jobs, dead) = t.with_dead(1, once()).await;
+    for has_happened in [true, false] {
+        let id = dead_with(&t, &jobs, ClaimEnding::Doubt, retry("panicked")).await;
+        assert_eq!(t.redrive(redrive_from(&dead)).await.moved, 1);
+        let back = t.one(&jobs).await;
+        let parks = ClaimRequest { on_doubt: OnDoubt::Park, ..ask_for(&jobs, &back, "again") };
+        let claim = t.claim(parks).await;
+        assert!(matches!(claim, Claim::InDoubt { .. }), "{claim:?}");
+        let settlement = Settlement::Park { reason: "in doubt".into() };
+        let settle = Settle { parked_for: Some(id.clone()), ..Settle::new(back.receipt.clone(), settlement) };
+        assert_eq!(t.store().settle(&jobs, vec![settle]).await.unwrap(), [Ok(Settled::Parked)]);
+        t.crash().await;
+        t.none(&jobs).await;
+        assert_eq!(t.state(&id).await, Some(EntryState::InDoubt));
+        let resolution = if has_happened { happened(&done("paid")) } else { Resolution::Absent };
+        t.resolve(&id, resolution).await.unwrap();
+        let again = t.one(&jobs).await;
+        let claim = t.claim(ask_for(&jobs, &again, "after")).await;
+        if has_happened {
+            assert_eq!(replayed(&claim), Some(&done("paid")), "it does not run again");
+            t.ack(&jobs, &again).await;
+            t.forget(&id).await.unwrap();
+        } else {
+            assert!(matches!(&claim, Claim::Granted(grant) if !grant.takeover), "{claim:?}");
+        }
+    }
 }
 
 pub(crate) async fn a_redrive_that_leaves_a_letter_leaves_its_entry(t: Trial) {

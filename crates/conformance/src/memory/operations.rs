@@ -212,7 +212,8 @@ impl State {
         let target = queue.info.config.dead_letter.as_ref().map(|dead| dead.queue.clone());
         let id = receipt.as_str().split('|').nth(1).unwrap_or_default().to_owned();
         let is_dead = |m: &Message| m.id.to_string() == id && m.dead.is_some();
-        let died = target.is_some_and(|target| self.queues[&target].messages.values().any(is_dead));
+        let target = target.and_then(|target| self.queues.get(&target));
+        let died = target.is_some_and(|target| target.messages.values().any(is_dead));
         if found == Err(SettleError::Gone) && died { Err(SettleError::Dead) } else { found }
     }
 

@@ -348,10 +348,12 @@ impl State {
         cause: FailureCause,
         error: Option<&str>,
     ) -> Settled {
+        let target = self.queues[name].info.config.dead_letter.as_ref().map(|dead| dead.queue.clone());
+        let target = target.filter(|dead| self.queues.contains_key(dead));
         let queue = self.queues.get_mut(name).unwrap();
         queue.totals.dead += 1;
         queue.halt(sequence);
-        let Some(target) = queue.info.config.dead_letter.as_ref().map(|dead| dead.queue.clone()) else {
+        let Some(target) = target else {
             let m = queue.messages.get_mut(&sequence).unwrap();
             (m.place, m.parked) = (MessagePlace::Parked, Some((cause, error.map(str::to_owned))));
             return Settled::Parked;
@@ -435,10 +437,13 @@ impl State {
         self.queues.values().map(Queue::next_ms).min().unwrap_or(u64::MAX).min(step_ms)
     }
 
-    /// An operator decided about a message: its source group no longer waits for it.
+    /// Someone decided about a message: no group that it left waits for it any more. Says whether that of its source had.
     pub fn clear_waits(&mut self, m: &Message, source: &QueueName) -> bool {
-        let now_ms = self.now_ms;
-        self.queues.get_mut(source).is_some_and(|queue| queue.unhalt(now_ms, |id, _| *id == m.id))
+        let (now_ms, mut awaited) = (self.now_ms, false);
+        for (name, queue) in &mut self.queues {
+            awaited |= queue.unhalt(now_ms, |id, _| *id == m.id) && name == source;
+        }
+        awaited
     }
 
     /// These messages are gone: groups that waited for dead letters among them continue.
