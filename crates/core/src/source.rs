@@ -23,7 +23,7 @@ pub struct SourceDescription {
     pub scope: Scope,
     /// Its policy: tier, order, retry, retention, dead letters.
     pub config: QueueConfig,
-    /// How long its dead-letter queue keeps messages; `None` without one.
+    /// How long its dead-letter queue keeps messages; `None` without one, and if the one that the policy names is gone.
     pub dead_retention_ms: Option<u64>,
     /// How long a delivery is leased by default. `None`: deliveries have no lease and are held until they are settled
     /// or [`Source::revoked`] returns their receipt.
@@ -80,7 +80,12 @@ impl Source for QueueSource {
     async fn describe(&self) -> Result<SourceDescription, StoreError> {
         let config = self.store.queue(&self.queue).await?.config;
         let dead_retention_ms = match &config.dead_letter {
-            Some(dead) => Some(self.store.queue(&dead.queue).await?.config.retention_ms),
+            Some(dead) => match self.store.queue(&dead.queue).await {
+                Ok(dead) => Some(dead.config.retention_ms),
+                // The queue can be worked on all the same: what dies is parked in it.
+                Err(StoreError::NoSuchQueue(_)) => None,
+                Err(error) => return Err(error),
+            },
             None => None,
         };
         Ok(SourceDescription {

@@ -533,6 +533,8 @@ impl WorkerBuilder {
         let facts = Facts {
             tier: wanted,
             dead_retention_ms: described.dead_retention_ms,
+            dead_queue_missing: described.config.dead_letter.is_some()
+                && described.dead_retention_ms.is_none(),
             ledger,
             handler: Some(handler),
             ..Facts::new(described.config.clone(), described.capabilities.clone())
