@@ -539,9 +539,9 @@ crate::metrics! {
         #[serde(flatten)]
         pub totals: StoreTotals,
     }
-    /// Messages in all queues.
+    /// Messages in all queues; of a store that has stopped, as far as it was known then.
     gauge messages,
-    /// Bytes of bodies and attributes in all queues.
+    /// Bytes of bodies and attributes in all queues; of a store that has stopped, as far as it was known then.
     gauge bytes("bytes", Bytes),
 }
 

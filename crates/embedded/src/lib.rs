@@ -246,6 +246,8 @@ struct WriterReport {
     stopped: Option<StoreError>,
     warnings: Vec<String>,
     stats: StoreTotals,
+    /// As of the last wave that was committed.
+    usage: engine::Counters,
 }
 
 impl StoreState {
@@ -448,6 +450,7 @@ fn gather(writer: &mut Writer<Sqlite>, op_queue: &OpQueue, ops: &mut Vec<Op>, ex
 /// The writer thread.
 fn serve(mut writer: Writer<Sqlite>, state: &StoreState, lock: Option<FolderLock>) {
     let _ending = WriterExitGuard(state);
+    state.report.lock().unwrap_or_else(PoisonError::into_inner).usage = writer.engine.usage();
     let mut ops = Vec::new();
     let mut expected = 0;
     while state.op_queue.take(&mut ops, writer.sleep()) {
@@ -455,6 +458,9 @@ fn serve(mut writer: Writer<Sqlite>, state: &StoreState, lock: Option<FolderLock
         writer.run(&mut ops);
         let mut report = state.report.lock().unwrap_or_else(PoisonError::into_inner);
         report.stats = writer.stats;
+        if writer.stopped.is_none() {
+            report.usage = writer.engine.usage();
+        }
         report.warnings.append(&mut writer.damaged);
         let excess = report.warnings.len().saturating_sub(1_000);
         report.warnings.drain(..excess);

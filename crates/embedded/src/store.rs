@@ -359,8 +359,8 @@ impl QueueAdmin for Embedded {
         let report = self.state.report();
         let (usage, paused, over_quota) = match found {
             Ok(found) => found,
-            // A stopped store reports that it stopped; its figures are no longer available.
-            Err(_) if report.stopped.is_some() => Default::default(),
+            // A stopped store reports that it stopped, and what it held as far as it knows.
+            Err(_) if report.stopped.is_some() => (report.usage, None, None),
             Err(error) => return Err(error),
         };
         Ok(StoreStatus {

@@ -20,6 +20,8 @@ async fn started(folder: &std::path::Path) -> Arc<Embedded> {
 async fn a_panic_in_the_writer_answers_waiting_calls_and_refuses_new_ones() {
     let folder = tempfile::tempdir().unwrap();
     let store = started(folder.path()).await;
+    store.create_queue(&"other".parse().unwrap(), QueueConfig::sqs()).await.unwrap();
+    store.send(&"other".parse().unwrap(), vec![NewMessage::new("12345"); 3]).await.unwrap();
     let waiting = tokio::spawn({
         let store = store.clone();
         let wait = Receive { wait_ms: Some(20_000), ..Receive::default() };
@@ -35,7 +37,9 @@ async fn a_panic_in_the_writer_answers_waiting_calls_and_refuses_new_ones() {
     store.close();
     let sent = store.send(&queue(), vec![NewMessage::new("x")]).await;
     assert!(matches!(sent, Err(StoreError::Unavailable(_))), "{sent:?}");
-    assert!(store.status().await.unwrap().stopped.unwrap().contains("defect"));
+    let status = store.status().await.unwrap();
+    assert!(status.stopped.unwrap().contains("defect"));
+    assert_eq!((status.messages, status.bytes), (3, 15), "what it held is not nothing");
     let again = started(folder.path()).await;
     again.send(&queue(), vec![NewMessage::new("x")]).await.unwrap()[0].as_ref().unwrap();
 }
