@@ -599,7 +599,8 @@ pub trait Ledger: Send + Sync {
     fn ledger_capabilities(&self) -> LedgerCapabilities;
 
     /// Claims keys, each atomically and durably. Two elements of one batch may have the same key: the second one then
-    /// sees the claim of the first.
+    /// sees the claim of the first. The batch is answered when its last element is: while one waits, the leases of those
+    /// that were granted run. Send claims that may wait one by one.
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError>;
 
     /// Keeps claims from lapsing.

@@ -130,3 +130,32 @@ fn names_that_can_be_asked_for() {
     assert!(wanted(None).unwrap().is_empty());
     assert_eq!(wanted(Some(&text(&["Nonsense"]))).unwrap_err().kind, ErrorKind::InvalidAttributeName);
 }
+
+#[test]
+fn a_queue_that_is_its_own_dead_letter_queue_has_neither_a_limit_nor_dead_letters() {
+    for (own, mut config) in [("q", QueueConfig::sqs()), ("q.fifo", QueueConfig::sqs_fifo())] {
+        let own = QueueName::new(own).unwrap();
+        let policy = |queue: &QueueName, count: u32| {
+            format!("{{\"deadLetterTargetArn\":\"{}\",\"maxReceiveCount\":{count}}}", names().arn(queue))
+        };
+        let set = |config: &mut QueueConfig, text: &str| {
+            apply(config, &settings(&[("RedrivePolicy", text)])).unwrap();
+            keep_own_dead_letters(config, &own);
+            config.validate(&own).unwrap();
+        };
+        set(&mut config, &policy(&own, 3));
+        assert_eq!((&config.dead_letter, config.retry.limit()), (&None, None));
+        assert!(has_own_dead_letters(&config));
+        assert_eq!(shown(config.clone(), "RedrivePolicy"), Some(policy(&own, 3)));
+        // A second policy replaces it, whether it names the queue itself, another queue or none.
+        set(&mut config, &policy(&own, 5));
+        assert_eq!(shown(config.clone(), "RedrivePolicy"), Some(policy(&own, 5)));
+        let other = QueueName::new(format!("d-{own}")).unwrap();
+        set(&mut config, &policy(&other, 2));
+        assert_eq!((config.retry.limit(), has_own_dead_letters(&config)), (Some(2), false));
+        assert_eq!(shown(config.clone(), "RedrivePolicy"), Some(policy(&other, 2)));
+        set(&mut config, &policy(&own, 5));
+        set(&mut config, "");
+        assert!(shown(config.clone(), "RedrivePolicy").is_none() && config.extra.is_empty());
+    }
+}

@@ -390,6 +390,6 @@ impl Rig {
     }
 }
 
-fn queue_name(queue: usize) -> QueueName {
+pub fn queue_name(queue: usize) -> QueueName {
     QueueName::new(QUEUES[queue]).unwrap()
 }
