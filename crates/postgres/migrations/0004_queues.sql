@@ -130,25 +130,32 @@ DECLARE r bigint[]; t bigint; BEGIN
   SELECT array_agg(i.seq ORDER BY i.seq) INTO r FROM i;
   RETURN r; END $$;
 
--- Whether time has something to do in a queue now, and when it has next. A lease ends no earlier than its length after the
+-- Whether time has something to do in a queue now, and when it has within the next second. Looks behind `p_from`: before
+-- that time there are only rows that are gone. `blocked`: a lease is over, but ends no earlier than its length after the
 -- start of the server.
-CREATE FUNCTION hapax.q_probe(p_queue int, OUT due boolean, OUT next_ms bigint, OUT now_ms bigint) LANGUAGE plpgsql
+CREATE FUNCTION hapax.q_probe(p_queue int, p_from bigint, OUT due boolean, OUT blocked boolean, OUT next_ms bigint, OUT now_ms bigint)
+ LANGUAGE plpgsql
  SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
-DECLARE a bigint; b bigint; c bigint; s bigint := hapax.started_ms(); BEGIN
+DECLARE a bigint; b bigint; c bigint; u bigint; s bigint := hapax.started_ms(); BEGIN
   now_ms := hapax.now_ms();
-  SELECT greatest(x.until_ms, s + x.lease_ms) INTO a FROM hapax.q_claim x WHERE x.queue_id = p_queue ORDER BY x.queue_id, x.until_ms LIMIT 1;
-  SELECT x.until_ms INTO b FROM hapax.q_due x WHERE x.queue_id = p_queue ORDER BY x.queue_id, x.until_ms LIMIT 1;
-  SELECT x.due_ms INTO c FROM hapax.q_head x WHERE x.queue_id = p_queue AND x.due_ms IS NOT NULL ORDER BY x.queue_id, x.due_ms LIMIT 1;
+  SELECT x.until_ms, greatest(x.until_ms, s + x.lease_ms) INTO u, a FROM hapax.q_claim x
+    WHERE x.queue_id = p_queue AND x.until_ms > p_from AND x.until_ms <= now_ms + 1000 ORDER BY x.queue_id, x.until_ms LIMIT 1;
+  SELECT x.until_ms INTO b FROM hapax.q_due x
+    WHERE x.queue_id = p_queue AND x.until_ms > p_from AND x.until_ms <= now_ms + 1000 ORDER BY x.queue_id, x.until_ms LIMIT 1;
+  SELECT x.due_ms INTO c FROM hapax.q_head x
+    WHERE x.queue_id = p_queue AND x.due_ms > p_from AND x.due_ms <= now_ms + 1000 ORDER BY x.queue_id, x.due_ms LIMIT 1;
   next_ms := least(a, b, c);
   due := coalesce(next_ms <= now_ms, false);
+  blocked := coalesce(u <= now_ms AND a > now_ms, false);
 END $$;
 
 -- Leases ready messages of a standard queue, one per slot, each with its own lease and consumer. `p_floors` says for each
 -- priority below which place nothing is expected. A message past its retention is deleted instead. The first row has no
 -- message: its slot is -1 if the queue has changed, else 0. Rows with slot -3 count what was deleted instead. If slots are
--- left, the last row says so: -2, time has something to do first; -4, it has next at that time.
+-- left, the last row says so: -2, time has something to do first; -4 or, if a lease is blocked, -5: it has next at that
+-- time.
 CREATE FUNCTION hapax.q_recv(p_queue int, p_version bigint, p_prios smallint[], p_floors bigint[], p_lease bigint[], p_consumer text[],
-    p_retention bigint, p_noisy text[]) RETURNS TABLE (slot int, now_ms bigint, m hapax.q_claim) LANGUAGE plpgsql ROWS 10
+    p_retention bigint, p_noisy text[], p_from bigint) RETURNS TABLE (slot int, now_ms bigint, m hapax.q_claim) LANGUAGE plpgsql ROWS 10
  SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
 DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0; got int; i int; pass int; p record; BEGIN
   now_ms := t; m := NULL; slot := -1;
@@ -179,11 +186,13 @@ DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0
     END LOOP;
   END LOOP;
   EXIT WHEN used >= n;
-  p := hapax.q_probe(p_queue);
+  p := hapax.q_probe(p_queue, p_from);
   m := NULL;
   IF p.due THEN slot := -2; now_ms := t; RETURN NEXT; RETURN; END IF;
   -- Another process may have returned messages after the first look and before the probe.
-  IF used > 0 OR look = 2 THEN slot := -4; now_ms := p.next_ms; RETURN NEXT; RETURN; END IF;
+  IF used > 0 OR look = 2 THEN
+    slot := CASE WHEN p.blocked THEN -5 ELSE -4 END; now_ms := p.next_ms; RETURN NEXT; RETURN;
+  END IF;
   END LOOP; END $$;
 
 -- Deletes deliveries of a standard queue; gives those that were there, with their fences.
@@ -211,11 +220,11 @@ DECLARE t bigint := hapax.now_ms(); BEGIN RETURN QUERY
   RETURNING k.seq, k.fence; END $$;
 
 -- Hidden messages whose time has come are ready, behind the ones that are.
-CREATE FUNCTION hapax.q_promote(p_queue int, p_n int) RETURNS bigint LANGUAGE plpgsql
+CREATE FUNCTION hapax.q_promote(p_queue int, p_from bigint, p_n int) RETURNS bigint LANGUAGE plpgsql
  SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
 DECLARE r bigint; t bigint := hapax.now_ms(); BEGIN
   WITH d AS MATERIALIZED (DELETE FROM hapax.q_due k WHERE k.ctid = ANY (ARRAY(
-      SELECT y.ctid FROM hapax.q_due y WHERE y.queue_id = p_queue AND y.until_ms <= t
+      SELECT y.ctid FROM hapax.q_due y WHERE y.queue_id = p_queue AND y.until_ms > p_from AND y.until_ms <= t
       ORDER BY y.until_ms, y.seq LIMIT p_n FOR UPDATE SKIP LOCKED)) RETURNING k.*),
   i AS (INSERT INTO hapax.q_ready (seq, id_hi, pos, sent_ms, retained_ms, fence, received_ms, first_ms, id_lo, queue_id, attempts,
        deliveries, bytes, prio, key_source, grp, dedup, key, consumer, story, attrs, body)
@@ -244,16 +253,17 @@ DECLARE i int; f record; c bigint; t bigint := hapax.now_ms(); h hapax.q_head; B
 
 -- Leases messages of FIFO groups, in order, one per slot. `p_alone`: a group whose first message has failed gives only
 -- that one; `p_single`: every group gives only one. The first row has no message: its slot is -1 if the queue has
--- changed, -2 if time has something to do first, else 0. The last one, with slot -4, says when time has something to do next.
+-- changed, -2 if time has something to do first, else 0. The last one, with slot -4 or -5,
+-- says when time has something to do next.
 CREATE FUNCTION hapax.q_recv_fifo(p_queue int, p_version bigint, p_lease bigint[], p_consumer text[], p_retention bigint,
-    p_alone boolean, p_single boolean, p_probe boolean) RETURNS TABLE (slot int, now_ms bigint, m hapax.q_claim) LANGUAGE plpgsql ROWS 10
+    p_alone boolean, p_single boolean, p_probe boolean, p_from bigint) RETURNS TABLE (slot int, now_ms bigint, m hapax.q_claim) LANGUAGE plpgsql ROWS 10
  SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
 DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0; skipped text[] := '{}'; waits boolean := false;
   h record; r record; p record; c bigint; taken int; BEGIN
   now_ms := t; m := NULL; slot := -1;
   PERFORM 1 FROM hapax.q_queue q WHERE q.id = p_queue AND q.version = p_version;
   IF NOT FOUND THEN RETURN NEXT; RETURN; END IF;
-  p := hapax.q_probe(p_queue);
+  p := hapax.q_probe(p_queue, p_from);
   IF p_probe AND p.due THEN slot := -2; RETURN NEXT; RETURN; END IF;
   slot := 0; RETURN NEXT;
   LOOP
@@ -291,7 +301,7 @@ DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0
     EXIT WHEN used > 0 OR waits OR cardinality(skipped) = 0;
     waits := true;
   END LOOP;
-  slot := -4; now_ms := p.next_ms; m := NULL; RETURN NEXT; END $$;
+  slot := CASE WHEN p.blocked THEN -5 ELSE -4 END; now_ms := p.next_ms; m := NULL; RETURN NEXT; END $$;
 
 -- What the ledger asks the queues.
 

@@ -22,6 +22,7 @@ mod browse;
 mod catalogue;
 mod entries;
 mod feed;
+mod floors;
 mod import;
 mod receipt;
 mod receive;
@@ -66,6 +67,7 @@ pub(crate) struct Inner {
     feeds: Mutex<HashMap<i32, Arc<Feed>>>,
     /// What time causes is done by one task per queue at a time.
     sweeps: Mutex<HashMap<i32, Arc<tokio::sync::Mutex<()>>>>,
+    floors: Mutex<HashMap<i32, floors::Floors>>,
     sends: Merger<send::Plain, send::PlainAnswer>,
     acks: Merger<settle::Acks, Vec<(u64, u64)>>,
     extends: Merger<settle::Extends, Vec<(u64, u64)>>,
@@ -87,6 +89,7 @@ impl Queues {
             totals: Mutex::default(),
             feeds: Mutex::default(),
             sweeps: Mutex::default(),
+            floors: Mutex::default(),
             sends: send::merger(base),
             acks: settle::ack_merger(base),
             extends: settle::extend_merger(base),

@@ -35,6 +35,14 @@ struct Found {
     due: bool,
     /// When the next lease or delay ends.
     next_ms: Option<u64>,
+    /// Whether nothing was due at `now_ms`, by a look that went through.
+    swept: bool,
+}
+
+/// Where to begin to look: the places of each priority, and the time of leases and delays.
+struct Reach {
+    floors: Vec<i64>,
+    from_ms: i64,
 }
 
 /// A slot's lease and consumer.
@@ -110,15 +118,24 @@ impl Inner {
         Ok(LOOK_MIN)
     }
 
+    fn reach(&self, queue: &Queue) -> Reach {
+        Reach { floors: self.floors(queue, &queue.priorities()), from_ms: self.sweep_from(queue.id) }
+    }
+
+    fn note_found(&self, queue: &Queue, found: &Found) {
+        self.note_taken(queue, found.messages.iter().map(|(_, message)| message));
+        if found.swept {
+            self.note_swept(queue.id, found.now_ms);
+        }
+    }
+
     /// A look at a paused queue: time does not stand still there.
     async fn probe(&self, queue: &Queue, probe: bool) -> Result<Look, StoreError> {
-        let id = queue.id;
+        let (id, from_ms) = (queue.id, self.sweep_from(queue.id));
         let probed = self.base.pool.run_here("look at a queue", Access::Read, move |db| {
             Box::pin(async move {
-                let row = sqlx::query("SELECT due, next_ms, now_ms FROM hapax.q_probe($1)")
-                    .bind(id)
-                    .fetch_one(db)
-                    .await?;
+                let sql = "SELECT due, next_ms, now_ms FROM hapax.q_probe($1, $2)";
+                let row = sqlx::query(sql).bind(id).bind(from_ms).fetch_one(db).await?;
                 let next_ms: Option<i64> = row.try_get("next_ms")?;
                 let now_ms: i64 = row.try_get("now_ms")?;
                 Ok((row.try_get::<bool, _>("due")?, now_ms as u64, next_ms.map(|ms| ms as u64)))
@@ -157,13 +174,13 @@ impl Inner {
         if slots.is_empty() {
             return Ok(done);
         }
-        let of = queue.clone();
+        let (of, from) = (queue.clone(), self.reach(queue));
         let take = self.base.pool.run_here("receive", Access::Write, move |db| {
-            Box::pin(async move { take(db, &of, slots, probe).await })
+            Box::pin(async move { take(db, &of, slots, probe, &from).await })
         });
-        let Some(Found { now_ms, messages, dropped, due, next_ms }) = take.await? else {
-            return Ok(Look::Changed);
-        };
+        let Some(found) = take.await? else { return Ok(Look::Changed) };
+        self.note_found(queue, &found);
+        let Found { now_ms, messages, dropped, due, next_ms, .. } = found;
         let (messages, over) = within_limit(queue, messages);
         let delivered = messages.len() as u64;
         self.count(
@@ -191,12 +208,15 @@ impl Inner {
         probe: bool,
     ) -> Result<Look, StoreError> {
         let (of, ask) = (queue.clone(), Arc::new(calls[at].ask.clone()));
+        let from = Arc::new(self.reach(queue));
         let repeated = self.transact("receive", move |db| {
-            let (queue, ask) = (of.clone(), ask.clone());
-            Box::pin(async move { repeat(db, &queue, &ask, probe).await }) as BoxFuture<'_, _>
+            let (queue, ask, from) = (of.clone(), ask.clone(), from.clone());
+            Box::pin(async move { repeat(db, &queue, &ask, probe, &from).await }) as BoxFuture<'_, _>
         });
         let (found, new) = repeated.await?;
-        let Some(Found { now_ms, messages, due, next_ms, .. }) = found else { return Ok(Look::Changed) };
+        let Some(found) = found else { return Ok(Look::Changed) };
+        self.note_found(queue, &found);
+        let Found { now_ms, messages, due, next_ms, .. } = found;
         let (messages, over) = within_limit(queue, messages);
         if new {
             let delivered = messages.len() as u64;
@@ -338,6 +358,7 @@ async fn repeat(
     queue: &Queue,
     ask: &Receive,
     probe: bool,
+    from: &Reach,
 ) -> Result<(Option<Found>, bool), Failure> {
     let name = ask.attempt_id.as_deref().unwrap_or_default();
     let lock = "SELECT pg_advisory_xact_lock($1, hashtext($2))";
@@ -357,9 +378,12 @@ async fn repeat(
             renew.bind(until_ms.max(renewed) as i64).execute(&mut *db).await?;
             messages.push((at + 1, message));
         }
-        return Ok((Some(Found { now_ms, messages, dropped: 0, due: false, next_ms: None }), false));
+        return Ok((
+            Some(Found { now_ms, messages, dropped: 0, due: false, next_ms: None, swept: false }),
+            false,
+        ));
     }
-    let found = take(db, queue, vec![slot(queue, ask); ask.max], probe).await?;
+    let found = take(db, queue, vec![slot(queue, ask); ask.max], probe, from).await?;
     if let Some(Found { messages, .. }) = &found
         && !messages.is_empty()
     {
@@ -406,26 +430,32 @@ async fn take(
     queue: &Queue,
     slots: Vec<Slot>,
     probe: bool,
+    from: &Reach,
 ) -> Result<Option<Found>, Failure> {
     let (leases, consumers): (Vec<i64>, Vec<Option<String>>) =
         slots.into_iter().map(|(lease_ms, consumer)| (lease_ms as i64, consumer)).unzip();
     let retention_ms = queue.config.retention_ms as i64;
     let rows = if queue.config.is_fifo() {
         let limit = queue.config.retry.limit();
-        let sql = "SELECT r.slot, r.now_ms AS at_ms, (r.m).* FROM hapax.q_recv_fifo($1, $2, $3, $4, $5, $6, $7, $8) r";
+        let sql = "SELECT r.slot, r.now_ms AS at_ms, (r.m).* FROM hapax.q_recv_fifo($1, $2, $3, $4, $5, $6, $7, $8, $9) r";
         let take = sqlx::query(sql).bind(queue.id).bind(queue.version).bind(leases).bind(consumers);
         let take = take.bind(retention_ms).bind(limit.is_some()).bind(limit == Some(1)).bind(probe);
-        take.fetch_all(db).await?
+        take.bind(from.from_ms).fetch_all(db).await?
     } else {
         let priorities = queue.priorities();
-        let floors = vec![0i64; priorities.len()];
         let noisy = if queue.grouped { Some(noisy(db, queue).await?) } else { None };
-        let sql =
-            "SELECT r.slot, r.now_ms AS at_ms, (r.m).* FROM hapax.q_recv($1, $2, $3, $4, $5, $6, $7, $8) r";
-        let take = sqlx::query(sql).bind(queue.id).bind(queue.version).bind(priorities).bind(floors);
-        take.bind(leases).bind(consumers).bind(retention_ms).bind(noisy).fetch_all(db).await?
+        let sql = "SELECT r.slot, r.now_ms AS at_ms, (r.m).* FROM hapax.q_recv($1, $2, $3, $4, $5, $6, $7, $8, $9) r";
+        let take = sqlx::query(sql).bind(queue.id).bind(queue.version).bind(priorities).bind(&from.floors);
+        take.bind(leases)
+            .bind(consumers)
+            .bind(retention_ms)
+            .bind(noisy)
+            .bind(from.from_ms)
+            .fetch_all(db)
+            .await?
     };
-    let mut found = Found { now_ms: 0, messages: Vec::new(), dropped: 0, due: false, next_ms: None };
+    let mut found =
+        Found { now_ms: 0, messages: Vec::new(), dropped: 0, due: false, next_ms: None, swept: false };
     for row in &rows {
         let (slot, at): (i32, Option<i64>) = (row.try_get("slot")?, row.try_get("at_ms")?);
         let at = at.map(|at| at as u64);
@@ -433,7 +463,7 @@ async fn take(
             -1 => return Ok(None),
             -2 => found.due = true,
             -3 => found.dropped += at.unwrap_or(0),
-            -4 => found.next_ms = at,
+            -4 | -5 => (found.next_ms, found.swept) = (at, slot == -4),
             0 => found.now_ms = at.unwrap_or(0),
             slot => found.messages.push((slot as usize, Message::read(row)?)),
         }

@@ -254,7 +254,7 @@ impl Inner {
         if let Err(error) = self.redrive_step(task.id as i64).await {
             tracing::debug!(%error, "the redrive moves its first letters later");
         }
-        self.sweeper.sooner();
+        self.sweeper.now();
         Ok(task)
     }
 
@@ -278,8 +278,8 @@ impl Inner {
         cancelled.ok_or_else(|| AdminError::NotFound(format!("redrive {id}")))
     }
 
-    /// Moves the redrives on that may move now.
-    pub(super) async fn redrive_on(&self) -> Result<(), StoreError> {
+    /// Moves the redrives on that may move now; says whether there are any.
+    pub(super) async fn redrive_on(&self) -> Result<bool, StoreError> {
         let list = self.base.pool.run_here("look at redrives", Access::Read, |db| {
             Box::pin(async move {
                 Ok(sqlx::query_scalar::<_, i64>("SELECT id FROM hapax.q_redrive WHERE running")
@@ -287,10 +287,11 @@ impl Inner {
                     .await?)
             })
         });
-        for id in list.await? {
-            while self.redrive_step(id).await? {}
+        let running = list.await?;
+        for id in &running {
+            while self.redrive_step(*id).await? {}
         }
-        Ok(())
+        Ok(!running.is_empty())
     }
 
     /// Moves some letters; says whether more can be moved now.

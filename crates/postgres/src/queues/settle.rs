@@ -290,8 +290,12 @@ impl Inner {
                 finish(db, &work, &held).await
             }) as BoxFuture<'_, _>
         });
-        match given.await {
-            Ok(effects) => self.publish(&effects),
+        let given: Result<Effects, hapax_core::StoreError> = given.await;
+        match given {
+            Ok(effects) => {
+                self.forget_taken(effects.queue_id);
+                self.publish(&effects);
+            }
             Err(error) => {
                 tracing::debug!(%error, queue = %name, "deliveries of a dropped receive return when their leases end");
             }

@@ -19,7 +19,9 @@ use crate::BoxFuture;
 use crate::error::{Access, Failure};
 
 /// Time between two looks.
-const PAUSE: Duration = Duration::from_millis(250);
+const PAUSE: Duration = Duration::from_millis(500);
+/// Looks between two searches for redrives that another process has started.
+const REDRIVE_EVERY: u64 = 4;
 /// Messages of one transaction.
 const BATCH: i64 = 200;
 /// Shortest time between two searches for messages of a queue that are too old.
@@ -67,15 +69,18 @@ impl Signals {
 /// Runs until the store is closed.
 pub(super) async fn run(inner: Weak<Inner>) {
     let mut ages: HashMap<i32, Instant> = HashMap::new();
-    loop {
+    let mut redrives = false;
+    for number in 0u64.. {
         let Some(inner) = inner.upgrade().filter(|inner| !inner.is_closed()) else { return };
         let asked = *lock(&inner.sweeper.asked);
         let whole = asked > *inner.sweeper.done.0.borrow();
         if whole {
             ages.clear();
         }
-        if let Err(error) = round(&inner, &mut ages).await {
-            tracing::debug!(%error, "what time causes in the queues is done later");
+        let look = whole || redrives || number.is_multiple_of(REDRIVE_EVERY);
+        match round(&inner, &mut ages, look).await {
+            Ok(running) => redrives = running,
+            Err(error) => tracing::debug!(%error, "what time causes in the queues is done later"),
         }
         inner.sweeper.done.0.send_replace(asked);
         let again = *lock(&inner.sweeper.asked) > asked;
@@ -85,7 +90,12 @@ pub(super) async fn run(inner: Weak<Inner>) {
     }
 }
 
-async fn round(inner: &Arc<Inner>, ages: &mut HashMap<i32, Instant>) -> Result<(), StoreError> {
+/// One look at everything; says whether a redrive is running.
+async fn round(
+    inner: &Arc<Inner>,
+    ages: &mut HashMap<i32, Instant>,
+    redrives: bool,
+) -> Result<bool, StoreError> {
     let all = inner.all_queues().await?;
     for (queue, due) in &all {
         if *due {
@@ -100,23 +110,37 @@ async fn round(inner: &Arc<Inner>, ages: &mut HashMap<i32, Instant>) -> Result<(
         }
     }
     ages.retain(|id, _| all.iter().any(|(queue, _)| queue.id == *id));
-    inner.redrive_on().await
+    if redrives { inner.redrive_on().await } else { Ok(false) }
 }
 
 impl Inner {
     /// Every queue, and whether time has something to do there.
     async fn all_queues(&self) -> Result<Vec<(Queue, bool)>, StoreError> {
-        let read = self.base.pool.run_here("look at the queues", Access::Read, |db| {
+        let ids: Vec<i32> = lock(&self.floors).keys().copied().collect();
+        let from: Vec<i64> = ids.iter().map(|id| self.sweep_from(*id)).collect();
+        let read = self.base.pool.run_here("look at the queues", Access::Read, move |db| {
             Box::pin(async move {
                 let sql = format!(
-                    "SELECT {}, (SELECT p.due FROM hapax.q_probe(q.id) p) AS due FROM hapax.q_queue q",
+                    "SELECT {}, p.due, p.blocked, p.now_ms AS at_ms FROM hapax.q_queue q, LATERAL \
+                     hapax.q_probe(q.id, coalesce(($2::bigint[])[array_position($1::int[], q.id)], 0)) p",
                     catalogue::COLUMNS
                 );
-                let rows = sqlx::query(&sql).fetch_all(db).await?;
-                rows.iter().map(|row| Ok((Queue::read(row)?, row.try_get("due")?))).collect()
+                let rows = sqlx::query(&sql).bind(ids).bind(from).fetch_all(db).await?;
+                let read = |row: &sqlx::postgres::PgRow| {
+                    let (due, blocked): (bool, bool) = (row.try_get("due")?, row.try_get("blocked")?);
+                    let at_ms: i64 = row.try_get("at_ms")?;
+                    Ok((Queue::read(row)?, due, (!due && !blocked).then_some(at_ms as u64)))
+                };
+                rows.iter().map(read).collect::<Result<Vec<_>, Failure>>()
             })
         });
-        read.await
+        let all = read.await?;
+        for (queue, _, swept) in &all {
+            if let Some(at_ms) = swept {
+                self.note_swept(queue.id, *at_ms);
+            }
+        }
+        Ok(all.into_iter().map(|(queue, due, _)| (queue, due)).collect())
     }
 
     /// Does what time has caused in a queue. Returns whether anything was done.
@@ -125,11 +149,15 @@ impl Inner {
         let _turn = turn.lock().await;
         let mut any = false;
         loop {
-            let (name, fifo) = (queue.name.clone(), queue.config.is_fifo());
+            let (name, fifo, from) = (queue.name.clone(), queue.config.is_fifo(), self.swept_from(queue.id));
             let swept = self.transact("end leases and delays", move |db| {
                 let name = name.clone();
                 Box::pin(async move {
-                    if fifo { sweep_groups(db, &name).await } else { sweep_plain(db, &name).await }
+                    if fifo {
+                        sweep_groups(db, &name, from).await
+                    } else {
+                        sweep_plain(db, &name, from).await
+                    }
                 }) as BoxFuture<'_, _>
             });
             let (count, effects): (usize, Effects) = swept.await?;
@@ -159,14 +187,18 @@ impl Inner {
 }
 
 /// Ends leases and delays of a standard queue; gives how many messages it moved.
-async fn sweep_plain(db: &mut PgConnection, name: &QueueName) -> Result<(usize, Effects), Failure> {
+async fn sweep_plain(
+    db: &mut PgConnection,
+    name: &QueueName,
+    from: i64,
+) -> Result<(usize, Effects), Failure> {
     let Some(queue) = Queue::find(db, name).await? else { return Ok((0, Effects::default())) };
     let sql = format!(
-        "SELECT {COLUMNS} FROM hapax.q_claim WHERE queue_id = $1 AND until_ms <= hapax.now_ms() \
+        "SELECT {COLUMNS} FROM hapax.q_claim WHERE queue_id = $1 AND until_ms > $3 AND until_ms <= hapax.now_ms() \
          AND hapax.started_ms() + coalesce(lease_ms, 0) <= hapax.now_ms() \
          ORDER BY until_ms LIMIT $2 FOR UPDATE SKIP LOCKED"
     );
-    let rows = sqlx::query(&sql).bind(queue.id).bind(BATCH).fetch_all(&mut *db).await?;
+    let rows = sqlx::query(&sql).bind(queue.id).bind(BATCH).bind(from).fetch_all(&mut *db).await?;
     let lapsed = rows.iter().map(Message::read).collect::<Result<Vec<_>, _>>()?;
     let dead = if lapsed.is_empty() { None } else { queue.dead_letters(db).await? };
     let mut count = lapsed.len();
@@ -181,8 +213,9 @@ async fn sweep_plain(db: &mut PgConnection, name: &QueueName) -> Result<(usize, 
         work.lapse(started_ms);
         effects = finish(db, &work, &super::transaction::Held::default()).await?;
     }
-    let promoted: i64 = sqlx::query_scalar("SELECT hapax.q_promote($1, $2)")
+    let promoted: i64 = sqlx::query_scalar("SELECT hapax.q_promote($1, $2, $3)")
         .bind(queue.id)
+        .bind(from)
         .bind(BATCH as i32)
         .fetch_one(db)
         .await?;
@@ -192,13 +225,18 @@ async fn sweep_plain(db: &mut PgConnection, name: &QueueName) -> Result<(usize, 
 }
 
 /// The same for a FIFO queue.
-async fn sweep_groups(db: &mut PgConnection, name: &QueueName) -> Result<(usize, Effects), Failure> {
+async fn sweep_groups(
+    db: &mut PgConnection,
+    name: &QueueName,
+    from: i64,
+) -> Result<(usize, Effects), Failure> {
     let Some(queue) = Queue::find(db, name).await? else { return Ok((0, Effects::default())) };
     let dead = queue.dead_letters(db).await?;
-    let sql = "SELECT DISTINCT grp FROM ((SELECT grp FROM hapax.q_claim WHERE queue_id = $1 AND until_ms <= hapax.now_ms() \
-               AND hapax.started_ms() + coalesce(lease_ms, 0) <= hapax.now_ms() ORDER BY until_ms LIMIT $2) UNION ALL \
-               (SELECT grp FROM hapax.q_head WHERE queue_id = $1 AND due_ms <= hapax.now_ms() ORDER BY due_ms LIMIT $2)) x";
-    let groups: Vec<String> = sqlx::query_scalar(sql).bind(queue.id).bind(BATCH).fetch_all(&mut *db).await?;
+    let sql = "SELECT DISTINCT grp FROM ((SELECT grp FROM hapax.q_claim WHERE queue_id = $1 AND until_ms > $3 \
+               AND until_ms <= hapax.now_ms() AND hapax.started_ms() + coalesce(lease_ms, 0) <= hapax.now_ms() ORDER BY until_ms LIMIT $2) UNION ALL \
+               (SELECT grp FROM hapax.q_head WHERE queue_id = $1 AND due_ms > $3 AND due_ms <= hapax.now_ms() ORDER BY due_ms LIMIT $2)) x";
+    let groups: Vec<String> =
+        sqlx::query_scalar(sql).bind(queue.id).bind(BATCH).bind(from).fetch_all(&mut *db).await?;
     let groups: Vec<GroupId> = groups.into_iter().filter_map(|group| GroupId::new(group).ok()).collect();
     if groups.is_empty() {
         return Ok((0, Effects { queue_id: queue.id, ..Effects::default() }));

@@ -191,8 +191,11 @@ impl<'a> Work<'a> {
             (true, received_ms) => (received_ms.unwrap_or(now_ms), message.own || extend.own_lease),
             (false, Some(received_ms)) if !fifo => {
                 if extend.lease_ms == 0 {
+                    // At a place of its own: behind its former one, receives may have passed.
+                    let number = self.number();
                     let item = self.item(seq);
-                    (item.table, item.message.until_ms) = (Some(Table::Ready), None);
+                    (item.table, item.message.until_ms, item.message.pos) =
+                        (Some(Table::Ready), None, number);
                     self.freed = true;
                     return Ok(RemainingLease { lease_ms: 0 });
                 }
