@@ -130,7 +130,9 @@ CREATE FUNCTION hapax.ledger_write(
   p_leases bigint[], p_untils bigint[], p_parks boolean[], p_prunes bigint[], p_outcomes text[], p_omitted bigint[],
   p_cleared bytea[])
 RETURNS SETOF bytea
-LANGUAGE plpgsql ROWS 10 AS $$
+LANGUAGE plpgsql ROWS 10
+-- Else a session that met a small table keeps reading it from end to end when it has grown.
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
   i int; is_open boolean; entries bigint := 0; opened bigint := 0; cleared bytea[];
 BEGIN
