@@ -18,7 +18,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use hapax::{AdminError, StoreError};
 
 use crate::command::{
-    backup, bench, dead, doctor, ledger, parked, proxy, queue, receive, send, transfer, work,
+    backup, bench, dead, doctor, ledger, migrate, parked, proxy, queue, receive, send, transfer, work,
 };
 use crate::config_file::Problems;
 
@@ -47,6 +47,7 @@ Examples:
   hapax serve
   hapax serve --listen 127.0.0.1:9400 --store embedded:/var/lib/hapax
   hapax serve --config hapax.toml --print-config
+  PGPASSWORD=… hapax serve --store postgres://hapax@db.example/shop --migrate
   HAPAX_KEY_SECRET=… hapax serve --listen 0.0.0.0:9324 --key-id AKTEAM
 
 SIGTERM or SIGINT stops it after the requests under way; a second one stops it at once.")]
@@ -56,6 +57,7 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
 Examples:
   hapax proxy --upstream http://127.0.0.1:8080
   hapax proxy --upstream http://127.0.0.1:8080 --key-required --on-doubt retry --ledger http://127.0.0.1:9324
+  hapax proxy --upstream http://127.0.0.1:8080 --ledger postgres://hapax@db.example/shop
   hapax proxy --config proxy.toml --print-config
 
 A request that is sent again with its key gets the first answer, marked Idempotent-Replayed: true.
@@ -87,6 +89,8 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     Export(transfer::ExportArgs),
     /// Reads what `hapax export` wrote into this store.
     Import(transfer::ImportArgs),
+    /// Makes a database ready for this version: creates its schema, or changes an older one.
+    Migrate(migrate::MigrateArgs),
     /// Checks what queues promise against what their store can do.
     Doctor(doctor::DoctorArgs),
     /// Measures a server: send, receive and ack from many connections at once.
@@ -196,6 +200,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Resume(args) => backup::resume(args).await,
         Command::Export(args) => transfer::export(args).await,
         Command::Import(args) => transfer::import(args).await,
+        Command::Migrate(args) => migrate::run(args).await,
         Command::Doctor(args) => doctor::run(args).await,
         Command::Bench(args) => bench::run(args).await,
         Command::Completions { shell } => {

@@ -1,16 +1,15 @@
 //! The server that a command talks to.
 
-use hapax::core::store::SharedStore;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use hapax::embedded::Options;
+use hapax::core::store::SharedStore;
 use hapax_client::{Client, Token};
 
 use crate::output::Output;
-use crate::store::{Store, folder};
+use crate::store::{Store, StoreOptions, is_store};
 
 /// The variable with the token.
 const TOKEN: &str = "HAPAX_TOKEN";
@@ -18,7 +17,7 @@ const TOKEN: &str = "HAPAX_TOKEN";
 /// The server's address, and the output format.
 #[derive(Debug, Clone, Args)]
 pub struct Remote {
-    /// The server; or, while none runs, its store: embedded:PATH. A server with keys also needs a token, ID:SECRET in
+    /// The server; or a store itself: postgres://HOST/DATABASE, or, while no server runs, embedded:PATH. A server with keys also needs a token, ID:SECRET in
     /// the variable HAPAX_TOKEN.
     #[arg(
         long,
@@ -48,15 +47,15 @@ impl Remote {
         Output::new(self.json)
     }
 
-    /// Whether the endpoint is a local store rather than a server.
-    pub fn is_local(&self) -> bool {
-        folder(&self.endpoint).is_some()
+    /// Whether the endpoint is a store itself rather than a server.
+    pub fn is_store(&self) -> bool {
+        is_store(&self.endpoint)
     }
 
     /// Connects to the server, or opens the store.
     pub async fn connect(&self) -> anyhow::Result<SharedStore> {
-        if self.is_local() {
-            return Ok(Store::open_existing(&self.endpoint, Options::default()).await?.admin().clone());
+        if self.is_store() {
+            return Ok(Store::open_existing(&self.endpoint, StoreOptions::default()).await?.admin().clone());
         }
         Ok(Arc::new(self.client().await?))
     }

@@ -1,11 +1,15 @@
-//! The store that a command uses: a server by its address, or a local store by its URL.
+//! The store that a command uses: a server by its address, or a store by its URL.
 
-use hapax::core::store::SharedStore;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use hapax::embedded::{Embedded, Options};
+use hapax::StoreUrl;
+use hapax::core::store::SharedStore;
+use hapax::embedded::Embedded;
+use hapax::postgres::PostgresStore;
+use hapax::{embedded, postgres};
 use hapax_server::native::{Backup, Backups};
 
 /// The file that identifies a folder as an embedded store.
@@ -13,6 +17,16 @@ const DATABASE: &str = "hapax.db";
 
 /// The folder for backups inside an embedded store's folder.
 const BACKUPS: &str = "backups";
+
+/// Timeout for closing the store. Every confirmed change is on disk before that: closing only cleans up.
+const CLOSE_MAX: Duration = Duration::from_secs(10);
+
+/// Options of each kind of store; those of the other kinds are not used.
+#[derive(Clone, Default)]
+pub struct StoreOptions {
+    pub embedded: embedded::Options,
+    pub postgres: postgres::Options,
+}
 
 /// A store opened by URL, with what only the embedded one can do kept at hand.
 pub struct Store {
@@ -22,18 +36,37 @@ pub struct Store {
 }
 
 /// The folder of an `embedded:` URL.
-pub fn folder(url: &str) -> Option<&Path> {
-    url.strip_prefix("embedded:").filter(|path| !path.is_empty()).map(Path::new)
+pub fn folder(url: &str) -> Option<PathBuf> {
+    match url.parse() {
+        Ok(StoreUrl::Embedded(path)) => Some(path),
+        _ => None,
+    }
+}
+
+/// Whether a URL names a store itself, and not the server of one.
+pub fn is_store(url: &str) -> bool {
+    matches!(url.parse(), Ok(StoreUrl::Embedded(_) | StoreUrl::Postgres(_)))
 }
 
 impl Store {
     /// Opens the store of a URL.
-    pub async fn open(url: &str, options: Options) -> anyhow::Result<Self> {
-        let Some(path) = folder(url) else {
-            // The library knows the other stores, and the error for an unknown URL.
-            let admin = hapax::Hapax::open(url).await?.store().clone();
-            return Ok(Self { admin, embedded: None, place: url.to_owned() });
-        };
+    pub async fn open(url: &str, options: StoreOptions) -> anyhow::Result<Self> {
+        match url.parse()? {
+            StoreUrl::Embedded(path) => Self::open_embedded(&path, options.embedded).await,
+            named @ StoreUrl::Postgres(_) => {
+                let opened = PostgresStore::open(url, options.postgres).await;
+                let place = named.to_string();
+                let store = opened.with_context(|| place.clone())?;
+                Ok(Self { admin: Arc::new(store), embedded: None, place })
+            }
+            named => {
+                let admin = hapax::Hapax::open(url).await?.store().clone();
+                Ok(Self { admin, embedded: None, place: named.to_string() })
+            }
+        }
+    }
+
+    async fn open_embedded(path: &Path, options: embedded::Options) -> anyhow::Result<Self> {
         let folder = std::path::absolute(path).with_context(|| path.display().to_string())?;
         let place = folder.display().to_string();
         let opened = tokio::task::spawn_blocking(move || Embedded::open(folder, options)).await??;
@@ -42,7 +75,7 @@ impl Store {
     }
 
     /// Opens the store of a URL; fails if it does not exist.
-    pub async fn open_existing(url: &str, options: Options) -> anyhow::Result<Self> {
+    pub async fn open_existing(url: &str, options: StoreOptions) -> anyhow::Result<Self> {
         if let Some(path) = folder(url) {
             let place = path.display();
             if !path.join(DATABASE).try_exists().with_context(|| place.to_string())? {
@@ -57,7 +90,7 @@ impl Store {
         &self.admin
     }
 
-    /// The location of its data, for people.
+    /// The location of its data, for people; it contains no secret.
     pub fn location(&self) -> &str {
         &self.place
     }
@@ -86,10 +119,13 @@ impl Store {
         }
     }
 
-    /// Closes the store. Blocks.
-    pub fn close(&self) {
-        if let Some(embedded) = &self.embedded {
-            embedded.close();
+    /// Closes the store, with a timeout.
+    pub async fn close(self) {
+        let closing = tokio::time::timeout(CLOSE_MAX, self.admin.close()).await;
+        match closing {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!("the store was not closed in order: {error}"),
+            Err(_) => tracing::warn!("the store takes long to close; leaving it, the next start recovers it"),
         }
     }
 }

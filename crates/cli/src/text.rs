@@ -29,14 +29,6 @@ pub fn parse_ms(text: &str) -> Result<u64, String> {
     if text.is_empty() { Err(wrong()) } else { Ok(total_ms) }
 }
 
-/// A URL as it may be shown: without the token that may stand before an `@`.
-pub fn without_token(url: &str) -> String {
-    match url.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1))) {
-        Some((scheme, rest)) => format!("{scheme}://{rest}"),
-        None => url.to_owned(),
-    }
-}
-
 /// Writes milliseconds the way [`parse_ms`] reads them, to its largest two units.
 pub fn show_ms(ms: u64) -> String {
     if ms == 0 {

@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | `embedded` | yes | queues and ledger in a local folder, in this process: `embedded:PATH` |
 //! | `worker` | yes | runs handlers: lease, heartbeat, claim, retry, settle, drain |
+//! | `postgres` | no | queues and ledger in a PostgreSQL database that several processes share: `postgres://…` |
 //! | `client` | no | a Hapax server as the store: `http://HOST:PORT`, `https://HOST:PORT` |
 //! | `sqlite` | no | `transactional` handlers, whose effect is a write to your own SQLite file |
 //! | `http` | no | the Idempotency-Key layer for axum and other tower services: `hapax::http` |
@@ -99,6 +100,20 @@ pub use hapax_embedded as embedded;
 /// A tower layer over [`Hapax::ledger`]: requests with an `Idempotency-Key` take effect once.
 #[cfg(feature = "http")]
 pub use hapax_http as http;
+/// The PostgreSQL store with its options, for [`Hapax::with_store`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), hapax::Error> {
+/// use hapax::postgres::{Options, PostgresStore};
+///
+/// let options = Options { connections_max: 20, migrate: true, ..Options::default() };
+/// let store = PostgresStore::open("postgres://localhost/shop", options).await.map_err(hapax::OpenError::from)?;
+/// let hapax = hapax::Hapax::with_store(std::sync::Arc::new(store));
+/// # Ok(())
+/// # }
+/// ```
+#[cfg(feature = "postgres")]
+pub use hapax_postgres as postgres;
 #[cfg(feature = "sqlite")]
 pub use hapax_sqlite::SqliteInbox;
 #[cfg(feature = "worker")]
@@ -108,7 +123,7 @@ pub use hapax_worker::{
 };
 pub use pair::QueuePair;
 pub use queue::{Queue, Received};
-pub use url::OpenError;
+pub use url::{OpenError, StoreUrl, without_secrets};
 
 /// A store, opened by its URL. Clones are cheap.
 #[derive(Clone)]
@@ -122,6 +137,7 @@ impl Hapax {
     /// | URL | store |
     /// |---|---|
     /// | `embedded:PATH` | a local folder, in this process; created if it does not exist |
+    /// | `postgres://USER@HOST/DATABASE` | a PostgreSQL database, made ready by `hapax migrate` (feature `postgres`) |
     /// | `http://HOST:PORT`, `https://ID:SECRET@HOST` | a Hapax server, with one of its keys if it has any (feature `client`) |
     ///
     /// ```

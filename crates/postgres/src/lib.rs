@@ -18,6 +18,7 @@
 mod connect;
 mod documents;
 mod error;
+mod findings;
 mod hints;
 mod ledger;
 mod merge;
@@ -33,6 +34,7 @@ use sqlx::{PgConnection, Row as _};
 use thiserror::Error;
 
 pub use connect::{Options, UrlError};
+pub use findings::FINDING_CODES;
 pub use migrate::{MigrationReport, SCHEMA_VERSION, migrate};
 
 use connect::Target;
@@ -94,6 +96,20 @@ pub enum OpenError {
 
 fn form(portable: bool) -> &'static str {
     if portable { "portable" } else { "standard" }
+}
+
+impl OpenError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Url(_) => "store-url",
+            Self::Store(error) => error.code(),
+            Self::OldSchema { .. } => "schema-old",
+            Self::NewSchema { .. } => "schema-new",
+            Self::Form { .. } => "schema-form",
+            Self::Encoding(_) => "database-encoding",
+        }
+    }
 }
 
 /// What all parts of a store share.

@@ -8,7 +8,11 @@ const FOLDER: &str = "docs/errors/";
 const INDEX: &str = "docs/errors/README.md";
 
 /// The files with findings: there, calls of `refusal` and `warning` have a code.
-const FINDINGS: &[&str] = &["crates/core/src/policy/tier/", "crates/embedded/src/environment.rs"];
+const FINDINGS: &[&str] = &[
+    "crates/core/src/policy/tier/",
+    "crates/embedded/src/environment.rs",
+    "crates/postgres/src/findings.rs",
+];
 
 /// Codes without a page, pages without a code, and pages with a wrong form.
 pub fn unexplained(workspace: &Workspace) -> Vec<String> {

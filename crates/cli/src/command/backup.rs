@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use hapax::embedded::{Embedded, Options};
+use hapax::embedded::Embedded;
 use serde_json::json;
 
 use crate::remote::Remote;
-use crate::store::{Store, folder};
+use crate::store::{Store, StoreOptions, folder};
 use crate::usage;
 
 /// Writes a copy of the running store to a file.
@@ -41,7 +41,13 @@ pub struct RestoreArgs {
     /// The backup.
     from: PathBuf,
     /// The target: embedded:PATH, a folder without a store.
-    #[arg(long, value_name = "URL", env = "HAPAX_STORE", default_value = "embedded:./hapax-data")]
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "HAPAX_STORE",
+        hide_env_values = true,
+        default_value = "embedded:./hapax-data"
+    )]
     store: String,
     /// Prints JSON.
     #[arg(long)]
@@ -58,10 +64,12 @@ pub struct ResumeArgs {
 
 /// Runs `hapax backup`.
 pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
-    let written = if args.remote.is_local() {
+    let written = if args.remote.is_store() {
         let file = std::path::absolute(&args.to).with_context(|| args.to.display().to_string())?;
-        let store = Store::open_existing(&args.remote.endpoint, Options::default()).await?;
-        let write = store.backup_function().context("this store has its own tools for backups; use those")?;
+        let store = Store::open_existing(&args.remote.endpoint, StoreOptions::default()).await?;
+        let write = store
+            .backup_function()
+            .context("the database has its own tools for backups, for example pg_dump; use those")?;
         let to = file.clone();
         tokio::task::spawn_blocking(move || write(&to)).await?.map_err(anyhow::Error::msg)?;
         file.display().to_string()
@@ -84,8 +92,11 @@ fn name_for_server(to: &Path) -> anyhow::Result<String> {
 
 /// Runs `hapax restore`.
 pub async fn restore(args: RestoreArgs) -> anyhow::Result<()> {
-    let Some(folder) = folder(&args.store).map(ToOwned::to_owned) else {
-        return Err(usage(format!("--store {}: only an embedded:PATH can be restored to", args.store)));
+    let Some(folder) = folder(&args.store) else {
+        return Err(usage(format!(
+            "--store {}: only an embedded:PATH can be restored to; a database has its own tools",
+            hapax::without_secrets(&args.store)
+        )));
     };
     let (from, to) = (args.from.clone(), folder.clone());
     tokio::task::spawn_blocking(move || Embedded::restore(from, to)).await??;

@@ -92,8 +92,8 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
 async fn load(args: &BenchArgs, store: &SharedStore, queue: &QueueName) -> anyhow::Result<(Samples, f64)> {
     let mut stores = vec![store.clone()];
     while stores.len() < usize::from(args.connections) {
-        // A server gets one connection each; a local store can be opened only once.
-        stores.push(if args.remote.is_local() { store.clone() } else { args.remote.connect().await? });
+        // A server gets one connection each; a store is shared, and merges the calls of its users.
+        stores.push(if args.remote.is_store() { store.clone() } else { args.remote.connect().await? });
     }
     let (body, batch) = (vec![b'x'; args.size as usize], usize::from(args.batch));
     let bar = progress(None, "messages");

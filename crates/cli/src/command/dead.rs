@@ -125,7 +125,7 @@ pub async fn run(args: DeadArgs) -> anyhow::Result<()> {
         DeadCommand::List { queue, limit } => list(&store, &queue, limit, out).await,
         DeadCommand::Show { queue, id } => show(&store, &queue, id, out).await,
         DeadCommand::Redrive(redrive) => {
-            if redrive.detach && args.remote.is_local() {
+            if redrive.detach && args.remote.is_store() {
                 return Err(usage(
                     "--detach needs a server, which continues the redrive after this command has ended",
                 ));

@@ -1,6 +1,7 @@
 //! `hapax doctor`: the guarantees of store and queues, and the problems that prevent them.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::bail;
@@ -9,15 +10,16 @@ use comfy_table::{Attribute, Cell, Color};
 use hapax::core::policy::tier::{Finding, StoreFacts, check_store};
 use hapax::core::store::SharedStore;
 use hapax::core::{Examination, Store as AllSeams, StoreError, Tier};
-use hapax::embedded::{self, Environment, Options};
+use hapax::embedded::{self, Environment};
+use hapax::{StoreUrl, without_secrets};
 use hapax_client::wire::ServerStatus;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::output::{Output, cells, note};
 use crate::remote::Remote;
-use crate::store::{Store, folder};
-use crate::text::{escape, parse_ms, show_bytes, show_time, without_token, word};
+use crate::store::{Store, StoreOptions};
+use crate::text::{escape, parse_ms, show_bytes, show_time, word};
 use crate::tier::{self, DeadQueue, UNKNOWN_HERE};
 use crate::usage;
 
@@ -27,6 +29,7 @@ use crate::usage;
 Examples:
   hapax doctor
   hapax doctor --store embedded:./hapax-data      while no server runs
+  hapax doctor --store postgres://localhost/shop  at any time
   hapax doctor --producer-retry 1h
   hapax doctor --json | jq -r '.queues[] | select(.findings != []) | .name'
 
@@ -35,7 +38,8 @@ In a pipe a line has: store or queue NAME, tier, then `sound`; or refusal or war
 for the store `fact`, name, value. Where not all of a queue could be seen, `nothing found` takes the place of `sound`, or
 after findings `not seen`, with what and why.")]
 pub struct DoctorArgs {
-    /// A local store, embedded:PATH, instead of a server. It is opened briefly, as a server would open it.
+    /// A store instead of a server: embedded:PATH or postgres://HOST/DATABASE. It is opened briefly, as a server would
+    /// open it.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// How long producers keep repeating a send without an answer.
@@ -100,9 +104,18 @@ struct DoctorReport {
 
 /// Runs `hapax doctor`.
 pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
-    let local = args.store.as_deref().or(args.remote.is_local().then_some(args.remote.endpoint.as_str()));
+    let local = args.store.as_deref().or(args.remote.is_store().then_some(args.remote.endpoint.as_str()));
     let mut report = match local {
-        Some(url) => examine_folder(url, args.producer_retry).await?,
+        Some(url) => match url.parse() {
+            Ok(StoreUrl::Embedded(path)) => examine_folder(url, &path, args.producer_retry).await?,
+            Ok(StoreUrl::Postgres(_)) => examine_database(url, args.producer_retry).await?,
+            _ => {
+                return Err(usage(format!(
+                    "--store {}: only embedded:PATH and postgres://HOST/DATABASE can be looked at without a server",
+                    without_secrets(url)
+                )));
+            }
+        },
         None => examine_server(&args.remote, args.producer_retry).await?,
     };
     let all = || report.queues.iter().flat_map(|queue| &queue.findings).chain(&report.store.findings);
@@ -150,15 +163,30 @@ async fn examine_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyh
     Ok(DoctorReport { store: section, queues, ..DoctorReport::default() })
 }
 
-async fn examine_folder(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<DoctorReport> {
-    let Some(path) = folder(url) else {
-        return Err(usage(format!(
-            "--store {}: only an embedded:PATH can be looked at without its server",
-            without_token(url)
-        )));
+async fn examine_database(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<DoctorReport> {
+    let store = Store::open_existing(url, StoreOptions::default()).await?;
+    let status = store.admin().status().await?;
+    let mut section = StoreSection {
+        place: store.location().to_owned(),
+        kind: Some(store.admin().capabilities().name),
+        version: env!("CARGO_PKG_VERSION"),
+        messages: Some(status.messages),
+        ..StoreSection::default()
     };
-    let options = Options::default();
-    let environment = Environment::of(path, &options);
+    section.add(check_store(&StoreFacts { status, versions: None }));
+    section.examined(store.admin().examine().await?);
+    let queues = queues(store.admin().as_ref(), producer_retry_ms).await?;
+    store.close().await;
+    Ok(DoctorReport { store: section, queues, ..DoctorReport::default() })
+}
+
+async fn examine_folder(
+    url: &str,
+    path: &Path,
+    producer_retry_ms: Option<u64>,
+) -> anyhow::Result<DoctorReport> {
+    let options = StoreOptions::default();
+    let environment = Environment::of(path, &options.embedded);
     let mut report = DoctorReport {
         store: StoreSection {
             place: path.display().to_string(),

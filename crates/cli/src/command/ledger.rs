@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::confirm::Confirm;
 use crate::output::{Output, note};
 use crate::remote::Remote;
-use crate::text::{escape, parse_ms, parse_word, show_body, show_bytes, show_ms, show_time, without_token};
+use crate::text::{escape, parse_ms, parse_word, show_body, show_bytes, show_ms, show_time};
 use crate::usage;
 
 /// Maximum number of entries that one call reads.
@@ -279,7 +279,7 @@ fn show(entry: &EntryView, remote: &Remote) -> anyhow::Result<()> {
     if entry.state == EntryState::InDoubt {
         note(&format!(
             "Find out whether the effect happened, then: hapax ledger resolve --as completed|absent --endpoint {} {}",
-            without_token(&remote.endpoint),
+            hapax::without_secrets(&remote.endpoint),
             entry.id.shell_words()
         ));
     }

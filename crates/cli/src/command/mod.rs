@@ -5,6 +5,7 @@ pub mod bench;
 pub mod dead;
 pub mod doctor;
 pub mod ledger;
+pub mod migrate;
 pub mod parked;
 pub mod policy;
 pub mod proxy;

@@ -8,12 +8,11 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use hapax::QueueName;
 use hapax::core::store::SharedStore;
-use hapax::embedded::Options;
 use hapax::transfer::{self, ExportReport, ExportRequest};
 
 use crate::output::note;
 use crate::remote::Remote;
-use crate::store::Store;
+use crate::store::{Store, StoreOptions};
 
 /// Writes queues and ledger to a file of JSON lines, to be imported into another store.
 #[derive(Debug, Args)]
@@ -103,8 +102,8 @@ fn summary(report: &ExportReport) -> String {
 
 /// Runs `hapax import`.
 pub async fn import(args: ImportArgs) -> anyhow::Result<()> {
-    let store = if args.remote.is_local() {
-        Store::open(&args.remote.endpoint, Options::default()).await?.admin().clone()
+    let store = if args.remote.is_store() {
+        Store::open(&args.remote.endpoint, StoreOptions::default()).await?.admin().clone()
     } else {
         args.remote.connect().await?
     };

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use hapax::embedded::{Options, StoreQuota};
-use hapax::{AdminError, QueueConfig, QueueName};
+use hapax::{AdminError, QueueConfig, QueueName, StoreUrl, postgres, without_secrets};
 use hapax_http::proxy::ProxyConfig;
 use hapax_server::config::{AuthConfig, KeyConfig, LimitsConfig, SqsConfig, TlsConfig};
 use hapax_server::{ServerConfig, ServerError};
@@ -16,8 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::logs::level_mistake;
 use crate::config_file::Problem;
-use crate::store::folder;
-use crate::text::without_token;
+use crate::store::StoreOptions;
 
 /// Replaces a secret in a printed configuration.
 const REDACTED: &str = "(redacted)";
@@ -61,15 +61,146 @@ impl Default for Config {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreConfig {
-    /// The store: `embedded:PATH`.
+    /// The store: `embedded:PATH`, or `postgres://HOST/DATABASE`. It is printed without its password.
+    #[serde(serialize_with = "serialize_without_secrets")]
     pub url: String,
     /// Options of the embedded store only.
     pub embedded: EmbeddedConfig,
+    /// Options of the PostgreSQL store only.
+    pub postgres: PostgresConfig,
 }
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        Self { url: "embedded:./hapax-data".to_owned(), embedded: EmbeddedConfig::default() }
+        Self {
+            url: "embedded:./hapax-data".to_owned(),
+            embedded: EmbeddedConfig::default(),
+            postgres: PostgresConfig::default(),
+        }
+    }
+}
+
+/// What is printed is read by others: a password is left out. It can be given in `PGPASSWORD` or in a file.
+fn serialize_without_secrets<S: Serializer>(url: &str, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&without_secrets(url))
+}
+
+#[expect(clippy::ref_option, reason = "serde calls it with a reference to the field")]
+fn serialize_some_without_secrets<S: Serializer>(url: &Option<String>, to: S) -> Result<S::Ok, S::Error> {
+    url.as_deref().map(without_secrets).serialize(to)
+}
+
+impl StoreConfig {
+    /// The options to open the store with.
+    pub fn options(&self) -> StoreOptions {
+        StoreOptions { embedded: self.embedded.options(), postgres: self.postgres.options() }
+    }
+
+    /// Whether the URL names a PostgreSQL database.
+    pub fn is_postgres(&self) -> bool {
+        matches!(self.url.parse(), Ok(StoreUrl::Postgres(_)))
+    }
+
+    fn problems(&self) -> Vec<Problem> {
+        let mut found = Vec::new();
+        let (other, kind) = match self.url.parse() {
+            Ok(StoreUrl::Embedded(_)) => ("postgres", "PostgreSQL"),
+            Ok(StoreUrl::Postgres(_)) => ("embedded", "embedded"),
+            _ => {
+                let problem = format!(
+                    "store.url: {:?} names no store; use embedded:PATH or postgres://HOST/DATABASE",
+                    without_secrets(&self.url)
+                );
+                return vec![Problem::at("store.url", problem)];
+            }
+        };
+        // An option of the other kind would be ignored, and its user would not notice.
+        for field in self.changed_fields(other) {
+            let path = format!("store.{other}.{field}");
+            let problem = format!("{path}: only the {kind} store has it, and store.url names another one");
+            found.push(Problem::at(path, problem));
+        }
+        let claims = [
+            ("embedded", self.embedded.in_doubt_per_scope_max),
+            ("postgres", self.postgres.in_doubt_per_scope_max),
+        ];
+        for (section, _) in claims.into_iter().filter(|(_, max)| *max == 0) {
+            let path = format!("store.{section}.in_doubt_per_scope_max");
+            found.push(Problem::at(
+                path.clone(),
+                format!("{path}: 0 would refuse every claim; use at least 1"),
+            ));
+        }
+        found
+    }
+
+    /// The fields of a section that differ from their defaults.
+    fn changed_fields(&self, section: &str) -> Vec<String> {
+        let fields = |config: &Self| -> toml::Table {
+            let table = toml::Table::try_from(config).unwrap_or_default();
+            table.get(section).and_then(toml::Value::as_table).cloned().unwrap_or_default()
+        };
+        let (ours, defaults) = (fields(self), fields(&Self::default()));
+        ours.into_iter()
+            .filter(|(field, value)| defaults.get(field) != Some(value))
+            .map(|(field, _)| field)
+            .collect()
+    }
+}
+
+/// Connections of the PostgreSQL store. A parameter of the URL beats the option of its name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PostgresConfig {
+    /// Maximum count of connections of this server, in addition to one that listens for changes; 2 to 1,000.
+    pub connections_max: usize,
+    /// Time to wait for a connection, in milliseconds; 100 to 60,000.
+    pub connect_timeout_ms: u64,
+    /// Time to wait for an operation, in milliseconds; 1,000 to 300,000.
+    pub operation_timeout_ms: u64,
+    /// The connections lead to a pooler that assigns a session per transaction, for example PgBouncer.
+    pub pooler: bool,
+    /// A URL that does not lead through the pooler, for the connection that listens for changes.
+    #[serde(serialize_with = "serialize_some_without_secrets")]
+    pub listen_url: Option<String>,
+    /// A file whose first line is the password; the URL's password, else `PGPASSWORD`, if `None`.
+    pub password_file: Option<PathBuf>,
+    /// Applies missing migrations of the schema at start.
+    pub migrate: bool,
+    /// Maximum count of open claims in one scope of the ledger, held or in doubt; at least 1.
+    pub in_doubt_per_scope_max: u64,
+}
+
+impl Default for PostgresConfig {
+    fn default() -> Self {
+        let options = postgres::Options::default();
+        Self {
+            connections_max: options.connections_max,
+            connect_timeout_ms: options.connect_timeout.as_millis() as u64,
+            operation_timeout_ms: options.operation_timeout.as_millis() as u64,
+            pooler: options.pooler,
+            listen_url: options.listen_url,
+            password_file: options.password_file,
+            migrate: options.migrate,
+            in_doubt_per_scope_max: options.in_doubt_per_scope_max,
+        }
+    }
+}
+
+impl PostgresConfig {
+    /// The options to open the store with.
+    pub fn options(&self) -> postgres::Options {
+        postgres::Options {
+            connections_max: self.connections_max,
+            connect_timeout: Duration::from_millis(self.connect_timeout_ms),
+            operation_timeout: Duration::from_millis(self.operation_timeout_ms),
+            pooler: self.pooler,
+            listen_url: self.listen_url.clone(),
+            password_file: self.password_file.clone(),
+            migrate: self.migrate,
+            in_doubt_per_scope_max: self.in_doubt_per_scope_max,
+            ..postgres::Options::default()
+        }
     }
 }
 
@@ -289,15 +420,7 @@ impl Config {
     /// All problems with the values themselves, independent of the machine.
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
-        if folder(&self.store.url).is_none() {
-            let url = without_token(&self.store.url);
-            let problem = format!("store.url: {url:?} names no store; use embedded:PATH");
-            found.push(Problem::at("store.url", problem));
-        }
-        if self.store.embedded.in_doubt_per_scope_max == 0 {
-            let path = "store.embedded.in_doubt_per_scope_max";
-            found.push(Problem::at(path, format!("{path}: 0 would refuse every claim; use at least 1")));
-        }
+        found.extend(self.store.problems());
         found.extend(level_problem(&self.log));
         found.extend(redacted_problems(&self.auth.keys, "auth.keys"));
         found.extend(queue_problems(&self.queue));
@@ -463,13 +586,20 @@ mod tests {
 
     #[test]
     fn the_commented_keys_of_the_example_file_are_valid() {
-        // Prose lines are `# text`, example lines `#key = value`.
-        let uncommented = |line: &str| match line.strip_prefix('#') {
-            Some(code) if !code.starts_with(' ') => code.to_owned(),
-            _ => line.to_owned(),
+        // Prose lines are `# text`, example lines `#key = value`. The sections of the stores exclude each other.
+        let uncommented = |text: &str| {
+            let line = |line: &str| match line.strip_prefix('#') {
+                Some(code) if !code.starts_with(' ') => code.to_owned(),
+                _ => line.to_owned(),
+            };
+            text.lines().map(line).collect::<Vec<_>>().join("\n")
         };
-        let text: Vec<String> = EXAMPLE.lines().map(uncommented).collect();
-        let config = parse(&text.join("\n")).unwrap();
+        let (before, rest) = EXAMPLE.split_once("[store.postgres]").unwrap();
+        let (postgres, after) = rest.split_once("[log]").unwrap();
+        let url = "[store]\nurl = \"postgres://db/shop\"\n[store.postgres]";
+        let on_postgres = parse(&format!("{url}{}", uncommented(postgres))).unwrap().store.postgres;
+        assert!(on_postgres.listen_url.is_some() && on_postgres.password_file.is_some(), "{on_postgres:?}");
+        let config = parse(&uncommented(&format!("{before}[log]{after}"))).unwrap();
         assert!(config.tls.is_some() && config.store.embedded.messages_max.is_some(), "{config:?}");
         assert!(config.auth.keys.len() == 2 && config.queue.len() == 2, "{config:?}");
         assert_eq!(config.proxy[0].routes.len(), 1, "{config:?}");
@@ -484,6 +614,21 @@ mod tests {
         assert!(error.ends_with("unknown key `lease`; did you mean `lease_ms`?"), "{error}");
         assert!(refused("[log]\nformat = \"jsn\"").contains("unknown value `jsn`; did you mean `json`?"));
         assert!(refused("zebra = 1").contains("known here: listen, store"), "{}", refused("zebra = 1"));
+    }
+
+    #[test]
+    fn options_of_the_store_that_is_not_used_are_refused_and_its_password_is_not_printed() {
+        let error = refused("[store]\nurl = \"postgres://db/shop\"\n[store.embedded]\nbytes_max = 7\n");
+        assert!(error.contains("hapax.toml:4: store.embedded.bytes_max: only the embedded store"), "{error}");
+        let error = refused("[store.postgres]\npooler = true\n");
+        assert!(error.contains("hapax.toml:2: store.postgres.pooler: only the PostgreSQL store"), "{error}");
+        let error = refused("[store]\nurl = \"mysql://ann:hunter2@db/shop\"\n");
+        assert!(error.contains("postgres://HOST/DATABASE") && !error.contains("hunter2"), "{error}");
+        let text = "[store]\nurl = \"postgres://ann:hunter2@db/shop?sslmode=require\"\n\
+                    [store.postgres]\nlisten_url = \"postgres://ann:hunter2@direct/shop\"\n";
+        let printed = parse(text).unwrap().to_toml().unwrap();
+        assert!(printed.contains("postgres://ann@db/shop?sslmode=require"), "{printed}");
+        assert!(printed.contains("postgres://ann@direct/shop") && !printed.contains("hunter2"), "{printed}");
     }
 
     #[test]

@@ -7,8 +7,6 @@ mod options;
 pub mod signals;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use hapax::core::QueueInfo;
@@ -28,9 +26,6 @@ use self::banner::Banner;
 use self::config::{Config, DeclaredQueue};
 use crate::store::Store;
 use crate::tier;
-
-/// Timeout for closing the store. Every confirmed change is on disk before that: closing only cleans up.
-const CLOSE_MAX: Duration = Duration::from_secs(10);
 
 /// Serves until SIGTERM or SIGINT.
 pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
@@ -57,7 +52,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         .await;
     // Each proxy limits its own shutdown time; its last outcomes are stored before the store is closed.
     proxies.join_all().await;
-    close(store).await;
+    store.close().await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -70,7 +65,7 @@ struct StartedServer {
 }
 
 async fn start(config: &Config) -> anyhow::Result<StartedServer> {
-    let store = Store::open(&config.store.url, config.store.embedded.options()).await?;
+    let store = Store::open(&config.store.url, config.store.options()).await?;
     let first_start = store.admin().queues().await?.is_empty();
     declare(&store, &config.queue).await?;
     let server = Server::new(config.server(), store.admin().clone())?;
@@ -212,15 +207,6 @@ async fn declare_one(store: &Store, queue: &DeclaredQueue) -> Result<(), AdminEr
         Err(error) => return Err(error),
     }
     Ok(())
-}
-
-/// Closes the store, with a timeout.
-pub async fn close(store: Store) {
-    let store = Arc::new(store);
-    let closing = tokio::task::spawn_blocking(move || store.close());
-    if tokio::time::timeout(CLOSE_MAX, closing).await.is_err() {
-        tracing::warn!("the store takes long to close; leaving it, the next start recovers it");
-    }
 }
 
 #[cfg(test)]

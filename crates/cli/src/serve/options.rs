@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::BoolishValueParser;
 use hapax_server::config::{AuthConfig, KeyConfig, LimitsConfig, SqsConfig, TlsConfig};
 
-use super::config::{Config, EmbeddedConfig, LogFormat, parse_address};
+use super::config::{Config, EmbeddedConfig, LogFormat, PostgresConfig, parse_address};
 use crate::config_file::{self, ConfigFile, changed_paths};
 use crate::text::parse_ms;
 
@@ -17,7 +17,7 @@ const KEY_SECRET: &str = "HAPAX_KEY_SECRET";
 /// A duration in milliseconds; parsed from seconds, minutes or hours.
 type Ms = u64;
 
-/// Runs the server: queues in a local folder, with AWS SQS's API.
+/// Runs the server: queues in a local folder or a database, with AWS SQS's API.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// Configuration file (TOML). A flag overrides its environment variable, which overrides the file.
@@ -26,8 +26,9 @@ pub struct ServeArgs {
     /// Prints the configuration in effect, secrets redacted, and exits.
     #[arg(long)]
     pub print_config: bool,
-    /// The store of the messages: embedded:PATH [default: embedded:./hapax-data].
-    #[arg(long, value_name = "URL", env = "HAPAX_STORE")]
+    /// The store of the messages: embedded:PATH, or postgres://USER@HOST/DATABASE with its password in PGPASSWORD or a
+    /// file [default: embedded:./hapax-data].
+    #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     store: Option<String>,
     /// Address to listen on; may be repeated. Port 0 chooses a free one [default: 127.0.0.1:9324].
     #[arg(long, value_name = "ADDR", env = "HAPAX_LISTEN", value_delimiter = ',', value_parser = parse_address)]
@@ -42,6 +43,8 @@ pub struct ServeArgs {
     access: AccessArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    postgres: PostgresArgs,
     #[command(flatten)]
     sqs: SqsArgs,
 }
@@ -132,6 +135,34 @@ struct LimitArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(next_help_heading = "PostgreSQL")]
+struct PostgresArgs {
+    /// Applies missing migrations of the database's schema at start, as `hapax migrate` does [default: false].
+    #[arg(long, value_name = "BOOL", env = "HAPAX_MIGRATE", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    migrate: Option<bool>,
+    /// The most connections to the database, in addition to one that listens for changes [default: 10].
+    #[arg(long, value_name = "N", env = "HAPAX_POSTGRES_CONNECTIONS_MAX")]
+    postgres_connections_max: Option<usize>,
+    /// How long to wait for a connection to the database [default: 5s].
+    #[arg(long, value_name = "TIME", env = "HAPAX_POSTGRES_CONNECT_TIMEOUT", value_parser = parse_ms)]
+    postgres_connect_timeout: Option<Ms>,
+    /// How long to wait for an operation of the database [default: 20s].
+    #[arg(long, value_name = "TIME", env = "HAPAX_POSTGRES_OPERATION_TIMEOUT", value_parser = parse_ms)]
+    postgres_operation_timeout: Option<Ms>,
+    /// The URL leads to a pooler that assigns a session per transaction, for example PgBouncer [default: false].
+    #[arg(long, value_name = "BOOL", env = "HAPAX_POSTGRES_POOLER", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    postgres_pooler: Option<bool>,
+    /// A URL that does not lead through the pooler, for the connection that listens for changes [default: none].
+    #[arg(long, value_name = "URL", env = "HAPAX_POSTGRES_LISTEN_URL", hide_env_values = true)]
+    postgres_listen_url: Option<String>,
+    /// File whose first line is the password, instead of PGPASSWORD.
+    #[arg(long, value_name = "FILE", env = "HAPAX_POSTGRES_PASSWORD_FILE")]
+    postgres_password_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 #[command(next_help_heading = "SQS")]
 struct SqsArgs {
     /// Account id in queue URLs and ARNs: 12 digits [default: 000000000000].
@@ -190,6 +221,7 @@ impl ServeArgs {
         set(&mut config.log.level, self.log_level);
         self.access.apply_to(&mut config);
         self.limits.apply_to(&mut config);
+        self.postgres.apply_to(&mut config);
         self.sqs.apply_to(&mut config);
         config
     }
@@ -223,12 +255,18 @@ impl AccessArgs {
 
 impl LimitArgs {
     fn apply_to(self, config: &mut Config) {
+        // Every kind of store has this limit, in its own section.
+        let per_scope_max = match &mut config.store {
+            store if store.is_postgres() => &mut store.postgres.in_doubt_per_scope_max,
+            store => &mut store.embedded.in_doubt_per_scope_max,
+        };
+        set(per_scope_max, self.store_in_doubt_per_scope_max);
         let EmbeddedConfig {
             reserve_bytes,
             messages_max,
             bytes_max,
             memory_bytes_max,
-            in_doubt_per_scope_max,
+            in_doubt_per_scope_max: _,
             allow_network_file_system,
             backup_folder,
         } = &mut config.store.embedded;
@@ -236,7 +274,6 @@ impl LimitArgs {
         set_some(bytes_max, self.store_bytes_max);
         set_some(memory_bytes_max, self.store_memory_bytes_max);
         set(reserve_bytes, self.store_reserve_bytes);
-        set(in_doubt_per_scope_max, self.store_in_doubt_per_scope_max);
         set(allow_network_file_system, self.store_allow_network_file_system);
         set_some(backup_folder, self.store_backup_folder);
         let LimitsConfig {
@@ -259,6 +296,29 @@ impl LimitArgs {
         set(write_timeout_ms, self.write_timeout);
         set(unread_bytes_max, self.unread_bytes_max);
         set(shutdown_timeout_ms, self.shutdown_timeout);
+    }
+}
+
+impl PostgresArgs {
+    fn apply_to(self, config: &mut Config) {
+        let PostgresConfig {
+            connections_max,
+            connect_timeout_ms,
+            operation_timeout_ms,
+            pooler,
+            listen_url,
+            password_file,
+            migrate,
+            // With the limits of the other stores.
+            in_doubt_per_scope_max: _,
+        } = &mut config.store.postgres;
+        set(connections_max, self.postgres_connections_max);
+        set(connect_timeout_ms, self.postgres_connect_timeout);
+        set(operation_timeout_ms, self.postgres_operation_timeout);
+        set(pooler, self.postgres_pooler);
+        set_some(listen_url, self.postgres_listen_url);
+        set_some(password_file, self.postgres_password_file);
+        set(migrate, self.migrate);
     }
 }
 

@@ -3,6 +3,7 @@
 // Each test file uses only a part.
 #![allow(dead_code)]
 
+pub mod postgres;
 pub mod proxied;
 pub mod relay;
 
@@ -138,6 +139,10 @@ impl Server {
                 }
             }
         }
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
     }
 
     /// Runs a client command against it.

@@ -141,7 +141,8 @@ impl QueueAdmin for PostgresStore {
     }
 
     async fn examine(&self) -> Result<Examination, StoreError> {
-        Ok(Examination::default())
+        self.opened()?;
+        crate::findings::examine(&self.base).await
     }
 
     async fn close(&self) -> Result<(), StoreError> {

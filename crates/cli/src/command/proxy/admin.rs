@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use crate::config_file::Problem;
 use crate::serve::config::redacted_problems;
 use crate::serve::url_of;
-use crate::store::{Store, folder};
+use crate::store::{Store, folder, is_store};
 
 /// The port that is tried first.
 const ADMIN_PORT: u16 = 9326;
@@ -107,14 +107,14 @@ impl AdminConfig {
     pub fn problems(&self, ledger: &str) -> Vec<Problem> {
         let mut found = redacted_problems(&self.keys, "admin.keys");
         if self.backup_folder.is_some() && folder(ledger).is_none() {
-            let problem = "admin.backup_folder: the ledger is kept by a server (--ledger), which writes its own backups; leave \
-                           admin.backup_folder out";
+            let problem = "admin.backup_folder: only an embedded:PATH ledger is backed up by the proxy; a server writes its own \
+                           backups, and a database has its own tools: leave admin.backup_folder out";
             found.push(Problem::at("admin.backup_folder", problem));
         }
         if let AdminListen::At(address) = self.listen {
-            if folder(ledger).is_none() {
+            if !is_store(ledger) {
                 let problem = "admin.listen: the ledger is kept by a server (--ledger), whose own address is for operators; \
-                               leave admin.listen out, or use embedded:PATH as the ledger";
+                               leave admin.listen out, or use embedded:PATH or postgres://HOST/DATABASE as the ledger";
                 found.push(Problem::at("admin.listen", problem));
             } else if !address.ip().is_loopback() && self.keys.is_empty() {
                 let problem = format!(

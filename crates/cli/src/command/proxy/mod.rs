@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use hapax::core::OnDoubt;
 use hapax::core::store::SharedStore;
-use hapax::embedded::Options;
+use hapax::without_secrets;
 use hapax_http::proxy::{HostPolicy, Proxy, ProxyConfig, TlsFiles};
 use hapax_http::{OnOutage, Statuses, Tenant};
 use serde::{Deserialize, Serialize, Serializer};
@@ -25,9 +25,9 @@ use crate::serve::config::{
     proxy_problems,
 };
 use crate::serve::signals::Signals;
-use crate::serve::{bind_proxies, close, logs, proxy_line, run_proxies};
-use crate::store::{Store, folder};
-use crate::text::{parse_ms, without_token};
+use crate::serve::{bind_proxies, logs, proxy_line, run_proxies};
+use crate::store::{Store, StoreOptions, is_store};
+use crate::text::parse_ms;
 use crate::{output, usage};
 
 /// Default ledger, which holds keys and responses.
@@ -45,8 +45,8 @@ pub struct ProxyArgs {
     /// The upstream server: http://HOST:PORT or https://HOST.
     #[arg(long, value_name = "URL", env = "HAPAX_UPSTREAM")]
     upstream: Option<String>,
-    /// The ledger for keys and responses: embedded:PATH, or a server's http://HOST:PORT (with its token, ID:SECRET, in
-    /// HAPAX_TOKEN) [default: embedded:./hapax-proxy-data].
+    /// The ledger for keys and responses: embedded:PATH, postgres://HOST/DATABASE (with its password in PGPASSWORD), or a
+    /// server's http://HOST:PORT (with its token, ID:SECRET, in HAPAX_TOKEN) [default: embedded:./hapax-proxy-data].
     #[arg(long, value_name = "URL", env = "HAPAX_LEDGER", hide_env_values = true)]
     ledger: Option<String>,
     /// Address to listen on; any address except loopback needs TLS or --insecure [default: 127.0.0.1:9325].
@@ -164,7 +164,7 @@ enum OutageArg {
 #[serde(deny_unknown_fields, default)]
 struct Config {
     /// Where keys and answers are kept.
-    #[serde(serialize_with = "serialize_without_token")]
+    #[serde(serialize_with = "serialize_without_secrets")]
     ledger: String,
     /// The listener for operators.
     admin: AdminConfig,
@@ -185,9 +185,10 @@ impl Default for Config {
     }
 }
 
-/// What is printed is read by others: the token is left out, and can be given in `HAPAX_TOKEN`.
-fn serialize_without_token<S: Serializer>(url: &str, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_str(&without_token(url))
+/// What is printed is read by others: a server's token and a database's password are left out. They can be given in
+/// `HAPAX_TOKEN` and `PGPASSWORD`.
+fn serialize_without_secrets<S: Serializer>(url: &str, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&without_secrets(url))
 }
 
 fn set<T>(field: &mut T, given: Option<T>) {
@@ -343,13 +344,13 @@ pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
         let _ = admin.await;
     }
     if let Some(store) = store {
-        close(store).await;
+        store.close().await;
     }
     Ok(())
 }
 
 struct StartedProxies {
-    /// The ledger, if it is a store of this machine.
+    /// The ledger, if it is a store that this process has opened.
     store: Option<Store>,
     admin: Option<AdminServer>,
     proxies: Vec<(Proxy, TcpListener)>,
@@ -362,7 +363,7 @@ async fn start(config: &Config) -> anyhow::Result<StartedProxies> {
         None => None,
     };
     let operators = match &store {
-        None => Some(without_token(&config.ledger)),
+        None => Some(without_secrets(&config.ledger)),
         Some(_) => admin.as_ref().map(|admin| admin.url.clone()),
     };
     let proxies = bind_proxies(&config.proxy, &ledger, operators.as_deref()).await?;
@@ -378,7 +379,7 @@ async fn start(config: &Config) -> anyhow::Result<StartedProxies> {
     writeln!(text, "  Admin {about_admin}")?;
     let place = match &store {
         Some(store) => opened(store, operators.as_deref(), &mut text).await?,
-        None => without_token(&config.ledger),
+        None => without_secrets(&config.ledger),
     };
     writeln!(text, "  Data  {place}")?;
     if let Err(error) = output::raw(&text) {
@@ -388,7 +389,7 @@ async fn start(config: &Config) -> anyhow::Result<StartedProxies> {
     Ok(StartedProxies { store, admin, proxies })
 }
 
-/// Says what is to be known about a store of this machine; returns where it is.
+/// Says what is to be known about a store that this process has opened; returns where it is.
 async fn opened(store: &Store, admin: Option<&str>, text: &mut String) -> anyhow::Result<String> {
     let status = store.admin().status().await?;
     if let Some(paused) = &status.paused {
@@ -406,10 +407,10 @@ async fn opened(store: &Store, admin: Option<&str>, text: &mut String) -> anyhow
     Ok(store.location().to_owned())
 }
 
-/// Opens the ledger: a store of this machine, which is closed at the end, or a server's.
+/// Opens the ledger: a store, which is closed at the end, or a server's.
 async fn open(url: &str) -> anyhow::Result<(SharedStore, Option<Store>)> {
-    if folder(url).is_some() {
-        let store = Store::open(url, Options::default()).await?;
+    if is_store(url) {
+        let store = Store::open(url, StoreOptions::default()).await?;
         return Ok((store.admin().clone(), Some(store)));
     }
     Ok((Remote::at(url).connect().await?, None))

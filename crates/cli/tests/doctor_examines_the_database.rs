@@ -1,0 +1,116 @@
+//! `hapax doctor` on PostgreSQL, directly and through a server: settings, sessions, tables and privileges.
+
+mod common;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+
+use common::postgres::database;
+use common::{Done, Server, run};
+use hapax_faults::PostgresServer;
+use serde_json::Value;
+use tempfile::tempdir;
+
+on_postgres![the_session_that_holds_xmin_is_named, tables_settings_privileges_and_clocks_are_examined,];
+
+fn serve(url: &str) -> Server {
+    Server::start_in(tempdir().unwrap(), &["--store", url, "--migrate"])
+}
+
+/// The report of the store itself and that of its server.
+fn reports(server: &Server, url: &str) -> [Value; 2] {
+    let parse =
+        |done: Done| serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"));
+    let direct = parse(run(&server.folder, &["doctor", "--json", "--store", url]));
+    [direct, parse(server.run(&["doctor", "--json"]))]
+}
+
+fn found(report: &Value, code: &str) -> Vec<String> {
+    let findings = report["store"]["findings"].as_array().unwrap();
+    let of_code = findings.iter().filter(|finding| finding["code"] == code);
+    of_code.map(|finding| format!("{} {}", finding["message"], finding["remedy"])).collect()
+}
+
+fn the_session_that_holds_xmin_is_named(postgres: &'static PostgresServer) {
+    let (url, name) = database(postgres);
+    let server = serve(&url);
+    for report in reports(&server, &url) {
+        assert!(found(&report, "xmin-held").is_empty(), "{report}");
+    }
+    let mut holder = postgres.session(&name).unwrap();
+    let mut input = holder.stdin.take().unwrap();
+    let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+    writeln!(
+        input,
+        "SET application_name = 'nightly-report'; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_backend_pid();"
+    )
+    .unwrap();
+    let pid = lines.next().unwrap().unwrap();
+    // Each block is a transaction of its own to the database's counter.
+    let burn = "CREATE TABLE burn (x int); DO $$ BEGIN FOR i IN 1..10001 LOOP
+        BEGIN INSERT INTO burn VALUES (i); EXCEPTION WHEN OTHERS THEN RAISE; END; END LOOP; END $$";
+    postgres.sql(&name, burn).unwrap();
+    for report in reports(&server, &url) {
+        let found = found(&report, "xmin-held");
+        let of_holder: Vec<_> =
+            found.iter().filter(|text| text.contains(&format!("session {pid} of "))).collect();
+        assert_eq!(of_holder.len(), 1, "{report}");
+        for part in [
+            "of postgres",
+            "nightly-report",
+            "127.0.0.1",
+            "since 20",
+            &format!("pg_terminate_backend({pid})"),
+        ] {
+            assert!(of_holder[0].contains(part), "{part}: {found:?}");
+        }
+    }
+    drop(input);
+    holder.wait().unwrap();
+    for report in reports(&server, &url) {
+        let found = found(&report, "xmin-held");
+        assert!(!found.iter().any(|text| text.contains(&format!("session {pid} of "))), "{report}");
+    }
+}
+
+fn tables_settings_privileges_and_clocks_are_examined(postgres: &'static PostgresServer) {
+    let (url, name) = database(postgres);
+    let server = serve(&url);
+    for report in reports(&server, &url) {
+        let facts = &report["store"];
+        assert!(
+            facts["database_version"].as_str().unwrap().starts_with(|c: char| c.is_ascii_digit()),
+            "{report}"
+        );
+        assert!(facts["kind"] == "postgres" && facts["synchronous_commit"] == "on", "{report}");
+        assert_eq!(facts.get("not_examined"), None, "{report}");
+        let off = postgres.sql(&name, "SHOW fsync").unwrap() == "off";
+        assert_eq!(found(&report, "fsync-off").len(), usize::from(off), "{report}");
+        for code in ["table-unlogged", "privilege-missing", "database-clock-differs", "dead-rows"] {
+            assert!(found(&report, code).is_empty(), "{code}: {report}");
+        }
+    }
+    let role = format!("role_{name}");
+    let spoil = format!(
+        "ALTER TABLE hapax.audit SET UNLOGGED; CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA hapax TO {role};
+         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA hapax TO {role};
+         GRANT ALL ON ALL SEQUENCES IN SCHEMA hapax TO {role}; REVOKE DELETE ON hapax.audit FROM {role};
+         CREATE OR REPLACE FUNCTION hapax.now_us() RETURNS bigint LANGUAGE sql VOLATILE AS
+           'SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 60000000'"
+    );
+    postgres.sql(&name, &spoil).unwrap();
+    let url = url.replace("postgres@", &format!("{role}@"));
+    let limited = Server::start_in(tempdir().unwrap(), &["--store", &url]);
+    for report in reports(&limited, &url) {
+        for (code, says) in [
+            ("table-unlogged", "audit"),
+            ("privilege-missing", "DELETE on audit"),
+            ("database-clock-differs", "ahead of"),
+        ] {
+            assert!(
+                matches!(found(&report, code).as_slice(), [only] if only.contains(says)),
+                "{code}: {report}"
+            );
+        }
+        assert!(report["refusals"].as_u64().unwrap() >= 2, "{report}");
+    }
+}

@@ -1,0 +1,390 @@
+//! What `hapax doctor` says about the database: its settings, its sessions, its tables, and what this role may do.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hapax_core::policy::tier::{Finding, Severity};
+use hapax_core::{Examination, StoreError};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row as _};
+
+use crate::Base;
+use crate::error::{Access, Failure};
+
+const fn refusal(code: &'static str) -> (&'static str, Severity) {
+    (code, Severity::Refusal)
+}
+
+const fn warning(code: &'static str) -> (&'static str, Severity) {
+    (code, Severity::Warning)
+}
+
+/// Every code that an examination of the database can find, with how grave it is.
+pub const FINDING_CODES: &[(&str, Severity)] = &[
+    refusal("database-too-old"),
+    refusal("fsync-off"),
+    refusal("commit-not-synchronous"),
+    refusal("table-unlogged"),
+    refusal("privilege-missing"),
+    warning("replication-asynchronous"),
+    warning("xmin-held"),
+    warning("dead-rows"),
+    warning("database-clock-differs"),
+    warning("pooler-without-listen"),
+];
+
+/// The oldest version that the suites run on.
+const VERSION_MIN: i32 = 150_000;
+
+/// A snapshot that is held for longer than this, or while more transactions than this were begun, is reported.
+const HELD_MS_MAX: i64 = 60_000;
+const HELD_TRANSACTIONS_MAX: i32 = 10_000;
+
+/// Dead rows of a table are reported past this count, if they are also most of the table.
+const DEAD_ROWS_MAX: i64 = 100_000;
+
+/// Clocks that NTP keeps together differ by less.
+const CLOCK_MS_MAX: i64 = 5_000;
+
+/// Something that keeps the database from removing dead rows.
+#[derive(Debug, Clone)]
+struct Holder {
+    /// What it is, for people.
+    what: String,
+    /// How it is ended.
+    remedy: String,
+    /// `None`: not known.
+    held_ms: Option<i64>,
+    since: Option<String>,
+    /// Transactions that were begun since.
+    transactions: i32,
+}
+
+/// What was measured. Values of a part that could not be examined are left out.
+#[derive(Debug, Clone, Default)]
+struct Measured {
+    version_number: i32,
+    settings: BTreeMap<String, String>,
+    standbys: i64,
+    unlogged: Vec<String>,
+    /// Tables and sequences with the privilege that this role lacks.
+    missing: Vec<String>,
+    holders: Vec<Holder>,
+    /// Tables with their live and dead rows.
+    rows: Vec<(String, i64, i64)>,
+    /// The database's clock minus ours.
+    clock_ahead_ms: i64,
+    pooler: bool,
+    listens: bool,
+}
+
+/// Examines the database, now.
+pub(crate) async fn examine(base: &Base) -> Result<Examination, StoreError> {
+    let pooler = base.options.pooler;
+    let listens = !pooler || base.options.listen_url.is_some();
+    base.pool
+        .run("examine", Access::Read, move |connection| Box::pin(measure(connection, pooler, listens)))
+        .await
+}
+
+async fn measure(connection: &mut PgConnection, pooler: bool, listens: bool) -> Result<Examination, Failure> {
+    let mut measured = Measured { pooler, listens, ..Measured::default() };
+    let mut facts = BTreeMap::new();
+    let mut not_examined = Vec::new();
+    let before_ms = now_ms();
+    let row = sqlx::query(BASE).fetch_one(&mut *connection).await?;
+    let (database_ms, after_ms) = (row.try_get::<i64, _>("now_ms")?, now_ms());
+    // The answer was made between the two times.
+    measured.clock_ahead_ms = (database_ms - after_ms).max(0) - (before_ms - database_ms).max(0);
+    measured.version_number = row.try_get("version_number")?;
+    facts.insert("clock_ms".to_owned(), database_ms.into());
+    facts.insert("database_version".to_owned(), row.try_get::<String, _>("version")?.into());
+    facts.insert("database_bytes".to_owned(), row.try_get::<i64, _>("bytes")?.into());
+    facts.insert("database_role".to_owned(), row.try_get::<String, _>("role")?.into());
+    facts.insert("pooler".to_owned(), pooler.into());
+    facts.insert("listens".to_owned(), listens.into());
+
+    let mut rows = Vec::new();
+    for &(part, sql) in PARTS {
+        match sqlx::query(sql).fetch_all(&mut *connection).await {
+            Ok(found) => rows.push((part, found)),
+            // The server answered: this role, or this kind of database, does not have it.
+            Err(error @ sqlx::Error::Database(_)) => not_examined.push(format!("{part:?} ({error})")),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    for (part, found) in rows {
+        measured.add(part, &found)?;
+    }
+    for (name, value) in &measured.settings {
+        facts.insert(name.clone(), value.clone().into());
+    }
+    facts.insert("standbys".to_owned(), measured.standbys.into());
+    if !not_examined.is_empty() {
+        facts.insert("not_examined".to_owned(), not_examined.join(", ").into());
+    }
+    Ok(Examination { facts, findings: measured.findings() })
+}
+
+fn now_ms() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
+}
+
+const BASE: &str = "
+SELECT hapax.now_ms() AS now_ms, current_setting('server_version') AS version,
+  current_setting('server_version_num')::int AS version_number, pg_database_size(current_database()) AS bytes,
+  current_user::text AS role";
+
+/// The parts of an examination that a role or a kind of database may not have.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    Settings,
+    Tables,
+    Privileges,
+    Replication,
+    Sessions,
+    PreparedTransactions,
+    ReplicationSlots,
+}
+
+const PARTS: &[(Part, &str)] = &[
+    (
+        Part::Settings,
+        "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'synchronous_commit', 'full_page_writes',
+           'autovacuum', 'synchronous_standby_names', 'max_connections')",
+    ),
+    (
+        Part::Tables,
+        "SELECT c.relname::text AS name, c.relpersistence = 'u' AS unlogged,
+           coalesce(s.n_live_tup, 0) AS live, coalesce(s.n_dead_tup, 0) AS dead
+         FROM pg_class c LEFT JOIN pg_stat_all_tables s ON s.relid = c.oid
+         WHERE c.relnamespace = 'hapax'::regnamespace AND c.relkind IN ('r', 'p') ORDER BY 1",
+    ),
+    (
+        // Who may only read a table that the store only reads lacks nothing.
+        Part::Privileges,
+        "SELECT p.name || ' on ' || c.relname AS missing
+         FROM pg_class c, unnest(CASE
+           WHEN c.relkind = 'S' THEN ARRAY['USAGE', 'SELECT', 'UPDATE']
+           WHEN c.relname IN ('migration', 'store') THEN ARRAY['SELECT']
+           ELSE ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] END) AS p(name)
+         WHERE c.relnamespace = 'hapax'::regnamespace AND c.relkind IN ('r', 'p', 'S') AND NOT CASE
+           WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, p.name) ELSE has_table_privilege(c.oid, p.name) END
+         UNION ALL
+         SELECT 'EXECUTE on ' || f.proname FROM pg_proc f
+         WHERE f.pronamespace = 'hapax'::regnamespace AND NOT has_function_privilege(f.oid, 'EXECUTE')
+         ORDER BY 1",
+    ),
+    (Part::Replication, "SELECT count(*) AS standbys FROM pg_stat_replication"),
+    (
+        // Sessions of other roles are visible to members of pg_read_all_stats.
+        Part::Sessions,
+        "SELECT 'session ' || pid || ' of ' || coalesce(usename, '?') || ' (' || coalesce(nullif(application_name, ''),
+             'no application name') || ', ' || coalesce(host(client_addr), 'local') || ', ' || coalesce(state, '?') || ')' AS what,
+           'SELECT pg_terminate_backend(' || pid || ')' AS remedy,
+           (extract(epoch FROM clock_timestamp() - xact_start) * 1000)::bigint AS held_ms,
+           to_char(xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') AS since,
+           greatest(age(backend_xmin), age(backend_xid)) AS transactions
+         FROM pg_stat_activity
+         WHERE pid <> pg_backend_pid() AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+           AND backend_type <> 'autovacuum worker'
+         ORDER BY 5 DESC LIMIT 5",
+    ),
+    (
+        Part::PreparedTransactions,
+        "SELECT 'the prepared transaction ' || gid || ' of ' || owner AS what,
+           'COMMIT PREPARED or ROLLBACK PREPARED ' || quote_literal(gid) AS remedy,
+           (extract(epoch FROM clock_timestamp() - prepared) * 1000)::bigint AS held_ms,
+           to_char(prepared AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') AS since, age(transaction) AS transactions
+         FROM pg_prepared_xacts WHERE database = current_database() ORDER BY 5 DESC LIMIT 5",
+    ),
+    (
+        Part::ReplicationSlots,
+        "SELECT 'the replication slot ' || slot_name || CASE WHEN active THEN '' ELSE ' (not in use)' END AS what,
+           'SELECT pg_drop_replication_slot(' || quote_literal(slot_name) || ')' AS remedy,
+           NULL::bigint AS held_ms, NULL::text AS since, age(xmin) AS transactions
+         FROM pg_replication_slots WHERE xmin IS NOT NULL ORDER BY 5 DESC LIMIT 5",
+    ),
+];
+
+impl Measured {
+    fn add(&mut self, part: Part, rows: &[PgRow]) -> Result<(), Failure> {
+        for row in rows {
+            match part {
+                Part::Settings => {
+                    self.settings.insert(row.try_get("name")?, row.try_get("setting")?);
+                }
+                Part::Tables => {
+                    let name: String = row.try_get("name")?;
+                    if row.try_get("unlogged")? {
+                        self.unlogged.push(name.clone());
+                    }
+                    self.rows.push((name, row.try_get("live")?, row.try_get("dead")?));
+                }
+                Part::Privileges => self.missing.push(row.try_get("missing")?),
+                Part::Replication => self.standbys = row.try_get("standbys")?,
+                Part::Sessions | Part::PreparedTransactions | Part::ReplicationSlots => {
+                    self.holders.push(Holder {
+                        what: row.try_get("what")?,
+                        remedy: row.try_get("remedy")?,
+                        held_ms: row.try_get("held_ms")?,
+                        since: row.try_get("since")?,
+                        transactions: row.try_get("transactions")?,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is(&self, setting: &str, value: &str) -> bool {
+        self.settings.get(setting).is_some_and(|set| set == value)
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let mut found = Vec::new();
+        if self.version_number < VERSION_MIN {
+            let message = format!("the database has version number {}", self.version_number);
+            found.push(finding("database-too-old", message, "use PostgreSQL 15 or later"));
+        }
+        if self.is("fsync", "off") {
+            let message = "fsync is off: a crash of the machine loses or damages what was accepted";
+            found.push(finding(
+                "fsync-off",
+                message.to_owned(),
+                "set fsync = on in the server's configuration",
+            ));
+        }
+        if self.is("synchronous_commit", "off") {
+            let message =
+                "synchronous_commit is off: a crash of the database loses what was accepted just before";
+            let remedy = "set it to on for this role: ALTER ROLE … SET synchronous_commit = on";
+            found.push(finding("commit-not-synchronous", message.to_owned(), remedy));
+        }
+        if !self.unlogged.is_empty() {
+            let message = format!("tables are UNLOGGED, a crash empties them: {}", self.unlogged.join(", "));
+            found.push(finding("table-unlogged", message, "ALTER TABLE hapax.… SET LOGGED"));
+        }
+        if !self.missing.is_empty() {
+            let message =
+                format!("this role lacks privileges in the schema hapax: {}", self.missing.join(", "));
+            let remedy = "grant them; docs/postgres.md has the statements";
+            found.push(finding("privilege-missing", message, remedy));
+        }
+        found.extend(self.warnings());
+        found
+    }
+
+    fn warnings(&self) -> Vec<Finding> {
+        let mut found = Vec::new();
+        if self.standbys > 0 && self.is("synchronous_standby_names", "") {
+            let message = format!(
+                "{} standbys replicate asynchronously: a failover to one of them loses what it has not received",
+                self.standbys
+            );
+            let remedy = "set synchronous_standby_names, or accept the loss at a failover";
+            found.push(finding("replication-asynchronous", message, remedy));
+        }
+        found.extend(self.holders.iter().filter_map(Holder::finding));
+        let bloated = self.rows.iter().filter(|(_, live, dead)| *dead > DEAD_ROWS_MAX && dead > live);
+        let bloated: Vec<String> =
+            bloated.map(|(table, live, dead)| format!("{table} ({dead} dead, {live} live)")).collect();
+        if !bloated.is_empty() {
+            let message = format!("dead rows are not removed in time: {}", bloated.join(", "));
+            let remedy =
+                "end what holds xmin, see that autovacuum is on and not too slow, then VACUUM these tables";
+            found.push(finding("dead-rows", message, remedy));
+        }
+        if self.clock_ahead_ms.abs() > CLOCK_MS_MAX {
+            let (ms, word) =
+                (self.clock_ahead_ms.abs(), if self.clock_ahead_ms > 0 { "ahead of" } else { "behind" });
+            let message = format!("the database's clock is {ms} ms {word} the clock of this process");
+            let remedy = "run an NTP client on both machines; times of messages are the database's";
+            found.push(finding("database-clock-differs", message, remedy));
+        }
+        if self.pooler && !self.listens {
+            let message = "behind the pooler, messages that other processes send are found by polling";
+            let remedy = "set listen_url to a URL that does not lead through the pooler";
+            found.push(finding("pooler-without-listen", message.to_owned(), remedy));
+        }
+        found
+    }
+}
+
+impl Holder {
+    fn finding(&self) -> Option<Finding> {
+        let Self { what, remedy, held_ms, since, transactions } = self;
+        if held_ms.is_none_or(|held| held <= HELD_MS_MAX) && *transactions <= HELD_TRANSACTIONS_MAX {
+            return None;
+        }
+        let since = since.as_ref().map(|since| format!(" since {since} UTC")).unwrap_or_default();
+        let message = format!(
+            "{what} holds xmin{since}, {transactions} transactions back: dead rows are not removed while it does"
+        );
+        let remedy = format!("end it, for example with: {remedy}");
+        Some(finding("xmin-held", message, &remedy))
+    }
+}
+
+fn finding(code: &'static str, message: String, remedy: &str) -> Finding {
+    let (_, severity) = FINDING_CODES.iter().find(|(known, _)| *known == code).expect("a known code");
+    Finding { code: code.into(), severity: *severity, message, remedy: remedy.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sound() -> Measured {
+        let settings = [("fsync", "on"), ("synchronous_commit", "on"), ("synchronous_standby_names", "")];
+        let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        Measured { version_number: 150_010, settings, listens: true, ..Measured::default() }
+    }
+
+    fn holder(held_ms: Option<i64>, transactions: i32) -> Holder {
+        Holder { what: "session 7".into(), remedy: "end 7".into(), held_ms, since: None, transactions }
+    }
+
+    /// One thing that is not right.
+    type Change = fn(&mut Measured);
+
+    #[test]
+    fn each_code_has_its_cause() {
+        let causes: [(&str, Change); 10] = [
+            ("database-too-old", |m| m.version_number = 140_012),
+            ("fsync-off", |m| drop(m.settings.insert("fsync".into(), "off".into()))),
+            ("commit-not-synchronous", |m| {
+                drop(m.settings.insert("synchronous_commit".into(), "off".into()));
+            }),
+            ("table-unlogged", |m| m.unlogged.push("q_ready".into())),
+            ("privilege-missing", |m| m.missing.push("DELETE on q_ready".into())),
+            ("replication-asynchronous", |m| m.standbys = 1),
+            ("xmin-held", |m| m.holders.push(holder(Some(HELD_MS_MAX + 1), 1))),
+            ("dead-rows", |m| m.rows.push(("q_ready".into(), 10, DEAD_ROWS_MAX + 1))),
+            ("database-clock-differs", |m| m.clock_ahead_ms = -CLOCK_MS_MAX - 1),
+            ("pooler-without-listen", |m| (m.pooler, m.listens) = (true, false)),
+        ];
+        assert!(sound().findings().is_empty(), "{:?}", sound().findings());
+        assert!(causes.iter().map(|(code, _)| *code).eq(FINDING_CODES.iter().map(|(code, _)| *code)));
+        for (code, change) in causes {
+            let mut measured = sound();
+            change(&mut measured);
+            let found = measured.findings();
+            assert!(matches!(found.as_slice(), [only] if only.code == code), "{code}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn refusals_come_first() {
+        assert!(FINDING_CODES.iter().map(|(_, severity)| *severity).is_sorted());
+    }
+
+    #[test]
+    fn a_snapshot_is_old_by_time_or_by_transactions() {
+        let is_found = |held_ms, transactions| holder(held_ms, transactions).finding().is_some();
+        assert!(
+            !is_found(Some(HELD_MS_MAX), HELD_TRANSACTIONS_MAX) && !is_found(None, HELD_TRANSACTIONS_MAX)
+        );
+        assert!(is_found(Some(HELD_MS_MAX + 1), 0) && is_found(None, HELD_TRANSACTIONS_MAX + 1));
+    }
+}
