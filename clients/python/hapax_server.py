@@ -1,4 +1,7 @@
-"""Starts private `hapax serve` processes: a free port, a folder of their own, ended by their process id."""
+"""Starts private `hapax serve` processes: a free port, a store of their own, ended by their process id.
+
+The store is a folder, or, if HAPAX_TEST_POSTGRES is the URL of a PostgreSQL server, a new database there.
+"""
 
 import os
 import re
@@ -9,11 +12,23 @@ import tempfile
 import threading
 import time
 import urllib.request
+import uuid
 from pathlib import Path
 
 ADDRESS = re.compile(r"(127\.0\.0\.1:\d+)")
 START_SECONDS_MAX = 30
 STOP_SECONDS_MAX = 30
+POSTGRES = os.environ.get("HAPAX_TEST_POSTGRES")
+
+
+def new_store(folder):
+    """The arguments of `hapax serve` for a new store."""
+    if not POSTGRES:
+        return ["--store", f"embedded:{folder}"]
+    database = f"clients_{uuid.uuid4().hex}"
+    psql = ["psql", "--no-psqlrc", "--quiet", f"{POSTGRES}/postgres", "-c", f"CREATE DATABASE {database}"]
+    subprocess.run(psql, check=True, timeout=60)
+    return ["--store", f"{POSTGRES}/{database}", "--migrate"]
 
 
 class Server:
@@ -21,6 +36,7 @@ class Server:
 
     def __init__(self, folder, config="", env=None, files_max=None):
         self.folder = Path(folder)
+        self.store = new_store(folder)
         self.files_max = files_max
         self.config = config
         self.env = env or {}
@@ -39,7 +55,7 @@ class Server:
     def start(self):
         binary = os.environ.get("HAPAX_BIN")
         assert binary, "HAPAX_BIN must name the hapax binary; `cargo xtask test clients` sets it"
-        command = [binary, "serve", "--listen", f"127.0.0.1:{self.port}", "--store", f"embedded:{self.folder}"]
+        command = [binary, "serve", "--listen", f"127.0.0.1:{self.port}", *self.store]
         if self.config:
             file = Path(f"{self.folder}.toml")
             file.write_text(self.config)

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use hapax_faults::PostgresServer;
+
 use crate::child;
 use crate::suite::{Context, Outcome, Skip, Step};
 
@@ -17,6 +19,12 @@ pub const STEPS: &[Step] = &[
         limit: Duration::from_mins(15),
         needs_build: true,
         action: boto3_query,
+    },
+    Step {
+        name: "clients: boto3 (postgres)",
+        limit: Duration::from_mins(20),
+        needs_build: true,
+        action: boto3_postgres,
     },
     Step {
         name: "clients: robustness",
@@ -38,6 +46,28 @@ fn boto3(cx: &Context, step: &Step) -> Outcome {
 
 fn boto3_query(cx: &Context, step: &Step) -> Outcome {
     pytest(cx, step, "query", &["behaviour", "-n", "4"])
+}
+
+/// The behaviour suite through servers whose store is a database of a private PostgreSQL server. What does not hold there
+/// yet is listed in `clients/python/behaviour/not_on_postgres.txt`.
+fn boto3_postgres(cx: &Context, step: &Step) -> Outcome {
+    if PostgresServer::programs().as_os_str().is_empty() {
+        // The step that installs it has said why it could not, and failed if it should.
+        return Outcome::Skipped(Skip::RegistryOutOfReach("PostgreSQL 15 is not installed".to_owned()));
+    }
+    let server = match PostgresServer::start(&["fsync=off"]) {
+        Ok(server) => server,
+        Err(why) => return Outcome::Skipped(Skip::Because(why)),
+    };
+    let url = server.url("");
+    let set = [("HAPAX_TEST_POSTGRES", url.trim_end_matches('/')), ("PATH", &path_with_postgres())];
+    pytest_with(cx, step, "json", &["behaviour", "-n", "4"], &set)
+}
+
+/// The path, with the programs of PostgreSQL first.
+fn path_with_postgres() -> String {
+    let path = std::env::var("PATH").unwrap_or_default();
+    format!("{}:{path}", PostgresServer::programs().display())
 }
 
 /// One after the other, because they measure times.
@@ -63,12 +93,24 @@ fn proxy(cx: &Context, step: &Step) -> Outcome {
 }
 
 fn pytest(cx: &Context, step: &Step, requirements: &str, args: &[&str]) -> Outcome {
+    pytest_with(cx, step, requirements, args, &[])
+}
+
+/// The same with variables of the environment.
+fn pytest_with(
+    cx: &Context,
+    step: &Step,
+    requirements: &str,
+    args: &[&str],
+    variables: &[(&str, &str)],
+) -> Outcome {
     let python = match venv(cx, step, requirements) {
         Ok(python) => python,
         Err(outcome) => return outcome,
     };
     let mut command = with_binary(cx, &python);
     command.current_dir(cx.root().join("clients/python")).args(["-m", "pytest"]).args(args);
+    command.envs(variables.iter().copied());
     step.run(cx, command)
 }
 

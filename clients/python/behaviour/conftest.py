@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import boto3
 import botocore
 import pytest
 from botocore.config import Config
 
+from hapax_server import POSTGRES
 from sqs import Queue
 
 # AWS JSON since 1.31.81; before, SQS's model spoke the Query protocol.
@@ -11,6 +14,22 @@ PROTOCOL = "query" if tuple(map(int, botocore.__version__.split(".")[:2])) < (1,
 # What is sent by hand needs only one run.
 BY_HAND = {"json": ["test_json_wire.py"], "query": ["test_query_wire.py", "test_query_by_get.py"]}
 collect_ignore = BY_HAND["json" if PROTOCOL == "query" else "query"]
+
+
+# Tests that do not pass on PostgreSQL yet, each with its reason. Some depend on timing, so one that passes is no failure.
+NOT_ON_POSTGRES = Path(__file__).with_name("not_on_postgres.txt")
+
+
+def pytest_collection_modifyitems(items):
+    if not POSTGRES:
+        return
+    lines = [line for line in NOT_ON_POSTGRES.read_text().splitlines() if line and not line.startswith("#")]
+    declared = dict(line.split(": ", 1) for line in lines)
+    for item in items:
+        # Without the parameters and the folder: `test_fifo.py::test_x`.
+        name = item.nodeid.split("/")[-1].split("[")[0]
+        if name in declared:
+            item.add_marker(pytest.mark.xfail(reason=declared[name], strict=False))
 
 
 def client_for(endpoint, key="test", secret="test", region="us-east-1"):
