@@ -20,6 +20,8 @@ pub enum Protocol {
     /// HTTP/1.1. A frame is a whole request or response. Its label is the request line; that of a response is the
     /// request line of its request, followed by the status.
     Http,
+    /// PostgreSQL, without encryption. The label is the SQL of the request, also on its answer.
+    Postgres,
 }
 
 /// A part of a connection that is forwarded, or not, as a whole.
@@ -40,11 +42,12 @@ pub(crate) struct Framer {
     buffer: Vec<u8>,
     /// The rest of the connection is one response without a declared length.
     unframed: bool,
+    postgres: crate::postgres_frames::Requests,
 }
 
 impl Framer {
     pub fn new(protocol: Protocol, direction: Direction, pending: Pending) -> Self {
-        Self { protocol, direction, pending, buffer: Vec::new(), unframed: false }
+        Self { protocol, direction, pending, buffer: Vec::new(), unframed: false, postgres: <_>::default() }
     }
 
     /// Adds bytes that were read.
@@ -60,10 +63,31 @@ impl Framer {
         if self.protocol == Protocol::Bytes || self.unframed {
             return Some(self.rest());
         }
-        match self.direction {
-            Direction::Request => self.request(),
-            Direction::Answer => self.answer(),
+        match (self.protocol, self.direction) {
+            (Protocol::Postgres, Direction::Request) => self.postgres_request(),
+            (Protocol::Postgres, Direction::Answer) => self.postgres_answer(),
+            (_, Direction::Request) => self.request(),
+            (_, Direction::Answer) => self.answer(),
         }
+    }
+
+    fn postgres_request(&mut self) -> Option<Frame> {
+        let found = self.postgres.next(&self.buffer)?;
+        if found.answered {
+            self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(found.label.clone());
+        }
+        Some(self.cut(found.label, found.bytes))
+    }
+
+    fn postgres_answer(&mut self) -> Option<Frame> {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let label = pending.front().cloned();
+        let (bytes, ends) = crate::postgres_frames::answer(&self.buffer, label.as_deref())?;
+        if ends {
+            pending.pop_front();
+        }
+        drop(pending);
+        Some(self.cut(label.unwrap_or_default(), bytes))
     }
 
     /// The remaining bytes when the connection ends in the middle of a frame.

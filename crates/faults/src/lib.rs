@@ -17,6 +17,7 @@
 
 mod frame;
 mod postgres;
+mod postgres_frames;
 mod process;
 mod proxy;
 

@@ -154,6 +154,31 @@ impl PostgresServer {
         shell.wait().expect("the shell ends with the server");
     }
 
+    /// Address of a server that was started here.
+    ///
+    /// # Panics
+    /// If it was not started here.
+    pub fn address(&self) -> std::net::SocketAddr {
+        let own = self.own.as_ref().expect("only the address of a server that was started here is known");
+        ([127, 0, 0, 1], own.port).into()
+    }
+
+    /// Sends a signal to all processes of a server that was started here: `STOP` pauses it, `CONT` continues it.
+    ///
+    /// # Panics
+    /// If it was not started here.
+    pub fn signal_all(&self, signal: &str) {
+        let own = self.own.as_ref().expect("only a server that was started here is signalled");
+        let file = own.folder.path().join("data/postmaster.pid");
+        let Ok(text) = fs::read_to_string(file) else { return };
+        let postmaster = text.lines().next().unwrap_or_default().to_owned();
+        let children = format!("/proc/{postmaster}/task/{postmaster}/children");
+        let children = fs::read_to_string(children).unwrap_or_default();
+        let all = std::iter::once(postmaster.as_str()).chain(children.split_whitespace());
+        // One that has ended meanwhile makes `kill` fail.
+        let _ = Command::new("kill").arg(format!("-{signal}")).args(all).stderr(Stdio::null()).status();
+    }
+
     /// Starts it again, on the same data and port.
     ///
     /// # Panics
