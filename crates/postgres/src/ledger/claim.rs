@@ -10,7 +10,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::rooms::Room;
 use super::rows::{Hash, Known, Reading, Snapshot};
-use super::{LedgerState, ROUNDS_MAX, contended};
+use super::{LedgerState, ROUNDS_MAX, contended, partly};
 use crate::error::Failure;
 
 /// A claim on its way to the database.
@@ -47,9 +47,10 @@ pub(super) async fn claim_batch(
             let mut decided = decided.into_iter().flatten();
             return Ok(calls.iter().map(|call| decided.by_ref().take(call.len()).collect()).collect());
         }
-        round(ledger, connection, &asked, &open, &mut decided).await?;
+        let ended = round(ledger, connection, &asked, &open, &mut decided).await;
+        ended.map_err(|failure| partly(failure, decided.iter().any(Option::is_some)))?;
     }
-    Err(contended())
+    Err(partly(contended(), decided.iter().any(Option::is_some)))
 }
 
 /// One round: decides those of the open claims whose keys nobody else changes at the same time.
@@ -100,7 +101,7 @@ async fn round(
     }
     let lost = snapshot.write(connection).await?;
     decisions.retain(|(at, _)| !lost.contains(&asked[*at].hash));
-    link(connection, &decisions, asked).await?;
+    link(connection, &decisions, asked).await.map_err(|failure| partly(failure, true))?;
     for (at, (decision, granted_anew)) in decisions {
         ledger.count_claim(&decision, granted_anew, asked[at].again);
         decided[at] = Some(Decided { decision, now_ms: snapshot.now_ms });

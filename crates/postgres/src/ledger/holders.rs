@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 
 use super::claim::lease_ms;
 use super::rows::{Hash, Reading, Snapshot, hash_of};
-use super::{LedgerState, ROUNDS_MAX, contended};
+use super::{LedgerState, ROUNDS_MAX, contended, partly};
 use crate::error::Failure;
 
 /// Entries that were freed or given up, so that a claim which waits for them may be answered.
@@ -136,15 +136,18 @@ where
         if open.is_empty() {
             return Ok(answers.into_iter().flatten().collect());
         }
-        let mut snapshot = Snapshot::read(connection, open.iter().map(|at| all[*at].id()), reading).await?;
+        // With locks, it is a part of the caller's transaction, which a failure rolls back.
+        let partly = |failure: Failure| partly(failure, !reading.lock && open.len() < all.len());
+        let snapshot = Snapshot::read(connection, open.iter().map(|at| all[*at].id()), reading).await;
+        let mut snapshot = snapshot.map_err(partly)?;
         let mut decided = Vec::new();
-        for at in open {
+        for &at in &open {
             let hash = hash_of(all[at].id());
             let fence = ledger.fence_of(&hash, all[at].token()).ok_or(TokenError::Stale);
             let decision = fence.and_then(|fence| all[at].decide(fence, &hash, &mut snapshot));
             decided.push((at, hash, decision));
         }
-        let lost: HashSet<Hash> = snapshot.write(connection).await?;
+        let lost: HashSet<Hash> = snapshot.write(connection).await.map_err(partly)?;
         for (at, _, decision) in decided.into_iter().filter(|(_, hash, _)| !lost.contains(hash)) {
             answers[at] = Some(decision);
         }

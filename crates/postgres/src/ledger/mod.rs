@@ -53,6 +53,15 @@ fn contended() -> Failure {
     StoreError::Overloaded(problem).into()
 }
 
+/// The statements of a batch are transactions of their own. If one fails after another has changed something, it is not true
+/// that nothing was done.
+fn partly(failure: Failure, done: bool) -> Failure {
+    if !done || failure.is_conflict() {
+        return failure;
+    }
+    StoreError::OutcomeUnknown(format!("a part of the batch was done: {failure}")).into()
+}
+
 type Renewed = Vec<Result<RemainingLease, TokenError>>;
 type Ended = Vec<Result<(), TokenError>>;
 
