@@ -27,6 +27,8 @@ CREATE TABLE hapax.q_queue (
   grouped boolean NOT NULL DEFAULT false); -- whether a message ever had a group
 
 CREATE TABLE hapax.q_deleted (name text PRIMARY KEY, deleted_ms bigint NOT NULL);
+-- Numbers of deleted queues. They are emptied again for a time: an operation that began before may write after the deletion.
+CREATE TABLE hapax.q_gone (queue_id int PRIMARY KEY, deleted_ms bigint NOT NULL);
 
 CREATE TABLE hapax.q_parked (
   seq bigint NOT NULL,                  -- the message's place in its queue
@@ -136,17 +138,22 @@ DECLARE r bigint[]; t bigint; BEGIN
 CREATE FUNCTION hapax.q_probe(p_queue int, p_from bigint, OUT due boolean, OUT blocked boolean, OUT next_ms bigint, OUT now_ms bigint)
  LANGUAGE plpgsql
  SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
-DECLARE a bigint; b bigint; c bigint; u bigint; s bigint := hapax.started_ms(); BEGIN
-  now_ms := hapax.now_ms();
-  SELECT x.until_ms, greatest(x.until_ms, s + x.lease_ms) INTO u, a FROM hapax.q_claim x
-    WHERE x.queue_id = p_queue AND x.until_ms > p_from AND x.until_ms <= now_ms + 1000 ORDER BY x.queue_id, x.until_ms LIMIT 1;
+DECLARE a bigint; b bigint; c bigint; e bigint; s bigint := hapax.started_ms(); k record; BEGIN
+  now_ms := hapax.now_ms(); blocked := false;
+  -- The first by its deadline, unless the start of the server keeps it longer: then another one may end before it.
+  FOR k IN SELECT x.until_ms, x.lease_ms FROM hapax.q_claim x
+    WHERE x.queue_id = p_queue AND x.until_ms > p_from AND x.until_ms <= now_ms + 1000 ORDER BY x.queue_id, x.until_ms LOOP
+    EXIT WHEN k.until_ms >= a OR a <= now_ms;
+    e := greatest(k.until_ms, s + k.lease_ms);
+    a := least(a, e);
+    blocked := blocked OR (k.until_ms <= now_ms AND e > now_ms);
+  END LOOP;
   SELECT x.until_ms INTO b FROM hapax.q_due x
     WHERE x.queue_id = p_queue AND x.until_ms > p_from AND x.until_ms <= now_ms + 1000 ORDER BY x.queue_id, x.until_ms LIMIT 1;
   SELECT x.due_ms INTO c FROM hapax.q_head x
     WHERE x.queue_id = p_queue AND x.due_ms > p_from AND x.due_ms <= now_ms + 1000 ORDER BY x.queue_id, x.due_ms LIMIT 1;
   next_ms := least(a, b, c);
   due := coalesce(next_ms <= now_ms, false);
-  blocked := coalesce(u <= now_ms AND a > now_ms, false);
 END $$;
 
 -- Leases ready messages of a standard queue, one per slot, each with its own lease and consumer. `p_floors` says for each
@@ -251,11 +258,11 @@ DECLARE i int; f record; c bigint; t bigint := hapax.now_ms(); h hapax.q_head; B
     END IF;
   END LOOP; END $$;
 
--- Leases messages of FIFO groups, in order, one per slot. `p_alone`: a group whose first message has failed gives only
--- that one; `p_single`: every group gives only one. The first row has no message: its slot is -1 if the queue has
--- changed, -2 if time has something to do first, else 0. The last one, with slot -4 or -5,
--- says when time has something to do next.
-CREATE FUNCTION hapax.q_recv_fifo(p_queue int, p_version bigint, p_lease bigint[], p_consumer text[], p_retention bigint,
+-- Leases messages of FIFO groups, in order, one per slot. `p_call` says which receive a slot belongs to: a group gives its
+-- messages to one receive only. `p_alone`: a group whose first message has failed gives only that one; `p_single`: every
+-- group gives only one. The first row has no message: its slot is -1 if the queue has changed, -2 if time has something to
+-- do first, else 0. The last one, with slot -4 or -5, says when time has something to do next.
+CREATE FUNCTION hapax.q_recv_fifo(p_queue int, p_version bigint, p_lease bigint[], p_consumer text[], p_call int[], p_retention bigint,
     p_alone boolean, p_single boolean, p_probe boolean, p_from bigint) RETURNS TABLE (slot int, now_ms bigint, m hapax.q_claim) LANGUAGE plpgsql ROWS 10
  SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
 DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0; skipped text[] := '{}'; waits boolean := false;
@@ -268,7 +275,8 @@ DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0
   slot := 0; RETURN NEXT;
   LOOP
     FOR h IN SELECT x.grp FROM hapax.q_head x WHERE x.queue_id = p_queue AND x.due_ms IS NULL ORDER BY x.queue_id, x.turn LIMIT n + 100 LOOP
-      EXIT WHEN used >= n;
+      -- A receive that holds a group waits for no other one: a settle might hold that and wait for the first.
+      EXIT WHEN used >= n OR (waits AND used > 0);
       IF waits THEN
         CONTINUE WHEN h.grp <> ALL (skipped);
         PERFORM 1 FROM hapax.q_group g WHERE g.queue_id = p_queue AND g.grp = h.grp FOR UPDATE;
@@ -282,7 +290,7 @@ DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0
       SELECT x.seq INTO c FROM hapax.q_claim x WHERE x.queue_id = p_queue AND x.grp = h.grp ORDER BY x.queue_id, x.grp, x.seq LIMIT 1;
       taken := 0;
       FOR r IN SELECT x.* FROM hapax.q_fifo x WHERE x.queue_id = p_queue AND x.grp = h.grp ORDER BY x.queue_id, x.grp, x.seq LIMIT n - used LOOP
-        EXIT WHEN r.until_ms > t OR c < r.seq OR (taken > 0 AND p_single);
+        EXIT WHEN r.until_ms > t OR c < r.seq OR (taken > 0 AND (p_single OR p_call[used + 1] <> p_call[used]));
         DELETE FROM hapax.q_fifo x WHERE x.queue_id = p_queue AND x.grp = h.grp AND x.seq = r.seq;
         IF r.retained_ms + p_retention < t AND NOT EXISTS (SELECT 1 FROM hapax.q_undecided u WHERE u.id_hi = r.id_hi
             AND u.id_lo = coalesce(r.id_lo, (1::bigint << 63) | r.seq)) THEN CONTINUE; END IF;

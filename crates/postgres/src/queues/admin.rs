@@ -18,6 +18,9 @@ use crate::error::{Access, Failure};
 /// The longest name of an operator that is kept, in bytes.
 const BY_BYTES_MAX: usize = 256;
 
+/// How long a deleted queue is emptied again. No operation takes that long.
+const GONE_MS: i64 = 15 * 60_000;
+
 type Admin<T> = Result<Result<T, AdminError>, Failure>;
 
 /// The answer of a transaction that may refuse.
@@ -127,9 +130,9 @@ async fn set_pause(
 }
 
 /// Messages of a queue that groups of other queues wait for: the queue that waits, the message, the group.
-async fn awaited(db: &mut PgConnection, queue: &Queue) -> Result<Vec<(i32, MessageId, GroupId)>, Failure> {
+async fn awaited(db: &mut PgConnection, queue_id: i32) -> Result<Vec<(i32, MessageId, GroupId)>, Failure> {
     let sql = "SELECT queue_id, id_hi, id_lo, grp FROM hapax.q_undecided WHERE queue_id <> $1";
-    let rows = sqlx::query(sql).bind(queue.id).fetch_all(&mut *db).await?;
+    let rows = sqlx::query(sql).bind(queue_id).fetch_all(&mut *db).await?;
     let mut all = Vec::new();
     for row in rows {
         let (high, low): (i64, i64) = (row.try_get("id_hi")?, row.try_get("id_lo")?);
@@ -137,38 +140,38 @@ async fn awaited(db: &mut PgConnection, queue: &Queue) -> Result<Vec<(i32, Messa
         all.extend(group.ok().map(|group| (row.get("queue_id"), id_of(high as u64, low as u64), group)));
     }
     let ids: Vec<MessageId> = all.iter().map(|(_, id, _)| *id).collect();
-    let here = if ids.is_empty() { Vec::new() } else { seqs_of(db, queue.id, &ids).await? };
+    let here = if ids.is_empty() { Vec::new() } else { seqs_of(db, queue_id, &ids).await? };
     all.retain(|(_, id, _)| here.iter().any(|(here, _)| here == id));
     Ok(all)
 }
 
 /// Deletes all messages of a queue. Groups elsewhere that waited for one of them continue.
-async fn empty(db: &mut PgConnection, queue: &Queue) -> Result<(u64, BTreeSet<i32>), Failure> {
+async fn empty(db: &mut PgConnection, queue_id: i32, fifo: bool) -> Result<(u64, BTreeSet<i32>), Failure> {
     let mut freed = BTreeSet::new();
     let mut groups: BTreeSet<GroupOf> = BTreeSet::new();
     let mut waits = Vec::new();
-    if queue.config.is_fifo() {
-        waits = awaited(db, queue).await?;
-        groups = waits.iter().map(|(queue_id, _, group)| (*queue_id, group.clone())).collect();
+    if fifo {
+        waits = awaited(db, queue_id).await?;
+        groups = waits.iter().map(|(waits, _, group)| (*waits, group.clone())).collect();
         write::lock_groups(db, &groups).await?;
         let all = "SELECT 1 FROM hapax.q_group WHERE queue_id = $1 ORDER BY grp FOR UPDATE";
-        sqlx::query(all).bind(queue.id).execute(&mut *db).await?;
+        sqlx::query(all).bind(queue_id).execute(&mut *db).await?;
     }
     let mut count = 0;
     for table in Table::ALL {
         let sql = format!("DELETE FROM {} WHERE queue_id = $1", table.name());
-        count += sqlx::query(&sql).bind(queue.id).execute(&mut *db).await?.rows_affected();
+        count += sqlx::query(&sql).bind(queue_id).execute(&mut *db).await?.rows_affected();
     }
     for table in ["q_head", "q_undecided", "q_dedup", "q_attempt", "q_need"] {
         let sql = format!("DELETE FROM hapax.{table} WHERE queue_id = $1");
-        sqlx::query(&sql).bind(queue.id).execute(&mut *db).await?;
+        sqlx::query(&sql).bind(queue_id).execute(&mut *db).await?;
     }
     let (now_ms, _) = write::draw(db, 0).await?;
-    for (queue_id, id, _) in &waits {
+    for (waiting, id, _) in &waits {
         let sql = format!("SELECT {} FROM hapax.q_queue WHERE id = $1", catalogue::COLUMNS);
-        if let Some(row) = sqlx::query(&sql).bind(queue_id).fetch_optional(&mut *db).await? {
+        if let Some(row) = sqlx::query(&sql).bind(waiting).fetch_optional(&mut *db).await? {
             unhalt(db, &Queue::read(&row)?, &[*id], now_ms).await?;
-            freed.insert(*queue_id);
+            freed.insert(*waiting);
         }
     }
     write::announce(db, &groups).await?;
@@ -184,14 +187,17 @@ async fn purge(db: &mut PgConnection, name: &QueueName, interval_ms: u64) -> Adm
     }
     let sql = "UPDATE hapax.q_queue SET purged_ms = $2 WHERE id = $1";
     sqlx::query(sql).bind(queue.id).bind(now_ms as i64).execute(&mut *db).await?;
-    Ok(Ok(empty(db, &queue).await?))
+    Ok(Ok(empty(db, queue.id, queue.config.is_fifo()).await?))
 }
 
 async fn delete(db: &mut PgConnection, name: &QueueName) -> Result<(i32, BTreeSet<i32>), Failure> {
     let queue = Queue::get(db, name).await?;
     sqlx::query("DELETE FROM hapax.q_queue WHERE id = $1").bind(queue.id).execute(&mut *db).await?;
-    let (_, freed) = empty(db, &queue).await?;
+    let (_, freed) = empty(db, queue.id, queue.config.is_fifo()).await?;
     sqlx::query("DELETE FROM hapax.q_group WHERE queue_id = $1").bind(queue.id).execute(&mut *db).await?;
+    let gone =
+        "INSERT INTO hapax.q_gone (queue_id, deleted_ms) VALUES ($1, hapax.now_ms()) ON CONFLICT DO NOTHING";
+    sqlx::query(gone).bind(queue.id).execute(&mut *db).await?;
     let sql = "INSERT INTO hapax.q_deleted (name, deleted_ms) VALUES ($1, hapax.now_ms()) \
                ON CONFLICT (name) DO UPDATE SET deleted_ms = excluded.deleted_ms";
     sqlx::query(sql).bind(name.as_str()).execute(&mut *db).await?;
@@ -200,6 +206,26 @@ async fn delete(db: &mut PgConnection, name: &QueueName) -> Result<(i32, BTreeSe
     let old = "DELETE FROM hapax.q_deleted WHERE deleted_ms + $1 < hapax.now_ms()";
     sqlx::query(old).bind(2 * policy::INTERVAL_MS_MAX as i64).execute(db).await?;
     Ok((queue.id, freed))
+}
+
+/// Deletes what operations have written to queues that were deleted while they were under way. Gives the queues whose groups
+/// no longer wait for that.
+async fn empty_gone(db: &mut PgConnection) -> Result<BTreeSet<i32>, Failure> {
+    let tables = Table::ALL.map(Table::name);
+    let more = ["hapax.q_group", "hapax.q_head", "hapax.q_undecided", "hapax.q_dedup", "hapax.q_attempt"];
+    let has = |table: &str| format!("EXISTS (SELECT 1 FROM {table} x WHERE x.queue_id = g.queue_id)");
+    let any: Vec<String> = tables.into_iter().chain(more).map(has).collect();
+    let sql =
+        format!("SELECT g.queue_id FROM hapax.q_gone g WHERE {} FOR UPDATE SKIP LOCKED", any.join(" OR "));
+    let left: Vec<i32> = sqlx::query_scalar(&sql).fetch_all(&mut *db).await?;
+    let mut freed = BTreeSet::new();
+    for queue_id in left {
+        freed.extend(empty(db, queue_id, true).await?.1);
+        sqlx::query("DELETE FROM hapax.q_group WHERE queue_id = $1").bind(queue_id).execute(&mut *db).await?;
+    }
+    let old = "DELETE FROM hapax.q_gone WHERE deleted_ms + $1 < hapax.now_ms()";
+    sqlx::query(old).bind(GONE_MS).execute(db).await?;
+    Ok(freed)
 }
 
 /// What a queue holds now. Time may have ended leases that are still in their table.
@@ -317,6 +343,18 @@ impl Inner {
         let (queue_id, freed): (i32, BTreeSet<i32>) = deleted?;
         lock(&self.totals).remove(&queue_id);
         self.freed(queue_id);
+        for queue_id in freed {
+            self.freed(queue_id);
+        }
+        Ok(())
+    }
+
+    /// Empties deleted queues again.
+    pub(super) async fn empty_gone(&self) -> Result<(), StoreError> {
+        let emptied = self.transact("empty deleted queues", |db| {
+            Box::pin(async move { empty_gone(db).await }) as BoxFuture<'_, _>
+        });
+        let freed: BTreeSet<i32> = emptied.await?;
         for queue_id in freed {
             self.freed(queue_id);
         }

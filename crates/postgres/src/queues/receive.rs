@@ -45,8 +45,14 @@ struct Reach {
     from_ms: i64,
 }
 
-/// A slot's lease and consumer.
-type Slot = (u64, Option<String>);
+/// Room for one message.
+#[derive(Clone)]
+struct Slot {
+    lease_ms: u64,
+    consumer: Option<String>,
+    /// The call that it belongs to.
+    call: usize,
+}
 
 impl Inner {
     pub(super) async fn receive(
@@ -168,7 +174,7 @@ impl Inner {
             if !owners.is_empty() && slots.len() + call.ask.max > Receive::MAX {
                 break;
             }
-            slots.extend(std::iter::repeat_n(slot(queue, &call.ask), call.ask.max));
+            slots.extend(std::iter::repeat_n(slot(queue, &call.ask, at), call.ask.max));
             owners.extend(std::iter::repeat_n(at, call.ask.max));
         }
         if slots.is_empty() {
@@ -347,8 +353,9 @@ fn deliveries(messages: impl Iterator<Item = Message>, now_ms: u64) -> Result<Ve
     messages.map(|message| message.delivery(now_ms).map_err(damaged)).collect()
 }
 
-fn slot(queue: &Queue, ask: &Receive) -> Slot {
-    (ask.lease_ms.unwrap_or(queue.config.lease_ms), ask.consumer.clone())
+fn slot(queue: &Queue, ask: &Receive, call: usize) -> Slot {
+    let lease_ms = ask.lease_ms.unwrap_or(queue.config.lease_ms);
+    Slot { lease_ms, consumer: ask.consumer.clone(), call }
 }
 
 /// A receive that can be repeated: what is still held of the deliveries that it gave, else new ones. Says whether they
@@ -366,7 +373,7 @@ async fn repeat(
     let (now_ms, _) = write::draw(db, 0).await?;
     let held = still_held(db, queue, name, now_ms).await?;
     if !held.is_empty() {
-        let lease_ms = slot(queue, ask).0;
+        let lease_ms = slot(queue, ask, 0).lease_ms;
         let mut messages = Vec::new();
         for (at, mut message) in held.into_iter().take(ask.max).enumerate() {
             let until_ms = message.until_ms.unwrap_or(now_ms);
@@ -383,7 +390,7 @@ async fn repeat(
             false,
         ));
     }
-    let found = take(db, queue, vec![slot(queue, ask); ask.max], probe, from).await?;
+    let found = take(db, queue, vec![slot(queue, ask, 0); ask.max], probe, from).await?;
     if let Some(Found { messages, .. }) = &found
         && !messages.is_empty()
     {
@@ -412,7 +419,8 @@ async fn still_held(
     let Some(row) = find.fetch_optional(&mut *db).await? else { return Ok(Vec::new()) };
     let (seqs, fences): (Vec<i64>, Vec<i64>) = (row.try_get("seqs")?, row.try_get("fences")?);
     let sql = format!(
-        "SELECT {COLUMNS} FROM hapax.q_claim WHERE queue_id = $1 AND seq = ANY($2) AND until_ms > $3 FOR UPDATE"
+        "SELECT {COLUMNS} FROM hapax.q_claim WHERE queue_id = $1 AND seq = ANY($2) \
+         AND greatest(until_ms, hapax.started_ms() + lease_ms) > $3 FOR UPDATE"
     );
     let rows = sqlx::query(&sql).bind(queue.id).bind(&seqs).bind(now_ms as i64).fetch_all(db).await?;
     let mut found = rows.iter().map(Message::read).collect::<Result<Vec<_>, _>>()?;
@@ -432,14 +440,16 @@ async fn take(
     probe: bool,
     from: &Reach,
 ) -> Result<Option<Found>, Failure> {
-    let (leases, consumers): (Vec<i64>, Vec<Option<String>>) =
-        slots.into_iter().map(|(lease_ms, consumer)| (lease_ms as i64, consumer)).unzip();
+    let leases: Vec<i64> = slots.iter().map(|slot| slot.lease_ms as i64).collect();
+    let owners: Vec<i32> = slots.iter().map(|slot| slot.call as i32).collect();
+    let consumers: Vec<Option<String>> = slots.into_iter().map(|slot| slot.consumer).collect();
     let retention_ms = queue.config.retention_ms as i64;
     let rows = if queue.config.is_fifo() {
         let limit = queue.config.retry.limit();
-        let sql = "SELECT r.slot, r.now_ms AS at_ms, (r.m).* FROM hapax.q_recv_fifo($1, $2, $3, $4, $5, $6, $7, $8, $9) r";
+        let sql = "SELECT r.slot, r.now_ms AS at_ms, (r.m).* FROM hapax.q_recv_fifo($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) r";
         let take = sqlx::query(sql).bind(queue.id).bind(queue.version).bind(leases).bind(consumers);
-        let take = take.bind(retention_ms).bind(limit.is_some()).bind(limit == Some(1)).bind(probe);
+        let take =
+            take.bind(owners).bind(retention_ms).bind(limit.is_some()).bind(limit == Some(1)).bind(probe);
         take.bind(from.from_ms).fetch_all(db).await?
     } else {
         let priorities = queue.priorities();

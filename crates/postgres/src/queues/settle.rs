@@ -282,8 +282,10 @@ impl Inner {
             let (name, named) = (asked.clone(), named.clone());
             Box::pin(async move {
                 let queue = Queue::get(db, &name).await?;
+                // Leases that are over end here too, and may end as dead letters.
+                let dead = queue.dead_letters(db).await?;
                 let seqs: Vec<u64> = named.iter().map(|named| named.seq).collect();
-                let (mut work, held) = work_on(db, &queue, None, &seqs, &[]).await?;
+                let (mut work, held) = work_on(db, &queue, dead.as_ref(), &seqs, &[]).await?;
                 for named in named.iter() {
                     work.give_back(named);
                 }

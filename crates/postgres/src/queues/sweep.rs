@@ -26,6 +26,10 @@ const REDRIVE_EVERY: u64 = 4;
 const BATCH: i64 = 200;
 /// Shortest time between two searches for messages of a queue that are too old.
 const AGE_PAUSE: Duration = Duration::from_secs(5);
+/// Stands for the queues that were deleted. No queue has this number.
+const GONE: i32 = 0;
+/// Time between two looks for what was written to them.
+const GONE_PAUSE: Duration = Duration::from_mins(1);
 
 /// Settlement others reach the sweeper.
 #[derive(Default)]
@@ -109,7 +113,11 @@ async fn round(
             inner.drop_old(queue).await?;
         }
     }
-    ages.retain(|id, _| all.iter().any(|(queue, _)| queue.id == *id));
+    if ages.get(&GONE).is_none_or(|last| last.elapsed() >= GONE_PAUSE) {
+        ages.insert(GONE, Instant::now());
+        inner.empty_gone().await?;
+    }
+    ages.retain(|id, _| *id == GONE || all.iter().any(|(queue, _)| queue.id == *id));
     if redrives { inner.redrive_on().await } else { Ok(false) }
 }
 
@@ -263,7 +271,8 @@ async fn drop_old(db: &mut PgConnection, name: &QueueName) -> Result<(u64, Effec
             sqlx::query_scalar(sql).bind(queue.id).bind(before_ms).bind(BATCH).fetch_all(&mut *db).await?;
         if !seqs.is_empty() {
             let seqs: Vec<u64> = seqs.into_iter().map(|seq| seq as u64).collect();
-            let (mut work, held) = super::transaction::work_on(db, &queue, None, &seqs, &[]).await?;
+            let dead = queue.dead_letters(db).await?;
+            let (mut work, held) = super::transaction::work_on(db, &queue, dead.as_ref(), &seqs, &[]).await?;
             let still: Vec<u64> = work
                 .items
                 .values()
