@@ -7,6 +7,7 @@
 
 pub mod server;
 pub mod suite;
+pub mod trouble;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
