@@ -34,7 +34,7 @@ impl Taken {
             _ => self.recent.push_back((now, pos)),
         }
         while let Some((at, pos)) =
-            self.recent.front().copied().filter(|(at, _)| now.saturating_duration_since(*at) > 2 * BACK[0])
+            self.recent.front().copied().filter(|(at, _)| now.saturating_duration_since(*at) > 3 * BACK[0])
         {
             self.recent.pop_front();
             let last = self.older.back().map(|(last, _)| *last);
@@ -42,7 +42,7 @@ impl Taken {
                 self.older.push_back((at, pos));
             }
         }
-        while self.older.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > 2 * BACK[2]) {
+        while self.older.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > 3 * BACK[2]) {
             self.older.pop_front();
         }
     }
@@ -60,12 +60,13 @@ impl Taken {
 struct Looks([Option<Instant>; BACK.len()]);
 
 impl Looks {
-    /// How far back to look now; `None`: at everything.
+    /// How far back to look now; `None`: at everything. Twice as far as the time between two such looks: a place that was
+    /// committed late is passed over until the next one, and must not be too far back by then.
     fn next(&mut self, now: Instant, usual: Duration) -> Option<Duration> {
         for level in (0..BACK.len()).rev() {
             if self.0[level].is_none_or(|last| now.saturating_duration_since(last) >= BACK[level]) {
                 self.0[..=level].fill(Some(now));
-                return (level + 1 < BACK.len()).then_some(BACK[level]);
+                return (level + 1 < BACK.len()).then_some(2 * BACK[level]);
             }
         }
         Some(usual)
@@ -173,10 +174,10 @@ mod tests {
         let mut next = |secs: u64| looks.next(start + Duration::from_secs(secs), LAG);
         assert_eq!(next(0), None);
         assert_eq!(next(0), Some(LAG));
-        assert_eq!(next(1), Some(BACK[0]));
+        assert_eq!(next(1), Some(2 * BACK[0]));
         assert_eq!(next(1), Some(LAG));
-        assert_eq!(next(10), Some(BACK[1]));
-        assert_eq!(next(100), Some(BACK[2]));
+        assert_eq!(next(10), Some(2 * BACK[1]));
+        assert_eq!(next(100), Some(2 * BACK[2]));
         assert_eq!(next(1000), None);
     }
 }
