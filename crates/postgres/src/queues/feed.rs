@@ -45,7 +45,8 @@ impl Handed {
 impl Drop for Handed {
     fn drop(&mut self) {
         let Some((inner, name)) = self.back.take() else { return };
-        let named: Vec<Named> = self.deliveries.iter().filter_map(|d| Named::parse(&d.receipt)).collect();
+        let named: Vec<Named> =
+            self.deliveries.iter().filter_map(|d| Named::parse(&inner.base.seal, &d.receipt)).collect();
         if !named.is_empty() && !inner.is_closed() {
             let runtime = inner.base.pool.runtime().clone();
             runtime.spawn(async move { inner.give_back(&name, named).await });

@@ -101,9 +101,8 @@ impl Queues {
     }
 
     /// The message that a receipt names.
-    #[expect(clippy::unused_self, reason = "what a receipt names may depend on the store")]
     pub fn message_of(&self, _queue: &QueueName, receipt: &Receipt) -> Option<i64> {
-        receipt::Named::parse(receipt).map(|named| named.seq as i64)
+        receipt::Named::parse(&self.inner.base.seal, receipt).map(|named| named.seq as i64)
     }
 
     /// Stops the background work; calls that wait fail.

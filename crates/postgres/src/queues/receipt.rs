@@ -2,7 +2,10 @@
 
 use hapax_core::{MessageId, Receipt, SettleError};
 
-use super::row::halves;
+use crate::seal::Seal;
+
+/// What the seal of a receipt is for.
+const CONTEXT: &[u8] = b"receipt";
 
 /// What a receipt names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,30 +17,31 @@ pub(crate) struct Named {
 }
 
 impl Named {
-    pub(crate) fn receipt(self) -> Receipt {
-        let (high, low) = halves(self.id);
-        let text = format!("pg1.{:x}.{high:x}.{low:x}.{:x}.{:x}", self.queue_id, self.seq, self.fence);
-        Receipt::new(text).expect("it is short and not empty")
+    pub(crate) fn receipt(self, seal: &Seal) -> Receipt {
+        let mut bytes = [0; 36];
+        bytes[..4].copy_from_slice(&self.queue_id.to_le_bytes());
+        bytes[4..12].copy_from_slice(&self.seq.to_le_bytes());
+        bytes[12..20].copy_from_slice(&self.fence.to_le_bytes());
+        bytes[20..].copy_from_slice(&self.id.0.to_le_bytes());
+        Receipt::new(seal.seal(CONTEXT, &bytes)).expect("it is short and not empty")
     }
 
-    /// Reads a receipt of any queue.
-    pub(crate) fn parse(receipt: &Receipt) -> Option<Self> {
-        let mut parts = receipt.as_str().strip_prefix("pg1.")?.split('.');
-        let mut number = || {
-            let part = parts.next().filter(|part| part.bytes().all(|b| b.is_ascii_hexdigit()))?;
-            u64::from_str_radix(part, 16).ok()
-        };
-        let (queue_id, high, low, seq, fence) = (number()?, number()?, number()?, number()?, number()?);
-        let queue_id = i32::try_from(queue_id).ok()?;
-        if parts.next().is_some() || seq > i64::MAX as u64 || fence > i64::MAX as u64 {
-            return None;
-        }
-        Some(Self { queue_id, id: super::row::id_of(high, low), seq, fence })
+    /// Reads a receipt of any queue; `None` if this store did not make it.
+    pub(crate) fn parse(seal: &Seal, receipt: &Receipt) -> Option<Self> {
+        let bytes: [u8; 36] = seal.open(CONTEXT, receipt.as_str())?;
+        let (queue_id, rest) = bytes.split_first_chunk()?;
+        let (seq, rest) = rest.split_first_chunk()?;
+        let (fence, rest) = rest.split_first_chunk()?;
+        let (id, _) = rest.split_first_chunk()?;
+        let (seq, fence) = (u64::from_le_bytes(*seq), u64::from_le_bytes(*fence));
+        let id = MessageId(u128::from_le_bytes(*id));
+        Some(Self { queue_id: i32::from_le_bytes(*queue_id), id, seq, fence })
     }
 
     /// Reads a receipt of this queue.
-    pub(crate) fn of(queue_id: i32, receipt: &Receipt) -> Result<Self, SettleError> {
-        Self::parse(receipt).filter(|named| named.queue_id == queue_id).ok_or(SettleError::Malformed)
+    pub(crate) fn of(seal: &Seal, queue_id: i32, receipt: &Receipt) -> Result<Self, SettleError> {
+        let named = Self::parse(seal, receipt).filter(|named| named.queue_id == queue_id);
+        named.ok_or(SettleError::Malformed)
     }
 }
 
@@ -46,24 +50,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_receipt_is_read_as_it_was_written() {
+    fn a_receipt_is_read_as_it_was_written_and_only_by_its_store() {
+        let (seal, other) = (Seal::new([1; 32]), Seal::new([2; 32]));
         let named = Named { queue_id: 7, id: MessageId(u128::MAX - 3), seq: 1 << 40, fence: 1 << 52 };
-        assert_eq!(Named::of(7, &named.receipt()), Ok(named));
-        assert_eq!(Named::of(8, &named.receipt()), Err(SettleError::Malformed));
+        let receipt = named.receipt(&seal);
+        assert_eq!(Named::of(&seal, 7, &receipt), Ok(named));
+        assert_eq!(Named::of(&seal, 8, &receipt), Err(SettleError::Malformed));
+        assert_eq!(Named::of(&other, 7, &receipt), Err(SettleError::Malformed));
     }
 
     #[test]
-    fn garbage_is_malformed() {
-        let all = [
-            "garbage",
-            "pg1.",
-            "pg1.1.2.3.4",
-            "pg1.1.2.3.4.5.6",
-            "pg1.+1.2.3.4.5",
-            "pg1.1.2.3.ffffffffffffffff.5",
-        ];
-        for text in all {
-            assert_eq!(Named::parse(&Receipt::new(text).unwrap()), None, "{text}");
+    fn a_changed_or_foreign_text_is_malformed() {
+        let seal = Seal::new([1; 32]);
+        let named = Named { queue_id: 7, id: MessageId(5), seq: 9, fence: 10 };
+        let text = named.receipt(&seal).to_string();
+        for at in 0..text.len() {
+            let mut changed = text.clone().into_bytes();
+            changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
+            let changed = String::from_utf8(changed).unwrap();
+            let read = Named::parse(&seal, &Receipt::new(changed.clone()).unwrap());
+            assert!(changed == text || read.is_none(), "letter {at}");
+        }
+        for text in ["garbage", "pg1.1.2.3.4.5", "AAAA"] {
+            assert_eq!(Named::parse(&seal, &Receipt::new(text).unwrap()), None, "{text}");
         }
     }
 }

@@ -14,6 +14,7 @@ use super::transaction::{finish, work_on};
 use super::{Inner, Queue, write};
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
+use crate::seal::Seal;
 
 /// Rounds of one look: each follows a change that another process has made, or what time has caused.
 const ROUNDS_MAX: usize = 20;
@@ -237,7 +238,8 @@ impl Inner {
         calls[at].looked = true;
         if !messages.is_empty() {
             let call = calls.remove(at);
-            let deliveries = deliveries(messages.into_iter().map(|(_, message)| message), now_ms)?;
+            let deliveries =
+                deliveries(&self.base.seal, messages.into_iter().map(|(_, message)| message), now_ms)?;
             // What a dropped call was given stays leased for its repetition.
             let _ = call.reply.send(Ok(Handed { deliveries, back: None }));
         }
@@ -288,7 +290,7 @@ impl Inner {
                 left.push(call);
                 continue;
             }
-            let deliveries = deliveries(messages.into_iter(), now_ms)?;
+            let deliveries = deliveries(&self.base.seal, messages.into_iter(), now_ms)?;
             let mut handed = Handed { deliveries, back: Some((self.clone(), queue.name.clone())) };
             if call.ask.ack_on_receive && !call.reply.is_closed() {
                 let acks = handed.deliveries.iter().map(|d| Settle::ack(d.receipt.clone())).collect();
@@ -348,9 +350,13 @@ fn within_limit(queue: &Queue, messages: Vec<(usize, Message)>) -> (Vec<(usize, 
     (within, over.into_iter().map(|(_, message)| message).collect())
 }
 
-fn deliveries(messages: impl Iterator<Item = Message>, now_ms: u64) -> Result<Vec<Delivery>, StoreError> {
+fn deliveries(
+    seal: &Seal,
+    messages: impl Iterator<Item = Message>,
+    now_ms: u64,
+) -> Result<Vec<Delivery>, StoreError> {
     let damaged = |error: sqlx::Error| StoreError::Damaged(error.to_string());
-    messages.map(|message| message.delivery(now_ms).map_err(damaged)).collect()
+    messages.map(|message| message.delivery(seal, now_ms).map_err(damaged)).collect()
 }
 
 fn slot(queue: &Queue, ask: &Receive, call: usize) -> Slot {

@@ -11,6 +11,7 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::receipt::Named;
+use crate::seal::Seal;
 
 /// The columns of a message, in the order of the tables.
 pub(super) const COLUMNS: &str = "seq, id_hi, pos, sent_ms, retained_ms, fence, until_ms, received_ms, first_ms, id_lo, \
@@ -208,12 +209,12 @@ impl Message {
     }
 
     /// The delivery that holds the message.
-    pub(super) fn delivery(&self, now_ms: u64) -> Result<Delivery, sqlx::Error> {
+    pub(super) fn delivery(&self, seal: &Seal, now_ms: u64) -> Result<Delivery, sqlx::Error> {
         Ok(Delivery {
             id: self.id,
             body: self.body.clone(),
             attributes: self.attributes()?,
-            receipt: self.receipt(),
+            receipt: self.receipt(seal),
             fence: Fence(self.fence),
             attempt: self.attempts,
             deliveries: self.deliveries,
@@ -230,8 +231,8 @@ impl Message {
         })
     }
 
-    pub(super) fn receipt(&self) -> Receipt {
-        Named { queue_id: self.queue_id, id: self.id, seq: self.seq, fence: self.fence }.receipt()
+    pub(super) fn receipt(&self, seal: &Seal) -> Receipt {
+        Named { queue_id: self.queue_id, id: self.id, seq: self.seq, fence: self.fence }.receipt(seal)
     }
 
     /// The message as an operator sees it.

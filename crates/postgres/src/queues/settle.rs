@@ -19,6 +19,7 @@ use super::{Inner, Queue, entries};
 use crate::error::{Access, Failure};
 use crate::ledger::{Freed, PostgresLedger};
 use crate::merge::Merger;
+use crate::seal::Seal;
 use crate::{Base, BoxFuture};
 
 /// The acks of one call.
@@ -189,7 +190,7 @@ impl Inner {
         answers: &mut [Option<Result<Settled, SettleError>>],
     ) -> Result<(), hapax_core::StoreError> {
         let named: Vec<Option<Named>> =
-            batch.iter().map(|settle| Named::of(queue.id, &settle.receipt).ok()).collect();
+            batch.iter().map(|settle| Named::of(&self.base.seal, queue.id, &settle.receipt).ok()).collect();
         let all: Vec<Named> = named.iter().flatten().copied().collect();
         if all.is_empty() {
             return Ok(());
@@ -214,10 +215,11 @@ impl Inner {
         batch: Vec<(usize, Settle)>,
     ) -> Result<Vec<(usize, Result<Settled, SettleError>)>, hapax_core::StoreError> {
         let (name, batch) = (name.clone(), Arc::new(batch));
-        let ledger = self.ledger.clone();
+        let (ledger, seal) = (self.ledger.clone(), self.base.seal.clone());
         let settled = self.transact("settle", move |db| {
-            let (ledger, name, batch) = (ledger.clone(), name.clone(), batch.clone());
-            Box::pin(async move { careful_settle(db, &ledger, &name, &batch).await }) as BoxFuture<'_, _>
+            let (ledger, seal, name, batch) = (ledger.clone(), seal.clone(), name.clone(), batch.clone());
+            Box::pin(async move { careful_settle(db, &seal, &ledger, &name, &batch).await })
+                as BoxFuture<'_, _>
         });
         let (answers, effects, freed) = settled.await?;
         self.ledger.freed(&freed);
@@ -238,7 +240,7 @@ impl Inner {
             .iter()
             .map(|extend| {
                 let plain = (1..=LEASE_MS_MAX).contains(&extend.lease_ms);
-                let named = Named::of(queue.id, &extend.receipt).ok().filter(|_| plain)?;
+                let named = Named::of(&self.base.seal, queue.id, &extend.receipt).ok().filter(|_| plain)?;
                 seen.insert(named.seq).then_some(named)
             })
             .collect();
@@ -261,10 +263,10 @@ impl Inner {
         let rest: Vec<(usize, Extend)> =
             batch.into_iter().enumerate().filter(|(at, _)| answers[*at].is_none()).collect();
         if !rest.is_empty() {
-            let (name, rest) = (name.clone(), Arc::new(rest));
+            let (seal, name, rest) = (self.base.seal.clone(), name.clone(), Arc::new(rest));
             let extended = self.transact("extend", move |db| {
-                let (name, rest) = (name.clone(), rest.clone());
-                Box::pin(async move { careful_extend(db, &name, &rest).await }) as BoxFuture<'_, _>
+                let (seal, name, rest) = (seal.clone(), name.clone(), rest.clone());
+                Box::pin(async move { careful_extend(db, &seal, &name, &rest).await }) as BoxFuture<'_, _>
             });
             let (decided, effects) = extended.await?;
             self.publish(&effects);
@@ -309,6 +311,7 @@ type Answers<T> = Vec<(usize, Result<T, SettleError>)>;
 
 async fn careful_settle(
     db: &mut PgConnection,
+    seal: &Seal,
     ledger: &PostgresLedger,
     name: &QueueName,
     batch: &[(usize, Settle)],
@@ -320,7 +323,7 @@ async fn careful_settle(
     let mut ended = ended.into_iter();
     let decided = decided(db, batch).await?;
     let dead = queue.dead_letters(db).await?;
-    let named: Vec<_> = batch.iter().map(|(_, settle)| Named::of(queue.id, &settle.receipt)).collect();
+    let named: Vec<_> = batch.iter().map(|(_, settle)| Named::of(seal, queue.id, &settle.receipt)).collect();
     let (seqs, ids) = targets(&named);
     let (mut work, held) = work_on(db, &queue, dead.as_ref(), &seqs, &ids).await?;
     let mut answers = Vec::new();
@@ -351,12 +354,13 @@ async fn decided(db: &mut PgConnection, batch: &[(usize, Settle)]) -> Result<Vec
 
 async fn careful_extend(
     db: &mut PgConnection,
+    seal: &Seal,
     name: &QueueName,
     batch: &[(usize, Extend)],
 ) -> Result<(Answers<RemainingLease>, Effects), Failure> {
     let queue = Queue::get(db, name).await?;
     let dead = queue.dead_letters(db).await?;
-    let named: Vec<_> = batch.iter().map(|(_, extend)| Named::of(queue.id, &extend.receipt)).collect();
+    let named: Vec<_> = batch.iter().map(|(_, extend)| Named::of(seal, queue.id, &extend.receipt)).collect();
     let (seqs, ids) = targets(&named);
     let (mut work, held) = work_on(db, &queue, dead.as_ref(), &seqs, &ids).await?;
     let mut answers = Vec::new();
