@@ -119,21 +119,25 @@ pub(super) async fn decide(
     let (hash, now_ms) = (hash_of(id), snapshot.now_ms);
     let known = snapshot.key(&hash);
     let (entry, spare) = (known.entry.as_ref(), known.spare);
-    let what = match decision {
+    let decided = match decision {
         Decision::Resolve(resolution) => {
             let fence = || -> Fence { spare.expect("a fence was drawn for an entry in doubt") };
-            match protocol::resolve(id, entry, resolution, now_ms, fence) {
-                Ok(change) => drop(known.apply(now_ms, change)),
-                Err(refused) => return Ok(Err(refused)),
-            }
-            format!("resolved the ledger's entry {id} as {}", word(resolution))
+            protocol::resolve(id, entry, resolution, now_ms, fence).map(|change| {
+                drop(known.apply(now_ms, change));
+                format!("resolved the ledger's entry {id} as {}", word(resolution))
+            })
         }
-        Decision::Forget => {
-            if let Err(refused) = protocol::forget(id, entry, now_ms) {
-                return Ok(Err(refused));
-            }
+        Decision::Forget => protocol::forget(id, entry, now_ms).map(|()| {
             known.set(now_ms, None);
             format!("forgot the ledger's entry {id}")
+        }),
+    };
+    let what = match decided {
+        Ok(what) => what,
+        Err(refused) => {
+            // A transaction that is only dropped stays open, with its locks, until the connection is used again.
+            transaction.rollback().await?;
+            return Ok(Err(refused));
         }
     };
     snapshot.write(&mut transaction).await?;
