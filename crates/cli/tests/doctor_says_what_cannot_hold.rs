@@ -156,7 +156,7 @@ fn a_paused_store_is_named_once() {
 #[test]
 fn wrong_stores_are_refused_and_none_is_made() {
     let folder = tempfile::tempdir().unwrap();
-    run(&folder, &["doctor", "--store", "postgres://x"]).failed(2);
+    run(&folder, &["doctor", "--store", "mysql://x"]).failed(2);
     let error = run(&folder, &["doctor", "--store", "embedded:./typo"]).failed(1);
     assert!(error.contains("no store in ./typo"), "{error}");
     assert!(!folder.path().join("typo").exists());
