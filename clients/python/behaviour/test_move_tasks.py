@@ -172,6 +172,13 @@ def test_a_source_that_does_not_exist(tasks, queue):
         tasks.call("ListMessageMoveTasks", "list_message_move_tasks", SourceArn=arn)
 
 
+def test_a_queue_that_is_its_own_dead_letter_queue_is_no_source(tasks, make):
+    queue = make()
+    queue.set(RedrivePolicy=json.dumps({"deadLetterTargetArn": queue.arn, "maxReceiveCount": 1}))
+    with fails("InvalidParameterValue", "Dead Letter Queue"):
+        tasks.call("StartMessageMoveTask", "start_message_move_task", SourceArn=queue.arn)
+
+
 def test_a_destination_that_does_not_exist(tasks, pair):
     queue, dead = pair
     with fails("ResourceNotFoundException"):
