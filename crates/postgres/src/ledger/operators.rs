@@ -123,7 +123,7 @@ pub(super) async fn decide(
         Decision::Resolve(resolution) => {
             let fence = || -> Fence { spare.expect("a fence was drawn for an entry in doubt") };
             protocol::resolve(id, entry, resolution, now_ms, fence).map(|change| {
-                drop(known.apply(now_ms, change));
+                let _ = known.apply(now_ms, change);
                 format!("resolved the ledger's entry {id} as {}", word(resolution))
             })
         }
