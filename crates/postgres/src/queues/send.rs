@@ -170,7 +170,7 @@ async fn send_to_one(
     Ok(())
 }
 
-/// Settlement often a call is repeated because its queue has changed.
+/// How often a call is repeated because its queue has changed.
 const CHANGES_MAX: usize = 10;
 
 impl Inner {

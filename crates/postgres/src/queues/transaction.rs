@@ -13,7 +13,7 @@ use super::{Inner, Queue, entries};
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
 
-/// Settlement often a transaction that lost against another one is repeated.
+/// How often a transaction that lost against another one is repeated.
 const CONFLICTS_MAX: u64 = 5;
 
 /// The plans of the rare statements, too, must not depend on statistics: tables that are empty at times mislead them.
