@@ -196,15 +196,17 @@ impl Attack {
                     }
                     _ => Settlement::Ack,
                 };
-                let ack = settlement == Settlement::Ack;
+                let taken_back = self.fifo && settlement != Settlement::Ack;
+                if taken_back {
+                    // What was received behind it in its group may be taken back with it, at once.
+                    self.release(&deliveries[at + 1..]);
+                }
                 self.settle(&self.store(n + random.below(2) as usize), delivery, settlement, &mut random)
                     .await;
                 if random.below(8) == 0 {
                     zombies.push(delivery.clone());
                 }
-                if !ack && self.fifo {
-                    // What was received behind it in its group may be taken back with it.
-                    self.release(&deliveries[at..]);
+                if taken_back {
                     break;
                 }
             }

@@ -42,6 +42,10 @@ use crate::scope::Tenant;
 /// rejected response leaves its key in doubt. Each response pays for the maximum, about 10 instructions a header.
 const RESPONSE_HEADERS_MAX: usize = 256;
 
+/// The largest chunk that is read from an upstream at once, and so the most by which one streamed response exceeds the
+/// budget for unread responses. A response's head fits into it as well.
+const CHUNK_BYTES_MAX: usize = hapax_net::unread::SMALL_BYTES_MAX;
+
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -163,6 +167,7 @@ impl Forwarder {
             .pool_max_idle_per_host(limits.pool_idle_connections_max)
             .http2_keep_alive_interval(Duration::from_secs(30))
             .http1_max_headers(RESPONSE_HEADERS_MAX)
+            .http1_max_buf_size(CHUNK_BYTES_MAX)
             .build(connector);
         Ok(Self(Arc::new(ForwarderState {
             target: Target::parse(&config.upstream)?,
