@@ -136,7 +136,8 @@ async fn terminated_connections_under_load_lose_and_repeat_nothing(server: &'sta
     for worker in 0..WORKERS {
         for n in 0..KEYS {
             let key = format!("{worker}-{n}");
-            let entry = patiently(|| store.entry(&id(&key))).await.unwrap();
+            let id = id(&key);
+            let entry = patiently(|| store.entry(&id)).await.unwrap();
             assert_eq!((entry.state, entry.takeovers), (EntryState::Completed, 0), "{key}");
             assert_eq!(entry.outcome.unwrap().value.unwrap().as_str(), format!("{key:?}"));
         }
