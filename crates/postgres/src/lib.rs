@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The parts, from the outside in: `ledger`, `documents` and `queues` implement the seams; [`merge`] merges the calls of a
-//! kind into batches; `pool` runs an operation on a connection, bounded in time and safe to cancel; `error` says what a
-//! failure means; `hints` tells other processes that something has changed. SQL lives in the modules of the seams and in
+//! kind into batches; `pool` runs an operation on a connection, bounded in time and safe to cancel; `transaction` ends
+//! transactions and repeats those that lose against another one; `error` says what a failure means; `hints` tells other processes that something has changed. SQL lives in the modules of the seams and in
 //! `migrations/`. Every time comes from `hapax.now_us()`, the database's clock.
 //!
 //! [`merge`]: self
@@ -26,6 +26,7 @@ mod migrate;
 mod pool;
 mod queues;
 mod seal;
+mod transaction;
 
 use std::sync::Arc;
 

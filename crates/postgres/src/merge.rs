@@ -13,7 +13,8 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::BoxFuture;
 use crate::error::{Access, Failure, broken, late};
-use crate::pool::{Bounds, Pool, repeat_conflicts};
+use crate::pool::{Bounds, Pool};
+use crate::transaction::repeat_conflicts;
 
 /// Batches of a kind that are under way at the same time.
 const UNDER_WAY_MAX: usize = 2;

@@ -16,6 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::BoxFuture;
 use crate::error::{Access, Failure, broken, late};
+use crate::transaction::repeat_conflicts;
 
 /// A connection that was idle for longer is tested before it is used.
 const TEST_AFTER: Duration = Duration::from_secs(1);
@@ -112,6 +113,23 @@ impl Pool {
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send + Sync + 'static,
     {
         self.run(what, access, move |connection| {
+            Box::pin(async move { repeat_conflicts(connection, &operation).await })
+        })
+        .await
+    }
+
+    /// As [`repeat`](Self::repeat), in the caller's task. The caller must not be cancelled by a user.
+    pub async fn repeat_here<T, F>(
+        &self,
+        what: &'static str,
+        access: Access,
+        operation: F,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send + Sync + 'static,
+    {
+        self.run_here(what, access, move |connection| {
             Box::pin(async move { repeat_conflicts(connection, &operation).await })
         })
         .await
@@ -240,25 +258,6 @@ impl Pool {
         self.inner.permits.close();
         drop(idle);
     }
-}
-
-/// How often an operation that lost against another transaction is repeated.
-const CONFLICTS_MAX: u64 = 50;
-
-/// Repeats an operation that lost against another transaction and was rolled back.
-pub(crate) async fn repeat_conflicts<T>(
-    connection: &mut PgConnection,
-    operation: &(dyn for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send + Sync),
-) -> Result<T, Failure> {
-    for conflicts in 0u64.. {
-        match operation(connection).await {
-            Err(failure) if failure.is_conflict() && conflicts < CONFLICTS_MAX => {
-                tokio::time::sleep(Duration::from_millis(fastrand::u64(0..=conflicts.min(20)))).await;
-            }
-            ended => return ended,
-        }
-    }
-    unreachable!("the last conflict is returned")
 }
 
 fn closed() -> StoreError {

@@ -12,6 +12,7 @@ use super::rooms::Room;
 use super::rows::{Hash, Known, Reading, Snapshot};
 use super::{LedgerState, ROUNDS_MAX, contended, partly};
 use crate::error::Failure;
+use crate::transaction::{pause_after_conflict, repeat_conflicts};
 
 /// A claim on its way to the database.
 #[derive(Clone)]
@@ -41,14 +42,18 @@ pub(super) async fn claim_batch(
 ) -> Result<Vec<Vec<Decided>>, Failure> {
     let asked: Vec<&Asked> = calls.iter().flatten().collect();
     let mut decided: Vec<Option<Decided>> = asked.iter().map(|_| None).collect();
-    for _ in 0..ROUNDS_MAX {
+    for number in 0..ROUNDS_MAX {
         let open: Vec<usize> = (0..asked.len()).filter(|at| decided[*at].is_none()).collect();
         if open.is_empty() {
             let mut decided = decided.into_iter().flatten();
             return Ok(calls.iter().map(|call| decided.by_ref().take(call.len()).collect()).collect());
         }
-        let ended = round(ledger, connection, &asked, &open, &mut decided).await;
-        ended.map_err(|failure| partly(failure, decided.iter().any(Option::is_some)))?;
+        match round(ledger, connection, &asked, &open, &mut decided).await {
+            Ok(()) => {}
+            // What was decided is committed and counted: only the rest is decided again.
+            Err(failure) if failure.is_conflict() => pause_after_conflict(number as u64).await,
+            Err(failure) => return Err(partly(failure, decided.iter().any(Option::is_some))),
+        }
     }
     Err(partly(contended(), decided.iter().any(Option::is_some)))
 }
@@ -101,7 +106,9 @@ async fn round(
     }
     let lost = snapshot.write(connection).await?;
     decisions.retain(|(at, _)| !lost.contains(&asked[*at].hash));
-    link(connection, &decisions, asked).await.map_err(|failure| partly(failure, true))?;
+    let links = Links::of(&decisions, asked);
+    let linked = repeat_conflicts(connection, &|connection| Box::pin(links.clone().write(connection))).await;
+    linked.map_err(|failure| partly(failure, true))?;
     for (at, (decision, granted_anew)) in decisions {
         ledger.count_claim(&decision, granted_anew, asked[at].again);
         decided[at] = Some(Decided { decision, now_ms: snapshot.now_ms });
@@ -138,22 +145,34 @@ fn decide(asked: &Asked, snapshot: &mut Snapshot) -> Option<(Result<ClaimDecisio
 
 type Decisions = [(usize, (Result<ClaimDecision, ClaimError>, bool))];
 
-/// Keeps the entries of claims that name a delivery as long as its message.
-async fn link(connection: &mut PgConnection, decisions: &Decisions, asked: &[&Asked]) -> Result<(), Failure> {
-    let (mut ids, mut messages, mut granted) = (Vec::new(), Vec::new(), Vec::new());
-    for (at, (decision, _)) in decisions {
-        if let (Some(message), Ok(decision)) = (asked[*at].message, decision) {
-            ids.push(asked[*at].hash.to_vec());
-            messages.push(message);
-            granted.push(matches!(decision, ClaimDecision::Granted { .. }));
+/// The entries of claims that name a delivery: they are kept as long as its message.
+#[derive(Clone, Default)]
+struct Links {
+    ids: Vec<Vec<u8>>,
+    messages: Vec<i64>,
+    granted: Vec<bool>,
+}
+
+impl Links {
+    fn of(decisions: &Decisions, asked: &[&Asked]) -> Self {
+        let mut links = Self::default();
+        for (at, (decision, _)) in decisions {
+            if let (Some(message), Ok(decision)) = (asked[*at].message, decision) {
+                links.ids.push(asked[*at].hash.to_vec());
+                links.messages.push(message);
+                links.granted.push(matches!(decision, ClaimDecision::Granted { .. }));
+            }
         }
+        links
     }
-    if !ids.is_empty() {
-        let link =
-            sqlx::query("SELECT hapax.link_entries($1, $2, $3)").bind(ids).bind(messages).bind(granted);
-        link.execute(connection).await?;
+
+    async fn write(self, connection: &mut PgConnection) -> Result<(), Failure> {
+        if !self.ids.is_empty() {
+            let link = sqlx::query("SELECT hapax.link_entries($1, $2, $3)").bind(self.ids);
+            link.bind(self.messages).bind(self.granted).execute(connection).await?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The first claim of each key, sorted by key, as far as there is room for it.

@@ -3,16 +3,45 @@
 use std::collections::HashSet;
 
 use hapax_core::ledger::protocol::{self, LedgerEntry, Stage};
-use hapax_core::{ClaimEnding, EndClaim, EntryId, Fence, RemainingLease, Renew, Token, TokenError};
+use hapax_core::{ClaimEnding, EndClaim, EntryId, Fence, RemainingLease, Renew, Scope, Token, TokenError};
 use sqlx::PgConnection;
 
 use super::claim::lease_ms;
 use super::rows::{Hash, Reading, Snapshot, hash_of};
 use super::{LedgerState, ROUNDS_MAX, contended, partly};
 use crate::error::Failure;
+use crate::transaction::pause_after_conflict;
 
 /// Entries that were freed or given up, so that a claim which waits for them may be answered.
-pub(crate) type Freed = Vec<Hash>;
+pub(super) type Freed = Vec<Hash>;
+
+/// What the ends of claims did that has to be told outside of their transaction, once it was committed.
+#[derive(Debug, Default)]
+pub(crate) struct ClaimsEnded {
+    pub(super) freed: Freed,
+    pub(super) stale: u64,
+    pub(super) completed: u64,
+    /// The scopes of entries that are not open any more, one for each entry.
+    pub(super) closed: Vec<Scope>,
+}
+
+impl ClaimsEnded {
+    fn of(ends: &[&EndClaim], answers: &[Held<()>]) -> Self {
+        let mut ended = Self { freed: freed(ends, answers), ..Self::default() };
+        for (end, answer) in ends.iter().zip(answers) {
+            match (answer, &end.ending) {
+                (Ok(((), true)), ClaimEnding::Complete { .. }) => {
+                    ended.completed += 1;
+                    ended.closed.push(end.id.scope.clone());
+                }
+                (Ok(((), true)), ClaimEnding::Release) => ended.closed.push(end.id.scope.clone()),
+                (Err(TokenError::Stale), _) => ended.stale += 1,
+                _ => {}
+            }
+        }
+        ended
+    }
+}
 
 /// An operation of a holder on one entry.
 trait Holding {
@@ -95,22 +124,21 @@ pub(super) async fn end_batch(
 ) -> Result<Vec<Vec<Result<(), TokenError>>>, Failure> {
     let all: Vec<&EndClaim> = calls.iter().flatten().collect();
     let answers = hold(ledger, connection, &all, Reading::default()).await?;
-    ledger.count_ends(&all, &answers);
-    ledger.waiters.freed(&freed(&all, &answers));
+    ledger.ended(&ClaimsEnded::of(&all, &answers));
     Ok(regroup(calls, answers))
 }
 
-/// Ends claims in the transaction of a settle. After its commit, the caller passes `freed` to [`LedgerState::freed`].
+/// Ends claims in the transaction of a settle. After its commit, the caller passes the second part to
+/// [`LedgerState::ended`].
 pub(super) async fn end_in(
     ledger: &LedgerState,
     connection: &mut PgConnection,
     ends: &[&EndClaim],
-) -> Result<(Vec<Result<(), TokenError>>, Freed), Failure> {
+) -> Result<(Vec<Result<(), TokenError>>, ClaimsEnded), Failure> {
     let reading = Reading { lock: true, ..Reading::default() };
     let answers = hold(ledger, connection, ends, reading).await?;
-    ledger.count_ends(ends, &answers);
-    let freed = freed(ends, &answers);
-    Ok((answers.into_iter().map(|answer| answer.map(|_| ())).collect(), freed))
+    let ended = ClaimsEnded::of(ends, &answers);
+    Ok((answers.into_iter().map(|answer| answer.map(|_| ())).collect(), ended))
 }
 
 /// The answer to one operation, and whether it changed the entry so that a claim which waits should look again.
@@ -131,28 +159,46 @@ where
     H::Answer: Send,
 {
     let mut answers: Vec<Option<Held<H::Answer>>> = all.iter().map(|_| None).collect();
-    for _ in 0..ROUNDS_MAX {
+    for number in 0..ROUNDS_MAX {
         let open: Vec<usize> = (0..all.len()).filter(|at| answers[*at].is_none()).collect();
         if open.is_empty() {
             return Ok(answers.into_iter().flatten().collect());
         }
-        // With locks, it is a part of the caller's transaction, which a failure rolls back.
-        let partly = |failure: Failure| partly(failure, !reading.lock && open.len() < all.len());
-        let snapshot = Snapshot::read(connection, open.iter().map(|at| all[*at].id()), reading).await;
-        let mut snapshot = snapshot.map_err(partly)?;
-        let mut decided = Vec::new();
-        for &at in &open {
-            let hash = hash_of(all[at].id());
-            let fence = ledger.fence_of(&hash, all[at].token()).ok_or(TokenError::Stale);
-            let decision = fence.and_then(|fence| all[at].decide(fence, &hash, &mut snapshot));
-            decided.push((at, hash, decision));
-        }
-        let lost: HashSet<Hash> = snapshot.write(connection).await.map_err(partly)?;
-        for (at, _, decision) in decided.into_iter().filter(|(_, hash, _)| !lost.contains(hash)) {
-            answers[at] = Some(decision);
+        match hold_round(ledger, connection, all, &open, reading).await {
+            Ok(decided) => decided.into_iter().for_each(|(at, decision)| answers[at] = Some(decision)),
+            // With locks, it is a part of the caller's transaction, which a failure rolls back. Without, what other rounds
+            // have decided is committed, and only this one is repeated.
+            Err(failure) if failure.is_conflict() && !reading.lock => {
+                pause_after_conflict(number as u64).await;
+            }
+            Err(failure) => return Err(partly(failure, !reading.lock && open.len() < all.len())),
         }
     }
-    Err(contended())
+    Err(partly(contended(), !reading.lock && answers.iter().any(Option::is_some)))
+}
+
+/// Decides those whose entries no other session changes at the same time.
+async fn hold_round<H: Holding + Sync>(
+    ledger: &LedgerState,
+    connection: &mut PgConnection,
+    all: &[&H],
+    open: &[usize],
+    reading: Reading,
+) -> Result<Vec<(usize, Held<H::Answer>)>, Failure>
+where
+    H::Answer: Send,
+{
+    let mut snapshot = Snapshot::read(connection, open.iter().map(|at| all[*at].id()), reading).await?;
+    let mut decided = Vec::new();
+    for &at in open {
+        let hash = hash_of(all[at].id());
+        let fence = ledger.fence_of(&hash, all[at].token()).ok_or(TokenError::Stale);
+        let decision = fence.and_then(|fence| all[at].decide(fence, &hash, &mut snapshot));
+        decided.push((at, hash, decision));
+    }
+    let lost: HashSet<Hash> = snapshot.write(connection).await?;
+    let written = decided.into_iter().filter(|(_, hash, _)| !lost.contains(hash));
+    Ok(written.map(|(at, _, decision)| (at, decision)).collect())
 }
 
 fn regroup<In, Out>(calls: &[Vec<In>], answers: Vec<Held<Out>>) -> Vec<Vec<Result<Out, TokenError>>> {

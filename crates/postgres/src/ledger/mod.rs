@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use hapax_core::ledger::protocol::ClaimDecision;
 use hapax_core::{
-    Batch, Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryView, Fence,
-    Grant, Ledger, LedgerCapabilities, LedgerStats, Page, RemainingLease, Renew, Resolution, ResolveError,
-    Scope, StoreError, Token, TokenError, validate,
+    Batch, Claim, ClaimError, ClaimRequest, EndClaim, EntryFilter, EntryId, EntryView, Fence, Grant, Ledger,
+    LedgerCapabilities, LedgerStats, Page, RemainingLease, Renew, Resolution, ResolveError, Scope,
+    StoreError, Token, TokenError, validate,
 };
 use sqlx::PgConnection;
 use tokio::task::AbortHandle;
@@ -32,8 +32,8 @@ use crate::merge::Merger;
 use crate::pool::Pool;
 use crate::seal::Seal;
 use claim::{Asked, ClaimCall, Decided};
-pub(crate) use holders::Freed;
-use holders::Held;
+pub(crate) use holders::ClaimsEnded;
+use holders::{Freed, Held};
 use operators::Decision;
 use rooms::{OpenCount, Rooms};
 use rows::{Hash, hash_of};
@@ -109,16 +109,16 @@ impl LedgerState {
         self.stats().stale += stale as u64;
     }
 
-    fn count_ends(&self, ends: &[&EndClaim], answers: &[Held<()>]) {
-        self.count_stale(answers);
-        for (end, _) in ends.iter().zip(answers).filter(|(_, answer)| matches!(answer, Ok(((), true)))) {
-            match end.ending {
-                ClaimEnding::Complete { .. } => self.stats().completed += 1,
-                ClaimEnding::Release => {}
-                ClaimEnding::Doubt => continue,
-            }
-            self.rooms.add(&end.id.scope, -1);
+    /// Counts the ends of claims after their transaction was committed, and wakes claims that wait for the entries.
+    fn ended(&self, ended: &ClaimsEnded) {
+        let mut stats = self.stats();
+        stats.stale += ended.stale;
+        stats.completed += ended.completed;
+        drop(stats);
+        for scope in &ended.closed {
+            self.rooms.add(scope, -1);
         }
+        self.waiters.freed(&ended.freed);
     }
 
     /// A sweep has counted the open entries of all scopes.
@@ -135,11 +135,6 @@ impl LedgerState {
                 "many keys of a scope are in doubt; resolve some, or its claims will be refused"
             );
         }
-    }
-
-    /// Wakes claims that wait for these entries, after the transaction of [`PostgresLedger::end_in`] was committed.
-    pub fn freed(&self, freed: &Freed) {
-        self.waiters.freed(freed);
     }
 
     fn answer(&self, hash: &Hash, decided: Decided) -> Result<Claim, ClaimError> {
@@ -199,18 +194,18 @@ impl PostgresLedger {
     }
 
     /// Ends claims in the transaction of a settle, one answer per claim. After its commit, the caller passes the second
-    /// part to [`LedgerState::freed`].
+    /// part to [`ended`](Self::ended).
     pub async fn end_in(
         &self,
         connection: &mut PgConnection,
         ends: &[&EndClaim],
-    ) -> Result<(Ended, Freed), Failure> {
+    ) -> Result<(Ended, ClaimsEnded), Failure> {
         holders::end_in(&self.state, connection, ends).await
     }
 
-    /// Wakes claims that wait for entries which a settle has ended.
-    pub fn freed(&self, freed: &Freed) {
-        self.state.freed(freed);
+    /// The transaction of [`end_in`](Self::end_in) was committed: counts, and wakes claims that wait for the entries.
+    pub fn ended(&self, ended: &ClaimsEnded) {
+        self.state.ended(ended);
     }
 
     pub fn close(&self) {
@@ -391,8 +386,8 @@ impl PostgresStore {
             let asked = asked.clone();
             Box::pin(async move { operators::decide(connection, &asked.0, &asked.1, &asked.2).await })
         });
-        let freed = decided.await??;
-        self.ledger.freed(&freed);
+        let freed: Freed = decided.await??;
+        self.ledger.state.waiters.freed(&freed);
         Ok(())
     }
 }

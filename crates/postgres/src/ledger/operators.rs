@@ -5,12 +5,13 @@ use hapax_core::{
     EntryFilter, EntryId, EntryState, EntryView, Fence, Page, Resolution, ResolveError, Scope, StoreError,
     policy,
 };
-use sqlx::{Connection as _, PgConnection, Row as _};
+use sqlx::{PgConnection, Row as _};
 
 use super::holders::Freed;
 use super::rows::{Hash, Reading, Snapshot, hash_of};
 use super::{ROUNDS_MAX, contended};
 use crate::error::Failure;
+use crate::transaction::Transaction;
 
 /// Entries that one page looks at. A page that found fewer than it may have says where to continue.
 const SCAN_MAX: i64 = 5_000;
@@ -113,9 +114,19 @@ pub(super) async fn decide(
     decision: &Decision,
     by: &str,
 ) -> Result<Result<Freed, ResolveError>, Failure> {
-    let mut transaction = connection.begin().await?;
+    let mut transaction = Transaction::begin(connection).await?;
+    let decided = decide_in(&mut transaction, id, decision, by).await;
+    transaction.end(decided).await
+}
+
+async fn decide_in(
+    db: &mut PgConnection,
+    id: &EntryId,
+    decision: &Decision,
+    by: &str,
+) -> Result<Result<Freed, ResolveError>, Failure> {
     let reading = Reading { lock: true, spare: matches!(decision, Decision::Resolve(_)) };
-    let mut snapshot = Snapshot::read(&mut transaction, [id], reading).await?;
+    let mut snapshot = Snapshot::read(db, [id], reading).await?;
     let (hash, now_ms) = (hash_of(id), snapshot.now_ms);
     let known = snapshot.key(&hash);
     let (entry, spare) = (known.entry.as_ref(), known.spare);
@@ -134,20 +145,15 @@ pub(super) async fn decide(
     };
     let what = match decided {
         Ok(what) => what,
-        Err(refused) => {
-            // A transaction that is only dropped stays open, with its locks, until the connection is used again.
-            transaction.rollback().await?;
-            return Ok(Err(refused));
-        }
+        Err(refused) => return Ok(Err(refused)),
     };
-    snapshot.write(&mut transaction).await?;
+    snapshot.write(db).await?;
     sqlx::query("INSERT INTO hapax.audit (at_ms, by, what) VALUES ($1, $2, $3)")
         .bind(now_ms as i64)
         .bind(policy::truncate(by, BY_BYTES_MAX))
         .bind(what)
-        .execute(&mut *transaction)
+        .execute(db)
         .await?;
-    transaction.commit().await?;
     Ok(Ok(vec![hash]))
 }
 

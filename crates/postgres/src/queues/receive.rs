@@ -181,9 +181,10 @@ impl Inner {
         if slots.is_empty() {
             return Ok(done);
         }
-        let (of, from) = (queue.clone(), self.reach(queue));
-        let take = self.base.pool.run_here("receive", Access::Write, move |db| {
-            Box::pin(async move { take(db, &of, slots, probe, &from).await })
+        let asked = Arc::new((queue.clone(), slots, self.reach(queue)));
+        let take = self.base.pool.repeat_here("receive", Access::Write, move |db| {
+            let asked = asked.clone();
+            Box::pin(async move { take(db, &asked.0, &asked.1, probe, &asked.2).await })
         });
         let Some(found) = take.await? else { return Ok(Look::Changed) };
         self.note_found(queue, &found);
@@ -396,7 +397,7 @@ async fn repeat(
             false,
         ));
     }
-    let found = take(db, queue, vec![slot(queue, ask, 0); ask.max], probe, from).await?;
+    let found = take(db, queue, &vec![slot(queue, ask, 0); ask.max], probe, from).await?;
     if let Some(Found { messages, .. }) = &found
         && !messages.is_empty()
     {
@@ -442,13 +443,13 @@ async fn still_held(
 async fn take(
     db: &mut PgConnection,
     queue: &Queue,
-    slots: Vec<Slot>,
+    slots: &[Slot],
     probe: bool,
     from: &Reach,
 ) -> Result<Option<Found>, Failure> {
     let leases: Vec<i64> = slots.iter().map(|slot| slot.lease_ms as i64).collect();
     let owners: Vec<i32> = slots.iter().map(|slot| slot.call as i32).collect();
-    let consumers: Vec<Option<String>> = slots.into_iter().map(|slot| slot.consumer).collect();
+    let consumers: Vec<Option<&str>> = slots.iter().map(|slot| slot.consumer.as_deref()).collect();
     let retention_ms = queue.config.retention_ms as i64;
     let rows = if queue.config.is_fifo() {
         let limit = queue.config.retry.limit();

@@ -13,13 +13,14 @@ use hapax_core::{
     StoreError, Tier, validate,
 };
 use sha2::{Digest as _, Sha256};
-use sqlx::{Connection as _, PgConnection, Row as _};
+use sqlx::{PgConnection, Row as _};
 
 use super::row::{Message, Story, Table, halves, id_of, insert, low_of, new_high, source_number};
 use super::write::{self, GroupOf};
 use super::{Inner, Queue, entries};
 use crate::error::{Access, Failure};
 use crate::merge::Merger;
+use crate::transaction::Transaction;
 use crate::{Base, BoxFuture};
 
 /// A batch of one call.
@@ -126,13 +127,23 @@ async fn send_all(db: &mut PgConnection, calls: &[Plain]) -> Result<Vec<PlainAns
     if queues.len() == 1 {
         send_to_one(db, calls, &mut answers, &queues.into_values().next().expect("one")).await?;
     } else {
-        let mut transaction = db.begin().await?;
-        for at in queues.into_values() {
-            send_to_one(&mut transaction, calls, &mut answers, &at).await?;
-        }
-        transaction.commit().await?;
+        let mut transaction = Transaction::begin(db).await?;
+        let done = send_to_each(&mut transaction, calls, &mut answers, queues.into_values()).await;
+        transaction.end(done).await?;
     }
     Ok(answers)
+}
+
+async fn send_to_each(
+    db: &mut PgConnection,
+    calls: &[Plain],
+    answers: &mut [PlainAnswer],
+    queues: impl Iterator<Item = Vec<usize>>,
+) -> Result<(), Failure> {
+    for at in queues {
+        send_to_one(db, calls, answers, &at).await?;
+    }
+    Ok(())
 }
 
 /// A column of messages.

@@ -1,4 +1,4 @@
-//! SupportedSettlements and extensions. Acks and extensions of leases that have not ended, of all calls that wait, go into one
+//! Settlements and extensions. Acks and extensions of leases that have not ended, of all calls that wait, go into one
 //! statement; everything else is a transaction per call.
 
 use std::collections::BTreeMap;
@@ -10,16 +10,17 @@ use hapax_core::{
     Batch, EndClaim, EntryId, Extend, MessageId, QueueName, RemainingLease, Settle, SettleError, Settled,
     Settlement, validate,
 };
-use sqlx::{Connection as _, PgConnection, Row as _};
+use sqlx::{PgConnection, Row as _};
 
 use super::receipt::Named;
 use super::transaction::{Effects, finish, work_on};
 use super::write::seqs_of;
 use super::{Inner, Queue, entries};
 use crate::error::{Access, Failure};
-use crate::ledger::{Freed, PostgresLedger};
+use crate::ledger::{ClaimsEnded, PostgresLedger};
 use crate::merge::Merger;
 use crate::seal::Seal;
+use crate::transaction::Transaction;
 use crate::{Base, BoxFuture};
 
 /// The acks of one call.
@@ -61,9 +62,9 @@ async fn ack_all(db: &mut PgConnection, calls: &[Acks]) -> Result<Vec<Vec<(u64, 
     if queues.len() == 1 {
         ack_queues(db, calls, queues, &mut answers).await?;
     } else {
-        let mut transaction = db.begin().await?;
-        ack_queues(&mut transaction, calls, queues, &mut answers).await?;
-        transaction.commit().await?;
+        let mut transaction = Transaction::begin(db).await?;
+        let done = ack_queues(&mut transaction, calls, queues, &mut answers).await;
+        transaction.end(done).await?;
     }
     Ok(answers)
 }
@@ -112,9 +113,9 @@ async fn extend_all(db: &mut PgConnection, calls: &[Extends]) -> Result<Vec<Vec<
     if queues.len() == 1 {
         extend_queues(db, calls, queues, &mut answers).await?;
     } else {
-        let mut transaction = db.begin().await?;
-        extend_queues(&mut transaction, calls, queues, &mut answers).await?;
-        transaction.commit().await?;
+        let mut transaction = Transaction::begin(db).await?;
+        let done = extend_queues(&mut transaction, calls, queues, &mut answers).await;
+        transaction.end(done).await?;
     }
     Ok(answers)
 }
@@ -221,8 +222,8 @@ impl Inner {
             Box::pin(async move { careful_settle(db, &seal, &ledger, &name, &batch).await })
                 as BoxFuture<'_, _>
         });
-        let (answers, effects, freed) = settled.await?;
-        self.ledger.freed(&freed);
+        let (answers, effects, ended) = settled.await?;
+        self.ledger.ended(&ended);
         self.publish(&effects);
         Ok(answers)
     }
@@ -315,12 +316,12 @@ async fn careful_settle(
     ledger: &PostgresLedger,
     name: &QueueName,
     batch: &[(usize, Settle)],
-) -> Result<(Answers<Settled>, Effects, Freed), Failure> {
+) -> Result<(Answers<Settled>, Effects, ClaimsEnded), Failure> {
     let queue = Queue::get(db, name).await?;
     // A claim that was lost keeps its message; an effect that happened is recorded even if its delivery is stale.
     let ends: Vec<&EndClaim> = batch.iter().filter_map(|(_, settle)| settle.claim.as_ref()).collect();
-    let (ended, freed) = if ends.is_empty() { <_>::default() } else { ledger.end_in(db, &ends).await? };
-    let mut ended = ended.into_iter();
+    let (ends, ended) = if ends.is_empty() { <_>::default() } else { ledger.end_in(db, &ends).await? };
+    let mut ends = ends.into_iter();
     let decided = decided(db, batch).await?;
     let dead = queue.dead_letters(db).await?;
     let named: Vec<_> = batch.iter().map(|(_, settle)| Named::of(seal, queue.id, &settle.receipt)).collect();
@@ -328,7 +329,7 @@ async fn careful_settle(
     let (mut work, held) = work_on(db, &queue, dead.as_ref(), &seqs, &ids).await?;
     let mut answers = Vec::new();
     for (((at, settle), named), decided) in batch.iter().zip(&named).zip(decided) {
-        let end = settle.claim.as_ref().map_or(Some(Ok(())), |_| ended.next()).unwrap_or(Ok(()));
+        let end = settle.claim.as_ref().map_or(Some(Ok(())), |_| ends.next()).unwrap_or(Ok(()));
         // What would release it has happened already.
         let settlement = if decided { Settlement::Defer { after_ms: 0 } } else { settle.settlement.clone() };
         let settled = end.map_err(SettleError::Claim).and_then(|()| named.clone());
@@ -336,7 +337,7 @@ async fn careful_settle(
     }
     let effects = finish(db, &work, &held).await?;
     tell_deaths(db, dead.as_ref(), &named, &mut answers).await?;
-    Ok((answers, effects, freed))
+    Ok((answers, effects, ended))
 }
 
 /// Which of these would be parked for an entry that is not in doubt any more.

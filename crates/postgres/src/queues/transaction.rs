@@ -1,10 +1,10 @@
 //! Transactions: everything that is not a single statement.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::sync::Arc;
 
 use hapax_core::{GroupId, MessageId, QueueName, StoreError};
-use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};
+use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::row::{Message, Table, halves};
 use super::work::Work;
@@ -12,54 +12,41 @@ use super::write::{self, GroupOf};
 use super::{Inner, Queue, entries};
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
-
-/// How often a transaction that lost against another one is repeated.
-const CONFLICTS_MAX: u64 = 5;
+use crate::transaction::Transaction;
 
 /// The plans of the rare statements, too, must not depend on statistics: tables that are empty at times mislead them.
 const PLANS: &str =
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 
 impl Inner {
-    /// Runs a transaction, in a task of its own: a caller that is dropped does not interrupt it.
+    /// Runs a transaction, in a task of its own: a caller that is dropped does not interrupt it. If it loses against
+    /// another one, it is repeated.
     pub(super) async fn transact<T, F>(&self, what: &'static str, run: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send + Sync + 'static,
     {
+        let run = Arc::new(run);
         self.base
             .pool
-            .run(what, Access::Write, move |db| Box::pin(async move { repeat(db, run).await }))
+            .repeat(what, Access::Write, move |db| {
+                let run = run.clone();
+                Box::pin(async move { once(db, &*run).await })
+            })
             .await
     }
 }
 
-async fn repeat<T, F>(connection: &mut PgConnection, run: F) -> Result<T, Failure>
+async fn once<T, F>(connection: &mut PgConnection, run: &F) -> Result<T, Failure>
 where
     F: for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send + Sync,
 {
-    let mut conflicts = 0;
-    loop {
-        let mut transaction = connection.begin().await?;
-        transaction.execute(PLANS).await?;
-        match run(&mut transaction).await {
-            Ok(done) => {
-                transaction.commit().await?;
-                return Ok(done);
-            }
-            Err(failure) if failure.is_conflict() && conflicts < CONFLICTS_MAX => {
-                transaction.rollback().await?;
-                conflicts += 1;
-                tokio::time::sleep(Duration::from_millis(fastrand::u64(0..=conflicts * 5))).await;
-            }
-            Err(failure) => {
-                if failure.leaves_connection() {
-                    transaction.rollback().await?;
-                }
-                return Err(failure);
-            }
-        }
-    }
+    let mut transaction = Transaction::begin(connection).await?;
+    let done = match transaction.execute(PLANS).await {
+        Ok(_) => run(&mut transaction).await,
+        Err(error) => Err(error.into()),
+    };
+    transaction.end(done).await
 }
 
 /// What a transaction holds locked.
