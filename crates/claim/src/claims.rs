@@ -111,7 +111,7 @@ pub enum EndError {
 
 impl EndError {
     pub(crate) fn no_answer() -> Self {
-        Self::Unrecorded(StoreError::OutcomeUnknown("the ledger gave no answer".into()))
+        Self::Unrecorded(StoreError::OutcomeUnknown("the ledger gave no result".into()))
     }
 }
 
@@ -160,12 +160,12 @@ impl Claims {
                     return self.answered(requests, answers, asked_us, being_released).await;
                 }
                 Some(Ok(answers)) => StoreError::OutcomeUnknown(format!(
-                    "the ledger gave {} answers to {} claims",
+                    "the ledger gave {} results for {} claims",
                     answers.len(),
                     pending.requests.len()
                 )),
                 Some(Err(error)) => error,
-                None => StoreError::OutcomeUnknown("the ledger did not answer in time".into()),
+                None => StoreError::OutcomeUnknown("the ledger did not respond in time".into()),
             };
             let unknown = matches!(error, StoreError::OutcomeUnknown(_));
             // Any other error means that this call had no effect; an earlier call may have had one.
@@ -269,9 +269,11 @@ impl Claims {
                     let ended = ends.iter().zip(answers);
                     return ended.map(|(end, answer)| end_result(end, answer, unknown)).collect();
                 }
-                Some(Ok(_)) => StoreError::OutcomeUnknown("the ledger did not answer each claim".into()),
+                Some(Ok(_)) => {
+                    StoreError::OutcomeUnknown("the ledger did not give a result for each claim".into())
+                }
                 Some(Err(error)) => error,
-                None => StoreError::OutcomeUnknown("the ledger did not answer in time".into()),
+                None => StoreError::OutcomeUnknown("the ledger did not respond in time".into()),
             };
             unknown |= matches!(error, StoreError::OutcomeUnknown(_));
             if !error.is_retryable() || self.timer.now_us() + pause_ms * 1000 >= until_us {
@@ -284,7 +286,7 @@ impl Claims {
 
     /// Whether a key is in doubt now.
     pub async fn is_in_doubt(&self, id: &EntryId) -> Result<bool, StoreError> {
-        let unanswered = || Err(StoreError::Unavailable("the ledger did not answer in time".into()));
+        let unanswered = || Err(StoreError::Unavailable("the ledger did not respond in time".into()));
         let entry =
             self.timer.timeout(CALL_MS_MAX, self.ledger.entry(id)).await.unwrap_or_else(unanswered)?;
         Ok(entry.is_some_and(|entry| entry.state == EntryState::InDoubt))

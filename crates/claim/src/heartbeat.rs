@@ -163,7 +163,7 @@ impl HeartbeatCall {
             _ => {
                 lease_keeper.events.failed();
                 let leases = due.len();
-                tracing::warn!(leases, "a heartbeat got no answer within {bound_ms} ms; trying again");
+                tracing::warn!(leases, "a heartbeat got no response within {bound_ms} ms; trying again");
             }
         }
     }

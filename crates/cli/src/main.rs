@@ -60,7 +60,7 @@ Examples:
   hapax proxy --upstream http://127.0.0.1:8080 --ledger postgres://hapax@db.example/shop
   hapax proxy --config proxy.toml --print-config
 
-A request that is sent again with its key gets the first answer, marked Idempotent-Replayed: true.
+A request that is sent again with its key gets the first response, marked Idempotent-Replayed: true.
 SIGTERM or SIGINT stops it after the requests under way; a second one stops it at once.")]
     Proxy(Box<proxy::ProxyArgs>),
     /// Sends a message, or one for each line of a file.

@@ -122,7 +122,8 @@ impl QueueAdmin for Client {
             let _ = write!(path, "&after={after}");
         }
         let answer: MessagesPage = self.transport.get(&path).await.map_err(read_error)?;
-        let unreadable = |why| StoreError::Unavailable(format!("the server's answer cannot be read: {why}"));
+        let unreadable =
+            |why| StoreError::Unavailable(format!("the server's response cannot be read: {why}"));
         let views = answer.messages.into_iter().map(MessageView::try_from).collect::<Result<Vec<_>, _>>();
         Ok(Page { items: views.map_err(unreadable)?, next: answer.next })
     }

@@ -112,7 +112,7 @@ fn connect_error(transport: &Transport, failure: Failure) -> ConnectError {
         }),
         failure => match failure.into_store_error(Effect::None) {
             StoreError::Invalid(why) => {
-                StoreError::Invalid(format!("this does not answer as a Hapax server: {why}"))
+                StoreError::Invalid(format!("this does not respond as a Hapax server: {why}"))
             }
             error => error,
         },

@@ -146,7 +146,7 @@ impl Client {
         if answer.results.len() == expected {
             return Ok(answer);
         }
-        let why = format!("the server gave {} answers to {expected} elements", answer.results.len());
+        let why = format!("the server gave {} results for {expected} elements", answer.results.len());
         Err(StoreError::OutcomeUnknown(why))
     }
 }
@@ -161,7 +161,7 @@ fn convert_results<T, A, E>(
     let count = results.results.len();
     let answer = |(at, element)| match element {
         ItemResult::Done(answer) => done(answer)
-            .ok_or_else(|| StoreError::OutcomeUnknown("the server's answer cannot be read".into())),
+            .ok_or_else(|| StoreError::OutcomeUnknown("the server's response cannot be read".into())),
         ItemResult::Failed { error } => failed(&error).ok_or_else(|| {
             let detail = format!("the server answered {}: {}", error.code, error.detail);
             match count {

@@ -83,12 +83,12 @@ impl ReceiveCall {
                 return Ok(answer);
             }
         }
-        Err(StoreError::OutcomeUnknown("the receive was cancelled, and its answer did not come".into()))
+        Err(StoreError::OutcomeUnknown("the receive was cancelled, and its response did not come".into()))
     }
 }
 
 fn to_deliveries(answer: ReceiveResponse) -> Result<Vec<Delivery>, StoreError> {
     let unreadable =
-        |error| StoreError::OutcomeUnknown(format!("the server's answer cannot be read: {error}"));
+        |error| StoreError::OutcomeUnknown(format!("the server's response cannot be read: {error}"));
     answer.deliveries.into_iter().map(|item| Delivery::try_from(item).map_err(unreadable)).collect()
 }

@@ -99,7 +99,7 @@ impl Client {
         if answer.results.len() == expected {
             return Ok(answer);
         }
-        let why = format!("the server gave {} answers to {expected} elements", answer.results.len());
+        let why = format!("the server gave {} results for {expected} elements", answer.results.len());
         Err(StoreError::OutcomeUnknown(why))
     }
 }

@@ -87,7 +87,7 @@ impl Client {
         let part: Results<ImportResponse> =
             self.transport.post("/v1/transfer/items", &body).await.map_err(change_error)?;
         if part.results.len() != expected {
-            let why = format!("the server gave {} answers to {expected} items", part.results.len());
+            let why = format!("the server gave {} results for {expected} items", part.results.len());
             return Err(StoreError::OutcomeUnknown(why));
         }
         let answer = |element| match element {

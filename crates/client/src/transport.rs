@@ -220,13 +220,13 @@ impl Transport {
         let request = request.body(Full::new(body)).map_err(|error| Failure::NotSent(error.to_string()))?;
         let answer = tokio::time::timeout(timeout, self.exchange(request)).await;
         let (status, body) =
-            answer.unwrap_or_else(|_| Err(Failure::Lost(format!("no answer within {timeout:?}"))))?;
+            answer.unwrap_or_else(|_| Err(Failure::Lost(format!("no response within {timeout:?}"))))?;
         if !status.is_success() {
             return Err(Failure::Refused(status, Box::new(problem(status, &body))));
         }
         let json = if body.is_empty() { b"null" } else { &body[..] };
         serde_json::from_slice(json)
-            .map_err(|error| Failure::Lost(format!("the server's answer cannot be read: {error}")))
+            .map_err(|error| Failure::Lost(format!("the server's response cannot be read: {error}")))
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), Failure> {

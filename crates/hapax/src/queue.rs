@@ -36,7 +36,7 @@ where
     Error: From<E>,
 {
     let answer = answers.into_iter().next();
-    Ok(answer.ok_or_else(|| StoreError::Unavailable("the store gave no answer".into()))??)
+    Ok(answer.ok_or_else(|| StoreError::Unavailable("the store gave no result".into()))??)
 }
 
 impl<T> Queue<T> {

@@ -132,7 +132,7 @@ impl KeyedRequest {
         match task.await {
             Ok(answer) => answer,
             Err(error) => {
-                tracing::error!(%error, "a request's task ended without an answer; its key is in doubt");
+                tracing::error!(%error, "a request's task ended without a response; its key is in doubt");
                 Ok(run_interrupted("it ended unexpectedly").into_response())
             }
         }
@@ -179,7 +179,7 @@ impl KeyedRequest {
             answer @ (Some(ClaimResponse::Unavailable(_)) | None) => {
                 let error = match answer {
                     Some(ClaimResponse::Unavailable(error)) => error.to_string(),
-                    _ => "no answer".to_owned(),
+                    _ => "no response".to_owned(),
                 };
                 tracing::warn!(id = %self.id, error, "no claim: the ledger cannot be reached");
                 if self.policy.on_outage == OnOutage::Open {
@@ -339,9 +339,9 @@ impl HeldRun {
                 Err(error)
             }
             RunEnd::Finished(ServiceResult::Interrupted(error)) => {
-                self.end_in_doubt("the answer broke off").await;
-                tracing::warn!(id = %self.claim.id(), %error, "an answer broke off");
-                Ok(run_interrupted("its answer broke off").into_response())
+                self.end_in_doubt("the response broke off").await;
+                tracing::warn!(id = %self.claim.id(), %error, "a response broke off");
+                Ok(run_interrupted("its response broke off").into_response())
             }
             RunEnd::Panicked => {
                 self.end_in_doubt("the service panicked").await;
@@ -513,7 +513,7 @@ where
     if parts.status.is_informational() {
         // 101 switches the connection to another protocol: there is no response to store or to return.
         return ServiceResult::Interrupted(
-            format!("it answered {}, which is no final answer", parts.status).into(),
+            format!("it responded {}, which is no final response", parts.status).into(),
         );
     }
     let parts = Box::new(parts);
@@ -536,7 +536,7 @@ fn is_event_stream(headers: &http::HeaderMap) -> bool {
 
 fn in_progress(retry_after_ms: u64) -> Problem {
     let detail =
-        "a request with this Idempotency-Key is being worked on; send it again later to get its answer";
+        "a request with this Idempotency-Key is being worked on; send it again later to get its response";
     let title = "The same request is under way";
     let base_s = retry_after_ms.div_ceil(1000).clamp(1, 5);
     Problem::new("in-progress", StatusCode::CONFLICT, title, detail).retry_after(base_s, 2)
@@ -563,12 +563,12 @@ fn fingerprint_mismatch() -> Problem {
 fn response_not_stored(status: Option<u16>, why: &str) -> Problem {
     let answered = status.map(|status| format!(" and was answered with {status}")).unwrap_or_default();
     let detail = format!(
-        "the request with this Idempotency-Key has run{answered}; the answer cannot be given again: {why}"
+        "the request with this Idempotency-Key has run{answered}; the response cannot be given again: {why}"
     );
     let problem = Problem::new(
         "response-not-stored",
         StatusCode::CONFLICT,
-        "The request has run; its answer was not kept",
+        "The request has run; its response was not kept",
         detail,
     );
     match status {

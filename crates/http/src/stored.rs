@@ -77,9 +77,9 @@ pub fn check_resolution(scope: &Scope, resolution: &Resolution) -> Result<(), Ou
     }
     let refused = |problem: String| {
         OutcomeError(format!(
-            "{scope} is a scope of HTTP requests, and its outcome is the answer that duplicates get: {problem}; write \
+            "{scope} is a scope of HTTP requests, and its outcome is the response that duplicates get: {problem}; write \
              {{\"http_response\": {{\"status\": 201, \"headers\": [[\"location\", \"/orders/7\"]], \"body\": {{\"json\": …}}}}}}, \
-             with \"text\" or \"base64\" for other bodies, or with \"omitted\": \"why\" instead of a body where the answer \
+             with \"text\" or \"base64\" for other bodies, or with \"omitted\": \"why\" instead of a body where the response \
              is not known"
         ))
     };
@@ -88,7 +88,7 @@ pub fn check_resolution(scope: &Scope, resolution: &Resolution) -> Result<(), Ou
         json.get::<Envelope<StoredResponse>>().map_err(|error| refused(error.to_string()))?;
     let status = StatusCode::from_u16(stored.status).ok().filter(|status| !status.is_informational());
     if status.is_none() {
-        return Err(refused(format!("{} is no status of a final answer", stored.status)));
+        return Err(refused(format!("{} is no status of a final response", stored.status)));
     }
     if stored.omitted.is_none() && to_response(&stored).is_none() {
         return Err(refused("a header or the body cannot be sent".into()));
@@ -193,10 +193,10 @@ fn header_map(pairs: &[(String, String)]) -> Option<HeaderMap> {
 /// The result for a duplicate of a recorded outcome.
 pub(crate) fn replay(outcome: &RecordedOutcome) -> Replay {
     let json = match &outcome.value {
-        None => return Replay::Omitted { status: None, why: "its answer was not kept".into() },
+        None => return Replay::Omitted { status: None, why: "its response was not kept".into() },
         // Resolved by hand, bypassing `check_resolution`: it is only known that the request ran.
         Some(json) if json.as_str() == "null" => {
-            let why = "it was decided that it has run, and no answer was recorded with that";
+            let why = "it was decided that it has run, and no response was recorded with that";
             return Replay::Omitted { status: None, why: why.into() };
         }
         Some(json) => json,

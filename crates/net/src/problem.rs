@@ -80,7 +80,7 @@ impl Problem {
 
 /// Too many responses are unread, and there is no memory for more.
 pub fn overloaded() -> Problem {
-    let detail = "too many answers wait to be read by their clients; retry with backoff";
-    Problem::new("overloaded", StatusCode::SERVICE_UNAVAILABLE, "There is no room for more answers", detail)
+    let detail = "too many responses wait to be read by their clients; retry with backoff";
+    Problem::new("overloaded", StatusCode::SERVICE_UNAVAILABLE, "There is no room for more responses", detail)
         .retry_after(1, 4)
 }

@@ -291,7 +291,7 @@ impl Tracker {
         let since_us = std::mem::replace(&mut connections.swept_us, now_us);
         for open in connections.open.values_mut() {
             if open.reads_too_slowly(now_us, since_us, self.timeouts) {
-                tracing::warn!("closing a connection that does not read its answer");
+                tracing::warn!("closing a connection that does not read its response");
                 open.connection.close.notify_one();
                 continue;
             }

@@ -98,7 +98,7 @@ pub(crate) fn broken(what: &str, problem: &str, access: Access) -> StoreError {
 
 /// The database did not answer in time.
 pub(crate) fn late(what: &str, limit: Duration, access: Access) -> StoreError {
-    let told = format!("{what}: PostgreSQL did not answer within {} ms", limit.as_millis());
+    let told = format!("{what}: PostgreSQL did not respond within {} ms", limit.as_millis());
     match access {
         Access::Read => StoreError::Unavailable(told),
         Access::Write => StoreError::OutcomeUnknown(told),

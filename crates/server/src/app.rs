@@ -197,7 +197,7 @@ impl RequestHandler for ConnectionHandler {
 }
 
 fn overloaded() -> Response<Body> {
-    let detail = "too many answers wait to be read by their clients; retry with backoff";
+    let detail = "too many responses wait to be read by their clients; retry with backoff";
     let mut response = problem_response(StatusCode::SERVICE_UNAVAILABLE, "overloaded", detail);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(1 + fastrand::u64(0..=4)));
     response

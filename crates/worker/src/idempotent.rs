@@ -295,7 +295,7 @@ impl Idempotent {
             Some(ClaimResponse::Unavailable(error) | ClaimResponse::Unconfirmed(error)) => {
                 Err(IdempotentError::Ledger(error))
             }
-            None => Err(IdempotentError::Ledger(StoreError::Unavailable("the ledger gave no answer".into()))),
+            None => Err(IdempotentError::Ledger(StoreError::Unavailable("the ledger gave no result".into()))),
         }
     }
 }

@@ -105,7 +105,7 @@ impl WorkerState {
     ) -> Vec<UnsettledDelivery> {
         let settles = unsettled.iter().map(|one| self.as_settle(&one.ended)).collect();
         let call = self.timer().timeout(CALL_MS_MAX, self.source.settle(settles)).await;
-        let unanswered = || Err(StoreError::OutcomeUnknown("the store did not answer in time".into()));
+        let unanswered = || Err(StoreError::OutcomeUnknown("the store did not respond in time".into()));
         let error = match call.unwrap_or_else(unanswered) {
             Ok(answers) => {
                 if !self.same_store {

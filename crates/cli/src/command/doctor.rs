@@ -42,7 +42,7 @@ pub struct DoctorArgs {
     /// open it.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// How long producers keep repeating a send without an answer.
+    /// How long producers keep repeating a send without a response.
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     producer_retry: Option<u64>,
     #[command(flatten)]

@@ -64,7 +64,7 @@ Examples:
   hapax ledger resolve 'http/proxy/anyone/POST /orders' order-7 --as completed \
     --outcome '{\"http_response\": {\"status\": 201, \"body\": {\"json\": {\"charge\": \"ch_1\"}}}}'
 
-The outcome of an HTTP request is the answer that its duplicates get.
+The outcome of an HTTP request is the response that its duplicates get.
 First find out, where the effect would show, whether it happened: `completed` keeps it from ever being run,
 `absent` lets it run. Messages that were parked because of the doubt are delivered again.")]
     Resolve(Resolve),

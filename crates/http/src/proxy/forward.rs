@@ -191,7 +191,7 @@ impl Forwarder {
         let hop_by_hop = request.headers().keys().any(is_hop_by_hop);
         if *request.method() == Method::CONNECT || (hop_by_hop && asks_for_upgrade(request.headers())) {
             let detail =
-                "this proxy passes on requests and answers; upgrades and CONNECT need a way around it";
+                "this proxy passes on requests and responses; upgrades and CONNECT need a way around it";
             let title = "Other protocols are not passed on";
             return Err(Problem::new("upgrade-not-supported", StatusCode::NOT_IMPLEMENTED, title, detail));
         }
@@ -283,11 +283,11 @@ impl ForwarderState {
             }
             None => {
                 let ms = self.responses.timeout().as_millis();
-                tracing::warn!(upstream = %self.target.authority, ms, "upstream does not answer");
+                tracing::warn!(upstream = %self.target.authority, ms, "upstream does not respond");
                 let detail = format!(
-                    "the upstream did not answer in {ms} ms; it is open whether the request took effect"
+                    "the upstream did not respond in {ms} ms; it is open whether the request took effect"
                 );
-                let title = "The upstream does not answer";
+                let title = "The upstream does not respond";
                 problem_with_verdict(
                     Problem::new("upstream-timeout", StatusCode::GATEWAY_TIMEOUT, title, detail),
                     EffectVerdict::InDoubt,
@@ -325,11 +325,11 @@ impl ForwarderState {
 
     /// The upstream responded, but the response cannot be forwarded.
     fn upstream_invalid(&self, why: &str) -> Response<Body> {
-        tracing::warn!(upstream = %self.target.authority, why, "an answer of the upstream cannot be passed on");
+        tracing::warn!(upstream = %self.target.authority, why, "a response of the upstream cannot be passed on");
         let detail = format!(
-            "the upstream's answer cannot be passed on: {why}; it is open whether the request took effect"
+            "the upstream's response cannot be passed on: {why}; it is open whether the request took effect"
         );
-        let title = "The upstream's answer is not valid";
+        let title = "The upstream's response is not valid";
         problem_with_verdict(
             Problem::new("upstream-invalid", StatusCode::BAD_GATEWAY, title, detail),
             EffectVerdict::InDoubt,

@@ -48,7 +48,7 @@ where
     ApiError: From<E>,
 {
     let answer =
-        batch?.pop().ok_or_else(|| StoreError::OutcomeUnknown("the ledger gave no answer".into()))?;
+        batch?.pop().ok_or_else(|| StoreError::OutcomeUnknown("the ledger gave no result".into()))?;
     Ok(answer?)
 }
 

@@ -97,7 +97,7 @@ pub(super) async fn receive(
         if !keeps {
             give_back(native.store.as_ref(), &queue, &deliveries).await;
         }
-        let detail = "too many answers wait to be read by their clients; retry with backoff";
+        let detail = "too many responses wait to be read by their clients; retry with backoff";
         return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Problem::new("overloaded", detail, true)));
     }
     let answer = ReceiveResponse { deliveries: deliveries.into_iter().map(Into::into).collect() };

@@ -234,7 +234,7 @@ impl Sqs {
 
     /// The response to a request for whose response there is no space.
     pub(crate) fn overloaded(headers: &HeaderMap) -> Response<Body> {
-        let text = "Too many answers wait to be read by their clients; retry with backoff.";
+        let text = "Too many responses wait to be read by their clients; retry with backoff.";
         let mut response =
             respond(Protocol::of(headers), None, &Err(SqsError::new(ErrorKind::ServiceUnavailable, text)));
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(1 + fastrand::u64(0..=4)));

@@ -118,7 +118,7 @@ impl AdminConfig {
                 found.push(Problem::at("admin.listen", problem));
             } else if !address.ip().is_loopback() && self.keys.is_empty() {
                 let problem = format!(
-                    "refusing to listen on {address} for operators without keys: anyone who reaches it could read answers \
+                    "refusing to listen on {address} for operators without keys: anyone who reaches it could read responses \
                      and decide about keys in doubt; configure admin.keys, or listen on loopback"
                 );
                 found.push(Problem::at("admin.listen", problem));

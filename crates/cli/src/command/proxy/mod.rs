@@ -163,7 +163,7 @@ enum OutageArg {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Config {
-    /// Where keys and answers are kept.
+    /// Where keys and responses are kept.
     #[serde(serialize_with = "serialize_without_secrets")]
     ledger: String,
     /// The listener for operators.

@@ -111,7 +111,7 @@ impl Operations {
             if !repeatable {
                 give_back(self.store.as_ref(), &queue, &deliveries).await;
             }
-            let text = "Too many answers wait to be read by their clients; retry with backoff.";
+            let text = "Too many responses wait to be read by their clients; retry with backoff.";
             return Err(SqsError::new(ErrorKind::ServiceUnavailable, text));
         }
         let wanted = WantedAttributes::new(request, queue.is_fifo());

@@ -151,7 +151,7 @@ impl Operations {
         match answers.pop() {
             Some(Ok(sent)) => Ok(Output::Sent(sent_output(&queue, sent, digests))),
             Some(Err(error)) => Err(error.into()),
-            None => Err(SqsError::new(ErrorKind::InternalFailure, "The store gave no answer.")),
+            None => Err(SqsError::new(ErrorKind::InternalFailure, "The store gave no result.")),
         }
     }
 

@@ -69,7 +69,7 @@ fn split_valid<'e, T>(
 }
 
 fn no_result() -> SqsError {
-    SqsError::new(ErrorKind::InternalFailure, "The store gave no answer.")
+    SqsError::new(ErrorKind::InternalFailure, "The store gave no result.")
 }
 
 impl Operations {
