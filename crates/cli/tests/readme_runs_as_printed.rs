@@ -35,6 +35,8 @@ cargo() {
             "$HAPAX" proxy "$@" --listen "$PROXY" > proxy.log 2>&1 &
             answers "$PROXY/" ;;
         "run --quiet --release -- "*) shift 4; "$HAPAX" "$@" ;;
+        "new "*) mkdir "$2" ;;
+        "run") [ "$(basename "$PWD")" = charges ] ;;
         "xtask test" | "add "*) ;;
         *) echo "the README runs an unexpected command: cargo $*"; exit 1 ;;
     esac
@@ -109,8 +111,11 @@ fn main() -> ExitCode {
 fn the_readme_runs_from_top_to_bottom() {
     let [server, proxy, service] = free_ports();
     let folder = tempfile::tempdir().unwrap();
+    // The README makes a project beside the clone.
+    let clone = folder.path().join("clone");
+    std::fs::create_dir(&clone).unwrap();
     let mut command = Command::new("bash");
-    command.current_dir(folder.path()).args(["-c", &script([server, proxy, service])]).process_group(0);
+    command.current_dir(&clone).args(["-c", &script([server, proxy, service])]).process_group(0);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("HAPAX_")) {
         command.env_remove(name);
     }
@@ -133,7 +138,7 @@ fn the_readme_runs_from_top_to_bottom() {
     let _ = kill_process_group(group, Signal::KILL);
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
-    let log = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap_or_default();
+    let log = |name: &str| std::fs::read_to_string(clone.join(name)).unwrap_or_default();
     let all = format!("{text}\n--- serve\n{}\n--- proxy\n{}", log("serve.log"), log("proxy.log"));
     let status = ended.unwrap_or_else(|_| panic!("it did not end:\n{all}")).unwrap();
     assert!(status.success(), "{status}:\n{all}");

@@ -1,7 +1,8 @@
 //! Async jobs whose effects happen once.
 //!
 //! ```sh
-//! cargo add hapax serde --features serde/derive
+//! cargo add hapax
+//! cargo add serde --features derive
 //! cargo add tokio --features macros,rt-multi-thread,signal
 //! ```
 //!
