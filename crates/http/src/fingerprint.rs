@@ -1,6 +1,9 @@
 //! A hash of a request's content: two requests have the same fingerprint only if a service has no reason to distinguish
 //! them.
 
+use std::sync::LazyLock;
+
+use blake3::hazmat::{ContextKey, HasherExt as _, hash_derive_key_context};
 use hapax_core::Fingerprint;
 use http::header::{HOST, HeaderName};
 use http::request::Parts;
@@ -10,6 +13,11 @@ use crate::body::CompleteBody;
 use crate::canonical::{Node, hash_part};
 use crate::media::MediaType;
 use crate::policy::Policy;
+
+/// What the hash is for, hashed once per process: that costs as much as the hash of a small request.
+static REQUEST_CONTEXT: LazyLock<ContextKey> = LazyLock::new(|| hash_derive_key_context("hapax request"));
+static REQUEST_WITH_EXTRAS_CONTEXT: LazyLock<ContextKey> =
+    LazyLock::new(|| hash_derive_key_context("hapax request with headers"));
 
 /// Headers that describe the request beside its body: the type of the body, the conditions of the operation, and the
 /// operation itself. Many services read `X_Http_Method` as `X-Http-Method` (CGI, WSGI, Rack).
@@ -40,8 +48,8 @@ pub(crate) fn fingerprint(
 ) -> Fingerprint {
     let extras = extras(parts, policy, media, body);
     // A request without extras keeps the fingerprint that it had before extras existed.
-    let context = if extras.is_empty() { "hapax request" } else { "hapax request with headers" };
-    let mut hasher = blake3::Hasher::new_derive_key(context);
+    let context = if extras.is_empty() { &*REQUEST_CONTEXT } else { &*REQUEST_WITH_EXTRAS_CONTEXT };
+    let mut hasher = blake3::Hasher::new_from_context_key(context);
     if !extras.is_empty() {
         hasher.update(&(extras.len() as u64).to_le_bytes());
         for (name, value) in &extras {
@@ -102,8 +110,14 @@ fn fingerprint_name(name: &HeaderName, policy: &Policy) -> Option<String> {
     if policy.fingerprint_headers.iter().any(|counted| counted.eq_ignore_ascii_case(name)) {
         return Some(name.to_owned());
     }
-    let spelt = name.replace('_', "-");
-    ALWAYS_INCLUDED_HEADERS.contains(&spelt.as_str()).then_some(spelt)
+    let always = ALWAYS_INCLUDED_HEADERS.iter().find(|always| is_spelt(name, always))?;
+    Some((*always).to_owned())
+}
+
+/// Whether a header's name is `known`, perhaps with underscores for its dashes.
+fn is_spelt(name: &str, known: &str) -> bool {
+    let same = |(one, other): (u8, u8)| one == other || (one == b'_' && other == b'-');
+    name.len() == known.len() && name.bytes().zip(known.bytes()).all(same)
 }
 
 /// The requested host name without its port. A service may distinguish its tenants by it: the same key at another host

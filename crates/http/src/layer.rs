@@ -285,29 +285,40 @@ where
         Box::pin(async move {
             match shared.prepare(request).await {
                 Prepared::Pass(request) => {
-                    shared.counters.passed.add();
-                    inner.call(*request).await.map(|response| response.map(Body::stream))
+                    inner.call(request).await.map(|response| response.map(Body::stream))
                 }
-                Prepared::Refused(problem) => {
-                    shared.counters.refused_invalid.add();
-                    Ok(problem.into_response())
-                }
+                Prepared::Refused(problem) => Ok(problem.into_response()),
                 Prepared::Keyed(run) => run.spawn(inner).await,
             }
         })
     }
 }
 
-enum Prepared {
+#[expect(clippy::large_enum_variant, reason = "requests without a key are the most frequent ones")]
+pub(crate) enum Prepared {
     /// Not handled by the layer.
-    Pass(Box<Request<Body>>),
+    Pass(Request<Body>),
     Refused(Problem),
     Keyed(Box<KeyedRequest>),
 }
 
 impl LayerState {
-    /// Decides how to handle a request; reads its body if it has a key.
-    async fn prepare<B>(self: &Arc<Self>, request: Request<B>) -> Prepared
+    /// Decides how to handle a request, and counts it; reads its body if it has a key.
+    pub(crate) async fn prepare<B>(self: &Arc<Self>, request: Request<B>) -> Prepared
+    where
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let prepared = self.decide(request).await;
+        match &prepared {
+            Prepared::Pass(_) => self.counters.passed.add(),
+            Prepared::Refused(_) => self.counters.refused_invalid.add(),
+            Prepared::Keyed(_) => {}
+        }
+        prepared
+    }
+
+    async fn decide<B>(self: &Arc<Self>, request: Request<B>) -> Prepared
     where
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
@@ -316,7 +327,7 @@ impl LayerState {
         headers::strip_reserved(&mut parts.headers);
         let route = path::normalize(parts.uri.path());
         let (pattern, policy) = self.routes.find(&route);
-        let pass = |parts, body| Prepared::Pass(Box::new(Request::from_parts(parts, Body::stream(body))));
+        let pass = |parts, body| Prepared::Pass(Request::from_parts(parts, Body::stream(body)));
         if !policy.methods.contains(&parts.method) || parts.method.as_str().len() > METHOD_BYTES_MAX {
             return pass(parts, body);
         }
@@ -348,7 +359,7 @@ impl LayerState {
             Ok(Some(key)) => key,
             Ok(None) if policy.key_required => return Prepared::Refused(key_missing(policy)),
             Ok(None) => {
-                return Prepared::Pass(Box::new(Request::from_parts(parts, Body::from_complete(read))));
+                return Prepared::Pass(Request::from_parts(parts, Body::from_complete(read)));
             }
             Err(key::KeyError(why)) => return Prepared::Refused(key_invalid(why)),
         };

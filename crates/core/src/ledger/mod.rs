@@ -18,9 +18,10 @@
 pub mod protocol;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use async_trait::async_trait;
+use blake3::hazmat::{ContextKey, HasherExt as _, hash_derive_key_context};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
@@ -73,16 +74,16 @@ impl EntryId {
 
     /// 128-bit hash of scope and key.
     pub fn hash(&self) -> u128 {
-        let mut hasher = self.hasher("hapax entry");
+        let mut hasher = self.hasher(&ENTRY_CONTEXT);
         u128::from_le_bytes(take16(&mut hasher))
     }
 
     /// The key for a call to another system on behalf of this entry. `label` distinguishes several such calls.
     pub fn derived_key(&self, label: &str) -> IdempotencyKey {
-        let mut hasher = self.hasher("hapax derived key");
+        let mut hasher = self.hasher(&DERIVED_KEY_CONTEXT);
         hasher.update(label.as_bytes());
-        let hex = u128::from_be_bytes(take16(&mut hasher));
-        IdempotencyKey::new(format!("hapax-{hex:032x}")).expect("hex digits are a valid key")
+        let hex = hasher.finalize().to_hex();
+        IdempotencyKey::new(format!("hapax-{}", &hex[..32])).expect("hex digits are a valid key")
     }
 
     /// Scope and key as arguments of `hapax ledger`, quoted for a shell. They go last on the line, since a key may look like
@@ -102,8 +103,8 @@ impl EntryId {
         format!("{end_of_flags}{} {}", quoted(scope), quoted(key))
     }
 
-    fn hasher(&self, purpose: &str) -> blake3::Hasher {
-        let mut hasher = blake3::Hasher::new_derive_key(purpose);
+    fn hasher(&self, context: &ContextKey) -> blake3::Hasher {
+        let mut hasher = blake3::Hasher::new_from_context_key(context);
         // The length prefixes keep ("ab", "c") and ("a", "bc") distinct.
         hasher.update(&(self.scope.as_str().len() as u64).to_le_bytes());
         hasher.update(self.scope.as_str().as_bytes());
@@ -112,6 +113,11 @@ impl EntryId {
         hasher
     }
 }
+
+/// The purposes of hashes of an entry, each hashed once per process: that costs as much as a hash itself.
+static ENTRY_CONTEXT: LazyLock<ContextKey> = LazyLock::new(|| hash_derive_key_context("hapax entry"));
+static DERIVED_KEY_CONTEXT: LazyLock<ContextKey> =
+    LazyLock::new(|| hash_derive_key_context("hapax derived key"));
 
 fn take16(hasher: &mut blake3::Hasher) -> [u8; 16] {
     hasher.finalize().as_bytes()[..16].try_into().expect("16 of 32 bytes")
@@ -635,6 +641,18 @@ mod tests {
     use super::*;
 
     /// A completion that is repeated after a restart must compare equal to the stored one.
+    /// Hashes are on disks, and derived keys at other systems: they stay what they were.
+    #[test]
+    fn hashes_and_derived_keys_are_fixed() {
+        let id = EntryId::of_queue(&QueueName::new("charges").unwrap(), "order-7".parse().unwrap());
+        assert_eq!(id.derived_key("charge").as_str(), "hapax-7f45b5656e4e0082c853cd75eff1b153");
+        let mut hasher = blake3::Hasher::new_derive_key("hapax entry");
+        for part in [id.scope.as_str(), id.key.as_str()] {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        }
+        assert_eq!(id.hash().to_le_bytes(), take16(&mut hasher));
+    }
+
     #[test]
     fn an_outcome_survives_json_even_if_it_is_null() {
         let kept = [

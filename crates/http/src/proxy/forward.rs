@@ -3,7 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -59,6 +59,8 @@ pub(crate) struct CallerInfo {
     ip: HeaderValue,
     /// For `Forwarded`; the host is appended.
     element: String,
+    /// The host of the connection's first request, and `Forwarded` with it: most callers use one host per connection.
+    first_host: OnceLock<(HeaderValue, HeaderValue)>,
 }
 
 impl CallerInfo {
@@ -71,7 +73,33 @@ impl CallerInfo {
             proto: HeaderValue::from_static(proto),
             ip: HeaderValue::from_str(&ip.to_string()).expect("digits, dots and colons"),
             element: format!("for={node};proto={proto}"),
+            first_host: OnceLock::new(),
         }
+    }
+
+    /// The caller as an element of `Forwarded`.
+    fn forwarded(&self, host: Option<&HeaderValue>) -> Option<HeaderValue> {
+        let Some(host) = host else { return self.forwarded_element(None) };
+        match self.first_host.get() {
+            Some((first, element)) if first == host => Some(element.clone()),
+            Some(_) => self.forwarded_element(Some(host)),
+            None => {
+                let element = self.forwarded_element(Some(host))?;
+                let _ = self.first_host.set((host.clone(), element.clone()));
+                Some(element)
+            }
+        }
+    }
+
+    fn forwarded_element(&self, host: Option<&HeaderValue>) -> Option<HeaderValue> {
+        let plain =
+            |text: &&str| text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\".contains(&byte));
+        let host = host.and_then(|host| host.to_str().ok()).filter(plain);
+        let element = match host {
+            Some(host) => format!("{};host=\"{host}\"", self.element),
+            None => self.element.clone(),
+        };
+        HeaderValue::from_maybe_shared(Bytes::from(element)).ok()
     }
 }
 
@@ -387,8 +415,15 @@ impl Service<Request<Body>> for ConnectionForwarder {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let Self { inner, peer } = self.clone();
-        Box::pin(async move { Ok(inner.forward(request, &peer).await) })
+        let this = self.clone();
+        Box::pin(async move { Ok(this.forward(request).await) })
+    }
+}
+
+impl ConnectionForwarder {
+    /// Sends a request to the upstream. Never fails: every error becomes a response.
+    pub(crate) async fn forward(&self, request: Request<Body>) -> Response<Body> {
+        self.inner.forward(request, &self.peer).await
     }
 }
 
@@ -516,19 +551,10 @@ fn add_forwarded_headers(
     append_to_list(headers, &X_FORWARDED_FOR, peer.ip.clone());
     // The value of an earlier, trusted hop is closer to the caller.
     headers.entry(X_FORWARDED_PROTO).or_insert_with(|| peer.proto.clone());
-    let mut element = String::with_capacity(peer.element.len() + host.map_or(0, |host| host.len() + 8));
-    element.push_str(&peer.element);
     if let Some(host) = host {
         headers.entry(X_FORWARDED_HOST).or_insert_with(|| host.clone());
-        let plain =
-            |text: &&str| text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\".contains(&byte));
-        if let Some(host) = host.to_str().ok().filter(plain) {
-            element.push_str(";host=\"");
-            element.push_str(host);
-            element.push('"');
-        }
     }
-    if let Ok(element) = HeaderValue::from_maybe_shared(Bytes::from(element)) {
+    if let Some(element) = peer.forwarded(host) {
         append_to_list(headers, &FORWARDED, element);
     }
 }
@@ -624,6 +650,24 @@ mod tests {
         assert_eq!(headers[X_FORWARDED_FOR], "10.0.0.1, 2001:db8::1");
         assert_eq!(headers[X_FORWARDED_PROTO], "http");
         assert!(headers[FORWARDED].to_str().unwrap().starts_with("for=10.0.0.1, for="));
+    }
+
+    #[test]
+    fn each_request_of_a_connection_has_its_own_host_in_forwarded() {
+        let peer = peer();
+        let forwarded = |host: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            let host = host.map(HeaderValue::from_static);
+            add_forwarded_headers(&mut headers, &peer, host.as_ref(), false);
+            headers[FORWARDED].to_str().unwrap().replace("for=\"[2001:db8::1]\";proto=https", "")
+        };
+        assert_eq!(forwarded(None), "");
+        for _ in 0..2 {
+            assert_eq!(forwarded(Some("a.example")), ";host=\"a.example\"");
+            assert_eq!(forwarded(Some("b.example:8443")), ";host=\"b.example:8443\"");
+            assert_eq!(forwarded(Some("a\"b")), "", "it cannot be quoted");
+            assert_eq!(forwarded(None), "");
+        }
     }
 
     #[test]

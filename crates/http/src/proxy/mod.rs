@@ -34,13 +34,11 @@ use hapax_net::unread::UnreadBudget;
 use hapax_net::{idle, problem};
 use http::Response;
 use tokio::net::TcpListener;
-use tower_layer::Layer as _;
-use tower_service::Service as _;
 
 pub use self::config::{HostPolicy, ProxyConfig, ProxyLimits, RoutePolicy, TlsFiles};
 use self::forward::{CallerInfo, ConnectionForwarder, Forwarder, refused};
 use crate::body::Body;
-use crate::layer::{Idempotency, IdempotencyLayer};
+use crate::layer::{IdempotencyLayer, Prepared};
 use crate::policy::ConfigError;
 use crate::stored::IDEMPOTENT_REPLAYED;
 
@@ -138,8 +136,8 @@ impl Proxy {
         let shared = Arc::new(ProxyState { config: self.config, layer: self.layer, forward: self.forward });
         let connect = move |peer: hapax_net::connection::Peer| {
             let peer = Arc::new(CallerInfo::new(peer.address, peer.tls));
-            let idempotent = shared.layer.layer(shared.forward.for_caller(peer.clone()));
-            CallerConnection { shared: shared.clone(), peer, idempotent }
+            let forward = shared.forward.for_caller(peer.clone());
+            CallerConnection { shared: shared.clone(), peer, forward }
         };
         let mut end = None;
         let noted = async {
@@ -177,7 +175,22 @@ struct ProxyState {
 struct CallerConnection {
     shared: Arc<ProxyState>,
     peer: Arc<CallerInfo>,
-    idempotent: Idempotency<ConnectionForwarder>,
+    forward: ConnectionForwarder,
+}
+
+impl CallerConnection {
+    /// What the layer's service does, without its clones and boxes for each request.
+    async fn serve(&self, request: Request) -> Response<Body> {
+        match self.shared.layer.0.prepare(request).await {
+            // Boxed: its state is large, and would be moved with the state of every request.
+            Prepared::Pass(request) => Box::pin(self.forward.forward(request)).await,
+            Prepared::Refused(problem) => problem.into_response(),
+            Prepared::Keyed(run) => {
+                let Ok(response) = run.spawn(self.forward.clone()).await;
+                response
+            }
+        }
+    }
 }
 
 impl RequestHandler for CallerConnection {
@@ -188,10 +201,7 @@ impl RequestHandler for CallerConnection {
         let told = tracing::enabled!(tracing::Level::INFO)
             .then(|| (Instant::now(), request.method().clone(), request.uri().path().to_owned()));
         let response = match self.shared.forward.admit(&mut request) {
-            Ok(()) => {
-                let Ok(response) = self.idempotent.clone().call(request).await;
-                response
-            }
+            Ok(()) => self.serve(request).await,
             Err(problem) => refused(problem, request.version()),
         };
         if let Some((begun, method, path)) = told {
