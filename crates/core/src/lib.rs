@@ -18,7 +18,7 @@
 //! | [`documents`] | small named JSON documents with compare-and-set |
 //! | [`cancel_safe`] | a receive that takes nothing when it is dropped, for stores behind a network |
 //! | [`source`] | the worker's only input, and the adapter from a queue |
-//! | [`metrics`] | counters and gauges, declared once and read alike |
+//! | [`mod@metrics`] | counters and gauges, declared once and read alike |
 //! | [`error`] | one narrow error per operation |
 //! | [`clock`] | time as a parameter |
 
