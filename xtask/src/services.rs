@@ -8,12 +8,10 @@ use crate::child;
 use crate::suite::{Context, Outcome, Skip, Step};
 
 /// Steps that come before the tests.
-pub const STEPS: &[Step] = &[Step {
-    name: "service: postgres",
-    limit: Duration::from_mins(10),
-    needs_build: false,
-    action: postgres,
-}];
+pub const STEPS: &[Step] = &[
+    Step { name: "service: postgres", limit: Duration::from_mins(10), needs_build: false, action: postgres },
+    Step { name: "service: redis", limit: Duration::from_mins(10), needs_build: false, action: redis },
+];
 
 /// PostgreSQL 15, from Debian's package, or whichever is on the path. The tests start it themselves.
 fn postgres(cx: &Context, step: &Step) -> Outcome {
@@ -21,21 +19,46 @@ fn postgres(cx: &Context, step: &Step) -> Outcome {
     if Path::new(debian).exists() {
         return step.run(cx, with_args(debian, &["--version"]));
     }
-    if has("postgres") {
-        return step.run(cx, with_args("postgres", &["--version"]));
+    found_or_installed(
+        cx,
+        step,
+        &Service { name: "PostgreSQL 15", package: "postgresql-15", program: "postgres", installed: debian },
+    )
+}
+
+/// Redis 7, from the path or from Debian's package. The tests start it themselves.
+fn redis(cx: &Context, step: &Step) -> Outcome {
+    let program = "redis-server";
+    found_or_installed(cx, step, &Service { name: "Redis 7", package: program, program, installed: program })
+}
+
+/// A server that Debian has a package of.
+struct Service {
+    name: &'static str,
+    package: &'static str,
+    /// The program on the path.
+    program: &'static str,
+    /// The program that the package installs.
+    installed: &'static str,
+}
+
+fn found_or_installed(cx: &Context, step: &Step, service: &Service) -> Outcome {
+    let Service { name, package, program, installed } = service;
+    if has(program) {
+        return step.run(cx, with_args(program, &["--version"]));
     }
     if !has("apt-get") || !is_root() {
         let remedy =
-            "PostgreSQL 15 is not installed; install Debian's postgresql-15, or put its programs on the path";
-        return Outcome::Skipped(Skip::Because(remedy.to_owned()));
+            format!("{name} is not installed; install Debian's {package}, or put its programs on the path");
+        return Outcome::Skipped(Skip::Because(remedy));
     }
     if child::run(&mut with_args("apt-get", &["update", "--quiet", "--error-on=any"]), step.limit)
         .problem
         .is_some()
     {
-        return Outcome::Skipped(Skip::RegistryOutOfReach("PostgreSQL 15 could not be installed".to_owned()));
+        return Outcome::Skipped(Skip::RegistryOutOfReach(format!("{name} could not be installed")));
     }
-    let mut install = with_args("apt-get", &["install", "--yes", "--no-install-recommends", "postgresql-15"]);
+    let mut install = with_args("apt-get", &["install", "--yes", "--no-install-recommends", package]);
     // In runlevel 1 the package does not start the server that it sets up.
     install.env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1");
     if let Outcome::Ran(result) = step.run(cx, install)
@@ -43,7 +66,7 @@ fn postgres(cx: &Context, step: &Step) -> Outcome {
     {
         return Outcome::Ran(result);
     }
-    step.run(cx, with_args(debian, &["--version"]))
+    step.run(cx, with_args(installed, &["--version"]))
 }
 
 fn with_args(program: &str, args: &[&str]) -> Command {

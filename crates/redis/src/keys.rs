@@ -1,0 +1,155 @@
+//! Names of the keys in Redis.
+//!
+//! All keys of a scope of the ledger have one hash tag, and so will those of a queue, whose ledger scope bears its name:
+//! one script may then change a message and its entry, also on a Cluster. There are [`SHARDS`] tags, spread evenly over the
+//! slots of a Cluster, and a scope belongs to one of them. A fixed number, since listing and sweeping visit each of them.
+
+use hapax_core::{EntryId, Scope};
+
+/// Number of hash tags. It is a part of the layout in Redis and never changes.
+pub(crate) const SHARDS: usize = 64;
+/// Slots of a Redis Cluster.
+pub(crate) const SLOTS: u16 = 16_384;
+
+/// A group of keys with the same hash tag.
+pub(crate) type Shard = usize;
+
+/// Makes the names of keys.
+#[derive(Debug, Clone)]
+pub(crate) struct Keys {
+    prefix: String,
+    tags: Vec<String>,
+}
+
+impl Keys {
+    pub fn new(prefix: &str) -> Self {
+        Self { prefix: prefix.to_owned(), tags: tags() }
+    }
+
+    fn key(&self, shard: Shard, name: &str) -> String {
+        format!("{}:{{{}}}:{name}", self.prefix, self.tags[shard])
+    }
+
+    /// Last fence, start of the server, revisions: the few numbers of a shard.
+    pub fn meta(&self, shard: Shard) -> String {
+        self.key(shard, "meta")
+    }
+
+    /// All entries, by fence.
+    pub fn all(&self, shard: Shard) -> String {
+        self.key(shard, "all")
+    }
+
+    /// The entries that are held or in doubt, by fence.
+    pub fn open(&self, shard: Shard) -> String {
+        self.key(shard, "open")
+    }
+
+    /// The entries that time changes, by when it does.
+    pub fn due(&self, shard: Shard) -> String {
+        self.key(shard, "due")
+    }
+
+    /// Counts of open entries per scope.
+    pub fn scopes(&self, shard: Shard) -> String {
+        self.key(shard, "scopes")
+    }
+
+    /// Decisions of operators.
+    pub fn audit(&self, shard: Shard) -> String {
+        self.key(shard, "audit")
+    }
+
+    /// One entry.
+    pub fn entry(&self, shard: Shard, member: &str) -> String {
+        self.key(shard, &format!("e:{member}"))
+    }
+
+    /// The documents and the order of their names.
+    pub fn documents(&self) -> [String; 3] {
+        [self.meta(0), self.key(0, "documents"), self.key(0, "document-names")]
+    }
+
+    /// The keys of every script of the ledger, up to the entry.
+    pub fn ledger(&self, shard: Shard) -> Vec<String> {
+        vec![self.meta(shard), self.all(shard), self.open(shard), self.due(shard), self.scopes(shard)]
+    }
+
+    /// The slot of a shard's keys.
+    pub fn slot(&self, shard: Shard) -> u16 {
+        slot(&self.tags[shard])
+    }
+}
+
+/// The shard of a scope.
+pub(crate) fn shard_of(scope: &Scope) -> Shard {
+    usize::from(crc16(scope.as_str().as_bytes())) % SHARDS
+}
+
+/// The name of an entry in the indexes of its shard, and the last part of its key.
+pub(crate) fn member(id: &EntryId) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(id.hash().to_le_bytes())
+}
+
+/// One tag in each of [`SHARDS`] equal ranges of slots: the smallest number whose slot is there.
+fn tags() -> Vec<String> {
+    let width = usize::from(SLOTS) / SHARDS;
+    let mut tags = vec![String::new(); SHARDS];
+    let mut missing = SHARDS;
+    for number in 0_u32.. {
+        let tag = number.to_string();
+        let found = &mut tags[usize::from(slot(&tag)) / width];
+        if found.is_empty() {
+            *found = tag;
+            missing -= 1;
+            if missing == 0 {
+                break;
+            }
+        }
+    }
+    tags
+}
+
+fn slot(tag: &str) -> u16 {
+    crc16(tag.as_bytes()) % SLOTS
+}
+
+/// CRC-16/XMODEM, by which Redis Cluster assigns keys to slots.
+fn crc16(bytes: &[u8]) -> u16 {
+    let step = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+    bytes.iter().fold(0, |crc, byte| (0..8).fold(crc ^ (u16::from(*byte) << 8), step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        // From the specification of Redis Cluster, and `CLUSTER KEYSLOT`.
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        assert_eq!(slot("foo"), 12_182);
+    }
+
+    #[test]
+    fn shards_are_spread_over_all_slots() {
+        let keys = Keys::new("hapax");
+        for shard in 0..SHARDS {
+            let width = usize::from(SLOTS) / SHARDS;
+            assert_eq!(usize::from(keys.slot(shard)) / width, shard);
+        }
+    }
+
+    #[test]
+    fn a_queue_and_its_ledger_scope_share_a_tag() {
+        let keys = Keys::new("shop");
+        let scope = Scope::of_queue(&"payments".parse().unwrap());
+        let shard = shard_of(&scope);
+        let id = EntryId::new(scope, "order-7".parse().unwrap());
+        let tag = |key: &str| key[key.find('{').unwrap()..=key.find('}').unwrap()].to_owned();
+        let entry = keys.entry(shard, &member(&id));
+        assert!(entry.starts_with("shop:{"), "{entry}");
+        assert!(keys.ledger(shard).iter().chain([&keys.audit(shard)]).all(|key| tag(key) == tag(&entry)));
+    }
+}

@@ -1,0 +1,224 @@
+//! Ledger and documents of Hapax on Redis 7 and Valkey: several processes share one node, a master with replicas, or a Cluster.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), hapax_redis::OpenError> {
+//! use hapax_redis::{Durability, Options, RedisStore};
+//! let options = Options { durability: Durability::Replicated, ..Options::default() };
+//! let store = RedisStore::open("redis+cluster://10.0.0.1:6379,10.0.0.2:6379", options).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The parts, from the outside in: `ledger` and `documents` implement the seams by calls of scripts; `run` brings a call to the
+//! node that has its keys, repeats it where nothing was done, and asks for the confirmations of the level; `topology` knows
+//! the nodes, `node` their connections; `guard` watches the servers' settings; `error` says what a failure means. Lua lives
+//! in `scripts/` only. Every time comes from Redis's TIME.
+
+mod connect;
+mod documents;
+mod error;
+mod guard;
+mod keys;
+mod ledger;
+mod node;
+mod queues;
+mod run;
+mod script;
+mod topology;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hapax_core::{Examination, StoreError};
+use thiserror::Error;
+use tokio::task::AbortHandle;
+
+pub use connect::{Durability, Options, UrlError};
+pub use guard::FINDING_CODES;
+
+use connect::Target;
+use guard::Guard;
+use keys::Keys;
+use ledger::LedgerState;
+use run::Runner;
+use topology::Topology;
+
+/// Why a store could not be opened.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The URL or an option is not acceptable.
+    #[error(transparent)]
+    Url(#[from] UrlError),
+    /// Redis cannot be reached or refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The server lacks what the scripts need.
+    #[error("{node} has version {version}")]
+    TooOld {
+        /// The server.
+        node: String,
+        /// Its version.
+        version: String,
+    },
+    /// The server may delete entries when its memory is full.
+    #[error(
+        "{node} has maxmemory-policy {policy}: it may evict entries, and a forgotten outcome is a second effect"
+    )]
+    MayEvict {
+        /// The server.
+        node: String,
+        /// Its policy.
+        policy: String,
+    },
+    /// The level `local` asks for more than the server does.
+    #[error("{node} has {found}, and the level `local` needs each change on the disk before it is answered")]
+    Durability {
+        /// The server.
+        node: String,
+        /// The setting that it has.
+        found: String,
+    },
+    /// The level `replicated` needs a replica.
+    #[error("{node} has no replica, and the level `replicated` needs one")]
+    NoReplica {
+        /// The server.
+        node: String,
+    },
+}
+
+impl OpenError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Url(_) => "store-url",
+            Self::Store(error) => error.code(),
+            Self::TooOld { .. } => "redis-too-old",
+            Self::MayEvict { .. } => "redis-may-evict",
+            Self::Durability { .. } => "redis-durability",
+            Self::NoReplica { .. } => "redis-no-replica",
+        }
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Url(_) => "write it as docs/redis.md says",
+            Self::Store(_) => "look whether the server runs and can be reached",
+            Self::TooOld { .. } => "use Redis 7.0 or later, or Valkey",
+            Self::MayEvict { .. } => "set maxmemory-policy noeviction",
+            Self::Durability { .. } => {
+                "set appendonly yes and appendfsync always; or choose hapax_durability=replicated, or process if a loss is acceptable"
+            }
+            Self::NoReplica { .. } => "add a replica, or choose hapax_durability=local",
+        }
+    }
+}
+
+/// What all parts of a store share.
+pub(crate) struct Base {
+    pub runner: Arc<Runner>,
+    pub ledger: Arc<LedgerState>,
+    pub guard: Arc<Guard>,
+    tasks: Vec<AbortHandle>,
+    is_closed: AtomicBool,
+}
+
+impl Base {
+    pub fn stopped(&self) -> Option<String> {
+        self.is_closed.load(Ordering::Relaxed).then(|| "the store was closed".to_owned())
+    }
+
+    /// Whether calls are accepted.
+    pub fn begin(&self) -> Result<(), StoreError> {
+        self.stopped().map_or(Ok(()), |why| Err(StoreError::Unavailable(why)))
+    }
+
+    fn stop(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A ledger and documents in Redis. Clones are the same store.
+#[derive(Clone)]
+pub struct RedisStore {
+    base: Arc<Base>,
+}
+
+impl RedisStore {
+    /// Opens the store. It belongs to the tokio runtime on which it is opened. Nothing has to be created before.
+    pub async fn open(url: &str, options: Options) -> Result<Self, OpenError> {
+        let runner = connect(url, &options).await?;
+        let guard = Arc::new(Guard::new(runner.clone()));
+        guard.check().await?;
+        for master in runner.topology.masters() {
+            runner.load_scripts(&master).await?;
+        }
+        let ledger = Arc::new(LedgerState::new(runner.clone()));
+        let tasks = vec![
+            tokio::spawn(ledger::run_sweeper(Arc::downgrade(&ledger))).abort_handle(),
+            tokio::spawn(guard::run(Arc::downgrade(&guard))).abort_handle(),
+        ];
+        let base = Base { runner, ledger, guard, tasks, is_closed: AtomicBool::new(false) };
+        Ok(Self { base: Arc::new(base) })
+    }
+
+    /// Examines servers without opening the store in them, so that those are reported too in which it could not be opened.
+    pub async fn examine_servers(url: &str, options: Options) -> Result<Examination, OpenError> {
+        let runner = connect(url, &options).await?;
+        Ok(Guard::new(runner).examine().await?)
+    }
+
+    /// Stops the store's background work. Operations that are under way are not interrupted; later ones fail.
+    pub fn shut_down(&self) {
+        self.base.stop();
+    }
+}
+
+async fn connect(url: &str, options: &Options) -> Result<Arc<Runner>, OpenError> {
+    let target = Target::new(url, options)?;
+    let (keys, options) = (Keys::new(&target.options.prefix), target.options.clone());
+    let runner = Runner::new(Topology::new(target, &keys), keys, options);
+    runner.topology.refresh().await?;
+    Ok(Arc::new(runner))
+}
+
+impl RedisStore {
+    /// For tests: returns when all calls that were made before have been answered, or wait for a change.
+    #[doc(hidden)]
+    pub async fn quiet(&self) {
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        self.base.ledger.quiet().await;
+    }
+
+    /// For tests with a clock of their own: lets waiting calls and timed work look at it again.
+    #[doc(hidden)]
+    pub async fn clock_moved(&self) -> Result<(), StoreError> {
+        self.base.ledger.clock_moved().await
+    }
+
+    /// For tests: as if the servers had been restarted.
+    #[doc(hidden)]
+    pub async fn server_restarted(&self) -> Result<(), StoreError> {
+        for master in self.base.runner.topology.masters() {
+            self.base.runner.boot(&*self.base.runner.topology.node(&master)?).await?;
+        }
+        Ok(())
+    }
+
+    /// For tests: looks at the servers' settings now.
+    #[doc(hidden)]
+    pub async fn look_at_servers(&self) -> Result<Option<OpenError>, StoreError> {
+        self.base.runner.topology.refresh().await?;
+        self.base.guard.look().await
+    }
+}

@@ -1,0 +1,365 @@
+//! Runs scripts: on the node of their shard, again where the node had moved or was not ready, and with the confirmations that
+//! the store's level asks for.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use hapax_core::StoreError;
+use redis::{Cmd, RedisResult, Value};
+
+use crate::connect::{Durability, Options};
+use crate::error::{Access, Remedy, lost, remedy};
+use crate::keys::{Keys, SHARDS, Shard};
+use crate::node::{NoAnswer, Node, pipeline};
+use crate::script::{BOOT, Script};
+use crate::topology::Topology;
+
+/// How often a call is asked again, and the pause before it in milliseconds: together about two seconds.
+const PAUSES_MS: &[u64] = &[0, 0, 20, 50, 100, 200, 400, 600, 600];
+/// How often a node that cannot be reached is asked again: a caller should not wait for a server that is down.
+const UNREACHABLE_MAX: usize = 1;
+
+/// A command for one shard.
+#[derive(Clone)]
+pub(crate) struct Call {
+    what: &'static str,
+    shard: Shard,
+    access: Access,
+    command: Cmd,
+}
+
+impl Call {
+    /// A script with its keys and arguments.
+    pub fn script(script: Script, shard: Shard, keys: &[String], args: &[&[u8]]) -> Self {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(script.sha()).arg(keys.len()).arg(keys).arg(args);
+        Self { what: script.name(), shard, access: Access::Write, command }
+    }
+
+    /// A command that changes nothing.
+    pub fn read(what: &'static str, shard: Shard, command: Cmd) -> Self {
+        Self { what, shard, access: Access::Read, command }
+    }
+}
+
+/// The keys and arguments that callers pass to a script, for the test of its header.
+#[cfg(test)]
+pub(crate) fn contract(script: Script) -> (&'static [&'static str], &'static [&'static str]) {
+    const ENTRY: &[&str] = &["meta", "all", "open", "due", "scopes", "entry"];
+    const DOCUMENTS: &[&str] = &["meta", "documents", "names"];
+    match script {
+        Script::Claim => (
+            ENTRY,
+            &[
+                "clock",
+                "touch",
+                "member",
+                "scope",
+                "key",
+                "owner",
+                "fingerprint",
+                "lease_ms",
+                "parks",
+                "nonce",
+                "open_max",
+            ],
+        ),
+        Script::Renew => (ENTRY, &["clock", "touch", "member", "fence", "nonce", "lease_ms"]),
+        Script::Finish => (
+            ENTRY,
+            &["clock", "touch", "member", "fence", "nonce", "ending", "failed", "value", "omitted", "ttl_ms"],
+        ),
+        Script::Look => (ENTRY, &["clock", "touch", "member"]),
+        Script::Decide => (
+            &["meta", "all", "open", "due", "scopes", "entry", "audit"],
+            &[
+                "clock", "touch", "member", "decision", "failed", "value", "omitted", "ttl_ms", "nonce",
+                "by", "what",
+            ],
+        ),
+        Script::Sweep => {
+            (&["meta", "all", "open", "due", "scopes", "entry..."], &["clock", "touch", "member..."])
+        }
+        Script::DocumentPut => (DOCUMENTS, &["clock", "name", "value", "expected", "count_max", "bytes_max"]),
+        Script::DocumentDelete => (DOCUMENTS, &["name", "expected"]),
+    }
+}
+
+/// A call on its way.
+struct Pending {
+    at: usize,
+    call: Call,
+    /// The node to ask out of turn, while its slot is being moved.
+    asking: Option<String>,
+    unreachable: usize,
+    problem: String,
+}
+
+/// Runs calls.
+pub(crate) struct Runner {
+    pub topology: Topology,
+    pub keys: Keys,
+    pub options: Options,
+    /// Why all calls are refused.
+    refusal: RwLock<Option<StoreError>>,
+}
+
+impl Runner {
+    pub fn new(topology: Topology, keys: Keys, options: Options) -> Self {
+        Self { topology, keys, options, refusal: RwLock::default() }
+    }
+
+    /// Refuses all calls from now on, or none.
+    pub fn refuse(&self, why: Option<StoreError>) {
+        *self.refusal.write().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    pub fn refusal(&self) -> Option<StoreError> {
+        self.refusal.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The first argument of each script of the ledger: empty for the clock of Redis.
+    pub fn clock(&self) -> String {
+        self.options.clock.as_ref().map_or_else(String::new, |clock| (clock.wall_ms() * 1000).to_string())
+    }
+
+    /// The second argument: whether each answer needs a write of its own.
+    pub fn touch(&self) -> &'static [u8] {
+        if self.options.durability == Durability::Replicated { b"1" } else { b"0" }
+    }
+
+    /// One answer per call, in their order.
+    pub async fn run(self: &Arc<Self>, calls: Vec<Call>) -> Vec<Result<Value, StoreError>> {
+        let mut answers: Vec<Option<Result<Value, StoreError>>> = calls.iter().map(|_| None).collect();
+        if let Some(refusal) = self.refusal() {
+            return calls.iter().map(|_| Err(refusal.clone())).collect();
+        }
+        let pending = |(at, call)| Pending { at, call, asking: None, unreachable: 0, problem: String::new() };
+        let mut open: Vec<Pending> = calls.into_iter().enumerate().map(pending).collect();
+        for pause_ms in PAUSES_MS {
+            if *pause_ms > 0 {
+                tokio::time::sleep(Duration::from_millis(*pause_ms)).await;
+            }
+            open = self.attempt(open, &mut answers).await;
+            if open.is_empty() {
+                break;
+            }
+        }
+        for pending in open {
+            let problem = format!("{}: Redis is not ready: {}", pending.call.what, pending.problem);
+            answers[pending.at] = Some(Err(StoreError::Unavailable(problem)));
+        }
+        answers.into_iter().map(|answer| answer.expect("each call is answered or pending")).collect()
+    }
+
+    /// One call.
+    pub async fn one(self: &Arc<Self>, call: Call) -> Result<Value, StoreError> {
+        self.run(vec![call]).await.remove(0)
+    }
+
+    /// Asks once; returns the calls to ask again.
+    async fn attempt(
+        self: &Arc<Self>,
+        open: Vec<Pending>,
+        answers: &mut [Option<Result<Value, StoreError>>],
+    ) -> Vec<Pending> {
+        let mut groups: BTreeMap<String, Vec<Pending>> = BTreeMap::new();
+        for pending in open {
+            let address = pending.asking.clone().or_else(|| self.topology.owner(pending.call.shard));
+            groups.entry(address.unwrap_or_default()).or_default().push(pending);
+        }
+        let asked = groups.into_iter().map(|(address, group)| self.ask(address, group));
+        let (mut again, mut stale, mut load) = (Vec::new(), false, Vec::new());
+        for (address, mut pending, answered) in join_all(asked).await.into_iter().flatten() {
+            pending.asking = None;
+            let remedy = match answered {
+                Ok(value) => {
+                    answers[pending.at] = Some(Ok(value));
+                    continue;
+                }
+                Err((remedy, problem)) => {
+                    pending.problem = problem;
+                    remedy
+                }
+            };
+            match remedy {
+                Remedy::Moved(to) => {
+                    self.topology.moved(pending.call.shard, &to);
+                    stale = true;
+                }
+                Remedy::Ask(to) => pending.asking = Some(to),
+                Remedy::Load => load.push(address),
+                Remedy::Later => stale = true,
+                Remedy::Unreachable if pending.unreachable < UNREACHABLE_MAX => {
+                    pending.unreachable += 1;
+                    stale = true;
+                }
+                Remedy::Unreachable => {
+                    let problem =
+                        format!("{}: Redis cannot be reached: {}", pending.call.what, pending.problem);
+                    answers[pending.at] = Some(Err(StoreError::Unavailable(problem)));
+                    continue;
+                }
+                Remedy::Lost => {
+                    // The node may have been replaced. The next call should know.
+                    let runner = self.clone();
+                    tokio::spawn(async move { runner.topology.refresh().await });
+                    answers[pending.at] =
+                        Some(Err(lost(pending.call.what, pending.call.access, &pending.problem)));
+                    continue;
+                }
+                Remedy::Final(error) => {
+                    answers[pending.at] = Some(Err(error));
+                    continue;
+                }
+            }
+            again.push(pending);
+        }
+        if stale && let Err(error) = self.topology.refresh().await {
+            tracing::debug!(%error, "the nodes of Redis could not be found");
+        }
+        load.sort_unstable();
+        load.dedup();
+        for address in load {
+            if let Err(error) = self.load_scripts(&address).await {
+                tracing::debug!(%error, "the scripts could not be loaded");
+            }
+        }
+        again
+    }
+
+    /// Sends the calls of one node.
+    async fn ask(&self, address: String, group: Vec<Pending>) -> Vec<(String, Pending, Answered)> {
+        let node = match self.topology.node(&address) {
+            Ok(node) if !address.is_empty() => node,
+            _ => return all(&address, group, &Remedy::Unreachable, "no node is known for its slot"),
+        };
+        let mut sent = pipeline();
+        for pending in &group {
+            if pending.asking.is_some() {
+                sent.cmd("ASKING");
+            }
+            sent.add_command(pending.call.command.clone());
+        }
+        let confirming = self.options.durability == Durability::Replicated;
+        let replicas = if confirming { self.topology.replicas(&address) } else { 0 };
+        let answers = if replicas > 0 {
+            sent.cmd("WAIT").arg(replicas).arg(self.options.replication_timeout.as_millis() as u64);
+            node.ask_alone(&sent).await
+        } else {
+            node.ask(&sent).await
+        };
+        let mut answers = match answers {
+            Ok(answers) => answers,
+            Err(NoAnswer::Unreachable(problem)) => {
+                return all(&address, group, &Remedy::Unreachable, &problem);
+            }
+            Err(NoAnswer::Lost(problem)) => return all(&address, group, &Remedy::Lost, &problem),
+        };
+        let confirmed = match (replicas, answers.len()) {
+            (1.., 1..) => confirmations(answers.pop().as_ref()),
+            _ => replicas,
+        };
+        let mut answers = answers.into_iter();
+        let answered = |pending: Pending| {
+            if pending.asking.is_some() {
+                answers.next();
+            }
+            let answer = match answers.next() {
+                Some(Ok(_)) if confirmed < replicas => {
+                    Err(unconfirmed(pending.call.what, confirmed, replicas))
+                }
+                Some(Ok(value)) => Ok(value),
+                Some(Err(error)) => Err((remedy(pending.call.what, &error), format!("{address}: {error}"))),
+                None => Err((Remedy::Lost, "an answer is missing".to_owned())),
+            };
+            (address.clone(), pending, answer)
+        };
+        group.into_iter().map(answered).collect()
+    }
+
+    /// Loads the scripts into a node that does not have them: it was restarted, or has taken the place of another. Before
+    /// that, open claims get a full lease there. A node that knows the scripts has done that already.
+    pub async fn load_scripts(&self, address: &str) -> Result<(), StoreError> {
+        let node = self.topology.node(address)?;
+        let _loading = node.loading.lock().await;
+        let mut asked = pipeline();
+        asked.cmd("SCRIPT").arg("EXISTS").arg(Script::ALL.map(Script::sha).as_slice());
+        let found: Vec<u64> = match ask_all(&node, &asked).await?.pop() {
+            Some(Ok(value)) => redis::from_redis_value(value).unwrap_or_default(),
+            Some(Err(error)) => return Err(StoreError::Unavailable(format!("{address}: {error}"))),
+            None => Vec::new(),
+        };
+        if found.len() == Script::ALL.len() && found.iter().all(|there| *there == 1) {
+            return Ok(());
+        }
+        self.boot(&node).await?;
+        let mut loading = pipeline();
+        for script in Script::ALL {
+            loading.cmd("SCRIPT").arg("LOAD").arg(script.text());
+        }
+        for loaded in ask_all(&node, &loading).await? {
+            loaded.map_err(|error| StoreError::Unavailable(format!("{address}: SCRIPT LOAD: {error}")))?;
+        }
+        Ok(())
+    }
+
+    /// Gives every open claim on a node a full lease from now on.
+    pub async fn boot(&self, node: &Node) -> Result<(), StoreError> {
+        let mut asked = pipeline();
+        for shard in 0..SHARDS {
+            asked.cmd("EVAL").arg(BOOT).arg(1).arg(self.keys.meta(shard)).arg(self.clock());
+        }
+        for answer in ask_all(node, &asked).await? {
+            match answer {
+                Ok(_) => {}
+                // Another node has that shard.
+                Err(error) if ["MOVED", "ASK", "CLUSTERDOWN"].contains(&error.code().unwrap_or_default()) => {
+                }
+                Err(error) => {
+                    return Err(StoreError::Unavailable(format!("{}: {error}", node.address)));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+type Answered = Result<Value, (Remedy, String)>;
+
+fn all(
+    address: &str,
+    group: Vec<Pending>,
+    remedy: &Remedy,
+    problem: &str,
+) -> Vec<(String, Pending, Answered)> {
+    let failed = |pending| (address.to_owned(), pending, Err((remedy.clone(), problem.to_owned())));
+    group.into_iter().map(failed).collect()
+}
+
+/// The answer of WAIT; 0 if it failed.
+fn confirmations(answer: Option<&RedisResult<Value>>) -> usize {
+    match answer {
+        Some(Ok(Value::Int(count))) => usize::try_from(*count).unwrap_or_default(),
+        _ => 0,
+    }
+}
+
+fn unconfirmed(what: &str, confirmed: usize, replicas: usize) -> (Remedy, String) {
+    let problem = format!("{what}: {confirmed} of {replicas} replicas have confirmed it in time");
+    (Remedy::Final(StoreError::OutcomeUnknown(problem.clone())), problem)
+}
+
+/// The answers of one node, which has to be reached.
+pub(crate) async fn ask_all(
+    node: &Node,
+    asked: &redis::Pipeline,
+) -> Result<Vec<RedisResult<Value>>, StoreError> {
+    node.ask(asked).await.map_err(|problem| match problem {
+        NoAnswer::Unreachable(problem) | NoAnswer::Lost(problem) => {
+            StoreError::Unavailable(format!("Redis cannot be reached: {problem}"))
+        }
+    })
+}

@@ -1,0 +1,123 @@
+//! The harness of the suites of the ledger and of the documents.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use hapax_conformance::{Case, Factory, Harness, MemoryStore, Need};
+use hapax_core::{Clock as _, Documents, Ledger, ManualClock, QueueAdmin};
+use hapax_redis::{Durability, Options, RedisStore};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+/// Makes stores on the servers of this URL.
+struct Fresh {
+    url: fn() -> String,
+    durability: Durability,
+}
+
+struct InRedis {
+    /// The queues are not part of this suite.
+    queues: Arc<MemoryStore>,
+    clock: Arc<ManualClock>,
+    url: String,
+    options: Options,
+    store: RedisStore,
+    second: RedisStore,
+}
+
+#[async_trait]
+impl Factory for Fresh {
+    async fn fresh(&self) -> Box<dyn Harness> {
+        let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
+        let (durability, url) = (self.durability, (self.url)());
+        let options = Options { durability, clock: Some(clock.clone()), ..super::options() };
+        let store = RedisStore::open(&url, options.clone()).await.unwrap();
+        let second = RedisStore::open(&url, options.clone()).await.unwrap();
+        let queues = MemoryStore::new(Arc::new(ManualClock::at_ms(1_800_000_000_000)));
+        Box::new(InRedis { queues, clock, url, options, store, second })
+    }
+}
+
+#[async_trait]
+impl Harness for InRedis {
+    fn store(&self) -> Arc<dyn QueueAdmin> {
+        self.queues.clone()
+    }
+
+    fn ledger(&self) -> Option<Arc<dyn Ledger>> {
+        Some(Arc::new(self.store.clone()))
+    }
+
+    fn documents(&self) -> Option<Arc<dyn Documents>> {
+        Some(Arc::new(self.store.clone()))
+    }
+
+    fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
+        Some(self.queues.clone())
+    }
+
+    fn second_ledger(&self) -> Option<Arc<dyn Ledger>> {
+        Some(Arc::new(self.second.clone()))
+    }
+
+    async fn quiet(&self) {
+        self.store.quiet().await;
+        self.second.quiet().await;
+    }
+
+    async fn advance_ms(&self, ms: u64) {
+        self.clock.advance_ms(ms);
+        for store in [&self.store, &self.second] {
+            store.clock_moved().await.unwrap();
+            store.quiet().await;
+        }
+    }
+
+    /// The servers of the tests are shared, so their restart is only told to the store; `ledger_under_outages` restarts one.
+    async fn restart(&mut self) {
+        self.store.shut_down();
+        self.store = RedisStore::open(&self.url, self.options.clone()).await.unwrap();
+        self.store.server_restarted().await.unwrap();
+    }
+
+    async fn crash(&mut self) {
+        self.restart().await;
+    }
+
+    fn fast_time(&self) -> bool {
+        true
+    }
+
+    fn exact_time(&self) -> bool {
+        true
+    }
+
+    fn can_set_wall_back(&self) -> bool {
+        true
+    }
+
+    fn set_wall_back(&self, ms: u64) {
+        self.clock.set_wall_ms(self.clock.wall_ms() - ms);
+    }
+}
+
+/// The cases that need queues in the same store come with the queues.
+fn without_queues(cases: &'static [Case]) -> &'static [Case] {
+    let own = cases.iter().filter(|case| !case.needs.contains(&Need::OneStore));
+    Vec::leak(own.copied().collect())
+}
+
+/// Runs the suites. Without Redis each case is reported as ignored.
+pub fn main(url: fn() -> String, durability: Durability) -> ExitCode {
+    let suites = [without_queues(hapax_conformance::ledger_cases()), hapax_conformance::document_cases()];
+    let Some(why) = super::missing() else {
+        return hapax_conformance::main(Fresh { url, durability }, &suites, &[]);
+    };
+    let ignored = |case: &Case| {
+        Trial::ignorable_test(case.to_string(), move || {
+            Ok::<_, Failed>(Completion::ignored_with(format!("needs Redis 7: {why}")))
+        })
+    };
+    let trials = suites.iter().flat_map(|suite| suite.iter()).map(ignored).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}

@@ -1,0 +1,222 @@
+//! A server that is killed, restarted or set up otherwise: errors at once, nothing lost, and no help needed afterwards.
+
+mod common;
+
+use common::{
+    DURABLE, ask, claim, claim_patiently, completed, effect, end_patiently, entry_patiently, granted, id,
+    options, patiently, url,
+};
+use hapax_core::{Claim, ClaimError, EntryState, Ledger as _, StoreError};
+use hapax_faults::RedisServer;
+use hapax_redis::{Durability, Options, RedisStore};
+use tokio::task::JoinSet;
+
+fn main() -> std::process::ExitCode {
+    common::main(tests![
+        a_killed_server_loses_nothing_and_gives_held_claims_a_full_lease,
+        a_server_that_is_down_is_unavailable_at_once,
+        kills_under_load_lose_and_repeat_nothing,
+        what_the_server_does_not_keep_is_refused_at_the_start,
+        an_eviction_policy_set_later_stops_the_ledger,
+        a_durability_taken_back_later_stops_the_ledger,
+        without_memory_claims_are_refused_and_ends_are_not,
+        scripts_that_were_flushed_are_loaded_again,
+        open_claims_of_one_scope_are_bounded,
+        a_damaged_entry_is_said_to_be_damaged,
+    ])
+}
+
+async fn a_killed_server_loses_nothing_and_gives_held_claims_a_full_lease() {
+    let server = RedisServer::start(DURABLE).unwrap();
+    let options = options();
+    let store = RedisStore::open(&url(&server), options.clone()).await.unwrap();
+    let paid = effect(&store, "paid").await;
+    let held = granted(&store, ask("held", "ann")).await;
+    for _ in 0..2 {
+        server.kill();
+        server.run().unwrap();
+        let Claim::Granted(again) = claim_patiently(&store, ask("held", "ann")).await else { panic!("lost") };
+        assert_eq!((&again.token, again.fence), (&held.token, held.fence), "nothing was lost");
+        let entry = entry_patiently(&store, id("paid")).await.unwrap();
+        assert_eq!((entry.state, entry.fence), (EntryState::Completed, paid.fence));
+        assert_eq!(entry.outcome.unwrap().value.unwrap().as_str(), "\"paid\"");
+    }
+    let next = granted(&store, ask("next", "ann")).await;
+    assert!(next.fence > held.fence, "fences grow through a crash");
+    // The lease of a claim that was held during the restart ends one lease after the scripts were loaded again.
+    let meta = server.cli(&["--scan", "--pattern", &format!("{}:*:meta", options.prefix)]).unwrap();
+    let boots = meta.lines().filter(|key| !server.cli(&["HGET", key, "boot"]).unwrap().is_empty()).count();
+    assert!(boots > 0, "the restart was noticed: {meta}");
+}
+
+async fn a_server_that_is_down_is_unavailable_at_once() {
+    let server = RedisServer::start(DURABLE).unwrap();
+    let store = RedisStore::open(&url(&server), options()).await.unwrap();
+    let held = granted(&store, ask("held", "ann")).await;
+    server.kill();
+    for _ in 0..3 {
+        // An answer that waited for the time limit of a connection or of an operation says so.
+        match claim(&store, ask("new", "ann")).await {
+            Err(ClaimError::Store(StoreError::Unavailable(why) | StoreError::OutcomeUnknown(why))) => {
+                assert!(!why.contains("timed out"), "it waited: {why}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let refused = store.entry(&id("held")).await;
+    assert!(refused.as_ref().is_err_and(StoreError::is_retryable), "{refused:?}");
+    server.run().unwrap();
+    let ended = end_patiently(&store, completed("held", &held, "done")).await;
+    assert_eq!(ended, Ok(()));
+}
+
+async fn kills_under_load_lose_and_repeat_nothing() {
+    const WORKERS: usize = 4;
+    const KEYS: usize = 25;
+    let server = std::sync::Arc::new(RedisServer::start(DURABLE).unwrap());
+    let store = RedisStore::open(&url(&server), options()).await.unwrap();
+    let mut all = JoinSet::new();
+    for worker in 0..WORKERS {
+        let store = store.clone();
+        all.spawn(async move {
+            for n in 0..KEYS {
+                effect(&store, &format!("{worker}-{n}")).await;
+            }
+        });
+    }
+    for _ in 0..5 {
+        let killing = server.clone();
+        let kill = move || {
+            killing.kill();
+            killing.run().unwrap();
+        };
+        tokio::task::spawn_blocking(kill).await.unwrap();
+    }
+    all.join_all().await;
+    for worker in 0..WORKERS {
+        for n in 0..KEYS {
+            let key = format!("{worker}-{n}");
+            let entry = entry_patiently(&store, id(&key)).await.unwrap();
+            assert_eq!((entry.state, entry.takeovers), (EntryState::Completed, 0), "{key}");
+            assert_eq!(entry.outcome.unwrap().value.unwrap().as_str(), format!("{key:?}"));
+        }
+    }
+    let stats = patiently(|| store.ledger_stats()).await;
+    assert_eq!((stats.entries, stats.open), ((WORKERS * KEYS) as u64, 0));
+}
+
+async fn what_the_server_does_not_keep_is_refused_at_the_start() {
+    use Durability::{Local, Process, Replicated};
+    let server = RedisServer::start(DURABLE).unwrap();
+    let open = async |durability| {
+        let opened = RedisStore::open(&url(&server), Options { durability, ..options() }).await;
+        opened.map(|store| store.ledger_capabilities()).map_err(|error| error.code())
+    };
+    let declared =
+        async |durability| open(durability).await.map(|can| (can.durable, can.fence, can.may_evict));
+    assert_eq!(declared(Local).await, Ok((true, true, false)));
+    assert_eq!(declared(Process).await, Ok((false, false, false)));
+    assert_eq!(declared(Replicated).await, Err("redis-no-replica"));
+    server.cli(&["CONFIG", "SET", "appendfsync", "everysec"]).unwrap();
+    assert_eq!(declared(Local).await, Err("redis-durability"));
+    assert_eq!(declared(Process).await, Ok((false, false, false)));
+    server.cli(&["CONFIG", "SET", "appendonly", "no", "appendfsync", "always"]).unwrap();
+    assert_eq!(declared(Local).await, Err("redis-durability"));
+    server.cli(&["CONFIG", "SET", "appendonly", "yes", "maxmemory-policy", "allkeys-lru"]).unwrap();
+    for level in [Process, Local, Replicated] {
+        assert_eq!(declared(level).await, Err("redis-may-evict"));
+    }
+    server.cli(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]).unwrap();
+    assert_eq!(declared(Local).await, Ok((true, true, false)), "no key of ours has a time to live");
+    // With a replica, `local` no longer declares fences that only grow, and `replicated` is possible.
+    let replica = RedisServer::start(&[]).unwrap();
+    let (host, port) = server.address().split_once(':').map(|(h, p)| (h.to_owned(), p.to_owned())).unwrap();
+    replica.cli(&["REPLICAOF", &host, &port]).unwrap();
+    let in_step = async || {
+        let state = server.cli(&["INFO", "replication"]).unwrap().contains("state=online");
+        if state { Ok(()) } else { Err(StoreError::Unavailable("not yet".to_owned())) }
+    };
+    patiently(in_step).await;
+    assert_eq!(declared(Local).await, Ok((true, false, false)));
+    assert_eq!(declared(Replicated).await, Ok((true, true, false)));
+}
+
+async fn an_eviction_policy_set_later_stops_the_ledger() {
+    let server = RedisServer::start(DURABLE).unwrap();
+    let store = RedisStore::open(&url(&server), options()).await.unwrap();
+    effect(&store, "before").await;
+    server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).unwrap();
+    // The store's own watch finds it, without help.
+    while !store.ledger_capabilities().may_evict {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let refused = claim(&store, ask("new", "ann")).await;
+    let Err(ClaimError::Store(StoreError::Unavailable(why))) = &refused else { panic!("{refused:?}") };
+    assert!(why.contains("allkeys-lru") && why.contains("noeviction"), "{why}");
+    assert!(store.end(vec![]).await.is_ok(), "nothing to do is nothing to refuse");
+    server.cli(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).unwrap();
+    assert_eq!(store.look_at_servers().await, Ok(None));
+    assert!(!store.ledger_capabilities().may_evict);
+    effect(&store, "after").await;
+}
+
+async fn a_durability_taken_back_later_stops_the_ledger() {
+    let server = RedisServer::start(DURABLE).unwrap();
+    let store = RedisStore::open(&url(&server), options()).await.unwrap();
+    server.cli(&["CONFIG", "SET", "appendfsync", "no"]).unwrap();
+    let found = store.look_at_servers().await.unwrap().unwrap();
+    assert_eq!(found.code(), "redis-durability");
+    let refused = claim(&store, ask("new", "ann")).await;
+    let Err(ClaimError::Store(StoreError::Unavailable(why))) = &refused else { panic!("{refused:?}") };
+    assert!(why.contains("appendfsync no"), "{why}");
+}
+
+async fn without_memory_claims_are_refused_and_ends_are_not() {
+    let server = RedisServer::start(DURABLE).unwrap();
+    let store = RedisStore::open(&url(&server), options()).await.unwrap();
+    let held = granted(&store, ask("held", "ann")).await;
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]).unwrap();
+    let refused = claim(&store, ask("new", "ann")).await;
+    assert!(matches!(refused, Err(ClaimError::Store(StoreError::Full(_)))), "{refused:?}");
+    assert_eq!(store.end(vec![completed("held", &held, "done")]).await, Ok(vec![Ok(())]));
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]).unwrap();
+    effect(&store, "new").await;
+}
+
+async fn scripts_that_were_flushed_are_loaded_again() {
+    let server = RedisServer::start(DURABLE).unwrap();
+    let store = RedisStore::open(&url(&server), options()).await.unwrap();
+    let held = granted(&store, ask("held", "ann")).await;
+    server.cli(&["SCRIPT", "FLUSH"]).unwrap();
+    assert_eq!(store.end(vec![completed("held", &held, "done")]).await, Ok(vec![Ok(())]));
+    server.cli(&["SCRIPT", "FLUSH"]).unwrap();
+    effect(&store, "next").await;
+}
+
+async fn open_claims_of_one_scope_are_bounded() {
+    let options = Options { in_doubt_per_scope_max: 2, ..options() };
+    let store = RedisStore::open(&url(common::shared()), options.clone()).await.unwrap();
+    let other = RedisStore::open(&url(common::shared()), options).await.unwrap();
+    let first = granted(&store, ask("1", "ann")).await;
+    granted(&other, ask("2", "ann")).await;
+    let doubt = hapax_core::EndClaim { ending: hapax_core::ClaimEnding::Doubt, ..completed("1", &first, "") };
+    assert_eq!(store.end(vec![doubt]).await, Ok(vec![Ok(())]));
+    let refused = claim(&other, ask("3", "ann")).await;
+    let Err(ClaimError::TooManyInDoubt { open, in_doubt, max, .. }) = refused else { panic!("{refused:?}") };
+    assert_eq!((open, in_doubt, max), (2, 1, 2));
+    let elsewhere = hapax_core::EntryId::new("http/other".parse().unwrap(), "3".parse().unwrap());
+    granted(&other, hapax_core::ClaimRequest { id: elsewhere, ..ask("3", "ann") }).await;
+    store.forget(&id("1"), "test").await.unwrap();
+    granted(&other, ask("3", "ann")).await;
+}
+
+async fn a_damaged_entry_is_said_to_be_damaged() {
+    let options = options();
+    let store = RedisStore::open(&url(common::shared()), options.clone()).await.unwrap();
+    granted(&store, ask("held", "ann")).await;
+    let key = common::shared().cli(&["--scan", "--pattern", &format!("{}:*:e:*", options.prefix)]).unwrap();
+    common::shared().cli(&["SET", &key, "garbage"]).unwrap();
+    let answer = claim(&store, ask("held", "bob")).await;
+    let Err(ClaimError::Store(StoreError::Damaged(why))) = &answer else { panic!("{answer:?}") };
+    assert!(why.contains(&key), "{why}");
+}
