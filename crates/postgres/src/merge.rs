@@ -1,11 +1,14 @@
 //! Merges the calls of one process: calls of a kind that wait are handed to the database as one batch, so that they share
 //! its statements, its round trips and its commit.
 //!
-//! At most two batches of a kind are under way: one that the server works on, and one that travels. Measured: two are
-//! faster than one, and also than four. A call that arrives while fewer are under way starts at once, alone.
+//! Two batches of a kind are under way: one that the server works on, and one that travels. Measured: two are faster than
+//! one, and also than four, as long as the server works. While it only waits, for a slow disk or for a lock, calls that
+//! came later would wait with it; so a call that has waited for [`PATIENCE`] starts another batch. A call that arrives while
+//! fewer than two are under way starts at once, alone.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hapax_core::StoreError;
 use sqlx::PgConnection;
@@ -16,8 +19,12 @@ use crate::error::{Access, Failure, broken, late};
 use crate::pool::{Bounds, Pool};
 use crate::transaction::repeat_conflicts;
 
-/// Batches of a kind that are under way at the same time.
-const UNDER_WAY_MAX: usize = 2;
+/// Batches of a kind that are under way at the same time, if none of them takes long.
+const UNDER_WAY: usize = 2;
+/// The same if they do. Two kinds leave connections of the pool to others.
+const UNDER_WAY_MAX: usize = 4;
+/// How long a call waits for company while [`UNDER_WAY`] batches are under way.
+const PATIENCE: Duration = Duration::from_millis(3);
 /// Calls of a kind that wait. Beyond that the store is overloaded.
 const WAITING_MAX: usize = 100_000;
 
@@ -41,6 +48,8 @@ struct State<In, Out> {
     waiting: VecDeque<Call<In, Out>>,
     /// Batches under way.
     under_way: usize,
+    /// Another batch starts soon, if calls still wait then.
+    another: bool,
     /// The number of the last call.
     last: u64,
     /// The numbers of the calls that were not answered yet.
@@ -72,7 +81,8 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Merger<In, Out> {
             + Sync
             + 'static,
     {
-        let state = State { waiting: VecDeque::new(), under_way: 0, last: 0, open: BTreeSet::new() };
+        let state =
+            State { waiting: VecDeque::new(), under_way: 0, another: false, last: 0, open: BTreeSet::new() };
         let (handler, state, progress) = (Box::new(handler), Mutex::new(state), Notify::new());
         Self { inner: Arc::new(Inner { what, access, weight_max, pool, handler, state, progress }) }
     }
@@ -130,12 +140,35 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Inner<In, Out> {
         let number = state.last;
         state.open.insert(number);
         state.waiting.push_back(Call { number, input, weight, answer });
-        if state.under_way < UNDER_WAY_MAX {
-            state.under_way += 1;
-            let driver = Driver { inner: self.clone(), taken: Vec::new(), runs: true };
-            self.pool.runtime().spawn(driver.run());
+        if state.under_way < UNDER_WAY {
+            self.start(&mut state);
+        } else {
+            self.start_later(&mut state);
         }
         Ok(number)
+    }
+
+    fn start(self: &Arc<Self>, state: &mut State<In, Out>) {
+        state.under_way += 1;
+        let driver = Driver { inner: self.clone(), taken: Vec::new(), runs: true };
+        self.pool.runtime().spawn(driver.run());
+    }
+
+    /// Starts another batch soon, if calls still wait then.
+    fn start_later(self: &Arc<Self>, state: &mut State<In, Out>) {
+        if state.another || state.under_way >= UNDER_WAY_MAX {
+            return;
+        }
+        state.another = true;
+        let inner = self.clone();
+        self.pool.runtime().spawn(async move {
+            tokio::time::sleep(PATIENCE).await;
+            let mut state = inner.state();
+            state.another = false;
+            if !state.waiting.is_empty() && state.under_way < UNDER_WAY_MAX {
+                inner.start(&mut state);
+            }
+        });
     }
 
     /// Removes a call that no batch has taken; `false` if one has.
@@ -163,8 +196,8 @@ struct Driver<In, Out> {
 
 impl<In: Send + Sync + 'static, Out: Send + 'static> Driver<In, Out> {
     async fn run(mut self) {
-        loop {
-            let (inputs, callers) = self.take_batch();
+        for number in 0u64.. {
+            let (inputs, callers) = self.take_batch(number > 0);
             if inputs.is_empty() {
                 return;
             }
@@ -186,10 +219,13 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Driver<In, Out> {
         }
     }
 
-    fn take_batch(&mut self) -> (Vec<In>, Callers<Out>) {
+    fn take_batch(&mut self, began: bool) -> (Vec<In>, Callers<Out>) {
         let (mut inputs, mut callers, mut weight) = (Vec::new(), Vec::new(), 0);
-        let mut state = self.inner.state();
-        while let Some(call) = state.waiting.front() {
+        let inner = self.inner.clone();
+        let mut state = inner.state();
+        // One beyond the usual number has helped out, and ends.
+        let surplus = began && state.under_way > UNDER_WAY;
+        while let Some(call) = state.waiting.front().filter(|_| !surplus) {
             let fits = inputs.is_empty() || weight + call.weight <= self.inner.weight_max;
             if !fits {
                 break;
@@ -208,6 +244,9 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Driver<In, Out> {
             // In the same step as the check that no call waits: the next call has to start a driver.
             state.under_way -= 1;
             self.runs = false;
+            if !state.waiting.is_empty() {
+                inner.start_later(&mut state);
+            }
         }
         drop(state);
         (inputs, callers)

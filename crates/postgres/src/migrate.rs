@@ -52,6 +52,7 @@ const BASE: &[Script] = &[
 const LEDGER: &[Script] = &[Script::Both(include_str!("../migrations/0002_ledger.sql"))];
 const DOCUMENTS: &[Script] = &[Script::Both(include_str!("../migrations/0003_documents.sql"))];
 const QUEUES: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0004_queues.sql"))];
+const FEWER_STEPS: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0005_fewer_steps.sql"))];
 
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
@@ -59,6 +60,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 2, name: "ledger", scripts: LEDGER, readers_from: 1 },
     Migration { version: 3, name: "documents", scripts: DOCUMENTS, readers_from: 1 },
     Migration { version: 4, name: "queues", scripts: QUEUES, readers_from: 1 },
+    Migration { version: 5, name: "fewer-steps", scripts: FEWER_STEPS, readers_from: 1 },
 ];
 
 /// The version of the schema that this program makes.

@@ -5,11 +5,15 @@ mod common;
 use std::future::Future as _;
 use std::pin::pin;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use common::{Database, Server, ask, claim, completed, granted, id};
-use hapax_core::{Claim, ClaimError, EntryState, Ledger as _};
+use hapax_core::{
+    Claim, ClaimError, EntryState, Ledger as _, NewMessage, QueueAdmin as _, QueueConfig, QueueName,
+    QueueStore as _, Receive, Settle, Settled,
+};
 use hapax_postgres::{Options, PostgresStore};
-use sqlx::Row as _;
+use sqlx::{Connection as _, Row as _};
 use tokio::task::JoinSet;
 
 fn main() -> std::process::ExitCode {
@@ -20,6 +24,8 @@ fn main() -> std::process::ExitCode {
         a_scope_has_a_bound_of_its_own,
         duplicates_with_the_shortest_lease_are_all_answered,
         calls_beyond_the_connections_wait_their_turn,
+        acks_that_wait_for_a_lock_hold_up_no_other,
+        a_receive_that_waits_for_a_lock_holds_up_no_other,
     ])
 }
 
@@ -174,4 +180,71 @@ async fn calls_beyond_the_connections_wait_their_turn(server: &'static Server) {
     let sessions = "SELECT count(*) FROM pg_stat_activity
                     WHERE datname = current_database() AND application_name = 'hapax'";
     assert!(number(&database, sessions).await <= 2);
+}
+
+/// A queue with this many messages, and a store whose statements wait for locks for longer than the test takes.
+async fn patient_store(database: &Database, messages: usize) -> (PostgresStore, QueueName) {
+    let options = Options { operation_timeout: Duration::from_mins(5), ..Options::default() };
+    let store = PostgresStore::open(&database.url(), options).await.unwrap();
+    let queue: QueueName = "jobs".parse().unwrap();
+    store.create_queue(&queue, QueueConfig::default()).await.unwrap();
+    let batch = (0..messages).map(|n| NewMessage::new(format!("m{n}"))).collect();
+    assert!(store.send(&queue, batch).await.unwrap().iter().all(Result::is_ok));
+    (store, queue)
+}
+
+/// Returns when this many sessions of the database wait for a lock.
+async fn sessions_wait(database: &Database, count: i64) {
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    while number(database, sql).await < count {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn acks_that_wait_for_a_lock_hold_up_no_other(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let (store, queue) = patient_store(&database, 3).await;
+    let deliveries = store.receive(&queue, Receive::up_to(3)).await.unwrap();
+    let mut other = database.connect().await;
+    let mut held = other.begin().await.unwrap();
+    let seqs: Vec<i64> = deliveries[..2].iter().map(|delivery| delivery.sequence as i64).collect();
+    let lock = sqlx::query("SELECT seq FROM hapax.q_claim WHERE seq = ANY($1) FOR UPDATE").bind(seqs);
+    assert_eq!(lock.fetch_all(&mut *held).await.unwrap().len(), 2);
+    let ack = |at: usize| {
+        let (store, queue, receipt) = (store.clone(), queue.clone(), deliveries[at].receipt.clone());
+        async move { store.settle(&queue, vec![Settle::ack(receipt)]).await }
+    };
+    let mut waiting = Vec::new();
+    for at in 0..2 {
+        waiting.push(tokio::spawn(ack(at)));
+        sessions_wait(&database, at as i64 + 1).await;
+    }
+    assert_eq!(ack(2).await.unwrap(), [Ok(Settled::Acked)]);
+    assert!(waiting.iter().all(|ack| !ack.is_finished()), "it was answered before those that wait");
+    held.rollback().await.unwrap();
+    for ack in waiting {
+        assert_eq!(ack.await.unwrap().unwrap(), [Ok(Settled::Acked)]);
+    }
+}
+
+async fn a_receive_that_waits_for_a_lock_holds_up_no_other(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let (store, queue) = patient_store(&database, 2).await;
+    // A receive with an attempt id takes this lock.
+    let mut other = database.connect().await;
+    let mut held = other.begin().await.unwrap();
+    let sql =
+        "SELECT pg_advisory_xact_lock(q.id, hashtext('first')) FROM hapax.q_queue q WHERE q.name = 'jobs'";
+    sqlx::query(sql).execute(&mut *held).await.unwrap();
+    let first = {
+        let (store, queue) = (store.clone(), queue.clone());
+        let ask = Receive { attempt_id: Some("first".into()), ..Receive::up_to(1) };
+        tokio::spawn(async move { store.receive(&queue, ask).await })
+    };
+    sessions_wait(&database, 1).await;
+    let deliveries = store.receive(&queue, Receive::up_to(1)).await.unwrap();
+    assert_eq!(deliveries.len(), 1);
+    assert!(!first.is_finished(), "it was answered before the one that waits");
+    held.rollback().await.unwrap();
+    assert_eq!(first.await.unwrap().unwrap().len(), 1);
 }

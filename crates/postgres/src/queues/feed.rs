@@ -1,4 +1,5 @@
-//! Receives of one queue wait together: one task per queue with waiting calls asks for all of them at once.
+//! Receives of one queue wait together: one task per queue with waiting calls asks for all of them at once. While its look
+//! takes long, because the server waits for its disk or for a lock, other looks serve the calls that came later.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -14,6 +15,11 @@ use crate::hints::Topic;
 /// Time between two looks while calls wait: other processes may have sent, and a hint may be lost.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// How long calls that came during a look wait for its end, before they get a look of their own.
+const PATIENCE: Duration = Duration::from_millis(3);
+/// Looks of one queue that are under way beside the first.
+const HELPERS_MAX: usize = 3;
 
 /// A receive.
 pub(super) struct Call {
@@ -57,10 +63,20 @@ impl Drop for Handed {
 #[derive(Default)]
 struct State {
     new: Vec<Call>,
+    /// Calls that a look beside the first has not answered.
+    left: Vec<Call>,
     /// The task runs.
     runs: bool,
     /// It is looking, or will look.
     busy: bool,
+    /// Looks that are under way for calls that came during another one.
+    helpers: usize,
+}
+
+impl State {
+    fn has_calls(&self) -> bool {
+        !self.new.is_empty() || !self.left.is_empty()
+    }
 }
 
 /// The waiting receives of a queue.
@@ -82,7 +98,7 @@ impl Feed {
     /// Whether no call is about to look.
     pub(super) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
-        !state.busy && state.new.is_empty()
+        !state.busy && state.helpers == 0 && !state.has_calls()
     }
 }
 
@@ -92,12 +108,60 @@ impl Inner {
         let feed = lock(&self.feeds).entry(queue_id).or_default().clone();
         let mut state = lock(&feed.state);
         state.new.push(call);
+        self.attend(&mut state, name, &feed);
+        drop(state);
+        feed.wake.notify_one();
+    }
+
+    /// There are new calls: the task runs.
+    fn attend(self: &Arc<Self>, state: &mut State, name: &QueueName, feed: &Arc<Feed>) {
         if !state.runs {
             (state.runs, state.busy) = (true, true);
             self.base.pool.runtime().spawn(run(self.clone(), name.clone(), feed.clone()));
         }
+    }
+}
+
+/// One look for the calls that came during another one. Those that it does not answer wait with all others.
+async fn help(mut helper: Helper) {
+    helper.inner.serve(&helper.name, &mut helper.calls).await;
+}
+
+/// Calls of a look beside the first. At its end, in whatever way, the calls that are left wait with all others.
+struct Helper {
+    inner: Arc<Inner>,
+    name: QueueName,
+    feed: Arc<Feed>,
+    calls: Vec<Call>,
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let mut state = lock(&self.feed.state);
+        state.helpers -= 1;
+        if !self.calls.is_empty() {
+            state.left.append(&mut self.calls);
+            self.inner.attend(&mut state, &self.name, &self.feed);
+        }
         drop(state);
-        feed.wake.notify_one();
+        self.feed.wake.notify_one();
+    }
+}
+
+/// Looks for calls; if that takes long, others look for those that come meanwhile.
+async fn serve(inner: &Arc<Inner>, name: &QueueName, feed: &Arc<Feed>, calls: &mut Vec<Call>) -> Duration {
+    let mut look = std::pin::pin!(inner.serve(name, calls));
+    loop {
+        if let Ok(next) = tokio::time::timeout(PATIENCE, look.as_mut()).await {
+            return next;
+        }
+        let mut state = lock(&feed.state);
+        if !state.new.is_empty() && state.helpers < HELPERS_MAX {
+            state.helpers += 1;
+            let calls = std::mem::take(&mut state.new);
+            let helper = Helper { inner: inner.clone(), name: name.clone(), feed: feed.clone(), calls };
+            inner.base.pool.runtime().spawn(help(helper));
+        }
     }
 }
 
@@ -107,6 +171,7 @@ async fn run(inner: Arc<Inner>, name: QueueName, feed: Arc<Feed>) {
     loop {
         {
             let mut state = lock(&feed.state);
+            calls.append(&mut state.left);
             calls.append(&mut state.new);
             calls.retain(|call| !call.reply.is_closed());
             state.busy = !calls.is_empty();
@@ -115,10 +180,10 @@ async fn run(inner: Arc<Inner>, name: QueueName, feed: Arc<Feed>) {
                 return;
             }
         }
-        let look = inner.serve(&name, &mut calls).await;
+        let look = serve(&inner, &name, &feed, &mut calls).await;
         {
             let mut state = lock(&feed.state);
-            if !state.new.is_empty() {
+            if state.has_calls() {
                 continue;
             }
             state.busy = false;

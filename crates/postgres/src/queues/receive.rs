@@ -449,7 +449,10 @@ async fn take(
 ) -> Result<Option<Found>, Failure> {
     let leases: Vec<i64> = slots.iter().map(|slot| slot.lease_ms as i64).collect();
     let owners: Vec<i32> = slots.iter().map(|slot| slot.call as i32).collect();
-    let consumers: Vec<Option<&str>> = slots.iter().map(|slot| slot.consumer.as_deref()).collect();
+    // Most receives name no consumer: no array then.
+    let named = slots.iter().any(|slot| slot.consumer.is_some());
+    let consumers: Option<Vec<Option<&str>>> =
+        named.then(|| slots.iter().map(|slot| slot.consumer.as_deref()).collect());
     let retention_ms = queue.config.retention_ms as i64;
     let rows = if queue.config.is_fifo() {
         let limit = queue.config.retry.limit();
@@ -461,7 +464,7 @@ async fn take(
     } else {
         let priorities = queue.priorities();
         let noisy = if queue.grouped { Some(noisy(db, queue).await?) } else { None };
-        let sql = "SELECT r.slot, r.now_ms AS at_ms, (r.m).* FROM hapax.q_recv($1, $2, $3, $4, $5, $6, $7, $8, $9) r";
+        let sql = "SELECT * FROM hapax.q_take($1, $2, $3, $4, $5, $6, $7, $8, $9)";
         let take = sqlx::query(sql).bind(queue.id).bind(queue.version).bind(priorities).bind(&from.floors);
         take.bind(leases)
             .bind(consumers)

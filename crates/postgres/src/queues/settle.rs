@@ -1,7 +1,8 @@
 //! Settlements and extensions. Acks and extensions of leases that have not ended, of all calls that wait, go into one
 //! statement; everything else is a transaction per call.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use hapax_core::policy::LEASE_MS_MAX;
@@ -78,21 +79,20 @@ async fn ack_queues(
     for (queue_id, at) in queues {
         let mut named: Vec<(u64, u64)> =
             at.iter().flat_map(|at| &calls[*at].named).map(|named| (named.seq, named.fence)).collect();
-        named.sort_unstable();
+        // Of a delivery's receipts only the newest is judged here; an older one is left to a closer look.
+        named.sort_unstable_by_key(|(seq, fence)| (*seq, Reverse(*fence)));
+        named.dedup_by_key(|(seq, _)| *seq);
         let (seqs, fences): (Vec<i64>, Vec<i64>) =
             named.into_iter().map(|(seq, fence)| (seq as i64, fence as i64)).unzip();
         let sql = "SELECT acked, fences FROM hapax.q_ack($1, $2, $3)";
         let row = sqlx::query(sql).bind(queue_id).bind(seqs).bind(fences).fetch_one(&mut *db).await?;
         let (acked, fences): (Vec<i64>, Vec<i64>) = (row.try_get("acked")?, row.try_get("fences")?);
-        let mut acked: Vec<(u64, u64)> =
+        let mut acked: HashSet<(u64, u64)> =
             acked.into_iter().zip(fences).map(|(seq, fence)| (seq as u64, fence as u64)).collect();
         for at in at {
-            for named in &calls[at].named {
-                // Of two acks of the same delivery, the first is told.
-                if let Some(found) = acked.iter().position(|ended| *ended == (named.seq, named.fence)) {
-                    answers[at].push(acked.swap_remove(found));
-                }
-            }
+            let named = calls[at].named.iter().map(|named| (named.seq, named.fence));
+            // Of two acks of the same delivery, the first is told.
+            answers[at].extend(named.filter(|named| acked.remove(named)));
         }
     }
     Ok(())
@@ -236,7 +236,7 @@ impl Inner {
         validate::batch("extend", batch.len())?;
         let queue = self.known_or_read(name).await?;
         let mut answers: Vec<Option<Result<RemainingLease, SettleError>>> = vec![None; batch.len()];
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         let named: Vec<Option<Named>> = batch
             .iter()
             .map(|extend| {
