@@ -1,8 +1,11 @@
-//! Real servers that tests start private instances of: finds their programs, or installs them.
+//! Real servers that tests start private instances of: finds their programs, or installs them, and runs tests on the kinds
+//! of servers that the usual run does not use.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+
+use hapax_faults::{PROGRAMS_VARIABLE, PgBouncer, PostgresServer};
 
 use crate::child;
 use crate::suite::{Context, Outcome, Skip, Step};
@@ -11,6 +14,51 @@ use crate::suite::{Context, Outcome, Skip, Step};
 pub const STEPS: &[Step] = &[
     Step { name: "service: postgres", limit: Duration::from_mins(10), needs_build: false, action: postgres },
     Step { name: "service: redis", limit: Duration::from_mins(10), needs_build: false, action: redis },
+    Step {
+        name: "service: postgres 18",
+        limit: Duration::from_mins(10),
+        needs_build: false,
+        action: postgres_18,
+    },
+    Step {
+        name: "service: pgbouncer",
+        limit: Duration::from_mins(10),
+        needs_build: false,
+        action: pgbouncer,
+    },
+];
+
+/// Steps that come after the tests: a selection of them on other kinds of servers; with `--long`, all of them.
+pub const TEST_STEPS: &[Step] = &[
+    Step {
+        name: "tests on postgres 18",
+        limit: Duration::from_mins(15),
+        needs_build: true,
+        action: tests_on_18,
+    },
+    Step {
+        name: "tests behind pgbouncer",
+        limit: Duration::from_mins(15),
+        needs_build: true,
+        action: tests_behind_pgbouncer,
+    },
+];
+
+/// Test binaries that run on any kind of server. Their names occur in one package only.
+const ANYWHERE: &[&str] = &["queues", "ledger", "merged_calls", "migrations"];
+/// Those that need more of a server than a URL, and the ones that take long.
+const LONG_ON_18: &[&str] = &[
+    "queue_floors",
+    "ledger_plans_do_not_flip",
+    "ledger_under_outages",
+    "attack_ledger",
+    "attack_queues",
+    "attack_races",
+    "portable_read_committed",
+    "portable_serializable",
+    "pgbouncer",
+    "servers_share_one_database",
+    "doctor_examines_the_database",
 ];
 
 /// PostgreSQL 15, from Debian's package, or whichever is on the path. The tests start it themselves.
@@ -47,26 +95,154 @@ fn found_or_installed(cx: &Context, step: &Step, service: &Service) -> Outcome {
     if has(program) {
         return step.run(cx, with_args(program, &["--version"]));
     }
+    match install(cx, step, name, package) {
+        None => step.run(cx, with_args(installed, &["--version"])),
+        Some(outcome) => outcome,
+    }
+}
+
+/// PgBouncer, from Debian's package, or whichever is on the path.
+fn pgbouncer(cx: &Context, step: &Step) -> Outcome {
+    if PgBouncer::program().is_err()
+        && let Some(outcome) = install(cx, step, "PgBouncer", "pgbouncer")
+    {
+        return outcome;
+    }
+    match PgBouncer::program() {
+        Ok(program) => step.run(cx, with_args(&program.to_string_lossy(), &["--version"])),
+        Err(why) => Outcome::Skipped(Skip::Because(why)),
+    }
+}
+
+/// Installs a package of Debian. `Some`: it could not be installed.
+fn install(cx: &Context, step: &Step, what: &str, package: &str) -> Option<Outcome> {
     if !has("apt-get") || !is_root() {
         let remedy =
-            format!("{name} is not installed; install Debian's {package}, or put its programs on the path");
-        return Outcome::Skipped(Skip::Because(remedy));
+            format!("{what} is not installed; install Debian's {package}, or put its programs on the path");
+        return Some(Outcome::Skipped(Skip::Because(remedy)));
     }
-    if child::run(&mut with_args("apt-get", &["update", "--quiet", "--error-on=any"]), step.limit)
-        .problem
-        .is_some()
-    {
-        return Outcome::Skipped(Skip::RegistryOutOfReach(format!("{name} could not be installed")));
+    let update = &mut with_args("apt-get", &["update", "--quiet", "--error-on=any"]);
+    if child::run(update, step.limit).problem.is_some() {
+        return Some(Outcome::Skipped(Skip::RegistryOutOfReach(format!("{what} could not be installed"))));
     }
     let mut install = with_args("apt-get", &["install", "--yes", "--no-install-recommends", package]);
     // In runlevel 1 the package does not start the server that it sets up.
     install.env("DEBIAN_FRONTEND", "noninteractive").env("RUNLEVEL", "1");
-    if let Outcome::Ran(result) = step.run(cx, install)
+    match step.run(cx, install) {
+        Outcome::Ran(result) if result.problem.is_none() => None,
+        outcome => Some(outcome),
+    }
+}
+
+/// The version of the package with PostgreSQL 18's programs.
+const VERSION_18: &str = "18.0.0";
+
+/// Where PostgreSQL 18 is. As root, tests run it as another user, who may not be able to read the workspace.
+fn folder_of_18(cx: &Context) -> PathBuf {
+    let services =
+        if is_root() { PathBuf::from("/opt/hapax-services") } else { cx.target().join("services") };
+    services.join(format!("postgresql-{VERSION_18}"))
+}
+
+/// PostgreSQL 18, from a package of Maven that has `postgres` and `initdb`; clients are those of PostgreSQL 15.
+fn postgres_18(cx: &Context, step: &Step) -> Outcome {
+    let folder = folder_of_18(cx);
+    let program = folder.join("bin/postgres");
+    if !program.exists() {
+        if !has("mvn")
+            && let Some(outcome) = install(cx, step, "Maven, for PostgreSQL 18", "maven")
+        {
+            return outcome;
+        }
+        if let Err(outcome) = unpack_18(cx, step, &folder) {
+            return outcome;
+        }
+    }
+    step.run(cx, with_args(&program.to_string_lossy(), &["--version"]))
+}
+
+/// Unpacks the package beside the folder, and moves it there when it is complete.
+fn unpack_18(cx: &Context, step: &Step, folder: &Path) -> Result<(), Outcome> {
+    let machine = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64v8",
+        other => {
+            let why = format!("there is no package of PostgreSQL 18 for {other}");
+            return Err(Outcome::Skipped(Skip::Because(why)));
+        }
+    };
+    let failed = |what: &Path, error: &std::io::Error| {
+        Outcome::Skipped(Skip::Because(format!("{}: {error}", what.display())))
+    };
+    let new = folder.with_file_name(format!("postgresql-{VERSION_18}.{}", std::process::id()));
+    let content = new.join("content");
+    std::fs::create_dir_all(&content).map_err(|error| failed(&content, &error))?;
+    let artifact = format!("io.zonky.test.postgres:embedded-postgres-binaries-linux-{machine}:{VERSION_18}");
+    let artifact = format!("-Dartifact={artifact}");
+    let output = format!("-DoutputDirectory={}", new.display());
+    let mut get = with_args("mvn", &["--batch-mode", "--quiet", "dependency:unpack", &artifact, &output]);
+    get.current_dir(&new);
+    let out_of_reach =
+        || Outcome::Skipped(Skip::RegistryOutOfReach("PostgreSQL 18 could not be had".to_owned()));
+    println!("\n==> {}: {artifact}", step.name);
+    if child::run(&mut get, step.limit).problem.is_some() {
+        let _ = std::fs::remove_dir_all(&new);
+        return Err(out_of_reach());
+    }
+    let packed = std::fs::read_dir(&new).map_err(|error| failed(&new, &error))?;
+    let packed = packed
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|file| file.extension().is_some_and(|ext| ext == "txz"));
+    let packed = packed.ok_or_else(out_of_reach)?;
+    let tar = ["--extract", "--file", &packed.to_string_lossy(), "--directory", &content.to_string_lossy()];
+    if let Outcome::Ran(result) = step.run(cx, with_args("tar", &tar))
         && result.problem.is_some()
     {
-        return Outcome::Ran(result);
+        return Err(Outcome::Ran(result));
     }
-    step.run(cx, with_args(installed, &["--version"]))
+    // Another run may have been faster.
+    let moved = std::fs::rename(&content, folder);
+    let _ = std::fs::remove_dir_all(&new);
+    if folder.join("bin/postgres").exists() { Ok(()) } else { moved.map_err(|error| failed(folder, &error)) }
+}
+
+/// What an earlier step has said: why it could not be installed, and that it failed if it should have been.
+fn not_installed(what: &str) -> Outcome {
+    Outcome::Skipped(Skip::RegistryOutOfReach(format!("{what} is not installed")))
+}
+
+fn tests_on_18(cx: &Context, step: &Step) -> Outcome {
+    let programs = folder_of_18(cx).join("bin");
+    if !programs.join("postgres").exists() || PostgresServer::programs().as_os_str().is_empty() {
+        return not_installed("PostgreSQL 18, or a client of PostgreSQL,");
+    }
+    let more = if cx.is_long() { LONG_ON_18 } else { &[] };
+    let mut command = tests_of(cx, ANYWHERE.iter().chain(more));
+    command.env(PROGRAMS_VARIABLE, programs);
+    step.run(cx, command)
+}
+
+fn tests_behind_pgbouncer(cx: &Context, step: &Step) -> Outcome {
+    if PgBouncer::program().is_err() || PostgresServer::programs().as_os_str().is_empty() {
+        return not_installed("PgBouncer, or PostgreSQL 15,");
+    }
+    let mut command = tests_of(cx, ANYWHERE.iter());
+    command.env("HAPAX_TEST_PGBOUNCER", "polling");
+    step.run(cx, command)
+}
+
+/// Runs test binaries, a selection of their cases unless the run is a long one. The whole workspace is chosen, so that
+/// nothing is built again.
+fn tests_of<'n>(cx: &Context, names: impl Iterator<Item = &'n &'n str>) -> Command {
+    let mut command = cx.cargo(&["test", "--workspace", "--all-features", "--no-fail-fast"]);
+    for name in names {
+        command.args(["--test", name]);
+    }
+    if !cx.is_long() {
+        command.env("HAPAX_TEST_SMOKE", "1");
+    }
+    command
 }
 
 fn with_args(program: &str, args: &[&str]) -> Command {
@@ -84,4 +260,20 @@ pub fn has(program: &str) -> bool {
 pub fn is_root() -> bool {
     let id = Command::new("id").arg("-u").output();
     id.is_ok_and(|id| id.stdout.trim_ascii() == b"0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_selected_test_binaries_exist_once() {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+        for name in ANYWHERE.iter().chain(LONG_ON_18) {
+            let packages = std::fs::read_dir(&crates).unwrap().flatten();
+            let file = format!("tests/{name}.rs");
+            let having = packages.filter(|package| package.path().join(&file).exists()).count();
+            assert_eq!(having, 1, "{file}");
+        }
+    }
 }

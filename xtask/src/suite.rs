@@ -97,6 +97,11 @@ impl Context {
         Self { root, long, filter }
     }
 
+    /// Whether everything is run, however long it takes.
+    pub fn is_long(&self) -> bool {
+        self.long
+    }
+
     /// The workspace's root.
     pub fn root(&self) -> &Path {
         &self.root
@@ -143,7 +148,9 @@ pub fn run(cx: &Context) -> ExitCode {
     // Installs the signal handler first, so that an interrupt is noticed from here on.
     let _ = child::interrupted();
     let wanted = |step: &&Step| cx.filter.as_deref().is_none_or(|filter| step.name.contains(filter));
-    let steps = crate::services::STEPS.iter().chain(STEPS).chain(CLIENT_STEPS.iter().filter(wanted));
+    let services = crate::services::TEST_STEPS.iter();
+    let chosen = services.chain(CLIENT_STEPS).filter(wanted);
+    let steps = crate::services::STEPS.iter().chain(STEPS).chain(chosen);
     let steps: Vec<&Step> = steps.collect();
     let ci = std::env::var("CI").is_ok_and(|value| value == "true");
     let report = SuiteReport { rows: run_steps(cx, &steps), ci, filter: cx.filter.clone() };

@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use hapax_faults::PostgresServer;
 use libtest_mimic::{Arguments, Completion, Trial};
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -102,13 +103,41 @@ fn main() -> ExitCode {
         if let Some(missing) = missing_tools() {
             return Ok(Completion::ignored_with(missing));
         }
-        the_readme_runs_from_top_to_bottom();
+        the_readme_runs_from_top_to_bottom(&[]);
         Ok(Completion::Completed)
     });
-    libtest_mimic::run(&Arguments::from_args(), vec![readme]).exit_code()
+    let on_postgres = Trial::ignorable_test("the_readme_runs_on_postgres", || {
+        if let Some(missing) = missing_tools() {
+            return Ok(Completion::ignored_with(missing));
+        }
+        let server = match PostgresServer::start(&["fsync=off"]) {
+            Ok(server) => server,
+            Err(why) => return Ok(Completion::ignored_with(format!("needs PostgreSQL 15: {why}"))),
+        };
+        the_readme_runs_on_postgres(&server);
+        Ok(Completion::Completed)
+    });
+    libtest_mimic::run(&Arguments::from_args(), vec![readme, on_postgres]).exit_code()
 }
 
-fn the_readme_runs_from_top_to_bottom() {
+/// The same with a URL for the store of the server and for the ledger of the proxy, and nothing else changed.
+fn the_readme_runs_on_postgres(server: &PostgresServer) {
+    let url = server.url("postgres");
+    let migrated =
+        Command::new(env!("CARGO_BIN_EXE_hapax")).args(["migrate", "--store", &url]).output().unwrap();
+    assert!(migrated.status.success(), "{migrated:?}");
+    the_readme_runs_from_top_to_bottom(&[("HAPAX_STORE", url.clone()), ("HAPAX_LEDGER", url)]);
+    let count = |sql: &str| server.sql("postgres", sql).unwrap();
+    assert_eq!(count("SELECT count(*) > 0 FROM hapax.q_queue"), "t", "the queues are in the database");
+    assert_eq!(
+        count("SELECT count(*) > 0 FROM hapax.ledger_entry WHERE scope LIKE 'http/%'"),
+        "t",
+        "and so is the proxy's ledger"
+    );
+}
+
+/// Runs it with the variables of the environment that choose a store.
+fn the_readme_runs_from_top_to_bottom(store: &[(&str, String)]) {
     let [server, proxy, service] = free_ports();
     let folder = tempfile::tempdir().unwrap();
     // The README makes a project beside the clone.
@@ -120,6 +149,7 @@ fn the_readme_runs_from_top_to_bottom() {
         command.env_remove(name);
     }
     command
+        .envs(store.iter().map(|(name, value)| (name, value)))
         .env("HAPAX", env!("CARGO_BIN_EXE_hapax"))
         .env("SERVER", format!("127.0.0.1:{server}"))
         .env("SERVICE", format!("127.0.0.1:{service}"))

@@ -1,8 +1,9 @@
 //! Injects faults, so that tests can show that data and guarantees survive them.
 //!
 //! [`Process`] runs a program that can be killed and paused; [`FaultProxy`] sits between a client and a server and
-//! cuts, delays, drops, duplicates or holds messages; [`PostgresServer`] and [`RedisServer`] are servers that can be stopped. The first two report their actions: a fault that hit nothing proves
-//! nothing, so a test asserts on [`FaultHandle::count`].
+//! cuts, delays, drops, duplicates or holds messages; [`PostgresServer`] and [`RedisServer`] are servers that can be stopped,
+//! and [`PgBouncer`] is a pooler before the first. [`Process`] and [`FaultProxy`] report their actions: a fault that hit nothing
+//! proves nothing, so a test asserts on [`FaultHandle::count`].
 //!
 //! ```no_run
 //! # async fn example(server: std::net::SocketAddr) {
@@ -16,14 +17,17 @@
 //! ```
 
 mod frame;
+mod pgbouncer;
 mod postgres;
 mod postgres_frames;
+mod private_server;
 mod process;
 mod proxy;
 mod redis;
 
 pub use frame::{Direction, Protocol};
-pub use postgres::{PostgresServer, ROLE_WITH_PASSWORD};
+pub use pgbouncer::PgBouncer;
+pub use postgres::{PROGRAMS_VARIABLE, PostgresServer, ROLE_WITH_PASSWORD};
 pub use process::{Process, TIMEOUT, rerun_test};
 pub use proxy::{Action, FaultHandle, FaultProxy, Match};
 pub use redis::{RedisCluster, RedisServer};

@@ -1,19 +1,19 @@
 //! A private PostgreSQL server that tests stop and start. It runs as another user if need be: it refuses to run as root.
 
 use std::fs;
-use std::io::Write as _;
-use std::net::TcpListener;
-use std::os::unix::fs::chown;
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Time for the server to start or stop.
-const PATIENCE: Duration = Duration::from_mins(1);
+use crate::private_server::{PATIENCE, User, Watch, command, free_port, unprivileged};
+
+/// The variable of the environment that names a folder with the programs `postgres` and `initdb`. Without it, and for
+/// programs that are not in it, Debian's PostgreSQL 15 is used, or what is on the path.
+pub const PROGRAMS_VARIABLE: &str = "HAPAX_POSTGRES_BIN";
 
 /// A PostgreSQL server. One that was started here ends with the process, also if that is killed.
 ///
@@ -39,17 +39,10 @@ pub struct PostgresServer {
 /// What belongs to a server that was started here.
 struct Own {
     folder: TempDir,
-    user: Option<(u32, u32)>,
+    user: Option<User>,
     port: u16,
     settings: Vec<String>,
     watch: Mutex<Option<Watch>>,
-}
-
-/// The server's process, under a shell that ends it when our end of its input is closed: by [`PostgresServer::stop`], or because
-/// this process has ended in whatever way.
-struct Watch {
-    shell: Child,
-    input: ChildStdin,
 }
 
 /// The role that must give its password to log in.
@@ -64,7 +57,13 @@ impl PostgresServer {
 
     /// Starts a server with these settings in a folder of its own.
     pub fn start(settings: &[&str]) -> Result<Self, String> {
-        let user = if is_root() { Some(postgres_user()?) } else { None };
+        Self::start_with_files(settings, &[])
+    }
+
+    /// The same with files in its data folder, by name and content: for TLS, `server.crt` and `server.key`. What is given
+    /// for `pg_hba.conf` comes before the rules that let everyone in.
+    pub fn start_with_files(settings: &[&str], files: &[(&str, &str)]) -> Result<Self, String> {
+        let user = unprivileged()?;
         let folder = TempDir::with_prefix("hapax-postgres-").map_err(|error| error.to_string())?;
         if let Some((uid, gid)) = user {
             chown(folder.path(), Some(uid), Some(gid)).map_err(|error| error.to_string())?;
@@ -86,6 +85,10 @@ impl PostgresServer {
         let others = fs::read_to_string(&access).map_err(|error| error.to_string())?;
         let rule = format!("host all {ROLE_WITH_PASSWORD} all scram-sha-256\n{others}");
         fs::write(&access, rule).map_err(|error| error.to_string())?;
+        for (name, content) in files {
+            add_file(&folder.path().join("data").join(name), content, user)
+                .map_err(|error| format!("{name}: {error}"))?;
+        }
         let own = Own {
             folder,
             user,
@@ -148,10 +151,7 @@ impl PostgresServer {
     pub fn stop(&self, signal: &str) {
         let own = self.own.as_ref().expect("only a server that was started here is stopped");
         let watch = own.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Watch { mut shell, mut input } = watch.expect("it runs");
-        writeln!(input, "{signal}").expect("the shell reads it");
-        drop(input);
-        shell.wait().expect("the shell ends with the server");
+        watch.expect("it runs").stop(signal);
     }
 
     /// Address of a server that was started here.
@@ -186,24 +186,13 @@ impl PostgresServer {
     pub fn run(&self) -> Result<(), String> {
         let own = self.own.as_ref().expect("only a server that was started here is started again");
         let (log, data) = (own.folder.path().join("log"), own.folder.path().join("data"));
-        // The shell reads a signal's name, or the end of its input.
-        // At the end of this process, it also removes the folder.
-        let script = r#"dir=$1; shift; "$@" >>"$dir/log" 2>&1 </dev/null & pid=$!
-            if read signal; then kill -s "$signal" $pid; wait $pid
-            else kill -s QUIT $pid; wait $pid; rm -rf "$dir"; fi"#;
-        let mut shell = command(Path::new("sh"), own.user);
-        shell.args(["-c", script, "sh"]).arg(own.folder.path()).arg(program("postgres")?).arg("-D").arg(data);
-        let port = own.port.to_string();
-        for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=200"] {
-            shell.args(["-c", setting]);
+        let mut args = vec!["-D".into(), data.into_os_string(), "-p".into(), own.port.to_string().into()];
+        let fixed = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=200"];
+        for setting in fixed.into_iter().chain(own.settings.iter().map(String::as_str)) {
+            args.extend(["-c".into(), setting.into()]);
         }
-        for setting in &own.settings {
-            shell.args(["-c", setting]);
-        }
-        shell.args(["-p", &port]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut shell = shell.process_group(0).spawn().map_err(|error| error.to_string())?;
-        let input = shell.stdin.take().expect("its input is piped");
-        *own.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(Watch { shell, input });
+        let watch = Watch::start(own.folder.path(), own.user, &program("postgres")?, &args)?;
+        *own.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
         own.wait_until_ready(&log)
     }
 }
@@ -226,39 +215,20 @@ impl Own {
     }
 }
 
-fn command(program: &Path, user: Option<(u32, u32)>) -> Command {
-    let mut command = Command::new(program);
-    command.current_dir("/").env_remove("LC_ALL").env("LC_ALL", "C").env_remove("PGDATA");
-    if let Some((uid, gid)) = user {
-        command.uid(uid).gid(gid);
-    }
-    command
+/// Writes a file that only the server can read, before the content that it has.
+fn add_file(file: &Path, content: &str, user: Option<User>) -> std::io::Result<()> {
+    let others = if file.exists() { fs::read_to_string(file)? } else { String::new() };
+    fs::write(file, format!("{content}{others}"))?;
+    fs::set_permissions(file, fs::Permissions::from_mode(0o600))?;
+    user.map_or(Ok(()), |(uid, gid)| chown(file, Some(uid), Some(gid)))
 }
 
-/// A program of PostgreSQL 15, from Debian's folder or from the path.
+/// A program of PostgreSQL, from the folder that the environment names, from Debian's folder or from the path.
 fn program(name: &str) -> Result<PathBuf, String> {
-    let debian = PathBuf::from("/usr/lib/postgresql/15/bin").join(name);
+    let given = std::env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from);
+    let debian = PathBuf::from("/usr/lib/postgresql/15/bin");
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|folder| folder.join(name));
-    let mut found = std::iter::once(debian).chain(found);
-    found.find(|file| file.exists()).ok_or_else(|| format!("{name} is not installed; install postgresql-15"))
-}
-
-fn is_root() -> bool {
-    id(&["-u"]) == Some(0)
-}
-
-fn postgres_user() -> Result<(u32, u32), String> {
-    let ids = id(&["-u", "postgres"]).zip(id(&["-g", "postgres"]));
-    ids.ok_or_else(|| "PostgreSQL does not run as root, and there is no user `postgres`".to_owned())
-}
-
-fn id(args: &[&str]) -> Option<u32> {
-    let output = Command::new("id").args(args).output().ok()?;
-    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
-}
-
-/// A port that was free a moment ago.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
+    let mut folders = given.into_iter().chain([debian]).chain(std::env::split_paths(&path));
+    let found = folders.find_map(|folder| Some(folder.join(name)).filter(|file| file.exists()));
+    found.ok_or_else(|| format!("{name} is not installed; install postgresql-15"))
 }

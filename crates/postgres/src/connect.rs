@@ -8,6 +8,7 @@ use sqlx::postgres::PgConnectOptions;
 use thiserror::Error;
 
 use crate::pool::Bounds;
+use crate::pooled;
 
 /// The URL's parameters that are ours; all others are PostgreSQL's.
 const PREFIX: &str = "hapax_";
@@ -105,8 +106,21 @@ fn parse(url: &str) -> Result<PgConnectOptions, UrlError> {
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
         return Err(UrlError("a PostgreSQL store's URL begins with postgres://".to_owned()));
     }
+    check_files(url)?;
     let parsed = PgConnectOptions::from_str(url);
     parsed.map_err(|error| UrlError(format!("the PostgreSQL URL cannot be read: {error}")))
+}
+
+/// Files that a URL names for TLS: whether they can be read. A failed connect would not name the file.
+fn check_files(url: &str) -> Result<(), UrlError> {
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+        let value = percent_encoding::percent_decode_str(value).decode_utf8_lossy();
+        if ["sslrootcert", "sslcert", "sslkey"].contains(&name) && !value.starts_with("-----BEGIN") {
+            std::fs::File::open(&*value).map_err(|error| UrlError(format!("{name}: {value}: {error}")))?;
+        }
+    }
+    Ok(())
 }
 
 /// Sets one of our parameters, `name=value`.
@@ -165,25 +179,45 @@ fn with_password(connect: PgConnectOptions, options: &Options) -> Result<PgConne
     Ok(connect.password(text.lines().next().unwrap_or_default()))
 }
 
-/// The settings of every session. Behind a pooler a session belongs to several clients, so it keeps its own settings.
+/// The settings of every session. Behind a pooler a session belongs to several clients, so it keeps its own settings, and every
+/// transaction makes them.
 fn session(connect: PgConnectOptions, options: &Options) -> Result<PgConnectOptions, UrlError> {
     let connect = with_password(connect, options)?.application_name("hapax");
     if options.pooler {
         return Ok(connect.statement_cache_capacity(0).extra_float_digits(None));
     }
-    // The server ends a statement before we stop to wait for it: its outcome is then known.
-    let statement_ms = (options.operation_timeout.as_millis() * 4 / 5).to_string();
-    let lock_ms = (options.operation_timeout.as_millis() / 4).to_string();
-    let idle_ms = options.operation_timeout.as_millis().to_string();
-    Ok(connect.options([
-        ("statement_timeout", statement_ms.as_str()),
-        ("lock_timeout", lock_ms.as_str()),
-        ("idle_in_transaction_session_timeout", idle_ms.as_str()),
-        ("tcp_keepalives_idle", "30"),
-        ("tcp_keepalives_interval", "10"),
-        ("tcp_keepalives_count", "3"),
-        ("jit", "off"),
-    ]))
+    let settings = pooled::settings(options.operation_timeout);
+    let keepalives =
+        [("tcp_keepalives_idle", "30"), ("tcp_keepalives_interval", "10"), ("tcp_keepalives_count", "3")];
+    Ok(connect.options(settings.iter().map(|(name, value)| (*name, value.as_str())).chain(keepalives)))
+}
+
+const CERTIFICATE_AUTHORITY: &str =
+    "name the file of the authority that signed the server's certificate: `sslrootcert=FILE`";
+
+/// Why a connection was refused, and what to do about it.
+pub(crate) fn refusal(error: &sqlx::Error) -> String {
+    let text = error.to_string();
+    let remedies = [
+        ("unsupported startup parameter", "the URL leads to a pooler: set `hapax_pooler=true`"),
+        ("server does not support TLS", "enable TLS on the server (`ssl = on`), or choose another `sslmode`"),
+        (
+            "no encryption",
+            "the server asks for TLS, or for another rule in pg_hba.conf: set `sslmode=require`",
+        ),
+        ("UnknownIssuer", CERTIFICATE_AUTHORITY),
+        ("BadSignature", CERTIFICATE_AUTHORITY),
+        ("not valid for name", "connect by a name that the server's certificate has"),
+        ("Expired", "renew the server's certificate, and check the clocks of both machines"),
+        (
+            "password authentication failed",
+            "check the user and the password: `PGPASSWORD`, `hapax_password_file`, ~/.pgpass or the URL",
+        ),
+    ];
+    match remedies.iter().find(|(sign, _)| text.contains(sign)) {
+        Some((_, remedy)) => format!("{text}; {remedy}"),
+        None => text,
+    }
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ mod ledger;
 mod merge;
 mod migrate;
 mod pool;
+mod pooled;
 mod queues;
 mod seal;
 mod transaction;

@@ -4,9 +4,9 @@
 use hapax_core::StoreError;
 use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};
 
-use crate::connect::{Options, Target};
+use crate::connect::{self, Options, Target};
 use crate::error::{Access, Failure};
-use crate::{BoxFuture, OpenError};
+use crate::{BoxFuture, OpenError, pooled};
 
 /// One step of the schema.
 struct Migration {
@@ -91,11 +91,11 @@ pub async fn migrate(url: &str, options: &Options, dry_run: bool) -> Result<Migr
     let target = Target::new(url, options)?;
     let limit = target.bounds.connect;
     let unavailable = |problem: String| StoreError::Unavailable(format!("migrate: {problem}"));
-    let connect = tokio::time::timeout(limit, PgConnection::connect_with(&target.connect)).await;
-    let connect =
-        connect.map_err(|_| unavailable(format!("no connection within {} ms", limit.as_millis())))?;
-    let mut connection = connect.map_err(|error| unavailable(format!("no connection: {error}")))?;
-    let report = apply(&mut connection, target.options.portable, dry_run).await;
+    let opened = tokio::time::timeout(limit, PgConnection::connect_with(&target.connect)).await;
+    let opened = opened.map_err(|_| unavailable(format!("no connection within {} ms", limit.as_millis())))?;
+    let mut connection =
+        opened.map_err(|error| unavailable(format!("no connection: {}", connect::refusal(&error))))?;
+    let report = apply(&mut connection, &target.options, dry_run).await;
     let report = report.map_err(|failure| failure.into_store_error("migrate", Access::Write))?;
     // Its work is committed; a failed goodbye changes nothing.
     let _ = connection.close().await;
@@ -120,10 +120,15 @@ CREATE TABLE IF NOT EXISTS hapax.migration (
 
 async fn apply(
     connection: &mut PgConnection,
-    portable: bool,
+    options: &Options,
     dry_run: bool,
 ) -> Result<MigrationReport, Failure> {
-    let mut transaction = connection.begin().await?;
+    let portable = options.portable;
+    let mut transaction = if options.pooler {
+        connection.begin_with(pooled::begin(options.operation_timeout, false)).await?
+    } else {
+        connection.begin().await?
+    };
     run_script(&mut transaction, PREPARE).await?;
     if !portable {
         run_script(&mut transaction, "SELECT pg_advisory_xact_lock(hashtext('hapax.migrate'))").await?;

@@ -14,9 +14,9 @@ use sqlx::{Connection as _, PgConnection};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::BoxFuture;
 use crate::error::{Access, Failure, broken, late};
-use crate::transaction::repeat_conflicts;
+use crate::transaction::{Transaction, repeat_conflicts};
+use crate::{BoxFuture, connect, pooled};
 
 /// A connection that was idle for longer is tested before it is used.
 const TEST_AFTER: Duration = Duration::from_secs(1);
@@ -147,7 +147,8 @@ impl Pool {
     {
         let mut taken = self.take(what).await?;
         let limit = self.inner.bounds.operation;
-        match tokio::time::timeout(limit, operation(&mut taken.connection)).await {
+        let run = self.run_on(&mut taken.connection, operation);
+        match tokio::time::timeout(limit, run).await {
             Ok(Ok(done)) => {
                 self.give_back(taken);
                 Ok(done)
@@ -164,6 +165,19 @@ impl Pool {
             // Dropping the connection closes it; the server's own statement timeout ends what runs there.
             Err(_) => Err(late(what, limit, access)),
         }
+    }
+
+    async fn run_on<T, F>(&self, connection: &mut PgConnection, operation: F) -> Result<T, Failure>
+    where
+        F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send,
+    {
+        if !self.inner.pooler {
+            return operation(connection).await;
+        }
+        let begin = pooled::begin(self.inner.bounds.operation, self.inner.has_schema.load(Ordering::Relaxed));
+        let mut transaction = Transaction::begin_with(connection, begin).await?;
+        let done = operation(&mut transaction).await;
+        transaction.end(done).await
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -222,7 +236,7 @@ impl Pool {
                 self.state().failed = None;
                 return Ok(connection);
             }
-            Ok(Err(error)) => format!("no connection to PostgreSQL: {error}"),
+            Ok(Err(error)) => format!("no connection to PostgreSQL: {}", connect::refusal(&error)),
             Err(_) => format!("no connection to PostgreSQL within {} ms", limit.as_millis()),
         };
         self.state().failed = Some((Instant::now(), problem.clone()));
@@ -231,14 +245,13 @@ impl Pool {
 
     async fn open(&self) -> Result<PgConnection, sqlx::Error> {
         let mut connection = PgConnection::connect_with(&self.inner.options).await?;
-        if self.inner.has_schema.load(Ordering::Relaxed) {
+        // Behind a pooler every transaction does so.
+        if self.inner.has_schema.load(Ordering::Relaxed) && !self.inner.pooler {
             sqlx::query("SELECT hapax.raise_fence()").execute(&mut connection).await?;
-            if !self.inner.pooler {
-                // A claim must not be lost after it was granted. Behind a pooler the session is not ours to change.
-                let sql = "SELECT set_config('synchronous_commit', 'on', false)
-                           WHERE current_setting('synchronous_commit') = 'off'";
-                sqlx::query(sql).execute(&mut connection).await?;
-            }
+            // A claim must not be lost after it was granted.
+            let sql = "SELECT set_config('synchronous_commit', 'on', false)
+                       WHERE current_setting('synchronous_commit') = 'off'";
+            sqlx::query(sql).execute(&mut connection).await?;
         }
         Ok(connection)
     }

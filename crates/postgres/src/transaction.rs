@@ -23,6 +23,11 @@ impl<'c> Transaction<'c> {
         Ok(Self(connection.begin().await?))
     }
 
+    /// The same with statements that begin it. The connection must not be in a transaction.
+    pub async fn begin_with(connection: &'c mut PgConnection, statements: String) -> Result<Self, Failure> {
+        Ok(Self(connection.begin_with(statements).await?))
+    }
+
     /// Commits what succeeded, and rolls back what failed. Its locks are released when this returns.
     pub async fn end<T>(self, done: Result<T, Failure>) -> Result<T, Failure> {
         match done {
@@ -62,7 +67,7 @@ pub(crate) async fn repeat_conflicts<T>(
     operation: &(dyn for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send + Sync),
 ) -> Result<T, Failure> {
     for conflicts in 0.. {
-        match operation(connection).await {
+        match attempt(connection, operation).await {
             Err(failure) if failure.is_conflict() && conflicts < CONFLICTS_MAX => {
                 pause_after_conflict(conflicts).await;
             }
@@ -70,6 +75,19 @@ pub(crate) async fn repeat_conflicts<T>(
         }
     }
     unreachable!("the last conflict is returned")
+}
+
+/// One attempt. Behind a pooler it is part of a transaction, and can be repeated only after a savepoint.
+pub(crate) async fn attempt<T>(
+    connection: &mut PgConnection,
+    operation: &(dyn for<'c> Fn(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send + Sync),
+) -> Result<T, Failure> {
+    if !connection.is_in_transaction() {
+        return operation(connection).await;
+    }
+    let mut savepoint = Transaction::begin(connection).await?;
+    let done = operation(&mut savepoint).await;
+    savepoint.end(done).await
 }
 
 /// Waits for a random time that grows with the number of conflicts before this one.

@@ -98,7 +98,7 @@ impl Harness for InDatabase {
     }
 
     fn set_wall_back(&self, ms: u64) {
-        let url = self.database.as_ref().expect("it is given back at the end").url();
+        let url = self.database.as_ref().expect("it is given back at the end").direct_url();
         let back = move || common::block_on(common::set_back_ms(&url, ms));
         std::thread::spawn(back).join().unwrap();
     }
@@ -127,7 +127,7 @@ impl Factory for Databases {
 /// The queue suite, and the cases of the ledger suite that need queues in the same store.
 fn cases() -> impl Iterator<Item = &'static Case> {
     let ledger = hapax_conformance::ledger_cases().iter().filter(|case| case.needs.contains(&Need::OneStore));
-    hapax_conformance::cases().iter().chain(ledger)
+    hapax_conformance::cases().iter().chain(ledger).filter(|case| common::smoke::is_selected(case))
 }
 
 fn is_listed(list: &[&str], case: &Case) -> bool {
@@ -158,6 +158,9 @@ fn the_lists_are_exact() -> Trial {
     Trial::ignorable_test("the_lists_of_skipped_cases_are_exact", || {
         if let Err(why) = common::shared() {
             return Ok(Completion::ignored_with(format!("needs PostgreSQL 15: {why}")));
+        }
+        if common::smoke::is_smoke() {
+            return Ok(Completion::ignored_with("declared: only a selection of the cases is run"));
         }
         common::block_on(async {
             let harness = Databases.fresh().await;

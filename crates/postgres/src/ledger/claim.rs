@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use hapax_core::ledger::DOUBT_RETENTION_MS;
 use hapax_core::ledger::protocol::{self, ClaimDecision, LedgerEntry, Stage};
 use hapax_core::{ClaimError, ClaimRequest, Fence, OnDoubt, Scope};
-use sqlx::{PgConnection, Row as _};
+use sqlx::{Connection as _, PgConnection, Row as _};
 
 use super::rooms::Room;
 use super::rows::{Hash, Known, Reading, Snapshot};
@@ -42,6 +42,8 @@ pub(super) async fn claim_batch(
 ) -> Result<Vec<Vec<Decided>>, Failure> {
     let asked: Vec<&Asked> = calls.iter().flatten().collect();
     let mut decided: Vec<Option<Decided>> = asked.iter().map(|_| None).collect();
+    // Behind a pooler it is a part of a transaction, which a failure rolls back.
+    let commits = !connection.is_in_transaction();
     for number in 0..ROUNDS_MAX {
         let open: Vec<usize> = (0..asked.len()).filter(|at| decided[*at].is_none()).collect();
         if open.is_empty() {
@@ -51,11 +53,11 @@ pub(super) async fn claim_batch(
         match round(ledger, connection, &asked, &open, &mut decided).await {
             Ok(()) => {}
             // What was decided is committed and counted: only the rest is decided again.
-            Err(failure) if failure.is_conflict() => pause_after_conflict(number as u64).await,
-            Err(failure) => return Err(partly(failure, decided.iter().any(Option::is_some))),
+            Err(failure) if failure.is_conflict() && commits => pause_after_conflict(number as u64).await,
+            Err(failure) => return Err(partly(failure, commits && decided.iter().any(Option::is_some))),
         }
     }
-    Err(partly(contended(), decided.iter().any(Option::is_some)))
+    Err(partly(contended(), commits && decided.iter().any(Option::is_some)))
 }
 
 /// One round: decides those of the open claims whose keys nobody else changes at the same time.

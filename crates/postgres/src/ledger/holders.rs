@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use hapax_core::ledger::protocol::{self, LedgerEntry, Stage};
 use hapax_core::{ClaimEnding, EndClaim, EntryId, Fence, RemainingLease, Renew, Scope, Token, TokenError};
-use sqlx::PgConnection;
+use sqlx::{Connection as _, PgConnection};
 
 use super::claim::lease_ms;
 use super::rows::{Hash, Reading, Snapshot, hash_of};
@@ -159,6 +159,9 @@ where
     H::Answer: Send,
 {
     let mut answers: Vec<Option<Held<H::Answer>>> = all.iter().map(|_| None).collect();
+    // With locks, and behind a pooler, it is a part of a transaction, which a failure rolls back. Otherwise, what other
+    // rounds have decided is committed, and only the one that failed is repeated.
+    let commits = !reading.lock && !connection.is_in_transaction();
     for number in 0..ROUNDS_MAX {
         let open: Vec<usize> = (0..all.len()).filter(|at| answers[*at].is_none()).collect();
         if open.is_empty() {
@@ -166,15 +169,13 @@ where
         }
         match hold_round(ledger, connection, all, &open, reading).await {
             Ok(decided) => decided.into_iter().for_each(|(at, decision)| answers[at] = Some(decision)),
-            // With locks, it is a part of the caller's transaction, which a failure rolls back. Without, what other rounds
-            // have decided is committed, and only this one is repeated.
-            Err(failure) if failure.is_conflict() && !reading.lock => {
+            Err(failure) if failure.is_conflict() && commits => {
                 pause_after_conflict(number as u64).await;
             }
-            Err(failure) => return Err(partly(failure, !reading.lock && open.len() < all.len())),
+            Err(failure) => return Err(partly(failure, commits && open.len() < all.len())),
         }
     }
-    Err(partly(contended(), !reading.lock && answers.iter().any(Option::is_some)))
+    Err(partly(contended(), commits && answers.iter().any(Option::is_some)))
 }
 
 /// Decides those whose entries no other session changes at the same time.

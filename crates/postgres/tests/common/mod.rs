@@ -1,11 +1,13 @@
 //! A private PostgreSQL server for the tests of one process, and a database of its own for each test.
 //!
-//! The server is the one that `HAPAX_TEST_POSTGRES` names (a URL whose role may create databases; `cargo xtask test` sets
-//! it), or else one that is started here from the binaries of PostgreSQL 15. It ends with the process, also if that is
-//! killed.
+//! The server is the one that `HAPAX_TEST_POSTGRES` names (a URL whose role may create databases), or else one that is
+//! started here from the programs of PostgreSQL 15, or from those in the folder that `HAPAX_POSTGRES_BIN` names. It ends with
+//! the process, also if that is killed. With `HAPAX_TEST_PGBOUNCER` (`polling` or `listening`) stores reach it through a
+//! PgBouncer. With `HAPAX_TEST_SMOKE` the suites run a selection of their cases.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod server;
+pub mod smoke;
 pub mod suite;
 pub mod trouble;
 
@@ -26,9 +28,17 @@ pub use server::Server;
 /// The server of this process; `Err`: why there is none.
 pub fn shared() -> Result<&'static Server, &'static str> {
     static SERVER: OnceLock<Result<Server, String>> = OnceLock::new();
-    let server = SERVER.get_or_init(|| match std::env::var("HAPAX_TEST_POSTGRES") {
-        Ok(url) => Ok(Server::given(&url)),
-        Err(_) => Server::start(&["fsync=off"]),
+    let server = SERVER.get_or_init(|| {
+        let server = match std::env::var("HAPAX_TEST_POSTGRES") {
+            Ok(url) => Server::given(&url),
+            Err(_) => Server::start(&["fsync=off"])?,
+        };
+        match std::env::var("HAPAX_TEST_PGBOUNCER").as_deref() {
+            Err(_) => Ok(server),
+            Ok("polling") => server.behind_pooler(false),
+            Ok("listening") => server.behind_pooler(true),
+            Ok(other) => panic!("HAPAX_TEST_PGBOUNCER is {other:?}; it is `polling` or `listening`"),
+        }
     });
     server.as_ref().map_err(String::as_str)
 }
@@ -87,7 +97,7 @@ impl Database {
 
     /// The same, with these parameters in the store's URL: a copy of a database that is migrated once.
     pub async fn migrated_with(server: &'static Server, query: &'static str) -> Self {
-        static TEMPLATES: Mutex<BTreeMap<&str, String>> = Mutex::new(BTreeMap::new());
+        static TEMPLATES: Mutex<BTreeMap<(String, &str), String>> = Mutex::new(BTreeMap::new());
         let make = move || {
             let make = async move {
                 let database = Self::copy_of(server, "template0", query).await;
@@ -97,7 +107,7 @@ impl Database {
             };
             std::thread::spawn(move || block_on(make)).join().expect("a database is migrated")
         };
-        let template = TEMPLATES.lock().unwrap().entry(query).or_insert_with(make).clone();
+        let template = TEMPLATES.lock().unwrap().entry((server.url(""), query)).or_insert_with(make).clone();
         Self::copy_of(server, &template, query).await
     }
 
@@ -106,6 +116,11 @@ impl Database {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("test_{}_{number}", std::process::id());
         let mut admin = server.connect("postgres").await;
+        if server.has_pooler() {
+            // It keeps the sessions in which the template was made.
+            let end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1";
+            sqlx::query(end).bind(template).execute(&mut admin).await.unwrap();
+        }
         admin
             .execute(format!("CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE {template}").as_str())
             .await
@@ -114,11 +129,16 @@ impl Database {
     }
 
     pub fn url(&self) -> String {
-        let url = self.server.url(&self.name);
+        let url = self.server.store_url(&self.name);
         match self.query {
             "" => url,
             query => format!("{url}{}{query}", if url.contains('?') { '&' } else { '?' }),
         }
+    }
+
+    /// The URL of the database itself, without a pooler and without a store's parameters.
+    pub fn direct_url(&self) -> String {
+        self.server.url(&self.name)
     }
 
     pub async fn connect(&self) -> PgConnection {
@@ -133,9 +153,13 @@ impl Database {
     pub async fn clear(&self) {
         let mut connection = self.connect().await;
         // A statement of an earlier test may still be under way.
-        let end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity \
-                   WHERE datname = current_database() AND pid <> pg_backend_pid()";
-        connection.execute(end).await.unwrap();
+        if self.server.has_pooler() {
+            self.until_idle(&mut connection).await;
+        } else {
+            let end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity \
+                       WHERE datname = current_database() AND pid <> pg_backend_pid()";
+            connection.execute(end).await.unwrap();
+        }
         connection
             .execute(
                 "DO $$ DECLARE t text; BEGIN
@@ -145,6 +169,21 @@ impl Database {
             )
             .await
             .unwrap();
+    }
+
+    /// Waits until no session is at work. A pooler's sessions are not ended: it would give an ended one to the next client.
+    async fn until_idle(&self, connection: &mut PgConnection) {
+        let busy = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                    AND pid <> pg_backend_pid() AND state <> 'idle'";
+        let start = std::time::Instant::now();
+        while sqlx::query_scalar::<_, i64>(busy).fetch_one(&mut *connection).await.unwrap() > 0 {
+            assert!(
+                start.elapsed() < std::time::Duration::from_mins(1),
+                "sessions of {} stay busy",
+                self.name
+            );
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
     }
 
     /// Replaces the database's clock by one that only [`Clock::advance_ms`] moves. Call it before stores are opened.
@@ -198,7 +237,7 @@ impl Clock {
 
 /// Sets the clock of a database back, as an operator or NTP would; no time passes.
 pub async fn set_back_ms(url: &str, ms: u64) {
-    let mut connection = PgConnection::connect(url.split('?').next().unwrap_or(url)).await.unwrap();
+    let mut connection = PgConnection::connect(url).await.unwrap();
     let back = sqlx::query("UPDATE hapax_test.clock SET now_us = now_us - $1").bind(ms as i64 * 1000);
     back.execute(&mut connection).await.unwrap();
 }

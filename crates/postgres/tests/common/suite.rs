@@ -10,7 +10,7 @@ use hapax_core::{Documents, Ledger, ManualClock, QueueAdmin};
 use hapax_postgres::PostgresStore;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-use super::{Clock, Database};
+use super::{Clock, Database, smoke};
 
 /// Makes databases whose URL has these parameters.
 struct Fresh {
@@ -23,7 +23,7 @@ struct InDatabase {
     clock: Clock,
     store: PostgresStore,
     second: Mutex<Option<PostgresStore>>,
-    second_url: String,
+    direct_url: String,
     // Last, so that the stores are dropped before it.
     database: Database,
 }
@@ -37,7 +37,7 @@ impl Factory for Fresh {
         let store = database.open().await;
         let queues = MemoryStore::new(Arc::new(ManualClock::at_ms(1_800_000_000_000)));
         let second = Mutex::new(Some(database.open().await));
-        Box::new(InDatabase { queues, clock, store, second, second_url: database.url(), database })
+        Box::new(InDatabase { queues, clock, store, second, direct_url: database.direct_url(), database })
     }
 }
 
@@ -107,21 +107,21 @@ impl Harness for InDatabase {
     }
 
     fn set_wall_back(&self, ms: u64) {
-        let url = self.second_url.clone();
+        let url = self.direct_url.clone();
         let back = move || super::block_on(super::set_back_ms(&url, ms));
         std::thread::spawn(back).join().unwrap();
     }
 }
 
-/// The cases that need queues in the same store come with the queues.
-fn without_queues(cases: &'static [Case]) -> &'static [Case] {
-    let own = cases.iter().filter(|case| !case.needs.contains(&Need::OneStore));
+/// The cases to run. Those that need queues in the same store come with the queues.
+fn selected(cases: &'static [Case]) -> &'static [Case] {
+    let own = cases.iter().filter(|case| !case.needs.contains(&Need::OneStore) && smoke::is_selected(case));
     Vec::leak(own.copied().collect())
 }
 
 /// Runs the suites on databases whose URL has these parameters. Without a server each case is reported as ignored.
 pub fn main(query: &'static str) -> ExitCode {
-    let suites = [without_queues(hapax_conformance::ledger_cases()), hapax_conformance::document_cases()];
+    let suites = [selected(hapax_conformance::ledger_cases()), selected(hapax_conformance::document_cases())];
     match super::shared() {
         Ok(_) => hapax_conformance::main(Fresh { query }, &suites, &[]),
         Err(why) => {

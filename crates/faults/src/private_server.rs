@@ -1,0 +1,79 @@
+//! What private servers share: the user that they run as, a free port, and a shell that ends them with this process.
+
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+/// Time for a server to start or stop.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+
+/// User and group of a process.
+pub(crate) type User = (u32, u32);
+
+/// A server's process, under a shell that ends it when our end of its input is closed: by [`Watch::stop`], or because this
+/// process has ended in whatever way.
+pub(crate) struct Watch {
+    shell: Child,
+    input: ChildStdin,
+}
+
+impl Watch {
+    /// Starts a program whose output goes to the file `log` of a folder. At the end of this process, the shell also removes
+    /// the folder.
+    pub fn start(
+        folder: &Path,
+        user: Option<User>,
+        program: &Path,
+        args: &[impl AsRef<std::ffi::OsStr>],
+    ) -> Result<Self, String> {
+        // The shell reads a signal's name, or the end of its input.
+        let script = r#"dir=$1; shift; "$@" >>"$dir/log" 2>&1 </dev/null & pid=$!
+            if read signal; then kill -s "$signal" $pid; wait $pid
+            else kill -s QUIT $pid; wait $pid; rm -rf "$dir"; fi"#;
+        let mut shell = command(Path::new("sh"), user);
+        shell.args(["-c", script, "sh"]).arg(folder).arg(program).args(args);
+        shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut shell = shell.process_group(0).spawn().map_err(|error| error.to_string())?;
+        let input = shell.stdin.take().expect("its input is piped");
+        Ok(Self { shell, input })
+    }
+
+    /// Sends a signal to the server by its name, and waits for its end.
+    pub fn stop(mut self, signal: &str) {
+        writeln!(self.input, "{signal}").expect("the shell reads it");
+        drop(self.input);
+        self.shell.wait().expect("the shell ends with the server");
+    }
+}
+
+/// A command that runs as a user, without settings of ours that would change it.
+pub(crate) fn command(program: &Path, user: Option<User>) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir("/").env_remove("LC_ALL").env("LC_ALL", "C").env_remove("PGDATA");
+    if let Some((uid, gid)) = user {
+        command.uid(uid).gid(gid);
+    }
+    command
+}
+
+/// The user to run servers as that refuse to run as root; `None`: our own.
+pub(crate) fn unprivileged() -> Result<Option<User>, String> {
+    if id(&["-u"]) != Some(0) {
+        return Ok(None);
+    }
+    let ids = id(&["-u", "postgres"]).zip(id(&["-g", "postgres"]));
+    ids.map(Some).ok_or_else(|| "PostgreSQL does not run as root, and there is no user `postgres`".to_owned())
+}
+
+fn id(args: &[&str]) -> Option<u32> {
+    let output = Command::new("id").args(args).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}
+
+/// A port that was free a moment ago.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
+}
