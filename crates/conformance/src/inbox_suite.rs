@@ -248,21 +248,22 @@ pub struct AsyncHarness<I: AsyncInbox> {
     /// Opens the same database again.
     pub open: Box<dyn Fn() -> I + Send + Sync>,
     /// Makes one business write.
-    pub write: for<'t> fn(&'t mut I::Tx) -> BusinessFuture<'t, ()>,
+    pub write: for<'t> fn(&'t mut I::Connection) -> BusinessFuture<'t, ()>,
     /// Counts the business writes.
-    pub count: for<'t> fn(&'t mut I::Tx) -> BusinessFuture<'t, u64>,
+    pub count: for<'t> fn(&'t mut I::Connection) -> BusinessFuture<'t, u64>,
 }
 
 impl<I: AsyncInbox> AsyncHarness<I> {
     async fn make(&self, inbox: &I, attempt: Attempt) -> Result<InboxLookup, InboxError> {
-        let mut tx = inbox.begin().await?;
+        let mut tx = inbox.begin(&attempt.entry).await?;
         let entered = inbox.enter(&mut tx, &attempt.entry).await?;
         if entered == InboxLookup::Fresh {
-            (self.write)(&mut tx).await;
+            (self.write)(I::connection(&mut tx)).await;
             inbox.record(&mut tx, &attempt.entry, attempt.outcome, 60_000).await?;
         }
-        if attempt.end == TransactionEnd::Commit {
-            inbox.commit(tx).await?;
+        match attempt.end {
+            TransactionEnd::Commit => inbox.commit(tx).await?,
+            TransactionEnd::Rollback => inbox.rollback(tx).await,
         }
         Ok(entered)
     }
@@ -275,8 +276,11 @@ impl<I: AsyncInbox> InboxHarness for AsyncHarness<I> {
     }
 
     async fn effects(&self) -> u64 {
-        let mut tx = self.inbox.begin().await.expect("a transaction");
-        (self.count)(&mut tx).await
+        let counting = attempt("counting", "a").entry;
+        let mut tx = self.inbox.begin(&counting).await.expect("a transaction");
+        let count = (self.count)(I::connection(&mut tx)).await;
+        self.inbox.rollback(tx).await;
+        count
     }
 
     async fn reopen(&mut self) {
@@ -285,8 +289,10 @@ impl<I: AsyncInbox> InboxHarness for AsyncHarness<I> {
 
     async fn attempt_while_entered(&self, attempt: Attempt) -> Result<InboxLookup, InboxError> {
         let other = (self.open)();
-        let mut tx = other.begin().await?;
+        let mut tx = other.begin(&attempt.entry).await?;
         assert_eq!(other.enter(&mut tx, &attempt.entry).await?, InboxLookup::Fresh);
-        self.make(&self.inbox, attempt).await
+        let met = self.make(&self.inbox, attempt).await;
+        other.rollback(tx).await;
+        met
     }
 }

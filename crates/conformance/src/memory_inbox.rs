@@ -59,19 +59,26 @@ impl MemoryInbox {
 #[async_trait]
 impl AsyncInbox for MemoryInbox {
     type Tx = MemoryTx;
+    type Connection = MemoryTx;
 
     fn inbox_capabilities(&self) -> LedgerCapabilities {
         // Declared durable because a test does not outlive its process.
         LedgerCapabilities { name: "memory".into(), durable: true, fence: true, may_evict: false }
     }
 
-    async fn begin(&self) -> Result<MemoryTx, InboxError> {
+    async fn begin(&self, _entry: &InboxEntry) -> Result<MemoryTx, InboxError> {
         let locked = tokio::time::timeout(self.lock_timeout, self.data.clone().lock_owned()).await;
         let timeout_ms = self.lock_timeout.as_millis() as u64;
         let committed = locked.map_err(|_| InboxError::Locked { timeout_ms })?;
         let changed = committed.clone();
         Ok(MemoryTx { committed, changed })
     }
+
+    fn connection(tx: &mut MemoryTx) -> &mut MemoryTx {
+        tx
+    }
+
+    async fn rollback(&self, _tx: MemoryTx) {}
 
     async fn commit(&self, mut tx: MemoryTx) -> Result<(), InboxError> {
         *tx.committed = tx.changed;

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use thiserror::Error;
 
 use crate::ledger::{EntryId, LedgerCapabilities, RecordedOutcome};
-use crate::name::Fingerprint;
+use crate::name::{Fingerprint, Receipt};
 
 /// The state of a key, as the caller's transaction sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,12 +50,30 @@ pub enum InboxError {
     /// The database refused. Its transaction is rolled back.
     #[error("the database refused: {0}")]
     Database(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// Another transaction held the database for longer than the lock timeout. Nothing was done.
-    #[error("the database was locked for longer than the lock timeout of {timeout_ms} ms")]
+    /// Another transaction held the database or the key for longer than the lock timeout. Nothing was done.
+    #[error("the database or the key was locked for longer than the lock timeout of {timeout_ms} ms")]
     Locked {
         /// The timeout.
         timeout_ms: u64,
     },
+    /// The database cannot be reached, or the connection broke before the commit. Nothing was done.
+    #[error("the database cannot be reached: {0}")]
+    Unavailable(String),
+    /// The transaction lost against another one and is rolled back: a serialization failure or a deadlock. The run can
+    /// be started again at once.
+    #[error("the transaction lost against another one and was rolled back: {0}")]
+    Conflict(String),
+    /// The connection broke during the commit: the transaction may have been committed. The key tells, see
+    /// [`AsyncInbox::commit`].
+    #[error("the transaction may have been committed: {0}")]
+    Unknown(String),
+    /// The delivery that was to end in the transaction is over: its message has passed to another consumer.
+    #[error("the transaction was rolled back: {0}")]
+    Superseded(String),
+    /// The handler ended the transaction or rolled it back, which only its worker may do. What the handler wrote after
+    /// that is not part of any transaction with the outcome.
+    #[error("the handler ended the transaction that it was given: {0}")]
+    EndedByHandler(String),
     /// The database may lose committed transactions, so it cannot support the tier.
     #[error("{0}")]
     NotDurable(String),
@@ -104,15 +122,25 @@ pub trait BlockingInbox: Send + Sync + 'static {
 pub trait AsyncInbox: Send + Sync + 'static {
     /// An open transaction of the user's database. Dropping it rolls it back.
     type Tx: Send;
+    /// The part of a transaction that a handler writes through.
+    type Connection: Send;
 
     /// The durability of its entries, for the tier check.
     fn inbox_capabilities(&self) -> LedgerCapabilities;
 
-    /// Begins a transaction.
-    async fn begin(&self) -> Result<Self::Tx, InboxError>;
+    /// Begins a transaction that will enter this key. Duplicates in the same process wait here, for a bounded time, so
+    /// that they occupy no connection while the handler of the first one runs; then [`InboxError::Locked`].
+    async fn begin(&self, entry: &InboxEntry) -> Result<Self::Tx, InboxError>;
 
-    /// Commits it. If an error leaves the result unknown, look the entry up: it exists only if the commit happened.
+    /// The connection of a transaction.
+    fn connection(tx: &mut Self::Tx) -> &mut Self::Connection;
+
+    /// Commits it. After [`InboxError::Unknown`] the caller enters the key again in a new transaction: that waits for the
+    /// end of the first one, and finds its outcome if it was committed.
     async fn commit(&self, tx: Self::Tx) -> Result<(), InboxError>;
+
+    /// Rolls it back. As dropping it, but the connection can be used again.
+    async fn rollback(&self, tx: Self::Tx);
 
     /// Looks a key up in the caller's transaction, and prevents others from entering it until that transaction ends.
     /// Waits at most a bounded lock timeout, then returns [`InboxLookup::InProgress`].
@@ -127,4 +155,21 @@ pub trait AsyncInbox: Send + Sync + 'static {
         outcome: RecordedOutcome,
         ttl_ms: u64,
     ) -> Result<(), InboxError>;
+
+    /// Acks a delivery in the caller's transaction, as its last statement, if its queue is in the same database. `false`:
+    /// the queue is elsewhere, and the delivery is acked after the commit. A delivery that is over is
+    /// [`InboxError::Superseded`].
+    async fn settle(&self, _tx: &mut Self::Tx, _receipt: &Receipt) -> Result<bool, InboxError> {
+        Ok(false)
+    }
+
+    /// Whether a delivery's queue is in the inbox's database, so that [`settle`](Self::settle) ends it.
+    fn is_own(&self, _receipt: &Receipt) -> bool {
+        false
+    }
+
+    /// Whether the error of a handler says that its transaction lost against another one: the run is started again.
+    fn is_conflict(&self, _error: &str) -> bool {
+        false
+    }
 }

@@ -341,7 +341,7 @@ impl<T: DeserializeOwned + Send + 'static> Queue<T> {
     pub fn async_transactional_worker<I, F, O>(&self, inbox: &I, handler: F) -> hapax_worker::WorkerBuilder
     where
         I: hapax_core::AsyncInbox + Clone,
-        F: for<'t> Fn(T, &'t mut I::Tx, hapax_worker::Cx) -> hapax_worker::TxFuture<'t, O>
+        F: for<'t> Fn(T, &'t mut I::Connection, hapax_worker::Cx) -> hapax_worker::TxFuture<'t, O>
             + Send
             + Sync
             + 'static,

@@ -1,4 +1,4 @@
-//! Queues, ledger and documents of Hapax on PostgreSQL 15 and later: several processes share one database.
+//! Queues, ledger, inbox and documents of Hapax on PostgreSQL 15 and later: several processes share one database.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), hapax_postgres::OpenError> {
@@ -8,9 +8,10 @@
 //! # }
 //! ```
 //!
-//! The parts, from the outside in: `ledger`, `documents` and `queues` implement the seams; [`merge`] merges the calls of a
-//! kind into batches; `pool` runs an operation on a connection, bounded in time and safe to cancel; `transaction` ends
-//! transactions and repeats those that lose against another one; `error` says what a failure means; `hints` tells other processes that something has changed. SQL lives in the modules of the seams and in
+//! The parts, from the outside in: `ledger`, `documents`, `queues` and `inbox` implement the seams; [`merge`] merges the
+//! calls of a kind into batches; `pool` runs an operation on a connection, bounded in time and safe to cancel;
+//! `transaction` ends transactions and repeats those that lose against another one; `error` says what a failure means;
+//! `hints` tells other processes that something has changed. SQL lives in the modules of the seams and in
 //! `migrations/`. Every time comes from `hapax.now_us()`, the database's clock.
 //!
 //! [`merge`]: self
@@ -20,6 +21,7 @@ mod documents;
 mod error;
 mod findings;
 mod hints;
+mod inbox;
 mod ledger;
 mod merge;
 mod migrate;
@@ -37,6 +39,7 @@ use thiserror::Error;
 
 pub use connect::{Options, UrlError};
 pub use findings::FINDING_CODES;
+pub use inbox::{InboxOptions, PostgresInbox, PostgresTransaction};
 pub use migrate::{MigrationReport, SCHEMA_VERSION, migrate};
 
 use connect::Target;

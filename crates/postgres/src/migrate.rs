@@ -53,6 +53,11 @@ const LEDGER: &[Script] = &[Script::Both(include_str!("../migrations/0002_ledger
 const DOCUMENTS: &[Script] = &[Script::Both(include_str!("../migrations/0003_documents.sql"))];
 const QUEUES: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0004_queues.sql"))];
 const FEWER_STEPS: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0005_fewer_steps.sql"))];
+const INBOX: &[Script] = &[
+    Script::Both(include_str!("../migrations/0006_entry_id.sql")),
+    Script::StandardOnly(include_str!("../migrations/0006_settled.sql")),
+    Script::Both(include_str!("../migrations/0006_inbox.sql")),
+];
 
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
@@ -61,6 +66,8 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 3, name: "documents", scripts: DOCUMENTS, readers_from: 1 },
     Migration { version: 4, name: "queues", scripts: QUEUES, readers_from: 1 },
     Migration { version: 5, name: "fewer-steps", scripts: FEWER_STEPS, readers_from: 1 },
+    // It changes the ids of the ledger's rows.
+    Migration { version: 6, name: "inbox", scripts: INBOX, readers_from: 6 },
 ];
 
 /// The version of the schema that this program makes.

@@ -68,8 +68,8 @@ pub(crate) struct Pool {
 }
 
 /// A connection that was taken. It is closed when dropped, unless it is given back.
-struct Taken {
-    connection: PgConnection,
+pub(crate) struct Taken {
+    pub connection: PgConnection,
     epoch: u64,
     permit: OwnedSemaphorePermit,
 }
@@ -84,6 +84,15 @@ impl Pool {
 
     pub fn runtime(&self) -> &Handle {
         &self.inner.runtime
+    }
+
+    /// Another pool to the same database, with its own bound.
+    pub fn sibling(&self, connections_max: usize, application_name: &str) -> Self {
+        let inner = &self.inner;
+        let options = inner.options.clone().application_name(application_name);
+        let sibling = Self::new(options, Bounds { connections_max, ..inner.bounds }, inner.pooler);
+        sibling.set_has_schema();
+        sibling
     }
 
     pub fn bounds(&self) -> Bounds {
@@ -184,7 +193,7 @@ impl Pool {
         self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn take(&self, what: &str) -> Result<Taken, StoreError> {
+    pub async fn take(&self, what: &str) -> Result<Taken, StoreError> {
         let Bounds { connections_max, connect, .. } = self.inner.bounds;
         let permit = tokio::time::timeout(connect, self.inner.permits.clone().acquire_owned()).await;
         let permit = match permit {
@@ -216,7 +225,8 @@ impl Pool {
         }
     }
 
-    fn give_back(&self, taken: Taken) {
+    /// Gives back a connection on which nothing is under way.
+    pub fn give_back(&self, taken: Taken) {
         let mut state = self.state();
         if !state.closed {
             state.idle.push(Idle { connection: taken.connection, since: Instant::now(), epoch: taken.epoch });

@@ -1,6 +1,6 @@
 //! The context of a handler's run.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -26,6 +26,15 @@ pub(crate) struct Env {
     pub hooks: Hooks,
 }
 
+/// Whether a delivery was settled by the transaction of its run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InTransaction {
+    No,
+    /// The result of the commit is not known.
+    Unknown,
+    Yes,
+}
+
 /// One delivery that the worker processes.
 pub(crate) struct Job {
     pub env: Arc<Env>,
@@ -36,6 +45,9 @@ pub(crate) struct Job {
     pub began: AtomicBool,
     /// It holds a start of the worker's rate that it has not used.
     pub has_token: AtomicBool,
+    /// Its entry is in the store of its queue, although the worker claims nothing there (`transactional`).
+    pub ledger_here: AtomicBool,
+    settled: AtomicU8,
     entry: EntryId,
     granted: OnceLock<Granted>,
 }
@@ -44,7 +56,17 @@ impl Job {
     pub fn new(env: Arc<Env>, delivery: Delivery, lease: Lease, received_us: u64) -> Self {
         let entry = EntryId::new(env.scope.clone(), delivery.key.clone());
         let (began, has_token) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { env, delivery, lease, received_us, began, has_token, entry, granted: OnceLock::new() }
+        let (settled, granted) = (AtomicU8::new(InTransaction::No as u8), OnceLock::new());
+        let ledger_here = AtomicBool::new(false);
+        Self { env, delivery, lease, received_us, began, has_token, ledger_here, settled, entry, granted }
+    }
+
+    pub fn set_settled(&self, settled: InTransaction) {
+        self.settled.store(settled as u8, Ordering::SeqCst);
+    }
+
+    pub fn is_settled(&self, how: InTransaction) -> bool {
+        self.settled.load(Ordering::SeqCst) == how as u8
     }
 
     /// Lookup key of the intended effect in the ledger.

@@ -10,7 +10,7 @@ use hapax_core::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::cx::Job;
+use crate::cx::{InTransaction, Job};
 use crate::point::Point;
 use crate::state::WorkerState;
 
@@ -68,8 +68,18 @@ impl WorkerState {
                 self.env.hooks.pass(Point::BeforeSettle).await;
             }
         }
-        let mut unsettled: Vec<UnsettledDelivery> =
-            batch.into_iter().map(|ended| UnsettledDelivery { ended, unknown: false }).collect();
+        let mut unsettled: Vec<UnsettledDelivery> = Vec::with_capacity(count);
+        for ended in batch {
+            let unknown = ended.job.is_settled(InTransaction::Unknown);
+            let settled = ended.job.is_settled(InTransaction::Yes);
+            let one = UnsettledDelivery { ended, unknown };
+            if settled {
+                // The transaction of its run has settled it.
+                self.answered(self.timer().now_us(), one, Ok(Settled::Acked));
+            } else {
+                unsettled.push(one);
+            }
+        }
         if !self.same_store {
             self.end_claims(&mut unsettled).await;
             if !self.env.hooks.is_empty() {
@@ -148,7 +158,8 @@ impl WorkerState {
         let claim = self.same_store.then(|| claim_end(ended)).flatten();
         let receipt = ended.job.delivery.receipt.clone();
         // A store with a ledger of its own would look for the entry there.
-        let in_doubt = self.same_store && matches!(ended.settlement, Settlement::Park { .. });
+        let here = self.same_store || ended.job.ledger_here.load(Ordering::SeqCst);
+        let in_doubt = here && matches!(ended.settlement, Settlement::Park { .. });
         let parked_for = in_doubt.then(|| ended.job.entry().clone());
         Settle { receipt, settlement: ended.settlement.clone(), claim, parked_for }
     }

@@ -4,19 +4,26 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hapax_core::inbox::TransactionEnd;
 use hapax_core::{AsyncInbox, BlockingInbox, InboxEntry, InboxError, InboxLookup, RecordedOutcome, Tier};
 use serde::de::DeserializeOwned;
 
 use crate::builder::WorkerBuilder;
-use crate::cx::{Cx, Job};
+use crate::cx::{Cx, InTransaction, Job};
 use crate::handler::{Boxed, Handler, parse};
 use crate::outcome::{IntoOutcome, RunResult, StopReason, panic_text};
 use crate::point::Point;
 
 /// Delay of a delivery that is put back because its transaction could not begin in time.
 const BUSY_MS: std::ops::RangeInclusive<u64> = 50..=500;
+/// Delay of a delivery that is put back because the database cannot be reached.
+const DOWN_MS: std::ops::RangeInclusive<u64> = 500..=2_000;
+/// How often a run whose transaction lost against another one is started again before its delivery is put back.
+const RESTARTS_MAX: u32 = 10;
+/// How long the result of an unknown commit is looked for. After that the next delivery of the message finds it.
+const LOOK_MS_MAX: u64 = 30_000;
 
 /// The future of an async transactional handler: resolves to its outcome, and borrows the transaction while it runs.
 pub type TxFuture<'t, O> = Pin<Box<dyn Future<Output = O> + Send + 't>>;
@@ -87,24 +94,21 @@ impl WorkerBuilder {
     }
 
     /// As [`transactional_handler`](Self::transactional_handler), for a database whose transactions may live across an
-    /// `await`.
+    /// `await`, such as PostgreSQL. If the queue is in the same database, the delivery is settled in the same transaction,
+    /// too. A transaction that loses against another one is started again, so a handler may run several times; what its
+    /// earlier runs have written is rolled back.
     pub fn async_transactional_handler<T, I, F, O>(self, inbox: &I, handler: F) -> Self
     where
         T: DeserializeOwned + Send + 'static,
         I: AsyncInbox + Clone,
-        F: for<'t> Fn(T, &'t mut I::Tx, Cx) -> TxFuture<'t, O> + Send + Sync + 'static,
+        F: for<'t> Fn(T, &'t mut I::Connection, Cx) -> TxFuture<'t, O> + Send + Sync + 'static,
         O: IntoOutcome,
     {
         let can = inbox.inbox_capabilities();
         let (inbox, handler) = (inbox.clone(), Arc::new(handler));
         let run = move |job: &Arc<Job>, _record: bool| {
             let (inbox, handler, job) = (inbox.clone(), handler.clone(), job.clone());
-            Box::pin(async move {
-                match parse(&job) {
-                    Ok(value) => run_async(&inbox, &job, value, &*handler).await,
-                    Err(unparsable) => unparsable,
-                }
-            }) as Boxed<RunResult>
+            Box::pin(async move { run_async(&inbox, &job, &*handler).await }) as Boxed<RunResult>
         };
         self.transactional(Handler::Transactional { run: Arc::new(run), inbox: can })
     }
@@ -117,10 +121,14 @@ impl WorkerBuilder {
 
 /// The end of a run whose transaction did not begin, or was not committed.
 fn failed(error: &InboxError) -> RunResult {
+    let deferred =
+        |after_ms| RunResult::Deferred { after_ms: fastrand::u64(after_ms), reason: error.to_string() };
     match error {
-        InboxError::Locked { .. } => {
-            RunResult::Deferred { after_ms: fastrand::u64(BUSY_MS), reason: error.to_string() }
-        }
+        InboxError::Locked { .. } | InboxError::Conflict(_) => deferred(BUSY_MS),
+        InboxError::Unavailable(_) | InboxError::Unknown(_) => deferred(DOWN_MS),
+        InboxError::Superseded(_) => RunResult::Stopped(StopReason::Lost),
+        // To try it again would repeat what the handler has done outside of its transaction.
+        InboxError::EndedByHandler(_) => RunResult::Reject { reason: error.to_string() },
         _ => RunResult::Retry { after_ms: None, error: format!("the transaction was rolled back: {error}") },
     }
 }
@@ -188,34 +196,129 @@ fn in_blocking<I: BlockingInbox>(
     Ok(before_commit(job, ended))
 }
 
-/// One run in a transaction that lives across awaits.
-async fn run_async<T, I, F, O>(inbox: &I, job: &Arc<Job>, value: T, handler: &F) -> RunResult
+/// One run in a transaction that lives across awaits. It is started again if the transaction lost against another one, and
+/// if it is unknown whether the transaction was committed: to enter the key again waits for the end of that transaction, and
+/// finds its outcome.
+async fn run_async<T, I, F, O>(inbox: &I, job: &Arc<Job>, handler: &F) -> RunResult
 where
+    T: DeserializeOwned + Send,
     I: AsyncInbox,
-    F: for<'t> Fn(T, &'t mut I::Tx, Cx) -> TxFuture<'t, O>,
+    F: for<'t> Fn(T, &'t mut I::Connection, Cx) -> TxFuture<'t, O> + Sync,
     O: IntoOutcome,
 {
-    let run = async {
-        let cx = Cx { job: job.clone() };
-        let entry = entry(&cx);
-        let mut tx = inbox.begin().await?;
-        if let Some(ended) = not_fresh(inbox.enter(&mut tx, &entry).await?, &cx) {
+    let timer = &job.env.timer;
+    let (mut restarts, mut unknown_since_us) = (0, None);
+    loop {
+        let looking = unknown_since_us.is_some_and(|since| timer.now_us() < since + LOOK_MS_MAX * 1000);
+        let error = match attempt(inbox, job, handler, unknown_since_us.is_some()).await {
+            Ok(RunResult::Deferred { reason, .. }) if looking => reason,
+            Ok(ended) => return ended,
+            Err(InboxError::Conflict(error)) if restarts < RESTARTS_MAX => {
+                restarts += 1;
+                error
+            }
+            Err(InboxError::Unknown(error)) if unknown_since_us.is_none() || looking => {
+                unknown_since_us.get_or_insert(timer.now_us());
+                error
+            }
+            Err(error @ (InboxError::Unavailable(_) | InboxError::Locked { .. })) if looking => {
+                error.to_string()
+            }
+            Err(error) => return failed(&error),
+        };
+        let (queue, message) = (&job.env.name, job.delivery.id);
+        tracing::info!(%queue, message_id = %message, error, "a transaction is started again");
+        timer.sleep_ms(fastrand::u64(BUSY_MS) / 5).await;
+    }
+}
+
+/// One transaction: looks the key up, runs the handler, records the outcome, settles the delivery if its queue is in the same
+/// database, commits. `again`: it is unknown whether an earlier one was committed.
+async fn attempt<T, I, F, O>(
+    inbox: &I,
+    job: &Arc<Job>,
+    handler: &F,
+    again: bool,
+) -> Result<RunResult, InboxError>
+where
+    T: DeserializeOwned + Send,
+    I: AsyncInbox,
+    F: for<'t> Fn(T, &'t mut I::Connection, Cx) -> TxFuture<'t, O> + Sync,
+    O: IntoOutcome,
+{
+    let cx = Cx { job: job.clone() };
+    let entry = entry(&cx);
+    let mut tx = inbox.begin(&entry).await?;
+    let (ended, settled) = match in_transaction(inbox, &mut tx, &cx, &entry, handler).await {
+        Ok((ended, TransactionEnd::Commit, settled)) => (ended, settled),
+        Ok((RunResult::Replayed(outcome), ..)) if again && !outcome.failed => {
+            inbox.rollback(tx).await;
+            // Either the first transaction has settled the delivery, too, or the delivery is still there.
+            return Ok(RunResult::Done(outcome.value));
+        }
+        Ok((RunResult::Failed { error }, ..)) if inbox.is_conflict(&error) => {
+            inbox.rollback(tx).await;
+            return Err(InboxError::Conflict(error));
+        }
+        Ok((ended, TransactionEnd::Rollback, _)) => {
+            inbox.rollback(tx).await;
+            if matches!(ended, RunResult::ParkedInDoubt(_)) && inbox.is_own(&job.delivery.receipt) {
+                job.ledger_here.store(true, Ordering::SeqCst);
+            }
             return Ok(ended);
         }
-        let running = handler(value, &mut tx, cx);
-        let ended = RunResult::of(running.await, true);
-        let RunResult::Done(value) = &ended else { return Ok(ended) };
-        let outcome = RecordedOutcome { failed: false, value: value.clone(), omitted_bytes: None };
-        inbox.record(&mut tx, &entry, outcome, job.env.ttl_ms).await?;
-        match before_commit(job, ended) {
-            (ended, TransactionEnd::Commit) => {
-                inbox.commit(tx).await?;
-                Ok(committed(job, ended))
-            }
-            (ended, TransactionEnd::Rollback) => Ok(ended),
+        Err(error) => {
+            inbox.rollback(tx).await;
+            return Err(error);
         }
     };
-    run.await.unwrap_or_else(|error: InboxError| failed(&error))
+    if settled {
+        job.set_settled(InTransaction::Unknown);
+    }
+    match inbox.commit(tx).await {
+        Ok(()) => {}
+        Err(error @ InboxError::Unknown(_)) => return Err(error),
+        Err(error) => {
+            job.set_settled(if again { InTransaction::Unknown } else { InTransaction::No });
+            return Err(error);
+        }
+    }
+    let ended = committed(job, ended);
+    if settled && matches!(ended, RunResult::Done(_)) {
+        job.set_settled(InTransaction::Yes);
+    }
+    Ok(ended)
+}
+
+/// The part between begin and end; the last value tells whether the delivery was settled.
+async fn in_transaction<T, I, F, O>(
+    inbox: &I,
+    tx: &mut I::Tx,
+    cx: &Cx,
+    entry: &InboxEntry,
+    handler: &F,
+) -> Result<(RunResult, TransactionEnd, bool), InboxError>
+where
+    T: DeserializeOwned + Send,
+    I: AsyncInbox,
+    F: for<'t> Fn(T, &'t mut I::Connection, Cx) -> TxFuture<'t, O> + Sync,
+    O: IntoOutcome,
+{
+    let job = &cx.job;
+    if let Some(ended) = not_fresh(inbox.enter(tx, entry).await?, cx) {
+        return Ok((ended, TransactionEnd::Rollback, false));
+    }
+    let running = match parse(job) {
+        Ok(value) => handler(value, I::connection(tx), cx.clone()),
+        Err(unparsable) => return Ok((unparsable, TransactionEnd::Rollback, false)),
+    };
+    let ended = RunResult::of(running.await, true);
+    let RunResult::Done(value) = &ended else { return Ok((ended, TransactionEnd::Rollback, false)) };
+    let outcome = RecordedOutcome { failed: false, value: value.clone(), omitted_bytes: None };
+    inbox.record(tx, entry, outcome, job.env.ttl_ms).await?;
+    let settled = inbox.settle(tx, &job.delivery.receipt).await?;
+    let (ended, end) = before_commit(job, ended);
+    Ok((ended, end, settled))
 }
 
 /// The last check of the lease. If another worker has the message by now, it runs the message itself; a commit after

@@ -36,7 +36,8 @@ pub(crate) use holders::ClaimsEnded;
 use holders::{Freed, Held};
 use operators::Decision;
 use rooms::{OpenCount, Rooms};
-use rows::{Hash, hash_of};
+use rows::Hash;
+pub(crate) use rows::hash_of;
 use sweep::Cursor;
 use waiters::Waiters;
 

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use hapax_core::ledger::protocol::{EntryChange, LedgerEntry, Stage};
 use hapax_core::{EntryId, EntryState, Fence, Fingerprint, Json, OnDoubt, RecordedOutcome, StoreError};
+use sha2::{Digest as _, Sha256};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
@@ -12,8 +13,15 @@ use crate::error::Failure;
 /// The id of an entry's row: the hash of scope and key.
 pub(crate) type Hash = [u8; 16];
 
+/// The same as the SQL function `hapax.entry_id`. Not [`EntryId::hash`], which SQL cannot compute.
 pub(crate) fn hash_of(id: &EntryId) -> Hash {
-    id.hash().to_le_bytes()
+    let mut hasher = Sha256::new();
+    for part in [id.scope.as_str(), id.key.as_str()] {
+        hasher.update((part.len() as u64).to_be_bytes());
+        hasher.update(part);
+    }
+    let digest: [u8; 32] = hasher.finalize().into();
+    *digest.first_chunk().expect("16 of 32 bytes")
 }
 
 /// What a write compares with: the row that a decision was made from.

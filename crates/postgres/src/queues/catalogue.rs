@@ -60,6 +60,12 @@ impl Queue {
         row.as_ref().map(Self::read).transpose()
     }
 
+    pub(super) async fn by_id(db: &mut PgConnection, id: i32) -> Result<Option<Self>, Failure> {
+        let sql = format!("SELECT {COLUMNS} FROM hapax.q_queue WHERE id = $1");
+        let row = sqlx::query(&sql).bind(id).fetch_optional(db).await?;
+        row.as_ref().map(Self::read).transpose()
+    }
+
     pub(super) async fn get(db: &mut PgConnection, name: &QueueName) -> Result<Self, Failure> {
         Self::find(db, name).await?.ok_or_else(|| StoreError::NoSuchQueue(name.clone()).into())
     }

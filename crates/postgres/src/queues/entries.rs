@@ -11,7 +11,7 @@ use crate::error::Failure;
 
 /// An entry's id as it is stored.
 fn bytes(id: &EntryId) -> Vec<u8> {
-    id.hash().to_le_bytes().to_vec()
+    crate::ledger::hash_of(id).to_vec()
 }
 
 /// The entry of a message's own key.
@@ -19,9 +19,9 @@ fn own(queue: &QueueName, message: &Message) -> Vec<u8> {
     bytes(&EntryId::of_queue(queue, message.key()))
 }
 
-/// Whether the handlers of a queue claim keys of the ledger.
+/// Whether the handlers of a queue claim or enter keys of the ledger.
 fn is_once(queue: &Queue) -> bool {
-    queue.config.tier == Tier::EffectivelyOnce
+    matches!(queue.config.tier, Tier::EffectivelyOnce | Tier::Transactional)
 }
 
 async fn link(db: &mut PgConnection, entries: Vec<Vec<u8>>, messages: &[&Message]) -> Result<(), Failure> {

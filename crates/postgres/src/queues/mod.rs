@@ -5,8 +5,8 @@
 //! statements for all calls that wait ([`Merger`]). Everything else is one transaction per call: lock, load (`write`),
 //! decide in memory (`work`), write.
 //!
-//! Where queues and ledger meet, each calls functions of the other. Ids of entries are the 16 bytes of
-//! [`EntryId::hash`](hapax_core::EntryId::hash), little-endian, as `bytea`.
+//! Where queues and ledger meet, each calls functions of the other. Ids of entries are those of the SQL function
+//! `hapax.entry_id`.
 //!
 //! The ledger calls these SQL functions, which its migration defines without effect and which the migration of the queues
 //! replaces: `hapax.entry_needed(id bytea) RETURNS boolean` (whether a message in the store needs the entry, so that it is
@@ -31,13 +31,14 @@ mod row;
 mod seams;
 mod send;
 mod settle;
+mod settled;
 mod sweep;
 mod transaction;
 mod transfer;
 mod work;
 mod write;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
@@ -51,6 +52,7 @@ use crate::merge::Merger;
 
 pub(crate) use catalogue::Queue;
 use feed::Feed;
+pub(crate) use settled::Ending;
 
 /// The queues' part of a store.
 pub(crate) struct Queues {
@@ -71,6 +73,8 @@ pub(crate) struct Inner {
     sends: Merger<send::Plain, send::PlainAnswer>,
     acks: Merger<settle::Acks, Vec<(u64, u64)>>,
     extends: Merger<settle::Extends, Vec<(u64, u64)>>,
+    /// Deliveries that transactions of this process are ending, by place and fence.
+    ending: Mutex<HashSet<(u64, u64)>>,
     begun: Once,
     closed: AtomicBool,
     sweeper: sweep::Signals,
@@ -93,6 +97,7 @@ impl Queues {
             sends: send::merger(base),
             acks: settle::ack_merger(base),
             extends: settle::extend_merger(base),
+            ending: Mutex::default(),
             begun: Once::new(),
             closed: AtomicBool::new(false),
             sweeper: sweep::Signals::default(),

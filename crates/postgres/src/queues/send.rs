@@ -276,7 +276,7 @@ fn is_plain(queue: &Queue, batch: &[NewMessage]) -> bool {
     !config.is_fifo()
         && !config.dedup.content_based
         && config.quota == hapax_core::Quota::default()
-        && config.tier != Tier::EffectivelyOnce
+        && !matches!(config.tier, Tier::EffectivelyOnce | Tier::Transactional)
         && batch.iter().all(plain)
 }
 

@@ -239,13 +239,19 @@ impl Inner {
         let mut seen = HashSet::new();
         let named: Vec<Option<Named>> = batch
             .iter()
-            .map(|extend| {
+            .zip(&mut answers)
+            .map(|(extend, answer)| {
                 let plain = (1..=LEASE_MS_MAX).contains(&extend.lease_ms);
                 let named = Named::of(&self.base.seal, queue.id, &extend.receipt).ok().filter(|_| plain)?;
+                if self.is_ending(&named) {
+                    // Its row is locked by a transaction of this process, so its lease cannot end before that does.
+                    *answer = Some(Ok(RemainingLease { lease_ms: extend.lease_ms }));
+                    return None;
+                }
                 seen.insert(named.seq).then_some(named)
             })
             .collect();
-        let once = seen.len() == batch.len();
+        let once = seen.len() == answers.iter().filter(|answer| answer.is_none()).count();
         let all: Vec<_> = named
             .iter()
             .zip(&batch)
@@ -255,8 +261,9 @@ impl Inner {
             let weight = all.len();
             let extended = self.extends.call(Extends { queue_id: queue.id, named: all }, weight).await?;
             for ((answer, named), extend) in answers.iter_mut().zip(&named).zip(&batch) {
-                let done = named.is_some_and(|named| extended.contains(&(named.seq, named.fence)));
-                *answer = done.then_some(Ok(RemainingLease { lease_ms: extend.lease_ms }));
+                if named.is_some_and(|named| extended.contains(&(named.seq, named.fence))) {
+                    *answer = Some(Ok(RemainingLease { lease_ms: extend.lease_ms }));
+                }
             }
             self.sweeper.sooner();
             self.kick(queue.id);

@@ -101,12 +101,15 @@ async fn round(
     redrives: bool,
 ) -> Result<bool, StoreError> {
     let all = inner.all_queues().await?;
-    for (queue, due) in &all {
+    for (queue, due, settled) in &all {
+        if *settled {
+            inner.follow_settled(queue).await?;
+        }
         if *due {
             inner.sweep(queue).await?;
         }
     }
-    for (queue, _) in &all {
+    for (queue, ..) in &all {
         let pause = Duration::from_millis(queue.config.retention_ms / 100).max(AGE_PAUSE);
         if ages.get(&queue.id).is_none_or(|last| last.elapsed() >= pause) {
             ages.insert(queue.id, Instant::now());
@@ -117,19 +120,22 @@ async fn round(
         ages.insert(GONE, Instant::now());
         inner.empty_gone().await?;
     }
-    ages.retain(|id, _| *id == GONE || all.iter().any(|(queue, _)| queue.id == *id));
+    ages.retain(|id, _| *id == GONE || all.iter().any(|(queue, ..)| queue.id == *id));
     if redrives { inner.redrive_on().await } else { Ok(false) }
 }
 
 impl Inner {
-    /// Every queue, and whether time has something to do there.
-    async fn all_queues(&self) -> Result<Vec<(Queue, bool)>, StoreError> {
+    /// Every queue, whether time has something to do there, and whether a user's transaction has ended a delivery whose end
+    /// was not followed.
+    async fn all_queues(&self) -> Result<Vec<(Queue, bool, bool)>, StoreError> {
         let ids: Vec<i32> = lock(&self.floors).keys().copied().collect();
         let from: Vec<i64> = ids.iter().map(|id| self.sweep_from(*id)).collect();
         let read = self.base.pool.run_here("look at the queues", Access::Read, move |db| {
             Box::pin(async move {
                 let sql = format!(
-                    "SELECT {}, p.due, p.blocked, p.now_ms AS at_ms FROM hapax.q_queue q, LATERAL \
+                    "SELECT {}, p.due, p.blocked, p.now_ms AS at_ms, \
+                     EXISTS (SELECT 1 FROM hapax.q_settled s WHERE s.queue_id = q.id) AS settled \
+                     FROM hapax.q_queue q, LATERAL \
                      hapax.q_probe(q.id, coalesce(($2::bigint[])[array_position($1::int[], q.id)], 0)) p",
                     catalogue::COLUMNS
                 );
@@ -137,18 +143,19 @@ impl Inner {
                 let read = |row: &sqlx::postgres::PgRow| {
                     let (due, blocked): (bool, bool) = (row.try_get("due")?, row.try_get("blocked")?);
                     let at_ms: i64 = row.try_get("at_ms")?;
-                    Ok((Queue::read(row)?, due, (!due && !blocked).then_some(at_ms as u64)))
+                    let swept = (!due && !blocked).then_some(at_ms as u64);
+                    Ok((Queue::read(row)?, due, row.try_get("settled")?, swept))
                 };
                 rows.iter().map(read).collect::<Result<Vec<_>, Failure>>()
             })
         });
         let all = read.await?;
-        for (queue, _, swept) in &all {
+        for (queue, .., swept) in &all {
             if let Some(at_ms) = swept {
                 self.note_swept(queue.id, *at_ms);
             }
         }
-        Ok(all.into_iter().map(|(queue, due, _)| (queue, due)).collect())
+        Ok(all.into_iter().map(|(queue, due, settled, _)| (queue, due, settled)).collect())
     }
 
     /// Does what time has caused in a queue. Returns whether anything was done.

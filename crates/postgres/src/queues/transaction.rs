@@ -86,7 +86,7 @@ impl Inner {
 
 /// The groups that changes to messages may touch: their own, the same in the dead-letter queue, and groups that wait for
 /// them elsewhere.
-async fn groups(
+pub(super) async fn groups(
     db: &mut PgConnection,
     queue: &Queue,
     dead: Option<&Queue>,
@@ -145,9 +145,13 @@ pub(super) async fn work_on_groups<'q>(
     dead: Option<&'q Queue>,
     names: &[GroupId],
 ) -> Result<(Work<'q>, Held), Failure> {
-    let held = Held { groups: groups(db, queue, dead, names, &[]).await? };
+    let mut held = Held { groups: groups(db, queue, dead, names, &[]).await? };
     write::lock_groups(db, &held.groups).await?;
-    let flight = write::in_flight(db, queue.id, names).await?;
+    // A user's transaction may be ending a delivery of a group, and may take long; its group is left alone until then.
+    let busy = write::busy_groups(db, queue.id, names).await?;
+    held.groups.retain(|(queue_id, group)| *queue_id != queue.id || !busy.contains(group));
+    let names: Vec<GroupId> = names.iter().filter(|name| !busy.contains(name)).cloned().collect();
+    let flight = write::in_flight(db, queue.id, &names).await?;
     let (now_ms, numbers) = write::draw(db, 2 * flight.len()).await?;
     let started_ms = write::started_ms(db).await?;
     let mut work = Work::new(now_ms, queue, dead, numbers);

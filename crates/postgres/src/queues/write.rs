@@ -156,6 +156,20 @@ pub(super) async fn announce(db: &mut PgConnection, groups: &BTreeSet<GroupOf>) 
     Ok(())
 }
 
+/// Which of these groups have a delivery that another transaction has locked. The other deliveries are locked then.
+pub(super) async fn busy_groups(
+    db: &mut PgConnection,
+    queue_id: i32,
+    groups: &[GroupId],
+) -> Result<BTreeSet<GroupId>, sqlx::Error> {
+    let names: Vec<&str> = groups.iter().map(GroupId::as_str).collect();
+    let sql = "WITH free AS MATERIALIZED (SELECT seq FROM hapax.q_claim WHERE queue_id = $1 AND grp = ANY($2) \
+               ORDER BY seq FOR UPDATE SKIP LOCKED) SELECT DISTINCT c.grp FROM hapax.q_claim c \
+               WHERE c.queue_id = $1 AND c.grp = ANY($2) AND c.seq <> ALL (ARRAY(SELECT seq FROM free))";
+    let busy: Vec<String> = sqlx::query_scalar(sql).bind(queue_id).bind(names).fetch_all(db).await?;
+    Ok(busy.into_iter().filter_map(|group| GroupId::new(group).ok()).collect())
+}
+
 /// The deliveries of groups of a queue.
 pub(super) async fn in_flight(
     db: &mut PgConnection,

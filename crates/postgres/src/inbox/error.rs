@@ -1,0 +1,53 @@
+//! What an error means for a user's transaction: not begun, rolled back, or unknown.
+
+use hapax_core::InboxError;
+
+/// SQLSTATE of `hapax.enter` and `hapax.record`: the transaction is not the one that entered the key.
+const NOT_ENTERED: &str = "HX001";
+/// SQLSTATE of `hapax.q_settle`: the delivery is over.
+const DELIVERY_OVER: &str = "HX002";
+
+/// The server ended the session: whether it committed before is not known.
+fn ended_session(code: &str) -> bool {
+    code.starts_with("57P") || code.starts_with("08") || matches!(code, "25P03" | "25P04")
+}
+
+/// A statement before the commit failed: the transaction is rolled back.
+pub(super) fn before_commit(error: sqlx::Error) -> InboxError {
+    let sqlx::Error::Database(refused) = &error else {
+        return match error {
+            error @ (sqlx::Error::Decode(_)
+            | sqlx::Error::ColumnDecode { .. }
+            | sqlx::Error::ColumnNotFound(_)) => InboxError::Database(error.into()),
+            error => InboxError::Unavailable(error.to_string()),
+        };
+    };
+    let (code, message) = (refused.code().unwrap_or_default(), refused.message().to_owned());
+    match &*code {
+        "40001" | "40P01" => InboxError::Conflict(message),
+        NOT_ENTERED => InboxError::EndedByHandler(message),
+        DELIVERY_OVER => InboxError::Superseded(message),
+        "3F000" | "42P01" | "42883" => InboxError::Unavailable(format!(
+            "{message}; the schema `hapax` is missing or older than this program: run `hapax migrate`"
+        )),
+        // Out of memory, disk or connections, or stopped by an operator: not the message's fault.
+        code if code.starts_with("53") || ended_session(code) => InboxError::Unavailable(message),
+        _ => InboxError::Database(error.into()),
+    }
+}
+
+/// The commit failed. The server answers with an error only if it has rolled back, unless it ends the session.
+pub(super) fn at_commit(error: sqlx::Error) -> InboxError {
+    match &error {
+        sqlx::Error::Database(refused) if !ended_session(&refused.code().unwrap_or_default()) => {
+            before_commit(error)
+        }
+        _ => InboxError::Unknown(error.to_string()),
+    }
+}
+
+/// Whether a handler's error says that its transaction lost against another one. The text is PostgreSQL's, in English; with
+/// messages in another language the run is retried by the queue's policy instead.
+pub(super) fn lost(error: &str) -> bool {
+    error.contains("could not serialize access") || error.contains("deadlock detected")
+}

@@ -1,0 +1,308 @@
+//! The transactional seam: entries of the ledger that are made in the user's own transactions, and deliveries that end in
+//! them.
+//!
+//! The SQL functions `hapax.enter`, `hapax.record` and `hapax.q_settle` do the work (`migrations/0006_*.sql`). This module
+//! owns the connections of the transactions, says what their errors mean, and keeps duplicates of a key within one process
+//! off the database while the first one runs.
+
+mod error;
+mod keys;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hapax_core::{
+    AsyncInbox, InboxEntry, InboxError, InboxLookup, Json, Ledger as _, LedgerCapabilities, Receipt,
+    RecordedOutcome, StoreError,
+};
+use sqlx::postgres::PgTransactionManager;
+use sqlx::{PgConnection, Row as _, TransactionManager as _};
+
+use crate::PostgresStore;
+use crate::connect::UrlError;
+use crate::ledger::hash_of;
+use crate::pool::{Pool, Taken};
+use crate::queues::Ending;
+use error::{at_commit, before_commit, lost};
+use keys::{KeyGuard, Keys};
+
+/// Options of a [`PostgresInbox`].
+#[derive(Debug, Clone)]
+pub struct InboxOptions {
+    /// Maximum count of transactions that are open at the same time, each with a connection of its own. 1 to 1,000, default
+    /// 16, as the concurrency of a worker.
+    pub transactions_max: usize,
+    /// How long a transaction waits for another one that has entered the same key. After that the delivery is put back,
+    /// uncounted. 1 ms to 60 s, default 1 s.
+    pub lock_wait: Duration,
+    /// The server ends a transaction whose client sends nothing for this long, for example because its process is stopped:
+    /// until then the key is taken. At least 100 ms, default 1 minute.
+    pub idle_max: Duration,
+    /// The server ends a statement of a handler that takes longer. At least 100 ms, default 1 minute.
+    pub statement_max: Duration,
+}
+
+impl Default for InboxOptions {
+    fn default() -> Self {
+        Self {
+            transactions_max: 16,
+            lock_wait: Duration::from_secs(1),
+            idle_max: Duration::from_mins(1),
+            statement_max: Duration::from_mins(1),
+        }
+    }
+}
+
+impl InboxOptions {
+    fn check(&self) -> Result<(), UrlError> {
+        let ms = |limit: Duration| limit.as_millis().min(u128::from(u64::MAX)) as u64;
+        let bounds = [
+            ("transactions_max", self.transactions_max as u64, 1, 1_000),
+            ("lock_wait (ms)", ms(self.lock_wait), 1, 60_000),
+            ("idle_max (ms)", ms(self.idle_max), 100, i32::MAX as u64),
+            ("statement_max (ms)", ms(self.statement_max), 100, i32::MAX as u64),
+        ];
+        for (field, value, min, max) in bounds {
+            hapax_core::validate::within(field, value, min, max)
+                .map_err(|error| UrlError(error.to_string()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Transactions of a PostgreSQL database that hold the business writes of a handler and the ledger entry of its message. If
+/// the queue is in the same database, the delivery ends in the same transaction. Clones share their connections.
+///
+/// A worker uses it for the tier `transactional`. The same rows can be written from any language, see `hapax.enter` and
+/// `hapax.record` in the documentation; from Rust, on a connection of your own:
+///
+/// ```no_run
+/// # async fn example(store: hapax_postgres::PostgresStore, mut db: sqlx::PgConnection) -> Result<(), Box<dyn std::error::Error>> {
+/// use hapax_core::{EntryId, Fingerprint, InboxEntry, InboxLookup, Json, RecordedOutcome};
+/// use hapax_postgres::PostgresInbox;
+/// use sqlx::Connection as _;
+///
+/// let inbox = PostgresInbox::new(&store);
+/// let entry = InboxEntry {
+///     id: EntryId::new("shop/charge".parse()?, "order-7".parse()?),
+///     fingerprint: Fingerprint::new("1999-cents")?,
+/// };
+/// let mut tx = db.begin().await?;
+/// match inbox.enter_on(&mut tx, &entry).await? {
+///     InboxLookup::Fresh => {
+///         sqlx::query("INSERT INTO charges VALUES ($1)").bind(1999).execute(&mut *tx).await?;
+///         inbox.record_on(&mut tx, &entry, RecordedOutcome::done(Json::of(&"charged")?), 86_400_000).await?;
+///         tx.commit().await?;
+///     }
+///     InboxLookup::Completed(outcome) => println!("done before: {outcome:?}"),
+///     other => println!("later: {other:?}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct PostgresInbox {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    store: PostgresStore,
+    pool: Pool,
+    keys: Arc<Keys>,
+    options: InboxOptions,
+    /// Begins a transaction with its bounds, in one round trip.
+    begin: String,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.pool.close();
+    }
+}
+
+/// An open transaction. Dropping it closes its connection, which rolls it back.
+pub struct PostgresTransaction {
+    taken: Taken,
+    /// Duplicates of the key in this process wait for it.
+    _key: KeyGuard,
+    ending: Option<Ending>,
+}
+
+impl PostgresInbox {
+    /// The inbox of a store's database, with default options. It belongs to the tokio runtime on which it is made.
+    pub fn new(store: &PostgresStore) -> Self {
+        Self::with_options(store, InboxOptions::default()).expect("the defaults are in their ranges")
+    }
+
+    /// The inbox of a store's database.
+    pub fn with_options(store: &PostgresStore, options: InboxOptions) -> Result<Self, UrlError> {
+        options.check()?;
+        let pool = store.base.pool.sibling(options.transactions_max, "hapax-inbox");
+        // Behind a pooler the session is not ours to change, so a commit that does not wait for the disk is changed here.
+        let durable = if store.base.options.pooler {
+            "; SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+        } else {
+            ""
+        };
+        let (idle_ms, statement_ms) = (options.idle_max.as_millis(), options.statement_max.as_millis());
+        let begin = format!(
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; \
+             SET LOCAL statement_timeout = {statement_ms}; SET LOCAL lock_timeout = 0{durable}"
+        );
+        let inner = Inner { store: store.clone(), pool, keys: Arc::default(), options, begin };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Looks a key up in the caller's transaction, and prevents others from entering it until that transaction ends. Waits
+    /// at most [`InboxOptions::lock_wait`] for another transaction that has entered it.
+    pub async fn enter_on(
+        &self,
+        db: &mut PgConnection,
+        entry: &InboxEntry,
+    ) -> Result<InboxLookup, InboxError> {
+        let sql = "SELECT state, outcome, failed, omitted_bytes, since_ms, retry_ms FROM hapax.enter($1, $2, $3, $4)";
+        let enter = sqlx::query(sql)
+            .bind(entry.id.scope.as_str())
+            .bind(entry.id.key.as_str())
+            .bind(entry.fingerprint.as_str())
+            .bind(self.inner.options.lock_wait.as_millis() as i32);
+        let row = enter.fetch_one(db).await.map_err(before_commit)?;
+        let number =
+            |column: &str| row.try_get::<Option<i64>, _>(column).map(|value| value.unwrap_or(0) as u64);
+        let state: &str = row.try_get("state").map_err(before_commit)?;
+        Ok(match state {
+            "fresh" => InboxLookup::Fresh,
+            "completed" => InboxLookup::Completed(outcome(&row).map_err(before_commit)?),
+            "in-progress" => {
+                InboxLookup::InProgress { retry_after_ms: number("retry_ms").map_err(before_commit)? }
+            }
+            "in-doubt" => InboxLookup::InDoubt { since_ms: number("since_ms").map_err(before_commit)? },
+            "mismatch" => InboxLookup::Mismatch,
+            other => return Err(InboxError::Database(format!("hapax.enter answered {other:?}").into())),
+        })
+    }
+
+    /// Records the outcome of a key that [`enter_on`](Self::enter_on) found fresh, in the same transaction. It is kept for
+    /// `ttl_ms`.
+    pub async fn record_on(
+        &self,
+        db: &mut PgConnection,
+        entry: &InboxEntry,
+        outcome: RecordedOutcome,
+        ttl_ms: u64,
+    ) -> Result<(), InboxError> {
+        let record = sqlx::query("SELECT hapax.record($1, $2, $3, $4, $5)")
+            .bind(entry.id.scope.as_str())
+            .bind(entry.id.key.as_str())
+            .bind(outcome.value.as_ref().map(Json::as_str))
+            .bind(i64::try_from(ttl_ms).unwrap_or(i64::MAX))
+            .bind(outcome.failed);
+        record.execute(db).await.map_err(before_commit)?;
+        Ok(())
+    }
+}
+
+fn outcome(row: &sqlx::postgres::PgRow) -> Result<RecordedOutcome, sqlx::Error> {
+    let value: Option<&str> = row.try_get("outcome")?;
+    let value =
+        value.map(Json::parse).transpose().map_err(|error| sqlx::Error::Decode(error.to_string().into()))?;
+    let omitted_bytes = row.try_get::<Option<i64>, _>("omitted_bytes")?.map(|bytes| bytes as u64);
+    Ok(RecordedOutcome { failed: row.try_get("failed")?, value, omitted_bytes })
+}
+
+#[async_trait]
+impl AsyncInbox for PostgresInbox {
+    type Tx = PostgresTransaction;
+    type Connection = PgConnection;
+
+    fn inbox_capabilities(&self) -> LedgerCapabilities {
+        self.inner.store.ledger_capabilities()
+    }
+
+    async fn begin(&self, entry: &InboxEntry) -> Result<PostgresTransaction, InboxError> {
+        let Inner { pool, keys, options, begin, .. } = &*self.inner;
+        let timeout_ms = options.lock_wait.as_millis() as u64;
+        let key = keys.enter(hash_of(&entry.id), options.lock_wait).await;
+        let key = key.ok_or(InboxError::Locked { timeout_ms })?;
+        let mut taken = pool.take("begin").await.map_err(|error| match error {
+            StoreError::Overloaded(_) => {
+                InboxError::Locked { timeout_ms: pool.bounds().connect.as_millis() as u64 }
+            }
+            error => InboxError::Unavailable(error.to_string()),
+        })?;
+        let begun = PgTransactionManager::begin(&mut taken.connection, Some(begin.clone().into()));
+        match tokio::time::timeout(pool.bounds().operation, begun).await {
+            Ok(Ok(())) => Ok(PostgresTransaction { taken, _key: key, ending: None }),
+            Ok(Err(error)) => Err(InboxError::Unavailable(error.to_string())),
+            Err(_) => Err(InboxError::Unavailable("the database did not begin a transaction in time".into())),
+        }
+    }
+
+    fn connection(tx: &mut PostgresTransaction) -> &mut PgConnection {
+        &mut tx.taken.connection
+    }
+
+    async fn commit(&self, mut tx: PostgresTransaction) -> Result<(), InboxError> {
+        let limit = self.inner.pool.bounds().operation;
+        let connection = &mut tx.taken.connection;
+        if PgTransactionManager::get_transaction_depth(connection) != 1 {
+            return Err(InboxError::EndedByHandler("it left a nested transaction open".into()));
+        }
+        match tokio::time::timeout(limit, PgTransactionManager::commit(connection)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(at_commit(error)),
+            Err(_) => return Err(InboxError::Unknown(format!("no answer within {} ms", limit.as_millis()))),
+        }
+        let PostgresTransaction { taken, ending, .. } = tx;
+        self.inner.pool.give_back(taken);
+        if let Some(ending) = ending {
+            ending.committed();
+        }
+        Ok(())
+    }
+
+    async fn rollback(&self, mut tx: PostgresTransaction) {
+        let connection = &mut tx.taken.connection;
+        // A connection whose handler has left a nested transaction open, or that does not answer, is closed.
+        if PgTransactionManager::get_transaction_depth(connection) == 1 {
+            let rollback = PgTransactionManager::rollback(connection);
+            if let Ok(Ok(())) = tokio::time::timeout(self.inner.pool.bounds().operation, rollback).await {
+                self.inner.pool.give_back(tx.taken);
+            }
+        }
+    }
+
+    async fn enter(
+        &self,
+        tx: &mut PostgresTransaction,
+        entry: &InboxEntry,
+    ) -> Result<InboxLookup, InboxError> {
+        self.enter_on(&mut tx.taken.connection, entry).await
+    }
+
+    async fn record(
+        &self,
+        tx: &mut PostgresTransaction,
+        entry: &InboxEntry,
+        outcome: RecordedOutcome,
+        ttl_ms: u64,
+    ) -> Result<(), InboxError> {
+        self.record_on(&mut tx.taken.connection, entry, outcome, ttl_ms).await
+    }
+
+    async fn settle(&self, tx: &mut PostgresTransaction, receipt: &Receipt) -> Result<bool, InboxError> {
+        let Some(ending) = self.inner.store.queues.ending(receipt) else { return Ok(false) };
+        ending.settle(&mut tx.taken.connection).await.map_err(before_commit)?;
+        tx.ending = Some(ending);
+        Ok(true)
+    }
+
+    fn is_own(&self, receipt: &Receipt) -> bool {
+        self.inner.store.queues.is_own(receipt)
+    }
+
+    fn is_conflict(&self, error: &str) -> bool {
+        lost(error)
+    }
+}

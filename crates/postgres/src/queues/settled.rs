@@ -1,0 +1,133 @@
+//! Deliveries that a user's transaction has ended, and what follows from that after its commit.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use hapax_core::store::QueueTotals;
+use hapax_core::{GroupId, MessageId, QueueName, Receipt, StoreError};
+use sqlx::{PgConnection, Row as _};
+
+use super::receipt::Named;
+use super::row::id_of;
+use super::transaction::{Effects, Held, finish, groups};
+use super::work::Work;
+use super::{Inner, Queue, Queues, lock, write};
+use crate::BoxFuture;
+use crate::error::{Access, Failure};
+
+/// Ends followed in one transaction.
+const BATCH: i64 = 200;
+
+/// A delivery that a user's transaction is about to end. While it exists, heartbeats of this process leave the delivery
+/// alone: its row is locked.
+pub(crate) struct Ending {
+    inner: Arc<Inner>,
+    named: Named,
+}
+
+impl Queues {
+    /// Whether this database made the receipt.
+    pub fn is_own(&self, receipt: &Receipt) -> bool {
+        Named::parse(&self.inner.base.seal, receipt).is_some()
+    }
+
+    /// The delivery of a receipt, if this database made it.
+    pub fn ending(&self, receipt: &Receipt) -> Option<Ending> {
+        let named = Named::parse(&self.inner.base.seal, receipt)?;
+        lock(&self.inner.ending).insert((named.seq, named.fence));
+        Some(Ending { inner: self.inner.clone(), named })
+    }
+}
+
+impl Ending {
+    /// Acks the delivery in the caller's transaction. The statement fails if the delivery is over.
+    pub async fn settle(&self, db: &mut PgConnection) -> Result<(), sqlx::Error> {
+        let Named { queue_id, seq, fence, .. } = self.named;
+        let settle = sqlx::query("SELECT hapax.q_settle($1, $2, $3)").bind(queue_id);
+        settle.bind(seq as i64).bind(fence as i64).execute(db).await?;
+        Ok(())
+    }
+
+    /// After the commit: counts, and lets the next message of a FIFO group be delivered. If this does not happen, the
+    /// sweeper does it.
+    pub fn committed(self) {
+        let (inner, queue_id) = (self.inner.clone(), self.named.queue_id);
+        inner.count(queue_id, &QueueTotals { acked: 1, ..QueueTotals::default() });
+        drop(self);
+        inner.base.pool.runtime().clone().spawn(async move {
+            if let Err(error) = inner.follow_settled_of(queue_id).await {
+                tracing::debug!(%error, "the next message of a group is announced by the sweeper");
+            }
+        });
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        lock(&self.inner.ending).remove(&(self.named.seq, self.named.fence));
+    }
+}
+
+impl Inner {
+    /// Whether a transaction of this process is ending the delivery.
+    pub(super) fn is_ending(&self, named: &Named) -> bool {
+        lock(&self.ending).contains(&(named.seq, named.fence))
+    }
+
+    async fn follow_settled_of(&self, queue_id: i32) -> Result<(), StoreError> {
+        let known = lock(&self.known).values().find(|queue| queue.id == queue_id).cloned();
+        let queue = if let Some(queue) = known {
+            queue
+        } else {
+            let read = self.base.pool.run("read a queue", Access::Read, move |db| {
+                Box::pin(async move { Queue::by_id(db, queue_id).await })
+            });
+            let Some(queue) = read.await? else { return Ok(()) };
+            Arc::new(queue)
+        };
+        if queue.config.is_fifo() { self.follow_settled(&queue).await } else { Ok(()) }
+    }
+
+    /// Does what follows from deliveries of a FIFO queue that users' transactions have ended.
+    pub(super) async fn follow_settled(&self, queue: &Queue) -> Result<(), StoreError> {
+        loop {
+            let name = queue.name.clone();
+            let followed = self.transact("follow ended deliveries", move |db| {
+                let name = name.clone();
+                Box::pin(async move { follow(db, &name).await }) as BoxFuture<'_, _>
+            });
+            let (count, effects): (usize, Effects) = followed.await?;
+            self.publish(&effects);
+            if count < BATCH as usize {
+                return Ok(());
+            }
+        }
+    }
+}
+
+async fn follow(db: &mut PgConnection, name: &QueueName) -> Result<(usize, Effects), Failure> {
+    let Some(queue) = Queue::find(db, name).await? else { return Ok((0, Effects::default())) };
+    let sql = "SELECT seq, grp, id_hi, id_lo, source FROM hapax.q_settled WHERE queue_id = $1 LIMIT $2";
+    let rows = sqlx::query(sql).bind(queue.id).bind(BATCH).fetch_all(&mut *db).await?;
+    if rows.is_empty() {
+        return Ok((0, Effects { queue_id: queue.id, ..Effects::default() }));
+    }
+    let (mut seqs, mut names, mut decided) = (Vec::new(), BTreeSet::new(), Vec::new());
+    for row in &rows {
+        seqs.push(row.try_get::<i64, _>("seq")?);
+        names.extend(GroupId::new(row.try_get::<String, _>("grp")?).ok());
+        let id = id_of(row.try_get::<i64, _>("id_hi")? as u64, row.try_get::<i64, _>("id_lo")? as u64);
+        let source = row.try_get::<Option<String>, _>("source")?.and_then(|name| QueueName::new(name).ok());
+        decided.extend(source.map(|source| (source, id)));
+    }
+    let ids: Vec<MessageId> = decided.iter().map(|(_, id)| *id).collect();
+    let names: Vec<GroupId> = names.into_iter().collect();
+    let held = Held { groups: groups(db, &queue, None, &names, &ids).await? };
+    write::lock_groups(db, &held.groups).await?;
+    sqlx::query("DELETE FROM hapax.q_settled WHERE seq = ANY($1)").bind(&seqs).execute(&mut *db).await?;
+    let (now_ms, _) = write::draw(db, 0).await?;
+    let mut work = Work::new(now_ms, &queue, None, VecDeque::new());
+    (work.decided, work.freed) = (decided, true);
+    let effects = finish(db, &work, &held).await?;
+    Ok((rows.len(), effects))
+}

@@ -1,0 +1,351 @@
+//! The transactional seam: entries that are made in a user's transaction, through the inbox and through SQL.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Database, Server, ask, claim, completed, granted, id};
+use hapax_conformance::inbox::{self, AsyncHarness, InboxHarness};
+use hapax_core::{
+    AsyncInbox as _, Claim, ClaimEnding, EndClaim, Fingerprint, InboxEntry, InboxError, InboxLookup, Json,
+    Ledger as _, RecordedOutcome,
+};
+use hapax_postgres::{InboxOptions, PostgresInbox, PostgresStore};
+use sqlx::{Connection as _, Executor as _, PgConnection};
+
+macro_rules! suite {
+    ($form:ident, $query:literal) => {
+        mod $form {
+            use super::*;
+
+            async fn fresh(server: &'static Server) -> Box<dyn InboxHarness> {
+                harness(Database::migrated_with(server, $query).await).await
+            }
+
+            pub async fn a_duplicate_gets_the_outcome(server: &'static Server) {
+                inbox::a_duplicate_gets_the_outcome(fresh(server).await).await;
+            }
+            pub async fn a_rollback_leaves_nothing(server: &'static Server) {
+                inbox::a_rollback_leaves_nothing(fresh(server).await).await;
+            }
+            pub async fn another_content_is_a_mismatch(server: &'static Server) {
+                inbox::another_content_is_a_mismatch(fresh(server).await).await;
+            }
+            pub async fn scopes_do_not_share_keys(server: &'static Server) {
+                inbox::scopes_do_not_share_keys(fresh(server).await).await;
+            }
+            pub async fn concurrent_duplicates_have_one_effect(server: &'static Server) {
+                inbox::concurrent_duplicates_have_one_effect(fresh(server).await).await;
+            }
+            pub async fn entries_survive_a_restart(server: &'static Server) {
+                inbox::entries_survive_a_restart(fresh(server).await).await;
+            }
+            pub async fn a_large_outcome_becomes_a_marker(server: &'static Server) {
+                inbox::a_large_outcome_becomes_a_marker(fresh(server).await).await;
+            }
+            pub async fn a_key_in_progress_is_not_entered(server: &'static Server) {
+                inbox::a_key_in_progress_is_not_entered(fresh(server).await).await;
+            }
+        }
+    };
+}
+
+suite!(standard, "");
+suite!(portable, "hapax_portable=true");
+
+/// The cases of the suite with the form in their names, and the tests of this file.
+fn main() -> std::process::ExitCode {
+    let own = tests![
+        the_program_and_sql_compute_the_same_id,
+        an_entry_of_the_ledger_is_met,
+        an_entered_key_without_an_outcome_is_not_committed,
+        a_handler_that_rolls_back_its_transaction_is_detected,
+        nested_savepoints_work,
+        duplicates_of_one_process_occupy_no_connection,
+        an_entry_whose_time_is_over_is_entered_again,
+        arguments_out_of_range_are_refused,
+        a_transaction_whose_client_is_silent_is_ended,
+    ];
+    macro_rules! of_form {
+        ($form:ident, $($case:ident),+ $(,)?) => {
+            [$(common::Test {
+                name: concat!(stringify!($form), "::", stringify!($case)),
+                run: |server| common::block_on($form::$case(server)),
+            }),+]
+        };
+    }
+    macro_rules! cases {
+        ($form:ident) => {
+            of_form!(
+                $form,
+                a_duplicate_gets_the_outcome,
+                a_rollback_leaves_nothing,
+                another_content_is_a_mismatch,
+                scopes_do_not_share_keys,
+                concurrent_duplicates_have_one_effect,
+                entries_survive_a_restart,
+                a_large_outcome_becomes_a_marker,
+                a_key_in_progress_is_not_entered,
+            )
+        };
+    }
+    let all = cases!(standard)
+        .into_iter()
+        .chain(cases!(portable))
+        .chain(own.iter().map(|test| common::Test { ..*test }));
+    common::main(Vec::leak(all.collect()))
+}
+
+fn inbox_of(store: &PostgresStore, lock_wait_ms: u64) -> PostgresInbox {
+    let options = InboxOptions { lock_wait: Duration::from_millis(lock_wait_ms), ..InboxOptions::default() };
+    PostgresInbox::with_options(store, options).unwrap()
+}
+
+async fn harness(database: Database) -> Box<dyn InboxHarness> {
+    database.connect().await.execute("CREATE TABLE effects (number int)").await.unwrap();
+    let (first, second) = (database.open().await, database.open().await);
+    Box::new(AsyncHarness {
+        inbox: inbox_of(&first, 200),
+        open: Box::new(move || {
+            // Keeps the database as long as the harness.
+            let _ = &database;
+            inbox_of(&second, 200)
+        }),
+        write: |db| {
+            Box::pin(async {
+                db.execute("INSERT INTO effects VALUES (1)").await.unwrap();
+            })
+        },
+        count: |db| Box::pin(count(db)),
+    })
+}
+
+async fn count(db: &mut PgConnection) -> u64 {
+    sqlx::query_scalar::<_, i64>("SELECT count(*) FROM effects").fetch_one(db).await.unwrap() as u64
+}
+
+fn entry(key: &str) -> InboxEntry {
+    InboxEntry { id: id(key), fingerprint: Fingerprint::new("f").unwrap() }
+}
+
+fn done(text: &str) -> RecordedOutcome {
+    RecordedOutcome::done(Json::of(text).unwrap())
+}
+
+/// A database with a table of effects, its store, and its inbox.
+async fn site(server: &'static Server) -> (Database, PostgresStore, PostgresInbox) {
+    let database = Database::migrated(server).await;
+    database.connect().await.execute("CREATE TABLE effects (number int)").await.unwrap();
+    let store = database.open().await;
+    let inbox = inbox_of(&store, 200);
+    (database, store, inbox)
+}
+
+/// Enters, writes and records in one transaction, without the end.
+async fn entered(inbox: &PostgresInbox, key: &str) -> hapax_postgres::PostgresTransaction {
+    let mut tx = inbox.begin(&entry(key)).await.unwrap();
+    assert_eq!(inbox.enter(&mut tx, &entry(key)).await.unwrap(), InboxLookup::Fresh);
+    PostgresInbox::connection(&mut tx).execute("INSERT INTO effects VALUES (1)").await.unwrap();
+    tx
+}
+
+async fn lookup(inbox: &PostgresInbox, entry: &InboxEntry) -> InboxLookup {
+    let mut tx = inbox.begin(entry).await.unwrap();
+    let found = inbox.enter(&mut tx, entry).await.unwrap();
+    inbox.rollback(tx).await;
+    found
+}
+
+async fn the_program_and_sql_compute_the_same_id(server: &'static Server) {
+    let (_database, store, inbox) = site(server).await;
+    for key in ["order-1", "Größe 7 — 1,5 kg", "x".repeat(255).as_str()] {
+        // Made by the program, found by SQL.
+        let grant = granted(&store, ask(key, "one")).await;
+        store.end(vec![completed(key, &grant, "paid")]).await.unwrap();
+        let same = InboxEntry { id: id(key), fingerprint: Fingerprint::new("other").unwrap() };
+        assert_eq!(lookup(&inbox, &same).await, InboxLookup::Mismatch, "{key}");
+        // Made by SQL, found by the program.
+        let key = format!("2{}", &key[..key.len() - 1]);
+        let mut tx = entered(&inbox, &key).await;
+        inbox.record(&mut tx, &entry(&key), done("booked"), 60_000).await.unwrap();
+        inbox.commit(tx).await.unwrap();
+        let mut request = ask(&key, "two");
+        request.fingerprint = Some(Fingerprint::new("f").unwrap());
+        let found = claim(&store, request).await.unwrap();
+        assert!(matches!(found, Claim::Completed { outcome, .. } if outcome == done("booked")), "{key}");
+    }
+}
+
+/// Entries of `effectively-once`: held, in doubt, completed, failed, with and without a fingerprint.
+async fn an_entry_of_the_ledger_is_met(server: &'static Server) {
+    let (_database, store, inbox) = site(server).await;
+    let of = |key: &str| {
+        let mut request = ask(key, "one");
+        request.fingerprint = Some(Fingerprint::new("f").unwrap());
+        request
+    };
+    granted(&store, of("held")).await;
+    let InboxLookup::InProgress { retry_after_ms } = lookup(&inbox, &entry("held")).await else { panic!() };
+    assert!((1..=60_000).contains(&retry_after_ms), "{retry_after_ms}");
+    let doubted = granted(&store, of("doubted")).await;
+    let ending = ClaimEnding::Doubt;
+    store
+        .end(vec![EndClaim { id: id("doubted"), token: doubted.token, ending }])
+        .await
+        .unwrap()
+        .remove(0)
+        .unwrap();
+    assert!(matches!(lookup(&inbox, &entry("doubted")).await, InboxLookup::InDoubt { .. }));
+    let failed = granted(&store, of("failed")).await;
+    let outcome = RecordedOutcome::failed(Json::of("no account").unwrap());
+    let ending = ClaimEnding::Complete { outcome: outcome.clone(), ttl_ms: 60_000 };
+    store
+        .end(vec![EndClaim { id: id("failed"), token: failed.token, ending }])
+        .await
+        .unwrap()
+        .remove(0)
+        .unwrap();
+    assert_eq!(lookup(&inbox, &entry("failed")).await, InboxLookup::Completed(outcome));
+    granted(&store, ask("bare", "one")).await;
+    assert_eq!(lookup(&inbox, &entry("bare")).await, InboxLookup::Mismatch, "the claim had no fingerprint");
+}
+
+async fn an_entered_key_without_an_outcome_is_not_committed(server: &'static Server) {
+    let (database, _store, inbox) = site(server).await;
+    let tx = entered(&inbox, "order-1").await;
+    let refused = inbox.commit(tx).await.unwrap_err();
+    assert!(matches!(&refused, InboxError::EndedByHandler(why) if why.contains("order-1")), "{refused}");
+    assert_eq!(count(&mut database.connect().await).await, 0);
+    assert_eq!(lookup(&inbox, &entry("order-1")).await, InboxLookup::Fresh);
+}
+
+async fn a_handler_that_rolls_back_its_transaction_is_detected(server: &'static Server) {
+    let (database, _store, inbox) = site(server).await;
+    for ends in ["ROLLBACK", "ROLLBACK; BEGIN", "ROLLBACK AND CHAIN"] {
+        let mut tx = entered(&inbox, "order-1").await;
+        PostgresInbox::connection(&mut tx).execute(ends).await.unwrap();
+        let refused = inbox.record(&mut tx, &entry("order-1"), done("x"), 60_000).await.unwrap_err();
+        assert!(matches!(refused, InboxError::EndedByHandler(_)), "{ends}: {refused}");
+        inbox.rollback(tx).await;
+    }
+    // To commit is refused already: the key is entered, and has no outcome.
+    for ends in ["COMMIT", "COMMIT AND CHAIN", "SET CONSTRAINTS ALL IMMEDIATE"] {
+        let mut tx = entered(&inbox, "order-1").await;
+        let refused = PostgresInbox::connection(&mut tx).execute(ends).await.unwrap_err();
+        assert!(refused.to_string().contains("order-1"), "{ends}: {refused}");
+        inbox.rollback(tx).await;
+    }
+    // A nested transaction that is forgotten.
+    let mut tx = entered(&inbox, "order-1").await;
+    std::mem::forget(PostgresInbox::connection(&mut tx).begin().await.unwrap());
+    inbox.record(&mut tx, &entry("order-1"), done("x"), 60_000).await.unwrap();
+    assert!(matches!(inbox.commit(tx).await, Err(InboxError::EndedByHandler(_))));
+    assert_eq!(count(&mut database.connect().await).await, 0, "nothing of all that took effect");
+    assert_eq!(lookup(&inbox, &entry("order-1")).await, InboxLookup::Fresh);
+}
+
+async fn nested_savepoints_work(server: &'static Server) {
+    let (database, _store, inbox) = site(server).await;
+    let mut tx = entered(&inbox, "order-1").await;
+    for keep in [true, false, true] {
+        let mut nested = PostgresInbox::connection(&mut tx).begin().await.unwrap();
+        nested.execute("INSERT INTO effects VALUES (2)").await.unwrap();
+        if keep {
+            nested.commit().await.unwrap();
+        } else {
+            // An error inside of it is undone with it.
+            nested.execute("SELECT 1 / 0").await.unwrap_err();
+            drop(nested);
+        }
+    }
+    inbox.record(&mut tx, &entry("order-1"), done("x"), 60_000).await.unwrap();
+    inbox.commit(tx).await.unwrap();
+    assert_eq!(count(&mut database.connect().await).await, 3);
+}
+
+/// Fifty duplicates of a key whose first transaction is open: they use none of the inbox's connections, and another key
+/// finds one.
+async fn duplicates_of_one_process_occupy_no_connection(server: &'static Server) {
+    let (database, store, _) = site(server).await;
+    let options =
+        InboxOptions { transactions_max: 2, lock_wait: Duration::from_mins(1), ..InboxOptions::default() };
+    let inbox = PostgresInbox::with_options(&store, options).unwrap();
+    let mut tx = entered(&inbox, "order-1").await;
+    let mut waiting = tokio::task::JoinSet::new();
+    for _ in 0..50 {
+        let inbox = inbox.clone();
+        waiting.spawn(async move { lookup(&inbox, &entry("order-1")).await });
+    }
+    let mut admin = database.connect().await;
+    let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'hapax-inbox' AND datname = current_database()";
+    for number in 0..5 {
+        let other = format!("other-{number}");
+        assert_eq!(lookup(&inbox, &entry(&other)).await, InboxLookup::Fresh);
+        let open: i64 = sqlx::query_scalar(open).fetch_one(&mut admin).await.unwrap();
+        assert_eq!(open, 2, "one of the first transaction, one of the other key");
+    }
+    inbox.record(&mut tx, &entry("order-1"), done("x"), 60_000).await.unwrap();
+    inbox.commit(tx).await.unwrap();
+    for met in waiting.join_all().await {
+        assert_eq!(met, InboxLookup::Completed(done("x")));
+    }
+}
+
+async fn an_entry_whose_time_is_over_is_entered_again(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    database.connect().await.execute("CREATE TABLE effects (number int)").await.unwrap();
+    let clock = database.with_clock().await;
+    let store = database.open().await;
+    let inbox = inbox_of(&store, 200);
+    for number in 0..3 {
+        let mut tx = entered(&inbox, "order-1").await;
+        inbox.record(&mut tx, &entry("order-1"), done(&number.to_string()), 60_000).await.unwrap();
+        inbox.commit(tx).await.unwrap();
+        let found = lookup(&inbox, &entry("order-1")).await;
+        assert_eq!(found, InboxLookup::Completed(done(&number.to_string())));
+        clock.advance_ms(60_001).await;
+    }
+    let mut admin = database.connect().await;
+    let counted = "SELECT sum(entries)::bigint FROM hapax.ledger_count";
+    let counted: i64 = sqlx::query_scalar(counted).fetch_one(&mut admin).await.unwrap();
+    let there: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM hapax.ledger_entry").fetch_one(&mut admin).await.unwrap();
+    assert_eq!((counted, there), (1, 1), "the row is used again and counted once");
+    drop(store);
+}
+
+async fn arguments_out_of_range_are_refused(server: &'static Server) {
+    let (database, _store, _inbox) = site(server).await;
+    let mut db = database.connect().await;
+    let long = "x".repeat(256);
+    for (call, named) in [
+        ("hapax.enter(NULL, 'k')".to_owned(), "scope"),
+        ("hapax.enter('s', '')".to_owned(), "key"),
+        (format!("hapax.enter('s', '{long}')"), "255"),
+        ("hapax.enter('s', E'a\\nb')".to_owned(), "control"),
+        ("hapax.enter('s', 'k', 'two words')".to_owned(), "fingerprint"),
+        ("hapax.enter('s', 'k', 'f', 0)".to_owned(), "p_wait_ms"),
+        ("hapax.record('s', 'k', 'no json')".to_owned(), "json"),
+        ("hapax.record('s', 'k', '1')".to_owned(), "has not entered"),
+    ] {
+        let refused = db.execute(format!("SELECT * FROM {call}").as_str()).await.unwrap_err().to_string();
+        assert!(refused.contains(named), "{call}: {refused}");
+    }
+}
+
+/// A stopped process holds its key no longer than the idle limit.
+async fn a_transaction_whose_client_is_silent_is_ended(server: &'static Server) {
+    let (_database, store, inbox) = site(server).await;
+    let options = InboxOptions { idle_max: Duration::from_millis(100), ..InboxOptions::default() };
+    let impatient = PostgresInbox::with_options(&store, options).unwrap();
+    let mut silent = entered(&impatient, "order-1").await;
+    // Waits for the end of the other transaction as often as needed.
+    loop {
+        match lookup(&inbox, &entry("order-1")).await {
+            InboxLookup::InProgress { .. } => {}
+            found => break assert_eq!(found, InboxLookup::Fresh),
+        }
+    }
+    let late = impatient.record(&mut silent, &entry("order-1"), done("x"), 60_000).await.unwrap_err();
+    assert!(matches!(late, InboxError::Unavailable(_)), "{late}");
+}
