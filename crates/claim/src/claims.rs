@@ -295,7 +295,7 @@ impl Claims {
     /// Gives back a claim that may have been made, in the background: asks for it as the same owner, then releases it.
     /// `asked_us`: when it was asked for last.
     fn release_if_granted(&self, request: ClaimRequest, asked_us: u64) {
-        // A ledger may go on waiting for a caller that has gone, at most until this.
+        // A ledger may keep waiting for a caller that has gone, at most until this.
         let waits_until_us = match request.wait_ms {
             0 => asked_us,
             wait_ms => asked_us + (wait_ms + CALL_MS_MAX) * 1000,

@@ -48,7 +48,7 @@ pub trait Source: Send + Sync {
     /// Extends the leases of deliveries: the heartbeat. Not called for a source without leases.
     async fn extend(&self, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError>;
 
-    /// Lets parked messages go on: they were parked for a doubt in another store's ledger that was over by then. Needed
+    /// Lets parked messages continue: they were parked for a doubt in another store's ledger that was over by then. Needed
     /// only of a source that can park.
     async fn release(&self, messages: Vec<MessageId>) -> Result<(), StoreError> {
         Err(StoreError::Invalid(format!("this source cannot release its {} parked messages", messages.len())))

@@ -223,7 +223,7 @@ pub trait Transfer: Send + Sync {
 
     /// Takes exported things over, each atomically and durably, in the order of the batch. Safe to repeat. Messages go
     /// behind those that are there. In a FIFO queue, an item whose group has an earlier item in the batch that was refused
-    /// is refused too: the group would lose its order. A caller that goes on with another batch has to see to that itself
+    /// is refused too: the group would lose its order. A caller that continues with another batch has to see to that itself
     /// ([`RefusedGroups`]).
     async fn import(&self, to: &TransferScope, items: Vec<ExportedItem>) -> Batch<Imported, SendError>;
 }

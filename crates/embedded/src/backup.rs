@@ -53,7 +53,7 @@ fn beside(path: &Path, end: &str) -> PathBuf {
 fn claim(part: &Path) -> Result<File, OpenError> {
     let io = |error| OpenError::Io { path: part.to_owned(), error };
     let taken = || OpenError::Exists { path: part.to_owned() };
-    // Made here and by nobody else, readable by nobody else; SQLite fills a file that is empty.
+    // Created here and by no other process, readable by no other user; SQLite fills a file that is empty.
     let create = || File::options().write(true).create_new(true).mode(0o600).open(part);
     let made = match create() {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {

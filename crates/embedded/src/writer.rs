@@ -153,7 +153,7 @@ enum PendingReply {
     Job(AfterWave),
 }
 
-/// A wave takes at most so many operations, so that its transaction stays short.
+/// Maximum number of operations in a wave, so that its transaction stays short.
 const WAVE_OPS_MAX: usize = 4_096;
 /// Maximum bytes of bodies in a wave.
 const WAVE_BYTES_MAX: usize = 32 * 1024 * 1024;

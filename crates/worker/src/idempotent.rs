@@ -57,7 +57,7 @@ pub enum IdempotentError<E> {
     #[error("the ledger could not be asked, so nothing was run: {0}")]
     Ledger(StoreError),
     /// The run ended, but its end could not be recorded: the key is in doubt.
-    #[error("it ran, but the ledger could not record what came of it: {0}")]
+    #[error("it ran, but the ledger could not record its outcome: {0}")]
     NotRecorded(StoreError),
 }
 

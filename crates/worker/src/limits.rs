@@ -82,7 +82,7 @@ impl Slots {
     }
 }
 
-/// The right of one run, or of one batch, to go on, or a place among those that wait for it; given up when dropped.
+/// The right of one run, or of one batch, to continue, or a place among those that wait for it; given up when dropped.
 pub(crate) struct Slot {
     slots: Arc<Slots>,
     held: bool,

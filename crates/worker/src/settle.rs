@@ -164,7 +164,7 @@ impl WorkerState {
         Settle { receipt, settlement: ended.settlement.clone(), claim, parked_for }
     }
 
-    /// The ledger is elsewhere: whoever resolved a key before its message was parked did not find it there, and nothing
+    /// The ledger is elsewhere: an operator who resolved a key before its message was parked did not find it there, and nothing
     /// would wake it. So the ledger is asked again.
     async fn release_decided(&self, parked: Vec<(EntryId, MessageId)>) {
         let Some(claims) = &self.claims else { return };
@@ -183,7 +183,7 @@ impl WorkerState {
         }
         let (queue, count) = (&self.env.name, decided.len());
         match self.timer().timeout(CALL_MS_MAX, self.source.release(decided)).await {
-            Some(Ok(())) => tracing::info!(%queue, count, "parked messages go on: their doubt was over"),
+            Some(Ok(())) => tracing::info!(%queue, count, "parked messages continue: their doubt was over"),
             Some(Err(error)) => {
                 tracing::error!(%queue, count, %error, "parked messages whose doubt is over could not be released; release them");
             }

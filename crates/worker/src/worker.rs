@@ -54,7 +54,7 @@ pub struct WorkerReport {
 
 /// A worker stopped because of an error; it finished the received deliveries first.
 #[derive(Debug, Clone, Error)]
-#[error("the worker of queue {queue} cannot go on: {error}")]
+#[error("the worker of queue {queue} cannot continue: {error}")]
 pub struct Stopped {
     /// The queue.
     pub queue: String,
@@ -214,7 +214,7 @@ impl WorkerState {
                     fastrand::u64(ceiling_ms / 2..=ceiling_ms)
                 }
                 Err(error) => {
-                    tracing::error!(%error, queue = %self.env.name, "the worker cannot go on");
+                    tracing::error!(%error, queue = %self.env.name, "the worker cannot continue");
                     return Some(error);
                 }
             };

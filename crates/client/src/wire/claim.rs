@@ -155,7 +155,7 @@ pub struct EndsRequest {
     pub end: Vec<ClaimEndItem>,
 }
 
-/// What a claim answers: a grant (201), or what came of the effect before (200).
+/// What a claim answers: a grant (201), or the outcome of the earlier effect (200).
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClaimResponse {

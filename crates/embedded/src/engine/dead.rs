@@ -114,7 +114,7 @@ impl Engine {
         waited
     }
 
-    /// Someone let a parked message go on in its own queue. A queue that it died in waits on: the message is still a
+    /// An operator released a parked message in its own queue. A queue that it died in waits on: the message is still a
     /// dead letter.
     pub(super) fn clear_waits_here(&mut self, now: Now, queue: u32, slot: Slot) {
         let table = &self.queue(queue).table;

@@ -271,7 +271,7 @@ impl Engine {
         }
     }
 
-    /// Lets messages go on that are parked for an entry that was in doubt: `links` names those that need it.
+    /// Lets messages continue that are parked for an entry that was in doubt: `links` names those that need it.
     pub fn release_parked(&mut self, now: Now, links: &[(u64, u32)]) {
         for &(seq, queue) in links {
             let Some(table) =

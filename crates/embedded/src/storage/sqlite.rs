@@ -470,7 +470,7 @@ fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<Result<(), Rea
             String::from_utf8(task).ok().filter(|task| crc == redrive_crc(id as u64, task, upto, cursor));
         match task.and_then(|task| serde_json::from_str(&task).ok()) {
             Some(task) => loader.add(LoadedRow::Redrive { task, upto, cursor }),
-            None => loader.warn("a redrive's row is damaged; it does not go on"),
+            None => loader.warn("a redrive's row is damaged; it does not continue"),
         }
     }
     attempts::load(db, loader)?;

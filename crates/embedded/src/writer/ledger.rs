@@ -330,7 +330,7 @@ impl<S: Storage> Writer<S> {
     pub(super) fn step_releases(&mut self, now: Now) {
         let Some((hash, after)) = self.engine.next_release() else { return };
         if self.engine.is_in_doubt(now, hash) {
-            // In doubt again: what is still parked is parked for this doubt, and goes on when it is over.
+            // In doubt again: what is still parked is parked for this doubt, and continues when it is over.
             return self.engine.set_release(hash, None);
         }
         if let Err(error) = self.release_step(now, hash, after) {

@@ -60,7 +60,7 @@ Its environment:
   HAPAX_IDEMPOTENCY_KEY  identity of the intended effect
   HAPAX_DERIVED_KEY      a key to pass on to whatever the command calls: the same in each attempt and duplicate
   HAPAX_FENCE            a number that grows with every run for the same key: lets a sink turn zombies away
-  HAPAX_TAKEOVER         1 if an earlier run may have acted and nobody knows, else 0
+  HAPAX_TAKEOVER         1 if an earlier run may have acted, which is not known; else 0
   HAPAX_ATTEMPT          this delivery's ordinal, from 1
   HAPAX_MESSAGE_ID, HAPAX_QUEUE, HAPAX_GROUP (of a message with a group)
   HAPAX_LEASE_DEADLINE   when the lease or --run-max ends, in milliseconds since 1970, as known at the start; a

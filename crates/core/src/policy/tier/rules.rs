@@ -291,7 +291,7 @@ fn effect_may_repeat(facts: &Facts) -> RuleResult {
         return None;
     }
     found(
-        "on_doubt is retry, and nobody declared that the effect honours the derived key: after a crash between effect \
+        "on_doubt is retry, and it is not declared that the effect honours the derived key: after a crash between effect \
          and completion it happens twice",
         "pass the derived key to whatever the handler calls and declare it, or set on_doubt to park",
     )
