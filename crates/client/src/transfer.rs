@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use async_trait::async_trait;
 use hapax_core::transfer::{PAGE_BYTES_MAX, RefusedGroups};
 use hapax_core::{
-    AdminError, Batch, ExportPage, ExportedItem, Fence, Imported, SendError, StoreError, Transfer,
+    AdminError, Batch, CopyState, ExportPage, ExportedItem, Fence, Imported, SendError, StoreError, Transfer,
     TransferScope, validate,
 };
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::Client;
 use crate::transport::{Effect, Failure};
-use crate::wire::{FenceBound, ImportBody, ImportResponse, ItemResult, Results};
+use crate::wire::{CopyBody, FenceBound, ImportBody, ImportResponse, ItemResult, Results};
 
 fn change_error(failure: Failure) -> StoreError {
     failure.into_store_error(Effect::Change)
@@ -27,6 +27,22 @@ impl Transfer for Client {
 
     async fn raise_fence(&self, bound: Fence) -> Result<(), StoreError> {
         self.transport.post("/v1/transfer/fence", &FenceBound { fence: bound }).await.map_err(change_error)
+    }
+
+    async fn set_copy(
+        &self,
+        scope: &TransferScope,
+        state: Option<CopyState>,
+        by: &str,
+    ) -> Result<(), AdminError> {
+        let body = CopyBody { queue: queue_of(scope), copy: state, by: by.to_owned() };
+        let done = self.transport.post("/v1/transfer/copy", &body).await;
+        done.map_err(|failure| failure.into_admin_error(Effect::Change))
+    }
+
+    async fn ledger_copy(&self) -> Result<Option<CopyState>, StoreError> {
+        let state: Result<CopyBody, Failure> = self.transport.get("/v1/transfer/copy").await;
+        state.map(|body| body.copy).map_err(|failure| failure.into_store_error(Effect::None))
     }
 
     async fn export(
@@ -75,15 +91,18 @@ impl Transfer for Client {
     }
 }
 
+fn queue_of(scope: &TransferScope) -> Option<hapax_core::QueueName> {
+    match scope {
+        TransferScope::Queue(queue) => Some(queue.clone()),
+        TransferScope::Ledger => None,
+    }
+}
+
 impl Client {
     /// One request; gives as many answers as there are items.
     async fn import_part(&self, to: &TransferScope, items: Vec<ExportedItem>) -> Batch<Imported, SendError> {
-        let queue = match to {
-            TransferScope::Queue(queue) => Some(queue.clone()),
-            TransferScope::Ledger => None,
-        };
         let expected = items.len();
-        let body = ImportBody { queue, items };
+        let body = ImportBody { queue: queue_of(to), items };
         let part: Results<ImportResponse> =
             self.transport.post("/v1/transfer/items", &body).await.map_err(change_error)?;
         if part.results.len() != expected {

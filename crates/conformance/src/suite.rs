@@ -355,4 +355,12 @@ suite! {
         an_entry_whose_takeovers_leave_no_room_is_refused: Transfer OneStore,
         a_page_of_the_largest_items_can_be_imported: Transfer,
     }
+    13 p14_copy {
+        a_closed_queue_refuses_everything_and_names_the_other_store: Transfer Order,
+        a_receive_that_waits_when_its_queue_is_closed_is_refused: Transfer,
+        time_changes_nothing_in_a_closed_queue: Transfer FastTime,
+        a_queue_is_not_closed_while_a_redrive_moves_its_messages: Transfer,
+        a_closed_ledger_refuses_claims_and_their_ends: Transfer OneStore,
+        a_queue_closed_on_one_handle_is_closed_on_the_other: Transfer OneStore SecondHandle,
+    }
 }

@@ -36,6 +36,9 @@ pub enum StoreError {
     /// The store was restored from a backup and delivers nothing until it is resumed.
     #[error("the store is paused: {0}")]
     Paused(String),
+    /// The queue or the ledger is closed, because it is copied to another store or from one.
+    #[error("{0}")]
+    Moved(String),
     /// Stored data does not match its checksum.
     #[error("stored data is damaged: {0}")]
     Damaged(String),
@@ -55,6 +58,7 @@ impl StoreError {
             Self::Overloaded(_) => "overloaded",
             Self::TooManyInFlight { .. } => "too-many-in-flight",
             Self::Paused(_) => "paused",
+            Self::Moved(_) => "moved",
             Self::Damaged(_) => "damaged",
             Self::Invalid(_) => "invalid",
         }

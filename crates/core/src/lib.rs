@@ -15,6 +15,7 @@
 //! | [`ledger`] | the ledger seam, and its protocol as pure functions |
 //! | [`inbox`] | the transactional seam: a ledger entry in the caller's own transaction |
 //! | [`transfer`] | export and import, to move queues and ledger to another store |
+//! | [`copy`] | what is closed in two stores while one is copied to the other |
 //! | [`documents`] | small named JSON documents with compare-and-set |
 //! | [`cancel_safe`] | a receive that takes nothing when it is dropped, for stores behind a network |
 //! | [`source`] | the worker's only input, and the adapter from a queue |
@@ -25,6 +26,7 @@
 pub mod cancel_safe;
 pub mod capabilities;
 pub mod clock;
+pub mod copy;
 pub mod documents;
 mod durations;
 pub mod error;
@@ -42,6 +44,7 @@ pub mod validate;
 
 pub use capabilities::{Capabilities, CounterScope, Order, SupportedSettlements, WakeUp};
 pub use clock::{Clock, ManualClock, SystemClock};
+pub use copy::CopyState;
 pub use documents::{Document, DocumentError, DocumentFilter, DocumentPage, Documents, ExpectedRevision};
 pub use error::{AdminError, SendError, SettleError, StoreError};
 pub use inbox::{AsyncInbox, BlockingInbox, InboxEntry, InboxError, InboxLookup};

@@ -8,10 +8,12 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use crate::capabilities::Capabilities;
+use crate::copy::CopyState;
 use crate::error::{AdminError, SendError, SettleError, StoreError};
 use crate::ledger::{EndClaim, EntryId, Store};
 use crate::message::{Attributes, Delivery, NewMessage, Priority};
 use crate::name::{DedupId, GroupId, MessageId, QueueName, Receipt, Revision};
+use crate::policy;
 use crate::policy::tier::Finding;
 use crate::queue::QueueConfig;
 use crate::transfer::Transfer;
@@ -430,6 +432,26 @@ pub struct QueuePause {
     /// The reason; at most 4 KiB are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Set while the queue is closed for a copy to or from another store: then it accepts nothing, and nothing can be
+    /// settled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<CopyState>,
+    /// The queue was not paused before it was closed, and delivers again when it is opened.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copy_only: bool,
+}
+
+impl QueuePause {
+    /// A pause by an operator.
+    pub fn new(since_ms: u64, by: &str, reason: Option<&str>) -> Self {
+        Self {
+            since_ms,
+            by: policy::truncate(by, 256).to_owned(),
+            reason: reason.map(|reason| policy::truncate(reason, policy::ERROR_BYTES_MAX).to_owned()),
+            copy: None,
+            copy_only: false,
+        }
+    }
 }
 
 /// Which dead letters to redrive; an empty filter means all.

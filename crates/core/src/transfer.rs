@@ -15,6 +15,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::copy::CopyState;
 use crate::error::{AdminError, SendError, StoreError};
 use crate::ledger::{EntryId, OnDoubt, RecordedOutcome};
 use crate::message::{AttributeValue, Attributes, KeySource, Priority};
@@ -211,6 +212,19 @@ pub trait Transfer: Send + Sync {
 
     /// Makes every fence that this store gives out from now on at least `bound`; durable when it returns.
     async fn raise_fence(&self, bound: Fence) -> Result<(), StoreError>;
+
+    /// Closes a queue or the ledger for a copy, changes the state of what is closed, or opens it (`None`); durable when it
+    /// returns, and no operation that began before is under way then. Refused while a redrive moves messages from or to
+    /// the queue.
+    async fn set_copy(
+        &self,
+        scope: &TransferScope,
+        state: Option<CopyState>,
+        by: &str,
+    ) -> Result<(), AdminError>;
+
+    /// Why the ledger is closed, if it is. What is said of a queue is in its [`QueueInfo`](crate::QueueInfo).
+    async fn ledger_copy(&self) -> Result<Option<CopyState>, StoreError>;
 
     /// One page of a queue, or of the ledger. A queue has to be paused: else messages would be exported and delivered at
     /// the same time. `limit` is 1 to 1,000.

@@ -311,7 +311,8 @@ impl QueueAdmin for Embedded {
         let (name, seqs, by) = (name.clone(), self.seqs(&ids), by.to_owned());
         let ids = self.state.ids.clone();
         let discard = move |engine: &mut Engine, now| {
-            let (count, in_flight) = engine.discard(now, engine.find(&name)?, &seqs, &by, |seq| ids.id(seq));
+            let (count, in_flight) =
+                engine.discard(now, engine.find_open(&name)?, &seqs, &by, |seq| ids.id(seq));
             let in_flight = in_flight.into_iter().map(|seq| ids.id(seq)).collect();
             Ok(Discarded { count, in_flight })
         };
@@ -321,12 +322,14 @@ impl QueueAdmin for Embedded {
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
         validate::batch("ids", ids.len())?;
         let (name, seqs) = (name.clone(), self.seqs(&ids));
-        self.state.job(move |engine, now| engine.find(&name).map(|id| engine.release(now, id, &seqs))).await?
+        let release =
+            move |engine: &mut Engine, now| engine.find_open(&name).map(|id| engine.release(now, id, &seqs));
+        self.state.job(release).await?
     }
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
         let (name, group) = (name.clone(), group.clone());
-        self.state.job(move |engine, now| engine.release_group(now, engine.find(&name)?, &group)).await?
+        self.state.job(move |engine, now| engine.release_group(now, engine.find_open(&name)?, &group)).await?
     }
 
     async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {

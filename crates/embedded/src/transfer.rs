@@ -6,9 +6,9 @@ use async_trait::async_trait;
 use hapax_core::ledger::protocol::Stage;
 use hapax_core::transfer::PAGE_BYTES_MAX;
 use hapax_core::{
-    AdminError, Attributes, Batch, ExportPage, ExportedEntry, ExportedItem, ExportedMessage, ExportedStage,
-    FailureCause, Fence, Imported, MessageKey, Priority, QueueName, RememberedId, SendError, StoreError,
-    Transfer, TransferScope, policy, validate,
+    AdminError, Attributes, Batch, CopyState, ExportPage, ExportedEntry, ExportedItem, ExportedMessage,
+    ExportedStage, FailureCause, Fence, Imported, MessageKey, Priority, QueueName, RememberedId, SendError,
+    StoreError, Transfer, TransferScope, policy, validate,
 };
 use rusqlite::{Connection, OptionalExtension as _, params};
 use tokio::sync::oneshot;
@@ -83,6 +83,20 @@ impl Transfer for Embedded {
 
     async fn raise_fence(&self, bound: Fence) -> Result<(), StoreError> {
         self.state.job(move |engine, now| engine.raise_fence(now, bound)).await?
+    }
+
+    async fn set_copy(
+        &self,
+        scope: &TransferScope,
+        state: Option<CopyState>,
+        by: &str,
+    ) -> Result<(), AdminError> {
+        let (scope, by) = (scope.clone(), by.to_owned());
+        self.state.job(move |engine, now| engine.set_copy(now, &scope, state, &by)).await?
+    }
+
+    async fn ledger_copy(&self) -> Result<Option<CopyState>, StoreError> {
+        self.state.job(|engine, _| engine.ledger_copy().cloned()).await
     }
 
     async fn export(
@@ -252,7 +266,7 @@ fn exported(
         key_source: key.source,
         sent_ms: entry.sent_ms,
         retained_from_ms: entry.base_ms,
-        visible_ms: if entry.state == State::InFlight { of.now_ms } else { entry.due_ms },
+        visible_ms: if entry.state == State::InFlight { of.paused_ms } else { entry.due_ms },
         first_received_ms: entry.first_ms,
         attempts: entry.attempts,
         deliveries: entry.deliveries,

@@ -271,12 +271,17 @@ impl<S: Storage> Writer<S> {
             return now;
         }
         if now.ms() >= self.hold_until_ms {
+            let frozen = self.engine.ledger_copy().is_some();
             // Pruning runs first: before the wave's own changes, the links in the storage are up to date.
-            self.prune(now);
+            if !frozen {
+                self.prune(now);
+            }
             let unseen = std::mem::take(&mut self.unseen);
             self.give_back(now, unseen);
-            self.engine.lapse_claims(now);
-            self.step_releases(now);
+            if !frozen {
+                self.engine.lapse_claims(now);
+                self.step_releases(now);
+            }
             self.step_redrives(now);
             let rng = &mut self.rng;
             self.engine.run_timers(now, || rng.u64(..));
@@ -452,12 +457,26 @@ impl<S: Storage> Writer<S> {
     fn ready(&self, queue: &QueueName) -> Result<u32, StoreError> {
         match &self.stopped {
             Some(stopped) => Err(stopped.clone()),
-            None => self.engine.find(queue),
+            None => self.engine.find_open(queue),
         }
     }
 
-    /// Fails the receives that wait on a queue that was just deleted.
+    /// Fails the receives and claims that wait on what was just deleted or closed.
     fn drop_orphans(&mut self) {
+        for (queue, error) in self.engine.take_closed() {
+            match queue {
+                Some(queue) => {
+                    while let Some(waiter) = self.waiters.next(queue) {
+                        let _ = waiter.reply.send(Err(error.clone()));
+                    }
+                }
+                None => {
+                    for waiter in self.claims.drain() {
+                        let _ = waiter.reply.send(Err(error.clone()));
+                    }
+                }
+            }
+        }
         for (queue, name) in self.engine.take_deleted() {
             while let Some(waiter) = self.waiters.next(queue) {
                 let _ = waiter.reply.send(Err(StoreError::NoSuchQueue(name.clone())));

@@ -55,6 +55,9 @@ impl Failure {
 /// SQLSTATE `feature_not_supported`: a prepared statement of an older schema.
 const STALE_PLAN: &str = "0A000";
 
+/// Raised by the trigger of a ledger that is closed, because it was copied to another store.
+const CLOSED: &str = "HX001";
+
 /// SQLSTATE `read_only_sql_transaction`: the server has become a standby.
 const READ_ONLY: &str = "25006";
 
@@ -75,6 +78,7 @@ fn refused(what: &str, error: &dyn DatabaseError, access: Access) -> StoreError 
     match code.as_str() {
         // The server crashed: it does not know itself whether the transaction was committed.
         "57P02" => broken(what, error.message(), access),
+        CLOSED => StoreError::Moved(error.message().to_owned()),
         "53100" => StoreError::Full(told),
         "53200" | "53300" | "53400" | "55P03" | "57014" | "40001" | "40P01" => StoreError::Overloaded(told),
         READ_ONLY => StoreError::Unavailable(format!("{told}; the server is a standby or read-only")),

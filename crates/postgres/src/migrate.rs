@@ -58,6 +58,7 @@ const INBOX: &[Script] = &[
     Script::StandardOnly(include_str!("../migrations/0006_settled.sql")),
     Script::Both(include_str!("../migrations/0006_inbox.sql")),
 ];
+const COPY: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0007_copy.sql"))];
 
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
@@ -68,6 +69,8 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 5, name: "fewer-steps", scripts: FEWER_STEPS, readers_from: 1 },
     // It changes the ids of the ledger's rows.
     Migration { version: 6, name: "inbox", scripts: INBOX, readers_from: 6 },
+    // A program that does not know of closed queues would accept messages that the copy does not have.
+    Migration { version: 7, name: "copy", scripts: COPY, readers_from: 7 },
 ];
 
 /// The version of the schema that this program makes.

@@ -27,7 +27,7 @@ pub use claim::{
 };
 pub use message::{DeliveryItem, MessageItem, ParkedItem, SendItem};
 pub use problem::Problem;
-pub use transfer::{FenceBound, ImportBody, ImportResponse, transfer_scope};
+pub use transfer::{CopyBody, FenceBound, ImportBody, ImportResponse, transfer_scope};
 
 /// Attributes by name.
 pub type AttributeItems = BTreeMap<String, AttributeItem>;

@@ -106,6 +106,7 @@ impl Problem {
                 StoreError::TooManyInFlight { queue: queue()?, in_flight: self.in_flight? }
             }
             "paused" => StoreError::Paused(reason()),
+            "moved" => StoreError::Moved(reason()),
             "damaged" => StoreError::Damaged(reason()),
             "invalid" => StoreError::Invalid(reason()),
             _ => return None,
@@ -225,6 +226,7 @@ impl From<StoreError> for Problem {
             | StoreError::Full(reason)
             | StoreError::Overloaded(reason)
             | StoreError::Paused(reason)
+            | StoreError::Moved(reason)
             | StoreError::Damaged(reason)
             | StoreError::Invalid(reason) => problem.with_reason(reason),
             _ => problem,
@@ -327,6 +329,7 @@ mod tests {
             StoreError::Overloaded(why()),
             StoreError::TooManyInFlight { queue: queue.clone(), in_flight: 3 },
             StoreError::Paused(why()),
+            StoreError::Moved(why()),
             StoreError::Damaged(why()),
             StoreError::Invalid(why()),
         ];

@@ -22,3 +22,4 @@ pub(crate) mod p10_fences;
 pub(crate) mod p11_quotas;
 pub(crate) mod p12_two_handles;
 pub(crate) mod p13_transfer;
+pub(crate) mod p14_copy;

@@ -19,13 +19,13 @@ use crate::values::{
     seen, text,
 };
 
-fn of(queue: &QueueName) -> TransferScope {
+pub(super) fn of(queue: &QueueName) -> TransferScope {
     TransferScope::Queue(queue.clone())
 }
 
 impl Trial {
     /// All that a scope holds, in pages of two.
-    async fn export(&self, from: &TransferScope) -> Vec<ExportedItem> {
+    pub(super) async fn export(&self, from: &TransferScope) -> Vec<ExportedItem> {
         let store = self.store();
         let transfer = store.transfer().expect("the case needs it");
         let (mut items, mut after) = (Vec::new(), None::<String>);
@@ -110,7 +110,7 @@ fn without_places(items: &[ExportedItem]) -> Vec<ExportedItem> {
     items
 }
 
-fn messages(items: &[ExportedItem]) -> Vec<ExportedMessage> {
+pub(super) fn messages(items: &[ExportedItem]) -> Vec<ExportedMessage> {
     let message = |item: &ExportedItem| match item {
         ExportedItem::Message(message) => Some((**message).clone()),
         _ => None,
@@ -325,7 +325,7 @@ pub(crate) async fn what_does_not_fit_is_refused_alone(t: Trial) {
     assert!(many.unwrap_err().to_string().contains("1001 elements are too many"));
 }
 
-async fn claim(ledger: &dyn Ledger, id: &EntryId, owner: &str) -> Claim {
+pub(super) async fn claim(ledger: &dyn Ledger, id: &EntryId, owner: &str) -> Claim {
     let request = ClaimRequest {
         on_doubt: OnDoubt::Park,
         ..ClaimRequest::new(id.clone(), owner.parse().unwrap(), 60_000)

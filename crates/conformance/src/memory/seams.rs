@@ -146,8 +146,7 @@ impl QueueAdmin for MemoryStore {
 
     async fn pause_queue(&self, name: &QueueName, by: &str, reason: Option<&str>) -> Result<(), StoreError> {
         let mut state = self.now();
-        let pause =
-            QueuePause { since_ms: state.now_ms, by: by.to_owned(), reason: reason.map(str::to_owned) };
+        let pause = QueuePause::new(state.now_ms, by, reason);
         state.of(name)?.info.paused.get_or_insert(pause);
         Ok(())
     }

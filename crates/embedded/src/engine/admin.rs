@@ -23,6 +23,7 @@ impl Engine {
         interval_ms: u64,
     ) -> Result<bool, AdminError> {
         self.validate(name, &config)?;
+        self.check_new_queue()?;
         if let Ok(id) = self.find(name) {
             return match self.queue(id).config.first_difference(&config) {
                 None => Ok(false),
@@ -54,7 +55,7 @@ impl Engine {
         config: QueueConfig,
         expected: Option<Revision>,
     ) -> Result<Revision, AdminError> {
-        let id = self.find(name)?;
+        let id = self.find_open(name)?;
         let actual = Revision(self.queue(id).revision);
         if let Some(expected) = expected.filter(|expected| *expected != actual) {
             return Err(AdminError::RevisionConflict { what: format!("queue {name}"), expected, actual });
@@ -80,20 +81,19 @@ impl Engine {
         by: &str,
         reason: Option<&str>,
     ) -> Result<(), StoreError> {
-        let id = self.find(name)?;
+        let id = self.find_open(name)?;
         if self.queue(id).paused.is_some() {
             return Ok(());
         }
-        let by = policy::truncate(by, 256).to_owned();
-        let reason = reason.map(|reason| policy::truncate(reason, policy::ERROR_BYTES_MAX).to_owned());
-        let why = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        let pause = QueuePause::new(now.ms(), by, reason);
+        let why = pause.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
         let what = format!("paused queue {name}{why}");
-        self.set_paused(now, id, by.clone(), Some(QueuePause { since_ms: now.ms(), by, reason }), what);
+        self.set_paused(now, id, pause.by.clone(), Some(pause), what);
         Ok(())
     }
 
     pub fn resume_queue(&mut self, now: Now, name: &QueueName, by: &str) -> Result<(), StoreError> {
-        let id = self.find(name)?;
+        let id = self.find_open(name)?;
         if self.queue(id).paused.is_some() {
             self.set_paused(
                 now,
@@ -106,7 +106,14 @@ impl Engine {
         Ok(())
     }
 
-    fn set_paused(&mut self, now: Now, id: u32, by: String, paused: Option<QueuePause>, what: String) {
+    pub(super) fn set_paused(
+        &mut self,
+        now: Now,
+        id: u32,
+        by: String,
+        paused: Option<QueuePause>,
+        what: String,
+    ) {
         let (queue, wave) = self.queue_and_wave(id);
         wave.journal.push(Undo::Row(Box::new(queue.row())));
         queue.paused = paused;
@@ -140,7 +147,7 @@ impl Engine {
 
     /// Empties the queue at once; the rows are deleted in small steps.
     pub fn purge(&mut self, now: Now, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
-        let id = self.find(name)?;
+        let id = self.find_open(name)?;
         let last = Some(self.queue(id).purged_ms).filter(|at_ms| *at_ms > 0);
         validate::interval(now.ms(), last, interval_ms, || format!("queue {name} was purged"))?;
         let count = self.take_table(now, id);

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
+use hapax_core::copy::LEDGER_COPY;
 use hapax_core::documents::{BYTES_MAX, COUNT_MAX, PAGE_BYTES_MAX, TOTAL_BYTES_MAX};
 use hapax_core::{
-    Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, ExpectedRevision, Json, Revision,
-    StoreError,
+    CopyState, Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, ExpectedRevision, Json,
+    Revision, StoreError,
 };
 
 use super::{Engine, Undo};
@@ -18,6 +19,8 @@ use crate::time::Now;
 pub(super) struct DocumentMap {
     by_name: BTreeMap<DocumentName, Document>,
     bytes: usize,
+    /// What the document of [`LEDGER_COPY`] says.
+    pub ledger_copy: Option<CopyState>,
 }
 
 fn bytes(document: &Document) -> usize {
@@ -32,6 +35,10 @@ impl DocumentMap {
     /// Sets or removes a document; returns the previous one.
     pub fn set(&mut self, name: &DocumentName, document: Option<Document>) -> Option<Document> {
         self.bytes += document.as_ref().map_or(0, bytes);
+        if name.as_str() == LEDGER_COPY {
+            let parse = |document: &Document| serde_json::from_str(document.value.as_str()).ok();
+            self.ledger_copy = document.as_ref().and_then(parse);
+        }
         let before = match document {
             Some(document) => self.by_name.insert(name.clone(), document),
             None => self.by_name.remove(name),

@@ -106,6 +106,7 @@ impl Loader {
             sweep: VecDeque::new(),
             tombstones: Vec::new(),
             deleted: Vec::new(),
+            closed: Vec::new(),
             deletions: HashMap::new(),
             documents: super::documents::DocumentMap::default(),
             header,

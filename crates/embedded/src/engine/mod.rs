@@ -7,6 +7,7 @@
 
 mod admin;
 mod attempts;
+mod copy;
 mod dead;
 mod dedup;
 mod documents;
@@ -27,7 +28,7 @@ mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use hapax_core::{QueueName, StoreError};
+use hapax_core::{QueueName, RedriveState, StoreError};
 
 pub(crate) use dedup::content_id;
 pub(crate) use doubt::{NearDoubtLimit, PER_SCOPE_MAX_DEFAULT};
@@ -203,6 +204,8 @@ pub(crate) struct Engine {
     tombstones: Vec<u32>,
     /// Queues deleted since the last call of [`Engine::take_deleted`]; receives may wait on them.
     deleted: Vec<(u32, QueueName)>,
+    /// Queues, and with `None` the ledger, that were closed since the last call of [`Engine::take_closed`].
+    closed: Vec<(Option<u32>, StoreError)>,
     /// Deletion times of queues by name, kept as long as creating a queue of that name may have to wait.
     deletions: HashMap<QueueName, u64>,
     documents: documents::DocumentMap,

@@ -134,8 +134,8 @@ impl Engine {
     /// Takes back a delivery whose receiver went away before it saw it: neither the attempt nor the delivery counts for the
     /// message. The queue's counter stays: counters only grow.
     pub fn give_back(&mut self, now: Now, delivery: DeliveryRef) {
-        let there = self.queues.get(delivery.queue as usize).is_some_and(Option::is_some);
-        if !there {
+        let queue = self.queues.get(delivery.queue as usize).and_then(Option::as_ref);
+        if queue.is_none_or(|queue| queue.is_closed()) {
             return;
         }
         if let Ok(slot) = self.held(delivery.queue, delivery)

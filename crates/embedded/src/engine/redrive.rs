@@ -62,8 +62,8 @@ impl Task {
 
 impl Engine {
     pub fn start_redrive(&mut self, now: Now, request: RedriveRequest) -> Result<RedriveTask, AdminError> {
-        let from = self.find(&request.from)?;
-        let to = request.to.as_ref().map(|to| self.find(to)).transpose()?;
+        let from = self.find_open(&request.from)?;
+        let to = request.to.as_ref().map(|to| self.find_open(to)).transpose()?;
         let to = to.map(|to| &*self.queue(to).config);
         let per_second = validate::redrive(&request, &self.queue(from).config, to)?;
         let running =
@@ -183,7 +183,7 @@ impl Engine {
     pub fn redrive_target(&self, task: u64, dead: Option<&DeadRow>) -> Option<u32> {
         let info = &self.tasks[&task].info;
         let source = dead.map(|dead| &dead.source);
-        self.find(info.to.as_ref().or(source)?).ok()
+        self.find_open(info.to.as_ref().or(source)?).ok()
     }
 
     /// Whether the ledger must make the dead letter's effect happen once; then its key moves with it.

@@ -14,11 +14,14 @@ const SWEEP_MAX: usize = 500;
 impl Engine {
     /// When the next timer is due, in the store's time.
     pub fn next_timer(&self) -> Option<u64> {
-        let idle = self.sweep.is_empty() && self.tombstones.is_empty() && self.releases.is_empty();
+        let frozen = self.ledger_copy().is_some();
+        let released = self.releases.is_empty() || frozen;
+        let idle = self.sweep.is_empty() && self.tombstones.is_empty() && released;
         let now = if idle { None } else { Some(0) };
         let queues = self.timers.first().map(|(at_ms, _)| *at_ms);
         let tasks = self.tasks.values().filter_map(super::Task::next_ms).min();
-        now.into_iter().chain(queues).chain(tasks).chain(self.ledger.next_ms()).min()
+        let ledger = self.ledger.next_ms().filter(|_| !frozen);
+        now.into_iter().chain(queues).chain(tasks).chain(ledger).min()
     }
 
     /// Processes due timers up to a bound; the rest stays due. The writer steps the redrives, because they read from
@@ -105,6 +108,7 @@ impl Engine {
         let aging = queue.table.next_aging_ms(queue.config.retention_ms);
         let dedup = queue.dedup.next_ms(queue.config.dedup.window_ms);
         let next = [due, aging, dedup, queue.attempts.next_ms()].into_iter().flatten().min();
+        let next = next.filter(|_| !queue.is_closed());
         if queue.timer != next {
             if let Some(before) = queue.timer {
                 self.timers.remove(&(before, id));

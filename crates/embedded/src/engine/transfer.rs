@@ -59,6 +59,8 @@ pub(crate) enum ExportStep {
 pub(crate) struct PageMetadata {
     pub queue: u32,
     pub now_ms: u64,
+    /// When the queue was paused. What is in flight counts as returned then: it is the same time on every page.
+    pub paused_ms: u64,
     /// The page's messages, in order of their places.
     pub messages: Vec<PageMessage>,
     /// What groups wait for at places of this page.
@@ -118,11 +120,11 @@ impl Engine {
     ) -> Result<ExportStep, AdminError> {
         let id = self.find(name)?;
         let queue = self.queue_and_wave(id).0;
-        if queue.paused.is_none() {
+        let Some(paused_ms) = queue.paused.as_ref().map(|paused| paused.since_ms) else {
             let problem =
                 format!("queue {name} is not paused, so it changes while it is exported; pause it first");
             return Err(AdminError::Refused(problem));
-        }
+        };
         // What is kept for an export is built again when one begins, or where it is missing.
         if after.is_none() || (after == Some(0) && waits.is_none()) {
             queue.end_export();
@@ -133,6 +135,7 @@ impl Engine {
         let mut page = PageMetadata {
             queue: id,
             now_ms: now.ms(),
+            paused_ms,
             messages: Vec::new(),
             waits: Vec::new(),
             upto: None,

@@ -112,7 +112,8 @@ impl<S: Storage> Writer<S> {
     }
 
     pub(super) fn apply_ledger(&mut self, now: Now, op: LedgerOp) {
-        let stopped = self.stopped.clone();
+        let changes = !matches!(op, LedgerOp::Read { .. });
+        let stopped = self.stopped.clone().or_else(|| self.engine.check_ledger().err().filter(|_| changes));
         match op {
             LedgerOp::Claim { claiming, asked, reply } => {
                 let paused = self.engine.header().paused.clone().map(StoreError::Paused);
@@ -143,7 +144,9 @@ impl<S: Storage> Writer<S> {
                 if let Some(error) = stopped {
                     return drop(reply.send(Err(error)));
                 }
-                self.engine.note_lapse(now, id.hash());
+                if self.engine.ledger_copy().is_none() {
+                    self.engine.note_lapse(now, id.hash());
+                }
                 let snapshot = self.entry_snapshot(now, &id, id.hash());
                 let view = snapshot.map(|snapshot| snapshot.entry().map(|entry| entry.view(id, now.ms())));
                 self.answer_result(reply, view);

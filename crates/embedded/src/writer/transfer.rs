@@ -47,8 +47,11 @@ impl<S: Storage> Writer<S> {
     fn check_import(&mut self, to: &TransferScope) -> Result<Option<u32>, StoreError> {
         let queue = match (to, &self.stopped) {
             (_, Some(stopped)) => return Err(stopped.clone()),
-            (TransferScope::Queue(queue), None) => Some(self.engine.find(queue)?),
-            (TransferScope::Ledger, None) => None,
+            (TransferScope::Queue(queue), None) => Some(self.engine.find_for_import(queue)?),
+            (TransferScope::Ledger, None) => {
+                self.engine.check_ledger()?;
+                None
+            }
         };
         self.check_room().map(|()| queue)
     }

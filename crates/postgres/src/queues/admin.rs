@@ -57,6 +57,10 @@ async fn create(
     if let Err(error) = check(db, name, config).await? {
         return Ok(Err(error));
     }
+    // A store whose ledger is closed was copied as a whole: a new queue would be forgotten there.
+    if let Some(state) = super::copy::ledger_copy(db).await? {
+        return Err(state.refusal("the store").into());
+    }
     // Two that create the same queue wait for each other.
     let lock = "SELECT pg_advisory_xact_lock(hashtext('hapax.q_queue'), hashtext($1))";
     sqlx::query(lock).bind(name.as_str()).execute(&mut *db).await?;
@@ -89,6 +93,7 @@ async fn set(
     let row = sqlx::query(&sql).bind(name.as_str()).fetch_optional(&mut *db).await?;
     let Some(row) = row else { return Err(StoreError::NoSuchQueue(name.clone()).into()) };
     let queue = Queue::read(&row)?;
+    queue.check_open()?;
     let actual = queue.revision;
     if let Some(expected) = expected.filter(|expected| *expected != actual) {
         return Ok(Err(AdminError::RevisionConflict { what: format!("queue {name}"), expected, actual }));
@@ -111,7 +116,7 @@ async fn set_pause(
     name: &QueueName,
     pause: Option<&QueuePause>,
 ) -> Result<i32, Failure> {
-    let queue = Queue::get(db, name).await?;
+    let queue = Queue::get_open(db, name).await?;
     if pause.is_some() == queue.paused.is_some() {
         return Ok(queue.id);
     }
@@ -179,7 +184,7 @@ async fn empty(db: &mut PgConnection, queue_id: i32, fifo: bool) -> Result<(u64,
 }
 
 async fn purge(db: &mut PgConnection, name: &QueueName, interval_ms: u64) -> Admin<(u64, BTreeSet<i32>)> {
-    let queue = Queue::get(db, name).await?;
+    let queue = Queue::get_open(db, name).await?;
     let (now_ms, _) = write::draw(db, 0).await?;
     let what = || format!("queue {name} was purged");
     if let Err(error) = validate::interval(now_ms, queue.purged_ms, interval_ms, what) {
@@ -305,8 +310,7 @@ impl Inner {
         by: &str,
         reason: Option<&str>,
     ) -> Result<(), StoreError> {
-        let reason = reason.map(|reason| policy::truncate(reason, policy::ERROR_BYTES_MAX).to_owned());
-        let pause = QueuePause { since_ms: 0, by: policy::truncate(by, BY_BYTES_MAX).to_owned(), reason };
+        let pause = QueuePause::new(0, by, reason);
         let args = Arc::new((name.clone(), pause));
         let paused = self.transact("pause a queue", move |db| {
             let args = args.clone();

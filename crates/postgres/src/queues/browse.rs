@@ -108,7 +108,7 @@ async fn discard(
     ids: &[MessageId],
     by: &str,
 ) -> Result<(Discarded, Effects), Failure> {
-    let queue = Queue::get(db, name).await?;
+    let queue = Queue::get_open(db, name).await?;
     let seqs: Vec<u64> = seqs_of(db, queue.id, ids).await?.into_iter().map(|(_, seq)| seq).collect();
     let dead = queue.dead_letters(db).await?;
     let (mut work, held) = work_on(db, &queue, dead.as_ref(), &seqs, ids).await?;
@@ -168,7 +168,7 @@ async fn release_group(
     name: &QueueName,
     group: &GroupId,
 ) -> Result<Option<i32>, Failure> {
-    let queue = Queue::get(db, name).await?;
+    let queue = Queue::get_open(db, name).await?;
     let groups = BTreeSet::from([(queue.id, group.clone())]);
     write::lock_groups(db, &groups).await?;
     let (now_ms, _) = write::draw(db, 0).await?;
@@ -215,7 +215,7 @@ impl Inner {
         let released = self.transact("release", move |db| {
             let args = args.clone();
             Box::pin(async move {
-                let queue = Queue::get(db, &args.0).await?;
+                let queue = Queue::get_open(db, &args.0).await?;
                 release(db, &queue, &args.1).await
             }) as BoxFuture<'_, _>
         });

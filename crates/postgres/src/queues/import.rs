@@ -63,7 +63,7 @@ pub(super) async fn to_queue(
     name: &QueueName,
     items: &[ExportedItem],
 ) -> Result<(Vec<Answer>, Option<i32>), Failure> {
-    let queue = Queue::get(db, name).await?;
+    let queue = Queue::get_for_import(db, name).await?;
     let groups = groups(&queue, items);
     write::lock_groups(db, &groups).await?;
     let room = Room::of(db, &queue).await?;
@@ -215,7 +215,9 @@ impl Import<'_> {
             sent_ms: exported.sent_ms,
             retained_ms: exported.retained_from_ms.max(base_min_ms),
             fence: exported.fence.0,
-            until_ms: (hidden && exported.parked.is_none()).then_some(exported.visible_ms),
+            // Kept also if it is over, so that it is exported again as it was.
+            until_ms: Some(exported.visible_ms)
+                .filter(|visible_ms| exported.parked.is_none() && *visible_ms != exported.sent_ms),
             // No delivery of this store can be extended.
             received_ms: None,
             first_ms: Some(exported.first_received_ms).filter(|ms| *ms > 0),

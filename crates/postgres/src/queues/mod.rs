@@ -20,6 +20,7 @@
 mod admin;
 mod browse;
 mod catalogue;
+mod copy;
 mod entries;
 mod feed;
 mod floors;

@@ -62,7 +62,7 @@ impl Inner {
         ask: Receive,
     ) -> Result<Vec<Delivery>, StoreError> {
         validate::receive(&ask)?;
-        let queue = self.queue(name).await?;
+        let queue = self.open_queue(name).await?;
         let wait_ms = ask.wait_ms.unwrap_or(queue.config.wait_ms);
         let (reply, answer) = oneshot::channel();
         let deadline = Instant::now() + Duration::from_millis(wait_ms);
@@ -100,6 +100,7 @@ impl Inner {
             if queue.paused.is_some() {
                 // What is known of a pause may be out of date.
                 queue = self.read_queue(name).await?;
+                queue.check_open()?;
             }
             // A lease that another process is ending is waited for, but not for long.
             let probe = round + 1 < ROUNDS_MAX;
@@ -253,7 +254,7 @@ impl Inner {
         let died = self.transact("end messages that are out of attempts", move |db| {
             let (name, seqs) = (name.clone(), seqs.clone());
             Box::pin(async move {
-                let queue = Queue::get(db, &name).await?;
+                let queue = Queue::get_open(db, &name).await?;
                 let dead = queue.dead_letters(db).await?;
                 let (mut work, held) = work_on(db, &queue, dead.as_ref(), &seqs, &[]).await?;
                 let held_now: Vec<u64> = work

@@ -41,9 +41,9 @@ async fn start(
     db: &mut PgConnection,
     ask: &RedriveRequest,
 ) -> Result<Result<RedriveTask, AdminError>, Failure> {
-    let from = Queue::get(db, &ask.from).await?;
+    let from = Queue::get_open(db, &ask.from).await?;
     let to = match &ask.to {
-        Some(to) => Some(Queue::get(db, to).await?),
+        Some(to) => Some(Queue::get_open(db, to).await?),
         None => None,
     };
     let per_second = match validate::redrive(ask, &from.config, to.as_ref().map(|to| &to.config)) {
@@ -193,7 +193,7 @@ async fn move_one(
         Some(to) => Queue::find(db, to).await?,
         None => Queue::find(db, &dead.source).await?,
     };
-    let Some(target) = target else { return Ok(None) };
+    let Some(target) = target.filter(|target| !target.is_closed()) else { return Ok(None) };
     let source =
         if target.name == dead.source { Some(target.clone()) } else { Queue::find(db, &dead.source).await? };
     let (mut work, mut held) = work_on(db, from, Some(&target), &[letter.seq], &[letter.id]).await?;

@@ -192,7 +192,7 @@ impl Inner {
     ) -> Batch<Sent, SendError> {
         validate::batch("messages", batch.len())?;
         for _ in 0..CHANGES_MAX {
-            let queue = self.queue(name).await?;
+            let queue = self.open_queue(name).await?;
             if batch.is_empty() {
                 self.read_queue(name).await?;
                 return Ok(Vec::new());
@@ -296,7 +296,7 @@ struct First {
 }
 
 async fn careful(db: &mut PgConnection, name: &QueueName, batch: &[NewMessage]) -> Result<Careful, Failure> {
-    let queue = Queue::get(db, name).await?;
+    let queue = Queue::get_open(db, name).await?;
     if queue.config.is_fifo() {
         let groups: BTreeSet<GroupOf> =
             batch.iter().filter_map(|message| Some((queue.id, message.group.clone()?))).collect();

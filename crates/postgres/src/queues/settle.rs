@@ -181,7 +181,7 @@ impl Inner {
     /// A queue for an operation on receipts. The number of a queue is never used again, so what is known of it holds,
     /// unless the queue was deleted.
     async fn known_or_read(&self, name: &QueueName) -> Result<Arc<Queue>, hapax_core::StoreError> {
-        self.queue(name).await
+        self.open_queue(name).await
     }
 
     async fn ack_plain(
@@ -291,7 +291,7 @@ impl Inner {
         let given = self.transact("give back", move |db| {
             let (name, named) = (asked.clone(), named.clone());
             Box::pin(async move {
-                let queue = Queue::get(db, &name).await?;
+                let queue = Queue::get_open(db, &name).await?;
                 // Leases that are over end here too, and may end as dead letters.
                 let dead = queue.dead_letters(db).await?;
                 let seqs: Vec<u64> = named.iter().map(|named| named.seq).collect();
@@ -324,7 +324,7 @@ async fn careful_settle(
     name: &QueueName,
     batch: &[(usize, Settle)],
 ) -> Result<(Answers<Settled>, Effects, ClaimsEnded), Failure> {
-    let queue = Queue::get(db, name).await?;
+    let queue = Queue::get_open(db, name).await?;
     // A claim that was lost keeps its message; an effect that happened is recorded even if its delivery is stale.
     let ends: Vec<&EndClaim> = batch.iter().filter_map(|(_, settle)| settle.claim.as_ref()).collect();
     let (ends, ended) = if ends.is_empty() { <_>::default() } else { ledger.end_in(db, &ends).await? };
@@ -366,7 +366,7 @@ async fn careful_extend(
     name: &QueueName,
     batch: &[(usize, Extend)],
 ) -> Result<(Answers<RemainingLease>, Effects), Failure> {
-    let queue = Queue::get(db, name).await?;
+    let queue = Queue::get_open(db, name).await?;
     let dead = queue.dead_letters(db).await?;
     let named: Vec<_> = batch.iter().map(|(_, extend)| Named::of(seal, queue.id, &extend.receipt)).collect();
     let (seqs, ids) = targets(&named);

@@ -201,13 +201,18 @@ impl Inner {
     }
 }
 
+/// A queue that time changes: it exists, and is not closed.
+async fn open_queue(db: &mut PgConnection, name: &QueueName) -> Result<Option<Queue>, Failure> {
+    Ok(Queue::find(db, name).await?.filter(|queue| !queue.is_closed()))
+}
+
 /// Ends leases and delays of a standard queue; gives how many messages it moved.
 async fn sweep_plain(
     db: &mut PgConnection,
     name: &QueueName,
     from: i64,
 ) -> Result<(usize, Effects), Failure> {
-    let Some(queue) = Queue::find(db, name).await? else { return Ok((0, Effects::default())) };
+    let Some(queue) = open_queue(db, name).await? else { return Ok((0, Effects::default())) };
     let sql = format!(
         "SELECT {COLUMNS} FROM hapax.q_claim WHERE queue_id = $1 AND until_ms > $3 AND until_ms <= hapax.now_ms() \
          AND hapax.started_ms() + coalesce(lease_ms, 0) <= hapax.now_ms() \
@@ -245,7 +250,7 @@ async fn sweep_groups(
     name: &QueueName,
     from: i64,
 ) -> Result<(usize, Effects), Failure> {
-    let Some(queue) = Queue::find(db, name).await? else { return Ok((0, Effects::default())) };
+    let Some(queue) = open_queue(db, name).await? else { return Ok((0, Effects::default())) };
     let dead = queue.dead_letters(db).await?;
     let sql = "SELECT DISTINCT grp FROM ((SELECT grp FROM hapax.q_claim WHERE queue_id = $1 AND until_ms > $3 \
                AND until_ms <= hapax.now_ms() AND hapax.started_ms() + coalesce(lease_ms, 0) <= hapax.now_ms() ORDER BY until_ms LIMIT $2) UNION ALL \
@@ -264,7 +269,7 @@ async fn sweep_groups(
 
 /// Deletes messages that wait and are too old, unless their group is halted or waits for them.
 async fn drop_old(db: &mut PgConnection, name: &QueueName) -> Result<(u64, Effects), Failure> {
-    let Some(queue) = Queue::find(db, name).await? else { return Ok((0, Effects::default())) };
+    let Some(queue) = open_queue(db, name).await? else { return Ok((0, Effects::default())) };
     let (now_ms, _) = write::draw(db, 0).await?;
     let before_ms = now_ms.saturating_sub(queue.config.retention_ms) as i64;
     let mut count = 0;

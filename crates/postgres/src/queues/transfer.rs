@@ -6,8 +6,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use hapax_core::transfer::{FENCE_BOUND_MAX, PAGE_BYTES_MAX};
 use hapax_core::{
-    AdminError, Batch, EntryId, ExportPage, ExportedItem, ExportedMessage, Fence, GroupId, Imported,
-    MessageId, QueueName, RememberedId, SendError, StoreError, Transfer, TransferScope, policy, validate,
+    AdminError, Batch, CopyState, EntryId, ExportPage, ExportedItem, ExportedMessage, Fence, GroupId,
+    Imported, MessageId, QueueName, RememberedId, SendError, StoreError, Transfer, TransferScope, policy,
+    validate,
 };
 use sqlx::{PgConnection, Row as _};
 
@@ -71,14 +72,14 @@ async fn export_queue(
     limit: usize,
 ) -> Result<Result<ExportPage, AdminError>, Failure> {
     let queue = Queue::get(db, name).await?;
-    if queue.paused.is_none() {
+    let Some(paused_ms) = queue.paused.as_ref().map(|paused| paused.since_ms) else {
         let problem =
             format!("queue {name} is not paused, so it changes while it is exported; pause it first");
         return Ok(Err(AdminError::Refused(problem)));
-    }
+    };
     let (now_ms, _) = write::draw(db, 0).await?;
     Ok(Ok(match cursor {
-        Cursor::Messages(after) => export_messages(db, &queue, *after, limit, now_ms).await?,
+        Cursor::Messages(after) => export_messages(db, &queue, *after, limit, paused_ms).await?,
         Cursor::Dedup(after) => export_dedup(db, &queue, after, limit, now_ms).await?,
     }))
 }
@@ -124,7 +125,7 @@ async fn export_messages(
     queue: &Queue,
     after: u64,
     limit: usize,
-    now_ms: u64,
+    paused_ms: u64,
 ) -> Result<ExportPage, Failure> {
     let undecided = if queue.config.is_fifo() { undecided(db, queue).await? } else { Vec::new() };
     let waits = waits(db, queue, &undecided).await?;
@@ -136,7 +137,7 @@ async fn export_messages(
         let halts = undecided.iter().any(|(id, _)| *id == message.id);
         let seq = message.seq;
         let entries = linked(db, queue, seq).await?;
-        let item = ExportedItem::Message(Box::new(exported(table, message, halts, entries, now_ms)?));
+        let item = ExportedItem::Message(Box::new(exported(table, message, halts, entries, paused_ms)?));
         let size = item.bytes() + 1;
         if bytes > 0 && bytes + size > PAGE_BYTES_MAX {
             upto = Some(seq);
@@ -171,10 +172,11 @@ fn exported(
     message: Message,
     undecided: bool,
     entries: Vec<EntryId>,
-    now_ms: u64,
+    paused_ms: u64,
 ) -> Result<ExportedMessage, Failure> {
     let visible_ms = match table {
-        Table::Claim => now_ms,
+        // In flight counts as returned when the queue was paused: the same time on every page.
+        Table::Claim => paused_ms,
         _ => message.until_ms.unwrap_or(message.sent_ms),
     };
     let parked = message.story.parked.as_ref().map(|(cause, _)| *cause);
@@ -261,6 +263,19 @@ impl Transfer for PostgresStore {
             }) as BoxFuture<'_, _>
         });
         raise.await
+    }
+
+    async fn set_copy(
+        &self,
+        scope: &TransferScope,
+        state: Option<CopyState>,
+        by: &str,
+    ) -> Result<(), AdminError> {
+        self.set_copy_of(scope, state, by).await
+    }
+
+    async fn ledger_copy(&self) -> Result<Option<CopyState>, StoreError> {
+        self.ledger_copy_state().await
     }
 
     async fn export(

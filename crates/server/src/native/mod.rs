@@ -156,6 +156,8 @@ const ROUTES: &[Route] = &[
     ("delete", "/documents/{*name}", || delete(documents::remove)),
     ("get", "/transfer", || get(transfer::fence)),
     ("post", "/transfer/fence", || post(transfer::raise_fence)),
+    ("get", "/transfer/copy", || get(transfer::ledger_copy)),
+    ("post", "/transfer/copy", || post(transfer::set_copy)),
     ("get", "/transfer/items", || get(transfer::export)),
     ("post", "/transfer/items", || post(transfer::import)),
 ];

@@ -60,7 +60,7 @@ fn status(code: &str) -> StatusCode {
         "config" | "fingerprint-mismatch" => StatusCode::UNPROCESSABLE_ENTITY,
         "too-large" => StatusCode::PAYLOAD_TOO_LARGE,
         "overloaded" | "too-many-in-flight" | "too-soon" => StatusCode::TOO_MANY_REQUESTS,
-        "unavailable" | "full" | "paused" | "too-many-in-doubt" => StatusCode::SERVICE_UNAVAILABLE,
+        "unavailable" | "full" | "paused" | "moved" | "too-many-in-doubt" => StatusCode::SERVICE_UNAVAILABLE,
         // Outcome unknown, damaged (data or entry), and whatever is added to the core without a line here.
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use hapax_client::wire::{FenceBound, ImportBody, ImportResponse, Results, transfer_scope};
+use hapax_client::wire::{CopyBody, FenceBound, ImportBody, ImportResponse, Results, transfer_scope};
 use hapax_core::{ExportPage, QueueName, Transfer};
 use http::StatusCode;
 use serde::Deserialize;
@@ -31,6 +31,24 @@ pub(super) async fn raise_fence(
 ) -> Result<StatusCode, ApiError> {
     caller.check_operator("ImportStore")?;
     native.transfer()?.raise_fence(fence).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn ledger_copy(State(native): State<Arc<Api>>, caller: Caller) -> JsonResult<CopyBody> {
+    caller.check_operator("ExportStore")?;
+    let copy = native.transfer()?.ledger_copy().await?;
+    Ok(axum::Json(CopyBody { copy, ..CopyBody::default() }))
+}
+
+pub(super) async fn set_copy(
+    State(native): State<Arc<Api>>,
+    caller: Caller,
+    Json(CopyBody { queue, copy, by }): Json<CopyBody>,
+) -> Result<StatusCode, ApiError> {
+    // Closed, a queue is both exported and imported to; it has to be opened by the same key.
+    caller.check_operator("ExportStore")?;
+    caller.check_operator("ImportStore")?;
+    native.transfer()?.set_copy(&transfer_scope(queue), copy, &by).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -225,9 +225,10 @@ impl From<StoreError> for SqsError {
             StoreError::NoSuchQueue(_) => return Self::no_queue(),
             StoreError::TooManyInFlight { .. } => ErrorKind::OverLimit,
             StoreError::Overloaded(_) => ErrorKind::RequestThrottled,
-            StoreError::Unavailable(_) | StoreError::Full(_) | StoreError::Paused(_) => {
-                ErrorKind::ServiceUnavailable
-            }
+            StoreError::Unavailable(_)
+            | StoreError::Full(_)
+            | StoreError::Paused(_)
+            | StoreError::Moved(_) => ErrorKind::ServiceUnavailable,
             StoreError::Invalid(_) => ErrorKind::InvalidParameterValue,
             _ => ErrorKind::InternalFailure,
         };
