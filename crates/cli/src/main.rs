@@ -18,7 +18,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use hapax::{AdminError, StoreError};
 
 use crate::command::{
-    backup, bench, dead, doctor, ledger, migrate, parked, proxy, queue, receive, send, transfer, work,
+    backup, bench, copy, dead, doctor, ledger, migrate, parked, proxy, queue, receive, send, transfer, work,
 };
 use crate::config_file::Problems;
 
@@ -89,6 +89,8 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     Export(transfer::ExportArgs),
     /// Reads what `hapax export` wrote into this store.
     Import(transfer::ImportArgs),
+    /// Copies queues and ledger to another store, so that it can be repeated, and closes the source.
+    Copy(copy::CopyArgs),
     /// Makes a database ready for this version: creates its schema, or changes an older one.
     Migrate(migrate::MigrateArgs),
     /// Checks what queues promise against what their store can do.
@@ -200,6 +202,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Resume(args) => backup::resume(args).await,
         Command::Export(args) => transfer::export(args).await,
         Command::Import(args) => transfer::import(args).await,
+        Command::Copy(args) => copy::run(args).await,
         Command::Migrate(args) => migrate::run(args).await,
         Command::Doctor(args) => doctor::run(args).await,
         Command::Bench(args) => bench::run(args).await,

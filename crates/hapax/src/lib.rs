@@ -75,6 +75,7 @@
 //! A delivery that is not settled returns when its lease ends, so a crash loses nothing; but a handler may therefore
 //! run twice. The delivery's fence and idempotency key make the *effect* happen once.
 
+pub mod copy;
 mod error;
 mod pair;
 mod queue;

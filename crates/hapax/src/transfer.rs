@@ -222,7 +222,7 @@ async fn export_scope(
 
 /// Orders queues so that each comes behind its dead-letter queue, which has to be there first. Where they name each other,
 /// the order among them is by name.
-fn dead_letters_first(queues: Vec<QueueInfo>) -> Vec<QueueInfo> {
+pub(crate) fn dead_letters_first(queues: Vec<QueueInfo>) -> Vec<QueueInfo> {
     let (mut ordered, mut left): (Vec<QueueInfo>, Vec<QueueInfo>) = (Vec::new(), queues);
     while !left.is_empty() {
         let waits = |info: &QueueInfo| {

@@ -2,6 +2,7 @@
 
 pub mod backup;
 pub mod bench;
+pub mod copy;
 pub mod dead;
 pub mod doctor;
 pub mod ledger;
