@@ -337,7 +337,8 @@ impl<T: DeserializeOwned + Send + 'static> Queue<T> {
     }
 
     /// As [`transactional_worker`](Self::transactional_worker), for a database whose transactions may live across an
-    /// `await`.
+    /// `await`: PostgreSQL, with `hapax::postgres::PostgresInbox`, whose handlers get a `&mut sqlx::PgConnection`. If the
+    /// queue is in the same database, the delivery is acked in the same transaction.
     pub fn async_transactional_worker<I, F, O>(&self, inbox: &I, handler: F) -> hapax_worker::WorkerBuilder
     where
         I: hapax_core::AsyncInbox + Clone,
