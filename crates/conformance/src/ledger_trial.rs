@@ -12,7 +12,7 @@ use hapax_core::{
 };
 use tokio::task::JoinHandle;
 
-use crate::trial::{LEASE_MS, SLACK_MS, TIMEOUT, Trial};
+use crate::trial::{LEASE_MS, SLACK_MS, Trial};
 
 /// A lease, in ms, that does not expire while a case runs.
 pub(crate) const LONG_LEASE_MS: u64 = 600_000;
@@ -223,7 +223,7 @@ impl Trial {
         async move {
             let start = Instant::now();
             while let Some(view) = self.entry(&id).await {
-                assert!(start.elapsed() < TIMEOUT, "{}: still there: {view:?} (at {at})", self.case);
+                assert!(start.elapsed() < self.timeout(), "{}: still there: {view:?} (at {at})", self.case);
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }

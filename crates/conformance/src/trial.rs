@@ -23,8 +23,12 @@ use crate::{Case, Harness};
 /// The lease of queues in cases: short, for stores that run on real time.
 pub(crate) const LEASE_MS: u64 = 2_000;
 
-/// Timeout for any operation, in real time.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for any operation, in real time; only an operation that is stuck reaches it.
+const TIMEOUT: Duration = Duration::from_mins(3);
+
+/// The same for a store that runs on real time: shorter than the longest wait, so that a wait which ran to its end is told
+/// apart from one that was woken.
+const TIMEOUT_OF_REAL_TIME: Duration = Duration::from_secs(15);
 
 /// Time that a real clock and a busy machine may add, in ms.
 pub(crate) const SLACK_MS: u64 = 300;
@@ -48,6 +52,11 @@ impl Trial {
     /// Whether only the case moves the store's time, so that exact milliseconds can be expected.
     pub(crate) fn exact(&self) -> bool {
         self.harness.exact_time()
+    }
+
+    /// Timeout for any operation, in real time.
+    pub(crate) fn timeout(&self) -> Duration {
+        if self.exact() { TIMEOUT } else { TIMEOUT_OF_REAL_TIME }
     }
 
     pub(crate) async fn advance(&self, ms: u64) {
@@ -80,7 +89,7 @@ impl Trial {
     pub(crate) fn other_handle(&self) -> Trial {
         let store = self.harness.second_store().expect("the case needs a second handle");
         let ledger = self.harness.second_ledger();
-        Trial::new(self.case, Box::new(OtherHandle { store, ledger }))
+        Trial::new(self.case, Box::new(OtherHandle { store, ledger, exact_time: self.exact() }))
     }
 
     pub(crate) fn set_wall_back(&self, ms: u64) {
@@ -94,10 +103,10 @@ impl Trial {
         what: &str,
         future: F,
     ) -> impl Future<Output = F::Output> + Send {
-        let (case, at) = (self.case, Location::caller());
+        let (case, at, timeout) = (self.case, Location::caller(), self.timeout());
         async move {
-            let over = tokio::time::timeout(TIMEOUT, future).await;
-            over.unwrap_or_else(|_| panic!("{case}: {what} took over {TIMEOUT:?} (at {at})"))
+            let over = tokio::time::timeout(timeout, future).await;
+            over.unwrap_or_else(|_| panic!("{case}: {what} took over {timeout:?} (at {at})"))
         }
     }
 
@@ -331,7 +340,7 @@ impl Trial {
                 }
                 let case = self.case;
                 assert!(
-                    start.elapsed() < TIMEOUT,
+                    start.elapsed() < self.timeout(),
                     "{case}: {name} holds {}, not {count} (at {at})",
                     all.len()
                 );
@@ -348,7 +357,7 @@ impl Trial {
             if now.state != RedriveState::Running {
                 return now;
             }
-            assert!(start.elapsed() < TIMEOUT, "{}: the redrive does not end: {now:?}", self.case);
+            assert!(start.elapsed() < self.timeout(), "{}: the redrive does not end: {now:?}", self.case);
             self.advance(50).await;
             tokio::task::yield_now().await;
         }
@@ -404,6 +413,7 @@ impl Trial {
 struct OtherHandle {
     store: Arc<dyn QueueAdmin>,
     ledger: Option<Arc<dyn Ledger>>,
+    exact_time: bool,
 }
 
 #[async_trait]
@@ -434,6 +444,10 @@ impl Harness for OtherHandle {
 
     fn fast_time(&self) -> bool {
         false
+    }
+
+    fn exact_time(&self) -> bool {
+        self.exact_time
     }
 }
 
