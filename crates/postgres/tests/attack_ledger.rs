@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::trouble::{Random, Site, seed, time};
-use common::{Database, Server};
+use common::{Database, PATIENCE, Server, patiently};
 use hapax_core::{
     Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryId, EntryState, Grant, Json, Ledger as _,
     Owner, RecordedOutcome, Renew, StoreError, TokenError,
@@ -120,7 +120,7 @@ fn patience(random: &mut Random) -> Duration {
 async fn finish(store: &PostgresStore, history: &History, key: &str, owner: &str, random: &mut Random) {
     let start = Instant::now();
     loop {
-        assert!(start.elapsed() < Duration::from_mins(2), "{key} does not end");
+        assert!(start.elapsed() < Duration::from_mins(5), "{key} does not end");
         let begun = Instant::now();
         let ask = ClaimRequest { wait_ms: random.below(500), ..request(key, owner, LEASE_MS) };
         let Ok(answer) = tokio::time::timeout(patience(random), store.claim(vec![ask])).await else {
@@ -203,7 +203,8 @@ async fn check(store: &PostgresStore, history: &BTreeMap<String, Key>) {
             );
             let tried = key.ended.iter().any(|ended| ended.outcome.as_ref() == Some(heard));
             assert!(tried, "{name}: {heard} was never recorded");
-            let entry = store.entry(&entry_id(name)).await.unwrap().unwrap();
+            let id = entry_id(name);
+            let entry = patiently(|| store.entry(&id)).await.unwrap();
             assert_eq!(entry.state, EntryState::Completed, "{name}");
             assert_eq!(entry.outcome.unwrap().value.unwrap().as_str(), heard, "{name}");
         }
@@ -255,8 +256,10 @@ async fn a_claim_that_waits_is_woken_by_another_process(server: &'static Server)
         if cut {
             let kill = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity \
                         WHERE datname = current_database() AND query LIKE 'LISTEN%'";
-            let killed = admin.fetch_all(kill).await.unwrap();
-            assert!(!killed.is_empty(), "no connection listens");
+            let start = Instant::now();
+            while admin.fetch_all(kill).await.unwrap().is_empty() {
+                assert!(start.elapsed() < PATIENCE, "no connection listens");
+            }
         }
         store.end(vec![ending(&key, &grant, "paid")]).await.unwrap().remove(0).unwrap();
         let answer = tokio::time::timeout(Duration::from_secs(15), waiting).await;
@@ -269,17 +272,26 @@ async fn a_claim_that_waits_is_woken_by_another_process(server: &'static Server)
 async fn a_batch_that_was_done_in_part_does_not_say_that_nothing_was_done(server: &'static Server) {
     let database = Database::migrated(server).await;
     let options = Options { operation_timeout: Duration::from_secs(2), ..Options::default() };
-    let store = PostgresStore::open(&database.url(), options).await.unwrap();
+    let impatient = PostgresStore::open(&database.url(), options).await.unwrap();
+    let store = database.open().await;
     granted(&store, request("old", "ann", 1)).await;
     let mut other = database.connect().await;
-    other.execute("BEGIN; SELECT 1 FROM hapax.ledger_entry FOR UPDATE").await.unwrap();
-    tokio::time::sleep(Duration::from_millis(5)).await;
-    let batch = vec![request("new", "bob", 60_000), request("old", "bob", 60_000)];
-    let answer = store.claim(batch).await;
-    other.execute("ROLLBACK").await.unwrap();
-    let entry = store.entry(&entry_id("new")).await.unwrap();
-    assert!(entry.is_some(), "the first claim was granted");
-    assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
-    // The caller repeats, and gets what it holds.
-    granted(&store, request("new", "bob", 60_000)).await;
+    for n in 0..20 {
+        let key = format!("new {n}");
+        other.execute("BEGIN; SELECT 1 FROM hapax.ledger_entry FOR UPDATE").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let batch = vec![request(&key, "bob", 60_000), request("old", "bob", 60_000)];
+        let answer = impatient.claim(batch).await;
+        other.execute("ROLLBACK").await.unwrap();
+        if store.entry(&entry_id(&key)).await.unwrap().is_none() {
+            // The machine was too slow for the first claim: its time limit has ended both.
+            assert!(answer.is_err(), "{answer:?}");
+            continue;
+        }
+        assert!(matches!(answer, Err(StoreError::OutcomeUnknown(_))), "{answer:?}");
+        // The caller repeats, and gets what it holds.
+        granted(&store, request(&key, "bob", 60_000)).await;
+        return;
+    }
+    panic!("no first claim was granted");
 }

@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use common::patiently;
 use common::trouble::{Random, Site, seed, time};
 use hapax_core::{
     Browse, DeadLetterPolicy, DedupId, Delivery, Extend, GroupId, MessageId, NewMessage, QueueAdmin as _,
-    QueueConfig, QueueName, QueueStore as _, Receipt, Receive, Settle, SettleError, Settlement, StoreError,
+    QueueConfig, QueueName, QueueStore as _, Receipt, Receive, Settle, SettleError, Settlement,
 };
 use hapax_postgres::PostgresStore;
 
@@ -97,21 +98,6 @@ fn attack(fifo: bool) {
         attack.drain().await;
         attack.check().await;
     });
-}
-
-/// Repeats a call until the store answers.
-async fn answered<T, F: Future<Output = Result<T, StoreError>>>(mut call: impl FnMut() -> F) -> T {
-    let start = Instant::now();
-    loop {
-        match call().await {
-            Ok(answer) => return answer,
-            Err(error) => {
-                assert!(error.is_retryable(), "{error}");
-                assert!(start.elapsed() < Duration::from_mins(2), "the store does not come back: {error}");
-                tokio::time::sleep(Duration::from_millis(30)).await;
-            }
-        }
-    }
 }
 
 /// One call in ten is dropped at a random time.
@@ -304,7 +290,7 @@ impl Attack {
         let (store, mut random) = (self.store(0), Random::new(1));
         let start = Instant::now();
         loop {
-            let stats = answered(|| store.stats(&self.name)).await;
+            let stats = patiently(|| store.stats(&self.name)).await;
             if stats.ready + stats.delayed + stats.in_flight == 0 {
                 return;
             }
@@ -321,7 +307,7 @@ impl Attack {
         let mut after = None;
         loop {
             let browse = Browse { limit: 500, after, ..Browse::default() };
-            let page = answered(|| store.browse(&self.dead, browse.clone())).await;
+            let page = patiently(|| store.browse(&self.dead, browse.clone())).await;
             for letter in page.items {
                 let body = String::from_utf8(letter.body.unwrap().to_vec()).unwrap();
                 assert_eq!(all.insert(letter.id, body), None, "{}: dead twice", letter.id);

@@ -28,7 +28,7 @@ fn main() -> std::process::ExitCode {
 }
 
 /// More than enough time for anything that is not stuck.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 fn queue(name: &str) -> QueueName {
     QueueName::new(name).unwrap()
@@ -94,12 +94,11 @@ async fn two_waiting_receives_do_not_share_a_group(server: &'static Server) {
     let store = database.open().await;
     let name = queue("orders.fifo");
     store.create_queue(&name, QueueConfig::sqs_fifo()).await.unwrap();
-    let waiting: Vec<_> = (0..4)
-        .map(|_| {
-            let (store, name) = (store.clone(), name.clone());
-            tokio::spawn(async move { receive(&store, &name, 3, 2_000).await })
-        })
-        .collect();
+    let mut waiting = tokio::task::JoinSet::new();
+    for holder in 0..4 {
+        let (store, name) = (store.clone(), name.clone());
+        waiting.spawn(async move { (holder, receive(&store, &name, 3, 20_000).await) });
+    }
     store.quiet().await;
     let batch =
         (0..8).map(|n| grouped(&n.to_string(), "a")).chain((0..8).map(|n| grouped(&n.to_string(), "b")));
@@ -107,14 +106,20 @@ async fn two_waiting_receives_do_not_share_a_group(server: &'static Server) {
         sent.unwrap();
     }
     let mut holders = std::collections::BTreeMap::new();
-    for (holder, task) in waiting.into_iter().enumerate() {
-        for delivery in task.await.unwrap() {
+    let mut note = |(holder, received): (usize, Vec<Delivery>)| {
+        for delivery in received {
             let group = delivery.group.clone().unwrap();
             let first = *holders.entry(group.clone()).or_insert(holder);
             assert_eq!(first, holder, "group {group} is in flight at two receivers");
         }
+        holders.len()
+    };
+    while note(waiting.join_next().await.expect("each group is received").unwrap()) < 2 {}
+    // The others have time for what they must not get.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    while let Some(more) = waiting.try_join_next() {
+        note(more.unwrap());
     }
-    assert_eq!(holders.len(), 2, "each group was received");
 }
 
 /// A receive that finds only locked groups waits for one of them, but not for a second while it holds the first.
@@ -136,7 +141,7 @@ async fn a_receive_that_has_a_message_waits_for_no_other_group(server: &'static 
     until_blocked(&mut watch, 1).await;
     one.execute("ROLLBACK").await.unwrap();
     // Group `a` stays locked: a settle of both groups could now ask for `b`, and the two would wait for each other.
-    let received = tokio::time::timeout(Duration::from_secs(3), waiting).await;
+    let received = tokio::time::timeout(PATIENCE, waiting).await;
     let received = received.expect("the receive holds b and waits for a").unwrap();
     assert_eq!(received[0].group, Some(GroupId::new("b").unwrap()));
     two.execute("ROLLBACK").await.unwrap();
@@ -360,12 +365,17 @@ async fn dropped_calls_leave_no_transaction_and_no_lock(server: &'static Server)
         assert!(start.elapsed() < PATIENCE, "a transaction stays open");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // A dropped receive has given back what it was given: all that was sent is received in order, each at its first try.
+    // A dropped receive gives back what it was given: all that was sent is received in order, each at its first try.
     let mut last = 0;
+    let start = std::time::Instant::now();
     loop {
         let received = receive(&store, &name, 10, 0).await;
         if received.is_empty() {
-            break;
+            let stats = store.stats(&name).await.unwrap();
+            if (stats.ready, stats.in_flight, stats.delayed) == (0, 0, 0) {
+                break;
+            }
+            assert!(start.elapsed() < PATIENCE, "a dropped call holds a message: {stats:?}");
         }
         for delivery in &received {
             assert!(delivery.sequence > last, "out of order");
@@ -373,8 +383,6 @@ async fn dropped_calls_leave_no_transaction_and_no_lock(server: &'static Server)
         }
         ack(&store, &name, received).await;
     }
-    let stats = store.stats(&name).await.unwrap();
-    assert_eq!((stats.ready, stats.in_flight, stats.delayed), (0, 0, 0), "nothing is held by a dropped call");
 }
 
 /// Two processes move the same letters: each moves once.
@@ -402,7 +410,8 @@ async fn a_redrive_of_two_processes_moves_each_letter_once(server: &'static Serv
         by: "test".into(),
     };
     let (one, two) = tokio::join!(store.start_redrive(request.clone()), second.start_redrive(request));
-    assert!(one.is_ok() != two.is_ok(), "one redrive of a queue at a time: {one:?} {two:?}");
+    // One at a time: the second is refused, unless the first was over before it began.
+    assert!(one.is_ok() || two.is_ok(), "{one:?} {two:?}");
     let mut bodies_found = std::collections::BTreeSet::new();
     let start = std::time::Instant::now();
     while bodies_found.len() < LETTERS {
@@ -412,8 +421,9 @@ async fn a_redrive_of_two_processes_moves_each_letter_once(server: &'static Serv
         for body in bodies(&received) {
             assert!(bodies_found.insert(body.clone()), "{body} came back twice");
         }
+        ack(&store, &name, received).await;
     }
-    let task = second.redrives(&dead).await.unwrap().remove(0);
-    assert_eq!(task.moved, LETTERS as u64);
+    let moved: u64 = second.redrives(&dead).await.unwrap().iter().map(|task| task.moved).sum();
+    assert_eq!(moved, LETTERS as u64);
     assert_eq!(second.stats(&dead).await.unwrap().ready, 0);
 }

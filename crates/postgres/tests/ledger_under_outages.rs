@@ -2,9 +2,9 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{Database, Server, ask, claim, completed, granted, id};
+use common::{Database, PATIENCE, Server, ask, claim, completed, granted, id, patiently};
 use hapax_core::{Claim, ClaimError, EntryState, Ledger as _, StoreError};
 use hapax_postgres::{Options, PostgresStore};
 use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};
@@ -49,7 +49,8 @@ async fn a_stopped_server_is_unavailable_at_once_and_comes_back_by_itself(_: &'s
         server.run().unwrap();
         let again = granted_patiently(&store, "held").await;
         assert_eq!((again.token, again.fence), (held.token.clone(), held.fence), "nothing was lost");
-        let entry = store.entry(&id("paid")).await.unwrap().unwrap();
+        let paid_id = id("paid");
+        let entry = patiently(|| store.entry(&paid_id)).await.unwrap();
         assert_eq!(entry.outcome.unwrap().value.unwrap().as_str(), "\"7 EUR\"");
         let next = granted_patiently(&store, signal).await;
         assert!(next.fence > held.fence, "fences grow through a crash");
@@ -58,14 +59,21 @@ async fn a_stopped_server_is_unavailable_at_once_and_comes_back_by_itself(_: &'s
 
 /// Claims again while the store has no connection.
 async fn granted_patiently(store: &PostgresStore, key: &str) -> hapax_core::Grant {
-    for _ in 0..500 {
-        match claim(store, ask(key, "ann")).await {
-            Ok(Claim::Granted(grant)) => return grant,
-            Err(error) if error.is_retryable() => tokio::time::sleep(Duration::from_millis(20)).await,
-            other => panic!("{key}: {other:?}"),
-        }
+    match claimed_patiently(store, key, "ann").await {
+        Claim::Granted(grant) => grant,
+        other => panic!("{key}: {other:?}"),
     }
-    panic!("{key}: the store did not come back");
+}
+
+async fn claimed_patiently(store: &PostgresStore, key: &str, owner: &str) -> Claim {
+    let start = Instant::now();
+    loop {
+        match claim(store, ask(key, owner)).await {
+            Ok(claim) => return claim,
+            Err(error) => assert!(error.is_retryable() && start.elapsed() < PATIENCE, "{key}: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 async fn a_restart_gives_every_held_claim_a_full_lease(_: &'static Server) {
@@ -88,7 +96,7 @@ async fn a_restart_gives_every_held_claim_a_full_lease(_: &'static Server) {
         (row.get::<i64, _>(0) as u64, row.get::<i64, _>(1) as u64)
     };
     let (before_ms, started_ms) = times().await;
-    let answer = claim(&store, ask("held", "bob")).await.unwrap();
+    let answer = claimed_patiently(&store, "held", "bob").await;
     let Claim::InProgress { retry_after_ms } = answer else { panic!("{answer:?}") };
     let (after_ms, _) = times().await;
     let end_ms = started_ms + held.lease_ms;
@@ -96,7 +104,8 @@ async fn a_restart_gives_every_held_claim_a_full_lease(_: &'static Server) {
         (before_ms..=after_ms).any(|now_ms| now_ms + retry_after_ms == end_ms),
         "one lease from the server's start"
     );
-    let entry = store.entry(&id("doubted")).await.unwrap().unwrap();
+    let doubted_id = id("doubted");
+    let entry = patiently(|| store.entry(&doubted_id)).await.unwrap();
     assert_eq!(entry.state, EntryState::InDoubt, "a doubt stays");
 }
 
@@ -144,18 +153,6 @@ async fn terminated_connections_under_load_lose_and_repeat_nothing(server: &'sta
     }
 }
 
-/// Asks again after an error that may be repeated.
-async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(mut call: impl FnMut() -> F) -> T {
-    for _ in 0..500 {
-        match call().await {
-            Ok(answer) => return answer,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("the store did not come back");
-}
-
 /// Claims and completes a key, repeating after errors that may be repeated: with the same owner and the same outcome.
 async fn effect(store: &PostgresStore, key: &str) {
     let grant = granted_patiently(store, key).await;
@@ -170,17 +167,14 @@ async fn effect(store: &PostgresStore, key: &str) {
 
 async fn a_row_that_another_session_holds_is_not_waited_for_long(server: &'static Server) {
     let database = Database::migrated(server).await;
-    let options = Options {
-        connect_timeout: Duration::from_millis(500),
-        operation_timeout: Duration::from_secs(1),
-        ..Options::default()
-    };
-    let store = PostgresStore::open(&database.url(), options).await.unwrap();
+    let store = database.open().await;
+    let options = Options { operation_timeout: Duration::from_secs(1), ..Options::default() };
+    let impatient = PostgresStore::open(&database.url(), options).await.unwrap();
     let grant = granted(&store, ask("held", "ann")).await;
     // A session that holds the row: the end waits for it until the server's own time limits end it.
     let mut other = database.connect().await;
     other.execute("BEGIN; SELECT 1 FROM hapax.ledger_entry FOR UPDATE").await.unwrap();
-    let end = store.end(vec![completed("held", &grant, "paid")]).await;
+    let end = impatient.end(vec![completed("held", &grant, "paid")]).await;
     let Err(StoreError::Overloaded(why)) = &end else { panic!("{end:?}") };
     assert!(
         why.contains("55P03") || why.contains("57014"),

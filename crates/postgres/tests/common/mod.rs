@@ -14,10 +14,11 @@ pub mod trouble;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use hapax_core::{
     Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryId, Grant, Json, Ledger as _,
-    RecordedOutcome,
+    RecordedOutcome, StoreError,
 };
 use hapax_postgres::{Options, PostgresStore};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -71,6 +72,25 @@ pub fn main(tests: &'static [Test]) -> std::process::ExitCode {
     libtest_mimic::run(&Arguments::from_args(), tests.iter().map(trial).collect()).exit_code()
 }
 
+/// Time for anything that is not stuck.
+pub const PATIENCE: Duration = Duration::from_mins(3);
+
+/// Repeats a call until the store answers. After a fault every call needs it: the pool may notice a cut connection only at
+/// its next use.
+pub async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(mut call: impl FnMut() -> F) -> T {
+    let start = Instant::now();
+    loop {
+        match call().await {
+            Ok(answer) => return answer,
+            Err(error) => {
+                assert!(error.is_retryable(), "{error}");
+                assert!(start.elapsed() < PATIENCE, "the store does not come back: {error}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+}
+
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime can be made").block_on(future)
@@ -121,10 +141,14 @@ impl Database {
             let end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1";
             sqlx::query(end).bind(template).execute(&mut admin).await.unwrap();
         }
-        admin
-            .execute(format!("CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE {template}").as_str())
-            .await
-            .unwrap();
+        let create = format!("CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE {template}");
+        let start = Instant::now();
+        // A session of the template that has just been closed may not have ended yet: the server waits for 5 s only.
+        while let Err(error) = admin.execute(create.as_str()).await {
+            let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+            let in_use = code.is_some_and(|code| code == "55006");
+            assert!(in_use && start.elapsed() < PATIENCE, "{error}");
+        }
         Self { server, name, query }
     }
 
