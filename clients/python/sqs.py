@@ -114,7 +114,7 @@ def fails(code, text=None, status=None):
     raise AssertionError(f"{code} was expected, and nothing failed")
 
 
-def eventually(check, within=PATIENCE_S):
+def eventually(check, within=60):
     """Asks until the answer is truthy; returns it."""
     end = time.monotonic() + within
     while True:

@@ -48,10 +48,10 @@ def test_a_message_that_returns_comes_before_those_behind_it(fifo):
 
 
 def test_order_holds_when_a_lease_runs_out(make):
-    fifo = make(fifo=True, VisibilityTimeout=3)
+    fifo = make(fifo=True)
     for body in "abc":
         fifo.send(body)
-    assert fifo.bodies(2) == ["a", "b"]
+    assert fifo.bodies(2, VisibilityTimeout=2) == ["a", "b"]
     assert [message["Body"] for message in fifo.drain(3)] == ["a", "b", "c"]
 
 
@@ -217,14 +217,24 @@ def test_another_receive_attempt_gives_nothing_of_a_blocked_group(fifo):
     assert fifo.receive(ReceiveRequestAttemptId="try-2") == []
 
 
-def test_a_receive_attempt_asked_again_starts_the_lease_anew(fifo):
-    fifo.send()
-    first = fifo.receive(VisibilityTimeout=6, ReceiveRequestAttemptId="try-1")
-    time.sleep(3.5)
-    again = fifo.receive(VisibilityTimeout=6, ReceiveRequestAttemptId="try-1")
-    assert ids(again) == ids(first)
-    time.sleep(3.5)
-    assert fifo.counts() == (0, 1, 0)
+def test_a_receive_attempt_asked_again_starts_the_lease_anew(make):
+    for _ in range(5):
+        fifo = make(fifo=True)
+        fifo.send()
+        asked = time.monotonic()
+        first = fifo.receive(VisibilityTimeout=6, ReceiveRequestAttemptId="try-1")
+        time.sleep(3.5)
+        asked_again = time.monotonic()
+        again = fifo.receive(VisibilityTimeout=6, ReceiveRequestAttemptId="try-1")
+        in_time = time.monotonic() - asked < 5.9
+        time.sleep(3.5)
+        counts = fifo.counts()
+        # A machine that stood still for seconds may have lost a lease: then once more.
+        if in_time and time.monotonic() - asked_again < 5.9:
+            assert ids(again) == ids(first)
+            assert counts == (0, 1, 0)
+            return
+    raise AssertionError("this machine is too slow for a lease of six seconds")
 
 
 def test_a_receive_attempt_is_for_fifo_queues(queue):

@@ -7,7 +7,7 @@ import urllib.parse
 
 import pytest
 
-from sqs import GONE, Queue, fails
+from sqs import GONE, PATIENCE_S, Queue, fails
 
 
 # A long poll of 20 s that is not woken takes longer; one that is woken does not, even on a busy machine.
@@ -84,8 +84,10 @@ def test_a_message_returns_after_the_timeout_of_the_receive(queue):
     queue.send()
     start = time.monotonic()
     queue.one(VisibilityTimeout=3)
-    assert queue.receive() == []
-    _, took = timed(lambda: queue.one(wait=20))
+    messages = queue.receive()
+    # On a slow machine it may be back already.
+    assert messages == [] or time.monotonic() - start >= 2.9
+    _, took = (messages, 0) if messages else timed(lambda: queue.one(wait=20))
     assert time.monotonic() - start >= 2.9 and took < WOKEN_S
 
 
@@ -197,24 +199,36 @@ def test_each_message_goes_to_one_of_several_consumers(queue):
     for batch in range(5):
         queue.send_batch(*[f"{batch}-{n}" for n in range(10)])
     found = []
-    consumers = [threading.Thread(target=lambda: found.extend(queue.drain(50, within=8))) for _ in range(5)]
+    end = time.monotonic() + PATIENCE_S
+
+    def consume():
+        while len(found) < 50 and time.monotonic() < end:
+            found.extend(queue.drain(10, within=0.1))
+
+    consumers = [threading.Thread(target=consume) for _ in range(5)]
     for consumer in consumers:
         consumer.start()
     for consumer in consumers:
-        consumer.join(30)
+        consumer.join()
     bodies = [message["Body"] for message in found]
     assert len(bodies) == len(set(bodies)) == 50
 
 
 def test_a_client_that_hangs_up_takes_no_message_with_it(server, queue):
-    connection = http.client.HTTPConnection(urllib.parse.urlsplit(server.endpoint).netloc)
     form = urllib.parse.urlencode({"Action": "ReceiveMessage", "QueueUrl": queue.url, "WaitTimeSeconds": 20})
-    connection.request("POST", "/", form, {"Content-Type": "application/x-www-form-urlencoded"})
-    time.sleep(0.3)
-    connection.close()
-    time.sleep(0.3)
-    queue.send()
-    assert queue.one(wait=5, AttributeNames=["All"])["Attributes"]["ApproximateReceiveCount"] == "1"
+    # A busy server may need longer to notice that the client is gone.
+    for pause in (0.3, 2, 5):
+        connection = http.client.HTTPConnection(urllib.parse.urlsplit(server.endpoint).netloc)
+        connection.request("POST", "/", form, {"Content-Type": "application/x-www-form-urlencoded"})
+        time.sleep(pause)
+        connection.close()
+        time.sleep(pause)
+        queue.send()
+        messages = queue.receive(1, wait=5, AttributeNames=["All"])
+        if [message["Attributes"]["ApproximateReceiveCount"] for message in messages] == ["1"]:
+            return
+        queue.client.purge_queue(QueueUrl=queue.url)
+    raise AssertionError("a client that hung up took a message with it")
 
 
 def test_the_names_of_system_attributes_may_come_in_either_list(sqs, queue):

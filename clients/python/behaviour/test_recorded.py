@@ -174,7 +174,7 @@ def test_a_late_visibility_change_on_a_fifo_queue_is_refused(fifo):
 def test_an_extended_fifo_message_stays_hidden_and_with_it_those_behind_it(fifo, extended, again):
     for body in ("a", "b", "c"):
         fifo.send(body)
-    batch = fifo.receive(10, VisibilityTimeout=3)
+    batch = fifo.receive(10, VisibilityTimeout=6)
     assert [message["Body"] for message in batch] == ["a", "b", "c"]
     fifo.change(batch[extended], 600)
     # The others are visible again as far as the counts go, and those behind the extended one stay blocked by it.

@@ -2,8 +2,10 @@
 
 import threading
 import time
+from contextlib import suppress
 
 import pytest
+from botocore.exceptions import BotoCoreError
 
 from conftest import client_for
 from hapax_server import Folder
@@ -120,15 +122,26 @@ def test_a_purge_survives(own, restart):
 
 def test_a_soft_stop_answers_the_long_polls_under_way(own, own_server):
     queue = Queue.create(own, "q")
-    answers = []
-    poller = threading.Thread(target=lambda: answers.append(queue.receive(wait=20)))
-    poller.start()
-    time.sleep(0.5)
-    start = time.monotonic()
-    assert own_server.stop() == 0
-    assert time.monotonic() - start < 15
-    poller.join(10)
-    assert answers == [[]]
+    # On a busy machine the poll may arrive only after the stop.
+    for pause in (0.5, 3, 8):
+        answers = []
+
+        def poll():
+            with suppress(BotoCoreError):
+                answers.append(queue.receive(wait=20))
+
+        poller = threading.Thread(target=poll)
+        poller.start()
+        time.sleep(pause)
+        start = time.monotonic()
+        assert own_server.stop() == 0
+        took = time.monotonic() - start
+        poller.join(60)
+        if answers == [[]] and took < 15:
+            return
+        own_server.start()
+        queue.client = client_for(own_server.endpoint)
+    raise AssertionError(f"the poll was not answered by the stop: {answers}, {took:.1f} s")
 
 
 def test_the_60_second_rules_can_be_switched_on():

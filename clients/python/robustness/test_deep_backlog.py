@@ -56,14 +56,18 @@ def test_receive_latency_does_not_depend_on_the_depth(deep):
     server, url = deep
     shallow = create(server, "shallow")
     connection = Connection(server)
-    at_depth, at_zero = [], []
-    for _ in range(SAMPLES):
-        connection.call("SendMessage", QueueUrl=shallow, MessageBody="x" * 64)
-        at_zero.append(timed_receive(connection, shallow))
-        at_depth.append(timed_receive(connection, url))
-    zero_ms, deep_ms = statistics.median(at_zero) * 1000, statistics.median(at_depth) * 1000
-    print(f"receive: {zero_ms:.2f} ms at depth 0, {deep_ms:.2f} ms at depth {DEPTH}")
-    assert deep_ms <= RATIO_MAX * zero_ms + 1
+    # Another program may disturb one comparison; a receive that depends on the depth fails all of them.
+    for _ in range(3):
+        at_depth, at_zero = [], []
+        for _ in range(SAMPLES):
+            connection.call("SendMessage", QueueUrl=shallow, MessageBody="x" * 64)
+            at_zero.append(timed_receive(connection, shallow))
+            at_depth.append(timed_receive(connection, url))
+        zero_ms, deep_ms = statistics.median(at_zero) * 1000, statistics.median(at_depth) * 1000
+        print(f"receive: {zero_ms:.2f} ms at depth 0, {deep_ms:.2f} ms at depth {DEPTH}")
+        if deep_ms <= RATIO_MAX * zero_ms + 1:
+            return
+    raise AssertionError(f"a receive takes {deep_ms:.2f} ms at depth {DEPTH}, {zero_ms:.2f} ms at depth 0")
 
 
 def test_a_standard_queue_has_at_most_120000_messages_in_flight(deep):
