@@ -11,7 +11,7 @@ use hapax::worker::Counts;
 use hapax::{Cx, HandlerOutcome, Hapax, IdempotencyKey, QueueConfig, Tier, WorkerBuilder};
 use serde::{Deserialize, Serialize};
 
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(3);
 
 #[derive(Serialize, Deserialize)]
 struct Charge {

@@ -13,40 +13,51 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::any;
 use common::{Client, Gate, Store, serve, soon};
-use hapax_core::OnDoubt;
+use hapax_core::{ManualClock, OnDoubt};
 use hapax_embedded::{Embedded, Options};
 use hapax_faults::{Process, rerun_test};
 use hapax_http::proxy::{Proxy, ProxyConfig};
 use hapax_http::{IDEMPOTENCY_KEY, Policy};
 
 const AS_PROXY: &str = "HAPAX_TEST_PROXY";
+/// The lease of the proxy that is killed. No time passes in its store, so it keeps its claim however slow the machine is.
+const LEASE_KILLED: Duration = Duration::from_mins(1);
+/// The lease of its successor, in whose store time passes quickly.
+const LEASE: Duration = Duration::from_hours(10);
 
 /// Not a test: the code that the started process runs.
 #[tokio::test]
 async fn the_proxy_itself() {
     let Ok(settings) = std::env::var(AS_PROXY) else { return };
-    let [folder, upstream, on_doubt] = settings.split('|').collect::<Vec<_>>().try_into().unwrap();
+    let [folder, upstream, on_doubt, turn] = settings.split('|').collect::<Vec<_>>().try_into().unwrap();
+    let first = turn == "first";
     let on_doubt = if on_doubt == "park" { OnDoubt::Park } else { OnDoubt::Retry };
     let config = ProxyConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         upstream: format!("http://{upstream}"),
-        policy: Policy {
-            on_doubt,
-            lease: Duration::from_millis(300),
-            wait: Duration::from_secs(10),
-            ..Policy::default()
-        },
+        policy: Policy { on_doubt, lease: if first { LEASE_KILLED } else { LEASE }, ..Policy::default() },
         ..ProxyConfig::default()
     };
-    let ledger = Arc::new(Embedded::open(Path::new(folder), Options::default()).unwrap());
+    let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
+    let options = Options { clock: clock.clone(), ..Options::default() };
+    let ledger = Arc::new(Embedded::open(Path::new(folder), options).unwrap());
     let proxy = Proxy::new(config, ledger).unwrap();
     let listener = proxy.bind().await.unwrap();
     println!("\nlistening on {}", listener.local_addr().unwrap());
-    proxy.run(listener, std::future::pending()).await;
+    let pass_time = async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            clock.advance_ms(if first { 0 } else { 500 });
+        }
+    };
+    tokio::select! {
+        () = proxy.run(listener, std::future::pending()) => {}
+        () = pass_time => {}
+    }
 }
 
-fn start(folder: &Path, upstream: SocketAddr, on_doubt: &str) -> (Process, SocketAddr) {
-    let settings = format!("{}|{upstream}|{on_doubt}", folder.display());
+fn start(folder: &Path, upstream: SocketAddr, on_doubt: &str, turn: &str) -> (Process, SocketAddr) {
+    let settings = format!("{}|{upstream}|{on_doubt}|{turn}", folder.display());
     let process = Process::start(rerun_test("the_proxy_itself").env(AS_PROXY, settings)).unwrap();
     let address = process.wait_for_prefix("listening on").parse().unwrap();
     (process, address)
@@ -63,7 +74,7 @@ async fn killed(on_doubt: &str) -> (common::TestResponse, usize, Vec<http::Heade
         format!("call {}", held.pass().await)
     };
     let upstream = serve(Router::new().fallback(any(app))).await;
-    let (mut first, address) = start(store.path(), upstream, on_doubt);
+    let (mut first, address) = start(store.path(), upstream, on_doubt, "first");
     let call =
         tokio::spawn(
             async move { Client::new().try_send(common::post(address, "/orders", "k", "{}")).await },
@@ -72,8 +83,12 @@ async fn killed(on_doubt: &str) -> (common::TestResponse, usize, Vec<http::Heade
     first.kill();
     assert!(soon(call).await.unwrap().is_err(), "the caller sees a broken connection");
     gate.open();
-    let (_second, address) = start(store.path(), upstream, on_doubt);
-    let answer = Client::new().post(address, "/orders", "k", "{}").await;
+    let (_second, address) = start(store.path(), upstream, on_doubt, "second");
+    let mut answer = Client::new().post(address, "/orders", "k", "{}").await;
+    // The lease of the killed proxy has to run out first.
+    while answer.status == 409 && answer.problem() == "in-progress" {
+        answer = Client::new().post(address, "/orders", "k", "{}").await;
+    }
     let heads = seen.lock().unwrap().clone();
     (answer, gate.arrived(), heads)
 }
@@ -105,10 +120,10 @@ async fn killed_after_the_response_it_is_replayed() {
     let upstream =
         serve(Router::new().fallback(any(move || async move { format!("call {}", held.pass().await) })))
             .await;
-    let (mut first, address) = start(&folder, upstream, "park");
+    let (mut first, address) = start(&folder, upstream, "park", "first");
     assert_eq!(Client::new().post(address, "/orders", "k", "{}").await.text(), "call 1");
     first.kill();
-    let (_second, address) = start(&folder, upstream, "park");
+    let (_second, address) = start(&folder, upstream, "park", "second");
     let again = Client::new().post(address, "/orders", "k", "{}").await;
     assert!(again.is_replay(), "{again:?}");
     assert_eq!((again.text().as_str(), gate.arrived()), ("call 1", 1));

@@ -68,14 +68,14 @@ async fn read_request(stream: &mut TcpStream) -> Option<String> {
 }
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\ndone";
+const LONG: Duration = Duration::from_mins(2);
 const CUT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\nonly the beginning";
 
-fn config(on_doubt: OnDoubt) -> ProxyConfig {
-    let limits = ProxyLimits {
-        response_timeout: Duration::from_millis(300),
-        connect_timeout: Duration::from_secs(2),
-        ..ProxyLimits::default()
-    };
+/// How long an upstream that hangs is waited for. One that responds has minutes, however busy the machine is.
+const SHORT: Duration = Duration::from_millis(300);
+
+fn config(on_doubt: OnDoubt, response_timeout: Duration) -> ProxyConfig {
+    let limits = ProxyLimits { response_timeout, connect_timeout: LONG, ..ProxyLimits::default() };
     let policy = Policy { on_doubt, ..Policy::default() };
     ProxyConfig { policy, limits, ..ProxyConfig::default() }
 }
@@ -86,7 +86,7 @@ async fn one_that_is_not_there_leaves_the_key_free() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = nobody.local_addr().unwrap();
     drop(nobody);
-    let proxy = Proxied::before(address, store.ledger(), config(OnDoubt::Park)).await;
+    let proxy = Proxied::before(address, store.ledger(), config(OnDoubt::Park, LONG)).await;
     let client = Client::new();
     for _ in 0..2 {
         let answer = client.post(proxy.address, "/orders", "k", "{}").await;
@@ -110,18 +110,22 @@ async fn one_that_is_not_there_leaves_the_key_free() {
 /// The upstream first breaks as scripted, then responds well; checks what a retry sees under either policy.
 async fn breaks(script: &'static [&'static str], status: u16, code: &str) {
     let client = Client::new();
+    let timeout = if script[0] == "hang" { SHORT } else { LONG };
     let (store, upstream) = (Store::new(), Raw::serve(script).await);
-    let parking = Proxied::before(upstream.address, store.ledger(), config(OnDoubt::Park)).await;
+    let parking = Proxied::before(upstream.address, store.ledger(), config(OnDoubt::Park, timeout)).await;
     let first = client.post(parking.address, "/orders", "k", "{}").await;
     assert_eq!((first.status.as_u16(), first.problem().as_str()), (status, code));
     let parked = client.post(parking.address, "/orders", "k", "{}").await;
     assert_eq!((parked.status.as_u16(), parked.problem().as_str()), (409, "in-doubt"));
+    until("the first run was seen", || upstream.requests() > 0).await;
     assert_eq!(upstream.requests(), 1, "a parked request was sent again");
 
     let (store, upstream) = (Store::new(), Raw::serve(script).await);
-    let retrying = Proxied::before(upstream.address, store.ledger(), config(OnDoubt::Retry)).await;
-    let first = client.post(retrying.address, "/orders", "k", "{}").await;
+    let breaking = Proxied::before(upstream.address, store.ledger(), config(OnDoubt::Retry, timeout)).await;
+    let first = client.post(breaking.address, "/orders", "k", "{}").await;
     assert_eq!((first.status.as_u16(), first.problem().as_str()), (status, code));
+    until("the first run was seen", || upstream.requests() == 1).await;
+    let retrying = Proxied::before(upstream.address, store.ledger(), config(OnDoubt::Retry, LONG)).await;
     let second = client.post(retrying.address, "/orders", "k", "{}").await;
     assert_eq!((second.status.as_u16(), second.text().as_str()), (200, "done"));
     assert!(client.post(retrying.address, "/orders", "k", "{}").await.is_replay());
@@ -177,7 +181,7 @@ async fn a_long_outage_stops_the_route_that_it_hits_and_no_other() {
         let options = Options { in_doubt_per_scope_max: MAX as u64, ..Options::default() };
         let ledger: Arc<dyn Ledger> = Arc::new(Embedded::open(folder.path(), options).unwrap());
         let upstream = Raw::serve(&["", "", "", OK]).await;
-        let mut config = config(OnDoubt::Park);
+        let mut config = config(OnDoubt::Park, LONG);
         config.policy.on_outage = on_outage;
         let proxy = Proxied::before(upstream.address, ledger.clone(), config).await;
         for n in 0..MAX {

@@ -11,6 +11,7 @@ use axum::routing::any;
 use bytes::Bytes;
 use common::proxied::Proxied;
 use common::{Client, SOON, Store, post, until};
+use hapax_http::Policy;
 use hapax_http::proxy::{ProxyConfig, ProxyLimits};
 use hapax_net::unread::SMALL_BYTES_MAX;
 use http::{Request, Response};
@@ -40,7 +41,9 @@ async fn proxy(store: &Store) -> Proxied {
         idle_timeout: Duration::from_secs(3),
         ..ProxyLimits::default()
     };
-    Proxied::router(large, store.ledger(), ProxyConfig { limits, ..ProxyConfig::default() }).await
+    // A response that the machine is too slow for would be streamed after this time, and not fitted in as a whole.
+    let policy = Policy { response_max: Duration::from_hours(1), ..Policy::default() };
+    Proxied::router(large, store.ledger(), ProxyConfig { limits, policy, ..ProxyConfig::default() }).await
 }
 
 /// Callers over HTTP/1 that ask and do not read.
@@ -104,7 +107,7 @@ async fn bounded(http2: bool, keyed: bool) {
     } else {
         first = deaf_over_http1(&proxy, keyed).await;
     }
-    until("answers are unread", || proxy.unread.used() > 0).await;
+    until("answers are unread", || proxy.unread.peak() > 0).await;
     others_are_served(&proxy).await;
     until("those who do not read are cut off", || proxy.unread.used() == 0).await;
     let peak = proxy.unread.peak();

@@ -11,6 +11,8 @@ use support::{Running, exchange, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
+/// Maximum time of every wait: only a broken server reaches it.
+const PATIENCE: Duration = Duration::from_mins(3);
 const MESSAGE: usize = 1_000_000;
 const BUDGET: usize = 32_000_000;
 /// Size of the encoding around the bodies of ten messages.
@@ -55,7 +57,17 @@ async fn slow_readers(server: &Running, count: usize) -> Vec<TcpStream> {
     let mut slow = Vec::new();
     for nth in 1..=count {
         slow.push(slow_reader(server).await);
-        until("an answer is unread", || server.unread.used() >= nth * 10 * MESSAGE).await;
+        let mut asked = Instant::now();
+        let begun = asked;
+        while server.unread.used() < nth * 10 * MESSAGE {
+            assert!(begun.elapsed() < PATIENCE, "an answer is unread");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            // It may have been disconnected already while this test had no turn: then another one takes its place.
+            if asked.elapsed() > Duration::from_secs(3) {
+                *slow.last_mut().unwrap() = slow_reader(server).await;
+                asked = Instant::now();
+            }
+        }
         // A lease of zero expires with the next millisecond.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -65,7 +77,7 @@ async fn slow_readers(server: &Running, count: usize) -> Vec<TcpStream> {
 async fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !reached() {
-        assert!(begun.elapsed() < Duration::from_mins(1), "{what}");
+        assert!(begun.elapsed() < PATIENCE, "{what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -78,7 +90,7 @@ async fn slow_readers_take_a_bounded_number_of_bytes_and_others_are_served() {
     for _ in 0..40 {
         slow.push(slow_reader(&server).await);
     }
-    until("the answers are there", || room.used() > BUDGET / 2).await;
+    until("the answers are there", || room.peak() > BUDGET / 2).await;
     // Other clients may wait briefly or be told to retry; they are never starved.
     let begun = Instant::now();
     let mut answered = 0;
@@ -89,14 +101,14 @@ async fn slow_readers_take_a_bounded_number_of_bytes_and_others_are_served() {
             assert!(answer.head.to_lowercase().contains("retry-after: "), "{}", answer.head);
         }
         answered += usize::from(answer.status == 200);
-        assert!(begun.elapsed() < Duration::from_mins(1), "others are starved");
+        assert!(begun.elapsed() < PATIENCE, "others are starved");
     }
     // Clients that never read are disconnected, which frees their bytes.
     until("slow readers are disconnected", || room.used() == 0).await;
     assert!(room.peak() <= BUDGET + AROUND, "{} bytes were unread at once", room.peak());
     for mut stream in slow {
         let mut answer = Vec::new();
-        let _ = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer))
+        let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer))
             .await
             .expect("the connection has ended");
         let text = String::from_utf8_lossy(&answer[..answer.len().min(12)]).into_owned();
@@ -215,10 +227,11 @@ async fn receive_without_room(
         let still_full = room.used() >= full;
         drop(slow);
         until("the clients are gone", || room.used() == 0).await;
-        if still_full {
+        let waited_in_vain = answer.status == 200 && !answer.body.contains("receipt");
+        if still_full && !waited_in_vain {
             return answer;
         }
-        // The slow reader was disconnected first because this machine is busy: try again.
+        // The slow reader was disconnected first, or the wait was over, because this machine is busy: try again.
         let purged = server.json("PurgeQueue", r#"{"QueueUrl":"http://localhost/000000000000/other"}"#).await;
         assert_eq!(purged.status, 200);
     }

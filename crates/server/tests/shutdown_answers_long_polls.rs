@@ -2,8 +2,10 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
+use hapax_core::ManualClock;
+use hapax_embedded::Options;
 use hapax_server::ServerConfig;
 use hapax_server::config::LimitsConfig;
 use support::{Running, exchange, json};
@@ -12,7 +14,9 @@ use tokio::net::TcpStream;
 
 #[tokio::test]
 async fn parked_polls_are_answered_empty_and_the_server_ends() {
-    let mut server = Running::start(ServerConfig::default()).await;
+    // On a clock that stands still no poll ends by itself.
+    let options = Options { clock: Arc::new(ManualClock::at_ms(1_800_000_000_000)), ..Options::default() };
+    let mut server = Running::start_over(options, ServerConfig::default(), |server| server).await;
     server.json("CreateQueue", r#"{"QueueName":"q"}"#).await;
     let polls: Vec<_> = (0..20)
         .map(|_| {
@@ -29,7 +33,6 @@ async fn parked_polls_are_answered_empty_and_the_server_ends() {
     for _ in 0..20 {
         server.json("ListQueues", "{}").await;
     }
-    let begun = Instant::now();
     server.stop();
     for poll in polls {
         let answer = poll.await.unwrap();
@@ -37,19 +40,17 @@ async fn parked_polls_are_answered_empty_and_the_server_ends() {
     }
     let address = server.address;
     server.stopped().await;
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     assert!(TcpStream::connect(address).await.is_err());
 }
 
 #[tokio::test]
 async fn a_request_that_never_arrives_does_not_hold_the_shutdown_beyond_its_bound() {
-    let limits = LimitsConfig { shutdown_timeout_ms: 300, ..LimitsConfig::default() };
+    let limits =
+        LimitsConfig { shutdown_timeout_ms: 300, read_timeout_ms: 3_600_000, ..LimitsConfig::default() };
     let mut server = Running::start(ServerConfig { limits, ..ServerConfig::default() }).await;
     let mut stuck = server.connect().await;
     stuck.write_all(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\nhalf").await.unwrap();
     server.json("ListQueues", "{}").await;
-    let begun = Instant::now();
     server.stop();
     server.stopped().await;
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
 }

@@ -29,7 +29,7 @@ use crate::bank::Banks;
 use crate::roles::Kill;
 
 /// A run takes a few seconds; a longer one than this has failed.
-const PATIENCE: Duration = Duration::from_secs(55);
+const PATIENCE: Duration = Duration::from_mins(5);
 
 #[tokio::main]
 async fn main() -> ExitCode {

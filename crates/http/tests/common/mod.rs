@@ -26,7 +26,7 @@ pub mod proxied;
 pub mod raw;
 
 /// Maximum time of every wait: only a broken test reaches it.
-pub const SOON: Duration = Duration::from_secs(30);
+pub const SOON: Duration = Duration::from_mins(3);
 
 /// Waits with that timeout.
 pub async fn soon<F: Future>(future: F) -> F::Output {

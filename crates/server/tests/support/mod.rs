@@ -16,6 +16,9 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+/// Maximum time of every wait: only a broken server reaches it.
+const PATIENCE: Duration = Duration::from_mins(2);
+
 pub struct Running {
     pub address: SocketAddr,
     pub unread: Arc<hapax_net::unread::UnreadBudget>,
@@ -77,10 +80,7 @@ impl Running {
 
     /// Waits for the end of the shutdown.
     pub async fn stopped(self) {
-        tokio::time::timeout(Duration::from_secs(20), self.done)
-            .await
-            .expect("stops within its bound")
-            .unwrap();
+        tokio::time::timeout(PATIENCE, self.done).await.expect("stops within its bound").unwrap();
     }
 
     pub async fn connect(&self) -> TcpStream {
@@ -125,7 +125,7 @@ pub async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: 
     let mut bytes = Vec::new();
     let read = stream.read_to_end(&mut bytes);
     // A TLS peer may close without a close notification.
-    let _ = tokio::time::timeout(Duration::from_secs(30), read).await.expect("an answer in time");
+    let _ = tokio::time::timeout(PATIENCE, read).await.expect("an answer in time");
     let text = String::from_utf8(bytes).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
@@ -182,7 +182,7 @@ impl Api {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), reached).await.expect("they are there");
+        tokio::time::timeout(PATIENCE, reached).await.expect("they are there");
     }
 
     pub async fn call(&self, method: &str, path: &str, body: Value) -> Reply {

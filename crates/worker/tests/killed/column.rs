@@ -2,20 +2,25 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hapax_core::{OnDoubt, QueueAdmin as _, Tier};
+use hapax_core::{ManualClock, OnDoubt, QueueAdmin as _, Tier};
 use hapax_embedded::Embedded;
 use hapax_sqlite::SqliteInbox;
 use hapax_worker::{Cx, Point, Worker, WorkerBuilder};
 use rusqlite::{Transaction, params};
 
-use super::{Case, Line, TIMEOUT, database, effects, ledger_folder, note, open, queue, store_folder};
+use super::{
+    Case, Line, TIMEOUT, database, effects, ledger_folder, manual_clock, note, open_on, queue, store_folder,
+};
 
-/// The lease of the killed process. Short, because a crash delays its message by this time.
-const LEASE_KILLED: Duration = Duration::from_millis(500);
-/// The lease of its successor: long enough not to be lost on a busy machine.
-const LEASE: Duration = Duration::from_secs(10);
+/// The lease of the killed process. No time passes in it, so it keeps the lease however slow the machine is.
+const LEASE_KILLED: Duration = Duration::from_mins(1);
+/// The lease of its successor, in which time passes until its handler starts.
+const LEASE: Duration = Duration::from_hours(10);
+/// How much time passes in the successor every two real milliseconds.
+const STEP: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Column {
@@ -68,9 +73,12 @@ impl Column {
 
 type Die = Arc<dyn Fn(Point) + Send + Sync>;
 
-/// Kills this process when a delivery passes the point; no destructor and no flush runs.
-fn die_at(deadly: Option<Point>) -> Die {
+/// Kills this process when a delivery passes the point; no destructor and no flush runs. Notes that a handler starts.
+fn die_at(deadly: Option<Point>, started: Arc<AtomicBool>) -> Die {
     Arc::new(move |point| {
+        if point == Point::BeforeEffect {
+            started.store(true, Ordering::SeqCst);
+        }
         if deadly == Some(point) {
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
             loop {
@@ -137,12 +145,28 @@ fn builder(store: &Arc<Embedded>, ledger: Option<&Arc<Embedded>>, case: &Case, d
     if case.column == Column::Park { builder.on_doubt(OnDoubt::Park) } else { builder }
 }
 
+/// Lets the leases of a killed process run out. Stops when a handler starts: it needs no more time, and a slow one must
+/// not lose its own lease.
+async fn pass_time(clock: &ManualClock, started: &AtomicBool) -> ! {
+    loop {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        if !started.load(Ordering::SeqCst) {
+            clock.advance_ms(STEP.as_millis() as u64);
+        }
+    }
+}
+
 /// Works until the queue is empty, or dies.
 pub async fn child(case: Case) {
-    let store = open(store_folder(&case.folder));
-    let ledger = (case.column == Column::Elsewhere).then(|| open(ledger_folder(&case.folder)));
-    let die = die_at(case.point);
-    let worker = builder(&store, ledger.as_ref(), &case, &die).build().await.unwrap();
+    let clock = manual_clock();
+    let store = open_on(store_folder(&case.folder), clock.clone());
+    let ledger =
+        (case.column == Column::Elsewhere).then(|| open_on(ledger_folder(&case.folder), clock.clone()));
+    // The process that dies is there before the leases of any other, so no time needs to pass in it.
+    let started = Arc::new(AtomicBool::new(case.point.is_some()));
+    let die = die_at(case.point, started.clone());
+    let builder = builder(&store, ledger.as_ref(), &case, &die).clock(clock.clone());
+    let worker = builder.build().await.unwrap();
     let (watched, watch) = (store.clone(), worker.watch());
     let rest = async move {
         loop {
@@ -155,8 +179,13 @@ pub async fn child(case: Case) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let report =
-        tokio::time::timeout(TIMEOUT / 2, worker.run(rest)).await.expect("it takes too long").unwrap();
+    let working = async {
+        tokio::select! {
+            report = worker.run(rest) => report.unwrap(),
+            never = pass_time(&clock, &started) => never,
+        }
+    };
+    let report = tokio::time::timeout(TIMEOUT / 2, working).await.expect("it takes too long");
     assert!(report.drained, "{report:?}");
     store.close();
     if let Some(ledger) = ledger {

@@ -12,14 +12,15 @@ use std::time::{Duration, Instant};
 
 use column::Column;
 use hapax_core::{
-    EntryId, EntryState, Ledger as _, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _,
+    EntryId, EntryState, Ledger as _, ManualClock, NewMessage, QueueAdmin as _, QueueConfig, QueueName,
+    QueueStore as _,
 };
 use hapax_embedded::{Embedded, Options};
 use hapax_worker::Point;
 use rusqlite::{Connection, OptionalExtension as _};
 
 /// Timeout of every wait; only a test that hangs reaches it.
-const TIMEOUT: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_mins(4);
 /// Locked for reading while this process has a store open, for writing while it forks: between fork and exec the child
 /// inherits the store's lock, which would then outlive the store.
 static FORK: RwLock<()> = RwLock::new(());
@@ -119,8 +120,13 @@ pub fn queue() -> QueueName {
     QueueName::new("jobs").unwrap()
 }
 
-pub fn open(folder: PathBuf) -> Arc<Embedded> {
-    Arc::new(Embedded::open(folder, Options::default()).unwrap())
+/// A clock that stands still. A store that was ahead of it when it was closed continues from its own time.
+pub fn manual_clock() -> Arc<ManualClock> {
+    Arc::new(ManualClock::at_ms(1_800_000_000_000))
+}
+
+pub fn open_on(folder: PathBuf, clock: Arc<ManualClock>) -> Arc<Embedded> {
+    Arc::new(Embedded::open(folder, Options { clock, ..Options::default() }).unwrap())
 }
 
 pub fn store_folder(folder: &Path) -> PathBuf {
@@ -152,7 +158,7 @@ pub fn prepare(folder: &Path, column: Column) {
     }
     {
         let _no_fork = FORK.read().unwrap();
-        let store = open(store_folder(folder));
+        let store = open_on(store_folder(folder), manual_clock());
         let config = QueueConfig { tier: column.tier(), ..QueueConfig::sqs() };
         block_on(store.create_queue(&queue(), config)).unwrap();
         store.close();
@@ -162,7 +168,7 @@ pub fn prepare(folder: &Path, column: Column) {
 
 pub fn send(folder: &Path) {
     let _no_fork = FORK.read().unwrap();
-    let store = open(store_folder(folder));
+    let store = open_on(store_folder(folder), manual_clock());
     let message = NewMessage::new("1999").idempotency_key(&"order-7".parse().unwrap());
     block_on(store.send(&queue(), vec![message])).unwrap()[0].as_ref().unwrap();
     store.close();
@@ -198,7 +204,8 @@ pub fn effects(folder: &Path) -> Effects {
 /// Reads the sink, the queue and the ledger.
 pub fn inspect(folder: &Path, column: Column) -> Found {
     let _no_fork = FORK.read().unwrap();
-    let store = open(store_folder(folder));
+    let clock = manual_clock();
+    let store = open_on(store_folder(folder), clock.clone());
     let stats = block_on(store.stats(&queue())).unwrap();
     assert_eq!((stats.ready, stats.delayed, stats.in_flight), (0, 0, 0), "the queue is not at rest");
     let mut effects = effects(folder);
@@ -219,12 +226,12 @@ pub fn inspect(folder: &Path, column: Column) -> Found {
             (outcome.as_ref().map(|_| "completed".to_owned()), outcome)
         }
         Column::Elsewhere => {
-            let ledger = open(ledger_folder(folder));
-            let found = entry(&ledger, &id);
+            let ledger = open_on(ledger_folder(folder), clock.clone());
+            let found = entry(&ledger, &clock, &id);
             ledger.close();
             found
         }
-        _ => entry(&store, &id),
+        _ => entry(&store, &clock, &id),
     };
     store.close();
     let fate = match effects.lines.len() {
@@ -236,14 +243,14 @@ pub fn inspect(folder: &Path, column: Column) -> Found {
     Found { fate, effects, parked: stats.parked, entry, outcome }
 }
 
-fn entry(ledger: &Embedded, id: &EntryId) -> (Option<String>, Option<String>) {
+fn entry(ledger: &Embedded, clock: &ManualClock, id: &EntryId) -> (Option<String>, Option<String>) {
     let deadline = Instant::now() + TIMEOUT;
     let entry = loop {
         // Each time its store is opened, an open claim gets a full lease again.
         match block_on(ledger.entry(id)).unwrap() {
             Some(entry) if entry.state == EntryState::Processing => {
                 assert!(Instant::now() < deadline, "a claim without a holder does not lapse: {entry:?}");
-                std::thread::sleep(Duration::from_millis(5));
+                clock.advance_ms(10_000);
             }
             entry => break entry,
         }
