@@ -59,6 +59,7 @@ const INBOX: &[Script] = &[
     Script::Both(include_str!("../migrations/0006_inbox.sql")),
 ];
 const COPY: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0007_copy.sql"))];
+const BY_NUMBER: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0008_by_number.sql"))];
 
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
@@ -71,6 +72,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 6, name: "inbox", scripts: INBOX, readers_from: 6 },
     // A program that does not know of closed queues would accept messages that the copy does not have.
     Migration { version: 7, name: "copy", scripts: COPY, readers_from: 7 },
+    Migration { version: 8, name: "by-number", scripts: BY_NUMBER, readers_from: 1 },
 ];
 
 /// The version of the schema that this program makes.

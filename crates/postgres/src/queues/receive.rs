@@ -427,7 +427,7 @@ async fn still_held(
     let Some(row) = find.fetch_optional(&mut *db).await? else { return Ok(Vec::new()) };
     let (seqs, fences): (Vec<i64>, Vec<i64>) = (row.try_get("seqs")?, row.try_get("fences")?);
     let sql = format!(
-        "SELECT {COLUMNS} FROM hapax.q_claim WHERE queue_id = $1 AND seq = ANY($2) \
+        "SELECT {COLUMNS} FROM hapax.q_claim WHERE queue_id + 0 = $1 AND seq = ANY($2) \
          AND greatest(until_ms, hapax.started_ms() + lease_ms) > $3 FOR UPDATE"
     );
     let rows = sqlx::query(&sql).bind(queue.id).bind(&seqs).bind(now_ms as i64).fetch_all(db).await?;

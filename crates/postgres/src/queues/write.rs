@@ -40,7 +40,8 @@ fn by_seq(table: Table) -> &'static str {
              x.prio = ANY('{0,1,2,3,4,5,6,7,8,9}'::smallint[]) AND x.pos = ANY($2) AND x.pos = x.seq UNION ALL \
              SELECT x.ctid FROM hapax.q_ready x WHERE x.queue_id = $1 AND x.seq = ANY($2) AND x.pos <> x.seq))"
         }
-        _ => "queue_id = $1 AND seq = ANY($2)",
+        // By the number alone: an index that begins with the queue holds every row that was deleted lately.
+        _ => "queue_id + 0 = $1 AND seq = ANY($2)",
     }
 }
 
@@ -81,9 +82,9 @@ pub(super) async fn groups_of(
     seqs: &[u64],
 ) -> Result<Vec<GroupId>, sqlx::Error> {
     let seqs: Vec<i64> = seqs.iter().map(|seq| *seq as i64).collect();
-    let sql = "SELECT grp FROM hapax.q_claim WHERE queue_id = $1 AND seq = ANY($2) AND grp IS NOT NULL UNION \
-               SELECT grp FROM hapax.q_fifo WHERE queue_id = $1 AND seq = ANY($2) UNION \
-               SELECT grp FROM hapax.q_parked WHERE queue_id = $1 AND seq = ANY($2) AND grp IS NOT NULL";
+    let sql = "SELECT grp FROM hapax.q_claim WHERE queue_id + 0 = $1 AND seq = ANY($2) AND grp IS NOT NULL UNION \
+               SELECT grp FROM hapax.q_fifo WHERE queue_id + 0 = $1 AND seq = ANY($2) UNION \
+               SELECT grp FROM hapax.q_parked WHERE queue_id + 0 = $1 AND seq = ANY($2) AND grp IS NOT NULL";
     let all: Vec<String> = sqlx::query_scalar(sql).bind(queue_id).bind(&seqs).fetch_all(db).await?;
     Ok(all.into_iter().filter_map(|group| GroupId::new(group).ok()).collect())
 }
