@@ -47,7 +47,7 @@ BEGIN
       CONTINUE WHEN NOT FOUND;
       IF e.stage = 4 THEN
         RAISE EXCEPTION 'hapax.enter: this transaction has entered the key % of % already', quote_literal(p_key), quote_literal(p_scope)
-          USING ERRCODE = 'HX001', HINT = 'Call hapax.record once for each key that was fresh.';
+          USING ERRCODE = 'HX003', HINT = 'Call hapax.record once for each key that was fresh.';
       END IF;
       EXIT WHEN e.prune_ms IS NULL OR e.prune_ms > t OR hapax.entry_needed(v_id);
       -- Its time is over: the row is used again.
@@ -101,7 +101,7 @@ BEGIN
   WHERE e.id = v_id AND e.stage = 4 RETURNING e.fence INTO f;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'hapax.record: this transaction has not entered the key % of %, or has rolled that back',
-      quote_nullable(p_key), quote_nullable(p_scope) USING ERRCODE = 'HX001',
+      quote_nullable(p_key), quote_nullable(p_scope) USING ERRCODE = 'HX003',
       HINT = 'Call hapax.enter first, in the same transaction, outside of savepoints that are rolled back.';
   END IF;
   INSERT INTO hapax.ledger_due (prune_ms, fence, id) VALUES (t + ttl, f, v_id);
@@ -112,7 +112,7 @@ CREATE FUNCTION hapax.entered_without_outcome() RETURNS trigger LANGUAGE plpgsql
 BEGIN
   IF EXISTS (SELECT 1 FROM hapax.ledger_entry e WHERE e.id = NEW.id AND e.stage = 4) THEN
     RAISE EXCEPTION 'the transaction has entered the key % of % and recorded no outcome: it is rolled back',
-      quote_literal(NEW.key), quote_literal(NEW.scope) USING ERRCODE = 'HX001', HINT = 'Call hapax.record before the commit.';
+      quote_literal(NEW.key), quote_literal(NEW.scope) USING ERRCODE = 'HX003', HINT = 'Call hapax.record before the commit.';
   END IF;
   RETURN NULL;
 END $$;

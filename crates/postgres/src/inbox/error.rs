@@ -3,7 +3,9 @@
 use hapax_core::InboxError;
 
 /// SQLSTATE of `hapax.enter` and `hapax.record`: the transaction is not the one that entered the key.
-const NOT_ENTERED: &str = "HX001";
+const NOT_ENTERED: &str = "HX003";
+/// SQLSTATE of a ledger that is closed because it was copied; the message names the target.
+const CLOSED: &str = "HX001";
 /// SQLSTATE of `hapax.q_settle`: the delivery is over.
 const DELIVERY_OVER: &str = "HX002";
 
@@ -27,6 +29,7 @@ pub(super) fn before_commit(error: sqlx::Error) -> InboxError {
         "40001" | "40P01" => InboxError::Conflict(message),
         NOT_ENTERED => InboxError::EndedByHandler(message),
         DELIVERY_OVER => InboxError::Superseded(message),
+        CLOSED => InboxError::Unavailable(message),
         "3F000" | "42P01" | "42883" => InboxError::Unavailable(format!(
             "{message}; the schema `hapax` is missing or older than this program: run `hapax migrate`"
         )),
