@@ -1,7 +1,7 @@
 -- Shared by all scripts of the ledger; it stands in front of each of them.
 --
--- An entry is a MessagePack array. The state of a held claim that has lapsed follows from the time, as in
--- `hapax_core::ledger::protocol`, whose decisions the scripts make: a test compares the two.
+-- An entry is a MessagePack array. The scripts make the decisions of `hapax_core::ledger::protocol`; the conformance suite
+-- checks them. The state of a held claim that has lapsed follows from the time.
 local META, ALL, OPEN, DUE, SCOPES = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local SCOPE, KEY, FENCE, NONCE, OWNER, FINGERPRINT, CLAIMED = 1, 2, 3, 4, 5, 6, 7
 local TAKEOVERS, STAGE, LEASE, UNTIL, PARKS, VALUE, OMITTED = 8, 9, 10, 11, 12, 13, 14
