@@ -266,9 +266,12 @@ impl Pool {
         Ok(connection)
     }
 
-    /// The schema is there: from now on, every new connection brings the fences up to the clock.
+    /// The schema is there: from now on, every new connection brings the fences up to the clock. The ones that were opened
+    /// before have not done so, and are closed.
     pub fn set_has_schema(&self) {
         self.inner.has_schema.store(true, Ordering::Relaxed);
+        let early = std::mem::take(&mut self.state().idle);
+        drop(early);
     }
 
     /// Closes idle connections, and lets no other be taken.
