@@ -60,6 +60,7 @@ const INBOX: &[Script] = &[
 ];
 const COPY: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0007_copy.sql"))];
 const BY_NUMBER: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0008_by_number.sql"))];
+const WAITING: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0009_waiting.sql"))];
 
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
@@ -73,6 +74,7 @@ const MIGRATIONS: &[Migration] = &[
     // A program that does not know of closed queues would accept messages that the copy does not have.
     Migration { version: 7, name: "copy", scripts: COPY, readers_from: 7 },
     Migration { version: 8, name: "by-number", scripts: BY_NUMBER, readers_from: 1 },
+    Migration { version: 9, name: "waiting", scripts: WAITING, readers_from: 1 },
 ];
 
 /// The version of the schema that this program makes.

@@ -12,12 +12,8 @@ use hapax_core::{Ledger, QueueAdmin};
 use hapax_postgres::PostgresStore;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-/// What the store does not do. The database's clock is the store's, and leases and delays follow it when it is set back. A
-/// decision about a message that died in two halting queues releases the group of the second one only.
-const MISSING: &[&str] = &[
-    "p10_fences::a_wall_clock_set_back_holds_nothing_up",
-    "p06_dead_groups::a_message_that_died_twice_halts_both_groups_until_one_decision",
-];
+/// What the store does not do. The database's clock is the store's, and leases and delays follow it when it is set back.
+const MISSING: &[&str] = &["p10_fences::a_wall_clock_set_back_holds_nothing_up"];
 
 /// Cases that the store declares it cannot run.
 const SKIPS: &[&str] = &[];

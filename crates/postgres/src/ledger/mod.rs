@@ -389,6 +389,8 @@ impl PostgresStore {
         });
         let freed: Freed = decided.await??;
         self.ledger.state.waiters.freed(&freed);
+        // Messages that were parked for the entry may continue, in whichever queue they are.
+        self.queues.kick_all();
         Ok(())
     }
 }

@@ -346,6 +346,7 @@ impl Inner {
         self.forget(name);
         let (queue_id, freed): (i32, BTreeSet<i32>) = deleted?;
         lock(&self.totals).remove(&queue_id);
+        lock(&self.in_flight).remove(&queue_id);
         self.freed(queue_id);
         for queue_id in freed {
             self.freed(queue_id);
@@ -379,6 +380,11 @@ impl Inner {
 
     pub(super) async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
         let asked = name.clone();
+        // What time has caused is done first, so that a lease which has ended is not counted as one.
+        let queue = self.queue(name).await?;
+        if self.is_due(&queue).await? {
+            self.sweep(&queue).await?;
+        }
         let counted = self
             .base
             .pool

@@ -60,7 +60,7 @@ async fn page(
         let ended = browse.id.is_some() || found.len() <= limit;
         after = found.last().map_or(after, |(_, message)| message.seq);
         for (table, message) in found {
-            let view = message.view(table, now_ms)?;
+            let view = message.view(table, now_ms);
             if browse.state.is_none_or(|state| state == view.state)
                 && view.sequence > browse.after.unwrap_or(0)
             {

@@ -1,5 +1,8 @@
 //! Receives of one queue wait together: one task per queue with waiting calls asks for all of them at once. While its look
 //! takes long, because the server waits for its disk or for a lock, other looks serve the calls that came later.
+//!
+//! It asks when something has changed: by a call of this process, by a hint of another one, or because the sweeper, which
+//! looks at all queues by one statement, has found that there is something to receive (see `sweep`).
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -12,9 +15,8 @@ use super::receipt::Named;
 use super::{Inner, lock};
 use crate::hints::Topic;
 
-/// Time between two looks while calls wait: other processes may have sent, and a hint may be lost.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Time between two checks whether the store was closed, while no hint arrives.
+const CLOSED_EVERY: Duration = Duration::from_secs(1);
 
 /// How long calls that came during a look wait for its end, before they get a look of their own.
 const PATIENCE: Duration = Duration::from_millis(3);
@@ -32,6 +34,18 @@ pub(super) struct Call {
     /// It was looked for in this round.
     pub looked: bool,
     pub reply: oneshot::Sender<Result<Handed, StoreError>>,
+}
+
+impl Call {
+    /// Whether its wait is over by our clock.
+    pub(super) fn is_over(&self) -> bool {
+        self.deadline <= Instant::now()
+    }
+
+    pub(super) fn answer_nothing(self) {
+        // Its caller may be gone.
+        let _ = self.reply.send(Ok(Handed { deliveries: Vec::new(), back: None }));
+    }
 }
 
 /// Deliveries on their way to a receiver. If they do not arrive, they are given back.
@@ -95,6 +109,27 @@ impl Feed {
         self.wake.notify_one();
     }
 
+    /// Waits until the calls have to look: something has changed, or it is time to. Ends those whose wait is over by our
+    /// clock; that takes no statement.
+    async fn wait(&self, calls: &mut Vec<Call>, look: Duration) {
+        let look = Instant::now() + look;
+        while let Some(over) = calls.iter().map(|call| call.deadline).min() {
+            let until = tokio::time::Instant::from_std(look.min(over));
+            if tokio::time::timeout_at(until, self.wake.notified()).await.is_ok() || Instant::now() >= look {
+                return;
+            }
+            let (over, left): (Vec<Call>, Vec<Call>) =
+                std::mem::take(calls).into_iter().partition(Call::is_over);
+            *calls = left;
+            over.into_iter().for_each(Call::answer_nothing);
+        }
+    }
+
+    /// Whether calls wait here.
+    pub(super) fn is_waited_for(&self) -> bool {
+        lock(&self.state).runs
+    }
+
     /// Whether no call is about to look.
     pub(super) fn is_idle(&self) -> bool {
         let state = lock(&self.state);
@@ -108,28 +143,29 @@ impl Inner {
         let feed = lock(&self.feeds).entry(queue_id).or_default().clone();
         let mut state = lock(&feed.state);
         state.new.push(call);
-        self.attend(&mut state, name, &feed);
+        self.attend(&mut state, queue_id, name, &feed);
         drop(state);
         feed.wake.notify_one();
     }
 
     /// There are new calls: the task runs.
-    fn attend(self: &Arc<Self>, state: &mut State, name: &QueueName, feed: &Arc<Feed>) {
+    fn attend(self: &Arc<Self>, state: &mut State, queue_id: i32, name: &QueueName, feed: &Arc<Feed>) {
         if !state.runs {
             (state.runs, state.busy) = (true, true);
-            self.base.pool.runtime().spawn(run(self.clone(), name.clone(), feed.clone()));
+            self.base.pool.runtime().spawn(run(self.clone(), queue_id, name.clone(), feed.clone()));
         }
     }
 }
 
 /// One look for the calls that came during another one. Those that it does not answer wait with all others.
 async fn help(mut helper: Helper) {
-    helper.inner.serve(&helper.name, &mut helper.calls).await;
+    helper.inner.serve(helper.queue_id, &helper.name, &mut helper.calls).await;
 }
 
 /// Calls of a look beside the first. At its end, in whatever way, the calls that are left wait with all others.
 struct Helper {
     inner: Arc<Inner>,
+    queue_id: i32,
     name: QueueName,
     feed: Arc<Feed>,
     calls: Vec<Call>,
@@ -141,7 +177,7 @@ impl Drop for Helper {
         state.helpers -= 1;
         if !self.calls.is_empty() {
             state.left.append(&mut self.calls);
-            self.inner.attend(&mut state, &self.name, &self.feed);
+            self.inner.attend(&mut state, self.queue_id, &self.name, &self.feed);
         }
         drop(state);
         self.feed.wake.notify_one();
@@ -149,8 +185,14 @@ impl Drop for Helper {
 }
 
 /// Looks for calls; if that takes long, others look for those that come meanwhile.
-async fn serve(inner: &Arc<Inner>, name: &QueueName, feed: &Arc<Feed>, calls: &mut Vec<Call>) -> Duration {
-    let mut look = std::pin::pin!(inner.serve(name, calls));
+async fn serve(
+    inner: &Arc<Inner>,
+    queue_id: i32,
+    name: &QueueName,
+    feed: &Arc<Feed>,
+    calls: &mut Vec<Call>,
+) -> Duration {
+    let mut look = std::pin::pin!(inner.serve(queue_id, name, calls));
     loop {
         if let Ok(next) = tokio::time::timeout(PATIENCE, look.as_mut()).await {
             return next;
@@ -159,15 +201,33 @@ async fn serve(inner: &Arc<Inner>, name: &QueueName, feed: &Arc<Feed>, calls: &m
         if !state.new.is_empty() && state.helpers < HELPERS_MAX {
             state.helpers += 1;
             let calls = std::mem::take(&mut state.new);
-            let helper = Helper { inner: inner.clone(), name: name.clone(), feed: feed.clone(), calls };
+            let (name, feed) = (name.clone(), feed.clone());
+            let helper = Helper { inner: inner.clone(), queue_id, name, feed, calls };
             inner.base.pool.runtime().spawn(help(helper));
         }
     }
 }
 
-async fn run(inner: Arc<Inner>, name: QueueName, feed: Arc<Feed>) {
+/// The task of a queue. If it is interrupted by a panic, the calls that wait for it fail, and the next call starts another.
+struct Running {
+    feed: Arc<Feed>,
+    ended: bool,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.ended {
+            let mut state = lock(&self.feed.state);
+            (state.runs, state.busy) = (false, false);
+            state.new.clear();
+            state.left.clear();
+        }
+    }
+}
+
+async fn run(inner: Arc<Inner>, queue_id: i32, name: QueueName, feed: Arc<Feed>) {
     let mut calls: Vec<Call> = Vec::new();
-    let mut pause = PAUSE_MIN;
+    let mut running = Running { feed: feed.clone(), ended: false };
     loop {
         {
             let mut state = lock(&feed.state);
@@ -176,11 +236,12 @@ async fn run(inner: Arc<Inner>, name: QueueName, feed: Arc<Feed>) {
             calls.retain(|call| !call.reply.is_closed());
             state.busy = !calls.is_empty();
             if calls.is_empty() {
-                state.runs = false;
+                // In the same step as the check that no call waits: the next call has to start a task.
+                (state.runs, running.ended) = (false, true);
                 return;
             }
         }
-        let look = serve(&inner, &name, &feed, &mut calls).await;
+        let look = serve(&inner, queue_id, &name, &feed, &mut calls).await;
         {
             let mut state = lock(&feed.state);
             if state.has_calls() {
@@ -188,14 +249,7 @@ async fn run(inner: Arc<Inner>, name: QueueName, feed: Arc<Feed>) {
             }
             state.busy = false;
         }
-        if calls.is_empty() {
-            continue;
-        }
-        let wait = look.min(pause).max(Duration::from_millis(1));
-        match tokio::time::timeout(wait, feed.wake.notified()).await {
-            Ok(()) => pause = PAUSE_MIN,
-            Err(_) => pause = (pause * 2).min(PAUSE_MAX),
-        }
+        feed.wait(&mut calls, look.max(Duration::from_millis(1))).await;
     }
 }
 
@@ -203,7 +257,7 @@ async fn run(inner: Arc<Inner>, name: QueueName, feed: Arc<Feed>) {
 pub(super) async fn listen(inner: Weak<Inner>) {
     let Some(mut heard) = inner.upgrade().map(|inner| inner.base.hints.subscribe()) else { return };
     loop {
-        let hint = tokio::time::timeout(PAUSE_MAX, heard.recv()).await;
+        let hint = tokio::time::timeout(CLOSED_EVERY, heard.recv()).await;
         let Some(inner) = inner.upgrade().filter(|inner| !inner.is_closed()) else { return };
         match hint {
             Ok(Ok(hint)) if hint.topic == Topic::Queues => match hint.keys {

@@ -78,6 +78,8 @@ impl Looks {
 pub(super) struct Floors {
     taken: HashMap<u8, Taken>,
     takes: HashMap<u8, Looks>,
+    /// The places behind which a look without a take has found messages: the next take begins there.
+    seen: HashMap<u8, u64>,
     /// The store's time at which no lease and no delay was over.
     swept_ms: u64,
     /// The earliest time behind which was looked since then.
@@ -94,12 +96,34 @@ impl Inner {
         }
         let (mut all, now) = (lock(&self.floors), Instant::now());
         let Floors { taken, takes, .. } = all.entry(queue.id).or_default();
+        // A look further back is made once for each time, by a take or without.
         let floor = |priority: &i16| {
             let back = takes.entry(*priority as u8).or_default().next(now, LAG);
             let then = back.and_then(|back| now.checked_sub(back));
             taken.entry(*priority as u8).or_default().before(then) as i64
         };
         priorities.iter().map(floor).collect()
+    }
+
+    /// The same for a take.
+    pub(super) fn take_floors(&self, queue: &Queue, priorities: &[i16]) -> Vec<i64> {
+        let mut floors = self.floors(queue, priorities);
+        let mut all = lock(&self.floors);
+        let seen = std::mem::take(&mut all.entry(queue.id).or_default().seen);
+        for (priority, floor) in priorities.iter().zip(&mut floors) {
+            *floor = seen.get(&(*priority as u8)).map_or(*floor, |seen| (*seen as i64).min(*floor));
+        }
+        floors
+    }
+
+    /// Messages were seen behind these places, and not taken.
+    pub(super) fn note_seen(&self, queue_id: i32, floors: impl Iterator<Item = (i16, i64)>) {
+        let mut all = lock(&self.floors);
+        let seen = &mut all.entry(queue_id).or_default().seen;
+        for (priority, floor) in floors {
+            let lowest = seen.entry(priority as u8).or_insert(u64::MAX);
+            *lowest = (*lowest).min(floor as u64);
+        }
     }
 
     /// These messages were taken: nothing is expected at their places and before.

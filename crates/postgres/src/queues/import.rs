@@ -236,6 +236,7 @@ impl Import<'_> {
             story,
             attributes,
             body: exported.body.clone(),
+            damage: None,
         };
         (table, message)
     }

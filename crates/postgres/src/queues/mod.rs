@@ -25,6 +25,7 @@ mod entries;
 mod feed;
 mod floors;
 mod import;
+mod in_flight;
 mod receipt;
 mod receive;
 mod redrive;
@@ -71,6 +72,8 @@ pub(crate) struct Inner {
     /// What time causes is done by one task per queue at a time.
     sweeps: Mutex<HashMap<i32, Arc<tokio::sync::Mutex<()>>>>,
     floors: Mutex<HashMap<i32, floors::Floors>>,
+    /// The leases of each queue as they were last counted.
+    in_flight: Mutex<HashMap<i32, in_flight::Counted>>,
     sends: Merger<send::Plain, send::PlainAnswer>,
     acks: Merger<settle::Acks, Vec<(u64, u64)>>,
     extends: Merger<settle::Extends, Vec<(u64, u64)>>,
@@ -95,6 +98,7 @@ impl Queues {
             feeds: Mutex::default(),
             sweeps: Mutex::default(),
             floors: Mutex::default(),
+            in_flight: Mutex::default(),
             sends: send::merger(base),
             acks: settle::ack_merger(base),
             extends: settle::extend_merger(base),
@@ -119,10 +123,15 @@ impl Queues {
 
     /// Has every call that waits look again, and does what time causes, now.
     pub fn look_again(&self) {
+        self.kick_all();
+        self.inner.sweeper.now();
+    }
+
+    /// Has every call that waits look again.
+    pub fn kick_all(&self) {
         for feed in lock(&self.inner.feeds).values() {
             feed.kick();
         }
-        self.inner.sweeper.now();
     }
 
     /// Waits until each call that waits has looked, and until what time causes is done.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::store::QueueTotals;
-use hapax_core::{Delivery, QueueName, Receive, Settle, StoreError, policy, validate};
+use hapax_core::{Delivery, GroupId, OnDead, QueueName, Receive, Settle, StoreError, policy, validate};
 use sqlx::{PgConnection, Row as _};
 use tokio::sync::oneshot;
 
@@ -14,7 +14,6 @@ use super::transaction::{finish, work_on};
 use super::{Inner, Queue, write};
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
-use crate::seal::Seal;
 
 /// Rounds of one look: each follows a change that another process has made, or what time has caused.
 const ROUNDS_MAX: usize = 20;
@@ -69,13 +68,19 @@ impl Inner {
         self.wait_for(queue.id, name, Call { ask, wait_ms, deadline, from_ms: None, looked: false, reply });
         match answer.await {
             Ok(handed) => Ok(handed?.arrived()),
-            Err(_) => Err(StoreError::Unavailable("receive: the store was closed".into())),
+            // What was leased for it, if anything, returns when its lease ends.
+            Err(_) => Err(StoreError::Unavailable("receive: the call was interrupted; repeat it".into())),
         }
     }
 
     /// Looks for messages for calls; those that were answered are removed. Gives the time until the next look.
-    pub(super) async fn serve(self: &Arc<Self>, name: &QueueName, calls: &mut Vec<Call>) -> Duration {
-        match self.try_serve(name, calls).await {
+    pub(super) async fn serve(
+        self: &Arc<Self>,
+        queue_id: i32,
+        name: &QueueName,
+        calls: &mut Vec<Call>,
+    ) -> Duration {
+        match self.try_serve(queue_id, name, calls).await {
             Ok(look) => look,
             Err(error) => {
                 for call in calls.drain(..) {
@@ -89,6 +94,7 @@ impl Inner {
 
     async fn try_serve(
         self: &Arc<Self>,
+        queue_id: i32,
         name: &QueueName,
         calls: &mut Vec<Call>,
     ) -> Result<Duration, StoreError> {
@@ -101,6 +107,13 @@ impl Inner {
                 // What is known of a pause may be out of date.
                 queue = self.read_queue(name).await?;
                 queue.check_open()?;
+            }
+            if queue.id != queue_id {
+                // The queue was deleted and created again: its calls wait where the new one's are woken.
+                for call in calls.drain(..) {
+                    self.wait_for(queue.id, name, call);
+                }
+                return Ok(Duration::ZERO);
             }
             // A lease that another process is ending is waited for, but not for long.
             let probe = round + 1 < ROUNDS_MAX;
@@ -126,21 +139,42 @@ impl Inner {
         Ok(LOOK_MIN)
     }
 
+    /// How many messages of a queue may be leased now, at most as many as asked for. If there is no room at all, a FIFO queue
+    /// hands out nothing, and another one refuses.
+    async fn room(&self, queue: &Queue, asked: usize) -> Result<usize, StoreError> {
+        if asked == 0 {
+            return Ok(0);
+        }
+        let asked = asked.min(Receive::MAX) as u64;
+        let room = self.in_flight_room(queue, asked).await?;
+        if room == 0 && !queue.config.is_fifo() {
+            let in_flight = policy::IN_FLIGHT_MAX;
+            return Err(StoreError::TooManyInFlight { queue: queue.name.clone(), in_flight });
+        }
+        Ok(room as usize)
+    }
+
     fn reach(&self, queue: &Queue) -> Reach {
-        Reach { floors: self.floors(queue, &queue.priorities()), from_ms: self.sweep_from(queue.id) }
+        Reach { floors: self.take_floors(queue, &queue.priorities()), from_ms: self.sweep_from(queue.id) }
     }
 
     fn note_found(&self, queue: &Queue, found: &Found) {
         self.note_taken(queue, found.messages.iter().map(|(_, message)| message));
+        self.note_delivered(queue.id, found.messages.len() as u64);
         if found.swept {
             self.note_swept(queue.id, found.now_ms);
         }
     }
 
-    /// A look at a paused queue: time does not stand still there.
-    async fn probe(&self, queue: &Queue, probe: bool) -> Result<Look, StoreError> {
+    /// Whether a lease or a delay of a queue is over.
+    pub(super) async fn is_due(&self, queue: &Queue) -> Result<bool, StoreError> {
+        Ok(self.probed(queue).await?.0)
+    }
+
+    /// Whether a lease or a delay is over, the store's time, and when the next one is over.
+    async fn probed(&self, queue: &Queue) -> Result<(bool, u64, Option<u64>), StoreError> {
         let (id, from_ms) = (queue.id, self.sweep_from(queue.id));
-        let probed = self.base.pool.run_here("look at a queue", Access::Read, move |db| {
+        let probed = self.base.pool.run("look at a queue", Access::Read, move |db| {
             Box::pin(async move {
                 let sql = "SELECT due, next_ms, now_ms FROM hapax.q_probe($1, $2)";
                 let row = sqlx::query(sql).bind(id).bind(from_ms).fetch_one(db).await?;
@@ -149,7 +183,12 @@ impl Inner {
                 Ok((row.try_get::<bool, _>("due")?, now_ms as u64, next_ms.map(|ms| ms as u64)))
             })
         });
-        let (due, now_ms, next_ms) = probed.await?;
+        probed.await
+    }
+
+    /// A look at a queue that hands out nothing, since it is paused or has no room: time does not stand still there.
+    async fn probe(&self, queue: &Queue, probe: bool) -> Result<Look, StoreError> {
+        let (due, now_ms, next_ms) = self.probed(queue).await?;
         Ok(if due && probe { Look::Sweep } else { Look::Done { now_ms, next_ms } })
     }
 
@@ -170,6 +209,8 @@ impl Inner {
         for call in calls.iter_mut() {
             call.looked = false;
         }
+        let asked = calls.iter().filter(|call| call.ask.attempt_id.is_none()).map(|call| call.ask.max).sum();
+        let room = self.room(queue, asked).await?;
         let mut slots: Vec<Slot> = Vec::new();
         let mut owners: Vec<usize> = Vec::new();
         for (at, call) in calls.iter().enumerate().filter(|(_, call)| call.ask.attempt_id.is_none()) {
@@ -178,6 +219,10 @@ impl Inner {
             }
             slots.extend(std::iter::repeat_n(slot(queue, &call.ask, at), call.ask.max));
             owners.extend(std::iter::repeat_n(at, call.ask.max));
+        }
+        slots.truncate(room);
+        if slots.is_empty() && asked > 0 {
+            return self.probe(queue, probe).await;
         }
         if slots.is_empty() {
             return Ok(done);
@@ -190,17 +235,15 @@ impl Inner {
         let Some(found) = take.await? else { return Ok(Look::Changed) };
         self.note_found(queue, &found);
         let Found { now_ms, messages, dropped, due, next_ms, .. } = found;
-        let (messages, over) = within_limit(queue, messages);
-        let delivered = messages.len() as u64;
+        let (deliveries, undeliverable) = self.deliveries(queue, messages, now_ms);
+        let delivered = deliveries.len() as u64;
         self.count(
             queue.id,
             &QueueTotals { delivered, retention_dropped: dropped, ..QueueTotals::default() },
         );
-        let again = !over.is_empty() || (dropped > 0 && messages.is_empty());
-        self.hand_out(queue, calls, &owners, messages, now_ms).await?;
-        if !over.is_empty() {
-            self.die_undelivered(queue, over).await?;
-        }
+        let again = !undeliverable.is_empty() || (dropped > 0 && deliveries.is_empty());
+        self.hand_out(queue, calls, &owners, deliveries).await;
+        self.end_undelivered(queue, undeliverable).await?;
         Ok(match (again, due && probe) {
             (true, _) => Look::Again,
             (_, true) => Look::Sweep,
@@ -216,7 +259,13 @@ impl Inner {
         at: usize,
         probe: bool,
     ) -> Result<Look, StoreError> {
-        let (of, ask) = (queue.clone(), Arc::new(calls[at].ask.clone()));
+        let mut ask = calls[at].ask.clone();
+        ask.max = self.room(queue, ask.max).await?;
+        if ask.max == 0 {
+            calls[at].looked = true;
+            return self.probe(queue, probe).await;
+        }
+        let (of, ask) = (queue.clone(), Arc::new(ask));
         let from = Arc::new(self.reach(queue));
         let repeated = self.transact("receive", move |db| {
             let (queue, ask, from) = (of.clone(), ask.clone(), from.clone());
@@ -226,73 +275,108 @@ impl Inner {
         let Some(found) = found else { return Ok(Look::Changed) };
         self.note_found(queue, &found);
         let Found { now_ms, messages, due, next_ms, .. } = found;
-        let (messages, over) = within_limit(queue, messages);
+        let (deliveries, undeliverable) = self.deliveries(queue, messages, now_ms);
         if new {
-            let delivered = messages.len() as u64;
+            let delivered = deliveries.len() as u64;
             self.count(queue.id, &QueueTotals { delivered, ..QueueTotals::default() });
         }
-        if !over.is_empty() {
-            self.die_undelivered(queue, over).await?;
+        let again = !undeliverable.is_empty() && deliveries.is_empty();
+        self.end_undelivered(queue, undeliverable).await?;
+        if again {
+            return Ok(Look::Again);
         }
-        if messages.is_empty() && due && probe {
+        if deliveries.is_empty() && due && probe {
             return Ok(Look::Sweep);
         }
         calls[at].looked = true;
-        if !messages.is_empty() {
+        if !deliveries.is_empty() {
             let call = calls.remove(at);
-            let deliveries =
-                deliveries(&self.base.seal, messages.into_iter().map(|(_, message)| message), now_ms)?;
+            let deliveries = deliveries.into_iter().map(|(_, delivery)| delivery).collect();
             // What a dropped call was given stays leased for its repetition.
             let _ = call.reply.send(Ok(Handed { deliveries, back: None }));
         }
         Ok(Look::Done { now_ms, next_ms })
     }
 
-    async fn die_undelivered(&self, queue: &Queue, over: Vec<Message>) -> Result<(), StoreError> {
-        let name = queue.name.clone();
-        let seqs: Arc<Vec<u64>> = Arc::new(over.iter().map(|message| message.seq).collect());
-        let died = self.transact("end messages that are out of attempts", move |db| {
-            let (name, seqs) = (name.clone(), seqs.clone());
+    /// The deliveries of leased messages by their slots, and the messages that cannot be delivered: they are damaged, or
+    /// beyond the limit of attempts, which was lowered.
+    fn deliveries(
+        &self,
+        queue: &Queue,
+        messages: Vec<(usize, Message)>,
+        now_ms: u64,
+    ) -> (Vec<(usize, Delivery)>, Vec<Undeliverable>) {
+        let limit = queue.config.retry.limit();
+        let (mut deliveries, mut undeliverable) = (Vec::new(), Vec::new());
+        for (slot, message) in messages {
+            let damage = match message.delivery(&self.base.seal, now_ms) {
+                Ok(delivery) if limit.is_none_or(|max| message.attempts <= max) => {
+                    deliveries.push((slot, delivery));
+                    continue;
+                }
+                Ok(_) => None,
+                Err(damage) => Some(damage),
+            };
+            undeliverable.push(Undeliverable { seq: message.seq, group: message.group, damage });
+        }
+        if queue.config.on_dead == OnDead::HaltGroup {
+            // They halt their groups: what is behind them is taken back.
+            deliveries.retain(|(_, delivery): &(usize, Delivery)| {
+                let halts = |one: &Undeliverable| one.group == delivery.group && one.seq < delivery.sequence;
+                !undeliverable.iter().any(halts)
+            });
+        }
+        (deliveries, undeliverable)
+    }
+
+    /// Ends leases of messages that are not delivered: they die, or are set aside.
+    async fn end_undelivered(&self, queue: &Queue, all: Vec<Undeliverable>) -> Result<(), StoreError> {
+        if all.is_empty() {
+            return Ok(());
+        }
+        let (name, all) = (queue.name.clone(), Arc::new(all));
+        let ended = self.transact("end messages that cannot be delivered", move |db| {
+            let (name, all) = (name.clone(), all.clone());
             Box::pin(async move {
                 let queue = Queue::get_open(db, &name).await?;
                 let dead = queue.dead_letters(db).await?;
+                let seqs: Vec<u64> = all.iter().map(|one| one.seq).collect();
                 let (mut work, held) = work_on(db, &queue, dead.as_ref(), &seqs, &[]).await?;
-                let held_now: Vec<u64> = work
-                    .items
-                    .values()
-                    .filter(|item| item.table == Some(Table::Claim) && seqs.contains(&item.message.seq))
-                    .map(|item| item.message.seq)
-                    .collect();
-                for seq in held_now {
-                    work.die_undelivered(seq);
+                for one in all.iter() {
+                    let item = work.items.get(&one.seq);
+                    if item.is_none_or(|item| item.table != Some(Table::Claim)) {
+                        continue;
+                    }
+                    match &one.damage {
+                        Some(damage) => work.set_aside(one.seq, damage),
+                        None => work.die_undelivered(one.seq),
+                    }
                 }
                 finish(db, &work, &held).await
             }) as BoxFuture<'_, _>
         });
-        self.publish(&died.await?);
+        self.publish(&ended.await?);
         Ok(())
     }
 
-    /// Hands messages to the calls whose slots they are in.
+    /// Hands deliveries to the calls whose slots they are in.
     async fn hand_out(
         self: &Arc<Self>,
         queue: &Arc<Queue>,
         calls: &mut Vec<Call>,
         owners: &[usize],
-        messages: Vec<(usize, Message)>,
-        now_ms: u64,
-    ) -> Result<(), StoreError> {
-        let mut of_call: Vec<Vec<Message>> = calls.iter().map(|_| Vec::new()).collect();
-        for (slot, message) in messages {
-            of_call[owners[slot - 1]].push(message);
+        deliveries: Vec<(usize, Delivery)>,
+    ) {
+        let mut of_call: Vec<Vec<Delivery>> = calls.iter().map(|_| Vec::new()).collect();
+        for (slot, delivery) in deliveries {
+            of_call[owners[slot - 1]].push(delivery);
         }
         let mut left = Vec::new();
-        for (call, messages) in std::mem::take(calls).into_iter().zip(of_call) {
-            if messages.is_empty() {
+        for (call, deliveries) in std::mem::take(calls).into_iter().zip(of_call) {
+            if deliveries.is_empty() {
                 left.push(call);
                 continue;
             }
-            let deliveries = deliveries(&self.base.seal, messages.into_iter(), now_ms)?;
             let mut handed = Handed { deliveries, back: Some((self.clone(), queue.name.clone())) };
             if call.ask.ack_on_receive && !call.reply.is_closed() {
                 let acks = handed.deliveries.iter().map(|d| Settle::ack(d.receipt.clone())).collect();
@@ -306,8 +390,15 @@ impl Inner {
             let _ = call.reply.send(Ok(handed));
         }
         *calls = left;
-        Ok(())
     }
+}
+
+/// A leased message that cannot be delivered.
+struct Undeliverable {
+    seq: u64,
+    group: Option<GroupId>,
+    /// `None`: it is out of attempts.
+    damage: Option<String>,
 }
 
 /// What a look found.
@@ -324,41 +415,21 @@ enum Look {
     },
 }
 
-/// Answers the calls whose wait is over. Gives the time until the next look.
+/// Answers the calls whose wait is over by the store's clock or by ours. Gives the time until the next look.
 fn end_waits(calls: &mut Vec<Call>, now_ms: u64, next_ms: Option<u64>) -> Duration {
     // If it could not be done now, it is tried again a little later.
     let until = |next: u64| Duration::from_millis(next.saturating_sub(now_ms)).max(LOOK_MIN);
-    let mut look = next_ms.map_or(LOOK_MAX, until);
+    let look = next_ms.map_or(LOOK_MAX, until);
     for mut call in std::mem::take(calls) {
         let from_ms = *call.from_ms.get_or_insert(now_ms);
         let left_ms = (from_ms + call.wait_ms).saturating_sub(now_ms);
-        let left = call.deadline.saturating_duration_since(Instant::now());
-        if left_ms == 0 || left.is_zero() {
-            // Its caller may be gone.
-            let _ = call.reply.send(Ok(Handed { deliveries: Vec::new(), back: None }));
-            continue;
+        if left_ms == 0 || call.is_over() {
+            call.answer_nothing();
+        } else {
+            calls.push(call);
         }
-        look = look.min(left);
-        calls.push(call);
     }
     look
-}
-
-/// Deliveries within the limit of attempts, and those beyond it, which was lowered.
-fn within_limit(queue: &Queue, messages: Vec<(usize, Message)>) -> (Vec<(usize, Message)>, Vec<Message>) {
-    let Some(max) = queue.config.retry.limit() else { return (messages, Vec::new()) };
-    let (within, over): (Vec<_>, Vec<_>) =
-        messages.into_iter().partition(|(_, message)| message.attempts <= max);
-    (within, over.into_iter().map(|(_, message)| message).collect())
-}
-
-fn deliveries(
-    seal: &Seal,
-    messages: impl Iterator<Item = Message>,
-    now_ms: u64,
-) -> Result<Vec<Delivery>, StoreError> {
-    let damaged = |error: sqlx::Error| StoreError::Damaged(error.to_string());
-    messages.map(|message| message.delivery(seal, now_ms).map_err(damaged)).collect()
 }
 
 fn slot(queue: &Queue, ask: &Receive, call: usize) -> Slot {

@@ -11,7 +11,7 @@ use sqlx::{PgConnection, Row as _};
 use super::row::{Message, Table, id_of, low_of, new_high};
 use super::transaction::{Effects, finish, work_on};
 use super::work::Item;
-use super::write::{self, unhalt};
+use super::write;
 use super::{Inner, Queue, browse, entries};
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
@@ -203,11 +203,11 @@ async fn move_one(
     if !work.items.get(&letter.seq).is_some_and(waits) {
         return Ok(None);
     }
-    let awaited = match &source {
-        Some(source) => !unhalt(db, source, &[letter.id], work.now_ms).await?.is_empty(),
-        None => false,
-    };
-    let home = awaited && source.as_ref().is_some_and(|source| source.id == target.id);
+    let freed = write::unhalt_everywhere(db, &[letter.id], work.now_ms).await?;
+    // Into the group that waited for it, it returns to its place.
+    let home = source.as_ref().is_some_and(|source| {
+        source.id == target.id && freed.iter().any(|(queue_id, _)| *queue_id == source.id)
+    });
     let now_ms = work.now_ms;
     let (_, numbers) = write::draw(db, 1).await?;
     let mut message = work.items[&letter.seq].message.clone();
@@ -237,6 +237,7 @@ async fn move_one(
     let moved = &work.items[&seq].message;
     entries::link_redriven(db, (from, letter.seq), source.as_ref(), &target, moved).await?;
     effects.freed.insert(target.id);
+    effects.freed.extend(freed.iter().map(|(queue_id, _)| *queue_id));
     effects.freed.extend(source.map(|source| source.id));
     Ok(Some(vec![effects]))
 }

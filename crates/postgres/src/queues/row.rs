@@ -107,6 +107,38 @@ pub(super) struct Message {
     /// As JSON.
     pub attributes: Option<String>,
     pub body: Bytes,
+    /// Why its row cannot be read whole; what cannot be read is left out. Such a message is never delivered: the next
+    /// transaction that holds it parks it.
+    pub damage: Option<String>,
+}
+
+/// Reads columns whose text may be damaged.
+#[derive(Default)]
+struct TextReader {
+    /// The first problem.
+    damage: Option<String>,
+}
+
+impl TextReader {
+    fn parse<T, E: std::fmt::Display>(
+        &mut self,
+        row: &PgRow,
+        column: &str,
+        parse: impl FnOnce(String) -> Result<T, E>,
+    ) -> Result<Option<T>, sqlx::Error> {
+        let Some(text) = row.try_get::<Option<String>, _>(column)? else { return Ok(None) };
+        match parse(text) {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => {
+                self.damage.get_or_insert_with(|| unreadable(column, error));
+                Ok(None)
+            }
+        }
+    }
+}
+
+fn unreadable(column: &str, error: impl std::fmt::Display) -> String {
+    format!("the column {column} of its row cannot be read: {error}")
 }
 
 /// The lower half of an id that is made of a place.
@@ -147,22 +179,19 @@ fn source_of(number: i16) -> KeySource {
     }
 }
 
-fn damaged(what: impl std::fmt::Display) -> sqlx::Error {
-    sqlx::Error::Decode(format!("a stored message is damaged: {what}").into())
-}
-
 impl Message {
-    /// Reads the columns of [`COLUMNS`].
+    /// Reads the columns of [`COLUMNS`]. A damaged row is no error; see [`Message::damage`].
     pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         let number = |name: &str| row.try_get::<i64, _>(name).map(|n| n as u64);
         let maybe = |name: &str| row.try_get::<Option<i64>, _>(name).map(|n| n.map(|n| n as u64));
         let text = |name: &str| row.try_get::<Option<String>, _>(name);
         let seq = number("seq")?;
         let low = maybe("id_lo")?.unwrap_or_else(|| low_of(seq));
-        let story = match text("story")? {
-            Some(json) => serde_json::from_str(&json).map_err(damaged)?,
-            None => Story::default(),
-        };
+        let mut reader = TextReader::default();
+        let story = reader.parse(row, "story", |json| serde_json::from_str(&json))?.unwrap_or_default();
+        let group = reader.parse(row, "grp", GroupId::new)?;
+        let dedup = reader.parse(row, "dedup", DedupId::new)?;
+        let key = reader.parse(row, "key", IdempotencyKey::new)?;
         Ok(Self {
             seq,
             id: id_of(number("id_hi")?, low),
@@ -181,13 +210,14 @@ impl Message {
             priority: Priority(row.try_get::<i16, _>("prio")? as u8),
             key_source: source_of(row.try_get("key_source")?),
             own: row.try_get::<Option<bool>, _>("own")?.unwrap_or(false),
-            group: text("grp")?.map(GroupId::new).transpose().map_err(damaged)?,
-            dedup: text("dedup")?.map(DedupId::new).transpose().map_err(damaged)?,
-            key: text("key")?.map(IdempotencyKey::new).transpose().map_err(damaged)?,
+            group,
+            dedup,
+            key,
             consumer: text("consumer")?,
             story,
             attributes: text("attrs")?,
             body: row.try_get::<Vec<u8>, _>("body")?.into(),
+            damage: reader.damage,
         })
     }
 
@@ -201,15 +231,17 @@ impl Message {
         self.key.clone().unwrap_or_else(own)
     }
 
-    pub(super) fn attributes(&self) -> Result<Attributes, sqlx::Error> {
-        match &self.attributes {
-            Some(json) => serde_json::from_str(json).map_err(damaged),
-            None => Ok(Attributes::new()),
+    /// `Err`: why it is damaged.
+    pub(super) fn attributes(&self) -> Result<Attributes, String> {
+        match (&self.damage, &self.attributes) {
+            (Some(damage), _) => Err(damage.clone()),
+            (None, Some(json)) => serde_json::from_str(json).map_err(|error| unreadable("attrs", error)),
+            (None, None) => Ok(Attributes::new()),
         }
     }
 
-    /// The delivery that holds the message.
-    pub(super) fn delivery(&self, seal: &Seal, now_ms: u64) -> Result<Delivery, sqlx::Error> {
+    /// The delivery that holds the message. `Err`: why it is damaged.
+    pub(super) fn delivery(&self, seal: &Seal, now_ms: u64) -> Result<Delivery, String> {
         Ok(Delivery {
             id: self.id,
             body: self.body.clone(),
@@ -236,7 +268,11 @@ impl Message {
     }
 
     /// The message as an operator sees it.
-    pub(super) fn view(&self, table: Table, now_ms: u64) -> Result<MessageView, sqlx::Error> {
+    pub(super) fn view(&self, table: Table, now_ms: u64) -> MessageView {
+        let (attributes, damage) = match self.attributes() {
+            Ok(attributes) => (attributes, None),
+            Err(damage) => (Attributes::new(), Some((FailureCause::Damaged, Some(damage)))),
+        };
         let hidden = self.until_ms.filter(|until_ms| *until_ms > now_ms);
         let (state, due_ms) = match (table, hidden) {
             (Table::Claim, _) => (MessageState::InFlight, self.until_ms.unwrap_or(self.sent_ms)),
@@ -244,11 +280,11 @@ impl Message {
             (_, Some(until_ms)) => (MessageState::Delayed, until_ms),
             (_, None) => (MessageState::Ready, self.sent_ms),
         };
-        Ok(MessageView {
+        MessageView {
             id: self.id,
             state,
             body: Some(self.body.clone()),
-            attributes: self.attributes()?,
+            attributes,
             attempts: self.attempts,
             deliveries: self.deliveries,
             sent_ms: self.sent_ms,
@@ -258,9 +294,9 @@ impl Message {
             dedup: self.dedup.clone(),
             priority: self.priority,
             dead: self.story.dead.clone(),
-            parked: self.story.parked.clone(),
+            parked: self.story.parked.clone().or(damage),
             history: self.story.history.clone(),
-        })
+        }
     }
 }
 

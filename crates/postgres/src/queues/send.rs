@@ -104,6 +104,7 @@ impl Prepared {
             story: Story::default(),
             attributes: self.attributes,
             body: self.body,
+            damage: None,
         };
         (table, message)
     }

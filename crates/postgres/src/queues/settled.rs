@@ -112,17 +112,16 @@ async fn follow(db: &mut PgConnection, name: &QueueName) -> Result<(usize, Effec
     if rows.is_empty() {
         return Ok((0, Effects { queue_id: queue.id, ..Effects::default() }));
     }
-    let (mut seqs, mut names, mut decided) = (Vec::new(), BTreeSet::new(), Vec::new());
+    let (mut seqs, mut names, mut decided) = (Vec::new(), BTreeSet::new(), Vec::<MessageId>::new());
     for row in &rows {
         seqs.push(row.try_get::<i64, _>("seq")?);
         names.extend(GroupId::new(row.try_get::<String, _>("grp")?).ok());
         let id = id_of(row.try_get::<i64, _>("id_hi")? as u64, row.try_get::<i64, _>("id_lo")? as u64);
-        let source = row.try_get::<Option<String>, _>("source")?.and_then(|name| QueueName::new(name).ok());
-        decided.extend(source.map(|source| (source, id)));
+        let is_letter = row.try_get::<Option<String>, _>("source")?.is_some();
+        decided.extend(is_letter.then_some(id));
     }
-    let ids: Vec<MessageId> = decided.iter().map(|(_, id)| *id).collect();
     let names: Vec<GroupId> = names.into_iter().collect();
-    let held = Held { groups: groups(db, &queue, None, &names, &ids).await? };
+    let held = Held { groups: groups(db, &queue, None, &names, &decided).await? };
     write::lock_groups(db, &held.groups).await?;
     sqlx::query("DELETE FROM hapax.q_settled WHERE seq = ANY($1)").bind(&seqs).execute(&mut *db).await?;
     let (now_ms, _) = write::draw(db, 0).await?;

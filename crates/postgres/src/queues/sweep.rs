@@ -1,14 +1,15 @@
 //! What time causes: leases and delays end, messages and remembered ids become too old, redrives move on. One task per
-//! process; several processes share the work by skipping what another has locked.
+//! process; several processes share the work by skipping what another has locked. Its look at all queues, one statement,
+//! also finds what calls of this process wait for, so that many waiting calls cost no more than one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use hapax_core::store::QueueTotals;
 use hapax_core::{GroupId, QueueName, StoreError};
 use sqlx::{PgConnection, Row as _};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedMutexGuard, watch};
 
 use super::row::{COLUMNS, Message, Table};
 use super::transaction::{Effects, finish, work_on_groups};
@@ -20,10 +21,14 @@ use crate::error::{Access, Failure};
 
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Looks between two searches for redrives that another process has started.
-const REDRIVE_EVERY: u64 = 4;
+/// The shortest, while calls wait, no hints arrive, and something was found.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+/// The shortest time until a look for a lease or a delay that ends soon.
+const NEXT_MIN: Duration = Duration::from_millis(20);
 /// Messages of one transaction.
 const BATCH: i64 = 200;
+/// Empty groups that are removed by one transaction.
+const GROUPS: i64 = 1_000;
 /// Shortest time between two searches for messages of a queue that are too old.
 const AGE_PAUSE: Duration = Duration::from_secs(5);
 /// Stands for the queues that were deleted. No queue has this number.
@@ -31,7 +36,7 @@ const GONE: i32 = 0;
 /// Time between two looks for what was written to them.
 const GONE_PAUSE: Duration = Duration::from_mins(1);
 
-/// Settlement others reach the sweeper.
+/// How others reach the sweeper.
 #[derive(Default)]
 pub(super) struct Signals {
     wake: Notify,
@@ -72,92 +77,254 @@ impl Signals {
 
 /// Runs until the store is closed.
 pub(super) async fn run(inner: Weak<Inner>) {
-    let mut ages: HashMap<i32, Instant> = HashMap::new();
-    let mut redrives = false;
-    for number in 0u64.. {
+    let ages = Arc::new(tokio::sync::Mutex::new(Ages::new()));
+    let mut pause = PAUSE;
+    loop {
         let Some(inner) = inner.upgrade().filter(|inner| !inner.is_closed()) else { return };
         let asked = *lock(&inner.sweeper.asked);
         let whole = asked > *inner.sweeper.done.0.borrow();
-        if whole {
-            ages.clear();
-        }
-        let look = whole || redrives || number.is_multiple_of(REDRIVE_EVERY);
-        match round(&inner, &mut ages, look).await {
-            Ok(running) => redrives = running,
+        let mut next = PAUSE;
+        match inner.look_at_all().await {
+            Ok(look) => {
+                // Without hints, what other processes send is found by looking: more often after something was found.
+                let alone = look.waits && !inner.base.hints.is_listening();
+                pause = match (alone, look.found) {
+                    (false, _) => PAUSE,
+                    (true, true) => PAUSE_MIN,
+                    (true, false) => (pause * 2).min(PAUSE),
+                };
+                next = look.next.map_or(pause, |next| next.clamp(NEXT_MIN, pause));
+                if whole {
+                    let mut ages = ages.clone().lock_owned().await;
+                    ages.clear();
+                    work(&inner, ages, look).await;
+                } else if let Ok(ages) = ages.clone().try_lock_owned() {
+                    // In a task of its own: calls that wait are looked after meanwhile.
+                    let worker = inner.clone();
+                    inner.base.pool.runtime().spawn(async move { work(&worker, ages, look).await });
+                }
+            }
             Err(error) => tracing::debug!(%error, "what time causes in the queues is done later"),
         }
         inner.sweeper.done.0.send_replace(asked);
         let again = *lock(&inner.sweeper.asked) > asked;
         let wait =
-            tokio::time::timeout(if again { Duration::ZERO } else { PAUSE }, inner.sweeper.wake.notified());
+            tokio::time::timeout(if again { Duration::ZERO } else { next }, inner.sweeper.wake.notified());
         let _ = wait.await;
     }
 }
 
-/// One look at everything; says whether a redrive is running.
-async fn round(
-    inner: &Arc<Inner>,
-    ages: &mut HashMap<i32, Instant>,
+/// When the messages of each queue were last looked through for those that are too old.
+type Ages = HashMap<i32, Instant>;
+
+/// What one look at all queues has found.
+struct LookAround {
+    /// Every queue, whether time has something to do there, and whether a user's transaction has ended a delivery whose end
+    /// was not followed.
+    queues: Vec<(Queue, bool, bool)>,
+    /// A redrive is running.
     redrives: bool,
-) -> Result<bool, StoreError> {
-    let all = inner.all_queues().await?;
-    for (queue, due, settled) in &all {
-        if *settled {
-            inner.follow_settled(queue).await?;
+    /// Calls of this process wait.
+    waits: bool,
+    /// Some of them have something to receive.
+    found: bool,
+    /// The time until a lease or a delay ends in a queue that calls wait for, if it is short.
+    next: Option<Duration>,
+}
+
+/// Does what a look has found to do. What fails is done after another look.
+async fn work(inner: &Arc<Inner>, mut ages: OwnedMutexGuard<Ages>, look: LookAround) {
+    for (queue, due, settled) in &look.queues {
+        if *settled && let Err(error) = inner.follow_settled(queue).await {
+            tracing::debug!(%error, queue = %queue.name, "what users' transactions have ended is followed later");
         }
-        if *due {
-            inner.sweep(queue).await?;
+        if *due && let Err(error) = inner.sweep(queue).await {
+            tracing::debug!(%error, queue = %queue.name, "leases and delays are ended later");
         }
     }
-    for (queue, ..) in &all {
+    for (queue, ..) in &look.queues {
         let pause = Duration::from_millis(queue.config.retention_ms / 100).max(AGE_PAUSE);
         if ages.get(&queue.id).is_none_or(|last| last.elapsed() >= pause) {
             ages.insert(queue.id, Instant::now());
-            inner.drop_old(queue).await?;
+            if let Err(error) = inner.drop_old(queue).await {
+                tracing::debug!(%error, queue = %queue.name, "what is too old is dropped later");
+            }
         }
     }
     if ages.get(&GONE).is_none_or(|last| last.elapsed() >= GONE_PAUSE) {
         ages.insert(GONE, Instant::now());
-        inner.empty_gone().await?;
+        if let Err(error) = inner.empty_gone().await {
+            tracing::debug!(%error, "deleted queues are emptied later");
+        }
     }
-    ages.retain(|id, _| *id == GONE || all.iter().any(|(queue, ..)| queue.id == *id));
-    if redrives { inner.redrive_on().await } else { Ok(false) }
+    ages.retain(|id, _| *id == GONE || look.queues.iter().any(|(queue, ..)| queue.id == *id));
+    if look.redrives
+        && let Err(error) = inner.redrive_on().await
+    {
+        tracing::debug!(%error, "redrives are continued later");
+    }
+}
+
+/// The places behind which to look for what waiting calls can receive, one for each queue and priority. Behind the
+/// priority [`FIFO`] stand the groups of a FIFO queue.
+#[derive(Default)]
+struct Waiting {
+    queues: Vec<i32>,
+    priorities: Vec<i16>,
+    floors: Vec<i64>,
+}
+
+const FIFO: i16 = -1;
+
+impl Inner {
+    /// The queues that calls of this process wait for, with the versions that it knows.
+    fn waited_for(&self) -> HashMap<i32, Option<Arc<Queue>>> {
+        let waited: Vec<i32> = lock(&self.feeds)
+            .iter()
+            .filter(|(_, feed)| feed.is_waited_for())
+            .map(|(queue_id, _)| *queue_id)
+            .collect();
+        let known: HashMap<i32, Arc<Queue>> =
+            lock(&self.known).values().map(|queue| (queue.id, queue.clone())).collect();
+        waited.into_iter().map(|id| (id, known.get(&id).cloned())).collect()
+    }
+
+    fn waiting<'q>(&self, waited: impl Iterator<Item = &'q Arc<Queue>>) -> Waiting {
+        let mut waiting = Waiting::default();
+        for queue in waited {
+            let (priorities, floors) = if queue.config.is_fifo() {
+                (vec![FIFO], vec![0])
+            } else {
+                let priorities = queue.priorities();
+                let floors = self.floors(queue, &priorities);
+                (priorities, floors)
+            };
+            waiting.queues.extend(std::iter::repeat_n(queue.id, priorities.len()));
+            waiting.priorities.extend(priorities);
+            waiting.floors.extend(floors);
+        }
+        waiting
+    }
+
+    /// One statement that looks at all queues: what time has to do, and whether there is something for calls that wait. They
+    /// are woken if so.
+    async fn look_at_all(&self) -> Result<LookAround, StoreError> {
+        let ids: Vec<i32> = lock(&self.floors).keys().copied().collect();
+        let from: Vec<i64> = ids.iter().map(|id| self.sweep_from(*id)).collect();
+        let waited = self.waited_for();
+        let asked = Arc::new((ids, from, self.waiting(waited.values().flatten())));
+        let args = asked.clone();
+        let read = self.base.pool.run_here("look at the queues", Access::Read, move |db| {
+            Box::pin(async move { Seen::read(db, &args.0, &args.1, &args.2).await })
+        });
+        let all = read.await?;
+        let mut look = LookAround {
+            queues: Vec::new(),
+            redrives: all.iter().any(|seen| seen.redrives),
+            waits: !waited.is_empty(),
+            found: false,
+            next: None,
+        };
+        let mut gone: BTreeSet<i32> = waited.keys().copied().collect();
+        for seen in all {
+            let id = seen.queue.id;
+            if seen.swept {
+                self.note_swept(id, seen.now_ms);
+            }
+            if let Some(known) = waited.get(&id) {
+                gone.remove(&id);
+                let changed = known.as_ref().is_none_or(|known| known.version != seen.queue.version);
+                if seen.ready {
+                    self.note_seen(id, asked.2.of(id));
+                }
+                if seen.ready || changed {
+                    look.found = true;
+                    self.kick(id);
+                }
+                let next = seen.next_ms.map(|ms| Duration::from_millis(ms.saturating_sub(seen.now_ms)));
+                look.next = look.next.into_iter().chain(next).min();
+            }
+            look.queues.push((seen.queue, seen.due, seen.settled));
+        }
+        // Who waits for a queue that is gone is told so.
+        for id in gone {
+            self.kick(id);
+        }
+        Ok(look)
+    }
+}
+
+impl Waiting {
+    /// The places of a queue.
+    fn of(&self, queue_id: i32) -> impl Iterator<Item = (i16, i64)> {
+        let places = self.priorities.iter().copied().zip(self.floors.iter().copied());
+        let own = self.queues.iter().zip(places).filter(move |(id, _)| **id == queue_id);
+        own.map(|(_, place)| place).filter(|(priority, _)| *priority != FIFO)
+    }
+}
+
+/// What the look has seen of a queue.
+struct Seen {
+    queue: Queue,
+    now_ms: u64,
+    /// A lease or a delay is over.
+    due: bool,
+    /// When the next one is, if within a second.
+    next_ms: Option<u64>,
+    /// No lease and no delay is over.
+    swept: bool,
+    /// There is something to receive.
+    ready: bool,
+    /// A user's transaction has ended a delivery whose end was not followed.
+    settled: bool,
+    /// A redrive is running, in any queue.
+    redrives: bool,
+}
+
+impl Seen {
+    async fn read(
+        db: &mut PgConnection,
+        ids: &[i32],
+        from: &[i64],
+        waiting: &Waiting,
+    ) -> Result<Vec<Self>, Failure> {
+        let sql = format!(
+            "SELECT {}, p.due, p.blocked, p.next_ms, p.now_ms AS at_ms, \
+               paused IS NULL AND q.id = ANY(ARRAY(SELECT hapax.q_waiting($3, $4, $5))) AS ready, \
+               EXISTS (SELECT 1 FROM hapax.q_settled s WHERE s.queue_id = q.id) AS settled, \
+               EXISTS (SELECT 1 FROM hapax.q_redrive r WHERE r.running) AS redrives \
+             FROM hapax.q_queue q, LATERAL \
+             hapax.q_probe(q.id, coalesce(($2::bigint[])[array_position($1::int[], q.id)], 0)) p",
+            catalogue::COLUMNS
+        );
+        let look = sqlx::query(&sql).bind(ids).bind(from).bind(&waiting.queues).bind(&waiting.priorities);
+        let mut all = Vec::new();
+        for row in look.bind(&waiting.floors).fetch_all(db).await? {
+            let queue = match Queue::read(&row) {
+                Ok(queue) => queue,
+                Err(error) => {
+                    // The other queues are not held up by it.
+                    tracing::error!(%error, "a queue's row cannot be read");
+                    continue;
+                }
+            };
+            let (due, blocked): (bool, bool) = (row.try_get("due")?, row.try_get("blocked")?);
+            all.push(Self {
+                queue,
+                now_ms: row.try_get::<i64, _>("at_ms")? as u64,
+                due,
+                next_ms: row.try_get::<Option<i64>, _>("next_ms")?.map(|ms| ms as u64),
+                swept: !due && !blocked,
+                ready: row.try_get("ready")?,
+                settled: row.try_get("settled")?,
+                redrives: row.try_get("redrives")?,
+            });
+        }
+        Ok(all)
+    }
 }
 
 impl Inner {
-    /// Every queue, whether time has something to do there, and whether a user's transaction has ended a delivery whose end
-    /// was not followed.
-    async fn all_queues(&self) -> Result<Vec<(Queue, bool, bool)>, StoreError> {
-        let ids: Vec<i32> = lock(&self.floors).keys().copied().collect();
-        let from: Vec<i64> = ids.iter().map(|id| self.sweep_from(*id)).collect();
-        let read = self.base.pool.run_here("look at the queues", Access::Read, move |db| {
-            Box::pin(async move {
-                let sql = format!(
-                    "SELECT {}, p.due, p.blocked, p.now_ms AS at_ms, \
-                     EXISTS (SELECT 1 FROM hapax.q_settled s WHERE s.queue_id = q.id) AS settled \
-                     FROM hapax.q_queue q, LATERAL \
-                     hapax.q_probe(q.id, coalesce(($2::bigint[])[array_position($1::int[], q.id)], 0)) p",
-                    catalogue::COLUMNS
-                );
-                let rows = sqlx::query(&sql).bind(ids).bind(from).fetch_all(db).await?;
-                let read = |row: &sqlx::postgres::PgRow| {
-                    let (due, blocked): (bool, bool) = (row.try_get("due")?, row.try_get("blocked")?);
-                    let at_ms: i64 = row.try_get("at_ms")?;
-                    let swept = (!due && !blocked).then_some(at_ms as u64);
-                    Ok((Queue::read(row)?, due, row.try_get("settled")?, swept))
-                };
-                rows.iter().map(read).collect::<Result<Vec<_>, Failure>>()
-            })
-        });
-        let all = read.await?;
-        for (queue, .., swept) in &all {
-            if let Some(at_ms) = swept {
-                self.note_swept(queue.id, *at_ms);
-            }
-        }
-        Ok(all.into_iter().map(|(queue, due, settled, _)| (queue, due, settled)).collect())
-    }
-
     /// Does what time has caused in a queue. Returns whether anything was done.
     pub(super) async fn sweep(&self, queue: &Queue) -> Result<bool, StoreError> {
         let turn = lock(&self.sweeps).entry(queue.id).or_default().clone();
@@ -267,6 +434,26 @@ async fn sweep_groups(
     Ok((groups.len(), effects))
 }
 
+/// Deletes the rows of FIFO groups that have no message. A row is locked first, and looked at by a statement that begins after
+/// that: what a holder of the lock has added before is seen, and who waits for the lock finds the row gone and makes it again.
+async fn drop_empty_groups(db: &mut PgConnection, queue_id: i32) -> Result<(), Failure> {
+    let has = |table: &str| {
+        format!("EXISTS (SELECT 1 FROM hapax.{table} x WHERE x.queue_id = g.queue_id AND x.grp = g.grp)")
+    };
+    let used = ["q_fifo", "q_claim", "q_undecided", "q_head", "q_parked"].map(has).join(" OR ");
+    let sql = format!(
+        "SELECT g.grp FROM hapax.q_group g WHERE g.queue_id = $1 AND NOT ({used}) ORDER BY g.grp LIMIT $2 \
+         FOR UPDATE OF g SKIP LOCKED"
+    );
+    let empty: Vec<String> = sqlx::query_scalar(&sql).bind(queue_id).bind(GROUPS).fetch_all(&mut *db).await?;
+    if !empty.is_empty() {
+        let sql =
+            format!("DELETE FROM hapax.q_group g WHERE g.queue_id = $1 AND g.grp = ANY($2) AND NOT ({used})");
+        sqlx::query(&sql).bind(queue_id).bind(empty).execute(db).await?;
+    }
+    Ok(())
+}
+
 /// Deletes messages that wait and are too old, unless their group is halted or waits for them.
 async fn drop_old(db: &mut PgConnection, name: &QueueName) -> Result<(u64, Effects), Failure> {
     let Some(queue) = open_queue(db, name).await? else { return Ok((0, Effects::default())) };
@@ -299,6 +486,7 @@ async fn drop_old(db: &mut PgConnection, name: &QueueName) -> Result<(u64, Effec
             effects = finish(db, &work, &held).await?;
             effects.totals.retention_dropped += count;
         }
+        drop_empty_groups(db, queue.id).await?;
     } else {
         for table in ["hapax.q_ready", "hapax.q_due"] {
             let sql = format!(

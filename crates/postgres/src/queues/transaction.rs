@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use hapax_core::{GroupId, MessageId, QueueName, StoreError};
+use hapax_core::{GroupId, MessageId, StoreError};
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::row::{Message, Table, halves};
@@ -166,16 +166,8 @@ pub(super) async fn work_on_groups<'q>(
 pub(super) async fn finish(db: &mut PgConnection, work: &Work<'_>, held: &Held) -> Result<Effects, Failure> {
     write::write(db, work).await?;
     entries::follow(db, work).await?;
-    let mut by_source: BTreeMap<&QueueName, Vec<MessageId>> = BTreeMap::new();
-    for (source, id) in &work.decided {
-        by_source.entry(source).or_default().push(*id);
-    }
     let mut groups = held.groups.clone();
-    for (source, ids) in by_source {
-        if let Some(source) = Queue::find(db, source).await? {
-            groups.extend(write::unhalt(db, &source, &ids, work.now_ms).await?);
-        }
-    }
+    groups.extend(write::unhalt_everywhere(db, &work.decided, work.now_ms).await?);
     write::announce(db, &groups).await?;
     Ok(Effects::of(work, held))
 }

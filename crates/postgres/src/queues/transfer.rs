@@ -6,9 +6,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use hapax_core::transfer::{FENCE_BOUND_MAX, PAGE_BYTES_MAX};
 use hapax_core::{
-    AdminError, Batch, CopyState, EntryId, ExportPage, ExportedItem, ExportedMessage, Fence, GroupId,
-    Imported, MessageId, QueueName, RememberedId, SendError, StoreError, Transfer, TransferScope, policy,
-    validate,
+    AdminError, Batch, CopyState, EntryId, ExportPage, ExportedItem, ExportedMessage, FailureCause, Fence,
+    GroupId, Imported, MessageId, QueueName, RememberedId, SendError, StoreError, Transfer, TransferScope,
+    policy, validate,
 };
 use sqlx::{PgConnection, Row as _};
 
@@ -137,7 +137,7 @@ async fn export_messages(
         let halts = undecided.iter().any(|(id, _)| *id == message.id);
         let seq = message.seq;
         let entries = linked(db, queue, seq).await?;
-        let item = ExportedItem::Message(Box::new(exported(table, message, halts, entries, paused_ms)?));
+        let item = exported(table, message, halts, entries, paused_ms);
         let size = item.bytes() + 1;
         if bytes > 0 && bytes + size > PAGE_BYTES_MAX {
             upto = Some(seq);
@@ -173,17 +173,22 @@ fn exported(
     undecided: bool,
     entries: Vec<EntryId>,
     paused_ms: u64,
-) -> Result<ExportedMessage, Failure> {
+) -> ExportedItem {
+    let parked = message.story.parked.as_ref().map(|(cause, _)| *cause).filter(|_| table == Table::Parked);
+    let attributes = match message.attributes() {
+        Ok(attributes) if parked != Some(FailureCause::Damaged) => attributes,
+        Ok(_) => return damaged(&message, "it was parked as damaged"),
+        Err(problem) => return damaged(&message, &problem),
+    };
     let visible_ms = match table {
         // In flight counts as returned when the queue was paused: the same time on every page.
         Table::Claim => paused_ms,
         _ => message.until_ms.unwrap_or(message.sent_ms),
     };
-    let parked = message.story.parked.as_ref().map(|(cause, _)| *cause);
-    Ok(ExportedMessage {
+    ExportedItem::Message(Box::new(ExportedMessage {
         id: message.id,
         sequence: message.seq,
-        attributes: message.attributes()?,
+        attributes,
         key: message.key(),
         key_source: message.key_source,
         body: message.body,
@@ -197,12 +202,16 @@ fn exported(
         attempts: message.attempts,
         deliveries: message.deliveries,
         fence: Fence(message.fence),
-        parked: parked.filter(|_| table == Table::Parked),
+        parked,
         undecided,
         dead: message.story.dead,
         history: message.story.history,
         entries,
-    })
+    }))
+}
+
+fn damaged(message: &Message, problem: &str) -> ExportedItem {
+    ExportedItem::Damaged { what: format!("message {}", message.id), problem: problem.to_owned() }
 }
 
 async fn export_dedup(

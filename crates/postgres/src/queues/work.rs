@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use hapax_core::policy::{self, AfterFailure};
 use hapax_core::store::{FailedAttempt, QueueTotals};
 use hapax_core::{
-    DeadLetter, Extend, FailureCause, GroupId, MessageId, OnDead, QueueName, RemainingLease, SettleError,
-    Settled, Settlement,
+    DeadLetter, Extend, FailureCause, GroupId, MessageId, OnDead, RemainingLease, SettleError, Settled,
+    Settlement,
 };
 
 use super::Queue;
@@ -47,8 +47,8 @@ pub(super) struct Work<'a> {
     pub numbers: VecDeque<u64>,
     /// Messages for which their groups are halted.
     pub halts: Vec<(GroupId, MessageId)>,
-    /// Dead letters that were decided about, and the queues that they died in.
-    pub decided: Vec<(QueueName, MessageId)>,
+    /// Dead letters that were decided about: no group of any queue waits for them any more.
+    pub decided: Vec<MessageId>,
     /// Messages that have ended.
     pub ended: Vec<u64>,
     /// Messages that have died: their places before and after.
@@ -176,9 +176,8 @@ impl<'a> Work<'a> {
         let fifo = self.fifo();
         let item = self.item(seq);
         item.table = None;
-        let id = item.message.id;
-        let source = item.message.story.dead.as_ref().map(|dead| dead.source.clone());
-        self.decided.extend(source.filter(|_| fifo).map(|source| (source, id)));
+        let (id, is_letter) = (item.message.id, item.message.story.dead.is_some());
+        self.decided.extend((fifo && is_letter).then_some(id));
         self.ended.push(seq);
         self.freed |= fifo;
     }
@@ -346,8 +345,42 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Leases that are over: each of these deliveries has failed, unless one of its batch before it has returned it.
+    /// Parks a damaged message. No consumer has received its delivery, if it is in flight.
+    pub(super) fn set_aside(&mut self, seq: u64, problem: &str) {
+        let in_flight = self.items[&seq].in_flight();
+        self.halt(seq);
+        let (queue, message) = (&self.queue.name, &self.items[&seq].message);
+        tracing::error!(%queue, message = %message.id, problem, "a damaged message is parked");
+        self.totals.damaged += 1;
+        let message = &mut self.item(seq).message;
+        if in_flight {
+            message.attempts = message.attempts.saturating_sub(1);
+            message.deliveries = message.deliveries.saturating_sub(1);
+        }
+        message.damage = None;
+        self.park(seq, FailureCause::Damaged, Some(problem.to_owned()));
+    }
+
+    /// Parks the messages whose rows could not be read whole: what was left out would be lost if they were written back
+    /// as if they were sound.
+    fn set_damaged_aside(&mut self) {
+        let queue_id = self.queue.id;
+        let waits = |item: &Item| !matches!(item.table, None | Some(Table::Parked));
+        let damaged: Vec<(u64, String)> = self
+            .items
+            .iter()
+            .filter(|(_, item)| waits(item) && item.message.queue_id == queue_id)
+            .filter_map(|(seq, item)| Some((*seq, item.message.damage.clone()?)))
+            .collect();
+        for (seq, problem) in damaged {
+            self.set_aside(seq, &problem);
+        }
+    }
+
+    /// Does what time has caused, after damaged messages were set aside. Leases that are over: each of these deliveries has
+    /// failed, unless one of its batch before it has returned it.
     pub(super) fn lapse(&mut self, started_ms: u64) {
+        self.set_damaged_aside();
         let (now_ms, queue_id) = (self.now_ms, self.queue.id);
         let over = |item: &Item| {
             let ended = |until_ms: u64| until_ms <= now_ms;

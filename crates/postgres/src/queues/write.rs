@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use hapax_core::{GroupId, MessageId};
 use sqlx::{PgConnection, Row as _};
 
-use super::Queue;
 use super::row::{COLUMNS, Message, Table, halves, insert, low_of};
 use super::work::Work;
+use super::{Queue, catalogue};
+use crate::error::Failure;
 
 /// A FIFO group of a queue.
 pub(super) type GroupOf = (i32, GroupId);
@@ -254,6 +255,30 @@ pub(super) async fn unhalt(
                (SELECT * FROM unnest($2::bigint[], $3::bigint[])) RETURNING u.grp";
     let gone = sqlx::query_scalar(sql).bind(queue.id).bind(highs).bind(lows).fetch_all(&mut *db).await?;
     free(db, queue, gone, now_ms).await
+}
+
+/// As [`unhalt`], for the groups of all queues. A message that died in several queues, one after the other, is waited for in
+/// each of them.
+pub(super) async fn unhalt_everywhere(
+    db: &mut PgConnection,
+    ids: &[MessageId],
+    now_ms: u64,
+) -> Result<BTreeSet<GroupOf>, Failure> {
+    let mut freed = BTreeSet::new();
+    if ids.is_empty() {
+        return Ok(freed);
+    }
+    let (highs, lows): (Vec<i64>, Vec<i64>) =
+        ids.iter().map(|id| halves(*id)).map(|(high, low)| (high as i64, low as i64)).unzip();
+    let sql = format!(
+        "SELECT {} FROM hapax.q_queue q WHERE q.id IN (SELECT u.queue_id FROM hapax.q_undecided u \
+         WHERE (u.id_lo, u.id_hi) IN (SELECT * FROM unnest($1::bigint[], $2::bigint[])))",
+        catalogue::COLUMNS
+    );
+    for row in sqlx::query(&sql).bind(lows).bind(highs).fetch_all(&mut *db).await? {
+        freed.extend(unhalt(db, &Queue::read(&row)?, ids, now_ms).await?);
+    }
+    Ok(freed)
 }
 
 /// As [`unhalt`], for all that a group waits for.
