@@ -336,7 +336,7 @@ async fn arguments_out_of_range_are_refused(server: &'static Server) {
 /// A stopped process holds its key no longer than the idle limit.
 async fn a_transaction_whose_client_is_silent_is_ended(server: &'static Server) {
     let (_database, store, inbox) = site(server).await;
-    let options = InboxOptions { idle_max: Duration::from_millis(100), ..InboxOptions::default() };
+    let options = InboxOptions { idle_max: Duration::from_secs(3), ..InboxOptions::default() };
     let impatient = PostgresInbox::with_options(&store, options).unwrap();
     let mut silent = entered(&impatient, "order-1").await;
     // Waits for the end of the other transaction as often as needed.

@@ -491,7 +491,7 @@ async fn stuck_commit(server: &'static PostgresServer) {
             let sent = bank.store.send(&queue, vec![message(&Transfer::new(number), kind, 0)]).await.unwrap();
             assert!(sent[0].is_ok());
         }
-        let ask = hapax_core::Receive::up_to(2).lease(Duration::from_secs(1));
+        let ask = hapax_core::Receive::up_to(2).lease(Duration::from_secs(8));
         let mut got = bank.store.receive(&queue, ask).await.unwrap();
         let (stuck, held) = (got.remove(0), got.remove(0));
         let inbox = PostgresInbox::new(&bank.store);
