@@ -9,7 +9,8 @@ use hapax_core::{
     DeadLetterPolicy, Delivery, Extend, GroupId, NewMessage, OnDead, QueueAdmin as _, QueueConfig, QueueName,
     QueueStore as _, Receive, RedriveFilter, RedriveRequest, Settle, Settlement,
 };
-use hapax_postgres::PostgresStore;
+use hapax_faults::{Action, FaultProxy, Match, Protocol};
+use hapax_postgres::{Options, PostgresStore};
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 fn main() -> std::process::ExitCode {
@@ -24,6 +25,7 @@ fn main() -> std::process::ExitCode {
         queues_deleted_under_load_leave_nothing_behind,
         dropped_calls_leave_no_transaction_and_no_lock,
         a_redrive_of_two_processes_moves_each_letter_once,
+        a_redrive_moves_on_although_the_database_is_far_away,
     ])
 }
 
@@ -386,29 +388,63 @@ async fn dropped_calls_leave_no_transaction_and_no_lock(server: &'static Server)
 }
 
 /// Two processes move the same letters: each moves once.
-async fn a_redrive_of_two_processes_moves_each_letter_once(server: &'static Server) {
-    const LETTERS: usize = 250;
-    let database = Database::migrated(server).await;
-    let (store, second) = (database.open().await, database.open().await);
+/// Makes a queue whose messages are all dead letters.
+async fn dead_letters(store: &PostgresStore, letters: usize) -> (QueueName, QueueName) {
     let (name, dead) = (queue("orders"), queue("dead"));
     store.create_queue(&dead, QueueConfig::sqs()).await.unwrap();
     let dead_letter = Some(DeadLetterPolicy { queue: dead.clone() });
     store.create_queue(&name, QueueConfig { dead_letter, ..QueueConfig::sqs() }).await.unwrap();
-    let batch = (0..LETTERS).map(|n| NewMessage::new(n.to_string())).collect();
+    let batch = (0..letters).map(|n| NewMessage::new(n.to_string())).collect();
     store.send(&name, batch).await.unwrap();
-    let received = receive(&store, &name, LETTERS, 0).await;
+    let received = receive(store, &name, letters, 0).await;
     let reject =
         |delivery: Delivery| Settle::new(delivery.receipt, Settlement::Reject { reason: "bad".into() });
     for settled in store.settle(&name, received.into_iter().map(reject).collect()).await.unwrap() {
         settled.unwrap();
     }
-    let request = RedriveRequest {
+    (name, dead)
+}
+
+fn redrive_of(dead: &QueueName) -> RedriveRequest {
+    RedriveRequest {
         from: dead.clone(),
         to: None,
         filter: RedriveFilter::default(),
         per_second: None,
         by: "test".into(),
-    };
+    }
+}
+
+/// A response takes 25 ms, and an operation may take 3 s: all letters in one transaction would need longer.
+async fn a_redrive_moves_on_although_the_database_is_far_away(server: &'static Server) {
+    const LETTERS: usize = 40;
+    let database = Database::migrated(server).await;
+    let proxy = FaultProxy::start(server.address(), Protocol::Postgres).unwrap();
+    let through = database.url().replace(&server.address().to_string(), &proxy.address().to_string());
+    let options = Options { operation_timeout: Duration::from_secs(3), ..Options::default() };
+    let far = PostgresStore::open(&through, options).await.unwrap();
+    let near = database.open().await;
+    let (_, dead) = dead_letters(&near, LETTERS).await;
+    near.close().await.unwrap();
+    proxy.inject(Match::answer_to(""), Action::Delay(Duration::from_millis(25)));
+    far.start_redrive(redrive_of(&dead)).await.unwrap();
+    let start = std::time::Instant::now();
+    loop {
+        let task = common::patiently(|| far.redrives(&dead)).await.remove(0);
+        if task.moved == LETTERS as u64 {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "{} letters were moved", task.moved);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn a_redrive_of_two_processes_moves_each_letter_once(server: &'static Server) {
+    const LETTERS: usize = 250;
+    let database = Database::migrated(server).await;
+    let (store, second) = (database.open().await, database.open().await);
+    let (name, dead) = dead_letters(&store, LETTERS).await;
+    let request = redrive_of(&dead);
     let (one, two) = tokio::join!(store.start_redrive(request.clone()), second.start_redrive(request));
     // One at a time: the second is refused, unless the first was over before it began.
     assert!(one.is_ok() || two.is_ok(), "{one:?} {two:?}");

@@ -1,6 +1,7 @@
 //! Redrives: dead letters go back, as a task that the sweepers of all processes continue.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hapax_core::{
     AdminError, MessageId, QueueName, RedriveFilter, RedriveRequest, RedriveState, RedriveTask, StoreError,
@@ -18,6 +19,9 @@ use crate::error::{Access, Failure};
 
 /// Letters of one transaction.
 const BATCH: usize = 100;
+/// A transaction takes no further letter after this time: it has to fit into the time limit of an operation, also if the
+/// database is slow or far away.
+const STEP_TIME: Duration = Duration::from_millis(500);
 /// Ended tasks that are kept for a queue.
 const KEPT_MAX: i64 = 1_000;
 
@@ -124,6 +128,7 @@ type Step = (Vec<Effects>, bool);
 
 /// Moves some letters of a redrive that no other process works on.
 async fn step(db: &mut PgConnection, id: i64) -> Result<Step, Failure> {
+    let begun = Instant::now();
     let sql = "SELECT id, task, moved, started_ms, per_second, after_seq, upto_seq FROM hapax.q_redrive \
                WHERE id = $1 AND running FOR UPDATE SKIP LOCKED";
     let Some(row) = sqlx::query(sql).bind(id).fetch_optional(&mut *db).await? else {
@@ -157,7 +162,7 @@ async fn step(db: &mut PgConnection, id: i64) -> Result<Step, Failure> {
         if message.seq >= upto {
             break;
         }
-        if room == 0 {
+        if room == 0 || (at > after && begun.elapsed() >= STEP_TIME) {
             whole = false;
             break;
         }
@@ -178,7 +183,7 @@ async fn step(db: &mut PgConnection, id: i64) -> Result<Step, Failure> {
         end(db, id, &mut task, RedriveState::Completed, None).await?;
         return Ok((effects, false));
     }
-    Ok((effects, room == 0 || whole))
+    Ok((effects, true))
 }
 
 /// Moves a letter back; `None` if it cannot be moved now.
