@@ -9,6 +9,7 @@ use hapax::StoreUrl;
 use hapax::core::store::SharedStore;
 use hapax::embedded::Embedded;
 use hapax::postgres::PostgresStore;
+use hapax::redis::RedisStore;
 use hapax::{embedded, postgres};
 use hapax_server::native::{Backup, Backups};
 
@@ -45,7 +46,7 @@ pub fn folder(url: &str) -> Option<PathBuf> {
 
 /// Whether a URL names a store itself, and not the server of one.
 pub fn is_store(url: &str) -> bool {
-    matches!(url.parse(), Ok(StoreUrl::Embedded(_) | StoreUrl::Postgres(_)))
+    matches!(url.parse(), Ok(StoreUrl::Embedded(_) | StoreUrl::Postgres(_) | StoreUrl::Redis(_)))
 }
 
 impl Store {
@@ -57,6 +58,12 @@ impl Store {
                 let opened = PostgresStore::open(url, options.postgres).await;
                 let place = named.to_string();
                 let store = opened.with_context(|| place.clone())?;
+                Ok(Self { admin: Arc::new(store), embedded: None, place })
+            }
+            named @ StoreUrl::Redis(_) => {
+                let opened = RedisStore::open(url, hapax::redis::Options::default()).await;
+                let place = named.to_string();
+                let store = opened.map_err(hapax::OpenError::from).with_context(|| place.clone())?;
                 Ok(Self { admin: Arc::new(store), embedded: None, place })
             }
             named => {

@@ -11,6 +11,7 @@
 //! | `embedded` | yes | queues and ledger in a local folder, in this process: `embedded:PATH` |
 //! | `worker` | yes | runs handlers: lease, heartbeat, claim, retry, settle, drain |
 //! | `postgres` | no | queues and ledger in a PostgreSQL database that several processes share: `postgres://…` |
+//! | `redis` | no | a ledger in Redis or Valkey that several processes share, no queues: `redis://…`, `redis+cluster://…` |
 //! | `client` | no | a Hapax server as the store: `http://HOST:PORT`, `https://HOST:PORT` |
 //! | `sqlite` | no | `transactional` handlers, whose effect is a write to your own SQLite file |
 //! | `http` | no | the Idempotency-Key layer for axum and other tower services: `hapax::http` |
@@ -116,6 +117,20 @@ pub use hapax_http as http;
 /// ```
 #[cfg(feature = "postgres")]
 pub use hapax_postgres as postgres;
+/// The Redis store with its options. It holds a ledger and no queues: give it to a worker of a queue elsewhere.
+///
+/// ```no_run
+/// # use hapax::Hapax;
+/// # async fn charge(cents: u64, cx: hapax::Cx) -> Result<(), std::io::Error> { Ok(()) }
+/// # async fn example() -> Result<(), hapax::Error> {
+/// let ledger = Hapax::open("redis+cluster://10.0.0.1,10.0.0.2?hapax_durability=replicated").await?.ledger();
+/// let charges = Hapax::open("embedded:./data").await?.queue::<u64>("charges")?;
+/// let worker = charges.worker(charge).ledger(ledger).build().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[cfg(feature = "redis")]
+pub use hapax_redis as redis;
 #[cfg(feature = "sqlite")]
 pub use hapax_sqlite::SqliteInbox;
 #[cfg(feature = "worker")]
@@ -140,6 +155,7 @@ impl Hapax {
     /// |---|---|
     /// | `embedded:PATH` | a local folder, in this process; created if it does not exist |
     /// | `postgres://USER@HOST/DATABASE` | a PostgreSQL database, made ready by `hapax migrate` (feature `postgres`) |
+    /// | `redis://HOST`, `redis+cluster://HOST,HOST`, `redis+sentinel://HOST,HOST/NAME` | a ledger in Redis, without queues (feature `redis`) |
     /// | `http://HOST:PORT`, `https://ID:SECRET@HOST` | a Hapax server, with one of its keys if it has any (feature `client`) |
     ///
     /// ```

@@ -29,6 +29,10 @@ pub enum OpenError {
     #[cfg(feature = "postgres")]
     #[error(transparent)]
     Postgres(#[from] hapax_postgres::OpenError),
+    /// The Redis store could not be opened.
+    #[cfg(feature = "redis")]
+    #[error("{0}; {remedy}", remedy = .0.remedy())]
+    Redis(#[from] hapax_redis::OpenError),
     /// The server could not be reached, or is not a Hapax server.
     #[cfg(feature = "client")]
     #[error(transparent)]
@@ -47,6 +51,8 @@ impl OpenError {
             Self::Embedded(error) => error.code(),
             #[cfg(feature = "postgres")]
             Self::Postgres(error) => error.code(),
+            #[cfg(feature = "redis")]
+            Self::Redis(error) => error.code(),
             #[cfg(feature = "client")]
             Self::Client(error) => error.code(),
             Self::Thread(_) => "cannot-open",
@@ -72,6 +78,8 @@ pub enum StoreUrl {
     Embedded(PathBuf),
     /// `postgres://…` or `postgresql://…`: a PostgreSQL database.
     Postgres(String),
+    /// `redis://…`, `rediss://…`, `redis+cluster://…`, `redis+sentinel://…`: a ledger in Redis or Valkey.
+    Redis(String),
     /// `http://…` or `https://…`: a Hapax server.
     Server(String),
 }
@@ -84,6 +92,7 @@ impl FromStr for StoreUrl {
         match url.strip_prefix("embedded:").filter(|path| !path.is_empty()) {
             Some(path) => Ok(Self::Embedded(path.into())),
             None if begins_with(POSTGRES) => Ok(Self::Postgres(url.to_owned())),
+            None if begins_with(REDIS) => Ok(Self::Redis(url.to_owned())),
             None if begins_with(&["http://", "https://"]) => Ok(Self::Server(url.to_owned())),
             None => Err(unknown(url)),
         }
@@ -94,7 +103,7 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Embedded(path) => write!(f, "embedded:{}", path.display()),
-            Self::Postgres(url) | Self::Server(url) => f.write_str(&without_secrets(url)),
+            Self::Postgres(url) | Self::Redis(url) | Self::Server(url) => f.write_str(&without_secrets(url)),
         }
     }
 }
@@ -107,12 +116,23 @@ impl fmt::Debug for StoreUrl {
 
 const POSTGRES: &[&str] = &["postgres://", "postgresql://"];
 
+const REDIS: &[&str] = &[
+    "redis://",
+    "rediss://",
+    "redis+cluster://",
+    "rediss+cluster://",
+    "redis+sentinel://",
+    "rediss+sentinel://",
+];
+
 /// The URLs that this build supports.
 const KNOWN_URLS: &[&str] = &[
     #[cfg(feature = "embedded")]
     "embedded:PATH",
     #[cfg(feature = "postgres")]
     "postgres://HOST/DATABASE",
+    #[cfg(feature = "redis")]
+    "redis://HOST (a ledger)",
     #[cfg(feature = "client")]
     "http://HOST:PORT",
     #[cfg(feature = "client")]
@@ -135,6 +155,11 @@ pub(crate) async fn open(url: &str) -> Result<SharedStore, OpenError> {
         StoreUrl::Postgres(url) => {
             let options = hapax_postgres::Options::default();
             Ok(Arc::new(hapax_postgres::PostgresStore::open(&url, options).await?))
+        }
+        #[cfg(feature = "redis")]
+        StoreUrl::Redis(url) => {
+            let options = hapax_redis::Options::default();
+            Ok(Arc::new(hapax_redis::RedisStore::open(&url, options).await?))
         }
         #[cfg(feature = "client")]
         StoreUrl::Server(url) => Ok(Arc::new(hapax_client::Client::connect(&url, None).await?)),
@@ -210,6 +235,7 @@ mod tests {
     fn a_secret_in_a_url_is_not_shown() {
         for (url, shown) in [
             ("redis://id:hunter2@host:1/x", "redis://host:1/x"),
+            ("redis+cluster://id:hunter2@a:1,b:2", "redis+cluster://a:1,b:2"),
             ("http://id:hunter2@host:1/x", "http://host:1/x"),
             ("embedded:a@b", "embedded:a@b"),
             ("postgres://ann:hunter2@db:1/shop", "postgres://ann@db:1/shop"),
@@ -239,6 +265,9 @@ mod tests {
         assert_eq!(parse("embedded:a/b").unwrap(), StoreUrl::Embedded("a/b".into()));
         for url in ["postgres://db/shop", "postgresql:///shop?host=/run"] {
             assert_eq!(parse(url).unwrap(), StoreUrl::Postgres(url.to_owned()));
+        }
+        for url in ["redis://a", "rediss://a:1/2", "redis+cluster://a,b:2", "redis+sentinel://a/main"] {
+            assert_eq!(parse(url).unwrap(), StoreUrl::Redis(url.to_owned()));
         }
         for url in ["http://host:1", "https://id:key@host"] {
             assert_eq!(parse(url).unwrap(), StoreUrl::Server(url.to_owned()));

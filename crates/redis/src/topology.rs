@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use hapax_core::StoreError;
 use redis::{Value, from_redis_value};
 
@@ -160,12 +161,31 @@ impl Topology {
         for address in shuffled(&known) {
             let told = self.tell(&*self.node(&address)?, &["CLUSTER", "NODES"]).await;
             match told.map(|text| read_nodes(&text, &address, &self.slots)) {
-                Ok(map) if map.owners.iter().any(|owner| !owner.is_empty()) => return Ok(map),
+                Ok(map) if map.owners.iter().any(|owner| !owner.is_empty()) => {
+                    return Ok(self.with_all_replicas(map, &address).await);
+                }
                 Ok(_) => problem = StoreError::Unavailable(format!("{address} knows no node with our slots")),
                 Err(error) => problem = error,
             }
         }
         Err(problem)
+    }
+
+    /// Counts the replicas as each master knows them. A node that has not heard of a replica yet takes it for something
+    /// else, and a change that no replica has confirmed must not count as confirmed.
+    async fn with_all_replicas(&self, mut map: Map, asked: &str) -> Map {
+        let others: Vec<String> = map.replicas.keys().filter(|master| *master != asked).cloned().collect();
+        let views = others.iter().map(async |address| {
+            let node = self.node(address).ok()?;
+            let told = self.tell(&node, &["CLUSTER", "NODES"]).await.ok()?;
+            Some(read_nodes(&told, address, &self.slots))
+        });
+        for view in join_all(views).await.into_iter().flatten() {
+            for (master, count) in &mut map.replicas {
+                *count = view.replicas.get(master).copied().unwrap_or_default().max(*count);
+            }
+        }
+        map
     }
 
     /// The answer of one node to a question about the whole.

@@ -1,5 +1,5 @@
 //! A Cluster with one node at fault, each change confirmed by the replicas: nothing is lost, no effect happens twice, and what
-//! is not known is not called known.
+//! is not known is not called known. Each test starts Clusters of its own; they run with `HAPAX_LONG=1`.
 
 mod common;
 
@@ -15,12 +15,13 @@ use hapax_redis::{Durability, Options, RedisStore};
 use tokio::task::JoinSet;
 
 fn main() -> std::process::ExitCode {
-    common::main(tests![
+    common::long(tests![
         what_a_paused_replica_did_not_confirm_stays_unknown,
         failovers_on_request_lose_and_repeat_nothing,
         a_killed_master_loses_and_repeats_nothing,
         a_master_that_was_paused_through_a_failover_grants_nothing,
         a_slot_that_moves_keeps_its_entries,
+        a_failover_forgets_what_the_level_says_and_nothing_else,
     ])
 }
 
@@ -228,4 +229,52 @@ async fn a_slot_that_moves_keeps_its_entries() {
     let ended = end_patiently(&store, completed("held", &held, "done")).await;
     assert_eq!(ended, Ok(()));
     let Claim::Completed { .. } = claim_patiently(&store, ask("done", "bob")).await else { panic!("lost") };
+}
+
+/// The replica is away while claims are made, and then takes over from a master that is lost: two nodes at fault.
+async fn a_failover_forgets_what_the_level_says_and_nothing_else() {
+    const COUNT: usize = 20;
+    let cluster =
+        RedisCluster::start(&["appendonly yes", "appendfsync always", "cluster-node-timeout 120000"])
+            .unwrap();
+    let options = replicated();
+    let safe = RedisStore::open(&cluster.url(), options.clone()).await.unwrap();
+    let local = Options { durability: Durability::Local, ..options };
+    let fast = RedisStore::open(&cluster.url(), local).await.unwrap();
+    assert!(!fast.ledger_capabilities().fence, "the level says that a failover may repeat fences");
+    assert!(safe.ledger_capabilities().fence);
+    let before = effect(&safe, "before").await;
+    let has_entries =
+        |node: &hapax_faults::RedisServer| !node.cli(&["--scan", "--pattern", "*:meta"]).unwrap().is_empty();
+    let at = cluster.nodes[..3].iter().position(has_entries).expect("a node has the entries");
+    let (master, replica) = (&cluster.nodes[at], &cluster.nodes[at + 3]);
+    replica.kill();
+    let mut last = before.fence;
+    for n in 0..COUNT {
+        last = effect(&fast, &format!("local-{n}")).await.fence;
+    }
+    for n in 0..2 {
+        let unknown = claim(&safe, ask(&format!("safe-{n}"), "ann")).await;
+        assert!(
+            matches!(unknown, Err(ClaimError::Store(StoreError::OutcomeUnknown(_)))),
+            "nothing is confirmed without the replica: {unknown:?}"
+        );
+    }
+    master.kill();
+    replica.run().unwrap();
+    // The others may take a moment to see it again.
+    while replica.cli(&["CLUSTER", "FAILOVER", "TAKEOVER"]).is_err() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let entry = entry_patiently(&fast, id("before")).await.expect("what was confirmed is there");
+    assert_eq!((entry.state, entry.fence), (EntryState::Completed, before.fence));
+    let mut forgotten = 0;
+    for n in 0..COUNT {
+        forgotten += usize::from(entry_patiently(&fast, id(&format!("local-{n}"))).await.is_none());
+    }
+    assert_eq!(forgotten, COUNT, "`local` does not wait for replicas");
+    let Claim::Granted(next) = claim_patiently(&fast, ask("next", "ann")).await else {
+        panic!("not granted")
+    };
+    assert!(next.fence > last, "the clock keeps fences growing, as long as the clocks of the nodes agree");
 }

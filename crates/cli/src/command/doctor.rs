@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use hapax::core::policy::tier::{Finding, StoreFacts, check_store};
 use hapax::core::store::SharedStore;
 use hapax::core::{Examination, Store as AllSeams, StoreError, Tier};
 use hapax::embedded::{self, Environment};
+use hapax::redis::RedisStore;
 use hapax::{StoreUrl, without_secrets};
 use hapax_client::wire::ServerStatus;
 use serde::Serialize;
@@ -30,6 +31,7 @@ Examples:
   hapax doctor
   hapax doctor --store embedded:./hapax-data      while no server runs
   hapax doctor --store postgres://localhost/shop  at any time
+  hapax doctor --store redis+cluster://10.0.0.1?hapax_durability=replicated
   hapax doctor --producer-retry 1h
   hapax doctor --json | jq -r '.queues[] | select(.findings != []) | .name'
 
@@ -38,8 +40,8 @@ In a pipe a line has: store or queue NAME, tier, then `sound`; or refusal or war
 for the store `fact`, name, value. Where not all of a queue could be seen, `nothing found` takes the place of `sound`, or
 after findings `not seen`, with what and why.")]
 pub struct DoctorArgs {
-    /// A store instead of a server: embedded:PATH or postgres://HOST/DATABASE. It is opened briefly, as a server would
-    /// open it.
+    /// A store instead of a server: embedded:PATH, postgres://HOST/DATABASE or redis://HOST. It is opened briefly, as a
+    /// server would open it.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// How long producers keep repeating a send without a response.
@@ -109,9 +111,10 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
         Some(url) => match url.parse() {
             Ok(StoreUrl::Embedded(path)) => examine_folder(url, &path, args.producer_retry).await?,
             Ok(StoreUrl::Postgres(_)) => examine_database(url, args.producer_retry).await?,
+            Ok(StoreUrl::Redis(_)) => examine_redis(url).await?,
             _ => {
                 return Err(usage(format!(
-                    "--store {}: only embedded:PATH and postgres://HOST/DATABASE can be looked at without a server",
+                    "--store {}: only embedded:PATH, postgres://HOST/DATABASE and redis://HOST can be looked at without a server",
                     without_secrets(url)
                 )));
             }
@@ -178,6 +181,18 @@ async fn examine_database(url: &str, producer_retry_ms: Option<u64>) -> anyhow::
     let queues = queues(store.admin().as_ref(), producer_retry_ms).await?;
     store.close().await;
     Ok(DoctorReport { store: section, queues, ..DoctorReport::default() })
+}
+
+/// Redis is examined without a store in it, so that a server is reported in which none could be opened.
+async fn examine_redis(url: &str) -> anyhow::Result<DoctorReport> {
+    let place = without_secrets(url);
+    let examined = RedisStore::examine_servers(url, hapax::redis::Options::default()).await;
+    let examined = examined.with_context(|| place.clone())?;
+    let version = env!("CARGO_PKG_VERSION");
+    let mut section =
+        StoreSection { place, kind: Some("redis".to_owned()), version, ..StoreSection::default() };
+    section.examined(examined);
+    Ok(DoctorReport { store: section, ..DoctorReport::default() })
 }
 
 async fn examine_folder(

@@ -41,6 +41,9 @@ pub async fn run(args: MigrateArgs) -> anyhow::Result<()> {
                 "--store {shown}: an embedded store migrates itself when it is opened"
             )));
         }
+        StoreUrl::Redis(_) => {
+            return Err(usage(format!("--store {shown}: Redis has no schema; nothing has to be migrated")));
+        }
         _ => return Err(usage(format!("--store {shown}: use postgres://HOST/DATABASE"))),
     }
     let report = postgres::migrate(&args.store, &Options::default(), args.dry_run).await;

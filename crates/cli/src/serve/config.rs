@@ -106,6 +106,14 @@ impl StoreConfig {
         let (other, kind) = match self.url.parse() {
             Ok(StoreUrl::Embedded(_)) => ("postgres", "PostgreSQL"),
             Ok(StoreUrl::Postgres(_)) => ("embedded", "embedded"),
+            Ok(StoreUrl::Redis(_)) => {
+                let problem = format!(
+                    "store.url: {:?} holds a ledger and no queues; use embedded:PATH or postgres://HOST/DATABASE for a server, \
+                     and Redis as the ledger of `hapax proxy` or of a worker in your program",
+                    without_secrets(&self.url)
+                );
+                return vec![Problem::at("store.url", problem)];
+            }
             _ => {
                 let problem = format!(
                     "store.url: {:?} names no store; use embedded:PATH or postgres://HOST/DATABASE",

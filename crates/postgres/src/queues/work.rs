@@ -350,7 +350,7 @@ impl<'a> Work<'a> {
         let in_flight = self.items[&seq].in_flight();
         self.halt(seq);
         let (queue, message) = (&self.queue.name, &self.items[&seq].message);
-        tracing::error!(%queue, message = %message.id, problem, "a damaged message is parked");
+        tracing::error!(%queue, message_id = %message.id, problem, "a damaged message is parked");
         self.totals.damaged += 1;
         let message = &mut self.item(seq).message;
         if in_flight {

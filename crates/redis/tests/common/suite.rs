@@ -73,7 +73,7 @@ impl Harness for InRedis {
         }
     }
 
-    /// The servers of the tests are shared, so their restart is only told to the store; `ledger_under_outages` restarts one.
+    /// The servers of the tests are shared, so their restart is only told to the store; `redis_outages` restarts one.
     async fn restart(&mut self) {
         self.store.shut_down();
         self.store = RedisStore::open(&self.url, self.options.clone()).await.unwrap();

@@ -114,7 +114,7 @@ impl AdminConfig {
         if let AdminListen::At(address) = self.listen {
             if !is_store(ledger) {
                 let problem = "admin.listen: the ledger is kept by a server (--ledger), whose own address is for operators; \
-                               leave admin.listen out, or use embedded:PATH or postgres://HOST/DATABASE as the ledger";
+                               leave admin.listen out, or use embedded:PATH, postgres://HOST/DATABASE or redis://HOST as the ledger";
                 found.push(Problem::at("admin.listen", problem));
             } else if !address.ip().is_loopback() && self.keys.is_empty() {
                 let problem = format!(

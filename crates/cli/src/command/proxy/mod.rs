@@ -45,8 +45,8 @@ pub struct ProxyArgs {
     /// The upstream server: http://HOST:PORT or https://HOST.
     #[arg(long, value_name = "URL", env = "HAPAX_UPSTREAM")]
     upstream: Option<String>,
-    /// The ledger for keys and responses: embedded:PATH, postgres://HOST/DATABASE (with its password in PGPASSWORD), or a
-    /// server's http://HOST:PORT (with its token, ID:SECRET, in HAPAX_TOKEN) [default: embedded:./hapax-proxy-data].
+    /// The ledger for keys and responses: embedded:PATH, postgres://HOST/DATABASE (with its password in PGPASSWORD),
+    /// redis://HOST or redis+cluster://HOST,HOST (with its password in REDISCLI_AUTH), or a server's http://HOST:PORT (with its token, ID:SECRET, in HAPAX_TOKEN) [default: embedded:./hapax-proxy-data].
     #[arg(long, value_name = "URL", env = "HAPAX_LEDGER", hide_env_values = true)]
     ledger: Option<String>,
     /// Address to listen on; any address except loopback needs TLS or --insecure [default: 127.0.0.1:9325].
@@ -186,7 +186,7 @@ impl Default for Config {
 }
 
 /// What is printed is read by others: a server's token and a database's password are left out. They can be given in
-/// `HAPAX_TOKEN` and `PGPASSWORD`.
+/// `HAPAX_TOKEN`, `PGPASSWORD` and `REDISCLI_AUTH`.
 fn serialize_without_secrets<S: Serializer>(url: &str, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&without_secrets(url))
 }

@@ -71,10 +71,16 @@ async fn a_server_that_is_down_is_unavailable_at_once() {
 }
 
 async fn kills_under_load_lose_and_repeat_nothing() {
+    five_kills(DURABLE, Durability::Local).await;
+    // A process that is killed has written its file, although not to the disk.
+    five_kills(&["appendonly yes", "appendfsync everysec"], Durability::Process).await;
+}
+
+async fn five_kills(settings: &[&str], durability: Durability) {
     const WORKERS: usize = 4;
     const KEYS: usize = 25;
-    let server = std::sync::Arc::new(RedisServer::start(DURABLE).unwrap());
-    let store = RedisStore::open(&url(&server), options()).await.unwrap();
+    let server = std::sync::Arc::new(RedisServer::start(settings).unwrap());
+    let store = RedisStore::open(&url(&server), Options { durability, ..options() }).await.unwrap();
     let mut all = JoinSet::new();
     for worker in 0..WORKERS {
         let store = store.clone();
