@@ -127,10 +127,15 @@ fn usage(problem: impl Into<String>) -> anyhow::Error {
 }
 
 fn main() -> ExitCode {
-    // Not a command for users, and it needs no runtime.
-    if std::env::args_os().nth(1).is_some_and(|first| first == work::WATCHDOG_COMMAND) {
-        work::watch();
-        return ExitCode::SUCCESS;
+    // Not commands for users, and they need no runtime.
+    let mut args = std::env::args_os().skip(1);
+    match args.next() {
+        Some(first) if first == work::WATCHDOG_COMMAND => {
+            work::watch();
+            return ExitCode::SUCCESS;
+        }
+        Some(first) if first == work::START_COMMAND => return work::start(args),
+        _ => {}
     }
     let cli = Cli::parse();
     let result = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

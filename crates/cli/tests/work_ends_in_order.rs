@@ -236,6 +236,40 @@ fn a_kill_takes_the_commands_along() {
     until("both are dead", || !is_alive(&child) && !is_alive(&grandchild));
 }
 
+/// The same for a worker that is killed at the moment in which the process of a command appears, before anything can know
+/// of that process.
+#[test]
+fn a_kill_at_the_start_of_a_command_leaves_nothing_running() {
+    let server = jobs(&[]);
+    let script = "echo $$ >> started; exec sleep 600";
+    for round in 0..20 {
+        server.run(&["send", "jobs", "x", "--key", &format!("round-{round}")]).ok();
+        let mut command =
+            hapax(&server.folder, &["work", "jobs", "--lease", "600s", "--", "sh", "-c", script]);
+        let mut work = command.env("HAPAX_ENDPOINT", &server.endpoint).stderr(Stdio::null()).spawn().unwrap();
+        let id = work.id();
+        // The first process of `hapax work` is its watchdog.
+        let deadline = Instant::now() + PATIENCE;
+        while children(id).len() < 2 {
+            assert!(Instant::now() < deadline, "no command was started");
+        }
+        let processes = children(id);
+        work.kill().unwrap();
+        work.wait().unwrap();
+        until("all of its processes have ended", || !processes.iter().any(|process| is_alive(process)));
+    }
+    let started = std::fs::read_to_string(server.folder.path().join("started")).unwrap_or_default();
+    assert!(!started.lines().any(is_alive), "{started}");
+}
+
+/// The processes that a process has started.
+fn children(process: u32) -> Vec<String> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let paths = threads.filter_map(|thread| Some(thread.ok()?.path().join("children")));
+    let lists: Vec<_> = paths.filter_map(|path| std::fs::read_to_string(path).ok()).collect();
+    lists.iter().flat_map(|list| list.split_whitespace()).map(str::to_owned).collect()
+}
+
 /// The output of a command is printed line by line with its message's id, and a summary follows at the end.
 #[test]
 fn output_has_a_prefix_and_the_end_a_summary() {

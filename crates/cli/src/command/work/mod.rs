@@ -3,6 +3,7 @@
 mod environment;
 mod process;
 mod report;
+mod start;
 mod watchdog;
 
 use std::collections::HashMap;
@@ -26,6 +27,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use self::process::{CapturedOutput, CommandResult, CommandRunner, HaltState, StopReason};
 use self::report::{Reporter, summary};
+pub use self::start::{START_COMMAND, start};
 use self::watchdog::Watchdog;
 pub use self::watchdog::{WATCHDOG_COMMAND, watch};
 use crate::output::note;

@@ -19,6 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::start;
 use super::watchdog::Watchdog;
 
 /// How long to wait for the output of a command that has ended: a child of it may keep the pipe open.
@@ -152,15 +153,17 @@ impl CommandRunner {
     ) -> std::io::Result<CommandResult> {
         // Registered before the start, so that no end is missed.
         let mut ends = signal(SignalKind::child())?;
-        let mut command = tokio::process::Command::new(&self.program);
+        let secret = format!("{:032x}:", fastrand::u128(..));
+        let mut command = start::command(&secret, &self.program, &self.args)?;
         for name in stale {
             command.env_remove(name);
         }
-        command.args(&self.args).envs(env).process_group(0);
+        command.envs(env).process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let leader = leader(&child)?;
         let mut group = ProcessGroup { leader, armed: true, watchdog: &self.watchdog };
+        // The command itself starts when `write_body` tells it to.
         self.watchdog.group_started(leader);
 
         let (mut stdout, mut stderr) = (CapturedOutput::default(), Vec::new());
@@ -206,6 +209,9 @@ impl CommandRunner {
         }
         drop(io);
         stdout.is_open = !io_done;
+        if let Some(error) = start::failure(&secret, &stdout.bytes) {
+            return Err(error);
+        }
         let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
         Ok(CommandResult { code: status.code(), signal: status.signal(), stopped, stdout, stderr })
     }
@@ -254,9 +260,10 @@ async fn wait_for(mut halt: watch::Receiver<HaltState>, at_least: HaltState) {
     }
 }
 
-/// Writes the body to the command's input. A command that does not read it is not an error.
+/// Starts the command and writes the body to its input. A command that does not read it is not an error.
 async fn write_body(stdin: Option<ChildStdin>, body: Bytes) {
     if let Some(mut stdin) = stdin {
+        let _ = stdin.write_all(&[start::GO]).await;
         let _ = stdin.write_all(&body).await;
     }
 }

@@ -12,6 +12,8 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use super::start::own_program;
+
 /// The subcommand of the second process.
 pub const WATCHDOG_COMMAND: &str = "__watchdog";
 
@@ -24,11 +26,7 @@ pub struct Watchdog {
 impl Watchdog {
     /// Starts it in its own process group, so that Ctrl-C at the terminal does not reach it.
     pub fn start() -> std::io::Result<Self> {
-        // The executable file may have been replaced since this process started; this path still refers to the
-        // original.
-        let own = std::path::Path::new("/proc/self/exe");
-        let program = if own.exists() { own.to_owned() } else { std::env::current_exe()? };
-        let mut command = Command::new(program);
+        let mut command = Command::new(own_program()?);
         command.arg(WATCHDOG_COMMAND).process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn()?;
