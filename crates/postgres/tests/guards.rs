@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use common::{Database, Server, ask, completed, granted, id};
 use hapax_core::{
-    EntryState, Extend, Ledger as _, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _,
-    Receive,
+    EntryState, Extend, Json, Ledger as _, NewMessage, QueueAdmin as _, QueueConfig, QueueName,
+    QueueStore as _, Receive, RecordedOutcome, Resolution, ResolveError,
 };
 use sqlx::{Executor as _, PgConnection, Row as _};
 
@@ -19,6 +19,8 @@ fn main() -> ExitCode {
         an_end_that_was_overtaken_by_another_end_changes_nothing,
         fences_grow_although_the_sequence_was_set_back,
         a_stale_extension_does_not_prolong_the_newer_lease,
+        a_decision_that_was_overtaken_is_refused,
+        fences_of_an_entry_grow_although_the_sequence_was_set_back,
     ])
 }
 
@@ -30,6 +32,62 @@ async fn until_one_waits(db: &mut PgConnection) {
         assert!(start.elapsed() < Duration::from_mins(1), "no session waits for the row");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// An operator decides about an entry in doubt while another session takes the entry over, and commits first.
+async fn a_decision_that_was_overtaken_is_refused(server: &'static Server) {
+    for forgets in [false, true] {
+        let database = Database::migrated(server).await;
+        let clock = database.with_clock().await;
+        let store = database.open().await;
+        granted(&store, ask("k", "ann")).await;
+        clock.advance_ms(60_001).await;
+        let (mut other, mut db) = (database.connect().await, database.connect().await);
+        other.execute("BEGIN").await.unwrap();
+        let take_over =
+            "UPDATE hapax.ledger_entry SET fence = nextval('hapax.fence'), owner = 'bob', stage = 0,
+                         lease_ms = 60000, until_ms = hapax.now_ms() + 60000, prune_ms = NULL";
+        other.execute(take_over).await.unwrap();
+        let decision = {
+            let store = store.clone();
+            let decide = async move {
+                if forgets {
+                    store.forget(&id("k"), "eve").await
+                } else {
+                    store.resolve(&id("k"), Resolution::Absent, "eve").await
+                }
+            };
+            tokio::spawn(decide)
+        };
+        until_one_waits(&mut db).await;
+        other.execute("COMMIT").await.unwrap();
+        let decided = decision.await.unwrap();
+        assert!(matches!(decided, Err(ResolveError::InProgress { .. })), "{decided:?}");
+        let entry = store.entry(&id("k")).await.unwrap().unwrap();
+        assert_eq!(entry.owner.as_str(), "bob");
+        let audited: i64 = db.fetch_one("SELECT count(*) FROM hapax.audit").await.unwrap().get(0);
+        assert_eq!(audited, 0, "what was not done is not in the audit");
+    }
+}
+
+/// As after a failover to a server that lags, on a connection that a pooler has kept.
+async fn fences_of_an_entry_grow_although_the_sequence_was_set_back(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let clock = database.with_clock().await;
+    let store = database.open().await;
+    let mut last = granted(&store, ask("k", "ann")).await.fence;
+    for owner in ["bob", "carl"] {
+        clock.advance_ms(60_001).await;
+        database.connect().await.execute("SELECT setval('hapax.fence', 1)").await.unwrap();
+        let next = granted(&store, ask("k", owner)).await.fence;
+        assert!(next > last, "{next:?} after {last:?}");
+        last = next;
+    }
+    clock.advance_ms(60_001).await;
+    let outcome = RecordedOutcome::done(Json::of("by hand").unwrap());
+    store.resolve(&id("k"), Resolution::Completed { outcome, ttl_ms: 60_000 }, "eve").await.unwrap();
+    let resolved = store.entry(&id("k")).await.unwrap().unwrap().fence;
+    assert!(resolved > last, "{resolved:?} after {last:?}");
 }
 
 /// Ends a claim while another session makes a change that commits first. Gives whether the end was accepted.

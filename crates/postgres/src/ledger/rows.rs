@@ -190,7 +190,9 @@ async fn read_rows(
 }
 
 fn known(id: EntryId, row: &PgRow) -> Result<Known, Failure> {
-    let spare = row.try_get::<Option<i64>, _>("spare")?.map(|fence| Fence(fence as u64));
+    // Behind the entry's own, though the sequence was set back since by a failover.
+    let own: i64 = row.try_get::<Option<i64>, _>("fence")?.unwrap_or(0);
+    let spare = row.try_get::<Option<i64>, _>("spare")?.map(|fence| Fence(fence.max(own + 1) as u64));
     let over: bool = row.try_get("over")?;
     let (stored, entry) = match row.try_get::<Option<i16>, _>("stage")? {
         None => (None, None),
