@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::private_server::{PATIENCE, User, Watch, command, free_port, unprivileged};
 
 /// The variable of the environment that names a folder with the programs `postgres` and `initdb`. Without it, and for
-/// programs that are not in it, Debian's PostgreSQL 15 is used, or what is on the path.
+/// programs that are not in it, Debian's PostgreSQL 15 is used, what is on the path, or Debian's newest version.
 pub const PROGRAMS_VARIABLE: &str = "HAPAX_POSTGRES_BIN";
 
 /// A PostgreSQL server. One that was started here ends with the process, also if that is killed.
@@ -223,12 +223,25 @@ fn add_file(file: &Path, content: &str, user: Option<User>) -> std::io::Result<(
     user.map_or(Ok(()), |(uid, gid)| chown(file, Some(uid), Some(gid)))
 }
 
-/// A program of PostgreSQL, from the folder that the environment names, from Debian's folder or from the path.
+/// A program of PostgreSQL, from the folder that the environment names, from Debian's folders or from the path.
 fn program(name: &str) -> Result<PathBuf, String> {
     let given = std::env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from);
-    let debian = PathBuf::from("/usr/lib/postgresql/15/bin");
+    let debian = Path::new("/usr/lib/postgresql");
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders = given.into_iter().chain([debian]).chain(std::env::split_paths(&path));
+    let folders = given.into_iter().chain([debian.join("15/bin")]).chain(std::env::split_paths(&path));
+    let mut folders =
+        folders.chain(versions(debian).into_iter().map(|version| debian.join(format!("{version}/bin"))));
     let found = folders.find_map(|folder| Some(folder.join(name)).filter(|file| file.exists()));
     found.ok_or_else(|| format!("{name} is not installed; install postgresql-15"))
+}
+
+/// The versions in Debian's folder that the store works with, the newest first.
+fn versions(debian: &Path) -> Vec<u32> {
+    let folders = fs::read_dir(debian).into_iter().flatten().flatten();
+    let mut versions: Vec<u32> = folders
+        .filter_map(|folder| folder.file_name().to_str()?.parse().ok())
+        .filter(|version| *version > 15)
+        .collect();
+    versions.sort_unstable_by(|a, b| b.cmp(a));
+    versions
 }

@@ -37,14 +37,12 @@ pub enum Bank {
 
 impl Bank {
     pub const ALL: [Self; 3] = [Self::Keyed, Self::Fenced, Self::Trusting];
+    /// Their names, which are also the names of their queues.
+    pub const NAMES: [&'static str; 3] = ["keyed", "fenced", "trusting"];
 
     /// Its name, which is also the name of its queue.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Keyed => "keyed",
-            Self::Fenced => "fenced",
-            Self::Trusting => "trusting",
-        }
+        Self::NAMES[self as usize]
     }
 
     /// How its queue handles a payment that may or may not have been made.

@@ -13,8 +13,12 @@
 //!   resolve the parked messages. The end of this example does.
 //!
 //! The example ends with an error if one of these does not hold.
+//!
+//! With `--features postgres` and `-- --postgres` the banks are tables in PostgreSQL, see `postgres.rs`.
 
 mod bank;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod roles;
 mod storm;
 mod summary;
@@ -25,11 +29,11 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use hapax::Hapax;
 
-use crate::bank::Banks;
+use crate::bank::{Bank, Banks};
 use crate::roles::Kill;
 
-/// A run takes a few seconds; a longer one than this has failed.
-const PATIENCE: Duration = Duration::from_mins(5);
+/// A run takes a few seconds, the one on PostgreSQL a minute; a longer one than this has failed.
+const PATIENCE: Duration = Duration::from_mins(10);
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -43,14 +47,20 @@ async fn main() -> ExitCode {
                 Ok(true)
             }
             ["work", store, bank, kill] => {
-                let kill = if kill == "-" { None } else { Some(Kill::from_arg(kill)?) };
+                let kill = if kill == "-" { None } else { Some(Kill::from_arg(kill, &Bank::NAMES)?) };
                 let hapax = Hapax::open(store).await?;
                 roles::work(&hapax, bank.parse()?, kill, || println!("ready")).await?;
                 Ok(true)
             }
             [] => show(fastrand::u64(..1_000_000)).await,
             ["--seed", seed] => show(seed.parse().context("--seed takes a number")?).await,
-            _ => bail!("usage: payments [--seed N]"),
+            #[cfg(feature = "postgres")]
+            ["work-postgres", url, task] => postgres::work(url, task).await.map(|()| true),
+            #[cfg(feature = "postgres")]
+            ["--postgres", ref rest @ ..] => postgres::show(rest).await,
+            #[cfg(not(feature = "postgres"))]
+            ["--postgres", ..] => bail!("--postgres needs the feature: cargo run --features postgres …"),
+            _ => bail!("usage: payments [--seed N] | payments --postgres [URL] [--seconds N] [--seed N]"),
         }
     };
     match tokio::time::timeout(PATIENCE, run).await {

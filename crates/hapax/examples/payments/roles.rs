@@ -19,7 +19,7 @@ const LEASE_MS: u64 = 300;
 /// Where a worker kills its own process: when a delivery of the queue passes the point for the `nth` time.
 #[derive(Debug, Clone, Copy)]
 pub struct Kill {
-    pub bank: Bank,
+    pub queue: &'static str,
     pub point: Point,
     pub nth: u32,
 }
@@ -27,15 +27,28 @@ pub struct Kill {
 impl Kill {
     /// Formats it for the command line of a worker.
     pub fn to_arg(self) -> String {
-        format!("{}:{}:{}", self.bank.name(), self.point, self.nth)
+        format!("{}:{}:{}", self.queue, self.point, self.nth)
     }
 
-    /// Parses it.
-    pub fn from_arg(arg: &str) -> anyhow::Result<Self> {
+    /// Parses it; the queue is one of these.
+    pub fn from_arg(arg: &str, queues: &[&'static str]) -> anyhow::Result<Self> {
         let parts: Vec<_> = arg.split(':').collect();
-        let [bank, point, nth] = parts[..] else { anyhow::bail!("{arg:?} is not QUEUE:POINT:NTH") };
-        let bank = Bank::ALL.into_iter().find(|known| known.name() == bank).context("no such queue")?;
-        Ok(Self { bank, point: point.parse().map_err(anyhow::Error::msg)?, nth: nth.parse()? })
+        let [queue, point, nth] = parts[..] else { anyhow::bail!("{arg:?} is not QUEUE:POINT:NTH") };
+        let queue = queues.iter().find(|known| **known == queue).context("no such queue")?;
+        Ok(Self { queue, point: point.parse().map_err(anyhow::Error::msg)?, nth: nth.parse()? })
+    }
+
+    /// A hook for the worker of a queue that kills the process as told.
+    pub fn hook(kill: Option<Self>, queue: &'static str) -> impl Fn(Point) + Send + Sync + 'static {
+        let (kill, passed) = (kill.filter(|kill| kill.queue == queue), AtomicU32::new(0));
+        move |at| {
+            if let Some(Self { point, nth, .. }) = kill
+                && at == point
+                && passed.fetch_add(1, Ordering::SeqCst) + 1 == nth
+            {
+                die();
+            }
+        }
     }
 }
 
@@ -76,27 +89,20 @@ pub async fn worker(
     kill: Option<Kill>,
 ) -> anyhow::Result<Worker> {
     let payments = hapax.queue::<Payment>(bank.name())?;
-    let mut builder = payments
+    let builder = payments
         .worker(move |payment, cx| pay(bank, address, payment, cx))
         .on_doubt(bank.on_doubt())
-        .concurrency(2);
-    if let Some(Kill { point, nth, .. }) = kill.filter(|kill| kill.bank == bank) {
-        let passed = AtomicU32::new(0);
-        builder = builder.hook(move |at| {
-            if at == point && passed.fetch_add(1, Ordering::SeqCst) + 1 == nth {
-                die();
-            }
-        });
-    }
+        .concurrency(2)
+        .hook(Kill::hook(kill, bank.name()));
     Ok(builder.build().await?)
 }
 
-/// Completes when every message has ended or is parked.
-async fn settled(hapax: &Hapax) {
+/// Completes when every message of these queues has ended or is parked.
+pub async fn settled(hapax: &Hapax, queues: &[&'static str]) {
     loop {
         let mut left = 0;
-        for bank in Bank::ALL {
-            let queue = QueueName::new(bank.name()).expect("a constant");
+        for queue in queues {
+            let queue = QueueName::new(*queue).expect("a constant");
             match hapax.store().stats(&queue).await {
                 Ok(stats) => left += stats.ready + stats.delayed + stats.in_flight,
                 Err(_) => left += 1,
@@ -119,7 +125,8 @@ pub async fn work(
     let [keyed, fenced, trusting] = Bank::ALL.map(|bank| worker(hapax, bank, address, kill));
     let (keyed, fenced, trusting) = tokio::try_join!(keyed, fenced, trusting)?;
     ready();
-    tokio::try_join!(keyed.run(settled(hapax)), fenced.run(settled(hapax)), trusting.run(settled(hapax)),)?;
+    let until = || settled(hapax, &Bank::NAMES);
+    tokio::try_join!(keyed.run(until()), fenced.run(until()), trusting.run(until()))?;
     Ok(())
 }
 

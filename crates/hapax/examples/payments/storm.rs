@@ -30,7 +30,7 @@ pub struct Storm {
     /// Processes that were killed.
     pub crashes: u64,
     /// Crashes between a payment and the record of it, by bank.
-    pub after_effect: HashMap<Bank, u64>,
+    pub after_effect: HashMap<&'static str, u64>,
 }
 
 /// When a worker is killed.
@@ -46,7 +46,7 @@ enum Death {
 
 /// The schedule: first the named points, including each bank's crash between payment and record, then random times.
 fn schedule(random: &mut fastrand::Rng) -> Vec<Death> {
-    let mut at = |bank, point| Death::At(Kill { bank, point, nth: random.u32(2..=5) });
+    let mut at = |bank: Bank, point| Death::At(Kill { queue: bank.name(), point, nth: random.u32(2..=5) });
     let mut deaths = vec![
         at(Bank::Fenced, Point::AfterEffect),
         at(Bank::Trusting, Point::AfterEffect),
@@ -70,7 +70,7 @@ pub async fn rage(store: &str, banks: SocketAddr, seed: u64) -> anyhow::Result<S
         let (seed, payments, die_after) = (seed.to_string(), PAYMENTS.to_string(), die_after.to_string());
         let child = spawn(&["produce", store, &seed, &payments, &die_after])?;
         let mut sends: HashMap<Bank, u64> = HashMap::new();
-        let status = live(child, None, |line| {
+        let status = live(child, LIFE, None, |line| {
             for bank in Bank::ALL.into_iter().filter(|bank| line == format!("sent {}", bank.name())) {
                 *sends.entry(bank).or_default() += 1;
             }
@@ -89,13 +89,13 @@ pub async fn rage(store: &str, banks: SocketAddr, seed: u64) -> anyhow::Result<S
             Death::Never => (None, None),
         };
         let child = spawn(&["work", store, &banks.to_string(), &kill.map_or("-".to_owned(), Kill::to_arg)])?;
-        let status = live(child, after, |_| {}).await?;
+        let status = live(child, LIFE, after, |_| {}).await?;
         if done.ended(status, kill)? {
             break;
         }
         match (kill, after) {
-            (Some(Kill { bank, point, nth }), _) => {
-                println!("a worker died {point} of {} no. {nth}", bank.name());
+            (Some(Kill { queue, point, nth }), _) => {
+                println!("a worker died at {point} of delivery {nth} of {queue}");
             }
             (_, after) => println!("a worker died {:?} after its start", after.unwrap_or_default()),
         }
@@ -114,21 +114,22 @@ impl Storm {
         }
         self.crashes += 1;
         if let Some(kill) = kill.filter(|kill| kill.point == Point::AfterEffect) {
-            *self.after_effect.entry(kill.bank).or_default() += 1;
+            *self.after_effect.entry(kill.queue).or_default() += 1;
         }
         Ok(false)
     }
 }
 
-fn spawn(args: &[&str]) -> anyhow::Result<Child> {
+pub fn spawn(args: &[&str]) -> anyhow::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
     command.spawn().context("a process cannot be started")
 }
 
-/// Reads the lines of a process until it ends, or kills it this time after it was ready.
-async fn live(
+/// Reads the lines of a process until it ends, or kills it this time after it was ready. It ends within its life.
+pub async fn live(
     mut child: Child,
+    life_max: Duration,
     kill_after: Option<Duration>,
     mut heard: impl FnMut(&str),
 ) -> anyhow::Result<ExitStatus> {
@@ -145,5 +146,5 @@ async fn live(
         }
         anyhow::Ok(child.wait().await?)
     };
-    timeout(LIFE, life).await.context("a process hangs")?
+    timeout(life_max, life).await.context("a process hangs")?
 }

@@ -37,7 +37,7 @@ pub async fn lapsed(hapax: &Hapax) -> anyhow::Result<()> {
 }
 
 /// Prints whether an expectation holds.
-fn holds(what: &str, is_so: bool) -> bool {
+pub fn holds(what: &str, is_so: bool) -> bool {
     println!("{} {what}", if is_so { "  ok  " } else { "FAILED" });
     is_so
 }
@@ -69,7 +69,7 @@ pub async fn print(hapax: &Hapax, banks: &Banks, storm: &Storm) -> anyhow::Resul
             on_doubt,
             PAYMENTS,
             storm.sends.get(&bank).copied().unwrap_or_default(),
-            storm.after_effect.get(&bank).copied().unwrap_or_default(),
+            storm.after_effect.get(bank.name()).copied().unwrap_or_default(),
             books.calls,
             books.takeovers,
             format!("{}.00", books.cents / 100),
@@ -81,7 +81,7 @@ pub async fn print(hapax: &Hapax, banks: &Banks, storm: &Storm) -> anyhow::Resul
     println!();
     let [keyed, fenced, trusting] = Bank::ALL.map(|bank| banks.books(bank));
     let in_doubt = doubts(hapax, Bank::Trusting).await?.len() as u64;
-    let crashed = |bank| storm.after_effect.contains_key(&bank);
+    let crashed = |bank: Bank| storm.after_effect.contains_key(bank.name());
     let mut all = holds("keyed: every payment once", keyed.doubles() == 0 && missing(&keyed) == 0);
     all &= holds("keyed: it was asked again after a crash", crashed(Bank::Keyed) && keyed.takeovers > 0);
     all &= holds(
