@@ -36,6 +36,8 @@ pub const STEPS: &[Step] = &[
     Step { name: "clients: aws-cli", limit: Duration::from_mins(10), needs_build: true, action: aws_cli },
     Step { name: "clients: celery", limit: Duration::from_mins(10), needs_build: true, action: celery },
     Step { name: "clients: proxy", limit: Duration::from_mins(15), needs_build: true, action: proxy },
+    Step { name: "clients: psycopg", limit: Duration::from_mins(10), needs_build: true, action: psycopg },
+    Step { name: "clients: pg (js)", limit: Duration::from_mins(10), needs_build: true, action: pg_js },
     Step { name: "clients: js", limit: Duration::from_mins(10), needs_build: true, action: js },
     Step { name: "clients: rust", limit: Duration::from_mins(30), needs_build: true, action: rust },
 ];
@@ -51,6 +53,19 @@ fn boto3_query(cx: &Context, step: &Step) -> Outcome {
 /// The behaviour suite through servers whose store is a database of a private PostgreSQL server. What does not hold there
 /// yet is listed in `clients/python/behaviour/not_on_postgres.txt`.
 fn boto3_postgres(cx: &Context, step: &Step) -> Outcome {
+    on_postgres(|set| pytest_with(cx, step, "json", &["behaviour", "-n", "4"], set))
+}
+
+/// The SQL functions inside of one's own transaction, from Python.
+fn psycopg(cx: &Context, step: &Step) -> Outcome {
+    on_postgres(|set| pytest_with(cx, step, "postgres", &["transactional"], set))
+}
+
+/// Variables of the environment, by name and value.
+type Variables<'a> = &'a [(&'a str, &'a str)];
+
+/// Runs a suite with a private PostgreSQL server, which is named by variables of the environment.
+fn on_postgres(run: impl FnOnce(Variables<'_>) -> Outcome) -> Outcome {
     if PostgresServer::programs().as_os_str().is_empty() {
         // The step that installs it has said why it could not, and failed if it should.
         return Outcome::Skipped(Skip::RegistryOutOfReach("PostgreSQL 15 is not installed".to_owned()));
@@ -60,8 +75,7 @@ fn boto3_postgres(cx: &Context, step: &Step) -> Outcome {
         Err(why) => return Outcome::Skipped(Skip::Because(why)),
     };
     let url = server.url("");
-    let set = [("HAPAX_TEST_POSTGRES", url.trim_end_matches('/')), ("PATH", &path_with_postgres())];
-    pytest_with(cx, step, "json", &["behaviour", "-n", "4"], &set)
+    run(&[("HAPAX_TEST_POSTGRES", url.trim_end_matches('/')), ("PATH", &path_with_postgres())])
 }
 
 /// The path, with the programs of PostgreSQL first.
@@ -102,7 +116,7 @@ fn pytest_with(
     step: &Step,
     requirements: &str,
     args: &[&str],
-    variables: &[(&str, &str)],
+    variables: Variables<'_>,
 ) -> Outcome {
     let python = match venv(cx, step, requirements) {
         Ok(python) => python,
@@ -115,6 +129,17 @@ fn pytest_with(
 }
 
 fn js(cx: &Context, step: &Step) -> Outcome {
+    node_test(cx, step, &["clients/js/sqs.test.js"], "with_server.py", &[])
+}
+
+/// The SQL functions inside of one's own transaction, from Node.
+fn pg_js(cx: &Context, step: &Step) -> Outcome {
+    let files = ["clients/js/pg.test.js", "examples/transactional/charge.js"];
+    on_postgres(|set| node_test(cx, step, &files, "migrated.py", set))
+}
+
+/// Runs the first of these files with node's test runner, started by a script of `clients/python`.
+fn node_test(cx: &Context, step: &Step, files: &[&str], starter: &str, variables: Variables<'_>) -> Outcome {
     for tool in ["python3", "node", "npm"] {
         if let Err(skip) = version(tool) {
             return Outcome::Skipped(skip);
@@ -125,10 +150,12 @@ fn js(cx: &Context, step: &Step) -> Outcome {
         Ok(installed) => installed,
         Err(outcome) => return outcome,
     };
-    let files = ["package.json", "package-lock.json", "sqs.test.js"];
-    for name in files {
-        if let Err(error) = std::fs::copy(from.join(name), installed.folder.join(name)) {
-            return failed(format!("{name}: {error}"));
+    // Node resolves packages from the folder of the script, so the tests are copied to the installed packages.
+    let copied = ["clients/js/package.json", "clients/js/package-lock.json"].iter().chain(files);
+    for file in copied.map(|file| cx.root().join(file)) {
+        let name = file.file_name().unwrap_or_default();
+        if let Err(error) = std::fs::copy(&file, installed.folder.join(name)) {
+            return failed(format!("{}: {error}", file.display()));
         }
     }
     let npm = |args: &[&str]| {
@@ -140,10 +167,11 @@ fn js(cx: &Context, step: &Step) -> Outcome {
     if let Err(outcome) = installed.install(step, vec![install], npm(&["view", "is-number", "version"])) {
         return outcome;
     }
-    // Node resolves packages from the folder of the script, so the tests were copied to the installed packages.
     let mut command = with_binary(cx, Path::new("python3"));
-    command.current_dir(&installed.folder).arg(cx.root().join("clients/python/with_server.py"));
-    step.run(cx, with_args(command, &["node", "--test", "--test-reporter=tap", "sqs.test.js"]))
+    command.current_dir(&installed.folder).arg(cx.root().join("clients/python").join(starter));
+    command.envs(variables.iter().copied()).args(["node", "--test", "--test-reporter=tap"]);
+    command.args(files.first().and_then(|file| Path::new(file).file_name()));
+    step.run(cx, command)
 }
 
 fn rust(cx: &Context, step: &Step) -> Outcome {
