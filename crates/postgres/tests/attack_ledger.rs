@@ -1,21 +1,19 @@
-//! Several processes and many clients claim the same keys of one database, under faults at random times. A checker that
-//! knows nothing of the store reads the history: one holder at a time, fences grow, no stale completion is accepted, and
-//! every duplicate hears the same outcome.
+//! Several processes and many clients claim the same keys of one database, under faults at random times. The checker is
+//! `hapax_conformance::attack`.
 //!
 //! `HAPAX_SEED=n` chooses other faults, `HAPAX_LONG=1` runs twenty times as long.
 
 mod common;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::trouble::{Random, Site, seed, time};
-use common::{Database, PATIENCE, Server, patiently};
+use common::trouble::Site;
+use common::{Database, PATIENCE, Server};
+use hapax_conformance::attack::{LedgerAttack, time};
 use hapax_core::{
-    Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryId, EntryState, Grant, Json, Ledger as _,
-    Owner, RecordedOutcome, Renew, StoreError, TokenError,
+    Claim, ClaimEnding, ClaimRequest, EndClaim, EntryId, Grant, Json, Ledger, Owner, RecordedOutcome,
+    StoreError,
 };
 use hapax_postgres::{Options, PostgresStore};
 use sqlx::Executor as _;
@@ -29,38 +27,6 @@ fn main() -> std::process::ExitCode {
 }
 
 const PROCESSES: usize = 3;
-const CLIENTS: usize = 12;
-/// Short, so that leases end while their holders work.
-const LEASE_MS: u64 = 800;
-/// Clients that claim the same key.
-const SHARE: usize = 4;
-
-/// A claim that was granted.
-struct Granted {
-    begun: Instant,
-    answered: Instant,
-    owner: String,
-    fence: u64,
-}
-
-/// An attempt to end a claim.
-struct Ended {
-    begun: Instant,
-    fence: u64,
-    /// The outcome; `None`: the claim was given back.
-    outcome: Option<String>,
-    /// `None`: unknown.
-    done: Option<Result<(), TokenError>>,
-}
-
-#[derive(Default)]
-struct Key {
-    granted: Vec<Granted>,
-    ended: Vec<Ended>,
-    heard: BTreeSet<String>,
-}
-
-type History = Mutex<BTreeMap<String, Key>>;
 
 fn entry_id(key: &str) -> EntryId {
     EntryId::new("orders".parse().unwrap(), key.parse().unwrap())
@@ -82,153 +48,13 @@ async fn the_ledger_survives(_: &'static Server) {
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(async {
             let site = Arc::new(Site::start(PROCESSES).await);
-            let (history, over) = (Arc::new(History::default()), Arc::new(AtomicBool::new(false)));
-            let mut tasks = tokio::task::JoinSet::new();
-            for n in 0..CLIENTS {
-                tasks.spawn(work(site.clone(), history.clone(), over.clone(), n));
-            }
-            let enough = || history.lock().unwrap().len() > 50;
-            site.trouble(time(10), &over, enough).await;
-            tasks.join_all().await;
-            let history = std::mem::take(&mut *history.lock().unwrap());
-            check(&site.stores[0], &history).await;
+            let stores = site.stores.iter().map(|store| Arc::new(store.clone()) as Arc<dyn Ledger>);
+            let attack = LedgerAttack::begin(stores.collect());
+            site.trouble(time(10), || attack.keys() > 50).await;
+            attack.end().await;
         });
     };
     std::thread::spawn(run).join().unwrap();
-}
-
-/// Claims keys that other clients claim too, and completes them; sometimes too late, sometimes never.
-async fn work(site: Arc<Site>, history: Arc<History>, over: Arc<AtomicBool>, n: usize) {
-    let mut random = Random::new(seed() * 1_000 + n as u64);
-    let mut number = 0;
-    while !over.load(Ordering::SeqCst) {
-        number += 1;
-        let key = format!("{}-{number}", n / SHARE);
-        let owner = format!("{n}-{number}");
-        let store = &site.stores[n % PROCESSES];
-        finish(store, &history, &key, &owner, &mut random).await;
-        tokio::time::sleep(random.ms(10)).await;
-    }
-}
-
-/// One call in ten is dropped at a random time.
-fn patience(random: &mut Random) -> Duration {
-    if random.below(10) == 0 { random.ms(15) } else { Duration::from_mins(2) }
-}
-
-/// Asks until the key has an outcome.
-async fn finish(store: &PostgresStore, history: &History, key: &str, owner: &str, random: &mut Random) {
-    let start = Instant::now();
-    loop {
-        assert!(start.elapsed() < Duration::from_mins(5), "{key} does not end");
-        let begun = Instant::now();
-        let ask = ClaimRequest { wait_ms: random.below(500), ..request(key, owner, LEASE_MS) };
-        let Ok(answer) = tokio::time::timeout(patience(random), store.claim(vec![ask])).await else {
-            continue;
-        };
-        match answer.map(|mut answers| answers.remove(0)) {
-            Ok(Ok(Claim::Granted(grant))) => {
-                let granted = Granted {
-                    begun,
-                    answered: Instant::now(),
-                    owner: owner.to_owned(),
-                    fence: grant.fence.0,
-                };
-                history.lock().unwrap().entry(key.to_owned()).or_default().granted.push(granted);
-                hold(store, history, key, &grant, random).await;
-            }
-            Ok(Ok(Claim::Completed { outcome, .. })) => {
-                let outcome = outcome.value.unwrap().as_str().to_owned();
-                history.lock().unwrap().entry(key.to_owned()).or_default().heard.insert(outcome);
-                return;
-            }
-            Ok(Ok(Claim::InProgress { .. } | Claim::InDoubt { .. })) => {}
-            Ok(Err(ClaimError::Store(error))) | Err(error) => assert!(error.is_retryable(), "{key}: {error}"),
-            Ok(Err(error)) => panic!("{key}: {error}"),
-        }
-        tokio::time::sleep(random.ms(20)).await;
-    }
-}
-
-async fn hold(store: &PostgresStore, history: &History, key: &str, grant: &Grant, random: &mut Random) {
-    match random.below(12) {
-        // It hangs until its lease is over, and completes nevertheless.
-        0 => tokio::time::sleep(Duration::from_millis(LEASE_MS + random.below(300))).await,
-        // It is gone.
-        1 => return,
-        2 => {
-            let renew = Renew { id: entry_id(key), token: grant.token.clone(), lease_ms: LEASE_MS };
-            let _ = tokio::time::timeout(patience(random), store.renew(vec![renew])).await;
-        }
-        _ => tokio::time::sleep(random.ms(20)).await,
-    }
-    let outcome = format!("{key} by {}", grant.fence.0);
-    let release = random.below(10) == 0;
-    for _ in 0..3 {
-        let mut end = ending(key, grant, &outcome);
-        if release {
-            end.ending = ClaimEnding::Release;
-        }
-        let outcome = (!release).then(|| Json::of(&outcome).unwrap().as_str().to_owned());
-        let at = {
-            let mut history = history.lock().unwrap();
-            let ended = &mut history.get_mut(key).unwrap().ended;
-            ended.push(Ended { begun: Instant::now(), fence: grant.fence.0, outcome, done: None });
-            ended.len() - 1
-        };
-        match tokio::time::timeout(patience(random), store.end(vec![end])).await {
-            Ok(Ok(mut answers)) => {
-                history.lock().unwrap().get_mut(key).unwrap().ended[at].done = Some(answers.remove(0));
-                return;
-            }
-            Ok(Err(error)) => assert!(error.is_retryable(), "{key}: {error}"),
-            Err(_) => {}
-        }
-    }
-}
-
-async fn check(store: &PostgresStore, history: &BTreeMap<String, Key>) {
-    let grants: usize = history.values().map(|key| key.granted.len()).sum();
-    eprintln!("{} keys, {grants} grants", history.len());
-    for (name, key) in history {
-        check_holders(name, key);
-        assert!(key.heard.len() <= 1, "{name}: duplicates heard {:?}", key.heard);
-        let accepted = key.ended.iter().filter(|ended| ended.done == Some(Ok(())));
-        let accepted: BTreeSet<&String> = accepted.filter_map(|ended| ended.outcome.as_ref()).collect();
-        assert!(accepted.len() <= 1, "{name}: completed as {accepted:?}");
-        for heard in &key.heard {
-            assert!(
-                accepted.iter().all(|accepted| *accepted == heard),
-                "{name}: {accepted:?}, heard {heard}"
-            );
-            let tried = key.ended.iter().any(|ended| ended.outcome.as_ref() == Some(heard));
-            assert!(tried, "{name}: {heard} was never recorded");
-            let id = entry_id(name);
-            let entry = patiently(|| store.entry(&id)).await.unwrap();
-            assert_eq!(entry.state, EntryState::Completed, "{name}");
-            assert_eq!(entry.outcome.unwrap().value.unwrap().as_str(), heard, "{name}");
-        }
-    }
-}
-
-fn check_holders(name: &str, key: &Key) {
-    for one in &key.granted {
-        let lease_ends = one.begun + Duration::from_millis(LEASE_MS);
-        let its = key.ended.iter().filter(|ended| ended.fence == one.fence);
-        let until = its.map(|ended| ended.begun).fold(lease_ends, Instant::min);
-        for two in key.granted.iter().filter(|two| two.fence != one.fence) {
-            if two.fence > one.fence {
-                assert!(two.answered >= until, "{name}: {} and {} hold it", one.owner, two.owner);
-            } else {
-                assert!(two.begun <= one.answered, "{name}: fence {} after {}", two.fence, one.fence);
-            }
-        }
-        for ended in key.ended.iter().filter(|ended| ended.fence < one.fence && ended.done == Some(Ok(()))) {
-            assert!(ended.begun <= one.answered, "{name}: a stale claim was ended");
-        }
-        let same = key.granted.iter().filter(|two| two.fence == one.fence);
-        assert!(same.into_iter().all(|two| two.owner == one.owner), "{name}: two owners have one fence");
-    }
 }
 
 async fn granted(store: &PostgresStore, ask: ClaimRequest) -> Grant {

@@ -430,7 +430,7 @@ async fn a_redrive_moves_on_although_the_database_is_far_away(server: &'static S
     far.start_redrive(redrive_of(&dead)).await.unwrap();
     let start = std::time::Instant::now();
     loop {
-        let task = common::patiently(|| far.redrives(&dead)).await.remove(0);
+        let task = hapax_conformance::attack::patiently(|| far.redrives(&dead)).await.remove(0);
         if task.moved == LETTERS as u64 {
             return;
         }

@@ -4,7 +4,8 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Database, PATIENCE, Server, ask, claim, completed, granted, id, patiently};
+use common::{Database, PATIENCE, Server, ask, claim, completed, granted, id};
+use hapax_conformance::attack::patiently;
 use hapax_core::{Claim, ClaimError, EntryState, Ledger as _, StoreError};
 use hapax_postgres::{Options, PostgresStore};
 use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};

@@ -14,16 +14,17 @@ pub mod trouble;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hapax_core::{
     Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryId, Grant, Json, Ledger as _,
-    RecordedOutcome, StoreError,
+    RecordedOutcome,
 };
 use hapax_postgres::{Options, PostgresStore};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
+pub use hapax_conformance::attack::PATIENCE;
 pub use server::Server;
 
 /// The server of this process; `Err`: why there is none.
@@ -70,25 +71,6 @@ pub fn main(tests: &'static [Test]) -> std::process::ExitCode {
         })
     };
     libtest_mimic::run(&Arguments::from_args(), tests.iter().map(trial).collect()).exit_code()
-}
-
-/// Time for anything that is not stuck.
-pub const PATIENCE: Duration = Duration::from_mins(3);
-
-/// Repeats a call until the store answers. After a fault every call needs it: the pool may notice a cut connection only at
-/// its next use.
-pub async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(mut call: impl FnMut() -> F) -> T {
-    let start = Instant::now();
-    loop {
-        match call().await {
-            Ok(answer) => return answer,
-            Err(error) => {
-                assert!(error.is_retryable(), "{error}");
-                assert!(start.elapsed() < PATIENCE, "the store does not come back: {error}");
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        }
-    }
 }
 
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
