@@ -108,7 +108,13 @@ fn parse(url: &str) -> Result<PgConnectOptions, UrlError> {
     }
     check_files(url)?;
     let parsed = PgConnectOptions::from_str(url);
-    parsed.map_err(|error| UrlError(format!("the PostgreSQL URL cannot be read: {error}")))
+    let parsed = parsed.map_err(|error| UrlError(format!("the PostgreSQL URL cannot be read: {error}")))?;
+    // Otherwise the server would choose the one with the name of the user.
+    if parsed.get_database().is_none_or(str::is_empty) {
+        let remedy = "add it, as in postgres://USER@HOST/DATABASE, or set `PGDATABASE`";
+        return Err(UrlError(format!("the PostgreSQL URL names no database; {remedy}")));
+    }
+    Ok(parsed)
 }
 
 /// Files that a URL names for TLS: whether they can be read. A failed connect would not name the file.
@@ -195,6 +201,8 @@ fn session(connect: PgConnectOptions, options: &Options) -> Result<PgConnectOpti
 const CERTIFICATE_AUTHORITY: &str =
     "name the file of the authority that signed the server's certificate: `sslrootcert=FILE`";
 
+const ADDRESS: &str = "check host and port of the URL, and whether the server runs";
+
 /// Why a connection was refused, and what to do about it.
 pub(crate) fn refusal(error: &sqlx::Error) -> String {
     let text = error.to_string();
@@ -209,11 +217,23 @@ pub(crate) fn refusal(error: &sqlx::Error) -> String {
         ("BadSignature", CERTIFICATE_AUTHORITY),
         ("not valid for name", "connect by a name that the server's certificate has"),
         ("Expired", "renew the server's certificate, and check the clocks of both machines"),
+        ("permission denied for database", "let the role connect: GRANT CONNECT ON DATABASE … TO …"),
+        ("Connection refused", ADDRESS),
+        ("failed to lookup address", ADDRESS),
         (
             "password authentication failed",
             "check the user and the password: `PGPASSWORD`, `hapax_password_file`, ~/.pgpass or the URL",
         ),
     ];
+    // By its code, since the text may be in another language.
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    match code.as_deref() {
+        Some("3D000") => return format!("{text}; check the URL, or create it: CREATE DATABASE"),
+        Some("28000") if text.contains("does not exist") => {
+            return format!("{text}; check the user of the URL, or create it: CREATE ROLE … LOGIN");
+        }
+        _ => {}
+    }
     match remedies.iter().find(|(sign, _)| text.contains(sign)) {
         Some((_, remedy)) => format!("{text}; {remedy}"),
         None => text,

@@ -85,7 +85,9 @@ fn refused(what: &str, error: &dyn DatabaseError, access: Access) -> StoreError 
         "3F000" | "42P01" | "42883" | "42703" => StoreError::Unavailable(format!(
             "{told}; the schema `hapax` is missing or older than this program: run `hapax migrate`"
         )),
-        "42501" => StoreError::Unavailable(format!("{told}; the database role lacks a privilege")),
+        "42501" => StoreError::Unavailable(format!(
+            "{told}; the database role lacks a privilege: docs/postgres.md lists those that it needs"
+        )),
         _ if code.starts_with("22") => StoreError::Invalid(told),
         _ => StoreError::Unavailable(told),
     }

@@ -21,6 +21,7 @@ fn main() -> std::process::ExitCode {
         a_damaged_lease_does_not_keep_others_from_ending,
         a_receive_waits_on_when_its_queue_is_created_again,
         a_message_that_no_hint_tells_of_is_received,
+        a_hint_of_another_process_wakes_a_receive,
         many_waiting_receives_take_few_statements,
     ])
 }
@@ -280,4 +281,39 @@ async fn many_waiting_receives_take_few_statements(server: &'static Server) {
         received += task.await.unwrap().unwrap().len();
     }
     assert_eq!(received, 2);
+}
+
+/// By NOTIFY alone: the database answers no look for what waiting receives can have.
+async fn a_hint_of_another_process_wakes_a_receive(server: &'static Server) {
+    const LOOK: &str = "hapax.q_waiting(p_queue int[], p_prio smallint[], p_floor bigint[])";
+    let database = Database::migrated(server).await;
+    if server.has_pooler() && !database.url().contains("hapax_listen_url") {
+        // A pooler passes no hints on.
+        return;
+    }
+    let mut admin = database.connect().await;
+    // It is the function that the program calls.
+    admin.execute("SELECT 'hapax.q_waiting(int[], smallint[], bigint[])'::regprocedure").await.unwrap();
+    let blind =
+        format!("CREATE OR REPLACE FUNCTION {LOOK} RETURNS SETOF int LANGUAGE plpgsql AS 'BEGIN END'");
+    admin.execute(blind.as_str()).await.unwrap();
+    let (store, other) = (database.open().await, database.open().await);
+    for name in ["jobs", "jobs.fifo"] {
+        let name = create(&store, name).await;
+        for round in 0..3 {
+            let waiting = {
+                let (store, name) = (store.clone(), name.clone());
+                let ask = Receive { wait_ms: Some(20_000), ..Receive::up_to(1) };
+                tokio::spawn(async move { store.receive(&name, ask).await.unwrap() })
+            };
+            // Usually it waits then. If it does not yet, its own look finds the message.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let body = format!("m{round}");
+            send(&other, &name, &body).await;
+            let got = waiting.await.unwrap();
+            assert_eq!(bodies(&got), [body], "{name}: no hint has woken the receive");
+            let ack = hapax_core::Settle::ack(got[0].receipt.clone());
+            store.settle(&name, vec![ack]).await.unwrap().remove(0).unwrap();
+        }
+    }
 }
