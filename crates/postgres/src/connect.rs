@@ -34,6 +34,12 @@ pub struct Options {
     /// A file whose first line is the password. Default: the URL's password, else `PGPASSWORD`. In the URL:
     /// `hapax_password_file`.
     pub password_file: Option<PathBuf>,
+    /// A receive is answered only once its deliveries are on disk, and on the standbys that the server waits for. Without,
+    /// a receive of a standard queue does not wait for that: faster, and a crash of the database's server (not of this
+    /// process) forgets the deliveries of its last 0.6 s, so that their messages come back early, attempts uncounted,
+    /// and their receipts are stale. Sends, settles, claims and FIFO queues always wait. Has no effect behind a pooler.
+    /// Default: yes. In the URL: `hapax_sync_receives=false`.
+    pub sync_receives: bool,
     /// The portable form of the schema: a ledger and documents on databases that speak PostgreSQL's protocol without its
     /// sequences, advisory locks, `SKIP LOCKED` and LISTEN. Slower; without queues. It is chosen when the schema is made.
     /// Default: no. In the URL: `hapax_portable=true`.
@@ -54,6 +60,7 @@ impl Default for Options {
             pooler: false,
             listen_url: None,
             password_file: None,
+            sync_receives: true,
             portable: false,
             migrate: false,
             in_doubt_per_scope_max: 100_000,
@@ -143,13 +150,14 @@ fn set(options: &mut Options, pair: &str) -> Result<(), UrlError> {
         "connect_timeout_ms" => options.connect_timeout = Duration::from_millis(number()?),
         "operation_timeout_ms" => options.operation_timeout = Duration::from_millis(number()?),
         "pooler" => options.pooler = boolean(name, &value)?,
+        "sync_receives" => options.sync_receives = boolean(name, &value)?,
         "portable" => options.portable = boolean(name, &value)?,
         "listen_url" => options.listen_url = Some(value.into_owned()),
         "password_file" => options.password_file = Some(value.into_owned().into()),
         _ => {
             return Err(UrlError(format!(
                 "{PREFIX}{name} is not a parameter; use {PREFIX}connections_max, {PREFIX}connect_timeout_ms, \
-                 {PREFIX}operation_timeout_ms, {PREFIX}pooler, {PREFIX}portable, {PREFIX}listen_url or {PREFIX}password_file"
+                 {PREFIX}operation_timeout_ms, {PREFIX}pooler, {PREFIX}sync_receives, {PREFIX}portable, {PREFIX}listen_url or {PREFIX}password_file"
             )));
         }
     }

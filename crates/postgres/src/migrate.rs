@@ -61,6 +61,10 @@ const INBOX: &[Script] = &[
 const COPY: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0007_copy.sql"))];
 const BY_NUMBER: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0008_by_number.sql"))];
 const WAITING: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0009_waiting.sql"))];
+const ONE_STATEMENT: &[Script] = &[
+    Script::Both(include_str!("../migrations/0010_one_statement.sql")),
+    Script::StandardOnly(include_str!("../migrations/0010_unsynced.sql")),
+];
 
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
@@ -75,6 +79,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 7, name: "copy", scripts: COPY, readers_from: 7 },
     Migration { version: 8, name: "by-number", scripts: BY_NUMBER, readers_from: 1 },
     Migration { version: 9, name: "waiting", scripts: WAITING, readers_from: 1 },
+    Migration { version: 10, name: "one-statement", scripts: ONE_STATEMENT, readers_from: 1 },
 ];
 
 /// The version of the schema that this program makes.

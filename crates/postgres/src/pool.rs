@@ -99,6 +99,11 @@ impl Pool {
         self.inner.bounds
     }
 
+    /// Grows whenever a connection breaks.
+    pub fn epoch(&self) -> u64 {
+        self.state().epoch
+    }
+
     /// Runs an operation on a connection, in a task of its own: a caller that is dropped does not interrupt it.
     pub async fn run<T, F>(&self, what: &'static str, access: Access, operation: F) -> Result<T, StoreError>
     where
@@ -222,6 +227,7 @@ impl Pool {
             if !doubtful || answers(&mut idle.connection, connect).await {
                 return Ok(Taken { connection: idle.connection, epoch, permit });
             }
+            self.state().epoch += 1;
         }
     }
 

@@ -15,7 +15,7 @@ const PASSED: usize = 3_000;
 /// Pages that a receive reads, from a place on.
 async fn pages_of_a_receive(db: &mut PgConnection, version: i64, floor: i64) -> i64 {
     let sql = format!(
-        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT slot FROM hapax.q_recv(1, {version}, '{{0}}', '{{{floor}}}', \
+        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT slot FROM hapax.q_take(1, {version}, '{{0}}', '{{{floor}}}', \
          '{{30000}}', '{{NULL}}', 1000000000, NULL, hapax.now_ms() - 1000)"
     );
     let mut rolled_back = db.begin().await.unwrap();

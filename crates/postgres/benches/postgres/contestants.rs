@@ -15,6 +15,8 @@ use crate::server::Server;
 const BODY_BYTES: usize = 256;
 /// Messages in a queue before the first turn.
 pub const SHALLOW: u64 = 1_000;
+/// Hapax with `sync_receives` off.
+pub const UNSYNCED: &str = "Hapax, receives not synced";
 
 /// What each of them does to a message: the loop that is written first, with a partial index on what is ready.
 const SKIP_LOCKED: Sql = Sql {
@@ -127,7 +129,7 @@ impl Contestant {
         let queue: QueueName = queue.parse().expect("a name");
         let mut opened = Vec::new();
         for _ in 0..stores {
-            let options = Options { migrate: true, ..Options::default() };
+            let options = Options { migrate: true, sync_receives: name != UNSYNCED, ..Options::default() };
             opened.push(PostgresStore::open(&server.url(database), options).await.expect("the store opens"));
         }
         opened[0].create_queue(&queue, QueueConfig::default()).await.expect("a queue is made");

@@ -15,7 +15,7 @@ mod server;
 use std::time::Duration;
 
 use args::Args;
-use contestants::{Contestant, Load, SHALLOW};
+use contestants::{Contestant, Load, SHALLOW, UNSYNCED};
 use ledger::Ledgers;
 use measure::{median, table, thousands};
 use server::{Server, Statements, Used};
@@ -140,6 +140,7 @@ async fn lifecycles(args: &Args, server: &mut Server, batch: usize) {
     let mut all = [
         Contestant::hapax(server, "Hapax", &name("hapax"), "jobs", 1).await,
         Contestant::hapax(server, "Hapax, two servers", &name("hapax_two"), "jobs", 2).await,
+        Contestant::hapax(server, UNSYNCED, &name("hapax_unsynced"), "jobs", 1).await,
         Contestant::skip_locked(server, &name("skip_locked")).await,
         Contestant::pgmq_style(server, &name("pgmq")).await,
     ];
@@ -148,7 +149,7 @@ async fn lifecycles(args: &Args, server: &mut Server, batch: usize) {
         contestant.fill(server, SHALLOW).await;
         contestant.turn(server, load).await;
     }
-    let mut series: [Series; 4] = Default::default();
+    let mut series: [Series; 5] = Default::default();
     for round in 0..args.rounds {
         for at in 0..all.len() {
             let at = (at + round) % all.len();
@@ -160,12 +161,13 @@ async fn lifecycles(args: &Args, server: &mut Server, batch: usize) {
         let (done, _) = contestant.turn(server, load).await;
         series.counted = each(server.counted(&contestant.database).await, done);
     }
-    let rows: Vec<_> = all.iter().zip(&series).map(|(of, its)| its.row(of.name, &series[2])).collect();
+    let rows: Vec<_> = all.iter().zip(&series).map(|(of, its)| its.row(of.name, &series[3])).collect();
     let title = format!("Lifecycles of {CLIENTS} clients, {batch} in a call");
     table(args.markdown, &title, &COLUMNS, &rows);
     println!(
-        "\nHapax of pgmq style: {}; two servers of one: {}",
-        series[0].ratio(&series[3]),
+        "\nHapax of pgmq style: {}, receives not synced: {}; two servers of one: {}",
+        series[0].ratio(&series[4]),
+        series[2].ratio(&series[4]),
         series[1].ratio(&series[0])
     );
 }

@@ -7,6 +7,7 @@ use hapax_core::{ClaimEnding, EndClaim, EntryId, Fence, RemainingLease, Renew, S
 use sqlx::{Connection as _, PgConnection};
 
 use super::claim::lease_ms;
+use super::complete::Completions;
 use super::rows::{Hash, Reading, Snapshot, hash_of};
 use super::{LedgerState, ROUNDS_MAX, contended, partly};
 use crate::error::Failure;
@@ -123,9 +124,34 @@ pub(super) async fn end_batch(
     calls: &[Vec<EndClaim>],
 ) -> Result<Vec<Vec<Result<(), TokenError>>>, Failure> {
     let all: Vec<&EndClaim> = calls.iter().flatten().collect();
-    let answers = hold(ledger, connection, &all, Reading::default()).await?;
+    let completed = complete_held(ledger, connection, &all).await?;
+    let answers = hold_rest(ledger, connection, &all, Reading::default(), completed).await?;
     ledger.ended(&ClaimsEnded::of(&all, &answers));
     Ok(regroup(calls, answers))
+}
+
+/// Completes claims that are simply held, by one statement. The others have no answer yet.
+async fn complete_held(
+    ledger: &LedgerState,
+    connection: &mut PgConnection,
+    all: &[&EndClaim],
+) -> Result<Vec<Option<Held<()>>>, Failure> {
+    let (mut asked, mut seen) = (Completions::default(), HashSet::new());
+    for (at, end) in all.iter().enumerate() {
+        let hash = hash_of(&end.id);
+        // What comes first in the batch is decided first.
+        let is_first = seen.insert(hash);
+        if let (true, ClaimEnding::Complete { outcome, ttl_ms }, Some(fence)) =
+            (is_first, &end.ending, ledger.fence_of(&hash, &end.token))
+        {
+            asked.push(at, hash, fence, outcome.clone().without_oversize_value(), *ttl_ms);
+        }
+    }
+    let mut answers: Vec<Option<Held<()>>> = all.iter().map(|_| None).collect();
+    for at in asked.write(connection).await? {
+        answers[at] = Some(Ok(((), true)));
+    }
+    Ok(answers)
 }
 
 /// Ends claims in the transaction of a settle. After its commit, the caller passes the second part to
@@ -158,7 +184,20 @@ async fn hold<H: Holding + Sync>(
 where
     H::Answer: Send,
 {
-    let mut answers: Vec<Option<Held<H::Answer>>> = all.iter().map(|_| None).collect();
+    hold_rest(ledger, connection, all, reading, all.iter().map(|_| None).collect()).await
+}
+
+/// The same for those that have no answer yet.
+async fn hold_rest<H: Holding + Sync>(
+    ledger: &LedgerState,
+    connection: &mut PgConnection,
+    all: &[&H],
+    reading: Reading,
+    mut answers: Vec<Option<Held<H::Answer>>>,
+) -> Result<Vec<Held<H::Answer>>, Failure>
+where
+    H::Answer: Send,
+{
     // With locks, and behind a pooler, it is a part of a transaction, which a failure rolls back. Otherwise, what other
     // rounds have decided is committed, and only the one that failed is repeated.
     let commits = !reading.lock && !connection.is_in_transaction();

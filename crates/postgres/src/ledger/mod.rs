@@ -1,9 +1,11 @@
 //! The ledger: which keys have been claimed, by which owner, and with which outcome.
 //!
 //! A batch reads its rows, decides by `hapax_core::ledger::protocol`, and writes each row back only if it has not changed
-//! since; what has changed is read and decided again. See `migrations/0002_ledger.sql`.
+//! since; what has changed is read and decided again. See `migrations/0002_ledger.sql`. Claims of free keys and completions
+//! of claims that are held need no reading: for them the statement's own condition is the decision.
 
 mod claim;
+mod complete;
 mod holders;
 mod operators;
 mod rooms;

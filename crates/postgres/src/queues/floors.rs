@@ -82,6 +82,8 @@ pub(super) struct Floors {
     seen: HashMap<u8, u64>,
     /// The store's time at which no lease and no delay was over.
     swept_ms: u64,
+    /// How often connections had broken when this was learned.
+    epoch: u64,
     /// The earliest time behind which was looked since then.
     from_ms: Option<u64>,
     sweeps: Looks,
@@ -94,8 +96,14 @@ impl Inner {
             // A group that has more than its share is passed over.
             return vec![0; priorities.len()];
         }
+        let epoch = self.base.pool.epoch();
         let (mut all, now) = (lock(&self.floors), Instant::now());
-        let Floors { taken, takes, .. } = all.entry(queue.id).or_default();
+        let floors = all.entry(queue.id).or_default();
+        if floors.epoch != epoch {
+            // The server may have crashed, and forgotten receives: their messages are where they were.
+            (floors.epoch, floors.taken) = (epoch, HashMap::new());
+        }
+        let Floors { taken, takes, .. } = floors;
         // A look further back is made once for each time, by a take or without.
         let floor = |priority: &i16| {
             let back = takes.entry(*priority as u8).or_default().next(now, LAG);

@@ -37,6 +37,7 @@ mod settled;
 mod sweep;
 mod transaction;
 mod transfer;
+mod unsynced;
 mod work;
 mod write;
 
@@ -74,6 +75,7 @@ pub(crate) struct Inner {
     floors: Mutex<HashMap<i32, floors::Floors>>,
     /// The leases of each queue as they were last counted.
     in_flight: Mutex<HashMap<i32, in_flight::Counted>>,
+    fence_floor: unsynced::Floor,
     sends: Merger<send::Plain, send::PlainAnswer>,
     acks: Merger<settle::Acks, Vec<(u64, u64)>>,
     extends: Merger<settle::Extends, Vec<(u64, u64)>>,
@@ -99,6 +101,7 @@ impl Queues {
             sweeps: Mutex::default(),
             floors: Mutex::default(),
             in_flight: Mutex::default(),
+            fence_floor: unsynced::Floor::default(),
             sends: send::merger(base),
             acks: settle::ack_merger(base),
             extends: settle::extend_merger(base),

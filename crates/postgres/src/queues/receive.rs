@@ -39,10 +39,12 @@ struct Found {
     swept: bool,
 }
 
-/// Where to begin to look: the places of each priority, and the time of leases and delays.
+/// Where to begin to look: the places of each priority, and the time of leases and delays. Up to which fence the receive need
+/// not wait for the disk.
 struct Reach {
     floors: Vec<i64>,
     from_ms: i64,
+    unsynced_upto: i64,
 }
 
 /// Room for one message.
@@ -155,7 +157,11 @@ impl Inner {
     }
 
     fn reach(&self, queue: &Queue) -> Reach {
-        Reach { floors: self.take_floors(queue, &queue.priorities()), from_ms: self.sweep_from(queue.id) }
+        Reach {
+            floors: self.take_floors(queue, &queue.priorities()),
+            from_ms: self.sweep_from(queue.id),
+            unsynced_upto: self.unsynced_upto(),
+        }
     }
 
     fn note_found(&self, queue: &Queue, found: &Found) {
@@ -266,7 +272,7 @@ impl Inner {
             return self.probe(queue, probe).await;
         }
         let (of, ask) = (queue.clone(), Arc::new(ask));
-        let from = Arc::new(self.reach(queue));
+        let from = Arc::new(Reach { unsynced_upto: 0, ..self.reach(queue) });
         let repeated = self.transact("receive", move |db| {
             let (queue, ask, from) = (of.clone(), ask.clone(), from.clone());
             Box::pin(async move { repeat(db, &queue, &ask, probe, &from).await }) as BoxFuture<'_, _>
@@ -536,13 +542,14 @@ async fn take(
     } else {
         let priorities = queue.priorities();
         let noisy = if queue.grouped { Some(noisy(db, queue).await?) } else { None };
-        let sql = "SELECT * FROM hapax.q_take($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+        let sql = "SELECT * FROM hapax.q_take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
         let take = sqlx::query(sql).bind(queue.id).bind(queue.version).bind(priorities).bind(&from.floors);
         take.bind(leases)
             .bind(consumers)
             .bind(retention_ms)
             .bind(noisy)
             .bind(from.from_ms)
+            .bind(from.unsynced_upto)
             .fetch_all(db)
             .await?
     };

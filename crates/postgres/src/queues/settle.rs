@@ -16,7 +16,7 @@ use sqlx::{PgConnection, Row as _};
 use super::receipt::Named;
 use super::transaction::{Effects, finish, work_on};
 use super::write::seqs_of;
-use super::{Inner, Queue, entries};
+use super::{Inner, Queue, entries, sweep};
 use crate::error::{Access, Failure};
 use crate::ledger::{ClaimsEnded, PostgresLedger};
 use crate::merge::Merger;
@@ -265,8 +265,11 @@ impl Inner {
                     *answer = Some(Ok(RemainingLease { lease_ms: extend.lease_ms }));
                 }
             }
-            self.sweeper.sooner();
-            self.kick(queue.id);
+            if batch.iter().any(|extend| extend.lease_ms <= sweep::FORESEEN_MS) {
+                // It may end before the next look at all queues.
+                self.sweeper.sooner();
+                self.kick(queue.id);
+            }
         }
         let rest: Vec<(usize, Extend)> =
             batch.into_iter().enumerate().filter(|(at, _)| answers[*at].is_none()).collect();

@@ -21,6 +21,8 @@ use crate::error::{Access, Failure};
 
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(500);
+/// A look foresees what ends within this time, in milliseconds; see `hapax.q_probe`.
+pub(super) const FORESEEN_MS: u64 = 1_000;
 /// The shortest, while calls wait, no hints arrive, and something was found.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// The shortest time until a look for a lease or a delay that ends soon.
@@ -84,6 +86,7 @@ pub(super) async fn run(inner: Weak<Inner>) {
         let asked = *lock(&inner.sweeper.asked);
         let whole = asked > *inner.sweeper.done.0.borrow();
         let mut next = PAUSE;
+        inner.keep_floor().await;
         match inner.look_at_all().await {
             Ok(look) => {
                 // Without hints, what other processes send is found by looking: more often after something was found.

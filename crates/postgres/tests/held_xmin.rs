@@ -1,0 +1,146 @@
+//! A transaction that is open for long keeps deleted rows in tables and indexes. Queues must not read them again and again.
+//! Verdicts are counts of pages, never times.
+
+mod common;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use common::{Database, Server};
+use hapax_core::{
+    Delivery, Extend, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive, Settle,
+};
+use hapax_postgres::PostgresStore;
+use sqlx::{Executor as _, PgConnection, Row as _};
+use tokio::task::JoinSet;
+
+/// Timeout of every wait; only failures reach it.
+const PATIENCE: Duration = Duration::from_mins(5);
+/// Calls of each kind whose pages are counted.
+const COUNTED: u64 = 300;
+
+fn main() -> ExitCode {
+    common::main(tests![a_standard_queue_does_not_read_what_is_gone])
+}
+
+async fn number(db: &mut PgConnection, sql: &str) -> u64 {
+    sqlx::query(sql).fetch_one(db).await.unwrap().get::<i64, _>(0) as u64
+}
+
+async fn receive(store: &PostgresStore, name: &QueueName, max: usize, lease_ms: u64) -> Vec<Delivery> {
+    let ask = Receive { wait_ms: Some(1_000), lease_ms: Some(lease_ms), ..Receive::up_to(max) };
+    store.receive(name, ask).await.unwrap()
+}
+
+async fn ack(store: &PostgresStore, name: &QueueName, got: &[Delivery]) {
+    let acks = got.iter().map(|delivery| Settle::ack(delivery.receipt.clone())).collect();
+    for settled in store.settle(name, acks).await.unwrap() {
+        settled.unwrap();
+    }
+}
+
+async fn extend(store: &PostgresStore, name: &QueueName, got: &[Delivery]) {
+    let extend = |one: &Delivery| Extend { receipt: one.receipt.clone(), lease_ms: 60_000, own_lease: false };
+    for extended in store.extend(name, got.iter().map(extend).collect()).await.unwrap() {
+        extended.unwrap();
+    }
+}
+
+/// A message is sent, received, kept alive and acked, one call each.
+async fn lifecycle(store: &PostgresStore, name: &QueueName) {
+    store.send(name, vec![NewMessage::new("x".repeat(256))]).await.unwrap().remove(0).unwrap();
+    let start = Instant::now();
+    loop {
+        let got = receive(store, name, 1, 60_000).await;
+        if !got.is_empty() {
+            extend(store, name, &got).await;
+            return ack(store, name, &got).await;
+        }
+        assert!(start.elapsed() < PATIENCE, "nothing was received");
+    }
+}
+
+/// Pages of tables and indexes that were touched until now, by sessions that have ended.
+async fn pages(db: &mut PgConnection) -> u64 {
+    let others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'hapax'";
+    let start = Instant::now();
+    while number(db, others).await > 0 {
+        assert!(start.elapsed() < PATIENCE, "sessions stay");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let sql =
+        "SELECT sum(coalesce(heap_blks_read, 0) + coalesce(heap_blks_hit, 0) + coalesce(idx_blks_read, 0)
+           + coalesce(idx_blks_hit, 0))::bigint FROM pg_statio_user_tables WHERE schemaname = 'hapax'";
+    number(db, sql).await
+}
+
+/// The pages that lifecycles of one client on a store of its own touch, and the seconds that they took.
+async fn pages_of_lifecycles(database: &Database, name: &QueueName, db: &mut PgConnection) -> (u64, u64) {
+    let (before, start) = (pages(db).await, Instant::now());
+    let store = database.open().await;
+    for _ in 0..COUNTED {
+        lifecycle(&store, name).await;
+    }
+    let secs = start.elapsed().as_secs();
+    store.shut_down();
+    drop(store);
+    (pages(db).await - before, secs)
+}
+
+/// Clients send, receive and ack; some leases end unused, and their messages are received again.
+async fn traffic(database: &Database, name: &QueueName, lifecycles: u64) {
+    const CLIENTS: usize = 20;
+    let store = database.open().await;
+    let mut clients = JoinSet::new();
+    for _ in 0..CLIENTS {
+        let (store, name) = (store.clone(), name.clone());
+        clients.spawn(async move {
+            let mut acked = 0;
+            for at in 0..lifecycles / CLIENTS as u64 {
+                store.send(&name, vec![NewMessage::new("x".repeat(256))]).await.unwrap().remove(0).unwrap();
+                let lapses = at % 20 == 0;
+                let got = receive(&store, &name, 1, if lapses { 20 } else { 60_000 }).await;
+                if !lapses && !got.is_empty() {
+                    if at % 4 == 1 {
+                        extend(&store, &name, &got).await;
+                    }
+                    ack(&store, &name, &got).await;
+                    acked += got.len() as u64;
+                }
+            }
+            acked
+        });
+    }
+    let mut acked: u64 = clients.join_all().await.into_iter().sum();
+    let start = Instant::now();
+    while acked < lifecycles {
+        let got = receive(&store, name, 100, 60_000).await;
+        ack(&store, name, &got).await;
+        acked += got.len() as u64;
+        assert!(start.elapsed() < PATIENCE, "{acked} of {lifecycles} were acked");
+    }
+    store.shut_down();
+}
+
+/// Once a second, and more rarely from further back, a store looks for what may have been committed late, and reads what is
+/// gone; the time that the lifecycles take allows for as many walks over everything. If calls or sweeps read what is gone
+/// each time, there are hundreds.
+async fn a_standard_queue_does_not_read_what_is_gone(server: &'static Server) {
+    let lifecycles = if std::env::var_os("HAPAX_LONG").is_some() { 100_000 } else { 10_000 };
+    let (database, name) = (Database::migrated(server).await, QueueName::new("jobs").unwrap());
+    let store = database.open().await;
+    store.create_queue(&name, QueueConfig::sqs()).await.unwrap();
+    store.shut_down();
+    drop(store);
+    let (mut db, mut holder) = (database.connect().await, database.connect().await);
+    holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ").await.unwrap();
+    holder.execute("SELECT count(*) FROM hapax.q_ready").await.unwrap();
+    let (early, _) = pages_of_lifecycles(&database, &name, &mut db).await;
+    traffic(&database, &name, lifecycles).await;
+    let (late, secs) = pages_of_lifecycles(&database, &name, &mut db).await;
+    let walks = secs + 5;
+    let allowed = 2 * early + walks * 2 * lifecycles;
+    println!("{early} pages at first, {late} after {lifecycles} lifecycles, {allowed} allowed ({secs} s)");
+    assert!(late <= allowed, "{COUNTED} lifecycles touch {late} pages; before the dead rows it was {early}");
+    holder.execute("ROLLBACK").await.unwrap();
+}
