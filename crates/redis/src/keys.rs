@@ -1,15 +1,23 @@
 //! Names of the keys in Redis.
 //!
-//! All keys of a scope of the ledger have one hash tag, and so will those of a queue, whose ledger scope bears its name:
-//! one script may then change a message and its entry, also on a Cluster. There are [`SHARDS`] tags, spread evenly over the
+//! All keys of a scope of the ledger have one hash tag, and so have those of a queue, whose ledger scope bears its name: one
+//! script could change a message and its entry, also on a Cluster. There are [`SHARDS`] tags, spread evenly over the
 //! slots of a Cluster, and a scope belongs to one of them. A fixed number, since listing and sweeping visit each of them.
 
-use hapax_core::{EntryId, Scope};
+use hapax_core::{EntryId, QueueName, Scope};
 
 /// Number of hash tags. It is a part of the layout in Redis and never changes.
 pub(crate) const SHARDS: usize = 64;
 /// Slots of a Redis Cluster.
 pub(crate) const SLOTS: u16 = 16_384;
+
+/// The keys of every script of the queues. The first ones belong to the shard, the others to one queue.
+pub(crate) const QUEUE_KEYS: [&str; 26] = [
+    "meta", "moves", "moving", "bodies", "decided", "arrived", "queues", "deleted", "redrives", "audit",
+    "info", "m", "b", "all", "ready", "due", "groups", "retain", "sent", "ids", "dedup", "dedup_at", "side",
+    "tries_at", "halted", "waits",
+];
+const SHARD_KEYS: usize = 10;
 
 /// A group of keys with the same hash tag.
 pub(crate) type Shard = usize;
@@ -75,10 +83,67 @@ impl Keys {
         vec![self.meta(shard), self.all(shard), self.open(shard), self.due(shard), self.scopes(shard)]
     }
 
+    /// The names of the queues of a shard.
+    pub fn queues(&self, shard: Shard) -> String {
+        self.key(shard, "queues")
+    }
+
+    /// Messages on their way out of a shard's queues, in their order.
+    pub fn moves(&self, shard: Shard) -> String {
+        self.key(shard, "moves")
+    }
+
+    /// Messages that groups of other queues may stop waiting for.
+    pub fn decided(&self, shard: Shard) -> String {
+        self.key(shard, "decided")
+    }
+
+    /// Messages that have arrived from other queues and may still be on their way there.
+    pub fn arrived(&self, shard: Shard) -> String {
+        self.key(shard, "arrived")
+    }
+
+    /// Redrives out of a shard's queues.
+    pub fn redrives(&self, shard: Shard) -> String {
+        self.key(shard, "redrives")
+    }
+
+    /// The configuration and the counters of a queue.
+    pub fn info(&self, queue: &QueueName) -> String {
+        self.key(shard_of_queue(queue), &format!("q:{queue}:info"))
+    }
+
+    /// The sequences of a queue's messages by their ids.
+    pub fn ids(&self, queue: &QueueName) -> String {
+        self.key(shard_of_queue(queue), &format!("q:{queue}:ids"))
+    }
+
+    /// Messages that groups of a queue wait for, and other small things of it.
+    pub fn side(&self, queue: &QueueName) -> String {
+        self.key(shard_of_queue(queue), &format!("q:{queue}:side"))
+    }
+
+    /// The keys of every script of the queues.
+    pub fn queue(&self, queue: &QueueName) -> Vec<String> {
+        let shard = shard_of_queue(queue);
+        let names = QUEUE_KEYS.iter().enumerate();
+        names
+            .map(|(at, name)| match at {
+                0..SHARD_KEYS => self.key(shard, name),
+                _ => self.key(shard, &format!("q:{queue}:{name}")),
+            })
+            .collect()
+    }
+
     /// The slot of a shard's keys.
     pub fn slot(&self, shard: Shard) -> u16 {
         slot(&self.tags[shard])
     }
+}
+
+/// The shard of a queue: that of its scope in the ledger.
+pub(crate) fn shard_of_queue(queue: &QueueName) -> Shard {
+    shard_of(&Scope::of_queue(queue))
 }
 
 /// The shard of a scope.

@@ -9,10 +9,10 @@
 //! # }
 //! ```
 //!
-//! The parts, from the outside in: `ledger` and `documents` implement the seams by calls of scripts; `run` brings a call to the
-//! node that has its keys, repeats it where nothing was done, and asks for the confirmations of the level; `topology` knows
-//! the nodes, `node` their connections; `guard` watches the servers' settings; `error` says what a failure means. Lua lives
-//! in `scripts/` only. Every time comes from Redis's TIME.
+//! The parts, from the outside in: `ledger`, `documents` and `queues` (not offered yet) implement the seams by calls of
+//! scripts; `run` brings a call to the node that has its keys, repeats it where nothing was done, and asks for the
+//! confirmations of the level; `topology` knows the nodes, `node` their connections; `guard` watches the servers' settings;
+//! `error` says what a failure means. Lua lives in `scripts/` only. Every time comes from Redis's TIME.
 
 mod connect;
 mod documents;
@@ -40,6 +40,7 @@ use connect::Target;
 use guard::Guard;
 use keys::Keys;
 use ledger::LedgerState;
+use queues::Queues;
 use run::Runner;
 use topology::Topology;
 
@@ -119,6 +120,7 @@ impl OpenError {
 pub(crate) struct Base {
     pub runner: Arc<Runner>,
     pub ledger: Arc<LedgerState>,
+    pub queues: Option<Arc<Queues>>,
     pub guard: Arc<Guard>,
     tasks: Vec<AbortHandle>,
     is_closed: AtomicBool,
@@ -162,11 +164,15 @@ impl RedisStore {
             runner.load_scripts(&master).await?;
         }
         let ledger = Arc::new(LedgerState::new(runner.clone()));
-        let tasks = vec![
+        let queues = options.queues.then(|| Arc::new(Queues::new(runner.clone())));
+        let mut tasks = vec![
             tokio::spawn(ledger::run_sweeper(Arc::downgrade(&ledger))).abort_handle(),
             tokio::spawn(guard::run(Arc::downgrade(&guard))).abort_handle(),
         ];
-        let base = Base { runner, ledger, guard, tasks, is_closed: AtomicBool::new(false) };
+        if let Some(queues) = &queues {
+            tasks.push(tokio::spawn(queues::run_sweeper(Arc::downgrade(queues))).abort_handle());
+        }
+        let base = Base { runner, ledger, queues, guard, tasks, is_closed: AtomicBool::new(false) };
         Ok(Self { base: Arc::new(base) })
     }
 
@@ -198,12 +204,19 @@ impl RedisStore {
             tokio::task::yield_now().await;
         }
         self.base.ledger.quiet().await;
+        if let Some(queues) = &self.base.queues {
+            queues.quiet().await;
+        }
     }
 
     /// For tests with a clock of their own: lets waiting calls and timed work look at it again.
     #[doc(hidden)]
     pub async fn clock_moved(&self) -> Result<(), StoreError> {
-        self.base.ledger.clock_moved().await
+        self.base.ledger.clock_moved().await?;
+        match &self.base.queues {
+            Some(queues) => queues.clock_moved().await,
+            None => Ok(()),
+        }
     }
 
     /// For tests: as if the servers had been restarted.
@@ -213,6 +226,14 @@ impl RedisStore {
             self.base.runner.boot(&*self.base.runner.topology.node(&master)?).await?;
         }
         Ok(())
+    }
+
+    /// For tests: moves between queues end behind this step, as if their process had died there; 0: they do not.
+    #[doc(hidden)]
+    pub fn end_moves_behind_step(&self, step: u8) {
+        if let Some(queues) = &self.base.queues {
+            queues.dies_at.store(step, Ordering::Relaxed);
+        }
     }
 
     /// For tests: looks at the servers' settings now.

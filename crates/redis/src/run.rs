@@ -84,6 +84,7 @@ pub(crate) fn contract(script: Script) -> (&'static [&'static str], &'static [&'
         }
         Script::DocumentPut => (DOCUMENTS, &["clock", "name", "value", "expected", "count_max", "bytes_max"]),
         Script::DocumentDelete => (DOCUMENTS, &["name", "expected"]),
+        Script::Queue(script) => (&crate::keys::QUEUE_KEYS, crate::queues::arguments(script)),
     }
 }
 

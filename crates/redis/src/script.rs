@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use hapax_core::ledger::DOUBT_RETENTION_MS;
+use hapax_core::policy;
 
 /// A script. Its text stands in `scripts/`; its header lists KEYS and ARGV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,13 +16,32 @@ pub(crate) enum Script {
     Sweep,
     DocumentPut,
     DocumentDelete,
+    Queue(QueueScript),
+}
+
+/// A script of the queues. All of them have the same keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueueScript {
+    Send,
+    Receive,
+    Settle,
+    Extend,
+    Tick,
+    Configure,
+    Clear,
+    Decide,
+    View,
+    Stats,
+    Move,
+    Arrive,
+    Redrive,
 }
 
 /// The script of a restarted server. It is sent as text: the others are loaded after it has run.
 pub(crate) const BOOT: &str = include_str!("scripts/boot.lua");
 
 impl Script {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 21] = [
         Self::Claim,
         Self::Renew,
         Self::Finish,
@@ -30,6 +50,19 @@ impl Script {
         Self::Sweep,
         Self::DocumentPut,
         Self::DocumentDelete,
+        Self::Queue(QueueScript::Send),
+        Self::Queue(QueueScript::Receive),
+        Self::Queue(QueueScript::Settle),
+        Self::Queue(QueueScript::Extend),
+        Self::Queue(QueueScript::Tick),
+        Self::Queue(QueueScript::Configure),
+        Self::Queue(QueueScript::Clear),
+        Self::Queue(QueueScript::Decide),
+        Self::Queue(QueueScript::View),
+        Self::Queue(QueueScript::Stats),
+        Self::Queue(QueueScript::Move),
+        Self::Queue(QueueScript::Arrive),
+        Self::Queue(QueueScript::Redrive),
     ];
 
     fn source(self) -> &'static str {
@@ -42,12 +75,17 @@ impl Script {
             Self::Sweep => include_str!("scripts/sweep.lua"),
             Self::DocumentPut => include_str!("scripts/document_put.lua"),
             Self::DocumentDelete => include_str!("scripts/document_delete.lua"),
+            Self::Queue(script) => script.source(),
         }
     }
 
-    /// Whether the shared part of the ledger stands in front of it.
-    fn is_ledgers(self) -> bool {
-        !matches!(self, Self::DocumentPut | Self::DocumentDelete)
+    /// What stands in front of it.
+    fn common(self) -> &'static str {
+        match self {
+            Self::DocumentPut | Self::DocumentDelete => "",
+            Self::Queue(_) => include_str!("scripts/queue/common.lua"),
+            _ => include_str!("scripts/common.lua"),
+        }
     }
 
     /// The name in messages.
@@ -61,6 +99,7 @@ impl Script {
             Self::Sweep => "sweep",
             Self::DocumentPut => "put_document",
             Self::DocumentDelete => "delete_document",
+            Self::Queue(script) => script.name(),
         }
     }
 
@@ -80,6 +119,45 @@ impl Script {
     }
 }
 
+impl QueueScript {
+    fn source(self) -> &'static str {
+        match self {
+            Self::Send => include_str!("scripts/queue/send.lua"),
+            Self::Receive => include_str!("scripts/queue/receive.lua"),
+            Self::Settle => include_str!("scripts/queue/settle.lua"),
+            Self::Extend => include_str!("scripts/queue/extend.lua"),
+            Self::Tick => include_str!("scripts/queue/tick.lua"),
+            Self::Configure => include_str!("scripts/queue/configure.lua"),
+            Self::Clear => include_str!("scripts/queue/clear.lua"),
+            Self::Decide => include_str!("scripts/queue/decide.lua"),
+            Self::View => include_str!("scripts/queue/view.lua"),
+            Self::Stats => include_str!("scripts/queue/stats.lua"),
+            Self::Move => include_str!("scripts/queue/move.lua"),
+            Self::Arrive => include_str!("scripts/queue/arrive.lua"),
+            Self::Redrive => include_str!("scripts/queue/redrive.lua"),
+        }
+    }
+
+    /// The name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Receive => "receive",
+            Self::Settle => "settle",
+            Self::Extend => "extend",
+            Self::Tick => "sweep of a queue",
+            Self::Configure => "queue",
+            Self::Clear => "purge",
+            Self::Decide => "discard or release",
+            Self::View => "browse",
+            Self::Stats => "stats",
+            Self::Move => "move",
+            Self::Arrive => "arrival",
+            Self::Redrive => "redrive",
+        }
+    }
+}
+
 struct Loaded {
     text: String,
     sha: String,
@@ -89,9 +167,19 @@ impl Loaded {
     fn new(script: Script) -> Self {
         let source = script.source();
         let (first, rest) = source.split_once('\n').expect("a script has a first line");
-        let common = if script.is_ledgers() { include_str!("scripts/common.lua") } else { "" };
-        let text = format!("{first}\n{common}{rest}");
-        let text = text.replace("@DOUBT_RETENTION_MS@", &DOUBT_RETENTION_MS.to_string());
+        let mut text = format!("{first}\n{}{rest}", script.common());
+        let numbers = [
+            ("@DOUBT_RETENTION_MS@", DOUBT_RETENTION_MS),
+            ("@LEASE_MS_MAX@", policy::LEASE_MS_MAX),
+            ("@HISTORY_MAX@", policy::HISTORY_MAX.into()),
+            ("@ATTEMPT_ID_MS@", policy::ATTEMPT_ID_MS),
+            ("@DELIVER_AHEAD_MS_MAX@", policy::DELIVER_AHEAD_MS_MAX),
+            ("@IN_FLIGHT_MAX@", policy::IN_FLIGHT_MAX),
+            ("@INTERVAL_MS_MAX@", policy::INTERVAL_MS_MAX),
+        ];
+        for (name, number) in numbers {
+            text = text.replace(name, &number.to_string());
+        }
         let sha = redis::Script::new(&text).get_hash().to_owned();
         Self { text, sha }
     }
@@ -100,6 +188,7 @@ impl Loaded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::QUEUE_KEYS;
 
     fn header<'t>(source: &'t str, what: &str) -> Vec<&'t str> {
         let line = source.lines().find_map(|line| line.strip_prefix(what));
@@ -109,7 +198,14 @@ mod tests {
     /// Undeclared keys work on one node and fail on a Cluster: each call names KEYS, or a local name of one.
     #[test]
     fn every_key_in_a_script_is_declared() {
-        let known = ["KEYS[", "META", "ALL", "OPEN", "DUE", "SCOPES", "key)", "key,", "entry"];
+        let ledger = ["KEYS[", "META", "ALL", "OPEN", "DUE", "SCOPES", "key)", "key,", "entry"];
+        let queues: Vec<String> =
+            QUEUE_KEYS.iter().map(|name| format!("{}{}", name.to_uppercase(), ',')).collect();
+        let known: Vec<&str> = ledger
+            .into_iter()
+            .chain(queues.iter().map(String::as_str))
+            .chain(["INFO)", "REDRIVES)"])
+            .collect();
         let texts = Script::ALL.map(Script::text).into_iter().chain([BOOT]);
         let mut calls = 0;
         for text in texts {
@@ -128,8 +224,11 @@ mod tests {
             for binding in text.lines().filter(|line| line.starts_with("local entry")) {
                 assert!(binding.contains("= KEYS[6]"), "{binding}");
             }
-            for helper in ["load(", "note_lapse(", "write("] {
-                for call in text.split(helper).skip(1).filter(|call| !call.starts_with("key")) {
+            // The queues' helpers take no keys.
+            let helpers: &[&str] =
+                if text.contains("QUEUES") { &[] } else { &["load(", "note_lapse(", "write("] };
+            for helper in helpers {
+                for call in text.split(*helper).skip(1).filter(|call| !call.starts_with("key")) {
                     assert!(
                         call.starts_with("entry") || call.starts_with("KEYS["),
                         "{helper}{}",

@@ -5,7 +5,7 @@ mod answer;
 mod calls;
 mod operators;
 mod sweep;
-mod waiters;
+pub(crate) mod waiters;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -219,7 +219,7 @@ impl LedgerState {
 
 /// The error of a batch none of whose elements has an answer: an unknown outcome before the others, which mean that nothing
 /// was done.
-fn worst(errors: impl Iterator<Item = StoreError>) -> StoreError {
+pub(crate) fn worst(errors: impl Iterator<Item = StoreError>) -> StoreError {
     let mut worst = None;
     for error in errors {
         if worst.is_none() || matches!(error, StoreError::OutcomeUnknown(_)) {
@@ -230,7 +230,7 @@ fn worst(errors: impl Iterator<Item = StoreError>) -> StoreError {
 }
 
 /// All answers, or one error for the batch. If a part was done, it is not true that nothing was.
-fn whole(answers: Vec<Result<Value, StoreError>>) -> Result<Vec<Value>, StoreError> {
+pub(crate) fn whole(answers: Vec<Result<Value, StoreError>>) -> Result<Vec<Value>, StoreError> {
     let is_partly_done = answers.iter().any(Result::is_ok);
     if answers.iter().all(Result::is_ok) {
         return Ok(answers.into_iter().flatten().collect());

@@ -12,7 +12,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The claims of this process that wait, by the entries that they wait for.
 #[derive(Default)]
-pub(super) struct Waiters(Mutex<HashMap<String, Vec<Arc<Notify>>>>);
+pub(crate) struct Waiters(Mutex<HashMap<String, Vec<Arc<Notify>>>>);
 
 impl Waiters {
     /// Registers a call. It is woken by every change in this process from now on, until the registration is dropped.
@@ -37,7 +37,7 @@ impl Waiters {
 }
 
 /// A call that waits.
-pub(super) struct Registration {
+pub(crate) struct Registration {
     waiters: Arc<Waiters>,
     members: Vec<String>,
     changed: Arc<Notify>,
@@ -67,7 +67,7 @@ impl Drop for Registration {
 
 /// The calls that are on their way to Redis.
 #[derive(Default)]
-pub(super) struct Asking {
+pub(crate) struct Asking {
     numbers: Mutex<(u64, BTreeSet<u64>)>,
     changed: Notify,
 }
@@ -96,7 +96,7 @@ impl Asking {
 }
 
 /// A call on its way.
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     asking: Arc<Asking>,
     number: u64,
 }

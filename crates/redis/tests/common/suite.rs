@@ -101,6 +101,111 @@ impl Harness for InRedis {
     }
 }
 
+/// Makes stores with queues on the servers of this URL.
+struct FreshQueues(Fresh);
+
+struct QueuesInRedis {
+    clock: Arc<ManualClock>,
+    url: String,
+    options: Options,
+    store: RedisStore,
+    second: RedisStore,
+}
+
+#[async_trait]
+impl Factory for FreshQueues {
+    async fn fresh(&self) -> Box<dyn Harness> {
+        let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
+        let (durability, url) = (self.0.durability, (self.0.url)());
+        let options = Options { durability, clock: Some(clock.clone()), queues: true, ..super::options() };
+        let store = RedisStore::open(&url, options.clone()).await.unwrap();
+        let second = RedisStore::open(&url, options.clone()).await.unwrap();
+        Box::new(QueuesInRedis { clock, url, options, store, second })
+    }
+}
+
+#[async_trait]
+impl Harness for QueuesInRedis {
+    fn store(&self) -> Arc<dyn QueueAdmin> {
+        Arc::new(self.store.clone())
+    }
+
+    fn ledger(&self) -> Option<Arc<dyn Ledger>> {
+        Some(Arc::new(self.store.clone()))
+    }
+
+    fn documents(&self) -> Option<Arc<dyn Documents>> {
+        Some(Arc::new(self.store.clone()))
+    }
+
+    fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
+        Some(Arc::new(self.second.clone()))
+    }
+
+    fn second_ledger(&self) -> Option<Arc<dyn Ledger>> {
+        Some(Arc::new(self.second.clone()))
+    }
+
+    async fn quiet(&self) {
+        self.store.quiet().await;
+        self.second.quiet().await;
+    }
+
+    async fn advance_ms(&self, ms: u64) {
+        self.clock.advance_ms(ms);
+        for store in [&self.store, &self.second] {
+            store.clock_moved().await.unwrap();
+            store.quiet().await;
+        }
+    }
+
+    async fn restart(&mut self) {
+        self.store.shut_down();
+        self.store = RedisStore::open(&self.url, self.options.clone()).await.unwrap();
+        self.store.server_restarted().await.unwrap();
+    }
+
+    async fn crash(&mut self) {
+        self.restart().await;
+    }
+
+    fn fast_time(&self) -> bool {
+        true
+    }
+
+    fn exact_time(&self) -> bool {
+        true
+    }
+}
+
+/// Cases of the queues that the store declares it cannot run: it cannot be copied from or to, a settle ends no claim, and no
+/// test can set back the clock of a server.
+const QUEUE_SKIPS: &[&str] = &[
+    "p10_fences::fences_grow_when_the_wall_clock_was_set_back",
+    "p10_fences::a_wall_clock_set_back_holds_nothing_up",
+    "p13_transfer::*",
+    "p14_copy::*",
+];
+
+/// Runs the suite of the queues. Without Redis each case is reported as ignored.
+pub fn queues(url: fn() -> String, durability: Durability) -> ExitCode {
+    let suites = [hapax_conformance::cases()];
+    match super::missing() {
+        None => hapax_conformance::main(FreshQueues(Fresh { url, durability }), &suites, QUEUE_SKIPS),
+        Some(why) => ignored(&suites, why),
+    }
+}
+
+fn ignored(suites: &[&'static [Case]], why: &'static str) -> ExitCode {
+    let ignored = |case: &Case| {
+        Trial::ignorable_test(case.to_string(), move || {
+            Ok::<_, Failed>(Completion::ignored_with(format!("needs Redis 7: {why}")))
+        })
+    };
+    let trials = suites.iter().flat_map(|suite| suite.iter()).map(ignored).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
 /// The cases that need queues in the same store come with the queues.
 fn without_queues(cases: &'static [Case]) -> &'static [Case] {
     let own = cases.iter().filter(|case| !case.needs.contains(&Need::OneStore));
@@ -110,14 +215,8 @@ fn without_queues(cases: &'static [Case]) -> &'static [Case] {
 /// Runs the suites. Without Redis each case is reported as ignored.
 pub fn main(url: fn() -> String, durability: Durability) -> ExitCode {
     let suites = [without_queues(hapax_conformance::ledger_cases()), hapax_conformance::document_cases()];
-    let Some(why) = super::missing() else {
-        return hapax_conformance::main(Fresh { url, durability }, &suites, &[]);
-    };
-    let ignored = |case: &Case| {
-        Trial::ignorable_test(case.to_string(), move || {
-            Ok::<_, Failed>(Completion::ignored_with(format!("needs Redis 7: {why}")))
-        })
-    };
-    let trials = suites.iter().flat_map(|suite| suite.iter()).map(ignored).collect();
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    match super::missing() {
+        None => hapax_conformance::main(Fresh { url, durability }, &suites, &[]),
+        Some(why) => ignored(&suites, why),
+    }
 }

@@ -1,0 +1,114 @@
+//! Queues. Each operation on a queue is one script on the shard of that queue; `scripts/queue/common.lua` describes what is
+//! kept. A message that goes to another queue (dead letters, redrives) takes two steps, see `moves`.
+
+mod admin;
+mod call;
+mod message;
+mod moves;
+mod receive;
+mod redrive;
+mod seams;
+mod send;
+mod settle;
+mod sweep;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hapax_core::{QueueConfig, QueueName, StoreError};
+
+use crate::keys::{Shard, shard_of_queue};
+use crate::ledger::waiters::{Asking, Waiters};
+use crate::run::Runner;
+
+#[cfg(test)]
+pub(crate) use call::arguments;
+pub(crate) use sweep::run as run_sweeper;
+
+/// How often a call is repeated because the queue's settings were changed meanwhile.
+const CHANGES_MAX: usize = 10;
+
+/// The queues' part of a store.
+pub(crate) struct Queues {
+    runner: Arc<Runner>,
+    /// Receives that wait, by the names of their queues.
+    waiters: Arc<Waiters>,
+    asking: Arc<Asking>,
+    /// What was read of the queues. Each script compares the revision.
+    known: Mutex<HashMap<QueueName, Arc<Known>>>,
+    /// The largest fence that this process has seen. Shards have clocks of their own.
+    fence: AtomicU64,
+    /// For tests: the step behind which a move ends; 0: none.
+    pub dies_at: AtomicU8,
+}
+
+/// A queue as this process knows it.
+pub(crate) struct Known {
+    name: QueueName,
+    shard: Shard,
+    config: QueueConfig,
+    /// The settings that the scripts need, with their revision.
+    settings: String,
+    keys: Vec<String>,
+}
+
+impl Queues {
+    pub fn new(runner: Arc<Runner>) -> Self {
+        Self {
+            runner,
+            waiters: Arc::default(),
+            asking: Arc::default(),
+            known: Mutex::default(),
+            fence: AtomicU64::new(0),
+            dies_at: AtomicU8::new(0),
+        }
+    }
+
+    /// All calls that were made before have been answered, or wait for a message.
+    pub async fn quiet(&self) {
+        self.asking.passed().await;
+    }
+
+    /// The clock was moved by hand.
+    pub async fn clock_moved(&self) -> Result<(), StoreError> {
+        self.sweep_all().await?;
+        self.waiters.wake_all();
+        Ok(())
+    }
+
+    fn cache(&self) -> MutexGuard<'_, HashMap<QueueName, Arc<Known>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self, name: &QueueName) {
+        self.cache().remove(name);
+    }
+
+    /// The queue with its settings, from memory if they were read before.
+    async fn known(&self, name: &QueueName) -> Result<Arc<Known>, StoreError> {
+        let found = self.cache().get(name).cloned();
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let (info, revision) = self.read_info(name).await?;
+        let known = Arc::new(Known::new(self.runner.keys.queue(name), name, info.config, &revision));
+        self.cache().insert(name.clone(), known.clone());
+        Ok(known)
+    }
+
+    fn fence_floor(&self) -> u64 {
+        self.fence.load(Ordering::Relaxed)
+    }
+
+    fn saw_fence(&self, fence: u64) {
+        self.fence.fetch_max(fence, Ordering::Relaxed);
+    }
+}
+
+impl Known {
+    fn new(keys: Vec<String>, name: &QueueName, config: QueueConfig, revision: &str) -> Self {
+        let settings = call::settings(revision, name, &config);
+        Self { name: name.clone(), shard: shard_of_queue(name), config, settings, keys }
+    }
+}

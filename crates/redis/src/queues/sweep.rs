@@ -1,0 +1,153 @@
+//! Background work of the queues: what time causes, and what callers that died have left.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use hapax_core::{QueueName, StoreError};
+use redis::Value;
+
+use super::Queues;
+use super::call::Answer;
+use crate::error::unexpected;
+use crate::keys::{SHARDS, Shard};
+use crate::ledger::whole;
+use crate::run::Call;
+use crate::script::QueueScript;
+
+/// Time between two sweeps.
+const EVERY: Duration = Duration::from_secs(1);
+/// Steps of one visit of a queue, and of a redrive.
+const STEPS_MAX: usize = 50;
+
+/// Sweeps until the store is dropped or closed.
+pub(crate) async fn run(queues: Weak<Queues>) {
+    loop {
+        tokio::time::sleep(EVERY).await;
+        let Some(queues) = queues.upgrade() else { return };
+        if let Err(error) = queues.sweep_all().await {
+            tracing::debug!(%error, "the sweep of the queues failed; it is tried again");
+        }
+    }
+}
+
+/// What is in a shard beside its queues.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Left {
+    pub shard: Shard,
+    pub moves: bool,
+    pub decided: bool,
+    pub arrived: bool,
+    redrives: bool,
+}
+
+impl Queues {
+    /// The names of all queues.
+    pub(super) async fn names(&self) -> Result<Vec<QueueName>, StoreError> {
+        self.names_in(&(0..SHARDS).collect::<Vec<_>>()).await
+    }
+
+    async fn names_in(&self, shards: &[Shard]) -> Result<Vec<QueueName>, StoreError> {
+        let list = |shard: &Shard| {
+            let mut command = redis::cmd("ZRANGE");
+            command.arg(self.runner.keys.queues(*shard)).arg(0).arg(-1);
+            Call::read("queues", *shard, command)
+        };
+        let mut names = Vec::new();
+        for value in whole(self.runner.run(shards.iter().map(list).collect()).await)? {
+            let found: Vec<String> = redis::from_redis_value(value).map_err(|_| unexpected("queues"))?;
+            for name in found {
+                names.push(QueueName::new(name).map_err(|_| unexpected("queues"))?);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// The shards in which there is anything of queues.
+    async fn used_shards(&self) -> Result<Vec<Shard>, StoreError> {
+        let keys = &self.runner.keys;
+        let look = |shard| {
+            let mut command = redis::cmd("EXISTS");
+            command.arg(keys.queues(shard)).arg(keys.moves(shard)).arg(keys.decided(shard));
+            command.arg(keys.arrived(shard)).arg(keys.redrives(shard));
+            Call::read("sweep", shard, command)
+        };
+        let found = whole(self.runner.run((0..SHARDS).map(look).collect()).await)?;
+        let is_used = |(_, count): &(Shard, Value)| *count != Value::Int(0);
+        Ok(found.into_iter().enumerate().filter(is_used).map(|(shard, _)| shard).collect())
+    }
+
+    /// Visits all queues.
+    pub(super) async fn sweep_all(&self) -> Result<(), StoreError> {
+        let _ticket = self.asking.begin();
+        let shards = self.used_shards().await?;
+        let left = self.left_in(&shards).await?;
+        self.sweep_moves(&left).await?;
+        let names = self.names_in(&shards).await?;
+        // The settings of a queue that is new to this process are read here, one by one.
+        let mut queues = Vec::with_capacity(names.len());
+        for name in names {
+            match self.known(&name).await {
+                Ok(known) => queues.push(known),
+                Err(StoreError::NoSuchQueue(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let ticks = queues.iter().map(|known| self.call(QueueScript::Tick, known, &[])).collect();
+        for (known, value) in queues.iter().zip(whole(self.runner.run(ticks).await)?) {
+            let mut answer = Answer::read("sweep", value)?;
+            match answer.status.as_str() {
+                "missing" => self.forget(&known.name),
+                "changed" => {
+                    self.forget(&known.name);
+                    self.sweep(&known.name).await?;
+                }
+                _ => {
+                    self.after(&known.name, &answer).await;
+                    if answer.values.number()? == 1 {
+                        self.sweep(&known.name).await?;
+                    }
+                }
+            }
+        }
+        let redrives: Vec<Shard> = left.iter().filter(|left| left.redrives).map(|left| left.shard).collect();
+        self.sweep_redrives(&redrives, STEPS_MAX).await
+    }
+
+    /// What callers may have left in shards.
+    async fn left_in(&self, shards: &[Shard]) -> Result<Vec<Left>, StoreError> {
+        let keys = &self.runner.keys;
+        let look = |shard: &Shard| {
+            let exists = |key: String| {
+                let mut command = redis::cmd("EXISTS");
+                command.arg(key);
+                Call::read("sweep", *shard, command)
+            };
+            [keys.moves(*shard), keys.decided(*shard), keys.arrived(*shard), keys.redrives(*shard)]
+                .map(exists)
+        };
+        let found = whole(self.runner.run(shards.iter().flat_map(look).collect()).await)?;
+        let left = |(shard, found): (&Shard, &[Value])| {
+            let is_there = |at: usize| found.get(at) == Some(&Value::Int(1));
+            let (moves, decided) = (is_there(0), is_there(1));
+            Left { shard: *shard, moves, decided, arrived: is_there(2), redrives: is_there(3) }
+        };
+        Ok(shards.iter().zip(found.chunks(4)).map(left).collect())
+    }
+
+    async fn sweep(&self, name: &QueueName) -> Result<(), StoreError> {
+        for _ in 0..STEPS_MAX {
+            let mut answer = match self.ask(QueueScript::Tick, name, |_| Vec::new()).await {
+                Ok(answer) => answer,
+                // It was deleted meanwhile.
+                Err(StoreError::NoSuchQueue(_)) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            self.after(name, &answer).await;
+            if answer.values.number()? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

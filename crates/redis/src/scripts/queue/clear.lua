@@ -1,0 +1,38 @@
+#!lua flags=allow-oom
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- ARGV: clock touch seed floor settings how interval_ms
+-- Purges or deletes a queue. The dead letters that groups wait for are removed one by one before the rest, at most 500 in one
+-- script.
+local deletes, interval = ARGV[6] == 'delete', tonumber(ARGV[7])
+local purged = tonumber(redis.call('HGET', INFO, 'purged') or 0)
+if not deletes and purged > 0 and purged + interval > now then return answer('too-soon', purged + interval - now) end
+local waits = redis.call('HRANDFIELD', WAITS, 500, 'WITHVALUES')
+for at = 1, #waits, 2 do
+  local s = waits[at + 1]
+  local m = load(s)
+  if m then
+    remove(s, m)
+    decided(m)
+  else
+    redis.call('HDEL', WAITS, waits[at])
+  end
+end
+if #waits == 1000 then return answer('more', #waits / 2) end
+local removed = count('messages', 4) + #waits / 2
+for _, key in ipairs({ M, B, ALL, READY, DUE, GROUPS, RETAIN, SENT, IDS, DEDUP, DEDUP_AT, SIDE, TRIES_AT, HALTED, WAITS }) do
+  redis.call('UNLINK', key)
+end
+touched = {}
+if deletes then
+  deltas = {}
+  redis.call('UNLINK', INFO)
+  redis.call('ZREM', QUEUES, C.name)
+  redis.call('ZADD', DELETED, now, C.name)
+else
+  for _, name in ipairs({ 'ready', 'delayed', 'in_flight', 'parked', 'messages', 'bytes', 'letters', 'noisy' }) do
+    redis.call('HDEL', INFO, name)
+    deltas[name] = nil
+  end
+  redis.call('HSET', INFO, 'purged', now)
+end
+return answer('done', removed)

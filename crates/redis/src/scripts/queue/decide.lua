@@ -1,0 +1,39 @@
+#!lua flags=allow-oom
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- ARGV: clock touch seed floor settings how by group id...
+-- Discards or releases messages, or lets a group continue.
+tick(20)
+local how, group = ARGV[6], ARGV[8]
+local done, in_flight = 0, {}
+if how == 'release-group' then
+  local from, to = group_range(group)
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', HALTED, from, to, 'LIMIT', 0, 1000)) do
+    if unhalt(string.sub(member, #group + 2)) then done = done + 1 end
+  end
+end
+for at = 9, #ARGV do
+  local s = redis.call('HGET', IDS, ARGV[at])
+  local m = s and load(s)
+  if how == 'unhalt' then
+    if unhalt(ARGV[at]) then done = done + 1 end
+  elseif m and how == 'release' and m[F.state] == IS_PARKED then
+    leave(s, m)
+    m[F.attempts], m[F.received_ms], m[F.parked], m[F.parked_error] = 0, 0, false, false
+    m[F.history], m[F.retained] = {}, now
+    enter(s, m, IS_READY)
+    unhalt(m[F.id])
+    done = done + 1
+  elseif m and how == 'discard' and m[F.state] == IN_FLIGHT then
+    in_flight[#in_flight + 1] = m[F.id]
+  elseif m and how == 'discard' then
+    remove(s, m)
+    decided(m)
+    unhalt(m[F.id])
+    done = done + 1
+  end
+end
+if done > 0 and ARGV[7] ~= '' then
+  local what = how .. ' in queue ' .. C.name .. ' ' .. group
+  redis.call('XADD', AUDIT, 'MAXLEN', '~', 10000, '*', 'at_ms', now, 'by', ARGV[7], 'what', what)
+end
+return answer('done', done, in_flight)

@@ -1,0 +1,145 @@
+#!lua flags=allow-oom
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- ARGV: clock touch seed floor settings max lease_ms consumer ack attempt_id bytes_max
+local max, lease, acks, attempt = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[9] == '1', ARGV[10]
+local more, got, bytes, full = tick(100), {}, 0, false
+
+local function handed(s, m)
+  local body = redis.call('HGET', B, s)
+  bytes = bytes + #body
+  full = #got + 1 >= max or bytes >= tonumber(ARGV[11])
+  got[#got + 1] = { tonumber(s), m, body }
+end
+
+local function next_due()
+  return tonumber(redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or 0)
+end
+
+local function ended(status, ...)
+  return answer(status, got, next_due(), more and 1 or 0, ...)
+end
+
+if attempt ~= '' then
+  local raw = redis.call('HGET', SIDE, 'a:' .. attempt)
+  local tried = raw and cmsgpack.unpack(raw)
+  if tried and now < tried[1] + @ATTEMPT_ID_MS@ then
+    for at = 2, #tried do
+      local s, given = tried[at][1], tried[at][2]
+      local m = load(s)
+      if m and m[F.fence] == given and m[F.state] == IN_FLIGHT and #got < max then
+        if now + lease - m[F.received] <= LEASE_MAX then
+          local until_ms = math.max(m[F.until_ms], now + lease)
+          leave(s, m)
+          enter(s, m, IN_FLIGHT, until_ms)
+        end
+        handed(s, m)
+      end
+    end
+    if #got > 0 then return ended('done') end
+  end
+end
+if paused then return ended('done') end
+local in_flight = count('in_flight', 6)
+local room = @IN_FLIGHT_MAX@ - in_flight
+if room <= 0 then
+  if C.fifo then return ended('done') end
+  return ended('crowded', in_flight)
+end
+max = math.min(max, room)
+
+local function deliver(s, m)
+  leave(s, m)
+  m[F.received], m[F.received_ms], m[F.own], m[F.consumer] = now, now, 0, ARGV[8] ~= '' and ARGV[8] or false
+  m[F.attempts], m[F.deliveries], m[F.fence] = m[F.attempts] + 1, m[F.deliveries] + 1, next_fence()
+  if m[F.first] == 0 then m[F.first] = now end
+  enter(s, m, IN_FLIGHT, now + lease)
+  bump('delivered', 1)
+  handed(s, m)
+  if acks then
+    remove(s, m)
+    decided(m)
+    bump('acked', 1)
+  end
+end
+
+-- A lowered limit holds for what waits already.
+local function is_spent(s, m)
+  if C.limit == 0 or m[F.attempts] < C.limit then return false end
+  local last = m[F.history][#m[F.history]]
+  die(s, m, last and last[4] or 'expired', last and last[5] or nil)
+  return true
+end
+
+local function is_noisy(m)
+  if m[F.group] == '' then return false end
+  local those = tonumber(redis.call('HGET', SIDE, 'f:' .. m[F.group]) or 0)
+  return those >= 30 and those * 10 > in_flight
+end
+
+local function take_standard()
+  local found = redis.call('ZRANGE', READY, 0, count('noisy', 7) > 0 and 999 or max - 1, 'WITHSCORES')
+  local rows, late, priority = {}, {}, nil
+  local function close()
+    for _, row in ipairs(late) do rows[#rows + 1] = row end
+    late = {}
+  end
+  local looks = count('noisy', 7) > 0
+  for at = 1, #found, 2 do
+    local s, this = found[at], math.floor(found[at + 1] / 562949953421312)
+    local m = load(s)
+    if this ~= priority then close() end
+    priority = this
+    if looks and is_noisy(m) then late[#late + 1] = { s, m } else rows[#rows + 1] = { s, m } end
+  end
+  close()
+  local died = false
+  for _, row in ipairs(rows) do
+    if full then break end
+    if is_spent(row[1], row[2]) then died = true else deliver(row[1], row[2]) end
+  end
+  return died
+end
+
+local function take_group(group)
+  local from, to = group_range(group)
+  local died, first = false, true
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', GROUPS, from, to, 'LIMIT', 0, max)) do
+    if full then break end
+    local s = string.sub(member, #group + 2)
+    local m = load(s)
+    if m[F.state] ~= IS_READY then break end
+    if is_spent(s, m) then
+      died = true
+      if C.halts then break end
+    else
+      -- If attempts are limited, a head that has failed is delivered alone.
+      local alone = first and C.limit > 0 and (C.limit == 1 or m[F.attempts] > 0)
+      deliver(s, m)
+      first = false
+      if alone then break end
+    end
+  end
+  return died
+end
+
+for _ = 1, 10 do
+  local died = false
+  if C.fifo then
+    for _, group in ipairs(redis.call('ZRANGE', READY, 0, max - 1)) do
+      if full then break end
+      died = take_group(group) or died
+    end
+    refresh_groups()
+  else
+    died = take_standard()
+  end
+  if full or not died then break end
+end
+if attempt ~= '' and #got > 0 then
+  local tried = { now }
+  for _, one in ipairs(got) do tried[#tried + 1] = { padded(one[1]), one[2][F.fence] } end
+  redis.call('HSET', SIDE, 'a:' .. attempt, cmsgpack.pack(tried))
+  redis.call('ZADD', TRIES_AT, now, attempt)
+end
+if lease == 0 then tick(100) end
+return ended('done')
