@@ -1,7 +1,7 @@
 //! Responses that clients have not read yet: counted in bytes from their creation until they are written to the socket,
 //! with a limit over all connections of a listener.
 //!
-//! Three rules enforce the limit. A request starts only while the budget has room; it waits briefly, and is then
+//! Three rules enforce the limit, which only small responses (256 KiB) of requests that are already under way may exceed. A request starts only while the budget has room; it waits briefly, and is then
 //! told to retry. A large response that does not fit after it was created is replaced by an error. The next chunk of a
 //! streamed response is polled only while the budget has room. Room becomes free because a connection that reads too slowly
 //! is closed (see [`tracker`](crate::tracker)), much sooner when the budget is low. A connection that uses more than its
