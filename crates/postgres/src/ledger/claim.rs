@@ -93,6 +93,10 @@ async fn round(
     let mut decisions = Vec::new();
     for at in rest {
         let asked = asked[at];
+        if let Err(damaged) = snapshot.key(&asked.hash).check() {
+            decided[at] = Some(Decided { decision: Err(damaged.into()), now_ms: snapshot.now_ms });
+            continue;
+        }
         let absent = snapshot.key(&asked.hash).entry.is_none() && !snapshot.key(&asked.hash).is_over();
         if absent {
             // It was removed since the attempt to claim it, or there was no room for it.

@@ -233,6 +233,8 @@ where
     for &at in open {
         let hash = hash_of(all[at].id());
         let fence = ledger.fence_of(&hash, all[at].token()).ok_or(TokenError::Stale);
+        let sound = snapshot.key(&hash).check().map_err(|_| TokenError::Damaged);
+        let fence = fence.and_then(|fence| sound.map(|()| fence));
         let decision = fence.and_then(|fence| all[at].decide(fence, &hash, &mut snapshot));
         decided.push((at, hash, decision));
     }

@@ -24,6 +24,7 @@ pub(super) async fn entry(connection: &mut PgConnection, id: &EntryId) -> Result
     for _ in 0..ROUNDS_MAX {
         let mut snapshot = Snapshot::read(connection, [id], Reading::default()).await?;
         let now_ms = snapshot.now_ms;
+        snapshot.key(&hash).check()?;
         snapshot.key(&hash).note_lapse(now_ms);
         if snapshot.write(connection).await?.is_empty() {
             return Ok(snapshot.key(&hash).entry.as_ref().map(|entry| entry.view(id.clone(), now_ms)));
@@ -129,14 +130,20 @@ async fn decide_in(
     let mut snapshot = Snapshot::read(db, [id], reading).await?;
     let (hash, now_ms) = (hash_of(id), snapshot.now_ms);
     let known = snapshot.key(&hash);
+    let damage = known.check();
     let (entry, spare) = (known.entry.as_ref(), known.spare);
     let decided = match decision {
         Decision::Resolve(resolution) => {
+            damage?;
             let fence = || -> Fence { spare.expect("a fence was drawn for an entry in doubt") };
             protocol::resolve(id, entry, resolution, now_ms, fence).map(|change| {
                 let _ = known.apply(now_ms, change);
                 format!("resolved the ledger's entry {id} as {}", word(resolution))
             })
+        }
+        Decision::Forget if damage.is_err() => {
+            known.set(now_ms, None);
+            Ok(format!("forgot the ledger's entry {id}, which was damaged"))
         }
         Decision::Forget => protocol::forget(id, entry, now_ms).map(|()| {
             known.set(now_ms, None);

@@ -35,8 +35,10 @@ struct Stored {
 /// A key as a decision sees it.
 pub(super) struct Known {
     pub id: EntryId,
-    /// `None`: there is none, or its time is over and no message needs it.
+    /// `None`: there is none, or its time is over and no message needs it, or it is damaged.
     pub entry: Option<LedgerEntry>,
+    /// The row is there and cannot be read, for this reason. It is never taken for absent: its effect would happen again.
+    pub damage: Option<String>,
     /// A fence for a new claim.
     pub spare: Option<Fence>,
     stored: Option<Stored>,
@@ -50,7 +52,20 @@ impl Known {
     /// The entry of a claim that was just made.
     pub fn fresh(id: EntryId, entry: LedgerEntry) -> Self {
         let stored = Some(Stored { fence: entry.fence.0 as i64, version: 0, open: true });
-        Self { id, entry: Some(entry), spare: None, stored, over: false, changed: false, cleared: false }
+        Self { stored, ..Self::new(id, Some(entry)) }
+    }
+
+    fn new(id: EntryId, entry: Option<LedgerEntry>) -> Self {
+        let (over, changed, cleared) = (false, false, false);
+        Self { id, entry, damage: None, spare: None, stored: None, over, changed, cleared }
+    }
+
+    /// Fails if the row is damaged.
+    pub fn check(&self) -> Result<(), StoreError> {
+        match &self.damage {
+            Some(damage) => Err(StoreError::Damaged(format!("{}: {damage}", self.id))),
+            None => Ok(()),
+        }
     }
 
     /// A row is there, but its time is over.
@@ -70,6 +85,7 @@ impl Known {
         };
         self.cleared |= in_doubt(self.entry.as_ref()) && !in_doubt(entry.as_ref());
         self.entry = entry;
+        self.damage = None;
         self.changed = true;
     }
 
@@ -149,8 +165,14 @@ impl Snapshot {
         for row in rows {
             let hash = Hash::try_from(row.try_get::<&[u8], _>("id")?).map_err(|_| damaged("id"))?;
             snapshot.now_ms = row.try_get::<i64, _>("now_ms")? as u64;
-            if let Some(id) = id_of(&hash, row)? {
-                snapshot.keys.insert(hash, known(id, row)?);
+            match id_of(&hash, row) {
+                Ok(Some(id)) => drop(snapshot.keys.insert(hash, known(id, row)?)),
+                Ok(None) => {}
+                // Only a reader that does not know the key sees this; for the others the key is damaged or sound.
+                Err(Failure::Store(StoreError::Damaged(what))) => {
+                    tracing::error!(row = %hex(&hash), %what, "a ledger entry is damaged, and its key is not known");
+                }
+                Err(other) => return Err(other),
             }
         }
         Ok(snapshot)
@@ -194,16 +216,24 @@ fn known(id: EntryId, row: &PgRow) -> Result<Known, Failure> {
     let own: i64 = row.try_get::<Option<i64>, _>("fence")?.unwrap_or(0);
     let spare = row.try_get::<Option<i64>, _>("spare")?.map(|fence| Fence(fence.max(own + 1) as u64));
     let over: bool = row.try_get("over")?;
-    let (stored, entry) = match row.try_get::<Option<i16>, _>("stage")? {
-        None => (None, None),
-        Some(stage) => {
-            let stored =
-                Stored { fence: row.try_get("fence")?, version: row.try_get("version")?, open: stage < 2 };
-            let started_ms = row.try_get::<i64, _>("started_ms")? as u64;
-            (Some(stored), Some(entry(stage, row)?.after_restart(started_ms)))
+    let mut known = Known { spare, over, ..Known::new(id, None) };
+    if let Some(stage) = row.try_get::<Option<i16>, _>("stage")? {
+        let (fence, version) = (row.try_get("fence")?, row.try_get("version")?);
+        known.stored = Some(Stored { fence, version, open: stage < 2 });
+        let started_ms = row.try_get::<i64, _>("started_ms")? as u64;
+        match entry(stage, row) {
+            Ok(entry) => known.entry = Some(entry.after_restart(started_ms)).filter(|_| !over),
+            Err(Failure::Store(StoreError::Damaged(what))) => {
+                (known.damage, known.over) = (Some(what), false);
+            }
+            Err(other) => return Err(other),
         }
-    };
-    Ok(Known { id, entry: entry.filter(|_| !over), spare, stored, over, changed: false, cleared: false })
+    }
+    Ok(known)
+}
+
+fn hex(hash: &Hash) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn entry(stage: i16, row: &PgRow) -> Result<LedgerEntry, Failure> {

@@ -1,6 +1,6 @@
 //! The ledger's background work: recording which leases have ended, removing entries whose time is over, counting.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,9 @@ const FROM_THE_BEGINNING: Duration = Duration::from_mins(5);
 /// Fences that a transaction which commits late may be behind.
 const LATE: i64 = 100_000;
 
+/// Damaged entries that are logged one by one.
+const DAMAGED_MAX: usize = 1_000;
+
 /// Where the next sweep continues.
 #[derive(Clone)]
 pub(super) struct Cursor {
@@ -36,6 +39,8 @@ pub(super) struct Cursor {
     first_open: Option<i64>,
     floor: i64,
     counts: HashMap<Scope, OpenCount>,
+    /// Damaged entries that were logged.
+    damaged: HashSet<Hash>,
     /// Ended entries up to this time were removed.
     pruned_ms: i64,
     begun: Instant,
@@ -44,7 +49,22 @@ pub(super) struct Cursor {
 impl Default for Cursor {
     fn default() -> Self {
         let begun = Instant::now();
-        Self { open_fence: 0, first_open: None, floor: 0, counts: HashMap::new(), pruned_ms: 0, begun }
+        let (counts, damaged) = (HashMap::new(), HashSet::new());
+        Self { open_fence: 0, first_open: None, floor: 0, counts, damaged, pruned_ms: 0, begun }
+    }
+}
+
+impl Cursor {
+    /// Logs damaged entries, each once.
+    fn log_damage(&mut self, snapshot: &Snapshot) {
+        for (hash, known) in &snapshot.keys {
+            let Some(damage) = &known.damage else { continue };
+            if self.damaged.len() < DAMAGED_MAX && self.damaged.insert(*hash) {
+                let (id, remedy) =
+                    (&known.id, "claims of its key are refused until it is forgotten: hapax ledger forget");
+                tracing::error!(%id, damage, remedy, "a ledger entry is damaged");
+            }
+        }
     }
 }
 
@@ -108,6 +128,7 @@ async fn lapse(
         hashes.extend(Hash::try_from(row.try_get::<&[u8], _>(1)?));
     }
     let mut snapshot = Snapshot::read_stored(connection, &hashes).await?;
+    cursor.log_damage(&snapshot);
     let now_ms = snapshot.now_ms;
     for known in snapshot.keys.values_mut().filter(|known| known.was_open()) {
         if known.is_over() {
@@ -162,9 +183,10 @@ async fn prune(
         hashes.extend(Hash::try_from(row.try_get::<&[u8], _>(2)?));
     }
     let mut snapshot = Snapshot::read_stored(connection, &hashes).await?;
+    cursor.log_damage(&snapshot);
     snapshot.keys.values_mut().for_each(Known::remove_over);
     remove(ledger, connection, &snapshot).await?;
-    // What is still there is needed by a message: it is looked at again later.
+    // What is still there is needed by a message, or damaged: it is looked at again later.
     let again = "INSERT INTO hapax.ledger_due
                  SELECT t.now_ms + $2, e.fence, e.id
                  FROM hapax.ledger_entry e, (SELECT hapax.now_ms() AS now_ms OFFSET 0) t

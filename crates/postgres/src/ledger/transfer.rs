@@ -43,10 +43,13 @@ pub(crate) async fn export(db: &mut PgConnection, after: u64, limit: usize) -> R
     let whole = rows.len() < limit;
     let mut last = after;
     for (fence, hash) in found {
-        let known = snapshot.keys.remove(&hash);
-        let entry = known.and_then(|known| Some((known.id, known.entry?)));
-        if let Some((id, entry)) = entry {
-            let item = ExportedItem::Entry(Box::new(exported(id, entry, snapshot.now_ms)));
+        let item = snapshot.keys.remove(&hash).and_then(|known| match known.damage {
+            Some(problem) => {
+                Some(ExportedItem::Damaged { what: format!("ledger entry {}", known.id), problem })
+            }
+            None => Some(ExportedItem::Entry(Box::new(exported(known.id, known.entry?, snapshot.now_ms)))),
+        });
+        if let Some(item) = item {
             bytes += item.bytes() + 1;
             if bytes > PAGE_BYTES_MAX && !page.items.is_empty() {
                 page.next = Some(last.to_string());
@@ -71,6 +74,7 @@ pub(crate) async fn import(
     let hash = hash_of(&exported.id);
     let mut snapshot = Snapshot::read(db, [&exported.id], Reading { lock: true, spare: false }).await?;
     let now_ms = snapshot.now_ms;
+    snapshot.key(&hash).check()?;
     if snapshot.key(&hash).entry.is_some() {
         return Ok(Ok(Imported::AlreadyThere));
     }
