@@ -33,7 +33,7 @@ def main():
         for message in sqs.receive_message(QueueUrl=url, WaitTimeSeconds=20).get("Messages", []):
             order = json.loads(message["Body"])
             status, answer = claim("PUT", order["id"], lease_ms=LEASE_MS, on_doubt=ON_DOUBT)
-            if status == 201:  # ours: act, then record what came of it
+            if status == 201:  # ours: act, then record the outcome
                 outcome = charge(order, answer["fence"])
                 status, answer = claim("POST", order["id"], "/complete", token=answer["token"], outcome=outcome)
             print(order["id"], answer.get("state") or answer["code"], answer.get("outcome", ""), flush=True)

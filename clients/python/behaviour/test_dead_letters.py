@@ -48,6 +48,22 @@ def test_a_lease_that_runs_out_counts_too(make):
     eventually(lambda: [queue.receive()] and dead.counts()[0] == 1)
 
 
+@pytest.mark.parametrize("fifo", [False, True])
+def test_a_dead_letter_is_not_deleted_by_its_old_receipt(make, fifo):
+    """AWS answers success on a standard queue, and a redrive then repeats the effect; here the caller is told."""
+    dead = make("-dead", fifo=fifo)
+    queue = make(fifo=fifo, RedrivePolicy=policy(dead.arn), VisibilityTimeout=1)
+    queue.send("poison")
+    late = queue.one()
+    eventually(lambda: [queue.receive()] and dead.counts()[0] == 1)
+    with fails("InvalidParameterValue", "among the dead letters"):
+        queue.delete(late)
+    entry = {"Id": "late", "ReceiptHandle": late["ReceiptHandle"]}
+    told = queue.client.delete_message_batch(QueueUrl=queue.url, Entries=[entry])
+    assert [failed["Id"] for failed in told["Failed"]] == ["late"] and not told.get("Successful")
+    assert dead.bodies() == ["poison"]
+
+
 def test_a_dead_letter_keeps_its_id_body_and_attributes(pair):
     queue, dead = pair
     attributes = {"a": {"DataType": "Number", "StringValue": "1"}}

@@ -251,7 +251,10 @@ fn a_kill_at_the_start_of_a_command_leaves_nothing_running() {
         // The first process of `hapax work` is its watchdog.
         let deadline = Instant::now() + PATIENCE;
         while children(id).len() < 2 {
-            assert!(Instant::now() < deadline, "no command was started");
+            assert!(
+                Instant::now() < deadline,
+                "no command was started, or this kernel does not list children"
+            );
         }
         let processes = children(id);
         work.kill().unwrap();

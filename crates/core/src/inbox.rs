@@ -79,6 +79,20 @@ pub enum InboxError {
     NotDurable(String),
 }
 
+impl InboxError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Database(_) | Self::EndedByHandler(_) => "refused",
+            Self::Locked { .. } => "overloaded",
+            Self::Unavailable(_) | Self::Conflict(_) => "unavailable",
+            Self::Unknown(_) => "outcome-unknown",
+            Self::Superseded(_) => "stale-receipt",
+            Self::NotDurable(_) => "ledger-not-durable",
+        }
+    }
+}
+
 /// How a transaction ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransactionEnd {

@@ -127,7 +127,10 @@ async fn an_index_that_has_lost_an_entry_is_rebuilt() {
             refused if is_damaged(&refused) => store.forget(&id("done"), "eva").await.unwrap(),
             Ok(claims) => {
                 assert!(matches!(claims[0], Ok(Claim::Completed { .. })), "{claims:?} {warnings:?}");
-                assert!(warnings.iter().any(|warning| warning.contains("made anew")), "{warnings:?}");
+                assert!(
+                    warnings.iter().any(|warning| warning.contains("rebuilt from its rows")),
+                    "{warnings:?}"
+                );
                 healed += 1;
             }
             Err(other) => panic!("{other}"),

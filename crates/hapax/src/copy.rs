@@ -130,6 +130,18 @@ pub enum CopyError {
     },
 }
 
+impl CopyError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Store { error, .. } => error.code(),
+            Self::NotSupported(_) => "not-supported",
+            Self::Refused(_) | Self::Item { .. } => "refused",
+            Self::Differs { .. } => "revision-conflict",
+        }
+    }
+}
+
 fn in_source(error: impl Into<AdminError>) -> CopyError {
     CopyError::Store { side: "the source", error: error.into() }
 }

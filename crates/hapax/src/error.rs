@@ -1,9 +1,11 @@
 use hapax_core::ledger::{ClaimError, ResolveError, TokenError};
 use hapax_core::name::{NameError, QueueName};
-use hapax_core::{AdminError, SendError, SettleError, StoreError};
+use hapax_core::{AdminError, DocumentError, InboxError, SendError, SettleError, StoreError};
 use thiserror::Error;
 
 use crate::OpenError;
+use crate::copy::CopyError;
+use crate::transfer::TransferError;
 
 /// Why an operation of this crate failed. Every error of the crate converts into it with `?`.
 ///
@@ -59,6 +61,22 @@ pub enum Error {
     /// The entry in doubt was not resolved.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
+    /// The document was not changed.
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    /// The export or import ended early.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// The copy ended early.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The transaction of a `transactional` effect failed.
+    #[error(transparent)]
+    Inbox(#[from] InboxError),
+    /// A policy of the HTTP layer is not valid.
+    #[cfg(feature = "http")]
+    #[error(transparent)]
+    HttpPolicy(#[from] hapax_http::ConfigError),
     /// The worker could not be built.
     #[cfg(feature = "worker")]
     #[error(transparent)]
@@ -89,6 +107,12 @@ impl Error {
             Self::Claim(error) => error.code(),
             Self::Token(error) => error.code(),
             Self::Resolve(error) => error.code(),
+            Self::Document(error) => error.code(),
+            Self::Transfer(error) => error.code(),
+            Self::Copy(error) => error.code(),
+            Self::Inbox(error) => error.code(),
+            #[cfg(feature = "http")]
+            Self::HttpPolicy(_) => "config",
             #[cfg(feature = "worker")]
             Self::Build(error) => error.code(),
             #[cfg(feature = "worker")]

@@ -101,6 +101,18 @@ pub enum TransferError {
     },
 }
 
+impl TransferError {
+    /// The error's stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Store(error) => error.code(),
+            Self::NotSupported => "not-supported",
+            Self::Io(_) => "unavailable",
+            Self::Line { .. } => "invalid",
+        }
+    }
+}
+
 impl From<StoreError> for TransferError {
     fn from(error: StoreError) -> Self {
         Self::Store(error.into())

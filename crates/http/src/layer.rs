@@ -429,7 +429,12 @@ impl LayerState {
             }
             ReadResult::Broken(error) => {
                 let detail = format!("the body could not be read: {error}; nothing was run");
-                Err(Problem::new("body-incomplete", StatusCode::BAD_REQUEST, "The body broke off", detail))
+                Err(Problem::new(
+                    "body-incomplete",
+                    StatusCode::BAD_REQUEST,
+                    "The body was interrupted",
+                    detail,
+                ))
             }
         }
     }

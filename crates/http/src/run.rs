@@ -267,7 +267,7 @@ impl KeyedRequest {
         self.shared.counters.ran.add();
         if granted.grant.takeover {
             self.shared.counters.takeovers.add();
-            tracing::warn!(id = %self.id, fence = %granted.grant.fence, "an earlier run broke off; running again");
+            tracing::warn!(id = %self.id, fence = %granted.grant.fence, "an earlier run was interrupted; running again");
         }
         self.add_run_info(Some(&granted.grant));
         let claim = self.shared.claims.hold(&self.shared.holder, granted, ms(self.policy.lease));
@@ -339,9 +339,9 @@ impl HeldRun {
                 Err(error)
             }
             RunEnd::Finished(ServiceResult::Interrupted(error)) => {
-                self.end_in_doubt("the response broke off").await;
-                tracing::warn!(id = %self.claim.id(), %error, "a response broke off");
-                Ok(run_interrupted("its response broke off").into_response())
+                self.end_in_doubt("the response was interrupted").await;
+                tracing::warn!(id = %self.claim.id(), %error, "a response was interrupted");
+                Ok(run_interrupted("its response was interrupted").into_response())
             }
             RunEnd::Panicked => {
                 self.end_in_doubt("the service panicked").await;
@@ -546,7 +546,7 @@ fn in_doubt(id: &EntryId, admin: Option<&str>) -> Problem {
     let endpoint = admin.map(|url| format!(" --endpoint {url}")).unwrap_or_default();
     let words = id.shell_words();
     let detail = format!(
-        "a request with this Idempotency-Key broke off, and it is open whether it took effect; it is not run again until \
+        "a request with this Idempotency-Key was interrupted, and it is open whether it took effect; it is not run again until \
          an operator has found out and decided: if it did not take effect, with \
          `hapax ledger resolve --as absent{endpoint} {words}`; if it did, with `--as completed --outcome JSON` instead"
     );
@@ -612,7 +612,7 @@ fn outcome_unrecorded() -> Problem {
 
 fn run_interrupted(how: &str) -> Problem {
     let detail = format!("{how}; it is open whether the request took effect");
-    Problem::new("run-interrupted", StatusCode::BAD_GATEWAY, "The request broke off", detail)
+    Problem::new("run-interrupted", StatusCode::BAD_GATEWAY, "The request was interrupted", detail)
 }
 
 fn run_too_long(run_max: Duration) -> Problem {

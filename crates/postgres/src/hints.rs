@@ -1,4 +1,4 @@
-//! Hints between the processes of one store: "these keys have changed, look again". A hint may be lost or late; whoever
+//! Hints between the processes of one store: "these keys have changed, look again". A hint may be lost or late; a process that
 //! waits also looks by itself from time to time.
 //!
 //! Hints travel by NOTIFY, in a transaction of their own and at most every [`PAUSE`]: a transaction that notifies takes one

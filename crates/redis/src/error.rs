@@ -59,18 +59,18 @@ pub(crate) fn remedy(what: &str, error: &RedisError) -> Remedy {
     }
 }
 
-/// The answer to a call could not be had.
+/// The reply to a call did not arrive.
 pub(crate) fn lost(what: &str, access: Access, problem: &str) -> StoreError {
-    let told = format!("{what}: the connection to Redis broke, or the answer came too late: {problem}");
+    let told = format!("{what}: the connection to Redis broke, or its reply came too late: {problem}");
     match access {
         Access::Read => StoreError::Unavailable(told),
         Access::Write => StoreError::OutcomeUnknown(told),
     }
 }
 
-/// An answer that no script of ours gives.
+/// A reply that none of our scripts gives.
 pub(crate) fn unexpected(what: &str) -> StoreError {
-    StoreError::Damaged(format!("{what}: Redis gave an answer of an unexpected form"))
+    StoreError::Damaged(format!("{what}: Redis sent a reply of an unexpected form"))
 }
 
 #[cfg(test)]

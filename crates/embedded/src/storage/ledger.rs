@@ -503,7 +503,7 @@ pub(super) fn load(db: &Connection, loader: &mut Loader) -> rusqlite::Result<()>
         }
         found = seen(db, BY_INDEX)?;
         if found == written {
-            loader.warn("the ledger's index was damaged and was made anew from its rows");
+            loader.warn("the ledger's index was damaged and was rebuilt from its rows");
         }
     }
     match load_open(db, loader) {

@@ -296,14 +296,14 @@ impl ForwarderState {
                 let problem = Problem::new("upstream-unreachable", StatusCode::BAD_GATEWAY, title, detail);
                 problem_with_verdict(problem.retry_after(1, 4), EffectVerdict::NothingHappened)
             }
-            // The request broke off before the upstream did.
+            // The request was interrupted before the upstream did.
             Some(Err(_)) if progress.has_failed() => caller_body_failed(&progress),
             Some(Err(error)) if is_parse_error(&error) => self.upstream_invalid(&error_chain(&error)),
             Some(Err(error)) => {
-                tracing::warn!(upstream = %self.target.authority, error = %error_chain(&error), "upstream broke off");
+                tracing::warn!(upstream = %self.target.authority, error = %error_chain(&error), "upstream was interrupted");
                 let detail =
                     "the connection to the upstream broke; it is open whether the request took effect";
-                let title = "The upstream broke off";
+                let title = "The upstream was interrupted";
                 problem_with_verdict(
                     Problem::new("upstream-interrupted", StatusCode::BAD_GATEWAY, title, detail),
                     EffectVerdict::InDoubt,
@@ -395,12 +395,12 @@ impl ForwarderState {
 /// The answer to a caller whose body ended before it was complete. The upstream has got the beginning of it.
 fn caller_body_failed(progress: &UploadProgress) -> Response<Body> {
     let (why, slow) = progress.take_failure();
-    tracing::debug!(why, "a caller's body broke off");
+    tracing::debug!(why, "a caller's body was interrupted");
     let detail = format!("the body could not be read: {why}; the upstream has seen only a part of it");
     let problem = if slow {
         Problem::new("body-too-slow", StatusCode::REQUEST_TIMEOUT, "The body took too long", detail)
     } else {
-        Problem::new("body-incomplete", StatusCode::BAD_REQUEST, "The body broke off", detail)
+        Problem::new("body-incomplete", StatusCode::BAD_REQUEST, "The body was interrupted", detail)
     };
     problem_with_verdict(problem, EffectVerdict::InDoubt)
 }

@@ -60,7 +60,7 @@ pub(super) async fn claim_batch(
     Err(partly(contended(), commits && decided.iter().any(Option::is_some)))
 }
 
-/// One round: decides those of the open claims whose keys nobody else changes at the same time.
+/// One round: decides those of the open claims whose keys no other session changes at the same time.
 async fn round(
     ledger: &LedgerState,
     connection: &mut PgConnection,

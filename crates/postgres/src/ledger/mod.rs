@@ -14,7 +14,7 @@ mod sweep;
 pub(crate) mod transfer;
 mod waiters;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -77,6 +77,8 @@ pub(crate) struct LedgerState {
     stats: Mutex<LedgerStats>,
     cursor: tokio::sync::Mutex<Cursor>,
     in_doubt_per_scope_max: u64,
+    /// Scopes whose many doubts were logged.
+    alarmed: Mutex<HashSet<Scope>>,
 }
 
 impl LedgerState {
@@ -128,12 +130,20 @@ impl LedgerState {
     fn counted(&self, counts: &HashMap<Scope, OpenCount>) {
         self.rooms.counted(counts);
         let max = self.in_doubt_per_scope_max;
-        for (scope, count) in
-            counts.iter().filter(|(_, count)| count.in_doubt * 100 >= max.saturating_mul(ALARM_PERCENT))
-        {
+        let many: HashMap<&Scope, u64> = counts
+            .iter()
+            .filter(|(_, count)| count.in_doubt * 100 >= max.saturating_mul(ALARM_PERCENT))
+            .map(|(scope, count)| (scope, count.in_doubt))
+            .collect();
+        let mut alarmed = self.alarmed.lock().unwrap_or_else(PoisonError::into_inner);
+        alarmed.retain(|scope| many.contains_key(scope));
+        for (scope, in_doubt) in many {
+            if !alarmed.insert(scope.clone()) {
+                continue;
+            }
             tracing::warn!(
                 %scope,
-                in_doubt = count.in_doubt,
+                in_doubt,
                 max,
                 "many keys of a scope are in doubt; resolve some, or its claims will be refused"
             );
@@ -176,6 +186,7 @@ impl PostgresLedger {
             stats: Mutex::default(),
             cursor: tokio::sync::Mutex::default(),
             in_doubt_per_scope_max: max,
+            alarmed: Mutex::default(),
         });
         let (claiming, renewing, ending) = (state.clone(), state.clone(), state.clone());
         let claims =

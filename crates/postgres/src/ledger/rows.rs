@@ -1,4 +1,4 @@
-//! Entries as they are stored: read, changed in memory by decisions, and written back if nobody changed them meanwhile.
+//! Entries as they are stored: read, changed in memory by decisions, and written back if no other session has changed them meanwhile.
 
 use std::collections::{HashMap, HashSet};
 
@@ -170,7 +170,7 @@ impl Snapshot {
                 Ok(None) => {}
                 // Only a reader that does not know the key sees this; for the others the key is damaged or sound.
                 Err(Failure::Store(StoreError::Damaged(what))) => {
-                    tracing::error!(row = %hex(&hash), %what, "a ledger entry is damaged, and its key is not known");
+                    tracing::error!(row = format!("{:032x}", u128::from_be_bytes(hash)), %what, "a ledger entry is damaged, and its key is not known");
                 }
                 Err(other) => return Err(other),
             }
@@ -230,10 +230,6 @@ fn known(id: EntryId, row: &PgRow) -> Result<Known, Failure> {
         }
     }
     Ok(known)
-}
-
-fn hex(hash: &Hash) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn entry(stage: i16, row: &PgRow) -> Result<LedgerEntry, Failure> {
