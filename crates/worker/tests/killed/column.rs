@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hapax_core::{ManualClock, OnDoubt, QueueAdmin as _, Tier};
+use hapax_core::{OnDoubt, QueueAdmin, Tier};
 use hapax_embedded::Embedded;
 use hapax_sqlite::SqliteInbox;
 use hapax_worker::{Cx, Point, Worker, WorkerBuilder};
@@ -31,10 +31,11 @@ pub enum Column {
     Elsewhere,
     Park,
     Transactional,
+    Postgres,
 }
 
 impl Column {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::AtMostOnce,
         Self::AtLeastOnce,
         Self::Keyed,
@@ -42,7 +43,14 @@ impl Column {
         Self::Elsewhere,
         Self::Park,
         Self::Transactional,
+        Self::Postgres,
     ];
+
+    /// The columns that can be made on this machine.
+    pub fn available() -> Vec<Self> {
+        let postgres = super::postgres::server();
+        Self::ALL.into_iter().filter(|column| *column != Self::Postgres || postgres.is_ok()).collect()
+    }
 
     pub fn name(self) -> &'static str {
         match self {
@@ -53,6 +61,7 @@ impl Column {
             Self::Elsewhere => "effectively-once, `retry`, blind sink, ledger elsewhere",
             Self::Park => "effectively-once, `park`, blind sink",
             Self::Transactional => "transactional (SQLite)",
+            Self::Postgres => "transactional (Postgres)",
         }
     }
 
@@ -61,7 +70,7 @@ impl Column {
             Self::AtMostOnce => Tier::AtMostOnce,
             Self::AtLeastOnce => Tier::AtLeastOnce,
             Self::Keyed | Self::Blind | Self::Elsewhere | Self::Park => Tier::EffectivelyOnce,
-            Self::Transactional => Tier::Transactional,
+            Self::Transactional | Self::Postgres => Tier::Transactional,
         }
     }
 
@@ -71,10 +80,10 @@ impl Column {
     }
 }
 
-type Die = Arc<dyn Fn(Point) + Send + Sync>;
+pub type Die = Arc<dyn Fn(Point) + Send + Sync>;
 
 /// Kills this process when a delivery passes the point; no destructor and no flush runs. Notes that a handler starts.
-fn die_at(deadly: Option<Point>, started: Arc<AtomicBool>) -> Die {
+pub fn die_at(deadly: Option<Point>, started: Arc<AtomicBool>) -> Die {
     Arc::new(move |point| {
         if point == Point::BeforeEffect {
             started.store(true, Ordering::SeqCst);
@@ -88,7 +97,7 @@ fn die_at(deadly: Option<Point>, started: Arc<AtomicBool>) -> Die {
     })
 }
 
-fn line(cx: &Cx) -> Line {
+pub fn line(cx: &Cx) -> Line {
     Line {
         key: cx.idempotency_key().as_str().to_owned(),
         fence: cx.fence().0,
@@ -121,6 +130,10 @@ fn transactional(builder: WorkerBuilder, folder: PathBuf, die: Die) -> WorkerBui
     })
 }
 
+pub fn lease(case: &Case) -> Duration {
+    if case.point.is_some() { LEASE_KILLED } else { LEASE }
+}
+
 fn builder(store: &Arc<Embedded>, ledger: Option<&Arc<Embedded>>, case: &Case, die: &Die) -> WorkerBuilder {
     let builder = match (case.column.tier(), ledger) {
         (Tier::EffectivelyOnce, None) => Worker::builder(store.clone(), queue()),
@@ -128,8 +141,7 @@ fn builder(store: &Arc<Embedded>, ledger: Option<&Arc<Embedded>>, case: &Case, d
         (_, Some(ledger)) => Worker::over(store.clone(), queue()).ledger(ledger.clone()),
     };
     let hook = die.clone();
-    let lease = if case.point.is_some() { LEASE_KILLED } else { LEASE };
-    let builder = builder.lease(lease).hook(move |point| hook(point));
+    let builder = builder.lease(lease(case)).hook(move |point| hook(point));
     if case.column == Column::Transactional {
         return transactional(builder, case.folder.clone(), die.clone());
     }
@@ -147,30 +159,46 @@ fn builder(store: &Arc<Embedded>, ledger: Option<&Arc<Embedded>>, case: &Case, d
 
 /// Lets the leases of a killed process run out. Stops when a handler starts: it needs no more time, and a slow one must
 /// not lose its own lease.
-async fn pass_time(clock: &ManualClock, started: &AtomicBool) -> ! {
-    loop {
+pub async fn pass_time(started: &AtomicBool, mut advance: impl AsyncFnMut()) {
+    while !started.load(Ordering::SeqCst) {
         tokio::time::sleep(Duration::from_millis(2)).await;
-        if !started.load(Ordering::SeqCst) {
-            clock.advance_ms(STEP.as_millis() as u64);
-        }
+        advance().await;
     }
 }
 
 /// Works until the queue is empty, or dies.
 pub async fn child(case: Case) {
+    if case.column == Column::Postgres {
+        return super::postgres::child(case).await;
+    }
     let clock = manual_clock();
     let store = open_on(store_folder(&case.folder), clock.clone());
     let ledger =
         (case.column == Column::Elsewhere).then(|| open_on(ledger_folder(&case.folder), clock.clone()));
-    // The process that dies is there before the leases of any other, so no time needs to pass in it.
-    let started = Arc::new(AtomicBool::new(case.point.is_some()));
+    let started = started(&case);
     let die = die_at(case.point, started.clone());
     let builder = builder(&store, ledger.as_ref(), &case, &die).clock(clock.clone());
+    let pass = pass_time(&started, async || clock.advance_ms(STEP.as_millis() as u64));
+    work(store.clone(), builder, pass).await;
+    store.close();
+    if let Some(ledger) = ledger {
+        ledger.close();
+    }
+}
+
+/// Whether a handler has started. The process that dies is there before the leases of any other, so no time needs to pass
+/// in it.
+pub fn started(case: &Case) -> Arc<AtomicBool> {
+    Arc::new(AtomicBool::new(case.point.is_some()))
+}
+
+/// Works until the queue is empty, while time passes.
+pub async fn work(store: Arc<dyn QueueAdmin>, builder: WorkerBuilder, pass: impl Future<Output = ()>) {
     let worker = builder.build().await.unwrap();
-    let (watched, watch) = (store.clone(), worker.watch());
+    let watch = worker.watch();
     let rest = async move {
         loop {
-            let stats = watched.stats(&queue()).await.unwrap();
+            let stats = store.stats(&queue()).await.unwrap();
             // All received messages have reached the worker, which finishes them before it ends.
             let reached = stats.totals.delivered == watch.counts().delivered;
             if reached && stats.ready + stats.delayed + stats.in_flight == 0 {
@@ -179,16 +207,16 @@ pub async fn child(case: Case) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
+    let pass = async {
+        pass.await;
+        std::future::pending().await
+    };
     let working = async {
         tokio::select! {
             report = worker.run(rest) => report.unwrap(),
-            never = pass_time(&clock, &started) => never,
+            never = pass => never,
         }
     };
     let report = tokio::time::timeout(TIMEOUT / 2, working).await.expect("it takes too long");
     assert!(report.drained, "{report:?}");
-    store.close();
-    if let Some(ledger) = ledger {
-        ledger.close();
-    }
 }

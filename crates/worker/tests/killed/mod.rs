@@ -1,6 +1,7 @@
 //! A worker in a child process that is killed, and the observable state afterwards.
 
 pub mod column;
+pub mod postgres;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -152,6 +153,10 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// A queue with one message.
 pub fn prepare(folder: &Path, column: Column) {
     File::create(folder.join("sink")).unwrap().sync_all().unwrap();
+    if column == Column::Postgres {
+        postgres::prepare(folder);
+        return send(folder, column);
+    }
     if column == Column::Transactional {
         let table = "CREATE TABLE effects (key TEXT, fence INTEGER, derived TEXT)";
         database(folder).execute_batch(table).unwrap();
@@ -163,13 +168,16 @@ pub fn prepare(folder: &Path, column: Column) {
         block_on(store.create_queue(&queue(), config)).unwrap();
         store.close();
     }
-    send(folder);
+    send(folder, column);
 }
 
-pub fn send(folder: &Path) {
+pub fn send(folder: &Path, column: Column) {
+    let message = NewMessage::new("1999").idempotency_key(&"order-7".parse().unwrap());
+    if column == Column::Postgres {
+        return postgres::send(folder, message);
+    }
     let _no_fork = FORK.read().unwrap();
     let store = open_on(store_folder(folder), manual_clock());
-    let message = NewMessage::new("1999").idempotency_key(&"order-7".parse().unwrap());
     block_on(store.send(&queue(), vec![message])).unwrap()[0].as_ref().unwrap();
     store.close();
 }
@@ -203,6 +211,9 @@ pub fn effects(folder: &Path) -> Effects {
 
 /// Reads the sink, the queue and the ledger.
 pub fn inspect(folder: &Path, column: Column) -> Found {
+    if column == Column::Postgres {
+        return postgres::inspect(folder);
+    }
     let _no_fork = FORK.read().unwrap();
     let clock = manual_clock();
     let store = open_on(store_folder(folder), clock.clone());
