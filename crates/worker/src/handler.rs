@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hapax_core::LedgerCapabilities;
+use hapax_core::{InboxError, LedgerCapabilities};
 use serde::de::DeserializeOwned;
 
 use crate::cx::{Cx, Job};
@@ -17,6 +17,9 @@ pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 pub(crate) type RunOne = Arc<dyn Fn(&Arc<Job>, bool) -> Boxed<RunResult> + Send + Sync>;
 /// Runs several deliveries; returns one result each, in order.
 pub(crate) type RunMany = Arc<dyn Fn(&[Arc<Job>], bool) -> Boxed<Vec<RunResult>> + Send + Sync>;
+
+/// Asks the inbox of a transactional handler whether a delivery's key is in doubt now.
+pub(crate) type AskDoubt = Arc<dyn Fn(&Arc<Job>) -> Boxed<Result<bool, InboxError>> + Send + Sync>;
 
 /// The handler of a worker.
 #[derive(Clone)]
@@ -31,6 +34,7 @@ pub(crate) enum Handler {
         run: RunOne,
         /// The durability of the inbox's entries.
         inbox: LedgerCapabilities,
+        in_doubt: AskDoubt,
     },
 }
 
@@ -40,6 +44,14 @@ impl Handler {
         match self {
             Self::One(_) | Self::Many { .. } => None,
             Self::Transactional { inbox, .. } => Some(inbox),
+        }
+    }
+
+    /// How a transactional handler's inbox is asked for doubts.
+    pub fn asks_doubt(&self) -> Option<&AskDoubt> {
+        match self {
+            Self::One(_) | Self::Many { .. } => None,
+            Self::Transactional { in_doubt, .. } => Some(in_doubt),
         }
     }
 }

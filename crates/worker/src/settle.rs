@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hapax_claim::{EndError, LeasedItem as _, Phase};
-use hapax_core::{
-    ClaimEnding, EndClaim, EntryId, MessageId, Settle, SettleError, Settled, Settlement, StoreError,
-};
+use hapax_core::{ClaimEnding, EndClaim, InboxError, Settle, SettleError, Settled, Settlement, StoreError};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cx::{InTransaction, Job};
@@ -119,8 +117,7 @@ impl WorkerState {
         let error = match call.unwrap_or_else(unanswered) {
             Ok(answers) => {
                 if !self.same_store {
-                    let parked = unsettled.iter().zip(&answers).filter_map(parked).collect();
-                    self.release_decided(parked).await;
+                    self.release_decided(unsettled.iter().zip(&answers).filter_map(parked)).await;
                 }
                 let now_us = self.timer().now_us();
                 let answered = unsettled.drain(..).zip(answers);
@@ -166,15 +163,15 @@ impl WorkerState {
 
     /// The ledger is elsewhere: an operator who resolved a key before its message was parked did not find it there, and nothing
     /// would wake it. So the ledger is asked again.
-    async fn release_decided(&self, parked: Vec<(EntryId, MessageId)>) {
-        let Some(claims) = &self.claims else { return };
+    async fn release_decided(&self, parked: impl Iterator<Item = &Arc<Job>>) {
         let mut decided = Vec::new();
-        for (entry, message) in parked {
-            match claims.is_in_doubt(&entry).await {
+        for job in parked {
+            let (entry, message) = (job.entry(), job.delivery.id);
+            match self.is_in_doubt(job).await {
                 Ok(true) => {}
                 Ok(false) => decided.push(message),
                 Err(error) => {
-                    tracing::warn!(%error, %entry, message_id = %message, "whether a parked message is still in doubt cannot be told");
+                    tracing::warn!(error, %entry, message_id = %message, "whether a parked message is still in doubt cannot be told");
                 }
             }
         }
@@ -189,6 +186,30 @@ impl WorkerState {
             }
             None => tracing::error!(%queue, count, "the release of parked messages was not answered in time"),
         }
+    }
+
+    /// Asks the ledger, or the inbox of a transactional handler. The inbox is asked again while it cannot be reached.
+    async fn is_in_doubt(&self, job: &Arc<Job>) -> Result<bool, String> {
+        if let Some(claims) = &self.claims {
+            return claims.is_in_doubt(job.entry()).await.map_err(|error| error.to_string());
+        }
+        let Some(ask) = self.handler.asks_doubt() else { return Ok(true) };
+        let asked = async {
+            let mut tries = 0;
+            loop {
+                match ask(job).await {
+                    Ok(in_doubt) => return Ok(in_doubt),
+                    Err(error @ (InboxError::Unavailable(_) | InboxError::Locked { .. })) => {
+                        tracing::info!(%error, entry = %job.entry(), "a doubt is looked up again");
+                    }
+                    Err(error) => return Err(error.to_string()),
+                }
+                self.pause(tries).await;
+                tries += 1;
+            }
+        };
+        let unanswered = || Err("the database did not answer in time".to_owned());
+        self.timer().timeout(CALL_MS_MAX, asked).await.unwrap_or_else(unanswered)
     }
 
     /// Handles one result; returns a settle to send instead, if any.
@@ -305,13 +326,12 @@ impl WorkerState {
     }
 }
 
-/// The entry and the message, if it was parked.
-fn parked(
-    (one, answer): (&UnsettledDelivery, &Result<Settled, SettleError>),
-) -> Option<(EntryId, MessageId)> {
+/// The delivery, if its message was parked and its store did not compare that with the entry.
+fn parked<'a>((one, answer): (&'a UnsettledDelivery, &Result<Settled, SettleError>)) -> Option<&'a Arc<Job>> {
     let job = &one.ended.job;
-    (*answer == Ok(Settled::Parked) && matches!(one.ended.settlement, Settlement::Park { .. }))
-        .then(|| (job.entry().clone(), job.delivery.id))
+    let elsewhere = !job.ledger_here.load(Ordering::SeqCst);
+    let parked = *answer == Ok(Settled::Parked) && matches!(one.ended.settlement, Settlement::Park { .. });
+    (parked && elsewhere).then_some(job)
 }
 
 /// How the claim of a delivery ends, if it has one.

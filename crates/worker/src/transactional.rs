@@ -70,7 +70,16 @@ impl WorkerBuilder {
         F: for<'t> Fn(T, &I::Tx<'t>, &Cx) -> O + Send + Sync + 'static,
         O: IntoOutcome,
     {
-        let can = inbox.inbox_capabilities();
+        let (can, asked) = (inbox.inbox_capabilities(), inbox.clone());
+        let in_doubt = move |job: &Arc<Job>| {
+            let (inbox, entry) = (asked.clone(), entry(job));
+            let look = move || inbox.in_transaction(|tx| (inbox.enter(tx, &entry), TransactionEnd::Rollback));
+            Box::pin(async move {
+                let looked = tokio::task::spawn_blocking(look).await;
+                let looked = looked.map_err(|error| InboxError::Unavailable(error.to_string()))?;
+                Ok(matches!(looked??, InboxLookup::InDoubt { .. }))
+            }) as Boxed<Result<bool, InboxError>>
+        };
         let (inbox, handler) = (inbox.clone(), Arc::new(handler));
         let run = move |job: &Arc<Job>, _record: bool| {
             let (inbox, handler, job) = (inbox.clone(), handler.clone(), job.clone());
@@ -90,7 +99,8 @@ impl WorkerBuilder {
                 }
             }) as Boxed<RunResult>
         };
-        self.transactional(Handler::Transactional { run: Arc::new(run), inbox: can })
+        let in_doubt = Arc::new(in_doubt);
+        self.transactional(Handler::Transactional { run: Arc::new(run), inbox: can, in_doubt })
     }
 
     /// As [`transactional_handler`](Self::transactional_handler), for a database whose transactions may live across an
@@ -104,13 +114,23 @@ impl WorkerBuilder {
         F: for<'t> Fn(T, &'t mut I::Connection, Cx) -> TxFuture<'t, O> + Send + Sync + 'static,
         O: IntoOutcome,
     {
-        let can = inbox.inbox_capabilities();
+        let (can, asked) = (inbox.inbox_capabilities(), inbox.clone());
+        let in_doubt = move |job: &Arc<Job>| {
+            let (inbox, entry) = (asked.clone(), entry(job));
+            Box::pin(async move {
+                let mut tx = inbox.begin(&entry).await?;
+                let looked = inbox.enter(&mut tx, &entry).await;
+                inbox.rollback(tx).await;
+                Ok(matches!(looked?, InboxLookup::InDoubt { .. }))
+            }) as Boxed<Result<bool, InboxError>>
+        };
         let (inbox, handler) = (inbox.clone(), Arc::new(handler));
         let run = move |job: &Arc<Job>, _record: bool| {
             let (inbox, handler, job) = (inbox.clone(), handler.clone(), job.clone());
             Box::pin(async move { run_async(&inbox, &job, &*handler).await }) as Boxed<RunResult>
         };
-        self.transactional(Handler::Transactional { run: Arc::new(run), inbox: can })
+        let in_doubt = Arc::new(in_doubt);
+        self.transactional(Handler::Transactional { run: Arc::new(run), inbox: can, in_doubt })
     }
 
     fn transactional(mut self, handler: Handler) -> Self {
@@ -150,8 +170,8 @@ fn not_fresh(entered: InboxLookup, cx: &Cx) -> Option<RunResult> {
     }
 }
 
-fn entry(cx: &Cx) -> InboxEntry {
-    InboxEntry { id: cx.entry_id().clone(), fingerprint: cx.job.fingerprint() }
+fn entry(job: &Job) -> InboxEntry {
+    InboxEntry { id: job.entry().clone(), fingerprint: job.fingerprint() }
 }
 
 /// One run in a blocking transaction: looks the key up, runs the handler, records the outcome, commits.
@@ -185,7 +205,7 @@ fn in_blocking<I: BlockingInbox>(
             TransactionEnd::Rollback,
         ));
     }
-    let entry = entry(cx);
+    let entry = entry(job);
     if let Some(ended) = not_fresh(inbox.enter(tx, &entry)?, cx) {
         return Ok((ended, TransactionEnd::Rollback));
     }
@@ -247,7 +267,7 @@ where
     O: IntoOutcome,
 {
     let cx = Cx { job: job.clone() };
-    let entry = entry(&cx);
+    let entry = entry(job);
     let mut tx = inbox.begin(&entry).await?;
     let (ended, settled) = match in_transaction(inbox, &mut tx, &cx, &entry, handler).await {
         Ok((ended, TransactionEnd::Commit, settled)) => (ended, settled),

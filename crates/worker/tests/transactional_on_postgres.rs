@@ -11,11 +11,11 @@ use std::time::Duration;
 use bank::{Bank, Transfer, run_until};
 use hapax_core::{
     AsyncInbox as _, Claim, ClaimEnding, ClaimRequest, DeadLetterPolicy, EndClaim, EntryId, Fingerprint,
-    GroupId, Json, Ledger as _, NewMessage, OnDead, OnDoubt, QueueAdmin as _, QueueConfig, QueueName,
-    QueueStore as _, RecordedOutcome, RedriveFilter, RedriveRequest, Resolution, Tier, policy::RetryPolicy,
+    GroupId, Json, Ledger as _, NewMessage, OnDead, OnDoubt, QueueAdmin, QueueConfig, QueueName, QueueStore,
+    RecordedOutcome, RedriveFilter, RedriveRequest, Resolution, Tier, policy::RetryPolicy,
 };
 use hapax_faults::{Action, FaultProxy, Match, PostgresServer, Protocol};
-use hapax_postgres::{InboxOptions, Options, PostgresInbox, PostgresStore};
+use hapax_postgres::{Options, PostgresInbox, PostgresStore};
 use hapax_worker::{Cx, HandlerOutcome, Point, Worker};
 use sqlx::{Executor as _, PgConnection};
 
@@ -35,7 +35,10 @@ fn main() -> std::process::ExitCode {
         ("a_commit_whose_response_is_late_is_found", |server| bank::block_on(late_response(server))),
         ("a_commit_that_never_arrived_is_made_again", |server| bank::block_on(lost_commit(server))),
         ("sessions_terminated_at_each_point_move_money_once", |server| {
-            bank::block_on(terminated_sessions(server));
+            bank::block_on(terminated_sessions(server, Kind::Standard));
+        }),
+        ("sessions_terminated_at_each_point_move_money_once_fifo", |server| {
+            bank::block_on(terminated_sessions(server, Kind::Fifo));
         }),
         ("a_deadlock_starts_the_run_again", |server| bank::block_on(deadlock(server))),
         ("a_delivery_that_is_over_moves_nothing", |server| bank::block_on(superseded(server))),
@@ -70,7 +73,7 @@ fn config(kind: Kind, dead: &QueueName) -> QueueConfig {
     }
 }
 
-async fn create(store: &PostgresStore, kind: Kind) -> (QueueName, QueueName) {
+async fn create(store: &dyn QueueAdmin, kind: Kind) -> (QueueName, QueueName) {
     let suffix = if kind == Kind::Standard { "" } else { ".fifo" };
     let name = |stem: &str| QueueName::new(format!("{stem}{suffix}")).unwrap();
     let (queue, dead) = (name("transfers"), name("dead"));
@@ -328,37 +331,57 @@ async fn lost_commit(server: &'static PostgresServer) {
     }
 }
 
-async fn terminated_sessions(server: &'static PostgresServer) {
-    for kind in [Kind::Standard, Kind::Fifo] {
-        for at in [
-            Point::BeforeEffect,
-            Point::InEffect,
-            Point::AfterEffect,
-            Point::BeforeCommit,
-            Point::AfterCommit,
-        ] {
-            let bank = Bank::open(server).await;
-            let (queue, _) = create(&bank.store, kind).await;
-            let transfers: Vec<Transfer> = (0..4).map(Transfer::new).collect();
-            for transfer in &transfers {
-                bank.store.send(&queue, vec![message(transfer, kind, 0)]).await.unwrap().remove(0).unwrap();
-            }
-            let inbox = PostgresInbox::new(&bank.store);
-            let (killed, name) = (Arc::new(AtomicBool::new(false)), bank.database.clone());
-            let hook = move |point: Point| {
-                if point == at && !killed.swap(true, Ordering::SeqCst) {
-                    let kill = "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity \
-                                WHERE application_name = 'hapax-inbox' AND datname = current_database()";
-                    server.sql(&name, kill).unwrap();
-                }
-            };
-            let builder = Worker::over(Arc::new(bank.store.clone()), queue.clone()).concurrency(2).hook(hook);
-            let worker = builder
-                .async_transactional_handler(&inbox, |transfer, db, cx| Box::pin(make(transfer, db, cx)));
-            run_until(worker.build().await.unwrap(), async || bank.is_empty(&queue).await).await;
-            bank.check(&transfers).await;
+/// Which sessions of a database are ended.
+#[derive(Debug, Clone, Copy)]
+enum Sessions {
+    /// Those of handlers' transactions.
+    Inbox,
+    /// All of the worker, also those of its queue.
+    All,
+}
+
+async fn terminated_sessions(server: &'static PostgresServer, kind: Kind) {
+    // A worker of this tier does not pass the other points.
+    let not_passed = |point: &Point| matches!(point, Point::AfterClaim | Point::AfterComplete);
+    for at in Point::ALL.into_iter().filter(|point| !not_passed(point)) {
+        for sessions in [Sessions::Inbox, Sessions::All] {
+            terminated_at(server, kind, sessions, at).await;
         }
     }
+}
+
+async fn terminated_at(server: &'static PostgresServer, kind: Kind, sessions: Sessions, at: Point) {
+    let what = format!("{kind:?}, {sessions:?}, {at}");
+    let bank = Bank::open(server).await;
+    let (queue, _) = create(&bank.store, kind).await;
+    let transfers: Vec<Transfer> = (0..3).map(Transfer::new).collect();
+    for transfer in &transfers {
+        bank.store.send(&queue, vec![message(transfer, kind, 0)]).await.unwrap().remove(0).unwrap();
+    }
+    let (worker_store, passed, hit) = (bank.store_again().await, Arc::new(AtomicU32::new(0)), Arc::default());
+    let inbox = PostgresInbox::new(&worker_store);
+    let (name, hits): (_, Arc<AtomicU32>) = (bank.database.clone(), Arc::clone(&hit));
+    let hook = move |point: Point| {
+        // The second time, so that the inbox has a session at every point.
+        if point == at && passed.fetch_add(1, Ordering::SeqCst) == 1 {
+            let whose = match sessions {
+                Sessions::Inbox => "= 'hapax-inbox'",
+                Sessions::All => "<> ''",
+            };
+            let kill = format!(
+                "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() \
+                 AND datname = current_database() AND application_name {whose}"
+            );
+            let ended = server.sql(&name, &kill).unwrap().trim().parse().unwrap();
+            hits.fetch_add(ended, Ordering::SeqCst);
+        }
+    };
+    let builder = Worker::over(Arc::new(worker_store), queue.clone()).concurrency(1).hook(hook);
+    let worker =
+        builder.async_transactional_handler(&inbox, |transfer, db, cx| Box::pin(make(transfer, db, cx)));
+    run_until(worker.build().await.unwrap(), async || bank.is_empty(&queue).await).await;
+    assert!(hit.load(Ordering::SeqCst) > 0, "{what}: no session was ended");
+    bank.check(&transfers).await;
 }
 
 /// Two runs that lock two accounts in opposite orders, the first time.
@@ -528,36 +551,60 @@ async fn stuck_commit(server: &'static PostgresServer) {
     }
 }
 
+/// Where the queue of a worker is, beside the database of its inbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    SameDatabase,
+    OtherDatabase,
+    Embedded,
+}
+
 /// The doubt is resolved after the worker has met it and before the message is parked: the message continues.
 async fn decided_before_it_was_parked(server: &'static PostgresServer) {
-    let bank = Bank::open(server).await;
-    let (queue, _) = create(&bank.store, Kind::Standard).await;
+    for place in [Place::SameDatabase, Place::OtherDatabase, Place::Embedded] {
+        for kind in [Kind::Standard, Kind::Fifo] {
+            let (bank, other) = (Bank::open(server).await, Bank::open(server).await);
+            let folder = tempfile::tempdir().unwrap();
+            match place {
+                Place::SameDatabase => decided_before_it_was_parked_in(&bank, bank.store.clone(), kind).await,
+                Place::OtherDatabase => decided_before_it_was_parked_in(&bank, other.store, kind).await,
+                Place::Embedded => {
+                    let options = hapax_embedded::Options::default();
+                    let store = hapax_embedded::Embedded::open(folder.path(), options).unwrap();
+                    decided_before_it_was_parked_in(&bank, store, kind).await;
+                }
+            }
+        }
+    }
+}
+
+async fn decided_before_it_was_parked_in<S>(bank: &Bank, store: S, kind: Kind)
+where
+    S: QueueStore + QueueAdmin + 'static,
+{
+    let (queue, _) = create(&store, kind).await;
     let transfers = vec![Transfer::new(7)];
     doubt(&bank.store, &queue, &transfers[0]).await;
-    bank.store
-        .send(&queue, vec![message(&transfers[0], Kind::Standard, 0)])
-        .await
-        .unwrap()
-        .remove(0)
-        .unwrap();
-    let inbox = PostgresInbox::with_options(&bank.store, InboxOptions::default()).unwrap();
-    let (decided, store, of) = (Arc::new(AtomicBool::new(false)), bank.store.clone(), queue.clone());
+    store.send(&queue, vec![message(&transfers[0], kind, 0)]).await.unwrap().remove(0).unwrap();
+    let (decided, ledger, of) = (Arc::new(AtomicBool::new(false)), bank.store.clone(), queue.clone());
     let key = transfers[0].key();
     let runtime = tokio::runtime::Handle::current();
     let hook = move |point: Point| {
         if point == Point::BeforeSettle && !decided.swap(true, Ordering::SeqCst) {
             let id = EntryId::of_queue(&of, key.parse().unwrap());
-            let store = store.clone();
-            let resolve = async move { store.resolve(&id, Resolution::Absent, "test").await };
+            let ledger = ledger.clone();
+            let resolve = async move { ledger.resolve(&id, Resolution::Absent, "test").await };
             let runtime = runtime.clone();
             std::thread::spawn(move || runtime.block_on(resolve)).join().unwrap().unwrap();
         }
     };
-    let builder = Worker::over(Arc::new(bank.store.clone()), queue.clone()).hook(hook);
+    let (store, inbox) = (Arc::new(store), PostgresInbox::new(&bank.store));
+    let builder = Worker::over(store.clone(), queue.clone()).hook(hook);
     let worker =
         builder.async_transactional_handler(&inbox, |transfer, db, cx| Box::pin(make(transfer, db, cx)));
     let report = run_until(worker.build().await.unwrap(), async || {
-        bank.is_empty(&queue).await && bank.store.stats(&queue).await.unwrap().parked == 0
+        let stats = store.stats(&queue).await.unwrap();
+        stats.ready + stats.delayed + stats.in_flight + stats.parked == 0
     })
     .await;
     assert_eq!(report.counts.done, 1, "{report:?}");

@@ -142,10 +142,13 @@ impl Bank {
         PostgresStore::open(&self.url, Options::default()).await.unwrap()
     }
 
-    /// Whether nothing of a queue waits or is under way.
+    /// Whether nothing of a queue waits or is under way. After a fault the store may need another call.
     pub async fn is_empty(&self, queue: &QueueName) -> bool {
-        let stats = self.store.stats(queue).await.unwrap();
-        stats.ready + stats.delayed + stats.in_flight == 0
+        match self.store.stats(queue).await {
+            Ok(stats) => stats.ready + stats.delayed + stats.in_flight == 0,
+            Err(error) if error.is_retryable() => false,
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// The transfers in the order in which they were made.
