@@ -11,6 +11,7 @@ mod ledger;
 #[path = "../../../embedded/benches/shared/measure.rs"]
 mod measure;
 mod server;
+mod transactions;
 
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use contestants::{Contestant, Load, SHALLOW, UNSYNCED};
 use ledger::Ledgers;
 use measure::{median, table, thousands};
 use server::{Server, Statements, Used};
+use transactions::{How, Transactions};
 
 const CLIENTS: usize = 16;
 /// Numbers of clients whose throughput is compared.
@@ -120,6 +122,9 @@ async fn run(args: &Args) {
     }
     if args.wants("ledger") {
         ledgers(args, &mut server).await;
+    }
+    if args.wants("transactions") {
+        user_transactions(args, &mut server).await;
     }
     if args.wants("idle") {
         idle(args, &mut server).await;
@@ -266,6 +271,43 @@ async fn ledgers(args: &Args, server: &mut Server) {
     let mut columns = COLUMNS;
     columns[2] = "of INSERT and UPDATE";
     table(args.markdown, &format!("Claim and complete a fresh key, {CLIENTS} clients"), &columns, &rows);
+}
+
+async fn user_transactions(args: &Args, server: &mut Server) {
+    let mut all = Vec::new();
+    for how in How::ALL {
+        all.push(Transactions::open(server, how, CLIENTS).await);
+    }
+    let mut series: [Series; How::ALL.len()] = Default::default();
+    for round in 0..=args.rounds {
+        for at in 0..all.len() {
+            let at = (at + round) % all.len();
+            all[at].fill().await;
+            let before = server.counters().await;
+            let (done, secs) = all[at].turn(CLIENTS, args.time).await;
+            let used = server.used_since(&before).await;
+            // The first round warms up.
+            if round > 0 {
+                series[at].turns.push(Turn { done: done as f64, secs, used });
+            }
+        }
+    }
+    for (of, its) in all.iter().zip(&mut series) {
+        of.fill().await;
+        server.count_statements().await;
+        let (done, _) = of.turn(CLIENTS, args.time).await;
+        its.counted = each(server.counted(of.how.database()).await, done);
+    }
+    let rows: Vec<_> =
+        How::ALL.iter().zip(&series).map(|(how, its)| its.row(how.name(), &series[0])).collect();
+    let mut columns = COLUMNS;
+    (columns[0], columns[2]) = ("of each", "of the transaction alone");
+    table(args.markdown, &format!("A user's transaction, {CLIENTS} clients"), &columns, &rows);
+    println!(
+        "\nWith settle, of the transaction and then an ack: {}; of that with enter and record: {}",
+        series[4].ratio(&series[2]),
+        series[4].ratio(&series[3])
+    );
 }
 
 async fn idle(args: &Args, server: &mut Server) {
