@@ -7,8 +7,9 @@ use std::time::Duration;
 use common::{Database, Server, ask, claim, completed, granted, id};
 use hapax_conformance::inbox::{self, AsyncHarness, InboxHarness};
 use hapax_core::{
-    AsyncInbox as _, Claim, ClaimEnding, EndClaim, Fingerprint, InboxEntry, InboxError, InboxLookup, Json,
-    Ledger as _, RecordedOutcome,
+    AsyncInbox as _, Claim, ClaimEnding, EndClaim, Fingerprint, GroupId, InboxEntry, InboxError, InboxLookup,
+    Json, Ledger as _, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive,
+    RecordedOutcome, Tier, policy::RetryPolicy,
 };
 use hapax_postgres::{InboxOptions, PostgresInbox, PostgresStore};
 use sqlx::{Connection as _, Executor as _, PgConnection};
@@ -65,6 +66,7 @@ fn main() -> std::process::ExitCode {
         an_entry_whose_time_is_over_is_entered_again,
         arguments_out_of_range_are_refused,
         a_transaction_whose_client_is_silent_is_ended,
+        a_lapsed_delivery_whose_settle_was_rolled_back_is_found,
     ];
     macro_rules! of_form {
         ($form:ident, $($case:ident),+ $(,)?) => {
@@ -348,4 +350,50 @@ async fn a_transaction_whose_client_is_silent_is_ended(server: &'static Server) 
     }
     let late = impatient.record(&mut silent, &entry("order-1"), done("x"), 60_000).await.unwrap_err();
     assert!(matches!(late, InboxError::Unavailable(_)), "{late}");
+}
+
+/// A transaction has settled a delivery and does not end before the lease does: what looks at the queue meanwhile must not
+/// take the delivery for swept. When the transaction is rolled back, the message is delivered again.
+async fn a_lapsed_delivery_whose_settle_was_rolled_back_is_found(server: &'static Server) {
+    for fifo in [false, true] {
+        let database = Database::migrated(server).await;
+        database.connect().await.execute("CREATE TABLE effects (number int)").await.unwrap();
+        let clock = database.with_clock().await;
+        let (store, inbox) = (database.open().await, inbox_of(&database.open().await, 200));
+        let queue = QueueName::new(if fifo { "jobs.fifo" } else { "jobs" }).unwrap();
+        let base = if fifo { QueueConfig::fifo() } else { QueueConfig::sqs() };
+        store
+            .create_queue(
+                &queue,
+                QueueConfig { tier: Tier::Transactional, retry: RetryPolicy::at_once(), ..base },
+            )
+            .await
+            .unwrap();
+        let message = NewMessage::new("x");
+        let message = if fifo {
+            message.group(GroupId::new("a").unwrap()).dedup("1".parse().unwrap())
+        } else {
+            message
+        };
+        store.send(&queue, vec![message]).await.unwrap().remove(0).unwrap();
+        let ask = Receive { wait_ms: Some(0), ..Receive::up_to(1).lease(Duration::from_mins(1)) };
+        let first = store.receive(&queue, ask.clone()).await.unwrap().remove(0);
+        let mut tx = entered(&inbox, "order-1").await;
+        inbox.record(&mut tx, &entry("order-1"), done("x"), 60_000).await.unwrap();
+        assert!(inbox.settle(&mut tx, &first.receipt).await.unwrap());
+        // The floors of the looks that follow lie an hour behind the end of the lease.
+        for minutes in [2, 60, 60] {
+            clock.advance_ms(minutes * 60_000).await;
+            store.clock_moved().await.unwrap();
+            assert!(
+                store.receive(&queue, ask.clone()).await.unwrap().is_empty(),
+                "fifo {fifo}: it is locked"
+            );
+        }
+        inbox.rollback(tx).await;
+        store.clock_moved().await.unwrap();
+        let again = store.receive(&queue, ask).await.unwrap();
+        assert_eq!(again.len(), 1, "fifo {fifo}: it is not found again");
+        assert_eq!((again[0].id, again[0].attempt), (first.id, 2));
+    }
 }

@@ -562,7 +562,11 @@ async fn take(
             -1 => return Ok(None),
             -2 => found.due = true,
             -3 => found.dropped += at.unwrap_or(0),
-            -4 | -5 => (found.next_ms, found.swept) = (at, slot == -4),
+            -4 | -5 => {
+                // What is over and locked by a transaction is still to be swept.
+                let over = at.is_some_and(|at| at <= found.now_ms);
+                (found.next_ms, found.swept) = (at, slot == -4 && !over);
+            }
             0 => found.now_ms = at.unwrap_or(0),
             slot => found.messages.push((slot as usize, Message::read(row)?)),
         }
