@@ -211,7 +211,7 @@ impl CopyReport {
 }
 
 /// Repeats a call while its error is one that passes. Every call of a copy can be repeated.
-async fn repeat<T, E, F>(mut call: impl FnMut() -> F) -> Result<T, AdminError>
+pub(crate) async fn repeat<T, E, F>(mut call: impl FnMut() -> F) -> Result<T, AdminError>
 where
     E: Into<AdminError>,
     F: Future<Output = Result<T, E>>,

@@ -31,6 +31,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, Read as _, Write};
 
+use hapax_core::copy::CopyState;
 use hapax_core::store::SharedStore;
 use hapax_core::transfer::{PAGE_BYTES_MAX, RefusedGroups};
 use hapax_core::{
@@ -40,12 +41,16 @@ use hapax_core::{
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::copy::repeat;
+
 /// The version of the file's format.
 const FORMAT_VERSION: u32 = 1;
 /// The longest line that is read: the largest message, escaped, with its history.
 const LINE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Items of one import call.
 const BATCH_MAX: usize = 200;
+/// What queues are closed for while they are exported, in the words of their refusals.
+const EXPORT: &str = "a file (hapax export)";
 /// How many refusals are kept in words.
 const REFUSALS_MAX: usize = 100;
 
@@ -174,6 +179,10 @@ fn write(to: &mut impl Write, line: &Line) -> Result<(), TransferError> {
 
 /// Writes queues, and the ledger with them if no queue is named, as JSON lines. Stop workers and proxies before: a claim
 /// that is held is exported as in doubt.
+///
+/// While they are exported the queues are closed, as for a [copy](crate::copy): every operation on them is refused, and time
+/// does not change them, so that no message moves from a queue that is still to be read into one that was read. Then they are
+/// paused. If the process dies meanwhile they stay closed, until the export is repeated or [`crate::copy::release`] opens them.
 pub async fn export(
     store: &SharedStore,
     request: &ExportRequest,
@@ -185,15 +194,60 @@ pub async fn export(
         return Err(StoreError::NoSuchQueue(missing.clone()).into());
     }
     queues.retain(|info| request.queues.is_empty() || request.queues.contains(&info.name));
-    for info in queues.iter().filter(|info| request.pause && info.paused.is_none()) {
-        store.pause_queue(&info.name, &request.by, Some("exported")).await?;
+    for info in queues.iter().filter(|info| info.paused.is_none()) {
+        if request.pause {
+            store.pause_queue(&info.name, &request.by, Some("exported")).await?;
+        } else {
+            // The store refuses it, because the queue is not paused.
+            source.export(&TransferScope::Queue(info.name.clone()), None, 1).await?;
+        }
     }
+    let mut closed = Vec::new();
+    let written = match close(source, &queues, &request.by, &mut closed).await {
+        Ok(()) => export_queues(source, request, queues, to).await,
+        Err(error) => Err(error),
+    };
+    let mut opened = Ok(());
+    for scope in &closed {
+        opened = opened.and(repeat(|| source.set_copy(scope, None, &request.by)).await);
+    }
+    let report = written?;
+    opened?;
+    Ok(report)
+}
+
+/// Closes the queues for the export. What is closed for a copy to another store stays as it is.
+async fn close(
+    source: &dyn Transfer,
+    queues: &[QueueInfo],
+    by: &str,
+    closed: &mut Vec<TransferScope>,
+) -> Result<(), TransferError> {
+    let state = CopyState::To { store: EXPORT.to_owned(), complete: false };
+    for info in queues {
+        let before = info.paused.as_ref().and_then(|paused| paused.copy.as_ref());
+        if before.is_none_or(|before| *before == state) {
+            let scope = TransferScope::Queue(info.name.clone());
+            closed.push(scope.clone());
+            repeat(|| source.set_copy(&scope, Some(state.clone()), by)).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn export_queues(
+    source: &dyn Transfer,
+    request: &ExportRequest,
+    queues: Vec<QueueInfo>,
+    to: &mut impl Write,
+) -> Result<ExportReport, TransferError> {
     let mut report = ExportReport { queues: queues.len() as u64, ..ExportReport::default() };
     // Read after the pause: no delivery has a higher fence.
     write(to, &Line::Header { version: FORMAT_VERSION, fence: source.fence_bound().await? })?;
     let queues = dead_letters_first(queues);
     for QueueInfo { name, config, paused, .. } in &queues {
-        let (name, config, paused) = (name.clone(), config.clone(), paused.clone());
+        let paused = paused.clone().filter(|paused| !paused.copy_only);
+        let (name, config) = (name.clone(), config.clone());
         write(to, &Line::Queue(Box::new(QueueLine { name, config, paused })))?;
     }
     if request.queues.is_empty() {

@@ -22,8 +22,9 @@ Examples:
   hapax export --queue jobs-dead --queue jobs --pause > jobs.jsonl
   hapax export --pause | hapax import --endpoint http://other:9324
 
-A queue has to be paused while it is exported; it stays paused. A message in flight is exported as returned, a claim that is
-held as in doubt: stop workers and proxies first.")]
+A queue has to be paused before it is exported. Meanwhile it is closed: nothing is accepted, and time does not change it; then
+it is paused as before. A message in flight is exported as returned, a claim that is held as in doubt: stop workers and proxies
+first. If an export is killed, repeat it, or open the queues with `hapax copy --release --from URL`.")]
 pub struct ExportArgs {
     /// A queue; repeat it for several. Default: all queues and the ledger.
     #[arg(long = "queue", value_name = "QUEUE")]
