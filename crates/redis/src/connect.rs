@@ -93,6 +93,13 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// The time of one call with all its attempts.
+    pub(crate) fn call_limit(&self) -> Duration {
+        self.connect_timeout + self.operation_timeout
+    }
+}
+
 /// Why a URL or an option is not acceptable. It never contains the password.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{0}")]
@@ -114,7 +121,8 @@ pub(crate) struct Target {
     pub kind: Kind,
     /// Addresses, `host:port`.
     pub seeds: Vec<String>,
-    tls: bool,
+    /// With TLS, a node is called by its host name, if it has one: its certificate names that.
+    pub tls: bool,
     settings: RedisConnectionInfo,
 }
 

@@ -19,6 +19,8 @@ pub(crate) enum Remedy {
     Ask(String),
     /// The scripts are to be loaded first.
     Load,
+    /// The node is not known as a master: find out first which replicas it has.
+    Unknown,
     /// Ask again a little later, perhaps another node.
     Later,
     /// The node could not be reached; nothing was sent.

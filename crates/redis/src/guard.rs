@@ -18,6 +18,10 @@ use crate::topology::field;
 /// Time between two looks. A change of a setting is noticed after this time, not before.
 const EVERY: Duration = Duration::from_secs(1);
 
+/// How often a store that is opened looks for a replica that is connected and not known yet, and the pause between.
+const CHECKS_MAX: usize = 20;
+const CHECKS_PAUSE: Duration = Duration::from_millis(250);
+
 /// The oldest version that the suites run on.
 const VERSION_MIN: (u64, u64) = (7, 0);
 
@@ -51,6 +55,8 @@ pub(crate) struct NodeFacts {
     pub aof: bool,
     /// `None`: this user may not read it.
     pub appendfsync: Option<String>,
+    /// `yes`: changes are not brought to the disk while the file is rewritten.
+    pub no_fsync_on_rewrite: Option<String>,
     pub replicas: u64,
     pub min_replicas_to_write: Option<u64>,
 }
@@ -61,13 +67,14 @@ impl NodeFacts {
         let mut asked = pipeline();
         asked.cmd("INFO");
         asked.cmd("CONFIG").arg("GET").arg("appendfsync");
+        asked.cmd("CONFIG").arg("GET").arg("no-appendfsync-on-rewrite");
         asked.cmd("CONFIG").arg("GET").arg("min-replicas-to-write");
         let mut answers = ask_all(node, &asked).await?;
         let mut setting = || -> Option<String> {
             let value: HashMap<String, String> = redis::from_redis_value(answers.pop()?.ok()?).ok()?;
             value.into_values().next()
         };
-        let (min_replicas, appendfsync) = (setting(), setting());
+        let (min_replicas, no_fsync_on_rewrite, appendfsync) = (setting(), setting(), setting());
         let info = match answers.pop() {
             Some(Ok(value)) => redis::from_redis_value::<String>(value).unwrap_or_default(),
             Some(Err(error)) => {
@@ -87,6 +94,7 @@ impl NodeFacts {
             memory_bytes: number("used_memory"),
             aof: number("aof_enabled") == 1,
             appendfsync,
+            no_fsync_on_rewrite,
             replicas: number("connected_slaves"),
             min_replicas_to_write: min_replicas.and_then(|text| text.parse().ok()),
         })
@@ -112,19 +120,28 @@ impl NodeFacts {
             return Some(OpenError::MayEvict { node, policy: self.eviction.clone() });
         }
         match options.durability {
-            Durability::Local if !self.aof || self.appendfsync.as_deref() != Some("always") => {
-                let found = match (&self.appendfsync, self.aof) {
-                    (_, false) => "appendonly no".to_owned(),
-                    (Some(found), true) => format!("appendfsync {found}"),
-                    (None, true) => "an appendfsync that this user may not read".to_owned(),
-                };
-                Some(OpenError::Durability { node, found })
-            }
-            Durability::Replicated if options.replicas.is_none() && replicas == 0 && self.replicas == 0 => {
+            Durability::Local => self.not_on_disk().map(|found| OpenError::Durability { node, found }),
+            Durability::Replicated if options.replicas.is_none() && replicas == 0 => {
                 Some(OpenError::NoReplica { node })
             }
             _ => None,
         }
+    }
+
+    /// The setting because of which an answer may come before its change is on the disk.
+    fn not_on_disk(&self) -> Option<String> {
+        if !self.aof {
+            return Some("appendonly no".to_owned());
+        }
+        let needed = [
+            ("appendfsync", &self.appendfsync, "always"),
+            ("no-appendfsync-on-rewrite", &self.no_fsync_on_rewrite, "no"),
+        ];
+        needed.into_iter().find_map(|(name, found, needed)| match found.as_deref() {
+            Some(found) if found == needed => None,
+            Some(found) => Some(format!("{name} {found}")),
+            None => Some(format!("a setting {name} that this user may not read")),
+        })
     }
 
     fn findings(&self, options: &Options) -> Vec<Finding> {
@@ -213,13 +230,29 @@ impl Guard {
 
     /// What the store is opened with.
     pub async fn check(&self) -> Result<(), OpenError> {
-        for facts in self.facts().await? {
-            let replicas = self.runner.topology.replicas(&facts.address);
-            if let Some(problem) = facts.problem(&self.runner.options, replicas) {
-                return Err(problem);
+        for last in (0..CHECKS_MAX).rev() {
+            match self.problem().await? {
+                None => return Ok(()),
+                // The nodes may not all have heard of it yet.
+                Some((OpenError::NoReplica { .. }, 1..)) if last > 0 => {
+                    tokio::time::sleep(CHECKS_PAUSE).await;
+                    self.runner.topology.refresh_now().await?;
+                }
+                Some((problem, _)) => return Err(problem),
             }
         }
         Ok(())
+    }
+
+    /// Why the store cannot be opened, with the number of replicas that are connected there.
+    async fn problem(&self) -> Result<Option<(OpenError, u64)>, StoreError> {
+        for facts in self.facts().await? {
+            let replicas = self.runner.topology.replicas(&facts.address).unwrap_or_default();
+            if let Some(problem) = facts.problem(&self.runner.options, replicas) {
+                return Ok(Some((problem, facts.replicas)));
+            }
+        }
+        Ok(None)
     }
 
     /// The report of `hapax doctor`.
@@ -266,6 +299,7 @@ mod tests {
             eviction: "noeviction".to_owned(),
             aof: true,
             appendfsync: Some("always".to_owned()),
+            no_fsync_on_rewrite: Some("no".to_owned()),
             ..NodeFacts::default()
         }
     }
@@ -299,6 +333,12 @@ mod tests {
                 "redis-durability",
             ),
             (NodeFacts { appendfsync: None, ..healthy() }, Durability::Local, "redis-durability"),
+            (
+                NodeFacts { no_fsync_on_rewrite: Some("yes".to_owned()), ..healthy() },
+                Durability::Local,
+                "redis-durability",
+            ),
+            (NodeFacts { no_fsync_on_rewrite: None, ..healthy() }, Durability::Local, "redis-durability"),
             (healthy(), Durability::Replicated, "redis-no-replica"),
             (NodeFacts { evicted_keys: 3, ..healthy() }, Durability::Local, "redis-keys-evicted"),
             (healthy(), Durability::Process, "redis-not-durable"),

@@ -41,7 +41,7 @@ use guard::Guard;
 use keys::Keys;
 use ledger::LedgerState;
 use queues::Queues;
-use run::Runner;
+use run::{Boot, Runner};
 use topology::Topology;
 
 /// Why a store could not be opened.
@@ -109,7 +109,7 @@ impl OpenError {
             Self::TooOld { .. } => "use Redis 7.0 or later, or Valkey",
             Self::MayEvict { .. } => "set maxmemory-policy noeviction",
             Self::Durability { .. } => {
-                "set appendonly yes and appendfsync always; or choose hapax_durability=replicated, or process if a loss is acceptable"
+                "set appendonly yes, appendfsync always and no-appendfsync-on-rewrite no; or choose hapax_durability=replicated, or process if a loss is acceptable"
             }
             Self::NoReplica { .. } => "add a replica, or choose hapax_durability=local",
         }
@@ -161,7 +161,7 @@ impl RedisStore {
         let guard = Arc::new(Guard::new(runner.clone()));
         guard.check().await?;
         for master in runner.topology.masters() {
-            runner.load_scripts(&master).await?;
+            runner.load_scripts(&master, Boot::Opened).await?;
         }
         let ledger = Arc::new(LedgerState::new(runner.clone()));
         let queues = options.queues.then(|| Arc::new(Queues::new(runner.clone())));
@@ -223,7 +223,7 @@ impl RedisStore {
     #[doc(hidden)]
     pub async fn server_restarted(&self) -> Result<(), StoreError> {
         for master in self.base.runner.topology.masters() {
-            self.base.runner.boot(&*self.base.runner.topology.node(&master)?).await?;
+            self.base.runner.boot(&*self.base.runner.topology.node(&master)?, Boot::Restarted).await?;
         }
         Ok(())
     }

@@ -8,18 +8,30 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use hapax_core::StoreError;
 use redis::{Cmd, RedisResult, Value};
+use tokio::time::{Instant, timeout_at};
 
 use crate::connect::{Durability, Options};
 use crate::error::{Access, Remedy, lost, remedy};
 use crate::keys::{Keys, SHARDS, Shard};
 use crate::node::{NoAnswer, Node, pipeline};
 use crate::script::{BOOT, Script};
-use crate::topology::Topology;
+use crate::topology::{Topology, field, following};
 
 /// How often a call is asked again, and the pause before it in milliseconds: together about two seconds.
 const PAUSES_MS: &[u64] = &[0, 0, 20, 50, 100, 200, 400, 600, 600];
 /// How often a node that cannot be reached is asked again: a caller should not wait for a server that is down.
 const UNREACHABLE_MAX: usize = 1;
+
+/// Why open claims may get a full lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Boot {
+    /// A store was opened; the servers may have been replaced before.
+    Opened,
+    /// The node has taken the place of another.
+    TookOver,
+    /// The node has lost its scripts, hence was restarted.
+    Restarted,
+}
 
 /// A command for one shard.
 #[derive(Clone)]
@@ -139,14 +151,16 @@ impl Runner {
         }
         let pending = |(at, call)| Pending { at, call, asking: None, unreachable: 0, problem: String::new() };
         let mut open: Vec<Pending> = calls.into_iter().enumerate().map(pending).collect();
+        let end = Instant::now() + self.options.call_limit();
         for pause_ms in PAUSES_MS {
-            if *pause_ms > 0 {
-                tokio::time::sleep(Duration::from_millis(*pause_ms)).await;
-            }
-            open = self.attempt(open, &mut answers).await;
-            if open.is_empty() {
+            let pause = Duration::from_millis(*pause_ms);
+            if open.is_empty() || Instant::now() + pause >= end {
                 break;
             }
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
+            open = self.attempt(open, &mut answers, end).await;
         }
         for pending in open {
             let problem = format!("{}: Redis is not ready: {}", pending.call.what, pending.problem);
@@ -160,19 +174,20 @@ impl Runner {
         self.run(vec![call]).await.remove(0)
     }
 
-    /// Asks once; returns the calls to ask again.
+    /// Asks once, until this time at most; returns the calls to ask again.
     async fn attempt(
         self: &Arc<Self>,
         open: Vec<Pending>,
         answers: &mut [Option<Result<Value, StoreError>>],
+        end: Instant,
     ) -> Vec<Pending> {
         let mut groups: BTreeMap<String, Vec<Pending>> = BTreeMap::new();
         for pending in open {
             let address = pending.asking.clone().or_else(|| self.topology.owner(pending.call.shard));
             groups.entry(address.unwrap_or_default()).or_default().push(pending);
         }
-        let asked = groups.into_iter().map(|(address, group)| self.ask(address, group));
-        let (mut again, mut stale, mut load) = (Vec::new(), false, Vec::new());
+        let asked = groups.into_iter().map(|(address, group)| self.ask(address, group, end));
+        let (mut again, mut stale, mut load) = (Vec::new(), Stale::No, Vec::new());
         for (address, mut pending, answered) in join_all(asked).await.into_iter().flatten() {
             pending.asking = None;
             let remedy = match answered {
@@ -187,15 +202,16 @@ impl Runner {
             };
             match remedy {
                 Remedy::Moved(to) => {
-                    self.topology.moved(pending.call.shard, &to);
-                    stale = true;
+                    self.topology.moved(pending.call.shard, &self.topology.named(&to, &address));
+                    stale = Stale::Surely;
                 }
-                Remedy::Ask(to) => pending.asking = Some(to),
+                Remedy::Ask(to) => pending.asking = Some(self.topology.named(&to, &address)),
                 Remedy::Load => load.push(address),
-                Remedy::Later => stale = true,
+                Remedy::Unknown => stale = Stale::Surely,
+                Remedy::Later => stale = stale.max(Stale::Perhaps),
                 Remedy::Unreachable if pending.unreachable < UNREACHABLE_MAX => {
                     pending.unreachable += 1;
-                    stale = true;
+                    stale = stale.max(Stale::Perhaps);
                 }
                 Remedy::Unreachable => {
                     let problem =
@@ -218,24 +234,45 @@ impl Runner {
             }
             again.push(pending);
         }
-        if stale && let Err(error) = self.topology.refresh().await {
-            tracing::debug!(%error, "the nodes of Redis could not be found");
-        }
-        load.sort_unstable();
-        load.dedup();
-        for address in load {
-            if let Err(error) = self.load_scripts(&address).await {
-                tracing::debug!(%error, "the scripts could not be loaded");
+        let prepared = timeout_at(end, self.prepare(stale, load)).await;
+        if let Ok(Err(error)) = prepared {
+            tracing::debug!(%error, "Redis is not ready for the next attempt");
+            for pending in &mut again {
+                pending.problem = format!("{}; {error}", pending.problem);
             }
         }
         again
     }
 
+    /// Looks the nodes up again and loads scripts, before the next attempt.
+    async fn prepare(&self, stale: Stale, mut load: Vec<String>) -> Result<(), StoreError> {
+        let refreshed = match stale {
+            Stale::No => Ok(()),
+            Stale::Perhaps => self.topology.refresh().await,
+            Stale::Surely => self.topology.refresh_now().await,
+        };
+        load.sort_unstable();
+        load.dedup();
+        let loading = load.iter().map(|address| self.load_scripts(address, Boot::TookOver));
+        join_all(loading).await.into_iter().fold(refreshed, Result::and)
+    }
+
     /// Sends the calls of one node.
-    async fn ask(&self, address: String, group: Vec<Pending>) -> Vec<(String, Pending, Answered)> {
+    async fn ask(
+        &self,
+        address: String,
+        group: Vec<Pending>,
+        end: Instant,
+    ) -> Vec<(String, Pending, Answered)> {
         let node = match self.topology.node(&address) {
             Ok(node) if !address.is_empty() => node,
             _ => return all(&address, group, &Remedy::Unreachable, "no node is known for its slot"),
+        };
+        if !node.is_ready() {
+            return all(&address, group, &Remedy::Load, "its scripts are to be loaded first");
+        }
+        let Some(confirmed_by) = self.confirmed_by(&address) else {
+            return all(&address, group, &Remedy::Unknown, "it is not known as a master");
         };
         let mut sent = pipeline();
         for pending in &group {
@@ -244,24 +281,32 @@ impl Runner {
             }
             sent.add_command(pending.call.command.clone());
         }
-        let confirming = self.options.durability == Durability::Replicated;
-        let replicas = if confirming { self.topology.replicas(&address) } else { 0 };
-        let answers = if replicas > 0 {
-            sent.cmd("WAIT").arg(replicas).arg(self.options.replication_timeout.as_millis() as u64);
-            node.ask_alone(&sent).await
-        } else {
-            node.ask(&sent).await
+        let answers = match confirmed_by {
+            By::Node => node.ask_until(&sent, end).await,
+            By::NodeAlone => {
+                sent.cmd("INFO").arg("replication");
+                node.ask_until(&sent, end).await
+            }
+            By::Replicas(count) => {
+                sent.cmd("WAIT").arg(count).arg(self.options.replication_timeout.as_millis() as u64);
+                node.ask_alone(&sent, end).await
+            }
         };
         let mut answers = match answers {
             Ok(answers) => answers,
             Err(NoAnswer::Unreachable(problem)) => {
                 return all(&address, group, &Remedy::Unreachable, &problem);
             }
+            Err(NoAnswer::Busy(problem)) => {
+                let busy = Remedy::Final(StoreError::Overloaded(problem.clone()));
+                return all(&address, group, &busy, &problem);
+            }
             Err(NoAnswer::Lost(problem)) => return all(&address, group, &Remedy::Lost, &problem),
         };
-        let confirmed = match (replicas, answers.len()) {
-            (1.., 1..) => confirmations(answers.pop().as_ref()),
-            _ => replicas,
+        let (confirmed, replicas) = match confirmed_by {
+            By::Node => (0, 0),
+            By::NodeAlone => (0, unexpected_replicas(answers.pop())),
+            By::Replicas(count) => (confirmations(answers.pop().as_ref()), count),
         };
         let mut answers = answers.into_iter();
         let answered = |pending: Pending| {
@@ -281,11 +326,27 @@ impl Runner {
         group.into_iter().map(answered).collect()
     }
 
-    /// Loads the scripts into a node that does not have them: it was restarted, or has taken the place of another. Before
-    /// that, open claims get a full lease there. A node that knows the scripts has done that already.
-    pub async fn load_scripts(&self, address: &str) -> Result<(), StoreError> {
+    /// What has to confirm a change on a node; `None`: that is not known.
+    fn confirmed_by(&self, address: &str) -> Option<By> {
+        if self.options.durability != Durability::Replicated {
+            return Some(By::Node);
+        }
+        Some(match self.topology.replicas(address)? {
+            0 => By::NodeAlone,
+            count => By::Replicas(count),
+        })
+    }
+
+    /// Makes a node ready that was restarted or has taken the place of another: open claims get a full lease there, and the
+    /// scripts are loaded if they are missing.
+    pub async fn load_scripts(&self, address: &str, cause: Boot) -> Result<(), StoreError> {
         let node = self.topology.node(address)?;
-        let _loading = node.loading.lock().await;
+        let asked_at = Instant::now();
+        let mut loaded_at = node.loading.lock().await;
+        if loaded_at.is_some_and(|at| at >= asked_at) {
+            return Ok(());
+        }
+        let (began, takeovers) = (Instant::now(), node.takeovers());
         let mut asked = pipeline();
         asked.cmd("SCRIPT").arg("EXISTS").arg(Script::ALL.map(Script::sha).as_slice());
         let found: Vec<u64> = match ask_all(&node, &asked).await?.pop() {
@@ -293,25 +354,45 @@ impl Runner {
             Some(Err(error)) => return Err(StoreError::Unavailable(format!("{address}: {error}"))),
             None => Vec::new(),
         };
-        if found.len() == Script::ALL.len() && found.iter().all(|there| *there == 1) {
-            return Ok(());
+        let is_complete = found.len() == Script::ALL.len() && found.iter().all(|there| *there == 1);
+        // A server that is restarted loses its scripts, and a replica never had them.
+        self.boot(&node, if is_complete { cause } else { Boot::Restarted }).await?;
+        if !is_complete {
+            let mut loading = pipeline();
+            for script in Script::ALL {
+                loading.cmd("SCRIPT").arg("LOAD").arg(script.text());
+            }
+            for loaded in ask_all(&node, &loading).await? {
+                loaded
+                    .map_err(|error| StoreError::Unavailable(format!("{address}: SCRIPT LOAD: {error}")))?;
+            }
         }
-        self.boot(&node).await?;
-        let mut loading = pipeline();
-        for script in Script::ALL {
-            loading.cmd("SCRIPT").arg("LOAD").arg(script.text());
-        }
-        for loaded in ask_all(&node, &loading).await? {
-            loaded.map_err(|error| StoreError::Unavailable(format!("{address}: SCRIPT LOAD: {error}")))?;
-        }
+        node.is_now_ready(takeovers);
+        *loaded_at = Some(began);
         Ok(())
     }
 
-    /// Gives every open claim on a node a full lease from now on.
-    pub async fn boot(&self, node: &Node) -> Result<(), StoreError> {
+    /// Gives every open claim on a node a full lease from now on, unless that was done since the node became a master: each
+    /// time it gets a new replication id.
+    pub async fn boot(&self, node: &Node, cause: Boot) -> Result<(), StoreError> {
+        let unavailable = |why: &str| StoreError::Unavailable(format!("{}: {why}", node.address));
+        let mut asked = pipeline();
+        asked.cmd("INFO").arg("replication");
+        let info = match ask_all(node, &asked).await?.pop() {
+            Some(Ok(value)) => redis::from_redis_value::<String>(value).unwrap_or_default(),
+            Some(Err(error)) => return Err(unavailable(&error.to_string())),
+            None => String::new(),
+        };
+        let term = field(&info, "master_replid").ok_or_else(|| unavailable("INFO has no master_replid"))?;
+        let cause = match cause {
+            Boot::Opened => "opened",
+            Boot::TookOver => "took over",
+            Boot::Restarted => "restarted",
+        };
         let mut asked = pipeline();
         for shard in 0..SHARDS {
-            asked.cmd("EVAL").arg(BOOT).arg(1).arg(self.keys.meta(shard)).arg(self.clock());
+            asked.cmd("EVAL").arg(BOOT).arg(1).arg(self.keys.meta(shard));
+            asked.arg(self.clock()).arg(term).arg(cause);
         }
         for answer in ask_all(node, &asked).await? {
             match answer {
@@ -319,13 +400,30 @@ impl Runner {
                 // Another node has that shard.
                 Err(error) if ["MOVED", "ASK", "CLUSTERDOWN"].contains(&error.code().unwrap_or_default()) => {
                 }
-                Err(error) => {
-                    return Err(StoreError::Unavailable(format!("{}: {error}", node.address)));
-                }
+                Err(error) => return Err(unavailable(&error.to_string())),
             }
         }
         Ok(())
     }
+}
+
+/// Whether the map of the nodes is out of date.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stale {
+    No,
+    Perhaps,
+    Surely,
+}
+
+/// What confirms a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// The answer itself.
+    Node,
+    /// The same, since there is no replica; the node says whether that is still true.
+    NodeAlone,
+    /// This number of replicas.
+    Replicas(usize),
 }
 
 type Answered = Result<Value, (Remedy, String)>;
@@ -348,6 +446,12 @@ fn confirmations(answer: Option<&RedisResult<Value>>) -> usize {
     }
 }
 
+/// Replicas of a node that was taken for one without them. A node that does not say counts as one with a replica.
+fn unexpected_replicas(info: Option<RedisResult<Value>>) -> usize {
+    let info = info.and_then(Result::ok).and_then(|info| redis::from_redis_value::<String>(info).ok());
+    info.and_then(|info| following(&info)).unwrap_or(1)
+}
+
 fn unconfirmed(what: &str, confirmed: usize, replicas: usize) -> (Remedy, String) {
     let problem = format!("{what}: {confirmed} of {replicas} replicas have confirmed it in time");
     (Remedy::Final(StoreError::OutcomeUnknown(problem.clone())), problem)
@@ -359,7 +463,7 @@ pub(crate) async fn ask_all(
     asked: &redis::Pipeline,
 ) -> Result<Vec<RedisResult<Value>>, StoreError> {
     node.ask(asked).await.map_err(|problem| match problem {
-        NoAnswer::Unreachable(problem) | NoAnswer::Lost(problem) => {
+        NoAnswer::Unreachable(problem) | NoAnswer::Busy(problem) | NoAnswer::Lost(problem) => {
             StoreError::Unavailable(format!("Redis cannot be reached: {problem}"))
         }
     })

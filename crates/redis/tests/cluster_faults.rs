@@ -4,13 +4,14 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{
-    ask, claim, claim_patiently, completed, effect, end_patiently, entry_patiently, granted, id, options,
+    PATIENCE, ask, claim, claim_patiently, completed, effect, end_patiently, entry_patiently, granted, id,
+    options,
 };
 use hapax_core::{Claim, ClaimError, ClaimRequest, EntryId, EntryState, Grant, Ledger as _, StoreError};
-use hapax_faults::RedisCluster;
+use hapax_faults::{RedisCluster, RedisServer};
 use hapax_redis::{Durability, Options, RedisStore};
 use tokio::task::JoinSet;
 
@@ -22,6 +23,8 @@ fn main() -> std::process::ExitCode {
         a_master_that_was_paused_through_a_failover_grants_nothing,
         a_slot_that_moves_keeps_its_entries,
         a_failover_forgets_what_the_level_says_and_nothing_else,
+        a_node_that_is_named_by_its_host_confirms_nothing_alone,
+        each_failover_gives_a_full_lease,
     ])
 }
 
@@ -35,6 +38,41 @@ fn replicated() -> Options {
         replication_timeout: Duration::from_millis(500),
         ..options()
     }
+}
+
+/// Returns when this holds, and fails with what each node says about the others if it never does.
+fn wait_for(cluster: &RedisCluster, what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        if start.elapsed() > PATIENCE {
+            let views = cluster.nodes.iter().map(|node| node.cli(&["CLUSTER", "NODES"]));
+            let views: Vec<String> = views.map(|view| view.unwrap_or_else(|error| error)).collect();
+            panic!("{what}: not in time. The nodes say:\n{}", views.join("\n\n"));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn is_master(node: &RedisServer) -> bool {
+    node.cli(&["ROLE"]).is_ok_and(|role| role.starts_with("master"))
+}
+
+fn wait_for_master(cluster: &RedisCluster, at: usize) {
+    wait_for(cluster, "a replica takes over", || is_master(&cluster.nodes[at]));
+}
+
+/// Makes a replica a master. A node gives up after five seconds if it has no answers by then, so it is asked again.
+fn fail_over(cluster: &RedisCluster, at: usize) {
+    let mut asked: Option<Instant> = None;
+    wait_for(cluster, "a failover on request", || {
+        if asked.is_none_or(|asked| asked.elapsed() > Duration::from_secs(8)) {
+            // An error is no reason to stop: the node may be a master already, or not know its own yet.
+            asked = cluster.nodes[at].cli(&["CLUSTER", "FAILOVER"]).is_ok().then(Instant::now);
+        }
+        // The other one of the pair knows it, too.
+        is_master(&cluster.nodes[at]) && !is_master(&cluster.nodes[(at + 3) % 6])
+    });
+    cluster.wait_until_whole().unwrap();
 }
 
 /// A claim in a scope of its own, so that the keys of a test are spread over all nodes.
@@ -105,7 +143,7 @@ async fn what_a_paused_replica_did_not_confirm_stays_unknown() {
     let options = replicated();
     let store = RedisStore::open(&cluster.url(), options.clone()).await.unwrap();
     let held = granted(&store, ask("held", "ann")).await;
-    cluster.nodes[3..].iter().for_each(hapax_faults::RedisServer::pause);
+    cluster.nodes[3..].iter().for_each(RedisServer::pause);
     let is_unknown = |answer: &Result<Claim, ClaimError>| {
         matches!(answer, Err(ClaimError::Store(StoreError::OutcomeUnknown(_))))
     };
@@ -126,7 +164,7 @@ async fn what_a_paused_replica_did_not_confirm_stays_unknown() {
     assert!(is_unknown(&replay), "an outcome that may be lost is not replayed: {replay:?}");
     let entry = other.entry(&id("held")).await;
     assert!(matches!(entry, Err(StoreError::OutcomeUnknown(_))), "{entry:?}");
-    cluster.nodes[3..].iter().for_each(hapax_faults::RedisServer::resume);
+    cluster.nodes[3..].iter().for_each(RedisServer::resume);
     let Claim::Granted(_) = claim_patiently(&other, ask("new", "ann")).await else { panic!("not granted") };
     let ended = end_patiently(&other, completed("held", &held, "done")).await;
     assert_eq!(ended, Ok(()));
@@ -134,25 +172,15 @@ async fn what_a_paused_replica_did_not_confirm_stays_unknown() {
 
 async fn failovers_on_request_lose_and_repeat_nothing() {
     let cluster = Arc::new(RedisCluster::start(&["cluster-node-timeout 15000"]).unwrap());
-    let fail_over = |cluster: &RedisCluster| {
-        for replica in &cluster.nodes[3..] {
-            replica.cli(&["CLUSTER", "FAILOVER"]).unwrap();
-            while !replica.cli(&["ROLE"]).unwrap_or_default().starts_with("master") {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
-        cluster.wait_until_whole().unwrap();
-    };
-    under_load(&cluster, fail_over).await;
+    let fail_over_all = |cluster: &RedisCluster| (3..6).for_each(|at| fail_over(cluster, at));
+    under_load(&cluster, fail_over_all).await;
 }
 
 async fn a_killed_master_loses_and_repeats_nothing() {
     let cluster = Arc::new(RedisCluster::start(&[NODE_TIMEOUT]).unwrap());
     let kill = |cluster: &RedisCluster| {
         cluster.nodes[0].kill();
-        while !cluster.nodes[3].cli(&["ROLE"]).unwrap_or_default().starts_with("master") {
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_for_master(cluster, 3);
     };
     under_load(&cluster, kill).await;
 }
@@ -170,9 +198,7 @@ async fn a_master_that_was_paused_through_a_failover_grants_nothing() {
         before.push(grant);
     }
     cluster.nodes[0].pause();
-    while !cluster.nodes[3].cli(&["ROLE"]).unwrap_or_default().starts_with("master") {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    wait_for_master(&cluster, 3);
     // The new master takes completions while the old one still believes that the claims are held.
     for (n, grant) in before.iter().enumerate() {
         complete(&other, n, grant).await;
@@ -189,46 +215,113 @@ async fn a_master_that_was_paused_through_a_failover_grants_nothing() {
     }
 }
 
+/// A slot with entries, on its way from one master to another.
+struct Move<'c> {
+    from: &'c RedisServer,
+    to: &'c RedisServer,
+    to_id: String,
+    slot: String,
+    keys: Vec<String>,
+}
+
+impl<'c> Move<'c> {
+    /// Prepares the move of the one slot that has entries.
+    fn begin(cluster: &'c RedisCluster) -> Self {
+        let found = cluster.nodes[..3].iter().find_map(|node| {
+            let keys = node.cli(&["--scan", "--pattern", "*:meta"]).unwrap();
+            Some((node, keys.lines().next()?.to_owned()))
+        });
+        let (from, key) = found.expect("a node has the entries");
+        let slot = from.cli(&["CLUSTER", "KEYSLOT", &key]).unwrap();
+        let to = cluster.nodes[..3].iter().find(|node| node.address() != from.address()).unwrap();
+        let id = |node: &RedisServer| node.cli(&["CLUSTER", "MYID"]).unwrap();
+        let (from_id, to_id) = (id(from), id(to));
+        to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).unwrap();
+        from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).unwrap();
+        let keys = from.cli(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).unwrap();
+        let keys: Vec<String> = keys.lines().map(str::to_owned).collect();
+        assert!(keys.len() > 3, "{keys:?}");
+        Self { from, to, to_id, slot, keys }
+    }
+
+    fn migrate(&self, keys: &[String]) {
+        let port = self.to.address().split_once(':').unwrap().1.to_owned();
+        let mut command = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+        command.extend(keys.iter().map(String::as_str));
+        self.from.cli(&command).unwrap();
+    }
+
+    fn end(&self) {
+        for node in [self.to, self.from] {
+            node.cli(&["CLUSTER", "SETSLOT", &self.slot, "NODE", &self.to_id]).unwrap();
+        }
+    }
+}
+
 async fn a_slot_that_moves_keeps_its_entries() {
     let cluster = RedisCluster::start(&["cluster-node-timeout 15000"]).unwrap();
     let store = RedisStore::open(&cluster.url(), replicated()).await.unwrap();
     let held = granted(&store, ask("held", "ann")).await;
     effect(&store, "done").await;
-    let (from, keys) = cluster.nodes[..3]
-        .iter()
-        .find_map(|node| {
-            let keys = node.cli(&["--scan", "--pattern", "*:meta"]).unwrap();
-            (!keys.is_empty()).then_some((node, keys))
-        })
-        .expect("a node has the entries");
-    let slot = from.cli(&["CLUSTER", "KEYSLOT", keys.lines().next().unwrap()]).unwrap();
-    let to = cluster.nodes[..3].iter().find(|node| node.address() != from.address()).unwrap();
-    let (from_id, to_id) = (from.cli(&["CLUSTER", "MYID"]).unwrap(), to.cli(&["CLUSTER", "MYID"]).unwrap());
-    to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).unwrap();
-    from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).unwrap();
+    let slot = Move::begin(&cluster);
     // While keys are on both nodes, a script that needs several of them is told to try again: that is not an outcome.
-    let all = from.cli(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).unwrap();
-    let mut moved: Vec<&str> = all.lines().collect();
-    assert!(moved.len() > 3, "{all}");
-    let port = to.address().split_once(':').unwrap().1.to_owned();
-    let migrate = |keys: &[&str]| {
-        let command = [&["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"], keys].concat();
-        from.cli(&command).unwrap();
-    };
-    let rest = moved.split_off(2);
-    migrate(&moved);
+    slot.migrate(&slot.keys[..2]);
     let between = claim(&store, ask("held", "ann")).await;
     assert!(matches!(&between, Err(ClaimError::Store(StoreError::Unavailable(_)))), "{between:?}");
-    migrate(&rest);
+    slot.migrate(&slot.keys[2..]);
     // All keys are at the new node, which is not the owner yet: it has to be asked out of turn.
     let Claim::Granted(again) = claim_patiently(&store, ask("held", "ann")).await else { panic!("lost") };
     assert_eq!((&again.token, again.fence), (&held.token, held.fence));
-    for node in [to, from] {
-        node.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).unwrap();
-    }
+    slot.end();
     let ended = end_patiently(&store, completed("held", &held, "done")).await;
     assert_eq!(ended, Ok(()));
     let Claim::Completed { .. } = claim_patiently(&store, ask("done", "bob")).await else { panic!("lost") };
+}
+
+/// MOVED may name a node as the map does not. Its replicas have to confirm all the same.
+async fn a_node_that_is_named_by_its_host_confirms_nothing_alone() {
+    let settings = [
+        "cluster-node-timeout 120000",
+        "cluster-announce-hostname localhost",
+        "cluster-preferred-endpoint-type hostname",
+    ];
+    let cluster = RedisCluster::start(&settings).unwrap();
+    let store = RedisStore::open(&cluster.url(), replicated()).await.unwrap();
+    let held = granted(&store, ask("held", "ann")).await;
+    effect(&store, "done").await;
+    let slot = Move::begin(&cluster);
+    slot.migrate(&slot.keys);
+    cluster.nodes[3..].iter().for_each(RedisServer::pause);
+    // The nodes were looked at just now, so they are not looked at again before the answer is believed.
+    store.look_at_servers().await.unwrap();
+    slot.end();
+    for key in ["held", "new"] {
+        let answer = claim(&store, ask(key, "ann")).await;
+        assert!(answer.as_ref().is_err_and(ClaimError::is_retryable), "no replica has it: {answer:?}");
+    }
+    cluster.nodes[3..].iter().for_each(RedisServer::resume);
+    let ended = end_patiently(&store, completed("held", &held, "done")).await;
+    assert_eq!(ended, Ok(()));
+}
+
+/// From the first node to its replica and back, without a restart.
+async fn each_failover_gives_a_full_lease() {
+    let cluster = RedisCluster::start(&["cluster-node-timeout 15000"]).unwrap();
+    let store = RedisStore::open(&cluster.url(), replicated()).await.unwrap();
+    let held = granted(&store, ask("held", "ann")).await;
+    let meta = |node: &RedisServer| node.cli(&["--scan", "--pattern", "*:meta"]).unwrap();
+    let at = cluster.nodes[..3].iter().position(|node| !meta(node).is_empty()).expect("a node has the entry");
+    let key = meta(&cluster.nodes[at]);
+    let mut last = 0;
+    for owner in [at + 3, at] {
+        fail_over(&cluster, owner);
+        let Claim::Granted(again) = claim_patiently(&store, ask("held", "ann")).await else { panic!("lost") };
+        assert_eq!((&again.token, again.fence), (&held.token, held.fence));
+        let boot = cluster.nodes[owner].cli(&["HGET", &key, "boot"]).unwrap();
+        let boot: u64 = boot.parse().unwrap_or_else(|_| panic!("{owner}: {boot:?}"));
+        assert!(boot > last, "the failover to {owner} was noticed");
+        last = boot;
+    }
 }
 
 /// The replica is away while claims are made, and then takes over from a master that is lost: two nodes at fault.
@@ -244,8 +337,7 @@ async fn a_failover_forgets_what_the_level_says_and_nothing_else() {
     assert!(!fast.ledger_capabilities().fence, "the level says that a failover may repeat fences");
     assert!(safe.ledger_capabilities().fence);
     let before = effect(&safe, "before").await;
-    let has_entries =
-        |node: &hapax_faults::RedisServer| !node.cli(&["--scan", "--pattern", "*:meta"]).unwrap().is_empty();
+    let has_entries = |node: &RedisServer| !node.cli(&["--scan", "--pattern", "*:meta"]).unwrap().is_empty();
     let at = cluster.nodes[..3].iter().position(has_entries).expect("a node has the entries");
     let (master, replica) = (&cluster.nodes[at], &cluster.nodes[at + 3]);
     replica.kill();
@@ -263,9 +355,12 @@ async fn a_failover_forgets_what_the_level_says_and_nothing_else() {
     master.kill();
     replica.run().unwrap();
     // The others may take a moment to see it again.
-    while replica.cli(&["CLUSTER", "FAILOVER", "TAKEOVER"]).is_err() {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    wait_for(&cluster, "a takeover", || {
+        is_master(replica) || {
+            let _ = replica.cli(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+            false
+        }
+    });
     let entry = entry_patiently(&fast, id("before")).await.expect("what was confirmed is there");
     assert_eq!((entry.state, entry.fence), (EntryState::Completed, before.fence));
     let mut forgotten = 0;

@@ -2,11 +2,14 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use common::{
     DURABLE, ask, claim, claim_patiently, completed, effect, end_patiently, entry_patiently, granted, id,
     options, patiently, url,
 };
-use hapax_core::{Claim, ClaimError, EntryState, Ledger as _, StoreError};
+use hapax_core::{Claim, ClaimError, Clock as _, EntryState, Ledger as _, ManualClock, StoreError};
 use hapax_faults::RedisServer;
 use hapax_redis::{Durability, Options, RedisStore};
 use tokio::task::JoinSet;
@@ -23,6 +26,8 @@ fn main() -> std::process::ExitCode {
         scripts_that_were_flushed_are_loaded_again,
         open_claims_of_one_scope_are_bounded,
         a_damaged_entry_is_said_to_be_damaged,
+        a_damaged_entry_does_not_stop_the_sweep,
+        callers_of_a_server_that_hangs_are_answered_together,
     ])
 }
 
@@ -128,7 +133,12 @@ async fn what_the_server_does_not_keep_is_refused_at_the_start() {
     assert_eq!(declared(Process).await, Ok((false, false, false)));
     server.cli(&["CONFIG", "SET", "appendonly", "no", "appendfsync", "always"]).unwrap();
     assert_eq!(declared(Local).await, Err("redis-durability"));
-    server.cli(&["CONFIG", "SET", "appendonly", "yes", "maxmemory-policy", "allkeys-lru"]).unwrap();
+    // While the file is rewritten, such a server does not bring its changes to the disk.
+    server.cli(&["CONFIG", "SET", "appendonly", "yes", "no-appendfsync-on-rewrite", "yes"]).unwrap();
+    assert_eq!(declared(Local).await, Err("redis-durability"));
+    assert_eq!(declared(Process).await, Ok((false, false, false)));
+    server.cli(&["CONFIG", "SET", "no-appendfsync-on-rewrite", "no"]).unwrap();
+    server.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).unwrap();
     for level in [Process, Local, Replicated] {
         assert_eq!(declared(level).await, Err("redis-may-evict"));
     }
@@ -169,12 +179,21 @@ async fn an_eviction_policy_set_later_stops_the_ledger() {
 async fn a_durability_taken_back_later_stops_the_ledger() {
     let server = RedisServer::start(DURABLE).unwrap();
     let store = RedisStore::open(&url(&server), options()).await.unwrap();
-    server.cli(&["CONFIG", "SET", "appendfsync", "no"]).unwrap();
-    let found = store.look_at_servers().await.unwrap().unwrap();
-    assert_eq!(found.code(), "redis-durability");
-    let refused = claim(&store, ask("new", "ann")).await;
-    let Err(ClaimError::Store(StoreError::Unavailable(why))) = &refused else { panic!("{refused:?}") };
-    assert!(why.contains("appendfsync no"), "{why}");
+    for (setting, bad, good) in [
+        ("appendfsync", "no", "always"),
+        ("no-appendfsync-on-rewrite", "yes", "no"),
+        ("appendonly", "no", "yes"),
+    ] {
+        server.cli(&["CONFIG", "SET", setting, bad]).unwrap();
+        let found = patiently(|| store.look_at_servers()).await.expect(setting);
+        assert_eq!(found.code(), "redis-durability");
+        let refused = claim(&store, ask("new", "ann")).await;
+        let Err(ClaimError::Store(StoreError::Unavailable(why))) = &refused else { panic!("{refused:?}") };
+        assert!(why.contains(&format!("{setting} {bad}")), "{why}");
+        server.cli(&["CONFIG", "SET", setting, good]).unwrap();
+        assert_eq!(patiently(|| store.look_at_servers()).await, None);
+        effect(&store, setting).await;
+    }
 }
 
 async fn without_memory_claims_are_refused_and_ends_are_not() {
@@ -225,4 +244,69 @@ async fn a_damaged_entry_is_said_to_be_damaged() {
     let answer = claim(&store, ask("held", "bob")).await;
     let Err(ClaimError::Store(StoreError::Damaged(why))) = &answer else { panic!("{answer:?}") };
     assert!(why.contains(&key), "{why}");
+}
+
+async fn a_damaged_entry_does_not_stop_the_sweep() {
+    const HOUR_MS: u64 = 3_600_000;
+    let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
+    let options = Options { clock: Some(clock.clone()), ..options() };
+    let store = RedisStore::open(&url(common::shared()), options.clone()).await.unwrap();
+    granted(&store, ask("damaged", "ann")).await;
+    let key = common::shared().cli(&["--scan", "--pattern", &format!("{}:*:e:*", options.prefix)]).unwrap();
+    effect(&store, "paid").await;
+    granted(&store, ask("held", "ann")).await;
+    common::shared().cli(&["SET", &key, "garbage"]).unwrap();
+    clock.advance_ms(3 * HOUR_MS);
+    store.clock_moved().await.unwrap();
+    let stats = store.ledger_stats().await.unwrap();
+    assert_eq!((stats.entries, stats.pruned), (2, 1), "the outcome was kept for an hour");
+    let claimed = claim(&store, ask("held", "bob")).await;
+    let Ok(Claim::Granted(grant)) = claimed else { panic!("its lease has ended: {claimed:?}") };
+    assert!(grant.takeover);
+    // It was not forgotten: an operator has to see it, and it is looked at again.
+    let answer = claim(&store, ask("damaged", "bob")).await;
+    assert!(matches!(&answer, Err(ClaimError::Store(StoreError::Damaged(_)))), "{answer:?}");
+    let due =
+        key.replace(key.split(":e:").nth(1).map(|member| format!("e:{member}")).unwrap().as_str(), "due");
+    let due_ms = common::shared().cli(&["ZSCORE", &due, key.split(":e:").nth(1).unwrap()]).unwrap();
+    assert_eq!(due_ms, (clock.wall_ms() + HOUR_MS).to_string());
+}
+
+/// Each caller is answered within the limits of one call, whatever their number. One after the other, these would take more
+/// than three minutes.
+async fn callers_of_a_server_that_hangs_are_answered_together() {
+    const CALLERS: usize = 400;
+    const LIMIT: Duration = Duration::from_millis(500);
+    const PATIENCE: Duration = Duration::from_mins(1);
+    for (durability, replicas) in [(Durability::Local, None), (Durability::Replicated, Some(1))] {
+        let server = RedisServer::start(DURABLE).unwrap();
+        let options = Options {
+            durability,
+            replicas,
+            connections_max: 1,
+            connect_timeout: LIMIT,
+            operation_timeout: LIMIT,
+            replication_timeout: LIMIT / 2,
+            ..options()
+        };
+        let store = RedisStore::open(&url(&server), options).await.unwrap();
+        server.pause();
+        // The first round has a connection that was made before, the second one has none.
+        for round in 0..2 {
+            let mut all = JoinSet::new();
+            for n in 0..CALLERS {
+                let store = store.clone();
+                all.spawn(async move { claim(&store, ask(&format!("{round}-{n}"), "ann")).await });
+            }
+            let answers = tokio::time::timeout(PATIENCE, all.join_all()).await;
+            let answers = answers.unwrap_or_else(|_| panic!("{durability:?}, round {round}: they queue"));
+            for answer in answers {
+                assert!(answer.as_ref().is_err_and(ClaimError::is_retryable), "{answer:?}");
+            }
+        }
+        server.resume();
+        if durability == Durability::Local {
+            effect(&store, "after").await;
+        }
+    }
 }

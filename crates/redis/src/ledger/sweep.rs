@@ -56,8 +56,15 @@ async fn sweep(ledger: &Arc<LedgerState>, mut shards: Vec<Shard>) -> Result<(), 
             }
         }
         for value in whole(ledger.runner.run(calls).await)? {
-            let answer = Answer::read("sweep", value)?;
+            let mut answer = Answer::read("sweep", value)?;
             ledger.stats().pruned += answer.pruned;
+            let damaged = answer.number()?;
+            if damaged > 0 {
+                tracing::error!(
+                    damaged,
+                    "entries of the ledger in Redis cannot be read; claims of their keys fail as damaged"
+                );
+            }
         }
         shards = full;
         if shards.is_empty() {

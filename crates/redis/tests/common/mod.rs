@@ -5,7 +5,7 @@ pub mod suite;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hapax_core::{
     Claim, ClaimEnding, ClaimError, ClaimRequest, EndClaim, EntryId, EntryView, Grant, Json, Ledger as _,
@@ -127,31 +127,37 @@ pub fn completed(key: &str, grant: &Grant, outcome: &str) -> EndClaim {
 }
 
 /// How long a test repeats a call that may be repeated, with this pause. Only a failure reaches the end.
-const TRIES: usize = 3_000;
+pub const PATIENCE: Duration = Duration::from_mins(2);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Asks again after an error that may be repeated.
-pub async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(mut call: impl FnMut() -> F) -> T {
-    for _ in 0..TRIES {
+/// Asks again after an error that may be repeated, as long as the patience lasts.
+async fn again_and_again<T, E: std::fmt::Display, F: Future<Output = Result<T, E>>>(
+    what: &str,
+    is_retryable: impl Fn(&E) -> bool,
+    mut call: impl FnMut() -> F,
+) -> T {
+    let start = Instant::now();
+    loop {
         match call().await {
             Ok(answer) => return answer,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
+            Err(error) => {
+                assert!(is_retryable(&error), "{what}: {error}");
+                assert!(start.elapsed() < PATIENCE, "{what}: the store did not come back: {error}");
+            }
         }
         tokio::time::sleep(PAUSE).await;
     }
-    panic!("the store did not come back");
+}
+
+/// Asks again after an error that may be repeated.
+pub async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(call: impl FnMut() -> F) -> T {
+    again_and_again("a call", StoreError::is_retryable, call).await
 }
 
 /// The answer to a claim, asked again after an error that may be repeated.
 pub async fn claim_patiently(store: &RedisStore, request: ClaimRequest) -> Claim {
-    for _ in 0..TRIES {
-        match claim(store, request.clone()).await {
-            Ok(claim) => return claim,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
-    panic!("{}: the store did not come back", request.id);
+    let what = format!("claim of {}", request.id);
+    again_and_again(&what, ClaimError::is_retryable, || claim(store, request.clone())).await
 }
 
 /// Ends a claim, repeating after errors.
