@@ -26,6 +26,12 @@ pub const STEPS: &[Step] = &[
         needs_build: false,
         action: pgbouncer,
     },
+    Step {
+        name: "service: prometheus",
+        limit: Duration::from_mins(10),
+        needs_build: false,
+        action: prometheus,
+    },
 ];
 
 /// Steps that come after the tests: a selection of them on other kinds of servers; with `--long`, all of them.
@@ -78,6 +84,12 @@ fn postgres(cx: &Context, step: &Step) -> Outcome {
 fn redis(cx: &Context, step: &Step) -> Outcome {
     let program = "redis-server";
     found_or_installed(cx, step, &Service { name: "Redis 7", package: program, program, installed: program })
+}
+
+/// Prometheus and its checker of pages and rules, from the path or from Debian's package. The tests start it themselves.
+fn prometheus(cx: &Context, step: &Step) -> Outcome {
+    let (package, program) = ("prometheus", "promtool");
+    found_or_installed(cx, step, &Service { name: "Prometheus", package, program, installed: program })
 }
 
 /// A server that Debian has a package of.

@@ -30,15 +30,16 @@ impl Server {
     }
 
     /// A listener for the operators of a ledger, such as that of a standalone proxy: the part of the native API with which
-    /// `hapax ledger`, `doctor`, `backup` and `resume` work. Every other path is 404.
+    /// `hapax ledger`, `doctor`, `backup` and `resume` work, and `/metrics`. Every other path is 404. What else the process
+    /// counts is added to the returned API.
     pub fn for_operators(
         config: ServerConfig,
         store: SharedStore,
         backups: Option<Backups>,
-    ) -> Result<Self, ServerError> {
+    ) -> Result<(Self, Native), ServerError> {
         let server = Self::with_kind(config, store.clone(), ListenerKind::Router)?;
-        let router = Native::new(store, server.shutdown(), backups).operator_router();
-        Ok(server.with_router(router, &[]))
+        let native = Native::new(store, server.shutdown(), backups);
+        Ok((server.with_router(native.operator_router(), &[]), native))
     }
 
     fn with_kind(config: ServerConfig, store: SharedStore, kind: ListenerKind) -> Result<Self, ServerError> {

@@ -14,7 +14,8 @@ use hapax::core::store::SharedStore;
 use hapax::{AdminError, QueueName};
 use hapax_http::Tenant;
 use hapax_http::proxy::{Proxy, ProxyConfig};
-use hapax_server::{Server, native};
+use hapax_server::Server;
+use hapax_server::native::Native;
 use http::Uri;
 
 use tokio::net::TcpListener;
@@ -71,12 +72,13 @@ async fn start(config: &Config) -> anyhow::Result<StartedServer> {
     let server = Server::new(config.server(), store.admin().clone())?;
     let backup_folder = config.store.embedded.backup_folder.as_deref();
     let backups = store.backups(backup_folder, "store.embedded.backup_folder")?;
-    let native = native::router(store.admin().clone(), server.shutdown(), backups);
-    let server = server.with_router(native, &[]);
+    let native = Native::new(store.admin().clone(), server.shutdown(), backups);
+    let server = server.with_router(native.router(), &[]);
     let listeners = server.bind().await?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let url = addresses.first().map(|address| url_of(*address, config.tls.is_some()));
     let proxies = bind_proxies(&config.proxy, store.admin(), url.as_deref()).await?;
+    show_metrics(&native, &proxies);
     if let Some(url) = &url {
         store.announce(url);
     }
@@ -132,6 +134,14 @@ pub async fn bind_proxies(
         proxies.push((proxy, listener));
     }
     Ok(proxies)
+}
+
+/// Shows the counters of the proxies on the page of metrics.
+pub fn show_metrics(native: &Native, proxies: &[(Proxy, TcpListener)]) {
+    for (proxy, _) in proxies {
+        let layer = proxy.layer();
+        native.add_samples(move || layer.samples());
+    }
 }
 
 /// One line about a proxy: its address, its upstream and its tenant.

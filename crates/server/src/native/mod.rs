@@ -10,6 +10,7 @@
 //! | `documents.rs` | named JSON documents |
 //! | `queues.rs` | queues and their configuration |
 //! | `backups.rs` | where backups may be written |
+//! | `metrics.rs` | `/metrics`, outside of `/v1` |
 //! | `operate.rs` | looking at messages, parked ones, halted groups, redrives, the store itself |
 //! | `polls.rs` | receives and claims that wait: counted, and receives cancelled |
 //! | `input.rs`, `problem.rs` | requests read strictly, errors as problem details |
@@ -19,6 +20,7 @@ mod claims;
 mod documents;
 mod input;
 mod messages;
+mod metrics;
 mod operate;
 mod problem;
 mod queues;
@@ -32,11 +34,13 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{MethodRouter, delete, get, patch, post, put};
+use hapax_core::metrics::Sample;
 use hapax_core::store::SharedStore;
 use hapax_net::listen::Shutdown;
 use http::header::{CONTENT_TYPE, HeaderValue};
 
 pub use self::backups::{Backup, Backups};
+use self::metrics::ProcessSamples;
 use self::problem::ApiError;
 use self::waiting_receives::WaitingReceives;
 
@@ -55,6 +59,7 @@ struct Api {
     shutdown: Shutdown,
     backups: Option<Backups>,
     waiting_receives: WaitingReceives,
+    process_samples: ProcessSamples,
 }
 
 /// The native API as a router. Requests must carry an [`Identity`](crate::auth::Identity) in their extensions, which
@@ -67,8 +72,14 @@ impl Native {
     /// The API over `store`. Long polls are answered empty when `shutdown` begins; `backups` is there where the
     /// store can be copied.
     pub fn new(store: SharedStore, shutdown: Shutdown, backups: Option<Backups>) -> Self {
-        let api = Api { store, shutdown, backups, waiting_receives: WaitingReceives::default() };
+        let (waiting_receives, process_samples) = Default::default();
+        let api = Api { store, shutdown, backups, waiting_receives, process_samples };
         Self { api: Arc::new(api) }
+    }
+
+    /// Shows the counters that `read` returns on `/metrics`, too.
+    pub fn add_samples(&self, read: impl Fn() -> Vec<Sample> + Send + Sync + 'static) {
+        self.api.process_samples.add(Box::new(read));
     }
 
     /// Number of receives, and of claims that may wait, currently at the store.
@@ -97,7 +108,8 @@ impl Native {
             .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .with_state(self.api.clone());
-        Router::new().nest("/v1", inner)
+        let metrics = get(metrics::show).fallback(|| async { ApiError::method_not_allowed() });
+        Router::new().route("/metrics", metrics).with_state(self.api.clone()).nest("/v1", inner)
     }
 }
 

@@ -440,3 +440,59 @@ async fn a_backup_is_written_once_and_only_where_it_can_be() {
     f.router = router(f.store.clone(), requested.into(), None);
     f.refused("POST", "/v1/backup", to, 501, "not-supported").await;
 }
+
+async fn metrics_page(f: &Fixture) -> String {
+    let response = f.raw("GET", "/metrics", Body::empty()).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()[CONTENT_TYPE], "text/plain; version=0.0.4; charset=utf-8");
+    let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn has(page: &str, line: &str) -> bool {
+    page.lines().any(|other| other == line)
+}
+
+#[tokio::test]
+async fn metrics_show_store_queues_ledger_and_process() {
+    let f = fixture();
+    for queue in ["mine", "theirs"] {
+        f.call("PUT", &format!("/v1/queues/{queue}"), json!({})).await;
+        let body = json!({"messages": [{"body": "x"}]});
+        assert_eq!(f.call("POST", &format!("/v1/queues/{queue}/messages"), body).await.0, 200);
+    }
+    let process = hapax_http::Counters { replayed: 7, ..hapax_http::Counters::default() };
+    f.native.add_samples(move || hapax_core::metrics::Metrics::samples(&process, &["shop"]));
+    let page = metrics_page(&f).await;
+    for line in [
+        "hapax_server_store_reachable 1",
+        "hapax_store_messages 2",
+        "hapax_queue_ready{queue=\"mine\"} 1",
+        "hapax_queue_sent_total{queue=\"theirs\"} 1",
+        "hapax_ledger_granted_total 0",
+        "hapax_http_replayed_total{service=\"shop\"} 7",
+    ] {
+        assert!(has(&page, line), "{line} is missing in\n{page}");
+    }
+    assert_eq!(f.raw("POST", "/metrics", Body::empty()).await.status(), StatusCode::METHOD_NOT_ALLOWED);
+}
+
+#[tokio::test]
+async fn metrics_show_a_key_only_its_queues() {
+    let mut f = fixture();
+    for queue in ["mine", "theirs"] {
+        f.call("PUT", &format!("/v1/queues/{queue}"), json!({})).await;
+    }
+    f.native
+        .add_samples(|| hapax_core::metrics::Metrics::samples(&hapax_http::Counters::default(), &["shop"]));
+    f.identity = Some(identity(&["mine"], &["*"]));
+    let page = metrics_page(&f).await;
+    assert!(has(&page, "hapax_queue_ready{queue=\"mine\"} 0"), "{page}");
+    for hidden in ["theirs", "hapax_store_", "hapax_ledger_", "hapax_http_"] {
+        assert!(!page.contains(hidden), "{hidden} is shown in\n{page}");
+    }
+    f.identity = Some(identity(&["*"], &["SendMessage"]));
+    assert_eq!(f.raw("GET", "/metrics", Body::empty()).await.status(), StatusCode::FORBIDDEN);
+    f.identity = None;
+    assert_eq!(f.raw("GET", "/metrics", Body::empty()).await.status(), StatusCode::UNAUTHORIZED);
+}

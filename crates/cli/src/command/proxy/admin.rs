@@ -1,5 +1,5 @@
 //! The admin listener of a standalone proxy: where `hapax ledger`, `doctor`, `backup` and `resume` reach its store while it
-//! runs. It has an address of its own, so that no path of the service behind the proxy is taken away.
+//! runs, and Prometheus its metrics. It has an address of its own, so that no path of the service behind the proxy is taken away.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 use anyhow::Context as _;
 use hapax_http::proxy::ProxyConfig;
 use hapax_server::config::{AuthConfig, KeyConfig, LimitsConfig, TlsConfig};
-use hapax_server::native::Backups;
+use hapax_server::native::{Backups, Native};
 use hapax_server::{Server, ServerConfig, ServerError};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use tokio::net::TcpListener;
@@ -182,22 +182,29 @@ impl AdminConfig {
         store: &Store,
         backups: Option<&Backups>,
     ) -> Result<AdminServer, ServerError> {
-        let server = Server::for_operators(self.server(address), store.admin().clone(), backups.cloned())?;
+        let (server, native) =
+            Server::for_operators(self.server(address), store.admin().clone(), backups.cloned())?;
         let listeners = server.bind().await?;
         let address = listeners.first().and_then(|listener| listener.local_addr().ok()).unwrap_or(address);
-        Ok(AdminServer { server, listeners, url: url_of(address, self.tls.is_some()) })
+        Ok(AdminServer { server, native, listeners, url: url_of(address, self.tls.is_some()) })
     }
 }
 
 /// The admin listener, bound.
 pub struct AdminServer {
     server: Server,
+    native: Native,
     listeners: Vec<TcpListener>,
     /// How a client on this machine reaches it.
     pub url: String,
 }
 
 impl AdminServer {
+    /// The API that it serves, for the counters of the proxies.
+    pub fn native(&self) -> &Native {
+        &self.native
+    }
+
     /// Serves until `stop` resolves.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         self.server.run(self.listeners, stop).await;

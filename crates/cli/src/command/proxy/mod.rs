@@ -25,7 +25,7 @@ use crate::serve::config::{
     proxy_problems,
 };
 use crate::serve::signals::Signals;
-use crate::serve::{bind_proxies, logs, proxy_line, run_proxies};
+use crate::serve::{bind_proxies, logs, proxy_line, run_proxies, show_metrics};
 use crate::store::{Store, StoreOptions, is_store};
 use crate::text::parse_ms;
 use crate::{output, usage};
@@ -367,6 +367,9 @@ async fn start(config: &Config) -> anyhow::Result<StartedProxies> {
         Some(_) => admin.as_ref().map(|admin| admin.url.clone()),
     };
     let proxies = bind_proxies(&config.proxy, &ledger, operators.as_deref()).await?;
+    if let Some(admin) = &admin {
+        show_metrics(admin.native(), &proxies);
+    }
     let mut text = format!("Hapax {} is ready\n", env!("CARGO_PKG_VERSION"));
     for (proxy, listener) in &proxies {
         text += &proxy_line(proxy, listener)?;

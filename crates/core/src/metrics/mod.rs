@@ -31,11 +31,16 @@
 //! assert_eq!(samples[0].metric.kept_by, KeptBy::Process);
 //! ```
 
+mod page;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::StoreError;
 use crate::ledger::Ledger;
+use crate::name::QueueName;
 use crate::store::QueueAdmin;
+
+pub use self::page::{CONTENT_TYPE, page};
 
 /// What is declared about one metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,15 +142,28 @@ pub async fn of_store(
 ) -> Result<Vec<Sample>, StoreError> {
     let whole = store.status().await?;
     let mut samples = if whole.withheld { Vec::new() } else { whole.samples(&[]) };
+    samples.extend(of_queues(store, &|_| true).await?);
+    if let Some(ledger) = ledger {
+        samples.extend(ledger.ledger_stats().await?.samples(&[]));
+    }
+    Ok(samples)
+}
+
+/// What a store counts of those queues that `shows` accepts; a queue that is deleted meanwhile is left out.
+pub async fn of_queues(
+    store: &dyn QueueAdmin,
+    shows: &(dyn Fn(&QueueName) -> bool + Sync),
+) -> Result<Vec<Sample>, StoreError> {
+    let mut samples = Vec::new();
     for queue in store.queues().await? {
+        if !shows(&queue.name) {
+            continue;
+        }
         match store.stats(&queue.name).await {
             Ok(stats) => samples.extend(stats.samples(&[queue.name.as_str()])),
             Err(StoreError::NoSuchQueue(_)) => {}
             Err(error) => return Err(error),
         }
-    }
-    if let Some(ledger) = ledger {
-        samples.extend(ledger.ledger_stats().await?.samples(&[]));
     }
     Ok(samples)
 }
