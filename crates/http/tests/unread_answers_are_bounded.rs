@@ -1,9 +1,14 @@
 //! Answers that callers of a proxy do not read take a bounded number of bytes, over HTTP/1 and HTTP/2, with and without a
-//! key. Such callers are cut off in the end, and others are served meanwhile.
+//! key, even if all of them come at once. Such callers are cut off in the end, and others are served meanwhile.
 #![cfg(feature = "proxy")]
 
 mod common;
 
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,6 +20,7 @@ use hapax_http::Policy;
 use hapax_http::proxy::{ProxyConfig, ProxyLimits};
 use hapax_net::unread::SMALL_BYTES_MAX;
 use http::{Request, Response};
+use http_body::Frame;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client as Pool;
@@ -22,6 +28,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 const ANSWER: usize = 400_000;
@@ -135,4 +142,67 @@ async fn over_http2_without_a_key() {
 #[tokio::test]
 async fn over_http2_with_keys() {
     bounded(true, true).await;
+}
+
+/// A response that begins with a chunk and then stalls.
+struct Stalled(Option<Bytes>);
+
+impl http_body::Body for Stalled {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.take().map_or(Poll::Pending, |bytes| Poll::Ready(Some(Ok(Frame::data(bytes)))))
+    }
+}
+
+/// Small responses are sent although the budget is used up. All their requests are under way before the first response
+/// exists, so no request is refused.
+async fn bounded_at_once(stalled: bool) {
+    let store = Store::new();
+    let (go, gate) = watch::channel(false);
+    let arrived = Arc::new(AtomicUsize::new(0));
+    let small = any({
+        let arrived = arrived.clone();
+        move || async move {
+            arrived.fetch_add(1, SeqCst);
+            gate.clone().wait_for(|open| *open).await.unwrap();
+            let bytes = Bytes::from(vec![b'x'; SMALL_BYTES_MAX]);
+            Response::new(if stalled {
+                axum::body::Body::new(Stalled(Some(bytes)))
+            } else {
+                axum::body::Body::from(bytes)
+            })
+        }
+    });
+    let limits = ProxyLimits {
+        unread_bytes_max: BUDGET,
+        idle_timeout: Duration::from_secs(3),
+        ..ProxyLimits::default()
+    };
+    let response_max = if stalled { Duration::from_millis(100) } else { Duration::from_hours(1) };
+    let policy = Policy { response_max, ..Policy::default() };
+    let config = ProxyConfig { limits, policy, ..ProxyConfig::default() };
+    let proxy = Proxied::router(Router::new().fallback(small), store.ledger(), config).await;
+    let asked = deaf_over_http2(&proxy, true);
+    until("all requests are under way", || arrived.load(SeqCst) == asked.len()).await;
+    go.send(true).unwrap();
+    until("small responses exceed the budget", || proxy.unread.peak() > BUDGET).await;
+    until("those who do not read are cut off", || proxy.unread.used() == 0).await;
+    let peak = proxy.unread.peak();
+    println!("at once, stalled {stalled}: {peak} bytes were unread");
+    assert!(peak <= 2 * BUDGET, "{peak} bytes were unread at once");
+}
+
+#[tokio::test]
+async fn small_responses_that_come_at_once() {
+    bounded_at_once(false).await;
+}
+
+#[tokio::test]
+async fn responses_that_become_streams_at_once() {
+    bounded_at_once(true).await;
 }

@@ -75,6 +75,11 @@ impl Body {
         }
     }
 
+    /// A body that fails before its first byte: the response is cut off.
+    pub(crate) fn failed(error: &'static str) -> Self {
+        Self::stream(Failed(Some(error.into())))
+    }
+
     /// A body that was read to its end.
     pub fn from_complete(read: CompleteBody) -> Self {
         Self::parts(read.bytes, None, read.trailers)

@@ -32,8 +32,8 @@ pub struct Limits {
     pub idle_timeout: Duration,
     /// How long a client may leave a response unread. While the budget is low: a tenth of it, at most 3 s.
     pub write_timeout: Duration,
-    /// Maximum bytes of unread responses, over all clients. Requests that are under way when it is reached may add up to
-    /// [`SMALL_BYTES_MAX`](crate::unread::SMALL_BYTES_MAX) each.
+    /// Maximum bytes of unread responses, over all clients. Small responses of requests that are under way when it is
+    /// reached may use as much again ([`unread`](crate::unread)).
     pub unread_bytes_max: usize,
     /// How long a shutdown waits for running requests.
     pub shutdown_timeout: Duration,

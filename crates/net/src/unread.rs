@@ -1,11 +1,14 @@
 //! Responses that clients have not read yet: counted in bytes from their creation until they are written to the socket,
 //! with a limit over all connections of a listener.
 //!
-//! Three rules enforce the limit, which only small responses (256 KiB) of requests that are already under way may exceed. A request starts only while the budget has room; it waits briefly, and is then
-//! told to retry. A large response that does not fit after it was created is replaced by an error. The next chunk of a
-//! streamed response is polled only while the budget has room. Room becomes free because a connection that reads too slowly
-//! is closed (see [`tracker`](crate::tracker)), much sooner when the budget is low. A connection that uses more than its
-//! share is closed just as soon if it reads slowly.
+//! Three rules enforce the limit. A request starts only while the budget has room; it waits briefly, and is then told to
+//! retry. A large response that does not fit after it was created is replaced by an error. The next chunk of a streamed
+//! response is polled only while the budget has room. Room becomes free because a connection that reads too slowly is
+//! closed (see [`tracker`](crate::tracker)), much sooner when the budget is low. A connection that uses more than its share
+//! is closed just as soon if it reads slowly.
+//!
+//! Small responses of requests that are already under way may exceed the limit, up to twice the limit. Beyond that a
+//! response is cut off: its client learns no result, as after any broken connection.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,6 +28,9 @@ use crate::tracker::{Connection, RequestGuard};
 /// Responses up to this size are sent even if the budget is used up: refusing them would save almost no memory, and most of them
 /// confirm a completed operation.
 pub const SMALL_BYTES_MAX: usize = 256 * 1024;
+
+/// How many times the budget small responses may use, and everything that was sent although the budget was used up.
+const EXCESS: usize = 2;
 
 /// One connection may use 1/8 of the budget.
 const SHARES: usize = 8;
@@ -85,6 +91,12 @@ impl UnreadBudget {
         let (used, own) = (self.used(), connection.unread.load(Relaxed));
         let fits = |used: usize, max: usize| used == 0 || used.saturating_add(bytes) <= max;
         fits(used, self.bytes_max) && fits(own, self.bytes_max / SHARES)
+    }
+
+    /// Whether there is no memory left even for a small response.
+    fn is_exhausted(&self, bytes: usize) -> bool {
+        let used = self.used();
+        used > 0 && used.saturating_add(bytes) > self.bytes_max.saturating_mul(EXCESS)
     }
 
     fn add(&self, bytes: usize) {
@@ -214,6 +226,13 @@ impl ResponseBody {
         let may_be_sent =
             fits(guard.connection(), held) || response.extensions().get::<AlwaysSent>().is_some();
         let response = if may_be_sent { response } else { refusal(&response) };
+        let held = response.body().bytes_in_memory();
+        let response = if held > 0 && guard.connection().budget.is_exhausted(held) {
+            tracing::debug!(bytes = held, "a response is cut off: too many bytes of responses are unread");
+            response.map(|_| Body::failed("too many bytes of responses are unread"))
+        } else {
+            response
+        };
         let held = response.body().bytes_in_memory();
         let charge = (held > 0).then(|| Charge::new(guard.connection().clone(), held));
         response.map(|body| Self { body, guard, charge, waiting: None })

@@ -180,7 +180,8 @@ pub struct LimitsConfig {
     /// reached, it is a tenth of this, and at most 3 s. Default 30,000.
     pub write_timeout_ms: u64,
     /// Maximum bytes of unread responses of all clients together. Above it, requests wait briefly and are then told to
-    /// retry, and clients that read slowly are disconnected. Default 256 MiB.
+    /// retry, and clients that read slowly are disconnected. Responses up to 256 KiB of requests that are under way when it
+    /// is reached may use as much again; beyond that a response is cut off. Default 256 MiB.
     pub unread_bytes_max: usize,
     /// Maximum time that a shutdown waits for running requests, in milliseconds. Default 10,000.
     pub shutdown_timeout_ms: u64,

@@ -68,6 +68,38 @@ fn links(page: &str, text: &str) -> Vec<String> {
     .collect()
 }
 
+/// Steps of the followed requests that name a file or a function which does not exist. A step names a file as
+/// `crate/file.rs`, and behind it the functions in that file.
+pub fn missing_functions(architecture: &str, source: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let steps = architecture.split("## Three requests, followed").nth(1).unwrap_or_default();
+    let steps = steps.split("\n## ").next().unwrap_or_default();
+    let mut missing = Vec::new();
+    let mut seen = 0;
+    for place in steps.lines().filter_map(|line| line.strip_prefix('|')?.split('|').nth(1)) {
+        let mut file = None;
+        for name in place.split('`').skip(1).step_by(2) {
+            if let Some((package, path)) = name.split_once('/') {
+                file = has_extension(path, &["rs"]).then(|| format!("crates/{package}/src/{path}"));
+                if let Some(file) = file.as_ref().filter(|file| source(file).is_none()) {
+                    missing.push(format!("docs/ARCHITECTURE.md: {file} does not exist"));
+                }
+            } else {
+                let function = format!("fn {}", name.rsplit("::").next().unwrap_or(name));
+                let text = file.as_deref().and_then(&source).unwrap_or_default();
+                let is_there = text.split(&function).skip(1).any(|rest| rest.starts_with(['(', '<']));
+                if !is_there {
+                    missing.push(format!("docs/ARCHITECTURE.md: {name} is not in {file:?}"));
+                }
+            }
+            seen += 1;
+        }
+    }
+    if seen == 0 {
+        missing.push("docs/ARCHITECTURE.md: the followed requests name nothing".to_owned());
+    }
+    missing
+}
+
 /// The problem if the README does not start with the two commands.
 pub fn first_commands(readme: &str) -> Vec<String> {
     let found: Vec<&str> = shell_lines(readme).into_iter().take(COMMANDS.len()).collect();
@@ -130,6 +162,20 @@ mod samples {
         let sample = pages(&[("docs/a.md", "[b](b.md) [c](../c.md) [top](#top)")]);
         let found = broken_links_of(&sample, |file| file == "c.md");
         assert_eq!(found, ["docs/a.md: links to docs/b.md, which is not there"]);
+    }
+
+    #[test]
+    fn a_followed_request_with_old_names() {
+        let source =
+            |file: &str| (file == "crates/net/src/a.rs").then(|| "fn accept() {}\nfn served<T>()".to_owned());
+        let page = |step: &str| {
+            format!("## Three requests, followed\n| step | {step} |\n\n## Next\n| x | `net/x.rs` |")
+        };
+        let missing = |step: &str| missing_functions(&page(step), source).len();
+        assert_eq!(missing("`net/a.rs` `accept`, `Server::served`; `net/`"), 0);
+        assert_eq!(missing("`net/a.rs` `serve`"), 1);
+        assert_eq!(missing("`net/gone.rs` `accept`"), 2);
+        assert_eq!(missing("nothing"), 1);
     }
 
     #[test]

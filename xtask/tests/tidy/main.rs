@@ -78,6 +78,13 @@ fn links_between_pages_lead_somewhere() {
 }
 
 #[test]
+fn the_architecture_names_functions_that_exist() {
+    let workspace = Workspace::load();
+    let source = |file: &str| workspace.files.iter().any(|known| known == file).then(|| workspace.text(file));
+    assert_none(&docs::missing_functions(&workspace.text("docs/ARCHITECTURE.md"), source));
+}
+
+#[test]
 fn every_code_has_a_page_and_every_page_a_code() {
     assert_none(&errors::unexplained(&Workspace::load()));
 }

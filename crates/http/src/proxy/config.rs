@@ -112,8 +112,9 @@ pub struct ProxyLimits {
     #[serde(rename = "idle_timeout_ms", with = "millis")]
     pub idle_timeout: Duration,
     /// Maximum bytes of unread responses of all callers together. Above it, requests wait briefly and are then told to
-    /// retry, streamed responses pause, and callers that read slowly are disconnected. Requests that are under way when
-    /// it is reached may add up to 256 KiB each. Default 256 MiB.
+    /// retry, streamed responses pause, and callers that read slowly are disconnected. Responses up to 256 KiB of
+    /// requests that are under way when it is reached may use as much again; beyond that a response is cut off. Default 256
+    /// MiB.
     pub unread_bytes_max: usize,
     /// How long an idle connection to the upstream is kept for the next request. It must be shorter than the upstream's own
     /// timeout: a request on a connection that is just being closed is in doubt. Default 3 s.
