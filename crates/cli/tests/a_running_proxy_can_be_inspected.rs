@@ -153,6 +153,7 @@ fn a_store_in_use_names_the_address_of_its_holder_now() {
             let error = run(&folder, args).failed(1);
             assert!(error.contains("in use by process"), "{args:?}: {error}");
             assert!(error.contains(&format!("--endpoint {admin}")), "{args:?}: {error}");
+            assert_eq!(args[0] == "proxy", error.contains("--ledger embedded:PATH"), "{args:?}: {error}");
         }
         let doctor = run(&folder, &["doctor", "--store", store]);
         assert!(doctor.stderr.contains(&format!("hapax doctor --endpoint {admin}")), "{doctor:?}");

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use hapax::core::OnDoubt;
 use hapax::core::store::SharedStore;
-use hapax::without_secrets;
+use hapax::{embedded, without_secrets};
 use hapax_http::proxy::{HostPolicy, Proxy, ProxyConfig, TlsFiles};
 use hapax_http::{OnOutage, Statuses, Tenant};
 use serde::{Deserialize, Serialize, Serializer};
@@ -32,6 +32,9 @@ use crate::{output, usage};
 
 /// Default ledger, which holds keys and responses.
 const LEDGER_DEFAULT: &str = "embedded:./hapax-proxy-data";
+/// What to do about a ledger that another process has open.
+const SECOND_PROXY: &str = "a second proxy needs a ledger of its own (`--ledger embedded:PATH`), or both need one that \
+                            processes share (`--ledger postgres://…`, `redis://…` or a server's `http://…`)";
 
 /// Runs a reverse proxy that makes requests with an Idempotency-Key take effect once.
 #[derive(Debug, Args)]
@@ -413,7 +416,11 @@ async fn opened(store: &Store, admin: Option<&str>, text: &mut String) -> anyhow
 /// Opens the ledger: a store, which is closed at the end, or a server's.
 async fn open(url: &str) -> anyhow::Result<(SharedStore, Option<Store>)> {
     if is_store(url) {
-        let store = Store::open(url, StoreOptions::default()).await?;
+        let opened = Store::open(url, StoreOptions::default()).await;
+        let store = opened.map_err(|error| match error.downcast_ref() {
+            Some(embedded::OpenError::InUse { .. }) => anyhow::anyhow!("{error}; {SECOND_PROXY}"),
+            _ => error,
+        })?;
         return Ok((store.admin().clone(), Some(store)));
     }
     Ok((Remote::at(url).connect().await?, None))
