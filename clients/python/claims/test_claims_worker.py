@@ -156,7 +156,7 @@ def test_duplicates_are_charged_once_and_get_the_same_answer(shop):
     lines = [line.split(" ", 2) for worker in said for line in worker]
     replayed = [line for line in lines if line[1] == "completed" and line[2].strip()]
     assert all(outcome.strip() == str({"charge": f"ch-{id}"}) for id, _, outcome in replayed), replayed
-    assert len(replayed) == 30, "two of three are told what came of the first"
+    assert len(replayed) == 30, "two of three are told the result of the first"
 
 
 def test_after_a_kill_between_claim_and_complete_park_charges_once_and_lists_the_doubt(shop):

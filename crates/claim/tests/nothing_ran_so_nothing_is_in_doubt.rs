@@ -31,7 +31,7 @@ struct Lossy {
     lost_to: Mutex<Vec<Owner>>,
     /// Claims of these owners do not reach it.
     cut_off: Mutex<Vec<Owner>>,
-    /// So many claims are answered with an error of the store for this claim alone.
+    /// Number of claims that are answered with an error of the store for this claim alone.
     failing: AtomicU32,
     /// The owner of each claim that was answered.
     answered: Mutex<Vec<Owner>>,

@@ -91,7 +91,7 @@ pub(crate) async fn a_dead_letter_is_delivered_with_its_story(mut t: Trial) {
     let letter = t.one(&dead).await;
     assert!(letter.dead.is_some());
     assert_eq!(letter.dead, seen);
-    assert_eq!((letter.id, letter.attempt), (got.id, 1), "attempts start anew");
+    assert_eq!((letter.id, letter.attempt), (got.id, 1), "attempts start again at 1");
     assert_eq!((letter.body.clone(), letter.attributes.clone()), (got.body.clone(), got.attributes.clone()));
     assert_eq!((letter.group.clone(), letter.priority), (got.group.clone(), got.priority));
     assert!(letter.fence > got.fence);

@@ -169,7 +169,7 @@ pub(crate) async fn entries_are_counted_after_a_crash(mut t: Trial) {
     t.end(&id("gone"), &grant.token, ClaimEnding::Release).await.unwrap();
     t.crash().await;
     let expected = LedgerStats { entries: 2, open: 1, ..LedgerStats::default() };
-    assert_eq!(t.ledger_stats().await, expected, "counters start anew, entries do not");
+    assert_eq!(t.ledger_stats().await, expected, "counters start at 0, entries do not");
 }
 
 pub(crate) async fn a_forgotten_effect_may_happen_again(mut t: Trial) {

@@ -331,7 +331,7 @@ pub(crate) async fn forgetting_meets_every_state(t: Trial) {
         assert_eq!(t.entry(&id).await, None, "{is:?}");
         assert_eq!(t.end(&id, &token, complete(&done("late"))).await, Err(TokenError::Gone), "{is:?}");
         let grant = t.grant(parking(&id, "third")).await;
-        assert!(!grant.takeover && grant.fence > fence, "{is:?}: it starts anew");
+        assert!(!grant.takeover && grant.fence > fence, "{is:?}: it starts from the beginning");
         assert_eq!(t.end(&id, &token, complete(&done("late"))).await, Err(TokenError::Stale), "{is:?}");
     }
 }

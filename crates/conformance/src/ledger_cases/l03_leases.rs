@@ -107,7 +107,7 @@ pub(crate) async fn an_open_claim_gets_a_full_lease_after_a_restart(mut t: Trial
     t.busy(&t.claim(ask(&renewed, "bob")).await, LEASE_MS);
     t.busy(&t.claim(ask(&long, "bob")).await, LONG_LEASE_MS);
     t.pass(LEASE_MS).await;
-    assert!(t.grant(ask(&held, "bob")).await.takeover, "one lease, not for ever");
+    assert!(t.grant(ask(&held, "bob")).await.takeover, "one lease and no longer");
     assert!(t.grant(ask(&lapsed, "bob")).await.takeover);
 }
 

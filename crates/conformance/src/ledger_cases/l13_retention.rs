@@ -29,7 +29,7 @@ pub(crate) async fn an_outcome_is_kept_for_its_time_and_no_longer(t: Trial) {
     }
     t.vanishes(&order).await;
     let again = t.grant(ask(&order, "bob")).await;
-    assert!(!again.takeover && again.fence > grant.fence, "{again:?}: it starts anew");
+    assert!(!again.takeover && again.fence > grant.fence, "{again:?}: it starts from the beginning");
     assert!(t.end(&order, &grant.token, briefly(&done("paid"))).await.is_err(), "the old token is stale");
 }
 

@@ -56,7 +56,7 @@ fn a_repeated_receive_gives_no_delivery_whose_lease_is_over() {
     assert!(again.iter().all(|leased| leased.entry.due_ms > over_ms), "{again:?}");
 }
 
-/// A FIFO queue with a message in each of so many groups.
+/// A FIFO queue with a message in each of several groups.
 fn with_groups(groups: u8) -> (Writer<SimStorage>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
     let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);

@@ -46,12 +46,12 @@ pub fn holds(what: &str, is_so: bool) -> bool {
 pub async fn print(hapax: &Hapax, banks: &Banks, storm: &Storm) -> anyhow::Result<bool> {
     println!("\n{} processes were killed; all is settled.\n", storm.crashes);
     println!(
-        "{:<9} {:>8} {:>8} {:>6} {:>13} {:>6} {:>10} {:>6} {:>8} {:>9} {:>8}",
+        "{:<9} {:>8} {:>8} {:>6} {:>15} {:>6} {:>10} {:>6} {:>8} {:>9} {:>8}",
         "bank",
         "on doubt",
         "payments",
         "sends",
-        "crashes after",
+        "crashes placed",
         "calls",
         "takeovers",
         "moved",
@@ -59,12 +59,12 @@ pub async fn print(hapax: &Hapax, banks: &Banks, storm: &Storm) -> anyhow::Resul
         "in doubt",
         "missing"
     );
-    println!("{:<9} {:>8} {:>8} {:>6} {:>13}", "", "", "", "", "a payment");
+    println!("{:<9} {:>8} {:>8} {:>6} {:>15}", "", "", "", "", "after a payment");
     for bank in Bank::ALL {
         let books = banks.books(bank);
         let on_doubt = if bank.on_doubt() == OnDoubt::Park { "park" } else { "retry" };
         println!(
-            "{:<9} {:>8} {:>8} {:>6} {:>13} {:>6} {:>10} {:>6} {:>8} {:>9} {:>8}",
+            "{:<9} {:>8} {:>8} {:>6} {:>15} {:>6} {:>10} {:>6} {:>8} {:>9} {:>8}",
             bank.name(),
             on_doubt,
             PAYMENTS,
