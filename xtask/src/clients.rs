@@ -70,7 +70,7 @@ fn on_postgres(run: impl FnOnce(Variables<'_>) -> Outcome) -> Outcome {
         // The step that installs it has said why it could not, and failed if it should.
         return Outcome::Skipped(Skip::RegistryOutOfReach("PostgreSQL 15 is not installed".to_owned()));
     }
-    let server = match PostgresServer::start(&["fsync=off"]) {
+    let server = match PostgresServer::start_in_memory() {
         Ok(server) => server,
         Err(why) => return Outcome::Skipped(Skip::Because(why)),
     };

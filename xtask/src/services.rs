@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use hapax_faults::{PROGRAMS_VARIABLE, PgBouncer, PostgresServer};
+use hapax_faults::{PROGRAMS_VARIABLE, PatroniCluster, PgBouncer, PostgresServer};
 
 use crate::child;
 use crate::suite::{Context, Outcome, Skip, Step};
@@ -32,6 +32,7 @@ pub const STEPS: &[Step] = &[
         needs_build: false,
         action: prometheus,
     },
+    Step { name: "service: patroni", limit: Duration::from_mins(10), needs_build: false, action: patroni },
 ];
 
 /// Steps that come after the tests: a selection of them on other kinds of servers; with `--long`, all of them.
@@ -56,6 +57,7 @@ const ANYWHERE: &[&str] = &["queues", "ledger", "merged_calls", "migrations"];
 const LONG_ON_18: &[&str] = &[
     "queue_floors",
     "ledger_plans_do_not_flip",
+    "queue_plans_do_not_flip",
     "ledger_under_outages",
     "attack_ledger",
     "attack_queues",
@@ -122,6 +124,25 @@ fn pgbouncer(cx: &Context, step: &Step) -> Outcome {
     }
     match PgBouncer::program() {
         Ok(program) => step.run(cx, with_args(&program.to_string_lossy(), &["--version"])),
+        Err(why) => Outcome::Skipped(Skip::Because(why)),
+    }
+}
+
+/// Patroni and etcd, from Debian's packages, for the tests of failover. Only a long run needs them, and there is nothing to do
+/// in another.
+fn patroni(cx: &Context, step: &Step) -> Outcome {
+    if !cx.is_long() {
+        return step.run(cx, with_args("true", &[]));
+    }
+    for package in ["patroni", "etcd-server"] {
+        if PatroniCluster::programs().is_err()
+            && let Some(outcome) = install(cx, step, "Patroni with etcd", package)
+        {
+            return outcome;
+        }
+    }
+    match PatroniCluster::programs() {
+        Ok(()) => step.run(cx, with_args("patroni", &["--version"])),
         Err(why) => Outcome::Skipped(Skip::Because(why)),
     }
 }

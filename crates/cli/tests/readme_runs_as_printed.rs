@@ -110,7 +110,7 @@ fn main() -> ExitCode {
         if let Some(missing) = missing_tools() {
             return Ok(Completion::ignored_with(missing));
         }
-        let server = match PostgresServer::start(&["fsync=off"]) {
+        let server = match PostgresServer::start_in_memory() {
             Ok(server) => server,
             Err(why) => return Ok(Completion::ignored_with(format!("needs PostgreSQL 15: {why}"))),
         };

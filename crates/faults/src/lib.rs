@@ -2,8 +2,8 @@
 //!
 //! [`Process`] runs a program that can be killed and paused; [`FaultProxy`] sits between a client and a server and
 //! cuts, delays, drops, duplicates or holds messages; [`PostgresServer`] and [`RedisServer`] are servers that can be stopped,
-//! and [`PgBouncer`] is a pooler before the first. [`Process`] and [`FaultProxy`] report their actions: a fault that hit nothing
-//! proves nothing, so a test asserts on [`FaultHandle::count`].
+//! [`PatroniCluster`] is two of the first with failover, and [`PgBouncer`] is a pooler before one. [`Process`] and
+//! [`FaultProxy`] report their actions: a fault that hit nothing proves nothing, so a test asserts on [`FaultHandle::count`].
 //!
 //! ```no_run
 //! # async fn example(server: std::net::SocketAddr) {
@@ -17,6 +17,7 @@
 //! ```
 
 mod frame;
+mod patroni;
 mod pgbouncer;
 mod postgres;
 mod postgres_frames;
@@ -27,6 +28,7 @@ mod proxy;
 mod redis;
 
 pub use frame::{Direction, Protocol};
+pub use patroni::{PatroniCluster, Replication};
 pub use pgbouncer::PgBouncer;
 pub use postgres::{PROGRAMS_VARIABLE, PostgresServer, ROLE_WITH_PASSWORD};
 pub use postgres_trouble::PostgresFault;

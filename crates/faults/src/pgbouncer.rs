@@ -19,7 +19,7 @@ use crate::private_server::{PATIENCE, Watch, free_port, unprivileged};
 /// ```no_run
 /// use hapax_faults::{PgBouncer, PostgresServer};
 ///
-/// let server = PostgresServer::start(&["fsync=off"])?;
+/// let server = PostgresServer::start_in_memory()?;
 /// let pooler = PgBouncer::start(server.address(), 3)?;
 /// println!("postgres://postgres@{}/postgres", pooler.address());
 /// # Ok::<(), String>(())

@@ -22,7 +22,7 @@ pub const PROGRAMS_VARIABLE: &str = "HAPAX_POSTGRES_BIN";
 /// ```no_run
 /// use hapax_faults::PostgresServer;
 ///
-/// let server = PostgresServer::start(&["fsync=off"])?;
+/// let server = PostgresServer::start_in_memory()?;
 /// server.sql("postgres", "CREATE DATABASE shop")?;
 /// server.stop("QUIT"); // as in a crash
 /// server.run()?;
@@ -45,6 +45,17 @@ struct Own {
     watch: Mutex<Option<Watch>>,
 }
 
+const PREFIX: &str = "hapax-postgres-";
+/// Room in memory that a server may need, in bytes.
+const MEMORY_MIN: u64 = 2 << 30;
+
+/// The folder for files in memory, if there is room.
+fn memory() -> Option<&'static Path> {
+    let folder = Path::new("/dev/shm");
+    let room = rustix::fs::statvfs(folder).ok()?;
+    (room.f_bavail.saturating_mul(room.f_frsize) >= MEMORY_MIN).then_some(folder)
+}
+
 /// The role that must give its password to log in.
 pub const ROLE_WITH_PASSWORD: &str = "with_password";
 
@@ -60,11 +71,29 @@ impl PostgresServer {
         Self::start_with_files(settings, &[])
     }
 
+    /// Starts a server whose data is in memory where there is room, so that it need not wait for a disk: for tests that crash
+    /// no machine. It is as durable as PostgreSQL is, by its settings.
+    pub fn start_in_memory() -> Result<Self, String> {
+        let settings = ["max_wal_size=128MB", "min_wal_size=32MB"];
+        match memory() {
+            Some(memory) => Self::start_in(TempDir::with_prefix_in(PREFIX, memory), &settings, &[]),
+            None => Self::start(&settings),
+        }
+    }
+
     /// The same with files in its data folder, by name and content: for TLS, `server.crt` and `server.key`. What is given
     /// for `pg_hba.conf` comes before the rules that let everyone in.
     pub fn start_with_files(settings: &[&str], files: &[(&str, &str)]) -> Result<Self, String> {
+        Self::start_in(TempDir::with_prefix(PREFIX), settings, files)
+    }
+
+    fn start_in(
+        folder: std::io::Result<TempDir>,
+        settings: &[&str],
+        files: &[(&str, &str)],
+    ) -> Result<Self, String> {
         let user = unprivileged()?;
-        let folder = TempDir::with_prefix("hapax-postgres-").map_err(|error| error.to_string())?;
+        let folder = folder.map_err(|error| error.to_string())?;
         if let Some((uid, gid)) = user {
             chown(folder.path(), Some(uid), Some(gid)).map_err(|error| error.to_string())?;
         }

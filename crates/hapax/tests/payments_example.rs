@@ -8,7 +8,7 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 fn main() -> ExitCode {
     let on_postgres = |name, test: fn(PostgresServer)| {
-        Trial::ignorable_test(name, move || match PostgresServer::start(&["fsync=off"]) {
+        Trial::ignorable_test(name, move || match PostgresServer::start_in_memory() {
             Ok(server) => {
                 test(server);
                 Ok::<_, Failed>(Completion::Completed)

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 /// A server behind a pooler; `Err`: why there is none.
 fn pooled(listens: bool) -> Result<&'static Server, &'static str> {
     static SERVERS: [OnceLock<Result<Server, String>>; 2] = [OnceLock::new(), OnceLock::new()];
-    let start = || Server::start(&["fsync=off"])?.behind_pooler(listens);
+    let start = || Server::start_in_memory()?.behind_pooler(listens);
     SERVERS[usize::from(listens)].get_or_init(start).as_ref().map_err(String::as_str)
 }
 

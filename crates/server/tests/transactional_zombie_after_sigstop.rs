@@ -78,7 +78,7 @@ fn shared() -> Result<&'static PostgresServer, &'static str> {
     static SERVER: OnceLock<Result<PostgresServer, String>> = OnceLock::new();
     let server = SERVER.get_or_init(|| match std::env::var("HAPAX_TEST_POSTGRES") {
         Ok(url) => Ok(PostgresServer::given(&url)),
-        Err(_) => PostgresServer::start(&["fsync=off"]),
+        Err(_) => PostgresServer::start_in_memory(),
     });
     server.as_ref().map_err(String::as_str)
 }

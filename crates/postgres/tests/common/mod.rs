@@ -33,7 +33,7 @@ pub fn shared() -> Result<&'static Server, &'static str> {
     let server = SERVER.get_or_init(|| {
         let server = match std::env::var("HAPAX_TEST_POSTGRES") {
             Ok(url) => Server::given(&url),
-            Err(_) => Server::start(&["fsync=off"])?,
+            Err(_) => Server::start_in_memory()?,
         };
         match std::env::var("HAPAX_TEST_PGBOUNCER").as_deref() {
             Err(_) => Ok(server),

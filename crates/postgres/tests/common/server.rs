@@ -32,7 +32,12 @@ impl Server {
         Ok(Self { postgres: PostgresServer::start(settings)?, pooler: None })
     }
 
-    /// The same with files in its data folder, such as a certificate.
+    /// Starts a server that does not wait for a disk.
+    pub fn start_in_memory() -> Result<Self, String> {
+        Ok(Self { postgres: PostgresServer::start_in_memory()?, pooler: None })
+    }
+
+    /// Starts a server with files in its data folder, such as a certificate.
     pub fn start_with_files(settings: &[&str], files: &[(&str, &str)]) -> Result<Self, String> {
         Ok(Self { postgres: PostgresServer::start_with_files(settings, files)?, pooler: None })
     }
