@@ -4,6 +4,13 @@
 -- if nobody has changed it since (`ledger_write` compares fence and version). So no lock is held between two statements,
 -- and every statement is a transaction of its own.
 
+-- The id of an entry's row, made of scope and key by a function that SQL has, so that `hapax.enter` finds the entries of
+-- the program, and the program those of `hapax.enter`. The lengths keep ('ab', 'c') and ('a', 'bc') apart.
+CREATE FUNCTION hapax.entry_id(p_scope text, p_key text) RETURNS bytea LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT substr(sha256(int8send(octet_length(p_scope)::bigint) || convert_to(p_scope, 'UTF8')
+    || int8send(octet_length(p_key)::bigint) || convert_to(p_key, 'UTF8')), 1, 16)
+$$;
+
 -- Only columns that stay the same between two claims are indexed: heartbeats and completions are HOT updates.
 CREATE TABLE hapax.ledger_entry (
   id bytea NOT NULL PRIMARY KEY,      -- 128-bit hash of scope and key
@@ -93,32 +100,56 @@ CREATE FUNCTION hapax.ledger_claim(
 RETURNS TABLE (id bytea, fence bigint, now_ms bigint)
 LANGUAGE plpgsql ROWS 10 AS $$
 #variable_conflict use_column
-DECLARE t bigint := hapax.now_ms(); i int; f bigint; granted int := 0; linked bytea[]; messages bigint[];
+DECLARE t bigint := hapax.now_ms(); ids bytea[]; fences bigint[]; linked bytea[]; messages bigint[];
 BEGIN
-  FOR i IN 1 .. cardinality(p_ids) LOOP
+  WITH e AS (
     INSERT INTO hapax.ledger_entry AS e (id, scope, key, fence, version, owner, fingerprint, claimed_ms, takeovers, stage,
       lease_ms, until_ms, parks, prune_ms)
-    VALUES (p_ids[i], p_scopes[i], p_keys[i], hapax.next_fence(), 0, p_owners[i], p_fingerprints[i], t, 0, 0,
-      p_leases[i], t + p_leases[i], p_parks[i],
-      CASE WHEN p_parks[i] THEN NULL ELSE t + p_leases[i] + p_doubt_ms END)
+    SELECT u.id, u.scope, u.key, hapax.next_fence(), 0, u.owner, u.fingerprint, t, 0, 0, u.lease, t + u.lease, u.parks,
+      CASE WHEN u.parks THEN NULL ELSE t + u.lease + p_doubt_ms END
+    FROM unnest(p_ids, p_scopes, p_keys, p_owners, p_fingerprints, p_leases, p_parks)
+      u(id, scope, key, owner, fingerprint, lease, parks)
     ON CONFLICT ON CONSTRAINT ledger_entry_pkey DO NOTHING
-    RETURNING e.fence INTO f;
-    IF FOUND THEN
-      INSERT INTO hapax.ledger_open (fence, id, scope) VALUES (f, p_ids[i], p_scopes[i]);
-      granted := granted + 1;
-      IF p_messages[i] IS NOT NULL THEN
-        linked := linked || p_ids[i];
-        messages := messages || p_messages[i];
-      END IF;
-      RETURN QUERY SELECT p_ids[i], f, t;
+    RETURNING e.id, e.fence, e.scope),
+  o AS (INSERT INTO hapax.ledger_open (fence, id, scope) SELECT e.fence, e.id, e.scope FROM e)
+  SELECT array_agg(e.id), array_agg(e.fence) INTO ids, fences FROM e;
+  IF ids IS NULL THEN
+    RETURN;
+  END IF;
+  INSERT INTO hapax.ledger_count VALUES (cardinality(ids), cardinality(ids));
+  IF array_remove(p_messages, NULL) <> '{}' THEN
+    SELECT array_agg(u.id), array_agg(u.message) INTO linked, messages FROM unnest(p_ids, p_messages) u(id, message)
+    WHERE u.message IS NOT NULL AND u.id = ANY (ids);
+    IF linked IS NOT NULL THEN
+      PERFORM hapax.link_entries(linked, messages, array_fill(true, ARRAY[cardinality(linked)]));
     END IF;
-  END LOOP;
-  IF granted > 0 THEN
-    INSERT INTO hapax.ledger_count VALUES (granted, granted);
   END IF;
-  IF linked IS NOT NULL THEN
-    PERFORM hapax.link_entries(linked, messages, array_fill(true, ARRAY[cardinality(linked)]));
+  RETURN QUERY SELECT u.id, u.fence, t FROM unnest(ids, fences) u(id, fence);
+END $$;
+
+-- Completes the claims that are held, not lapsed and not in doubt, by the fences of their tokens. Gives the ids of those.
+-- What is not among them needs a closer look. Ids are distinct. `p_stages`: 2 completed, 3 failed.
+CREATE FUNCTION hapax.ledger_complete(
+  p_ids bytea[], p_fences bigint[], p_stages smallint[], p_ttls bigint[], p_outcomes text[], p_omitted bigint[])
+RETURNS bytea[]
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE t bigint := hapax.now_ms(); ids bytea[]; fences bigint[]; prunes bigint[];
+BEGIN
+  WITH e AS (
+    UPDATE hapax.ledger_entry e SET (version, stage, lease_ms, until_ms, parks, prune_ms, outcome, omitted_bytes) =
+      (SELECT e.version + 1, p_stages[x.at], p_ttls[x.at], t, false, t + p_ttls[x.at], p_outcomes[x.at], p_omitted[x.at]
+       FROM (SELECT array_position(p_ids, e.id) AS at OFFSET 0) x)
+    WHERE e.id = ANY (p_ids) AND e.fence = p_fences[array_position(p_ids, e.id)] AND e.stage = 0 AND e.lease_ms > 0
+      AND e.until_ms > t
+    RETURNING e.id, e.fence, e.prune_ms)
+  SELECT array_agg(e.id), array_agg(e.fence), array_agg(e.prune_ms) INTO ids, fences, prunes FROM e;
+  IF ids IS NULL THEN
+    RETURN '{}';
   END IF;
+  DELETE FROM hapax.ledger_open o WHERE o.fence = ANY (fences);
+  INSERT INTO hapax.ledger_due (prune_ms, fence, id) SELECT * FROM unnest(prunes, fences, ids) ON CONFLICT DO NOTHING;
+  INSERT INTO hapax.ledger_count VALUES (0, -cardinality(ids));
+  RETURN ids;
 END $$;
 
 -- Writes decisions back. Element by element: if the entry still has the fence and the version that the decision was made
@@ -179,6 +210,39 @@ BEGIN
   IF cleared IS NOT NULL THEN
     PERFORM hapax.doubt_cleared(cleared);
   END IF;
+END $$;
+
+-- What the sweep reads and removes. In functions, so that a table that was empty when it was analyzed is not read from end
+-- to end once it has grown.
+
+-- Open entries behind a fence.
+CREATE FUNCTION hapax.ledger_open_behind(p_fence bigint, p_n bigint) RETURNS TABLE (fence bigint, id bytea) LANGUAGE plpgsql ROWS 10
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+  RETURN QUERY SELECT o.fence, o.id FROM hapax.ledger_open o WHERE o.fence > p_fence ORDER BY o.fence LIMIT p_n;
+END $$;
+
+-- Entries that may be removed by now, behind a time.
+CREATE FUNCTION hapax.ledger_due_behind(p_ms bigint, p_n bigint) RETURNS TABLE (prune_ms bigint, fence bigint, id bytea)
+LANGUAGE plpgsql ROWS 10
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE t bigint := hapax.now_ms();
+BEGIN
+  RETURN QUERY SELECT d.prune_ms, d.fence, d.id FROM hapax.ledger_due d
+    WHERE d.prune_ms > p_ms AND d.prune_ms <= t ORDER BY d.prune_ms, d.fence LIMIT p_n;
+END $$;
+
+-- These rows of `ledger_due` were looked at. An entry that is still there is needed by a message, or damaged: it is looked at
+-- again after `p_again_ms`.
+CREATE FUNCTION hapax.ledger_due_done(p_times bigint[], p_fences bigint[], p_ids bytea[], p_again_ms bigint) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE t bigint := hapax.now_ms();
+BEGIN
+  INSERT INTO hapax.ledger_due SELECT t + p_again_ms, e.fence, e.id FROM hapax.ledger_entry e
+    WHERE e.id = ANY (p_ids) AND e.stage >= 2 AND e.prune_ms <= t ON CONFLICT DO NOTHING;
+  FOR i IN 1 .. cardinality(p_times) LOOP
+    DELETE FROM hapax.ledger_due d WHERE d.prune_ms = p_times[i] AND d.fence = p_fences[i];
+  END LOOP;
 END $$;
 
 -- Adds up the rows of `ledger_count` if there are many. Two that run at the same time share the rows between them.

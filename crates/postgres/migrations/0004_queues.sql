@@ -158,73 +158,117 @@ END $$;
 
 -- Leases ready messages of a standard queue, one per slot, each with its own lease and consumer. `p_floors` says for each
 -- priority below which place nothing is expected. A message past its retention is deleted instead. The first row has no
--- message: its slot is -1 if the queue has changed, else 0. Rows with slot -3 count what was deleted instead. If slots are
--- left, the last row says so: -2, time has something to do first; -4 or, if a lease is blocked, -5: it has next at that
--- time.
-CREATE FUNCTION hapax.q_recv(p_queue int, p_version bigint, p_prios smallint[], p_floors bigint[], p_lease bigint[], p_consumer text[],
-    p_retention bigint, p_noisy text[], p_from bigint) RETURNS TABLE (slot int, now_ms bigint, m hapax.q_claim) LANGUAGE plpgsql ROWS 10
+-- message: its slot is -1 if the queue has changed, else 0. If slots are left, a row says so: -2, time has something to do
+-- first; -4 or, if a lease is blocked, -5: it has next at that time. A row with slot -3 counts what was deleted instead.
+--
+-- Rows are picked by one statement and moved by the next: where nothing is ready, the second is not begun, and what was
+-- deleted instead is the difference of their counts. Columns are returned one by one: to take a composite value apart
+-- again costs more than the rest.
+--
+-- `p_unsynced`: the caller does not wait for the disk if all fences are at most this one, which is durable (see
+-- `raise_floor`); 0: it does.
+CREATE FUNCTION hapax.q_take(p_queue int, p_version bigint, p_prios smallint[], p_floors bigint[], p_lease bigint[], p_consumer text[],
+    p_retention bigint, p_noisy text[], p_from bigint, p_unsynced bigint DEFAULT 0)
+ RETURNS TABLE (slot int, at_ms bigint, seq bigint, id_hi bigint, pos bigint, sent_ms bigint, retained_ms bigint, fence bigint, until_ms bigint,
+   received_ms bigint, first_ms bigint, id_lo bigint, queue_id int, attempts int, deliveries int, bytes int, lease_ms int, prio smallint,
+   key_source smallint, own boolean, grp text, dedup text, key text, consumer text, story text, attrs text, body bytea) LANGUAGE plpgsql ROWS 10
  SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
-DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0; got int; i int; pass int; p record; BEGIN
-  now_ms := t; m := NULL; slot := -1;
+#variable_conflict use_column
+DECLARE t bigint := hapax.now_ms(); n int := cardinality(p_lease); used int := 0; got int; dropped int := 0; picked tid[]; p record;
+  was text := current_setting('synchronous_commit'); BEGIN
+  at_ms := t; slot := -1;
   PERFORM 1 FROM hapax.q_queue q WHERE q.id = p_queue AND q.version = p_version;
   IF NOT FOUND THEN RETURN NEXT; RETURN; END IF;
   slot := 0; RETURN NEXT;
+  IF p_unsynced > 0 THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
   FOR look IN 1 .. 2 LOOP
-  FOR i IN 1 .. cardinality(p_prios) LOOP
-    FOR pass IN 1 .. CASE WHEN p_noisy IS NULL THEN 1 ELSE 2 END LOOP
-      EXIT WHEN used >= n;
-      RETURN QUERY
-      WITH got AS MATERIALIZED (
-        DELETE FROM hapax.q_ready r WHERE r.ctid = ANY (ARRAY(
-          SELECT x.ctid FROM hapax.q_ready x WHERE x.queue_id = p_queue AND x.prio = p_prios[i] AND x.pos > p_floors[i]
+    FOR i IN 1 .. cardinality(p_prios) LOOP
+      FOR pass IN 1 .. CASE WHEN p_noisy IS NULL THEN 1 ELSE 2 END LOOP
+        EXIT WHEN used >= n;
+        picked := ARRAY(SELECT x.ctid FROM hapax.q_ready x WHERE x.queue_id = p_queue AND x.prio = p_prios[i] AND x.pos > p_floors[i]
           AND (p_noisy IS NULL OR pass = 2 OR x.grp IS NULL OR x.grp <> ALL (p_noisy))
-          ORDER BY x.pos LIMIT n - used FOR UPDATE SKIP LOCKED)) RETURNING r.*),
-      live AS MATERIALIZED (SELECT row_number() OVER (ORDER BY g.pos) AS rn, g.* FROM got g WHERE g.retained_ms + p_retention >= t),
-      c AS (INSERT INTO hapax.q_claim AS k (seq, id_hi, pos, sent_ms, retained_ms, fence, until_ms, received_ms, first_ms, id_lo, queue_id,
-            attempts, deliveries, bytes, lease_ms, prio, key_source, grp, dedup, key, consumer, story, attrs, body)
-        SELECT o.seq, o.id_hi, o.pos, o.sent_ms, o.retained_ms, greatest(o.fence + 1, nextval('hapax.fence')), t + o.lease, t,
-               coalesce(o.first_ms, t), o.id_lo, o.queue_id, o.attempts + 1, o.deliveries + 1, o.bytes, o.lease, o.prio, o.key_source,
-               o.grp, o.dedup, o.key, o.who, o.story, o.attrs, o.body
-        FROM (SELECT l.*, p_lease[used + l.rn] AS lease, p_consumer[used + l.rn] AS who FROM live l ORDER BY l.rn OFFSET 0) o RETURNING k.*)
-      SELECT used + (SELECT l.rn FROM live l WHERE l.seq = c.seq)::int, t, c::hapax.q_claim FROM c
-      UNION ALL SELECT -3, count(*) FILTER (WHERE g.retained_ms + p_retention < t), NULL FROM got g;
-      GET DIAGNOSTICS got = ROW_COUNT;
-      used := used + got - 1;
+          ORDER BY x.pos LIMIT n - used FOR UPDATE SKIP LOCKED);
+        CONTINUE WHEN cardinality(picked) = 0;
+        RETURN QUERY
+        WITH got AS (DELETE FROM hapax.q_ready r WHERE r.ctid = ANY (picked) RETURNING r.*),
+        c AS (INSERT INTO hapax.q_claim AS k (seq, id_hi, pos, sent_ms, retained_ms, fence, until_ms, received_ms, first_ms, id_lo, queue_id,
+              attempts, deliveries, bytes, lease_ms, prio, key_source, grp, dedup, key, consumer, story, attrs, body)
+          SELECT o.seq, o.id_hi, o.pos, o.sent_ms, o.retained_ms, greatest(o.fence + 1, nextval('hapax.fence')), t + p_lease[used + o.rn], t,
+                 coalesce(o.first_ms, t), o.id_lo, o.queue_id, o.attempts + 1, o.deliveries + 1, o.bytes, p_lease[used + o.rn], o.prio,
+                 o.key_source, o.grp, o.dedup, o.key, p_consumer[used + o.rn], o.story, o.attrs, o.body
+          FROM (SELECT g.*, row_number() OVER (ORDER BY g.pos) AS rn FROM got g WHERE g.retained_ms + p_retention >= t) o RETURNING k.*)
+        -- In the order of their insertion, which is the one of their places.
+        SELECT used + (row_number() OVER ())::int, t, c.seq, c.id_hi, c.pos, c.sent_ms, c.retained_ms,
+          -- A fence that might be drawn again after a crash: the caller waits.
+          CASE WHEN p_unsynced > 0 AND c.fence > p_unsynced AND set_config('synchronous_commit', was, true) IS NULL THEN 0 ELSE c.fence END,
+          c.until_ms, c.received_ms, c.first_ms, c.id_lo, c.queue_id, c.attempts, c.deliveries, c.bytes, c.lease_ms, c.prio,
+          c.key_source, c.own, c.grp, c.dedup, c.key, c.consumer, c.story, c.attrs, c.body FROM c;
+        GET DIAGNOSTICS got = ROW_COUNT;
+        used := used + got;
+        dropped := dropped + cardinality(picked) - got;
+      END LOOP;
     END LOOP;
+    EXIT WHEN used >= n;
+    p := hapax.q_probe(p_queue, p_from);
+    IF p.due THEN slot := -2; at_ms := t; RETURN NEXT; EXIT; END IF;
+    -- Another process may have returned messages after the first look and before the probe.
+    IF used > 0 OR look = 2 THEN
+      slot := CASE WHEN p.blocked THEN -5 ELSE -4 END; at_ms := p.next_ms; RETURN NEXT; EXIT;
+    END IF;
   END LOOP;
-  EXIT WHEN used >= n;
-  p := hapax.q_probe(p_queue, p_from);
-  m := NULL;
-  IF p.due THEN slot := -2; now_ms := t; RETURN NEXT; RETURN; END IF;
-  -- Another process may have returned messages after the first look and before the probe.
-  IF used > 0 OR look = 2 THEN
-    slot := CASE WHEN p.blocked THEN -5 ELSE -4 END; now_ms := p.next_ms; RETURN NEXT; RETURN;
-  END IF;
-  END LOOP; END $$;
+  IF dropped > 0 THEN slot := -3; at_ms := dropped; RETURN NEXT; END IF;
+END $$;
 
--- Deletes deliveries of a standard queue; gives those that were there, with their fences.
+-- Deletes deliveries of a standard queue; gives those that were there, with their fences. If a message is named twice, its
+-- first fence is judged. Passes over rows that are locked (their xmax is set), and so does the next function: a user's
+-- transaction may be ending the delivery, and the other calls of the batch do not wait for it. An xmax may also be left over
+-- from a lock that was released: such a delivery needs a closer look, too. FOR UPDATE SKIP LOCKED would write a record to the
+-- WAL for each row.
+--
+-- Deliveries are found by their numbers alone. `queue_id = p_queue` beside `seq = ANY (...)` lets the planner choose the
+-- index that begins with the queue's number, and then each ack and each extension walks over every delivery of the queue,
+-- and over every deleted one that could not be vacuumed yet. `queue_id + 0` and `until_ms + 0` cannot be looked up in an
+-- index; they are only compared.
 CREATE FUNCTION hapax.q_ack(p_queue int, p_seq bigint[], p_fence bigint[], OUT acked bigint[], OUT fences bigint[]) LANGUAGE plpgsql
  SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
 BEGIN
-  WITH d AS (DELETE FROM hapax.q_claim k WHERE k.seq = ANY (p_seq) AND k.queue_id = p_queue
-     AND k.fence = ANY (ARRAY(SELECT u.f FROM unnest(p_seq, p_fence) u(s, f) WHERE u.s = k.seq)) RETURNING k.seq, k.fence)
+  WITH d AS (DELETE FROM hapax.q_claim k WHERE k.seq = ANY (p_seq) AND k.queue_id + 0 = p_queue
+     AND k.fence = p_fence[array_position(p_seq, k.seq)] AND k.xmax = 0 RETURNING k.seq, k.fence)
   SELECT coalesce(array_agg(d.seq), '{}'), coalesce(array_agg(d.fence), '{}') INTO acked, fences FROM d;
   IF EXISTS (SELECT 1 FROM hapax.q_need n WHERE n.queue_id = p_queue AND n.seq = ANY (acked)) THEN
     DELETE FROM hapax.q_need n WHERE n.queue_id = p_queue AND n.seq = ANY (acked);
   END IF;
 END $$;
 
--- Extends leases that have not ended. Whatever is not among the answers needs a closer look.
-CREATE FUNCTION hapax.q_extend(p_queue int, p_seq bigint[], p_fence bigint[], p_lease bigint[], p_own boolean[], p_longest bigint)
+-- Extends leases that have not ended. Whatever is not among the answers needs a closer look. A row that is locked before it is
+-- updated would keep its xmax. `p_unsynced`: the caller does not wait for the disk.
+CREATE FUNCTION hapax.q_extend(p_queue int, p_seq bigint[], p_fence bigint[], p_lease bigint[], p_own boolean[], p_longest bigint,
+    p_unsynced boolean)
  RETURNS TABLE (seq bigint, fence bigint) LANGUAGE plpgsql ROWS 10
  SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
-DECLARE t bigint := hapax.now_ms(); BEGIN RETURN QUERY
+DECLARE t bigint := hapax.now_ms(); BEGIN
+  IF p_unsynced THEN PERFORM set_config('synchronous_commit', 'off', true); END IF;
+  RETURN QUERY
   UPDATE hapax.q_claim k SET until_ms = t + p_lease[array_position(p_seq, k.seq)], lease_ms = p_lease[array_position(p_seq, k.seq)],
     own = k.own OR p_own[array_position(p_seq, k.seq)] OR NULL
-  WHERE k.seq = ANY (p_seq) AND k.queue_id = p_queue AND k.until_ms > t AND k.fence = p_fence[array_position(p_seq, k.seq)]
-    AND p_lease[array_position(p_seq, k.seq)] > 0
+  WHERE k.seq = ANY (p_seq) AND k.queue_id + 0 = p_queue AND k.until_ms + 0 > t AND k.fence = p_fence[array_position(p_seq, k.seq)]
+    AND k.xmax = 0 AND p_lease[array_position(p_seq, k.seq)] > 0
     AND t + p_lease[array_position(p_seq, k.seq)] <= k.received_ms + p_longest
   RETURNING k.seq, k.fence; END $$;
+
+-- Of these queues, those that have something to receive: behind a place of a priority, or for priority -1 a FIFO group.
+CREATE FUNCTION hapax.q_waiting(p_queue int[], p_prio smallint[], p_floor bigint[]) RETURNS SETOF int LANGUAGE plpgsql ROWS 10
+ SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
+BEGIN
+  FOR i IN 1 .. cardinality(p_queue) LOOP
+    IF p_prio[i] < 0 THEN
+      PERFORM 1 FROM hapax.q_head x WHERE x.queue_id = p_queue[i] AND x.due_ms IS NULL ORDER BY x.queue_id, x.turn LIMIT 1;
+    ELSE
+      PERFORM 1 FROM hapax.q_ready x WHERE x.queue_id = p_queue[i] AND x.prio = p_prio[i] AND x.pos > p_floor[i]
+        ORDER BY x.queue_id, x.prio, x.pos LIMIT 1;
+    END IF;
+    IF FOUND THEN RETURN NEXT p_queue[i]; END IF;
+  END LOOP; END $$;
 
 -- Hidden messages whose time has come are ready, behind the ones that are.
 CREATE FUNCTION hapax.q_promote(p_queue int, p_from bigint, p_n int) RETURNS bigint LANGUAGE plpgsql

@@ -35,10 +35,10 @@ pub struct Options {
     /// `hapax_password_file`.
     pub password_file: Option<PathBuf>,
     /// A receive is answered only once its deliveries are on disk, and on the standbys that the server waits for. Without,
-    /// a receive of a standard queue does not wait for that: faster, and a crash of the database's server (not of this
-    /// process) forgets the deliveries of its last 0.6 s, so that their messages come back early, attempts uncounted,
-    /// and their receipts are stale. Sends, settles, claims and FIFO queues always wait. Has no effect behind a pooler.
-    /// Default: yes. In the URL: `hapax_sync_receives=false`.
+    /// receives of standard queues and extensions of leases do not wait for that: faster, and a crash of the database's
+    /// server (not of this process) forgets those of its last 0.6 s, so that their messages come back early, attempts
+    /// uncounted, and their receipts are stale. Sends, settles, claims and FIFO queues always wait. Behind a pooler
+    /// everything waits. Default: yes. In the URL: `hapax_sync_receives=false`.
     pub sync_receives: bool,
     /// The portable form of the schema: a ledger and documents on databases that speak PostgreSQL's protocol without its
     /// sequences, advisory locks, `SKIP LOCKED` and LISTEN. Slower; without queues. It is chosen when the schema is made.
@@ -49,6 +49,14 @@ pub struct Options {
     /// Maximum count of open claims in one scope, held or in doubt: a claim beyond it is refused, other scopes are not
     /// affected. At least 1, default 100,000. Several processes may together exceed it a little.
     pub in_doubt_per_scope_max: u64,
+}
+
+impl Options {
+    /// Whether receives and extensions wait for the disk. Behind a pooler no session of the server is ours, so none can know
+    /// of a crash.
+    pub(crate) fn syncs_receives(&self) -> bool {
+        self.sync_receives || self.pooler
+    }
 }
 
 impl Default for Options {

@@ -158,7 +158,9 @@ impl Inner {
     async fn notify(&self, payload: String) {
         let sent = self.pool.run_here("notify", Access::Read, move |connection| {
             Box::pin(async move {
-                let notify = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(payload);
+                // A hint may be lost: it does not wait for the disk, and does not hold that lock meanwhile.
+                let sql = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)";
+                let notify = sqlx::query(sql).bind(CHANNEL).bind(payload);
                 notify.execute(connection).await?;
                 Ok(())
             })

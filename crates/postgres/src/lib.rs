@@ -123,6 +123,8 @@ pub(crate) struct Base {
     pub hints: Hints,
     pub seal: Seal,
     pub options: Options,
+    /// What was committed survives a crash of the server's machine, by its settings when the store was opened.
+    pub durable: bool,
 }
 
 impl Drop for Base {
@@ -147,7 +149,8 @@ impl PostgresStore {
             migrate(url, &options, false).await?;
         }
         let target = Target::new(url, &options)?;
-        let pool = Pool::new(target.connect, target.bounds, target.options.pooler);
+        let Options { pooler, portable, .. } = target.options;
+        let pool = Pool::new(target.connect, target.bounds, pooler, !portable);
         let found = pool.run("open", Access::Read, |connection| Box::pin(examine(connection))).await?;
         found.schema.check()?;
         if found.encoding != "UTF8" {
@@ -158,7 +161,13 @@ impl PostgresStore {
         }
         pool.set_has_schema();
         let hints = Hints::new(pool.clone(), target.listen);
-        let base = Arc::new(Base { pool, hints, seal: Seal::new(found.secret), options: target.options });
+        let base = Arc::new(Base {
+            pool,
+            hints,
+            seal: Seal::new(found.secret),
+            options: target.options,
+            durable: found.durable,
+        });
         let ledger = Arc::new(PostgresLedger::new(&base));
         let queues = Arc::new(Queues::new(&base, &ledger));
         Ok(Self { base, ledger, queues })
@@ -195,17 +204,20 @@ struct Found {
     encoding: String,
     secret: [u8; 32],
     portable: bool,
+    durable: bool,
 }
 
 async fn examine(connection: &mut PgConnection) -> Result<Found, Failure> {
     let schema = Schema::read(connection).await?;
-    let row = sqlx::query("SELECT current_setting('server_encoding')").fetch_one(&mut *connection).await?;
-    let encoding = row.try_get(0)?;
+    let sql =
+        "SELECT current_setting('server_encoding'), coalesce(current_setting('fsync', true), 'on') <> 'off'";
+    let row = sqlx::query(sql).fetch_one(&mut *connection).await?;
+    let (encoding, durable) = (row.try_get(0)?, row.try_get(1)?);
     if schema.version == 0 {
-        return Ok(Found { schema, encoding, secret: [0; 32], portable: false });
+        return Ok(Found { schema, encoding, secret: [0; 32], portable: false, durable });
     }
     let row = sqlx::query("SELECT secret, portable FROM hapax.store").fetch_one(connection).await?;
     let secret: Vec<u8> = row.try_get(0)?;
     let secret = secret.try_into().map_err(|_| StoreError::Damaged("hapax.store: the secret".to_owned()))?;
-    Ok(Found { schema, encoding, secret, portable: row.try_get(1)? })
+    Ok(Found { schema, encoding, secret, portable: row.try_get(1)?, durable })
 }

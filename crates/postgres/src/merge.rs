@@ -1,14 +1,14 @@
 //! Merges the calls of one process: calls of a kind that wait are handed to the database as one batch, so that they share
 //! its statements, its round trips and its commit.
 //!
-//! Two batches of a kind are under way: one that the server works on, and one that travels. Measured: two are faster than
-//! one, and also than four, as long as the server works. While it only waits, for a slow disk or for a lock, calls that
-//! came later would wait with it; so a call that has waited for [`PATIENCE`] starts another batch. A call that arrives while
-//! fewer than two are under way starts at once, alone.
+//! A batch is mostly a wait for the disk, so the rate is decided by how many calls share one. Therefore one batch of a kind
+//! is under way, and the next one gathers its calls ([`gather`]) instead of taking only those that came during the last
+//! one. A second batch starts beside it if [`PLENTY`] waits, so that the server works on one while the other is synced.
+//! A batch may also wait for a lock: a call that has waited for longer than batches take starts another one.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hapax_core::StoreError;
 use sqlx::PgConnection;
@@ -19,12 +19,17 @@ use crate::error::{Access, Failure, broken, late};
 use crate::pool::{Bounds, Pool};
 use crate::transaction::repeat_conflicts;
 
-/// Batches of a kind that are under way at the same time, if none of them takes long.
-const UNDER_WAY: usize = 2;
-/// The same if they do. Two kinds leave connections of the pool to others.
+/// Batches of a kind that are under way at the same time, if there are calls for several or one takes long. Two kinds leave
+/// connections of the pool to others.
 const UNDER_WAY_MAX: usize = 4;
-/// How long a call waits for company while [`UNDER_WAY`] batches are under way.
-const PATIENCE: Duration = Duration::from_millis(3);
+/// Batches that are under way at the same time because there are many calls.
+const UNDER_WAY_BUSY: usize = 2;
+/// Weight of waiting calls that is worth another batch: the work for it takes about as long as a sync.
+const PLENTY: usize = 100;
+/// How long a call waits at least before another batch is started for it, while one is under way.
+const PATIENCE_MIN: Duration = Duration::from_millis(3);
+/// And at most.
+const PATIENCE_MAX: Duration = Duration::from_millis(50);
 /// Calls of a kind that wait. Beyond that the store is overloaded.
 const WAITING_MAX: usize = 100_000;
 
@@ -37,6 +42,23 @@ pub(crate) type Handler<In, Out> = dyn for<'c> Fn(&'c mut PgConnection, Arc<Vec<
     + Send
     + Sync;
 
+/// Steps in which [`gather`] waits for more calls at most.
+const GATHER_STEPS: usize = 8;
+
+/// Lets the clients that were answered a moment ago make their next calls, so that one batch serves them all. Takes no
+/// time: it returns when all that can run has run, and no further call has come. `waiting` counts the calls.
+pub(crate) async fn gather(waiting: impl Fn() -> usize) {
+    let mut before = 0;
+    for _ in 0..GATHER_STEPS {
+        let now = waiting();
+        if now == before {
+            return;
+        }
+        before = now;
+        tokio::task::yield_now().await;
+    }
+}
+
 struct Call<In, Out> {
     number: u64,
     input: In,
@@ -46,8 +68,12 @@ struct Call<In, Out> {
 
 struct State<In, Out> {
     waiting: VecDeque<Call<In, Out>>,
+    /// The sum of their weights.
+    waiting_weight: usize,
     /// Batches under way.
     under_way: usize,
+    /// How long batches take: a moving average.
+    took: Duration,
     /// Another batch starts soon, if calls still wait then.
     another: bool,
     /// The number of the last call.
@@ -81,8 +107,15 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Merger<In, Out> {
             + Sync
             + 'static,
     {
-        let state =
-            State { waiting: VecDeque::new(), under_way: 0, another: false, last: 0, open: BTreeSet::new() };
+        let state = State {
+            waiting: VecDeque::new(),
+            waiting_weight: 0,
+            under_way: 0,
+            took: Duration::ZERO,
+            another: false,
+            last: 0,
+            open: BTreeSet::new(),
+        };
         let (handler, state, progress) = (Box::new(handler), Mutex::new(state), Notify::new());
         Self { inner: Arc::new(Inner { what, access, weight_max, pool, handler, state, progress }) }
     }
@@ -140,7 +173,8 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Inner<In, Out> {
         let number = state.last;
         state.open.insert(number);
         state.waiting.push_back(Call { number, input, weight, answer });
-        if state.under_way < UNDER_WAY {
+        state.waiting_weight += weight;
+        if state.under_way == 0 || (state.waiting_weight >= PLENTY && state.under_way < UNDER_WAY_BUSY) {
             self.start(&mut state);
         } else {
             self.start_later(&mut state);
@@ -161,8 +195,9 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Inner<In, Out> {
         }
         state.another = true;
         let inner = self.clone();
+        let patience = (2 * state.took).clamp(PATIENCE_MIN, PATIENCE_MAX);
         self.pool.runtime().spawn(async move {
-            tokio::time::sleep(PATIENCE).await;
+            tokio::time::sleep(patience).await;
             let mut state = inner.state();
             state.another = false;
             if !state.waiting.is_empty() && state.under_way < UNDER_WAY_MAX {
@@ -175,7 +210,8 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Inner<In, Out> {
     fn take_back(&self, number: u64) -> bool {
         let mut state = self.state();
         let Some(at) = state.waiting.iter().position(|call| call.number == number) else { return false };
-        state.waiting.remove(at);
+        let call = state.waiting.remove(at);
+        state.waiting_weight -= call.map_or(0, |call| call.weight);
         state.open.remove(&number);
         drop(state);
         self.progress.notify_waiters();
@@ -197,11 +233,14 @@ struct Driver<In, Out> {
 impl<In: Send + Sync + 'static, Out: Send + 'static> Driver<In, Out> {
     async fn run(mut self) {
         for number in 0u64.. {
+            gather(|| self.inner.state().waiting.len()).await;
             let (inputs, callers) = self.take_batch(number > 0);
             if inputs.is_empty() {
                 return;
             }
+            let start = Instant::now();
             let answers = self.run_batch(Arc::new(inputs)).await;
+            self.note_time(start.elapsed());
             match answers {
                 Ok(answers) => {
                     for (caller, answer) in callers.into_iter().zip(answers) {
@@ -224,13 +263,15 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Driver<In, Out> {
         let inner = self.inner.clone();
         let mut state = inner.state();
         // One beyond the usual number has helped out, and ends.
-        let surplus = began && state.under_way > UNDER_WAY;
+        let usual = if state.waiting_weight >= PLENTY { UNDER_WAY_BUSY } else { 1 };
+        let surplus = began && state.under_way > usual;
         while let Some(call) = state.waiting.front().filter(|_| !surplus) {
             let fits = inputs.is_empty() || weight + call.weight <= self.inner.weight_max;
             if !fits {
                 break;
             }
             let Some(call) = state.waiting.pop_front() else { break };
+            state.waiting_weight -= call.weight;
             if call.answer.is_closed() {
                 state.open.remove(&call.number);
                 continue;
@@ -264,6 +305,11 @@ impl<In: Send + Sync + 'static, Out: Send + 'static> Driver<In, Out> {
         Ok(answers)
     }
 
+    fn note_time(&self, took: Duration) {
+        let mut state = self.inner.state();
+        state.took = (state.took * 7 + took) / 8;
+    }
+
     fn note_answered(&mut self) {
         let mut state = self.inner.state();
         for number in self.taken.drain(..) {
@@ -281,6 +327,7 @@ impl<In, Out> Drop for Driver<In, Out> {
             let mut state = self.inner.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.under_way -= 1;
             state.waiting.clear();
+            state.waiting_weight = 0;
             state.open.clear();
             drop(state);
         }

@@ -52,19 +52,11 @@ const BASE: &[Script] = &[
 const LEDGER: &[Script] = &[Script::Both(include_str!("../migrations/0002_ledger.sql"))];
 const DOCUMENTS: &[Script] = &[Script::Both(include_str!("../migrations/0003_documents.sql"))];
 const QUEUES: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0004_queues.sql"))];
-const FEWER_STEPS: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0005_fewer_steps.sql"))];
 const INBOX: &[Script] = &[
-    Script::Both(include_str!("../migrations/0006_entry_id.sql")),
-    Script::StandardOnly(include_str!("../migrations/0006_settled.sql")),
-    Script::Both(include_str!("../migrations/0006_inbox.sql")),
+    Script::StandardOnly(include_str!("../migrations/0005_settled.sql")),
+    Script::Both(include_str!("../migrations/0005_inbox.sql")),
 ];
-const COPY: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0007_copy.sql"))];
-const BY_NUMBER: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0008_by_number.sql"))];
-const WAITING: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0009_waiting.sql"))];
-const ONE_STATEMENT: &[Script] = &[
-    Script::Both(include_str!("../migrations/0010_one_statement.sql")),
-    Script::StandardOnly(include_str!("../migrations/0010_unsynced.sql")),
-];
+const COPY: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0006_copy.sql"))];
 
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
@@ -72,14 +64,9 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 2, name: "ledger", scripts: LEDGER, readers_from: 1 },
     Migration { version: 3, name: "documents", scripts: DOCUMENTS, readers_from: 1 },
     Migration { version: 4, name: "queues", scripts: QUEUES, readers_from: 1 },
-    Migration { version: 5, name: "fewer-steps", scripts: FEWER_STEPS, readers_from: 1 },
-    // It changes the ids of the ledger's rows.
-    Migration { version: 6, name: "inbox", scripts: INBOX, readers_from: 6 },
+    Migration { version: 5, name: "inbox", scripts: INBOX, readers_from: 1 },
     // A program that does not know of closed queues would accept messages that the copy does not have.
-    Migration { version: 7, name: "copy", scripts: COPY, readers_from: 7 },
-    Migration { version: 8, name: "by-number", scripts: BY_NUMBER, readers_from: 1 },
-    Migration { version: 9, name: "waiting", scripts: WAITING, readers_from: 1 },
-    Migration { version: 10, name: "one-statement", scripts: ONE_STATEMENT, readers_from: 1 },
+    Migration { version: 6, name: "copy", scripts: COPY, readers_from: 6 },
 ];
 
 /// The version of the schema that this program makes.

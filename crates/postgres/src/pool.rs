@@ -25,6 +25,11 @@ const IDLE_MAX: Duration = Duration::from_mins(1);
 /// After a failed connect, further ones fail at once for this long, so that a server that is down is not flooded.
 const CONNECT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Queues are empty at times and full at others, and rows that were deleted stay in tables and indexes while a transaction is
+/// open for long: what the planner knows of them is out of date. Functions of the hot path have these settings themselves.
+const PLANS: &str = "SELECT set_config(name, 'off', false)
+                     FROM unnest(ARRAY['enable_seqscan', 'enable_bitmapscan', 'enable_hashjoin', 'enable_mergejoin']) name";
+
 /// Bounds on the use of the database.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
@@ -59,6 +64,8 @@ struct Inner {
     runtime: Handle,
     has_schema: AtomicBool,
     pooler: bool,
+    /// Indexes are used whatever the statistics say.
+    own: bool,
 }
 
 /// The connections of one store. It belongs to the runtime on which it was made.
@@ -75,22 +82,24 @@ pub(crate) struct Taken {
 }
 
 impl Pool {
-    pub fn new(options: PgConnectOptions, bounds: Bounds, pooler: bool) -> Self {
+    /// `own`: only statements of the store run here, on a server whose planner is PostgreSQL's.
+    pub fn new(options: PgConnectOptions, bounds: Bounds, pooler: bool, own: bool) -> Self {
         let permits = Arc::new(Semaphore::new(bounds.connections_max));
         let (state, runtime) = (Mutex::default(), Handle::current());
         let has_schema = AtomicBool::new(false);
-        Self { inner: Arc::new(Inner { options, bounds, permits, state, runtime, has_schema, pooler }) }
+        Self { inner: Arc::new(Inner { options, bounds, permits, state, runtime, has_schema, pooler, own }) }
     }
 
     pub fn runtime(&self) -> &Handle {
         &self.inner.runtime
     }
 
-    /// Another pool to the same database, with its own bound.
+    /// Another pool to the same database, with its own bound, for statements of users.
     pub fn sibling(&self, connections_max: usize, application_name: &str) -> Self {
         let inner = &self.inner;
         let options = inner.options.clone().application_name(application_name);
-        let sibling = Self::new(options, Bounds { connections_max, ..inner.bounds }, inner.pooler);
+        let bounds = Bounds { connections_max, ..inner.bounds };
+        let sibling = Self::new(options, bounds, inner.pooler, false);
         sibling.set_has_schema();
         sibling
     }
@@ -268,6 +277,9 @@ impl Pool {
             let sql = "SELECT set_config('synchronous_commit', 'on', false)
                        WHERE current_setting('synchronous_commit') = 'off'";
             sqlx::query(sql).execute(&mut connection).await?;
+            if self.inner.own {
+                sqlx::query(PLANS).execute(&mut connection).await?;
+            }
         }
         Ok(connection)
     }

@@ -14,6 +14,7 @@ use hapax_core::{
     Delivery, GroupId, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive, Settle,
 };
 use hapax_postgres::PostgresStore;
+use sqlx::postgres::PgListener;
 use sqlx::{PgConnection, Row as _};
 use tokio::task::JoinSet;
 
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
     common::main(tests![
         a_thousand_groups_keep_their_order_and_feed_two_receivers,
         a_dropped_call_leaves_no_transaction_no_lock_and_no_message,
+        writers_notify_seldom,
     ])
 }
 
@@ -177,4 +179,39 @@ async fn until_nothing_is_open(db: &mut PgConnection) {
         assert!(start.elapsed() < PATIENCE, "a transaction or a lock stays");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// A transaction that notifies takes one lock of the whole server when it commits. So a process notifies at most every 50 ms,
+/// however much it sends.
+async fn writers_notify_seldom(server: &'static Server) {
+    const WRITERS: usize = 16;
+    let database = Database::migrated(server).await;
+    let (store, name) = (database.open().await, queue("jobs"));
+    store.create_queue(&name, QueueConfig::sqs()).await.unwrap();
+    let mut listener = PgListener::connect(&database.direct_url()).await.unwrap();
+    listener.listen("hapax").await.unwrap();
+    if server.has_pooler() && !database.url().contains("hapax_listen_url") {
+        // No process listens there, so none notifies.
+        return;
+    }
+    let (start, mut writers) = (Instant::now(), JoinSet::new());
+    for _ in 0..WRITERS {
+        let (store, name) = (store.clone(), name.clone());
+        writers.spawn(async move {
+            for _ in 0..100 {
+                send(&store, &name, vec![NewMessage::new("x")]).await;
+            }
+        });
+    }
+    writers.join_all().await;
+    // The last hint may be on its way.
+    let (mut heard, mut last) = (0, start.elapsed());
+    while let Ok(hint) = tokio::time::timeout(Duration::from_millis(500), listener.recv()).await {
+        hint.unwrap();
+        (heard, last) = (heard + 1, start.elapsed());
+    }
+    let most = last.as_millis() as u64 / 50 + 2;
+    println!("{heard} notifications for {} sends in {} ms", WRITERS * 100, last.as_millis());
+    assert!(heard >= 1, "waiting processes are told");
+    assert!(heard <= most, "{heard} notifications, at most {most} expected");
 }

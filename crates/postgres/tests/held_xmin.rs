@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use common::{Database, Server};
 use hapax_core::{
     Delivery, Extend, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive, Settle,
+    Settlement,
 };
 use hapax_postgres::PostgresStore;
 use sqlx::{Executor as _, PgConnection, Row as _};
@@ -46,15 +47,23 @@ async fn extend(store: &PostgresStore, name: &QueueName, got: &[Delivery]) {
     }
 }
 
-/// A message is sent, received, kept alive and acked, one call each.
+/// A message is sent, received, kept alive, put back, received again and acked, one call each.
 async fn lifecycle(store: &PostgresStore, name: &QueueName) {
     store.send(name, vec![NewMessage::new("x".repeat(256))]).await.unwrap().remove(0).unwrap();
+    let got = receive_one(store, name).await;
+    extend(store, name, &got).await;
+    let back = Settle::new(got[0].receipt.clone(), Settlement::Defer { after_ms: 0 });
+    store.settle(name, vec![back]).await.unwrap().remove(0).unwrap();
+    let got = receive_one(store, name).await;
+    ack(store, name, &got).await;
+}
+
+async fn receive_one(store: &PostgresStore, name: &QueueName) -> Vec<Delivery> {
     let start = Instant::now();
     loop {
         let got = receive(store, name, 1, 60_000).await;
         if !got.is_empty() {
-            extend(store, name, &got).await;
-            return ack(store, name, &got).await;
+            return got;
         }
         assert!(start.elapsed() < PATIENCE, "nothing was received");
     }

@@ -30,9 +30,15 @@ WITH e AS (SELECT * FROM hapax.ledger_read(
                   array_agg(2::smallint) AS stages, array_agg(NULL::bigint) AS nulls FROM e)
 SELECT count(*) FROM a, hapax.ledger_write(ids, fences, versions, yes, scopes, keys, fences, owners, none, times, zero, stages,
   times, times, no, times, none, nulls, '{}')";
+/// What the sweep does: it looks for open entries, and for ended ones whose time is over.
+const SWEEP: &str = "
+WITH d AS (SELECT * FROM hapax.ledger_due_behind(0, 5)),
+     a AS (SELECT array_agg(prune_ms) AS times, array_agg(fence) AS fences, array_agg(id) AS ids, count(*) AS n FROM d)
+SELECT 15 + n + (SELECT 0 * count(*) FROM hapax.ledger_open_behind(0, 10)) FROM a, hapax.ledger_due_done(times, fences, ids, 60000)
+WHERE $1 <> ''";
 
 async fn lifecycle(connection: &mut PgConnection, name: &str) {
-    for sql in [LIFECYCLE, READ, END] {
+    for sql in [LIFECYCLE, READ, END, SWEEP] {
         let row = sqlx::query(sql).bind(name).fetch_one(&mut *connection).await.unwrap();
         assert_eq!(row.get::<i64, _>(0), 20, "{name}: {sql}");
     }

@@ -123,14 +123,15 @@ async fn lost_batches_of_several_queues_are_repeated(server: &'static Server) {
 
         let (held_a, held_b) =
             (losing.receive(&a, None).await.remove(0), losing.receive(&b, None).await.remove(0));
-        losing.lose("UPDATE ON hapax.q_claim", LOSSES, code).await;
+        // The first one is left to a closer look after that, because its row was locked; the second one is repeated.
+        losing.lose("UPDATE ON hapax.q_claim", 1, code).await;
         let longer = |held: &Delivery| {
             vec![Extend { receipt: held.receipt.clone(), lease_ms: 600_000, own_lease: false }]
         };
         let (longer_a, longer_b) =
             tokio::join!(store.extend(&a, longer(&held_a)), store.extend(&b, longer(&held_b)));
         assert!(longer_a.unwrap().remove(0).is_ok() && longer_b.unwrap().remove(0).is_ok());
-        losing.end("UPDATE ON hapax.q_claim", LOSSES).await;
+        losing.end("UPDATE ON hapax.q_claim", 1).await;
 
         losing.lose("DELETE ON hapax.q_claim", LOSSES, code).await;
         let ack = |held: &Delivery| vec![Settle::ack(held.receipt.clone())];

@@ -19,12 +19,14 @@ use tokio::task::JoinSet;
 fn main() -> std::process::ExitCode {
     common::main(tests![
         concurrent_calls_share_transactions,
+        sends_and_acks_of_a_moment_share_one_transaction,
         a_dropped_call_harms_no_other,
         a_call_dropped_at_any_time_leaves_no_transaction_and_no_lock,
         a_scope_has_a_bound_of_its_own,
         duplicates_with_the_shortest_lease_are_all_answered,
         calls_beyond_the_connections_wait_their_turn,
         acks_that_wait_for_a_lock_hold_up_no_other,
+        a_send_does_not_wait_for_the_lock_of_an_ack_beside_it,
         a_receive_that_waits_for_a_lock_holds_up_no_other,
     ])
 }
@@ -49,6 +51,43 @@ async fn concurrent_calls_share_transactions(server: &'static Server) {
     let transactions = number(&database, "SELECT count(*) FROM hapax.ledger_count").await;
     assert!(transactions <= 20, "200 claims took {transactions} transactions");
     assert_eq!(store.ledger_stats().await.unwrap().open, 200);
+}
+
+/// Clients that call at the same time are merged, whatever they call; also those that are answered at the same time and call
+/// again.
+async fn sends_and_acks_of_a_moment_share_one_transaction(server: &'static Server) {
+    const CLIENTS: usize = 16;
+    const ROUNDS: usize = 10;
+    let database = Database::migrated(server).await;
+    let (store, queue) = patient_store(&database, CLIENTS * ROUNDS).await;
+    let ask = Receive { lease_ms: Some(600_000), ..Receive::up_to(CLIENTS * ROUNDS) };
+    let deliveries = store.receive(&queue, ask).await.unwrap();
+    assert_eq!(deliveries.len(), CLIENTS * ROUNDS);
+    // Who is deleted by a transaction is a transaction's number, and so is who made a message.
+    let mut admin = database.connect().await;
+    let keep = "CREATE TABLE acked (by_transaction xid8);
+                CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS
+                  'BEGIN INSERT INTO acked VALUES (pg_current_xact_id()); RETURN NULL; END';
+                CREATE TRIGGER keep AFTER DELETE ON hapax.q_claim FOR EACH STATEMENT EXECUTE FUNCTION keep();
+                CREATE TRIGGER keep AFTER INSERT ON hapax.q_ready FOR EACH STATEMENT EXECUTE FUNCTION keep()";
+    sqlx::raw_sql(keep).execute(&mut admin).await.unwrap();
+    let mut clients = JoinSet::new();
+    for (client, own) in deliveries.chunks(ROUNDS).enumerate() {
+        let (store, queue, own) = (store.clone(), queue.clone(), own.to_vec());
+        clients.spawn(async move {
+            for delivery in own {
+                if client % 2 == 0 {
+                    store.send(&queue, vec![NewMessage::new("x")]).await.unwrap().remove(0).unwrap();
+                }
+                let settled = store.settle(&queue, vec![Settle::ack(delivery.receipt)]).await.unwrap();
+                assert_eq!(settled, [Ok(Settled::Acked)]);
+            }
+        });
+    }
+    clients.join_all().await;
+    let transactions = number(&database, "SELECT count(DISTINCT by_transaction) FROM acked").await;
+    // Half of the clients call 20 times; in the best case there are as many transactions.
+    assert!(transactions <= 40, "240 calls took {transactions} transactions");
 }
 
 async fn a_dropped_call_harms_no_other(server: &'static Server) {
@@ -224,6 +263,28 @@ async fn acks_that_wait_for_a_lock_hold_up_no_other(server: &'static Server) {
     for ack in waiting {
         assert_eq!(ack.await.unwrap().unwrap(), [Ok(Settled::Acked)]);
     }
+}
+
+/// Sends and acks are merged. An ack of a delivery that a user's transaction is ending waits alone.
+async fn a_send_does_not_wait_for_the_lock_of_an_ack_beside_it(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let (store, queue) = patient_store(&database, 1).await;
+    let delivery = store.receive(&queue, Receive::up_to(1)).await.unwrap().remove(0);
+    let mut other = database.connect().await;
+    let mut held = other.begin().await.unwrap();
+    let lock = sqlx::query("SELECT seq FROM hapax.q_claim FOR UPDATE").fetch_all(&mut *held).await;
+    assert_eq!(lock.unwrap().len(), 1);
+    let ack = store.settle(&queue, vec![Settle::ack(delivery.receipt)]);
+    let send = store.send(&queue, vec![NewMessage::new("x")]);
+    let (mut ack, mut send) = (pin!(ack), pin!(send));
+    // Both wait for the same batch.
+    tokio::select! {
+        biased;
+        _ = &mut ack => panic!("its delivery is locked"),
+        accepted = &mut send => drop(accepted.unwrap().remove(0).unwrap()),
+    }
+    held.rollback().await.unwrap();
+    assert_eq!(ack.await.unwrap(), [Ok(Settled::Acked)]);
 }
 
 async fn a_receive_that_waits_for_a_lock_holds_up_no_other(server: &'static Server) {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use common::{Clock, Database};
 use hapax_conformance::{Case, CaseOutcome, Factory, Harness, Need};
 use hapax_core::{Ledger, QueueAdmin};
-use hapax_postgres::PostgresStore;
+use hapax_postgres::{Options, PostgresStore};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 /// What the store does not do. The database's clock is the store's, and leases and delays follow it when it is set back.
@@ -22,6 +22,8 @@ const SKIPS: &[&str] = &[];
 static FREE: Mutex<Vec<Database>> = Mutex::new(Vec::new());
 
 struct InDatabase {
+    /// Receives wait for the disk.
+    synced: bool,
     database: Option<Database>,
     clock: Clock,
     store: PostgresStore,
@@ -38,7 +40,7 @@ impl Drop for InDatabase {
 
 impl InDatabase {
     async fn open(&self) -> PostgresStore {
-        self.database.as_ref().expect("it is given back at the end").open().await
+        open(self.database.as_ref().expect("it is given back at the end"), self.synced).await
     }
 }
 
@@ -100,7 +102,16 @@ impl Harness for InDatabase {
     }
 }
 
-struct Databases;
+/// Cases that need leases which survive a crash of the database's server run with receives that wait for the disk, which is
+/// the default; the others with receives that do not, where a case may find more.
+struct Databases {
+    synced: bool,
+}
+
+async fn open(database: &Database, synced: bool) -> PostgresStore {
+    let options = Options { sync_receives: synced, ..Options::default() };
+    PostgresStore::open(&database.url(), options).await.unwrap()
+}
 
 #[async_trait]
 impl Factory for Databases {
@@ -115,8 +126,9 @@ impl Factory for Databases {
             None => Database::migrated(server).await,
         };
         let clock = database.with_clock().await;
-        let (store, second) = (database.open().await, database.open().await);
-        Box::new(InDatabase { database: Some(database), clock, store, second })
+        let synced = self.synced;
+        let (store, second) = (open(&database, synced).await, open(&database, synced).await);
+        Box::new(InDatabase { synced, database: Some(database), clock, store, second })
     }
 }
 
@@ -139,7 +151,8 @@ fn trial(case: &'static Case) -> Trial {
         if is_listed(MISSING, case) {
             return Ok(Completion::ignored_with("declared: the store does not do it yet"));
         }
-        match common::block_on(async { case.run(Databases.fresh().await).await }) {
+        let databases = Databases { synced: case.needs.contains(&Need::DurableLease) };
+        match common::block_on(async { case.run(databases.fresh().await).await }) {
             CaseOutcome::Passed => Ok(Completion::Completed),
             CaseOutcome::Skipped(why) if case.is_heavy() || is_listed(SKIPS, case) => {
                 Ok(Completion::ignored_with(format!("declared: {why}")))
@@ -159,7 +172,7 @@ fn the_lists_are_exact() -> Trial {
             return Ok(Completion::ignored_with("declared: only a selection of the cases is run"));
         }
         common::block_on(async {
-            let harness = Databases.fresh().await;
+            let harness = Databases { synced: true }.fresh().await;
             let wrong: Vec<String> = cases()
                 .filter(|case| !case.is_heavy() && !is_listed(MISSING, case))
                 .filter(|case| case.missing(&*harness).is_some() != is_listed(SKIPS, case))

@@ -1,7 +1,7 @@
 //! The transactional seam: entries of the ledger that are made in the user's own transactions, and deliveries that end in
 //! them.
 //!
-//! The SQL functions `hapax.enter`, `hapax.record` and `hapax.q_settle` do the work (`migrations/0006_*.sql`). This module
+//! The SQL functions `hapax.enter`, `hapax.record` and `hapax.q_settle` do the work (`migrations/0005_*.sql`). This module
 //! owns the connections of the transactions, says what their errors mean, and keeps duplicates of a key within one process
 //! off the database while the first one runs.
 

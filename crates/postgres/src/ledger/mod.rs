@@ -324,7 +324,8 @@ impl PostgresLedger {
 #[async_trait]
 impl Ledger for PostgresStore {
     fn ledger_capabilities(&self) -> LedgerCapabilities {
-        LedgerCapabilities { name: "postgres".into(), durable: true, fence: true, may_evict: false }
+        let durable = self.base.durable;
+        LedgerCapabilities { name: "postgres".into(), durable, fence: true, may_evict: false }
     }
 
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {

@@ -118,7 +118,7 @@ async fn lapse(
     connection: &mut PgConnection,
     cursor: &mut Cursor,
 ) -> Result<(), Failure> {
-    let sql = "SELECT fence, id FROM hapax.ledger_open WHERE fence > $1 ORDER BY fence LIMIT $2";
+    let sql = "SELECT fence, id FROM hapax.ledger_open_behind($1, $2)";
     let from = cursor.open_fence.max(cursor.floor);
     let rows = sqlx::query(sql).bind(from).bind(OPEN_MAX).fetch_all(&mut *connection).await?;
     let mut hashes = Vec::new();
@@ -170,8 +170,7 @@ async fn prune(
     connection: &mut PgConnection,
     cursor: &mut Cursor,
 ) -> Result<usize, Failure> {
-    let sql = "SELECT prune_ms, fence, id FROM hapax.ledger_due
-               WHERE prune_ms > $1 AND prune_ms <= (SELECT hapax.now_ms()) ORDER BY prune_ms, fence LIMIT $2";
+    let sql = "SELECT prune_ms, fence, id FROM hapax.ledger_due_behind($1, $2)";
     let rows = sqlx::query(sql).bind(cursor.pruned_ms).bind(DUE_MAX).fetch_all(&mut *connection).await?;
     if rows.is_empty() {
         return Ok(0);
@@ -186,15 +185,9 @@ async fn prune(
     cursor.log_damage(&snapshot);
     snapshot.keys.values_mut().for_each(Known::remove_over);
     remove(ledger, connection, &snapshot).await?;
-    // What is still there is needed by a message, or damaged: it is looked at again later.
-    let again = "INSERT INTO hapax.ledger_due
-                 SELECT t.now_ms + $2, e.fence, e.id
-                 FROM hapax.ledger_entry e, (SELECT hapax.now_ms() AS now_ms OFFSET 0) t
-                 WHERE e.id = ANY ($1) AND e.stage >= 2 AND e.prune_ms <= t.now_ms ON CONFLICT DO NOTHING";
     let ids: Vec<&[u8]> = hashes.iter().map(<[u8; 16]>::as_slice).collect();
-    sqlx::query(again).bind(ids).bind(NEEDED_AGAIN_MS).execute(&mut *connection).await?;
-    let done = "DELETE FROM hapax.ledger_due WHERE prune_ms = ANY ($1) AND fence = ANY ($2)";
-    sqlx::query(done).bind(&times).bind(fences).execute(connection).await?;
+    let done = sqlx::query("SELECT hapax.ledger_due_done($1, $2, $3, $4)").bind(&times).bind(fences);
+    done.bind(ids).bind(NEEDED_AGAIN_MS).execute(connection).await?;
     // Others of the same millisecond may be left.
     cursor.pruned_ms = times.last().map_or(cursor.pruned_ms, |last| last - 1);
     Ok(rows.len())

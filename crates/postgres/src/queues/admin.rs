@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use hapax_core::{
     AdminError, GroupId, MessageId, QueueConfig, QueueInfo, QueueName, QueuePause, QueueStats, Revision,
@@ -380,8 +381,13 @@ impl Inner {
 
     pub(super) async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
         let asked = name.clone();
-        // What time has caused is done first, so that a lease which has ended is not counted as one.
         let queue = self.queue(name).await?;
+        if let Some(stats) = lock(&self.counted).stats(queue.id) {
+            let totals = lock(&self.totals).get(&queue.id).copied().unwrap_or_default();
+            return Ok(QueueStats { totals, ..stats });
+        }
+        let start = Instant::now();
+        // What time has caused is done first, so that a lease which has ended is not counted as one.
         if self.is_due(&queue).await? {
             self.sweep(&queue).await?;
         }
@@ -390,6 +396,7 @@ impl Inner {
             .pool
             .run("count messages", Access::Read, move |db| Box::pin(async move { count(db, &asked).await }));
         let (queue_id, stats) = counted.await?;
+        lock(&self.counted).note_stats(queue_id, stats, start.elapsed());
         let totals = lock(&self.totals).get(&queue_id).copied().unwrap_or_default();
         Ok(QueueStats { totals, ..stats })
     }
@@ -409,6 +416,10 @@ impl Inner {
     }
 
     pub(super) async fn status(&self) -> Result<StoreStatus, StoreError> {
+        if let Some(status) = lock(&self.counted).status() {
+            return Ok(status);
+        }
+        let start = Instant::now();
         let read = self.base.pool.run("status", Access::Read, |db| {
             Box::pin(async move {
                 let of =
@@ -423,6 +434,8 @@ impl Inner {
                 Ok(StoreStatus { messages, bytes, ..StoreStatus::default() })
             })
         });
-        read.await
+        let status = read.await?;
+        lock(&self.counted).note_status(status.clone(), start.elapsed());
+        Ok(status)
     }
 }

@@ -14,6 +14,7 @@ use tokio::sync::{Notify, oneshot};
 use super::receipt::Named;
 use super::{Inner, lock};
 use crate::hints::Topic;
+use crate::merge;
 
 /// Time between two checks whether the store was closed, while no hint arrives.
 const CLOSED_EVERY: Duration = Duration::from_secs(1);
@@ -229,6 +230,7 @@ async fn run(inner: Arc<Inner>, queue_id: i32, name: QueueName, feed: Arc<Feed>)
     let mut calls: Vec<Call> = Vec::new();
     let mut running = Running { feed: feed.clone(), ended: false };
     loop {
+        merge::gather(|| lock(&feed.state).new.len()).await;
         {
             let mut state = lock(&feed.state);
             calls.append(&mut state.left);

@@ -1,8 +1,8 @@
 //! The queues of the store.
 //!
 //! The parts: `send`, `receive` and `settle` are the operations of producers and consumers, `admin`, `browse` and
-//! `redrive` those of operators, `sweep` does what time causes. Sends, acks and extensions of a standard queue are single
-//! statements for all calls that wait ([`Merger`]). Everything else is one transaction per call: lock, load (`write`),
+//! `redrive` those of operators, `sweep` does what time causes. Sends and acks of standard queues, and extensions, are
+//! single statements for all calls that wait ([`Merger`]). Everything else is one transaction per call: lock, load (`write`),
 //! decide in memory (`work`), write.
 //!
 //! Where queues and ledger meet, each calls functions of the other. Ids of entries are those of the SQL function
@@ -21,11 +21,13 @@ mod admin;
 mod browse;
 mod catalogue;
 mod copy;
+mod counted;
 mod entries;
 mod feed;
 mod floors;
 mod import;
 mod in_flight;
+mod merged;
 mod receipt;
 mod receive;
 mod redrive;
@@ -76,8 +78,9 @@ pub(crate) struct Inner {
     /// The leases of each queue as they were last counted.
     in_flight: Mutex<HashMap<i32, in_flight::Counted>>,
     fence_floor: unsynced::Floor,
-    sends: Merger<send::Plain, send::PlainAnswer>,
-    acks: Merger<settle::Acks, Vec<(u64, u64)>>,
+    /// Figures whose count took long.
+    counted: Mutex<counted::Counted>,
+    writes: Merger<merged::Write, merged::Written>,
     extends: Merger<settle::Extends, Vec<(u64, u64)>>,
     /// Deliveries that transactions of this process are ending, by place and fence.
     ending: Mutex<HashSet<(u64, u64)>>,
@@ -102,8 +105,8 @@ impl Queues {
             floors: Mutex::default(),
             in_flight: Mutex::default(),
             fence_floor: unsynced::Floor::default(),
-            sends: send::merger(base),
-            acks: settle::ack_merger(base),
+            counted: Mutex::default(),
+            writes: merged::merger(base),
             extends: settle::extend_merger(base),
             ending: Mutex::default(),
             begun: Once::new(),

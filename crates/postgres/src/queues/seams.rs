@@ -24,7 +24,7 @@ impl QueueStore for PostgresStore {
         can.leases = true;
         can.settles = SupportedSettlements::ALL;
         (can.atomic_settle, can.atomic_moves, can.settle_ends_claims) = (true, true, true);
-        (can.durable_lease, can.fence) = (self.base.options.sync_receives, true);
+        (can.durable_lease, can.fence) = (self.base.durable && self.base.options.syncs_receives(), true);
         (can.order, can.halt_group) = (Order::PerGroup, true);
         (can.priorities, can.browse, can.redrive) = (true, true, true);
         can.wake_up = WakeUp::Push;

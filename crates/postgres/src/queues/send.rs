@@ -1,7 +1,7 @@
-//! Sends. Messages of a standard queue that can be delivered at once, and ask for nothing else, of all calls that wait go
-//! into one statement; everything else is a transaction per call.
+//! Sends. Messages of a standard queue that can be delivered at once, and ask for nothing else, are merged with those of other
+//! calls (`merged`); everything else is a transaction per call.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,35 +15,31 @@ use hapax_core::{
 use sha2::{Digest as _, Sha256};
 use sqlx::{PgConnection, Row as _};
 
-use super::row::{Message, Story, Table, halves, id_of, insert, low_of, new_high, source_number};
+use super::merged::Write;
+use super::row::{Message, Story, Table, halves, id_of, insert, low_of, new_high};
 use super::write::{self, GroupOf};
 use super::{Inner, Queue, entries};
-use crate::error::{Access, Failure};
-use crate::merge::Merger;
-use crate::transaction::Transaction;
-use crate::{Base, BoxFuture};
+use crate::BoxFuture;
+use crate::error::Failure;
 
 /// A batch of one call.
 pub(super) struct Plain {
-    queue: Arc<Queue>,
-    messages: Vec<Prepared>,
+    pub queue: Arc<Queue>,
+    pub messages: Vec<Prepared>,
 }
-
-/// The places of the messages; `None`: the queue has changed.
-pub(super) type PlainAnswer = Option<Vec<u64>>;
 
 /// A message, ready to be stored.
 #[derive(Clone)]
-struct Prepared {
-    high: u64,
-    bytes: u64,
-    key: Option<IdempotencyKey>,
-    key_source: KeySource,
-    attributes: Option<String>,
-    body: Bytes,
-    group: Option<GroupId>,
-    dedup: Option<DedupId>,
-    priority: hapax_core::Priority,
+pub(super) struct Prepared {
+    pub high: u64,
+    pub bytes: u64,
+    pub key: Option<IdempotencyKey>,
+    pub key_source: KeySource,
+    pub attributes: Option<String>,
+    pub body: Bytes,
+    pub group: Option<GroupId>,
+    pub dedup: Option<DedupId>,
+    pub priority: hapax_core::Priority,
 }
 
 impl Prepared {
@@ -110,78 +106,6 @@ impl Prepared {
     }
 }
 
-/// Bytes of one statement, in KiB.
-const WEIGHT_MAX: usize = 16 * 1024;
-
-pub(super) fn merger(base: &Base) -> Merger<Plain, PlainAnswer> {
-    Merger::new(base.pool.clone(), "send", Access::Write, WEIGHT_MAX, |db, calls| {
-        Box::pin(async move { send_all(db, &calls).await })
-    })
-}
-
-async fn send_all(db: &mut PgConnection, calls: &[Plain]) -> Result<Vec<PlainAnswer>, Failure> {
-    let mut queues: BTreeMap<(i32, i64), Vec<usize>> = BTreeMap::new();
-    for (at, call) in calls.iter().enumerate() {
-        queues.entry((call.queue.id, call.queue.version)).or_default().push(at);
-    }
-    let mut answers: Vec<PlainAnswer> = vec![None; calls.len()];
-    if queues.len() == 1 {
-        send_to_one(db, calls, &mut answers, &queues.into_values().next().expect("one")).await?;
-    } else {
-        let mut transaction = Transaction::begin(db).await?;
-        let done = send_to_each(&mut transaction, calls, &mut answers, queues.into_values()).await;
-        transaction.end(done).await?;
-    }
-    Ok(answers)
-}
-
-async fn send_to_each(
-    db: &mut PgConnection,
-    calls: &[Plain],
-    answers: &mut [PlainAnswer],
-    queues: impl Iterator<Item = Vec<usize>>,
-) -> Result<(), Failure> {
-    for at in queues {
-        send_to_one(db, calls, answers, &at).await?;
-    }
-    Ok(())
-}
-
-/// A column of messages.
-fn of<T>(all: &[&Prepared], column: impl Fn(&Prepared) -> T) -> Vec<T> {
-    all.iter().map(|message| column(message)).collect()
-}
-
-/// Sends the batches of calls that are for the same queue.
-async fn send_to_one(
-    db: &mut PgConnection,
-    calls: &[Plain],
-    answers: &mut [PlainAnswer],
-    at: &[usize],
-) -> Result<(), Failure> {
-    let all: Vec<&Prepared> = at.iter().flat_map(|at| &calls[*at].messages).collect();
-    let queue = &calls[at[0]].queue;
-    let sent = sqlx::query_scalar::<_, Option<Vec<i64>>>(
-        "SELECT hapax.q_send($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-    )
-    .bind(queue.id)
-    .bind(queue.version)
-    .bind(of(&all, |m| m.high as i64))
-    .bind(of(&all, |m| i16::from(m.priority.0)))
-    .bind(of(&all, |m| m.bytes as i32))
-    .bind(of(&all, |m| m.group.as_ref().map(|group| group.as_str().to_owned())))
-    .bind(of(&all, |m| m.key.as_ref().map(|key| key.as_str().to_owned())))
-    .bind(of(&all, |m| source_number(m.key_source)))
-    .bind(of(&all, |m| m.attributes.clone()))
-    .bind(of(&all, |m| m.body.to_vec()));
-    let Some(seqs) = sent.fetch_one(db).await? else { return Ok(()) };
-    let mut seqs = seqs.into_iter().map(|seq| seq as u64);
-    for at in at {
-        answers[*at] = Some(seqs.by_ref().take(calls[*at].messages.len()).collect());
-    }
-    Ok(())
-}
-
 /// How often a call is repeated because its queue has changed.
 const CHANGES_MAX: usize = 10;
 
@@ -224,7 +148,7 @@ impl Inner {
         }
         let weight = messages.iter().map(|message| 1 + message.bytes as usize / 1024).sum();
         let plain = Plain { queue: queue.clone(), messages };
-        let Some(seqs) = self.sends.call(plain, weight).await? else { return Ok(None) };
+        let Some(seqs) = self.writes.call(Write::Send(plain), weight).await?.sent() else { return Ok(None) };
         self.count(queue.id, &QueueTotals { sent: seqs.len() as u64, ..QueueTotals::default() });
         self.freed(queue.id);
         let mut sent = highs.into_iter().zip(seqs).map(|(high, sequence)| Sent {

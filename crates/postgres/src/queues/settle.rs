@@ -1,7 +1,6 @@
-//! Settlements and extensions. Acks and extensions of leases that have not ended, of all calls that wait, go into one
-//! statement; everything else is a transaction per call.
+//! Settlements and extensions. Acks are merged with other calls (`merged`), and so are extensions of leases that have not
+//! ended; everything else is a transaction per call.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
@@ -13,6 +12,7 @@ use hapax_core::{
 };
 use sqlx::{PgConnection, Row as _};
 
+use super::merged::Write;
 use super::receipt::Named;
 use super::transaction::{Effects, finish, work_on};
 use super::write::seqs_of;
@@ -26,8 +26,8 @@ use crate::{Base, BoxFuture};
 
 /// The acks of one call.
 pub(super) struct Acks {
-    queue_id: i32,
-    named: Vec<Named>,
+    pub queue_id: i32,
+    pub named: Vec<Named>,
 }
 
 /// The extensions of one call; a receipt occurs once.
@@ -42,63 +42,18 @@ type Wanted = (u64, u64, bool);
 /// Receipts of one statement.
 const WEIGHT_MAX: usize = 2_000;
 
-pub(super) fn ack_merger(base: &Base) -> Merger<Acks, Vec<(u64, u64)>> {
-    Merger::new(base.pool.clone(), "ack", Access::Write, WEIGHT_MAX, |db, calls| {
-        Box::pin(async move { ack_all(db, &calls).await })
-    })
-}
-
 pub(super) fn extend_merger(base: &Base) -> Merger<Extends, Vec<(u64, u64)>> {
-    Merger::new(base.pool.clone(), "extend", Access::Write, WEIGHT_MAX, |db, calls| {
-        Box::pin(async move { extend_all(db, &calls).await })
+    let unsynced = !base.options.syncs_receives();
+    Merger::new(base.pool.clone(), "extend", Access::Write, WEIGHT_MAX, move |db, calls| {
+        Box::pin(async move { extend_all(db, &calls, unsynced).await })
     })
 }
 
-async fn ack_all(db: &mut PgConnection, calls: &[Acks]) -> Result<Vec<Vec<(u64, u64)>>, Failure> {
-    let mut queues: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
-    for (at, call) in calls.iter().enumerate() {
-        queues.entry(call.queue_id).or_default().push(at);
-    }
-    let mut answers = vec![Vec::new(); calls.len()];
-    if queues.len() == 1 {
-        ack_queues(db, calls, queues, &mut answers).await?;
-    } else {
-        let mut transaction = Transaction::begin(db).await?;
-        let done = ack_queues(&mut transaction, calls, queues, &mut answers).await;
-        transaction.end(done).await?;
-    }
-    Ok(answers)
-}
-
-async fn ack_queues(
+async fn extend_all(
     db: &mut PgConnection,
-    calls: &[Acks],
-    queues: BTreeMap<i32, Vec<usize>>,
-    answers: &mut [Vec<(u64, u64)>],
-) -> Result<(), Failure> {
-    for (queue_id, at) in queues {
-        let mut named: Vec<(u64, u64)> =
-            at.iter().flat_map(|at| &calls[*at].named).map(|named| (named.seq, named.fence)).collect();
-        // Of a delivery's receipts only the newest is judged here; an older one is left to a closer look.
-        named.sort_unstable_by_key(|(seq, fence)| (*seq, Reverse(*fence)));
-        named.dedup_by_key(|(seq, _)| *seq);
-        let (seqs, fences): (Vec<i64>, Vec<i64>) =
-            named.into_iter().map(|(seq, fence)| (seq as i64, fence as i64)).unzip();
-        let sql = "SELECT acked, fences FROM hapax.q_ack($1, $2, $3)";
-        let row = sqlx::query(sql).bind(queue_id).bind(seqs).bind(fences).fetch_one(&mut *db).await?;
-        let (acked, fences): (Vec<i64>, Vec<i64>) = (row.try_get("acked")?, row.try_get("fences")?);
-        let mut acked: HashSet<(u64, u64)> =
-            acked.into_iter().zip(fences).map(|(seq, fence)| (seq as u64, fence as u64)).collect();
-        for at in at {
-            let named = calls[at].named.iter().map(|named| (named.seq, named.fence));
-            // Of two acks of the same delivery, the first is told.
-            answers[at].extend(named.filter(|named| acked.remove(named)));
-        }
-    }
-    Ok(())
-}
-
-async fn extend_all(db: &mut PgConnection, calls: &[Extends]) -> Result<Vec<Vec<(u64, u64)>>, Failure> {
+    calls: &[Extends],
+    unsynced: bool,
+) -> Result<Vec<Vec<(u64, u64)>>, Failure> {
     let mut answers = vec![Vec::new(); calls.len()];
     // The last extension of a delivery holds. One of another fence is left to a closer look.
     let mut queues: BTreeMap<i32, BTreeMap<u64, Wanted>> = BTreeMap::new();
@@ -111,10 +66,10 @@ async fn extend_all(db: &mut PgConnection, calls: &[Extends]) -> Result<Vec<Vec<
         }
     }
     if queues.len() == 1 {
-        extend_queues(db, calls, queues, &mut answers).await?;
+        extend_queues(db, calls, queues, unsynced, &mut answers).await?;
     } else {
         let mut transaction = Transaction::begin(db).await?;
-        let done = extend_queues(&mut transaction, calls, queues, &mut answers).await;
+        let done = extend_queues(&mut transaction, calls, queues, unsynced, &mut answers).await;
         transaction.end(done).await?;
     }
     Ok(answers)
@@ -124,11 +79,12 @@ async fn extend_queues(
     db: &mut PgConnection,
     calls: &[Extends],
     queues: BTreeMap<i32, BTreeMap<u64, Wanted>>,
+    unsynced: bool,
     answers: &mut [Vec<(u64, u64)>],
 ) -> Result<(), Failure> {
     for (queue_id, named) in queues {
         let column = |of: fn(&Wanted) -> u64| named.values().map(|one| of(one) as i64).collect::<Vec<i64>>();
-        let sql = "SELECT seq, fence FROM hapax.q_extend($1, $2, $3, $4, $5, $6)";
+        let sql = "SELECT seq, fence FROM hapax.q_extend($1, $2, $3, $4, $5, $6, $7)";
         let rows = sqlx::query(sql)
             .bind(queue_id)
             .bind(named.keys().map(|seq| *seq as i64).collect::<Vec<i64>>())
@@ -136,6 +92,7 @@ async fn extend_queues(
             .bind(column(|(_, lease_ms, _)| *lease_ms))
             .bind(named.values().map(|(.., own)| *own).collect::<Vec<bool>>())
             .bind(LEASE_MS_MAX as i64)
+            .bind(unsynced)
             .fetch_all(&mut *db)
             .await?;
         for row in rows {
@@ -197,7 +154,8 @@ impl Inner {
             return Ok(());
         }
         let weight = all.len();
-        let mut acked = self.acks.call(Acks { queue_id: queue.id, named: all }, weight).await?;
+        let acks = Acks { queue_id: queue.id, named: all };
+        let mut acked = self.writes.call(Write::Ack(acks), weight).await?.acked();
         self.count(queue.id, &QueueTotals { acked: acked.len() as u64, ..QueueTotals::default() });
         for (answer, named) in answers.iter_mut().zip(&named) {
             let found =

@@ -1,6 +1,6 @@
-//! Receives that do not wait for the disk, if the options say so. They use only fences up to a floor that is durable before:
+//! Receives and extensions that do not wait for the disk, if the options say so. Such receives use only fences up to a floor that is durable before:
 //! a crash of the server may lose a receive after its deliveries were handed out, and its fences must not be drawn again. See
-//! `migrations/0010_unsynced.sql`.
+//! `migrations/0001_fences.sql`.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
@@ -25,8 +25,7 @@ pub(super) struct Floor {
 impl Inner {
     /// The fence up to which a receive of a standard queue need not wait for the disk; 0: it has to.
     pub(super) fn unsynced_upto(&self) -> i64 {
-        let options = &self.base.options;
-        if options.sync_receives || options.pooler {
+        if self.base.options.syncs_receives() {
             return 0;
         }
         let value = self.fence_floor.value.load(Ordering::Relaxed);

@@ -192,15 +192,17 @@ pub(super) async fn write(db: &mut PgConnection, work: &Work<'_>) -> Result<(), 
     for table in Table::ALL {
         let left =
             changed().filter_map(|item| item.was.filter(|was| was.table == table).map(|was| (was, item)));
-        let (name, column) = match table {
-            Table::Ready => (table.name(), "prio = ANY('{0,1,2,3,4,5,6,7,8,9}'::smallint[]) AND pos"),
-            _ => (table.name(), "seq"),
+        let (name, found) = match table {
+            Table::Ready => {
+                (table.name(), "queue_id = $1 AND prio = ANY('{0,1,2,3,4,5,6,7,8,9}'::smallint[]) AND pos")
+            }
+            _ => (table.name(), "queue_id + 0 = $1 AND seq"),
         };
         let keys: Vec<i64> = left
             .map(|(was, item)| if table == Table::Ready { was.pos } else { item.message.seq } as i64)
             .collect();
         if !keys.is_empty() {
-            let sql = format!("DELETE FROM {name} WHERE queue_id = $1 AND {column} = ANY($2)");
+            let sql = format!("DELETE FROM {name} WHERE {found} = ANY($2)");
             sqlx::query(&sql).bind(work.queue.id).bind(keys).execute(&mut *db).await?;
         }
     }

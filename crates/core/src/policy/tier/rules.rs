@@ -475,10 +475,10 @@ fn delivery_not_durable(facts: &Facts) -> RuleResult {
     }
     found(
         format!(
-            "the {} store forgets deliveries when its process dies: messages come back early, attempts uncounted",
+            "the {} store may forget the last deliveries when its process dies: messages come back early, attempts uncounted",
             facts.store.name
         ),
-        "expect duplicates after a restart, and do not count on max_attempts alone against a poison message",
+        "expect duplicates after a crash of the store; on PostgreSQL, hapax_sync_receives=true in its URL prevents it",
     )
 }
 

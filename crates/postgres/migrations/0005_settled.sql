@@ -1,9 +1,5 @@
 -- Deliveries that end in a user's transaction.
 
--- Links follow the new ids. One whose entry does not exist is made again when the key is claimed.
-DELETE FROM hapax.q_need n WHERE NOT EXISTS (SELECT 1 FROM hapax.ledger_entry e WHERE e.id = n.entry);
-UPDATE hapax.q_need n SET entry = hapax.entry_id(e.scope, e.key) FROM hapax.ledger_entry e WHERE e.id = n.entry;
-
 -- Deliveries of FIFO queues that a user's transaction has ended. What follows from their end needs the locks of groups,
 -- which no user's transaction may hold: a statement of its own does it after the commit, or the sweeper after a crash.
 CREATE TABLE hapax.q_settled (
@@ -20,7 +16,7 @@ CREATE INDEX q_settled_queue ON hapax.q_settled (queue_id);
 CREATE FUNCTION hapax.q_settle(p_queue int, p_seq bigint, p_fence bigint) RETURNS void LANGUAGE plpgsql
  SET enable_seqscan=off SET enable_bitmapscan=off SET plan_cache_mode=force_generic_plan AS $$
 DECLARE k record; BEGIN
-  DELETE FROM hapax.q_claim c WHERE c.seq = p_seq AND c.fence = p_fence AND c.queue_id = p_queue
+  DELETE FROM hapax.q_claim c WHERE c.seq = p_seq AND c.fence = p_fence AND c.queue_id + 0 = p_queue
     RETURNING c.seq, c.grp, c.id_hi, c.id_lo, c.story INTO k;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'the delivery is over: the message has passed to another consumer, or was settled' USING ERRCODE = 'HX002';
@@ -31,17 +27,3 @@ DECLARE k record; BEGIN
       k.story::jsonb #>> '{dead,source}');
   END IF;
 END $$;
-
--- As before, but passes over rows that are locked: a user's transaction may be ending the delivery, and the extensions of
--- other deliveries do not wait for it.
-CREATE OR REPLACE FUNCTION hapax.q_extend(p_queue int, p_seq bigint[], p_fence bigint[], p_lease bigint[], p_own boolean[], p_longest bigint)
- RETURNS TABLE (seq bigint, fence bigint) LANGUAGE plpgsql ROWS 10
- SET enable_seqscan=off SET enable_bitmapscan=off SET enable_hashjoin=off SET enable_mergejoin=off SET plan_cache_mode=force_generic_plan AS $$
-DECLARE t bigint := hapax.now_ms(); BEGIN RETURN QUERY
-  UPDATE hapax.q_claim k SET until_ms = t + p_lease[array_position(p_seq, k.seq)], lease_ms = p_lease[array_position(p_seq, k.seq)],
-    own = k.own OR p_own[array_position(p_seq, k.seq)] OR NULL
-  WHERE k.ctid = ANY (ARRAY(SELECT x.ctid FROM hapax.q_claim x WHERE x.seq = ANY (p_seq) AND x.queue_id = p_queue
-      AND x.until_ms > t AND x.fence = p_fence[array_position(p_seq, x.seq)] ORDER BY x.seq FOR UPDATE SKIP LOCKED))
-    AND p_lease[array_position(p_seq, k.seq)] > 0
-    AND t + p_lease[array_position(p_seq, k.seq)] <= k.received_ms + p_longest
-  RETURNING k.seq, k.fence; END $$;

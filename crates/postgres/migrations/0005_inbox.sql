@@ -3,10 +3,6 @@
 -- An entered key is a row of stage 4. Only its own transaction ever sees that stage: the commit is refused unless the
 -- outcome was recorded. Another transaction that enters the key waits for the first one, for a bounded time.
 
-UPDATE hapax.ledger_open o SET id = hapax.entry_id(e.scope, e.key) FROM hapax.ledger_entry e WHERE e.id = o.id;
-UPDATE hapax.ledger_due d SET id = hapax.entry_id(e.scope, e.key) FROM hapax.ledger_entry e WHERE e.id = d.id;
-UPDATE hapax.ledger_entry SET id = hapax.entry_id(scope, key);
-
 -- Looks up a key in the caller's transaction, and prevents others from entering it until that transaction ends.
 --
 -- `state`: 'fresh', the effect may happen now, and `hapax.record` has to follow; 'completed', it has happened, with this
