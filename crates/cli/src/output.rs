@@ -1,5 +1,6 @@
 //! The output of commands: tables on a terminal, tab-separated lines in a pipe, JSON on request.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
 
@@ -89,7 +90,7 @@ fn table() -> Table {
 }
 
 /// A progress bar on a terminal; nothing in a pipe. `None`: the total is unknown.
-pub fn progress(total: Option<u64>, doing: &'static str) -> ProgressBar {
+pub fn progress(total: Option<u64>, doing: impl Into<Cow<'static, str>>) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }

@@ -4,22 +4,16 @@
 mod common;
 
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::OnceLock;
 
+use common::filled::{QUEUES, block_on, claim, complete, filled, one, queue, send, text};
 use common::postgres::database;
 use common::{Server, hapax, run};
 use hapax::copy::{CopyProgress, CopyReport, CopyRequest, copy, release};
 use hapax::core::store::SharedStore;
-use hapax::core::{
-    Claim, ClaimEnding, ClaimRequest, CopyState, EndClaim, ExportedItem, Json, RecordedOutcome, TransferScope,
-};
-use hapax::{
-    DeadLetterPolicy, EntryId, Hapax, MessageId, NewMessage, OnDead, OnDoubt, Priority, QueueConfig,
-    QueueName, Receive, Settle, Settlement, StoreError, Tier,
-};
+use hapax::core::{Claim, CopyState, ExportedItem, TransferScope};
+use hapax::{Hapax, Priority, Receive, StoreError};
 use hapax_faults::PostgresServer;
 use tempfile::TempDir;
-use tokio::runtime::Runtime;
 
 /// Set for a process that copies and dies: source, target, and the step after which it dies.
 const CHILD: &str = "COPY_TEST_CHILD";
@@ -36,13 +30,6 @@ fn main() -> ExitCode {
         ("some_queues_are_copied_with_their_entries", some_queues),
         ("what_cannot_be_copied_is_refused_and_changes_nothing", refusals),
     ])
-}
-
-/// On one runtime for the whole process: a store works on the one that it was opened on.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-    let build = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    RUNTIME.get_or_init(build).block_on(future)
 }
 
 /// A step by its name, for example `Page queue jobs`.
@@ -85,118 +72,6 @@ fn killed(from: &str, to: &str, step: &str) {
         .unwrap();
     let aborted = std::os::unix::process::ExitStatusExt::signal(&child);
     assert_eq!(aborted, Some(6), "the copy ended, or failed, before the step {step:?}: {child}");
-}
-
-fn queue(name: &str) -> QueueName {
-    name.parse().unwrap()
-}
-
-fn dying(dead: &str, config: QueueConfig) -> QueueConfig {
-    let dead_letter = Some(DeadLetterPolicy { queue: queue(dead) });
-    QueueConfig { dead_letter, ..config }
-}
-
-fn text(body: &str) -> NewMessage {
-    NewMessage::new(body.as_bytes().to_vec())
-}
-
-async fn send(store: &SharedStore, to: &str, message: NewMessage) -> MessageId {
-    store.send(&queue(to), vec![message]).await.unwrap().remove(0).unwrap().id
-}
-
-async fn one(store: &SharedStore, from: &str) -> hapax::Delivery {
-    store.receive(&queue(from), Receive::up_to(1)).await.unwrap().remove(0)
-}
-
-async fn settle(store: &SharedStore, of: &str, delivery: &hapax::Delivery, settlement: Settlement) {
-    let settle = Settle::new(delivery.receipt.clone(), settlement);
-    store.settle(&queue(of), vec![settle]).await.unwrap().remove(0).unwrap();
-}
-
-async fn claim(store: &SharedStore, scope: &str, key: &str) -> Result<Claim, StoreError> {
-    let id = EntryId::new(scope.parse().unwrap(), key.parse().unwrap());
-    let request =
-        ClaimRequest { on_doubt: OnDoubt::Park, ..ClaimRequest::new(id, "me".parse().unwrap(), 3_600_000) };
-    Ok(store.claim(vec![request]).await?.remove(0).unwrap())
-}
-
-async fn complete(store: &SharedStore, scope: &str, key: &str, outcome: &str) {
-    let Claim::Granted(grant) = claim(store, scope, key).await.unwrap() else { panic!("{key} is free") };
-    let id = EntryId::new(scope.parse().unwrap(), key.parse().unwrap());
-    let outcome = RecordedOutcome::done(Json::parse(outcome).unwrap());
-    let ending = ClaimEnding::Complete { outcome, ttl_ms: 86_400_000 };
-    store.end(vec![EndClaim { id, token: grant.token, ending }]).await.unwrap().remove(0).unwrap();
-}
-
-/// Every kind of thing that a store holds. The names of the queues are in the order in which they are copied.
-const QUEUES: [&str; 6] = ["jobs-dead", "jobs", "once", "resting", "steps-dead.fifo", "steps.fifo"];
-
-/// Deduplication ids are remembered for longer than the test takes.
-fn remembering() -> QueueConfig {
-    let mut config = QueueConfig::default();
-    config.dedup.window_ms = 21_600_000;
-    config
-}
-
-async fn filled(store: &SharedStore) {
-    let halting = QueueConfig { on_dead: OnDead::HaltGroup, ..QueueConfig::fifo() };
-    for (name, config) in [
-        ("jobs-dead", QueueConfig::default()),
-        ("jobs", dying("jobs-dead", remembering())),
-        ("once", QueueConfig::default().tier(Tier::EffectivelyOnce)),
-        ("resting", QueueConfig::default()),
-        ("steps-dead.fifo", QueueConfig::fifo()),
-        ("steps.fifo", dying("steps-dead.fifo", halting)),
-    ] {
-        store.create_queue(&queue(name), config).await.unwrap();
-    }
-    jobs(store).await;
-    for (group, body) in [("halted", "h0"), ("halted", "h1"), ("free", "f0"), ("free", "f1"), ("free", "f2")]
-    {
-        let dedup = body.parse().unwrap();
-        send(store, "steps.fifo", text(body).group(group.parse().unwrap()).dedup(dedup)).await;
-    }
-    let first = one(store, "steps.fifo").await;
-    settle(store, "steps.fifo", &first, Settlement::Reject { reason: "broken".into() }).await;
-    send(store, "resting", text("asleep")).await;
-    store.pause_queue(&queue("resting"), "ann", Some("incident")).await.unwrap();
-
-    complete(store, "tenant-a/orders", "7", r#"{"paid":1}"#).await;
-    complete(store, "tenant-b/orders", "7", r#"{"paid":2}"#).await;
-    claim(store, "tenant-a/orders", "held").await.unwrap();
-    send(store, "once", text("parked")).await;
-    let parked = one(store, "once").await;
-    claim(store, "queue/once", parked.key.as_str()).await.unwrap();
-    settle(store, "once", &parked, Settlement::Park { reason: "in doubt".into() }).await;
-}
-
-fn in_six_hours() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    now.as_millis() as u64 + 21_600_000
-}
-
-async fn jobs(store: &SharedStore) {
-    send(store, "jobs", text("dead")).await;
-    let dead = one(store, "jobs").await;
-    settle(store, "jobs", &dead, Settlement::Reject { reason: "never".into() }).await;
-    send(store, "jobs", text("retried")).await;
-    let retried = one(store, "jobs").await;
-    let again = Settlement::Retry { after_ms: Some(21_600_000), error: Some("not yet".into()) };
-    settle(store, "jobs", &retried, again).await;
-    send(store, "jobs", text("acked").dedup("gone".parse().unwrap())).await;
-    let acked = one(store, "jobs").await;
-    settle(store, "jobs", &acked, Settlement::Ack).await;
-    send(store, "jobs", text("flying")).await;
-    one(store, "jobs").await;
-    send(store, "jobs", text("urgent").priority(Priority(7))).await;
-    send(store, "jobs", text("later").deliver_at_ms(in_six_hours())).await;
-    send(store, "jobs", text("known").dedup("waits".parse().unwrap())).await;
-    send(store, "jobs", NewMessage::new(vec![0xff; 700_000])).await;
-    // More than one page.
-    for _ in 0..6 {
-        let batch = (0..100).map(|number| text(&format!("n{number}"))).collect();
-        store.send(&queue("jobs"), batch).await.unwrap();
-    }
 }
 
 /// Sends, receives, settles and claims of a store that is copied are refused and name the other one.
@@ -472,12 +347,21 @@ fn refusals(server: &'static PostgresServer) {
     assert_eq!(code, Some(1), "one process opens a folder: {why}");
     let (code, why) = copy(&database, &["--queue", "nothing"]);
     assert!(code == Some(1) && why.contains("nothing does not exist"), "{why}");
+    let same =
+        run(&folder, &["copy", "--from", &database, "--to", &format!("{database}?application_name=x")]);
+    assert!(same.failed(1).contains("lead to one store"), "it has no queue to tell by");
     // A queue of the target that is in use is not touched.
     run(&folder, &["queue", "create", "jobs", "--endpoint", &database]).ok();
     run(&folder, &["send", "jobs", "other", "--endpoint", &database]).ok();
     let (code, why) = copy(&database, &[]);
     assert!(code == Some(1) && why.contains("is not empty"), "{why}");
     run(&folder, &["send", "jobs", "b", "--endpoint", "embedded:./hapax-data"]).ok();
+    // One store by two names: the remedy must not be to delete the queue.
+    for more in ["application_name=other", "hapax_connections_max=3"] {
+        let same = format!("{database}?{more}");
+        let why = run(&folder, &["copy", "--from", &database, "--to", &same]).failed(1);
+        assert!(why.contains("lead to one store") && !why.contains("delete"), "{why}");
+    }
     run(&folder, &["queue", "purge", "jobs", "--yes", "--endpoint", &database]).ok();
     let (code, why) = copy(&database, &[]);
     assert_eq!(code, Some(0), "{why}");

@@ -170,6 +170,13 @@ pub trait AsyncInbox: Send + Sync + 'static {
         ttl_ms: u64,
     ) -> Result<(), InboxError>;
 
+    /// Keeps the row of a delivery as it is until the transaction ends, where an isolation level of the database would
+    /// otherwise let [`settle`](Self::settle) fail after each heartbeat. Called first in a transaction. A delivery that
+    /// is over is [`InboxError::Superseded`].
+    async fn hold(&self, _tx: &mut Self::Tx, _receipt: &Receipt) -> Result<(), InboxError> {
+        Ok(())
+    }
+
     /// Acks a delivery in the caller's transaction, as its last statement, if its queue is in the same database. `false`:
     /// the queue is elsewhere, and the delivery is acked after the commit. A delivery that is over is
     /// [`InboxError::Superseded`].

@@ -183,13 +183,13 @@ impl PostgresServer {
         watch.expect("it runs").stop(signal);
     }
 
-    /// Address of a server that was started here.
+    /// The server's address.
     ///
     /// # Panics
-    /// If it was not started here.
+    /// If the server was given by a URL whose host is not an IP address with a port.
     pub fn address(&self) -> std::net::SocketAddr {
-        let own = self.own.as_ref().expect("only the address of a server that was started here is known");
-        ([127, 0, 0, 1], own.port).into()
+        let host = self.base.rsplit(['@', '/']).next().unwrap_or_default();
+        host.parse().expect("an IP address and a port")
     }
 
     /// Sends a signal to all processes of a server that was started here: `STOP` pauses it, `CONT` continues it.

@@ -270,6 +270,7 @@ pub async fn copy(
     let (from, to) = (transfer(source, "the source")?, transfer(target, "the target")?);
     let mut copier = Copier { source: from, target: to, request, tell, report: CopyReport::default() };
     copier.close(&plan).await?;
+    copier.check_not_same().await?;
     let bound = repeat(|| from.fence_bound()).await.map_err(in_source)?;
     repeat(|| to.raise_fence(bound)).await.map_err(in_target)?;
     for queue in plan.open_queues() {
@@ -318,6 +319,18 @@ impl Copier<'_> {
             (self.tell)(&CopyProgress::Closed(name_of(&scope)));
         }
         Ok(())
+    }
+
+    /// A ledger that was closed in the source and is closed in the target for the same reason is one ledger.
+    async fn check_not_same(&self) -> Result<(), CopyError> {
+        let there = repeat(|| self.target.ledger_copy()).await.map_err(in_target)?;
+        let CopyRequest { from, to, by, .. } = self.request;
+        if !matches!(there, Some(CopyState::To { store, .. }) if store == *to) {
+            return Ok(());
+        }
+        let scope = TransferScope::Ledger;
+        repeat(|| self.source.set_copy(&scope, None, by)).await.map_err(in_source)?;
+        Err(CopyError::Refused(format!("{from} and {to} lead to one store")))
     }
 
     /// The entries of the ledger that are copied, page by page.

@@ -39,7 +39,7 @@ use thiserror::Error;
 
 pub use connect::{Options, UrlError};
 pub use findings::FINDING_CODES;
-pub use inbox::{InboxOptions, PostgresInbox, PostgresTransaction};
+pub use inbox::{InboxOptions, Isolation, PostgresInbox, PostgresTransaction};
 pub use migrate::{MigrationReport, SCHEMA_VERSION, migrate};
 
 use connect::Target;

@@ -25,13 +25,18 @@ pub(crate) fn settings(operation: Duration) -> [(&'static str, String); 4] {
 pub(crate) fn begin(operation: Duration, has_schema: bool) -> String {
     let local = settings(operation).map(|(name, value)| format!("SET LOCAL {name} = '{value}'; ")).concat();
     let fence = if has_schema { "PERFORM hapax.raise_fence();" } else { "" };
+    format!("BEGIN; {local}{}", clean_up(fence))
+}
+
+/// A statement that makes a session ready for a transaction of ours, and more statements of PL/pgSQL.
+pub(crate) fn clean_up(more: &str) -> String {
     format!(
-        "BEGIN; {local}DO $$ DECLARE n text; BEGIN
+        "DO $$ DECLARE n text; BEGIN
            FOR n IN SELECT s.name FROM pg_prepared_statements s WHERE s.name LIKE 'sqlx\\_s\\_%' LOOP
              EXECUTE format('DEALLOCATE %I', n);
            END LOOP;
            IF current_setting('synchronous_commit') = 'off' THEN SET LOCAL synchronous_commit = 'on'; END IF;
-           {fence}
+           {more}
          END $$"
     )
 }

@@ -11,16 +11,16 @@ use hapax_core::{
     Json, Ledger as _, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive,
     RecordedOutcome, Tier, policy::RetryPolicy,
 };
-use hapax_postgres::{InboxOptions, PostgresInbox, PostgresStore};
+use hapax_postgres::{InboxOptions, Isolation, Options, PostgresInbox, PostgresStore};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
 macro_rules! suite {
-    ($form:ident, $query:literal) => {
+    ($form:ident, $query:literal, $isolation:ident) => {
         mod $form {
             use super::*;
 
             async fn fresh(server: &'static Server) -> Box<dyn InboxHarness> {
-                harness(Database::migrated_with(server, $query).await).await
+                harness(Database::migrated_with(server, $query).await, Isolation::$isolation).await
             }
 
             pub async fn a_duplicate_gets_the_outcome(server: &'static Server) {
@@ -51,8 +51,11 @@ macro_rules! suite {
     };
 }
 
-suite!(standard, "");
-suite!(portable, "hapax_portable=true");
+suite!(standard, "", ReadCommitted);
+suite!(portable, "hapax_portable=true", ReadCommitted);
+suite!(repeatable_read, "", RepeatableRead);
+suite!(serializable, "", Serializable);
+suite!(portable_serializable, "hapax_portable=true", Serializable);
 
 /// The cases of the suite with the form in their names, and the tests of this file.
 fn main() -> std::process::ExitCode {
@@ -67,6 +70,8 @@ fn main() -> std::process::ExitCode {
         arguments_out_of_range_are_refused,
         a_transaction_whose_client_is_silent_is_ended,
         a_lapsed_delivery_whose_settle_was_rolled_back_is_found,
+        an_outcome_is_recorded_once,
+        a_transaction_may_be_silent_for_longer_than_an_operation_takes,
     ];
     macro_rules! of_form {
         ($form:ident, $($case:ident),+ $(,)?) => {
@@ -94,24 +99,32 @@ fn main() -> std::process::ExitCode {
     let all = cases!(standard)
         .into_iter()
         .chain(cases!(portable))
+        .chain(cases!(repeatable_read))
+        .chain(cases!(serializable))
+        .chain(cases!(portable_serializable))
         .chain(own.iter().map(|test| common::Test { ..*test }));
     common::main(Vec::leak(all.collect()))
 }
 
 fn inbox_of(store: &PostgresStore, lock_wait_ms: u64) -> PostgresInbox {
-    let options = InboxOptions { lock_wait: Duration::from_millis(lock_wait_ms), ..InboxOptions::default() };
-    PostgresInbox::with_options(store, options).unwrap()
+    isolated(store, lock_wait_ms, Isolation::ReadCommitted)
 }
 
-async fn harness(database: Database) -> Box<dyn InboxHarness> {
+fn isolated(store: &PostgresStore, lock_wait_ms: u64, isolation: Isolation) -> PostgresInbox {
+    let lock_wait = Duration::from_millis(lock_wait_ms);
+    PostgresInbox::with_options(store, InboxOptions { lock_wait, isolation, ..InboxOptions::default() })
+        .unwrap()
+}
+
+async fn harness(database: Database, isolation: Isolation) -> Box<dyn InboxHarness> {
     database.connect().await.execute("CREATE TABLE effects (number int)").await.unwrap();
     let (first, second) = (database.open().await, database.open().await);
     Box::new(AsyncHarness {
-        inbox: inbox_of(&first, 200),
+        inbox: isolated(&first, 200, isolation),
         open: Box::new(move || {
             // Keeps the database as long as the harness.
             let _ = &database;
-            inbox_of(&second, 200)
+            isolated(&second, 200, isolation)
         }),
         write: |db| {
             Box::pin(async {
@@ -396,4 +409,35 @@ async fn a_lapsed_delivery_whose_settle_was_rolled_back_is_found(server: &'stati
         assert_eq!(again.len(), 1, "fifo {fifo}: it is not found again");
         assert_eq!((again[0].id, again[0].attempt), (first.id, 2));
     }
+}
+
+/// An outcome that is there is not replaced: not by its own transaction, not by a later one that was told of it.
+async fn an_outcome_is_recorded_once(server: &'static Server) {
+    let (_database, _store, inbox) = site(server).await;
+    let mut tx = entered(&inbox, "order-1").await;
+    inbox.record(&mut tx, &entry("order-1"), done("first"), 60_000).await.unwrap();
+    let again = inbox.record(&mut tx, &entry("order-1"), done("second"), 60_000).await.unwrap_err();
+    assert!(matches!(again, InboxError::EndedByHandler(_)), "{again}");
+    inbox.rollback(tx).await;
+    let mut tx = entered(&inbox, "order-1").await;
+    inbox.record(&mut tx, &entry("order-1"), done("first"), 60_000).await.unwrap();
+    inbox.commit(tx).await.unwrap();
+    let mut tx = inbox.begin(&entry("order-1")).await.unwrap();
+    let late = inbox.record(&mut tx, &entry("order-1"), done("second"), 60_000).await.unwrap_err();
+    assert!(matches!(late, InboxError::EndedByHandler(_)), "{late}");
+    inbox.rollback(tx).await;
+    assert_eq!(lookup(&inbox, &entry("order-1")).await, InboxLookup::Completed(done("first")));
+}
+
+/// A handler may wait for something else while its transaction is open: the bound is the inbox's, not the store's.
+async fn a_transaction_may_be_silent_for_longer_than_an_operation_takes(server: &'static Server) {
+    let (database, _, _) = site(server).await;
+    let short = Options { operation_timeout: Duration::from_secs(1), ..Options::default() };
+    let store = PostgresStore::open(&database.url(), short).await.unwrap();
+    let inbox = inbox_of(&store, 200);
+    let mut tx = entered(&inbox, "order-1").await;
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    inbox.record(&mut tx, &entry("order-1"), done("x"), 60_000).await.unwrap();
+    inbox.commit(tx).await.unwrap();
+    assert_eq!(lookup(&inbox, &entry("order-1")).await, InboxLookup::Completed(done("x")));
 }

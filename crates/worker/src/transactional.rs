@@ -325,6 +325,7 @@ where
     O: IntoOutcome,
 {
     let job = &cx.job;
+    inbox.hold(tx, &job.delivery.receipt).await?;
     if let Some(ended) = not_fresh(inbox.enter(tx, entry).await?, cx) {
         return Ok((ended, TransactionEnd::Rollback, false));
     }

@@ -186,10 +186,15 @@ fn show_report(
         note(&format!("not copied: {damaged}"));
     }
     let (items, added, took) = (report.items(), report.added(), took.as_secs_f64());
+    if report.parts.iter().all(|part| part.checksum.is_none()) {
+        note("everything was copied before; nothing was added");
+    } else {
+        note(&format!("{items} items are equal in both stores, {added} were added now, in {took:.1} s"));
+    }
+    note(&format!("use {} from now on; {} is closed", request.to, request.from));
     note(&format!(
-        "{items} items are equal in both stores, {added} were added now, in {took:.1} s; use {} from now on. {} is closed; \
-         the way back is `hapax copy --release --from {}`, without what {} does from now on",
-        request.to, request.from, request.from, request.to
+        "the way back is `hapax copy --release --from {}`, without what {} does from now on",
+        request.from, request.to
     ));
     match report.damaged.len() {
         0 => Ok(()),
@@ -227,9 +232,12 @@ impl Shown {
     }
 
     fn page(&mut self, what: &str, items: u64, total: u64) {
+        if total == 0 {
+            return;
+        }
         if self.bar.as_ref().is_none_or(|(shown, _)| shown != what) {
             self.end();
-            self.bar = Some((what.to_owned(), output::progress(Some(total), "copying")));
+            self.bar = Some((what.to_owned(), output::progress(Some(total), format!("copying {what}"))));
             self.line = None;
         }
         if let Some((_, bar)) = &self.bar {

@@ -22,6 +22,11 @@ pub type Test = (&'static str, fn(&'static PostgresServer));
 
 /// Runs tests by their names. Without PostgreSQL each is reported as ignored, with the reason.
 pub fn main(tests: &[Test]) -> ExitCode {
+    main_with(tests, Vec::new())
+}
+
+/// The same with more tests.
+pub fn main_with(tests: &[Test], more: Vec<Trial>) -> ExitCode {
     let trial = |&(name, test): &Test| {
         Trial::ignorable_test(name, move || match shared() {
             Ok(server) => {
@@ -31,7 +36,8 @@ pub fn main(tests: &[Test]) -> ExitCode {
             Err(why) => Ok(Completion::ignored_with(format!("needs PostgreSQL 15: {why}"))),
         })
     };
-    libtest_mimic::run(&Arguments::from_args(), tests.iter().map(trial).collect()).exit_code()
+    let tests = tests.iter().map(trial).chain(more).collect();
+    libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }
 
 /// The URL of a new, empty database.

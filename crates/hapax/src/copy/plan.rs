@@ -153,6 +153,12 @@ async fn check_target(
     there: &QueueInfo,
 ) -> Result<(), CopyError> {
     let (name, to) = (&info.name, &request.to);
+    if (there.created_ms, there.revision) == (info.created_ms, info.revision) {
+        return refused(format!(
+            "queue {name} is the same in both: {} and {to} lead to one store, or one of them is a backup of the other",
+            request.from
+        ));
+    }
     if let Some(state) = state_of(there) {
         return refused(format!("the target {to}: {}", state.refusal(&format!("queue {name}"))));
     }

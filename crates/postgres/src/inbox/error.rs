@@ -39,6 +39,16 @@ pub(super) fn before_commit(error: sqlx::Error) -> InboxError {
     }
 }
 
+/// A statement after the handler's failed. Behind a pooler, the two parts of a statement that is not in a transaction go to
+/// different sessions: the handler has ended the transaction.
+pub(super) fn after_handler(error: sqlx::Error) -> InboxError {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    match code.as_deref() {
+        Some("26000" | "42P05") => InboxError::EndedByHandler(error.to_string()),
+        _ => before_commit(error),
+    }
+}
+
 /// The commit failed. The server answers with an error only if it has rolled back, unless it ends the session.
 pub(super) fn at_commit(error: sqlx::Error) -> InboxError {
     match &error {

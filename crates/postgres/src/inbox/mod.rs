@@ -23,13 +23,40 @@ use crate::PostgresStore;
 use crate::connect::UrlError;
 use crate::ledger::hash_of;
 use crate::pool::{Pool, Taken};
+use crate::pooled;
 use crate::queues::Ending;
-use error::{at_commit, before_commit, lost};
+use error::{after_handler, at_commit, before_commit, lost};
 use keys::{KeyGuard, Keys};
+
+/// What a transaction sees of others that are committed while it runs; see PostgreSQL's documentation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// Each statement sees what was committed before it.
+    #[default]
+    ReadCommitted,
+    /// Every statement sees the database as it was at the start. To change what has changed since is a conflict.
+    RepeatableRead,
+    /// As if transactions ran one after the other. Expect conflicts, also between messages that have nothing in common.
+    Serializable,
+}
+
+impl Isolation {
+    fn sql(self) -> &'static str {
+        match self {
+            Self::ReadCommitted => "READ COMMITTED",
+            Self::RepeatableRead => "REPEATABLE READ",
+            Self::Serializable => "SERIALIZABLE",
+        }
+    }
+}
 
 /// Options of a [`PostgresInbox`].
 #[derive(Debug, Clone)]
 pub struct InboxOptions {
+    /// Isolation of the transactions, default READ COMMITTED. A run whose transaction lost against another one is started
+    /// again. With the other levels a delivery's row is locked from the start of its transaction: its lease is not renewed
+    /// in the database while the handler runs, and no one else gets the message until the transaction ends.
+    pub isolation: Isolation,
     /// Maximum count of transactions that are open at the same time, each with a connection of its own. 1 to 1,000, default
     /// 16, as the concurrency of a worker.
     pub transactions_max: usize,
@@ -46,6 +73,7 @@ pub struct InboxOptions {
 impl Default for InboxOptions {
     fn default() -> Self {
         Self {
+            isolation: Isolation::default(),
             transactions_max: 16,
             lock_wait: Duration::from_secs(1),
             idle_max: Duration::from_mins(1),
@@ -127,6 +155,8 @@ pub struct PostgresTransaction {
     /// Duplicates of the key in this process wait for it.
     _key: KeyGuard,
     ending: Option<Ending>,
+    /// The delivery is acked in it.
+    settled: bool,
 }
 
 impl PostgresInbox {
@@ -139,16 +169,13 @@ impl PostgresInbox {
     pub fn with_options(store: &PostgresStore, options: InboxOptions) -> Result<Self, UrlError> {
         options.check()?;
         let pool = store.base.pool.sibling(options.transactions_max, "hapax-inbox");
-        // Behind a pooler the session is not ours to change, so a commit that does not wait for the disk is changed here.
-        let durable = if store.base.options.pooler {
-            "; SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
-        } else {
-            ""
-        };
+        // Behind a pooler the session is not ours, and others have left their statements in it.
+        let pooled = if store.base.options.pooler { pooled::clean_up("") } else { String::new() };
         let (idle_ms, statement_ms) = (options.idle_max.as_millis(), options.statement_max.as_millis());
         let begin = format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; \
-             SET LOCAL statement_timeout = {statement_ms}; SET LOCAL lock_timeout = 0{durable}"
+            "BEGIN ISOLATION LEVEL {} READ WRITE; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; \
+             SET LOCAL statement_timeout = {statement_ms}; SET LOCAL lock_timeout = 0; {pooled}",
+            options.isolation.sql()
         );
         let inner = Inner { store: store.clone(), pool, keys: Arc::default(), options, begin };
         Ok(Self { inner: Arc::new(inner) })
@@ -198,7 +225,7 @@ impl PostgresInbox {
             .bind(outcome.value.as_ref().map(Json::as_str))
             .bind(i64::try_from(ttl_ms).unwrap_or(i64::MAX))
             .bind(outcome.failed);
-        record.execute(db).await.map_err(before_commit)?;
+        record.execute(db).await.map_err(after_handler)?;
         Ok(())
     }
 }
@@ -233,7 +260,7 @@ impl AsyncInbox for PostgresInbox {
         })?;
         let begun = PgTransactionManager::begin(&mut taken.connection, Some(begin.clone().into()));
         match tokio::time::timeout(pool.bounds().operation, begun).await {
-            Ok(Ok(())) => Ok(PostgresTransaction { taken, _key: key, ending: None }),
+            Ok(Ok(())) => Ok(PostgresTransaction { taken, _key: key, ending: None, settled: false }),
             Ok(Err(error)) => Err(InboxError::Unavailable(error.to_string())),
             Err(_) => Err(InboxError::Unavailable("the database did not begin a transaction in time".into())),
         }
@@ -254,9 +281,9 @@ impl AsyncInbox for PostgresInbox {
             Ok(Err(error)) => return Err(at_commit(error)),
             Err(_) => return Err(InboxError::Unknown(format!("no answer within {} ms", limit.as_millis()))),
         }
-        let PostgresTransaction { taken, ending, .. } = tx;
+        let PostgresTransaction { taken, ending, settled, .. } = tx;
         self.inner.pool.give_back(taken);
-        if let Some(ending) = ending {
+        if let Some(ending) = ending.filter(|_| settled) {
             ending.committed();
         }
         Ok(())
@@ -291,10 +318,24 @@ impl AsyncInbox for PostgresInbox {
         self.record_on(&mut tx.taken.connection, entry, outcome, ttl_ms).await
     }
 
-    async fn settle(&self, tx: &mut PostgresTransaction, receipt: &Receipt) -> Result<bool, InboxError> {
-        let Some(ending) = self.inner.store.queues.ending(receipt) else { return Ok(false) };
-        ending.settle(&mut tx.taken.connection).await.map_err(before_commit)?;
+    async fn hold(&self, tx: &mut PostgresTransaction, receipt: &Receipt) -> Result<(), InboxError> {
+        // At READ COMMITTED the last statement finds the row as the last heartbeat has left it.
+        if self.inner.options.isolation == Isolation::ReadCommitted {
+            return Ok(());
+        }
+        let Some(ending) = self.inner.store.queues.ending(receipt) else { return Ok(()) };
+        if !ending.hold(&mut tx.taken.connection).await.map_err(before_commit)? {
+            return Err(InboxError::Superseded("the delivery is over".into()));
+        }
         tx.ending = Some(ending);
+        Ok(())
+    }
+
+    async fn settle(&self, tx: &mut PostgresTransaction, receipt: &Receipt) -> Result<bool, InboxError> {
+        let ending = tx.ending.take().or_else(|| self.inner.store.queues.ending(receipt));
+        let Some(ending) = ending else { return Ok(false) };
+        ending.settle(&mut tx.taken.connection).await.map_err(before_commit)?;
+        (tx.ending, tx.settled) = (Some(ending), true);
         Ok(true)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Closing has two steps. The first marks the queue, and is seen by every statement that begins after it. The second waits
 //! for the transactions that may have read the queue before: each holds a lock on the table until it ends, and no
-//! transaction that begins later is waited for.
+//! transaction that begins later is waited for. Above READ COMMITTED a transaction sees less than that; see
+//! `migrations/0007_copy.sql`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -230,10 +231,16 @@ impl PostgresStore {
         } else {
             self.delete_document(&name, ExpectedRevision::Any).await.map_err(refused)?;
         }
-        let args = Arc::new((by.to_owned(), what));
-        let audited = inner.transact("audit", move |db| {
+        let args = Arc::new((by.to_owned(), what, state.is_some()));
+        let audited = inner.transact("close or open the ledger", move |db| {
             let args = args.clone();
-            Box::pin(async move { admin::audit(db, &args.0, args.1.clone()).await }) as BoxFuture<'_, _>
+            Box::pin(async move {
+                if args.2 {
+                    let sql = "UPDATE hapax.ledger_gate SET closed = closed + 1";
+                    sqlx::query(sql).execute(&mut *db).await?;
+                }
+                admin::audit(db, &args.0, args.1.clone()).await
+            }) as BoxFuture<'_, _>
         });
         let () = audited.await?;
         match state {

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hapax_core::policy::LEASE_MS_MAX;
 use hapax_core::store::QueueTotals;
@@ -16,13 +17,17 @@ use super::merged::Write;
 use super::receipt::Named;
 use super::transaction::{Effects, finish, work_on};
 use super::write::seqs_of;
-use super::{Inner, Queue, entries, sweep};
+use super::{Inner, Queue, entries, sweep, write};
 use crate::error::{Access, Failure};
 use crate::ledger::{ClaimsEnded, PostgresLedger};
 use crate::merge::Merger;
 use crate::seal::Seal;
 use crate::transaction::Transaction;
 use crate::{Base, BoxFuture};
+
+/// How often, and how far apart, a delivery's row is looked at before its lock is taken for one of a user's transaction.
+const LOCKED_LOOKS: u32 = 10;
+const LOCKED_PAUSE: Duration = Duration::from_millis(50);
 
 /// The acks of one call.
 pub(super) struct Acks {
@@ -229,8 +234,20 @@ impl Inner {
                 self.kick(queue.id);
             }
         }
-        let rest: Vec<(usize, Extend)> =
+        let mut rest: Vec<(usize, Extend)> =
             batch.into_iter().enumerate().filter(|(at, _)| answers[*at].is_none()).collect();
+        if !rest.is_empty() {
+            let seqs = rest.iter().filter_map(|(at, _)| Some(named[*at].as_ref()?.seq)).collect();
+            let locked = self.kept_locked(seqs).await?;
+            rest.retain(|(at, extend)| {
+                let locked = |named: &Named| locked.contains(&(named.seq, named.fence));
+                let is_locked = named[*at].as_ref().is_some_and(locked);
+                if is_locked {
+                    answers[*at] = Some(Ok(RemainingLease { lease_ms: extend.lease_ms }));
+                }
+                !is_locked
+            });
+        }
         if !rest.is_empty() {
             let (seal, name, rest) = (self.base.seal.clone(), name.clone(), Arc::new(rest));
             let extended = self.transact("extend", move |db| {
@@ -244,6 +261,24 @@ impl Inner {
             }
         }
         Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Which deliveries' rows are locked, and stay so for longer than a transaction of the store takes: a user's transaction
+    /// is ending them. Until it ends, they cannot pass to another consumer, and no heartbeat waits for it.
+    async fn kept_locked(&self, seqs: Vec<u64>) -> Result<HashSet<(u64, u64)>, hapax_core::StoreError> {
+        let seqs: Arc<[i64]> = seqs.into_iter().map(|seq| seq as i64).collect();
+        for look in 1.. {
+            let asked = seqs.clone();
+            let locked = self.base.pool.run("look for locked deliveries", Access::Read, move |db| {
+                Box::pin(async move { Ok(write::locked(db, &asked).await?) }) as BoxFuture<'_, _>
+            });
+            let locked: HashSet<(u64, u64)> = locked.await?;
+            if locked.is_empty() || look == LOCKED_LOOKS {
+                return Ok(locked);
+            }
+            tokio::time::sleep(LOCKED_PAUSE).await;
+        }
+        unreachable!("the last look returns")
     }
 
     /// Undoes deliveries that reached no receiver.

@@ -40,6 +40,15 @@ impl Queues {
 }
 
 impl Ending {
+    /// Locks the delivery's row until the caller's transaction ends; `false`: the delivery is over.
+    pub async fn hold(&self, db: &mut PgConnection) -> Result<bool, sqlx::Error> {
+        let Named { queue_id, seq, fence, .. } = self.named;
+        let sql =
+            "SELECT 1 FROM hapax.q_claim WHERE seq = $1 AND fence = $2 AND queue_id + 0 = $3 FOR UPDATE";
+        let hold = sqlx::query(sql).bind(seq as i64).bind(fence as i64).bind(queue_id);
+        Ok(hold.fetch_optional(db).await?.is_some())
+    }
+
     /// Acks the delivery in the caller's transaction. The statement fails if the delivery is over.
     pub async fn settle(&self, db: &mut PgConnection) -> Result<(), sqlx::Error> {
         let Named { queue_id, seq, fence, .. } = self.named;

@@ -1,6 +1,6 @@
 //! Locks messages and groups, and writes what was decided about them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use hapax_core::{GroupId, MessageId};
 use sqlx::{PgConnection, Row as _};
@@ -170,6 +170,15 @@ pub(super) async fn busy_groups(
                WHERE c.queue_id = $1 AND c.grp = ANY($2) AND c.seq <> ALL (ARRAY(SELECT seq FROM free))";
     let busy: Vec<String> = sqlx::query_scalar(sql).bind(queue_id).bind(names).fetch_all(db).await?;
     Ok(busy.into_iter().filter_map(|group| GroupId::new(group).ok()).collect())
+}
+
+/// Deliveries whose rows another transaction has locked, with their fences. Waits for none of them.
+pub(super) async fn locked(db: &mut PgConnection, seqs: &[i64]) -> Result<HashSet<(u64, u64)>, sqlx::Error> {
+    let sql = "WITH free AS MATERIALIZED (SELECT seq FROM hapax.q_claim WHERE seq = ANY($1) ORDER BY seq \
+               FOR UPDATE SKIP LOCKED) SELECT c.seq, c.fence FROM hapax.q_claim c \
+               WHERE c.seq = ANY($1) AND c.seq <> ALL (ARRAY(SELECT seq FROM free))";
+    let rows = sqlx::query(sql).bind(seqs).fetch_all(db).await?;
+    rows.iter().map(|row| Ok((row.try_get::<i64, _>(0)? as u64, row.try_get::<i64, _>(1)? as u64))).collect()
 }
 
 /// The deliveries of groups of a queue.

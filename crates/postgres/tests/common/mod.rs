@@ -170,7 +170,7 @@ impl Database {
             .execute(
                 "DO $$ DECLARE t text; BEGIN
                    FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'hapax'
-                     AND tablename NOT IN ('migration', 'store') LOOP EXECUTE format('DELETE FROM hapax.%I', t); END LOOP;
+                     AND tablename NOT IN ('migration', 'store', 'ledger_gate') LOOP EXECUTE format('DELETE FROM hapax.%I', t); END LOOP;
                  END $$",
             )
             .await

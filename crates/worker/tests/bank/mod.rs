@@ -1,12 +1,13 @@
 //! A bank in a PostgreSQL database: accounts whose sum never changes, and a journal of transfers.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use hapax_core::{QueueAdmin as _, QueueName};
-use hapax_faults::PostgresServer;
+use hapax_faults::{PgBouncer, PostgresServer};
 use hapax_postgres::{Options, PostgresStore};
 use hapax_worker::{Cx, Worker, WorkerReport};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -15,6 +16,8 @@ use sqlx::{Connection as _, Executor as _, PgConnection};
 
 /// Timeout of every wait; only a test that hangs reaches it.
 const TIMEOUT: Duration = Duration::from_mins(3);
+/// Sessions of a pooler for each database. Fewer than transactions, so that they have to share them.
+const SESSIONS: usize = 6;
 const ACCOUNTS: [&str; 4] = ["a", "b", "c", "d"];
 
 /// A test by its name.
@@ -27,6 +30,16 @@ fn shared() -> Result<&'static PostgresServer, &'static str> {
         Err(_) => PostgresServer::start_in_memory(),
     });
     server.as_ref().map_err(String::as_str)
+}
+
+/// The pooler between stores and the server, if `HAPAX_TEST_PGBOUNCER` asks for one.
+fn pooler(server: &PostgresServer) -> Option<&'static PgBouncer> {
+    static POOLER: OnceLock<Option<PgBouncer>> = OnceLock::new();
+    let start = || {
+        std::env::var_os("HAPAX_TEST_PGBOUNCER")
+            .map(|_| PgBouncer::start(server.address(), SESSIONS).unwrap())
+    };
+    POOLER.get_or_init(start).as_ref()
 }
 
 /// Runs tests by their names. Without PostgreSQL each is reported as ignored, with the reason.
@@ -110,7 +123,12 @@ impl Transfer {
 }
 
 pub struct Bank {
+    /// The URL of a store.
     pub url: String,
+    /// Where that leads to.
+    pub address: SocketAddr,
+    /// The URL of the database itself.
+    direct: String,
     pub database: String,
     pub store: PostgresStore,
 }
@@ -122,8 +140,8 @@ impl Bank {
         let database = format!("bank_{}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let create = format!("CREATE DATABASE {database} ENCODING 'UTF8' TEMPLATE template0");
         server.sql("postgres", &create).unwrap();
-        let url = server.url(&database);
-        let mut db = PgConnection::connect(&url).await.unwrap();
+        let direct = server.url(&database);
+        let mut db = PgConnection::connect(&direct).await.unwrap();
         db.execute(
             "CREATE TABLE accounts (id text PRIMARY KEY, cents bigint NOT NULL);
              CREATE TABLE journal (at bigint GENERATED ALWAYS AS IDENTITY, number int, key text, fence bigint)",
@@ -133,8 +151,20 @@ impl Bank {
         for account in ACCOUNTS {
             sqlx::query("INSERT INTO accounts VALUES ($1, 0)").bind(account).execute(&mut db).await.unwrap();
         }
+        let (url, address) = match pooler(server) {
+            None => (direct.clone(), server.address()),
+            Some(pooler) => {
+                let through = direct.replace(&server.address().to_string(), &pooler.address().to_string());
+                (format!("{through}?hapax_pooler=true"), pooler.address())
+            }
+        };
         let store = PostgresStore::open(&url, Options { migrate: true, ..Options::default() }).await.unwrap();
-        Self { url, database, store }
+        Self { url, address, direct, database, store }
+    }
+
+    /// Whether stores reach the database through a pooler.
+    pub fn is_pooled(&self) -> bool {
+        !self.direct.contains(&self.address.to_string())
     }
 
     /// The same store, as another process opens it.
@@ -153,7 +183,7 @@ impl Bank {
 
     /// The transfers in the order in which they were made.
     pub async fn numbers(&self) -> Vec<u32> {
-        let mut db = PgConnection::connect(&self.url).await.unwrap();
+        let mut db = PgConnection::connect(&self.direct).await.unwrap();
         let numbers = sqlx::query_scalar::<_, i32>("SELECT number FROM journal ORDER BY at");
         numbers.fetch_all(&mut db).await.unwrap().into_iter().map(|number| number as u32).collect()
     }
@@ -165,7 +195,7 @@ impl Bank {
         let mut wanted: Vec<u32> = transfers.iter().map(|transfer| transfer.number).collect();
         wanted.sort_unstable();
         assert_eq!(made, wanted, "each transfer is made once");
-        let mut db = PgConnection::connect(&self.url).await.unwrap();
+        let mut db = PgConnection::connect(&self.direct).await.unwrap();
         for account in ACCOUNTS {
             let change = |transfer: &Transfer| {
                 i64::from(transfer.to == account) * transfer.cents
