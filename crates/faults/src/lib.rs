@@ -34,4 +34,4 @@ pub use postgres::{PROGRAMS_VARIABLE, PostgresServer, ROLE_WITH_PASSWORD};
 pub use postgres_trouble::PostgresFault;
 pub use process::{Process, TIMEOUT, rerun_test};
 pub use proxy::{Action, FaultHandle, FaultProxy, Match};
-pub use redis::{RedisCluster, RedisServer};
+pub use redis::{RedisCluster, RedisSentinels, RedisServer};

@@ -32,6 +32,8 @@ pub struct RedisServer {
     port: u16,
     bus_port: u16,
     settings: Vec<String>,
+    /// What follows the file on the command line.
+    flags: Vec<String>,
     watch: Mutex<Option<Watch>>,
 }
 
@@ -46,12 +48,17 @@ struct Watch {
 impl RedisServer {
     /// Starts a server with these settings, each a line of its configuration.
     pub fn start(settings: &[&str]) -> Result<Self, String> {
+        Self::start_with(settings, &[])
+    }
+
+    fn start_with(settings: &[&str], flags: &[&str]) -> Result<Self, String> {
         let mut problem = String::new();
         for _ in 0..STARTS_MAX {
             let folder = TempDir::with_prefix("hapax-redis-").map_err(|error| error.to_string())?;
             let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
+            let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
             let (port, bus_port) = free_ports();
-            let server = Self { folder, port, bus_port, settings, watch: Mutex::default() };
+            let server = Self { folder, port, bus_port, settings, flags, watch: Mutex::default() };
             match server.run() {
                 Ok(()) => return Ok(server),
                 Err(error) => problem = error,
@@ -112,24 +119,36 @@ impl RedisServer {
     pub fn run(&self) -> Result<(), String> {
         let dir = self.folder.path();
         let mut config = format!(
-            "port {}\ncluster-port {}\nbind 127.0.0.1\ndir {}\nsave \"\"\nlogfile {}\n",
+            "port {}\nbind 127.0.0.1\ndir {}\nlogfile {}\n",
             self.port,
-            self.bus_port,
             dir.display(),
             dir.join("log").display()
         );
+        if self.flags.is_empty() {
+            // A Sentinel has neither.
+            config.extend(["cluster-port ", &self.bus_port.to_string(), "\nsave \"\"\n"]);
+        }
         for setting in &self.settings {
             config += setting;
             config += "\n";
         }
         let file = dir.join("redis.conf");
-        fs::write(&file, config).map_err(|error| error.to_string())?;
+        // A server that was started before may have changed its file: Sentinel keeps there what it knows.
+        if self.flags.is_empty() || !file.exists() {
+            fs::write(&file, config).map_err(|error| error.to_string())?;
+        }
         // The shell reads a signal's name, or the end of its input. At the end of this process, it also removes the folder.
         let script = r#"dir=$1; shift; "$@" >>"$dir/log" 2>&1 </dev/null & pid=$!; echo $pid
             if read signal; then kill -s "$signal" $pid; wait $pid
             else kill -s KILL $pid; wait $pid; rm -rf "$dir"; fi"#;
         let mut shell = Command::new("sh");
-        shell.args(["-c", script, "sh"]).arg(dir).arg("redis-server").arg(&file).current_dir("/");
+        shell
+            .args(["-c", script, "sh"])
+            .arg(dir)
+            .arg(program())
+            .arg(&file)
+            .args(&self.flags)
+            .current_dir("/");
         shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut shell = shell.process_group(0).spawn().map_err(|error| error.to_string())?;
         let input = shell.stdin.take().expect("its input is piped");
@@ -145,7 +164,10 @@ impl RedisServer {
         let start = Instant::now();
         loop {
             // A server that is still loading answers with an error. The folder tells it apart from a stranger on the port.
-            let dir = self.cli(&["CONFIG", "GET", "dir"]);
+            let dir = match self.flags.as_slice() {
+                [] => self.cli(&["CONFIG", "GET", "dir"]),
+                _ => self.cli(&["INFO", "server"]),
+            };
             if dir.as_ref().is_ok_and(|dir| dir.contains(&self.folder.path().display().to_string())) {
                 return Ok(());
             }
@@ -169,12 +191,75 @@ impl Drop for RedisServer {
     }
 }
 
+/// The program of a server; `HAPAX_TEST_REDIS_PROGRAM` names another one, for example that of Valkey.
+fn program() -> String {
+    std::env::var("HAPAX_TEST_REDIS_PROGRAM").unwrap_or_else(|_| "redis-server".to_owned())
+}
+
 /// Two different free ports.
 fn free_ports() -> (u16, u16) {
     let listen = || TcpListener::bind("127.0.0.1:0").expect("a free port");
     let (one, two) = (listen(), listen());
     let port = |listener: &TcpListener| listener.local_addr().expect("it listens").port();
     (port(&one), port(&two))
+}
+
+/// A master with two replicas, and three Sentinels that watch it under the name `shop`.
+pub struct RedisSentinels {
+    /// The master at the start, then its replicas.
+    pub nodes: Vec<RedisServer>,
+    /// The Sentinels.
+    pub sentinels: Vec<RedisServer>,
+}
+
+impl RedisSentinels {
+    /// Starts six servers, and returns when the Sentinels know each other and the replicas. The settings are those of the
+    /// three that hold data. A master that is silent for this time is replaced.
+    pub fn start(settings: &[&str], down_after: Duration) -> Result<Self, String> {
+        let mut nodes = vec![RedisServer::start(settings)?];
+        let port = nodes[0].port;
+        for _ in 0..2 {
+            let follow = format!("replicaof 127.0.0.1 {port}");
+            nodes.push(RedisServer::start(&[settings, &[&follow]].concat())?);
+        }
+        let watch = format!("sentinel monitor shop 127.0.0.1 {port} 2");
+        let down = format!("sentinel down-after-milliseconds shop {}", down_after.as_millis());
+        let settings = [watch.as_str(), &down, "sentinel failover-timeout shop 10000"];
+        let sentinels = (0..3).map(|_| RedisServer::start_with(&settings, &["--sentinel"]));
+        let all = Self { nodes, sentinels: sentinels.collect::<Result<_, _>>()? };
+        let start = Instant::now();
+        let knows_all = |sentinel: &RedisServer| {
+            let master = sentinel.cli(&["SENTINEL", "MASTER", "shop"]).unwrap_or_default();
+            let mut words = master.lines().map(str::trim);
+            let mut number =
+                |name: &str| words.find(|word| *word == name).and_then(|_| words.next()).map(str::to_owned);
+            (number("num-slaves").as_deref(), number("num-other-sentinels").as_deref())
+                == (Some("2"), Some("2"))
+        };
+        let in_step = |node: &RedisServer| {
+            node.cli(&["INFO", "replication"]).is_ok_and(|info| info.contains("link_status:up"))
+        };
+        while !all.sentinels.iter().all(knows_all) || !all.nodes[1..].iter().all(in_step) {
+            if start.elapsed() > PATIENCE {
+                return Err("the Sentinels do not know each other and the replicas".to_owned());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(all)
+    }
+
+    /// The URL of the store.
+    pub fn url(&self) -> String {
+        let addresses: Vec<String> = self.sentinels.iter().map(RedisServer::address).collect();
+        format!("redis+sentinel://{}/shop", addresses.join(","))
+    }
+
+    /// The node that the first Sentinel takes for the master, by its place.
+    pub fn master(&self) -> Option<usize> {
+        let told = self.sentinels[0].cli(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "shop"]).ok()?;
+        let port = told.lines().nth(1)?.trim().parse::<u16>().ok()?;
+        self.nodes.iter().position(|node| node.port == port)
+    }
 }
 
 /// A Redis Cluster of three masters with a replica each.

@@ -1,5 +1,5 @@
 //! A Cluster with one node at fault, each change confirmed by the replicas: nothing is lost, no effect happens twice, and what
-//! is not known is not called known. Each test starts Clusters of its own; they run with `HAPAX_LONG=1`.
+//! is not known is not called known. Each test starts Clusters of its own.
 
 mod common;
 
@@ -16,7 +16,7 @@ use hapax_redis::{Durability, Options, RedisStore};
 use tokio::task::JoinSet;
 
 fn main() -> std::process::ExitCode {
-    common::long(tests![
+    common::main(tests![
         what_a_paused_replica_did_not_confirm_stays_unknown,
         failovers_on_request_lose_and_repeat_nothing,
         a_killed_master_loses_and_repeats_nothing,

@@ -56,23 +56,13 @@ macro_rules! tests {
 
 /// Runs tests. Without Redis each is reported as ignored, with the reason.
 pub fn main(tests: &'static [Test]) -> std::process::ExitCode {
-    run(tests, None)
-}
-
-/// The same for tests that run only with `HAPAX_LONG`.
-pub fn long(tests: &'static [Test]) -> std::process::ExitCode {
-    run(tests, std::env::var_os("HAPAX_LONG").is_none().then_some("long: set HAPAX_LONG"))
-}
-
-fn run(tests: &'static [Test], left_out: Option<&'static str>) -> std::process::ExitCode {
     let trial = |test: &'static Test| {
-        Trial::ignorable_test(test.name, move || match (missing(), left_out) {
-            (None, None) => {
+        Trial::ignorable_test(test.name, move || match missing() {
+            None => {
                 (test.run)();
                 Ok::<_, Failed>(Completion::Completed)
             }
-            (None, Some(why)) => Ok(Completion::ignored_with(why)),
-            (Some(why), _) => Ok(Completion::ignored_with(format!("needs Redis 7: {why}"))),
+            Some(why) => Ok(Completion::ignored_with(format!("needs Redis 7: {why}"))),
         })
     };
     libtest_mimic::run(&Arguments::from_args(), tests.iter().map(trial).collect()).exit_code()
