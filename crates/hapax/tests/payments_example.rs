@@ -1,9 +1,10 @@
 //! The payments example holds its promises: each bank sees the payments that its checks make possible, despite crashes.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
-use hapax_faults::PostgresServer;
+use hapax_faults::{PostgresServer, RedisCluster};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 fn main() -> ExitCode {
@@ -20,6 +21,15 @@ fn main() -> ExitCode {
         Trial::test("each_bank_sees_what_its_checks_make_possible", || {
             each_bank_sees_what_its_checks_make_possible();
             Ok(())
+        }),
+        Trial::ignorable_test("each_bank_sees_the_same_while_a_master_is_killed", || {
+            match Command::new("redis-server").arg("--version").output() {
+                Ok(_) => {
+                    each_bank_sees_the_same_while_a_master_is_killed();
+                    Ok(Completion::Completed)
+                }
+                Err(why) => Ok(Completion::ignored_with(format!("needs Redis 7: {why}"))),
+            }
         }),
         on_postgres("every_payment_once_while_the_server_is_killed", |server| {
             drop(server);
@@ -92,9 +102,34 @@ fn every_payment_once_at_transactional(args: &[&str]) {
 }
 
 fn each_bank_sees_what_its_checks_make_possible() {
-    let said = run(&[]);
+    check(&run(&[]));
+}
+
+/// The store is a Redis Cluster, one of whose masters is killed while workers are.
+fn each_bank_sees_the_same_while_a_master_is_killed() {
+    let settings = ["cluster-node-timeout 1500", "repl-diskless-sync-delay 0"];
+    let cluster = RedisCluster::start(&settings).unwrap();
+    let url = format!("{}?hapax_durability=replicated", cluster.url());
+    let mut command = Command::new(example());
+    command.args(["--store", &url]).stdout(Stdio::piped());
+    let mut example = command.spawn().unwrap();
+    let (mut said, mut is_killed) = (String::new(), false);
+    for line in BufReader::new(example.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        if line.contains("a worker died") && !is_killed {
+            cluster.nodes[0].kill();
+            is_killed = true;
+        }
+        said.extend([&line, "\n"]);
+    }
+    assert!(example.wait().unwrap().success(), "{said}");
+    assert!(is_killed, "{said}");
+    check(&said);
+}
+
+fn check(said: &str) {
     // bank, on doubt, payments, sends, crashes after a payment, calls, takeovers, moved, doubles, in doubt, missing
-    let number = |bank, column: usize| -> f64 { row(&said, bank)[column].parse().unwrap() };
+    let number = |bank, column: usize| -> f64 { row(said, bank)[column].parse().unwrap() };
     for bank in ["keyed", "fenced", "trusting"] {
         assert!(number(bank, 3) > number(bank, 2), "duplicates were sent: {said}");
         assert!(number(bank, 4) >= 1.0, "a crash fell between payment and record: {said}");

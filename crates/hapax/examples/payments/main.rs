@@ -14,6 +14,9 @@
 //!
 //! The example ends with an error if one of these does not hold.
 //!
+//! `--store URL` uses another store than a folder, for example, with `--features redis`,
+//! `redis+cluster://HOST,HOST?hapax_durability=replicated`; kill one of its masters meanwhile. The store should be empty.
+//!
 //! With `--features postgres` and `-- --postgres` the banks are tables in PostgreSQL, see `postgres.rs`.
 
 mod bank;
@@ -42,25 +45,28 @@ async fn main() -> ExitCode {
     let run = async {
         match args[..] {
             ["produce", store, seed, payments, die_after] => {
-                let hapax = Hapax::open(store).await?;
+                let hapax = roles::repeat(|| Hapax::open(store)).await?;
                 roles::produce(&hapax, seed.parse()?, payments.parse()?, die_after.parse()?).await?;
                 Ok(true)
             }
             ["work", store, bank, kill] => {
                 let kill = if kill == "-" { None } else { Some(Kill::from_arg(kill, &Bank::NAMES)?) };
-                let hapax = Hapax::open(store).await?;
+                let hapax = roles::repeat(|| Hapax::open(store)).await?;
                 roles::work(&hapax, bank.parse()?, kill, || println!("ready")).await?;
                 Ok(true)
             }
-            [] => show(fastrand::u64(..1_000_000)).await,
-            ["--seed", seed] => show(seed.parse().context("--seed takes a number")?).await,
+            [] => show(None, fastrand::u64(..1_000_000)).await,
+            ["--store", url] => show(Some(url), fastrand::u64(..1_000_000)).await,
+            ["--seed", seed] => show(None, seed.parse().context("--seed takes a number")?).await,
             #[cfg(feature = "postgres")]
             ["work-postgres", url, task] => postgres::work(url, task).await.map(|()| true),
             #[cfg(feature = "postgres")]
             ["--postgres", ref rest @ ..] => postgres::show(rest).await,
             #[cfg(not(feature = "postgres"))]
             ["--postgres", ..] => bail!("--postgres needs the feature: cargo run --features postgres …"),
-            _ => bail!("usage: payments [--seed N] | payments --postgres [URL] [--seconds N] [--seed N]"),
+            _ => bail!(
+                "usage: payments [--seed N | --store URL] | payments --postgres [URL] [--seconds N] [--seed N]"
+            ),
         }
     };
     match tokio::time::timeout(PATIENCE, run).await {
@@ -77,15 +83,15 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn show(seed: u64) -> anyhow::Result<bool> {
+async fn show(given: Option<&str>, seed: u64) -> anyhow::Result<bool> {
     println!("seed {seed} (repeats the schedule of crashes: --seed {seed})\n");
     let folder = tempfile::tempdir()?;
-    let url = format!("embedded:{}", folder.path().display());
+    let url = given.map_or_else(|| format!("embedded:{}", folder.path().display()), str::to_owned);
     let banks = Banks::default();
     let address = banks.open().await?;
     let storm = storm::rage(&url, address, seed).await?;
 
-    let hapax = Hapax::open(&url).await?;
+    let hapax = roles::repeat(|| Hapax::open(&url)).await?;
     summary::lapsed(&hapax).await?;
     let mut holds = summary::print(&hapax, &banks, &storm).await?;
     holds &= summary::resolve(&hapax, &banks).await?;

@@ -130,6 +130,21 @@ pub async fn work(
     Ok(())
 }
 
+/// Repeats a call for a while: a store that several processes share may be out of reach. A send that is repeated may be there
+/// twice; its key makes that harmless.
+pub async fn repeat<T, F: Future<Output = Result<T, hapax::Error>>>(
+    mut call: impl FnMut() -> F,
+) -> anyhow::Result<T> {
+    let end = tokio::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        match call().await {
+            Ok(done) => return Ok(done),
+            Err(error) if tokio::time::Instant::now() > end => return Err(error.into()),
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
 /// Sends every payment one to three times, in random order. Prints a line for each accepted send; after `die_after` of
 /// them the process dies.
 pub async fn produce(hapax: &Hapax, seed: u64, payments: u64, die_after: usize) -> anyhow::Result<()> {
@@ -144,14 +159,14 @@ pub async fn produce(hapax: &Hapax, seed: u64, payments: u64, die_after: usize) 
         let queue = hapax.queue::<Payment>(bank.name())?;
         let config =
             QueueConfig { tier: Tier::EffectivelyOnce, lease_ms: LEASE_MS, ..QueueConfig::default() };
-        queue.ensure(config).await?;
+        repeat(|| queue.ensure(config.clone())).await?;
     }
     let mut sent = 0;
     for payment in &sends {
         let key = IdempotencyKey::new(&payment.id)?;
         for bank in Bank::ALL {
             let queue = hapax.queue::<Payment>(bank.name())?;
-            queue.send_with(payment, |message| message.idempotency_key(&key)).await?;
+            repeat(|| queue.send_with(payment, |message| message.idempotency_key(&key))).await?;
             println!("sent {}", bank.name());
             sent += 1;
             if sent == die_after {
