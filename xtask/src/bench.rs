@@ -22,6 +22,7 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "proxy", package: "hapax-http", target: "proxy" },
     Bench { name: "worker", package: "hapax-worker", target: "worker" },
     Bench { name: "postgres", package: "hapax-postgres", target: "postgres" },
+    Bench { name: "redis", package: "hapax-redis", target: "redis" },
 ];
 
 /// Runs a benchmark without a time limit, because its duration is unknown, and in the foreground, so that an interrupt
