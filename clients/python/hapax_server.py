@@ -1,6 +1,7 @@
 """Starts private `hapax serve` processes: a free port, a store of their own, ended by their process id.
 
-The store is a folder, or, if HAPAX_TEST_POSTGRES is the URL of a PostgreSQL server, a new database there.
+The store is a folder; or, if HAPAX_TEST_POSTGRES is the URL of a PostgreSQL server, a new database there; or, if
+HAPAX_TEST_REDIS is the URL of a Redis server, keys with a prefix of their own.
 """
 
 import os
@@ -19,10 +20,13 @@ ADDRESS = re.compile(r"(127\.0\.0\.1:\d+)")
 START_SECONDS_MAX = 30
 STOP_SECONDS_MAX = 30
 POSTGRES = os.environ.get("HAPAX_TEST_POSTGRES")
+REDIS = os.environ.get("HAPAX_TEST_REDIS")
 
 
 def new_store(folder):
     """The arguments of `hapax serve` for a new store."""
+    if REDIS:
+        return ["--store", f"{REDIS}?hapax_prefix=clients-{uuid.uuid4().hex}"]
     if not POSTGRES:
         return ["--store", f"embedded:{folder}"]
     database = f"clients_{uuid.uuid4().hex}"

@@ -48,6 +48,7 @@ Examples:
   hapax serve --listen 127.0.0.1:9400 --store embedded:/var/lib/hapax
   hapax serve --config hapax.toml --print-config
   PGPASSWORD=… hapax serve --store postgres://hapax@db.example/shop --migrate
+  hapax serve --store redis+cluster://10.0.0.1,10.0.0.2?hapax_durability=replicated
   HAPAX_KEY_SECRET=… hapax serve --listen 0.0.0.0:9324 --key-id AKTEAM
 
 SIGTERM or SIGINT stops it after the requests under way; a second one stops it at once.")]

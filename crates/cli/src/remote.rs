@@ -17,7 +17,7 @@ const TOKEN: &str = "HAPAX_TOKEN";
 /// The server's address, and the output format.
 #[derive(Debug, Clone, Args)]
 pub struct Remote {
-    /// The server; or a store itself: postgres://HOST/DATABASE, the ledger in redis://HOST, or, while no server runs, embedded:PATH. A server with keys also needs a token, ID:SECRET in
+    /// The server; or a store itself: postgres://HOST/DATABASE, redis://HOST, or, while no server runs, embedded:PATH. A server with keys also needs a token, ID:SECRET in
     /// the variable HAPAX_TOKEN.
     #[arg(
         long,

@@ -10,7 +10,7 @@ use hapax::core::store::SharedStore;
 use hapax::embedded::Embedded;
 use hapax::postgres::PostgresStore;
 use hapax::redis::RedisStore;
-use hapax::{embedded, postgres};
+use hapax::{embedded, postgres, redis};
 use hapax_server::native::{Backup, Backups};
 
 /// The file that identifies a folder as an embedded store.
@@ -27,6 +27,7 @@ const CLOSE_MAX: Duration = Duration::from_secs(10);
 pub struct StoreOptions {
     pub embedded: embedded::Options,
     pub postgres: postgres::Options,
+    pub redis: redis::Options,
 }
 
 /// A store opened by URL, with what only the embedded one can do kept at hand.
@@ -61,7 +62,7 @@ impl Store {
                 Ok(Self { admin: Arc::new(store), embedded: None, place })
             }
             named @ StoreUrl::Redis(_) => {
-                let opened = RedisStore::open(url, hapax::redis::Options::default()).await;
+                let opened = RedisStore::open(url, options.redis).await;
                 let place = named.to_string();
                 let store = opened.map_err(hapax::OpenError::from).with_context(|| place.clone())?;
                 Ok(Self { admin: Arc::new(store), embedded: None, place })

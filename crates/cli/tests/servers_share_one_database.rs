@@ -317,7 +317,7 @@ fn what_only_the_embedded_store_has_is_refused(postgres: &'static PostgresServer
     refused(&["--migrate"], "store.postgres.migrate: only the PostgreSQL store");
     refused(
         &["--store", "http://127.0.0.1:1"],
-        "names no store; use embedded:PATH or postgres://HOST/DATABASE",
+        "names no store; use embedded:PATH, postgres://HOST/DATABASE or redis://HOST",
     );
     refused(&["--store", &url, "--postgres-connections-max", "1"], "connections_max");
     let server = Server::start_in(

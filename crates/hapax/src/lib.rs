@@ -11,7 +11,7 @@
 //! | `embedded` | yes | queues and ledger in a local folder, in this process: `embedded:PATH` |
 //! | `worker` | yes | runs handlers: lease, heartbeat, claim, retry, settle, drain |
 //! | `postgres` | no | queues and ledger in a PostgreSQL database that several processes share: `postgres://…` |
-//! | `redis` | no | a ledger in Redis or Valkey that several processes share, no queues: `redis://…`, `redis+cluster://…` |
+//! | `redis` | no | queues and ledger in Redis or Valkey that several processes share: `redis://…`, `redis+cluster://…` |
 //! | `client` | no | a Hapax server as the store: `http://HOST:PORT`, `https://HOST:PORT` |
 //! | `sqlite` | no | `transactional` handlers, whose effect is a write to your own SQLite file |
 //! | `http` | no | the Idempotency-Key layer for axum and other tower services: `hapax::http` |
@@ -117,7 +117,7 @@ pub use hapax_http as http;
 /// ```
 #[cfg(feature = "postgres")]
 pub use hapax_postgres as postgres;
-/// The Redis store with its options. It holds a ledger and no queues: give it to a worker of a queue elsewhere.
+/// The Redis store with its options. Its ledger can also serve the workers of a queue elsewhere:
 ///
 /// ```no_run
 /// # use hapax::Hapax;
@@ -155,7 +155,7 @@ impl Hapax {
     /// |---|---|
     /// | `embedded:PATH` | a local folder, in this process; created if it does not exist |
     /// | `postgres://USER@HOST/DATABASE` | a PostgreSQL database, made ready by `hapax migrate` (feature `postgres`) |
-    /// | `redis://HOST`, `redis+cluster://HOST,HOST`, `redis+sentinel://HOST,HOST/NAME` | a ledger in Redis, without queues (feature `redis`) |
+    /// | `redis://HOST`, `redis+cluster://HOST,HOST`, `redis+sentinel://HOST,HOST/NAME` | Redis or Valkey (feature `redis`) |
     /// | `http://HOST:PORT`, `https://ID:SECRET@HOST` | a Hapax server, with one of its keys if it has any (feature `client`) |
     ///
     /// ```

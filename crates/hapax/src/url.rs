@@ -78,7 +78,7 @@ pub enum StoreUrl {
     Embedded(PathBuf),
     /// `postgres://…` or `postgresql://…`: a PostgreSQL database.
     Postgres(String),
-    /// `redis://…`, `rediss://…`, `redis+cluster://…`, `redis+sentinel://…`: a ledger in Redis or Valkey.
+    /// `redis://…`, `rediss://…`, `redis+cluster://…`, `redis+sentinel://…`: Redis or Valkey.
     Redis(String),
     /// `http://…` or `https://…`: a Hapax server.
     Server(String),
@@ -132,7 +132,7 @@ const KNOWN_URLS: &[&str] = &[
     #[cfg(feature = "postgres")]
     "postgres://HOST/DATABASE",
     #[cfg(feature = "redis")]
-    "redis://HOST (a ledger)",
+    "redis://HOST",
     #[cfg(feature = "client")]
     "http://HOST:PORT",
     #[cfg(feature = "client")]

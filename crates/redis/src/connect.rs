@@ -67,9 +67,6 @@ pub struct Options {
     /// Maximum count of open claims in one scope, held or in doubt: a claim beyond it is refused, other scopes are not
     /// affected. At least 1, default 100,000.
     pub in_doubt_per_scope_max: u64,
-    /// Queues too, not only the ledger and documents. Not finished: `docs/redis.md` says what is missing.
-    #[doc(hidden)]
-    pub queues: bool,
     /// For tests: a clock instead of that of Redis.
     #[doc(hidden)]
     pub clock: Option<Arc<dyn Clock>>,
@@ -87,7 +84,6 @@ impl Default for Options {
             connections_max: 16,
             password_file: None,
             in_doubt_per_scope_max: 100_000,
-            queues: false,
             clock: None,
         }
     }

@@ -1,7 +1,7 @@
 //! Names of the keys in Redis.
 //!
 //! All keys of a scope of the ledger have one hash tag, and so have those of a queue, whose ledger scope bears its name: one
-//! script could change a message and its entry, also on a Cluster. There are [`SHARDS`] tags, spread evenly over the
+//! script changes a message and its entry, also on a Cluster. There are [`SHARDS`] tags, spread evenly over the
 //! slots of a Cluster, and a scope belongs to one of them. A fixed number, since listing and sweeping visit each of them.
 
 use hapax_core::{EntryId, QueueName, Scope};
@@ -12,12 +12,41 @@ pub(crate) const SHARDS: usize = 64;
 pub(crate) const SLOTS: u16 = 16_384;
 
 /// The keys of every script of the queues. The first ones belong to the shard, the others to one queue.
-pub(crate) const QUEUE_KEYS: [&str; 26] = [
-    "meta", "moves", "moving", "bodies", "decided", "arrived", "queues", "deleted", "redrives", "audit",
-    "info", "m", "b", "all", "ready", "due", "groups", "retain", "sent", "ids", "dedup", "dedup_at", "side",
-    "tries_at", "halted", "waits",
+pub(crate) const QUEUE_KEYS: [&str; 32] = [
+    "meta",
+    "moves",
+    "moving",
+    "bodies",
+    "decided",
+    "arrived",
+    "queues",
+    "deleted",
+    "redrives",
+    "audit",
+    "entries",
+    "open",
+    "entries_due",
+    "scopes",
+    "needs",
+    "resumed",
+    "info",
+    "m",
+    "b",
+    "all",
+    "ready",
+    "due",
+    "groups",
+    "retain",
+    "sent",
+    "ids",
+    "dedup",
+    "dedup_at",
+    "side",
+    "tries_at",
+    "halted",
+    "waits",
 ];
-const SHARD_KEYS: usize = 10;
+const SHARD_KEYS: usize = 16;
 
 /// A group of keys with the same hash tag.
 pub(crate) type Shard = usize;
@@ -78,9 +107,37 @@ impl Keys {
         [self.meta(0), self.key(0, "documents"), self.key(0, "document-names")]
     }
 
+    /// Which messages need which entries.
+    pub fn needs(&self, shard: Shard) -> String {
+        self.key(shard, "needs")
+    }
+
+    /// Entries whose doubt has ended, and whose messages may still be parked.
+    pub fn resumed(&self, shard: Shard) -> String {
+        self.key(shard, "resumed")
+    }
+
+    /// The channel on which processes tell each other what may be worth a look.
+    pub fn wake(&self, shard: Shard) -> String {
+        self.key(shard, "wake")
+    }
+
     /// The keys of every script of the ledger, up to the entry.
     pub fn ledger(&self, shard: Shard) -> Vec<String> {
-        vec![self.meta(shard), self.all(shard), self.open(shard), self.due(shard), self.scopes(shard)]
+        let counts = [self.scopes(shard), self.needs(shard), self.resumed(shard)];
+        let indexes = [self.meta(shard), self.all(shard), self.open(shard), self.due(shard)];
+        indexes.into_iter().chain(counts).collect()
+    }
+
+    /// The messages of a queue, and those of them that others wait for or that need entries.
+    pub fn messages(&self, queue: &QueueName) -> [String; 2] {
+        let shard = shard_of_queue(queue);
+        [self.key(shard, &format!("q:{queue}:m")), self.key(shard, &format!("q:{queue}:waits"))]
+    }
+
+    /// The same keys in a shard, where there is no queue.
+    pub fn no_messages(&self, shard: Shard) -> [String; 2] {
+        [self.key(shard, "q::m"), self.key(shard, "q::waits")]
     }
 
     /// The names of the queues of a shard.
@@ -123,13 +180,27 @@ impl Keys {
         self.key(shard_of_queue(queue), &format!("q:{queue}:side"))
     }
 
+    /// The groups of a queue that are halted, and for which messages.
+    pub fn halted(&self, queue: &QueueName) -> String {
+        self.key(shard_of_queue(queue), &format!("q:{queue}:halted"))
+    }
+
+    /// What a queue remembers of deduplication ids, and when they were sent.
+    pub fn dedup(&self, queue: &QueueName) -> String {
+        self.key(shard_of_queue(queue), &format!("q:{queue}:dedup"))
+    }
+
+    pub fn dedup_at(&self, queue: &QueueName) -> String {
+        self.key(shard_of_queue(queue), &format!("q:{queue}:dedup_at"))
+    }
+
     /// The keys of every script of the queues.
     pub fn queue(&self, queue: &QueueName) -> Vec<String> {
         let shard = shard_of_queue(queue);
         let names = QUEUE_KEYS.iter().enumerate();
         names
             .map(|(at, name)| match at {
-                0..SHARD_KEYS => self.key(shard, name),
+                0..SHARD_KEYS => self.key(shard, shard_key(name)),
                 _ => self.key(shard, &format!("q:{queue}:{name}")),
             })
             .collect()
@@ -138,6 +209,15 @@ impl Keys {
     /// The slot of a shard's keys.
     pub fn slot(&self, shard: Shard) -> u16 {
         slot(&self.tags[shard])
+    }
+}
+
+/// The name in Redis of a key of a shard. Those of the ledger have their own names in the scripts of the queues.
+fn shard_key(name: &str) -> &str {
+    match name {
+        "entries" => "all",
+        "entries_due" => "due",
+        name => name,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ledger and documents of Hapax on Redis 7 and Valkey: several processes share one node, a master with replicas, or a Cluster.
+//! Queues, ledger and documents of Hapax on Redis 7 and Valkey: several processes share one node, a master with replicas, or a Cluster.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), hapax_redis::OpenError> {
@@ -9,15 +9,17 @@
 //! # }
 //! ```
 //!
-//! The parts, from the outside in: `ledger`, `documents` and `queues` (not offered yet) implement the seams by calls of
+//! The parts, from the outside in: `queues`, `ledger` and `documents` implement the seams by calls of
 //! scripts; `run` brings a call to the node that has its keys, repeats it where nothing was done, and asks for the
 //! confirmations of the level; `topology` knows the nodes, `node` their connections; `guard` watches the servers' settings;
 //! `error` says what a failure means. Lua lives in `scripts/` only. Every time comes from Redis's TIME.
 
 mod connect;
+mod copy;
 mod documents;
 mod error;
 mod guard;
+mod hints;
 mod keys;
 mod ledger;
 mod node;
@@ -38,6 +40,7 @@ pub use guard::FINDING_CODES;
 
 use connect::Target;
 use guard::Guard;
+use hints::Hints;
 use keys::Keys;
 use ledger::LedgerState;
 use queues::Queues;
@@ -120,8 +123,9 @@ impl OpenError {
 pub(crate) struct Base {
     pub runner: Arc<Runner>,
     pub ledger: Arc<LedgerState>,
-    pub queues: Option<Arc<Queues>>,
+    pub queues: Arc<Queues>,
     pub guard: Arc<Guard>,
+    pub hints: Arc<Hints>,
     tasks: Vec<AbortHandle>,
     is_closed: AtomicBool,
 }
@@ -148,7 +152,7 @@ impl Drop for Base {
     }
 }
 
-/// A ledger and documents in Redis. Clones are the same store.
+/// Queues, ledger and documents in Redis. Clones are the same store.
 #[derive(Clone)]
 pub struct RedisStore {
     base: Arc<Base>,
@@ -163,16 +167,17 @@ impl RedisStore {
         for master in runner.topology.masters() {
             runner.load_scripts(&master, Boot::Opened).await?;
         }
-        let ledger = Arc::new(LedgerState::new(runner.clone()));
-        let queues = options.queues.then(|| Arc::new(Queues::new(runner.clone())));
-        let mut tasks = vec![
+        let queues = Arc::new(Queues::new(runner.clone()));
+        let ledger = Arc::new(LedgerState::new(runner.clone(), queues.clone()));
+        let hints = Arc::new(Hints::new(runner.clone(), &queues));
+        queues.hear(&hints);
+        let tasks = vec![
+            tokio::spawn(hints::run(Arc::downgrade(&hints))).abort_handle(),
             tokio::spawn(ledger::run_sweeper(Arc::downgrade(&ledger))).abort_handle(),
             tokio::spawn(guard::run(Arc::downgrade(&guard))).abort_handle(),
+            tokio::spawn(queues::run_sweeper(Arc::downgrade(&queues))).abort_handle(),
         ];
-        if let Some(queues) = &queues {
-            tasks.push(tokio::spawn(queues::run_sweeper(Arc::downgrade(queues))).abort_handle());
-        }
-        let base = Base { runner, ledger, queues, guard, tasks, is_closed: AtomicBool::new(false) };
+        let base = Base { runner, ledger, queues, guard, hints, tasks, is_closed: AtomicBool::new(false) };
         Ok(Self { base: Arc::new(base) })
     }
 
@@ -204,19 +209,14 @@ impl RedisStore {
             tokio::task::yield_now().await;
         }
         self.base.ledger.quiet().await;
-        if let Some(queues) = &self.base.queues {
-            queues.quiet().await;
-        }
+        self.base.queues.quiet().await;
     }
 
     /// For tests with a clock of their own: lets waiting calls and timed work look at it again.
     #[doc(hidden)]
     pub async fn clock_moved(&self) -> Result<(), StoreError> {
         self.base.ledger.clock_moved().await?;
-        match &self.base.queues {
-            Some(queues) => queues.clock_moved().await,
-            None => Ok(()),
-        }
+        self.base.queues.clock_moved().await
     }
 
     /// For tests: as if the servers had been restarted.
@@ -231,9 +231,13 @@ impl RedisStore {
     /// For tests: moves between queues end behind this step, as if their process had died there; 0: they do not.
     #[doc(hidden)]
     pub fn end_moves_behind_step(&self, step: u8) {
-        if let Some(queues) = &self.base.queues {
-            queues.dies_at.store(step, Ordering::Relaxed);
-        }
+        self.base.queues.dies_at.store(step, Ordering::Relaxed);
+    }
+
+    /// For tests: how many hints of other processes were heard.
+    #[doc(hidden)]
+    pub fn hints_heard(&self) -> u64 {
+        self.base.hints.heard()
     }
 
     /// For tests: looks at the servers' settings now.

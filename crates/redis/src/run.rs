@@ -59,15 +59,18 @@ impl Call {
 /// The keys and arguments that callers pass to a script, for the test of its header.
 #[cfg(test)]
 pub(crate) fn contract(script: Script) -> (&'static [&'static str], &'static [&'static str]) {
-    const ENTRY: &[&str] = &["meta", "all", "open", "due", "scopes", "entry"];
     const DOCUMENTS: &[&str] = &["meta", "documents", "names"];
+    macro_rules! entry {
+        ($($more:literal),*) => {
+            &["meta", "all", "open", "due", "scopes", "needs", "resumed", $($more),*]
+        };
+    }
     match script {
         Script::Claim => (
-            ENTRY,
+            entry!("entry", "messages", "waits"),
             &[
                 "clock",
                 "touch",
-                "member",
                 "scope",
                 "key",
                 "owner",
@@ -76,27 +79,48 @@ pub(crate) fn contract(script: Script) -> (&'static [&'static str], &'static [&'
                 "parks",
                 "nonce",
                 "open_max",
+                "queue",
+                "sequence",
+                "message",
             ],
         ),
-        Script::Renew => (ENTRY, &["clock", "touch", "member", "fence", "nonce", "lease_ms"]),
+        Script::Renew => (entry!("entry"), &["clock", "touch", "fence", "nonce", "lease_ms"]),
         Script::Finish => (
-            ENTRY,
-            &["clock", "touch", "member", "fence", "nonce", "ending", "failed", "value", "omitted", "ttl_ms"],
+            entry!("entry"),
+            &["clock", "touch", "fence", "nonce", "ending", "failed", "value", "omitted", "ttl_ms"],
         ),
-        Script::Look => (ENTRY, &["clock", "touch", "member"]),
+        Script::Look => (entry!("entry"), &["clock", "touch"]),
         Script::Decide => (
-            &["meta", "all", "open", "due", "scopes", "entry", "audit"],
+            entry!("entry", "audit"),
+            &["clock", "touch", "decision", "failed", "value", "omitted", "ttl_ms", "nonce", "by", "what"],
+        ),
+        Script::Sweep => (entry!("entry..."), &["clock", "touch"]),
+        Script::Import => (
+            entry!("entry"),
             &[
-                "clock", "touch", "member", "decision", "failed", "value", "omitted", "ttl_ms", "nonce",
-                "by", "what",
+                "clock",
+                "touch",
+                "scope",
+                "key",
+                "owner",
+                "fingerprint",
+                "claimed",
+                "takeovers",
+                "stage",
+                "at",
+                "ttl_ms",
+                "parks",
+                "value",
+                "omitted",
+                "nonce",
+                "imported_ms",
+                "ttl_max",
             ],
         ),
-        Script::Sweep => {
-            (&["meta", "all", "open", "due", "scopes", "entry..."], &["clock", "touch", "member..."])
-        }
+        Script::Shard => (&["meta", "audit"], &["how", "value", "by", "what"]),
         Script::DocumentPut => (DOCUMENTS, &["clock", "name", "value", "expected", "count_max", "bytes_max"]),
         Script::DocumentDelete => (DOCUMENTS, &["name", "expected"]),
-        Script::Queue(script) => (&crate::keys::QUEUE_KEYS, crate::queues::arguments(script)),
+        Script::Queue(script) => (crate::queues::keys(script), crate::queues::arguments(script)),
     }
 }
 
@@ -160,7 +184,8 @@ impl Runner {
             if !pause.is_zero() {
                 tokio::time::sleep(pause).await;
             }
-            open = self.attempt(open, &mut answers, end).await;
+            // Boxed: with all its callers the future would be too deep for the compiler.
+            open = Box::pin(self.attempt(open, &mut answers, end)).await;
         }
         for pending in open {
             let problem = format!("{}: Redis is not ready: {}", pending.call.what, pending.problem);

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use hapax_core::ledger::DOUBT_RETENTION_MS;
 use hapax_core::policy;
+use hapax_core::transfer::IMPORTED_MS_MIN;
 
 /// A script. Its text stands in `scripts/`; its header lists KEYS and ARGV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub(crate) enum Script {
     Look,
     Decide,
     Sweep,
+    Import,
+    Shard,
     DocumentPut,
     DocumentDelete,
     Queue(QueueScript),
@@ -35,19 +38,22 @@ pub(crate) enum QueueScript {
     Move,
     Arrive,
     Redrive,
+    Import,
 }
 
 /// The script of a restarted server. It is sent as text: the others are loaded after it has run.
-pub(crate) const BOOT: &str = include_str!("scripts/boot.lua");
+pub(crate) const BOOT: &str = include_str!("scripts/ledger/boot.lua");
 
 impl Script {
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 24] = [
         Self::Claim,
         Self::Renew,
         Self::Finish,
         Self::Look,
         Self::Decide,
         Self::Sweep,
+        Self::Import,
+        Self::Shard,
         Self::DocumentPut,
         Self::DocumentDelete,
         Self::Queue(QueueScript::Send),
@@ -63,16 +69,19 @@ impl Script {
         Self::Queue(QueueScript::Move),
         Self::Queue(QueueScript::Arrive),
         Self::Queue(QueueScript::Redrive),
+        Self::Queue(QueueScript::Import),
     ];
 
     fn source(self) -> &'static str {
         match self {
-            Self::Claim => include_str!("scripts/claim.lua"),
-            Self::Renew => include_str!("scripts/renew.lua"),
-            Self::Finish => include_str!("scripts/finish.lua"),
-            Self::Look => include_str!("scripts/look.lua"),
-            Self::Decide => include_str!("scripts/decide.lua"),
-            Self::Sweep => include_str!("scripts/sweep.lua"),
+            Self::Claim => include_str!("scripts/ledger/claim.lua"),
+            Self::Renew => include_str!("scripts/ledger/renew.lua"),
+            Self::Finish => include_str!("scripts/ledger/finish.lua"),
+            Self::Look => include_str!("scripts/ledger/look.lua"),
+            Self::Decide => include_str!("scripts/ledger/decide.lua"),
+            Self::Sweep => include_str!("scripts/ledger/sweep.lua"),
+            Self::Import => include_str!("scripts/ledger/import.lua"),
+            Self::Shard => include_str!("scripts/ledger/shard.lua"),
             Self::DocumentPut => include_str!("scripts/document_put.lua"),
             Self::DocumentDelete => include_str!("scripts/document_delete.lua"),
             Self::Queue(script) => script.source(),
@@ -80,12 +89,15 @@ impl Script {
     }
 
     /// What stands in front of it.
-    fn common(self) -> &'static str {
-        match self {
-            Self::DocumentPut | Self::DocumentDelete => "",
-            Self::Queue(_) => include_str!("scripts/queue/common.lua"),
-            _ => include_str!("scripts/common.lua"),
-        }
+    fn common(self) -> String {
+        let (keys, common) = match self {
+            Self::DocumentPut | Self::DocumentDelete | Self::Shard => return String::new(),
+            Self::Queue(_) => {
+                (include_str!("scripts/queue/keys.lua"), include_str!("scripts/queue/common.lua"))
+            }
+            _ => (include_str!("scripts/ledger/keys.lua"), include_str!("scripts/ledger/common.lua")),
+        };
+        [keys, include_str!("scripts/clock.lua"), include_str!("scripts/entries.lua"), common].concat()
     }
 
     /// The name in messages.
@@ -97,6 +109,8 @@ impl Script {
             Self::Look => "entry",
             Self::Decide => "decide",
             Self::Sweep => "sweep",
+            Self::Import => "import",
+            Self::Shard => "shard",
             Self::DocumentPut => "put_document",
             Self::DocumentDelete => "delete_document",
             Self::Queue(script) => script.name(),
@@ -135,6 +149,7 @@ impl QueueScript {
             Self::Move => include_str!("scripts/queue/move.lua"),
             Self::Arrive => include_str!("scripts/queue/arrive.lua"),
             Self::Redrive => include_str!("scripts/queue/redrive.lua"),
+            Self::Import => include_str!("scripts/queue/import.lua"),
         }
     }
 
@@ -154,6 +169,7 @@ impl QueueScript {
             Self::Move => "move",
             Self::Arrive => "arrival",
             Self::Redrive => "redrive",
+            Self::Import => "import",
         }
     }
 }
@@ -176,6 +192,10 @@ impl Loaded {
             ("@DELIVER_AHEAD_MS_MAX@", policy::DELIVER_AHEAD_MS_MAX),
             ("@IN_FLIGHT_MAX@", policy::IN_FLIGHT_MAX),
             ("@INTERVAL_MS_MAX@", policy::INTERVAL_MS_MAX),
+            ("@IMPORTED_MS_MIN@", IMPORTED_MS_MIN),
+            // The places of two fields of a message in `queue/common.lua`.
+            ("@MESSAGE_ID@", 1),
+            ("@MESSAGE_NEEDS@", 27),
         ];
         for (name, number) in numbers {
             text = text.replace(name, &number.to_string());
@@ -188,56 +208,100 @@ impl Loaded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::QUEUE_KEYS;
 
     fn header<'t>(source: &'t str, what: &str) -> Vec<&'t str> {
         let line = source.lines().find_map(|line| line.strip_prefix(what));
         line.unwrap_or_else(|| panic!("no {what} in {source}")).split_whitespace().collect()
     }
 
-    /// Undeclared keys work on one node and fail on a Cluster: each call names KEYS, or a local name of one.
-    #[test]
-    fn every_key_in_a_script_is_declared() {
-        let ledger = ["KEYS[", "META", "ALL", "OPEN", "DUE", "SCOPES", "key)", "key,", "entry"];
-        let queues: Vec<String> =
-            QUEUE_KEYS.iter().map(|name| format!("{}{}", name.to_uppercase(), ',')).collect();
-        let known: Vec<&str> = ledger
-            .into_iter()
-            .chain(queues.iter().map(String::as_str))
-            .chain(["INFO)", "REDRIVES)"])
-            .collect();
-        let texts = Script::ALL.map(Script::text).into_iter().chain([BOOT]);
-        let mut calls = 0;
-        for text in texts {
-            for call in text.split("redis.call(").skip(1) {
-                calls += 1;
-                let command = call.split(['\'']).nth(1).expect("the command is a literal");
-                let rest = call.split_once(&format!("'{command}'")).unwrap().1.trim_start_matches(", ");
-                let declared = known.iter().any(|name| rest.starts_with(name));
-                assert!(
-                    command == "TIME" || declared,
-                    "the key of {command} is not declared: {}",
-                    &rest[..20]
-                );
-            }
-            // A name of a key is bound to KEYS and nothing else.
-            for binding in text.lines().filter(|line| line.starts_with("local entry")) {
-                assert!(binding.contains("= KEYS[6]"), "{binding}");
-            }
-            // The queues' helpers take no keys.
-            let helpers: &[&str] =
-                if text.contains("QUEUES") { &[] } else { &["load(", "note_lapse(", "write("] };
-            for helper in helpers {
-                for call in text.split(*helper).skip(1).filter(|call| !call.starts_with("key")) {
-                    assert!(
-                        call.starts_with("entry") || call.starts_with("KEYS["),
-                        "{helper}{}",
-                        &call[..20]
-                    );
+    /// The names that are bound to keys, in one line or several: `local A, B = KEYS[1], KEYS[2]`.
+    fn bound(text: &str) -> Vec<String> {
+        let mut names = Vec::new();
+        for line in text.lines() {
+            let Some((left, right)) =
+                line.trim().strip_prefix("local ").and_then(|rest| rest.split_once(" = "))
+            else {
+                continue;
+            };
+            for (name, value) in left.split(", ").zip(right.split(", ")) {
+                if value.starts_with("KEYS[") {
+                    names.push(name.to_owned());
                 }
             }
         }
-        assert!(calls > 20, "the lint found only {calls} calls");
+        names
+    }
+
+    /// Functions that take an entry's key: what is passed to them is a key.
+    const TAKE_KEYS: [&str; 6] =
+        ["load_entry(", "write_entry(", "note_lapse(", "resume(", "finish(", "need(m, "];
+
+    /// What is wrong with the keys that a script uses. Undeclared keys work on one node and fail on a Cluster: each call
+    /// names KEYS, or a local name of one.
+    fn undeclared(text: &str) -> Vec<String> {
+        let code: String =
+            text.lines().filter(|line| !line.trim_start().starts_with("--")).collect::<Vec<_>>().join("\n");
+        let names = bound(&code);
+        let is_key = |what: &str| {
+            let word: String = what.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            what.starts_with("KEYS[") || names.contains(&word) || word == "entry"
+        };
+        let mut problems = Vec::new();
+        for call in code.split("redis.call(").skip(1) {
+            let (command, rest) =
+                call.split_once(['\'']).and_then(|(_, rest)| rest.split_once('\'')).unwrap();
+            let key = rest.trim_start_matches(", ");
+            // A list of names.
+            let of_list = key.starts_with("key,") || key.starts_with("key)");
+            let has_no_key = command == "TIME" || (command == "SPUBLISH" && key.starts_with("WAKE,"));
+            if !has_no_key && !is_key(key) && !of_list {
+                problems.push(format!("{command} of {}", &key[..key.len().min(20)]));
+            }
+        }
+        for list in code.split("for _, key in ipairs({").skip(1) {
+            let list = list.split_once('}').unwrap().0;
+            problems.extend(list.split(", ").filter(|name| !is_key(name.trim())).map(str::to_owned));
+        }
+        for function in TAKE_KEYS {
+            for (at, _) in code.match_indices(function) {
+                let before = code[..at].chars().next_back();
+                let called = &code[at + function.len()..];
+                let is_name = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
+                if !is_name && !is_key(called.trim_start()) && !called.starts_with("m,") {
+                    problems.push(format!("{function}{}", &called[..called.len().min(20)]));
+                }
+            }
+        }
+        problems
+    }
+
+    #[test]
+    fn every_key_in_a_script_is_declared() {
+        for text in Script::ALL.map(Script::text).into_iter().chain([BOOT]) {
+            assert_eq!(undeclared(text), Vec::<String>::new(), "{text}");
+            // The one name that is not bound to KEYS in its own line.
+            for line in text.lines().filter(|line| line.trim().starts_with("local entry")) {
+                assert!(line.contains("= KEYS["), "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_lint_finds_a_key_that_is_not_declared() {
+        for wrong in [
+            "redis.call('GET', 'hapax:x')",
+            "redis.call('GET', ARGV[1])",
+            "redis.call('SPUBLISH', ARGV[1], 7)",
+            "local key = ARGV[1]\nredis.call('DEL', prefix .. key)",
+            "local A = ARGV[1]\nredis.call('DEL', A)",
+            "for _, key in ipairs({ A }) do redis.call('DEL', key) end",
+            "load_entry(ARGV[2])",
+        ] {
+            assert!(!undeclared(wrong).is_empty(), "{wrong}");
+        }
+        assert!(
+            undeclared("local A, B = KEYS[1], KEYS[2]\nredis.call('GET', B)\nload_entry(KEYS[3])").is_empty()
+        );
     }
 
     #[test]

@@ -90,6 +90,25 @@ impl Topology {
         Ok(node)
     }
 
+    /// A connection of its own to a node, on which it hears what is published.
+    pub async fn subscriber(
+        &self,
+        address: &str,
+        hear: impl redis::aio::AsyncPushSender,
+    ) -> Result<redis::aio::MultiplexedConnection, String> {
+        let info = self.target.info(address, false).map_err(|error| error.to_string())?;
+        let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
+        let client =
+            redis::Client::open(info.set_redis_settings(settings)).map_err(|error| error.to_string())?;
+        let options = &self.target.options;
+        let config = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(options.connect_timeout))
+            .set_response_timeout(Some(options.operation_timeout))
+            .set_push_sender(hear);
+        let connected = client.get_multiplexed_async_connection_with_config(&config).await;
+        connected.map_err(|error| error.to_string())
+    }
+
     /// The node of a shard.
     pub fn owner(&self, shard: Shard) -> Option<String> {
         locked(&self.map).owners.get(shard).filter(|owner| !owner.is_empty()).cloned()

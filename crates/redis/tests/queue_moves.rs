@@ -35,7 +35,7 @@ struct Shop {
 impl Shop {
     async fn open() -> Self {
         let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
-        let options = Options { queues: true, clock: Some(clock.clone()), ..common::options() };
+        let options = Options { clock: Some(clock.clone()), ..common::options() };
         let store = RedisStore::open(&common::url(common::shared()), options.clone()).await.unwrap();
         let (jobs, dead): (QueueName, QueueName) = ("jobs".parse().unwrap(), "jobs-dead".parse().unwrap());
         store.create_queue(&dead, QueueConfig::sqs()).await.unwrap();

@@ -25,7 +25,7 @@ Examples:
   hapax copy --from http://old:9324 --to http://new:9324 --queue jobs --queue jobs-dead
   hapax copy --release --from embedded:./hapax-data           the way back: the source is open again
 
-A store is the URL of a server (then the token in HAPAX_TOKEN is for both), postgres://HOST/DATABASE, or, while no server
+A store is the URL of a server (then the token in HAPAX_TOKEN is for both), postgres://HOST/DATABASE, redis://HOST, or, while no server
 runs on it, embedded:PATH. The source is closed: sends, receives, settles and claims are refused there with a retryable
 error that names the target. What is in flight is copied as returned, a claim that is held as in doubt: stop workers and
 proxies first. If it is interrupted, repeat it: nothing is added twice. The queues of the target open when everything is

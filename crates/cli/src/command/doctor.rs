@@ -111,7 +111,7 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
         Some(url) => match url.parse() {
             Ok(StoreUrl::Embedded(path)) => examine_folder(url, &path, args.producer_retry).await?,
             Ok(StoreUrl::Postgres(_)) => examine_database(url, args.producer_retry).await?,
-            Ok(StoreUrl::Redis(_)) => examine_redis(url).await?,
+            Ok(StoreUrl::Redis(_)) => examine_redis(url, args.producer_retry).await?,
             _ => {
                 return Err(usage(format!(
                     "--store {}: only embedded:PATH, postgres://HOST/DATABASE and redis://HOST can be looked at without a server",
@@ -183,8 +183,8 @@ async fn examine_database(url: &str, producer_retry_ms: Option<u64>) -> anyhow::
     Ok(DoctorReport { store: section, queues, ..DoctorReport::default() })
 }
 
-/// Redis is examined without a store in it, so that a server is reported in which none could be opened.
-async fn examine_redis(url: &str) -> anyhow::Result<DoctorReport> {
+/// The servers are examined without a store in them, so that those are reported in which none could be opened.
+async fn examine_redis(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<DoctorReport> {
     let place = without_secrets(url);
     let examined = RedisStore::examine_servers(url, hapax::redis::Options::default()).await;
     let examined = examined.with_context(|| place.clone())?;
@@ -192,7 +192,20 @@ async fn examine_redis(url: &str) -> anyhow::Result<DoctorReport> {
     let mut section =
         StoreSection { place, kind: Some("redis".to_owned()), version, ..StoreSection::default() };
     section.examined(examined);
-    Ok(DoctorReport { store: section, ..DoctorReport::default() })
+    let mut report = DoctorReport { store: section, ..DoctorReport::default() };
+    match Store::open_existing(url, StoreOptions::default()).await {
+        Ok(store) => {
+            let status = store.admin().status().await?;
+            report.store.messages = Some(status.messages);
+            report.store.add(check_store(&StoreFacts { status, versions: None }));
+            report.queues = queues(store.admin().as_ref(), producer_retry_ms).await?;
+            store.close().await;
+        }
+        // The examination has said why.
+        Err(_) if report.store.findings.iter().any(|item| item.finding.is_refusal()) => {}
+        Err(error) => report.queues_unchecked = Some(format!("{error:#}")),
+    }
+    Ok(report)
 }
 
 async fn examine_folder(

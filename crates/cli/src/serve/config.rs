@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use hapax::embedded::{Options, StoreQuota};
-use hapax::{AdminError, QueueConfig, QueueName, StoreUrl, postgres, without_secrets};
+use hapax::{AdminError, QueueConfig, QueueName, StoreUrl, postgres, redis, without_secrets};
 use hapax_http::proxy::ProxyConfig;
 use hapax_server::config::{AuthConfig, KeyConfig, LimitsConfig, SqsConfig, TlsConfig};
 use hapax_server::{ServerConfig, ServerError};
@@ -61,13 +61,15 @@ impl Default for Config {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreConfig {
-    /// The store: `embedded:PATH`, or `postgres://HOST/DATABASE`. It is printed without its password.
+    /// The store: `embedded:PATH`, `postgres://HOST/DATABASE`, or `redis://HOST`. It is printed without its password.
     #[serde(serialize_with = "serialize_without_secrets")]
     pub url: String,
     /// Options of the embedded store only.
     pub embedded: EmbeddedConfig,
     /// Options of the PostgreSQL store only.
     pub postgres: PostgresConfig,
+    /// Options of the Redis store only. Its other options are parameters of the URL.
+    pub redis: RedisConfig,
 }
 
 impl Default for StoreConfig {
@@ -76,11 +78,12 @@ impl Default for StoreConfig {
             url: "embedded:./hapax-data".to_owned(),
             embedded: EmbeddedConfig::default(),
             postgres: PostgresConfig::default(),
+            redis: RedisConfig::default(),
         }
     }
 }
 
-/// What is printed is read by others: a password is left out. It can be given in `PGPASSWORD` or in a file.
+/// What is printed is read by others: a password is left out. It can be given in `PGPASSWORD`, `REDISCLI_AUTH` or a file.
 fn serialize_without_secrets<S: Serializer>(url: &str, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&without_secrets(url))
 }
@@ -93,44 +96,50 @@ fn serialize_some_without_secrets<S: Serializer>(url: &Option<String>, to: S) ->
 impl StoreConfig {
     /// The options to open the store with.
     pub fn options(&self) -> StoreOptions {
-        StoreOptions { embedded: self.embedded.options(), postgres: self.postgres.options() }
+        StoreOptions {
+            embedded: self.embedded.options(),
+            postgres: self.postgres.options(),
+            redis: self.redis.options(),
+        }
     }
 
-    /// Whether the URL names a PostgreSQL database.
-    pub fn is_postgres(&self) -> bool {
-        matches!(self.url.parse(), Ok(StoreUrl::Postgres(_)))
+    /// The maximum count of open claims in one scope, in the section of the store that the URL names.
+    pub fn in_doubt_per_scope_max(&mut self) -> &mut u64 {
+        match self.url.parse() {
+            Ok(StoreUrl::Postgres(_)) => &mut self.postgres.in_doubt_per_scope_max,
+            Ok(StoreUrl::Redis(_)) => &mut self.redis.in_doubt_per_scope_max,
+            _ => &mut self.embedded.in_doubt_per_scope_max,
+        }
     }
 
     fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
-        let (other, kind) = match self.url.parse() {
-            Ok(StoreUrl::Embedded(_)) => ("postgres", "PostgreSQL"),
-            Ok(StoreUrl::Postgres(_)) => ("embedded", "embedded"),
-            Ok(StoreUrl::Redis(_)) => {
-                let problem = format!(
-                    "store.url: {:?} holds a ledger and no queues; use embedded:PATH or postgres://HOST/DATABASE for a server, \
-                     and Redis as the ledger of `hapax proxy` or of a worker in your program",
-                    without_secrets(&self.url)
-                );
-                return vec![Problem::at("store.url", problem)];
-            }
+        let own = match self.url.parse() {
+            Ok(StoreUrl::Embedded(_)) => "embedded",
+            Ok(StoreUrl::Postgres(_)) => "postgres",
+            Ok(StoreUrl::Redis(_)) => "redis",
             _ => {
                 let problem = format!(
-                    "store.url: {:?} names no store; use embedded:PATH or postgres://HOST/DATABASE",
+                    "store.url: {:?} names no store; use embedded:PATH, postgres://HOST/DATABASE or redis://HOST",
                     without_secrets(&self.url)
                 );
                 return vec![Problem::at("store.url", problem)];
             }
         };
-        // An option of the other kind would be ignored, and its user would not notice.
-        for field in self.changed_fields(other) {
-            let path = format!("store.{other}.{field}");
-            let problem = format!("{path}: only the {kind} store has it, and store.url names another one");
-            found.push(Problem::at(path, problem));
+        // An option of another kind would be ignored, and its user would not notice.
+        let kinds = [("embedded", "embedded"), ("postgres", "PostgreSQL"), ("redis", "Redis")];
+        for (other, kind) in kinds.into_iter().filter(|(section, _)| *section != own) {
+            for field in self.changed_fields(other) {
+                let path = format!("store.{other}.{field}");
+                let problem =
+                    format!("{path}: only the {kind} store has it, and store.url names another one");
+                found.push(Problem::at(path, problem));
+            }
         }
         let claims = [
             ("embedded", self.embedded.in_doubt_per_scope_max),
             ("postgres", self.postgres.in_doubt_per_scope_max),
+            ("redis", self.redis.in_doubt_per_scope_max),
         ];
         for (section, _) in claims.into_iter().filter(|(_, max)| *max == 0) {
             let path = format!("store.{section}.in_doubt_per_scope_max");
@@ -209,6 +218,27 @@ impl PostgresConfig {
             in_doubt_per_scope_max: self.in_doubt_per_scope_max,
             ..postgres::Options::default()
         }
+    }
+}
+
+/// Limits of the Redis store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RedisConfig {
+    /// Maximum count of open claims in one scope of the ledger, held or in doubt; at least 1.
+    pub in_doubt_per_scope_max: u64,
+}
+
+impl Default for RedisConfig {
+    fn default() -> Self {
+        Self { in_doubt_per_scope_max: redis::Options::default().in_doubt_per_scope_max }
+    }
+}
+
+impl RedisConfig {
+    /// The options to open the store with.
+    pub fn options(&self) -> redis::Options {
+        redis::Options { in_doubt_per_scope_max: self.in_doubt_per_scope_max, ..redis::Options::default() }
     }
 }
 

@@ -17,7 +17,7 @@ const KEY_SECRET: &str = "HAPAX_KEY_SECRET";
 /// A duration in milliseconds; parsed from seconds, minutes or hours.
 type Ms = u64;
 
-/// Runs the server: queues in a local folder or a database, with AWS SQS's API.
+/// Runs the server: queues in a local folder, a database or Redis, with AWS SQS's API.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// Configuration file (TOML). A flag overrides its environment variable, which overrides the file.
@@ -26,8 +26,9 @@ pub struct ServeArgs {
     /// Prints the configuration in effect, secrets redacted, and exits.
     #[arg(long)]
     pub print_config: bool,
-    /// The store of the messages: embedded:PATH, or postgres://USER@HOST/DATABASE with its password in PGPASSWORD or a
-    /// file [default: embedded:./hapax-data].
+    /// The store of the messages: embedded:PATH; postgres://USER@HOST/DATABASE with its password in PGPASSWORD or a
+    /// file; redis://HOST or redis+cluster://HOST,HOST with its password in REDISCLI_AUTH or a file
+    /// [default: embedded:./hapax-data].
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     store: Option<String>,
     /// Address to listen on; may be repeated. Port 0 chooses a free one [default: 127.0.0.1:9324].
@@ -256,11 +257,7 @@ impl AccessArgs {
 impl LimitArgs {
     fn apply_to(self, config: &mut Config) {
         // Every kind of store has this limit, in its own section.
-        let per_scope_max = match &mut config.store {
-            store if store.is_postgres() => &mut store.postgres.in_doubt_per_scope_max,
-            store => &mut store.embedded.in_doubt_per_scope_max,
-        };
-        set(per_scope_max, self.store_in_doubt_per_scope_max);
+        set(config.store.in_doubt_per_scope_max(), self.store_in_doubt_per_scope_max);
         let EmbeddedConfig {
             reserve_bytes,
             messages_max,

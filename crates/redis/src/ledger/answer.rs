@@ -5,27 +5,37 @@ use std::collections::VecDeque;
 use hapax_core::ledger::protocol::{LedgerEntry, Stage};
 use hapax_core::{
     Claim, ClaimError, EntryId, Fence, Grant, Json, OnDoubt, RecordedOutcome, Scope, StoreError, Token,
+    TokenError,
 };
 use redis::Value;
 
+use crate::copy::refusal;
 use crate::error::unexpected;
 
-/// An answer: a word, the time, the number of entries that were pruned, and what depends on the word.
+/// An answer: a word, the time, the number of entries that were pruned, the entries whose doubt has ended, and what depends
+/// on the word.
 pub(super) struct Answer {
     what: &'static str,
     pub status: String,
     pub now_ms: u64,
     pub pruned: u64,
+    pub resumed: Vec<String>,
     values: VecDeque<Value>,
 }
 
 impl Answer {
     pub fn read(what: &'static str, value: Value) -> Result<Self, StoreError> {
         let Value::Array(values) = value else { return Err(unexpected(what)) };
-        let mut answer = Self { what, status: String::new(), now_ms: 0, pruned: 0, values: values.into() };
+        let (status, resumed) = (String::new(), Vec::new());
+        let mut answer = Self { what, status, now_ms: 0, pruned: 0, resumed, values: values.into() };
         answer.status = answer.text()?;
         answer.now_ms = answer.number()?;
         answer.pruned = answer.number()?;
+        let resumed = answer.values.pop_front().unwrap_or_default();
+        answer.resumed = redis::from_redis_value(resumed).map_err(|_| unexpected(what))?;
+        if answer.status == "closed" {
+            return Err(refusal(&answer.text()?, "the ledger"));
+        }
         Ok(answer)
     }
 
@@ -128,6 +138,16 @@ impl Claimed {
             }
         }
     }
+}
+
+/// Why a token did not count.
+pub(crate) fn token_refusal(status: &str) -> Option<TokenError> {
+    Some(match status {
+        "gone" => TokenError::Gone,
+        "stale" => TokenError::Stale,
+        "ended" => TokenError::Ended,
+        _ => return None,
+    })
 }
 
 /// A token is the fence and a random text that the entry keeps, so that a fence, which others may see, is not enough to end a

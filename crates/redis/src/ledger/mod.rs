@@ -5,6 +5,7 @@ mod answer;
 mod calls;
 mod operators;
 mod sweep;
+pub(crate) mod transfer;
 pub(crate) mod waiters;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,24 +21,25 @@ use redis::Value;
 
 use crate::RedisStore;
 use crate::connect::Durability;
-use crate::keys::{SHARDS, member};
+use crate::keys::{SHARDS, member, shard_of};
+use crate::queues::{Claims, POLL_MS_MIN, Queues};
 use crate::run::{Call, Runner};
 use answer::{Answer, Claimed};
 use operators::Decision;
 use waiters::{Asking, Waiters};
 
+pub(crate) use answer::token_refusal;
+pub(crate) use calls::end_arguments;
 pub(crate) use sweep::run as run_sweeper;
-
-/// The pause between two looks at a key that another owner holds, in milliseconds: it doubles up to the second number. A
-/// change in this process is noticed at once, that of another one by looking.
-const POLL_MS: (u64, u64) = (20, 500);
 
 /// The ledger's part of a store.
 pub(crate) struct LedgerState {
     pub runner: Arc<Runner>,
+    /// Their parked messages continue when a doubt ends.
+    queues: Arc<Queues>,
     waiters: Arc<Waiters>,
     asking: Arc<Asking>,
-    stats: Mutex<LedgerStats>,
+    stats: Arc<Mutex<LedgerStats>>,
     /// The shard at which the next sweep begins.
     next_shard: Mutex<usize>,
 }
@@ -53,13 +55,17 @@ struct Asked {
 }
 
 impl LedgerState {
-    pub fn new(runner: Arc<Runner>) -> Self {
-        Self {
-            runner,
-            waiters: Arc::default(),
-            asking: Arc::default(),
-            stats: Mutex::default(),
-            next_shard: Mutex::default(),
+    pub fn new(runner: Arc<Runner>, queues: Arc<Queues>) -> Self {
+        let Claims { waiters, stats } = queues.claims.clone();
+        Self { runner, queues, waiters, asking: Arc::default(), stats, next_shard: Mutex::default() }
+    }
+
+    /// Doubts have ended: the messages that are parked for them continue. What fails here is done by a sweep.
+    async fn resume(&self, id: &EntryId, resumed: &[String]) {
+        for member in resumed {
+            if let Err(error) = Box::pin(self.queues.resume_parked(shard_of(&id.scope), member)).await {
+                tracing::debug!(%error, entry = %id, "messages that are parked for a doubt continue later");
+            }
         }
     }
 
@@ -109,13 +115,15 @@ impl LedgerState {
             }
         }
         let longest_ms = pending.iter().map(|asked| asked.request.wait_ms).max().unwrap_or_default();
-        let (start, mut first_ms, mut poll_ms) = (Instant::now(), None, POLL_MS.0);
+        let (start, mut first_ms, mut poll_ms) = (Instant::now(), None, POLL_MS_MIN);
         while !pending.is_empty() {
             // Registered before the question: a change after the answer is not missed.
             let waiting = pending.iter().filter(|asked| asked.request.wait_ms > 0);
             let registration = self.waiters.register(waiting.map(|asked| asked.member.clone()).collect());
             let ticket = self.asking.begin();
             let decided = self.runner.run(pending.iter().map(|asked| self.claim_call(asked)).collect()).await;
+            let decided: Vec<_> =
+                decided.into_iter().map(|decided| decided.and_then(|value| self.claimed(value))).collect();
             if first_ms.is_none() && answers.iter().all(Option::is_none) && decided.iter().all(Result::is_err)
             {
                 return Err(worst(decided.into_iter().filter_map(Result::err)));
@@ -124,8 +132,11 @@ impl LedgerState {
             let is_stuck = start.elapsed() > Duration::from_millis(2 * longest_ms + 10_000);
             let (mut sleep_ms, mut still) = (poll_ms, Vec::new());
             for (mut asked, decided) in pending.into_iter().zip(decided) {
-                let (claimed, now_ms) = match decided.and_then(|value| self.claimed(value)) {
-                    Ok(decided) => decided,
+                let (claimed, now_ms) = match decided {
+                    Ok((claimed, now_ms, resumed)) => {
+                        self.resume(&asked.request.id, &resumed).await;
+                        (claimed, now_ms)
+                    }
                     Err(error) => {
                         answers[asked.at] = Some(Err(error.into()));
                         continue;
@@ -149,16 +160,24 @@ impl LedgerState {
             pending = still;
             if !pending.is_empty() {
                 registration.wait(Duration::from_millis(sleep_ms.max(1))).await;
-                poll_ms = (2 * poll_ms).min(POLL_MS.1);
+                let longest = pending.iter().map(|asked| shard_of(&asked.request.id.scope));
+                let longest = longest.map(|shard| self.queues.poll_ms_max(shard)).min();
+                poll_ms = (2 * poll_ms).min(longest.unwrap_or(POLL_MS_MIN));
             }
         }
         Ok(answers.into_iter().flatten().collect())
     }
 
-    fn claimed(&self, value: Value) -> Result<(Claimed, u64), StoreError> {
+    fn claimed(&self, value: Value) -> Result<(Claimed, u64, Vec<String>), StoreError> {
         let mut answer = Answer::read("claim", value)?;
         self.stats().pruned += answer.pruned;
-        Ok((Claimed::read(&mut answer)?, answer.now_ms))
+        Ok((Claimed::read(&mut answer)?, answer.now_ms, answer.resumed))
+    }
+
+    fn count_held(&self, pruned: u64, is_stale: bool) {
+        let mut stats = self.stats();
+        stats.pruned += pruned;
+        stats.stale += u64::from(is_stale);
     }
 
     /// The answers to the calls of holders. An error of one is an error of the whole batch.
@@ -166,6 +185,7 @@ impl LedgerState {
         &self,
         what: &'static str,
         calls: Vec<Call>,
+        ids: Vec<&EntryId>,
         mut each: impl FnMut(usize, &mut Answer) -> Result<T, StoreError>,
     ) -> Batch<T, TokenError> {
         let ticket = self.asking.begin();
@@ -173,16 +193,9 @@ impl LedgerState {
         let mut answers = Vec::with_capacity(values.len());
         for (at, value) in values.into_iter().enumerate() {
             let mut answer = Answer::read(what, value)?;
-            let refused = match answer.status.as_str() {
-                "gone" => Some(TokenError::Gone),
-                "stale" => Some(TokenError::Stale),
-                "ended" => Some(TokenError::Ended),
-                _ => None,
-            };
-            let mut stats = self.stats();
-            stats.pruned += answer.pruned;
-            stats.stale += u64::from(refused == Some(TokenError::Stale));
-            drop(stats);
+            let refused = token_refusal(&answer.status);
+            self.count_held(answer.pruned, refused == Some(TokenError::Stale));
+            self.resume(ids[at], &answer.resumed).await;
             answers.push(match refused {
                 Some(error) => Err(error),
                 None => Ok(each(at, &mut answer)?),
@@ -201,7 +214,7 @@ impl LedgerState {
             }
             Ok(())
         };
-        self.hold("end", calls, each).await
+        self.hold("end", calls, batch.iter().map(|end| &end.id).collect(), each).await
     }
 
     async fn renew(&self, batch: Vec<Renew>) -> Batch<RemainingLease, TokenError> {
@@ -213,7 +226,7 @@ impl LedgerState {
             }
             Ok(RemainingLease { lease_ms: calls::lease_ms(batch[at].lease_ms) })
         };
-        self.hold("renew", calls, each).await
+        self.hold("renew", calls, batch.iter().map(|renew| &renew.id).collect(), each).await
     }
 }
 

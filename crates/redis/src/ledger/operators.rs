@@ -25,14 +25,14 @@ pub(super) enum Decision {
 
 /// An entry in the order of the listing: by fence, and by shard where fences are equal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Found {
+pub(super) struct Found {
     fence: u64,
-    shard: Shard,
-    member: String,
+    pub shard: Shard,
+    pub member: String,
 }
 
 impl Found {
-    fn position(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.fence << SHARD_BITS | self.shard as u64
     }
 }
@@ -79,7 +79,7 @@ impl LedgerState {
     }
 
     /// The next entries in order, and whether there are more.
-    async fn scan(&self, filter: &EntryFilter) -> Result<(Vec<Found>, bool), StoreError> {
+    pub(super) async fn scan(&self, filter: &EntryFilter) -> Result<(Vec<Found>, bool), StoreError> {
         let shards = match &filter.scope {
             Some(scope) => shard_of(scope)..shard_of(scope) + 1,
             None => 0..SHARDS,
@@ -120,6 +120,7 @@ impl LedgerState {
         match answer.status.as_str() {
             "done" => {
                 self.waiters.freed(&member(id));
+                self.resume(id, &answer.resumed).await;
                 Ok(())
             }
             "absent" => Err(ResolveError::NotFound(id.clone())),

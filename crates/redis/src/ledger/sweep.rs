@@ -80,8 +80,7 @@ fn call(ledger: &LedgerState, shard: Shard, members: &[String]) -> Call {
     all.extend(members.iter().map(|member| keys.entry(shard, member)));
     let clock = ledger.runner.clock();
     let first = [clock.as_bytes(), ledger.runner.touch()];
-    let members: Vec<&[u8]> = members.iter().map(String::as_bytes).collect();
-    Call::script(Script::Sweep, shard, &all, &[first.as_slice(), &members].concat())
+    Call::script(Script::Sweep, shard, &all, &first)
 }
 
 /// The entries of each shard that are due by the clock of its node.

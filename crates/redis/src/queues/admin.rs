@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use hapax_core::copy::check_open;
 use hapax_core::store::QueueTotals;
 use hapax_core::{
     AdminError, Browse, Discarded, GroupId, MessageId, MessageState, MessageView, Page, QueueConfig,
@@ -28,7 +29,7 @@ fn json(config: &QueueConfig) -> Vec<u8> {
 }
 
 /// Revision, configuration, times and pause.
-fn info(name: &QueueName, fields: &mut Fields) -> Result<(QueueInfo, String), StoreError> {
+pub(super) fn info(name: &QueueName, fields: &mut Fields) -> Result<(QueueInfo, String), StoreError> {
     let (revision, config) = (fields.text()?, fields.text()?);
     let (created_ms, modified_ms, pause) = (fields.number()?, fields.number()?, fields.text()?);
     let bad = |_| StoreError::Damaged(format!("the configuration of queue {name} cannot be read"));
@@ -46,7 +47,7 @@ fn info(name: &QueueName, fields: &mut Fields) -> Result<(QueueInfo, String), St
 }
 
 impl Queues {
-    async fn configure(
+    pub(super) async fn configure(
         &self,
         name: &QueueName,
         how: &str,
@@ -60,12 +61,20 @@ impl Queues {
         if how != "get" {
             self.forget(name);
         }
+        let answer = answer.check_open(name)?;
         if answer.status == "missing" { Err(StoreError::NoSuchQueue(name.clone())) } else { Ok(answer) }
     }
 
     pub(super) async fn read_info(&self, name: &QueueName) -> Result<(QueueInfo, String), StoreError> {
         let mut answer = self.configure(name, "get", [b"", b"", b"0", b"", b""]).await?;
         info(name, &mut answer.values)
+    }
+
+    /// The configuration of a queue, unless it is closed for a copy.
+    pub(super) async fn open_config(&self, name: &QueueName) -> Result<QueueConfig, StoreError> {
+        let (info, _) = self.read_info(name).await?;
+        check_open(name, info.paused.as_ref())?;
+        Ok(info.config)
     }
 
     /// Whether a configuration is valid, and its dead-letter queue exists.
@@ -118,8 +127,9 @@ impl Queues {
         let conflict = |expected, actual| {
             Err(AdminError::RevisionConflict { what: format!("queue {name}"), expected, actual })
         };
-        // In the order of the other stores: the queue, its revision, the settings.
+        // In the order of the other stores: the queue, whether it is open, its revision, the settings.
         let (there, _) = self.read_info(name).await?;
+        check_open(name, there.paused.as_ref())?;
         if let Some(expected) = expected.filter(|expected| *expected != there.revision) {
             return conflict(expected, there.revision);
         }

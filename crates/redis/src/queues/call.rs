@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hapax_core::policy::Jitter;
-use hapax_core::{OnDead, QueueConfig, QueueName, StoreError};
+use hapax_core::{OnDead, QueueConfig, QueueName, StoreError, Tier};
 use redis::Value;
 
 use super::{CHANGES_MAX, Known, Queues};
+use crate::copy::refusal;
 use crate::error::unexpected;
 use crate::run::Call;
 use crate::script::{QueueScript, Script};
@@ -19,7 +20,9 @@ pub(crate) fn arguments(script: QueueScript) -> &'static [&'static str] {
         ($($name:literal),*) => { &["clock", "touch", "seed", "floor", "settings", $($name),*] };
     }
     match script {
-        QueueScript::Send | QueueScript::Settle | QueueScript::Extend => arguments!("element..."),
+        QueueScript::Send | QueueScript::Settle | QueueScript::Extend | QueueScript::Import => {
+            arguments!("element...")
+        }
         QueueScript::Receive => {
             arguments!("max", "lease_ms", "consumer", "ack", "attempt_id", "bytes_max")
         }
@@ -30,9 +33,22 @@ pub(crate) fn arguments(script: QueueScript) -> &'static [&'static str] {
         QueueScript::View => arguments!("after", "limit", "state", "id"),
         QueueScript::Stats => arguments!("halted_max"),
         QueueScript::Move => arguments!("how", "move..."),
-        QueueScript::Arrive => arguments!("source", "move", "number", "kind", "old_id", "message", "body"),
+        QueueScript::Arrive => {
+            arguments!("source", "move", "number", "kind", "old_id", "message", "body", "entry")
+        }
         QueueScript::Redrive => arguments!("how", "id", "task", "cursor", "ends", "element..."),
     }
+}
+
+/// The keys of each script, for the test of its header.
+#[cfg(test)]
+pub(crate) fn keys(script: QueueScript) -> &'static [&'static str] {
+    let entries: &[&str] = match script {
+        QueueScript::Send | QueueScript::Settle | QueueScript::Import => &["entry..."],
+        QueueScript::Arrive => &["entry"],
+        _ => &[],
+    };
+    Vec::leak([crate::keys::QUEUE_KEYS.as_slice(), entries].concat())
 }
 
 /// The settings of a queue as the scripts read them. The revision `*` fits any.
@@ -41,7 +57,7 @@ pub(super) fn settings(revision: &str, name: &QueueName, config: &QueueConfig) -
     let number = |value: Option<u64>| value.map_or_else(|| "-1".to_owned(), |value| value.to_string());
     let retry = &config.retry;
     format!(
-        "{revision} {name} {dead_letters} {} {} {} {} {} {} {} {} {} {}",
+        "{revision} {name} {dead_letters} {} {} {} {} {} {} {} {} {} {} {}",
         u8::from(config.is_fifo()),
         config.retention_ms,
         retry.max_attempts,
@@ -52,7 +68,13 @@ pub(super) fn settings(revision: &str, name: &QueueName, config: &QueueConfig) -
         config.dedup.window_ms,
         number(config.quota.messages_max),
         number(config.quota.bytes_max),
+        u8::from(is_once(config)),
     )
+}
+
+/// Whether the handlers of a queue make claims: the entries of its messages' keys are then kept as long as those live.
+pub(super) fn is_once(config: &QueueConfig) -> bool {
+    matches!(config.tier, Tier::EffectivelyOnce | Tier::Transactional)
 }
 
 /// Values of an answer, read one after the other.
@@ -97,6 +119,14 @@ impl Fields {
 
     pub fn text(&mut self) -> Result<String, StoreError> {
         String::from_utf8(self.bytes()?).map_err(|_| self.unexpected())
+    }
+
+    /// A text further behind, which is read again later.
+    pub fn peek_text(&self, at: usize) -> Result<String, StoreError> {
+        match self.values.get(at) {
+            Some(Value::BulkString(bytes)) => String::from_utf8(bytes.clone()).map_err(|_| self.unexpected()),
+            _ => Err(self.unexpected()),
+        }
     }
 
     /// A text that may be missing.
@@ -157,6 +187,8 @@ pub(super) struct Answer {
     pub checks: Vec<[String; 3]>,
     /// How many messages were decided about that groups elsewhere may wait for.
     pub decisions: u64,
+    /// Entries of the ledger whose doubt has ended.
+    pub resumed: Vec<String>,
     /// What follows, according to the status.
     pub values: Fields,
     /// The queue as it was when the script ran.
@@ -169,8 +201,17 @@ impl Answer {
         let (status, now_ms, moves) = (values.text()?, values.number()?, values.texts()?);
         let check = |mut row: Fields| Ok([row.text()?, row.text()?, row.text()?]);
         let checks = values.rows()?.into_iter().map(check).collect::<Result<_, StoreError>>()?;
-        let decisions = values.number()?;
-        Ok(Self { status, now_ms, moves, checks, decisions, values, known: None })
+        let (decisions, resumed) = (values.number()?, values.texts()?);
+        Ok(Self { status, now_ms, moves, checks, decisions, resumed, values, known: None })
+    }
+
+    /// An error if the queue, or the ledger that it needs, is closed for a copy.
+    pub fn check_open(mut self, name: &QueueName) -> Result<Self, StoreError> {
+        match self.status.as_str() {
+            "closed" => Err(refusal(&self.values.text()?, &format!("queue {name}"))),
+            "ledger-closed" => Err(refusal(&self.values.text()?, "the ledger")),
+            _ => Ok(self),
+        }
     }
 }
 
@@ -184,6 +225,17 @@ impl Answer {
 impl Queues {
     /// A script on a queue. What all scripts need comes first.
     pub(super) fn call(&self, script: QueueScript, known: &Known, args: &[&[u8]]) -> Call {
+        self.call_with(script, known, &[], args)
+    }
+
+    /// The same with entries of the ledger, which are in the shard of the queue.
+    pub(super) fn call_with(
+        &self,
+        script: QueueScript,
+        known: &Known,
+        entries: &[String],
+        args: &[&[u8]],
+    ) -> Call {
         let (clock, seed) = (self.runner.clock(), fastrand::u32(..).to_string());
         let floor = self.fence_floor().to_string();
         let first = [
@@ -193,7 +245,13 @@ impl Queues {
             floor.as_bytes(),
             known.settings.as_bytes(),
         ];
-        Call::script(Script::Queue(script), known.shard, &known.keys, &[&first, args].concat())
+        let args = [&first, args].concat();
+        if entries.is_empty() {
+            return Call::script(Script::Queue(script), known.shard, &known.keys, &args);
+        }
+        let entries = entries.iter().map(|member| self.runner.keys.entry(known.shard, member));
+        let keys: Vec<String> = known.keys.iter().cloned().chain(entries).collect();
+        Call::script(Script::Queue(script), known.shard, &keys, &args)
     }
 
     /// Runs a script on a queue, with its settings of now. What the script has set on its way is brought to its end.
@@ -203,12 +261,22 @@ impl Queues {
         name: &QueueName,
         args: impl Fn(&QueueConfig) -> Vec<Vec<u8>>,
     ) -> Result<Answer, StoreError> {
+        self.ask_with(script, name, |config| (Vec::new(), args(config))).await
+    }
+
+    /// The same with entries of the ledger, by their names.
+    pub(super) async fn ask_with(
+        &self,
+        script: QueueScript,
+        name: &QueueName,
+        args: impl Fn(&QueueConfig) -> (Vec<String>, Vec<Vec<u8>>),
+    ) -> Result<Answer, StoreError> {
         for _ in 0..CHANGES_MAX {
             let known = self.known(name).await?;
-            let args = args(&known.config);
+            let (entries, args) = args(&known.config);
             let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
-            let value = self.runner.one(self.call(script, &known, &args)).await?;
-            let answer = Answer::read(script.name(), value)?;
+            let value = self.runner.one(self.call_with(script, &known, &entries, &args)).await?;
+            let answer = Answer::read(script.name(), value)?.check_open(name)?;
             match answer.status.as_str() {
                 "missing" => {
                     self.forget(name);

@@ -13,23 +13,30 @@ use super::call::Fields;
 pub(super) struct Stored {
     pub sequence: u64,
     pub id: MessageId,
-    state: MessageState,
-    until_ms: u64,
-    sent_ms: u64,
-    first_received_ms: u64,
-    attempts: u32,
-    deliveries: u32,
-    group: Option<GroupId>,
-    priority: Priority,
+    pub state: MessageState,
+    pub until_ms: u64,
+    pub sent_ms: u64,
+    pub retained_ms: u64,
+    pub first_received_ms: u64,
+    pub attempts: u32,
+    pub deliveries: u32,
+    pub group: Option<GroupId>,
+    pub priority: Priority,
     pub dead: Option<DeadLetter>,
-    parked: Option<(FailureCause, Option<String>)>,
-    history: Vec<FailedAttempt>,
+    /// The place that a dead letter returns to.
+    pub died_at: u64,
+    pub parked: Option<(FailureCause, Option<String>)>,
+    pub history: Vec<FailedAttempt>,
     pub fence: u64,
-    dedup: Option<DedupId>,
-    key: IdempotencyKey,
-    key_source: KeySource,
-    attributes: Attributes,
-    body: Bytes,
+    pub dedup: Option<DedupId>,
+    pub key: IdempotencyKey,
+    pub key_source: KeySource,
+    /// The entries of the ledger that it needs: a queue of their shard, and the name.
+    pub needs: Vec<String>,
+    /// When an imported message could be received; 0 if it was sent here.
+    pub visible_ms: u64,
+    pub attributes: Attributes,
+    pub body: Bytes,
 }
 
 fn cause(fields: &Fields, text: &str) -> Result<FailureCause, StoreError> {
@@ -93,17 +100,18 @@ impl Stored {
             _ => return Err(m.unexpected()),
         };
         let (until_ms, _received, _own, sent_ms) = (m.number()?, m.number()?, m.number()?, m.number()?);
-        let (_retained, first_received_ms) = (m.number()?, m.number()?);
+        let (retained_ms, first_received_ms) = (m.number()?, m.number()?);
         let (attempts, deliveries, group) = (m.count()?, m.count()?, optional(&mut m)?);
         let priority = Priority(m.number()?.try_into().map_err(|_| m.unexpected())?);
         let dead = dead_letter(&mut m)?;
-        let _died_at = m.number()?;
+        let died_at = m.number()?;
         let (why, problem) = (m.maybe_text()?, m.maybe_text()?);
         let parked = why.map(|why| cause(&m, &why)).transpose()?.map(|cause| (cause, problem));
         let history = m.rows()?.into_iter().map(failed_attempt).collect::<Result<_, _>>()?;
         let (_consumer, fence, _received_ms) = (m.maybe_text()?, m.number()?, m.number()?);
         let (_bytes, _turn, dedup, key) = (m.number()?, m.number()?, optional(&mut m)?, m.parsed()?);
         let key_source = source(&m.text()?).ok_or_else(|| m.unexpected())?;
+        let (_halts, needs, visible_ms) = (m.texts()?, m.texts()?, m.number()?);
         let (attributes, body) = unpacked(&row.bytes()?.into()).ok_or_else(|| row.unexpected())?;
         Ok(Self {
             sequence,
@@ -111,25 +119,29 @@ impl Stored {
             state,
             until_ms,
             sent_ms,
+            retained_ms,
             first_received_ms,
             attempts,
             deliveries,
             group,
             priority,
             dead,
+            died_at,
             parked,
             history,
             fence,
             dedup,
             key,
             key_source,
+            needs,
+            visible_ms,
             attributes,
             body,
         })
     }
 
     pub fn delivery(self, queue: &QueueName, now_ms: u64) -> Delivery {
-        let named = Named { id: self.id, sequence: self.sequence, fence: self.fence };
+        let named = DeliveryRef { id: self.id, sequence: self.sequence, fence: self.fence };
         Delivery {
             id: self.id,
             body: self.body,
@@ -211,13 +223,13 @@ fn unpacked(packed: &Bytes) -> Option<(Attributes, Bytes)> {
 
 /// What a receipt names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Named {
+pub(crate) struct DeliveryRef {
     pub id: MessageId,
     pub sequence: u64,
     pub fence: u64,
 }
 
-impl Named {
+impl DeliveryRef {
     fn receipt(self, queue: &QueueName) -> Receipt {
         let Self { id, sequence, fence } = self;
         Receipt::new(format!("{queue}|{id}|{sequence}|{fence}")).expect("it is short and printable")
@@ -247,12 +259,12 @@ mod tests {
     #[test]
     fn a_receipt_is_read_as_it_was_written_and_only_in_its_queue() {
         let (jobs, other): (QueueName, QueueName) = ("jobs".parse().unwrap(), "other".parse().unwrap());
-        let named = Named { id: MessageId(7), sequence: 1 << 40, fence: 1 << 52 };
+        let named = DeliveryRef { id: MessageId(7), sequence: 1 << 40, fence: 1 << 52 };
         let receipt = named.receipt(&jobs);
-        assert_eq!(Named::of(&jobs, &receipt), Ok(named));
-        assert_eq!(Named::of(&other, &receipt), Err(SettleError::Malformed));
-        let beyond = Named { fence: 1 << 53, ..named }.receipt(&jobs);
-        assert_eq!(Named::of(&jobs, &beyond), Err(SettleError::Malformed));
+        assert_eq!(DeliveryRef::of(&jobs, &receipt), Ok(named));
+        assert_eq!(DeliveryRef::of(&other, &receipt), Err(SettleError::Malformed));
+        let beyond = DeliveryRef { fence: 1 << 53, ..named }.receipt(&jobs);
+        assert_eq!(DeliveryRef::of(&jobs, &beyond), Err(SettleError::Malformed));
     }
 
     #[test]

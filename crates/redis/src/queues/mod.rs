@@ -3,6 +3,9 @@
 
 mod admin;
 mod call;
+mod copy;
+mod doubt;
+mod import;
 mod message;
 mod moves;
 mod receive;
@@ -11,21 +14,31 @@ mod seams;
 mod send;
 mod settle;
 mod sweep;
+mod transfer;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use hapax_core::{QueueConfig, QueueName, StoreError};
 
+use crate::hints::Hints;
 use crate::keys::{Shard, shard_of_queue};
 use crate::ledger::waiters::{Asking, Waiters};
 use crate::run::Runner;
 
 #[cfg(test)]
-pub(crate) use call::arguments;
+pub(crate) use call::{arguments, keys};
+pub(crate) use doubt::Claims;
+pub(crate) use message::DeliveryRef;
 pub(crate) use sweep::run as run_sweeper;
 
+/// The longest pause between two looks at what other processes may change, in milliseconds: while their hints are heard, and
+/// while they are not.
+pub(crate) const POLL_MS_MAX: u64 = 2_000;
+const POLL_MS_DEAF: u64 = 500;
+/// The first pause; it doubles.
+pub(crate) const POLL_MS_MIN: u64 = 20;
 /// How often a call is repeated because the queue's settings were changed meanwhile.
 const CHANGES_MAX: usize = 10;
 
@@ -33,8 +46,12 @@ const CHANGES_MAX: usize = 10;
 pub(crate) struct Queues {
     runner: Arc<Runner>,
     /// Receives that wait, by the names of their queues.
-    waiters: Arc<Waiters>,
+    pub waiters: Arc<Waiters>,
     asking: Arc<Asking>,
+    /// Whether changes of other processes are heard.
+    hints: OnceLock<Weak<Hints>>,
+    /// What the ledger knows about claims, some of which end with a delivery.
+    pub claims: Claims,
     /// What was read of the queues. Each script compares the revision.
     known: Mutex<HashMap<QueueName, Arc<Known>>>,
     /// The largest fence that this process has seen. Shards have clocks of their own.
@@ -59,10 +76,24 @@ impl Queues {
             runner,
             waiters: Arc::default(),
             asking: Arc::default(),
+            hints: OnceLock::new(),
+            claims: Claims::default(),
             known: Mutex::default(),
             fence: AtomicU64::new(0),
             dies_at: AtomicU8::new(0),
         }
+    }
+
+    /// Hints of other processes are heard from now on.
+    pub fn hear(&self, hints: &Arc<Hints>) {
+        // It is called once.
+        let _ = self.hints.set(Arc::downgrade(hints));
+    }
+
+    /// The longest pause between two looks at what others may change in a shard.
+    pub fn poll_ms_max(&self, shard: Shard) -> u64 {
+        let hints = self.hints.get().and_then(Weak::upgrade);
+        if hints.is_some_and(|hints| hints.are_heard(shard)) { POLL_MS_MAX } else { POLL_MS_DEAF }
     }
 
     /// All calls that were made before have been answered, or wait for a message.

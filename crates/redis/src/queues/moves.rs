@@ -44,6 +44,8 @@ struct Intent {
     old_id: String,
     message: Vec<u8>,
     body: Vec<u8>,
+    /// The name of its entry in the target, for a message that returns from the dead letters.
+    entry: String,
 }
 
 /// The queue that a move comes from, and its number.
@@ -57,21 +59,26 @@ impl Queues {
     pub(super) async fn after(&self, name: &QueueName, answer: &Answer) -> HashMap<String, Arrival> {
         let mut arrivals = HashMap::new();
         for moved in &answer.moves {
-            match self.finish_move(moved).await {
+            match Box::pin(self.finish_move(moved)).await {
                 Ok(Some(arrival)) => drop(arrivals.insert(moved.clone(), arrival)),
                 Ok(None) => {}
                 Err(error) => tracing::debug!(%error, queue = %name, "a move is finished later"),
             }
         }
         if !answer.checks.is_empty()
-            && let Err(error) = self.drop_old(name, &answer.checks).await
+            && let Err(error) = Box::pin(self.drop_old(name, &answer.checks)).await
         {
             tracing::debug!(%error, queue = %name, "old dead letters are looked at later");
         }
         if answer.decisions > 0
-            && let Err(error) = self.tell_decided(name).await
+            && let Err(error) = Box::pin(self.tell_decided(name)).await
         {
             tracing::debug!(%error, queue = %name, "a decision about a dead letter is told later");
+        }
+        for member in &answer.resumed {
+            if let Err(error) = Box::pin(self.resume_parked(shard_of_queue(name), member)).await {
+                tracing::debug!(%error, queue = %name, "messages that are parked for a doubt continue later");
+            }
         }
         arrivals
     }
@@ -85,7 +92,12 @@ impl Queues {
     }
 
     async fn move_script(&self, queue: &QueueName, how: &str, moved: &str) -> Result<Answer, StoreError> {
-        let call = self.call(QueueScript::Move, &self.any(queue), &[how.as_bytes(), moved.as_bytes()]);
+        self.move_scripts(queue, &[how, moved]).await
+    }
+
+    pub(super) async fn move_scripts(&self, queue: &QueueName, args: &[&str]) -> Result<Answer, StoreError> {
+        let args: Vec<&[u8]> = args.iter().map(|arg| arg.as_bytes()).collect();
+        let call = self.call(QueueScript::Move, &self.any(queue), &args);
         Answer::read("move", self.runner.one(call).await?)
     }
 
@@ -104,9 +116,11 @@ impl Queues {
         let shard = shard_of_queue(&source).to_string();
         let kind = intent.kind.split(' ').next().unwrap_or_default();
         let args = [shard.as_str(), name, number, kind, &intent.old_id].map(str::as_bytes);
-        let args = [args.as_slice(), &[&intent.message, &intent.body]].concat();
-        let call = self.call(QueueScript::Arrive, &target, &args);
-        let arrived = Answer::read("arrival", self.runner.one(call).await?)?;
+        let has_entry: &[u8] = if intent.entry.is_empty() { b"0" } else { b"1" };
+        let args = [args.as_slice(), &[&intent.message, &intent.body, has_entry]].concat();
+        let entry = [intent.entry.clone()];
+        let call = self.call_with(QueueScript::Arrive, &target, &entry, &args);
+        let arrived = Answer::read("arrival", self.runner.one(call).await?)?.check_open(&intent.target)?;
         self.stop_at(2)?;
         let arrival = if arrived.status == "missing" {
             self.forget(&intent.target);
@@ -125,8 +139,8 @@ impl Queues {
         self.stop_at(3)?;
         let ended_below = ended.values.last()?.to_string();
         let shard = shard_of_queue(source).to_string();
-        let args = [shard.as_str(), name, &ended_below, "forget", "", "", ""].map(str::as_bytes);
-        let call = self.call(QueueScript::Arrive, &self.any(target), &args);
+        let args = [shard.as_str(), name, &ended_below, "forget", "", "", "", "0"].map(str::as_bytes);
+        let call = self.call_with(QueueScript::Arrive, &self.any(target), &[String::new()], &args);
         self.runner.one(call).await.map(|_| ())
     }
 
@@ -162,8 +176,15 @@ impl Queues {
         let found: Vec<(String, String)> =
             redis::from_redis_value(value).map_err(|_| unexpected("decided"))?;
         for (id, queues) in found {
-            for queue in queues.split(' ') {
+            for told in queues.split(' ') {
+                // A queue with a group that waits for the message, or one with an entry that it needs.
+                let (queue, member) =
+                    told.split_once(':').map_or((told, None), |(queue, it)| (queue, Some(it)));
                 let queue = QueueName::new(queue).map_err(|_| unexpected("decided"))?;
+                if let Some(member) = member {
+                    self.set_need("unneed", &queue, member, &id).await?;
+                    continue;
+                }
                 let args: [&[u8]; 4] = [b"unhalt", b"", b"", id.as_bytes()];
                 match self.ask(QueueScript::Decide, &queue, |_| args.map(<[u8]>::to_vec).into()).await {
                     Ok(_) | Err(StoreError::NoSuchQueue(_)) => self.waiters.freed(queue.as_str()),
@@ -221,6 +242,9 @@ impl Queues {
             if left.arrived {
                 self.forget_arrived(left.shard).await?;
             }
+            if left.resumed {
+                self.resume_all_in(left.shard).await?;
+            }
         }
         Ok(())
     }
@@ -259,6 +283,7 @@ impl Intent {
             old_id: row.text()?,
             message: row.bytes()?,
             body: row.bytes()?,
+            entry: row.text()?,
         })
     }
 }

@@ -6,15 +6,11 @@ use std::time::{Duration, Instant};
 use hapax_core::cancel_safe::{self, Fetch};
 use hapax_core::{Delivery, QueueName, Receive, StoreError, validate};
 
-use super::Queues;
-use super::message::{Named, Stored};
+use super::message::{DeliveryRef, Stored};
+use super::{POLL_MS_MIN, Queues};
+use crate::keys::shard_of_queue;
 use crate::script::QueueScript;
 
-/// The pause between two looks at a queue without messages, in milliseconds: it doubles up to the second number. A change in
-/// this process is noticed at once, that of another one by looking.
-const POLL_MS: (u64, u64) = (20, 500);
-/// The longest pause between two looks of one receive.
-pub(super) const POLL_MS_MAX: u64 = POLL_MS.1;
 /// Bytes of bodies in one answer; the message that goes beyond it is the last one.
 const BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Looks in a row that find more work of time than one of them may do.
@@ -39,7 +35,7 @@ struct Fetching {
 impl Fetch for Fetching {
     async fn fetch(&self, gone: impl Future<Output = ()> + Send) -> Result<Vec<Delivery>, StoreError> {
         let mut gone = std::pin::pin!(gone);
-        let (start, mut first_ms, mut poll_ms) = (Instant::now(), None, POLL_MS.0);
+        let (start, mut first_ms, mut poll_ms) = (Instant::now(), None, POLL_MS_MIN);
         loop {
             // Registered before the question: a change after the answer is not missed.
             let registration = self.queues.waiters.register(vec![self.name.as_str().to_owned()]);
@@ -59,12 +55,12 @@ impl Fetch for Fetching {
                 () = registration.wait(Duration::from_millis(sleep_ms)) => {}
                 () = &mut gone => return Ok(Vec::new()),
             }
-            poll_ms = (2 * poll_ms).min(POLL_MS.1);
+            poll_ms = (2 * poll_ms).min(self.queues.poll_ms_max(shard_of_queue(&self.name)));
         }
     }
 
     async fn give_back(&self, deliveries: Vec<Delivery>) {
-        let named = deliveries.iter().rev().filter_map(|one| Named::of(&self.name, &one.receipt).ok());
+        let named = deliveries.iter().rev().filter_map(|one| DeliveryRef::of(&self.name, &one.receipt).ok());
         self.queues.undo(&self.name, named.collect()).await;
     }
 }

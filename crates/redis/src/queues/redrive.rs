@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use hapax_core::store::RedriveFilter;
-use hapax_core::{AdminError, QueueName, RedriveRequest, RedriveState, RedriveTask, StoreError, validate};
+use hapax_core::{
+    AdminError, EntryId, QueueName, RedriveRequest, RedriveState, RedriveTask, StoreError, validate,
+};
 use serde::{Deserialize, Serialize};
 
 use super::Queues;
@@ -13,7 +15,7 @@ use super::message::Stored;
 use super::moves::name_in;
 use super::send::new_id;
 use crate::error::unexpected;
-use crate::keys::{SHARDS, Shard, shard_of_queue};
+use crate::keys::{SHARDS, Shard, member, shard_of_queue};
 use crate::script::QueueScript;
 
 /// Letters that one step looks at.
@@ -75,10 +77,8 @@ impl Running {
 
 impl Queues {
     async fn redrive(&self, queue: &QueueName, args: &[&[u8]]) -> Result<Answer, StoreError> {
-        Answer::read(
-            "redrive",
-            self.runner.one(self.call(QueueScript::Redrive, &self.any(queue), args)).await?,
-        )
+        let call = self.call(QueueScript::Redrive, &self.any(queue), args);
+        Answer::read("redrive", self.runner.one(call).await?)?.check_open(queue)
     }
 
     pub(super) async fn start_redrive(
@@ -86,9 +86,9 @@ impl Queues {
         request: RedriveRequest,
     ) -> Result<RedriveTask, AdminError> {
         let ticket = self.asking.begin();
-        let from = self.read_info(&request.from).await?.0.config;
+        let from = self.open_config(&request.from).await?;
         let to = match &request.to {
-            Some(to) => Some(self.read_info(to).await?.0.config),
+            Some(to) => Some(self.open_config(to).await?),
             None => None,
         };
         let per_second = validate::redrive(&request, &from, to.as_ref())?;
@@ -113,6 +113,19 @@ impl Queues {
             }
         });
         Ok(task)
+    }
+
+    /// The redrives that move messages from or to a queue.
+    pub(super) async fn running_redrive(&self, queue: &QueueName) -> Result<Option<QueueName>, StoreError> {
+        for shard in 0..SHARDS {
+            for Running { task, .. } in self.list_redrives(&name_in(shard)?).await? {
+                let is_of = task.from == *queue || task.to.as_ref() == Some(queue);
+                if task.state == RedriveState::Running && is_of {
+                    return Ok(Some(task.from));
+                }
+            }
+        }
+        Ok(None)
     }
 
     async fn list_redrives(&self, queue: &QueueName) -> Result<Vec<Running>, StoreError> {
@@ -189,7 +202,10 @@ impl Queues {
             }
             elements.push(letter.sequence.to_string().into_bytes());
             elements.push(new_id().to_string().into_bytes());
+            let entry =
+                target.as_ref().map(|to| member(&EntryId::of_queue(to, letter.key.clone())).into_bytes());
             elements.push(target.map(|target| target.as_str().into()).unwrap_or_default());
+            elements.push(entry.unwrap_or_default());
         }
         let ends = !is_cut && (!more || seen >= *last);
         if elements.is_empty() && !ends {

@@ -1,4 +1,4 @@
-//! The queues' part of the seams. A store that was opened without queues has none.
+//! The queues' part of the seams.
 
 use std::sync::Arc;
 
@@ -9,21 +9,19 @@ use hapax_core::{
     AdminError, Batch, Browse, Capabilities, Delivery, Discarded, Examination, Extend, GroupId, Ledger as _,
     MessageId, MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName,
     QueueStats, QueueStore, Receive, RedriveRequest, RedriveTask, RemainingLease, Revision, SendError, Sent,
-    Settle, SettleError, Settled, StoreError, StoreStatus, SupportedSettlements, WakeUp,
+    Settle, SettleError, Settled, StoreError, StoreStatus, SupportedSettlements, TokenError, Transfer,
+    WakeUp, validate,
 };
 
-use super::Queues;
-use super::receive::POLL_MS_MAX;
+use super::{POLL_MS_MAX, Queues};
 use crate::RedisStore;
-
-const NONE: &str =
-    "the Redis store has a ledger and no queues; keep queues in an embedded store, PostgreSQL or a server";
+use crate::keys::{shard_of, shard_of_queue};
 
 impl RedisStore {
-    /// The queues, for an operation on this one.
-    fn queues_for(&self, name: &QueueName) -> Result<&Arc<Queues>, StoreError> {
+    /// The queues, unless the store is closed.
+    fn queues_part(&self) -> Result<&Arc<Queues>, StoreError> {
         self.base.begin()?;
-        self.base.queues.as_ref().ok_or_else(|| StoreError::NoSuchQueue(name.clone()))
+        Ok(&self.base.queues)
     }
 }
 
@@ -31,13 +29,10 @@ impl RedisStore {
 impl QueueStore for RedisStore {
     fn capabilities(&self) -> Capabilities {
         let mut can = Capabilities::none("redis");
-        if self.base.queues.is_none() {
-            return can;
-        }
         let ledger = self.ledger_capabilities();
         can.leases = true;
         can.settles = SupportedSettlements::ALL;
-        can.atomic_settle = true;
+        (can.atomic_settle, can.settle_ends_claims) = (true, true);
         (can.durable_lease, can.fence) = (ledger.durable, ledger.fence);
         (can.order, can.halt_group) = (Order::PerGroup, true);
         (can.priorities, can.browse, can.redrive) = (true, true, true);
@@ -49,19 +44,39 @@ impl QueueStore for RedisStore {
     }
 
     async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
-        self.queues_for(queue)?.send(queue, batch).await
+        self.queues_part()?.send(queue, batch).await
     }
 
     async fn receive(&self, queue: &QueueName, ask: Receive) -> Result<Vec<Delivery>, StoreError> {
-        self.queues_for(queue)?.receive(queue, ask).await
+        self.queues_part()?.receive(queue, ask).await
     }
 
-    async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
-        self.queues_for(queue)?.settle(queue, batch).await
+    async fn settle(&self, queue: &QueueName, mut batch: Vec<Settle>) -> Batch<Settled, SettleError> {
+        let queues = self.queues_part()?;
+        validate::batch("settle", batch.len())?;
+        // A claim in another shard is ended before: a stale token blocks the settle.
+        let own = shard_of_queue(queue);
+        let is_foreign =
+            |settle: &Settle| settle.claim.as_ref().is_some_and(|end| shard_of(&end.id.scope) != own);
+        if !batch.iter().any(is_foreign) {
+            return queues.settle(queue, batch).await;
+        }
+        let mut blocked = vec![None; batch.len()];
+        for (settle, blocked) in batch.iter_mut().zip(&mut blocked).filter(|(settle, _)| is_foreign(settle)) {
+            let end = settle.claim.take().into_iter().collect();
+            *blocked = self.end(end).await?.pop().and_then(Result::err);
+        }
+        let free = batch.into_iter().zip(&blocked).filter(|(_, blocked)| blocked.is_none());
+        let mut settled = queues.settle(queue, free.map(|(settle, _)| settle).collect()).await?.into_iter();
+        let each = |blocked: Option<TokenError>| match blocked {
+            Some(error) => Err(SettleError::Claim(error)),
+            None => settled.next().expect("one answer per settle"),
+        };
+        Ok(blocked.into_iter().map(each).collect())
     }
 
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
-        self.queues_for(queue)?.extend(queue, batch).await
+        self.queues_part()?.extend(queue, batch).await
     }
 }
 
@@ -73,14 +88,13 @@ impl QueueAdmin for RedisStore {
         config: QueueConfig,
         interval_ms: u64,
     ) -> Result<bool, AdminError> {
-        let Some(queues) = &self.base.queues else { return Err(AdminError::Refused(NONE.to_owned())) };
-        self.base.begin()?;
+        let queues = self.queues_part()?;
         policy::tier::fits_store(&config, &self.capabilities())?;
         queues.create(name, &config, interval_ms).await
     }
 
     async fn queue(&self, name: &QueueName) -> Result<QueueInfo, StoreError> {
-        Ok(self.queues_for(name)?.read_info(name).await?.0)
+        Ok(self.queues_part()?.read_info(name).await?.0)
     }
 
     async fn set_queue(
@@ -90,19 +104,19 @@ impl QueueAdmin for RedisStore {
         expected: Option<Revision>,
     ) -> Result<Revision, AdminError> {
         policy::tier::fits_store(&config, &self.capabilities())?;
-        self.queues_for(name)?.set(name, &config, expected).await
+        self.queues_part()?.set(name, &config, expected).await
     }
 
     async fn pause_queue(&self, name: &QueueName, by: &str, reason: Option<&str>) -> Result<(), StoreError> {
-        self.queues_for(name)?.pause(name, by, reason).await
+        self.queues_part()?.pause(name, by, reason).await
     }
 
     async fn resume_queue(&self, name: &QueueName, by: &str) -> Result<(), StoreError> {
-        self.queues_for(name)?.resume(name, by).await
+        self.queues_part()?.resume(name, by).await
     }
 
     async fn delete_queue(&self, name: &QueueName) -> Result<(), StoreError> {
-        match self.queues_for(name)?.clear(name, "delete", 0).await {
+        match self.queues_part()?.clear(name, "delete", 0).await {
             Ok(_) => Ok(()),
             Err(AdminError::Store(error)) => Err(error),
             Err(error) => Err(StoreError::Invalid(error.to_string())),
@@ -110,23 +124,19 @@ impl QueueAdmin for RedisStore {
     }
 
     async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
-        self.base.begin()?;
-        match &self.base.queues {
-            Some(queues) => queues.infos().await,
-            None => Ok(Vec::new()),
-        }
+        self.queues_part()?.infos().await
     }
 
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
-        self.queues_for(name)?.stats(name).await
+        self.queues_part()?.stats(name).await
     }
 
     async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
-        self.queues_for(name)?.clear(name, "purge", interval_ms).await
+        self.queues_part()?.clear(name, "purge", interval_ms).await
     }
 
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
-        self.queues_for(name)?.browse(name, &browse).await
+        self.queues_part()?.browse(name, &browse).await
     }
 
     async fn discard(
@@ -135,45 +145,38 @@ impl QueueAdmin for RedisStore {
         ids: Vec<MessageId>,
         by: &str,
     ) -> Result<Discarded, StoreError> {
-        self.queues_for(name)?.discard(name, &ids, by).await
+        self.queues_part()?.discard(name, &ids, by).await
     }
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
-        self.queues_for(name)?.release(name, &ids).await
+        self.queues_part()?.release(name, &ids).await
     }
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
-        self.queues_for(name)?.release_group(name, group).await
+        self.queues_part()?.release_group(name, group).await
     }
 
     async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {
-        self.queues_for(name)?.halted(name).await
+        self.queues_part()?.halted(name).await
     }
 
     async fn start_redrive(&self, request: RedriveRequest) -> Result<RedriveTask, AdminError> {
-        self.queues_for(&request.from)?.start_redrive(request).await
+        self.queues_part()?.start_redrive(request).await
     }
 
     async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError> {
-        self.queues_for(from)?.redrives(from).await
+        self.queues_part()?.redrives(from).await
     }
 
     async fn cancel_redrive(&self, id: u64) -> Result<RedriveTask, AdminError> {
-        self.base.begin()?;
-        match &self.base.queues {
-            Some(queues) => queues.cancel_redrive(id).await,
-            None => Err(AdminError::NotFound(format!("redrive {id}"))),
-        }
+        self.queues_part()?.cancel_redrive(id).await
     }
 
     async fn status(&self) -> Result<StoreStatus, StoreError> {
         // An error says that Redis cannot be reached.
         self.base.runner.topology.refresh().await?;
         let warnings = self.base.runner.refusal().map(|error| error.to_string()).into_iter().collect();
-        let (messages, bytes) = match &self.base.queues {
-            Some(queues) => queues.sums().await?,
-            None => (0, 0),
-        };
+        let (messages, bytes) = self.base.queues.sums().await?;
         Ok(StoreStatus { stopped: self.base.stopped(), warnings, messages, bytes, ..StoreStatus::default() })
     }
 
@@ -181,12 +184,14 @@ impl QueueAdmin for RedisStore {
         self.base.guard.examine().await
     }
 
+    fn transfer(&self) -> Option<&dyn Transfer> {
+        Some(self)
+    }
+
     async fn close(&self) -> Result<(), StoreError> {
         self.shut_down();
         self.base.ledger.quiet().await;
-        if let Some(queues) = &self.base.queues {
-            queues.quiet().await;
-        }
+        self.base.queues.quiet().await;
         Ok(())
     }
 }

@@ -1,14 +1,15 @@
 //! Sends.
 
 use hapax_core::{
-    Batch, DedupId, MessageId, MessageKey, NewMessage, QueueConfig, QueueName, SendError, Sent, StoreError,
-    policy, validate,
+    Batch, DedupId, EntryId, IdempotencyKey, MessageId, MessageKey, NewMessage, QueueConfig, QueueName,
+    SendError, Sent, StoreError, policy, validate,
 };
 use sha2::{Digest as _, Sha256};
 
 use super::Queues;
-use super::call::Fields;
+use super::call::{Fields, is_once};
 use super::message::{packed, source_letter};
+use crate::keys::member;
 use crate::script::QueueScript;
 
 /// Messages and bytes that one script takes.
@@ -28,8 +29,8 @@ fn check(config: &QueueConfig, message: &NewMessage) -> Result<(), SendError> {
     validate::message(config, message.into(), message.deliver_at_ms.unwrap_or_default()).map(|_| ())
 }
 
-/// A message as arguments of the script.
-fn arguments(config: &QueueConfig, id: MessageId, message: &NewMessage) -> [Vec<u8>; 11] {
+/// A message's key, and the message as arguments of the script.
+fn arguments(config: &QueueConfig, id: MessageId, message: &NewMessage) -> (IdempotencyKey, [Vec<u8>; 11]) {
     let content = || DedupId::new(policy::content_id(&Sha256::digest(&message.body).into())).ok();
     let dedup = message.dedup.clone().or_else(|| config.dedup.content_based.then(content).flatten());
     let hash = dedup.as_ref().map(|id| {
@@ -39,7 +40,7 @@ fn arguments(config: &QueueConfig, id: MessageId, message: &NewMessage) -> [Vec<
     let key = MessageKey::decide(explicit, dedup.as_ref().map(DedupId::as_str), id);
     let number = |value: Option<u64>| value.map_or_else(|| "-1".to_owned(), |value| value.to_string());
     let delay_ms = message.delay_ms.unwrap_or(config.delay_ms);
-    [
+    let args = [
         id.to_string().into_bytes(),
         packed(&message.attributes, &message.body),
         message.bytes().to_string().into_bytes(),
@@ -51,7 +52,8 @@ fn arguments(config: &QueueConfig, id: MessageId, message: &NewMessage) -> [Vec<
         message.priority.0.to_string().into_bytes(),
         key.key.as_str().into(),
         source_letter(key.source).into(),
-    ]
+    ];
+    (key.key, args)
 }
 
 impl Queues {
@@ -91,10 +93,17 @@ impl Queues {
         answers: &mut [Option<Result<Sent, SendError>>],
     ) -> Result<(), StoreError> {
         let args = |config: &QueueConfig| {
-            let fitting = step.iter().filter(|(_, _, message)| check(config, message).is_ok());
-            fitting.flat_map(|(_, id, message)| arguments(config, *id, message)).collect()
+            let (mut entries, mut args) = (Vec::new(), Vec::new());
+            for (_, id, message) in step.iter().filter(|(_, _, message)| check(config, message).is_ok()) {
+                let (key, element) = arguments(config, *id, message);
+                if is_once(config) {
+                    entries.push(member(&EntryId::of_queue(name, key)));
+                }
+                args.extend(element);
+            }
+            (entries, args)
         };
-        let mut answer = self.ask(QueueScript::Send, name, args).await?;
+        let mut answer = self.ask_with(QueueScript::Send, name, args).await?;
         let config = answer.config()?;
         let mut rows = answer.values.rows()?.into_iter();
         for (at, _, message) in step {

@@ -3,23 +3,25 @@
 use std::collections::HashMap;
 
 use hapax_core::{
-    Batch, Extend, MessageId, QueueName, RemainingLease, Settle, SettleError, Settled, Settlement,
-    StoreError, policy, validate,
+    Batch, EntryId, Extend, MessageId, QueueName, RemainingLease, Settle, SettleError, Settled, Settlement,
+    StoreError, TokenError, policy, validate,
 };
 
 use super::Queues;
 use super::call::Answer;
-use super::message::Named;
+use super::message::DeliveryRef;
 use super::moves::Arrival;
 use super::send::partly;
+use crate::keys::{Shard, member, shard_of, shard_of_queue};
+use crate::ledger::{end_arguments, token_refusal};
 use crate::script::QueueScript;
 
 /// Deliveries that one script settles.
 const STEP_MAX: usize = 100;
 
-/// A settlement as arguments of the script.
-fn arguments(named: Named, settlement: &Settlement) -> [Vec<u8>; 6] {
-    let (how, after_ms, error) = match settlement {
+/// A settle as arguments of the script, with the names of the entries that it needs.
+fn arguments(named: DeliveryRef, settle: &Settle, shard: Shard, entries: &mut Vec<String>) -> Vec<Vec<u8>> {
+    let (how, after_ms, error) = match &settle.settlement {
         Settlement::Ack => ("ack", None, None),
         Settlement::Retry { after_ms, error } => ("retry", *after_ms, error.as_deref()),
         Settlement::Defer { after_ms } => ("defer", Some(*after_ms), None),
@@ -28,18 +30,27 @@ fn arguments(named: Named, settlement: &Settlement) -> [Vec<u8>; 6] {
     };
     let after_ms = after_ms.map(|ms| ms.min(policy::LEASE_MS_MAX).to_string());
     let error = error.map(|text| format!("={}", policy::truncate(text, policy::ERROR_BYTES_MAX)));
-    let [sequence, id, fence] = place(named);
-    [
-        sequence,
-        id,
-        fence,
+    let mut number = |id: Option<&EntryId>| {
+        let Some(id) = id else { return b"0".to_vec() };
+        entries.push(member(id));
+        entries.len().to_string().into_bytes()
+    };
+    let parks = matches!(settle.settlement, Settlement::Park { .. });
+    let parked_for = settle.parked_for.as_ref().filter(|id| parks && shard_of(&id.scope) == shard);
+    let claim = settle.claim.as_ref().filter(|end| shard_of(&end.id.scope) == shard);
+    let mut args = place(named).to_vec();
+    args.extend([
         how.into(),
         after_ms.unwrap_or_else(|| "-1".to_owned()).into_bytes(),
         error.unwrap_or_default().into_bytes(),
-    ]
+        number(parked_for),
+        number(claim.map(|end| &end.id)),
+    ]);
+    args.extend(claim.into_iter().flat_map(end_arguments));
+    args
 }
 
-fn place(named: Named) -> [Vec<u8>; 3] {
+fn place(named: DeliveryRef) -> [Vec<u8>; 3] {
     [
         named.sequence.to_string().into_bytes(),
         named.id.to_string().into_bytes(),
@@ -62,29 +73,25 @@ fn refusal(status: &str) -> Option<SettleError> {
 impl Queues {
     pub(super) async fn settle(&self, name: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
         validate::batch("settle", batch.len())?;
-        if batch.iter().any(|settle| settle.claim.is_some()) {
-            let problem =
-                "claim: this store ends no claims with a delivery; end the claim first, then settle";
-            return Err(StoreError::Invalid(problem.to_owned()));
-        }
         let _ticket = self.asking.begin();
         self.known(name).await?;
-        let named: Vec<_> = batch.iter().map(|settle| Named::of(name, &settle.receipt)).collect();
-        let valid: Vec<(Named, &Settlement)> = named
+        let named: Vec<_> = batch.iter().map(|settle| DeliveryRef::of(name, &settle.receipt)).collect();
+        let valid: Vec<(DeliveryRef, &Settle)> = named
             .iter()
             .zip(&batch)
-            .filter_map(|(named, settle)| Some((named.clone().ok()?, &settle.settlement)))
+            .filter_map(|(named, settle)| Some((named.clone().ok()?, settle)))
             .collect();
         let (mut told, mut begun) = (Vec::with_capacity(valid.len()), false);
         for step in valid.chunks(STEP_MAX) {
-            let args =
-                step.iter().flat_map(|(named, settlement)| arguments(*named, settlement)).collect::<Vec<_>>();
-            let answer = self.ask(QueueScript::Settle, name, |_| args.clone()).await;
+            let (shard, mut entries, mut args) = (shard_of_queue(name), Vec::new(), Vec::new());
+            for (named, settle) in step {
+                args.extend(arguments(*named, settle, shard, &mut entries));
+            }
+            let answer = self.ask_with(QueueScript::Settle, name, |_| (entries.clone(), args.clone())).await;
             let mut answer = answer.map_err(|error| partly(error, begun))?;
             begun = true;
             let arrivals = self.after(name, &answer).await;
-            let ids: Vec<MessageId> = step.iter().map(|(named, _)| named.id).collect();
-            told.extend(self.settled(&mut answer, &ids, &arrivals).await?);
+            told.extend(self.settled(&mut answer, step, &arrivals).await?);
         }
         self.waiters.freed(name.as_str());
         let mut told = told.into_iter();
@@ -96,22 +103,37 @@ impl Queues {
     async fn settled(
         &self,
         answer: &mut Answer,
-        ids: &[MessageId],
+        step: &[(DeliveryRef, &Settle)],
         arrivals: &HashMap<String, Arrival>,
     ) -> Result<Vec<Result<Settled, SettleError>>, StoreError> {
-        let mut told = Vec::with_capacity(ids.len());
-        for (mut row, id) in answer.values.rows()?.into_iter().zip(ids) {
+        let mut told = Vec::with_capacity(step.len());
+        for (mut row, (named, settle)) in answer.values.rows()?.into_iter().zip(step) {
             let status = row.text()?;
             told.push(match status.as_str() {
-                "acked" => Ok(Settled::Acked),
+                "acked" => row.number().map(|_| Ok(Settled::Acked))?,
                 "returned" => Ok(Settled::Returned { after_ms: row.number()? }),
-                "parked" => Ok(Settled::Parked),
+                "parked" => row.number().map(|_| Ok(Settled::Parked))?,
                 "moving" => match arrivals.get(&row.text()?) {
                     Some(Arrival::Parked) => Ok(Settled::Parked),
                     _ => Ok(Settled::Dead),
                 },
-                status => Err(self.refused(answer, status, *id).await?.ok_or_else(|| row.unexpected())?),
+                "claim closed" => {
+                    let problem = "the ledger is closed for a copy, so no claim can be ended with a delivery";
+                    return Err(StoreError::Moved(problem.to_owned()));
+                }
+                status => {
+                    row.number()?;
+                    let refused = match status.strip_prefix("claim ").and_then(token_refusal) {
+                        Some(refused) => Some(SettleError::Claim(refused)),
+                        None => self.refused(answer, status, named.id).await?,
+                    };
+                    Err(refused.ok_or_else(|| row.unexpected())?)
+                }
             });
+            let stale = told.last() == Some(&Err(SettleError::Claim(TokenError::Stale)));
+            if let Some(end) = &settle.claim {
+                self.claims.ended(end, row.number()? == 1, stale);
+            }
         }
         Ok(told)
     }
@@ -142,8 +164,8 @@ impl Queues {
         validate::batch("extend", batch.len())?;
         let _ticket = self.asking.begin();
         self.known(name).await?;
-        let named: Vec<_> = batch.iter().map(|extend| Named::of(name, &extend.receipt)).collect();
-        let valid: Vec<(Named, &Extend)> = named
+        let named: Vec<_> = batch.iter().map(|extend| DeliveryRef::of(name, &extend.receipt)).collect();
+        let valid: Vec<(DeliveryRef, &Extend)> = named
             .iter()
             .zip(&batch)
             .filter_map(|(named, extend)| Some((named.clone().ok()?, extend)))
@@ -183,12 +205,21 @@ impl Queues {
     }
 
     /// Returns deliveries as if they had not been received; the last of a group first. Where it fails, their leases end.
-    pub(super) async fn undo(&self, name: &QueueName, named: Vec<Named>) {
+    pub(super) async fn undo(&self, name: &QueueName, named: Vec<DeliveryRef>) {
         let _ticket = self.asking.begin();
         for step in named.chunks(STEP_MAX) {
             let each = step.iter().flat_map(|named| {
                 let [sequence, id, fence] = place(*named);
-                [sequence, id, fence, b"undo".to_vec(), b"-1".to_vec(), Vec::new()]
+                [
+                    sequence,
+                    id,
+                    fence,
+                    b"undo".to_vec(),
+                    b"-1".to_vec(),
+                    Vec::new(),
+                    b"0".to_vec(),
+                    b"0".to_vec(),
+                ]
             });
             let args: Vec<Vec<u8>> = each.collect();
             match self.ask(QueueScript::Settle, name, |_| args.clone()).await {

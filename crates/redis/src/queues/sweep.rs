@@ -37,6 +37,7 @@ pub(super) struct Left {
     pub moves: bool,
     pub decided: bool,
     pub arrived: bool,
+    pub resumed: bool,
     redrives: bool,
 }
 
@@ -69,7 +70,7 @@ impl Queues {
         let look = |shard| {
             let mut command = redis::cmd("EXISTS");
             command.arg(keys.queues(shard)).arg(keys.moves(shard)).arg(keys.decided(shard));
-            command.arg(keys.arrived(shard)).arg(keys.redrives(shard));
+            command.arg(keys.arrived(shard)).arg(keys.redrives(shard)).arg(keys.resumed(shard));
             Call::read("sweep", shard, command)
         };
         let found = whole(self.runner.run((0..SHARDS).map(look).collect()).await)?;
@@ -123,16 +124,29 @@ impl Queues {
                 command.arg(key);
                 Call::read("sweep", *shard, command)
             };
-            [keys.moves(*shard), keys.decided(*shard), keys.arrived(*shard), keys.redrives(*shard)]
-                .map(exists)
+            let left = [
+                keys.moves(*shard),
+                keys.decided(*shard),
+                keys.arrived(*shard),
+                keys.redrives(*shard),
+                keys.resumed(*shard),
+            ];
+            left.map(exists)
         };
         let found = whole(self.runner.run(shards.iter().flat_map(look).collect()).await)?;
         let left = |(shard, found): (&Shard, &[Value])| {
             let is_there = |at: usize| found.get(at) == Some(&Value::Int(1));
             let (moves, decided) = (is_there(0), is_there(1));
-            Left { shard: *shard, moves, decided, arrived: is_there(2), redrives: is_there(3) }
+            Left {
+                shard: *shard,
+                moves,
+                decided,
+                arrived: is_there(2),
+                redrives: is_there(3),
+                resumed: is_there(4),
+            }
         };
-        Ok(shards.iter().zip(found.chunks(4)).map(left).collect())
+        Ok(shards.iter().zip(found.chunks(5)).map(left).collect())
     }
 
     async fn sweep(&self, name: &QueueName) -> Result<(), StoreError> {

@@ -117,7 +117,7 @@ impl Factory for FreshQueues {
     async fn fresh(&self) -> Box<dyn Harness> {
         let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
         let (durability, url) = (self.0.durability, (self.0.url)());
-        let options = Options { durability, clock: Some(clock.clone()), queues: true, ..super::options() };
+        let options = Options { durability, clock: Some(clock.clone()), ..super::options() };
         let store = RedisStore::open(&url, options.clone()).await.unwrap();
         let second = RedisStore::open(&url, options.clone()).await.unwrap();
         Box::new(QueuesInRedis { clock, url, options, store, second })
@@ -178,18 +178,15 @@ impl Harness for QueuesInRedis {
     }
 }
 
-/// Cases of the queues that the store declares it cannot run: it cannot be copied from or to, a settle ends no claim, and no
-/// test can set back the clock of a server.
+/// Cases of the queues that cannot run: no test can set back the clock of a server.
 const QUEUE_SKIPS: &[&str] = &[
     "p10_fences::fences_grow_when_the_wall_clock_was_set_back",
     "p10_fences::a_wall_clock_set_back_holds_nothing_up",
-    "p13_transfer::*",
-    "p14_copy::*",
 ];
 
 /// Runs the suite of the queues. Without Redis each case is reported as ignored.
 pub fn queues(url: fn() -> String, durability: Durability) -> ExitCode {
-    let suites = [hapax_conformance::cases()];
+    let suites = [hapax_conformance::cases(), with_queues(hapax_conformance::ledger_cases())];
     match super::missing() {
         None => hapax_conformance::main(FreshQueues(Fresh { url, durability }), &suites, QUEUE_SKIPS),
         Some(why) => ignored(&suites, why),
@@ -206,7 +203,12 @@ fn ignored(suites: &[&'static [Case]], why: &'static str) -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// The cases that need queues in the same store come with the queues.
+/// The cases of the ledger that need queues in the same store come with the queues.
+fn with_queues(cases: &'static [Case]) -> &'static [Case] {
+    let together = cases.iter().filter(|case| case.needs.contains(&Need::OneStore));
+    Vec::leak(together.copied().collect())
+}
+
 fn without_queues(cases: &'static [Case]) -> &'static [Case] {
     let own = cases.iter().filter(|case| !case.needs.contains(&Need::OneStore));
     Vec::leak(own.copied().collect())

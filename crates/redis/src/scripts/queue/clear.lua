@@ -1,10 +1,11 @@
 #!lua flags=allow-oom
--- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
 -- ARGV: clock touch seed floor settings how interval_ms
--- Purges or deletes a queue. The dead letters that groups wait for are removed one by one before the rest, at most 500 in one
--- script.
+-- Purges or deletes a queue. Messages that groups wait for or that need entries are removed one by one before the rest, at most
+-- 500 in one script.
 local deletes, interval = ARGV[6] == 'delete', tonumber(ARGV[7])
 local purged = tonumber(redis.call('HGET', INFO, 'purged') or 0)
+if closed and not deletes then return answer('closed', closed) end
 if not deletes and purged > 0 and purged + interval > now then return answer('too-soon', purged + interval - now) end
 local waits = redis.call('HRANDFIELD', WAITS, 500, 'WITHVALUES')
 for at = 1, #waits, 2 do

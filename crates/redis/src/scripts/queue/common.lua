@@ -2,30 +2,18 @@
 --
 -- A message is a MessagePack array under its sequence number in M, with its body in B. The other keys are indexes of them.
 -- `enter` and `leave` keep the indexes and the counters; nothing else writes them.
-local META, MOVES, MOVING, BODIES, DECIDED = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local ARRIVED, QUEUES, DELETED, REDRIVES, AUDIT = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local INFO, M, B, ALL, READY = KEYS[11], KEYS[12], KEYS[13], KEYS[14], KEYS[15]
-local DUE, GROUPS, RETAIN, SENT, IDS = KEYS[16], KEYS[17], KEYS[18], KEYS[19], KEYS[20]
-local DEDUP, DEDUP_AT, SIDE, TRIES_AT, HALTED, WAITS = KEYS[21], KEYS[22], KEYS[23], KEYS[24], KEYS[25], KEYS[26]
 -- The fields of a message. `queues/message.rs` reads them in this order.
 local F = {
   id = 1, state = 2, until_ms = 3, received = 4, own = 5, sent = 6, retained = 7, first = 8, attempts = 9, deliveries = 10,
   group = 11, priority = 12, dead = 13, died_at = 14, parked = 15, parked_error = 16, history = 17, consumer = 18,
-  fence = 19, received_ms = 20, bytes = 21, turn = 22, dedup = 23, key = 24, key_source = 25, halts = 26,
+  fence = 19, received_ms = 20, bytes = 21, turn = 22, dedup = 23, key = 24, key_source = 25, halts = 26, needs = 27,
+  visible = 28,
 }
-local FIELDS = 26
+local FIELDS = 28
 local IS_READY, IS_HIDDEN, IN_FLIGHT, IS_PARKED = 0, 1, 2, 3
 local COUNTER = { [0] = 'ready', [1] = 'delayed', [2] = 'in_flight', [3] = 'parked' }
 local LEASE_MAX = @LEASE_MS_MAX@
 
-local now_us
-if ARGV[1] ~= '' then
-  now_us = tonumber(ARGV[1])
-else
-  local time = redis.call('TIME')
-  now_us = time[1] * 1000000 + time[2]
-end
-local now = math.floor(now_us / 1000)
 math.randomseed(tonumber(ARGV[3]))
 math.random()
 
@@ -35,16 +23,19 @@ do
   local words = {}
   for word in string.gmatch(ARGV[5], '%S+') do words[#words + 1] = word end
   C.revision, C.name, C.dead_letters = words[1], words[2], words[3]
-  local names = { 'fifo', 'retention', 'limit', 'base', 'cap', 'jitter', 'halts', 'window', 'messages_max', 'bytes_max' }
+  local names = { 'fifo', 'retention', 'limit', 'base', 'cap', 'jitter', 'halts', 'window', 'messages_max', 'bytes_max', 'once' }
   for at, name in ipairs(names) do C[name] = tonumber(words[at + 3]) end
-  C.fifo, C.halts = C.fifo == 1, C.halts == 1
+  C.fifo, C.halts, C.once = C.fifo == 1, C.halts == 1, C.once == 1
 end
 
-local known = redis.call('HMGET', INFO, 'revision', 'seq', 'pause', 'messages', 'bytes', 'in_flight', 'noisy')
+local known = redis.call('HMGET', INFO, 'revision', 'seq', 'pause', 'messages', 'bytes', 'in_flight', 'noisy', 'copy')
 local seq, paused = tonumber(known[2] or 0), (known[3] or '') ~= ''
+-- Why the queue is closed for a copy to or from another store; nil: it is open. Time does not change a closed queue.
+local closed = known[8] or nil
 local deltas, touched, moves, checks, decisions = {}, {}, {}, {}, 0
-local fence_before = tonumber(redis.call('HGET', META, 'fence') or 0)
-local fence = math.max(fence_before, tonumber(ARGV[4]))
+-- Whether messages became ready that others may wait for.
+local is_woken = false
+local fence = math.max(last_fence, tonumber(ARGV[4]))
 
 local function bump(name, by)
   deltas[name] = (deltas[name] or 0) + by
@@ -117,6 +108,7 @@ end
 local function enter(s, m, state, until_ms)
   m[F.state], m[F.until_ms] = state, until_ms or 0
   bump(COUNTER[state], 1)
+  if state == IS_READY then is_woken = true end
   if state == IS_READY and not C.fifo then
     -- Below 2^53: nine priorities of 2^49 each.
     redis.call('ZADD', READY, (9 - m[F.priority]) * 562949953421312 + math.max(m[F.turn], tonumber(s)), s)
@@ -142,7 +134,7 @@ local function insert(s, m, body, state, until_ms)
   redis.call('HSET', IDS, m[F.id], s)
   redis.call('ZADD', ALL, tonumber(s), s)
   redis.call('ZADD', SENT, m[F.sent], s)
-  if #m[F.halts] > 0 then redis.call('HSET', WAITS, m[F.id], s) end
+  if #m[F.halts] > 0 or #m[F.needs] > 0 then redis.call('HSET', WAITS, m[F.id], s) end
   bump('messages', 1)
   bump('bytes', m[F.bytes])
   if m[F.dead] then bump('letters', 1) end
@@ -156,17 +148,34 @@ local function remove(s, m)
   redis.call('HDEL', M, s)
   redis.call('HDEL', B, s)
   redis.call('HDEL', IDS, m[F.id])
-  if #m[F.halts] > 0 then redis.call('HDEL', WAITS, m[F.id]) end
+  if #m[F.halts] > 0 or #m[F.needs] > 0 then redis.call('HDEL', WAITS, m[F.id]) end
   bump('messages', -1)
   bump('bytes', -m[F.bytes])
   if m[F.dead] then bump('letters', -1) end
 end
 
--- Someone has decided about a message: the groups that wait for it, in queues elsewhere, are told by the caller, and until
--- then it is written down here.
+-- A message needs an entry of the ledger, which is in this shard, from now on.
+local function need(m, entry)
+  local member = member_of(entry)
+  m[F.needs][#m[F.needs] + 1] = C.name .. ' ' .. member
+  begin_need(member, C.name, m[F.id])
+end
+
+-- The message is gone, or was decided about. The groups that wait for it and the entries that it needs, in queues elsewhere,
+-- are told by the caller, and until then it is written down here.
 local function decided(m)
-  if #m[F.halts] == 0 then return end
-  redis.call('HSET', DECIDED, m[F.id], table.concat(m[F.halts], ' '))
+  local elsewhere = {}
+  for _, queue in ipairs(m[F.halts]) do elsewhere[#elsewhere + 1] = queue end
+  for _, known_need in ipairs(m[F.needs]) do
+    local queue, member = string.match(known_need, '^(%S+) (%S+)$')
+    if queue == C.name then
+      end_need(member, queue, m[F.id])
+    else
+      elsewhere[#elsewhere + 1] = queue .. ':' .. member
+    end
+  end
+  if #elsewhere == 0 then return end
+  redis.call('HSET', DECIDED, m[F.id], table.concat(elsewhere, ' '))
   decisions = decisions + 1
 end
 
@@ -185,6 +194,7 @@ local function refresh_groups()
     if m and m[F.state] == IS_READY and not is_halted(group) then
       local turn = tonumber(redis.call('HGET', SIDE, 't:' .. group) or 0)
       redis.call('ZADD', READY, math.max(turn, tonumber(s)), group)
+      is_woken = true
     else
       redis.call('ZREM', READY, group)
     end
@@ -254,13 +264,13 @@ end
 
 -- Takes a message out, to be brought to another queue as `out`: by the caller, or by a sweep if the caller dies. It is kept
 -- here until the other queue has it.
-local function set_moving(s, m, out, target, kind)
+local function set_moving(s, m, out, target, kind, entry)
   local body = redis.call('HGET', B, s)
   remove(s, m)
   local number = next_fence()
   local move = string.format('%s %.0f', C.name, number)
   redis.call('ZADD', MOVES, number, move)
-  redis.call('HSET', MOVING, move, cmsgpack.pack({ target, kind, m[F.id], s, cmsgpack.pack(out) }))
+  redis.call('HSET', MOVING, move, cmsgpack.pack({ target, kind, m[F.id], s, cmsgpack.pack(out), entry or '' }))
   redis.call('HSET', BODIES, move, body)
   moves[#moves + 1] = move
   return move
@@ -333,6 +343,7 @@ local function drop_old(bound, asks)
       if asks then checks[#checks + 1] = { s, m[F.id], table.concat(m[F.halts], ' ') } end
     else
       remove(s, m)
+      decided(m)
       bump('retention_dropped', 1)
       dropped = dropped + 1
     end
@@ -342,6 +353,7 @@ end
 
 -- What time alone causes, up to a bound. Says whether there may be more.
 local function tick(bound, asks)
+  if closed then return false end
   local due = redis.call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, bound)
   for _, s in ipairs(due) do
     local m = load(s)
@@ -396,9 +408,10 @@ local function answer(status, ...)
   for name, by in pairs(deltas) do
     if by ~= 0 then redis.call('HINCRBY', INFO, name, by) end
   end
-  if fence ~= fence_before then redis.call('HSET', META, 'fence', fence) end
+  if is_woken then wake('q', C.name) end
+  if fence ~= last_fence then redis.call('HSET', META, 'fence', fence) end
   if ARGV[2] == '1' then redis.call('HINCRBY', META, 'touched', 1) end
-  return { status, now, moves, checks, decisions, ... }
+  return { status, now, moves, checks, decisions, resumed, ... }
 end
 
 if C.revision ~= '*' then

@@ -1,6 +1,8 @@
 #!lua
--- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
 -- ARGV: clock touch seed floor settings how config expected interval_ms by pause
+-- `copy` closes the queue for a copy, or opens it: `config` says why it is closed, `expected` is its pause so far, `pause` the new
+-- one.
 local how, config = ARGV[6], ARGV[7]
 local found = redis.call('HMGET', INFO, 'revision', 'config', 'created', 'modified', 'pause', 'purged')
 
@@ -19,6 +21,7 @@ if how == 'get' then
   return told('done')
 end
 if how == 'create' then
+  if ledger_closed then return answer('ledger-closed', ledger_closed) end
   if found[1] then return told('exists') end
   local deleted = tonumber(redis.call('ZSCORE', DELETED, C.name) or 0)
   local interval = tonumber(ARGV[9])
@@ -29,11 +32,22 @@ if how == 'create' then
   return told('created')
 end
 if not found[1] then return answer('missing') end
+if how == 'copy' then
+  if (found[5] or '') ~= ARGV[8] then return told('conflict') end
+  for name, value in pairs({ pause = ARGV[11], copy = config }) do
+    if value == '' then redis.call('HDEL', INFO, name) else redis.call('HSET', INFO, name, value) end
+  end
+  redis.call('XADD', AUDIT, 'MAXLEN', '~', 10000, '*', 'at_ms', now, 'by', ARGV[10], 'what', 'copy of queue ' .. C.name)
+  is_woken = true
+  return told('done')
+end
+if closed then return answer('closed', closed) end
 if how == 'set' then
   if ARGV[8] ~= '' and ARGV[8] ~= found[1] then return told('conflict') end
   if found[2] ~= config then write(tonumber(found[3])) end
   return told('done')
 end
+is_woken = true
 if how == 'pause' then
   if (found[5] or '') == '' then redis.call('HSET', INFO, 'pause', string.format('%.0f ', now) .. ARGV[11]) end
 else

@@ -1,7 +1,12 @@
 #!lua flags=allow-oom
--- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
 -- ARGV: clock touch seed floor settings how by group id...
--- Discards or releases messages, or lets a group continue.
+-- Discards or releases messages, or lets a group continue. `resume` releases what is parked for a doubt. The others are for
+-- callers that do not know the queue: `unhalt` and `unneed` say that a message elsewhere was decided about, `need` that one
+-- needs an entry, `await` that a group waits for one.
+if closed and ARGV[6] ~= 'need' and ARGV[6] ~= 'unneed' and ARGV[6] ~= 'unhalt' and ARGV[6] ~= 'await' then
+  return answer('closed', closed)
+end
 tick(20)
 local how, group = ARGV[6], ARGV[8]
 local done, in_flight = 0, {}
@@ -14,9 +19,27 @@ end
 for at = 9, #ARGV do
   local s = redis.call('HGET', IDS, ARGV[at])
   local m = s and load(s)
-  if how == 'unhalt' then
+  if how == 'need' then
+    begin_need(group, C.name, ARGV[at])
+  elseif how == 'unneed' then
+    end_need(group, C.name, ARGV[at])
+  elseif how == 'await' then
+    -- `group` has the waiting queue and the place that the letter returns to.
+    local queue, place = string.match(group, '^(%S+) (%S+)$')
+    if m and m[F.dead] then
+      local halts = {}
+      for _, other in ipairs(m[F.halts]) do
+        if other ~= queue then halts[#halts + 1] = other end
+      end
+      halts[#halts + 1] = queue
+      m[F.halts], m[F.died_at] = halts, tonumber(place)
+      redis.call('HSET', M, s, cmsgpack.pack(m))
+      redis.call('HSET', WAITS, m[F.id], s)
+      done = done + 1
+    end
+  elseif how == 'unhalt' then
     if unhalt(ARGV[at]) then done = done + 1 end
-  elseif m and how == 'release' and m[F.state] == IS_PARKED then
+  elseif m and m[F.state] == IS_PARKED and (how == 'release' or (how == 'resume' and m[F.parked] == 'in-doubt')) then
     leave(s, m)
     m[F.attempts], m[F.received_ms], m[F.parked], m[F.parked_error] = 0, 0, false, false
     m[F.history], m[F.retained] = {}, now

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
--- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
 -- ARGV: clock touch seed floor settings element...
 -- Each element: sequence, id, fence, lease_ms, own.
+if closed then return answer('closed', closed) end
 tick(20)
 
 local function extend(s, m, lease, own)

@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
--- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
 -- ARGV: clock touch seed floor settings how move...
 -- What is on its way out of this shard: `due` lists what a caller has left for this time, `take` reads it, `done` ends it,
 -- `back` returns it to its queue, `parked` parks it there. An end tells the number below which all moves out of this shard
--- have ended. `told` forgets what was decided.
+-- have ended. `told` forgets what was decided, and `resumed` that a doubt has ended, unless another one did since.
 local how, answers = ARGV[6], {}
 
 local function take(move, intent)
-  answers[#answers + 1] = { move, intent[1], intent[2], intent[3], intent[5], redis.call('HGET', BODIES, move) }
+  answers[#answers + 1] = { move, intent[1], intent[2], intent[3], intent[5], redis.call('HGET', BODIES, move), intent[6] }
 end
 
 local function bring_back(move, intent)
@@ -24,6 +24,10 @@ local function bring_back(move, intent)
   end
 end
 
+if how == 'resumed' then
+  if redis.call('HGET', RESUMED, ARGV[7]) == ARGV[8] then redis.call('HDEL', RESUMED, ARGV[7]) end
+  return answer('done')
+end
 if how == 'due' then
   return answer('done', redis.call('ZRANGEBYSCORE', MOVES, '-inf', now_us - tonumber(ARGV[7]) * 1000, 'LIMIT', 0, 100))
 end

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
--- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
 -- ARGV: clock touch seed floor settings max lease_ms consumer ack attempt_id bytes_max
+if closed then return answer('closed', closed) end
 local max, lease, acks, attempt = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[9] == '1', ARGV[10]
 local more, got, bytes, full = tick(100), {}, 0, false
 
@@ -16,6 +17,9 @@ local function next_due()
 end
 
 local function ended(status, ...)
+  refresh_groups()
+  -- What it left, or found to be ready by time, others find by themselves.
+  is_woken = false
   return answer(status, got, next_due(), more and 1 or 0, ...)
 end
 

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
 -- ARGV: clock touch seed floor settings how id task cursor ends element...
 -- Redrives out of this queue. A task is kept as its state, its numbers and its description.
 local how, id = ARGV[6], ARGV[7]
@@ -14,6 +14,7 @@ local function write(number, task)
   redis.call('HSET', REDRIVES, number, cmsgpack.pack(task))
 end
 
+if closed and (how == 'start' or how == 'step') then return answer('closed', closed) end
 if how == 'start' then
   tick(100)
   local running = redis.call('HGET', INFO, 'redrive')
@@ -50,10 +51,11 @@ if not known[1] then
   write(id, task)
   return answer('done', { id, task })
 end
--- A step from the cursor that the caller has read. Each element: sequence, new id, target; no target: it is left.
+-- A step from the cursor that the caller has read. Each element: sequence, new id, target, name of its entry there; no target:
+-- it is left.
 tick(100)
 if task[8] ~= tonumber(ARGV[9]) then return answer('done', { id, task }) end
-for at = 11, #ARGV, 3 do
+for at = 11, #ARGV, 4 do
   local s, target = padded(tonumber(ARGV[at])), ARGV[at + 2]
   local m = load(s)
   if target ~= '' and m and m[F.dead] and (m[F.state] == IS_READY or m[F.state] == IS_HIDDEN) then
@@ -61,11 +63,15 @@ for at = 11, #ARGV, 3 do
     for _, queue in ipairs(m[F.halts]) do
       if queue ~= target then elsewhere[#elsewhere + 1] = queue end
     end
-    -- The group that it returns to is told when it arrives.
+    for _, known_need in ipairs(m[F.needs]) do
+      local queue, member = string.match(known_need, '^(%S+) (%S+)$')
+      if queue ~= target then elsewhere[#elsewhere + 1] = queue .. ':' .. member end
+    end
+    -- The queue that it returns to is told when it arrives.
     if #elsewhere > 0 then redis.call('HSET', DECIDED, m[F.id], table.concat(elsewhere, ' ')) end
     local out = cmsgpack.unpack(cmsgpack.pack(m))
     out[F.id] = ARGV[at + 1]
-    set_moving(s, m, out, target, 'redrive ' .. id)
+    set_moving(s, m, out, target, 'redrive ' .. id, ARGV[at + 3])
     task[6] = task[6] + 1
   elseif target ~= '' or (m and m[F.dead]) then
     task[7] = task[7] + 1

@@ -1,7 +1,9 @@
 #!lua
--- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits entry...
 -- ARGV: clock touch seed floor settings element...
--- Each element: id, body, bytes, delay_ms, deliver_at_ms, group, dedup id, its hash, priority, key, source of the key.
+-- Each element: id, body, bytes, delay_ms, deliver_at_ms, group, dedup id, its hash, priority, key, source of the key. In a queue
+-- whose handlers make claims, there is a key for each of them: the entry of its idempotency key.
+if closed then return answer('closed', closed) end
 tick(20)
 local answers = {}
 for at = 6, #ARGV, 11 do
@@ -34,8 +36,14 @@ for at = 6, #ARGV, 11 do
     local m = {
       id, IS_READY, 0, 0, 0, now, retained, 0, 0, 0,
       ARGV[at + 5], tonumber(ARGV[at + 8]), false, 0, false, false, {}, false,
-      0, 0, bytes, 0, ARGV[at + 6], ARGV[at + 9], ARGV[at + 10], {},
+      0, 0, bytes, 0, ARGV[at + 6], ARGV[at + 9], ARGV[at + 10], {}, {}, 0,
     }
+    if C.once then
+      local entry = KEYS[33 + (at - 6) / 11]
+      -- An entry whose time is over is gone, so that the message does not bring it back.
+      load_entry(entry)
+      need(m, entry)
+    end
     if due > now then insert(s, m, body, IS_HIDDEN, due) else insert(s, m, body, IS_READY) end
     if hash ~= '' and C.window > 0 then
       redis.call('HSET', DEDUP, hash, string.format('%.0f %s %.0f', now, id, number))

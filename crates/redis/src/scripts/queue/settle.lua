@@ -1,7 +1,10 @@
 #!lua flags=allow-oom
--- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits entry...
 -- ARGV: clock touch seed floor settings element...
--- Each element: sequence, id, fence, how, after_ms, error. `after_ms` is -1 if it was not given; an error begins with `=`.
+-- Each element: sequence, id, fence, how, after_ms, error, parked_for, claim. `after_ms` is -1 if it was not given; an error begins
+-- with `=`. The last two are the places of entries among the keys that follow the queue's, or 0; behind a claim stand its fence,
+-- nonce, ending, failed, value, omitted and ttl_ms.
+if closed then return answer('closed', closed) end
 tick(20)
 local answers = {}
 
@@ -47,15 +50,36 @@ local function settle(s, m, how, after, problem)
   return die(s, m, 'rejected', problem)
 end
 
-for at = 6, #ARGV, 6 do
+local at = 6
+while at <= #ARGV do
   local s, problem = padded(tonumber(ARGV[at])), nil
   if ARGV[at + 5] ~= '' then problem = string.sub(ARGV[at + 5], 2) end
-  local m, why = find(s, ARGV[at + 1], ARGV[at + 2])
-  if m then
-    local told, detail = settle(s, m, ARGV[at + 3], tonumber(ARGV[at + 4]), problem)
-    answers[#answers + 1] = { told, detail or 0 }
-  else
-    answers[#answers + 1] = { why, 0 }
+  -- The claim first: a token that is stale blocks the settle, a receipt that is stale does not block the end of the claim.
+  local claim, next_at, ended, changed = tonumber(ARGV[at + 7]), at + 8, 'done', 0
+  if claim > 0 and ledger_closed then
+    ended = 'closed'
+  elseif claim > 0 then
+    local ending, _ = ARGV[at + 10], nil
+    ended, _, changed = finish(
+      KEYS[32 + claim], tonumber(ARGV[at + 8]), ARGV[at + 9], ending, ARGV[at + 11] == '1', ARGV[at + 12],
+      tonumber(ARGV[at + 13]), tonumber(ARGV[at + 14])
+    )
   end
+  if claim > 0 then next_at = at + 15 end
+  local m, why
+  if ended == 'done' then m, why = find(s, ARGV[at + 1], ARGV[at + 2]) end
+  local how, after, parked_for = ARGV[at + 3], tonumber(ARGV[at + 4]), tonumber(ARGV[at + 6])
+  if ended ~= 'done' then
+    answers[#answers + 1] = { 'claim ' .. ended, 0, changed }
+  elseif m then
+    -- Nothing would wake it any more if its entry is not in doubt.
+    local e = parked_for > 0 and load_entry(KEYS[32 + parked_for])
+    if parked_for > 0 and not (e and is_in_doubt(e)) then how, after = 'defer', 0 end
+    local told, detail = settle(s, m, how, after, problem)
+    answers[#answers + 1] = { told, detail or 0, changed }
+  else
+    answers[#answers + 1] = { why, 0, changed }
+  end
+  at = next_at
 end
 return answer('done', answers)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
 -- ARGV: clock touch seed floor settings halted_max
 tick(100)
 local groups, halted = {}, 0
@@ -20,5 +20,5 @@ local told = answer('done')
 local values = redis.call('HMGET', INFO, unpack(names))
 for at = 1, #names do values[at] = tonumber(values[at] or 0) end
 local oldest = redis.call('ZRANGE', SENT, 0, 0, 'WITHSCORES')[2]
-told[6], told[7], told[8], told[9] = values, halted, tonumber(oldest or -1), groups
+told[7], told[8], told[9], told[10] = values, halted, tonumber(oldest or -1), groups
 return told

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
+-- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
 -- ARGV: clock touch seed floor settings after limit state id
 -- A page of messages in their order, with their bodies; or of one message.
 tick(20)

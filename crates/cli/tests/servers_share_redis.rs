@@ -1,0 +1,241 @@
+//! The real binary on Redis: servers and proxies that share it, a server that is killed, TLS, and what `hapax doctor` finds.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+use common::proxied::{Proxy, post, service};
+use common::{Server, hapax, run};
+use hapax_faults::{RedisCluster, RedisServer};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::tempdir;
+
+const DURABLE: &[&str] = &["appendonly yes", "appendfsync always"];
+
+/// A test by its name.
+type Test = (&'static str, fn());
+
+const TESTS: &[Test] = &[
+    ("two_proxies_with_one_ledger_execute_once_and_outlive_redis", two_proxies),
+    ("doctor_says_what_redis_cannot_keep", doctor),
+    ("two_servers_serve_the_same_queues_and_outlive_redis", two_servers),
+    ("a_settle_ends_its_claim_on_a_cluster", worker_on_cluster),
+    ("a_store_is_copied_to_redis_and_back", copied),
+    ("tls_and_passwords_are_used_and_never_printed", tls),
+];
+
+fn main() -> ExitCode {
+    let missing = std::process::Command::new("redis-server").arg("--version").output().err();
+    let missing = missing.map(|error| format!("needs Redis 7: {error}"));
+    let trial = |&(name, test): &Test| {
+        let missing = missing.clone();
+        Trial::ignorable_test(name, move || match missing {
+            None => {
+                test();
+                Ok::<_, Failed>(Completion::Completed)
+            }
+            Some(why) => Ok(Completion::ignored_with(why)),
+        })
+    };
+    libtest_mimic::run(&Arguments::from_args(), TESTS.iter().map(trial).collect()).exit_code()
+}
+
+fn two_proxies() {
+    let redis = RedisServer::start(DURABLE).unwrap();
+    let (folder, url) = (tempdir().unwrap(), format!("redis://{}", redis.address()));
+    let (upstream, calls) = service();
+    let args = ["--upstream", &format!("http://{upstream}"), "--ledger", &url];
+    let (one, two) = (Proxy::start(&folder, &args), Proxy::start(&folder, &args));
+    let answers: Vec<String> = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..8)
+            .map(|number| if number % 2 == 0 { &one } else { &two })
+            .map(|proxy| scope.spawn(|| post(&proxy.address, "k")))
+            .collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    assert!(answers.iter().all(|answer| answer.ends_with("call 1")), "{answers:?}");
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    // Operators reach the ledger through each proxy, and without one.
+    for endpoint in [one.admin().unwrap(), two.admin().unwrap(), &url] {
+        let shown = run(&folder, &["ledger", "list", "--json", "--endpoint", endpoint]).ok();
+        assert!(shown.contains("http/proxy/anyone/POST /orders"), "{endpoint}: {shown}");
+    }
+    one.end(Signal::KILL);
+    redis.kill();
+    let closed = post(&two.address, "other");
+    assert!(closed.starts_with("http/1.1 503"), "without its ledger, the proxy refuses: {closed}");
+    redis.run().unwrap();
+    // The proxy's connection may be broken for one more request.
+    let mut again = post(&two.address, "k");
+    while again.starts_with("http/1.1 503") {
+        again = post(&two.address, "k");
+    }
+    assert!(again.contains("idempotent-replayed: true") && again.ends_with("call 1"), "{again}");
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+/// The codes that `hapax doctor` finds, and whether it succeeds.
+fn found(url: &str) -> (Vec<String>, Option<i32>) {
+    let done = run(&tempdir().unwrap(), &["doctor", "--json", "--store", url]);
+    let report: Value =
+        serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"));
+    let findings = report["store"]["findings"].as_array().unwrap();
+    (findings.iter().map(|finding| finding["code"].as_str().unwrap().to_owned()).collect(), done.code)
+}
+
+fn doctor() {
+    let redis = RedisServer::start(DURABLE).unwrap();
+    let url = format!("redis://{}", redis.address());
+    assert_eq!(found(&url), (vec![], Some(0)));
+    redis.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).unwrap();
+    assert_eq!(found(&url), (vec!["redis-may-evict".to_owned()], Some(1)));
+    redis.cli(&["CONFIG", "SET", "maxmemory-policy", "noeviction", "appendonly", "no"]).unwrap();
+    assert_eq!(found(&url), (vec!["redis-durability".to_owned()], Some(1)));
+    assert_eq!(
+        found(&format!("{url}?hapax_durability=process")),
+        (vec!["redis-not-durable".to_owned()], Some(0))
+    );
+    let cluster = RedisCluster::start(&["min-replicas-to-write 1", "cluster-node-timeout 120000"]).unwrap();
+    assert_eq!(found(&format!("{}?hapax_durability=replicated", cluster.url())), (vec![], Some(0)));
+    let secret = run(&tempdir().unwrap(), &["doctor", "--store", "redis://ann:hunter2@127.0.0.1:1"]);
+    assert!(secret.code == Some(1) && !format!("{secret:?}").contains("hunter2"), "{secret:?}");
+}
+
+fn bodies(received: &Value) -> Vec<String> {
+    received.as_array().unwrap().iter().map(|item| item["body"].as_str().unwrap().to_owned()).collect()
+}
+
+fn two_servers() {
+    let redis = RedisServer::start(DURABLE).unwrap();
+    let url = format!("redis://{}", redis.address());
+    let serve = || Server::start_in(tempdir().unwrap(), &["--store", &url]);
+    let (mut one, two) = (serve(), serve());
+    one.run(&["send", "--create", "jobs", "a"]).ok();
+    two.run(&["send", "jobs", "b"]).ok();
+    let received = two.run(&["receive", "jobs", "--max", "2", "--ack", "--json"]).json();
+    assert_eq!(bodies(&received).into_iter().collect::<BTreeSet<_>>(), ["a".into(), "b".into()].into());
+    assert_eq!(one.run(&["queues", "--json"]).json()[0]["stats"]["ready"], 0);
+    // A long poll at one server gets what arrives through the other.
+    let (folder, endpoint) = (tempdir().unwrap(), &one.endpoint);
+    let args = ["receive", "jobs", "--wait", "20s", "--ack", "--json", "--endpoint", endpoint];
+    let poll = std::thread::scope(|scope| {
+        let poll = scope.spawn(|| run(&folder, &args));
+        two.run(&["send", "jobs", "c"]).ok();
+        poll.join().unwrap()
+    });
+    assert_eq!(bodies(&poll.json()), ["c"]);
+    // Operators reach the queues without a server too.
+    run(&folder, &["send", "jobs", "d", "--endpoint", &url]).ok();
+    one.signal(Signal::KILL);
+    one.wait();
+    redis.kill();
+    let refused = two.run(&["send", "jobs", "e"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("unavailable"), "{refused:?}");
+    redis.run().unwrap();
+    let mut received = two.run(&["receive", "jobs", "--wait", "5s", "--ack", "--json"]);
+    while received.code != Some(0) {
+        assert!(received.stderr.contains("unavailable"), "{received:?}");
+        received = two.run(&["receive", "jobs", "--wait", "5s", "--ack", "--json"]);
+    }
+    assert_eq!(bodies(&received.json()), ["d"], "what was accepted is there");
+    let refused = run(&folder, &["migrate", "--store", &url]).failed(2);
+    assert!(refused.contains("nothing has to be migrated"), "{refused}");
+    let refused =
+        run(&folder, &["serve", "--listen", "127.0.0.1:0", "--store", &url, "--store-messages-max", "7"]);
+    assert!(refused.stderr.contains("store.embedded.messages_max: only the embedded store"), "{refused:?}");
+}
+
+fn worker_on_cluster() {
+    let cluster = RedisCluster::start(&["cluster-node-timeout 120000"]).unwrap();
+    let url = format!("{}?hapax_durability=replicated", cluster.url());
+    let folder = tempdir().unwrap();
+    let on = |args: &[&str]| run(&folder, &[args, &["--endpoint", &url]].concat());
+    on(&["queue", "create", "jobs", "--tier", "effectively-once"]).ok();
+    for key in ["order-7", "order-7", "order-8"] {
+        on(&["send", "jobs", key, "--key", key]).ok();
+    }
+    let args =
+        ["work", "--endpoint", &url, "jobs", "--until-empty", "--", "sh", "-c", "cat >> done; echo >> done"];
+    let worked = run(&folder, &args);
+    assert_eq!(worked.code, Some(0), "{worked:?}");
+    let done = std::fs::read_to_string(folder.path().join("done")).unwrap();
+    let mut done: Vec<&str> = done.lines().collect();
+    done.sort_unstable();
+    assert_eq!(done, ["order-7", "order-8"], "the duplicate has not run");
+    let listed = on(&["ledger", "list", "--json"]).ok();
+    assert!(listed.matches("completed").count() >= 2, "{listed}");
+    assert_eq!(on(&["queues", "--json"]).json()[0]["stats"]["ready"], 0);
+}
+
+fn copied() {
+    let redis = RedisServer::start(DURABLE).unwrap();
+    let (folder, url) = (tempdir().unwrap(), format!("redis://{}", redis.address()));
+    let on = |endpoint: &str, args: &[&str]| run(&folder, &[args, &["--endpoint", endpoint]].concat());
+    let bodies_in = |endpoint: &str| -> BTreeSet<String> {
+        bodies(&on(endpoint, &["receive", "jobs", "--max", "10", "--ack", "--json"]).json())
+            .into_iter()
+            .collect()
+    };
+    for number in 0..5 {
+        on("embedded:./one", &["send", "--create", "jobs", &format!("m{number}")]).ok();
+    }
+    run(&folder, &["copy", "--from", "embedded:./one", "--to", &url]).ok();
+    let refused = on("embedded:./one", &["send", "jobs", "late"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("redis://"), "{refused:?}");
+    on(&url, &["send", "jobs", "new"]).ok();
+    run(&folder, &["copy", "--from", &url, "--to", "embedded:./two"]).ok();
+    let refused = on(&url, &["send", "jobs", "late"]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("copied to"), "{refused:?}");
+    let all = ["m0", "m1", "m2", "m3", "m4", "new"].map(str::to_owned);
+    assert_eq!(bodies_in("embedded:./two"), all.clone().into());
+    run(&folder, &["copy", "--release", "--from", &url]).ok();
+    assert_eq!(bodies_in(&url), all.into(), "open again, it has what it had");
+}
+
+fn tls() {
+    const SECRET: &str = "hunter2";
+    let folder = tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let (cert, key) = (file("cert.pem"), file("key.pem"));
+    let made = std::process::Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"])
+        .args(["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", &key, "-out", &cert])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let settings = [
+        "appendonly yes".to_owned(),
+        "appendfsync always".to_owned(),
+        format!("tls-port {port}"),
+        format!("tls-cert-file {cert}"),
+        format!("tls-key-file {key}"),
+        format!("tls-ca-cert-file {cert}"),
+        "tls-auth-clients no".to_owned(),
+    ];
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    let redis = RedisServer::start(&settings).unwrap();
+    redis.cli(&["ACL", "SETUSER", "ann", "on", &format!(">{SECRET}"), "~*", "&*", "+@all"]).unwrap();
+    let url = format!("rediss://ann@localhost:{port}");
+    let send = |url: &str, trusts: bool, password: &str| {
+        let mut command = hapax(&folder, &["send", "--create", "jobs", "a", "--endpoint", url]);
+        if trusts {
+            command.env("SSL_CERT_FILE", &cert);
+        }
+        let output = command.env("REDISCLI_AUTH", password).output().unwrap();
+        let said = format!("{output:?}");
+        assert!(!said.contains(SECRET), "{said}");
+        (output.status.success(), said)
+    };
+    let (accepted, said) = send(&url, true, SECRET);
+    assert!(accepted, "{said}");
+    let (accepted, said) = send(&url, true, "wrong");
+    assert!(!accepted && said.contains("WRONGPASS"), "{said}");
+    let (accepted, said) = send(&url, false, SECRET);
+    assert!(!accepted, "an unknown certificate is refused: {said}");
+    assert_eq!(redis.cli(&["--scan", "--pattern", "*:q:jobs:m"]).unwrap().lines().count(), 1);
+}
