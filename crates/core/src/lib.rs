@@ -14,6 +14,7 @@
 //! | [`validate`] | what may be asked of a store, the same for each |
 //! | [`ledger`] | the ledger seam, and its protocol as pure functions |
 //! | [`inbox`] | the transactional seam: a ledger entry in the caller's own transaction |
+//! | [`outbox`] | the outbox seam: messages of business transactions, and the sinks they are published to |
 //! | [`transfer`] | export and import, to move queues and ledger to another store |
 //! | [`copy`] | what is closed in two stores while one is copied to the other |
 //! | [`documents`] | small named JSON documents with compare-and-set |
@@ -35,6 +36,7 @@ pub mod ledger;
 pub mod message;
 pub mod metrics;
 pub mod name;
+pub mod outbox;
 pub mod policy;
 pub mod queue;
 pub mod source;

@@ -87,6 +87,16 @@ pub(crate) async fn examine(base: &Base) -> Result<Examination, StoreError> {
         .await
 }
 
+/// The routes of the outbox: each with its sink, and with what a crash of a relay can repeat there.
+async fn relays(connection: &mut PgConnection) -> Result<Vec<(String, String)>, Failure> {
+    let exists = "SELECT to_regclass('hapax.outbox_route') IS NOT NULL";
+    if !sqlx::query(exists).fetch_one(&mut *connection).await?.try_get::<bool, _>(0)? {
+        return Ok(Vec::new());
+    }
+    let sql = "SELECT route, target || '; ' || after_a_crash FROM hapax.outbox_route ORDER BY route";
+    Ok(sqlx::query_as(sql).fetch_all(connection).await?)
+}
+
 async fn measure(connection: &mut PgConnection, pooler: bool, listens: bool) -> Result<Examination, Failure> {
     let mut measured = Measured { pooler, listens, ..Measured::default() };
     let mut facts = BTreeMap::new();
@@ -103,6 +113,9 @@ async fn measure(connection: &mut PgConnection, pooler: bool, listens: bool) -> 
     facts.insert("database_role".to_owned(), row.try_get::<String, _>("role")?.into());
     facts.insert("pooler".to_owned(), pooler.into());
     facts.insert("listens".to_owned(), listens.into());
+    for (route, sink) in relays(connection).await? {
+        facts.insert(format!("relay {route}"), sink.into());
+    }
 
     let mut rows = Vec::new();
     for &(part, sql) in PARTS {

@@ -34,18 +34,23 @@ pub(crate) enum Topic {
     Ledger,
     /// Queues, by their number.
     Queues,
+    /// Outboxes; the key means nothing.
+    Outbox,
 }
 
 impl Topic {
+    const ALL: [Self; 3] = [Self::Ledger, Self::Queues, Self::Outbox];
+
     fn letter(self) -> &'static str {
         match self {
             Self::Ledger => "l",
             Self::Queues => "q",
+            Self::Outbox => "o",
         }
     }
 
     fn of(letter: &str) -> Option<Self> {
-        [Self::Ledger, Self::Queues].into_iter().find(|topic| topic.letter() == letter)
+        Self::ALL.into_iter().find(|topic| topic.letter() == letter)
     }
 }
 
@@ -144,7 +149,7 @@ impl Inner {
                 }
                 std::mem::take(&mut unsent.keys)
             };
-            for topic in [Topic::Ledger, Topic::Queues] {
+            for topic in Topic::ALL {
                 let of_topic: Vec<u64> =
                     keys.iter().filter(|(of, _)| *of == topic).map(|(_, key)| *key).collect();
                 if !of_topic.is_empty() {
@@ -193,7 +198,7 @@ impl Inner {
         listener.listen(CHANNEL).await?;
         self.listens.store(true, Ordering::Relaxed);
         // What changed before we listened.
-        for topic in [Topic::Ledger, Topic::Queues] {
+        for topic in Topic::ALL {
             let _ = self.heard.send(Hint { topic, keys: None });
         }
         while let Some(notification) = listener.try_recv().await? {

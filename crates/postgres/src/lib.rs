@@ -1,4 +1,4 @@
-//! Queues, ledger, inbox and documents of Hapax on PostgreSQL 15 and later: several processes share one database.
+//! Queues, ledger, inbox, outbox and documents of Hapax on PostgreSQL 15 and later: several processes share one database.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), hapax_postgres::OpenError> {
@@ -8,7 +8,7 @@
 //! # }
 //! ```
 //!
-//! The parts, from the outside in: `ledger`, `documents`, `queues` and `inbox` implement the seams; [`merge`] merges the
+//! The parts, from the outside in: `ledger`, `documents`, `queues`, `inbox` and `outbox` implement the seams; [`merge`] merges the
 //! calls of a kind into batches; `pool` runs an operation on a connection, bounded in time and safe to cancel;
 //! `transaction` ends transactions and repeats those that lose against another one; `error` says what a failure means;
 //! `hints` tells other processes that something has changed. SQL lives in the modules of the seams and in
@@ -25,6 +25,7 @@ mod inbox;
 mod ledger;
 mod merge;
 mod migrate;
+mod outbox;
 mod pool;
 mod pooled;
 mod queues;
@@ -41,6 +42,7 @@ pub use connect::{Options, UrlError};
 pub use findings::FINDING_CODES;
 pub use inbox::{InboxOptions, Isolation, PostgresInbox, PostgresTransaction};
 pub use migrate::{MigrationReport, SCHEMA_VERSION, migrate};
+pub use outbox::PostgresOutbox;
 
 use connect::Target;
 use error::{Access, Failure};

@@ -57,6 +57,7 @@ const INBOX: &[Script] = &[
     Script::Both(include_str!("../migrations/0005_inbox.sql")),
 ];
 const COPY: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0006_copy.sql"))];
+const OUTBOX: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0007_outbox.sql"))];
 
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
@@ -67,6 +68,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 5, name: "inbox", scripts: INBOX, readers_from: 1 },
     // A program that does not know of closed queues would accept messages that the copy does not have.
     Migration { version: 6, name: "copy", scripts: COPY, readers_from: 6 },
+    Migration { version: 7, name: "outbox", scripts: OUTBOX, readers_from: 1 },
 ];
 
 /// The version of the schema that this program makes.

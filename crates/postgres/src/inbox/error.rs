@@ -15,7 +15,7 @@ fn ended_session(code: &str) -> bool {
 }
 
 /// A statement before the commit failed: the transaction is rolled back.
-pub(super) fn before_commit(error: sqlx::Error) -> InboxError {
+pub(crate) fn before_commit(error: sqlx::Error) -> InboxError {
     let sqlx::Error::Database(refused) = &error else {
         return match error {
             error @ (sqlx::Error::Decode(_)

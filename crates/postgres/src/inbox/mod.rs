@@ -25,7 +25,8 @@ use crate::ledger::hash_of;
 use crate::pool::{Pool, Taken};
 use crate::pooled;
 use crate::queues::Ending;
-use error::{after_handler, at_commit, before_commit, lost};
+pub(crate) use error::before_commit;
+use error::{after_handler, at_commit, lost};
 use keys::{KeyGuard, Keys};
 
 /// What a transaction sees of others that are committed while it runs; see PostgreSQL's documentation.

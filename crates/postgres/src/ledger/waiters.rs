@@ -107,7 +107,7 @@ async fn attend(waiters: Weak<Waiters>, mut hints: broadcast::Receiver<Hint>) {
             ) => {
                 waiters.wake_all();
             }
-            Ok(Ok(Hint { topic: Topic::Queues, .. })) => {}
+            Ok(Ok(Hint { topic: Topic::Queues | Topic::Outbox, .. })) => {}
             Ok(Err(broadcast::error::RecvError::Closed)) => return,
             Err(_) if waiters.dismiss() => return,
             Err(_) => waiters.wake_all(),

@@ -155,7 +155,8 @@ impl Database {
         PostgresStore::open(&self.url(), Options::default()).await.unwrap()
     }
 
-    /// Removes everything that earlier tests have left, but not the schema. Much faster than a new database.
+    /// Removes everything that earlier tests have left, but not the schema, nor messages of the outbox. Much faster than a
+    /// new database.
     pub async fn clear(&self) {
         let mut connection = self.connect().await;
         // A statement of an earlier test may still be under way.
@@ -170,7 +171,7 @@ impl Database {
             .execute(
                 "DO $$ DECLARE t text; BEGIN
                    FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'hapax'
-                     AND tablename NOT IN ('migration', 'store', 'ledger_gate') LOOP EXECUTE format('DELETE FROM hapax.%I', t); END LOOP;
+                     AND tablename NOT IN ('migration', 'store', 'ledger_gate') AND tablename !~ '^outbox_[0-9]' LOOP EXECUTE format('DELETE FROM hapax.%I', t); END LOOP;
                  END $$",
             )
             .await
