@@ -1,4 +1,5 @@
-//! The inbox in the user's own SQLite file: business write, ledger entry and outcome in one transaction of that file.
+//! The inbox and the outbox in the user's own SQLite file: business write, ledger entry, outcome and messages in one
+//! transaction of that file. The outbox is [`SqliteOutbox`].
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -31,6 +32,8 @@
 //! # }
 //! ```
 
+mod outbox;
+
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -41,6 +44,8 @@ use hapax_core::{
     SystemClock, ledger,
 };
 use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Transaction, TransactionBehavior, params};
+
+pub use outbox::SqliteOutbox;
 
 /// Hapax's table in the user's database.
 const TABLE: &str = "
