@@ -44,6 +44,12 @@ pub const STEPS: &[Step] = &[
     Step { name: "clients: proxy", limit: Duration::from_mins(15), needs_build: true, action: proxy },
     Step { name: "clients: psycopg", limit: Duration::from_mins(10), needs_build: true, action: psycopg },
     Step { name: "clients: pg (js)", limit: Duration::from_mins(10), needs_build: true, action: pg_js },
+    Step {
+        name: "clients: pg outbox (js)",
+        limit: Duration::from_mins(10),
+        needs_build: true,
+        action: pg_outbox_js,
+    },
     Step { name: "clients: js", limit: Duration::from_mins(10), needs_build: true, action: js },
     Step { name: "clients: rust", limit: Duration::from_mins(30), needs_build: true, action: rust },
 ];
@@ -78,7 +84,7 @@ fn boto3_redis(cx: &Context, step: &Step) -> Outcome {
 
 /// The SQL functions inside of one's own transaction, from Python.
 fn psycopg(cx: &Context, step: &Step) -> Outcome {
-    on_postgres(|set| pytest_with(cx, step, "postgres", &["transactional"], set))
+    on_postgres(|set| pytest_with(cx, step, "postgres", &["transactional", "outbox"], set))
 }
 
 /// Variables of the environment, by name and value.
@@ -155,6 +161,12 @@ fn js(cx: &Context, step: &Step) -> Outcome {
 /// The SQL functions inside of one's own transaction, from Node.
 fn pg_js(cx: &Context, step: &Step) -> Outcome {
     let files = ["clients/js/pg.test.js", "examples/transactional/charge.js"];
+    on_postgres(|set| node_test(cx, step, &files, "migrated.py", set))
+}
+
+/// The same for `hapax.enqueue`.
+fn pg_outbox_js(cx: &Context, step: &Step) -> Outcome {
+    let files = ["clients/js/outbox.test.js", "examples/outbox/order.js"];
     on_postgres(|set| node_test(cx, step, &files, "migrated.py", set))
 }
 

@@ -14,6 +14,7 @@ use crate::suite::{Context, Outcome, Skip, Step};
 pub const STEPS: &[Step] = &[
     Step { name: "service: postgres", limit: Duration::from_mins(10), needs_build: false, action: postgres },
     Step { name: "service: redis", limit: Duration::from_mins(10), needs_build: false, action: redis },
+    Step { name: "service: nats", limit: Duration::from_mins(10), needs_build: false, action: nats },
     Step {
         name: "service: postgres 18",
         limit: Duration::from_mins(10),
@@ -100,6 +101,10 @@ fn redis(cx: &Context, step: &Step) -> Outcome {
 fn prometheus(cx: &Context, step: &Step) -> Outcome {
     let (package, program) = ("prometheus", "promtool");
     found_or_installed(cx, step, &Service { name: "Prometheus", package, program, installed: program })
+/// NATS, from the path or from Debian's package. The tests start it themselves.
+fn nats(cx: &Context, step: &Step) -> Outcome {
+    let program = "nats-server";
+    found_or_installed(cx, step, &Service { name: "NATS", package: program, program, installed: program })
 }
 
 /// A server that Debian has a package of.

@@ -36,3 +36,5 @@ pub mod wire;
 
 #[cfg(feature = "http")]
 pub use connect::{Client, ConnectError, Options, Token};
+#[cfg(feature = "http")]
+pub use transport::connector;

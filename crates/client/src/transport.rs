@@ -113,21 +113,7 @@ impl Transport {
                 Some(value)
             }
         };
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(options.connect_timeout));
-        // Only HTTPS needs the machine's root certificates; reading them is slow.
-        let connector = if uri.scheme_str() == Some("https") {
-            hyper_rustls::HttpsConnectorBuilder::new()
-                .with_provider_and_native_roots(rustls::crypto::ring::default_provider())
-                .map_err(|error| bad(format!("this machine's certificates cannot be read: {error}")))?
-                .https_only()
-                .enable_http1()
-                .wrap_connector(tcp)
-        } else {
-            http_only_connector(tcp)
-        };
+        let connector = connector(&uri, options.connect_timeout).map_err(|error| bad(error.to_string()))?;
         let base = endpoint.trim_end_matches('/').to_owned();
         let (pools, idle_timeout) = (Mutex::default(), options.idle_timeout);
         let (timeout, closed) = (options.timeout, AtomicBool::new(false));
@@ -256,6 +242,27 @@ fn is_unreachable(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |error| (*error).source())
         .filter_map(|error| error.downcast_ref::<std::io::Error>())
         .any(|e| matches!(e.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | TimedOut))
+}
+
+/// A connector for an endpoint: TLS with this machine's certificates for HTTPS, and plain TCP for HTTP.
+pub fn connector(
+    endpoint: &Uri,
+    connect_timeout: Duration,
+) -> std::io::Result<HttpsConnector<HttpConnector>> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(connect_timeout));
+    // Only HTTPS needs the machine's root certificates; reading them is slow.
+    if endpoint.scheme_str() != Some("https") {
+        return Ok(http_only_connector(tcp));
+    }
+    let builder = hyper_rustls::HttpsConnectorBuilder::new()
+        .with_provider_and_native_roots(rustls::crypto::ring::default_provider())
+        .map_err(|error| {
+            std::io::Error::other(format!("this machine's certificates cannot be read: {error}"))
+        })?;
+    Ok(builder.https_only().enable_http1().wrap_connector(tcp))
 }
 
 /// Plain HTTP, with the same connector type.

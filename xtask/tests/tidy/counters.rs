@@ -21,6 +21,7 @@ const PLACES: &[Place] = &[
     place("StoreTotals", "crates/embedded/src/writer", &["stats"]),
     place("Counts", "crates/worker/src/", &["stats", "self"]),
     place("Counters", "crates/http/src/", &["counters"]),
+    place("RelayCounts", "crates/relay/src/", &["counts"]),
 ];
 
 /// A counter, and what declares it.

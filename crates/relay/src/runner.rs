@@ -1,0 +1,509 @@
+//! The rounds of a relay.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hapax_core::StoreError;
+use hapax_core::metrics::{Metrics as _, Sample};
+use hapax_core::outbox::{
+    Advance, BucketLease, HeldMessage, OutboxMessage, OutboxStore, Publisher, SinkDescription,
+};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::counts::{RelayCells, RelayCounts};
+use crate::options::RelayOptions;
+use crate::ownership::Ownership;
+use crate::pace::Pace;
+use crate::plan::{HeldKeys, Round, Step, behind};
+
+/// How often a relay asks for its share, at least; a share of the lease if that is shorter.
+const TEND: Duration = Duration::from_secs(2);
+/// How long a shutdown waits for the sink.
+const DRAIN: Duration = Duration::from_secs(20);
+/// Messages of a bucket that are read at once, at least.
+const ROWS_MIN: usize = 8;
+
+/// What the tasks of a relay share.
+pub(crate) struct Shared {
+    pub store: Arc<dyn OutboxStore>,
+    pub sink: Arc<dyn Publisher>,
+    pub description: SinkDescription,
+    pub options: RelayOptions,
+    pub counts: RelayCells,
+    pub ownership: Ownership,
+    /// Held while buckets are taken or given back, so that none is taken for ours that was just given back.
+    pub tending: tokio::sync::Mutex<()>,
+    /// A task that decides by it keeps it locked until the outbox has been changed.
+    pub held: tokio::sync::Mutex<HeldKeys>,
+    progress: Mutex<Progress>,
+}
+
+struct Progress {
+    /// When the sink last accepted something, or there was nothing to publish.
+    at: Instant,
+    /// When the sink last accepted something.
+    accepted: Option<Instant>,
+    problem: Option<String>,
+}
+
+impl Shared {
+    fn progress(&self) -> std::sync::MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// There is nothing to publish.
+    fn is_idle(&self) {
+        let mut progress = self.progress();
+        progress.at = Instant::now();
+        progress.problem = None;
+    }
+
+    /// The sink has accepted something.
+    pub fn accepted(&self) {
+        let mut progress = self.progress();
+        progress.at = Instant::now();
+        progress.accepted = Some(progress.at);
+        progress.problem = None;
+    }
+
+    pub fn problem(&self, problem: &str) {
+        self.progress().problem = Some(problem.to_owned());
+    }
+
+    /// Whether the sink has accepted something within this time.
+    pub fn has_accepted_within(&self, time: Duration) -> bool {
+        self.progress().accepted.is_some_and(|at| at.elapsed() < time)
+    }
+
+    pub fn store_failed(&self, doing: &'static str, error: &StoreError) {
+        self.counts.store_errors.add();
+        self.problem(&error.to_string());
+        tracing::warn!(route = %self.options.route, doing, %error, "the outbox's database did not do it; trying again");
+    }
+}
+
+/// Counts and readiness of a relay, while it runs and afterwards.
+#[derive(Clone)]
+pub struct RelayWatch {
+    shared: Arc<Shared>,
+}
+
+impl RelayWatch {
+    /// What it has done.
+    pub fn counts(&self) -> RelayCounts {
+        self.shared.counts.read()
+    }
+
+    /// The counters as metrics.
+    pub fn samples(&self) -> Vec<Sample> {
+        self.counts().samples(&[&self.shared.options.route])
+    }
+
+    /// The route's name.
+    pub fn route(&self) -> &str {
+        &self.shared.options.route
+    }
+
+    /// Whether it makes progress: it has published something, or had nothing to publish, within the last 30 s
+    /// ([`RelayOptions::stalled`]). Otherwise why not.
+    pub fn readiness(&self) -> Result<(), String> {
+        let progress = self.shared.progress();
+        let stalled = progress.at.elapsed();
+        if stalled < self.shared.options.stalled {
+            return Ok(());
+        }
+        let why = progress.problem.as_deref().unwrap_or("no answer");
+        Err(format!("route {}: nothing published for {} s: {why}", self.route(), stalled.as_secs()))
+    }
+}
+
+/// A relay of one route.
+pub struct Relay {
+    shared: Arc<Shared>,
+}
+
+impl Relay {
+    /// A relay from an outbox to a sink.
+    pub fn new(store: Arc<dyn OutboxStore>, sink: Arc<dyn Publisher>, options: RelayOptions) -> Self {
+        let description = sink.describe();
+        let progress = Mutex::new(Progress { at: Instant::now(), accepted: None, problem: None });
+        let (counts, ownership, tending, held) = Default::default();
+        Self {
+            shared: Arc::new(Shared {
+                store,
+                sink,
+                description,
+                options,
+                counts,
+                ownership,
+                tending,
+                held,
+                progress,
+            }),
+        }
+    }
+
+    /// Counts and readiness.
+    pub fn watch(&self) -> RelayWatch {
+        RelayWatch { shared: self.shared.clone() }
+    }
+
+    /// What its sink says about itself.
+    pub fn sink(&self) -> SinkDescription {
+        self.shared.description.clone()
+    }
+
+    /// Publishes until `shutdown` resolves; then finishes what the sink is working on, and gives its buckets to other
+    /// relays. Failures of the sink and of the database are waited out; only a route that cannot be registered is an error.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), StoreError> {
+        let shared = self.shared;
+        let RelayOptions { route, topics, relay, .. } = &shared.options;
+        shared.store.register(route, topics, &shared.description).await?;
+        for warning in &shared.description.warnings {
+            tracing::warn!(route, sink = shared.description.name, "{warning}");
+        }
+        let (stop, stopped) = watch::channel(false);
+        let mut background = JoinSet::new();
+        background.spawn(tend(shared.clone()));
+        background.spawn(rotate(shared.clone()));
+        let mut working = JoinSet::new();
+        working.spawn(crate::held::retry(shared.clone(), stopped.clone()));
+        let rounds =
+            Rounds { shared: shared.clone(), stopped, read: BTreeMap::new(), open: None, failures: 0 };
+        working.spawn(rounds.run());
+        shutdown.await;
+        // Its receivers live as long as the tasks.
+        let _ = stop.send(true);
+        let drained = tokio::time::timeout(DRAIN, async { while working.join_next().await.is_some() {} });
+        if drained.await.is_err() {
+            tracing::warn!(
+                route,
+                "the sink did not answer in time; what it was given may be published again"
+            );
+            working.shutdown().await;
+        }
+        background.shutdown().await;
+        if let Err(error) = shared.store.give_back(route, relay, &[]).await {
+            tracing::warn!(route, %error, "the buckets were not given back; other relays take them when the lease ends");
+        }
+        Ok(())
+    }
+}
+
+/// Renews the lease and takes this relay's share of the buckets.
+async fn tend(shared: Arc<Shared>) {
+    let RelayOptions { route, relay, lease, .. } = &shared.options;
+    loop {
+        let tending = shared.tending.lock().await;
+        let asked = Instant::now();
+        match shared.store.tend(route, relay, lease.as_millis() as u64).await {
+            Ok(tended) => {
+                let lost = shared.ownership.renewed(&tended, asked, *lease);
+                shared.counts.lost_buckets.add_many(lost);
+            }
+            Err(error) => shared.store_failed("renew the lease", &error),
+        }
+        drop(tending);
+        tokio::time::sleep((*lease / 3).min(TEND)).await;
+    }
+}
+
+/// Cleans up what is published.
+async fn rotate(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(shared.options.rotate).await;
+        match shared.store.rotate().await {
+            Ok(rotated) => {
+                shared.counts.rotated.add_many(rotated.emptied as usize);
+                if rotated.unrouted > 0 {
+                    let tables = rotated.unrouted;
+                    tracing::warn!(
+                        tables,
+                        "the outbox has messages that no route takes; `hapax outbox list` shows them"
+                    );
+                }
+            }
+            Err(error) => shared.store_failed("clean up", &error),
+        }
+    }
+}
+
+/// A bucket as this relay reads it.
+#[derive(Debug, Clone, Copy)]
+struct Read {
+    fence: u64,
+    position: u64,
+}
+
+struct Rounds {
+    shared: Arc<Shared>,
+    stopped: watch::Receiver<bool>,
+    read: BTreeMap<u16, Read>,
+    /// The round that is not over. It is kept through failures of the database, so that nothing is published twice.
+    open: Option<Open>,
+    /// Failures in a row, of the sink or of the database.
+    failures: u32,
+}
+
+struct Open {
+    round: Round,
+    /// What the sink did not accept, and is not set aside yet.
+    hold: Vec<HeldMessage>,
+}
+
+impl Rounds {
+    async fn run(mut self) {
+        let mut pace = Pace::new(self.shared.options.idle_poll);
+        while !*self.stopped.borrow() {
+            match self.step().await {
+                Ok(true) => pace.found(),
+                Ok(false) => {
+                    let shared = self.shared.clone();
+                    self.unless_stopped(shared.store.changed(pace.idle())).await;
+                }
+                Err(error) => {
+                    self.shared.store_failed("publish", &error);
+                    self.back_off().await;
+                }
+            }
+        }
+        // What was published is recorded, so that the next relay does not repeat it.
+        if let Some(open) = self.open.take()
+            && let Err(error) = self.record(&open.round).await
+        {
+            self.shared.store_failed("record the last positions", &error);
+        }
+    }
+
+    async fn unless_stopped(&mut self, wait: impl Future<Output = ()>) {
+        tokio::select! {
+            () = wait => {}
+            // The sender lives as long as this task.
+            _ = self.stopped.wait_for(|stopped| *stopped) => {}
+        }
+    }
+
+    async fn back_off(&mut self) {
+        self.failures = self.failures.saturating_add(1);
+        let delay_ms = self.shared.options.outage.delay_ms(self.failures, fastrand::u64(..));
+        self.unless_stopped(tokio::time::sleep(Duration::from_millis(delay_ms))).await;
+    }
+
+    /// Continues the open round, or begins one. Returns whether there was something to do.
+    async fn step(&mut self) -> Result<bool, StoreError> {
+        let leases = self.leases().await?;
+        if self.open.is_none() {
+            self.open = self.begin(&leases).await?;
+        }
+        let Some(mut open) = self.open.take() else { return Ok(false) };
+        let result = self.publish(&mut open).await;
+        // Everything that failed is tried again with what is still open.
+        match result {
+            Ok(true) => Ok(true),
+            Ok(false) => {
+                self.open = Some(open);
+                self.back_off().await;
+                Ok(true)
+            }
+            Err(error) => {
+                self.open = Some(open);
+                Err(error)
+            }
+        }
+    }
+
+    /// The buckets that this relay holds now; loads the positions of new ones.
+    async fn leases(&mut self) -> Result<Vec<BucketLease>, StoreError> {
+        let shared = self.shared.clone();
+        let RelayOptions { route, relay, .. } = &shared.options;
+        if self.open.is_none() {
+            let _tending = shared.tending.lock().await;
+            let surplus = shared.ownership.take_surplus();
+            if !surplus.is_empty() {
+                shared.store.give_back(route, relay, &surplus).await?;
+            }
+        }
+        let leases = shared.ownership.leases();
+        if shared.ownership.has_lapsed() {
+            // What is open may still be ours: that is known when the database answers.
+            return Ok(leases);
+        }
+        let fences: BTreeMap<u16, u64> = leases.iter().map(|lease| (lease.bucket, lease.fence)).collect();
+        self.read.retain(|bucket, read| fences.get(bucket) == Some(&read.fence));
+        let new: Vec<u16> = fences.keys().filter(|bucket| !self.read.contains_key(bucket)).copied().collect();
+        if let Some(open) = &mut self.open {
+            // A bucket that was lost and came back is read again, from its recorded position.
+            let ours: BTreeSet<u16> = self.read.keys().copied().collect();
+            let lost = open.round.positions().into_keys().filter(|bucket| !ours.contains(bucket)).collect();
+            open.round.drop_buckets(&lost);
+            open.hold.retain(|held| !lost.contains(&held.message.bucket));
+        }
+        if !new.is_empty() {
+            let positions = shared.store.positions(route, &new).await?;
+            let keys = shared.store.held_keys(route, &new).await?;
+            let mut held = shared.held.lock().await;
+            held.retain(|bucket, _| fences.contains_key(bucket) && !new.contains(bucket));
+            for (bucket, key) in keys {
+                held.entry(bucket).or_default().insert(key);
+            }
+            for (bucket, position) in positions {
+                self.read.insert(bucket, Read { fence: fences[&bucket], position });
+            }
+        }
+        Ok(leases)
+    }
+
+    /// Reads the messages of a round; `None`: there is nothing to do.
+    async fn begin(&mut self, leases: &[BucketLease]) -> Result<Option<Open>, StoreError> {
+        let shared = &self.shared;
+        let options = &shared.options;
+        if leases.is_empty() {
+            // Other relays have all buckets, or the lease has lapsed.
+            if !shared.ownership.has_lapsed() {
+                shared.is_idle();
+            }
+            return Ok(None);
+        }
+        let held_keys: usize = shared.held.lock().await.values().map(std::collections::HashSet::len).sum();
+        if held_keys > options.held_keys_max {
+            shared.problem(&format!(
+                "{held_keys} keys are set aside; nothing is read until the sink accepts some"
+            ));
+            return Ok(None);
+        }
+        let read: Vec<(u16, u64)> = self.read.iter().map(|(&bucket, read)| (bucket, read.position)).collect();
+        let ranges = shared.store.poll(&read).await?;
+        if ranges.is_empty() {
+            shared.is_idle();
+            return Ok(None);
+        }
+        let rows = (options.batch_max / ranges.len()).max(ROWS_MIN);
+        let bytes = (options.batch_bytes_max / ranges.len()).max(1);
+        let messages = shared.store.read(&ranges, rows, bytes).await?;
+        let keys = shared.held.lock().await;
+        let delays = shared.description.delays;
+        let round = Round::new(messages, &ranges, (rows, bytes), &options.topics, &keys, delays);
+        let waits = round.items.iter().filter(|item| item.step == Step::Hold);
+        let hold = waits.map(|item| behind(&item.message)).collect();
+        Ok(Some(Open { round, hold }))
+    }
+
+    /// Publishes what is open. Returns whether the round is over; otherwise the sink takes nothing now.
+    async fn publish(&mut self, open: &mut Open) -> Result<bool, StoreError> {
+        let shared = self.shared.clone();
+        self.set_aside(open).await?;
+        loop {
+            let indices = open.round.next(shared.description.batch_max);
+            if indices.is_empty() || *self.stopped.borrow() {
+                break;
+            }
+            if shared.ownership.has_lapsed() {
+                return Err(StoreError::Unavailable("the lease has lapsed".to_owned()));
+            }
+            let ours: BTreeSet<u16> = shared.ownership.leases().iter().map(|lease| lease.bucket).collect();
+            let buckets = indices.iter().map(|&index| open.round.items[index].message.bucket);
+            let lost: BTreeSet<u16> = buckets.filter(|bucket| !ours.contains(bucket)).collect();
+            if !lost.is_empty() {
+                self.lose(open, &lost);
+                continue;
+            }
+            let batch: Vec<OutboxMessage> =
+                indices.iter().map(|&index| open.round.items[index].message.clone()).collect();
+            let answers = shared.sink.publish(&batch).await;
+            assert_eq!(answers.len(), batch.len(), "a sink answers for each message");
+            let retry = &shared.options.retry;
+            let answered = open.round.answered(&indices, answers, || retry.delay_ms(1, fastrand::u64(..)));
+            shared.counts.published.add_many(answered.published);
+            shared.counts.duplicates.add_many(answered.duplicates);
+            shared.counts.refused.add_many(answered.refused);
+            shared.counts.failed.add_many(answered.failed);
+            if answered.published + answered.duplicates > 0 {
+                shared.accepted();
+                self.failures = 0;
+            }
+            open.hold = answered.hold;
+            self.set_aside(open).await?;
+            if let Some(problem) = answered.unavailable {
+                let route = &shared.options.route;
+                shared.counts.unavailable.add();
+                shared.problem(&problem);
+                tracing::warn!(
+                    route,
+                    sink = shared.description.name,
+                    problem,
+                    "the sink takes nothing; trying again"
+                );
+                self.record(&open.round).await?;
+                return Ok(false);
+            }
+        }
+        self.record(&open.round).await?;
+        Ok(true)
+    }
+
+    /// Sets aside what the sink did not accept, and what waits behind it.
+    async fn set_aside(&mut self, open: &mut Open) -> Result<(), StoreError> {
+        if open.hold.is_empty() {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let RelayOptions { route, relay, .. } = &shared.options;
+        let mut held = shared.held.lock().await;
+        let buckets: BTreeSet<u16> = open.hold.iter().map(|held| held.message.bucket).collect();
+        let leases: Vec<BucketLease> = buckets
+            .iter()
+            .filter_map(|bucket| {
+                self.read.get(bucket).map(|read| BucketLease { bucket: *bucket, fence: read.fence })
+            })
+            .collect();
+        let lost = shared.store.hold(route, relay, &leases, open.hold.clone()).await?;
+        shared.counts.held.add_many(open.hold.len());
+        for message in std::mem::take(&mut open.hold) {
+            let OutboxMessage { bucket, number, .. } = message.message;
+            if let Some(key) = message.message.ordered_key() {
+                held.entry(bucket).or_default().insert(key.to_owned());
+            }
+            for item in &mut open.round.items {
+                if (item.message.bucket, item.message.number) == (bucket, number) {
+                    item.step = Step::Done;
+                }
+            }
+        }
+        drop(held);
+        self.lose(open, &lost.into_iter().collect());
+        Ok(())
+    }
+
+    /// Forgets buckets that another relay has taken.
+    fn lose(&mut self, open: &mut Open, lost: &BTreeSet<u16>) {
+        open.round.drop_buckets(lost);
+        open.hold.retain(|held| !lost.contains(&held.message.bucket));
+        self.read.retain(|bucket, _| !lost.contains(bucket));
+    }
+
+    /// Records how far the buckets are published.
+    async fn record(&mut self, round: &Round) -> Result<(), StoreError> {
+        let RelayOptions { route, relay, .. } = &self.shared.options;
+        let mut advances = Vec::new();
+        for (bucket, position) in round.positions() {
+            if let Some(read) = self.read.get(&bucket).filter(|read| read.position < position) {
+                advances.push(Advance { lease: BucketLease { bucket, fence: read.fence }, position });
+            }
+        }
+        if advances.is_empty() {
+            return Ok(());
+        }
+        let lost = self.shared.store.advance(route, relay, &advances).await?;
+        self.shared.ownership.lose(&lost);
+        self.shared.counts.lost_buckets.add_many(lost.len());
+        for advance in advances {
+            if let Some(read) = self.read.get_mut(&advance.lease.bucket) {
+                read.position = advance.position;
+            }
+        }
+        self.read.retain(|bucket, _| !lost.contains(bucket));
+        Ok(())
+    }
+}

@@ -1,0 +1,53 @@
+//! Relays from a real PostgreSQL, under everything that can go wrong.
+
+mod crashes;
+mod failing_sinks;
+mod fixture;
+mod naive;
+mod real_sinks;
+mod sharing;
+mod sqlite;
+mod storm;
+
+use hapax_faults::PostgresServer;
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+/// Lists tests by their names.
+macro_rules! tests {
+    ($($module:ident::$name:ident),+ $(,)?) => {
+        [$((stringify!($name), (|server| fixture::block_on($module::$name(server))) as fn(&'static PostgresServer))),+]
+    };
+}
+
+fn main() -> std::process::ExitCode {
+    let tests = tests![
+        storm::out_of_order_commits_lose_nothing,
+        storm::tables_stay_small_under_load,
+        failing_sinks::a_sink_that_is_down_gets_everything_in_order,
+        failing_sinks::poison_blocks_only_its_key,
+        failing_sinks::a_message_that_keeps_failing_is_parked,
+        failing_sinks::a_message_that_hangs_delays_no_other_key,
+        failing_sinks::a_later_time_is_waited_for,
+        crashes::a_crash_at_every_step_repeats_nothing_at_a_deduplicating_sink,
+        crashes::a_restarted_database_is_waited_for,
+        crashes::a_restored_backup_swallows_no_message,
+        sharing::two_relays_share_the_work_in_order,
+        sharing::a_stopped_relay_is_replaced_and_fenced,
+        sharing::routes_do_not_wait_for_each_other,
+        sharing::a_stalled_relay_is_not_ready,
+        real_sinks::a_queue_takes_each_message_once,
+        real_sinks::a_stream_of_nats_takes_each_message_once,
+        real_sinks::a_webhook_is_signed_and_judged_by_its_status,
+        sqlite::a_file_has_an_outbox_too,
+    ];
+    let trial = |(name, test): (&'static str, fn(&'static PostgresServer))| {
+        Trial::ignorable_test(name, move || match fixture::shared() {
+            Ok(server) => {
+                test(server);
+                Ok::<_, Failed>(Completion::Completed)
+            }
+            Err(why) => Ok(Completion::ignored_with(format!("needs PostgreSQL 15: {why}"))),
+        })
+    };
+    libtest_mimic::run(&Arguments::from_args(), tests.into_iter().map(trial).collect()).exit_code()
+}

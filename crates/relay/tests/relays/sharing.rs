@@ -1,0 +1,110 @@
+//! Several relays, several routes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::outbox::{Advance, OutboxStore as _, PublishAnswer, Publisher as _};
+use hapax_faults::PostgresServer;
+use hapax_relay::RelayOptions;
+
+use crate::fixture::{Database, Recorder, Running, eventually, quick};
+
+async fn enqueue_many(database: &Database, from: u32, to: u32) {
+    let messages: Vec<(String, String)> =
+        (from..to).map(|number| (format!("k{}", number % 20), number.to_string())).collect();
+    let messages: Vec<(&str, &str)> =
+        messages.iter().map(|(key, body)| (key.as_str(), body.as_str())).collect();
+    database.enqueue(&messages).await;
+}
+
+fn in_order(sink: &Recorder, count: usize) {
+    assert_eq!(sink.count(), count);
+    for key in 0..20 {
+        let numbers: Vec<u32> =
+            sink.of_key(&format!("k{key}")).iter().map(|body| body.parse().unwrap()).collect();
+        assert!(numbers.is_sorted(), "{numbers:?}");
+    }
+}
+
+pub async fn two_relays_share_the_work_in_order(server: &'static PostgresServer) {
+    let database = Database::new(server).await;
+    let outbox = database.outbox().await;
+    let sink = Recorder::new(false);
+    let start = || Running::start(Arc::new(outbox.clone()), sink.clone(), quick("r"));
+    let first = start();
+    enqueue_many(&database, 0, 200).await;
+    sink.wait_for(200).await;
+    let second = start();
+    eventually("the second gets its share", async || {
+        let sql = "SELECT count(DISTINCT relay) FROM hapax.outbox_lease WHERE relay IS NOT NULL";
+        database.server.sql(&database.name, sql).unwrap() == "2"
+    })
+    .await;
+    enqueue_many(&database, 200, 400).await;
+    sink.wait_for(400).await;
+    first.stop().await;
+    enqueue_many(&database, 400, 600).await;
+    sink.wait_for(600).await;
+    second.stop().await;
+    in_order(&sink, 600);
+}
+
+/// The first relay hangs in its sink for longer than its lease; the second one takes over. When the first continues, it
+/// records nothing.
+pub async fn a_stopped_relay_is_replaced_and_fenced(server: &'static PostgresServer) {
+    let database = Database::new(server).await;
+    let outbox = database.outbox().await;
+    let sink = Recorder::new(true);
+    database.enqueue(&[("a", "1"), ("a", "2"), ("a", "3")]).await;
+    let leases = outbox.tend("r", "zombie", 500).await.unwrap().held;
+    let read = outbox.poll(&(0..64).map(|bucket| (bucket, 0)).collect::<Vec<_>>()).await.unwrap();
+    let messages = outbox.read(&read, 10, 1 << 20).await.unwrap();
+    let relay = Running::start(Arc::new(outbox.clone()), sink.clone(), quick("r"));
+    sink.wait_for(3).await;
+    let late = sink.publish(&messages).await;
+    assert!(late.iter().all(|answer| *answer == PublishAnswer::Duplicate), "{late:?}");
+    let lease = *leases.iter().find(|lease| lease.bucket == messages[0].bucket).unwrap();
+    let lost = outbox.advance("r", "zombie", &[Advance { lease, position: 1 }]).await.unwrap();
+    assert_eq!(lost, [lease.bucket]);
+    relay.stop().await;
+    assert_eq!(sink.of_key("a"), ["1", "2", "3"]);
+}
+
+pub async fn routes_do_not_wait_for_each_other(server: &'static PostgresServer) {
+    let database = Database::new(server).await;
+    let outbox = database.outbox().await;
+    let (down, up) = (Recorder::new(false), Recorder::new(false));
+    down.answer(|_| Some(PublishAnswer::Unavailable("down".into())));
+    let stuck = Running::start(Arc::new(outbox.clone()), down.clone(), quick("down"));
+    let moving = Running::start(Arc::new(outbox.clone()), up.clone(), quick("up").topics(["ord*"]));
+    enqueue_many(&database, 0, 100).await;
+    up.wait_for(100).await;
+    eventually("its position is recorded", async || {
+        let status = outbox.status().await.unwrap();
+        status.iter().map(|status| status.lag).collect::<Vec<_>>() == [100, 0]
+    })
+    .await;
+    let status = outbox.status().await.unwrap();
+    assert_eq!((status[0].route.as_str(), status[1].topics.clone()), ("down", vec!["ord*".to_owned()]));
+    down.answer(|_| None);
+    down.wait_for(100).await;
+    stuck.stop().await;
+    moving.stop().await;
+    in_order(&down, 100);
+}
+
+pub async fn a_stalled_relay_is_not_ready(server: &'static PostgresServer) {
+    let database = Database::new(server).await;
+    let sink = Recorder::new(false);
+    let options = RelayOptions { stalled: Duration::from_millis(300), ..quick("r") };
+    let relay = Running::start(Arc::new(database.outbox().await), sink.clone(), options);
+    sink.answer(|_| Some(PublishAnswer::Unavailable("connection refused".into())));
+    database.enqueue(&[("a", "1")]).await;
+    eventually("it is not ready", async || {
+        relay.watch.readiness().is_err_and(|why| why.contains("connection refused"))
+    })
+    .await;
+    sink.answer(|_| None);
+    eventually("it is ready again", async || relay.watch.readiness().is_ok()).await;
+    relay.stop().await;
+}
