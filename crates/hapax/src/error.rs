@@ -85,6 +85,10 @@ pub enum Error {
     #[cfg(feature = "worker")]
     #[error(transparent)]
     Worker(Box<hapax_worker::Stopped>),
+    /// The sink or the outbox of a relay cannot be used as it is configured.
+    #[cfg(feature = "relay")]
+    #[error(transparent)]
+    Sink(#[from] hapax_relay::sink::SinkError),
     /// The value cannot be written as JSON.
     #[error("the value cannot be written as JSON: {0}")]
     Encode(#[source] serde_json::Error),
@@ -117,6 +121,8 @@ impl Error {
             Self::Build(error) => error.code(),
             #[cfg(feature = "worker")]
             Self::Worker(stopped) => stopped.error.code(),
+            #[cfg(feature = "relay")]
+            Self::Sink(_) => "config",
             Self::Encode(_) => "not-json",
             Self::Decode(_) => "unexpected-body",
         }

@@ -80,6 +80,8 @@ pub mod copy;
 mod error;
 mod pair;
 mod queue;
+#[cfg(feature = "relay")]
+pub mod relay;
 pub mod transfer;
 mod url;
 
