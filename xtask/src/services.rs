@@ -101,6 +101,8 @@ fn redis(cx: &Context, step: &Step) -> Outcome {
 fn prometheus(cx: &Context, step: &Step) -> Outcome {
     let (package, program) = ("prometheus", "promtool");
     found_or_installed(cx, step, &Service { name: "Prometheus", package, program, installed: program })
+}
+
 /// NATS, from the path or from Debian's package. The tests start it themselves.
 fn nats(cx: &Context, step: &Step) -> Outcome {
     let program = "nats-server";

@@ -18,7 +18,8 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use hapax::{AdminError, StoreError};
 
 use crate::command::{
-    backup, bench, copy, dead, doctor, ledger, migrate, parked, proxy, queue, receive, send, transfer, work,
+    backup, bench, copy, dead, doctor, ledger, migrate, outbox, parked, proxy, queue, receive, relay, send,
+    transfer, work,
 };
 use crate::config_file::Problems;
 
@@ -80,6 +81,10 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     Parked(parked::ParkedArgs),
     /// Shows and resolves the ledger's entries: claimed keys, their outcomes, and those in doubt.
     Ledger(ledger::LedgerArgs),
+    /// Publishes the messages of an outbox, which business transactions have written.
+    Relay(Box<relay::RelayArgs>),
+    /// Shows an outbox, and retries or skips messages that a sink has refused.
+    Outbox(outbox::OutboxArgs),
     /// Writes a copy of the running store to a file.
     Backup(backup::BackupArgs),
     /// Restores a backup into a new folder; the restored store is paused.
@@ -203,6 +208,8 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Dead(args) => dead::run(args).await,
         Command::Parked(args) => parked::run(args).await,
         Command::Ledger(args) => ledger::run(args).await,
+        Command::Relay(args) => relay::run(*args).await,
+        Command::Outbox(args) => outbox::run(args).await,
         Command::Backup(args) => backup::backup(args).await,
         Command::Restore(args) => backup::restore(args).await,
         Command::Resume(args) => backup::resume(args).await,

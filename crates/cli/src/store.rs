@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use hapax::StoreUrl;
+use hapax::core::outbox::OutboxStore;
 use hapax::core::store::SharedStore;
 use hapax::embedded::Embedded;
 use hapax::postgres::PostgresStore;
@@ -34,6 +35,7 @@ pub struct StoreOptions {
 pub struct Store {
     admin: SharedStore,
     embedded: Option<Arc<Embedded>>,
+    postgres: Option<PostgresStore>,
     place: String,
 }
 
@@ -59,17 +61,17 @@ impl Store {
                 let opened = PostgresStore::open(url, options.postgres).await;
                 let place = named.to_string();
                 let store = opened.with_context(|| place.clone())?;
-                Ok(Self { admin: Arc::new(store), embedded: None, place })
+                Ok(Self { admin: Arc::new(store.clone()), embedded: None, postgres: Some(store), place })
             }
             named @ StoreUrl::Redis(_) => {
                 let opened = RedisStore::open(url, options.redis).await;
                 let place = named.to_string();
                 let store = opened.map_err(hapax::OpenError::from).with_context(|| place.clone())?;
-                Ok(Self { admin: Arc::new(store), embedded: None, place })
+                Ok(Self { admin: Arc::new(store), embedded: None, postgres: None, place })
             }
             named => {
                 let admin = hapax::Hapax::open(url).await?.store().clone();
-                Ok(Self { admin, embedded: None, place: named.to_string() })
+                Ok(Self { admin, embedded: None, postgres: None, place: named.to_string() })
             }
         }
     }
@@ -79,7 +81,7 @@ impl Store {
         let place = folder.display().to_string();
         let opened = tokio::task::spawn_blocking(move || Embedded::open(folder, options)).await??;
         let embedded = Arc::new(opened);
-        Ok(Self { admin: embedded.clone(), embedded: Some(embedded), place })
+        Ok(Self { admin: embedded.clone(), embedded: Some(embedded), postgres: None, place })
     }
 
     /// Opens the store of a URL; fails if it does not exist.
@@ -96,6 +98,12 @@ impl Store {
     /// The store's seams.
     pub fn admin(&self) -> &SharedStore {
         &self.admin
+    }
+
+    /// The outbox in the same database, if it has one.
+    pub fn outbox(&self) -> anyhow::Result<Option<Arc<dyn OutboxStore>>> {
+        let Some(store) = &self.postgres else { return Ok(None) };
+        Ok(Some(Arc::new(store.outbox()?)))
     }
 
     /// The location of its data, for people; it contains no secret.

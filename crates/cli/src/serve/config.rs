@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use hapax::embedded::{Options, StoreQuota};
+use hapax::relay::RelayConfig;
 use hapax::{AdminError, QueueConfig, QueueName, StoreUrl, postgres, redis, without_secrets};
 use hapax_http::proxy::ProxyConfig;
 use hapax_server::config::{AuthConfig, KeyConfig, LimitsConfig, SqsConfig, TlsConfig};
@@ -47,13 +48,27 @@ pub struct Config {
     /// Idempotency proxies that run in the same process, with the server's store as their ledger.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub proxy: Vec<ProxyConfig>,
+    /// Relays that run in the same process, from an outbox to a sink.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub relay: Vec<RelayConfig>,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let ServerConfig { listen, tls, auth, limits, sqs } = ServerConfig::default();
         let (store, log) = (StoreConfig::default(), LogConfig::default());
-        Self { listen, store, log, tls, auth, limits, sqs, queue: Vec::new(), proxy: Vec::new() }
+        Self {
+            listen,
+            store,
+            log,
+            tls,
+            auth,
+            limits,
+            sqs,
+            queue: Vec::new(),
+            proxy: Vec::new(),
+            relay: Vec::new(),
+        }
     }
 }
 
@@ -463,8 +478,36 @@ impl Config {
         found.extend(redacted_problems(&self.auth.keys, "auth.keys"));
         found.extend(queue_problems(&self.queue));
         found.extend(proxy_problems(&self.proxy));
+        found.extend(self.relay_problems());
         let own = self.listen.iter().map(|address| ("listen".to_owned(), *address));
         found.extend(address_problems(own, &self.proxy));
+        found
+    }
+
+    fn relay_problems(&self) -> Vec<Problem> {
+        let mut found = Vec::new();
+        for (at, relay) in self.relay.iter().enumerate() {
+            for (field, problem) in relay.problems() {
+                found.push(Problem::at(
+                    format!("relay.{at}.{field}"),
+                    format!("relay {}: {problem}", relay.name),
+                ));
+            }
+            if relay.from.is_none() && !self.store.is_postgres() {
+                let problem = format!(
+                    "relay {}: from: the server's own store has no outbox; name a database",
+                    relay.name
+                );
+                found.push(Problem::at(format!("relay.{at}"), problem));
+            }
+            if let Some(first) =
+                self.relay[..at].iter().position(|other| other.name == relay.name && other.from == relay.from)
+            {
+                let path = |at: usize| format!("relay.{at}.name");
+                let problem = format!("two relays are named {:?}: each would publish a part", relay.name);
+                found.push(Problem::conflict(path(at), path(first), problem));
+            }
+        }
         found
     }
 

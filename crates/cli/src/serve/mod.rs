@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use anyhow::Context as _;
 use hapax::core::QueueInfo;
 use hapax::core::store::SharedStore;
+use hapax::relay::Relay;
 use hapax::{AdminError, QueueName};
 use hapax_http::Tenant;
 use hapax_http::proxy::{Proxy, ProxyConfig};
@@ -39,12 +40,13 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     hapax_net::files::raise_file_limit();
     let mut signals = Signals::new()?;
     let starting = start(&config);
-    let StartedServer { store, server, listeners, proxies } = tokio::select! {
+    let StartedServer { store, server, listeners, proxies, relays } = tokio::select! {
         started = starting => started?,
         () = signals.next() => return Ok(()),
     };
     let (begin, stop) = tokio::sync::watch::channel(false);
     let proxies = run_proxies(proxies, &stop);
+    let relays = run_relays(relays, &stop);
     server
         .run(listeners, async {
             signals.shutdown().await;
@@ -53,6 +55,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         .await;
     // Each proxy limits its own shutdown time; its last outcomes are stored before the store is closed.
     proxies.join_all().await;
+    relays.join_all().await;
     store.close().await;
     tracing::info!("stopped");
     Ok(())
@@ -63,6 +66,7 @@ struct StartedServer {
     server: Server,
     listeners: Vec<TcpListener>,
     proxies: Vec<(Proxy, TcpListener)>,
+    relays: Vec<Relay>,
 }
 
 async fn start(config: &Config) -> anyhow::Result<StartedServer> {
@@ -92,13 +96,18 @@ async fn start(config: &Config) -> anyhow::Result<StartedServer> {
         // Standard output is closed; serve anyway.
         tracing::debug!("standard output: {error:#}");
     }
+    let mut relays = Vec::with_capacity(config.relay.len());
+    for relay in &config.relay {
+        let outbox = store.outbox()?;
+        relays.push(crate::command::relay::open(relay, outbox, Some(store.admin().clone())).await?);
+    }
     for warning in &status.warnings {
         tracing::warn!("{warning}");
     }
     for address in &addresses {
         tracing::info!(%address, store = store.location(), messages = status.messages, "listening");
     }
-    Ok(StartedServer { store, server, listeners, proxies })
+    Ok(StartedServer { store, server, listeners, proxies, relays })
 }
 
 /// How a client on this machine reaches an address.
@@ -167,6 +176,24 @@ pub fn run_proxies(
         running.spawn(proxy.run(listener, async move {
             let _ = stop.wait_for(|stop| *stop).await;
         }));
+    }
+    running
+}
+
+/// Runs the relays until `stop` is set.
+fn run_relays(relays: Vec<Relay>, stop: &tokio::sync::watch::Receiver<bool>) -> tokio::task::JoinSet<()> {
+    let mut running = tokio::task::JoinSet::new();
+    for relay in relays {
+        let mut stop = stop.clone();
+        running.spawn(async move {
+            let route = relay.watch().route().to_owned();
+            let stopped = async move {
+                let _ = stop.wait_for(|stop| *stop).await;
+            };
+            if let Err(error) = relay.run(stopped).await {
+                tracing::error!(route, %error, "the relay has not started");
+            }
+        });
     }
     running
 }

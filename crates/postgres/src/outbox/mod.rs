@@ -1,6 +1,6 @@
 //! The outbox: messages in the transactions of users, and what their relays need.
 //!
-//! `migrations/0011_outbox.sql` has the tables and the functions; `horizon` says how far they can be read.
+//! `migrations/0007_outbox.sql` has the tables and the functions; `horizon` says how far they can be read.
 
 mod held;
 mod horizon;

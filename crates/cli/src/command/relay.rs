@@ -1,0 +1,113 @@
+//! `hapax relay`: publishes the messages of an outbox.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use hapax::core::outbox::OutboxStore;
+use hapax::core::store::SharedStore;
+use hapax::relay::{self, Relay, RelayConfig};
+use hapax::{QueueName, without_secrets};
+use std::sync::Arc;
+
+use crate::output::raw;
+use crate::serve::config::{LogConfig, LogFormat};
+use crate::serve::logs;
+use crate::serve::signals::Signals;
+use crate::text::parse_ms;
+use crate::usage;
+
+/// Publishes what business transactions have written into an outbox.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  hapax relay --from postgres://localhost/shop --to http://127.0.0.1:9324 --queue orders.fifo
+  hapax relay --from postgres://localhost/shop --to postgres://localhost/shop --queue orders --topic 'orders.*'
+  HAPAX_WEBHOOK_SECRET=whsec_… hapax relay --from sqlite:shop.db --to webhook+https://shop.example/events
+  AWS_REGION=eu-central-1 hapax relay --from postgres://db/shop --to sqs+https://sqs.eu-central-1.amazonaws.com/123456789012/orders.fifo
+
+Several relays with the same --name share the work; one that stops is replaced by the others.
+SIGTERM or SIGINT stops it after what the sink is working on; a second one stops it at once.")]
+pub struct RelayArgs {
+    /// The outbox: postgres://HOST/DATABASE (with its password in PGPASSWORD) or sqlite:PATH.
+    #[arg(long, value_name = "URL", env = "HAPAX_OUTBOX", hide_env_values = true)]
+    from: String,
+    /// Where to publish: a store or server with --queue, webhook+https://HOST/PATH, sqs+https://HOST/ACCOUNT/QUEUE,
+    /// or nats://HOST:PORT/PREFIX.
+    #[arg(long, value_name = "URL", hide_env_values = true)]
+    to: String,
+    /// The queue, if the sink is a store or a server; created if it does not exist.
+    #[arg(long, value_name = "QUEUE")]
+    queue: Option<QueueName>,
+    /// The route's name: what it has published is remembered under it [default: default].
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Topics to publish, with * for any characters; may be repeated [default: *].
+    #[arg(long, value_name = "PATTERN")]
+    topic: Vec<String>,
+    /// File with the secret of a webhook's signature, instead of HAPAX_WEBHOOK_SECRET.
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
+    /// How long the share of a relay that does not answer stays its own [default: 15s].
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    lease: Option<u64>,
+    /// After how many failed attempts a message is parked; 0: never [default: 20].
+    #[arg(long, value_name = "COUNT")]
+    max_attempts: Option<u32>,
+    /// Format of the logs, on standard error [default: text].
+    #[arg(long, value_name = "FORMAT", env = "HAPAX_LOG_FORMAT")]
+    log_format: Option<LogFormat>,
+    /// Log level: error, warn, info, debug, trace [default: info].
+    #[arg(long, value_name = "LEVEL", env = "HAPAX_LOG_LEVEL")]
+    log_level: Option<String>,
+}
+
+/// Runs a relay until SIGTERM or SIGINT.
+pub async fn run(args: RelayArgs) -> anyhow::Result<()> {
+    let mut log = LogConfig::default();
+    log.format = args.log_format.unwrap_or(log.format);
+    log.level = args.log_level.unwrap_or(log.level);
+    let defaults = RelayConfig::default();
+    let config = RelayConfig {
+        name: args.name.unwrap_or(defaults.name),
+        from: Some(args.from),
+        to: Some(args.to),
+        queue: args.queue,
+        topics: if args.topic.is_empty() { defaults.topics } else { args.topic },
+        secret_file: args.secret_file,
+        lease_ms: args.lease.unwrap_or(defaults.lease_ms),
+        max_attempts: args.max_attempts.unwrap_or(defaults.max_attempts),
+    };
+    if let Some((_, problem)) = config.problems().into_iter().next() {
+        return Err(usage(format!("--{problem}")));
+    }
+    logs::start(&log)?;
+    let mut signals = Signals::new()?;
+    let relay = tokio::select! {
+        opened = open(&config, None, None) => opened?,
+        () = signals.next() => return Ok(()),
+    };
+    let watch = relay.watch();
+    relay.run(signals.shutdown()).await.with_context(|| format!("relay {}", config.name))?;
+    let counts = watch.counts();
+    tracing::info!(published = counts.published, duplicates = counts.duplicates, "stopped");
+    Ok(())
+}
+
+/// Opens a relay and prints where it leads.
+pub async fn open(
+    config: &RelayConfig,
+    outbox: Option<Arc<dyn OutboxStore>>,
+    store: Option<SharedStore>,
+) -> anyhow::Result<Relay> {
+    let opened = relay::open(config, outbox, store).await;
+    let relay = opened.with_context(|| format!("relay {}", config.name))?;
+    let from = config.from.as_deref().map_or("this store".to_owned(), without_secrets);
+    let sink = relay.sink();
+    let line = format!("  Relay {}: {from} -> {}; {}\n", config.name, sink.name, sink.dedup.after_a_crash());
+    if let Err(error) = raw(&line) {
+        // Standard output is closed; publish anyway.
+        tracing::debug!("standard output: {error:#}");
+    }
+    Ok(relay)
+}
