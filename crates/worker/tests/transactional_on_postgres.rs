@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bank::{Bank, Transfer, run_until};
+use hapax_core::outbox::{NewOutboxMessage, OutboxStore as _};
 use hapax_core::{
     AsyncInbox as _, Claim, ClaimEnding, ClaimRequest, DeadLetterPolicy, EndClaim, EntryId, Fingerprint,
     GroupId, Json, Ledger as _, NewMessage, OnDead, OnDoubt, QueueAdmin, QueueConfig, QueueName, QueueStore,
@@ -56,6 +57,7 @@ fn main() -> std::process::ExitCode {
             bank::block_on(crash_before_promotion(server));
         }),
         ("a_handler_holds_no_row_of_its_queue", |server| bank::block_on(holds_no_row(server))),
+        ("a_handler_publishes_in_its_transaction", |server| bank::block_on(publishes(server))),
         ("a_stuck_commit_stops_no_other_group", |server| bank::block_on(stuck_commit(server))),
         ("a_doubt_that_was_decided_is_not_parked", |server| {
             bank::block_on(decided_before_it_was_parked(server));
@@ -476,6 +478,45 @@ async fn write_skew(server: &'static PostgresServer) {
         assert_eq!(bank.numbers().await.len(), taken, "{isolation:?}");
         assert!(runs.load(Ordering::SeqCst) as usize >= 4 - taken, "{isolation:?}: one ran again");
     }
+}
+
+/// Consumed message, business write and the message that follows are one transaction: duplicates and failed runs publish
+/// nothing.
+async fn publishes(server: &'static PostgresServer) {
+    const COUNT: u32 = 12;
+    let bank = Bank::open(server).await;
+    let (queue, _) = create(&bank.store, Kind::Standard).await;
+    let transfers: Vec<Transfer> = (0..COUNT).map(Transfer::new).collect();
+    for producer in 0..2 {
+        for transfer in &transfers {
+            let message = message(transfer, Kind::Standard, producer);
+            bank.store.send(&queue, vec![message]).await.unwrap().remove(0).unwrap();
+        }
+    }
+    let (inbox, outbox) = (PostgresInbox::new(&bank.store), bank.store.outbox().unwrap());
+    let into = outbox.clone();
+    let builder = Worker::over(Arc::new(bank.store.clone()), queue.clone()).concurrency(4);
+    let worker = builder.async_transactional_handler(&inbox, move |transfer: Transfer, db, cx: Cx| {
+        let outbox = into.clone();
+        Box::pin(async move {
+            transfer.make(db, &cx).await?;
+            let made =
+                NewOutboxMessage::new("transfers.made", transfer.number.to_string()).key(&transfer.from);
+            let enqueued = outbox.enqueue(db, &made).await;
+            enqueued.map_err(|error| sqlx::Error::Protocol(error.to_string()))?;
+            if transfer.number.is_multiple_of(3) && cx.attempt() == 1 {
+                return Err(sqlx::Error::Protocol("told to fail".into()));
+            }
+            Ok(())
+        })
+    });
+    run_until(worker.build().await.unwrap(), async || bank.is_empty(&queue).await).await;
+    bank.check(&transfers).await;
+    let published = outbox.unpublished("none", 100).await.unwrap();
+    let mut numbers: Vec<u32> =
+        published.iter().map(|message| String::from_utf8_lossy(&message.body).parse().unwrap()).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..COUNT).collect::<Vec<_>>(), "one message for each transfer that was made");
 }
 
 /// The delivery has passed to another consumer while the handler ran: its transaction is rolled back.
