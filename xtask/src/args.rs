@@ -24,6 +24,7 @@ Examples:
   cargo xtask test clients           real AWS clients against the real binary
   cargo xtask bench embedded         the embedded store beside a bare SQLite loop
   cargo xtask bench proxy            the idempotency proxy beside a plain hop
+  cargo xtask bench relay            the outbox beside a plain transaction, the relay beside a poller
 
 Environment:
   CI=true      anything skipped is a failure, except what needs a registry that is out of reach

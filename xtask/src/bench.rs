@@ -23,6 +23,7 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "worker", package: "hapax-worker", target: "worker" },
     Bench { name: "postgres", package: "hapax-postgres", target: "postgres" },
     Bench { name: "redis", package: "hapax-redis", target: "redis" },
+    Bench { name: "relay", package: "hapax-relay", target: "relay" },
 ];
 
 /// Runs a benchmark without a time limit, because its duration is unknown, and in the foreground, so that an interrupt
