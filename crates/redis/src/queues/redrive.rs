@@ -187,6 +187,14 @@ impl Queues {
             }
             Err(error) => return Err(error),
         };
+        if let Some(to) = &task.to
+            && let Err(StoreError::NoSuchQueue(_)) = self.read_info(to).await
+        {
+            let failure = format!("queue {to} was deleted");
+            let args = [b"fail".as_slice(), id.as_bytes(), failure.as_bytes(), b"0", b""];
+            let mut answer = self.redrive(&from, &args).await?;
+            return Running::read(answer.values.fields()?);
+        }
         let due = u64::from(task.per_second) * now_ms.saturating_sub(task.started_ms) / 1000 + 1;
         let mut allowed = due.saturating_sub(task.moved);
         let (stored, seen, more) = self.view(&from, *cursor, STEP_MAX, "-1", "").await?;

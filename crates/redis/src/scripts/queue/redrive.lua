@@ -46,8 +46,9 @@ if how == 'back' then
   return answer('done', { id, task })
 end
 if task[2] ~= 'running' then return answer('done', { id, task }) end
-if not known[1] then
-  task[2], task[4], task[11] = 'failed', now, 'the queue was deleted'
+-- `fail` says in `task` why it cannot go on.
+if not known[1] or how == 'fail' then
+  task[2], task[4], task[11] = 'failed', now, how == 'fail' and ARGV[8] or 'queue ' .. C.name .. ' was deleted'
   write(id, task)
   return answer('done', { id, task })
 end
