@@ -118,6 +118,11 @@ impl StoreConfig {
         }
     }
 
+    /// Whether the URL names a PostgreSQL database.
+    pub fn is_postgres(&self) -> bool {
+        matches!(self.url.parse(), Ok(StoreUrl::Postgres(_)))
+    }
+
     /// The maximum count of open claims in one scope, in the section of the store that the URL names.
     pub fn in_doubt_per_scope_max(&mut self) -> &mut u64 {
         match self.url.parse() {
