@@ -60,10 +60,10 @@ const ANYWHERE: &[&str] = &[
     "migrations",
     "inbox",
     "transactions_and_closing",
-    "transactional_on_postgres",
 ];
 /// Those that need more of a server than a URL, and the ones that take long.
 const LONG_ON_18: &[&str] = &[
+    "transactional_on_postgres",
     "queue_floors",
     "ledger_plans_do_not_flip",
     "queue_plans_do_not_flip",

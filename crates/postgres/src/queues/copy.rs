@@ -3,7 +3,7 @@
 //! Closing has two steps. The first marks the queue, and is seen by every statement that begins after it. The second waits
 //! for the transactions that may have read the queue before: each holds a lock on the table until it ends, and no
 //! transaction that begins later is waited for. Above READ COMMITTED a transaction sees less than that; see
-//! `migrations/0007_copy.sql`.
+//! `migrations/0006_copy.sql`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
