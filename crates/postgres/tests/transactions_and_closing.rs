@@ -29,8 +29,8 @@ fn main() -> std::process::ExitCode {
 const ALL: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
 const OTHER: &str = "embedded:/elsewhere";
 
-fn to() -> Option<CopyState> {
-    Some(CopyState::To { store: OTHER.into(), complete: false })
+fn to() -> CopyState {
+    CopyState::To { store: OTHER.into(), complete: false }
 }
 
 fn entry(key: &str) -> InboxEntry {
@@ -78,7 +78,7 @@ async fn a_transaction_that_began_before_a_ledger_was_closed_does_not_enter_it(s
     for isolation in ALL {
         let (_database, store, _, inbox) = site(server, isolation).await;
         let mut tx = begun(&inbox, "early").await;
-        store.set_copy(&TransferScope::Ledger, to(), "test").await.unwrap();
+        store.set_copy(&TransferScope::Ledger, Some(to()), "test").await.unwrap();
         let met = inbox.enter(&mut tx, &entry("early")).await.unwrap_err();
         let told = match isolation {
             Isolation::ReadCommitted => matches!(&met, InboxError::Unavailable(why) if why.contains(OTHER)),
@@ -118,13 +118,13 @@ async fn closing_the_ledger_waits_for_those_who_have_entered_it(server: &'static
         let mut tx = begun(&inbox, "entered").await;
         enter_and_record(&inbox, &mut tx, "entered").await;
         let copied = store.clone();
-        let copies = tokio::spawn(async move {
-            copied.set_copy(&TransferScope::Ledger, to(), "test").await.unwrap();
+        let closing = tokio::spawn(async move {
+            copied.set_copy(&TransferScope::Ledger, Some(to()), "test").await.unwrap();
             entries(&copied).await
         });
-        give_it_time(&copies, async || other.ledger_copy().await.unwrap().is_some()).await;
+        give_it_time(&closing, async || other.ledger_copy().await.unwrap().is_some()).await;
         inbox.commit(tx).await.unwrap();
-        assert_eq!(copies.await.unwrap(), 1, "{isolation:?}: the entry is in the copy");
+        assert_eq!(closing.await.unwrap(), 1, "{isolation:?}: the entry is in the copy");
     }
 }
 
@@ -148,7 +148,7 @@ async fn closing_a_queue_ends_the_deliveries_of_open_transactions(server: &'stat
         let delivery = received(&store).await;
         let mut tx = begun(&inbox, "open").await;
         enter_and_record(&inbox, &mut tx, "open").await;
-        store.set_copy(&queue(), to(), "test").await.unwrap();
+        store.set_copy(&queue(), Some(to()), "test").await.unwrap();
         let met = inbox.settle(&mut tx, &delivery.receipt).await.unwrap_err();
         let told = match isolation {
             Isolation::ReadCommitted => matches!(met, InboxError::Superseded(_)),
@@ -170,13 +170,13 @@ async fn closing_a_queue_waits_for_a_settled_delivery(server: &'static Server) {
         enter_and_record(&inbox, &mut tx, "settled").await;
         assert!(inbox.settle(&mut tx, &delivery.receipt).await.unwrap());
         let copied = store.clone();
-        let copies = tokio::spawn(async move {
-            copied.set_copy(&queue(), to(), "test").await.unwrap();
+        let closing = tokio::spawn(async move {
+            copied.set_copy(&queue(), Some(to()), "test").await.unwrap();
             copied.export(&queue(), None, 100).await.unwrap().items.len()
         });
-        give_it_time(&copies, async || other.queue(&jobs()).await.unwrap().paused.is_some()).await;
+        give_it_time(&closing, async || other.queue(&jobs()).await.unwrap().paused.is_some()).await;
         inbox.commit(tx).await.unwrap();
-        assert_eq!(copies.await.unwrap(), 0, "{isolation:?}: it was settled here, so it is not copied");
+        assert_eq!(closing.await.unwrap(), 0, "{isolation:?}: it was settled here, so it is not copied");
     }
 }
 

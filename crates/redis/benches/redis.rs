@@ -145,7 +145,7 @@ impl Bench {
     async fn claims(&self) {
         let (mut ours, mut theirs, mut n) = (Vec::new(), Vec::new(), 0);
         for _ in 0..self.rounds {
-            let mut latency = |rate: f64| 1_000_000.0 / rate;
+            let latency = |rate: f64| 1_000_000.0 / rate;
             let own = rate(1, || {
                 n += 1;
                 claim(&self.store, n)
@@ -188,12 +188,12 @@ impl Bench {
 
     /// Bytes of memory for each message and each entry.
     async fn memory(&self, server: &RedisServer) {
+        const COUNT: u64 = 10_000;
         let used = || {
             let info = server.cli(&["INFO", "memory"]).expect("INFO");
             let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
             used.and_then(|used| used.trim().parse::<f64>().ok()).expect("used_memory")
         };
-        const COUNT: u64 = 10_000;
         for (what, tier) in [
             ("standard", hapax_core::Tier::AtLeastOnce),
             ("effectively-once", hapax_core::Tier::EffectivelyOnce),
