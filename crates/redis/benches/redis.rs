@@ -16,6 +16,8 @@ use redis::aio::MultiplexedConnection;
 const DURABLE: &[&str] = &["appendonly yes", "appendfsync always"];
 const TURN: Duration = Duration::from_millis(200);
 const BODY: usize = 256;
+/// Messages, and entries, whose memory is measured.
+const COUNT: u64 = 10_000;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
