@@ -53,14 +53,8 @@ pub const TEST_STEPS: &[Step] = &[
 ];
 
 /// Test binaries that run on any kind of server. Their names occur in one package only.
-const ANYWHERE: &[&str] = &[
-    "queues",
-    "ledger",
-    "merged_calls",
-    "migrations",
-    "inbox",
-    "transactions_and_closing",
-];
+const ANYWHERE: &[&str] =
+    &["queues", "ledger", "merged_calls", "migrations", "inbox", "transactions_and_closing"];
 /// Those that need more of a server than a URL, and the ones that take long.
 const LONG_ON_18: &[&str] = &[
     "transactional_on_postgres",
