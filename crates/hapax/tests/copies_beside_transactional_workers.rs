@@ -22,7 +22,7 @@ const COUNT: i32 = 150;
 fn main() -> ExitCode {
     let server = || {
         static SERVER: OnceLock<Result<PostgresServer, String>> = OnceLock::new();
-        SERVER.get_or_init(|| PostgresServer::start(&["fsync=off"])).as_ref()
+        SERVER.get_or_init(PostgresServer::start_in_memory).as_ref()
     };
     let mut trials = Vec::new();
     for isolation in [Isolation::ReadCommitted, Isolation::Serializable] {
