@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 
 use hapax_faults::{PostgresServer, RedisCluster};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -119,6 +120,13 @@ fn each_bank_sees_the_same_while_a_master_is_killed() {
         if line.contains("a worker died") && !is_killed {
             cluster.nodes[0].kill();
             is_killed = true;
+            // Workers that start while a master has no replica are refused at this level, so the node has to return.
+            let (start, patience) = (Instant::now(), Duration::from_mins(1));
+            while !cluster.nodes[3].cli(&["ROLE"]).is_ok_and(|role| role.starts_with("master")) {
+                assert!(start.elapsed() < patience, "the replica does not take over");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            cluster.nodes[0].run().unwrap();
         }
         said.extend([&line, "\n"]);
     }

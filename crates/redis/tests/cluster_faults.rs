@@ -140,8 +140,8 @@ async fn under_load(cluster: &Arc<RedisCluster>, fault: impl FnOnce(&RedisCluste
 async fn what_a_paused_replica_did_not_confirm_stays_unknown() {
     // Long enough that the paused replicas are not declared failed.
     let cluster = RedisCluster::start(&["cluster-node-timeout 120000"]).unwrap();
-    let options = replicated();
-    let store = RedisStore::open(&cluster.url(), options.clone()).await.unwrap();
+    let (options, url) = (replicated(), cluster.url());
+    let store = RedisStore::open(&url, options.clone()).await.unwrap();
     let held = granted(&store, ask("held", "ann")).await;
     cluster.nodes[3..].iter().for_each(RedisServer::pause);
     let is_unknown = |answer: &Result<Claim, ClaimError>| {
@@ -151,18 +151,19 @@ async fn what_a_paused_replica_did_not_confirm_stays_unknown() {
     assert!(is_unknown(&new), "{new:?}");
     let end = store.end(vec![completed("held", &held, "done")]).await;
     assert!(matches!(end, Err(StoreError::OutcomeUnknown(_))), "{end:?}");
-    // Asked again on connections that have written nothing: WAIT alone would confirm at once.
-    let other = RedisStore::open(&cluster.url(), options).await.unwrap();
+    // Asked again on connections that have written nothing: WAIT alone would confirm at once. Each question opens its own.
+    let fresh = || RedisStore::open(&url, options.clone());
+    let other = fresh().await.unwrap();
     let again = claim(&other, ask("new", "ann")).await;
     assert!(is_unknown(&again), "the same owner is not told that it holds the key: {again:?}");
-    let end = other.end(vec![completed("held", &held, "done")]).await;
+    let end = fresh().await.unwrap().end(vec![completed("held", &held, "done")]).await;
     assert!(
         matches!(end, Err(StoreError::OutcomeUnknown(_))),
         "a repeated completion is not confirmed: {end:?}"
     );
-    let replay = claim(&other, ask("held", "bob")).await;
+    let replay = claim(&fresh().await.unwrap(), ask("held", "bob")).await;
     assert!(is_unknown(&replay), "an outcome that may be lost is not replayed: {replay:?}");
-    let entry = other.entry(&id("held")).await;
+    let entry = fresh().await.unwrap().entry(&id("held")).await;
     assert!(matches!(entry, Err(StoreError::OutcomeUnknown(_))), "{entry:?}");
     cluster.nodes[3..].iter().for_each(RedisServer::resume);
     let Claim::Granted(_) = claim_patiently(&other, ask("new", "ann")).await else { panic!("not granted") };

@@ -89,12 +89,15 @@ pub async fn worker(
     kill: Option<Kill>,
 ) -> anyhow::Result<Worker> {
     let payments = hapax.queue::<Payment>(bank.name())?;
-    let builder = payments
-        .worker(move |payment, cx| pay(bank, address, payment, cx))
-        .on_doubt(bank.on_doubt())
-        .concurrency(2)
-        .hook(Kill::hook(kill, bank.name()));
-    Ok(builder.build().await?)
+    let build = || {
+        payments
+            .worker(move |payment, cx| pay(bank, address, payment, cx))
+            .on_doubt(bank.on_doubt())
+            .concurrency(2)
+            .hook(Kill::hook(kill, bank.name()))
+            .build()
+    };
+    repeat(build).await
 }
 
 /// Completes when every message of these queues has ended or is parked.
@@ -132,7 +135,7 @@ pub async fn work(
 
 /// Repeats a call for a while: a store that several processes share may be out of reach. A send that is repeated may be there
 /// twice; its key makes that harmless.
-pub async fn repeat<T, F: Future<Output = Result<T, hapax::Error>>>(
+pub async fn repeat<T, E: Into<anyhow::Error>, F: Future<Output = Result<T, E>>>(
     mut call: impl FnMut() -> F,
 ) -> anyhow::Result<T> {
     let end = tokio::time::Instant::now() + Duration::from_secs(20);
