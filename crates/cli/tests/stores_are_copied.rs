@@ -347,9 +347,12 @@ fn refusals(server: &'static PostgresServer) {
     assert_eq!(code, Some(1), "one process opens a folder: {why}");
     let (code, why) = copy(&database, &["--queue", "nothing"]);
     assert!(code == Some(1) && why.contains("nothing does not exist"), "{why}");
-    let same =
-        run(&folder, &["copy", "--from", &database, "--to", &format!("{database}?application_name=x")]);
-    assert!(same.failed(1).contains("lead to one store"), "it has no queue to tell by");
+    // One store by two names, without a queue to tell by.
+    let other_name = format!("{database}?application_name=x");
+    let same = run(&folder, &["copy", "--from", &database, "--to", &other_name]);
+    assert!(same.code == Some(1) && same.stderr.contains("lead to one store"), "{same:?}");
+    let opened = run(&folder, &["copy", "--release", "--from", &database]).ok();
+    assert!(opened.contains("nothing was closed"), "{opened}");
     // A queue of the target that is in use is not touched.
     run(&folder, &["queue", "create", "jobs", "--endpoint", &database]).ok();
     run(&folder, &["send", "jobs", "other", "--endpoint", &database]).ok();

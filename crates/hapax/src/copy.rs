@@ -330,7 +330,7 @@ impl Copier<'_> {
         }
         let scope = TransferScope::Ledger;
         repeat(|| self.source.set_copy(&scope, None, by)).await.map_err(in_source)?;
-        Err(CopyError::Refused(format!("{from} and {to} lead to one store")))
+        Err(CopyError::Refused(format!("{from} and {to} lead to one store; its ledger is open again")))
     }
 
     /// The entries of the ledger that are copied, page by page.
