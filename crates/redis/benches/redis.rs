@@ -190,7 +190,6 @@ impl Bench {
 
     /// Bytes of memory for each message and each entry.
     async fn memory(&self, server: &RedisServer) {
-        const COUNT: u64 = 10_000;
         let used = || {
             let info = server.cli(&["INFO", "memory"]).expect("INFO");
             let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
