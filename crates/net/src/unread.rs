@@ -8,7 +8,8 @@
 //! is closed just as soon if it reads slowly.
 //!
 //! Small responses of requests that are already under way may exceed the limit, up to twice the limit. Beyond that a
-//! response is cut off: its client learns no result, as after any broken connection.
+//! response is cut off: its client learns no result, as after any broken connection. Responses of at most 1 KiB, such as
+//! those of health checks and of single sends and settles, are never cut off.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -31,6 +32,9 @@ pub const SMALL_BYTES_MAX: usize = 256 * 1024;
 
 /// How many times the budget small responses may use, and everything that was sent although the budget was used up.
 const EXCESS: usize = 2;
+
+/// A response of at most this size is always sent.
+const TINY_BYTES_MAX: usize = 1024;
 
 /// One connection may use 1/8 of the budget.
 const SHARES: usize = 8;
@@ -96,7 +100,9 @@ impl UnreadBudget {
     /// Whether there is no memory left even for a small response.
     fn is_exhausted(&self, bytes: usize) -> bool {
         let used = self.used();
-        used > 0 && used.saturating_add(bytes) > self.bytes_max.saturating_mul(EXCESS)
+        bytes > TINY_BYTES_MAX
+            && used > 0
+            && used.saturating_add(bytes) > self.bytes_max.saturating_mul(EXCESS)
     }
 
     fn add(&self, bytes: usize) {
@@ -212,6 +218,8 @@ pub(crate) struct ResponseBody {
     body: Body,
     guard: RequestGuard,
     charge: Option<Charge>,
+    /// It fails at once instead of waiting for room.
+    cut_off: bool,
     waiting: Option<Box<BudgetWait>>,
 }
 
@@ -223,11 +231,12 @@ impl ResponseBody {
         refusal: impl FnOnce(&Response<Body>) -> Response<Body>,
     ) -> Response<Self> {
         let held = response.body().bytes_in_memory();
-        let may_be_sent =
-            fits(guard.connection(), held) || response.extensions().get::<AlwaysSent>().is_some();
+        let always_sent = response.extensions().get::<AlwaysSent>().is_some();
+        let may_be_sent = always_sent || fits(guard.connection(), held);
         let response = if may_be_sent { response } else { refusal(&response) };
         let held = response.body().bytes_in_memory();
-        let response = if held > 0 && guard.connection().budget.is_exhausted(held) {
+        let cut_off = !always_sent && guard.connection().budget.is_exhausted(held);
+        let response = if cut_off {
             tracing::debug!(bytes = held, "a response is cut off: too many bytes of responses are unread");
             response.map(|_| Body::failed("too many bytes of responses are unread"))
         } else {
@@ -235,7 +244,7 @@ impl ResponseBody {
         };
         let held = response.body().bytes_in_memory();
         let charge = (held > 0).then(|| Charge::new(guard.connection().clone(), held));
-        response.map(|body| Self { body, guard, charge, waiting: None })
+        response.map(|body| Self { body, guard, charge, cut_off, waiting: None })
     }
 }
 
@@ -249,7 +258,7 @@ impl HttpBody for ResponseBody {
     ) -> Poll<Option<Result<Frame<Chunk>, BoxError>>> {
         let this = self.get_mut();
         let connection = this.guard.connection();
-        if this.charge.is_none() && this.body.is_streamed() {
+        if this.charge.is_none() && this.body.is_streamed() && !this.cut_off {
             if this.waiting.is_none() && !connection.budget.admits(connection) {
                 this.waiting = Some(Box::new(BudgetWait::new(connection.clone())));
             }

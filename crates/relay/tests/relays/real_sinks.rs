@@ -47,7 +47,7 @@ pub async fn a_queue_takes_each_message_once(server: &'static PostgresServer) {
     let relay = Running::start(Arc::new(outbox.clone()), open().await, quick("r"));
     eventually("the queue has them", async || store.stats(&queue).await.unwrap().ready >= 3).await;
     eventually("the one with too many headers is parked", async || {
-        outbox.status().await.unwrap()[0].parked == 1
+        outbox.status().await.unwrap().first().is_some_and(|route| route.parked == 1)
     })
     .await;
     assert_eq!(relay.watch.counts().duplicates, 2);
@@ -128,7 +128,10 @@ pub async fn a_webhook_is_signed_and_judged_by_its_status(server: &'static Postg
         bodies().contains(&"2".to_owned()) && bodies().contains(&"4".to_owned())
     })
     .await;
-    eventually("422 is parked", async || outbox.status().await.unwrap()[0].parked == 1).await;
+    eventually("422 is parked", async || {
+        outbox.status().await.unwrap().first().is_some_and(|route| route.parked == 1)
+    })
+    .await;
     let got = bodies();
     let at = |body: &str| got.iter().rposition(|known| known == body).unwrap();
     assert!(at("1") < at("500") && at("500") < at("2") && at("503") < at("4"), "{got:?}");
@@ -206,7 +209,7 @@ pub async fn a_stream_of_nats_takes_each_message_once(server: &'static PostgresS
     let relay = Running::start(Arc::new(outbox.clone()), sink.clone(), quick("r"));
     eventually("they are published", async || relay.watch.counts().published == 2).await;
     eventually("the topic that is no subject is parked", async || {
-        outbox.status().await.unwrap()[0].parked == 1
+        outbox.status().await.unwrap().first().is_some_and(|route| route.parked == 1)
     })
     .await;
     assert_eq!(relay.watch.counts().duplicates, 1);
