@@ -18,11 +18,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 ///
 /// let stats = QueueStats { ready: 3, ..QueueStats::default() };
 /// let page = page(&stats.samples(&["jobs"]));
-/// assert!(page.starts_with(
-///     "# HELP hapax_queue_ready Messages that can be received. Kept by the store.\n\
-///      # TYPE hapax_queue_ready gauge\n\
-///      hapax_queue_ready{queue=\"jobs\"} 3\n"
-/// ));
+/// assert!(page.contains("TYPE hapax_queue_ready gauge\nhapax_queue_ready{queue=\"jobs\"} 3\n"));
 /// ```
 pub fn page(samples: &[Sample]) -> String {
     // All values of a metric have to follow its head; samples come queue by queue.
