@@ -1,6 +1,6 @@
 //! Runs a child with a time limit, copies its output and counts its test results.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::totals::Reader;
+use crate::totals::{Reader, is_passed_line};
 
 /// Poll interval for a running child.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -86,16 +86,19 @@ fn kill(child: &Child) {
     }
 }
 
-/// Copies the output to ours as it arrives, and counts test results; sends them at its end.
-fn read_aside(mut output: ChildStdout, mut ours: impl Write + Send + 'static) -> Receiver<Reader> {
+/// Copies the output to ours as it arrives, without the lines of passed tests, and counts test results; sends them at its
+/// end.
+fn read_aside(output: ChildStdout, mut ours: impl Write + Send + 'static) -> Receiver<Reader> {
     let (answer, results) = channel();
     thread::spawn(move || {
-        let mut reader = Reader::default();
-        let mut buffer = [0; 8192];
-        while let Ok(n @ 1..) = output.read(&mut buffer) {
-            reader.read(&buffer[..n]);
-            // Our reader may be gone (`| head`); the child's results still count.
-            let _ = ours.write_all(&buffer[..n]).and_then(|()| ours.flush());
+        let (mut reader, mut output, mut line) = (Reader::default(), BufReader::new(output), Vec::new());
+        while let Ok(1..) = output.read_until(b'\n', &mut line) {
+            reader.read(&line);
+            if !is_passed_line(&line) {
+                // Our reader may be gone (`| head`); the child's results still count.
+                let _ = ours.write_all(&line).and_then(|()| ours.flush());
+            }
+            line.clear();
         }
         let _ = answer.send(reader);
     });

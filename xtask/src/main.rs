@@ -36,10 +36,19 @@ fn root() -> PathBuf {
     here.parent().expect("xtask lies one folder below the root").to_owned()
 }
 
-/// The cargo that runs this program, in the workspace's root.
+/// The cargo that runs this program, in the workspace's root. What cargo tells this program about itself is not passed on:
+/// a build script that looks at it would run again whenever cargo is then started by hand.
 fn cargo(root: &Path) -> std::process::Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = std::process::Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_"))
+        {
+            command.env_remove(name);
+        }
+    }
     command.current_dir(root);
     command
 }

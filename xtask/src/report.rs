@@ -124,6 +124,22 @@ impl SuiteReport {
     }
 }
 
+impl SuiteReport {
+    /// The failed tests and what they said, so that the end of the output is enough to know what to mend.
+    fn failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for row in &self.rows {
+            let Outcome::Ran(ended) = &row.outcome else { continue };
+            for name in &ended.results.failed {
+                writeln!(f, "  {}: {name}", row.name)?;
+            }
+            for line in &ended.results.details {
+                writeln!(f, "    | {line}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for SuiteReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max("step".len());
@@ -155,6 +171,7 @@ impl fmt::Display for SuiteReport {
             for problem in &problems {
                 writeln!(f, "  {problem}")?;
             }
+            self.failures(f)?;
         }
         // CI reads this line: it must be the last one, alone, in this format.
         let Totals { passed, failed, skipped } = self.totals();
@@ -215,6 +232,15 @@ mod tests {
         assert_eq!(last_line(&report), "5 passed, 1 failed, 0 skipped");
         assert_eq!(report.problems(), ["tests failed"]);
         assert!(report.to_string().contains("FAILED (signal: 6)"));
+    }
+
+    #[test]
+    fn failed_tests_are_named_at_the_end() {
+        let output = "test a ... FAILED\nfailures:\n---- a stdout ----\nit broke\nfailures:\n    a\n\
+                      test result: FAILED. 0 passed; 1 failed\n";
+        let text = report(vec![ran("tests", output, Some("exit status: 101"))], false).to_string();
+        let end = "  tests failed\n  tests: a\n    | ---- a stdout ----\n    | it broke\n\n0 passed, 1 failed, 0 skipped";
+        assert!(text.ends_with(end), "{text}");
     }
 
     #[test]

@@ -37,7 +37,17 @@ pub struct Reader {
     pub totals: Totals,
     /// The ignored tests so far.
     pub ignored: Vec<Ignored>,
+    /// The names of the failed tests, as far as their binaries print one.
+    pub failed: Vec<String>,
+    /// What the binaries printed of their failures, bounded.
+    pub details: Vec<String>,
+    /// How many more lines of this binary's failures are kept; none outside of its list of them.
+    details_left: usize,
 }
+
+/// How many lines are kept of the failures of one binary, and of all.
+const DETAILS_OF_BINARY_MAX: usize = 120;
+const DETAILS_MAX: usize = 600;
 
 impl Reader {
     /// Reads the next piece of output.
@@ -53,6 +63,7 @@ impl Reader {
     }
 
     fn read_line(&mut self, line: &str) {
+        self.read_failure(line);
         if let Some(totals) = result_line(line).or_else(|| pytest_line(line)) {
             self.binaries += 1;
             self.totals += totals;
@@ -64,6 +75,37 @@ impl Reader {
             self.ignored.push(ignored);
         }
     }
+}
+
+impl Reader {
+    /// Keeps the names of failed tests, and what a Rust test binary prints between its two lines `failures:`.
+    fn read_failure(&mut self, line: &str) {
+        if let Some(name) = failed_line(line) {
+            self.failed.push(name);
+        }
+        if line == "failures:" && self.details_left == 0 {
+            self.details_left = DETAILS_OF_BINARY_MAX;
+        } else if line == "failures:" || line.starts_with("test result: ") {
+            self.details_left = 0;
+        } else if self.details_left > 1 && self.details.len() < DETAILS_MAX {
+            self.details_left -= 1;
+            self.details.push(line.to_owned());
+        }
+    }
+}
+
+/// Whether a line says that a test of Rust passed. There are thousands, and they hide what failed.
+pub fn is_passed_line(line: &[u8]) -> bool {
+    line.starts_with(b"test ") && line.trim_ascii_end().ends_with(b"... ok")
+}
+
+/// Parses `test a::b ... FAILED`, pytest's `FAILED test_file.py::name - what` and node's `not ok 3 - name`.
+fn failed_line(line: &str) -> Option<String> {
+    let rust = || line.strip_prefix("test ")?.strip_suffix(" ... FAILED");
+    let pytest = || line.strip_prefix("FAILED ").or_else(|| line.strip_prefix("ERROR "));
+    let pytest = || pytest().filter(|name| name.contains(".py"));
+    let node = || Some(line.trim_start().strip_prefix("not ok ")?.split_once(" - ")?.1);
+    rust().or_else(pytest).or_else(node).map(|name| name.trim_end().to_owned())
 }
 
 /// Parses `1 failed, 410 passed, 2 errors in 32.74s`, with or without a frame of `=`.
@@ -188,6 +230,40 @@ test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; fin
             ignored("p06_fifo::order", "declared: the store keeps no order"),
         ];
         assert_eq!(read([OUTPUT].iter()).ignored, expected);
+    }
+
+    #[test]
+    fn failed_tests_are_named_with_what_they_said() {
+        let output = "\
+test a::b ... ok
+test fence::grows    ... FAILED
+failures:
+---- fence::grows stdout ----
+it shrank
+failures:
+    fence::grows
+test result: FAILED. 1 passed; 1 failed; 0 ignored
+FAILED test_a.py::test_b - assert 1 == 2
+not ok 3 - a name
+";
+        let reader = read([output].iter());
+        assert_eq!(reader.failed, ["fence::grows", "test_a.py::test_b - assert 1 == 2", "a name"]);
+        assert_eq!(reader.details, ["---- fence::grows stdout ----", "it shrank"]);
+    }
+
+    #[test]
+    fn what_failures_say_is_bounded() {
+        let one = format!("failures:\n{}test result: FAILED. 0 passed; 1 failed\n", "a line\n".repeat(1000));
+        assert_eq!(read([&one].iter()).details.len(), DETAILS_OF_BINARY_MAX - 1);
+        assert_eq!(read(std::iter::repeat_n(&one, 10)).details.len(), DETAILS_MAX);
+    }
+
+    #[test]
+    fn only_passed_tests_are_passed_lines() {
+        assert!(is_passed_line(b"test a::b    ... ok\n"));
+        for line in ["test a::b ... FAILED\n", "test a ... ignored, slow\n", "nothing ... ok\n"] {
+            assert!(!is_passed_line(line.as_bytes()), "{line}");
+        }
     }
 
     #[test]
