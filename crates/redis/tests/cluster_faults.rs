@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{
-    PATIENCE, ask, claim, claim_patiently, completed, effect, end_patiently, entry_patiently, granted, id,
-    options,
+    PATIENCE, ask, claim, claim_patiently, completed, effect, end_patiently, entry_patiently,
+    granted_patiently, id, options,
 };
 use hapax_core::{Claim, ClaimError, ClaimRequest, EntryId, EntryState, Grant, Ledger as _, StoreError};
 use hapax_faults::{RedisCluster, RedisServer};
@@ -142,7 +142,7 @@ async fn what_a_paused_replica_did_not_confirm_stays_unknown() {
     let cluster = RedisCluster::start(&["cluster-node-timeout 120000"]).unwrap();
     let (options, url) = (replicated(), cluster.url());
     let store = RedisStore::open(&url, options.clone()).await.unwrap();
-    let held = granted(&store, ask("held", "ann")).await;
+    let held = granted_patiently(&store, ask("held", "ann")).await;
     cluster.nodes[3..].iter().for_each(RedisServer::pause);
     let is_unknown = |answer: &Result<Claim, ClaimError>| {
         matches!(answer, Err(ClaimError::Store(StoreError::OutcomeUnknown(_))))
@@ -262,7 +262,7 @@ impl<'c> Move<'c> {
 async fn a_slot_that_moves_keeps_its_entries() {
     let cluster = RedisCluster::start(&["cluster-node-timeout 15000"]).unwrap();
     let store = RedisStore::open(&cluster.url(), replicated()).await.unwrap();
-    let held = granted(&store, ask("held", "ann")).await;
+    let held = granted_patiently(&store, ask("held", "ann")).await;
     effect(&store, "done").await;
     let slot = Move::begin(&cluster);
     // While keys are on both nodes, a script that needs several of them is told to try again: that is not an outcome.
@@ -291,7 +291,7 @@ async fn a_node_that_is_named_by_its_host_confirms_nothing_alone() {
     ];
     let cluster = RedisCluster::start(&settings).unwrap();
     let store = RedisStore::open(&cluster.url(), replicated()).await.unwrap();
-    let held = granted(&store, ask("held", "ann")).await;
+    let held = granted_patiently(&store, ask("held", "ann")).await;
     effect(&store, "done").await;
     let slot = Move::begin(&cluster);
     slot.migrate(&slot.keys);
@@ -312,7 +312,7 @@ async fn a_node_that_is_named_by_its_host_confirms_nothing_alone() {
 async fn each_failover_gives_a_full_lease() {
     let cluster = RedisCluster::start(&["cluster-node-timeout 15000"]).unwrap();
     let store = RedisStore::open(&cluster.url(), replicated()).await.unwrap();
-    let held = granted(&store, ask("held", "ann")).await;
+    let held = granted_patiently(&store, ask("held", "ann")).await;
     let meta = |node: &RedisServer| node.cli(&["--scan", "--pattern", "*:meta"]).unwrap();
     let at = cluster.nodes[..3].iter().position(|node| !meta(node).is_empty()).expect("a node has the entry");
     let key = meta(&cluster.nodes[at]);

@@ -150,6 +150,14 @@ pub async fn claim_patiently(store: &RedisStore, request: ClaimRequest) -> Claim
     again_and_again(&what, ClaimError::is_retryable, || claim(store, request.clone())).await
 }
 
+/// A claim that is granted, asked again after an error that may be repeated: replicas may confirm it late.
+pub async fn granted_patiently(store: &RedisStore, request: ClaimRequest) -> Grant {
+    match claim_patiently(store, request).await {
+        Claim::Granted(grant) => grant,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
 /// Ends a claim, repeating after errors.
 pub async fn end_patiently(store: &RedisStore, end: EndClaim) -> Result<(), TokenError> {
     patiently(|| store.end(vec![end.clone()])).await.remove(0)
@@ -162,10 +170,7 @@ pub async fn entry_patiently(store: &RedisStore, id: EntryId) -> Option<EntryVie
 
 /// Claims and completes a key, repeating after errors: with the same owner and the same outcome.
 pub async fn effect(store: &RedisStore, key: &str) -> Grant {
-    let grant = match claim_patiently(store, ask(key, "ann")).await {
-        Claim::Granted(grant) => grant,
-        other => panic!("{key}: {other:?}"),
-    };
+    let grant = granted_patiently(store, ask(key, "ann")).await;
     assert_eq!(end_patiently(store, completed(key, &grant, key)).await, Ok(()), "{key}");
     grant
 }
