@@ -87,7 +87,7 @@ impl Bench {
     async fn with_time<T>(&self, future: impl Future<Output = T>) -> T {
         let running = async {
             loop {
-                self.clock.advance_ms(100);
+                self.clock.advance_ms(10);
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
@@ -105,7 +105,7 @@ impl Bench {
             ledger.entries(EntryFilter { limit: 100, ..EntryFilter::default() }).await.unwrap().items
         };
         let given_back = until("the claims are given back", async || entries().await.is_empty());
-        let given_back = tokio::time::timeout(Duration::from_secs(5), given_back).await;
+        let given_back = tokio::time::timeout(TIMEOUT, given_back).await;
         assert!(given_back.is_ok(), "{:?}: claims are left: {:?}", self.case, entries().await);
         self.clock.advance_ms(LEASE.as_millis() as u64 + 1);
         let worker = self.builder().build().await.unwrap();

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hapax_core::{OnDoubt, QueueAdmin, Tier};
@@ -15,12 +14,13 @@ use super::{
     Case, Line, TIMEOUT, database, effects, ledger_folder, manual_clock, note, open_on, queue, store_folder,
 };
 
-/// The lease of the killed process. No time passes in it, so it keeps the lease however slow the machine is.
+/// The lease of the killed process.
 const LEASE_KILLED: Duration = Duration::from_mins(1);
-/// The lease of its successor, in which time passes until its handler starts.
+/// The lease of its successor.
 const LEASE: Duration = Duration::from_hours(10);
-/// How much time passes in the successor every two real milliseconds.
-const STEP: Duration = Duration::from_millis(500);
+/// How much time passes between the two processes: every lease of the first has ended. While a worker runs, no time passes:
+/// nothing that a slow machine delays can then time out.
+pub const BETWEEN: Duration = Duration::from_mins(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Column {
@@ -82,12 +82,9 @@ impl Column {
 
 pub type Die = Arc<dyn Fn(Point) + Send + Sync>;
 
-/// Kills this process when a delivery passes the point; no destructor and no flush runs. Notes that a handler starts.
-pub fn die_at(deadly: Option<Point>, started: Arc<AtomicBool>) -> Die {
+/// Kills this process when a delivery passes the point; no destructor and no flush runs.
+pub fn die_at(deadly: Option<Point>) -> Die {
     Arc::new(move |point| {
-        if point == Point::BeforeEffect {
-            started.store(true, Ordering::SeqCst);
-        }
         if deadly == Some(point) {
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
             loop {
@@ -157,15 +154,6 @@ fn builder(store: &Arc<Embedded>, ledger: Option<&Arc<Embedded>>, case: &Case, d
     if case.column == Column::Park { builder.on_doubt(OnDoubt::Park) } else { builder }
 }
 
-/// Lets the leases of a killed process run out. Stops when a handler starts: it needs no more time, and a slow one must
-/// not lose its own lease.
-pub async fn pass_time(started: &AtomicBool, mut advance: impl AsyncFnMut()) {
-    while !started.load(Ordering::SeqCst) {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-        advance().await;
-    }
-}
-
 /// Works until the queue is empty, or dies.
 pub async fn child(case: Case) {
     if case.column == Column::Postgres {
@@ -175,25 +163,20 @@ pub async fn child(case: Case) {
     let store = open_on(store_folder(&case.folder), clock.clone());
     let ledger =
         (case.column == Column::Elsewhere).then(|| open_on(ledger_folder(&case.folder), clock.clone()));
-    let started = started(&case);
-    let die = die_at(case.point, started.clone());
+    if case.point.is_none() {
+        clock.advance_ms(BETWEEN.as_millis() as u64);
+    }
+    let die = die_at(case.point);
     let builder = builder(&store, ledger.as_ref(), &case, &die).clock(clock.clone());
-    let pass = pass_time(&started, async || clock.advance_ms(STEP.as_millis() as u64));
-    work(store.clone(), builder, pass).await;
+    work(store.clone(), builder).await;
     store.close();
     if let Some(ledger) = ledger {
         ledger.close();
     }
 }
 
-/// Whether a handler has started. The process that dies is there before the leases of any other, so no time needs to pass
-/// in it.
-pub fn started(case: &Case) -> Arc<AtomicBool> {
-    Arc::new(AtomicBool::new(case.point.is_some()))
-}
-
-/// Works until the queue is empty, while time passes.
-pub async fn work(store: Arc<dyn QueueAdmin>, builder: WorkerBuilder, pass: impl Future<Output = ()>) {
+/// Works until the queue is empty.
+pub async fn work(store: Arc<dyn QueueAdmin>, builder: WorkerBuilder) {
     let worker = builder.build().await.unwrap();
     let watch = worker.watch();
     let rest = async move {
@@ -207,16 +190,7 @@ pub async fn work(store: Arc<dyn QueueAdmin>, builder: WorkerBuilder, pass: impl
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let pass = async {
-        pass.await;
-        std::future::pending().await
-    };
-    let working = async {
-        tokio::select! {
-            report = worker.run(rest) => report.unwrap(),
-            never = pass => never,
-        }
-    };
-    let report = tokio::time::timeout(TIMEOUT / 2, working).await.expect("it takes too long");
+    let report =
+        tokio::time::timeout(TIMEOUT / 2, worker.run(rest)).await.expect("it takes too long").unwrap();
     assert!(report.drained, "{report:?}");
 }

@@ -10,7 +10,7 @@ use hapax_postgres::{Options, PostgresInbox, PostgresStore};
 use hapax_worker::{Cx, Worker};
 use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};
 
-use super::column::{die_at, lease, line, pass_time, started, work};
+use super::column::{BETWEEN, die_at, lease, line, work};
 use super::{Case, Fate, Found, Line, block_on, effects, note, queue};
 
 /// The server of this process; `Err`: why there is none.
@@ -30,8 +30,6 @@ CREATE TABLE hapax_test.clock (now_us bigint NOT NULL);
 INSERT INTO hapax_test.clock VALUES (1800000000000000);
 CREATE OR REPLACE FUNCTION hapax.now_us() RETURNS bigint LANGUAGE sql VOLATILE AS 'SELECT now_us FROM hapax_test.clock';
 CREATE OR REPLACE FUNCTION hapax.started_ms() RETURNS bigint LANGUAGE sql VOLATILE AS 'SELECT 1700000000000::bigint'";
-/// How much time passes in the successor with each statement.
-const ADVANCE: &str = "UPDATE hapax_test.clock SET now_us = now_us + 5000000";
 
 fn url(folder: &Path) -> String {
     std::fs::read_to_string(folder.join("url")).unwrap()
@@ -104,10 +102,14 @@ pub fn inspect(folder: &Path) -> Found {
 
 /// Works until the queue is empty, or dies.
 pub async fn child(case: Case) {
+    if case.point.is_none() {
+        let mut db = PgConnection::connect(&url(&case.folder)).await.unwrap();
+        let advance = sqlx::query("UPDATE hapax_test.clock SET now_us = now_us + $1");
+        advance.bind(BETWEEN.as_micros() as i64).execute(&mut db).await.unwrap();
+    }
     let store = Arc::new(open(&case.folder).await);
     let inbox = PostgresInbox::new(&store);
-    let started = started(&case);
-    let (hook, folder) = (die_at(case.point, started.clone()), case.folder.clone());
+    let (hook, folder) = (die_at(case.point), case.folder.clone());
     let builder = Worker::over(store.clone(), queue()).lease(lease(&case)).hook(move |point| hook(point));
     let builder =
         builder.async_transactional_handler(&inbox, move |_: u32, db: &mut PgConnection, cx: Cx| {
@@ -122,9 +124,5 @@ pub async fn child(case: Case) {
                 Ok::<_, sqlx::Error>(line.fence)
             })
         });
-    let mut db = PgConnection::connect(&url(&case.folder)).await.unwrap();
-    let pass = pass_time(&started, async || {
-        db.execute(ADVANCE).await.unwrap();
-    });
-    work(store, builder, pass).await;
+    work(store, builder).await;
 }
