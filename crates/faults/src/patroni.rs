@@ -88,7 +88,7 @@ impl PatroniCluster {
             format!("--initial-advertise-peer-urls={}", url(peer)),
             format!("--initial-cluster=default={}", url(peer)),
         ];
-        let etcd = Watch::start(&etcd, user, Path::new("etcd"), &args)?;
+        let etcd = Watch::start("TERM", &etcd, user, Path::new("etcd"), &args)?;
         let mut nodes = Vec::new();
         for number in 0..NODES {
             let path = folder.path().join(format!("node{number}"));
@@ -131,7 +131,7 @@ impl PatroniCluster {
     pub fn run(&self, node: usize) -> Result<(), String> {
         let Node { folder, watch, .. } = &self.nodes[node];
         let args = ["-c".into(), PATRONI.into(), folder.clone().into_os_string()];
-        let started = Watch::start(folder, self.user, Path::new("sh"), &args)?;
+        let started = Watch::start("TERM", folder, self.user, Path::new("sh"), &args)?;
         *watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
         Ok(())
     }

@@ -31,6 +31,9 @@ pub struct PgBouncer {
     folder: TempDir,
 }
 
+/// Ends it at once. Before version 1.23 it does not handle QUIT.
+const END: &str = "TERM";
+
 impl PgBouncer {
     /// Starts it before a server that lets the role `postgres` in without a password, with at most `sessions` sessions
     /// for each database.
@@ -58,7 +61,7 @@ impl PgBouncer {
         if let Some((uid, gid)) = user {
             chown(folder.path(), Some(uid), Some(gid)).map_err(|error| error.to_string())?;
         }
-        let watch = Watch::start(folder.path(), user, &program, &[folder.path().join("pgbouncer.ini")])?;
+        let watch = Watch::start(END, folder.path(), user, &program, &[folder.path().join("pgbouncer.ini")])?;
         let pooler = Self { port, watch: Some(watch), folder };
         pooler.wait_until_ready()?;
         Ok(pooler)
@@ -99,7 +102,7 @@ fn log(folder: &Path) -> String {
 impl Drop for PgBouncer {
     fn drop(&mut self) {
         if let Some(watch) = self.watch.take() {
-            watch.stop("QUIT");
+            watch.stop(END);
         }
     }
 }

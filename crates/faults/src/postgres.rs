@@ -220,7 +220,7 @@ impl PostgresServer {
         for setting in fixed.into_iter().chain(own.settings.iter().map(String::as_str)) {
             args.extend(["-c".into(), setting.into()]);
         }
-        let watch = Watch::start(own.folder.path(), own.user, &program("postgres")?, &args)?;
+        let watch = Watch::start("QUIT", own.folder.path(), own.user, &program("postgres")?, &args)?;
         *own.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
         own.wait_until_ready(&log)
     }

@@ -21,20 +21,23 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Starts a program whose output goes to the file `log` of a folder. At the end of this process, the shell also removes
-    /// the folder.
+    /// Starts a program whose output goes to the file `log` of a folder. At the end of this process, the shell sends it the
+    /// signal `end`, and removes the folder.
+    ///
+    /// A shell lets the programs that it starts in the background ignore INT and QUIT: QUIT ends only those that handle it.
     pub fn start(
+        end: &str,
         folder: &Path,
         user: Option<User>,
         program: &Path,
         args: &[impl AsRef<std::ffi::OsStr>],
     ) -> Result<Self, String> {
         // The shell reads a signal's name, or the end of its input.
-        let script = r#"dir=$1; shift; "$@" >>"$dir/log" 2>&1 </dev/null & pid=$!
+        let script = r#"end=$1; dir=$2; shift 2; "$@" >>"$dir/log" 2>&1 </dev/null & pid=$!
             if read signal; then kill -s "$signal" $pid; wait $pid
-            else kill -s QUIT $pid; wait $pid; rm -rf "$dir"; fi"#;
+            else kill -s "$end" $pid; wait $pid; rm -rf "$dir"; fi"#;
         let mut shell = command(Path::new("sh"), user);
-        shell.args(["-c", script, "sh"]).arg(folder).arg(program).args(args);
+        shell.args(["-c", script, "sh", end]).arg(folder).arg(program).args(args);
         shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut shell = shell.process_group(0).spawn().map_err(|error| error.to_string())?;
         let input = shell.stdin.take().expect("its input is piped");
