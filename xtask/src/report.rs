@@ -129,10 +129,10 @@ impl SuiteReport {
     fn failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for row in &self.rows {
             let Outcome::Ran(ended) = &row.outcome else { continue };
-            for name in &ended.results.failed {
+            for name in &ended.results.failures.names {
                 writeln!(f, "  {}: {name}", row.name)?;
             }
-            for line in &ended.results.details {
+            for line in &ended.results.failures.details {
                 writeln!(f, "    | {line}")?;
             }
         }

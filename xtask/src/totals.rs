@@ -37,11 +37,18 @@ pub struct Reader {
     pub totals: Totals,
     /// The ignored tests so far.
     pub ignored: Vec<Ignored>,
-    /// The names of the failed tests, as far as their binaries print one.
-    pub failed: Vec<String>,
-    /// What the binaries printed of their failures, bounded.
+    /// What failed.
+    pub failures: Box<Failures>,
+}
+
+/// The failed tests of some binaries.
+#[derive(Debug, Default)]
+pub struct Failures {
+    /// Their names.
+    pub names: Vec<String>,
+    /// What the binaries printed of them, bounded.
     pub details: Vec<String>,
-    /// How many more lines of this binary's failures are kept; none outside of its list of them.
+    /// How many more lines are kept of this binary's; 0 outside of its list of failures.
     details_left: usize,
 }
 
@@ -63,7 +70,7 @@ impl Reader {
     }
 
     fn read_line(&mut self, line: &str) {
-        self.read_failure(line);
+        self.failures.read_line(line);
         if let Some(totals) = result_line(line).or_else(|| pytest_line(line)) {
             self.binaries += 1;
             self.totals += totals;
@@ -77,11 +84,11 @@ impl Reader {
     }
 }
 
-impl Reader {
+impl Failures {
     /// Keeps the names of failed tests, and what a Rust test binary prints between its two lines `failures:`.
-    fn read_failure(&mut self, line: &str) {
+    fn read_line(&mut self, line: &str) {
         if let Some(name) = failed_line(line) {
-            self.failed.push(name);
+            self.names.push(name);
         }
         if line == "failures:" && self.details_left == 0 {
             self.details_left = DETAILS_OF_BINARY_MAX;
@@ -247,15 +254,15 @@ FAILED test_a.py::test_b - assert 1 == 2
 not ok 3 - a name
 ";
         let reader = read([output].iter());
-        assert_eq!(reader.failed, ["fence::grows", "test_a.py::test_b - assert 1 == 2", "a name"]);
-        assert_eq!(reader.details, ["---- fence::grows stdout ----", "it shrank"]);
+        assert_eq!(reader.failures.names, ["fence::grows", "test_a.py::test_b - assert 1 == 2", "a name"]);
+        assert_eq!(reader.failures.details, ["---- fence::grows stdout ----", "it shrank"]);
     }
 
     #[test]
     fn what_failures_say_is_bounded() {
         let one = format!("failures:\n{}test result: FAILED. 0 passed; 1 failed\n", "a line\n".repeat(1000));
-        assert_eq!(read([&one].iter()).details.len(), DETAILS_OF_BINARY_MAX - 1);
-        assert_eq!(read(std::iter::repeat_n(&one, 10)).details.len(), DETAILS_MAX);
+        assert_eq!(read([&one].iter()).failures.details.len(), DETAILS_OF_BINARY_MAX - 1);
+        assert_eq!(read(std::iter::repeat_n(&one, 10)).failures.details.len(), DETAILS_MAX);
     }
 
     #[test]
