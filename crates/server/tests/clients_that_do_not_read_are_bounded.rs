@@ -259,6 +259,21 @@ async fn a_receive_that_deletes_is_answered_without_room() {
     assert!(again.body.contains(&large), "the message that no client saw is leased for an hour");
 }
 
+/// A native receive under an attempt id gives nothing back either.
+#[tokio::test]
+async fn a_native_answer_without_room_under_an_attempt_id_waits_for_its_repeat() {
+    let server = almost_full().await;
+    let receive = serde_json::json!({ "wait_ms": 20_000, "lease_ms": 3_600_000, "attempt_id": "try" });
+    let large = "x".repeat(MESSAGE);
+    let refused = receive_without_room(&server, &receive, &large).await;
+    assert!(refused.status == 503 && refused.body.contains("overloaded"), "{}", refused.head);
+    let other = serde_json::json!({ "wait_ms": 0, "attempt_id": "other" });
+    let other = server.send(&native("/v1/queues/other/receive", &other.to_string())).await;
+    assert!(other.status == 200 && !other.body.contains(&large), "another attempt has no right to it");
+    let again = server.send(&native("/v1/queues/other/receive", &receive.to_string())).await;
+    assert!(again.status == 200 && again.body.contains(&large), "{} {}", again.status, again.head);
+}
+
 /// Escaping makes this answer larger than what is always sent; its message is leased before that is known.
 #[tokio::test]
 async fn a_native_receive_that_was_admitted_is_not_refused_after_its_lease() {

@@ -45,9 +45,11 @@ fn held_up() -> (Arc<Notify>, Arc<Notify>, impl Fn(u32, Cx) -> BoxedRun + Clone 
 type BoxedRun = std::pin::Pin<Box<dyn Future<Output = HandlerOutcome<u32>> + Send>>;
 
 async fn woken(config: QueueConfig, groups: [Option<&str>; 2], concurrency: usize) {
-    let rig = Rig::new(QueueConfig { tier: Tier::EffectivelyOnce, ..config }).await;
+    // No time passes: neither the wait nor the lease can end by itself.
+    let clock = manual_clock();
+    let rig = Rig::on_clock(QueueConfig { tier: Tier::EffectivelyOnce, ..config }, clock.clone()).await;
     let (started, go_on, handler) = held_up();
-    let builder = rig.builder().handler(handler).lease(LEASE).concurrency(concurrency);
+    let builder = rig.builder().clock(clock).handler(handler).lease(LEASE).concurrency(concurrency);
     let worker = builder.build().await.unwrap();
     let watch = worker.watch();
     let script = async {

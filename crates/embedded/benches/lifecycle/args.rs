@@ -19,10 +19,12 @@ pub struct Args {
     pub folder: PathBuf,
     /// Only open this store, print its figures and exit; the benchmark starts itself with this option.
     pub open: Option<PathBuf>,
+    /// Measure nothing: run this many lifecycles, one at a time, for a profiler.
+    pub count: Option<usize>,
 }
 
 const USAGE: &str = "use --quick, --markdown, --bytes 256,4096, --in-flight 1,10,100,1000, --depth 1000000, \
-                     --rounds 15, --ms 200";
+                     --rounds 15, --ms 200, --count 1000";
 
 impl Args {
     pub fn parse(args: impl Iterator<Item = String>) -> Result<Self, String> {
@@ -36,6 +38,7 @@ impl Args {
             markdown: false,
             folder: std::env::var_os("TMPDIR").map_or(default, PathBuf::from),
             open: None,
+            count: None,
         };
         let mut args = args;
         while let Some(arg) = args.next() {
@@ -59,6 +62,7 @@ impl Args {
                 "--bytes" => parsed.bytes = numbers()?,
                 "--in-flight" => parsed.in_flight = numbers()?,
                 "--depth" => parsed.depth = numbers()?[0] as u64,
+                "--count" => parsed.count = Some(numbers()?[0]),
                 "--rounds" => parsed.rounds = numbers()?[0].max(1),
                 "--ms" => parsed.time = Duration::from_millis(numbers()?[0] as u64),
                 _ => return Err(format!("unknown argument {arg}; {USAGE}")),

@@ -62,6 +62,9 @@ fn main() {
     }
     std::fs::create_dir_all(&args.folder).expect("the folder for benchmarks can be made");
     let folder = tempfile::Builder::new().prefix("lifecycle-").tempdir_in(&args.folder).expect("a folder");
+    if let Some(count) = args.count {
+        return Ours::open(&runtime, folder.path(), args.bytes[0]).run(count);
+    }
 
     let mut series = Vec::new();
     let mut stores = Vec::new();

@@ -40,14 +40,20 @@ impl<'a> Ours<'a> {
         }
     }
 
+    /// Runs this many lifecycles, one after the other.
+    pub fn run(&self, count: usize) {
+        let more = |done| done < count as u64;
+        self.runtime.block_on(lifecycles(&self.store, &self.queue, &self.body, more));
+    }
+
     pub fn ready(&self) -> u64 {
         self.runtime.block_on(self.store.stats(&self.queue)).expect("the queue is there").ready
     }
 }
 
-async fn lifecycles(store: &Embedded, queue: &QueueName, body: &Bytes, until: Instant) -> u64 {
+async fn lifecycles(store: &Embedded, queue: &QueueName, body: &Bytes, more: impl Fn(u64) -> bool) -> u64 {
     let mut done = 0;
-    while Instant::now() < until {
+    while more(done) {
         let sent = store.send(queue, vec![NewMessage::new(body.clone())]).await.expect("the store answers");
         assert!(sent[0].is_ok());
         let receive = Receive { max: 1, wait_ms: Some(20_000), ..Receive::default() };
@@ -69,7 +75,9 @@ impl Contestant for Ours<'_> {
             let mut tasks = JoinSet::new();
             for _ in 0..in_flight {
                 let (store, queue, body) = (self.store.clone(), self.queue.clone(), self.body.clone());
-                tasks.spawn(async move { lifecycles(&store, &queue, &body, start + time).await });
+                tasks.spawn(async move {
+                    lifecycles(&store, &queue, &body, |_| Instant::now() < start + time).await
+                });
             }
             tasks.join_all().await
         });

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use hapax_core::{ManualClock, QueueConfig, Quota};
+use hapax_core::{ManualClock, QueueConfig, Quota, Settled, Settlement};
 
-use super::rig;
+use super::rig::{self, ReplyReceiver};
 use super::sim_storage::{Fault, SimStorage};
 use crate::ids::Ids;
 use crate::time::Now;
-use crate::writer::{RawDelivery, Writer};
+use crate::writer::{AfterWave, Op, RawDelivery, Writer};
 
 fn receive(writer: &mut Writer<SimStorage>, attempt_id: Option<&str>) -> Option<Vec<RawDelivery>> {
     let mut request = rig::request(1, None);
@@ -181,5 +181,58 @@ fn a_repeated_send_to_a_full_queue_is_still_a_duplicate() {
         writer.run(&mut vec![op]);
         let sent = answer.try_recv().expect("an answer").expect("no fault").remove(0);
         assert_eq!(sent.map(|sent| sent.duplicate), Ok(duplicate));
+    }
+}
+
+/// The answer of a receive under the attempt id `mine`, and the operation that asks for it.
+fn repeatable(id: u64, wait_ms: u64) -> (Op, ReplyReceiver<Vec<RawDelivery>>) {
+    let request = crate::engine::ReceiveRequest { attempt_id: Some("mine".into()), ..rig::request(1, None) };
+    let asked = Now { us: rig::START_MS * 1000 };
+    rig::receive(id, &rig::name("q.fifo"), request, asked, wait_ms)
+}
+
+/// Its caller goes away within the wave that answers it.
+fn leaves<T: Send + 'static>(answer: ReplyReceiver<T>) -> Op {
+    rig::job(move |_, _| drop(answer)).0
+}
+
+/// The delivery that this answer has is held: no other receive gets its message, and it can be acked.
+fn is_held(writer: &mut Writer<SimStorage>, mut answer: ReplyReceiver<Vec<RawDelivery>>) {
+    let raw = answer.try_recv().expect("an answer").expect("no fault");
+    assert_eq!(raw.len(), 1);
+    writer.run(&mut Vec::new());
+    assert!(receive(writer, None).expect("no fault").is_empty(), "the message was given back");
+    let ack = vec![(Some(raw[0].leased.delivery), Settlement::Ack)];
+    let (op, mut settled) = rig::settle(&rig::name("q.fifo"), ack);
+    writer.run(&mut vec![op]);
+    assert_eq!(settled.try_recv().expect("an answer").expect("no fault"), [Ok(Settled::Acked)]);
+}
+
+#[test]
+fn a_receive_whose_caller_left_takes_nothing_from_its_repeat() {
+    let (mut writer, _clock) = with_groups(1);
+    let (first, left) = repeatable(1, 0);
+    let (again, answer) = repeatable(2, 0);
+    writer.run(&mut vec![first, again, leaves(left)]);
+    is_held(&mut writer, answer);
+}
+
+#[test]
+fn a_waiting_repeat_whose_caller_left_takes_nothing_from_the_other() {
+    for first_leaves in [true, false] {
+        let (mut writer, _clock) = with_groups(0);
+        let (one, first) = repeatable(1, 20_000);
+        let (two, second) = repeatable(2, 20_000);
+        writer.run(&mut vec![one, two]);
+        let message = rig::outgoing("x", Some("d"), Some(rig::group(1)));
+        let (send, _sent) = rig::send(&rig::name("q.fifo"), vec![message]);
+        let (left, answer) = if first_leaves { (first, second) } else { (second, first) };
+        // Receives that wait are served at the end of the wave, so their caller leaves when the wave is being committed.
+        let leave = Op::Job(Box::new(move |_, _| -> AfterWave {
+            let leave = move |_| drop(left);
+            Box::new(leave)
+        }));
+        writer.run(&mut vec![leave, send]);
+        is_held(&mut writer, answer);
     }
 }
