@@ -214,11 +214,23 @@ pub struct BucketRange {
     pub through: u64,
 }
 
+/// How far buckets can be read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// Those that can be read further.
+    pub ranges: Vec<BucketRange>,
+    /// Those that were published less far than the relay believes, because the outbox was restored from a backup or a copy
+    /// that lagged behind has taken over: their positions are to be read again.
+    pub rewound: Vec<u16>,
+}
+
 /// A position of a bucket that is recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Advance {
     /// The bucket, as it is held.
     pub lease: BucketLease,
+    /// The position that the relay knows of. If the outbox has a smaller one, nothing is recorded.
+    pub after: u64,
     /// Everything up to here was published or is held.
     pub position: u64,
 }
@@ -290,10 +302,11 @@ pub trait OutboxStore: Send + Sync {
         sink: &SinkDescription,
     ) -> Result<(), StoreError>;
 
-    /// Forgets a route and everything that is held for it. Returns whether it was there.
+    /// Forgets a route and everything that is held for it. Returns whether it was there. Fails while one of its relays runs.
     async fn forget(&self, route: &str, by: &str) -> Result<bool, StoreError>;
 
-    /// Renews the lease of a relay, and takes its share of the buckets that no running relay holds.
+    /// Renews the lease of a relay, and takes its share of the buckets that no running relay holds. Fails if the route is
+    /// not known.
     async fn tend(&self, route: &str, relay: &str, lease_ms: u64) -> Result<Tended, StoreError>;
 
     /// Gives buckets back; an empty list means all, and the relay ends.
@@ -303,7 +316,7 @@ pub trait OutboxStore: Send + Sync {
     async fn positions(&self, route: &str, buckets: &[u16]) -> Result<Vec<(u16, u64)>, StoreError>;
 
     /// Of these buckets with the numbers that were read, those that can be read further, and up to where.
-    async fn poll(&self, read: &[(u16, u64)]) -> Result<Vec<BucketRange>, StoreError>;
+    async fn poll(&self, route: &str, read: &[(u16, u64)]) -> Result<Polled, StoreError>;
 
     /// Messages of these ranges, in order within each bucket; at most `rows` and about `bytes` of each bucket.
     async fn read(
@@ -313,7 +326,7 @@ pub trait OutboxStore: Send + Sync {
         bytes: usize,
     ) -> Result<Vec<OutboxMessage>, StoreError>;
 
-    /// Records positions. Returns the buckets that the relay holds no more.
+    /// Records positions. Returns the buckets that the relay holds no more, or whose position is to be read again.
     async fn advance(&self, route: &str, relay: &str, advances: &[Advance]) -> Result<Vec<u16>, StoreError>;
 
     /// Sets messages aside. One whose key is held already waits behind it, whatever it says itself. Messages that are there
@@ -333,7 +346,7 @@ pub trait OutboxStore: Send + Sync {
     async fn due(&self, route: &str, buckets: &[u16], max: usize) -> Result<Vec<HeldMessage>, StoreError>;
 
     /// A held message was published: removes it, and makes the next one of its key due. Returns whether its key is still
-    /// held; `None`: the relay does not hold the bucket any more.
+    /// held, also if an operator has skipped the message; `None`: the relay does not hold the bucket any more.
     async fn release(
         &self,
         route: &str,
@@ -376,6 +389,18 @@ pub trait OutboxStore: Send + Sync {
 
     /// Deletes a held message unpublished, and continues with the next one of its key. Returns whether it was there.
     async fn skip(&self, route: &str, id: &str, by: &str) -> Result<bool, StoreError>;
+}
+
+/// A route cannot be forgotten: what it has not published would be deleted under a relay that publishes it.
+pub fn route_runs(route: &str) -> StoreError {
+    StoreError::Invalid(format!(
+        "route {route} has a relay that runs; stop it first (one that was killed counts until its lease ends)"
+    ))
+}
+
+/// A relay cannot continue: its route was forgotten, so messages are not kept for it any more.
+pub fn route_is_unknown(route: &str) -> StoreError {
+    StoreError::Invalid(format!("route {route} was forgotten; start its relay again to publish from here on"))
 }
 
 /// Whether a topic matches a pattern: the topic itself, where `*` stands for any characters.

@@ -157,16 +157,20 @@ CREATE FUNCTION hapax.enqueue(p_topic text, p_key text, p_body jsonb, p_headers 
   SELECT hapax.enqueue(p_topic, p_key, convert_to(p_body::text, 'UTF8'), p_headers, p_deliver_at, p_traceparent)
 $$;
 
--- Of these buckets, those whose last number is larger than the one seen: that number, and the transactions that may still
--- commit a number up to it. A transaction that was prepared for two-phase commit begins with -1.
-CREATE FUNCTION hapax.outbox_poll(p_bucket int[], p_seen bigint[]) RETURNS TABLE (bucket int, last bigint, writers text[])
+-- Of these buckets, those whose last number is not the one seen: that number, and the transactions that may still commit a
+-- number up to it. One that was prepared for two-phase commit keeps its name; after a restart of the server it begins with -1.
+-- `position` is how far the route has published. `incarnation` changes when the server was restarted or has crashed: numbers
+-- that no committed transaction had drawn may then be drawn again.
+CREATE FUNCTION hapax.outbox_poll(p_route text, p_bucket int[], p_seen bigint[])
+RETURNS TABLE (bucket int, last bigint, published bigint, writers text[], incarnation text)
 LANGUAGE plpgsql VOLATILE ROWS 64 AS $$
 DECLARE v_bucket int[]; v_last bigint[];
+  v_incarnation text := concat_ws(' ', pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time());
 BEGIN
   SELECT array_agg(x.b), array_agg(x.n) INTO v_bucket, v_last FROM (
-    SELECT u.b, u.seen, pg_sequence_last_value(('hapax.outbox_number_' || lpad(u.b::text, 2, '0'))::regclass) AS n
+    SELECT u.b, u.seen, coalesce(pg_sequence_last_value(('hapax.outbox_number_' || lpad(u.b::text, 2, '0'))::regclass), 0) AS n
     FROM unnest(p_bucket, p_seen) AS u (b, seen)) x
-  WHERE x.n > x.seen;
+  WHERE x.n <> x.seen;
   IF v_bucket IS NULL THEN RETURN; END IF;
   -- Only now: a writer that comes later draws a larger number.
   RETURN QUERY
@@ -179,7 +183,8 @@ BEGIN
         AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())),
     writer AS MATERIALIZED (
       SELECT leaf.b, array_agg(DISTINCT held.virtualtransaction) AS w FROM held JOIN leaf USING (relation) GROUP BY leaf.b)
-    SELECT u.b, u.n, coalesce(writer.w, '{}') FROM unnest(v_bucket, v_last) AS u (b, n) LEFT JOIN writer ON writer.b = u.b;
+    SELECT u.b, u.n, hapax.outbox_position(p_route, u.b), coalesce(writer.w, '{}'), v_incarnation
+    FROM unnest(v_bucket, v_last) AS u (b, n) LEFT JOIN writer ON writer.b = u.b;
 END $$;
 
 -- Messages of buckets, each behind `p_after` and up to `p_through`, at most `p_rows` of each. A bucket's messages end early
@@ -209,15 +214,16 @@ CREATE FUNCTION hapax.outbox_position(p_route text, p_bucket int) RETURNS bigint
       position DESC LIMIT 1), 0)
 $$;
 
--- Appends positions of the buckets that the relay still holds, and returns those buckets.
-CREATE FUNCTION hapax.outbox_advance(p_route text, p_relay text, p_bucket int[], p_fence bigint[], p_position bigint[])
-RETURNS int[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+-- Appends positions of the buckets that the relay still holds, and returns those buckets. Left out are also those that are
+-- published less far than the relay believes: the database was restored, and has messages that the relay has not read.
+CREATE FUNCTION hapax.outbox_advance(p_route text, p_relay text, p_bucket int[], p_fence bigint[], p_after bigint[],
+  p_position bigint[]) RETURNS int[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE v_bucket int[]; v_position bigint[];
 BEGIN
   SELECT array_agg(x.b), array_agg(x.p) INTO v_bucket, v_position FROM (
-    SELECT u.b, u.p FROM unnest(p_bucket, p_fence, p_position) AS u (b, f, p)
+    SELECT u.b, u.p FROM unnest(p_bucket, p_fence, p_after, p_position) AS u (b, f, a, p)
     JOIN hapax.outbox_lease l ON l.route = p_route AND l.bucket = u.b
-    WHERE l.relay = p_relay AND l.fence = u.f ORDER BY u.b FOR UPDATE OF l) x;
+    WHERE l.relay = p_relay AND l.fence = u.f AND hapax.outbox_position(p_route, u.b) >= u.a ORDER BY u.b FOR UPDATE OF l) x;
   IF hapax.outbox_slot(hapax.now_us()) = 0 THEN
     INSERT INTO hapax.outbox_position_0 SELECT p_route, u.b, u.p FROM unnest(v_bucket, v_position) AS u (b, p);
   ELSE
@@ -227,11 +233,15 @@ BEGIN
 END $$;
 
 -- Renews a relay's membership and takes its share of the buckets that no running relay holds. Returns the buckets that it
--- holds; `surplus`: how many of them it should give back, so that others get theirs.
+-- holds; `surplus`: how many of them it should give back, so that others get theirs. A bucket of -1: the route is not known.
 CREATE FUNCTION hapax.outbox_tend(p_route text, p_relay text, p_lease_us bigint, p_share boolean)
 RETURNS TABLE (bucket int, fence bigint, surplus int) LANGUAGE plpgsql ROWS 64 AS $$
 DECLARE t bigint := hapax.now_us(); live int; mine int; share int;
 BEGIN
+  IF NOT EXISTS (SELECT 1 FROM hapax.outbox_route r WHERE r.route = p_route) THEN
+    RETURN QUERY SELECT -1, 0::bigint, 0;
+    RETURN;
+  END IF;
   INSERT INTO hapax.outbox_relay AS r VALUES (p_route, p_relay, t + p_lease_us)
     ON CONFLICT (route, relay) DO UPDATE SET until_us = excluded.until_us;
   IF (SELECT count(*) FROM hapax.outbox_lease l WHERE l.route = p_route) < 64 THEN
@@ -254,13 +264,11 @@ BEGIN
 END $$;
 
 -- Makes the next message of a key the one that is tried, after the one before it was removed.
-CREATE FUNCTION hapax.outbox_next_held(p_route text, p_bucket int, p_key text) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
+CREATE FUNCTION hapax.outbox_next_held(p_route text, p_bucket int, p_key text) RETURNS void LANGUAGE sql AS $$
   UPDATE hapax.outbox_held h SET next_us = hapax.now_us() WHERE h.route = p_route AND h.bucket = p_bucket AND NOT h.parked
     AND h.number = (SELECT min(x.number) FROM hapax.outbox_held x
-      WHERE x.route = p_route AND x.bucket = p_bucket AND x.key = p_key AND NOT x.alone);
-  RETURN EXISTS (SELECT 1 FROM hapax.outbox_held x WHERE x.route = p_route AND x.bucket = p_bucket AND x.key = p_key AND NOT x.alone);
-END $$;
+      WHERE x.route = p_route AND x.bucket = p_bucket AND x.key = p_key AND NOT x.alone)
+$$;
 
 -- Empties the table of a bucket that is not written now, if every route has published what is in it. Waits for no writer:
 -- one that has the table open for long is left alone until the next time. Returns 'empty', 'rotated', 'busy', 'unsent', or
@@ -358,14 +366,15 @@ BEGIN
   RETURN own;
 END $$;
 
--- Removes a held message that was published. Returns whether its key is still held; NULL: the relay has lost the bucket.
-CREATE FUNCTION hapax.outbox_release(p_route text, p_relay text, p_bucket int, p_fence bigint, p_number bigint) RETURNS boolean
-LANGUAGE plpgsql AS $$
-DECLARE h hapax.outbox_held;
+-- Removes a held message that was published. `p_key` is the key in whose order it is. Returns whether the key is still held,
+-- also if an operator has deleted the message meanwhile; NULL: the relay has lost the bucket.
+CREATE FUNCTION hapax.outbox_release(p_route text, p_relay text, p_bucket int, p_fence bigint, p_number bigint, p_key text)
+RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   IF hapax.outbox_own(p_route, p_relay, ARRAY[p_bucket], ARRAY[p_fence]) = '{}' THEN RETURN NULL; END IF;
-  DELETE FROM hapax.outbox_held x WHERE x.route = p_route AND x.bucket = p_bucket AND x.number = p_number RETURNING * INTO h;
-  RETURN FOUND AND NOT h.alone AND hapax.outbox_next_held(p_route, p_bucket, h.key);
+  DELETE FROM hapax.outbox_held x WHERE x.route = p_route AND x.bucket = p_bucket AND x.number = p_number;
+  IF FOUND AND p_key IS NOT NULL THEN PERFORM hapax.outbox_next_held(p_route, p_bucket, p_key); END IF;
+  RETURN EXISTS (SELECT 1 FROM hapax.outbox_held x WHERE x.route = p_route AND x.bucket = p_bucket AND x.key = p_key AND NOT x.alone);
 END $$;
 
 -- Deletes a held message unpublished.
@@ -380,4 +389,20 @@ BEGIN
   IF NOT h.alone THEN PERFORM hapax.outbox_next_held(p_route, h.bucket, h.key); END IF;
   INSERT INTO hapax.audit (at_ms, by, what) VALUES (hapax.now_ms(), p_by, format('skipped message %s of route %s', p_id, p_route));
   RETURN true;
+END $$;
+
+-- Forgets a route. Returns 'forgotten', 'unknown', or 'running': one of its relays runs, and would publish messages that are
+-- no longer kept for it.
+CREATE FUNCTION hapax.outbox_forget(p_route text, p_by text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+  IF EXISTS (SELECT 1 FROM hapax.outbox_relay r WHERE r.route = p_route AND r.until_us > hapax.now_us()) THEN RETURN 'running'; END IF;
+  DELETE FROM hapax.outbox_route WHERE route = p_route;
+  IF NOT FOUND THEN RETURN 'unknown'; END IF;
+  DELETE FROM hapax.outbox_lease WHERE route = p_route;
+  DELETE FROM hapax.outbox_relay WHERE route = p_route;
+  DELETE FROM hapax.outbox_position_0 WHERE route = p_route;
+  DELETE FROM hapax.outbox_position_1 WHERE route = p_route;
+  DELETE FROM hapax.outbox_held WHERE route = p_route;
+  INSERT INTO hapax.audit (at_ms, by, what) VALUES (hapax.now_ms(), p_by, 'forgot route ' || p_route);
+  RETURN 'forgotten';
 END $$;

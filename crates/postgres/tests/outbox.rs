@@ -20,6 +20,8 @@ fn main() -> std::process::ExitCode {
         a_number_that_commits_late_is_waited_for,
         only_writers_of_the_bucket_are_waited_for,
         a_prepared_transaction_is_waited_for,
+        a_prepared_transaction_is_waited_for_after_a_restart,
+        polls_of_several_relays_do_not_mislead_each_other,
         relays_share_the_buckets,
         a_lapsed_relay_is_fenced,
         a_table_is_emptied_when_every_route_has_published_it,
@@ -28,6 +30,9 @@ fn main() -> std::process::ExitCode {
         positions_survive_their_own_rotation,
         held_messages_keep_the_order_of_their_key,
         an_operator_retries_and_skips,
+        a_skipped_message_that_was_published_meanwhile_keeps_its_key_held,
+        a_route_with_a_running_relay_is_not_forgotten,
+        a_position_behind_the_relay_s_own_is_noticed,
         arguments_out_of_range_are_refused,
     ])
 }
@@ -53,7 +58,8 @@ impl Fixture {
 
     /// What can be read from the start.
     async fn readable(&self) -> Vec<OutboxMessage> {
-        let ranges = self.outbox.poll(&(0..64).map(|bucket| (bucket, 0)).collect::<Vec<_>>()).await.unwrap();
+        let all: Vec<(u16, u64)> = (0..64).map(|bucket| (bucket, 0)).collect();
+        let ranges = self.outbox.poll("r", &all).await.unwrap().ranges;
         self.outbox.read(&ranges, 100, 1 << 20).await.unwrap()
     }
 
@@ -77,15 +83,28 @@ impl Fixture {
             .readable()
             .await
             .iter()
-            .map(|message| Advance { lease: leases[usize::from(message.bucket)], position: message.number })
+            .map(|message| advance(leases[usize::from(message.bucket)], message.number))
             .collect();
         assert!(self.outbox.advance("r", "relay", &advances).await.unwrap().is_empty());
+    }
+
+    /// Waits until the store has connections again after a restart of the server.
+    async fn until_connected(&self) {
+        let start = std::time::Instant::now();
+        while self.outbox.status().await.is_err() {
+            assert!(start.elapsed() < PATIENCE, "the store is not connected again");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     async fn size(&self) -> i64 {
         let sql = "SELECT sum(pg_relation_size(oid))::bigint FROM pg_class WHERE relname ~ '^outbox_[0-9]{2}_[01]$'";
         sqlx::query(sql).fetch_one(&mut self.database.connect().await).await.unwrap().try_get(0).unwrap()
     }
+}
+
+fn advance(lease: BucketLease, position: u64) -> Advance {
+    Advance { lease, after: 0, position }
 }
 
 fn sink() -> SinkDescription {
@@ -238,8 +257,81 @@ async fn a_prepared_transaction_is_waited_for(_shared: &'static Server) {
     assert_eq!(it.bodies().await, ["slow", "fast"]);
 }
 
+/// A restart gives the transaction another name.
+async fn a_prepared_transaction_is_waited_for_after_a_restart(_shared: &'static Server) {
+    let server = Server::start(&["fsync=off", "max_prepared_transactions=5"]).unwrap();
+    let server: &'static Server = Box::leak(Box::new(server));
+    let it = Fixture::new(server).await;
+    let (mut slow, mut fast) = (it.database.connect().await, it.database.connect().await);
+    let (key, same, _) = keys(&mut fast).await;
+    slow.execute("BEGIN").await.unwrap();
+    it.enqueue(&mut slow, &key, "slow").await;
+    it.enqueue(&mut fast, &same, "fast").await;
+    assert_eq!(it.bodies().await, [""; 0]);
+    slow.execute("PREPARE TRANSACTION 'slow'").await.unwrap();
+    server.stop("QUIT");
+    server.run().unwrap();
+    it.until_connected().await;
+    assert_eq!(it.bodies().await, [""; 0], "it may still commit");
+    let mut later = it.database.connect().await;
+    let mut open = later.begin().await.unwrap();
+    it.enqueue(&mut open, &same, "later").await;
+    it.database.connect().await.execute("COMMIT PREPARED 'slow'").await.unwrap();
+    assert_eq!(it.bodies().await, ["slow", "fast"]);
+}
+
+async fn polls_of_several_relays_do_not_mislead_each_other(server: &'static Server) {
+    let it = Fixture::new(server).await;
+    let mut db = it.database.connect().await;
+    let (key, _, _) = keys(&mut db).await;
+    let sql = "SELECT hapax.outbox_bucket($1)";
+    let bucket: i32 = sqlx::query_scalar(sql).bind(&key).fetch_one(&mut db).await.unwrap();
+    let bucket = u16::try_from(bucket).unwrap();
+    let mut writers = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (outbox, mut db) = (it.outbox.clone(), it.database.connect().await);
+        let message = NewOutboxMessage::new("t", "x").key(key.clone());
+        writers.spawn(async move {
+            for _ in 0..150 {
+                let mut tx = db.begin().await.unwrap();
+                outbox.enqueue(&mut tx, &message).await.unwrap();
+                tx.execute("SELECT pg_sleep(random() * 0.004)").await.unwrap();
+                tx.commit().await.unwrap();
+            }
+        });
+    }
+    let outbox = std::sync::Arc::new(it.outbox.clone());
+    let ended = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut pollers = tokio::task::JoinSet::new();
+    for _ in 0..6 {
+        let (outbox, ended) = (outbox.clone(), ended.clone());
+        pollers.spawn(async move {
+            let (mut after, mut found) = (0, 0);
+            loop {
+                let is_last = ended.load(std::sync::atomic::Ordering::Relaxed);
+                // The route has published nothing; what is read is remembered here.
+                let polled = outbox.poll("r", &[(bucket, 0)]).await.unwrap();
+                if let Some(mut range) = polled.ranges.first().copied().filter(|range| range.through > after)
+                {
+                    range.after = after;
+                    found += outbox.read(&[range], 10_000, 1 << 20).await.unwrap().len();
+                    after = range.through;
+                } else if is_last {
+                    return found;
+                }
+            }
+        });
+    }
+    writers.join_all().await;
+    ended.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(pollers.join_all().await, [8 * 150; 6], "each has found everything");
+}
+
 async fn relays_share_the_buckets(server: &'static Server) {
     let it = Fixture::new(server).await;
+    for route in ["r", "other"] {
+        it.outbox.register(route, &["*".to_owned()], &sink()).await.unwrap();
+    }
     let tend = async |relay: &str| it.outbox.tend("r", relay, 10_000).await.unwrap();
     let first = tend("a").await;
     assert_eq!((first.held.len(), first.surplus), (64, 0));
@@ -261,10 +353,10 @@ async fn a_lapsed_relay_is_fenced(server: &'static Server) {
     it.clock.advance_ms(60_001).await;
     let taken = it.outbox.tend("r", "other", 60_000).await.unwrap().held;
     assert_eq!(taken.len(), 64);
-    let advance = |lease| Advance { lease, position: 5 };
-    let lost = it.outbox.advance("r", "relay", &[advance(lapsed[3]), advance(lapsed[7])]).await.unwrap();
+    let lost =
+        it.outbox.advance("r", "relay", &[advance(lapsed[3], 5), advance(lapsed[7], 5)]).await.unwrap();
     assert_eq!(lost, [3, 7]);
-    assert_eq!(it.outbox.advance("r", "other", &[advance(taken[3])]).await.unwrap(), [0; 0]);
+    assert_eq!(it.outbox.advance("r", "other", &[advance(taken[3], 5)]).await.unwrap(), [0; 0]);
     assert_eq!(it.outbox.positions("r", &[3, 7]).await.unwrap(), [(3, 5), (7, 0)]);
 }
 
@@ -285,7 +377,7 @@ async fn a_table_is_emptied_when_every_route_has_published_it(server: &'static S
         "the positions; one route has not published the message"
     );
     let message = it.readable().await.remove(0);
-    let advance = Advance { lease: slow[usize::from(message.bucket)], position: message.number };
+    let advance = advance(slow[usize::from(message.bucket)], message.number);
     it.outbox.advance("slow", "relay", &[advance]).await.unwrap();
     assert_eq!(it.outbox.rotate().await.unwrap().emptied, 1);
     assert_eq!(it.size().await, 0);
@@ -326,7 +418,8 @@ async fn what_no_route_takes_is_kept(server: &'static Server) {
     let rotated = it.outbox.rotate().await.unwrap();
     assert_eq!((rotated.emptied, rotated.unrouted), (1, 1));
     it.outbox.register("all", &["ord*".to_owned()], &sink()).await.unwrap();
-    it.outbox.forget("r", "test").await.unwrap();
+    it.outbox.give_back("r", "relay", &[]).await.unwrap();
+    assert!(it.outbox.forget("r", "test").await.unwrap());
     assert_eq!(it.outbox.rotate().await.unwrap().emptied, 0, "the new route has not published it");
     assert_eq!(it.outbox.unpublished("all", 10).await.unwrap().len(), 1);
 }
@@ -335,7 +428,7 @@ async fn positions_survive_their_own_rotation(server: &'static Server) {
     let it = Fixture::new(server).await;
     let leases = it.relay().await;
     for position in 1..=20 {
-        it.outbox.advance("r", "relay", &[Advance { lease: leases[5], position }]).await.unwrap();
+        it.outbox.advance("r", "relay", &[advance(leases[5], position)]).await.unwrap();
     }
     for _ in 0..3 {
         it.clock.advance_ms(600_000).await;
@@ -422,6 +515,57 @@ async fn an_operator_retries_and_skips(server: &'static Server) {
         .await
         .unwrap();
     assert_eq!(told, 3);
+}
+
+/// The relay was publishing it when an operator decided to skip it. What waits behind it is still to be waited for.
+async fn a_skipped_message_that_was_published_meanwhile_keeps_its_key_held(server: &'static Server) {
+    let it = Fixture::new(server).await;
+    let mut db = it.database.connect().await;
+    let leases = it.relay().await;
+    for body in ["1", "2"] {
+        it.enqueue(&mut db, "a", body).await;
+    }
+    let read = it.readable().await;
+    let messages = read.iter().map(|message| held(message, false)).collect();
+    it.outbox.hold("r", "relay", &leases, messages).await.unwrap();
+    assert!(it.outbox.skip("r", &read[0].id, "ann").await.unwrap());
+    let lease = leases[usize::from(read[0].bucket)];
+    assert_eq!(it.outbox.release("r", "relay", lease, &read[0]).await.unwrap(), Some(true));
+    assert_eq!(due(&it).await, ["2"]);
+    assert_eq!(it.outbox.release("r", "relay", lease, &read[1]).await.unwrap(), Some(false));
+}
+
+async fn a_route_with_a_running_relay_is_not_forgotten(server: &'static Server) {
+    let it = Fixture::new(server).await;
+    it.relay().await;
+    let error = it.outbox.forget("r", "ann").await.unwrap_err().to_string();
+    assert!(error.contains("stop it first"), "{error}");
+    it.clock.advance_ms(60_001).await;
+    assert!(it.outbox.forget("r", "ann").await.unwrap(), "its lease has ended");
+    assert!(!it.outbox.forget("r", "ann").await.unwrap());
+    // A relay that was paused all the time.
+    let error = it.outbox.tend("r", "relay", 60_000).await.unwrap_err().to_string();
+    assert!(error.contains("was forgotten"), "{error}");
+}
+
+/// The relay goes on while its database was restored from a backup.
+async fn a_position_behind_the_relay_s_own_is_noticed(server: &'static Server) {
+    let it = Fixture::new(server).await;
+    let mut db = it.database.connect().await;
+    let leases = it.relay().await;
+    it.enqueue(&mut db, "a", "1").await;
+    let bucket = it.readable().await[0].bucket;
+    let lease = leases[usize::from(bucket)];
+    for read in [2, 1_000] {
+        let polled = it.outbox.poll("r", &[(bucket, read)]).await.unwrap();
+        assert_eq!((polled.ranges, polled.rewound), (vec![], vec![bucket]), "{read}");
+    }
+    let behind = Advance { lease, after: 2, position: 3 };
+    assert_eq!(it.outbox.advance("r", "relay", &[behind]).await.unwrap(), [bucket]);
+    assert_eq!(it.outbox.positions("r", &[bucket]).await.unwrap(), [(bucket, 0)]);
+    assert_eq!(it.outbox.advance("r", "relay", &[advance(lease, 1)]).await.unwrap(), [0; 0]);
+    let polled = it.outbox.poll("r", &[(bucket, 1)]).await.unwrap();
+    assert_eq!((polled.ranges, polled.rewound), (vec![], vec![]));
 }
 
 async fn arguments_out_of_range_are_refused(server: &'static Server) {

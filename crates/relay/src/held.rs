@@ -1,6 +1,7 @@
 //! Further attempts of messages that were set aside. They run beside the rounds, so that a message on which the sink hangs
 //! delays only its own key.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,47 +21,62 @@ const SINK_IS_UP: Duration = Duration::from_mins(1);
 /// The delays of a sink that is down are those of this attempt, at least.
 const ATTEMPT_DOWN: u32 = 5;
 
+/// What a look found.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    /// Something that was published or postponed; there may be more.
+    Some,
+    /// The sink takes nothing.
+    Unavailable,
+}
+
 /// Publishes what is due, until it is stopped.
 pub async fn retry(shared: Arc<Shared>, mut stopped: watch::Receiver<bool>) {
+    let mut failures = 0;
     while !*stopped.borrow() {
-        let found = match retry_due(&shared).await {
-            Ok(found) => found,
+        let found = retry_due(&shared).await;
+        // Whatever happened, no bucket is needed until the next look.
+        shared.ownership.retry_only(BTreeSet::new());
+        failures = if matches!(found, Ok(Found::Unavailable) | Err(_)) { failures + 1 } else { 0 };
+        let wait = match found {
+            Ok(Found::Some) => continue,
+            Ok(Found::Nothing) => LOOK,
+            Ok(Found::Unavailable) => shared.outage_delay(failures).max(LOOK),
             Err(error) => {
                 shared.store_failed("retry what was set aside", &error);
-                false
+                shared.outage_delay(failures).max(LOOK)
             }
         };
-        if !found {
-            tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
-                // The sender lives as long as this task.
-                _ = stopped.wait_for(|stopped| *stopped) => {}
-            }
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            // The sender lives as long as this task.
+            _ = stopped.wait_for(|stopped| *stopped) => {}
         }
     }
 }
 
-async fn retry_due(shared: &Shared) -> Result<bool, StoreError> {
-    let leases = shared.ownership.leases();
+async fn retry_due(shared: &Shared) -> Result<Found, StoreError> {
+    let leases = shared.ownership.leases_to_retry();
     if leases.is_empty() {
-        return Ok(false);
+        return Ok(Found::Nothing);
     }
     let buckets: Vec<u16> = leases.iter().map(|lease| lease.bucket).collect();
     let due = shared.store.due(&shared.options.route, &buckets, DUE_MAX).await?;
     if due.is_empty() {
-        return Ok(false);
+        return Ok(Found::Nothing);
     }
-    shared.ownership.set_retrying(due.iter().map(|held| held.message.bucket).collect());
+    shared.ownership.retry_only(due.iter().map(|held| held.message.bucket).collect());
     let batch: Vec<OutboxMessage> = due.iter().map(|held| held.message.clone()).collect();
     let answers = shared.sink.publish(&batch).await;
     assert_eq!(answers.len(), batch.len(), "a sink answers for each message");
+    let is_down = answers.iter().any(|answer| matches!(answer, PublishAnswer::Unavailable(_)));
     for (held, answer) in due.into_iter().zip(answers) {
         let lease = leases.iter().find(|lease| lease.bucket == held.message.bucket);
         let Some(lease) = lease.copied() else { continue };
         take_answer(shared, lease, held, answer).await;
     }
-    shared.ownership.set_retrying(std::collections::BTreeSet::new());
-    Ok(true)
+    Ok(if is_down { Found::Unavailable } else { Found::Some })
 }
 
 async fn take_answer(shared: &Shared, lease: BucketLease, held: HeldMessage, answer: PublishAnswer) {
@@ -83,6 +99,7 @@ async fn take_answer(shared: &Shared, lease: BucketLease, held: HeldMessage, ans
         }
         PublishAnswer::Failed(error) if is_up => {
             counts.failed.add();
+            shared.failing(&error);
             let attempts = held.attempts + 1;
             let parked = retry.limit().is_some_and(|limit| attempts >= limit);
             let retry_after_ms = Some(retry.delay_ms(attempts, fastrand::u64(..)));
@@ -90,6 +107,7 @@ async fn take_answer(shared: &Shared, lease: BucketLease, held: HeldMessage, ans
         }
         PublishAnswer::Failed(error) | PublishAnswer::Unavailable(error) => {
             counts.failed.add();
+            shared.failing(&error);
             let delay_ms = retry.delay_ms(held.attempts.max(ATTEMPT_DOWN), fastrand::u64(..));
             HeldMessage { retry_after_ms: Some(delay_ms), error: Some(error), ..held }
         }
@@ -107,8 +125,9 @@ async fn release(shared: &Shared, lease: BucketLease, message: &OutboxMessage) {
         // Decided under the lock: a message of the key that is read now waits behind this one or is published itself.
         let mut keys = shared.held.lock().await;
         match shared.store.release(route, relay, lease, message).await {
-            Ok(still_held) => {
-                if still_held == Some(false)
+            Ok(None) => return shared.ownership.lose(&[lease.bucket]),
+            Ok(Some(still_held)) => {
+                if !still_held
                     && let Some(key) = message.ordered_key()
                     && let Some(of_bucket) = keys.get_mut(&lease.bucket)
                 {

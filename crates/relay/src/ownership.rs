@@ -68,18 +68,28 @@ impl Ownership {
     /// Leases that should be given back; they are not ours any more.
     pub fn take_surplus(&self) -> Vec<BucketLease> {
         let mut state = self.state();
-        let surplus = std::mem::take(&mut state.surplus);
         let idle = state.fences.iter().filter(|(bucket, _)| !state.retrying.contains(bucket));
         let given: Vec<BucketLease> =
-            idle.rev().take(surplus).map(|(&bucket, &fence)| BucketLease { bucket, fence }).collect();
+            idle.rev().take(state.surplus).map(|(&bucket, &fence)| BucketLease { bucket, fence }).collect();
+        state.surplus -= given.len();
         for lease in &given {
             state.fences.remove(&lease.bucket);
         }
         given
     }
 
+    /// All leases, while they last, for publishing held messages: the buckets are not given back before
+    /// [`retry_only`](Self::retry_only) says which of them are needed.
+    pub fn leases_to_retry(&self) -> Vec<BucketLease> {
+        let leases = self.leases();
+        self.retry_only(leases.iter().map(|lease| lease.bucket).collect());
+        // Some may have been given back before they were marked.
+        let still_held = self.leases();
+        leases.into_iter().filter(|lease| still_held.contains(lease)).collect()
+    }
+
     /// Held messages of these buckets are being published; they are not given back meanwhile.
-    pub fn set_retrying(&self, buckets: BTreeSet<u16>) {
+    pub fn retry_only(&self, buckets: BTreeSet<u16>) {
         self.state().retrying = buckets;
     }
 }
@@ -115,10 +125,12 @@ mod tests {
     fn a_bucket_in_use_is_not_given_back() {
         let ownership = Ownership::default();
         ownership.renewed(&tended(0..4, 1, 2), Instant::now(), Duration::from_mins(1));
-        ownership.set_retrying([3].into());
+        assert_eq!(ownership.leases_to_retry().len(), 4);
+        assert_eq!(ownership.take_surplus(), [], "it is not known yet which ones are needed");
+        ownership.retry_only([3].into());
         let given: Vec<u16> = ownership.take_surplus().iter().map(|lease| lease.bucket).collect();
         assert_eq!(given, [2, 1]);
         assert_eq!(ownership.take_surplus(), []);
-        assert_eq!(ownership.leases().len(), 2);
+        assert_eq!(ownership.leases_to_retry().len(), 2);
     }
 }

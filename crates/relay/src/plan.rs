@@ -126,6 +126,7 @@ impl Round {
                 }
                 PublishAnswer::Failed(error) => {
                     answered.failed += 1;
+                    answered.problem = Some(error.clone());
                     answered.hold.push(held(false, Some(retry_ms()), error));
                     item.step = Step::Hold;
                 }
@@ -160,6 +161,8 @@ pub struct Answered {
     pub refused: usize,
     pub failed: usize,
     pub hold: Vec<HeldMessage>,
+    /// The last failure.
+    pub problem: Option<String>,
     pub unavailable: Option<String>,
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hapax_core::StoreError;
 use hapax_core::metrics::{Metrics as _, Sample};
 use hapax_core::outbox::{
-    Advance, BucketLease, HeldMessage, OutboxMessage, OutboxStore, Publisher, SinkDescription,
+    Advance, BucketLease, HeldMessage, OutboxMessage, OutboxStore, Polled, Publisher, SinkDescription,
 };
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -22,6 +22,8 @@ use crate::plan::{HeldKeys, Round, Step, behind};
 const TEND: Duration = Duration::from_secs(2);
 /// How long a shutdown waits for the sink.
 const DRAIN: Duration = Duration::from_secs(20);
+/// How long a failure is known. A message that fails is tried again within a minute; later it was parked or skipped.
+const FAILURE_COUNTS: Duration = Duration::from_mins(2);
 /// Messages of a bucket that are read at once, at least.
 const ROWS_MIN: usize = 8;
 
@@ -45,6 +47,8 @@ struct Progress {
     at: Instant,
     /// When the sink last accepted something.
     accepted: Option<Instant>,
+    /// When the sink first and last failed since it last accepted something.
+    failing: Option<(Instant, Instant)>,
     problem: Option<String>,
 }
 
@@ -53,11 +57,14 @@ impl Shared {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// There is nothing to publish.
+    /// There is nothing to publish, except for what was set aside.
     fn is_idle(&self) {
         let mut progress = self.progress();
         progress.at = Instant::now();
-        progress.problem = None;
+        progress.failing = progress.failing.filter(|(_, last)| last.elapsed() < FAILURE_COUNTS);
+        if progress.failing.is_none() {
+            progress.problem = None;
+        }
     }
 
     /// The sink has accepted something.
@@ -65,11 +72,25 @@ impl Shared {
         let mut progress = self.progress();
         progress.at = Instant::now();
         progress.accepted = Some(progress.at);
+        progress.failing = None;
         progress.problem = None;
+    }
+
+    /// The sink has failed.
+    pub fn failing(&self, problem: &str) {
+        let mut progress = self.progress();
+        let now = Instant::now();
+        progress.failing = Some((progress.failing.map_or(now, |(first, _)| first), now));
+        progress.problem = Some(problem.to_owned());
     }
 
     pub fn problem(&self, problem: &str) {
         self.progress().problem = Some(problem.to_owned());
+    }
+
+    /// How long to wait after this many failures in a row.
+    pub fn outage_delay(&self, failures: u32) -> Duration {
+        Duration::from_millis(self.options.outage.delay_ms(failures, fastrand::u64(..)))
     }
 
     /// Whether the sink has accepted something within this time.
@@ -107,10 +128,11 @@ impl RelayWatch {
     }
 
     /// Whether it makes progress: it has published something, or had nothing to publish, within the last 30 s
-    /// ([`RelayOptions::stalled`]). Otherwise why not.
+    /// ([`RelayOptions::stalled`]). Otherwise why not. Messages that are parked do not count, those that fail do.
     pub fn readiness(&self) -> Result<(), String> {
         let progress = self.shared.progress();
-        let stalled = progress.at.elapsed();
+        let since = progress.failing.map_or(progress.at, |(first, _)| first.min(progress.at));
+        let stalled = since.elapsed();
         if stalled < self.shared.options.stalled {
             return Ok(());
         }
@@ -128,7 +150,8 @@ impl Relay {
     /// A relay from an outbox to a sink.
     pub fn new(store: Arc<dyn OutboxStore>, sink: Arc<dyn Publisher>, options: RelayOptions) -> Self {
         let description = sink.describe();
-        let progress = Mutex::new(Progress { at: Instant::now(), accepted: None, problem: None });
+        let progress =
+            Mutex::new(Progress { at: Instant::now(), accepted: None, failing: None, problem: None });
         let (counts, ownership, tending, held) = Default::default();
         Self {
             shared: Arc::new(Shared {
@@ -287,8 +310,8 @@ impl Rounds {
 
     async fn back_off(&mut self) {
         self.failures = self.failures.saturating_add(1);
-        let delay_ms = self.shared.options.outage.delay_ms(self.failures, fastrand::u64(..));
-        self.unless_stopped(tokio::time::sleep(Duration::from_millis(delay_ms))).await;
+        let delay = self.shared.outage_delay(self.failures);
+        self.unless_stopped(tokio::time::sleep(delay)).await;
     }
 
     /// Continues the open round, or begins one. Returns whether there was something to do.
@@ -374,7 +397,17 @@ impl Rounds {
             return Ok(None);
         }
         let read: Vec<(u16, u64)> = self.read.iter().map(|(&bucket, read)| (bucket, read.position)).collect();
-        let ranges = shared.store.poll(&read).await?;
+        let Polled { ranges, rewound } = shared.store.poll(&options.route, &read).await?;
+        if !rewound.is_empty() {
+            let (route, buckets) = (&options.route, rewound.len());
+            tracing::warn!(
+                route,
+                buckets,
+                "the outbox was restored to an earlier state; its positions are read again"
+            );
+            self.read.retain(|bucket, _| !rewound.contains(bucket));
+            return Ok(None);
+        }
         if ranges.is_empty() {
             shared.is_idle();
             return Ok(None);
@@ -419,6 +452,9 @@ impl Rounds {
             shared.counts.duplicates.add_many(answered.duplicates);
             shared.counts.refused.add_many(answered.refused);
             shared.counts.failed.add_many(answered.failed);
+            if let Some(error) = &answered.problem {
+                shared.failing(error);
+            }
             if answered.published + answered.duplicates > 0 {
                 shared.accepted();
                 self.failures = 0;
@@ -472,6 +508,8 @@ impl Rounds {
             }
         }
         drop(held);
+        shared.ownership.lose(&lost);
+        shared.counts.lost_buckets.add_many(lost.len());
         self.lose(open, &lost.into_iter().collect());
         Ok(())
     }
@@ -489,7 +527,8 @@ impl Rounds {
         let mut advances = Vec::new();
         for (bucket, position) in round.positions() {
             if let Some(read) = self.read.get(&bucket).filter(|read| read.position < position) {
-                advances.push(Advance { lease: BucketLease { bucket, fence: read.fence }, position });
+                let lease = BucketLease { bucket, fence: read.fence };
+                advances.push(Advance { lease, after: read.position, position });
             }
         }
         if advances.is_empty() {

@@ -4,6 +4,7 @@
 //! outbox has one bucket.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,8 +12,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hapax_core::StoreError;
 use hapax_core::outbox::{
-    Advance, BucketLease, BucketRange, HeldMessage, NewOutboxMessage, OUTBOX_BODY_BYTES_MAX, OutboxMessage,
-    OutboxStore, Rotated, RouteStatus, SinkDescription, Tended,
+    self, Advance, BucketLease, BucketRange, HeldMessage, NewOutboxMessage, OUTBOX_BODY_BYTES_MAX,
+    OutboxMessage, OutboxStore, Polled, Rotated, RouteStatus, SinkDescription, Tended,
 };
 use rusqlite::{
     Connection, ErrorCode, OptionalExtension as _, Row, Transaction, TransactionBehavior, params,
@@ -64,6 +65,8 @@ const BUCKET: u16 = 0;
 #[derive(Clone)]
 pub struct SqliteOutbox {
     connection: Arc<Mutex<Connection>>,
+    /// Cleaning up has looked at the messages up to this number.
+    cleaned: Arc<AtomicI64>,
 }
 
 fn now_ms() -> i64 {
@@ -95,7 +98,7 @@ impl SqliteOutbox {
             Ok(connection)
         };
         let connection = open().map_err(|error| failed(&error))?;
-        Ok(Self { connection: Arc::new(Mutex::new(connection)) })
+        Ok(Self { connection: Arc::new(Mutex::new(connection)), cleaned: Arc::default() })
     }
 
     /// Creates the outbox's tables if they do not exist.
@@ -126,15 +129,32 @@ impl SqliteOutbox {
         Err(rusqlite::Error::ToSqlConversionFailure(problem.into()))
     }
 
-    /// Runs a transaction on a thread that may block.
+    /// Runs a transaction that writes.
     async fn on_db<T: Send + 'static>(
         &self,
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.transaction(TransactionBehavior::Immediate, work).await
+    }
+
+    /// Runs a transaction that only reads: it neither waits for writers nor makes them wait.
+    async fn reading<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.transaction(TransactionBehavior::Deferred, work).await
+    }
+
+    /// Runs a transaction on a thread that may block.
+    async fn transaction<T: Send + 'static>(
+        &self,
+        behavior: TransactionBehavior,
         work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let connection = self.connection.clone();
         let run = move || {
             let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let tx = connection.transaction_with_behavior(behavior)?;
             let done = work(&tx)?;
             tx.commit()?;
             Ok(done)
@@ -234,29 +254,41 @@ impl OutboxStore for SqliteOutbox {
     }
 
     async fn forget(&self, route: &str, _by: &str) -> Result<bool, StoreError> {
-        let route = route.to_owned();
-        self.on_db(move |tx| {
-            tx.execute("DELETE FROM hapax_outbox_held WHERE route = ?1", [&route])?;
-            Ok(tx.execute("DELETE FROM hapax_outbox_route WHERE route = ?1", [&route])? > 0)
-        })
-        .await
+        let name = route.to_owned();
+        let forgotten = self.on_db(move |tx| {
+            let sql = "SELECT relay IS NOT NULL AND until_ms > ?2 FROM hapax_outbox_route WHERE route = ?1";
+            let runs: Option<bool> =
+                tx.query_row(sql, params![name, now_ms()], |row| row.get(0)).optional()?;
+            if runs == Some(false) {
+                tx.execute("DELETE FROM hapax_outbox_held WHERE route = ?1", [&name])?;
+                tx.execute("DELETE FROM hapax_outbox_route WHERE route = ?1", [&name])?;
+            }
+            Ok(runs)
+        });
+        match forgotten.await? {
+            Some(true) => Err(outbox::route_runs(route)),
+            known => Ok(known.is_some()),
+        }
     }
 
     async fn tend(&self, route: &str, relay: &str, lease_ms: u64) -> Result<Tended, StoreError> {
-        let (route, relay) = (route.to_owned(), relay.to_owned());
-        self.on_db(move |tx| {
+        let (name, relay) = (route.to_owned(), relay.to_owned());
+        let tended = self.on_db(move |tx| {
             let now = now_ms();
             tx.execute(
                 "UPDATE hapax_outbox_route SET fence = fence + (relay IS NOT ?2), relay = ?2, until_ms = ?3 + ?4
                  WHERE route = ?1 AND (relay IS NULL OR relay = ?2 OR until_ms <= ?3)",
-                params![route, relay, now, lease_ms as i64],
+                params![name, relay, now, lease_ms as i64],
             )?;
-            let sql = "SELECT fence FROM hapax_outbox_route WHERE route = ?1 AND relay = ?2";
-            let fence: Option<i64> = tx.query_row(sql, params![route, relay], |row| row.get(0)).optional()?;
-            let held = fence.map(|fence| BucketLease { bucket: BUCKET, fence: fence as u64 });
-            Ok(Tended { held: held.into_iter().collect(), surplus: 0 })
-        })
-        .await
+            let sql = "SELECT fence, relay IS ?2 FROM hapax_outbox_route WHERE route = ?1";
+            let found = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, bool>(1)?));
+            tx.query_row(sql, params![name, relay], found).optional()
+        });
+        let Some((fence, is_own)) = tended.await? else {
+            return Err(outbox::route_is_unknown(route));
+        };
+        let held = is_own.then_some(BucketLease { bucket: BUCKET, fence: fence as u64 });
+        Ok(Tended { held: held.into_iter().collect(), surplus: 0 })
     }
 
     async fn give_back(&self, route: &str, relay: &str, _buckets: &[BucketLease]) -> Result<(), StoreError> {
@@ -270,7 +302,7 @@ impl OutboxStore for SqliteOutbox {
 
     async fn positions(&self, route: &str, buckets: &[u16]) -> Result<Vec<(u16, u64)>, StoreError> {
         let (route, buckets) = (route.to_owned(), buckets.to_vec());
-        self.on_db(move |tx| {
+        self.reading(move |tx| {
             let sql = "SELECT position FROM hapax_outbox_route WHERE route = ?1";
             let position: Option<i64> = tx.query_row(sql, [route], |row| row.get(0)).optional()?;
             Ok(buckets.into_iter().map(|bucket| (bucket, position.unwrap_or(0) as u64)).collect())
@@ -278,20 +310,30 @@ impl OutboxStore for SqliteOutbox {
         .await
     }
 
-    async fn poll(&self, read: &[(u16, u64)]) -> Result<Vec<BucketRange>, StoreError> {
-        let read = read.to_vec();
-        let connection = self.connection.clone();
-        // A look must not wait for writers: not in a transaction that writes.
-        let last = move || {
-            let connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            connection
-                .query_row("SELECT max(number) FROM hapax_outbox", [], |row| row.get::<_, Option<i64>>(0))
-        };
-        let last = tokio::task::spawn_blocking(last).await;
-        let last = last.map_err(|error| StoreError::Unavailable(error.to_string()))?;
-        let through = last.map_err(|error| failed(&error))?.unwrap_or(0) as u64;
-        let further = read.into_iter().filter(|(_, after)| *after < through);
-        Ok(further.map(|(bucket, after)| BucketRange { bucket, after, through }).collect())
+    async fn poll(&self, route: &str, read: &[(u16, u64)]) -> Result<Polled, StoreError> {
+        let (route, read) = (route.to_owned(), read.to_vec());
+        let known = self.reading(move |tx| {
+            // Not the largest number in the table: what was published is deleted.
+            let last = tx.prepare_cached("SELECT seq FROM sqlite_sequence WHERE name = 'hapax_outbox'")?;
+            let position = tx.prepare_cached("SELECT position FROM hapax_outbox_route WHERE route = ?1")?;
+            let number = |found: Option<i64>| found.unwrap_or(0) as u64;
+            let one = |row: &Row<'_>| row.get::<_, i64>(0);
+            let (mut last, mut position) = (last, position);
+            Ok((
+                number(last.query_row([], one).optional()?),
+                number(position.query_row([route], one).optional()?),
+            ))
+        });
+        let (through, published) = known.await?;
+        let mut polled = Polled::default();
+        for (bucket, after) in read {
+            if published < after {
+                polled.rewound.push(bucket);
+            } else if after < through {
+                polled.ranges.push(BucketRange { bucket, after, through });
+            }
+        }
+        Ok(polled)
     }
 
     async fn read(
@@ -301,7 +343,7 @@ impl OutboxStore for SqliteOutbox {
         bytes: usize,
     ) -> Result<Vec<OutboxMessage>, StoreError> {
         let Some(range) = ranges.first().copied() else { return Ok(Vec::new()) };
-        self.on_db(move |tx| {
+        self.reading(move |tx| {
             let sql = format!(
                 "SELECT {MESSAGE} FROM hapax_outbox WHERE number > ?1 AND number <= ?2 ORDER BY number LIMIT ?3"
             );
@@ -324,12 +366,14 @@ impl OutboxStore for SqliteOutbox {
         let (route, relay) = (route.to_owned(), relay.to_owned());
         let Some(advance) = advances.first().copied() else { return Ok(Vec::new()) };
         self.on_db(move |tx| {
-            if !is_own(tx, &route, &relay, advance.lease.fence)? {
-                return Ok(vec![advance.lease.bucket]);
+            let Advance { lease, after, position } = advance;
+            let sql = "UPDATE hapax_outbox_route SET position = max(position, ?2) WHERE route = ?1 AND position >= ?3";
+            if is_own(tx, &route, &relay, lease.fence)?
+                && tx.execute(sql, params![route, position as i64, after as i64])? == 1
+            {
+                return Ok(Vec::new());
             }
-            let sql = "UPDATE hapax_outbox_route SET position = max(position, ?2) WHERE route = ?1";
-            tx.execute(sql, params![route, advance.position as i64])?;
-            Ok(Vec::new())
+            Ok(vec![lease.bucket])
         })
         .await
     }
@@ -370,7 +414,7 @@ impl OutboxStore for SqliteOutbox {
 
     async fn held_keys(&self, route: &str, _buckets: &[u16]) -> Result<Vec<(u16, String)>, StoreError> {
         let route = route.to_owned();
-        self.on_db(move |tx| {
+        self.reading(move |tx| {
             let mut select =
                 tx.prepare("SELECT DISTINCT key FROM hapax_outbox_held WHERE route = ?1 AND NOT alone")?;
             select.query_map([route], |row| Ok((BUCKET, row.get(0)?)))?.collect()
@@ -380,7 +424,7 @@ impl OutboxStore for SqliteOutbox {
 
     async fn due(&self, route: &str, _buckets: &[u16], max: usize) -> Result<Vec<HeldMessage>, StoreError> {
         let route = route.to_owned();
-        self.on_db(move |tx| {
+        self.reading(move |tx| {
             let sql = "SELECT * FROM hapax_outbox_held WHERE route = ?1 AND next_ms <= ?2 ORDER BY next_ms, number LIMIT ?3";
             tx.prepare_cached(sql)?.query_map(params![route, now_ms(), max as i64], held)?.collect()
         })
@@ -395,11 +439,18 @@ impl OutboxStore for SqliteOutbox {
         message: &OutboxMessage,
     ) -> Result<Option<bool>, StoreError> {
         let (route, relay, number) = (route.to_owned(), relay.to_owned(), message.number as i64);
+        let key = message.ordered_key().map(str::to_owned);
         self.on_db(move |tx| {
             if !is_own(tx, &route, &relay, lease.fence)? {
                 return Ok(None);
             }
-            Ok(Some(remove(tx, &route, number)?.unwrap_or(false)))
+            if let Some(still_held) = remove(tx, &route, number)? {
+                return Ok(Some(still_held));
+            }
+            // An operator has skipped it meanwhile.
+            let sql =
+                "SELECT EXISTS (SELECT 1 FROM hapax_outbox_held WHERE route = ?1 AND key = ?2 AND NOT alone)";
+            tx.query_row(sql, params![route, key], |row| row.get(0)).map(Some)
         })
         .await
     }
@@ -426,26 +477,33 @@ impl OutboxStore for SqliteOutbox {
     }
 
     async fn rotate(&self) -> Result<Rotated, StoreError> {
+        let cleaned = self.cleaned.clone();
         self.on_db(move |tx| {
             let mut patterns: Vec<String> = Vec::new();
             let mut select = tx.prepare("SELECT topics FROM hapax_outbox_route")?;
             for topics in select.query_map([], |row| row.get::<_, String>(0))? {
                 patterns.extend(serde_json::from_str::<Vec<String>>(&topics?).unwrap_or_default());
             }
+            // Behind those of the last time, so that messages that no route takes are not in the way.
             let sql = "SELECT number, topic FROM hapax_outbox
-                       WHERE number <= (SELECT min(position) FROM hapax_outbox_route) ORDER BY number LIMIT ?1";
+                       WHERE number > ?2 AND number <= (SELECT min(position) FROM hapax_outbox_route) ORDER BY number LIMIT ?1";
             let mut select = tx.prepare(sql)?;
+            let one = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?));
+            let from = cleaned.load(Ordering::Relaxed);
+            let rows: Vec<(i64, String)> =
+                select.query_map(params![DELETE_MAX as i64, from], one)?.collect::<Result<_, _>>()?;
             let mut rotated = Rotated::default();
-            let rows = select.query_map([DELETE_MAX as i64], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)))?;
-            for row in rows {
-                let (number, topic) = row?;
-                if patterns.iter().any(|pattern| hapax_core::outbox::topic_matches(pattern, &topic)) {
+            for (number, topic) in &rows {
+                if patterns.iter().any(|pattern| outbox::topic_matches(pattern, topic)) {
                     tx.execute("DELETE FROM hapax_outbox WHERE number = ?1", [number])?;
                     rotated.emptied = 1;
                 } else {
                     rotated.unrouted = 1;
                 }
             }
+            let is_full = rows.len() as u64 == DELETE_MAX;
+            let next = rows.last().filter(|_| is_full).map_or(0, |(number, _)| *number);
+            cleaned.store(next, Ordering::Relaxed);
             Ok(rotated)
         })
         .await
@@ -456,7 +514,7 @@ impl OutboxStore for SqliteOutbox {
     }
 
     async fn status(&self) -> Result<Vec<RouteStatus>, StoreError> {
-        self.on_db(|tx| {
+        self.reading(|tx| {
             let sql = "SELECT r.route, r.target, r.topics, r.until_ms > ?1 AND r.relay IS NOT NULL,
                   (SELECT count(*) FROM hapax_outbox o WHERE o.number > r.position),
                   (SELECT count(*) FROM hapax_outbox_held h WHERE h.route = r.route),
@@ -491,7 +549,7 @@ impl OutboxStore for SqliteOutbox {
         max: usize,
     ) -> Result<Vec<(String, HeldMessage)>, StoreError> {
         let route = route.map(str::to_owned);
-        self.on_db(move |tx| {
+        self.reading(move |tx| {
             let sql =
                 "SELECT * FROM hapax_outbox_held WHERE (?1 IS NULL OR route = ?1) AND (parked OR NOT ?2)
                        ORDER BY route, number LIMIT ?3";

@@ -1,7 +1,7 @@
 //! Messages that are set aside: the sink did not accept them, or an earlier one of their key.
 
 use hapax_core::StoreError;
-use hapax_core::outbox::{BucketLease, HeldMessage};
+use hapax_core::outbox::{BucketLease, HeldMessage, OutboxMessage};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
@@ -106,18 +106,20 @@ impl PostgresOutbox {
         route: &str,
         relay: &str,
         lease: BucketLease,
-        number: u64,
+        message: &OutboxMessage,
     ) -> Result<Option<bool>, StoreError> {
-        let args = (route.to_owned(), relay.to_owned());
+        let key = message.ordered_key().map(str::to_owned);
+        let (args, number) = ((route.to_owned(), relay.to_owned(), key), message.number);
         self.on_db(Access::Write, move |db| {
-            let (route, relay) = args.clone();
+            let (route, relay, key) = args.clone();
             Box::pin(async move {
-                let release = sqlx::query("SELECT hapax.outbox_release($1, $2, $3, $4, $5)")
+                let release = sqlx::query("SELECT hapax.outbox_release($1, $2, $3, $4, $5, $6)")
                     .bind(route)
                     .bind(relay)
                     .bind(i32::from(lease.bucket))
                     .bind(lease.fence as i64)
-                    .bind(number as i64);
+                    .bind(number as i64)
+                    .bind(key);
                 Ok(release.fetch_one(db).await?.try_get(0)?)
             })
         })

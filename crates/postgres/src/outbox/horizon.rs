@@ -3,17 +3,19 @@
 //! A poll reads the bucket's last number first, and then the transactions that write to it. When all of those have ended, every
 //! number up to the one read is committed or rolled back, whatever was begun since. So a sample is kept for each poll; the
 //! horizon is the last number of the newest sample whose writers have all ended.
+//!
+//! This holds while the server runs. A crash forgets numbers that no committed transaction had drawn, so they are drawn again,
+//! and gives transactions that were prepared for two-phase commit another name: then everything is forgotten here, too.
 
 use std::collections::{BTreeMap, VecDeque};
 
 /// Samples of a bucket that are kept. With more, the newest ones are left out until the oldest writers have ended.
 const SAMPLES_MAX: usize = 32;
 
-/// How the transactions that were prepared for two-phase commit begin: which session made one cannot be seen.
-const PREPARED: &str = "-1/";
-
 #[derive(Debug, Default)]
 pub(super) struct Horizon {
+    /// Of the server; changes when it is started.
+    incarnation: String,
     buckets: BTreeMap<u16, Bucket>,
 }
 
@@ -31,19 +33,28 @@ struct Sample {
 }
 
 impl Horizon {
+    /// The next polls are of this incarnation of the server.
+    pub fn of_incarnation(&mut self, incarnation: &str) -> &mut Self {
+        if self.incarnation != incarnation {
+            *self = Self { incarnation: incarnation.to_owned(), ..Self::default() };
+        }
+        self
+    }
+
     /// Takes a poll of a bucket: its last number, and the writers that were there afterwards. Returns the horizon.
     pub fn observe(&mut self, bucket: u16, last: u64, writers: Vec<String>) -> u64 {
         let bucket = self.buckets.entry(bucket).or_default();
+        if last < bucket.horizon {
+            // The database was restored.
+            *bucket = Bucket::default();
+        }
         if writers.is_empty() {
             bucket.samples.clear();
             bucket.horizon = bucket.horizon.max(last);
             return bucket.horizon;
         }
-        // A writer that is not seen any more may be the one that was prepared.
-        if !writers.iter().any(|writer| writer.starts_with(PREPARED)) {
-            for sample in &mut bucket.samples {
-                sample.writers.retain(|writer| writers.contains(writer));
-            }
+        for sample in &mut bucket.samples {
+            sample.writers.retain(|writer| writers.contains(writer));
         }
         let ended = bucket.samples.iter().filter(|sample| sample.writers.is_empty());
         bucket.horizon = ended.map(|sample| sample.last).fold(bucket.horizon, u64::max);
@@ -90,13 +101,22 @@ mod tests {
     }
 
     #[test]
-    fn a_prepared_transaction_may_be_any_of_those_that_are_gone() {
+    fn a_restarted_server_is_observed_from_the_start() {
         let mut horizon = Horizon::default();
-        assert_eq!(horizon.observe(1, 5, writers(&["3/1"])), 0);
-        assert_eq!(horizon.observe(1, 6, writers(&["-1/900"])), 0);
-        assert_eq!(horizon.observe(1, 7, writers(&["-1/900", "4/1"])), 0);
-        assert_eq!(horizon.observe(1, 8, writers(&["4/1"])), 6);
-        assert_eq!(horizon.observe(1, 8, vec![]), 8);
+        assert_eq!(horizon.of_incarnation("a").observe(1, 9, vec![]), 9);
+        assert_eq!(horizon.of_incarnation("a").observe(1, 12, writers(&["3/1"])), 9);
+        // It has forgotten that the numbers up to 9 were drawn and rolled back; one of them is open now.
+        assert_eq!(horizon.of_incarnation("b").observe(1, 12, writers(&["3/2"])), 0);
+        assert_eq!(horizon.of_incarnation("b").observe(1, 12, writers(&["-1/900"])), 12);
+    }
+
+    #[test]
+    fn numbers_that_went_back_are_not_trusted() {
+        let mut horizon = Horizon::default();
+        assert_eq!(horizon.observe(1, 9, vec![]), 9);
+        assert_eq!(horizon.observe(1, 4, writers(&["3/1"])), 0);
+        assert_eq!(horizon.observe(1, 12, writers(&["3/1"])), 0);
+        assert_eq!(horizon.observe(1, 12, writers(&["4/1"])), 12);
     }
 
     #[test]

@@ -6,11 +6,10 @@ mod held;
 mod horizon;
 mod relay;
 
-use std::sync::{Arc, Mutex};
-
 use hapax_core::outbox::NewOutboxMessage;
 use hapax_core::{InboxError, StoreError};
 use sqlx::{PgConnection, Row as _};
+use tokio::sync::{Mutex, broadcast};
 
 use crate::PostgresStore;
 use crate::hints::{Hint, Topic};
@@ -36,12 +35,19 @@ use horizon::Horizon;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone)]
 pub struct PostgresOutbox {
     store: PostgresStore,
-    horizon: Arc<Mutex<Horizon>>,
+    /// Locked while the database is asked: polls are observed in the order in which they were made.
+    horizon: Mutex<Horizon>,
     /// Hints that something was enqueued; opened by the first wait.
-    hints: Arc<tokio::sync::Mutex<Option<tokio::sync::broadcast::Receiver<Hint>>>>,
+    hints: Mutex<Option<broadcast::Receiver<Hint>>>,
+}
+
+impl Clone for PostgresOutbox {
+    /// The clone observes the outbox by itself, so that relays do not wait for each other.
+    fn clone(&self) -> Self {
+        Self { store: self.store.clone(), horizon: Mutex::default(), hints: Mutex::default() }
+    }
 }
 
 impl PostgresStore {
@@ -50,7 +56,7 @@ impl PostgresStore {
         if self.base.options.portable {
             return Err(StoreError::Invalid("the portable form of the schema has no outbox".to_owned()));
         }
-        Ok(PostgresOutbox { store: self.clone(), horizon: Arc::default(), hints: Arc::default() })
+        Ok(PostgresOutbox { store: self.clone(), horizon: Mutex::default(), hints: Mutex::default() })
     }
 }
 

@@ -1,20 +1,21 @@
 //! The outbox as relays see it.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use hapax_core::StoreError;
 use hapax_core::outbox::{
-    Advance, BucketLease, BucketRange, HeldMessage, OutboxMessage, OutboxStore, Rotated, RouteStatus,
-    SinkDescription, Tended,
+    self, Advance, BucketLease, BucketRange, HeldMessage, OutboxMessage, OutboxStore, Polled, Rotated,
+    RouteStatus, SinkDescription, Tended,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
+use tokio::sync::broadcast::error::RecvError;
 
 use super::PostgresOutbox;
+use super::horizon::Horizon;
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
 use crate::hints::Topic;
@@ -110,22 +111,17 @@ impl OutboxStore for PostgresOutbox {
 
     async fn forget(&self, route: &str, by: &str) -> Result<bool, StoreError> {
         let args = (route.to_owned(), by.to_owned());
-        self.on_db(Access::Write, move |db| {
+        let forgotten = self.on_db(Access::Write, move |db| {
             let (route, by) = args.clone();
             Box::pin(async move {
-                let sql = "WITH gone AS (DELETE FROM hapax.outbox_route WHERE route = $1 RETURNING 1),
-                    leases AS (DELETE FROM hapax.outbox_lease WHERE route = $1),
-                    relays AS (DELETE FROM hapax.outbox_relay WHERE route = $1),
-                    old AS (DELETE FROM hapax.outbox_position_0 WHERE route = $1),
-                    new AS (DELETE FROM hapax.outbox_position_1 WHERE route = $1),
-                    held AS (DELETE FROM hapax.outbox_held WHERE route = $1),
-                    told AS (INSERT INTO hapax.audit (at_ms, by, what)
-                             SELECT hapax.now_ms(), $2, 'forgot route ' || $1 FROM gone)
-                    SELECT count(*) > 0 FROM gone";
-                Ok(sqlx::query(sql).bind(route).bind(by).fetch_one(db).await?.try_get(0)?)
+                let forget = sqlx::query("SELECT hapax.outbox_forget($1, $2)").bind(route).bind(by);
+                Ok(forget.fetch_one(db).await?.try_get::<String, _>(0)?)
             })
-        })
-        .await
+        });
+        match forgotten.await?.as_str() {
+            "running" => Err(outbox::route_runs(route)),
+            answer => Ok(answer == "forgotten"),
+        }
     }
 
     async fn tend(&self, route: &str, relay: &str, lease_ms: u64) -> Result<Tended, StoreError> {
@@ -135,14 +131,16 @@ impl OutboxStore for PostgresOutbox {
             Box::pin(async move {
                 let sql = "SELECT bucket, fence, surplus FROM hapax.outbox_tend($1, $2, $3, true)";
                 let rows = sqlx::query(sql)
-                    .bind(route)
+                    .bind(&route)
                     .bind(relay)
                     .bind(lease_ms as i64 * 1000)
                     .fetch_all(db)
                     .await?;
                 let mut tended = Tended::default();
                 for row in rows {
-                    let bucket = row.try_get::<i32, _>(0)? as u16;
+                    let Ok(bucket) = u16::try_from(row.try_get::<i32, _>(0)?) else {
+                        return Err(outbox::route_is_unknown(&route).into());
+                    };
                     tended.held.push(BucketLease { bucket, fence: row.try_get::<i64, _>(1)? as u64 });
                     tended.surplus = row.try_get::<i32, _>(2)? as usize;
                 }
@@ -191,32 +189,37 @@ impl OutboxStore for PostgresOutbox {
         .await
     }
 
-    async fn poll(&self, read: &[(u16, u64)]) -> Result<Vec<BucketRange>, StoreError> {
-        let args: (Vec<i32>, Vec<i64>) =
+    async fn poll(&self, route: &str, read: &[(u16, u64)]) -> Result<Polled, StoreError> {
+        let (buckets, seen): (Vec<i32>, Vec<i64>) =
             read.iter().map(|&(bucket, number)| (i32::from(bucket), number as i64)).unzip();
+        let args = (route.to_owned(), buckets, seen);
+        let mut horizon = self.horizon.lock().await;
         let rows = self.on_db(Access::Read, move |db| {
-            let (buckets, seen) = args.clone();
+            let (route, buckets, seen) = args.clone();
             Box::pin(async move {
-                let sql = "SELECT bucket, last, writers FROM hapax.outbox_poll($1, $2)";
-                let rows = sqlx::query(sql).bind(buckets).bind(seen).fetch_all(db).await?;
-                let poll = |row: &PgRow| -> Result<(u16, u64, Vec<String>), Failure> {
-                    let bucket = row.try_get::<i32, _>(0)? as u16;
-                    Ok((bucket, row.try_get::<i64, _>(1)? as u64, row.try_get(2)?))
-                };
-                rows.iter().map(poll).collect::<Result<Vec<_>, _>>()
+                let sql =
+                    "SELECT bucket, last, published, writers, incarnation FROM hapax.outbox_poll($1, $2, $3)";
+                Ok(sqlx::query(sql).bind(route).bind(buckets).bind(seen).fetch_all(db).await?)
             })
         });
-        let rows = rows.await?;
-        let mut horizon = self.horizon.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut ranges = Vec::new();
-        for (bucket, last, writers) in rows {
-            let through = horizon.observe(bucket, last, writers);
+        let observed = |row: &PgRow, horizon: &mut Horizon| -> Result<(u16, u64, u64), Failure> {
+            let bucket = row.try_get::<i32, _>(0)? as u16;
+            let horizon = horizon.of_incarnation(row.try_get(4)?);
+            let through = horizon.observe(bucket, row.try_get::<i64, _>(1)? as u64, row.try_get(3)?);
+            Ok((bucket, row.try_get::<i64, _>(2)? as u64, through))
+        };
+        let mut polled = Polled::default();
+        for row in rows.await? {
+            let (bucket, published, through) = observed(&row, &mut horizon)
+                .map_err(|failure| failure.into_store_error("outbox", Access::Read))?;
             let after = read.iter().find(|(of, _)| *of == bucket).map_or(0, |(_, after)| *after);
-            if through > after {
-                ranges.push(BucketRange { bucket, after, through });
+            if published < after {
+                polled.rewound.push(bucket);
+            } else if through > after {
+                polled.ranges.push(BucketRange { bucket, after, through });
             }
         }
-        Ok(ranges)
+        Ok(polled)
     }
 
     async fn read(
@@ -242,14 +245,19 @@ impl OutboxStore for PostgresOutbox {
 
     async fn advance(&self, route: &str, relay: &str, advances: &[Advance]) -> Result<Vec<u16>, StoreError> {
         let leases: Vec<BucketLease> = advances.iter().map(|advance| advance.lease).collect();
-        let positions: Vec<i64> = advances.iter().map(|advance| advance.position as i64).collect();
+        let positions: (Vec<i64>, Vec<i64>) =
+            advances.iter().map(|advance| (advance.after as i64, advance.position as i64)).unzip();
         let args = (route.to_owned(), relay.to_owned(), numbers(&leases), positions);
         let own = self.on_db(Access::Write, move |db| {
-            let (route, relay, (buckets, fences), positions) = args.clone();
+            let (route, relay, (buckets, fences), (after, positions)) = args.clone();
             Box::pin(async move {
-                let sql = "SELECT hapax.outbox_advance($1, $2, $3, $4, $5)";
-                let advance =
-                    sqlx::query(sql).bind(route).bind(relay).bind(buckets).bind(fences).bind(positions);
+                let advance = sqlx::query("SELECT hapax.outbox_advance($1, $2, $3, $4, $5, $6)")
+                    .bind(route)
+                    .bind(relay)
+                    .bind(buckets)
+                    .bind(fences)
+                    .bind(after)
+                    .bind(positions);
                 Ok(advance.fetch_one(db).await?.try_get::<Vec<i32>, _>(0)?)
             })
         });
@@ -281,7 +289,7 @@ impl OutboxStore for PostgresOutbox {
         lease: BucketLease,
         message: &OutboxMessage,
     ) -> Result<Option<bool>, StoreError> {
-        self.release_message(route, relay, lease, message.number).await
+        self.release_message(route, relay, lease, message).await
     }
 
     async fn postpone(
@@ -319,13 +327,13 @@ impl OutboxStore for PostgresOutbox {
     }
 
     async fn changed(&self, wait: Duration) {
-        let mut hints = self.hints.lock().await;
-        let hints = hints.get_or_insert_with(|| self.store.base.hints.subscribe());
         let hinted = async {
+            let mut hints = self.hints.lock().await;
+            let hints = hints.get_or_insert_with(|| self.store.base.hints.subscribe());
             loop {
                 match hints.recv().await {
                     Ok(hint) if hint.topic != Topic::Outbox => {}
-                    Err(tokio::sync::broadcast::error::RecvError::Closed) => std::future::pending().await,
+                    Err(RecvError::Closed) => std::future::pending().await,
                     _ => return,
                 }
             }

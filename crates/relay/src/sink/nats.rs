@@ -3,7 +3,7 @@
 //! The protocol is lines of text, and only publishing with an acknowledgement is needed, so there is no client library. A message's
 //! id is its `Nats-Msg-Id`, by which the server recognises it within the stream's duplicate window.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -21,6 +21,8 @@ use super::{SinkError, waves};
 const PORT_DEFAULT: u16 = 4222;
 const TIMEOUT: Duration = Duration::from_secs(10);
 const BATCH_MAX: usize = 100;
+/// Subjects of which is remembered that a stream takes them.
+const SUBJECTS_MAX: usize = 10_000;
 /// Maximum bytes of a line or a message that is read.
 const READ_MAX: usize = 1024 * 1024;
 
@@ -31,6 +33,8 @@ pub struct NatsSink {
     credentials: Option<(String, String)>,
     window_ms: u64,
     connection: Mutex<Option<Connection>>,
+    /// Subjects that a stream takes.
+    taken: std::sync::Mutex<HashSet<String>>,
 }
 
 impl NatsSink {
@@ -51,7 +55,8 @@ impl NatsSink {
         let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let address = if has_port { host.to_owned() } else { format!("{host}:{PORT_DEFAULT}") };
         let prefix = prefix.to_owned();
-        let mut sink = Self { address, prefix, credentials, window_ms: 0, connection: Mutex::default() };
+        let (connection, taken) = Default::default();
+        let mut sink = Self { address, prefix, credentials, window_ms: 0, connection, taken };
         sink.window_ms = sink.duplicate_window_ms().await?;
         Ok(sink)
     }
@@ -74,7 +79,7 @@ impl NatsSink {
         let mut guard = self.connection.lock().await;
         let exchange = async {
             let connection = self.connected(&mut guard).await?;
-            let reply = connection.publish(subject, &BTreeMap::new(), body).await?;
+            let reply = connection.publish(subject, "NATS/1.0\r\n\r\n", body).await?;
             let mut answers = connection.answers(&[reply]).await?;
             answers.remove(&reply).ok_or_else(|| "no answer".to_owned())?
         };
@@ -97,47 +102,122 @@ impl NatsSink {
         }
     }
 
-    fn subject(&self, message: &OutboxMessage) -> Result<String, String> {
+    /// Subject and headers of a message, if NATS takes such ones.
+    fn envelope(&self, message: &OutboxMessage) -> Result<(String, String), String> {
         if !is_subject(&message.topic) {
             return Err(format!("the topic {:?} is not a subject of NATS", message.topic));
         }
         let dot = if self.prefix.is_empty() { "" } else { "." };
-        Ok(format!("{}{dot}{}", self.prefix, message.topic))
+        Ok((format!("{}{dot}{}", self.prefix, message.topic), head(message)?))
+    }
+
+    fn taken(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
+        self.taken.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Whether a stream takes a subject. The server does not say so when it is published to: without a stream there is no
+    /// answer at all if someone else listens, and the same answer as from a JetStream that is not ready if not.
+    async fn is_taken(&self, subject: &str) -> Result<bool, String> {
+        if self.taken().contains(subject) {
+            return Ok(true);
+        }
+        let answer = self
+            .request("$JS.API.STREAM.NAMES", json!({ "subject": subject }).to_string().as_bytes())
+            .await?;
+        let list: Value = serde_json::from_slice(&answer).map_err(|error| error.to_string())?;
+        if let Some(error) = list.get("error") {
+            return Err(format!("JetStream: {}", error["description"].as_str().unwrap_or_default()));
+        }
+        let is_taken = list["streams"].as_array().is_some_and(|streams| !streams.is_empty());
+        if is_taken {
+            let mut taken = self.taken();
+            if taken.len() >= SUBJECTS_MAX {
+                taken.clear();
+            }
+            taken.insert(subject.to_owned());
+        }
+        Ok(is_taken)
+    }
+
+    /// Why the sink will never accept a message, if it will not.
+    async fn refusal(
+        &self,
+        message: &OutboxMessage,
+        subject: &str,
+        head: &str,
+    ) -> Result<Option<String>, String> {
+        if !self.is_taken(subject).await? {
+            return Ok(Some(format!("no stream takes the subject {subject}")));
+        }
+        let mut guard = self.connection.lock().await;
+        let bytes_max = self.connected(&mut guard).await?.bytes_max;
+        let bytes = head.len() + message.body.len();
+        let told = || format!("NATS takes {bytes_max} bytes, and body and headers have {bytes}");
+        Ok((bytes > bytes_max).then(told))
     }
 
     /// Publishes messages of different keys, and waits for the acknowledgements.
-    async fn publish_wave(
-        &self,
-        wave: &[(usize, String, &OutboxMessage)],
-    ) -> Result<Vec<(usize, PublishAnswer)>, String> {
+    async fn publish_wave(&self, wave: &[Outgoing<'_>]) -> Result<Vec<(usize, PublishAnswer)>, String> {
         let mut guard = self.connection.lock().await;
         let exchange = async {
             let connection = self.connected(&mut guard).await?;
             let mut replies = Vec::new();
-            for (_, subject, message) in wave {
-                let mut headers: BTreeMap<&str, &str> =
-                    message.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-                headers.insert("Nats-Msg-Id", &message.id);
-                if let Some(key) = &message.key {
-                    headers.insert("Hapax-Key", key);
-                }
-                replies.push(connection.publish(subject, &headers, &message.body).await?);
+            for one in wave {
+                replies.push(connection.publish(&one.subject, &one.head, &one.message.body).await?);
             }
             let mut answers = connection.answers(&replies).await?;
-            let judged = wave.iter().zip(&replies).map(|((index, _, _), reply)| {
+            let judged = wave.iter().zip(&replies).map(|(one, reply)| {
                 let answer = answers.remove(reply).unwrap_or_else(|| Err("no answer".to_owned()));
-                (*index, judge(answer))
+                (one.index, judge(answer))
             });
-            Ok(judged.collect())
+            Ok(judged.collect::<Vec<_>>())
         };
         let done = tokio::time::timeout(TIMEOUT, exchange)
             .await
             .unwrap_or_else(|_| Err("no answer in time".to_owned()));
+        let is_down = |answer: &PublishAnswer| matches!(answer, PublishAnswer::Unavailable(_));
+        if done.as_ref().map_or(true, |judged| judged.iter().any(|(_, answer)| is_down(answer))) {
+            // A stream may have been deleted.
+            self.taken().clear();
+        }
         if done.is_err() {
             *guard = None;
         }
         done
     }
+}
+
+/// A message on its way.
+struct Outgoing<'m> {
+    index: usize,
+    subject: String,
+    head: String,
+    message: &'m OutboxMessage,
+}
+
+/// The headers of a message as NATS reads them. Those that mean something to JetStream are the sink's own.
+fn head(message: &OutboxMessage) -> Result<String, String> {
+    let mut headers: BTreeMap<&str, &str> = BTreeMap::new();
+    for (name, value) in &message.headers {
+        let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':');
+        if !is_name || value.chars().any(char::is_control) {
+            return Err(format!("{name:?} with the value {value:?} is not a header of NATS"));
+        }
+        if !name.to_ascii_lowercase().starts_with("nats-") {
+            headers.insert(name, value);
+        }
+    }
+    headers.insert("Nats-Msg-Id", &message.id);
+    if let Some(key) = &message.key {
+        headers.insert("Hapax-Key", key);
+    }
+    let mut head = "NATS/1.0\r\n".to_owned();
+    for (name, value) in headers {
+        // Writing to a string cannot fail.
+        let _ = write!(head, "{name}: {value}\r\n");
+    }
+    head.push_str("\r\n");
+    Ok(head)
 }
 
 fn is_subject(text: &str) -> bool {
@@ -205,12 +285,28 @@ impl Publisher for NatsSink {
             let mut open = Vec::new();
             for index in wave {
                 let message = &batch[index];
-                match self.subject(message) {
-                    _ if message.ordered_key().is_some_and(|key| blocked.contains(key)) => {}
-                    Ok(subject) => open.push((index, subject, message)),
-                    Err(problem) => {
+                if message.ordered_key().is_some_and(|key| blocked.contains(key)) {
+                    continue;
+                }
+                let refused = match self.envelope(message) {
+                    Err(problem) => Ok(Some(problem)),
+                    Ok((subject, head)) => {
+                        let refusal = self.refusal(message, &subject, &head).await;
+                        open.push(Outgoing { index, subject, head, message });
+                        refusal
+                    }
+                };
+                match refused {
+                    Ok(None) => {}
+                    Ok(Some(problem)) => {
+                        open.retain(|one| one.index != index);
                         answers[index] = PublishAnswer::Refused(problem);
                         blocked.extend(message.ordered_key());
+                    }
+                    Err(why) => {
+                        // What is before it was not sent either.
+                        answers[index] = PublishAnswer::Unavailable(why);
+                        return answers;
                     }
                 }
             }
@@ -224,8 +320,8 @@ impl Publisher for NatsSink {
                     }
                 }
                 Err(why) => {
-                    for (index, _, _) in open {
-                        answers[index] = PublishAnswer::Unavailable(why.clone());
+                    for one in open {
+                        answers[one.index] = PublishAnswer::Unavailable(why.clone());
                     }
                     break;
                 }
@@ -240,6 +336,8 @@ struct Connection {
     stream: BufReader<TcpStream>,
     inbox: String,
     next: u64,
+    /// Maximum bytes of body and headers of a message.
+    bytes_max: usize,
 }
 
 impl Connection {
@@ -247,11 +345,14 @@ impl Connection {
         let stream = TcpStream::connect(address).await.map_err(|error| format!("{address}: {error}"))?;
         stream.set_nodelay(true).map_err(|error| error.to_string())?;
         let inbox = format!("_INBOX.{:016x}", fastrand::u64(..));
-        let mut connection = Self { stream: BufReader::new(stream), inbox, next: 0 };
+        let mut connection = Self { stream: BufReader::new(stream), inbox, next: 0, bytes_max: usize::MAX };
         let info = connection.line().await?;
         let info: Value =
             serde_json::from_str(info.strip_prefix("INFO ").ok_or("this is not a NATS server")?)
                 .map_err(|error| format!("this is not a NATS server: {error}"))?;
+        if let Some(bytes_max) = info["max_payload"].as_u64() {
+            connection.bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+        }
         if info["tls_required"] == true {
             return Err("the server wants TLS, which this sink does not speak".to_owned());
         }
@@ -291,20 +392,8 @@ impl Connection {
     }
 
     /// Publishes; returns the number under which the answer comes.
-    async fn publish(
-        &mut self,
-        subject: &str,
-        headers: &BTreeMap<&str, &str>,
-        body: &[u8],
-    ) -> Result<u64, String> {
+    async fn publish(&mut self, subject: &str, head: &str, body: &[u8]) -> Result<u64, String> {
         self.next += 1;
-        let mut head = "NATS/1.0\r\n".to_owned();
-        for (name, value) in headers {
-            let clean: String = value.chars().filter(|char| !char.is_control()).collect();
-            // Writing to a string cannot fail.
-            let _ = write!(head, "{name}: {clean}\r\n");
-        }
-        head.push_str("\r\n");
         let (length, total) = (head.len(), head.len() + body.len());
         let line = format!("HPUB {subject} {}.{} {length} {total}\r\n", self.inbox, self.next);
         self.write(&[line.as_bytes(), head.as_bytes(), body, b"\r\n"].concat()).await?;
@@ -365,6 +454,25 @@ mod tests {
         ));
         assert!(matches!(of("?"), PublishAnswer::Failed(_)));
         assert!(matches!(judge(Err("gone".into())), PublishAnswer::Unavailable(_)));
+    }
+
+    #[test]
+    fn a_message_cannot_change_what_jetstream_reads() {
+        let mut message = super::super::sample(7, Some("käse"));
+        for (name, value) in [("tenant", "north"), ("nats-msg-id", "x"), ("Nats-Rollup", "all")] {
+            message.headers.insert(name.into(), value.into());
+        }
+        let written = head(&message).unwrap();
+        let id = &message.id;
+        assert_eq!(
+            written,
+            format!("NATS/1.0\r\nHapax-Key: käse\r\nNats-Msg-Id: {id}\r\ntenant: north\r\n\r\n")
+        );
+        for (name, value) in [("a\r\nb", "x"), ("a:b", "x"), ("", "x"), ("a", "x\r\nNats-Rollup: all")] {
+            let mut message = super::super::sample(7, None);
+            message.headers.insert(name.into(), value.into());
+            assert!(head(&message).is_err(), "{name:?} {value:?}");
+        }
     }
 
     #[test]

@@ -104,7 +104,7 @@ impl SqsSink {
         Ok(entry)
     }
 
-    async fn send(&self, entries: Vec<Value>) -> Result<BatchAnswer, PublishAnswer> {
+    async fn send(&self, entries: &[Value]) -> Result<BatchAnswer, PublishAnswer> {
         let body = json!({ "QueueUrl": self.queue_url, "Entries": entries }).to_string();
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let request = self.request(body, now_s).map_err(PublishAnswer::Unavailable)?;
@@ -112,10 +112,39 @@ impl SqsSink {
             NoResponse::Unreachable(why) | NoResponse::Lost(why) => PublishAnswer::Unavailable(why),
         })?;
         if !status.is_success() {
-            return Err(PublishAnswer::Unavailable(format!("SQS answered {status}: {}", excerpt(&body))));
+            let answer = format!("SQS answered {status}: {}", excerpt(&body));
+            let is_refusal = status == http::StatusCode::PAYLOAD_TOO_LARGE || is_refusal(&body);
+            return Err(if is_refusal {
+                PublishAnswer::Refused(answer)
+            } else {
+                PublishAnswer::Unavailable(answer)
+            });
         }
         serde_json::from_slice(&body)
             .map_err(|error| PublishAnswer::Unavailable(format!("the answer of SQS cannot be read: {error}")))
+    }
+
+    /// Sends entries of different keys, and judges each.
+    async fn send_entries(&self, entries: &[(usize, Value)]) -> Vec<PublishAnswer> {
+        let values: Vec<Value> = entries.iter().map(|(_, entry)| entry.clone()).collect();
+        let answer = match self.send(&values).await {
+            Ok(answer) => answer,
+            Err(answer) => return vec![answer; entries.len()],
+        };
+        let judge = |(index, _): &(usize, Value)| {
+            let of = |entry: &&EntryAnswer| entry.id == index.to_string();
+            if answer.successful.iter().any(|entry| of(&entry)) {
+                return PublishAnswer::Published;
+            }
+            match answer.failed.iter().find(of) {
+                Some(entry) if entry.sender_fault => {
+                    PublishAnswer::Refused(format!("{}: {}", entry.code, entry.message))
+                }
+                Some(entry) => PublishAnswer::Failed(format!("{}: {}", entry.code, entry.message)),
+                None => PublishAnswer::Failed("SQS did not answer for it".to_owned()),
+            }
+        };
+        entries.iter().map(judge).collect()
     }
 
     fn request(&self, body: String, now_s: u64) -> Result<Request<Full<Bytes>>, String> {
@@ -162,6 +191,35 @@ impl SqsSink {
             self.key.id
         )
     }
+}
+
+/// Whether an error is about the content of a request. Every other one is about the queue, the key or the moment, and holds
+/// for all messages.
+fn is_refusal(body: &[u8]) -> bool {
+    const CONTENT: [&str; 9] = [
+        "BatchRequestTooLong",
+        "InvalidAttributeValue",
+        "InvalidBatchEntryId",
+        "InvalidMessageContents",
+        "InvalidParameterCombination",
+        "InvalidParameterValue",
+        "MessageTooLong",
+        "RequestTooLarge",
+        "ValidationException",
+    ];
+    let error: Value = serde_json::from_slice(body).unwrap_or_default();
+    let kind = error["__type"].as_str().unwrap_or_default();
+    let kind = kind.rsplit(['#', '.']).next().unwrap_or_default();
+    CONTENT.contains(&kind)
+}
+
+/// What counts towards the limit of a request.
+fn entry_bytes(entry: &Value) -> usize {
+    let text = |value: &Value| value.as_str().map_or(0, str::len);
+    let attributes = entry["MessageAttributes"].as_object().into_iter().flatten();
+    let attributes =
+        attributes.map(|(name, value)| name.len() + text(&value["DataType"]) + text(&value["StringValue"]));
+    text(&entry["MessageBody"]) + attributes.sum::<usize>()
 }
 
 /// The group of a message; SQS takes 128 visible ASCII characters.
@@ -247,12 +305,13 @@ impl Publisher for SqsSink {
                 if message.ordered_key().is_some_and(|key| blocked.contains(key)) {
                     continue;
                 }
-                bytes += message.body.len();
                 match self.entry(index, message) {
-                    Ok(_) if bytes > BYTES_MAX && !entries.is_empty() => {
-                        blocked.extend(message.ordered_key());
+                    Ok(entry) if entries.is_empty() || bytes + entry_bytes(&entry) <= BYTES_MAX => {
+                        bytes += entry_bytes(&entry);
+                        entries.push((index, entry));
                     }
-                    Ok(entry) => entries.push((index, entry)),
+                    // It has no room in this request.
+                    Ok(_) => blocked.extend(message.ordered_key()),
                     Err(problem) => {
                         answers[index] = PublishAnswer::Refused(problem);
                         blocked.extend(message.ordered_key());
@@ -262,35 +321,24 @@ impl Publisher for SqsSink {
             if entries.is_empty() {
                 continue;
             }
-            let (indices, entries): (Vec<usize>, Vec<Value>) = entries.into_iter().unzip();
-            match self.send(entries).await {
-                Ok(answer) => {
-                    for index in indices {
-                        let of =
-                            |list: &[EntryAnswer]| list.iter().any(|entry| entry.id == index.to_string());
-                        answers[index] = if of(&answer.successful) {
-                            PublishAnswer::Published
-                        } else {
-                            let failed = answer.failed.iter().find(|entry| entry.id == index.to_string());
-                            blocked.extend(batch[index].ordered_key());
-                            match failed {
-                                Some(entry) if entry.sender_fault => {
-                                    PublishAnswer::Refused(format!("{}: {}", entry.code, entry.message))
-                                }
-                                Some(entry) => {
-                                    PublishAnswer::Failed(format!("{}: {}", entry.code, entry.message))
-                                }
-                                None => PublishAnswer::Failed("SQS did not answer for it".to_owned()),
-                            }
-                        };
+            let mut judged = self.send_entries(&entries).await;
+            if entries.len() > 1 && judged.iter().any(|answer| matches!(answer, PublishAnswer::Refused(_))) {
+                // One of them may be the reason that all were refused.
+                for (entry, answer) in entries.iter().zip(&mut judged) {
+                    if matches!(answer, PublishAnswer::Refused(_)) {
+                        *answer = self.send_entries(std::slice::from_ref(entry)).await.remove(0);
                     }
                 }
-                Err(answer) => {
-                    for index in indices {
-                        answers[index] = answer.clone();
-                    }
-                    break;
+            }
+            let is_down = judged.iter().any(|answer| matches!(answer, PublishAnswer::Unavailable(_)));
+            for ((index, _), answer) in entries.into_iter().zip(judged) {
+                if answer != PublishAnswer::Published {
+                    blocked.extend(batch[index].ordered_key());
                 }
+                answers[index] = answer;
+            }
+            if is_down {
+                break;
             }
         }
         answers
@@ -300,6 +348,20 @@ impl Publisher for SqsSink {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_errors_about_the_content_park_a_message() {
+        for (body, refused) in [
+            (r#"{"__type":"com.amazonaws.sqs#BatchRequestTooLong","message":"m"}"#, true),
+            (r#"{"__type":"com.amazonaws.sqs#InvalidMessageContents"}"#, true),
+            (r#"{"__type":"com.amazonaws.sqs#QueueDoesNotExist"}"#, false),
+            (r#"{"__type":"com.amazon.coral.service#AccessDeniedException"}"#, false),
+            (r#"{"__type":"RequestThrottled"}"#, false),
+            ("<html>", false),
+        ] {
+            assert_eq!(is_refusal(body.as_bytes()), refused, "{body}");
+        }
+    }
 
     #[test]
     fn times_are_written_as_aws_wants_them() {

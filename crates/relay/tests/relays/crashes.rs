@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use hapax_core::StoreError;
 use hapax_core::outbox::{
-    Advance, BucketLease, BucketRange, HeldMessage, OutboxMessage, OutboxStore, PublishAnswer, Publisher,
-    Rotated, RouteStatus, SinkDescription, Tended,
+    Advance, BucketLease, BucketRange, HeldMessage, OutboxMessage, OutboxStore, Polled, PublishAnswer,
+    Publisher, Rotated, RouteStatus, SinkDescription, Tended,
 };
 use hapax_faults::PostgresServer;
 use hapax_postgres::PostgresOutbox;
@@ -65,7 +65,7 @@ delegate! {
     tend(route: &str, relay: &str, lease_ms: u64) -> Tended;
     give_back(route: &str, relay: &str, buckets: &[BucketLease]) -> ();
     positions(route: &str, buckets: &[u16]) -> Vec<(u16, u64)>;
-    poll(read: &[(u16, u64)]) -> Vec<BucketRange>;
+    poll(route: &str, read: &[(u16, u64)]) -> Polled;
     read(ranges: &[BucketRange], rows: usize, bytes: usize) -> Vec<OutboxMessage>;
     advance(route: &str, relay: &str, advances: &[Advance]) -> Vec<u16>;
     hold(route: &str, relay: &str, leases: &[BucketLease], messages: Vec<HeldMessage>) -> Vec<u16>;
@@ -202,4 +202,45 @@ pub async fn a_restored_backup_swallows_no_message(server: &'static PostgresServ
     assert_eq!(relay.watch.counts().duplicates, 2, "the first two are recognised");
     relay.stop().await;
     assert_eq!(sink.of_key("a"), ["1", "2", "lost by the restore", "after the restore"]);
+}
+
+/// A backup is restored under a relay that runs, or a copy that lagged behind takes over: the relay has read further than the
+/// database knows of, and the numbers behind that are given to other messages.
+pub async fn a_database_restored_under_a_relay_loses_nothing(server: &'static PostgresServer) {
+    for written_before in [1, 4] {
+        let database = Database::new(server).await;
+        let sink = Recorder::new(true);
+        let start = async || Running::start(Arc::new(database.outbox().await), sink.clone(), quick("r"));
+        let relay = start().await;
+        database.enqueue(&[("a", "1"), ("a", "2")]).await;
+        sink.wait_for(2).await;
+        relay.stop().await;
+        database.refuse_connections();
+        let backup = Database::copy_of(server, &database.name);
+        database.accept_connections();
+        let relay = start().await;
+        database.enqueue(&[("a", "lost 1"), ("a", "lost 2"), ("a", "lost 3")]).await;
+        sink.wait_for(5).await;
+        eventually("the positions are recorded", async || {
+            database.outbox().await.status().await.is_ok_and(|status| status[0].lag == 0)
+        })
+        .await;
+        let new: Vec<String> = (0..written_before).map(|number| format!("new {number}")).collect();
+        backup.enqueue(&new.iter().map(|body| ("a", body.as_str())).collect::<Vec<_>>()).await;
+        backup.refuse_connections();
+        database.refuse_connections();
+        let rename = |from: &str, to: &str| {
+            server.sql("postgres", &format!("ALTER DATABASE {from} RENAME TO {to}")).unwrap();
+        };
+        rename(&database.name, &format!("{}_old", database.name));
+        rename(&backup.name, &database.name);
+        database.accept_connections();
+        sink.wait_for(5 + written_before).await;
+        database.enqueue(&[("a", "last")]).await;
+        sink.wait_for(6 + written_before).await;
+        relay.stop().await;
+        let got = sink.of_key("a");
+        assert_eq!(got[5..5 + written_before], new, "{got:?}");
+        assert_eq!(got.len(), 6 + written_before, "{got:?}");
+    }
 }

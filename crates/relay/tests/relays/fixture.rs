@@ -80,6 +80,25 @@ impl Database {
         PgConnection::connect(&self.url).await.unwrap()
     }
 
+    /// Ends all connections, and lets none in.
+    pub fn refuse_connections(&self) {
+        let name = &self.name;
+        let sql = |sql: &str| self.server.sql("postgres", sql).unwrap();
+        sql(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS false"));
+        sql(&format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"));
+        let left = format!("SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}'");
+        let start = Instant::now();
+        while sql(&left) != "0" {
+            assert!(start.elapsed() < PATIENCE, "connections of {name} do not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn accept_connections(&self) {
+        let sql = format!("ALTER DATABASE {} ALLOW_CONNECTIONS true", self.name);
+        self.server.sql("postgres", &sql).unwrap();
+    }
+
     /// Commits a message for each key and body.
     pub async fn enqueue(&self, messages: &[(&str, &str)]) {
         let (outbox, mut db) = (self.outbox().await, self.connect().await);

@@ -31,6 +31,7 @@ fn main() -> std::process::ExitCode {
         crashes::a_crash_at_every_step_repeats_nothing_at_a_deduplicating_sink,
         crashes::a_restarted_database_is_waited_for,
         crashes::a_restored_backup_swallows_no_message,
+        crashes::a_database_restored_under_a_relay_loses_nothing,
         sharing::two_relays_share_the_work_in_order,
         sharing::a_stopped_relay_is_replaced_and_fenced,
         sharing::routes_do_not_wait_for_each_other,
@@ -39,6 +40,8 @@ fn main() -> std::process::ExitCode {
         real_sinks::a_stream_of_nats_takes_each_message_once,
         real_sinks::a_webhook_is_signed_and_judged_by_its_status,
         sqlite::a_file_has_an_outbox_too,
+        sqlite::looks_of_a_relay_do_not_wait_for_writers,
+        sqlite::messages_that_no_route_takes_are_not_in_the_way,
     ];
     let trial = |(name, test): (&'static str, fn(&'static PostgresServer))| {
         Trial::ignorable_test(name, move || match fixture::shared() {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use hapax_core::outbox::{NewOutboxMessage, OutboxStore as _, Publisher as _};
+use hapax_core::outbox::{NewOutboxMessage, OutboxStore as _, PublishAnswer, Publisher as _};
 use hapax_core::store::SharedStore;
 use hapax_core::{QueueAdmin as _, QueueName, QueueStore as _, Receive};
 use hapax_faults::{PostgresServer, Process};
@@ -39,7 +39,7 @@ pub async fn a_queue_takes_each_message_once(server: &'static PostgresServer) {
     outbox.enqueue(&mut db, &too_many).await.unwrap();
     // What a relay that crashed had published.
     let all: Vec<(u16, u64)> = (0..64).map(|bucket| (bucket, 0)).collect();
-    let ranges = outbox.poll(&all).await.unwrap();
+    let ranges = outbox.poll("r", &all).await.unwrap().ranges;
     let messages = outbox.read(&ranges, 10, 1 << 20).await.unwrap();
     let first: Vec<_> =
         messages.iter().filter(|message| message.key.as_deref() == Some("ö 7")).take(2).cloned().collect();
@@ -202,7 +202,7 @@ pub async fn a_stream_of_nats_takes_each_message_once(server: &'static PostgresS
     outbox.enqueue(&mut db, &NewOutboxMessage::new("not a subject", "x").key("c")).await.unwrap();
     // What a relay that crashed had published.
     let all: Vec<(u16, u64)> = (0..64).map(|bucket| (bucket, 0)).collect();
-    let messages = outbox.read(&outbox.poll(&all).await.unwrap(), 10, 1 << 20).await.unwrap();
+    let messages = outbox.read(&outbox.poll("r", &all).await.unwrap().ranges, 10, 1 << 20).await.unwrap();
     let first: Vec<_> =
         messages.iter().filter(|message| message.key.as_deref() == Some("a")).take(1).cloned().collect();
     sink.publish(&first).await;
@@ -213,9 +213,42 @@ pub async fn a_stream_of_nats_takes_each_message_once(server: &'static PostgresS
     })
     .await;
     assert_eq!(relay.watch.counts().duplicates, 1);
+    // What can never be published is parked, and stops no other: no stream takes the first subject, the second is larger
+    // than the server accepts, the third would be read as another header.
+    let elsewhere = Arc::new(NatsSink::open(&format!("{url}/elsewhere")).await.unwrap());
+    let never = |id: u64, message: NewOutboxMessage| hapax_core::outbox::OutboxMessage {
+        bucket: 0,
+        number: id,
+        id: format!("never-{id}"),
+        topic: message.topic,
+        key: message.key,
+        body: message.body,
+        headers: message.headers,
+        deliver_at_ms: None,
+        enqueued_ms: 0,
+    };
+    let of = |topic: &str| NewOutboxMessage::new(topic, "x");
+    let answers = elsewhere.publish(&[never(1, of("orders"))]).await;
+    assert!(
+        matches!(&answers[..], [PublishAnswer::Refused(why)] if why.contains("no stream")),
+        "{answers:?}"
+    );
+    let batch = [
+        never(2, NewOutboxMessage::new("orders", vec![b'x'; 1 << 20])),
+        never(3, of("orders").header("a\r\nNats-Rollup", "all")),
+        never(4, of("orders").header("Nats-Rollup", "all")),
+    ];
+    let answers = sink.publish(&batch).await;
+    assert!(
+        matches!(
+            &answers[..],
+            [PublishAnswer::Refused(_), PublishAnswer::Refused(_), PublishAnswer::Published]
+        ),
+        "{answers:?}"
+    );
     let info = sink.request("$JS.API.STREAM.INFO.SHOP", b"").await.unwrap();
     let info: serde_json::Value = serde_json::from_slice(&info).unwrap();
-    assert_eq!(info["state"]["messages"], 3);
+    assert_eq!(info["state"]["messages"], 4);
     // The server is gone, and the relay says so.
     process.kill();
     database.enqueue(&[("a", "3")]).await;

@@ -56,15 +56,17 @@ pub async fn a_stopped_relay_is_replaced_and_fenced(server: &'static PostgresSer
     let outbox = database.outbox().await;
     let sink = Recorder::new(true);
     database.enqueue(&[("a", "1"), ("a", "2"), ("a", "3")]).await;
+    outbox.register("r", &["*".to_owned()], &sink.describe()).await.unwrap();
     let leases = outbox.tend("r", "zombie", 500).await.unwrap().held;
-    let read = outbox.poll(&(0..64).map(|bucket| (bucket, 0)).collect::<Vec<_>>()).await.unwrap();
+    let all: Vec<(u16, u64)> = (0..64).map(|bucket| (bucket, 0)).collect();
+    let read = outbox.poll("r", &all).await.unwrap().ranges;
     let messages = outbox.read(&read, 10, 1 << 20).await.unwrap();
     let relay = Running::start(Arc::new(outbox.clone()), sink.clone(), quick("r"));
     sink.wait_for(3).await;
     let late = sink.publish(&messages).await;
     assert!(late.iter().all(|answer| *answer == PublishAnswer::Duplicate), "{late:?}");
     let lease = *leases.iter().find(|lease| lease.bucket == messages[0].bucket).unwrap();
-    let lost = outbox.advance("r", "zombie", &[Advance { lease, position: 1 }]).await.unwrap();
+    let lost = outbox.advance("r", "zombie", &[Advance { lease, after: 0, position: 1 }]).await.unwrap();
     assert_eq!(lost, [lease.bucket]);
     relay.stop().await;
     assert_eq!(sink.of_key("a"), ["1", "2", "3"]);
@@ -106,5 +108,18 @@ pub async fn a_stalled_relay_is_not_ready(server: &'static PostgresServer) {
     .await;
     sink.answer(|_| None);
     eventually("it is ready again", async || relay.watch.readiness().is_ok()).await;
+    // Each message is set aside, so that nothing waits to be read; but nothing is accepted either.
+    sink.answer(|_| Some(PublishAnswer::Failed("500".into())));
+    database.enqueue(&[("a", "2")]).await;
+    eventually("it is not ready", async || relay.watch.readiness().is_err_and(|why| why.contains("500")))
+        .await;
+    sink.answer(|_| None);
+    eventually("it is ready again", async || relay.watch.readiness().is_ok()).await;
+    // A message that is parked waits for an operator, not for the relay.
+    sink.answer(|_| Some(PublishAnswer::Refused("400".into())));
+    database.enqueue(&[("a", "3")]).await;
+    eventually("it is parked", async || relay.watch.counts().refused == 1).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(relay.watch.readiness(), Ok(()));
     relay.stop().await;
 }
