@@ -184,6 +184,19 @@ pub trait AsyncInbox: Send + Sync + 'static {
         Ok(false)
     }
 
+    /// [`record`](Self::record), then [`settle`](Self::settle), in fewer round trips where the database allows that.
+    async fn record_and_settle(
+        &self,
+        tx: &mut Self::Tx,
+        entry: &InboxEntry,
+        outcome: RecordedOutcome,
+        ttl_ms: u64,
+        receipt: &Receipt,
+    ) -> Result<bool, InboxError> {
+        self.record(tx, entry, outcome, ttl_ms).await?;
+        self.settle(tx, receipt).await
+    }
+
     /// Whether a delivery's queue is in the inbox's database, so that [`settle`](Self::settle) ends it.
     fn is_own(&self, _receipt: &Receipt) -> bool {
         false

@@ -25,5 +25,6 @@ BEGIN
   RETURN NULL;
 END $$;
 
-CREATE TRIGGER ledger_open_only BEFORE INSERT OR UPDATE OR DELETE ON hapax.ledger_entry
+-- Every update sets the version, except for the one of `hapax.record`: its transaction was let through when it entered the key.
+CREATE TRIGGER ledger_open_only BEFORE INSERT OR UPDATE OF version OR DELETE ON hapax.ledger_entry
   FOR EACH STATEMENT EXECUTE FUNCTION hapax.ledger_check_open();

@@ -336,8 +336,8 @@ where
     let ended = RunResult::of(running.await, true);
     let RunResult::Done(value) = &ended else { return Ok((ended, TransactionEnd::Rollback, false)) };
     let outcome = RecordedOutcome { failed: false, value: value.clone(), omitted_bytes: None };
-    inbox.record(tx, entry, outcome, job.env.ttl_ms).await?;
-    let settled = inbox.settle(tx, &job.delivery.receipt).await?;
+    let (ttl_ms, receipt) = (job.env.ttl_ms, &job.delivery.receipt);
+    let settled = inbox.record_and_settle(tx, entry, outcome, ttl_ms, receipt).await?;
     let (ended, end) = before_commit(job, ended);
     Ok((ended, end, settled))
 }

@@ -16,8 +16,9 @@ use hapax_core::{
     AsyncInbox, InboxEntry, InboxError, InboxLookup, Json, Ledger as _, LedgerCapabilities, Receipt,
     RecordedOutcome, StoreError,
 };
-use sqlx::postgres::PgTransactionManager;
-use sqlx::{PgConnection, Row as _, TransactionManager as _};
+use sqlx::postgres::{PgArguments, PgTransactionManager};
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres, Row as _, TransactionManager as _};
 
 use crate::PostgresStore;
 use crate::connect::UrlError;
@@ -220,15 +221,30 @@ impl PostgresInbox {
         outcome: RecordedOutcome,
         ttl_ms: u64,
     ) -> Result<(), InboxError> {
-        let record = sqlx::query("SELECT hapax.record($1, $2, $3, $4, $5)")
-            .bind(entry.id.scope.as_str())
-            .bind(entry.id.key.as_str())
-            .bind(outcome.value.as_ref().map(Json::as_str))
-            .bind(i64::try_from(ttl_ms).unwrap_or(i64::MAX))
-            .bind(outcome.failed);
+        let record = record("SELECT hapax.record($1, $2, $3, $4, $5)", entry, &outcome, ttl_ms);
         record.execute(db).await.map_err(after_handler)?;
         Ok(())
     }
+
+    /// The delivery that a transaction ends; `None`: another store made the receipt.
+    fn ending(&self, tx: &mut PostgresTransaction, receipt: &Receipt) -> Option<Ending> {
+        tx.ending.take().or_else(|| self.inner.store.queues.ending(receipt))
+    }
+}
+
+/// A statement whose first parameters are those of `hapax.record`.
+fn record<'q>(
+    sql: &'q str,
+    entry: &'q InboxEntry,
+    outcome: &'q RecordedOutcome,
+    ttl_ms: u64,
+) -> Query<'q, Postgres, PgArguments> {
+    sqlx::query(sql)
+        .bind(entry.id.scope.as_str())
+        .bind(entry.id.key.as_str())
+        .bind(outcome.value.as_ref().map(Json::as_str))
+        .bind(i64::try_from(ttl_ms).unwrap_or(i64::MAX))
+        .bind(outcome.failed)
 }
 
 fn outcome(row: &sqlx::postgres::PgRow) -> Result<RecordedOutcome, sqlx::Error> {
@@ -333,9 +349,28 @@ impl AsyncInbox for PostgresInbox {
     }
 
     async fn settle(&self, tx: &mut PostgresTransaction, receipt: &Receipt) -> Result<bool, InboxError> {
-        let ending = tx.ending.take().or_else(|| self.inner.store.queues.ending(receipt));
-        let Some(ending) = ending else { return Ok(false) };
-        ending.settle(&mut tx.taken.connection).await.map_err(before_commit)?;
+        let Some(ending) = self.ending(tx, receipt) else { return Ok(false) };
+        let settle = ending.bind(sqlx::query("SELECT hapax.q_settle($1, $2, $3)"));
+        settle.execute(&mut tx.taken.connection).await.map_err(before_commit)?;
+        (tx.ending, tx.settled) = (Some(ending), true);
+        Ok(true)
+    }
+
+    async fn record_and_settle(
+        &self,
+        tx: &mut PostgresTransaction,
+        entry: &InboxEntry,
+        outcome: RecordedOutcome,
+        ttl_ms: u64,
+        receipt: &Receipt,
+    ) -> Result<bool, InboxError> {
+        let Some(ending) = self.ending(tx, receipt) else {
+            self.record(tx, entry, outcome, ttl_ms).await?;
+            return Ok(false);
+        };
+        let sql = "SELECT hapax.record($1, $2, $3, $4, $5), hapax.q_settle($6, $7, $8)";
+        let both = ending.bind(record(sql, entry, &outcome, ttl_ms));
+        both.execute(&mut tx.taken.connection).await.map_err(after_handler)?;
         (tx.ending, tx.settled) = (Some(ending), true);
         Ok(true)
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use hapax_core::store::QueueTotals;
 use hapax_core::{GroupId, MessageId, QueueName, Receipt, StoreError};
-use sqlx::{PgConnection, Row as _};
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres, Row as _};
 
 use super::receipt::Named;
 use super::row::id_of;
@@ -49,12 +51,11 @@ impl Ending {
         Ok(hold.fetch_optional(db).await?.is_some())
     }
 
-    /// Acks the delivery in the caller's transaction. The statement fails if the delivery is over.
-    pub async fn settle(&self, db: &mut PgConnection) -> Result<(), sqlx::Error> {
+    /// Adds the parameters of `hapax.q_settle` to a statement. It acks the delivery in the caller's transaction, and fails if
+    /// the delivery is over.
+    pub fn bind<'q>(&self, settle: Query<'q, Postgres, PgArguments>) -> Query<'q, Postgres, PgArguments> {
         let Named { queue_id, seq, fence, .. } = self.named;
-        let settle = sqlx::query("SELECT hapax.q_settle($1, $2, $3)").bind(queue_id);
-        settle.bind(seq as i64).bind(fence as i64).execute(db).await?;
-        Ok(())
+        settle.bind(queue_id).bind(seq as i64).bind(fence as i64)
     }
 
     /// After the commit: counts, and lets the next message of a FIFO group be delivered. If this does not happen, the
