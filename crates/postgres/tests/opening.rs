@@ -5,12 +5,17 @@ mod common;
 use std::process::ExitCode;
 
 use common::{Database, Server};
+use hapax_core::{AsyncInbox as _, Ledger as _, QueueStore as _};
 use hapax_faults::ROLE_WITH_PASSWORD;
-use hapax_postgres::{Options, PostgresStore};
+use hapax_postgres::{Options, PostgresInbox, PostgresStore};
 use sqlx::Executor as _;
 
 fn main() -> ExitCode {
-    common::main(tests![a_refusal_says_what_to_do, a_url_without_a_database_is_refused])
+    common::main(tests![
+        a_refusal_says_what_to_do,
+        a_url_without_a_database_is_refused,
+        a_server_that_does_not_sync_is_not_durable,
+    ])
 }
 
 /// The messages of opening a store and of migrating it.
@@ -69,5 +74,18 @@ async fn a_url_without_a_database_is_refused(server: &'static Server) {
         for said in refusals(url).await {
             assert!(said.contains("names no database"), "{url}: {said}");
         }
+    }
+}
+
+/// A crash of the machine loses what such a server has accepted. What the store declares decides about tiers.
+async fn a_server_that_does_not_sync_is_not_durable(server: &'static Server) {
+    let unsynced = Server::start(&["fsync=off"]).unwrap();
+    let sync = Options { sync_receives: true, migrate: true, ..Options::default() };
+    let synced = Database::empty(server).await;
+    for (url, durable) in [(synced.url(), true), (unsynced.url("postgres"), false)] {
+        let store = PostgresStore::open(&url, sync.clone()).await.unwrap();
+        assert_eq!(store.ledger_capabilities().durable, durable, "{url}");
+        assert_eq!(store.capabilities().durable_lease, durable, "{url}");
+        assert_eq!(PostgresInbox::new(&store).inbox_capabilities().durable, durable, "{url}");
     }
 }
