@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// The parts of the benchmark.
-pub const PARTS: [&str; 7] = ["lifecycles", "clients", "depth", "ledger", "transactions", "idle", "held"];
+pub const PARTS: [&str; 8] =
+    ["lifecycles", "clients", "depth", "ledger", "transactions", "complaints", "idle", "held"];
 
 /// The benchmark to run.
 pub struct Args {
@@ -21,7 +22,7 @@ pub struct Args {
     pub markdown: bool,
 }
 
-const USAGE: &str = "use --quick, --markdown, --only lifecycles,clients,depth,ledger,transactions,idle,held, --rounds 9, --ms 700, \
+const USAGE: &str = "use --quick, --markdown, --only lifecycles,clients,depth,ledger,transactions,complaints,idle,held, --rounds 9, --ms 700, \
                      --depth 200000 (the target is for 1000000), --held-xmin 60s (the target is for 10m), --plot FOLDER";
 
 impl Args {

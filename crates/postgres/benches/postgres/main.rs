@@ -5,6 +5,7 @@
 //! costs time. `docs/BENCHMARKS.md` explains the tables.
 
 mod args;
+mod complaints;
 mod contestants;
 mod held;
 mod ledger;
@@ -124,7 +125,16 @@ async fn run(args: &Args) {
         ledgers(args, &mut server).await;
     }
     if args.wants("transactions") {
-        user_transactions(args, &mut server).await;
+        let mut all = Vec::new();
+        for how in How::ALL {
+            all.push(Transactions::open(&mut server, how, CLIENTS).await);
+        }
+        for clients in [1, CLIENTS] {
+            user_transactions(args, &mut server, &all, clients).await;
+        }
+    }
+    if args.wants("complaints") {
+        complaints::run(args, &mut server).await;
     }
     if args.wants("idle") {
         idle(args, &mut server).await;
@@ -273,18 +283,14 @@ async fn ledgers(args: &Args, server: &mut Server) {
     table(args.markdown, &format!("Claim and complete a fresh key, {CLIENTS} clients"), &columns, &rows);
 }
 
-async fn user_transactions(args: &Args, server: &mut Server) {
-    let mut all = Vec::new();
-    for how in How::ALL {
-        all.push(Transactions::open(server, how, CLIENTS).await);
-    }
+async fn user_transactions(args: &Args, server: &mut Server, all: &[Transactions], clients: usize) {
     let mut series: [Series; How::ALL.len()] = Default::default();
     for round in 0..=args.rounds {
         for at in 0..all.len() {
             let at = (at + round) % all.len();
             all[at].fill().await;
             let before = server.counters().await;
-            let (done, secs) = all[at].turn(CLIENTS, args.time).await;
+            let (done, secs) = all[at].turn(clients, args.time).await;
             let used = server.used_since(&before).await;
             // The first round warms up.
             if round > 0 {
@@ -295,18 +301,20 @@ async fn user_transactions(args: &Args, server: &mut Server) {
     for (of, its) in all.iter().zip(&mut series) {
         of.fill().await;
         server.count_statements().await;
-        let (done, _) = of.turn(CLIENTS, args.time).await;
+        let (done, _) = of.turn(clients, args.time).await;
         its.counted = each(server.counted(of.how.database()).await, done);
     }
     let rows: Vec<_> =
         How::ALL.iter().zip(&series).map(|(how, its)| its.row(how.name(), &series[0])).collect();
     let mut columns = COLUMNS;
     (columns[0], columns[2]) = ("of each", "of the transaction alone");
-    table(args.markdown, &format!("A user's transaction, {CLIENTS} clients"), &columns, &rows);
+    table(args.markdown, &format!("A user's transaction, clients: {clients}"), &columns, &rows);
     println!(
-        "\nWith settle, of the transaction and then an ack: {}; of that with enter and record: {}",
-        series[4].ratio(&series[2]),
-        series[4].ratio(&series[3])
+        "\nEnter and record, of the table by hand: {}; with settle, of the transaction and then an ack: {}; \
+         of that with enter and record: {}",
+        series[3].ratio(&series[2]),
+        series[6].ratio(&series[4]),
+        series[6].ratio(&series[5])
     );
 }
 

@@ -1,7 +1,7 @@
 //! A user's transaction alone, with its ledger entry, and with the settle of its message.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hapax_core::{
@@ -19,7 +19,9 @@ const OUTCOME: &str = r#"{"charge":"ch_1234567890","cents":1999,"status":"succee
 const ACCOUNTS: u64 = 10_000;
 const TABLES: &str = "CREATE TABLE account (id bigint PRIMARY KEY, cents bigint NOT NULL); \
      INSERT INTO account SELECT id, 0 FROM generate_series(0, 9999) id; \
-     CREATE TABLE journal (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account bigint NOT NULL, cents bigint NOT NULL)";
+     CREATE TABLE journal (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account bigint NOT NULL, cents bigint NOT NULL); \
+     CREATE TABLE inbox (scope text, key text, fingerprint text NOT NULL, outcome text, entered timestamptz NOT NULL DEFAULT now(), \
+     PRIMARY KEY (scope, key))";
 /// More messages than a turn needs.
 const READY: u64 = 4_000;
 const SEND_BATCH: u64 = 100;
@@ -30,6 +32,10 @@ const RECEIVE_BATCH: usize = 10;
 pub enum How {
     /// Nothing: the writes are committed.
     Plain,
+    /// Two statements that do nothing: what the round trips of any inbox cost.
+    TwoMore,
+    /// The key is inserted and its outcome updated in a table of one's own, without functions, fences and retention.
+    ByHand,
     /// The key is entered and its outcome recorded.
     Entered,
     /// A message was received, and is acked after the commit.
@@ -41,12 +47,21 @@ pub enum How {
 }
 
 impl How {
-    pub const ALL: [Self; 5] =
-        [Self::Plain, Self::Entered, Self::ThenAck, Self::EnteredThenAck, Self::Settled];
+    pub const ALL: [Self; 7] = [
+        Self::Plain,
+        Self::TwoMore,
+        Self::ByHand,
+        Self::Entered,
+        Self::ThenAck,
+        Self::EnteredThenAck,
+        Self::Settled,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "transaction",
+            Self::TwoMore => "transaction with two empty statements",
+            Self::ByHand => "transaction with an inbox table by hand",
             Self::Entered => "transaction with enter and record",
             Self::ThenAck => "transaction, then ack",
             Self::EnteredThenAck => "transaction with enter and record, then ack",
@@ -57,6 +72,8 @@ impl How {
     pub fn database(self) -> &'static str {
         match self {
             Self::Plain => "tx_plain",
+            Self::TwoMore => "tx_two_more",
+            Self::ByHand => "tx_by_hand",
             Self::Entered => "tx_entered",
             Self::ThenAck => "tx_then_ack",
             Self::EnteredThenAck => "tx_entered_then_ack",
@@ -82,6 +99,8 @@ pub struct Transactions {
     queue: QueueName,
     keys: Arc<AtomicU64>,
     url: String,
+    /// Connections of the transactions, kept from turn to turn as a pool keeps them.
+    connections: Arc<Mutex<Vec<PgConnection>>>,
 }
 
 impl Transactions {
@@ -95,7 +114,7 @@ impl Transactions {
         let queue = QueueName::new("payments").expect("a name");
         let config = QueueConfig { tier: Tier::Transactional, ..QueueConfig::default() };
         store.create_queue(&queue, config).await.expect("a queue");
-        Self { how, store, inbox, queue, keys: Arc::default(), url }
+        Self { how, store, inbox, queue, keys: Arc::default(), url, connections: Arc::default() }
     }
 
     /// Sends messages until a turn has enough of them.
@@ -111,10 +130,11 @@ impl Transactions {
 
     /// A turn; gives the count of transactions and the seconds.
     pub async fn turn(&self, clients: usize, time: Duration) -> (u64, f64) {
-        let mut connections = Vec::new();
-        for _ in 0..clients {
+        let mut connections = std::mem::take(&mut *self.connections.lock().expect("no panic"));
+        while connections.len() < clients {
             connections.push(PgConnection::connect(&self.url).await.expect("a connection"));
         }
+        let spare = connections.split_off(clients);
         let (start, mut running) = (Instant::now(), JoinSet::new());
         for mut db in connections {
             let this = self.clone();
@@ -123,11 +143,14 @@ impl Transactions {
                 while start.elapsed() < time {
                     done += this.pay_some(&mut db).await;
                 }
-                done
+                (done, db)
             });
         }
-        let done: u64 = running.join_all().await.into_iter().sum();
-        (done, start.elapsed().as_secs_f64())
+        let (done, mut connections): (Vec<u64>, Vec<_>) = running.join_all().await.into_iter().unzip();
+        let secs = start.elapsed().as_secs_f64();
+        connections.extend(spare);
+        *self.connections.lock().expect("no panic") = connections;
+        (done.iter().sum(), secs)
     }
 
     async fn pay_some(&self, db: &mut PgConnection) -> u64 {
@@ -162,15 +185,7 @@ impl Transactions {
             self.pay_as_worker(delivery).await;
         } else {
             let mut tx = db.begin().await.expect("it begins");
-            if self.how.enters() {
-                let entry = self.entry(None);
-                let found = self.inbox.enter_on(&mut tx, &entry).await;
-                assert_eq!(found.expect("it is entered"), InboxLookup::Fresh);
-                write(&mut tx).await;
-                self.inbox.record_on(&mut tx, &entry, outcome(), 86_400_000).await.expect("it is recorded");
-            } else {
-                write(&mut tx).await;
-            }
+            self.pay_in(&mut tx).await;
             tx.commit().await.expect("it is committed");
         }
         if self.how != How::Settled
@@ -186,15 +201,47 @@ impl Transactions {
         }
     }
 
+    async fn pay_in(&self, tx: &mut PgConnection) {
+        let entry = self.entry(None);
+        match self.how {
+            How::Entered => {
+                let found = self.inbox.enter_on(tx, &entry).await;
+                assert_eq!(found.expect("it is entered"), InboxLookup::Fresh);
+                write(tx).await;
+                self.inbox.record_on(tx, &entry, outcome(), 86_400_000).await.expect("it is recorded");
+            }
+            How::ByHand => {
+                let (scope, key) = (entry.id.scope.as_str(), entry.id.key.as_str());
+                let sql =
+                    "INSERT INTO inbox (scope, key, fingerprint) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+                let enter = sqlx::query(sql).bind(scope).bind(key).bind(entry.fingerprint.as_str());
+                assert_eq!(enter.execute(&mut *tx).await.expect("it is entered").rows_affected(), 1);
+                write(tx).await;
+                let sql = "UPDATE inbox SET outcome = $3 WHERE scope = $1 AND key = $2";
+                let record = sqlx::query(sql).bind(scope).bind(key).bind(OUTCOME);
+                record.execute(tx).await.expect("it is recorded");
+            }
+            How::TwoMore => {
+                sqlx::query("SELECT 1").execute(&mut *tx).await.expect("a statement");
+                write(tx).await;
+                sqlx::query("SELECT 1").execute(tx).await.expect("a statement");
+            }
+            _ => write(tx).await,
+        }
+    }
+
     async fn pay_as_worker(&self, delivery: &Delivery) {
         let entry = self.entry(Some(delivery));
         let mut tx = self.inbox.begin(&entry).await.expect("it begins");
         let found = self.inbox.enter(&mut tx, &entry).await.expect("it is entered");
         assert_eq!(found, InboxLookup::Fresh);
         write(PostgresInbox::connection(&mut tx)).await;
-        self.inbox.record(&mut tx, &entry, outcome(), 86_400_000).await.expect("it is recorded");
         if self.how == How::Settled {
-            assert!(self.inbox.settle(&mut tx, &delivery.receipt).await.expect("it is settled"));
+            let receipt = &delivery.receipt;
+            let ended = self.inbox.record_and_settle(&mut tx, &entry, outcome(), 86_400_000, receipt).await;
+            assert!(ended.expect("it is settled"));
+        } else {
+            self.inbox.record(&mut tx, &entry, outcome(), 86_400_000).await.expect("it is recorded");
         }
         self.inbox.commit(tx).await.expect("it is committed");
     }
