@@ -21,6 +21,7 @@
 //! returned sees the new time, and so does one that waits inside the store. Timed work of the store (expiry into the
 //! dead letters, retention, redrive, pruning) may lag behind; the suites wait for it.
 
+pub mod agreement;
 pub mod attack;
 mod cases;
 mod document_cases;

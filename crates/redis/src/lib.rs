@@ -234,6 +234,18 @@ impl RedisStore {
         self.base.queues.dies_at.store(step, Ordering::Relaxed);
     }
 
+    /// For tests: the next move between queues waits behind this step until another one, or none, is set.
+    #[doc(hidden)]
+    pub fn hold_a_move_behind_step(&self, step: u8) {
+        self.base.queues.dies_at.store(step + queues::HELD, Ordering::SeqCst);
+    }
+
+    /// For tests: whether a move waits.
+    #[doc(hidden)]
+    pub fn is_a_move_held(&self) -> bool {
+        self.base.queues.dies_at.load(Ordering::SeqCst) > queues::WAITING
+    }
+
     /// For tests: how many hints of other processes were heard.
     #[doc(hidden)]
     pub fn hints_heard(&self) -> u64 {

@@ -41,6 +41,9 @@ pub(crate) enum QueueScript {
     Import,
 }
 
+/// Redrives that are listed of each shard; what runs is listed beyond that.
+const REDRIVES_KEPT: u64 = 100;
+
 /// The script of a restarted server. It is sent as text: the others are loaded after it has run.
 pub(crate) const BOOT: &str = include_str!("scripts/ledger/boot.lua");
 
@@ -193,6 +196,7 @@ impl Loaded {
             ("@IN_FLIGHT_MAX@", policy::IN_FLIGHT_MAX),
             ("@INTERVAL_MS_MAX@", policy::INTERVAL_MS_MAX),
             ("@IMPORTED_MS_MIN@", IMPORTED_MS_MIN),
+            ("@REDRIVES_KEPT@", REDRIVES_KEPT),
             // The places of two fields of a message in `queue/common.lua`.
             ("@MESSAGE_ID@", 1),
             ("@MESSAGE_NEEDS@", 27),

@@ -6,8 +6,9 @@ mod common;
 use std::sync::Arc;
 
 use hapax_core::{
-    DeadLetterPolicy, ManualClock, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _,
-    Receive, RedriveRequest, RedriveState, Settle, Settled, Settlement,
+    Browse, CopyState, DeadLetterPolicy, Fence, GroupId, ManualClock, NewMessage, OnDead, QueueAdmin as _,
+    QueueConfig, QueueName, QueueStore as _, Receive, RedriveRequest, RedriveState, Settle, Settled,
+    Settlement, TransferScope,
 };
 use hapax_redis::{Options, RedisStore};
 
@@ -20,6 +21,14 @@ fn main() -> std::process::ExitCode {
         a_redrive_is_finished_whatever_step_its_process_died_behind,
         a_death_without_its_target_is_parked_whatever_step_its_process_died_behind,
         moves_that_many_finish_at_the_same_time_arrive_once,
+        a_caller_that_was_slow_brings_nothing_again_while_an_older_move_is_open,
+        a_move_that_cannot_end_holds_up_no_other,
+        a_move_is_finished_though_fences_are_ahead_of_the_clock,
+        a_message_that_returns_takes_no_place_of_another,
+        a_redrive_fails_when_its_target_is_deleted_on_the_way,
+        a_letter_that_returns_from_its_way_still_halts_its_group,
+        ended_redrives_are_forgotten,
+        a_group_that_continues_keeps_all_its_messages,
     ])
 }
 
@@ -56,10 +65,48 @@ impl Shop {
 
     async fn reject_one(&self) -> Settled {
         self.store.send(&self.jobs, vec![NewMessage::new("job")]).await.unwrap();
-        let got = self.store.receive(&self.jobs, Receive::up_to(1)).await.unwrap().remove(0);
-        let reject = Settle::new(got.receipt, Settlement::Reject { reason: "bad".to_owned() });
-        self.store.settle(&self.jobs, vec![reject]).await.unwrap().remove(0).unwrap()
+        reject_first(&self.store, &self.jobs).await
     }
+
+    /// A message that cannot arrive, since its dead-letter queue is closed for a copy. It was the first to leave `jobs`.
+    async fn reject_one_that_is_held_up(&self) {
+        let closed: QueueName = "closed".parse().unwrap();
+        self.store.create_queue(&closed, QueueConfig::sqs()).await.unwrap();
+        self.set_dead_letters(&closed).await;
+        let from = CopyState::From { store: "elsewhere".to_owned() };
+        let scope = TransferScope::Queue(closed.clone());
+        self.store.transfer().unwrap().set_copy(&scope, Some(from), "test").await.unwrap();
+        self.reject_one().await;
+        self.set_dead_letters(&self.dead).await;
+    }
+
+    async fn set_dead_letters(&self, queue: &QueueName) {
+        let dead_letter = Some(DeadLetterPolicy { queue: queue.clone() });
+        let config = QueueConfig { dead_letter, ..QueueConfig::sqs() };
+        self.store.set_queue(&self.jobs, config, None).await.unwrap();
+    }
+}
+
+async fn reject_first(store: &RedisStore, queue: &QueueName) -> Settled {
+    let got = store.receive(queue, Receive::up_to(1)).await.unwrap().remove(0);
+    let reject = Settle::new(got.receipt, Settlement::Reject { reason: "bad".to_owned() });
+    store.settle(queue, vec![reject]).await.unwrap().remove(0).unwrap()
+}
+
+fn redrive(from: &QueueName, to: Option<&QueueName>) -> RedriveRequest {
+    RedriveRequest {
+        from: from.clone(),
+        to: to.cloned(),
+        filter: hapax_core::RedriveFilter::default(),
+        per_second: None,
+        by: "ann".to_owned(),
+    }
+}
+
+async fn bodies(store: &RedisStore, queue: &QueueName) -> Vec<String> {
+    let page = store.browse(queue, Browse { limit: 100, ..Browse::default() }).await.unwrap();
+    let body = |one: &hapax_core::MessageView| one.body.clone().unwrap_or_default();
+    page.items.iter().map(|one| String::from_utf8_lossy(&body(one)).into_owned()).collect()
 }
 
 async fn count(store: &RedisStore, queue: &QueueName) -> u64 {
@@ -102,14 +149,7 @@ async fn a_redrive_is_finished_whatever_step_its_process_died_behind() {
         let shop = Shop::open().await;
         assert_eq!(shop.reject_one().await, Settled::Dead);
         shop.store.end_moves_behind_step(step);
-        let ask = RedriveRequest {
-            from: shop.dead.clone(),
-            to: None,
-            filter: hapax_core::RedriveFilter::default(),
-            per_second: None,
-            by: "ann".to_owned(),
-        };
-        let task = shop.store.start_redrive(ask).await.unwrap();
+        let task = shop.store.start_redrive(redrive(&shop.dead, None)).await.unwrap();
         shop.store.quiet().await;
         let taken = drained(&shop.store, &shop.jobs).await;
         assert_eq!(taken, usize::from(step >= 2), "step {step}");
@@ -162,4 +202,164 @@ async fn moves_that_many_finish_at_the_same_time_arrive_once() {
         sweep.await.unwrap();
     }
     assert_eq!((count(&others[0], &shop.jobs).await, count(&others[0], &shop.dead).await), (0, 20));
+}
+
+async fn a_caller_that_was_slow_brings_nothing_again_while_an_older_move_is_open() {
+    let shop = Shop::open().await;
+    shop.reject_one_that_is_held_up().await;
+    shop.store.send(&shop.jobs, vec![NewMessage::new("job")]).await.unwrap();
+    shop.store.hold_a_move_behind_step(1);
+    let (slow, jobs) = (shop.store.clone(), shop.jobs.clone());
+    let slow = tokio::spawn(async move { reject_first(&slow, &jobs).await });
+    while !shop.store.is_a_move_held() {
+        assert!(!slow.is_finished());
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    // Another process finishes the move, and the message is taken out of the target.
+    let other = RedisStore::open(&common::url(common::shared()), shop.options.clone()).await.unwrap();
+    shop.clock.advance_ms(LEFT_MS);
+    other.clock_moved().await.unwrap();
+    assert_eq!(drained(&other, &shop.dead).await, 1);
+    other.clock_moved().await.unwrap();
+    shop.store.end_moves_behind_step(0);
+    assert_eq!(slow.await.unwrap(), Settled::Dead);
+    assert_eq!((count(&other, &shop.jobs).await, count(&other, &shop.dead).await), (0, 0));
+}
+
+async fn a_move_that_cannot_end_holds_up_no_other() {
+    let shop = Shop::open().await;
+    shop.reject_one_that_is_held_up().await;
+    shop.store.end_moves_behind_step(1);
+    shop.reject_one().await;
+    let other = shop.later().await;
+    assert_eq!(count(&other, &shop.dead).await, 1);
+    // The first one arrives when its target is open.
+    let closed: QueueName = "closed".parse().unwrap();
+    other.transfer().unwrap().set_copy(&TransferScope::Queue(closed.clone()), None, "test").await.unwrap();
+    other.clock_moved().await.unwrap();
+    assert_eq!((count(&other, &shop.jobs).await, count(&other, &closed).await), (0, 1));
+}
+
+async fn a_move_is_finished_though_fences_are_ahead_of_the_clock() {
+    for set_back in [false, true] {
+        let shop = Shop::open().await;
+        if !set_back {
+            // As after a copy from a store with larger fences, or behind the clock of another node.
+            let ahead_us = (1_800_000_000_000 + 3_600_000) * 1000;
+            shop.store.transfer().unwrap().raise_fence(Fence(ahead_us)).await.unwrap();
+        }
+        shop.store.end_moves_behind_step(1);
+        shop.reject_one().await;
+        if set_back {
+            shop.clock.set_wall_ms(1_800_000_000_000 - 3_600_000);
+        }
+        let other = shop.later().await;
+        assert_eq!(count(&other, &shop.dead).await, 1, "the clock was set back: {set_back}");
+    }
+}
+
+async fn a_message_that_returns_takes_no_place_of_another() {
+    let shop = Shop::open().await;
+    shop.store.delete_queue(&shop.dead).await.unwrap();
+    shop.store.end_moves_behind_step(1);
+    shop.reject_one().await;
+    shop.store.delete_queue(&shop.jobs).await.unwrap();
+    shop.store.create_queue(&shop.jobs, QueueConfig::sqs()).await.unwrap();
+    let new = ["a", "b"].map(NewMessage::new).to_vec();
+    shop.store.send(&shop.jobs, new).await.unwrap();
+    let other = shop.later().await;
+    other.send(&shop.jobs, vec![NewMessage::new("c")]).await.unwrap();
+    assert_eq!(bodies(&other, &shop.jobs).await, ["a", "b", "job", "c"]);
+    let stats = other.stats(&shop.jobs).await.unwrap();
+    assert_eq!((stats.ready, stats.parked), (3, 1));
+}
+
+async fn a_redrive_fails_when_its_target_is_deleted_on_the_way() {
+    for step in 0..=3 {
+        let shop = Shop::open().await;
+        let target: QueueName = "elsewhere".parse().unwrap();
+        shop.store.create_queue(&target, QueueConfig::sqs()).await.unwrap();
+        shop.reject_one().await;
+        // The letter leaves and its process dies; the target is gone when another one comes.
+        shop.store.end_moves_behind_step(1);
+        let task = shop.store.start_redrive(redrive(&shop.dead, Some(&target))).await.unwrap();
+        shop.store.quiet().await;
+        shop.store.delete_queue(&target).await.unwrap();
+        let other = shop.later().await;
+        other.end_moves_behind_step(step);
+        shop.clock.advance_ms(LEFT_MS);
+        other.clock_moved().await.unwrap_or_default();
+        other.end_moves_behind_step(0);
+        other.clock_moved().await.unwrap();
+        let tasks = other.redrives(&shop.dead).await.unwrap();
+        assert_eq!((tasks[0].id, tasks[0].state), (task.id, RedriveState::Failed), "step {step}");
+        assert_eq!((tasks[0].moved, tasks[0].left), (0, 1), "step {step}");
+        assert_eq!(tasks[0].failure.as_deref(), Some("queue elsewhere was deleted"));
+        assert_eq!(count(&other, &shop.dead).await, 1, "step {step}");
+    }
+}
+
+async fn a_letter_that_returns_from_its_way_still_halts_its_group() {
+    let shop = Shop::open().await;
+    let [jobs, dead, target] = ["jobs.fifo", "dead.fifo", "other.fifo"].map(|name| name.parse().unwrap());
+    shop.store.create_queue(&dead, QueueConfig::sqs_fifo()).await.unwrap();
+    shop.store.create_queue(&target, QueueConfig::sqs_fifo()).await.unwrap();
+    let dead_letter = Some(DeadLetterPolicy { queue: dead.clone() });
+    let config = QueueConfig { dead_letter, on_dead: OnDead::HaltGroup, ..QueueConfig::sqs_fifo() };
+    shop.store.create_queue(&jobs, config).await.unwrap();
+    let group = GroupId::new("g").unwrap();
+    let message = NewMessage::new("job").group(group.clone()).dedup("d".parse().unwrap());
+    shop.store.send(&jobs, vec![message]).await.unwrap();
+    reject_first(&shop.store, &jobs).await;
+    assert_eq!(shop.store.halted_groups(&jobs).await.unwrap(), [group.clone()]);
+    shop.store.end_moves_behind_step(1);
+    shop.store.start_redrive(redrive(&dead, Some(&target))).await.unwrap();
+    shop.store.quiet().await;
+    shop.store.delete_queue(&target).await.unwrap();
+    let other = shop.later().await;
+    assert_eq!(count(&other, &dead).await, 1);
+    assert_eq!(other.halted_groups(&jobs).await.unwrap(), [group], "the letter was not decided about");
+    // One that arrives elsewhere was.
+    other.create_queue(&target, QueueConfig::sqs_fifo()).await.unwrap();
+    other.start_redrive(redrive(&dead, Some(&target))).await.unwrap();
+    other.quiet().await;
+    assert_eq!((count(&other, &dead).await, count(&other, &target).await), (0, 1));
+    assert_eq!(other.halted_groups(&jobs).await.unwrap(), []);
+}
+
+async fn ended_redrives_are_forgotten() {
+    let shop = Shop::open().await;
+    for _ in 0..105 {
+        let task = shop.store.start_redrive(redrive(&shop.dead, None)).await.unwrap();
+        shop.store.quiet().await;
+        shop.store.cancel_redrive(task.id).await.unwrap();
+    }
+    let kept = shop.store.redrives(&shop.dead).await.unwrap();
+    assert_eq!(kept.len(), 100);
+    assert!(kept.windows(2).all(|pair| pair[0].id > pair[1].id), "the last ones");
+}
+
+async fn a_group_that_continues_keeps_all_its_messages() {
+    let shop = Shop::open().await;
+    let jobs: QueueName = "jobs.fifo".parse().unwrap();
+    let retention_ms = 60_000;
+    let config = QueueConfig { retention_ms, on_dead: OnDead::HaltGroup, ..QueueConfig::sqs_fifo() };
+    shop.store.create_queue(&jobs, config).await.unwrap();
+    let group = GroupId::new("g").unwrap();
+    for part in 0..12 {
+        let message = |n| {
+            let message = NewMessage::new("job").group(group.clone());
+            message.dedup(format!("{part}-{n}").parse().unwrap())
+        };
+        shop.store.send(&jobs, (0..100).map(message).collect()).await.unwrap();
+    }
+    assert_eq!(reject_first(&shop.store, &jobs).await, Settled::Parked);
+    shop.clock.advance_ms(3 * retention_ms);
+    shop.store.clock_moved().await.unwrap();
+    shop.store.release_group(&jobs, &group).await.unwrap();
+    for (part, kept) in [(2, 1_200), (2, 1)] {
+        shop.clock.advance_ms(retention_ms / part + 1_000);
+        shop.store.clock_moved().await.unwrap();
+        assert_eq!(count(&shop.store, &jobs).await, kept, "one is parked");
+    }
 }

@@ -2,14 +2,20 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{ask, completed, granted, id, options, url};
-use hapax_core::{ClaimError, EntryState, Ledger as _, Renew, Token, TokenError};
+use hapax_core::{
+    ClaimError, Clock as _, EntryState, Fence, Ledger as _, ManualClock, NewMessage, QueueAdmin as _,
+    QueueConfig, QueueName, QueueStore as _, Receive, Renew, Token, TokenError,
+};
 use hapax_redis::{Options, RedisStore};
 
 fn main() -> std::process::ExitCode {
     common::main(tests![
         a_fence_is_not_enough_to_end_or_renew_a_claim,
         a_scope_has_room_for_a_number_of_open_claims,
+        fences_of_deliveries_grow_though_the_clock_was_set_back,
     ])
 }
 
@@ -39,4 +45,23 @@ async fn a_scope_has_room_for_a_number_of_open_claims() {
     granted(&store, ask("b", "ann")).await;
     assert_eq!(store.end(vec![completed("a", &first, "done")]).await.unwrap(), [Ok(())]);
     granted(&store, ask("c", "ann")).await;
+}
+
+/// Another server, or another process, may have another clock.
+async fn fences_of_deliveries_grow_though_the_clock_was_set_back() {
+    let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
+    let options = Options { clock: Some(clock.clone()), ..options() };
+    let queue: QueueName = "jobs".parse().unwrap();
+    let mut last = Fence(0);
+    for round in 0..3 {
+        let store = RedisStore::open(&url(common::shared()), options.clone()).await.unwrap();
+        store.create_queue(&queue, QueueConfig::sqs()).await.unwrap();
+        for _ in 0..2 {
+            store.send(&queue, vec![NewMessage::new("job")]).await.unwrap();
+            let got = store.receive(&queue, Receive::up_to(1)).await.unwrap().remove(0);
+            assert!(got.fence > last, "round {round}: {} after {last}", got.fence);
+            last = got.fence;
+            clock.set_wall_ms(clock.wall_ms() - 3_600_000);
+        }
+    }
 }

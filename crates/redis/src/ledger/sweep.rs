@@ -6,9 +6,9 @@ use std::time::Duration;
 use hapax_core::StoreError;
 use redis::Value;
 
+use super::LedgerState;
 use super::answer::Answer;
 use super::operators::scored;
-use super::{LedgerState, whole};
 use crate::error::unexpected;
 use crate::keys::{SHARDS, Shard};
 use crate::run::Call;
@@ -43,11 +43,15 @@ pub(super) async fn sweep_all(ledger: &Arc<LedgerState>) -> Result<(), StoreErro
     sweep(ledger, (0..SHARDS).collect()).await
 }
 
-/// Visits shards until nothing is due in them, within bounds.
+/// Visits shards until nothing is due in them, within bounds. A node that cannot be reached does not keep the shards of the
+/// others from being swept; the first error is returned.
 async fn sweep(ledger: &Arc<LedgerState>, mut shards: Vec<Shard>) -> Result<(), StoreError> {
+    let mut swept = Ok(());
     for _ in 0..STEPS_MAX {
         let (mut calls, mut full) = (Vec::new(), Vec::new());
-        for (shard, members) in due(ledger, &shards).await? {
+        let (found, asked) = due(ledger, &shards).await;
+        swept = swept.and(asked);
+        for (shard, members) in found {
             if members.len() == DUE_MAX {
                 full.push(shard);
             }
@@ -55,21 +59,26 @@ async fn sweep(ledger: &Arc<LedgerState>, mut shards: Vec<Shard>) -> Result<(), 
                 calls.push(call(ledger, shard, &members));
             }
         }
-        for value in whole(ledger.runner.run(calls).await)? {
-            let mut answer = Answer::read("sweep", value)?;
-            ledger.stats().pruned += answer.pruned;
-            let damaged = answer.number()?;
-            if damaged > 0 {
-                tracing::error!(
-                    damaged,
-                    "entries of the ledger in Redis cannot be read; claims of their keys fail as damaged"
-                );
-            }
+        for value in ledger.runner.run(calls).await {
+            swept = swept.and(value.and_then(|value| pruned(ledger, value)));
         }
         shards = full;
         if shards.is_empty() {
             break;
         }
+    }
+    swept
+}
+
+fn pruned(ledger: &LedgerState, value: Value) -> Result<(), StoreError> {
+    let mut answer = Answer::read("sweep", value)?;
+    ledger.stats().pruned += answer.pruned;
+    let damaged = answer.number()?;
+    if damaged > 0 {
+        tracing::error!(
+            damaged,
+            "entries of the ledger in Redis cannot be read; claims of their keys fail as damaged"
+        );
     }
     Ok(())
 }
@@ -83,26 +92,31 @@ fn call(ledger: &LedgerState, shard: Shard, members: &[String]) -> Call {
     Call::script(Script::Sweep, shard, &all, &first)
 }
 
-/// The entries of each shard that are due by the clock of its node.
-async fn due(ledger: &LedgerState, shards: &[Shard]) -> Result<Vec<(Shard, Vec<String>)>, StoreError> {
+/// The entries of each shard that are due by the clock of its node, and whether all shards could be asked.
+async fn due(ledger: &LedgerState, shards: &[Shard]) -> (Vec<(Shard, Vec<String>)>, Result<(), StoreError>) {
     let ask = |shard: &Shard| {
         let mut range = redis::cmd("ZRANGE");
         range.arg(ledger.runner.keys.due(*shard)).arg(0).arg(DUE_MAX - 1).arg("WITHSCORES");
         [Call::read("sweep", *shard, redis::cmd("TIME")), Call::read("sweep", *shard, range)]
     };
-    let answers = whole(ledger.runner.run(shards.iter().flat_map(ask).collect()).await)?;
-    let mut found = Vec::with_capacity(shards.len());
-    let mut answers = answers.into_iter();
-    for shard in shards {
-        let (time, range) = (answers.next().unwrap_or_default(), answers.next().unwrap_or_default());
+    let read = |time: Result<Value, StoreError>, range: Result<Value, StoreError>| {
         let now_ms = match &ledger.runner.options.clock {
             Some(clock) => clock.wall_ms(),
-            None => now_ms(time)?,
+            None => now_ms(time?)?,
         };
-        let due = scored(range)?.into_iter().filter(|(_, at_ms)| *at_ms <= now_ms);
-        found.push((*shard, due.map(|(member, _)| member).collect()));
+        let due = scored(range?)?.into_iter().filter(|(_, at_ms)| *at_ms <= now_ms);
+        Ok(due.map(|(member, _)| member).collect())
+    };
+    let (mut found, mut asked) = (Vec::with_capacity(shards.len()), Ok(()));
+    let mut answers = ledger.runner.run(shards.iter().flat_map(ask).collect()).await.into_iter();
+    for shard in shards {
+        let (Some(time), Some(range)) = (answers.next(), answers.next()) else { break };
+        match read(time, range) {
+            Ok(members) => found.push((*shard, members)),
+            Err(error) => asked = asked.and(Err(error)),
+        }
     }
-    Ok(found)
+    (found, asked)
 }
 
 fn now_ms(time: Value) -> Result<u64, StoreError> {

@@ -5,7 +5,6 @@ use hapax_core::{AdminError, CopyState, QueueName, QueuePause, StoreError};
 
 use super::Queues;
 use super::call::Answer;
-use super::moves::name_in;
 use crate::copy;
 use crate::keys::SHARDS;
 use crate::run::Call;
@@ -14,8 +13,6 @@ use crate::run::Call;
 const EVERYTHING: &str = "-9000000000000";
 /// How often a queue is closed again because its pause was changed meanwhile.
 const TRIES_MAX: usize = 10;
-/// Steps of 100 moves each.
-const STEPS_MAX: usize = 1_000;
 
 /// A pause as the scripts keep it.
 fn stored(pause: Option<&QueuePause>) -> String {
@@ -92,10 +89,9 @@ impl Queues {
                 continue;
             }
             // All of that shard: to know their targets, they have to be read.
-            for _ in 0..STEPS_MAX {
-                let mut due = self.move_scripts(&name_in(shard)?, &["due", EVERYTHING]).await?;
-                let moves = due.values.texts()?;
-                let is_last = moves.len() < 100;
+            let mut after = "0".to_owned();
+            loop {
+                let (moves, last) = self.due_moves(shard, EVERYTHING, &after).await?;
                 for moved in moves {
                     self.finish_move(&moved).await.map_err(|error| {
                         StoreError::Unavailable(format!(
@@ -103,9 +99,8 @@ impl Queues {
                         ))
                     })?;
                 }
-                if is_last {
-                    break;
-                }
+                let Some(last) = last else { break };
+                after = last;
             }
         }
         Ok(())

@@ -61,7 +61,16 @@ impl Queues {
                 queues.entry(queue).or_default().push(id.into());
             }
             for (queue, ids) in queues {
-                self.release_parked(&queue, ids).await?;
+                self.release_parked(&queue, &ids).await?;
+                // A dead letter may be parked for the entry of its source.
+                let dead_letters = match self.known(&queue).await {
+                    Ok(known) => known.config.dead_letter.as_ref().map(|dead| dead.queue.clone()),
+                    Err(StoreError::NoSuchQueue(_)) => None,
+                    Err(error) => return Err(error),
+                };
+                if let Some(dead_letters) = dead_letters {
+                    self.release_parked(&dead_letters, &ids).await?;
+                }
             }
             if found.len() < STEP_MAX {
                 break;
@@ -70,7 +79,7 @@ impl Queues {
         self.move_scripts(&name_in(shard)?, &["resumed", member, &mark]).await.map(|_| ())
     }
 
-    async fn release_parked(&self, queue: &QueueName, ids: Vec<Vec<u8>>) -> Result<(), StoreError> {
+    async fn release_parked(&self, queue: &QueueName, ids: &[Vec<u8>]) -> Result<(), StoreError> {
         let args = || {
             let first = [b"resume".to_vec(), Vec::new(), Vec::new()];
             first.into_iter().chain(ids.iter().cloned()).collect()

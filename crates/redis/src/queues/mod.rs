@@ -31,6 +31,7 @@ use crate::run::Runner;
 pub(crate) use call::{arguments, keys};
 pub(crate) use doubt::Claims;
 pub(crate) use message::DeliveryRef;
+pub(crate) use moves::{HELD, WAITING};
 pub(crate) use sweep::run as run_sweeper;
 
 /// The longest pause between two looks at what other processes may change, in milliseconds: while their hints are heard, and

@@ -22,8 +22,14 @@ use crate::script::QueueScript;
 
 /// Decisions, or remembered moves, that one sweep looks at in a shard.
 const SWEEP_MAX: usize = 100;
+/// Pages of 100 moves that one sweep looks at in a shard.
+const PAGES_MAX: usize = 100;
 /// A move that is older than this was left by its caller.
 const LEFT_MS: u64 = 5_000;
+
+/// For tests: added to a step, the next move is to wait there; or it does.
+pub(crate) const HELD: u8 = 100;
+pub(crate) const WAITING: u8 = 200;
 
 /// How a move has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +113,7 @@ impl Queues {
         let mut taken = self.move_script(&source, "take", name).await?;
         let Some(row) = taken.values.rows()?.into_iter().next() else { return Ok(None) };
         let intent = Intent::read(row)?;
-        self.stop_at(1)?;
+        self.stop_at(1).await?;
         let target = match self.known(&intent.target).await {
             Ok(known) => Known::new(known.keys.clone(), &known.name, known.config.clone(), "*"),
             Err(StoreError::NoSuchQueue(_)) => self.any(&intent.target),
@@ -121,13 +127,14 @@ impl Queues {
         let entry = [intent.entry.clone()];
         let call = self.call_with(QueueScript::Arrive, &target, &entry, &args);
         let arrived = Answer::read("arrival", self.runner.one(call).await?)?.check_open(&intent.target)?;
-        self.stop_at(2)?;
+        self.stop_at(2).await?;
         let arrival = if arrived.status == "missing" {
             self.forget(&intent.target);
             self.return_move(&source, &intent).await?
         } else {
             Arrival::Done
         };
+        self.saw_fence(number.parse().map_err(|_| unexpected("move"))?);
         self.end_move(&source, &intent.target, name).await?;
         self.waiters.freed(intent.target.as_str());
         Ok(Some(arrival))
@@ -136,7 +143,10 @@ impl Queues {
     /// The source ends the move if it has not, and then the target forgets it.
     async fn end_move(&self, source: &QueueName, target: &QueueName, name: &str) -> Result<(), StoreError> {
         let mut ended = self.move_script(source, "done", name).await?;
-        self.stop_at(3)?;
+        self.stop_at(3).await?;
+        if ended.decisions > 0 {
+            self.tell_decided(source).await?;
+        }
         let ended_below = ended.values.last()?.to_string();
         let shard = shard_of_queue(source).to_string();
         let args = [shard.as_str(), name, &ended_below, "forget", "", "", "", "0"].map(str::as_bytes);
@@ -146,18 +156,22 @@ impl Queues {
 
     /// The target is gone: a dead message is parked where it died, a redriven one stays where it was.
     async fn return_move(&self, source: &QueueName, intent: &Intent) -> Result<Arrival, StoreError> {
-        let Some(redrive) = intent.kind.strip_prefix("redrive ") else {
-            self.move_script(source, "parked", &intent.name).await?;
-            return Ok(Arrival::Parked);
-        };
-        self.move_script(source, "back", &intent.name).await?;
-        let args = [b"back".as_slice(), redrive.as_bytes(), b"", b"0", b""];
-        self.runner.one(self.call(QueueScript::Redrive, &self.any(source), &args)).await?;
-        Ok(Arrival::Back)
+        let (how, arrival) =
+            if intent.kind == "dead" { ("parked", Arrival::Parked) } else { ("back", Arrival::Back) };
+        let returned = self.move_script(source, how, &intent.name).await?;
+        if returned.decisions > 0 {
+            self.tell_decided(source).await?;
+        }
+        Ok(arrival)
     }
 
-    /// For tests: ends a move as if its process had died behind this step.
-    fn stop_at(&self, step: u8) -> Result<(), StoreError> {
+    /// For tests: ends a move as if its process had died behind this step, or lets it wait there.
+    async fn stop_at(&self, step: u8) -> Result<(), StoreError> {
+        let (asked, waits) = (step + HELD, step + WAITING);
+        let _ = self.dies_at.compare_exchange(asked, waits, Ordering::SeqCst, Ordering::SeqCst);
+        while self.dies_at.load(Ordering::SeqCst) == waits {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
         if self.dies_at.load(Ordering::Relaxed) == step {
             return Err(StoreError::Unavailable("a test ends the move here".to_owned()));
         }
@@ -227,26 +241,52 @@ impl Queues {
         Ok(self.runner.one(Call::read("settle", shard, command)).await? == Value::Int(1))
     }
 
-    /// Finishes what callers have left: moves, decisions, and moves that their targets still remember.
-    pub(super) async fn sweep_moves(&self, shards: &[Left]) -> Result<(), StoreError> {
-        for left in shards {
-            if left.moves {
-                let mut due = self.move_script(&name_in(left.shard)?, "due", &LEFT_MS.to_string()).await?;
-                for moved in due.values.texts()? {
-                    self.finish_move(&moved).await?;
+    /// Finishes what callers have left in a shard: moves, decisions, and moves that their targets still remember. What cannot
+    /// be finished does not hold up the rest; the first error is returned.
+    pub(super) async fn sweep_moves(&self, left: &Left) -> Result<(), StoreError> {
+        let mut swept = Ok(());
+        if left.moves {
+            swept = swept.and(self.finish_left(left.shard).await);
+        }
+        if left.decided {
+            swept = swept.and(self.tell_decided_in(left.shard).await);
+        }
+        if left.arrived {
+            swept = swept.and(self.forget_arrived(left.shard).await);
+        }
+        if left.resumed {
+            swept = swept.and(self.resume_all_in(left.shard).await);
+        }
+        swept
+    }
+
+    /// Moves that were left `age_ms` ago or earlier, behind a number, and the number to continue with.
+    pub(super) async fn due_moves(
+        &self,
+        shard: Shard,
+        age_ms: &str,
+        after: &str,
+    ) -> Result<(Vec<String>, Option<String>), StoreError> {
+        let mut due = self.move_scripts(&name_in(shard)?, &["due", age_ms, after]).await?;
+        let (moves, last) = (due.values.texts()?, due.values.text()?);
+        Ok((moves, Some(last).filter(|last| !last.is_empty())))
+    }
+
+    async fn finish_left(&self, shard: Shard) -> Result<(), StoreError> {
+        let (mut finished, mut after) = (Ok(()), "0".to_owned());
+        for _ in 0..PAGES_MAX {
+            let (moves, last) = self.due_moves(shard, &LEFT_MS.to_string(), &after).await?;
+            for moved in moves {
+                match self.finish_move(&moved).await {
+                    // It waits for a queue that is closed for a copy.
+                    Ok(_) | Err(StoreError::Moved(_)) => {}
+                    Err(error) => finished = finished.and(Err(error)),
                 }
             }
-            if left.decided {
-                self.tell_decided_in(left.shard).await?;
-            }
-            if left.arrived {
-                self.forget_arrived(left.shard).await?;
-            }
-            if left.resumed {
-                self.resume_all_in(left.shard).await?;
-            }
+            let Some(last) = last else { break };
+            after = last;
         }
-        Ok(())
+        finished
     }
 
     /// A move that its source has ended is forgotten. One that is under way has its intent there.

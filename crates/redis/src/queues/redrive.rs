@@ -21,6 +21,11 @@ use crate::script::QueueScript;
 /// Letters that one step looks at.
 const STEP_MAX: usize = 100;
 
+/// The time for one letter, or the shortest between two steps.
+fn step_ms(per_second: u32) -> u64 {
+    1_000_u64.div_ceil(per_second.max(1).into()).max(100)
+}
+
 /// What was asked for, as it is kept.
 #[derive(Serialize, Deserialize)]
 struct Asked {
@@ -118,9 +123,8 @@ impl Queues {
     /// The redrives that move messages from or to a queue.
     pub(super) async fn running_redrive(&self, queue: &QueueName) -> Result<Option<QueueName>, StoreError> {
         for shard in 0..SHARDS {
-            for Running { task, .. } in self.list_redrives(&name_in(shard)?).await? {
-                let is_of = task.from == *queue || task.to.as_ref() == Some(queue);
-                if task.state == RedriveState::Running && is_of {
+            for Running { task, .. } in self.list_redrives(&name_in(shard)?, "running").await? {
+                if task.from == *queue || task.to.as_ref() == Some(queue) {
                     return Ok(Some(task.from));
                 }
             }
@@ -128,15 +132,16 @@ impl Queues {
         Ok(None)
     }
 
-    async fn list_redrives(&self, queue: &QueueName) -> Result<Vec<Running>, StoreError> {
-        let mut answer = self.redrive(queue, &[b"list", b"", b"", b"0", b""]).await?;
+    /// The redrives of a queue's shard: all, or those that are `running`.
+    async fn list_redrives(&self, queue: &QueueName, which: &str) -> Result<Vec<Running>, StoreError> {
+        let mut answer = self.redrive(queue, &[b"list", b"", which.as_bytes(), b"0", b""]).await?;
         answer.values.rows()?.into_iter().map(Running::read).collect()
     }
 
     pub(super) async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError> {
         let _ticket = self.asking.begin();
         self.read_info(from).await?;
-        let all = self.list_redrives(from).await?;
+        let all = self.list_redrives(from, "").await?;
         let mut tasks: Vec<RedriveTask> =
             all.into_iter().map(|running| running.task).filter(|task| task.from == *from).collect();
         tasks.sort_by_key(|task| std::cmp::Reverse(task.id));
@@ -154,20 +159,21 @@ impl Queues {
         Ok(Running::read(answer.values.fields()?)?.task)
     }
 
-    /// Continues the redrives that are running.
-    pub(super) async fn sweep_redrives(&self, shards: &[Shard], steps_max: usize) -> Result<(), StoreError> {
-        for shard in shards {
-            for mut running in self.list_redrives(&name_in(*shard)?).await? {
-                for _ in 0..steps_max {
-                    if running.task.state != RedriveState::Running {
-                        break;
-                    }
-                    let before = running.cursor;
-                    running = self.step_redrive(running).await?;
-                    if running.cursor == before {
-                        break;
-                    }
-                }
+    /// Continues the redrives of a shard that are running.
+    pub(super) async fn sweep_redrives(&self, shard: Shard, steps_max: usize) -> Result<(), StoreError> {
+        let mut swept = Ok(());
+        for running in self.list_redrives(&name_in(shard)?, "running").await? {
+            swept = swept.and(self.steps_of_redrive(running, steps_max).await);
+        }
+        swept
+    }
+
+    async fn steps_of_redrive(&self, mut running: Running, steps_max: usize) -> Result<(), StoreError> {
+        for _ in 0..steps_max {
+            let before = running.cursor;
+            running = self.step_redrive(running).await?;
+            if running.task.state != RedriveState::Running || running.cursor == before {
+                break;
             }
         }
         Ok(())
@@ -215,7 +221,9 @@ impl Queues {
             elements.push(target.map(|target| target.as_str().into()).unwrap_or_default());
             elements.push(entry.unwrap_or_default());
         }
-        let ends = !is_cut && (!more || seen >= *last);
+        // Not at once: a target that is deleted right after the start is noticed, as in the other stores.
+        let is_new = now_ms < task.started_ms + step_ms(task.per_second);
+        let ends = !is_cut && !is_new && (!more || seen >= *last);
         if elements.is_empty() && !ends {
             return Ok(running);
         }
@@ -227,7 +235,6 @@ impl Queues {
         };
         let mut answer = self.ask(QueueScript::Redrive, &from, |_| args()).await?;
         self.after(&from, &answer).await;
-        self.tell_decided(&from).await?;
         Running::read(answer.values.fields()?)
     }
 

@@ -64,8 +64,8 @@ impl Queues {
         Ok(names)
     }
 
-    /// The shards in which there is anything of queues.
-    async fn used_shards(&self) -> Result<Vec<Shard>, StoreError> {
+    /// The shards in which there is anything of queues, and whether all could be asked.
+    async fn used_shards(&self) -> (Vec<Shard>, Result<(), StoreError>) {
         let keys = &self.runner.keys;
         let look = |shard| {
             let mut command = redis::cmd("EXISTS");
@@ -73,46 +73,62 @@ impl Queues {
             command.arg(keys.arrived(shard)).arg(keys.redrives(shard)).arg(keys.resumed(shard));
             Call::read("sweep", shard, command)
         };
-        let found = whole(self.runner.run((0..SHARDS).map(look).collect()).await)?;
-        let is_used = |(_, count): &(Shard, Value)| *count != Value::Int(0);
-        Ok(found.into_iter().enumerate().filter(is_used).map(|(shard, _)| shard).collect())
+        let (mut used, mut asked) = (Vec::new(), Ok(()));
+        for (shard, found) in self.runner.run((0..SHARDS).map(look).collect()).await.into_iter().enumerate() {
+            match found {
+                Ok(count) if count == Value::Int(0) => {}
+                Ok(_) => used.push(shard),
+                Err(error) => asked = asked.and(Err(error)),
+            }
+        }
+        (used, asked)
     }
 
     /// Visits all queues.
     pub(super) async fn sweep_all(&self) -> Result<(), StoreError> {
         let _ticket = self.asking.begin();
-        let shards = self.used_shards().await?;
+        // A node that cannot be reached does not keep the shards of the others from being swept. The first error is returned.
+        let (shards, mut swept) = self.used_shards().await;
         let left = self.left_in(&shards).await?;
-        self.sweep_moves(&left).await?;
-        let names = self.names_in(&shards).await?;
+        for left in &left {
+            swept = swept.and(self.sweep_moves(left).await);
+        }
         // The settings of a queue that is new to this process are read here, one by one.
-        let mut queues = Vec::with_capacity(names.len());
-        for name in names {
+        let mut queues = Vec::new();
+        for name in self.names_in(&shards).await? {
             match self.known(&name).await {
                 Ok(known) => queues.push(known),
                 Err(StoreError::NoSuchQueue(_)) => {}
-                Err(error) => return Err(error),
+                Err(error) => swept = swept.and(Err(error)),
             }
         }
         let ticks = queues.iter().map(|known| self.call(QueueScript::Tick, known, &[])).collect();
-        for (known, value) in queues.iter().zip(whole(self.runner.run(ticks).await)?) {
-            let mut answer = Answer::read("sweep", value)?;
-            match answer.status.as_str() {
-                "missing" => self.forget(&known.name),
-                "changed" => {
-                    self.forget(&known.name);
-                    self.sweep(&known.name).await?;
-                }
-                _ => {
-                    self.after(&known.name, &answer).await;
-                    if answer.values.number()? == 1 {
-                        self.sweep(&known.name).await?;
-                    }
+        for (known, answer) in queues.iter().zip(self.runner.run(ticks).await) {
+            swept = swept.and(self.ticked(&known.name, answer).await);
+        }
+        for left in left.iter().filter(|left| left.redrives) {
+            swept = swept.and(self.sweep_redrives(left.shard, STEPS_MAX).await);
+        }
+        swept
+    }
+
+    /// Does what a tick of a queue has left to its caller.
+    async fn ticked(&self, name: &QueueName, value: Result<Value, StoreError>) -> Result<(), StoreError> {
+        let mut answer = Answer::read("sweep", value?)?;
+        match answer.status.as_str() {
+            "missing" => self.forget(name),
+            "changed" => {
+                self.forget(name);
+                self.sweep(name).await?;
+            }
+            _ => {
+                self.after(name, &answer).await;
+                if answer.values.number()? == 1 {
+                    self.sweep(name).await?;
                 }
             }
         }
-        let redrives: Vec<Shard> = left.iter().filter(|left| left.redrives).map(|left| left.shard).collect();
-        self.sweep_redrives(&redrives, STEPS_MAX).await
+        Ok(())
     }
 
     /// What callers may have left in shards.

@@ -1,4 +1,4 @@
-//! The harness of the suites of the ledger and of the documents.
+//! The harness of the suites of the queues, the ledger and the documents.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,16 +13,27 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 struct Fresh {
     url: fn() -> String,
     durability: Durability,
+    /// Whether the queues are part of the suite.
+    queues: bool,
 }
 
 struct InRedis {
-    /// The queues are not part of this suite.
-    queues: Arc<MemoryStore>,
+    /// The queues, if they are not part of the suite.
+    memory: Option<Arc<MemoryStore>>,
     clock: Arc<ManualClock>,
     url: String,
     options: Options,
     store: RedisStore,
     second: RedisStore,
+}
+
+impl InRedis {
+    fn queues(&self, store: &RedisStore) -> Arc<dyn QueueAdmin> {
+        match &self.memory {
+            Some(memory) => memory.clone(),
+            None => Arc::new(store.clone()),
+        }
+    }
 }
 
 #[async_trait]
@@ -33,15 +44,16 @@ impl Factory for Fresh {
         let options = Options { durability, clock: Some(clock.clone()), ..super::options() };
         let store = RedisStore::open(&url, options.clone()).await.unwrap();
         let second = RedisStore::open(&url, options.clone()).await.unwrap();
-        let queues = MemoryStore::new(Arc::new(ManualClock::at_ms(1_800_000_000_000)));
-        Box::new(InRedis { queues, clock, url, options, store, second })
+        let memory = || MemoryStore::new(Arc::new(ManualClock::at_ms(1_800_000_000_000)));
+        let memory = (!self.queues).then(memory);
+        Box::new(InRedis { memory, clock, url, options, store, second })
     }
 }
 
 #[async_trait]
 impl Harness for InRedis {
     fn store(&self) -> Arc<dyn QueueAdmin> {
-        self.queues.clone()
+        self.queues(&self.store)
     }
 
     fn ledger(&self) -> Option<Arc<dyn Ledger>> {
@@ -53,7 +65,7 @@ impl Harness for InRedis {
     }
 
     fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
-        Some(self.queues.clone())
+        Some(self.queues(&self.second))
     }
 
     fn second_ledger(&self) -> Option<Arc<dyn Ledger>> {
@@ -92,8 +104,9 @@ impl Harness for InRedis {
         true
     }
 
+    /// Leases and delays of queues follow the clock of the server, also back; `tokens` shows that fences do not.
     fn can_set_wall_back(&self) -> bool {
-        true
+        self.memory.is_some()
     }
 
     fn set_wall_back(&self, ms: u64) {
@@ -101,84 +114,7 @@ impl Harness for InRedis {
     }
 }
 
-/// Makes stores with queues on the servers of this URL.
-struct FreshQueues(Fresh);
-
-struct QueuesInRedis {
-    clock: Arc<ManualClock>,
-    url: String,
-    options: Options,
-    store: RedisStore,
-    second: RedisStore,
-}
-
-#[async_trait]
-impl Factory for FreshQueues {
-    async fn fresh(&self) -> Box<dyn Harness> {
-        let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
-        let (durability, url) = (self.0.durability, (self.0.url)());
-        let options = Options { durability, clock: Some(clock.clone()), ..super::options() };
-        let store = RedisStore::open(&url, options.clone()).await.unwrap();
-        let second = RedisStore::open(&url, options.clone()).await.unwrap();
-        Box::new(QueuesInRedis { clock, url, options, store, second })
-    }
-}
-
-#[async_trait]
-impl Harness for QueuesInRedis {
-    fn store(&self) -> Arc<dyn QueueAdmin> {
-        Arc::new(self.store.clone())
-    }
-
-    fn ledger(&self) -> Option<Arc<dyn Ledger>> {
-        Some(Arc::new(self.store.clone()))
-    }
-
-    fn documents(&self) -> Option<Arc<dyn Documents>> {
-        Some(Arc::new(self.store.clone()))
-    }
-
-    fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
-        Some(Arc::new(self.second.clone()))
-    }
-
-    fn second_ledger(&self) -> Option<Arc<dyn Ledger>> {
-        Some(Arc::new(self.second.clone()))
-    }
-
-    async fn quiet(&self) {
-        self.store.quiet().await;
-        self.second.quiet().await;
-    }
-
-    async fn advance_ms(&self, ms: u64) {
-        self.clock.advance_ms(ms);
-        for store in [&self.store, &self.second] {
-            store.clock_moved().await.unwrap();
-            store.quiet().await;
-        }
-    }
-
-    async fn restart(&mut self) {
-        self.store.shut_down();
-        self.store = RedisStore::open(&self.url, self.options.clone()).await.unwrap();
-        self.store.server_restarted().await.unwrap();
-    }
-
-    async fn crash(&mut self) {
-        self.restart().await;
-    }
-
-    fn fast_time(&self) -> bool {
-        true
-    }
-
-    fn exact_time(&self) -> bool {
-        true
-    }
-}
-
-/// Cases of the queues that cannot run: no test can set back the clock of a server.
+/// Cases of the queues that cannot run.
 const QUEUE_SKIPS: &[&str] = &[
     "p10_fences::fences_grow_when_the_wall_clock_was_set_back",
     "p10_fences::a_wall_clock_set_back_holds_nothing_up",
@@ -188,7 +124,7 @@ const QUEUE_SKIPS: &[&str] = &[
 pub fn queues(url: fn() -> String, durability: Durability) -> ExitCode {
     let suites = [hapax_conformance::cases(), with_queues(hapax_conformance::ledger_cases())];
     match super::missing() {
-        None => hapax_conformance::main(FreshQueues(Fresh { url, durability }), &suites, QUEUE_SKIPS),
+        None => hapax_conformance::main(Fresh { url, durability, queues: true }, &suites, QUEUE_SKIPS),
         Some(why) => ignored(&suites, why),
     }
 }
@@ -218,7 +154,7 @@ fn without_queues(cases: &'static [Case]) -> &'static [Case] {
 pub fn main(url: fn() -> String, durability: Durability) -> ExitCode {
     let suites = [without_queues(hapax_conformance::ledger_cases()), hapax_conformance::document_cases()];
     match super::missing() {
-        None => hapax_conformance::main(Fresh { url, durability }, &suites, &[]),
+        None => hapax_conformance::main(Fresh { url, durability, queues: false }, &suites, &[]),
         Some(why) => ignored(&suites, why),
     }
 }

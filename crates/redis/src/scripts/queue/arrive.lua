@@ -3,12 +3,13 @@
 -- ARGV: clock touch seed floor settings source move number kind old_id message body entry
 -- A message from another queue, once. What has arrived, or found no queue, is remembered until its source has ended the move
 -- (`kind` is then `forget` and `number` the one below which all moves of that shard have ended). A caller that was slow may
--- come after that: the number tells it from a new move. `entry` is 1 for a redriven message, whose entry is the last key.
+-- come after that: the number tells it from a new move, and a move is remembered until the number is beyond it. `entry` is 1
+-- for a redriven message, whose entry is the last key.
 local source, move, number, kind = 'floor ' .. ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9]
 local ended = tonumber(redis.call('HGET', META, source) or 0)
 if kind == 'forget' then
-  redis.call('HDEL', ARRIVED, move)
   if number > ended then redis.call('HSET', META, source, number) end
+  if tonumber(string.match(move, '%S+$')) < math.max(number, ended) then redis.call('HDEL', ARRIVED, move) end
   return answer('done')
 end
 if number < ended then return answer('done') end

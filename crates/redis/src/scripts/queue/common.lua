@@ -189,7 +189,7 @@ local function refresh_groups()
       s = string.sub(head, #group + 2)
       m = load(s)
     else
-      redis.call('HDEL', SIDE, 't:' .. group)
+      redis.call('HDEL', SIDE, 't:' .. group, 'h:' .. group)
     end
     if m and m[F.state] == IS_READY and not is_halted(group) then
       local turn = tonumber(redis.call('HGET', SIDE, 't:' .. group) or 0)
@@ -202,7 +202,7 @@ local function refresh_groups()
   touched = {}
 end
 
--- What was kept in a group that is not halted any more has its whole retention again.
+-- What was kept in a group has its whole retention again when the group is not halted any more.
 local function unhalt(id)
   local group = redis.call('HGET', SIDE, 'u:' .. id)
   if not group then return false end
@@ -210,16 +210,7 @@ local function unhalt(id)
   redis.call('ZREM', HALTED, group .. ' ' .. id)
   if not is_halted(group) then
     touched[group] = true
-    local from, to = group_range(group)
-    for _, member in ipairs(redis.call('ZRANGEBYLEX', GROUPS, from, to, 'LIMIT', 0, 1000)) do
-      local s = string.sub(member, #group + 2)
-      local m = load(s)
-      if m and (m[F.state] == IS_READY or m[F.state] == IS_HIDDEN) then
-        if m[F.retained] + C.retention < now then m[F.retained] = now end
-        redis.call('ZADD', RETAIN, m[F.retained], s)
-        redis.call('HSET', M, s, cmsgpack.pack(m))
-      end
-    end
+    redis.call('HSET', SIDE, 'h:' .. group, now)
   end
   return true
 end
@@ -263,14 +254,14 @@ local function remember(m, cause, problem)
 end
 
 -- Takes a message out, to be brought to another queue as `out`: by the caller, or by a sweep if the caller dies. It is kept
--- here until the other queue has it.
-local function set_moving(s, m, out, target, kind, entry)
+-- here until the other queue has it. `elsewhere` are the queues to be told then that it was decided about.
+local function set_moving(s, m, out, target, kind, entry, elsewhere)
   local body = redis.call('HGET', B, s)
   remove(s, m)
   local number = next_fence()
   local move = string.format('%s %.0f', C.name, number)
   redis.call('ZADD', MOVES, number, move)
-  redis.call('HSET', MOVING, move, cmsgpack.pack({ target, kind, m[F.id], s, cmsgpack.pack(out), entry or '' }))
+  redis.call('HSET', MOVING, move, cmsgpack.pack({ target, kind, m[F.id], s, cmsgpack.pack(out), entry or '', elsewhere or '', now }))
   redis.call('HSET', BODIES, move, body)
   moves[#moves + 1] = move
   return move
@@ -325,6 +316,14 @@ local function lapse(s, m)
   fail(s, m, 'expired', nil, nil)
 end
 
+-- The time from which the retention of a message counts: what a halted group has kept beyond it has it again from the time
+-- at which the group has continued.
+local function retained_from(m)
+  if m[F.group] == '' then return m[F.retained] end
+  local continued = tonumber(redis.call('HGET', SIDE, 'h:' .. m[F.group]) or 0)
+  return m[F.retained] + C.retention < continued and continued or m[F.retained]
+end
+
 -- Drops messages whose retention is over. One that a group elsewhere may wait for stays, behind the others that are too old;
 -- with `asks`, the caller finds out whether one does.
 local function drop_old(bound, asks)
@@ -336,8 +335,10 @@ local function drop_old(bound, asks)
     if m[F.retained] >= limit then
       redis.call('ZADD', RETAIN, m[F.retained], s)
     elseif m[F.group] ~= '' and is_halted(m[F.group]) then
-      -- Until its group continues.
-      redis.call('ZREM', RETAIN, s)
+      -- It is looked at again after a whole retention.
+      redis.call('ZADD', RETAIN, now, s)
+    elseif retained_from(m) >= limit then
+      redis.call('ZADD', RETAIN, retained_from(m), s)
     elseif #m[F.halts] > 0 then
       redis.call('ZADD', RETAIN, limit - 1, s)
       if asks then checks[#checks + 1] = { s, m[F.id], table.concat(m[F.halts], ' ') } end

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- KEYS: meta moves moving bodies decided arrived queues deleted redrives audit entries open entries_due scopes needs resumed info m b all ready due groups retain sent ids dedup dedup_at side tries_at halted waits
 -- ARGV: clock touch seed floor settings how id task cursor ends element...
--- Redrives out of this queue. A task is kept as its state, its numbers and its description.
+-- Redrives out of this queue. A task is kept as its state, its numbers and its description. `list` lists all of this shard,
+-- or those that are `running`.
 local how, id = ARGV[6], ARGV[7]
 
 local function read(number)
@@ -25,23 +26,24 @@ if how == 'start' then
   local task = { C.name, 'running', now, 0, tonumber(letters or 0) + (deltas.letters or 0), 0, 0, 0, tonumber(last or 0), ARGV[8], '' }
   write(number, task)
   redis.call('HSET', INFO, 'redrive', number)
+  -- As many are kept to be listed.
+  local old = string.format('%.0f', tonumber(number) - @REDRIVES_KEPT@ * 64)
+  if (read(old) or {})[2] ~= 'running' then redis.call('HDEL', REDRIVES, old) end
   return answer('done', { number, task })
 end
 if how == 'list' then
   local found = {}
   local all = redis.call('HGETALL', REDRIVES)
-  for at = 1, #all, 2 do found[#found + 1] = { all[at], cmsgpack.unpack(all[at + 1]) } end
+  for at = 1, #all, 2 do
+    local task = cmsgpack.unpack(all[at + 1])
+    if ARGV[8] ~= 'running' or task[2] == 'running' then found[#found + 1] = { all[at], task } end
+  end
   return answer('done', found)
 end
 local task = read(id)
 if not task then return answer('none') end
 if how == 'cancel' then
   if task[2] == 'running' then task[2], task[4] = 'cancelled', now end
-  write(id, task)
-  return answer('done', { id, task })
-end
-if how == 'back' then
-  task[6], task[7] = task[6] - 1, task[7] + 1
   write(id, task)
   return answer('done', { id, task })
 end
@@ -68,11 +70,10 @@ for at = 11, #ARGV, 4 do
       local queue, member = string.match(known_need, '^(%S+) (%S+)$')
       if queue ~= target then elsewhere[#elsewhere + 1] = queue .. ':' .. member end
     end
-    -- The queue that it returns to is told when it arrives.
-    if #elsewhere > 0 then redis.call('HSET', DECIDED, m[F.id], table.concat(elsewhere, ' ')) end
+    -- The queue that it returns to is told when it arrives, the others after that.
     local out = cmsgpack.unpack(cmsgpack.pack(m))
     out[F.id] = ARGV[at + 1]
-    set_moving(s, m, out, target, 'redrive ' .. id, ARGV[at + 3])
+    set_moving(s, m, out, target, 'redrive ' .. id, ARGV[at + 3], table.concat(elsewhere, ' '))
     task[6] = task[6] + 1
   elseif target ~= '' or (m and m[F.dead]) then
     task[7] = task[7] + 1

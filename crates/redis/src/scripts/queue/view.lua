@@ -19,6 +19,7 @@ for _, s in ipairs(members) do
       more = true
       break
     end
+    m[F.retained] = retained_from(m)
     local body = redis.call('HGET', B, s)
     bytes = bytes + #body
     rows[#rows + 1] = { tonumber(s), m, body }

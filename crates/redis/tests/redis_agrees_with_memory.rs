@@ -1,0 +1,39 @@
+//! Random calls to Redis and to the obvious store in memory have the same answers.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use hapax_conformance::agreement::{Subject, compare};
+use hapax_core::{ManualClock, Store};
+use hapax_redis::{Options, RedisStore};
+
+fn main() -> std::process::ExitCode {
+    common::main(tests![in_every_answer_counter_and_halted_group])
+}
+
+/// The last store, by its own type.
+#[derive(Default)]
+struct InRedis(Mutex<Option<RedisStore>>);
+
+#[async_trait]
+impl Subject for InRedis {
+    async fn fresh(&self, clock: Arc<ManualClock>) -> Arc<dyn Store> {
+        let options = Options { clock: Some(clock), ..common::options() };
+        let store = RedisStore::open(&common::url(common::shared()), options).await.unwrap();
+        *self.0.lock().unwrap() = Some(store.clone());
+        Arc::new(store)
+    }
+
+    async fn clock_moved(&self, _: &dyn Store) {
+        let store = self.0.lock().unwrap().clone().unwrap();
+        store.clock_moved().await.unwrap();
+        store.quiet().await;
+    }
+}
+
+async fn in_every_answer_counter_and_halted_group() {
+    let long = std::env::var_os("HAPAX_LONG").is_some();
+    compare(&InRedis::default(), 0..if long { 300 } else { 12 }, 150).await;
+}
