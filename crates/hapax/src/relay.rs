@@ -70,6 +70,8 @@ pub struct RelayConfig {
     pub lease_ms: u64,
     /// After how many failed attempts a message is parked; 0: never.
     pub max_attempts: u32,
+    /// The relay is not ready when it has made no progress for this long, in milliseconds; 1,000 to 3,600,000.
+    pub stalled_ms: u64,
 }
 
 #[expect(clippy::ref_option, reason = "serde calls it with a reference to the field")]
@@ -89,6 +91,7 @@ impl Default for RelayConfig {
             secret_file: None,
             lease_ms: options.lease.as_millis() as u64,
             max_attempts: options.retry.max_attempts,
+            stalled_ms: options.stalled.as_millis() as u64,
         }
     }
 }
@@ -105,6 +108,12 @@ impl RelayConfig {
             found.push((
                 "lease_ms",
                 format!("lease_ms: {} is out of range; use 1000 to 600000", self.lease_ms),
+            ));
+        }
+        if !(1_000..=3_600_000).contains(&self.stalled_ms) {
+            found.push((
+                "stalled_ms",
+                format!("stalled_ms: {} is out of range; use 1000 to 3600000", self.stalled_ms),
             ));
         }
         if self.topics.is_empty() {
@@ -125,6 +134,7 @@ impl RelayConfig {
         let mut options = RelayOptions::route(&self.name).topics(self.topics.clone());
         options.lease = Duration::from_millis(self.lease_ms);
         options.retry = options.retry.attempts(self.max_attempts);
+        options.stalled = Duration::from_millis(self.stalled_ms);
         options
     }
 }
@@ -231,6 +241,7 @@ mod tests {
             (RelayConfig { queue: fine.queue.clone(), ..webhook }, "queue"),
             (RelayConfig { name: String::new(), ..fine.clone() }, "name"),
             (RelayConfig { lease_ms: 10, ..fine.clone() }, "lease_ms"),
+            (RelayConfig { stalled_ms: 10, ..fine.clone() }, "stalled_ms"),
             (RelayConfig { topics: vec![], ..fine }, "topics"),
         ] {
             let problems = wrong.problems();

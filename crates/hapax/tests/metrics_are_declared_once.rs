@@ -1,15 +1,17 @@
-//! Store, worker and HTTP layer declare their metrics apart; a page that shows all of them needs each name once.
-#![cfg(all(feature = "worker", feature = "http"))]
+//! Store, worker, HTTP layer and relay declare their metrics apart; a page that shows all of them needs each name once.
+#![cfg(all(feature = "worker", feature = "http", feature = "relay"))]
 
 use hapax::core::metrics::{KeptBy, Metric, Metrics, table_problems};
 use hapax::core::{LedgerStats, QueueStats, StoreStatus};
 
 fn of_processes() -> Vec<&'static Metric> {
-    [hapax::worker::Counts::table(), hapax::http::Counters::table()].concat()
+    [hapax::worker::Counts::table(), hapax::http::Counters::table(), hapax::relay::RelayCounts::table()]
+        .concat()
 }
 
 fn of_stores() -> Vec<&'static Metric> {
-    [StoreStatus::table(), QueueStats::table(), LedgerStats::table()].concat()
+    [StoreStatus::table(), QueueStats::table(), LedgerStats::table(), hapax::relay::RouteStatus::table()]
+        .concat()
 }
 
 #[test]
@@ -27,6 +29,7 @@ fn each_says_whether_the_process_or_the_store_keeps_it() {
 fn a_snapshot_is_complete() {
     let worker = hapax::worker::Counts::default().samples(&["jobs"]);
     let http = hapax::http::Counters::default().samples(&["shop"]);
-    let names: Vec<_> = worker.iter().chain(&http).map(|sample| sample.metric.name).collect();
+    let relay = hapax::relay::RelayCounts::default().samples(&["orders"]);
+    let names: Vec<_> = worker.iter().chain(&http).chain(&relay).map(|sample| sample.metric.name).collect();
     assert_eq!(names, of_processes().iter().map(|metric| metric.name).collect::<Vec<_>>());
 }

@@ -97,53 +97,61 @@ $$;
 
 -- Writes a message in the caller's transaction, and returns its id. Messages with the same key are published in the order of
 -- these calls, if the transactions that make them exclude each other, for example by a lock of the business row.
--- A statement for each table: one that is put together and parsed at each call takes twice as long.
-DO $do$ DECLARE arms text := '';
+--
+-- A statement for each table, found by halving: one that is put together and parsed at each call takes longer. Every expression
+-- is prepared again in each transaction, so there are few on the usual path: a list of 128 cases took half of the time.
+CREATE FUNCTION hapax.outbox_arms(p_from int, p_to int) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE middle int := (p_from + p_to) / 2;
 BEGIN
-  FOR b IN 0 .. 63 LOOP
-    arms := arms || format('    WHEN %1$s THEN
-      IF s = 0 THEN
-        INSERT INTO hapax.outbox_%2$s_0 VALUES (nextval(''hapax.outbox_number_%2$s''), v_id, p_topic, p_key, p_body, p_headers, at_ms, t);
-      ELSE
-        INSERT INTO hapax.outbox_%2$s_1 VALUES (nextval(''hapax.outbox_number_%2$s''), v_id, p_topic, p_key, p_body, p_headers, at_ms, t);
-      END IF;
-', b, lpad(b::text, 2, '0'));
-  END LOOP;
+  IF p_to - p_from > 1 THEN
+    RETURN format('IF leaf < %s THEN %s ELSE %s END IF;', middle, hapax.outbox_arms(p_from, middle), hapax.outbox_arms(middle, p_to));
+  END IF;
+  RETURN format('INSERT INTO hapax.outbox_%1$s_%2$s VALUES (nextval(''hapax.outbox_number_%1$s''), v_id, p_topic, p_key, p_body,
+    p_headers, at_ms, t);', lpad((p_from / 2)::text, 2, '0'), p_from % 2);
+END $$;
+
+DO $do$ BEGIN
   EXECUTE replace($function$
 CREATE FUNCTION hapax.enqueue(p_topic text, p_key text, p_body bytea, p_headers jsonb DEFAULT NULL,
   p_deliver_at timestamptz DEFAULT NULL, p_traceparent text DEFAULT NULL) RETURNS uuid LANGUAGE plpgsql AS $body$
-DECLARE t bigint := hapax.now_us(); v_id uuid := gen_random_uuid(); b int; s int := hapax.outbox_slot(t);
-  at_ms bigint := (extract(epoch FROM p_deliver_at) * 1000)::bigint;
+DECLARE t bigint := hapax.now_us(); v_id uuid := gen_random_uuid(); leaf int; at_ms bigint;
 BEGIN
-  IF p_topic IS NULL OR octet_length(p_topic) NOT BETWEEN 1 AND 255 OR p_topic ~ '[\u0001-\u001f\u007f-\u009f]' THEN
-    RAISE EXCEPTION 'hapax.enqueue: topic %: use 1 to 255 bytes without control characters', quote_nullable(p_topic)
-      USING ERRCODE = 'invalid_parameter_value';
-  END IF;
-  IF octet_length(p_key) NOT BETWEEN 1 AND 255 OR p_key ~ '[\u0001-\u001f\u007f-\u009f]' THEN
-    RAISE EXCEPTION 'hapax.enqueue: key %: use 1 to 255 bytes without control characters, or NULL', quote_nullable(p_key)
-      USING ERRCODE = 'invalid_parameter_value';
-  END IF;
-  IF p_body IS NULL OR octet_length(p_body) > 1048576 THEN
-    RAISE EXCEPTION 'hapax.enqueue: the body has % bytes: use 0 to 1048576', coalesce(octet_length(p_body)::text, 'NULL')
-      USING ERRCODE = 'invalid_parameter_value';
-  END IF;
-  IF p_headers IS NOT NULL THEN
-    IF jsonb_typeof(p_headers) <> 'object' OR octet_length(p_headers::text) > 65536
-      OR EXISTS (SELECT 1 FROM jsonb_each(p_headers) h WHERE jsonb_typeof(h.value) <> 'string') THEN
-      RAISE EXCEPTION 'hapax.enqueue: the headers are not an object of strings with at most 65536 bytes'
+  -- Everything that is unusual, or not allowed.
+  IF (octet_length(p_topic) BETWEEN 1 AND 255 AND p_topic !~ '[\u0001-\u001f\u007f-\u009f]'
+    AND (p_key IS NULL OR octet_length(p_key) BETWEEN 1 AND 255 AND p_key !~ '[\u0001-\u001f\u007f-\u009f]')
+    AND octet_length(p_body) <= 1048576 AND num_nonnulls(p_headers, p_deliver_at, p_traceparent) = 0) IS NOT TRUE THEN
+    IF p_topic IS NULL OR octet_length(p_topic) NOT BETWEEN 1 AND 255 OR p_topic ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+      RAISE EXCEPTION 'hapax.enqueue: topic %: use 1 to 255 bytes without control characters', quote_nullable(p_topic)
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF octet_length(p_key) NOT BETWEEN 1 AND 255 OR p_key ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+      RAISE EXCEPTION 'hapax.enqueue: key %: use 1 to 255 bytes without control characters, or NULL', quote_nullable(p_key)
+        USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF p_body IS NULL OR octet_length(p_body) > 1048576 THEN
+      RAISE EXCEPTION 'hapax.enqueue: the body has % bytes: use 0 to 1048576', coalesce(octet_length(p_body)::text, 'NULL')
+        USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF p_headers IS NOT NULL THEN
+      IF jsonb_typeof(p_headers) <> 'object' OR octet_length(p_headers::text) > 65536
+        OR EXISTS (SELECT 1 FROM jsonb_each(p_headers) h WHERE jsonb_typeof(h.value) <> 'string') THEN
+        RAISE EXCEPTION 'hapax.enqueue: the headers are not an object of strings with at most 65536 bytes'
+          USING ERRCODE = 'invalid_parameter_value';
+      END IF;
+    END IF;
+    IF p_traceparent IS NOT NULL THEN
+      p_headers := coalesce(p_headers, '{}') || jsonb_build_object('traceparent', p_traceparent);
+    END IF;
+    at_ms := (extract(epoch FROM p_deliver_at) * 1000)::bigint;
   END IF;
-  IF p_traceparent IS NOT NULL THEN
-    p_headers := coalesce(p_headers, '{}') || jsonb_build_object('traceparent', p_traceparent);
-  END IF;
-  b := CASE WHEN p_key IS NULL THEN floor(random() * 64)::int ELSE hapax.outbox_bucket(p_key) END;
+  leaf := 2 * CASE WHEN p_key IS NULL THEN floor(random() * 64)::int ELSE hapax.outbox_bucket(p_key) END + hapax.outbox_slot(t);
   -- The table is locked before the statement runs and draws the number, also when its plan is used again.
-  CASE b
-@arms@  END CASE;
+  @arms@
   RETURN v_id;
-END $body$$function$, '@arms@', arms);
+END $body$$function$, '@arms@', hapax.outbox_arms(0, 128));
 END $do$;
+
+DROP FUNCTION hapax.outbox_arms(int, int);
 
 -- The same with a text as the body.
 CREATE FUNCTION hapax.enqueue(p_topic text, p_key text, p_body text, p_headers jsonb DEFAULT NULL,
@@ -270,21 +278,36 @@ CREATE FUNCTION hapax.outbox_next_held(p_route text, p_bucket int, p_key text) R
       WHERE x.route = p_route AND x.bucket = p_bucket AND x.key = p_key AND NOT x.alone)
 $$;
 
+-- Makes a route known, or changes it. Messages that no route took so far and this one does are tried at once, in order.
+CREATE FUNCTION hapax.outbox_register(p_route text, p_topics text[], p_target text, p_after_a_crash text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO hapax.outbox_route AS r VALUES (p_route, p_topics, p_target, p_after_a_crash, hapax.now_us())
+    ON CONFLICT (route) DO UPDATE SET topics = excluded.topics, target = excluded.target, after_a_crash = excluded.after_a_crash
+    WHERE (r.topics, r.target, r.after_a_crash) IS DISTINCT FROM (excluded.topics, excluded.target, excluded.after_a_crash);
+  IF NOT EXISTS (SELECT 1 FROM hapax.outbox_held h WHERE h.route = '' AND h.topic LIKE ANY (p_topics)) THEN RETURN; END IF;
+  UPDATE hapax.outbox_held h SET route = p_route, next_us = NULL, parked = false, error = NULL
+    WHERE h.route = '' AND h.topic LIKE ANY (p_topics);
+  UPDATE hapax.outbox_held h SET next_us = CASE WHEN h.alone OR NOT EXISTS (SELECT 1 FROM hapax.outbox_held x WHERE x.route = p_route
+      AND x.bucket = h.bucket AND x.key = h.key AND NOT x.alone AND x.number < h.number)
+      THEN greatest(hapax.now_us(), h.deliver_at_ms * 1000, h.next_us) END
+    WHERE h.route = p_route AND NOT h.parked;
+END $$;
+
 -- Empties the table of a bucket that is not written now, if every route has published what is in it. Waits for no writer:
 -- one that has the table open for long is left alone until the next time. Returns 'empty', 'rotated', 'busy', 'unsent', or
--- 'unrouted': there are messages that no route takes.
+-- 'unrouted': it was emptied, and messages that no route takes are held under the route ''.
 CREATE FUNCTION hapax.outbox_rotate(p_bucket int) RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '20ms' AS $$
 DECLARE leaf text := 'hapax.outbox_' || lpad(p_bucket::text, 2, '0') || '_' || 1 - hapax.outbox_slot(hapax.now_us());
-  safe bigint; newest bigint; unrouted boolean;
+  unrouted text := ' FROM ' || leaf || ' m WHERE NOT EXISTS (SELECT 1 FROM hapax.outbox_route r WHERE m.topic LIKE ANY (r.topics))';
+  safe bigint; newest bigint; has_unrouted boolean;
 BEGIN
   IF pg_relation_size(leaf::regclass) = 0 THEN RETURN 'empty'; END IF;
   SELECT min(hapax.outbox_position(r.route, p_bucket)) INTO safe FROM hapax.outbox_route r;
   EXECUTE 'SELECT max(number) FROM ' || leaf INTO newest;
   IF safe IS NULL OR newest > safe THEN RETURN 'unsent'; END IF;
-  EXECUTE 'SELECT EXISTS (SELECT 1 FROM ' || leaf || ' m WHERE NOT EXISTS (
-    SELECT 1 FROM hapax.outbox_route r WHERE m.topic LIKE ANY (r.topics)))' INTO unrouted;
-  IF unrouted THEN RETURN 'unrouted'; END IF;
+  EXECUTE 'SELECT EXISTS (SELECT 1' || unrouted || ')' INTO has_unrouted;
   BEGIN
     EXECUTE 'LOCK TABLE ' || leaf || ' IN ACCESS EXCLUSIVE MODE';
   EXCEPTION WHEN lock_not_available THEN
@@ -293,8 +316,13 @@ BEGIN
   -- No writer has it open any more: what is in it now is all.
   EXECUTE 'SELECT max(number) FROM ' || leaf INTO newest;
   IF newest > safe THEN RETURN 'unsent'; END IF;
+  IF has_unrouted THEN
+    EXECUTE 'INSERT INTO hapax.outbox_held SELECT '''', $1, m.number, m.id, m.topic, m.key, m.body, m.headers, m.deliver_at_ms,
+      m.enqueued_us, m.key IS NULL OR m.deliver_at_ms IS NOT NULL, NULL, true, 0, ''no route takes this topic'', hapax.now_us()'
+      || unrouted || ' ON CONFLICT DO NOTHING' USING p_bucket;
+  END IF;
   EXECUTE 'TRUNCATE ' || leaf;
-  RETURN 'rotated';
+  RETURN CASE WHEN has_unrouted THEN 'unrouted' ELSE 'rotated' END;
 END $$;
 
 -- The same for the positions.

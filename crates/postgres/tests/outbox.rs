@@ -109,7 +109,7 @@ fn advance(lease: BucketLease, position: u64) -> Advance {
 
 fn sink() -> SinkDescription {
     let (name, dedup) = ("test".to_owned(), SinkDedup::None);
-    SinkDescription { name, dedup, delays: false, batch_max: 1, warnings: Vec::new() }
+    SinkDescription { name, dedup, delays: false, batch_max: 1, calls_max: 1, warnings: Vec::new() }
 }
 
 /// Keys of the same bucket, and one of another.
@@ -412,16 +412,31 @@ async fn what_no_route_takes_is_kept(server: &'static Server) {
     let it = Fixture::new(server).await;
     let leases = it.relay().await;
     it.outbox.register("r", &["payments.*".to_owned(), "or_ers".to_owned()], &sink()).await.unwrap();
-    it.enqueue(&mut it.database.connect().await, "a", "1").await;
+    let mut db = it.database.connect().await;
+    for body in ["1", "2"] {
+        it.enqueue(&mut db, "a", body).await;
+    }
+    it.outbox.enqueue(&mut db, &NewOutboxMessage::new("payments.made", "paid").key("a")).await.unwrap();
     it.publish_all(&leases).await;
     it.clock.advance_ms(600_000).await;
     let rotated = it.outbox.rotate().await.unwrap();
-    assert_eq!((rotated.emptied, rotated.unrouted), (1, 1));
+    assert_eq!((rotated.emptied, rotated.unrouted), (2, 1), "the table, and the positions");
+    assert_eq!(it.size().await, 0, "they are not in the way");
+    let kept = it.outbox.held(None, true, 10).await.unwrap();
+    let kept: Vec<_> = kept.iter().map(|(route, held)| (route.as_str(), held.message.body.clone())).collect();
+    assert_eq!(kept, [("", "1".into()), ("", "2".into())]);
+    assert_eq!(it.outbox.status().await.unwrap()[0].held, 0, "they are of no route");
+    // Another route takes them, in order.
     it.outbox.register("all", &["ord*".to_owned()], &sink()).await.unwrap();
-    it.outbox.give_back("r", "relay", &[]).await.unwrap();
-    assert!(it.outbox.forget("r", "test").await.unwrap());
-    assert_eq!(it.outbox.rotate().await.unwrap().emptied, 0, "the new route has not published it");
-    assert_eq!(it.outbox.unpublished("all", 10).await.unwrap().len(), 1);
+    let lease = it.outbox.tend("all", "relay", 60_000).await.unwrap().held;
+    let all: Vec<u16> = (0..64).collect();
+    for body in ["1", "2"] {
+        let due = it.outbox.due("all", &all, 10).await.unwrap();
+        assert_eq!((due.len(), &due[0].message.body[..]), (1, body.as_bytes()));
+        let lease = lease[usize::from(due[0].message.bucket)];
+        it.outbox.release("all", "relay", lease, &due[0].message).await.unwrap();
+    }
+    assert!(it.outbox.held(None, false, 10).await.unwrap().is_empty());
 }
 
 async fn positions_survive_their_own_rotation(server: &'static Server) {

@@ -3,7 +3,9 @@
 //!
 //! * writers: a business transaction with a message ÷ the same without, 16 writers;
 //! * drain: a backlog published by the relay ÷ by a poller `id > last`, into the same sink;
-//! * latency: from the commit to the sink at low load, with an unrelated transaction open and without.
+//! * latency: from the commit to the sink at low load, with an unrelated transaction open and without;
+//! * rotation: writers' p99 while tables are emptied every two seconds ÷ while they are not, and how large the tables become,
+//!   with a transaction of the outbox held open. The clock of the database runs 300 times as fast: an hour takes 12 s.
 
 #[path = "../../embedded/benches/shared/measure.rs"]
 mod measure;
@@ -34,6 +36,8 @@ struct Counter {
 
 /// A call of the sink.
 const CALL: Duration = Duration::from_millis(1);
+/// Calls at the same time, as a queue takes them. The poller has one order for everything, so it makes one at a time.
+const CALLS: usize = 4;
 /// Messages of one call, for both contestants.
 const BATCH: usize = 100;
 
@@ -41,7 +45,14 @@ const BATCH: usize = 100;
 impl Publisher for Counter {
     fn describe(&self) -> SinkDescription {
         let dedup = SinkDedup::None;
-        SinkDescription { name: "counter".into(), dedup, delays: false, batch_max: BATCH, warnings: vec![] }
+        SinkDescription {
+            name: "counter".into(),
+            dedup,
+            delays: false,
+            batch_max: BATCH,
+            calls_max: CALLS,
+            warnings: vec![],
+        }
     }
 
     async fn publish(&self, batch: &[OutboxMessage]) -> Vec<PublishAnswer> {
@@ -87,14 +98,20 @@ impl Site {
 
 /// Transactions a second of 16 writers.
 async fn write(site: &Site, with_message: bool, time: Duration) -> f64 {
+    transactions(site, with_message, time).await.len() as f64 / time.as_secs_f64()
+}
+
+/// The time of each transaction of 16 writers, in milliseconds.
+async fn transactions(site: &Site, with_message: bool, time: Duration) -> Vec<f64> {
     let until = Instant::now() + time;
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..WRITERS {
         let (outbox, mut db) = (site.outbox(), site.connect().await);
         writers.spawn(async move {
             let mut random = fastrand::Rng::with_seed(writer);
-            let mut done = 0u64;
+            let mut done = Vec::new();
             while Instant::now() < until {
+                let start = Instant::now();
                 let customer = random.i64(0..10_000);
                 let mut tx = db.begin().await.unwrap();
                 let sql = "INSERT INTO orders (customer, cents) VALUES ($1, 1999)";
@@ -104,13 +121,72 @@ async fn write(site: &Site, with_message: bool, time: Duration) -> f64 {
                     outbox.enqueue(&mut tx, &message).await.unwrap();
                 }
                 tx.commit().await.unwrap();
-                done += 1;
+                done.push(start.elapsed().as_secs_f64() * 1000.0);
             }
             done
         });
     }
-    let done: u64 = writers.join_all().await.into_iter().sum();
-    done as f64 / time.as_secs_f64()
+    writers.join_all().await.concat()
+}
+
+/// What a period of load shows.
+struct Period {
+    p99_ms: f64,
+    p999_ms: f64,
+    rotated: u64,
+    /// The largest size of the tables, and the bytes that one period has written, in MB.
+    largest_mb: f64,
+    written_mb: f64,
+}
+
+/// Writers beside a relay under a clock that runs 300 times as fast, while a transaction of the outbox stays open.
+async fn rotation(server: &PostgresServer, name: &str, rotate: Duration, time: Duration) -> Period {
+    let site = Site::new(server, name).await;
+    let (mut db, mut slow) = (site.connect().await, site.connect().await);
+    let fast = "CREATE OR REPLACE FUNCTION hapax.now_us() RETURNS bigint LANGUAGE sql VOLATILE AS
+        'SELECT (extract(epoch FROM clock_timestamp()) * 1000000 * 300)::bigint'";
+    db.execute(fast).await.unwrap();
+    let outbox = site.outbox();
+    slow.execute("BEGIN").await.unwrap();
+    outbox.enqueue(&mut slow, &NewOutboxMessage::new("orders", BODY).key("open")).await.unwrap();
+    let sink = Arc::new(Counter::default());
+    let options = RelayOptions { rotate, lease: Duration::from_hours(1), ..RelayOptions::route("bench") };
+    let relay = Relay::new(Arc::new(outbox), sink.clone(), options);
+    let watch = relay.watch();
+    let (tell, told) = tokio::sync::oneshot::channel::<()>();
+    let running = tokio::spawn(async move { relay.run(async { drop(told.await) }).await.unwrap() });
+    let ended = Arc::new(AtomicU64::new(0));
+    let sizes = {
+        let ended = ended.clone();
+        tokio::spawn(async move {
+            let sql = "SELECT sum(pg_total_relation_size(oid))::float8 / 1e6 FROM pg_class WHERE relkind = 'r' AND relname ~ '^outbox_'";
+            let mut largest: f64 = 0.0;
+            while ended.load(Ordering::Relaxed) == 0 {
+                largest = largest.max(sqlx::query_scalar(sql).fetch_one(&mut db).await.unwrap());
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            let bytes: Option<f64> = sqlx::query_scalar(
+                "SELECT avg(pg_column_size(x.*))::float8 FROM (SELECT * FROM hapax.outbox_00_0 UNION ALL SELECT * FROM hapax.outbox_00_1) x",
+            )
+            .fetch_one(&mut db)
+            .await
+            .unwrap();
+            (largest, bytes.unwrap_or(0.0))
+        })
+    };
+    let done = transactions(&site, true, time).await;
+    ended.store(1, Ordering::Relaxed);
+    let (largest_mb, row_bytes) = sizes.await.unwrap();
+    drop(tell);
+    running.await.unwrap();
+    let periods = time.as_secs_f64() / 2.0;
+    Period {
+        p99_ms: quantile(&done, 0.99),
+        p999_ms: quantile(&done, 0.999),
+        rotated: watch.counts().rotated,
+        largest_mb,
+        written_mb: done.len() as f64 * row_bytes / periods / 1e6,
+    }
 }
 
 /// Messages a second of the relay, from a backlog.
@@ -215,8 +291,44 @@ fn quantile(values: &[f64], share: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * share) as usize]
 }
 
-async fn run(rounds: usize, time: Duration, backlog: u64, markdown: bool) {
+/// How long each part takes.
+struct Times {
+    rounds: usize,
+    write: Duration,
+    backlog: u64,
+    rotate: Duration,
+    /// How long the unrelated transaction is open before the latency beside it is measured.
+    open: Duration,
+}
+
+async fn rotations(server: &PostgresServer, times: &Times, markdown: bool) {
+    let mut rows = Vec::new();
+    let row = |name: &str, it: &Period| {
+        let number = |value: f64| format!("{value:.1}");
+        let (p99, p999) = (number(it.p99_ms), number(it.p999_ms));
+        vec![name.to_owned(), p99, p999, it.rotated.to_string(), number(it.largest_mb), number(it.written_mb)]
+    };
+    for round in 0..times.rounds.div_ceil(2) {
+        let never = rotation(server, &format!("never_{round}"), Duration::from_hours(1), times.rotate).await;
+        let often =
+            rotation(server, &format!("often_{round}"), Duration::from_millis(200), times.rotate).await;
+        rows.push(row("tables are not emptied", &never));
+        rows.push(row("tables are emptied", &often));
+        rows.push(vec!["ratio".to_owned(), format!("{:.2}", often.p99_ms / never.p99_ms)]);
+        rows.last_mut().unwrap().resize(6, String::new());
+    }
+    let columns = ["", "p99 ms", "p99.9 ms", "tables emptied", "largest MB", "MB a period"];
+    table(
+        markdown,
+        "Writers while tables are emptied, a transaction of the outbox held open",
+        &columns,
+        &rows,
+    );
+}
+
+async fn run(times: &Times, markdown: bool) {
     let server = PostgresServer::start(&[]).unwrap();
+    let Times { rounds, write: time, backlog, .. } = *times;
     let mut ratios: [Vec<f64>; 2] = Default::default();
     let mut rates: [Vec<f64>; 4] = Default::default();
     for round in 0..rounds {
@@ -256,6 +368,9 @@ async fn run(rounds: usize, time: Duration, backlog: u64, markdown: bool) {
     let woken = latency(&site, "woken", 100, true).await;
     let mut elsewhere = site.connect().await;
     elsewhere.execute("BEGIN; INSERT INTO orders (customer, cents) VALUES (1, 1)").await.unwrap();
+    let opened = Instant::now();
+    rotations(&server, times, markdown).await;
+    tokio::time::sleep_until((opened + times.open).into()).await;
     let beside = latency(&site, "beside", 100, false).await;
     let row = |name: &str, values: &[f64]| {
         let ms = |share| format!("{:.1}", quantile(values, share));
@@ -272,7 +387,12 @@ async fn run(rounds: usize, time: Duration, backlog: u64, markdown: bool) {
 fn main() {
     let quick = std::env::args().any(|arg| arg == "--quick");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let (rounds, time, backlog) = if quick { (1, 1, 5_000) } else { (5, 5, 30_000) };
+    let seconds = Duration::from_secs;
+    let times = if quick {
+        Times { rounds: 1, write: seconds(1), backlog: 5_000, rotate: seconds(5), open: seconds(1) }
+    } else {
+        Times { rounds: 5, write: seconds(4), backlog: 30_000, rotate: seconds(12), open: seconds(60) }
+    };
     let markdown = std::env::args().any(|arg| arg == "--markdown");
-    runtime.block_on(run(rounds, Duration::from_secs(time), backlog, markdown));
+    runtime.block_on(run(&times, markdown));
 }

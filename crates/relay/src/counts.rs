@@ -2,7 +2,7 @@
 
 hapax_core::process_counters! {
     /// What a relay has done since it was started.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
     pub struct RelayCounts, counted by pub(crate) struct RelayCells, is "hapax_relay", labels ["route"];
     /// Messages that the sink has accepted.
     published,
@@ -22,4 +22,14 @@ hapax_core::process_counters! {
     rotated,
     /// Operations on the outbox's database that failed.
     store_errors,
+}
+
+hapax_core::metrics! {
+    /// What a relay says about itself now.
+    #[derive(Debug, Clone, Copy)]
+    pub(crate) struct RelayState is "hapax_relay", kept by Process, labels ["route"];
+    plain {}
+    nested {}
+    /// Whether it makes progress: 1, or 0 if nothing could be published for 30 s.
+    gauge ready,
 }

@@ -10,7 +10,7 @@ use hapax_core::outbox::{BucketLease, HeldMessage, OutboxMessage, PublishAnswer}
 use tokio::sync::watch;
 
 use crate::options::RelayOptions;
-use crate::runner::Shared;
+use crate::watch::Shared;
 
 /// Between two looks at what is due.
 const LOOK: Duration = Duration::from_millis(250);

@@ -26,6 +26,7 @@
 //! | `ownership` | the buckets of this relay |
 //! | `runner` | the rounds |
 //! | `held` | further attempts of what was set aside |
+//! | `watch` | what the tasks share; counts and readiness |
 //! | [`sink`] | where messages are published to |
 
 mod counts;
@@ -36,7 +37,9 @@ mod pace;
 mod plan;
 mod runner;
 pub mod sink;
+mod watch;
 
 pub use counts::RelayCounts;
 pub use options::RelayOptions;
-pub use runner::{Relay, RelayWatch};
+pub use runner::Relay;
+pub use watch::RelayWatch;

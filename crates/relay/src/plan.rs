@@ -85,10 +85,19 @@ impl Round {
         self.ends.retain(|bucket, _| !lost.contains(bucket));
     }
 
-    /// Messages to be published next: indices of at most `max`, in order.
-    pub fn next(&self, max: usize) -> Vec<usize> {
+    /// Messages to be published next: indices of at most `max` for each of at most `calls` calls, in order. A bucket, and so a
+    /// key, is in one call only.
+    pub fn next(&self, max: usize, calls: usize) -> Vec<Vec<usize>> {
+        let mut next = vec![Vec::new(); calls];
         let open = self.items.iter().enumerate().filter(|(_, item)| item.step == Step::Publish);
-        open.map(|(index, _)| index).take(max).collect()
+        for (index, item) in open {
+            let call = &mut next[usize::from(item.message.bucket) % calls];
+            if call.len() < max {
+                call.push(index);
+            }
+        }
+        next.retain(|call| !call.is_empty());
+        next
     }
 
     /// Takes the sink's answers. Returns what is to be set aside, with everything that follows it under the same key, and
@@ -221,7 +230,7 @@ mod tests {
     fn what_follows_a_failed_message_waits_behind_it() {
         let mut round = round((1..=6).map(|n| message(1, n, ["a", "b", ""][n as usize % 3])).collect(), 6);
         // a: 3, 6; b: 1, 4; without a key: 2, 5
-        let indices = round.next(4);
+        let indices = round.next(4, 1).remove(0);
         let answers = vec![
             PublishAnswer::Refused("no".into()),
             PublishAnswer::Failed("later".into()),
@@ -235,7 +244,7 @@ mod tests {
             .map(|held| (held.message.number, held.parked, held.retry_after_ms))
             .collect();
         assert_eq!(held, [(1, true, None), (2, false, Some(7)), (4, false, None)]);
-        assert_eq!(round.next(9), [4, 5], "other keys go on, and what has none");
+        assert_eq!(round.next(9, 1), [[4, 5]], "other keys go on, and what has none");
     }
 
     #[test]
@@ -256,13 +265,23 @@ mod tests {
     }
 
     #[test]
+    fn a_bucket_is_in_one_call_only() {
+        let messages = (0..12).map(|number| message(number % 4, u64::from(number) + 1, "a")).collect();
+        let ranges: Vec<_> = (0..4).map(|bucket| BucketRange { bucket, after: 0, through: 12 }).collect();
+        let round = Round::new(messages, &ranges, (100, 1_000), &["*".to_owned()], &HeldKeys::new(), true);
+        assert_eq!(round.next(9, 2), [vec![0, 2, 4, 6, 8, 10], vec![1, 3, 5, 7, 9, 11]]);
+        assert_eq!(round.next(2, 3), [vec![0, 3], vec![1, 5], vec![2, 6]]);
+        assert_eq!(round.next(1, 8).len(), 4, "no call without messages");
+    }
+
+    #[test]
     fn an_unavailable_sink_leaves_everything_open() {
         let mut round = round(vec![message(1, 1, "a"), message(1, 2, "a")], 2);
         let answers = vec![PublishAnswer::Unavailable("down".into()), PublishAnswer::NotTried];
         let answered = round.answered(&[0, 1], answers, || 7);
         assert_eq!((answered.unavailable.as_deref(), answered.hold.len()), (Some("down"), 0));
-        assert_eq!(round.next(9), [0, 1]);
+        assert_eq!(round.next(9, 1), [[0, 1]]);
         round.drop_buckets(&[1].into());
-        assert_eq!((round.next(9).len(), round.positions()), (0, [(2, 2)].into()));
+        assert_eq!((round.next(9, 1).len(), round.positions()), (0, [(2, 2)].into()));
     }
 }

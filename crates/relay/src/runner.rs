@@ -1,145 +1,30 @@
 //! The rounds of a relay.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::StoreError;
-use hapax_core::metrics::{Metrics as _, Sample};
 use hapax_core::outbox::{
-    Advance, BucketLease, HeldMessage, OutboxMessage, OutboxStore, Polled, Publisher, SinkDescription,
+    Advance, BucketLease, HeldMessage, OutboxMessage, OutboxStore, Polled, PublishAnswer, Publisher,
+    SinkDescription,
 };
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::counts::{RelayCells, RelayCounts};
 use crate::options::RelayOptions;
-use crate::ownership::Ownership;
 use crate::pace::Pace;
-use crate::plan::{HeldKeys, Round, Step, behind};
+use crate::plan::{Round, Step, behind};
+use crate::watch::{RelayWatch, Shared};
 
 /// How often a relay asks for its share, at least; a share of the lease if that is shorter.
 const TEND: Duration = Duration::from_secs(2);
+/// How often the figures of the outbox are read.
+const OBSERVE: Duration = Duration::from_secs(5);
 /// How long a shutdown waits for the sink.
 const DRAIN: Duration = Duration::from_secs(20);
-/// How long a failure is known. A message that fails is tried again within a minute; later it was parked or skipped.
-const FAILURE_COUNTS: Duration = Duration::from_mins(2);
 /// Messages of a bucket that are read at once, at least.
 const ROWS_MIN: usize = 8;
-
-/// What the tasks of a relay share.
-pub(crate) struct Shared {
-    pub store: Arc<dyn OutboxStore>,
-    pub sink: Arc<dyn Publisher>,
-    pub description: SinkDescription,
-    pub options: RelayOptions,
-    pub counts: RelayCells,
-    pub ownership: Ownership,
-    /// Held while buckets are taken or given back, so that none is taken for ours that was just given back.
-    pub tending: tokio::sync::Mutex<()>,
-    /// A task that decides by it keeps it locked until the outbox has been changed.
-    pub held: tokio::sync::Mutex<HeldKeys>,
-    progress: Mutex<Progress>,
-}
-
-struct Progress {
-    /// When the sink last accepted something, or there was nothing to publish.
-    at: Instant,
-    /// When the sink last accepted something.
-    accepted: Option<Instant>,
-    /// When the sink first and last failed since it last accepted something.
-    failing: Option<(Instant, Instant)>,
-    problem: Option<String>,
-}
-
-impl Shared {
-    fn progress(&self) -> std::sync::MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// There is nothing to publish, except for what was set aside.
-    fn is_idle(&self) {
-        let mut progress = self.progress();
-        progress.at = Instant::now();
-        progress.failing = progress.failing.filter(|(_, last)| last.elapsed() < FAILURE_COUNTS);
-        if progress.failing.is_none() {
-            progress.problem = None;
-        }
-    }
-
-    /// The sink has accepted something.
-    pub fn accepted(&self) {
-        let mut progress = self.progress();
-        progress.at = Instant::now();
-        progress.accepted = Some(progress.at);
-        progress.failing = None;
-        progress.problem = None;
-    }
-
-    /// The sink has failed.
-    pub fn failing(&self, problem: &str) {
-        let mut progress = self.progress();
-        let now = Instant::now();
-        progress.failing = Some((progress.failing.map_or(now, |(first, _)| first), now));
-        progress.problem = Some(problem.to_owned());
-    }
-
-    pub fn problem(&self, problem: &str) {
-        self.progress().problem = Some(problem.to_owned());
-    }
-
-    /// How long to wait after this many failures in a row.
-    pub fn outage_delay(&self, failures: u32) -> Duration {
-        Duration::from_millis(self.options.outage.delay_ms(failures, fastrand::u64(..)))
-    }
-
-    /// Whether the sink has accepted something within this time.
-    pub fn has_accepted_within(&self, time: Duration) -> bool {
-        self.progress().accepted.is_some_and(|at| at.elapsed() < time)
-    }
-
-    pub fn store_failed(&self, doing: &'static str, error: &StoreError) {
-        self.counts.store_errors.add();
-        self.problem(&error.to_string());
-        tracing::warn!(route = %self.options.route, doing, %error, "the outbox's database did not do it; trying again");
-    }
-}
-
-/// Counts and readiness of a relay, while it runs and afterwards.
-#[derive(Clone)]
-pub struct RelayWatch {
-    shared: Arc<Shared>,
-}
-
-impl RelayWatch {
-    /// What it has done.
-    pub fn counts(&self) -> RelayCounts {
-        self.shared.counts.read()
-    }
-
-    /// The counters as metrics.
-    pub fn samples(&self) -> Vec<Sample> {
-        self.counts().samples(&[&self.shared.options.route])
-    }
-
-    /// The route's name.
-    pub fn route(&self) -> &str {
-        &self.shared.options.route
-    }
-
-    /// Whether it makes progress: it has published something, or had nothing to publish, within the last 30 s
-    /// ([`RelayOptions::stalled`]). Otherwise why not. Messages that are parked do not count, those that fail do.
-    pub fn readiness(&self) -> Result<(), String> {
-        let progress = self.shared.progress();
-        let since = progress.failing.map_or(progress.at, |(first, _)| first.min(progress.at));
-        let stalled = since.elapsed();
-        if stalled < self.shared.options.stalled {
-            return Ok(());
-        }
-        let why = progress.problem.as_deref().unwrap_or("no answer");
-        Err(format!("route {}: nothing published for {} s: {why}", self.route(), stalled.as_secs()))
-    }
-}
 
 /// A relay of one route.
 pub struct Relay {
@@ -149,28 +34,12 @@ pub struct Relay {
 impl Relay {
     /// A relay from an outbox to a sink.
     pub fn new(store: Arc<dyn OutboxStore>, sink: Arc<dyn Publisher>, options: RelayOptions) -> Self {
-        let description = sink.describe();
-        let progress =
-            Mutex::new(Progress { at: Instant::now(), accepted: None, failing: None, problem: None });
-        let (counts, ownership, tending, held) = Default::default();
-        Self {
-            shared: Arc::new(Shared {
-                store,
-                sink,
-                description,
-                options,
-                counts,
-                ownership,
-                tending,
-                held,
-                progress,
-            }),
-        }
+        Self { shared: Arc::new(Shared::new(store, sink, options)) }
     }
 
     /// Counts and readiness.
     pub fn watch(&self) -> RelayWatch {
-        RelayWatch { shared: self.shared.clone() }
+        RelayWatch::new(self.shared.clone())
     }
 
     /// What its sink says about itself.
@@ -191,6 +60,7 @@ impl Relay {
         let mut background = JoinSet::new();
         background.spawn(tend(shared.clone()));
         background.spawn(rotate(shared.clone()));
+        background.spawn(observe(shared.clone()));
         let mut working = JoinSet::new();
         working.spawn(crate::held::retry(shared.clone(), stopped.clone()));
         let rounds =
@@ -233,6 +103,21 @@ async fn tend(shared: Arc<Shared>) {
     }
 }
 
+/// Reads what waits for the route, for metrics.
+async fn observe(shared: Arc<Shared>) {
+    loop {
+        match shared.store.status().await {
+            Ok(routes) => {
+                shared.observed(routes.into_iter().find(|status| status.route == shared.options.route));
+            }
+            Err(error) => {
+                tracing::debug!(route = shared.options.route, %error, "the outbox's figures were not read")
+            }
+        }
+        tokio::time::sleep(OBSERVE).await;
+    }
+}
+
 /// Cleans up what is published.
 async fn rotate(shared: Arc<Shared>) {
     loop {
@@ -242,15 +127,39 @@ async fn rotate(shared: Arc<Shared>) {
                 shared.counts.rotated.add_many(rotated.emptied as usize);
                 if rotated.unrouted > 0 {
                     let tables = rotated.unrouted;
-                    tracing::warn!(
-                        tables,
-                        "the outbox has messages that no route takes; `hapax outbox list` shows them"
-                    );
+                    tracing::warn!(tables, "the outbox has messages that no route takes; they are kept");
                 }
             }
             Err(error) => shared.store_failed("clean up", &error),
         }
     }
+}
+
+/// Calls the sink with several batches at the same time. Returns what it answered for each message.
+async fn call(
+    sink: &Arc<dyn Publisher>,
+    round: &Round,
+    calls: Vec<Vec<usize>>,
+) -> (Vec<usize>, Vec<PublishAnswer>) {
+    let mut running = JoinSet::new();
+    for indices in calls {
+        let batch: Vec<OutboxMessage> =
+            indices.iter().map(|&index| round.items[index].message.clone()).collect();
+        let sink = sink.clone();
+        running.spawn(async move {
+            let answers = sink.publish(&batch).await;
+            assert_eq!(answers.len(), batch.len(), "a sink answers for each message");
+            (indices, answers)
+        });
+    }
+    let (mut indices, mut answers) = (Vec::new(), Vec::new());
+    // It is not cancelled: the tasks end with this one.
+    while let Some(done) = running.join_next().await {
+        let (of, given) = done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+        indices.extend(of);
+        answers.extend(given);
+    }
+    (indices, answers)
 }
 
 /// A bucket as this relay reads it.
@@ -428,24 +337,22 @@ impl Rounds {
         let shared = self.shared.clone();
         self.set_aside(open).await?;
         loop {
-            let indices = open.round.next(shared.description.batch_max);
-            if indices.is_empty() || *self.stopped.borrow() {
+            let SinkDescription { batch_max, calls_max, .. } = shared.description;
+            let calls = open.round.next(batch_max, calls_max.max(1));
+            if calls.is_empty() || *self.stopped.borrow() {
                 break;
             }
             if shared.ownership.has_lapsed() {
                 return Err(StoreError::Unavailable("the lease has lapsed".to_owned()));
             }
             let ours: BTreeSet<u16> = shared.ownership.leases().iter().map(|lease| lease.bucket).collect();
-            let buckets = indices.iter().map(|&index| open.round.items[index].message.bucket);
+            let buckets = calls.iter().flatten().map(|&index| open.round.items[index].message.bucket);
             let lost: BTreeSet<u16> = buckets.filter(|bucket| !ours.contains(bucket)).collect();
             if !lost.is_empty() {
                 self.lose(open, &lost);
                 continue;
             }
-            let batch: Vec<OutboxMessage> =
-                indices.iter().map(|&index| open.round.items[index].message.clone()).collect();
-            let answers = shared.sink.publish(&batch).await;
-            assert_eq!(answers.len(), batch.len(), "a sink answers for each message");
+            let (indices, answers) = call(&shared.sink, &open.round, calls).await;
             let retry = &shared.options.retry;
             let answered = open.round.answered(&indices, answers, || retry.delay_ms(1, fastrand::u64(..)));
             shared.counts.published.add_many(answered.published);

@@ -28,11 +28,16 @@ pub(crate) enum ListenerKind {
     Router,
 }
 
+/// Says why a part of the process is not ready, if it is not.
+pub(crate) type ReadinessCheck = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
 /// Everything that answers requests.
 pub(crate) struct App {
     pub(crate) auth: Arc<Authenticator>,
     pub(crate) router: Option<axum::Router>,
     pub(crate) public: Vec<String>,
+    /// What runs beside the server and must make progress, too.
+    pub(crate) readiness: Vec<ReadinessCheck>,
     guard: BrowserGuard,
     /// `None` on a listener for operators: everything goes to the router.
     sqs: Option<Sqs>,
@@ -71,6 +76,7 @@ impl App {
             auth,
             router: None,
             public: Vec::new(),
+            readiness: Vec::new(),
             store,
             shutdown,
             read_timeout: Duration::from_millis(config.limits.read_timeout_ms),
@@ -109,7 +115,7 @@ impl App {
         self.sqs.is_some() && sqs::is_sqs(request)
     }
 
-    /// Ready means: hands out and accepts messages.
+    /// Ready means: hands out and accepts messages, and what runs beside it makes progress.
     async fn readiness(&self) -> Response<Body> {
         if self.shutdown.is_requested() {
             return text_response(StatusCode::SERVICE_UNAVAILABLE, "shutting down");
@@ -118,6 +124,7 @@ impl App {
             Ok(status) => status.stopped.or(status.paused).or(status.refuses_sends),
             Err(error) => Some(error.to_string()),
         };
+        let problem = problem.or_else(|| self.readiness.iter().find_map(|check| check().err()));
         match problem {
             Some(why) => text_response(StatusCode::SERVICE_UNAVAILABLE, why),
             None => text_response(StatusCode::OK, "ready"),

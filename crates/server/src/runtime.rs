@@ -60,6 +60,11 @@ impl Server {
         self
     }
 
+    /// `/readyz` fails with what `check` says, too: for what runs beside the server in the same process.
+    pub fn add_readiness(&mut self, check: impl Fn() -> Result<(), String> + Send + Sync + 'static) {
+        self.app.readiness.push(Box::new(check));
+    }
+
     /// The signal that long polls must watch.
     pub fn shutdown(&self) -> Shutdown {
         self.runtime.shutdown()

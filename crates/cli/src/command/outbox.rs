@@ -207,7 +207,7 @@ async fn parked(outbox: &dyn OutboxStore, route: Option<&str>, all: bool, out: O
         let [id, topic, key, enqueued, body] = cells(&held.message, out);
         let error = held.error.as_deref().map_or("-".to_owned(), escape);
         vec![
-            escape(route),
+            if route.is_empty() { "-".to_owned() } else { escape(route) },
             id,
             state.to_owned(),
             held.attempts.to_string(),

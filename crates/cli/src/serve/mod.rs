@@ -77,7 +77,7 @@ async fn start(config: &Config) -> anyhow::Result<StartedServer> {
     let backup_folder = config.store.embedded.backup_folder.as_deref();
     let backups = store.backups(backup_folder, "store.embedded.backup_folder")?;
     let native = Native::new(store.admin().clone(), server.shutdown(), backups);
-    let server = server.with_router(native.router(), &[]);
+    let mut server = server.with_router(native.router(), &[]);
     let listeners = server.bind().await?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let url = addresses.first().map(|address| url_of(*address, config.tls.is_some()));
@@ -99,7 +99,11 @@ async fn start(config: &Config) -> anyhow::Result<StartedServer> {
     let mut relays = Vec::with_capacity(config.relay.len());
     for relay in &config.relay {
         let outbox = store.outbox()?;
-        relays.push(crate::command::relay::open(relay, outbox, Some(store.admin().clone())).await?);
+        let relay = crate::command::relay::open(relay, outbox, Some(store.admin().clone())).await?;
+        let (watch, counted) = (relay.watch(), relay.watch());
+        server.add_readiness(move || watch.readiness());
+        native.add_samples(move || counted.samples());
+        relays.push(relay);
     }
     for warning in &status.warnings {
         tracing::warn!("{warning}");

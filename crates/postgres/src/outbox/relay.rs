@@ -96,11 +96,7 @@ impl OutboxStore for PostgresOutbox {
         self.on_db(Access::Write, move |db| {
             let (route, topics, target, after_a_crash) = args.clone();
             Box::pin(async move {
-                let sql = "INSERT INTO hapax.outbox_route VALUES ($1, $2, $3, $4, hapax.now_us())
-                           ON CONFLICT (route) DO UPDATE SET topics = excluded.topics, target = excluded.target,
-                             after_a_crash = excluded.after_a_crash
-                           WHERE (outbox_route.topics, outbox_route.target, outbox_route.after_a_crash)
-                             IS DISTINCT FROM (excluded.topics, excluded.target, excluded.after_a_crash)";
+                let sql = "SELECT hapax.outbox_register($1, $2, $3, $4)";
                 let register = sqlx::query(sql).bind(route).bind(topics).bind(target).bind(after_a_crash);
                 register.execute(db).await?;
                 Ok(())
@@ -319,7 +315,10 @@ impl OutboxStore for PostgresOutbox {
             match answer.await?.as_str() {
                 "rotated" => rotated.emptied += 1,
                 "busy" => rotated.busy += 1,
-                "unrouted" => rotated.unrouted += 1,
+                "unrouted" => {
+                    rotated.emptied += 1;
+                    rotated.unrouted += 1;
+                }
                 _ => {}
             }
         }

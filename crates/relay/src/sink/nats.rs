@@ -274,6 +274,7 @@ impl Publisher for NatsSink {
             dedup: SinkDedup::Window { window_ms: self.window_ms },
             delays: false,
             batch_max: BATCH_MAX,
+            calls_max: 1,
             warnings,
         }
     }

@@ -18,6 +18,8 @@ pub const KEY_ATTRIBUTE: &str = "hapax-key";
 
 /// Messages of one send.
 const BATCH_MAX: usize = 500;
+/// Sends at the same time.
+const CALLS_MAX: usize = 4;
 /// How often a change of the queue's configuration is tried against others.
 const CHANGES_MAX: usize = 5;
 
@@ -128,6 +130,7 @@ impl Publisher for QueueSink {
             dedup: SinkDedup::Window { window_ms },
             delays: !self.config.is_fifo(),
             batch_max: BATCH_MAX,
+            calls_max: CALLS_MAX,
             warnings,
         }
     }

@@ -17,6 +17,8 @@ use super::http_client::{Http, NoResponse, excerpt};
 use super::{SinkError, hex, sha256_hex, waves};
 
 const BATCH_MAX: usize = 10;
+/// Requests at the same time.
+const CALLS_MAX: usize = 4;
 /// Attributes that SQS takes.
 const ATTRIBUTES_MAX: usize = 10;
 /// Bytes of a request's messages.
@@ -290,6 +292,7 @@ impl Publisher for SqsSink {
             dedup,
             delays: false,
             batch_max: BATCH_MAX * 10,
+            calls_max: CALLS_MAX,
             warnings: vec![warning.to_owned()],
         }
     }

@@ -241,6 +241,7 @@ impl Publisher for WebhookSink {
             dedup: SinkDedup::ByReceiver,
             delays: false,
             batch_max: self.concurrency * 8,
+            calls_max: 1,
             warnings,
         }
     }

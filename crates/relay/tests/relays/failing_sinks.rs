@@ -16,8 +16,9 @@ pub async fn a_sink_that_is_down_gets_everything_in_order(server: &'static Postg
     let other = &*database.server.sql(&database.name, sql).unwrap();
     let sink = Recorder::new(false);
     sink.answer(|_| Some(PublishAnswer::Unavailable("down".into())));
-    let relay = Running::start(Arc::new(database.outbox().await), sink.clone(), quick("r"));
+    // Before the relay starts, so that all are in the same round.
     database.enqueue(&[("a", "1"), (other, "1"), ("a", "2")]).await;
+    let relay = Running::start(Arc::new(database.outbox().await), sink.clone(), quick("r"));
     eventually("the sink is tried", async || relay.watch.counts().unavailable > 3).await;
     database.enqueue(&[("a", "3"), (other, "2")]).await;
     // It takes only the second key for a while.

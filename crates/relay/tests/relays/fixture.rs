@@ -175,7 +175,14 @@ impl Recorder {
 impl Publisher for Recorder {
     fn describe(&self) -> SinkDescription {
         let dedup = if self.dedup { SinkDedup::Window { window_ms: 86_400_000 } } else { SinkDedup::None };
-        SinkDescription { name: "recorder".into(), dedup, delays: false, batch_max: 100, warnings: vec![] }
+        SinkDescription {
+            name: "recorder".into(),
+            dedup,
+            delays: false,
+            batch_max: 100,
+            calls_max: 3,
+            warnings: vec![],
+        }
     }
 
     async fn publish(&self, batch: &[OutboxMessage]) -> Vec<PublishAnswer> {

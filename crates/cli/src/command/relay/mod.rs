@@ -1,7 +1,11 @@
 //! `hapax relay`: publishes the messages of an outbox.
 
+mod page;
+
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use self::page::Page;
 use anyhow::Context as _;
 use clap::Args;
 use hapax::core::outbox::OutboxStore;
@@ -24,6 +28,7 @@ Examples:
   hapax relay --from postgres://localhost/shop --to http://127.0.0.1:9324 --queue orders.fifo
   hapax relay --from postgres://localhost/shop --to postgres://localhost/shop --queue orders --topic 'orders.*'
   HAPAX_WEBHOOK_SECRET=whsec_… hapax relay --from sqlite:shop.db --to webhook+https://shop.example/events
+  hapax relay --from postgres://localhost/shop --to nats://localhost/shop --listen 127.0.0.1:9325
   AWS_REGION=eu-central-1 hapax relay --from postgres://db/shop --to sqs+https://sqs.eu-central-1.amazonaws.com/123456789012/orders.fifo
 
 Several relays with the same --name share the work; one that stops is replaced by the others.
@@ -54,6 +59,15 @@ pub struct RelayArgs {
     /// After how many failed attempts a message is parked; 0: never [default: 20].
     #[arg(long, value_name = "COUNT")]
     max_attempts: Option<u32>,
+    /// After how long without progress the relay is not ready [default: 30s].
+    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
+    stalled: Option<u64>,
+    /// Shows /metrics, /readyz and /healthz at this address [default: none].
+    #[arg(long, value_name = "ADDR", env = "HAPAX_RELAY_LISTEN")]
+    listen: Option<SocketAddr>,
+    /// Lets --listen be an address beyond loopback: anyone who reaches it can read the figures.
+    #[arg(long, requires = "listen")]
+    insecure: bool,
     /// Format of the logs, on standard error [default: text].
     #[arg(long, value_name = "FORMAT", env = "HAPAX_LOG_FORMAT")]
     log_format: Option<LogFormat>,
@@ -77,18 +91,37 @@ pub async fn run(args: RelayArgs) -> anyhow::Result<()> {
         secret_file: args.secret_file,
         lease_ms: args.lease.unwrap_or(defaults.lease_ms),
         max_attempts: args.max_attempts.unwrap_or(defaults.max_attempts),
+        stalled_ms: args.stalled.unwrap_or(defaults.stalled_ms),
     };
     if let Some((_, problem)) = config.problems().into_iter().next() {
         return Err(usage(format!("--{problem}")));
     }
+    if let Some(address) = args.listen.filter(|address| !address.ip().is_loopback() && !args.insecure) {
+        return Err(usage(format!(
+            "--listen {address}: anyone who reaches it could read the figures; use a loopback address, or --insecure in a \
+             network that is trusted"
+        )));
+    }
     logs::start(&log)?;
     let mut signals = Signals::new()?;
+    let page = match args.listen {
+        Some(address) => Some(Page::bind(address, args.insecure).await?),
+        None => None,
+    };
     let relay = tokio::select! {
         opened = open(&config, None, None) => opened?,
         () = signals.next() => return Ok(()),
     };
     let watch = relay.watch();
-    relay.run(signals.shutdown()).await.with_context(|| format!("relay {}", config.name))?;
+    let (end, ends) = tokio::sync::oneshot::channel::<()>();
+    let page = page.map(|page| tokio::spawn(page.run(watch.clone(), async { drop(ends.await) })));
+    let run = relay.run(signals.shutdown()).await;
+    // Its figures can be read while it finishes.
+    drop(end);
+    if let Some(page) = page {
+        let _ = page.await;
+    }
+    run.with_context(|| format!("relay {}", config.name))?;
     let counts = watch.counts();
     tracing::info!(published = counts.published, duplicates = counts.duplicates, "stopped");
     Ok(())
