@@ -101,6 +101,13 @@ CREATE INDEX q_imported_queue ON hapax.q_imported (queue_id);
 CREATE TABLE hapax.q_dedup (queue_id int NOT NULL, hash bytea NOT NULL, first_ms bigint NOT NULL,
   id_hi bigint NOT NULL, id_lo bigint NOT NULL, seq bigint NOT NULL, PRIMARY KEY (queue_id, hash));
 CREATE INDEX q_dedup_age ON hapax.q_dedup (queue_id, first_ms);
+-- What a queue with a quota holds at most: the row with the greatest number. Rows are only inserted and deleted.
+CREATE TABLE hapax.q_room (queue_id int NOT NULL, number bigint NOT NULL,
+  revision bigint NOT NULL,             -- of the queue's configuration
+  messages bigint NOT NULL, bytes bigint NOT NULL,
+  counted_ms bigint NOT NULL,           -- when its messages were counted
+  again_ms bigint NOT NULL,             -- they are not counted again before
+  PRIMARY KEY (queue_id, number));
 -- Receives that can be repeated.
 CREATE TABLE hapax.q_attempt (queue_id int NOT NULL, name text NOT NULL, since_ms bigint NOT NULL, seqs bigint[] NOT NULL, fences bigint[] NOT NULL,
   PRIMARY KEY (queue_id, name));
@@ -111,7 +118,7 @@ CREATE TABLE hapax.q_redrive (
 CREATE INDEX q_redrive_from ON hapax.q_redrive (from_name, id);
 CREATE UNIQUE INDEX q_redrive_running ON hapax.q_redrive (queue_id) WHERE running;
 
-DO $$ DECLARE t text; BEGIN FOREACH t IN ARRAY ARRAY['q_ready','q_claim','q_due','q_fifo','q_head','q_dedup'] LOOP
+DO $$ DECLARE t text; BEGIN FOREACH t IN ARRAY ARRAY['q_ready','q_claim','q_due','q_fifo','q_head','q_dedup','q_room'] LOOP
   EXECUTE format('ALTER TABLE hapax.%I SET (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=5000,
     autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_insert_threshold=-1, autovacuum_analyze_threshold=2000000000, vacuum_truncate=off)', t);
 END LOOP; END $$;

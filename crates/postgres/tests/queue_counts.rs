@@ -2,20 +2,27 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::{Database, Server};
 use hapax_core::policy::IN_FLIGHT_MAX;
 use hapax_core::{
-    DedupId, Delivery, GroupId, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _,
-    Receive, Settle, StoreError,
+    DeadLetterPolicy, DedupId, Delivery, GroupId, NewMessage, QueueAdmin as _, QueueConfig, QueueName,
+    QueueStore as _, Quota, Receive, RedriveFilter, RedriveRequest, SendError, Settle, Settlement,
+    StoreError,
 };
 use hapax_postgres::PostgresStore;
 use sqlx::{Executor as _, Row as _};
+use tokio::task::JoinSet;
 
 fn main() -> std::process::ExitCode {
     common::main(tests![
         a_lease_that_has_ended_is_not_counted,
         no_more_than_the_limit_are_in_flight,
         groups_without_messages_are_removed,
+        a_quota_is_counted_only_when_the_queue_may_be_full,
+        a_quota_holds_for_several_servers_and_after_changes,
+        dead_letters_and_redrives_count_against_quotas,
     ])
 }
 
@@ -132,4 +139,106 @@ async fn groups_without_messages_are_removed(server: &'static Server) {
     store.quiet().await;
     let left: i64 = connection.fetch_one("SELECT count(*) FROM hapax.q_group").await.unwrap().get(0);
     assert_eq!(left, 0);
+}
+
+fn quota(messages_max: u64) -> QueueConfig {
+    QueueConfig { quota: Quota { messages_max: Some(messages_max), bytes_max: None }, ..QueueConfig::sqs() }
+}
+
+/// Sends messages; gives how many were accepted, and what the queue held when the first one was refused.
+async fn fill(store: &PostgresStore, name: &QueueName, count: usize) -> (usize, Option<u64>) {
+    let messages = (0..count).map(|_| NewMessage::new("x")).collect();
+    let sent = store.send(name, messages).await.unwrap();
+    let held = sent.iter().find_map(|sent| match sent {
+        Err(SendError::QuotaExceeded { used, .. }) => Some(*used),
+        _ => None,
+    });
+    (sent.iter().filter(|sent| sent.is_ok()).count(), held)
+}
+
+async fn a_quota_is_counted_only_when_the_queue_may_be_full(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let (store, jobs) = (database.open().await, QueueName::new("jobs").unwrap());
+    store.create_queue(&jobs, quota(6)).await.unwrap();
+    assert_eq!(fill(&store, &jobs, 1).await, (1, None));
+    // Who counts reads this table, too, and would wait.
+    let mut other = database.connect().await;
+    other.execute("BEGIN; LOCK TABLE hapax.q_parked IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(fill(&store, &jobs, 2).await, (2, None));
+    }
+    other.execute("ROLLBACK").await.unwrap();
+    assert_eq!(fill(&store, &jobs, 2).await, (1, Some(6)));
+    // What is acked leaves room at once.
+    let held = receive(&store, &jobs).await.unwrap();
+    let acks = held.iter().take(2).map(|one| Settle::ack(one.receipt.clone())).collect();
+    store.settle(&jobs, acks).await.unwrap();
+    assert_eq!(fill(&store, &jobs, 3).await, (2, Some(6)));
+    store.purge(&jobs).await.unwrap();
+    assert_eq!(fill(&store, &jobs, 7).await, (6, Some(6)));
+}
+
+async fn a_quota_holds_for_several_servers_and_after_changes(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let (a, b, jobs) = (database.open().await, database.open().await, QueueName::new("jobs").unwrap());
+    a.create_queue(&jobs, QueueConfig::sqs()).await.unwrap();
+    // Sent before there was a quota.
+    assert_eq!(fill(&a, &jobs, 2).await, (2, None));
+    let mut revision = a.queue(&jobs).await.unwrap().revision;
+    for max in [10, 20] {
+        revision = a.set_queue(&jobs, quota(max), Some(revision)).await.unwrap();
+        let mut all = JoinSet::new();
+        for store in [&a, &b, &a, &b] {
+            let (store, jobs) = (store.clone(), jobs.clone());
+            all.spawn(async move {
+                let mut accepted = 0;
+                for _ in 0..5 {
+                    accepted += fill(&store, &jobs, 1).await.0;
+                }
+                accepted
+            });
+        }
+        let accepted: usize = all.join_all().await.into_iter().sum();
+        assert_eq!(accepted, if max == 10 { 8 } else { 10 });
+    }
+    // A pause of the quota: what was sent meanwhile counts.
+    revision = a.set_queue(&jobs, QueueConfig::sqs(), Some(revision)).await.unwrap();
+    assert_eq!(fill(&b, &jobs, 3).await, (3, None));
+    a.set_queue(&jobs, quota(24), Some(revision)).await.unwrap();
+    assert_eq!(fill(&b, &jobs, 3).await, (1, Some(24)));
+}
+
+/// They come without a send, so what the sends have added up is not enough.
+async fn dead_letters_and_redrives_count_against_quotas(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let store = database.open().await;
+    let name = |name: &str| QueueName::new(name).unwrap();
+    let (source, dead, target) = (name("source"), name("dead"), name("target"));
+    store.create_queue(&dead, quota(4)).await.unwrap();
+    store.create_queue(&target, quota(4)).await.unwrap();
+    let dead_letter = Some(DeadLetterPolicy { queue: dead.clone() });
+    store.create_queue(&source, QueueConfig { dead_letter, ..QueueConfig::sqs() }).await.unwrap();
+    assert_eq!(fill(&store, &source, 3).await, (3, None));
+    assert_eq!((fill(&store, &dead, 1).await, fill(&store, &target, 1).await), ((1, None), (1, None)));
+    let reject = |held: Delivery| Settle::new(held.receipt, Settlement::Reject { reason: "no".into() });
+    let held = receive(&store, &source).await.unwrap();
+    assert_eq!(held.len(), 3);
+    for settled in store.settle(&source, held.into_iter().map(reject).collect()).await.unwrap() {
+        settled.unwrap();
+    }
+    assert_eq!(fill(&store, &dead, 1).await, (0, Some(4)));
+    let redrive = RedriveRequest {
+        from: dead,
+        to: Some(target.clone()),
+        filter: RedriveFilter::default(),
+        per_second: None,
+        by: "test".into(),
+    };
+    store.start_redrive(redrive).await.unwrap();
+    let start = Instant::now();
+    while store.stats(&target).await.unwrap().ready < 4 {
+        assert!(start.elapsed() < Duration::from_mins(1), "the letters are moved");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(fill(&store, &target, 1).await, (0, Some(4)));
 }

@@ -168,7 +168,7 @@ async fn empty(db: &mut PgConnection, queue_id: i32, fifo: bool) -> Result<(u64,
         let sql = format!("DELETE FROM {} WHERE queue_id = $1", table.name());
         count += sqlx::query(&sql).bind(queue_id).execute(&mut *db).await?.rows_affected();
     }
-    for table in ["q_head", "q_undecided", "q_dedup", "q_attempt", "q_need", "q_settled"] {
+    for table in ["q_head", "q_undecided", "q_dedup", "q_attempt", "q_need", "q_settled", "q_room"] {
         let sql = format!("DELETE FROM hapax.{table} WHERE queue_id = $1");
         sqlx::query(&sql).bind(queue_id).execute(&mut *db).await?;
     }

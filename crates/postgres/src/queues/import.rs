@@ -9,8 +9,8 @@ use hapax_core::{
 };
 use sqlx::PgConnection;
 
+use super::room::{Room, Size};
 use super::row::{Message, Story, Table, halves, insert};
-use super::send::Room;
 use super::transfer::{find_anywhere, groups, raise};
 use super::write;
 use super::{Queue, entries};
@@ -66,7 +66,8 @@ pub(super) async fn to_queue(
     let queue = Queue::get_for_import(db, name).await?;
     let groups = groups(&queue, items);
     write::lock_groups(db, &groups).await?;
-    let room = Room::of(db, &queue).await?;
+    let bytes = items.iter().map(bytes_of).sum();
+    let room = Room::of(db, &queue, Size { messages: items.len() as u64, bytes }).await?;
     let (now_ms, numbers) = write::draw(db, items.len()).await?;
     let ids: Vec<MessageId> = items.iter().flat_map(|item| ids_of(name, item)).collect();
     let live = find_anywhere(db, &ids).await?;
@@ -85,8 +86,16 @@ pub(super) async fn to_queue(
         answers.push(answer);
     }
     import.write(db).await?;
+    import.room.note(db).await?;
     write::announce(db, &groups).await?;
     Ok((answers, Some(queue.id)))
+}
+
+fn bytes_of(item: &ExportedItem) -> u64 {
+    match item {
+        ExportedItem::Message(message) => message.bytes_counted(),
+        _ => 0,
+    }
 }
 
 /// The ids that an item is known by.

@@ -31,6 +31,7 @@ mod merged;
 mod receipt;
 mod receive;
 mod redrive;
+mod room;
 mod row;
 mod seams;
 mod send;

@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 use sqlx::{PgConnection, Row as _};
 
 use super::merged::Write;
+use super::room::{Room, Size};
 use super::row::{Message, Story, Table, halves, id_of, insert, low_of, new_high};
 use super::write::{self, GroupOf};
 use super::{Inner, Queue, entries};
@@ -227,9 +228,10 @@ async fn careful(db: &mut PgConnection, name: &QueueName, batch: &[NewMessage]) 
             batch.iter().filter_map(|message| Some((queue.id, message.group.clone()?))).collect();
         write::lock_groups(db, &groups).await?;
     }
-    let mut room = Room::of(db, &queue).await?;
-    let (now_ms, numbers) = write::draw(db, batch.len()).await?;
     let prepared: Vec<Prepared> = batch.iter().map(|message| Prepared::new(&queue, message)).collect();
+    let bytes = prepared.iter().map(|message| message.bytes).sum();
+    let mut room = Room::of(db, &queue, Size { messages: batch.len() as u64, bytes }).await?;
+    let (now_ms, numbers) = write::draw(db, batch.len()).await?;
     let hash = |message: &Prepared| {
         let dedup = &queue.config.dedup;
         let id = message.dedup.as_ref().filter(|_| dedup.window_ms > 0)?;
@@ -277,6 +279,7 @@ async fn careful(db: &mut PgConnection, name: &QueueName, batch: &[NewMessage]) 
         }
     }
     let changed = store(db, &queue, &new).await?;
+    room.note(db).await?;
     Ok(Careful { queue_id: queue.id, answers, changed })
 }
 
@@ -299,53 +302,6 @@ async fn store(
     let all: Vec<&Message> = new.iter().map(|(_, _, message)| message).collect();
     entries::link_new(db, queue, &all).await?;
     Ok(write::mark(db, queue, &all).await?)
-}
-
-/// What a queue with a quota has room for.
-pub(super) struct Room {
-    messages: Option<(u64, u64)>,
-    bytes: Option<(u64, u64)>,
-}
-
-impl Room {
-    pub(super) async fn of(db: &mut PgConnection, queue: &Queue) -> Result<Self, Failure> {
-        let quota = &queue.config.quota;
-        if *quota == hapax_core::Quota::default() {
-            return Ok(Self { messages: None, bytes: None });
-        }
-        // Sends to a queue with a quota wait for each other.
-        let lock = "SELECT 1 FROM hapax.q_queue WHERE id = $1 FOR NO KEY UPDATE";
-        sqlx::query(lock).bind(queue.id).execute(&mut *db).await?;
-        let of = |table: Table| format!("SELECT bytes FROM {} WHERE queue_id = $1", table.name());
-        let sql = format!(
-            "SELECT count(*) AS messages, coalesce(sum(bytes), 0)::bigint AS bytes FROM ({}) AS x",
-            Table::ALL.map(of).join(" UNION ALL ")
-        );
-        let row = sqlx::query(&sql).bind(queue.id).fetch_one(db).await?;
-        let used = |column: &str| row.try_get::<i64, _>(column).map(|used| used as u64);
-        let (messages, bytes) = (used("messages")?, used("bytes")?);
-        Ok(Self {
-            messages: quota.messages_max.map(|max| (messages, max)),
-            bytes: quota.bytes_max.map(|max| (bytes, max)),
-        })
-    }
-
-    pub(super) fn take(&mut self, bytes: u64) -> Result<(), SendError> {
-        let full = |quota: &str, used, max| SendError::QuotaExceeded { quota: quota.into(), used, max };
-        if let Some((used, max)) = self.messages.filter(|(used, max)| used + 1 > *max) {
-            return Err(full("quota.messages_max", used, max));
-        }
-        if let Some((used, max)) = self.bytes.filter(|(used, max)| used + bytes > *max) {
-            return Err(full("quota.bytes_max", used, max));
-        }
-        if let Some((used, _)) = &mut self.messages {
-            *used += 1;
-        }
-        if let Some((used, _)) = &mut self.bytes {
-            *used += bytes;
-        }
-        Ok(())
-    }
 }
 
 fn hash_bytes(hash: u128) -> Vec<u8> {

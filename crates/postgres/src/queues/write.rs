@@ -7,7 +7,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::row::{COLUMNS, Message, Table, halves, insert, low_of};
 use super::work::Work;
-use super::{Queue, catalogue};
+use super::{Queue, catalogue, room};
 use crate::error::Failure;
 
 /// A FIFO group of a queue.
@@ -224,6 +224,9 @@ pub(super) async fn write(db: &mut PgConnection, work: &Work<'_>) -> Result<(), 
         let new: Vec<&Message> =
             changed().filter(|item| item.was.is_none()).map(|item| &item.message).collect();
         mark(db, dead, &new).await?;
+        if !new.is_empty() {
+            room::forget(db, dead).await?;
+        }
     }
     for (group, id) in &work.halts {
         let (high, low) = halves(*id);
