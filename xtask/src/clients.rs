@@ -52,6 +52,12 @@ pub const STEPS: &[Step] = &[
     },
     Step { name: "clients: js", limit: Duration::from_mins(10), needs_build: true, action: js },
     Step { name: "clients: rust", limit: Duration::from_mins(30), needs_build: true, action: rust },
+    Step {
+        name: "clients: rust (postgres)",
+        limit: Duration::from_mins(30),
+        needs_build: true,
+        action: rust_postgres,
+    },
 ];
 
 fn boto3(cx: &Context, step: &Step) -> Outcome {
@@ -207,28 +213,44 @@ fn node_test(cx: &Context, step: &Step, files: &[&str], starter: &str, variables
 }
 
 fn rust(cx: &Context, step: &Step) -> Outcome {
+    rust_package(cx, step, "rust", "with_server.py", &[])
+}
+
+/// The SQL functions inside of one's own transaction, from other Rust crates than sqlx.
+fn rust_postgres(cx: &Context, step: &Step) -> Outcome {
+    on_postgres(|set| rust_package(cx, step, "rust-postgres", "migrated.py", set))
+}
+
+/// Runs the tests of a package in `clients`, started by a script of `clients/python`.
+fn rust_package(
+    cx: &Context,
+    step: &Step,
+    package: &str,
+    starter: &str,
+    variables: Variables<'_>,
+) -> Outcome {
     if let Err(skip) = version("python3") {
         return Outcome::Skipped(skip);
     }
-    let folder = cx.root().join("clients/rust");
+    let (folder, target) =
+        (cx.root().join("clients").join(package), cx.target().join("clients").join(package));
     let cargo = |args: &[&str]| {
         let mut command = cx.cargo(args);
-        command.current_dir(&folder).env("CARGO_TARGET_DIR", cx.target().join("clients/rust"));
+        command.current_dir(&folder).env("CARGO_TARGET_DIR", &target);
         command
     };
     let fetched = child::run(&mut cargo(&["fetch", "--locked"]), step.limit);
     if let Some(problem) = fetched.problem {
         return out_of_reach_or_failed(&problem, cargo(&["info", "itoa"]));
     }
-    let built =
-        child::run(&mut cargo(&["test", "--locked", "--test", "aws_sdk_sqs", "--no-run"]), step.limit);
+    let built = child::run(&mut cargo(&["test", "--locked", "--tests", "--no-run"]), step.limit);
     if built.problem.is_some() {
         return Outcome::Ran(built);
     }
     let mut command = with_binary(cx, Path::new("python3"));
-    command.current_dir(&folder).env("CARGO_TARGET_DIR", cx.target().join("clients/rust"));
-    command.arg(cx.root().join("clients/python/with_server.py")).arg(cargo(&[]).get_program());
-    step.run(cx, with_args(command, &["test", "--locked", "--test", "aws_sdk_sqs"]))
+    command.current_dir(&folder).env("CARGO_TARGET_DIR", &target).envs(variables.iter().copied());
+    command.arg(cx.root().join("clients/python").join(starter)).arg(cargo(&[]).get_program());
+    step.run(cx, with_args(command, &["test", "--locked", "--tests"]))
 }
 
 fn with_args(mut command: Command, args: &[&str]) -> Command {
